@@ -1,0 +1,134 @@
+//! The matrix of features: n rows of d numbers, in the precision they were stored in.
+//!
+//! The bytes stay where they are (a memory map, or a vector a reader decoded into) and rows are
+//! turned into `f32` only when an episode touches them, so a bank larger than memory can be used.
+
+use bytes::Bytes;
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+/// How a feature is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of a single.
+    Bf16,
+}
+
+impl Precision {
+    /// Bytes of one number.
+    pub fn size(self) -> usize {
+        match self {
+            Precision::F32 => 4,
+            Precision::F16 | Precision::Bf16 => 2,
+        }
+    }
+
+    /// The name used in messages and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::F16 => "f16",
+            Precision::Bf16 => "bf16",
+        }
+    }
+}
+
+/// n rows of d numbers, little endian, rows one after the other.
+#[derive(Clone)]
+pub struct Features {
+    bytes: Bytes,
+    precision: Precision,
+    rows: usize,
+    dim: usize,
+}
+
+impl Features {
+    /// Takes bytes that a reader has checked to be exactly `rows * dim` numbers.
+    ///
+    /// # Panics
+    /// If they are not: readers check before they call.
+    pub fn new(bytes: Bytes, precision: Precision, rows: usize, dim: usize) -> Self {
+        assert_eq!(Some(bytes.len()), Self::byte_len(rows, dim, precision), "a reader let a wrong length pass");
+        Features { bytes, precision, rows, dim }
+    }
+
+    /// Takes ownership of decoded numbers.
+    pub fn from_f32(values: Vec<f32>, dim: usize) -> Self {
+        struct Owner(Vec<f32>);
+        impl AsRef<[u8]> for Owner {
+            fn as_ref(&self) -> &[u8] {
+                bytemuck::cast_slice(&self.0)
+            }
+        }
+        let rows = values.len().checked_div(dim).unwrap_or(0);
+        Features::new(Bytes::from_owner(Owner(values)), Precision::F32, rows, dim)
+    }
+
+    /// The bytes such a matrix takes, or `None` if that overflows.
+    pub fn byte_len(rows: usize, dim: usize, precision: Precision) -> Option<usize> {
+        rows.checked_mul(dim)?.checked_mul(precision.size())
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Numbers in a row.
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// How the numbers are stored.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// The stored bytes of some rows.
+    pub fn bytes_of(&self, rows: std::ops::Range<usize>) -> &[u8] {
+        let width = self.dim * self.precision.size();
+        &self.bytes[rows.start * width..rows.end * width]
+    }
+
+    /// The whole matrix as it lies in memory, if it is `f32` and aligned: then no row needs decoding.
+    pub fn as_f32(&self) -> Option<&[f32]> {
+        match self.precision {
+            Precision::F32 if cfg!(target_endian = "little") => bytemuck::try_cast_slice(&self.bytes).ok(),
+            _ => None,
+        }
+    }
+
+    /// Turns one row into `f32`.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        decode(self.bytes_of(row..row + 1), self.precision, out);
+    }
+}
+
+/// Turns stored numbers into `f32`.
+pub fn decode(bytes: &[u8], precision: Precision, out: &mut [f32]) {
+    let halves = bytemuck::try_cast_slice::<u8, u16>(bytes).ok().filter(|_| cfg!(target_endian = "little"));
+    match (precision, halves) {
+        (Precision::F32, _) => {
+            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
+                *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            }
+        }
+        (Precision::F16, Some(halves)) => bytemuck::cast_slice::<u16, f16>(halves).convert_to_f32_slice(out),
+        (Precision::Bf16, Some(halves)) => bytemuck::cast_slice::<u16, bf16>(halves).convert_to_f32_slice(out),
+        (Precision::F16, None) => {
+            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                *o = f16::from_le_bytes([b[0], b[1]]).to_f32();
+            }
+        }
+        (Precision::Bf16, None) => {
+            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                *o = bf16::from_le_bytes([b[0], b[1]]).to_f32();
+            }
+        }
+    }
+}

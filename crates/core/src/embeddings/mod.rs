@@ -1,0 +1,264 @@
+//! Labelled feature vectors: what a backbone made of a set of pictures, and all that trueshot needs of them.
+//!
+//! A file is opened in two steps. [`Embeddings::read`] understands its structure: every size is checked
+//! against the file's real length before anything is allocated, and features of the formats that allow
+//! it stay in the memory map. [`Embeddings::check`] then streams over the values once, rejects what is
+//! not finite and takes the fingerprint. [`Embeddings::open`] does both; only `inspect` wants them apart.
+//!
+//! Each format has one file here, which is the only gate its bytes pass.
+
+mod arrow;
+mod features;
+mod fingerprint;
+mod inspect;
+mod items;
+mod npy;
+mod npz;
+mod parquet;
+mod safetensors;
+mod source;
+mod table;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+pub use features::{Features, Precision, decode};
+pub use fingerprint::Fingerprint;
+pub use inspect::{ClassCount, Inspection, Norms, inspect};
+pub use items::Items;
+
+use crate::error::{Error, Result};
+use source::Source;
+
+/// Feature vectors with their labels.
+pub struct Embeddings {
+    features: Features,
+    labels: Vec<u32>,
+    classes: Vec<String>,
+    items: Option<Items>,
+    backbone: Option<String>,
+    rows_by_class: Vec<Vec<u32>>,
+    fingerprint: Option<Fingerprint>,
+    path: Option<PathBuf>,
+}
+
+/// What a reader hands over: structure checked, values not yet looked at.
+pub(crate) struct Parts {
+    pub features: Features,
+    pub labels: Labels,
+    pub items: Option<Items>,
+    pub backbone: Option<String>,
+}
+
+/// Labels as files have them.
+pub(crate) enum Labels {
+    /// Places in a list of class names.
+    Indexed { labels: Vec<i64>, classes: Vec<String> },
+    /// Numbers without names: the classes are the numbers that occur, in order.
+    Numbered(Vec<i64>),
+    /// Names: the classes are the names that occur, in order.
+    Named(Vec<String>),
+}
+
+impl Embeddings {
+    /// Reads a file and checks its values: the usual way in.
+    ///
+    /// `.npy` names the features; the labels are looked for beside it (see [`Embeddings::read_pair`]).
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let mut embeddings = Self::read(path)?;
+        embeddings.check()?;
+        Ok(embeddings)
+    }
+
+    /// Understands a file's structure without looking at its values.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+        let parts = match extension.as_deref() {
+            Some("safetensors") => safetensors::read(&Source::open(path)?),
+            Some("npy") => npy::read_pair(&Source::open(path)?, &Source::open(&npy::labels_beside(path)?)?),
+            Some("npz") => npz::read(&Source::open(path)?),
+            Some("parquet") => parquet::read(&Source::open(path)?),
+            Some("arrow" | "feather" | "ipc" | "arrows") => arrow::read(&Source::open(path)?),
+            _ => Err(Error::UnknownFormat { path: path.into() }),
+        }?;
+        Self::from_parts(parts, Some(path))
+    }
+
+    /// Reads a pair of `.npy` files.
+    pub fn read_pair(features: impl AsRef<Path>, labels: impl AsRef<Path>) -> Result<Self> {
+        let features = Source::open(features.as_ref())?;
+        let parts = npy::read_pair(&features, &Source::open(labels.as_ref())?)?;
+        Self::from_parts(parts, Some(&features.path))
+    }
+
+    /// Reads the bytes of a file of the named extension: how tests and fuzzers reach the gates.
+    pub fn read_bytes(bytes: Vec<u8>, extension: &str) -> Result<Self> {
+        let source = Source::in_memory(bytes, extension);
+        let parts = match extension {
+            "safetensors" => safetensors::read(&source),
+            "npy" => npy::read_pair(&source, &source),
+            "npz" => npz::read(&source),
+            "parquet" => parquet::read(&source),
+            "arrow" => arrow::read(&source),
+            _ => Err(Error::UnknownFormat { path: source.path.clone() }),
+        }?;
+        Self::from_parts(parts, None)
+    }
+
+    /// Makes embeddings from numbers in memory; the classes are the names that occur, in order.
+    pub fn from_rows(values: Vec<f32>, dim: usize, labels: Vec<String>) -> Result<Self> {
+        if dim == 0 || values.len() % dim != 0 {
+            return Err(Error::OutOfRange {
+                what: "the dimension",
+                given: dim.to_string(),
+                allowed: format!("a divisor of {}, the number of values", values.len()),
+            });
+        }
+        let features = Features::from_f32(values, dim);
+        let parts = Parts { features, labels: Labels::Named(labels), items: None, backbone: None };
+        let mut embeddings = Self::from_parts(parts, None)?;
+        embeddings.check()?;
+        Ok(embeddings)
+    }
+
+    pub(crate) fn from_parts(parts: Parts, path: Option<&Path>) -> Result<Self> {
+        let rows = parts.features.rows();
+        if rows == 0 || parts.features.dim() == 0 {
+            return Err(Error::Empty);
+        }
+        let (labels, classes) = number_labels(parts.labels)?;
+        if labels.len() != rows {
+            return Err(Error::LengthMismatch { features: rows, labels: labels.len() });
+        }
+        let mut rows_by_class = vec![Vec::new(); classes.len()];
+        for (row, &label) in labels.iter().enumerate() {
+            rows_by_class[label as usize].push(row as u32);
+        }
+        Ok(Embeddings {
+            features: parts.features,
+            labels,
+            classes,
+            items: parts.items.filter(|items| items.len() == rows),
+            backbone: parts.backbone,
+            rows_by_class,
+            fingerprint: None,
+            path: path.map(Path::to_path_buf),
+        })
+    }
+
+    /// Streams over all values once: rejects the first that is not finite, takes the fingerprint.
+    pub fn check(&mut self) -> Result<&Fingerprint> {
+        let fingerprint = match self.fingerprint.take() {
+            Some(taken) => taken,
+            None => fingerprint::check_and_fingerprint(self)?,
+        };
+        Ok(self.fingerprint.insert(fingerprint))
+    }
+
+    /// Writes a `.safetensors` file: to a sibling first, renamed into place when it is complete.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+        safetensors::write(self, path.as_ref())
+    }
+
+    /// The feature matrix.
+    pub fn features(&self) -> &Features {
+        &self.features
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.features.rows()
+    }
+
+    /// Never true: empty files are rejected.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Numbers in a row.
+    pub fn dim(&self) -> usize {
+        self.features.dim()
+    }
+
+    /// The class of every row.
+    pub fn labels(&self) -> &[u32] {
+        &self.labels
+    }
+
+    /// Class names.
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    /// The rows of one class, in file order.
+    pub fn rows_of(&self, class: usize) -> &[u32] {
+        &self.rows_by_class[class]
+    }
+
+    /// The name of a row's item, where the file has names.
+    pub fn item(&self, row: usize) -> Option<&str> {
+        self.items.as_ref()?.get(row)
+    }
+
+    /// Item names, where the file has them.
+    pub fn items(&self) -> Option<&Items> {
+        self.items.as_ref()
+    }
+
+    /// Sets the item names, one a row.
+    pub fn with_items(mut self, items: Items) -> Result<Self> {
+        if items.len() != self.len() {
+            return Err(Error::LengthMismatch { features: self.len(), labels: items.len() });
+        }
+        self.items = Some(items);
+        Ok(self)
+    }
+
+    /// What made the features, where the file says.
+    pub fn backbone(&self) -> Option<&str> {
+        self.backbone.as_deref()
+    }
+
+    /// Names what made the features.
+    pub fn with_backbone(mut self, backbone: impl Into<String>) -> Self {
+        self.backbone = Some(backbone.into());
+        self
+    }
+
+    /// Where it was read from.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The fingerprint of features, labels and class names; the same for every file format.
+    ///
+    /// # Panics
+    /// If the values were never checked.
+    pub fn fingerprint(&self) -> &Fingerprint {
+        self.fingerprint.as_ref().expect("open() or check() takes the fingerprint")
+    }
+}
+
+/// Turns labels into places in a list of class names.
+fn number_labels(labels: Labels) -> Result<(Vec<u32>, Vec<String>)> {
+    fn dense<T: Ord + Clone + ToString>(labels: &[T]) -> (Vec<u32>, Vec<String>) {
+        let mut places: BTreeMap<&T, u32> = labels.iter().map(|label| (label, 0)).collect();
+        places.values_mut().zip(0..).for_each(|(place, n)| *place = n);
+        let numbered = labels.iter().map(|label| places[label]).collect();
+        (numbered, places.keys().map(|name| name.to_string()).collect())
+    }
+    match labels {
+        Labels::Named(names) => Ok(dense(&names)),
+        Labels::Numbered(numbers) => Ok(dense(&numbers)),
+        Labels::Indexed { labels, classes } => {
+            let in_range = |(row, &label): (usize, &i64)| {
+                u32::try_from(label).ok().filter(|&l| (l as usize) < classes.len()).ok_or(
+                    Error::LabelOutOfRange { row, label, classes: classes.len() },
+                )
+            };
+            let numbered = labels.iter().enumerate().map(in_range).collect::<Result<_>>()?;
+            Ok((numbered, classes))
+        }
+    }
+}

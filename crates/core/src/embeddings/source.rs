@@ -1,0 +1,57 @@
+//! The bytes of a file from outside, and how much they may unpack to.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+
+/// A file's bytes, mapped into memory, with its name for messages.
+pub(crate) struct Source {
+    pub path: PathBuf,
+    pub bytes: Bytes,
+}
+
+impl Source {
+    /// Maps a file.
+    pub fn open(path: &Path) -> Result<Self> {
+        let read_error = |source| Error::Read { path: path.into(), source };
+        let file = File::open(path).map_err(read_error)?;
+        let metadata = file.metadata().map_err(read_error)?;
+        if metadata.is_dir() {
+            return Err(read_error(std::io::Error::other("it is a folder, not an embeddings file")));
+        }
+        if metadata.len() == 0 {
+            return Ok(Source { path: path.into(), bytes: Bytes::new() });
+        }
+        // SAFETY: the map is read-only and private to this process. As with every mapped file, somebody
+        // who truncates it while we read ends the process (SIGBUS); our own writers never do that, they
+        // rename a complete file into place, which leaves existing maps whole.
+        #[allow(unsafe_code)]
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(read_error)?;
+        Ok(Source { path: path.into(), bytes: Bytes::from_owner(map) })
+    }
+
+    /// Bytes that never were a file.
+    pub fn in_memory(bytes: Vec<u8>, extension: &str) -> Self {
+        Source { path: PathBuf::from(format!("bytes.{extension}")), bytes: bytes.into() }
+    }
+
+    /// An error about the contents.
+    pub fn malformed(&self, format: &'static str, problem: impl std::fmt::Display) -> Error {
+        Error::Malformed { path: self.path.clone(), format, problem: problem.to_string() }
+    }
+
+    /// Refuses a claim that compressed contents could not honestly make.
+    ///
+    /// Features hardly compress (2 to 4 times, sparse ones 20); labels do, but they are small. So 64 times
+    /// the file and 64 MiB on top let every real file through, while a few lying bytes cost nothing.
+    pub fn allow(&self, claimed: u64) -> Result<()> {
+        let allowed = (64 << 20) + 64 * self.bytes.len() as u64;
+        if claimed > allowed {
+            return Err(Error::TooLarge { path: self.path.clone(), claimed, allowed });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,243 @@
+//! Everything that can go wrong in the library, one variant each.
+//!
+//! A message says what failed, the value given and the values allowed, in lower case without a full
+//! stop. What to do about it is a [`hint`](Error::hint), which the command line prints on its own line.
+
+use std::path::PathBuf;
+
+use crate::noise::NoiseKind;
+
+/// The library's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong in the library.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused to read a file.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The operating system refused to write a file; nothing was left behind.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The bytes are not what the format says they must be.
+    #[error("{path} is not a valid {format} file: {problem}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The format it was read as.
+        format: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The file claims more data than its own size can justify.
+    #[error("{path} claims to unpack to {claimed} bytes, more than the {allowed} allowed for a file of its size")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// What it claims.
+        claimed: u64,
+        /// What the gate lets through.
+        allowed: u64,
+    },
+    /// The name of the file does not tell a format we read.
+    #[error("{path} is of no known format; known are .safetensors, .npy, .npz, .parquet, .arrow, .feather and .ipc")]
+    UnknownFormat {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A feature is not a number.
+    #[error("feature in row {row}, column {column} is {value}; every feature must be finite")]
+    NotFinite {
+        /// The row, from 0.
+        row: usize,
+        /// The column, from 0.
+        column: usize,
+        /// NaN or an infinity.
+        value: f32,
+    },
+    /// Labels do not belong to the features.
+    #[error("{features} rows of features but {labels} labels")]
+    LengthMismatch {
+        /// Rows of features.
+        features: usize,
+        /// Labels.
+        labels: usize,
+    },
+    /// A label names no class.
+    #[error("label {label} in row {row} names no class; there are {classes}, counted from 0")]
+    LabelOutOfRange {
+        /// The row, from 0.
+        row: usize,
+        /// Its label.
+        label: i64,
+        /// How many classes there are.
+        classes: usize,
+    },
+    /// There is nothing to work on.
+    #[error("no rows of features: nothing to work on")]
+    Empty,
+
+    /// The data has fewer classes than an episode needs.
+    #[error("{ways} ways asked for, but the data has {classes} classes")]
+    TooFewClasses {
+        /// Classes of an episode.
+        ways: usize,
+        /// Classes in the data.
+        classes: usize,
+    },
+    /// A class has too few items for an episode.
+    #[error("class '{class}' has {have} items, but {shots} shots, as many for the noise pool and {queries} queries need {need}")]
+    TooFewItems {
+        /// The smallest class.
+        class: String,
+        /// Its items.
+        have: usize,
+        /// Shots per class (the most, if they vary).
+        shots: usize,
+        /// Queries per class.
+        queries: usize,
+        /// `2 * shots + queries`.
+        need: usize,
+    },
+    /// A number of an experiment makes no sense.
+    #[error("{what} is {given}; allowed: {allowed}")]
+    OutOfRange {
+        /// Which number.
+        what: &'static str,
+        /// What was given.
+        given: String,
+        /// What would be allowed.
+        allowed: String,
+    },
+    /// No support set with that much noise satisfies the rules.
+    #[error("{kind} noise of {percent} % is impossible with {ways} ways and {shots} shots; possible: {valid}")]
+    ImpossibleNoise {
+        /// The noise type.
+        kind: NoiseKind,
+        /// The level in percent.
+        percent: f64,
+        /// Classes of an episode.
+        ways: usize,
+        /// Shots per class.
+        shots: String,
+        /// The levels for which a valid draw exists.
+        valid: String,
+    },
+    /// Outlier noise needs items of classes outside the data.
+    #[error("outlier noise needs a pool of outliers, and none was given")]
+    NoOutlierPool,
+    /// The outlier pool was made by another backbone.
+    #[error("the outlier pool has {pool} dimensions, the data {data}")]
+    OutlierDimension {
+        /// Dimensions of the pool.
+        pool: usize,
+        /// Dimensions of the data.
+        data: usize,
+    },
+    /// The outlier pool runs out within one episode.
+    #[error("the outlier pool has {have} items, but one episode needs {need}")]
+    OutlierPoolTooSmall {
+        /// Items in the pool.
+        have: usize,
+        /// Items an episode replaces.
+        need: usize,
+    },
+
+    /// No method of that name.
+    #[error("unknown method '{name}'; known: {known}")]
+    UnknownMethod {
+        /// What was asked for.
+        name: String,
+        /// All names.
+        known: String,
+        /// The nearest name.
+        nearest: Option<String>,
+    },
+    /// The method has no such parameter.
+    #[error("method '{method}' has no parameter '{name}'; it has: {known}")]
+    UnknownParameter {
+        /// The method.
+        method: &'static str,
+        /// What was asked for.
+        name: String,
+        /// Its parameters.
+        known: String,
+        /// The nearest name.
+        nearest: Option<String>,
+    },
+    /// A parameter's value cannot be used.
+    #[error("method '{method}': {name}={given} is not allowed; {name} is {allowed}")]
+    BadParameter {
+        /// The method.
+        method: &'static str,
+        /// The parameter.
+        name: &'static str,
+        /// What was given.
+        given: String,
+        /// What would be allowed.
+        allowed: &'static str,
+    },
+    /// The oracle was asked to work without the truth.
+    #[error("method '{method}' needs the true labels, which only an experiment with injected noise knows")]
+    NeedsTruth {
+        /// The method.
+        method: &'static str,
+    },
+
+    /// The manifest was drawn from other data.
+    #[error("the manifest was drawn from {what} with fingerprint {expected}, but this data has {found}")]
+    OtherData {
+        /// Which data: the embeddings or the outlier pool.
+        what: &'static str,
+        /// The fingerprint in the manifest.
+        expected: String,
+        /// The fingerprint of the data at hand.
+        found: String,
+    },
+    /// A line of a manifest cannot be used.
+    #[error("{path}, line {line}: {problem}")]
+    BadManifest {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+impl Error {
+    /// What the user can do about it, where we know.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Error::TooFewItems { have, shots, .. } => Some(match have.checked_sub(2 * shots) {
+                Some(largest) => format!("the largest number of queries that fits is {largest}"),
+                None => format!("no number of queries fits; the most shots this class allows is {}", have / 2),
+            }),
+            Error::TooFewClasses { classes, .. } => Some(format!("ask for at most {classes} ways")),
+            Error::UnknownMethod { nearest: Some(name), .. }
+            | Error::UnknownParameter { nearest: Some(name), .. } => Some(format!("did you mean '{name}'?")),
+            Error::NoOutlierPool => Some("give embeddings of other classes with --outliers FILE".into()),
+            Error::OutlierDimension { .. } => {
+                Some("embed the outliers with the backbone that made the data".into())
+            }
+            Error::NotFinite { .. } => Some("`trueshot inspect` counts all such values".into()),
+            Error::OtherData { .. } => {
+                Some("replay a manifest on the file it was written from, or draw new episodes".into())
+            }
+            Error::TooLarge { .. } => Some("convert the file to .safetensors, which is read in place".into()),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! trueshot
+pub mod atomic;
+pub mod embeddings;
+pub mod error;
+pub mod noise;
