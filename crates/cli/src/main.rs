@@ -1,2 +1,41 @@
-//! x
-fn main(){}
+//! The command `trueshot`: one file per command. Data goes to standard output, progress and messages to
+//! standard error.
+
+mod bench;
+mod eval;
+mod inspect;
+mod messages;
+mod noise_argument;
+mod output;
+mod progress;
+mod threads;
+
+use clap::{Parser, Subcommand};
+
+/// Learn from a handful of labelled examples when some labels are wrong.
+#[derive(Parser)]
+#[command(name = "trueshot", version, about, max_term_width = 100, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Inspect(inspect::Arguments),
+    Eval(eval::Arguments),
+    Bench(bench::Arguments),
+}
+
+fn main() -> std::process::ExitCode {
+    let arguments = Arguments::parse();
+    let run = || -> anyhow::Result<()> {
+        trueshot::check_instructions()?;
+        match arguments.command {
+            Command::Inspect(arguments) => inspect::run(&arguments),
+            Command::Eval(arguments) => eval::run(&arguments),
+            Command::Bench(arguments) => bench::run(&arguments),
+        }
+    };
+    messages::exit_code(run())
+}

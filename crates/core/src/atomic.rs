@@ -7,10 +7,7 @@ use crate::error::{Error, Result};
 
 /// Writes a file through `fill`. If anything fails, a full disk included, the old file stays as it was and
 /// nothing new is left behind.
-pub fn write_atomically(
-    path: &Path,
-    fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
-) -> Result<()> {
+pub fn write_atomically(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
     let attempt = || -> std::io::Result<()> {
         let folder = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,

@@ -41,7 +41,9 @@ pub enum Error {
         problem: String,
     },
     /// The file claims more data than its own size can justify.
-    #[error("{path} claims to unpack to {claimed} bytes, more than the {allowed} allowed for a file of its size")]
+    #[error(
+        "{path} claims to unpack to {claimed} bytes, more than the {allowed} allowed for a file of its size"
+    )]
     TooLarge {
         /// The file.
         path: PathBuf,
@@ -51,10 +53,20 @@ pub enum Error {
         allowed: u64,
     },
     /// The name of the file does not tell a format we read.
-    #[error("{path} is of no known format; known are .safetensors, .npy, .npz, .parquet, .arrow, .feather and .ipc")]
+    #[error(
+        "{path} is of no known format; known are .safetensors, .npy, .npz, .parquet, .arrow, .feather and .ipc"
+    )]
     UnknownFormat {
         /// The file.
         path: PathBuf,
+    },
+    /// The labels that belong to a `.npy` file of features cannot be found.
+    #[error("no labels beside {path}; looked for {looked_for}")]
+    NoLabels {
+        /// The file of features.
+        path: PathBuf,
+        /// The names tried in its folder.
+        looked_for: String,
     },
     /// A feature is not a number.
     #[error("feature in row {row}, column {column} is {value}; every feature must be finite")]
@@ -97,7 +109,9 @@ pub enum Error {
         classes: usize,
     },
     /// A class has too few items for an episode.
-    #[error("class '{class}' has {have} items, but {shots} shots, as many for the noise pool and {queries} queries need {need}")]
+    #[error(
+        "class '{class}' has {have} items, but {shots} shots, as many for the noise pool and {queries} queries need {need}"
+    )]
     TooFewItems {
         /// The smallest class.
         class: String,
@@ -121,7 +135,9 @@ pub enum Error {
         allowed: String,
     },
     /// No support set with that much noise satisfies the rules.
-    #[error("{kind} noise of {percent} % is impossible with {ways} ways and {shots} shots; possible: {valid}")]
+    #[error(
+        "{kind} noise of {percent} % is impossible with {ways} ways and {shots} shots; possible: {valid}"
+    )]
     ImpossibleNoise {
         /// The noise type.
         kind: NoiseKind,
@@ -223,7 +239,9 @@ impl Error {
         match self {
             Error::TooFewItems { have, shots, .. } => Some(match have.checked_sub(2 * shots) {
                 Some(largest) => format!("the largest number of queries that fits is {largest}"),
-                None => format!("no number of queries fits; the most shots this class allows is {}", have / 2),
+                None => {
+                    format!("no number of queries fits; the most shots this class allows is {}", have / 2)
+                }
             }),
             Error::TooFewClasses { classes, .. } => Some(format!("ask for at most {classes} ways")),
             Error::UnknownMethod { nearest: Some(name), .. }
@@ -232,6 +250,7 @@ impl Error {
             Error::OutlierDimension { .. } => {
                 Some("embed the outliers with the backbone that made the data".into())
             }
+            Error::NoLabels { .. } => Some("save the labels under one of these names".into()),
             Error::NotFinite { .. } => Some("`trueshot inspect` counts all such values".into()),
             Error::OtherData { .. } => {
                 Some("replay a manifest on the file it was written from, or draw new episodes".into())

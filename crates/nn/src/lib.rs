@@ -1,1 +1,10 @@
-//! x
+//! Numbers only: the kernels of trueshot.
+//!
+//! Slices in, slices out. No files, no threads, no episodes: whoever calls decides what the numbers mean and
+//! how the work is spread. Every tuned kernel stands beside a plain version that its tests hold it against.
+
+pub mod isa;
+pub mod products;
+pub mod softmax_regression;
+
+pub use isa::Isa;

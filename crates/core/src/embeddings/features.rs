@@ -53,7 +53,11 @@ impl Features {
     /// # Panics
     /// If they are not: readers check before they call.
     pub fn new(bytes: Bytes, precision: Precision, rows: usize, dim: usize) -> Self {
-        assert_eq!(Some(bytes.len()), Self::byte_len(rows, dim, precision), "a reader let a wrong length pass");
+        assert_eq!(
+            Some(bytes.len()),
+            Self::byte_len(rows, dim, precision),
+            "a reader let a wrong length pass"
+        );
         Features { bytes, precision, rows, dim }
     }
 
@@ -119,7 +123,9 @@ pub fn decode(bytes: &[u8], precision: Precision, out: &mut [f32]) {
             }
         }
         (Precision::F16, Some(halves)) => bytemuck::cast_slice::<u16, f16>(halves).convert_to_f32_slice(out),
-        (Precision::Bf16, Some(halves)) => bytemuck::cast_slice::<u16, bf16>(halves).convert_to_f32_slice(out),
+        (Precision::Bf16, Some(halves)) => {
+            bytemuck::cast_slice::<u16, bf16>(halves).convert_to_f32_slice(out)
+        }
         (Precision::F16, None) => {
             for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
                 *o = f16::from_le_bytes([b[0], b[1]]).to_f32();

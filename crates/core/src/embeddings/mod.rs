@@ -10,21 +10,25 @@
 mod arrow;
 mod features;
 mod fingerprint;
+mod guard;
 mod inspect;
 mod items;
+mod names;
 mod npy;
 mod npz;
 mod parquet;
 mod safetensors;
 mod source;
 mod table;
+mod thrift;
+mod warnings;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use features::{Features, Precision, decode};
 pub use fingerprint::Fingerprint;
-pub use inspect::{ClassCount, Inspection, Norms, inspect};
+pub use inspect::{ClassCount, Duplicates, Inspection, NonFinite, Norms, Place, inspect};
 pub use items::Items;
 
 use crate::error::{Error, Result};
@@ -108,7 +112,7 @@ impl Embeddings {
 
     /// Makes embeddings from numbers in memory; the classes are the names that occur, in order.
     pub fn from_rows(values: Vec<f32>, dim: usize, labels: Vec<String>) -> Result<Self> {
-        if dim == 0 || values.len() % dim != 0 {
+        if dim == 0 || !values.len().is_multiple_of(dim) {
             return Err(Error::OutOfRange {
                 what: "the dimension",
                 given: dim.to_string(),
@@ -253,9 +257,10 @@ fn number_labels(labels: Labels) -> Result<(Vec<u32>, Vec<String>)> {
         Labels::Numbered(numbers) => Ok(dense(&numbers)),
         Labels::Indexed { labels, classes } => {
             let in_range = |(row, &label): (usize, &i64)| {
-                u32::try_from(label).ok().filter(|&l| (l as usize) < classes.len()).ok_or(
-                    Error::LabelOutOfRange { row, label, classes: classes.len() },
-                )
+                u32::try_from(label)
+                    .ok()
+                    .filter(|&l| (l as usize) < classes.len())
+                    .ok_or(Error::LabelOutOfRange { row, label, classes: classes.len() })
             };
             let numbered = labels.iter().enumerate().map(in_range).collect::<Result<_>>()?;
             Ok((numbered, classes))

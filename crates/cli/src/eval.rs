@@ -1,0 +1,246 @@
+//! `trueshot eval`: methods against noise, on thousands of episodes.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use trueshot::Embeddings;
+use trueshot::episode::{EpisodeSpec, Episodes, Manifest, Sampler, Shots, write_manifest};
+use trueshot::evaluate::{self, Details, Experiment};
+use trueshot::method::{NamedMethod, Registry};
+use trueshot::noise::NoiseKind;
+use trueshot::report;
+
+use crate::noise_argument::{self, NoiseArgument};
+use crate::output::{Output, write_file};
+use crate::progress::Progress;
+use crate::threads::Threads;
+
+/// Evaluate methods on noisy few-shot episodes drawn from embeddings
+///
+/// Every method, noise type and level of one call meets the same episodes, so differences are paired. The same
+/// seed gives the same result to the last byte, whatever the number of threads.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot eval test.safetensors
+  trueshot eval test.safetensors --methods protonet,median,cosine:T=0.1 --noise symmetric=0,20,40
+  trueshot eval test.safetensors --noise outlier=40 --outliers other-classes.safetensors
+  trueshot eval test.safetensors --shots 1-10 --format html -o report.html
+  trueshot eval --list-methods")]
+pub struct Arguments {
+    /// The embeddings file
+    #[arg(value_name = "EMBEDDINGS", required_unless_present = "list_methods")]
+    embeddings: Option<PathBuf>,
+    /// Methods, separated by commas; parameters follow after colons [default: all]
+    #[arg(short, long, value_delimiter = ',', value_name = "METHOD")]
+    methods: Vec<String>,
+    /// List all methods with their parameters and stop
+    #[arg(long)]
+    list_methods: bool,
+    /// A noise type and its levels in percent: symmetric, paired or outlier; can be repeated
+    /// [default: symmetric=0,20,40,60]
+    #[arg(short, long, value_name = "TYPE=LEVEL,..")]
+    noise: Vec<NoiseArgument>,
+    /// Embeddings of other classes, which outlier noise draws from
+    #[arg(long, value_name = "FILE")]
+    outliers: Option<PathBuf>,
+    /// Classes of an episode
+    #[arg(long, default_value_t = 5)]
+    ways: usize,
+    /// Labelled items a class: a number, or a range such as 3-10 to draw each class's number from
+    #[arg(long, default_value = "5", value_parser = parse_shots, value_name = "K")]
+    shots: Shots,
+    /// Queries a class; 0 to look at the support sets only
+    #[arg(long, default_value_t = 15)]
+    queries: usize,
+    /// Episodes
+    #[arg(short, long, default_value_t = 10_000)]
+    episodes: u64,
+    /// Same seed, same episodes, same result
+    #[arg(short, long, default_value_t = 0)]
+    seed: u64,
+    /// What differences are taken against
+    #[arg(long, default_value = "protonet", value_name = "METHOD")]
+    baseline: String,
+    /// Also report the accuracy on every class
+    #[arg(long)]
+    per_class: bool,
+    /// Also report how often one class was taken for another (JSON and HTML)
+    #[arg(long)]
+    confusion: bool,
+    /// Write the episodes to FILE, one line of JSON each, before they are evaluated
+    #[arg(long, value_name = "FILE", conflicts_with = "manifest")]
+    write_manifest: Option<PathBuf>,
+    /// Replay the episodes of FILE; ways, shots, queries, noise and seed are the file's
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["noise", "ways", "shots", "queries", "seed"])]
+    manifest: Option<PathBuf>,
+    /// How to show the result
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+    /// Also write a page with plots to FILE
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Table,
+    Json,
+    Csv,
+    Md,
+    Latex,
+    Html,
+}
+
+impl From<Format> for report::Format {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::Table => report::Format::Table,
+            Format::Json => report::Format::Json,
+            Format::Csv => report::Format::Csv,
+            Format::Md => report::Format::Markdown,
+            Format::Latex => report::Format::Latex,
+            Format::Html => report::Format::Html,
+        }
+    }
+}
+
+fn parse_shots(text: &str) -> Result<Shots, String> {
+    let number = |text: &str| text.trim().parse().map_err(|_| format!("'{text}' is not a number of shots"));
+    match text.split_once('-') {
+        Some((min, max)) => Ok(Shots { min: number(min)?, max: number(max)? }),
+        None => number(text).map(Shots::exactly),
+    }
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.list_methods {
+        return arguments.output.write(&list_methods(&Registry::default()));
+    }
+    // Mistakes in names are found before gigabytes are read.
+    let methods = arguments.methods()?;
+    check_writable(arguments.output.output.iter().chain(&arguments.html).chain(&arguments.write_manifest))?;
+    arguments.threads.run(|| {
+        let path = arguments.embeddings.as_deref().context("no embeddings file given")?;
+        let embeddings = open(path)?;
+        let outliers = arguments.outliers.as_deref().map(open).transpose()?;
+        let episodes = arguments.episodes(&embeddings, outliers.as_ref())?;
+        if let Some(path) = &arguments.write_manifest {
+            let hash = write_manifest(path, &*episodes, arguments.episodes, &embeddings, outliers.as_ref())?;
+            eprintln!("wrote {} episodes to {}, SHA-256 {hash}", arguments.episodes, path.display());
+        }
+        arguments.evaluate(&embeddings, outliers.as_ref(), &*episodes, &methods)
+    })
+}
+
+impl Arguments {
+    fn methods(&self) -> anyhow::Result<Vec<NamedMethod>> {
+        let registry = Registry::default();
+        let names: Vec<String> = match self.methods.is_empty() {
+            true => registry.infos().iter().map(|info| info.name.to_string()).collect(),
+            false => self.methods.clone(),
+        };
+        let methods: Vec<NamedMethod> =
+            names.iter().map(|name| registry.parse(name)).collect::<Result<_, _>>()?;
+        for (place, method) in methods.iter().enumerate() {
+            let again = methods[..place].iter().any(|earlier| earlier.label == method.label);
+            anyhow::ensure!(!again, "method '{}' is asked for twice", method.label);
+        }
+        Ok(methods)
+    }
+
+    fn episodes<'a>(
+        &self,
+        embeddings: &'a Embeddings,
+        outliers: Option<&'a Embeddings>,
+    ) -> anyhow::Result<Box<dyn Episodes + Send + 'a>> {
+        if let Some(path) = &self.manifest {
+            return Ok(Box::new(Manifest::open(path, embeddings, outliers)?));
+        }
+        let spec = EpisodeSpec { ways: self.ways, shots: self.shots, queries: self.queries, seed: self.seed };
+        let default = [NoiseArgument::default()];
+        let noise = if self.noise.is_empty() { &default[..] } else { &self.noise[..] };
+        let settings = noise_argument::settings(noise);
+        if outliers.is_some() && !settings.iter().any(|noise| noise.kind == NoiseKind::Outlier) {
+            eprintln!(
+                "warning: --outliers is given but no outlier noise is asked for; add --noise outlier=40"
+            );
+        }
+        Ok(Box::new(Sampler::new(embeddings, outliers, spec, settings)?))
+    }
+
+    fn evaluate(
+        &self,
+        embeddings: &Embeddings,
+        outliers: Option<&Embeddings>,
+        episodes: &dyn Episodes,
+        methods: &[NamedMethod],
+    ) -> anyhow::Result<()> {
+        let count = episodes.limit().unwrap_or(self.episodes).min(self.episodes);
+        let progress = Progress::over(count);
+        let experiment = Experiment {
+            embeddings,
+            outliers,
+            episodes,
+            count,
+            methods,
+            baseline: &self.baseline,
+            details: Details { per_class: self.per_class, confusion: self.confusion },
+        };
+        let found = evaluate::evaluate(&experiment, &progress);
+        progress.finish();
+        let found = found?;
+        if found.interrupted {
+            eprintln!("stopped early: what follows are the episodes done so far");
+        }
+        if let Some(path) = &self.html {
+            write_file(path, &report::evaluation(&found, report::Format::Html))?;
+            eprintln!("wrote {}", path.display());
+        }
+        self.output.write(&report::evaluation(&found, self.format.into()))
+    }
+}
+
+/// Reads a file and checks it, saying so where that takes time.
+fn open(path: &Path) -> anyhow::Result<Embeddings> {
+    let mut embeddings = Embeddings::read(path)?;
+    let bytes = embeddings.len() * embeddings.dim() * embeddings.features().precision().size();
+    let start = std::time::Instant::now();
+    embeddings.check()?;
+    if bytes > 1 << 28 && std::io::stderr().is_terminal() {
+        eprintln!("checked {} MB of features in {:.1} s", bytes >> 20, start.elapsed().as_secs_f64());
+    }
+    Ok(embeddings)
+}
+
+/// An hour of work must not end in a folder that does not exist.
+fn check_writable<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> anyhow::Result<()> {
+    for path in paths {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        anyhow::ensure!(
+            folder.is_dir(),
+            "cannot write {}: {} is no folder",
+            path.display(),
+            folder.display()
+        );
+        anyhow::ensure!(!path.is_dir(), "cannot write {}: it is a folder", path.display());
+    }
+    Ok(())
+}
+
+fn list_methods(registry: &Registry) -> String {
+    let mut text = String::new();
+    for info in registry.infos() {
+        text.push_str(&format!("{:<12}{}\n", info.name, info.summary));
+        for parameter in info.parameters {
+            let setting = format!("{}={}", parameter.name, parameter.default);
+            text.push_str(&format!("              {setting:<18}{}\n", parameter.meaning));
+        }
+    }
+    text
+}

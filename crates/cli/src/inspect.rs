@@ -1,0 +1,47 @@
+//! `trueshot inspect`: what is in a file, and what is wrong with it.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use trueshot::Embeddings;
+use trueshot::report;
+
+use crate::output::Output;
+
+/// Say what an embeddings file holds and what is wrong with it
+///
+/// Reads .safetensors, .npy (labels beside it), .npz, .parquet, .arrow and .feather. Shows shape, precision,
+/// classes and their sizes, lengths of the rows, duplicates, values that are not finite, and the fingerprint by
+/// which results name the data.
+#[derive(Args)]
+pub struct Arguments {
+    /// The embeddings file
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+    /// Labels of a .npy file, where they do not lie beside it
+    #[arg(long, value_name = "FILE")]
+    labels: Option<PathBuf>,
+    /// How to show it
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Table,
+    Json,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let embeddings = match &arguments.labels {
+        Some(labels) => Embeddings::read_pair(&arguments.path, labels)?,
+        None => Embeddings::read(&arguments.path)?,
+    };
+    let inspection = trueshot::embeddings::inspect(&embeddings);
+    arguments.output.write(&match arguments.format {
+        Format::Table => report::inspection_text(&inspection),
+        Format::Json => serde_json::to_string_pretty(&inspection)? + "\n",
+    })
+}

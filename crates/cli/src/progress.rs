@@ -1,0 +1,52 @@
+//! Progress of long work: a bar on a terminal, nothing elsewhere; Ctrl-C ends the work, not the program.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use trueshot::evaluate::Watcher;
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// A bar over a known number of episodes.
+pub struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// Shows a bar (where standard error is a terminal) and listens for Ctrl-C.
+    pub fn over(episodes: u64) -> Self {
+        listen_for_interrupts();
+        let bar = ProgressBar::new(episodes);
+        let style = "{bar:30} {human_pos}/{human_len} episodes  {per_sec}  {eta} left";
+        bar.set_style(ProgressStyle::with_template(style).expect("the template is ours"));
+        Progress { bar }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Watcher for Progress {
+    fn progress(&self, done: u64) -> bool {
+        self.bar.set_position(done);
+        !INTERRUPTED.load(Ordering::Relaxed)
+    }
+}
+
+/// The first Ctrl-C asks the work to stop after the current round; the second ends the program.
+fn listen_for_interrupts() {
+    static LISTENING: OnceLock<()> = OnceLock::new();
+    LISTENING.get_or_init(|| {
+        let result = ctrlc::set_handler(|| {
+            if INTERRUPTED.swap(true, Ordering::Relaxed) {
+                std::process::exit(130);
+            }
+        });
+        if let Err(error) = result {
+            eprintln!("warning: Ctrl-C will end the program without results: {error}");
+        }
+    });
+}

@@ -1,0 +1,19 @@
+//! How many threads a command may use.
+
+use clap::Args;
+
+/// How many threads to use.
+#[derive(Args)]
+pub struct Threads {
+    /// Threads to use; results do not depend on it [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+impl Threads {
+    /// Runs work on so many threads.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
+        let threads = self.threads.map_or(0, usize::from);
+        rayon::ThreadPoolBuilder::new().num_threads(threads).build()?.install(work)
+    }
+}

@@ -1,0 +1,218 @@
+//! What a method learns, and how it answers.
+//!
+//! Most methods end in prototypes that are weighted sums of support items. A [`Mixture`] keeps the weights
+//! rather than the vectors: distances to it follow from inner products the task has anyway, so answering 75
+//! queries costs a few thousand operations instead of a few million.
+
+use crate::rng::Rng;
+use crate::task::{Queries, Task};
+
+/// One weighted sum of support items per class.
+#[derive(Debug, Clone)]
+pub struct Mixture {
+    /// For every class the items and their weights.
+    terms: Vec<Vec<(u32, f32)>>,
+    squared_norms: Vec<f32>,
+}
+
+impl Mixture {
+    /// Weights of items within the class they are filed under, for every class in the order of its members.
+    pub fn within_classes(task: &Task<'_>, weights: &[Vec<f32>]) -> Self {
+        let members = task.support.members();
+        let squared_norms = (0..members.len()).map(|class| {
+            let gram = task.class_gram(class);
+            gram.times(&weights[class]).iter().zip(&weights[class]).map(|(g, w)| g * w).sum()
+        });
+        let squared_norms = squared_norms.collect();
+        let terms =
+            members.iter().zip(weights).map(|(m, w)| m.iter().copied().zip(w.iter().copied()).collect());
+        Mixture { terms: terms.collect(), squared_norms }
+    }
+
+    /// Weights of all items in all classes: for every class as many as there are items.
+    pub fn across_classes(task: &Task<'_>, weights: &[Vec<f32>]) -> Self {
+        let (gram, n) = (task.gram(), task.support.len());
+        let terms: Vec<Vec<(u32, f32)>> = weights
+            .iter()
+            .map(|class| (0..).zip(class.iter().copied()).filter(|&(_, weight)| weight != 0.0).collect())
+            .collect();
+        let squared_norm = |class: &Vec<(u32, f32)>| -> f32 {
+            let product =
+                |i: u32| class.iter().map(|&(j, w)| w * gram[i as usize * n + j as usize]).sum::<f32>();
+            class.iter().map(|&(i, weight)| weight * product(i)).sum()
+        };
+        let squared_norms = terms.iter().map(squared_norm).collect();
+        Mixture { terms, squared_norms }
+    }
+
+    /// For every class the items it is made of and their weights.
+    pub fn terms(&self) -> &[Vec<(u32, f32)>] {
+        &self.terms
+    }
+
+    /// The prototypes themselves, class by class.
+    pub fn vectors(&self, task: &Task<'_>) -> Vec<Vec<f32>> {
+        let vector = |class: &Vec<(u32, f32)>| {
+            let mut sum = vec![0.0; task.support.dim()];
+            for &(item, weight) in class {
+                sum.iter_mut().zip(task.support.rows()[item as usize]).for_each(|(s, h)| *s += weight * h);
+            }
+            sum
+        };
+        self.terms.iter().map(vector).collect()
+    }
+
+    /// Inner products of one class's prototype with all queries.
+    fn products(&self, class: usize, products: &[f32], queries: usize) -> Vec<f32> {
+        let mut sum = vec![0.0; queries];
+        for &(item, weight) in &self.terms[class] {
+            let row = &products[item as usize * queries..][..queries];
+            sum.iter_mut().zip(row).for_each(|(s, p)| *s += weight * p);
+        }
+        sum
+    }
+}
+
+/// A trained classifier over the classes of a task.
+#[derive(Debug, Clone)]
+pub enum Classifier {
+    /// The nearest prototype wins.
+    Prototypes(Mixture),
+    /// The largest cosine wins.
+    Cosine(Mixture),
+    /// The largest cosine with explicit vectors wins.
+    CosineVectors(Vec<Vec<f32>>),
+    /// The class with most of the k nearest support items wins; ties are broken at random.
+    Neighbours(usize),
+    /// The class whose items get the largest share of a softmax over cosines wins.
+    Matching,
+    /// The largest linear score wins.
+    Linear {
+        /// One vector a class.
+        weights: Vec<Vec<f32>>,
+        /// One number a class.
+        bias: Vec<f32>,
+    },
+}
+
+impl Classifier {
+    /// The class of every query.
+    pub fn classify(&self, task: &Task<'_>, queries: &Queries<'_>, rng: &mut Rng) -> Vec<u32> {
+        let products = match self {
+            Classifier::Linear { .. } | Classifier::CosineVectors(_) => Vec::new(),
+            _ => queries.products(task.support.rows()),
+        };
+        self.classify_with(task, queries, &products, rng)
+    }
+
+    /// The same, where the products of the support items with the queries are at hand.
+    pub(crate) fn classify_with(
+        &self,
+        task: &Task<'_>,
+        queries: &Queries<'_>,
+        products: &[f32],
+        rng: &mut Rng,
+    ) -> Vec<u32> {
+        match self {
+            Classifier::Neighbours(k) => neighbours(*k, task, products, queries.len(), rng),
+            _ => best(&self.scores(task, queries, products), queries.len()),
+        }
+    }
+
+    /// For every class a score of every query; the largest wins. They are comparable within a query only.
+    fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
+        let count = queries.len();
+        match self {
+            // The query's own length is the same for all classes and left out.
+            Classifier::Prototypes(mixture) => {
+                let score = |(class, &norm): (usize, &f32)| {
+                    let products = mixture.products(class, products, count);
+                    products.into_iter().map(|product| 2.0 * product - norm).collect()
+                };
+                mixture.squared_norms.iter().enumerate().map(score).collect()
+            }
+            Classifier::Cosine(mixture) => {
+                let score = |(class, &norm): (usize, &f32)| {
+                    let scale = if norm > 0.0 { norm.sqrt().recip() } else { 0.0 };
+                    mixture.products(class, products, count).into_iter().map(|p| p * scale).collect()
+                };
+                mixture.squared_norms.iter().enumerate().map(score).collect()
+            }
+            Classifier::CosineVectors(vectors) => {
+                let rows: Vec<&[f32]> = vectors.iter().map(Vec::as_slice).collect();
+                let products = queries.products(&rows);
+                let score = |(row, products): (&&[f32], &[f32])| {
+                    let norm = row.iter().map(|w| w * w).sum::<f32>().sqrt();
+                    let scale = if norm > 0.0 { norm.recip() } else { 0.0 };
+                    products.iter().map(|p| p * scale).collect()
+                };
+                rows.iter().zip(products.chunks_exact(count)).map(score).collect()
+            }
+            Classifier::Linear { weights, bias } => {
+                let rows: Vec<&[f32]> = weights.iter().map(Vec::as_slice).collect();
+                let products = queries.products(&rows);
+                let score = |(bias, products): (&f32, &[f32])| products.iter().map(|p| p + bias).collect();
+                bias.iter().zip(products.chunks_exact(count)).map(score).collect()
+            }
+            Classifier::Matching => matching(task, queries, products),
+            Classifier::Neighbours(_) => unreachable!("neighbours vote, they have no scores"),
+        }
+    }
+}
+
+/// The class with the largest score of each query; the first where scores are equal.
+fn best(scores: &[Vec<f32>], queries: usize) -> Vec<u32> {
+    let mut winner = vec![0; queries];
+    let mut highest = scores.first().cloned().unwrap_or_default();
+    for (class, scores) in (1..).zip(&scores[1..]) {
+        for ((winner, highest), &score) in winner.iter_mut().zip(&mut highest).zip(scores) {
+            *winner = if score > *highest { class } else { *winner };
+            *highest = highest.max(score);
+        }
+    }
+    winner
+}
+
+fn matching(task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
+    let (gram, n, count) = (task.gram(), task.support.len(), queries.len());
+    let inverse = |squared: f32| if squared > 0.0 { squared.sqrt().recip() } else { 0.0 };
+    let query_scales: Vec<f32> = queries.squared_norms().iter().map(|&norm| inverse(norm)).collect();
+    let mut scores = vec![vec![0.0; count]; task.support.classes()];
+    for (item, (&class, row)) in
+        task.support.given().iter().zip(products.chunks_exact(count.max(1))).enumerate()
+    {
+        let scale = inverse(gram[item * n + item]);
+        let shares = row.iter().zip(&query_scales).map(|(p, q)| (p * q * scale).exp());
+        // The softmax's denominator is the same for all classes and left out.
+        scores[class as usize].iter_mut().zip(shares).for_each(|(score, share)| *score += share);
+    }
+    scores
+}
+
+fn neighbours(k: usize, task: &Task<'_>, products: &[f32], queries: usize, rng: &mut Rng) -> Vec<u32> {
+    let (gram, n) = (task.gram(), task.support.len());
+    let given = task.support.given();
+    let mut distances: Vec<(f32, u32)> = Vec::with_capacity(n);
+    let mut votes = vec![0; task.support.classes()];
+    let mut vote = |query: usize| {
+        distances.clear();
+        distances.extend((0..n).map(|i| (gram[i * n + i] - 2.0 * products[i * queries + query], i as u32)));
+        let k = k.min(n);
+        if k < n {
+            distances.select_nth_unstable_by(k - 1, |a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        }
+        votes.fill(0);
+        distances[..k].iter().for_each(|&(_, item)| votes[given[item as usize] as usize] += 1);
+        plurality(&votes, rng)
+    };
+    (0..queries).map(&mut vote).collect()
+}
+
+/// The place with most votes; ties are broken uniformly.
+fn plurality(votes: &[u32], rng: &mut Rng) -> u32 {
+    let most = votes.iter().copied().max().unwrap_or(0);
+    let tied = votes.iter().filter(|&&count| count == most).count();
+    let chosen = if tied == 1 { 0 } else { rng.below(tied) };
+    let mut places = votes.iter().enumerate().filter(|&(_, &count)| count == most);
+    places.nth(chosen).map_or(0, |(class, _)| class as u32)
+}

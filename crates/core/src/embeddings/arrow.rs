@@ -1,0 +1,212 @@
+//! Arrow IPC: record batches in a file with a footer (also Feather), or one after the other in a stream.
+//!
+//! Both are walked first: every message and every buffer must lie inside the file, compressed buffers must
+//! claim no more than the file can justify, and a footer may not send us through the same batch until
+//! memory ends. The decoder then sees blocks that were checked, and only the needed columns. Uncompressed
+//! features of a single batch stay in the memory map.
+
+use std::sync::Arc;
+
+use arrow_buffer::Buffer;
+use arrow_ipc::convert::try_fb_to_schema;
+use arrow_ipc::reader::FileDecoder;
+use arrow_ipc::{
+    Block, Endianness, Message, MessageHeader, MetadataVersion, RecordBatch, root_as_footer, root_as_message,
+};
+use arrow_schema::{DataType, Schema};
+
+use super::Parts;
+use super::guard::guarded;
+use super::source::Source;
+use super::table::{Columns, Table};
+use crate::error::Result;
+
+const FORMAT: &str = "Arrow";
+const MAGIC: &[u8] = b"ARROW1";
+const CONTINUATION: [u8; 4] = [0xff; 4];
+
+/// Reads a file's structure and decodes its needed columns.
+pub(crate) fn read(source: &Source) -> Result<Parts> {
+    let layout = guarded(source, FORMAT, || Layout::of(source))?;
+    let columns = Columns::choose(&layout.schema).map_err(|problem| source.malformed(FORMAT, problem))?;
+    let unpacked = layout.check_blocks(source)?;
+    source.allow(unpacked)?;
+    guarded(source, FORMAT, || decode(source, layout, columns))
+}
+
+/// Where everything is, in the order in which it must be read.
+struct Layout {
+    schema: Arc<Schema>,
+    version: MetadataVersion,
+    blocks: Vec<Block>,
+}
+
+impl Layout {
+    fn of(source: &Source) -> Result<Self> {
+        let bytes = &source.bytes[..];
+        let layout = match bytes {
+            _ if bytes.starts_with(MAGIC) => Self::of_file(bytes),
+            _ if bytes.starts_with(b"FEA1") => Err("it is Feather version 1; readable is version 2".into()),
+            _ => Self::of_stream(bytes),
+        };
+        layout.map_err(|problem| source.malformed(FORMAT, problem))
+    }
+
+    /// A file: the footer lists all blocks, dictionaries first.
+    fn of_file(bytes: &[u8]) -> Result<Self, String> {
+        let body = bytes.strip_suffix(MAGIC).ok_or("it does not end with ARROW1: it may be cut off")?;
+        let (body, length) = body.split_last_chunk::<4>().ok_or("it ends within its footer")?;
+        let length = u32::from_le_bytes(*length) as usize;
+        let start = body.len().checked_sub(length).ok_or("its footer is longer than the file")?;
+        let footer =
+            root_as_footer(&body[start..]).map_err(|problem| format!("its footer is damaged: {problem}"))?;
+        let dictionaries = footer.dictionaries().into_iter().flatten().copied();
+        let batches = footer.recordBatches().into_iter().flatten().copied();
+        let blocks = dictionaries.chain(batches).collect();
+        let schema = schema_of(footer.schema().ok_or("its footer has no schema")?)?;
+        Ok(Layout { schema, version: footer.version(), blocks })
+    }
+
+    /// A stream: a schema, then messages until the end.
+    fn of_stream(bytes: &[u8]) -> Result<Self, String> {
+        let mut at = 0;
+        let (_, first, behind) = next_message(bytes, at)?.ok_or("it is empty")?;
+        let schema = first.header_as_schema().ok_or("it does not begin with a schema")?;
+        let (schema, version) = (schema_of(schema)?, first.version());
+        let mut blocks = Vec::new();
+        at = at.max(behind);
+        while let Some((block, _, behind)) = next_message(bytes, at)? {
+            blocks.push(block);
+            at = behind;
+        }
+        Ok(Layout { schema, version, blocks })
+    }
+
+    /// Looks at every block; returns how many bytes they become.
+    fn check_blocks(&self, source: &Source) -> Result<u64> {
+        let mut unpacked = 0u64;
+        for (number, block) in self.blocks.iter().enumerate() {
+            let size = check_block(&source.bytes, block).map_err(|problem| {
+                source.malformed(FORMAT, format!("its block {number} is damaged: {problem}"))
+            })?;
+            unpacked = unpacked.saturating_add(size);
+        }
+        Ok(unpacked)
+    }
+}
+
+fn schema_of(schema: arrow_ipc::Schema<'_>) -> Result<Arc<Schema>, String> {
+    if schema.endianness() != Endianness::Little {
+        return Err("its numbers are big-endian; readable are little-endian ones".into());
+    }
+    try_fb_to_schema(schema).map(Arc::new).map_err(|problem| format!("its schema is damaged: {problem}"))
+}
+
+/// The message of a stream that begins at `at`, as a block, and where the next one begins.
+fn next_message(bytes: &[u8], at: usize) -> Result<Option<(Block, Message<'_>, usize)>, String> {
+    const CUT: &str = "it ends within a message: it may be cut off";
+    let rest = bytes.get(at..).unwrap_or_default();
+    let Some((word, behind)) = rest.split_first_chunk::<4>() else {
+        // A stream may end without an end mark, but not within one.
+        return if rest.is_empty() { Ok(None) } else { Err(CUT.into()) };
+    };
+    // Older writers leave the continuation mark out.
+    let (word, prefix) = match *word == CONTINUATION {
+        true => (behind.first_chunk::<4>().ok_or(CUT)?, 8),
+        false => (word, 4),
+    };
+    let length = i32::from_le_bytes(*word);
+    if length == 0 {
+        return Ok(None);
+    }
+    let metadata = usize::try_from(length).map_err(|_| "a message has a negative length")? + prefix;
+    let flat = rest.get(prefix..metadata).ok_or(CUT)?;
+    let message = root_as_message(flat).map_err(|problem| format!("a message is damaged: {problem}"))?;
+    let body = usize::try_from(message.bodyLength()).map_err(|_| "a message has a negative length")?;
+    let end = at.checked_add(metadata).and_then(|end| end.checked_add(body));
+    let end = end.filter(|&end| end <= bytes.len()).ok_or(CUT)?;
+    let metadata = i32::try_from(metadata).map_err(|_| "a message is too long")?;
+    Ok(Some((Block::new(at as i64, metadata, body as i64), message, end)))
+}
+
+/// The bytes of a block, if it lies inside the file.
+fn bytes_of<'a>(bytes: &'a [u8], block: &Block) -> Option<(&'a [u8], &'a [u8])> {
+    let start = usize::try_from(block.offset()).ok()?;
+    let metadata = usize::try_from(block.metaDataLength()).ok().filter(|&length| length >= 8)?;
+    let body = usize::try_from(block.bodyLength()).ok()?;
+    let (metadata, behind) = bytes.get(start..)?.split_at_checked(metadata)?;
+    Some((metadata, behind.get(..body)?))
+}
+
+/// Looks at one block; returns how many bytes it becomes.
+fn check_block(bytes: &[u8], block: &Block) -> Result<u64, String> {
+    let (metadata, body) = bytes_of(bytes, block).ok_or("it lies outside the file")?;
+    let message = message_of(metadata)?;
+    let batch = match message.header_type() {
+        MessageHeader::RecordBatch => message.header_as_record_batch(),
+        MessageHeader::DictionaryBatch => message.header_as_dictionary_batch().and_then(|batch| batch.data()),
+        other => return Err(format!("it is {other:?}, not a record batch")),
+    };
+    check_buffers(batch.ok_or("it has no data")?, body)
+}
+
+fn message_of(metadata: &[u8]) -> Result<Message<'_>, String> {
+    let flat = metadata.strip_prefix(&CONTINUATION).unwrap_or(metadata).get(4..).ok_or("it is cut off")?;
+    root_as_message(flat).map_err(|problem| problem.to_string())
+}
+
+/// Every buffer must lie inside the body; compressed ones begin with the length they become.
+fn check_buffers(batch: RecordBatch<'_>, body: &[u8]) -> Result<u64, String> {
+    let compressed = batch.compression().is_some();
+    // A batch costs something even without a body, so that a footer cannot list one forever.
+    let mut unpacked = 64u64;
+    for buffer in batch.buffers().into_iter().flatten() {
+        let place = usize::try_from(buffer.offset()).ok().zip(usize::try_from(buffer.length()).ok());
+        let stored = place.and_then(|(start, length)| body.get(start..)?.get(..length));
+        let stored = stored.ok_or("a buffer lies outside the block")?;
+        let size = match stored.first_chunk::<8>() {
+            Some(prefix) if compressed => i64::from_le_bytes(*prefix),
+            None if compressed && !stored.is_empty() => {
+                return Err("a compressed buffer has no length".into());
+            }
+            _ => -1,
+        };
+        // -1 marks a buffer that is stored as it is.
+        unpacked = unpacked.saturating_add(u64::try_from(size).unwrap_or(stored.len() as u64));
+    }
+    Ok(unpacked)
+}
+
+/// Decodes the chosen columns of every batch.
+fn decode(source: &Source, layout: Layout, columns: Columns) -> Result<Parts> {
+    let malformed = |problem: &dyn std::fmt::Display| source.malformed(FORMAT, problem);
+    let dictionaries = dictionaries_of(&layout.schema, &columns);
+    let whole = Buffer::from(source.bytes.clone());
+    let mut decoder = FileDecoder::new(layout.schema, layout.version).with_projection(columns.places());
+    let mut table = Table::new(source, FORMAT, columns);
+    for block in &layout.blocks {
+        let (metadata, body) = bytes_of(&source.bytes, block).ok_or_else(|| malformed(&"a block moved"))?;
+        let data = whole.slice_with_length(block.offset() as usize, metadata.len() + body.len());
+        let message = message_of(metadata).map_err(|problem| malformed(&problem))?;
+        if let Some(dictionary) = message.header_as_dictionary_batch() {
+            // Dictionaries of other columns can be of any type: they stay closed.
+            if dictionaries.contains(&dictionary.id()) {
+                decoder.read_dictionary(block, &data).map_err(|problem| malformed(&problem))?;
+            }
+        } else if let Some(batch) =
+            decoder.read_record_batch(block, &data).map_err(|problem| malformed(&problem))?
+        {
+            table.push(&batch)?;
+        }
+    }
+    table.finish()
+}
+
+/// The numbers of the dictionaries that the chosen columns look into.
+fn dictionaries_of(schema: &Schema, columns: &Columns) -> Vec<i64> {
+    let fields = columns.places().into_iter().map(|place| schema.field(place));
+    let coded = fields.filter(|field| matches!(field.data_type(), DataType::Dictionary(..)));
+    // Deprecated for writers, who no longer choose the number; a reader has no other way to learn it.
+    #[allow(deprecated)]
+    coded.filter_map(|field| field.dict_id()).collect()
+}

@@ -1,0 +1,196 @@
+//! Which data this is, whatever file it came in; and whether all of it is finite.
+//!
+//! Both questions need every byte of the features, so they share one pass: a chunk that fits the cache is
+//! tested and hashed before the next is fetched, and a file larger than memory is streamed once. The test
+//! looks at bit patterns (an exponent of all ones is NaN or infinite), not at numbers, and decodes nothing.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rayon::prelude::*;
+
+use super::Embeddings;
+use super::features::{Features, Precision, decode};
+use crate::error::{Error, Result};
+
+/// What is tested and hashed at once: large enough to share among threads, small enough to stay in cache.
+const CHUNK: usize = 2 << 20;
+
+/// What one thread tests at once; a multiple of every width.
+const PIECE: usize = 64 << 10;
+
+/// A hash of precision, shape, features, labels and class names: the same for every file format.
+///
+/// Item names, the backbone and the path do not count: they name the data, they are not it. The order of
+/// the classes does count, since episodes are drawn from classes by number; formats without a list of
+/// classes have them sorted by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// The first 16 digits: enough to tell data apart in a table.
+    pub fn short(&self) -> String {
+        self.to_string()[..16].to_owned()
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
+    }
+}
+
+impl FromStr for Fingerprint {
+    type Err = Error;
+
+    fn from_str(digits: &str) -> Result<Self> {
+        let hash = blake3::Hash::from_hex(digits).map_err(|_| Error::OutOfRange {
+            what: "the fingerprint",
+            given: digits.into(),
+            allowed: "64 hexadecimal digits".into(),
+        })?;
+        Ok(Fingerprint(*hash.as_bytes()))
+    }
+}
+
+impl serde::Serialize for Fingerprint {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Fingerprint {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let digits = String::deserialize(deserializer)?;
+        digits.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Streams over the features once; refuses the first value in row order that is not finite.
+pub(crate) fn check_and_fingerprint(embeddings: &Embeddings) -> Result<Fingerprint> {
+    let features = embeddings.features();
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(b"trueshot-embeddings/1");
+    hash_text(&mut hasher, features.precision().name());
+    hash_count(&mut hasher, features.rows());
+    hash_count(&mut hasher, features.dim());
+    let rows_at_once = (CHUNK / (features.dim() * features.precision().size())).max(1);
+    for start in (0..features.rows()).step_by(rows_at_once) {
+        let rows = start..features.rows().min(start + rows_at_once);
+        let bytes = features.bytes_of(rows.clone());
+        if !all_finite(bytes, features.precision()) {
+            return Err(first_not_finite(features, rows.start));
+        }
+        hasher.update_rayon(bytes);
+    }
+    let labels: Vec<u8> = embeddings.labels().iter().flat_map(|label| label.to_le_bytes()).collect();
+    hasher.update_rayon(&labels);
+    hash_count(&mut hasher, embeddings.classes().len());
+    embeddings.classes().iter().for_each(|name| hash_text(&mut hasher, name));
+    Ok(Fingerprint(*hasher.finalize().as_bytes()))
+}
+
+/// A length before the text, so that no two lists of names hash alike.
+fn hash_text(hasher: &mut blake3::Hasher, text: &str) {
+    hash_count(hasher, text.len());
+    hasher.update(text.as_bytes());
+}
+
+fn hash_count(hasher: &mut blake3::Hasher, count: usize) {
+    hasher.update(&(count as u64).to_le_bytes());
+}
+
+/// Whether every number is finite; which thread looks where does not matter to the answer.
+fn all_finite(bytes: &[u8], precision: Precision) -> bool {
+    bytes.par_chunks(PIECE).all(|piece| !holds_not_finite(piece, precision))
+}
+
+/// Whether an exponent is all ones. Straight loops without an early exit, which the compiler turns into
+/// vector instructions.
+pub(super) fn holds_not_finite(bytes: &[u8], precision: Precision) -> bool {
+    match precision {
+        Precision::F32 => {
+            let infinite = |bits: u32| bits & 0x7f80_0000 == 0x7f80_0000;
+            bytes.as_chunks().0.iter().fold(false, |found, &four| found | infinite(u32::from_le_bytes(four)))
+        }
+        Precision::F16 => any_exponent(bytes, 0x7c00),
+        Precision::Bf16 => any_exponent(bytes, 0x7f80),
+    }
+}
+
+fn any_exponent(bytes: &[u8], exponent: u16) -> bool {
+    let infinite = |bits: u16| bits & exponent == exponent;
+    bytes.as_chunks().0.iter().fold(false, |found, &two| found | infinite(u16::from_le_bytes(two)))
+}
+
+/// The error for the first such value at or after a row, known to be there.
+fn first_not_finite(features: &Features, start: usize) -> Error {
+    let mut values = vec![0.0; features.dim()];
+    for row in start..features.rows() {
+        decode(features.bytes_of(row..row + 1), features.precision(), &mut values);
+        if let Some(column) = values.iter().position(|value| !value.is_finite()) {
+            return Error::NotFinite { row, column, value: values[column] };
+        }
+    }
+    unreachable!("the bit patterns had shown a value that is not finite")
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+
+    fn embeddings(values: Vec<f32>, dim: usize) -> Embeddings {
+        let labels = (0..values.len() / dim).map(|row| format!("class {}", row % 3)).collect();
+        Embeddings::from_rows(values, dim, labels).unwrap()
+    }
+
+    #[test]
+    fn the_bit_test_agrees_with_the_numbers_for_every_half() {
+        for bits in 0..=u16::MAX {
+            let bytes = bits.to_le_bytes();
+            assert_eq!(holds_not_finite(&bytes, Precision::F16), !f16::from_bits(bits).is_finite());
+            assert_eq!(holds_not_finite(&bytes, Precision::Bf16), !bf16::from_bits(bits).is_finite());
+        }
+        for value in [0.0, -0.0, f32::MAX, f32::MIN_POSITIVE, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(holds_not_finite(&value.to_le_bytes(), Precision::F32), !value.is_finite());
+        }
+    }
+
+    #[test]
+    fn the_first_bad_value_in_row_order_is_reported_whatever_the_threads() {
+        let (rows, dim) = (4000, 301);
+        let mut values = vec![0.5; rows * dim];
+        values[3999 * dim] = f32::INFINITY;
+        values[1234 * dim + 300] = f32::NAN;
+        values[1235 * dim] = f32::NAN;
+        let labels = vec!["a".to_owned(); rows];
+        let refused = Embeddings::from_rows(values, dim, labels).err();
+        assert!(
+            matches!(refused, Some(Error::NotFinite { row: 1234, column: 300, value }) if value.is_nan())
+        );
+    }
+
+    #[test]
+    fn every_part_of_the_data_changes_the_fingerprint_and_nothing_else_does() {
+        let values: Vec<f32> = (0..1200).map(|v| v as f32).collect();
+        let original = *embeddings(values.clone(), 4).fingerprint();
+        assert_eq!(original, *embeddings(values.clone(), 4).with_backbone("other").fingerprint());
+        assert_ne!(original, *embeddings(values.clone(), 8).fingerprint());
+        let mut changed = values.clone();
+        changed[1199] = -0.0;
+        assert_ne!(original, *embeddings(changed, 4).fingerprint());
+        let others = vec!["class 0".to_owned(); 300];
+        assert_ne!(original, *Embeddings::from_rows(values, 4, others).unwrap().fingerprint());
+    }
+
+    #[test]
+    fn a_fingerprint_survives_being_written_down() {
+        let fingerprint = *embeddings(vec![1.0, 2.0], 2).fingerprint();
+        let json = serde_json::to_string(&fingerprint).unwrap();
+        assert_eq!(serde_json::from_str::<Fingerprint>(&json).unwrap(), fingerprint);
+        assert!(fingerprint.to_string().starts_with(&fingerprint.short()));
+        assert!("xyz".parse::<Fingerprint>().is_err());
+    }
+}

@@ -1,0 +1,479 @@
+//! NumPy's `.npy`: one array a file, so features and labels come as a pair.
+//!
+//! The header is the text of a Python dictionary with three known keys. It is read here by a few lines
+//! without recursion, since a general parser of Python literals can be led into a stack overflow. Rows of
+//! little-endian halves or singles stay in the memory map; doubles become singles, and big-endian or
+//! column-major arrays are put in order. Object arrays are pickles, which are programs: they are refused.
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use super::features::{Features, Precision};
+use super::names::Names;
+use super::safetensors::whole_numbers;
+use super::source::Source;
+use super::{Labels, Parts};
+use crate::error::{Error, Result};
+
+const FORMAT: &str = "npy";
+const MAGIC: &[u8] = b"\x93NUMPY";
+
+/// Reads a file of features and one of labels.
+pub(crate) fn read_pair(features: &Source, labels: &Source) -> Result<Parts> {
+    let features = Array::parse(features, features.bytes.clone())?.features()?;
+    let labels = Array::parse(labels, labels.bytes.clone())?.labels()?.without_classes();
+    Ok(Parts { features, labels, items: None, backbone: None })
+}
+
+/// The file of labels that belongs to a file of features, by its name.
+pub(crate) fn labels_beside(features: &Path) -> Result<PathBuf> {
+    let stem = features.file_stem().unwrap_or_default().to_string_lossy();
+    let candidates = label_names(&stem);
+    let found = candidates.iter().map(|name| features.with_file_name(name)).find(|path| path.is_file());
+    found.ok_or_else(|| Error::NoLabels { path: features.into(), looked_for: candidates.join(", ") })
+}
+
+/// The names people give to labels of features named so.
+fn label_names(stem: &str) -> Vec<String> {
+    let mut names = vec![format!("{stem}.labels.npy"), format!("{stem}_labels.npy")];
+    let habits = [
+        ("features", ["labels", "y"]),
+        ("embeddings", ["labels", "y"]),
+        ("X", ["y", "labels"]),
+        ("x", ["y", "labels"]),
+    ];
+    for (features, labels) in habits {
+        if let Some(suffix) = stem.strip_prefix(features) {
+            names.extend(labels.map(|labels| format!("{labels}{suffix}.npy")));
+        }
+    }
+    names
+}
+
+/// An array's labels: numbers or names.
+pub(crate) enum Column {
+    Numbers(Vec<i64>),
+    Words(Names),
+}
+
+impl Column {
+    /// The classes are what occurs.
+    pub fn without_classes(self) -> Labels {
+        match self {
+            Column::Numbers(numbers) => Labels::Numbered(numbers),
+            Column::Words(names) => names.into_labels(),
+        }
+    }
+
+    /// The classes are the given names.
+    pub fn with_classes(self, classes: Vec<String>) -> Result<Labels, String> {
+        match self {
+            Column::Numbers(labels) => Ok(Labels::Indexed { labels, classes }),
+            Column::Words(names) => names.into_labels_of(classes),
+        }
+    }
+}
+
+/// An array whose header was understood and whose size is that of its data.
+pub(crate) struct Array<'a> {
+    source: &'a Source,
+    header: Header,
+    data: Bytes,
+}
+
+impl<'a> Array<'a> {
+    /// Reads the header and compares the claimed shape with the bytes that are there.
+    pub fn parse(source: &'a Source, bytes: Bytes) -> Result<Self> {
+        let malformed = |problem: String| source.malformed(FORMAT, problem);
+        let (header, start) = Header::parse(&bytes).map_err(malformed)?;
+        let data = bytes.slice(start..);
+        let claimed = header.shape.iter().try_fold(header.width, |size, &n| size.checked_mul(n));
+        match claimed == Some(data.len()) {
+            true => Ok(Array { source, header, data }),
+            false => Err(malformed(format!(
+                "shape {:?} of type '{}' does not fit the {} bytes of data",
+                header.shape,
+                header.descr,
+                data.len()
+            ))),
+        }
+    }
+
+    /// The array as features.
+    pub fn features(&self) -> Result<Features> {
+        let &[rows, dim] = self.header.shape.as_slice() else {
+            return Err(self
+                .malformed(format!("features have shape {:?}, not (rows, dimensions)", self.header.shape)));
+        };
+        // A shape like (2^60, 0) takes no bytes at all; nobody should count its rows.
+        if rows == 0 || dim == 0 {
+            return Err(Error::Empty);
+        }
+        let precision = match (self.header.kind, self.header.width) {
+            ('f', 2) => Precision::F16,
+            ('f', 4) => Precision::F32,
+            ('f', 8) => return Ok(Features::from_f32(self.singles(), dim)),
+            _ => {
+                let given = &self.header.descr;
+                return Err(self.malformed(format!("features are '{given}'; readable are f2, f4 and f8")));
+            }
+        };
+        let in_order = !self.header.fortran_order && !self.header.big_endian;
+        let bytes = if in_order { self.data.clone() } else { self.put_in_order().into() };
+        Ok(Features::new(bytes, precision, rows, dim))
+    }
+
+    /// Stored numbers row by row, whatever the order of the file.
+    fn elements(&self) -> impl Iterator<Item = &[u8]> {
+        let (rows, dim) = (self.header.shape[0], self.header.shape[1]);
+        let width = self.header.width;
+        let (by_row, by_column) = if self.header.fortran_order { (1, rows) } else { (dim, 1) };
+        let places =
+            (0..rows).flat_map(move |row| (0..dim).map(move |column| row * by_row + column * by_column));
+        places.map(move |place| &self.data[place * width..(place + 1) * width])
+    }
+
+    fn put_in_order(&self) -> Vec<u8> {
+        let mut ordered = Vec::with_capacity(self.data.len());
+        for element in self.elements() {
+            match self.header.big_endian {
+                true => ordered.extend(element.iter().rev()),
+                false => ordered.extend(element),
+            }
+        }
+        ordered
+    }
+
+    fn singles(&self) -> Vec<f32> {
+        let double = |element: &[u8]| {
+            let bytes: [u8; 8] = element.try_into().expect("only arrays of 8-byte numbers come here");
+            if self.header.big_endian { f64::from_be_bytes(bytes) } else { f64::from_le_bytes(bytes) }
+        };
+        self.elements().map(|element| double(element) as f32).collect()
+    }
+
+    /// The array as labels.
+    pub fn labels(&self) -> Result<Column> {
+        let _rows = self.only_dimension("labels")?;
+        let Header { kind, width, big_endian, .. } = self.header;
+        match kind {
+            'i' | 'u' | 'b' if matches!(width, 1 | 2 | 4 | 8) => {
+                whole_numbers(&self.data, width, kind == 'i', big_endian)
+                    .map(Column::Numbers)
+                    .ok_or_else(|| self.malformed(format!("labels hold a number beyond {}", i64::MAX)))
+            }
+            'U' | 'S' => {
+                let mut names = Names::default();
+                self.each_word(|word| names.push(&word))?;
+                Ok(Column::Words(names))
+            }
+            _ => {
+                let given = &self.header.descr;
+                Err(self.malformed(format!("labels are '{given}'; readable are whole numbers and strings")))
+            }
+        }
+    }
+
+    /// The array as a list of names.
+    pub fn words(&self, what: &str) -> Result<Vec<String>> {
+        let rows = self.only_dimension(what)?;
+        if !matches!(self.header.kind, 'U' | 'S') {
+            return Err(self.malformed(format!("{what} are '{}', not strings", self.header.descr)));
+        }
+        let mut words = Vec::with_capacity(rows);
+        self.each_word(|word| {
+            words.push(word);
+            Ok(())
+        })?;
+        Ok(words)
+    }
+
+    fn only_dimension(&self, what: &str) -> Result<usize> {
+        match self.header.shape.as_slice() {
+            &[rows] => Ok(rows),
+            shape => Err(self.malformed(format!("{what} have shape {shape:?}, not (rows,)"))),
+        }
+    }
+
+    fn each_word(&self, mut take: impl FnMut(String) -> Result<(), String>) -> Result<()> {
+        for (row, stored) in self.data.chunks_exact(self.header.width).enumerate() {
+            let word = match self.header.kind {
+                'U' => wide_word(stored, self.header.big_endian),
+                _ => narrow_word(stored),
+            };
+            let word =
+                word.ok_or_else(|| self.malformed(format!("the string in row {row} is not valid text")))?;
+            take(word).map_err(|problem| self.malformed(problem))?;
+        }
+        Ok(())
+    }
+
+    fn malformed(&self, problem: impl std::fmt::Display) -> Error {
+        self.source.malformed(FORMAT, problem)
+    }
+}
+
+/// A string of four-byte characters, filled up with zeros.
+fn wide_word(stored: &[u8], big_endian: bool) -> Option<String> {
+    let code =
+        |four: &[u8; 4]| if big_endian { u32::from_be_bytes(*four) } else { u32::from_le_bytes(*four) };
+    let codes = stored.as_chunks::<4>().0;
+    let length = codes.iter().rposition(|four| code(four) != 0).map_or(0, |last| last + 1);
+    codes[..length].iter().map(|four| char::from_u32(code(four))).collect()
+}
+
+/// A string of bytes, filled up with zeros.
+fn narrow_word(stored: &[u8]) -> Option<String> {
+    let length = stored.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+    String::from_utf8(stored[..length].to_vec()).ok()
+}
+
+/// What stands before the data.
+struct Header {
+    /// The type as the file spells it, for messages.
+    descr: String,
+    kind: char,
+    /// Bytes of one element, never 0.
+    width: usize,
+    big_endian: bool,
+    fortran_order: bool,
+    shape: Vec<usize>,
+}
+
+impl Header {
+    /// The header, and where the data begins.
+    fn parse(bytes: &[u8]) -> Result<(Self, usize), String> {
+        let rest = bytes.strip_prefix(MAGIC).ok_or("it does not begin with the magic of NumPy")?;
+        let (length, start) = match *rest {
+            [1, _, a, b, ..] => (usize::from(u16::from_le_bytes([a, b])), 10usize),
+            [2 | 3, _, a, b, c, d, ..] => (u32::from_le_bytes([a, b, c, d]) as usize, 12),
+            [version, _, ..] if version > 3 => {
+                return Err(format!("its version is {version}; known are 1 to 3"));
+            }
+            _ => return Err("it ends within the header".into()),
+        };
+        let text = bytes.get(start..start.saturating_add(length)).ok_or("it ends within the header")?;
+        let text = std::str::from_utf8(text).map_err(|_| "its header is not text")?;
+        Ok((Literal { rest: text }.header()?, start + length))
+    }
+
+    fn new(descr: String, fortran_order: bool, shape: Vec<usize>) -> Result<Self, String> {
+        let unknown = || format!("its type '{descr}' is unknown");
+        let mut letters = descr.chars();
+        let order = letters.next().ok_or_else(unknown)?;
+        let kind = letters.next().ok_or_else(unknown)?;
+        if kind == 'O' {
+            return Err(
+                "it holds Python objects (a pickle), which are never opened; save numbers or strings".into(),
+            );
+        }
+        let count: usize = letters.as_str().parse().map_err(|_| unknown())?;
+        let width = if kind == 'U' { count.checked_mul(4) } else { Some(count) };
+        match (order, width) {
+            ('<' | '>' | '|' | '=', Some(width @ 1..)) => {
+                let big_endian = order == '>';
+                Ok(Header { kind, width, big_endian, fortran_order, shape, descr })
+            }
+            _ => Err(unknown()),
+        }
+    }
+}
+
+/// A reader of the one dictionary a header may be.
+struct Literal<'a> {
+    rest: &'a str,
+}
+
+impl Literal<'_> {
+    fn header(mut self) -> Result<Header, String> {
+        let (mut descr, mut fortran_order, mut shape) = (None, None, None);
+        self.expect('{')?;
+        while !self.accept('}') {
+            let key = self.string()?;
+            self.expect(':')?;
+            match key.as_str() {
+                "descr" => descr = Some(self.descr()?),
+                "fortran_order" => fortran_order = Some(self.boolean()?),
+                "shape" => shape = Some(self.shape()?),
+                other => return Err(format!("its header has an unknown key '{other}'")),
+            }
+            if !self.accept(',') {
+                self.expect('}')?;
+                break;
+            }
+        }
+        match (descr, fortran_order, shape) {
+            (Some(descr), Some(order), Some(shape)) => Header::new(descr, order, shape),
+            _ => Err("its header lacks 'descr', 'fortran_order' or 'shape'".into()),
+        }
+    }
+
+    fn accept(&mut self, token: char) -> bool {
+        self.rest = self.rest.trim_start();
+        let rest = self.rest.strip_prefix(token);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
+    fn expect(&mut self, token: char) -> Result<(), String> {
+        match self.accept(token) {
+            true => Ok(()),
+            false => Err(format!("its header is not the dictionary NumPy writes: '{token}' expected")),
+        }
+    }
+
+    fn string(&mut self) -> Result<String, String> {
+        let quote = if self.accept('"') { '"' } else { '\'' };
+        if quote == '\'' {
+            self.expect('\'')?;
+        }
+        let (string, rest) = self.rest.split_once(quote).ok_or("its header has a string without an end")?;
+        self.rest = rest;
+        Ok(string.into())
+    }
+
+    fn descr(&mut self) -> Result<String, String> {
+        match self.accept('[') {
+            true => Err("it is a structured array; readable are plain arrays".into()),
+            false => self.string(),
+        }
+    }
+
+    fn boolean(&mut self) -> Result<bool, String> {
+        self.rest = self.rest.trim_start();
+        for (word, value) in [("True", true), ("False", false)] {
+            if let Some(rest) = self.rest.strip_prefix(word) {
+                self.rest = rest;
+                return Ok(value);
+            }
+        }
+        Err("its header does not say True or False for 'fortran_order'".into())
+    }
+
+    fn shape(&mut self) -> Result<Vec<usize>, String> {
+        let mut shape = Vec::new();
+        self.expect('(')?;
+        while !self.accept(')') {
+            self.rest = self.rest.trim_start();
+            let digits = self.rest.len() - self.rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+            let (number, rest) = self.rest.split_at(digits);
+            shape.push(number.parse().map_err(|_| "its shape is not a list of whole numbers")?);
+            // Python 2 wrote long integers with an L.
+            self.rest = rest.strip_prefix('L').unwrap_or(rest);
+            if !self.accept(',') {
+                self.expect(')')?;
+                break;
+            }
+        }
+        Ok(shape)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The bytes of an array file.
+    pub(crate) fn array(descr: &str, fortran: bool, shape: &str, data: &[u8]) -> Vec<u8> {
+        let order = if fortran { "True" } else { "False" };
+        let text = format!("{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}\n");
+        let mut bytes = [MAGIC, &[1, 0], &(text.len() as u16).to_le_bytes()].concat();
+        bytes.extend(text.as_bytes());
+        bytes.extend(data);
+        bytes
+    }
+
+    fn source(bytes: Vec<u8>) -> Source {
+        Source::in_memory(bytes, "npy")
+    }
+
+    fn first_rows(bytes: Vec<u8>) -> Vec<f32> {
+        let source = source(bytes);
+        let features = Array::parse(&source, source.bytes.clone()).unwrap().features().unwrap();
+        let mut out = vec![0.0; features.rows() * features.dim()];
+        out.chunks_exact_mut(features.dim()).enumerate().for_each(|(row, out)| features.decode_row(row, out));
+        out
+    }
+
+    fn refusal(bytes: Vec<u8>) -> String {
+        let source = source(bytes);
+        match read_pair(&source, &source) {
+            Err(Error::Malformed { problem, .. }) => problem,
+            _ => panic!("this file must be refused as malformed"),
+        }
+    }
+
+    #[test]
+    fn every_byte_order_and_layout_gives_the_same_rows() {
+        let rows = [[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
+        let flat: Vec<f32> = rows.concat();
+        let columns = [1.0f32, 4.0, 2.0, 5.0, 3.0, 6.0];
+        let little: Vec<u8> = flat.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let big: Vec<u8> = flat.iter().flat_map(|v| v.to_be_bytes()).collect();
+        let fortran: Vec<u8> = columns.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let double: Vec<u8> = columns.iter().flat_map(|&v| f64::from(v).to_be_bytes()).collect();
+        let half: Vec<u8> = flat.iter().flat_map(|&v| half::f16::from_f32(v).to_be_bytes()).collect();
+        assert_eq!(first_rows(array("<f4", false, "(2, 3)", &little)), flat);
+        assert_eq!(first_rows(array(">f4", false, "(2, 3)", &big)), flat);
+        assert_eq!(first_rows(array("<f4", true, "(2, 3)", &fortran)), flat);
+        assert_eq!(first_rows(array(">f8", true, "(2L, 3L)", &double)), flat);
+        assert_eq!(first_rows(array(">f2", false, "(2,3)", &half)), flat);
+    }
+
+    #[test]
+    fn strings_lose_their_padding_and_nothing_else() {
+        let wide: Vec<u8> =
+            ['ä' as u32, 0, 'b' as u32, 'c' as u32].iter().flat_map(|c| c.to_le_bytes()).collect();
+        let source = source(array("<U2", false, "(2,)", &wide));
+        let words = Array::parse(&source, source.bytes.clone()).unwrap().words("classes").unwrap();
+        assert_eq!(words, ["ä", "bc"]);
+        assert_eq!(narrow_word(b"ab\0\0").as_deref(), Some("ab"));
+        assert_eq!(narrow_word(b"\xff"), None);
+    }
+
+    #[test]
+    fn a_pickle_is_refused_by_name() {
+        assert!(refusal(array("|O", false, "(2,)", b"pickle")).contains("pickle"));
+    }
+
+    #[test]
+    fn a_claim_larger_than_the_file_is_refused() {
+        assert!(refusal(array("<f4", false, "(1000000000, 1000000000)", &[0; 8])).contains("does not fit"));
+        assert!(refusal(array("<f4", false, "(4611686018427387904, 4)", &[])).contains("does not fit"));
+        assert!(refusal(array("<U0", false, "(1000000000,)", &[])).contains("unknown"));
+    }
+
+    #[test]
+    fn nested_brackets_do_not_exhaust_the_stack() {
+        let shape = "(".repeat(60_000);
+        refusal(array("<f4", false, &shape, &[]));
+    }
+
+    #[test]
+    fn endless_rows_of_nothing_are_not_counted() {
+        for descr in ["<f2", ">f4", "<f8"] {
+            let source = source(array(descr, true, "(1152921504606846976, 0)", &[]));
+            assert!(matches!(read_pair(&source, &source), Err(Error::Empty)));
+        }
+    }
+
+    #[test]
+    fn labels_are_found_by_the_names_people_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for (features, labels) in [
+            ("a.npy", "a.labels.npy"),
+            ("b.npy", "b_labels.npy"),
+            ("features.npy", "labels.npy"),
+            ("X_train.npy", "y_train.npy"),
+        ] {
+            std::fs::write(path(labels), []).unwrap();
+            assert_eq!(labels_beside(&path(features)).unwrap(), path(labels));
+        }
+        let missing = labels_beside(&path("c.npy")).unwrap_err();
+        assert!(
+            matches!(&missing, Error::NoLabels { looked_for, .. } if looked_for.contains("c_labels.npy"))
+        );
+    }
+}

@@ -1,0 +1,171 @@
+//! NumPy's `.npz`: a zip of `.npy` arrays, stored or deflated.
+//!
+//! `np.savez` stores: those members are slices of the mapped file. `np.savez_compressed` deflates: the sum of
+//! what the members claim to unpack to must be plausible for the file, and no more than claimed is read.
+
+use std::io::{Cursor, Read};
+
+use bytes::Bytes;
+use zip::{CompressionMethod, ZipArchive};
+
+use super::guard::guarded;
+use super::npy::Array;
+use super::source::Source;
+use super::{Items, Parts};
+use crate::error::{Error, Result};
+
+const FORMAT: &str = "npz";
+const FEATURES: [&str; 4] = ["x", "X", "features", "embeddings"];
+const LABELS: [&str; 3] = ["y", "labels", "Y"];
+
+/// Deflate cannot do better than this.
+const MOST_DEFLATED: u64 = 1032;
+
+/// Reads a file's structure.
+pub(crate) fn read(source: &Source) -> Result<Parts> {
+    let mut archive = guarded(source, FORMAT, || Archive::open(source))?;
+    let features = archive.first_of(&FEATURES)?;
+    let labels = archive.first_of(&LABELS)?;
+    let classes = archive.member("classes")?;
+    let items = archive.member("items")?;
+
+    let array = |bytes: Bytes| Array::parse(source, bytes);
+    let words = |bytes: Option<Bytes>, what| bytes.map(|bytes| array(bytes)?.words(what)).transpose();
+    let features = array(features)?.features()?;
+    let labels = array(labels)?.labels()?;
+    let labels = match words(classes, "classes")? {
+        Some(classes) => labels.with_classes(classes).map_err(|problem| source.malformed(FORMAT, problem))?,
+        None => labels.without_classes(),
+    };
+    let items = words(items, "items")?.map(Items::from_names);
+    if let Some(items) = items.as_ref().filter(|items| items.len() != features.rows()) {
+        let problem = format!("{} item names for {} rows", items.len(), features.rows());
+        return Err(source.malformed(FORMAT, problem));
+    }
+    Ok(Parts { features, labels, items, backbone: None })
+}
+
+struct Archive<'a> {
+    source: &'a Source,
+    zip: ZipArchive<Cursor<Bytes>>,
+    /// What the members read so far unpacked to.
+    unpacked: u64,
+}
+
+impl<'a> Archive<'a> {
+    fn open(source: &'a Source) -> Result<Self> {
+        let zip = ZipArchive::new(Cursor::new(source.bytes.clone()))
+            .map_err(|problem| source.malformed(FORMAT, problem))?;
+        Ok(Archive { source, zip, unpacked: 0 })
+    }
+
+    /// The first array there is of several names.
+    fn first_of(&mut self, names: &[&str]) -> Result<Bytes> {
+        for name in names {
+            if let Some(bytes) = self.member(name)? {
+                return Ok(bytes);
+            }
+        }
+        let problem = format!("it has no array named {}", names.join(" or "));
+        Err(self.source.malformed(FORMAT, problem))
+    }
+
+    fn member(&mut self, name: &str) -> Result<Option<Bytes>> {
+        let source = self.source;
+        let Some(index) = self.zip.index_for_name(&format!("{name}.npy")) else { return Ok(None) };
+        guarded(source, FORMAT, || self.unpack(index)).map(Some)
+    }
+
+    fn unpack(&mut self, index: usize) -> Result<Bytes> {
+        let source = self.source;
+        let malformed = |problem: &dyn std::fmt::Display| source.malformed(FORMAT, problem);
+        let member = self.zip.by_index(index).map_err(|problem| malformed(&problem))?;
+        let (claimed, packed) = (member.size(), member.compressed_size());
+        match member.compression() {
+            CompressionMethod::Stored => stored(source, member.data_start(), packed),
+            CompressionMethod::Deflated => {
+                self.unpacked = self.unpacked.saturating_add(claimed);
+                source.allow(self.unpacked)?;
+                inflate(member, claimed, packed).map_err(|problem| malformed(&problem))
+            }
+            other => Err(malformed(&format!(
+                "a member is compressed with {other}; readable are stored and deflated"
+            ))),
+        }
+    }
+}
+
+/// A member that lies in the file as it is.
+fn stored(source: &Source, start: Option<u64>, length: u64) -> Result<Bytes> {
+    let place = start.and_then(|start| Some(start as usize..start.checked_add(length)? as usize));
+    place
+        .filter(|place| place.end <= source.bytes.len())
+        .map(|place| source.bytes.slice(place))
+        .ok_or_else(|| -> Error { source.malformed(FORMAT, "a member lies outside the file") })
+}
+
+/// Unpacks as much as was claimed, and no byte more.
+fn inflate(member: impl Read, claimed: u64, packed: u64) -> std::io::Result<Bytes> {
+    let likely = claimed.min(packed.saturating_mul(MOST_DEFLATED));
+    let mut unpacked = Vec::with_capacity(likely as usize);
+    // One byte further than claimed: a member that goes on is noticed, and the checksum at the end is compared.
+    member.take(claimed.saturating_add(1)).read_to_end(&mut unpacked)?;
+    match unpacked.len() as u64 == claimed {
+        true => Ok(unpacked.into()),
+        false => Err(std::io::Error::other(format!("a member claims {claimed} bytes and has others"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use zip::write::SimpleFileOptions;
+
+    use super::super::Embeddings;
+    use super::super::npy::tests::array;
+    use super::*;
+
+    fn archive(members: &[(&str, Vec<u8>)], method: CompressionMethod) -> Vec<u8> {
+        let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
+        for (name, bytes) in members {
+            zip.start_file(*name, SimpleFileOptions::default().compression_method(method)).unwrap();
+            zip.write_all(bytes).unwrap();
+        }
+        zip.finish().unwrap().into_inner()
+    }
+
+    fn members() -> Vec<(&'static str, Vec<u8>)> {
+        let values: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+        vec![
+            ("features.npy", array("<f4", false, "(2, 2)", &values)),
+            ("y.npy", array("|u1", false, "(2,)", &[1, 0])),
+            ("classes.npy", array("|S3", false, "(2,)", b"owlant")),
+            ("items.npy", array("|S1", false, "(2,)", b"ab")),
+        ]
+    }
+
+    #[test]
+    fn stored_and_deflated_members_say_the_same() {
+        for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
+            let embeddings = Embeddings::read_bytes(archive(&members(), method), "npz").unwrap();
+            assert_eq!(embeddings.features().as_f32().unwrap_or(&[1.0, 2.0, 3.0, 4.0]), [1.0, 2.0, 3.0, 4.0]);
+            assert_eq!((embeddings.labels(), embeddings.classes()[1].as_str()), ([1, 0].as_slice(), "ant"));
+            assert_eq!(embeddings.item(1), Some("b"));
+        }
+    }
+
+    #[test]
+    fn a_missing_array_is_named() {
+        let bytes = archive(&members()[..1], CompressionMethod::Stored);
+        let Err(problem) = Embeddings::read_bytes(bytes, "npz") else { panic!() };
+        assert!(problem.to_string().contains("y or labels or Y"), "{problem}");
+    }
+
+    #[test]
+    fn a_bomb_is_refused_before_it_is_unpacked() {
+        let bomb = vec![0; 200 << 20];
+        let bytes = archive(&[("x.npy", bomb)], CompressionMethod::Deflated);
+        assert!(matches!(Embeddings::read_bytes(bytes, "npz"), Err(Error::TooLarge { .. })));
+    }
+}

@@ -1,0 +1,321 @@
+//! Safetensors: our own form, and the only one we write.
+//!
+//! `features` [n, d] and `labels` [n]; metadata `format`, `classes` (a JSON list) and `backbone`; item names
+//! as a u8 tensor `items` cut by i64 `item_offsets`, because metadata has a size limit (a JSON list under
+//! metadata `items` is read too). Features are a slice of the mapped file, never a copy.
+
+use std::io::Write;
+use std::path::Path;
+
+use bytes::Bytes;
+use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Map, Value, json};
+
+use super::features::{Features, Precision};
+use super::guard::guarded;
+use super::source::Source;
+use super::{Embeddings, Items, Labels, Parts};
+use crate::atomic::write_atomically;
+use crate::error::{Error, Result};
+
+const FORMAT: &str = "safetensors";
+const VERSION: &str = "trueshot-embeddings/1";
+
+/// Reads a file's structure.
+pub(crate) fn read(source: &Source) -> Result<Parts> {
+    let file = Tensors::open(source)?;
+    file.check_version()?;
+    let features = file.features()?;
+    Ok(Parts {
+        labels: file.labels()?,
+        items: file.items(features.rows())?,
+        backbone: file.note("backbone").map(str::to_owned),
+        features,
+    })
+}
+
+/// The header, and the bytes behind it.
+struct Tensors<'a> {
+    source: &'a Source,
+    header: Metadata,
+    data: Bytes,
+}
+
+impl<'a> Tensors<'a> {
+    fn open(source: &'a Source) -> Result<Self> {
+        // The crate adds offsets without looking for overflow: with overflow checks on, that is a panic.
+        let (length, header) = guarded(source, FORMAT, || {
+            SafeTensors::read_metadata(&source.bytes).map_err(|problem| source.malformed(FORMAT, problem))
+        })?;
+        let start = length.saturating_add(8).min(source.bytes.len());
+        Ok(Tensors { source, header, data: source.bytes.slice(start..) })
+    }
+
+    /// An entry of the metadata.
+    fn note(&self, key: &str) -> Option<&str> {
+        self.header.metadata().as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// A tensor, if it is there. Its size was compared with its shape, but its place not with the file.
+    fn tensor(&self, name: &str) -> Result<Option<(&TensorInfo, Bytes)>> {
+        let Some(info) = self.header.info(name) else { return Ok(None) };
+        let (start, end) = info.data_offsets;
+        if start > end || end > self.data.len() {
+            return Err(self.malformed(format!("tensor '{name}' lies outside the file")));
+        }
+        Ok(Some((info, self.data.slice(start..end))))
+    }
+
+    fn needed(&self, name: &str) -> Result<(&TensorInfo, Bytes)> {
+        self.tensor(name)?.ok_or_else(|| self.malformed(format!("it has no tensor '{name}'")))
+    }
+
+    fn check_version(&self) -> Result<()> {
+        match self.note("format") {
+            None | Some(VERSION) => Ok(()),
+            Some(other) => {
+                Err(self.malformed(format!("its format is '{other}'; this version reads '{VERSION}'")))
+            }
+        }
+    }
+
+    fn features(&self) -> Result<Features> {
+        let (info, bytes) = self.needed("features")?;
+        let &[rows, dim] = info.shape.as_slice() else {
+            return Err(
+                self.malformed(format!("features have shape {:?}, not [rows, dimensions]", info.shape))
+            );
+        };
+        let precision = match info.dtype {
+            Dtype::F32 => Precision::F32,
+            Dtype::F16 => Precision::F16,
+            Dtype::BF16 => Precision::Bf16,
+            Dtype::F64 => return Ok(Features::from_f32(narrowed(&bytes), dim)),
+            other => {
+                return Err(
+                    self.malformed(format!("features are {other:?}; readable are F16, BF16, F32 and F64"))
+                );
+            }
+        };
+        if Features::byte_len(rows, dim, precision) != Some(bytes.len()) {
+            return Err(self.malformed("the size of the features contradicts their shape"));
+        }
+        Ok(Features::new(bytes, precision, rows, dim))
+    }
+
+    fn labels(&self) -> Result<Labels> {
+        let labels = self.integers("labels")?;
+        let Some(classes) = self.note("classes") else { return Ok(Labels::Numbered(labels)) };
+        let classes = self.json_list("classes", classes)?;
+        Ok(Labels::Indexed { labels, classes })
+    }
+
+    /// A list of whole numbers of any width.
+    fn integers(&self, name: &str) -> Result<Vec<i64>> {
+        let (info, bytes) = self.needed(name)?;
+        if info.shape.len() != 1 {
+            return Err(self.malformed(format!("{name} have shape {:?}, not [rows]", info.shape)));
+        }
+        let (width, signed) = match info.dtype {
+            Dtype::BOOL | Dtype::U8 => (1, false),
+            Dtype::I8 => (1, true),
+            Dtype::U16 => (2, false),
+            Dtype::I16 => (2, true),
+            Dtype::U32 => (4, false),
+            Dtype::I32 => (4, true),
+            Dtype::U64 => (8, false),
+            Dtype::I64 => (8, true),
+            other => return Err(self.malformed(format!("{name} are {other:?}; readable are whole numbers"))),
+        };
+        whole_numbers(&bytes, width, signed, false)
+            .ok_or_else(|| self.malformed(format!("{name} hold a number beyond {}", i64::MAX)))
+    }
+
+    fn items(&self, rows: usize) -> Result<Option<Items>> {
+        let items = match (self.tensor("items")?, self.note("items")) {
+            (Some((info, text)), _) if info.dtype == Dtype::U8 && info.shape.len() == 1 => {
+                let offsets =
+                    self.integers("item_offsets")?.into_iter().map(|offset| offset as u64).collect();
+                Items::from_packed(text, offsets)
+                    .ok_or_else(|| self.malformed("item_offsets do not cut items into names"))?
+            }
+            (Some((info, _)), _) => {
+                return Err(
+                    self.malformed(format!("items are {:?} {:?}, not a list of U8", info.dtype, info.shape))
+                );
+            }
+            (None, Some(list)) => Items::from_names(self.json_list("items", list)?),
+            (None, None) => return Ok(None),
+        };
+        match items.len() == rows {
+            true => Ok(Some(items)),
+            false => Err(self.malformed(format!("{} item names for {rows} rows", items.len()))),
+        }
+    }
+
+    fn json_list(&self, key: &str, text: &str) -> Result<Vec<String>> {
+        serde_json::from_str(text).map_err(|problem| {
+            self.malformed(format!("metadata '{key}' is not a JSON list of names: {problem}"))
+        })
+    }
+
+    fn malformed(&self, problem: impl std::fmt::Display) -> Error {
+        self.source.malformed(FORMAT, problem)
+    }
+}
+
+/// Whole numbers of `width` bytes; `None` if one does not fit.
+pub(super) fn whole_numbers(bytes: &[u8], width: usize, signed: bool, big_endian: bool) -> Option<Vec<i64>> {
+    let number = |stored: &[u8]| {
+        let place = |i: usize| if big_endian { width - 1 - i } else { i };
+        let raw = (0..width).fold(0u64, |raw, i| raw | u64::from(stored[place(i)]) << (8 * i));
+        let unused = 64 - 8 * width as u32;
+        match signed {
+            // Shifting up and back carries the sign along.
+            true => Some((raw << unused) as i64 >> unused),
+            false => i64::try_from(raw).ok(),
+        }
+    };
+    bytes.chunks_exact(width).map(number).collect()
+}
+
+/// Doubles as singles: a backbone's output has no more than that to say.
+fn narrowed(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<8>().0.iter().map(|&stored| f64::from_le_bytes(stored) as f32).collect()
+}
+
+/// Writes embeddings, the same bytes for the same data; the features go straight from where they lie.
+pub(crate) fn write(embeddings: &Embeddings, path: &Path) -> Result<()> {
+    let header = header(embeddings);
+    write_atomically(path, |out| {
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        write_numbers(out, embeddings.labels().iter().map(|&label| u64::from(label)))?;
+        if let Some(items) = embeddings.items() {
+            write_numbers(out, items.packed().1.iter().copied())?;
+        }
+        out.write_all(embeddings.features().bytes_of(0..embeddings.len()))?;
+        embeddings.items().map_or(Ok(()), |items| out.write_all(items.packed().0))
+    })
+}
+
+fn write_numbers(out: &mut dyn Write, numbers: impl Iterator<Item = u64>) -> std::io::Result<()> {
+    for number in numbers {
+        out.write_all(&number.to_le_bytes())?;
+    }
+    Ok(())
+}
+
+/// The header, padded so that the tensors begin on a multiple of 8; wide numbers first keep them aligned.
+fn header(embeddings: &Embeddings) -> Vec<u8> {
+    let features = embeddings.features();
+    let (rows, dim) = (features.rows(), features.dim());
+    let mut header = Map::new();
+    header.insert("__metadata__".into(), notes(embeddings));
+    let mut end = 0;
+    let mut tensor = |name: &str, dtype: Dtype, shape: Value, bytes: usize| {
+        let offsets = [end, end + bytes];
+        end += bytes;
+        header.insert(name.into(), json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets }));
+    };
+    tensor("labels", Dtype::I64, json!([rows]), 8 * rows);
+    if let Some((_, offsets)) = embeddings.items().map(Items::packed) {
+        tensor("item_offsets", Dtype::I64, json!([offsets.len()]), 8 * offsets.len());
+    }
+    let dtype = match features.precision() {
+        Precision::F32 => Dtype::F32,
+        Precision::F16 => Dtype::F16,
+        Precision::Bf16 => Dtype::BF16,
+    };
+    tensor("features", dtype, json!([rows, dim]), rows * dim * features.precision().size());
+    if let Some((text, _)) = embeddings.items().map(Items::packed) {
+        tensor("items", Dtype::U8, json!([text.len()]), text.len());
+    }
+    let mut header = Value::Object(header).to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    header
+}
+
+/// The metadata. A `Map` is sorted by key, which makes the bytes repeatable.
+fn notes(embeddings: &Embeddings) -> Value {
+    let mut notes = Map::new();
+    notes.insert("format".into(), VERSION.into());
+    notes.insert("classes".into(), json!(embeddings.classes()).to_string().into());
+    if let Some(backbone) = embeddings.backbone() {
+        notes.insert("backbone".into(), backbone.into());
+    }
+    Value::Object(notes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file with the given header and as many zero bytes behind it.
+    fn file(header: &Value, data: usize) -> Vec<u8> {
+        let header = header.to_string().into_bytes();
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header);
+        bytes.resize(bytes.len() + data, 0);
+        bytes
+    }
+
+    fn tensor(dtype: &str, shape: &[u64], start: u64, end: u64) -> Value {
+        json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, end] })
+    }
+
+    fn problem_of(bytes: Vec<u8>) -> String {
+        match Embeddings::read_bytes(bytes, "safetensors") {
+            Err(Error::Malformed { problem, .. }) => problem,
+            Err(other) => panic!("an error of another kind: {other}"),
+            Ok(_) => panic!("this file must be refused"),
+        }
+    }
+
+    #[test]
+    fn sub_byte_features_are_refused_by_name() {
+        let header = json!({ "features": tensor("F4", &[2, 4], 0, 4), "labels": tensor("U8", &[2], 4, 6) });
+        assert!(problem_of(file(&header, 6)).contains("F4"));
+    }
+
+    #[test]
+    fn offsets_that_overflow_do_not_wrap_around_into_the_file() {
+        let huge = u64::MAX / 8;
+        let mut header = json!({});
+        for i in 0..8 {
+            header[format!("t{i}")] = tensor("U8", &[huge], i * huge, (i + 1) * huge);
+        }
+        let end = 8 * huge;
+        header["features"] = tensor("F32", &[1, 1], end, end.wrapping_add(4));
+        problem_of(file(&header, 64));
+    }
+
+    #[test]
+    fn another_version_is_refused_and_a_missing_one_tolerated() {
+        let mut header =
+            json!({ "features": tensor("F32", &[1, 1], 0, 4), "labels": tensor("U8", &[1], 4, 5) });
+        assert!(Embeddings::read_bytes(file(&header, 5), "safetensors").is_ok());
+        header["__metadata__"] = json!({ "format": "trueshot-embeddings/2" });
+        assert!(problem_of(file(&header, 5)).contains("trueshot-embeddings/2"));
+    }
+
+    #[test]
+    fn item_offsets_outside_the_text_are_refused() {
+        let header = json!({
+            "features": tensor("F32", &[1, 1], 0, 4), "labels": tensor("U8", &[1], 4, 5),
+            "items": tensor("U8", &[3], 5, 8), "item_offsets": tensor("U8", &[2], 8, 10),
+        });
+        let mut bytes = file(&header, 10);
+        *bytes.last_mut().unwrap() = 200;
+        assert!(problem_of(bytes).contains("item_offsets"));
+    }
+
+    #[test]
+    fn whole_numbers_keep_their_sign_and_refuse_what_does_not_fit() {
+        assert_eq!(whole_numbers(&[0xfe, 0xff], 2, true, false), Some(vec![-2]));
+        assert_eq!(whole_numbers(&[0xfe, 0xff], 2, true, true), Some(vec![-257]));
+        assert_eq!(whole_numbers(&[0xff], 1, false, false), Some(vec![255]));
+        assert_eq!(whole_numbers(&[0xff; 8], 8, false, false), None);
+    }
+}

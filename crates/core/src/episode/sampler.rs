@@ -1,0 +1,319 @@
+//! Draws episodes from embeddings: which classes, which items, and how noise moves them.
+
+use super::{ClassDraw, DrawnEpisode, Episode, EpisodeSpec, Episodes, Item, corrupt};
+use crate::embeddings::Embeddings;
+use crate::error::{Error, Result};
+use crate::noise::{Noise, NoiseKind};
+use crate::rng::{Purpose, Rng, Urn};
+
+/// Draws any episode of an experiment, in any order.
+pub struct Sampler<'a> {
+    embeddings: &'a Embeddings,
+    spec: EpisodeSpec,
+    noises: Vec<Noise>,
+    outlier_rows: usize,
+}
+
+impl<'a> Sampler<'a> {
+    /// Checks once that every episode under every setting can be drawn.
+    pub fn new(
+        embeddings: &'a Embeddings,
+        outliers: Option<&Embeddings>,
+        spec: EpisodeSpec,
+        noises: Vec<Noise>,
+    ) -> Result<Self> {
+        spec.check()?;
+        check_items(embeddings, &spec)?;
+        for &noise in &noises {
+            check_noise(noise, &spec)?;
+            if noise.kind == NoiseKind::Outlier {
+                check_outliers(noise, &spec, embeddings, outliers)?;
+            }
+        }
+        let outlier_rows = outliers.map_or(0, Embeddings::len);
+        Ok(Sampler { embeddings, spec, noises, outlier_rows })
+    }
+
+    /// Draws an episode without noise.
+    pub fn episode(&self, index: u64, urn: &mut Urn) -> Episode {
+        let EpisodeSpec { ways, shots, queries, seed } = self.spec;
+        let mut items = Rng::new(seed, Purpose::Items, index);
+        let mut sizes = Rng::new(seed, Purpose::Shots, index);
+        let mut places = Rng::new(seed, Purpose::Places, index);
+        let classes = urn.draw(&mut items, self.embeddings.classes().len(), ways);
+        let draw_class = |class: u32| {
+            let rows = self.embeddings.rows_of(class as usize);
+            let count = shots.min + sizes.below(shots.max - shots.min + 1);
+            let drawn = urn.draw(&mut items, rows.len(), 2 * shots.max + queries);
+            let take =
+                |range: std::ops::Range<usize>| drawn[range].iter().map(|&d| rows[d as usize]).collect();
+            let mut noise_order: Vec<u32> = (0..count as u32).collect();
+            places.shuffle(&mut noise_order);
+            ClassDraw {
+                class,
+                support: take(0..count),
+                pool: take(shots.max..shots.max + count),
+                queries: take(2 * shots.max..2 * shots.max + queries),
+                noise_order,
+            }
+        };
+        Episode { index, classes: classes.into_iter().map(draw_class).collect() }
+    }
+
+    /// Puts noise into the support set of an episode.
+    pub fn corrupt(&self, episode: &Episode, noise: Noise, urn: &mut Urn) -> Result<Vec<Item>> {
+        let replaced = match noise.kind {
+            _ if noise.level == 0.0 => corrupt::none(episode),
+            NoiseKind::Symmetric => {
+                let mut rng = Rng::new(self.spec.seed, Purpose::Symmetric, episode.index);
+                corrupt::symmetric(episode, noise, &mut rng)
+            }
+            NoiseKind::Paired => {
+                let mut rng = Rng::new(self.spec.seed, Purpose::Paired, episode.index);
+                corrupt::paired(episode, noise, &mut rng)
+            }
+            NoiseKind::Outlier => {
+                let mut rng = Rng::new(self.spec.seed, Purpose::Outlier, episode.index);
+                Some(corrupt::outlier(episode, noise, &mut rng, self.outlier_rows, urn))
+            }
+        };
+        let replaced = replaced.ok_or_else(|| impossible(noise, &self.spec))?;
+        Ok(corrupt::support_set(episode, &replaced))
+    }
+}
+
+impl Episodes for Sampler<'_> {
+    fn spec(&self) -> &EpisodeSpec {
+        &self.spec
+    }
+
+    fn noises(&self) -> &[Noise] {
+        &self.noises
+    }
+
+    fn draw(&self, index: u64, urn: &mut Urn) -> Result<DrawnEpisode> {
+        let episode = self.episode(index, urn);
+        let supports =
+            self.noises.iter().map(|&noise| self.corrupt(&episode, noise, urn)).collect::<Result<_>>()?;
+        Ok(DrawnEpisode { episode, supports })
+    }
+}
+
+fn check_items(embeddings: &Embeddings, spec: &EpisodeSpec) -> Result<()> {
+    let classes = embeddings.classes();
+    if spec.ways > classes.len() {
+        return Err(Error::TooFewClasses { ways: spec.ways, classes: classes.len() });
+    }
+    let need = spec.shots.max.saturating_mul(2).saturating_add(spec.queries);
+    let smallest = (0..classes.len()).min_by_key(|&class| embeddings.rows_of(class).len());
+    match smallest.map(|class| (class, embeddings.rows_of(class).len())) {
+        Some((class, have)) if have < need => Err(Error::TooFewItems {
+            class: classes[class].clone(),
+            have,
+            shots: spec.shots.max,
+            queries: spec.queries,
+            need,
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn check_noise(noise: Noise, spec: &EpisodeSpec) -> Result<()> {
+    let mut sizes = spec.shots.min..=spec.shots.max;
+    let possible = sizes.all(|shots| noise.kind.is_possible(spec.ways, shots, noise.noisy_places(shots)));
+    if possible { Ok(()) } else { Err(impossible(noise, spec)) }
+}
+
+fn impossible(noise: Noise, spec: &EpisodeSpec) -> Error {
+    let shots = spec.shots.max;
+    let valid = (0..shots).filter(|&noisy| noise.kind.is_possible(spec.ways, shots, noisy));
+    let valid: Vec<String> =
+        valid.map(|noisy| format!("{}", (1e4 * noisy as f64 / shots as f64).round() / 1e2)).collect();
+    Error::ImpossibleNoise {
+        kind: noise.kind,
+        percent: noise.percent(),
+        ways: spec.ways,
+        shots: spec.shots.to_string(),
+        valid: format!("{} %", valid.join(", ")),
+    }
+}
+
+fn check_outliers(
+    noise: Noise,
+    spec: &EpisodeSpec,
+    embeddings: &Embeddings,
+    outliers: Option<&Embeddings>,
+) -> Result<()> {
+    if noise.level == 0.0 {
+        return Ok(());
+    }
+    let pool = outliers.ok_or(Error::NoOutlierPool)?;
+    if pool.dim() != embeddings.dim() {
+        return Err(Error::OutlierDimension { pool: pool.dim(), data: embeddings.dim() });
+    }
+    let need = spec.ways * noise.noisy_places(spec.shots.max);
+    if pool.len() < need {
+        return Err(Error::OutlierPoolTooSmall { have: pool.len(), need });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::episode::Shots;
+    use std::collections::HashSet;
+
+    fn bank(classes: usize, items: usize) -> Embeddings {
+        let labels = (0..classes * items).map(|i| format!("class {:02}", i / items)).collect();
+        Embeddings::from_rows((0..classes * items).map(|i| i as f32).collect(), 1, labels).unwrap()
+    }
+
+    fn spec(ways: usize, shots: Shots, queries: usize) -> EpisodeSpec {
+        EpisodeSpec { ways, shots, queries, seed: 11 }
+    }
+
+    fn noises(list: &[(NoiseKind, f64)]) -> Vec<Noise> {
+        list.iter().map(|&(kind, level)| Noise::new(kind, level).unwrap()).collect()
+    }
+
+    const ALL: [(NoiseKind, f64); 8] = [
+        (NoiseKind::Symmetric, 0.0),
+        (NoiseKind::Symmetric, 0.2),
+        (NoiseKind::Symmetric, 0.4),
+        (NoiseKind::Symmetric, 0.6),
+        (NoiseKind::Paired, 0.4),
+        (NoiseKind::Outlier, 0.2),
+        (NoiseKind::Outlier, 0.4),
+        (NoiseKind::Outlier, 0.6),
+    ];
+
+    #[test]
+    fn every_setting_has_exactly_its_share_of_wrong_labels() {
+        let (data, pool) = (bank(12, 30), bank(3, 10));
+        let sampler = Sampler::new(&data, Some(&pool), spec(5, Shots::exactly(5), 15), noises(&ALL)).unwrap();
+        for index in 0..300 {
+            let drawn = sampler.draw(index, &mut Urn::default()).unwrap();
+            for (support, noise) in drawn.supports.iter().zip(sampler.noises()) {
+                for class in 0..5 {
+                    let wrong = support.iter().filter(|i| i.given == class && i.is_wrong()).count();
+                    assert_eq!(wrong, noise.noisy_places(5), "{noise}");
+                }
+                let rows: HashSet<_> = support.iter().map(|i| (i.row, i.truth.is_some())).collect();
+                assert_eq!(rows.len(), 25, "no item is used twice under {noise}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_wrong_class_ties_with_the_right_one() {
+        let data = bank(12, 40);
+        for (ways, shots) in [(5, 5), (5, 10), (3, 7), (10, 4)] {
+            let settings: Vec<_> = (0..shots)
+                .filter(|&n| NoiseKind::Symmetric.is_possible(ways, shots, n))
+                .map(|n| (NoiseKind::Symmetric, n as f64 / shots as f64))
+                .collect();
+            let sampler =
+                Sampler::new(&data, None, spec(ways, Shots::exactly(shots), 5), noises(&settings)).unwrap();
+            for index in 0..200 {
+                for support in sampler.draw(index, &mut Urn::default()).unwrap().supports {
+                    for given in 0..ways as u32 {
+                        let count = |truth| {
+                            support.iter().filter(|i| i.given == given && i.truth == Some(truth)).count()
+                        };
+                        let others = (0..ways as u32).filter(|&truth| truth != given).map(count);
+                        assert!(others.max().unwrap() < count(given));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_stays_clean_is_the_same_under_every_setting_and_noisy_places_nest() {
+        let (data, pool) = (bank(8, 40), bank(3, 10));
+        let sampler = Sampler::new(
+            &data,
+            Some(&pool),
+            spec(5, Shots { min: 4, max: 9 }, 10),
+            noises(&[
+                (NoiseKind::Symmetric, 0.0),
+                (NoiseKind::Symmetric, 0.2),
+                (NoiseKind::Symmetric, 0.4),
+                (NoiseKind::Outlier, 0.4),
+            ]),
+        );
+        let sampler = sampler.unwrap();
+        for index in 0..100 {
+            let supports = sampler.draw(index, &mut Urn::default()).unwrap().supports;
+            for place in 0..supports[0].len() {
+                let wrong: Vec<bool> = supports.iter().map(|s| s[place].is_wrong()).collect();
+                assert!(!wrong[0] && wrong[1] <= wrong[2] && wrong[2] == wrong[3], "{wrong:?}");
+                for support in &supports {
+                    assert!(support[place].is_wrong() || support[place] == supports[0][place]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_episode_does_not_depend_on_the_noise_asked_for_or_on_other_episodes() {
+        let (data, pool) = (bank(8, 30), bank(3, 10));
+        let shape = spec(5, Shots::exactly(5), 15);
+        let all = Sampler::new(&data, Some(&pool), shape, noises(&ALL)).unwrap();
+        let alone = Sampler::new(&data, None, shape, noises(&ALL[3..4])).unwrap();
+        let mut urn = Urn::default();
+        (0..50).for_each(|index| drop(all.draw(index, &mut urn).unwrap()));
+        let (one, other) = (all.draw(77, &mut urn).unwrap(), alone.draw(77, &mut Urn::default()).unwrap());
+        assert_eq!(one.episode, other.episode);
+        assert_eq!(one.supports[3], other.supports[0]);
+    }
+
+    #[test]
+    fn paired_noise_takes_all_replacements_from_one_other_class() {
+        let data = bank(8, 60);
+        let shape = spec(5, Shots { min: 3, max: 12 }, 5);
+        let sampler = Sampler::new(&data, None, shape, noises(&[(NoiseKind::Paired, 0.4)])).unwrap();
+        for index in 0..200 {
+            let support = &sampler.draw(index, &mut Urn::default()).unwrap().supports[0];
+            let mut sources = HashSet::new();
+            for given in 0..5 {
+                let wrong = support.iter().filter(|i| i.given == given && i.is_wrong());
+                let from: HashSet<_> = wrong.map(|i| i.truth).collect();
+                assert_eq!(from.len(), 1);
+                sources.extend(from);
+            }
+            assert_eq!(sources.len(), 5, "every class lends to exactly one other");
+        }
+    }
+
+    #[test]
+    fn too_few_items_say_how_many_queries_would_fit() {
+        let error = Sampler::new(&bank(6, 20), None, spec(5, Shots::exactly(5), 15), vec![]).err().unwrap();
+        assert_eq!(error.hint().unwrap(), "the largest number of queries that fits is 10");
+        let error = Sampler::new(&bank(6, 20), None, spec(5, Shots::exactly(11), 0), vec![]).err().unwrap();
+        assert!(error.hint().unwrap().contains("most shots this class allows is 10"));
+    }
+
+    #[test]
+    fn impossible_settings_are_refused_with_what_would_be_possible() {
+        let data = bank(6, 40);
+        let refuse = |kind, level, pool: Option<&Embeddings>| {
+            let settings = noises(&[(kind, level)]);
+            Sampler::new(&data, pool, spec(5, Shots::exactly(5), 15), settings).err().unwrap()
+        };
+        let message = refuse(NoiseKind::Symmetric, 0.8, None).to_string();
+        assert!(message.ends_with("possible: 0, 20, 40, 60 %"), "{message}");
+        let message = refuse(NoiseKind::Paired, 0.6, None).to_string();
+        assert!(message.ends_with("possible: 0, 20, 40 %"), "{message}");
+        assert!(matches!(refuse(NoiseKind::Outlier, 0.4, None), Error::NoOutlierPool));
+        assert!(matches!(
+            refuse(NoiseKind::Outlier, 0.4, Some(&bank(1, 9))),
+            Error::OutlierPoolTooSmall { have: 9, need: 10 }
+        ));
+        let wide = Embeddings::from_rows(vec![0.5; 60], 2, vec!["a".into(); 30]).unwrap();
+        assert!(matches!(refuse(NoiseKind::Outlier, 0.4, Some(&wide)), Error::OutlierDimension { .. }));
+        let few = Sampler::new(&data, None, spec(7, Shots::exactly(2), 1), vec![]).err().unwrap();
+        assert!(matches!(few, Error::TooFewClasses { ways: 7, classes: 6 }));
+    }
+}

@@ -1,0 +1,98 @@
+//! Evaluation: every method, noise type and level of one call meets the same episodes.
+//!
+//! Episodes run in parallel and their outcomes are added up in the order of their numbers, so the result does
+//! not depend on the number of threads. Work goes in rounds; after each one a watcher hears of the progress and
+//! may stop, and what is done by then is a valid, shorter evaluation.
+
+mod detection;
+mod statistics;
+mod tally;
+mod workbench;
+
+pub use detection::Detection;
+pub use statistics::{Estimate, holm};
+pub use tally::{ClassAccuracy, Comparison, Difference, Evaluation, MethodResult, SettingResult, Source};
+
+use rayon::prelude::*;
+
+use crate::embeddings::Embeddings;
+use crate::episode::Episodes;
+use crate::error::{Error, Result};
+use crate::method::NamedMethod;
+use tally::Tally;
+use workbench::{Banks, Workbench};
+
+/// What to evaluate.
+pub struct Experiment<'a> {
+    /// The data.
+    pub embeddings: &'a Embeddings,
+    /// Items of classes outside the data.
+    pub outliers: Option<&'a Embeddings>,
+    /// Where episodes come from, and the noise settings.
+    pub episodes: &'a dyn Episodes,
+    /// How many episodes.
+    pub count: u64,
+    /// The methods.
+    pub methods: &'a [NamedMethod],
+    /// What differences are taken against, if it is among the methods.
+    pub baseline: &'a str,
+    /// What else to report.
+    pub details: Details,
+}
+
+/// What to report beyond accuracies.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Details {
+    /// The accuracy on every class of the data.
+    pub per_class: bool,
+    /// How often queries of one class were taken for another.
+    pub confusion: bool,
+}
+
+/// Hears of progress, and may end the evaluation early.
+pub trait Watcher: Sync {
+    /// So many episodes are done. Return `false` to stop here.
+    fn progress(&self, done: u64) -> bool;
+}
+
+/// Nobody watches.
+impl Watcher for () {
+    fn progress(&self, _done: u64) -> bool {
+        true
+    }
+}
+
+/// Episodes between two words to the watcher.
+const ROUND: u64 = 256;
+
+/// Runs an experiment on the threads of the current rayon pool.
+pub fn evaluate(experiment: &Experiment<'_>, watcher: &dyn Watcher) -> Result<Evaluation> {
+    let count = experiment.episodes.limit().map_or(experiment.count, |limit| limit.min(experiment.count));
+    if count == 0 {
+        return Err(Error::OutOfRange {
+            what: "the number of episodes",
+            given: "0".into(),
+            allowed: "1 or more".into(),
+        });
+    }
+    let banks = Banks { embeddings: experiment.embeddings, outliers: experiment.outliers };
+    let seed = experiment.episodes.spec().seed;
+    let run = |bench: &mut Workbench, index: u64| {
+        let drawn = experiment.episodes.draw(index, &mut bench.urn)?;
+        let outcome = bench.run(&banks, &drawn, experiment.methods, seed)?;
+        Ok((drawn, outcome))
+    };
+    let mut tally = Tally::new(experiment);
+    let mut done = 0;
+    while done < count {
+        let round = done..(done + ROUND).min(count);
+        done = round.end;
+        let outcomes: Vec<_> =
+            round.into_par_iter().map_init(Workbench::default, run).collect::<Result<_>>()?;
+        outcomes.into_iter().for_each(|(drawn, outcome)| tally.add(&drawn, outcome));
+        if !watcher.progress(done) {
+            break;
+        }
+    }
+    Ok(tally.finish(experiment, count))
+}

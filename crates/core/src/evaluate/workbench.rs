@@ -1,0 +1,176 @@
+//! One episode, all its settings, all methods.
+//!
+//! The settings of an episode share most of their items and all of their queries, so rows are fetched once and
+//! inner products computed once for the union of all support sets; a setting's task is a selection from them.
+
+use std::collections::HashMap;
+
+use trueshot_nn::{Isa, products};
+
+use crate::embeddings::{Embeddings, Features};
+use crate::episode::{DrawnEpisode, Item};
+use crate::error::Result;
+use crate::method::NamedMethod;
+use crate::rng::{Purpose, Rng, Urn};
+use crate::task::{Queries, Support, Task};
+
+/// Above so many items in the union, products are left to the methods: most need few of them, and all of
+/// them would not fit.
+const SHARED_ITEMS: usize = 4096;
+
+/// Where the rows of an episode come from.
+pub(super) struct Banks<'a> {
+    pub embeddings: &'a Embeddings,
+    pub outliers: Option<&'a Embeddings>,
+}
+
+/// Scratch space of one thread.
+#[derive(Default)]
+pub(super) struct Workbench {
+    pub urn: Urn,
+    decoded: Vec<f32>,
+}
+
+/// What a method did in one setting of one episode.
+pub(super) struct Outcome {
+    pub correct: u32,
+    pub suspicion: Option<Vec<f32>>,
+    pub are_probabilities: bool,
+    pub predictions: Vec<u32>,
+}
+
+/// All settings of one episode; the rows of a setting are its methods.
+pub(super) struct EpisodeOutcome {
+    pub outcomes: Vec<Vec<Outcome>>,
+}
+
+/// The items of all settings, each once.
+struct Union {
+    /// Row, and whether it is in the outlier pool.
+    rows: Vec<(u32, bool)>,
+    /// For every setting the places of its items in `rows`.
+    settings: Vec<Vec<u32>>,
+}
+
+impl Union {
+    fn of(supports: &[Vec<Item>]) -> Self {
+        let mut rows = Vec::new();
+        let mut places = HashMap::new();
+        let mut place = |item: &Item| {
+            let row = (item.row, item.truth.is_none());
+            *places.entry(row).or_insert_with(|| {
+                rows.push(row);
+                rows.len() as u32 - 1
+            })
+        };
+        let settings = supports.iter().map(|support| support.iter().map(&mut place).collect()).collect();
+        Union { rows, settings }
+    }
+}
+
+impl Workbench {
+    /// Runs all methods in all settings of an episode.
+    pub fn run(
+        &mut self,
+        banks: &Banks<'_>,
+        drawn: &DrawnEpisode,
+        methods: &[NamedMethod],
+        seed: u64,
+    ) -> Result<EpisodeOutcome> {
+        let union = Union::of(&drawn.supports);
+        let query_rows =
+            drawn.episode.classes.iter().flat_map(|class| class.queries.iter().map(|&row| (row, false)));
+        let wanted: Vec<(u32, bool)> = union.rows.iter().copied().chain(query_rows).collect();
+        let rows = fetch(banks, &wanted, &mut self.decoded);
+        let (support_rows, query_rows) = rows.split_at(union.rows.len());
+        let queries = Queries::new(query_rows.to_vec());
+        let shared = Shared::compute(support_rows, &queries, drawn.supports.len());
+        let answers: Vec<u32> =
+            (0..).zip(&drawn.episode.classes).flat_map(|(c, d)| vec![c; d.queries.len()]).collect();
+        let settings = drawn.supports.iter().zip(&union.settings);
+        let outcomes = settings.map(|(items, places)| {
+            let rows = places.iter().map(|&place| support_rows[place as usize]).collect();
+            let given = items.iter().map(|item| item.given).collect();
+            let truth: Vec<Option<u32>> = items.iter().map(|item| item.truth).collect();
+            let task = Task::new(Support::new(rows, given, drawn.episode.classes.len())).with_truth(&truth);
+            let (task, products) = shared.fill(task, places);
+            let attempt = |method: &NamedMethod| {
+                let mut rng = Rng::new(seed, Purpose::Method, drawn.episode.index);
+                let fitted = method.method.fit(&task, &mut rng)?;
+                let predictions = fitted.classifier.classify_with(&task, &queries, &products, &mut rng);
+                let correct = predictions.iter().zip(&answers).filter(|(a, b)| a == b).count() as u32;
+                let are_probabilities = fitted
+                    .verdicts
+                    .as_ref()
+                    .is_some_and(|v| v.iter().all(|verdict| verdict.p_wrong.is_some()));
+                let suspicion =
+                    fitted.verdicts.map(|v| v.iter().map(|verdict| verdict.suspicion()).collect());
+                Ok(Outcome { correct, suspicion, are_probabilities, predictions })
+            };
+            methods.iter().map(attempt).collect::<Result<Vec<_>>>()
+        });
+        Ok(EpisodeOutcome { outcomes: outcomes.collect::<Result<_>>()? })
+    }
+}
+
+/// The rows asked for: as they lie in the bank if they are `f32`, else decoded into `buffer`.
+fn fetch<'a>(banks: &'a Banks<'a>, wanted: &[(u32, bool)], buffer: &'a mut Vec<f32>) -> Vec<&'a [f32]> {
+    let dim = banks.embeddings.dim();
+    let features = |outlier: bool| -> &'a Features {
+        let bank =
+            if outlier { banks.outliers.expect("the sampler asked for the pool") } else { banks.embeddings };
+        bank.features()
+    };
+    let direct = |&(row, outlier): &(u32, bool)| {
+        features(outlier).as_f32().map(|all| &all[row as usize * dim..(row as usize + 1) * dim])
+    };
+    let undecoded = wanted.iter().filter(|wanted| direct(wanted).is_none());
+    buffer.resize(undecoded.clone().count() * dim, 0.0);
+    for (&(row, outlier), out) in undecoded.zip(buffer.chunks_exact_mut(dim)) {
+        features(outlier).decode_row(row as usize, out);
+    }
+    let mut decoded = buffer.chunks_exact(dim);
+    wanted.iter().filter_map(|wanted| direct(wanted).or_else(|| decoded.next())).collect()
+}
+
+/// Products of the union with itself and with the queries.
+struct Shared {
+    items: usize,
+    queries: usize,
+    gram: Option<Vec<f32>>,
+    products: Vec<f32>,
+}
+
+impl Shared {
+    fn compute(rows: &[&[f32]], queries: &Queries<'_>, settings: usize) -> Self {
+        // A single setting's task computes what its methods ask for, which may be little.
+        let gram = (settings > 1 && rows.len() <= SHARED_ITEMS).then(|| {
+            let mut gram = vec![0.0; rows.len().pow(2)];
+            products::gram(Isa::current(), rows, &mut gram);
+            gram
+        });
+        Shared { items: rows.len(), queries: queries.len(), gram, products: queries.products(rows) }
+    }
+
+    /// Gives a task its part of the products.
+    fn fill<'a>(&self, task: Task<'a>, places: &[u32]) -> (Task<'a>, std::borrow::Cow<'_, [f32]>) {
+        let task = match &self.gram {
+            Some(gram) => {
+                let row = |&place: &u32| &gram[place as usize * self.items..][..self.items];
+                let part = places.iter().flat_map(|i| places.iter().map(|&j| row(i)[j as usize])).collect();
+                task.with_gram(part)
+            }
+            None => task,
+        };
+        let is_whole = places.len() == self.items && places.iter().zip(0..).all(|(&place, i)| place == i);
+        let products = if is_whole {
+            self.products.as_slice().into()
+        } else {
+            let part = places
+                .iter()
+                .flat_map(|&place| &self.products[place as usize * self.queries..][..self.queries]);
+            part.copied().collect::<Vec<f32>>().into()
+        };
+        (task, products)
+    }
+}

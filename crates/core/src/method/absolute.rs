@@ -1,0 +1,32 @@
+//! Weights from minus the absolute (L1) distance between the items of a class.
+
+use trueshot_nn::{Isa, products};
+
+use super::registry::{MethodInfo, Parameter, Parameters};
+use super::similarity::{self, Similarities};
+use super::{Fitted, Method};
+use crate::error::Result;
+use crate::rng::Rng;
+use crate::task::Task;
+
+pub(super) const INFO: MethodInfo = MethodInfo {
+    name: "absolute",
+    summary: "weighted class mean; items count by minus the absolute distance to their class mates",
+    parameters: &[Parameter { name: "T", default: "25", meaning: "temperature: lower trusts fewer items" }],
+    build: |given: &Parameters| Ok(Box::new(Absolute { temperature: given.positive("T")? })),
+};
+
+struct Absolute {
+    temperature: f32,
+}
+
+impl Method for Absolute {
+    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
+        let isa = Isa::current();
+        Ok(similarity::fit(task, self.temperature, |class| {
+            let members = &task.support.members()[class];
+            let row = |i: usize| task.support.rows()[members[i] as usize];
+            Similarities::of_pairs(members.len(), |i, j| -products::absolute_distance(isa, row(i), row(j)))
+        }))
+    }
+}

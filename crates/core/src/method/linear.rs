@@ -1,0 +1,52 @@
+//! A linear layer trained on the given labels, episode by episode: what people try first.
+
+use trueshot_nn::{Isa, softmax_regression};
+
+use super::registry::{MethodInfo, Parameter, Parameters};
+use super::{Fitted, Method};
+use crate::classifier::Classifier;
+use crate::error::Result;
+use crate::rng::Rng;
+use crate::task::Task;
+
+pub(super) const INFO: MethodInfo = MethodInfo {
+    name: "linear",
+    summary: "a linear layer trained on the given labels, full batches of AdamW",
+    parameters: &[
+        Parameter {
+            name: "steps",
+            default: "101",
+            meaning: "updates (the paper says 100, its program does 101)",
+        },
+        Parameter { name: "rate", default: "0.001", meaning: "learning rate" },
+        Parameter { name: "decay", default: "0.01", meaning: "weight decay" },
+    ],
+    build: |given: &Parameters| {
+        Ok(Box::new(Linear {
+            steps: given.count("steps")?,
+            rate: given.positive("rate")?,
+            decay: given.not_negative("decay")?,
+        }))
+    },
+};
+
+struct Linear {
+    steps: usize,
+    rate: f32,
+    decay: f32,
+}
+
+impl Method for Linear {
+    fn fit(&self, task: &Task<'_>, rng: &mut Rng) -> Result<Fitted> {
+        let (dim, classes) = (task.support.dim(), task.support.classes());
+        let bound = (dim as f32).sqrt().recip();
+        let mut uniform = || bound * (2.0 * rng.uniform() - 1.0);
+        let mut weights: Vec<f32> = (0..classes * dim).map(|_| uniform()).collect();
+        let mut bias: Vec<f32> = (0..classes).map(|_| uniform()).collect();
+        let settings = softmax_regression::Settings { steps: self.steps, rate: self.rate, decay: self.decay };
+        let (rows, given) = (task.support.rows(), task.support.given());
+        softmax_regression::train(Isa::current(), rows, given, &mut weights, &mut bias, settings);
+        let weights = weights.chunks_exact(dim).map(<[f32]>::to_vec).collect();
+        Ok(Fitted { classifier: Classifier::Linear { weights, bias }, verdicts: None })
+    }
+}

@@ -1,0 +1,71 @@
+//! Methods: each looks at a support set once and yields a classifier, and what it thinks of every item.
+//!
+//! One file each. [`Registry`] finds them by name and reads their parameters from text such as
+//! `cosine:T=0.5` or `median:steps=converge:hessian=full`.
+
+mod absolute;
+mod baseline_plus_plus;
+mod cosine;
+mod euclidean;
+mod linear;
+mod matching;
+mod median;
+mod nearest;
+mod oracle;
+mod protonet;
+mod registry;
+mod rnnp;
+mod similarity;
+
+pub use registry::{MethodInfo, NamedMethod, Parameter, Parameters, Registry};
+
+use crate::classifier::{Classifier, Mixture};
+use crate::error::Result;
+use crate::rng::Rng;
+use crate::task::Task;
+
+/// What every method does: look at a support set once, then answer queries.
+pub trait Method: Send + Sync {
+    /// Learns from a support set. The random numbers are the episode's own.
+    fn fit(&self, task: &Task<'_>, rng: &mut Rng) -> Result<Fitted>;
+}
+
+/// What a method learned.
+#[derive(Debug, Clone)]
+pub struct Fitted {
+    /// How to answer queries.
+    pub classifier: Classifier,
+    /// What it thinks of every support item, where it tells them apart.
+    pub verdicts: Option<Vec<Verdict>>,
+}
+
+/// What a method thinks of one support item.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Verdict {
+    /// Its share in its class, 1 being an ordinary one. Not a probability.
+    pub weight: f32,
+    /// The probability that its label is wrong, from methods that estimate one.
+    pub p_wrong: Option<f32>,
+}
+
+impl Verdict {
+    /// How strongly it speaks for a wrong label, for ranking: the probability, or else the lack of weight.
+    pub fn suspicion(&self) -> f32 {
+        self.p_wrong.unwrap_or(-self.weight)
+    }
+}
+
+/// Nearest prototypes from weights within classes (which sum to 1), and what the weights say of the items.
+fn weighted_prototypes(task: &Task<'_>, weights: &[Vec<f32>]) -> Fitted {
+    let mut verdicts = vec![Verdict { weight: 0.0, p_wrong: None }; task.support.len()];
+    for (members, weights) in task.support.members().iter().zip(weights) {
+        for (&item, weight) in members.iter().zip(weights) {
+            verdicts[item as usize].weight = weight * members.len() as f32;
+        }
+    }
+    let mixture = Mixture::within_classes(task, weights);
+    Fitted { classifier: Classifier::Prototypes(mixture), verdicts: Some(verdicts) }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,25 @@
+//! The k nearest support items vote. Nothing is learned, and a wrong item votes like any other.
+
+use super::registry::{MethodInfo, Parameter, Parameters};
+use super::{Fitted, Method};
+use crate::classifier::Classifier;
+use crate::error::Result;
+use crate::rng::Rng;
+use crate::task::Task;
+
+pub(super) const INFO: MethodInfo = MethodInfo {
+    name: "nearest",
+    summary: "plurality among the k nearest items, ties broken at random",
+    parameters: &[Parameter { name: "k", default: "1", meaning: "how many items vote" }],
+    build: |given: &Parameters| Ok(Box::new(Nearest { k: given.count("k")? })),
+};
+
+struct Nearest {
+    k: usize,
+}
+
+impl Method for Nearest {
+    fn fit(&self, _task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
+        Ok(Fitted { classifier: Classifier::Neighbours(self.k), verdicts: None })
+    }
+}

@@ -1,0 +1,26 @@
+//! ProtoNet: every item counts the same (Snell et al., 2017). The baseline of all others.
+
+use super::registry::{MethodInfo, Parameters};
+use super::{Fitted, Method};
+use crate::classifier::{Classifier, Mixture};
+use crate::error::Result;
+use crate::rng::Rng;
+use crate::task::Task;
+
+pub(super) const INFO: MethodInfo = MethodInfo {
+    name: "protonet",
+    summary: "nearest class mean",
+    parameters: &[],
+    build: |_: &Parameters| Ok(Box::new(ProtoNet)),
+};
+
+struct ProtoNet;
+
+impl Method for ProtoNet {
+    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
+        let equal = |members: &Vec<u32>| vec![1.0 / members.len() as f32; members.len()];
+        let weights: Vec<Vec<f32>> = task.support.members().iter().map(equal).collect();
+        let classifier = Classifier::Prototypes(Mixture::within_classes(task, &weights));
+        Ok(Fitted { classifier, verdicts: None })
+    }
+}

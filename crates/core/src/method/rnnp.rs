@@ -1,0 +1,130 @@
+//! RNNP (Mazumder et al., 2021): class means refined by k-means over the items and over hybrids of them.
+//!
+//! Hybrids mix two items filed under one class. Every point is a combination of items, so k-means runs on
+//! combinations and inner products.
+
+use super::registry::{MethodInfo, Parameter, Parameters};
+use super::{Fitted, Method, Verdict};
+use crate::classifier::{Classifier, Mixture};
+use crate::error::Result;
+use crate::rng::Rng;
+use crate::task::Task;
+
+pub(super) const INFO: MethodInfo = MethodInfo {
+    name: "rnnp",
+    summary: "class means refined by k-means over items and mixtures of two",
+    parameters: &[
+        Parameter { name: "share", default: "0.8", meaning: "share of the first item in a mixture of two" },
+        Parameter { name: "rounds", default: "100", meaning: "most rounds of k-means" },
+    ],
+    build: |given: &Parameters| {
+        Ok(Box::new(Rnnp { share: given.share("share")?, rounds: given.count("rounds")? }))
+    },
+};
+
+struct Rnnp {
+    share: f32,
+    rounds: usize,
+}
+
+/// `share` of one item and the rest of another; an item itself is a mixture with itself.
+struct Point {
+    first: usize,
+    second: usize,
+}
+
+impl Method for Rnnp {
+    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
+        let points = points(task);
+        let products = self.point_products(task, &points);
+        let mut centres = class_means(task);
+        let mut assignment = Vec::new();
+        for _ in 0..self.rounds {
+            let next = assign(task, &products, &centres);
+            if next == assignment {
+                break;
+            }
+            assignment = next;
+            self.move_centres(&points, &assignment, &mut centres);
+        }
+        let verdicts = verdicts(task, &centres);
+        let mixture = Mixture::across_classes(task, &centres);
+        Ok(Fitted { classifier: Classifier::Prototypes(mixture), verdicts: Some(verdicts) })
+    }
+}
+
+impl Rnnp {
+    /// Inner products of every item with every point.
+    fn point_products(&self, task: &Task<'_>, points: &[Point]) -> Vec<Vec<f32>> {
+        let (gram, n) = (task.gram(), task.support.len());
+        let mix = |row: &[f32]| {
+            let product = |p: &Point| self.share * row[p.first] + (1.0 - self.share) * row[p.second];
+            points.iter().map(product).collect()
+        };
+        gram.chunks_exact(n).map(mix).collect()
+    }
+
+    /// Every centre becomes the mean of its points; one without points stays where it is.
+    fn move_centres(&self, points: &[Point], assignment: &[usize], centres: &mut [Vec<f32>]) {
+        for (class, centre) in centres.iter_mut().enumerate() {
+            let count = assignment.iter().filter(|&&assigned| assigned == class).count();
+            if count == 0 {
+                continue;
+            }
+            centre.fill(0.0);
+            let share = 1.0 / count as f32;
+            for (point, _) in points.iter().zip(assignment).filter(|&(_, &assigned)| assigned == class) {
+                centre[point.first] += self.share * share;
+                centre[point.second] += (1.0 - self.share) * share;
+            }
+        }
+    }
+}
+
+fn points(task: &Task<'_>) -> Vec<Point> {
+    let pairs = |members: &Vec<u32>| {
+        let ordered = members.iter().flat_map(|&i| members.iter().map(move |&j| (i as usize, j as usize)));
+        ordered.map(|(first, second)| Point { first, second }).collect::<Vec<_>>()
+    };
+    task.support.members().iter().flat_map(pairs).collect()
+}
+
+fn class_means(task: &Task<'_>) -> Vec<Vec<f32>> {
+    let mean = |members: &Vec<u32>| {
+        let mut weights = vec![0.0; task.support.len()];
+        members.iter().for_each(|&item| weights[item as usize] = 1.0 / members.len() as f32);
+        weights
+    };
+    task.support.members().iter().map(mean).collect()
+}
+
+/// The nearest centre of every point; the first of several that are equally near.
+fn assign(task: &Task<'_>, products: &[Vec<f32>], centres: &[Vec<f32>]) -> Vec<usize> {
+    let points = products[0].len();
+    let mut nearest = vec![(f32::INFINITY, 0); points];
+    for (class, centre) in centres.iter().enumerate() {
+        let mut distances = vec![squared_norm(task, centre); points];
+        for (&weight, products) in centre.iter().zip(products).filter(|&(&weight, _)| weight != 0.0) {
+            distances.iter_mut().zip(products).for_each(|(distance, p)| *distance -= 2.0 * weight * p);
+        }
+        for (nearest, distance) in nearest.iter_mut().zip(distances) {
+            *nearest = if distance < nearest.0 { (distance, class) } else { *nearest };
+        }
+    }
+    nearest.into_iter().map(|(_, class)| class).collect()
+}
+
+fn squared_norm(task: &Task<'_>, centre: &[f32]) -> f32 {
+    let rows = task.gram().chunks_exact(task.support.len());
+    let product = |row: &[f32]| row.iter().zip(centre).map(|(g, w)| g * w).sum::<f32>();
+    rows.zip(centre).filter(|&(_, &weight)| weight != 0.0).map(|(row, weight)| weight * product(row)).sum()
+}
+
+/// An item's weight is its share in the centre of the class it is filed under.
+fn verdicts(task: &Task<'_>, centres: &[Vec<f32>]) -> Vec<Verdict> {
+    let weight = |(item, &class): (usize, &u32)| {
+        let members = task.support.members()[class as usize].len() as f32;
+        Verdict { weight: centres[class as usize][item] * members, p_wrong: None }
+    };
+    task.support.given().iter().enumerate().map(weight).collect()
+}

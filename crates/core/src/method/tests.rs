@@ -1,0 +1,1 @@
+//! Methods against their definitions, written out plainly over the vectors themselves.

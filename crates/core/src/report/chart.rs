@@ -1,0 +1,170 @@
+//! Accuracy against noise as SVG: one line a method, colours from the page's style sheet so that light, dark
+//! and print each have their own.
+
+use crate::evaluate::{Evaluation, SettingResult};
+use crate::noise::NoiseKind;
+
+const WIDTH: f64 = 640.0;
+const HEIGHT: f64 = 380.0;
+/// Margins: left for the scale, right for the names at the line ends.
+const LEFT: f64 = 46.0;
+const RIGHT: f64 = 150.0;
+const TOP: f64 = 14.0;
+const BOTTOM: f64 = 44.0;
+/// Names at the line ends keep so far apart.
+const LABEL_GAP: f64 = 13.0;
+/// Colours the style sheet knows.
+pub(super) const COLOURS: usize = 10;
+
+/// A method's accuracies by level.
+struct Line {
+    name: String,
+    colour: usize,
+    points: Vec<(f64, f64, Option<f64>)>,
+}
+
+/// The plot of one noise type; none where there are fewer than two levels.
+pub(super) fn accuracy_against_noise(evaluation: &Evaluation, kind: NoiseKind) -> Option<String> {
+    // Without noise all types are the same, so the clean setting is part of every plot.
+    let belongs = |setting: &&SettingResult| setting.noise == kind || setting.level == 0.0;
+    let mut settings: Vec<&SettingResult> = evaluation.settings.iter().filter(belongs).collect();
+    settings.sort_by(|a, b| a.level.total_cmp(&b.level));
+    let lines = lines(&settings);
+    let values = || lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
+    if settings.len() < 2 || values().next().is_none() {
+        return None;
+    }
+    let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+    let scale = Scale::new(settings.first()?.level, settings.last()?.level, low, high);
+    let mut svg = format!(
+        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"Accuracy against {kind} noise\">\n"
+    );
+    svg.push_str(&scale.axes(&settings, kind));
+    let ends = spread(lines.iter().filter_map(|line| Some(scale.y(line.points.last()?.1))).collect());
+    for (line, label_y) in lines.iter().zip(ends) {
+        svg.push_str(&scale.line(line, label_y));
+    }
+    svg.push_str("</svg>\n");
+    Some(svg)
+}
+
+fn lines(settings: &[&SettingResult]) -> Vec<Line> {
+    let methods = settings.first().map_or(0, |setting| setting.methods.len());
+    let line = |m: usize| {
+        let point = |setting: &&SettingResult| {
+            let method = &setting.methods[m];
+            Some((setting.level, method.accuracy?, method.ci95))
+        };
+        let name = settings[0].methods[m].method.clone();
+        Line { name, colour: m % COLOURS, points: settings.iter().filter_map(point).collect() }
+    };
+    (0..methods).map(line).collect()
+}
+
+struct Scale {
+    levels: (f64, f64),
+    accuracies: (f64, f64),
+    step: f64,
+}
+
+impl Scale {
+    fn new(first: f64, last: f64, low: f64, high: f64) -> Self {
+        let step = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
+            .into_iter()
+            .find(|step| (high - low) / step <= 7.0)
+            .unwrap_or(25.0);
+        let accuracies = (
+            (low / step).floor() * step,
+            ((high / step).ceil() * step).max((low / step).floor() * step + step),
+        );
+        Scale { levels: (first, last), accuracies, step }
+    }
+
+    fn x(&self, level: f64) -> f64 {
+        LEFT + (level - self.levels.0) / (self.levels.1 - self.levels.0).max(1e-9) * (WIDTH - LEFT - RIGHT)
+    }
+
+    fn y(&self, accuracy: f64) -> f64 {
+        let share = (accuracy - self.accuracies.0) / (self.accuracies.1 - self.accuracies.0);
+        HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+    }
+
+    fn axes(&self, settings: &[&SettingResult], kind: NoiseKind) -> String {
+        let mut svg = String::from("<g class=\"axis\">\n");
+        let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
+        let mut accuracy = self.accuracies.0;
+        while accuracy <= self.accuracies.1 + 1e-9 {
+            let (y, text_y) = (self.y(accuracy), self.y(accuracy) + 4.0);
+            let value = (accuracy * 10.0).round() / 10.0;
+            svg.push_str(&format!("<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"));
+            svg.push_str(&format!(
+                "<text x=\"{:.1}\" y=\"{text_y:.1}\" text-anchor=\"end\">{value}</text>\n",
+                LEFT - 7.0
+            ));
+            accuracy += self.step;
+        }
+        for setting in settings {
+            let percent = (setting.level * 1e4).round() / 1e2;
+            let (x, y) = (self.x(setting.level), bottom + 17.0);
+            svg.push_str(&format!(
+                "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{percent} %</text>\n"
+            ));
+        }
+        let (x, y) = ((LEFT + right) / 2.0, HEIGHT - 8.0);
+        svg.push_str(&format!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">labels made wrong, {kind} noise</text>\n"
+        ));
+        svg + "</g>\n"
+    }
+
+    fn line(&self, line: &Line, label_y: f64) -> String {
+        let place =
+            |point: &(f64, f64, Option<f64>)| format!("{:.1},{:.1}", self.x(point.0), self.y(point.1));
+        let path: Vec<String> = line.points.iter().map(place).collect();
+        let dashed = if line.name == "oracle" { " dashed" } else { "" };
+        let name = escaped(&line.name);
+        let mut svg =
+            format!("<g class=\"series c{}{dashed}\" tabindex=\"0\"><title>{name}</title>\n", line.colour);
+        svg.push_str(&format!("<polyline points=\"{}\"/>\n", path.join(" ")));
+        for point in &line.points {
+            let interval = point.2.map_or(String::new(), |ci| format!(" ±{ci:.2}"));
+            svg.push_str(&format!(
+                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3\"><title>{name}, {}: {:.2}{interval}</title></circle>\n",
+                self.x(point.0),
+                self.y(point.1),
+                super::grids::percent(point.0),
+                point.1,
+            ));
+        }
+        if let Some(end) = line.points.last() {
+            let (x, y) = (self.x(end.0), self.y(end.1));
+            let (bend, text_x, text_y) = (x + 14.0, x + 20.0, label_y + 4.0);
+            svg.push_str(&format!("<path class=\"lead\" d=\"M{x:.1} {y:.1} L{bend:.1} {label_y:.1}\"/>"));
+            svg.push_str(&format!("<text x=\"{text_x:.1}\" y=\"{text_y:.1}\">{name}</text>\n"));
+        }
+        svg + "</g>\n"
+    }
+}
+
+/// Moves labels apart until none covers another, keeping their order.
+fn spread(wanted: Vec<f64>) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..wanted.len()).collect();
+    order.sort_by(|&a, &b| wanted[a].total_cmp(&wanted[b]));
+    let mut placed = wanted.clone();
+    let mut last = f64::NEG_INFINITY;
+    for &label in &order {
+        placed[label] = wanted[label].max(last + LABEL_GAP);
+        last = placed[label];
+    }
+    // What was pushed out at the bottom comes back up, moving its neighbours along.
+    let mut limit = HEIGHT - BOTTOM;
+    for &label in order.iter().rev() {
+        placed[label] = placed[label].min(limit);
+        limit = placed[label] - LABEL_GAP;
+    }
+    placed
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

@@ -1,0 +1,49 @@
+//! One line a setting and method, for spreadsheets and data frames.
+
+use crate::evaluate::{Evaluation, MethodResult, SettingResult};
+
+const HEADER: &str = "noise,level,ways,shots,queries,episodes,method,accuracy,ci95,difference,difference_ci95,\
+                      gap_closed,auroc,average_precision,calibration_error";
+
+pub(super) fn evaluation(evaluation: &Evaluation) -> String {
+    let mut text = format!("{HEADER}\n");
+    for setting in &evaluation.settings {
+        for method in &setting.methods {
+            text.push_str(&line(setting, method));
+            text.push('\n');
+        }
+    }
+    text
+}
+
+fn line(setting: &SettingResult, method: &MethodResult) -> String {
+    let number = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
+    let detection = method.detection.as_ref();
+    let fields = [
+        setting.noise.to_string(),
+        setting.level.to_string(),
+        setting.ways.to_string(),
+        setting.shots.to_string(),
+        setting.queries.to_string(),
+        setting.episodes.to_string(),
+        quoted(&method.method),
+        number(method.accuracy),
+        number(method.ci95),
+        number(method.difference.map(|difference| difference.mean)),
+        number(method.difference.and_then(|difference| difference.ci95)),
+        number(method.gap_closed),
+        number(detection.map(|detection| detection.auroc)),
+        number(detection.map(|detection| detection.average_precision)),
+        number(detection.and_then(|detection| detection.calibration_error)),
+    ];
+    fields.join(",")
+}
+
+/// A field that holds commas, quotes or line breaks, made safe.
+fn quoted(field: &str) -> String {
+    if field.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field.into()
+    }
+}

@@ -1,0 +1,40 @@
+//! Tables for a paper, for the package booktabs.
+
+use super::grids;
+use crate::evaluate::Evaluation;
+
+pub(super) fn evaluation(evaluation: &Evaluation) -> String {
+    let mut text = format!("% {}\n% needs \\usepackage{{booktabs}}\n", super::caption(evaluation));
+    for grid in grids::all(evaluation) {
+        let line = |cells: Vec<String>| format!("{} \\\\\n", cells.join(" & "));
+        text.push_str("\n\\begin{table}\n\\centering\n");
+        text.push_str(&format!("\\caption{{{}}}\n", escaped(&grid.title)));
+        text.push_str(&format!("\\begin{{tabular}}{{l{}}}\n\\toprule\n", "r".repeat(grid.columns.len() - 1)));
+        text.push_str(&line(grid.columns.iter().map(|name| escaped(name)).collect()));
+        text.push_str("\\midrule\n");
+        for (name, cells) in &grid.rows {
+            let cell = |cell: &grids::Cell| match cell.best {
+                true => format!("\\textbf{{{}}}", escaped(&cell.text)),
+                false => escaped(&cell.text),
+            };
+            text.push_str(&line(std::iter::once(escaped(name)).chain(cells.iter().map(cell)).collect()));
+        }
+        text.push_str("\\bottomrule\n\\end{tabular}\n\\end{table}\n");
+    }
+    text
+}
+
+fn escaped(text: &str) -> String {
+    let mut safe = String::new();
+    for character in text.chars() {
+        match character {
+            '\\' => safe.push_str("\\textbackslash{}"),
+            '^' => safe.push_str("\\textasciicircum{}"),
+            '~' => safe.push_str("\\textasciitilde{}"),
+            '±' => safe.push_str("$\\pm$"),
+            '&' | '%' | '$' | '#' | '_' | '{' | '}' => safe.extend(['\\', character]),
+            _ => safe.push(character),
+        }
+    }
+    safe
+}

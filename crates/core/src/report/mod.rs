@@ -1,0 +1,69 @@
+//! How results are shown. One file per format; [`grids`] decides once what is in the tables.
+
+mod chart;
+mod csv;
+mod grids;
+mod html;
+mod inspection;
+mod latex;
+mod markdown;
+mod text;
+
+pub use html::{Page, Picture, PictureClass, PictureItem};
+pub use inspection::inspection_text;
+
+use crate::evaluate::Evaluation;
+
+/// Ways to show an evaluation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Aligned columns for a terminal of 80.
+    Table,
+    /// Everything, for programs.
+    Json,
+    /// One line a setting and method.
+    Csv,
+    /// Tables for a README.
+    Markdown,
+    /// Tables for a paper (booktabs).
+    Latex,
+    /// One self-contained page with plots.
+    Html,
+}
+
+/// Shows an evaluation.
+pub fn evaluation(evaluation: &Evaluation, format: Format) -> String {
+    match format {
+        Format::Table => text::evaluation(evaluation),
+        Format::Json => serde_json::to_string_pretty(evaluation).expect("plain data serialises") + "\n",
+        Format::Csv => csv::evaluation(evaluation),
+        Format::Markdown => markdown::evaluation(evaluation),
+        Format::Latex => latex::evaluation(evaluation),
+        Format::Html => Page::new("Evaluation", evaluation).render(),
+    }
+}
+
+/// What was evaluated, in one line.
+fn caption(evaluation: &Evaluation) -> String {
+    let Some(setting) = evaluation.settings.first() else { return "no noise setting".into() };
+    let stopped = if evaluation.interrupted { ", stopped early" } else { "" };
+    format!(
+        "{}-way {}-shot, {} queries a class, {} episodes{stopped}, seed {}",
+        setting.ways,
+        setting.shots,
+        setting.queries,
+        thousands(setting.episodes),
+        evaluation.seed,
+    )
+}
+
+/// 10000 becomes 10,000.
+fn thousands(number: usize) -> String {
+    let digits = number.to_string();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|g| std::str::from_utf8(g).unwrap_or("")).collect();
+    groups.join(",")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! Reports hold what they should.

@@ -1,0 +1,254 @@
+//! Inner products between rows: the one expensive thing most methods need.
+//!
+//! Shapes: `left` L rows and `right` R rows of D numbers, `out` R x L. Rows are given as slices, because an
+//! episode's rows lie scattered over a bank and copying them together would cost as much as the arithmetic.
+//!
+//! A tile of 5 x 5 products keeps 25 accumulators in registers; 5 left rows are fetched once and stay in the
+//! first-level cache while the right rows (few, and in the second-level cache) stream by. Every product is summed in the same order whatever tile it falls
+//! into, so it depends on its two rows alone.
+
+use pulp::{Simd, WithSimd};
+
+use crate::isa::Isa;
+
+/// `out[r][l] = left[l] . right[r]`: left rows are read once, right rows once for every five left ones.
+///
+/// # Panics
+/// If `out` is not R x L or the rows differ in length.
+pub fn products(isa: Isa, left: &[&[f32]], right: &[&[f32]], out: &mut [f32]) {
+    assert_eq!(out.len(), left.len() * right.len());
+    let dim = left.iter().chain(right).map(|row| row.len()).next().unwrap_or(0);
+    assert!(left.iter().chain(right).all(|row| row.len() == dim), "rows of different length");
+    isa.run(Products { left, right, out, dim });
+}
+
+/// `out[i][j] = rows[i] . rows[j]`, symmetric to the bit.
+///
+/// # Panics
+/// If `out` is not square or the rows differ in length.
+pub fn gram(isa: Isa, rows: &[&[f32]], out: &mut [f32]) {
+    const BLOCK: usize = 5;
+    let n = rows.len();
+    assert_eq!(out.len(), n * n);
+    let mut block = vec![0.0; BLOCK * n];
+    for start in (0..n).step_by(BLOCK) {
+        let left = &rows[start..(start + BLOCK).min(n)];
+        let block = &mut block[..left.len() * (n - start)];
+        products(isa, left, &rows[start..], block);
+        for (j, column) in block.chunks_exact(left.len()).enumerate() {
+            for (i, &value) in column.iter().enumerate().take(j + 1) {
+                out[(start + i) * n + start + j] = value;
+                out[(start + j) * n + start + i] = value;
+            }
+        }
+    }
+}
+
+/// The plain version, which the tests hold the tuned one against.
+pub fn products_reference(left: &[&[f32]], right: &[&[f32]], out: &mut [f64]) {
+    for (i, a) in left.iter().enumerate() {
+        for (j, b) in right.iter().enumerate() {
+            out[j * left.len() + i] = a.iter().zip(*b).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum();
+        }
+    }
+}
+
+struct Products<'a> {
+    left: &'a [&'a [f32]],
+    right: &'a [&'a [f32]],
+    out: &'a mut [f32],
+    dim: usize,
+}
+
+impl WithSimd for Products<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        if S::REGISTER_COUNT >= 32 { self.tiled::<S, 5, 5>(simd) } else { self.tiled::<S, 3, 4>(simd) }
+    }
+}
+
+impl Products<'_> {
+    #[inline(always)]
+    fn tiled<S: Simd, const L: usize, const R: usize>(self, simd: S) {
+        let (left_count, right_count) = (self.left.len(), self.right.len());
+        for l in (0..left_count).step_by(L) {
+            for r in (0..right_count).step_by(R) {
+                // A tile that would hang over the edge repeats the last row; what it repeats is not stored.
+                let lefts: [&[f32]; L] = std::array::from_fn(|i| self.left[(l + i).min(left_count - 1)]);
+                let rights: [&[f32]; R] = std::array::from_fn(|j| self.right[(r + j).min(right_count - 1)]);
+                let sums = tile::<S, L, R>(simd, lefts, rights, self.dim);
+                for (i, row) in sums.iter().enumerate().take(left_count - l) {
+                    for (j, &sum) in row.iter().enumerate().take(right_count - r) {
+                        self.out[(r + j) * left_count + l + i] = sum;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn tile<S: Simd, const L: usize, const R: usize>(
+    simd: S,
+    left: [&[f32]; L],
+    right: [&[f32]; R],
+    dim: usize,
+) -> [[f32; R]; L] {
+    let lefts: [(&[S::f32s], &[f32]); L] = std::array::from_fn(|i| S::as_simd_f32s(&left[i][..dim]));
+    let rights: [(&[S::f32s], &[f32]); R] = std::array::from_fn(|j| S::as_simd_f32s(&right[j][..dim]));
+    let steps = dim / S::F32_LANES;
+    // The same length for all, so that the compiler drops the bounds checks below.
+    let lefts_whole: [&[S::f32s]; L] = std::array::from_fn(|i| &lefts[i].0[..steps]);
+    let rights_whole: [&[S::f32s]; R] = std::array::from_fn(|j| &rights[j].0[..steps]);
+    let mut sums = [[simd.splat_f32s(0.0); R]; L];
+    for step in 0..steps {
+        let a: [S::f32s; L] = std::array::from_fn(|i| lefts_whole[i][step]);
+        for j in 0..R {
+            let b = rights_whole[j][step];
+            for i in 0..L {
+                sums[i][j] = simd.mul_add_e_f32s(a[i], b, sums[i][j]);
+            }
+        }
+    }
+    if dim % S::F32_LANES != 0 {
+        for i in 0..L {
+            let a = simd.partial_load_f32s(lefts[i].1);
+            for j in 0..R {
+                sums[i][j] = simd.mul_add_e_f32s(a, simd.partial_load_f32s(rights[j].1), sums[i][j]);
+            }
+        }
+    }
+    std::array::from_fn(|i| std::array::from_fn(|j| simd.reduce_sum_f32s(sums[i][j])))
+}
+
+/// `row . row`
+pub fn squared_norm(isa: Isa, row: &[f32]) -> f32 {
+    isa.run(Reduction { left: row, right: row, term: Term::Product })
+}
+
+/// Sum of absolute differences of two rows.
+///
+/// # Panics
+/// If the rows differ in length.
+pub fn absolute_distance(isa: Isa, left: &[f32], right: &[f32]) -> f32 {
+    assert_eq!(left.len(), right.len());
+    isa.run(Reduction { left, right, term: Term::AbsoluteDifference })
+}
+
+/// What is summed over two rows.
+#[derive(Clone, Copy)]
+enum Term {
+    Product,
+    AbsoluteDifference,
+}
+
+struct Reduction<'a> {
+    left: &'a [f32],
+    right: &'a [f32],
+    term: Term,
+}
+
+impl WithSimd for Reduction<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f32 {
+        match self.term {
+            Term::Product => self.reduce(simd, |sum, a, b| simd.mul_add_e_f32s(a, b, sum)),
+            Term::AbsoluteDifference => {
+                self.reduce(simd, |sum, a, b| simd.add_f32s(sum, simd.abs_f32s(simd.sub_f32s(a, b))))
+            }
+        }
+    }
+}
+
+impl Reduction<'_> {
+    /// Four sums at once: an addition takes four cycles, and a single chain would wait for itself.
+    #[inline(always)]
+    fn reduce<S: Simd>(self, simd: S, add: impl Fn(S::f32s, S::f32s, S::f32s) -> S::f32s) -> f32 {
+        let (left, left_tail) = S::as_simd_f32s(self.left);
+        let (right, right_tail) = S::as_simd_f32s(self.right);
+        let (left4, left_rest) = pulp::as_arrays::<4, _>(left);
+        let (right4, right_rest) = pulp::as_arrays::<4, _>(right);
+        let mut sums = [simd.splat_f32s(0.0); 4];
+        for (a, b) in left4.iter().zip(right4) {
+            for k in 0..4 {
+                sums[k] = add(sums[k], a[k], b[k]);
+            }
+        }
+        for (&a, &b) in left_rest.iter().zip(right_rest) {
+            sums[0] = add(sums[0], a, b);
+        }
+        sums[1] = add(sums[1], simd.partial_load_f32s(left_tail), simd.partial_load_f32s(right_tail));
+        let halves = (simd.add_f32s(sums[0], sums[1]), simd.add_f32s(sums[2], sums[3]));
+        simd.reduce_sum_f32s(simd.add_f32s(halves.0, halves.1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn rows(count: usize, dim: usize, seed: u32) -> Vec<Vec<f32>> {
+        let mut state = seed | 1;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32 - 0.3
+        };
+        (0..count).map(|_| (0..dim).map(|_| next()).collect()).collect()
+    }
+
+    fn usable() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_usable())
+    }
+
+    proptest! {
+        #[test]
+        fn tuned_products_agree_with_the_plain_ones(l in 1usize..12, r in 1usize..12, dim in 1usize..200, seed: u32) {
+            let (left, right) = (rows(l, dim, seed), rows(r, dim, seed ^ 77));
+            let left: Vec<&[f32]> = left.iter().map(Vec::as_slice).collect();
+            let right: Vec<&[f32]> = right.iter().map(Vec::as_slice).collect();
+            let mut expected = vec![0.0; l * r];
+            products_reference(&left, &right, &mut expected);
+            for isa in usable() {
+                let mut out = vec![0.0; l * r];
+                products(isa, &left, &right, &mut out);
+                for (a, b) in out.iter().zip(&expected) {
+                    prop_assert!((f64::from(*a) - b).abs() <= 1e-5 * dim as f64, "{isa:?}: {a} and {b}");
+                }
+            }
+        }
+
+        #[test]
+        fn a_product_does_not_depend_on_its_neighbours(n in 1usize..14, dim in 1usize..100, seed: u32) {
+            let owned = rows(n, dim, seed);
+            let all: Vec<&[f32]> = owned.iter().map(Vec::as_slice).collect();
+            for isa in usable() {
+                let mut out = vec![0.0; n * n];
+                gram(isa, &all, &mut out);
+                for i in 0..n {
+                    for j in 0..n {
+                        let mut alone = [0.0];
+                        products(isa, &all[i..=i], &all[j..=j], &mut alone);
+                        prop_assert_eq!(alone[0].to_bits(), out[i * n + j].to_bits());
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn reductions_agree_with_the_plain_sums(dim in 0usize..200, seed: u32) {
+            let pair = rows(2, dim, seed);
+            let expected: f64 = pair[0].iter().zip(&pair[1]).map(|(&a, &b)| f64::from((a - b).abs())).sum();
+            for isa in usable() {
+                let found = f64::from(absolute_distance(isa, &pair[0], &pair[1]));
+                prop_assert!((found - expected).abs() <= 1e-5 * (1.0 + expected), "{isa:?}: {found} and {expected}");
+                let squares: f64 = pair[0].iter().map(|&a| f64::from(a) * f64::from(a)).sum();
+                prop_assert!((f64::from(squared_norm(isa, &pair[0])) - squares).abs() <= 1e-5 * (1.0 + squares));
+            }
+        }
+    }
+}

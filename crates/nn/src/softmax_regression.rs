@@ -1,0 +1,273 @@
+//! A linear classifier trained from scratch on a handful of rows: softmax cross-entropy, full batches, AdamW.
+//!
+//! Shapes: R rows of D numbers, C classes, weights C x D. An episode's rows and weights fit into the
+//! second-level cache, so a step is two passes over them: the scores (inner products), then, for one stretch
+//! of dimensions after the other, gradient and update together, so that no gradient is ever stored.
+
+use pulp::{Simd, WithSimd};
+
+use crate::isa::Isa;
+use crate::products::products;
+
+/// How to train.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Updates, each over all rows.
+    pub steps: usize,
+    /// Learning rate.
+    pub rate: f32,
+    /// Decoupled weight decay.
+    pub decay: f32,
+}
+
+/// AdamW's usual constants, as PyTorch has them.
+const BETA1: f32 = 0.9;
+const BETA2: f32 = 0.999;
+const EPS: f32 = 1e-8;
+
+/// Trains `weights` (C x D) and `bias` (C) in place.
+///
+/// # Panics
+/// If shapes disagree or a label is not below C.
+pub fn train(
+    isa: Isa,
+    rows: &[&[f32]],
+    labels: &[u32],
+    weights: &mut [f32],
+    bias: &mut [f32],
+    settings: Settings,
+) {
+    let (classes, dim) = (bias.len(), rows.first().map_or(0, |row| row.len()));
+    assert_eq!(weights.len(), classes * dim);
+    assert_eq!(labels.len(), rows.len());
+    let mut first = vec![0.0; weights.len()];
+    let mut second = vec![0.0; weights.len()];
+    let mut bias_moments = vec![(0.0, 0.0); classes];
+    let mut scores = vec![0.0; classes * rows.len()];
+    for step in 1..=settings.steps {
+        let class_rows: Vec<&[f32]> = weights.chunks_exact(dim).collect();
+        products(isa, rows, &class_rows, &mut scores);
+        let errors = softmax_errors(&scores, labels, bias);
+        let update = Update::new(settings, step as i32);
+        for ((bias, moments), errors) in
+            bias.iter_mut().zip(&mut bias_moments).zip(errors.chunks_exact(rows.len()))
+        {
+            update.scalar(bias, moments, errors.iter().sum());
+        }
+        let dim_step =
+            Step { rows, errors: &errors, weights, first: &mut first, second: &mut second, dim, update };
+        isa.run(dim_step);
+    }
+}
+
+/// For every class and row: the softmax's share minus one if it is the row's class, over the number of rows.
+fn softmax_errors(scores: &[f32], labels: &[u32], bias: &[f32]) -> Vec<f32> {
+    let rows = labels.len();
+    let mut errors = vec![0.0; scores.len()];
+    for (row, &label) in labels.iter().enumerate() {
+        let score = |class: usize| scores[class * rows + row] + bias[class];
+        let highest = (0..bias.len()).map(score).fold(f32::NEG_INFINITY, f32::max);
+        let total: f32 = (0..bias.len()).map(|class| (score(class) - highest).exp()).sum();
+        for class in 0..bias.len() {
+            let target = if class == label as usize { 1.0 } else { 0.0 };
+            errors[class * rows + row] = ((score(class) - highest).exp() / total - target) / rows as f32;
+        }
+    }
+    errors
+}
+
+/// The numbers of one AdamW step.
+#[derive(Clone, Copy)]
+struct Update {
+    keep: f32,
+    rate: f32,
+    second_scale: f32,
+}
+
+impl Update {
+    fn new(settings: Settings, step: i32) -> Self {
+        Update {
+            keep: 1.0 - settings.rate * settings.decay,
+            rate: settings.rate / (1.0 - BETA1.powi(step)),
+            second_scale: (1.0 - BETA2.powi(step)).sqrt().recip(),
+        }
+    }
+
+    fn scalar(self, value: &mut f32, moments: &mut (f32, f32), gradient: f32) {
+        moments.0 = BETA1 * moments.0 + (1.0 - BETA1) * gradient;
+        moments.1 = BETA2 * moments.1 + (1.0 - BETA2) * gradient * gradient;
+        *value = *value * self.keep - self.rate * moments.0 / (moments.1.sqrt() * self.second_scale + EPS);
+    }
+
+    #[inline(always)]
+    fn vector<S: Simd>(
+        self,
+        simd: S,
+        value: &mut S::f32s,
+        first: &mut S::f32s,
+        second: &mut S::f32s,
+        gradient: S::f32s,
+    ) {
+        let [beta1, beta2] = [BETA1, BETA2].map(|beta| simd.splat_f32s(beta));
+        let fresh1 = simd.mul_f32s(simd.splat_f32s(1.0 - BETA1), gradient);
+        let fresh2 = simd.mul_f32s(simd.splat_f32s(1.0 - BETA2), simd.mul_f32s(gradient, gradient));
+        *first = simd.mul_add_e_f32s(beta1, *first, fresh1);
+        *second = simd.mul_add_e_f32s(beta2, *second, fresh2);
+        let spread = simd.mul_add_e_f32s(
+            simd.sqrt_f32s(*second),
+            simd.splat_f32s(self.second_scale),
+            simd.splat_f32s(EPS),
+        );
+        let change = simd.div_f32s(simd.mul_f32s(simd.splat_f32s(self.rate), *first), spread);
+        *value = simd.sub_f32s(simd.mul_f32s(*value, simd.splat_f32s(self.keep)), change);
+    }
+}
+
+/// Gradient and update of all weights, a few vectors of dimensions at a time.
+struct Step<'a> {
+    rows: &'a [&'a [f32]],
+    /// C x R
+    errors: &'a [f32],
+    weights: &'a mut [f32],
+    first: &'a mut [f32],
+    second: &'a mut [f32],
+    dim: usize,
+    update: Update,
+}
+
+/// Classes whose gradients are held in registers together, and vectors of each.
+const GROUP: usize = 5;
+const STRETCH: usize = 4;
+
+impl WithSimd for Step<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let lanes = S::F32_LANES;
+        let whole = self.dim / (STRETCH * lanes) * (STRETCH * lanes);
+        let classes = self.weights.len() / self.dim;
+        for start in (0..classes).step_by(GROUP) {
+            for from in (0..whole).step_by(STRETCH * lanes) {
+                self.stretch::<S, STRETCH>(simd, start, from);
+            }
+            for from in (whole..self.dim / lanes * lanes).step_by(lanes) {
+                self.stretch::<S, 1>(simd, start, from);
+            }
+            for column in self.dim / lanes * lanes..self.dim {
+                self.column(start, column);
+            }
+        }
+    }
+}
+
+impl Step<'_> {
+    #[inline(always)]
+    fn stretch<S: Simd, const V: usize>(&mut self, simd: S, start: usize, from: usize) {
+        let (count, classes) = (self.rows.len(), self.weights.len() / self.dim);
+        let width = V * S::F32_LANES;
+        // A group that hangs over the edge repeats the last class and drops the repetition.
+        let errors: [&[f32]; GROUP] = std::array::from_fn(|g| {
+            let class = (start + g).min(classes - 1);
+            &self.errors[class * count..(class + 1) * count]
+        });
+        let mut gradients = [[simd.splat_f32s(0.0); V]; GROUP];
+        for (i, row) in self.rows.iter().enumerate() {
+            let vectors = S::as_simd_f32s(&row[from..from + width]).0;
+            for (gradients, errors) in gradients.iter_mut().zip(&errors) {
+                let error = simd.splat_f32s(errors[i]);
+                for v in 0..V {
+                    gradients[v] = simd.mul_add_e_f32s(error, vectors[v], gradients[v]);
+                }
+            }
+        }
+        for (g, gradients) in gradients.iter().enumerate().take(classes - start) {
+            let place = (start + g) * self.dim + from;
+            let values = S::as_mut_simd_f32s(&mut self.weights[place..place + width]).0;
+            let first = S::as_mut_simd_f32s(&mut self.first[place..place + width]).0;
+            let second = S::as_mut_simd_f32s(&mut self.second[place..place + width]).0;
+            for v in 0..V {
+                self.update.vector(simd, &mut values[v], &mut first[v], &mut second[v], gradients[v]);
+            }
+        }
+    }
+
+    /// What is left where D is no multiple of a vector.
+    fn column(&mut self, start: usize, column: usize) {
+        let (count, classes) = (self.rows.len(), self.weights.len() / self.dim);
+        for class in start..(start + GROUP).min(classes) {
+            let errors = &self.errors[class * count..(class + 1) * count];
+            let gradient = self.rows.iter().zip(errors).map(|(row, error)| row[column] * error).sum();
+            let place = class * self.dim + column;
+            let mut moments = (self.first[place], self.second[place]);
+            self.update.scalar(&mut self.weights[place], &mut moments, gradient);
+            (self.first[place], self.second[place]) = moments;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The textbook version in f64, weights and bias together.
+    fn train_reference(
+        rows: &[&[f32]],
+        labels: &[u32],
+        weights: &mut [f64],
+        bias: &mut [f64],
+        settings: Settings,
+    ) {
+        let (classes, dim) = (bias.len(), rows[0].len());
+        let mut moments = vec![(0.0, 0.0); weights.len() + classes];
+        for step in 1..=settings.steps {
+            let mut gradient = vec![0.0; weights.len() + classes];
+            for (row, &label) in rows.iter().zip(labels) {
+                let score = |c: usize| {
+                    bias[c] + (0..dim).map(|d| weights[c * dim + d] * f64::from(row[d])).sum::<f64>()
+                };
+                let shares: Vec<f64> = (0..classes).map(|c| score(c).exp()).collect();
+                for c in 0..classes {
+                    let target = if c == label as usize { 1.0 } else { 0.0 };
+                    let error = (shares[c] / shares.iter().sum::<f64>() - target) / rows.len() as f64;
+                    (0..dim).for_each(|d| gradient[c * dim + d] += error * f64::from(row[d]));
+                    gradient[weights.len() + c] += error;
+                }
+            }
+            let count = weights.len();
+            for (i, (value, (m, v))) in
+                weights.iter_mut().chain(bias.iter_mut()).zip(&mut moments).enumerate()
+            {
+                debug_assert!(i < count + classes);
+                *m = 0.9 * *m + 0.1 * gradient[i];
+                *v = 0.999 * *v + 0.001 * gradient[i] * gradient[i];
+                let (m, v) = (*m / (1.0 - 0.9f64.powi(step as i32)), *v / (1.0 - 0.999f64.powi(step as i32)));
+                let rate = f64::from(settings.rate);
+                *value = *value * (1.0 - rate * f64::from(settings.decay)) - rate * m / (v.sqrt() + 1e-8);
+            }
+        }
+    }
+
+    #[test]
+    fn training_agrees_with_the_textbook_on_every_instruction_set() {
+        for (count, dim, classes) in [(25, 67, 5), (6, 16, 2), (9, 5, 3), (14, 130, 7)] {
+            let value = |i: usize| ((i * 7919 % 997) as f32 / 997.0 - 0.4).max(0.0);
+            let owned: Vec<Vec<f32>> =
+                (0..count).map(|r| (0..dim).map(|d| value(r * dim + d + 1)).collect()).collect();
+            let rows: Vec<&[f32]> = owned.iter().map(Vec::as_slice).collect();
+            let labels: Vec<u32> = (0..count).map(|r| (r % classes) as u32).collect();
+            let start: Vec<f32> = (0..classes * dim).map(|i| value(i * 31 + 5) - 0.2).collect();
+            let settings = Settings { steps: 60, rate: 0.01, decay: 0.05 };
+            let mut expected: Vec<f64> = start.iter().map(|&w| f64::from(w)).collect();
+            let mut expected_bias = vec![0.0; classes];
+            train_reference(&rows, &labels, &mut expected, &mut expected_bias, settings);
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_usable()) {
+                let (mut weights, mut bias) = (start.clone(), vec![0.0; classes]);
+                train(isa, &rows, &labels, &mut weights, &mut bias, settings);
+                let pairs = weights.iter().chain(&bias).zip(expected.iter().chain(&expected_bias));
+                let worst = pairs.map(|(&a, &b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
+                assert!(worst < 2e-3, "{isa:?}, {count} x {dim} x {classes}: off by {worst}");
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! A drawing: ink on paper, one bit a pixel.
+//!
+//! The room between the packed data set and everything that looks at a picture: networks want grey values of
+//! a small square ([`Bitmap::to_grey`]), people want to see it in a page ([`Bitmap::to_png_data_uri`]).
+//! Rows are packed as PNG packs them, so a picture for a page is a copy and a deflate. A PNG of one bit a
+//! pixel is also the smallest form for a page: 335 characters for the average drawing of 105 px, where an SVG
+//! path of the same pixels takes 870. Show it enlarged with `image-rendering: pixelated`.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+
+/// A picture of one bit a pixel: ink or paper.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Bitmap {
+    width: usize,
+    height: usize,
+    /// Rows from the top, each padded to whole bytes; the leftmost pixel is the highest bit, ink is 1 and
+    /// the padding is 0.
+    rows: Vec<u8>,
+}
+
+impl Bitmap {
+    /// The widest and the highest a drawing can be; keeps every product of sizes far from overflow.
+    pub const MAX_SIDE: usize = 1 << 14;
+
+    /// Draws a picture by asking for each pixel, given as `(x, y)`, whether it is ink.
+    ///
+    /// # Panics
+    ///
+    /// If a side is zero or above [`Bitmap::MAX_SIDE`].
+    pub fn from_fn(width: usize, height: usize, mut is_ink: impl FnMut(usize, usize) -> bool) -> Self {
+        let mut bitmap = Self::blank(width, height);
+        let stride = bitmap.stride();
+        for y in 0..height {
+            for x in 0..width {
+                bitmap.rows[y * stride + x / 8] |= u8::from(is_ink(x, y)) << (7 - x % 8);
+            }
+        }
+        bitmap
+    }
+
+    /// A picture from its strips: a strip is eight columns wide and goes from top to bottom a byte a row,
+    /// strips go from left to right. `None` if the number of bytes is not that of the size.
+    pub(crate) fn from_strips(width: usize, height: usize, strips: &[u8]) -> Option<Self> {
+        let mut bitmap = Self::blank(width, height);
+        let stride = bitmap.stride();
+        if strips.len() != stride * height {
+            return None;
+        }
+        // The last strip may reach beyond the paper: what is there is no ink.
+        let last_mask = 0xff_u8 << (stride * 8 - width);
+        for (column, strip) in strips.chunks_exact(height).enumerate() {
+            let mask = if column + 1 == stride { last_mask } else { 0xff };
+            for (y, byte) in strip.iter().enumerate() {
+                bitmap.rows[y * stride + column] = byte & mask;
+            }
+        }
+        Some(bitmap)
+    }
+
+    fn blank(width: usize, height: usize) -> Self {
+        let allowed = 1..=Self::MAX_SIDE;
+        assert!(allowed.contains(&width) && allowed.contains(&height), "a drawing of {width} x {height}");
+        Self { width, height, rows: vec![0; width.div_ceil(8) * height] }
+    }
+
+    /// Bytes of a row.
+    fn stride(&self) -> usize {
+        self.width.div_ceil(8)
+    }
+
+    /// Pixels from left to right.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Pixels from top to bottom.
+    pub fn height(&self) -> usize {
+        self.height
+    }
+
+    /// Whether there is ink at `(x, y)`; beyond the paper there is none.
+    pub fn is_ink(&self, x: usize, y: usize) -> bool {
+        x < self.width && y < self.height && self.rows[y * self.stride() + x / 8] >> (7 - x % 8) & 1 == 1
+    }
+
+    /// The places `(x, y)` of all ink, row by row. Walks bytes, not pixels, since most paper is empty.
+    pub fn ink(&self) -> impl Iterator<Item = (usize, usize)> {
+        let stride = self.stride();
+        let filled = self.rows.iter().enumerate().filter(|(_, byte)| **byte != 0);
+        filled.flat_map(move |(place, &byte)| {
+            let (x, y) = (place % stride * 8, place / stride);
+            (0..8).filter(move |bit| byte << bit & 0x80 != 0).map(move |bit| (x + bit, y))
+        })
+    }
+
+    /// The drawing as `size` x `size` grey values in rows: the share of each cell's area that is ink, so 1 is
+    /// ink, 0 is paper and the mean is kept. A drawing that is not square is stretched.
+    pub fn to_grey(&self, size: usize) -> Vec<f32> {
+        let columns = overlaps(self.width, size);
+        let rows = overlaps(self.height, size);
+        // Areas are whole numbers until the end: no share is lost to rounding, whatever the order.
+        let mut areas = vec![0_u32; size * size];
+        for (x, y) in self.ink() {
+            for &(row, height) in &rows[y] {
+                for &(column, width) in &columns[x] {
+                    areas[row * size + column] += height * width;
+                }
+            }
+        }
+        let cell = (self.width * self.height) as f32;
+        areas.into_iter().map(|area| area as f32 / cell).collect()
+    }
+
+    /// The drawing as a PNG file of one bit a pixel, black ink on white paper.
+    pub fn to_png(&self) -> Vec<u8> {
+        // Grey PNGs have 1 for white: the paper is what must be set. Bits of the padding may be anything.
+        let paper: Vec<u8> = self.rows.iter().map(|byte| !byte).collect();
+        let mut file = Vec::new();
+        // Sides are within MAX_SIDE, so the casts keep their value.
+        let mut encoder = png::Encoder::new(&mut file, self.width as u32, self.height as u32);
+        encoder.set_color(png::ColorType::Grayscale);
+        encoder.set_depth(png::BitDepth::One);
+        encoder.set_compression(png::Compression::High);
+        // Filters work on bytes and only hurt where a byte is eight pixels.
+        encoder.set_filter(png::Filter::NoFilter);
+        let mut writer = encoder.write_header().expect("writing to memory does not fail");
+        writer.write_image_data(&paper).expect("the rows have the size that the header says");
+        writer.finish().expect("writing to memory does not fail");
+        file
+    }
+
+    /// The drawing as a `data:` address for the `src` of an `<img>`, so that a page stays one file.
+    pub fn to_png_data_uri(&self) -> String {
+        format!("data:image/png;base64,{}", BASE64.encode(self.to_png()))
+    }
+}
+
+/// For each of `pixels` pixels in a line, the cells among `cells` that it lies in, each with the length that
+/// they share. The unit is 1 / (pixels * cells) of the line: a pixel is `cells` long and a cell `pixels`.
+fn overlaps(pixels: usize, cells: usize) -> Vec<Vec<(usize, u32)>> {
+    let pixel_cells = |pixel: usize| {
+        let (start, end) = (pixel * cells, (pixel + 1) * cells);
+        (start / pixels..end.div_ceil(pixels)).map(move |cell| {
+            let shared = end.min((cell + 1) * pixels) - start.max(cell * pixels);
+            // At most `pixels`, which a side's limit keeps small; areas of cells fit for the same reason.
+            (cell, shared as u32)
+        })
+    };
+    (0..pixels).map(|pixel| pixel_cells(pixel).collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn checkerboard(width: usize, height: usize) -> Bitmap {
+        Bitmap::from_fn(width, height, |x, y| (x + y) % 2 == 0)
+    }
+
+    #[test]
+    fn pixels_come_back_as_they_were_drawn() {
+        let bitmap = checkerboard(13, 5);
+        assert!(bitmap.is_ink(0, 0) && bitmap.is_ink(12, 4));
+        assert!(!bitmap.is_ink(1, 0) && !bitmap.is_ink(13, 1) && !bitmap.is_ink(0, 5));
+        assert!(bitmap.ink().all(|(x, y)| bitmap.is_ink(x, y)));
+        assert_eq!(bitmap.ink().count(), 33);
+    }
+
+    #[test]
+    fn strips_are_columns_of_bytes_and_their_padding_is_not_ink() {
+        let bitmap = Bitmap::from_strips(10, 2, &[0b1000_0001, 0, 0b0100_0000, 0xff]).unwrap();
+        assert_eq!(bitmap.ink().collect::<Vec<_>>(), [(0, 0), (7, 0), (9, 0), (8, 1), (9, 1)]);
+        assert_eq!(Bitmap::from_strips(10, 2, &[0; 5]), None);
+    }
+
+    #[test]
+    fn grey_at_the_own_size_is_the_drawing() {
+        let grey = checkerboard(7, 7).to_grey(7);
+        assert!(grey.iter().enumerate().all(|(place, &value)| value == ((place + 1) % 2) as f32));
+    }
+
+    #[test]
+    fn grey_is_the_share_of_ink_in_each_cell() {
+        let left_three = Bitmap::from_fn(5, 5, |x, _| x < 3);
+        assert_eq!(left_three.to_grey(2), [1.0, 0.2, 1.0, 0.2]);
+    }
+
+    #[test]
+    fn a_png_decodes_to_the_drawing() {
+        let bitmap = checkerboard(105, 33);
+        let file = bitmap.to_png();
+        let mut reader = png::Decoder::new(std::io::Cursor::new(&file)).read_info().unwrap();
+        let mut rows = vec![0; reader.output_buffer_size().unwrap()];
+        let info = reader.next_frame(&mut rows).unwrap();
+        assert_eq!((info.width, info.height, info.bit_depth), (105, 33, png::BitDepth::One));
+        let read = Bitmap::from_fn(105, 33, |x, y| rows[y * info.line_size + x / 8] >> (7 - x % 8) & 1 == 0);
+        assert_eq!(read, bitmap);
+        assert!(bitmap.to_png_data_uri().starts_with("data:image/png;base64,iVBORw0KGgo"));
+    }
+
+    proptest! {
+        #[test]
+        fn grey_keeps_the_mean_and_stays_between_paper_and_ink(
+            width in 1usize..40, height in 1usize..40, size in 1usize..50, salt: u64,
+        ) {
+            let scatter = |x: usize, y: usize| salt.rotate_left((x * 7 + y * 13) as u32) & 1 == 1;
+            let bitmap = Bitmap::from_fn(width, height, scatter);
+            let grey = bitmap.to_grey(size);
+            let mean = grey.iter().sum::<f32>() / (size * size) as f32;
+            let share = bitmap.ink().count() as f32 / (width * height) as f32;
+            prop_assert!((mean - share).abs() < 1e-4);
+            prop_assert!(grey.iter().all(|&value| (0.0..=1.0).contains(&value)));
+        }
+    }
+}
