@@ -2,6 +2,7 @@
 //! standard error.
 
 mod bench;
+mod demo;
 mod eval;
 mod inspect;
 mod messages;
@@ -22,6 +23,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Demo(demo::Arguments),
     Inspect(inspect::Arguments),
     Eval(eval::Arguments),
     Bench(bench::Arguments),
@@ -32,6 +34,7 @@ fn main() -> std::process::ExitCode {
     let run = || -> anyhow::Result<()> {
         trueshot::check_instructions()?;
         match arguments.command {
+            Command::Demo(arguments) => demo::run(&arguments),
             Command::Inspect(arguments) => inspect::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),

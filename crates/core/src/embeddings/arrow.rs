@@ -11,7 +11,8 @@ use arrow_buffer::Buffer;
 use arrow_ipc::convert::try_fb_to_schema;
 use arrow_ipc::reader::FileDecoder;
 use arrow_ipc::{
-    Block, Endianness, Message, MessageHeader, MetadataVersion, RecordBatch, root_as_footer, root_as_message,
+    Block, Endianness, FieldNode, Message, MessageHeader, MetadataVersion, RecordBatch, root_as_footer,
+    root_as_message,
 };
 use arrow_schema::{DataType, Schema};
 
@@ -157,6 +158,10 @@ fn message_of(metadata: &[u8]) -> Result<Message<'_>, String> {
 
 /// Every buffer must lie inside the body; compressed ones begin with the length they become.
 fn check_buffers(batch: RecordBatch<'_>, body: &[u8]) -> Result<u64, String> {
+    let plausible = |node: &FieldNode| (0..=node.length()).contains(&node.null_count());
+    if !batch.nodes().into_iter().flatten().all(plausible) {
+        return Err("a column has more nulls than rows".into());
+    }
     let compressed = batch.compression().is_some();
     // A batch costs something even without a body, so that a footer cannot list one forever.
     let mut unpacked = 64u64;

@@ -1,6 +1,6 @@
 //! Safetensors: our own form, and the only one we write.
 //!
-//! `features` [n, d] and `labels` [n]; metadata `format`, `classes` (a JSON list) and `backbone`; item names
+//! `features` of n rows and d columns, n `labels`; metadata `format`, `classes` (a JSON list) and `backbone`; item names
 //! as a u8 tensor `items` cut by i64 `item_offsets`, because metadata has a size limit (a JSON list under
 //! metadata `items` is read too). Features are a slice of the mapped file, never a copy.
 

@@ -19,7 +19,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
         Parameter {
             name: "init",
             default: "means",
-            meaning: "'means' (normalised class means) or 'random' (its authors)",
+            meaning: "'means' (class means) or 'random' (its authors)",
         },
         Parameter { name: "scale", default: "2", meaning: "what cosines are multiplied by" },
         Parameter { name: "epochs", default: "100", meaning: "passes over the support set" },
@@ -202,7 +202,7 @@ fn cosines(task: &Task<'_>) -> (Vec<f32>, Vec<f32>) {
     ((0..n * n).map(cosine).collect(), lengths)
 }
 
-/// A class's direction before training: the mean of its unit-length items, or a random vector.
+/// A class's direction before training: the mean of its items, or a random vector.
 fn start(
     task: &Task<'_>,
     class: usize,
@@ -224,7 +224,7 @@ fn start(
     } else {
         let members = &task.support.members()[class];
         for &item in members {
-            let share = 1.0 / members.len() as f32;
+            let share = lengths[item as usize] / members.len() as f32;
             weight.items[item as usize] = share;
             let row = &cosines[item as usize * n..][..n];
             weight.products.iter_mut().zip(row).for_each(|(product, cosine)| *product += share * cosine);

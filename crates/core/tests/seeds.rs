@@ -1,0 +1,29 @@
+//! Writes the fuzzers' seed corpus: a small file of every form. Not a test, but it needs what tests need.
+
+mod samples;
+
+use std::path::Path;
+
+use samples::{Sample, npy};
+
+#[test]
+#[ignore = "fuzz/run.sh asks for it"]
+fn the_seed_corpus_of_the_fuzzers_is_written() {
+    let corpus = std::env::var("TRUESHOT_SEEDS").expect("TRUESHOT_SEEDS names a folder");
+    for (size, sample) in [("small", Sample::new(3, 2)), ("medium", Sample::new(24, 5))] {
+        for (form, extension, bytes) in sample.every_form() {
+            save(corpus.as_ref(), extension, &format!("{size} {form}"), &bytes);
+        }
+        let halves = npy::half_features(&sample);
+        let arrays = [npy::features(&sample), halves, npy::fortran_features(&sample), npy::labels(&sample)];
+        for (number, bytes) in arrays.iter().enumerate() {
+            save(corpus.as_ref(), "npy", &format!("{size} array {number}"), bytes);
+        }
+    }
+}
+
+fn save(corpus: &Path, format: &str, name: &str, bytes: &[u8]) {
+    let folder = corpus.join(format);
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join(name.replace(' ', "-")), bytes).unwrap();
+}

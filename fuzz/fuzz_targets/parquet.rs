@@ -1,0 +1,4 @@
+//! Any bytes, read as a file of `.parquet`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| trueshot_fuzz::read(bytes, "parquet"));

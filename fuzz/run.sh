@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Fuzzes every reader for a while: fuzz/run.sh SECONDS_PER_TARGET [TARGET...]
+#
+# Works on the stable toolchain: coverage comes from LLVM's own pass, which rustc passes on, instead of
+# from -Zsanitizer. With --target the flags do not reach build scripts and procedural macros.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+seconds=${1:?usage: run.sh SECONDS_PER_TARGET [TARGET...]}
+shift
+targets=("$@")
+[ ${#targets[@]} -gt 0 ] || targets=(safetensors npy npz parquet arrow)
+host=$(rustc -vV | sed -n 's/^host: //p')
+
+# The seeds are made by the formats' own writers, in an ordinary build.
+TRUESHOT_SEEDS=$PWD/corpus cargo test --release --quiet --manifest-path ../Cargo.toml -p trueshot --test seeds -- --ignored
+
+# 8-bit counters for every edge, a table of their places, and comparisons, which lead through magic numbers.
+export RUSTFLAGS="-Cpasses=sancov-module \
+ -Cllvm-args=-sanitizer-coverage-level=4 \
+ -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+ -Cllvm-args=-sanitizer-coverage-pc-table \
+ -Cllvm-args=-sanitizer-coverage-trace-compares \
+ --cfg fuzzing -Ccodegen-units=1"
+# One pool thread: coverage of a run must not depend on which thread was first.
+export RAYON_NUM_THREADS=1
+
+cargo build --release --target "$host" --bins
+binaries=target/$host/release
+
+failed=()
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+for target in "${targets[@]}"; do
+    echo "== $target, $seconds s"
+    mkdir -p "artifacts/$target"
+    "$binaries/$target" "corpus/$target" -artifact_prefix="artifacts/$target/" \
+        -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=2048 \
+        -seed="$RANDOM$RANDOM" -print_final_stats=1 >"$log" 2>&1 || failed+=("$target")
+    grep -av '^caught: ' "$log" | tail -n 12
+    # Where decoders panicked and the net caught them: each is a check our gates could make.
+    grep -a '^caught: ' "$log" | sort | uniq -c | sort -rn | head -n 20 || true
+done
+
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "failed: ${failed[*]}; inputs are under fuzz/artifacts/" >&2
+    exit 1
+fi

@@ -1,0 +1,23 @@
+//! What all fuzzers do: read bytes as a file of one format, and use what is accepted.
+//!
+//! Panics and failed assertions end a run, and so does memory taken on a header's word: the allocator
+//! refuses to go beyond a limit. The largest input is 64 KiB, which the gates let unpack to 68 MiB.
+
+use std::alloc::System;
+
+use cap::Cap;
+use trueshot::embeddings::{Embeddings, inspect};
+
+#[global_allocator]
+static MEMORY: Cap<System> = Cap::new(System, 1 << 30);
+
+/// Reads bytes; what is accepted must be consistent.
+pub fn read(bytes: &[u8], extension: &str) {
+    let Ok(mut embeddings) = Embeddings::read_bytes(bytes.to_vec(), extension) else { return };
+    let finite = embeddings.check().is_ok();
+    let found = inspect(&embeddings);
+    assert_eq!(finite, found.fingerprint.is_some());
+    assert_eq!(found.rows, embeddings.labels().len());
+    assert_eq!(found.classes.iter().map(|class| class.count).sum::<usize>(), found.rows);
+    (0..embeddings.len()).for_each(|row| assert_eq!(embeddings.item(row).is_some(), found.has_items));
+}
