@@ -13,14 +13,20 @@ queries, written as somebody would who knows PyTorch well and wants it fast on a
   `baseline++ (products)`, trains on inner products only, a rewriting that trueshot uses too. It is timed and
   reported apart, and the second total has it in place of the first.
 
-One line of JSON per method and setting: `method`, `noise`, `level`, `accuracy` (percent),
+One line of JSON per method and setting: `method`, `noise`, `level`, `accuracy` and `ci95` (percent),
 `ms_per_1000_episodes`; the method `shared` is the drawing, the gathering and the products. At the end one
 line with the time that 10,000 episodes of all settings take at that rate.
+
+A fast answer must also be the right one: `--compare FILE` sets the accuracies against a table with columns
+noise, level, ways, shots, method, accuracy, ci95, such as `trueshot eval --format csv` writes, and fails where
+they differ by more than chance.
 """
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import math
 import os
 import struct
 import sys
@@ -54,12 +60,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=500, help="a setting [default: %(default)s]")
     parser.add_argument("--threads", type=int, default=2, help="[default: %(default)s]")
     parser.add_argument("--seed", type=int, default=0, help="[default: %(default)s]")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="a table of accuracies to agree with")
     parser.add_argument("--only", default="", metavar="METHOD,..", help="methods [default: all]")
     parser.add_argument("--allocator", choices=["tuned", "plain"], default="tuned",
                         help="glibc's allocator keeps its pages, or works as it is [default: %(default)s]")
     arguments = parser.parse_args()
-    if arguments.episodes < 1:
-        parser.error("at least one episode is needed")
+    if arguments.episodes < 2:
+        parser.error("an interval needs at least two episodes")
     return arguments
 
 
@@ -404,7 +411,7 @@ def measure(table: Table, noise: str, level: float, names: list[str], arguments:
     """All methods on the same episodes of one setting."""
     sampler = Sampler(table, noise, level, arguments.seed)
     seconds = dict.fromkeys(["shared", *names], 0.0)
-    hits = dict.fromkeys(names, 0)
+    accuracies: dict[str, list[Tensor]] = {name: [] for name in names}
     wanted = torch.arange(WAYS).repeat_interleave(QUERIES)
     left = arguments.episodes
     while left:
@@ -414,19 +421,45 @@ def measure(table: Table, noise: str, level: float, names: list[str], arguments:
         seconds["shared"] += time.perf_counter() - begin
         for name in names:
             begin = time.perf_counter()
-            hits[name] += int((METHODS[name](batch) == wanted).sum())
+            accuracies[name].append((METHODS[name](batch) == wanted).float().mean(1))
             seconds[name] += time.perf_counter() - begin
-    asked = arguments.episodes * WAYS * QUERIES
-    return [
-        {
+    lines = []
+    for name, taken in seconds.items():
+        found = 100 * torch.cat(accuracies[name]) if name in accuracies else None
+        spread = 1.96 * float(found.std()) / math.sqrt(len(found)) if found is not None else None
+        lines.append({
             "method": name,
             "noise": noise,
             "level": level,
-            "accuracy": round(100 * hits[name] / asked, 2) if name in hits else None,
+            "accuracy": None if found is None else round(float(found.mean()), 2),
+            "ci95": None if spread is None else round(spread, 2),
             "ms_per_1000_episodes": round(1e6 * taken / arguments.episodes, 2),
-        }
-        for name, taken in seconds.items()
-    ]
+        })
+    return lines
+
+
+def compare(lines: list[dict], path: Path) -> bool:
+    """Whether the accuracies agree with a table's, up to chance; what does not is named."""
+    full = {"euclidean:T=25": "euclidean", "absolute:T=25": "absolute", "cosine:T=0.2": "cosine", "nearest:k=1": "nearest"}
+    with open(path, newline="") as file:
+        rows = [row for row in csv.DictReader(file) if (row["ways"], row["shots"]) == (str(WAYS), str(SHOTS))]
+    key = lambda noise, level, method: (noise, round(float(level), 4), full.get(method, method))  # noqa: E731
+    known = {key(r["noise"], r["level"], r["method"]): (float(r["accuracy"]), float(r["ci95"])) for r in rows}
+    compared, apart, largest = 0, 0, 0.0
+    for line in lines:
+        place = key(line["noise"], line["level"], line["method"].removesuffix(" (products)"))
+        if line["accuracy"] is None or place not in known:
+            continue
+        accuracy, spread = known[place]
+        difference = line["accuracy"] - accuracy
+        compared, largest = compared + 1, max(largest, abs(difference))
+        # One and a half times the 95 % interval of the difference: about three standard errors.
+        if abs(difference) > 1.5 * math.hypot(spread, line["ci95"]):
+            apart += 1
+            print(f"{line['noise']} {line['level']} {line['method']}: {line['accuracy']}, not {accuracy}", file=sys.stderr)
+    print(f"compared {compared} accuracies with {path}: largest difference {largest:.2f} points, "
+          f"{apart} beyond chance", file=sys.stderr)
+    return compared > 0 and apart == 0
 
 
 def total(lines: list[dict], without: str) -> dict:
@@ -448,9 +481,8 @@ def main(arguments: argparse.Namespace) -> None:
     table = Table(arguments.features, arguments.outliers)
     settings = [s for s in SETTINGS if s[0] != "outlier" or arguments.outliers]
 
-    # One batch unseen: memory is taken and kernels are chosen the first time.
-    measure(table, *settings[0], [n for n in names if n != "baseline++"],
-            argparse.Namespace(episodes=min(BATCH, arguments.episodes), seed=arguments.seed))
+    # A few episodes unseen: memory is taken and kernels are chosen the first time.
+    measure(table, *settings[0], names, argparse.Namespace(episodes=10, seed=arguments.seed))
     lines = []
     for noise, level in settings:
         for line in measure(table, noise, level, names, arguments):
@@ -462,7 +494,9 @@ def main(arguments: argparse.Namespace) -> None:
         "baseline++_on_products": total(lines, without="baseline++"),
         "torch": torch.__version__, "threads": arguments.threads, "allocator": arguments.allocator,
         "machine": place,
-    }))
+    }), flush=True)
+    if arguments.compare and not compare(lines, arguments.compare):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

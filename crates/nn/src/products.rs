@@ -7,6 +7,8 @@
 //! first-level cache while the right rows (few, and in the second-level cache) stream by. Every product is summed in the same order whatever tile it falls
 //! into, so it depends on its two rows alone.
 
+use std::ops::Range;
+
 use pulp::{Simd, WithSimd};
 
 use crate::isa::Isa;
@@ -71,22 +73,53 @@ impl WithSimd for Products<'_> {
 
 impl Products<'_> {
     #[inline(always)]
-    fn tiled<S: Simd, const L: usize, const R: usize>(self, simd: S) {
+    fn tiled<S: Simd, const L: usize, const R: usize>(mut self, simd: S) {
         let (left_count, right_count) = (self.left.len(), self.right.len());
+        let stretch = stretch(self.dim, (L + R) * size_of::<f32>(), S::F32_LANES);
+        self.out.fill(0.0);
         for l in (0..left_count).step_by(L) {
-            for r in (0..right_count).step_by(R) {
-                // A tile that would hang over the edge repeats the last row; what it repeats is not stored.
-                let lefts: [&[f32]; L] = std::array::from_fn(|i| self.left[(l + i).min(left_count - 1)]);
-                let rights: [&[f32]; R] = std::array::from_fn(|j| self.right[(r + j).min(right_count - 1)]);
-                let sums = tile::<S, L, R>(simd, lefts, rights, self.dim);
-                for (i, row) in sums.iter().enumerate().take(left_count - l) {
-                    for (j, &sum) in row.iter().enumerate().take(right_count - r) {
-                        self.out[(r + j) * left_count + l + i] = sum;
-                    }
+            for from in (0..self.dim).step_by(stretch) {
+                let columns = from..(from + stretch).min(self.dim);
+                for r in (0..right_count).step_by(R) {
+                    self.add_tile::<S, L, R>(simd, l, r, columns.clone());
                 }
             }
         }
     }
+
+    #[inline(always)]
+    fn add_tile<S: Simd, const L: usize, const R: usize>(
+        &mut self,
+        simd: S,
+        l: usize,
+        r: usize,
+        columns: Range<usize>,
+    ) {
+        let (left_count, right_count) = (self.left.len(), self.right.len());
+        // A tile that would hang over the edge repeats the last row; what it repeats is not stored.
+        let lefts: [&[f32]; L] =
+            std::array::from_fn(|i| &self.left[(l + i).min(left_count - 1)][columns.clone()]);
+        let rights: [&[f32]; R] =
+            std::array::from_fn(|j| &self.right[(r + j).min(right_count - 1)][columns.clone()]);
+        // While this group is worked on, the rows of the next one are called in, a row a tile.
+        let upcoming =
+            self.left.get(l + L + r / R).filter(|_| r / R < L).map_or(&[][..], |row| &row[columns]);
+        let sums = tile::<S, L, R>(simd, lefts, rights, upcoming);
+        for (i, row) in sums.iter().enumerate().take(left_count - l) {
+            for (j, &sum) in row.iter().enumerate().take(right_count - r) {
+                self.out[(r + j) * left_count + l + i] += sum;
+            }
+        }
+    }
+}
+
+/// How many columns to work on at a time, so that the rows of a tile take up at most two thirds of a first-level
+/// cache of 48 KiB: the left ones are then still there when the next tile needs them. It depends on the
+/// dimension alone, and so does the order of summation.
+fn stretch(dim: usize, bytes_a_column: usize, lanes: usize) -> usize {
+    let most = (32 << 10) / bytes_a_column;
+    let stretches = dim.div_ceil(most).max(1);
+    dim.div_ceil(stretches).next_multiple_of(lanes).max(1)
 }
 
 #[inline(always)]
@@ -94,8 +127,9 @@ fn tile<S: Simd, const L: usize, const R: usize>(
     simd: S,
     left: [&[f32]; L],
     right: [&[f32]; R],
-    dim: usize,
+    upcoming: &[f32],
 ) -> [[f32; R]; L] {
+    let dim = left[0].len();
     let lefts: [(&[S::f32s], &[f32]); L] = std::array::from_fn(|i| S::as_simd_f32s(&left[i][..dim]));
     let rights: [(&[S::f32s], &[f32]); R] = std::array::from_fn(|j| S::as_simd_f32s(&right[j][..dim]));
     let steps = dim / S::F32_LANES;
@@ -104,7 +138,13 @@ fn tile<S: Simd, const L: usize, const R: usize>(
     let rights_whole: [&[S::f32s]; R] = std::array::from_fn(|j| &rights[j].0[..steps]);
     let mut sums = [[simd.splat_f32s(0.0); R]; L];
     for step in 0..steps {
-        let a: [S::f32s; L] = std::array::from_fn(|i| lefts_whole[i][step]);
+        if let Some(number) = upcoming.get(step * S::F32_LANES) {
+            prefetch(number);
+        }
+        let mut a = [simd.splat_f32s(0.0); L];
+        for i in 0..L {
+            a[i] = lefts_whole[i][step];
+        }
         for j in 0..R {
             let b = rights_whole[j][step];
             for i in 0..L {
@@ -120,7 +160,30 @@ fn tile<S: Simd, const L: usize, const R: usize>(
             }
         }
     }
-    std::array::from_fn(|i| std::array::from_fn(|j| simd.reduce_sum_f32s(sums[i][j])))
+    // Plain loops: a closure would not inherit the caller's instruction set, and every vector in it would
+    // become a call.
+    let mut out = [[0.0; R]; L];
+    for i in 0..L {
+        for j in 0..R {
+            out[i][j] = simd.reduce_sum_f32s(sums[i][j]);
+        }
+    }
+    out
+}
+
+/// Asks for a cache line without waiting for it: rows of an episode lie far apart, and the processor's own
+/// prefetching starts anew at each of them.
+#[inline(always)]
+fn prefetch(number: &f32) {
+    // SAFETY: a prefetch is a hint; it never faults, and the address is that of a live number besides.
+    #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code)]
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(number).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = number;
 }
 
 /// `row . row`
@@ -150,16 +213,24 @@ struct Reduction<'a> {
     term: Term,
 }
 
+impl Term {
+    #[inline(always)]
+    fn add<S: Simd>(self, simd: S, sum: S::f32s, a: S::f32s, b: S::f32s) -> S::f32s {
+        match self {
+            Term::Product => simd.mul_add_e_f32s(a, b, sum),
+            Term::AbsoluteDifference => simd.add_f32s(sum, simd.abs_f32s(simd.sub_f32s(a, b))),
+        }
+    }
+}
+
 impl WithSimd for Reduction<'_> {
     type Output = f32;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> f32 {
         match self.term {
-            Term::Product => self.reduce(simd, |sum, a, b| simd.mul_add_e_f32s(a, b, sum)),
-            Term::AbsoluteDifference => {
-                self.reduce(simd, |sum, a, b| simd.add_f32s(sum, simd.abs_f32s(simd.sub_f32s(a, b))))
-            }
+            Term::Product => self.reduce(simd, Term::Product),
+            Term::AbsoluteDifference => self.reduce(simd, Term::AbsoluteDifference),
         }
     }
 }
@@ -167,7 +238,7 @@ impl WithSimd for Reduction<'_> {
 impl Reduction<'_> {
     /// Four sums at once: an addition takes four cycles, and a single chain would wait for itself.
     #[inline(always)]
-    fn reduce<S: Simd>(self, simd: S, add: impl Fn(S::f32s, S::f32s, S::f32s) -> S::f32s) -> f32 {
+    fn reduce<S: Simd>(self, simd: S, term: Term) -> f32 {
         let (left, left_tail) = S::as_simd_f32s(self.left);
         let (right, right_tail) = S::as_simd_f32s(self.right);
         let (left4, left_rest) = pulp::as_arrays::<4, _>(left);
@@ -175,13 +246,14 @@ impl Reduction<'_> {
         let mut sums = [simd.splat_f32s(0.0); 4];
         for (a, b) in left4.iter().zip(right4) {
             for k in 0..4 {
-                sums[k] = add(sums[k], a[k], b[k]);
+                sums[k] = term.add(simd, sums[k], a[k], b[k]);
             }
         }
         for (&a, &b) in left_rest.iter().zip(right_rest) {
-            sums[0] = add(sums[0], a, b);
+            sums[0] = term.add(simd, sums[0], a, b);
         }
-        sums[1] = add(sums[1], simd.partial_load_f32s(left_tail), simd.partial_load_f32s(right_tail));
+        let (left_tail, right_tail) = (simd.partial_load_f32s(left_tail), simd.partial_load_f32s(right_tail));
+        sums[1] = term.add(simd, sums[1], left_tail, right_tail);
         let halves = (simd.add_f32s(sums[0], sums[1]), simd.add_f32s(sums[2], sums[3]));
         simd.reduce_sum_f32s(simd.add_f32s(halves.0, halves.1))
     }

@@ -108,7 +108,7 @@ impl Update {
         second: &mut S::f32s,
         gradient: S::f32s,
     ) {
-        let [beta1, beta2] = [BETA1, BETA2].map(|beta| simd.splat_f32s(beta));
+        let (beta1, beta2) = (simd.splat_f32s(BETA1), simd.splat_f32s(BETA2));
         let fresh1 = simd.mul_f32s(simd.splat_f32s(1.0 - BETA1), gradient);
         let fresh2 = simd.mul_f32s(simd.splat_f32s(1.0 - BETA2), simd.mul_f32s(gradient, gradient));
         *first = simd.mul_add_e_f32s(beta1, *first, fresh1);
