@@ -61,7 +61,7 @@ def write_bank(out, counts: np.ndarray, arguments: argparse.Namespace) -> None:
         values += mean
         np.maximum(values, 0, out=values)
         out.write(stored(values, arguments.dtype))
-        if label % 50 == 49:
+        if label % 50 == 49 or label + 1 == len(counts):
             print(f"\r{label + 1} of {len(counts)} classes", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
 
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=1600, help="numbers in a row [default: %(default)s]")
     parser.add_argument("--classes", type=int, default=1000, help="[default: %(default)s]")
     parser.add_argument("--dtype", choices=DTYPES, default="f16", help="[default: %(default)s]")
-    parser.add_argument("--spread", type=float, default=0.1,
+    parser.add_argument("--spread", type=float, default=0.2,
                         help="how far class means scatter, where items scatter by 1 [default: %(default)s]")
     parser.add_argument("--seed", type=int, default=0, help="[default: %(default)s]")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")

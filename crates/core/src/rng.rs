@@ -148,7 +148,7 @@ mod tests {
         let drawn: Vec<usize> = (0..6).map(|_| rng.below(1000)).collect();
         assert_eq!(drawn, PINNED, "changing these makes every published seed worthless");
     }
-    const PINNED: [usize; 6] = [0, 0, 0, 0, 0, 0];
+    const PINNED: [usize; 6] = [290, 400, 667, 914, 309, 762];
 
     #[test]
     fn an_urn_gives_distinct_numbers_and_is_as_new_afterwards() {

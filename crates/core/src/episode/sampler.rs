@@ -119,16 +119,29 @@ fn check_items(embeddings: &Embeddings, spec: &EpisodeSpec) -> Result<()> {
 }
 
 fn check_noise(noise: Noise, spec: &EpisodeSpec) -> Result<()> {
-    let mut sizes = spec.shots.min..=spec.shots.max;
-    let possible = sizes.all(|shots| noise.kind.is_possible(spec.ways, shots, noise.noisy_places(shots)));
-    if possible { Ok(()) } else { Err(impossible(noise, spec)) }
+    if is_possible(noise, spec) { Ok(()) } else { Err(impossible(noise, spec)) }
+}
+
+/// Whether every episode has a valid draw, however the numbers of shots fall: each number must be possible
+/// among its like, and one class of the largest among others of the smallest.
+fn is_possible(noise: Noise, spec: &EpisodeSpec) -> bool {
+    let EpisodeSpec { ways, shots, .. } = *spec;
+    let mut sizes = shots.min..=shots.max;
+    let among_its_like = sizes.all(|shots| noise.kind.is_possible(ways, shots, noise.noisy_places(shots)));
+    let noisy = noise.noisy_places(shots.max);
+    let from_the_smallest = match noise.kind {
+        NoiseKind::Symmetric => (ways - 1) * shots.min.min((shots.max - noisy).saturating_sub(1)) >= noisy,
+        NoiseKind::Paired => shots.min >= noisy,
+        NoiseKind::Outlier => true,
+    };
+    among_its_like && from_the_smallest
 }
 
 fn impossible(noise: Noise, spec: &EpisodeSpec) -> Error {
     let shots = spec.shots.max;
-    let valid = (0..shots).filter(|&noisy| noise.kind.is_possible(spec.ways, shots, noisy));
-    let valid: Vec<String> =
-        valid.map(|noisy| format!("{}", (1e4 * noisy as f64 / shots as f64).round() / 1e2)).collect();
+    let level = |noisy: usize| Noise { level: noisy as f64 / shots as f64, ..noise };
+    let valid = (0..shots).map(level).filter(|&noise| is_possible(noise, spec));
+    let valid: Vec<String> = valid.map(|noise| ((noise.level * 1e4).round() / 1e2).to_string()).collect();
     Error::ImpossibleNoise {
         kind: noise.kind,
         percent: noise.percent(),
@@ -272,7 +285,7 @@ mod tests {
     #[test]
     fn paired_noise_takes_all_replacements_from_one_other_class() {
         let data = bank(8, 60);
-        let shape = spec(5, Shots { min: 3, max: 12 }, 5);
+        let shape = spec(5, Shots { min: 5, max: 12 }, 5);
         let sampler = Sampler::new(&data, None, shape, noises(&[(NoiseKind::Paired, 0.4)])).unwrap();
         for index in 0..200 {
             let support = &sampler.draw(index, &mut Urn::default()).unwrap().supports[0];
@@ -306,6 +319,13 @@ mod tests {
         assert!(message.ends_with("possible: 0, 20, 40, 60 %"), "{message}");
         let message = refuse(NoiseKind::Paired, 0.6, None).to_string();
         assert!(message.ends_with("possible: 0, 20, 40 %"), "{message}");
+        let ragged = spec(5, Shots { min: 3, max: 12 }, 5);
+        let message =
+            Sampler::new(&data, None, ragged, noises(&[(NoiseKind::Paired, 0.4)])).err().unwrap().to_string();
+        assert!(
+            message.ends_with("possible: 0, 8.33, 16.67, 25 %"),
+            "four of twelve cannot come from a class of three: {message}"
+        );
         assert!(matches!(refuse(NoiseKind::Outlier, 0.4, None), Error::NoOutlierPool));
         assert!(matches!(
             refuse(NoiseKind::Outlier, 0.4, Some(&bank(1, 9))),

@@ -1,1 +1,378 @@
-//! Methods against their definitions, written out plainly over the vectors themselves.
+//! Methods against their definitions, written out plainly over the vectors themselves in f64.
+
+use super::{Registry, Verdict};
+use crate::classifier::Classifier;
+use crate::rng::{Purpose, Rng};
+use crate::task::{Queries, Support, Task};
+
+/// A small ragged problem: rows, given labels, true labels, queries.
+struct Problem {
+    rows: Vec<Vec<f32>>,
+    given: Vec<u32>,
+    truth: Vec<Option<u32>>,
+    queries: Vec<Vec<f32>>,
+    classes: usize,
+}
+
+impl Problem {
+    /// Classes around different centres; in every class that has room one item comes from the next class.
+    fn new(sizes: &[usize], dim: usize, seed: u64) -> Self {
+        let mut rng = Rng::new(seed, Purpose::Items, 0);
+        let mut row = |class: usize| -> Vec<f32> {
+            let centre = |d: usize| if d % sizes.len() == class { 2.0 } else { 0.3 };
+            (0..dim).map(|d| (centre(d) + 2.0 * rng.uniform() - 1.0).max(0.0)).collect()
+        };
+        let mut problem =
+            Problem { rows: vec![], given: vec![], truth: vec![], queries: vec![], classes: sizes.len() };
+        for (class, &size) in sizes.iter().enumerate() {
+            for place in 0..size {
+                let truth = if place == 2 { (class + 1) % sizes.len() } else { class };
+                problem.rows.push(row(truth));
+                problem.given.push(class as u32);
+                problem.truth.push(Some(truth as u32));
+            }
+            (0..6).for_each(|_| problem.queries.push(row(class)));
+        }
+        problem
+    }
+
+    fn task(&self) -> Task<'_> {
+        let rows = self.rows.iter().map(Vec::as_slice).collect();
+        Task::new(Support::new(rows, self.given.clone(), self.classes)).with_truth(&self.truth)
+    }
+
+    fn members(&self, class: usize) -> Vec<&Vec<f32>> {
+        self.rows
+            .iter()
+            .zip(&self.given)
+            .filter(|&(_, &given)| given as usize == class)
+            .map(|(row, _)| row)
+            .collect()
+    }
+
+    fn fit(&self, method: &str) -> (Classifier, Option<Vec<Verdict>>) {
+        let fitted = Registry::default().parse(method).unwrap().method.fit(&self.task(), &mut rng()).unwrap();
+        (fitted.classifier, fitted.verdicts)
+    }
+
+    fn prototypes(&self, method: &str) -> Vec<Vec<f32>> {
+        match self.fit(method).0 {
+            Classifier::Prototypes(mixture) | Classifier::Cosine(mixture) => mixture.vectors(&self.task()),
+            Classifier::CosineVectors(vectors) => vectors,
+            other => panic!("{method} has no prototypes: {other:?}"),
+        }
+    }
+
+    fn answers(&self, method: &str) -> Vec<u32> {
+        let queries = Queries::new(self.queries.iter().map(Vec::as_slice).collect());
+        self.fit(method).0.classify(&self.task(), &queries, &mut rng())
+    }
+}
+
+fn rng() -> Rng {
+    Rng::new(5, Purpose::Method, 3)
+}
+
+fn squared_distance(a: &[f64], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, &b)| (a - f64::from(b)).powi(2)).sum()
+}
+
+fn wide(row: &[f32]) -> Vec<f64> {
+    row.iter().map(|&value| f64::from(value)).collect()
+}
+
+fn weighted_sum(rows: &[&Vec<f32>], weights: &[f64]) -> Vec<f64> {
+    let total: f64 = weights.iter().sum();
+    let column =
+        |d: usize| rows.iter().zip(weights).map(|(row, w)| w * f64::from(row[d])).sum::<f64>() / total;
+    (0..rows[0].len()).map(column).collect()
+}
+
+fn assert_near(found: &[f32], expected: &[f64], what: &str) {
+    let worst = found.iter().zip(expected).map(|(&a, b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
+    assert!(worst < 2e-4, "{what} is off by {worst}");
+}
+
+const SIZES: [usize; 4] = [5, 3, 7, 4];
+
+#[test]
+fn means_and_the_oracle_are_means() {
+    let problem = Problem::new(&SIZES, 37, 1);
+    let (protonet, oracle) = (problem.prototypes("protonet"), problem.prototypes("oracle"));
+    for class in 0..SIZES.len() {
+        let members = problem.members(class);
+        assert_near(&protonet[class], &weighted_sum(&members, &vec![1.0; members.len()]), "the mean");
+        let right: Vec<f64> = (0..members.len()).map(|place| if place == 2 { 0.0 } else { 1.0 }).collect();
+        assert_near(&oracle[class], &weighted_sum(&members, &right), "the oracle");
+    }
+}
+
+#[test]
+fn the_median_takes_the_steps_of_its_definition() {
+    let problem = Problem::new(&SIZES, 37, 2);
+    for (method, steps, eps) in [("median", 5, 0.5), ("median:steps=2:eps=0.1", 2, 0.1)] {
+        let found = problem.prototypes(method);
+        for class in 0..SIZES.len() {
+            let members = problem.members(class);
+            let mut point = weighted_sum(&members, &vec![1.0; members.len()]);
+            for _ in 0..steps {
+                let weight = |row: &&Vec<f32>| (squared_distance(&point, row) + eps * eps).sqrt().recip();
+                point = weighted_sum(&members, &members.iter().map(weight).collect::<Vec<_>>());
+            }
+            assert_near(&found[class], &point, method);
+        }
+    }
+}
+
+#[test]
+fn both_hessians_converge_to_the_same_median() {
+    let problem = Problem::new(&[6, 4, 9], 23, 3);
+    let diagonal = problem.prototypes("median:steps=converge");
+    let full = problem.prototypes("median:steps=converge:hessian=full");
+    let six_steps = problem.prototypes("median:steps=6:hessian=full");
+    for class in 0..3 {
+        assert_near(&full[class], &wide(&diagonal[class]), "the converged median");
+        assert_near(&six_steps[class], &wide(&diagonal[class]), "six full Newton steps");
+        // At the minimum the unit vectors to the items cancel.
+        let point = wide(&diagonal[class]);
+        for d in 0..23 {
+            let pull = |row: &&Vec<f32>| {
+                (point[d] - f64::from(row[d])) / (squared_distance(&point, row) + 0.25).sqrt()
+            };
+            let gradient: f64 = problem.members(class).iter().map(pull).sum();
+            assert!(gradient.abs() < 1e-3, "gradient {gradient} at the median");
+        }
+    }
+}
+
+#[test]
+fn similarity_weights_follow_their_definitions() {
+    type Similarity = fn(&[f32], &[f32]) -> f64;
+    let euclidean: Similarity = |a, b| -squared_distance(&wide(a), b);
+    let absolute: Similarity = |a, b| -a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).sum::<f64>();
+    let cosine: Similarity = |a, b| {
+        let dot =
+            |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
+        dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+    };
+    let problem = Problem::new(&SIZES, 37, 4);
+    let cases = [
+        ("euclidean", euclidean, 25.0),
+        ("euclidean:T=3", euclidean, 3.0),
+        ("absolute", absolute, 25.0),
+        ("cosine", cosine, 0.2),
+        ("cosine:T=0.05", cosine, 0.05),
+    ];
+    for (method, similarity, temperature) in cases {
+        let found = problem.prototypes(method);
+        let verdicts = problem.fit(method).1.unwrap();
+        let mut item = 0;
+        for class in 0..SIZES.len() {
+            let members = problem.members(class);
+            let score = |i: usize| {
+                let others =
+                    (0..members.len()).filter(|&j| j != i).map(|j| similarity(members[i], members[j]));
+                others.sum::<f64>() / (members.len() - 1) as f64
+            };
+            let weights: Vec<f64> = (0..members.len()).map(|i| (score(i) / temperature).exp()).collect();
+            assert_near(&found[class], &weighted_sum(&members, &weights), method);
+            for weight in &weights {
+                let expected = weight / weights.iter().sum::<f64>() * members.len() as f64;
+                assert!((f64::from(verdicts[item].weight) - expected).abs() < 1e-3, "{method}");
+                item += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn neighbours_and_matching_answer_by_their_definitions() {
+    let problem = Problem::new(&SIZES, 37, 5);
+    let by_distance = |query: &[f32]| {
+        let distance = |row: &Vec<f32>| squared_distance(&wide(query), row);
+        let mut order: Vec<(f64, u32)> =
+            problem.rows.iter().map(distance).zip(problem.given.iter().copied()).collect();
+        order.sort_by(|a, b| a.0.total_cmp(&b.0));
+        order
+    };
+    let nearest: Vec<u32> = problem.queries.iter().map(|query| by_distance(query)[0].1).collect();
+    assert_eq!(problem.answers("nearest:k=1"), nearest);
+    for (query, answer) in problem.queries.iter().zip(problem.answers("nearest:k=5")) {
+        let mut votes = [0; 4];
+        by_distance(query)[..5].iter().for_each(|&(_, class)| votes[class as usize] += 1);
+        assert_eq!(Some(&votes[answer as usize]), votes.iter().max(), "a class with most votes wins");
+    }
+    let everybody = problem.answers("nearest:k=1000");
+    assert!(everybody.iter().all(|&answer| answer == 2), "all items vote, and class 2 has most");
+    let matching = |query: &Vec<f32>| {
+        let length = |row: &[f32]| squared_distance(&vec![0.0; row.len()], row).sqrt();
+        let mut scores = [0.0; 4];
+        for (row, &class) in problem.rows.iter().zip(&problem.given) {
+            let dot: f64 = query.iter().zip(row).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+            scores[class as usize] += (dot / (length(query) * length(row))).exp();
+        }
+        (0..4).max_by(|&a, &b| scores[a as usize].total_cmp(&scores[b as usize])).unwrap()
+    };
+    assert_eq!(problem.answers("matching"), problem.queries.iter().map(matching).collect::<Vec<u32>>());
+}
+
+#[test]
+fn rnnp_is_k_means_over_items_and_hybrids() {
+    let problem = Problem::new(&SIZES, 37, 6);
+    let mut points: Vec<Vec<f64>> = Vec::new();
+    let mut centres: Vec<Vec<f64>> = Vec::new();
+    for class in 0..SIZES.len() {
+        let members = problem.members(class);
+        centres.push(weighted_sum(&members, &vec![1.0; members.len()]));
+        for (i, a) in members.iter().enumerate() {
+            points.push(wide(a));
+            for b in members.iter().enumerate().filter(|&(j, _)| j != i).map(|(_, b)| b) {
+                points.push(weighted_sum(&[a, b], &[0.8, 0.2]));
+            }
+        }
+    }
+    for _ in 0..100 {
+        let distance = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+        let nearest = |point: &Vec<f64>| {
+            (0..4)
+                .min_by(|&a, &b| distance(point, &centres[a]).total_cmp(&distance(point, &centres[b])))
+                .unwrap()
+        };
+        let assignment: Vec<usize> = points.iter().map(nearest).collect();
+        for (class, centre) in centres.iter_mut().enumerate() {
+            let mine =
+                || points.iter().zip(&assignment).filter(|&(_, &a)| a == class).map(|(point, _)| point);
+            let count = mine().count();
+            *centre = (0..37).map(|d| mine().map(|point| point[d]).sum::<f64>() / count as f64).collect();
+        }
+    }
+    for (found, expected) in problem.prototypes("rnnp").iter().zip(&centres) {
+        assert_near(found, expected, "the centre");
+    }
+}
+
+/// SGD over explicit vectors, with the random numbers the method itself draws.
+fn baseline_plus_plus_reference(problem: &Problem, random: bool, scale: f64, epochs: usize) -> Vec<Vec<f64>> {
+    let (dim, mut rng) = (problem.rows[0].len(), rng());
+    let bound = (dim as f32).sqrt().recip();
+    let mut start = |class: usize| -> Vec<f64> {
+        let members = problem.members(class);
+        match random {
+            true => (0..dim).map(|_| f64::from(bound * (2.0 * rng.uniform() - 1.0))).collect(),
+            false => weighted_sum(&members, &vec![1.0; members.len()]),
+        }
+    };
+    let mut weights: Vec<Vec<f64>> = (0..problem.classes).map(&mut start).collect();
+    let mut velocity: Option<Vec<Vec<f64>>> = None;
+    let length = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let units: Vec<Vec<f64>> =
+        problem.rows.iter().map(|row| wide(row).iter().map(|x| x / length(&wide(row))).collect()).collect();
+    let mut order: Vec<usize> = (0..units.len()).collect();
+    for _ in 0..epochs {
+        rng.shuffle(&mut order);
+        for batch in order.chunks(4) {
+            let mut gradient: Vec<Vec<f64>> =
+                weights.iter().map(|w| w.iter().map(|x| 0.001 * x).collect()).collect();
+            for &item in batch {
+                let cosine =
+                    |w: &Vec<f64>| w.iter().zip(&units[item]).map(|(a, b)| a * b).sum::<f64>() / length(w);
+                let shares: Vec<f64> = weights.iter().map(|w| (scale * cosine(w)).exp()).collect();
+                for (class, w) in weights.iter().enumerate() {
+                    let target = if problem.given[item] as usize == class { 1.0 } else { 0.0 };
+                    let error = (shares[class] / shares.iter().sum::<f64>() - target) / batch.len() as f64;
+                    for d in 0..dim {
+                        let slope = (units[item][d] - cosine(w) * w[d] / length(w)) / length(w);
+                        gradient[class][d] += error * scale * slope;
+                    }
+                }
+            }
+            let next: Vec<Vec<f64>> = match velocity.take() {
+                None => gradient,
+                Some(old) => old
+                    .iter()
+                    .zip(&gradient)
+                    .map(|(v, g)| v.iter().zip(g).map(|(v, g)| 0.9 * v + 0.1 * g).collect())
+                    .collect(),
+            };
+            for (w, v) in weights.iter_mut().zip(&next) {
+                w.iter_mut().zip(v).for_each(|(w, v)| *w -= 0.01 * v);
+            }
+            velocity = Some(next);
+        }
+    }
+    weights
+}
+
+#[test]
+fn baseline_plus_plus_trains_as_sgd_over_the_vectors_would() {
+    let problem = Problem::new(&SIZES, 37, 7);
+    for (method, random, scale) in [
+        ("baseline++:epochs=20", false, 2.0),
+        ("baseline++:init=random:epochs=20", true, 2.0),
+        ("baseline++:init=random:epochs=20:scale=10", true, 10.0),
+    ] {
+        let expected = baseline_plus_plus_reference(&problem, random, scale, 20);
+        for (found, expected) in problem.prototypes(method).iter().zip(&expected) {
+            assert_near(found, expected, method);
+        }
+    }
+}
+
+#[test]
+fn one_shot_and_lone_items_give_finite_answers_everywhere() {
+    for sizes in [&[1, 1, 1][..], &[1, 4, 2], &[2, 2]] {
+        let mut problem = Problem::new(sizes, 19, 8);
+        problem.truth = problem.given.iter().map(|&class| Some(class)).collect();
+        for info in Registry::default().infos() {
+            let answers = problem.answers(info.name);
+            assert_eq!(answers.len(), 6 * sizes.len(), "{}", info.name);
+            assert!(answers.iter().all(|&answer| (answer as usize) < sizes.len()), "{}", info.name);
+            let verdicts = problem.fit(info.name).1.unwrap_or_default();
+            assert!(verdicts.iter().all(|verdict| verdict.weight.is_finite()), "{}", info.name);
+            if sizes == [1, 1, 1] && ["median", "euclidean", "absolute", "cosine"].contains(&info.name) {
+                assert!(
+                    verdicts.iter().all(|verdict| verdict.weight == 1.0),
+                    "a lone item of {} weighs 1",
+                    info.name
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_zeros_and_equal_rows_do_no_harm() {
+    let mut problem = Problem::new(&[3, 3], 11, 9);
+    problem.rows.iter_mut().for_each(|row| row.fill(0.0));
+    for info in Registry::default().infos() {
+        assert_eq!(problem.answers(info.name).len(), 12, "{}", info.name);
+        let verdicts = problem.fit(info.name).1.unwrap_or_default();
+        assert!(verdicts.iter().all(|verdict| verdict.weight.is_finite()), "{}", info.name);
+    }
+}
+
+#[test]
+fn the_order_of_items_does_not_matter() {
+    let problem = Problem::new(&SIZES, 37, 10);
+    let reversed = Problem {
+        rows: problem.rows.iter().rev().cloned().collect(),
+        given: problem.given.iter().rev().copied().collect(),
+        truth: problem.truth.iter().rev().copied().collect(),
+        queries: problem.queries.clone(),
+        classes: problem.classes,
+    };
+    for method in
+        ["oracle", "protonet", "median", "euclidean", "absolute", "cosine", "matching", "nearest", "rnnp"]
+    {
+        assert_eq!(problem.answers(method), reversed.answers(method), "{method}");
+    }
+}
+
+#[test]
+fn the_oracle_refuses_to_work_without_the_truth() {
+    let problem = Problem::new(&[2, 2], 5, 11);
+    let rows = problem.rows.iter().map(Vec::as_slice).collect();
+    let task = Task::new(Support::new(rows, problem.given.clone(), 2));
+    let error = Registry::default().parse("oracle").unwrap().method.fit(&task, &mut rng()).err().unwrap();
+    assert!(error.to_string().contains("needs the true labels"));
+}
