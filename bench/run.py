@@ -73,22 +73,28 @@ def programs(arguments: argparse.Namespace) -> list[Program]:
     return [program for program in chosen if not (arguments.no_easyfsl and program.name.startswith("easyfsl"))]
 
 
-def measure(chosen: list[Program], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """For every program and workload the medians of all rounds."""
-    found: dict[str, dict[str, list[float]]] = {program.name: {} for program in chosen}
+Times = dict[str, dict[str, list[float]]]
+"""By program and workload, one number a round."""
+
+
+def measure(chosen: list[Program], rounds: int) -> tuple[Times, Times]:
+    """The median and the minimum of every round."""
+    medians: Times = {program.name: {} for program in chosen}
+    minima: Times = {program.name: {} for program in chosen}
     for number in range(rounds):
         for program in chosen if number % 2 == 0 else reversed(chosen):
             print(f"round {number + 1} of {rounds}: {program.name}", file=sys.stderr, flush=True)
             for workload, line in program.run().items():
-                found[program.name].setdefault(workload, []).append(line["ms"])
-    return found
+                medians[program.name].setdefault(workload, []).append(line["ms"])
+                minima[program.name].setdefault(workload, []).append(line["min_ms"])
+    return medians, minima
 
 
-def summary(found: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
+def summary(medians: Times) -> dict[str, dict[str, float]]:
     """Medians over the rounds, by workload and program; of easyfsl the better allocator."""
     middle = {
         name: {workload: statistics.median(times) for workload, times in workloads.items()}
-        for name, workloads in found.items()
+        for name, workloads in medians.items()
     }
     rows = {
         workload: {name: middle[name][workload] for name in ("trueshot", "torch_tuned", "torch_plain")}
@@ -123,9 +129,9 @@ def floor(arguments: argparse.Namespace, rows: dict[str, dict[str, float]]) -> d
     }
 
 
-def spread(found: dict[str, dict[str, list[float]]]) -> float:
+def spread(medians: Times) -> float:
     """The largest relative distance between two rounds of one program and workload."""
-    return max(max(times) / min(times) - 1 for loads in found.values() for times in loads.values())
+    return max(max(times) / min(times) - 1 for loads in medians.values() for times in loads.values())
 
 
 def page(result: dict) -> str:
@@ -206,8 +212,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     place = machine.describe()
-    found = measure(programs(arguments), arguments.rounds)
-    rows = summary(found)
+    medians, minima = measure(programs(arguments), arguments.rounds)
+    rows = summary(medians)
     result = {
         "machine": place,
         "versions": {
@@ -218,8 +224,9 @@ def main() -> None:
         "threads": arguments.threads,
         "rounds": arguments.rounds,
         "seconds": arguments.seconds,
-        "spread": round(spread(found), 3),
-        "medians_of_rounds_ms": found,
+        "spread": round(spread(medians), 3),
+        "medians_of_rounds_ms": medians,
+        "minima_of_rounds_ms": minima,
         "summary": rows,
         "floor": floor(arguments, rows),
     }

@@ -8,7 +8,7 @@ queries, written as somebody would who knows PyTorch well and wants it fast on a
 - rows gathered once a batch and shared by all methods, as are the inner products of the support items with
   each other and with the queries: prototypes that are weighted sums of items then need no pass over the
   features (this is also how trueshot does it);
-- `linear` with the gradient written out and AdamW's fused step, which took half the time of autograd;
+- `linear` with the gradient written out and AdamW's fused step, which took about half the time of autograd;
 - `baseline++` likewise, in the space of the features, the way it is usually written. A second version,
   `baseline++ (products)`, trains on inner products only, a rewriting that trueshot uses too. It is timed and
   reported apart, and the second total has it in place of the first.
@@ -42,6 +42,10 @@ SETTINGS = [
     ("symmetric", 0.0), ("symmetric", 0.2), ("symmetric", 0.4), ("symmetric", 0.6),
     ("paired", 0.4), ("outlier", 0.2), ("outlier", 0.4), ("outlier", 0.6),
 ]
+# Names under which tables list a method at its defaults.
+DEFAULTS_SPELT_OUT = {
+    "euclidean:T=25": "euclidean", "absolute:T=25": "absolute", "cosine:T=0.2": "cosine", "nearest:k=1": "nearest",
+}
 
 
 def with_tuned_allocator() -> None:
@@ -185,7 +189,8 @@ class Sampler:
                 # A dead end draws anything: the whole episode is thrown away.
                 weights[~done] = 1.0
                 source = torch.multinomial(weights, 1, generator=self.wrong).squeeze(1)
-                found[episodes, turn, place] = pool[episodes, source, taken[episodes, source].clamp(max=SHOTS - 1)]
+                next_item = taken[episodes, source].clamp(max=SHOTS - 1)
+                found[episodes, turn, place] = pool[episodes, source, next_item]
                 taken[episodes, source] += 1
                 open_for[episodes, source] -= 1
         return found, done
@@ -407,13 +412,14 @@ METHODS: dict[str, Callable[[Batch], Tensor]] = {
 # --- Measuring ----------------------------------------------------------------------------------------
 
 
-def measure(table: Table, noise: str, level: float, names: list[str], arguments: argparse.Namespace) -> list[dict]:
+def measure(table: Table, setting: tuple[str, float], names: list[str], episodes: int, seed: int) -> list[dict]:
     """All methods on the same episodes of one setting."""
-    sampler = Sampler(table, noise, level, arguments.seed)
+    noise, level = setting
+    sampler = Sampler(table, noise, level, seed)
     seconds = dict.fromkeys(["shared", *names], 0.0)
     accuracies: dict[str, list[Tensor]] = {name: [] for name in names}
     wanted = torch.arange(WAYS).repeat_interleave(QUERIES)
-    left = arguments.episodes
+    left = episodes
     while left:
         begin = time.perf_counter()
         batch = Batch.gather(table, *sampler.draw(min(left, BATCH)))
@@ -433,30 +439,33 @@ def measure(table: Table, noise: str, level: float, names: list[str], arguments:
             "level": level,
             "accuracy": None if found is None else round(float(found.mean()), 2),
             "ci95": None if spread is None else round(spread, 2),
-            "ms_per_1000_episodes": round(1e6 * taken / arguments.episodes, 2),
+            "ms_per_1000_episodes": round(1e6 * taken / episodes, 2),
         })
     return lines
 
 
 def compare(lines: list[dict], path: Path) -> bool:
     """Whether the accuracies agree with a table's, up to chance; what does not is named."""
-    full = {"euclidean:T=25": "euclidean", "absolute:T=25": "absolute", "cosine:T=0.2": "cosine", "nearest:k=1": "nearest"}
     with open(path, newline="") as file:
         rows = [row for row in csv.DictReader(file) if (row["ways"], row["shots"]) == (str(WAYS), str(SHOTS))]
-    key = lambda noise, level, method: (noise, round(float(level), 4), full.get(method, method))  # noqa: E731
-    known = {key(r["noise"], r["level"], r["method"]): (float(r["accuracy"]), float(r["ci95"])) for r in rows}
+
+    def key(row: dict) -> tuple[str, float, str]:
+        method = row["method"].removesuffix(" (products)")
+        return row["noise"], round(float(row["level"]), 4), DEFAULTS_SPELT_OUT.get(method, method)
+
+    known = {key(row): (float(row["accuracy"]), float(row["ci95"])) for row in rows}
     compared, apart, largest = 0, 0, 0.0
     for line in lines:
-        place = key(line["noise"], line["level"], line["method"].removesuffix(" (products)"))
-        if line["accuracy"] is None or place not in known:
+        if line["accuracy"] is None or key(line) not in known:
             continue
-        accuracy, spread = known[place]
+        accuracy, spread = known[key(line)]
         difference = line["accuracy"] - accuracy
         compared, largest = compared + 1, max(largest, abs(difference))
         # One and a half times the 95 % interval of the difference: about three standard errors.
         if abs(difference) > 1.5 * math.hypot(spread, line["ci95"]):
             apart += 1
-            print(f"{line['noise']} {line['level']} {line['method']}: {line['accuracy']}, not {accuracy}", file=sys.stderr)
+            setting = f"{line['noise']} {line['level']} {line['method']}"
+            print(f"{setting}: {line['accuracy']}, not {accuracy}", file=sys.stderr)
     print(f"compared {compared} accuracies with {path}: largest difference {largest:.2f} points, "
           f"{apart} beyond chance", file=sys.stderr)
     return compared > 0 and apart == 0
@@ -482,10 +491,10 @@ def main(arguments: argparse.Namespace) -> None:
     settings = [s for s in SETTINGS if s[0] != "outlier" or arguments.outliers]
 
     # A few episodes unseen: memory is taken and kernels are chosen the first time.
-    measure(table, *settings[0], names, argparse.Namespace(episodes=10, seed=arguments.seed))
+    measure(table, settings[0], names, 10, arguments.seed)
     lines = []
-    for noise, level in settings:
-        for line in measure(table, noise, level, names, arguments):
+    for setting in settings:
+        for line in measure(table, setting, names, arguments.episodes, arguments.seed):
             lines.append(line)
             print(json.dumps(line), flush=True)
     print(json.dumps({

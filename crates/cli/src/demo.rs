@@ -30,7 +30,7 @@ pub struct Arguments {
     #[arg(short, long, default_value = "report.html", value_name = "FILE")]
     output: PathBuf,
     /// Episodes to evaluate on
-    #[arg(short, long, default_value_t = 1000)]
+    #[arg(short, long, default_value_t = 500)]
     episodes: u64,
     /// Another seed draws other characters
     #[arg(short, long, default_value_t = 0)]
@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             start.elapsed().as_secs_f64(),
         );
         let found = arguments.evaluate(&characters, &others)?;
-        print!("{}", report::evaluation(&found, report::Format::Table));
+        print!("{}", report::accuracies(&found));
         let page = Page::new("Learning characters from five examples, some of them wrong", &found)
             .introduce(INTRODUCTION)
             .show(arguments.picture(&characters)?);

@@ -14,7 +14,7 @@ const BOTTOM: f64 = 44.0;
 /// Names at the line ends keep so far apart.
 const LABEL_GAP: f64 = 13.0;
 /// Colours the style sheet knows.
-pub(super) const COLOURS: usize = 10;
+pub(super) const COLOURS: usize = 12;
 
 /// A method's accuracies by level.
 struct Line {

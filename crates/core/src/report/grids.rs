@@ -56,7 +56,11 @@ fn gap(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
         kind,
         title,
         |m| m.gap_closed,
-        |m| m.gap_closed.map_or(String::new(), |gap| format!("{:.0} %", 100.0 * gap)),
+        |m| // How far below ProtoNet a method falls is in the accuracies; here it would drown the rest.
+            m.gap_closed.map_or(String::new(), |gap| match gap {
+                ..-1.0 => "below -100 %".into(),
+                _ => format!("{:.0} %", 100.0 * gap),
+            }),
     )?;
     grid.rows.retain(|(name, _)| name != "oracle" && name != "protonet");
     Some(grid).filter(|grid| !grid.rows.is_empty())

@@ -43,6 +43,11 @@ pub fn evaluation(evaluation: &Evaluation, format: Format) -> String {
     }
 }
 
+/// Only the accuracies, for a terminal.
+pub fn accuracies(evaluation: &Evaluation) -> String {
+    text::accuracies(evaluation)
+}
+
 /// What was evaluated, in one line.
 fn caption(evaluation: &Evaluation) -> String {
     let Some(setting) = evaluation.settings.first() else { return "no noise setting".into() };

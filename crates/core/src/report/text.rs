@@ -2,12 +2,25 @@
 
 use super::grids::{self, Grid};
 use crate::evaluate::Evaluation;
+use crate::noise::NoiseKind;
 
 /// All tables, one below the other.
 pub(super) fn evaluation(evaluation: &Evaluation) -> String {
+    tables(evaluation, grids::all(evaluation))
+}
+
+/// The accuracies alone.
+pub(super) fn accuracies(evaluation: &Evaluation) -> String {
+    tables(
+        evaluation,
+        NoiseKind::ALL.into_iter().filter_map(|kind| grids::accuracy(evaluation, kind)).collect(),
+    )
+}
+
+fn tables(evaluation: &Evaluation, grids: Vec<Grid>) -> String {
     let mut text = super::caption(evaluation) + "\n";
     text.push_str("* best of its column, the oracle apart\n");
-    for grid in grids::all(evaluation) {
+    for grid in grids {
         text.push('\n');
         text.push_str(&table(&grid));
     }

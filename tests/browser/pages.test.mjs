@@ -1,0 +1,100 @@
+// The pages as people see them: light, dark and on a telephone. Nothing may come from outside, nothing may
+// hang over the edge, and everything must be readable.
+import assert from "node:assert/strict";
+import { after, before, describe, test } from "node:test";
+import { chromium } from "playwright-core";
+
+const page_url = `file://${process.env.PAGES}/demo.html`;
+const methods = ["oracle", "protonet", "median", "euclidean", "absolute", "cosine", "nearest", "linear", "matching", "baseline++", "rnnp"];
+let browser;
+
+before(async () => {
+  browser = await chromium.launch({
+    executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+    args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
+  });
+});
+after(() => browser.close());
+
+/** Opens the page and notes everything that goes wrong or goes outside. */
+async function open(options) {
+  const page = await browser.newPage(options);
+  const problems = [];
+  page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
+  page.on("pageerror", (error) => problems.push(String(error)));
+  page.on("request", (request) => {
+    if (!request.url().startsWith("file:") && !request.url().startsWith("data:")) problems.push(`asks for ${request.url()}`);
+  });
+  await page.goto(page_url);
+  return { page, problems };
+}
+
+/** WCAG contrast between an element's colour and what is behind it. */
+function contrast(page, selector) {
+  return page.$eval(selector, (element) => {
+    const canvas = document.createElement("canvas").getContext("2d");
+    const rgb = (colour) => { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data]; };
+    const light = (colour) => {
+      const [r, g, b] = colour.map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+      return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    let behind = element;
+    while (behind && getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+    const style = getComputedStyle(element);
+    const ink = light(rgb(element instanceof SVGElement ? style.fill : style.color));
+    const paper = light(rgb(behind ? getComputedStyle(behind).backgroundColor : "white"));
+    return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+  });
+}
+
+for (const colorScheme of ["light", "dark"]) {
+  describe(`the demo's page, ${colorScheme}`, () => {
+    test("is complete, readable and asks for nothing from outside", async () => {
+      const { page, problems } = await open({ colorScheme, viewport: { width: 1100, height: 900 } });
+      assert.deepEqual(problems, []);
+      const loaded = await page.$$eval(".support img", (images) => images.map((image) => image.complete && image.naturalWidth > 0));
+      assert.equal(loaded.length, 25);
+      assert.ok(loaded.every(Boolean), "a drawing did not load");
+      assert.equal(await page.locator(".support li.wrong").count(), 10, "two of five labels are wrong in five classes");
+      const [right, wrong] = await Promise.all(["right", "wrong"].map((kind) =>
+        page.$eval(`.support li.${kind} img`, (image) => getComputedStyle(image).borderTopColor)));
+      assert.notEqual(right, wrong);
+      for (const selector of ["h1", ".lead", ".facts", "caption", "td", ".truth", ".class dt", ".chart .axis text", "footer dd"]) {
+        assert.ok((await contrast(page, selector)) >= 4.5, `${selector} is hard to read`);
+      }
+      await page.close();
+    });
+
+    test("draws a line for every method, with names that do not cover each other", async () => {
+      const { page } = await open({ colorScheme, viewport: { width: 1100, height: 900 } });
+      for (const chart of await page.$$(".chart")) {
+        const names = await chart.$$eval(".series > text", (texts) =>
+          texts.map((text) => ({ name: text.textContent, box: text.getBoundingClientRect().toJSON() })));
+        assert.deepEqual(names.map(({ name }) => name).sort(), [...methods].sort());
+        const frame = await chart.boundingBox();
+        const sorted = names.toSorted((a, b) => a.box.y - b.box.y);
+        sorted.forEach(({ name, box }, place) => {
+          assert.ok(box.right <= frame.x + frame.width, `${name} hangs over the edge`);
+          assert.ok(box.bottom <= frame.y + frame.height, `${name} hangs below the edge`);
+          if (place > 0) assert.ok(box.y - sorted[place - 1].box.y >= 8, `${name} covers ${sorted[place - 1].name}`);
+        });
+      }
+      await page.close();
+    });
+  });
+}
+
+test("on a telephone only tables scroll sideways", async () => {
+  const { page } = await open({ viewport: { width: 360, height: 740 } });
+  const width = await page.evaluate(() => document.documentElement.scrollWidth);
+  assert.ok(width <= 360, `the page is ${width} wide`);
+  await page.close();
+});
+
+test("every line of a chart can be reached by keyboard and is named", async () => {
+  const { page } = await open({ viewport: { width: 1100, height: 900 } });
+  const titles = await page.$$eval(".chart .series", (lines) => lines.map((line) => [line.tabIndex, line.querySelector("title")?.textContent]));
+  assert.ok(titles.length >= methods.length);
+  assert.ok(titles.every(([tab, title]) => tab === 0 && title), "a line has no name or cannot be focused");
+  await page.close();
+});
