@@ -2,9 +2,10 @@
 """The workload eval_mean as a user of easyfsl has it: its own dataset, sampler, ProtoNet and `evaluate`.
 
 1,000 episodes (5-way 5-shot, 15 queries, no noise) from cached features, a 20 x 600 x 1600 float32 bank, with
-the identity as backbone: how easyfsl itself goes about cached features. Nothing of easyfsl is replaced; only
-an argument that newer versions of PyTorch no longer take is swallowed, without which it does not start. Its sampler and `evaluate` work on one episode at a time; worker processes (`--workers`) would have
-to copy every episode to the main process and were slower here than none.
+the identity as backbone: how easyfsl itself goes about cached features. Nothing of easyfsl is replaced; only an
+argument that newer versions of PyTorch no longer take is swallowed, without which it does not start. Its sampler
+and `evaluate` work on one episode at a time; worker processes (`--workers`) would have to copy every episode to
+the main process, and in trial runs they doubled the time.
 
 Prints one line of JSON as the other peers do: `name`, `ms` (median time for 1,000 episodes), `min_ms`, `reps`.
 With `--episodes` below 1,000 the times are scaled up, and `scaled_by` says by how much.

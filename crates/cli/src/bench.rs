@@ -10,6 +10,7 @@ use trueshot::method::Registry;
 use trueshot::noise::{Noise, NoiseKind};
 use trueshot::rng::{Purpose, Rng};
 
+use crate::output::print;
 use crate::threads::Threads;
 
 /// Time fixed workloads and print one line of JSON each
@@ -48,7 +49,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             times.sort_by(f64::total_cmp);
             let (median, min) = (times[times.len() / 2], times[0]);
             let line = serde_json::json!({ "name": name, "ms": rounded(median), "min_ms": rounded(min), "reps": times.len() });
-            println!("{line}");
+            print(&format!("{line}\n"))?;
         }
         Ok(())
     })

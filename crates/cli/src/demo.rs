@@ -16,7 +16,7 @@ use trueshot::rng::{Purpose, Rng, Urn};
 use trueshot::task::{Support, Task};
 use trueshot_vision::{Omniglot, Split, fixed_feature};
 
-use crate::output::write_file;
+use crate::output::{check_writable, print, write_file};
 use crate::progress::Progress;
 use crate::threads::Threads;
 
@@ -30,7 +30,7 @@ pub struct Arguments {
     #[arg(short, long, default_value = "report.html", value_name = "FILE")]
     output: PathBuf,
     /// Episodes to evaluate on
-    #[arg(short, long, default_value_t = 500)]
+    #[arg(short, long, default_value_t = 300)]
     episodes: u64,
     /// Another seed draws other characters
     #[arg(short, long, default_value_t = 0)]
@@ -50,6 +50,7 @@ const PICTURE_WAYS: usize = 5;
 const OPINIONS: [&str; 3] = ["median", "cosine", "absolute"];
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    check_writable([&arguments.output])?;
     arguments.threads.run(|| {
         let start = Instant::now();
         let characters = embed(Split::Evaluation)?;
@@ -62,16 +63,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             start.elapsed().as_secs_f64(),
         );
         let found = arguments.evaluate(&characters, &others)?;
-        print!("{}", report::accuracies(&found));
         let page = Page::new("Learning characters from five examples, some of them wrong", &found)
             .introduce(INTRODUCTION)
             .show(arguments.picture(&characters)?);
+        // The page first: whoever closes the pipe after a few lines still gets it.
         write_file(&arguments.output, &page.render())?;
-        println!(
-            "\nLook at {}: a noisy support set, and accuracy against noise.",
-            arguments.output.display()
-        );
-        Ok(())
+        let tables = report::evaluation(&found, report::Format::Table);
+        let place = arguments.output.display();
+        print(&format!("{tables}\nLook at {place}: a noisy support set, and accuracy against noise.\n"))
     })
 }
 

@@ -13,7 +13,7 @@ use trueshot::noise::NoiseKind;
 use trueshot::report;
 
 use crate::noise_argument::{self, NoiseArgument};
-use crate::output::{Output, write_file};
+use crate::output::{Output, check_writable, write_file};
 use crate::progress::Progress;
 use crate::threads::Threads;
 
@@ -60,9 +60,9 @@ pub struct Arguments {
     /// Same seed, same episodes, same result
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
-    /// What differences are taken against
-    #[arg(long, default_value = "protonet", value_name = "METHOD")]
-    baseline: String,
+    /// What differences are taken against [default: protonet]
+    #[arg(long, value_name = "METHOD")]
+    baseline: Option<String>,
     /// Also report the accuracy on every class
     #[arg(long)]
     per_class: bool,
@@ -151,6 +151,11 @@ impl Arguments {
             let again = methods[..place].iter().any(|earlier| earlier.label == method.label);
             anyhow::ensure!(!again, "method '{}' is asked for twice", method.label);
         }
+        if let Some(baseline) = &self.baseline {
+            let known: Vec<&str> = methods.iter().map(|method| method.label.as_str()).collect();
+            let among = known.contains(&baseline.as_str());
+            anyhow::ensure!(among, "baseline '{baseline}' is not among the methods: {}", known.join(", "));
+        }
         Ok(methods)
     }
 
@@ -189,7 +194,7 @@ impl Arguments {
             episodes,
             count,
             methods,
-            baseline: &self.baseline,
+            baseline: self.baseline.as_deref().unwrap_or("protonet"),
             details: Details { per_class: self.per_class, confusion: self.confusion },
         };
         let found = evaluate::evaluate(&experiment, &progress);
@@ -216,21 +221,6 @@ fn open(path: &Path) -> anyhow::Result<Embeddings> {
         eprintln!("checked {} MB of features in {:.1} s", bytes >> 20, start.elapsed().as_secs_f64());
     }
     Ok(embeddings)
-}
-
-/// An hour of work must not end in a folder that does not exist.
-fn check_writable<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> anyhow::Result<()> {
-    for path in paths {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        anyhow::ensure!(
-            folder.is_dir(),
-            "cannot write {}: {} is no folder",
-            path.display(),
-            folder.display()
-        );
-        anyhow::ensure!(!path.is_dir(), "cannot write {}: it is a folder", path.display());
-    }
-    Ok(())
 }
 
 fn list_methods(registry: &Registry) -> String {

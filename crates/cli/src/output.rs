@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use clap::Args;
 
 /// Where to put a result.
@@ -18,17 +19,34 @@ impl Output {
     pub fn write(&self, text: &str) -> anyhow::Result<()> {
         match &self.output {
             Some(path) => write_file(path, text),
-            None => {
-                let mut stdout = std::io::stdout().lock();
-                stdout.write_all(text.as_bytes())?;
-                Ok(stdout.flush()?)
-            }
+            None => print(text),
         }
     }
+}
+
+/// Writes text to standard output. Unlike `print!`, it can fail without a panic: pipes are closed and disks full.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to standard output")
 }
 
 /// Writes a text file that appears whole or not at all.
 pub fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
     trueshot::atomic::write_atomically(path, |file| file.write_all(text.as_bytes()))?;
+    Ok(())
+}
+
+/// An hour of work must not end in a folder that does not exist.
+pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> anyhow::Result<()> {
+    for path in paths {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        anyhow::ensure!(
+            folder.is_dir(),
+            "cannot write {}: {} is no folder",
+            path.display(),
+            folder.display()
+        );
+        anyhow::ensure!(!path.is_dir(), "cannot write {}: it is a folder", path.display());
+    }
     Ok(())
 }

@@ -6,7 +6,7 @@
 
 use std::sync::OnceLock;
 
-use trueshot_nn::{Isa, products};
+use trueshot_nn::{Isa, products, short};
 
 /// Labelled rows, ragged: an episode's support set, a user's folder and a row of a batch are all this.
 pub struct Support<'a> {
@@ -173,7 +173,7 @@ impl Gram {
 
     /// The Gram matrix times a vector of weights.
     pub fn times(&self, weights: &[f32]) -> Vec<f32> {
-        (0..self.n).map(|i| self.row(i).iter().zip(weights).map(|(g, w)| g * w).sum()).collect()
+        (0..self.n).map(|i| short::dot(self.row(i), weights)).collect()
     }
 }
 

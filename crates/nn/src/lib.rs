@@ -5,6 +5,7 @@
 
 pub mod isa;
 pub mod products;
+pub mod short;
 pub mod softmax_regression;
 
 pub use isa::Isa;

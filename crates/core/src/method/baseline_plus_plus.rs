@@ -3,7 +3,7 @@
 //! W starts as a combination of unit-length items (or a random vector) and SGD only ever adds items to it, so
 //! training runs on combinations and cosines: a step costs the same whatever the dimension of the features.
 
-use trueshot_nn::{Isa, products};
+use trueshot_nn::{Isa, products, short};
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Fitted, Method};
@@ -99,8 +99,8 @@ struct Direction {
 impl Direction {
     fn length(&self) -> f32 {
         let w = &self.weight;
-        let among_items: f32 = w.items.iter().zip(&w.products).map(|(a, p)| a * p).sum();
-        let with_start: f32 = w.items.iter().zip(&self.start_products).map(|(a, p)| a * p).sum();
+        let among_items = short::dot(&w.items, &w.products);
+        let with_start = if w.start == 0.0 { 0.0 } else { short::dot(&w.items, &self.start_products) };
         (among_items + w.start * (with_start + w.start * self.start_squared)).max(1e-12).sqrt()
     }
 }

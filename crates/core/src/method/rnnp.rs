@@ -3,6 +3,8 @@
 //! Hybrids mix two items filed under one class. Every point is a combination of items, so k-means runs on
 //! combinations and inner products.
 
+use trueshot_nn::short;
+
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Fitted, Method, Verdict};
 use crate::classifier::{Classifier, Mixture};
@@ -116,8 +118,10 @@ fn assign(task: &Task<'_>, products: &[Vec<f32>], centres: &[Vec<f32>]) -> Vec<u
 
 fn squared_norm(task: &Task<'_>, centre: &[f32]) -> f32 {
     let rows = task.gram().chunks_exact(task.support.len());
-    let product = |row: &[f32]| row.iter().zip(centre).map(|(g, w)| g * w).sum::<f32>();
-    rows.zip(centre).filter(|&(_, &weight)| weight != 0.0).map(|(row, weight)| weight * product(row)).sum()
+    rows.zip(centre)
+        .filter(|&(_, &weight)| weight != 0.0)
+        .map(|(row, weight)| weight * short::dot(row, centre))
+        .sum()
 }
 
 /// An item's weight is its share in the centre of the class it is filed under.

@@ -1,1 +1,286 @@
-//! Reports hold what they should.
+//! Reports hold what they should: snapshots of what people read, and names that try to break out of a format.
+
+use super::{Format, Page, Picture, PictureClass, PictureItem, chart, evaluation};
+use crate::episode::Shots;
+use crate::evaluate::{
+    ClassAccuracy, Comparison, Detection, Difference, Evaluation, MethodResult, SettingResult, Source,
+};
+use crate::method::Registry;
+use crate::noise::NoiseKind;
+
+/// What a format might trip over.
+const AWKWARD: &str = r#"<a>&"b"|c\d_e,f*g\|h"#;
+
+fn method(name: &str, accuracy: f64) -> MethodResult {
+    MethodResult {
+        method: name.into(),
+        accuracy: Some(accuracy),
+        ci95: Some(0.16),
+        difference: None,
+        gap_closed: None,
+        detection: None,
+        per_class: None,
+        confusion: None,
+    }
+}
+
+fn setting(noise: NoiseKind, level: f64, methods: Vec<MethodResult>) -> SettingResult {
+    let (ways, shots, queries, episodes) = (5, Shots::exactly(5), 15, 10_000);
+    SettingResult { noise, level, ways, shots, queries, episodes, methods, significance: Vec::new() }
+}
+
+fn detection(auroc: f64, calibration_error: Option<f64>) -> Detection {
+    Detection { auroc, average_precision: auroc - 0.0625, calibration_error, items: 250_000, wrong: 100_000 }
+}
+
+fn found(settings: Vec<SettingResult>) -> Evaluation {
+    let embeddings = Source {
+        path: Some("test.safetensors".into()),
+        fingerprint: "0123456789abcdef".into(),
+        rows: 4000,
+        dim: 1600,
+        classes: 20,
+        backbone: None,
+    };
+    Evaluation {
+        seed: 7,
+        embeddings,
+        outliers: None,
+        manifest: None,
+        baseline: "protonet".into(),
+        interrupted: false,
+        version: "0.0.0",
+        instructions: "portable",
+        settings,
+    }
+}
+
+/// Three settings with everything a report can show, stopped early.
+fn everything() -> Evaluation {
+    let noisy = |lift: f64| {
+        let mut methods = vec![
+            method("oracle", 61.7 + lift),
+            method("protonet", 51.0 + lift),
+            method("median", 53.125 + lift),
+            method("relabel", 57.0 + lift),
+        ];
+        for (entry, gap) in methods.iter_mut().zip([1.0, 0.0, 0.1986, 0.5607]) {
+            entry.gap_closed = Some(gap);
+            entry.difference = Some(Difference { mean: 10.7 * gap, ci95: Some(0.05) });
+            let class = |class: &str, accuracy| ClassAccuracy { class: class.into(), queries: 300, accuracy };
+            entry.per_class =
+                Some(vec![class("crate", 70.0 - 10.0 * gap), class("trifle", 30.0 + 10.0 * gap)]);
+            entry.confusion = Some(vec![vec![200, 100], vec![0, 0]]);
+        }
+        methods[1].difference = None;
+        methods[2].detection = Some(detection(0.7175, None));
+        methods[3].detection = Some(detection(0.8531, Some(0.0312)));
+        methods
+    };
+    let clean = ["oracle", "protonet", "median", "relabel"].into_iter().zip([67.4, 67.4, 66.8, 67.5]);
+    let mut all = found(vec![
+        setting(NoiseKind::Symmetric, 0.0, clean.map(|(name, accuracy)| method(name, accuracy)).collect()),
+        setting(NoiseKind::Symmetric, 0.4, noisy(0.0)),
+        setting(NoiseKind::Outlier, 0.3333, noisy(1.5)),
+    ]);
+    let comparison = |method: &str, against: &str, difference, p_corrected| Comparison {
+        method: method.into(),
+        against: against.into(),
+        difference,
+        ci95: Some(0.1),
+        p: p_corrected / 6.0,
+        p_corrected,
+    };
+    all.settings[1].significance =
+        vec![comparison("oracle", "protonet", 10.7, 0.0), comparison("median", "relabel", -0.02, 0.7)];
+    all.interrupted = true;
+    all
+}
+
+/// One method and one class, both with an awkward name.
+fn awkward() -> Evaluation {
+    let mut entry = method(AWKWARD, 50.0);
+    let class = ClassAccuracy { class: AWKWARD.into(), queries: 1, accuracy: 50.0 };
+    entry.per_class = Some(vec![class]);
+    entry.detection = Some(detection(0.75, None));
+    let mut found = found(vec![
+        setting(NoiseKind::Symmetric, 0.0, vec![method(AWKWARD, 60.0)]),
+        setting(NoiseKind::Symmetric, 0.4, vec![entry]),
+    ]);
+    found.embeddings.path = Some(AWKWARD.into());
+    found
+}
+
+#[test]
+fn the_table_reads_as_before() {
+    insta::assert_snapshot!(evaluation(&everything(), Format::Table));
+}
+
+#[test]
+fn the_csv_reads_as_before() {
+    insta::assert_snapshot!(evaluation(&everything(), Format::Csv));
+}
+
+#[test]
+fn the_markdown_reads_as_before() {
+    insta::assert_snapshot!(evaluation(&everything(), Format::Markdown));
+}
+
+#[test]
+fn the_latex_reads_as_before() {
+    insta::assert_snapshot!(evaluation(&everything(), Format::Latex));
+}
+
+#[test]
+fn json_gives_awkward_names_back_as_they_were() {
+    let shown: serde_json::Value = serde_json::from_str(&evaluation(&awkward(), Format::Json)).unwrap();
+    let entry = &shown["settings"][1]["methods"][0];
+    assert_eq!(entry["method"], AWKWARD);
+    assert_eq!(entry["per_class"][0]["class"], AWKWARD);
+}
+
+#[test]
+fn csv_quotes_awkward_names() {
+    let shown = evaluation(&awkward(), Format::Csv);
+    let quoted = format!(",\"{}\",", AWKWARD.replace('"', "\"\""));
+    assert!(shown.lines().skip(1).all(|line| line.contains(&quoted)), "{shown}");
+}
+
+/// The cells of a row of a Markdown table as a reader sees them: bars that are not escaped part them, and a
+/// backslash before punctuation disappears.
+fn markdown_cells(row: &str) -> Vec<String> {
+    let mut cells = vec![String::new()];
+    let mut characters = row.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' => cells.last_mut().unwrap().extend(characters.next()),
+            '|' => cells.push(String::new()),
+            // Unescaped, these would begin a tag, an entity or emphasis.
+            '<' | '&' | '_' => panic!("{character} is not escaped in {row}"),
+            _ => cells.last_mut().unwrap().push(character),
+        }
+    }
+    cells.into_iter().map(|cell| cell.trim().to_string()).collect()
+}
+
+#[test]
+fn markdown_keeps_awkward_names_within_their_cells() {
+    let shown = evaluation(&awkward(), Format::Markdown);
+    let rows: Vec<Vec<String>> = shown
+        .lines()
+        .filter(|line| line.starts_with('|') && !line.starts_with("|---"))
+        .map(markdown_cells)
+        .collect();
+    let named = rows.iter().flatten().filter(|cell| *cell == AWKWARD).count();
+    assert_eq!(named, 4, "accuracy, detection, and class by method: {shown}");
+    assert!(rows.iter().all(|row| row.len() == 4 || row.len() == 5), "{shown}");
+}
+
+#[test]
+fn latex_escapes_awkward_names() {
+    let shown = evaluation(&awkward(), Format::Latex);
+    let escaped =
+        r#"\textless{}a\textgreater{}\&"b"\textbar{}c\textbackslash{}d\_e,f*g\textbackslash{}\textbar{}h"#;
+    assert_eq!(shown.matches(escaped).count(), 4, "{shown}");
+}
+
+#[test]
+fn the_page_escapes_awkward_names() {
+    let found = awkward();
+    let item = PictureItem {
+        image: "data:,".into(),
+        truth: Some(AWKWARD.into()),
+        opinions: vec![(AWKWARD.into(), 1.0)],
+    };
+    let picture = Picture {
+        title: AWKWARD.into(),
+        caption: AWKWARD.into(),
+        classes: vec![PictureClass { name: AWKWARD.into(), items: vec![item] }],
+    };
+    let shown = Page::new(AWKWARD, &found).introduce(AWKWARD).show(picture).render();
+    assert!(!shown.contains("<a>") && !shown.contains("&\"") && !shown.contains("\"b\""), "{shown}");
+    assert!(shown.contains("|c\\d_e,f*g"));
+}
+
+#[test]
+fn the_page_holds_every_part_of_an_evaluation() {
+    let shown = evaluation(&everything(), Format::Html);
+    for part in [
+        "stopped early",
+        "Accuracy in percent, outlier noise",
+        "Share of the gap",
+        "Accuracy by class, symmetric noise of 40 %",
+        "What was taken for what",
+        "Which differences are real",
+        "+10.70",
+        "(-0.02)",
+        "--share:0.667",
+    ] {
+        assert!(shown.contains(part), "'{part}' is missing");
+    }
+    assert!(!shown.contains("NaN"));
+}
+
+/// The settings of the paper's tables: a noise type and its levels in percent.
+const PAPER: [(NoiseKind, &[f64]); 8] = [
+    (NoiseKind::Symmetric, &[0.0, 20.0, 40.0, 60.0]),
+    (NoiseKind::Paired, &[40.0]),
+    (NoiseKind::Outlier, &[0.0, 20.0, 40.0, 60.0]),
+    (NoiseKind::Symmetric, &[0.0, 33.3]),
+    (NoiseKind::Outlier, &[0.0, 33.3]),
+    (NoiseKind::Symmetric, &[0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0]),
+    (NoiseKind::Paired, &[20.0, 30.0, 40.0]),
+    (NoiseKind::Outlier, &[0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0]),
+];
+
+#[test]
+fn tables_of_the_papers_settings_fit_80_columns() {
+    let registry = Registry::default();
+    for (kind, levels) in PAPER {
+        let methods = || {
+            let entry = |name| {
+                let detection = Some(detection(0.8531, None));
+                MethodResult { gap_closed: Some(-1.2345), detection, ..method(name, 67.4) }
+            };
+            registry.infos().iter().map(|info| entry(info.name)).collect()
+        };
+        let found = found(levels.iter().map(|level| setting(kind, level / 100.0, methods())).collect());
+        let shown = evaluation(&found, Format::Table);
+        let widest = shown.lines().max_by_key(|line| line.chars().count()).unwrap();
+        assert!(widest.chars().count() <= 80, "{kind} noise of {levels:?}:\n{widest}");
+        for level in levels {
+            let head = format!("{level} %");
+            assert_eq!(shown.matches(&head).count(), 3, "{head} heads a column of every table:\n{shown}");
+        }
+    }
+}
+
+#[test]
+fn a_chart_has_one_series_a_method_and_only_finite_places() {
+    let found = everything();
+    let svg = chart::accuracy_against_noise(&found, NoiseKind::Symmetric).unwrap();
+    assert_eq!(svg.matches("<g class=\"series").count(), 4);
+    assert_eq!(svg.matches("<polyline").count(), 4);
+    assert_eq!(svg.matches("<circle").count(), 4 * 2, "a point a level");
+    assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    let outlier = chart::accuracy_against_noise(&found, NoiseKind::Outlier).unwrap();
+    assert_eq!(outlier.matches("<circle").count(), 4 * 2, "the clean level opens every chart");
+}
+
+#[test]
+fn charts_of_equal_or_perfect_accuracies_are_finite_too() {
+    for accuracy in [0.0, 37.0, 100.0] {
+        let levels = [0.0, 0.2].map(|l| setting(NoiseKind::Paired, l, vec![method("protonet", accuracy)]));
+        let svg = chart::accuracy_against_noise(&found(levels.into()), NoiseKind::Paired).unwrap();
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+}
+
+#[test]
+fn one_level_or_no_accuracy_makes_no_chart() {
+    let one = found(vec![setting(NoiseKind::Paired, 0.4, vec![method("protonet", 50.0)])]);
+    assert!(chart::accuracy_against_noise(&one, NoiseKind::Paired).is_none());
+    let silent = || vec![MethodResult { accuracy: None, ci95: None, ..method("cosine", 0.0) }];
+    let none = found([0.0, 0.4].map(|l| setting(NoiseKind::Paired, l, silent())).into());
+    assert!(chart::accuracy_against_noise(&none, NoiseKind::Paired).is_none());
+}
