@@ -154,7 +154,7 @@ fn ctrl_c_prints_what_is_done_so_far() {
         .unwrap();
     let process = child.id().to_string();
     while !catches_interrupts(&process) {
-        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     std::process::Command::new("kill").args(["-INT", &process]).status().unwrap();
     let output = child.wait_with_output().unwrap();

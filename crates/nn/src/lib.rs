@@ -4,6 +4,7 @@
 //! how the work is spread. Every tuned kernel stands beside a plain version that its tests hold it against.
 
 pub mod isa;
+pub mod memory;
 pub mod products;
 pub mod short;
 pub mod softmax_regression;

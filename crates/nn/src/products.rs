@@ -12,6 +12,7 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 
 use crate::isa::Isa;
+use crate::memory::prefetch_line;
 
 /// `out[r][l] = left[l] . right[r]`: left rows are read once, right rows once for every five left ones.
 ///
@@ -139,7 +140,7 @@ fn tile<S: Simd, const L: usize, const R: usize>(
     let mut sums = [[simd.splat_f32s(0.0); R]; L];
     for step in 0..steps {
         if let Some(number) = upcoming.get(step * S::F32_LANES) {
-            prefetch(number);
+            prefetch_line(std::ptr::from_ref(number).cast());
         }
         let mut a = [simd.splat_f32s(0.0); L];
         for i in 0..L {
@@ -169,21 +170,6 @@ fn tile<S: Simd, const L: usize, const R: usize>(
         }
     }
     out
-}
-
-/// Asks for a cache line without waiting for it: rows of an episode lie far apart, and the processor's own
-/// prefetching starts anew at each of them.
-#[inline(always)]
-fn prefetch(number: &f32) {
-    // SAFETY: a prefetch is a hint; it never faults, and the address is that of a live number besides.
-    #[cfg(target_arch = "x86_64")]
-    #[allow(unsafe_code)]
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(number).cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = number;
 }
 
 /// `row . row`

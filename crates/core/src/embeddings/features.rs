@@ -3,9 +3,11 @@
 //! The bytes stay where they are (a memory map, or a vector a reader decoded into) and rows are
 //! turned into `f32` only when an episode touches them, so a bank larger than memory can be used.
 
+use arrow_buffer::Buffer;
 use bytes::Bytes;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use trueshot_nn::{Isa, memory};
 
 /// How a feature is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -61,16 +63,12 @@ impl Features {
         Features { bytes, precision, rows, dim }
     }
 
-    /// Takes ownership of decoded numbers.
+    /// Takes decoded numbers, into memory whose rows begin on cache lines where their length allows it: kernels
+    /// read rows a line at a time, and lines that straddle two cost double.
     pub fn from_f32(values: Vec<f32>, dim: usize) -> Self {
-        struct Owner(Vec<f32>);
-        impl AsRef<[u8]> for Owner {
-            fn as_ref(&self) -> &[u8] {
-                bytemuck::cast_slice(&self.0)
-            }
-        }
         let rows = values.len().checked_div(dim).unwrap_or(0);
-        Features::new(Bytes::from_owner(Owner(values)), Precision::F32, rows, dim)
+        let aligned = Buffer::from_slice_ref(&values);
+        Features::new(Bytes::from_owner(aligned), Precision::F32, rows, dim)
     }
 
     /// The bytes such a matrix takes, or `None` if that overflows.
@@ -122,7 +120,11 @@ pub fn decode(bytes: &[u8], precision: Precision, out: &mut [f32]) {
                 *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
             }
         }
-        (Precision::F16, Some(halves)) => bytemuck::cast_slice::<u16, f16>(halves).convert_to_f32_slice(out),
+        (Precision::F16, Some(halves)) => {
+            if !memory::widen_f16(Isa::current(), halves, out) {
+                bytemuck::cast_slice::<u16, f16>(halves).convert_to_f32_slice(out);
+            }
+        }
         (Precision::Bf16, Some(halves)) => {
             bytemuck::cast_slice::<u16, bf16>(halves).convert_to_f32_slice(out)
         }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use trueshot_nn::{Isa, products};
+use trueshot_nn::{Isa, memory, products};
 
 use crate::embeddings::{Embeddings, Features};
 use crate::episode::{DrawnEpisode, Item};
@@ -124,13 +124,28 @@ fn fetch<'a>(banks: &'a Banks<'a>, wanted: &[(u32, bool)], buffer: &'a mut Vec<f
     let direct = |&(row, outlier): &(u32, bool)| {
         features(outlier).as_f32().map(|all| &all[row as usize * dim..(row as usize + 1) * dim])
     };
-    let undecoded = wanted.iter().filter(|wanted| direct(wanted).is_none());
-    buffer.resize(undecoded.clone().count() * dim, 0.0);
-    for (&(row, outlier), out) in undecoded.zip(buffer.chunks_exact_mut(dim)) {
+    let undecoded: Vec<(u32, bool)> =
+        wanted.iter().copied().filter(|wanted| direct(wanted).is_none()).collect();
+    let decoded = cache_aligned(buffer, undecoded.len() * dim);
+    for (place, (&(row, outlier), out)) in undecoded.iter().zip(decoded.chunks_exact_mut(dim)).enumerate() {
+        if let Some(&(row, outlier)) = undecoded.get(place + 1) {
+            memory::prefetch(features(outlier).bytes_of(row as usize..row as usize + 1));
+        }
         features(outlier).decode_row(row as usize, out);
     }
-    let mut decoded = buffer.chunks_exact(dim);
+    let mut decoded = decoded.chunks_exact(dim);
     wanted.iter().filter_map(|wanted| direct(wanted).or_else(|| decoded.next())).collect()
+}
+
+/// Part of a buffer that begins on a cache line.
+fn cache_aligned(buffer: &mut Vec<f32>, count: usize) -> &mut [f32] {
+    const LINE: usize = 64;
+    let margin = LINE / size_of::<f32>();
+    if buffer.len() < count + margin {
+        buffer.resize(count + margin, 0.0);
+    }
+    let start = buffer.as_ptr().align_offset(LINE).min(margin);
+    &mut buffer[start..start + count]
 }
 
 /// Products of the union with itself and with the queries.

@@ -248,9 +248,14 @@ fn tables_of_the_papers_settings_fit_80_columns() {
         let shown = evaluation(&found, Format::Table);
         let widest = shown.lines().max_by_key(|line| line.chars().count()).unwrap();
         assert!(widest.chars().count() <= 80, "{kind} noise of {levels:?}:\n{widest}");
-        for level in levels {
-            let head = format!("{level} %");
-            assert_eq!(shown.matches(&head).count(), 3, "{head} heads a column of every table:\n{shown}");
+        let heads: Vec<&str> = shown
+            .lines()
+            .filter(|line| line.starts_with("  method"))
+            .flat_map(|line| line.split("  ").map(str::trim))
+            .collect();
+        for level in levels.iter().map(|level| format!("{level} %")) {
+            let columns = heads.iter().filter(|head| **head == level).count();
+            assert_eq!(columns, 3, "{level} heads a column of every table:\n{shown}");
         }
     }
 }
