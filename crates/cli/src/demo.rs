@@ -68,7 +68,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             .show(arguments.picture(&characters)?);
         // The page first: whoever closes the pipe after a few lines still gets it.
         write_file(&arguments.output, &page.render())?;
-        let tables = report::evaluation(&found, report::Format::Table);
+        let tables = report::accuracies(&found);
         let place = arguments.output.display();
         print(&format!("{tables}\nLook at {place}: a noisy support set, and accuracy against noise.\n"))
     })

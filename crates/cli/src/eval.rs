@@ -1,6 +1,5 @@
 //! `trueshot eval`: methods against noise, on thousands of episodes.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -10,7 +9,7 @@ use trueshot::episode::{EpisodeSpec, Episodes, Manifest, Sampler, Shots, write_m
 use trueshot::evaluate::{self, Details, Experiment};
 use trueshot::method::{NamedMethod, Registry};
 use trueshot::noise::NoiseKind;
-use trueshot::report;
+use trueshot::report::{self, Tables};
 
 use crate::noise_argument::{self, NoiseArgument};
 use crate::output::{Output, check_writable, write_file};
@@ -69,6 +68,9 @@ pub struct Arguments {
     /// Also report how often one class was taken for another (JSON and HTML)
     #[arg(long)]
     confusion: bool,
+    /// Also compare every method with every other (JSON and HTML always do)
+    #[arg(long)]
+    significance: bool,
     /// Write the episodes to FILE, one line of JSON each, before they are evaluated
     #[arg(long, value_name = "FILE", conflicts_with = "manifest")]
     write_manifest: Option<PathBuf>,
@@ -204,10 +206,11 @@ impl Arguments {
             eprintln!("stopped early: what follows are the episodes done so far");
         }
         if let Some(path) = &self.html {
-            write_file(path, &report::evaluation(&found, report::Format::Html))?;
+            write_file(path, &report::evaluation(&found, report::Format::Html, Tables::Usual))?;
             eprintln!("wrote {}", path.display());
         }
-        self.output.write(&report::evaluation(&found, self.format.into()))
+        let tables = if self.significance { Tables::WithSignificance } else { Tables::Usual };
+        self.output.write(&report::evaluation(&found, self.format.into(), tables))
     }
 }
 
@@ -217,7 +220,7 @@ fn open(path: &Path) -> anyhow::Result<Embeddings> {
     let bytes = embeddings.len() * embeddings.dim() * embeddings.features().precision().size();
     let start = std::time::Instant::now();
     embeddings.check()?;
-    if bytes > 1 << 28 && std::io::stderr().is_terminal() {
+    if bytes > 1 << 28 {
         eprintln!("checked {} MB of features in {:.1} s", bytes >> 20, start.elapsed().as_secs_f64());
     }
     Ok(embeddings)

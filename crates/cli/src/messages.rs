@@ -8,12 +8,21 @@ pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     if is_closed_pipe(&error) {
         return ExitCode::SUCCESS;
     }
-    eprintln!("error: {error:#}");
+    eprintln!("error: {}", in_one_line(&error));
     let known = error.chain().find_map(|cause| cause.downcast_ref::<trueshot::Error>());
     if let Some(hint) = known.and_then(trueshot::Error::hint) {
         eprintln!("hint: {hint}");
     }
     ExitCode::FAILURE
+}
+
+/// An error and its causes, without those that the message before already tells.
+fn in_one_line(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |line, cause| match line {
+        line if line.is_empty() => cause,
+        line if line.contains(&cause) => line,
+        line => format!("{line}: {cause}"),
+    })
 }
 
 /// Whoever read our output has seen enough (`trueshot eval .. | head`): no failure of ours.

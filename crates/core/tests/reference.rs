@@ -22,8 +22,8 @@ impl Reference {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
         if !folder.is_dir() {
             // Not `eprintln!`, which the test runner keeps to itself.
-            let reason = format!("SKIPPED: no reference data, {} does not exist", folder.display());
-            writeln!(std::io::stderr(), "{reason}").unwrap();
+            let reason = format!("SKIPPED: no reference data, {} does not exist\n", folder.display());
+            std::io::stderr().write_all(reason.as_bytes()).unwrap();
             return None;
         }
         let open = |name: &str| Embeddings::open(folder.join("reference").join(name)).unwrap();
@@ -62,6 +62,9 @@ impl Reference {
     }
 }
 
+/// Methods and their accuracies.
+type Expected = Vec<(String, f64)>;
+
 fn noise(kind: &str, level: f64) -> Noise {
     let kind = NoiseKind::ALL.into_iter().find(|known| known.name() == kind).unwrap();
     Noise::new(kind, level).unwrap()
@@ -82,8 +85,7 @@ fn closed_forms_agree_with_an_independent_program_in_every_row() {
     let Some(reference) = Reference::open() else { return };
     let records = reference.records("reference/closed-form.csv");
     // One call a shape: the noise settings of a shape share their episodes.
-    let mut shapes: BTreeMap<(usize, usize), BTreeMap<(String, String), Vec<(String, f64)>>> =
-        BTreeMap::new();
+    let mut shapes: BTreeMap<(usize, usize), BTreeMap<(String, String), Expected>> = BTreeMap::new();
     for record in &records {
         let shape = (record[2].parse().unwrap(), record[3].parse().unwrap());
         let setting = (record[0].clone(), record[1].clone());

@@ -11,7 +11,7 @@ use crate::task::Task;
 
 pub(super) const INFO: MethodInfo = MethodInfo {
     name: "absolute",
-    summary: "weighted class mean; items count by minus the absolute distance to their class mates",
+    summary: "class mean, weighted by absolute distance to the class mates",
     parameters: &[Parameter { name: "T", default: "25", meaning: "temperature: lower trusts fewer items" }],
     build: |given: &Parameters| Ok(Box::new(Absolute { temperature: given.positive("T")? })),
 };

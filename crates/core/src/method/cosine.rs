@@ -9,7 +9,7 @@ use crate::task::Task;
 
 pub(super) const INFO: MethodInfo = MethodInfo {
     name: "cosine",
-    summary: "weighted class mean; items count by the cosine to their class mates",
+    summary: "class mean, weighted by cosine with the class mates",
     parameters: &[Parameter { name: "T", default: "0.2", meaning: "temperature: lower trusts fewer items" }],
     build: |given: &Parameters| Ok(Box::new(Cosine { temperature: given.positive("T")? })),
 };

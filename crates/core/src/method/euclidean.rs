@@ -9,7 +9,7 @@ use crate::task::Task;
 
 pub(super) const INFO: MethodInfo = MethodInfo {
     name: "euclidean",
-    summary: "weighted class mean; items count by minus the squared Euclidean distance to their class mates",
+    summary: "class mean, weighted by squared distance to the class mates",
     parameters: &[Parameter { name: "T", default: "25", meaning: "temperature: lower trusts fewer items" }],
     build: |given: &Parameters| Ok(Box::new(Euclidean { temperature: given.positive("T")? })),
 };

@@ -13,11 +13,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     name: "linear",
     summary: "a linear layer trained on the given labels, full batches of AdamW",
     parameters: &[
-        Parameter {
-            name: "steps",
-            default: "101",
-            meaning: "updates (the paper says 100, its program does 101)",
-        },
+        Parameter { name: "steps", default: "101", meaning: "updates (the paper: 100, its program: 101)" },
         Parameter { name: "rate", default: "0.001", meaning: "learning rate" },
         Parameter { name: "decay", default: "0.01", meaning: "weight decay" },
     ],

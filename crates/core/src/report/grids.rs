@@ -28,6 +28,7 @@ pub(super) fn all(evaluation: &Evaluation) -> Vec<Grid> {
     let kinds =
         || NoiseKind::ALL.into_iter().filter(|&kind| evaluation.settings.iter().any(|s| s.noise == kind));
     let mut grids: Vec<Grid> = kinds().filter_map(|kind| accuracy(evaluation, kind)).collect();
+    grids.extend(kinds().filter_map(|kind| difference(evaluation, kind)));
     grids.extend(kinds().filter_map(|kind| gap(evaluation, kind)));
     grids.extend(kinds().filter_map(|kind| detection(evaluation, kind)));
     grids.extend(per_class(evaluation));
@@ -47,6 +48,23 @@ pub(super) fn accuracy(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid>
             format!("{:.2}{interval}", m.accuracy.unwrap_or(0.0))
         },
     )
+}
+
+/// Paired differences to the baseline: their intervals are those of the difference, not of two accuracies.
+fn difference(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
+    let title = format!("Points above {} on the same episodes, {kind} noise", evaluation.baseline);
+    let mut grid = grid(
+        evaluation,
+        kind,
+        title,
+        |m| m.difference.map(|d| d.mean),
+        |m| {
+            let interval = m.difference.and_then(|d| d.ci95).map_or(String::new(), |ci| format!(" ±{ci:.2}"));
+            m.difference.map_or(String::new(), |d| format!("{:+.2}{interval}", d.mean))
+        },
+    )?;
+    grid.rows.retain(|(name, _)| *name != evaluation.baseline);
+    Some(grid).filter(|grid| !grid.rows.is_empty())
 }
 
 fn gap(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
@@ -162,6 +180,7 @@ fn compared(setting: &SettingResult, name: &str, other: &str) -> Cell {
         }
     });
     let text = match found {
+        Some((difference, _)) if difference.abs() < 0.005 => "(0.00)".into(),
         Some((difference, p)) if p < 0.05 => format!("{difference:+.2}"),
         Some((difference, _)) => format!("({difference:+.2})"),
         None => String::new(),

@@ -1,11 +1,11 @@
 //! Tables for a paper, for the package booktabs.
 
-use super::grids;
+use super::grids::{Cell, Grid};
 use crate::evaluate::Evaluation;
 
-pub(super) fn evaluation(evaluation: &Evaluation) -> String {
+pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     let mut text = format!("% {}\n% needs \\usepackage{{booktabs}}\n", super::caption(evaluation));
-    for grid in grids::all(evaluation) {
+    for grid in grids {
         let line = |cells: Vec<String>| format!("{} \\\\\n", cells.join(" & "));
         text.push_str("\n\\begin{table}\n\\centering\n");
         text.push_str(&format!("\\caption{{{}}}\n", escaped(&grid.title)));
@@ -13,7 +13,7 @@ pub(super) fn evaluation(evaluation: &Evaluation) -> String {
         text.push_str(&line(grid.columns.iter().map(|name| escaped(name)).collect()));
         text.push_str("\\midrule\n");
         for (name, cells) in &grid.rows {
-            let cell = |cell: &grids::Cell| match cell.best {
+            let cell = |cell: &Cell| match cell.best {
                 true => format!("\\textbf{{{}}}", escaped(&cell.text)),
                 false => escaped(&cell.text),
             };

@@ -13,6 +13,7 @@ pub use html::{Page, Picture, PictureClass, PictureItem};
 pub use inspection::inspection_text;
 
 use crate::evaluate::Evaluation;
+use crate::noise::NoiseKind;
 
 /// Ways to show an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,21 +32,35 @@ pub enum Format {
     Html,
 }
 
+/// Which tables to show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tables {
+    /// Accuracies, differences to the baseline, gap closed, detection, and what else was asked of the evaluation.
+    Usual,
+    /// Also every pair of methods under every setting. Programs and pages have them always.
+    WithSignificance,
+}
+
 /// Shows an evaluation.
-pub fn evaluation(evaluation: &Evaluation, format: Format) -> String {
+pub fn evaluation(evaluation: &Evaluation, format: Format, tables: Tables) -> String {
+    let mut shown = grids::all(evaluation);
+    if tables == Tables::WithSignificance {
+        shown.extend(grids::significance(evaluation));
+    }
     match format {
-        Format::Table => text::evaluation(evaluation),
+        Format::Table => text::tables(evaluation, &shown),
         Format::Json => serde_json::to_string_pretty(evaluation).expect("plain data serialises") + "\n",
         Format::Csv => csv::evaluation(evaluation),
-        Format::Markdown => markdown::evaluation(evaluation),
-        Format::Latex => latex::evaluation(evaluation),
+        Format::Markdown => markdown::tables(evaluation, &shown),
+        Format::Latex => latex::tables(evaluation, &shown),
         Format::Html => Page::new("Evaluation", evaluation).render(),
     }
 }
 
 /// Only the accuracies, for a terminal.
 pub fn accuracies(evaluation: &Evaluation) -> String {
-    text::accuracies(evaluation)
+    let accuracies = NoiseKind::ALL.into_iter().filter_map(|kind| grids::accuracy(evaluation, kind));
+    text::tables(evaluation, &accuracies.collect::<Vec<_>>())
 }
 
 /// What was evaluated, in one line.

@@ -1,12 +1,17 @@
 //! Reports hold what they should: snapshots of what people read, and names that try to break out of a format.
 
-use super::{Format, Page, Picture, PictureClass, PictureItem, chart, evaluation};
+use super::{Format, Page, Picture, PictureClass, PictureItem, Tables, accuracies, chart};
 use crate::episode::Shots;
 use crate::evaluate::{
     ClassAccuracy, Comparison, Detection, Difference, Evaluation, MethodResult, SettingResult, Source,
 };
 use crate::method::Registry;
 use crate::noise::NoiseKind;
+
+/// An evaluation with its usual tables.
+fn report(found: &Evaluation, format: Format) -> String {
+    super::evaluation(found, format, Tables::Usual)
+}
 
 /// What a format might trip over.
 const AWKWARD: &str = r#"<a>&"b"|c\d_e,f*g\|h"#;
@@ -97,43 +102,64 @@ fn everything() -> Evaluation {
     all
 }
 
-/// One method and one class, both with an awkward name.
+/// One method besides the baseline, and one class, all with awkward names.
 fn awkward() -> Evaluation {
     let mut entry = method(AWKWARD, 50.0);
     let class = ClassAccuracy { class: AWKWARD.into(), queries: 1, accuracy: 50.0 };
     entry.per_class = Some(vec![class]);
     entry.detection = Some(detection(0.75, None));
+    let difference = Some(Difference { mean: 1.0, ci95: None });
+    let other = |accuracy| MethodResult { difference, ..method("median", accuracy) };
     let mut found = found(vec![
-        setting(NoiseKind::Symmetric, 0.0, vec![method(AWKWARD, 60.0)]),
-        setting(NoiseKind::Symmetric, 0.4, vec![entry]),
+        setting(NoiseKind::Symmetric, 0.0, vec![method(AWKWARD, 60.0), other(61.0)]),
+        setting(NoiseKind::Symmetric, 0.4, vec![entry, other(51.0)]),
     ]);
     found.embeddings.path = Some(AWKWARD.into());
+    found.baseline = AWKWARD.into();
     found
 }
 
 #[test]
 fn the_table_reads_as_before() {
-    insta::assert_snapshot!(evaluation(&everything(), Format::Table));
+    insta::assert_snapshot!(report(&everything(), Format::Table));
 }
 
 #[test]
 fn the_csv_reads_as_before() {
-    insta::assert_snapshot!(evaluation(&everything(), Format::Csv));
+    insta::assert_snapshot!(report(&everything(), Format::Csv));
 }
 
 #[test]
 fn the_markdown_reads_as_before() {
-    insta::assert_snapshot!(evaluation(&everything(), Format::Markdown));
+    insta::assert_snapshot!(report(&everything(), Format::Markdown));
 }
 
 #[test]
 fn the_latex_reads_as_before() {
-    insta::assert_snapshot!(evaluation(&everything(), Format::Latex));
+    insta::assert_snapshot!(report(&everything(), Format::Latex));
+}
+
+#[test]
+fn pairs_of_methods_are_compared_where_asked_for() {
+    let (usual, all) = (
+        report(&everything(), Format::Table),
+        super::evaluation(&everything(), Format::Table, Tables::WithSignificance),
+    );
+    let more = all.strip_prefix(usual.as_str()).expect("the usual tables come first");
+    insta::assert_snapshot!(more);
+}
+
+#[test]
+fn the_short_form_has_accuracies_only() {
+    let shown = accuracies(&everything());
+    assert_eq!(shown.matches("Accuracy in percent, ").count(), 2, "{shown}");
+    assert!(!shown.contains("gap") && !shown.contains("AUROC") && !shown.contains("by class"), "{shown}");
+    assert!(report(&everything(), Format::Table).starts_with(&shown));
 }
 
 #[test]
 fn json_gives_awkward_names_back_as_they_were() {
-    let shown: serde_json::Value = serde_json::from_str(&evaluation(&awkward(), Format::Json)).unwrap();
+    let shown: serde_json::Value = serde_json::from_str(&report(&awkward(), Format::Json)).unwrap();
     let entry = &shown["settings"][1]["methods"][0];
     assert_eq!(entry["method"], AWKWARD);
     assert_eq!(entry["per_class"][0]["class"], AWKWARD);
@@ -141,9 +167,9 @@ fn json_gives_awkward_names_back_as_they_were() {
 
 #[test]
 fn csv_quotes_awkward_names() {
-    let shown = evaluation(&awkward(), Format::Csv);
+    let shown = report(&awkward(), Format::Csv);
     let quoted = format!(",\"{}\",", AWKWARD.replace('"', "\"\""));
-    assert!(shown.lines().skip(1).all(|line| line.contains(&quoted)), "{shown}");
+    assert_eq!(shown.matches(&quoted).count(), 2, "{shown}");
 }
 
 /// The cells of a row of a Markdown table as a reader sees them: bars that are not escaped part them, and a
@@ -165,7 +191,7 @@ fn markdown_cells(row: &str) -> Vec<String> {
 
 #[test]
 fn markdown_keeps_awkward_names_within_their_cells() {
-    let shown = evaluation(&awkward(), Format::Markdown);
+    let shown = report(&awkward(), Format::Markdown);
     let rows: Vec<Vec<String>> = shown
         .lines()
         .filter(|line| line.starts_with('|') && !line.starts_with("|---"))
@@ -173,15 +199,21 @@ fn markdown_keeps_awkward_names_within_their_cells() {
         .collect();
     let named = rows.iter().flatten().filter(|cell| *cell == AWKWARD).count();
     assert_eq!(named, 4, "accuracy, detection, and class by method: {shown}");
-    assert!(rows.iter().all(|row| row.len() == 4 || row.len() == 5), "{shown}");
+    assert!(rows.iter().all(|row| (4..=5).contains(&row.len())), "{shown}");
+    let title = shown.lines().find(|line| line.contains("Points above")).unwrap();
+    assert!(markdown_cells(title)[0].contains(&format!("above {AWKWARD} on")), "{title}");
 }
 
 #[test]
 fn latex_escapes_awkward_names() {
-    let shown = evaluation(&awkward(), Format::Latex);
+    let shown = report(&awkward(), Format::Latex);
     let escaped =
         r#"\textless{}a\textgreater{}\&"b"\textbar{}c\textbackslash{}d\_e,f*g\textbackslash{}\textbar{}h"#;
-    assert_eq!(shown.matches(escaped).count(), 4, "{shown}");
+    assert_eq!(
+        shown.matches(escaped).count(),
+        5,
+        "accuracy, difference, detection, class by method: {shown}"
+    );
 }
 
 #[test]
@@ -204,7 +236,7 @@ fn the_page_escapes_awkward_names() {
 
 #[test]
 fn the_page_holds_every_part_of_an_evaluation() {
-    let shown = evaluation(&everything(), Format::Html);
+    let shown = report(&everything(), Format::Html);
     for part in [
         "stopped early",
         "Accuracy in percent, outlier noise",
@@ -240,12 +272,13 @@ fn tables_of_the_papers_settings_fit_80_columns() {
         let methods = || {
             let entry = |name| {
                 let detection = Some(detection(0.8531, None));
-                MethodResult { gap_closed: Some(-1.2345), detection, ..method(name, 67.4) }
+                let difference = Some(Difference { mean: -10.25, ci95: Some(0.12) });
+                MethodResult { gap_closed: Some(-1.2345), detection, difference, ..method(name, 67.4) }
             };
             registry.infos().iter().map(|info| entry(info.name)).collect()
         };
         let found = found(levels.iter().map(|level| setting(kind, level / 100.0, methods())).collect());
-        let shown = evaluation(&found, Format::Table);
+        let shown = report(&found, Format::Table);
         let widest = shown.lines().max_by_key(|line| line.chars().count()).unwrap();
         assert!(widest.chars().count() <= 80, "{kind} noise of {levels:?}:\n{widest}");
         let heads: Vec<&str> = shown
@@ -255,7 +288,7 @@ fn tables_of_the_papers_settings_fit_80_columns() {
             .collect();
         for level in levels.iter().map(|level| format!("{level} %")) {
             let columns = heads.iter().filter(|head| **head == level).count();
-            assert_eq!(columns, 3, "{level} heads a column of every table:\n{shown}");
+            assert_eq!(columns, 4, "{level} heads a column of every table:\n{shown}");
         }
     }
 }
