@@ -13,7 +13,7 @@ use trueshot::report::{self, Tables};
 
 use crate::noise_argument::{self, NoiseArgument};
 use crate::output::{Output, check_writable, write_file};
-use crate::progress::Progress;
+use crate::progress::{Progress, goes_on, listen_for_interrupts};
 use crate::threads::Threads;
 
 /// Evaluate methods on noisy few-shot episodes drawn from embeddings
@@ -31,6 +31,9 @@ pub struct Arguments {
     /// The embeddings file
     #[arg(value_name = "EMBEDDINGS", required_unless_present = "list_methods")]
     embeddings: Option<PathBuf>,
+    /// Labels of a .npy file, where they do not lie beside it
+    #[arg(long, value_name = "FILE")]
+    labels: Option<PathBuf>,
     /// Methods, separated by commas; parameters follow after colons [default: all]
     #[arg(short, long, value_delimiter = ',', value_name = "METHOD")]
     methods: Vec<String>,
@@ -129,11 +132,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable(arguments.output.output.iter().chain(&arguments.html).chain(&arguments.write_manifest))?;
     arguments.threads.run(|| {
         let path = arguments.embeddings.as_deref().context("no embeddings file given")?;
-        let embeddings = open(path)?;
-        let outliers = arguments.outliers.as_deref().map(open).transpose()?;
+        let embeddings = open(path, arguments.labels.as_deref())?;
+        let outliers = arguments.outliers.as_deref().map(|path| open(path, None)).transpose()?;
         let episodes = arguments.episodes(&embeddings, outliers.as_ref())?;
         if let Some(path) = &arguments.write_manifest {
-            let hash = write_manifest(path, &*episodes, arguments.episodes, &embeddings, outliers.as_ref())?;
+            listen_for_interrupts();
+            let (count, pool) = (arguments.episodes, outliers.as_ref());
+            let hash = write_manifest(path, &*episodes, count, &embeddings, pool, &goes_on)?;
             eprintln!("wrote {} episodes to {}, SHA-256 {hash}", arguments.episodes, path.display());
         }
         arguments.evaluate(&embeddings, outliers.as_ref(), &*episodes, &methods)
@@ -215,8 +220,11 @@ impl Arguments {
 }
 
 /// Reads a file and checks it, saying so where that takes time.
-fn open(path: &Path) -> anyhow::Result<Embeddings> {
-    let mut embeddings = Embeddings::read(path)?;
+fn open(path: &Path, labels: Option<&Path>) -> anyhow::Result<Embeddings> {
+    let mut embeddings = match labels {
+        Some(labels) => Embeddings::read_pair(path, labels)?,
+        None => Embeddings::read(path)?,
+    };
     let bytes = embeddings.len() * embeddings.dim() * embeddings.features().precision().size();
     let start = std::time::Instant::now();
     embeddings.check()?;

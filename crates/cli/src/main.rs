@@ -25,7 +25,7 @@ struct Arguments {
 enum Command {
     Demo(demo::Arguments),
     Inspect(inspect::Arguments),
-    Eval(eval::Arguments),
+    Eval(Box<eval::Arguments>),
     Bench(bench::Arguments),
 }
 

@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-/// Prints an error with its hint and turns the result into an exit status: 0 done, 1 failed.
+/// Prints an error with its hint and turns the result into an exit status: 0 done, 1 failed, 2 asked
+/// for wrongly.
 pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if is_closed_pipe(&error) {
@@ -13,7 +14,7 @@ pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     if let Some(hint) = known.and_then(trueshot::Error::hint) {
         eprintln!("hint: {hint}");
     }
-    ExitCode::FAILURE
+    if known.is_some_and(trueshot::Error::is_wrong_usage) { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 
 /// An error and its causes, without those that the message before already tells.

@@ -38,15 +38,5 @@ pub fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
 
 /// An hour of work must not end in a folder that does not exist.
 pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> anyhow::Result<()> {
-    for path in paths {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        anyhow::ensure!(
-            folder.is_dir(),
-            "cannot write {}: {} is no folder",
-            path.display(),
-            folder.display()
-        );
-        anyhow::ensure!(!path.is_dir(), "cannot write {}: it is a folder", path.display());
-    }
-    Ok(())
+    Ok(paths.into_iter().try_for_each(|path| trueshot::atomic::check_writable(path))?)
 }

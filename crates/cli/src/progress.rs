@@ -32,12 +32,17 @@ impl Progress {
 impl Watcher for Progress {
     fn progress(&self, done: u64) -> bool {
         self.bar.set_position(done);
-        !INTERRUPTED.load(Ordering::Relaxed)
+        goes_on()
     }
 }
 
+/// Whether nobody pressed Ctrl-C yet.
+pub fn goes_on() -> bool {
+    !INTERRUPTED.load(Ordering::Relaxed)
+}
+
 /// The first Ctrl-C asks the work to stop after the current round; the second ends the program.
-fn listen_for_interrupts() {
+pub fn listen_for_interrupts() {
     static LISTENING: OnceLock<()> = OnceLock::new();
     LISTENING.get_or_init(|| {
         let result = ctrlc::set_handler(|| {

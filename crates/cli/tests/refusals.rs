@@ -40,10 +40,10 @@ fn fewer_classes_than_ways_say_how_many_there_are() {
 #[test]
 fn numbers_that_make_no_episode_are_refused() {
     let folder = Folder::new();
-    refused(folder.eval(&["--ways", "1"]), &["the number of ways is 1; allowed: 2 or more"]);
-    refused(folder.eval(&["--shots", "0"]), &["the number of shots is 0; allowed: 1 or more"]);
-    refused(folder.eval(&["--shots", "6-3"]), &["the largest number of shots is 3"]);
-    refused(folder.eval(&["--episodes=0"]), &["the number of episodes is 0; allowed: 1 or more"]);
+    misused(folder.eval(&["--ways", "1"]), &["the number of ways is 1; allowed: 2 or more"]);
+    misused(folder.eval(&["--shots", "0"]), &["the number of shots is 0; allowed: 1 or more"]);
+    misused(folder.eval(&["--shots", "6-3"]), &["the largest number of shots is 3"]);
+    misused(folder.eval(&["--episodes=0"]), &["the number of episodes is 0; allowed: 1 or more"]);
     misused(folder.eval(&["--shots", "few"]), &["'few' is not a number of shots"]);
     misused(folder.eval(&["--threads", "0"]), &["--threads"]);
 }
@@ -229,7 +229,7 @@ fn unknown_methods_are_answered_with_the_nearest_name() {
     let folder = Folder::new();
     let expected =
         ["unknown method 'medain'; known: oracle, protonet, median", "hint: did you mean 'median'?"];
-    refused(folder.eval(&["--methods", "protonet,medain"]), &expected);
+    misused(folder.eval(&["--methods", "protonet,medain"]), &expected);
     refused(folder.eval(&["--methods", "protonet,protonet"]), &["method 'protonet' is asked for twice"]);
 }
 
@@ -240,8 +240,8 @@ fn unknown_parameters_are_answered_with_the_nearest_name() {
         "method 'median' has no parameter 'step'; it has: steps, eps, hessian",
         "hint: did you mean 'steps'?",
     ];
-    refused(folder.eval(&["--methods", "median:step=3"]), &expected);
-    refused(
+    misused(folder.eval(&["--methods", "median:step=3"]), &expected);
+    misused(
         folder.eval(&["--methods", "matching:T=1"]),
         &["method 'matching' has no parameter 'T'; it has: none"],
     );
@@ -250,17 +250,17 @@ fn unknown_parameters_are_answered_with_the_nearest_name() {
 #[test]
 fn bad_values_say_what_is_allowed() {
     let folder = Folder::new();
-    refused(
+    misused(
         folder.eval(&["--methods", "cosine:T=0"]),
         &["method 'cosine': T=0 is not allowed; T is a number above 0"],
     );
-    refused(folder.eval(&["--methods", "nearest:k=many"]), &["method 'nearest': k=many is not allowed"]);
+    misused(folder.eval(&["--methods", "nearest:k=many"]), &["method 'nearest': k=many is not allowed"]);
 }
 
 #[test]
 fn mistakes_in_names_are_found_before_the_data_is_read() {
     let folder = Folder::new();
-    refused(
+    misused(
         folder.trueshot(&["eval", "none.safetensors", "--methods", "medain"]),
         &["unknown method 'medain'"],
     );

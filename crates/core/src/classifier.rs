@@ -113,6 +113,9 @@ impl Classifier {
         products: &[f32],
         rng: &mut Rng,
     ) -> Vec<u32> {
+        if queries.is_empty() {
+            return Vec::new();
+        }
         match self {
             Classifier::Neighbours(k) => neighbours(*k, task, products, queries.len(), rng),
             _ => best(&self.scores(task, queries, products), queries.len()),

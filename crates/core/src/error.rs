@@ -234,10 +234,19 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether it was asked for wrongly, as opposed to asked for rightly and failed.
+    pub fn is_wrong_usage(&self) -> bool {
+        use Error::*;
+        matches!(
+            self,
+            UnknownMethod { .. } | UnknownParameter { .. } | BadParameter { .. } | OutOfRange { .. }
+        )
+    }
+
     /// What the user can do about it, where we know.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Error::TooFewItems { have, shots, .. } => Some(match have.checked_sub(2 * shots) {
+            Error::TooFewItems { have, shots, .. } => Some(match have.checked_sub(shots.saturating_mul(2)) {
                 Some(largest) => format!("the largest number of queries that fits is {largest}"),
                 None => {
                     format!("no number of queries fits; the most shots this class allows is {}", have / 2)

@@ -153,7 +153,7 @@ fn tile<S: Simd, const L: usize, const R: usize>(
             }
         }
     }
-    if dim % S::F32_LANES != 0 {
+    if !dim.is_multiple_of(S::F32_LANES) {
         for i in 0..L {
             let a = simd.partial_load_f32s(lefts[i].1);
             for j in 0..R {

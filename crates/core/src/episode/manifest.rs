@@ -44,13 +44,15 @@ struct Line {
     replaced: Vec<Vec<(u32, u32, u32, i64)>>,
 }
 
-/// Writes the first `count` episodes; returns the SHA-256 of the file.
+/// Writes the first `count` episodes; returns the SHA-256 of the file. It asks before every episode whether to go
+/// on; if not, nothing is written.
 pub fn write_manifest(
     path: &Path,
     episodes: &dyn Episodes,
     count: u64,
     embeddings: &Embeddings,
     outliers: Option<&Embeddings>,
+    go_on: &dyn Fn() -> bool,
 ) -> Result<String> {
     let header = Header {
         format: FORMAT.into(),
@@ -68,6 +70,9 @@ pub fn write_manifest(
         };
         write_line(serde_json::to_string(&header)? + "\n")?;
         for index in 0..count {
+            if !go_on() {
+                return Err(std::io::Error::other("stopped before all episodes were written"));
+            }
             let drawn = episodes.draw(index, &mut urn).map_err(std::io::Error::other)?;
             write_line(serde_json::to_string(&Line::from(&drawn))? + "\n")?;
         }
@@ -182,6 +187,9 @@ impl Header {
         };
         same("embeddings", &self.embeddings, embeddings)?;
         let used = self.noises.iter().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0);
+        if let Some(pool) = outliers.filter(|pool| used && pool.dim() != embeddings.dim()) {
+            return Err(Error::OutlierDimension { pool: pool.dim(), data: embeddings.dim() });
+        }
         match (&self.outliers, outliers) {
             (Some(expected), Some(pool)) if used => same("an outlier pool", expected, pool),
             _ if used && outliers.is_none() => Err(Error::NoOutlierPool),
@@ -299,7 +307,7 @@ mod tests {
         let spec = EpisodeSpec { ways: 4, shots: Shots { min: 4, max: 7 }, queries: 3, seed: 5 };
         let hash = {
             let sampler = Sampler::new(&data, Some(&pool), spec, noises()).unwrap();
-            write_manifest(&path, &sampler, 20, &data, Some(&pool)).unwrap()
+            write_manifest(&path, &sampler, 20, &data, Some(&pool), &|| true).unwrap()
         };
         (data, pool, path, hash)
     }
@@ -347,7 +355,8 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         let mut third: serde_json::Value = serde_json::from_str(lines[2]).unwrap();
-        let cases: [(&str, fn(&mut serde_json::Value)); 6] = [
+        type Tamper = fn(&mut serde_json::Value);
+        let cases: [(&str, Tamper); 6] = [
             ("used twice", |v| v["queries"][0][0] = v["queries"][0][1].clone()),
             ("is not of class", |v| v["support"][0][0] = 100_000.into()),
             ("has no place", |v| v["replaced"][0][0][1] = 50.into()),

@@ -59,7 +59,7 @@ const STANDSTILL: f32 = 1e-7;
 impl Method for Median {
     fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
         let weights: Vec<Vec<f32>> =
-            (0..task.support.classes()).map(|class| self.weights(&task.class_gram(class))).collect();
+            (0..task.support.classes()).map(|class| self.weights(task.class_gram(class))).collect();
         Ok(weighted_prototypes(task, &weights))
     }
 }

@@ -111,15 +111,14 @@ fn means_and_the_oracle_are_means() {
 fn the_median_takes_the_steps_of_its_definition() {
     let problem = Problem::new(&SIZES, 37, 2);
     for (method, steps, eps) in [("median", 5, 0.5), ("median:steps=2:eps=0.1", 2, 0.1)] {
-        let found = problem.prototypes(method);
-        for class in 0..SIZES.len() {
+        for (class, found) in problem.prototypes(method).iter().enumerate() {
             let members = problem.members(class);
             let mut point = weighted_sum(&members, &vec![1.0; members.len()]);
             for _ in 0..steps {
                 let weight = |row: &&Vec<f32>| (squared_distance(&point, row) + eps * eps).sqrt().recip();
                 point = weighted_sum(&members, &members.iter().map(weight).collect::<Vec<_>>());
             }
-            assert_near(&found[class], &point, method);
+            assert_near(found, &point, method);
         }
     }
 }
@@ -164,10 +163,9 @@ fn similarity_weights_follow_their_definitions() {
         ("cosine:T=0.05", cosine, 0.05),
     ];
     for (method, similarity, temperature) in cases {
-        let found = problem.prototypes(method);
         let verdicts = problem.fit(method).1.unwrap();
         let mut item = 0;
-        for class in 0..SIZES.len() {
+        for (class, found) in problem.prototypes(method).iter().enumerate() {
             let members = problem.members(class);
             let score = |i: usize| {
                 let others =
@@ -175,7 +173,7 @@ fn similarity_weights_follow_their_definitions() {
                 others.sum::<f64>() / (members.len() - 1) as f64
             };
             let weights: Vec<f64> = (0..members.len()).map(|i| (score(i) / temperature).exp()).collect();
-            assert_near(&found[class], &weighted_sum(&members, &weights), method);
+            assert_near(found, &weighted_sum(&members, &weights), method);
             for weight in &weights {
                 let expected = weight / weights.iter().sum::<f64>() * members.len() as f64;
                 assert!((f64::from(verdicts[item].weight) - expected).abs() < 1e-3, "{method}");

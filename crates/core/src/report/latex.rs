@@ -31,6 +31,10 @@ fn escaped(text: &str) -> String {
             '\\' => safe.push_str("\\textbackslash{}"),
             '^' => safe.push_str("\\textasciicircum{}"),
             '~' => safe.push_str("\\textasciitilde{}"),
+            // In TeX's old font encoding these three are other characters.
+            '<' => safe.push_str("\\textless{}"),
+            '>' => safe.push_str("\\textgreater{}"),
+            '|' => safe.push_str("\\textbar{}"),
             '±' => safe.push_str("$\\pm$"),
             '&' | '%' | '$' | '#' | '_' | '{' | '}' => safe.extend(['\\', character]),
             _ => safe.push(character),

@@ -7,7 +7,7 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     let mut text = format!("{}. Bold: best of its column, the oracle apart.\n", super::caption(evaluation));
     for grid in grids {
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-        text.push_str(&format!("\n**{}**\n\n", grid.title));
+        text.push_str(&format!("\n**{}**\n\n", escaped(&grid.title)));
         text.push_str(&line(grid.columns.iter().map(|name| escaped(name)).collect()));
         text.push_str(&format!("|---|{}\n", "---:|".repeat(grid.columns.len() - 1)));
         for (name, cells) in &grid.rows {
@@ -18,6 +18,14 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     text
 }
 
+/// A backslash before whatever would end the cell or begin emphasis, code, a link, a tag or an entity.
 fn escaped(text: &str) -> String {
-    text.replace('|', "\\|").replace('*', "\\*")
+    let mut safe = String::new();
+    for character in text.chars() {
+        if "\\|*_<>&`[]~".contains(character) {
+            safe.push('\\');
+        }
+        safe.push(character);
+    }
+    safe
 }
