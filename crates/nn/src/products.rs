@@ -102,9 +102,12 @@ impl Products<'_> {
             std::array::from_fn(|i| &self.left[(l + i).min(left_count - 1)][columns.clone()]);
         let rights: [&[f32]; R] =
             std::array::from_fn(|j| &self.right[(r + j).min(right_count - 1)][columns.clone()]);
-        // While this group is worked on, the rows of the next one are called in, a row a tile.
+        // While this group is worked on, the rows of the next one are called in, shared out among its tiles.
+        let (tile_number, tiles) = (r / R, right_count.div_ceil(R));
+        let next = (l + L).min(left_count);
+        let share = |tile: usize| (next + tile * L / tiles).min(left_count);
         let upcoming =
-            self.left.get(l + L + r / R).filter(|_| r / R < L).map_or(&[][..], |row| &row[columns]);
+            Upcoming { rows: &self.left[share(tile_number)..share(tile_number + 1)], from: columns.start };
         let sums = tile::<S, L, R>(simd, lefts, rights, upcoming);
         for (i, row) in sums.iter().enumerate().take(left_count - l) {
             for (j, &sum) in row.iter().enumerate().take(right_count - r) {
@@ -123,12 +126,18 @@ fn stretch(dim: usize, bytes_a_column: usize, lanes: usize) -> usize {
     dim.div_ceil(stretches).next_multiple_of(lanes).max(1)
 }
 
+/// Rows to call in while a tile is worked on, from some column.
+struct Upcoming<'a> {
+    rows: &'a [&'a [f32]],
+    from: usize,
+}
+
 #[inline(always)]
 fn tile<S: Simd, const L: usize, const R: usize>(
     simd: S,
     left: [&[f32]; L],
     right: [&[f32]; R],
-    upcoming: &[f32],
+    upcoming: Upcoming<'_>,
 ) -> [[f32; R]; L] {
     let dim = left[0].len();
     let lefts: [(&[S::f32s], &[f32]); L] = std::array::from_fn(|i| S::as_simd_f32s(&left[i][..dim]));
@@ -139,8 +148,8 @@ fn tile<S: Simd, const L: usize, const R: usize>(
     let rights_whole: [&[S::f32s]; R] = std::array::from_fn(|j| &rights[j].0[..steps]);
     let mut sums = [[simd.splat_f32s(0.0); R]; L];
     for step in 0..steps {
-        if let Some(number) = upcoming.get(step * S::F32_LANES) {
-            prefetch_line(std::ptr::from_ref(number).cast());
+        for row in upcoming.rows {
+            prefetch_line(row[upcoming.from + step * S::F32_LANES..].as_ptr().cast());
         }
         let mut a = [simd.splat_f32s(0.0); L];
         for i in 0..L {
@@ -170,6 +179,46 @@ fn tile<S: Simd, const L: usize, const R: usize>(
         }
     }
     out
+}
+
+/// `out = sum of weights[i] * rows[i]`
+///
+/// # Panics
+/// If there are not as many weights as rows, or the rows differ in length from `out`.
+pub fn weighted_sum(isa: Isa, rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
+    assert_eq!(rows.len(), weights.len());
+    assert!(rows.iter().all(|row| row.len() == out.len()), "rows of different length");
+    isa.run(WeightedSum { rows, weights, out });
+}
+
+struct WeightedSum<'a> {
+    rows: &'a [&'a [f32]],
+    weights: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl WithSimd for WeightedSum<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (out, out_tail) = S::as_mut_simd_f32s(self.out);
+        let whole = out.len() * S::F32_LANES;
+        for (step, out) in out.iter_mut().enumerate() {
+            let mut sum = simd.splat_f32s(0.0);
+            for (row, &weight) in self.rows.iter().zip(self.weights) {
+                let vector = S::as_simd_f32s(&row[step * S::F32_LANES..(step + 1) * S::F32_LANES]).0[0];
+                sum = simd.mul_add_e_f32s(simd.splat_f32s(weight), vector, sum);
+            }
+            *out = sum;
+        }
+        for (column, out) in out_tail.iter_mut().enumerate() {
+            *out = 0.0;
+            for (row, weight) in self.rows.iter().zip(self.weights) {
+                *out += weight * row[whole + column];
+            }
+        }
+    }
 }
 
 /// `row . row`
@@ -293,6 +342,22 @@ mod tests {
                         products(isa, &all[i..=i], &all[j..=j], &mut alone);
                         prop_assert_eq!(alone[0].to_bits(), out[i * n + j].to_bits());
                     }
+                }
+            }
+        }
+
+        #[test]
+        fn a_weighted_sum_agrees_with_the_plain_one(count in 0usize..9, dim in 1usize..100, seed: u32) {
+            let owned = rows(count + 1, dim, seed);
+            let (weights, owned) = (&owned[0], &owned[1..]);
+            let weights: Vec<f32> = (0..count).map(|i| weights[i % dim]).collect();
+            let all: Vec<&[f32]> = owned.iter().map(Vec::as_slice).collect();
+            for isa in usable() {
+                let mut out = vec![7.0; dim];
+                weighted_sum(isa, &all, &weights, &mut out);
+                for (column, found) in out.iter().enumerate() {
+                    let expected: f64 = (0..count).map(|i| f64::from(weights[i]) * f64::from(all[i][column])).sum();
+                    prop_assert!((f64::from(*found) - expected).abs() < 1e-5, "{isa:?}: {found} and {expected}");
                 }
             }
         }

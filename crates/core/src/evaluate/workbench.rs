@@ -3,6 +3,7 @@
 //! The settings of an episode share most of their items and all of their queries, so rows are fetched once and
 //! inner products computed once for the union of all support sets; a setting's task is a selection from them.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use trueshot_nn::{Isa, memory, products};
@@ -84,7 +85,7 @@ impl Workbench {
         let rows = fetch(banks, &wanted, &mut self.decoded);
         let (support_rows, query_rows) = rows.split_at(union.rows.len());
         let queries = Queries::new(query_rows.to_vec());
-        let shared = Shared::compute(support_rows, &queries, drawn.supports.len());
+        let shared = Shared::compute(support_rows, &queries, drawn.supports.len(), methods.len());
         let answers: Vec<u32> =
             (0..).zip(&drawn.episode.classes).flat_map(|(c, d)| vec![c; d.queries.len()]).collect();
         let settings = drawn.supports.iter().zip(&union.settings);
@@ -97,7 +98,10 @@ impl Workbench {
             let attempt = |method: &NamedMethod| {
                 let mut rng = Rng::new(seed, Purpose::Method, drawn.episode.index);
                 let fitted = method.method.fit(&task, &mut rng)?;
-                let predictions = fitted.classifier.classify_with(&task, &queries, &products, &mut rng);
+                let predictions = match &products {
+                    Some(products) => fitted.classifier.classify_with(&task, &queries, products, &mut rng),
+                    None => fitted.classifier.classify(&task, &queries, &mut rng),
+                };
                 let correct = predictions.iter().zip(&answers).filter(|(a, b)| a == b).count() as u32;
                 let are_probabilities = fitted
                     .verdicts
@@ -153,22 +157,24 @@ struct Shared {
     items: usize,
     queries: usize,
     gram: Option<Vec<f32>>,
-    products: Vec<f32>,
+    products: Option<Vec<f32>>,
 }
 
 impl Shared {
-    fn compute(rows: &[&[f32]], queries: &Queries<'_>, settings: usize) -> Self {
-        // A single setting's task computes what its methods ask for, which may be little.
+    fn compute(rows: &[&[f32]], queries: &Queries<'_>, settings: usize, methods: usize) -> Self {
+        // A single setting's task computes what its methods ask for, and a single method's classifier asks
+        // about a few prototypes rather than all items: both may be little.
         let gram = (settings > 1 && rows.len() <= SHARED_ITEMS).then(|| {
             let mut gram = vec![0.0; rows.len().pow(2)];
             products::gram(Isa::current(), rows, &mut gram);
             gram
         });
-        Shared { items: rows.len(), queries: queries.len(), gram, products: queries.products(rows) }
+        let products = (settings * methods > 1).then(|| queries.products(rows));
+        Shared { items: rows.len(), queries: queries.len(), gram, products }
     }
 
     /// Gives a task its part of the products.
-    fn fill<'a>(&self, task: Task<'a>, places: &[u32]) -> (Task<'a>, std::borrow::Cow<'_, [f32]>) {
+    fn fill<'a>(&self, task: Task<'a>, places: &[u32]) -> (Task<'a>, Option<Cow<'_, [f32]>>) {
         let task = match &self.gram {
             Some(gram) => {
                 let row = |&place: &u32| &gram[place as usize * self.items..][..self.items];
@@ -178,14 +184,13 @@ impl Shared {
             None => task,
         };
         let is_whole = places.len() == self.items && places.iter().zip(0..).all(|(&place, i)| place == i);
-        let products = if is_whole {
-            self.products.as_slice().into()
-        } else {
-            let part = places
-                .iter()
-                .flat_map(|&place| &self.products[place as usize * self.queries..][..self.queries]);
-            part.copied().collect::<Vec<f32>>().into()
-        };
+        let products = self.products.as_deref().map(|products| match is_whole {
+            true => Cow::Borrowed(products),
+            false => {
+                let row = |&place: &u32| &products[place as usize * self.queries..][..self.queries];
+                Cow::Owned(places.iter().flat_map(row).copied().collect())
+            }
+        });
         (task, products)
     }
 }
