@@ -31,11 +31,11 @@ HERE = Path(__file__).resolve().parent
 WORKLOADS = {"eval_mean": "class means", "eval_median": "geometric medians", "eval_cosine": "cosine weights"}
 EPISODES = 1000
 
-# One episode: 5 x (5 + 15) rows of 1600 numbers; the products of 75 queries with 25 support items and of the
-# 5 items of each class with each other.
+# One episode: 5 x (5 + 15) rows of 1600 numbers; the products of 75 queries with 5 prototypes and of the 5 items
+# of each class with each other, and the prototypes themselves.
 ROWS, DIM = 100, 1600
 BYTES = ROWS * DIM * 4
-OPERATIONS = 2 * DIM * (75 * 25 + 5 * 5 * 5)
+OPERATIONS = 2 * DIM * (75 * 5 + 5 * 5 * 5 + 25)
 
 
 @dataclass

@@ -19,6 +19,9 @@ use crate::task::{Queries, Support, Task};
 /// them would not fit.
 const SHARED_ITEMS: usize = 4096;
 
+/// How many rows before its turn a row is called in from memory.
+const ROWS_AHEAD: usize = 4;
+
 /// Where the rows of an episode come from.
 pub(super) struct Banks<'a> {
     pub embeddings: &'a Embeddings,
@@ -132,7 +135,7 @@ fn fetch<'a>(banks: &'a Banks<'a>, wanted: &[(u32, bool)], buffer: &'a mut Vec<f
         wanted.iter().copied().filter(|wanted| direct(wanted).is_none()).collect();
     let decoded = cache_aligned(buffer, undecoded.len() * dim);
     for (place, (&(row, outlier), out)) in undecoded.iter().zip(decoded.chunks_exact_mut(dim)).enumerate() {
-        if let Some(&(row, outlier)) = undecoded.get(place + 1) {
+        if let Some(&(row, outlier)) = undecoded.get(place + ROWS_AHEAD) {
             memory::prefetch(features(outlier).bytes_of(row as usize..row as usize + 1));
         }
         features(outlier).decode_row(row as usize, out);
