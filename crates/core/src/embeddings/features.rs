@@ -140,3 +140,43 @@ pub fn decode(bytes: &[u8], precision: Precision, out: &mut [f32]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_half_precision_number_is_decoded_as_the_half_crate_does() {
+        let halves: Vec<u16> = (0..=u16::MAX).collect();
+        for (precision, widen) in [
+            (Precision::F16, (|bits| f16::from_bits(bits).to_f32()) as fn(u16) -> f32),
+            (Precision::Bf16, |bits| bf16::from_bits(bits).to_f32()),
+        ] {
+            // Once as it is, once a byte off, which no cast to u16 survives.
+            let mut bytes = vec![0];
+            bytes.extend(halves.iter().flat_map(|bits| bits.to_le_bytes()));
+            let aligned = bytes[1..].to_vec();
+            for bytes in [&bytes[1..], &aligned] {
+                let mut found = vec![0.0; halves.len()];
+                decode(bytes, precision, &mut found);
+                for (&bits, found) in halves.iter().zip(found) {
+                    let expected = widen(bits);
+                    assert!(
+                        found == expected || (found.is_nan() && expected.is_nan()),
+                        "{precision:?} {bits:#x}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_odd_length_are_decoded_whole() {
+        for dim in 1..40 {
+            let halves: Vec<u8> = (0..dim).flat_map(|i| f16::from_f32(i as f32).to_le_bytes()).collect();
+            let mut found = vec![-1.0; dim];
+            decode(&halves, Precision::F16, &mut found);
+            assert_eq!(found, (0..dim).map(|i| i as f32).collect::<Vec<_>>());
+        }
+    }
+}

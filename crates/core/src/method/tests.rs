@@ -317,6 +317,29 @@ fn baseline_plus_plus_trains_as_sgd_over_the_vectors_would() {
 }
 
 #[test]
+fn prototypes_answer_alike_through_their_vectors_and_through_their_items() {
+    for seed in 0..40 {
+        let mut problem = Problem::new(&[5, 5, 5, 5], 300, 100 + seed);
+        // Two classes with the same items are tied on every query, and only rounding could tell them apart.
+        for item in 0..5 {
+            problem.rows[5 + item] = problem.rows[item].clone();
+        }
+        let (task, queries) =
+            (problem.task(), Queries::new(problem.queries.iter().map(Vec::as_slice).collect()));
+        let products = queries.products(task.support.rows());
+        for method in ["protonet", "median", "euclidean", "absolute", "cosine", "rnnp"] {
+            let classifier = problem.fit(method).0;
+            let through_items = classifier.classify_with(&task, &queries, &products, &mut rng());
+            assert_eq!(
+                classifier.classify(&task, &queries, &mut rng()),
+                through_items,
+                "{method}, seed {seed}"
+            );
+        }
+    }
+}
+
+#[test]
 fn one_shot_and_lone_items_give_finite_answers_everywhere() {
     for sizes in [&[1, 1, 1][..], &[1, 4, 2], &[2, 2]] {
         let mut problem = Problem::new(sizes, 19, 8);

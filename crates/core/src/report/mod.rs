@@ -1,4 +1,4 @@
-//! How results are shown. One file per format; [`grids`] decides once what is in the tables.
+//! How results are shown. One file per format; `grids.rs` decides once what is in the tables.
 
 mod chart;
 mod csv;
