@@ -3,6 +3,37 @@
 //! How data walks through this library: [`embeddings`] (feature vectors in a file) become episodes
 //! ([`episode`]), an episode under one kind of [`noise`] becomes a [`task`], a [`method`] learns from it and
 //! yields a [`classifier`], [`evaluate`] does so ten thousand times and [`report`] shows what came out.
+//!
+//! ```
+//! use trueshot::episode::{EpisodeSpec, Sampler};
+//! use trueshot::evaluate::{Details, Experiment, evaluate};
+//! use trueshot::method::Registry;
+//! use trueshot::noise::{Noise, NoiseKind};
+//!
+//! // Five classes of thirty points around different places; `Embeddings::open` reads a file instead.
+//! let place = |row: usize, column: usize| if row / 30 == column { 3.0 } else { (row * 7 + column * 5) as f32 % 3.0 };
+//! let values = (0..150 * 8).map(|i| place(i / 8, i % 8)).collect();
+//! let labels = (0..150).map(|row| format!("class {}", row / 30)).collect();
+//! let data = trueshot::Embeddings::from_rows(values, 8, labels)?;
+//!
+//! let noise = vec![Noise::new(NoiseKind::Symmetric, 0.4)?];
+//! let episodes = Sampler::new(&data, None, EpisodeSpec::default(), noise)?;
+//! let registry = Registry::default();
+//! let methods = [registry.parse("protonet")?, registry.parse("median:eps=0.1")?];
+//! let experiment = Experiment {
+//!     embeddings: &data,
+//!     outliers: None,
+//!     episodes: &episodes,
+//!     count: 100,
+//!     methods: &methods,
+//!     baseline: "protonet",
+//!     details: Details::default(),
+//! };
+//! let found = evaluate(&experiment, &())?;
+//! let [protonet, median] = &found.settings[0].methods[..] else { unreachable!() };
+//! assert!(median.accuracy > protonet.accuracy);
+//! # Ok::<(), trueshot::Error>(())
+//! ```
 
 pub mod atomic;
 pub mod classifier;
