@@ -79,7 +79,6 @@ def describe() -> dict:
         "cores": len(os.sched_getaffinity(0)),
         "instruction_sets": instruction_sets(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "kernel": platform.release(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "load_average_before": round(load, 2),
     }
@@ -92,6 +91,6 @@ def sentence(machine: dict, versions: dict[str, str], threads: int) -> str:
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
         f"{machine['cpu']} ({', '.join(machine['instruction_sets'])}), {machine['cores']} cores of which "
-        f"{threads} used, {machine['memory_gb']} GB, Linux {machine['kernel']}; {named}. "
+        f"{threads} used, {machine['memory_gb']} GB; {named}. "
         f"{machine['date']}, load average before the start {load}{noisy}."
     )
