@@ -11,7 +11,8 @@
 //! use trueshot::noise::{Noise, NoiseKind};
 //!
 //! // Five classes of thirty points around different places; `Embeddings::open` reads a file instead.
-//! let place = |row: usize, column: usize| if row / 30 == column { 3.0 } else { (row * 7 + column * 5) as f32 % 3.0 };
+//! let scatter = |row: usize, column: usize| ((row * 7919 + column * 104_729) % 997) as f32 / 400.0;
+//! let place = |row: usize, column: usize| scatter(row, column) + if row / 30 == column { 3.0 } else { 0.0 };
 //! let values = (0..150 * 8).map(|i| place(i / 8, i % 8)).collect();
 //! let labels = (0..150).map(|row| format!("class {}", row / 30)).collect();
 //! let data = trueshot::Embeddings::from_rows(values, 8, labels)?;
