@@ -25,7 +25,7 @@ export RUSTFLAGS="-Cpasses=sancov-module \
 # One pool thread: coverage of a run must not depend on which thread was first.
 export RAYON_NUM_THREADS=1
 
-cargo build --release --target "$host" --bins
+cargo build --locked --release --target "$host" --bins
 binaries=target/$host/release
 
 failed=()
