@@ -20,8 +20,8 @@ use crate::episode::Episodes;
 use crate::error::{Error, Result};
 use crate::method::NamedMethod;
 use tally::Tally;
-pub(crate) use workbench::{Banks, fetch};
 use workbench::Workbench;
+pub(crate) use workbench::{Banks, fetch};
 
 /// What to evaluate.
 pub struct Experiment<'a> {

@@ -121,7 +121,11 @@ impl Workbench {
 }
 
 /// The rows asked for: as they lie in the bank if they are `f32`, else decoded into `buffer`.
-pub(crate) fn fetch<'a>(banks: &Banks<'a>, wanted: &[(u32, bool)], buffer: &'a mut Vec<f32>) -> Vec<&'a [f32]> {
+pub(crate) fn fetch<'a>(
+    banks: &Banks<'a>,
+    wanted: &[(u32, bool)],
+    buffer: &'a mut Vec<f32>,
+) -> Vec<&'a [f32]> {
     let dim = banks.embeddings.dim();
     let features = |outlier: bool| -> &'a Features {
         let bank =

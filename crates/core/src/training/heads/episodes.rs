@@ -49,12 +49,12 @@ impl<'a> TrainingEpisodes<'a> {
     /// Checks once that every episode can be drawn.
     pub fn new(banks: Vec<Bank<'a>>, episodes: &configuration::Episodes, seed: u64) -> Result<Self> {
         let ways: Vec<usize> = numbers(&episodes.ways).collect();
-        let spec = |ways, shots: Span| EpisodeSpec { ways, shots: shots.into(), queries: episodes.queries, seed };
+        let spec =
+            |ways, shots: Span| EpisodeSpec { ways, shots: shots.into(), queries: episodes.queries, seed };
         let of_bank = |bank: &Bank<'a>| -> Result<Vec<Vec<Shape<'a>>>> {
             let images = Images::of(bank.embeddings).map(Arc::new);
-            let shape = |ways, &shots: &Span| {
-                Shape::new(*bank, images.clone(), spec(ways, shots), &episodes.noise)
-            };
+            let shape =
+                |ways, &shots: &Span| Shape::new(*bank, images.clone(), spec(ways, shots), &episodes.noise);
             ways.iter().map(|&ways| episodes.shots.iter().map(|s| shape(ways, s)).collect()).collect()
         };
         let shapes: Vec<_> = banks.iter().map(of_bank).collect::<Result<_>>()?;

@@ -183,7 +183,11 @@ impl<'a> HeadTrainee<'a> {
     }
 
     fn check_finite(&self, step: u64) -> Result<()> {
-        if self.parameters.par_chunks(PIECE).all(|piece| piece.iter().fold(true, |all, v| all & v.is_finite())) {
+        if self
+            .parameters
+            .par_chunks(PIECE)
+            .all(|piece| piece.iter().fold(true, |all, v| all & v.is_finite()))
+        {
             return Ok(());
         }
         let layout = self.head.head().layout();
@@ -248,7 +252,9 @@ impl Trainee for HeadTrainee<'_> {
     fn state(&self) -> Tensors {
         let (_, first, second) = self.optimiser.memory();
         let mut state = Tensors::default();
-        for (prefix, values) in [("parameters.", &self.parameters[..]), ("first.", first), ("second.", second)] {
+        for (prefix, values) in
+            [("parameters.", &self.parameters[..]), ("first.", first), ("second.", second)]
+        {
             state.insert_all(prefix, &named(self.layout(), values));
         }
         state.set_note("steps", self.optimiser.memory().0.to_string());

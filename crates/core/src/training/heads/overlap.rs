@@ -33,7 +33,8 @@ pub fn overlaps(training: &[Bank<'_>], validation: &[Bank<'_>]) -> Vec<String> {
     };
     let same = rows(training).intersection(&rows(validation)).count();
     if same > 0 {
-        found.push(format!("{same} rows of features are the same in the training and in the validation data"));
+        found
+            .push(format!("{same} rows of features are the same in the training and in the validation data"));
     }
     found
 }
