@@ -3,6 +3,7 @@
 //! Slices in, slices out. No files, no threads, no episodes: whoever calls decides what the numbers mean and
 //! how the work is spread. Every tuned kernel stands beside a plain version that its tests hold it against.
 
+pub mod adamw;
 #[cfg(test)]
 mod differences;
 pub mod head;
@@ -14,6 +15,7 @@ pub mod memory;
 pub mod parameters;
 pub mod products;
 pub mod real;
+pub mod schedule;
 pub mod short;
 pub mod softmax_regression;
 
