@@ -7,6 +7,7 @@ pub mod adamw;
 #[cfg(test)]
 mod differences;
 pub mod head;
+pub mod initial;
 pub mod isa;
 mod kernel;
 pub mod layers;
@@ -18,5 +19,6 @@ pub mod real;
 pub mod schedule;
 pub mod short;
 pub mod softmax_regression;
+pub mod tranfs;
 
 pub use isa::Isa;
