@@ -10,6 +10,7 @@ mod noise_argument;
 mod output;
 mod progress;
 mod threads;
+mod train;
 
 use clap::{Parser, Subcommand};
 
@@ -26,6 +27,7 @@ enum Command {
     Demo(demo::Arguments),
     Inspect(inspect::Arguments),
     Eval(Box<eval::Arguments>),
+    Train(train::Arguments),
     Bench(bench::Arguments),
 }
 
@@ -37,6 +39,7 @@ fn main() -> std::process::ExitCode {
             Command::Demo(arguments) => demo::run(&arguments),
             Command::Inspect(arguments) => inspect::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
+            Command::Train(arguments) => train::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),
         }
     };
