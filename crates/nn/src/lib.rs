@@ -8,6 +8,7 @@ mod differences;
 pub mod head;
 pub mod isa;
 mod kernel;
+pub mod layers;
 pub mod matmul;
 pub mod memory;
 pub mod parameters;
