@@ -14,7 +14,7 @@ use crate::matmul::{View, ViewMut, Write, multiply};
 use crate::real::{Real, dot, maximum, sum};
 
 /// Widths of a layer's attention.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) width: usize,
     pub(super) heads: usize,

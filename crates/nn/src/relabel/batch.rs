@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use crate::isa::Isa;
+
 /// The shape of one episode and its place in the batch.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
@@ -77,4 +79,12 @@ impl Batch {
         self.class_rows = place.class_rows().end;
         self.places.push(place);
     }
+}
+
+/// What all pieces of the network need.
+#[derive(Clone, Copy)]
+pub(super) struct Pass<'a, T> {
+    pub(super) isa: Isa,
+    pub(super) parameters: &'a [T],
+    pub(super) batch: &'a Batch,
 }

@@ -19,6 +19,7 @@ pub(super) const PAIR_FEATURES: usize = EDGE_FEATURES + 1;
 const BLOCK: usize = 512;
 
 /// The network's parameters, or their gradients.
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Weights<R> {
     /// F x U
     pub(super) hidden: R,
@@ -73,7 +74,15 @@ pub(super) fn backward<T: Real>(
         let (slopes, d_hidden) = (&mut slopes[..units * count], &mut d_hidden[..units * count]);
         let (start, from) = (block.start, &d_logits[block.start..]);
         hidden_units_and_slopes(
-            isa, features, pairs, start, count, weights.hidden, weights.bias, hidden, slopes,
+            isa,
+            features,
+            pairs,
+            start,
+            count,
+            weights.hidden,
+            weights.bias,
+            hidden,
+            slopes,
         );
         let d_out = View::strided(from, outputs, count, pairs);
         let out = View::new(weights.out, units, outputs);
@@ -81,7 +90,15 @@ pub(super) fn backward<T: Real>(
         let d_weights = ViewMut::new(gradients.out, units, outputs);
         multiply(isa, View::new(hidden, units, count), d_out.transposed(), Write::Add, d_weights);
         hidden_units_backward(
-            isa, features, pairs, start, count, slopes, d_hidden, gradients.hidden, gradients.bias,
+            isa,
+            features,
+            pairs,
+            start,
+            count,
+            slopes,
+            d_hidden,
+            gradients.hidden,
+            gradients.bias,
         );
     }
 }
@@ -102,13 +119,7 @@ fn planes<T>(features: &[T], pairs: usize, start: usize, count: usize) -> [&[T];
 
 /// What unit `unit` makes of the pairs, before it is bent.
 #[inline(always)]
-fn unit_sums<T: Real>(
-    planes: [&[T]; PAIR_FEATURES],
-    weights: &[T],
-    bias: &[T],
-    unit: usize,
-    out: &mut [T],
-) {
+fn unit_sums<T: Real>(planes: [&[T]; PAIR_FEATURES], weights: &[T], bias: &[T], unit: usize, out: &mut [T]) {
     let units = bias.len();
     let mut w = [T::ZERO; PAIR_FEATURES];
     for (feature, w) in w.iter_mut().enumerate() {

@@ -55,8 +55,7 @@ fn centred_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
 }
 
 fn raw_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
-    let scales: Vec<T> =
-        (0..items).map(|i| inverse_length(gram[i * items + i], T::ZERO, T::ZERO)).collect();
+    let scales: Vec<T> = (0..items).map(|i| inverse_length(gram[i * items + i], T::ZERO, T::ZERO)).collect();
     for i in 0..items {
         for j in 0..items {
             out[i * items + j] = within(gram[i * items + j] * (scales[i] * scales[j]), T::ONE);
@@ -68,7 +67,8 @@ fn raw_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
 fn squared_distances<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
     for i in 0..items {
         for j in 0..items {
-            let apart = gram[i * items + i] + gram[j * items + j] - (gram[i * items + j] + gram[i * items + j]);
+            let apart =
+                gram[i * items + i] + gram[j * items + j] - (gram[i * items + j] + gram[i * items + j]);
             out[i * items + j] = if apart > T::ZERO { apart } else { T::ZERO };
         }
         out[i * items + i] = T::ZERO;
@@ -155,9 +155,11 @@ mod tests {
         let pairs = || (0..n).flat_map(|i| (0..n).map(move |j| (i, j)));
         let apart = || pairs().filter(|(i, j)| i != j);
         let count = (n * n - n) as f64;
-        let mean: Vec<f64> = (0..dim).map(|d| rows.iter().map(|row| row[d]).sum::<f64>() / n as f64).collect();
+        let mean: Vec<f64> =
+            (0..dim).map(|d| rows.iter().map(|row| row[d]).sum::<f64>() / n as f64).collect();
         let cosine = |a: &[f64], b: &[f64], m: &[f64]| {
-            let product = |a: &[f64], b: &[f64]| -> f64 { (0..dim).map(|d| (a[d] - m[d]) * (b[d] - m[d])).sum() };
+            let product =
+                |a: &[f64], b: &[f64]| -> f64 { (0..dim).map(|d| (a[d] - m[d]) * (b[d] - m[d])).sum() };
             product(a, b) / (product(a, a) * product(b, b)).sqrt()
         };
         let distance =
@@ -186,7 +188,9 @@ mod tests {
         for (items, dim) in [(2, 3), (3, 2), (9, 5), (25, 40)] {
             let rows: Vec<Vec<f64>> = (0..items).map(|_| numbers.doubles(dim)).collect();
             let expected = from_vectors(&rows);
-            for (feature, (found, expected)) in features(&gram(&rows), items).iter().zip(&expected).enumerate() {
+            for (feature, (found, expected)) in
+                features(&gram(&rows), items).iter().zip(&expected).enumerate()
+            {
                 // Two items have one cosine, which has no spread.
                 let compared = if items == 2 && feature == 4 { 0 } else { found.len() };
                 for (place, (a, b)) in found.iter().zip(expected).take(compared).enumerate() {
@@ -208,7 +212,8 @@ mod tests {
     fn where_there_is_nothing_to_tell_features_are_neutral() {
         let same = features(&[0.3f32; 9], 3);
         assert!(same[0][1] == 0.0 && same[1][1] == 0.0 && same[2][1] == 0.5 && same[4][1] == 0.0);
-        let strange = [vec![0.0f32; 9], vec![1.0], vec![0.0], vec![0.0, 0.0, 0.0, 1e-30], vec![1e30, 0.0, 0.0, 1.0]];
+        let strange =
+            [vec![0.0f32; 9], vec![1.0], vec![0.0], vec![0.0, 0.0, 0.0, 1e-30], vec![1e30, 0.0, 0.0, 1.0]];
         for gram in strange {
             let items = gram.len().isqrt();
             assert!(features(&gram, items).iter().flatten().all(|value| value.is_finite()), "{gram:?}");

@@ -7,10 +7,12 @@
 
 use super::space::Space;
 use super::verdict::softmax;
-use crate::real::Real;
+use crate::isa::Isa;
+use crate::matmul::{View, ViewMut, Write, multiply};
+use crate::real::{Real, dot, sum};
 
 /// The scale of the queries' logits before training, as its logarithm.
-pub(super) const LOG_SCALE_START: f64 = 2.302_585_092_994_046;
+pub(super) const LOG_SCALE_START: f64 = std::f64::consts::LN_10;
 
 /// Mean cross-entropy of the items' true classes; `d_logits` (M x (C + 1)) is written.
 pub(super) fn items_loss<T: Real>(
@@ -44,7 +46,9 @@ pub(super) struct PlacedQueries<'a, T> {
 
 /// Mean cross-entropy of the queries. Adds to the gradient of the scale's logarithm; `d_weights` (C x M) is
 /// written.
+#[allow(clippy::too_many_arguments)]
 pub(super) fn queries_loss<T: Real>(
+    isa: Isa,
     space: &Space<T>,
     queries: &PlacedQueries<'_, T>,
     weights: &[T],
@@ -55,11 +59,11 @@ pub(super) fn queries_loss<T: Real>(
 ) -> f64 {
     let (items, count) = (space.items(), queries.classes.len());
     d_weights.fill(T::ZERO);
-    let distances = Distances::new(space, queries, weights);
+    let distances = Distances::new(isa, space, queries, weights);
     let mean = distances.mean();
-    // Nothing is far from anything: nothing to learn from.
-    if !(mean > 0.0) {
-        return 0.0;
+    // Nothing is far from anything: all classes are as likely, and there is nothing to learn from.
+    if mean <= 0.0 {
+        return if count == 0 { 0.0 } else { weight * (distances.classes as f64).ln() };
     }
     let scale = T::of(log_scale.wide().exp() / mean);
     let each = weight / count as f64;
@@ -81,7 +85,7 @@ pub(super) fn queries_loss<T: Real>(
     *d_log_scale -= T::of(d_mean);
     let through_mean = T::of(d_mean / mean / d_distances.len() as f64);
     d_distances.iter_mut().for_each(|d| *d += through_mean);
-    distances.backward(queries, &d_distances, items, d_weights);
+    distances.backward(isa, queries, &d_distances, items, d_weights);
     loss
 }
 
@@ -95,46 +99,49 @@ struct Distances<T> {
 }
 
 impl<T: Real> Distances<T> {
-    fn new(space: &Space<T>, queries: &PlacedQueries<'_, T>, weights: &[T]) -> Self {
+    fn new(isa: Isa, space: &Space<T>, queries: &PlacedQueries<'_, T>, weights: &[T]) -> Self {
         let (items, count) = (space.items(), queries.classes.len());
         let classes = weights.len() / items;
-        let mut distances =
-            Distances { classes, all: vec![T::ZERO; classes * count], with_items: vec![T::ZERO; weights.len()] };
-        let two = T::of(2.0);
-        for class in 0..classes {
-            let weights = &weights[class * items..(class + 1) * items];
-            let with_items = &mut distances.with_items[class * items..(class + 1) * items];
-            let row = &mut distances.all[class * count..(class + 1) * count];
-            for (item, &weight) in weights.iter().enumerate() {
-                add_scaled(with_items, &space.gram()[item * items..(item + 1) * items], weight);
-                add_scaled(row, &queries.products[item * count..(item + 1) * count], -two * weight);
+        let mut with_items = vec![T::ZERO; weights.len()];
+        let mut all = vec![T::ZERO; classes * count];
+        let mixed = View::new(weights, classes, items);
+        let gram = View::new(space.gram(), items, items);
+        multiply(isa, mixed, gram, Write::Set, ViewMut::new(&mut with_items, classes, items));
+        let products = View::new(queries.products, items, count);
+        multiply(isa, mixed, products, Write::Set, ViewMut::new(&mut all, classes, count));
+        let rows = weights.chunks_exact(items).zip(with_items.chunks_exact(items));
+        for ((weights, with_items), row) in rows.zip(all.chunks_exact_mut(count.max(1))) {
+            let square = dot(weights, with_items);
+            for (distance, &own) in row.iter_mut().zip(queries.squares) {
+                *distance = own + square - (*distance + *distance);
             }
-            let square = weights.iter().zip(&*with_items).fold(T::ZERO, |sum, (&w, &p)| sum + w * p);
-            row.iter_mut().zip(queries.squares).for_each(|(distance, &own)| *distance += own + square);
         }
-        distances
+        Distances { classes, all, with_items }
     }
 
     fn mean(&self) -> f64 {
         self.all.iter().map(|distance| distance.wide()).sum::<f64>() / self.all.len().max(1) as f64
     }
 
-    fn backward(&self, queries: &PlacedQueries<'_, T>, d_all: &[T], items: usize, d_weights: &mut [T]) {
-        let count = queries.classes.len();
-        let two = T::of(2.0);
-        for class in 0..self.classes {
-            let d_row = &d_all[class * count..(class + 1) * count];
-            let d_square = d_row.iter().fold(T::ZERO, |sum, &d| sum + d);
-            for item in 0..items {
-                let products = &queries.products[item * count..(item + 1) * count];
-                let d_product = products.iter().zip(d_row).fold(T::ZERO, |sum, (&p, &d)| sum + p * d);
-                let with_item = self.with_items[class * items + item];
-                d_weights[class * items + item] = two * (d_square * with_item - d_product);
+    fn backward(
+        &self,
+        isa: Isa,
+        queries: &PlacedQueries<'_, T>,
+        d_all: &[T],
+        items: usize,
+        d_weights: &mut [T],
+    ) {
+        let (classes, count) = (self.classes, queries.classes.len());
+        let products = View::new(queries.products, items, count).transposed();
+        let d_weights_view = ViewMut::new(&mut *d_weights, classes, items);
+        multiply(isa, View::new(d_all, classes, count), products, Write::Set, d_weights_view);
+        let rows = d_weights.chunks_exact_mut(items).zip(self.with_items.chunks_exact(items));
+        for ((d_weights, with_items), d_row) in rows.zip(d_all.chunks_exact(count)) {
+            let d_square = sum(d_row);
+            for (d_weight, &with_item) in d_weights.iter_mut().zip(with_items) {
+                let d_product = *d_weight;
+                *d_weight = T::of(2.0) * (d_square * with_item - d_product);
             }
         }
     }
-}
-
-fn add_scaled<T: Real>(to: &mut [T], from: &[T], factor: T) {
-    to.iter_mut().zip(from).for_each(|(to, &from)| *to += factor * from);
 }

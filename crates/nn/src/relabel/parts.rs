@@ -39,7 +39,16 @@ impl Plan {
 
     /// A weight whose outputs also sum over other inputs, `fan_in` in all.
     pub(super) fn product(&mut self, name: &str, inputs: usize, outputs: usize, fan_in: usize) -> Product {
-        let start = Start::Uniform((fan_in as f64).sqrt().recip());
+        self.product_from(name, inputs, outputs, Start::Uniform((fan_in as f64).sqrt().recip()))
+    }
+
+    pub(super) fn product_from(
+        &mut self,
+        name: &str,
+        inputs: usize,
+        outputs: usize,
+        start: Start,
+    ) -> Product {
         Product { weight: self.add(format!("{name}.weight"), &[inputs, outputs], start), outputs }
     }
 
@@ -57,7 +66,11 @@ impl Plan {
 }
 
 /// Two tensors laid out one behind the other.
-fn neighbours<'a, T>(numbers: &'a mut [T], first: &Range<usize>, second: &Range<usize>) -> (&'a mut [T], &'a mut [T]) {
+fn neighbours<'a, T>(
+    numbers: &'a mut [T],
+    first: &Range<usize>,
+    second: &Range<usize>,
+) -> (&'a mut [T], &'a mut [T]) {
     numbers[first.start..second.end].split_at_mut(first.len())
 }
 

@@ -23,6 +23,13 @@ fn add_scaled<T: Real>(to: &mut [T], from: &[T], factor: T) {
 }
 
 kernel! {
+    /// `to += from`
+    pub(super) fn add_all<'a, T>(to: &'a mut [T], from: &'a [T]) {
+        add(to, from);
+    }
+}
+
+kernel! {
     /// For every item (M x 2 width) the mean over classes, and beside it the state at the class it is filed
     /// under.
     pub(super) fn mean_and_own<'a, T>(place: &'a Place, width: usize, states: &'a [T], out: &'a mut [T]) {
@@ -138,7 +145,7 @@ kernel! {
 }
 
 kernel! {
-    /// Adds a row per item (M x width) and a row per class (C x width) to every state of theirs.
+    /// Sets every state to the sum of a row of its item's (M x width) and one of its class's (C x width).
     pub(super) fn hand_out<'a, T>(
         place: &'a Place,
         width: usize,
@@ -149,7 +156,7 @@ kernel! {
         for (states, item) in states.chunks_exact_mut(place.classes * width).zip(of_items.chunks_exact(width)) {
             for (state, class) in states.chunks_exact_mut(width).zip(of_classes.chunks_exact(width)) {
                 for ((state, &item), &class) in state.iter_mut().zip(item).zip(class) {
-                    *state += item + class;
+                    *state = item + class;
                 }
             }
         }

@@ -50,7 +50,8 @@ impl<T: Real> Space<T> {
         let mut centred = gram;
         for (i, row) in centred.chunks_exact_mut(items).enumerate() {
             for (j, product) in row.iter_mut().enumerate() {
-                *product = shifted(*product, with_mean[i], with_mean[j], mean_square) * (scales[i] * scales[j]);
+                *product =
+                    shifted(*product, with_mean[i], with_mean[j], mean_square) * (scales[i] * scales[j]);
             }
         }
         Space { items, gram: centred, centre: Some(Centre { with_mean, mean_square, scales }) }
@@ -66,9 +67,14 @@ impl<T: Real> Space<T> {
         &self.gram
     }
 
-    /// What item `i` is multiplied by once the mean is subtracted; `None` where neither is done.
-    pub fn scale(&self, i: usize) -> Option<T> {
-        self.centre.as_ref().map(|centre| centre.scales[i])
+    /// Whether the mean of the items is subtracted and they are scaled to unit length.
+    pub fn is_centred(&self) -> bool {
+        self.centre.is_some()
+    }
+
+    /// What item `i` is multiplied by.
+    pub fn scale(&self, i: usize) -> T {
+        self.centre.as_ref().map_or(T::ONE, |centre| centre.scales[i])
     }
 
     /// Brings queries into this space: their products with the items (M x Q) and their squared lengths (Q).

@@ -15,7 +15,7 @@ use crate::real::Real;
 /// Numbers of the prior: head start of the given class, more of it for a lone item, start of "none".
 pub(super) const PRIOR: usize = 3;
 /// What they are before training.
-pub(super) const PRIOR_START: [f64; PRIOR] = [1.5, 1.5, -0.5];
+pub(super) const PRIOR_START: [f64; PRIOR] = [2.0, 1.5, -0.5];
 
 /// A multiplier lies within e^-3 and e^3.
 const MULTIPLIER_BOUND: f64 = 3.0;
