@@ -7,7 +7,6 @@
 use std::ops::Range;
 
 use crate::isa::Isa;
-use crate::kernel::kernel;
 use crate::layers::dropout::Dropout;
 use crate::layers::softmax;
 use crate::matmul::{View, ViewMut, Write, multiply};
@@ -137,21 +136,13 @@ pub fn backward<T: Real>(
         d_shares.resize(n * stride, T::ZERO);
         multiply(isa, d_out, v.transposed(), Write::Set, ViewMut::strided(d_shares, n, n, stride));
         if dropout.is_on() {
-            pass_kept(isa, looks, dropout.choice::<T>().growth(), d_shares);
+            // A share is never 0, so those that are have been dropped.
+            dropout.backward_positive(isa, looks, d_shares);
         }
         softmax::backward(isa, n, stride, scale(heads), shares, d_shares);
         let d_logits = View::strided(d_shares, n, n, stride);
         multiply(isa, d_logits, k, Write::Set, part_mut(d_qkv, heads, &tokens, 0, head));
         multiply(isa, d_logits.transposed(), q, Write::Set, part_mut(d_qkv, heads, &tokens, 1, head));
-    }
-}
-
-kernel! {
-    /// The gradient through dropout: a share is never 0, so those that are have been dropped.
-    fn pass_kept<'a, T>(dropped: &'a [T], growth: T, d: &'a mut [T]) {
-        for (d, &dropped) in d.iter_mut().zip(dropped) {
-            *d = if dropped > T::ZERO { *d * growth } else { T::ZERO };
-        }
     }
 }
 

@@ -58,9 +58,15 @@ impl Dropout {
         }
     }
 
+    /// The gradient through dropout of numbers none of which was below 0, in place, and of a ReLU in front of it:
+    /// where `y` is 0 now, it was dropped or the ReLU had cut it off.
+    pub fn backward_positive<T: Real>(self, isa: Isa, y: &[T], d: &mut [T]) {
+        pass_positive(isa, y, self.choice::<T>().growth, d);
+    }
+
     /// What a kernel needs to choose.
     #[inline(always)]
-    pub(crate) fn choice<T: Real>(self) -> Choice<T> {
+    fn choice<T: Real>(self) -> Choice<T> {
         Choice {
             low: self.seed as u32,
             high: (self.seed >> 32) as u32,
@@ -71,7 +77,7 @@ impl Dropout {
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Choice<T> {
+struct Choice<T> {
     low: u32,
     high: u32,
     threshold: u32,
@@ -79,14 +85,9 @@ pub(crate) struct Choice<T> {
 }
 
 impl<T: Real> Choice<T> {
-    /// What kept numbers are multiplied with.
-    pub(crate) fn growth(self) -> T {
-        self.growth
-    }
-
     /// What the number at a place is multiplied with.
     #[inline(always)]
-    pub(crate) fn factor(self, place: u32) -> T {
+    fn factor(self, place: u32) -> T {
         let x = place.wrapping_mul(0x9e37_79b9) ^ self.low;
         let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d).wrapping_add(self.high);
         let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
@@ -108,6 +109,14 @@ kernel! {
     fn drop_into<'a, T>(choice: Choice<T>, place: u32, x: &'a [T], y: &'a mut [T]) {
         for (i, (y, &x)) in y.iter_mut().zip(x).enumerate() {
             *y = x * choice.factor(place.wrapping_add(i as u32));
+        }
+    }
+}
+
+kernel! {
+    fn pass_positive<'a, T>(y: &'a [T], growth: T, d: &'a mut [T]) {
+        for (d, &y) in d.iter_mut().zip(y) {
+            *d = if y > T::ZERO { *d * growth } else { T::ZERO };
         }
     }
 }

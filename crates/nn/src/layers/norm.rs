@@ -3,7 +3,12 @@
 //! Shapes: x, y and `normalised` R x W, scale and shift W, `inverse` R (one over each row's deviation). The
 //! normalised rows are kept for the backward pass instead of the input.
 
+use std::ops::Range;
+
+use crate::isa::Isa;
 use crate::kernel::kernel;
+use crate::layers::linear::disjoint;
+use crate::parameters::{Layout, Role};
 use crate::real::{Real, dot, sum};
 
 /// Added to the variance, as PyTorch does.
@@ -99,11 +104,78 @@ kernel! {
     }
 }
 
+/// Where a layer norm finds its parameters in a model's flat buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Norm {
+    /// W
+    pub scale: Range<usize>,
+    /// W
+    pub shift: Range<usize>,
+}
+
+/// What the backward pass needs.
+#[derive(Debug, Clone, Default)]
+pub struct Kept<T> {
+    normalised: Vec<T>,
+    inverse: Vec<T>,
+}
+
+impl<T: Real> Kept<T> {
+    fn fit(&mut self, length: usize, width: usize) {
+        self.normalised.resize(length, T::ZERO);
+        self.inverse.resize(length / width, T::ZERO);
+    }
+}
+
+impl Norm {
+    /// Lays out `name.scale` and `name.shift`.
+    pub fn add(layout: &mut Layout, name: &str, width: usize) -> Self {
+        let scale = layout.add(format!("{name}.scale"), &[width], Role::Trained);
+        Norm { scale, shift: layout.add(format!("{name}.shift"), &[width], Role::Trained) }
+    }
+
+    /// [`forward`]
+    pub fn forward<T: Real>(&self, isa: Isa, parameters: &[T], x: &[T], kept: &mut Kept<T>, y: &mut [T]) {
+        kept.fit(x.len(), self.scale.len());
+        let (scale, shift) = (&parameters[self.scale.clone()], &parameters[self.shift.clone()]);
+        forward(isa, x, scale, shift, &mut kept.normalised, &mut kept.inverse, y);
+    }
+
+    /// [`forward_of_sum`]
+    pub fn forward_of_sum<T: Real>(
+        &self,
+        isa: Isa,
+        parameters: &[T],
+        x: &[T],
+        change: &[T],
+        kept: &mut Kept<T>,
+        y: &mut [T],
+    ) {
+        kept.fit(x.len(), self.scale.len());
+        let (scale, shift) = (&parameters[self.scale.clone()], &parameters[self.shift.clone()]);
+        forward_of_sum(isa, x, change, scale, shift, &mut kept.normalised, &mut kept.inverse, y);
+    }
+
+    /// [`backward`]
+    pub fn backward<T: Real>(
+        &self,
+        isa: Isa,
+        parameters: &[T],
+        kept: &Kept<T>,
+        d_y: &[T],
+        gradient: &mut [T],
+        d_x: &mut [T],
+    ) {
+        let (d_scale, d_shift) = disjoint(gradient, &self.scale, &self.shift);
+        let scale = &parameters[self.scale.clone()];
+        backward(isa, scale, &kept.normalised, &kept.inverse, d_y, d_scale, d_shift, d_x);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::differences::{Numbers, check};
-    use crate::isa::Isa;
 
     #[test]
     fn the_gradients_are_those_of_central_differences() {
