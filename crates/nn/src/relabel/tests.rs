@@ -354,7 +354,12 @@ fn time_of_a_training_step() {
                 times.push(start.elapsed().as_secs_f64() * 1e3);
             }
             times.sort_by(f64::total_cmp);
-            println!("{name}: {} parameters, 32 episodes in {:.1} ms (best {:.1})", at.len(), times[15], times[0]);
+            println!(
+                "{name}: {} parameters, 32 episodes in {:.1} ms (best {:.1})",
+                at.len(),
+                times[15],
+                times[0]
+            );
         });
     }
 }
