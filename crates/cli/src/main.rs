@@ -1,6 +1,7 @@
 //! The command `trueshot`: one file per command. Data goes to standard output, progress and messages to
 //! standard error.
 
+mod attention;
 mod bench;
 mod demo;
 mod eval;
@@ -28,6 +29,7 @@ enum Command {
     Inspect(inspect::Arguments),
     Eval(Box<eval::Arguments>),
     Train(train::Arguments),
+    Attention(attention::Arguments),
     Bench(bench::Arguments),
 }
 
@@ -40,6 +42,7 @@ fn main() -> std::process::ExitCode {
             Command::Inspect(arguments) => inspect::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),
+            Command::Attention(arguments) => attention::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),
         }
     };
