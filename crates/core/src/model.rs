@@ -33,27 +33,14 @@ impl Model {
 
     /// Reads a file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::from_tensors(Tensors::open(path)?)
+        Ok(Model { tensors: Tensors::open_if(path.as_ref(), check_format)? })
     }
 
     /// Reads a model that is part of the program.
     pub fn read_bytes(bytes: &[u8], name: &str) -> Result<Self> {
-        Self::from_tensors(Tensors::read_bytes(bytes.to_vec(), name)?)
-    }
-
-    fn from_tensors(tensors: Tensors) -> Result<Self> {
-        let path = || tensors.path().to_path_buf();
-        match tensors.note("format") {
-            Some(VERSION) => Ok(Model { tensors }),
-            Some(other) => {
-                let problem = format!("its format is '{other}'; a model's is '{VERSION}'");
-                Err(Error::Malformed { path: path(), format: "model", problem })
-            }
-            None => {
-                let problem = format!("it has no note 'format'; a model's is '{VERSION}'");
-                Err(Error::Malformed { path: path(), format: "model", problem })
-            }
-        }
+        let tensors = Tensors::read_bytes(bytes.to_vec(), name)?;
+        check_format(&tensors)?;
+        Ok(Model { tensors })
     }
 
     /// Which model it is: `tranfs`, `relabel`, `conv4`.
@@ -108,6 +95,15 @@ impl Model {
     pub fn malformed(&self, problem: impl Into<String>) -> Error {
         Error::Malformed { path: self.tensors.path().into(), format: "model", problem: problem.into() }
     }
+}
+
+fn check_format(tensors: &Tensors) -> Result<()> {
+    let problem = match tensors.note("format") {
+        Some(VERSION) => return Ok(()),
+        Some(other) => format!("its format is '{other}'; a model's is '{VERSION}'"),
+        None => format!("it has no note 'format'; a model's is '{VERSION}'"),
+    };
+    Err(Error::Malformed { path: tensors.path().into(), format: "model", problem })
 }
 
 /// A flat buffer as named tensors.
@@ -188,7 +184,7 @@ mod tests {
     fn embeddings_are_no_model() {
         let mut tensors = Tensors::default();
         tensors.set_note("format", "trueshot-embeddings/1");
-        let problem = Model::from_tensors(tensors).unwrap_err().to_string();
+        let problem = check_format(&tensors).unwrap_err().to_string();
         assert!(problem.contains("its format is 'trueshot-embeddings/1'; a model's is"), "{problem}");
     }
 }

@@ -37,20 +37,28 @@ pub struct Tensors {
 impl Tensors {
     /// Reads a file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::read(&Source::open(path.as_ref())?)
+        Self::read(&Source::open(path.as_ref())?, |_| Ok(()))
+    }
+
+    /// Reads a file whose notes are as they should be; they are looked at before anything else.
+    pub(crate) fn open_if(path: &Path, accept: impl FnOnce(&Tensors) -> Result<()>) -> Result<Self> {
+        Self::read(&Source::open(path)?, accept)
     }
 
     /// Reads the bytes of a file; `name` stands for it in messages.
     pub fn read_bytes(bytes: Vec<u8>, name: &str) -> Result<Self> {
-        Self::read(&Source { path: name.into(), bytes: bytes.into() })
+        Self::read(&Source { path: name.into(), bytes: bytes.into() }, |_| Ok(()))
     }
 
-    fn read(source: &Source) -> Result<Self> {
+    fn read(source: &Source, accept: impl FnOnce(&Tensors) -> Result<()>) -> Result<Self> {
         let (length, header) = guarded(source, FORMAT, || {
             SafeTensors::read_metadata(&source.bytes).map_err(|problem| source.malformed(FORMAT, problem))
         })?;
+        let notes = header.metadata().iter().flatten().map(|(key, text)| (key.clone(), text.clone()));
+        let (notes, path) = (notes.collect(), source.path.clone());
+        let mut file = Tensors { notes, tensors: BTreeMap::new(), path };
+        accept(&file)?;
         let data = &source.bytes[length.saturating_add(8).min(source.bytes.len())..];
-        let mut tensors = BTreeMap::new();
         for (name, info) in header.tensors() {
             let (start, end) = info.data_offsets;
             let bytes = data
@@ -60,10 +68,9 @@ impl Tensors {
             if info.shape.iter().product::<usize>() != values.len() {
                 return Err(source.malformed(FORMAT, format!("the size of '{name}' contradicts its shape")));
             }
-            tensors.insert(name, Tensor { shape: info.shape.clone(), values });
+            file.tensors.insert(name, Tensor { shape: info.shape.clone(), values });
         }
-        let notes = header.metadata().iter().flatten().map(|(key, text)| (key.clone(), text.clone()));
-        Ok(Tensors { notes: notes.collect(), tensors, path: source.path.clone() })
+        Ok(file)
     }
 
     /// Where they were read from.

@@ -139,25 +139,25 @@ struct EpisodeFlags {
 #[command(next_help_heading = "Validation")]
 struct ValidationFlags {
     /// Steps between two validations
-    #[arg(long = "val-every", value_name = "STEPS")]
+    #[arg(id = "val_every", long = "val-every", value_name = "STEPS")]
     every: Option<u64>,
     /// Episodes of a validation, the same ones every time
-    #[arg(long = "val-episodes", value_name = "N")]
+    #[arg(id = "val_episodes", long = "val-episodes", value_name = "N")]
     episodes: Option<u64>,
     /// Classes of an episode [default: as in training]
-    #[arg(long = "val-ways", value_name = "N,..", value_delimiter = ',')]
+    #[arg(id = "val_ways", long = "val-ways", value_name = "N,..", value_delimiter = ',')]
     ways: Option<Vec<Span>>,
     /// Labelled items a class [default: as in training]
-    #[arg(long = "val-shots", value_name = "K,..", value_delimiter = ',')]
+    #[arg(id = "val_shots", long = "val-shots", value_name = "K,..", value_delimiter = ',')]
     shots: Option<Vec<Span>>,
     /// Queries a class
-    #[arg(long = "val-queries", value_name = "Q")]
+    #[arg(id = "val_queries", long = "val-queries", value_name = "Q")]
     queries: Option<usize>,
     /// Noise types and levels; the score is the mean accuracy over all of them [default: as in training]
-    #[arg(long = "val-noise", value_name = "TYPE=LEVEL,..")]
+    #[arg(id = "val_noise", long = "val-noise", value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
     /// The seed of the episodes
-    #[arg(long = "val-seed", value_name = "SEED")]
+    #[arg(id = "val_seed", long = "val-seed", value_name = "SEED")]
     seed: Option<u64>,
 }
 
@@ -312,6 +312,7 @@ fn train<M: HeadOptions + Send + Sync>(
     configuration.model = configuration.model.for_episodes(ways);
     configuration.check()?;
     configuration.model.check()?;
+    run.check()?;
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
         let files = open_all(&configuration)?;

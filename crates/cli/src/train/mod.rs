@@ -73,6 +73,19 @@ pub struct Course {
 }
 
 impl RunArguments {
+    /// Refuses to overwrite an earlier run, before anything is read.
+    pub fn check(&self) -> anyhow::Result<()> {
+        Ok(Files::of(&self.output).check(self.start())?)
+    }
+
+    fn start(&self) -> Start {
+        match (self.resume, self.overwrite) {
+            (true, _) => Start::Resume,
+            (_, true) => Start::Overwrite,
+            _ => Start::Fresh,
+        }
+    }
+
     /// Trains, showing how it goes.
     pub fn train(&self, trainee: &mut dyn Trainee, course: Course) -> anyhow::Result<Outcome> {
         anyhow::ensure!(
@@ -90,11 +103,7 @@ impl RunArguments {
             configuration: course.configuration,
             identity: course.identity,
         };
-        let start = match (self.resume, self.overwrite) {
-            (true, _) => Start::Resume,
-            (_, true) => Start::Overwrite,
-            _ => Start::Fresh,
-        };
+        let start = self.start();
         if start == Start::Resume && !plan.output.exists() && !Files::of(&plan.output).checkpoint.exists() {
             eprintln!("there is no checkpoint beside {} yet: beginning", plan.output.display());
         }

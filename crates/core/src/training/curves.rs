@@ -170,7 +170,8 @@ impl Panel {
                 plain(step)
             ));
         }
-        svg + "</g>\n"
+        let (x, y) = (WIDTH - RIGHT + 34.0, self.top + PANEL - BOTTOM + 18.0);
+        svg + &format!("<text x=\"{x:.1}\" y=\"{y:.1}\">steps</text></g>\n")
     }
 
     /// The step whose parameters are in the model file.
@@ -201,7 +202,7 @@ impl Panel {
                 x + 16.0,
                 label_y + 4.0,
                 escaped(&line.name),
-                plain((end.1 * 1e4).round() / 1e4)
+                shown(end.1)
             )
         });
         drawn.collect()
@@ -246,6 +247,12 @@ fn powers(low: f64, high: f64) -> Vec<f64> {
     let from = all.iter().rposition(|&tick| tick <= low).unwrap_or(0);
     let to = all.iter().position(|&tick| tick >= high).unwrap_or(all.len() - 1);
     all[from..=to].to_vec()
+}
+
+/// Four digits that mean something.
+fn shown(value: f64) -> String {
+    let scale = if value.abs() >= 10.0 { 1e2 } else { 1e4 };
+    plain((value * scale).round() / scale)
 }
 
 /// Without the dust that binary fractions leave.

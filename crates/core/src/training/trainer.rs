@@ -86,6 +86,17 @@ impl Files {
             checkpoint: model.with_extension("checkpoint"),
         }
     }
+
+    /// Refuses to overwrite what nobody said could be, and a folder that cannot be written to. The trainer asks
+    /// too; who reads gigabytes first can ask before.
+    pub fn check(&self, start: Start) -> Result<()> {
+        for (path, unfinished) in [(&self.checkpoint, true), (&self.model, false)] {
+            if start == Start::Fresh && path.exists() {
+                return Err(Error::AlreadyThere { path: path.clone(), unfinished });
+            }
+        }
+        check_writable(&self.model)
+    }
 }
 
 /// Trains until all steps are done or the watcher wants no more.
@@ -117,21 +128,15 @@ impl Run<'_> {
     /// Makes sure that the files can be written, and takes up an earlier run. If that was finished already,
     /// its outcome.
     fn begin(&mut self, start: Start) -> Result<Option<Outcome>> {
+        self.files.check(start)?;
         let (model, checkpoint) = (self.files.model.exists(), self.files.checkpoint.exists());
         match start {
-            Start::Fresh if checkpoint => {
-                return Err(Error::AlreadyThere { path: self.files.checkpoint.clone(), unfinished: true });
-            }
-            Start::Fresh if model => {
-                return Err(Error::AlreadyThere { path: self.files.model.clone(), unfinished: false });
-            }
             Start::Overwrite if model => std::fs::remove_file(&self.files.model)
                 .map_err(|source| Error::Write { path: self.files.model.clone(), source })?,
             Start::Resume if checkpoint => self.resume()?,
             Start::Resume if model => return self.finished_before().map(Some),
             _ => {}
         }
-        check_writable(&self.files.model)?;
         write_text(&self.files.configuration, &self.plan.configuration)?;
         if !checkpoint || start == Start::Overwrite {
             // From the first moment on there is something to resume, and nothing of an older run.
