@@ -21,13 +21,14 @@ for a head on embeddings it has never seen, as near as they could be found again
 
 The network was trained on ImageNet-1k, so classes that ImageNet has are not new to it.
 
-Needs numpy, onnxruntime, pillow and safetensors. The file appears under its name only when it is complete.
+Needs numpy, onnxruntime and pillow. The file appears under its name only when it is complete.
 """
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,6 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from PIL import Image
-from safetensors.numpy import save_file
 
 SUFFIXES = {".jpg", ".jpeg", ".png"}
 RESAMPLING = {
@@ -57,7 +57,10 @@ def pick(paths: list[Path], count: int | None, how: str) -> list[Path]:
 def find_images(arguments: argparse.Namespace) -> dict[str, list[Path]]:
     """The chosen images of every chosen class."""
     if arguments.split:
-        names = json.loads(arguments.split.read_text())[arguments.part]
+        split = json.loads(arguments.split.read_text())
+        if arguments.part not in split:
+            sys.exit(f"error: {arguments.split} has no {arguments.part}, only {', '.join(split)}")
+        names = split[arguments.part]
     else:
         names = {entry.name for folder in arguments.images for entry in folder.iterdir() if entry.is_dir()}
     found = {}
@@ -97,18 +100,30 @@ def embed(
 def write_embeddings(
     path: Path, features: np.ndarray, labels: np.ndarray, classes: list[str], items: list[str], notes: dict[str, str]
 ) -> None:
-    """An embeddings file; item names are one run of bytes and the places where it is cut."""
+    """An embeddings file, written by hand so that the same contents give the same bytes."""
     names = [item.encode() for item in items]
-    tensors = {
-        "features": np.ascontiguousarray(features),
-        "labels": labels.astype(np.int64),
-        "items": np.frombuffer(b"".join(names), np.uint8),
-        "item_offsets": np.cumsum([0, *map(len, names)], dtype=np.int64),
+    # Item names are one run of bytes and the places where it is cut; it comes last, as the others lie aligned.
+    tensors = [
+        ("labels", "I64", labels.astype("<i8")),
+        ("item_offsets", "I64", np.cumsum([0, *map(len, names)]).astype("<i8")),
+        ("features", f"F{8 * features.itemsize}", features.astype(features.dtype.newbyteorder("<"))),
+        ("items", "U8", np.frombuffer(b"".join(names), np.uint8)),
+    ]
+    header: dict[str, object] = {
+        "__metadata__": {"format": "trueshot-embeddings/1", "classes": json.dumps(classes), **notes}
     }
-    metadata = {"format": "trueshot-embeddings/1", "classes": json.dumps(classes), **notes}
+    end = 0
+    for name, dtype, values in tensors:
+        begin, end = end, end + values.nbytes
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        save_file(tensors, part, metadata)
+        with open(part, "wb") as out:
+            out.write(struct.pack("<Q", len(text)) + text)
+            for _, _, values in tensors:
+                out.write(values.tobytes())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

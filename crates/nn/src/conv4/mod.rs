@@ -13,6 +13,10 @@
 //! - Work is split by image into a number of parts that does not depend on the threads; what parts sum up is
 //!   added in their order, so any number of threads gives the same bytes.
 
+// Kernels index their registers by plain loops: values in vectors must not pass through closures and iterator
+// adapters, which are compiled without the vector instructions.
+#![allow(clippy::needless_range_loop)]
+
 mod embedder;
 mod first;
 #[cfg(test)]
