@@ -8,6 +8,7 @@ pub mod head;
 pub mod isa;
 pub mod memory;
 pub mod parameters;
+pub mod peak;
 pub mod products;
 pub mod short;
 pub mod softmax_regression;
