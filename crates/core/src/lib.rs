@@ -43,10 +43,13 @@ pub mod episode;
 pub mod error;
 pub mod evaluate;
 pub mod method;
+pub mod model;
 pub mod noise;
 pub mod report;
 pub mod rng;
 pub mod task;
+pub mod tensors;
+pub mod training;
 
 pub use embeddings::Embeddings;
 pub use error::{Error, Result};

@@ -24,6 +24,14 @@ pub enum Purpose {
     Outlier = 6,
     /// Whatever a method needs: initial weights, broken ties.
     Method = 7,
+    /// What a training episode is like: its data, classes, shots and noise.
+    Training = 8,
+    /// What dropout drops.
+    Dropout = 9,
+    /// A model's parameters before training.
+    Parameters = 10,
+    /// Which of an image's copies stands for it.
+    Copies = 11,
 }
 
 /// A stream of random numbers.

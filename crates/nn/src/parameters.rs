@@ -59,6 +59,10 @@ impl Layout {
 
     /// Numbers the optimiser changes.
     pub fn trained(&self) -> usize {
-        self.tensors.iter().filter(|tensor| tensor.role == Role::Trained).map(|tensor| tensor.range.len()).sum()
+        self.tensors
+            .iter()
+            .filter(|tensor| tensor.role == Role::Trained)
+            .map(|tensor| tensor.range.len())
+            .sum()
     }
 }

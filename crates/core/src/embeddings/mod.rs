@@ -28,11 +28,12 @@ use std::path::{Path, PathBuf};
 
 pub use features::{Features, Precision, decode};
 pub use fingerprint::Fingerprint;
+pub(crate) use guard::guarded;
 pub use inspect::{ClassCount, Duplicates, Inspection, NonFinite, Norms, Place, inspect};
 pub use items::Items;
+pub(crate) use source::Source;
 
 use crate::error::{Error, Result};
-use source::Source;
 
 /// Feature vectors with their labels.
 pub struct Embeddings {
