@@ -3,6 +3,7 @@
 //! Slices in, slices out. No files, no threads, no episodes: whoever calls decides what the numbers mean and
 //! how the work is spread. Every tuned kernel stands beside a plain version that its tests hold it against.
 
+pub mod conv4;
 pub mod head;
 pub mod isa;
 pub mod memory;
