@@ -32,7 +32,9 @@ pub enum Error {
         found: String,
     },
     /// Pictures in an archive that we do not unpack.
-    #[error("{path} is of no known form; known are a folder, .tar, .tar.gz, .tgz, .csv, .jsonl and 'omniglot'")]
+    #[error(
+        "{path} is of no known form; known are a folder, .tar, .tar.gz, .tgz, .csv, .jsonl and 'omniglot'"
+    )]
     UnknownSource {
         /// What was given.
         path: PathBuf,
@@ -139,9 +141,10 @@ impl Error {
             Error::UnknownSource { path } if is_packed(path) => {
                 Some("unpack the archive first (tar xf), and give the folder".into())
             }
-            Error::NoClassOfSplit { .. } => {
-                Some("the split file must name the class folders; --pool looks below train/, val/ and test/".into())
-            }
+            Error::NoClassOfSplit { .. } => Some(
+                "the split file must name the class folders; --pool looks below train/, val/ and test/"
+                    .into(),
+            ),
             Error::NotABackbone { .. } => {
                 Some("a backbone is a .safetensors file as `trueshot train backbone` writes it".into())
             }

@@ -148,9 +148,13 @@ fn opaque(image: DynamicImage, channels: Channels) -> Picture {
     let pixels = match (image.color().has_alpha(), channels) {
         (false, Channels::Colour) => image.into_rgb8().into_raw(),
         (false, Channels::Grey) => image.into_luma8().into_raw(),
-        (true, Channels::Colour) => {
-            image.into_rgba8().as_chunks::<4>().0.iter().flat_map(|&[r, g, b, a]| [r, g, b].map(|v| on_white(v, a))).collect()
-        }
+        (true, Channels::Colour) => image
+            .into_rgba8()
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .flat_map(|&[r, g, b, a]| [r, g, b].map(|v| on_white(v, a)))
+            .collect(),
         (true, Channels::Grey) => {
             image.into_luma_alpha8().as_chunks::<2>().0.iter().map(|&[v, a]| on_white(v, a)).collect()
         }

@@ -72,11 +72,15 @@ impl Taps {
 impl Picture {
     /// The picture as a square of so many pixels; itself where it is one already.
     pub fn fitted(self, size: usize, fit: Fit) -> Picture {
-        let squared = match fit {
+        self.framed(fit).resized(size, size)
+    }
+
+    /// The part of the picture that is to be used, in its own size.
+    pub(crate) fn framed(self, fit: Fit) -> Picture {
+        match fit {
             Fit::Squash => self,
             Fit::Crop => self.middle(),
-        };
-        squared.resized(size, size)
+        }
     }
 
     /// The picture in another size.

@@ -41,10 +41,15 @@ impl Split {
         let splits = file.as_object().ok_or_else(|| bad("it is no JSON object of splits".into()))?;
         let Some(found) = splits.get(name) else {
             let known = splits.keys().cloned().collect::<Vec<_>>().join(", ");
-            return Err(Error::UnknownSplit { origin: path.display().to_string(), split: name.into(), known });
+            return Err(Error::UnknownSplit {
+                origin: path.display().to_string(),
+                split: name.into(),
+                known,
+            });
         };
         let mut classes = BTreeSet::new();
-        gather("", found, &mut classes).map_err(|place| bad(format!("'{name}{place}' is no list of names")))?;
+        gather("", found, &mut classes)
+            .map_err(|place| bad(format!("'{name}{place}' is no list of names")))?;
         Ok(Split { name: name.into(), classes })
     }
 
@@ -139,7 +144,9 @@ mod tests {
     fn what_is_wrong_is_said_with_what_there_is() {
         let problem = |json, name| split(json, name).unwrap_err().to_string();
         assert!(problem(r#"{"train": []}"#, "val").contains("no split 'val'"));
-        assert!(problem(r#"{"train": {"a": {"b": 3}}}"#, "train").contains("'train.a.b' is no list of names"));
+        assert!(
+            problem(r#"{"train": {"a": {"b": 3}}}"#, "train").contains("'train.a.b' is no list of names")
+        );
         assert!(problem("[1]", "train").contains("no JSON object of splits"));
         assert!(problem("{", "train").contains("not a valid split file"));
     }

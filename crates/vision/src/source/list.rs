@@ -40,7 +40,9 @@ fn from_csv(path: &Path, text: &str) -> Result<Rows> {
     let mut records = Records { rest: text, line: 1 };
     let mut columns = None;
     let mut rows = Vec::new();
-    while let Some((line, record)) = records.next_record().map_err(|line| bad(line, "a quote is not closed"))? {
+    while let Some((line, record)) =
+        records.next_record().map_err(|line| bad(line, "a quote is not closed"))?
+    {
         let (path_column, label_column) = match columns {
             Some(columns) => columns,
             None => {

@@ -117,6 +117,11 @@ impl Collection {
         &self.path
     }
 
+    /// Whether it is the built-in data set.
+    pub fn is_built_in(&self) -> bool {
+        self.path.as_os_str() == drawings::NAME
+    }
+
     /// The names of the classes, sorted.
     pub fn classes(&self) -> &[String] {
         &self.classes

@@ -115,7 +115,10 @@ mod tests {
         let names: Vec<_> = pooled.entries().iter().map(|entry| entry.item.as_str()).collect();
         assert_eq!(names, ["test/ant/1.jpg", "train/owl/1.jpg", "val/owl/1.jpg"]);
         let refused = collection(&items, false).unwrap_err();
-        assert_eq!(refused.to_string(), "source holds test, train, val, which are splits rather than classes");
+        assert_eq!(
+            refused.to_string(),
+            "source holds test, train, val, which are splits rather than classes"
+        );
         // A single class called `train` is a class: there is nothing below it to be split.
         assert_eq!(classes(&["x/train/1.jpg", "x/ship/1.jpg"], false), ["ship", "train"]);
     }
