@@ -80,6 +80,16 @@ impl Rng {
         (self.0.next_u32() >> 8) as f32 / (1 << 24) as f32
     }
 
+    /// A number in [0, 1), in steps of 2^-53.
+    pub fn fraction(&mut self) -> f64 {
+        (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Any number, each equally likely: to seed what has random numbers of its own.
+    pub fn number(&mut self) -> u64 {
+        self.0.next_u64()
+    }
+
     /// Puts a slice into random order.
     pub fn shuffle<T>(&mut self, slice: &mut [T]) {
         for place in 1..slice.len() {

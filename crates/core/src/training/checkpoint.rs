@@ -3,6 +3,7 @@
 //! One file that appears whole or not at all, so it never contradicts itself: the state, the best model so far,
 //! the metrics so far. Numbers that must come back to the bit are written as bits.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use toml::Table;
@@ -38,6 +39,7 @@ impl Progress {
     pub fn write(&self, path: &Path, state: &Tensors, identity: &Table) -> Result<()> {
         let mut file = Tensors::default();
         file.insert_all("state.", state);
+        file.set_note("state", notes_of(state));
         file.set_note("format", VERSION);
         file.set_note("done", self.done.to_string());
         file.set_note("seconds", self.seconds.to_string());
@@ -47,11 +49,8 @@ impl Progress {
         file.set_note("window", serde_json::json!([self.window.count, sums]).to_string());
         if let Some(best) = &self.best {
             file.insert_all("best.", &best.model);
-            let notes: Vec<(&str, &str)> = best.model.notes().collect();
-            file.set_note(
-                "best",
-                serde_json::json!([best.step, best.score.map(f64::to_bits), notes]).to_string(),
-            );
+            let about = serde_json::json!([best.step, best.score.map(f64::to_bits), notes_of(&best.model)]);
+            file.set_note("best", about.to_string());
         }
         file.write(path)
     }
@@ -80,13 +79,26 @@ impl Progress {
             lines: note("metrics")?.lines().map(str::to_string).collect(),
             window: Window { count, sums: sums.into_iter().map(f64::from_bits).collect() },
         };
-        Ok((progress, file.with_prefix("state.")))
+        let mut state = file.with_prefix("state.");
+        set_notes(&mut state, note("state")?).ok_or_else(|| broken("state"))?;
+        Ok((progress, state))
     }
 }
 
 fn read_best(file: &Tensors, text: &str) -> Option<Best> {
-    let (step, score, notes): (u64, Option<u64>, Vec<(String, String)>) = serde_json::from_str(text).ok()?;
+    let (step, score, notes): (u64, Option<u64>, String) = serde_json::from_str(text).ok()?;
     let mut model = file.with_prefix("best.");
-    notes.into_iter().for_each(|(key, text)| model.set_note(&key, text));
+    set_notes(&mut model, &notes)?;
     Some(Best { step, score: score.map(f64::from_bits), model })
+}
+
+/// Notes as one.
+fn notes_of(tensors: &Tensors) -> String {
+    serde_json::json!(tensors.notes().collect::<BTreeMap<&str, &str>>()).to_string()
+}
+
+fn set_notes(tensors: &mut Tensors, text: &str) -> Option<()> {
+    let notes: BTreeMap<String, String> = serde_json::from_str(text).ok()?;
+    notes.into_iter().for_each(|(key, text)| tensors.set_note(&key, text));
+    Some(())
 }

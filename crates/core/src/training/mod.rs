@@ -12,6 +12,7 @@
 mod checkpoint;
 pub mod configuration;
 mod curves;
+pub mod heads;
 mod metrics;
 mod trainer;
 
