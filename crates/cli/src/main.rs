@@ -3,11 +3,13 @@
 
 mod bench;
 mod demo;
+mod embed;
 mod eval;
 mod inspect;
 mod messages;
 mod noise_argument;
 mod output;
+mod pictures_argument;
 mod progress;
 mod threads;
 
@@ -25,6 +27,7 @@ struct Arguments {
 enum Command {
     Demo(demo::Arguments),
     Inspect(inspect::Arguments),
+    Embed(embed::Arguments),
     Eval(Box<eval::Arguments>),
     Bench(bench::Arguments),
 }
@@ -36,6 +39,7 @@ fn main() -> std::process::ExitCode {
         match arguments.command {
             Command::Demo(arguments) => demo::run(&arguments),
             Command::Inspect(arguments) => inspect::run(&arguments),
+            Command::Embed(arguments) => embed::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),
         }

@@ -1,6 +1,6 @@
 //! Reads `symmetric=0,20,40`: a noise type and its levels in percent.
 
-use trueshot::noise::{Noise, NoiseKind};
+use trueshot::noise::{Noise, NoiseKind, NoiseLevels};
 
 /// One `--noise` argument.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,17 +18,7 @@ impl std::str::FromStr for NoiseArgument {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (kind, levels) =
-            text.split_once('=').ok_or("expected TYPE=LEVEL,.. such as symmetric=0,20,40")?;
-        let known = NoiseKind::ALL.into_iter().find(|known| known.name() == kind);
-        let kind =
-            known.ok_or_else(|| format!("unknown noise type '{kind}'; known: symmetric, paired, outlier"))?;
-        let level = |text: &str| {
-            let percent: f64 =
-                text.trim().parse().map_err(|_| format!("'{text}' is not a level in percent"))?;
-            Noise::new(kind, percent / 100.0).map_err(|error| error.to_string())
-        };
-        levels.split(',').map(level).collect::<Result<_, _>>().map(NoiseArgument)
+        text.parse().map(|NoiseLevels(levels)| NoiseArgument(levels))
     }
 }
 

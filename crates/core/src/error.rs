@@ -211,6 +211,86 @@ pub enum Error {
         method: &'static str,
     },
 
+    /// A file holds another model than the one asked for.
+    #[error("{path} is a model of kind '{found}', not '{wanted}'")]
+    OtherModel {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+        /// What was wanted.
+        wanted: &'static str,
+    },
+    /// The features are not those the model was trained on.
+    #[error("the features have {features} dimensions, but the model in {path} was trained on {model}")]
+    ModelDimension {
+        /// The model's file.
+        path: PathBuf,
+        /// Dimensions of the features.
+        features: usize,
+        /// Dimensions the model knows.
+        model: usize,
+    },
+    /// The task has more classes than the model has tokens for.
+    #[error("the task has {classes} classes, but the model in {path} knows {model}")]
+    TooManyClasses {
+        /// The model's file.
+        path: PathBuf,
+        /// Classes of the task.
+        classes: usize,
+        /// Classes the model can tell apart.
+        model: usize,
+    },
+
+    /// A configuration cannot be read.
+    #[error("cannot use the configuration{}: {problem}", .path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default())]
+    BadConfiguration {
+        /// The file, if it comes from one.
+        path: Option<PathBuf>,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A configuration has no such key.
+    #[error("unknown key '{key}' in the configuration; known: {known}")]
+    UnknownKey {
+        /// What was given.
+        key: String,
+        /// The keys of that section.
+        known: String,
+        /// The nearest key.
+        nearest: Option<String>,
+    },
+    /// A number in training is not finite any more.
+    #[error("training diverged in step {step}: {what} is {value}")]
+    Diverged {
+        /// The step, from 1.
+        step: u64,
+        /// A term of the loss, or a tensor.
+        what: String,
+        /// NaN or an infinity.
+        value: f64,
+    },
+    /// A checkpoint was written with other settings.
+    #[error("{path} was written with {key} = {then}, but now {key} = {now}")]
+    OtherConfiguration {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The first key that differs.
+        key: String,
+        /// Its value in the checkpoint.
+        then: String,
+        /// Its value now.
+        now: String,
+    },
+    /// Training would overwrite what an earlier run left.
+    #[error("{path} is already there")]
+    AlreadyThere {
+        /// The model or the checkpoint.
+        path: PathBuf,
+        /// Whether it is a run that can be gone on with.
+        unfinished: bool,
+    },
+
     /// The manifest was drawn from other data.
     #[error("the manifest was drawn from {what} with fingerprint {expected}, but this data has {found}")]
     OtherData {
@@ -239,7 +319,12 @@ impl Error {
         use Error::*;
         matches!(
             self,
-            UnknownMethod { .. } | UnknownParameter { .. } | BadParameter { .. } | OutOfRange { .. }
+            UnknownMethod { .. }
+                | UnknownParameter { .. }
+                | BadParameter { .. }
+                | OutOfRange { .. }
+                | BadConfiguration { .. }
+                | UnknownKey { .. }
         )
     }
 
@@ -255,6 +340,30 @@ impl Error {
             Error::TooFewClasses { classes, .. } => Some(format!("ask for at most {classes} ways")),
             Error::UnknownMethod { nearest: Some(name), .. }
             | Error::UnknownParameter { nearest: Some(name), .. } => Some(format!("did you mean '{name}'?")),
+            Error::UnknownKey { nearest: Some(key), .. } => Some(format!("did you mean '{key}'?")),
+            Error::OtherModel { found, .. } if found == "tranfs" || found == "relabel" => {
+                Some(format!("ask for it with --methods {found}:model=FILE"))
+            }
+            Error::ModelDimension { .. } => Some(
+                "a head goes with its backbone: embed the images with the one it was trained with, \
+                 or train it on these features"
+                    .into(),
+            ),
+            Error::TooManyClasses { model, .. } => {
+                Some(format!("ask for at most {model} ways, or train a model for more (--classes)"))
+            }
+            Error::Diverged { .. } => {
+                Some("the last checkpoint is intact; a lower --rate or a longer --warm-up may help".into())
+            }
+            Error::OtherConfiguration { .. } => {
+                Some("go on with the settings of the run, or begin again with --overwrite".into())
+            }
+            Error::AlreadyThere { unfinished: true, .. } => {
+                Some("go on with --resume, or begin again with --overwrite".into())
+            }
+            Error::AlreadyThere { unfinished: false, .. } => {
+                Some("choose another name, or say --overwrite".into())
+            }
             Error::NoOutlierPool => Some("give embeddings of other classes with --outliers FILE".into()),
             Error::OutlierDimension { .. } => {
                 Some("embed the outliers with the backbone that made the data".into())

@@ -42,11 +42,15 @@ pub mod embeddings;
 pub mod episode;
 pub mod error;
 pub mod evaluate;
+pub mod guard;
 pub mod method;
+pub mod model;
 pub mod noise;
 pub mod report;
 pub mod rng;
 pub mod task;
+pub mod tensors;
+pub mod training;
 
 pub use embeddings::Embeddings;
 pub use error::{Error, Result};

@@ -92,6 +92,47 @@ impl std::fmt::Display for Noise {
     }
 }
 
+/// A noise type with some levels, written `symmetric=0,20,40` (percent) on command lines and in configurations.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NoiseLevels(pub Vec<Noise>);
+
+impl std::str::FromStr for NoiseLevels {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, levels) =
+            text.split_once('=').ok_or("expected TYPE=LEVEL,.. such as symmetric=0,20,40")?;
+        let known = NoiseKind::ALL.into_iter().find(|known| known.name() == kind.trim());
+        let kind =
+            known.ok_or_else(|| format!("unknown noise type '{kind}'; known: symmetric, paired, outlier"))?;
+        let level = |text: &str| {
+            let percent: f64 =
+                text.trim().parse().map_err(|_| format!("'{text}' is not a level in percent"))?;
+            Noise::new(kind, percent / 100.0).map_err(|error| error.to_string())
+        };
+        levels.split(',').map(level).collect::<Result<_, _>>().map(NoiseLevels)
+    }
+}
+
+impl std::fmt::Display for NoiseLevels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let levels: Vec<String> = self.0.iter().map(|noise| noise.percent().to_string()).collect();
+        write!(f, "{}={}", self.0.first().map_or("symmetric", |noise| noise.kind.name()), levels.join(","))
+    }
+}
+
+impl serde::Serialize for NoiseLevels {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for NoiseLevels {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

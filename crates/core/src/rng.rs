@@ -24,6 +24,16 @@ pub enum Purpose {
     Outlier = 6,
     /// Whatever a method needs: initial weights, broken ties.
     Method = 7,
+    /// What a training episode is like: its data, classes, shots and noise.
+    Training = 8,
+    /// What dropout drops.
+    Dropout = 9,
+    /// A model's parameters before training.
+    Parameters = 10,
+    /// Which of an image's copies stands for it.
+    Copies = 11,
+    /// How a picture is cropped, flipped and coloured.
+    Augmentation = 12,
 }
 
 /// A stream of random numbers.
@@ -33,9 +43,15 @@ pub struct Rng(ChaCha8Rng);
 impl Rng {
     /// The numbers of one purpose in one episode.
     pub fn new(seed: u64, purpose: Purpose, episode: u64) -> Self {
+        Self::of_item(seed, purpose, 0, episode)
+    }
+
+    /// The numbers of one purpose for one item in one episode (or for one of its copies).
+    pub fn of_item(seed: u64, purpose: Purpose, item: u64, episode: u64) -> Self {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         key[8..16].copy_from_slice(&(purpose as u64).to_le_bytes());
+        key[16..24].copy_from_slice(&item.to_le_bytes());
         let mut rng = ChaCha8Rng::from_seed(key);
         rng.set_stream(episode);
         Rng(rng)
@@ -62,6 +78,16 @@ impl Rng {
     /// A number in [0, 1), in steps of 2^-24.
     pub fn uniform(&mut self) -> f32 {
         (self.0.next_u32() >> 8) as f32 / (1 << 24) as f32
+    }
+
+    /// A number in [0, 1), in steps of 2^-53.
+    pub fn fraction(&mut self) -> f64 {
+        (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Any number, each equally likely: to seed what has random numbers of its own.
+    pub fn number(&mut self) -> u64 {
+        self.0.next_u64()
     }
 
     /// Puts a slice into random order.

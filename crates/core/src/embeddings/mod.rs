@@ -22,17 +22,20 @@ mod source;
 mod table;
 mod thrift;
 mod warnings;
+mod writer;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use features::{Features, Precision, decode};
 pub use fingerprint::Fingerprint;
+pub(crate) use guard::guarded;
 pub use inspect::{ClassCount, Duplicates, Inspection, NonFinite, Norms, Place, inspect};
 pub use items::Items;
+pub(crate) use source::Source;
+pub use writer::Writer;
 
 use crate::error::{Error, Result};
-use source::Source;
 
 /// Feature vectors with their labels.
 pub struct Embeddings {

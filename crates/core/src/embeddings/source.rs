@@ -20,7 +20,7 @@ impl Source {
         let file = File::open(path).map_err(read_error)?;
         let metadata = file.metadata().map_err(read_error)?;
         if metadata.is_dir() {
-            return Err(read_error(std::io::Error::other("it is a folder, not an embeddings file")));
+            return Err(read_error(std::io::Error::other("it is a folder")));
         }
         if metadata.len() == 0 {
             return Ok(Source { path: path.into(), bytes: Bytes::new() });

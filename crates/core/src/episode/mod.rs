@@ -7,9 +7,11 @@
 //! [`Sampler`] draws episodes from a seed; [`Manifest`] replays the ones a file lists.
 
 mod corrupt;
+mod images;
 mod manifest;
 mod sampler;
 
+pub use images::{Images, image_name};
 pub use manifest::{Manifest, write_manifest};
 pub use sampler::Sampler;
 

@@ -1,6 +1,8 @@
 //! Draws episodes from embeddings: which classes, which items, and how noise moves them.
 
-use super::{ClassDraw, DrawnEpisode, Episode, EpisodeSpec, Episodes, Item, corrupt};
+use std::sync::Arc;
+
+use super::{ClassDraw, DrawnEpisode, Episode, EpisodeSpec, Episodes, Images, Item, corrupt};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::noise::{Noise, NoiseKind};
@@ -9,6 +11,7 @@ use crate::rng::{Purpose, Rng, Urn};
 /// Draws any episode of an experiment, in any order.
 pub struct Sampler<'a> {
     embeddings: &'a Embeddings,
+    images: Option<Arc<Images>>,
     spec: EpisodeSpec,
     noises: Vec<Noise>,
     outlier_rows: usize,
@@ -22,8 +25,20 @@ impl<'a> Sampler<'a> {
         spec: EpisodeSpec,
         noises: Vec<Noise>,
     ) -> Result<Self> {
+        let images = Images::of(embeddings).map(Arc::new);
+        Self::with_images(embeddings, images, outliers, spec, noises)
+    }
+
+    /// The same, where the images behind the rows are known already.
+    pub(crate) fn with_images(
+        embeddings: &'a Embeddings,
+        images: Option<Arc<Images>>,
+        outliers: Option<&Embeddings>,
+        spec: EpisodeSpec,
+        noises: Vec<Noise>,
+    ) -> Result<Self> {
         spec.check()?;
-        check_items(embeddings, &spec)?;
+        check_items(embeddings, images.as_deref(), &spec)?;
         for &noise in &noises {
             check_noise(noise, &spec)?;
             if noise.kind == NoiseKind::Outlier {
@@ -31,7 +46,7 @@ impl<'a> Sampler<'a> {
             }
         }
         let outlier_rows = outliers.map_or(0, Embeddings::len);
-        Ok(Sampler { embeddings, spec, noises, outlier_rows })
+        Ok(Sampler { embeddings, images, spec, noises, outlier_rows })
     }
 
     /// Draws an episode without noise.
@@ -40,13 +55,14 @@ impl<'a> Sampler<'a> {
         let mut items = Rng::new(seed, Purpose::Items, index);
         let mut sizes = Rng::new(seed, Purpose::Shots, index);
         let mut places = Rng::new(seed, Purpose::Places, index);
+        let mut copies = Rng::new(seed, Purpose::Copies, index);
         let classes = urn.draw(&mut items, self.embeddings.classes().len(), ways);
         let draw_class = |class: u32| {
-            let rows = self.embeddings.rows_of(class as usize);
             let count = shots.min + sizes.below(shots.max - shots.min + 1);
-            let drawn = urn.draw(&mut items, rows.len(), 2 * shots.max + queries);
-            let take =
-                |range: std::ops::Range<usize>| drawn[range].iter().map(|&d| rows[d as usize]).collect();
+            let images = count_images(self.embeddings, self.images.as_deref(), class as usize);
+            let drawn = urn.draw(&mut items, images, 2 * shots.max + queries);
+            let rows = self.rows(class as usize, drawn, &mut copies);
+            let take = |range: std::ops::Range<usize>| rows[range].to_vec();
             let mut noise_order: Vec<u32> = (0..count as u32).collect();
             places.shuffle(&mut noise_order);
             ClassDraw {
@@ -58,6 +74,26 @@ impl<'a> Sampler<'a> {
             }
         };
         Episode { index, classes: classes.into_iter().map(draw_class).collect() }
+    }
+
+    /// The error for noise that no episode of this shape can have.
+    pub(crate) fn impossible(&self, noise: Noise) -> Error {
+        impossible(noise, &self.spec)
+    }
+
+    /// A row for each of some images of a class.
+    fn rows(&self, class: usize, mut images: Vec<u32>, copies: &mut Rng) -> Vec<u32> {
+        let all = self.embeddings.rows_of(class);
+        images.iter_mut().for_each(|image| {
+            *image = match &self.images {
+                None => all[*image as usize],
+                Some(images) => {
+                    let rows = images.rows(class, *image as usize);
+                    rows[copies.below(rows.len())]
+                }
+            }
+        });
+        images
     }
 
     /// Puts noise into the support set of an episode.
@@ -99,14 +135,19 @@ impl Episodes for Sampler<'_> {
     }
 }
 
-fn check_items(embeddings: &Embeddings, spec: &EpisodeSpec) -> Result<()> {
+fn count_images(embeddings: &Embeddings, images: Option<&Images>, class: usize) -> usize {
+    images.map_or_else(|| embeddings.rows_of(class).len(), |images| images.count(class))
+}
+
+fn check_items(embeddings: &Embeddings, images: Option<&Images>, spec: &EpisodeSpec) -> Result<()> {
     let classes = embeddings.classes();
     if spec.ways > classes.len() {
         return Err(Error::TooFewClasses { ways: spec.ways, classes: classes.len() });
     }
     let need = spec.shots.max.saturating_mul(2).saturating_add(spec.queries);
-    let smallest = (0..classes.len()).min_by_key(|&class| embeddings.rows_of(class).len());
-    match smallest.map(|class| (class, embeddings.rows_of(class).len())) {
+    let count = |class: usize| count_images(embeddings, images, class);
+    let smallest = (0..classes.len()).min_by_key(|&class| count(class));
+    match smallest.map(|class| (class, count(class))) {
         Some((class, have)) if have < need => Err(Error::TooFewItems {
             class: classes[class].clone(),
             have,
@@ -240,6 +281,30 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn no_episode_holds_two_copies_of_one_image() {
+        let names = (0..3).flat_map(|copy| {
+            (0..6 * 20).map(move |i| if copy == 0 { format!("{i}") } else { format!("{i}#{copy}") })
+        });
+        let labels = (0..3 * 6 * 20).map(|i| format!("class {}", i % 120 / 20)).collect();
+        let data = Embeddings::from_rows((0..360).map(|i| i as f32).collect(), 1, labels).unwrap();
+        let data = data.with_items(crate::embeddings::Items::from_names(names)).unwrap();
+        let shape = spec(5, Shots::exactly(5), 10);
+        let sampler = Sampler::new(&data, None, shape, noises(&[(NoiseKind::Symmetric, 0.4)])).unwrap();
+        let mut used = HashSet::new();
+        for index in 0..50 {
+            let drawn = sampler.draw(index, &mut Urn::default()).unwrap();
+            let queries = drawn.episode.classes.iter().flat_map(|class| class.queries.iter().copied());
+            let rows: Vec<u32> = drawn.supports[0].iter().map(|item| item.row).chain(queries).collect();
+            let images: HashSet<u32> = rows.iter().map(|row| row % 120).collect();
+            assert_eq!(images.len(), rows.len());
+            used.extend(rows);
+        }
+        assert!(used.len() > 300, "all copies are used: {}", used.len());
+        let error = Sampler::new(&data, None, spec(5, Shots::exactly(6), 10), vec![]).err().unwrap();
+        assert!(matches!(error, Error::TooFewItems { have: 20, .. }), "copies are no further items");
     }
 
     #[test]

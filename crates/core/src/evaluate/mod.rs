@@ -20,7 +20,8 @@ use crate::episode::Episodes;
 use crate::error::{Error, Result};
 use crate::method::NamedMethod;
 use tally::Tally;
-use workbench::{Banks, Workbench};
+use workbench::Workbench;
+pub(crate) use workbench::{Banks, fetch};
 
 /// What to evaluate.
 pub struct Experiment<'a> {

@@ -23,7 +23,7 @@ const SHARED_ITEMS: usize = 4096;
 const ROWS_AHEAD: usize = 4;
 
 /// Where the rows of an episode come from.
-pub(super) struct Banks<'a> {
+pub(crate) struct Banks<'a> {
     pub embeddings: &'a Embeddings,
     pub outliers: Option<&'a Embeddings>,
 }
@@ -121,7 +121,11 @@ impl Workbench {
 }
 
 /// The rows asked for: as they lie in the bank if they are `f32`, else decoded into `buffer`.
-fn fetch<'a>(banks: &'a Banks<'a>, wanted: &[(u32, bool)], buffer: &'a mut Vec<f32>) -> Vec<&'a [f32]> {
+pub(crate) fn fetch<'a>(
+    banks: &Banks<'a>,
+    wanted: &[(u32, bool)],
+    buffer: &'a mut Vec<f32>,
+) -> Vec<&'a [f32]> {
     let dim = banks.embeddings.dim();
     let features = |outlier: bool| -> &'a Features {
         let bank =

@@ -17,6 +17,7 @@ mod registry;
 mod rnnp;
 mod similarity;
 
+pub(crate) use registry::nearest as nearest_name;
 pub use registry::{MethodInfo, NamedMethod, Parameter, Parameters, Registry};
 
 use crate::classifier::{Classifier, Mixture};

@@ -169,7 +169,7 @@ fn unknown_parameter(info: &MethodInfo, name: &str) -> Error {
 }
 
 /// The name somebody may have meant.
-fn nearest(name: &str, known: &[&str]) -> Option<String> {
+pub(crate) fn nearest(name: &str, known: &[&str]) -> Option<String> {
     let lower = name.to_lowercase();
     let scored = known.iter().map(|known| (strsim::jaro_winkler(&lower, &known.to_lowercase()), known));
     let best = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;

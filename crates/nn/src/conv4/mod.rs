@@ -28,7 +28,7 @@ mod winograd;
 
 use std::ops::Range;
 
-pub use embedder::Embedder;
+pub use embedder::{Embedder, Scratch};
 pub use training::Training;
 
 use crate::parameters::{Layout, Role};

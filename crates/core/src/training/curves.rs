@@ -1,0 +1,306 @@
+//! Learning curves as SVG: the terms of the loss above, the validation below, on one axis of steps.
+//!
+//! The picture brings its own colours, for light and for dark, since it is looked at on its own. Losses are on
+//! a logarithmic scale where they are positive: the first steps would otherwise flatten all others.
+
+use super::Record;
+
+const WIDTH: f64 = 860.0;
+/// Height of one panel with its title and axis.
+const PANEL: f64 = 300.0;
+/// Where the first panel begins.
+const HEAD: f64 = 34.0;
+const LEFT: f64 = 58.0;
+const RIGHT: f64 = 190.0;
+const TOP: f64 = 30.0;
+const BOTTOM: f64 = 34.0;
+/// Names at the line ends keep so far apart.
+const LABEL_GAP: f64 = 14.0;
+/// More points than this a line are averaged: the eye cannot tell them apart.
+const POINTS: usize = 400;
+const COLOURS: usize = 12;
+
+const STYLE: &str = "svg{--paper:#fff;--ink:#1b1f24;--soft:#59636e;--rule:#d8dee4;--c0:#0969da;--c1:#bc4c00;\
+--c2:#1a7f37;--c3:#bf3989;--c4:#8250df;--c5:#9a6700;--c6:#116a7b;--c7:#a40e26;--c8:#4d7c0f;--c9:#6e40c9;\
+--c10:#b35900;--c11:#57606a;font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}\
+@media(prefers-color-scheme:dark){svg{--paper:#0d1117;--ink:#e6edf3;--soft:#9198a1;--rule:#30363d;--c0:#58a6ff;\
+--c1:#ffa657;--c2:#56d364;--c3:#f778ba;--c4:#bc8cff;--c5:#e3b341;--c6:#39c5cf;--c7:#ff7b72;--c8:#a5d255;\
+--c9:#d2a8ff;--c10:#f0883e;--c11:#9198a1}}\
+.paper{fill:var(--paper)}.title{fill:var(--ink);font-weight:600}.axis text{fill:var(--soft)}\
+.axis line{stroke:var(--rule)}.best{stroke:var(--ink);stroke-dasharray:3 3}\
+.line polyline{fill:none;stroke-width:1.8;stroke-linejoin:round}.line .lead{fill:none;opacity:.5}\
+.bold polyline{stroke-width:3}";
+
+/// One curve.
+struct Line {
+    name: String,
+    points: Vec<(f64, f64)>,
+    bold: bool,
+}
+
+/// The picture of a run.
+pub(super) fn draw(title: &str, records: &[Record]) -> String {
+    let losses = losses(records);
+    let scores = scores(records);
+    let last = records.last().map_or(1.0, |record| record.step as f64);
+    let best = best(records);
+    let panels = [("loss (mean since the last point)", losses), ("validation", scores)];
+    let shown: Vec<_> = panels.into_iter().filter(|(_, lines)| !lines.is_empty()).collect();
+    let height = HEAD + PANEL * shown.len().max(1) as f64;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
+         role=\"img\"><style>{STYLE}</style>\n<rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n\
+         <text class=\"title\" x=\"{LEFT}\" y=\"24\" font-size=\"15\">{}</text>\n",
+        escaped(title)
+    );
+    for (place, (name, lines)) in shown.iter().enumerate() {
+        let panel = Panel::new(HEAD + PANEL * place as f64, last, lines);
+        svg.push_str(&panel.axes(name));
+        if let Some(best) = best.filter(|_| *name == "validation") {
+            svg.push_str(&panel.mark(best));
+        }
+        svg.push_str(&panel.lines(lines));
+    }
+    svg + "</svg>\n"
+}
+
+fn losses(records: &[Record]) -> Vec<Line> {
+    let names =
+        records.first().map_or(Vec::new(), |record| record.terms.iter().map(|term| &term.0).collect());
+    let several = names.len() > 1;
+    let term = |(place, name): (usize, &&String)| Line {
+        name: name.to_string(),
+        points: thinned(records.iter().map(|r| (r.step as f64, r.terms[place].1)).collect()),
+        bold: false,
+    };
+    let whole = Line {
+        name: "loss".into(),
+        points: thinned(records.iter().map(|r| (r.step as f64, r.loss)).collect()),
+        bold: true,
+    };
+    let mut lines: Vec<Line> = names.iter().enumerate().filter(|_| several).map(term).collect();
+    lines.extend((!records.is_empty()).then_some(whole));
+    lines
+}
+
+fn scores(records: &[Record]) -> Vec<Line> {
+    let validated: Vec<&Record> = records.iter().filter(|record| record.score.is_some()).collect();
+    let Some(first) = validated.first() else { return Vec::new() };
+    let figure = |(place, (name, _)): (usize, &(String, f64))| Line {
+        name: name.clone(),
+        points: validated.iter().filter_map(|r| Some((r.step as f64, r.validation.get(place)?.1))).collect(),
+        bold: false,
+    };
+    let mut lines: Vec<Line> = first.validation.iter().enumerate().map(figure).collect();
+    if lines.len() != 1 {
+        let points = validated.iter().filter_map(|r| Some((r.step as f64, r.score?))).collect();
+        lines.push(Line { name: "score".into(), points, bold: true });
+    }
+    lines
+}
+
+fn best(records: &[Record]) -> Option<f64> {
+    let scored = records.iter().filter_map(|record| Some((record.score?, record.step)));
+    let best = scored.reduce(|best, next| if next.0 > best.0 { next } else { best })?;
+    Some(best.1 as f64)
+}
+
+/// Means of neighbours, so that a line has a bounded number of points.
+fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    let together = points.len().div_ceil(POINTS).max(1);
+    let mean = |chunk: &[(f64, f64)]| {
+        let sum = chunk.iter().map(|point| point.1).sum::<f64>();
+        (chunk[chunk.len() - 1].0, sum / chunk.len() as f64)
+    };
+    points.chunks(together).map(mean).collect()
+}
+
+struct Panel {
+    top: f64,
+    last: f64,
+    low: f64,
+    high: f64,
+    ticks: Vec<f64>,
+    logarithmic: bool,
+}
+
+impl Panel {
+    fn new(top: f64, last: f64, lines: &[Line]) -> Self {
+        let values = || lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
+        let low = values().fold(f64::INFINITY, f64::min);
+        let high = values().fold(f64::NEG_INFINITY, f64::max);
+        let logarithmic = low > 0.0 && high / low > 8.0;
+        let ticks = if logarithmic { powers(low, high) } else { steps(low, high) };
+        let (low, high) = (ticks[0].min(low), ticks[ticks.len() - 1].max(high));
+        Panel { top, last, low, high, ticks, logarithmic }
+    }
+
+    fn x(&self, step: f64) -> f64 {
+        LEFT + step / self.last.max(1.0) * (WIDTH - LEFT - RIGHT)
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        let on_scale = |value: f64| if self.logarithmic { value.ln() } else { value };
+        let (low, high) = (on_scale(self.low), on_scale(self.high));
+        let share = (on_scale(value) - low) / (high - low).max(1e-12);
+        self.top + PANEL - BOTTOM - share * (PANEL - TOP - BOTTOM)
+    }
+
+    fn axes(&self, name: &str) -> String {
+        let mut svg = format!(
+            "<text class=\"title\" x=\"{LEFT}\" y=\"{:.1}\">{}</text>\n<g class=\"axis\">\n",
+            self.top + 16.0,
+            escaped(name)
+        );
+        for &tick in &self.ticks {
+            let y = self.y(tick);
+            svg.push_str(&format!(
+                "<line x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+                WIDTH - RIGHT,
+                LEFT - 7.0,
+                y + 4.0,
+                plain(tick)
+            ));
+        }
+        for step in steps(0.0, self.last).into_iter().filter(|&step| step <= self.last) {
+            svg.push_str(&format!(
+                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n",
+                self.x(step),
+                self.top + PANEL - BOTTOM + 18.0,
+                plain(step)
+            ));
+        }
+        svg + "</g>\n"
+    }
+
+    /// The step whose parameters are in the model file.
+    fn mark(&self, step: f64) -> String {
+        let (x, top, bottom) = (self.x(step), self.top + TOP, self.top + PANEL - BOTTOM);
+        format!(
+            "<g class=\"axis\"><line class=\"best\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{top:.1}\" y2=\"{bottom:.1}\"/>\
+             <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">best</text></g>\n",
+            top - 3.0
+        )
+    }
+
+    fn lines(&self, lines: &[Line]) -> String {
+        let ends = lines.iter().map(|line| line.points.last().map_or(0.0, |point| self.y(point.1))).collect();
+        let ends = self.spread(ends);
+        let drawn = lines.iter().zip(ends).enumerate().map(|(place, (line, label_y))| {
+            let points: Vec<String> =
+                line.points.iter().map(|p| format!("{:.1},{:.1}", self.x(p.0), self.y(p.1))).collect();
+            let (colour, bold) = (place % COLOURS, if line.bold { " bold" } else { "" });
+            let end = line.points.last().copied().unwrap_or_default();
+            let (x, y) = (self.x(end.0), self.y(end.1));
+            format!(
+                "<g class=\"line{bold}\"><polyline stroke=\"var(--c{colour})\" points=\"{}\"/><path class=\"lead\" \
+                 stroke=\"var(--c{colour})\" d=\"M{x:.1} {y:.1} L{:.1} {label_y:.1}\"/><text fill=\"var(--c{colour})\" \
+                 x=\"{:.1}\" y=\"{:.1}\">{} {}</text></g>\n",
+                points.join(" "),
+                x + 12.0,
+                x + 16.0,
+                label_y + 4.0,
+                escaped(&line.name),
+                plain((end.1 * 1e4).round() / 1e4)
+            )
+        });
+        drawn.collect()
+    }
+
+    /// Moves labels apart until none covers another, keeping their order.
+    fn spread(&self, wanted: Vec<f64>) -> Vec<f64> {
+        let mut order: Vec<usize> = (0..wanted.len()).collect();
+        order.sort_by(|&a, &b| wanted[a].total_cmp(&wanted[b]));
+        let mut placed = wanted.clone();
+        let mut last = f64::NEG_INFINITY;
+        for &label in &order {
+            placed[label] = wanted[label].max(last + LABEL_GAP);
+            last = placed[label];
+        }
+        let mut limit = self.top + PANEL - BOTTOM;
+        for &label in order.iter().rev() {
+            placed[label] = placed[label].min(limit);
+            limit = placed[label] - LABEL_GAP;
+        }
+        placed
+    }
+}
+
+/// Round numbers from below the lowest to above the highest.
+fn steps(low: f64, high: f64) -> Vec<f64> {
+    let span = (high - low).max(1e-9 * high.abs().max(1.0));
+    let rough = span / 5.0;
+    let power = 10f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|&s| s >= rough).unwrap_or(power);
+    let first = (low / step).floor() as i64;
+    let last = ((high / step).ceil() as i64).max(first + 1);
+    (first..=last).map(|n| n as f64 * step).collect()
+}
+
+/// 1, 2 and 5 times the powers of ten (over a wide range the powers alone) that span the values.
+fn powers(low: f64, high: f64) -> Vec<f64> {
+    let multiples: &[f64] = if high / low > 1e3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+    let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
+    let all = (first..=last).flat_map(|power| multiples.iter().map(move |m| m * 10f64.powi(power)));
+    let all: Vec<f64> = all.collect();
+    let from = all.iter().rposition(|&tick| tick <= low).unwrap_or(0);
+    let to = all.iter().position(|&tick| tick >= high).unwrap_or(all.len() - 1);
+    all[from..=to].to_vec()
+}
+
+/// Without the dust that binary fractions leave.
+fn plain(value: f64) -> String {
+    let rounded = (value * 1e6).round() / 1e6;
+    if rounded == 0.0 && value != 0.0 { format!("{value:.0e}") } else { rounded.to_string() }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records(count: u64) -> Vec<Record> {
+        let record = |n: u64| Record {
+            step: n * 100,
+            rate: 1e-3,
+            loss: 30.0 / n as f64 + 1.0,
+            terms: vec![("queries".into(), 1.0), ("clean <prototypes>".into(), 30.0 / n as f64)],
+            score: n.is_multiple_of(5).then_some(50.0 + n as f64 / 10.0),
+            validation: match n.is_multiple_of(5) {
+                true => vec![("symmetric 0 %".into(), 60.0), ("symmetric 40 %".into(), 40.0)],
+                false => vec![],
+            },
+            seconds: 1.0,
+        };
+        (1..=count).map(record).collect()
+    }
+
+    #[test]
+    fn a_run_is_drawn_with_all_its_lines() {
+        let svg = draw("TraNFS & more", &records(2000));
+        assert_eq!(svg.matches("<polyline").count(), 6);
+        assert!(svg.contains("TraNFS &amp; more") && svg.contains("clean &lt;prototypes&gt;"));
+        assert!(svg.contains("best") && !svg.contains("NaN") && !svg.contains("inf"));
+        assert!(svg.len() < 60_000, "a long run is thinned: {}", svg.len());
+    }
+
+    #[test]
+    fn the_beginning_of_a_run_can_be_drawn_too() {
+        for count in [0, 1, 2] {
+            let svg = draw("run", &records(count));
+            assert!(svg.ends_with("</svg>\n") && !svg.contains("NaN"));
+        }
+    }
+
+    #[test]
+    fn ticks_span_the_values() {
+        for (low, high) in [(0.0, 1.0), (37.2, 61.9), (5.0, 5.0), (0.001, 0.0011)] {
+            let ticks = steps(low, high);
+            assert!(ticks[0] <= low && ticks[ticks.len() - 1] >= high && ticks.len() <= 9, "{ticks:?}");
+        }
+        assert_eq!(powers(0.3, 40.0), [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0]);
+    }
+}

@@ -1,0 +1,283 @@
+//! Everything that can be set when a head is trained. Shares are of the whole run, so that a longer run is the
+//! same run drawn out.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::episode::Shots;
+use crate::error::{Error, Result};
+use crate::noise::{NoiseKind, NoiseLevels};
+
+/// How to train a head with options `M` of its own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Configuration<M> {
+    /// Same seed, same model.
+    pub seed: u64,
+    /// Updates of the parameters.
+    pub steps: u64,
+    /// How many pieces a step's episodes are cut into; threads share them.
+    pub parts: usize,
+    /// A model to start from; empty for a fresh one.
+    pub from: PathBuf,
+    /// What to train and validate on.
+    pub data: Data,
+    /// What training episodes are like.
+    pub episodes: Episodes,
+    /// How the model is judged on the way.
+    pub validation: Validation,
+    /// How the parameters are changed.
+    pub optimiser: Optimiser,
+    /// What the head itself is like.
+    pub model: M,
+}
+
+/// What to train and validate on.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Data {
+    /// Embeddings to train on.
+    pub train: Vec<PathBuf>,
+    /// Embeddings of other classes that outlier noise draws from, one file for each of those.
+    pub outliers: Vec<PathBuf>,
+    /// Embeddings to validate on.
+    pub validation: Vec<PathBuf>,
+    /// Their outliers.
+    pub validation_outliers: Vec<PathBuf>,
+}
+
+/// What training episodes are like. Each draws its ways, its shots, a noise type and a level at random.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Episodes {
+    /// Episodes a step.
+    pub per_step: usize,
+    /// Numbers of classes to choose from.
+    pub ways: Vec<Span>,
+    /// Numbers of labelled items a class to choose from; of a range every class draws its own.
+    pub shots: Vec<Span>,
+    /// Queries a class.
+    pub queries: usize,
+    /// Noise types and levels; a type listed twice is twice as likely. Levels that are impossible with the
+    /// shots drawn are left out there.
+    pub noise: Vec<NoiseLevels>,
+}
+
+/// How the model is judged on the way: the mean accuracy over all settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Validation {
+    /// Steps between two validations.
+    pub every: u64,
+    /// Episodes of each.
+    pub episodes: u64,
+    /// Numbers of classes.
+    pub ways: Vec<Span>,
+    /// Numbers of labelled items.
+    pub shots: Vec<Span>,
+    /// Queries a class.
+    pub queries: usize,
+    /// Noise types and levels.
+    pub noise: Vec<NoiseLevels>,
+    /// The seed of the episodes, which are always the same.
+    pub seed: u64,
+}
+
+/// AdamW and its learning rate.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Optimiser {
+    /// The highest learning rate.
+    pub rate: f64,
+    /// How strongly parameters are drawn to zero.
+    pub weight_decay: f64,
+    /// The share of the run over which the rate rises to its height.
+    pub warm_up: f64,
+    /// How it falls from there.
+    pub schedule: Fall,
+    /// The lowest rate of a cosine, as a share of the highest.
+    pub floor: f64,
+    /// What `steps` multiplies the rate by.
+    pub decay: f64,
+    /// The share of the run between two such cuts.
+    pub decay_every: f64,
+    /// The longest gradient; a longer one is scaled down to it. 0: any.
+    pub clip: f64,
+}
+
+/// How the learning rate falls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fall {
+    /// Along a cosine to the floor.
+    Cosine,
+    /// In cuts.
+    Steps,
+    /// It does not.
+    Constant,
+}
+
+impl Default for Optimiser {
+    fn default() -> Self {
+        Optimiser {
+            rate: 1e-3,
+            weight_decay: 0.01,
+            warm_up: 0.03,
+            schedule: Fall::Cosine,
+            floor: 0.02,
+            decay: 0.7,
+            decay_every: 0.125,
+            clip: 0.0,
+        }
+    }
+}
+
+/// A number, or a range of numbers: `5`, `"3-10"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The lowest.
+    pub min: usize,
+    /// The highest.
+    pub max: usize,
+}
+
+impl Span {
+    /// One number.
+    pub fn exactly(number: usize) -> Self {
+        Span { min: number, max: number }
+    }
+}
+
+impl From<Span> for Shots {
+    fn from(span: Span) -> Self {
+        Shots { min: span.min, max: span.max }
+    }
+}
+
+impl std::fmt::Display for Span {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Shots::from(*self).fmt(f)
+    }
+}
+
+impl std::str::FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| {
+            text.trim().parse().map_err(|_| format!("'{text}' is neither a number nor a range such as 3-10"))
+        };
+        match text.split_once('-') {
+            Some((min, max)) => Ok(Span { min: number(min)?, max: number(max)? }),
+            None => number(text).map(Span::exactly),
+        }
+    }
+}
+
+impl Serialize for Span {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.min == self.max { self.min.serialize(serializer) } else { serializer.collect_str(self) }
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "a number or a range such as \"3-10\"")]
+        enum Written {
+            Number(usize),
+            Text(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Number(number) => Ok(Span::exactly(number)),
+            Written::Text(text) => text.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+impl<M> Configuration<M> {
+    /// Refuses numbers that make no sense, with those that would.
+    pub fn check(&self) -> Result<()> {
+        at_least("steps", self.steps as usize, 1)?;
+        allowed("parts", self.parts, (1..=256).contains(&self.parts), "1 to 256")?;
+        allowed("seed", self.seed, i64::try_from(self.seed).is_ok(), "0 to 2^63 - 1")?;
+        let episodes = &self.episodes;
+        at_least("episodes.per_step", episodes.per_step, 1)?;
+        at_least("episodes.queries", episodes.queries, 1)?;
+        check_spans("episodes.ways", &episodes.ways, 2)?;
+        check_spans("episodes.shots", &episodes.shots, 1)?;
+        check_list("episodes.noise", &episodes.noise)?;
+        let validation = &self.validation;
+        at_least("validation.every", validation.every as usize, 1)?;
+        at_least("validation.episodes", validation.episodes as usize, 1)?;
+        at_least("validation.queries", validation.queries, 1)?;
+        check_spans("validation.ways", &validation.ways, 2)?;
+        check_spans("validation.shots", &validation.shots, 1)?;
+        check_list("validation.noise", &validation.noise)?;
+        self.optimiser.check()?;
+        self.data.check(&episodes.noise, &validation.noise)
+    }
+}
+
+impl Data {
+    fn check(&self, training: &[NoiseLevels], validation: &[NoiseLevels]) -> Result<()> {
+        check_list("data.train", &self.train)?;
+        let pairs = [
+            ("data.outliers", &self.outliers, &self.train, training),
+            ("data.validation_outliers", &self.validation_outliers, &self.validation, validation),
+        ];
+        for (what, outliers, data, noise) in pairs {
+            let wanted = noise.iter().flat_map(|levels| &levels.0);
+            let wants = wanted.clone().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0);
+            if wants && outliers.is_empty() && !data.is_empty() {
+                return Err(Error::NoOutlierPool);
+            }
+            let fits = outliers.is_empty() || outliers.len() == data.len();
+            let count = format!("none or {}, one for each file of data", data.len());
+            allowed(what, format!("{} files", outliers.len()), fits, &count)?;
+        }
+        Ok(())
+    }
+}
+
+impl Optimiser {
+    /// Refuses numbers that make no sense, with those that would.
+    pub fn check(&self) -> Result<()> {
+        let share = |value: f64| (0.0..=1.0).contains(&value);
+        let not_negative = |value: f64| value >= 0.0 && value.is_finite();
+        let rate_fits = self.rate > 0.0 && self.rate.is_finite();
+        allowed("optimiser.rate", self.rate, rate_fits, "a number above 0")?;
+        let decays = not_negative(self.weight_decay);
+        allowed("optimiser.weight_decay", self.weight_decay, decays, "a number, 0 or above")?;
+        allowed("optimiser.warm_up", self.warm_up, share(self.warm_up), "a share from 0 to 1")?;
+        allowed("optimiser.floor", self.floor, share(self.floor), "a share from 0 to 1")?;
+        allowed("optimiser.decay", self.decay, share(self.decay), "a share from 0 to 1")?;
+        let cuts = share(self.decay_every) && self.decay_every > 0.0;
+        allowed("optimiser.decay_every", self.decay_every, cuts, "a share above 0, up to 1")?;
+        allowed("optimiser.clip", self.clip, not_negative(self.clip), "a number, 0 or above")
+    }
+}
+
+/// Refuses a value, saying what would be allowed.
+pub fn allowed(what: &'static str, given: impl std::fmt::Display, fine: bool, allowed: &str) -> Result<()> {
+    match fine {
+        true => Ok(()),
+        false => Err(Error::OutOfRange { what, given: given.to_string(), allowed: allowed.into() }),
+    }
+}
+
+fn at_least(what: &'static str, given: usize, least: usize) -> Result<()> {
+    allowed(what, given, given >= least, &format!("{least} or more"))
+}
+
+fn check_list<T>(what: &'static str, list: &[T]) -> Result<()> {
+    allowed(what, "an empty list", !list.is_empty(), "one or more entries")
+}
+
+fn check_spans(what: &'static str, spans: &[Span], least: usize) -> Result<()> {
+    check_list(what, spans)?;
+    let broken = spans.iter().find(|span| span.min < least || span.max < span.min || span.max > 1000);
+    let expected = format!("numbers from {least} to 1000, or ranges of them such as 3-10");
+    broken.map_or(Ok(()), |span| allowed(what, span, false, &expected))
+}

@@ -1,0 +1,200 @@
+//! The episodes a head is trained on: everything about one follows from the seed and its number.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use trueshot_nn::head;
+
+use super::configuration::{self, Span};
+use crate::embeddings::Embeddings;
+use crate::episode::{EpisodeSpec, Images, Item, Sampler};
+use crate::error::{Error, Result};
+use crate::evaluate::{Banks, fetch};
+use crate::noise::{Noise, NoiseLevels};
+use crate::rng::{Purpose, Rng, Urn};
+
+/// Embeddings with the outliers that belong to them.
+#[derive(Clone, Copy)]
+pub struct Bank<'a> {
+    /// The data.
+    pub embeddings: &'a Embeddings,
+    /// Items of other classes.
+    pub outliers: Option<&'a Embeddings>,
+}
+
+/// Draws training episodes.
+pub struct TrainingEpisodes<'a> {
+    banks: Vec<Bank<'a>>,
+    /// By bank, ways and shots.
+    shapes: Vec<Vec<Vec<Shape<'a>>>>,
+    seed: u64,
+}
+
+/// Episodes of one bank with so many ways and shots.
+pub(super) struct Shape<'a> {
+    pub sampler: Sampler<'a>,
+    /// The noise that is possible there, by entry of the configuration; entries without any are left out.
+    pub noises: Vec<Vec<Noise>>,
+}
+
+/// One drawn episode.
+pub struct Drawn {
+    bank: usize,
+    classes: usize,
+    items: Vec<Item>,
+    queries: Vec<(u32, u32)>,
+}
+
+impl<'a> TrainingEpisodes<'a> {
+    /// Checks once that every episode can be drawn.
+    pub fn new(banks: Vec<Bank<'a>>, episodes: &configuration::Episodes, seed: u64) -> Result<Self> {
+        let ways: Vec<usize> = numbers(&episodes.ways).collect();
+        let spec =
+            |ways, shots: Span| EpisodeSpec { ways, shots: shots.into(), queries: episodes.queries, seed };
+        let of_bank = |bank: &Bank<'a>| -> Result<Vec<Vec<Shape<'a>>>> {
+            let images = Images::of(bank.embeddings).map(Arc::new);
+            let shape =
+                |ways, &shots: &Span| Shape::new(*bank, images.clone(), spec(ways, shots), &episodes.noise);
+            ways.iter().map(|&ways| episodes.shots.iter().map(|s| shape(ways, s)).collect()).collect()
+        };
+        let shapes: Vec<_> = banks.iter().map(of_bank).collect::<Result<_>>()?;
+        check_used(shapes.iter().flatten().flatten(), &episodes.noise)?;
+        Ok(TrainingEpisodes { banks, shapes, seed })
+    }
+
+    /// One of them.
+    pub fn draw(&self, index: u64, urn: &mut Urn) -> Result<Drawn> {
+        let mut rng = Rng::new(self.seed, Purpose::Training, index);
+        let bank = rng.below(self.banks.len());
+        let by_ways = &self.shapes[bank];
+        let by_shots = &by_ways[rng.below(by_ways.len())];
+        let shape = &by_shots[rng.below(by_shots.len())];
+        let levels = &shape.noises[rng.below(shape.noises.len())];
+        let noise = levels[rng.below(levels.len())];
+        let episode = shape.sampler.episode(index, urn);
+        let items = shape.sampler.corrupt(&episode, noise, urn)?;
+        let queries = (0..).zip(&episode.classes);
+        let queries = queries.flat_map(|(class, draw)| draw.queries.iter().map(move |&row| (row, class)));
+        Ok(Drawn { bank, classes: episode.classes.len(), items, queries: queries.collect() })
+    }
+
+    /// The rows of some drawn episodes, turned into `f32` in `scratch` where they are not, for a head to work on.
+    pub fn with_rows<T>(
+        &self,
+        drawn: &[Drawn],
+        scratch: &mut Vec<Vec<f32>>,
+        work: impl FnOnce(&[head::Episode<'_>]) -> T,
+    ) -> T {
+        scratch.resize_with(scratch.len().max(drawn.len()), Vec::new);
+        let gathered: Vec<Gathered<'_>> =
+            drawn.iter().zip(scratch).map(|(drawn, buffer)| self.gather(drawn, buffer)).collect();
+        let episodes: Vec<head::Episode<'_>> =
+            drawn.iter().zip(&gathered).map(|(drawn, gathered)| gathered.episode(drawn)).collect();
+        work(&episodes)
+    }
+
+    fn gather<'b>(&'b self, drawn: &Drawn, buffer: &'b mut Vec<f32>) -> Gathered<'b> {
+        let Bank { embeddings, outliers } = self.banks[drawn.bank];
+        let items = drawn.items.iter().map(|item| (item.row, item.truth.is_none()));
+        let queries = drawn.queries.iter().map(|&(row, _)| (row, false));
+        let wanted: Vec<(u32, bool)> = items.chain(queries).collect();
+        Gathered {
+            rows: fetch(&Banks { embeddings, outliers }, &wanted, buffer),
+            given: drawn.items.iter().map(|item| item.given).collect(),
+            truth: drawn.items.iter().map(|item| item.truth).collect(),
+            query_classes: drawn.queries.iter().map(|&(_, class)| class).collect(),
+        }
+    }
+}
+
+struct Gathered<'a> {
+    rows: Vec<&'a [f32]>,
+    given: Vec<u32>,
+    truth: Vec<Option<u32>>,
+    query_classes: Vec<u32>,
+}
+
+impl Gathered<'_> {
+    fn episode(&self, drawn: &Drawn) -> head::Episode<'_> {
+        let (support, queries) = self.rows.split_at(self.given.len());
+        head::Episode {
+            classes: drawn.classes,
+            support,
+            given: &self.given,
+            truth: &self.truth,
+            queries,
+            query_classes: &self.query_classes,
+        }
+    }
+}
+
+impl<'a> Shape<'a> {
+    /// Keeps the noise that is possible in episodes of that shape.
+    pub fn new(
+        bank: Bank<'a>,
+        images: Option<Arc<Images>>,
+        spec: EpisodeSpec,
+        noise: &[NoiseLevels],
+    ) -> Result<Self> {
+        let sampler = |noises: Vec<Noise>| {
+            Sampler::with_images(bank.embeddings, images.clone(), bank.outliers, spec, noises)
+        };
+        let possible = |noise: Noise| match sampler(vec![noise]) {
+            Ok(_) => Ok(Some(noise)),
+            Err(Error::ImpossibleNoise { .. }) => Ok(None),
+            Err(other) => Err(other),
+        };
+        let mut noises = Vec::new();
+        for levels in noise {
+            let levels: Vec<Option<Noise>> = levels.0.iter().map(|&n| possible(n)).collect::<Result<_>>()?;
+            noises.push(levels.into_iter().flatten().collect::<Vec<Noise>>());
+        }
+        noises.retain(|levels| !levels.is_empty());
+        if noises.is_empty() {
+            // Nothing is possible: say so with the first of what was asked for.
+            sampler(noise.iter().flat_map(|levels| levels.0.iter().copied()).collect())?;
+        }
+        Ok(Shape { sampler: sampler(noises.concat())?, noises })
+    }
+}
+
+/// Refuses a level that no shape allows: it would never be trained on.
+pub(super) fn check_used<'s, 'a: 's>(
+    shapes: impl Iterator<Item = &'s Shape<'a>> + Clone,
+    noise: &[NoiseLevels],
+) -> Result<()> {
+    for &noise in noise.iter().flat_map(|levels| &levels.0) {
+        let is_used = shapes.clone().any(|shape| shape.noises.iter().flatten().any(|used| *used == noise));
+        if let Some(shape) = shapes.clone().last().filter(|_| !is_used) {
+            return Err(shape.sampler.impossible(noise));
+        }
+    }
+    Ok(())
+}
+
+/// All numbers of some spans, once each.
+pub(super) fn numbers(spans: &[Span]) -> impl Iterator<Item = usize> {
+    let mut all: Vec<usize> = spans.iter().flat_map(|span| span.min..=span.max).collect();
+    all.sort_unstable();
+    all.dedup();
+    all.into_iter()
+}
+
+/// The episodes of one of some equal parts of a step.
+pub(super) fn part(step: u64, per_step: usize, part: usize, parts: usize) -> Range<u64> {
+    let place = |part: usize| step * per_step as u64 + (part * per_step / parts) as u64;
+    place(part)..place(part + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_a_step() {
+        for (per_step, parts) in [(16, 4), (5, 4), (3, 4), (32, 1)] {
+            let all: Vec<u64> = (0..parts).flat_map(|p| part(7, per_step, p, parts)).collect();
+            assert_eq!(all, (7 * per_step as u64..8 * per_step as u64).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The trainee with a head small enough to know by heart: prototypes are class means times one number, and a
+//! wrong label weighs as much as a right one times another.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use trueshot_nn::head::Episode;
+use trueshot_nn::parameters::Role;
+
+use super::configuration::{Data, Episodes, Span};
+use super::*;
+use crate::Embeddings;
+use crate::classifier::{Classifier, Mixture};
+use crate::method::Fitted;
+use crate::task::Task;
+use crate::training::{Plan, Start, train};
+
+/// Learns to shift every feature by one number: the loss is its squared distance from 1 plus what noise it sees.
+struct Shift {
+    layout: Layout,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct ShiftOptions {
+    width: usize,
+}
+
+impl Head for Shift {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn initial(&self, random: &mut dyn FnMut() -> f64) -> Vec<f32> {
+        (0..self.layout.len()).map(|_| random() as f32).collect()
+    }
+
+    fn terms(&self) -> &'static [&'static str] {
+        &["distance", "noise"]
+    }
+
+    fn losses(
+        &self,
+        _isa: Isa,
+        parameters: &[f32],
+        episodes: &[Episode<'_>],
+        seed: u64,
+        gradient: &mut [f32],
+    ) -> Vec<f64> {
+        let mut sums = vec![0.0, 0.0];
+        for episode in episodes {
+            let rows = episode.support.iter().chain(episode.queries);
+            let mean = rows.map(|row| row[0]).sum::<f32>() / (episode.support.len() as f32);
+            for (gradient, parameter) in gradient.iter_mut().zip(parameters) {
+                let error = parameter - 1.0 + 0.01 * mean + (seed % 100) as f32 * 1e-4;
+                *gradient += 2.0 * error;
+                sums[0] += f64::from(error * error);
+            }
+            let wrong =
+                episode.given.iter().zip(episode.truth).filter(|(g, t)| t.as_ref() != Some(g)).count();
+            sums[1] += wrong as f64 / episode.given.len() as f64;
+        }
+        sums
+    }
+}
+
+struct MeanMethod;
+
+impl Method for MeanMethod {
+    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
+        let weights: Vec<Vec<f32>> =
+            task.support.members().iter().map(|m| vec![1.0 / m.len() as f32; m.len()]).collect();
+        let classifier = Classifier::Prototypes(Mixture::within_classes(task, &weights));
+        Ok(Fitted { classifier, verdicts: None })
+    }
+}
+
+impl LearnedHead for Shift {
+    fn head(&self) -> &dyn Head {
+        self
+    }
+
+    fn model(&self, parameters: &[f32]) -> Model {
+        Model::new("shift", &ShiftOptions { width: 3 }, &self.layout, parameters)
+    }
+
+    fn method(&self, _parameters: &[f32]) -> Box<dyn Method> {
+        Box::new(MeanMethod)
+    }
+}
+
+impl HeadOptions for ShiftOptions {
+    const KIND: &'static str = "shift";
+
+    fn check(&self) -> Result<()> {
+        configuration::allowed("model.width", self.width, self.width > 0, "1 or more")
+    }
+
+    fn build(&self, _dim: usize) -> Result<Box<dyn LearnedHead>> {
+        let mut layout = Layout::default();
+        layout.add("shift", &[self.width], Role::Trained);
+        Ok(Box::new(Shift { layout }))
+    }
+}
+
+fn configuration() -> Configuration<ShiftOptions> {
+    let noise = |text: &str| text.parse().unwrap();
+    Configuration {
+        seed: 3,
+        steps: 40,
+        parts: 4,
+        from: PathBuf::new(),
+        data: Data { train: vec!["train".into()], outliers: vec!["pool".into()], ..Data::default() },
+        episodes: Episodes {
+            per_step: 6,
+            ways: vec![Span { min: 2, max: 4 }],
+            shots: vec![Span::exactly(1), Span::exactly(5), Span { min: 3, max: 6 }],
+            queries: 3,
+            noise: vec![noise("symmetric=0,20,40"), noise("paired=0,20"), noise("outlier=0,40")],
+        },
+        validation: configuration::Validation {
+            every: 10,
+            episodes: 30,
+            ways: vec![Span::exactly(3)],
+            shots: vec![Span::exactly(5)],
+            queries: 5,
+            noise: vec![noise("symmetric=0,20")],
+            seed: 0,
+        },
+        optimiser: Optimiser { rate: 0.05, ..Optimiser::default() },
+        model: ShiftOptions { width: 3 },
+    }
+}
+
+fn data(classes: usize, seed: u64) -> Embeddings {
+    let mut rng = Rng::new(seed, Purpose::Items, 0);
+    let labels = (0..classes * 25).map(|row| format!("{seed} {}", row / 25)).collect();
+    let values = (0..classes * 25 * 4).map(|i| rng.uniform() + if i / 100 == i % 4 { 1.0 } else { 0.0 });
+    Embeddings::from_rows(values.collect(), 4, labels).unwrap()
+}
+
+#[test]
+fn episodes_follow_from_their_number_and_hold_what_was_asked_for() {
+    let (train, pool) = (data(6, 1), data(2, 2));
+    let banks = || vec![Bank { embeddings: &train, outliers: Some(&pool) }];
+    let options = configuration().episodes;
+    let episodes = TrainingEpisodes::new(banks(), &options, 3).unwrap();
+    let again = TrainingEpisodes::new(banks(), &options, 3).unwrap();
+    let mut shapes = std::collections::HashSet::new();
+    for index in 0..300 {
+        let (one, other) =
+            (episodes.draw(index, &mut Urn::default()), again.draw(index, &mut Urn::default()));
+        let look = |drawn: Drawn| {
+            episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
+                let episode = episodes[0];
+                let wrong = episode.given.iter().zip(episode.truth).filter(|(g, t)| t.as_ref() != Some(g));
+                let none = episode.truth.iter().filter(|truth| truth.is_none()).count();
+                (episode.classes, episode.support.len(), wrong.count(), none, episode.queries[0][0].to_bits())
+            })
+        };
+        let (one, other) = (look(one.unwrap()), look(other.unwrap()));
+        assert_eq!(one, other);
+        shapes.insert((one.0, one.1, one.2, one.3));
+    }
+    let any = |test: &dyn Fn(&(usize, usize, usize, usize)) -> bool| shapes.iter().any(test);
+    assert!(any(&|s| s.0 == 2) && any(&|s| s.0 == 4) && any(&|s| s.1 == s.0), "{shapes:?}");
+    assert!(any(&|s| s.3 > 0) && any(&|s| s.2 > 0 && s.3 == 0) && any(&|s| s.2 == 0), "{shapes:?}");
+}
+
+#[test]
+fn levels_that_no_shape_allows_are_refused() {
+    let train = data(6, 1);
+    let mut options = configuration().episodes;
+    options.noise = vec!["paired=0,60".parse().unwrap()];
+    let banks = vec![Bank { embeddings: &train, outliers: None }];
+    let error = TrainingEpisodes::new(banks, &options, 0).err().unwrap().to_string();
+    assert!(error.starts_with("paired noise of 60 % is impossible"), "{error}");
+}
+
+fn run(threads: usize, stops: &[u64]) -> Vec<u8> {
+    struct Patience(u64);
+    impl crate::training::Watcher for Patience {
+        fn event(&mut self, event: &crate::training::Event<'_>) {
+            if let crate::training::Event::Stepped { .. } = event {
+                self.0 = self.0.saturating_sub(1);
+            }
+        }
+        fn goes_on(&self) -> bool {
+            self.0 > 0
+        }
+    }
+    let (train_data, pool, val) = (data(6, 1), data(2, 2), data(5, 3));
+    let configuration = configuration();
+    let folder = tempfile::tempdir().unwrap();
+    let training = vec![Bank { embeddings: &train_data, outliers: Some(&pool) }];
+    let validation = vec![Bank { embeddings: &val, outliers: None }];
+    let plan = Plan {
+        output: folder.path().join("m.safetensors"),
+        title: "shift".into(),
+        steps: configuration.steps,
+        validate_every: configuration.validation.every,
+        record_every: 5,
+        save_every: Duration::from_secs(60),
+        configuration: crate::training::configuration::text(&configuration),
+        identity: identity(&configuration, &[("train", &training), ("validation", &validation)]),
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    pool.install(|| {
+        for &stop in stops.iter().chain([&u64::MAX]) {
+            let mut trainee = HeadTrainee::new(&configuration, training.clone(), validation.clone()).unwrap();
+            train(&mut trainee, &plan, Start::Resume, &mut Patience(stop)).unwrap();
+        }
+    });
+    std::fs::read(&plan.output).unwrap()
+}
+
+#[test]
+fn neither_threads_nor_interruptions_change_the_model() {
+    let expected = run(1, &[]);
+    assert_eq!(run(2, &[]), expected);
+    assert_eq!(run(3, &[7, 1, 13]), expected);
+}
+
+#[test]
+fn a_head_can_start_from_another_of_its_kind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.safetensors");
+    std::fs::write(&path, run(1, &[])).unwrap();
+    let train = data(6, 1);
+    let mut configuration = configuration();
+    configuration.episodes.noise = vec!["symmetric=0".parse().unwrap()];
+    configuration.from = path;
+    let banks = || vec![Bank { embeddings: &train, outliers: None }];
+    let trainee = HeadTrainee::new(&configuration, banks(), vec![]).unwrap();
+    let model = Model::open(&configuration.from).unwrap();
+    assert_eq!(trainee.parameters(), model.tensors().values("shift", 3).unwrap());
+    configuration.model.width = 4;
+    let error = HeadTrainee::new(&configuration, banks(), vec![]).err().unwrap().to_string();
+    assert!(error.contains("'shift' has shape [3] instead of [4]"), "{error}");
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_by_name() {
+    let refuse = |change: fn(&mut Configuration<ShiftOptions>)| {
+        let mut wrong = configuration();
+        assert!(wrong.check().is_ok());
+        change(&mut wrong);
+        wrong.check().unwrap_err().to_string()
+    };
+    assert_eq!(refuse(|c| c.optimiser.rate = -1.0), "optimiser.rate is -1; allowed: a number above 0");
+    assert!(refuse(|c| c.episodes.ways = vec![Span::exactly(1)]).starts_with("episodes.ways is 1; allowed"));
+    assert!(refuse(|c| c.optimiser.warm_up = f64::NAN).starts_with("optimiser.warm_up is NaN"));
+    assert!(refuse(|c| c.steps = 0).contains("1 or more"));
+    assert!(refuse(|c| c.data.outliers.clear()).starts_with("outlier noise needs a pool"));
+    assert!(refuse(|c| c.data.train.push("more".into())).contains("one for each file of data"));
+}

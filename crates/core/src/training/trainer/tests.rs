@@ -1,0 +1,229 @@
+//! The loop with something small to train: a point that walks towards another.
+
+use super::*;
+use crate::rng::{Purpose, Rng};
+use crate::training::Validation;
+
+struct Walker {
+    place: Vec<f32>,
+    /// The step after which it goes wrong, and how.
+    trips: Option<(u64, f64)>,
+}
+
+impl Walker {
+    fn new() -> Self {
+        Walker { place: vec![5.0, -3.0], trips: None }
+    }
+}
+
+impl Trainee for Walker {
+    fn terms(&self) -> Vec<String> {
+        vec!["x".into(), "y".into()]
+    }
+
+    fn step(&mut self, step: u64) -> Result<Vec<f64>> {
+        let mut rng = Rng::new(1, Purpose::Training, step);
+        self.place.iter_mut().for_each(|v| *v += 0.1 * (rng.uniform() - 0.5 - *v));
+        let terms = self.place.iter().map(|v| f64::from(v * v)).collect();
+        match self.trips {
+            Some((after, value)) if step >= after => Ok(vec![1.0, value]),
+            _ => Ok(terms),
+        }
+    }
+
+    fn rate(&self, step: u64) -> f64 {
+        0.1 / (1 + step) as f64
+    }
+
+    fn validate(&mut self) -> Result<Option<Validation>> {
+        let score = -self.place.iter().map(|v| f64::from(v.abs())).sum::<f64>();
+        Ok(Some(Validation { score, figures: vec![("distance".into(), -score)] }))
+    }
+
+    fn state(&self) -> Tensors {
+        let mut state = Tensors::default();
+        state.insert("place", &[2], self.place.clone());
+        state
+    }
+
+    fn restore(&mut self, state: &Tensors) -> Result<()> {
+        self.place = state.values("place", 2)?.to_vec();
+        Ok(())
+    }
+
+    fn model(&self) -> Tensors {
+        self.state()
+    }
+}
+
+/// Stops after some steps.
+struct Patience(u64);
+
+impl Watcher for Patience {
+    fn event(&mut self, event: &Event<'_>) {
+        if let Event::Stepped { .. } = event {
+            self.0 -= 1;
+        }
+    }
+
+    fn goes_on(&self) -> bool {
+        self.0 > 0
+    }
+}
+
+fn plan(folder: &Path) -> Plan {
+    Plan {
+        output: folder.join("walk.safetensors"),
+        title: "a walk".into(),
+        steps: 57,
+        validate_every: 10,
+        record_every: 4,
+        save_every: Duration::from_secs(60),
+        configuration: "seed = 1\n".into(),
+        identity: "seed = 1".parse().unwrap(),
+    }
+}
+
+fn without_times(path: &Path) -> String {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().map(|line| line.split(",\"seconds\"").next().unwrap().to_string() + "\n").collect()
+}
+
+#[test]
+fn a_resumed_run_ends_in_the_same_bytes_as_an_unbroken_one() {
+    let (unbroken, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let outcome = train(&mut Walker::new(), &plan(unbroken.path()), Start::Fresh, &mut ()).unwrap();
+    assert!(outcome.finished);
+    let plan = plan(broken.path());
+    for stop in [3, 1, 9, 1, 20] {
+        let mut watcher = Patience(stop);
+        let outcome = train(&mut Walker::new(), &plan, Start::Resume, &mut watcher).unwrap();
+        assert!(!outcome.finished);
+    }
+    assert_eq!(train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap(), outcome);
+    let (whole, parts) = (Files::of(&unbroken.path().join("walk.safetensors")), Files::of(&plan.output));
+    assert_eq!(std::fs::read(whole.model).unwrap(), std::fs::read(&parts.model).unwrap());
+    assert_eq!(without_times(&whole.metrics), without_times(&parts.metrics));
+    assert_eq!(std::fs::read(whole.curves).unwrap(), std::fs::read(parts.curves).unwrap());
+    assert!(!parts.checkpoint.exists(), "a finished run leaves no checkpoint");
+    let again = train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap();
+    assert_eq!(again, outcome, "to resume a finished run does nothing");
+}
+
+#[test]
+fn the_model_file_is_the_best_not_the_last() {
+    struct Peak(f64);
+    impl Trainee for Peak {
+        fn terms(&self) -> Vec<String> {
+            vec!["x".into()]
+        }
+        fn step(&mut self, step: u64) -> Result<Vec<f64>> {
+            self.0 = step as f64 + 1.0;
+            Ok(vec![1.0])
+        }
+        fn rate(&self, _: u64) -> f64 {
+            0.0
+        }
+        fn validate(&mut self) -> Result<Option<Validation>> {
+            Ok(Some(Validation { score: -(self.0 - 20.0).abs(), figures: vec![] }))
+        }
+        fn state(&self) -> Tensors {
+            let mut state = Tensors::default();
+            state.insert("x", &[1], vec![self.0 as f32]);
+            state
+        }
+        fn restore(&mut self, _: &Tensors) -> Result<()> {
+            Ok(())
+        }
+        fn model(&self) -> Tensors {
+            self.state()
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    let outcome = train(&mut Peak(0.0), &plan, Start::Fresh, &mut ()).unwrap();
+    assert_eq!((outcome.best_step, outcome.best_score), (20, Some(0.0)));
+    let model = Tensors::open(&plan.output).unwrap();
+    assert_eq!((model.get("x").unwrap().values[0], model.note("step")), (20.0, Some("20")));
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    let mut trips = Walker { trips: Some((33, f64::NAN)), ..Walker::new() };
+    let error = train(&mut trips, &plan, Start::Fresh, &mut ()).unwrap_err();
+    assert_eq!(error.to_string(), "training diverged in step 34: the loss term 'y' is NaN");
+    let (progress, _) = Progress::read(&Files::of(&plan.output).checkpoint, &plan.identity).unwrap();
+    assert_eq!(progress.done, 30);
+}
+
+#[test]
+fn a_parameter_that_is_not_finite_is_never_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(12)).unwrap();
+    let before = std::fs::read(Files::of(&plan.output).checkpoint).unwrap();
+    struct Broken(Walker);
+    impl Trainee for Broken {
+        fn terms(&self) -> Vec<String> {
+            self.0.terms()
+        }
+        fn step(&mut self, step: u64) -> Result<Vec<f64>> {
+            let terms = self.0.step(step);
+            self.0.place[1] = f32::INFINITY;
+            terms
+        }
+        fn rate(&self, _: u64) -> f64 {
+            0.0
+        }
+        fn validate(&mut self) -> Result<Option<Validation>> {
+            Ok(None)
+        }
+        fn state(&self) -> Tensors {
+            self.0.state()
+        }
+        fn restore(&mut self, state: &Tensors) -> Result<()> {
+            self.0.restore(state)
+        }
+        fn model(&self) -> Tensors {
+            self.0.model()
+        }
+    }
+    let error =
+        train(&mut Broken(Walker::new()), &plan, Start::Resume, &mut Patience(1)).unwrap_err().to_string();
+    assert_eq!(error, "training diverged in step 13: tensor 'place' is inf");
+    assert_eq!(std::fs::read(Files::of(&plan.output).checkpoint).unwrap(), before);
+}
+
+#[test]
+fn earlier_runs_are_neither_overwritten_nor_mixed_up_by_accident() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(12)).unwrap();
+    let begin = |plan: &Plan, start| train(&mut Walker::new(), plan, start, &mut Patience(1));
+    let error = begin(&plan, Start::Fresh).unwrap_err();
+    assert!(error.hint().unwrap().contains("--resume"), "{error}");
+    let other = Plan { identity: "seed = 2".parse().unwrap(), ..plan.clone() };
+    let error = begin(&other, Start::Resume).unwrap_err().to_string();
+    assert!(error.ends_with("was written with seed = 1, but now seed = 2"), "{error}");
+    assert_eq!(begin(&plan, Start::Overwrite).unwrap().done, 1);
+    train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap();
+    let error = begin(&plan, Start::Fresh).unwrap_err();
+    assert!(error.hint().unwrap().contains("--overwrite"), "{error}");
+    assert!(matches!(begin(&other, Start::Resume), Err(Error::OtherConfiguration { .. })));
+}
+
+#[test]
+fn a_checkpoint_cut_in_the_middle_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(12)).unwrap();
+    let path = Files::of(&plan.output).checkpoint;
+    let bytes = std::fs::read(&path).unwrap();
+    for length in [0, 5, 100, bytes.len() / 2, bytes.len() - 1] {
+        std::fs::write(&path, &bytes[..length]).unwrap();
+        let error = train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap_err();
+        assert!(error.to_string().contains("walk.checkpoint is not a valid"), "{error}");
+    }
+}

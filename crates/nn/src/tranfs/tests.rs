@@ -1,0 +1,374 @@
+use super::*;
+use crate::differences::{Numbers, check};
+
+/// Episodes that own their rows, in either precision.
+struct Owned<T> {
+    classes: usize,
+    support: Vec<Vec<T>>,
+    given: Vec<u32>,
+    truth: Vec<Option<u32>>,
+    queries: Vec<Vec<T>>,
+    query_classes: Vec<u32>,
+}
+
+/// Class sizes of the first episode, of the second, ..; items come shuffled.
+fn episodes(dim: usize, sizes: &[&[usize]], seed: u64) -> Vec<Owned<f64>> {
+    let mut numbers = Numbers::new(seed);
+    let one = |sizes: &&[usize]| {
+        let classes = sizes.len();
+        let mut given: Vec<u32> =
+            sizes.iter().enumerate().flat_map(|(c, &n)| std::iter::repeat_n(c as u32, n)).collect();
+        for i in (1..given.len()).rev() {
+            given.swap(i, numbers.below(i + 1));
+        }
+        let wrong = |numbers: &mut Numbers| match numbers.below(4) {
+            0 => None,
+            1 => Some(numbers.below(classes) as u32),
+            _ => Some(u32::MAX),
+        };
+        let truth = given
+            .iter()
+            .map(|&given| match wrong(&mut numbers) {
+                Some(u32::MAX) => Some(given),
+                other => other,
+            })
+            .collect();
+        let rows = |count: usize, numbers: &mut Numbers| (0..count).map(|_| numbers.doubles(dim)).collect();
+        let support = rows(given.len(), &mut numbers);
+        let queries = rows(2 * classes + 1, &mut numbers);
+        let query_classes = (0..2 * classes + 1).map(|_| numbers.below(classes) as u32).collect();
+        Owned { classes, support, given, truth, queries, query_classes }
+    };
+    sizes.iter().map(one).collect()
+}
+
+fn narrowed(owned: &[Owned<f64>]) -> Vec<Owned<f32>> {
+    let narrow = |rows: &[Vec<f64>]| rows.iter().map(|row| row.iter().map(|&x| x as f32).collect()).collect();
+    let one = |owned: &Owned<f64>| Owned {
+        classes: owned.classes,
+        support: narrow(&owned.support),
+        given: owned.given.clone(),
+        truth: owned.truth.clone(),
+        queries: narrow(&owned.queries),
+        query_classes: owned.query_classes.clone(),
+    };
+    owned.iter().map(one).collect()
+}
+
+fn borrowed<T, R>(owned: &[Owned<T>], job: impl FnOnce(&[Episode<'_, T>]) -> R) -> R {
+    let rows: Vec<(Vec<&[T]>, Vec<&[T]>)> = owned
+        .iter()
+        .map(|o| {
+            (o.support.iter().map(Vec::as_slice).collect(), o.queries.iter().map(Vec::as_slice).collect())
+        })
+        .collect();
+    let episodes: Vec<Episode<'_, T>> = owned
+        .iter()
+        .zip(&rows)
+        .map(|(o, (support, queries))| Episode {
+            classes: o.classes,
+            support,
+            given: &o.given,
+            truth: &o.truth,
+            queries,
+            query_classes: &o.query_classes,
+        })
+        .collect();
+    job(&episodes)
+}
+
+fn small() -> Config {
+    Config { classes: 4, width: 8, heads: 2, feed_forward: 6, layers: 2, dropout: 0.0, ..Config::new(11) }
+}
+
+fn model(config: &Config) -> (Tranfs, Vec<f32>) {
+    let model = Tranfs::new(config.clone()).unwrap();
+    let mut numbers = Numbers::new(12);
+    let parameters = model.initial(&mut || numbers.uniform());
+    (model, parameters)
+}
+
+const SIZES: &[&[usize]] = &[&[3, 1, 2], &[2, 0, 4, 1], &[1]];
+
+fn check_whole_model(name: &str, config: Config) {
+    let (model, parameters) = model(&config);
+    let mut numbers = Numbers::new(4);
+    // Away from the start, where biases are zero and scales one.
+    let at: Vec<f64> = parameters.iter().map(|&p| f64::from(p) + 0.2 * (numbers.uniform() - 0.5)).collect();
+    let owned = episodes(config.dim, SIZES, 5);
+    let isa = Isa::current();
+    borrowed(&owned, |episodes| {
+        let mut gradient = vec![0.0; at.len()];
+        model.losses_with(isa, &at, episodes, 77, &mut gradient, &mut Work::default());
+        for tensor in model.layout.tensors() {
+            let range = tensor.range.clone();
+            check(
+                &format!("{name}: {}", tensor.name),
+                &at[range.clone()],
+                &gradient[range.clone()],
+                |moved| {
+                    let mut parameters = at.clone();
+                    parameters[range.clone()].copy_from_slice(moved);
+                    let mut ignored = vec![0.0; at.len()];
+                    let terms =
+                        model.losses_with(isa, &parameters, episodes, 77, &mut ignored, &mut Work::default());
+                    terms.iter().sum()
+                },
+            );
+        }
+    });
+}
+
+#[test]
+fn the_gradient_of_every_parameter_is_that_of_central_differences() {
+    check_whole_model("tied", small());
+    check_whole_model("untied", Config { tied: false, ..small() });
+    check_whole_model("dropout", Config { dropout: 0.3, layers: 1, ..small() });
+}
+
+#[test]
+fn so_it_is_with_every_kind_of_table_and_loss() {
+    let learned = Config { class_tokens: ClassTokens::Learned, ..small() };
+    check_whole_model("learned class tokens", learned.clone());
+    check_whole_model("random positions", Config { positions: Positions::Random, ..learned });
+    let mean = Config { class_tokens: ClassTokens::ClassMean, tied: false, ..small() };
+    check_whole_model("class means", mean);
+    check_whole_model(
+        "cosine",
+        Config { clean_loss: CleanLoss::NegativeCosine, clean_weight: 3.0, ..small() },
+    );
+    check_whole_model("no clean loss", Config { clean_weight: 0.0, mislabelled_weight: 2.0, ..small() });
+}
+
+#[test]
+fn single_precision_agrees_with_double_on_every_instruction_set() {
+    for dropout in [0.0, 0.2] {
+        let config = Config { classes: 7, dropout, ..Config::new(100) };
+        let (model, parameters) = model(&config);
+        let wide: Vec<f64> = parameters.iter().map(|&p| f64::from(p)).collect();
+        let owned = episodes(config.dim, &[&[5; 5], &[5, 9, 2, 1, 0, 3, 4], &[10, 10]], 3);
+        let mut expected_gradient = vec![0.0; wide.len()];
+        let isa = Isa::current();
+        let expected = borrowed(&owned, |episodes| {
+            model.losses_with(isa, &wide, episodes, 5, &mut expected_gradient, &mut Work::default())
+        });
+        let size = expected_gradient.iter().fold(0.0f64, |largest, g| largest.max(g.abs()));
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_usable()) {
+            let mut gradient = vec![0.0; wide.len()];
+            let terms = borrowed(&narrowed(&owned), |e| model.losses(isa, &parameters, e, 5, &mut gradient));
+            for (term, expected) in terms.iter().zip(expected) {
+                assert!((term - expected).abs() < 1e-4 * (1.0 + expected), "{isa:?}: {term} and {expected}");
+            }
+            for (place, (g, expected)) in gradient.iter().zip(&expected_gradient).enumerate() {
+                let off = (f64::from(*g) - expected).abs();
+                assert!(off < 1e-4 * size, "{isa:?} at {place}: {g} and {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_call_gives_the_same_bits_whatever_was_worked_on_before() {
+    let config = Config { classes: 7, ..Config::new(40) };
+    let (model, parameters) = model(&config);
+    let (one, other) = (
+        narrowed(&episodes(40, &[&[5; 5], &[3, 2]], 1)),
+        narrowed(&episodes(40, &[&[2, 9, 2, 1, 0, 3, 4], &[7, 7], &[1, 1, 1]], 2)),
+    );
+    let run = |owned: &[Owned<f32>]| {
+        let mut gradient = vec![0.0; parameters.len()];
+        let terms = borrowed(owned, |e| model.losses(Isa::current(), &parameters, e, 8, &mut gradient));
+        (terms, gradient)
+    };
+    let first = run(&one);
+    let _ = run(&other);
+    assert_eq!(run(&one), first);
+    assert_eq!(model.clone().layout(), model.layout());
+}
+
+/// Supports of some episodes, with an order for each or none.
+fn answers(
+    model: &Tranfs,
+    parameters: &[f32],
+    owned: &[Owned<f32>],
+    orders: Option<&[Vec<u32>]>,
+) -> Vec<Aggregate> {
+    borrowed(owned, |episodes| {
+        let supports: Vec<Support<'_>> = episodes
+            .iter()
+            .enumerate()
+            .map(|(i, e)| Support {
+                classes: e.classes,
+                items: e.support,
+                given: e.given,
+                order: orders.map(|orders| orders[i].as_slice()),
+            })
+            .collect();
+        model.prototypes(Isa::current(), parameters, &supports)
+    })
+}
+
+#[test]
+fn a_support_set_gets_the_same_answer_alone_and_among_others() {
+    let (model, parameters) = model(&Config { classes: 5, ..Config::new(50) });
+    let sizes: Vec<&[usize]> = (0..20).map(|i| [&[5usize, 5, 5][..], &[1, 4, 2, 0, 3]][i % 2]).collect();
+    let owned = narrowed(&episodes(50, &sizes, 6));
+    let all = answers(&model, &parameters, &owned, None);
+    for (i, answer) in all.iter().enumerate() {
+        assert_eq!(answers(&model, &parameters, &owned[i..=i], None)[0], *answer);
+        assert!(answer.mislabelled.iter().all(|p| (0.0..=1.0).contains(p)));
+        assert_eq!(answer.prototypes.len(), owned[i].classes * 50);
+    }
+}
+
+#[test]
+fn the_order_of_items_does_not_matter_and_that_of_classes_only_by_the_tables() {
+    let (model, parameters) = model(&Config { classes: 6, ..Config::new(30) });
+    let owned = narrowed(&episodes(30, &[&[4, 3, 5]], 6));
+    let answer = &answers(&model, &parameters, &owned, None)[0];
+    let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4);
+
+    let mut reversed = narrowed(&episodes(30, &[&[4, 3, 5]], 6));
+    reversed[0].support.reverse();
+    reversed[0].given.reverse();
+    let mut backwards = answers(&model, &parameters, &reversed, None).remove(0);
+    backwards.mislabelled.reverse();
+    assert!(close(&backwards.prototypes, &answer.prototypes));
+    assert!(close(&backwards.mislabelled, &answer.mislabelled));
+
+    // Classes renamed 0 -> 1 -> 2 -> 0, each with the row of the tables it had.
+    let mut renamed = narrowed(&episodes(30, &[&[4, 3, 5]], 6));
+    renamed[0].given.iter_mut().for_each(|class| *class = (*class + 1) % 3);
+    let found = &answers(&model, &parameters, &renamed, Some(&[vec![2, 0, 1]]))[0];
+    assert!(close(&found.mislabelled, &answer.mislabelled));
+    assert!(close(&found.prototypes[30..], &answer.prototypes[..60]));
+    let other = &answers(&model, &parameters, &renamed, Some(&[vec![5, 0, 1]]))[0];
+    assert!(!close(&other.prototypes, &found.prototypes), "another row, another answer");
+}
+
+#[test]
+fn attention_is_shares_of_every_layer_and_head() {
+    let (model, parameters) = model(&small());
+    let owned = narrowed(&episodes(11, &[&[4, 1, 5]], 6));
+    let map = borrowed(&owned, |e| {
+        let support = Support { classes: 3, items: e[0].support, given: e[0].given, order: None };
+        model.attention(Isa::current(), &parameters, support)
+    });
+    assert_eq!((map.tokens.len(), map.shares.len()), (13, 2 * 2 * 13 * 13));
+    assert_eq!(map.tokens[..3], [Token::Class(0), Token::Class(1), Token::Class(2)]);
+    let classes: Vec<u32> = map.tokens[3..]
+        .iter()
+        .map(|token| match token {
+            Token::Item(item) => owned[0].given[*item],
+            Token::Class(_) => panic!("items follow the classes"),
+        })
+        .collect();
+    assert!(classes.is_sorted());
+    for row in map.shares.chunks_exact(13) {
+        assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+    }
+    assert_eq!(map.head(1, 1).len(), 169);
+}
+
+#[test]
+fn a_few_steps_of_training_lower_every_term() {
+    use crate::adamw::{AdamW, Settings};
+    let config = Config { dropout: 0.0, ..Config::new(24) };
+    let (model, mut parameters) = model(&config);
+    let owned = narrowed(&episodes(24, &[&[5; 5], &[5; 5]], 2));
+    let mut optimiser = AdamW::new(model.layout(), Settings::default());
+    let mut gradients = vec![vec![0.0; parameters.len()]];
+    let mut history = Vec::new();
+    for step in 0..60 {
+        history.push(borrowed(&owned, |e| {
+            model.losses(Isa::current(), &parameters, e, step, &mut gradients[0])
+        }));
+        optimiser.step(Isa::current(), 2e-3, 0.5, &mut parameters, &mut gradients);
+    }
+    for (term, name) in model.terms().iter().enumerate() {
+        assert!(history[59][term] < 0.9 * history[0][term], "{name}: {:?} {:?}", history[0], history[59]);
+    }
+}
+
+#[test]
+fn constant_tables_get_no_say_in_training_and_a_senseless_configuration_is_refused() {
+    let (model, _) = model(&small());
+    let constant: Vec<&str> = model
+        .layout
+        .tensors()
+        .iter()
+        .filter(|tensor| tensor.role == Role::Constant)
+        .map(|tensor| tensor.name.as_str())
+        .collect();
+    assert_eq!(constant, ["class_tokens"]);
+    let refusal = Tranfs::new(Config { heads: 3, ..small() }).unwrap_err();
+    assert_eq!(refusal, "3 heads do not divide a width of 8");
+    assert!(Tranfs::new(Config { layers: 0, ..small() }).is_err());
+    assert!(Tranfs::new(Config { dropout: 1.0, ..small() }).is_err());
+}
+
+/// Prints milliseconds: `cargo test --release -p trueshot-nn speed_of_tranfs -- --ignored --nocapture`.
+#[test]
+#[ignore = "measures, checks nothing"]
+fn speed_of_tranfs() {
+    use crate::adamw::{AdamW, Settings};
+    let (dim, parts) = (1600, 4);
+    let (model, mut parameters) = model(&Config::new(dim));
+    let mut owned = narrowed(&episodes(dim, &[&[5; 5][..]; 64], 2));
+    for owned in &mut owned {
+        let rows: Vec<Vec<f32>> = (0..75).map(|i| owned.queries[i % 11].clone()).collect();
+        owned.query_classes = (0..75).map(|i| i / 15).collect();
+        owned.queries = rows;
+    }
+    let isa = Isa::current();
+    let mut optimiser = AdamW::new(model.layout(), Settings::default());
+    let mut gradients = vec![vec![0.0; parameters.len()]; parts];
+    borrowed(&owned, |episodes| {
+        let best = |job: &mut dyn FnMut()| {
+            let timed = |_| {
+                let start = std::time::Instant::now();
+                job();
+                1e3 * start.elapsed().as_secs_f64()
+            };
+            (0..60).map(timed).fold(f64::INFINITY, f64::min)
+        };
+        for threads in [1, 2] {
+            let step = best(&mut || {
+                let shared = std::thread::scope(|scope| {
+                    for (number, gradients) in gradients.chunks_mut(parts / threads).enumerate() {
+                        let (model, parameters) = (&model, &parameters);
+                        scope.spawn(move || {
+                            for (i, gradient) in gradients.iter_mut().enumerate() {
+                                let from = (number * parts / threads + i) * 16 / parts;
+                                let part = &episodes[from..from + 16 / parts];
+                                model.losses(isa, parameters, part, from as u64, gradient);
+                            }
+                        });
+                    }
+                });
+                let () = shared;
+                let pieces = optimiser.pieces(1e-5, 1.0 / 16.0, &mut parameters, &mut gradients, 1 << 14);
+                let mut shares: Vec<Vec<_>> = (0..threads).map(|_| Vec::new()).collect();
+                pieces.into_iter().enumerate().for_each(|(i, piece)| shares[i % threads].push(piece));
+                std::thread::scope(|scope| {
+                    for share in shares {
+                        scope.spawn(move || share.into_iter().for_each(|piece| piece.apply(isa)));
+                    }
+                });
+            });
+            let supports: Vec<Support<'_>> = episodes
+                .iter()
+                .map(|e| Support { classes: 5, items: e.support, given: e.given, order: None })
+                .collect();
+            let forward = best(&mut || {
+                std::thread::scope(|scope| {
+                    for share in supports.chunks(64 / threads) {
+                        let (model, parameters) = (&model, &parameters);
+                        scope.spawn(move || model.prototypes(isa, parameters, share));
+                    }
+                });
+            });
+            println!("{threads} threads: step of 16 {step:.2} ms, prototypes of 64 {forward:.2} ms");
+        }
+    });
+}
