@@ -18,6 +18,7 @@ pub mod parameters;
 pub mod peak;
 pub mod products;
 pub mod real;
+pub mod relabel;
 pub mod schedule;
 pub mod short;
 pub mod softmax_regression;
