@@ -7,6 +7,9 @@
 //! Every element is summed over K in order, in stretches that depend on K alone, so it does not depend on the
 //! other rows and columns of the product.
 #![allow(unsafe_code)]
+// Indexed loops over small arrays of vectors: iterators and closures would not be inlined into the instruction set's
+// context.
+#![allow(clippy::needless_range_loop)]
 
 use std::mem::MaybeUninit;
 
@@ -134,10 +137,13 @@ pub fn multiply_reference<T: Real>(a: View<'_, T>, b: View<'_, T>, write: Write,
 
 /// The tuned version; shapes have been checked and C is not empty.
 pub(crate) fn multiply_tuned(isa: Isa, a: View<'_>, b: View<'_>, write: Write, c: &mut ViewMut<'_>) {
-    isa.run(Product { a, b, write, c });
+    // The transposing copy below has instructions of its own.
+    let avx = isa != Isa::Portable && isa.is_usable();
+    isa.run(Product { avx, a, b, write, c });
 }
 
 struct Product<'a, 'b> {
+    avx: bool,
     a: View<'a>,
     b: View<'a>,
     write: Write,
@@ -170,7 +176,8 @@ impl WithSimd for Product<'_, '_> {
                 let (b, b_stride) = if in_place && depth > 0 {
                     (self.b.data[start..].as_ptr(), self.b.row_stride)
                 } else {
-                    pack(simd, &mut panel, self.b, from..from + depth, column..column + columns);
+                    let part = Part { b: self.b, from, depth, column, columns };
+                    part.pack(simd, &mut panel, self.avx);
                     (panel.0.as_ptr().cast(), vectors * S::F32_LANES)
                 };
                 let tiles =
@@ -194,37 +201,105 @@ const fn tallest<S: Simd>() -> usize {
     if S::REGISTER_COUNT >= 32 { 14 } else { 6 }
 }
 
-/// Copies a part of B into a panel of whole vectors, zeros beyond its last column.
-#[inline(always)]
-fn pack<S: Simd>(
-    simd: S,
-    panel: &mut Panel,
-    b: View<'_>,
-    depth: std::ops::Range<usize>,
-    columns: std::ops::Range<usize>,
-) {
-    let width = columns.len().next_multiple_of(S::F32_LANES);
-    let panel = &mut panel.0[..depth.len() * width];
-    // SAFETY: plain numbers: what is not initialised yet is written below, every element of it, before any
-    // is read.
-    let panel = unsafe { &mut *(std::ptr::from_mut(panel) as *mut [f32]) };
-    if depth.is_empty() {
-        return;
-    }
-    if b.column_stride == 1 {
-        for (k, to) in depth.zip(panel.chunks_exact_mut(width)) {
-            let from = &b.data[k * b.row_stride + columns.start..k * b.row_stride + columns.end];
-            copy_padded(simd, from, to);
-        }
-    } else {
-        for (j, column) in columns.clone().enumerate() {
-            let from = &b.data[column * b.column_stride + depth.start..column * b.column_stride + depth.end];
-            for (k, &value) in from.iter().enumerate() {
-                panel[k * width + j] = value;
+/// A part of B that makes a panel.
+struct Part<'a> {
+    b: View<'a>,
+    from: usize,
+    depth: usize,
+    column: usize,
+    columns: usize,
+}
+
+impl Part<'_> {
+    /// Copies it into a panel of whole vectors, zeros beyond its last column.
+    #[inline(always)]
+    fn pack<S: Simd>(self, simd: S, panel: &mut Panel, avx: bool) {
+        let width = self.columns.next_multiple_of(S::F32_LANES);
+        let panel = &mut panel.0[..self.depth * width];
+        // SAFETY: plain numbers: what is not initialised yet is written below, every element of it, before any
+        // is read.
+        let panel = unsafe { &mut *(std::ptr::from_mut(panel) as *mut [f32]) };
+        if self.b.column_stride == 1 {
+            for (k, to) in panel.chunks_exact_mut(width).enumerate() {
+                let start = (self.from + k) * self.b.row_stride + self.column;
+                copy_padded(simd, &self.b.data[start..start + self.columns], to);
+            }
+        } else {
+            self.transpose(panel, width, avx);
+            if width > self.columns {
+                for row in panel.chunks_exact_mut(width) {
+                    row[self.columns..].fill(0.0);
+                }
             }
         }
-        for row in panel.chunks_exact_mut(width) {
-            row[columns.len()..].fill(0.0);
+    }
+
+    /// Copies it where B lies transposed: in blocks of 8 x 8 where there are instructions for that, the rest
+    /// number for number.
+    #[inline(always)]
+    fn transpose(&self, panel: &mut [f32], width: usize, avx: bool) {
+        let blocks = if avx { (self.columns / BLOCK * BLOCK, self.depth / BLOCK * BLOCK) } else { (0, 0) };
+        let stride = self.b.column_stride;
+        let from = &self.b.data[self.column * stride + self.from..];
+        for column in (0..blocks.0).step_by(BLOCK) {
+            for k in (0..blocks.1).step_by(BLOCK) {
+                let (from, to) = (&from[column * stride + k..], &mut panel[k * width + column..]);
+                assert!(from.len() > 7 * stride + 7 && to.len() > 7 * width + 7, "a block of 8 x 8");
+                // SAFETY: both blocks were just seen to lie in their slices, and AVX to be there.
+                #[cfg(target_arch = "x86_64")]
+                unsafe {
+                    transpose_block(from.as_ptr(), stride, to.as_mut_ptr(), width);
+                }
+                #[cfg(not(target_arch = "x86_64"))]
+                let _ = (from, to);
+            }
+        }
+        for column in 0..self.columns {
+            let first = if column < blocks.0 { blocks.1 } else { 0 };
+            let from = &from[column * stride + first..column * stride + self.depth];
+            for (row, &value) in panel[first * width..].chunks_exact_mut(width).zip(from) {
+                row[column] = value;
+            }
+        }
+    }
+}
+
+/// Side of the squares that are transposed at once.
+const BLOCK: usize = 8;
+
+/// `to[k][j] = from[j][k]` for 8 x 8 numbers.
+///
+/// # Safety
+/// 8 rows of 8 numbers, at these distances, can be read and written.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+#[inline]
+unsafe fn transpose_block(from: *const f32, stride: usize, to: *mut f32, width: usize) {
+    use std::arch::x86_64::{
+        __m256, _mm_loadu_ps, _mm256_castps128_ps256, _mm256_insertf128_ps, _mm256_setzero_ps,
+        _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    };
+    // SAFETY: as the caller promises.
+    unsafe {
+        // Halves of rows j and j + 4 side by side: what crosses the halves happens while loading.
+        let mut halves: [__m256; 8] = [_mm256_setzero_ps(); 8];
+        for j in 0..4 {
+            for half in 0..2 {
+                let low = _mm_loadu_ps(from.add(j * stride + 4 * half));
+                let high = _mm_loadu_ps(from.add((j + 4) * stride + 4 * half));
+                halves[4 * half + j] = _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high);
+            }
+        }
+        for half in 0..2 {
+            let [a, b, c, d] =
+                [halves[4 * half], halves[4 * half + 1], halves[4 * half + 2], halves[4 * half + 3]];
+            let (ab, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let (cd, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            let to = to.add(4 * half * width);
+            _mm256_storeu_ps(to, _mm256_shuffle_ps::<0x44>(ab, cd));
+            _mm256_storeu_ps(to.add(width), _mm256_shuffle_ps::<0xee>(ab, cd));
+            _mm256_storeu_ps(to.add(2 * width), _mm256_shuffle_ps::<0x44>(ab_high, cd_high));
+            _mm256_storeu_ps(to.add(3 * width), _mm256_shuffle_ps::<0xee>(ab_high, cd_high));
         }
     }
 }

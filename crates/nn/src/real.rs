@@ -122,7 +122,8 @@ impl Real for f32 {
     fn exponential(self) -> f32 {
         // Adding this rounds to a whole number, which then stands in the lowest bits.
         const ROUND: f32 = 12_582_912.0;
-        const LN2_HIGH: f32 = 0.693_359_375;
+        // Exact in few bits, so that its multiples are, too.
+        const LN2_HIGH: f32 = 355.0 / 512.0;
         const LN2_LOW: f32 = -2.121_944_4e-4;
         let x = if self < -87.3 { -87.3 } else { self };
         let x = if x > 88.3 { 88.3 } else { x };
@@ -271,11 +272,14 @@ pub fn maximum<T: Real>(values: &[T], least: T) -> T {
     for (largest, &value) in largest.iter_mut().zip(rest) {
         *largest = value.larger(*largest);
     }
-    let mut result = least;
-    for value in largest {
-        result = value.larger(result);
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            largest[lane] = largest[lane + half].larger(largest[lane]);
+        }
+        half /= 2;
     }
-    result
+    largest[0]
 }
 
 /// The lanes of a sum added up, halving.

@@ -112,6 +112,7 @@ pub fn forward<T: Real>(
 ///
 /// # Panics
 /// If the shapes differ from those of the forward pass.
+#[allow(clippy::too_many_arguments)]
 pub fn backward<T: Real>(
     isa: Isa,
     heads: Heads,
@@ -185,7 +186,15 @@ mod tests {
                     &qkv[tokens.start * 96..tokens.end * 96],
                     &mut alone[tokens.start * 32..tokens.end * 32],
                 );
-                forward(isa, heads, &[0..tokens.len()], Dropout::NONE, qkv, &mut Kept::default(), out);
+                forward(
+                    isa,
+                    heads,
+                    std::slice::from_ref(&(0..tokens.len())),
+                    Dropout::NONE,
+                    qkv,
+                    &mut Kept::default(),
+                    out,
+                );
             }
             assert_eq!(together, alone, "{isa:?}");
         }
