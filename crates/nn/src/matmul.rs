@@ -112,19 +112,60 @@ pub enum Write {
 ///
 /// # Panics
 /// If the shapes disagree.
-pub fn multiply<T: Real>(isa: Isa, a: View<'_, T>, b: View<'_, T>, write: Write, mut c: ViewMut<'_, T>) {
+pub fn multiply<T: Real>(isa: Isa, a: View<'_, T>, b: View<'_, T>, write: Write, c: ViewMut<'_, T>) {
+    let start = match write {
+        Write::Set => Start::Zero,
+        Write::Add => Start::Old,
+    };
+    multiply_from(isa, a, b, start, c);
+}
+
+/// `C = A B`, the same row added to all of its rows.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn multiply_and_add_row<T: Real>(isa: Isa, a: View<'_, T>, b: View<'_, T>, row: &[T], c: ViewMut<'_, T>) {
+    assert_eq!(row.len(), c.columns, "a number for each column");
+    multiply_from(isa, a, b, Start::Row(row), c);
+}
+
+/// What the sums start with.
+#[derive(Debug, Clone, Copy)]
+pub enum Start<'a, T> {
+    /// Nothing.
+    Zero,
+    /// What C holds.
+    Old,
+    /// The same row everywhere.
+    Row(&'a [T]),
+}
+
+fn multiply_from<T: Real>(
+    isa: Isa,
+    a: View<'_, T>,
+    b: View<'_, T>,
+    start: Start<'_, T>,
+    mut c: ViewMut<'_, T>,
+) {
     assert_eq!((a.rows, a.columns, b.columns), (c.rows, b.rows, c.columns), "shapes of a product");
     if c.rows > 0 && c.columns > 0 {
-        T::multiply(isa, a, b, write, &mut c);
+        T::multiply(isa, a, b, start, &mut c);
     }
 }
 
 /// The plain version, which the tests hold the tuned one against and which `f64` runs on.
-pub fn multiply_reference<T: Real>(a: View<'_, T>, b: View<'_, T>, write: Write, c: &mut ViewMut<'_, T>) {
+pub fn multiply_reference<T: Real>(
+    a: View<'_, T>,
+    b: View<'_, T>,
+    start: Start<'_, T>,
+    c: &mut ViewMut<'_, T>,
+) {
     for i in 0..c.rows {
         let row = &mut c.data[i * c.stride..i * c.stride + c.columns];
-        if write == Write::Set {
-            row.fill(T::ZERO);
+        match start {
+            Start::Zero => row.fill(T::ZERO),
+            Start::Old => (),
+            Start::Row(start) => row.copy_from_slice(start),
         }
         for k in 0..a.columns {
             let factor = a.data[i * a.row_stride + k * a.column_stride];
@@ -136,17 +177,17 @@ pub fn multiply_reference<T: Real>(a: View<'_, T>, b: View<'_, T>, write: Write,
 }
 
 /// The tuned version; shapes have been checked and C is not empty.
-pub(crate) fn multiply_tuned(isa: Isa, a: View<'_>, b: View<'_>, write: Write, c: &mut ViewMut<'_>) {
+pub(crate) fn multiply_tuned(isa: Isa, a: View<'_>, b: View<'_>, start: Start<'_, f32>, c: &mut ViewMut<'_>) {
     // The transposing copy below has instructions of its own.
     let avx = isa != Isa::Portable && isa.is_usable();
-    isa.run(Product { avx, a, b, write, c });
+    isa.run(Product { avx, a, b, start, c });
 }
 
 struct Product<'a, 'b> {
     avx: bool,
     a: View<'a>,
     b: View<'a>,
-    write: Write,
+    start: Start<'a, f32>,
     c: &'a mut ViewMut<'b>,
 }
 
@@ -167,21 +208,21 @@ impl WithSimd for Product<'_, '_> {
         let depth = inner.div_ceil(stretches).max(1);
         for from in (0..inner.max(1)).step_by(depth) {
             let depth = depth.min(inner - from);
-            let write = if from == 0 { self.write } else { Write::Add };
+            let start = if from == 0 { self.start } else { Start::Old };
             for column in (0..self.c.columns).step_by(width) {
                 let columns = width.min(self.c.columns - column);
                 let vectors = columns.div_ceil(S::F32_LANES);
                 let in_place = few_rows && self.b.column_stride == 1 && columns == vectors * S::F32_LANES;
-                let start = from * self.b.row_stride + column * self.b.column_stride;
+                let corner = from * self.b.row_stride + column * self.b.column_stride;
                 let (b, b_stride) = if in_place && depth > 0 {
-                    (self.b.data[start..].as_ptr(), self.b.row_stride)
+                    (self.b.data[corner..].as_ptr(), self.b.row_stride)
                 } else {
                     let part = Part { b: self.b, from, depth, column, columns };
                     part.pack(simd, &mut panel, self.avx);
                     (panel.0.as_ptr().cast(), vectors * S::F32_LANES)
                 };
                 let tiles =
-                    Tiles { a: self.a, from, depth, b, b_stride, write, column, columns, c: &mut *self.c };
+                    Tiles { a: self.a, from, depth, b, b_stride, start, column, columns, c: &mut *self.c };
                 // SAFETY: `b` holds `depth` rows of whole vectors, `b_stride` apart: the panel was just made
                 // so, or the numbers lie in B, whose view was checked against its data.
                 unsafe {
@@ -211,7 +252,7 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Copies it into a panel of whole vectors, zeros beyond its last column.
+    /// Copies it into a panel of whole vectors. What fills up the last one is not stored later.
     #[inline(always)]
     fn pack<S: Simd>(self, simd: S, panel: &mut Panel, avx: bool) {
         let width = self.columns.next_multiple_of(S::F32_LANES);
@@ -226,38 +267,36 @@ impl Part<'_> {
             }
         } else {
             self.transpose(panel, width, avx);
-            if width > self.columns {
-                for row in panel.chunks_exact_mut(width) {
-                    row[self.columns..].fill(0.0);
-                }
-            }
         }
     }
 
     /// Copies it where B lies transposed: in blocks of 8 x 8 where there are instructions for that, the rest
-    /// number for number.
+    /// number for number. Columns beyond the last repeat it: what becomes of them is not stored.
     #[inline(always)]
     fn transpose(&self, panel: &mut [f32], width: usize, avx: bool) {
-        let blocks = if avx { (self.columns / BLOCK * BLOCK, self.depth / BLOCK * BLOCK) } else { (0, 0) };
+        let whole = if avx { self.depth / BLOCK * BLOCK } else { 0 };
         let stride = self.b.column_stride;
         let from = &self.b.data[self.column * stride + self.from..];
-        for column in (0..blocks.0).step_by(BLOCK) {
-            for k in (0..blocks.1).step_by(BLOCK) {
-                let (from, to) = (&from[column * stride + k..], &mut panel[k * width + column..]);
-                assert!(from.len() > 7 * stride + 7 && to.len() > 7 * width + 7, "a block of 8 x 8");
+        for column in (0..width).step_by(BLOCK) {
+            let (column_from, valid) =
+                (column.min(self.columns - 1), self.columns.saturating_sub(column).max(1));
+            for k in (0..whole).step_by(BLOCK) {
+                let (from, to) = (&from[column_from * stride + k..], &mut panel[k * width + column..]);
+                let last = valid.min(BLOCK) - 1;
+                assert!(from.len() > last * stride + 7 && to.len() > 7 * width + 7, "a block of 8 x 8");
                 // SAFETY: both blocks were just seen to lie in their slices, and AVX to be there.
                 #[cfg(target_arch = "x86_64")]
                 unsafe {
-                    transpose_block(from.as_ptr(), stride, to.as_mut_ptr(), width);
+                    transpose_block(from.as_ptr(), stride, last, to.as_mut_ptr(), width);
                 }
                 #[cfg(not(target_arch = "x86_64"))]
                 let _ = (from, to);
             }
         }
-        for column in 0..self.columns {
-            let first = if column < blocks.0 { blocks.1 } else { 0 };
-            let from = &from[column * stride + first..column * stride + self.depth];
-            for (row, &value) in panel[first * width..].chunks_exact_mut(width).zip(from) {
+        for column in 0..width {
+            let start = column.min(self.columns - 1) * stride;
+            let from = &from[start + whole..start + self.depth];
+            for (row, &value) in panel[whole * width..].chunks_exact_mut(width).zip(from) {
                 row[column] = value;
             }
         }
@@ -267,14 +306,14 @@ impl Part<'_> {
 /// Side of the squares that are transposed at once.
 const BLOCK: usize = 8;
 
-/// `to[k][j] = from[j][k]` for 8 x 8 numbers.
+/// `to[k][j] = from[j][k]` for 8 x 8 numbers; rows of `from` beyond the `last` are like that one.
 ///
 /// # Safety
-/// 8 rows of 8 numbers, at these distances, can be read and written.
+/// `last` + 1 rows of 8 numbers can be read, 8 written, at these distances.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
 #[inline]
-unsafe fn transpose_block(from: *const f32, stride: usize, to: *mut f32, width: usize) {
+unsafe fn transpose_block(from: *const f32, stride: usize, last: usize, to: *mut f32, width: usize) {
     use std::arch::x86_64::{
         __m256, _mm_loadu_ps, _mm256_castps128_ps256, _mm256_insertf128_ps, _mm256_setzero_ps,
         _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
@@ -285,8 +324,8 @@ unsafe fn transpose_block(from: *const f32, stride: usize, to: *mut f32, width: 
         let mut halves: [__m256; 8] = [_mm256_setzero_ps(); 8];
         for j in 0..4 {
             for half in 0..2 {
-                let low = _mm_loadu_ps(from.add(j * stride + 4 * half));
-                let high = _mm_loadu_ps(from.add((j + 4) * stride + 4 * half));
+                let low = _mm_loadu_ps(from.add(j.min(last) * stride + 4 * half));
+                let high = _mm_loadu_ps(from.add((j + 4).min(last) * stride + 4 * half));
                 halves[4 * half + j] = _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high);
             }
         }
@@ -323,7 +362,7 @@ struct Tiles<'a, 'b> {
     depth: usize,
     b: *const f32,
     b_stride: usize,
-    write: Write,
+    start: Start<'a, f32>,
     column: usize,
     columns: usize,
     c: &'a mut ViewMut<'b>,
@@ -348,6 +387,11 @@ impl Tiles<'_, '_> {
                 let a = a.add(row * self.a.row_stride + self.from * self.a.column_stride);
                 (a, self.c.data.as_mut_ptr().add(row * self.c.stride + self.column))
             };
+            let (start, start_stride) = match self.start {
+                Start::Zero => (std::ptr::null(), 0),
+                Start::Old => (c.cast_const(), self.c.stride),
+                Start::Row(row) => (row[self.column..].as_ptr(), 0),
+            };
             let place = Place {
                 depth: self.depth,
                 a,
@@ -356,7 +400,8 @@ impl Tiles<'_, '_> {
                 c,
                 c_stride: self.c.stride,
                 columns: self.columns,
-                write: self.write,
+                start,
+                start_stride,
             };
             if self.a.column_stride == 1 {
                 place.run::<S, V, true>(simd, height, self.a.row_stride);
@@ -378,7 +423,9 @@ struct Place {
     c: *mut f32,
     c_stride: usize,
     columns: usize,
-    write: Write,
+    /// Where the sums' first values are, if they do not start at 0.
+    start: *const f32,
+    start_stride: usize,
 }
 
 impl Place {
@@ -414,7 +461,7 @@ impl<const H: usize, const V: usize, const ROWS: bool> WithSimd for Tile<H, V, R
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Place { depth, mut a, mut b, b_stride, .. } = self.place;
-        let mut sums = [[simd.splat_f32s(0.0); V]; H];
+        let mut sums = self.first(simd);
         for _ in 0..depth {
             // SAFETY: H rows of A and V vectors of B are `depth` deep from where these pointers start; numbers
             // are read without regard to alignment.
@@ -439,9 +486,34 @@ impl<const H: usize, const V: usize, const ROWS: bool> WithSimd for Tile<H, V, R
 }
 
 impl<const H: usize, const V: usize, const ROWS: bool> Tile<H, V, ROWS> {
+    /// What the sums start with.
+    #[inline(always)]
+    fn first<S: Simd>(&self, simd: S) -> [[S::f32s; V]; H] {
+        let Place { start, start_stride, columns, .. } = self.place;
+        let mut sums = [[simd.splat_f32s(0.0); V]; H];
+        if start.is_null() {
+            return sums;
+        }
+        for i in 0..H {
+            for v in 0..V {
+                let width = columns.saturating_sub(v * S::F32_LANES).min(S::F32_LANES);
+                // SAFETY: the tile's rows and columns lie in C, or its columns in the row that is added.
+                unsafe {
+                    let place = start.add(i * start_stride + v * S::F32_LANES);
+                    sums[i][v] = if width == S::F32_LANES {
+                        place.cast::<S::f32s>().read_unaligned()
+                    } else {
+                        simd.partial_load_f32s(std::slice::from_raw_parts(place, width))
+                    };
+                }
+            }
+        }
+        sums
+    }
+
     #[inline(always)]
     fn store<S: Simd>(self, simd: S, sums: [[S::f32s; V]; H]) {
-        let Place { c, c_stride, columns, write, .. } = self.place;
+        let Place { c, c_stride, columns, .. } = self.place;
         for i in 0..H {
             for v in 0..V {
                 let width = columns.saturating_sub(v * S::F32_LANES).min(S::F32_LANES);
@@ -449,19 +521,9 @@ impl<const H: usize, const V: usize, const ROWS: bool> Tile<H, V, ROWS> {
                 unsafe {
                     let place = c.add(i * c_stride + v * S::F32_LANES);
                     if width == S::F32_LANES {
-                        let place = place.cast::<S::f32s>();
-                        let sum = match write {
-                            Write::Set => sums[i][v],
-                            Write::Add => simd.add_f32s(place.read_unaligned(), sums[i][v]),
-                        };
-                        place.write_unaligned(sum);
+                        place.cast::<S::f32s>().write_unaligned(sums[i][v]);
                     } else {
-                        let place = std::slice::from_raw_parts_mut(place, width);
-                        let sum = match write {
-                            Write::Set => sums[i][v],
-                            Write::Add => simd.add_f32s(simd.partial_load_f32s(place), sums[i][v]),
-                        };
-                        simd.partial_store_f32s(place, sum);
+                        simd.partial_store_f32s(std::slice::from_raw_parts_mut(place, width), sums[i][v]);
                     }
                 }
             }
@@ -597,7 +659,8 @@ mod tests {
         let c = numbers.singles(m * (n + slack));
         let (a, b) = (view(&a, m, k, slack, transposed.0), view(&b, k, n, slack, transposed.1));
         let mut expected = c.clone();
-        multiply_reference(a, b, write, &mut ViewMut::strided(&mut expected, m, n, n + slack));
+        let start = if write == Write::Add { Start::Old } else { Start::Zero };
+        multiply_reference(a, b, start, &mut ViewMut::strided(&mut expected, m, n, n + slack));
         for isa in usable() {
             let mut found = c.clone();
             multiply(isa, a, b, write, ViewMut::strided(&mut found, m, n, n + slack));
@@ -650,6 +713,22 @@ mod tests {
             for transposed in [(false, false), (true, false), (false, true), (true, true)] {
                 compare(shape, 3, transposed, Write::Add, 9);
                 compare(shape, 0, transposed, Write::Set, 9);
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_can_be_added_to_all_rows() {
+        for (m, k, n) in [(1, 1, 1), (30, 16, 30), (33, 300, 70), (5, 0, 20)] {
+            let mut numbers = Numbers::new(4);
+            let (a, b, row) = (numbers.singles(m * k), numbers.singles(k * n), numbers.singles(n));
+            let (a, b) = (View::new(&a, m, k), View::new(&b, k, n));
+            let mut expected = vec![0.0; m * n];
+            multiply_reference(a, b, Start::Row(&row), &mut ViewMut::new(&mut expected, m, n));
+            for isa in usable() {
+                let mut found = vec![7.0; m * n];
+                multiply_and_add_row(isa, a, b, &row, ViewMut::new(&mut found, m, n));
+                assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4), "{isa:?}");
             }
         }
     }

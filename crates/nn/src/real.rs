@@ -9,7 +9,7 @@ use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssign};
 
 use crate::isa::Isa;
-use crate::matmul::{self, View, ViewMut, Write};
+use crate::matmul::{self, Start, View, ViewMut};
 use crate::products;
 
 /// Partial sums of a reduction.
@@ -85,7 +85,13 @@ pub trait Real:
     }
 
     /// A product of matrices: see [`matmul::multiply`].
-    fn multiply(isa: Isa, a: View<'_, Self>, b: View<'_, Self>, write: Write, c: &mut ViewMut<'_, Self>);
+    fn multiply(
+        isa: Isa,
+        a: View<'_, Self>,
+        b: View<'_, Self>,
+        start: Start<'_, Self>,
+        c: &mut ViewMut<'_, Self>,
+    );
 
     /// `out[r][l] = left[l] . right[r]`: see [`products::products`].
     fn products(isa: Isa, left: &[&[Self]], right: &[&[Self]], out: &mut [Self]);
@@ -157,8 +163,14 @@ impl Real for f32 {
         if self < 0.0 { -value } else { value }
     }
 
-    fn multiply(isa: Isa, a: View<'_, f32>, b: View<'_, f32>, write: Write, c: &mut ViewMut<'_, f32>) {
-        matmul::multiply_tuned(isa, a, b, write, c);
+    fn multiply(
+        isa: Isa,
+        a: View<'_, f32>,
+        b: View<'_, f32>,
+        start: Start<'_, f32>,
+        c: &mut ViewMut<'_, f32>,
+    ) {
+        matmul::multiply_tuned(isa, a, b, start, c);
     }
 
     fn products(isa: Isa, left: &[&[f32]], right: &[&[f32]], out: &mut [f32]) {
@@ -209,8 +221,8 @@ impl Real for f64 {
         libm::erf(self)
     }
 
-    fn multiply(_: Isa, a: View<'_, f64>, b: View<'_, f64>, write: Write, c: &mut ViewMut<'_, f64>) {
-        matmul::multiply_reference(a, b, write, c);
+    fn multiply(_: Isa, a: View<'_, f64>, b: View<'_, f64>, start: Start<'_, f64>, c: &mut ViewMut<'_, f64>) {
+        matmul::multiply_reference(a, b, start, c);
     }
 
     fn products(_: Isa, left: &[&[f64]], right: &[&[f64]], out: &mut [f64]) {
