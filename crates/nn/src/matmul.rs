@@ -16,6 +16,7 @@ use std::mem::MaybeUninit;
 use pulp::{Simd, WithSimd};
 
 use crate::isa::Isa;
+use crate::memory::prefetch_line;
 use crate::real::Real;
 
 /// How deep a panel of B is at most: 32 KiB of the first-level cache.
@@ -71,6 +72,8 @@ pub struct ViewMut<'a, T = f32> {
     rows: usize,
     columns: usize,
     stride: usize,
+    /// Numbers behind each row that may be overwritten.
+    spare: usize,
 }
 
 impl<'a, T> ViewMut<'a, T> {
@@ -80,7 +83,7 @@ impl<'a, T> ViewMut<'a, T> {
     /// If `data` is not rows x columns long.
     pub fn new(data: &'a mut [T], rows: usize, columns: usize) -> Self {
         assert_eq!(data.len(), rows * columns, "{rows} x {columns}");
-        ViewMut { data, rows, columns, stride: columns }
+        ViewMut { data, rows, columns, stride: columns, spare: 0 }
     }
 
     /// Rows `stride` numbers apart.
@@ -89,7 +92,17 @@ impl<'a, T> ViewMut<'a, T> {
     /// If the last row ends beyond `data`, or rows overlap.
     pub fn strided(data: &'a mut [T], rows: usize, columns: usize, stride: usize) -> Self {
         check(data.len(), rows, columns, stride);
-        ViewMut { data, rows, columns, stride }
+        ViewMut { data, rows, columns, stride, spare: 0 }
+    }
+
+    /// Rows `stride` numbers apart; what lies between two rows may be overwritten with anything finite. That is
+    /// faster than to leave it alone.
+    ///
+    /// # Panics
+    /// If the space behind the last row ends beyond `data`, or rows overlap.
+    pub fn padded(data: &'a mut [T], rows: usize, columns: usize, stride: usize) -> Self {
+        check(data.len(), rows, stride, stride);
+        ViewMut { data, rows, columns, stride, spare: stride - columns }
     }
 }
 
@@ -125,7 +138,7 @@ pub fn multiply<T: Real>(isa: Isa, a: View<'_, T>, b: View<'_, T>, write: Write,
 /// # Panics
 /// If the shapes disagree.
 pub fn multiply_and_add_row<T: Real>(isa: Isa, a: View<'_, T>, b: View<'_, T>, row: &[T], c: ViewMut<'_, T>) {
-    assert_eq!(row.len(), c.columns, "a number for each column");
+    assert_eq!(row.len(), c.columns + c.spare, "a number for each column");
     multiply_from(isa, a, b, Start::Row(row), c);
 }
 
@@ -221,6 +234,9 @@ impl WithSimd for Product<'_, '_> {
                     part.pack(simd, &mut panel, self.avx);
                     (panel.0.as_ptr().cast(), vectors * S::F32_LANES)
                 };
+                // Whole vectors are written if what fills up the last one may be.
+                let room = self.c.columns + self.c.spare - column;
+                let columns = if room < vectors * S::F32_LANES { columns } else { vectors * S::F32_LANES };
                 let tiles =
                     Tiles { a: self.a, from, depth, b, b_stride, start, column, columns, c: &mut *self.c };
                 // SAFETY: `b` holds `depth` rows of whole vectors, `b_stride` apart: the panel was just made
@@ -241,6 +257,9 @@ impl WithSimd for Product<'_, '_> {
 const fn tallest<S: Simd>() -> usize {
     if S::REGISTER_COUNT >= 32 { 14 } else { 6 }
 }
+
+/// How many rows of B are called in ahead of the one that is copied.
+const AHEAD: usize = 12;
 
 /// A part of B that makes a panel.
 struct Part<'a> {
@@ -263,6 +282,11 @@ impl Part<'_> {
         if self.b.column_stride == 1 {
             for (k, to) in panel.chunks_exact_mut(width).enumerate() {
                 let start = (self.from + k) * self.b.row_stride + self.column;
+                // Short pieces far apart: the processor does not see by itself what comes next.
+                let ahead = self.b.data[start..].as_ptr().wrapping_add(AHEAD * self.b.row_stride);
+                for line in (0..width).step_by(16) {
+                    prefetch_line(ahead.wrapping_add(line).cast());
+                }
                 copy_padded(simd, &self.b.data[start..start + self.columns], to);
             }
         } else {
@@ -392,6 +416,9 @@ impl Tiles<'_, '_> {
                 Start::Old => (c.cast_const(), self.c.stride),
                 Start::Row(row) => (row[self.column..].as_ptr(), 0),
             };
+            if let Start::Old = self.start {
+                self.prefetch(row + height, height);
+            }
             let place = Place {
                 depth: self.depth,
                 a,
@@ -409,6 +436,19 @@ impl Tiles<'_, '_> {
                 place.run::<S, V, false>(simd, height, self.a.column_stride);
             }
             row += height;
+        }
+    }
+}
+
+impl Tiles<'_, '_> {
+    /// Calls in some rows of C: a sum of gradients may not have been touched for long.
+    #[inline(always)]
+    fn prefetch(&self, row: usize, height: usize) {
+        for row in row..(row + height).min(self.c.rows) {
+            let start = self.c.data.as_ptr().wrapping_add(row * self.c.stride + self.column);
+            for line in (0..self.columns).step_by(16) {
+                prefetch_line(start.wrapping_add(line).cast());
+            }
         }
     }
 }

@@ -96,7 +96,7 @@ pub fn forward<T: Real>(
         let (n, stride) = (tokens.len(), padded(tokens.len()));
         let shares = &mut kept.shares[square.clone()];
         let [q, k, v] = [0, 1, 2].map(|which| part(qkv, heads, &tokens, which, head));
-        multiply(isa, k, q.transposed(), Write::Set, ViewMut::strided(shares, n, n, stride));
+        multiply(isa, k, q.transposed(), Write::Set, ViewMut::padded(shares, n, n, stride));
         softmax::forward_columns(isa, stride, scale(heads), shares);
         let mut looks = &*shares;
         if dropout.is_on() {
@@ -136,7 +136,7 @@ pub fn backward<T: Real>(
         let looked = View::strided(looks, n, n, stride);
         multiply(isa, looked, d_out, Write::Set, part_mut(d_qkv, heads, &tokens, 2, head));
         d_shares.resize(n * stride, T::ZERO);
-        multiply(isa, v, d_out.transposed(), Write::Set, ViewMut::strided(d_shares, n, n, stride));
+        multiply(isa, v, d_out.transposed(), Write::Set, ViewMut::padded(d_shares, n, n, stride));
         if dropout.is_on() {
             // A share is never 0, so those that are have been dropped.
             dropout.backward_positive(isa, looks, d_shares);

@@ -76,16 +76,21 @@ kernel! {
         for line in 0..lines {
             let mut highest = [T::of(-1e30); LANES];
             for vector in vectors[line..].iter().step_by(lines) {
+                let values = *vector;
                 for lane in 0..LANES {
-                    highest[lane] = vector[lane].larger(highest[lane]);
+                    highest[lane] = values[lane].larger(highest[lane]);
                 }
             }
             let mut sums = [T::ZERO; LANES];
             for vector in vectors[line..].iter_mut().step_by(lines) {
+                let mut values = *vector;
                 for lane in 0..LANES {
-                    vector[lane] = ((vector[lane] - highest[lane]) * scale).exponential();
-                    sums[lane] += vector[lane];
+                    values[lane] = ((values[lane] - highest[lane]) * scale).exponential();
                 }
+                for lane in 0..LANES {
+                    sums[lane] += values[lane];
+                }
+                *vector = values;
             }
             for sum in &mut sums {
                 *sum = T::ONE / *sum;
