@@ -55,16 +55,16 @@ fn narrowed(owned: &[Owned<f64>]) -> Vec<Owned<f32>> {
     owned.iter().map(one).collect()
 }
 
+fn slices<T>(rows: &[Vec<T>]) -> Vec<&[T]> {
+    rows.iter().map(Vec::as_slice).collect()
+}
+
 fn borrowed<T, R>(owned: &[Owned<T>], job: impl FnOnce(&[Episode<'_, T>]) -> R) -> R {
-    let rows: Vec<(Vec<&[T]>, Vec<&[T]>)> = owned
-        .iter()
-        .map(|o| {
-            (o.support.iter().map(Vec::as_slice).collect(), o.queries.iter().map(Vec::as_slice).collect())
-        })
-        .collect();
+    let supports: Vec<Vec<&[T]>> = owned.iter().map(|o| slices(&o.support)).collect();
+    let queries: Vec<Vec<&[T]>> = owned.iter().map(|o| slices(&o.queries)).collect();
     let episodes: Vec<Episode<'_, T>> = owned
         .iter()
-        .zip(&rows)
+        .zip(supports.iter().zip(&queries))
         .map(|(o, (support, queries))| Episode {
             classes: o.classes,
             support,
@@ -164,6 +164,48 @@ fn single_precision_agrees_with_double_on_every_instruction_set() {
                 assert!(off < 1e-4 * size, "{isa:?} at {place}: {g} and {expected}");
             }
         }
+    }
+}
+
+/// A PyTorch model of `TransformerEncoderLayer`s with the parameters 0.4 sin(1.7 i + 0.5) (one more for the scales of
+/// norms), items sin(0.9 i) and queries cos(0.7 i), gave the figures.
+#[test]
+fn the_model_computes_what_pytorch_does() {
+    let sizes = Config { classes: 3, width: 8, heads: 2, feed_forward: 10, layers: 2, ..Config::new(6) };
+    let model = Tranfs::new(Config { dropout: 0.0, ..sizes }).unwrap();
+    let mut parameters: Vec<f64> = (0..1099).map(|i| 0.4 * (1.7 * f64::from(i) + 0.5).sin()).collect();
+    for tensor in model.layout.tensors().iter().filter(|tensor| tensor.name.ends_with(".scale")) {
+        parameters[tensor.range.clone()].iter_mut().for_each(|scale| *scale += 1.0);
+    }
+    let rows = |count: u32, f: &dyn Fn(f64) -> f64| -> Vec<Vec<f64>> {
+        (0..count).map(|i| (0..6).map(|d| f(f64::from(6 * i + d))).collect()).collect()
+    };
+    let owned = [Owned {
+        classes: 3,
+        support: rows(5, &|i| (0.9 * i).sin()),
+        given: vec![2, 0, 1, 2, 0],
+        truth: [2, 0, 1, 0, 0].map(Some).to_vec(),
+        queries: rows(4, &|i| (0.7 * i).cos()),
+        query_classes: vec![0, 2, 1, 1],
+    }];
+    let mut gradient = vec![0.0; parameters.len()];
+    let terms = borrowed(&owned, |episodes| {
+        model.losses_with(Isa::current(), &parameters, episodes, 0, &mut gradient, &mut Work::default())
+    });
+    let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found}, {expected}");
+    for (term, expected) in terms.into_iter().zip([1.072280355, 11.233081634, 0.591509522]) {
+        close(term, expected);
+    }
+    let parameters: Vec<f32> = parameters.iter().map(|&p| p as f32).collect();
+    let answer = &answers(&model, &parameters, &narrowed(&owned), None)[0];
+    let prototype = [-0.108746647, -1.528037196, -1.45505882, 0.038918381, 1.494888202, 1.490962141];
+    for (&found, expected) in answer.prototypes[6..12].iter().zip(prototype) {
+        close(f64::from(found) / 10.0, expected / 10.0);
+    }
+    for (&found, expected) in
+        answer.mislabelled.iter().zip([0.877991397, 0.811267372, 0.637651215, 0.534593815, 0.395051224])
+    {
+        close(f64::from(found), expected);
     }
 }
 
