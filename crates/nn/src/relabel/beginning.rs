@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::batch::{Pass, numbers};
+use super::buffer::Buffer;
 use super::config::{Config, ItemView};
 use super::parts::{Dense, Norm, Normed, Plan, Product, Start};
 use super::pooling::{hand_out, hand_out_backward};
@@ -40,11 +41,11 @@ struct View {
 }
 
 /// What the way back needs.
-pub(super) struct Begun<T> {
+pub(super) struct Begun<T: Real> {
     /// Items x D and items x V, if items are seen.
-    seen: Option<(Vec<T>, Normed<T>)>,
-    hidden: Vec<T>,
-    bent: Vec<T>,
+    seen: Option<(Buffer<T>, Normed<T>)>,
+    hidden: Buffer<T>,
+    bent: Buffer<T>,
 }
 
 impl Beginning {
@@ -73,14 +74,14 @@ impl Beginning {
         features: &[T],
         rows: &[(&[&[T]], &Space<T>)],
         seed: Option<u64>,
-    ) -> (Vec<T>, Begun<T>) {
+    ) -> (Buffer<T>, Begun<T>) {
         let Pass { isa, parameters, batch } = pass;
-        let mut hidden = vec![T::ZERO; batch.states * self.width];
+        let mut hidden = Buffer::new(batch.states * self.width);
         let bias = &parameters[self.bias.clone()];
         let seen = self.view.as_ref().map(|view| view.look(isa, parameters, rows, seed));
         match (&self.view, &seen) {
             (Some(view), Some((_, normed))) => {
-                let mut of_items = vec![T::ZERO; batch.items * self.width];
+                let mut of_items = Buffer::new(batch.items * self.width);
                 view.of_view.forward(isa, parameters, &normed.out, Write::Set, &mut of_items);
                 for place in &batch.places {
                     let biases = bias.repeat(place.classes);
@@ -92,7 +93,7 @@ impl Beginning {
             _ => spread(isa, bias, &mut hidden),
         }
         self.of_features.forward(isa, parameters, features, Write::Add, &mut hidden);
-        let (mut bent, mut states) = (hidden.clone(), hidden.clone());
+        let (mut bent, mut states) = (Buffer::new(hidden.len()), Buffer::new(hidden.len()));
         gelu(isa, &hidden, &mut bent);
         self.out.forward(isa, parameters, &bent, &mut states);
         (states, Begun { seen, hidden, bent })
@@ -107,15 +108,15 @@ impl Beginning {
         gradient: &mut [T],
     ) {
         let Pass { isa, parameters, batch } = pass;
-        let mut d_hidden = vec![T::ZERO; kept.hidden.len()];
+        let mut d_hidden = Buffer::new(kept.hidden.len());
         self.out.backward(isa, parameters, &kept.bent, d_states, gradient, &mut d_hidden);
         gelu_backward(isa, &kept.hidden, &mut d_hidden);
         self.of_features.backward(isa, parameters, features, &d_hidden, gradient, None);
         add_columns(isa, &d_hidden, &mut gradient[self.bias.clone()]);
         let (Some(view), Some(seen)) = (&self.view, &kept.seen) else { return };
-        let mut d_of_items = vec![T::ZERO; batch.items * self.width];
+        let mut d_of_items = Buffer::new(batch.items * self.width);
         for place in &batch.places {
-            let mut d_of_classes = vec![T::ZERO; place.classes * self.width];
+            let mut d_of_classes = Buffer::new(place.classes * self.width);
             let d_of_items = &mut d_of_items[numbers(place.items(), self.width)];
             let d_hidden = &d_hidden[numbers(place.states(), self.width)];
             hand_out_backward(isa, place, self.width, d_hidden, d_of_items, &mut d_of_classes);
@@ -132,11 +133,11 @@ impl View {
         parameters: &[T],
         rows: &[(&[&[T]], &Space<T>)],
         seed: Option<u64>,
-    ) -> (Vec<T>, Normed<T>) {
+    ) -> (Buffer<T>, Normed<T>) {
         let dim = self.settings.dim;
         let dropout = seed.map_or(Dropout::NONE, |seed| Dropout::new(self.settings.dropout, seed));
         let items: usize = rows.iter().map(|(rows, _)| rows.len()).sum();
-        let mut seen = vec![T::ZERO; items * dim];
+        let mut seen = Buffer::new(items * dim);
         let mut rest = &mut seen[..];
         for (rows, space) in rows {
             let (own, others) = rest.split_at_mut(rows.len() * dim);
@@ -144,7 +145,7 @@ impl View {
             rest = others;
         }
         dropout.apply(isa, 0, &mut seen);
-        let mut projected = vec![T::ZERO; items * self.settings.width];
+        let mut projected = Buffer::new(items * self.settings.width);
         self.projection.forward(isa, parameters, &seen, Write::Set, &mut projected);
         let normed = self.norm.forward(isa, parameters, &projected);
         (seen, normed)
@@ -154,14 +155,14 @@ impl View {
         &self,
         isa: Isa,
         parameters: &[T],
-        (seen, normed): &(Vec<T>, Normed<T>),
+        (seen, normed): &(Buffer<T>, Normed<T>),
         d_of_items: &[T],
         gradient: &mut [T],
     ) {
-        let mut d_normed = vec![T::ZERO; normed.out.len()];
+        let mut d_normed = Buffer::new(normed.out.len());
         let into = Some((Write::Set, &mut *d_normed));
         self.of_view.backward(isa, parameters, &normed.out, d_of_items, gradient, into);
-        let mut d_projected = vec![T::ZERO; d_normed.len()];
+        let mut d_projected = Buffer::new(d_normed.len());
         self.norm.backward(isa, parameters, normed, &d_normed, gradient, &mut d_projected);
         self.projection.backward(isa, parameters, seen, &d_projected, gradient, None);
     }

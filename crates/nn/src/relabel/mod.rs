@@ -16,10 +16,10 @@
 mod attention;
 mod batch;
 mod beginning;
+mod buffer;
 mod config;
 mod edge_network;
 mod edges;
-mod initial;
 mod listening;
 mod losses;
 mod mixing;
@@ -248,7 +248,7 @@ impl Head for Relabel {
     }
 
     fn initial(&self, random: &mut dyn FnMut() -> f64) -> Vec<f32> {
-        initial::numbers(&self.plan, random)
+        self.plan.initial(random)
     }
 
     fn terms(&self) -> &'static [&'static str] {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::attention::Shape;
 use super::batch::{Batch, Pass};
 use super::beginning::{Beginning, Begun};
+use super::buffer::Buffer;
 use super::config::Config;
 use super::edge_network::{self, PAIR_FEATURES, Weights};
 use super::listening::{Listened, Listening};
@@ -34,9 +35,9 @@ pub(super) struct Network {
 }
 
 /// What the way back needs.
-pub(super) struct Kept<T> {
+pub(super) struct Kept<T: Real> {
     /// A plane of all pairs for every head of every layer.
-    shares: Vec<T>,
+    shares: Buffer<T>,
     begun: Begun<T>,
     layers: Vec<(Listened<T>, Mixed<T>)>,
     last: Normed<T>,
@@ -110,10 +111,10 @@ impl Network {
         prepared: &Prepared<'_, T>,
         seed: Option<u64>,
         mut keep: impl FnMut((Listened<T>, Mixed<T>)),
-    ) -> (Outputs<T>, Vec<T>, Begun<T>, Normed<T>) {
+    ) -> (Outputs<T>, Buffer<T>, Begun<T>, Normed<T>) {
         let batch = &prepared.batch;
         let pass = Pass { isa, parameters, batch };
-        let mut shares = vec![T::ZERO; self.layers.len() * self.heads * batch.pairs];
+        let mut shares = Buffer::new(self.layers.len() * self.heads * batch.pairs);
         let edges = self.edges.of(parameters);
         edge_network::forward(isa, batch.pairs, &edges, &prepared.pair_features, &mut shares);
         let rows: Vec<_> = prepared.rows.iter().copied().zip(&prepared.spaces).collect();
@@ -124,7 +125,7 @@ impl Network {
             keep((listened, mixing.forward(pass, &mut states)));
         }
         let last = self.norm.forward(isa, parameters, &states);
-        let mut out = vec![T::ZERO; batch.states * OUTPUTS];
+        let mut out = Buffer::new(batch.states * OUTPUTS);
         self.out.forward(isa, parameters, &last.out, Write::Set, &mut out);
         (Outputs::split(batch, &out), shares, begun, last)
     }
@@ -142,12 +143,12 @@ impl Network {
         let batch = &prepared.batch;
         let pass = Pass { isa, parameters, batch };
         let d_out = d_outputs.join(batch);
-        let mut d_last = vec![T::ZERO; kept.last.out.len()];
+        let mut d_last = Buffer::new(kept.last.out.len());
         let into = Some((Write::Set, &mut *d_last));
         self.out.backward(isa, parameters, &kept.last.out, &d_out, gradient, into);
-        let mut d_states = vec![T::ZERO; d_last.len()];
+        let mut d_states = Buffer::new(d_last.len());
         self.norm.backward(isa, parameters, &kept.last, &d_last, gradient, &mut d_states);
-        let mut d_logits = vec![T::ZERO; kept.shares.len()];
+        let mut d_logits = Buffer::new(kept.shares.len());
         let planes = (self.heads * batch.pairs).max(1);
         let layers = self.layers.iter().zip(&kept.layers);
         let pairs = kept.shares.chunks_exact(planes).zip(d_logits.chunks_exact_mut(planes));
