@@ -11,6 +11,7 @@ use super::buffer::Buffer;
 use super::config::{Config, ItemView};
 use super::parts::{Dense, Norm, Normed, Plan, Product, Start};
 use super::pooling::{hand_out, hand_out_backward};
+use super::prepare::Prepared;
 use super::space::Space;
 use super::start::START_FEATURES;
 use crate::isa::Isa;
@@ -67,18 +68,17 @@ impl Beginning {
         }
     }
 
-    /// The states, and what was kept. `rows` are the items, needed where they are seen.
+    /// The states, and what was kept. Without a seed items are seen whole.
     pub(super) fn forward<T: Real>(
         &self,
         pass: Pass<'_, T>,
-        features: &[T],
-        rows: &[(&[&[T]], &Space<T>)],
+        prepared: &Prepared<'_, T>,
         seed: Option<u64>,
     ) -> (Buffer<T>, Begun<T>) {
         let Pass { isa, parameters, batch } = pass;
         let mut hidden = Buffer::new(batch.states * self.width);
         let bias = &parameters[self.bias.clone()];
-        let seen = self.view.as_ref().map(|view| view.look(isa, parameters, rows, seed));
+        let seen = self.view.as_ref().map(|view| view.look(pass, prepared, seed));
         match (&self.view, &seen) {
             (Some(view), Some((_, normed))) => {
                 let mut of_items = Buffer::new(batch.items * self.width);
@@ -92,7 +92,7 @@ impl Beginning {
             }
             _ => spread(isa, bias, &mut hidden),
         }
-        self.of_features.forward(isa, parameters, features, Write::Add, &mut hidden);
+        self.of_features.forward(isa, parameters, &prepared.start_features, Write::Add, &mut hidden);
         let (mut bent, mut states) = (Buffer::new(hidden.len()), Buffer::new(hidden.len()));
         gelu(isa, &hidden, &mut bent);
         self.out.forward(isa, parameters, &bent, &mut states);
@@ -102,7 +102,7 @@ impl Beginning {
     pub(super) fn backward<T: Real>(
         &self,
         pass: Pass<'_, T>,
-        features: &[T],
+        prepared: &Prepared<'_, T>,
         kept: &Begun<T>,
         d_states: &[T],
         gradient: &mut [T],
@@ -111,7 +111,7 @@ impl Beginning {
         let mut d_hidden = Buffer::new(kept.hidden.len());
         self.out.backward(isa, parameters, &kept.bent, d_states, gradient, &mut d_hidden);
         gelu_backward(isa, &kept.hidden, &mut d_hidden);
-        self.of_features.backward(isa, parameters, features, &d_hidden, gradient, None);
+        self.of_features.backward(isa, parameters, &prepared.start_features, &d_hidden, gradient, None);
         add_columns(isa, &d_hidden, &mut gradient[self.bias.clone()]);
         let (Some(view), Some(seen)) = (&self.view, &kept.seen) else { return };
         let mut d_of_items = Buffer::new(batch.items * self.width);
@@ -126,26 +126,25 @@ impl Beginning {
 }
 
 impl View {
-    /// The items as they are seen, and the normalised view. Without a seed nothing is dropped.
+    /// The items as they are seen, and the normalised view.
     fn look<T: Real>(
         &self,
-        isa: Isa,
-        parameters: &[T],
-        rows: &[(&[&[T]], &Space<T>)],
+        pass: Pass<'_, T>,
+        prepared: &Prepared<'_, T>,
         seed: Option<u64>,
     ) -> (Buffer<T>, Normed<T>) {
+        let Pass { isa, parameters, batch } = pass;
         let dim = self.settings.dim;
         let dropout = seed.map_or(Dropout::NONE, |seed| Dropout::new(self.settings.dropout, seed));
-        let items: usize = rows.iter().map(|(rows, _)| rows.len()).sum();
-        let mut seen = Buffer::new(items * dim);
+        let mut seen = Buffer::new(batch.items * dim);
         let mut rest = &mut seen[..];
-        for (rows, space) in rows {
+        for (rows, space) in prepared.rows.iter().zip(&prepared.spaces) {
             let (own, others) = rest.split_at_mut(rows.len() * dim);
             place_rows(isa, rows, space, own);
             rest = others;
         }
         dropout.apply(isa, 0, &mut seen);
-        let mut projected = Buffer::new(items * self.settings.width);
+        let mut projected = Buffer::new(batch.items * self.settings.width);
         self.projection.forward(isa, parameters, &seen, Write::Set, &mut projected);
         let normed = self.norm.forward(isa, parameters, &projected);
         (seen, normed)

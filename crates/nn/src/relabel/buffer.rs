@@ -10,10 +10,8 @@ use std::ops::{Deref, DerefMut};
 
 use crate::real::Real;
 
-/// Buffers of more bytes than this go back to the system.
-const LARGEST: usize = 32 << 20;
-/// So many are kept for a thread and kind of number.
-const MOST: usize = 256;
+/// So many bytes a thread keeps of each kind of number; what is more goes back to the system.
+const MOST: usize = 64 << 20;
 
 thread_local! {
     /// A `Vec<Vec<T>>` for every kind of number.
@@ -54,13 +52,12 @@ fn with_kept<T: Real, R>(run: impl FnOnce(&mut Vec<Vec<T>>) -> R) -> R {
 impl<T: Real> Drop for Buffer<T> {
     fn drop(&mut self) {
         let numbers = std::mem::take(&mut self.0);
-        if numbers.capacity() * size_of::<T>() <= LARGEST {
-            with_kept(|kept| {
-                if kept.len() < MOST {
-                    kept.push(numbers);
-                }
-            });
-        }
+        with_kept(|kept: &mut Vec<Vec<T>>| {
+            let held: usize = kept.iter().map(Vec::capacity).sum();
+            if (held + numbers.capacity()) * size_of::<T>() <= MOST {
+                kept.push(numbers);
+            }
+        });
     }
 }
 
