@@ -27,11 +27,13 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum What {
     Tranfs(Box<heads::TranfsArguments>),
+    Relabel(Box<heads::RelabelArguments>),
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.what {
         What::Tranfs(arguments) => heads::train_tranfs(arguments),
+        What::Relabel(arguments) => heads::train_relabel(arguments),
     }
 }
 
