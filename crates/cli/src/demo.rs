@@ -87,8 +87,9 @@ impl Arguments {
         noises.extend(levels(NoiseKind::Outlier, &[0.2, 0.4, 0.6]));
         let sampler = Sampler::new(characters, Some(others), self.spec(WAYS), noises)?;
         let registry = Registry::default();
+        let complete = registry.infos().iter().filter(|info| info.is_complete());
         let methods: Vec<NamedMethod> =
-            registry.infos().iter().map(|info| registry.parse(info.name)).collect::<Result<_, _>>()?;
+            complete.map(|info| registry.parse(info.name)).collect::<Result<_, _>>()?;
         let progress = Progress::over(self.episodes);
         let experiment = Experiment {
             embeddings: characters,

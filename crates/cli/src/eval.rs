@@ -34,7 +34,8 @@ pub struct Arguments {
     /// Labels of a .npy file, where they do not lie beside it
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
-    /// Methods, separated by commas; parameters follow after colons [default: all]
+    /// Methods, separated by commas; parameters follow after colons [default: all that
+    /// need no model]
     #[arg(short, long, value_delimiter = ',', value_name = "METHOD")]
     methods: Vec<String>,
     /// List all methods with their parameters and stop
@@ -148,15 +149,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 impl Arguments {
     fn methods(&self) -> anyhow::Result<Vec<NamedMethod>> {
         let registry = Registry::default();
+        let complete = registry.infos().iter().filter(|info| info.is_complete());
         let names: Vec<String> = match self.methods.is_empty() {
-            true => registry.infos().iter().map(|info| info.name.to_string()).collect(),
+            true => complete.map(|info| info.name.to_string()).collect(),
             false => self.methods.clone(),
         };
         let methods: Vec<NamedMethod> =
             names.iter().map(|name| registry.parse(name)).collect::<Result<_, _>>()?;
         for (place, method) in methods.iter().enumerate() {
             let again = methods[..place].iter().any(|earlier| earlier.label == method.label);
-            anyhow::ensure!(!again, "method '{}' is asked for twice", method.label);
+            anyhow::ensure!(!again, "method '{}' is asked for twice; name one with as=NAME", method.label);
         }
         if let Some(baseline) = &self.baseline {
             let known: Vec<&str> = methods.iter().map(|method| method.label.as_str()).collect();
@@ -220,7 +222,7 @@ impl Arguments {
 }
 
 /// Reads a file and checks it, saying so where that takes time.
-fn open(path: &Path, labels: Option<&Path>) -> anyhow::Result<Embeddings> {
+pub fn open(path: &Path, labels: Option<&Path>) -> anyhow::Result<Embeddings> {
     let mut embeddings = match labels {
         Some(labels) => Embeddings::read_pair(path, labels)?,
         None => Embeddings::read(path)?,
@@ -239,7 +241,8 @@ fn list_methods(registry: &Registry) -> String {
     for info in registry.infos() {
         text.push_str(&format!("{:<12}{}\n", info.name, info.summary));
         for parameter in info.parameters {
-            let setting = format!("{}={}", parameter.name, parameter.default);
+            let default = if parameter.default.is_empty() { "FILE" } else { parameter.default };
+            let setting = format!("{}={default}", parameter.name);
             text.push_str(&format!("              {setting:<18}{}\n", parameter.meaning));
         }
     }

@@ -12,6 +12,7 @@ mod output;
 mod pictures_argument;
 mod progress;
 mod threads;
+mod train;
 
 use clap::{Parser, Subcommand};
 
@@ -29,6 +30,7 @@ enum Command {
     Inspect(inspect::Arguments),
     Embed(embed::Arguments),
     Eval(Box<eval::Arguments>),
+    Train(train::Arguments),
     Bench(bench::Arguments),
 }
 
@@ -41,6 +43,7 @@ fn main() -> std::process::ExitCode {
             Command::Inspect(arguments) => inspect::run(&arguments),
             Command::Embed(arguments) => embed::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
+            Command::Train(arguments) => train::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),
         }
     };

@@ -119,6 +119,8 @@ const NEARLY_TIED: f32 = 1e-4;
 pub enum Classifier {
     /// The nearest prototype wins.
     Prototypes(Mixture),
+    /// The nearest of explicit vectors wins.
+    Vectors(Vec<Vec<f32>>),
     /// The largest cosine wins.
     Cosine(Mixture),
     /// The largest cosine with explicit vectors wins.
@@ -142,7 +144,7 @@ impl Classifier {
         match self {
             _ if queries.is_empty() => Vec::new(),
             Classifier::Prototypes(mixture) => mixture.nearest(task, queries),
-            Classifier::Linear { .. } | Classifier::CosineVectors(_) => {
+            Classifier::Linear { .. } | Classifier::CosineVectors(_) | Classifier::Vectors(_) => {
                 self.classify_with(task, queries, &[], rng)
             }
             _ => self.classify_with(task, queries, &queries.products(task.support.rows()), rng),
@@ -176,6 +178,15 @@ impl Classifier {
                     mixture.products(class, products, count).into_iter().map(|p| p * scale).collect()
                 };
                 mixture.squared_norms.iter().enumerate().map(score).collect()
+            }
+            Classifier::Vectors(vectors) => {
+                let rows: Vec<&[f32]> = vectors.iter().map(Vec::as_slice).collect();
+                let products = queries.products(&rows);
+                let score = |(row, products): (&&[f32], &[f32])| {
+                    let norm = products::squared_norm(Isa::current(), row);
+                    products.iter().map(|product| 2.0 * product - norm).collect()
+                };
+                rows.iter().zip(products.chunks_exact(count)).map(score).collect()
             }
             Classifier::CosineVectors(vectors) => {
                 let rows: Vec<&[f32]> = vectors.iter().map(Vec::as_slice).collect();

@@ -128,7 +128,7 @@ pub fn flat(layout: &Layout, tensors: &Tensors) -> Result<Vec<f32>> {
     {
         return Err(problem(format!("its configuration knows no tensor '{extra}'")));
     }
-    let mut parameters = vec![0.0; layout.len()];
+    // Shapes first: only then is it known that no more is allocated than the file holds.
     for wanted in layout.tensors() {
         let name = &wanted.name;
         let found = tensors.get(name).ok_or_else(|| problem(format!("it has no tensor '{name}'")))?;
@@ -136,6 +136,9 @@ pub fn flat(layout: &Layout, tensors: &Tensors) -> Result<Vec<f32>> {
             let (found, wanted) = (&found.shape, &wanted.shape);
             return Err(problem(format!("tensor '{name}' has shape {found:?} instead of {wanted:?}")));
         }
+    }
+    let mut parameters = vec![0.0; layout.len()];
+    for (wanted, found) in layout.tensors().iter().filter_map(|t| Some((t, tensors.get(&t.name)?))) {
         parameters[wanted.range.clone()].copy_from_slice(&found.values);
     }
     Ok(parameters)

@@ -17,6 +17,7 @@ pub mod memory;
 pub mod parameters;
 pub mod products;
 pub mod real;
+pub mod relabel;
 pub mod schedule;
 pub mod short;
 pub mod softmax_regression;

@@ -16,9 +16,13 @@ mod protonet;
 mod registry;
 mod rnnp;
 mod similarity;
+mod tranfs;
 
 pub(crate) use registry::nearest as nearest_name;
 pub use registry::{MethodInfo, NamedMethod, Parameter, Parameters, Registry};
+pub use tranfs::{
+    CleanKind, KIND as TRANFS, PositionKind, TokenKind, TrainedTranfs, TranfsConfig, TranfsOptions,
+};
 
 use crate::classifier::{Classifier, Mixture};
 use crate::error::Result;
@@ -47,6 +51,21 @@ pub struct Verdict {
     pub weight: f32,
     /// The probability that its label is wrong, from methods that estimate one.
     pub p_wrong: Option<f32>,
+    /// What to do with it, from methods that can tell.
+    pub call: Option<Call>,
+}
+
+/// What to do with a support item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// Its label is right.
+    Keep,
+    /// It belongs to this class.
+    Relabel(u32),
+    /// It belongs to none of the classes.
+    Outlier,
+    /// None of these is likely enough.
+    Unsure,
 }
 
 impl Verdict {
@@ -58,7 +77,7 @@ impl Verdict {
 
 /// Nearest prototypes from weights within classes (which sum to 1), and what the weights say of the items.
 fn weighted_prototypes(task: &Task<'_>, weights: &[Vec<f32>]) -> Fitted {
-    let mut verdicts = vec![Verdict { weight: 0.0, p_wrong: None }; task.support.len()];
+    let mut verdicts = vec![Verdict { weight: 0.0, p_wrong: None, call: None }; task.support.len()];
     for (members, weights) in task.support.members().iter().zip(weights) {
         for (&item, weight) in members.iter().zip(weights) {
             verdicts[item as usize].weight = weight * members.len() as f32;

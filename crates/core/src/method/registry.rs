@@ -1,6 +1,7 @@
 //! Finds methods by name and reads their parameters.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use super::Method;
 use crate::error::{Error, Result};
@@ -18,12 +19,19 @@ pub struct MethodInfo {
     pub build: fn(&Parameters<'_>) -> Result<Box<dyn Method>>,
 }
 
+impl MethodInfo {
+    /// Whether it can be asked for by its name alone: a parameter without a default must be given.
+    pub fn is_complete(&self) -> bool {
+        self.parameters.iter().all(|parameter| !parameter.default.is_empty())
+    }
+}
+
 /// Something that can be set.
 #[derive(Debug, Clone, Copy)]
 pub struct Parameter {
     /// The name before the `=`.
     pub name: &'static str,
-    /// The value where none is given.
+    /// The value where none is given; empty if one must be.
     pub default: &'static str,
     /// What it means.
     pub meaning: &'static str,
@@ -66,6 +74,14 @@ impl<'a> Parameters<'a> {
         self.parsed(name, "a whole number from 1 to 1000000", |value| (1..=1_000_000).contains(value))
     }
 
+    /// The path of a file.
+    pub fn file(&self, name: &'static str, allowed: &'static str) -> Result<&'a Path> {
+        match self.text(name) {
+            "" => Err(self.refuse(name, allowed)),
+            path => Ok(Path::new(path)),
+        }
+    }
+
     /// One of a few words.
     pub fn choice<T: Copy>(
         &self,
@@ -95,7 +111,7 @@ impl<'a> Parameters<'a> {
 
 /// A method and the text it was asked for by.
 pub struct NamedMethod {
-    /// For instance `cosine:T=0.5`.
+    /// For instance `cosine:T=0.5`, or the name given with `as=`.
     pub label: String,
     /// The method.
     pub method: Box<dyn Method>,
@@ -122,6 +138,7 @@ impl Default for Registry {
                 matching::INFO,
                 baseline_plus_plus::INFO,
                 rnnp::INFO,
+                tranfs::INFO,
             ],
         }
     }
@@ -146,20 +163,35 @@ impl Registry {
         let info =
             self.infos.iter().find(|info| info.name == name).ok_or_else(|| self.unknown_method(name))?;
         let mut parameters = Parameters { info, given: BTreeMap::new() };
+        let mut label = None;
         for part in parts {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            if key == "as" && !value.is_empty() {
+                label = Some(value.to_string());
+                continue;
+            }
             if !info.parameters.iter().any(|parameter| parameter.name == key) {
                 return Err(unknown_parameter(info, key));
             }
             parameters.given.insert(key, value);
         }
-        Ok(NamedMethod { label: text.trim().to_string(), method: (info.build)(&parameters)? })
+        let label = label.unwrap_or_else(|| shortened(text.trim()));
+        Ok(NamedMethod { label, method: (info.build)(&parameters)? })
     }
 
     fn unknown_method(&self, name: &str) -> Error {
         let names: Vec<&str> = self.infos.iter().map(|info| info.name).collect();
         Error::UnknownMethod { name: name.into(), nearest: nearest(name, &names), known: names.join(", ") }
     }
+}
+
+/// Tables have no room for the folders of a model file.
+fn shortened(text: &str) -> String {
+    let short = |part: &str| match part.strip_prefix("model=").map(|path| Path::new(path).file_stem()) {
+        Some(Some(stem)) => format!("model={}", stem.to_string_lossy()),
+        _ => part.to_string(),
+    };
+    text.split(':').map(short).collect::<Vec<_>>().join(":")
 }
 
 fn unknown_parameter(info: &MethodInfo, name: &str) -> Error {
@@ -187,13 +219,27 @@ mod tests {
     #[test]
     fn every_method_is_found_by_its_name_with_its_defaults() {
         let registry = Registry::default();
-        for info in registry.infos() {
+        for info in registry.infos().iter().filter(|info| info.is_complete()) {
             assert!(registry.parse(info.name).is_ok(), "{}", info.name);
             for parameter in info.parameters {
                 let spelled_out = format!("{}:{}={}", info.name, parameter.name, parameter.default);
                 assert!(registry.parse(&spelled_out).is_ok(), "{spelled_out}");
             }
         }
+    }
+
+    #[test]
+    fn a_method_without_its_model_says_what_it_needs() {
+        let message = problem("tranfs").to_string();
+        assert!(message.contains("model is a model file, as `trueshot train tranfs` writes it"), "{message}");
+        assert!(problem("tranfs:model=nowhere.safetensors").to_string().contains("cannot read nowhere"));
+    }
+
+    #[test]
+    fn labels_are_short_and_can_be_chosen() {
+        assert_eq!(shortened("tranfs:model=a/b/sym.safetensors:orders=8"), "tranfs:model=sym:orders=8");
+        assert_eq!(Registry::default().parse("cosine:T=0.5:as=warm").unwrap().label, "warm");
+        assert_eq!(Registry::default().parse("cosine:T=0.5").unwrap().label, "cosine:T=0.5");
     }
 
     #[test]

@@ -128,7 +128,7 @@ fn squared_norm(task: &Task<'_>, centre: &[f32]) -> f32 {
 fn verdicts(task: &Task<'_>, centres: &[Vec<f32>]) -> Vec<Verdict> {
     let weight = |(item, &class): (usize, &u32)| {
         let members = task.support.members()[class as usize].len() as f32;
-        Verdict { weight: centres[class as usize][item] * members, p_wrong: None }
+        Verdict { weight: centres[class as usize][item] * members, p_wrong: None, call: None }
     };
     task.support.given().iter().enumerate().map(weight).collect()
 }

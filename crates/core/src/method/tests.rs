@@ -344,7 +344,7 @@ fn one_shot_and_lone_items_give_finite_answers_everywhere() {
     for sizes in [&[1, 1, 1][..], &[1, 4, 2], &[2, 2]] {
         let mut problem = Problem::new(sizes, 19, 8);
         problem.truth = problem.given.iter().map(|&class| Some(class)).collect();
-        for info in Registry::default().infos() {
+        for info in Registry::default().infos().iter().filter(|info| info.is_complete()) {
             let answers = problem.answers(info.name);
             assert_eq!(answers.len(), 6 * sizes.len(), "{}", info.name);
             assert!(answers.iter().all(|&answer| (answer as usize) < sizes.len()), "{}", info.name);
@@ -365,7 +365,7 @@ fn one_shot_and_lone_items_give_finite_answers_everywhere() {
 fn rows_of_zeros_and_equal_rows_do_no_harm() {
     let mut problem = Problem::new(&[3, 3], 11, 9);
     problem.rows.iter_mut().for_each(|row| row.fill(0.0));
-    for info in Registry::default().infos() {
+    for info in Registry::default().infos().iter().filter(|info| info.is_complete()) {
         assert_eq!(problem.answers(info.name).len(), 12, "{}", info.name);
         let verdicts = problem.fit(info.name).1.unwrap_or_default();
         assert!(verdicts.iter().all(|verdict| verdict.weight.is_finite()), "{}", info.name);

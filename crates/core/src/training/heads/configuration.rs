@@ -73,13 +73,13 @@ pub struct Validation {
     pub every: u64,
     /// Episodes of each.
     pub episodes: u64,
-    /// Numbers of classes.
+    /// Numbers of classes; none: as in training.
     pub ways: Vec<Span>,
-    /// Numbers of labelled items.
+    /// Numbers of labelled items; none: as in training.
     pub shots: Vec<Span>,
     /// Queries a class.
     pub queries: usize,
-    /// Noise types and levels.
+    /// Noise types and levels; none: as in training.
     pub noise: Vec<NoiseLevels>,
     /// The seed of the episodes, which are always the same.
     pub seed: u64,

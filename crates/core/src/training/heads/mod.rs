@@ -8,6 +8,7 @@
 pub mod configuration;
 mod episodes;
 mod overlap;
+mod tranfs;
 mod validation;
 
 pub use configuration::Configuration;
@@ -49,6 +50,16 @@ pub trait HeadOptions: serde::Serialize + serde::de::DeserializeOwned + Clone {
     /// Refuses numbers that make no sense.
     fn check(&self) -> Result<()>;
 
+    /// The same with what follows from the largest number of ways in training episodes.
+    fn for_episodes(&self, _ways: usize) -> Self {
+        self.clone()
+    }
+
+    /// The most classes of an episode, if there is a limit.
+    fn most_classes(&self) -> Option<usize> {
+        None
+    }
+
     /// The head for features of so many dimensions.
     fn build(&self, dim: usize) -> Result<Box<dyn LearnedHead>>;
 
@@ -89,9 +100,17 @@ impl<'a> HeadTrainee<'a> {
         validation: Vec<Bank<'a>>,
     ) -> Result<Self> {
         configuration.check()?;
-        configuration.model.check()?;
+        let most = |spans: &[configuration::Span]| spans.iter().map(|span| span.max).max().unwrap_or(0);
+        let ways = most(&configuration.episodes.ways);
+        let options = configuration.model.for_episodes(ways);
+        options.check()?;
+        if let Some(classes) = options.most_classes() {
+            let needed = ways.max(most(&configuration.validation.ways));
+            let fits = format!("{needed} or more, the most ways of an episode");
+            configuration::allowed("model.classes", classes, classes >= needed, &fits)?;
+        }
         let dim = training.first().map_or(0, |bank| bank.embeddings.dim());
-        let head: Arc<dyn LearnedHead> = configuration.model.build(dim)?.into();
+        let head: Arc<dyn LearnedHead> = options.build(dim)?.into();
         Self::with_head(head, configuration, training, validation)
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::configuration::{self, Span};
+use super::configuration;
 use super::episodes::{Bank, Shape, check_used, numbers};
 use crate::episode::{EpisodeSpec, Episodes, Images};
 use crate::error::Result;
@@ -106,6 +106,7 @@ fn once(noise: &[NoiseLevels]) -> Vec<Noise> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::training::heads::configuration::Span;
 
     #[test]
     fn spans_of_shots_are_settings_of_their_own() {

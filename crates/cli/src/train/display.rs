@@ -1,0 +1,192 @@
+//! How training looks: on a terminal a bar, the losses and the last validation, kept up to date below a line for
+//! every validation; elsewhere just those lines.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use trueshot::training::{Event, Record, Watcher};
+
+use crate::progress::goes_on;
+
+/// How much of a step's loss enters the mean that is shown.
+const FRESHNESS: f64 = 0.03;
+/// The screen is not redrawn more often.
+const REDRAW: Duration = Duration::from_millis(100);
+
+pub struct Display {
+    all: MultiProgress,
+    bar: ProgressBar,
+    losses: ProgressBar,
+    validation: ProgressBar,
+    terms: Vec<String>,
+    means: Vec<f64>,
+    steps: u64,
+    /// Steps done when this process began, and when that was.
+    begun: (u64, Instant),
+    drawn: Instant,
+}
+
+impl Display {
+    pub fn new() -> Self {
+        let all = MultiProgress::new();
+        let bar = all.add(ProgressBar::new(0));
+        let line = |bar: ProgressBar| {
+            bar.set_style(ProgressStyle::with_template("{msg}").expect("the template is ours"));
+            bar
+        };
+        let losses = line(all.add(ProgressBar::new(0)));
+        let validation = line(all.add(ProgressBar::new(0)));
+        let style = "{bar:30} step {human_pos}/{human_len}  {msg}";
+        bar.set_style(ProgressStyle::with_template(style).expect("the template is ours"));
+        let now = Instant::now();
+        Display {
+            all,
+            bar,
+            losses,
+            validation,
+            terms: Vec::new(),
+            means: Vec::new(),
+            steps: 0,
+            begun: (0, now),
+            drawn: now,
+        }
+    }
+
+    /// Takes the bars away.
+    pub fn finish(&self) {
+        [&self.bar, &self.losses, &self.validation].into_iter().for_each(ProgressBar::finish_and_clear);
+    }
+
+    fn begin(&mut self, done: u64, steps: u64, terms: &[String]) {
+        (self.steps, self.terms, self.begun) = (steps, terms.to_vec(), (done, Instant::now()));
+        self.bar.set_length(steps);
+        self.bar.set_position(done);
+        if done > 0 {
+            self.say(&format!("going on behind step {done}"));
+        }
+    }
+
+    fn step(&mut self, done: u64, terms: &[f64]) {
+        if self.means.is_empty() {
+            self.means = terms.to_vec();
+        }
+        self.means.iter_mut().zip(terms).for_each(|(mean, term)| *mean += FRESHNESS * (term - *mean));
+        if self.drawn.elapsed() < REDRAW {
+            return;
+        }
+        self.drawn = Instant::now();
+        self.bar.set_position(done);
+        self.bar.set_message(self.pace(done));
+        self.losses.set_message(losses(&self.terms, &self.means));
+    }
+
+    /// Steps a second since this process began, and how long the rest will take.
+    fn pace(&self, done: u64) -> String {
+        let (before, since) = self.begun;
+        let rate = (done - before) as f64 / since.elapsed().as_secs_f64().max(1e-9);
+        let left = (self.steps - done) as f64 / rate.max(1e-9);
+        format!("{} steps/s  {} left", significant(rate), duration(left))
+    }
+
+    fn record(&mut self, record: &Record, is_best: bool) {
+        if record.score.is_none() && record.step < self.steps {
+            return;
+        }
+        let (names, means): (Vec<String>, Vec<f64>) = record.terms.iter().cloned().unzip();
+        let validation = validation(record);
+        let best = if is_best && record.score.is_some() { "  best" } else { "" };
+        let steps = self.steps.to_string();
+        self.say(&format!(
+            "step {:>width$}/{steps}  {}{}{validation}{best}  ({})",
+            record.step,
+            losses(&names, &means),
+            if validation.is_empty() { "" } else { "  " },
+            self.pace(record.step),
+            width = steps.len(),
+        ));
+        self.validation.set_message(validation);
+    }
+
+    /// A line that stays: above the bars on a terminal, plain elsewhere.
+    fn say(&self, line: &str) {
+        if self.all.is_hidden() {
+            eprintln!("{line}");
+        } else if let Err(error) = self.all.println(line) {
+            eprintln!("{line} ({error})");
+        }
+    }
+}
+
+impl Watcher for Display {
+    fn event(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Begins { done, steps, terms } => self.begin(*done, *steps, terms),
+            Event::Stepped { done, terms } => self.step(*done, terms),
+            Event::Recorded { record, is_best } => self.record(record, *is_best),
+            Event::Saved { .. } => {}
+            Event::Warning(text) => self.say(&format!("warning: {text}")),
+        }
+    }
+
+    fn goes_on(&self) -> bool {
+        goes_on()
+    }
+}
+
+fn losses(terms: &[String], means: &[f64]) -> String {
+    let total: f64 = means.iter().sum();
+    let each: Vec<String> =
+        terms.iter().zip(means).map(|(name, mean)| format!("{name} {}", significant(*mean))).collect();
+    match each.len() {
+        0 | 1 => format!("loss {}", significant(total)),
+        _ => format!("loss {} ({})", significant(total), each.join(", ")),
+    }
+}
+
+fn validation(record: &Record) -> String {
+    let Some(score) = record.score else { return String::new() };
+    let figures: Vec<String> =
+        record.validation.iter().map(|(name, value)| format!("{name} {value:.2}")).collect();
+    match figures.len() {
+        0 | 1 => format!("validation {score:.2}"),
+        _ => format!("validation {score:.2}: {}", figures.join(", ")),
+    }
+}
+
+/// Three or four digits that mean something.
+fn significant(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+fn duration(seconds: f64) -> String {
+    let seconds = seconds.round().min(1e9) as u64;
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {:02} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_numbers_are_short() {
+        assert_eq!([duration(12.4), duration(61.0), duration(7260.0)], ["12 s", "1 min 01 s", "2 h 01 min"]);
+        let numbers = [1234.5, 12.34, 1.234, 0.1234].map(significant);
+        assert_eq!(numbers, ["1234", "12.3", "1.23", "0.123"]);
+    }
+
+    #[test]
+    fn a_line_says_what_the_loss_is_made_of() {
+        let terms = ["queries".to_string(), "clean".to_string()];
+        assert_eq!(losses(&terms, &[1.0, 0.5]), "loss 1.50 (queries 1.00, clean 0.500)");
+        assert_eq!(losses(&terms[..1], &[1.0]), "loss 1.00");
+    }
+}

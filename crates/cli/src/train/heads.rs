@@ -1,0 +1,337 @@
+//! `trueshot train tranfs`, `trueshot train relabel`: heads on embeddings.
+//!
+//! Flags are a table with the sections of the configuration file, so that they can be laid over it as they are.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use trueshot::Embeddings;
+use trueshot::method::TranfsOptions;
+use trueshot::noise::{NoiseKind, NoiseLevels};
+use trueshot::training::configuration;
+use trueshot::training::heads::configuration::{Configuration, Span};
+use trueshot::training::heads::{self, Bank, HeadOptions, HeadTrainee};
+
+use super::{Course, RunArguments};
+
+/// Train TraNFS, a transformer that turns a noisy support set into prototypes
+///
+/// Learns from episodes drawn from embeddings with noise put into their support sets, on frozen features: one model
+/// for one backbone. Where several augmented copies of an image are in the file (their item names end in #1, #2,
+/// ..), an episode takes any one of them.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot train tranfs train.safetensors --val val.safetensors -o tranfs.safetensors
+  trueshot train tranfs train.safetensors --val val.safetensors -o tranfs.safetensors --resume
+  trueshot train tranfs train.safetensors --val val.safetensors -o paired.safetensors \\
+      --noise paired=0,20,40 --from tranfs.safetensors
+  trueshot train tranfs train.safetensors --outliers other-train.safetensors --val val.safetensors \\
+      --val-outliers other-val.safetensors --noise outlier=0,20,40 -o outlier.safetensors
+  trueshot train tranfs --config tranfs.toml --seed 1 -o again.safetensors
+  trueshot eval test.safetensors --methods protonet,tranfs:model=tranfs.safetensors")]
+pub struct TranfsArguments {
+    #[command(flatten)]
+    run: RunArguments,
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    model: TranfsFlags,
+}
+
+pub fn train_tranfs(arguments: &TranfsArguments) -> anyhow::Result<()> {
+    let mut flags = configuration::table(&arguments.options);
+    flags.insert("model".into(), configuration::table(&arguments.model).into());
+    train(&arguments.run, Configuration::<TranfsOptions>::tranfs(), flags)
+}
+
+/// What all heads have in common.
+#[derive(Args, Serialize)]
+struct Options {
+    #[command(flatten)]
+    data: DataFlags,
+    #[command(flatten)]
+    episodes: EpisodeFlags,
+    #[command(flatten)]
+    validation: ValidationFlags,
+    #[command(flatten)]
+    optimiser: OptimiserFlags,
+    /// Updates of the parameters
+    #[arg(long, help_heading = "Optimiser")]
+    steps: Option<u64>,
+    /// Start from the parameters of another model of the same kind and size
+    #[arg(long, value_name = "MODEL", help_heading = "Optimiser")]
+    from: Option<PathBuf>,
+    /// Same seed, same model
+    #[arg(short, long, help_heading = "The run")]
+    seed: Option<u64>,
+    /// Pieces a step's episodes are cut into, at most as many threads are used
+    #[arg(long, help_heading = "The run")]
+    parts: Option<usize>,
+}
+
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Data")]
+struct DataFlags {
+    /// Embeddings to train on
+    #[arg(value_name = "EMBEDDINGS", required_unless_present = "config")]
+    train: Option<Vec<PathBuf>>,
+    /// Embeddings of other classes that outlier noise draws from; one file for each of the above
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    outliers: Option<Vec<PathBuf>>,
+    /// Embeddings of further classes to choose the best model by
+    #[arg(long = "val", value_name = "FILE", num_args = 1..)]
+    validation: Option<Vec<PathBuf>>,
+    /// Outliers for validation
+    #[arg(long = "val-outliers", value_name = "FILE", num_args = 1..)]
+    validation_outliers: Option<Vec<PathBuf>>,
+}
+
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Training episodes")]
+struct EpisodeFlags {
+    /// Episodes a step
+    #[arg(long, value_name = "N")]
+    per_step: Option<usize>,
+    /// Classes of an episode: numbers or ranges to draw from, such as 5 or 3-10
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    ways: Option<Vec<Span>>,
+    /// Labelled items a class: numbers to draw from, such as 1,2,5,10; of a range (3-10) every class draws its own
+    #[arg(long, value_name = "K,..", value_delimiter = ',')]
+    shots: Option<Vec<Span>>,
+    /// Queries a class
+    #[arg(long, value_name = "Q")]
+    queries: Option<usize>,
+    /// A noise type and the levels to draw from, in percent; can be repeated, all are equally likely
+    #[arg(short, long, value_name = "TYPE=LEVEL,..")]
+    noise: Option<Vec<NoiseLevels>>,
+}
+
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Validation")]
+struct ValidationFlags {
+    /// Steps between two validations
+    #[arg(long = "val-every", value_name = "STEPS")]
+    every: Option<u64>,
+    /// Episodes of a validation, the same ones every time
+    #[arg(long = "val-episodes", value_name = "N")]
+    episodes: Option<u64>,
+    /// Classes of an episode [default: as in training]
+    #[arg(long = "val-ways", value_name = "N,..", value_delimiter = ',')]
+    ways: Option<Vec<Span>>,
+    /// Labelled items a class [default: as in training]
+    #[arg(long = "val-shots", value_name = "K,..", value_delimiter = ',')]
+    shots: Option<Vec<Span>>,
+    /// Queries a class
+    #[arg(long = "val-queries", value_name = "Q")]
+    queries: Option<usize>,
+    /// Noise types and levels; the score is the mean accuracy over all of them [default: as in training]
+    #[arg(long = "val-noise", value_name = "TYPE=LEVEL,..")]
+    noise: Option<Vec<NoiseLevels>>,
+    /// The seed of the episodes
+    #[arg(long = "val-seed", value_name = "SEED")]
+    seed: Option<u64>,
+}
+
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Optimiser")]
+struct OptimiserFlags {
+    /// The highest learning rate of AdamW
+    #[arg(long)]
+    rate: Option<f64>,
+    /// How strongly parameters are drawn to zero
+    #[arg(long)]
+    weight_decay: Option<f64>,
+    /// The share of the run over which the rate rises
+    #[arg(long, value_name = "SHARE")]
+    warm_up: Option<f64>,
+    /// How the rate falls
+    #[arg(long, value_enum)]
+    schedule: Option<Fall>,
+    /// Where a cosine ends, as a share of the rate
+    #[arg(long, value_name = "SHARE")]
+    floor: Option<f64>,
+    /// With --schedule steps: what the rate is multiplied by
+    #[arg(long, value_name = "FACTOR")]
+    decay: Option<f64>,
+    /// With --schedule steps: how often, as a share of the run
+    #[arg(long, value_name = "SHARE")]
+    decay_every: Option<f64>,
+    /// The longest gradient; 0: any
+    #[arg(long, value_name = "LENGTH")]
+    clip: Option<f64>,
+}
+
+#[derive(Clone, Copy, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Fall {
+    Cosine,
+    Steps,
+    Constant,
+}
+
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Model")]
+struct TranfsFlags {
+    /// The most classes the model can tell apart; 0: as many as training episodes have
+    #[arg(long, value_name = "N")]
+    classes: Option<usize>,
+    /// Layers of the encoder
+    #[arg(long, value_name = "N")]
+    layers: Option<usize>,
+    /// Numbers of a token
+    #[arg(long, value_name = "N")]
+    width: Option<usize>,
+    /// Attention heads, a divisor of the width
+    #[arg(long, value_name = "N")]
+    heads: Option<usize>,
+    /// Width of the feed-forward part
+    #[arg(long, value_name = "N")]
+    feed_forward: Option<usize>,
+    /// The share of numbers dropped in training
+    #[arg(long, value_name = "SHARE")]
+    dropout: Option<f64>,
+    /// What class tokens are
+    #[arg(long, value_enum)]
+    class_tokens: Option<TokenKind>,
+    /// What is added to the tokens of a class
+    #[arg(long, value_enum)]
+    positions: Option<PositionKind>,
+    /// Whether the way back to features is the transpose of the way in
+    #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
+    tied: Option<bool>,
+    /// How prototypes are drawn to the mean of the clean items
+    #[arg(long, value_enum)]
+    clean_loss: Option<CleanKind>,
+    /// The weight of that loss
+    #[arg(long, value_name = "W")]
+    clean_weight: Option<f64>,
+    /// The weight of telling which labels are wrong
+    #[arg(long, value_name = "W")]
+    mislabelled_weight: Option<f64>,
+}
+
+#[derive(Clone, Copy, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum TokenKind {
+    Random,
+    Learned,
+    Mean,
+}
+
+#[derive(Clone, Copy, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum PositionKind {
+    Learned,
+    Random,
+}
+
+#[derive(Clone, Copy, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum CleanKind {
+    Distance,
+    Cosine,
+}
+
+/// Reads the configuration and the data, and trains.
+fn train<M: HeadOptions + Send + Sync>(
+    run: &RunArguments,
+    defaults: Configuration<M>,
+    flags: toml::Table,
+) -> anyhow::Result<()> {
+    let mut configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
+    settle(&mut configuration, &defaults);
+    configuration.check()?;
+    configuration.model.check()?;
+    let steps = configuration.steps;
+    let outcome = run.threads.run(|| {
+        let files = open_all(&configuration)?;
+        let banks = |data: &[PathBuf], outliers: &[PathBuf]| -> Vec<Bank<'_>> {
+            let bank = |(place, path): (usize, &PathBuf)| Bank {
+                embeddings: &files[path.as_path()],
+                outliers: outliers.get(place).map(|path| &files[path.as_path()]),
+            };
+            data.iter().enumerate().map(bank).collect()
+        };
+        let data = &configuration.data;
+        let training = banks(&data.train, &data.outliers);
+        let validation = banks(&data.validation, &data.validation_outliers);
+        for overlap in heads::overlaps(&training, &validation) {
+            eprintln!("warning: {overlap}");
+        }
+        let course = Course {
+            title: format!("{}, {} steps of {} episodes", M::KIND, steps, configuration.episodes.per_step),
+            steps,
+            validate_every: configuration.validation.every,
+            configuration: configuration::text(&configuration),
+            identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
+        };
+        let mut trainee = HeadTrainee::new(&configuration, training, validation)?;
+        eprintln!("{} parameters, seed {}", grouped(trainee.parameters().len()), configuration.seed);
+        run.train(&mut trainee, course)
+    })?;
+    run.conclude(&outcome, steps);
+    Ok(())
+}
+
+/// Fills in what follows from the rest: validation is like training unless said otherwise, and there is no outlier
+/// noise without outliers unless somebody asks for it.
+fn settle<M>(configuration: &mut Configuration<M>, defaults: &Configuration<M>) {
+    let is_outlier = |levels: &NoiseLevels| levels.0.iter().any(|noise| noise.kind == NoiseKind::Outlier);
+    let (episodes, validation, data) =
+        (&mut configuration.episodes, &mut configuration.validation, &configuration.data);
+    let has_outliers = episodes.noise.iter().any(is_outlier);
+    if has_outliers && data.outliers.is_empty() && episodes.noise == defaults.episodes.noise {
+        eprintln!("no outliers were given (--outliers), so there will be no outlier noise in training");
+        episodes.noise.retain(|levels| !is_outlier(levels));
+    }
+    if validation.ways.is_empty() {
+        validation.ways = episodes.ways.clone();
+    }
+    if validation.shots.is_empty() {
+        validation.shots = episodes.shots.clone();
+    }
+    if validation.noise.is_empty() {
+        validation.noise = episodes.noise.clone();
+        let has_outliers = validation.noise.iter().any(is_outlier);
+        if has_outliers && data.validation_outliers.is_empty() && !data.validation.is_empty() {
+            eprintln!(
+                "no outliers were given for validation (--val-outliers), so it will have no outlier noise"
+            );
+            validation.noise.retain(|levels| !is_outlier(levels));
+        }
+    }
+}
+
+/// Every file once, however often it is named.
+fn open_all<M>(configuration: &Configuration<M>) -> anyhow::Result<BTreeMap<&Path, Embeddings>> {
+    let data = &configuration.data;
+    let all = [&data.train, &data.outliers, &data.validation, &data.validation_outliers];
+    let mut files = BTreeMap::new();
+    for path in all.into_iter().flatten() {
+        if !files.contains_key(path.as_path()) {
+            let embeddings = crate::eval::open(path, None)?;
+            eprintln!(
+                "{}: {} rows of {} numbers, {} classes",
+                path.display(),
+                grouped(embeddings.len()),
+                embeddings.dim(),
+                embeddings.classes().len()
+            );
+            files.insert(path.as_path(), embeddings);
+        }
+    }
+    Ok(files)
+}
+
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let groups: Vec<&str> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(|group| std::str::from_utf8(group).unwrap_or_default())
+        .collect();
+    groups.join(",")
+}

@@ -1,0 +1,131 @@
+//! `trueshot train`: one module a family of models, one display for all.
+
+mod display;
+mod heads;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use trueshot::training::{Files, Outcome, Plan, Start, Trainee, train};
+
+use crate::progress::listen_for_interrupts;
+use crate::threads::Threads;
+use display::Display;
+
+/// Train a model
+///
+/// A run writes its best model so far, its whole configuration, its metrics and its learning curves side by side.
+/// It can be stopped with Ctrl-C, killed or cut off: `--resume` goes on from the last checkpoint and ends in the
+/// same model, to the byte.
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Tranfs(Box<heads::TranfsArguments>),
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    match &arguments.what {
+        What::Tranfs(arguments) => heads::train_tranfs(arguments),
+    }
+}
+
+/// What every training has.
+#[derive(Args)]
+#[command(next_help_heading = "The run")]
+pub struct RunArguments {
+    /// The model file to write, ending in .safetensors; the other files of the run lie beside it
+    #[arg(short, long, value_name = "MODEL", value_parser = model_path)]
+    pub output: PathBuf,
+    /// Read options from FILE (TOML); flags come on top
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Go on from the last checkpoint, if there is one
+    #[arg(long, conflicts_with = "overwrite")]
+    resume: bool,
+    /// Begin again, even if there is an earlier model or a run to go on with
+    #[arg(long)]
+    overwrite: bool,
+    /// The longest time between two checkpoints, in seconds; there is one after every validation anyway
+    #[arg(long, default_value_t = 60.0, value_name = "S")]
+    save_every: f64,
+    /// Steps between two lines of metrics
+    #[arg(long, default_value_t = 100, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
+    record_every: u64,
+    #[command(flatten)]
+    pub threads: Threads,
+}
+
+/// What the trainer needs to know about a run.
+pub struct Course {
+    pub title: String,
+    pub steps: u64,
+    pub validate_every: u64,
+    pub configuration: String,
+    pub identity: toml::Table,
+}
+
+impl RunArguments {
+    /// Trains, showing how it goes.
+    pub fn train(&self, trainee: &mut dyn Trainee, course: Course) -> anyhow::Result<Outcome> {
+        anyhow::ensure!(
+            self.save_every.is_finite() && self.save_every >= 0.0,
+            "--save-every is {}; allowed: 0 or more seconds",
+            self.save_every
+        );
+        let plan = Plan {
+            output: self.output.clone(),
+            title: course.title,
+            steps: course.steps,
+            validate_every: course.validate_every,
+            record_every: self.record_every,
+            save_every: Duration::from_secs_f64(self.save_every),
+            configuration: course.configuration,
+            identity: course.identity,
+        };
+        let start = match (self.resume, self.overwrite) {
+            (true, _) => Start::Resume,
+            (_, true) => Start::Overwrite,
+            _ => Start::Fresh,
+        };
+        if start == Start::Resume && !plan.output.exists() && !Files::of(&plan.output).checkpoint.exists() {
+            eprintln!("there is no checkpoint beside {} yet: beginning", plan.output.display());
+        }
+        listen_for_interrupts();
+        let mut display = Display::new();
+        let outcome = train(trainee, &plan, start, &mut display);
+        display.finish();
+        Ok(outcome?)
+    }
+
+    /// Says how it ended; stopped by hand is neither done nor failed.
+    pub fn conclude(&self, outcome: &Outcome, steps: u64) {
+        let files = Files::of(&self.output);
+        let score = outcome.best_score.map_or(String::new(), |score| format!(", validation {score:.2}"));
+        if outcome.best_step > 0 {
+            eprintln!("{}: the model of step {}{score}", files.model.display(), outcome.best_step);
+        }
+        if outcome.finished {
+            eprintln!("{}: how it was learnt", files.curves.display());
+        } else {
+            eprintln!(
+                "stopped after {} of {steps} steps, all saved; go on with the same command and --resume",
+                outcome.done
+            );
+            std::process::exit(130);
+        }
+    }
+}
+
+fn model_path(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match path.extension().is_some_and(|extension| extension == "safetensors") {
+        true => Ok(path),
+        false => Err("a model's name ends in .safetensors".into()),
+    }
+}

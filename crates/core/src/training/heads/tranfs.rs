@@ -1,0 +1,83 @@
+//! TraNFS in training: its defaults, and the way from options to a network.
+
+use trueshot_nn::head::Head;
+use trueshot_nn::tranfs::Tranfs;
+
+use super::configuration::{Configuration, Data, Episodes, Optimiser, Span, Validation};
+use super::{HeadOptions, LearnedHead};
+use crate::error::Result;
+use crate::method::{Method, TRANFS, TrainedTranfs, TranfsConfig, TranfsOptions};
+use crate::model::Model;
+
+impl Configuration<TranfsOptions> {
+    /// How the figures of the paper's main setting came about: one model for symmetric noise.
+    pub fn tranfs() -> Self {
+        let noise = vec!["symmetric=0,20,40".parse().expect("ours")];
+        Configuration {
+            seed: 0,
+            steps: 25_000,
+            parts: 4,
+            from: Default::default(),
+            data: Data::default(),
+            episodes: Episodes {
+                per_step: 16,
+                ways: vec![Span::exactly(5)],
+                shots: vec![Span::exactly(5)],
+                queries: 15,
+                noise,
+            },
+            validation: Validation {
+                every: 1000,
+                episodes: 500,
+                ways: vec![],
+                shots: vec![],
+                queries: 15,
+                noise: vec![],
+                seed: 0,
+            },
+            optimiser: Optimiser::default(),
+            model: TranfsOptions::default(),
+        }
+    }
+}
+
+struct TranfsHead {
+    options: TranfsOptions,
+    network: Tranfs,
+}
+
+impl HeadOptions for TranfsOptions {
+    const KIND: &'static str = TRANFS;
+
+    fn check(&self) -> Result<()> {
+        TranfsOptions::check(self)
+    }
+
+    fn for_episodes(&self, ways: usize) -> Self {
+        let classes = if self.classes == 0 { ways } else { self.classes };
+        TranfsOptions { classes, ..self.clone() }
+    }
+
+    fn most_classes(&self) -> Option<usize> {
+        Some(self.classes)
+    }
+
+    fn build(&self, dim: usize) -> Result<Box<dyn LearnedHead>> {
+        Ok(Box::new(TranfsHead { options: self.clone(), network: self.network(dim)? }))
+    }
+}
+
+impl LearnedHead for TranfsHead {
+    fn head(&self) -> &dyn Head {
+        &self.network
+    }
+
+    fn model(&self, parameters: &[f32]) -> Model {
+        let config = TranfsConfig { dim: self.network.config().dim, options: self.options.clone() };
+        Model::new(TRANFS, &config, self.network.layout(), parameters)
+    }
+
+    fn method(&self, parameters: &[f32]) -> Box<dyn Method> {
+        Box::new(TrainedTranfs::new(self.network.clone(), parameters.to_vec()))
+    }
+}

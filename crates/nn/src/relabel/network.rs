@@ -1,0 +1,217 @@
+//! The network: from prepared support sets to a logit for every state, and all the way back.
+
+use std::ops::Range;
+
+use super::attention::Shape;
+use super::batch::{Batch, Pass};
+use super::beginning::{Beginning, Begun};
+use super::config::Config;
+use super::edge_network::{self, PAIR_FEATURES, Weights};
+use super::listening::{Listened, Listening};
+use super::losses::LOG_SCALE_START;
+use super::mixing::{Mixed, Mixing};
+use super::parts::{Norm, Normed, Plan, Product, Start};
+use super::prepare::Prepared;
+use super::verdict::{Evidence, PRIOR_START};
+use crate::isa::Isa;
+use crate::matmul::Write;
+use crate::real::Real;
+
+/// Numbers that come out of a state: evidence for its class, logarithm of its multiplier, evidence for "none".
+const OUTPUTS: usize = 3;
+
+/// Where the parameters lie.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Network {
+    heads: usize,
+    edges: Weights<Range<usize>>,
+    beginning: Beginning,
+    layers: Vec<(Listening, Mixing)>,
+    norm: Norm,
+    out: Product,
+    pub(super) prior: Range<usize>,
+    pub(super) log_scale: Range<usize>,
+}
+
+/// What the way back needs.
+pub(super) struct Kept<T> {
+    /// A plane of all pairs for every head of every layer.
+    shares: Vec<T>,
+    begun: Begun<T>,
+    layers: Vec<(Listened<T>, Mixed<T>)>,
+    last: Normed<T>,
+}
+
+/// What comes out, for all episodes one behind the other; also its gradient.
+#[derive(Debug, Clone)]
+pub(super) struct Outputs<T> {
+    /// A number for every state.
+    pub(super) classes: Vec<T>,
+    /// A number for every state.
+    pub(super) multipliers: Vec<T>,
+    /// A number for every item.
+    pub(super) none: Vec<T>,
+}
+
+impl Network {
+    pub(super) fn new(plan: &mut Plan, config: &Config) -> Self {
+        let Config { width, heads, hidden, edge_hidden, layers, .. } = *config;
+        let edges = Weights {
+            hidden: plan.product("edges.hidden", PAIR_FEATURES, edge_hidden, PAIR_FEATURES).weight,
+            bias: plan.add("edges.hidden.bias".into(), &[edge_hidden], Start::Uniform(0.5)),
+            out: plan.product("edges.out", edge_hidden, layers * heads, edge_hidden).weight,
+        };
+        let beginning = Beginning::new(plan, config);
+        let layer = |layer: usize| {
+            let listening = Listening::new(plan, &format!("layer{layer}.attention"), Shape { width, heads });
+            (listening, Mixing::new(plan, &format!("layer{layer}.mixing"), width, hidden))
+        };
+        Network {
+            heads,
+            edges,
+            beginning,
+            layers: (0..layers).map(layer).collect(),
+            norm: plan.norm("out.norm", width),
+            // Zero: before training a prototype is what the prior makes of it.
+            out: plan.product_from("out", width, OUTPUTS, Start::Fill(0.0)),
+            prior: plan.add("prior".into(), &[PRIOR_START.len()], Start::Values(PRIOR_START.to_vec())),
+            log_scale: plan.add("log_scale".into(), &[1], Start::Fill(LOG_SCALE_START)),
+        }
+    }
+
+    /// What comes out in training, and all that was met on the way.
+    pub(super) fn forward<T: Real>(
+        &self,
+        isa: Isa,
+        parameters: &[T],
+        prepared: &Prepared<'_, T>,
+        seed: u64,
+    ) -> (Outputs<T>, Kept<T>) {
+        let mut layers = Vec::with_capacity(self.layers.len());
+        let (out, shares, begun, last) =
+            self.run(isa, parameters, prepared, Some(seed), |layer| layers.push(layer));
+        (out, Kept { shares, begun, layers, last })
+    }
+
+    /// What comes out where only that is wanted: nothing is dropped from items, nothing kept for long.
+    pub(super) fn outputs<T: Real>(
+        &self,
+        isa: Isa,
+        parameters: &[T],
+        prepared: &Prepared<'_, T>,
+    ) -> Outputs<T> {
+        self.run(isa, parameters, prepared, None, drop).0
+    }
+
+    fn run<T: Real>(
+        &self,
+        isa: Isa,
+        parameters: &[T],
+        prepared: &Prepared<'_, T>,
+        seed: Option<u64>,
+        mut keep: impl FnMut((Listened<T>, Mixed<T>)),
+    ) -> (Outputs<T>, Vec<T>, Begun<T>, Normed<T>) {
+        let batch = &prepared.batch;
+        let pass = Pass { isa, parameters, batch };
+        let mut shares = vec![T::ZERO; self.layers.len() * self.heads * batch.pairs];
+        let edges = self.edges.of(parameters);
+        edge_network::forward(isa, batch.pairs, &edges, &prepared.pair_features, &mut shares);
+        let rows: Vec<_> = prepared.rows.iter().copied().zip(&prepared.spaces).collect();
+        let (mut states, begun) = self.beginning.forward(pass, &prepared.start_features, &rows, seed);
+        let planes = shares.chunks_exact_mut((self.heads * batch.pairs).max(1));
+        for ((listening, mixing), shares) in self.layers.iter().zip(planes) {
+            let listened = listening.forward(pass, &mut states, shares);
+            keep((listened, mixing.forward(pass, &mut states)));
+        }
+        let last = self.norm.forward(isa, parameters, &states);
+        let mut out = vec![T::ZERO; batch.states * OUTPUTS];
+        self.out.forward(isa, parameters, &last.out, Write::Set, &mut out);
+        (Outputs::split(batch, &out), shares, begun, last)
+    }
+
+    /// Adds to the gradient of the parameters.
+    pub(super) fn backward<T: Real>(
+        &self,
+        isa: Isa,
+        parameters: &[T],
+        prepared: &Prepared<'_, T>,
+        kept: &Kept<T>,
+        d_outputs: &Outputs<T>,
+        gradient: &mut [T],
+    ) {
+        let batch = &prepared.batch;
+        let pass = Pass { isa, parameters, batch };
+        let d_out = d_outputs.join(batch);
+        let mut d_last = vec![T::ZERO; kept.last.out.len()];
+        let into = Some((Write::Set, &mut *d_last));
+        self.out.backward(isa, parameters, &kept.last.out, &d_out, gradient, into);
+        let mut d_states = vec![T::ZERO; d_last.len()];
+        self.norm.backward(isa, parameters, &kept.last, &d_last, gradient, &mut d_states);
+        let mut d_logits = vec![T::ZERO; kept.shares.len()];
+        let planes = (self.heads * batch.pairs).max(1);
+        let layers = self.layers.iter().zip(&kept.layers);
+        let pairs = kept.shares.chunks_exact(planes).zip(d_logits.chunks_exact_mut(planes));
+        for (((listening, mixing), (listened, mixed)), (shares, d_logits)) in layers.zip(pairs).rev() {
+            mixing.backward(pass, mixed, &mut d_states, gradient);
+            listening.backward(pass, listened, shares, &mut d_states, d_logits, gradient);
+        }
+        let features = &prepared.start_features;
+        self.beginning.backward(pass, features, &kept.begun, &d_states, gradient);
+        let (edges, mut d_edges) = (self.edges.of(parameters), self.edges.of_mut(gradient));
+        let features = &prepared.pair_features;
+        edge_network::backward(isa, batch.pairs, &edges, features, &d_logits, &mut d_edges);
+    }
+}
+
+impl<T: Real> Outputs<T> {
+    /// Evidence for "none" is a mean over the item's states.
+    fn split(batch: &Batch, out: &[T]) -> Self {
+        let column = |place: usize| out.chunks_exact(OUTPUTS).map(|row| row[place]).collect::<Vec<T>>();
+        let each = column(2);
+        let mut none = Vec::with_capacity(batch.items);
+        for place in &batch.places {
+            let share = T::of(1.0 / place.classes as f64);
+            let items = each[place.states()].chunks_exact(place.classes);
+            none.extend(items.map(|states| states.iter().copied().sum::<T>() * share));
+        }
+        Outputs { classes: column(0), multipliers: column(1), none }
+    }
+
+    fn join(&self, batch: &Batch) -> Vec<T> {
+        let mut out = Vec::with_capacity(self.classes.len() * OUTPUTS);
+        for place in &batch.places {
+            let share = T::of(1.0 / place.classes as f64);
+            for (item, state) in place.states().enumerate() {
+                let none = self.none[place.items().start + item / place.classes];
+                out.extend([self.classes[state], self.multipliers[state], none * share]);
+            }
+        }
+        out
+    }
+
+    /// The part of one episode.
+    pub(super) fn of(&self, states: Range<usize>, items: Range<usize>) -> Evidence<'_, T> {
+        Evidence {
+            classes: &self.classes[states.clone()],
+            multipliers: &self.multipliers[states],
+            none: &self.none[items],
+        }
+    }
+}
+
+impl Weights<Range<usize>> {
+    fn of<'a, T>(&self, numbers: &'a [T]) -> Weights<&'a [T]> {
+        Weights {
+            hidden: &numbers[self.hidden.clone()],
+            bias: &numbers[self.bias.clone()],
+            out: &numbers[self.out.clone()],
+        }
+    }
+
+    fn of_mut<'a, T>(&self, numbers: &'a mut [T]) -> Weights<&'a mut [T]> {
+        let all = &mut numbers[self.hidden.start..self.out.end];
+        let (hidden, rest) = all.split_at_mut(self.hidden.len());
+        let (bias, out) = rest.split_at_mut(self.bias.len());
+        Weights { hidden, bias, out }
+    }
+}
