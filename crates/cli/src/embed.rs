@@ -6,10 +6,10 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use trueshot::embeddings::Precision;
 use trueshot_vision::embed::{Report, Request, embed};
-use trueshot_vision::{Augmentation, Backbone, Collection, Fit};
+use trueshot_vision::{Augmentation, Backbone, Collection};
 
 use crate::output::{check_writable, write_file};
-use crate::pictures_argument::{Pictures, tell_skipped};
+use crate::pictures_argument::{FitArgument, Pictures, tell_skipped};
 use crate::progress::Progress;
 use crate::threads::Threads;
 
@@ -36,9 +36,6 @@ pub struct Arguments {
     backbone: PathBuf,
     #[command(flatten)]
     pictures: Pictures,
-    /// Which split of the split file (or of omniglot) to embed
-    #[arg(long, value_name = "NAME")]
-    split: Option<String>,
     /// Change every picture at random: flip, crop, colour
     #[arg(long)]
     augment: bool,
@@ -70,23 +67,12 @@ enum Stored {
     F32,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum FitArgument {
-    /// Stretch the whole picture
-    Squash,
-    /// Take the square in its middle
-    Crop,
-}
-
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output].into_iter().chain(&arguments.skipped))?;
     arguments.threads.run(|| {
         let mut backbone = Backbone::open(&arguments.backbone)?;
-        backbone.set_fit(match arguments.fit {
-            FitArgument::Squash => Fit::Squash,
-            FitArgument::Crop => Fit::Crop,
-        });
-        let collection = arguments.pictures.open(&arguments.images, arguments.split.as_deref())?;
+        backbone.set_fit(arguments.fit.into());
+        let collection = arguments.pictures.open(&arguments.images)?;
         let start = Instant::now();
         let report = arguments.embed(&collection, &backbone)?;
         arguments.tell(&collection, &report)?;

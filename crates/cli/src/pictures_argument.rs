@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
 use trueshot_vision::split::Split;
-use trueshot_vision::{Collection, Reading, Skipped};
+use trueshot_vision::{Collection, Fit, Reading, Skipped};
 
 /// How the source of pictures is to be understood.
 #[derive(Args)]
@@ -12,19 +13,44 @@ pub struct Pictures {
     /// A JSON file that says which classes are in which split: {"train": [..], "val": [..], "test": [..]}
     #[arg(long, value_name = "JSON")]
     pub split_file: Option<PathBuf>,
+    /// Which split of the split file (or of omniglot) to take
+    #[arg(long, value_name = "NAME")]
+    split: Option<String>,
     /// Take the pictures in train/, val/ and test/ together; classes are the folders below
     #[arg(long)]
     pub pool: bool,
     /// Take the first N pictures of every class, by name
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub limit_per_class: Option<u64>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit_per_class: Option<u32>,
 }
 
 impl Pictures {
-    /// Lists the pictures of a split, or all.
-    pub fn open(&self, path: &Path, split: Option<&str>) -> anyhow::Result<Collection> {
+    /// Lists the pictures.
+    pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
+        let part = Part {
+            split_file: self.split_file.as_deref(),
+            split: self.split.as_deref(),
+            pool: self.pool,
+            limit_per_class: self.limit_per_class.map(|limit| limit as usize),
+        };
+        part.open(path)
+    }
+}
+
+/// Which part of a source to take.
+#[derive(Clone, Copy)]
+pub struct Part<'a> {
+    pub split_file: Option<&'a Path>,
+    pub split: Option<&'a str>,
+    pub pool: bool,
+    pub limit_per_class: Option<usize>,
+}
+
+impl Part<'_> {
+    /// Lists the pictures of that part.
+    pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
         let mut collection = Collection::open(path, Reading { pool: self.pool })?;
-        if let Some(split) = self.split(&collection, split)? {
+        if let Some(split) = self.split(&collection)? {
             let missing = collection.keep_split(&split)?;
             if let Some(first) = missing.first() {
                 let (count, name) = (missing.len(), &split.name);
@@ -32,21 +58,38 @@ impl Pictures {
             }
         }
         if let Some(limit) = self.limit_per_class {
-            collection.keep_first(usize::try_from(limit).unwrap_or(usize::MAX));
+            collection.keep_first(limit);
         }
         Ok(collection)
     }
 
-    fn split(&self, collection: &Collection, split: Option<&str>) -> anyhow::Result<Option<Split>> {
-        Ok(match (&self.split_file, split) {
+    fn split(&self, collection: &Collection) -> anyhow::Result<Option<Split>> {
+        Ok(match (self.split_file, self.split) {
             (Some(file), Some(name)) => Some(Split::open(file, name)?),
             (None, Some(name)) if collection.is_built_in() => Some(Split::of_omniglot(name)?),
-            (None, Some(name)) => {
-                anyhow::bail!("--split {name} needs a --split-file that says what is in it")
-            }
+            (None, Some(name)) => anyhow::bail!("--split {name} needs a --split-file that says what is in it"),
             (Some(_), None) => anyhow::bail!("--split-file is given but no --split NAME"),
             (None, None) => None,
         })
+    }
+}
+
+/// What becomes of a picture that is no square.
+#[derive(Clone, Copy, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FitArgument {
+    /// Stretch the whole picture
+    Squash,
+    /// Take the square in its middle
+    Crop,
+}
+
+impl From<FitArgument> for Fit {
+    fn from(argument: FitArgument) -> Self {
+        match argument {
+            FitArgument::Squash => Fit::Squash,
+            FitArgument::Crop => Fit::Crop,
+        }
     }
 }
 

@@ -18,7 +18,7 @@ const MOST_PIXELS: u64 = 1 << 27;
 /// So many pixels are always believed; above, a byte of the file must account for at most [`PIXELS_A_BYTE`].
 const BELIEVED_PIXELS: u64 = 1 << 22;
 /// A blank page in PNG packs about a thousand pixels into a byte; photographs some tens.
-const PIXELS_A_BYTE: u64 = 4096;
+const PIXELS_A_BYTE: u64 = 2048;
 /// What a decoder may hold at once, the picture included.
 const MOST_MEMORY: u64 = 1 << 30;
 /// The largest file that is read.

@@ -22,6 +22,12 @@ use crate::error::{Error, Result, Skipped, Unreadable};
 use crate::picture::{Channels, Picture};
 use crate::split::Split;
 
+/// Whether a path is not one but the name of the built-in data set; a file or folder of that name is meant
+/// rather.
+pub fn is_built_in(path: &Path) -> bool {
+    path.as_os_str() == drawings::NAME && !path.exists()
+}
+
 /// How a source is to be understood.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reading {
@@ -69,7 +75,7 @@ impl Collection {
         let path = path.as_ref();
         let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
         let ends = |ending: &str| name.ends_with(ending);
-        if path.as_os_str() == drawings::NAME && !path.exists() {
+        if is_built_in(path) {
             return drawings::list();
         }
         let found = if path.is_dir() {
@@ -119,7 +125,7 @@ impl Collection {
 
     /// Whether it is the built-in data set.
     pub fn is_built_in(&self) -> bool {
-        self.path.as_os_str() == drawings::NAME
+        is_built_in(&self.path)
     }
 
     /// The names of the classes, sorted.
