@@ -18,7 +18,7 @@ use crate::isa::Isa;
 use crate::kernel::kernel;
 use crate::layers::activation::{gelu, gelu_backward};
 use crate::layers::dropout::Dropout;
-use crate::layers::linear::{add_columns, spread};
+use crate::layers::linear::add_columns;
 use crate::matmul::Write;
 use crate::real::Real;
 
@@ -90,7 +90,7 @@ impl Beginning {
                     hand_out(isa, place, self.width, of_items, &biases, hidden);
                 }
             }
-            _ => spread(isa, bias, &mut hidden),
+            _ => hidden.chunks_exact_mut(bias.len()).for_each(|row| row.copy_from_slice(bias)),
         }
         self.of_features.forward(isa, parameters, &prepared.start_features, Write::Add, &mut hidden);
         let (mut bent, mut states) = (Buffer::new(hidden.len()), Buffer::new(hidden.len()));
