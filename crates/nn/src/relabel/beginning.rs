@@ -4,13 +4,11 @@
 //! The view is h P, normalised: h the item in the episode's space with some of its numbers dropped, P of D x V.
 //! It goes through the first weight once for every item, not once for every state.
 
-use std::ops::Range;
-
 use super::batch::{Pass, numbers};
 use super::buffer::Buffer;
 use super::config::{Config, ItemView};
-use super::parts::{Dense, Norm, Normed, Plan, Product, Start};
-use super::pooling::{hand_out, hand_out_backward};
+use super::parts::{Norm, Normed, Plan, Product, Start};
+use super::pooling::{add_to_states, add_to_states_backward};
 use super::prepare::Prepared;
 use super::space::Space;
 use super::start::START_FEATURES;
@@ -18,7 +16,7 @@ use crate::isa::Isa;
 use crate::kernel::kernel;
 use crate::layers::activation::{gelu, gelu_backward};
 use crate::layers::dropout::Dropout;
-use crate::layers::linear::add_columns;
+use crate::layers::linear::Linear;
 use crate::matmul::Write;
 use crate::real::Real;
 
@@ -27,9 +25,8 @@ use crate::real::Real;
 pub(super) struct Beginning {
     width: usize,
     view: Option<View>,
-    of_features: Product,
-    bias: Range<usize>,
-    out: Dense,
+    of_features: Linear,
+    out: Linear,
 }
 
 /// The part that sees items.
@@ -62,8 +59,7 @@ impl Beginning {
         Beginning {
             width,
             view,
-            of_features: plan.product("start.features", START_FEATURES, width, fan_in),
-            bias: plan.add("start.bias".into(), &[width], Start::Fill(0.0)),
+            of_features: plan.dense("start.features", START_FEATURES, width, fan_in),
             out: plan.dense("start.out", width, width, width),
         }
     }
@@ -77,22 +73,23 @@ impl Beginning {
     ) -> (Buffer<T>, Begun<T>) {
         let Pass { isa, parameters, batch } = pass;
         let mut hidden = Buffer::new(batch.states * self.width);
-        let bias = &parameters[self.bias.clone()];
-        let seen = self.view.as_ref().map(|view| view.look(pass, prepared, seed));
-        match (&self.view, &seen) {
-            (Some(view), Some((_, normed))) => {
-                let mut of_items = Buffer::new(batch.items * self.width);
-                view.of_view.forward(isa, parameters, &normed.out, Write::Set, &mut of_items);
-                for place in &batch.places {
-                    let biases = bias.repeat(place.classes);
-                    let of_items = &of_items[numbers(place.items(), self.width)];
-                    let hidden = &mut hidden[numbers(place.states(), self.width)];
-                    hand_out(isa, place, self.width, of_items, &biases, hidden);
-                }
+        self.of_features.forward(isa, parameters, &prepared.start_features, &mut hidden);
+        let seen = self.view.as_ref().map(|view| {
+            let seen = view.look(pass, prepared, seed);
+            let mut of_items = Buffer::new(batch.items * self.width);
+            view.of_view.forward(isa, parameters, &seen.1.out, Write::Set, &mut of_items);
+            for place in &batch.places {
+                let of_items = &of_items[numbers(place.items(), self.width)];
+                add_to_states(
+                    isa,
+                    place,
+                    self.width,
+                    of_items,
+                    &mut hidden[numbers(place.states(), self.width)],
+                );
             }
-            _ => hidden.chunks_exact_mut(bias.len()).for_each(|row| row.copy_from_slice(bias)),
-        }
-        self.of_features.forward(isa, parameters, &prepared.start_features, Write::Add, &mut hidden);
+            seen
+        });
         let (mut bent, mut states) = (Buffer::new(hidden.len()), Buffer::new(hidden.len()));
         gelu(isa, &hidden, &mut bent);
         self.out.forward(isa, parameters, &bent, &mut states);
@@ -109,17 +106,16 @@ impl Beginning {
     ) {
         let Pass { isa, parameters, batch } = pass;
         let mut d_hidden = Buffer::new(kept.hidden.len());
-        self.out.backward(isa, parameters, &kept.bent, d_states, gradient, &mut d_hidden);
+        self.out.backward_parameters(isa, &kept.bent, d_states, gradient);
+        self.out.backward_input(isa, parameters, d_states, Write::Set, &mut d_hidden);
         gelu_backward(isa, &kept.hidden, &mut d_hidden);
-        self.of_features.backward(isa, parameters, &prepared.start_features, &d_hidden, gradient, None);
-        add_columns(isa, &d_hidden, &mut gradient[self.bias.clone()]);
+        self.of_features.backward_parameters(isa, &prepared.start_features, &d_hidden, gradient);
         let (Some(view), Some(seen)) = (&self.view, &kept.seen) else { return };
         let mut d_of_items = Buffer::new(batch.items * self.width);
         for place in &batch.places {
-            let mut d_of_classes = Buffer::new(place.classes * self.width);
             let d_of_items = &mut d_of_items[numbers(place.items(), self.width)];
             let d_hidden = &d_hidden[numbers(place.states(), self.width)];
-            hand_out_backward(isa, place, self.width, d_hidden, d_of_items, &mut d_of_classes);
+            add_to_states_backward(isa, place, self.width, d_hidden, d_of_items);
         }
         view.backward(isa, parameters, seen, &d_of_items, gradient);
     }
