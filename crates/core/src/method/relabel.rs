@@ -168,34 +168,45 @@ impl TrainedRelabel {
         Ok(TrainedRelabel { network, parameters, path: model.tensors().path().into() })
     }
 
-    fn judge(&self, task: &Task<'_>) -> Result<Judgement> {
-        let support = &task.support;
-        if let Some(view) = self.network.config().item_view.as_ref().filter(|v| v.dim != support.dim()) {
-            let (path, features) = (self.path.clone(), support.dim());
-            return Err(Error::ModelDimension { path, features, model: view.dim });
+    fn check(&self, features: usize) -> Result<()> {
+        match self.network.config().item_view.as_ref().filter(|view| view.dim != features) {
+            None => Ok(()),
+            Some(view) => Err(Error::ModelDimension { path: self.path.clone(), features, model: view.dim }),
         }
-        let set = Support {
-            classes: support.classes(),
-            given: support.given(),
-            rows: support.rows(),
-            gram: Some(task.gram()),
-        };
-        let judged = self.network.judge(Isa::current(), &self.parameters, &[set]);
-        Ok(judged.into_iter().next().expect("one answer for one set"))
     }
 }
 
 impl Method for TrainedRelabel {
-    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
-        let Judgement { shares, weights, space } = self.judge(task)?;
-        let weights: Vec<Vec<f32>> = weights.chunks_exact(task.support.len()).map(<[f32]>::to_vec).collect();
-        let verdicts = verdicts(task, &shares, &weights);
-        let classifier = match space.is_centred() {
-            true => Classifier::Placed(PlacedMixture::new(space, weights)),
-            false => Classifier::Prototypes(Mixture::across_classes(task, &weights)),
-        };
-        Ok(Fitted { classifier, verdicts: Some(verdicts) })
+    fn fit(&self, task: &Task<'_>, rng: &mut Rng) -> Result<Fitted> {
+        let mut fitted = self.fit_batch(&[task], std::slice::from_mut(rng))?;
+        Ok(fitted.remove(0))
     }
+
+    fn fit_batch(&self, tasks: &[&Task<'_>], _rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
+        tasks.iter().try_for_each(|task| self.check(task.support.dim()))?;
+        let mut supports = Vec::with_capacity(tasks.len());
+        for task in tasks {
+            supports.push(Support {
+                classes: task.support.classes(),
+                given: task.support.given(),
+                rows: task.support.rows(),
+                gram: Some(task.gram()),
+            });
+        }
+        let judged = self.network.judge(Isa::current(), &self.parameters, &supports);
+        Ok(tasks.iter().zip(judged).map(|(task, judgement)| fitted(task, judgement)).collect())
+    }
+}
+
+fn fitted(task: &Task<'_>, judgement: Judgement) -> Fitted {
+    let Judgement { shares, weights, space } = judgement;
+    let weights: Vec<Vec<f32>> = weights.chunks_exact(task.support.len()).map(<[f32]>::to_vec).collect();
+    let verdicts = verdicts(task, &shares, &weights);
+    let classifier = match space.is_centred() {
+        true => Classifier::Placed(PlacedMixture::new(space, weights)),
+        false => Classifier::Prototypes(Mixture::across_classes(task, &weights)),
+    };
+    Fitted { classifier, verdicts: Some(verdicts) }
 }
 
 fn verdicts(task: &Task<'_>, shares: &[f32], weights: &[Vec<f32>]) -> Vec<Verdict> {
