@@ -3,20 +3,25 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use rayon::prelude::*;
 use trueshot::Embeddings;
 use trueshot::episode::{EpisodeSpec, Sampler};
 use trueshot::evaluate::{self, Details, Experiment};
 use trueshot::method::Registry;
 use trueshot::noise::{Noise, NoiseKind};
 use trueshot::rng::{Purpose, Rng};
+use trueshot_nn::Isa;
+use trueshot_nn::conv4::{self, Embedder, Shape, Training};
 
 use crate::output::print;
 use crate::threads::Threads;
 
 /// Time fixed workloads and print one line of JSON each
 ///
+/// peak: as many multiply-adds as the cores can do; its `gflops` is what the others' can be held against.
 /// eval_mean, eval_median, eval_cosine: 1,000 episodes (5-way 5-shot, 15 queries, no noise) drawn from a bank of
-/// 20 x 600 rows of 1600 numbers, sampling included. `bench/` holds the same in PyTorch.
+/// 20 x 600 rows of 1600 numbers, sampling included. embed84: 100 pictures through Conv4. proto84, proto32: one
+/// training step of Conv4 on an episode of 100 pictures. `bench/` holds the same in PyTorch.
 #[derive(Args)]
 pub struct Arguments {
     /// Workloads, separated by commas [default: all]
@@ -29,12 +34,29 @@ pub struct Arguments {
     threads: Threads,
 }
 
-const WORKLOADS: [(&str, &str); 3] =
-    [("eval_mean", "protonet"), ("eval_median", "median"), ("eval_cosine", "cosine")];
+/// Something to time.
+struct Workload {
+    /// Does it once; the number is that of the run.
+    work: Box<dyn FnMut(u64) -> anyhow::Result<()>>,
+    /// Additions and multiplications it takes, where they are what counts.
+    operations: Option<u64>,
+}
+
+/// Names, and how to set each up.
+const WORKLOADS: [(&str, fn() -> anyhow::Result<Workload>); 7] = [
+    ("peak", || Ok(peak())),
+    ("eval_mean", || evaluation("protonet")),
+    ("eval_median", || evaluation("median")),
+    ("eval_cosine", || evaluation("cosine")),
+    ("embed84", || Ok(embedding(Shape { size: 84, channels: 3 }))),
+    ("proto84", || Ok(backbone_step(Shape { size: 84, channels: 3 }))),
+    ("proto32", || Ok(backbone_step(Shape { size: 32, channels: 3 }))),
+];
 const EPISODES: u64 = 1000;
 const CLASSES: usize = 20;
 const ITEMS: usize = 600;
 const DIM: usize = 1600;
+const IMAGES: usize = 100;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let known = || WORKLOADS.iter().map(|(name, _)| *name);
@@ -42,17 +64,64 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         anyhow::bail!("unknown workload '{unknown}'; known: {}", known().collect::<Vec<_>>().join(", "));
     }
     arguments.threads.run(|| {
-        let bank = bank()?;
         let wanted = |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|asked| asked == name);
-        for (name, method) in WORKLOADS.into_iter().filter(|(name, _)| wanted(name)) {
-            let mut times = repeat(arguments.seconds, |run| evaluate_once(&bank, method, run))?;
+        for (name, set_up) in WORKLOADS.into_iter().filter(|(name, _)| wanted(name)) {
+            let mut workload = set_up()?;
+            let mut times = repeat(arguments.seconds, &mut workload.work)?;
             times.sort_by(f64::total_cmp);
             let (median, min) = (times[times.len() / 2], times[0]);
-            let line = serde_json::json!({ "name": name, "ms": rounded(median), "min_ms": rounded(min), "reps": times.len() });
+            let mut line = serde_json::json!({ "name": name, "ms": rounded(median), "min_ms": rounded(min), "reps": times.len() });
+            if let Some(operations) = workload.operations {
+                line["gflops"] = (operations as f64 / median / 1e6).round().into();
+            }
             print(&format!("{line}\n"))?;
         }
         Ok(())
     })
+}
+
+fn evaluation(method: &'static str) -> anyhow::Result<Workload> {
+    let bank = bank()?;
+    Ok(Workload { work: Box::new(move |run| evaluate_once(&bank, method, run)), operations: None })
+}
+
+/// All threads multiply and add.
+fn peak() -> Workload {
+    let threads = rayon::current_num_threads();
+    let busy = || rayon::broadcast(|_| trueshot_nn::peak::busy(Isa::current())).iter().sum::<u64>();
+    let operations = trueshot_nn::peak::busy(Isa::current()) * threads as u64;
+    Workload {
+        work: Box::new(move |_| {
+            std::hint::black_box(busy());
+            Ok(())
+        }),
+        operations: Some(operations),
+    }
+}
+
+/// Some pictures that are already normalised.
+fn pictures(shape: Shape) -> Vec<f32> {
+    let mut rng = Rng::new(0, Purpose::Items, 1);
+    (0..IMAGES * shape.pixels()).map(|_| 4.0 * rng.uniform() - 2.0).collect()
+}
+
+fn fresh_backbone(shape: Shape) -> Vec<f32> {
+    let mut rng = Rng::new(0, Purpose::Items, 2);
+    conv4::initial(shape.channels, &mut || f64::from(rng.uniform()))
+}
+
+fn embedding(shape: Shape) -> Workload {
+    let (images, embedder) = (pictures(shape), Embedder::new(shape, &fresh_backbone(shape)));
+    let mut features = vec![0.0; IMAGES * shape.features()];
+    let work = move |_| {
+        let parts = images.par_chunks(4 * shape.pixels()).zip(features.par_chunks_mut(4 * shape.features()));
+        parts.for_each_init(
+            || embedder.scratch(),
+            |scratch, (images, out)| embedder.embed(Isa::current(), images, out, scratch),
+        );
+        Ok(())
+    };
+    Workload { work: Box::new(work), operations: Some(IMAGES as u64 * shape.operations().0) }
 }
 
 /// Positive numbers like those behind a ReLU: half of them zero.
@@ -81,6 +150,23 @@ fn evaluate_once(bank: &Embeddings, method: &str, run: u64) -> anyhow::Result<()
     };
     evaluate::evaluate(&experiment, &())?;
     Ok(())
+}
+
+/// One training step on an episode of 5 x 20 pictures: forward, the loss of nearest prototypes, backward, AdamW.
+fn backbone_step(shape: Shape) -> Workload {
+    let images = pictures(shape);
+    let mut parameters = fresh_backbone(shape);
+    let mut training = Training::new(Isa::current(), shape, IMAGES);
+    let mut gradient = vec![0.0; parameters.len()];
+    let work = move |_| {
+        let d_features = training.forward(&parameters, &images).to_vec();
+        gradient.fill(0.0);
+        training.backward(&parameters, &d_features, &mut gradient);
+        training.update_running(&mut parameters);
+        Ok(())
+    };
+    let (forward, backward) = shape.operations();
+    Workload { work: Box::new(work), operations: Some(IMAGES as u64 * (forward + backward)) }
 }
 
 /// Runs work three times unseen, then at least five times and for so long; milliseconds of each.

@@ -4,11 +4,13 @@
 mod attention;
 mod bench;
 mod demo;
+mod embed;
 mod eval;
 mod inspect;
 mod messages;
 mod noise_argument;
 mod output;
+mod pictures_argument;
 mod progress;
 mod threads;
 mod train;
@@ -27,6 +29,7 @@ struct Arguments {
 enum Command {
     Demo(demo::Arguments),
     Inspect(inspect::Arguments),
+    Embed(embed::Arguments),
     Eval(Box<eval::Arguments>),
     Train(train::Arguments),
     Attention(attention::Arguments),
@@ -40,6 +43,7 @@ fn main() -> std::process::ExitCode {
         match arguments.command {
             Command::Demo(arguments) => demo::run(&arguments),
             Command::Inspect(arguments) => inspect::run(&arguments),
+            Command::Embed(arguments) => embed::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),
             Command::Attention(arguments) => attention::run(&arguments),

@@ -10,11 +10,25 @@ pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     eprintln!("error: {}", in_one_line(&error));
-    let known = error.chain().find_map(|cause| cause.downcast_ref::<trueshot::Error>());
-    if let Some(hint) = known.and_then(trueshot::Error::hint) {
+    let known = error.chain().find_map(known);
+    if let Some(hint) = known.as_ref().and_then(|known| known.hint.as_ref()) {
         eprintln!("hint: {hint}");
     }
-    if known.is_some_and(trueshot::Error::is_wrong_usage) { ExitCode::from(2) } else { ExitCode::FAILURE }
+    if known.is_some_and(|known| known.is_wrong_usage) { ExitCode::from(2) } else { ExitCode::FAILURE }
+}
+
+/// What our libraries know about their errors.
+struct Known {
+    hint: Option<String>,
+    is_wrong_usage: bool,
+}
+
+fn known(cause: &(dyn std::error::Error + 'static)) -> Option<Known> {
+    if let Some(error) = cause.downcast_ref::<trueshot_vision::Error>() {
+        return Some(Known { hint: error.hint(), is_wrong_usage: error.is_wrong_usage() });
+    }
+    let error = cause.downcast_ref::<trueshot::Error>()?;
+    Some(Known { hint: error.hint(), is_wrong_usage: error.is_wrong_usage() })
 }
 
 /// An error and its causes, without those that the message before already tells.

@@ -8,7 +8,7 @@ use trueshot::evaluate::Watcher;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// A bar over a known number of episodes.
+/// A bar over a known number of things, most often episodes.
 pub struct Progress {
     bar: ProgressBar,
 }
@@ -16,11 +16,22 @@ pub struct Progress {
 impl Progress {
     /// Shows a bar (where standard error is a terminal) and listens for Ctrl-C.
     pub fn over(episodes: u64) -> Self {
+        Self::counting(episodes, "episodes")
+    }
+
+    /// The same over so many other things.
+    pub fn counting(count: u64, things: &str) -> Self {
         listen_for_interrupts();
-        let bar = ProgressBar::new(episodes);
-        let style = "{bar:30} {human_pos}/{human_len} episodes  {per_sec}  {eta} left";
-        bar.set_style(ProgressStyle::with_template(style).expect("the template is ours"));
+        let bar = ProgressBar::new(count);
+        let style = format!("{{bar:30}} {{human_pos}}/{{human_len}} {things}  {{per_sec}}  {{eta}} left");
+        bar.set_style(ProgressStyle::with_template(&style).expect("the template is ours"));
         Progress { bar }
+    }
+
+    /// Moves the bar; `false` once somebody pressed Ctrl-C.
+    pub fn moves_to(&self, done: u64) -> bool {
+        self.bar.set_position(done);
+        goes_on()
     }
 
     /// Takes the bar away.
@@ -31,8 +42,7 @@ impl Progress {
 
 impl Watcher for Progress {
     fn progress(&self, done: u64) -> bool {
-        self.bar.set_position(done);
-        goes_on()
+        self.moves_to(done)
     }
 }
 

@@ -41,7 +41,7 @@ pub fn check_writable(path: &Path) -> Result<()> {
 }
 
 /// A new file beside a path, which disappears unless it is renamed.
-fn sibling(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+pub(crate) fn sibling(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

@@ -43,6 +43,7 @@ pub mod embeddings;
 pub mod episode;
 pub mod error;
 pub mod evaluate;
+pub mod guard;
 pub mod method;
 pub mod model;
 pub mod noise;

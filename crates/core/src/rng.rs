@@ -32,6 +32,8 @@ pub enum Purpose {
     Parameters = 10,
     /// Which of an image's copies stands for it.
     Copies = 11,
+    /// How a picture is cropped, flipped and coloured.
+    Augmentation = 12,
 }
 
 /// A stream of random numbers.
@@ -41,9 +43,15 @@ pub struct Rng(ChaCha8Rng);
 impl Rng {
     /// The numbers of one purpose in one episode.
     pub fn new(seed: u64, purpose: Purpose, episode: u64) -> Self {
+        Self::of_item(seed, purpose, 0, episode)
+    }
+
+    /// The numbers of one purpose for one item in one episode (or for one of its copies).
+    pub fn of_item(seed: u64, purpose: Purpose, item: u64, episode: u64) -> Self {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         key[8..16].copy_from_slice(&(purpose as u64).to_le_bytes());
+        key[16..24].copy_from_slice(&item.to_le_bytes());
         let mut rng = ChaCha8Rng::from_seed(key);
         rng.set_stream(episode);
         Rng(rng)

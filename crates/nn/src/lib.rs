@@ -4,6 +4,7 @@
 //! how the work is spread. Every tuned kernel stands beside a plain version that its tests hold it against.
 
 pub mod adamw;
+pub mod conv4;
 #[cfg(test)]
 mod differences;
 pub mod head;
@@ -14,6 +15,7 @@ pub mod layers;
 pub mod matmul;
 pub mod memory;
 pub mod parameters;
+pub mod peak;
 pub mod products;
 pub mod real;
 pub mod relabel;

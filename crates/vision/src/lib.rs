@@ -1,13 +1,38 @@
-//! Pictures: the drawings that come with trueshot, and what turns a picture into numbers.
+//! Pictures: where they come from, and what turns them into numbers.
 //!
-//! - [`drawing`]: a picture of ink on paper, its grey values and its form in an HTML page;
-//! - [`omniglot`]: the built-in data set, 1,623 characters of 50 alphabets, each drawn by 20 people;
+//! - [`source`]: folders, archives and lists of labelled pictures, with [`split`] files;
+//! - [`picture`]: decoding, the gate for bytes from outside; [`resize`]; [`preprocess`]; [`augment`];
+//! - [`backbone`] and [`mod@embed`]: from pictures to a file of embeddings;
+//! - [`dataset`], [`loader`], [`overlap`] and [`training`]: pictures in memory, and a backbone trained on them;
+//! - [`omniglot`]: the built-in data set, 1,623 characters of 50 alphabets, each drawn by 20 people, made of
+//!   [`drawing`]s: ink on paper, with their form in an HTML page;
 //! - [`mod@fixed_feature`]: a feature of a drawing that needs no training, for the demo and for tests.
 
+pub mod augment;
+pub mod backbone;
+pub mod dataset;
 pub mod drawing;
+pub mod embed;
+pub mod error;
 pub mod fixed_feature;
+pub mod loader;
 pub mod omniglot;
+pub mod overlap;
+pub mod picture;
+pub mod preprocess;
+pub mod resize;
+pub mod source;
+pub mod split;
+pub mod training;
 
+pub use augment::Augmentation;
+pub use backbone::Backbone;
+pub use dataset::Dataset;
 pub use drawing::Bitmap;
+pub use error::{Error, Result, Skipped, Unreadable};
 pub use fixed_feature::fixed_feature;
 pub use omniglot::{Omniglot, OmniglotError, Split};
+pub use picture::{Channels, Picture};
+pub use preprocess::Preprocessing;
+pub use resize::Fit;
+pub use source::{Collection, Reading};

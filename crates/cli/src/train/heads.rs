@@ -163,7 +163,7 @@ struct ValidationFlags {
 
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Optimiser")]
-struct OptimiserFlags {
+pub(super) struct OptimiserFlags {
     /// The highest learning rate of AdamW
     #[arg(long)]
     rate: Option<f64>,
@@ -192,7 +192,7 @@ struct OptimiserFlags {
 
 #[derive(Clone, Copy, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Fall {
+pub(super) enum Fall {
     Cosine,
     Steps,
     Constant,
@@ -394,7 +394,7 @@ fn open_all<M>(configuration: &Configuration<M>) -> anyhow::Result<BTreeMap<&Pat
     Ok(files)
 }
 
-fn grouped(number: usize) -> String {
+pub(super) fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> = digits
         .as_bytes()

@@ -1,5 +1,6 @@
 //! `trueshot train`: one module a family of models, one display for all.
 
+mod backbone;
 mod display;
 mod heads;
 
@@ -26,12 +27,14 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
+    Backbone(Box<backbone::Arguments>),
     Tranfs(Box<heads::TranfsArguments>),
     Relabel(Box<heads::RelabelArguments>),
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.what {
+        What::Backbone(arguments) => backbone::train(arguments),
         What::Tranfs(arguments) => heads::train_tranfs(arguments),
         What::Relabel(arguments) => heads::train_relabel(arguments),
     }

@@ -38,6 +38,39 @@ impl Precision {
             Precision::Bf16 => "bf16",
         }
     }
+
+    /// Appends numbers as they are stored; `Err` is the place of the first that is not finite in this
+    /// precision.
+    pub fn encode(self, values: &[f32], out: &mut Vec<u8>) -> std::result::Result<(), usize> {
+        let narrowed = |value: f32| match self {
+            Precision::F32 => value,
+            Precision::F16 => f16::from_f32(value).to_f32(),
+            Precision::Bf16 => bf16::from_f32(value).to_f32(),
+        };
+        let start = out.len();
+        match self {
+            Precision::F32 => out.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+            Precision::F16 => {
+                let mut halves = vec![f16::ZERO; values.len()];
+                halves.convert_from_f32_slice(values);
+                out.extend(halves.iter().flat_map(|half| half.to_le_bytes()));
+            }
+            Precision::Bf16 => {
+                out.extend(values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()))
+            }
+        }
+        // Values of a network lie far below the limits, so this loop ends in the rarest of cases.
+        match values
+            .iter()
+            .position(|&value| value.abs() > 6e4 && !narrowed(value).is_finite() || value.is_nan())
+        {
+            Some(place) => {
+                out.truncate(start);
+                Err(place)
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// n rows of d numbers, little endian, rows one after the other.

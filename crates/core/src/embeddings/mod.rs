@@ -22,6 +22,7 @@ mod source;
 mod table;
 mod thrift;
 mod warnings;
+mod writer;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ pub(crate) use guard::guarded;
 pub use inspect::{ClassCount, Duplicates, Inspection, NonFinite, Norms, Place, inspect};
 pub use items::Items;
 pub(crate) use source::Source;
+pub use writer::Writer;
 
 use crate::error::{Error, Result};
 

@@ -20,7 +20,7 @@ use crate::atomic::write_atomically;
 use crate::error::{Error, Result};
 
 const FORMAT: &str = "safetensors";
-const VERSION: &str = "trueshot-embeddings/1";
+pub(super) const VERSION: &str = "trueshot-embeddings/1";
 
 /// Reads a file's structure.
 pub(crate) fn read(source: &Source) -> Result<Parts> {

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use trueshot_nn::schedule::{Decay, Schedule};
 
 use crate::episode::Shots;
 use crate::error::{Error, Result};
@@ -242,6 +243,17 @@ impl Data {
 }
 
 impl Optimiser {
+    /// The learning rate over a run of so many steps.
+    pub fn schedule(&self, steps: u64) -> Schedule {
+        let share = |share: f64| (share * steps as f64).round() as u64;
+        let decay = match self.schedule {
+            Fall::Cosine => Decay::Cosine { floor: self.floor },
+            Fall::Steps => Decay::Steps { factor: self.decay, every: share(self.decay_every) },
+            Fall::Constant => Decay::Constant,
+        };
+        Schedule { rate: self.rate, warm_up: share(self.warm_up), steps, decay }
+    }
+
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
         let share = |value: f64| (0.0..=1.0).contains(&value);

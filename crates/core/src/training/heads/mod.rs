@@ -24,9 +24,8 @@ use trueshot_nn::Isa;
 use trueshot_nn::adamw::{self, AdamW};
 use trueshot_nn::head::Head;
 use trueshot_nn::parameters::Layout;
-use trueshot_nn::schedule::{Decay, Schedule};
+use trueshot_nn::schedule::Schedule;
 
-use self::configuration::{Fall, Optimiser};
 use self::validation::Judge;
 use super::{Trainee, Validation};
 use crate::error::{Error, Result};
@@ -136,7 +135,7 @@ impl<'a> HeadTrainee<'a> {
         Ok(HeadTrainee {
             parameters,
             optimiser,
-            schedule: schedule(&configuration.optimiser, configuration.steps),
+            schedule: configuration.optimiser.schedule(configuration.steps),
             clip: configuration.optimiser.clip,
             episodes: TrainingEpisodes::new(training, &configuration.episodes, configuration.seed)?,
             per_step: configuration.episodes.per_step,
@@ -253,16 +252,6 @@ fn start<M: HeadOptions>(head: &dyn LearnedHead, configuration: &Configuration<M
     let model = Model::open(&configuration.from)?;
     model.expect_kind(M::KIND)?;
     model.parameters(head.head().layout())
-}
-
-fn schedule(optimiser: &Optimiser, steps: u64) -> Schedule {
-    let share = |share: f64| (share * steps as f64).round() as u64;
-    let decay = match optimiser.schedule {
-        Fall::Cosine => Decay::Cosine { floor: optimiser.floor },
-        Fall::Steps => Decay::Steps { factor: optimiser.decay, every: share(optimiser.decay_every) },
-        Fall::Constant => Decay::Constant,
-    };
-    Schedule { rate: optimiser.rate, warm_up: share(optimiser.warm_up), steps, decay }
 }
 
 impl Trainee for HeadTrainee<'_> {

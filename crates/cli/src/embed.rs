@@ -1,0 +1,118 @@
+//! `trueshot embed`: from pictures to a file of embeddings.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use trueshot::embeddings::Precision;
+use trueshot_vision::embed::{Report, Request, embed};
+use trueshot_vision::{Augmentation, Backbone, Collection};
+
+use crate::output::{check_writable, write_file};
+use crate::pictures_argument::{FitArgument, Pictures, tell_skipped};
+use crate::progress::Progress;
+use crate::threads::Threads;
+
+/// Turn pictures into embeddings
+///
+/// IMAGES is a folder of class folders, a .tar or .tar.gz of one, a .csv or .jsonl list of path and label, or
+/// `omniglot`, the drawings that are built in. Files may be BMP, GIF, JPEG, PNG, TIFF or WebP; what cannot be read
+/// is skipped and listed. The same seed gives the same file, whatever the number of threads.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot embed photos/ -o photos.safetensors --backbone conv4.safetensors
+  trueshot embed mini/ --pool --split-file miniimagenet.json --split test -o test.safetensors --backbone conv4.safetensors
+  trueshot embed mini/train -o train.safetensors --backbone conv4.safetensors --augment --copies 8 --precision f16
+  trueshot embed omniglot --split test -o drawings.safetensors --backbone drawings-conv4.safetensors")]
+pub struct Arguments {
+    /// The pictures: a folder of class folders, .tar, .tar.gz, .csv, .jsonl, or omniglot
+    #[arg(value_name = "IMAGES")]
+    images: PathBuf,
+    /// The file to write (.safetensors)
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// The backbone (.safetensors)
+    #[arg(short, long, value_name = "FILE")]
+    backbone: PathBuf,
+    #[command(flatten)]
+    pictures: Pictures,
+    /// Change every picture at random: flip, crop, colour
+    #[arg(long)]
+    augment: bool,
+    /// Embed every picture so often, each time changed differently; items are called NAME#1, NAME#2, ..
+    #[arg(long, default_value_t = 1, value_name = "N", requires = "augment", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    copies: u32,
+    /// Another seed draws other changes
+    #[arg(short, long, default_value_t = 0)]
+    seed: u64,
+    /// How numbers are stored
+    #[arg(long, value_enum, default_value_t = Stored::F32)]
+    precision: Stored,
+    /// What becomes of a picture that is no square
+    #[arg(long, value_enum, default_value_t = FitArgument::Squash)]
+    fit: FitArgument,
+    /// Fail if a class is left with fewer readable pictures
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    least_per_class: usize,
+    /// Write the names of skipped files and the reasons to FILE
+    #[arg(long, value_name = "FILE")]
+    skipped: Option<PathBuf>,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Stored {
+    F16,
+    F32,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    check_writable([&arguments.output].into_iter().chain(&arguments.skipped))?;
+    arguments.threads.run(|| {
+        let mut backbone = Backbone::open(&arguments.backbone)?;
+        backbone.set_fit(arguments.fit.into());
+        let collection = arguments.pictures.open(&arguments.images)?;
+        let start = Instant::now();
+        let report = arguments.embed(&collection, &backbone)?;
+        arguments.tell(&collection, &report)?;
+        let (rows, dim, seconds) = (report.rows, backbone.dim(), start.elapsed().as_secs_f64());
+        eprintln!(
+            "{}: {rows} rows of {dim} numbers, from {} pictures of {} classes ({seconds:.1} s)",
+            arguments.output.display(),
+            report.pictures,
+            collection.classes().len(),
+        );
+        Ok(())
+    })
+}
+
+impl Arguments {
+    fn embed(&self, collection: &Collection, backbone: &Backbone) -> anyhow::Result<Report> {
+        let augmentation = Augmentation::default();
+        let request = Request {
+            collection,
+            backbone,
+            copies: self.augment.then_some((self.copies as usize, &augmentation)),
+            precision: match self.precision {
+                Stored::F16 => Precision::F16,
+                Stored::F32 => Precision::F32,
+            },
+            seed: self.seed,
+            least_per_class: self.least_per_class,
+        };
+        let progress = Progress::counting(collection.entries().len() as u64, "pictures");
+        let report = embed(&request, &self.output, &|done| progress.moves_to(done as u64));
+        progress.finish();
+        Ok(report?)
+    }
+
+    fn tell(&self, collection: &Collection, report: &Report) -> anyhow::Result<()> {
+        let skipped = || collection.skipped().iter().chain(&report.skipped);
+        tell_skipped(skipped());
+        if let Some(path) = &self.skipped {
+            write_file(path, &skipped().map(|file| format!("{file}\n")).collect::<String>())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,345 @@
+//! Blocks of tiles on their way through a convolution: into the 36 points, products with the filters, and out
+//! again. A block's points, products and the filters fit into the second-level cache together.
+
+use pulp::{Simd, WithSimd};
+
+use super::WIDTH;
+use super::plane::{PATCH, POINTS, Pixel, Plane, TILE, vectors};
+use super::winograd::{self, Filters};
+
+/// Tiles of a block: whole groups of rows of the product kernel, and one place more so that the 36 points of a
+/// tile do not compete for the same cache sets.
+pub(super) const SLOTS: usize = 28;
+const STRIDE: usize = SLOTS + 1;
+
+/// For every point the channels of a block of tiles.
+pub(super) struct Points(Vec<[Pixel; STRIDE]>);
+
+impl Points {
+    pub fn new() -> Self {
+        Points(vec![[Pixel::ZERO; STRIDE]; POINTS])
+    }
+
+    #[inline(always)]
+    fn all(&self) -> &[[Pixel; STRIDE]; POINTS] {
+        self.0.first_chunk().expect("there are 36 points")
+    }
+
+    #[inline(always)]
+    fn all_mut(&mut self) -> &mut [[Pixel; STRIDE]; POINTS] {
+        self.0.first_chunk_mut().expect("there are 36 points")
+    }
+}
+
+/// A block of tiles: `count` (at most [`SLOTS`]) from number `first` on.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    pub plane: Plane,
+    pub first: usize,
+    pub count: usize,
+}
+
+/// The blocks of all tiles of some images.
+pub(super) fn blocks(plane: Plane, images: usize) -> impl Iterator<Item = Block> {
+    let tiles = images * plane.tiles();
+    (0..tiles).step_by(SLOTS).map(move |first| Block { plane, first, count: SLOTS.min(tiles - first) })
+}
+
+/// A row of a patch.
+#[inline(always)]
+pub(super) fn row(pixels: &[Pixel], start: usize) -> &[Pixel; PATCH] {
+    pixels[start..start + PATCH].first_chunk().expect("the slice has that length")
+}
+
+/// Bᵀ d B of every tile.
+pub(super) struct Input<'a> {
+    pub block: Block,
+    pub pixels: &'a [Pixel],
+    pub points: &'a mut Points,
+}
+
+impl WithSimd for Input<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Block { plane, first, count } = self.block;
+        let (points, stride) = (self.points.all_mut(), plane.stride());
+        for slot in 0..count.min(SLOTS) {
+            let start = plane.patch(plane.tile(first + slot));
+            let rows = [
+                row(self.pixels, start),
+                row(self.pixels, start + stride),
+                row(self.pixels, start + 2 * stride),
+                row(self.pixels, start + 3 * stride),
+                row(self.pixels, start + 4 * stride),
+                row(self.pixels, start + 5 * stride),
+            ];
+            for v in 0..vectors::<S>() {
+                let mut half = [[simd.splat_f32s(0.0); PATCH]; PATCH];
+                for r in 0..PATCH {
+                    let mut line = [simd.splat_f32s(0.0); PATCH];
+                    for c in 0..PATCH {
+                        line[c] = rows[r][c].get::<S>(v);
+                    }
+                    half[r] = winograd::input(simd, line);
+                }
+                for c in 0..PATCH {
+                    let line = [half[0][c], half[1][c], half[2][c], half[3][c], half[4][c], half[5][c]];
+                    let out = winograd::input(simd, line);
+                    for r in 0..PATCH {
+                        points[r * PATCH + c][slot].set::<S>(v, out[r]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// B · Bᵀ of every tile, added to the planes.
+pub(super) struct InputBackward<'a> {
+    pub block: Block,
+    pub points: &'a Points,
+    pub pixels: &'a mut [Pixel],
+}
+
+impl WithSimd for InputBackward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Block { plane, first, count } = self.block;
+        let (points, stride) = (self.points.all(), plane.stride());
+        for slot in 0..count.min(SLOTS) {
+            let start = plane.patch(plane.tile(first + slot));
+            for v in 0..vectors::<S>() {
+                let mut half = [[simd.splat_f32s(0.0); PATCH]; PATCH];
+                for r in 0..PATCH {
+                    let mut line = [simd.splat_f32s(0.0); PATCH];
+                    for c in 0..PATCH {
+                        line[c] = points[r * PATCH + c][slot].get::<S>(v);
+                    }
+                    half[r] = winograd::input_backward(simd, line);
+                }
+                let mut out = [[simd.splat_f32s(0.0); PATCH]; PATCH];
+                for c in 0..PATCH {
+                    let line = [half[0][c], half[1][c], half[2][c], half[3][c], half[4][c], half[5][c]];
+                    let column = winograd::input_backward(simd, line);
+                    for r in 0..PATCH {
+                        out[r][c] = column[r];
+                    }
+                }
+                for r in 0..PATCH {
+                    let from = start + r * stride;
+                    let pixels: &mut [Pixel; PATCH] =
+                        self.pixels[from..from + PATCH].first_chunk_mut().expect("the slice has that length");
+                    for c in 0..PATCH {
+                        let sum = simd.add_f32s(pixels[c].get::<S>(v), out[r][c]);
+                        pixels[c].set::<S>(v, sum);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Aᵀ m A of one tile and vector of channels.
+#[inline(always)]
+pub(super) fn output<S: Simd>(simd: S, points: &Points, slot: usize, v: usize) -> [[S::f32s; TILE]; TILE] {
+    let points = points.all();
+    let slot = slot.min(SLOTS);
+    let mut half = [[simd.splat_f32s(0.0); TILE]; PATCH];
+    for r in 0..PATCH {
+        let mut line = [simd.splat_f32s(0.0); PATCH];
+        for c in 0..PATCH {
+            line[c] = points[r * PATCH + c][slot].get::<S>(v);
+        }
+        half[r] = winograd::output(simd, line);
+    }
+    let mut out = [[simd.splat_f32s(0.0); TILE]; TILE];
+    for c in 0..TILE {
+        let line = [half[0][c], half[1][c], half[2][c], half[3][c], half[4][c], half[5][c]];
+        let column = winograd::output(simd, line);
+        for r in 0..TILE {
+            out[r][c] = column[r];
+        }
+    }
+    out
+}
+
+/// A y Aᵀ of one tile and vector of channels.
+#[inline(always)]
+pub(super) fn output_backward<S: Simd>(
+    simd: S,
+    outputs: [[S::f32s; TILE]; TILE],
+    points: &mut Points,
+    slot: usize,
+    v: usize,
+) {
+    let points = points.all_mut();
+    let slot = slot.min(SLOTS);
+    let mut half = [[simd.splat_f32s(0.0); PATCH]; TILE];
+    for r in 0..TILE {
+        half[r] = winograd::output_backward(simd, outputs[r]);
+    }
+    for c in 0..PATCH {
+        let line = [half[0][c], half[1][c], half[2][c], half[3][c]];
+        let out = winograd::output_backward(simd, line);
+        for r in 0..PATCH {
+            points[r * PATCH + c][slot].set::<S>(v, out[r]);
+        }
+    }
+}
+
+/// For every point: the tiles' channels times the filters.
+pub(super) struct Products<'a> {
+    pub count: usize,
+    pub left: &'a Points,
+    pub filters: &'a Filters,
+    pub out: &'a mut Points,
+}
+
+impl WithSimd for Products<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        // As many accumulators as registers allow: rows x 2 vectors, two for the filter, one for a tile's number.
+        if S::F32_LANES == 16 { self.groups::<S, 14, 8, 4>(simd) } else { self.groups::<S, 6, 4, 2>(simd) }
+    }
+}
+
+impl Products<'_> {
+    /// Groups of as many rows as there are registers for; smaller ones where fewer are left.
+    #[inline(always)]
+    fn groups<S: Simd, const MANY: usize, const SOME: usize, const FEW: usize>(mut self, simd: S) {
+        let mut first = 0;
+        while first < self.count {
+            first += match self.count - first {
+                rest if rest > SOME => self.group::<S, MANY>(simd, first),
+                rest if rest > FEW => self.group::<S, SOME>(simd, first),
+                _ => self.group::<S, FEW>(simd, first),
+            };
+        }
+    }
+
+    /// Computes a group of rows for every point and says how many they were. At the end of a block it reaches
+    /// back and computes some again.
+    #[inline(always)]
+    fn group<S: Simd, const ROWS: usize>(&mut self, simd: S, first: usize) -> usize {
+        let from = first.min(SLOTS - ROWS);
+        let group = Group::<ROWS> { from, left: self.left, filters: self.filters, out: self.out };
+        simd.vectorize(group);
+        ROWS
+    }
+}
+
+/// A function of its own for every number of rows: inlined into one, they would compete for registers.
+struct Group<'a, const ROWS: usize> {
+    from: usize,
+    left: &'a Points,
+    filters: &'a Filters,
+    out: &'a mut Points,
+}
+
+impl<const ROWS: usize> WithSimd for Group<'_, ROWS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        for ((left, filter), out) in self.left.all().iter().zip(self.filters).zip(self.out.all_mut()) {
+            let rows: &[Pixel; ROWS] = left[self.from..].first_chunk().expect("a group fits into a block");
+            let sums: &mut [Pixel; ROWS] =
+                out[self.from..].first_chunk_mut().expect("a group fits into a block");
+            for column in (0..vectors::<S>()).step_by(2) {
+                product::<S, ROWS>(simd, rows, filter, column, sums);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn product<S: Simd, const ROWS: usize>(
+    simd: S,
+    left: &[Pixel; ROWS],
+    right: &[Pixel; WIDTH],
+    column: usize,
+    out: &mut [Pixel; ROWS],
+) {
+    let mut sums = [[simd.splat_f32s(0.0); 2]; ROWS];
+    for k in 0..WIDTH {
+        let (a, b) = (right[k].get::<S>(column), right[k].get::<S>(column + 1));
+        for r in 0..ROWS {
+            let factor = simd.splat_f32s(left[r].0[k]);
+            sums[r][0] = simd.mul_add_e_f32s(factor, a, sums[r][0]);
+            sums[r][1] = simd.mul_add_e_f32s(factor, b, sums[r][1]);
+        }
+    }
+    for r in 0..ROWS {
+        out[r].set::<S>(column, sums[r][0]);
+        out[r].set::<S>(column + 1, sums[r][1]);
+    }
+}
+
+/// For every point: the gradient of the filters, [from channel][to channel], added up over the tiles.
+pub(super) struct FilterGradient<'a> {
+    pub count: usize,
+    pub inputs: &'a Points,
+    pub outputs: &'a Points,
+    pub gradient: &'a mut Filters,
+}
+
+impl WithSimd for FilterGradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        if S::F32_LANES == 16 { self.groups::<S, 8>(simd) } else { self.groups::<S, 4>(simd) }
+    }
+}
+
+impl FilterGradient<'_> {
+    #[inline(always)]
+    fn groups<S: Simd, const ROWS: usize>(self, simd: S) {
+        let count = self.count.min(SLOTS);
+        let sides = self.inputs.all().iter().zip(self.outputs.all());
+        for ((inputs, outputs), gradient) in sides.zip(self.gradient) {
+            for first in (0..WIDTH).step_by(ROWS) {
+                let rows: &mut [Pixel; ROWS] =
+                    gradient[first..].first_chunk_mut().expect("64 is a multiple of the rows");
+                for column in (0..vectors::<S>()).step_by(2) {
+                    outer_products::<S, ROWS>(simd, &inputs[..count], &outputs[..count], first, column, rows);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn outer_products<S: Simd, const ROWS: usize>(
+    simd: S,
+    inputs: &[Pixel],
+    outputs: &[Pixel],
+    first: usize,
+    column: usize,
+    gradient: &mut [Pixel; ROWS],
+) {
+    let mut sums = [[simd.splat_f32s(0.0); 2]; ROWS];
+    for r in 0..ROWS {
+        sums[r] = [gradient[r].get::<S>(column), gradient[r].get::<S>(column + 1)];
+    }
+    for (input, output) in inputs.iter().zip(outputs) {
+        let (a, b) = (output.get::<S>(column), output.get::<S>(column + 1));
+        let factors: &[f32; ROWS] =
+            input.0[first..first + ROWS].first_chunk().expect("the slice has that length");
+        for r in 0..ROWS {
+            let factor = simd.splat_f32s(factors[r]);
+            sums[r][0] = simd.mul_add_e_f32s(factor, a, sums[r][0]);
+            sums[r][1] = simd.mul_add_e_f32s(factor, b, sums[r][1]);
+        }
+    }
+    for r in 0..ROWS {
+        gradient[r].set::<S>(column, sums[r][0]);
+        gradient[r].set::<S>(column + 1, sums[r][1]);
+    }
+}

@@ -1,0 +1,196 @@
+//! Winograd's F(4x4, 3x3): four outputs of a three-tap filter from six products, in both directions.
+//!
+//! With the matrices B, G and A of the points 0, 1, -1, 2, -2 and infinity, outputs are
+//! `Aᵀ [(G g Gᵀ) * (Bᵀ d B)] A`: per pair of channels 36 products for 16 outputs, where a direct convolution
+//! has 144. The backward pass uses the same matrices the other way round: the gradient of the products is
+//! `A dy Aᵀ`, that of the input `B · Bᵀ`, that of the filter `Gᵀ · G`. In f32 the error stays below 1e-5 of the
+//! largest value.
+
+use pulp::{Simd, WithSimd};
+
+use super::plane::{PATCH, POINTS, Pixel, TILE, vectors};
+use super::{TAPS, WIDTH};
+
+/// Bᵀ d: six inputs to six points.
+#[inline(always)]
+pub(super) fn input<S: Simd>(simd: S, d: [S::f32s; PATCH]) -> [S::f32s; PATCH] {
+    let (two, four, five) = (simd.splat_f32s(2.0), simd.splat_f32s(4.0), simd.splat_f32s(5.0));
+    let even = simd.sub_f32s(d[4], simd.mul_f32s(four, d[2]));
+    let odd = simd.sub_f32s(d[3], simd.mul_f32s(four, d[1]));
+    let even2 = simd.sub_f32s(d[4], d[2]);
+    let odd2 = simd.mul_f32s(two, simd.sub_f32s(d[3], d[1]));
+    let first = simd.mul_add_e_f32s(four, d[0], simd.sub_f32s(d[4], simd.mul_f32s(five, d[2])));
+    let last = simd.mul_add_e_f32s(four, d[1], simd.sub_f32s(d[5], simd.mul_f32s(five, d[3])));
+    [
+        first,
+        simd.add_f32s(even, odd),
+        simd.sub_f32s(even, odd),
+        simd.add_f32s(even2, odd2),
+        simd.sub_f32s(even2, odd2),
+        last,
+    ]
+}
+
+/// B v: the gradient of six inputs from that of six points.
+#[inline(always)]
+pub(super) fn input_backward<S: Simd>(simd: S, v: [S::f32s; PATCH]) -> [S::f32s; PATCH] {
+    let (two, four, five) = (simd.splat_f32s(2.0), simd.splat_f32s(4.0), simd.splat_f32s(5.0));
+    let (sum1, difference1) = (simd.add_f32s(v[1], v[2]), simd.sub_f32s(v[1], v[2]));
+    let (sum2, difference2) = (simd.add_f32s(v[3], v[4]), simd.sub_f32s(v[3], v[4]));
+    let double2 = simd.mul_f32s(two, difference2);
+    let edge = simd.sub_f32s(v[5], difference1);
+    [
+        simd.mul_f32s(four, v[0]),
+        simd.sub_f32s(simd.mul_f32s(four, edge), double2),
+        simd.neg_f32s(simd.mul_add_e_f32s(five, v[0], simd.mul_add_e_f32s(four, sum1, sum2))),
+        simd.sub_f32s(simd.add_f32s(difference1, double2), simd.mul_f32s(five, v[5])),
+        simd.add_f32s(v[0], simd.add_f32s(sum1, sum2)),
+        v[5],
+    ]
+}
+
+/// Aᵀ m: six points to four outputs.
+#[inline(always)]
+pub(super) fn output<S: Simd>(simd: S, m: [S::f32s; PATCH]) -> [S::f32s; TILE] {
+    let (two, four, eight) = (simd.splat_f32s(2.0), simd.splat_f32s(4.0), simd.splat_f32s(8.0));
+    let (sum1, difference1) = (simd.add_f32s(m[1], m[2]), simd.sub_f32s(m[1], m[2]));
+    let (sum2, difference2) = (simd.add_f32s(m[3], m[4]), simd.sub_f32s(m[3], m[4]));
+    [
+        simd.add_f32s(m[0], simd.add_f32s(sum1, sum2)),
+        simd.mul_add_e_f32s(two, difference2, difference1),
+        simd.mul_add_e_f32s(four, sum2, sum1),
+        simd.add_f32s(m[5], simd.mul_add_e_f32s(eight, difference2, difference1)),
+    ]
+}
+
+/// A y: the gradient of six points from that of four outputs.
+#[inline(always)]
+pub(super) fn output_backward<S: Simd>(simd: S, y: [S::f32s; TILE]) -> [S::f32s; PATCH] {
+    let (two, four) = (simd.splat_f32s(2.0), simd.splat_f32s(4.0));
+    let (even, odd) = (simd.add_f32s(y[0], y[2]), simd.add_f32s(y[1], y[3]));
+    let even2 = simd.mul_add_e_f32s(four, y[2], y[0]);
+    let odd2 = simd.mul_f32s(two, simd.mul_add_e_f32s(four, y[3], y[1]));
+    [
+        y[0],
+        simd.add_f32s(even, odd),
+        simd.sub_f32s(even, odd),
+        simd.add_f32s(even2, odd2),
+        simd.sub_f32s(even2, odd2),
+        y[3],
+    ]
+}
+
+/// G g: three taps to six points.
+#[inline(always)]
+fn filter<S: Simd>(simd: S, g: [S::f32s; 3]) -> [S::f32s; PATCH] {
+    let share = |simd: S, of: f32| simd.splat_f32s(of.recip());
+    let outer = simd.mul_f32s(share(simd, -6.0), simd.add_f32s(g[0], g[2]));
+    let inner = simd.mul_f32s(share(simd, -6.0), g[1]);
+    let outer2 = simd.mul_add_e_f32s(share(simd, 24.0), g[0], simd.mul_f32s(share(simd, 6.0), g[2]));
+    let inner2 = simd.mul_f32s(share(simd, 12.0), g[1]);
+    [
+        simd.mul_f32s(share(simd, 4.0), g[0]),
+        simd.add_f32s(outer, inner),
+        simd.sub_f32s(outer, inner),
+        simd.add_f32s(outer2, inner2),
+        simd.sub_f32s(outer2, inner2),
+        g[2],
+    ]
+}
+
+/// Gᵀ u: the gradient of three taps from that of six points.
+#[inline(always)]
+fn filter_backward<S: Simd>(simd: S, u: [S::f32s; PATCH]) -> [S::f32s; 3] {
+    let share = |simd: S, of: f32| simd.splat_f32s(of.recip());
+    let sum1 = simd.mul_f32s(share(simd, 6.0), simd.add_f32s(u[1], u[2]));
+    let difference1 = simd.mul_f32s(share(simd, 6.0), simd.sub_f32s(u[2], u[1]));
+    let sum2 = simd.add_f32s(u[3], u[4]);
+    let first = simd.mul_add_e_f32s(share(simd, 4.0), u[0], simd.mul_f32s(share(simd, 24.0), sum2));
+    [
+        simd.sub_f32s(first, sum1),
+        simd.mul_add_e_f32s(share(simd, 12.0), simd.sub_f32s(u[3], u[4]), difference1),
+        simd.sub_f32s(simd.mul_add_e_f32s(share(simd, 6.0), sum2, u[5]), sum1),
+    ]
+}
+
+/// The 36 matrices of a block's filters, each 64 x 64.
+pub(super) type Filters = Vec<[Pixel; WIDTH]>;
+
+/// No filters.
+pub(super) fn no_filters() -> Filters {
+    vec![[Pixel::ZERO; WIDTH]; POINTS]
+}
+
+/// The nine matrices of a block's taps.
+pub(super) type Taps = Vec<[Pixel; WIDTH]>;
+
+/// G g Gᵀ of all pairs of channels.
+pub(super) struct FilterPoints<'a> {
+    pub taps: &'a Taps,
+    pub points: &'a mut Filters,
+}
+
+impl WithSimd for FilterPoints<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let taps: &[[Pixel; WIDTH]; TAPS] = self.taps.first_chunk().expect("there are nine taps");
+        let points: &mut [[Pixel; WIDTH]; POINTS] =
+            self.points.first_chunk_mut().expect("there are 36 points");
+        for row in 0..WIDTH {
+            for v in 0..vectors::<S>() {
+                let mut half = [[simd.splat_f32s(0.0); PATCH]; 3];
+                for r in 0..3 {
+                    let line = [
+                        taps[3 * r][row].get::<S>(v),
+                        taps[3 * r + 1][row].get::<S>(v),
+                        taps[3 * r + 2][row].get::<S>(v),
+                    ];
+                    half[r] = filter(simd, line);
+                }
+                for c in 0..PATCH {
+                    let out = filter(simd, [half[0][c], half[1][c], half[2][c]]);
+                    for r in 0..PATCH {
+                        points[r * PATCH + c][row].set::<S>(v, out[r]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Gᵀ u G: the gradient of the taps from that of the points.
+pub(super) struct FilterPointsBackward<'a> {
+    pub points: &'a Filters,
+    pub taps: &'a mut Taps,
+}
+
+impl WithSimd for FilterPointsBackward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let points: &[[Pixel; WIDTH]; POINTS] = self.points.first_chunk().expect("there are 36 points");
+        let taps: &mut [[Pixel; WIDTH]; TAPS] = self.taps.first_chunk_mut().expect("there are nine taps");
+        for row in 0..WIDTH {
+            for v in 0..vectors::<S>() {
+                let mut half = [[simd.splat_f32s(0.0); 3]; PATCH];
+                for r in 0..PATCH {
+                    let mut line = [simd.splat_f32s(0.0); PATCH];
+                    for c in 0..PATCH {
+                        line[c] = points[r * PATCH + c][row].get::<S>(v);
+                    }
+                    half[r] = filter_backward(simd, line);
+                }
+                for c in 0..3 {
+                    let line = [half[0][c], half[1][c], half[2][c], half[3][c], half[4][c], half[5][c]];
+                    let out = filter_backward(simd, line);
+                    for r in 0..3 {
+                        taps[3 * r + c][row].set::<S>(v, out[r]);
+                    }
+                }
+            }
+        }
+    }
+}

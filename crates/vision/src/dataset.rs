@@ -1,0 +1,132 @@
+//! Pictures held in memory, for training: decoded once, read thousands of times.
+//!
+//! Each is kept as bytes at the size the network works on; a little larger if it will be cropped, so that a crop
+//! has detail to show. What cannot be read is left out and listed.
+
+use rayon::prelude::*;
+use trueshot::Embeddings;
+
+use crate::embed::{key_of, prepared};
+use crate::error::{Error, Result, Skipped};
+use crate::picture::Picture;
+use crate::preprocess::Preprocessing;
+use crate::source::Collection;
+
+/// Pictures that are decoded before anybody is told.
+const ROUND: usize = 512;
+
+/// Labelled pictures in memory.
+pub struct Dataset {
+    /// By class, within a class by name.
+    pictures: Vec<Picture>,
+    items: Vec<String>,
+    /// What random changes of each picture are keyed by.
+    keys: Vec<u64>,
+    /// Which picture is of which class, in the form that episodes are drawn from: rows without features.
+    labels: Embeddings,
+    skipped: Vec<Skipped>,
+}
+
+impl Dataset {
+    /// Decodes a collection on all threads. `goes_on` is told how many pictures are done, and ends the work by
+    /// answering `false`.
+    pub fn load(
+        collection: &Collection,
+        to: &Preprocessing,
+        augmented: bool,
+        goes_on: &dyn Fn(usize) -> bool,
+    ) -> Result<Self> {
+        let (mut pictures, mut items, mut classes, mut skipped) = (vec![], vec![], vec![], vec![]);
+        for (round, entries) in collection.entries().chunks(ROUND).enumerate() {
+            let read: Vec<_> = entries
+                .par_iter()
+                .map(|entry| Ok(prepared(collection.picture(entry, to.channels)?, to, augmented)))
+                .collect();
+            for (entry, outcome) in entries.iter().zip(read) {
+                match outcome {
+                    Ok(picture) => {
+                        pictures.push(picture);
+                        items.push(entry.item.clone());
+                        classes.push(collection.classes()[entry.class as usize].clone());
+                    }
+                    Err(reason) => {
+                        skipped.push(Skipped { item: entry.item.clone(), class: Some(entry.class), reason });
+                    }
+                }
+            }
+            if !goes_on(round * ROUND + entries.len()) {
+                return Err(Error::Interrupted);
+            }
+        }
+        Self::new(pictures, items, classes, skipped)
+    }
+
+    fn new(
+        pictures: Vec<Picture>,
+        items: Vec<String>,
+        classes: Vec<String>,
+        skipped: Vec<Skipped>,
+    ) -> Result<Self> {
+        let keys = items.iter().map(|item| key_of(item)).collect();
+        let labels = Embeddings::from_rows(vec![0.0; pictures.len()], 1, classes)?;
+        Ok(Dataset { pictures, items, keys, labels, skipped })
+    }
+
+    /// Turns every class by a quarter, a half and three quarters into three further classes, as is usual for
+    /// drawings of characters.
+    pub fn with_rotations(self) -> Result<Self> {
+        let (mut pictures, mut items, mut classes) = (vec![], vec![], vec![]);
+        for quarters in 0..4 {
+            let suffix = if quarters == 0 { String::new() } else { format!(" turned {}", 90 * quarters) };
+            pictures.extend(self.pictures.iter().map(|picture| picture.turned(quarters)));
+            items.extend(self.items.iter().map(|item| format!("{item}{suffix}")));
+            let class = |row: usize| format!("{}{suffix}", self.class_name(row));
+            classes.extend((0..self.items.len()).map(class));
+        }
+        Self::new(pictures, items, classes, self.skipped)
+    }
+
+    fn class_name(&self, row: usize) -> &str {
+        &self.labels.classes()[self.labels.labels()[row] as usize]
+    }
+
+    /// The pictures.
+    pub fn pictures(&self) -> &[Picture] {
+        &self.pictures
+    }
+
+    /// Their names.
+    pub fn items(&self) -> &[String] {
+        &self.items
+    }
+
+    /// What random changes of a picture are keyed by: a hash of its name.
+    pub fn key(&self, row: usize) -> u64 {
+        self.keys[row]
+    }
+
+    /// Which picture is of which class; the features mean nothing.
+    pub fn labels(&self) -> &Embeddings {
+        &self.labels
+    }
+
+    /// What could not be read.
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
+    }
+
+    /// A hash of all pixels, names and labels: whether a run goes on with the data it began with.
+    pub fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for (row, picture) in self.pictures.iter().enumerate() {
+            let size = [picture.width, picture.height, self.items[row].len()];
+            size.iter().for_each(|number| {
+                hasher.update(&(*number as u64).to_le_bytes());
+            });
+            hasher.update(&picture.pixels);
+            hasher.update(self.items[row].as_bytes());
+            hasher.update(&self.labels.labels()[row].to_le_bytes());
+        }
+        hasher.finalize().to_hex()[..16].to_owned()
+    }
+}

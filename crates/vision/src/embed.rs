@@ -1,0 +1,228 @@
+//! Embeds a collection of pictures into a file, without holding either in memory.
+//!
+//! Pictures are decoded, changed, embedded and encoded in small blocks, many blocks at once on all threads, and
+//! written in the order of the collection: by class, picture and copy. What cannot be read is skipped and
+//! listed. How a picture is changed follows from the seed, its name and the copy's number, so the file's bytes
+//! depend neither on threads nor on which other pictures there are.
+
+use std::path::Path;
+
+use rayon::prelude::*;
+use trueshot::embeddings::{Precision, Writer};
+use trueshot_nn::Isa;
+use trueshot_nn::conv4::Scratch;
+
+use crate::augment::{Augmentation, Augmenter};
+use crate::backbone::Backbone;
+use crate::error::{Error, Result, Skipped, Unreadable};
+use crate::picture::Picture;
+use crate::preprocess::Preprocessing;
+use crate::source::{Collection, Entry};
+
+/// Rows that one thread makes at once: enough for the network to work on several pictures together.
+const ROWS_A_BLOCK: usize = 16;
+/// Blocks that are in work before their rows are written; for every thread.
+const BLOCKS_A_THREAD: usize = 16;
+
+/// What to embed, with what, how.
+pub struct Request<'a> {
+    /// The pictures.
+    pub collection: &'a Collection,
+    /// What embeds them.
+    pub backbone: &'a Backbone,
+    /// Each picture so often, each time changed differently; `None` embeds it once, as it is.
+    pub copies: Option<(usize, &'a Augmentation)>,
+    /// How numbers are stored.
+    pub precision: Precision,
+    /// Another seed, other changes.
+    pub seed: u64,
+    /// Every class must be left with so many readable pictures.
+    pub least_per_class: usize,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// Rows of the file.
+    pub rows: usize,
+    /// Pictures that were read.
+    pub pictures: usize,
+    /// What was skipped while reading.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A picture's rows, encoded; or why there are none.
+type Rows = std::result::Result<Vec<u8>, Unreadable>;
+
+/// Embeds all pictures into a file that appears when it is complete. `goes_on` is told how many pictures are
+/// done, and ends the work by answering `false`.
+pub fn embed(
+    request: &Request<'_>,
+    output: &Path,
+    goes_on: &(dyn Fn(usize) -> bool + Sync),
+) -> Result<Report> {
+    let entries = request.collection.entries();
+    let mut writer = request.begin(output)?;
+    let pictures_a_block = ROWS_A_BLOCK.div_ceil(request.copies()).max(1);
+    let window = pictures_a_block * BLOCKS_A_THREAD * rayon::current_num_threads().max(1);
+    let mut report = Report { rows: 0, pictures: 0, skipped: Vec::new() };
+    for (number, window_entries) in entries.chunks(window).enumerate() {
+        let blocks: Vec<Vec<Rows>> = window_entries
+            .par_chunks(pictures_a_block)
+            .map_init(|| Bench::new(request.backbone), |bench, block| bench.embed(request, block))
+            .collect::<Result<_>>()?;
+        for (entry, rows) in window_entries.iter().zip(blocks.into_iter().flatten()) {
+            request.write(&mut writer, entry, rows, &mut report)?;
+        }
+        if !goes_on(number * window + window_entries.len()) {
+            return Err(Error::Interrupted);
+        }
+    }
+    request.check_classes(&report)?;
+    report.rows = writer.rows();
+    writer.finish()?;
+    Ok(report)
+}
+
+impl Request<'_> {
+    fn copies(&self) -> usize {
+        self.copies.map_or(1, |(copies, _)| copies)
+    }
+
+    fn begin(&self, output: &Path) -> Result<Writer> {
+        let mut notes = vec![("backbone", self.backbone.name().to_string())];
+        if let Some((copies, augmentation)) = self.copies {
+            let augmentation = serde_json::to_string(augmentation).expect("plain numbers");
+            notes.extend([("copies", copies.to_string()), ("augmentation", augmentation)]);
+            notes.push(("seed", self.seed.to_string()));
+        }
+        let classes = self.collection.classes();
+        Ok(Writer::create(output, self.backbone.dim(), self.precision, classes, &notes)?)
+    }
+
+    fn write(&self, writer: &mut Writer, entry: &Entry, rows: Rows, report: &mut Report) -> Result<()> {
+        let rows = match rows {
+            Ok(rows) => rows,
+            Err(reason) => {
+                report.skipped.push(Skipped { item: entry.item.clone(), class: Some(entry.class), reason });
+                return Ok(());
+            }
+        };
+        report.pictures += 1;
+        let length = self.backbone.dim() * self.precision.size();
+        for (copy, row) in rows.chunks_exact(length).enumerate() {
+            match self.copies {
+                None => writer.push(entry.class, &entry.item, row)?,
+                Some(_) => writer.push(entry.class, &format!("{}#{}", entry.item, copy + 1), row)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn check_classes(&self, report: &Report) -> Result<()> {
+        let classes = self.collection.classes();
+        let (mut have, mut skipped) = (vec![0_usize; classes.len()], vec![0_usize; classes.len()]);
+        self.collection.entries().iter().for_each(|entry| have[entry.class as usize] += 1);
+        for class in report.skipped.iter().filter_map(|skipped| skipped.class) {
+            have[class as usize] -= 1;
+            skipped[class as usize] += 1;
+        }
+        let short = (0..classes.len()).find(|&class| have[class] < self.least_per_class);
+        match short {
+            None => Ok(()),
+            Some(class) => Err(Error::TooFewPictures {
+                class: classes[class].clone(),
+                have: have[class],
+                need: self.least_per_class,
+                skipped: skipped[class],
+            }),
+        }
+    }
+}
+
+/// A number for a picture's name: what its random changes are keyed by.
+pub(crate) fn key_of(item: &str) -> u64 {
+    let hash = blake3::hash(item.as_bytes());
+    u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
+}
+
+/// The largest side that is kept of a picture that will be cropped, in sixteenths of the network's size.
+const MARGIN_SIXTEENTHS: usize = 20;
+
+/// A picture as it is kept for a network: at the network's size; or, if it will be cropped, with as much more
+/// detail as a crop may use, and no enlarging.
+pub(crate) fn prepared(picture: Picture, to: &Preprocessing, augmented: bool) -> Picture {
+    if !augmented {
+        return picture.fitted(to.size, to.fit);
+    }
+    let most = to.size * MARGIN_SIXTEENTHS / 16;
+    let picture = picture.framed(to.fit);
+    let (width, height) = (picture.width.min(most), picture.height.min(most));
+    picture.resized(width, height)
+}
+
+/// One thread's working memory.
+struct Bench {
+    isa: Isa,
+    augmenter: Augmenter,
+    scratch: Scratch,
+    inputs: Vec<f32>,
+    features: Vec<f32>,
+}
+
+impl Bench {
+    fn new(backbone: &Backbone) -> Self {
+        let (inputs, features) = (Vec::new(), Vec::new());
+        let (isa, augmenter) = (Isa::current(), Augmenter::default());
+        Bench { isa, augmenter, scratch: backbone.scratch(), inputs, features }
+    }
+
+    /// The rows of some pictures.
+    fn embed(&mut self, request: &Request<'_>, entries: &[Entry]) -> Result<Vec<Rows>> {
+        let backbone = request.backbone;
+        self.inputs.clear();
+        let read: Vec<std::result::Result<(), Unreadable>> =
+            entries.iter().map(|entry| self.read(request, entry)).collect();
+        let values = backbone.preprocessing().values();
+        self.features.resize(self.inputs.len() / values * backbone.dim(), 0.0);
+        backbone.embed(self.isa, &self.inputs, &mut self.features, &mut self.scratch);
+        let mut rows = self.features.chunks_exact(request.copies() * backbone.dim());
+        let encode = |outcome: std::result::Result<(), Unreadable>| match outcome {
+            Err(reason) => Ok(Err(reason)),
+            Ok(()) => request.encode(rows.next().expect("rows for every picture that was read")).map(Ok),
+        };
+        read.into_iter().map(encode).collect()
+    }
+
+    /// Appends the inputs made of one picture.
+    fn read(&mut self, request: &Request<'_>, entry: &Entry) -> std::result::Result<(), Unreadable> {
+        let to = request.backbone.preprocessing();
+        let picture = request.collection.picture(entry, to.channels)?;
+        let picture = prepared(picture, to, request.copies.is_some());
+        let start = self.inputs.len();
+        self.inputs.resize(start + request.copies() * to.values(), 0.0);
+        let inputs = self.inputs[start..].chunks_exact_mut(to.values());
+        let Some((_, augmentation)) = request.copies else {
+            inputs.for_each(|input| to.normalise(&picture, input));
+            return Ok(());
+        };
+        let key = key_of(&entry.item);
+        for (copy, input) in (1..).zip(inputs) {
+            let change = augmentation.draw(request.seed, key, copy, picture.width, picture.height);
+            self.augmenter.apply(self.isa, &picture, &change, to, input);
+        }
+        Ok(())
+    }
+}
+
+impl Request<'_> {
+    fn encode(&self, features: &[f32]) -> Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(features.len() * self.precision.size());
+        self.precision.encode(features, &mut bytes).map_err(|place| trueshot::Error::NotFinite {
+            row: place / self.backbone.dim(),
+            column: place % self.backbone.dim(),
+            value: features[place],
+        })?;
+        Ok(bytes)
+    }
+}

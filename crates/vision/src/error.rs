@@ -1,0 +1,232 @@
+//! Everything that can go wrong with pictures, one variant each.
+//!
+//! What is wrong with a single picture is an [`Unreadable`]: it is listed and skipped, and ends the work only
+//! if too little is left. What is wrong with the whole request is an [`Error`].
+
+use std::path::PathBuf;
+
+/// This library's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong with a set of pictures.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Something that the core does failed.
+    #[error(transparent)]
+    Core(#[from] trueshot::Error),
+    /// There is no picture at all.
+    #[error("no pictures in {path}{}", .skipped.as_ref().map(|first| format!("; the first file skipped: {first}")).unwrap_or_default())]
+    NoPictures {
+        /// The folder, archive or list.
+        path: PathBuf,
+        /// What was there instead.
+        skipped: Option<String>,
+    },
+    /// The folders are splits, not classes.
+    #[error("{path} holds {found}, which are splits rather than classes")]
+    SplitFolders {
+        /// The folder or archive.
+        path: PathBuf,
+        /// Their names.
+        found: String,
+    },
+    /// Pictures in an archive that we do not unpack.
+    #[error(
+        "{path} is of no known form; known are a folder, .tar, .tar.gz, .tgz, .csv, .jsonl and 'omniglot'"
+    )]
+    UnknownSource {
+        /// What was given.
+        path: PathBuf,
+    },
+    /// An archive that unpacks to more than its size can justify.
+    #[error("{path} unpacks to more than {allowed} bytes, the most allowed for a file of its size")]
+    TooLarge {
+        /// The archive.
+        path: PathBuf,
+        /// What the gate lets through.
+        allowed: u64,
+    },
+    /// An archive that is none.
+    #[error("{path} is not a valid archive: {problem}")]
+    BadArchive {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A list that cannot be used.
+    #[error("{path}, line {line}: {problem}")]
+    BadList {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A split file that is none.
+    #[error("{path} is not a valid split file: {problem}")]
+    BadSplitFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The split file has no such split.
+    #[error("no split '{split}' in {origin}; there are {known}")]
+    UnknownSplit {
+        /// Where it was looked for.
+        origin: String,
+        /// What was asked for.
+        split: String,
+        /// What there is.
+        known: String,
+    },
+    /// None of a split's classes is there.
+    #[error("none of the {wanted} classes of split '{split}' is in {path}, which has {found}")]
+    NoClassOfSplit {
+        /// The pictures.
+        path: PathBuf,
+        /// The split.
+        split: String,
+        /// How many classes it names.
+        wanted: usize,
+        /// The first classes there are.
+        found: String,
+    },
+    /// A class lost too many pictures.
+    #[error("class '{class}' has {have} readable pictures, but {need} are needed; {skipped} were skipped")]
+    TooFewPictures {
+        /// The class.
+        class: String,
+        /// What is left.
+        have: usize,
+        /// What is needed.
+        need: usize,
+        /// How many were skipped in that class.
+        skipped: usize,
+    },
+    /// The model is no backbone we know.
+    #[error("{path} is no backbone: {problem}")]
+    NotABackbone {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A number makes no sense.
+    #[error("{what} is {given}; allowed: {allowed}")]
+    OutOfRange {
+        /// Which number.
+        what: &'static str,
+        /// What was given.
+        given: String,
+        /// What would be allowed.
+        allowed: String,
+    },
+    /// Somebody pressed Ctrl-C; nothing was written.
+    #[error("stopped; nothing was written")]
+    Interrupted,
+}
+
+impl Error {
+    /// What the user can do about it, where we know.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Error::Core(error) => error.hint(),
+            Error::SplitFolders { .. } => {
+                Some("give one of these folders, or --pool to take the pictures of all together".into())
+            }
+            Error::UnknownSource { path } if is_packed(path) => {
+                Some("unpack the archive first (tar xf), and give the folder".into())
+            }
+            Error::NoClassOfSplit { .. } => Some(
+                "the split file must name the class folders; --pool looks below train/, val/ and test/"
+                    .into(),
+            ),
+            Error::NotABackbone { .. } => {
+                Some("a backbone is a .safetensors file as `trueshot train backbone` writes it".into())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether it was asked for wrongly, as opposed to asked for rightly and failed.
+    pub fn is_wrong_usage(&self) -> bool {
+        match self {
+            Error::Core(error) => error.is_wrong_usage(),
+            Error::OutOfRange { .. } | Error::UnknownSplit { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+fn is_packed(path: &std::path::Path) -> bool {
+    let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+    matches!(extension.as_deref(), Some("xz" | "zst" | "bz2" | "zip" | "7z" | "txz" | "tbz2"))
+}
+
+/// Why a picture was skipped.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// The operating system refused.
+    #[error("cannot be read: {0}")]
+    File(String),
+    /// Its name is not that of a picture.
+    #[error("not a picture by its name")]
+    Name,
+    /// It lies beside the class folders.
+    #[error("not in a class folder")]
+    NoClass,
+    /// Nothing in it.
+    #[error("empty file")]
+    Empty,
+    /// No known format.
+    #[error("no known picture format; known are BMP, GIF, JPEG, PNG, TIFF and WebP")]
+    Format,
+    /// More bytes than a picture has.
+    #[error("{0} bytes are more than a picture may have")]
+    FileSize(u64),
+    /// A side of length zero.
+    #[error("a picture of {width} x {height} pixels")]
+    NoPixels {
+        /// Pixels across.
+        width: u32,
+        /// Pixels down.
+        height: u32,
+    },
+    /// Too many pixels, or more than so few bytes can hold.
+    #[error("{width} x {height} pixels are too many for {bytes} bytes")]
+    TooManyPixels {
+        /// Pixels across.
+        width: u32,
+        /// Pixels down.
+        height: u32,
+        /// Bytes of the file.
+        bytes: usize,
+    },
+    /// The file ends in the middle.
+    #[error("cut off")]
+    CutOff,
+    /// The decoder gave up.
+    #[error("{0}")]
+    Decoder(String),
+}
+
+/// A picture that was left out, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its name within the source.
+    pub item: String,
+    /// The class it would have belonged to.
+    pub class: Option<u32>,
+    /// Why.
+    pub reason: Unreadable,
+}
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.item, self.reason)
+    }
+}

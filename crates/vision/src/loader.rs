@@ -1,0 +1,129 @@
+//! Prepares the next steps' batches while a step runs.
+//!
+//! Batch `n` is made by a function of `n` alone, so what comes out does not depend on timing. Threads of their
+//! own make every w-th batch each and hold a few ready in a bounded channel; used memory goes back to them. They
+//! are few: making a batch takes a twentieth of the work of a step, and the pool's threads have the rest to do.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+/// Batches that each thread holds ready.
+const READY: usize = 2;
+
+/// Makes batch `n`, reusing an old one's memory.
+pub trait Make: Send + Sync + 'static {
+    /// What is made.
+    type Batch: Send + 'static;
+    /// Working memory of one thread.
+    type Scratch;
+
+    /// Fresh working memory.
+    fn scratch(&self) -> Self::Scratch;
+
+    /// Makes the batch of a step.
+    fn make(&self, step: u64, scratch: &mut Self::Scratch, old: Option<Self::Batch>) -> Self::Batch;
+}
+
+/// Batches in order of their steps.
+pub struct Loader<M: Make> {
+    make: Arc<M>,
+    threads: usize,
+    workers: Vec<Worker<M::Batch>>,
+    first: u64,
+    next: u64,
+}
+
+struct Worker<B> {
+    batches: Receiver<B>,
+    used: Sender<B>,
+}
+
+impl<M: Make> Loader<M> {
+    /// A loader with so many threads of its own; none is started before the first batch is asked for.
+    pub fn new(make: M, threads: usize) -> Self {
+        Loader { make: Arc::new(make), threads: threads.max(1), workers: Vec::new(), first: 0, next: 0 }
+    }
+
+    /// The batch of a step. Steps are expected one after the other; any other is begun afresh.
+    pub fn take(&mut self, step: u64) -> M::Batch {
+        if self.workers.is_empty() || step != self.next {
+            self.start(step);
+        }
+        self.next = step + 1;
+        let worker = self.worker_of(step);
+        self.workers[worker].batches.recv().expect("a thread of the loader panicked")
+    }
+
+    /// Hands back the memory of the batch of a step.
+    pub fn give_back(&mut self, step: u64, batch: M::Batch) {
+        let worker = self.worker_of(step);
+        // If the thread is gone, so is the need for memory.
+        let _ = self.workers[worker].used.send(batch);
+    }
+
+    fn worker_of(&self, step: u64) -> usize {
+        (step.wrapping_sub(self.first) % self.threads as u64) as usize
+    }
+
+    fn start(&mut self, step: u64) {
+        self.first = step;
+        // Dropping the old channels ends the old threads.
+        self.workers = (0..self.threads as u64)
+            .map(|offset| {
+                let (ready, batches) = sync_channel(READY);
+                let (used, old) = channel();
+                let (make, every) = (Arc::clone(&self.make), self.threads);
+                let first = step + offset;
+                std::thread::Builder::new()
+                    .name(format!("loader {offset}"))
+                    .spawn(move || work(&*make, first, every, &ready, &old))
+                    .expect("the system has a thread left");
+                Worker { batches, used }
+            })
+            .collect();
+    }
+}
+
+/// Makes batches until nobody wants any more.
+fn work<M: Make>(make: &M, first: u64, every: usize, ready: &SyncSender<M::Batch>, old: &Receiver<M::Batch>) {
+    let mut scratch = make.scratch();
+    for step in (first..).step_by(every) {
+        let batch = make.make(step, &mut scratch, old.try_recv().ok());
+        if ready.send(batch).is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Squares;
+
+    impl Make for Squares {
+        type Batch = Vec<u64>;
+        type Scratch = ();
+
+        fn scratch(&self) {}
+
+        fn make(&self, step: u64, (): &mut (), old: Option<Vec<u64>>) -> Vec<u64> {
+            let mut batch = old.unwrap_or_default();
+            batch.clear();
+            batch.extend([step, step * step]);
+            batch
+        }
+    }
+
+    #[test]
+    fn batches_come_in_order_whatever_the_threads_and_from_wherever_one_begins() {
+        for threads in [1, 2, 3] {
+            let mut loader = Loader::new(Squares, threads);
+            for step in (5..40).chain(2..9) {
+                let batch = loader.take(step);
+                assert_eq!(batch, [step, step * step]);
+                loader.give_back(step, batch);
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! A picture: rows of pixels of one or three bytes, and the gate that files pass to become one.
+//!
+//! Whatever a file holds (grey, colour, transparency, 16 bits, CMYK, an animation, a camera held sideways)
+//! comes out upright, opaque and in eight bits: transparency is laid on white, of an animation the first frame
+//! is taken, EXIF's orientation is applied. Bytes come from outside, so the size that a header claims is
+//! compared with the file's length before anything is allocated, the decoders get a limit on memory, and a
+//! panic in one of them becomes a reason to skip the file.
+
+use std::io::Cursor;
+
+use image::metadata::Orientation;
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
+
+use crate::error::Unreadable;
+
+/// The most pixels a picture may have: beyond every camera, and below what exhausts memory.
+const MOST_PIXELS: u64 = 1 << 27;
+/// So many pixels are always believed; above, a byte of the file must account for at most [`PIXELS_A_BYTE`].
+const BELIEVED_PIXELS: u64 = 1 << 22;
+/// A blank page in PNG packs about a thousand pixels into a byte; photographs some tens.
+const PIXELS_A_BYTE: u64 = 2048;
+/// What a decoder may hold at once, the picture included.
+const MOST_MEMORY: u64 = 1 << 30;
+/// The largest file that is read.
+pub(crate) const MOST_BYTES: u64 = 1 << 29;
+
+/// Whether pictures have colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channels {
+    /// One byte a pixel: luminance.
+    Grey,
+    /// Three bytes a pixel: red, green, blue.
+    Colour,
+}
+
+impl Channels {
+    /// Bytes of a pixel.
+    pub fn count(self) -> usize {
+        match self {
+            Channels::Grey => 1,
+            Channels::Colour => 3,
+        }
+    }
+}
+
+/// Pixels in rows from the top.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Picture {
+    /// Pixels from left to right.
+    pub width: usize,
+    /// Pixels from top to bottom.
+    pub height: usize,
+    /// What a pixel is.
+    pub channels: Channels,
+    /// `width * height * channels` bytes.
+    pub pixels: Vec<u8>,
+}
+
+impl Picture {
+    /// Takes pixels.
+    ///
+    /// # Panics
+    /// If there are not as many as the size says, or none.
+    pub fn new(width: usize, height: usize, channels: Channels, pixels: Vec<u8>) -> Self {
+        assert!(width > 0 && height > 0, "a picture of {width} x {height}");
+        assert_eq!(pixels.len(), width * height * channels.count(), "bytes of a picture");
+        Picture { width, height, channels, pixels }
+    }
+
+    /// Decodes a file's bytes.
+    pub fn decode(bytes: &[u8], channels: Channels) -> Result<Self, Unreadable> {
+        if bytes.is_empty() {
+            return Err(Unreadable::Empty);
+        }
+        let caught = trueshot::guard::caught(|| decode(bytes, channels));
+        caught.unwrap_or_else(|| Err(Unreadable::Decoder("its contents contradict each other".into())))
+    }
+
+    /// The picture turned clockwise by so many quarters.
+    pub fn turned(&self, quarters: usize) -> Picture {
+        let count = self.channels.count();
+        let (width, height) =
+            if quarters.is_multiple_of(2) { (self.width, self.height) } else { (self.height, self.width) };
+        let mut pixels = Vec::with_capacity(self.pixels.len());
+        for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
+            let (from_x, from_y) = match quarters % 4 {
+                0 => (x, y),
+                1 => (y, self.height - 1 - x),
+                2 => (self.width - 1 - x, self.height - 1 - y),
+                _ => (self.width - 1 - y, x),
+            };
+            let place = (from_y * self.width + from_x) * count;
+            pixels.extend_from_slice(&self.pixels[place..place + count]);
+        }
+        Picture::new(width, height, self.channels, pixels)
+    }
+}
+
+fn decode(bytes: &[u8], channels: Channels) -> Result<Picture, Unreadable> {
+    let format = image::guess_format(bytes).map_err(|_| Unreadable::Format)?;
+    if format == ImageFormat::Jpeg && is_cut_off(bytes) {
+        return Err(Unreadable::CutOff);
+    }
+    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(MOST_MEMORY);
+    reader.limits(limits);
+    let mut decoder = reader.into_decoder().map_err(in_words)?;
+    let (width, height) = decoder.dimensions();
+    check_size(width, height, bytes.len())?;
+    // A damaged note about the orientation is no reason to refuse the picture.
+    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let mut image = DynamicImage::from_decoder(decoder).map_err(in_words)?;
+    image.apply_orientation(orientation);
+    Ok(opaque(image, channels))
+}
+
+fn check_size(width: u32, height: u32, bytes: usize) -> Result<(), Unreadable> {
+    let pixels = u64::from(width) * u64::from(height);
+    let accounted = (bytes as u64).saturating_mul(PIXELS_A_BYTE).max(BELIEVED_PIXELS);
+    match pixels {
+        0 => Err(Unreadable::NoPixels { width, height }),
+        _ if pixels > MOST_PIXELS.min(accounted) => Err(Unreadable::TooManyPixels { width, height, bytes }),
+        _ => Ok(()),
+    }
+}
+
+/// The decoder is lenient and fills what is missing with grey; half a picture is none, though. The mark of the
+/// end cannot occur within a scan, so it must stand behind the start of the last one.
+fn is_cut_off(bytes: &[u8]) -> bool {
+    let last = |mark: [u8; 2]| bytes.windows(2).rposition(|window| window == mark);
+    let (start, end) = (last([0xff, 0xda]), last([0xff, 0xd9]));
+    start.is_some() && end < start
+}
+
+fn in_words(error: image::ImageError) -> Unreadable {
+    use image::ImageError::*;
+    match error {
+        Limits(_) => Unreadable::Decoder("needs more memory than a picture may take".into()),
+        IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Unreadable::CutOff,
+        other => Unreadable::Decoder(other.to_string()),
+    }
+}
+
+/// Eight bits a channel; transparency is laid on white.
+fn opaque(image: DynamicImage, channels: Channels) -> Picture {
+    let (width, height) = (image.width() as usize, image.height() as usize);
+    let pixels = match (image.color().has_alpha(), channels) {
+        (false, Channels::Colour) => image.into_rgb8().into_raw(),
+        (false, Channels::Grey) => image.into_luma8().into_raw(),
+        (true, Channels::Colour) => image
+            .into_rgba8()
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .flat_map(|&[r, g, b, a]| [r, g, b].map(|v| on_white(v, a)))
+            .collect(),
+        (true, Channels::Grey) => {
+            image.into_luma_alpha8().as_chunks::<2>().0.iter().map(|&[v, a]| on_white(v, a)).collect()
+        }
+    };
+    Picture::new(width, height, channels, pixels)
+}
+
+fn on_white(value: u8, alpha: u8) -> u8 {
+    let (value, alpha) = (u32::from(value), u32::from(alpha));
+    // At most 255 * 255 + 127, over 255: it fits.
+    ((value * alpha + 255 * (255 - alpha) + 127) / 255) as u8
+}

@@ -1,0 +1,83 @@
+//! What a backbone wants its pictures to be: size, channels, and which number a byte becomes.
+
+use crate::error::{Error, Result};
+use crate::picture::{Channels, Picture};
+use crate::resize::Fit;
+
+/// From a decoded picture to a network's input.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Preprocessing {
+    /// Height and width.
+    pub size: usize,
+    /// One number a pixel or three.
+    pub channels: Channels,
+    /// Subtracted from a value in [0, 1], for each channel.
+    pub mean: Vec<f32>,
+    /// What is left is divided by this.
+    pub std: Vec<f32>,
+    /// What a picture of another shape becomes.
+    pub fit: Fit,
+}
+
+impl Preprocessing {
+    /// Colour, normalised as ImageNet's pictures usually are.
+    pub fn colour(size: usize) -> Self {
+        let (mean, std) = (vec![0.485, 0.456, 0.406], vec![0.229, 0.224, 0.225]);
+        Preprocessing { size, channels: Channels::Colour, mean, std, fit: Fit::default() }
+    }
+
+    /// Drawings: ink is 1 and paper 0. Files have black ink on white paper, so this is `(value - 1) / -1`.
+    pub fn drawings(size: usize) -> Self {
+        Preprocessing {
+            size,
+            channels: Channels::Grey,
+            mean: vec![1.0],
+            std: vec![-1.0],
+            fit: Fit::default(),
+        }
+    }
+
+    /// Refuses what no network has.
+    pub fn check(&self) -> Result<()> {
+        let count = self.channels.count();
+        let fine = |values: &[f32]| values.len() == count && values.iter().all(|value| value.is_finite());
+        if !fine(&self.mean) || !fine(&self.std) || self.std.contains(&0.0) {
+            return Err(Error::OutOfRange {
+                what: "the normalisation",
+                given: format!("mean {:?}, std {:?}", self.mean, self.std),
+                allowed: format!("{count} finite numbers each, std not 0"),
+            });
+        }
+        Ok(())
+    }
+
+    /// Numbers of a network's input.
+    pub fn values(&self) -> usize {
+        self.size * self.size * self.channels.count()
+    }
+
+    /// The factor and the summand that make a byte's share of 255 a normalised number, for each channel.
+    pub(crate) fn scale_and_shift(&self, unit: f32) -> [[f32; 2]; 3] {
+        let mut pairs = [[0.0; 2]; 3];
+        for (pair, (mean, std)) in pairs.iter_mut().zip(self.mean.iter().zip(&self.std)) {
+            *pair = [1.0 / (unit * std), -mean / std];
+        }
+        pairs
+    }
+
+    /// Normalises a picture that has the right size and channels.
+    ///
+    /// # Panics
+    /// If it has not.
+    pub fn normalise(&self, picture: &Picture, out: &mut [f32]) {
+        assert_eq!((picture.width, picture.height), (self.size, self.size), "a fitted picture");
+        assert_eq!(out.len(), picture.pixels.len(), "room for the picture");
+        let pairs = self.scale_and_shift(255.0);
+        let count = self.channels.count();
+        for (out, pixel) in out.chunks_exact_mut(count).zip(picture.pixels.chunks_exact(count)) {
+            for ((out, &value), [scale, shift]) in out.iter_mut().zip(pixel).zip(pairs) {
+                *out = f32::from(value) * scale + shift;
+            }
+        }
+    }
+}

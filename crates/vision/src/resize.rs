@@ -1,0 +1,155 @@
+//! Brings a picture to another size: bilinear, with the triangle widened when shrinking (antialias).
+//!
+//! The arithmetic is Pillow's, which torchvision uses on pictures: columns first, then rows, weights of 22 bits,
+//! each pass rounded to a byte. So networks trained elsewhere see here what they saw there, and integer sums
+//! are the same on every processor.
+
+use crate::picture::Picture;
+
+/// Bits behind the point of a weight: 32, less 8 of the value, less 2 for sign and overflow.
+const BITS: u32 = 22;
+
+/// What a picture of another shape becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fit {
+    /// The whole picture, stretched to a square.
+    #[default]
+    Squash,
+    /// The largest square in its middle.
+    Crop,
+}
+
+/// The weights with which a line of pixels becomes a line of another length.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Taps {
+    /// First pixel of every output.
+    starts: Vec<u32>,
+    /// `width` weights an output.
+    weights: Vec<f64>,
+    /// The same, rounded.
+    rounded: Vec<f32>,
+    width: usize,
+}
+
+impl Taps {
+    /// Computes the weights of `from` pixels for `to` outputs, reusing the memory.
+    pub fn set(&mut self, from: usize, to: usize) {
+        let scale = from as f64 / to as f64;
+        let reach = scale.max(1.0);
+        self.width = ((2.0 * reach).ceil() as usize).min(from);
+        self.starts.clear();
+        self.weights.clear();
+        for output in 0..to {
+            let centre = (output as f64 + 0.5) * scale;
+            let first = (centre - reach + 0.5).max(0.0) as usize;
+            let end = ((centre + reach + 0.5) as usize).min(from);
+            // A window that would stick out is moved in: what it then covers beyond the reach has no weight.
+            let start = first.min(from - self.width);
+            let weight = |pixel: usize| match (first..end).contains(&pixel) {
+                true => (1.0 - ((pixel as f64 + 0.5 - centre) / reach).abs()).max(0.0),
+                false => 0.0,
+            };
+            let total: f64 = (first..end).map(weight).sum();
+            self.starts.push(start as u32);
+            self.weights.extend((start..start + self.width).map(|pixel| weight(pixel) / total));
+        }
+        self.rounded.clear();
+        self.rounded.extend(self.weights.iter().map(|&weight| weight as f32));
+    }
+
+    /// First pixel and weights of an output.
+    #[inline(always)]
+    pub fn of(&self, output: usize) -> (usize, &[f32]) {
+        (self.starts[output] as usize, &self.rounded[output * self.width..(output + 1) * self.width])
+    }
+
+    fn whole_numbers(&self) -> Vec<i32> {
+        self.weights.iter().map(|&weight| (weight * f64::from(1 << BITS)).round() as i32).collect()
+    }
+}
+
+impl Picture {
+    /// The picture as a square of so many pixels; itself where it is one already.
+    pub fn fitted(self, size: usize, fit: Fit) -> Picture {
+        self.framed(fit).resized(size, size)
+    }
+
+    /// The part of the picture that is to be used, in its own size.
+    pub(crate) fn framed(self, fit: Fit) -> Picture {
+        match fit {
+            Fit::Squash => self,
+            Fit::Crop => self.middle(),
+        }
+    }
+
+    /// The picture in another size.
+    pub fn resized(self, width: usize, height: usize) -> Picture {
+        let narrowed = if width == self.width { self } else { columns(&self, width) };
+        if height == narrowed.height { narrowed } else { rows(&narrowed, height) }
+    }
+
+    fn middle(self) -> Picture {
+        let side = self.width.min(self.height);
+        if self.width == self.height {
+            return self;
+        }
+        let count = self.channels.count();
+        let (left, top) = ((self.width - side) / 2, (self.height - side) / 2);
+        let row = |y: usize| &self.pixels[((top + y) * self.width + left) * count..][..side * count];
+        let pixels = (0..side).flat_map(|y| row(y).iter().copied()).collect();
+        Picture::new(side, side, self.channels, pixels)
+    }
+}
+
+fn columns(picture: &Picture, width: usize) -> Picture {
+    let mut taps = Taps::default();
+    taps.set(picture.width, width);
+    let weights = taps.whole_numbers();
+    let count = picture.channels.count();
+    let mut pixels = Vec::with_capacity(width * picture.height * count);
+    for row in picture.pixels.chunks_exact(picture.width * count) {
+        for (&start, weights) in taps.starts.iter().zip(weights.chunks_exact(taps.width)) {
+            let window = &row[start as usize * count..][..taps.width * count];
+            match count {
+                1 => pixels.extend(weighted::<1>(window, weights)),
+                _ => pixels.extend(weighted::<3>(window, weights)),
+            }
+        }
+    }
+    Picture::new(width, picture.height, picture.channels, pixels)
+}
+
+fn weighted<const COUNT: usize>(window: &[u8], weights: &[i32]) -> [u8; COUNT] {
+    let mut sums = [1 << (BITS - 1); COUNT];
+    for (pixel, &weight) in window.as_chunks::<COUNT>().0.iter().zip(weights) {
+        for (sum, &value) in sums.iter_mut().zip(pixel) {
+            *sum += i32::from(value) * weight;
+        }
+    }
+    sums.map(to_byte)
+}
+
+fn rows(picture: &Picture, height: usize) -> Picture {
+    let mut taps = Taps::default();
+    taps.set(picture.height, height);
+    let weights = taps.whole_numbers();
+    let stride = picture.width * picture.channels.count();
+    let mut sums = vec![0; stride];
+    let mut pixels = Vec::with_capacity(stride * height);
+    for (&start, weights) in taps.starts.iter().zip(weights.chunks_exact(taps.width)) {
+        sums.fill(1 << (BITS - 1));
+        let window = &picture.pixels[start as usize * stride..];
+        for (row, &weight) in window.chunks_exact(stride).zip(weights) {
+            for (sum, &value) in sums.iter_mut().zip(row) {
+                *sum += i32::from(value) * weight;
+            }
+        }
+        pixels.extend(sums.iter().map(|&sum| to_byte(sum)));
+    }
+    Picture::new(picture.width, height, picture.channels, pixels)
+}
+
+fn to_byte(sum: i32) -> u8 {
+    (sum >> BITS).clamp(0, 255) as u8
+}

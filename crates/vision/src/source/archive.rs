@@ -1,0 +1,108 @@
+//! Pictures in a tar: plain, whose members are read where they lie, or packed with gzip, which is unpacked into
+//! memory once. Other packings (xz, zstd, zip) are for `tar xf` to undo.
+//!
+//! An archive comes from outside. Only regular members count; links and sparse files are passed over, names
+//! are never used as paths in the file system, and what gzip unpacks to is limited by the size of the file.
+
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use flate2::bufread::MultiGzDecoder;
+use tar::{Archive, EntryType};
+
+use super::{Collection, Place, Reading, paths};
+use crate::error::{Error, Result, Unreadable};
+use crate::picture::MOST_BYTES;
+
+/// Pictures hardly compress; a hundred times their size is a lie.
+const MOST_RATIO: u64 = 64;
+/// So much may any archive unpack to.
+const ALWAYS_ALLOWED: u64 = 64 << 20;
+
+pub(super) fn list(path: &Path, reading: Reading) -> Result<Collection> {
+    let file = open(path)?;
+    let length = file.metadata().map_err(|source| trueshot::Error::Read { path: path.into(), source })?.len();
+    let mut archive = Archive::new(file);
+    let place = |member: &mut tar::Entry<'_, File>| {
+        let (offset, size) = (member.raw_file_position(), member.size());
+        match offset.checked_add(size).is_some_and(|end| end <= length) {
+            true => Ok(Place::Part { offset, length: size }),
+            false => Err("its last member is cut off".to_string()),
+        }
+    };
+    // Seeking over the members reads the headers alone.
+    let files = trueshot::guard::caught(|| {
+        let members = archive.entries_with_seek().map_err(|error| error.to_string())?;
+        members_of(members, place)
+    });
+    collect(path, files, reading)
+}
+
+pub(super) fn list_packed(path: &Path, reading: Reading) -> Result<Collection> {
+    let file = open(path)?;
+    let length = file.metadata().map_err(|source| trueshot::Error::Read { path: path.into(), source })?.len();
+    let allowed = ALWAYS_ALLOWED.saturating_add(length.saturating_mul(MOST_RATIO));
+    let mut unpacked = MultiGzDecoder::new(BufReader::new(file)).take(allowed);
+    let place = |member: &mut tar::Entry<'_, &mut std::io::Take<MultiGzDecoder<BufReader<File>>>>| {
+        let mut bytes = Vec::new();
+        // Read as far as there is something, not as far as the header says.
+        member.take(MOST_BYTES).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        Ok(Place::Held(bytes.into()))
+    };
+    let files = trueshot::guard::caught(|| {
+        let mut archive = Archive::new(&mut unpacked);
+        let members = archive.entries().map_err(|error| error.to_string())?;
+        members_of(members, place)
+    });
+    if unpacked.limit() == 0 {
+        return Err(Error::TooLarge { path: path.into(), allowed });
+    }
+    collect(path, files, reading)
+}
+
+fn open(path: &Path) -> Result<File> {
+    File::open(path).map_err(|source| trueshot::Error::Read { path: path.into(), source }.into())
+}
+
+type Files = std::result::Result<Vec<(String, Place)>, String>;
+
+fn members_of<R: Read>(
+    members: tar::Entries<'_, R>,
+    mut place: impl FnMut(&mut tar::Entry<'_, R>) -> std::result::Result<Place, String>,
+) -> Files {
+    let mut files = Vec::new();
+    for member in members {
+        let mut member = member.map_err(|error| error.to_string())?;
+        if !matches!(member.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
+            continue;
+        }
+        let name = String::from_utf8_lossy(&member.path_bytes()).into_owned();
+        let parts: Vec<&str> = name.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+        if parts.iter().any(|part| paths::is_hidden(part)) {
+            continue;
+        }
+        let item = parts.join("/");
+        files.push((item, place(&mut member)?));
+    }
+    Ok(files)
+}
+
+fn collect(path: &Path, files: Option<Files>, reading: Reading) -> Result<Collection> {
+    let bad = |problem| Error::BadArchive { path: path.into(), problem };
+    let files = files.unwrap_or_else(|| Err("its contents contradict each other".into())).map_err(bad)?;
+    paths::collect(path, files, reading)
+}
+
+/// A member's bytes.
+pub(super) fn read(path: &Path, offset: u64, length: u64) -> Result<Vec<u8>, Unreadable> {
+    let refused = |error: std::io::Error| Unreadable::File(error.to_string());
+    if length > MOST_BYTES {
+        return Err(Unreadable::FileSize(length));
+    }
+    let mut file = File::open(path).map_err(refused)?;
+    file.seek(SeekFrom::Start(offset)).map_err(refused)?;
+    let mut bytes = Vec::with_capacity(length as usize);
+    file.take(length).read_to_end(&mut bytes).map_err(refused)?;
+    Ok(bytes)
+}

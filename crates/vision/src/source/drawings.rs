@@ -1,0 +1,42 @@
+//! The built-in drawings as a source: `omniglot`.
+
+use std::path::Path;
+
+use super::{Collection, Place};
+use crate::error::{Result, Unreadable};
+use crate::omniglot::{Character, Omniglot};
+use crate::picture::{Channels, Picture};
+
+/// What the source is called.
+pub(crate) const NAME: &str = "omniglot";
+
+/// Classes are called `Alphabet/character01`, items as the published files' folders are.
+pub(super) fn list() -> Result<Collection> {
+    let omniglot = Omniglot::embedded();
+    let mut pictures = Vec::new();
+    for (character, found) in omniglot.characters().iter().enumerate() {
+        for number in 0..omniglot.drawings_per_character() {
+            let class = class_name(found);
+            let item = format!("{class}/{:02}", number + 1);
+            pictures.push((class, item, Place::Drawing { character, number }));
+        }
+    }
+    Ok(Collection::new(Path::new(NAME), pictures, Vec::new()))
+}
+
+pub(crate) fn class_name(character: &Character<'_>) -> String {
+    format!("{}/{}", character.alphabet, character.name)
+}
+
+/// Black ink on white paper, as the published files have it.
+pub(super) fn picture(character: usize, number: usize, channels: Channels) -> Result<Picture, Unreadable> {
+    let drawing = Omniglot::embedded().drawing(character, number);
+    let drawing = drawing.map_err(|error| Unreadable::Decoder(error.to_string()))?;
+    let (width, height) = (drawing.width(), drawing.height());
+    let mut pixels = vec![255; width * height * channels.count()];
+    for (x, y) in drawing.ink() {
+        let place = (y * width + x) * channels.count();
+        pixels[place..place + channels.count()].fill(0);
+    }
+    Ok(Picture::new(width, height, channels, pixels))
+}

@@ -1,0 +1,173 @@
+//! A list of pictures and their labels: CSV, or one JSON object a line.
+//!
+//! CSV may have a header that names the columns; without one the first column is the path and the second the
+//! label. Paths are relative to the list.
+
+use std::io::Read;
+use std::path::Path;
+
+use super::{Collection, Place};
+use crate::error::{Error, Result};
+
+const PATHS: [&str; 6] = ["path", "file", "filename", "image", "picture", "item"];
+const LABELS: [&str; 4] = ["label", "class", "category", "given"];
+/// Lists are text; a gigabyte of it is something else.
+const MOST_BYTES: u64 = 1 << 30;
+
+pub(super) fn read(path: &Path) -> Result<Collection> {
+    let text = text(path)?;
+    let is_csv = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
+    let rows = if is_csv { from_csv(path, &text)? } else { from_json_lines(path, &text)? };
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let pictures = rows.into_iter().map(|(item, label)| {
+        let place = Place::File(folder.join(&item));
+        (label, item, place)
+    });
+    Ok(Collection::new(path, pictures.collect(), Vec::new()))
+}
+
+fn text(path: &Path) -> Result<String> {
+    let failed = |source| trueshot::Error::Read { path: path.into(), source };
+    let mut text = String::new();
+    std::fs::File::open(path).map_err(failed)?.take(MOST_BYTES).read_to_string(&mut text).map_err(failed)?;
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
+}
+
+type Rows = Vec<(String, String)>;
+
+fn from_csv(path: &Path, text: &str) -> Result<Rows> {
+    let bad = |line, problem: &str| Error::BadList { path: path.into(), line, problem: problem.into() };
+    let mut records = Records { rest: text, line: 1 };
+    let mut columns = None;
+    let mut rows = Vec::new();
+    while let Some((line, record)) =
+        records.next_record().map_err(|line| bad(line, "a quote is not closed"))?
+    {
+        let (path_column, label_column) = match columns {
+            Some(columns) => columns,
+            None => {
+                let named = header(&record);
+                columns = Some(named.unwrap_or((0, 1)));
+                if named.is_some() {
+                    continue;
+                }
+                (0, 1)
+            }
+        };
+        let cell = |column: usize| record.get(column).map(|cell| cell.trim()).filter(|cell| !cell.is_empty());
+        let item = cell(path_column).ok_or_else(|| bad(line, "no path"))?;
+        let label = cell(label_column).ok_or_else(|| bad(line, "no label"))?;
+        rows.push((item.to_owned(), label.to_owned()));
+    }
+    Ok(rows)
+}
+
+/// The columns of path and label, if a record names both.
+fn header(record: &[String]) -> Option<(usize, usize)> {
+    let column = |names: &[&str]| {
+        record.iter().position(|cell| names.iter().any(|name| cell.trim().eq_ignore_ascii_case(name)))
+    };
+    Some((column(&PATHS)?, column(&LABELS)?))
+}
+
+/// Splits CSV into records; a quoted cell may hold commas, line ends and doubled quotes.
+struct Records<'a> {
+    rest: &'a str,
+    line: usize,
+}
+
+impl Records<'_> {
+    /// The next record that is not blank, with its line; `Err` is the line of a quote that is never closed.
+    fn next_record(&mut self) -> std::result::Result<Option<(usize, Vec<String>)>, usize> {
+        loop {
+            if self.rest.is_empty() {
+                return Ok(None);
+            }
+            let line = self.line;
+            let record = self.record()?;
+            if record.len() > 1 || record.iter().any(|cell| !cell.trim().is_empty()) {
+                return Ok(Some((line, record)));
+            }
+        }
+    }
+
+    fn record(&mut self) -> std::result::Result<Vec<String>, usize> {
+        let (mut record, mut cell, mut quoted) = (Vec::new(), String::new(), false);
+        let start = self.line;
+        let mut letters = self.rest.char_indices().peekable();
+        while let Some((place, letter)) = letters.next() {
+            self.line += usize::from(letter == '\n');
+            match letter {
+                '"' if quoted && letters.next_if(|(_, next)| *next == '"').is_some() => cell.push('"'),
+                '"' => quoted = !quoted,
+                ',' if !quoted => record.push(std::mem::take(&mut cell)),
+                '\n' if !quoted => {
+                    record.push(cell);
+                    self.rest = &self.rest[place + 1..];
+                    return Ok(record);
+                }
+                '\r' if !quoted => {}
+                other => cell.push(other),
+            }
+        }
+        self.rest = "";
+        record.push(cell);
+        if quoted { Err(start) } else { Ok(record) }
+    }
+}
+
+fn from_json_lines(path: &Path, text: &str) -> Result<Rows> {
+    let numbered = text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty());
+    let row = |(text, line): (&str, usize)| {
+        let bad = |problem: String| Error::BadList { path: path.into(), line, problem };
+        let object: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text).map_err(|problem| bad(format!("not a JSON object: {problem}")))?;
+        let value = |names: &[&str], what: &str| {
+            let found = names.iter().find_map(|name| object.get(*name));
+            match found {
+                Some(serde_json::Value::String(text)) => Ok(text.clone()),
+                Some(serde_json::Value::Number(number)) => Ok(number.to_string()),
+                _ => Err(bad(format!("no {what}; it is looked for under {}", names.join(", ")))),
+            }
+        };
+        Ok((value(&PATHS, "path")?, value(&LABELS, "label")?))
+    };
+    numbered.map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn csv(text: &str) -> Result<Rows> {
+        from_csv(Path::new("list.csv"), text)
+    }
+
+    fn pair(path: &str, label: &str) -> (String, String) {
+        (path.into(), label.into())
+    }
+
+    #[test]
+    fn csv_is_read_with_and_without_a_header() {
+        let rows = [pair("a.jpg", "owl"), pair("b.jpg", "ant")];
+        assert_eq!(csv("a.jpg,owl\nb.jpg,ant\n").unwrap(), rows);
+        assert_eq!(csv("Label, filename\r\nowl,a.jpg\r\n\r\nant,b.jpg").unwrap(), rows);
+    }
+
+    #[test]
+    fn quoted_cells_hold_commas_quotes_and_lines() {
+        let rows = csv("path,label\n\"a, \"\"b\"\".jpg\",\"two\nlines\"\nc.jpg,d\n").unwrap();
+        assert_eq!(rows, [pair("a, \"b\".jpg", "two\nlines"), pair("c.jpg", "d")]);
+        assert!(csv("a.jpg,\"owl").unwrap_err().to_string().contains("line 1: a quote is not closed"));
+        assert!(csv("a.jpg,owl\nb.jpg\n").unwrap_err().to_string().contains("line 2: no label"));
+    }
+
+    #[test]
+    fn json_lines_name_path_and_label() {
+        let read = |text| from_json_lines(Path::new("list.jsonl"), text);
+        let text = "{\"path\": \"a.jpg\", \"label\": \"owl\"}\n\n{\"image\": \"b.jpg\", \"class\": 7}\n";
+        assert_eq!(read(text).unwrap(), [pair("a.jpg", "owl"), pair("b.jpg", "7")]);
+        assert!(read("{\"path\": \"a\"}").unwrap_err().to_string().contains("line 1: no label"));
+        assert!(read("[1]").unwrap_err().to_string().contains("not a JSON object"));
+    }
+}

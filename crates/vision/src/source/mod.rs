@@ -1,0 +1,199 @@
+//! Where labelled pictures come from: a folder of class folders, an archive of them, a list of paths and
+//! labels, or the drawings that are built in.
+//!
+//! Opening a source lists what is there and reads no picture; a [`Collection`] is that list, in an order that
+//! depends on names alone: classes by name, within a class items by name. Items are called by their path within
+//! the source, so that what is said about one can be looked up. Reading one picture is
+//! [`Collection::picture`]; what cannot be read is a reason, not an error, and the caller decides what is left
+//! to work with.
+
+mod archive;
+mod drawings;
+mod folder;
+mod list;
+mod paths;
+
+pub(crate) use drawings::class_name as drawing_name;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result, Skipped, Unreadable};
+use crate::picture::{Channels, Picture};
+use crate::split::Split;
+
+/// Whether a path is not one but the name of the built-in data set; a file or folder of that name is meant
+/// rather.
+pub fn is_built_in(path: &Path) -> bool {
+    path.as_os_str() == drawings::NAME && !path.exists()
+}
+
+/// How a source is to be understood.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Whether folders `train`, `val` and `test` above the class folders are taken together.
+    pub pool: bool,
+}
+
+/// One labelled picture of a source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its class, as a place among the classes' names.
+    pub class: u32,
+    /// Its name within the source.
+    pub item: String,
+    place: Place,
+}
+
+/// Where the bytes of a picture are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    /// In a file of its own.
+    File(PathBuf),
+    /// In a part of the source's file.
+    Part { offset: u64, length: u64 },
+    /// In memory, unpacked.
+    Held(bytes::Bytes),
+    /// Built in.
+    Drawing { character: usize, number: usize },
+}
+
+/// A list of labelled pictures.
+#[derive(Debug, Clone)]
+pub struct Collection {
+    path: PathBuf,
+    classes: Vec<String>,
+    /// By class, within a class by name.
+    entries: Vec<Entry>,
+    /// What was seen and is no picture.
+    skipped: Vec<Skipped>,
+}
+
+impl Collection {
+    /// Lists the pictures of a source: a folder, `.tar`, `.tar.gz` (`.tgz`), `.csv`, `.jsonl`, or `omniglot`.
+    pub fn open(path: impl AsRef<Path>, reading: Reading) -> Result<Self> {
+        let path = path.as_ref();
+        let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        let ends = |ending: &str| name.ends_with(ending);
+        if is_built_in(path) {
+            return drawings::list();
+        }
+        let found = if path.is_dir() {
+            folder::list(path, reading)
+        } else if ends(".tar") {
+            archive::list(path, reading)
+        } else if ends(".tar.gz") || ends(".tgz") {
+            archive::list_packed(path, reading)
+        } else if ends(".csv") || ends(".jsonl") {
+            list::read(path)
+        } else {
+            // A path that is not there is the likelier mistake than an unknown form.
+            std::fs::metadata(path).map_err(|source| trueshot::Error::Read { path: path.into(), source })?;
+            Err(Error::UnknownSource { path: path.into() })
+        }?;
+        found.not_empty()
+    }
+
+    /// Puts named pictures in order.
+    fn new(path: &Path, pictures: Vec<(String, String, Place)>, mut skipped: Vec<Skipped>) -> Self {
+        let mut by_class: BTreeMap<String, BTreeMap<String, Place>> = BTreeMap::new();
+        for (class, item, place) in pictures {
+            by_class.entry(class).or_default().insert(item, place);
+        }
+        skipped.sort_by(|a, b| a.item.cmp(&b.item));
+        let (mut classes, mut entries) = (Vec::new(), Vec::new());
+        for (class, items) in by_class {
+            let number = classes.len() as u32;
+            entries.extend(items.into_iter().map(|(item, place)| Entry { class: number, item, place }));
+            classes.push(class);
+        }
+        Collection { path: path.into(), classes, entries, skipped }
+    }
+
+    fn not_empty(self) -> Result<Self> {
+        if self.entries.is_empty() {
+            let skipped = self.skipped.first().map(Skipped::to_string);
+            return Err(Error::NoPictures { path: self.path, skipped });
+        }
+        Ok(self)
+    }
+
+    /// Where it was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it is the built-in data set.
+    pub fn is_built_in(&self) -> bool {
+        is_built_in(&self.path)
+    }
+
+    /// The names of the classes, sorted.
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    /// The pictures: by class, within a class by name.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Files that were left out already by their name or place.
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
+    }
+
+    /// Keeps the classes of a split; the names in it that are not here are returned.
+    pub fn keep_split(&mut self, split: &Split) -> Result<Vec<String>> {
+        let kept = self.classes.iter().filter(|class| split.holds(class)).count();
+        if kept == 0 {
+            let shown: Vec<&str> = self.classes.iter().take(3).map(String::as_str).collect();
+            return Err(Error::NoClassOfSplit {
+                path: self.path.clone(),
+                split: split.name.clone(),
+                wanted: split.classes.len(),
+                found: format!("{} classes such as '{}'", self.classes.len(), shown.join("', '")),
+            });
+        }
+        let missing = split.missing(&self.classes);
+        self.keep_classes(|class| split.holds(class));
+        Ok(missing)
+    }
+
+    fn keep_classes(&mut self, keep: impl Fn(&str) -> bool) {
+        let mut numbers = Vec::with_capacity(self.classes.len());
+        let mut kept = 0;
+        for class in &self.classes {
+            let is_kept = keep(class);
+            numbers.push(is_kept.then_some(kept));
+            kept += u32::from(is_kept);
+        }
+        self.classes.retain(|class| keep(class));
+        self.entries.retain_mut(|entry| {
+            let number = numbers[entry.class as usize];
+            entry.class = number.unwrap_or(entry.class);
+            number.is_some()
+        });
+    }
+
+    /// Keeps the first pictures of every class.
+    pub fn keep_first(&mut self, per_class: usize) {
+        let mut seen = vec![0; self.classes.len()];
+        self.entries.retain(|entry| {
+            seen[entry.class as usize] += 1;
+            seen[entry.class as usize] <= per_class
+        });
+    }
+
+    /// Reads one picture.
+    pub fn picture(&self, entry: &Entry, channels: Channels) -> Result<Picture, Unreadable> {
+        match &entry.place {
+            Place::File(path) => Picture::decode(&folder::read(path)?, channels),
+            Place::Part { offset, length } => {
+                Picture::decode(&archive::read(&self.path, *offset, *length)?, channels)
+            }
+            Place::Held(bytes) => Picture::decode(bytes, channels),
+            Place::Drawing { character, number } => drawings::picture(*character, *number, channels),
+        }
+    }
+}

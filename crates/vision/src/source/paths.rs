@@ -1,0 +1,139 @@
+//! What paths within a folder or an archive say: which files are pictures, and which class each is of.
+//!
+//! The class of a picture is the folder it lies in. What all paths share in front is left off (archives often
+//! have one folder around everything), and with pooling so are the folders of splits.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::{Collection, Place, Reading};
+use crate::error::{Error, Result, Skipped, Unreadable};
+
+const EXTENSIONS: [&str; 9] = ["bmp", "gif", "jpeg", "jpg", "jpe", "png", "tif", "tiff", "webp"];
+const SPLITS: [&str; 8] = ["train", "training", "val", "valid", "validation", "test", "testing", "trainval"];
+
+/// Makes a collection of files named by their path within a source, parts separated by `/`.
+pub(super) fn collect(path: &Path, files: Vec<(String, Place)>, reading: Reading) -> Result<Collection> {
+    let (mut pictures, mut skipped) = (Vec::new(), Vec::new());
+    for (item, place) in files {
+        match refusal(&item) {
+            Some(reason) => skipped.push(Skipped { item, class: None, reason }),
+            None => pictures.push((item, place)),
+        }
+    }
+    let depth = shared_depth(pictures.iter().map(|(item, _)| item.as_str()));
+    let mut labelled = Vec::with_capacity(pictures.len());
+    for (item, place) in pictures {
+        match class_of(&item, depth, reading) {
+            Some(class) => labelled.push((class, item, place)),
+            None => skipped.push(Skipped { item, class: None, reason: Unreadable::NoClass }),
+        }
+    }
+    if !reading.pool {
+        refuse_splits(path, labelled.iter().map(|(class, ..)| class.as_str()))?;
+    }
+    Ok(Collection::new(path, labelled, skipped))
+}
+
+/// Whether files of that name are never mentioned: the droppings of operating systems.
+pub(super) fn is_hidden(name: &str) -> bool {
+    name.starts_with('.') || name.eq_ignore_ascii_case("thumbs.db") || name == "__MACOSX"
+}
+
+fn refusal(item: &str) -> Option<Unreadable> {
+    let name = item.rsplit('/').next().unwrap_or(item);
+    let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_lowercase());
+    let known = extension.is_some_and(|extension| EXTENSIONS.contains(&extension.as_str()));
+    (!known).then_some(Unreadable::Name)
+}
+
+/// How many folders all pictures have in common above the folder of their class.
+fn shared_depth<'a>(mut items: impl Iterator<Item = &'a str>) -> usize {
+    fn folders(item: &str) -> Vec<&str> {
+        let mut parts: Vec<&str> = item.split('/').collect();
+        // The last part is the file, the one before it the class.
+        parts.truncate(parts.len().saturating_sub(2));
+        parts
+    }
+    let Some(first) = items.next() else { return 0 };
+    let mut shared = folders(first);
+    for item in items {
+        let same = shared.iter().zip(folders(item)).take_while(|(a, b)| **a == *b).count();
+        shared.truncate(same);
+    }
+    shared.len()
+}
+
+fn class_of(item: &str, depth: usize, reading: Reading) -> Option<String> {
+    let mut folders: Vec<&str> = item.split('/').skip(depth).collect();
+    folders.pop();
+    if reading.pool && folders.len() > 1 && is_split(folders[0]) {
+        folders.remove(0);
+    }
+    (!folders.is_empty()).then(|| folders.join("/"))
+}
+
+fn is_split(folder: &str) -> bool {
+    SPLITS.iter().any(|split| folder.eq_ignore_ascii_case(split))
+}
+
+fn refuse_splits<'a>(path: &Path, classes: impl Iterator<Item = &'a str>) -> Result<()> {
+    let tops: BTreeSet<&str> = classes.map(|class| class.split('/').next().unwrap_or(class)).collect();
+    if tops.is_empty() || !tops.iter().all(|top| is_split(top)) {
+        return Ok(());
+    }
+    let found = tops.into_iter().collect::<Vec<_>>().join(", ");
+    Err(Error::SplitFolders { path: path.into(), found })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collection(items: &[&str], pool: bool) -> Result<Collection> {
+        let files = items.iter().map(|item| (item.to_string(), Place::Held(bytes::Bytes::new())));
+        collect(Path::new("source"), files.collect(), Reading { pool })
+    }
+
+    fn classes(items: &[&str], pool: bool) -> Vec<String> {
+        collection(items, pool).unwrap().classes().to_vec()
+    }
+
+    #[test]
+    fn the_class_is_the_folder_and_shared_folders_are_left_off() {
+        assert_eq!(classes(&["owl/1.jpg", "ant/2.PNG"], false), ["ant", "owl"]);
+        assert_eq!(classes(&["all/owl/1.jpg", "all/ant/2.jpg"], false), ["ant", "owl"]);
+        assert_eq!(classes(&["owl/1.jpg"], false), ["owl"]);
+        assert_eq!(classes(&["Latin/a/1.png", "Greek/b/1.png"], false), ["Greek/b", "Latin/a"]);
+    }
+
+    #[test]
+    fn splits_are_pooled_only_when_asked_for() {
+        let items = ["train/owl/1.jpg", "val/owl/1.jpg", "test/ant/1.jpg"];
+        let pooled = collection(&items, true).unwrap();
+        assert_eq!(pooled.classes(), ["ant", "owl"]);
+        let names: Vec<_> = pooled.entries().iter().map(|entry| entry.item.as_str()).collect();
+        assert_eq!(names, ["test/ant/1.jpg", "train/owl/1.jpg", "val/owl/1.jpg"]);
+        let refused = collection(&items, false).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "source holds test, train, val, which are splits rather than classes"
+        );
+        // A single class called `train` is a class: there is nothing below it to be split.
+        assert_eq!(classes(&["x/train/1.jpg", "x/ship/1.jpg"], false), ["ship", "train"]);
+    }
+
+    #[test]
+    fn files_that_are_no_pictures_or_lie_beside_the_classes_are_listed() {
+        let found = collection(&["owl/1.jpg", "owl/notes.txt", "cover.jpg", "owl/README"], false).unwrap();
+        let skipped: Vec<String> = found.skipped().iter().map(Skipped::to_string).collect();
+        assert_eq!(
+            skipped,
+            [
+                "cover.jpg: not in a class folder",
+                "owl/README: not a picture by its name",
+                "owl/notes.txt: not a picture by its name"
+            ]
+        );
+    }
+}

@@ -1,0 +1,173 @@
+//! Which classes are for training, validation and test: split files.
+//!
+//! A JSON object whose members are splits: each a list of class names, or objects of lists (Omniglot's halves
+//! and alphabets), whose names then lead to the class: `Latin/character01`. A name also stands for the classes
+//! below it, so that superclasses (`fish` for `fish/trout`) can be split.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::omniglot::{self, Omniglot};
+use crate::source::drawing_name;
+
+/// Split files are lists of names; a hundred megabytes is something else.
+const MOST_BYTES: u64 = 64 << 20;
+/// Halves of Omniglot, which are no part of a character's name.
+const HALVES: [&str; 2] = ["background", "evaluation"];
+
+/// The classes of one split.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Split {
+    /// What it is called, usually `train`, `val` or `test`.
+    pub name: String,
+    /// Its classes.
+    pub classes: BTreeSet<String>,
+}
+
+impl Split {
+    /// Reads one split of a file.
+    pub fn open(path: &Path, name: &str) -> Result<Self> {
+        let failed = |source| trueshot::Error::Read { path: path.into(), source };
+        let length = std::fs::metadata(path).map_err(failed)?.len();
+        let bad = |problem: String| Error::BadSplitFile { path: path.into(), problem };
+        if length > MOST_BYTES {
+            return Err(bad(format!("it has {length} bytes")));
+        }
+        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let file: Value = serde_json::from_str(&text).map_err(|problem| bad(problem.to_string()))?;
+        let splits = file.as_object().ok_or_else(|| bad("it is no JSON object of splits".into()))?;
+        let Some(found) = splits.get(name) else {
+            let known = splits.keys().cloned().collect::<Vec<_>>().join(", ");
+            return Err(Error::UnknownSplit {
+                origin: path.display().to_string(),
+                split: name.into(),
+                known,
+            });
+        };
+        let mut classes = BTreeSet::new();
+        gather("", found, &mut classes)
+            .map_err(|place| bad(format!("'{name}{place}' is no list of names")))?;
+        Ok(Split { name: name.into(), classes })
+    }
+
+    /// One split of the built-in drawings: by Vinyals et al. the first 1,200 characters are for training and
+    /// the rest for test, and of the former five alphabets are kept for validation.
+    pub fn of_omniglot(name: &str) -> Result<Self> {
+        if !["train", "val", "test"].contains(&name) {
+            let known = "train, val, test".into();
+            return Err(Error::UnknownSplit { origin: "omniglot".into(), split: name.into(), known });
+        }
+        let characters = Omniglot::embedded().characters().iter().enumerate();
+        let of_split = characters.filter(|(place, character)| omniglot_split(*place, character) == name);
+        let classes = of_split.map(|(_, character)| drawing_name(character)).collect();
+        Ok(Split { name: name.into(), classes })
+    }
+
+    /// Whether a class belongs to it, by its name or by that of a folder above it.
+    pub fn holds(&self, class: &str) -> bool {
+        let above = class.match_indices('/').map(|(place, _)| &class[..place]);
+        self.classes.contains(class) || above.into_iter().any(|above| self.classes.contains(above))
+    }
+
+    /// Names of the split that none of these classes answers to.
+    pub fn missing(&self, classes: &[String]) -> Vec<String> {
+        let answers = |name: &str, class: &str| {
+            class.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let present = |name: &&String| classes.iter().any(|class| answers(name, class));
+        self.classes.iter().filter(|name| !present(name)).cloned().collect()
+    }
+}
+
+const VALIDATION_ALPHABETS: [&str; 5] =
+    ["Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)"];
+const TRAINING_CHARACTERS: usize = 1200;
+
+fn omniglot_split(place: usize, character: &omniglot::Character<'_>) -> &'static str {
+    match place {
+        TRAINING_CHARACTERS.. => "test",
+        _ if VALIDATION_ALPHABETS.contains(&character.alphabet) => "val",
+        _ => "train",
+    }
+}
+
+/// Collects the names in lists; `Err` is the place of what is neither a list nor an object.
+fn gather(prefix: &str, value: &Value, classes: &mut BTreeSet<String>) -> std::result::Result<(), String> {
+    match value {
+        Value::Array(names) => {
+            for name in names {
+                let name = name.as_str().ok_or_else(String::new)?;
+                classes.insert(format!("{prefix}{name}"));
+            }
+            Ok(())
+        }
+        Value::Object(parts) => parts.iter().try_for_each(|(name, part)| {
+            let is_half = prefix.is_empty() && HALVES.contains(&name.as_str());
+            let deeper = if is_half { String::new() } else { format!("{prefix}{name}/") };
+            gather(&deeper, part, classes).map_err(|place| format!(".{name}{place}"))
+        }),
+        _ => Err(String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(json: &str, name: &str) -> Result<Split> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("splits.json");
+        std::fs::write(&path, json).unwrap();
+        Split::open(&path, name)
+    }
+
+    #[test]
+    fn lists_and_nested_lists_are_read() {
+        let flat = split(r#"{"train": ["owl", "ant"], "test": ["bee"]}"#, "train").unwrap();
+        assert_eq!(flat.classes.iter().collect::<Vec<_>>(), ["ant", "owl"]);
+        let nested = r#"{"val": {"background": {"Latin": ["character01"]}, "evaluation": {}}}"#;
+        assert!(split(nested, "val").unwrap().holds("Latin/character01"));
+    }
+
+    #[test]
+    fn a_name_stands_for_what_is_below_it_and_for_nothing_else() {
+        let split = split(r#"{"test": ["fish", "owl"]}"#, "test").unwrap();
+        assert!(split.holds("fish/trout") && split.holds("fish"));
+        assert!(!split.holds("fishes") && !split.holds("trout/fish"));
+        assert_eq!(split.missing(&["fish/trout".into(), "owls".into()]), ["owl"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_what_there_is() {
+        let problem = |json, name| split(json, name).unwrap_err().to_string();
+        assert!(problem(r#"{"train": []}"#, "val").contains("no split 'val'"));
+        assert!(
+            problem(r#"{"train": {"a": {"b": 3}}}"#, "train").contains("'train.a.b' is no list of names")
+        );
+        assert!(problem("[1]", "train").contains("no JSON object of splits"));
+        assert!(problem("{", "train").contains("not a valid split file"));
+    }
+
+    #[test]
+    fn omniglots_splits_share_nothing_and_miss_nothing() {
+        let [train, val, test] = ["train", "val", "test"].map(|name| Split::of_omniglot(name).unwrap());
+        assert_eq!([train.classes.len(), val.classes.len(), test.classes.len()], [1028, 172, 423]);
+        assert!(train.classes.is_disjoint(&test.classes) && train.classes.is_disjoint(&val.classes));
+        assert!(Split::of_omniglot("outliers").is_err());
+    }
+
+    #[test]
+    fn omniglots_splits_are_the_published_ones() {
+        let path = Path::new("../../../shared/data/splits/omniglot.json");
+        if !path.exists() {
+            eprintln!("SKIPPED: {} is not there", path.display());
+            return;
+        }
+        for name in ["train", "val", "test"] {
+            assert_eq!(Split::open(path, name).unwrap(), Split::of_omniglot(name).unwrap());
+        }
+    }
+}

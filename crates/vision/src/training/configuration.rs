@@ -1,0 +1,245 @@
+//! Everything that can be set when a backbone is trained.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use trueshot::episode::{EpisodeSpec, Shots};
+use trueshot::noise::{Noise, NoiseKind, NoiseLevels};
+use trueshot::training::heads::configuration::{Fall, Optimiser, allowed};
+
+use super::loss::Aggregate;
+use crate::augment::Augmentation;
+use crate::error::{Error, Result};
+use crate::picture::Channels;
+use crate::preprocess::Preprocessing;
+use crate::resize::Fit;
+
+/// How to train a backbone.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Configuration {
+    /// Same seed, same model.
+    pub seed: u64,
+    /// Updates of the parameters, each on one episode.
+    pub steps: u64,
+    /// A backbone to start from; empty for a fresh one.
+    pub from: PathBuf,
+    /// What to train and validate on.
+    pub data: Data,
+    /// What becomes of the pictures.
+    pub pictures: Pictures,
+    /// What training episodes are like.
+    pub episodes: Episodes,
+    /// How pictures are changed in training.
+    pub augmentation: Augmentation,
+    /// How the model is judged on the way.
+    pub validation: Validation,
+    /// How the parameters are changed.
+    pub optimiser: Optimiser,
+}
+
+/// What to train and validate on.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Data {
+    /// The pictures to train on: folder, archive, list or `omniglot`.
+    pub train: PathBuf,
+    /// The pictures to validate on; empty: other classes of the same.
+    pub validation: PathBuf,
+    /// Which classes are in which split; empty: all of them are trained on.
+    pub split_file: PathBuf,
+    /// The split to train on.
+    pub train_split: String,
+    /// The split to validate on.
+    pub validation_split: String,
+    /// Whether the pictures in train/, val/ and test/ are taken together.
+    pub pool: bool,
+    /// The most pictures of a class; 0: all.
+    pub limit_per_class: usize,
+}
+
+/// What becomes of the pictures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pictures {
+    /// Height and width.
+    pub size: usize,
+    /// Colour, or drawings with dark ink on white paper.
+    pub colour: bool,
+    /// What becomes of a picture that is no square.
+    pub fit: Fit,
+    /// Whether pictures are changed at random in training.
+    pub augment: bool,
+    /// Whether classes turned by quarters are classes of their own.
+    pub rotations: bool,
+}
+
+/// What training episodes are like.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Episodes {
+    /// Classes.
+    pub ways: usize,
+    /// Labelled pictures a class.
+    pub shots: usize,
+    /// Queries a class.
+    pub queries: usize,
+    /// Noise types and levels that an episode draws one of.
+    pub noise: Vec<NoiseLevels>,
+    /// What prototypes are made by.
+    pub aggregate: Aggregate,
+}
+
+/// How the model is judged on the way: the mean accuracy over all settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Validation {
+    /// Steps between two validations.
+    pub every: u64,
+    /// Episodes of each.
+    pub episodes: u64,
+    /// Classes.
+    pub ways: usize,
+    /// Labelled pictures a class.
+    pub shots: usize,
+    /// Queries a class.
+    pub queries: usize,
+    /// Noise types and levels; none: as in training.
+    pub noise: Vec<NoiseLevels>,
+    /// The seed of the episodes, which are always the same.
+    pub seed: u64,
+}
+
+impl Configuration {
+    /// The paper's training on photographs.
+    pub fn photographs() -> Self {
+        let clean = NoiseLevels(vec![Noise { kind: NoiseKind::Symmetric, level: 0.0 }]);
+        Configuration {
+            seed: 0,
+            steps: 100_000,
+            from: PathBuf::new(),
+            data: Data { train_split: "train".into(), validation_split: "val".into(), ..Data::default() },
+            pictures: Pictures { size: 84, colour: true, fit: Fit::Squash, augment: true, rotations: false },
+            episodes: Episodes { ways: 5, shots: 5, queries: 15, noise: vec![clean], aggregate: Aggregate::Mean },
+            augmentation: Augmentation::default(),
+            validation: Validation {
+                every: 1000,
+                episodes: 600,
+                ways: 5,
+                shots: 5,
+                queries: 15,
+                noise: Vec::new(),
+                seed: 0,
+            },
+            optimiser: Optimiser {
+                warm_up: 0.0,
+                schedule: Fall::Steps,
+                decay: 0.7,
+                decay_every: 0.1,
+                ..Optimiser::default()
+            },
+        }
+    }
+
+    /// The same for the built-in drawings: small, without colour, not changed, and with fewer queries since
+    /// there are twenty drawings of a character.
+    pub fn drawings() -> Self {
+        let photographs = Self::photographs();
+        Configuration {
+            pictures: Pictures { size: 28, colour: false, augment: false, ..photographs.pictures },
+            episodes: Episodes { queries: 10, ..photographs.episodes },
+            validation: Validation { queries: 10, ..photographs.validation },
+            ..photographs
+        }
+    }
+
+    /// Refuses numbers that make no sense, with those that would.
+    pub fn check(&self) -> Result<()> {
+        allowed("steps", self.steps, self.steps > 0, "1 or more")?;
+        allowed("seed", self.seed, i64::try_from(self.seed).is_ok(), "0 to 2^63 - 1")?;
+        let noises = self.noises();
+        let outliers = noises.iter().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0);
+        allowed("episodes.noise", "outlier", !outliers, "symmetric and paired noise")?;
+        allowed("episodes.noise", "empty", !noises.is_empty(), "at least one noise type with a level")?;
+        let Episodes { ways, shots, queries, .. } = self.episodes;
+        let images = ways.saturating_mul(shots.saturating_add(queries));
+        allowed("pictures an episode", images, images <= MOST_IMAGES, "1 to 10000")?;
+        allowed("episodes.queries", queries, queries > 0, "1 or more")?;
+        let Validation { every, episodes, queries, .. } = self.validation;
+        allowed("validation.every", every, every > 0, "1 or more")?;
+        allowed("validation.episodes", episodes, episodes > 0, "1 or more")?;
+        allowed("validation.queries", queries, queries > 0, "1 or more")?;
+        self.check_pictures()?;
+        Ok(self.optimiser.check()?)
+    }
+
+    fn check_pictures(&self) -> Result<()> {
+        use trueshot_nn::conv4::Shape;
+        let size = self.pictures.size;
+        let possible = (Shape { size, channels: 3 }).is_possible();
+        let (least, most) = (Shape::SMALLEST, Shape::LARGEST);
+        allowed("pictures.size", size, possible, &format!("{least} to {most}"))?;
+        let given = &self.augmentation;
+        let range = |[least, most]: [f32; 2], limit: f32| least > 0.0 && least <= most && most <= limit;
+        let fine = range(given.crop_scale, 1.0)
+            && range(given.crop_ratio, f32::MAX)
+            && [given.brightness, given.contrast, given.saturation].iter().all(|v| (0.0..=1.0).contains(v))
+            && (0.0..=0.5).contains(&given.hue);
+        match fine {
+            true => Ok(()),
+            false => Err(Error::OutOfRange {
+                what: "the augmentation",
+                given: format!("{given:?}"),
+                allowed: "crop_scale within 0 to 1, crop_ratio above 0, jitters from 0 to 1, hue to 0.5".into(),
+            }),
+        }
+    }
+
+    /// What the network's pictures must be.
+    pub fn preprocessing(&self) -> Preprocessing {
+        let pictures = &self.pictures;
+        let usual = match self.channels() {
+            Channels::Colour => Preprocessing::colour(pictures.size),
+            Channels::Grey => Preprocessing::drawings(pictures.size),
+        };
+        Preprocessing { fit: pictures.fit, ..usual }
+    }
+
+    fn channels(&self) -> Channels {
+        if self.pictures.colour { Channels::Colour } else { Channels::Grey }
+    }
+
+    /// All noise settings of training.
+    pub(super) fn noises(&self) -> Vec<Noise> {
+        self.episodes.noise.iter().flat_map(|levels| levels.0.iter().copied()).collect()
+    }
+
+    /// All noise settings of validation, each once.
+    pub(super) fn validation_noises(&self) -> Vec<Noise> {
+        let given = match self.validation.noise.is_empty() {
+            true => &self.episodes.noise,
+            false => &self.validation.noise,
+        };
+        let mut settings: Vec<Noise> = Vec::new();
+        for &noise in given.iter().flat_map(|levels| &levels.0) {
+            let same = |known: &Noise| *known == noise || (known.level == 0.0 && noise.level == 0.0);
+            if !settings.iter().any(same) {
+                settings.push(noise);
+            }
+        }
+        settings
+    }
+
+    pub(super) fn spec(&self) -> EpisodeSpec {
+        let Episodes { ways, shots, queries, .. } = self.episodes;
+        EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed: self.seed }
+    }
+
+    pub(super) fn validation_spec(&self) -> EpisodeSpec {
+        let Validation { ways, shots, queries, seed, .. } = self.validation;
+        EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed }
+    }
+}
+
+/// Beyond this an episode's activations fill any memory.
+const MOST_IMAGES: usize = 10_000;
