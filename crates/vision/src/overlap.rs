@@ -42,7 +42,8 @@ impl Overlap {
             });
             let Some(&other) = best else { continue };
             let pair = (first.items()[other].clone(), second.items()[row].clone());
-            let list = if known[other].pixels == look.pixels { &mut overlap.same } else { &mut overlap.alike };
+            let list =
+                if known[other].pixels == look.pixels { &mut overlap.same } else { &mut overlap.alike };
             list.push(pair);
         }
         overlap
@@ -51,7 +52,8 @@ impl Overlap {
     /// What deserves attention, in plain English.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        let many = |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
+        let many =
+            |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
         if let Some(first) = self.classes.first() {
             let classes = many(self.classes.len(), "class is", "classes are");
             warnings.push(format!("{classes} in both training and validation, the first is '{first}'"));
@@ -59,7 +61,8 @@ impl Overlap {
         for (list, how) in [(&self.same, "the same as"), (&self.alike, "nearly the same as")] {
             if let Some((first, second)) = list.first() {
                 let pictures = many(list.len(), "picture of validation is", "pictures of validation are");
-                warnings.push(format!("{pictures} {how} one of training, the first: '{second}' and '{first}'"));
+                warnings
+                    .push(format!("{pictures} {how} one of training, the first: '{second}' and '{first}'"));
             }
         }
         warnings

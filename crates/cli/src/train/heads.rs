@@ -363,7 +363,9 @@ fn settle<M>(configuration: &mut Configuration<M>, defaults: &Configuration<M>) 
     }
     if validation.noise.is_empty() {
         validation.noise = episodes.noise.clone();
-        let has_outliers = validation.noise.iter().any(is_outlier);
+        // Where outliers are all there is, leaving them out would leave nothing: that is refused later.
+        let has_others = !validation.noise.iter().all(is_outlier);
+        let has_outliers = validation.noise.iter().any(is_outlier) && has_others;
         if has_outliers && data.validation_outliers.is_empty() && !data.validation.is_empty() {
             eprintln!(
                 "no outliers were given for validation (--val-outliers), so it will have no outlier noise"

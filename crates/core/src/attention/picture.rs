@@ -36,10 +36,10 @@ impl Picture {
         let (width, height) = (LEFT + side + EDGE, TOP + side + EDGE + 2 * font::HEIGHT);
         let mut picture = Picture { width, height, pixels: PAPER.repeat(width * height) };
         picture.text(EDGE, 10, title, INK, 2 * DOT);
-        let strongest = map.iter().flatten().copied().fold(f32::MIN_POSITIVE, f32::max);
+        let scale = Scale::of(map);
         for (row, shares) in map.iter().enumerate() {
             for (column, &share) in shares.iter().enumerate() {
-                picture.cell(row, column, share / strongest);
+                picture.cell(row, column, scale.strength(share));
             }
         }
         picture.rules(tokens);
@@ -47,10 +47,13 @@ impl Picture {
             picture.names(place, token);
         }
         if truths {
-            picture.truths(tokens, map, strongest);
+            picture.truths(tokens, map, scale);
         }
-        let note =
-            format!("darkest {:.0} %; columns: items by given label; red: wrong label", 100.0 * strongest);
+        let note = format!(
+            "white {:.1} %, darkest {:.1} %; red: wrong label",
+            100.0 * scale.low,
+            100.0 * scale.high
+        );
         picture.text(LEFT, TOP + side + EDGE, &note, SOFT, DOT);
         picture
     }
@@ -108,13 +111,13 @@ impl Picture {
         }
     }
 
-    fn truths(&mut self, tokens: &[Token], map: &[Vec<f32>], strongest: f32) {
+    fn truths(&mut self, tokens: &[Token], map: &[Vec<f32>], scale: Scale) {
         let classes = tokens.iter().filter(|token| matches!(token, Token::Class { .. })).count();
         for (row, shares) in map.iter().enumerate().take(classes) {
             for (column, token) in tokens.iter().enumerate() {
                 let Token::Item { truth, wrong, .. } = token else { continue };
                 let name = truth.map_or("-".to_string(), |truth| truth.to_string());
-                let is_dark = shares[column] / strongest > 0.45;
+                let is_dark = scale.strength(shares[column]) > 0.5;
                 let colour = match (is_dark, wrong) {
                     (true, _) => PAPER,
                     (false, true) => WRONG,
@@ -147,9 +150,26 @@ impl Picture {
     }
 }
 
-/// From paper to the deepest blue. The square root lets weak attention be seen at all.
-fn mixed(strength: f32) -> Colour {
-    let share = strength.clamp(0.0, 1.0).sqrt();
+/// What white and the deepest blue stand for.
+#[derive(Clone, Copy)]
+struct Scale {
+    low: f32,
+    high: f32,
+}
+
+impl Scale {
+    fn of(map: &[Vec<f32>]) -> Self {
+        let values = || map.iter().flatten().copied();
+        Scale { low: values().fold(f32::INFINITY, f32::min), high: values().fold(0.0, f32::max) }
+    }
+
+    fn strength(self, share: f32) -> f32 {
+        ((share - self.low) / (self.high - self.low).max(f32::MIN_POSITIVE)).clamp(0.0, 1.0)
+    }
+}
+
+/// From paper to the deepest blue.
+fn mixed(share: f32) -> Colour {
     std::array::from_fn(|channel| {
         let (paper, deep) = (f32::from(PAPER[channel]), f32::from(DEEP[channel]));
         (paper + share * (deep - paper)).round() as u8

@@ -200,6 +200,7 @@ impl<'de> Deserialize<'de> for Span {
 impl<M> Configuration<M> {
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
+        self.data.check(&self.episodes.noise, &self.validation.noise)?;
         at_least("steps", self.steps as usize, 1)?;
         allowed("parts", self.parts, (1..=256).contains(&self.parts), "1 to 256")?;
         allowed("seed", self.seed, i64::try_from(self.seed).is_ok(), "0 to 2^63 - 1")?;
@@ -216,8 +217,7 @@ impl<M> Configuration<M> {
         check_spans("validation.ways", &validation.ways, 2)?;
         check_spans("validation.shots", &validation.shots, 1)?;
         check_list("validation.noise", &validation.noise)?;
-        self.optimiser.check()?;
-        self.data.check(&episodes.noise, &validation.noise)
+        self.optimiser.check()
     }
 }
 
