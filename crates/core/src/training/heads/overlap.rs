@@ -11,8 +11,8 @@ use crate::episode::image_name;
 
 /// A sentence for each kind of overlap there is.
 pub fn overlaps(training: &[Bank<'_>], validation: &[Bank<'_>]) -> Vec<String> {
-    let kinds: [(&str, fn(&Embeddings) -> HashSet<String>); 2] =
-        [("classes", class_names), ("items", item_names)];
+    type Names = fn(&Embeddings) -> HashSet<String>;
+    let kinds: [(&str, Names); 2] = [("classes", class_names), ("items", item_names)];
     let mut found = Vec::new();
     for (what, names) in kinds {
         let all = |banks: &[Bank<'_>]| -> HashSet<String> {
