@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use trueshot_nn::Isa;
 use trueshot_nn::head::Head;
-use trueshot_nn::relabel::{Config, ItemView, Judgement, Relabel, Support};
+use trueshot_nn::relabel::{Config, ItemView, Judgement, Reach, Relabel, Support};
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Call, Fitted, Method, Verdict};
@@ -35,6 +35,17 @@ pub const KIND: &str = "relabel";
 /// An answer must be at least this probable to be acted on.
 const SURE: f32 = 0.5;
 
+/// What the view of an item speaks to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ItemReach {
+    /// Everything.
+    #[default]
+    States,
+    /// Only whether the item is of none of the classes.
+    None,
+}
+
 /// What a Relabel head is like.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,6 +66,9 @@ pub struct RelabelOptions {
     pub item_width: usize,
     /// The share of an item's numbers that training hides from that view.
     pub item_dropout: f64,
+    /// What that view speaks to.
+    #[serde(default)]
+    pub item_reach: ItemReach,
     /// The least an item counts in the prototype of the class it is filed under.
     pub floor: f64,
     /// The weight of telling whose every item is.
@@ -75,6 +89,7 @@ impl Default for RelabelOptions {
             centred: config.centred,
             item_width: 0,
             item_dropout: ItemView::new(1).dropout,
+            item_reach: ItemReach::default(),
             floor: config.floor,
             items_weight: config.items_weight,
             queries_weight: config.queries_weight,
@@ -111,7 +126,11 @@ impl RelabelOptions {
     /// The network; features of `dim` numbers matter to it only if it sees items.
     pub fn network(&self, dim: usize) -> Result<Relabel> {
         self.check()?;
-        let view = ItemView { dim, width: self.item_width, dropout: self.item_dropout };
+        let reach = match self.item_reach {
+            ItemReach::States => Reach::States,
+            ItemReach::None => Reach::None,
+        };
+        let view = ItemView { dim, width: self.item_width, dropout: self.item_dropout, reach };
         Ok(Relabel::new(Config {
             width: self.width,
             layers: self.layers,

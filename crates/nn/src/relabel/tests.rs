@@ -106,11 +106,15 @@ fn small() -> Config {
 }
 
 fn configs() -> Vec<(&'static str, Config)> {
-    let view = ItemView { dim: 6, width: 5, dropout: 0.3 };
+    let view = ItemView { dim: 6, width: 5, dropout: 0.3, reach: Reach::States };
     vec![
         ("relations", small()),
         ("centred", Config { centred: true, ..small() }),
         ("item view", Config { item_view: Some(view.clone()), ..small() }),
+        (
+            "suspicion",
+            Config { item_view: Some(ItemView { reach: Reach::None, ..view.clone() }), ..small() },
+        ),
         ("both", Config { item_view: Some(view), centred: true, layers: 1, ..small() }),
     ]
 }
@@ -224,7 +228,7 @@ fn the_order_of_items_and_classes_does_not_matter() {
 
 #[test]
 fn single_precision_agrees_with_double_on_every_instruction_set() {
-    let view = ItemView { dim: 6, width: 16, dropout: 0.2 };
+    let view = ItemView { dim: 6, width: 16, dropout: 0.2, reach: Reach::States };
     for config in [Config::default(), Config { item_view: Some(view), centred: true, ..Config::default() }] {
         let head = Relabel::new(config);
         let wide = parameters(&head, 7);
