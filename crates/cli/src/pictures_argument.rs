@@ -67,7 +67,9 @@ impl Part<'_> {
         Ok(match (self.split_file, self.split) {
             (Some(file), Some(name)) => Some(Split::open(file, name)?),
             (None, Some(name)) if collection.is_built_in() => Some(Split::of_omniglot(name)?),
-            (None, Some(name)) => anyhow::bail!("--split {name} needs a --split-file that says what is in it"),
+            (None, Some(name)) => {
+                anyhow::bail!("--split {name} needs a --split-file that says what is in it")
+            }
             (Some(_), None) => anyhow::bail!("--split-file is given but no --split NAME"),
             (None, None) => None,
         })

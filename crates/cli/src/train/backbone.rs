@@ -209,7 +209,10 @@ fn load(configuration: &Configuration) -> anyhow::Result<(Dataset, Option<Datase
         };
         part.open(path)
     };
-    anyhow::ensure!(given(&data.train), "no pictures to train on: give DATASET, or data.train in the configuration");
+    anyhow::ensure!(
+        given(&data.train),
+        "no pictures to train on: give DATASET, or data.train in the configuration"
+    );
     let train = read(configuration, &collection(&data.train, &data.train_split)?, true)?;
     let has_split = given(&data.split_file) || trueshot_vision::source::is_built_in(&data.train);
     let source = if given(&data.validation) { &data.validation } else { &data.train };
@@ -232,7 +235,8 @@ fn read(configuration: &Configuration, collection: &Collection, training: bool) 
     progress.finish();
     let mut dataset = loaded?;
     tell_skipped(collection.skipped().iter().chain(dataset.skipped()));
-    if let Some(empty) = collection.classes().iter().find(|class| !dataset.labels().classes().contains(class)) {
+    if let Some(empty) = collection.classes().iter().find(|class| !dataset.labels().classes().contains(class))
+    {
         let (class, skipped) = (empty.clone(), dataset.skipped().len());
         return Err(Error::TooFewPictures { class, have: 0, need: 1, skipped }.into());
     }

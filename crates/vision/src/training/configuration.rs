@@ -120,7 +120,13 @@ impl Configuration {
             from: PathBuf::new(),
             data: Data { train_split: "train".into(), validation_split: "val".into(), ..Data::default() },
             pictures: Pictures { size: 84, colour: true, fit: Fit::Squash, augment: true, rotations: false },
-            episodes: Episodes { ways: 5, shots: 5, queries: 15, noise: vec![clean], aggregate: Aggregate::Mean },
+            episodes: Episodes {
+                ways: 5,
+                shots: 5,
+                queries: 15,
+                noise: vec![clean],
+                aggregate: Aggregate::Mean,
+            },
             augmentation: Augmentation::default(),
             validation: Validation {
                 every: 1000,
@@ -190,7 +196,8 @@ impl Configuration {
             false => Err(Error::OutOfRange {
                 what: "the augmentation",
                 given: format!("{given:?}"),
-                allowed: "crop_scale within 0 to 1, crop_ratio above 0, jitters from 0 to 1, hue to 0.5".into(),
+                allowed: "crop_scale within 0 to 1, crop_ratio above 0, jitters from 0 to 1, hue to 0.5"
+                    .into(),
             }),
         }
     }

@@ -60,7 +60,8 @@ fn loss_and_gradient(features: &[f64], roles: Roles<'_>, aggregate: Aggregate) -
     let share = 1.0 / roles.query_classes.len() as f64;
     for (place, &class) in roles.query_classes.iter().enumerate() {
         let place = roles.given.len() + place;
-        let shares = softmax(prototypes.iter().map(|prototype| -squared_distance(row(place), prototype.last())));
+        let shares =
+            softmax(prototypes.iter().map(|prototype| -squared_distance(row(place), prototype.last())));
         total -= share * shares[class as usize].max(f64::MIN_POSITIVE).ln();
         let d_query = &mut gradient[place * dim..(place + 1) * dim];
         for (other, prototype) in prototypes.iter().enumerate() {

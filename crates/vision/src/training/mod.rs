@@ -62,7 +62,11 @@ pub struct BackboneTrainee {
 impl BackboneTrainee {
     /// Sets everything up; both data sets must have been loaded with [`Configuration::preprocessing`], the
     /// training pictures augmented if the configuration says so, those for validation not.
-    pub fn new(configuration: Configuration, train: Arc<Dataset>, validation: Option<Dataset>) -> Result<Self> {
+    pub fn new(
+        configuration: Configuration,
+        train: Arc<Dataset>,
+        validation: Option<Dataset>,
+    ) -> Result<Self> {
         configuration.check()?;
         let batches = Batches {
             dataset: train,
@@ -157,7 +161,9 @@ impl Trainee for BackboneTrainee {
     fn state(&self) -> Tensors {
         let (steps, first, second) = self.optimiser.memory();
         let mut state = Tensors::default();
-        for (prefix, values) in [("parameters.", &self.parameters[..]), ("first.", first), ("second.", second)] {
+        for (prefix, values) in
+            [("parameters.", &self.parameters[..]), ("first.", first), ("second.", second)]
+        {
             state.insert_all(prefix, &named(&self.layout, values));
         }
         state.set_note("steps", steps.to_string());
