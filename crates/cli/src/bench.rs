@@ -18,8 +18,10 @@ use crate::threads::Threads;
 
 /// Time fixed workloads and print one line of JSON each
 ///
+/// peak: as many multiply-adds as the cores can do; its `gflops` is what the others' can be held against.
 /// eval_mean, eval_median, eval_cosine: 1,000 episodes (5-way 5-shot, 15 queries, no noise) drawn from a bank of
-/// 20 x 600 rows of 1600 numbers, sampling included. `bench/` holds the same in PyTorch.
+/// 20 x 600 rows of 1600 numbers, sampling included. embed84: 100 pictures through Conv4. proto84, proto32: one
+/// training step of Conv4 on an episode of 100 pictures. `bench/` holds the same in PyTorch.
 #[derive(Args)]
 pub struct Arguments {
     /// Workloads, separated by commas [default: all]
@@ -32,11 +34,17 @@ pub struct Arguments {
     threads: Threads,
 }
 
-/// Something to time; the number is that of the run.
-type Workload = Box<dyn FnMut(u64) -> anyhow::Result<()>>;
+/// Something to time.
+struct Workload {
+    /// Does it once; the number is that of the run.
+    work: Box<dyn FnMut(u64) -> anyhow::Result<()>>,
+    /// Additions and multiplications it takes, where they are what counts.
+    operations: Option<u64>,
+}
 
 /// Names, and how to set each up.
-const WORKLOADS: [(&str, fn() -> anyhow::Result<Workload>); 6] = [
+const WORKLOADS: [(&str, fn() -> anyhow::Result<Workload>); 7] = [
+    ("peak", || Ok(peak())),
     ("eval_mean", || evaluation("protonet")),
     ("eval_median", || evaluation("median")),
     ("eval_cosine", || evaluation("cosine")),
@@ -58,10 +66,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arguments.threads.run(|| {
         let wanted = |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|asked| asked == name);
         for (name, set_up) in WORKLOADS.into_iter().filter(|(name, _)| wanted(name)) {
-            let mut times = repeat(arguments.seconds, set_up()?)?;
+            let mut workload = set_up()?;
+            let mut times = repeat(arguments.seconds, &mut workload.work)?;
             times.sort_by(f64::total_cmp);
             let (median, min) = (times[times.len() / 2], times[0]);
-            let line = serde_json::json!({ "name": name, "ms": rounded(median), "min_ms": rounded(min), "reps": times.len() });
+            let mut line = serde_json::json!({ "name": name, "ms": rounded(median), "min_ms": rounded(min), "reps": times.len() });
+            if let Some(operations) = workload.operations {
+                line["gflops"] = (operations as f64 / median / 1e6).round().into();
+            }
             print(&format!("{line}\n"))?;
         }
         Ok(())
@@ -70,7 +82,21 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn evaluation(method: &'static str) -> anyhow::Result<Workload> {
     let bank = bank()?;
-    Ok(Box::new(move |run| evaluate_once(&bank, method, run)))
+    Ok(Workload { work: Box::new(move |run| evaluate_once(&bank, method, run)), operations: None })
+}
+
+/// All threads multiply and add.
+fn peak() -> Workload {
+    let threads = rayon::current_num_threads();
+    let busy = || rayon::broadcast(|_| trueshot_nn::peak::busy(Isa::current())).iter().sum::<u64>();
+    let operations = trueshot_nn::peak::busy(Isa::current()) * threads as u64;
+    Workload {
+        work: Box::new(move |_| {
+            std::hint::black_box(busy());
+            Ok(())
+        }),
+        operations: Some(operations),
+    }
 }
 
 /// Some pictures that are already normalised.
@@ -87,14 +113,15 @@ fn fresh_backbone(shape: Shape) -> Vec<f32> {
 fn embedding(shape: Shape) -> Workload {
     let (images, embedder) = (pictures(shape), Embedder::new(shape, &fresh_backbone(shape)));
     let mut features = vec![0.0; IMAGES * shape.features()];
-    Box::new(move |_| {
+    let work = move |_| {
         let parts = images.par_chunks(4 * shape.pixels()).zip(features.par_chunks_mut(4 * shape.features()));
         parts.for_each_init(
             || embedder.scratch(),
             |scratch, (images, out)| embedder.embed(Isa::current(), images, out, scratch),
         );
         Ok(())
-    })
+    };
+    Workload { work: Box::new(work), operations: Some(IMAGES as u64 * shape.operations().0) }
 }
 
 /// Positive numbers like those behind a ReLU: half of them zero.
@@ -131,13 +158,15 @@ fn backbone_step(shape: Shape) -> Workload {
     let mut parameters = fresh_backbone(shape);
     let mut training = Training::new(Isa::current(), shape, IMAGES);
     let mut gradient = vec![0.0; parameters.len()];
-    Box::new(move |_| {
+    let work = move |_| {
         let d_features = training.forward(&parameters, &images).to_vec();
         gradient.fill(0.0);
         training.backward(&parameters, &d_features, &mut gradient);
         training.update_running(&mut parameters);
         Ok(())
-    })
+    };
+    let (forward, backward) = shape.operations();
+    Workload { work: Box::new(work), operations: Some(IMAGES as u64 * (forward + backward)) }
 }
 
 /// Runs work three times unseen, then at least five times and for so long; milliseconds of each.

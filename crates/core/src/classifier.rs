@@ -6,7 +6,8 @@
 //! five products a query instead of twenty-five. Both ways give the same answers, because the second one settles
 //! what is nearly tied by the first.
 
-use trueshot_nn::{Isa, products};
+use trueshot_nn::relabel::Space;
+use trueshot_nn::{Isa, products, short};
 
 use crate::rng::Rng;
 use crate::task::{Queries, Task};
@@ -110,6 +111,42 @@ impl Mixture {
     }
 }
 
+/// One weighted sum of support items per class, in a space of their own: minus the mean of the items and at unit
+/// length. Distances there, too, follow from inner products.
+#[derive(Debug, Clone)]
+pub struct PlacedMixture {
+    space: Space<f32>,
+    weights: Vec<Vec<f32>>,
+    squared_norms: Vec<f32>,
+}
+
+impl PlacedMixture {
+    /// Weights of all items in all classes.
+    pub fn new(space: Space<f32>, weights: Vec<Vec<f32>>) -> Self {
+        let (gram, n) = (space.gram(), space.items());
+        let squared_norm = |weights: &Vec<f32>| -> f32 {
+            let product = |i: usize| short::dot(&gram[i * n..(i + 1) * n], weights);
+            weights.iter().enumerate().map(|(i, weight)| weight * product(i)).sum()
+        };
+        let squared_norms = weights.iter().map(squared_norm).collect();
+        PlacedMixture { space, weights, squared_norms }
+    }
+
+    fn scores(&self, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
+        let count = queries.len();
+        let mut products = products.to_vec();
+        self.space.place(&mut products, &mut queries.squared_norms().to_vec());
+        let score = |(weights, norm): (&Vec<f32>, &f32)| {
+            let mut sum = vec![-norm; count];
+            for (weight, row) in weights.iter().zip(products.chunks_exact(count)) {
+                sum.iter_mut().zip(row).for_each(|(sum, product)| *sum += 2.0 * weight * product);
+            }
+            sum
+        };
+        self.weights.iter().zip(&self.squared_norms).map(score).collect()
+    }
+}
+
 /// Scores closer than this share of their size could change places when they are summed in another order: a
 /// hundred times what rounding does to a product of a few thousand numbers.
 const NEARLY_TIED: f32 = 1e-4;
@@ -119,6 +156,8 @@ const NEARLY_TIED: f32 = 1e-4;
 pub enum Classifier {
     /// The nearest prototype wins.
     Prototypes(Mixture),
+    /// The nearest prototype wins, in a space of the support set's own.
+    Placed(PlacedMixture),
     /// The nearest of explicit vectors wins.
     Vectors(Vec<Vec<f32>>),
     /// The largest cosine wins.
@@ -172,6 +211,7 @@ impl Classifier {
         match self {
             // The query's own length is the same for all classes and left out.
             Classifier::Prototypes(mixture) => mixture.scores(products, count),
+            Classifier::Placed(mixture) => mixture.scores(queries, products),
             Classifier::Cosine(mixture) => {
                 let score = |(class, &norm): (usize, &f32)| {
                     let scale = if norm > 0.0 { norm.sqrt().recip() } else { 0.0 };

@@ -242,6 +242,15 @@ pub enum Error {
         model: usize,
     },
 
+    /// Files that should be alike were made by different backbones.
+    #[error("one file has features of {first} dimensions, another of {other}")]
+    OtherDimension {
+        /// Dimensions of the first file.
+        first: usize,
+        /// Dimensions of another.
+        other: usize,
+    },
+
     /// A configuration cannot be read.
     #[error("cannot use the configuration{}: {problem}", .path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default())]
     BadConfiguration {
@@ -344,6 +353,10 @@ impl Error {
             Error::OtherModel { found, .. } if found == "tranfs" || found == "relabel" => {
                 Some(format!("ask for it with --methods {found}:model=FILE"))
             }
+            Error::OtherDimension { .. } => Some(
+                "embed all of them with the same backbone; only relabel without --item-width takes any"
+                    .into(),
+            ),
             Error::ModelDimension { .. } => Some(
                 "a head goes with its backbone: embed the images with the one it was trained with, \
                  or train it on these features"

@@ -15,6 +15,7 @@ pub mod layers;
 pub mod matmul;
 pub mod memory;
 pub mod parameters;
+pub mod peak;
 pub mod products;
 pub mod real;
 pub mod relabel;

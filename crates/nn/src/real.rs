@@ -9,7 +9,7 @@ use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssign};
 
 use crate::isa::Isa;
-use crate::matmul::{self, View, ViewMut, Write};
+use crate::matmul::{self, Start, View, ViewMut};
 use crate::products;
 
 /// Partial sums of a reduction.
@@ -85,7 +85,13 @@ pub trait Real:
     }
 
     /// A product of matrices: see [`matmul::multiply`].
-    fn multiply(isa: Isa, a: View<'_, Self>, b: View<'_, Self>, write: Write, c: &mut ViewMut<'_, Self>);
+    fn multiply(
+        isa: Isa,
+        a: View<'_, Self>,
+        b: View<'_, Self>,
+        start: Start<'_, Self>,
+        c: &mut ViewMut<'_, Self>,
+    );
 
     /// `out[r][l] = left[l] . right[r]`: see [`products::products`].
     fn products(isa: Isa, left: &[&[Self]], right: &[&[Self]], out: &mut [Self]);
@@ -122,7 +128,8 @@ impl Real for f32 {
     fn exponential(self) -> f32 {
         // Adding this rounds to a whole number, which then stands in the lowest bits.
         const ROUND: f32 = 12_582_912.0;
-        const LN2_HIGH: f32 = 0.693_359_375;
+        // Exact in few bits, so that its multiples are, too.
+        const LN2_HIGH: f32 = 355.0 / 512.0;
         const LN2_LOW: f32 = -2.121_944_4e-4;
         let x = if self < -87.3 { -87.3 } else { self };
         let x = if x > 88.3 { 88.3 } else { x };
@@ -156,8 +163,14 @@ impl Real for f32 {
         if self < 0.0 { -value } else { value }
     }
 
-    fn multiply(isa: Isa, a: View<'_, f32>, b: View<'_, f32>, write: Write, c: &mut ViewMut<'_, f32>) {
-        matmul::multiply_tuned(isa, a, b, write, c);
+    fn multiply(
+        isa: Isa,
+        a: View<'_, f32>,
+        b: View<'_, f32>,
+        start: Start<'_, f32>,
+        c: &mut ViewMut<'_, f32>,
+    ) {
+        matmul::multiply_tuned(isa, a, b, start, c);
     }
 
     fn products(isa: Isa, left: &[&[f32]], right: &[&[f32]], out: &mut [f32]) {
@@ -208,8 +221,8 @@ impl Real for f64 {
         libm::erf(self)
     }
 
-    fn multiply(_: Isa, a: View<'_, f64>, b: View<'_, f64>, write: Write, c: &mut ViewMut<'_, f64>) {
-        matmul::multiply_reference(a, b, write, c);
+    fn multiply(_: Isa, a: View<'_, f64>, b: View<'_, f64>, start: Start<'_, f64>, c: &mut ViewMut<'_, f64>) {
+        matmul::multiply_reference(a, b, start, c);
     }
 
     fn products(_: Isa, left: &[&[f64]], right: &[&[f64]], out: &mut [f64]) {
@@ -271,11 +284,14 @@ pub fn maximum<T: Real>(values: &[T], least: T) -> T {
     for (largest, &value) in largest.iter_mut().zip(rest) {
         *largest = value.larger(*largest);
     }
-    let mut result = least;
-    for value in largest {
-        result = value.larger(result);
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            largest[lane] = largest[lane + half].larger(largest[lane]);
+        }
+        half /= 2;
     }
-    result
+    largest[0]
 }
 
 /// The lanes of a sum added up, halving.

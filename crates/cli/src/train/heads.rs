@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use trueshot::Embeddings;
-use trueshot::method::TranfsOptions;
+use trueshot::method::{RelabelOptions, TranfsOptions};
 use trueshot::noise::{NoiseKind, NoiseLevels};
 use trueshot::training::configuration;
 use trueshot::training::heads::configuration::{Configuration, Span};
@@ -44,6 +44,33 @@ pub fn train_tranfs(arguments: &TranfsArguments) -> anyhow::Result<()> {
     let mut flags = configuration::table(&arguments.options);
     flags.insert("model".into(), configuration::table(&arguments.model).into());
     train(&arguments.run, Configuration::<TranfsOptions>::tranfs(), flags)
+}
+
+/// Train Relabel, which says of every support item whose it really is
+///
+/// Learns from relations between items only, so that one model serves features of any backbone: train it on several
+/// files of different dimensions if you have them. With --item-width it also sees the items of one backbone.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot train relabel train.safetensors --val val.safetensors -o relabel.safetensors
+  trueshot train relabel conv4.safetensors efficientnet.safetensors --val conv4-val.safetensors \\
+      --outliers conv4-other.safetensors efficientnet-other.safetensors -o relabel.safetensors
+  trueshot train relabel train.safetensors --val val.safetensors --shots 1,2,5,10 --ways 3-10 \\
+      --noise symmetric=0,20,40 --noise paired=0,20,40 -o relabel.safetensors
+  trueshot eval test.safetensors --methods protonet,relabel:model=relabel.safetensors")]
+pub struct RelabelArguments {
+    #[command(flatten)]
+    run: RunArguments,
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    model: RelabelFlags,
+}
+
+pub fn train_relabel(arguments: &RelabelArguments) -> anyhow::Result<()> {
+    let mut flags = configuration::table(&arguments.options);
+    flags.insert("model".into(), configuration::table(&arguments.model).into());
+    train(&arguments.run, Configuration::<RelabelOptions>::relabel(), flags)
 }
 
 /// What all heads have in common.
@@ -212,6 +239,45 @@ struct TranfsFlags {
     mislabelled_weight: Option<f64>,
 }
 
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Model")]
+struct RelabelFlags {
+    /// Layers
+    #[arg(long, value_name = "N")]
+    layers: Option<usize>,
+    /// Numbers of a state
+    #[arg(long, value_name = "N")]
+    width: Option<usize>,
+    /// Attention heads, a divisor of the width
+    #[arg(long, value_name = "N")]
+    heads: Option<usize>,
+    /// Hidden units of a layer's second half
+    #[arg(long, value_name = "N")]
+    hidden: Option<usize>,
+    /// Hidden units of the network over pairs of items
+    #[arg(long, value_name = "N")]
+    edge_hidden: Option<usize>,
+    /// Whether to subtract the mean of the support items and scale to unit length first
+    #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
+    centred: Option<bool>,
+    /// For one backbone only: numbers an item itself is seen by (64 works); 0: relations only
+    #[arg(long, value_name = "N")]
+    item_width: Option<usize>,
+    /// The share of an item's numbers that training hides from that view
+    #[arg(long, value_name = "SHARE")]
+    item_dropout: Option<f64>,
+    /// The least an item counts in the prototype of its given class
+    #[arg(long = "least-share", value_name = "SHARE")]
+    #[serde(rename = "floor")]
+    least_share: Option<f64>,
+    /// The weight of telling whose every item is
+    #[arg(long, value_name = "W")]
+    items_weight: Option<f64>,
+    /// The weight of answering the queries
+    #[arg(long, value_name = "W")]
+    queries_weight: Option<f64>,
+}
+
 #[derive(Clone, Copy, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum TokenKind {
@@ -242,6 +308,8 @@ fn train<M: HeadOptions + Send + Sync>(
 ) -> anyhow::Result<()> {
     let mut configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
     settle(&mut configuration, &defaults);
+    let ways = configuration.episodes.ways.iter().map(|ways| ways.max).max().unwrap_or(0);
+    configuration.model = configuration.model.for_episodes(ways);
     configuration.check()?;
     configuration.model.check()?;
     let steps = configuration.steps;

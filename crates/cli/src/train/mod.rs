@@ -29,12 +29,14 @@ pub struct Arguments {
 enum What {
     Backbone(Box<backbone::Arguments>),
     Tranfs(Box<heads::TranfsArguments>),
+    Relabel(Box<heads::RelabelArguments>),
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.what {
         What::Backbone(arguments) => backbone::train(arguments),
         What::Tranfs(arguments) => heads::train_tranfs(arguments),
+        What::Relabel(arguments) => heads::train_relabel(arguments),
     }
 }
 

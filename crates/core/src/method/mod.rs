@@ -14,12 +14,14 @@ mod nearest;
 mod oracle;
 mod protonet;
 mod registry;
+mod relabel;
 mod rnnp;
 mod similarity;
 mod tranfs;
 
 pub(crate) use registry::nearest as nearest_name;
 pub use registry::{MethodInfo, NamedMethod, Parameter, Parameters, Registry};
+pub use relabel::{KIND as RELABEL, RelabelConfig, RelabelOptions, TrainedRelabel};
 pub use tranfs::{
     CleanKind, KIND as TRANFS, PositionKind, TokenKind, TrainedTranfs, TranfsConfig, TranfsOptions,
 };

@@ -139,6 +139,7 @@ impl Default for Registry {
                 baseline_plus_plus::INFO,
                 rnnp::INFO,
                 tranfs::INFO,
+                relabel::INFO,
             ],
         }
     }

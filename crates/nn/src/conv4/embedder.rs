@@ -4,7 +4,7 @@ use pulp::{Simd, WithSimd};
 
 use super::plane::{Pixel, Plane, vectors};
 use super::tiles::{self, Block, Points};
-use super::winograd::{self, Filters};
+use super::winograd::{self, FilterPoints, Filters, Taps};
 use super::{BLOCKS, BlockRanges, EPS, Shape, TAPS, WIDTH, first, ranges};
 use crate::isa::Isa;
 
@@ -49,9 +49,10 @@ impl Embedder {
             }
         }
         let later = blocks[1..].iter().zip(&folded[1..]).map(|(block, (scale, _))| {
-            let mut filters = winograd::no_filters();
-            winograd::filters(&taps(&parameters[block.weight.clone()], scale), &mut filters);
-            filters
+            let mut points = winograd::no_filters();
+            let taps = taps(&parameters[block.weight.clone()], scale);
+            Isa::current().run(FilterPoints { taps: &taps, points: &mut points });
+            points
         });
         let later = later.collect();
         let mut bias = [Pixel::ZERO; BLOCKS];
@@ -157,7 +158,7 @@ fn fold(block: &BlockRanges, parameters: &[f32]) -> (Pixel, Pixel) {
 }
 
 /// Filters as [tap][from][to], each output channel scaled.
-pub(super) fn taps(weights: &[f32], scale: &Pixel) -> Vec<[Pixel; WIDTH]> {
+pub(super) fn taps(weights: &[f32], scale: &Pixel) -> Taps {
     let mut taps = vec![[Pixel::ZERO; WIDTH]; TAPS];
     for (o, weights) in weights.chunks_exact(WIDTH * TAPS).enumerate() {
         for (i, weights) in weights.chunks_exact(TAPS).enumerate() {

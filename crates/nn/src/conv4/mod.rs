@@ -72,6 +72,27 @@ impl Shape {
         WIDTH * self.side(BLOCKS).pow(2)
     }
 
+    /// Additions and multiplications of the convolutions of one picture, as a direct convolution has them:
+    /// forward, and backward (no gradient of the picture itself).
+    pub fn direct_operations(self) -> (u64, u64) {
+        let block = |block: usize| {
+            let inputs = if block == 0 { self.channels } else { WIDTH };
+            (self.side(block).pow(2) * inputs * TAPS * WIDTH * 2) as u64
+        };
+        let forward = (0..BLOCKS).map(block).sum();
+        (forward, 2 * forward - block(0))
+    }
+
+    /// The same as our kernels do them: blocks 2 to 4 by Winograd, the first block's gradient at pooled places.
+    pub fn operations(self) -> (u64, u64) {
+        let later = |block: usize| {
+            (plane::Plane { side: self.side(block) }.tiles() * plane::POINTS * WIDTH * WIDTH * 2) as u64
+        };
+        let first = (self.size.pow(2) * self.channels * TAPS * WIDTH * 2) as u64;
+        let rest: u64 = (1..BLOCKS).map(later).sum();
+        (first + rest, first + 2 * rest)
+    }
+
     /// Numbers of a picture.
     pub fn pixels(self) -> usize {
         self.size * self.size * self.channels

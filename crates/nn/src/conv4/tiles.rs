@@ -205,25 +205,54 @@ impl WithSimd for Products<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         // As many accumulators as registers allow: rows x 2 vectors, two for the filter, one for a tile's number.
-        if S::F32_LANES == 16 { self.groups::<S, 14>(simd) } else { self.groups::<S, 6>(simd) }
+        if S::F32_LANES == 16 { self.groups::<S, 14, 8, 4>(simd) } else { self.groups::<S, 6, 4, 2>(simd) }
     }
 }
 
 impl Products<'_> {
+    /// Groups of as many rows as there are registers for; smaller ones where fewer are left.
     #[inline(always)]
-    fn groups<S: Simd, const ROWS: usize>(self, simd: S) {
+    fn groups<S: Simd, const MANY: usize, const SOME: usize, const FEW: usize>(mut self, simd: S) {
+        let mut first = 0;
+        while first < self.count {
+            first += match self.count - first {
+                rest if rest > SOME => self.group::<S, MANY>(simd, first),
+                rest if rest > FEW => self.group::<S, SOME>(simd, first),
+                _ => self.group::<S, FEW>(simd, first),
+            };
+        }
+    }
+
+    /// Computes a group of rows for every point and says how many they were. At the end of a block it reaches
+    /// back and computes some again.
+    #[inline(always)]
+    fn group<S: Simd, const ROWS: usize>(&mut self, simd: S, first: usize) -> usize {
+        let from = first.min(SLOTS - ROWS);
+        let group = Group::<ROWS> { from, left: self.left, filters: self.filters, out: self.out };
+        simd.vectorize(group);
+        ROWS
+    }
+}
+
+/// A function of its own for every number of rows: inlined into one, they would compete for registers.
+struct Group<'a, const ROWS: usize> {
+    from: usize,
+    left: &'a Points,
+    filters: &'a Filters,
+    out: &'a mut Points,
+}
+
+impl<const ROWS: usize> WithSimd for Group<'_, ROWS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
         for ((left, filter), out) in self.left.all().iter().zip(self.filters).zip(self.out.all_mut()) {
-            let mut first = 0;
-            while first < self.count {
-                // The last group of a block may reach back into the one before it and compute that again.
-                let from = first.min(SLOTS - ROWS);
-                let rows: &[Pixel; ROWS] = left[from..].first_chunk().expect("a group fits into a block");
-                let sums: &mut [Pixel; ROWS] =
-                    out[from..].first_chunk_mut().expect("a group fits into a block");
-                for column in (0..vectors::<S>()).step_by(2) {
-                    product::<S, ROWS>(simd, rows, filter, column, sums);
-                }
-                first = from + ROWS;
+            let rows: &[Pixel; ROWS] = left[self.from..].first_chunk().expect("a group fits into a block");
+            let sums: &mut [Pixel; ROWS] =
+                out[self.from..].first_chunk_mut().expect("a group fits into a block");
+            for column in (0..vectors::<S>()).step_by(2) {
+                product::<S, ROWS>(simd, rows, filter, column, sums);
             }
         }
     }
@@ -260,22 +289,26 @@ pub(super) struct FilterGradient<'a> {
     pub gradient: &'a mut Filters,
 }
 
-/// Rows of the filter gradient held in registers together.
-const GRADIENT_ROWS: usize = 8;
-
 impl WithSimd for FilterGradient<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
+        if S::F32_LANES == 16 { self.groups::<S, 8>(simd) } else { self.groups::<S, 4>(simd) }
+    }
+}
+
+impl FilterGradient<'_> {
+    #[inline(always)]
+    fn groups<S: Simd, const ROWS: usize>(self, simd: S) {
         let count = self.count.min(SLOTS);
         let sides = self.inputs.all().iter().zip(self.outputs.all());
         for ((inputs, outputs), gradient) in sides.zip(self.gradient) {
-            for first in (0..WIDTH).step_by(GRADIENT_ROWS) {
-                let rows: &mut [Pixel; GRADIENT_ROWS] =
-                    gradient[first..].first_chunk_mut().expect("64 is a multiple of 8");
+            for first in (0..WIDTH).step_by(ROWS) {
+                let rows: &mut [Pixel; ROWS] =
+                    gradient[first..].first_chunk_mut().expect("64 is a multiple of the rows");
                 for column in (0..vectors::<S>()).step_by(2) {
-                    outer_products::<S>(simd, &inputs[..count], &outputs[..count], first, column, rows);
+                    outer_products::<S, ROWS>(simd, &inputs[..count], &outputs[..count], first, column, rows);
                 }
             }
         }
@@ -283,29 +316,29 @@ impl WithSimd for FilterGradient<'_> {
 }
 
 #[inline(always)]
-fn outer_products<S: Simd>(
+fn outer_products<S: Simd, const ROWS: usize>(
     simd: S,
     inputs: &[Pixel],
     outputs: &[Pixel],
     first: usize,
     column: usize,
-    gradient: &mut [Pixel; GRADIENT_ROWS],
+    gradient: &mut [Pixel; ROWS],
 ) {
-    let mut sums = [[simd.splat_f32s(0.0); 2]; GRADIENT_ROWS];
-    for r in 0..GRADIENT_ROWS {
+    let mut sums = [[simd.splat_f32s(0.0); 2]; ROWS];
+    for r in 0..ROWS {
         sums[r] = [gradient[r].get::<S>(column), gradient[r].get::<S>(column + 1)];
     }
     for (input, output) in inputs.iter().zip(outputs) {
         let (a, b) = (output.get::<S>(column), output.get::<S>(column + 1));
-        let factors: &[f32; GRADIENT_ROWS] =
-            input.0[first..first + GRADIENT_ROWS].first_chunk().expect("the slice has that length");
-        for r in 0..GRADIENT_ROWS {
+        let factors: &[f32; ROWS] =
+            input.0[first..first + ROWS].first_chunk().expect("the slice has that length");
+        for r in 0..ROWS {
             let factor = simd.splat_f32s(factors[r]);
             sums[r][0] = simd.mul_add_e_f32s(factor, a, sums[r][0]);
             sums[r][1] = simd.mul_add_e_f32s(factor, b, sums[r][1]);
         }
     }
-    for r in 0..GRADIENT_ROWS {
+    for r in 0..ROWS {
         gradient[r].set::<S>(column, sums[r][0]);
         gradient[r].set::<S>(column + 1, sums[r][1]);
     }

@@ -15,7 +15,7 @@ use super::embedder::taps;
 use super::first::{self, Moments, PATCH_VALUES, Places};
 use super::plane::{Pixel, Plane, TILE, vectors};
 use super::tiles::{self, Block, Points};
-use super::winograd::{self, Filters};
+use super::winograd::{self, FilterPoints, FilterPointsBackward, Filters, Taps};
 use super::{BLOCKS, BlockRanges, EPS, Shape, TAPS, WIDTH, ranges};
 use crate::isa::Isa;
 
@@ -90,7 +90,7 @@ struct Part {
     d_pooled: [Vec<Pixel>; LATER],
     /// Sums over pixels: forward of y and y², backward of dy and dy y.
     sums: [[f64; WIDTH]; 2],
-    d_taps: [Vec<[Pixel; WIDTH]>; LATER],
+    d_taps: [Taps; LATER],
     d_first: Vec<Pixel>,
     d_first_sum: [f64; WIDTH],
 }
@@ -184,7 +184,7 @@ impl Training {
                 *sign = if *gamma < 0.0 { -1.0 } else { 1.0 };
             }
         }
-        let channels = self.shape.channels;
+        let (channels, isa) = (self.shape.channels, self.isa);
         for (o, weights) in
             parameters[self.blocks[0].weight.clone()].chunks_exact(TAPS * channels).enumerate()
         {
@@ -194,8 +194,11 @@ impl Training {
         }
         let jobs = self.later.par_iter_mut().zip(&self.blocks[1..]).zip(&self.norms[1..]);
         jobs.for_each(|((later, block), norm)| {
-            winograd::filters(&taps(&parameters[block.weight.clone()], &norm.sign), &mut later.filters);
-            winograd::transposed(&later.filters, &mut later.transposed);
+            let weights = &parameters[block.weight.clone()];
+            let points = &mut later.filters;
+            isa.run(FilterPoints { taps: &taps(weights, &norm.sign), points });
+            let points = &mut later.transposed;
+            isa.run(FilterPoints { taps: &taps_transposed(weights, &norm.sign), points });
         });
     }
 
@@ -359,8 +362,8 @@ impl Training {
                 } else {
                     part.backward(isa, block, plane, back, before, filters, scratch);
                 }
-                part.d_taps[block - 1].iter_mut().for_each(|matrix| matrix.fill(Pixel::ZERO));
-                winograd::filters_backward(&scratch.gradient, &mut part.d_taps[block - 1]);
+                let taps = &mut part.d_taps[block - 1];
+                isa.run(FilterPointsBackward { points: &scratch.gradient, taps });
             });
         });
     }
@@ -451,6 +454,17 @@ impl NormBackward {
         }
         back
     }
+}
+
+/// Filters as [tap][to][from], for the way back.
+fn taps_transposed(weights: &[f32], sign: &Pixel) -> Taps {
+    let mut taps = vec![[Pixel::ZERO; WIDTH]; TAPS];
+    for (o, weights) in weights.chunks_exact(WIDTH * TAPS).enumerate() {
+        for (place, weight) in weights.iter().enumerate() {
+            taps[place % TAPS][o].0[place / TAPS] = weight * sign.0[o];
+        }
+    }
+    taps
 }
 
 /// Lends working memory to some work.

@@ -1,8 +1,9 @@
 //! Multi-head self-attention within segments: a batch is a list of token sets of any sizes.
 //!
 //! Shapes: T tokens in all, segment s holds n of them; `qkv` T x 3 W (queries, keys, values, each H heads one
-//! behind the other), `out` T x W. For every segment and head, `shares` holds n rows of n numbers, padded to
-//! whole vectors ([`padded`]).
+//! behind the other), `out` T x W. For every segment and head, `shares` holds a square of n rows of n numbers,
+//! padded to whole vectors ([`padded`]), the tokens that look in columns and those looked at in rows: softmax is
+//! fastest down the columns, and the products take it either way.
 
 use std::ops::Range;
 
@@ -24,7 +25,7 @@ pub struct Heads {
 /// What the backward pass needs, and room to work in. Reused from call to call.
 #[derive(Debug, Clone, Default)]
 pub struct Kept<T> {
-    /// For every segment and head, a padded square of shares: row i says where token i looks.
+    /// For every segment and head, a padded square of shares: column i says where token i looks.
     pub shares: Vec<T>,
     /// The same with some dropped, if any are.
     dropped: Vec<T>,
@@ -95,8 +96,8 @@ pub fn forward<T: Real>(
         let (n, stride) = (tokens.len(), padded(tokens.len()));
         let shares = &mut kept.shares[square.clone()];
         let [q, k, v] = [0, 1, 2].map(|which| part(qkv, heads, &tokens, which, head));
-        multiply(isa, q, k.transposed(), Write::Set, ViewMut::strided(shares, n, n, stride));
-        softmax::forward(isa, n, stride, scale(heads), shares);
+        multiply(isa, k, q.transposed(), Write::Set, ViewMut::padded(shares, n, n, stride));
+        softmax::forward_columns(isa, stride, scale(heads), shares);
         let mut looks = &*shares;
         if dropout.is_on() {
             dropout.copy(isa, square.start, shares, &mut kept.dropped[square.clone()]);
@@ -104,7 +105,7 @@ pub fn forward<T: Real>(
         }
         let out = &mut out[tokens.start * width + head * heads.width..];
         let out = ViewMut::strided(out, n, heads.width, width);
-        multiply(isa, View::strided(looks, n, n, stride), v, Write::Set, out);
+        multiply(isa, View::strided(looks, n, n, stride).transposed(), v, Write::Set, out);
     }
 }
 
@@ -112,6 +113,7 @@ pub fn forward<T: Real>(
 ///
 /// # Panics
 /// If the shapes differ from those of the forward pass.
+#[allow(clippy::too_many_arguments)]
 pub fn backward<T: Real>(
     isa: Isa,
     heads: Heads,
@@ -131,18 +133,18 @@ pub fn backward<T: Real>(
         let d_out = View::strided(d_out, n, heads.width, width);
         let shares = &shares[square.clone()];
         let looks = if dropout.is_on() { &dropped[square] } else { shares };
-        let looked = View::strided(looks, n, n, stride).transposed();
+        let looked = View::strided(looks, n, n, stride);
         multiply(isa, looked, d_out, Write::Set, part_mut(d_qkv, heads, &tokens, 2, head));
         d_shares.resize(n * stride, T::ZERO);
-        multiply(isa, d_out, v.transposed(), Write::Set, ViewMut::strided(d_shares, n, n, stride));
+        multiply(isa, v, d_out.transposed(), Write::Set, ViewMut::padded(d_shares, n, n, stride));
         if dropout.is_on() {
             // A share is never 0, so those that are have been dropped.
             dropout.backward_positive(isa, looks, d_shares);
         }
-        softmax::backward(isa, n, stride, scale(heads), shares, d_shares);
+        softmax::backward_columns(isa, stride, scale(heads), shares, d_shares);
         let d_logits = View::strided(d_shares, n, n, stride);
-        multiply(isa, d_logits, k, Write::Set, part_mut(d_qkv, heads, &tokens, 0, head));
-        multiply(isa, d_logits.transposed(), q, Write::Set, part_mut(d_qkv, heads, &tokens, 1, head));
+        multiply(isa, d_logits.transposed(), k, Write::Set, part_mut(d_qkv, heads, &tokens, 0, head));
+        multiply(isa, d_logits, q, Write::Set, part_mut(d_qkv, heads, &tokens, 1, head));
     }
 }
 
@@ -185,7 +187,15 @@ mod tests {
                     &qkv[tokens.start * 96..tokens.end * 96],
                     &mut alone[tokens.start * 32..tokens.end * 32],
                 );
-                forward(isa, heads, &[0..tokens.len()], Dropout::NONE, qkv, &mut Kept::default(), out);
+                forward(
+                    isa,
+                    heads,
+                    std::slice::from_ref(&(0..tokens.len())),
+                    Dropout::NONE,
+                    qkv,
+                    &mut Kept::default(),
+                    out,
+                );
             }
             assert_eq!(together, alone, "{isa:?}");
         }

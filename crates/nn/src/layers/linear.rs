@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::isa::Isa;
 use crate::kernel::kernel;
-use crate::matmul::{View, ViewMut, Write, multiply};
+use crate::matmul::{View, ViewMut, Write, multiply, multiply_and_add_row};
 use crate::parameters::{Layout, Role};
 use crate::real::Real;
 
@@ -18,9 +18,8 @@ use crate::real::Real;
 pub fn forward<T: Real>(isa: Isa, x: &[T], weight: &[T], bias: &[T], y: &mut [T]) {
     let outputs = bias.len();
     let (rows, inputs) = (y.len() / outputs, weight.len() / outputs);
-    spread(isa, bias, y);
     let (x, weight) = (View::new(x, rows, inputs), View::new(weight, inputs, outputs));
-    multiply(isa, x, weight, Write::Add, ViewMut::new(y, rows, outputs));
+    multiply_and_add_row(isa, x, weight, bias, ViewMut::new(y, rows, outputs));
 }
 
 /// `d_W += x^T d_y`, `d_b += sum of d_y`, `d_x = d_y W^T` where it is wanted.
@@ -123,15 +122,6 @@ pub(crate) fn disjoint<'a, T>(
     let [one, other] =
         buffer.get_disjoint_mut([one.clone(), other.clone()]).expect("tensors lie apart in the buffer");
     (one, other)
-}
-
-kernel! {
-    /// Sets every row to the same numbers.
-    pub fn spread<'a, T>(row: &'a [T], rows: &'a mut [T]) {
-        for to in rows.chunks_exact_mut(row.len()) {
-            to.copy_from_slice(row);
-        }
-    }
 }
 
 kernel! {

@@ -81,10 +81,43 @@ impl Batch {
     }
 }
 
+/// States that pass through together: enough for large products, few enough that what is kept for the way back stays
+/// near the processor.
+const TOGETHER: usize = 1024;
+
+/// Neighbouring episodes that pass through together, from how many states each has.
+pub(super) fn groups(states: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
+    let mut groups: Vec<Range<usize>> = Vec::new();
+    let mut held = 0;
+    for (episode, states) in states.enumerate() {
+        match groups.last_mut() {
+            Some(group) if held + states <= TOGETHER => group.end = episode + 1,
+            _ => {
+                groups.push(episode..episode + 1);
+                held = 0;
+            }
+        }
+        held += states;
+    }
+    groups
+}
+
 /// What all pieces of the network need.
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a, T> {
     pub(super) isa: Isa,
     pub(super) parameters: &'a [T],
     pub(super) batch: &'a Batch,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::groups;
+
+    #[test]
+    fn small_episodes_pass_together_and_large_ones_alone() {
+        let states = [500, 500, 100, 5000, 24, 1000, 25];
+        assert_eq!(groups(states.into_iter()), [0..2, 2..3, 3..4, 4..6, 6..7]);
+        assert!(groups(std::iter::empty()).is_empty());
+    }
 }

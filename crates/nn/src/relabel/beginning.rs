@@ -7,16 +7,18 @@
 use std::ops::Range;
 
 use super::batch::{Pass, numbers};
+use super::buffer::Buffer;
 use super::config::{Config, ItemView};
 use super::parts::{Dense, Norm, Normed, Plan, Product, Start};
 use super::pooling::{hand_out, hand_out_backward};
+use super::prepare::Prepared;
 use super::space::Space;
 use super::start::START_FEATURES;
 use crate::isa::Isa;
 use crate::kernel::kernel;
 use crate::layers::activation::{gelu, gelu_backward};
 use crate::layers::dropout::Dropout;
-use crate::layers::linear::{add_columns, spread};
+use crate::layers::linear::add_columns;
 use crate::matmul::Write;
 use crate::real::Real;
 
@@ -40,11 +42,11 @@ struct View {
 }
 
 /// What the way back needs.
-pub(super) struct Begun<T> {
+pub(super) struct Begun<T: Real> {
     /// Items x D and items x V, if items are seen.
-    seen: Option<(Vec<T>, Normed<T>)>,
-    hidden: Vec<T>,
-    bent: Vec<T>,
+    seen: Option<(Buffer<T>, Normed<T>)>,
+    hidden: Buffer<T>,
+    bent: Buffer<T>,
 }
 
 impl Beginning {
@@ -66,21 +68,20 @@ impl Beginning {
         }
     }
 
-    /// The states, and what was kept. `rows` are the items, needed where they are seen.
+    /// The states, and what was kept. Without a seed items are seen whole.
     pub(super) fn forward<T: Real>(
         &self,
         pass: Pass<'_, T>,
-        features: &[T],
-        rows: &[(&[&[T]], &Space<T>)],
+        prepared: &Prepared<'_, T>,
         seed: Option<u64>,
-    ) -> (Vec<T>, Begun<T>) {
+    ) -> (Buffer<T>, Begun<T>) {
         let Pass { isa, parameters, batch } = pass;
-        let mut hidden = vec![T::ZERO; batch.states * self.width];
+        let mut hidden = Buffer::new(batch.states * self.width);
         let bias = &parameters[self.bias.clone()];
-        let seen = self.view.as_ref().map(|view| view.look(isa, parameters, rows, seed));
+        let seen = self.view.as_ref().map(|view| view.look(pass, prepared, seed));
         match (&self.view, &seen) {
             (Some(view), Some((_, normed))) => {
-                let mut of_items = vec![T::ZERO; batch.items * self.width];
+                let mut of_items = Buffer::new(batch.items * self.width);
                 view.of_view.forward(isa, parameters, &normed.out, Write::Set, &mut of_items);
                 for place in &batch.places {
                     let biases = bias.repeat(place.classes);
@@ -89,10 +90,10 @@ impl Beginning {
                     hand_out(isa, place, self.width, of_items, &biases, hidden);
                 }
             }
-            _ => spread(isa, bias, &mut hidden),
+            _ => hidden.chunks_exact_mut(bias.len()).for_each(|row| row.copy_from_slice(bias)),
         }
-        self.of_features.forward(isa, parameters, features, Write::Add, &mut hidden);
-        let (mut bent, mut states) = (hidden.clone(), hidden.clone());
+        self.of_features.forward(isa, parameters, &prepared.start_features, Write::Add, &mut hidden);
+        let (mut bent, mut states) = (Buffer::new(hidden.len()), Buffer::new(hidden.len()));
         gelu(isa, &hidden, &mut bent);
         self.out.forward(isa, parameters, &bent, &mut states);
         (states, Begun { seen, hidden, bent })
@@ -101,21 +102,21 @@ impl Beginning {
     pub(super) fn backward<T: Real>(
         &self,
         pass: Pass<'_, T>,
-        features: &[T],
+        prepared: &Prepared<'_, T>,
         kept: &Begun<T>,
         d_states: &[T],
         gradient: &mut [T],
     ) {
         let Pass { isa, parameters, batch } = pass;
-        let mut d_hidden = vec![T::ZERO; kept.hidden.len()];
+        let mut d_hidden = Buffer::new(kept.hidden.len());
         self.out.backward(isa, parameters, &kept.bent, d_states, gradient, &mut d_hidden);
         gelu_backward(isa, &kept.hidden, &mut d_hidden);
-        self.of_features.backward(isa, parameters, features, &d_hidden, gradient, None);
+        self.of_features.backward(isa, parameters, &prepared.start_features, &d_hidden, gradient, None);
         add_columns(isa, &d_hidden, &mut gradient[self.bias.clone()]);
         let (Some(view), Some(seen)) = (&self.view, &kept.seen) else { return };
-        let mut d_of_items = vec![T::ZERO; batch.items * self.width];
+        let mut d_of_items = Buffer::new(batch.items * self.width);
         for place in &batch.places {
-            let mut d_of_classes = vec![T::ZERO; place.classes * self.width];
+            let mut d_of_classes = Buffer::new(place.classes * self.width);
             let d_of_items = &mut d_of_items[numbers(place.items(), self.width)];
             let d_hidden = &d_hidden[numbers(place.states(), self.width)];
             hand_out_backward(isa, place, self.width, d_hidden, d_of_items, &mut d_of_classes);
@@ -125,26 +126,25 @@ impl Beginning {
 }
 
 impl View {
-    /// The items as they are seen, and the normalised view. Without a seed nothing is dropped.
+    /// The items as they are seen, and the normalised view.
     fn look<T: Real>(
         &self,
-        isa: Isa,
-        parameters: &[T],
-        rows: &[(&[&[T]], &Space<T>)],
+        pass: Pass<'_, T>,
+        prepared: &Prepared<'_, T>,
         seed: Option<u64>,
-    ) -> (Vec<T>, Normed<T>) {
+    ) -> (Buffer<T>, Normed<T>) {
+        let Pass { isa, parameters, batch } = pass;
         let dim = self.settings.dim;
         let dropout = seed.map_or(Dropout::NONE, |seed| Dropout::new(self.settings.dropout, seed));
-        let items: usize = rows.iter().map(|(rows, _)| rows.len()).sum();
-        let mut seen = vec![T::ZERO; items * dim];
+        let mut seen = Buffer::new(batch.items * dim);
         let mut rest = &mut seen[..];
-        for (rows, space) in rows {
+        for (rows, space) in prepared.rows.iter().zip(&prepared.spaces) {
             let (own, others) = rest.split_at_mut(rows.len() * dim);
             place_rows(isa, rows, space, own);
             rest = others;
         }
         dropout.apply(isa, 0, &mut seen);
-        let mut projected = vec![T::ZERO; items * self.settings.width];
+        let mut projected = Buffer::new(batch.items * self.settings.width);
         self.projection.forward(isa, parameters, &seen, Write::Set, &mut projected);
         let normed = self.norm.forward(isa, parameters, &projected);
         (seen, normed)
@@ -154,14 +154,14 @@ impl View {
         &self,
         isa: Isa,
         parameters: &[T],
-        (seen, normed): &(Vec<T>, Normed<T>),
+        (seen, normed): &(Buffer<T>, Normed<T>),
         d_of_items: &[T],
         gradient: &mut [T],
     ) {
-        let mut d_normed = vec![T::ZERO; normed.out.len()];
+        let mut d_normed = Buffer::new(normed.out.len());
         let into = Some((Write::Set, &mut *d_normed));
         self.of_view.backward(isa, parameters, &normed.out, d_of_items, gradient, into);
-        let mut d_projected = vec![T::ZERO; d_normed.len()];
+        let mut d_projected = Buffer::new(d_normed.len());
         self.norm.backward(isa, parameters, normed, &d_normed, gradient, &mut d_projected);
         self.projection.backward(isa, parameters, seen, &d_projected, gradient, None);
     }

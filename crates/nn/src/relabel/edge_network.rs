@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::buffer::Buffer;
 use super::edges::EDGE_FEATURES;
 use crate::isa::Isa;
 use crate::kernel::kernel;
@@ -39,7 +40,7 @@ pub(super) fn forward<T: Real>(
 ) {
     let units = weights.bias.len();
     let outputs = weights.out.len() / units;
-    let mut hidden = vec![T::ZERO; units * BLOCK.min(pairs)];
+    let mut hidden = Buffer::new(units * BLOCK.min(pairs));
     for block in blocks(pairs) {
         let count = block.len();
         let hidden = &mut hidden[..units * count];
@@ -65,9 +66,8 @@ pub(super) fn backward<T: Real>(
 ) {
     let units = weights.bias.len();
     let outputs = weights.out.len() / units;
-    let mut hidden = vec![T::ZERO; units * BLOCK.min(pairs)];
-    let mut slopes = hidden.clone();
-    let mut d_hidden = hidden.clone();
+    let room = || Buffer::new(units * BLOCK.min(pairs));
+    let (mut hidden, mut slopes, mut d_hidden) = (room(), room(), room());
     for block in blocks(pairs) {
         let count = block.len();
         let hidden = &mut hidden[..units * count];

@@ -5,6 +5,7 @@
 
 use super::attention::{Gradients, Inputs, Scratch, Shape, attend, attend_backward};
 use super::batch::{Pass, numbers};
+use super::buffer::Buffer;
 use super::parts::{Dense, Norm, Normed, Plan, Product};
 use super::pooling::{add_all, mean_and_own, mean_and_own_backward};
 use crate::matmul::Write;
@@ -18,18 +19,18 @@ pub(super) struct Listening {
     query: Dense,
     key: Product,
     value: Product,
-    out: Dense,
+    out: Product,
 }
 
 /// What the way back needs.
-pub(super) struct Listened<T> {
+pub(super) struct Listened<T: Real> {
     states: Normed<T>,
     /// Items x 2 W
-    pooled: Vec<T>,
-    queries: Vec<T>,
-    keys: Vec<T>,
-    values: Vec<T>,
-    heard: Vec<T>,
+    pooled: Buffer<T>,
+    queries: Buffer<T>,
+    keys: Buffer<T>,
+    values: Buffer<T>,
+    heard: Buffer<T>,
 }
 
 impl Listening {
@@ -41,7 +42,7 @@ impl Listening {
             query: plan.dense(&format!("{name}.query"), 2 * width, width, 2 * width),
             key: plan.product(&format!("{name}.key"), 2 * width, width, 2 * width),
             value: plan.product(&format!("{name}.value"), width, width, width),
-            out: plan.dense(&format!("{name}.out"), width, width, width),
+            out: plan.product(&format!("{name}.out"), width, width, width),
         }
     }
 
@@ -55,7 +56,7 @@ impl Listening {
         let Pass { isa, parameters, batch } = pass;
         let width = self.shape.width;
         let normed = self.norm.forward(isa, parameters, states);
-        let room = |rows: usize| vec![T::ZERO; rows * width];
+        let room = |rows: usize| Buffer::new(rows * width);
         let mut pooled = room(2 * batch.items);
         for place in &batch.places {
             let states = &normed.out[numbers(place.states(), width)];
@@ -75,9 +76,7 @@ impl Listening {
                 shares.chunks_exact_mut(batch.pairs).map(|plane| &mut plane[place.pairs()]).collect();
             attend(isa, place, self.shape, inputs, &mut shares, &mut heard[own], &mut scratch);
         }
-        let mut change = room(batch.states);
-        self.out.forward(isa, parameters, &heard, &mut change);
-        add_all(isa, states, &change);
+        self.out.forward(isa, parameters, &heard, Write::Add, states);
         Listened { states: normed, pooled, queries, keys, values, heard }
     }
 
@@ -94,9 +93,10 @@ impl Listening {
     ) {
         let Pass { isa, parameters, batch } = pass;
         let width = self.shape.width;
-        let room = |rows: usize| vec![T::ZERO; rows * width];
+        let room = |rows: usize| Buffer::new(rows * width);
         let mut d_heard = room(batch.states);
-        self.out.backward(isa, parameters, &kept.heard, d_states, gradient, &mut d_heard);
+        let into = Some((Write::Set, &mut *d_heard));
+        self.out.backward(isa, parameters, &kept.heard, d_states, gradient, into);
         let mut d_inputs = (room(batch.items), room(batch.items), room(batch.states));
         self.attention_backward(pass, kept, shares, &d_heard, &mut d_inputs, d_logits);
         let (d_queries, d_keys, d_values) = d_inputs;
@@ -123,7 +123,7 @@ impl Listening {
         kept: &Listened<T>,
         shares: &[T],
         d_heard: &[T],
-        (d_queries, d_keys, d_values): &mut (Vec<T>, Vec<T>, Vec<T>),
+        (d_queries, d_keys, d_values): &mut (Buffer<T>, Buffer<T>, Buffer<T>),
         d_logits: &mut [T],
     ) {
         let Pass { isa, batch, .. } = pass;

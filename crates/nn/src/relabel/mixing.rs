@@ -5,6 +5,7 @@
 //! the class alone goes through once for each of them, not once for every state.
 
 use super::batch::{Pass, numbers};
+use super::buffer::Buffer;
 use super::parts::{Dense, Norm, Normed, Plan, Product};
 use super::pooling::{
     add_all, hand_out, hand_out_backward, mean_and_maximum, mean_and_maximum_backward, means_of_members,
@@ -23,21 +24,21 @@ pub(super) struct Mixing {
     of_state: Product,
     of_item: Product,
     of_class: Dense,
-    out: Dense,
+    out: Product,
 }
 
 /// What the way back needs.
-pub(super) struct Mixed<T> {
+pub(super) struct Mixed<T: Real> {
     states: Normed<T>,
     /// Items x 2 W: means and maxima.
-    summaries: Vec<T>,
+    summaries: Buffer<T>,
     /// Items x W: where the maxima were.
     highest: Vec<u32>,
     /// Classes x W
-    members: Vec<T>,
+    members: Buffer<T>,
     /// States x H, before the bend and after it.
-    hidden: Vec<T>,
-    bent: Vec<T>,
+    hidden: Buffer<T>,
+    bent: Buffer<T>,
 }
 
 impl Mixing {
@@ -49,7 +50,7 @@ impl Mixing {
             of_state: plan.product(&format!("{name}.state"), width, hidden, 4 * width),
             of_item: plan.product(&format!("{name}.item"), 2 * width, hidden, 4 * width),
             of_class: plan.dense(&format!("{name}.class"), width, hidden, 4 * width),
-            out: plan.dense(&format!("{name}.out"), hidden, width, hidden),
+            out: plan.product(&format!("{name}.out"), hidden, width, hidden),
         }
     }
 
@@ -57,8 +58,8 @@ impl Mixing {
     pub(super) fn forward<T: Real>(&self, pass: Pass<'_, T>, states: &mut [T]) -> Mixed<T> {
         let Pass { isa, parameters, batch } = pass;
         let mut kept = self.summaries(pass, self.norm.forward(isa, parameters, states));
-        let mut of_items = vec![T::ZERO; batch.items * self.hidden];
-        let mut of_classes = vec![T::ZERO; batch.class_rows * self.hidden];
+        let mut of_items = Buffer::new(batch.items * self.hidden);
+        let mut of_classes = Buffer::new(batch.class_rows * self.hidden);
         self.of_item.forward(isa, parameters, &kept.summaries, Write::Set, &mut of_items);
         self.of_class.forward(isa, parameters, &kept.members, &mut of_classes);
         for place in &batch.places {
@@ -69,26 +70,24 @@ impl Mixing {
         }
         self.of_state.forward(isa, parameters, &kept.states.out, Write::Add, &mut kept.hidden);
         gelu(isa, &kept.hidden, &mut kept.bent);
-        let mut change = vec![T::ZERO; states.len()];
-        self.out.forward(isa, parameters, &kept.bent, &mut change);
-        add_all(isa, states, &change);
+        self.out.forward(isa, parameters, &kept.bent, Write::Add, states);
         kept
     }
 
     fn summaries<T: Real>(&self, pass: Pass<'_, T>, states: Normed<T>) -> Mixed<T> {
         let Pass { isa, batch, .. } = pass;
         let width = self.width;
-        let mut summaries = vec![T::ZERO; batch.items * 2 * width];
+        let mut summaries = Buffer::new(batch.items * 2 * width);
         let mut highest = vec![0; batch.items * width];
-        let mut members = vec![T::ZERO; batch.class_rows * width];
+        let mut members = Buffer::new(batch.class_rows * width);
         for place in &batch.places {
             let states = &states.out[numbers(place.states(), width)];
             let out = &mut summaries[numbers(place.items(), 2 * width)];
             mean_and_maximum(isa, place, width, states, out, &mut highest[numbers(place.items(), width)]);
             means_of_members(isa, place, width, states, &mut members[numbers(place.class_rows(), width)]);
         }
-        let hidden = vec![T::ZERO; batch.states * self.hidden];
-        Mixed { states, summaries, highest, members, bent: hidden.clone(), hidden }
+        let room = || Buffer::new(batch.states * self.hidden);
+        Mixed { states, summaries, highest, members, hidden: room(), bent: room() }
     }
 
     /// Turns the gradient of the states after into that of the states before, in place.
@@ -101,10 +100,11 @@ impl Mixing {
     ) {
         let Pass { isa, parameters, batch } = pass;
         let width = self.width;
-        let mut d_hidden = vec![T::ZERO; kept.hidden.len()];
-        self.out.backward(isa, parameters, &kept.bent, d_states, gradient, &mut d_hidden);
+        let mut d_hidden = Buffer::new(kept.hidden.len());
+        let into = Some((Write::Set, &mut *d_hidden));
+        self.out.backward(isa, parameters, &kept.bent, d_states, gradient, into);
         gelu_backward(isa, &kept.hidden, &mut d_hidden);
-        let mut d_normed = vec![T::ZERO; d_states.len()];
+        let mut d_normed = Buffer::new(d_states.len());
         let into = Some((Write::Set, &mut *d_normed));
         self.of_state.backward(isa, parameters, &kept.states.out, &d_hidden, gradient, into);
         let (d_summaries, d_members) = self.summaries_backward(pass, kept, &d_hidden, gradient);
@@ -116,7 +116,7 @@ impl Mixing {
             let d_members = &d_members[numbers(place.class_rows(), width)];
             means_of_members_backward(isa, place, width, d_members, d_normed);
         }
-        let mut d_before = vec![T::ZERO; d_states.len()];
+        let mut d_before = Buffer::new(d_states.len());
         self.norm.backward(isa, parameters, &kept.states, &d_normed, gradient, &mut d_before);
         add_all(isa, d_states, &d_before);
     }
@@ -128,18 +128,18 @@ impl Mixing {
         kept: &Mixed<T>,
         d_hidden: &[T],
         gradient: &mut [T],
-    ) -> (Vec<T>, Vec<T>) {
+    ) -> (Buffer<T>, Buffer<T>) {
         let Pass { isa, parameters, batch } = pass;
-        let mut d_of_items = vec![T::ZERO; batch.items * self.hidden];
-        let mut d_of_classes = vec![T::ZERO; batch.class_rows * self.hidden];
+        let mut d_of_items = Buffer::new(batch.items * self.hidden);
+        let mut d_of_classes = Buffer::new(batch.class_rows * self.hidden);
         for place in &batch.places {
             let d_hidden = &d_hidden[numbers(place.states(), self.hidden)];
             let d_of_items = &mut d_of_items[numbers(place.items(), self.hidden)];
             let d_of_classes = &mut d_of_classes[numbers(place.class_rows(), self.hidden)];
             hand_out_backward(isa, place, self.hidden, d_hidden, d_of_items, d_of_classes);
         }
-        let mut d_summaries = vec![T::ZERO; kept.summaries.len()];
-        let mut d_members = vec![T::ZERO; kept.members.len()];
+        let mut d_summaries = Buffer::new(kept.summaries.len());
+        let mut d_members = Buffer::new(kept.members.len());
         let into = Some((Write::Set, &mut *d_summaries));
         self.of_item.backward(isa, parameters, &kept.summaries, &d_of_items, gradient, into);
         self.of_class.backward(isa, parameters, &kept.members, &d_of_classes, gradient, &mut d_members);

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use super::attention::Shape;
-use super::batch::{Batch, Pass};
+use super::batch::{Batch, Pass, Place};
 use super::beginning::{Beginning, Begun};
+use super::buffer::Buffer;
 use super::config::Config;
 use super::edge_network::{self, PAIR_FEATURES, Weights};
 use super::listening::{Listened, Listening};
@@ -34,9 +35,9 @@ pub(super) struct Network {
 }
 
 /// What the way back needs.
-pub(super) struct Kept<T> {
+pub(super) struct Kept<T: Real> {
     /// A plane of all pairs for every head of every layer.
-    shares: Vec<T>,
+    shares: Buffer<T>,
     begun: Begun<T>,
     layers: Vec<(Listened<T>, Mixed<T>)>,
     last: Normed<T>,
@@ -87,46 +88,56 @@ impl Network {
         prepared: &Prepared<'_, T>,
         seed: u64,
     ) -> (Outputs<T>, Kept<T>) {
-        let mut layers = Vec::with_capacity(self.layers.len());
-        let (out, shares, begun, last) =
-            self.run(isa, parameters, prepared, Some(seed), |layer| layers.push(layer));
-        (out, Kept { shares, begun, layers, last })
+        let pass = Pass { isa, parameters, batch: &prepared.batch };
+        let mut shares = self.edge_logits(pass, prepared);
+        let (mut states, begun) = self.beginning.forward(pass, prepared, Some(seed));
+        let planes = shares.chunks_exact_mut(self.planes(pass));
+        let layers = self.layers.iter().zip(planes).map(|((listening, mixing), shares)| {
+            let listened = listening.forward(pass, &mut states, shares);
+            (listened, mixing.forward(pass, &mut states))
+        });
+        let layers = layers.collect();
+        let (outputs, last) = self.read(pass, &states);
+        (outputs, Kept { shares, begun, layers, last })
     }
 
-    /// What comes out where only that is wanted: nothing is dropped from items, nothing kept for long.
+    /// What comes out where only that is wanted: items are seen whole, and nothing is kept.
     pub(super) fn outputs<T: Real>(
         &self,
         isa: Isa,
         parameters: &[T],
         prepared: &Prepared<'_, T>,
     ) -> Outputs<T> {
-        self.run(isa, parameters, prepared, None, drop).0
+        let pass = Pass { isa, parameters, batch: &prepared.batch };
+        let mut shares = self.edge_logits(pass, prepared);
+        let mut states = self.beginning.forward(pass, prepared, None).0;
+        let planes = shares.chunks_exact_mut(self.planes(pass));
+        for ((listening, mixing), shares) in self.layers.iter().zip(planes) {
+            listening.forward(pass, &mut states, shares);
+            mixing.forward(pass, &mut states);
+        }
+        self.read(pass, &states).0
     }
 
-    fn run<T: Real>(
-        &self,
-        isa: Isa,
-        parameters: &[T],
-        prepared: &Prepared<'_, T>,
-        seed: Option<u64>,
-        mut keep: impl FnMut((Listened<T>, Mixed<T>)),
-    ) -> (Outputs<T>, Vec<T>, Begun<T>, Normed<T>) {
-        let batch = &prepared.batch;
-        let pass = Pass { isa, parameters, batch };
-        let mut shares = vec![T::ZERO; self.layers.len() * self.heads * batch.pairs];
+    /// Numbers in a layer's planes of pairs.
+    fn planes<T>(&self, pass: Pass<'_, T>) -> usize {
+        self.heads * pass.batch.pairs
+    }
+
+    fn edge_logits<T: Real>(&self, pass: Pass<'_, T>, prepared: &Prepared<'_, T>) -> Buffer<T> {
+        let Pass { isa, parameters, batch } = pass;
+        let mut logits = Buffer::new(self.layers.len() * self.planes(pass));
         let edges = self.edges.of(parameters);
-        edge_network::forward(isa, batch.pairs, &edges, &prepared.pair_features, &mut shares);
-        let rows: Vec<_> = prepared.rows.iter().copied().zip(&prepared.spaces).collect();
-        let (mut states, begun) = self.beginning.forward(pass, &prepared.start_features, &rows, seed);
-        let planes = shares.chunks_exact_mut((self.heads * batch.pairs).max(1));
-        for ((listening, mixing), shares) in self.layers.iter().zip(planes) {
-            let listened = listening.forward(pass, &mut states, shares);
-            keep((listened, mixing.forward(pass, &mut states)));
-        }
-        let last = self.norm.forward(isa, parameters, &states);
-        let mut out = vec![T::ZERO; batch.states * OUTPUTS];
+        edge_network::forward(isa, batch.pairs, &edges, &prepared.pair_features, &mut logits);
+        logits
+    }
+
+    fn read<T: Real>(&self, pass: Pass<'_, T>, states: &[T]) -> (Outputs<T>, Normed<T>) {
+        let Pass { isa, parameters, batch } = pass;
+        let last = self.norm.forward(isa, parameters, states);
+        let mut out = Buffer::new(batch.states * OUTPUTS);
         self.out.forward(isa, parameters, &last.out, Write::Set, &mut out);
-        (Outputs::split(batch, &out), shares, begun, last)
+        (Outputs::split(batch, &out), last)
     }
 
     /// Adds to the gradient of the parameters.
@@ -142,21 +153,20 @@ impl Network {
         let batch = &prepared.batch;
         let pass = Pass { isa, parameters, batch };
         let d_out = d_outputs.join(batch);
-        let mut d_last = vec![T::ZERO; kept.last.out.len()];
+        let mut d_last = Buffer::new(kept.last.out.len());
         let into = Some((Write::Set, &mut *d_last));
         self.out.backward(isa, parameters, &kept.last.out, &d_out, gradient, into);
-        let mut d_states = vec![T::ZERO; d_last.len()];
+        let mut d_states = Buffer::new(d_last.len());
         self.norm.backward(isa, parameters, &kept.last, &d_last, gradient, &mut d_states);
-        let mut d_logits = vec![T::ZERO; kept.shares.len()];
-        let planes = (self.heads * batch.pairs).max(1);
+        let mut d_logits = Buffer::new(kept.shares.len());
+        let planes = self.planes(pass);
         let layers = self.layers.iter().zip(&kept.layers);
         let pairs = kept.shares.chunks_exact(planes).zip(d_logits.chunks_exact_mut(planes));
         for (((listening, mixing), (listened, mixed)), (shares, d_logits)) in layers.zip(pairs).rev() {
             mixing.backward(pass, mixed, &mut d_states, gradient);
             listening.backward(pass, listened, shares, &mut d_states, d_logits, gradient);
         }
-        let features = &prepared.start_features;
-        self.beginning.backward(pass, features, &kept.begun, &d_states, gradient);
+        self.beginning.backward(pass, prepared, &kept.begun, &d_states, gradient);
         let (edges, mut d_edges) = (self.edges.of(parameters), self.edges.of_mut(gradient));
         let features = &prepared.pair_features;
         edge_network::backward(isa, batch.pairs, &edges, features, &d_logits, &mut d_edges);
@@ -190,11 +200,20 @@ impl<T: Real> Outputs<T> {
     }
 
     /// The part of one episode.
-    pub(super) fn of(&self, states: Range<usize>, items: Range<usize>) -> Evidence<'_, T> {
+    pub(super) fn of(&self, place: &Place) -> Evidence<&[T]> {
         Evidence {
-            classes: &self.classes[states.clone()],
-            multipliers: &self.multipliers[states],
-            none: &self.none[items],
+            classes: &self.classes[place.states()],
+            multipliers: &self.multipliers[place.states()],
+            none: &self.none[place.items()],
+        }
+    }
+
+    /// The part of one episode, to be changed.
+    pub(super) fn of_mut(&mut self, place: &Place) -> Evidence<&mut [T]> {
+        Evidence {
+            classes: &mut self.classes[place.states()],
+            multipliers: &mut self.multipliers[place.states()],
+            none: &mut self.none[place.items()],
         }
     }
 }

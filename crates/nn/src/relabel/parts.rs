@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use super::buffer::Buffer;
+use crate::initial::{fill_uniform, orthogonal};
 use crate::isa::Isa;
 use crate::layers::{linear, norm};
 use crate::matmul::{View, ViewMut, Write, multiply};
@@ -62,6 +64,25 @@ impl Plan {
             scale: self.add(format!("{name}.scale"), &[width], Start::Fill(1.0)),
             shift: self.add(format!("{name}.shift"), &[width], Start::Fill(0.0)),
         }
+    }
+}
+
+impl Plan {
+    /// Fresh parameters; `random` yields uniform numbers in [0, 1).
+    pub(super) fn initial(&self, random: &mut dyn FnMut() -> f64) -> Vec<f32> {
+        let mut numbers = vec![0.0; self.layout.len()];
+        for (tensor, start) in self.layout.tensors().iter().zip(&self.starts) {
+            let own = &mut numbers[tensor.range.clone()];
+            match start {
+                Start::Fill(value) => own.fill(*value as f32),
+                Start::Values(values) => {
+                    own.iter_mut().zip(values).for_each(|(own, &value)| *own = value as f32)
+                }
+                Start::Uniform(bound) => fill_uniform(own, *bound, random),
+                Start::Orthogonal => orthogonal(own, tensor.shape[0], tensor.shape[1], random),
+            }
+        }
+        numbers
     }
 }
 
@@ -148,18 +169,18 @@ pub(super) struct Norm {
 
 /// A layer norm's output, and what its way back needs.
 #[derive(Debug)]
-pub(super) struct Normed<T> {
-    normalised: Vec<T>,
-    inverse: Vec<T>,
-    pub(super) out: Vec<T>,
+pub(super) struct Normed<T: Real> {
+    normalised: Buffer<T>,
+    inverse: Buffer<T>,
+    pub(super) out: Buffer<T>,
 }
 
 impl Norm {
     pub(super) fn forward<T: Real>(&self, isa: Isa, parameters: &[T], x: &[T]) -> Normed<T> {
         let mut normed = Normed {
-            normalised: vec![T::ZERO; x.len()],
-            inverse: vec![T::ZERO; x.len() / self.scale.len()],
-            out: vec![T::ZERO; x.len()],
+            normalised: Buffer::new(x.len()),
+            inverse: Buffer::new(x.len() / self.scale.len()),
+            out: Buffer::new(x.len()),
         };
         let (scale, shift) = (&parameters[self.scale.clone()], &parameters[self.shift.clone()]);
         norm::forward(isa, x, scale, shift, &mut normed.normalised, &mut normed.inverse, &mut normed.out);

@@ -1,6 +1,7 @@
 //! What the network reads, worked out for some support sets before any parameter comes into play.
 
 use super::batch::{Batch, Place, numbers};
+use super::buffer::Buffer;
 use super::edge_network::PAIR_FEATURES;
 use super::edges::{EDGE_FEATURES, edge_features};
 use super::space::Space;
@@ -22,14 +23,14 @@ pub struct Support<'a, T = f32> {
 }
 
 /// Everything the network reads.
-pub(super) struct Prepared<'a, T> {
+pub(super) struct Prepared<'a, T: Real> {
     pub(super) batch: Batch,
     pub(super) spaces: Vec<Space<T>>,
     pub(super) rows: Vec<&'a [&'a [T]]>,
     /// A plane of all pairs for every feature.
-    pub(super) pair_features: Vec<T>,
+    pub(super) pair_features: Buffer<T>,
     /// A row for every state.
-    pub(super) start_features: Vec<T>,
+    pub(super) start_features: Buffer<T>,
 }
 
 impl<'a, T: Real> Prepared<'a, T> {
@@ -44,8 +45,8 @@ impl<'a, T: Real> Prepared<'a, T> {
         let mut prepared = Prepared {
             spaces: supports.iter().map(space).collect(),
             rows: supports.iter().map(|support| support.rows).collect(),
-            pair_features: vec![T::ZERO; PAIR_FEATURES * batch.pairs],
-            start_features: vec![T::ZERO; START_FEATURES * batch.states],
+            pair_features: Buffer::new(PAIR_FEATURES * batch.pairs),
+            start_features: Buffer::new(START_FEATURES * batch.states),
             batch,
         };
         for (place, space) in prepared.batch.places.iter().zip(&prepared.spaces) {

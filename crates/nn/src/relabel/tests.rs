@@ -130,7 +130,8 @@ fn ragged() -> Vec<Owned> {
 fn gradients_are_those_of_central_differences() {
     for (name, config) in configs() {
         let head = Relabel::new(config);
-        let at = parameters(&head, 11);
+        // A seed for which no maximum over classes changes hands within a difference.
+        let at = parameters(&head, 15);
         let mut gradient = vec![0.0; at.len()];
         losses(&head, &ragged(), &at, &mut gradient);
         let mut unused = vec![0.0; at.len()];
@@ -332,29 +333,4 @@ fn products_may_be_handed_in() {
 fn the_head_of_the_paper_has_a_quarter_of_a_million_parameters() {
     let head = Relabel::new(Config::default());
     assert!((200_000..300_000).contains(&head.layout().trained()), "{}", head.layout().trained());
-}
-
-/// How long a step of training takes on one thread: `cargo test --release -p trueshot-nn -- --ignored --nocapture`.
-#[test]
-#[ignore = "a timing, not a check"]
-fn time_of_a_training_step() {
-    for (name, view) in [("relations", None), ("item view", Some(ItemView::new(1600)))] {
-        let head = Relabel::new(Config { item_view: view, ..Config::default() });
-        let mut numbers = Numbers::new(1);
-        let at = head.initial(&mut || numbers.uniform());
-        let owned: Vec<Owned> = (0..32).map(|e| Owned::new(&[1 + e % 10; 5], 1600, 75, e as u64)).collect();
-        let mut gradient = vec![0.0; at.len()];
-        with_episodes(&owned, rounded, |episodes| {
-            let mut times: Vec<f64> = Vec::new();
-            for step in 0..30 {
-                let start = std::time::Instant::now();
-                for part in episodes.chunks(8) {
-                    head.losses(Isa::current(), &at, part, step, &mut gradient);
-                }
-                times.push(start.elapsed().as_secs_f64() * 1e3);
-            }
-            times.sort_by(f64::total_cmp);
-            println!("{name}: {} parameters, 32 episodes in {:.1} ms (best {:.1})", at.len(), times[15], times[0]);
-        });
-    }
 }

@@ -21,21 +21,13 @@ pub(super) const PRIOR_START: [f64; PRIOR] = [2.0, 1.5, -0.5];
 const MULTIPLIER_BOUND: f64 = 3.0;
 
 /// The network's evidence on one episode.
-#[derive(Clone, Copy)]
-pub(super) struct Evidence<'a, T> {
+pub(super) struct Evidence<N> {
     /// M x C
-    pub(super) classes: &'a [T],
+    pub(super) classes: N,
     /// M
-    pub(super) none: &'a [T],
+    pub(super) none: N,
     /// M x C: logarithms of the multipliers, before they are bounded.
-    pub(super) multipliers: &'a [T],
-}
-
-/// Gradients of the same, written (not added to).
-pub(super) struct EvidenceGradient<'a, T> {
-    pub(super) classes: &'a mut [T],
-    pub(super) none: &'a mut [T],
-    pub(super) multipliers: &'a mut [T],
+    pub(super) multipliers: N,
 }
 
 /// What the head says.
@@ -51,8 +43,8 @@ pub(super) struct Verdict<T> {
 
 impl<T: Real> Verdict<T> {
     /// `floor` is the weight every item has at least in the class it is filed under, before scaling.
-    pub(super) fn new(place: &Place, prior: &[T], evidence: Evidence<'_, T>, floor: f64) -> Self {
-        let shares = shares(place, prior, evidence);
+    pub(super) fn new(place: &Place, prior: &[T], evidence: Evidence<&[T]>, floor: f64) -> Self {
+        let shares = shares(place, prior, &evidence);
         let (items, classes) = (place.items, place.classes);
         let (mut weights, mut totals) = (vec![T::ZERO; classes * items], vec![T::ZERO; classes]);
         for class in 0..classes {
@@ -68,41 +60,45 @@ impl<T: Real> Verdict<T> {
         Verdict { shares, weights, totals }
     }
 
-    /// Takes the gradient with respect to the weights, and `d_logits` with respect to the logits of the shares by
-    /// another way (M x (C + 1), the items' own loss), back to the evidence and the prior (added to).
+    /// From the gradients of the weights and (by way of the items' own loss) of the shares' logits, M x (C + 1), to
+    /// that of the evidence, which takes its place, and that of the prior, which is added to.
     pub(super) fn backward(
         &self,
         place: &Place,
-        evidence: Evidence<'_, T>,
         d_weights: &[T],
-        d_logits: &mut [T],
-        d_evidence: EvidenceGradient<'_, T>,
+        mut d_logits: Vec<T>,
+        evidence: Evidence<&mut [T]>,
         d_prior: &mut [T],
     ) {
-        let (items, classes) = (place.items, place.classes);
-        let mut d_shares = vec![T::ZERO; items * (classes + 1)];
-        for class in 0..classes {
-            let d_row = &d_weights[class * items..(class + 1) * items];
-            let row = &self.weights[class * items..(class + 1) * items];
-            let mean = row.iter().zip(d_row).fold(T::ZERO, |sum, (&w, &d)| sum + w * d);
-            for item in 0..items {
-                let d_raw = (d_row[item] - mean) / self.totals[class];
-                let logit = evidence.multipliers[item * classes + class];
-                let share = self.shares[item * (classes + 1) + class];
-                let (multiplier, slope) = (multiplier(logit), multiplier_slope(logit));
-                d_shares[item * (classes + 1) + class] = d_raw * multiplier;
-                d_evidence.multipliers[item * classes + class] = d_raw * share * multiplier * slope;
-            }
-        }
-        self.shares_backward(classes, &d_shares, d_logits);
+        let classes = place.classes;
+        let d_shares = self.weights_backward(place, d_weights, evidence.multipliers);
+        self.shares_backward(classes, &d_shares, &mut d_logits);
         for (item, d_row) in d_logits.chunks_exact(classes + 1).enumerate() {
-            d_evidence.classes[item * classes..(item + 1) * classes].copy_from_slice(&d_row[..classes]);
-            d_evidence.none[item] = d_row[classes];
+            evidence.classes[item * classes..(item + 1) * classes].copy_from_slice(&d_row[..classes]);
+            evidence.none[item] = d_row[classes];
             let d_given = d_row[place.given[item] as usize];
             d_prior[0] += d_given;
             d_prior[1] += if place.is_alone(item) { d_given } else { T::ZERO };
             d_prior[2] += d_row[classes];
         }
+    }
+
+    /// The gradient of the shares; that of the multipliers takes their place.
+    fn weights_backward(&self, place: &Place, d_weights: &[T], multipliers: &mut [T]) -> Vec<T> {
+        let (items, classes) = (place.items, place.classes);
+        let mut d_shares = vec![T::ZERO; items * (classes + 1)];
+        let rows = self.weights.chunks_exact(items).zip(d_weights.chunks_exact(items));
+        for (class, (row, d_row)) in rows.enumerate() {
+            let mean = row.iter().zip(d_row).fold(T::ZERO, |sum, (&w, &d)| sum + w * d);
+            for item in 0..items {
+                let d_raw = (d_row[item] - mean) / self.totals[class];
+                let logit = &mut multipliers[item * classes + class];
+                let place = item * (classes + 1) + class;
+                d_shares[place] = d_raw * multiplier(*logit);
+                *logit = d_shares[place] * self.shares[place] * multiplier_slope(*logit);
+            }
+        }
+        d_shares
     }
 
     fn shares_backward(&self, classes: usize, d_shares: &[T], d_logits: &mut [T]) {
@@ -134,7 +130,7 @@ impl Place {
     }
 }
 
-fn shares<T: Real>(place: &Place, prior: &[T], evidence: Evidence<'_, T>) -> Vec<T> {
+fn shares<T: Real>(place: &Place, prior: &[T], evidence: &Evidence<&[T]>) -> Vec<T> {
     let classes = place.classes;
     let others = T::of(-(classes.max(2) as f64 - 1.0).ln());
     let mut shares = Vec::with_capacity(place.items * (classes + 1));

@@ -178,7 +178,7 @@ impl Encoder {
         kept: &mut [Kept<T>],
         scratch: &mut Scratch<T>,
         gradient: &mut [T],
-        d_tokens: &mut [T],
+        d_tokens: &mut Vec<T>,
     ) {
         for number in (0..self.depth()).rev() {
             let (before, now) = kept.split_at_mut(number);
@@ -196,7 +196,7 @@ impl Encoder {
         kept: &Kept<T>,
         scratch: &mut Scratch<T>,
         gradient: &mut [T],
-        d: &mut [T],
+        d: &mut Vec<T>,
     ) {
         let Call { isa, parameters, dropout, .. } = call;
         let (layer, site) = (&self.layers[number], number as u64 * SITES);
@@ -209,7 +209,7 @@ impl Encoder {
         dropout.site(site + 2).backward_positive(isa, &kept.hidden, d_hidden);
         layer.feed_in.backward_parameters(isa, &kept.middle, d_hidden, gradient);
         layer.feed_in.backward_input(isa, parameters, d_hidden, Write::Add, d_half);
-        d.copy_from_slice(d_half);
+        std::mem::swap(d, &mut scratch.d_half);
     }
 
     /// From the gradient of a layer's middle to that of its tokens, in place.
@@ -222,7 +222,7 @@ impl Encoder {
         kept: &mut Kept<T>,
         scratch: &mut Scratch<T>,
         gradient: &mut [T],
-        d: &mut [T],
+        d: &mut Vec<T>,
     ) {
         let Call { isa, parameters, segments, dropout } = call;
         let (layer, site) = (&self.layers[number], number as u64 * SITES);
@@ -236,7 +236,7 @@ impl Encoder {
         attention::backward(isa, self.heads, segments, shares, &kept.qkv, &mut kept.attention, d, d_qkv);
         layer.qkv.backward_parameters(isa, x, d_qkv, gradient);
         layer.qkv.backward_input(isa, parameters, d_qkv, Write::Add, d_half);
-        d.copy_from_slice(d_half);
+        std::mem::swap(d, &mut scratch.d_half);
     }
 }
 

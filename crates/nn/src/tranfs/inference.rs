@@ -65,7 +65,7 @@ impl Attention {
 }
 
 /// Support sets worked on at a time: their intermediate results stay in the second-level cache.
-const TOGETHER: usize = 16;
+const TOGETHER: usize = 8;
 
 impl Tranfs {
     /// Prototypes and P(mislabelled) of some support sets, on this thread. A result does not depend on the other
@@ -92,8 +92,10 @@ impl Tranfs {
         self.with_work(|work| {
             let mut shares = Vec::new();
             self.infer(isa, parameters, &[support], work, |tokens, kept| {
-                for row in kept.attention.shares.chunks_exact(padded(tokens)) {
-                    shares.extend_from_slice(&row[..tokens]);
+                for square in kept.attention.shares.chunks_exact(tokens * padded(tokens)) {
+                    for token in 0..tokens {
+                        shares.extend(square[token..].iter().step_by(padded(tokens)));
+                    }
                 }
             });
             let classes = (0..support.classes).map(|class| Token::Class(class as u32));

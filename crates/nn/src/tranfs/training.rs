@@ -14,6 +14,7 @@ use crate::kernel::kernel;
 use crate::layers::dropout::Dropout;
 use crate::layers::loss;
 use crate::matmul::{View, ViewMut, Write, multiply};
+use crate::memory::prefetch_line;
 use crate::real::{Real, dot};
 
 /// Room for intermediate results, reused from call to call.
@@ -102,8 +103,13 @@ impl Tranfs {
         fit(left, rows * dim);
         fit(right, rows * width);
         for (support, place) in supports.zip(&tokens.places) {
-            for (item, to) in place.items.clone().zip(left[place.items.start * dim..].chunks_exact_mut(dim)) {
-                to.copy_from_slice(support.items[tokens.sources[item]]);
+            let rows = left[place.items.start * dim..place.items.end * dim].chunks_exact_mut(dim);
+            let sources = &tokens.sources[place.items.clone()];
+            for (number, to) in rows.enumerate() {
+                if let Some(&ahead) = sources.get(number + 2) {
+                    prefetch_row(support.items[ahead]);
+                }
+                to.copy_from_slice(support.items[sources[number]]);
             }
         }
         let (left, projected) = (&left[..items * dim], &mut right[..items * width]);
@@ -366,6 +372,13 @@ fn shares<T: Real>(tokens: &Tokens, place: &Place) -> Vec<T> {
         counts[class as usize] += 1;
     }
     counts.into_iter().map(|count| T::of(1.0 / f64::from(count.max(1)))).collect()
+}
+
+/// Calls in a row of a bank, which may lie anywhere.
+fn prefetch_row<T>(row: &[T]) {
+    for line in row.chunks(64 / size_of::<T>()) {
+        prefetch_line(line.as_ptr().cast());
+    }
 }
 
 /// `to += factor from`, for rows as short as a token.

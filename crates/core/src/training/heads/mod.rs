@@ -8,6 +8,7 @@
 pub mod configuration;
 mod episodes;
 mod overlap;
+mod relabel;
 mod tranfs;
 mod validation;
 
@@ -60,6 +61,11 @@ pub trait HeadOptions: serde::Serialize + serde::de::DeserializeOwned + Clone {
         None
     }
 
+    /// Whether files of different dimensions can be trained on together.
+    fn takes_any_dimension(&self) -> bool {
+        false
+    }
+
     /// The head for features of so many dimensions.
     fn build(&self, dim: usize) -> Result<Box<dyn LearnedHead>>;
 
@@ -109,7 +115,7 @@ impl<'a> HeadTrainee<'a> {
             let fits = format!("{needed} or more, the most ways of an episode");
             configuration::allowed("model.classes", classes, classes >= needed, &fits)?;
         }
-        let dim = training.first().map_or(0, |bank| bank.embeddings.dim());
+        let dim = check_dimensions(&options, &training, &validation)?;
         let head: Arc<dyn LearnedHead> = options.build(dim)?.into();
         Self::with_head(head, configuration, training, validation)
     }
@@ -220,6 +226,20 @@ impl<'a> HeadTrainee<'a> {
 
     fn layout(&self) -> &Layout {
         self.head.head().layout()
+    }
+}
+
+/// The dimension of the features, which must be one unless the head takes any.
+fn check_dimensions<M: HeadOptions>(
+    options: &M,
+    training: &[Bank<'_>],
+    validation: &[Bank<'_>],
+) -> Result<usize> {
+    let mut dims = training.iter().chain(validation).map(|bank| bank.embeddings.dim());
+    let first = dims.next().unwrap_or(0);
+    match dims.find(|&dim| dim != first && !options.takes_any_dimension()) {
+        None => Ok(first),
+        Some(other) => Err(Error::OtherDimension { first, other }),
     }
 }
 

@@ -1,0 +1,235 @@
+//! Relabel: our own head. It says of every item whose it is, and builds every prototype from all of them.
+//!
+//! An item under a wrong label is often a right one of another class of the same set. Who finds out which has
+//! more to learn from than who only drops it. The head sees relations between items, so one trained head serves
+//! features of any dimension (unless it was told to see the items of one backbone, too).
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use trueshot_nn::Isa;
+use trueshot_nn::head::Head;
+use trueshot_nn::relabel::{Config, ItemView, Judgement, Relabel, Support};
+
+use super::registry::{MethodInfo, Parameter, Parameters};
+use super::{Call, Fitted, Method, Verdict};
+use crate::classifier::{Classifier, Mixture, PlacedMixture};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::rng::Rng;
+use crate::task::Task;
+
+pub(super) const INFO: MethodInfo = MethodInfo {
+    name: KIND,
+    summary: "prototypes of all items by whose they probably are (`trueshot train relabel`)",
+    parameters: &[Parameter { name: "model", default: "", meaning: "the model file; must be given" }],
+    build: |given: &Parameters| {
+        let path = given.file("model", "a model file, as `trueshot train relabel` writes it")?;
+        Ok(Box::new(TrainedRelabel::open(path)?))
+    },
+};
+
+/// Its name in files and on command lines.
+pub const KIND: &str = "relabel";
+
+/// An answer must be at least this probable to be acted on.
+const SURE: f32 = 0.5;
+
+/// What a Relabel head is like.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RelabelOptions {
+    /// Layers.
+    pub layers: usize,
+    /// Numbers of a state.
+    pub width: usize,
+    /// Attention heads, which divide the width.
+    pub heads: usize,
+    /// Hidden units of a layer's second half.
+    pub hidden: usize,
+    /// Hidden units of the network over pairs of items.
+    pub edge_hidden: usize,
+    /// Whether items and queries are taken minus the mean of the support items and at unit length.
+    pub centred: bool,
+    /// For one backbone only: numbers an item itself is seen by; 0: relations only.
+    pub item_width: usize,
+    /// The share of an item's numbers that training hides from that view.
+    pub item_dropout: f64,
+    /// The least an item counts in the prototype of the class it is filed under.
+    pub floor: f64,
+    /// The weight of telling whose every item is.
+    pub items_weight: f64,
+    /// The weight of answering the queries.
+    pub queries_weight: f64,
+}
+
+impl Default for RelabelOptions {
+    fn default() -> Self {
+        let config = Config::default();
+        RelabelOptions {
+            layers: config.layers,
+            width: config.width,
+            heads: config.heads,
+            hidden: config.hidden,
+            edge_hidden: config.edge_hidden,
+            centred: config.centred,
+            item_width: 0,
+            item_dropout: ItemView::new(1).dropout,
+            floor: config.floor,
+            items_weight: config.items_weight,
+            queries_weight: config.queries_weight,
+        }
+    }
+}
+
+impl RelabelOptions {
+    /// Refuses sizes no model has: files come from elsewhere, and sizes decide what is allocated.
+    pub fn check(&self) -> Result<()> {
+        use crate::training::heads::configuration::allowed;
+        let size = |what, given: usize, most: usize| {
+            allowed(what, given, (1..=most).contains(&given), &format!("1 to {most}"))
+        };
+        size("model.layers", self.layers, 64)?;
+        size("model.width", self.width, 4096)?;
+        size("model.hidden", self.hidden, 1 << 16)?;
+        size("model.edge_hidden", self.edge_hidden, 1 << 16)?;
+        let divides = self.heads >= 1 && self.width.is_multiple_of(self.heads);
+        allowed("model.heads", self.heads, divides, &format!("a divisor of the width, {}", self.width))?;
+        allowed("model.item_width", self.item_width, self.item_width <= 4096, "0 to 4096")?;
+        let drops = (0.0..1.0).contains(&self.item_dropout);
+        allowed("model.item_dropout", self.item_dropout, drops, "a share from 0 to below 1")?;
+        for (what, weight) in [
+            ("model.floor", self.floor),
+            ("model.items_weight", self.items_weight),
+            ("model.queries_weight", self.queries_weight),
+        ] {
+            allowed(what, weight, weight.is_finite() && weight >= 0.0, "a number, 0 or above")?;
+        }
+        Ok(())
+    }
+
+    /// The network; features of `dim` numbers matter to it only if it sees items.
+    pub fn network(&self, dim: usize) -> Result<Relabel> {
+        self.check()?;
+        let view = ItemView { dim, width: self.item_width, dropout: self.item_dropout };
+        Ok(Relabel::new(Config {
+            width: self.width,
+            layers: self.layers,
+            heads: self.heads,
+            hidden: self.hidden,
+            edge_hidden: self.edge_hidden,
+            centred: self.centred,
+            item_view: (self.item_width > 0).then_some(view),
+            floor: self.floor,
+            items_weight: self.items_weight,
+            queries_weight: self.queries_weight,
+        }))
+    }
+}
+
+/// What a model file says about its network.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RelabelConfig {
+    /// Dimensions of the features, where the head sees items.
+    pub dim: Option<usize>,
+    /// Everything else.
+    pub options: RelabelOptions,
+}
+
+/// A trained Relabel head.
+pub struct TrainedRelabel {
+    network: Relabel,
+    parameters: Vec<f32>,
+    path: PathBuf,
+}
+
+impl TrainedRelabel {
+    /// One whose parameters are at hand.
+    pub fn new(network: Relabel, parameters: Vec<f32>) -> Self {
+        assert_eq!(parameters.len(), network.layout().len());
+        TrainedRelabel { network, parameters, path: "the program".into() }
+    }
+
+    /// Reads a model file.
+    pub fn open(path: &Path) -> Result<Self> {
+        Self::from_model(&Model::open(path)?)
+    }
+
+    /// Takes a model that was read.
+    pub fn from_model(model: &Model) -> Result<Self> {
+        model.expect_kind(KIND)?;
+        let config: RelabelConfig = model.config()?;
+        let dim = config.dim.unwrap_or(1);
+        let fits = (1..=1 << 20).contains(&dim) && config.dim.is_some() == (config.options.item_width > 0);
+        let sizes = || model.malformed("its note 'config' has sizes that no model has");
+        let network = config.options.network(dim).ok().filter(|_| fits).ok_or_else(sizes)?;
+        let parameters = model.parameters(network.layout())?;
+        Ok(TrainedRelabel { network, parameters, path: model.tensors().path().into() })
+    }
+
+    fn judge(&self, task: &Task<'_>) -> Result<Judgement> {
+        let support = &task.support;
+        if let Some(view) = self.network.config().item_view.as_ref().filter(|v| v.dim != support.dim()) {
+            let (path, features) = (self.path.clone(), support.dim());
+            return Err(Error::ModelDimension { path, features, model: view.dim });
+        }
+        let set = Support {
+            classes: support.classes(),
+            given: support.given(),
+            rows: support.rows(),
+            gram: Some(task.gram()),
+        };
+        let judged = self.network.judge(Isa::current(), &self.parameters, &[set]);
+        Ok(judged.into_iter().next().expect("one answer for one set"))
+    }
+}
+
+impl Method for TrainedRelabel {
+    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
+        let Judgement { shares, weights, space } = self.judge(task)?;
+        let weights: Vec<Vec<f32>> = weights.chunks_exact(task.support.len()).map(<[f32]>::to_vec).collect();
+        let verdicts = verdicts(task, &shares, &weights);
+        let classifier = match space.is_centred() {
+            true => Classifier::Placed(PlacedMixture::new(space, weights)),
+            false => Classifier::Prototypes(Mixture::across_classes(task, &weights)),
+        };
+        Ok(Fitted { classifier, verdicts: Some(verdicts) })
+    }
+}
+
+fn verdicts(task: &Task<'_>, shares: &[f32], weights: &[Vec<f32>]) -> Vec<Verdict> {
+    let members = task.support.members();
+    let given = task.support.given().iter().map(|&class| class as usize).enumerate();
+    let shares = shares.chunks_exact(task.support.classes() + 1);
+    let verdict = |((item, class), shares): ((usize, usize), &[f32])| Verdict {
+        weight: weights[class][item] * members[class].len() as f32,
+        p_wrong: Some((1.0 - shares[class]).clamp(0.0, 1.0)),
+        call: Some(call(class, shares)),
+    };
+    given.zip(shares).map(verdict).collect()
+}
+
+/// What the likeliest answer means, if it is likely enough; the last share is "none of the classes".
+fn call(given: usize, shares: &[f32]) -> Call {
+    let likeliest = (0..shares.len()).max_by(|&a, &b| shares[a].total_cmp(&shares[b])).unwrap_or(given);
+    match likeliest {
+        _ if shares[likeliest] < SURE => Call::Unsure,
+        class if class == given => Call::Keep,
+        class if class + 1 == shares.len() => Call::Outlier,
+        class => Call::Relabel(class as u32),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_follow_the_likeliest_answer() {
+        assert_eq!(call(0, &[0.7, 0.2, 0.1]), Call::Keep);
+        assert_eq!(call(0, &[0.2, 0.7, 0.1]), Call::Relabel(1));
+        assert_eq!(call(0, &[0.2, 0.2, 0.6]), Call::Outlier);
+        assert_eq!(call(0, &[0.4, 0.35, 0.25]), Call::Unsure);
+    }
+}

@@ -1,0 +1,80 @@
+//! Relabel in training: its defaults, and the way from options to a network.
+
+use trueshot_nn::head::Head;
+use trueshot_nn::relabel::Relabel;
+
+use super::configuration::{Configuration, Data, Episodes, Optimiser, Span, Validation};
+use super::{HeadOptions, LearnedHead};
+use crate::error::Result;
+use crate::method::{Method, RELABEL, RelabelConfig, RelabelOptions, TrainedRelabel};
+use crate::model::Model;
+
+impl Configuration<RelabelOptions> {
+    /// One model for all noise: all types alike, and shots of several numbers, one among them (with nothing
+    /// to compare a lone item to, a head that never met one calls every label wrong).
+    pub fn relabel() -> Self {
+        let noise = ["symmetric=0,20,40,60", "paired=0,20,40", "outlier=0,20,40,60"];
+        Configuration {
+            seed: 0,
+            steps: 20_000,
+            parts: 4,
+            from: Default::default(),
+            data: Data::default(),
+            episodes: Episodes {
+                per_step: 32,
+                ways: vec![Span::exactly(5)],
+                shots: [1, 2, 3, 5, 10].map(Span::exactly).to_vec(),
+                queries: 15,
+                noise: noise.map(|levels| levels.parse().expect("ours")).to_vec(),
+            },
+            validation: Validation {
+                every: 1000,
+                episodes: 500,
+                ways: vec![],
+                shots: vec![Span::exactly(5)],
+                queries: 15,
+                noise: vec![],
+                seed: 0,
+            },
+            optimiser: Optimiser::default(),
+            model: RelabelOptions::default(),
+        }
+    }
+}
+
+struct RelabelHead {
+    options: RelabelOptions,
+    network: Relabel,
+}
+
+impl HeadOptions for RelabelOptions {
+    const KIND: &'static str = RELABEL;
+
+    fn check(&self) -> Result<()> {
+        RelabelOptions::check(self)
+    }
+
+    fn takes_any_dimension(&self) -> bool {
+        self.item_width == 0
+    }
+
+    fn build(&self, dim: usize) -> Result<Box<dyn LearnedHead>> {
+        Ok(Box::new(RelabelHead { options: self.clone(), network: self.network(dim)? }))
+    }
+}
+
+impl LearnedHead for RelabelHead {
+    fn head(&self) -> &dyn Head {
+        &self.network
+    }
+
+    fn model(&self, parameters: &[f32]) -> Model {
+        let dim = self.network.config().item_view.as_ref().map(|view| view.dim);
+        let config = RelabelConfig { dim, options: self.options.clone() };
+        Model::new(RELABEL, &config, self.network.layout(), parameters)
+    }
+
+    fn method(&self, parameters: &[f32]) -> Box<dyn Method> {
+        Box::new(TrainedRelabel::new(self.network.clone(), parameters.to_vec()))
+    }
+}

@@ -1,0 +1,132 @@
+//! A few weighted sums over many scattered rows.
+#![allow(clippy::needless_range_loop)]
+
+use pulp::{Simd, WithSimd};
+
+use crate::isa::Isa;
+use crate::real::Real;
+
+/// `out[c] += sum over i of weights[i][c] rows[i]`: what a few sums over many scattered rows are made of, for
+/// instance the gradient of an episode's prototypes from its queries.
+///
+/// Shapes: R rows of D numbers, weights R x C, out C x D.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn add_weighted_rows<T: Real>(isa: Isa, rows: &[&[T]], weights: &[T], out: &mut [T]) {
+    let Some(dim) = rows.first().map(|row| row.len()) else { return };
+    assert!(rows.iter().all(|row| row.len() == dim), "rows of different length");
+    assert_eq!(weights.len() * dim, rows.len() * out.len(), "one weight for each row and sum");
+    T::add_weighted_rows(isa, rows, weights, out);
+}
+
+/// The plain version.
+pub fn add_weighted_rows_reference<T: Real>(rows: &[&[T]], weights: &[T], out: &mut [T]) {
+    let sums = weights.len() / rows.len();
+    for (c, out) in out.chunks_exact_mut(rows[0].len().max(1)).enumerate() {
+        for (i, row) in rows.iter().enumerate() {
+            for (out, &value) in out.iter_mut().zip(*row) {
+                *out += weights[i * sums + c] * value;
+            }
+        }
+    }
+}
+
+pub(crate) fn add_weighted_rows_tuned(isa: Isa, rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
+    isa.run(WeightedRows { rows, weights, out });
+}
+
+struct WeightedRows<'a> {
+    rows: &'a [&'a [f32]],
+    weights: &'a [f32],
+    out: &'a mut [f32],
+}
+
+/// Sums held in registers together, and vectors of each.
+const GROUP: usize = 5;
+const STRETCH: usize = 4;
+
+impl WithSimd for WeightedRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let dim = self.rows[0].len();
+        let width = STRETCH * S::F32_LANES;
+        let sums = self.weights.len() / self.rows.len();
+        for from in (0..dim).step_by(width) {
+            for start in (0..sums).step_by(GROUP) {
+                if from + width <= dim {
+                    self.stretch::<S, STRETCH>(simd, start, from);
+                } else {
+                    for from in (from..dim).step_by(S::F32_LANES) {
+                        self.stretch::<S, 1>(simd, start, from);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl WeightedRows<'_> {
+    #[inline(always)]
+    fn stretch<S: Simd, const V: usize>(&mut self, simd: S, start: usize, from: usize) {
+        let dim = self.rows[0].len();
+        let sums = self.weights.len() / self.rows.len();
+        let end = (from + V * S::F32_LANES).min(dim);
+        let mut totals = [[simd.splat_f32s(0.0); V]; GROUP];
+        for (row, weights) in self.rows.iter().zip(self.weights.chunks_exact(sums)) {
+            let mut vectors = [simd.splat_f32s(0.0); V];
+            for v in 0..V {
+                let place = from + v * S::F32_LANES;
+                vectors[v] = simd.partial_load_f32s(&row[place..end.min(place + S::F32_LANES)]);
+            }
+            for g in 0..GROUP {
+                // A group that hangs over the edge repeats the last sum and drops the repetition.
+                let weight = simd.splat_f32s(weights[(start + g).min(sums - 1)]);
+                for v in 0..V {
+                    totals[g][v] = simd.mul_add_e_f32s(weight, vectors[v], totals[g][v]);
+                }
+            }
+        }
+        for (g, totals) in totals.iter().enumerate().take(sums - start) {
+            for v in 0..V {
+                let place = from + v * S::F32_LANES;
+                let row = (start + g) * dim;
+                let out = &mut self.out[row + place..row + end.min(place + S::F32_LANES)];
+                let sum = simd.add_f32s(simd.partial_load_f32s(out), totals[v]);
+                simd.partial_store_f32s(out, sum);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::differences::Numbers;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn weighted_rows_of_any_shape_agree_with_the_plain_ones(
+            rows in 0usize..12, dim in 1usize..150, sums in 1usize..13, seed: u64,
+        ) {
+            let mut numbers = Numbers::new(seed);
+            let owned: Vec<Vec<f32>> = (0..rows).map(|_| numbers.singles(dim)).collect();
+            let owned: Vec<&[f32]> = owned.iter().map(Vec::as_slice).collect();
+            let (weights, out) = (numbers.singles(rows * sums), numbers.singles(sums * dim));
+            let mut expected = out.clone();
+            if rows > 0 {
+                add_weighted_rows_reference(&owned, &weights, &mut expected);
+            }
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_usable()) {
+                let mut found = out.clone();
+                add_weighted_rows(isa, &owned, &weights, &mut found);
+                for (found, expected) in found.iter().zip(&expected) {
+                    prop_assert!((found - expected).abs() < 1e-5, "{isa:?}: {found} and {expected}");
+                }
+            }
+        }
+    }
+}
