@@ -108,10 +108,10 @@ struct DataFlags {
     #[arg(long, value_name = "FILE", num_args = 1..)]
     outliers: Option<Vec<PathBuf>>,
     /// Embeddings of further classes to choose the best model by
-    #[arg(long = "val", value_name = "FILE", num_args = 1..)]
+    #[arg(id = "val", long = "val", value_name = "FILE", num_args = 1..)]
     validation: Option<Vec<PathBuf>>,
     /// Outliers for validation
-    #[arg(long = "val-outliers", value_name = "FILE", num_args = 1..)]
+    #[arg(id = "val-outliers", long = "val-outliers", value_name = "FILE", num_args = 1..)]
     validation_outliers: Option<Vec<PathBuf>>,
 }
 
@@ -139,25 +139,25 @@ struct EpisodeFlags {
 #[command(next_help_heading = "Validation")]
 struct ValidationFlags {
     /// Steps between two validations
-    #[arg(long = "val-every", value_name = "STEPS")]
+    #[arg(id = "val-every", long = "val-every", value_name = "STEPS")]
     every: Option<u64>,
     /// Episodes of a validation, the same ones every time
-    #[arg(long = "val-episodes", value_name = "N")]
+    #[arg(id = "val-episodes", long = "val-episodes", value_name = "N")]
     episodes: Option<u64>,
     /// Classes of an episode [default: as in training]
-    #[arg(long = "val-ways", value_name = "N,..", value_delimiter = ',')]
+    #[arg(id = "val-ways", long = "val-ways", value_name = "N,..", value_delimiter = ',')]
     ways: Option<Vec<Span>>,
     /// Labelled items a class [default: as in training]
-    #[arg(long = "val-shots", value_name = "K,..", value_delimiter = ',')]
+    #[arg(id = "val-shots", long = "val-shots", value_name = "K,..", value_delimiter = ',')]
     shots: Option<Vec<Span>>,
     /// Queries a class
-    #[arg(long = "val-queries", value_name = "Q")]
+    #[arg(id = "val-queries", long = "val-queries", value_name = "Q")]
     queries: Option<usize>,
     /// Noise types and levels; the score is the mean accuracy over all of them [default: as in training]
-    #[arg(long = "val-noise", value_name = "TYPE=LEVEL,..")]
+    #[arg(id = "val-noise", long = "val-noise", value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
     /// The seed of the episodes
-    #[arg(long = "val-seed", value_name = "SEED")]
+    #[arg(id = "val-seed", long = "val-seed", value_name = "SEED")]
     seed: Option<u64>,
 }
 
