@@ -1,6 +1,7 @@
 //! The command `trueshot`: one file per command. Data goes to standard output, progress and messages to
 //! standard error.
 
+mod attention;
 mod bench;
 mod demo;
 mod embed;
@@ -31,6 +32,7 @@ enum Command {
     Embed(embed::Arguments),
     Eval(Box<eval::Arguments>),
     Train(train::Arguments),
+    Attention(attention::Arguments),
     Bench(bench::Arguments),
 }
 
@@ -44,6 +46,7 @@ fn main() -> std::process::ExitCode {
             Command::Embed(arguments) => embed::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),
+            Command::Attention(arguments) => attention::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),
         }
     };

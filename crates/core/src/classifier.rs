@@ -132,6 +132,11 @@ impl PlacedMixture {
         PlacedMixture { space, weights, squared_norms }
     }
 
+    /// For every class the weight of every item.
+    pub fn weights(&self) -> &[Vec<f32>] {
+        &self.weights
+    }
+
     fn scores(&self, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
         let count = queries.len();
         let mut products = products.to_vec();

@@ -37,6 +37,7 @@
 //! ```
 
 pub mod atomic;
+pub mod attention;
 pub mod classifier;
 pub mod embeddings;
 pub mod episode;

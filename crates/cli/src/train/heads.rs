@@ -266,6 +266,9 @@ struct RelabelFlags {
     /// The share of an item's numbers that training hides from that view
     #[arg(long, value_name = "SHARE")]
     item_dropout: Option<f64>,
+    /// What that view speaks to: everything, or only whether an item is of none of the classes
+    #[arg(long, value_name = "WHAT", value_parser = ["states", "none"])]
+    item_reach: Option<String>,
     /// The least an item counts in the prototype of its given class
     #[arg(long = "least-share", value_name = "SHARE")]
     #[serde(rename = "floor")]

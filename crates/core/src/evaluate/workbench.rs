@@ -11,7 +11,7 @@ use trueshot_nn::{Isa, memory, products};
 use crate::embeddings::{Embeddings, Features};
 use crate::episode::{DrawnEpisode, Item};
 use crate::error::Result;
-use crate::method::NamedMethod;
+use crate::method::{Fitted, Method, NamedMethod};
 use crate::rng::{Purpose, Rng, Urn};
 use crate::task::{Queries, Support, Task};
 
@@ -91,33 +91,52 @@ impl Workbench {
         let shared = Shared::compute(support_rows, &queries, drawn.supports.len(), methods.len());
         let answers: Vec<u32> =
             (0..).zip(&drawn.episode.classes).flat_map(|(c, d)| vec![c; d.queries.len()]).collect();
-        let settings = drawn.supports.iter().zip(&union.settings);
-        let outcomes = settings.map(|(items, places)| {
-            let rows = places.iter().map(|&place| support_rows[place as usize]).collect();
-            let given = items.iter().map(|item| item.given).collect();
-            let truth: Vec<Option<u32>> = items.iter().map(|item| item.truth).collect();
-            let task = Task::new(Support::new(rows, given, drawn.episode.classes.len())).with_truth(&truth);
-            let (task, products) = shared.fill(task, places);
-            let attempt = |method: &NamedMethod| {
-                let mut rng = Rng::new(seed, Purpose::Method, drawn.episode.index);
-                let fitted = method.method.fit(&task, &mut rng)?;
-                let predictions = match &products {
-                    Some(products) => fitted.classifier.classify_with(&task, &queries, products, &mut rng),
-                    None => fitted.classifier.classify(&task, &queries, &mut rng),
-                };
-                let correct = predictions.iter().zip(&answers).filter(|(a, b)| a == b).count() as u32;
-                let are_probabilities = fitted
-                    .verdicts
-                    .as_ref()
-                    .is_some_and(|v| v.iter().all(|verdict| verdict.p_wrong.is_some()));
-                let suspicion =
-                    fitted.verdicts.map(|v| v.iter().map(|verdict| verdict.suspicion()).collect());
-                Ok(Outcome { correct, suspicion, are_probabilities, predictions })
-            };
-            methods.iter().map(attempt).collect::<Result<Vec<_>>>()
-        });
-        Ok(EpisodeOutcome { outcomes: outcomes.collect::<Result<_>>()? })
+        let truths: Vec<Vec<Option<u32>>> =
+            drawn.supports.iter().map(|items| items.iter().map(|item| item.truth).collect()).collect();
+        let settings = drawn.supports.iter().zip(&union.settings).zip(&truths);
+        let prepared: Vec<_> = settings
+            .map(|((items, places), truth)| {
+                let rows = places.iter().map(|&place| support_rows[place as usize]).collect();
+                let given = items.iter().map(|item| item.given).collect();
+                let support = Support::new(rows, given, drawn.episode.classes.len());
+                shared.fill(Task::new(support).with_truth(truth), places)
+            })
+            .collect();
+        let mut outcomes: Vec<Vec<Outcome>> = prepared.iter().map(|_| Vec::new()).collect();
+        for method in methods {
+            let found = attempt(&*method.method, &prepared, &queries, &answers, (seed, drawn.episode.index))?;
+            outcomes.iter_mut().zip(found).for_each(|(setting, outcome)| setting.push(outcome));
+        }
+        Ok(EpisodeOutcome { outcomes })
     }
+}
+
+/// A task, and the products of its items with the queries where they are at hand.
+type Prepared<'a> = (Task<'a>, Option<Cow<'a, [f32]>>);
+
+/// One method in all settings of an episode.
+fn attempt(
+    method: &dyn Method,
+    prepared: &[Prepared<'_>],
+    queries: &Queries<'_>,
+    answers: &[u32],
+    (seed, episode): (u64, u64),
+) -> Result<Vec<Outcome>> {
+    let tasks: Vec<&Task<'_>> = prepared.iter().map(|(task, _)| task).collect();
+    let mut rngs: Vec<Rng> = tasks.iter().map(|_| Rng::new(seed, Purpose::Method, episode)).collect();
+    let fitted = method.fit_batch(&tasks, &mut rngs)?;
+    let outcome = |((fitted, (task, products)), rng): ((Fitted, &Prepared<'_>), &mut Rng)| {
+        let predictions = match products {
+            Some(products) => fitted.classifier.classify_with(task, queries, products, rng),
+            None => fitted.classifier.classify(task, queries, rng),
+        };
+        let correct = predictions.iter().zip(answers).filter(|(a, b)| a == b).count() as u32;
+        let are_probabilities =
+            fitted.verdicts.as_ref().is_some_and(|v| v.iter().all(|verdict| verdict.p_wrong.is_some()));
+        let suspicion = fitted.verdicts.map(|v| v.iter().map(|verdict| verdict.suspicion()).collect());
+        Outcome { correct, suspicion, are_probabilities, predictions }
+    };
+    Ok(fitted.into_iter().zip(prepared).zip(&mut rngs).map(outcome).collect())
 }
 
 /// The rows asked for: as they lie in the bank if they are `f32`, else decoded into `buffer`.

@@ -35,6 +35,12 @@ use crate::task::Task;
 pub trait Method: Send + Sync {
     /// Learns from a support set. The random numbers are the episode's own.
     fn fit(&self, task: &Task<'_>, rng: &mut Rng) -> Result<Fitted>;
+
+    /// Learns from several, each with random numbers of its own. Learned heads gain from it, since their products
+    /// of matrices are large enough only for many; what comes out must be the same as one by one.
+    fn fit_batch(&self, tasks: &[&Task<'_>], rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
+        tasks.iter().zip(rngs).map(|(task, rng)| self.fit(task, rng)).collect()
+    }
 }
 
 /// What a method learned.

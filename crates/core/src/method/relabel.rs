@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use trueshot_nn::Isa;
 use trueshot_nn::head::Head;
-use trueshot_nn::relabel::{Config, ItemView, Judgement, Relabel, Support};
+use trueshot_nn::relabel::{Config, ItemView, Judgement, Reach, Relabel, Support};
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Call, Fitted, Method, Verdict};
@@ -35,6 +35,17 @@ pub const KIND: &str = "relabel";
 /// An answer must be at least this probable to be acted on.
 const SURE: f32 = 0.5;
 
+/// What the view of an item speaks to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ItemReach {
+    /// Everything.
+    #[default]
+    States,
+    /// Only whether the item is of none of the classes.
+    None,
+}
+
 /// What a Relabel head is like.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,6 +66,9 @@ pub struct RelabelOptions {
     pub item_width: usize,
     /// The share of an item's numbers that training hides from that view.
     pub item_dropout: f64,
+    /// What that view speaks to.
+    #[serde(default)]
+    pub item_reach: ItemReach,
     /// The least an item counts in the prototype of the class it is filed under.
     pub floor: f64,
     /// The weight of telling whose every item is.
@@ -75,6 +89,7 @@ impl Default for RelabelOptions {
             centred: config.centred,
             item_width: 0,
             item_dropout: ItemView::new(1).dropout,
+            item_reach: ItemReach::default(),
             floor: config.floor,
             items_weight: config.items_weight,
             queries_weight: config.queries_weight,
@@ -111,7 +126,11 @@ impl RelabelOptions {
     /// The network; features of `dim` numbers matter to it only if it sees items.
     pub fn network(&self, dim: usize) -> Result<Relabel> {
         self.check()?;
-        let view = ItemView { dim, width: self.item_width, dropout: self.item_dropout };
+        let reach = match self.item_reach {
+            ItemReach::States => Reach::States,
+            ItemReach::None => Reach::None,
+        };
+        let view = ItemView { dim, width: self.item_width, dropout: self.item_dropout, reach };
         Ok(Relabel::new(Config {
             width: self.width,
             layers: self.layers,
@@ -168,34 +187,45 @@ impl TrainedRelabel {
         Ok(TrainedRelabel { network, parameters, path: model.tensors().path().into() })
     }
 
-    fn judge(&self, task: &Task<'_>) -> Result<Judgement> {
-        let support = &task.support;
-        if let Some(view) = self.network.config().item_view.as_ref().filter(|v| v.dim != support.dim()) {
-            let (path, features) = (self.path.clone(), support.dim());
-            return Err(Error::ModelDimension { path, features, model: view.dim });
+    fn check(&self, features: usize) -> Result<()> {
+        match self.network.config().item_view.as_ref().filter(|view| view.dim != features) {
+            None => Ok(()),
+            Some(view) => Err(Error::ModelDimension { path: self.path.clone(), features, model: view.dim }),
         }
-        let set = Support {
-            classes: support.classes(),
-            given: support.given(),
-            rows: support.rows(),
-            gram: Some(task.gram()),
-        };
-        let judged = self.network.judge(Isa::current(), &self.parameters, &[set]);
-        Ok(judged.into_iter().next().expect("one answer for one set"))
     }
 }
 
 impl Method for TrainedRelabel {
-    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
-        let Judgement { shares, weights, space } = self.judge(task)?;
-        let weights: Vec<Vec<f32>> = weights.chunks_exact(task.support.len()).map(<[f32]>::to_vec).collect();
-        let verdicts = verdicts(task, &shares, &weights);
-        let classifier = match space.is_centred() {
-            true => Classifier::Placed(PlacedMixture::new(space, weights)),
-            false => Classifier::Prototypes(Mixture::across_classes(task, &weights)),
-        };
-        Ok(Fitted { classifier, verdicts: Some(verdicts) })
+    fn fit(&self, task: &Task<'_>, rng: &mut Rng) -> Result<Fitted> {
+        let mut fitted = self.fit_batch(&[task], std::slice::from_mut(rng))?;
+        Ok(fitted.remove(0))
     }
+
+    fn fit_batch(&self, tasks: &[&Task<'_>], _rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
+        tasks.iter().try_for_each(|task| self.check(task.support.dim()))?;
+        let mut supports = Vec::with_capacity(tasks.len());
+        for task in tasks {
+            supports.push(Support {
+                classes: task.support.classes(),
+                given: task.support.given(),
+                rows: task.support.rows(),
+                gram: Some(task.gram()),
+            });
+        }
+        let judged = self.network.judge(Isa::current(), &self.parameters, &supports);
+        Ok(tasks.iter().zip(judged).map(|(task, judgement)| fitted(task, judgement)).collect())
+    }
+}
+
+fn fitted(task: &Task<'_>, judgement: Judgement) -> Fitted {
+    let Judgement { shares, weights, space } = judgement;
+    let weights: Vec<Vec<f32>> = weights.chunks_exact(task.support.len()).map(<[f32]>::to_vec).collect();
+    let verdicts = verdicts(task, &shares, &weights);
+    let classifier = match space.is_centred() {
+        true => Classifier::Placed(PlacedMixture::new(space, weights)),
+        false => Classifier::Prototypes(Mixture::across_classes(task, &weights)),
+    };
+    Fitted { classifier, verdicts: Some(verdicts) }
 }
 
 fn verdicts(task: &Task<'_>, shares: &[f32], weights: &[Vec<f32>]) -> Vec<Verdict> {

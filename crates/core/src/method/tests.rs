@@ -397,3 +397,146 @@ fn the_oracle_refuses_to_work_without_the_truth() {
     let error = Registry::default().parse("oracle").unwrap().method.fit(&task, &mut rng()).err().unwrap();
     assert!(error.to_string().contains("needs the true labels"));
 }
+
+/// Heads that were never trained: all there is to test here is how they are used.
+mod heads {
+    use trueshot_nn::head::Head;
+
+    use super::*;
+    use crate::error::Error;
+    use crate::method::{Method, RelabelOptions, TrainedRelabel, TrainedTranfs, TranfsOptions};
+    use crate::model::Model;
+
+    const DIM: usize = 12;
+
+    fn random() -> impl FnMut() -> f64 {
+        let mut rng = Rng::new(8, Purpose::Parameters, 0);
+        move || rng.fraction()
+    }
+
+    fn tranfs(orders: usize) -> TrainedTranfs {
+        let options =
+            TranfsOptions { classes: 4, layers: 1, width: 16, heads: 2, ..TranfsOptions::default() };
+        let network = options.network(DIM).unwrap();
+        let parameters = network.initial(&mut random());
+        TrainedTranfs::new(network, parameters).with_orders(orders)
+    }
+
+    fn relabel(centred: bool) -> TrainedRelabel {
+        let options = RelabelOptions { layers: 1, width: 8, heads: 2, centred, ..RelabelOptions::default() };
+        let network = options.network(DIM).unwrap();
+        let parameters = network.initial(&mut random());
+        TrainedRelabel::new(network, parameters)
+    }
+
+    fn all() -> Vec<(&'static str, Box<dyn Method>)> {
+        vec![
+            ("tranfs", Box::new(tranfs(1))),
+            ("tranfs, four orders", Box::new(tranfs(4))),
+            ("relabel", Box::new(relabel(false))),
+            ("relabel, centred", Box::new(relabel(true))),
+        ]
+    }
+
+    #[test]
+    fn several_tasks_at_once_give_what_each_gives_alone() {
+        let problems = [[5, 3, 7, 4], [1, 1, 2, 9], [4, 4, 4, 4]].map(|sizes| Problem::new(&sizes, DIM, 21));
+        let tasks: Vec<Task<'_>> = problems.iter().map(Problem::task).collect();
+        let queries = |p: &'_ Problem| p.queries.clone();
+        for (name, method) in all() {
+            let mut rngs = vec![rng(), rng(), rng()];
+            let together = method.fit_batch(&tasks.iter().collect::<Vec<_>>(), &mut rngs).unwrap();
+            for ((problem, task), among) in problems.iter().zip(&tasks).zip(together) {
+                let alone = method.fit(task, &mut rng()).unwrap();
+                assert_eq!(alone.verdicts, among.verdicts, "{name}");
+                let rows = queries(problem);
+                let queries = Queries::new(rows.iter().map(Vec::as_slice).collect());
+                let answers = |fitted: &Classifier| fitted.classify(task, &queries, &mut rng());
+                assert_eq!(answers(&alone.classifier), answers(&among.classifier), "{name}");
+                let products = queries.products(task.support.rows());
+                let through = alone.classifier.classify_with(task, &queries, &products, &mut rng());
+                assert_eq!(answers(&alone.classifier), through, "{name}, with products at hand");
+            }
+        }
+    }
+
+    #[test]
+    fn lone_items_and_rows_of_zeros_give_finite_answers() {
+        for sizes in [&[1, 1, 1][..], &[1, 4, 2], &[2, 2]] {
+            let mut problem = Problem::new(sizes, DIM, 8);
+            for zeros in [false, true] {
+                problem.rows.iter_mut().filter(|_| zeros).for_each(|row| row.fill(0.0));
+                for (name, method) in all() {
+                    let fitted = method.fit(&problem.task(), &mut rng()).unwrap();
+                    let verdicts = fitted.verdicts.unwrap();
+                    let fine = |v: &Verdict| v.weight.is_finite() && v.p_wrong.is_some_and(|p| p.is_finite());
+                    assert!(verdicts.iter().all(fine), "{name}");
+                }
+            }
+        }
+    }
+
+    /// Distances in the centred space, worked out with the vectors themselves.
+    #[test]
+    fn centred_prototypes_answer_as_explicit_vectors_would() {
+        let problem = Problem::new(&SIZES, DIM, 22);
+        let task = problem.task();
+        let Classifier::Placed(placed) = relabel(true).fit(&task, &mut rng()).unwrap().classifier else {
+            panic!("a centred head has a space of its own")
+        };
+        let all: Vec<&Vec<f32>> = problem.rows.iter().collect();
+        let mean = weighted_sum(&all, &vec![1.0; all.len()]);
+        let place = |row: &Vec<f32>| -> Vec<f64> {
+            let moved: Vec<f64> = row.iter().zip(&mean).map(|(&x, m)| f64::from(x) - m).collect();
+            let length = moved.iter().map(|x| x * x).sum::<f64>().sqrt();
+            moved.iter().map(|x| x / length).collect()
+        };
+        let items: Vec<Vec<f64>> = problem.rows.iter().map(place).collect();
+        let prototype = |weights: &Vec<f32>| -> Vec<f64> {
+            let column = |d: usize| items.iter().zip(weights).map(|(i, &w)| f64::from(w) * i[d]).sum();
+            (0..DIM).map(column).collect()
+        };
+        let prototypes: Vec<Vec<f64>> = placed.weights().iter().map(prototype).collect();
+        let nearest = |query: &Vec<f32>| {
+            let query = place(query);
+            let distance = |p: &Vec<f64>| p.iter().zip(&query).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+            (0..4).min_by(|&a, &b| distance(&prototypes[a]).total_cmp(&distance(&prototypes[b]))).unwrap()
+        };
+        let expected: Vec<u32> = problem.queries.iter().map(|query| nearest(query) as u32).collect();
+        let queries = Queries::new(problem.queries.iter().map(Vec::as_slice).collect());
+        assert_eq!(Classifier::Placed(placed).classify(&task, &queries, &mut rng()), expected);
+    }
+
+    #[test]
+    fn features_and_classes_a_model_does_not_know_are_refused() {
+        let other = Problem::new(&SIZES, DIM + 1, 23);
+        let error = tranfs(1).fit(&other.task(), &mut rng()).err().unwrap();
+        assert!(matches!(error, Error::ModelDimension { features: 13, model: 12, .. }), "{error}");
+        assert!(relabel(false).fit(&other.task(), &mut rng()).is_ok(), "relations are of any dimension");
+        let many = Problem::new(&[3; 5], DIM, 23);
+        let error = tranfs(1).fit(&many.task(), &mut rng()).err().unwrap();
+        assert!(matches!(error, Error::TooManyClasses { classes: 5, model: 4, .. }), "{error}");
+        assert!(error.hint().unwrap().starts_with("ask for at most 4 ways"));
+    }
+
+    #[test]
+    fn sizes_in_a_file_that_no_model_has_are_refused_before_anything_is_allocated() {
+        let sizes = [
+            serde_json::json!({ "dim": 1_u64 << 40, "options": TranfsOptions { classes: 5, ..Default::default() } }),
+            serde_json::json!({ "dim": 12, "options": TranfsOptions { classes: 5, width: 1 << 30, ..Default::default() } }),
+            serde_json::json!({ "dim": 12, "options": TranfsOptions { classes: 5, heads: 0, ..Default::default() } }),
+            serde_json::json!({ "dim": 12, "options": TranfsOptions::default() }),
+        ];
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for config in sizes {
+            let model = Model::new("tranfs", &config, &Default::default(), &[]);
+            model.write(file.path()).unwrap();
+            let error = TrainedTranfs::open(file.path()).err().unwrap().to_string();
+            assert!(error.contains("sizes that no model has"), "{error}");
+        }
+        let large = serde_json::json!({ "dim": 1 << 20, "options": TranfsOptions { classes: 5, width: 4096, ..Default::default() } });
+        Model::new("tranfs", &large, &Default::default(), &[]).write(file.path()).unwrap();
+        let error = TrainedTranfs::open(file.path()).err().unwrap().to_string();
+        assert!(error.contains("it has no tensor 'down.weight'"), "{error}");
+    }
+}

@@ -249,26 +249,33 @@ impl TrainedTranfs {
 
 impl Method for TrainedTranfs {
     fn fit(&self, task: &Task<'_>, rng: &mut Rng) -> Result<Fitted> {
-        let support = &task.support;
-        self.check(support.dim(), support.classes())?;
-        let orders = self.drawn_orders(support.classes(), rng);
-        let of_order = |order| Support {
-            classes: support.classes(),
-            items: support.rows(),
-            given: support.given(),
-            order: Some(order),
-        };
-        let supports: Vec<Support<'_>> = orders.iter().map(|order| of_order(order.as_slice())).collect();
+        let mut fitted = self.fit_batch(&[task], std::slice::from_mut(rng))?;
+        Ok(fitted.remove(0))
+    }
+
+    fn fit_batch(&self, tasks: &[&Task<'_>], rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
+        tasks.iter().try_for_each(|task| self.check(task.support.dim(), task.support.classes()))?;
+        let draw = |(task, rng): (&&Task<'_>, &mut Rng)| self.drawn_orders(task.support.classes(), rng);
+        let orders: Vec<Vec<Vec<u32>>> = tasks.iter().zip(rngs).map(draw).collect();
+        let mut supports = Vec::with_capacity(tasks.len() * self.orders);
+        for (task, orders) in tasks.iter().zip(&orders) {
+            supports.extend(orders.iter().map(|order| Support {
+                classes: task.support.classes(),
+                items: task.support.rows(),
+                given: task.support.given(),
+                order: Some(order.as_slice()),
+            }));
+        }
         let answers = self.network.prototypes(Isa::current(), &self.parameters, &supports);
-        Ok(fitted(&mean(answers), support.dim()))
+        let dim = self.network.config().dim;
+        Ok(answers.chunks_exact(self.orders).map(|answers| fitted(&mean(answers), dim)).collect())
     }
 }
 
-fn mean(answers: Vec<Aggregate>) -> Aggregate {
+fn mean(answers: &[Aggregate]) -> Aggregate {
     let share = 1.0 / answers.len() as f32;
-    let mut answers = answers.into_iter();
-    let mut sum = answers.next().unwrap_or_default();
-    for answer in answers {
+    let mut sum = answers[0].clone();
+    for answer in &answers[1..] {
         sum.prototypes.iter_mut().zip(&answer.prototypes).for_each(|(sum, p)| *sum += p);
         sum.mislabelled.iter_mut().zip(&answer.mislabelled).for_each(|(sum, p)| *sum += p);
     }

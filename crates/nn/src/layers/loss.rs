@@ -99,13 +99,14 @@ kernel! {
 pub fn closeness<T: Real>(isa: Isa, queries: &[&[T]], prototypes: &[T], logits: &mut [T]) {
     let Some(dim) = queries.first().map(|query| query.len()) else { return };
     let rows: Vec<&[T]> = prototypes.chunks_exact(dim).collect();
-    let classes = rows.len();
-    assert_eq!(logits.len(), queries.len() * classes, "queries by prototypes");
-    T::products(isa, &rows, queries, logits);
-    let squares: Vec<T> = rows.iter().map(|row| square(isa, row)).collect();
-    for row in logits.chunks_exact_mut(classes) {
-        for (logit, &square) in row.iter_mut().zip(&squares) {
-            *logit = *logit + *logit - square;
+    assert_eq!(logits.len(), queries.len() * rows.len(), "queries by prototypes");
+    // By prototype first: that way round the queries, which may lie anywhere, are called in early.
+    let mut products = vec![T::ZERO; logits.len()];
+    T::products(isa, queries, &rows, &mut products);
+    for (class, (row, products)) in rows.iter().zip(products.chunks_exact(queries.len())).enumerate() {
+        let square = square(isa, row);
+        for (logits, &product) in logits.chunks_exact_mut(rows.len()).zip(products) {
+            logits[class] = product + product - square;
         }
     }
 }

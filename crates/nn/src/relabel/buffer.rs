@@ -30,13 +30,19 @@ impl<T: Real> Buffer<T> {
             let tightest = fitting.min_by_key(|(_, numbers)| numbers.capacity());
             tightest.map(|(place, _)| place).map(|place| kept.swap_remove(place))
         })
-        .unwrap_or_else(|| Vec::with_capacity(len.next_power_of_two()));
+        .unwrap_or_else(|| vec![T::ZERO; roomy::<T>(len)]);
         numbers.resize(len, T::ZERO);
         // Whoever reads before writing is found out.
         #[cfg(test)]
         numbers.fill(T::of(f64::NAN));
         Buffer(numbers)
     }
+}
+
+/// What to ask for where so many numbers are needed: those of the next step may be a few more. Large ones are not
+/// kept for long, and get what they need.
+fn roomy<T>(len: usize) -> usize {
+    if len * size_of::<T>() < MOST / 16 { len.next_power_of_two() } else { len }
 }
 
 fn with_kept<T: Real, R>(run: impl FnOnce(&mut Vec<Vec<T>>) -> R) -> R {

@@ -34,12 +34,23 @@ pub struct ItemView {
     pub width: usize,
     /// The share of an embedding's numbers that training drops.
     pub dropout: f64,
+    /// What the view speaks to.
+    pub reach: Reach,
+}
+
+/// What a view of items speaks to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// Everything: it is part of every state from the start.
+    States,
+    /// Only whether an item is of none of the classes.
+    None,
 }
 
 impl ItemView {
     /// A view of embeddings of this dimension.
     pub fn new(dim: usize) -> Self {
-        ItemView { dim, width: 64, dropout: 0.2 }
+        ItemView { dim, width: 64, dropout: 0.2, reach: Reach::States }
     }
 }
 

@@ -6,8 +6,9 @@
 use super::attention::{Gradients, Inputs, Scratch, Shape, attend, attend_backward};
 use super::batch::{Pass, numbers};
 use super::buffer::Buffer;
-use super::parts::{Dense, Norm, Normed, Plan, Product};
+use super::parts::{Norm, Normed, Plan, Product};
 use super::pooling::{add_all, mean_and_own, mean_and_own_backward};
+use crate::layers::linear::Linear;
 use crate::matmul::Write;
 use crate::real::Real;
 
@@ -16,7 +17,7 @@ use crate::real::Real;
 pub(super) struct Listening {
     shape: Shape,
     norm: Norm,
-    query: Dense,
+    query: Linear,
     key: Product,
     value: Product,
     out: Product,
@@ -101,7 +102,8 @@ impl Listening {
         self.attention_backward(pass, kept, shares, &d_heard, &mut d_inputs, d_logits);
         let (d_queries, d_keys, d_values) = d_inputs;
         let mut d_pooled = room(2 * batch.items);
-        self.query.backward(isa, parameters, &kept.pooled, &d_queries, gradient, &mut d_pooled);
+        self.query.backward_parameters(isa, &kept.pooled, &d_queries, gradient);
+        self.query.backward_input(isa, parameters, &d_queries, Write::Set, &mut d_pooled);
         let more = Some((Write::Add, &mut *d_pooled));
         self.key.backward(isa, parameters, &kept.pooled, &d_keys, gradient, more);
         let mut d_normed = d_heard;

@@ -6,12 +6,13 @@
 
 use super::batch::{Pass, numbers};
 use super::buffer::Buffer;
-use super::parts::{Dense, Norm, Normed, Plan, Product};
+use super::parts::{Norm, Normed, Plan, Product};
 use super::pooling::{
     add_all, hand_out, hand_out_backward, mean_and_maximum, mean_and_maximum_backward, means_of_members,
     means_of_members_backward,
 };
 use crate::layers::activation::{gelu, gelu_backward};
+use crate::layers::linear::Linear;
 use crate::matmul::Write;
 use crate::real::Real;
 
@@ -23,7 +24,7 @@ pub(super) struct Mixing {
     norm: Norm,
     of_state: Product,
     of_item: Product,
-    of_class: Dense,
+    of_class: Linear,
     out: Product,
 }
 
@@ -142,7 +143,8 @@ impl Mixing {
         let mut d_members = Buffer::new(kept.members.len());
         let into = Some((Write::Set, &mut *d_summaries));
         self.of_item.backward(isa, parameters, &kept.summaries, &d_of_items, gradient, into);
-        self.of_class.backward(isa, parameters, &kept.members, &d_of_classes, gradient, &mut d_members);
+        self.of_class.backward_parameters(isa, &kept.members, &d_of_classes, gradient);
+        self.of_class.backward_input(isa, parameters, &d_of_classes, Write::Set, &mut d_members);
         (d_summaries, d_members)
     }
 }

@@ -21,6 +21,7 @@ mod buffer;
 mod config;
 mod edge_network;
 mod edges;
+mod glance;
 mod judgement;
 mod listening;
 mod losses;
@@ -36,7 +37,7 @@ mod tests;
 mod training;
 mod verdict;
 
-pub use config::{Config, ItemView};
+pub use config::{Config, ItemView, Reach};
 pub use edges::{EDGE_FEATURES, NEUTRAL, edge_features};
 pub use judgement::Judgement;
 pub use prepare::Support;

@@ -6,8 +6,9 @@ use super::attention::Shape;
 use super::batch::{Batch, Pass, Place};
 use super::beginning::{Beginning, Begun};
 use super::buffer::Buffer;
-use super::config::Config;
+use super::config::{Config, Reach};
 use super::edge_network::{self, PAIR_FEATURES, Weights};
+use super::glance::{Suspected, Suspicion};
 use super::listening::{Listened, Listening};
 use super::losses::LOG_SCALE_START;
 use super::mixing::{Mixed, Mixing};
@@ -30,6 +31,7 @@ pub(super) struct Network {
     layers: Vec<(Listening, Mixing)>,
     norm: Norm,
     out: Product,
+    suspicion: Option<Suspicion>,
     pub(super) prior: Range<usize>,
     pub(super) log_scale: Range<usize>,
 }
@@ -41,6 +43,7 @@ pub(super) struct Kept<T: Real> {
     begun: Begun<T>,
     layers: Vec<(Listened<T>, Mixed<T>)>,
     last: Normed<T>,
+    suspected: Option<Suspected<T>>,
 }
 
 /// What comes out, for all episodes one behind the other; also its gradient.
@@ -75,6 +78,11 @@ impl Network {
             norm: plan.norm("out.norm", width),
             // Zero: before training a prototype is what the prior makes of it.
             out: plan.product_from("out", width, OUTPUTS, Start::Fill(0.0)),
+            suspicion: config
+                .item_view
+                .as_ref()
+                .filter(|view| view.reach == Reach::None)
+                .map(|view| Suspicion::new(plan, view, width)),
             prior: plan.add("prior".into(), &[PRIOR_START.len()], Start::Values(PRIOR_START.to_vec())),
             log_scale: plan.add("log_scale".into(), &[1], Start::Fill(LOG_SCALE_START)),
         }
@@ -97,8 +105,11 @@ impl Network {
             (listened, mixing.forward(pass, &mut states))
         });
         let layers = layers.collect();
-        let (outputs, last) = self.read(pass, &states);
-        (outputs, Kept { shares, begun, layers, last })
+        let (mut outputs, last) = self.read(pass, &states);
+        let suspicion = self.suspicion.as_ref();
+        let suspected =
+            suspicion.map(|suspicion| suspicion.forward(pass, prepared, Some(seed), &mut outputs.none));
+        (outputs, Kept { shares, begun, layers, last, suspected })
     }
 
     /// What comes out where only that is wanted: items are seen whole, and nothing is kept.
@@ -116,7 +127,11 @@ impl Network {
             listening.forward(pass, &mut states, shares);
             mixing.forward(pass, &mut states);
         }
-        self.read(pass, &states).0
+        let mut outputs = self.read(pass, &states).0;
+        if let Some(suspicion) = &self.suspicion {
+            suspicion.forward(pass, prepared, None, &mut outputs.none);
+        }
+        outputs
     }
 
     /// Numbers in a layer's planes of pairs.
@@ -152,6 +167,9 @@ impl Network {
     ) {
         let batch = &prepared.batch;
         let pass = Pass { isa, parameters, batch };
+        if let (Some(suspicion), Some(suspected)) = (&self.suspicion, &kept.suspected) {
+            suspicion.backward(pass, suspected, &d_outputs.none, gradient);
+        }
         let d_out = d_outputs.join(batch);
         let mut d_last = Buffer::new(kept.last.out.len());
         let into = Some((Write::Set, &mut *d_last));

@@ -8,7 +8,8 @@ use std::ops::Range;
 use super::buffer::Buffer;
 use crate::initial::{fill_uniform, orthogonal};
 use crate::isa::Isa;
-use crate::layers::{linear, norm};
+use crate::layers::linear::{Linear, disjoint};
+use crate::layers::norm;
 use crate::matmul::{View, ViewMut, Write, multiply};
 use crate::parameters::{Layout, Role};
 use crate::real::Real;
@@ -54,9 +55,9 @@ impl Plan {
         Product { weight: self.add(format!("{name}.weight"), &[inputs, outputs], start), outputs }
     }
 
-    pub(super) fn dense(&mut self, name: &str, inputs: usize, outputs: usize, fan_in: usize) -> Dense {
+    pub(super) fn dense(&mut self, name: &str, inputs: usize, outputs: usize, fan_in: usize) -> Linear {
         let Product { weight, .. } = self.product(name, inputs, outputs, fan_in);
-        Dense { weight, bias: self.add(format!("{name}.bias"), &[outputs], Start::Fill(0.0)) }
+        Linear { weight, bias: self.add(format!("{name}.bias"), &[outputs], Start::Fill(0.0)) }
     }
 
     pub(super) fn norm(&mut self, name: &str, width: usize) -> Norm {
@@ -84,15 +85,6 @@ impl Plan {
         }
         numbers
     }
-}
-
-/// Two tensors laid out one behind the other.
-fn neighbours<'a, T>(
-    numbers: &'a mut [T],
-    first: &Range<usize>,
-    second: &Range<usize>,
-) -> (&'a mut [T], &'a mut [T]) {
-    numbers[first.start..second.end].split_at_mut(first.len())
 }
 
 /// `y = x W`
@@ -134,32 +126,6 @@ impl Product {
     }
 }
 
-/// `y = x W + b`
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Dense {
-    weight: Range<usize>,
-    bias: Range<usize>,
-}
-
-impl Dense {
-    pub(super) fn forward<T: Real>(&self, isa: Isa, parameters: &[T], x: &[T], y: &mut [T]) {
-        linear::forward(isa, x, &parameters[self.weight.clone()], &parameters[self.bias.clone()], y);
-    }
-
-    pub(super) fn backward<T: Real>(
-        &self,
-        isa: Isa,
-        parameters: &[T],
-        x: &[T],
-        d_y: &[T],
-        gradient: &mut [T],
-        d_x: &mut [T],
-    ) {
-        let (d_weight, d_bias) = neighbours(gradient, &self.weight, &self.bias);
-        linear::backward(isa, x, &parameters[self.weight.clone()], d_y, d_weight, d_bias, Some(d_x));
-    }
-}
-
 /// Layer norm.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Norm {
@@ -196,7 +162,7 @@ impl Norm {
         gradient: &mut [T],
         d_x: &mut [T],
     ) {
-        let (d_scale, d_shift) = neighbours(gradient, &self.scale, &self.shift);
+        let (d_scale, d_shift) = disjoint(gradient, &self.scale, &self.shift);
         let scale = &parameters[self.scale.clone()];
         norm::backward(isa, scale, &normed.normalised, &normed.inverse, d_y, d_scale, d_shift, d_x);
     }

@@ -185,3 +185,32 @@ kernel! {
         }
     }
 }
+
+kernel! {
+    /// Adds a row per item (M x width) to every state of its.
+    pub(super) fn add_to_states<'a, T>(place: &'a Place, width: usize, of_items: &'a [T], states: &'a mut [T]) {
+        for (states, item) in states.chunks_exact_mut(place.classes * width).zip(of_items.chunks_exact(width)) {
+            for state in states.chunks_exact_mut(width) {
+                add(state, item);
+            }
+        }
+    }
+}
+
+kernel! {
+    /// The gradient of the rows, written.
+    pub(super) fn add_to_states_backward<'a, T>(
+        place: &'a Place,
+        width: usize,
+        d_states: &'a [T],
+        d_of_items: &'a mut [T],
+    ) {
+        let rows = d_states.chunks_exact(place.classes * width).zip(d_of_items.chunks_exact_mut(width));
+        for (d_states, d_item) in rows {
+            d_item.fill(T::ZERO);
+            for d_state in d_states.chunks_exact(width) {
+                add(d_item, d_state);
+            }
+        }
+    }
+}

@@ -97,12 +97,16 @@ impl Encoder {
         Encoder { layers, heads: Heads { count: config.heads, width: width / config.heads }, width, hidden }
     }
 
-    /// As PyTorch starts its layers.
+    /// As PyTorch starts its layers, but for the keys, which begin as the queries do: tokens of one class, which
+    /// share a position, then attend to each other from the first step. With keys of their own the model spends
+    /// thousands of steps, or all of them, on a plateau where every prototype is the same (docs/training.md).
     pub fn initialise(&self, parameters: &mut [f32], random: &mut dyn FnMut() -> f64) {
         let (width, hidden) = (self.width, self.hidden);
         let bound = |inputs: usize| 1.0 / (inputs as f64).sqrt();
         for layer in &self.layers {
-            fill_uniform(&mut parameters[layer.qkv.weight.clone()], xavier(width, 3 * width), random);
+            let qkv = &mut parameters[layer.qkv.weight.clone()];
+            fill_uniform(qkv, xavier(width, 3 * width), random);
+            qkv.chunks_exact_mut(3 * width).for_each(|row| row.copy_within(..width, width));
             fill_uniform(&mut parameters[layer.mix.weight.clone()], bound(width), random);
             for (linear, inputs) in [(&layer.feed_in, width), (&layer.feed_out, hidden)] {
                 fill_uniform(&mut parameters[linear.weight.clone()], bound(inputs), random);

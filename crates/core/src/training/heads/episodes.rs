@@ -51,11 +51,12 @@ impl<'a> TrainingEpisodes<'a> {
         let ways: Vec<usize> = numbers(&episodes.ways).collect();
         let spec =
             |ways, shots: Span| EpisodeSpec { ways, shots: shots.into(), queries: episodes.queries, seed };
+        let several = banks.len() > 1;
         let of_bank = |bank: &Bank<'a>| -> Result<Vec<Vec<Shape<'a>>>> {
             let images = Images::of(bank.embeddings).map(Arc::new);
             let shape =
                 |ways, &shots: &Span| Shape::new(*bank, images.clone(), spec(ways, shots), &episodes.noise);
-            ways.iter().map(|&ways| episodes.shots.iter().map(|s| shape(ways, s)).collect()).collect()
+            ways.iter().map(|&ways| those_that_fit(&episodes.shots, several, |shots| shape(ways, shots))).collect()
         };
         let shapes: Vec<_> = banks.iter().map(of_bank).collect::<Result<_>>()?;
         check_used(shapes.iter().flatten().flatten(), &episodes.noise)?;
@@ -158,6 +159,27 @@ impl<'a> Shape<'a> {
     }
 }
 
+/// The shapes of all numbers of shots. Of one file of several, those that its classes are too small for are left
+/// out, so that they do not forbid many shots in the others.
+fn those_that_fit<'a>(
+    shots: &[Span],
+    several: bool,
+    shape: impl Fn(&Span) -> Result<Shape<'a>>,
+) -> Result<Vec<Shape<'a>>> {
+    let (mut fitting, mut misfit) = (Vec::new(), None);
+    for shots in shots {
+        match shape(shots) {
+            Ok(shape) => fitting.push(shape),
+            Err(small @ Error::TooFewItems { .. }) if several => misfit = Some(small),
+            Err(other) => return Err(other),
+        }
+    }
+    match misfit {
+        Some(small) if fitting.is_empty() => Err(small),
+        _ => Ok(fitting),
+    }
+}
+
 /// Refuses a level that no shape allows: it would never be trained on.
 pub(super) fn check_used<'s, 'a: 's>(
     shapes: impl Iterator<Item = &'s Shape<'a>> + Clone,
@@ -172,12 +194,9 @@ pub(super) fn check_used<'s, 'a: 's>(
     Ok(())
 }
 
-/// All numbers of some spans, once each.
+/// All numbers of some spans; one that is named more often is drawn more often.
 pub(super) fn numbers(spans: &[Span]) -> impl Iterator<Item = usize> {
-    let mut all: Vec<usize> = spans.iter().flat_map(|span| span.min..=span.max).collect();
-    all.sort_unstable();
-    all.dedup();
-    all.into_iter()
+    spans.iter().flat_map(|span| span.min..=span.max)
 }
 
 /// The episodes of one of some equal parts of a step.

@@ -1,5 +1,6 @@
 //! Judges a head: its accuracy on the same episodes every time, under every noise asked for.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::configuration;
@@ -27,7 +28,7 @@ struct Bench<'a> {
 
 impl<'a> Judge<'a> {
     pub fn new(banks: Vec<Bank<'a>>, options: &configuration::Validation) -> Result<Self> {
-        let ways: Vec<usize> = numbers(&options.ways).collect();
+        let ways = BTreeSet::from_iter(numbers(&options.ways));
         let noise = [NoiseLevels(once(&options.noise))];
         let mut benches = Vec::new();
         for (number, &bank) in banks.iter().enumerate() {

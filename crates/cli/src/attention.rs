@@ -1,0 +1,172 @@
+//! `trueshot attention`: where a trained TraNFS looks in one episode.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use trueshot::attention::{AttentionMaps, Token};
+use trueshot::episode::{EpisodeSpec, Episodes, Sampler, Shots};
+use trueshot::method::TrainedTranfs;
+use trueshot::rng::Urn;
+use trueshot::training::heads::Bank;
+
+use crate::noise_argument::NoiseArgument;
+use crate::output::write_file;
+
+/// Draw where a trained TraNFS looks: every layer and head, for one episode
+///
+/// Writes a picture (PNG) of every layer and head and of the mean over the heads of every layer, all numbers as
+/// attention.json, and index.html to look at them together. Rows look at columns: class tokens first (C0, C1, ..),
+/// then the items by the class they are filed under. Wrongly labelled items are red; over the class tokens' rows of
+/// the last layer stands the true class of every item ("-": none of the episode's).
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot attention tranfs.safetensors test.safetensors -o attention
+  trueshot attention tranfs.safetensors test.safetensors -o attention --episode 7 --noise paired=40
+  trueshot attention tranfs.safetensors test.safetensors -o attention --images pictures/")]
+pub struct Arguments {
+    /// The model, as `trueshot train tranfs` writes it
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// The embeddings
+    #[arg(value_name = "EMBEDDINGS")]
+    embeddings: PathBuf,
+    /// The folder to write to; it is made if it is not there
+    #[arg(short, long, value_name = "DIR")]
+    output: PathBuf,
+    /// Which episode
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    episode: u64,
+    /// Its noise: a type and one level in percent
+    #[arg(short, long, default_value = "symmetric=40", value_name = "TYPE=LEVEL")]
+    noise: NoiseArgument,
+    /// Embeddings of other classes, which outlier noise draws from
+    #[arg(long, value_name = "FILE")]
+    outliers: Option<PathBuf>,
+    /// A folder below which the items' names are paths of pictures, to show them in index.html
+    #[arg(long, value_name = "DIR")]
+    images: Option<PathBuf>,
+    /// Classes of the episode
+    #[arg(long, default_value_t = 5)]
+    ways: usize,
+    /// Labelled items a class
+    #[arg(long, default_value_t = 5)]
+    shots: usize,
+    /// Queries a class: they are not looked at, but decide with the seed which episode it is
+    #[arg(long, default_value_t = 15)]
+    queries: usize,
+    /// The seed behind the episodes
+    #[arg(short, long, default_value_t = 0)]
+    seed: u64,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let model = TrainedTranfs::open(&arguments.model)?;
+    let embeddings = crate::eval::open(&arguments.embeddings, None)?;
+    let outliers = arguments.outliers.as_deref().map(|path| crate::eval::open(path, None)).transpose()?;
+    let &[noise] = arguments.noise.0.as_slice() else {
+        anyhow::bail!("--noise has {} levels; one episode has one", arguments.noise.0.len());
+    };
+    let spec = EpisodeSpec {
+        ways: arguments.ways,
+        shots: Shots::exactly(arguments.shots),
+        queries: arguments.queries,
+        seed: arguments.seed,
+    };
+    let sampler = Sampler::new(&embeddings, outliers.as_ref(), spec, vec![noise])?;
+    let drawn = sampler.draw(arguments.episode, &mut Urn::default())?;
+    let bank = Bank { embeddings: &embeddings, outliers: outliers.as_ref() };
+    let maps = AttentionMaps::of(&model, bank, &drawn, 0)?;
+    std::fs::create_dir_all(&arguments.output)
+        .with_context(|| format!("cannot make the folder {}", arguments.output.display()))?;
+    let pictures = arguments.write_pictures(&maps)?;
+    write_file(&arguments.output.join("attention.json"), &(serde_json::to_string(&maps)? + "\n"))?;
+    let title = format!("Attention in episode {}, {noise}", arguments.episode);
+    write_file(&arguments.output.join("index.html"), &arguments.page(&title, &maps, &pictures))?;
+    eprintln!(
+        "wrote {} pictures, attention.json and index.html to {}",
+        pictures.len(),
+        arguments.output.display()
+    );
+    Ok(())
+}
+
+impl Arguments {
+    /// One picture a layer and head, and the mean of every layer first; their names.
+    fn write_pictures(&self, maps: &AttentionMaps) -> anyhow::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for (layer, heads) in maps.layers.iter().enumerate() {
+            for head in std::iter::once(None).chain((0..heads.len()).map(Some)) {
+                let which = head.map_or("mean".to_string(), |head| format!("head{}", head + 1));
+                let name = format!("layer{}-{which}.png", layer + 1);
+                let bytes = maps.picture(layer, head).to_png();
+                trueshot::atomic::write_atomically(&self.output.join(&name), |file| file.write_all(&bytes))?;
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    fn page(&self, title: &str, maps: &AttentionMaps, pictures: &[String]) -> String {
+        let mut page = format!(
+            "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{0}</title><style>body{{font:16px/1.5 \
+             system-ui,sans-serif;margin:2rem;background:#fff;color:#1b1f24}}img.map{{max-width:100%}}.wrong{{color:#cf222e}}\
+             td,th{{padding:.2rem .8rem .2rem 0;text-align:left}}td img{{height:84px}}</style><h1>{0}</h1>\n",
+            escaped(title)
+        );
+        page.push_str("<table><tr><th>class<th>items\n");
+        for (class, name) in maps.tokens.iter().filter_map(class_token) {
+            page.push_str(&format!("<tr><th>C{class} {}<td>", escaped(name)));
+            maps.tokens
+                .iter()
+                .filter_map(|token| self.item(token, class))
+                .for_each(|item| page.push_str(&item));
+            page.push('\n');
+        }
+        page.push_str("</table>\n");
+        for name in pictures {
+            page.push_str(&format!("<p><img class=\"map\" src=\"{name}\" alt=\"{name}\">\n"));
+        }
+        page + "</html>\n"
+    }
+
+    /// An item of a class: its picture if there is one, else its name or row; in red with its true class if wrong.
+    fn item(&self, token: &Token, class: u32) -> Option<String> {
+        let Token::Item { given, truth, row, item, wrong } = token else { return None };
+        if *given != class {
+            return None;
+        }
+        let name = item.clone().unwrap_or_else(|| format!("row {row}"));
+        let shown = match self.images.as_ref().map(|folder| picture_path(folder, &name)) {
+            Some(Some(path)) => {
+                format!("<img src=\"{0}\" alt=\"{1}\" title=\"{1}\">", escaped(&path), escaped(&name))
+            }
+            _ => escaped(&name),
+        };
+        let truth = truth.map_or("none".to_string(), |truth| format!("C{truth}"));
+        Some(match wrong {
+            true => format!("<span class=\"wrong\">{shown} (really {truth})</span> "),
+            false => format!("{shown} "),
+        })
+    }
+}
+
+fn class_token(token: &Token) -> Option<(u32, &str)> {
+    match token {
+        Token::Class { class, name } => Some((*class, name)),
+        Token::Item { .. } => None,
+    }
+}
+
+/// The picture behind an item's name, if it is below the folder.
+fn picture_path(folder: &Path, item: &str) -> Option<String> {
+    let name = Path::new(trueshot::episode::image_name(item));
+    let stays_below = name.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+    let path = folder.join(name);
+    let found = std::fs::canonicalize(path).ok().filter(|_| stays_below)?;
+    Some(found.display().to_string())
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

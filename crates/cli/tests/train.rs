@@ -1,0 +1,394 @@
+//! Training as a user meets it: on small data with small models, interrupted and misused.
+
+mod fixture;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use assert_cmd::Command;
+use fixture::{Folder, TRUESHOT, bank, misused, refused, text};
+
+/// A model and a run small enough for a test.
+const SMALL: [&str; 20] = [
+    "--layers",
+    "1",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--per-step",
+    "4",
+    "--ways",
+    "3",
+    "--shots",
+    "5",
+    "--queries",
+    "5",
+    "--val-queries",
+    "5",
+    "--val-every",
+    "20",
+    "--val-episodes",
+    "20",
+];
+
+struct Lab {
+    folder: Folder,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let folder = Folder::new();
+        bank("unseen", 7, 6, 30, fixture::DIM).write(folder.path("val.safetensors")).unwrap();
+        Lab { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path(name)
+    }
+
+    /// `train tranfs data.safetensors --val val.safetensors` with a small model.
+    fn arguments<'a>(&self, output: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+        let mut all = vec!["train", "tranfs", "data.safetensors", "--val", "val.safetensors", "-o", output];
+        all.extend(SMALL);
+        all.extend(["--feed-forward", "16"]);
+        all.extend(more);
+        all
+    }
+
+    fn train(&self, output: &str, more: &[&str]) -> Command {
+        self.folder.trueshot(&self.arguments(output, more))
+    }
+
+    fn spawn(&self, output: &str, more: &[&str]) -> Child {
+        let mut command = std::process::Command::new(TRUESHOT);
+        command.current_dir(self.path("")).args(self.arguments(output, more));
+        command.stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// A run that was stopped by Ctrl-C after its first metrics, and what it said.
+    fn stopped(&self, output: &str) -> String {
+        let child = self.spawn(output, &ENDLESS);
+        wait_for(&self.path(output).with_extension("metrics.jsonl"), 1);
+        interrupt(&child);
+        let finished = child.wait_with_output().unwrap();
+        assert_eq!(finished.status.code(), Some(130));
+        text(&finished.stderr)
+    }
+}
+
+const ENDLESS: [&str; 4] = ["--steps", "1000000", "--record-every", "5"];
+
+fn interrupt(child: &Child) {
+    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// Until a file has so many lines.
+fn wait_for(path: &Path, lines: usize) {
+    let start = Instant::now();
+    while std::fs::read_to_string(path).map_or(0, |text| text.lines().count()) < lines {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing in {}", path.display());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn metrics_without_times(path: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(path.with_extension("metrics.jsonl")).unwrap();
+    text.lines().map(|line| line.split(",\"seconds\"").next().unwrap().to_string()).collect()
+}
+
+#[test]
+fn a_trained_tranfs_is_a_method_like_any_other() {
+    let lab = Lab::new();
+    let more = ["--steps", "400", "--class-tokens", "mean", "--val-every", "100", "--rate", "0.003"];
+    let assert = lab.train("m.safetensors", &more).assert().success();
+    let said = text(&assert.get_output().stderr);
+    assert!(said.contains("step 400/400  loss ") && said.contains("validation "), "{said}");
+    assert!(said.contains("m.safetensors: the model of step "), "{said}");
+    let files = lab.folder.files();
+    for name in ["m.safetensors", "m.toml", "m.metrics.jsonl", "m.curves.svg"] {
+        assert!(files.contains(&name.to_string()), "{name} in {files:?}");
+    }
+    assert!(!files.contains(&"m.checkpoint".to_string()), "a finished run needs none");
+    let eval = ["eval", "val.safetensors", "--ways", "3", "--queries", "5", "-e", "200", "--noise"];
+    let methods = [
+        "symmetric=0,20",
+        "--methods",
+        "protonet,tranfs:model=m.safetensors,tranfs:model=m.safetensors:orders=3:as=three",
+    ];
+    let shown = lab.folder.trueshot(&[&eval[..], &methods[..], &["--format", "json"]].concat());
+    let shown = { shown }.assert().success();
+    let found: serde_json::Value = serde_json::from_slice(&shown.get_output().stdout).unwrap();
+    let methods = found["settings"][1]["methods"].as_array().unwrap();
+    let names: Vec<&str> = methods.iter().map(|method| method["method"].as_str().unwrap()).collect();
+    assert_eq!(names, ["protonet", "tranfs:model=m", "three"]);
+    assert!(methods[1]["accuracy"].as_f64().unwrap() > 60.0, "{methods:?}");
+    assert!(methods[1]["detection"]["calibration_error"].is_number(), "{methods:?}");
+}
+
+#[test]
+fn a_run_killed_at_any_moment_goes_on_to_the_same_bytes() {
+    let lab = Lab::new();
+    let more = ["--steps", "150", "--record-every", "7", "--save-every", "0"];
+    lab.train("whole.safetensors", &more).assert().success();
+    let mut child = lab.spawn("parts.safetensors", &more);
+    wait_for(&lab.path("parts.metrics.jsonl"), 3);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(lab.path("parts.checkpoint").exists(), "it was killed before its end");
+    let again = lab.train("parts.safetensors", &[&more[..], &["--resume"]].concat()).assert().success();
+    assert!(text(&again.get_output().stderr).contains("going on behind step "));
+    let read = |name: &str| std::fs::read(lab.path(name)).unwrap();
+    assert_eq!(read("whole.safetensors"), read("parts.safetensors"));
+    let metrics = |name: &str| metrics_without_times(&lab.path(name));
+    assert_eq!(metrics("whole.safetensors"), metrics("parts.safetensors"));
+    assert_eq!(read("whole.curves.svg"), read("parts.curves.svg"));
+    // To resume what is finished does nothing; to begin it again needs a word.
+    lab.train("parts.safetensors", &[&more[..], &["--resume"]].concat()).assert().success();
+    refused(lab.train("parts.safetensors", &more), &["parts.safetensors is already there", "--overwrite"]);
+}
+
+#[test]
+fn neither_threads_nor_the_way_options_are_given_change_the_model() {
+    let lab = Lab::new();
+    lab.train("one.safetensors", &["--steps", "40", "--threads", "1"]).assert().success();
+    lab.train("two.safetensors", &["--steps", "40", "--threads", "2"]).assert().success();
+    let read = |name: &str| std::fs::read(lab.path(name)).unwrap();
+    assert_eq!(read("one.safetensors"), read("two.safetensors"));
+    let by_file = ["train", "tranfs", "--config", "one.toml", "-o", "three.safetensors"];
+    lab.folder.trueshot(&by_file).assert().success();
+    assert_eq!(read("one.safetensors"), read("three.safetensors"));
+    assert_eq!(read("one.toml"), read("three.toml"));
+    lab.folder.trueshot(&[&by_file[..5], &["four.safetensors", "--seed", "1"]].concat()).assert().success();
+    assert_ne!(read("one.safetensors"), read("four.safetensors"));
+}
+
+#[test]
+fn ctrl_c_finishes_the_step_and_saves_and_nothing_takes_that_away() {
+    let lab = Lab::new();
+    let said = lab.stopped("m.safetensors");
+    assert!(said.contains("all saved; go on with the same command and --resume"), "{said}");
+    let checkpoint = lab.path("m.checkpoint");
+    let saved = std::fs::read(&checkpoint).unwrap();
+    refused(lab.train("m.safetensors", &ENDLESS), &["m.checkpoint is already there", "--resume"]);
+    let other = [&ENDLESS[..], &["--resume", "--rate", "0.5"]].concat();
+    refused_after_reading(
+        lab.train("m.safetensors", &other),
+        &["optimiser.rate = 0.001, but now optimiser.rate = 0.5"],
+    );
+    // Other data under the same name.
+    bank("class", 9, fixture::CLASSES, fixture::ITEMS, fixture::DIM)
+        .write(lab.path("data.safetensors"))
+        .unwrap();
+    let resume = [&ENDLESS[..], &["--resume"]].concat();
+    refused_after_reading(
+        lab.train("m.safetensors", &resume),
+        &["m.checkpoint was written with data.train = "],
+    );
+    let fresh = Lab::new();
+    std::fs::copy(fresh.path("data.safetensors"), lab.path("data.safetensors")).unwrap();
+    disk_full(&lab, &resume, &checkpoint, &saved);
+    for length in [0, 20, saved.len() / 2, saved.len() - 1] {
+        std::fs::write(&checkpoint, &saved[..length]).unwrap();
+        refused_after_reading(
+            lab.train("m.safetensors", &resume),
+            &["m.checkpoint is not a valid safetensors file"],
+        );
+    }
+}
+
+/// Files may not grow beyond 4 KB, as on a full disk: the old checkpoint stays, and nothing is left behind.
+fn disk_full(lab: &Lab, arguments: &[&str], checkpoint: &Path, saved: &[u8]) {
+    let files = lab.folder.files();
+    let script = "trap '' XFSZ; ulimit -f 8; exec \"$@\"";
+    let mut command = lab.folder.command("sh");
+    command.args(["-c", script, "sh", TRUESHOT]).args(lab.arguments("m.safetensors", arguments));
+    refused_after_reading(command, &["cannot write m.checkpoint: File too large"]);
+    assert_eq!(std::fs::read(checkpoint).unwrap(), saved);
+    assert_eq!(lab.folder.files(), files);
+}
+
+/// Fails like [`refused`], after lines about the data.
+#[track_caller]
+fn refused_after_reading(mut command: Command, expected: &[&str]) {
+    let assert = command.assert().code(1).stdout("");
+    let message = text(&assert.get_output().stderr);
+    for part in expected {
+        assert!(message.contains(part), "'{part}' is missing in: {message}");
+    }
+    assert!(message.lines().any(|line| line.starts_with("error: ")), "{message}");
+}
+
+#[test]
+fn a_run_that_diverges_names_the_step_and_what() {
+    let lab = Lab::new();
+    let wild = ["--steps", "200", "--rate", "1e30", "--warm-up", "0"];
+    refused_after_reading(
+        lab.train("m.safetensors", &wild),
+        &["training diverged in step ", "hint: the last checkpoint"],
+    );
+    assert!(lab.path("m.checkpoint").exists());
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused_by_name() {
+    let lab = Lab::new();
+    let misuse = |more: &[&str], expected: &[&str]| misused(lab.train("m.safetensors", more), expected);
+    misuse(&["--rate", "-1"], &["optimiser.rate is -1; allowed: a number above 0"]);
+    misuse(&["--dropout", "1"], &["model.dropout is 1; allowed: a share from 0 to below 1"]);
+    misuse(&["--classes", "2"], &["model.classes is 2; allowed: 3 or more"]);
+    misuse(&["--steps", "0"], &["steps is 0; allowed: 1 or more"]);
+    misuse(&["--noise", "gaussian=3"], &["unknown noise type 'gaussian'"]);
+    misuse(&["--outliers", "a", "b"], &["data.outliers is 2 files; allowed: none or 1"]);
+    misused(lab.train("m.bin", &[]), &["a model's name ends in .safetensors"]);
+    refused_after_reading(
+        lab.train("m.safetensors", &["--noise", "paired=60"]),
+        &["paired noise of 60 % is impossible"],
+    );
+    refused_after_reading(
+        lab.train("m.safetensors", &["--noise", "outlier=20"]),
+        &["outlier noise needs a pool", "--outliers FILE"],
+    );
+    refused_after_reading(lab.train("nowhere/m.safetensors", &[]), &["cannot write nowhere/m."]);
+    assert_eq!(lab.folder.files(), ["data.safetensors", "outliers.safetensors", "val.safetensors"]);
+}
+
+#[test]
+fn a_configuration_file_is_read_with_care() {
+    let lab = Lab::new();
+    let with = |toml: &str| {
+        std::fs::write(lab.path("c.toml"), toml).unwrap();
+        lab.train("m.safetensors", &["--config", "c.toml"])
+    };
+    misused(
+        with("[optimiser]\nrates = 1"),
+        &["unknown key 'optimiser.rates'", "hint: did you mean 'optimiser.rate'?"],
+    );
+    misused(with("sed = 1"), &["unknown key 'sed'", "did you mean 'seed'?"]);
+    misused(with("seed = 'x'"), &["cannot use the configuration c.toml: ", "in `seed`"]);
+    misused(with("seed = "), &["cannot use the configuration c.toml: TOML parse error at line 1"]);
+    misused(with("[optimiser]\nfloor = 3"), &["optimiser.floor is 3; allowed: a share from 0 to 1"]);
+    misused(with("[episodes]\nnoise = ['paired=200']"), &["the noise level is 200 %"]);
+    refused(lab.train("m.safetensors", &["--config", "nowhere.toml"]), &["cannot read nowhere.toml"]);
+}
+
+#[test]
+fn models_and_data_that_do_not_fit_are_told_apart() {
+    let lab = Lab::new();
+    lab.train("m.safetensors", &["--steps", "3"]).assert().success();
+    bank("wide", 3, 6, 30, 24).write(lab.path("wide.safetensors")).unwrap();
+    let eval = |data: &'static str, method: &'static str, ways: &'static str| {
+        let common = ["--noise", "symmetric=0", "-e", "5", "--queries", "5", "--ways", ways];
+        lab.folder.trueshot(&[&["eval", data, "--methods", method], &common[..]].concat())
+    };
+    let own = "tranfs:model=m.safetensors";
+    refused(
+        eval("wide.safetensors", own, "3"),
+        &["24 dimensions", "m.safetensors was trained on 16", "hint: a head goes with"],
+    );
+    refused(
+        eval("val.safetensors", own, "4"),
+        &["4 classes, but the model in m.safetensors knows 3", "at most 3 ways"],
+    );
+    refused(
+        eval("val.safetensors", "relabel:model=m.safetensors", "3"),
+        &["a model of kind 'tranfs', not 'relabel'", "tranfs:model="],
+    );
+    refused(
+        eval("val.safetensors", "tranfs:model=val.safetensors", "3"),
+        &["its format is 'trueshot-embeddings/1'"],
+    );
+    refused(
+        eval("val.safetensors", "tranfs:model=nowhere.safetensors", "3"),
+        &["cannot read nowhere.safetensors"],
+    );
+    misused(eval("val.safetensors", "tranfs", "3"), &["model is a model file"]);
+    let from = ["--from", "m.safetensors", "--width", "32"];
+    refused_after_reading(
+        lab.train("n.safetensors", &from),
+        &["'down.weight' has shape [16, 16] instead of [16, 32]"],
+    );
+    let mixed =
+        ["train", "tranfs", "data.safetensors", "wide.safetensors", "-o", "n.safetensors", "--queries", "5"];
+    refused_after_reading(lab.folder.trueshot(&mixed), &["features of 16 dimensions, another of 24"]);
+    lab.train("n.safetensors", &["--steps", "3", "--from", "m.safetensors"]).assert().success();
+}
+
+#[test]
+fn validation_data_that_was_trained_on_is_warned_of() {
+    let lab = Lab::new();
+    std::fs::copy(lab.path("data.safetensors"), lab.path("val.safetensors")).unwrap();
+    let assert = lab.train("m.safetensors", &["--steps", "2"]).assert().success();
+    let said = text(&assert.get_output().stderr);
+    assert!(said.contains("warning: 8 classes are in the training and in the validation data"), "{said}");
+    assert!(said.contains("warning: 320 rows of features are the same"), "{said}");
+}
+
+#[test]
+fn relabel_learns_from_files_of_several_dimensions_and_serves_any() {
+    let lab = Lab::new();
+    bank("wide", 3, 6, 40, 24).write(lab.path("wide.safetensors")).unwrap();
+    let mut arguments =
+        vec!["train", "relabel", "data.safetensors", "wide.safetensors", "--val", "val.safetensors"];
+    arguments.extend([
+        "-o",
+        "r.safetensors",
+        "--layers",
+        "1",
+        "--width",
+        "8",
+        "--heads",
+        "2",
+        "--hidden",
+        "8",
+    ]);
+    arguments.extend([
+        "--edge-hidden",
+        "8",
+        "--per-step",
+        "4",
+        "--ways",
+        "3-5",
+        "--shots",
+        "1,5",
+        "--queries",
+        "5",
+    ]);
+    arguments.extend(["--val-queries", "5", "--steps", "40", "--val-every", "20", "--val-episodes", "20"]);
+    let assert = lab.folder.trueshot(&arguments).assert().success();
+    let said = text(&assert.get_output().stderr);
+    assert!(said.contains("no outliers were given (--outliers)"), "{said}");
+    assert!(said.contains("5-way clean") && said.contains("3-way paired 40 %"), "{said}");
+    bank("new", 5, 6, 40, 10).write(lab.path("new.safetensors")).unwrap();
+    let eval = ["eval", "new.safetensors", "--methods", "protonet,relabel:model=r.safetensors", "-e", "50"];
+    let shown =
+        lab.folder.trueshot(&[&eval[..], &["--noise", "symmetric=20", "--noise", "paired=40"]].concat());
+    let shown = text(&{ shown }.assert().success().get_output().stdout);
+    assert!(shown.contains("relabel:model=r") && shown.contains("ECE"), "{shown}");
+}
+
+#[test]
+fn attention_is_drawn_and_written_down() {
+    let lab = Lab::new();
+    lab.train("m.safetensors", &["--steps", "3"]).assert().success();
+    let draw =
+        ["attention", "m.safetensors", "val.safetensors", "-o", "maps", "--ways", "3", "--queries", "5"];
+    lab.folder.trueshot(&[&draw[..], &["--noise", "symmetric=20"]].concat()).assert().success();
+    let read = |name: &str| std::fs::read(lab.path("maps").join(name)).unwrap();
+    for name in ["layer1-mean.png", "layer1-head1.png", "layer1-head2.png"] {
+        assert_eq!(&read(name)[..4], b"\x89PNG", "{name}");
+    }
+    let maps: serde_json::Value = serde_json::from_slice(&read("attention.json")).unwrap();
+    assert_eq!(maps["tokens"].as_array().unwrap().len(), 3 + 15);
+    let wrong = maps["tokens"].as_array().unwrap().iter().filter(|token| token["wrong"] == true).count();
+    assert_eq!(wrong, 3);
+    let row: f64 = maps["layers"][0][1][4].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).sum();
+    assert!((row - 1.0).abs() < 1e-4, "{row}");
+    assert!(text(&read("index.html")).contains("really C"));
+    refused(
+        lab.folder.trueshot(&[&draw[..], &["--noise", "symmetric=0,20"]].concat()),
+        &["one episode has one"],
+    );
+}

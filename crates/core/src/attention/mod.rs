@@ -1,0 +1,126 @@
+//! Where a trained TraNFS looks: for one support set the attention of every layer and head, as pictures and JSON.
+//!
+//! Rows look at columns; both are the class tokens first, then the items by the class they are filed under. Items
+//! under a wrong label are marked, and in the last layer, whose class tokens become the prototypes, the true
+//! class of every item is written where the class tokens look at it: a model that does its work is dark there on
+//! the right items only.
+
+mod font;
+mod picture;
+
+use serde::Serialize;
+
+use crate::embeddings::Embeddings;
+use crate::episode::{DrawnEpisode, Item};
+use crate::error::Result;
+use crate::method::TrainedTranfs;
+use crate::training::heads::Bank;
+
+pub use picture::Picture;
+
+/// What a row or a column stands for.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase", tag = "kind")]
+pub enum Token {
+    /// A class.
+    Class {
+        /// Its place in the episode.
+        class: u32,
+        /// Its name.
+        name: String,
+    },
+    /// A support item.
+    Item {
+        /// The class it is filed under.
+        given: u32,
+        /// The class it comes from; none for an outlier.
+        truth: Option<u32>,
+        /// Its row in the embeddings, or in the outliers.
+        row: u32,
+        /// Its name, where the file has names.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        item: Option<String>,
+        /// Whether its label is wrong.
+        wrong: bool,
+    },
+}
+
+/// The attention of every layer and head for one support set.
+#[derive(Debug, Clone, Serialize)]
+pub struct AttentionMaps {
+    /// The number of the episode.
+    pub episode: u64,
+    /// What rows and columns stand for.
+    pub tokens: Vec<Token>,
+    /// By layer, head and row: how much the row's token looks at every column's. Rows sum to 1.
+    pub layers: Vec<Vec<Vec<Vec<f32>>>>,
+}
+
+impl AttentionMaps {
+    /// The attention of a model for one support set of a drawn episode.
+    pub fn of(model: &TrainedTranfs, bank: Bank<'_>, drawn: &DrawnEpisode, setting: usize) -> Result<Self> {
+        let items = &drawn.supports[setting];
+        let rows: Vec<Vec<f32>> = items.iter().map(|item| features(bank, item)).collect();
+        let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+        let given: Vec<u32> = items.iter().map(|item| item.given).collect();
+        let found = model.attention(&rows, &given, drawn.episode.classes.len())?;
+        let name = |class: u32| {
+            let class = drawn.episode.classes[class as usize].class as usize;
+            bank.embeddings.classes()[class].clone()
+        };
+        let token = |token: &trueshot_nn::tranfs::Token| match *token {
+            trueshot_nn::tranfs::Token::Class(class) => Token::Class { class, name: name(class) },
+            trueshot_nn::tranfs::Token::Item(place) => item_token(bank, &items[place]),
+        };
+        let tokens: Vec<Token> = found.tokens.iter().map(token).collect();
+        let map = |layer: usize, head: usize| {
+            found.head(layer, head).chunks_exact(tokens.len()).map(<[f32]>::to_vec).collect()
+        };
+        let layer = |layer: usize| (0..found.heads).map(|head| map(layer, head)).collect();
+        Ok(AttentionMaps {
+            episode: drawn.episode.index,
+            layers: (0..found.layers).map(layer).collect(),
+            tokens,
+        })
+    }
+
+    /// The mean over the heads of a layer.
+    pub fn mean(&self, layer: usize) -> Vec<Vec<f32>> {
+        let heads = &self.layers[layer];
+        let share = 1.0 / heads.len() as f32;
+        let cell =
+            |row: usize, column: usize| heads.iter().map(|head| head[row][column]).sum::<f32>() * share;
+        let row = |row: usize| (0..self.tokens.len()).map(|column| cell(row, column)).collect();
+        (0..self.tokens.len()).map(row).collect()
+    }
+
+    /// The picture of one head, or of the mean of all.
+    pub fn picture(&self, layer: usize, head: Option<usize>) -> Picture {
+        let map = head.map_or_else(|| self.mean(layer), |head| self.layers[layer][head].clone());
+        let which = head.map_or("mean of heads".to_string(), |head| format!("head {}", head + 1));
+        let title = format!("layer {} of {}, {which}", layer + 1, self.layers.len());
+        Picture::draw(&title, &self.tokens, &map, layer + 1 == self.layers.len())
+    }
+}
+
+fn item_token(bank: Bank<'_>, item: &Item) -> Token {
+    Token::Item {
+        given: item.given,
+        truth: item.truth,
+        row: item.row,
+        item: source(bank, item).item(item.row as usize).map(str::to_string),
+        wrong: item.is_wrong(),
+    }
+}
+
+fn source<'a>(bank: Bank<'a>, item: &Item) -> &'a Embeddings {
+    let pool = bank.outliers.filter(|_| item.truth.is_none());
+    pool.unwrap_or(bank.embeddings)
+}
+
+fn features(bank: Bank<'_>, item: &Item) -> Vec<f32> {
+    let features = source(bank, item).features();
+    let mut row = vec![0.0; features.dim()];
+    features.decode_row(item.row as usize, &mut row);
+    row
+}
