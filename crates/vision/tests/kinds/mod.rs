@@ -137,7 +137,7 @@ pub fn inks(cyan: u8, magenta: u8, yellow: u8, black: u8) -> Vec<u8> {
         }
         bits.push('0');
     }
-    while bits.len() % 8 != 0 {
+    while !bits.len().is_multiple_of(8) {
         bits.push('1');
     }
     for byte in bits.as_bytes().chunks(8) {
