@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use trueshot_nn::head::Episode;
 use trueshot_nn::parameters::Role;
 
-use super::configuration::{Data, Episodes, Span};
+use super::configuration::{Data, Episodes, Optimiser, Span};
 use super::*;
 use crate::Embeddings;
 use crate::classifier::{Classifier, Mixture};
