@@ -220,7 +220,7 @@ fn files_that_are_missing_or_of_no_known_kind_are_refused() {
     std::fs::write(folder.path("notes.txt"), "hello").unwrap();
     let eval = |path: &str| folder.trueshot(&["eval", path]);
     refused(eval("none.safetensors"), &["cannot read none.safetensors: No such file"]);
-    refused(eval("folder.safetensors"), &["it is a folder, not an embeddings file"]);
+    refused(eval("folder.safetensors"), &["it is a folder"]);
     refused(eval("notes.txt"), &["notes.txt is of no known format; known are .safetensors, .npy"]);
 }
 

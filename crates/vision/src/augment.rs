@@ -389,3 +389,188 @@ fn interleave(planes: &[f32], normalisation: &[[f32; 2]; 3], out: &mut [f32]) {
         *pixel = [r * red_scale + red_shift, g * green_scale + green_shift, b * blue_scale + blue_shift];
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picture(width: usize, height: usize, channels: Channels) -> Picture {
+        let mut rng = Rng::new(3, Purpose::Items, 0);
+        // Blocks of colour, so that hues are anything but grey and neighbours are alike.
+        let mut pixels = vec![0; width * height * channels.count()];
+        for (place, value) in pixels.iter_mut().enumerate() {
+            let (x, y) = (place / channels.count() % width, place / channels.count() / width);
+            let block = (x / 9 * 31 + y / 7 * 17 + place % channels.count() * 101) % 256;
+            *value = (block / 2 + rng.below(128)) as u8;
+        }
+        Picture::new(width, height, channels, pixels)
+    }
+
+    fn changed(isa: Isa, picture: &Picture, change: &Change, to: &Preprocessing) -> Vec<f32> {
+        let mut out = vec![0.0; to.values()];
+        Augmenter::default().apply(isa, picture, change, to, &mut out);
+        out
+    }
+
+    /// The same, pixel by pixel and step by step, as torchvision's documentation has it; in f64.
+    fn plain(picture: &Picture, change: &Change, to: &Preprocessing) -> Vec<f64> {
+        let size = to.size;
+        let axis = |length: usize| {
+            let mut taps = Taps::default();
+            taps.set(length, size);
+            taps
+        };
+        let (columns, rows) = (axis(change.width), axis(change.height));
+        let mut image = vec![[0.0; 3]; size * size];
+        for (place, pixel) in image.iter_mut().enumerate() {
+            let (x, y) = (place % size, place / size);
+            let ((left, across), (top, down)) =
+                (columns.of(if change.flip { size - 1 - x } else { x }), rows.of(y));
+            for (dy, weight_y) in down.iter().enumerate() {
+                for (dx, weight_x) in across.iter().enumerate() {
+                    let place = (change.top + top + dy) * picture.width + change.left + left + dx;
+                    for (channel, sum) in pixel.iter_mut().enumerate() {
+                        let value = f64::from(picture.pixels[place * 3 + channel]) / 255.0;
+                        *sum += f64::from(*weight_x) * f64::from(*weight_y) * value;
+                    }
+                }
+            }
+        }
+        for jitter in change.jitters {
+            plain_jitter(&mut image, jitter);
+        }
+        let normal = |(channel, value): (usize, f64)| {
+            (value - f64::from(to.mean[channel])) / f64::from(to.std[channel])
+        };
+        image.into_iter().flat_map(|pixel| pixel.into_iter().enumerate().map(normal)).collect()
+    }
+
+    fn plain_jitter(image: &mut [[f64; 3]], jitter: Jitter) {
+        let grey = |p: &[f64; 3]| 0.2989 * p[0] + 0.587 * p[1] + 0.114 * p[2];
+        let mean = image.iter().map(grey).sum::<f64>() / image.len() as f64;
+        for pixel in image {
+            let own = grey(pixel);
+            *pixel = match jitter {
+                Jitter::Brightness(f) => pixel.map(|v| v * f64::from(f)),
+                Jitter::Contrast(f) => pixel.map(|v| f64::from(f) * v + (1.0 - f64::from(f)) * mean),
+                Jitter::Saturation(f) => pixel.map(|v| f64::from(f) * v + (1.0 - f64::from(f)) * own),
+                Jitter::Hue(shift) => shifted(*pixel, f64::from(shift) / 6.0),
+            }
+            .map(|value| value.clamp(0.0, 1.0));
+        }
+    }
+
+    /// The textbook's way over hue, saturation and value.
+    fn shifted([r, g, b]: [f64; 3], shift: f64) -> [f64; 3] {
+        let (value, least) = (r.max(g).max(b), r.min(g).min(b));
+        let chroma = value - least;
+        if chroma == 0.0 {
+            return [r, g, b];
+        }
+        let sixths = match value {
+            _ if value == r => (g - b) / chroma,
+            _ if value == g => (b - r) / chroma + 2.0,
+            _ => (r - g) / chroma + 4.0,
+        };
+        let hue = (sixths / 6.0 + shift).rem_euclid(1.0) * 6.0;
+        let (sector, part) = (hue.floor() as usize % 6, hue - hue.floor());
+        let (p, q, t) = (value - chroma, value - chroma * part, value - chroma * (1.0 - part));
+        [[value, t, p], [q, value, p], [p, value, t], [p, q, value], [t, p, value], [value, p, q]][sector]
+    }
+
+    #[test]
+    fn the_fused_passes_do_what_the_plain_ones_do() {
+        let augmentation = Augmentation { hue: 0.5, brightness: 0.6, contrast: 0.6, ..Default::default() };
+        for (number, (width, height, size)) in
+            [(84, 84, 84), (100, 60, 84), (32, 32, 32), (20, 33, 28), (150, 90, 33)].into_iter().enumerate()
+        {
+            let picture = picture(width, height, Channels::Colour);
+            let to = Preprocessing::colour(size);
+            for copy in 0..8 {
+                let change = augmentation.draw(number as u64, 5, copy, width, height);
+                let found = changed(Isa::current(), &picture, &change, &to);
+                for (found, expected) in found.iter().zip(plain(&picture, &change, &to)) {
+                    assert!((f64::from(*found) - expected).abs() < 2e-4, "{found} {expected} {change:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        let picture = picture(61, 50, Channels::Colour);
+        let to = Preprocessing::colour(33);
+        let change = Augmentation::default().draw(1, 2, 3, 61, 50);
+        let plain = changed(Isa::Portable, &picture, &change, &to);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_usable()) {
+            assert_eq!(changed(isa, &picture, &change, &to), plain, "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn no_change_is_normalising() {
+        for channels in [Channels::Grey, Channels::Colour] {
+            let picture = picture(28, 28, channels);
+            let to = match channels {
+                Channels::Grey => Preprocessing::drawings(28),
+                Channels::Colour => Preprocessing::colour(28),
+            };
+            let mut expected = vec![0.0; to.values()];
+            to.normalise(&picture, &mut expected);
+            let found = changed(Isa::current(), &picture, &Change::none(28, 28), &to);
+            assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5));
+        }
+    }
+
+    #[test]
+    fn a_change_depends_on_seed_picture_and_copy_and_on_nothing_else() {
+        let draw = |seed, picture, copy| Augmentation::default().draw(seed, picture, copy, 84, 84);
+        assert_eq!(draw(1, 2, 3), draw(1, 2, 3));
+        assert!([draw(0, 2, 3), draw(1, 0, 3), draw(1, 2, 0)].iter().all(|other| *other != draw(1, 2, 3)));
+    }
+
+    #[test]
+    fn crops_keep_to_their_area_and_shape() {
+        let augmentation = Augmentation::default();
+        let (mut flips, mut areas) = (0, 0.0);
+        for copy in 0..2000 {
+            let change = augmentation.draw(0, 0, copy, 84, 84);
+            let area = (change.width * change.height) as f32 / (84.0 * 84.0);
+            let ratio = change.width as f32 / change.height as f32;
+            assert!((0.78..=1.0).contains(&area) && (0.73..=1.37).contains(&ratio), "{change:?}");
+            assert!(change.left + change.width <= 84 && change.top + change.height <= 84);
+            flips += u32::from(change.flip);
+            areas += area;
+        }
+        assert!((900..1100).contains(&flips) && (0.85..0.93).contains(&(areas / 2000.0)), "{flips} {areas}");
+    }
+
+    #[test]
+    fn a_strip_that_no_crop_fits_is_cropped_in_the_middle() {
+        let change = Augmentation::default().draw(0, 0, 0, 200, 20);
+        assert_eq!((change.left, change.top, change.width, change.height), (86, 0, 27, 20));
+        let change = Augmentation::default().draw(0, 0, 0, 1, 1);
+        assert_eq!((change.width, change.height), (1, 1));
+    }
+
+    /// Not a test of speed, which depends on what else the machine does, but a way to see it:
+    /// `cargo test --release -p trueshot-vision -- --ignored --nocapture time_of`
+    #[test]
+    #[ignore = "prints timings"]
+    fn time_of_augmenting() {
+        for size in [84, 32] {
+            let (picture, to) = (picture(size, size, Channels::Colour), Preprocessing::colour(size));
+            let (mut augmenter, mut out) = (Augmenter::default(), vec![0.0; to.values()]);
+            let mut best = f64::MAX;
+            for round in 0..20 {
+                let start = std::time::Instant::now();
+                for copy in 0..100 {
+                    let change = Augmentation::default().draw(0, round, copy, size, size);
+                    augmenter.apply(Isa::current(), &picture, &change, &to, &mut out);
+                }
+                best = best.min(start.elapsed().as_secs_f64() / 100.0);
+            }
+            println!("{size} px: {:.4} ms a picture", best * 1e3);
+        }
+    }
+}

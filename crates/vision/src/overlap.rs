@@ -1,9 +1,9 @@
 //! What training and validation share: classes of one name, and pictures that are the same or nearly so.
 //!
 //! A validation that has seen the answers is worth nothing, so this is looked for before training begins. Two
-//! pictures are the same if their pixels are; they are nearly the same if both brightness gradients (which of
-//! two neighbouring cells of a 9 x 8 grid is brighter) and coarse brightness agree, which survives another size
-//! or quality of the file.
+//! pictures are the same if their pixels are. They are nearly the same if in a grid of 9 x 8 cells both the
+//! brightness of cells and which of two neighbours is brighter agree but for a little, which survives another
+//! size or quality of the file. Pictures that show next to nothing all look alike and are left out of this.
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,22 +29,12 @@ impl Overlap {
         let names: HashSet<&String> = first.labels().classes().iter().collect();
         let classes = second.labels().classes().iter().filter(|class| names.contains(class)).cloned();
         let mut overlap = Overlap { classes: classes.collect(), ..Overlap::default() };
-        let (known, looked_for) = (looks(first), looks(second));
-        let mut by_pattern: HashMap<u64, Vec<usize>> = HashMap::new();
-        for (row, look) in known.iter().enumerate().filter(|(_, look)| !look.is_flat) {
-            by_pattern.entry(look.pattern).or_default().push(row);
-        }
-        for (row, look) in looked_for.iter().enumerate() {
-            let candidates = by_pattern.get(&look.pattern).into_iter().flatten();
-            let best = candidates.filter(|&&other| look.resembles(&known[other])).max_by_key(|&&other| {
-                // The same rather than alike, and the first of several.
-                (known[other].pixels == look.pixels, usize::MAX - other)
-            });
-            let Some(&other) = best else { continue };
+        let (known, looked_for) = (Known::of(first), looks(second));
+        let found: Vec<Option<(usize, bool)>> = looked_for.par_iter().map(|look| known.find(look)).collect();
+        for (row, found) in found.into_iter().enumerate() {
+            let Some((other, is_same)) = found else { continue };
             let pair = (first.items()[other].clone(), second.items()[row].clone());
-            let list =
-                if known[other].pixels == look.pixels { &mut overlap.same } else { &mut overlap.alike };
-            list.push(pair);
+            if is_same { overlap.same.push(pair) } else { overlap.alike.push(pair) }
         }
         overlap
     }
@@ -69,10 +59,45 @@ impl Overlap {
     }
 }
 
+/// Pictures to look others up among.
+struct Known {
+    looks: Vec<Look>,
+    by_pixels: HashMap<blake3::Hash, usize>,
+    /// Pictures by each quarter of their pattern: of two patterns that differ in three places, a quarter is
+    /// the same.
+    by_quarter: HashMap<(usize, u16), Vec<usize>>,
+}
+
+impl Known {
+    fn of(dataset: &Dataset) -> Self {
+        let looks = looks(dataset);
+        let (mut by_pixels, mut by_quarter) = (HashMap::new(), HashMap::<_, Vec<usize>>::new());
+        for (row, look) in looks.iter().enumerate() {
+            by_pixels.entry(look.pixels).or_insert(row);
+            for quarter in look.quarters() {
+                by_quarter.entry(quarter).or_default().push(row);
+            }
+        }
+        Known { looks, by_pixels, by_quarter }
+    }
+
+    /// The first picture that is the same, or else that looks the same; and which of the two it is.
+    fn find(&self, look: &Look) -> Option<(usize, bool)> {
+        if let Some(&same) = self.by_pixels.get(&look.pixels) {
+            return Some((same, true));
+        }
+        let candidates = look.quarters().filter_map(|quarter| self.by_quarter.get(&quarter)).flatten();
+        let alike = candidates.copied().filter(|&other| look.resembles(&self.looks[other])).min();
+        alike.map(|other| (other, false))
+    }
+}
+
 const COLUMNS: usize = 9;
 const ROWS: usize = 8;
 /// How far the brightness of two cells may be apart, of 255.
 const TOLERANCE: u8 = 12;
+/// In how many places the patterns of two pictures may differ.
+const MOST_DIFFERENT: u32 = 6;
 /// Cells of a picture that shows next to nothing differ by less.
 const FLAT: u8 = 6;
 
@@ -98,8 +123,16 @@ impl Look {
         Look { pixels: blake3::hash(&picture.pixels), pattern, is_flat: spread < FLAT, cells }
     }
 
+    /// The quarters of the pattern by which it is looked up. Blank ones say nothing, and many have them.
+    fn quarters(&self) -> impl Iterator<Item = (usize, u16)> {
+        let (pattern, is_flat) = (self.pattern, self.is_flat);
+        let quarters = (0..4).map(move |place| (place, (pattern >> (16 * place)) as u16));
+        quarters.filter(move |(_, quarter)| !is_flat && *quarter != 0)
+    }
+
     fn resembles(&self, other: &Look) -> bool {
-        self.cells.iter().zip(&other.cells).all(|(a, b)| a.abs_diff(*b) <= TOLERANCE)
+        let near = (self.pattern ^ other.pattern).count_ones() <= MOST_DIFFERENT;
+        near && self.cells.iter().zip(&other.cells).all(|(a, b)| a.abs_diff(*b) <= TOLERANCE)
     }
 }
 

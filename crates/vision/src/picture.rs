@@ -129,8 +129,7 @@ fn check_size(width: u32, height: u32, bytes: usize) -> Result<(), Unreadable> {
 /// end cannot occur within a scan, so it must stand behind the start of the last one.
 fn is_cut_off(bytes: &[u8]) -> bool {
     let last = |mark: [u8; 2]| bytes.windows(2).rposition(|window| window == mark);
-    let (start, end) = (last([0xff, 0xda]), last([0xff, 0xd9]));
-    start.is_some() && end < start
+    last([0xff, 0xd9]) <= last([0xff, 0xda])
 }
 
 fn in_words(error: image::ImageError) -> Unreadable {
@@ -138,7 +137,7 @@ fn in_words(error: image::ImageError) -> Unreadable {
     match error {
         Limits(_) => Unreadable::Decoder("needs more memory than a picture may take".into()),
         IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Unreadable::CutOff,
-        other => Unreadable::Decoder(other.to_string()),
+        other => Unreadable::Decoder(other.to_string().trim().replace('\n', " ")),
     }
 }
 

@@ -153,3 +153,55 @@ fn rows(picture: &Picture, height: usize) -> Picture {
 fn to_byte(sum: i32) -> u8 {
     (sum >> BITS).clamp(0, 255) as u8
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::picture::Channels;
+
+    fn row(values: &[u8]) -> Picture {
+        Picture::new(values.len(), 1, Channels::Grey, values.to_vec())
+    }
+
+    #[test]
+    fn shrinking_takes_every_pixel_into_account() {
+        // The triangle reaches two pixels each way: weights 3/7, 3/7, 1/7 and their mirror image.
+        assert_eq!(row(&[0, 70, 140, 210]).resized(2, 1).pixels, [50, 160]);
+    }
+
+    #[test]
+    fn enlarging_is_linear_between_the_middles_of_pixels() {
+        assert_eq!(row(&[0, 100]).resized(4, 1).pixels, [0, 25, 75, 100]);
+        let column = Picture::new(1, 2, Channels::Grey, vec![0, 100]);
+        assert_eq!(column.resized(1, 4).pixels, [0, 25, 75, 100]);
+    }
+
+    #[test]
+    fn one_colour_stays_one_colour_at_every_size() {
+        for (from, to) in [(1, 7), (2, 84), (84, 84), (85, 84), (500, 84), (31, 30)] {
+            let pixels = [7, 130, 255].repeat(from * from);
+            let resized = Picture::new(from, from, Channels::Colour, pixels).resized(to, to);
+            assert_eq!(resized.pixels, [7, 130, 255].repeat(to * to), "{from} to {to}");
+        }
+    }
+
+    #[test]
+    fn a_picture_of_the_right_size_is_left_alone() {
+        let picture = row(&[1, 2, 3]);
+        assert_eq!(picture.clone().resized(3, 1), picture);
+    }
+
+    #[test]
+    fn a_crop_is_the_square_in_the_middle() {
+        let wide = Picture::new(4, 2, Channels::Grey, vec![1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(wide.fitted(2, Fit::Crop).pixels, [2, 3, 6, 7]);
+    }
+
+    #[test]
+    fn four_quarter_turns_lead_back() {
+        let picture = Picture::new(3, 2, Channels::Grey, vec![1, 2, 3, 4, 5, 6]);
+        assert_eq!(picture.turned(1).pixels, [4, 1, 5, 2, 6, 3]);
+        assert_eq!(picture.turned(1).turned(1), picture.turned(2));
+        assert_eq!(picture.turned(3).turned(1), picture);
+    }
+}

@@ -66,7 +66,7 @@ struct DataFlags {
     #[arg(value_name = "DATASET", required_unless_present = "config")]
     train: Option<PathBuf>,
     /// The pictures to choose the best model by, where they are not classes of DATASET
-    #[arg(long = "val", value_name = "DATASET")]
+    #[arg(id = "val", long = "val", value_name = "DATASET")]
     validation: Option<PathBuf>,
     /// A JSON file that says which classes are in which split: {"train": [..], "val": [..], "test": [..]}
     #[arg(long, value_name = "JSON")]
@@ -75,7 +75,7 @@ struct DataFlags {
     #[arg(long, value_name = "NAME")]
     train_split: Option<String>,
     /// The split to validate on; '' for none [default: val]
-    #[arg(long = "val-split", value_name = "NAME")]
+    #[arg(id = "val-split", long = "val-split", value_name = "NAME")]
     validation_split: Option<String>,
     /// Take the pictures in train/, val/ and test/ together; classes are the folders below
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
@@ -136,25 +136,25 @@ enum AggregateArgument {
 #[command(next_help_heading = "Validation")]
 struct ValidationFlags {
     /// Steps between two validations
-    #[arg(long = "val-every", value_name = "STEPS")]
+    #[arg(id = "val-every", long = "val-every", value_name = "STEPS")]
     every: Option<u64>,
     /// Episodes of a validation, the same ones every time
-    #[arg(long = "val-episodes", value_name = "N")]
+    #[arg(id = "val-episodes", long = "val-episodes", value_name = "N")]
     episodes: Option<u64>,
     /// Classes of an episode
-    #[arg(long = "val-ways", value_name = "N")]
+    #[arg(id = "val-ways", long = "val-ways", value_name = "N")]
     ways: Option<usize>,
     /// Labelled pictures a class
-    #[arg(long = "val-shots", value_name = "K")]
+    #[arg(id = "val-shots", long = "val-shots", value_name = "K")]
     shots: Option<usize>,
     /// Queries a class
-    #[arg(long = "val-queries", value_name = "Q")]
+    #[arg(id = "val-queries", long = "val-queries", value_name = "Q")]
     queries: Option<usize>,
     /// Noise types and levels; the score is the mean accuracy over all of them [default: as in training]
-    #[arg(long = "val-noise", value_name = "TYPE=LEVEL,..")]
+    #[arg(id = "val-noise", long = "val-noise", value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
     /// The seed of the episodes
-    #[arg(long = "val-seed", value_name = "SEED")]
+    #[arg(id = "val-seed", long = "val-seed", value_name = "SEED")]
     seed: Option<u64>,
 }
 

@@ -108,10 +108,10 @@ struct DataFlags {
     #[arg(long, value_name = "FILE", num_args = 1..)]
     outliers: Option<Vec<PathBuf>>,
     /// Embeddings of further classes to choose the best model by
-    #[arg(long = "val", value_name = "FILE", num_args = 1..)]
+    #[arg(id = "val", long = "val", value_name = "FILE", num_args = 1..)]
     validation: Option<Vec<PathBuf>>,
     /// Outliers for validation
-    #[arg(long = "val-outliers", value_name = "FILE", num_args = 1..)]
+    #[arg(id = "val-outliers", long = "val-outliers", value_name = "FILE", num_args = 1..)]
     validation_outliers: Option<Vec<PathBuf>>,
 }
 

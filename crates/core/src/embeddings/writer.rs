@@ -93,7 +93,7 @@ impl Writer {
     }
 
     /// Ends the file and lets it appear.
-    pub fn finish(mut self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
         if self.labels.is_empty() {
             return Err(Error::Empty);
         }
@@ -101,7 +101,7 @@ impl Writer {
         self.complete().map_err(|source| Error::Write { path, source })
     }
 
-    fn complete(&mut self) -> std::io::Result<()> {
+    fn complete(mut self) -> std::io::Result<()> {
         for &label in &self.labels {
             self.file.write_all(&i64::from(label).to_le_bytes())?;
         }
@@ -114,11 +114,9 @@ impl Writer {
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(&(self.room as u64).to_le_bytes())?;
         self.file.write_all(&header)?;
-        self.file.flush()?;
-        self.file.get_ref().as_file().sync_all()?;
-        let empty = BufWriter::new(NamedTempFile::new_in(self.path.parent().unwrap_or(Path::new(".")))?);
-        let file = std::mem::replace(&mut self.file, empty);
-        file.into_inner().map_err(|error| error.into_error())?.persist(&self.path)?;
+        let file = self.file.into_inner().map_err(|error| error.into_error())?;
+        file.as_file().sync_all()?;
+        file.persist(&self.path)?;
         Ok(())
     }
 }
@@ -157,7 +155,7 @@ mod tests {
     }
 
     fn written(folder: &Path, precision: Precision) -> PathBuf {
-        let path = folder.join("rows.safetensors");
+        let path = folder.join(format!("{}.safetensors", precision.name()));
         let classes = ["ant".to_string(), "owl".to_string()];
         let notes = [("backbone", "conv4".to_string())];
         let mut writer = Writer::create(&path, 3, precision, &classes, &notes).unwrap();
@@ -182,7 +180,7 @@ mod tests {
             read.features().decode_row(1, &mut values);
             assert_eq!(values, [0.25, 0.0, -8.0]);
         }
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no sibling is left");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "no sibling is left");
     }
 
     #[test]

@@ -17,6 +17,8 @@ use crate::picture::MOST_BYTES;
 
 /// Pictures hardly compress; a hundred times their size is a lie.
 const MOST_RATIO: u64 = 64;
+/// What a tar is cut into.
+const BLOCK: u64 = 512;
 /// So much may any archive unpack to.
 const ALWAYS_ALLOWED: u64 = 64 << 20;
 
@@ -26,7 +28,9 @@ pub(super) fn list(path: &Path, reading: Reading) -> Result<Collection> {
     let mut archive = Archive::new(file);
     let place = |member: &mut tar::Entry<'_, File>| {
         let (offset, size) = (member.raw_file_position(), member.size());
-        match offset.checked_add(size).is_some_and(|end| end <= length) {
+        // Members fill whole blocks, the last one too.
+        let end = size.checked_next_multiple_of(BLOCK).and_then(|size| offset.checked_add(size));
+        match end.is_some_and(|end| end <= length) {
             true => Ok(Place::Part { offset, length: size }),
             false => Err("its last member is cut off".to_string()),
         }

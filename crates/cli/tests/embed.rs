@@ -1,0 +1,215 @@
+//! `trueshot train backbone` and `trueshot embed`, as a user meets them.
+
+mod fixture;
+
+use std::path::Path;
+
+use assert_cmd::Command;
+use fixture::{TRUESHOT, misused, refused, text};
+use image::{Rgb, RgbImage};
+use trueshot::Embeddings;
+
+/// A folder with pictures of six classes, four of them below `train/`, two below `val/`, and a small backbone.
+struct Gallery(tempfile::TempDir);
+
+const PICTURES: usize = 8;
+
+impl Gallery {
+    fn new() -> Self {
+        let gallery = Gallery(tempfile::tempdir().unwrap());
+        for class in 0..6 {
+            let split = if class < 4 { "train" } else { "val" };
+            let folder = gallery.path().join(format!("pictures/{split}/class {class}"));
+            std::fs::create_dir_all(&folder).unwrap();
+            for number in 0..PICTURES {
+                let shade = |place: u32| (place * (class as u32 + 3) * 17 + number as u32 * 5) as u8;
+                let image = RgbImage::from_fn(18, 20, |x, y| Rgb([shade(x), shade(y), shade(x + y)]));
+                image.save(folder.join(format!("{number}.png"))).unwrap();
+            }
+        }
+        gallery
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn trueshot(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(TRUESHOT);
+        command.current_dir(self.path()).args(arguments);
+        command
+    }
+
+    /// Three steps on tiny pictures.
+    fn train(&self, more: &[&str]) -> Command {
+        let small = ["--size", "16", "--steps", "3", "--ways", "2", "--shots", "2", "--queries", "2"];
+        let judged = ["--val-every", "2", "--val-episodes", "5", "--val-ways", "2", "--val-shots", "2"];
+        let rest = ["--val-queries", "2", "-o", "conv4.safetensors"];
+        self.trueshot(&[&["train", "backbone"], &small[..], &judged, &rest, more].concat())
+    }
+
+    fn with_backbone() -> Self {
+        let gallery = Self::new();
+        gallery.train(&["pictures/train", "--val", "pictures/val"]).assert().success();
+        gallery
+    }
+
+    fn embed(&self, more: &[&str]) -> Command {
+        self.trueshot(&[&["embed", "--backbone", "conv4.safetensors"], more].concat())
+    }
+
+    fn read(&self, name: &str) -> Embeddings {
+        Embeddings::open(self.path().join(name)).unwrap()
+    }
+}
+
+#[test]
+fn a_backbone_is_trained_and_embeds_a_folder() {
+    let gallery = Gallery::new();
+    let trained = gallery.train(&["pictures/train", "--val", "pictures/val"]).assert().success();
+    let said = text(&trained.get_output().stderr);
+    for part in
+        ["32 pictures of 4 classes to train on", "16 pictures of 2 classes to validate on", "validation"]
+    {
+        assert!(said.contains(part), "'{part}' is missing in: {said}");
+    }
+    for name in ["conv4.toml", "conv4.metrics.jsonl", "conv4.curves.svg"] {
+        assert!(gallery.path().join(name).exists(), "{name}");
+    }
+    let embedded =
+        gallery.embed(&["pictures/train", "-o", "train.safetensors"]).assert().success().stdout("");
+    let said = text(&embedded.get_output().stderr);
+    assert!(said.contains("32 rows of 64 numbers, from 32 pictures of 4 classes"), "{said}");
+    let read = gallery.read("train.safetensors");
+    assert_eq!((read.len(), read.dim(), read.classes().len()), (32, 64, 4));
+    assert_eq!(read.item(0), Some("class 0/0.png"));
+    assert!(read.backbone().unwrap().starts_with("conv4 (conv4, "));
+}
+
+#[test]
+fn a_run_that_was_stopped_ends_in_the_same_model() {
+    let gallery = Gallery::with_backbone();
+    let model = || std::fs::read(gallery.path().join("conv4.safetensors")).unwrap();
+    let expected = model();
+    let data = ["pictures/train", "--val", "pictures/val"];
+    refused_because(gallery.train(&data), "conv4.safetensors is already there");
+    gallery.train(&[&data[..], &["--overwrite", "--threads", "1"]].concat()).assert().success();
+    assert!(model() == expected, "one thread");
+    let config = ["--config", "conv4.toml", "-o", "again.safetensors"];
+    gallery.trueshot(&[&["train", "backbone"], &config[..]].concat()).assert().success();
+    assert!(
+        std::fs::read(gallery.path().join("again.safetensors")).unwrap() == expected,
+        "from its own TOML"
+    );
+}
+
+/// Training says what it does before it fails, so only the last lines are the error.
+#[track_caller]
+fn refused_because(mut command: Command, expected: &str) {
+    let assert = command.assert().code(1);
+    let message = text(&assert.get_output().stderr);
+    assert!(message.contains(expected), "'{expected}' is missing in: {message}");
+}
+
+#[test]
+fn augmented_copies_are_the_same_with_any_number_of_threads() {
+    let gallery = Gallery::with_backbone();
+    let augmented = ["pictures/val", "--augment", "--copies", "3", "--precision", "f16"];
+    for threads in ["1", "2"] {
+        let output = format!("{threads}.safetensors");
+        gallery.embed(&[&augmented[..], &["--threads", threads, "-o", &output]].concat()).assert().success();
+    }
+    let bytes = |name: &str| std::fs::read(gallery.path().join(name)).unwrap();
+    assert!(bytes("1.safetensors") == bytes("2.safetensors"));
+    let read = gallery.read("1.safetensors");
+    assert_eq!(read.len(), 2 * PICTURES * 3);
+    assert_eq!((read.item(0), read.item(2)), (Some("class 4/0.png#1"), Some("class 4/0.png#3")));
+    misused(gallery.embed(&["pictures/val", "-o", "x.safetensors", "--copies", "2"]), &["--augment"]);
+}
+
+#[test]
+fn splits_are_pooled_and_chosen_by_a_file() {
+    let gallery = Gallery::with_backbone();
+    refused(gallery.embed(&["pictures", "-o", "x.safetensors"]), &["holds train, val", "hint: ", "--pool"]);
+    let splits = r#"{"train": ["class 0"], "test": ["class 5", "class 3", "class 9"], "val": ["owl"]}"#;
+    std::fs::write(gallery.path().join("splits.json"), splits).unwrap();
+    let chosen = |split| {
+        ["pictures", "--pool", "--split-file", "splits.json", "--split", split, "-o", "x.safetensors"]
+    };
+    let said = gallery.embed(&chosen("test")).assert().success();
+    let said = text(&said.get_output().stderr);
+    assert!(
+        said.contains("warning: 1 classes of split 'test' are not there, the first is 'class 9'"),
+        "{said}"
+    );
+    let read = gallery.read("x.safetensors");
+    assert_eq!(read.classes(), ["class 3", "class 5"]);
+    assert_eq!(read.item(0), Some("train/class 3/0.png"));
+    refused(gallery.embed(&chosen("val")), &["none of the 1 classes of split 'val'"]);
+    misused(gallery.embed(&chosen("trial")), &["no split 'trial'", "there are test, train, val"]);
+    let limited = ["pictures/train", "--limit-per-class", "2", "-o", "x.safetensors"];
+    gallery.embed(&limited).assert().success();
+    assert_eq!(gallery.read("x.safetensors").len(), 8);
+}
+
+#[test]
+fn what_cannot_be_read_is_listed_with_the_reason_and_a_class_must_not_run_out() {
+    let gallery = Gallery::with_backbone();
+    let class = gallery.path().join("pictures/train/class 1");
+    std::fs::write(class.join("3.png"), b"").unwrap();
+    std::fs::write(class.join("notes.txt"), b"two owls").unwrap();
+    let arguments = ["pictures/train", "-o", "x.safetensors", "--skipped", "skipped.txt"];
+    let said = text(&gallery.embed(&arguments).assert().success().get_output().stderr);
+    for part in [
+        "warning: 2 files were skipped:",
+        "class 1/3.png: empty file",
+        "notes.txt: not a picture by its name",
+    ] {
+        assert!(said.contains(part), "'{part}' is missing in: {said}");
+    }
+    let listed = std::fs::read_to_string(gallery.path().join("skipped.txt")).unwrap();
+    assert_eq!(listed.lines().count(), 2);
+    let before = std::fs::read(gallery.path().join("x.safetensors")).unwrap();
+    let strict = [&arguments[..], &["--least-per-class", "8"]].concat();
+    refused(
+        gallery.embed(&strict),
+        &["class 'class 1' has 7 readable pictures, but 8 are needed; 1 were skipped"],
+    );
+    assert!(std::fs::read(gallery.path().join("x.safetensors")).unwrap() == before, "the old file stays");
+}
+
+#[test]
+fn what_is_asked_for_wrongly_is_answered_before_any_work() {
+    let gallery = Gallery::new();
+    let embed = |arguments: &[&str]| gallery.trueshot(&[&["embed"], arguments].concat());
+    let output = ["-o", "x.safetensors"];
+    refused(
+        embed(&[&["pictures", "-b", "none.safetensors"], &output[..]].concat()),
+        &["cannot read none.safetensors"],
+    );
+    std::fs::write(gallery.path().join("b.safetensors"), b"nonsense").unwrap();
+    refused(
+        embed(&[&["pictures", "-b", "b.safetensors"], &output[..]].concat()),
+        &["not a valid safetensors file"],
+    );
+    refused(
+        embed(&["pictures", "-b", "b.safetensors", "-o", "no/x.safetensors"]),
+        &["cannot write no/x.safetensors"],
+    );
+    refused(gallery.train(&["pictures/none"]), &["cannot read pictures/none"]);
+    refused(gallery.train(&["pictures"]), &["holds train, val"]);
+    let small =
+        gallery.trueshot(&["train", "backbone", "pictures/train", "-o", "x.safetensors", "--size", "9"]);
+    misused(small, &["pictures.size is 9; allowed: 16 to 1024"]);
+    misused(gallery.train(&["pictures/train", "--noise", "outlier=40"]), &["symmetric and paired noise"]);
+}
+
+#[test]
+fn classes_and_pictures_that_training_shares_with_validation_are_warned_of() {
+    let gallery = Gallery::new();
+    let said = gallery.train(&["pictures/train", "--val", "pictures/train"]).assert().success();
+    let said = text(&said.get_output().stderr);
+    for part in ["4 classes are in both training and validation", "nearly the same as one of training"] {
+        assert!(said.contains(part), "'{part}' is missing in: {said}");
+    }
+}

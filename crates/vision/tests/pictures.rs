@@ -1,0 +1,111 @@
+//! Every odd kind of picture comes out upright, opaque and in eight bits; what is none is refused with a reason.
+
+mod kinds;
+
+use image::ImageFormat;
+use kinds::{HEIGHT, QUARTERS, WIDTH, claiming, coloured, file, grey, held, inks, quarters};
+use trueshot_vision::{Channels, Picture, Unreadable};
+
+/// The colour in the middle of each quarter: upper left, upper right, lower right, lower left.
+fn middles(picture: &Picture) -> [[u8; 3]; 4] {
+    let at = |x: usize, y: usize| {
+        let place = (y * picture.width + x) * 3;
+        [picture.pixels[place], picture.pixels[place + 1], picture.pixels[place + 2]]
+    };
+    let (left, right) = (picture.width / 4, picture.width * 3 / 4);
+    let (top, bottom) = (picture.height / 4, picture.height * 3 / 4);
+    [at(left, top), at(right, top), at(right, bottom), at(left, bottom)]
+}
+
+fn assert_close(found: [[u8; 3]; 4], expected: [[u8; 3]; 4], what: &str) {
+    let close = found.as_flattened().iter().zip(expected.as_flattened()).all(|(a, b)| a.abs_diff(*b) <= 12);
+    assert!(close, "{what}: {found:?} instead of {expected:?}");
+}
+
+#[test]
+fn every_format_and_depth_shows_the_same_colours() {
+    for (name, bytes) in coloured() {
+        let picture = Picture::decode(&bytes, Channels::Colour).unwrap();
+        assert_eq!((picture.width, picture.height), (WIDTH as usize, HEIGHT as usize), "{name}");
+        assert_close(middles(&picture), QUARTERS, name);
+    }
+}
+
+#[test]
+fn grey_pictures_become_colour_and_stay_grey() {
+    for (name, bytes) in grey() {
+        let colour = Picture::decode(&bytes, Channels::Colour).unwrap();
+        let grey = Picture::decode(&bytes, Channels::Grey).unwrap();
+        for (pixel, &value) in colour.pixels.as_chunks::<3>().0.iter().zip(&grey.pixels) {
+            assert_eq!(*pixel, [value; 3], "{name}");
+        }
+        assert!(grey.pixels[20].abs_diff(200) <= 4, "{name}: {}", grey.pixels[20]);
+    }
+}
+
+#[test]
+fn half_transparency_is_laid_on_white() {
+    let half = image::ImageBuffer::from_pixel(2, 2, image::Rgba([0_u8, 100, 255, 128]));
+    let picture = Picture::decode(&file(half, ImageFormat::Png), Channels::Colour).unwrap();
+    assert_eq!(picture.pixels[..3], [127, 177, 255]);
+    let grey = image::ImageBuffer::from_pixel(2, 2, image::LumaA([0_u8, 0]));
+    let picture = Picture::decode(&file(grey, ImageFormat::Png), Channels::Grey).unwrap();
+    assert_eq!(picture.pixels, [255; 4]);
+}
+
+#[test]
+fn a_camera_held_sideways_or_upside_down_is_put_right() {
+    let [a, b, c, d] = QUARTERS;
+    for (orientation, expected) in
+        [(1, [a, b, c, d]), (2, [b, a, d, c]), (3, [c, d, a, b]), (6, [d, a, b, c]), (8, [b, c, d, a])]
+    {
+        let picture = Picture::decode(&held(orientation), Channels::Colour).unwrap();
+        assert_eq!(picture.width == WIDTH as usize, orientation < 5);
+        assert_close(middles(&picture), expected, &format!("orientation {orientation}"));
+    }
+}
+
+#[test]
+fn four_inks_become_three_colours() {
+    for (inks, expected) in [
+        (inks(255, 0, 0, 0), [0, 255, 255]),
+        (inks(0, 255, 255, 0), [255, 0, 0]),
+        (inks(0, 0, 0, 255), [0, 0, 0]),
+        (inks(0, 0, 0, 0), [255, 255, 255]),
+    ] {
+        let picture = Picture::decode(&inks, Channels::Colour).unwrap();
+        assert_eq!((picture.width, picture.height), (8, 8));
+        assert_close(middles(&picture), [expected; 4], "inks");
+    }
+}
+
+#[test]
+fn what_is_no_picture_is_refused_with_a_reason() {
+    let refused = |bytes: &[u8]| Picture::decode(bytes, Channels::Colour).unwrap_err();
+    assert_eq!(refused(&[]), Unreadable::Empty);
+    assert_eq!(refused(b"<html>not found</html>"), Unreadable::Format);
+    let jpeg = file(quarters(), ImageFormat::Jpeg);
+    for length in [3, jpeg.len() / 2, jpeg.len() * 3 / 4, jpeg.len() - 2] {
+        assert_eq!(refused(&jpeg[..length]), Unreadable::CutOff, "{length}");
+    }
+    for (name, bytes) in coloured().into_iter().filter(|(name, _)| name.ends_with("png")) {
+        let reason = refused(&bytes[..bytes.len() * 2 / 3]);
+        assert!(matches!(reason, Unreadable::Decoder(_) | Unreadable::CutOff), "{name}: {reason}");
+    }
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused_before_memory_is_taken() {
+    let refused = |width, height| Picture::decode(&claiming(width, height), Channels::Colour).unwrap_err();
+    assert!(matches!(refused(60_000, 60_000), Unreadable::TooManyPixels { .. } | Unreadable::Decoder(_)));
+    assert!(matches!(refused(5_000, 5_000), Unreadable::TooManyPixels { width: 5_000, .. }));
+    // The decoder knows that a side of zero is no picture before we do.
+    assert!(matches!(refused(0, 5), Unreadable::NoPixels { .. } | Unreadable::Decoder(_)));
+}
+
+#[test]
+fn the_largest_pages_that_compress_well_are_still_read() {
+    let page = image::GrayImage::from_pixel(3_000, 2_000, image::Luma([255]));
+    let picture = Picture::decode(&file(page, ImageFormat::Png), Channels::Grey).unwrap();
+    assert_eq!((picture.width, picture.height), (3_000, 2_000));
+}

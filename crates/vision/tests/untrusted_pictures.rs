@@ -1,0 +1,135 @@
+//! Damaged pictures, archives and lists are read or refused: no panic, no memory taken on their word.
+//!
+//! The allocator of this test refuses to go beyond a limit, which ends the process: a decoder that reserves what
+//! a header claims does not pass.
+
+mod kinds;
+
+use std::alloc::System;
+use std::sync::LazyLock;
+
+use cap::Cap;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use trueshot_vision::split::Split;
+use trueshot_vision::{Channels, Collection, Picture, Reading};
+
+#[global_allocator]
+static MEMORY: Cap<System> = Cap::new(System, 512 << 20);
+
+static FILES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
+    let all = kinds::coloured().into_iter().chain(kinds::grey()).map(|(_, bytes)| bytes);
+    all.chain([kinds::held(6), kinds::inks(1, 2, 3, 4), kinds::claiming(70_000, 70_000)]).collect()
+});
+
+/// Bytes changed, cut and spliced with numbers where a length might be.
+fn damaged(
+    bytes: &[u8],
+    changes: &[(Index, u8)],
+    cut: Option<Index>,
+    splice: Option<(Index, u32)>,
+) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    for (place, byte) in changes {
+        let place = place.index(bytes.len());
+        bytes[place] = *byte;
+    }
+    if let Some((place, number)) = splice {
+        let place = place.index(bytes.len());
+        let end = bytes.len().min(place + 4);
+        bytes[place..end].copy_from_slice(&number.to_be_bytes()[..end - place]);
+    }
+    if let Some(cut) = cut {
+        bytes.truncate(cut.index(bytes.len()));
+    }
+    bytes
+}
+
+fn damage() -> impl Strategy<Value = (Vec<(Index, u8)>, Option<Index>, Option<(Index, u32)>)> {
+    let number = prop_oneof![Just(u32::MAX), Just(i32::MAX as u32), Just(0), any::<u32>(), 0..70_000_u32];
+    (
+        prop::collection::vec((any::<Index>(), any::<u8>()), 0..8),
+        prop::option::weighted(0.2, any::<Index>()),
+        prop::option::weighted(0.5, (any::<Index>(), number)),
+    )
+}
+
+fn archive() -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (number, (name, bytes)) in kinds::coloured().into_iter().enumerate() {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        builder.append_data(&mut header, format!("class{}/{number}-{name}", number % 2), &bytes[..]).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+fn read_all(name: &str, bytes: &[u8]) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, bytes).unwrap();
+    let Ok(collection) = Collection::open(&path, Reading::default()) else { return };
+    for entry in collection.entries() {
+        let _ = collection.picture(entry, Channels::Colour);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn damaged_pictures_never_panic(which: Index, (changes, cut, splice) in damage()) {
+        let bytes = damaged(&FILES[which.index(FILES.len())], &changes, cut, splice);
+        for channels in [Channels::Colour, Channels::Grey] {
+            if let Ok(picture) = Picture::decode(&bytes, channels) {
+                prop_assert_eq!(picture.pixels.len(), picture.width * picture.height * channels.count());
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn damaged_archives_never_panic((changes, cut, splice) in damage(), packed: bool) {
+        let plain = archive();
+        if !packed {
+            read_all("a.tar", &damaged(&plain, &changes, cut, splice));
+            return Ok(());
+        }
+        use std::io::Write;
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(&plain).unwrap();
+        let bytes = encoder.finish().unwrap();
+        read_all("a.tar.gz", &damaged(&bytes, &changes, cut, splice));
+    }
+
+    #[test]
+    fn any_text_as_a_list_or_a_split_never_panics(text in "[\\PC\n\",:{}\\[\\]]{0,200}") {
+        read_all("list.csv", text.as_bytes());
+        read_all("list.jsonl", text.as_bytes());
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("splits.json");
+        std::fs::write(&path, &text).unwrap();
+        let _ = Split::open(&path, "train");
+    }
+}
+
+#[test]
+fn an_archive_that_unpacks_to_gigabytes_is_refused() {
+    use std::io::Write;
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    let mut header = tar::Header::new_gnu();
+    header.set_path("class/bomb.png").unwrap();
+    header.set_size(1 << 33);
+    header.set_cksum();
+    encoder.write_all(header.as_bytes()).unwrap();
+    let zeros = vec![0; 1 << 20];
+    (0..256).for_each(|_| encoder.write_all(&zeros).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bomb.tgz");
+    std::fs::write(&path, encoder.finish().unwrap()).unwrap();
+    let refused = Collection::open(&path, Reading::default()).unwrap_err();
+    assert!(refused.to_string().contains("unpacks to more than"), "{refused}");
+}
