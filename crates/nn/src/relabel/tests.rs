@@ -111,10 +111,7 @@ fn configs() -> Vec<(&'static str, Config)> {
         ("relations", small()),
         ("centred", Config { centred: true, ..small() }),
         ("item view", Config { item_view: Some(view.clone()), ..small() }),
-        (
-            "suspicion",
-            Config { item_view: Some(ItemView { reach: Reach::None, ..view.clone() }), ..small() },
-        ),
+        ("suspicion", Config { item_view: Some(ItemView { reach: Reach::None, ..view.clone() }), ..small() }),
         ("both", Config { item_view: Some(view), centred: true, layers: 1, ..small() }),
     ]
 }

@@ -56,7 +56,9 @@ impl<'a> TrainingEpisodes<'a> {
             let images = Images::of(bank.embeddings).map(Arc::new);
             let shape =
                 |ways, &shots: &Span| Shape::new(*bank, images.clone(), spec(ways, shots), &episodes.noise);
-            ways.iter().map(|&ways| those_that_fit(&episodes.shots, several, |shots| shape(ways, shots))).collect()
+            ways.iter()
+                .map(|&ways| those_that_fit(&episodes.shots, several, |shots| shape(ways, shots)))
+                .collect()
         };
         let shapes: Vec<_> = banks.iter().map(of_bank).collect::<Result<_>>()?;
         check_used(shapes.iter().flatten().flatten(), &episodes.noise)?;
