@@ -539,4 +539,30 @@ mod heads {
         let error = TrainedTranfs::open(file.path()).err().unwrap().to_string();
         assert!(error.contains("it has no tensor 'down.weight'"), "{error}");
     }
+
+    /// Bytes from outside, changed here and there: refused or read, never a panic.
+    #[test]
+    fn a_model_file_with_changed_bytes_does_no_harm() {
+        let network = TranfsOptions { classes: 3, layers: 1, width: 8, heads: 2, ..TranfsOptions::default() };
+        let config = crate::method::TranfsConfig { dim: 4, options: network.clone() };
+        let network = network.network(4).unwrap();
+        let parameters = network.initial(&mut random());
+        let model = Model::new("tranfs", &config, network.layout(), &parameters);
+        let bytes = model.tensors().to_bytes();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut rng = Rng::new(31, Purpose::Items, 0);
+        for _ in 0..600 {
+            let mut changed = bytes.clone();
+            for _ in 0..1 + rng.below(4) {
+                // Most of what can go wrong is in the header.
+                let reach = if rng.below(4) == 0 { bytes.len() } else { 3000.min(bytes.len()) };
+                changed[rng.below(reach)] = rng.below(256) as u8;
+            }
+            std::fs::write(file.path(), changed).unwrap();
+            if let Ok(read) = TrainedTranfs::open(file.path()) {
+                let problem = Problem::new(&[2, 3, 2], 4, 24);
+                let _ = read.fit(&problem.task(), &mut rng.clone());
+            }
+        }
+    }
 }
