@@ -111,7 +111,8 @@ impl Arguments {
         let mut page = format!(
             "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{0}</title><style>body{{font:16px/1.5 \
              system-ui,sans-serif;margin:2rem;background:#fff;color:#1b1f24}}img.map{{max-width:100%}}.wrong{{color:#cf222e}}\
-             td,th{{padding:.2rem .8rem .2rem 0;text-align:left}}td img{{height:84px}}</style><h1>{0}</h1>\n",
+             td,th{{padding:.2rem .8rem .2rem 0;text-align:left}}td img{{display:block;height:84px}}.item{{display:inline-block;\
+             margin:0 .5rem .3rem 0;vertical-align:top}}.wrong img{{outline:3px solid}}</style><h1>{0}</h1>\n",
             escaped(title)
         );
         page.push_str("<table><tr><th>class<th>items\n");
@@ -145,8 +146,8 @@ impl Arguments {
         };
         let truth = truth.map_or("none".to_string(), |truth| format!("C{truth}"));
         Some(match wrong {
-            true => format!("<span class=\"wrong\">{shown} (really {truth})</span> "),
-            false => format!("{shown} "),
+            true => format!("<span class=\"item wrong\">{shown} really {truth}</span> "),
+            false => format!("<span class=\"item\">{shown}</span> "),
         })
     }
 }
