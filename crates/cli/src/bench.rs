@@ -11,7 +11,11 @@ use trueshot::method::Registry;
 use trueshot::noise::{Noise, NoiseKind};
 use trueshot::rng::{Purpose, Rng};
 use trueshot_nn::Isa;
+use trueshot_nn::adamw::{self, AdamW};
 use trueshot_nn::conv4::{self, Embedder, Shape, Training};
+use trueshot_nn::head::{Episode, Head};
+use trueshot_nn::tranfs::{self, Tranfs};
+use trueshot_vision::training::{Aggregate, Roles, loss};
 
 use crate::output::print;
 use crate::threads::Threads;
@@ -21,7 +25,8 @@ use crate::threads::Threads;
 /// peak: as many multiply-adds as the cores can do; its `gflops` is what the others' can be held against.
 /// eval_mean, eval_median, eval_cosine: 1,000 episodes (5-way 5-shot, 15 queries, no noise) drawn from a bank of
 /// 20 x 600 rows of 1600 numbers, sampling included. embed84: 100 pictures through Conv4. proto84, proto32: one
-/// training step of Conv4 on an episode of 100 pictures. `bench/` holds the same in PyTorch.
+/// training step of Conv4 on an episode of 100 pictures, AdamW included. tranfs16: one of a TraNFS of three layers on
+/// 16 episodes of 1600 numbers. tranfs_fwd64: its prototypes of 64 episodes. `bench/` holds the same in PyTorch.
 #[derive(Args)]
 pub struct Arguments {
     /// Workloads, separated by commas [default: all]
@@ -34,16 +39,19 @@ pub struct Arguments {
     threads: Threads,
 }
 
+/// What is done once; the number is that of the run.
+type Work = Box<dyn FnMut(u64) -> anyhow::Result<()>>;
+type SetUp = fn() -> anyhow::Result<Workload>;
+
 /// Something to time.
 struct Workload {
-    /// Does it once; the number is that of the run.
-    work: Box<dyn FnMut(u64) -> anyhow::Result<()>>,
+    work: Work,
     /// Additions and multiplications it takes, where they are what counts.
     operations: Option<u64>,
 }
 
 /// Names, and how to set each up.
-const WORKLOADS: [(&str, fn() -> anyhow::Result<Workload>); 7] = [
+const WORKLOADS: [(&str, SetUp); 9] = [
     ("peak", || Ok(peak())),
     ("eval_mean", || evaluation("protonet")),
     ("eval_median", || evaluation("median")),
@@ -51,6 +59,8 @@ const WORKLOADS: [(&str, fn() -> anyhow::Result<Workload>); 7] = [
     ("embed84", || Ok(embedding(Shape { size: 84, channels: 3 }))),
     ("proto84", || Ok(backbone_step(Shape { size: 84, channels: 3 }))),
     ("proto32", || Ok(backbone_step(Shape { size: 32, channels: 3 }))),
+    ("tranfs16", tranfs_step),
+    ("tranfs_fwd64", tranfs_prototypes),
 ];
 const EPISODES: u64 = 1000;
 const CLASSES: usize = 20;
@@ -154,19 +164,101 @@ fn evaluate_once(bank: &Embeddings, method: &str, run: u64) -> anyhow::Result<()
 
 /// One training step on an episode of 5 x 20 pictures: forward, the loss of nearest prototypes, backward, AdamW.
 fn backbone_step(shape: Shape) -> Workload {
-    let images = pictures(shape);
+    let (isa, images) = (Isa::current(), pictures(shape));
     let mut parameters = fresh_backbone(shape);
-    let mut training = Training::new(Isa::current(), shape, IMAGES);
-    let mut gradient = vec![0.0; parameters.len()];
+    let mut training = Training::new(isa, shape, IMAGES);
+    let mut optimiser = AdamW::new(&conv4::layout(shape.channels), adamw::Settings::default());
+    let mut gradients = [vec![0.0; parameters.len()]];
+    let mut d_features = vec![0.0; IMAGES * shape.features()];
+    let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
+    let query_classes: Vec<u32> = (0..75).map(|query| query / 15).collect();
     let work = move |_| {
-        let d_features = training.forward(&parameters, &images).to_vec();
-        gradient.fill(0.0);
-        training.backward(&parameters, &d_features, &mut gradient);
+        let roles = Roles { classes: 5, given: &given, query_classes: &query_classes };
+        loss(training.forward(&parameters, &images), roles, Aggregate::Mean, &mut d_features);
+        training.backward(&parameters, &d_features, &mut gradients[0]);
         training.update_running(&mut parameters);
+        optimiser.step(isa, 1e-3, 1.0, &mut parameters, &mut gradients);
         Ok(())
     };
     let (forward, backward) = shape.operations();
     Workload { work: Box::new(work), operations: Some(IMAGES as u64 * (forward + backward)) }
+}
+
+/// Episodes of a TraNFS step.
+const TRANFS_EPISODES: usize = 16;
+/// Items and queries of an episode.
+const ITEMS_AND_QUERIES: usize = 100;
+
+fn tranfs() -> anyhow::Result<(Tranfs, Vec<f32>)> {
+    let network = Tranfs::new(tranfs::Config::new(DIM)).map_err(anyhow::Error::msg)?;
+    let mut rng = Rng::new(0, Purpose::Items, 3);
+    let parameters = network.initial(&mut || f64::from(rng.uniform()));
+    Ok((network, parameters))
+}
+
+/// Rows of the bank, so many for each of some episodes.
+fn rows(bank: &Embeddings, episodes: usize, each: usize) -> Vec<Vec<&[f32]>> {
+    let all = bank.features().as_f32().expect("made in memory, as f32");
+    let row = |at: usize| &all[at % (CLASSES * ITEMS) * DIM..][..DIM];
+    (0..episodes).map(|e| (0..each).map(|i| row(e * each + i)).collect()).collect()
+}
+
+/// One training step on 16 episodes, in four parts.
+fn tranfs_step() -> anyhow::Result<Workload> {
+    const PARTS: usize = 4;
+    let (network, mut parameters) = tranfs()?;
+    let (isa, bank) = (Isa::current(), bank()?);
+    let mut optimiser = AdamW::new(network.layout(), adamw::Settings::default());
+    let mut gradients = vec![vec![0.0; parameters.len()]; PARTS];
+    let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
+    let query_classes: Vec<u32> = (0..75).map(|query| query / 15).collect();
+    let wrong = |item: u32| item % 10 < 3;
+    let truth: Vec<Option<u32>> =
+        (0..25).map(|item| Some(if wrong(item) { (item / 5 + 1) % 5 } else { item / 5 })).collect();
+    let work = move |run: u64| {
+        let rows = rows(&bank, TRANFS_EPISODES, ITEMS_AND_QUERIES);
+        let episode = |rows| {
+            let (support, queries) = <[&[f32]]>::split_at(rows, 25);
+            Episode {
+                classes: 5,
+                support,
+                given: &given,
+                truth: &truth,
+                queries,
+                query_classes: &query_classes,
+            }
+        };
+        let episodes: Vec<Episode<'_>> = rows.iter().map(|rows| episode(rows)).collect();
+        let parts = episodes.par_chunks(TRANFS_EPISODES / PARTS).zip(&mut gradients).enumerate();
+        parts.for_each(|(part, (episodes, gradient))| {
+            let seed = run * PARTS as u64 + part as u64;
+            network.losses(isa, &parameters, episodes, seed, gradient);
+        });
+        let scale = 1.0 / TRANFS_EPISODES as f64;
+        let pieces = optimiser.pieces(5e-4, scale, &mut parameters, &mut gradients, 1 << 14);
+        pieces.into_par_iter().for_each(|piece| piece.apply(isa));
+        Ok(())
+    };
+    Ok(Workload { work: Box::new(work), operations: None })
+}
+
+/// Prototypes of 64 episodes, in four parts.
+fn tranfs_prototypes() -> anyhow::Result<Workload> {
+    let (network, parameters) = tranfs()?;
+    let (isa, bank) = (Isa::current(), bank()?);
+    let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
+    let work = move |_| {
+        let rows = rows(&bank, 64, 25);
+        let supports: Vec<tranfs::Support<'_>> = rows
+            .iter()
+            .map(|items| tranfs::Support { classes: 5, items, given: &given, order: None })
+            .collect();
+        supports.par_chunks(16).for_each(|supports| {
+            std::hint::black_box(network.prototypes(isa, &parameters, supports));
+        });
+        Ok(())
+    };
+    Ok(Workload { work: Box::new(work), operations: None })
 }
 
 /// Runs work three times unseen, then at least five times and for so long; milliseconds of each.

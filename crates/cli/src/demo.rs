@@ -4,17 +4,16 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use rayon::prelude::*;
 use trueshot::Embeddings;
 use trueshot::embeddings::Items;
 use trueshot::episode::{EpisodeSpec, Episodes, Item, Sampler, Shots};
 use trueshot::evaluate::{self, Details, Experiment};
-use trueshot::method::{NamedMethod, Registry};
+use trueshot::method::{NamedMethod, Registry, TrainedTranfs};
 use trueshot::noise::{Noise, NoiseKind};
 use trueshot::report::{self, Page, Picture, PictureClass, PictureItem};
 use trueshot::rng::{Purpose, Rng, Urn};
 use trueshot::task::{Support, Task};
-use trueshot_vision::{Omniglot, Split, fixed_feature};
+use trueshot_vision::{Backbone, Omniglot, built_in};
 
 use crate::output::{check_writable, print, write_file};
 use crate::progress::Progress;
@@ -42,19 +41,20 @@ pub struct Arguments {
 /// A character has 20 drawings: 5 for the support set, 5 that noise may move elsewhere, 10 to recognise.
 const SHOTS: usize = 5;
 const QUERIES: usize = 10;
-/// Five characters are too easy for a feature that reaches 99 % on them.
+/// Five characters are too easy for a backbone that reaches 99 % on them.
 const WAYS: usize = 10;
 /// The support set in the picture.
 const PICTURE_WAYS: usize = 5;
 /// Whose weights the picture shows.
-const OPINIONS: [&str; 3] = ["median", "cosine", "absolute"];
+const OPINIONS: [&str; 3] = ["median", "cosine", "relabel"];
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output])?;
     arguments.threads.run(|| {
         let start = Instant::now();
-        let characters = embed(Split::Evaluation)?;
-        let others = embed(Split::Background)?;
+        let backbone = built_in::backbone()?;
+        let characters = embed(&backbone, "test")?;
+        let others = embed(&backbone, "val")?;
         eprintln!(
             "{} drawings of {} characters, {} numbers each ({:.1} s)",
             characters.len(),
@@ -88,8 +88,10 @@ impl Arguments {
         let sampler = Sampler::new(characters, Some(others), self.spec(WAYS), noises)?;
         let registry = Registry::default();
         let complete = registry.infos().iter().filter(|info| info.is_complete());
-        let methods: Vec<NamedMethod> =
+        let mut methods: Vec<NamedMethod> =
             complete.map(|info| registry.parse(info.name)).collect::<Result<_, _>>()?;
+        let tranfs = TrainedTranfs::from_model(&built_in::tranfs()?)?;
+        methods.push(NamedMethod { label: "tranfs".into(), method: Box::new(tranfs) });
         let progress = Progress::over(self.episodes);
         let experiment = Experiment {
             embeddings: characters,
@@ -172,25 +174,22 @@ fn image(characters: &Embeddings, item: &Item) -> anyhow::Result<String> {
     Ok(Omniglot::embedded().drawing(character.parse()?, number.parse()?)?.to_png_data_uri())
 }
 
-/// All drawings of one half of Omniglot as embeddings. Items are named `CHARACTER/DRAWING`, both numbers.
-fn embed(split: Split) -> anyhow::Result<Embeddings> {
+/// All drawings of one split of Omniglot as embeddings. Items are named `CHARACTER/DRAWING`, both numbers.
+fn embed(backbone: &Backbone, split: &str) -> anyhow::Result<Embeddings> {
     let omniglot = Omniglot::embedded();
-    let drawings: Vec<(usize, usize)> = omniglot
-        .characters_of(split)
-        .flat_map(|character| (0..omniglot.drawings_per_character()).map(move |number| (character, number)))
+    let numbers = 0..omniglot.drawings_per_character();
+    let drawings: Vec<(usize, usize)> = built_in::characters_of(split)?
+        .into_iter()
+        .flat_map(|character| numbers.clone().map(move |number| (character, number)))
         .collect();
-    let features: Vec<Vec<f32>> = drawings
-        .par_iter()
-        .map(|&(character, number)| Ok(fixed_feature(&omniglot.drawing(character, number)?)))
-        .collect::<anyhow::Result<_>>()?;
-    let dim = features.first().map_or(0, Vec::len);
+    let features = built_in::embed_drawings(backbone, &drawings);
     let name = |&(character, _): &(usize, usize)| {
         let character = &omniglot.characters()[character];
         format!("{} {}", character.alphabet.replace('_', " "), character.name.trim_start_matches("character"))
     };
     let labels = drawings.iter().map(name).collect();
     let items = Items::from_names(drawings.iter().map(|(character, number)| format!("{character}/{number}")));
-    Ok(Embeddings::from_rows(features.concat(), dim, labels)?
+    Ok(Embeddings::from_rows(features, backbone.dim(), labels)?
         .with_items(items)?
-        .with_backbone("fixed feature"))
+        .with_backbone(backbone.name()))
 }

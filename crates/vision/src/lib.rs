@@ -6,15 +6,15 @@
 //! - [`dataset`], [`loader`], [`overlap`] and [`training`]: pictures in memory, and a backbone trained on them;
 //! - [`omniglot`]: the built-in data set, 1,623 characters of 50 alphabets, each drawn by 20 people, made of
 //!   [`drawing`]s: ink on paper, with their form in an HTML page;
-//! - [`mod@fixed_feature`]: a feature of a drawing that needs no training, for the demo and for tests.
+//! - [`built_in`]: the models that come with the program, trained on them.
 
 pub mod augment;
 pub mod backbone;
+pub mod built_in;
 pub mod dataset;
 pub mod drawing;
 pub mod embed;
 pub mod error;
-pub mod fixed_feature;
 pub mod loader;
 pub mod omniglot;
 pub mod overlap;
@@ -30,7 +30,6 @@ pub use backbone::Backbone;
 pub use dataset::Dataset;
 pub use drawing::Bitmap;
 pub use error::{Error, Result, Skipped, Unreadable};
-pub use fixed_feature::fixed_feature;
 pub use omniglot::{Omniglot, OmniglotError, Split};
 pub use picture::{Channels, Picture};
 pub use preprocess::Preprocessing;

@@ -45,7 +45,10 @@ fn damaged(
     bytes
 }
 
-fn damage() -> impl Strategy<Value = (Vec<(Index, u8)>, Option<Index>, Option<(Index, u32)>)> {
+/// Bytes to set, a place to cut at, a number to splice in.
+type Damage = (Vec<(Index, u8)>, Option<Index>, Option<(Index, u32)>);
+
+fn damage() -> impl Strategy<Value = Damage> {
     let number = prop_oneof![Just(u32::MAX), Just(i32::MAX as u32), Just(0), any::<u32>(), 0..70_000_u32];
     (
         prop::collection::vec((any::<Index>(), any::<u8>()), 0..8),

@@ -164,6 +164,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let defaults = defaults(&arguments.options, run.config.as_deref());
     let configuration: Configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
     configuration.check()?;
+    run.check()?;
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
         let (train, validation) = load(&configuration)?;

@@ -22,15 +22,28 @@ use crate::task::Task;
 pub(super) const INFO: MethodInfo = MethodInfo {
     name: KIND,
     summary: "prototypes of all items by whose they probably are (`trueshot train relabel`)",
-    parameters: &[Parameter { name: "model", default: "", meaning: "the model file; must be given" }],
-    build: |given: &Parameters| {
-        let path = given.file("model", "a model file, as `trueshot train relabel` writes it")?;
-        Ok(Box::new(TrainedRelabel::open(path)?))
+    parameters: &[Parameter {
+        name: "model",
+        default: BUILT_IN,
+        meaning: "a model file, or the general one that is built in",
+    }],
+    build: |given: &Parameters| match given.text("model") {
+        BUILT_IN => Ok(Box::new(TrainedRelabel::built_in()?)),
+        _ => {
+            let path = given.file("model", "a model file, as `trueshot train relabel` writes it")?;
+            Ok(Box::new(TrainedRelabel::open(path)?))
+        }
     },
 };
 
 /// Its name in files and on command lines.
 pub const KIND: &str = "relabel";
+
+/// What the parameter `model` calls the head that comes with the program.
+const BUILT_IN: &str = "built-in";
+
+/// Trained on several backbones and kinds of pictures; `assets/README.md` has the command.
+static GENERAL: &[u8] = include_bytes!("../../../../assets/relabel.safetensors");
 
 /// An answer must be at least this probable to be acted on.
 const SURE: f32 = 0.5;
@@ -168,6 +181,11 @@ impl TrainedRelabel {
     pub fn new(network: Relabel, parameters: Vec<f32>) -> Self {
         assert_eq!(parameters.len(), network.layout().len());
         TrainedRelabel { network, parameters, path: "the program".into() }
+    }
+
+    /// The general head that comes with the program, for embeddings of any dimension.
+    pub fn built_in() -> Result<Self> {
+        Self::from_model(&Model::read_bytes(GENERAL, "the built-in head")?)
     }
 
     /// Reads a model file.

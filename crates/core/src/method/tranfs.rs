@@ -200,14 +200,18 @@ impl TrainedTranfs {
 
     /// Reads a model file.
     pub fn open(path: &Path) -> Result<Self> {
-        let model = Model::open(path)?;
+        Self::from_model(&Model::open(path)?)
+    }
+
+    /// Takes a model that was read.
+    pub fn from_model(model: &Model) -> Result<Self> {
         model.expect_kind(KIND)?;
         let config: TranfsConfig = model.config()?;
         let fits = (1..=1 << 20).contains(&config.dim) && config.options.classes > 0;
         let sizes = || model.malformed("its note 'config' has sizes that no model has");
         let network = config.options.network(config.dim).ok().filter(|_| fits).ok_or_else(sizes)?;
         let parameters = model.parameters(network.layout())?;
-        Ok(TrainedTranfs { network, parameters, path: path.into(), orders: 1 })
+        Ok(TrainedTranfs { network, parameters, path: model.tensors().path().into(), orders: 1 })
     }
 
     /// Averages over so many orders of the classes.

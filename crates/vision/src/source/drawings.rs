@@ -29,7 +29,7 @@ pub(crate) fn class_name(character: &Character<'_>) -> String {
 }
 
 /// Black ink on white paper, as the published files have it.
-pub(super) fn picture(character: usize, number: usize, channels: Channels) -> Result<Picture, Unreadable> {
+pub(crate) fn picture(character: usize, number: usize, channels: Channels) -> Result<Picture, Unreadable> {
     let drawing = Omniglot::embedded().drawing(character, number);
     let drawing = drawing.map_err(|error| Unreadable::Decoder(error.to_string()))?;
     let (width, height) = (drawing.width(), drawing.height());

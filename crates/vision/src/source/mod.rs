@@ -13,7 +13,7 @@ mod folder;
 mod list;
 mod paths;
 
-pub(crate) use drawings::class_name as drawing_name;
+pub(crate) use drawings::{class_name as drawing_name, picture as drawing};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

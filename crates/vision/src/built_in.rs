@@ -1,0 +1,63 @@
+//! Models that come with the program: a Conv4 trained on the built-in drawings, and a TraNFS head for it.
+//!
+//! `assets/README.md` has the commands that made them. Both saw the characters of the split `train` only.
+
+use rayon::prelude::*;
+use trueshot::model::Model;
+use trueshot::tensors::Tensors;
+use trueshot_nn::Isa;
+
+use crate::backbone::Backbone;
+use crate::embed::prepared;
+use crate::error::Result;
+use crate::omniglot::Omniglot;
+use crate::source::{drawing, drawing_name};
+use crate::split::Split;
+
+static CONV4: &[u8] = include_bytes!("../../../assets/omniglot-conv4.safetensors");
+static TRANFS: &[u8] = include_bytes!("../../../assets/omniglot-tranfs.safetensors");
+
+/// Drawings that go through the network together.
+const BLOCK: usize = 32;
+
+/// The backbone for drawings.
+pub fn backbone() -> Result<Backbone> {
+    Backbone::from_tensors(&Tensors::read_bytes(CONV4.to_vec(), "omniglot-conv4")?, "omniglot-conv4")
+}
+
+/// TraNFS for its embeddings, for up to ten classes.
+pub fn tranfs() -> Result<Model> {
+    Ok(Model::read_bytes(TRANFS, "omniglot-tranfs")?)
+}
+
+/// The numbers of the characters of a split: `train`, `val` or `test`.
+pub fn characters_of(split: &str) -> Result<Vec<usize>> {
+    let split = Split::of_omniglot(split)?;
+    let characters = Omniglot::embedded().characters().iter().enumerate();
+    let of_split = characters.filter(|(_, character)| split.holds(&drawing_name(character)));
+    Ok(of_split.map(|(number, _)| number).collect())
+}
+
+/// Embeds drawings, given by the numbers of character and drawing, one behind the other.
+///
+/// # Panics
+/// If there is no such drawing.
+pub fn embed_drawings(backbone: &Backbone, drawings: &[(usize, usize)]) -> Vec<f32> {
+    let mut features = vec![0.0; drawings.len() * backbone.dim()];
+    let blocks = drawings.par_chunks(BLOCK).zip(features.par_chunks_mut(BLOCK * backbone.dim()));
+    blocks.for_each_init(
+        || backbone.scratch(),
+        |scratch, (drawings, out)| backbone.embed(Isa::current(), &inputs(backbone, drawings), out, scratch),
+    );
+    features
+}
+
+fn inputs(backbone: &Backbone, drawings: &[(usize, usize)]) -> Vec<f32> {
+    let to = backbone.preprocessing();
+    let mut inputs = vec![0.0; drawings.len() * to.values()];
+    for (&(character, number), input) in drawings.iter().zip(inputs.chunks_exact_mut(to.values())) {
+        let picture = drawing(character, number, to.channels).expect("built-in drawings can be unpacked");
+        to.normalise(&prepared(picture, to, false), input);
+    }
+    inputs
+}
