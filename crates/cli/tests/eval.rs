@@ -9,7 +9,7 @@ use fixture::{ALL_NOISE, CLASSES, Folder, refused, text};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-const METHODS: [&str; 11] = [
+const METHODS: [&str; 12] = [
     "oracle",
     "protonet",
     "median",
@@ -21,6 +21,7 @@ const METHODS: [&str; 11] = [
     "matching",
     "baseline++",
     "rnnp",
+    "relabel",
 ];
 
 fn list(value: &Value) -> &Vec<Value> {

@@ -162,10 +162,10 @@ fn episodes_follow_from_their_number_and_hold_what_was_asked_for() {
         assert_eq!(one, other);
         shapes.insert((one.0, one.1, one.2, one.3));
     }
-    type Seen = (usize, usize, usize, usize);
-    let any = |test: &dyn Fn(&Seen) -> bool| shapes.iter().any(test);
-    assert!(any(&|s| s.0 == 2) && any(&|s| s.0 == 4) && any(&|s| s.1 == s.0), "{shapes:?}");
-    assert!(any(&|s| s.3 > 0) && any(&|s| s.2 > 0 && s.3 == 0) && any(&|s| s.2 == 0), "{shapes:?}");
+    type Shape = (usize, usize, usize, usize);
+    let any = |test: fn(&Shape) -> bool| shapes.iter().any(test);
+    assert!(any(|s| s.0 == 2) && any(|s| s.0 == 4) && any(|s| s.1 == s.0), "{shapes:?}");
+    assert!(any(|s| s.3 > 0) && any(|s| s.2 > 0 && s.3 == 0) && any(|s| s.2 == 0), "{shapes:?}");
 }
 
 #[test]
