@@ -78,7 +78,7 @@ impl Embedder {
         }
     }
 
-    /// Embeds normalised pictures ([image][row][column][channel]) on the calling thread; embeddings are in
+    /// Embeds normalised pictures (images x rows x columns x channels) on the calling thread; embeddings are in
     /// channel-row-column order.
     ///
     /// # Panics

@@ -4,9 +4,9 @@
 //! How it is laid out, and why:
 //! - Activations are NHWC: a pixel's 64 channels are a few whole vectors. They lie in planes with a margin of
 //!   one zero pixel, rounded up to whole Winograd tiles, so that no kernel asks where the picture ends.
-//! - Blocks 2 to 4 are Winograd F(4x4, 3x3) ([`winograd`]): a quarter of the multiplications of a direct
+//! - Blocks 2 to 4 are Winograd F(4x4, 3x3) (`winograd`): a quarter of the multiplications of a direct
 //!   convolution. A tile of 4x4 outputs is four pooling windows, so pooling never leaves a tile.
-//! - Block 1 has 1 or 3 input channels ([`first`]) and is direct; its output, the largest array of the network,
+//! - Block 1 has 1 or 3 input channels (`first`) and is direct; its output, the largest array of the network,
 //!   is never stored.
 //! - Batch norm scales by |gamma|: a channel whose gamma is negative is computed with negated weights, so that
 //!   the maximum of a window before the norm is the maximum behind it, and only pooled values are normalised.
