@@ -13,7 +13,7 @@ targets=("$@")
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 # The seeds are made by the formats' own writers, in an ordinary build.
-TRUESHOT_SEEDS=$PWD/corpus cargo test --release --quiet --manifest-path ../Cargo.toml -p trueshot --test seeds -- --ignored
+TRUESHOT_SEEDS=$PWD/corpus cargo test --release --quiet --manifest-path ../Cargo.toml --workspace --test seeds -- --ignored
 
 # 8-bit counters for every edge, a table of their places, and comparisons, which lead through magic numbers.
 export RUSTFLAGS="-Cpasses=sancov-module \
