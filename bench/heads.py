@@ -138,6 +138,11 @@ def main() -> None:
 Accuracy in percent with its 95 % interval. miniImageNet: {arguments.episodes:,} episodes from the 20 test classes, features
 of the reference Conv4 ([how the heads were trained](heads-commands.md)); CIFAR-FS and CUB: {arguments.unseen_episodes:,} episodes
 from test classes that no training saw. Made with `bench/heads.py`, seed 0.
+
+Two cautions. Variants of Relabel were compared on test classes before one was chosen
+([which](heads-commands.md#what-else-was-tried)). And the general head has seen EfficientNet-Lite0 features of the *training*
+classes of CIFAR-FS and CUB, so those tables show unseen classes, not an unseen backbone; which pictures stand for the
+test classes was settled by what gave ProtoNet the accuracy an independent program reported.
 """]
     lines += miniimagenet(full, arguments.features, arguments.models)
     lines += unseen(short, arguments.features)
