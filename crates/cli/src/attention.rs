@@ -7,10 +7,10 @@ use clap::Args;
 use trueshot::attention::{AttentionMaps, Token};
 use trueshot::episode::{EpisodeSpec, Episodes, Sampler, Shots};
 use trueshot::method::TrainedTranfs;
+use trueshot::noise::NoiseLevels;
 use trueshot::rng::Urn;
 use trueshot::training::heads::Bank;
 
-use crate::noise_argument::NoiseArgument;
 use crate::output::write_file;
 
 /// Draw where a trained TraNFS looks: every layer and head, for one episode
@@ -39,7 +39,7 @@ pub struct Arguments {
     episode: u64,
     /// Its noise: a type and one level in percent
     #[arg(short, long, default_value = "symmetric=40", value_name = "TYPE=LEVEL")]
-    noise: NoiseArgument,
+    noise: NoiseLevels,
     /// Embeddings of other classes, which outlier noise draws from
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,

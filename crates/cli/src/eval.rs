@@ -8,10 +8,9 @@ use trueshot::Embeddings;
 use trueshot::episode::{EpisodeSpec, Episodes, Manifest, Sampler, Shots, write_manifest};
 use trueshot::evaluate::{self, Details, Experiment};
 use trueshot::method::{NamedMethod, Registry};
-use trueshot::noise::NoiseKind;
+use trueshot::noise::{self, NoiseKind, NoiseLevels};
 use trueshot::report::{self, Tables};
 
-use crate::noise_argument::{self, NoiseArgument};
 use crate::output::{Output, check_writable, write_file};
 use crate::progress::{Progress, goes_on, listen_for_interrupts};
 use crate::threads::Threads;
@@ -44,7 +43,7 @@ pub struct Arguments {
     /// A noise type and its levels in percent: symmetric, paired or outlier; can be repeated
     /// [default: symmetric=0,20,40,60]
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
-    noise: Vec<NoiseArgument>,
+    noise: Vec<NoiseLevels>,
     /// Embeddings of other classes, which outlier noise draws from
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,
@@ -177,9 +176,9 @@ impl Arguments {
             return Ok(Box::new(Manifest::open(path, embeddings, outliers)?));
         }
         let spec = EpisodeSpec { ways: self.ways, shots: self.shots, queries: self.queries, seed: self.seed };
-        let default = [NoiseArgument::default()];
+        let default = [NoiseLevels::default()];
         let noise = if self.noise.is_empty() { &default[..] } else { &self.noise[..] };
-        let settings = noise_argument::settings(noise);
+        let settings = noise::settings(noise);
         if outliers.is_some() && !settings.iter().any(|noise| noise.kind == NoiseKind::Outlier) {
             eprintln!(
                 "warning: --outliers is given but no outlier noise is asked for; add --noise outlier=40"

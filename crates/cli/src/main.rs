@@ -8,7 +8,6 @@ mod embed;
 mod eval;
 mod inspect;
 mod messages;
-mod noise_argument;
 mod output;
 mod pictures_argument;
 mod progress;

@@ -96,6 +96,26 @@ impl std::fmt::Display for Noise {
 #[derive(Debug, Clone, PartialEq)]
 pub struct NoiseLevels(pub Vec<Noise>);
 
+/// What people ask for first: the levels of the paper.
+impl Default for NoiseLevels {
+    fn default() -> Self {
+        let level = |level| Noise { kind: NoiseKind::Symmetric, level };
+        NoiseLevels([0.0, 0.2, 0.4, 0.6].into_iter().map(level).collect())
+    }
+}
+
+/// All settings once, in the order given; without noise all types are the same, so 0 % is kept once.
+pub fn settings(levels: &[NoiseLevels]) -> Vec<Noise> {
+    let mut settings: Vec<Noise> = Vec::new();
+    for &noise in levels.iter().flat_map(|levels| &levels.0) {
+        let same = |known: &Noise| *known == noise || (known.level == 0.0 && noise.level == 0.0);
+        if !settings.iter().any(same) {
+            settings.push(noise);
+        }
+    }
+    settings
+}
+
 impl std::str::FromStr for NoiseLevels {
     type Err = String;
 
@@ -156,5 +176,24 @@ mod tests {
         for level in [-0.1, 1.0, 1.5, f64::NAN] {
             assert!(Noise::new(NoiseKind::Paired, level).is_err(), "{level}");
         }
+    }
+
+    #[test]
+    fn levels_are_percent_and_clean_is_kept_once() {
+        let arguments: Vec<NoiseLevels> = ["symmetric=0,20", "paired=0,40", "outlier=33.3"]
+            .iter()
+            .map(|text| text.parse().unwrap())
+            .collect();
+        let names: Vec<String> = settings(&arguments).iter().map(Noise::to_string).collect();
+        assert_eq!(names, ["symmetric 0 %", "symmetric 20 %", "paired 40 %", "outlier 33.3 %"]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_explained() {
+        let problem = |text: &str| text.parse::<NoiseLevels>().unwrap_err();
+        assert!(problem("symmetric").contains("TYPE=LEVEL"));
+        assert!(problem("gaussian=10").contains("known: symmetric, paired, outlier"));
+        assert!(problem("paired=much").contains("not a level in percent"));
+        assert!(problem("paired=100").contains("below 100 %"));
     }
 }

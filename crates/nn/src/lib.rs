@@ -1,7 +1,7 @@
-//! Numbers only: the kernels of trueshot.
+//! Numbers only: the kernels, layers and models of trueshot (Conv4, TraNFS, Relabel), and their optimiser.
 //!
-//! Slices in, slices out. No files, no threads, no episodes: whoever calls decides what the numbers mean and
-//! how the work is spread. Every tuned kernel stands beside a plain version that its tests hold it against.
+//! Slices in, slices out. No files, and no threads but those of the pool a call runs in (Conv4 in training; all
+//! else works on the calling thread, and who has more hands each a part). Every tuned kernel stands beside a plain version that its tests hold it against.
 
 pub mod adamw;
 pub mod conv4;

@@ -19,6 +19,7 @@
 
 mod embedder;
 mod first;
+mod passes;
 #[cfg(test)]
 mod plain;
 mod plane;
@@ -72,18 +73,8 @@ impl Shape {
         WIDTH * self.side(BLOCKS).pow(2)
     }
 
-    /// Additions and multiplications of the convolutions of one picture, as a direct convolution has them:
-    /// forward, and backward (no gradient of the picture itself).
-    pub fn direct_operations(self) -> (u64, u64) {
-        let block = |block: usize| {
-            let inputs = if block == 0 { self.channels } else { WIDTH };
-            (self.side(block).pow(2) * inputs * TAPS * WIDTH * 2) as u64
-        };
-        let forward = (0..BLOCKS).map(block).sum();
-        (forward, 2 * forward - block(0))
-    }
-
-    /// The same as our kernels do them: blocks 2 to 4 by Winograd, the first block's gradient at pooled places.
+    /// Additions and multiplications our kernels do for the convolutions of one picture, forward and backward:
+    /// blocks 2 to 4 by Winograd, the first block's gradient at pooled places.
     pub fn operations(self) -> (u64, u64) {
         let later = |block: usize| {
             (plane::Plane { side: self.side(block) }.tiles() * plane::POINTS * WIDTH * WIDTH * 2) as u64

@@ -9,7 +9,7 @@ use crate::episode::{EpisodeSpec, Episodes, Images};
 use crate::error::Result;
 use crate::evaluate::{Details, Experiment, evaluate};
 use crate::method::{Method, NamedMethod};
-use crate::noise::{Noise, NoiseLevels};
+use crate::noise::{Noise, NoiseLevels, settings};
 use crate::training::Validation;
 
 /// Episodes to judge by.
@@ -29,7 +29,7 @@ struct Bench<'a> {
 impl<'a> Judge<'a> {
     pub fn new(banks: Vec<Bank<'a>>, options: &configuration::Validation) -> Result<Self> {
         let ways = BTreeSet::from_iter(numbers(&options.ways));
-        let noise = [NoiseLevels(once(&options.noise))];
+        let noise = [NoiseLevels(settings(&options.noise))];
         let mut benches = Vec::new();
         for (number, &bank) in banks.iter().enumerate() {
             let images = Images::of(bank.embeddings).map(Arc::new);
@@ -90,18 +90,6 @@ fn shown(noise: Noise) -> String {
 fn file_name(bank: Bank<'_>, number: usize) -> String {
     let stem = bank.embeddings.path().and_then(|path| path.file_stem());
     stem.map_or_else(|| format!("data {}", number + 1), |stem| stem.to_string_lossy().into_owned())
-}
-
-/// Every setting once; without noise all types are the same.
-fn once(noise: &[NoiseLevels]) -> Vec<Noise> {
-    let mut settings: Vec<Noise> = Vec::new();
-    for &noise in noise.iter().flat_map(|levels| &levels.0) {
-        let same = |known: &Noise| *known == noise || (known.level == 0.0 && noise.level == 0.0);
-        if !settings.iter().any(same) {
-            settings.push(noise);
-        }
-    }
-    settings
 }
 
 #[cfg(test)]
