@@ -1,5 +1,7 @@
 //! What the learned heads have in common: they are trained on episodes of embeddings.
 
+use std::ops::Range;
+
 use crate::isa::Isa;
 use crate::parameters::Layout;
 
@@ -27,6 +29,11 @@ pub trait Head: Send + Sync {
 
     /// Fresh parameters; `random` yields uniform numbers in [0, 1).
     fn initial(&self, random: &mut dyn FnMut() -> f64) -> Vec<f32>;
+
+    /// Where the mean of the training features belongs, if the model is to know it. Training puts it there.
+    fn mean(&self) -> Option<Range<usize>> {
+        None
+    }
 
     /// The names of the terms of its loss.
     fn terms(&self) -> &'static [&'static str];

@@ -133,6 +133,9 @@ struct EpisodeFlags {
     /// A noise type and the levels to draw from, in percent; can be repeated, all are equally likely
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
+    /// The share of classes that are blends of two, and of outliers: a head that sees items then learns less by heart
+    #[arg(long, value_name = "SHARE")]
+    blended: Option<f64>,
 }
 
 #[derive(Args, Serialize)]

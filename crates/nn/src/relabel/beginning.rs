@@ -3,6 +3,8 @@
 //!
 //! The view (see [`super::glance`]) goes through the first weight once for every item, not once for every state.
 
+use std::ops::Range;
+
 use super::batch::{Pass, numbers};
 use super::buffer::Buffer;
 use super::config::{Config, Reach};
@@ -54,6 +56,11 @@ impl Beginning {
             of_features: plan.dense("start.features", START_FEATURES, width, fan_in),
             out: plan.dense("start.out", width, width, width),
         }
+    }
+
+    /// Where the mean of the training data lies, if items are seen from here.
+    pub(super) fn mean(&self) -> Option<Range<usize>> {
+        self.view.as_ref().map(|view| view.glance.mean())
     }
 
     /// The states, and what was kept. Without a seed items are seen whole.

@@ -1,21 +1,26 @@
-//! A look at the items themselves, in a head for one backbone: h P, normalised, with h the item in the episode's
-//! space, some of its numbers dropped in training, and P of D x V.
+//! A look at the items themselves, in a head for one backbone: h P, normalised, with h the item minus the mean of
+//! the training classes' features and at unit length, some of its numbers dropped in training, and P of D x V.
+//!
+//! The mean is that of the training data, not of the support set: what an item looks like must not depend on the
+//! company it is in, and a number that was dropped stands for what it mostly is.
 //!
 //! What is seen may go into the states from the start, or, where that learns the training classes by heart, only
 //! speak for "none of these" ([`Suspicion`]): relations cannot tell what an outlier looks like, but they do tell
 //! classes apart.
+
+use std::ops::Range;
 
 use super::batch::Pass;
 use super::buffer::Buffer;
 use super::config::ItemView;
 use super::parts::{Norm, Normed, Plan, Product, Start};
 use super::prepare::Prepared;
-use super::space::Space;
 use crate::isa::Isa;
 use crate::kernel::kernel;
 use crate::layers::activation::{gelu, gelu_backward};
 use crate::layers::dropout::Dropout;
 use crate::layers::linear::Linear;
+use crate::layers::loss::square;
 use crate::matmul::Write;
 use crate::real::Real;
 
@@ -23,6 +28,7 @@ use crate::real::Real;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Glance {
     settings: ItemView,
+    mean: Range<usize>,
     projection: Product,
     norm: Norm,
 }
@@ -46,9 +52,15 @@ impl Glance {
     pub(super) fn new(plan: &mut Plan, settings: &ItemView) -> Self {
         Glance {
             settings: settings.clone(),
+            mean: plan.constant("item.mean", settings.dim),
             projection: plan.product_from("item.projection", settings.dim, settings.width, Start::Orthogonal),
             norm: plan.norm("item.norm", settings.width),
         }
+    }
+
+    /// Where the mean of the training data lies.
+    pub(super) fn mean(&self) -> Range<usize> {
+        self.mean.clone()
     }
 
     /// Without a seed items are seen whole.
@@ -62,11 +74,10 @@ impl Glance {
         let dim = self.settings.dim;
         let dropout = seed.map_or(Dropout::NONE, |seed| Dropout::new(self.settings.dropout, seed));
         let mut items = Buffer::new(batch.items * dim);
-        let mut rest = &mut items[..];
-        for (rows, space) in prepared.rows.iter().zip(&prepared.spaces) {
-            let (own, others) = rest.split_at_mut(rows.len() * dim);
-            place_rows(isa, rows, space, own);
-            rest = others;
+        let mean = &parameters[self.mean.clone()];
+        let rows = prepared.rows.iter().flat_map(|rows| rows.iter());
+        for (row, out) in rows.zip(items.chunks_exact_mut(dim)) {
+            place(isa, row, mean, out);
         }
         dropout.apply(isa, 0, &mut items);
         let mut projected = Buffer::new(batch.items * self.settings.width);
@@ -106,6 +117,11 @@ pub(super) struct Suspected<T: Real> {
 }
 
 impl Suspicion {
+    /// Where the mean of the training data lies.
+    pub(super) fn mean(&self) -> Range<usize> {
+        self.glance.mean()
+    }
+
     pub(super) fn new(plan: &mut Plan, settings: &ItemView, width: usize) -> Self {
         Suspicion {
             glance: Glance::new(plan, settings),
@@ -152,31 +168,25 @@ impl Suspicion {
     }
 }
 
-/// The rows of one episode in its space.
-fn place_rows<T: Real>(isa: Isa, rows: &[&[T]], space: &Space<T>, out: &mut [T]) {
-    let Some(dim) = rows.first().map(|row| row.len()) else { return };
-    let mut mean = vec![T::ZERO; dim];
-    if space.is_centred() {
-        let share = T::of(1.0 / rows.len() as f64);
-        rows.iter().for_each(|row| add_share(isa, row, share, &mut mean));
-    }
-    for (i, (row, out)) in rows.iter().zip(out.chunks_exact_mut(dim)).enumerate() {
-        shift_and_scale(isa, row, &mean, space.scale(i), out);
+/// An item minus the mean, at unit length; one that is the mean itself is zero.
+fn place<T: Real>(isa: Isa, row: &[T], mean: &[T], out: &mut [T]) {
+    subtract(isa, row, mean, out);
+    let length = square(isa, out).root();
+    if length > T::ZERO {
+        multiply(isa, T::ONE / length, out);
     }
 }
 
 kernel! {
-    fn add_share<'a, T>(row: &'a [T], share: T, mean: &'a mut [T]) {
-        for (mean, &value) in mean.iter_mut().zip(row) {
-            *mean += share * value;
-        }
-    }
-}
-
-kernel! {
-    fn shift_and_scale<'a, T>(row: &'a [T], mean: &'a [T], scale: T, out: &'a mut [T]) {
+    fn subtract<'a, T>(row: &'a [T], mean: &'a [T], out: &'a mut [T]) {
         for ((out, &value), &mean) in out.iter_mut().zip(row).zip(mean) {
-            *out = (value - mean) * scale;
+            *out = value - mean;
         }
+    }
+}
+
+kernel! {
+    fn multiply<'a, T>(factor: T, numbers: &'a mut [T]) {
+        numbers.iter_mut().for_each(|number| *number *= factor);
     }
 }

@@ -43,6 +43,8 @@ pub use judgement::Judgement;
 pub use prepare::Support;
 pub use space::Space;
 
+use std::ops::Range;
+
 use crate::head::{Episode, Head};
 use crate::isa::Isa;
 use crate::parameters::Layout;
@@ -90,6 +92,10 @@ impl Head for Relabel {
 
     fn initial(&self, random: &mut dyn FnMut() -> f64) -> Vec<f32> {
         self.plan.initial(random)
+    }
+
+    fn mean(&self) -> Option<Range<usize>> {
+        self.network.mean()
     }
 
     fn terms(&self) -> &'static [&'static str] {

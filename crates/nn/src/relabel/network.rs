@@ -88,6 +88,11 @@ impl Network {
         }
     }
 
+    /// Where the mean of the training data lies, if the head sees items.
+    pub(super) fn mean(&self) -> Option<Range<usize>> {
+        self.suspicion.as_ref().map(Suspicion::mean).or_else(|| self.beginning.mean())
+    }
+
     /// What comes out in training, and all that was met on the way.
     pub(super) fn forward<T: Real>(
         &self,

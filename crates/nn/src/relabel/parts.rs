@@ -40,6 +40,12 @@ impl Plan {
         self.layout.add(name, shape, Role::Trained)
     }
 
+    /// Numbers that training leaves alone.
+    pub(super) fn constant(&mut self, name: &str, size: usize) -> Range<usize> {
+        self.starts.push(Start::Fill(0.0));
+        self.layout.add(name, &[size], Role::Constant)
+    }
+
     /// A weight whose outputs also sum over other inputs, `fan_in` in all.
     pub(super) fn product(&mut self, name: &str, inputs: usize, outputs: usize, fan_in: usize) -> Product {
         self.product_from(name, inputs, outputs, Start::Uniform((fan_in as f64).sqrt().recip()))

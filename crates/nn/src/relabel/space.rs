@@ -72,11 +72,6 @@ impl<T: Real> Space<T> {
         self.centre.is_some()
     }
 
-    /// What item `i` is multiplied by.
-    pub fn scale(&self, i: usize) -> T {
-        self.centre.as_ref().map_or(T::ONE, |centre| centre.scales[i])
-    }
-
     /// Brings queries into this space: their products with the items (M x Q) and their squared lengths (Q).
     ///
     /// # Panics

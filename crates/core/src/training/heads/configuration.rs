@@ -63,6 +63,10 @@ pub struct Episodes {
     /// Noise types and levels; a type listed twice is twice as likely. Levels that are impossible with the
     /// shots drawn are left out there.
     pub noise: Vec<NoiseLevels>,
+    /// The share of classes whose items are blended with those of another class, and of outliers blended with
+    /// another: classes nobody has seen, for a head that could learn the real ones by heart.
+    #[serde(default)]
+    pub blended: f64,
 }
 
 /// How the model is judged on the way: the mean accuracy over all settings.
@@ -207,6 +211,8 @@ impl<M> Configuration<M> {
         let episodes = &self.episodes;
         at_least("episodes.per_step", episodes.per_step, 1)?;
         at_least("episodes.queries", episodes.queries, 1)?;
+        let blends = (0.0..=1.0).contains(&episodes.blended);
+        allowed("episodes.blended", episodes.blended, blends, "a share from 0 to 1")?;
         check_spans("episodes.ways", &episodes.ways, 2)?;
         check_spans("episodes.shots", &episodes.shots, 1)?;
         check_list("episodes.noise", &episodes.noise)?;

@@ -27,6 +27,7 @@ pub struct TrainingEpisodes<'a> {
     banks: Vec<Bank<'a>>,
     /// By bank, ways and shots.
     shapes: Vec<Vec<Vec<Shape<'a>>>>,
+    blended: f64,
     seed: u64,
 }
 
@@ -43,6 +44,28 @@ pub struct Drawn {
     classes: usize,
     items: Vec<Item>,
     queries: Vec<(u32, u32)>,
+    blends: Vec<Blend>,
+}
+
+/// A row that is not taken as it is: part of it comes from another one.
+struct Blend {
+    /// Its place among items and queries.
+    place: usize,
+    /// The other row, of the same bank or of the same outliers.
+    other: u32,
+    /// The share of the other one.
+    share: f32,
+}
+
+/// The least share either row has in a blend.
+const LEAST_SHARE: f64 = 0.35;
+
+/// Scratch space for the rows of an episode.
+#[derive(Default)]
+pub struct Rows {
+    /// Those that lie elsewhere in another precision.
+    decoded: Vec<f32>,
+    blended: Vec<f32>,
 }
 
 impl<'a> TrainingEpisodes<'a> {
@@ -62,7 +85,7 @@ impl<'a> TrainingEpisodes<'a> {
         };
         let shapes: Vec<_> = banks.iter().map(of_bank).collect::<Result<_>>()?;
         check_used(shapes.iter().flatten().flatten(), &episodes.noise)?;
-        Ok(TrainingEpisodes { banks, shapes, seed })
+        Ok(TrainingEpisodes { banks, shapes, blended: episodes.blended, seed })
     }
 
     /// One of them.
@@ -78,17 +101,57 @@ impl<'a> TrainingEpisodes<'a> {
         let items = shape.sampler.corrupt(&episode, noise, urn)?;
         let queries = (0..).zip(&episode.classes);
         let queries = queries.flat_map(|(class, draw)| draw.queries.iter().map(move |&row| (row, class)));
-        Ok(Drawn { bank, classes: episode.classes.len(), items, queries: queries.collect() })
+        let queries: Vec<(u32, u32)> = queries.collect();
+        let classes: Vec<usize> = episode.classes.iter().map(|draw| draw.class as usize).collect();
+        let blends = self.blends(bank, &classes, &items, &queries, &mut rng);
+        Ok(Drawn { bank, classes: classes.len(), items, queries, blends })
+    }
+
+    /// Every row of a blended class with one of the same other class, in the same proportion; every blended
+    /// outlier with any other.
+    fn blends(
+        &self,
+        bank: usize,
+        classes: &[usize],
+        items: &[Item],
+        queries: &[(u32, u32)],
+        rng: &mut Rng,
+    ) -> Vec<Blend> {
+        let Bank { embeddings, outliers } = self.banks[bank];
+        let others = embeddings.classes().len() - classes.len();
+        if self.blended == 0.0 {
+            return Vec::new();
+        }
+        let partners: Vec<Option<(usize, f32)>> = classes
+            .iter()
+            .map(|_| {
+                let is_blended = rng.fraction() < self.blended && others > 0;
+                is_blended.then(|| (any_but(classes, embeddings.classes().len(), rng), share(rng)))
+            })
+            .collect();
+        let truths = items.iter().map(|item| item.truth);
+        let truths = truths.chain(queries.iter().map(|&(_, class)| Some(class)));
+        let blend = |(place, truth): (usize, Option<u32>)| match (truth, outliers) {
+            (Some(class), _) => partners[class as usize].map(|(partner, share)| {
+                let rows = embeddings.rows_of(partner);
+                Blend { place, other: rows[rng.below(rows.len())], share }
+            }),
+            (None, Some(pool)) if rng.fraction() < self.blended => {
+                Some(Blend { place, other: rng.below(pool.len()) as u32, share: share(rng) })
+            }
+            _ => None,
+        };
+        truths.enumerate().filter_map(blend).collect()
     }
 
     /// The rows of some drawn episodes, turned into `f32` in `scratch` where they are not, for a head to work on.
     pub fn with_rows<T>(
         &self,
         drawn: &[Drawn],
-        scratch: &mut Vec<Vec<f32>>,
+        scratch: &mut Vec<Rows>,
         work: impl FnOnce(&[head::Episode<'_>]) -> T,
     ) -> T {
-        scratch.resize_with(scratch.len().max(drawn.len()), Vec::new);
+        scratch.resize_with(scratch.len().max(drawn.len()), Rows::default);
         let gathered: Vec<Gathered<'_>> =
             drawn.iter().zip(scratch).map(|(drawn, buffer)| self.gather(drawn, buffer)).collect();
         let episodes: Vec<head::Episode<'_>> =
@@ -96,17 +159,50 @@ impl<'a> TrainingEpisodes<'a> {
         work(&episodes)
     }
 
-    fn gather<'b>(&'b self, drawn: &Drawn, buffer: &'b mut Vec<f32>) -> Gathered<'b> {
+    fn gather<'b>(&'b self, drawn: &Drawn, buffer: &'b mut Rows) -> Gathered<'b> {
         let Bank { embeddings, outliers } = self.banks[drawn.bank];
         let items = drawn.items.iter().map(|item| (item.row, item.truth.is_none()));
         let queries = drawn.queries.iter().map(|&(row, _)| (row, false));
-        let wanted: Vec<(u32, bool)> = items.chain(queries).collect();
+        let mut wanted: Vec<(u32, bool)> = items.chain(queries).collect();
+        let count = wanted.len();
+        let others = drawn.blends.iter().map(|blend| (blend.other, wanted[blend.place].1));
+        wanted.extend(others.collect::<Vec<_>>());
+        let mut rows = fetch(&Banks { embeddings, outliers }, &wanted, &mut buffer.decoded);
+        let others = rows.split_off(count);
+        blend(&drawn.blends, &mut rows, &others, &mut buffer.blended);
         Gathered {
-            rows: fetch(&Banks { embeddings, outliers }, &wanted, buffer),
+            rows,
             given: drawn.items.iter().map(|item| item.given).collect(),
             truth: drawn.items.iter().map(|item| item.truth).collect(),
             query_classes: drawn.queries.iter().map(|&(_, class)| class).collect(),
         }
+    }
+}
+
+/// A number below `count` that is not among those taken; at least one is free.
+fn any_but(taken: &[usize], count: usize, rng: &mut Rng) -> usize {
+    loop {
+        let class = rng.below(count);
+        if !taken.contains(&class) {
+            return class;
+        }
+    }
+}
+
+fn share(rng: &mut Rng) -> f32 {
+    (LEAST_SHARE + (1.0 - 2.0 * LEAST_SHARE) * rng.fraction()) as f32
+}
+
+/// Puts the blends in the place of the rows they are made of.
+fn blend<'a>(blends: &[Blend], rows: &mut [&'a [f32]], others: &[&'a [f32]], buffer: &'a mut Vec<f32>) {
+    let dim = rows.first().map_or(0, |row| row.len());
+    buffer.resize(blends.len() * dim, 0.0);
+    let outs = buffer.chunks_exact_mut(dim.max(1));
+    for ((&Blend { place, share, .. }, other), out) in blends.iter().zip(others).zip(outs) {
+        for ((out, &own), &other) in out.iter_mut().zip(rows[place]).zip(*other) {
+            *out = own + share * (other - own);
+        }
+        rows[place] = out;
     }
 }
 

@@ -13,7 +13,7 @@ mod tranfs;
 mod validation;
 
 pub use configuration::Configuration;
-pub use episodes::{Bank, Drawn, TrainingEpisodes};
+pub use episodes::{Bank, Drawn, Rows, TrainingEpisodes};
 pub use overlap::overlaps;
 
 use std::sync::Arc;
@@ -28,6 +28,7 @@ use trueshot_nn::schedule::Schedule;
 
 use self::validation::Judge;
 use super::{Trainee, Validation};
+use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::method::Method;
 use crate::model::{Model, flat, named};
@@ -95,7 +96,7 @@ pub struct HeadTrainee<'a> {
 #[derive(Default)]
 struct Bench {
     urn: Urn,
-    rows: Vec<Vec<f32>>,
+    rows: Vec<Rows>,
 }
 
 impl<'a> HeadTrainee<'a> {
@@ -128,7 +129,7 @@ impl<'a> HeadTrainee<'a> {
         validation: Vec<Bank<'a>>,
     ) -> Result<Self> {
         let layout = head.head().layout();
-        let parameters = start(&*head, configuration)?;
+        let parameters = start(&*head, configuration, &training)?;
         let settings = adamw::Settings { decay: configuration.optimiser.weight_decay, ..Default::default() };
         let optimiser = AdamW::new(layout, settings);
         let gradients = vec![vec![0.0; layout.len()]; configuration.parts];
@@ -244,14 +245,42 @@ fn check_dimensions<M: HeadOptions>(
 }
 
 /// Fresh parameters, or those of the model to start from.
-fn start<M: HeadOptions>(head: &dyn LearnedHead, configuration: &Configuration<M>) -> Result<Vec<f32>> {
+fn start<M: HeadOptions>(
+    head: &dyn LearnedHead,
+    configuration: &Configuration<M>,
+    training: &[Bank<'_>],
+) -> Result<Vec<f32>> {
     if configuration.from.as_os_str().is_empty() {
         let mut rng = Rng::new(configuration.seed, Purpose::Parameters, 0);
-        return Ok(head.head().initial(&mut || rng.fraction()));
+        let mut parameters = head.head().initial(&mut || rng.fraction());
+        if let Some(place) = head.head().mean() {
+            let banks: Vec<&Embeddings> = training.iter().map(|bank| bank.embeddings).collect();
+            parameters[place].copy_from_slice(&mean(&banks));
+        }
+        return Ok(parameters);
     }
     let model = Model::open(&configuration.from)?;
     model.expect_kind(M::KIND)?;
     model.parameters(head.head().layout())
+}
+
+/// The mean of all rows of some embeddings of one dimension.
+fn mean(banks: &[&Embeddings]) -> Vec<f32> {
+    const ROWS: usize = 4096;
+    let dim = banks.first().map_or(0, |bank| bank.dim());
+    let sum = |bank: &Embeddings, from: usize| {
+        let (mut sums, mut row) = (vec![0.0; dim], vec![0.0f32; dim]);
+        for place in from..(from + ROWS).min(bank.len()) {
+            bank.features().decode_row(place, &mut row);
+            sums.iter_mut().zip(&row).for_each(|(sum, &value)| *sum += f64::from(value));
+        }
+        sums
+    };
+    let pieces: Vec<(&Embeddings, usize)> =
+        banks.iter().flat_map(|&bank| (0..bank.len()).step_by(ROWS).map(move |from| (bank, from))).collect();
+    let sums: Vec<Vec<f64>> = pieces.into_par_iter().map(|(bank, from)| sum(bank, from)).collect();
+    let rows = banks.iter().map(|bank| bank.len()).sum::<usize>().max(1) as f64;
+    (0..dim).map(|place| (sums.iter().map(|sums| sums[place]).sum::<f64>() / rows) as f32).collect()
 }
 
 impl Trainee for HeadTrainee<'_> {

@@ -26,6 +26,7 @@ impl Configuration<RelabelOptions> {
                 shots: [1, 2, 3, 5, 10].map(Span::exactly).to_vec(),
                 queries: 15,
                 noise: noise.map(|levels| levels.parse().expect("ours")).to_vec(),
+                blended: 0.0,
             },
             validation: Validation {
                 every: 1000,

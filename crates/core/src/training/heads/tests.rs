@@ -117,6 +117,7 @@ fn configuration() -> Configuration<ShiftOptions> {
             shots: vec![Span::exactly(1), Span::exactly(5), Span { min: 3, max: 6 }],
             queries: 3,
             noise: vec![noise("symmetric=0,20,40"), noise("paired=0,20"), noise("outlier=0,40")],
+            blended: 0.3,
         },
         validation: configuration::Validation {
             every: 10,

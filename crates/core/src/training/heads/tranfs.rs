@@ -25,6 +25,7 @@ impl Configuration<TranfsOptions> {
                 shots: vec![Span::exactly(5)],
                 queries: 15,
                 noise,
+                blended: 0.0,
             },
             validation: Validation {
                 every: 1000,
