@@ -1,7 +1,7 @@
 //! The numbers a layer is written in: `f32` to run with, `f64` to check its backward pass by differences.
 //!
 //! The elementary functions of `f32` are polynomials without branches, so that a plain loop over a slice turns
-//! into vector instructions of whatever set the loop was compiled for (see [`crate::kernel`]). Sums go through
+//! into vector instructions of whatever set the loop was compiled for (see `kernel.rs`). Sums go through
 //! sixteen lanes for the same reason, which also makes them the same on every set.
 
 use std::fmt::Debug;
