@@ -93,3 +93,14 @@ impl Isa {
         Simd::vectorize(pulp::Scalar256b, kernel)
     }
 }
+
+/// `a b + c`, fused where there is an instruction for it. The portable set multiplies, then adds: its fused form would
+/// be a function call for every number.
+#[inline(always)]
+pub(crate) fn multiply_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s) -> S::f32s {
+    if std::any::TypeId::of::<S>() == std::any::TypeId::of::<pulp::Scalar256b>() {
+        simd.add_f32s(simd.mul_f32s(a, b), c)
+    } else {
+        simd.mul_add_e_f32s(a, b, c)
+    }
+}

@@ -13,7 +13,7 @@ use pulp::{Simd, WithSimd};
 
 use super::pack::{DEPTH, Panel, Part};
 use super::{Start, View, ViewMut};
-use crate::isa::Isa;
+use crate::isa::{Isa, multiply_add};
 use crate::memory::prefetch_line;
 
 /// The tuned version; shapes have been checked and C is not empty.
@@ -210,7 +210,7 @@ impl<const H: usize, const V: usize, const ROWS: bool> WithSimd for Tile<H, V, R
                     let factor = *a.add(if ROWS { i * self.a_stride } else { i });
                     let factor = simd.splat_f32s(factor);
                     for v in 0..V {
-                        sums[i][v] = simd.mul_add_e_f32s(factor, vectors[v], sums[i][v]);
+                        sums[i][v] = multiply_add(simd, factor, vectors[v], sums[i][v]);
                     }
                 }
                 a = a.wrapping_add(if ROWS { 1 } else { self.a_stride });

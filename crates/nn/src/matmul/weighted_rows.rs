@@ -3,7 +3,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use crate::isa::Isa;
+use crate::isa::{Isa, multiply_add};
 use crate::real::Real;
 
 /// `out[c] += sum over i of weights[i][c] rows[i]`: what a few sums over many scattered rows are made of, for
@@ -85,7 +85,7 @@ impl WeightedRows<'_> {
                 // A group that hangs over the edge repeats the last sum and drops the repetition.
                 let weight = simd.splat_f32s(weights[(start + g).min(sums - 1)]);
                 for v in 0..V {
-                    totals[g][v] = simd.mul_add_e_f32s(weight, vectors[v], totals[g][v]);
+                    totals[g][v] = multiply_add(simd, weight, vectors[v], totals[g][v]);
                 }
             }
         }
