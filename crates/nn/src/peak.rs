@@ -2,7 +2,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use crate::isa::Isa;
+use crate::isa::{Isa, multiply_add};
 
 /// Rounds over all registers.
 const ROUNDS: usize = 4_000_000;
@@ -29,7 +29,7 @@ impl WithSimd for Busy {
         }
         for _ in 0..ROUNDS {
             for chain in &mut chains {
-                *chain = simd.mul_add_e_f32s(*chain, factor, added);
+                *chain = multiply_add(simd, *chain, factor, added);
             }
         }
         for chain in chains {

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
-use crate::isa::Isa;
+use crate::isa::{Isa, multiply_add};
 use crate::memory::prefetch_line;
 
 /// `out[r][l] = left[l] . right[r]`: left rows are read once, right rows once for every five left ones.
@@ -158,7 +158,7 @@ fn tile<S: Simd, const L: usize, const R: usize>(
         for j in 0..R {
             let b = rights_whole[j][step];
             for i in 0..L {
-                sums[i][j] = simd.mul_add_e_f32s(a[i], b, sums[i][j]);
+                sums[i][j] = multiply_add(simd, a[i], b, sums[i][j]);
             }
         }
     }
@@ -166,7 +166,7 @@ fn tile<S: Simd, const L: usize, const R: usize>(
         for i in 0..L {
             let a = simd.partial_load_f32s(lefts[i].1);
             for j in 0..R {
-                sums[i][j] = simd.mul_add_e_f32s(a, simd.partial_load_f32s(rights[j].1), sums[i][j]);
+                sums[i][j] = multiply_add(simd, a, simd.partial_load_f32s(rights[j].1), sums[i][j]);
             }
         }
     }
@@ -208,7 +208,7 @@ impl WithSimd for WeightedSum<'_> {
             let mut sum = simd.splat_f32s(0.0);
             for (row, &weight) in self.rows.iter().zip(self.weights) {
                 let vector = S::as_simd_f32s(&row[step * S::F32_LANES..(step + 1) * S::F32_LANES]).0[0];
-                sum = simd.mul_add_e_f32s(simd.splat_f32s(weight), vector, sum);
+                sum = multiply_add(simd, simd.splat_f32s(weight), vector, sum);
             }
             *out = sum;
         }
@@ -252,7 +252,7 @@ impl Term {
     #[inline(always)]
     fn add<S: Simd>(self, simd: S, sum: S::f32s, a: S::f32s, b: S::f32s) -> S::f32s {
         match self {
-            Term::Product => simd.mul_add_e_f32s(a, b, sum),
+            Term::Product => multiply_add(simd, a, b, sum),
             Term::AbsoluteDifference => simd.add_f32s(sum, simd.abs_f32s(simd.sub_f32s(a, b))),
         }
     }

@@ -6,7 +6,7 @@
 
 use pulp::{Simd, WithSimd};
 
-use crate::isa::Isa;
+use crate::isa::{Isa, multiply_add};
 use crate::products::products;
 
 /// How to train.
@@ -111,9 +111,10 @@ impl Update {
         let (beta1, beta2) = (simd.splat_f32s(BETA1), simd.splat_f32s(BETA2));
         let fresh1 = simd.mul_f32s(simd.splat_f32s(1.0 - BETA1), gradient);
         let fresh2 = simd.mul_f32s(simd.splat_f32s(1.0 - BETA2), simd.mul_f32s(gradient, gradient));
-        *first = simd.mul_add_e_f32s(beta1, *first, fresh1);
-        *second = simd.mul_add_e_f32s(beta2, *second, fresh2);
-        let spread = simd.mul_add_e_f32s(
+        *first = multiply_add(simd, beta1, *first, fresh1);
+        *second = multiply_add(simd, beta2, *second, fresh2);
+        let spread = multiply_add(
+            simd,
             simd.sqrt_f32s(*second),
             simd.splat_f32s(self.second_scale),
             simd.splat_f32s(EPS),
@@ -177,7 +178,7 @@ impl Step<'_> {
             for (gradients, errors) in gradients.iter_mut().zip(&errors) {
                 let error = simd.splat_f32s(errors[i]);
                 for v in 0..V {
-                    gradients[v] = simd.mul_add_e_f32s(error, vectors[v], gradients[v]);
+                    gradients[v] = multiply_add(simd, error, vectors[v], gradients[v]);
                 }
             }
         }

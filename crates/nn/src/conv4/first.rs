@@ -8,8 +8,11 @@
 
 use pulp::{Simd, WithSimd};
 
+#[cfg(target_arch = "x86_64")]
+use super::permuted::{self, Reached};
 use super::plane::{Pixel, Plane, vectors};
 use super::{Shape, WIDTH};
+use crate::isa::multiply_add;
 
 /// Values of a patch with its one, rounded up to whole vectors.
 pub(super) const PATCH_VALUES: usize = 32;
@@ -133,7 +136,7 @@ fn convolve<S: Simd, const C: usize, const V: usize>(
             for at in 0..4 {
                 let value = simd.splat_f32s(rows[at / 2 + dy][at % 2 * C + k]);
                 for j in 0..V {
-                    sums[at][j] = simd.mul_add_e_f32s(value, weights[j], sums[at][j]);
+                    sums[at][j] = multiply_add(simd, value, weights[j], sums[at][j]);
                 }
             }
         }
@@ -200,8 +203,8 @@ fn accumulate<S: Simd, const ROWS: usize>(simd: S, patches: &[PatchRow], values:
                     patch[first..first + ROWS].first_chunk().expect("the slice has that length");
                 for r in 0..ROWS {
                     let factor = simd.splat_f32s(factors[r]);
-                    sums[r][0] = simd.mul_add_e_f32s(factor, a, sums[r][0]);
-                    sums[r][1] = simd.mul_add_e_f32s(factor, b, sums[r][1]);
+                    sums[r][0] = multiply_add(simd, factor, a, sums[r][0]);
+                    sums[r][1] = multiply_add(simd, factor, b, sums[r][1]);
                 }
             }
             for r in 0..ROWS {
@@ -232,44 +235,71 @@ impl WithSimd for Backward<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        match (self.shape.channels, S::F32_LANES) {
-            (1, 16) => self.rows::<S, 1, 3>(simd),
-            (1, _) => self.rows::<S, 1, 1>(simd),
-            (_, 16) => self.rows::<S, 3, 3>(simd),
-            (_, _) => self.rows::<S, 3, 1>(simd),
+        #[cfg(target_arch = "x86_64")]
+        if let (16, Some(simd)) = (S::F32_LANES, pulp::x86::V4::try_new()) {
+            return match self.shape.channels {
+                1 => self.rows_by_permutation::<1>(simd),
+                _ => self.rows_by_permutation::<3>(simd),
+            };
+        }
+        match self.shape.channels {
+            1 => self.rows::<S, 1>(simd),
+            _ => self.rows::<S, 3>(simd),
         }
     }
 }
 
 impl Backward<'_> {
-    /// C input channels, R rows of taps at a time.
+    /// C input channels.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn rows<S: Simd, const C: usize, const R: usize>(self, simd: S) {
+    fn rows_by_permutation<const C: usize>(self, simd: pulp::x86::V4) {
+        let (line, side) = (padded_line(self.shape), self.plane.side);
+        let mut reached = vec![Reached::NOTHING; side];
+        for row in 0..side {
+            for (column, reached) in reached.iter_mut().enumerate() {
+                let at = self.plane.at(row, column);
+                open(&self.out[at], &self.d_out[at], &mut reached.gradient, self.sum);
+                reached.point::<C>(&self.places[row * side + column]);
+            }
+            permuted::taps::<C>(simd, &reached, &self.padded[2 * row * line..], line, self.taps);
+        }
+    }
+
+    /// C input channels.
+    #[inline(always)]
+    fn rows<S: Simd, const C: usize>(self, simd: S) {
         let (line, side) = (padded_line(self.shape), self.plane.side);
         let mut reached = vec![(Pixel::ZERO, Pixel::ZERO); side];
         for row in 0..side {
             for (column, (gradient, index)) in reached.iter_mut().enumerate() {
                 let at = self.plane.at(row, column);
-                let (out, d_out, places) =
-                    (&self.out[at].0, &self.d_out[at].0, &self.places[row * side + column]);
-                for c in 0..WIDTH {
-                    gradient.0[c] = if out[c] > 0.0 { d_out[c] } else { 0.0 };
-                    index.0[c] = f32::from(places[c]);
-                    self.sum.0[c] += gradient.0[c];
-                }
+                open(&self.out[at], &self.d_out[at], gradient, self.sum);
+                let places = &self.places[row * side + column];
+                index.0.iter_mut().zip(places).for_each(|(index, &place)| *index = f32::from(place));
             }
             for v in 0..vectors::<S>() {
-                for dy in (0..3).step_by(R) {
+                for dy in 0..3 {
                     let start = (2 * row + dy) * line;
-                    taps::<S, C, R>(simd, &reached, &self.padded[start..], line, dy, v, self.taps);
+                    taps::<S, C>(simd, &reached, &self.padded[start..], line, dy, v, self.taps);
                 }
             }
         }
     }
 }
 
+/// The gradient where the ReLU let something through; adds it to `sum`.
 #[inline(always)]
-fn taps<S: Simd, const C: usize, const R: usize>(
+fn open(out: &Pixel, d_out: &Pixel, gradient: &mut Pixel, sum: &mut Pixel) {
+    for c in 0..WIDTH {
+        gradient.0[c] = if out.0[c] > 0.0 { d_out.0[c] } else { 0.0 };
+        sum.0[c] += gradient.0[c];
+    }
+}
+
+/// One row of taps; all four outputs of a window, three of which have no gradient.
+#[inline(always)]
+fn taps<S: Simd, const C: usize>(
     simd: S,
     reached: &[(Pixel, Pixel)],
     padded: &[f32],
@@ -279,26 +309,22 @@ fn taps<S: Simd, const C: usize, const R: usize>(
     out: &mut [Pixel],
 ) {
     // 3 x C taps a row, of which 9 is the most.
-    let mut sums = [[simd.splat_f32s(0.0); 9]; R];
+    let mut sums = [simd.splat_f32s(0.0); 9];
     for (column, (gradient, index)) in reached.iter().enumerate() {
         let (gradient, index) = (gradient.get::<S>(v), index.get::<S>(v));
         for at in 0..4 {
             let here = simd.equal_f32s(index, simd.splat_f32s(at as f32));
             let gradient = simd.select_f32s(here, gradient, simd.splat_f32s(0.0));
-            for r in 0..R {
-                let start = (at / 2 + r) * line + (2 * column + at % 2) * C;
-                let values = &padded[start..start + 3 * C];
-                for k in 0..3 * C {
-                    sums[r][k] = simd.mul_add_e_f32s(simd.splat_f32s(values[k]), gradient, sums[r][k]);
-                }
+            let start = at / 2 * line + (2 * column + at % 2) * C;
+            let values = &padded[start..start + 3 * C];
+            for k in 0..3 * C {
+                sums[k] = multiply_add(simd, simd.splat_f32s(values[k]), gradient, sums[k]);
             }
         }
     }
-    for r in 0..R {
-        for k in 0..3 * C {
-            let tap = &mut out[(dy + r) * 3 * C + k];
-            let sum = simd.add_f32s(tap.get::<S>(v), sums[r][k]);
-            tap.set::<S>(v, sum);
-        }
+    for k in 0..3 * C {
+        let tap = &mut out[dy * 3 * C + k];
+        let sum = simd.add_f32s(tap.get::<S>(v), sums[k]);
+        tap.set::<S>(v, sum);
     }
 }

@@ -20,6 +20,8 @@
 mod embedder;
 mod first;
 mod passes;
+#[cfg(target_arch = "x86_64")]
+mod permuted;
 #[cfg(test)]
 mod plain;
 mod plane;

@@ -6,6 +6,7 @@ use pulp::{Simd, WithSimd};
 use super::plane::{Pixel, Plane, TILE, vectors};
 use super::tiles::{self, Block, Points};
 use super::training::{Norm, NormBackward};
+use crate::isa::multiply_add;
 
 /// Output transform; stores outputs and the maxima of windows, and gives the sums of y and y².
 pub(super) struct Outputs<'a> {
@@ -34,7 +35,7 @@ impl WithSimd for Outputs<'_> {
                         if tile.row + r < side && tile.column + c < side {
                             self.outputs[start + r * side + c].set::<S>(v, y[r][c]);
                             sum = simd.add_f32s(sum, y[r][c]);
-                            squares = simd.mul_add_e_f32s(y[r][c], y[r][c], squares);
+                            squares = multiply_add(simd, y[r][c], y[r][c], squares);
                         }
                     }
                 }
@@ -86,7 +87,7 @@ impl WithSimd for OutputsBackward<'_> {
                     for c in 0..TILE {
                         if tile.row + r < side && tile.column + c < side {
                             y[r][c] = self.outputs[start + r * side + c].get::<S>(v);
-                            d[r][c] = simd.mul_add_e_f32s(output, y[r][c], constant);
+                            d[r][c] = multiply_add(simd, output, y[r][c], constant);
                         }
                     }
                 }
@@ -135,7 +136,7 @@ impl WithSimd for Normalise<'_> {
             let to = &mut self.to[image * self.plane.len() + self.plane.at(row, place % side)];
             for v in 0..vectors::<S>() {
                 let (scale, shift) = (self.norm.scale.get::<S>(v), self.norm.shift.get::<S>(v));
-                let value = simd.mul_add_e_f32s(scale, from.get::<S>(v), shift);
+                let value = multiply_add(simd, scale, from.get::<S>(v), shift);
                 to.set::<S>(v, simd.max_f32s(value, simd.splat_f32s(0.0)));
             }
         }
@@ -163,11 +164,11 @@ impl WithSimd for Close<'_> {
             for (place, y) in self.maxima.iter().enumerate() {
                 let gradient = &mut self.gradient[self.plane.at(place / side, place % side)];
                 let y = y.get::<S>(v);
-                let open = simd.greater_than_f32s(simd.mul_add_e_f32s(scale, y, shift), simd.splat_f32s(0.0));
+                let open = simd.greater_than_f32s(multiply_add(simd, scale, y, shift), simd.splat_f32s(0.0));
                 let d = simd.select_f32s(open, gradient.get::<S>(v), simd.splat_f32s(0.0));
                 gradient.set::<S>(v, d);
                 sum = simd.add_f32s(sum, d);
-                products = simd.mul_add_e_f32s(d, y, products);
+                products = multiply_add(simd, d, y, products);
             }
             total.set::<S>(v, sum);
             total_products.set::<S>(v, products);

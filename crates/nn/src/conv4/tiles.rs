@@ -6,6 +6,7 @@ use pulp::{Simd, WithSimd};
 use super::WIDTH;
 use super::plane::{PATCH, POINTS, Pixel, Plane, TILE, vectors};
 use super::winograd::{self, Filters};
+use crate::isa::multiply_add;
 
 /// Tiles of a block: whole groups of rows of the product kernel, and one place more so that the 36 points of a
 /// tile do not compete for the same cache sets.
@@ -271,8 +272,8 @@ fn product<S: Simd, const ROWS: usize>(
         let (a, b) = (right[k].get::<S>(column), right[k].get::<S>(column + 1));
         for r in 0..ROWS {
             let factor = simd.splat_f32s(left[r].0[k]);
-            sums[r][0] = simd.mul_add_e_f32s(factor, a, sums[r][0]);
-            sums[r][1] = simd.mul_add_e_f32s(factor, b, sums[r][1]);
+            sums[r][0] = multiply_add(simd, factor, a, sums[r][0]);
+            sums[r][1] = multiply_add(simd, factor, b, sums[r][1]);
         }
     }
     for r in 0..ROWS {
@@ -334,8 +335,8 @@ fn outer_products<S: Simd, const ROWS: usize>(
             input.0[first..first + ROWS].first_chunk().expect("the slice has that length");
         for r in 0..ROWS {
             let factor = simd.splat_f32s(factors[r]);
-            sums[r][0] = simd.mul_add_e_f32s(factor, a, sums[r][0]);
-            sums[r][1] = simd.mul_add_e_f32s(factor, b, sums[r][1]);
+            sums[r][0] = multiply_add(simd, factor, a, sums[r][0]);
+            sums[r][1] = multiply_add(simd, factor, b, sums[r][1]);
         }
     }
     for r in 0..ROWS {

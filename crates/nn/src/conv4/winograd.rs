@@ -10,6 +10,7 @@ use pulp::{Simd, WithSimd};
 
 use super::plane::{PATCH, POINTS, Pixel, TILE, vectors};
 use super::{TAPS, WIDTH};
+use crate::isa::multiply_add;
 
 /// Bᵀ d: six inputs to six points.
 #[inline(always)]
@@ -19,8 +20,8 @@ pub(super) fn input<S: Simd>(simd: S, d: [S::f32s; PATCH]) -> [S::f32s; PATCH] {
     let odd = simd.sub_f32s(d[3], simd.mul_f32s(four, d[1]));
     let even2 = simd.sub_f32s(d[4], d[2]);
     let odd2 = simd.mul_f32s(two, simd.sub_f32s(d[3], d[1]));
-    let first = simd.mul_add_e_f32s(four, d[0], simd.sub_f32s(d[4], simd.mul_f32s(five, d[2])));
-    let last = simd.mul_add_e_f32s(four, d[1], simd.sub_f32s(d[5], simd.mul_f32s(five, d[3])));
+    let first = multiply_add(simd, four, d[0], simd.sub_f32s(d[4], simd.mul_f32s(five, d[2])));
+    let last = multiply_add(simd, four, d[1], simd.sub_f32s(d[5], simd.mul_f32s(five, d[3])));
     [
         first,
         simd.add_f32s(even, odd),
@@ -42,7 +43,7 @@ pub(super) fn input_backward<S: Simd>(simd: S, v: [S::f32s; PATCH]) -> [S::f32s;
     [
         simd.mul_f32s(four, v[0]),
         simd.sub_f32s(simd.mul_f32s(four, edge), double2),
-        simd.neg_f32s(simd.mul_add_e_f32s(five, v[0], simd.mul_add_e_f32s(four, sum1, sum2))),
+        simd.neg_f32s(multiply_add(simd, five, v[0], multiply_add(simd, four, sum1, sum2))),
         simd.sub_f32s(simd.add_f32s(difference1, double2), simd.mul_f32s(five, v[5])),
         simd.add_f32s(v[0], simd.add_f32s(sum1, sum2)),
         v[5],
@@ -57,9 +58,9 @@ pub(super) fn output<S: Simd>(simd: S, m: [S::f32s; PATCH]) -> [S::f32s; TILE] {
     let (sum2, difference2) = (simd.add_f32s(m[3], m[4]), simd.sub_f32s(m[3], m[4]));
     [
         simd.add_f32s(m[0], simd.add_f32s(sum1, sum2)),
-        simd.mul_add_e_f32s(two, difference2, difference1),
-        simd.mul_add_e_f32s(four, sum2, sum1),
-        simd.add_f32s(m[5], simd.mul_add_e_f32s(eight, difference2, difference1)),
+        multiply_add(simd, two, difference2, difference1),
+        multiply_add(simd, four, sum2, sum1),
+        simd.add_f32s(m[5], multiply_add(simd, eight, difference2, difference1)),
     ]
 }
 
@@ -68,8 +69,8 @@ pub(super) fn output<S: Simd>(simd: S, m: [S::f32s; PATCH]) -> [S::f32s; TILE] {
 pub(super) fn output_backward<S: Simd>(simd: S, y: [S::f32s; TILE]) -> [S::f32s; PATCH] {
     let (two, four) = (simd.splat_f32s(2.0), simd.splat_f32s(4.0));
     let (even, odd) = (simd.add_f32s(y[0], y[2]), simd.add_f32s(y[1], y[3]));
-    let even2 = simd.mul_add_e_f32s(four, y[2], y[0]);
-    let odd2 = simd.mul_f32s(two, simd.mul_add_e_f32s(four, y[3], y[1]));
+    let even2 = multiply_add(simd, four, y[2], y[0]);
+    let odd2 = simd.mul_f32s(two, multiply_add(simd, four, y[3], y[1]));
     [
         y[0],
         simd.add_f32s(even, odd),
@@ -86,7 +87,7 @@ fn filter<S: Simd>(simd: S, g: [S::f32s; 3]) -> [S::f32s; PATCH] {
     let share = |simd: S, of: f32| simd.splat_f32s(of.recip());
     let outer = simd.mul_f32s(share(simd, -6.0), simd.add_f32s(g[0], g[2]));
     let inner = simd.mul_f32s(share(simd, -6.0), g[1]);
-    let outer2 = simd.mul_add_e_f32s(share(simd, 24.0), g[0], simd.mul_f32s(share(simd, 6.0), g[2]));
+    let outer2 = multiply_add(simd, share(simd, 24.0), g[0], simd.mul_f32s(share(simd, 6.0), g[2]));
     let inner2 = simd.mul_f32s(share(simd, 12.0), g[1]);
     [
         simd.mul_f32s(share(simd, 4.0), g[0]),
@@ -105,11 +106,11 @@ fn filter_backward<S: Simd>(simd: S, u: [S::f32s; PATCH]) -> [S::f32s; 3] {
     let sum1 = simd.mul_f32s(share(simd, 6.0), simd.add_f32s(u[1], u[2]));
     let difference1 = simd.mul_f32s(share(simd, 6.0), simd.sub_f32s(u[2], u[1]));
     let sum2 = simd.add_f32s(u[3], u[4]);
-    let first = simd.mul_add_e_f32s(share(simd, 4.0), u[0], simd.mul_f32s(share(simd, 24.0), sum2));
+    let first = multiply_add(simd, share(simd, 4.0), u[0], simd.mul_f32s(share(simd, 24.0), sum2));
     [
         simd.sub_f32s(first, sum1),
-        simd.mul_add_e_f32s(share(simd, 12.0), simd.sub_f32s(u[3], u[4]), difference1),
-        simd.sub_f32s(simd.mul_add_e_f32s(share(simd, 6.0), sum2, u[5]), sum1),
+        multiply_add(simd, share(simd, 12.0), simd.sub_f32s(u[3], u[4]), difference1),
+        simd.sub_f32s(multiply_add(simd, share(simd, 6.0), sum2, u[5]), sum1),
     ]
 }
 
