@@ -11,6 +11,7 @@ mod messages;
 mod output;
 mod pictures_argument;
 mod progress;
+mod reproduce;
 mod threads;
 mod train;
 
@@ -32,6 +33,7 @@ enum Command {
     Eval(Box<eval::Arguments>),
     Train(train::Arguments),
     Attention(attention::Arguments),
+    Reproduce(reproduce::Arguments),
     Bench(bench::Arguments),
 }
 
@@ -46,6 +48,7 @@ fn main() -> std::process::ExitCode {
             Command::Eval(arguments) => eval::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),
             Command::Attention(arguments) => attention::run(&arguments),
+            Command::Reproduce(arguments) => reproduce::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),
         }
     };

@@ -17,10 +17,13 @@ const LABEL_GAP: f64 = 13.0;
 pub(super) const COLOURS: usize = 12;
 
 /// A method's accuracies by level.
-struct Line {
-    name: String,
-    colour: usize,
-    points: Vec<(f64, f64, Option<f64>)>,
+pub(super) struct Line {
+    pub name: String,
+    pub colour: usize,
+    /// The reference that is not to be reached.
+    pub dashed: bool,
+    /// Level, accuracy and its interval.
+    pub points: Vec<(f64, f64, Option<f64>)>,
 }
 
 /// The plot of one noise type; none where there are fewer than two levels.
@@ -29,17 +32,22 @@ pub(super) fn accuracy_against_noise(evaluation: &Evaluation, kind: NoiseKind) -
     let belongs = |setting: &&SettingResult| setting.noise == kind || setting.level == 0.0;
     let mut settings: Vec<&SettingResult> = evaluation.settings.iter().filter(belongs).collect();
     settings.sort_by(|a, b| a.level.total_cmp(&b.level));
-    let lines = lines(&settings);
+    let levels: Vec<f64> = settings.iter().map(|setting| setting.level).collect();
+    plot(kind, &levels, &lines(&settings))
+}
+
+/// Lines over levels of noise; none where there are fewer than two.
+pub(super) fn plot(kind: NoiseKind, levels: &[f64], lines: &[Line]) -> Option<String> {
     let values = || lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
-    if settings.len() < 2 || values().next().is_none() {
+    if levels.len() < 2 || values().next().is_none() {
         return None;
     }
     let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
-    let scale = Scale::new(settings.first()?.level, settings.last()?.level, low, high);
+    let scale = Scale::new(*levels.first()?, *levels.last()?, low, high);
     let mut svg = format!(
         "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"Accuracy against {kind} noise\">\n"
     );
-    svg.push_str(&scale.axes(&settings, kind));
+    svg.push_str(&scale.axes(levels, kind));
     let ends = spread(lines.iter().filter_map(|line| Some(scale.y(line.points.last()?.1))).collect());
     for (line, label_y) in lines.iter().zip(ends) {
         svg.push_str(&scale.line(line, label_y));
@@ -56,7 +64,8 @@ fn lines(settings: &[&SettingResult]) -> Vec<Line> {
             Some((setting.level, method.accuracy?, method.ci95))
         };
         let name = settings[0].methods[m].method.clone();
-        Line { name, colour: m % COLOURS, points: settings.iter().filter_map(point).collect() }
+        let dashed = name == "oracle";
+        Line { name, colour: m % COLOURS, dashed, points: settings.iter().filter_map(point).collect() }
     };
     (0..methods).map(line).collect()
 }
@@ -89,7 +98,7 @@ impl Scale {
         HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
     }
 
-    fn axes(&self, settings: &[&SettingResult], kind: NoiseKind) -> String {
+    fn axes(&self, levels: &[f64], kind: NoiseKind) -> String {
         let mut svg = String::from("<g class=\"axis\">\n");
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         let mut accuracy = self.accuracies.0;
@@ -103,9 +112,9 @@ impl Scale {
             ));
             accuracy += self.step;
         }
-        for setting in settings {
-            let percent = (setting.level * 1e4).round() / 1e2;
-            let (x, y) = (self.x(setting.level), bottom + 17.0);
+        for &level in levels {
+            let percent = (level * 1e4).round() / 1e2;
+            let (x, y) = (self.x(level), bottom + 17.0);
             svg.push_str(&format!(
                 "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{percent} %</text>\n"
             ));
@@ -121,7 +130,7 @@ impl Scale {
         let place =
             |point: &(f64, f64, Option<f64>)| format!("{:.1},{:.1}", self.x(point.0), self.y(point.1));
         let path: Vec<String> = line.points.iter().map(place).collect();
-        let dashed = if line.name == "oracle" { " dashed" } else { "" };
+        let dashed = if line.dashed { " dashed" } else { "" };
         let name = escaped(&line.name);
         let mut svg =
             format!("<g class=\"series c{}{dashed}\" tabindex=\"0\"><title>{name}</title>\n", line.colour);

@@ -24,7 +24,7 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     text
 }
 
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     let mut safe = String::new();
     for character in text.chars() {
         match character {

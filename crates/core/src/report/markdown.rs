@@ -19,7 +19,7 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
 }
 
 /// A backslash before whatever would end the cell or begin emphasis, code, a link, a tag or an entity.
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     let mut safe = String::new();
     for character in text.chars() {
         if "\\|*_<>&`[]~".contains(character) {

@@ -7,6 +7,7 @@ mod html;
 mod inspection;
 mod latex;
 mod markdown;
+pub mod reproduction;
 mod text;
 
 pub use html::{Page, Picture, PictureClass, PictureItem};

@@ -1,0 +1,98 @@
+//! What is done: beside every result a note of what it is and of its bytes. A result without one, or that is not what its
+//! note says, is made again.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::jobs::Job;
+use crate::output::write_file;
+
+/// The note beside a result.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Note {
+    /// The job's key.
+    pub key: String,
+    /// The command.
+    pub command: String,
+    /// The SHA-256 of the result.
+    pub sha256: String,
+    /// How long it took.
+    pub seconds: f64,
+    /// The program's version.
+    pub version: String,
+}
+
+/// What is known of a job's result.
+pub enum State {
+    Done,
+    /// Nothing, or part of it.
+    Open,
+    /// There is a result, but not the one that was noted.
+    Changed,
+}
+
+/// The folder of results.
+pub struct Cache {
+    folder: PathBuf,
+}
+
+impl Cache {
+    pub fn in_folder(folder: &Path) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(folder.join("cache"))?;
+        Ok(Cache { folder: folder.into() })
+    }
+
+    pub fn path(&self, job: &Job) -> PathBuf {
+        self.folder.join(&job.output)
+    }
+
+    fn note_path(&self, job: &Job) -> PathBuf {
+        self.path(job).with_extension("done.json")
+    }
+
+    pub fn state(&self, job: &Job) -> State {
+        let Ok(text) = std::fs::read_to_string(self.note_path(job)) else { return State::Open };
+        let Ok(note) = serde_json::from_str::<Note>(&text) else { return State::Changed };
+        let same = note.key == job.key && sha256(&self.path(job)).is_ok_and(|hash| hash == note.sha256);
+        if same { State::Done } else { State::Changed }
+    }
+
+    /// Forgets a result that is not what it should be, with all that lies beside it.
+    pub fn forget(&self, job: &Job) -> anyhow::Result<()> {
+        let path = self.path(job);
+        let stem = path.file_stem().map(|stem| format!("{}.", stem.display())).unwrap_or_default();
+        for entry in std::fs::read_dir(self.folder.join("cache"))? {
+            let entry = entry?;
+            if entry.file_name().display().to_string().starts_with(&stem) {
+                std::fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that a job is done.
+    pub fn note(&self, job: &Job, command: String, seconds: f64) -> anyhow::Result<()> {
+        let note = Note {
+            key: job.key.clone(),
+            command,
+            sha256: sha256(&self.path(job))?,
+            seconds,
+            version: env!("CARGO_PKG_VERSION").into(),
+        };
+        write_file(&self.note_path(job), &(serde_json::to_string_pretty(&note)? + "\n"))
+    }
+}
+
+fn sha256(path: &Path) -> std::io::Result<String> {
+    let mut file = std::fs::File::open(path)?;
+    let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+            read => hash.update(&buffer[..read]),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Where the datasets lie, and what tells one from another.
+//!
+//! A dataset is a folder with train/, val/ and test/ below the folder of data; outliers are outliers/train and
+//! outliers/test, classes that are in no dataset. Their fingerprint is made of names and sizes: reading fifty
+//! thousand pictures to find out that nothing changed would take longer than many a table.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::experiments::Dataset;
+use super::jobs::Word;
+
+/// The pictures of one split.
+#[derive(Debug, Clone)]
+pub struct Pictures {
+    path: PathBuf,
+    print: String,
+    count: usize,
+    /// The split's name, where the path holds several.
+    split: Option<&'static str>,
+}
+
+/// The splits of a dataset that is there.
+#[derive(Debug, Clone)]
+pub struct Found {
+    pub train: Pictures,
+    pub val: Pictures,
+    pub test: Pictures,
+}
+
+/// Classes of no dataset, in halves; perhaps some more to validate on.
+#[derive(Debug, Clone)]
+pub struct Outliers {
+    pub train: Pictures,
+    pub val: Option<Pictures>,
+    pub test: Pictures,
+}
+
+impl Pictures {
+    fn in_folder(path: PathBuf) -> Option<Self> {
+        let (print, count) = print(&path).ok()?;
+        Some(Pictures { path, print, count, split: None })
+    }
+
+    fn built_in(split: &'static str) -> Self {
+        Pictures { path: "omniglot".into(), print: "omniglot".into(), count: 10_000, split: Some(split) }
+    }
+
+    /// The words that name it on a command line of `trueshot embed`.
+    pub fn words(&self) -> Vec<Word> {
+        let mut words = vec![Word::outside(&self.path, &self.print)];
+        words.extend(self.split.iter().flat_map(|split| [Word::of("--split"), Word::of(*split)]));
+        words
+    }
+
+    /// The path alone.
+    pub fn path(&self) -> Word {
+        Word::outside(&self.path, &self.print)
+    }
+
+    /// What tells its contents.
+    pub fn print(&self) -> &str {
+        &self.print
+    }
+
+    /// The classes, as their folders are called; none where they do not lie in folders.
+    pub fn classes(&self) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(&self.path) else { return Vec::new() };
+        let folders = entries.flatten().filter(|entry| entry.path().is_dir());
+        folders.map(|entry| entry.file_name().display().to_string()).collect()
+    }
+
+    /// About how many there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+}
+
+impl Found {
+    /// Looks for a dataset; the reason where it is not there.
+    pub fn look(dataset: &Dataset, data: Option<&Path>) -> Result<Self, String> {
+        if dataset.built_in {
+            let split = Pictures::built_in;
+            return Ok(Found { train: split("train"), val: split("val"), test: split("test") });
+        }
+        let Some(data) = data else { return Err("no folder of data was given (--data)".into()) };
+        let folders = || dataset.data.iter().map(|name| data.join(name));
+        let Some(folder) = folders().find(|folder| folder.is_dir()) else {
+            let names = dataset.data.join("/ or ");
+            return Err(format!("there is no {names}/ in {}", data.display()));
+        };
+        let split = |name: &str| {
+            Pictures::in_folder(folder.join(name))
+                .ok_or_else(|| format!("there is no {name}/ in {}", folder.display()))
+        };
+        Ok(Found { train: split("train")?, val: split("val")?, test: split("test")? })
+    }
+}
+
+impl Outliers {
+    /// Looks for outliers.
+    pub fn look(data: Option<&Path>) -> Result<Self, String> {
+        let Some(data) = data else { return Err("no folder of data was given (--data)".into()) };
+        let half = |name: &str| Pictures::in_folder(data.join("outliers").join(name));
+        let missing = |name: &str| format!("there is no outliers/{name}/ in {}", data.display());
+        Ok(Outliers {
+            train: half("train").ok_or_else(|| missing("train"))?,
+            val: half("val"),
+            test: half("test").ok_or_else(|| missing("test"))?,
+        })
+    }
+}
+
+/// A hash of the names and sizes of all files below a folder, and their number.
+fn print(folder: &Path) -> std::io::Result<(String, usize)> {
+    let mut files = Vec::new();
+    let mut open = vec![folder.to_path_buf()];
+    while let Some(next) = open.pop() {
+        for entry in std::fs::read_dir(next)? {
+            let entry = entry?;
+            let kind = std::fs::metadata(entry.path())?;
+            if kind.is_dir() {
+                open.push(entry.path());
+            } else {
+                let name = entry.path().strip_prefix(folder).map(Path::to_path_buf).unwrap_or_default();
+                files.push((name, kind.len()));
+            }
+        }
+    }
+    files.sort();
+    let count = files.len();
+    let mut hash = Sha256::new();
+    for (name, size) in files {
+        hash.update(name.as_os_str().as_encoded_bytes());
+        hash.update([0]);
+        hash.update(size.to_le_bytes());
+    }
+    Ok((hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect(), count))
+}

@@ -1,0 +1,241 @@
+//! What there is to reproduce, read from `experiments/paper.toml`, and what the paper says, from `paper.csv` beside it.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+use serde::Deserialize;
+use trueshot::noise::NoiseLevels;
+
+const EXPERIMENTS: &str = include_str!("../../experiments/paper.toml");
+const PAPER: &str = include_str!("../../experiments/paper.csv");
+
+/// All experiments.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experiments {
+    pub dataset: BTreeMap<String, Dataset>,
+    group: Vec<Group>,
+    table: Vec<Table>,
+}
+
+/// What tables are measured on.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dataset {
+    pub title: String,
+    /// Whether the paper's figures are on these data.
+    #[serde(default)]
+    pub paper: bool,
+    /// Names it may have below the folder of data.
+    pub data: Vec<String>,
+    #[serde(default)]
+    pub built_in: bool,
+    /// How its backbone is trained.
+    pub backbone: String,
+    /// Augmented copies of every training picture.
+    pub copies: u32,
+    /// Queries a class.
+    #[serde(default = "fifteen")]
+    pub queries: usize,
+    /// The most shots its classes are large enough for.
+    most_shots: Option<usize>,
+}
+
+fn fifteen() -> usize {
+    15
+}
+
+impl Dataset {
+    /// Why a table of so many shots cannot be measured.
+    pub fn too_small_for(&self, shots: usize) -> Option<String> {
+        let most = self.most_shots.filter(|&most| shots > most)?;
+        Some(format!("classes of {} are too small for {shots} shots ({most} at most)", self.title))
+    }
+
+    /// The numbers of shots a head for all of them is trained on.
+    pub fn several_shots(&self) -> &'static str {
+        if self.most_shots.is_some_and(|most| most < 10) { "1,2,3,5,5" } else { "1,2,3,5,5,10" }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Group {
+    name: String,
+    rows: Vec<Row>,
+}
+
+/// A table, or a figure that is one drawn.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table {
+    pub name: String,
+    pub title: String,
+    pub datasets: Vec<String>,
+    /// The table whose ProtoNet the paper's differences are taken against, where it is not this one.
+    pub compare: Option<String>,
+    /// Whether the paper shows it as a figure, without numbers.
+    #[serde(default)]
+    pub figure: bool,
+    pub shots: usize,
+    pub noise: Option<NoiseLevels>,
+    /// What the heads of this table are trained on.
+    #[serde(default)]
+    pub training: String,
+    #[serde(default)]
+    groups: Vec<String>,
+    #[serde(default)]
+    pub rows: Vec<Row>,
+}
+
+/// One row of a table.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    pub row: String,
+    /// A method of `trueshot eval`.
+    pub method: Option<String>,
+    /// What `trueshot train` is given for its head.
+    pub head: Option<String>,
+    /// What `trueshot train backbone` is given besides, where the row has a backbone of its own.
+    pub backbone: Option<String>,
+    /// Noise of its own.
+    pub noise: Option<NoiseLevels>,
+    /// Why it cannot be measured.
+    pub missing: Option<String>,
+}
+
+impl Experiments {
+    /// Those of the paper, groups put in their places.
+    pub fn of_the_paper() -> anyhow::Result<Self> {
+        let mut all: Experiments = toml::from_str(EXPERIMENTS).context("the list of experiments")?;
+        for table in &mut all.table {
+            let mut rows = Vec::new();
+            for name in &table.groups {
+                let group = all.group.iter().find(|group| group.name == *name);
+                rows.extend(
+                    group.with_context(|| format!("{}: no group '{name}'", table.name))?.rows.iter().cloned(),
+                );
+            }
+            rows.append(&mut table.rows);
+            for row in &mut rows {
+                let shots = table.shots.to_string();
+                row.head = row
+                    .head
+                    .take()
+                    .map(|head| head.replace("{shots}", &shots).replace("{training}", &table.training));
+            }
+            table.rows = rows;
+        }
+        Ok(all)
+    }
+
+    /// Every table in order.
+    pub fn tables(&self) -> &[Table] {
+        &self.table
+    }
+
+    /// The tables of these names; `all` is all of them.
+    pub fn chosen(&self, names: &[String]) -> anyhow::Result<Vec<&Table>> {
+        if names.iter().any(|name| name == "all") {
+            return Ok(self.table.iter().collect());
+        }
+        let find = |name: &String| {
+            let known = || self.table.iter().map(|table| table.name.as_str()).collect::<Vec<_>>().join(", ");
+            let found = self.table.iter().find(|table| table.name == *name);
+            found
+                .with_context(|| format!("there is no experiment '{name}'\nhint: all, or any of {}", known()))
+        };
+        names.iter().map(find).collect()
+    }
+}
+
+/// The paper's figures.
+pub struct Paper(BTreeMap<(String, String, String, i64), f64>);
+
+impl Paper {
+    /// Reads them.
+    pub fn new() -> anyhow::Result<Self> {
+        let mut cells = BTreeMap::new();
+        for line in PAPER.lines().skip(1) {
+            let fields = fields(line);
+            let [table, dataset, row, percent, accuracy, _] = &fields[..] else {
+                anyhow::bail!("the paper's tables: a line of {} fields: {line}", fields.len());
+            };
+            let key = (table.clone(), dataset.clone(), row.clone(), column(percent.parse::<f64>()? / 100.0));
+            cells.insert(key, accuracy.parse()?);
+        }
+        Ok(Paper(cells))
+    }
+
+    /// A cell, if the paper has it.
+    pub fn cell(&self, table: &str, dataset: &str, row: &str, level: f64) -> Option<f64> {
+        self.0.get(&(table.into(), dataset.into(), row.into(), column(level))).copied()
+    }
+
+    /// How many cells there are.
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// A level as a whole percentage: the paper writes 33.3 where a third is meant.
+fn column(level: f64) -> i64 {
+    (level * 100.0).round() as i64
+}
+
+/// The fields of a line of CSV; quotes keep commas.
+fn fields(line: &str) -> Vec<String> {
+    let (mut fields, mut quoted) = (vec![String::new()], false);
+    for character in line.chars() {
+        match character {
+            '"' => quoted = !quoted,
+            ',' if !quoted => fields.push(String::new()),
+            _ => fields.last_mut().expect("there is one from the start").push(character),
+        }
+    }
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cell_of_the_paper_belongs_to_a_row_of_an_experiment() {
+        let (experiments, paper) = (Experiments::of_the_paper().unwrap(), Paper::new().unwrap());
+        assert_eq!(paper.len(), 1237);
+        for (table, dataset, row, column) in paper.0.keys() {
+            let found = experiments.tables().iter().find(|known| known.name == *table);
+            let found = found.unwrap_or_else(|| panic!("no experiment '{table}'"));
+            assert!(found.datasets.contains(dataset), "{table} does not run on {dataset}");
+            let known = found.rows.iter().find(|known| known.row == *row);
+            let known = known.unwrap_or_else(|| panic!("{table} has no row '{row}'"));
+            let noise = known.noise.as_ref().or(found.noise.as_ref());
+            let levels: Vec<i64> =
+                noise.iter().flat_map(|noise| &noise.0).map(|n| super::column(n.level)).collect();
+            assert!(
+                known.missing.is_some() || levels.contains(column),
+                "{table}, {row}: no {column} % in {levels:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_row_has_a_method_or_a_reason() {
+        for table in Experiments::of_the_paper().unwrap().tables() {
+            for row in &table.rows {
+                assert!(row.method.is_some() != row.missing.is_some(), "{}: {}", table.name, row.row);
+                let asks = row.method.as_deref().unwrap_or("").contains("{head}");
+                assert_eq!(asks, row.head.is_some(), "{}: {}", table.name, row.row);
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_known_ones() {
+        let error = Experiments::of_the_paper().unwrap().chosen(&["tabel".into()]).unwrap_err();
+        assert!(error.to_string().contains("sym_swap_5w5k"), "{error}");
+    }
+}

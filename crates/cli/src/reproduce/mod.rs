@@ -1,0 +1,300 @@
+//! `trueshot reproduce`: the paper's tables and figures, from data to a page, as commands of this program.
+//!
+//! Every step is a command that can be given by hand, and is run as one: what is written beside a table is what was done. Steps
+//! are named by a hash of all they depend on ([`jobs`]), noted when they are done ([`cache`]), and go on where they stopped.
+
+mod cache;
+mod data;
+mod experiments;
+mod jobs;
+mod plan;
+mod protocol;
+mod results;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::Args;
+use sha2::{Digest, Sha256};
+use trueshot::report::reproduction::Reproduction;
+
+use self::cache::{Cache, State};
+use self::data::{Found, Outliers};
+use self::experiments::{Experiments, Paper};
+use self::jobs::{Job, Jobs, Kind};
+use self::plan::{Planned, Planner, Settings, Source};
+use self::results::Evaluated;
+use crate::output::{print, write_file};
+
+/// Reproduce the paper's tables and figures, from the data to a page
+///
+/// Trains what must be trained, evaluates, and writes report.html, report.md, report.tex and report.json: every cell beside the
+/// paper's figure. DATA holds miniimagenet/, tieredimagenet/ and cifar-fs/, each with train/, val/ and test/ (class folders), and
+/// outliers/ with train/ and test/; what is not there is shown as not measured. Omniglot is built in. Features and models are
+/// kept in OUT/cache and shared by all tables; a run that was stopped goes on where it was.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot reproduce --list
+  trueshot reproduce all --dataset omniglot --scale 0.01 --out omniglot-report
+  trueshot reproduce sym_swap_5w5k pair_swap_5w5k outlier_5w5k --data data --out report --dry-run
+  trueshot reproduce all --data data --dataset miniimagenet --out report --backbone miniimagenet=conv4.safetensors")]
+pub struct Arguments {
+    /// The tables and figures, or `all`
+    #[arg(value_name = "TABLE", required_unless_present = "list")]
+    names: Vec<String>,
+    /// List all tables and figures and stop
+    #[arg(long)]
+    list: bool,
+    /// The folder of datasets
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// The folder for features, models and the report
+    #[arg(long, value_name = "DIR", required_unless_present = "list")]
+    out: Option<PathBuf>,
+    /// Only these datasets [default: all that a table has]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    dataset: Vec<String>,
+    /// A backbone that is there already, instead of training one; can be repeated
+    #[arg(long, value_name = "DATASET=FILE")]
+    backbone: Vec<String>,
+    /// Multiply the length of all training, and of evaluation below 1, by this; every output says so
+    #[arg(long, default_value_t = 1.0)]
+    scale: f64,
+    /// Episodes of every evaluation [default: 10,000 times the scale, at least 200 and at most 10,000]
+    #[arg(short, long)]
+    episodes: Option<u64>,
+    /// The seed of the evaluation's episodes
+    #[arg(short, long, default_value_t = 0)]
+    seed: u64,
+    /// Print what would be done and how long it would take, and stop
+    #[arg(long)]
+    dry_run: bool,
+    /// Threads to use [default: all cores]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let experiments = Experiments::of_the_paper()?;
+    let (Some(out), false) = (&arguments.out, arguments.list) else { return print(&list(&experiments)) };
+    let tables = experiments.chosen(&arguments.names)?;
+    let settings = arguments.settings(&experiments)?;
+    let sources = arguments.sources(&experiments)?;
+    sources.iter().try_for_each(protocol::check)?;
+    let mut planner = Planner { jobs: Jobs::default(), settings: &settings };
+    let mut planned = Vec::new();
+    for table in tables {
+        for source in sources.iter().filter(|source| table.datasets.iter().any(|name| name == source.name)) {
+            planned.push(planner.plan(table, source));
+        }
+    }
+    let jobs = planner.jobs;
+    let evaluations =
+        planned.iter().flat_map(|planned| &planned.evaluations).map(|evaluation| evaluation.job);
+    let needed: Vec<&Job> =
+        jobs.with_needs(&evaluations.collect::<Vec<_>>()).iter().map(|&job| &jobs.all()[job]).collect();
+    if arguments.dry_run {
+        return print(&plan_text(&jobs, &needed, &planned, &Cache::in_folder(out)?));
+    }
+    let cache = Cache::in_folder(out)?;
+    arguments.run_all(&jobs, &needed, &cache)?;
+    let reproduction = report(&experiments, &settings, &jobs, &planned, &sources, &cache, out)?;
+    for (name, text) in [
+        ("report.html", reproduction.html()),
+        ("report.md", reproduction.markdown()),
+        ("report.tex", reproduction.latex()),
+        ("report.json", reproduction.json()),
+    ] {
+        write_file(&out.join(name), &text)?;
+    }
+    eprintln!("{}: {} tables", out.join("report.html").display(), reproduction.tables.len());
+    Ok(())
+}
+
+impl Arguments {
+    fn settings(&self, experiments: &Experiments) -> anyhow::Result<Settings> {
+        let scales = self.scale > 0.0 && self.scale <= 100.0;
+        anyhow::ensure!(scales, "--scale is {}; allowed: above 0, up to 100", self.scale);
+        let few = (10_000.0 * self.scale).round().clamp(200.0, 10_000.0) as u64;
+        let episodes = self.episodes.unwrap_or(few);
+        anyhow::ensure!(episodes > 0, "--episodes is 0; allowed: 1 or more");
+        let mut backbones = BTreeMap::new();
+        for given in &self.backbone {
+            let (dataset, path) = given.split_once('=').with_context(|| {
+                format!("'{given}' is no backbone\nhint: write DATASET=FILE, such as miniimagenet=conv4.safetensors")
+            })?;
+            known(experiments, dataset)?;
+            let bytes = std::fs::read(path).with_context(|| format!("cannot read the backbone {path}"))?;
+            let print: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+            backbones.insert(dataset.to_string(), (std::path::absolute(path)?, print));
+        }
+        Ok(Settings { scale: self.scale, episodes, seed: self.seed, backbones })
+    }
+
+    fn sources<'a>(&self, experiments: &'a Experiments) -> anyhow::Result<Vec<Source<'a>>> {
+        self.dataset.iter().try_for_each(|name| known(experiments, name))?;
+        let data = self.data.as_ref().map(std::path::absolute).transpose()?;
+        if let Some(data) = &data {
+            anyhow::ensure!(data.is_dir(), "there is no folder {}", data.display());
+        }
+        let outliers = Outliers::look(data.as_deref());
+        let chosen = experiments
+            .dataset
+            .iter()
+            .filter(|(name, _)| self.dataset.is_empty() || self.dataset.contains(name));
+        Ok(chosen
+            .map(|(name, dataset)| Source {
+                name,
+                dataset,
+                found: Found::look(dataset, data.as_deref()),
+                outliers: outliers.clone(),
+            })
+            .collect())
+    }
+
+    fn run_all(&self, jobs: &Jobs, needed: &[&Job], cache: &Cache) -> anyhow::Result<()> {
+        let count = needed.len();
+        for (number, job) in needed.iter().enumerate() {
+            match cache.state(job) {
+                State::Done => continue,
+                State::Open => (),
+                State::Changed => {
+                    eprintln!(
+                        "{} is not what was noted when it was made: making it again",
+                        job.output.display()
+                    );
+                    cache.forget(job)?;
+                }
+            }
+            eprintln!("\n[{}/{count}] {} (about {})", number + 1, job.label, duration(job.estimate));
+            self.run_one(jobs, job, cache)?;
+        }
+        Ok(())
+    }
+
+    fn run_one(&self, jobs: &Jobs, job: &Job, cache: &Cache) -> anyhow::Result<()> {
+        let start = Instant::now();
+        let folder = cache.path(job);
+        let folder =
+            folder.parent().and_then(Path::parent).context("results lie in a folder of their own")?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.current_dir(folder).args(jobs.arguments(job));
+        if matches!(job.kind, Kind::Backbone | Kind::Head) {
+            command.arg("--resume");
+        }
+        command.args(self.threads.iter().flat_map(|threads| ["--threads".to_string(), threads.to_string()]));
+        let status = command.status().context("cannot start this program again")?;
+        if status.code() == Some(130) || status.code().is_none() {
+            eprintln!("stopped; the same command goes on from here");
+            std::process::exit(130);
+        }
+        anyhow::ensure!(status.success(), "this step failed: {}", jobs.command(job));
+        cache.note(job, jobs.command(job), start.elapsed().as_secs_f64())
+    }
+}
+
+fn known(experiments: &Experiments, dataset: &str) -> anyhow::Result<()> {
+    let names = || experiments.dataset.keys().cloned().collect::<Vec<_>>().join(", ");
+    anyhow::ensure!(
+        experiments.dataset.contains_key(dataset),
+        "there is no dataset '{dataset}'\nhint: {}",
+        names()
+    );
+    Ok(())
+}
+
+fn list(experiments: &Experiments) -> String {
+    let mut text = String::new();
+    for table in experiments.tables() {
+        let what = if table.figure { " (a figure)" } else { "" };
+        text.push_str(&format!("{:<24}{}{what}\n", table.name, table.title));
+        text.push_str(&format!("{:<24}{} rows on {}\n", "", table.rows.len(), table.datasets.join(", ")));
+    }
+    text
+}
+
+fn plan_text(jobs: &Jobs, needed: &[&Job], planned: &[Planned<'_>], cache: &Cache) -> String {
+    let mut text = String::new();
+    let mut total = 0.0;
+    for job in needed {
+        let done = matches!(cache.state(job), State::Done);
+        let time = if done { "done".into() } else { duration(job.estimate) };
+        total += if done { 0.0 } else { job.estimate };
+        text.push_str(&format!("{time:>10}  {}\n            {}\n", job.label, jobs.command(job)));
+    }
+    for planned in planned {
+        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+        planned.missing.values().for_each(|reason| *reasons.entry(reason).or_default() += 1);
+        for (reason, rows) in reasons {
+            let (table, dataset) = (&planned.table.name, &planned.dataset.title);
+            text.push_str(&format!(
+                "{:>10}  {table}, {dataset}: {rows} rows will not be measured: {reason}\n",
+                "-"
+            ));
+        }
+    }
+    text + &format!("{} steps, about {} on two cores\n", needed.len(), duration(total))
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        ..90.0 => format!("{:.0} s", seconds.max(1.0)),
+        ..5400.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
+}
+
+fn report(
+    experiments: &Experiments,
+    settings: &Settings,
+    jobs: &Jobs,
+    planned: &[Planned<'_>],
+    sources: &[Source<'_>],
+    cache: &Cache,
+    out: &Path,
+) -> anyhow::Result<Reproduction> {
+    let paper = Paper::new()?;
+    let mut tables = Vec::new();
+    for planned in planned {
+        let read = |job: usize| Evaluated::read(&cache.path(&jobs.all()[job]));
+        let evaluated: Vec<Evaluated> = planned
+            .evaluations
+            .iter()
+            .map(|evaluation| read(evaluation.job))
+            .collect::<anyhow::Result<_>>()?;
+        let mut table = results::table(planned, &evaluated, &paper, jobs, out);
+        table.notes.splice(0..0, protocol::of_table(planned, jobs, cache)?);
+        tables.push(table);
+    }
+    let mut facts = vec![
+        ("program".to_string(), format!("trueshot {}", env!("CARGO_PKG_VERSION"))),
+        ("instructions".into(), trueshot_nn::Isa::current().name().into()),
+        ("scale".into(), settings.scale.to_string()),
+        ("episodes".into(), settings.episodes.to_string()),
+        ("seed".into(), settings.seed.to_string()),
+    ];
+    for source in sources {
+        let print = source.found.as_ref().map(|found| {
+            let prints = [&found.train, &found.val, &found.test]
+                .map(|split| split.print().chars().take(16).collect::<String>());
+            format!("train, val, test {}", prints.join(", "))
+        });
+        facts.push((
+            experiments.dataset[source.name].title.clone(),
+            print.unwrap_or_else(|reason| format!("not measured: {reason}")),
+        ));
+    }
+    facts.push((
+        "paper".into(),
+        "Liang, Rangrej, Petrovic, Hassner: Few-shot Learning with Noisy Labels, CVPR 2022".into(),
+    ));
+    Ok(Reproduction {
+        title: "Few-shot learning with noisy labels, reproduced".into(),
+        facts,
+        warnings: protocol::of_all(settings),
+        tables,
+    })
+}

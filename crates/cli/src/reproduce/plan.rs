@@ -1,0 +1,356 @@
+//! From tables to jobs: a backbone, features of every split, heads, and an evaluation for the rows that share features and
+//! noise.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use trueshot::noise::{NoiseKind, NoiseLevels};
+
+use super::data::{Found, Outliers, Pictures};
+use super::experiments::{Dataset, Row, Table};
+use super::jobs::{Jobs, Kind, Word, words};
+
+/// How experiments are run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// What training steps and episodes are multiplied by.
+    pub scale: f64,
+    pub episodes: u64,
+    pub seed: u64,
+    /// Backbones that are there already, by dataset: path and fingerprint.
+    pub backbones: BTreeMap<String, (PathBuf, String)>,
+}
+
+/// A table on one dataset.
+pub struct Planned<'a> {
+    pub table: &'a Table,
+    pub name: &'a str,
+    pub dataset: &'a Dataset,
+    pub evaluations: Vec<Evaluation>,
+    /// Why a row is not measured.
+    pub missing: BTreeMap<usize, String>,
+    /// The features it trains and tests on, where it does.
+    pub features: Option<Features>,
+}
+
+/// Rows that are evaluated together.
+pub struct Evaluation {
+    pub job: usize,
+    /// Rows of the table, as the evaluation calls them: r0, r1, ..
+    pub rows: Vec<usize>,
+    pub noise: NoiseLevels,
+}
+
+/// The features one backbone gives.
+#[derive(Debug, Clone)]
+pub struct Features {
+    pub train: usize,
+    pub val: usize,
+    pub test: usize,
+    /// To train on, to validate on, to test on.
+    pub outliers: Option<[usize; 3]>,
+}
+
+/// What a name of a row in an evaluation is.
+pub fn label(row: usize) -> String {
+    format!("r{row}")
+}
+
+/// A dataset and the outliers that go with it.
+pub struct Source<'a> {
+    pub name: &'a str,
+    pub dataset: &'a Dataset,
+    pub found: Result<Found, String>,
+    pub outliers: Result<Outliers, String>,
+}
+
+pub struct Planner<'a> {
+    pub jobs: Jobs,
+    pub settings: &'a Settings,
+}
+
+impl<'a> Planner<'a> {
+    /// All jobs of a table on one dataset.
+    pub fn plan(&mut self, table: &'a Table, source: &Source<'a>) -> Planned<'a> {
+        let Source { name, dataset, .. } = *source;
+        let mut planned =
+            Planned { table, name, dataset, evaluations: vec![], missing: BTreeMap::new(), features: None };
+        let reason = source.found.as_ref().err().cloned().or_else(|| dataset.too_small_for(table.shots));
+        let reason = reason.or_else(|| match &table.noise {
+            Some(noise) if has_outliers(noise) && !dataset.built_in => {
+                source.outliers.as_ref().err().cloned()
+            }
+            _ => None,
+        });
+        for (number, row) in table.rows.iter().enumerate() {
+            planned.missing.extend(reason.clone().or(row.missing.clone()).map(|reason| (number, reason)));
+        }
+        let Ok(found) = &source.found else { return planned };
+        let mut together: Vec<(Option<&str>, &NoiseLevels, Vec<usize>)> = Vec::new();
+        for (number, row) in table.rows.iter().enumerate() {
+            let Some(noise) = row.noise.as_ref().or(table.noise.as_ref()) else { continue };
+            if planned.missing.contains_key(&number) {
+                continue;
+            }
+            let backbone = row.backbone.as_deref();
+            match together.iter_mut().find(|(b, n, _)| (*b, *n) == (backbone, noise)) {
+                Some((_, _, rows)) => rows.push(number),
+                None => together.push((backbone, noise, vec![number])),
+            }
+        }
+        for (backbone, noise, rows) in together {
+            let features = self.features(source, found, backbone);
+            let job = self.evaluation(table, source, &features, noise, &rows);
+            planned.evaluations.push(Evaluation { job, rows, noise: noise.clone() });
+            planned.features.get_or_insert(features);
+        }
+        planned
+    }
+
+    fn features(&mut self, source: &Source<'_>, found: &Found, own: Option<&str>) -> Features {
+        let backbone = self.backbone(source, found, own);
+        let copies = source.dataset.copies;
+        let mut embed = |what: &str, pictures: &Pictures, copies: u32| {
+            let mut line = vec![Word::of("embed")];
+            line.extend(pictures.words());
+            line.extend([Word::of("--backbone"), backbone.clone()]);
+            if copies > 1 {
+                line.extend(words(&format!("--augment --copies {copies}")));
+            }
+            line.extend(words("--precision f16"));
+            let label = format!("{}: features of {what}", source.dataset.title);
+            let estimate = 0.0006 * f64::from(copies) * pictures.count() as f64;
+            self.jobs.add(Kind::Features, label, estimate, line)
+        };
+        let train = embed("the training classes", &found.train, copies);
+        let val = embed("the validation classes", &found.val, 1);
+        let test = embed("the test classes", &found.test, 1);
+        let outliers = match &source.outliers {
+            // Other characters are what does not belong.
+            _ if source.dataset.built_in => Some([train, train, val]),
+            Err(_) => None,
+            Ok(outliers) => {
+                let own = embed("outliers to train on", &outliers.train, copies);
+                let between = outliers.val.as_ref().map(|val| embed("outliers to validate on", val, 1));
+                Some([own, between.unwrap_or(own), embed("outliers to test on", &outliers.test, 1)])
+            }
+        };
+        Features { train, val, test, outliers }
+    }
+
+    /// The backbone's file: the one given, or one that is trained.
+    fn backbone(&mut self, source: &Source<'_>, found: &Found, own: Option<&str>) -> Word {
+        if let (None, Some((path, print))) = (own, self.settings.backbones.get(source.name)) {
+            return Word::outside(path, print);
+        }
+        let mut line: Vec<Word> = words("train backbone").collect();
+        line.push(found.train.path());
+        if !source.dataset.built_in {
+            line.extend([Word::of("--val"), found.val.path()]);
+        }
+        let flags = format!("{} {}", source.dataset.backbone, own.unwrap_or_default());
+        let (flags, steps) = self.scaled(&flags, 100_000);
+        line.extend(words(&flags));
+        let each = match () {
+            () if source.dataset.built_in => 0.013,
+            () if flags.contains("--size 32") => 0.03,
+            () => 0.17,
+        };
+        let label = match own {
+            None => format!("{}: the backbone", source.dataset.title),
+            Some(own) => format!("{}: a backbone trained with {own}", source.dataset.title),
+        };
+        Word::result(self.jobs.add(Kind::Backbone, label, each * steps as f64, line))
+    }
+
+    /// The file of a row's head; none where the data for it is missing.
+    fn head(&mut self, source: &Source<'_>, features: &Features, row: &Row) -> Option<usize> {
+        let flags = row.head.as_deref()?.replace("{several_shots}", source.dataset.several_shots());
+        let (flags, steps) = self.scaled(&flags, 25_000);
+        let (kind, flags) = flags.split_once(' ')?;
+        let mut line = vec![Word::of("train"), Word::of(kind), Word::result(features.train)];
+        line.extend([Word::of("--val"), Word::result(features.val)]);
+        let mut flags = flags.to_string();
+        match features.outliers {
+            Some([train, val, _]) if flags.contains("outlier=") => {
+                line.extend([Word::of("--outliers"), Word::result(train)]);
+                line.extend([Word::of("--val-outliers"), Word::result(val)]);
+            }
+            // A head for several types of noise learns the others.
+            None => flags = without_outliers(&flags),
+            _ => (),
+        }
+        line.extend(words(&flags));
+        if !flags.contains("--queries") {
+            line.extend(words(&format!("--queries {}", source.dataset.queries)));
+        }
+        line.extend(words(&format!("--val-queries {}", source.dataset.queries)));
+        let each = if kind == "relabel" { 0.055 } else { 0.018 };
+        let label = format!("{}: {} ({flags})", source.dataset.title, row.row);
+        Some(self.jobs.add(Kind::Head, label, each * steps as f64, line))
+    }
+
+    fn evaluation(
+        &mut self,
+        table: &Table,
+        source: &Source<'_>,
+        features: &Features,
+        noise: &NoiseLevels,
+        rows: &[usize],
+    ) -> usize {
+        let mut methods = Word::default();
+        let mut each = 0.0;
+        for &number in rows {
+            let row = &table.rows[number];
+            let method = row.method.as_deref().unwrap_or_default();
+            let (before, after) = method.split_once("{head}").unwrap_or((method, ""));
+            let comma = if number == rows[0] { "" } else { "," };
+            methods = methods.then(Word::of(format!("{comma}{before}")));
+            if let Some(head) = self.head(source, features, row) {
+                methods = methods.then(Word::result(head));
+            }
+            methods = methods.then(Word::of(format!("{after}:as={}", label(number))));
+            each += cost(method);
+        }
+        let mut line = vec![Word::of("eval"), Word::result(features.test), Word::of("--methods"), methods];
+        let Settings { episodes, seed, .. } = self.settings;
+        let (shots, queries) = (table.shots, source.dataset.queries);
+        let shape = format!("--shots {shots} --queries {queries} --noise {noise} --episodes {episodes}");
+        line.extend(words(&format!("{shape} --seed {seed} --format json")));
+        if let Some(base) = rows.iter().find(|&&row| table.rows[row].method.as_deref() == Some("protonet")) {
+            line.extend(words(&format!("--baseline {}", label(*base))));
+        }
+        if let Some([.., outliers]) = features.outliers.filter(|_| has_outliers(noise)) {
+            line.extend([Word::of("--outliers"), Word::result(outliers)]);
+        }
+        let estimate = each * (*episodes as f64) * noise.0.len() as f64;
+        let label = format!("{}: {}", source.dataset.title, table.name);
+        self.jobs.add(Kind::Evaluation, label, estimate, line)
+    }
+
+    /// Flags with their steps, and what goes with them, brought to scale.
+    fn scaled(&self, flags: &str, default: u64) -> (String, u64) {
+        let given: Vec<&str> = flags.split_whitespace().collect();
+        let value =
+            |flag: &str| given.iter().position(|word| *word == flag).and_then(|place| given.get(place + 1));
+        let full: u64 = value("--steps").and_then(|steps| steps.parse().ok()).unwrap_or(default);
+        let every: u64 = value("--val-every").and_then(|steps| steps.parse().ok()).unwrap_or(1000);
+        let scale = self.settings.scale;
+        let steps = ((full as f64 * scale).round() as u64).max(10);
+        let every = ((every as f64 * scale).round() as u64).max(50).min(steps);
+        let episodes = ((300.0 * scale.min(1.0)).round() as u64).max(40);
+        let mut kept = Vec::new();
+        let mut words = given.iter();
+        while let Some(word) = words.next() {
+            if ["--steps", "--val-every", "--val-episodes"].contains(word) {
+                words.next();
+            } else {
+                kept.push(*word);
+            }
+        }
+        (format!("{} --steps {steps} --val-every {every} --val-episodes {episodes}", kept.join(" ")), steps)
+    }
+}
+
+fn has_outliers(noise: &NoiseLevels) -> bool {
+    noise.0.iter().any(|noise| noise.kind == NoiseKind::Outlier)
+}
+
+fn without_outliers(flags: &str) -> String {
+    let words: Vec<&str> = flags.split_whitespace().collect();
+    let is_dropped = |place: usize| {
+        words[place].starts_with("outlier=")
+            || (words[place] == "--noise"
+                && words.get(place + 1).is_some_and(|next| next.starts_with("outlier=")))
+    };
+    (0..words.len())
+        .filter(|&place| !is_dropped(place))
+        .map(|place| words[place])
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// About how long a method takes for an episode, in seconds.
+fn cost(method: &str) -> f64 {
+    let name = method.split(':').next().unwrap_or(method);
+    match name {
+        "linear" => 0.0012,
+        "baseline++" => 0.0015,
+        "tranfs" | "relabel" => 0.0004,
+        _ => 0.00005,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::experiments::Experiments;
+    use super::*;
+
+    fn settings(scale: f64) -> Settings {
+        Settings { scale, episodes: 200, seed: 0, backbones: BTreeMap::new() }
+    }
+
+    fn omniglot(experiments: &Experiments) -> Source<'_> {
+        let dataset = &experiments.dataset["omniglot"];
+        Source {
+            name: "omniglot",
+            dataset,
+            found: Found::look(dataset, None),
+            outliers: Outliers::look(None),
+        }
+    }
+
+    #[test]
+    fn tables_share_what_they_have_in_common() {
+        let experiments = Experiments::of_the_paper().unwrap();
+        let settings = settings(0.01);
+        let mut planner = Planner { jobs: Jobs::default(), settings: &settings };
+        let source = omniglot(&experiments);
+        for table in
+            experiments.tables().iter().filter(|table| table.datasets.contains(&"omniglot".to_string()))
+        {
+            planner.plan(table, &source);
+        }
+        let count = |kind| planner.jobs.all().iter().filter(|job| job.kind == kind).count();
+        assert_eq!(count(Kind::Backbone), 5, "one, and four that are trained with noise");
+        let main = planner.jobs.all().iter().filter(|job| {
+            job.kind == Kind::Head
+                && planner
+                    .jobs
+                    .command(job)
+                    .contains("--layers 3 --clean-weight 5 --shots 5 --noise symmetric=20,40 ")
+        });
+        assert_eq!(main.count(), 1, "the main table's TraNFS is that of four ablations");
+    }
+
+    #[test]
+    fn a_scale_shortens_steps_and_says_so_on_the_command_line() {
+        let settings = settings(0.1);
+        let planner = Planner { jobs: Jobs::default(), settings: &settings };
+        let (flags, steps) = planner.scaled("tranfs --steps 13000 --layers 2", 25_000);
+        assert_eq!(
+            (flags.as_str(), steps),
+            ("tranfs --layers 2 --steps 1300 --val-every 100 --val-episodes 40", 1300)
+        );
+        assert_eq!(planner.scaled("tranfs", 25_000).1, 2500);
+    }
+
+    #[test]
+    fn classes_that_are_too_small_are_said_to_be() {
+        let experiments = Experiments::of_the_paper().unwrap();
+        let settings = settings(1.0);
+        let mut planner = Planner { jobs: Jobs::default(), settings: &settings };
+        let table = experiments.tables().iter().find(|table| table.name == "sym_swap_5w10k").unwrap();
+        let planned = planner.plan(table, &omniglot(&experiments));
+        assert!(planned.evaluations.is_empty() && planned.missing.len() == table.rows.len());
+        assert!(planned.missing[&0].contains("too small for 10 shots"), "{}", planned.missing[&0]);
+    }
+
+    #[test]
+    fn a_head_for_several_types_of_noise_does_without_outliers_where_there_are_none() {
+        assert_eq!(
+            without_outliers("--noise paired=40 --noise outlier=0,20 --steps 5"),
+            "--noise paired=40 --steps 5"
+        );
+    }
+}

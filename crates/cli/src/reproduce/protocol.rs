@@ -1,0 +1,82 @@
+//! Whether a comparison is fair: what the reader of a table must know before believing it.
+
+use trueshot::Embeddings;
+use trueshot::training::heads::{Bank, overlaps};
+
+use super::cache::Cache;
+use super::jobs::Jobs;
+use super::plan::{Features, Planned, Settings, Source};
+
+/// Episodes of the paper.
+const EPISODES: u64 = 10_000;
+
+/// What holds for everything.
+pub fn of_all(settings: &Settings) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if settings.scale != 1.0 {
+        warnings.push(format!(
+            "Training was brought to {} of its length: the figures of trained rows are not those of full training.",
+            settings.scale
+        ));
+    }
+    if settings.episodes < EPISODES {
+        warnings.push(format!(
+            "{} episodes a setting; the paper had {EPISODES}. Intervals are wider by {:.1} times.",
+            settings.episodes,
+            (EPISODES as f64 / settings.episodes as f64).sqrt()
+        ));
+    }
+    for (dataset, (path, _)) in &settings.backbones {
+        warnings.push(format!(
+            "The backbone of {dataset} was given ({}): whether it has seen test classes cannot be checked here.",
+            path.file_name().unwrap_or_default().display()
+        ));
+    }
+    warnings
+}
+
+/// What holds for one table: classes and pictures that are on both sides, and rows that had more to learn from.
+pub fn of_table(planned: &Planned<'_>, jobs: &Jobs, cache: &Cache) -> anyhow::Result<Vec<String>> {
+    let mut warnings = Vec::new();
+    let rows = || planned.table.rows.iter();
+    if rows().any(|row| row.method.as_deref() == Some("relabel")) {
+        warnings.push(
+            "Relabel (built in) was trained on training classes of miniImageNet, CIFAR-FS, CUB and Omniglot, most with other \
+             backbones: it had more data than the other rows."
+                .into(),
+        );
+    }
+    let Some(Features { train, val, test, .. }) = &planned.features else { return Ok(warnings) };
+    let open = |&job: &usize| Embeddings::open(cache.path(&jobs.all()[job]));
+    for (name, seen) in [("training", train), ("validation", val)] {
+        // Rows without training leave those features alone.
+        let Ok(seen) = open(seen) else { continue };
+        let bank = |embeddings| Bank { embeddings, outliers: None };
+        let overlaps = overlaps(&[bank(&seen)], &[bank(&open(test)?)]);
+        warnings.extend(overlaps.iter().map(|overlap| format!("Test against {name}: {overlap}.")));
+    }
+    Ok(warnings)
+}
+
+/// Refuses splits that share classes, and outliers that are of a split.
+pub fn check(source: &Source<'_>) -> anyhow::Result<()> {
+    let Ok(found) = &source.found else { return Ok(()) };
+    let mut parts =
+        vec![("train", found.train.classes()), ("val", found.val.classes()), ("test", found.test.classes())];
+    if let Ok(outliers) = &source.outliers {
+        parts.push(("outliers/train", outliers.train.classes()));
+        parts.push(("outliers/test", outliers.test.classes()));
+    }
+    for (place, (first, classes)) in parts.iter().enumerate() {
+        for (second, others) in &parts[place + 1..] {
+            if let Some(shared) = classes.iter().find(|class| others.contains(class)) {
+                anyhow::bail!(
+                    "{}: class '{shared}' is both in {first} and in {second}\nhint: nothing may be tested on what was trained on; \
+                     take it out of one of them",
+                    source.dataset.title
+                );
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! From evaluations to cells beside the paper's.
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde::Deserialize;
+use trueshot::report::reproduction::{Cell, Measured, Published, Reference, Row, Table};
+
+use super::experiments::Paper;
+use super::jobs::{Jobs, Kind};
+use super::plan::{Planned, label};
+
+/// What is read of an evaluation.
+#[derive(Deserialize)]
+pub struct Evaluated {
+    settings: Vec<Setting>,
+}
+
+#[derive(Deserialize)]
+struct Setting {
+    level: f64,
+    methods: Vec<Method>,
+    #[serde(default)]
+    significance: Vec<Pair>,
+}
+
+#[derive(Deserialize)]
+struct Method {
+    method: String,
+    accuracy: Option<f64>,
+    ci95: Option<f64>,
+    difference: Option<Difference>,
+}
+
+#[derive(Deserialize)]
+struct Difference {
+    mean: f64,
+}
+
+#[derive(Deserialize)]
+struct Pair {
+    method: String,
+    against: String,
+    difference: f64,
+    ci95: Option<f64>,
+}
+
+impl Evaluated {
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("{} is no evaluation", path.display()))
+    }
+
+    fn setting(&self, level: f64) -> Option<&Setting> {
+        self.settings.iter().find(|setting| (setting.level - level).abs() < 0.01)
+    }
+}
+
+impl Setting {
+    fn of(&self, row: usize) -> Option<&Method> {
+        self.methods.iter().find(|method| method.method == label(row))
+    }
+}
+
+/// The table with everything that was measured.
+pub fn table(
+    planned: &Planned<'_>,
+    evaluated: &[Evaluated],
+    paper: &Paper,
+    jobs: &Jobs,
+    folder: &Path,
+) -> Table {
+    let noises = planned.evaluations.iter().map(|evaluation| &evaluation.noise).chain(&planned.table.noise);
+    let noises = noises.chain(planned.table.rows.iter().filter_map(|row| row.noise.as_ref()));
+    let mut levels: Vec<f64> = noises.clone().flat_map(|noise| &noise.0).map(|noise| noise.level).collect();
+    levels.sort_by(f64::total_cmp);
+    levels.dedup();
+    let noise = noises
+        .clone()
+        .flat_map(|noise| &noise.0)
+        .next()
+        .map_or(trueshot::noise::NoiseKind::Symmetric, |n| n.kind);
+    let rows =
+        (0..planned.table.rows.len()).map(|number| row(planned, number, &levels, evaluated, paper)).collect();
+    let needed =
+        jobs.with_needs(&planned.evaluations.iter().map(|evaluation| evaluation.job).collect::<Vec<_>>());
+    Table {
+        name: planned.table.name.clone(),
+        title: planned.table.title.clone(),
+        dataset: planned.dataset.title.clone(),
+        noise,
+        levels,
+        rows,
+        notes: notes(planned, evaluated),
+        commands: needed.iter().map(|&job| jobs.command(&jobs.all()[job])).collect(),
+        curves: needed
+            .iter()
+            .map(|&job| &jobs.all()[job])
+            .filter(|job| matches!(job.kind, Kind::Head | Kind::Backbone))
+            .filter_map(|job| {
+                let svg =
+                    std::fs::read_to_string(folder.join(&job.output).with_extension("curves.svg")).ok()?;
+                Some((job.label.clone(), svg))
+            })
+            .collect(),
+    }
+}
+
+fn row(planned: &Planned<'_>, number: usize, levels: &[f64], evaluated: &[Evaluated], paper: &Paper) -> Row {
+    let row = &planned.table.rows[number];
+    let reference = match row.method.as_deref() {
+        Some("oracle") => Some(Reference::Oracle),
+        Some("protonet") if row.backbone.is_none() => Some(Reference::Protonet),
+        _ => None,
+    };
+    let place = planned.evaluations.iter().position(|evaluation| evaluation.rows.contains(&number));
+    let cell = |&level: &f64| {
+        let setting = place.and_then(|place| evaluated[place].setting(level));
+        Cell {
+            measured: setting.and_then(|setting| measured(planned, setting, number)),
+            published: published(planned, &row.row, level, paper),
+            missing: planned.missing.get(&number).cloned(),
+        }
+    };
+    Row { name: row.row.clone(), reference, cells: levels.iter().map(cell).collect() }
+}
+
+fn measured(planned: &Planned<'_>, setting: &Setting, number: usize) -> Option<Measured> {
+    let method = setting.of(number)?;
+    let accuracy = method.accuracy?;
+    let of = |name: &str| {
+        let row = planned.table.rows.iter().position(|row| row.method.as_deref() == Some(name))?;
+        setting.of(row)?.accuracy
+    };
+    let gap = of("oracle").zip(of("protonet")).filter(|(oracle, protonet)| oracle - protonet >= 1.0);
+    Some(Measured {
+        accuracy,
+        ci95: method.ci95,
+        difference: method.difference.as_ref().map(|difference| difference.mean),
+        gap_closed: gap.map(|(oracle, protonet)| (accuracy - protonet) / (oracle - protonet)),
+    })
+}
+
+fn published(planned: &Planned<'_>, row: &str, level: f64, paper: &Paper) -> Option<Published> {
+    if !planned.dataset.paper {
+        return None;
+    }
+    let accuracy = paper.cell(&planned.table.name, planned.name, row, level)?;
+    let reference = planned.table.compare.as_deref().unwrap_or(&planned.table.name);
+    let protonet = paper.cell(reference, planned.name, "Vanilla ProtoNet", level);
+    Some(Published { accuracy, difference: protonet.map(|protonet| accuracy - protonet) })
+}
+
+/// Where the best row may be the best by chance.
+fn notes(planned: &Planned<'_>, evaluated: &[Evaluated]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (evaluation, evaluated) in planned.evaluations.iter().zip(evaluated) {
+        let name = |row: usize| &planned.table.rows[row].row;
+        let is_reference = |row: usize| planned.table.rows[row].method.as_deref() == Some("oracle");
+        for setting in &evaluated.settings {
+            let accuracy = |row: usize| setting.of(row).and_then(|method| method.accuracy);
+            let mut rows: Vec<(usize, f64)> = evaluation
+                .rows
+                .iter()
+                .filter(|&&row| !is_reference(row))
+                .filter_map(|&row| Some((row, accuracy(row)?)))
+                .collect();
+            rows.sort_by(|a, b| b.1.total_cmp(&a.1));
+            let [(best, _), (second, _), ..] = rows[..] else { continue };
+            let ends = [label(best), label(second)];
+            let pair = setting
+                .significance
+                .iter()
+                .find(|pair| ends.contains(&pair.method) && ends.contains(&pair.against));
+            let Some((pair, ci95)) = pair.and_then(|pair| Some((pair, pair.ci95?))) else { continue };
+            if pair.difference.abs() <= ci95 {
+                notes.push(format!(
+                    "At {:.0} % these episodes do not tell {} and {} apart: {:.2} ±{ci95:.2} points.",
+                    100.0 * setting.level,
+                    name(best),
+                    name(second),
+                    pair.difference.abs()
+                ));
+            }
+        }
+    }
+    notes
+}

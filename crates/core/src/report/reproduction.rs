@@ -1,0 +1,379 @@
+//! Published tables beside what was measured: one page, Markdown, LaTeX, and everything for programs.
+//!
+//! A cell holds what was measured, what was published, or why nothing was measured. Whether the two agree is judged
+//! in one place ([`Cell::agreement`]): the accuracy itself, and its difference to ProtoNet, which does not depend on how good
+//! the backbone is.
+
+use askama::Template;
+use serde::Serialize;
+
+use super::chart::{self, COLOURS, Line};
+use super::{latex, markdown};
+use crate::noise::NoiseKind;
+
+/// An accuracy may be so many points off the published one: backbones differ.
+pub const ACCURACY_TOLERANCE: f64 = 2.0;
+/// Its difference to ProtoNet may be so many points off the published difference.
+pub const DIFFERENCE_TOLERANCE: f64 = 1.2;
+
+/// Everything that was reproduced.
+#[derive(Debug, Clone, Serialize)]
+pub struct Reproduction {
+    /// What it is about.
+    pub title: String,
+    /// How it came about: name and value.
+    pub facts: Vec<(String, String)>,
+    /// What a reader must know before comparing anything.
+    pub warnings: Vec<String>,
+    /// The tables.
+    pub tables: Vec<Table>,
+}
+
+/// One table on one dataset.
+#[derive(Debug, Clone, Serialize)]
+pub struct Table {
+    /// As on the command line.
+    pub name: String,
+    /// What it shows.
+    pub title: String,
+    /// What it was measured on.
+    pub dataset: String,
+    /// The noise, for the plot.
+    #[serde(skip)]
+    pub noise: NoiseKind,
+    /// Levels of noise, a column each.
+    pub levels: Vec<f64>,
+    /// Rows.
+    pub rows: Vec<Row>,
+    /// What a reader must know about this table.
+    pub notes: Vec<String>,
+    /// The commands behind it.
+    pub commands: Vec<String>,
+    /// Learning curves (SVG) of the models behind it: name and file.
+    pub curves: Vec<(String, String)>,
+}
+
+/// One row.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// As the paper calls it.
+    pub name: String,
+    /// The reference the others are held against, or that is out of reach.
+    pub reference: Option<Reference>,
+    /// A cell for every level.
+    pub cells: Vec<Cell>,
+}
+
+/// Rows the others are held against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reference {
+    /// Knows which labels are wrong.
+    Oracle,
+    /// Believes every label.
+    Protonet,
+}
+
+/// One cell.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Cell {
+    /// What was measured.
+    pub measured: Option<Measured>,
+    /// What was published.
+    pub published: Option<Published>,
+    /// Why nothing was measured.
+    pub missing: Option<String>,
+}
+
+/// A measured accuracy, in percent.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Measured {
+    /// The mean over episodes.
+    pub accuracy: f64,
+    /// Half its 95 % interval.
+    pub ci95: Option<f64>,
+    /// Points above ProtoNet on the same episodes.
+    pub difference: Option<f64>,
+    /// The share of the gap from ProtoNet to Oracle that is closed.
+    pub gap_closed: Option<f64>,
+}
+
+/// A published accuracy, in percent.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Published {
+    /// The accuracy.
+    pub accuracy: f64,
+    /// Points above the published ProtoNet of the same setting.
+    pub difference: Option<f64>,
+}
+
+/// How a measured cell stands to the published one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Agreement {
+    /// Accuracy and difference are within their tolerances.
+    Agrees,
+    /// One of the two is.
+    Partly,
+    /// Neither is.
+    Differs,
+}
+
+impl Cell {
+    /// How it stands to the published one, if both are there.
+    pub fn agreement(&self) -> Option<Agreement> {
+        let (measured, published) = (self.measured?, self.published?);
+        let near = (measured.accuracy - published.accuracy).abs() <= ACCURACY_TOLERANCE;
+        let alike = match (measured.difference, published.difference) {
+            (Some(ours), Some(theirs)) => (ours - theirs).abs() <= DIFFERENCE_TOLERANCE,
+            _ => near,
+        };
+        Some(match (near, alike) {
+            (true, true) => Agreement::Agrees,
+            (false, false) => Agreement::Differs,
+            _ => Agreement::Partly,
+        })
+    }
+
+    fn class(&self) -> &'static str {
+        match self.agreement() {
+            Some(Agreement::Agrees) => "agrees",
+            Some(Agreement::Partly) => "partly",
+            Some(Agreement::Differs) => "differs",
+            None if self.measured.is_none() => "missing",
+            None => "",
+        }
+    }
+
+    fn accuracy(&self) -> String {
+        let Some(Measured { accuracy, ci95, .. }) = self.measured else { return "not measured".into() };
+        format!("{accuracy:.2}{}", ci95.map_or(String::new(), |ci| format!(" ±{ci:.2}")))
+    }
+
+    fn published(&self) -> String {
+        self.published.map_or(String::new(), |published| format!("{:.2}", published.accuracy))
+    }
+
+    /// Everything about the cell, for whoever points at it.
+    fn explanation(&self) -> String {
+        let mut parts = Vec::new();
+        parts.extend(self.missing.clone());
+        if let Some(measured) = self.measured {
+            parts.extend(measured.difference.map(|points| format!("{points:+.2} against ProtoNet here")));
+            let theirs = self.published.and_then(|published| published.difference);
+            parts.extend(theirs.map(|points| format!("{points:+.2} in the paper")));
+            parts.extend(measured.gap_closed.map(|gap| format!("{:.0} % of the gap to Oracle", 100.0 * gap)));
+        }
+        parts.join("; ")
+    }
+
+    /// For Markdown and LaTeX: `57.41 ±0.17 (56.65)`, with a mark where they differ.
+    fn text(&self) -> String {
+        if self.measured.is_none() && self.published.is_none() {
+            return "-".into();
+        }
+        let measured = self.measured.map_or("-".into(), |_| self.accuracy());
+        let mark = match self.agreement() {
+            Some(Agreement::Differs) => " !",
+            Some(Agreement::Partly) => " ?",
+            _ => "",
+        };
+        let published = self.published.map_or(String::new(), |p| format!(" ({:.2})", p.accuracy));
+        format!("{measured}{published}{mark}")
+    }
+}
+
+impl Table {
+    fn columns(&self) -> Vec<String> {
+        self.levels.iter().map(|&level| super::grids::percent(level)).collect()
+    }
+
+    fn has_published(&self) -> bool {
+        self.rows.iter().flat_map(|row| &row.cells).any(|cell| cell.published.is_some())
+    }
+
+    fn heading(&self) -> String {
+        format!("{}, {}", self.title, self.dataset)
+    }
+
+    /// How many cells agree, agree partly, differ, and are not measured.
+    fn count(&self) -> String {
+        let cells = || self.rows.iter().flat_map(|row| &row.cells);
+        let of = |wanted: Agreement| cells().filter(|cell| cell.agreement() == Some(wanted)).count();
+        let missing = cells().filter(|cell| cell.measured.is_none()).count();
+        let mut parts = vec![
+            format!("{} cells agree with the paper", of(Agreement::Agrees)),
+            format!("{} partly", of(Agreement::Partly)),
+            format!("{} do not", of(Agreement::Differs)),
+        ];
+        if !self.has_published() {
+            parts = vec!["the paper has no figures on these data".into()];
+        }
+        if missing > 0 {
+            parts.push(format!("{missing} not measured"));
+        }
+        parts.join(", ")
+    }
+
+    fn chart(&self) -> Option<String> {
+        let line = |(number, row): (usize, &Row)| Line {
+            name: row.name.clone(),
+            colour: number % COLOURS,
+            dashed: row.reference == Some(Reference::Oracle),
+            points: self
+                .levels
+                .iter()
+                .zip(&row.cells)
+                .filter_map(|(&level, cell)| cell.measured.map(|m| (level, m.accuracy, m.ci95)))
+                .collect(),
+        };
+        let lines = self.rows.iter().enumerate().map(line).filter(|line| line.points.len() > 1);
+        chart::plot(self.noise, &self.levels, &lines.collect::<Vec<_>>())
+    }
+}
+
+#[derive(Template)]
+#[template(path = "reproduction.html")]
+struct Page<'a> {
+    reproduction: &'a Reproduction,
+}
+
+impl Reproduction {
+    /// One self-contained page.
+    pub fn html(&self) -> String {
+        Page { reproduction: self }.render().expect("the template is ours")
+    }
+
+    /// Everything, for programs.
+    pub fn json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("plain data serialises") + "\n"
+    }
+
+    /// Tables for a README.
+    pub fn markdown(&self) -> String {
+        let mut text = format!("# {}\n\n", self.title);
+        for (name, value) in &self.facts {
+            text.push_str(&format!("- {name}: {}\n", markdown::escaped(value)));
+        }
+        self.warnings
+            .iter()
+            .for_each(|warning| text.push_str(&format!("- **{}**\n", markdown::escaped(warning))));
+        text.push_str(&format!("\n{LEGEND}\n"));
+        for table in &self.tables {
+            text.push_str(&format!("\n## {}\n\n", markdown::escaped(&table.heading())));
+            text.push_str(&format!("`{}`: {}.\n\n", table.name, table.count()));
+            let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+            text.push_str(&line(&[vec![String::new()], table.columns()].concat()));
+            text.push_str(&format!("|---|{}\n", "---:|".repeat(table.levels.len())));
+            for row in &table.rows {
+                let cells = row.cells.iter().map(|cell| markdown::escaped(&cell.text())).collect();
+                text.push_str(&line(&[vec![markdown::escaped(&row.name)], cells].concat()));
+            }
+            table.notes.iter().for_each(|note| text.push_str(&format!("\n{}\n", markdown::escaped(note))));
+            text.push_str(&format!("\n```sh\n{}\n```\n", table.commands.join("\n")));
+        }
+        text
+    }
+
+    /// Tables for a paper, for the package booktabs.
+    pub fn latex(&self) -> String {
+        let mut text = format!("% {}\n% needs \\usepackage{{booktabs}}\n", self.title);
+        for (name, value) in &self.facts {
+            text.push_str(&format!("% {name}: {value}\n"));
+        }
+        self.warnings.iter().for_each(|warning| text.push_str(&format!("% {warning}\n")));
+        for table in &self.tables {
+            text.push_str(&format!(
+                "\n\\begin{{table}}\n\\centering\n\\caption{{{}}}\n",
+                latex::escaped(&table.heading())
+            ));
+            text.push_str(&format!("\\begin{{tabular}}{{l{}}}\n\\toprule\n", "r".repeat(table.levels.len())));
+            let line = |cells: Vec<String>| format!("{} \\\\\n", cells.join(" & "));
+            let columns = table.columns().into_iter().map(|name| latex::escaped(&name));
+            text.push_str(&line(std::iter::once(String::new()).chain(columns).collect()));
+            text.push_str("\\midrule\n");
+            for row in &table.rows {
+                let cells = row.cells.iter().map(|cell| latex::escaped(&cell.text()));
+                text.push_str(&line(std::iter::once(latex::escaped(&row.name)).chain(cells).collect()));
+            }
+            text.push_str("\\bottomrule\n\\end{tabular}\n\\end{table}\n");
+        }
+        text
+    }
+}
+
+/// What the marks of Markdown mean.
+const LEGEND: &str = "Accuracy in percent with its 95 % interval, the paper's figure in brackets. `!`: more than 2 points off the \
+paper's accuracy and more than 1.2 off its difference to ProtoNet; `?`: one of the two.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(accuracy: f64, difference: f64, published: f64, published_difference: f64) -> Cell {
+        Cell {
+            measured: Some(Measured {
+                accuracy,
+                ci95: Some(0.1),
+                difference: Some(difference),
+                gap_closed: None,
+            }),
+            published: Some(Published { accuracy: published, difference: Some(published_difference) }),
+            missing: None,
+        }
+    }
+
+    #[test]
+    fn a_cell_agrees_by_its_accuracy_and_by_its_difference() {
+        assert_eq!(cell(57.0, 5.0, 58.9, 5.5).agreement(), Some(Agreement::Agrees));
+        assert_eq!(cell(57.0, 5.0, 59.9, 5.5).agreement(), Some(Agreement::Partly));
+        assert_eq!(cell(57.0, 5.0, 58.9, 6.5).agreement(), Some(Agreement::Partly));
+        assert_eq!(cell(57.0, 5.0, 59.9, 7.5).agreement(), Some(Agreement::Differs));
+        assert_eq!(Cell { published: None, ..cell(57.0, 5.0, 0.0, 0.0) }.agreement(), None);
+    }
+
+    fn small() -> Reproduction {
+        let missing = Cell { missing: Some("no data".into()), ..Cell::default() };
+        let row = |name: &str, reference, first| Row {
+            name: name.into(),
+            reference,
+            cells: vec![first, missing.clone()],
+        };
+        Reproduction {
+            title: "A <title>".into(),
+            facts: vec![("scale".into(), "0.1".into())],
+            warnings: vec!["training was shortened".into()],
+            tables: vec![Table {
+                name: "t".into(),
+                title: "Noise".into(),
+                dataset: "set & co".into(),
+                noise: NoiseKind::Symmetric,
+                levels: vec![0.0, 0.4],
+                rows: vec![
+                    row("Oracle", Some(Reference::Oracle), cell(60.0, 4.0, 61.0, 4.0)),
+                    row("A_row", None, cell(57.0, 5.0, 59.9, 7.5)),
+                ],
+                notes: vec!["a note".into()],
+                commands: vec!["trueshot eval x".into()],
+                curves: vec![],
+            }],
+        }
+    }
+
+    #[test]
+    fn every_format_shows_measured_and_published() {
+        let markdown = small().markdown();
+        assert!(markdown.contains("| A\\_row | 57.00 ±0.10 (59.90) ! | - |"), "{markdown}");
+        assert!(
+            markdown.contains("1 cells agree with the paper, 0 partly, 1 do not, 2 not measured"),
+            "{markdown}"
+        );
+        let latex = small().latex();
+        assert!(latex.contains("A\\_row & 57.00 $\\pm$0.10 (59.90) ! & - \\\\"), "{latex}");
+        let html = small().html();
+        assert!(html.contains("A &#60;title&#62;") || html.contains("A &lt;title&gt;"), "{html}");
+        assert!(html.contains("class=\"differs\"") && html.contains("class=\"missing\""));
+        let json: serde_json::Value = serde_json::from_str(&small().json()).unwrap();
+        assert_eq!(json["tables"][0]["rows"][1]["cells"][0]["published"]["accuracy"], 59.9);
+    }
+}
