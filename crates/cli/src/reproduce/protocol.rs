@@ -41,7 +41,7 @@ pub fn of_table(planned: &Planned<'_>, jobs: &Jobs, cache: &Cache) -> anyhow::Re
     let rows = || planned.table.rows.iter();
     if rows().any(|row| row.method.as_deref() == Some("relabel")) {
         warnings.push(
-            "Relabel (built in) was trained on training classes of miniImageNet, CIFAR-FS, CUB and Omniglot, most with other \
+            "Relabel, built in, was trained on training classes of miniImageNet, CIFAR-FS, CUB and Omniglot, most with other \
              backbones: it had more data than the other rows."
                 .into(),
         );

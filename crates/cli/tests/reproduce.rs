@@ -1,0 +1,126 @@
+//! `reproduce` as a user meets it: on the drawings that are built in, at a scale of next to nothing.
+
+mod fixture;
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use fixture::{TRUESHOT, text};
+
+const TABLE: [&str; 9] =
+    ["reproduce", "pair_swap_5w5k", "--dataset", "omniglot", "--scale", "0.001", "--episodes", "20", "--out"];
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn reproduce(out: &Path) -> String {
+    let done = std::process::Command::new(TRUESHOT).args(TABLE).arg(out).output().unwrap();
+    let told = text(&done.stderr);
+    assert!(done.status.success(), "{told}");
+    told
+}
+
+fn reports(out: &Path) -> Vec<Vec<u8>> {
+    ["html", "md", "tex", "json"]
+        .map(|form| std::fs::read(out.join(format!("report.{form}"))).unwrap())
+        .to_vec()
+}
+
+fn results(out: &Path, ending: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(out.join("cache")).unwrap().map(|entry| entry.unwrap().path());
+    let mut found: Vec<PathBuf> =
+        entries.filter(|path| path.display().to_string().ends_with(ending)).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn a_run_that_is_killed_again_and_again_ends_in_the_same_report() {
+    let (whole, broken) = (folder(), folder());
+    reproduce(whole.path());
+    // The moments come from the clock, so they differ from run to run; the report must not.
+    let mut moment =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_micros();
+    for _ in 0..10 {
+        moment = moment.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let mut command = std::process::Command::new(TRUESHOT);
+        command.args(TABLE).arg(broken.path()).stderr(Stdio::null());
+        let mut run = command.spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(u64::from(moment >> 16) % 1500));
+        run.kill().unwrap();
+        run.wait().unwrap();
+    }
+    reproduce(broken.path());
+    assert!(reports(whole.path()) == reports(broken.path()), "the reports differ");
+}
+
+#[test]
+fn what_is_done_stays_done_and_what_was_tampered_with_is_made_again() {
+    let out = folder();
+    let out = out.path();
+    assert!(reproduce(out).contains("[1/"), "there was something to do");
+    let first = reports(out);
+    let again = reproduce(out);
+    assert!(!again.contains("[1/"), "nothing is done twice: {again}");
+    assert!(reports(out) == first);
+
+    let model = &results(out, ".safetensors")[0];
+    let mut bytes = std::fs::read(model).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(model, bytes).unwrap();
+    let note = &results(out, ".done.json")[2];
+    let cut = std::fs::read(note).unwrap();
+    std::fs::write(note, &cut[..cut.len() / 2]).unwrap();
+    let mended = reproduce(out);
+    assert_eq!(mended.matches("making it again").count(), 2, "{mended}");
+    assert!(reports(out) == first);
+}
+
+#[test]
+fn a_report_says_what_was_shortened_and_what_is_missing() {
+    let out = folder();
+    let names = ["reproduce", "negmargin_text", "sym_swap_5w10k", "--scale", "0.5", "--out"];
+    let done = std::process::Command::new(TRUESHOT).args(names).arg(out.path()).output().unwrap();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let report = std::fs::read_to_string(out.path().join("report.md")).unwrap();
+    assert!(report.contains("0.5 of its length"), "{report}");
+    assert!(report.contains("| NegMargin | - (69.66) | - (59.88) | - (47.53) | - (35.67) |"), "{report}");
+    assert!(report.contains("no folder of data was given"), "{report}");
+}
+
+fn refused(arguments: &[&str]) -> String {
+    let out = folder();
+    let done =
+        std::process::Command::new(TRUESHOT).args(arguments).arg("--out").arg(out.path()).output().unwrap();
+    assert_eq!(done.status.code(), Some(1), "{}", text(&done.stdout));
+    text(&done.stderr)
+}
+
+#[test]
+fn mistakes_are_answered_before_anything_is_done() {
+    let told = refused(&["reproduce", "table_1"]);
+    assert!(told.contains("no experiment 'table_1'") && told.contains("sym_swap_5w5k"), "{told}");
+    let told = refused(&["reproduce", "all", "--dataset", "imagenet"]);
+    assert!(told.contains("no dataset 'imagenet'") && told.contains("omniglot"), "{told}");
+    let told = refused(&["reproduce", "all", "--scale", "0"]);
+    assert!(told.contains("--scale is 0; allowed: above 0"), "{told}");
+    let told = refused(&["reproduce", "all", "--backbone", "omniglot"]);
+    assert!(told.contains("DATASET=FILE"), "{told}");
+    let told = refused(&["reproduce", "all", "--data", "nowhere"]);
+    assert!(told.contains("there is no folder"), "{told}");
+}
+
+#[test]
+fn a_class_on_both_sides_is_refused() {
+    let data = folder();
+    for class in
+        ["mini/train/dog", "mini/val/cat", "mini/test/fox", "outliers/train/oak", "outliers/test/fox"]
+    {
+        std::fs::create_dir_all(data.path().join(class)).unwrap();
+    }
+    let data = data.path().display().to_string();
+    let told = refused(&["reproduce", "outlier_5w5k", "--data", &data]);
+    assert!(told.contains("class 'fox' is both in test and in outliers/test"), "{told}");
+}
