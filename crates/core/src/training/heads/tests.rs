@@ -169,6 +169,51 @@ fn episodes_follow_from_their_number_and_hold_what_was_asked_for() {
     assert!(any(|s| s.3 > 0) && any(|s| s.2 > 0 && s.3 == 0) && any(|s| s.2 == 0), "{shapes:?}");
 }
 
+/// Every row of class c has a one at place `first` + c and nothing else.
+fn indicators(classes: usize, first: usize) -> Embeddings {
+    let labels = (0..classes * 25).map(|row| format!("{first} {}", row / 25)).collect();
+    let values = (0..classes * 25 * 8).map(|i| if i % 8 == first + i / 8 / 25 { 1.0 } else { 0.0 });
+    Embeddings::from_rows(values.collect(), 8, labels).unwrap()
+}
+
+#[test]
+fn a_blended_class_is_the_same_blend_of_two_in_all_its_items_and_queries() {
+    let (train, pool) = (indicators(6, 0), indicators(2, 6));
+    let banks = vec![Bank { embeddings: &train, outliers: Some(&pool) }];
+    let options = Episodes { blended: 1.0, ..configuration().episodes };
+    let episodes = TrainingEpisodes::new(banks, &options, 5).unwrap();
+    let mut outliers = 0;
+    for index in 0..100 {
+        let drawn = episodes.draw(index, &mut Urn::default()).unwrap();
+        episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
+            let Episode { classes, support, truth, queries, query_classes, .. } = episodes[0];
+            let of = |class: u32| {
+                let items = support.iter().zip(truth).filter(move |(_, truth)| **truth == Some(class));
+                let asked = queries.iter().zip(query_classes).filter(move |(_, own)| **own == class);
+                items.map(|(row, _)| row).chain(asked.map(|(row, _)| row))
+            };
+            for class in 0..classes as u32 {
+                let row = of(class).next().unwrap();
+                let parts: Vec<f32> = row.iter().copied().filter(|&part| part > 0.0).collect();
+                assert!(
+                    parts.len() == 2 && parts.iter().all(|part| (0.349..0.651).contains(part)),
+                    "{row:?}"
+                );
+                assert!(of(class).all(|other| other == row));
+            }
+            let strange = support.iter().zip(truth).filter(|(_, truth)| truth.is_none());
+            outliers += strange.inspect(|(row, _)| assert!(row[..6].iter().all(|&part| part == 0.0))).count();
+        });
+    }
+    assert!(outliers > 0);
+}
+
+#[test]
+fn a_head_that_wants_the_mean_of_the_data_starts_with_it() {
+    let (first, second) = (indicators(6, 0), indicators(2, 6));
+    assert_eq!(mean(&[&first, &second]), [1.0 / 8.0; 8]);
+}
+
 #[test]
 fn levels_that_no_shape_allows_are_refused() {
     let train = data(6, 1);
