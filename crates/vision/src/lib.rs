@@ -18,6 +18,7 @@ pub mod error;
 pub mod loader;
 pub mod omniglot;
 pub mod overlap;
+pub mod pickle;
 pub mod picture;
 pub mod preprocess;
 pub mod resize;
