@@ -10,7 +10,7 @@ use crate::picture::MOST_BYTES;
 /// Folders nest no deeper; a link that leads back up would never end.
 const DEEPEST: usize = 8;
 
-pub(super) fn list(root: &Path, reading: Reading) -> Result<Collection> {
+pub(super) fn list(root: &Path, reading: Reading<'_>) -> Result<Collection> {
     let mut files = Vec::new();
     walk(root, "", 0, &mut files)?;
     paths::collect(root, files, reading)
