@@ -3,6 +3,7 @@
 
 mod attention;
 mod bench;
+mod dataset;
 mod demo;
 mod embed;
 mod eval;
@@ -28,6 +29,7 @@ struct Arguments {
 enum Command {
     Demo(demo::Arguments),
     Inspect(inspect::Arguments),
+    Dataset(dataset::Arguments),
     Embed(embed::Arguments),
     Eval(Box<eval::Arguments>),
     Train(train::Arguments),
@@ -42,6 +44,7 @@ fn main() -> std::process::ExitCode {
         match arguments.command {
             Command::Demo(arguments) => demo::run(&arguments),
             Command::Inspect(arguments) => inspect::run(&arguments),
+            Command::Dataset(arguments) => dataset::run(&arguments),
             Command::Embed(arguments) => embed::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),

@@ -159,6 +159,41 @@ pub enum Error {
         /// What would be allowed.
         allowed: String,
     },
+    /// Too few of the classes that could be outliers are there.
+    #[error("{path} has {have} of the {asked} classes that may be outliers, but {need} are needed")]
+    TooFewClasses {
+        /// Where they were looked for.
+        path: PathBuf,
+        /// Those that are there.
+        have: usize,
+        /// Those that are needed.
+        need: usize,
+        /// Those that would do.
+        asked: usize,
+    },
+    /// A class is to be an outlier and belongs to a split.
+    #[error("class '{class}' is to be an outlier but is in split '{split}' of {origin}{}", more(*.count))]
+    OutlierOverlap {
+        /// The first such class.
+        class: String,
+        /// How many there are.
+        count: usize,
+        /// The split.
+        split: String,
+        /// Where the split is from.
+        origin: String,
+    },
+    /// The folder to write to is in use for something else.
+    #[error("cannot write to {path}: {problem}")]
+    BadOutput {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Somebody pressed Ctrl-C; what is complete is kept.
+    #[error("stopped; what is complete is kept, and the same command goes on")]
+    Stopped,
     /// Somebody pressed Ctrl-C; nothing was written.
     #[error("stopped; nothing was written")]
     Interrupted,
@@ -183,6 +218,17 @@ impl Error {
             Error::UnknownSource { path } if is_packed(path) => {
                 Some("unpack the archive first (tar xf), and give the folder".into())
             }
+            Error::TooFewClasses { have, .. } if *have >= 2 => {
+                Some(format!("--classes-count {have} takes as many as there are"))
+            }
+            Error::TooFewClasses { .. } => Some(
+                "give the folder that has a folder for each class, such as n01514668; archives are to be unpacked first"
+                    .into(),
+            ),
+            Error::OutlierOverlap { .. } => {
+                Some("leave it off the list, or name the splits that matter with --exclude".into())
+            }
+            Error::BadOutput { .. } => Some("give a new folder, or the options it was begun with".into()),
             Error::NoClassOfSplit { .. } => Some(
                 "the split file must name the class folders; --pool looks below train/, val/ and test/"
                     .into(),
@@ -202,6 +248,10 @@ impl Error {
             _ => false,
         }
     }
+}
+
+fn more(count: usize) -> String {
+    if count > 1 { format!(", and so are {} more", count - 1) } else { String::new() }
 }
 
 fn is_packed(path: &std::path::Path) -> bool {

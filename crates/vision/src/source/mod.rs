@@ -15,6 +15,7 @@ mod paths;
 mod published;
 
 pub(crate) use drawings::{class_name as drawing_name, picture as drawing};
+pub(crate) use folder::{picture_files, read as file_bytes};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,7 +33,12 @@ pub fn is_built_in(path: &Path) -> bool {
 /// Whether a source says itself what is in which split: a folder with one published file for each, or the
 /// built-in drawings.
 pub fn has_splits(path: &Path) -> bool {
-    is_built_in(path) || published::has_splits(path)
+    is_built_in(path) || !published::splits(path).is_empty()
+}
+
+/// Whether a source other than the built-in one has a split of that name: a folder, or a published file.
+pub fn has_split(path: &Path, split: &str) -> bool {
+    path.join(split).is_dir() || published::splits(path).contains(&split)
 }
 
 /// How a source is to be understood.

@@ -41,10 +41,14 @@ pub(super) fn is_hidden(name: &str) -> bool {
 }
 
 fn refusal(item: &str) -> Option<Unreadable> {
+    (!is_picture(item)).then_some(Unreadable::Name)
+}
+
+/// Whether a file is a picture by its name.
+pub(super) fn is_picture(item: &str) -> bool {
     let name = item.rsplit('/').next().unwrap_or(item);
     let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_lowercase());
-    let known = extension.is_some_and(|extension| EXTENSIONS.contains(&extension.as_str()));
-    (!known).then_some(Unreadable::Name)
+    extension.is_some_and(|extension| EXTENSIONS.contains(&extension.as_str()))
 }
 
 /// How many folders all pictures have in common above the folder of their class.

@@ -42,9 +42,9 @@ const TRAINING_PHASE: &str = "train_phase_train";
 /// Class, name within the source, and where the pixels are.
 pub(super) type Rows = Vec<(String, String, Place)>;
 
-/// Whether a folder holds one published file for each split.
-pub(super) fn has_splits(path: &Path) -> bool {
-    path.is_dir() && !files_of_splits(path).is_empty()
+/// The splits for which a folder holds a published file each.
+pub(super) fn splits(path: &Path) -> Vec<&'static str> {
+    files_of_splits(path).into_iter().map(|(split, _)| split).collect()
 }
 
 /// Lists the pictures of a published form; `None` if this is none.
