@@ -198,10 +198,9 @@ fn published_data_sets_are_embedded_and_trained_on_by_split() {
         "-o",
         "b.safetensors",
     ];
-    let mut train =
-        place.trueshot(&["train", "backbone", &published("cifar-100-python"), "--limit-per-class", "2"]);
+    let mut train = place.trueshot(&["train", "backbone", &published("mini-4"), "--val-split", ""]);
     let said = text(&train.args(small).assert().success().get_output().stderr);
-    assert!(said.contains("pictures of 3 classes to train on"), "{said}");
+    assert!(said.contains("6 pictures of 3 classes to train on"), "{said}");
     let embed = |arguments: &[&str]| {
         place.trueshot(&[&["embed", "-b", "b.safetensors", "-o", "x.safetensors"], arguments].concat())
     };
