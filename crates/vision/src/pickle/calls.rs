@@ -65,7 +65,7 @@ impl Machine {
             },
             (Function::ElementType, [name, ..]) => Node::Element(self.element(*name)?),
             (Function::FromBuffer, [buffer, element, shape, order]) => {
-                let fortran = self.text(*order) == Some("F");
+                let fortran = self.name(*order) == Some("F");
                 Node::Array(self.array(*element, fortran, *shape, *buffer)?.into())
             }
             (Function::Scalar, [element, bytes]) => self.scalar(*element, *bytes)?,
@@ -101,7 +101,7 @@ impl Machine {
                 Node::Array(self.array(element, fortran, shape, data)?.into())
             }
             Node::Element(element) => {
-                let order = parts.get(1).and_then(|&order| self.text(order));
+                let order = parts.get(1).and_then(|&order| self.name(order));
                 Node::Element(Element { big_endian: order == Some(">"), ..element })
             }
             _ => return Err(Problem::Call("a method that sets the state of an object".into())),
@@ -112,7 +112,7 @@ impl Machine {
 
     /// `u1`, `<f4`, `S10`, `b1`.
     fn element(&self, name: Id) -> Result<Element, Problem> {
-        let name = self.text(name).unwrap_or_default();
+        let name = self.name(name).unwrap_or_default();
         let unknown =
             || Problem::Unknown(format!("elements of type '{}'", name.chars().take(20).collect::<String>()));
         let big_endian = name.starts_with('>');
@@ -182,13 +182,14 @@ impl Machine {
 
     /// Text as the bytes of Latin-1: how Python 3 writes bytes for Python 2.
     fn encode(&mut self, text: Id, encoding: Option<Id>) -> Result<Id, Problem> {
-        let encoding = encoding.and_then(|encoding| self.text(encoding)).unwrap_or("utf-8");
+        let encoding = encoding.and_then(|encoding| self.name(encoding)).unwrap_or("utf-8");
         if !matches!(encoding, "latin1" | "latin-1") {
             return Err(Problem::Call("_codecs.encode with another encoding than latin1".into()));
         }
-        let Node::Text(_) = self.node(text) else { return Err(self.malformed("no text to encode")) };
-        let text = self.text(text).unwrap_or_default();
-        self.afford(text.len())?;
+        let &Node::Text(span) = self.node(text) else { return Err(self.malformed("no text to encode")) };
+        self.afford(span.end - span.start)?;
+        let text = self.bytes(span);
+        let text = std::str::from_utf8(&text).unwrap_or_default();
         let bytes: Option<Vec<u8>> =
             text.chars().map(|letter| u8::try_from(u32::from(letter)).ok()).collect();
         let bytes = bytes.ok_or_else(|| self.malformed("text that is not Latin-1"))?;

@@ -11,6 +11,8 @@ use super::{Id, Node, Pickle, Problem, Span, escapes, owner};
 const MOST_VALUES: usize = 1 << 25;
 /// A collection within a collection, so often; data sets need two or three.
 const DEEPEST: usize = 256;
+/// Bytes of a function's or type's name.
+const LONGEST_NAME: usize = 256;
 /// Strings that are put together anew, beyond the length of the file.
 const ALWAYS_MADE: usize = 1 << 16;
 
@@ -294,7 +296,7 @@ impl Machine {
             }
             0x93 => {
                 let (name, module) = (self.pop()?, self.pop()?);
-                let (Some(module), Some(name)) = (self.text(module), self.text(name)) else {
+                let (Some(module), Some(name)) = (self.name(module), self.name(name)) else {
                     return Err(self.malformed("a function whose name is no string"));
                 };
                 let function = Function::named(module, name)?;
@@ -405,10 +407,10 @@ impl Machine {
         owner(&self.file, &self.made, span).slice(span.start..span.end)
     }
 
-    /// A string, if a value is one.
-    pub fn text(&self, id: Id) -> Option<&str> {
+    /// A short string, if a value is one: names are asked for again and again, and may not cost more each time.
+    pub fn name(&self, id: Id) -> Option<&str> {
         match *self.node(id) {
-            Node::Text(span) | Node::Bytes(span) => {
+            Node::Text(span) | Node::Bytes(span) if span.end - span.start <= LONGEST_NAME => {
                 std::str::from_utf8(&owner(&self.file, &self.made, span)[span.start..span.end]).ok()
             }
             _ => None,

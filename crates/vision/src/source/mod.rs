@@ -236,7 +236,7 @@ impl Collection {
                 Picture::decode(&archive::read(&self.path, *offset, *length)?, channels)
             }
             Place::Held(bytes) => Picture::decode(bytes, channels),
-            Place::Pixels(pixels) => pixels.picture(channels),
+            Place::Pixels(pixels) => Ok(pixels.picture(channels)),
             Place::Drawing { character, number } => drawings::picture(*character, *number, channels),
         }
     }

@@ -85,7 +85,7 @@ struct Names {
 impl Names {
     fn from_meta(folder: &Path) -> Result<Self> {
         let path = folder.join("meta");
-        let (pickle, _) = unpickle(&path)?;
+        let pickle = unpickle(&path)?;
         let names = |key: &str| {
             let words = |value: Value<'_>| -> Option<Vec<String>> {
                 value.items()?.map(|name| Some(name.text()?.into_owned())).collect()
@@ -127,7 +127,7 @@ struct Found {
 
 impl Found {
     fn read_pickle(&mut self, part: &str, path: &Path) -> Result<()> {
-        let (pickle, _) = unpickle(path)?;
+        let pickle = unpickle(path)?;
         let value = pickle.value();
         let array = value
             .get("data")

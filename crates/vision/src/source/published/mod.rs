@@ -11,7 +11,6 @@ mod tiered;
 
 use std::path::{Path, PathBuf};
 
-use bytes::Bytes;
 use trueshot::arrays::map;
 
 pub(super) use pixels::Pixels;
@@ -24,7 +23,7 @@ use crate::pickle::Pickle;
 const SPLITS: [&str; 3] = ["train", "val", "test"];
 
 /// How the files of a split are called, `{}` standing for it.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "mini-imagenet-cache-{}.pkl",
     "miniImageNet_category_split_{}.pickle",
     "mini_imagenet_{}.pickle",
@@ -33,6 +32,7 @@ const NAMES: [&str; 10] = [
     "FC100_{}.pickle",
     "{}_images_png.pkl",
     "{}_images.npz",
+    "{}_images.npy",
     "{}.csv",
     "split/{}.csv",
 ];
@@ -114,25 +114,21 @@ fn read_file(path: &Path) -> Result<Option<Rows>> {
     if ends(".csv") {
         return list::rows(path).map(Some);
     }
-    if ends(".npz") {
-        return tiered::from_npz(path).map(Some);
+    if ends(".npz") || ends(".npy") {
+        return tiered::from_array(path).map(Some);
     }
     if !ends(".pkl") && !ends(".pickle") {
         return Ok(None);
     }
-    let (pickle, _) = unpickle(path)?;
+    let pickle = unpickle(path)?;
     match pickle.value().items().is_some() {
         true => tiered::from_pngs(path, &pickle).map(Some),
         false => arrays::read(path, pickle.value()).map(Some),
     }
 }
 
-/// A pickle, and the bytes of its file.
-fn unpickle(path: &Path) -> Result<(Pickle, Bytes)> {
-    let bytes = map(path)?;
-    let pickle = Pickle::read(bytes.clone());
-    let pickle = pickle.map_err(|problem| Error::BadPickle { path: path.into(), problem })?;
-    Ok((pickle, bytes))
+fn unpickle(path: &Path) -> Result<Pickle> {
+    Pickle::read(map(path)?).map_err(|problem| Error::BadPickle { path: path.into(), problem })
 }
 
 /// An error about what a file holds.

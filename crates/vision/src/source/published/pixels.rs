@@ -3,7 +3,6 @@
 use bytes::Bytes;
 use trueshot::arrays::Array;
 
-use crate::error::Unreadable;
 use crate::picture::{Channels, Picture};
 
 /// How the bytes of a picture lie.
@@ -33,7 +32,7 @@ impl Pixels {
     }
 
     /// The picture.
-    pub fn picture(&self, channels: Channels) -> Result<Picture, Unreadable> {
+    pub fn picture(&self, channels: Channels) -> Picture {
         let (pixels, stored) = match self.layout {
             Layout::Grey => (self.bytes.to_vec(), Channels::Grey),
             Layout::Interleaved => (self.bytes.to_vec(), Channels::Colour),
@@ -43,7 +42,7 @@ impl Pixels {
                 ((0..count).flat_map(pixel).collect(), Channels::Colour)
             }
         };
-        Ok(Picture::new(self.width, self.height, stored, pixels).with_channels(channels))
+        Picture::new(self.width, self.height, stored, pixels).with_channels(channels)
     }
 }
 

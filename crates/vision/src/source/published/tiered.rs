@@ -1,12 +1,12 @@
 //! TieredImageNet: PNG files in a pickled list, or an array of pixels; the labels in a file beside it.
 //!
-//! `train_images_png.pkl` (few-shot-ssl) or `train_images.npz` (MetaOptNet), and `train_labels.pkl` with the numbers
+//! `train_images_png.pkl` (few-shot-ssl) or `train_images.npz` (MetaOptNet; `.npy` if somebody unpacked it), and `train_labels.pkl` with the numbers
 //! under `label_specific` and their names under `label_specific_str`, or with `labels` alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use trueshot::arrays::from_npz as array_of;
+use trueshot::arrays::{Array, from_npy, from_npz};
 
 use super::arrays::{class_names, labelled};
 use super::pixels::Stack;
@@ -43,8 +43,9 @@ pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<Rows> {
 }
 
 /// Reads an array of pixels.
-pub(super) fn from_npz(path: &Path) -> Result<Rows> {
-    let array = array_of(path, &IMAGES)?;
+pub(super) fn from_array(path: &Path) -> Result<Rows> {
+    let is_npy = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
+    let array: Array = if is_npy { from_npy(path)? } else { from_npz(path, &IMAGES)? };
     let stack = Stack::new(&array).map_err(|problem| bad(path, problem))?;
     labelled(path, &stack, &classes(path)?)
 }
@@ -52,7 +53,7 @@ pub(super) fn from_npz(path: &Path) -> Result<Rows> {
 /// The class of every picture, from the file beside it.
 fn classes(images: &Path) -> Result<Vec<String>> {
     let path = labels_beside(images)?;
-    let (pickle, _) = unpickle(&path)?;
+    let pickle = unpickle(&path)?;
     let value = pickle.value();
     // Some have the labels and nothing else in the file.
     let labels = value.get("label_specific").or(value.get("labels"));
@@ -64,7 +65,8 @@ fn classes(images: &Path) -> Result<Vec<String>> {
 
 fn labels_beside(images: &Path) -> Result<PathBuf> {
     let name = images.file_name().unwrap_or_default().to_string_lossy();
-    let split = name.strip_suffix("_images_png.pkl").or(name.strip_suffix("_images.npz"));
+    let split =
+        ["_images_png.pkl", "_images.npz", "_images.npy"].iter().find_map(|ending| name.strip_suffix(ending));
     let split = split.ok_or_else(|| {
         bad(images, "pictures without labels belong to a file of labels beside them: X_images_png.pkl or X_images.npz and X_labels.pkl")
     })?;
