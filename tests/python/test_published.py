@@ -42,7 +42,7 @@ def test_miniimagenets_caches(check, published, protocol):
 def test_every_other_form(check, published):
     assert check(published / "metaopt")[0][:3] == ["train", "3", "4"]
     assert check(published / "tiered") == [["train", "3", "3", "1", "5", "x", "4"]]
-    assert [line[:3] for line in check(published / "tiered-npz")] == [["train", "3", "3"], ["val", "3", "3"]]
+    assert [line[:3] for line in check(published / "tiered-npz")[:2]] == [["train", "3", "3"], ["val", "3", "3"]]
     for form in ("python", "binary"):
         assert check(published / f"cifar-100-{form}") == [["all", "3", "5", "1", "to", "2", "32", "x", "32"]]
 

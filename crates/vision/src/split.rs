@@ -117,7 +117,8 @@ fn splits(path: &Path) -> Result<Map<String, Value>> {
 fn text(path: &Path) -> Result<Cow<'static, str>> {
     let given = path.to_string_lossy();
     let built_in = BUILT_IN.iter().find(|(names, _)| names.contains(&given.as_ref()));
-    if let Some((_, text)) = built_in.filter(|_| !path.exists()) {
+    // People have a folder `mini` beside them; only a file of that name is meant rather than what is built in.
+    if let Some((_, text)) = built_in.filter(|_| !path.is_file()) {
         return Ok(Cow::Borrowed(text));
     }
     if !path.exists() && !given.contains(['.', '/']) {

@@ -105,15 +105,15 @@ fn of_splits(path: &Path, files: &[(&str, PathBuf)], reading: Reading<'_>) -> Re
 
 /// Reads a file that its name has already shown to be of a published form.
 fn read(path: &Path) -> Result<Rows> {
+    if path.extension().is_some_and(|extension| extension == "csv") {
+        return list::rows(path);
+    }
     read_file(path)?.ok_or_else(|| Error::UnknownSource { path: path.into() })
 }
 
 fn read_file(path: &Path) -> Result<Option<Rows>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let ends = |ending: &str| name.ends_with(ending);
-    if ends(".csv") {
-        return list::rows(path).map(Some);
-    }
     if ends(".npz") || ends(".npy") {
         return tiered::from_array(path).map(Some);
     }
