@@ -23,6 +23,7 @@ use crate::threads::Threads;
 #[command(after_help = "Examples:
   trueshot dataset check mini/ --expect mini
   trueshot dataset check cifar-100-python --expect cifar-fs
+  trueshot dataset check cifar/ --pool --expect fc100
   trueshot dataset check photos/")]
 pub struct Arguments {
     /// The pictures, in any form that `trueshot embed` takes
@@ -31,6 +32,9 @@ pub struct Arguments {
     /// Which data set it should be
     #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(PUBLISHED.map(|published| published.name)))]
     expect: Option<String>,
+    /// Take the pictures in train/, val/ and test/ together: the splits are those of the built-in split file
+    #[arg(long)]
+    pool: bool,
     /// Count the pictures without reading them
     #[arg(long)]
     quick: bool,
@@ -63,7 +67,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 impl Arguments {
     /// The splits, each with what is in it.
     fn survey(&self, expected: Option<&Published>) -> anyhow::Result<Vec<(String, Survey)>> {
-        let own: Vec<&str> = SPLITS.into_iter().filter(|split| self.has(split)).collect();
+        let own: Vec<&str> = SPLITS.into_iter().filter(|split| !self.pool && self.has(split)).collect();
         let by_file = expected.filter(|_| own.is_empty());
         let mut parts = Vec::new();
         for split in if by_file.is_some() { SPLITS.to_vec() } else { own } {
@@ -82,7 +86,7 @@ impl Arguments {
             }
         }
         if parts.is_empty() {
-            let part = Part { split_file: None, split: None, pool: false, limit_per_class: None };
+            let part = Part { split_file: None, split: None, pool: self.pool, limit_per_class: None };
             parts.push(("all".into(), self.read(&part.open(&self.path)?)?));
         }
         Ok(parts)

@@ -3,7 +3,7 @@
 //! Python's `pickle` is a program for a small stack machine whose instructions can call any function there is.
 //! Data sets are published in it all the same, so this is the machine without the calls: it knows numbers,
 //! strings, bytes, lists, tuples and dictionaries, and the half dozen functions by which NumPy's arrays are put
-//! together, which it recognises by name and does itself ([`calls`]). Everything else that a pickle wants to
+//! together, which it recognises by name and does itself. Everything else that a pickle wants to
 //! call is refused by name.
 //!
 //! The file is not believed: a length is compared with what is left before anything is done with it, and what
