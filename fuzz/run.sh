@@ -9,11 +9,17 @@ cd "$(dirname "$0")"
 seconds=${1:?usage: run.sh SECONDS_PER_TARGET [TARGET...]}
 shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(safetensors npy npz parquet arrow)
+[ ${#targets[@]} -gt 0 ] || targets=(safetensors npy npz parquet arrow pickle)
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 # The seeds are made by the formats' own writers, in an ordinary build.
 TRUESHOT_SEEDS=$PWD/corpus cargo test --release --quiet --manifest-path ../Cargo.toml --workspace --test seeds -- --ignored
+
+# Pickles only Python writes; the vision crate's tests keep some.
+mkdir -p corpus/pickle
+for seed in ../crates/vision/tests/published/{mini,tiered,metaopt}*/*.p*kl* ../crates/vision/tests/published/cifar-100-python/meta; do
+    cp "$seed" "corpus/pickle/$(basename "$(dirname "$seed")")-$(basename "$seed")"
+done
 
 # 8-bit counters for every edge, a table of their places, and comparisons, which lead through magic numbers.
 export RUSTFLAGS="-Cpasses=sancov-module \

@@ -7,6 +7,7 @@ use std::alloc::System;
 
 use cap::Cap;
 use trueshot::embeddings::{Embeddings, inspect};
+use trueshot_vision::pickle::{Pickle, Value};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, 1 << 30);
@@ -20,4 +21,25 @@ pub fn read(bytes: &[u8], extension: &str) {
     assert_eq!(found.rows, embeddings.labels().len());
     assert_eq!(found.classes.iter().map(|class| class.count).sum::<usize>(), found.rows);
     (0..embeddings.len()).for_each(|row| assert_eq!(embeddings.item(row).is_some(), found.has_items));
+}
+
+/// Reads a pickle; what is accepted can be looked at.
+pub fn read_pickle(bytes: &[u8]) {
+    let Ok(pickle) = Pickle::read(bytes.to_vec().into()) else { return };
+    look_at(pickle.value(), 3);
+}
+
+/// As far as a reader of data sets would look: a pickle may hold itself.
+fn look_at(value: Value<'_>, depth: usize) {
+    let _ = (value.integer(), value.float(), value.text(), value.whole_numbers());
+    if let Some(array) = value.array() {
+        let elements = array.shape.iter().product::<usize>();
+        assert_eq!(elements * array.width, array.data.len());
+    }
+    if depth == 0 {
+        return;
+    }
+    // A long list may be listed many times over: ten of everything are enough.
+    value.items().into_iter().flatten().take(10).for_each(|item| look_at(item, depth - 1));
+    value.pairs().into_iter().flatten().take(10).for_each(|(_, held)| look_at(held, depth - 1));
 }

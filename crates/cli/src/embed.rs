@@ -15,17 +15,21 @@ use crate::threads::Threads;
 
 /// Turn pictures into embeddings
 ///
-/// IMAGES is a folder of class folders, a .tar or .tar.gz of one, a .csv or .jsonl list of path and label, or
-/// `omniglot`, the drawings that are built in. Files may be BMP, GIF, JPEG, PNG, TIFF or WebP; what cannot be read
+/// IMAGES is a folder of class folders, a .tar or .tar.gz of one, a .csv or .jsonl list of path and label, a data set as
+/// it is published (miniImageNet's and TieredImageNet's .pkl and .npz files, CIFAR-100's python and binary files, Ravi's
+/// lists; or the folder they are in), or `omniglot`, the drawings that are built in. Files may be BMP, GIF, JPEG, PNG, TIFF or WebP; what cannot be read
 /// is skipped and listed. The same seed gives the same file, whatever the number of threads.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot embed photos/ -o photos.safetensors --backbone conv4.safetensors
-  trueshot embed mini/ --pool --split-file miniimagenet.json --split test -o test.safetensors --backbone conv4.safetensors
+  trueshot embed mini-imagenet-cache-test.pkl -o test.safetensors --backbone conv4.safetensors
+  trueshot embed tiered-imagenet/ --split test -o test.safetensors --backbone conv4.safetensors
+  trueshot embed cifar-100-python --split-file cifar-fs --split test -o test.safetensors --backbone cifar.safetensors
+  trueshot embed mini/ --pool --split-file miniimagenet --split test -o test.safetensors --backbone conv4.safetensors
   trueshot embed mini/train -o train.safetensors --backbone conv4.safetensors --augment --copies 8 --precision f16
   trueshot embed omniglot --split test -o drawings.safetensors --backbone drawings-conv4.safetensors")]
 pub struct Arguments {
-    /// The pictures: a folder of class folders, .tar, .tar.gz, .csv, .jsonl, or omniglot
+    /// The pictures: a folder of class folders, .tar, .tar.gz, .csv, .jsonl, a published data set, or omniglot
     #[arg(value_name = "IMAGES")]
     images: PathBuf,
     /// The file to write (.safetensors)

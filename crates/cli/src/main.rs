@@ -3,6 +3,7 @@
 
 mod attention;
 mod bench;
+mod dataset;
 mod demo;
 mod embed;
 mod eval;
@@ -29,6 +30,7 @@ struct Arguments {
 enum Command {
     Demo(demo::Arguments),
     Inspect(inspect::Arguments),
+    Dataset(dataset::Arguments),
     Embed(embed::Arguments),
     Eval(Box<eval::Arguments>),
     Train(train::Arguments),
@@ -44,6 +46,7 @@ fn main() -> std::process::ExitCode {
         match arguments.command {
             Command::Demo(arguments) => demo::run(&arguments),
             Command::Inspect(arguments) => inspect::run(&arguments),
+            Command::Dataset(arguments) => dataset::run(&arguments),
             Command::Embed(arguments) => embed::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),

@@ -3,11 +3,15 @@
 use std::process::ExitCode;
 
 /// Prints an error with its hint and turns the result into an exit status: 0 done, 1 failed, 2 asked
-/// for wrongly.
+/// for wrongly, 3 looked for something wrong and found it.
 pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if is_closed_pipe(&error) {
         return ExitCode::SUCCESS;
+    }
+    if let Some(found) = error.downcast_ref::<Found>() {
+        eprintln!("{found}");
+        return ExitCode::from(3);
     }
     eprintln!("error: {}", in_one_line(&error));
     let known = error.chain().find_map(known);
@@ -16,6 +20,21 @@ pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     }
     if known.is_some_and(|known| known.is_wrong_usage) { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
+
+/// A check that did its work and found so many things wrong, which it has listed.
+#[derive(Debug)]
+pub struct Found(pub usize);
+
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            1 => write!(f, "1 thing is not as it should be"),
+            count => write!(f, "{count} things are not as they should be"),
+        }
+    }
+}
+
+impl std::error::Error for Found {}
 
 /// What our libraries know about their errors.
 struct Known {

@@ -4,16 +4,18 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use trueshot_vision::source::is_built_in;
 use trueshot_vision::split::Split;
 use trueshot_vision::{Collection, Fit, Reading, Skipped};
 
 /// How the source of pictures is to be understood.
 #[derive(Args)]
 pub struct Pictures {
-    /// A JSON file that says which classes are in which split: {"train": [..], "val": [..], "test": [..]}
-    #[arg(long, value_name = "JSON")]
+    /// Which classes are in which split: a JSON file {"train": [..], "val": [..], "test": [..]}, or cifar-fs, cub,
+    /// fc100, miniimagenet or tieredimagenet, which are built in
+    #[arg(long, value_name = "JSON|NAME")]
     pub split_file: Option<PathBuf>,
-    /// Which split of the split file (or of omniglot) to take
+    /// Which split to take: of the split file, of omniglot, or of IMAGES, where it has a folder or file for each
     #[arg(long, value_name = "NAME")]
     split: Option<String>,
     /// Take the pictures in train/, val/ and test/ together; classes are the folders below
@@ -49,7 +51,9 @@ pub struct Part<'a> {
 impl Part<'_> {
     /// Lists the pictures of that part.
     pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
-        let mut collection = Collection::open(path, Reading { pool: self.pool })?;
+        // Without a split file, the source must know its splits.
+        let own_split = self.split.filter(|_| self.split_file.is_none() && !is_built_in(path));
+        let mut collection = Collection::open(path, Reading { pool: self.pool, split: own_split })?;
         if let Some(split) = self.split(&collection)? {
             let missing = collection.keep_split(&split)?;
             if let Some(first) = missing.first() {
@@ -67,11 +71,8 @@ impl Part<'_> {
         Ok(match (self.split_file, self.split) {
             (Some(file), Some(name)) => Some(Split::open(file, name)?),
             (None, Some(name)) if collection.is_built_in() => Some(Split::of_omniglot(name)?),
-            (None, Some(name)) => {
-                anyhow::bail!("--split {name} needs a --split-file that says what is in it")
-            }
             (Some(_), None) => anyhow::bail!("--split-file is given but no --split NAME"),
-            (None, None) => None,
+            (None, _) => None,
         })
     }
 }

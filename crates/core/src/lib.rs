@@ -36,6 +36,7 @@
 //! # Ok::<(), trueshot::Error>(())
 //! ```
 
+pub mod arrays;
 pub mod atomic;
 pub mod attention;
 pub mod classifier;

@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 
+use crate::pickle::Problem;
+
 /// This library's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -33,11 +35,43 @@ pub enum Error {
     },
     /// Pictures in an archive that we do not unpack.
     #[error(
-        "{path} is of no known form; known are a folder, .tar, .tar.gz, .tgz, .csv, .jsonl and 'omniglot'"
+        "{path} is of no known form; known are a folder, .tar, .tar.gz, .tgz, .csv, .jsonl, .pkl, .pickle, .npz, CIFAR-100's own files and 'omniglot'"
     )]
     UnknownSource {
         /// What was given.
         path: PathBuf,
+    },
+    /// A pickle that cannot or must not be read.
+    #[error("{path} is no pickle that can be read: {problem}")]
+    BadPickle {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: Problem,
+    },
+    /// A file in the form of a published data set whose contents are something else.
+    #[error("{path} is not as data sets are published: {problem}")]
+    BadForm {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A split is asked for of something that has none of its own.
+    #[error("{path} does not say itself what is in split '{split}'")]
+    NoSplits {
+        /// The pictures.
+        path: PathBuf,
+        /// What was asked for.
+        split: String,
+    },
+    /// A name that is neither a split file nor one that is built in.
+    #[error("no split file {given}, and none of that name is built in; built in are {known}")]
+    UnknownSplitFile {
+        /// What was given.
+        given: String,
+        /// What there is.
+        known: String,
     },
     /// An archive that unpacks to more than its size can justify.
     #[error("{path} unpacks to more than {allowed} bytes, the most allowed for a file of its size")]
@@ -125,6 +159,41 @@ pub enum Error {
         /// What would be allowed.
         allowed: String,
     },
+    /// Too few of the classes that could be outliers are there.
+    #[error("{path} has {have} of the {asked} classes that may be outliers, but {need} are needed")]
+    TooFewClasses {
+        /// Where they were looked for.
+        path: PathBuf,
+        /// Those that are there.
+        have: usize,
+        /// Those that are needed.
+        need: usize,
+        /// Those that would do.
+        asked: usize,
+    },
+    /// A class is to be an outlier and belongs to a split.
+    #[error("class '{class}' is to be an outlier but is in split '{split}' of {origin}{}", more(*.count))]
+    OutlierOverlap {
+        /// The first such class.
+        class: String,
+        /// How many there are.
+        count: usize,
+        /// The split.
+        split: String,
+        /// Where the split is from.
+        origin: String,
+    },
+    /// The folder to write to is in use for something else.
+    #[error("cannot write to {path}: {problem}")]
+    BadOutput {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Somebody pressed Ctrl-C; what is complete is kept.
+    #[error("stopped; what is complete is kept, and the same command goes on")]
+    Stopped,
     /// Somebody pressed Ctrl-C; nothing was written.
     #[error("stopped; nothing was written")]
     Interrupted,
@@ -136,11 +205,30 @@ impl Error {
         match self {
             Error::Core(error) => error.hint(),
             Error::SplitFolders { .. } => {
-                Some("give one of these folders, or --pool to take the pictures of all together".into())
+                Some("give one of them, --split NAME, or --pool to take the pictures of all together".into())
             }
+            Error::NoSplits { .. } => Some(
+                "--split-file says which classes are in it: a JSON file, or cifar-fs, cub, fc100, miniimagenet or tieredimagenet"
+                    .into(),
+            ),
+            Error::BadPickle { problem: Problem::Call(_), .. } => Some(
+                "do not open it with Python either unless you trust whoever made it".into(),
+            ),
+            Error::BadPickle { problem: Problem::CutOff(_), .. } => Some("fetch the file again".into()),
             Error::UnknownSource { path } if is_packed(path) => {
                 Some("unpack the archive first (tar xf), and give the folder".into())
             }
+            Error::TooFewClasses { have, .. } if *have >= 2 => {
+                Some(format!("--classes-count {have} takes as many as there are"))
+            }
+            Error::TooFewClasses { .. } => Some(
+                "give the folder that has a folder for each class, such as n01514668; archives are to be unpacked first"
+                    .into(),
+            ),
+            Error::OutlierOverlap { .. } => {
+                Some("leave it off the list, or name the splits that matter with --exclude".into())
+            }
+            Error::BadOutput { .. } => Some("give a new folder, or the options it was begun with".into()),
             Error::NoClassOfSplit { .. } => Some(
                 "the split file must name the class folders; --pool looks below train/, val/ and test/"
                     .into(),
@@ -156,10 +244,14 @@ impl Error {
     pub fn is_wrong_usage(&self) -> bool {
         match self {
             Error::Core(error) => error.is_wrong_usage(),
-            Error::OutOfRange { .. } | Error::UnknownSplit { .. } => true,
+            Error::OutOfRange { .. } | Error::UnknownSplit { .. } | Error::UnknownSplitFile { .. } => true,
             _ => false,
         }
     }
+}
+
+fn more(count: usize) -> String {
+    if count > 1 { format!(", and so are {} more", count - 1) } else { String::new() }
 }
 
 fn is_packed(path: &std::path::Path) -> bool {

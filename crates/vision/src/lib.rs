@@ -4,6 +4,8 @@
 //! - [`picture`]: decoding, the gate for bytes from outside; [`resize`]; [`preprocess`]; [`augment`];
 //! - [`backbone`] and [`mod@embed`]: from pictures to a file of embeddings;
 //! - [`dataset`], [`loader`], [`overlap`] and [`training`]: pictures in memory, and a backbone trained on them;
+//! - [`pickle`]: Python's pickles, read without executing anything; [`survey`]: what a data set is made of;
+//!   [`outliers`]: a set of outliers made out of ImageNet;
 //! - [`omniglot`]: the built-in data set, 1,623 characters of 50 alphabets, each drawn by 20 people, made of
 //!   [`drawing`]s: ink on paper, with their form in an HTML page;
 //! - [`built_in`]: the models that come with the program, trained on them.
@@ -17,12 +19,15 @@ pub mod embed;
 pub mod error;
 pub mod loader;
 pub mod omniglot;
+pub mod outliers;
 pub mod overlap;
+pub mod pickle;
 pub mod picture;
 pub mod preprocess;
 pub mod resize;
 pub mod source;
 pub mod split;
+pub mod survey;
 pub mod training;
 
 pub use augment::Augmentation;

@@ -9,7 +9,7 @@
 use std::io::Cursor;
 
 use image::metadata::Orientation;
-use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
+use image::{DynamicImage, GrayImage, ImageDecoder, ImageFormat, ImageReader, Limits, RgbImage};
 
 use crate::error::Unreadable;
 
@@ -74,6 +74,19 @@ impl Picture {
         }
         let caught = trueshot::guard::caught(|| decode(bytes, channels));
         caught.unwrap_or_else(|| Err(Unreadable::Decoder("its contents contradict each other".into())))
+    }
+
+    /// The same in colour or in grey.
+    pub(crate) fn with_channels(self, channels: Channels) -> Picture {
+        if self.channels == channels {
+            return self;
+        }
+        let (width, height) = (self.width as u32, self.height as u32);
+        let image = match self.channels {
+            Channels::Grey => GrayImage::from_raw(width, height, self.pixels).map(DynamicImage::from),
+            Channels::Colour => RgbImage::from_raw(width, height, self.pixels).map(DynamicImage::from),
+        };
+        opaque(image.expect("a picture has as many bytes as its size says"), channels)
     }
 
     /// The picture turned clockwise by so many quarters.

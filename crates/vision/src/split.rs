@@ -2,12 +2,14 @@
 //!
 //! A JSON object whose members are splits: each a list of class names, or objects of lists (Omniglot's halves
 //! and alphabets), whose names then lead to the class: `Latin/character01`. A name also stands for the classes
-//! below it, so that superclasses (`fish` for `fish/trout`) can be split.
+//! below it, so that superclasses (`fish` for `fish/trout`) can be split. The usual splits of the paper's data sets
+//! are built in and go by their names.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::omniglot::{self, Omniglot};
@@ -17,6 +19,23 @@ use crate::source::drawing_name;
 const MOST_BYTES: u64 = 64 << 20;
 /// Halves of Omniglot, which are no part of a character's name.
 const HALVES: [&str; 2] = ["background", "evaluation"];
+
+/// The splits that are built in: names, and the file.
+const BUILT_IN: [(&[&str], &str); 5] = [
+    (&["cifar-fs"], include_str!("../../../assets/splits/cifar-fs.json")),
+    (&["cub"], include_str!("../../../assets/splits/cub.json")),
+    (&["fc100"], include_str!("../../../assets/splits/fc100.json")),
+    (&["miniimagenet", "mini"], include_str!("../../../assets/splits/miniimagenet.json")),
+    (&["tieredimagenet", "tiered"], include_str!("../../../assets/splits/tieredimagenet.json")),
+];
+
+/// The 350 classes of ImageNet that are neither in miniImageNet nor in TieredImageNet.
+static OUTLIERS: &str = include_str!("../../../assets/splits/imagenet-outliers.txt");
+
+/// The classes of ImageNet from which outliers are usually taken.
+pub fn imagenet_outliers() -> impl Iterator<Item = &'static str> {
+    OUTLIERS.lines()
+}
 
 /// The classes of one split.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,17 +47,20 @@ pub struct Split {
 }
 
 impl Split {
-    /// Reads one split of a file.
+    /// Reads one split of a file, or of one that is built in.
     pub fn open(path: &Path, name: &str) -> Result<Self> {
-        let failed = |source| trueshot::Error::Read { path: path.into(), source };
-        let length = std::fs::metadata(path).map_err(failed)?.len();
+        let splits = splits(path)?;
+        Self::of(path, &splits, name)
+    }
+
+    /// Reads all splits of a file, or of one that is built in.
+    pub fn all(path: &Path) -> Result<Vec<Self>> {
+        let splits = splits(path)?;
+        splits.keys().map(|name| Self::of(path, &splits, name)).collect()
+    }
+
+    fn of(path: &Path, splits: &Map<String, Value>, name: &str) -> Result<Self> {
         let bad = |problem: String| Error::BadSplitFile { path: path.into(), problem };
-        if length > MOST_BYTES {
-            return Err(bad(format!("it has {length} bytes")));
-        }
-        let text = std::fs::read_to_string(path).map_err(failed)?;
-        let file: Value = serde_json::from_str(&text).map_err(|problem| bad(problem.to_string()))?;
-        let splits = file.as_object().ok_or_else(|| bad("it is no JSON object of splits".into()))?;
         let Some(found) = splits.get(name) else {
             let known = splits.keys().cloned().collect::<Vec<_>>().join(", ");
             return Err(Error::UnknownSplit {
@@ -80,6 +102,35 @@ impl Split {
         let present = |name: &&String| classes.iter().any(|class| answers(name, class));
         self.classes.iter().filter(|name| !present(name)).cloned().collect()
     }
+}
+
+/// The members of a split file.
+fn splits(path: &Path) -> Result<Map<String, Value>> {
+    let bad = |problem: String| Error::BadSplitFile { path: path.into(), problem };
+    match serde_json::from_str(&text(path)?) {
+        Ok(Value::Object(splits)) => Ok(splits),
+        Ok(_) => Err(bad("it is no JSON object of splits".into())),
+        Err(problem) => Err(bad(problem.to_string())),
+    }
+}
+
+fn text(path: &Path) -> Result<Cow<'static, str>> {
+    let given = path.to_string_lossy();
+    let built_in = BUILT_IN.iter().find(|(names, _)| names.contains(&given.as_ref()));
+    // People have a folder `mini` beside them; only a file of that name is meant rather than what is built in.
+    if let Some((_, text)) = built_in.filter(|_| !path.is_file()) {
+        return Ok(Cow::Borrowed(text));
+    }
+    if !path.exists() && !given.contains(['.', '/']) {
+        let known = BUILT_IN.map(|(names, _)| names[0]).join(", ");
+        return Err(Error::UnknownSplitFile { given: given.into(), known });
+    }
+    let failed = |source| trueshot::Error::Read { path: path.into(), source };
+    let length = std::fs::metadata(path).map_err(failed)?.len();
+    if length > MOST_BYTES {
+        return Err(Error::BadSplitFile { path: path.into(), problem: format!("it has {length} bytes") });
+    }
+    Ok(Cow::Owned(std::fs::read_to_string(path).map_err(failed)?))
 }
 
 const VALIDATION_ALPHABETS: [&str; 5] =

@@ -11,6 +11,7 @@ use std::sync::LazyLock;
 use cap::Cap;
 use proptest::prelude::*;
 use proptest::sample::Index;
+use trueshot_vision::pickle::{Pickle, Value};
 use trueshot_vision::split::Split;
 use trueshot_vision::{Channels, Collection, Picture, Reading};
 
@@ -21,6 +22,29 @@ static FILES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
     let all = kinds::coloured().into_iter().chain(kinds::grey()).map(|(_, bytes)| bytes);
     all.chain([kinds::held(6), kinds::inks(1, 2, 3, 4), kinds::claiming(70_000, 70_000)]).collect()
 });
+
+/// Pickles as data sets are published in, in every protocol.
+static PICKLES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
+    let forms = ["mini-0", "mini-2", "mini-4", "mini-5", "mini-python2"];
+    let caches = forms.map(|form| format!("{form}/mini-imagenet-cache-train.pkl"));
+    let others = ["tiered/train_images_png.pkl", "tiered/train_labels.pkl", "cifar-100-python/meta"];
+    let names = caches.into_iter().chain(others.map(String::from));
+    names.map(|name| std::fs::read(format!("tests/published/{name}")).unwrap()).collect()
+});
+
+/// Looks at a value as far as a reader of data sets would.
+fn look_at(value: Value<'_>, depth: usize) {
+    let _ =
+        (value.integer(), value.float(), value.text(), value.bytes(), value.whole_numbers(), value.kind());
+    if depth == 0 {
+        return;
+    }
+    value.items().into_iter().flatten().for_each(|item| look_at(item, depth - 1));
+    value.pairs().into_iter().flatten().for_each(|(key, held)| {
+        look_at(key, 0);
+        look_at(held, depth - 1);
+    });
+}
 
 /// Bytes changed, cut and spliced with numbers where a length might be.
 fn damaged(
@@ -92,7 +116,84 @@ proptest! {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6000))]
+
+    #[test]
+    fn damaged_pickles_never_panic(which: Index, (changes, cut, splice) in damage()) {
+        let bytes = damaged(&PICKLES[which.index(PICKLES.len())], &changes, cut, splice);
+        if let Ok(pickle) = Pickle::read(bytes.into()) {
+            look_at(pickle.value(), 3);
+        }
+    }
+
+    #[test]
+    fn any_instructions_as_a_pickle_never_panic(bytes in prop::collection::vec(instruction(), 0..60)) {
+        if let Ok(pickle) = Pickle::read(bytes.concat().into()) {
+            look_at(pickle.value(), 3);
+        }
+    }
+}
+
+/// What pickles are made of, and now and then a byte that is nothing.
+fn instruction() -> impl Strategy<Value = Vec<u8>> {
+    let known: Vec<&'static [u8]> = vec![
+        b"(",
+        b"0",
+        b"1",
+        b"2",
+        b"N",
+        b"]",
+        b"}",
+        b")",
+        b"l",
+        b"d",
+        b"t",
+        b"a",
+        b"e",
+        b"s",
+        b"u",
+        b"R",
+        b"b",
+        b".",
+        b"\x85",
+        b"\x86",
+        b"\x87",
+        b"\x88",
+        b"\x93",
+        b"\x94",
+        b"K\x01",
+        b"M\x00\x02",
+        b"q\x00",
+        b"h\x00",
+        b"h\x01",
+        b"U\x02u1",
+        b"C\x01a",
+        b"X\x06\x00\x00\x00latin1",
+        b"\x8a\x01\xff",
+        b"G\x00\x00\x00\x00\x00\x00\x00\x00",
+        b"cnumpy\ndtype\n",
+        b"cnumpy\nndarray\n",
+        b"cnumpy.core.multiarray\n_reconstruct\n",
+        b"cnumpy.core.multiarray\nscalar\n",
+        b"c_codecs\nencode\n",
+        b"c__builtin__\nbytearray\n",
+        b"cnumpy._core.numeric\n_frombuffer\n",
+        b"S'\\x00'\n",
+        b"Vabc\n",
+        b"I7\n",
+        b"p1\n",
+        b"g1\n",
+    ];
+    prop_oneof![20 => prop::sample::select(known).prop_map(<[u8]>::to_vec), 1 => any::<u8>().prop_map(|byte| vec![byte])]
+}
+
+proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn damaged_data_sets_never_panic(which in 0..5_usize, (changes, cut, splice) in damage()) {
+        read_all("cache.pkl", &damaged(&PICKLES[which], &changes, cut, splice));
+    }
 
     #[test]
     fn damaged_archives_never_panic((changes, cut, splice) in damage(), packed: bool) {

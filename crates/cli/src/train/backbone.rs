@@ -20,13 +20,14 @@ use crate::progress::Progress;
 ///
 /// Learns from episodes of pictures: one a step, clean unless noise is asked for, every picture flipped, cropped and
 /// coloured at random. DATASET is a folder of class folders, a .tar or .tar.gz of one, a .csv or .jsonl list of path
-/// and label, or `omniglot`, the drawings that are built in. All pictures are held in memory.
+/// and label, a data set as it is published (see `trueshot embed --help`), or `omniglot`, the drawings that are built in. All pictures are held in memory.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot train backbone omniglot -o drawings.safetensors --steps 5000
   trueshot train backbone mini/train --val mini/val -o conv4.safetensors
-  trueshot train backbone mini/ --pool --split-file miniimagenet.json -o conv4.safetensors
-  trueshot train backbone cifar/ --pool --split-file cifar-fs.json --size 32 -o cifar.safetensors
+  trueshot train backbone mini-imagenet-caches/ -o conv4.safetensors
+  trueshot train backbone mini/ --pool --split-file miniimagenet -o conv4.safetensors
+  trueshot train backbone cifar-100-python --split-file cifar-fs --size 32 -o cifar.safetensors
   trueshot train backbone mini/train --val mini/val -o median.safetensors --aggregate median --noise symmetric=40
   trueshot embed mini/test -o test.safetensors --backbone conv4.safetensors")]
 pub struct Arguments {
@@ -68,8 +69,9 @@ struct DataFlags {
     /// The pictures to choose the best model by, where they are not classes of DATASET
     #[arg(id = "val", long = "val", value_name = "DATASET")]
     validation: Option<PathBuf>,
-    /// A JSON file that says which classes are in which split: {"train": [..], "val": [..], "test": [..]}
-    #[arg(long, value_name = "JSON")]
+    /// Which classes are in which split: a JSON file {"train": [..], "val": [..], "test": [..]}, or cifar-fs, cub,
+    /// fc100, miniimagenet or tieredimagenet, which are built in
+    #[arg(long, value_name = "JSON|NAME")]
     split_file: Option<PathBuf>,
     /// The split to train on [default: train]
     #[arg(long, value_name = "NAME")]
@@ -201,7 +203,7 @@ fn load(configuration: &Configuration) -> anyhow::Result<(Dataset, Option<Datase
     let data = &configuration.data;
     let given = |path: &PathBuf| !path.as_os_str().is_empty();
     let collection = |path: &Path, split: &str| {
-        let is_split = given(&data.split_file) || trueshot_vision::source::is_built_in(path);
+        let is_split = given(&data.split_file) || trueshot_vision::source::has_splits(path);
         let part = Part {
             split_file: given(&data.split_file).then_some(&data.split_file),
             split: is_split.then_some(split),
@@ -215,7 +217,7 @@ fn load(configuration: &Configuration) -> anyhow::Result<(Dataset, Option<Datase
         "no pictures to train on: give DATASET, or data.train in the configuration"
     );
     let train = read(configuration, &collection(&data.train, &data.train_split)?, true)?;
-    let has_split = given(&data.split_file) || trueshot_vision::source::is_built_in(&data.train);
+    let has_split = given(&data.split_file) || trueshot_vision::source::has_splits(&data.train);
     let source = if given(&data.validation) { &data.validation } else { &data.train };
     if !given(&data.validation) && (!has_split || data.validation_split.is_empty()) {
         eprintln!("nothing to validate on (--val, --split-file): the last model will be kept");

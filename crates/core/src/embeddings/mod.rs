@@ -32,6 +32,9 @@ pub use fingerprint::Fingerprint;
 pub(crate) use guard::guarded;
 pub use inspect::{ClassCount, Duplicates, Inspection, NonFinite, Norms, Place, inspect};
 pub use items::Items;
+pub(crate) use npy::read_array as npy_array;
+pub(crate) use npz::read_array as npz_array;
+pub(crate) use safetensors::whole_numbers;
 pub(crate) use source::Source;
 pub use writer::Writer;
 

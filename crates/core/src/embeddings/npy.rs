@@ -14,6 +14,7 @@ use super::names::Names;
 use super::safetensors::whole_numbers;
 use super::source::Source;
 use super::{Labels, Parts};
+use crate::arrays;
 use crate::error::{Error, Result};
 
 const FORMAT: &str = "npy";
@@ -24,6 +25,11 @@ pub(crate) fn read_pair(features: &Source, labels: &Source) -> Result<Parts> {
     let features = Array::parse(features, features.bytes.clone())?.features()?;
     let labels = Array::parse(labels, labels.bytes.clone())?.labels()?.without_classes();
     Ok(Parts { features, labels, items: None, backbone: None })
+}
+
+/// Reads one array of any kind.
+pub(crate) fn read_array(source: &Source) -> Result<arrays::Array> {
+    Ok(Array::parse(source, source.bytes.clone())?.into_plain())
 }
 
 /// The file of labels that belongs to a file of features, by its name.
@@ -98,6 +104,12 @@ impl<'a> Array<'a> {
                 data.len()
             ))),
         }
+    }
+
+    /// The array as it is.
+    pub fn into_plain(self) -> arrays::Array {
+        let Header { kind, width, big_endian, fortran_order, shape, .. } = self.header;
+        arrays::Array { kind, width, big_endian, fortran_order, shape, data: self.data }
     }
 
     /// The array as features.

@@ -12,6 +12,7 @@ use super::guard::guarded;
 use super::npy::Array;
 use super::source::Source;
 use super::{Items, Parts};
+use crate::arrays;
 use crate::error::{Error, Result};
 
 const FORMAT: &str = "npz";
@@ -43,6 +44,12 @@ pub(crate) fn read(source: &Source) -> Result<Parts> {
         return Err(source.malformed(FORMAT, problem));
     }
     Ok(Parts { features, labels, items, backbone: None })
+}
+
+/// Reads the first array there is of several names.
+pub(crate) fn read_array(source: &Source, names: &[&str]) -> Result<arrays::Array> {
+    let mut archive = guarded(source, FORMAT, || Archive::open(source))?;
+    Ok(Array::parse(source, archive.first_of(names)?)?.into_plain())
 }
 
 struct Archive<'a> {

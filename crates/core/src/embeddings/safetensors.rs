@@ -166,7 +166,7 @@ impl<'a> Tensors<'a> {
 }
 
 /// Whole numbers of `width` bytes; `None` if one does not fit.
-pub(super) fn whole_numbers(bytes: &[u8], width: usize, signed: bool, big_endian: bool) -> Option<Vec<i64>> {
+pub(crate) fn whole_numbers(bytes: &[u8], width: usize, signed: bool, big_endian: bool) -> Option<Vec<i64>> {
     let number = |stored: &[u8]| {
         let place = |i: usize| if big_endian { width - 1 - i } else { i };
         let raw = (0..width).fold(0u64, |raw, i| raw | u64::from(stored[place(i)]) << (8 * i));

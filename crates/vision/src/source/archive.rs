@@ -22,7 +22,7 @@ const BLOCK: u64 = 512;
 /// So much may any archive unpack to.
 const ALWAYS_ALLOWED: u64 = 64 << 20;
 
-pub(super) fn list(path: &Path, reading: Reading) -> Result<Collection> {
+pub(super) fn list(path: &Path, reading: Reading<'_>) -> Result<Collection> {
     let file = open(path)?;
     let length = file.metadata().map_err(|source| trueshot::Error::Read { path: path.into(), source })?.len();
     let mut archive = Archive::new(file);
@@ -43,7 +43,7 @@ pub(super) fn list(path: &Path, reading: Reading) -> Result<Collection> {
     collect(path, files, reading)
 }
 
-pub(super) fn list_packed(path: &Path, reading: Reading) -> Result<Collection> {
+pub(super) fn list_packed(path: &Path, reading: Reading<'_>) -> Result<Collection> {
     let file = open(path)?;
     let length = file.metadata().map_err(|source| trueshot::Error::Read { path: path.into(), source })?.len();
     let allowed = ALWAYS_ALLOWED.saturating_add(length.saturating_mul(MOST_RATIO));
@@ -92,7 +92,7 @@ fn members_of<R: Read>(
     Ok(files)
 }
 
-fn collect(path: &Path, files: Option<Files>, reading: Reading) -> Result<Collection> {
+fn collect(path: &Path, files: Option<Files>, reading: Reading<'_>) -> Result<Collection> {
     let bad = |problem| Error::BadArchive { path: path.into(), problem };
     let files = files.unwrap_or_else(|| Err("its contents contradict each other".into())).map_err(bad)?;
     paths::collect(path, files, reading)

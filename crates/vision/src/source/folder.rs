@@ -10,7 +10,7 @@ use crate::picture::MOST_BYTES;
 /// Folders nest no deeper; a link that leads back up would never end.
 const DEEPEST: usize = 8;
 
-pub(super) fn list(root: &Path, reading: Reading) -> Result<Collection> {
+pub(super) fn list(root: &Path, reading: Reading<'_>) -> Result<Collection> {
     let mut files = Vec::new();
     walk(root, "", 0, &mut files)?;
     paths::collect(root, files, reading)
@@ -38,8 +38,22 @@ fn walk(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<(String, Plac
     Ok(())
 }
 
+/// The files in a class folder that are pictures by their name, sorted; Tiny-ImageNet has them one folder deeper.
+pub(crate) fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let deeper = folder.join("images");
+    let mut found = Vec::new();
+    walk(if deeper.is_dir() { &deeper } else { folder }, "", 0, &mut found)?;
+    let is_picture = |(item, place): (String, Place)| match place {
+        Place::File(path) if paths::is_picture(&item) => Some(path),
+        _ => None,
+    };
+    let mut files: Vec<PathBuf> = found.into_iter().filter_map(is_picture).collect();
+    files.sort();
+    Ok(files)
+}
+
 /// A file's bytes, if it is no larger than a picture may be.
-pub(super) fn read(path: &PathBuf) -> Result<Vec<u8>, Unreadable> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Unreadable> {
     let refused = |error: std::io::Error| Unreadable::File(error.to_string());
     let file = std::fs::File::open(path).map_err(refused)?;
     let metadata = file.metadata().map_err(refused)?;

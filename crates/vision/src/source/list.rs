@@ -1,10 +1,11 @@
 //! A list of pictures and their labels: CSV, or one JSON object a line.
 //!
 //! CSV may have a header that names the columns; without one the first column is the path and the second the
-//! label. Paths are relative to the list.
+//! label. Paths are relative to the list, or to a folder `images` beside it or beside its folder, as Ravi and
+//! Larochelle's lists of miniImageNet have it.
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{Collection, Place};
 use crate::error::{Error, Result};
@@ -15,15 +16,28 @@ const LABELS: [&str; 4] = ["label", "class", "category", "given"];
 const MOST_BYTES: u64 = 1 << 30;
 
 pub(super) fn read(path: &Path) -> Result<Collection> {
+    Ok(Collection::new(path, rows(path)?, Vec::new()))
+}
+
+/// Class, name and place of every picture in a list.
+pub(super) fn rows(path: &Path) -> Result<Vec<(String, String, Place)>> {
     let text = text(path)?;
     let is_csv = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
     let rows = if is_csv { from_csv(path, &text)? } else { from_json_lines(path, &text)? };
-    let folder = path.parent().unwrap_or(Path::new(""));
+    let folder = folder_of(path, rows.first().map(|(item, _)| item.as_str()));
     let pictures = rows.into_iter().map(|(item, label)| {
         let place = Place::File(folder.join(&item));
         (label, item, place)
     });
-    Ok(Collection::new(path, pictures.collect(), Vec::new()))
+    Ok(pictures.collect())
+}
+
+/// The folder that paths are relative to: the first that has the first picture.
+fn folder_of(path: &Path, first: Option<&str>) -> PathBuf {
+    let beside = path.parent().unwrap_or(Path::new(""));
+    let folders = [beside.to_owned(), beside.join("images"), beside.join("../images")];
+    let has_first = |folder: &&PathBuf| first.is_some_and(|first| folder.join(first).is_file());
+    folders.iter().find(has_first).unwrap_or(&folders[0]).clone()
 }
 
 fn text(path: &Path) -> Result<String> {

@@ -1,5 +1,5 @@
 //! Where labelled pictures come from: a folder of class folders, an archive of them, a list of paths and
-//! labels, or the drawings that are built in.
+//! labels, a data set in a form in which it is published, or the drawings that are built in.
 //!
 //! Opening a source lists what is there and reads no picture; a [`Collection`] is that list, in an order that
 //! depends on names alone: classes by name, within a class items by name. Items are called by their path within
@@ -12,8 +12,10 @@ mod drawings;
 mod folder;
 mod list;
 mod paths;
+mod published;
 
 pub(crate) use drawings::{class_name as drawing_name, picture as drawing};
+pub(crate) use folder::{picture_files, read as file_bytes};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,11 +30,24 @@ pub fn is_built_in(path: &Path) -> bool {
     path.as_os_str() == drawings::NAME && !path.exists()
 }
 
+/// Whether a source says itself what is in which split: a folder with one published file for each, or the
+/// built-in drawings.
+pub fn has_splits(path: &Path) -> bool {
+    is_built_in(path) || !published::splits(path).is_empty()
+}
+
+/// Whether a source other than the built-in one has a split of that name: a folder, or a published file.
+pub fn has_split(path: &Path, split: &str) -> bool {
+    path.join(split).is_dir() || published::splits(path).contains(&split)
+}
+
 /// How a source is to be understood.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct Reading<'a> {
     /// Whether folders `train`, `val` and `test` above the class folders are taken together.
     pub pool: bool,
+    /// Which of these folders (or of the files that are published for each split) is taken alone.
+    pub split: Option<&'a str>,
 }
 
 /// One labelled picture of a source.
@@ -52,8 +67,10 @@ enum Place {
     File(PathBuf),
     /// In a part of the source's file.
     Part { offset: u64, length: u64 },
-    /// In memory, unpacked.
+    /// In memory, unpacked; or a file within a mapped file.
     Held(bytes::Bytes),
+    /// In an array, as they are.
+    Pixels(published::Pixels),
     /// Built in.
     Drawing { character: usize, number: usize },
 }
@@ -67,18 +84,36 @@ pub struct Collection {
     entries: Vec<Entry>,
     /// What was seen and is no picture.
     skipped: Vec<Skipped>,
+    /// The superclass of each class, where the source has them.
+    superclasses: BTreeMap<String, String>,
 }
 
 impl Collection {
-    /// Lists the pictures of a source: a folder, `.tar`, `.tar.gz` (`.tgz`), `.csv`, `.jsonl`, or `omniglot`.
-    pub fn open(path: impl AsRef<Path>, reading: Reading) -> Result<Self> {
+    /// Lists the pictures of a source: a folder, `.tar`, `.tar.gz` (`.tgz`), `.csv`, `.jsonl`, a published form
+    /// (`.pkl`, `.npz`, CIFAR-100's files), or `omniglot`, of which a split is not chosen here but kept
+    /// ([`Collection::keep_split`]).
+    pub fn open(path: impl AsRef<Path>, reading: Reading<'_>) -> Result<Self> {
         let path = path.as_ref();
-        let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
-        let ends = |ending: &str| name.ends_with(ending);
         if is_built_in(path) {
             return drawings::list();
         }
-        let found = if path.is_dir() {
+        match published::open(path, reading)? {
+            Some(found) => found.not_empty(),
+            None => Self::open_plain(path, reading)?.not_empty(),
+        }
+    }
+
+    fn open_plain(path: &Path, reading: Reading<'_>) -> Result<Self> {
+        let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        let ends = |ending: &str| name.ends_with(ending);
+        if let Some(split) = reading.split {
+            let folder = path.join(split);
+            return match folder.is_dir() {
+                true => folder::list(&folder, Reading::default()),
+                false => Err(Error::NoSplits { path: path.into(), split: split.into() }),
+            };
+        }
+        if path.is_dir() {
             folder::list(path, reading)
         } else if ends(".tar") {
             archive::list(path, reading)
@@ -90,8 +125,7 @@ impl Collection {
             // A path that is not there is the likelier mistake than an unknown form.
             std::fs::metadata(path).map_err(|source| trueshot::Error::Read { path: path.into(), source })?;
             Err(Error::UnknownSource { path: path.into() })
-        }?;
-        found.not_empty()
+        }
     }
 
     /// Puts named pictures in order.
@@ -107,7 +141,11 @@ impl Collection {
             entries.extend(items.into_iter().map(|(item, place)| Entry { class: number, item, place }));
             classes.push(class);
         }
-        Collection { path: path.into(), classes, entries, skipped }
+        Collection { path: path.into(), classes, entries, skipped, superclasses: BTreeMap::new() }
+    }
+
+    fn with_superclasses(self, superclasses: BTreeMap<String, String>) -> Self {
+        Collection { superclasses, ..self }
     }
 
     fn not_empty(self) -> Result<Self> {
@@ -145,8 +183,10 @@ impl Collection {
 
     /// Keeps the classes of a split; the names in it that are not here are returned.
     pub fn keep_split(&mut self, split: &Split) -> Result<Vec<String>> {
-        let kept = self.classes.iter().filter(|class| split.holds(class)).count();
-        if kept == 0 {
+        let superclasses = std::mem::take(&mut self.superclasses);
+        let above = |class: &str| superclasses.get(class);
+        let holds = |class: &str| split.holds(class) || above(class).is_some_and(|above| split.holds(above));
+        if !self.classes.iter().any(|class| holds(class)) {
             let shown: Vec<&str> = self.classes.iter().take(3).map(String::as_str).collect();
             return Err(Error::NoClassOfSplit {
                 path: self.path.clone(),
@@ -155,8 +195,11 @@ impl Collection {
                 found: format!("{} classes such as '{}'", self.classes.len(), shown.join("', '")),
             });
         }
-        let missing = split.missing(&self.classes);
-        self.keep_classes(|class| split.holds(class));
+        let superclasses_here = self.classes.iter().filter_map(|class| above(class).cloned());
+        let names: Vec<String> = self.classes.iter().cloned().chain(superclasses_here).collect();
+        let missing = split.missing(&names);
+        self.keep_classes(holds);
+        self.superclasses = superclasses;
         Ok(missing)
     }
 
@@ -193,6 +236,7 @@ impl Collection {
                 Picture::decode(&archive::read(&self.path, *offset, *length)?, channels)
             }
             Place::Held(bytes) => Picture::decode(bytes, channels),
+            Place::Pixels(pixels) => Ok(pixels.picture(channels)),
             Place::Drawing { character, number } => drawings::picture(*character, *number, channels),
         }
     }

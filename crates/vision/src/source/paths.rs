@@ -13,7 +13,7 @@ const EXTENSIONS: [&str; 9] = ["bmp", "gif", "jpeg", "jpg", "jpe", "png", "tif",
 const SPLITS: [&str; 8] = ["train", "training", "val", "valid", "validation", "test", "testing", "trainval"];
 
 /// Makes a collection of files named by their path within a source, parts separated by `/`.
-pub(super) fn collect(path: &Path, files: Vec<(String, Place)>, reading: Reading) -> Result<Collection> {
+pub(super) fn collect(path: &Path, files: Vec<(String, Place)>, reading: Reading<'_>) -> Result<Collection> {
     let (mut pictures, mut skipped) = (Vec::new(), Vec::new());
     for (item, place) in files {
         match refusal(&item) {
@@ -41,10 +41,14 @@ pub(super) fn is_hidden(name: &str) -> bool {
 }
 
 fn refusal(item: &str) -> Option<Unreadable> {
+    (!is_picture(item)).then_some(Unreadable::Name)
+}
+
+/// Whether a file is a picture by its name.
+pub(super) fn is_picture(item: &str) -> bool {
     let name = item.rsplit('/').next().unwrap_or(item);
     let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_lowercase());
-    let known = extension.is_some_and(|extension| EXTENSIONS.contains(&extension.as_str()));
-    (!known).then_some(Unreadable::Name)
+    extension.is_some_and(|extension| EXTENSIONS.contains(&extension.as_str()))
 }
 
 /// How many folders all pictures have in common above the folder of their class.
@@ -64,7 +68,7 @@ fn shared_depth<'a>(mut items: impl Iterator<Item = &'a str>) -> usize {
     shared.len()
 }
 
-fn class_of(item: &str, depth: usize, reading: Reading) -> Option<String> {
+fn class_of(item: &str, depth: usize, reading: Reading<'_>) -> Option<String> {
     let mut folders: Vec<&str> = item.split('/').skip(depth).collect();
     folders.pop();
     if reading.pool && folders.len() > 1 && is_split(folders[0]) {
@@ -92,7 +96,7 @@ mod tests {
 
     fn collection(items: &[&str], pool: bool) -> Result<Collection> {
         let files = items.iter().map(|item| (item.to_string(), Place::Held(bytes::Bytes::new())));
-        collect(Path::new("source"), files.collect(), Reading { pool })
+        collect(Path::new("source"), files.collect(), Reading { pool, ..Reading::default() })
     }
 
     fn classes(items: &[&str], pool: bool) -> Vec<String> {

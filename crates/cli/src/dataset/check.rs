@@ -1,0 +1,156 @@
+//! `trueshot dataset check`: what a data set is made of, and what is wrong with it.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use trueshot_vision::split::Split;
+use trueshot_vision::survey::{PUBLISHED, Published, SPLITS, Survey, shared};
+use trueshot_vision::{Collection, Error};
+
+use crate::messages::Found;
+use crate::output::print;
+use crate::pictures_argument::Part;
+use crate::progress::Progress;
+use crate::threads::Threads;
+
+/// Say what a data set is made of, and what differs from what was published
+///
+/// Reads every picture and reports classes, pictures and sizes: of each split where DATASET has splits (train/, val/
+/// and test/, or a file for each), and of everything together where it has none. With --expect the numbers are
+/// compared with the published ones, the splits being those of the built-in split file where DATASET has none; the
+/// exit status is 3 if something differs.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot dataset check mini/ --expect mini
+  trueshot dataset check cifar-100-python --expect cifar-fs
+  trueshot dataset check cifar/ --pool --expect fc100
+  trueshot dataset check photos/")]
+pub struct Arguments {
+    /// The pictures, in any form that `trueshot embed` takes
+    #[arg(value_name = "DATASET")]
+    path: PathBuf,
+    /// Which data set it should be
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(PUBLISHED.map(|published| published.name)))]
+    expect: Option<String>,
+    /// Take the pictures in train/, val/ and test/ together: the splits are those of the built-in split file
+    #[arg(long)]
+    pool: bool,
+    /// Count the pictures without reading them
+    #[arg(long)]
+    quick: bool,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let expected = arguments.expect.as_deref().and_then(Published::named);
+    let parts = arguments.threads.run(|| arguments.survey(expected))?;
+    let mut text = table(&parts);
+    let named: Vec<(&str, &Survey)> = parts.iter().map(|(name, survey)| (name.as_str(), survey)).collect();
+    let mut problems = shared(&named);
+    if let Some(expected) = expected {
+        problems.extend(compare(expected, &parts)?);
+    }
+    for problem in &problems {
+        text.push_str(&format!("! {problem}\n"));
+    }
+    if let (Some(expected), true) = (expected, problems.is_empty()) {
+        text.push_str(&format!("as published: {}\n", expected.name));
+    }
+    print(&text)?;
+    match expected.is_some() && !problems.is_empty() {
+        true => Err(Found(problems.len()).into()),
+        false => Ok(()),
+    }
+}
+
+impl Arguments {
+    /// The splits, each with what is in it.
+    fn survey(&self, expected: Option<&Published>) -> anyhow::Result<Vec<(String, Survey)>> {
+        let own: Vec<&str> = SPLITS.into_iter().filter(|split| !self.pool && self.has(split)).collect();
+        let by_file = expected.filter(|_| own.is_empty());
+        let mut parts = Vec::new();
+        for split in if by_file.is_some() { SPLITS.to_vec() } else { own } {
+            let file = by_file.map(|published| PathBuf::from(published.name));
+            let part = Part {
+                split_file: file.as_deref(),
+                split: Some(split),
+                pool: by_file.is_some(),
+                limit_per_class: None,
+            };
+            match part.open(&self.path) {
+                Ok(collection) => parts.push((split.to_owned(), self.read(&collection)?)),
+                // That none of its classes is there is for the comparison to say.
+                Err(error) if is_empty_split(&error) => parts.push((split.to_owned(), Survey::default())),
+                Err(error) => return Err(error),
+            }
+        }
+        if parts.is_empty() {
+            let part = Part { split_file: None, split: None, pool: self.pool, limit_per_class: None };
+            parts.push(("all".into(), self.read(&part.open(&self.path)?)?));
+        }
+        Ok(parts)
+    }
+
+    /// Whether the data set has a split of its own by that name.
+    fn has(&self, split: &str) -> bool {
+        trueshot_vision::source::has_split(&self.path, split)
+    }
+
+    fn read(&self, collection: &Collection) -> anyhow::Result<Survey> {
+        if self.quick {
+            return Ok(Survey::listed(collection));
+        }
+        let progress = Progress::counting(collection.entries().len() as u64, "pictures");
+        let survey = Survey::read(collection, &|done| progress.moves_to(done as u64));
+        progress.finish();
+        Ok(survey?)
+    }
+}
+
+fn is_empty_split(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref::<Error>(), Some(Error::NoClassOfSplit { .. }))
+}
+
+fn compare(expected: &Published, parts: &[(String, Survey)]) -> anyhow::Result<Vec<String>> {
+    let mut problems = Vec::new();
+    for (number, name) in SPLITS.into_iter().enumerate() {
+        match parts.iter().find(|(split, _)| split == name) {
+            Some((_, survey)) => {
+                let split = Split::open(expected.name.as_ref(), name)?;
+                problems.extend(expected.problems(number, survey, Some(&split)));
+            }
+            None => problems.push(format!("{name}: it is not there")),
+        }
+    }
+    Ok(problems)
+}
+
+/// One line a split.
+fn table(parts: &[(String, Survey)]) -> String {
+    let mut text =
+        format!("{:<6} {:>8} {:>9}  {:<12} {}\n", "split", "classes", "pictures", "per class", "sizes");
+    for (name, survey) in parts {
+        let (fewest, most) = (survey.classes.values().min(), survey.classes.values().max());
+        let per_class = match (fewest, most) {
+            (Some(fewest), Some(most)) if fewest == most => fewest.to_string(),
+            (Some(fewest), Some(most)) => format!("{fewest} to {most}"),
+            _ => "-".into(),
+        };
+        let (classes, pictures) = (survey.classes.len(), survey.pictures());
+        text.push_str(&format!("{name:<6} {classes:>8} {pictures:>9}  {per_class:<12} {}\n", sizes(survey)));
+    }
+    text
+}
+
+fn sizes(survey: &Survey) -> String {
+    let mut sizes: Vec<(&(usize, usize), &usize)> = survey.sizes.iter().collect();
+    sizes.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    match &sizes[..] {
+        [] => "-".into(),
+        [((width, height), _)] => format!("{width} x {height}"),
+        [((width, height), count), ..] => {
+            format!("{} sizes, most often {width} x {height} ({count})", sizes.len())
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! `trueshot dataset`: what is done with data sets before anything is learnt from them.
+
+mod check;
+mod outliers;
+
+use clap::{Args, Subcommand};
+
+/// Check data sets against their published numbers, and make the set of outliers
+#[derive(Args)]
+#[command(arg_required_else_help = true)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Check(check::Arguments),
+    Outliers(outliers::Arguments),
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    match &arguments.command {
+        Command::Check(arguments) => check::run(arguments),
+        Command::Outliers(arguments) => outliers::run(arguments),
+    }
+}

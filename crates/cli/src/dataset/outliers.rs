@@ -1,0 +1,135 @@
+//! `trueshot dataset outliers`: pictures of classes that no split has.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::Args;
+use trueshot_vision::outliers::{Candidates, Plan, Report, Request, make, plan};
+use trueshot_vision::split::Split;
+
+use crate::pictures_argument::FitArgument;
+use crate::progress::Progress;
+use crate::threads::Threads;
+
+/// What no outlier may be in, unless told otherwise.
+const USUAL: [&str; 2] = ["miniimagenet", "tieredimagenet"];
+
+/// Make a set of outliers out of ImageNet
+///
+/// As in the paper: the 350 classes that are neither in miniImageNet nor in TieredImageNet, 600 pictures each,
+/// brought to 84 px; the classes go in turn to DIR/train and DIR/test. IMAGENET_DIR has a folder for each class, called
+/// by its WordNet number (n01514668), maybe below train/. Pictures that cannot be read are replaced by others. If the
+/// work is stopped, the same command goes on where it was.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot dataset outliers imagenet/ -o outliers
+  trueshot dataset outliers tiny-imagenet-200/ -o outliers --classes-count 69 --per-class 200
+  trueshot dataset outliers imagenet/ -o outliers --exclude my-splits.json --classes-count 100
+  trueshot embed outliers/test -o outliers.safetensors --backbone conv4.safetensors")]
+pub struct Arguments {
+    /// The folder of ImageNet's class folders
+    #[arg(value_name = "IMAGENET_DIR")]
+    source: PathBuf,
+    /// The folder to write: DIR/train, DIR/test and DIR/outliers.json, which says what is in them
+    #[arg(short, long, value_name = "DIR")]
+    output: PathBuf,
+    /// A text file with the classes that may be outliers, one a line [default: the 350 of the paper]
+    #[arg(long, value_name = "FILE")]
+    classes: Option<PathBuf>,
+    /// Split files (or names of built-in ones) whose classes are no outliers; without --classes, all other folders may
+    /// be [default: miniimagenet, tieredimagenet]
+    #[arg(long, value_name = "SPLITS", value_delimiter = ',')]
+    exclude: Option<Vec<PathBuf>>,
+    /// How many classes to take; drawn by the seed where there are more
+    #[arg(long, default_value_t = 350, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    classes_count: u32,
+    /// How many pictures of each class to take
+    #[arg(long, default_value_t = 600, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    per_class: u32,
+    /// Height and width of the pictures
+    #[arg(long, default_value_t = 84, value_name = "PX", value_parser = clap::value_parser!(u32).range(8..=1024))]
+    size: u32,
+    /// What becomes of a picture that is no square
+    #[arg(long, value_enum, default_value_t = FitArgument::Squash)]
+    fit: FitArgument,
+    /// Another seed takes other pictures
+    #[arg(short, long, default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let exclude = arguments.exclude()?;
+    let request = Request {
+        source: &arguments.source,
+        output: &arguments.output,
+        candidates: arguments.candidates()?,
+        classes: arguments.classes_count as usize,
+        per_class: arguments.per_class as usize,
+        size: arguments.size as usize,
+        fit: arguments.fit.into(),
+        seed: arguments.seed,
+        exclude: &exclude,
+    };
+    let start = Instant::now();
+    let plan = plan(&request)?;
+    let progress = Progress::counting((plan.train.len() + plan.test.len()) as u64, "classes");
+    let made = arguments.threads.run(|| Ok(make(&request, &plan, &|done| progress.moves_to(done as u64))?));
+    progress.finish();
+    arguments.tell(&plan, &made?, start);
+    Ok(())
+}
+
+impl Arguments {
+    fn candidates(&self) -> anyhow::Result<Candidates> {
+        let Some(path) = &self.classes else {
+            return Ok(if self.exclude.is_some() { Candidates::Others } else { Candidates::Usual });
+        };
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let names: Vec<String> =
+            text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+        anyhow::ensure!(!names.is_empty(), "{} names no class", path.display());
+        Ok(Candidates::Named(names))
+    }
+
+    fn exclude(&self) -> anyhow::Result<Vec<(String, Split)>> {
+        let usual = || USUAL.map(PathBuf::from).to_vec();
+        let mut splits = Vec::new();
+        for path in self.exclude.clone().unwrap_or_else(usual) {
+            let origin = path.display().to_string();
+            splits.extend(Split::all(Path::new(&path))?.into_iter().map(|split| (origin.clone(), split)));
+        }
+        Ok(splits)
+    }
+
+    fn tell(&self, plan: &Plan, report: &Report, start: Instant) {
+        if let Some((class, have)) = report.short.iter().min_by_key(|(_, have)| have) {
+            let count = report.short.len();
+            eprintln!(
+                "warning: {count} of {} classes have fewer than {} pictures; the fewest, {have}, has '{class}'",
+                report.classes, plan.per_class
+            );
+        }
+        if report.unreadable > 0 {
+            eprintln!(
+                "warning: {} pictures could not be read and were replaced by others",
+                report.unreadable
+            );
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let kept = match report.kept {
+            0 => String::new(),
+            kept => format!("; {kept} classes were there already"),
+        };
+        eprintln!(
+            "{}: {} classes in train, {} in test, {} pictures written{kept} ({seconds:.1} s)",
+            self.output.display(),
+            plan.train.len(),
+            plan.test.len(),
+            report.pictures
+        );
+    }
+}

@@ -1,0 +1,115 @@
+//! A dictionary with an array of pictures and which class each is of.
+//!
+//! Two forms are about. miniImageNet's caches (few-shot-ssl, learn2learn) have `image_data` and `class_dict`, which
+//! lists the rows of every class; files for miniImageNet, CIFAR-FS and FC100 (MetaOptNet and its successors) have
+//! `data` and `labels`, and sometimes `catname2label`, the names of the labels.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::pixels::Stack;
+use super::{Rows, bad, item};
+use crate::error::{Error, Result};
+use crate::pickle::Value;
+use crate::source::Place;
+
+pub(super) fn read(path: &Path, value: Value<'_>) -> Result<Rows> {
+    if value.pairs().is_none() {
+        return Err(bad(
+            path,
+            format!("it is {} instead of a dictionary or a list of pictures", value.kind()),
+        ));
+    }
+    let images = value.get("image_data").or(value.get("data"));
+    let images =
+        images.ok_or_else(|| bad(path, format!("it has no image_data or data, but {}", keys(value))))?;
+    let array = images.array().ok_or_else(|| bad(path, format!("its pictures are {}", images.kind())))?;
+    let stack = Stack::new(array).map_err(|problem| bad(path, problem))?;
+    if let Some(classes) = value.get("class_dict") {
+        return by_class(path, &stack, classes);
+    }
+    let labels = value.get("labels").or(value.get("fine_labels"));
+    let labels =
+        labels.ok_or_else(|| bad(path, format!("it has no class_dict or labels, but {}", keys(value))))?;
+    let names = value.get("catname2label").map(|names| by_number(path, names)).transpose()?;
+    let classes = class_names(path, labels, names.as_ref())?;
+    labelled(path, &stack, &classes)
+}
+
+/// Every class has a list of its rows.
+fn by_class(path: &Path, stack: &Stack<'_>, classes: Value<'_>) -> Result<Rows> {
+    let pairs = classes.pairs().ok_or_else(|| bad(path, format!("its class_dict is {}", classes.kind())))?;
+    let mut rows = Rows::new();
+    let mut seen = vec![false; stack.count];
+    for (class, members) in pairs {
+        let class = class.text().ok_or_else(|| bad(path, "a name in its class_dict is no string"))?;
+        let members = members.whole_numbers();
+        let members = members.ok_or_else(|| bad(path, format!("class '{class}' is no list of rows")))?;
+        for row in members {
+            let place = usize::try_from(row).ok().and_then(|row| Some((row, stack.get(row)?)));
+            let (row, pixels) = place.ok_or_else(|| {
+                bad(path, format!("class '{class}' has row {row}, but there are {} pictures", stack.count))
+            })?;
+            if std::mem::replace(&mut seen[row], true) {
+                return Err(bad(
+                    path,
+                    format!("row {row} is listed twice, the second time in class '{class}'"),
+                ));
+            }
+            rows.push((class.to_string(), item(&class, row, stack.count), Place::Pixels(pixels)));
+        }
+    }
+    Ok(rows)
+}
+
+/// Every row has a class.
+pub(super) fn labelled(path: &Path, stack: &Stack<'_>, classes: &[String]) -> Result<Rows> {
+    if classes.len() != stack.count {
+        return Err(bad(path, format!("{} pictures but {} labels", stack.count, classes.len())));
+    }
+    let row = |(row, class): (usize, &String)| {
+        let place = Place::Pixels(stack.get(row)?);
+        Some((class.clone(), item(class, row, stack.count), place))
+    };
+    Ok(classes.iter().enumerate().filter_map(row).collect())
+}
+
+/// The class of every row: its label, by name where the labels have names.
+pub(super) fn class_names(
+    path: &Path,
+    labels: Value<'_>,
+    names: Option<&BTreeMap<i64, String>>,
+) -> Result<Vec<String>> {
+    if let Some(words) = labels.items().and_then(|items| items.map(text).collect::<Option<Vec<_>>>()) {
+        return Ok(words);
+    }
+    let numbers = labels.whole_numbers();
+    let numbers =
+        numbers.ok_or_else(|| bad(path, format!("its labels are {} of other things", labels.kind())))?;
+    let width = numbers.iter().max().map_or(1, |largest| largest.max(&1).ilog10() as usize + 1);
+    let name = |number: i64| match names {
+        None => Ok(format!("{number:0width$}")),
+        Some(names) => names.get(&number).cloned().ok_or_else(|| {
+            bad(path, format!("label {number} has no name; there are names for {} labels", names.len()))
+        }),
+    };
+    numbers.into_iter().map(name).collect::<Result<_, Error>>()
+}
+
+fn text(value: Value<'_>) -> Option<String> {
+    value.text().map(|text| text.into_owned())
+}
+
+/// A dictionary from names to numbers, the other way round.
+fn by_number(path: &Path, names: Value<'_>) -> Result<BTreeMap<i64, String>> {
+    let pairs = names.pairs().and_then(|pairs| {
+        pairs.map(|(name, number)| Some((number.integer()?, text(name)?))).collect::<Option<BTreeMap<_, _>>>()
+    });
+    pairs.ok_or_else(|| bad(path, "its catname2label is no dictionary of names and numbers"))
+}
+
+fn keys(value: Value<'_>) -> String {
+    let names: Vec<String> =
+        value.pairs().into_iter().flatten().take(8).filter_map(|(key, _)| text(key)).collect();
+    if names.is_empty() { "nothing".into() } else { names.join(", ") }
+}

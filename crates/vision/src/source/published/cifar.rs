@@ -1,0 +1,195 @@
+//! CIFAR-100's own files, in their two published forms.
+//!
+//! `cifar-100-python`: pickles `train` and `test` of rows of 3,072 bytes with `fine_labels`, `coarse_labels` and
+//! `filenames`, and `meta` with the names of the labels. `cifar-100-binary`: `train.bin` and `test.bin` of records
+//! of two labels and 3,072 bytes, with `fine_label_names.txt` and `coarse_label_names.txt`.
+//!
+//! CIFAR-FS and FC100 divide the 100 classes and take the 600 pictures that both files have of each. So a folder is
+//! both files together, and a split file says which classes to take, by their own names or by those of their
+//! superclasses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use trueshot::arrays::map;
+
+use super::pixels::{Pixels, Stack};
+use super::{Rows, bad, unpickle};
+use crate::error::{Error, Result};
+use crate::pickle::Value;
+use crate::source::{Collection, Place};
+
+const PARTS: [&str; 2] = ["train", "test"];
+const FOLDERS: [&str; 2] = ["cifar-100-python", "cifar-100-binary"];
+const PIXELS: usize = 3072;
+/// Two labels, then the pixels.
+const RECORD: usize = 2 + PIXELS;
+
+/// The files of one form.
+pub(super) struct Files {
+    folder: PathBuf,
+    is_binary: bool,
+    /// Those that are there, or the one that was asked for.
+    parts: Vec<&'static str>,
+}
+
+impl Files {
+    /// The files in a folder, or one of them; `None` if this is no CIFAR-100.
+    pub fn at(path: &Path) -> Option<Self> {
+        let forms = |folder: &Path| {
+            [(false, "meta"), (true, "fine_label_names.txt")].map(|(is_binary, names)| {
+                folder.join(names).is_file().then(|| folder.to_owned()).map(|folder| (folder, is_binary))
+            })
+        };
+        let name =
+            |part: &str, is_binary: bool| if is_binary { format!("{part}.bin") } else { part.to_owned() };
+        let file = path.file_name()?.to_string_lossy().into_owned();
+        let folders: Vec<PathBuf> = match path.is_dir() {
+            true => [path.to_owned()].into_iter().chain(FOLDERS.map(|folder| path.join(folder))).collect(),
+            false => vec![path.parent()?.to_owned()],
+        };
+        let found = folders.iter().flat_map(|folder| forms(folder)).flatten();
+        found.into_iter().find_map(|(folder, is_binary)| {
+            let is_wanted = |part: &&str| {
+                let name = name(part, is_binary);
+                (path.is_dir() || name == file) && folder.join(name).is_file()
+            };
+            let parts: Vec<&str> = PARTS.into_iter().filter(is_wanted).collect();
+            (!parts.is_empty()).then_some(Files { folder, is_binary, parts })
+        })
+    }
+
+    /// Lists the pictures.
+    pub fn list(&self, path: &Path) -> Result<Collection> {
+        let names =
+            if self.is_binary { Names::from_text(&self.folder)? } else { Names::from_meta(&self.folder)? };
+        let mut found =
+            Found { names, rows: Rows::new(), superclasses: BTreeMap::new(), taken: BTreeSet::new() };
+        for part in &self.parts {
+            match self.is_binary {
+                true => found.read_binary(part, &self.folder.join(format!("{part}.bin")))?,
+                false => found.read_pickle(part, &self.folder.join(part))?,
+            }
+        }
+        Ok(Collection::new(path, found.rows, Vec::new()).with_superclasses(found.superclasses))
+    }
+}
+
+/// What labels are called.
+struct Names {
+    path: PathBuf,
+    fine: Vec<String>,
+    coarse: Vec<String>,
+}
+
+impl Names {
+    fn from_meta(folder: &Path) -> Result<Self> {
+        let path = folder.join("meta");
+        let pickle = unpickle(&path)?;
+        let names = |key: &str| {
+            let words = |value: Value<'_>| -> Option<Vec<String>> {
+                value.items()?.map(|name| Some(name.text()?.into_owned())).collect()
+            };
+            let found = pickle.value().get(key).and_then(words);
+            found.ok_or_else(|| bad(&path, format!("it has no list of names called {key}")))
+        };
+        Ok(Names { fine: names("fine_label_names")?, coarse: names("coarse_label_names")?, path })
+    }
+
+    fn from_text(folder: &Path) -> Result<Self> {
+        let lines = |name: &str| -> Result<Vec<String>> {
+            let path = folder.join(name);
+            let text =
+                std::fs::read_to_string(&path).map_err(|source| trueshot::Error::Read { path, source })?;
+            Ok(text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect())
+        };
+        let path = folder.join("fine_label_names.txt");
+        Ok(Names { path, fine: lines("fine_label_names.txt")?, coarse: lines("coarse_label_names.txt")? })
+    }
+
+    fn of(&self, fine: i64, coarse: i64) -> Result<(&str, &str)> {
+        let find =
+            |names: &[String], label: i64| usize::try_from(label).ok().filter(|&label| label < names.len());
+        match (find(&self.fine, fine), find(&self.coarse, coarse)) {
+            (Some(fine), Some(coarse)) => Ok((&self.fine[fine], &self.coarse[coarse])),
+            _ => Err(bad(&self.path, format!("it has no names for the labels {fine} and {coarse}"))),
+        }
+    }
+}
+
+/// What was read so far.
+struct Found {
+    names: Names,
+    rows: Rows,
+    superclasses: BTreeMap<String, String>,
+    taken: BTreeSet<String>,
+}
+
+impl Found {
+    fn read_pickle(&mut self, part: &str, path: &Path) -> Result<()> {
+        let pickle = unpickle(path)?;
+        let value = pickle.value();
+        let array = value
+            .get("data")
+            .and_then(Value::array)
+            .ok_or_else(|| bad(path, "it has no array called data"))?;
+        let stack = Stack::new(array).map_err(|problem| bad(path, problem))?;
+        let numbers = |key: &str| {
+            let labels = value.get(key).and_then(Value::whole_numbers);
+            labels.ok_or_else(|| bad(path, format!("it has no whole numbers called {key}")))
+        };
+        let (fine, coarse) = (numbers("fine_labels")?, numbers("coarse_labels")?);
+        let files = value
+            .get("filenames")
+            .and_then(|names| Some(names.items()?.map(Value::text).collect::<Vec<_>>()));
+        if fine.len() != stack.count || coarse.len() != stack.count {
+            let problem = format!("{} pictures but {} and {} labels", stack.count, fine.len(), coarse.len());
+            return Err(bad(path, problem));
+        }
+        for row in 0..stack.count {
+            let file = files.as_ref().and_then(|files| files.get(row)?.as_deref());
+            let Some(pixels) = stack.get(row) else { break };
+            self.add(part, row, (fine[row], coarse[row]), file, pixels)?;
+        }
+        Ok(())
+    }
+
+    fn read_binary(&mut self, part: &str, path: &Path) -> Result<()> {
+        let bytes = map(path)?;
+        if bytes.is_empty() || bytes.len() % RECORD != 0 {
+            let problem = format!(
+                "{} bytes are no whole number of records of {RECORD}; it may be cut off",
+                bytes.len()
+            );
+            return Err(bad(path, problem));
+        }
+        for row in 0..bytes.len() / RECORD {
+            let record = bytes.slice(row * RECORD..(row + 1) * RECORD);
+            let labels = (i64::from(record[1]), i64::from(record[0]));
+            self.add(part, row, labels, None, Pixels::cifar(record.slice(2..)))?;
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        part: &str,
+        row: usize,
+        (fine, coarse): (i64, i64),
+        file: Option<&str>,
+        pixels: Pixels,
+    ) -> Result<(), Error> {
+        let (class, above) = self.names.of(fine, coarse)?;
+        let mut item = match file {
+            Some(file) => format!("{part}/{class}/{}", file.replace('/', "_")),
+            None => format!("{part}/{class}/{row:05}"),
+        };
+        if self.taken.contains(&item) {
+            item = format!("{item} ({row})");
+        }
+        self.superclasses.insert(class.to_owned(), above.to_owned());
+        self.rows.push((class.to_owned(), item.clone(), Place::Pixels(pixels)));
+        self.taken.insert(item);
+        Ok(())
+    }
+}

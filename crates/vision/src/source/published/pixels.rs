@@ -1,0 +1,90 @@
+//! Pictures whose pixels lie in an array, one after the other.
+
+use bytes::Bytes;
+use trueshot::arrays::Array;
+
+use crate::picture::{Channels, Picture};
+
+/// How the bytes of a picture lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// One byte a pixel.
+    Grey,
+    /// Red, green and blue of a pixel side by side.
+    Interleaved,
+    /// All of red, then all of green, then all of blue.
+    Planar,
+}
+
+/// One picture's bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::source) struct Pixels {
+    bytes: Bytes,
+    width: usize,
+    height: usize,
+    layout: Layout,
+}
+
+impl Pixels {
+    /// CIFAR's form: 32 x 32 pixels, colour after colour.
+    pub fn cifar(bytes: Bytes) -> Self {
+        Pixels { bytes, width: 32, height: 32, layout: Layout::Planar }
+    }
+
+    /// The picture.
+    pub fn picture(&self, channels: Channels) -> Picture {
+        let (pixels, stored) = match self.layout {
+            Layout::Grey => (self.bytes.to_vec(), Channels::Grey),
+            Layout::Interleaved => (self.bytes.to_vec(), Channels::Colour),
+            Layout::Planar => {
+                let count = self.width * self.height;
+                let pixel = |place: usize| [0, 1, 2].map(|colour| self.bytes[colour * count + place]);
+                ((0..count).flat_map(pixel).collect(), Channels::Colour)
+            }
+        };
+        Picture::new(self.width, self.height, stored, pixels).with_channels(channels)
+    }
+}
+
+/// An array of pictures.
+pub(super) struct Stack<'a> {
+    array: &'a Array,
+    pub count: usize,
+    width: usize,
+    height: usize,
+    layout: Layout,
+}
+
+impl<'a> Stack<'a> {
+    /// Understands an array as pictures; `Err` is what it is instead.
+    pub fn new(array: &'a Array) -> Result<Self, String> {
+        let refused = || {
+            let Array { kind, width, shape, fortran_order, .. } = array;
+            let order = if *fortran_order { ", columns first" } else { "" };
+            format!(
+                "its pictures are an array of type {kind}{width} and shape {shape:?}{order}; readable are bytes (u1) \
+                 of [pictures, height, width, 3], [pictures, 3, height, width] and [pictures, height, width]"
+            )
+        };
+        let (count, shape) = array.byte_rows().ok_or_else(refused)?;
+        let (height, width, layout) = match *shape {
+            [height, width, 3] => (height, width, Layout::Interleaved),
+            [height, width, 1] | [height, width] => (height, width, Layout::Grey),
+            [3, height, width] => (height, width, Layout::Planar),
+            [3072] => (32, 32, Layout::Planar),
+            _ => return Err(refused()),
+        };
+        if count == 0 || width == 0 || height == 0 {
+            return Err(refused());
+        }
+        Ok(Stack { array, count, width, height, layout })
+    }
+
+    /// One picture; `None` beyond the last.
+    pub fn get(&self, row: usize) -> Option<Pixels> {
+        let length = self.array.data.len() / self.count;
+        let (width, height, layout) = (self.width, self.height, self.layout);
+        let bytes = (row < self.count).then(|| self.array.data.slice(row * length..(row + 1) * length))?;
+        Some(Pixels { bytes, width, height, layout })
+    }
+}

@@ -1,0 +1,92 @@
+//! TieredImageNet: PNG files in a pickled list, or an array of pixels; the labels in a file beside it.
+//!
+//! `train_images_png.pkl` (few-shot-ssl) or `train_images.npz` (MetaOptNet; `.npy` if somebody unpacked it), and `train_labels.pkl` with the numbers
+//! under `label_specific` and their names under `label_specific_str`, or with `labels` alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use trueshot::arrays::{Array, from_npy, from_npz};
+
+use super::arrays::{class_names, labelled};
+use super::pixels::Stack;
+use super::{Rows, bad, item, unpickle};
+use crate::error::Result;
+use crate::pickle::{Pickle, Value};
+use crate::source::Place;
+
+/// What the arrays of pictures are called.
+const IMAGES: [&str; 4] = ["images", "image_data", "data", "arr_0"];
+
+/// Reads a list of PNG files, each an array of bytes.
+pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<Rows> {
+    let classes = classes(path)?;
+    let files = pickle.value().items().ok_or_else(|| bad(path, "it is no list of pictures"))?;
+    let count = files.len();
+    if count != classes.len() {
+        return Err(bad(path, format!("{count} pictures but {} labels beside it", classes.len())));
+    }
+    let mut rows = Rows::with_capacity(count);
+    for ((row, file), class) in files.enumerate().zip(classes) {
+        // OpenCV gave columns of one byte once, and plain rows later.
+        let bytes = match file.array() {
+            Some(array) if (array.kind, array.width) == ('u', 1) => Some(array.data.clone()),
+            _ => file.bytes(),
+        };
+        let kind = file.kind();
+        let bytes = bytes
+            .ok_or_else(|| bad(path, format!("picture {row} is {kind} instead of the bytes of a file")))?;
+        let name = item(&class, row, count);
+        rows.push((class, name, Place::Held(bytes)));
+    }
+    Ok(rows)
+}
+
+/// Reads an array of pixels.
+pub(super) fn from_array(path: &Path) -> Result<Rows> {
+    let is_npy = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
+    let array: Array = if is_npy { from_npy(path)? } else { from_npz(path, &IMAGES)? };
+    let stack = Stack::new(&array).map_err(|problem| bad(path, problem))?;
+    labelled(path, &stack, &classes(path)?)
+}
+
+/// The class of every picture, from the file beside it.
+fn classes(images: &Path) -> Result<Vec<String>> {
+    let path = labels_beside(images)?;
+    let pickle = unpickle(&path)?;
+    let value = pickle.value();
+    // Some have the labels and nothing else in the file.
+    let labels = value.get("label_specific").or(value.get("labels"));
+    let labels = labels.or(value.items().is_some().then_some(value)).or(value.array().map(|_| value));
+    let labels = labels.ok_or_else(|| bad(&path, "it has no label_specific or labels"))?;
+    let names = value.get("label_specific_str").map(|names| distinct(&path, names)).transpose()?;
+    class_names(&path, labels, names.as_ref())
+}
+
+fn labels_beside(images: &Path) -> Result<PathBuf> {
+    let name = images.file_name().unwrap_or_default().to_string_lossy();
+    let split =
+        ["_images_png.pkl", "_images.npz", "_images.npy"].iter().find_map(|ending| name.strip_suffix(ending));
+    let split = split.ok_or_else(|| {
+        bad(images, "pictures without labels belong to a file of labels beside them: X_images_png.pkl or X_images.npz and X_labels.pkl")
+    })?;
+    let labels = images.with_file_name(format!("{split}_labels.pkl"));
+    match labels.is_file() {
+        true => Ok(labels),
+        false => Err(bad(images, format!("its labels are missing: {} is not there", labels.display()))),
+    }
+}
+
+/// The names of labels; ImageNet has two classes called crane, whose numbers then tell them apart.
+fn distinct(path: &Path, names: Value<'_>) -> Result<BTreeMap<i64, String>> {
+    let words = names.items().and_then(|items| {
+        items.map(|name| Some(name.text()?.replace('/', " "))).collect::<Option<Vec<String>>>()
+    });
+    let words = words.ok_or_else(|| bad(path, "its label_specific_str is no list of names"))?;
+    let mut taken = BTreeSet::new();
+    let name = |(number, word): (usize, String)| {
+        let name = if taken.insert(word.clone()) { word } else { format!("{word} {number}") };
+        (number as i64, name)
+    };
+    Ok(words.into_iter().enumerate().map(name).collect())
+}

@@ -1,0 +1,240 @@
+//! What a data set is made of, and how that compares with what was published.
+//!
+//! A [`Survey`] counts classes, pictures and sizes, and reads every picture if asked to, since a file of the right
+//! name may be cut off. A [`Published`] data set has known numbers; what differs is said in plain sentences.
+
+use std::collections::BTreeMap;
+
+use rayon::prelude::*;
+
+use crate::error::{Error, Result, Skipped};
+use crate::picture::Channels;
+use crate::source::Collection;
+use crate::split::Split;
+
+/// Pictures that are read before anybody is told.
+const ROUND: usize = 512;
+/// Names that are listed before it says "and more".
+const SHOWN: usize = 3;
+
+/// What one part of a data set holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// Pictures of each class that can be read.
+    pub classes: BTreeMap<String, usize>,
+    /// How many pictures have which width and height; empty if none was read.
+    pub sizes: BTreeMap<(usize, usize), usize>,
+    /// What was skipped.
+    pub skipped: Vec<Skipped>,
+}
+
+impl Survey {
+    /// Counts the pictures of a collection without reading any.
+    pub fn listed(collection: &Collection) -> Self {
+        let mut classes: BTreeMap<String, usize> = BTreeMap::new();
+        for entry in collection.entries() {
+            *classes.entry(collection.classes()[entry.class as usize].clone()).or_default() += 1;
+        }
+        Survey { classes, sizes: BTreeMap::new(), skipped: collection.skipped().to_vec() }
+    }
+
+    /// Reads every picture of a collection on all threads. `goes_on` is told how many are done, and ends the work
+    /// by answering `false`.
+    pub fn read(collection: &Collection, goes_on: &dyn Fn(usize) -> bool) -> Result<Self> {
+        let mut survey = Self::listed(collection);
+        for (round, entries) in collection.entries().chunks(ROUND).enumerate() {
+            let read: Vec<_> =
+                entries.par_iter().map(|entry| collection.picture(entry, Channels::Colour)).collect();
+            for (entry, outcome) in entries.iter().zip(read) {
+                match outcome {
+                    Ok(picture) => *survey.sizes.entry((picture.width, picture.height)).or_default() += 1,
+                    Err(reason) => {
+                        let class = &collection.classes()[entry.class as usize];
+                        survey.classes.entry(class.clone()).and_modify(|count| *count -= 1);
+                        let (item, class) = (entry.item.clone(), Some(entry.class));
+                        survey.skipped.push(Skipped { item, class, reason });
+                    }
+                }
+            }
+            if !goes_on(round * ROUND + entries.len()) {
+                return Err(Error::Interrupted);
+            }
+        }
+        Ok(survey)
+    }
+
+    /// All pictures that can be read.
+    pub fn pictures(&self) -> usize {
+        self.classes.values().sum()
+    }
+}
+
+/// What is known about a published data set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Published {
+    /// What it is called; its split file is built in under the same name.
+    pub name: &'static str,
+    /// Classes for training, validation and test.
+    pub classes: [usize; 3],
+    /// Pictures of every class, where they are as many.
+    pub per_class: Option<usize>,
+    /// Pictures of the three splits, where it is not the same for every class.
+    pub pictures: Option<[usize; 3]>,
+    /// Width and height, where they are the same for all.
+    pub size: Option<usize>,
+}
+
+/// What they are called.
+pub const SPLITS: [&str; 3] = ["train", "val", "test"];
+
+/// The data sets of the paper and those most often used beside them.
+pub const PUBLISHED: [Published; 5] = [
+    Published { name: "mini", classes: [64, 16, 20], per_class: Some(600), pictures: None, size: Some(84) },
+    Published {
+        name: "tiered",
+        classes: [351, 97, 160],
+        per_class: None,
+        pictures: Some([448_695, 124_261, 206_209]),
+        size: Some(84),
+    },
+    Published {
+        name: "cifar-fs",
+        classes: [64, 16, 20],
+        per_class: Some(600),
+        pictures: None,
+        size: Some(32),
+    },
+    Published { name: "fc100", classes: [60, 20, 20], per_class: Some(600), pictures: None, size: Some(32) },
+    Published { name: "cub", classes: [100, 50, 50], per_class: None, pictures: None, size: None },
+];
+
+impl Published {
+    /// The data set of that name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        PUBLISHED.iter().find(|published| published.name == name)
+    }
+
+    /// What is wrong with one of the splits; `split` has the names of its classes, where the data set's classes go
+    /// by those.
+    pub fn problems(&self, number: usize, survey: &Survey, split: Option<&Split>) -> Vec<String> {
+        let mut problems = Vec::new();
+        let name = SPLITS[number];
+        let mut say = |what: String| problems.push(format!("{name}: {what}"));
+        let (have, want) = (survey.classes.len(), self.classes[number]);
+        if have != want {
+            say(format!("{have} classes instead of {want}"));
+        }
+        let present: Vec<String> = survey.classes.keys().cloned().collect();
+        let known = split.filter(|split| present.iter().any(|class| split.holds(class)));
+        if let Some(split) = known {
+            let missing = split.missing(&present);
+            if !missing.is_empty() {
+                say(format!("missing are {}: {}", classes(missing.len()), listed(&missing)));
+            }
+            let strange: Vec<String> = present.into_iter().filter(|class| !split.holds(class)).collect();
+            if !strange.is_empty() {
+                say(format!("not of this split are {}: {}", classes(strange.len()), listed(&strange)));
+            }
+        }
+        if let Some(per_class) = self.per_class {
+            let wrong = survey.classes.iter().filter(|(_, count)| **count != per_class);
+            let wrong: Vec<String> = wrong.map(|(class, count)| format!("{class} ({count})")).collect();
+            if !wrong.is_empty() {
+                say(format!("without {per_class} pictures are {}: {}", classes(wrong.len()), listed(&wrong)));
+            }
+        }
+        if let Some(pictures) = self.pictures.map(|pictures| pictures[number]) {
+            let have = survey.pictures();
+            if have != pictures {
+                say(format!("{have} pictures instead of {pictures}"));
+            }
+        }
+        if let Some(size) = self.size {
+            let wrong: usize =
+                survey.sizes.iter().filter(|(found, _)| **found != (size, size)).map(|(_, n)| n).sum();
+            if wrong > 0 {
+                say(format!("{wrong} pictures are not of {size} x {size} px"));
+            }
+        }
+        if let Some(first) = survey.skipped.first() {
+            say(format!("{} files cannot be used, the first: {first}", survey.skipped.len()));
+        }
+        problems
+    }
+}
+
+/// Classes that are in more than one part.
+pub fn shared(parts: &[(&str, &Survey)]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (place, (first, one)) in parts.iter().enumerate() {
+        for (second, other) in &parts[place + 1..] {
+            let both = one.classes.keys().filter(|class| other.classes.contains_key(*class));
+            let both: Vec<String> = both.cloned().collect();
+            if !both.is_empty() {
+                let count = classes(both.len());
+                problems.push(format!("{first} and {second} share {count}: {}", listed(&both)));
+            }
+        }
+    }
+    problems
+}
+
+fn classes(count: usize) -> String {
+    if count == 1 { "1 class".into() } else { format!("{count} classes") }
+}
+
+fn listed(names: &[String]) -> String {
+    let shown = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN { format!("{shown} and {} more", names.len() - SHOWN) } else { shown }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn survey(classes: usize, pictures: usize) -> Survey {
+        let classes = (0..classes).map(|class| (format!("class {class:02}"), pictures)).collect();
+        Survey { classes, sizes: BTreeMap::from([((84, 84), 1)]), skipped: Vec::new() }
+    }
+
+    #[test]
+    fn what_is_as_published_has_no_problems() {
+        let mini = Published::named("mini").unwrap();
+        assert!(mini.problems(1, &survey(16, 600), None).is_empty());
+    }
+
+    #[test]
+    fn what_differs_is_said_with_names_and_numbers() {
+        let mini = Published::named("mini").unwrap();
+        let mut found = survey(15, 600);
+        found.classes.insert("class 03".into(), 599);
+        found.sizes.insert((64, 64), 7);
+        let split = Split { name: "val".into(), classes: (0..16).map(|n| format!("class {n:02}")).collect() };
+        assert_eq!(
+            mini.problems(1, &found, Some(&split)),
+            [
+                "val: 15 classes instead of 16",
+                "val: missing are 1 class: class 15",
+                "val: without 600 pictures are 1 class: class 03 (599)",
+                "val: 7 pictures are not of 84 x 84 px",
+            ]
+        );
+    }
+
+    #[test]
+    fn classes_in_two_splits_are_named() {
+        let (one, other) = (survey(2, 5), survey(5, 5));
+        let problems = shared(&[("train", &one), ("test", &other)]);
+        assert_eq!(problems, ["train and test share 2 classes: class 00, class 01"]);
+    }
+
+    #[test]
+    fn every_published_data_set_has_its_split_file() {
+        for published in PUBLISHED {
+            for (split, count) in SPLITS.iter().zip(published.classes) {
+                let split = Split::open(published.name.as_ref(), split).unwrap();
+                assert_eq!(split.classes.len(), count, "{} {}", published.name, split.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Data sets in their published forms, written by Python (`tests/python/write_published.py`), compared pixel by pixel.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use trueshot_vision::split::Split;
+use trueshot_vision::{Channels, Collection, Error, Picture, Reading};
+
+fn at(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/published").join(name)
+}
+
+fn open(name: &str) -> Collection {
+    Collection::open(at(name), Reading::default()).unwrap()
+}
+
+fn of_split(name: &str, split: &str) -> Collection {
+    Collection::open(at(name), Reading { split: Some(split), pool: false }).unwrap()
+}
+
+/// Every byte as the script makes it.
+fn expected(row: usize, height: usize, width: usize) -> Picture {
+    let mut pixels = Vec::new();
+    for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
+        pixels.extend([0, 1, 2].map(|channel| ((row * 31 + y * 7 + x * 3 + channel * 101) % 256) as u8));
+    }
+    Picture::new(width, height, Channels::Colour, pixels)
+}
+
+/// Class and picture of every item.
+fn contents(collection: &Collection) -> BTreeMap<String, (String, Picture)> {
+    let entries = collection.entries().iter().map(|entry| {
+        let class = collection.classes()[entry.class as usize].clone();
+        (entry.item.clone(), (class, collection.picture(entry, Channels::Colour).unwrap()))
+    });
+    entries.collect()
+}
+
+#[track_caller]
+fn assert_holds(collection: &Collection, rows: &[(&str, &str, usize)], height: usize, width: usize) {
+    let expected = rows
+        .iter()
+        .map(|(item, class, row)| (item.to_string(), (class.to_string(), expected(*row, height, width))));
+    assert_eq!(contents(collection), expected.collect());
+}
+
+const MINI: [(&str, &str, usize); 6] = [
+    ("n01/1", "n01", 1),
+    ("n01/5", "n01", 5),
+    ("n02/0", "n02", 0),
+    ("n02/3", "n02", 3),
+    ("n03/2", "n03", 2),
+    ("n03/4", "n03", 4),
+];
+
+#[test]
+fn miniimagenets_caches_are_read_in_every_protocol() {
+    for form in ["mini-0", "mini-2", "mini-4", "mini-5", "mini-python2"] {
+        assert_holds(&open(&format!("{form}/mini-imagenet-cache-train.pkl")), &MINI, 4, 5);
+    }
+}
+
+#[test]
+fn a_folder_of_caches_is_opened_by_split_or_pooled() {
+    assert_holds(&of_split("mini-4", "train"), &MINI, 4, 5);
+    assert_holds(&of_split("mini-4", "test"), &[("n05/0", "n05", 0), ("n05/1", "n05", 1)], 4, 5);
+    let refused = Collection::open(at("mini-4"), Reading::default()).unwrap_err();
+    assert!(refused.to_string().contains("holds train, val, test, which are splits"), "{refused}");
+    let pooled = Collection::open(at("mini-4"), Reading { pool: true, split: None }).unwrap();
+    assert_eq!(pooled.classes(), ["n01", "n02", "n03", "n04", "n05"]);
+    assert_eq!(pooled.entries()[0].item, "train/n01/1");
+    let unknown = Collection::open(at("mini-0"), Reading { pool: false, split: Some("val") }).unwrap_err();
+    assert!(unknown.to_string().contains("no split 'val'"), "{unknown}");
+}
+
+#[test]
+fn arrays_with_labels_are_read_and_classes_go_by_their_numbers() {
+    let rows = [("00/1", "00", 1), ("02/0", "02", 0), ("02/2", "02", 2), ("11/3", "11", 3)];
+    assert_holds(&open("metaopt/CIFAR_FS_train.pickle"), &rows, 3, 3);
+    assert_holds(&of_split("metaopt", "train"), &rows, 3, 3);
+}
+
+#[test]
+fn tieredimagenet_is_read_as_png_files_and_as_arrays() {
+    let rows = [("owl/0", "owl", 0), ("crane/1", "crane", 1), ("crane 2/2", "crane 2", 2)];
+    assert_holds(&open("tiered/train_images_png.pkl"), &rows, 4, 5);
+    assert_holds(&of_split("tiered", "train"), &rows, 4, 5);
+    // Stored, and deflated.
+    assert_holds(&of_split("tiered-npz", "train"), &rows, 4, 5);
+    assert_holds(&of_split("tiered-npz", "val"), &rows, 4, 5);
+}
+
+#[test]
+fn cifar_100_is_read_from_its_python_and_its_binary_files() {
+    let rows = [
+        ("train/trout/trout_s_000000.png", "trout", 0),
+        ("train/apple/apple_s_000001.png", "apple", 1),
+        ("train/bee/bee_s_000002.png", "bee", 2),
+        ("test/apple/apple_s_000000.png", "apple", 0),
+        ("test/trout/trout_s_000001.png", "trout", 1),
+    ];
+    assert_holds(&open("cifar-100-python"), &rows, 32, 32);
+    assert_holds(&open("cifar-100-python/train"), &rows[..3], 32, 32);
+    let numbered = [
+        ("train/trout/00000", "trout", 0),
+        ("train/apple/00001", "apple", 1),
+        ("train/bee/00002", "bee", 2),
+        ("test/apple/00000", "apple", 0),
+        ("test/trout/00001", "trout", 1),
+    ];
+    assert_holds(&open("cifar-100-binary"), &numbered, 32, 32);
+    assert_holds(&open("cifar-100-binary/test.bin"), &numbered[3..], 32, 32);
+}
+
+#[test]
+fn cifars_classes_are_split_by_their_names_and_by_those_of_their_superclasses() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("fc100.json");
+    std::fs::write(&file, r#"{"test": ["insects", "fish"]}"#).unwrap();
+    for form in ["cifar-100-python", "cifar-100-binary"] {
+        let mut by_superclass = open(form);
+        let missing = by_superclass.keep_split(&Split::open(&file, "test").unwrap()).unwrap();
+        assert_eq!((by_superclass.classes(), missing.len()), (&["bee".to_string(), "trout".into()][..], 0));
+        let mut by_name = open(form);
+        by_name.keep_split(&Split::open(Path::new("fc100"), "test").unwrap()).unwrap();
+        assert_eq!(by_name.classes(), ["bee"]);
+    }
+}
+
+#[test]
+fn ravis_lists_find_their_pictures_in_the_folder_of_images() {
+    let folder = tempfile::tempdir().unwrap();
+    let images = folder.path().join("images");
+    std::fs::create_dir(&images).unwrap();
+    for number in 0..4_u8 {
+        image::RgbImage::from_pixel(2, 2, image::Rgb([number, 7, 9]))
+            .save(images.join(format!("n0{number}.png")))
+            .unwrap();
+    }
+    std::fs::write(folder.path().join("train.csv"), "filename,label\nn00.png,owl\nn01.png,ant\n").unwrap();
+    std::fs::write(folder.path().join("test.csv"), "filename,label\nn03.png,bee\n").unwrap();
+    let read = |path: &Path, split| Collection::open(path, Reading { pool: false, split }).unwrap();
+    for train in [read(folder.path(), Some("train")), read(&folder.path().join("train.csv"), None)] {
+        assert_eq!(train.classes(), ["ant", "owl"]);
+        assert_eq!(train.picture(&train.entries()[0], Channels::Colour).unwrap().pixels[..3], [1, 7, 9]);
+    }
+    assert_eq!(read(folder.path(), Some("test")).classes(), ["bee"]);
+}
+
+/// A pickle of protocol 2 in a file of a name.
+fn problem(name: &str, bytes: &[u8]) -> Error {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, bytes).unwrap();
+    Collection::open(&path, Reading::default()).unwrap_err()
+}
+
+#[test]
+fn files_that_are_something_else_are_refused_with_the_reason() {
+    let said = |bytes: &[u8]| {
+        let error = problem("cache.pkl", bytes);
+        format!("{error}\n{}", error.hint().unwrap_or_default())
+    };
+    let whole = std::fs::read(at("mini-4/mini-imagenet-cache-train.pkl")).unwrap();
+    assert!(said(&whole[..whole.len() / 2]).contains("it is cut off at byte 297\nfetch the file again"));
+    assert!(said(b"cos\nsystem\n(S'true'\ntR.").contains("it wants to call os.system"));
+    assert!(said(b"\x80\x02K\x07.").contains("it is a whole number instead of a dictionary"));
+    assert!(said(b"\x80\x02}U\x01aK\x01s.").contains("it has no image_data or data, but a"));
+    assert!(said(b"\x80\x02}U\x04dataK\x01s.").contains("its pictures are a whole number"));
+    assert!(said(b"\x80\x02].").contains("X_labels.pkl"));
+    let cut = &std::fs::read(at("cifar-100-binary/test.bin")).unwrap()[..4000];
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["fine_label_names.txt", "coarse_label_names.txt"] {
+        std::fs::copy(at("cifar-100-binary").join(name), folder.path().join(name)).unwrap();
+    }
+    std::fs::write(folder.path().join("test.bin"), cut).unwrap();
+    let refused = Collection::open(folder.path(), Reading::default()).unwrap_err().to_string();
+    assert!(refused.contains("4000 bytes are no whole number of records of 3074"), "{refused}");
+}
+
+#[test]
+fn rows_and_labels_that_do_not_fit_the_pictures_are_refused() {
+    let whole = std::fs::read(at("mini-4/mini-imagenet-cache-train.pkl")).unwrap();
+    // The list [0, 3] of the first class, with other rows in it.
+    let place = whole.windows(4).rposition(|window| window == [b'K', 0, b'K', 3]).unwrap();
+    let with = |rows: [u8; 2]| {
+        let mut bytes = whole.clone();
+        (bytes[place + 1], bytes[place + 3]) = (rows[0], rows[1]);
+        problem("cache.pkl", &bytes).to_string()
+    };
+    assert!(with([0, 6]).contains("class 'n02' has row 6, but there are 6 pictures"), "{}", with([0, 6]));
+    assert!(with([0, 5]).contains("row 5 is listed twice"), "{}", with([0, 5]));
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(at("tiered/train_images_png.pkl"), folder.path().join("train_images_png.pkl")).unwrap();
+    let read = || Collection::open(folder.path(), Reading::default()).unwrap_err().to_string();
+    assert!(read().contains("its labels are missing"), "{}", read());
+    std::fs::write(folder.path().join("train_labels.pkl"), b"\x80\x02](K\x01K\x02e.").unwrap();
+    assert!(read().contains("3 pictures but 2 labels beside it"), "{}", read());
+}
+
+#[test]
+fn splits_by_name_are_known_and_unknown_ones_are_answered_with_the_known() {
+    assert_eq!(Split::open(Path::new("mini"), "val").unwrap().classes.len(), 16);
+    assert_eq!(Split::all(Path::new("tieredimagenet")).unwrap().len(), 3);
+    let unknown = Split::open(Path::new("imagenette"), "val").unwrap_err();
+    assert!(unknown.to_string().contains("built in are cifar-fs, cub, fc100, miniimagenet, tieredimagenet"));
+    let outliers: Vec<&str> = trueshot_vision::split::imagenet_outliers().collect();
+    assert_eq!(outliers.len(), 350);
+    for split in ["mini", "tiered"].iter().flat_map(|name| Split::all(Path::new(name)).unwrap()) {
+        assert!(!outliers.iter().any(|class| split.holds(class)), "{}", split.name);
+    }
+}

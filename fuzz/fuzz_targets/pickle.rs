@@ -1,0 +1,4 @@
+//! Any bytes, read as a pickle.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| trueshot_fuzz::read_pickle(bytes));
