@@ -1,6 +1,7 @@
 //! Where the datasets lie, and what tells one from another.
 //!
-//! A dataset is a folder with train/, val/ and test/ below the folder of data; outliers are outliers/train and
+//! A dataset is a folder below the folder of data: with train/, val/ and test/, in a published form that has its splits, or with
+//! all classes together, of which the built-in split of that name says which is where. Outliers are outliers/train and
 //! outliers/test, classes that are in no dataset. Their fingerprint is made of names and sizes: reading fifty
 //! thousand pictures to find out that nothing changed would take longer than many a table.
 
@@ -19,6 +20,8 @@ pub struct Pictures {
     count: usize,
     /// The split's name, where the path holds several.
     split: Option<&'static str>,
+    /// The built-in split it is of, where the path does not know its splits.
+    split_file: Option<String>,
 }
 
 /// The splits of a dataset that is there.
@@ -40,16 +43,23 @@ pub struct Outliers {
 impl Pictures {
     fn in_folder(path: PathBuf) -> Option<Self> {
         let (print, count) = print(&path).ok()?;
-        Some(Pictures { path, print, count, split: None })
+        Some(Pictures { path, print, count, split: None, split_file: None })
     }
 
     fn built_in(split: &'static str) -> Self {
-        Pictures { path: "omniglot".into(), print: "omniglot".into(), count: 10_000, split: Some(split) }
+        Pictures {
+            path: "omniglot".into(),
+            print: "omniglot".into(),
+            count: 10_000,
+            split: Some(split),
+            split_file: None,
+        }
     }
 
     /// The words that name it on a command line of `trueshot embed`.
     pub fn words(&self) -> Vec<Word> {
         let mut words = vec![Word::outside(&self.path, &self.print)];
+        words.extend(self.split_file_words());
         words.extend(self.split.iter().flat_map(|split| [Word::of("--split"), Word::of(*split)]));
         words
     }
@@ -59,6 +69,16 @@ impl Pictures {
         Word::outside(&self.path, &self.print)
     }
 
+    /// The words that name the split it is of, where it takes any.
+    pub fn split_file_words(&self) -> Vec<Word> {
+        self.split_file.iter().flat_map(|name| [Word::of("--split-file"), Word::of(name)]).collect()
+    }
+
+    /// Whether the path holds all splits.
+    pub fn is_shared(&self) -> bool {
+        self.split.is_some()
+    }
+
     /// What tells its contents.
     pub fn print(&self) -> &str {
         &self.print
@@ -66,7 +86,10 @@ impl Pictures {
 
     /// The classes, as their folders are called; none where they do not lie in folders.
     pub fn classes(&self) -> Vec<String> {
-        let Ok(entries) = std::fs::read_dir(&self.path) else { return Vec::new() };
+        // Splits of one path are told apart by whoever reads it.
+        let Some(entries) = std::fs::read_dir(&self.path).ok().filter(|_| !self.is_shared()) else {
+            return Vec::new();
+        };
         let folders = entries.flatten().filter(|entry| entry.path().is_dir());
         folders.map(|entry| entry.file_name().display().to_string()).collect()
     }
@@ -79,7 +102,7 @@ impl Pictures {
 
 impl Found {
     /// Looks for a dataset; the reason where it is not there.
-    pub fn look(dataset: &Dataset, data: Option<&Path>) -> Result<Self, String> {
+    pub fn look(name: &str, dataset: &Dataset, data: Option<&Path>) -> Result<Self, String> {
         if dataset.built_in {
             let split = Pictures::built_in;
             return Ok(Found { train: split("train"), val: split("val"), test: split("test") });
@@ -90,11 +113,17 @@ impl Found {
             let names = dataset.data.join("/ or ");
             return Err(format!("there is no {names}/ in {}", data.display()));
         };
-        let split = |name: &str| {
-            Pictures::in_folder(folder.join(name))
-                .ok_or_else(|| format!("there is no {name}/ in {}", folder.display()))
-        };
-        Ok(Found { train: split("train")?, val: split("val")?, test: split("test")? })
+        if let [Some(train), Some(val), Some(test)] =
+            ["train", "val", "test"].map(|split| Pictures::in_folder(folder.join(split)))
+        {
+            return Ok(Found { train, val, test });
+        }
+        let whole = Pictures::in_folder(folder.clone());
+        let whole = whole.ok_or_else(|| format!("{} cannot be read", folder.display()))?;
+        let knows_its_splits = trueshot_vision::source::has_splits(&folder);
+        let split_file = (!knows_its_splits).then(|| name.to_string());
+        let split = |split| Pictures { split: Some(split), split_file: split_file.clone(), ..whole.clone() };
+        Ok(Found { train: split("train"), val: split("val"), test: split("test") })
     }
 }
 

@@ -149,7 +149,7 @@ impl Arguments {
             .map(|(name, dataset)| Source {
                 name,
                 dataset,
-                found: Found::look(dataset, data.as_deref()),
+                found: Found::look(name, dataset, data.as_deref()),
                 outliers: outliers.clone(),
             })
             .collect())

@@ -145,7 +145,8 @@ impl<'a> Planner<'a> {
         }
         let mut line: Vec<Word> = words("train backbone").collect();
         line.push(found.train.path());
-        if !source.dataset.built_in {
+        line.extend(found.train.split_file_words());
+        if !found.val.is_shared() {
             line.extend([Word::of("--val"), found.val.path()]);
         }
         let flags = format!("{} {}", source.dataset.backbone, own.unwrap_or_default());
@@ -295,7 +296,7 @@ mod tests {
         Source {
             name: "omniglot",
             dataset,
-            found: Found::look(dataset, None),
+            found: Found::look("omniglot", dataset, None),
             outliers: Outliers::look(None),
         }
     }
