@@ -12,6 +12,7 @@ pub mod initial;
 pub mod isa;
 mod kernel;
 pub mod layers;
+pub mod maml;
 pub mod matmul;
 pub mod memory;
 pub mod parameters;

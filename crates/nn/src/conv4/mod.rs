@@ -21,8 +21,9 @@ mod embedder;
 mod first;
 mod passes;
 #[cfg(test)]
-mod plain;
+pub(crate) mod plain;
 mod plane;
+mod tangent;
 mod tiles;
 mod training;
 mod winograd;
@@ -30,6 +31,7 @@ mod winograd;
 use std::ops::Range;
 
 pub use embedder::{Embedder, Scratch};
+pub use tangent::Tangent;
 pub use training::Training;
 
 use crate::parameters::{Layout, Role};
