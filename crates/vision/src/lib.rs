@@ -4,6 +4,7 @@
 //! - [`picture`]: decoding, the gate for bytes from outside; [`resize`]; [`preprocess`]; [`augment`];
 //! - [`backbone`] and [`mod@embed`]: from pictures to a file of embeddings;
 //! - [`dataset`], [`loader`], [`overlap`] and [`training`]: pictures in memory, and a backbone trained on them;
+//! - [`maml`]: the one method that looks at pictures themselves;
 //! - [`omniglot`]: the built-in data set, 1,623 characters of 50 alphabets, each drawn by 20 people, made of
 //!   [`drawing`]s: ink on paper, with their form in an HTML page;
 //! - [`built_in`]: the models that come with the program, trained on them.
@@ -16,6 +17,7 @@ pub mod drawing;
 pub mod embed;
 pub mod error;
 pub mod loader;
+pub mod maml;
 pub mod omniglot;
 pub mod overlap;
 pub mod picture;

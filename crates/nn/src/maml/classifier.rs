@@ -128,7 +128,13 @@ impl PassTangent {
         let moved_d_logits = View::new(&self.logits, rows, ways);
         let (before, moved_d_bias) = moved.split_at_mut(of.weight.end);
         let moved_d_weight = &mut before[of.weight.clone()];
-        linear::backward_parameters(isa, &of.features, &self.logits, moved_d_weight, &mut moved_d_bias[..ways]);
+        linear::backward_parameters(
+            isa,
+            &of.features,
+            &self.logits,
+            moved_d_weight,
+            &mut moved_d_bias[..ways],
+        );
         let moved_d_weight = ViewMut::new(moved_d_weight, dim, ways);
         multiply(isa, moved_features.transposed(), d_logits, Write::Add, moved_d_weight);
         let out = ViewMut::new(&mut self.d_features, rows, dim);

@@ -121,8 +121,7 @@ fn the_hessian_times_a_vector_agrees_with_central_differences_on_every_instructi
         let mut numbers = Numbers::new(70 + seed);
         let direction = numbers.singles(parameters.len());
         let (images, classes) = (wide(&example.support.0), &example.support.1);
-        let expected =
-            textbook_hessian_times(size, &wide(parameters), &images, classes, &wide(&direction));
+        let expected = textbook_hessian_times(size, &wide(parameters), &images, classes, &wide(&direction));
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_usable()) {
             let mut pass = Pass::new(isa, size, classes.len());
             pass.take_images(&example.support.0);
@@ -193,14 +192,8 @@ fn the_gradient_through_adaptation_agrees_with_central_differences() {
     let mut run = |order: Order| {
         let mut gradient = vec![0.0; parameters.len()];
         let (support, queries) = (example.support(), example.queries());
-        let loss = learner.meta_gradient(
-            &example.parameters,
-            support,
-            queries,
-            adaptation,
-            order,
-            &mut gradient,
-        );
+        let loss =
+            learner.meta_gradient(&example.parameters, support, queries, adaptation, order, &mut gradient);
         assert!((loss - expected_loss).abs() < 1e-3, "{loss} instead of {expected_loss}");
         gradient
     };

@@ -60,8 +60,12 @@ impl Tangent {
         assert_eq!(of.parts.len(), 1, "an undivided pass");
         let (images, shape) = (of.images, of.shape);
         let pixels = |later: usize| vec![Pixel::ZERO; images * shape.side(later + 1).pow(2)];
-        let none =
-            || NormTangent { mean: [0.0; WIDTH], inverse: [0.0; WIDTH], scale: Pixel::ZERO, shift: Pixel::ZERO };
+        let none = || NormTangent {
+            mean: [0.0; WIDTH],
+            inverse: [0.0; WIDTH],
+            scale: Pixel::ZERO,
+            shift: Pixel::ZERO,
+        };
         Tangent {
             inputs: std::array::from_fn(|later| of.plane(later + 1).zeros(images)),
             outputs: std::array::from_fn(pixels),
@@ -173,8 +177,7 @@ impl Tangent {
         for tiles in tiles::blocks(of.plane(block), of.images) {
             isa.run(tiles::Input { block: tiles, pixels: &part.inputs[later], points: inputs });
             isa.run(tiles::Input { block: tiles, pixels: &self.inputs[later], points: moved_inputs });
-            let terms =
-                [(&*moved_inputs, &of.later[later].filters), (&*inputs, &self.later[later].filters)];
+            let terms = [(&*moved_inputs, &of.later[later].filters), (&*inputs, &self.later[later].filters)];
             isa.run(tiles::Products { count: tiles.count, terms, out: moved_outputs });
             let found = isa.run(passes::Outputs {
                 block: tiles,
@@ -197,8 +200,7 @@ impl Tangent {
             for (place, (y, moved_y)) in maxima.iter().zip(moved_maxima).enumerate() {
                 for c in 0..WIDTH {
                     let is_open = norm.scale.0[c] * y.0[c] + norm.shift.0[c] > 0.0;
-                    let value =
-                        moved.scale.0[c] * y.0[c] + norm.scale.0[c] * moved_y.0[c] + moved.shift.0[c];
+                    let value = moved.scale.0[c] * y.0[c] + norm.scale.0[c] * moved_y.0[c] + moved.shift.0[c];
                     out[c * places + place] = if is_open { value } else { 0.0 };
                 }
             }
@@ -309,10 +311,8 @@ impl Tangent {
             });
             isa.run(tiles::FilterGradient { count, inputs: moved_inputs, outputs, gradient });
             isa.run(tiles::FilterGradient { count, inputs, outputs: moved_outputs, gradient });
-            let terms = [
-                (&*moved_outputs, &of.later[later].transposed),
-                (&*outputs, &self.later[later].transposed),
-            ];
+            let terms =
+                [(&*moved_outputs, &of.later[later].transposed), (&*outputs, &self.later[later].transposed)];
             isa.run(tiles::Products { count, terms, out: inputs });
             isa.run(tiles::InputBackward { block: tiles, points: inputs, pixels: &mut d_input });
         }
@@ -397,12 +397,8 @@ impl NormTangent {
         sums: &[[f64; WIDTH]; 2],
     ) -> Self {
         let (norm, ranges): (&Norm, _) = (&of.norms[block], &of.blocks[block]);
-        let mut out = NormTangent {
-            mean: [0.0; WIDTH],
-            inverse: [0.0; WIDTH],
-            scale: Pixel::ZERO,
-            shift: Pixel::ZERO,
-        };
+        let mut out =
+            NormTangent { mean: [0.0; WIDTH], inverse: [0.0; WIDTH], scale: Pixel::ZERO, shift: Pixel::ZERO };
         for c in 0..WIDTH {
             let (gamma, moved_gamma) =
                 (parameters[ranges.gamma.start + c].abs(), direction[ranges.gamma.start + c]);

@@ -186,11 +186,8 @@ impl WithSimd for OutputsBackward<'_> {
                         if row + r < pooled.side && column + c < pooled.side {
                             let at = tile.image * pooled.len() + pooled.at(row + r, column + c);
                             let arriving = simd.mul_f32s(self.d_pooled[at].get::<S>(v), moved_reached);
-                            let mut left = simd.mul_add_e_f32s(
-                                self.moved_d_pooled[at].get::<S>(v),
-                                reached,
-                                arriving,
-                            );
+                            let mut left =
+                                simd.mul_add_e_f32s(self.moved_d_pooled[at].get::<S>(v), reached, arriving);
                             let upper = simd.max_f32s(y[2 * r][2 * c], y[2 * r][2 * c + 1]);
                             let lower = simd.max_f32s(y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
                             let highest = simd.max_f32s(upper, lower);
