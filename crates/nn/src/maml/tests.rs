@@ -171,7 +171,8 @@ fn textbook_meta_gradient(example: &Example, trail: &[Vec<f64>], adaptation: Ada
 #[test]
 fn the_gradient_through_adaptation_agrees_with_central_differences() {
     let adaptation = Adaptation { rate: 0.05, steps: 3 };
-    let example = Example::new(Shape { size: 16, channels: 3 }, 5);
+    // Inputs without near ties: a ReLU or a maximum that falls otherwise in f32 than in f64 would show.
+    let example = Example::new(Shape { size: 16, channels: 1 }, 4);
     let (size, parameters) = (example.size, wide(&example.parameters));
     let trail = textbook_descent(&example, &parameters, adaptation);
     let expected = textbook_meta_gradient(&example, &trail, adaptation);
@@ -197,9 +198,9 @@ fn the_gradient_through_adaptation_agrees_with_central_differences() {
         assert!((loss - expected_loss).abs() < 1e-3, "{loss} instead of {expected_loss}");
         gradient
     };
-    compare("second order", size, &run(Order::Second), &expected, 5e-3);
+    compare("second order", size, &run(Order::Second), &expected, 1e-3);
     // The first order is the gradient at the adapted parameters; here it is something else.
-    compare("first order", size, &run(Order::First), &expected_first, 5e-3);
+    compare("first order", size, &run(Order::First), &expected_first, 1e-3);
     let apart = expected.iter().zip(&expected_first).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     assert!(apart > 1e-2, "the orders differ by {apart}");
 }
