@@ -179,9 +179,9 @@ impl Arguments {
         let outliers = self.outliers.as_deref();
         let Some(path) = &self.pictures else {
             if let Some(method) = methods.iter().find(|method| method.method.pictures().is_some()) {
+                let label = &method.label;
                 anyhow::bail!(
-                    "method '{}' looks at pictures, not at embeddings\nhint: give --pictures DATASET",
-                    method.label
+                    "method '{label}' looks at pictures, not at embeddings: give --pictures DATASET"
                 );
             }
             self.part.refuse()?;
@@ -259,9 +259,9 @@ fn registry() -> Registry {
 /// What pictures must be for all methods that look at them. Only size and channels matter: methods normalise.
 fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
     let mut wanted = methods.iter().filter_map(|method| Some((&method.label, method.method.pictures()?)));
-    let hint = "hint: --methods maml:model=FILE, or embed the pictures first (trueshot embed)";
-    let (label, first) =
-        wanted.next().with_context(|| format!("none of the methods looks at pictures\n{hint}"))?;
+    let (label, first) = wanted.next().context(
+        "none of the methods looks at pictures: ask for maml:model=FILE, or embed the pictures first (trueshot embed)",
+    )?;
     if let Some((other, rows)) = wanted.find(|(_, rows)| *rows != first) {
         anyhow::bail!(
             "'{label}' takes pictures of {} px and {} channels, '{other}' of {} px and {}: ask for one at a time",
