@@ -19,12 +19,12 @@ fn textbook(size: Size, parameters: &[f64], images: &[f64], classes: &[u32]) -> 
         let logits: Vec<f64> = (0..ways).map(logit).collect();
         let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
         loss -= (logits[class as usize].exp() / total).ln() / rows;
-        for c in 0..ways {
+        for (c, logit) in logits.iter().enumerate() {
             let wanted = if c == class as usize { 1.0 } else { 0.0 };
-            let d_logit = (logits[c].exp() / total - wanted) / rows;
+            let d_logit = (logit.exp() / total - wanted) / rows;
             d_bias[c] += d_logit;
-            for d in 0..dim {
-                d_weight[d * ways + c] += d_logit * features[d];
+            for (d, feature) in features.iter().enumerate() {
+                d_weight[d * ways + c] += d_logit * feature;
                 d_features[row * dim + d] += d_logit * weight[d * ways + c];
             }
         }
