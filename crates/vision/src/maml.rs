@@ -95,10 +95,10 @@ impl Maml {
         let config: Config = model.config()?;
         let bad =
             |problem: String| trueshot::Error::Malformed { path: path.into(), format: "model", problem };
-        if !(2..=MOST_WAYS).contains(&config.ways) || !(config.rate > 0.0 && config.rate.is_finite()) {
-            return Err(bad(format!(
-                "its configuration is {config:?}; ways are 2 to {MOST_WAYS}, the rate above 0"
-            )));
+        let rate_fits = config.rate > 0.0 && config.rate.is_finite();
+        if !rate_fits || !(2..=MOST_WAYS).contains(&config.ways) {
+            let allowed = format!("ways are 2 to {MOST_WAYS}, the rate is above 0");
+            return Err(bad(format!("its configuration is {config:?}; {allowed}")));
         }
         let preprocessing = preprocessing_of(model.tensors(), KIND).map_err(|error| match error {
             Error::Core(error) => error,

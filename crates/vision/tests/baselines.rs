@@ -79,7 +79,7 @@ fn maml_learns_and_its_model_file_answers_episodes_of_pictures() {
         configuration.adaptation.order = order;
         let mut trainee = maml_trainee(folder.path(), &configuration);
         let losses = run(&mut trainee, 0..60);
-        assert!(mean(&losses[50..]) < 0.8 * mean(&losses[..10]), "{order:?} {losses:?}");
+        assert!(mean(&losses[30..]) < 0.85 * mean(&losses[..10]), "{order:?} {losses:?}");
         let judged = trainee.validate().unwrap().unwrap();
         assert!(judged.score > 50.0, "{order:?} {judged:?}");
         let path = folder.path().join("maml.safetensors");
