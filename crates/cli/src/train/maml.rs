@@ -81,7 +81,7 @@ struct EpisodeFlags {
 struct AdaptationFlags {
     /// How far a step of adaptation goes along the gradient [default: 0.01]
     #[arg(long, value_name = "RATE")]
-    inner_rate: Option<f32>,
+    inner_rate: Option<f64>,
     /// Steps of adaptation in training [default: 5]
     #[arg(long, value_name = "N")]
     inner_steps: Option<usize>,

@@ -78,7 +78,7 @@ pub struct Episodes {
 #[serde(deny_unknown_fields)]
 pub struct Adaptation {
     /// How far a step goes along the gradient.
-    pub inner_rate: f32,
+    pub inner_rate: f64,
     /// Steps in training.
     pub inner_steps: usize,
     /// Steps in validation and at test.
@@ -170,7 +170,7 @@ impl Configuration {
     /// What its model files say.
     fn config(&self) -> Config {
         let Adaptation { inner_rate, test_steps, .. } = self.adaptation;
-        Config { ways: self.episodes.ways, rate: inner_rate, steps: test_steps }
+        Config { ways: self.episodes.ways, rate: inner_rate as f32, steps: test_steps }
     }
 }
 
@@ -269,7 +269,7 @@ fn task_gradient(
         parameters,
         Labelled { images: support, classes: &task.given },
         Labelled { images: queries, classes: &task.query_classes },
-        maml::Adaptation { rate: inner_rate, steps: inner_steps },
+        maml::Adaptation { rate: inner_rate as f32, steps: inner_steps },
         order,
         gradient,
     )
