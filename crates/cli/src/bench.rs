@@ -14,6 +14,7 @@ use trueshot_nn::Isa;
 use trueshot_nn::adamw::{self, AdamW};
 use trueshot_nn::conv4::{self, Embedder, Shape, Training};
 use trueshot_nn::head::{Episode, Head};
+use trueshot_nn::maml::{self, Adaptation, Labelled, Learner, Order, Size};
 use trueshot_nn::tranfs::{self, Tranfs};
 use trueshot_vision::training::{Aggregate, Roles, loss};
 
@@ -26,7 +27,8 @@ use crate::threads::Threads;
 /// eval_mean, eval_median, eval_cosine: 1,000 episodes (5-way 5-shot, 15 queries, no noise) drawn from a bank of
 /// 20 x 600 rows of 1600 numbers, sampling included. embed84: 100 pictures through Conv4. proto84, proto32: one
 /// training step of Conv4 on an episode of 100 pictures, AdamW included. tranfs16: one of a TraNFS of three layers on
-/// 16 episodes of 1600 numbers. tranfs_fwd64: its prototypes of 64 episodes. `bench/` holds the same in PyTorch.
+/// 16 episodes of 1600 numbers. tranfs_fwd64: its prototypes of 64 episodes. maml32: a step of second-order MAML on 4
+/// episodes of 100 pictures, 5 steps of adaptation, Adam included; fomaml32: the same of first order. `bench/` holds the same in PyTorch.
 #[derive(Args)]
 pub struct Arguments {
     /// Workloads, separated by commas [default: all]
@@ -51,7 +53,7 @@ struct Workload {
 }
 
 /// Names, and how to set each up.
-const WORKLOADS: [(&str, SetUp); 9] = [
+const WORKLOADS: [(&str, SetUp); 11] = [
     ("peak", || Ok(peak())),
     ("eval_mean", || evaluation("protonet")),
     ("eval_median", || evaluation("median")),
@@ -59,6 +61,8 @@ const WORKLOADS: [(&str, SetUp); 9] = [
     ("embed84", || Ok(embedding(Shape { size: 84, channels: 3 }))),
     ("proto84", || Ok(backbone_step(Shape { size: 84, channels: 3 }))),
     ("proto32", || Ok(backbone_step(Shape { size: 32, channels: 3 }))),
+    ("maml32", || Ok(maml_step(Order::Second))),
+    ("fomaml32", || Ok(maml_step(Order::First))),
     ("tranfs16", tranfs_step),
     ("tranfs_fwd64", tranfs_prototypes),
 ];
@@ -182,6 +186,33 @@ fn backbone_step(shape: Shape) -> Workload {
     };
     let (forward, backward) = shape.operations();
     Workload { work: Box::new(work), operations: Some(IMAGES as u64 * (forward + backward)) }
+}
+
+/// One step of MAML on four tasks of 25 and 75 pictures of 32 px.
+fn maml_step(order: Order) -> Workload {
+    const TASKS: usize = 4;
+    let (isa, size) = (Isa::current(), Size { shape: Shape { size: 32, channels: 3 }, ways: 5 });
+    let mut rng = Rng::new(0, Purpose::Items, 4);
+    let mut parameters = maml::initial(size, &mut || rng.fraction());
+    let settings = adamw::Settings { decay: 0.0, ..adamw::Settings::default() };
+    let mut optimiser = AdamW::new(&maml::layout(size), settings);
+    let mut gradients = vec![vec![0.0; parameters.len()]; TASKS];
+    let mut learners: Vec<Learner> = (0..TASKS).map(|_| Learner::new(isa, size)).collect();
+    let images = pictures(size.shape);
+    let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
+    let answers: Vec<u32> = (0..75).map(|query| query / 15).collect();
+    let work = move |_| {
+        let (support, queries) = images.split_at(25 * size.shape.pixels());
+        let support = Labelled { images: support, classes: &given };
+        let queries = Labelled { images: queries, classes: &answers };
+        let adaptation = Adaptation { rate: 0.01, steps: 5 };
+        learners.par_iter_mut().zip(&mut gradients).for_each(|(learner, gradient)| {
+            learner.meta_gradient(&parameters, support, queries, adaptation, order, gradient);
+        });
+        optimiser.step(isa, 3e-3, 1.0 / TASKS as f64, &mut parameters, &mut gradients);
+        Ok(())
+    };
+    Workload { work: Box::new(work), operations: None }
 }
 
 /// Episodes of a TraNFS step.

@@ -10,8 +10,10 @@ use trueshot::evaluate::{self, Details, Experiment};
 use trueshot::method::{NamedMethod, Registry};
 use trueshot::noise::{self, NoiseKind, NoiseLevels};
 use trueshot::report::{self, Tables};
+use trueshot_vision::{Collection, Dataset, Preprocessing, Reading, maml};
 
 use crate::output::{Output, check_writable, write_file};
+use crate::pictures_argument::{Pictures, tell_skipped};
 use crate::progress::{Progress, goes_on, listen_for_interrupts};
 use crate::threads::Threads;
 
@@ -25,11 +27,18 @@ use crate::threads::Threads;
   trueshot eval test.safetensors --methods protonet,median,cosine:T=0.1 --noise symmetric=0,20,40
   trueshot eval test.safetensors --noise outlier=40 --outliers other-classes.safetensors
   trueshot eval test.safetensors --shots 1-10 --format html -o report.html
+  trueshot eval --pictures cifar/test --methods maml:model=maml.safetensors
   trueshot eval --list-methods")]
 pub struct Arguments {
     /// The embeddings file
-    #[arg(value_name = "EMBEDDINGS", required_unless_present = "list_methods")]
+    #[arg(value_name = "EMBEDDINGS", required_unless_present_any = ["list_methods", "pictures"])]
     embeddings: Option<PathBuf>,
+    /// Draw episodes of pictures, for methods that look at these (maml): a folder, archive, list or
+    /// `omniglot`, as `trueshot embed` takes them
+    #[arg(long, value_name = "DATASET", conflicts_with_all = ["embeddings", "labels"])]
+    pictures: Option<PathBuf>,
+    #[command(flatten)]
+    part: Pictures,
     /// Labels of a .npy file, where they do not lie beside it
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
@@ -44,7 +53,7 @@ pub struct Arguments {
     /// [default: symmetric=0,20,40,60]
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Vec<NoiseLevels>,
-    /// Embeddings of other classes, which outlier noise draws from
+    /// Embeddings of other classes, which outlier noise draws from; with --pictures, pictures of them
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,
     /// Classes of an episode
@@ -125,15 +134,13 @@ fn parse_shots(text: &str) -> Result<Shots, String> {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.list_methods {
-        return arguments.output.write(&list_methods(&Registry::default()));
+        return arguments.output.write(&list_methods(&registry()));
     }
     // Mistakes in names are found before gigabytes are read.
     let methods = arguments.methods()?;
     check_writable(arguments.output.output.iter().chain(&arguments.html).chain(&arguments.write_manifest))?;
     arguments.threads.run(|| {
-        let path = arguments.embeddings.as_deref().context("no embeddings file given")?;
-        let embeddings = open(path, arguments.labels.as_deref())?;
-        let outliers = arguments.outliers.as_deref().map(|path| open(path, None)).transpose()?;
+        let (embeddings, outliers) = arguments.rows(&methods)?;
         let episodes = arguments.episodes(&embeddings, outliers.as_ref())?;
         if let Some(path) = &arguments.write_manifest {
             listen_for_interrupts();
@@ -147,7 +154,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 impl Arguments {
     fn methods(&self) -> anyhow::Result<Vec<NamedMethod>> {
-        let registry = Registry::default();
+        let registry = registry();
         let complete = registry.infos().iter().filter(|info| info.is_complete());
         let names: Vec<String> = match self.methods.is_empty() {
             true => complete.map(|info| info.name.to_string()).collect(),
@@ -165,6 +172,28 @@ impl Arguments {
             anyhow::ensure!(among, "baseline '{baseline}' is not among the methods: {}", known.join(", "));
         }
         Ok(methods)
+    }
+
+    /// What episodes are drawn from, and the pool of outliers.
+    fn rows(&self, methods: &[NamedMethod]) -> anyhow::Result<(Embeddings, Option<Embeddings>)> {
+        let outliers = self.outliers.as_deref();
+        let Some(path) = &self.pictures else {
+            if let Some(method) = methods.iter().find(|method| method.method.pictures().is_some()) {
+                let label = &method.label;
+                anyhow::bail!(
+                    "method '{label}' looks at pictures, not at embeddings: give --pictures DATASET"
+                );
+            }
+            self.part.refuse()?;
+            let path = self.embeddings.as_deref().context("no embeddings file given")?;
+            let embeddings = open(path, self.labels.as_deref())?;
+            return Ok((embeddings, outliers.map(|path| open(path, None)).transpose()?));
+        };
+        let preprocessing = preprocessing(methods)?;
+        let rows = picture_rows(&self.part.open(path)?, &preprocessing)?;
+        let whole = |path| Collection::open(path, Reading::default());
+        let outliers = outliers.map(|path| picture_rows(&whole(path)?, &preprocessing)).transpose()?;
+        Ok((rows, outliers))
     }
 
     fn episodes<'a>(
@@ -218,6 +247,44 @@ impl Arguments {
         let tables = if self.significance { Tables::WithSignificance } else { Tables::Usual };
         self.output.write(&report::evaluation(&found, self.format.into(), tables))
     }
+}
+
+/// All methods, those that look at pictures among them.
+fn registry() -> Registry {
+    let mut registry = Registry::default();
+    maml::register(&mut registry);
+    registry
+}
+
+/// What pictures must be for all methods that look at them. Only size and channels matter: methods normalise.
+fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
+    let mut wanted = methods.iter().filter_map(|method| Some((&method.label, method.method.pictures()?)));
+    let (label, first) = wanted.next().context(
+        "none of the methods looks at pictures: ask for maml:model=FILE, or embed the pictures first (trueshot embed)",
+    )?;
+    if let Some((other, rows)) = wanted.find(|(_, rows)| *rows != first) {
+        anyhow::bail!(
+            "'{label}' takes pictures of {} px and {} channels, '{other}' of {} px and {}: ask for one at a time",
+            first.size,
+            first.channels,
+            rows.size,
+            rows.channels
+        );
+    }
+    Ok(match first.channels {
+        1 => Preprocessing::drawings(first.size),
+        _ => Preprocessing::colour(first.size),
+    })
+}
+
+/// Pictures as rows of numbers from 0 to 255.
+fn picture_rows(collection: &Collection, to: &Preprocessing) -> anyhow::Result<Embeddings> {
+    let progress = Progress::counting(collection.entries().len() as u64, "pictures");
+    let loaded = Dataset::load(collection, to, false, &|done| progress.moves_to(done as u64));
+    progress.finish();
+    let dataset = loaded?;
+    tell_skipped(collection.skipped().iter().chain(dataset.skipped()));
+    Ok(dataset.rows(Some(collection.path()))?)
 }
 
 /// Reads a file and checks it, saying so where that takes time.

@@ -27,6 +27,20 @@ pub struct Pictures {
 }
 
 impl Pictures {
+    /// Refuses them where there are no pictures.
+    pub fn refuse(&self) -> anyhow::Result<()> {
+        let given = [
+            ("--split-file", self.split_file.is_some()),
+            ("--split", self.split.is_some()),
+            ("--pool", self.pool),
+            ("--limit-per-class", self.limit_per_class.is_some()),
+        ];
+        match given.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => anyhow::bail!("{flag} is about pictures: it goes with --pictures DATASET"),
+            None => Ok(()),
+        }
+    }
+
     /// Lists the pictures.
     pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
         let part = Part {

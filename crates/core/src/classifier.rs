@@ -6,6 +6,8 @@
 //! five products a query instead of twenty-five. Both ways give the same answers, because the second one settles
 //! what is nearly tied by the first.
 
+use std::sync::Arc;
+
 use trueshot_nn::relabel::Space;
 use trueshot_nn::{Isa, products, short};
 
@@ -156,6 +158,12 @@ impl PlacedMixture {
 /// hundred times what rounding does to a product of a few thousand numbers.
 const NEARLY_TIED: f32 = 1e-4;
 
+/// A classifier that lives elsewhere, for instance a network adapted to a support set.
+pub trait Scorer: std::fmt::Debug + Send + Sync {
+    /// For every class a score of every query; the largest wins. Queries are answered together.
+    fn scores(&self, queries: &Queries<'_>) -> Vec<Vec<f32>>;
+}
+
 /// A trained classifier over the classes of a task.
 #[derive(Debug, Clone)]
 pub enum Classifier {
@@ -180,6 +188,8 @@ pub enum Classifier {
         /// One number a class.
         bias: Vec<f32>,
     },
+    /// The largest score of something else wins.
+    Scored(Arc<dyn Scorer>),
 }
 
 impl Classifier {
@@ -188,9 +198,10 @@ impl Classifier {
         match self {
             _ if queries.is_empty() => Vec::new(),
             Classifier::Prototypes(mixture) => mixture.nearest(task, queries),
-            Classifier::Linear { .. } | Classifier::CosineVectors(_) | Classifier::Vectors(_) => {
-                self.classify_with(task, queries, &[], rng)
-            }
+            Classifier::Linear { .. }
+            | Classifier::CosineVectors(_)
+            | Classifier::Vectors(_)
+            | Classifier::Scored(_) => self.classify_with(task, queries, &[], rng),
             _ => self.classify_with(task, queries, &queries.products(task.support.rows()), rng),
         }
     }
@@ -249,6 +260,7 @@ impl Classifier {
                 let score = |(bias, products): (&f32, &[f32])| products.iter().map(|p| p + bias).collect();
                 bias.iter().zip(products.chunks_exact(count)).map(score).collect()
             }
+            Classifier::Scored(scorer) => scorer.scores(queries),
             Classifier::Matching => matching(task, queries, products),
             Classifier::Neighbours(_) => unreachable!("neighbours vote, they have no scores"),
         }

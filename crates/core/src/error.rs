@@ -350,7 +350,7 @@ impl Error {
             Error::UnknownMethod { nearest: Some(name), .. }
             | Error::UnknownParameter { nearest: Some(name), .. } => Some(format!("did you mean '{name}'?")),
             Error::UnknownKey { nearest: Some(key), .. } => Some(format!("did you mean '{key}'?")),
-            Error::OtherModel { found, .. } if found == "tranfs" || found == "relabel" => {
+            Error::OtherModel { found, .. } if ["tranfs", "relabel", "maml"].contains(&found.as_str()) => {
                 Some(format!("ask for it with --methods {found}:model=FILE"))
             }
             Error::OtherDimension { .. } => Some(

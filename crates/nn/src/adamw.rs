@@ -1,4 +1,4 @@
-//! AdamW as PyTorch has it: the decay is decoupled from the gradient.
+//! AdamW as PyTorch has it: the decay is decoupled from the gradient; and Adam, where it is part of it.
 //!
 //! A step is cut into pieces that share nothing, so that a pool of threads can work on them in any order. Each
 //! adds up the gradients of a step's parts in their order, updates its stretch of the parameters, and leaves
@@ -22,12 +22,14 @@ pub struct Settings {
     pub epsilon: f64,
     /// Decoupled weight decay.
     pub decay: f64,
+    /// Weight decay as part of the gradient: Adam's own.
+    pub pull: f64,
 }
 
 impl Default for Settings {
     /// PyTorch's.
     fn default() -> Self {
-        Settings { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, decay: 0.01 }
+        Settings { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, decay: 0.01, pull: 0.0 }
     }
 }
 
@@ -134,6 +136,7 @@ struct Update<T> {
     beta1: T,
     beta2: T,
     keep: T,
+    pull: T,
     rate: T,
     second_scale: T,
     epsilon: T,
@@ -147,6 +150,7 @@ impl<T: Real> Update<T> {
             beta1: T::of(settings.beta1),
             beta2: T::of(settings.beta2),
             keep: T::of(1.0 - rate * settings.decay),
+            pull: T::of(settings.pull),
             rate: T::of(rate / corrected(settings.beta1)),
             second_scale: T::of(corrected(settings.beta2).sqrt().recip()),
             epsilon: T::of(settings.epsilon),
@@ -207,9 +211,9 @@ kernel! {
         first: &'a mut [T],
         second: &'a mut [T],
     ) {
-        let Update { scale, beta1, beta2, keep, rate, second_scale, epsilon } = update;
+        let Update { scale, beta1, beta2, keep, pull, rate, second_scale, epsilon } = update;
         for (((gradient, value), m), v) in gradient.iter_mut().zip(parameters).zip(first).zip(second) {
-            let slope = *gradient * scale;
+            let slope = *gradient * scale + pull * *value;
             *gradient = T::ZERO;
             *m = beta1 * *m + (T::ONE - beta1) * slope;
             *v = beta2 * *v + (T::ONE - beta2) * slope * slope;
@@ -236,6 +240,7 @@ mod tests {
     fn textbook(settings: Settings, value: f64, slopes: &[f64], rate: f64) -> f64 {
         let (mut value, mut m, mut v) = (value, 0.0, 0.0);
         for (step, slope) in slopes.iter().enumerate() {
+            let slope = slope + settings.pull * value;
             m = settings.beta1 * m + (1.0 - settings.beta1) * slope;
             v = settings.beta2 * v + (1.0 - settings.beta2) * slope * slope;
             let m = m / (1.0 - settings.beta1.powi(step as i32 + 1));
@@ -249,7 +254,7 @@ mod tests {
     #[test]
     fn any_pieces_on_any_instruction_set_agree_with_the_textbook() {
         let layout = layout();
-        let settings = Settings { decay: 0.1, ..Settings::default() };
+        let settings = Settings { decay: 0.1, pull: 0.03, ..Settings::default() };
         let mut numbers = Numbers::new(2);
         let start = numbers.singles(layout.len());
         let slopes: Vec<[Vec<f32>; 2]> =

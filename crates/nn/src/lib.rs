@@ -1,4 +1,4 @@
-//! Numbers only: the kernels, layers and models of trueshot (Conv4, TraNFS, Relabel), and their optimiser.
+//! Numbers only: the kernels, layers and models of trueshot (Conv4, MAML, TraNFS, Relabel), and their optimiser.
 //!
 //! Slices in, slices out. No files, and no threads but those of the pool a call runs in (Conv4 in training; all
 //! else works on the calling thread, and who has more hands each a part). Every tuned kernel stands beside a plain version that its tests hold it against.
@@ -12,6 +12,7 @@ pub mod initial;
 pub mod isa;
 mod kernel;
 pub mod layers;
+pub mod maml;
 pub mod matmul;
 pub mod memory;
 pub mod parameters;

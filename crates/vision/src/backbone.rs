@@ -15,7 +15,7 @@ use crate::picture::Channels;
 use crate::preprocess::Preprocessing;
 use crate::resize::Fit;
 
-/// The only architecture there is.
+/// The only architecture there is of a backbone.
 pub const ARCHITECTURE: &str = "conv4";
 
 /// A backbone ready to embed.
@@ -36,7 +36,7 @@ impl Backbone {
 
     /// Takes tensors with their notes; `name` is what results call the backbone by, with a hash behind it.
     pub fn from_tensors(tensors: &Tensors, name: &str) -> Result<Self> {
-        let preprocessing = preprocessing_of(tensors)?;
+        let preprocessing = preprocessing_of(tensors, ARCHITECTURE)?;
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
         let parameters = model::flat(&conv4::layout(shape.channels), tensors)?;
         let embedder = Embedder::new(shape, &parameters);
@@ -95,20 +95,20 @@ fn hash(parameters: &[f32]) -> String {
 }
 
 /// The notes that belong to preprocessing, as training writes them.
-pub(crate) fn note_preprocessing(tensors: &mut Tensors, preprocessing: &Preprocessing) {
+pub(crate) fn note_preprocessing(tensors: &mut Tensors, preprocessing: &Preprocessing, architecture: &str) {
     let list = |values: &[f32]| values.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
-    tensors.set_note("architecture", ARCHITECTURE);
+    tensors.set_note("architecture", architecture);
     tensors.set_note("input_size", preprocessing.size.to_string());
     tensors.set_note("mean", list(&preprocessing.mean));
     tensors.set_note("std", list(&preprocessing.std));
 }
 
-fn preprocessing_of(tensors: &Tensors) -> Result<Preprocessing> {
+pub(crate) fn preprocessing_of(tensors: &Tensors, wanted: &str) -> Result<Preprocessing> {
     let bad = |problem: String| Error::NotABackbone { path: tensors.path().into(), problem };
     let note = |key: &str| tensors.note(key).ok_or_else(|| bad(format!("it has no note '{key}'")));
     let architecture = note("architecture")?;
-    if architecture != ARCHITECTURE {
-        return Err(bad(format!("its architecture is '{architecture}'; known is '{ARCHITECTURE}'")));
+    if architecture != wanted {
+        return Err(bad(format!("its architecture is '{architecture}'; known is '{wanted}'")));
     }
     let numbers = |key: &str| -> Result<Vec<f32>> {
         let text = note(key)?;

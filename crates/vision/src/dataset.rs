@@ -3,8 +3,13 @@
 //! Each is kept as bytes at the size the network works on; a little larger if it will be cropped, so that a crop
 //! has detail to show. What cannot be read is left out and listed.
 
+use std::path::Path;
+
+use bytes::Bytes;
+use half::f16;
 use rayon::prelude::*;
 use trueshot::Embeddings;
+use trueshot::embeddings::{Features, Precision};
 
 use crate::embed::{key_of, prepared};
 use crate::error::{Error, Result, Skipped};
@@ -108,6 +113,28 @@ impl Dataset {
     /// Which picture is of which class; the features mean nothing.
     pub fn labels(&self) -> &Embeddings {
         &self.labels
+    }
+
+    /// The class of every picture.
+    pub fn class_names(&self) -> Vec<String> {
+        (0..self.items.len()).map(|row| self.class_name(row).to_string()).collect()
+    }
+
+    /// The pictures as rows, for methods that look at pixels: numbers from 0 to 255, `[row][column][channel]`,
+    /// in half precision, which holds them exactly. Episodes drawn from them are those drawn from the pictures'
+    /// embeddings. `path` is where results say they come from.
+    ///
+    /// # Panics
+    /// If the pictures are of several sizes, as they may be when they are kept for cropping.
+    pub fn rows(&self, path: Option<&Path>) -> trueshot::Result<Embeddings> {
+        let (count, dim) = (self.pictures.len(), self.pictures.first().map_or(0, |first| first.pixels.len()));
+        let mut bytes = Vec::with_capacity(count * dim * Precision::F16.size());
+        for picture in &self.pictures {
+            assert_eq!(picture.pixels.len(), dim, "pictures of one size");
+            bytes.extend(picture.pixels.iter().flat_map(|&value| f16::from(value).to_le_bytes()));
+        }
+        let features = Features::new(Bytes::from(bytes), Precision::F16, count, dim);
+        Embeddings::from_features(features, self.class_names(), path)
     }
 
     /// What could not be read.

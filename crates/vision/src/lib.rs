@@ -6,6 +6,7 @@
 //! - [`dataset`], [`loader`], [`overlap`] and [`training`]: pictures in memory, and a backbone trained on them;
 //! - [`pickle`]: Python's pickles, read without executing anything; [`survey`]: what a data set is made of;
 //!   [`outliers`]: a set of outliers made out of ImageNet;
+//! - [`maml`]: the one method that looks at pictures themselves;
 //! - [`omniglot`]: the built-in data set, 1,623 characters of 50 alphabets, each drawn by 20 people, made of
 //!   [`drawing`]s: ink on paper, with their form in an HTML page;
 //! - [`built_in`]: the models that come with the program, trained on them.
@@ -18,6 +19,7 @@ pub mod drawing;
 pub mod embed;
 pub mod error;
 pub mod loader;
+pub mod maml;
 pub mod omniglot;
 pub mod outliers;
 pub mod overlap;

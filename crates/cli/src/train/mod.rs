@@ -3,6 +3,9 @@
 mod backbone;
 mod display;
 mod heads;
+mod maml;
+mod negmargin;
+mod pictures;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -30,6 +33,8 @@ enum What {
     Backbone(Box<backbone::Arguments>),
     Tranfs(Box<heads::TranfsArguments>),
     Relabel(Box<heads::RelabelArguments>),
+    Maml(Box<maml::Arguments>),
+    Negmargin(Box<negmargin::Arguments>),
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -37,6 +42,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         What::Backbone(arguments) => backbone::train(arguments),
         What::Tranfs(arguments) => heads::train_tranfs(arguments),
         What::Relabel(arguments) => heads::train_relabel(arguments),
+        What::Maml(arguments) => maml::train(arguments),
+        What::Negmargin(arguments) => negmargin::train(arguments),
     }
 }
 

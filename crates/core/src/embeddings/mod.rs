@@ -125,9 +125,13 @@ impl Embeddings {
                 allowed: format!("a divisor of {}, the number of values", values.len()),
             });
         }
-        let features = Features::from_f32(values, dim);
+        Self::from_features(Features::from_f32(values, dim), labels, None)
+    }
+
+    /// The same from numbers as they are stored; `path` is where results say they come from.
+    pub fn from_features(features: Features, labels: Vec<String>, path: Option<&Path>) -> Result<Self> {
         let parts = Parts { features, labels: Labels::Named(labels), items: None, backbone: None };
-        let mut embeddings = Self::from_parts(parts, None)?;
+        let mut embeddings = Self::from_parts(parts, path)?;
         embeddings.check()?;
         Ok(embeddings)
     }

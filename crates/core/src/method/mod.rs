@@ -41,6 +41,20 @@ pub trait Method: Send + Sync {
     fn fit_batch(&self, tasks: &[&Task<'_>], rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
         tasks.iter().zip(rngs).map(|(task, rng)| self.fit(task, rng)).collect()
     }
+
+    /// What its rows must be, if they are not embeddings but pictures.
+    fn pictures(&self) -> Option<PictureRows> {
+        None
+    }
+}
+
+/// Rows that hold pictures: `[row][column][channel]`, numbers from 0 to 255.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PictureRows {
+    /// Height and width.
+    pub size: usize,
+    /// Numbers of a pixel.
+    pub channels: usize,
 }
 
 /// What a method learned.

@@ -140,7 +140,7 @@ impl Embedder {
         for tiles in tiles::blocks(plane, images) {
             isa.run(tiles::Input { block: tiles, pixels, points });
             let filters = &self.later[block - 1];
-            isa.run(tiles::Products { count: tiles.count, left: points, filters, out: products });
+            isa.run(tiles::Products { count: tiles.count, terms: [(points, filters)], out: products });
             isa.run(Pool { block: tiles, points: products, bias: &self.bias[block], to: &mut to });
         }
     }

@@ -101,6 +101,64 @@ impl Forward<'_> {
     }
 }
 
+/// How what went forward moves: a convolution with the moved taps and bias, at the maxima that were open.
+pub(super) struct ForwardTangent<'a> {
+    pub shape: Shape,
+    pub padded: &'a [f32],
+    pub taps: &'a [Pixel],
+    pub bias: &'a Pixel,
+    pub plane: Plane,
+    /// What went forward; zero where the ReLU closed.
+    pub out: &'a [Pixel],
+    pub places: &'a [Places],
+    pub tangent: &'a mut [Pixel],
+}
+
+impl WithSimd for ForwardTangent<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        match (self.shape.channels, S::F32_LANES) {
+            (1, 16) => self.windows::<S, 1, 4>(simd),
+            (1, _) => self.windows::<S, 1, 2>(simd),
+            (_, 16) => self.windows::<S, 3, 4>(simd),
+            (_, _) => self.windows::<S, 3, 2>(simd),
+        }
+    }
+}
+
+impl ForwardTangent<'_> {
+    #[inline(always)]
+    fn windows<S: Simd, const C: usize, const V: usize>(self, simd: S) {
+        let (line, side, zero) = (padded_line(self.shape), self.plane.side, simd.splat_f32s(0.0));
+        let mut index = Pixel::ZERO;
+        for row in 0..side {
+            for column in 0..side {
+                let rows = window::<C>(self.padded, 2 * row * line + 2 * column * C, line);
+                let at = self.plane.at(row, column);
+                let places = &self.places[row * side + column];
+                for c in 0..WIDTH {
+                    index.0[c] = f32::from(places[c]);
+                }
+                for v in (0..vectors::<S>()).step_by(V) {
+                    let sums = convolve::<S, C, V>(simd, rows, self.taps, self.bias, v);
+                    for j in 0..V {
+                        let place = index.get::<S>(v + j);
+                        let mut chosen = sums[0][j];
+                        for k in 1..4 {
+                            let here = simd.equal_f32s(place, simd.splat_f32s(k as f32));
+                            chosen = simd.select_f32s(here, sums[k][j], chosen);
+                        }
+                        let open = simd.greater_than_f32s(self.out[at].get::<S>(v + j), zero);
+                        self.tangent[at].set::<S>(v + j, simd.select_f32s(open, chosen, zero));
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// The four rows of input that a pooling window's outputs look at.
 #[inline(always)]
 fn window<const C: usize>(padded: &[f32], start: usize, line: usize) -> [&[f32]; 4] {

@@ -1,5 +1,6 @@
 //! Conv4, the backbone of the paper: four blocks of 3x3 convolution, batch norm, ReLU and 2x2 max-pool, each
-//! of 64 channels. Inference in [`Embedder`], training in [`Training`].
+//! of 64 channels. Inference in [`Embedder`], training in [`Training`], Hessians times vectors in
+//! [`Tangent`].
 //!
 //! How it is laid out, and why:
 //! - Activations are NHWC: a pixel's 64 channels are a few whole vectors. They lie in planes with a margin of
@@ -23,8 +24,9 @@ mod passes;
 #[cfg(target_arch = "x86_64")]
 mod permuted;
 #[cfg(test)]
-mod plain;
+pub(crate) mod plain;
 mod plane;
+mod tangent;
 mod tiles;
 mod training;
 mod winograd;
@@ -32,6 +34,7 @@ mod winograd;
 use std::ops::Range;
 
 pub use embedder::{Embedder, Scratch};
+pub use tangent::Tangent;
 pub use training::Training;
 
 use crate::parameters::{Layout, Role};

@@ -192,15 +192,14 @@ pub(super) fn output_backward<S: Simd>(
     }
 }
 
-/// For every point: the tiles' channels times the filters.
-pub(super) struct Products<'a> {
+/// For every point: the tiles' channels times the filters, summed over one or more pairs of them.
+pub(super) struct Products<'a, const TERMS: usize> {
     pub count: usize,
-    pub left: &'a Points,
-    pub filters: &'a Filters,
+    pub terms: [(&'a Points, &'a Filters); TERMS],
     pub out: &'a mut Points,
 }
 
-impl WithSimd for Products<'_> {
+impl<const TERMS: usize> WithSimd for Products<'_, TERMS> {
     type Output = ();
 
     #[inline(always)]
@@ -210,7 +209,7 @@ impl WithSimd for Products<'_> {
     }
 }
 
-impl Products<'_> {
+impl<const TERMS: usize> Products<'_, TERMS> {
     /// Groups of as many rows as there are registers for; smaller ones where fewer are left.
     #[inline(always)]
     fn groups<S: Simd, const MANY: usize, const SOME: usize, const FEW: usize>(mut self, simd: S) {
@@ -229,51 +228,54 @@ impl Products<'_> {
     #[inline(always)]
     fn group<S: Simd, const ROWS: usize>(&mut self, simd: S, first: usize) -> usize {
         let from = first.min(SLOTS - ROWS);
-        let group = Group::<ROWS> { from, left: self.left, filters: self.filters, out: self.out };
-        simd.vectorize(group);
+        simd.vectorize(Group::<ROWS, TERMS> { from, terms: self.terms, out: self.out });
         ROWS
     }
 }
 
 /// A function of its own for every number of rows: inlined into one, they would compete for registers.
-struct Group<'a, const ROWS: usize> {
+struct Group<'a, const ROWS: usize, const TERMS: usize> {
     from: usize,
-    left: &'a Points,
-    filters: &'a Filters,
+    terms: [(&'a Points, &'a Filters); TERMS],
     out: &'a mut Points,
 }
 
-impl<const ROWS: usize> WithSimd for Group<'_, ROWS> {
+impl<const ROWS: usize, const TERMS: usize> WithSimd for Group<'_, ROWS, TERMS> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        for ((left, filter), out) in self.left.all().iter().zip(self.filters).zip(self.out.all_mut()) {
-            let rows: &[Pixel; ROWS] = left[self.from..].first_chunk().expect("a group fits into a block");
+        for (point, out) in self.out.all_mut().iter_mut().enumerate() {
+            let terms = self.terms.map(|(left, filters)| {
+                let rows: &[Pixel; ROWS] =
+                    left.all()[point][self.from..].first_chunk().expect("a group fits into a block");
+                (rows, &filters[point])
+            });
             let sums: &mut [Pixel; ROWS] =
                 out[self.from..].first_chunk_mut().expect("a group fits into a block");
             for column in (0..vectors::<S>()).step_by(2) {
-                product::<S, ROWS>(simd, rows, filter, column, sums);
+                product::<S, ROWS, TERMS>(simd, terms, column, sums);
             }
         }
     }
 }
 
 #[inline(always)]
-fn product<S: Simd, const ROWS: usize>(
+fn product<S: Simd, const ROWS: usize, const TERMS: usize>(
     simd: S,
-    left: &[Pixel; ROWS],
-    right: &[Pixel; WIDTH],
+    terms: [(&[Pixel; ROWS], &[Pixel; WIDTH]); TERMS],
     column: usize,
     out: &mut [Pixel; ROWS],
 ) {
     let mut sums = [[simd.splat_f32s(0.0); 2]; ROWS];
-    for k in 0..WIDTH {
-        let (a, b) = (right[k].get::<S>(column), right[k].get::<S>(column + 1));
-        for r in 0..ROWS {
-            let factor = simd.splat_f32s(left[r].0[k]);
-            sums[r][0] = multiply_add(simd, factor, a, sums[r][0]);
-            sums[r][1] = multiply_add(simd, factor, b, sums[r][1]);
+    for (left, right) in terms {
+        for k in 0..WIDTH {
+            let (a, b) = (right[k].get::<S>(column), right[k].get::<S>(column + 1));
+            for r in 0..ROWS {
+                let factor = simd.splat_f32s(left[r].0[k]);
+                sums[r][0] = multiply_add(simd, factor, a, sums[r][0]);
+                sums[r][1] = multiply_add(simd, factor, b, sums[r][1]);
+            }
         }
     }
     for r in 0..ROWS {

@@ -22,44 +22,58 @@ use crate::isa::Isa;
 /// Parts that the images are split into, whatever the number of threads.
 const PARTS: usize = 16;
 /// Blocks with 64 input channels.
-const LATER: usize = BLOCKS - 1;
+pub(super) const LATER: usize = BLOCKS - 1;
 /// How much a step moves the running statistics.
 const MOMENTUM: f32 = 0.1;
 
 /// A step in progress: buffers for a fixed number of images, used again and again.
 pub struct Training {
-    shape: Shape,
-    isa: Isa,
-    images: usize,
-    blocks: Vec<BlockRanges>,
-    parts: Vec<Part>,
-    later: Vec<Later>,
-    first: Vec<Pixel>,
-    moments: Box<[[f64; PATCH_VALUES]; PATCH_VALUES]>,
-    norms: [Norm; BLOCKS],
+    pub(super) shape: Shape,
+    pub(super) isa: Isa,
+    pub(super) images: usize,
+    pub(super) blocks: Vec<BlockRanges>,
+    pub(super) parts: Vec<Part>,
+    pub(super) later: Vec<Later>,
+    pub(super) first: Vec<Pixel>,
+    pub(super) moments: Box<[[f64; PATCH_VALUES]; PATCH_VALUES]>,
+    pub(super) norms: [Norm; BLOCKS],
+    /// What the last way back did to the norms.
+    pub(super) backs: [NormBackward; BLOCKS],
     features: Vec<f32>,
     scratch: Mutex<Vec<Scratch>>,
 }
 
 /// A block of 64 input channels: its filters, and their transposes for the way back.
-struct Later {
-    filters: Filters,
-    transposed: Filters,
+pub(super) struct Later {
+    pub filters: Filters,
+    pub transposed: Filters,
+}
+
+impl Later {
+    pub fn none() -> Self {
+        Later { filters: winograd::no_filters(), transposed: winograd::no_filters() }
+    }
+
+    /// Takes the weights of a block, [to][from][tap], each output channel under its sign.
+    pub fn set(&mut self, isa: Isa, weights: &[f32], sign: &Pixel) {
+        isa.run(FilterPoints { taps: &taps(weights, sign), points: &mut self.filters });
+        isa.run(FilterPoints { taps: &taps_transposed(weights, sign), points: &mut self.transposed });
+    }
 }
 
 /// What batch norm did to a block. Channels with a negative gamma are negated throughout.
 #[derive(Clone)]
 pub(super) struct Norm {
-    sign: Pixel,
-    mean: [f64; WIDTH],
+    pub sign: Pixel,
+    pub mean: [f64; WIDTH],
     var: [f64; WIDTH],
     /// 1 / sqrt(var + eps)
-    inverse: [f64; WIDTH],
+    pub inverse: [f64; WIDTH],
     /// |gamma| times that.
     pub scale: Pixel,
     pub shift: Pixel,
     /// Pixels that were averaged.
-    count: f64,
+    pub count: f64,
 }
 
 impl Norm {
@@ -75,23 +89,23 @@ impl Norm {
 }
 
 /// The images of one part.
-struct Part {
+pub(super) struct Part {
     from: usize,
     images: usize,
-    padded: Vec<f32>,
+    pub padded: Vec<f32>,
     moments: Box<[[f64; PATCH_VALUES]; PATCH_VALUES]>,
-    places: Vec<Places>,
+    pub places: Vec<Places>,
     /// Inputs of blocks 2 to 4.
-    inputs: [Vec<Pixel>; LATER],
+    pub inputs: [Vec<Pixel>; LATER],
     /// Outputs of their convolutions, S x S, and the maxima of their windows.
-    outputs: [Vec<Pixel>; LATER],
-    maxima: [Vec<Pixel>; LATER],
-    /// Gradients behind their ReLU and pooling, as planes.
-    d_pooled: [Vec<Pixel>; LATER],
+    pub outputs: [Vec<Pixel>; LATER],
+    pub maxima: [Vec<Pixel>; LATER],
+    /// Gradients behind their ReLU and pooling, as planes; zero where the ReLU was closed.
+    pub d_pooled: [Vec<Pixel>; LATER],
     /// Sums over pixels: forward of y and y², backward of dy and dy y.
     sums: [[f64; WIDTH]; 2],
     d_taps: [Taps; LATER],
-    d_first: Vec<Pixel>,
+    pub d_first: Vec<Pixel>,
     d_first_sum: [f64; WIDTH],
 }
 
@@ -109,20 +123,32 @@ impl Training {
     /// # Panics
     /// If the shape is not possible.
     pub fn new(isa: Isa, shape: Shape, images: usize) -> Self {
+        Self::in_parts(isa, shape, images, PARTS)
+    }
+
+    /// The same as one part, for batches that are too small to share: who has many gives each thread its own.
+    ///
+    /// # Panics
+    /// If the shape is not possible.
+    pub fn undivided(isa: Isa, shape: Shape, images: usize) -> Self {
+        Self::in_parts(isa, shape, images, 1)
+    }
+
+    fn in_parts(isa: Isa, shape: Shape, images: usize, count: usize) -> Self {
         assert!(shape.is_possible(), "{shape:?}");
-        let bounds = |part: usize| images * part / PARTS;
-        let parts = (0..PARTS).map(|part| Part::new(shape, bounds(part), bounds(part + 1) - bounds(part)));
-        let later = || Later { filters: winograd::no_filters(), transposed: winograd::no_filters() };
+        let bounds = |part: usize| images * part / count;
+        let parts = (0..count).map(|part| Part::new(shape, bounds(part), bounds(part + 1) - bounds(part)));
         Training {
             shape,
             isa,
             images,
             blocks: ranges(shape.channels).1,
             parts: parts.filter(|part| part.images > 0).collect(),
-            later: (0..LATER).map(|_| later()).collect(),
+            later: (0..LATER).map(|_| Later::none()).collect(),
             first: vec![Pixel::ZERO; TAPS * shape.channels],
             moments: Box::new([[0.0; PATCH_VALUES]; PATCH_VALUES]),
             norms: [Norm::NONE; BLOCKS],
+            backs: [NormBackward::NONE; BLOCKS],
             features: vec![0.0; images * shape.features()],
             scratch: Mutex::new(Vec::new()),
         }
@@ -133,9 +159,45 @@ impl Training {
     /// # Panics
     /// If the lengths are not those of the layout and the number of images.
     pub fn forward(&mut self, parameters: &[f32], images: &[f32]) -> &[f32] {
+        self.take_images(images);
+        self.forward_again(parameters)
+    }
+
+    /// Takes in the pictures of the next [`forward_again`](Self::forward_again).
+    ///
+    /// # Panics
+    /// If they are not as many as there is room for.
+    pub fn take_images(&mut self, images: &[f32]) {
         assert_eq!(images.len(), self.images * self.shape.pixels());
+        let (shape, isa) = (self.shape, self.isa);
+        self.parts.par_iter_mut().for_each(|part| {
+            let from = part.from * shape.pixels();
+            let images = &images[from..from + part.images * shape.pixels()];
+            part.take_images(isa, shape, images);
+        });
+        self.moments.iter_mut().for_each(|row| row.fill(0.0));
+        for part in &self.parts {
+            for (sums, row) in self.moments.iter_mut().zip(&*part.moments) {
+                sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+            }
+        }
+    }
+
+    /// Takes over the pictures of another, which has as many.
+    pub fn share_images(&mut self, other: &Training) {
+        for (part, other) in self.parts.iter_mut().zip(&other.parts) {
+            part.padded.clone_from(&other.padded);
+        }
+        self.moments.clone_from(&other.moments);
+    }
+
+    /// The embeddings of the pictures it has, under other parameters.
+    ///
+    /// # Panics
+    /// If the parameters are fewer than those of the layout.
+    pub fn forward_again(&mut self, parameters: &[f32]) -> &[f32] {
         self.prepare(parameters);
-        self.first_statistics(parameters, images);
+        self.first_statistics(parameters);
         self.first_and_second();
         self.statistics(1, parameters);
         for block in 2..BLOCKS {
@@ -155,6 +217,7 @@ impl Training {
             let back = self.norm_backward(block, gradient);
             self.later_backward(block, &back);
             self.collect_taps(block, gradient);
+            self.backs[block] = back;
         }
         self.first_backward(parameters, gradient);
     }
@@ -173,7 +236,7 @@ impl Training {
         }
     }
 
-    fn plane(&self, block: usize) -> Plane {
+    pub(super) fn plane(&self, block: usize) -> Plane {
         Plane { side: self.shape.side(block) }
     }
 
@@ -184,39 +247,17 @@ impl Training {
                 *sign = if *gamma < 0.0 { -1.0 } else { 1.0 };
             }
         }
-        let (channels, isa) = (self.shape.channels, self.isa);
-        for (o, weights) in
-            parameters[self.blocks[0].weight.clone()].chunks_exact(TAPS * channels).enumerate()
-        {
-            for (place, tap) in self.first.iter_mut().enumerate() {
-                tap.0[o] = weights[place % channels * TAPS + place / channels] * self.norms[0].sign.0[o];
-            }
-        }
+        let isa = self.isa;
+        first_taps(&parameters[self.blocks[0].weight.clone()], &self.norms[0].sign, &mut self.first);
         let jobs = self.later.par_iter_mut().zip(&self.blocks[1..]).zip(&self.norms[1..]);
         jobs.for_each(|((later, block), norm)| {
-            let weights = &parameters[block.weight.clone()];
-            let points = &mut later.filters;
-            isa.run(FilterPoints { taps: &taps(weights, &norm.sign), points });
-            let points = &mut later.transposed;
-            isa.run(FilterPoints { taps: &taps_transposed(weights, &norm.sign), points });
+            later.set(isa, &parameters[block.weight.clone()], &norm.sign);
         });
     }
 
     /// The first block's mean and variance from the second moments of its patches.
-    fn first_statistics(&mut self, parameters: &[f32], images: &[f32]) {
-        let (shape, isa) = (self.shape, self.isa);
-        self.parts.par_iter_mut().for_each(|part| {
-            let from = part.from * shape.pixels();
-            let images = &images[from..from + part.images * shape.pixels()];
-            part.take_images(isa, shape, images);
-        });
-        self.moments.iter_mut().for_each(|row| row.fill(0.0));
-        for part in &self.parts {
-            for (sums, row) in self.moments.iter_mut().zip(&*part.moments) {
-                sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
-            }
-        }
-        let count = (self.images * shape.size.pow(2)) as f64;
+    fn first_statistics(&mut self, parameters: &[f32]) {
+        let count = (self.images * self.shape.size.pow(2)) as f64;
         let one = self.first.len();
         let mut sums = [[0.0; WIDTH]; 2];
         for c in 0..WIDTH {
@@ -422,18 +463,31 @@ impl Training {
                 gradient[at] += norm.sign.0[c] * value as f32;
             }
         }
+        self.backs[0] = back;
     }
 }
 
 /// The gradient at a pixel before the norm: `reached` times what reached it, `output` times its own value, plus
 /// `constant`.
+#[derive(Clone)]
 pub(super) struct NormBackward {
     pub reached: Pixel,
     pub output: Pixel,
     pub constant: Pixel,
+    /// The sums it was made of: of dy, and of dy times the normalised output.
+    pub sums: [f64; WIDTH],
+    pub products: [f64; WIDTH],
 }
 
 impl NormBackward {
+    const NONE: NormBackward = NormBackward {
+        reached: Pixel::ZERO,
+        output: Pixel::ZERO,
+        constant: Pixel::ZERO,
+        sums: [0.0; WIDTH],
+        products: [0.0; WIDTH],
+    };
+
     /// From the sums of dy and of dy times the normalised output; adds the gradients of gamma and beta.
     fn new(
         block: &BlockRanges,
@@ -442,7 +496,7 @@ impl NormBackward {
         products: &[f64; WIDTH],
         gradient: &mut [f32],
     ) -> Self {
-        let mut back = NormBackward { reached: Pixel::ZERO, output: Pixel::ZERO, constant: Pixel::ZERO };
+        let mut back = NormBackward { sums: *sums, products: *products, ..NormBackward::NONE };
         for c in 0..WIDTH {
             gradient[block.gamma.start + c] += norm.sign.0[c] * products[c] as f32;
             gradient[block.beta.start + c] += sums[c] as f32;
@@ -453,6 +507,16 @@ impl NormBackward {
             back.constant.0[c] = (-scale * sums[c] / norm.count - output * norm.mean[c]) as f32;
         }
         back
+    }
+}
+
+/// The first block's filters as [tap][from][to], each output channel under its sign.
+pub(super) fn first_taps(weights: &[f32], sign: &Pixel, taps: &mut [Pixel]) {
+    let channels = taps.len() / TAPS;
+    for (o, weights) in weights.chunks_exact(taps.len()).enumerate() {
+        for (place, tap) in taps.iter_mut().enumerate() {
+            tap.0[o] = weights[place % channels * TAPS + place / channels] * sign.0[o];
+        }
     }
 }
 
@@ -528,7 +592,7 @@ impl Part {
         for first in tiles.clone().step_by(tiles::SLOTS) {
             let block = Block { plane, first, count: tiles::SLOTS.min(tiles.end - first) };
             isa.run(tiles::Input { block, pixels: &self.inputs[later], points });
-            isa.run(tiles::Products { count: block.count, left: points, filters, out: products });
+            isa.run(tiles::Products { count: block.count, terms: [(points, filters)], out: products });
             let [sum, squares] = isa.run(Outputs {
                 block,
                 points: products,
@@ -642,6 +706,6 @@ impl Part {
         });
         let count = block.count;
         isa.run(tiles::FilterGradient { count, inputs: points, outputs: products, gradient });
-        isa.run(tiles::Products { count, left: products, filters, out: points });
+        isa.run(tiles::Products { count, terms: [(products, filters)], out: points });
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod activation;
 pub mod attention;
+pub mod cosine_margin;
 pub mod dropout;
 pub mod linear;
 pub mod loss;

@@ -1,4 +1,5 @@
-//! The pictures of a training step: one episode, drawn, changed and normalised.
+//! The pictures of a training step, drawn, changed and normalised: of an episode ([`Batches`]), of several
+//! ([`Tasks`]), or of all classes ([`Shuffled`]).
 
 use std::sync::Arc;
 
@@ -6,11 +7,59 @@ use trueshot::episode::{EpisodeSpec, Episodes, Sampler};
 use trueshot::noise::Noise;
 use trueshot::rng::{Purpose, Rng, Urn};
 use trueshot_nn::Isa;
+use trueshot_nn::conv4::Shape;
 
 use crate::augment::{Augmentation, Augmenter};
 use crate::dataset::Dataset;
 use crate::loader::Make;
 use crate::preprocess::Preprocessing;
+use crate::training::configuration::Pictures;
+
+/// Makes pictures ready for a network.
+pub(super) struct Painter {
+    pub dataset: Arc<Dataset>,
+    preprocessing: Preprocessing,
+    augmentation: Option<Augmentation>,
+    seed: u64,
+}
+
+/// One thread's working memory for it.
+pub(super) struct Brush {
+    augmenter: Augmenter,
+    isa: Isa,
+}
+
+impl Painter {
+    pub fn new(dataset: Arc<Dataset>, pictures: &Pictures, augmentation: &Augmentation, seed: u64) -> Self {
+        let augmentation = pictures.augment.then(|| augmentation.clone());
+        Painter { dataset, preprocessing: pictures.preprocessing(), augmentation, seed }
+    }
+
+    pub fn shape(&self) -> Shape {
+        super::shape(&self.preprocessing)
+    }
+
+    fn brush(&self) -> Brush {
+        Brush { augmenter: Augmenter::default(), isa: Isa::current() }
+    }
+
+    /// The pictures of some rows, changed as they are in that step.
+    fn paint(&self, rows: &[u32], step: u64, brush: &mut Brush, images: &mut Vec<f32>) {
+        let values = self.preprocessing.values();
+        images.resize(rows.len() * values, 0.0);
+        for (&row, image) in rows.iter().zip(images.chunks_exact_mut(values)) {
+            let picture = &self.dataset.pictures()[row as usize];
+            match &self.augmentation {
+                None => self.preprocessing.normalise(picture, image),
+                Some(augmentation) => {
+                    let key = self.dataset.key(row as usize);
+                    let change = augmentation.draw(self.seed, key, step, picture.width, picture.height);
+                    brush.augmenter.apply(brush.isa, picture, &change, &self.preprocessing, image);
+                }
+            }
+        }
+    }
+}
 
 /// An episode ready for the network.
 pub(super) struct Batch {
@@ -24,24 +73,15 @@ pub(super) struct Batch {
 
 /// Draws episodes and makes their pictures.
 pub(super) struct Batches {
-    pub dataset: Arc<Dataset>,
-    pub preprocessing: Preprocessing,
-    pub augmentation: Option<Augmentation>,
+    pub painter: Painter,
     pub spec: EpisodeSpec,
     pub noises: Vec<Noise>,
-}
-
-/// Working memory of one thread.
-pub(super) struct Scratch {
-    urn: Urn,
-    augmenter: Augmenter,
-    isa: Isa,
 }
 
 impl Batches {
     /// Checks once that every episode can be drawn.
     pub fn check(&self) -> trueshot::Result<()> {
-        Sampler::new(self.dataset.labels(), None, self.spec, self.noises.clone()).map(drop)
+        Sampler::new(self.painter.dataset.labels(), None, self.spec, self.noises.clone()).map(drop)
     }
 
     /// Pictures of an episode.
@@ -52,7 +92,8 @@ impl Batches {
     fn draw(&self, step: u64, urn: &mut Urn) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
         let chosen = Rng::new(self.spec.seed, Purpose::Training, step).below(self.noises.len());
         let noise = vec![self.noises[chosen]];
-        let sampler = Sampler::new(self.dataset.labels(), None, self.spec, noise).expect("checked before");
+        let labels = self.painter.dataset.labels();
+        let sampler = Sampler::new(labels, None, self.spec, noise).expect("checked before");
         let drawn = sampler.draw(step, urn).expect("a possible noise has a draw");
         let (mut rows, mut given, mut query_classes) = (Vec::new(), Vec::new(), Vec::new());
         for item in &drawn.supports[0] {
@@ -69,28 +110,87 @@ impl Batches {
 
 impl Make for Batches {
     type Batch = Batch;
-    type Scratch = Scratch;
+    type Scratch = (Urn, Brush);
 
-    fn scratch(&self) -> Scratch {
-        Scratch { urn: Urn::default(), augmenter: Augmenter::default(), isa: Isa::current() }
+    fn scratch(&self) -> (Urn, Brush) {
+        (Urn::default(), self.painter.brush())
     }
 
-    fn make(&self, step: u64, scratch: &mut Scratch, old: Option<Batch>) -> Batch {
-        let (rows, given, query_classes) = self.draw(step, &mut scratch.urn);
-        let values = self.preprocessing.values();
+    fn make(&self, step: u64, (urn, brush): &mut (Urn, Brush), old: Option<Batch>) -> Batch {
+        let (rows, given, query_classes) = self.draw(step, urn);
         let mut images = old.map(|batch| batch.images).unwrap_or_default();
-        images.resize(rows.len() * values, 0.0);
-        for (&row, image) in rows.iter().zip(images.chunks_exact_mut(values)) {
-            let picture = &self.dataset.pictures()[row as usize];
-            match &self.augmentation {
-                None => self.preprocessing.normalise(picture, image),
-                Some(augmentation) => {
-                    let key = self.dataset.key(row as usize);
-                    let change = augmentation.draw(self.spec.seed, key, step, picture.width, picture.height);
-                    scratch.augmenter.apply(scratch.isa, picture, &change, &self.preprocessing, image);
-                }
-            }
-        }
+        self.painter.paint(&rows, step, brush, &mut images);
         Batch { images, given, query_classes }
+    }
+}
+
+/// Several episodes a step.
+pub(super) struct Tasks {
+    pub episodes: Batches,
+    pub per_step: usize,
+}
+
+impl Make for Tasks {
+    type Batch = Vec<Batch>;
+    type Scratch = (Urn, Brush);
+
+    fn scratch(&self) -> (Urn, Brush) {
+        self.episodes.scratch()
+    }
+
+    fn make(&self, step: u64, scratch: &mut (Urn, Brush), old: Option<Vec<Batch>>) -> Vec<Batch> {
+        let mut old = old.unwrap_or_default().into_iter();
+        let first = step * self.per_step as u64;
+        let episodes = first..first + self.per_step as u64;
+        episodes.map(|episode| self.episodes.make(episode, scratch, old.next())).collect()
+    }
+}
+
+/// Pictures of all classes, in a new order every time all had their turn; what is left of the last batch waits for
+/// another.
+pub(super) struct Shuffled {
+    pub painter: Painter,
+    pub size: usize,
+}
+
+/// Pictures with their classes.
+pub(super) struct Labelled {
+    pub images: Vec<f32>,
+    pub classes: Vec<u32>,
+}
+
+/// The order of one pass over all pictures.
+pub(super) struct Order {
+    pass: u64,
+    rows: Vec<u32>,
+}
+
+impl Shuffled {
+    fn order(&self, pass: u64) -> Order {
+        let mut rows: Vec<u32> = (0..self.painter.dataset.pictures().len() as u32).collect();
+        Rng::new(self.painter.seed, Purpose::Training, pass).shuffle(&mut rows);
+        Order { pass, rows }
+    }
+}
+
+impl Make for Shuffled {
+    type Batch = Labelled;
+    type Scratch = (Order, Brush);
+
+    fn scratch(&self) -> (Order, Brush) {
+        (self.order(0), self.painter.brush())
+    }
+
+    fn make(&self, step: u64, (order, brush): &mut (Order, Brush), old: Option<Labelled>) -> Labelled {
+        let batches = (order.rows.len() / self.size).max(1) as u64;
+        let (pass, batch) = (step / batches, (step % batches) as usize);
+        if order.pass != pass {
+            *order = self.order(pass);
+        }
+        let rows = &order.rows[batch * self.size..(batch + 1) * self.size];
+        let mut images = old.map(|batch| batch.images).unwrap_or_default();
+        self.painter.paint(rows, step, brush, &mut images);
+        let labels = self.painter.dataset.labels().labels();
+        Labelled { images, classes: rows.iter().map(|&row| labels[row as usize]).collect() }
     }
 }

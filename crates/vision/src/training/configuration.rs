@@ -8,9 +8,9 @@ use trueshot::noise::{Noise, NoiseKind, NoiseLevels};
 use trueshot::training::heads::configuration::{Fall, Optimiser, allowed};
 
 use super::loss::Aggregate;
+use super::validation::Judge;
 use crate::augment::Augmentation;
 use crate::error::{Error, Result};
-use crate::picture::Channels;
 use crate::preprocess::Preprocessing;
 use crate::resize::Fit;
 
@@ -113,7 +113,6 @@ pub struct Validation {
 impl Configuration {
     /// The paper's training on photographs.
     pub fn photographs() -> Self {
-        let clean = NoiseLevels(vec![Noise { kind: NoiseKind::Symmetric, level: 0.0 }]);
         Configuration {
             seed: 0,
             steps: 100_000,
@@ -124,7 +123,7 @@ impl Configuration {
                 ways: 5,
                 shots: 5,
                 queries: 15,
-                noise: vec![clean],
+                noise: vec![clean()],
                 aggregate: Aggregate::Mean,
             },
             augmentation: Augmentation::default(),
@@ -161,80 +160,24 @@ impl Configuration {
 
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
-        allowed("steps", self.steps, self.steps > 0, "1 or more")?;
-        allowed("seed", self.seed, i64::try_from(self.seed).is_ok(), "0 to 2^63 - 1")?;
-        let noises = self.noises();
-        let outliers = noises.iter().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0);
-        allowed("episodes.noise", "outlier", !outliers, "symmetric and paired noise")?;
-        allowed("episodes.noise", "empty", !noises.is_empty(), "at least one noise type with a level")?;
+        check_run(self.steps, self.seed)?;
+        check_noise(&self.noises())?;
         let Episodes { ways, shots, queries, .. } = self.episodes;
-        let images = ways.saturating_mul(shots.saturating_add(queries));
-        allowed("pictures an episode", images, images <= MOST_IMAGES, "1 to 10000")?;
-        allowed("episodes.queries", queries, queries > 0, "1 or more")?;
-        let Validation { every, episodes, queries, .. } = self.validation;
-        allowed("validation.every", every, every > 0, "1 or more")?;
-        allowed("validation.episodes", episodes, episodes > 0, "1 or more")?;
-        allowed("validation.queries", queries, queries > 0, "1 or more")?;
-        self.check_pictures()?;
+        check_episodes(ways, shots, queries)?;
+        self.validation.check()?;
+        self.pictures.check()?;
+        check_augmentation(&self.augmentation)?;
         Ok(self.optimiser.check()?)
-    }
-
-    fn check_pictures(&self) -> Result<()> {
-        use trueshot_nn::conv4::Shape;
-        let size = self.pictures.size;
-        let possible = (Shape { size, channels: 3 }).is_possible();
-        let (least, most) = (Shape::SMALLEST, Shape::LARGEST);
-        allowed("pictures.size", size, possible, &format!("{least} to {most}"))?;
-        let given = &self.augmentation;
-        let range = |[least, most]: [f32; 2], limit: f32| least > 0.0 && least <= most && most <= limit;
-        let fine = range(given.crop_scale, 1.0)
-            && range(given.crop_ratio, f32::MAX)
-            && [given.brightness, given.contrast, given.saturation].iter().all(|v| (0.0..=1.0).contains(v))
-            && (0.0..=0.5).contains(&given.hue);
-        match fine {
-            true => Ok(()),
-            false => Err(Error::OutOfRange {
-                what: "the augmentation",
-                given: format!("{given:?}"),
-                allowed: "crop_scale within 0 to 1, crop_ratio above 0, jitters from 0 to 1, hue to 0.5"
-                    .into(),
-            }),
-        }
     }
 
     /// What the network's pictures must be.
     pub fn preprocessing(&self) -> Preprocessing {
-        let pictures = &self.pictures;
-        let usual = match self.channels() {
-            Channels::Colour => Preprocessing::colour(pictures.size),
-            Channels::Grey => Preprocessing::drawings(pictures.size),
-        };
-        Preprocessing { fit: pictures.fit, ..usual }
-    }
-
-    fn channels(&self) -> Channels {
-        if self.pictures.colour { Channels::Colour } else { Channels::Grey }
+        self.pictures.preprocessing()
     }
 
     /// All noise settings of training.
     pub(super) fn noises(&self) -> Vec<Noise> {
-        self.episodes.noise.iter().flat_map(|levels| levels.0.iter().copied()).collect()
-    }
-
-    /// All noise settings of validation, each once.
-    pub(super) fn validation_noises(&self) -> Vec<Noise> {
-        let given = match self.validation.noise.is_empty() {
-            true => &self.episodes.noise,
-            false => &self.validation.noise,
-        };
-        let mut settings: Vec<Noise> = Vec::new();
-        for &noise in given.iter().flat_map(|levels| &levels.0) {
-            let same = |known: &Noise| *known == noise || (known.level == 0.0 && noise.level == 0.0);
-            if !settings.iter().any(same) {
-                settings.push(noise);
-            }
-        }
-        settings
+        all(&self.episodes.noise)
     }
 
     pub(super) fn spec(&self) -> EpisodeSpec {
@@ -242,11 +185,94 @@ impl Configuration {
         EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed: self.seed }
     }
 
-    pub(super) fn validation_spec(&self) -> EpisodeSpec {
-        let Validation { ways, shots, queries, seed, .. } = self.validation;
-        EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed }
+    pub(super) fn judge(&self) -> Judge {
+        self.validation.judge(&self.episodes.noise)
     }
 }
 
-/// Beyond this an episode's activations fill any memory.
-const MOST_IMAGES: usize = 10_000;
+impl Pictures {
+    /// What the network's pictures must be.
+    pub fn preprocessing(&self) -> Preprocessing {
+        let usual = match self.colour {
+            true => Preprocessing::colour(self.size),
+            false => Preprocessing::drawings(self.size),
+        };
+        Preprocessing { fit: self.fit, ..usual }
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        use trueshot_nn::conv4::Shape;
+        let possible = (Shape { size: self.size, channels: 3 }).is_possible();
+        let (least, most) = (Shape::SMALLEST, Shape::LARGEST);
+        Ok(allowed("pictures.size", self.size, possible, &format!("{least} to {most}"))?)
+    }
+}
+
+impl Validation {
+    pub(super) fn check(&self) -> Result<()> {
+        allowed("validation.every", self.every, self.every > 0, "1 or more")?;
+        allowed("validation.episodes", self.episodes, self.episodes > 0, "1 or more")?;
+        Ok(allowed("validation.queries", self.queries, self.queries > 0, "1 or more")?)
+    }
+
+    /// Who judges, by these noise settings or, if there are none, by those of training.
+    pub(super) fn judge(&self, training: &[NoiseLevels]) -> Judge {
+        let Validation { ways, shots, queries, seed, episodes, .. } = *self;
+        let spec = EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed };
+        let given = if self.noise.is_empty() { training } else { &self.noise };
+        let mut noises: Vec<Noise> = Vec::new();
+        for noise in all(given) {
+            let same = |known: &Noise| *known == noise || (known.level == 0.0 && noise.level == 0.0);
+            if !noises.iter().any(same) {
+                noises.push(noise);
+            }
+        }
+        Judge { spec, noises, episodes }
+    }
+}
+
+/// Noise of no kind.
+pub(super) fn clean() -> NoiseLevels {
+    NoiseLevels(vec![Noise { kind: NoiseKind::Symmetric, level: 0.0 }])
+}
+
+pub(super) fn all(levels: &[NoiseLevels]) -> Vec<Noise> {
+    levels.iter().flat_map(|levels| levels.0.iter().copied()).collect()
+}
+
+pub(super) fn check_run(steps: u64, seed: u64) -> Result<()> {
+    allowed("steps", steps, steps > 0, "1 or more")?;
+    Ok(allowed("seed", seed, i64::try_from(seed).is_ok(), "0 to 2^63 - 1")?)
+}
+
+/// Pictures have no pool of outliers in training.
+pub(super) fn check_noise(noises: &[Noise]) -> Result<()> {
+    let outliers = noises.iter().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0);
+    allowed("episodes.noise", "outlier", !outliers, "symmetric and paired noise")?;
+    Ok(allowed("episodes.noise", "empty", !noises.is_empty(), "at least one noise type with a level")?)
+}
+
+pub(super) fn check_episodes(ways: usize, shots: usize, queries: usize) -> Result<()> {
+    let images = ways.saturating_mul(shots.saturating_add(queries));
+    allowed("pictures an episode", images, images <= MOST_IMAGES, "1 to 10000")?;
+    Ok(allowed("episodes.queries", queries, queries > 0, "1 or more")?)
+}
+
+pub(super) fn check_augmentation(given: &Augmentation) -> Result<()> {
+    let range = |[least, most]: [f32; 2], limit: f32| least > 0.0 && least <= most && most <= limit;
+    let fine = range(given.crop_scale, 1.0)
+        && range(given.crop_ratio, f32::MAX)
+        && [given.brightness, given.contrast, given.saturation].iter().all(|v| (0.0..=1.0).contains(v))
+        && (0.0..=0.5).contains(&given.hue);
+    match fine {
+        true => Ok(()),
+        false => Err(Error::OutOfRange {
+            what: "the augmentation",
+            given: format!("{given:?}"),
+            allowed: "crop_scale within 0 to 1, crop_ratio above 0, jitters from 0 to 1, hue to 0.5".into(),
+        }),
+    }
+}
+
+/// Beyond this a step's activations fill any memory.
+pub(super) const MOST_IMAGES: usize = 10_000;

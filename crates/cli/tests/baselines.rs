@@ -1,0 +1,185 @@
+//! `trueshot train maml`, `trueshot train negmargin` and `trueshot eval --pictures`, on the built-in drawings.
+
+mod fixture;
+
+use assert_cmd::Command;
+use fixture::{TRUESHOT, misused, refused, text};
+use serde_json::Value;
+
+struct Studio(tempfile::TempDir);
+
+/// Some drawings of every character, and episodes they suffice for.
+const FEW: [&str; 2] = ["--limit-per-class", "8"];
+const EPISODES: [&str; 8] = ["--ways", "3", "--shots", "2", "--queries", "2", "--episodes", "6"];
+const MAML: [&str; 18] = [
+    "--tasks",
+    "2",
+    "--ways",
+    "3",
+    "--shots",
+    "2",
+    "--queries",
+    "3",
+    "--inner-steps",
+    "2",
+    "--test-steps",
+    "3",
+    "--val-shots",
+    "2",
+    "--val-queries",
+    "3",
+    "--val-episodes",
+    "5",
+];
+const NEGMARGIN: [&str; 10] =
+    ["--batch", "16", "--val-shots", "2", "--val-queries", "3", "--val-episodes", "5", "--val-ways", "3"];
+
+impl Studio {
+    fn new() -> Self {
+        Studio(tempfile::tempdir().unwrap())
+    }
+
+    fn run(&self, parts: &[&[&str]]) -> Command {
+        let mut command = Command::new(TRUESHOT);
+        command.current_dir(self.0.path()).args(parts.concat());
+        command
+    }
+
+    fn maml(&self, output: &str, more: &[&str]) -> Command {
+        self.run(&[&["train", "maml", "omniglot", "-o", output, "--val-every", "2"], &FEW, &MAML, more])
+    }
+
+    fn negmargin(&self, output: &str, more: &[&str]) -> Command {
+        self.run(&[
+            &["train", "negmargin", "omniglot", "-o", output, "--val-every", "2"],
+            &FEW,
+            &NEGMARGIN,
+            more,
+        ])
+    }
+
+    fn on_pictures(&self, more: &[&str]) -> Command {
+        self.run(&[&["eval", "--pictures", "omniglot", "--split", "test"], &FEW, &EPISODES, more])
+    }
+
+    fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.0.path().join(name)).unwrap()
+    }
+}
+
+#[test]
+fn maml_is_trained_resumed_and_evaluated_on_the_episodes_of_embeddings() {
+    let studio = Studio::new();
+    studio.maml("whole.safetensors", &["--steps", "4", "--threads", "1"]).assert().success();
+    studio.maml("again.safetensors", &["--steps", "4", "--threads", "2"]).assert().success();
+    assert!(studio.read("whole.safetensors") == studio.read("again.safetensors"));
+    let again = studio.maml("whole.safetensors", &["--steps", "4", "--resume"]).assert().success();
+    assert!(text(&again.get_output().stderr).contains("whole.safetensors: the model of step"));
+
+    studio.negmargin("backbone.safetensors", &["--steps", "2"]).assert().success();
+    let embed =
+        ["embed", "omniglot", "--split", "test", "-b", "backbone.safetensors", "-o", "test.safetensors"];
+    studio.run(&[&embed, &FEW]).assert().success();
+    let noise = ["--noise", "symmetric=0", "--noise", "paired=0", "--format", "json"];
+    let found = studio
+        .on_pictures(
+            &[&noise[..], &["-m", "maml:model=whole.safetensors", "--write-manifest", "a.jsonl"]].concat(),
+        )
+        .assert()
+        .success();
+    let found: Value = serde_json::from_slice(&found.get_output().stdout).unwrap();
+    assert_eq!(found["embeddings"]["dim"], 28 * 28);
+    assert_eq!(found["settings"][0]["methods"][0]["method"], "maml:model=whole");
+    assert!(found["settings"][0]["methods"][0]["accuracy"].as_f64().unwrap() > 20.0, "{found}");
+    let on_embeddings = ["eval", "test.safetensors", "-m", "baseline++", "--write-manifest", "b.jsonl"];
+    studio.run(&[&on_embeddings, &EPISODES, &noise]).assert().success();
+    let episodes = |name: &str| -> Vec<String> {
+        String::from_utf8(studio.read(name)).unwrap().lines().skip(1).map(str::to_string).collect()
+    };
+    assert_eq!(episodes("a.jsonl").len(), 6);
+    assert_eq!(episodes("a.jsonl"), episodes("b.jsonl"));
+}
+
+#[test]
+fn negmargin_goes_on_where_it_stopped() {
+    let studio = Studio::new();
+    studio.negmargin("whole.safetensors", &["--steps", "4", "--threads", "1"]).assert().success();
+    studio.negmargin("again.safetensors", &["--steps", "4", "--threads", "2"]).assert().success();
+    assert!(studio.read("whole.safetensors") == studio.read("again.safetensors"));
+    let other = studio.negmargin("whole.safetensors", &["--steps", "4", "--margin", "0.1", "--resume"]);
+    refused_last(other, "loss.margin");
+}
+
+/// The last lines of a run that reads its data first.
+fn refused_last(mut command: Command, expected: &str) {
+    let message = text(&command.assert().code(1).stdout("").get_output().stderr);
+    assert!(message.contains("error: ") && message.contains(expected), "{message}");
+}
+
+#[test]
+fn what_does_not_fit_is_told_apart() {
+    let studio = Studio::new();
+    studio.maml("maml.safetensors", &["--steps", "1"]).assert().success();
+    studio.negmargin("backbone.safetensors", &["--steps", "1"]).assert().success();
+    misused(
+        studio.on_pictures(&["-m", "maml"]),
+        &["model is a model file, as `trueshot train maml` writes it"],
+    );
+    refused(
+        studio.on_pictures(&["-m", "maml:model=backbone.safetensors"]),
+        &["is a model of kind 'conv4', not 'maml'"],
+    );
+    refused(
+        studio.on_pictures(&["-m", "protonet"]),
+        &["none of the methods looks at pictures: ask for maml:model=FILE"],
+    );
+    refused(
+        studio.run(&[&["eval", "any.safetensors", "-m", "maml:model=maml.safetensors"]]),
+        &["method 'maml:model=maml' looks at pictures, not at embeddings: give --pictures DATASET"],
+    );
+    refused(
+        studio.run(&[&["eval", "any.safetensors", "--split", "test", "-m", "protonet"]]),
+        &["--split is about pictures"],
+    );
+    let five = studio.run(&[
+        &[
+            "eval",
+            "--pictures",
+            "omniglot",
+            "--split",
+            "test",
+            "--ways",
+            "5",
+            "--shots",
+            "2",
+            "--queries",
+            "2",
+        ],
+        &FEW,
+        &["--noise", "symmetric=0", "-m", "maml:model=maml.safetensors"],
+    ]);
+    misused(five, &["the number of ways is 5; allowed: 3, the classes of the model in"]);
+    let many = studio.run(&[
+        &[
+            "eval",
+            "--pictures",
+            "omniglot",
+            "--split",
+            "test",
+            "--ways",
+            "3",
+            "--shots",
+            "2",
+            "--queries",
+            "9",
+        ],
+        &FEW,
+        &["-m", "maml:model=maml.safetensors"],
+    ]);
+    refused(many, &["has 8 items", "hint: the largest number of queries that fits is 4"]);
+    let ways = studio.maml("m.safetensors", &["--val-ways", "4"]);
+    misused(ways, &["validation.ways is 4; allowed: 3, as in training"]);
+    misused(studio.negmargin("n.safetensors", &["--scale", "0"]), &["loss.scale is 0"]);
+    let embed = ["embed", "omniglot", "--split", "test", "-b", "maml.safetensors", "-o", "test.safetensors"];
+    refused_last(studio.run(&[&embed]), "its architecture is 'maml'; known is 'conv4'");
+}

@@ -1,0 +1,209 @@
+//! MAML as a method: a network that is adapted to every support set.
+//!
+//! It looks at pictures, not at embeddings: its rows hold pixels ([`Dataset::rows`](crate::Dataset::rows)).
+//! [`register`] makes it known to the core, which does not know pictures.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use serde::{Deserialize, Serialize};
+use trueshot::classifier::{Classifier, Scorer};
+use trueshot::method::{Fitted, Method, MethodInfo, Parameter, Parameters, PictureRows, Registry};
+use trueshot::model::Model;
+use trueshot::rng::Rng;
+use trueshot::task::{Queries, Task};
+use trueshot::tensors::Tensors;
+use trueshot_nn::Isa;
+use trueshot_nn::conv4::Shape;
+use trueshot_nn::maml::{self, Adaptation, Labelled, Learner, Size};
+
+use crate::backbone::{note_preprocessing, preprocessing_of};
+use crate::error::Error;
+use crate::preprocess::Preprocessing;
+
+/// What its model files say they are.
+pub const KIND: &str = "maml";
+/// The most classes a model may have: files come from elsewhere, and this decides what is allocated.
+pub const MOST_WAYS: usize = 1000;
+
+const INFO: MethodInfo = MethodInfo {
+    name: KIND,
+    summary: "a network adapted to the support set by gradient descent; looks at pictures",
+    parameters: &[
+        Parameter {
+            name: "model",
+            default: "",
+            meaning: "the model file, as `trueshot train maml` writes it",
+        },
+        Parameter {
+            name: "steps",
+            default: "trained",
+            meaning: "steps of adaptation, or 'trained': the model's",
+        },
+        Parameter { name: "rate", default: "trained", meaning: "their rate, or 'trained': the model's" },
+    ],
+    build: |given: &Parameters| {
+        let path = given.file("model", "a model file, as `trueshot train maml` writes it")?;
+        let mut method = Maml::open(path)?;
+        if given.text("steps") != "trained" {
+            method.adaptation.steps = given.count("steps")?;
+        }
+        if given.text("rate") != "trained" {
+            method.adaptation.rate = given.positive("rate")?;
+        }
+        Ok(Box::new(method))
+    },
+};
+
+/// Makes the method known by its name.
+pub fn register(registry: &mut Registry) {
+    registry.register(INFO);
+}
+
+/// What a model file says about its network.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Classes it tells apart.
+    pub ways: usize,
+    /// How far a step of adaptation goes.
+    pub rate: f32,
+    /// Steps of adaptation.
+    pub steps: usize,
+}
+
+/// The method.
+pub struct Maml {
+    network: Arc<Network>,
+    adaptation: Adaptation,
+}
+
+/// A network with working memory for the threads that use it.
+struct Network {
+    size: Size,
+    preprocessing: Preprocessing,
+    parameters: Vec<f32>,
+    learners: Mutex<Vec<Learner>>,
+    path: PathBuf,
+}
+
+impl Maml {
+    /// Reads a model file.
+    pub fn open(path: &Path) -> trueshot::Result<Self> {
+        let model = Model::open(path)?;
+        model.expect_kind(KIND)?;
+        let config: Config = model.config()?;
+        let bad =
+            |problem: String| trueshot::Error::Malformed { path: path.into(), format: "model", problem };
+        let rate_fits = config.rate > 0.0 && config.rate.is_finite();
+        if !rate_fits || !(2..=MOST_WAYS).contains(&config.ways) {
+            let allowed = format!("ways are 2 to {MOST_WAYS}, the rate is above 0");
+            return Err(bad(format!("its configuration is {config:?}; {allowed}")));
+        }
+        let preprocessing = preprocessing_of(model.tensors(), KIND).map_err(|error| match error {
+            Error::Core(error) => error,
+            Error::NotABackbone { problem, .. } => bad(problem),
+            other => bad(other.to_string()),
+        })?;
+        let size = size(&preprocessing, config.ways);
+        let parameters = model.parameters(&maml::layout(size))?;
+        Ok(Self::new(preprocessing, config, parameters, path.into()))
+    }
+
+    /// Takes parameters in memory, for instance in the middle of training.
+    pub fn new(preprocessing: Preprocessing, config: Config, parameters: Vec<f32>, path: PathBuf) -> Self {
+        let size = size(&preprocessing, config.ways);
+        let network = Network { size, preprocessing, parameters, learners: Mutex::default(), path };
+        let adaptation = Adaptation { rate: config.rate, steps: config.steps };
+        Maml { network: Arc::new(network), adaptation }
+    }
+}
+
+/// The file of a model.
+pub fn model_file(preprocessing: &Preprocessing, config: &Config, parameters: &[f32]) -> Tensors {
+    let layout = maml::layout(size(preprocessing, config.ways));
+    let mut tensors = Model::new(KIND, config, &layout, parameters).tensors().clone();
+    note_preprocessing(&mut tensors, preprocessing, KIND);
+    tensors
+}
+
+/// The network that takes such pictures.
+pub fn size(preprocessing: &Preprocessing, ways: usize) -> Size {
+    Size { shape: Shape { size: preprocessing.size, channels: preprocessing.channels.count() }, ways }
+}
+
+impl Method for Maml {
+    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> trueshot::Result<Fitted> {
+        let (network, support) = (&self.network, &task.support);
+        network.check(support.dim(), support.classes())?;
+        let images = network.normalised(support.rows());
+        let support = Labelled { images: &images, classes: support.given() };
+        let adapted = network.lend(|learner| learner.adapt(&network.parameters, support, self.adaptation));
+        let scorer = Adapted { network: Arc::clone(network), parameters: adapted };
+        Ok(Fitted { classifier: Classifier::Scored(Arc::new(scorer)), verdicts: None })
+    }
+
+    fn pictures(&self) -> Option<PictureRows> {
+        let Shape { size, channels } = self.network.size.shape;
+        Some(PictureRows { size, channels })
+    }
+}
+
+impl Network {
+    fn check(&self, dim: usize, classes: usize) -> trueshot::Result<()> {
+        let Size { shape, ways } = self.size;
+        if dim != shape.pixels() {
+            let (path, model) = (self.path.clone(), shape.pixels());
+            return Err(trueshot::Error::ModelDimension { path, features: dim, model });
+        }
+        match classes == ways {
+            true => Ok(()),
+            false => Err(trueshot::Error::OutOfRange {
+                what: "the number of ways",
+                given: classes.to_string(),
+                allowed: format!("{ways}, the classes of the model in {}", self.path.display()),
+            }),
+        }
+    }
+
+    /// Bytes as the network's numbers.
+    fn normalised(&self, rows: &[&[f32]]) -> Vec<f32> {
+        let pairs = self.preprocessing.scale_and_shift(255.0);
+        let count = self.size.shape.channels;
+        let mut out = Vec::with_capacity(rows.len() * self.size.shape.pixels());
+        for pixel in rows.iter().flat_map(|row| row.chunks_exact(count)) {
+            out.extend(pixel.iter().zip(pairs).map(|(value, [scale, shift])| value * scale + shift));
+        }
+        out
+    }
+
+    /// Lends working memory.
+    fn lend<T>(&self, work: impl FnOnce(&mut Learner) -> T) -> T {
+        let taken = self.learners.lock().expect("nobody panics while holding it").pop();
+        let mut learner = taken.unwrap_or_else(|| Learner::new(Isa::current(), self.size));
+        let out = work(&mut learner);
+        self.learners.lock().expect("nobody panics while holding it").push(learner);
+        out
+    }
+}
+
+/// A network adapted to a support set.
+struct Adapted {
+    network: Arc<Network>,
+    parameters: Vec<f32>,
+}
+
+impl std::fmt::Debug for Adapted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Adapted").field("network", &self.network.path).finish_non_exhaustive()
+    }
+}
+
+impl Scorer for Adapted {
+    fn scores(&self, queries: &Queries<'_>) -> Vec<Vec<f32>> {
+        let images = self.network.normalised(queries.rows());
+        let logits = self.network.lend(|learner| learner.answer(&self.parameters, &images));
+        let ways = self.network.size.ways;
+        (0..ways).map(|class| logits.iter().skip(class).step_by(ways).copied().collect()).collect()
+    }
+}

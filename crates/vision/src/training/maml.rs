@@ -1,0 +1,318 @@
+//! Trains MAML: every step several tasks, each the work of one thread, their gradients added up in order.
+//!
+//! Validation adapts the network to episodes of pictures it never learnt from, as at test.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use trueshot::Embeddings;
+use trueshot::episode::{EpisodeSpec, Shots};
+use trueshot::method::NamedMethod;
+use trueshot::model;
+use trueshot::noise::NoiseLevels;
+use trueshot::rng::{Purpose, Rng};
+use trueshot::tensors::Tensors;
+use trueshot::training::heads::configuration::{Fall, Optimiser, allowed};
+use trueshot::training::{Trainee, Validation as Judgement};
+use trueshot_nn::Isa;
+use trueshot_nn::adamw;
+use trueshot_nn::maml::{self, Labelled, Learner, Size};
+
+use super::batches::{Batch, Batches, Painter, Tasks};
+use super::configuration::{self as shared, Data, Pictures, Validation};
+use super::validation::Judge;
+use super::weights::Weights;
+use super::{Configuration as Usual, loader};
+use crate::augment::Augmentation;
+use crate::dataset::Dataset;
+use crate::error::Result;
+use crate::loader::Loader;
+use crate::maml::{Config, KIND, MOST_WAYS, Maml, model_file, size};
+
+/// How to train MAML.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Configuration {
+    /// Same seed, same model.
+    pub seed: u64,
+    /// Updates of the parameters.
+    pub steps: u64,
+    /// A model to start from; empty for a fresh one.
+    pub from: PathBuf,
+    /// What to train and validate on.
+    pub data: Data,
+    /// What becomes of the pictures.
+    pub pictures: Pictures,
+    /// What training episodes are like.
+    pub episodes: Episodes,
+    /// How the network is adapted to a support set.
+    pub adaptation: Adaptation,
+    /// How pictures are changed in training.
+    pub augmentation: Augmentation,
+    /// How the model is judged on the way.
+    pub validation: Validation,
+    /// How the parameters are changed: by Adam, that is, without weight decay.
+    pub optimiser: Optimiser,
+}
+
+/// What training episodes are like.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Episodes {
+    /// Episodes a step.
+    pub per_step: usize,
+    /// Classes.
+    pub ways: usize,
+    /// Labelled pictures a class.
+    pub shots: usize,
+    /// Queries a class.
+    pub queries: usize,
+    /// Noise types and levels that an episode draws one of.
+    pub noise: Vec<NoiseLevels>,
+}
+
+/// How the network is adapted to a support set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Adaptation {
+    /// How far a step goes along the gradient.
+    pub inner_rate: f64,
+    /// Steps in training.
+    pub inner_steps: usize,
+    /// Steps in validation and at test.
+    pub test_steps: usize,
+    /// What the gradient through the steps takes into account.
+    pub order: Order,
+}
+
+/// What the gradient through an adaptation takes into account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// Where the steps ended, as if they did not depend on where they began.
+    First,
+    /// All of it.
+    Second,
+}
+
+/// Steps of adaptation are kept in memory, all of them.
+const MOST_STEPS: usize = 1000;
+
+impl Configuration {
+    /// The paper's training on photographs; what it does not say is learn2learn's default.
+    pub fn photographs() -> Self {
+        let usual = Usual::photographs();
+        Configuration {
+            seed: usual.seed,
+            steps: 60_000,
+            from: PathBuf::new(),
+            data: usual.data,
+            pictures: usual.pictures,
+            episodes: Episodes { per_step: 32, ways: 5, shots: 5, queries: 15, noise: usual.episodes.noise },
+            adaptation: Adaptation { inner_rate: 0.01, inner_steps: 5, test_steps: 10, order: Order::Second },
+            augmentation: usual.augmentation,
+            validation: Validation { every: 500, episodes: 200, ..usual.validation },
+            optimiser: Optimiser {
+                rate: 3e-3,
+                weight_decay: 0.0,
+                warm_up: 0.0,
+                schedule: Fall::Constant,
+                ..Optimiser::default()
+            },
+        }
+    }
+
+    /// The same for the built-in drawings.
+    pub fn drawings() -> Self {
+        let (photographs, usual) = (Self::photographs(), Usual::drawings());
+        Configuration {
+            pictures: usual.pictures,
+            episodes: Episodes { queries: usual.episodes.queries, ..photographs.episodes },
+            validation: Validation { queries: usual.validation.queries, ..photographs.validation },
+            ..photographs
+        }
+    }
+
+    /// Refuses numbers that make no sense, with those that would.
+    pub fn check(&self) -> Result<()> {
+        shared::check_run(self.steps, self.seed)?;
+        let Episodes { per_step, ways, shots, queries, .. } = self.episodes;
+        allowed("episodes.per_step", per_step, (1..=1024).contains(&per_step), "1 to 1024")?;
+        allowed("episodes.ways", ways, (2..=MOST_WAYS).contains(&ways), &format!("2 to {MOST_WAYS}"))?;
+        shared::check_noise(&shared::all(&self.episodes.noise))?;
+        shared::check_episodes(ways, shots, queries)?;
+        let Adaptation { inner_rate, inner_steps, test_steps, .. } = self.adaptation;
+        let rate_fits = inner_rate > 0.0 && inner_rate.is_finite();
+        allowed("adaptation.inner_rate", inner_rate, rate_fits, "a number above 0")?;
+        for (what, steps) in [("adaptation.inner_steps", inner_steps), ("adaptation.test_steps", test_steps)]
+        {
+            allowed(what, steps, (1..=MOST_STEPS).contains(&steps), &format!("1 to {MOST_STEPS}"))?;
+        }
+        let same = self.validation.ways == ways;
+        let expected = format!("{ways}, as in training: the network has a fixed number of classes");
+        allowed("validation.ways", self.validation.ways, same, &expected)?;
+        self.validation.check()?;
+        self.pictures.check()?;
+        shared::check_augmentation(&self.augmentation)?;
+        Ok(self.optimiser.check()?)
+    }
+
+    fn judge(&self) -> Judge {
+        self.validation.judge(&self.episodes.noise)
+    }
+
+    fn size(&self) -> Size {
+        size(&self.pictures.preprocessing(), self.episodes.ways)
+    }
+
+    /// What its model files say.
+    fn config(&self) -> Config {
+        let Adaptation { inner_rate, test_steps, .. } = self.adaptation;
+        Config { ways: self.episodes.ways, rate: inner_rate as f32, steps: test_steps }
+    }
+}
+
+/// MAML in training.
+pub struct MamlTrainee {
+    weights: Weights,
+    learners: Mutex<Vec<Learner>>,
+    loader: Loader<Tasks>,
+    validation: Option<Embeddings>,
+    configuration: Configuration,
+}
+
+impl MamlTrainee {
+    /// Sets everything up; both data sets must have been loaded with [`Pictures::preprocessing`], the training
+    /// pictures augmented if the configuration says so, those for validation not.
+    pub fn new(
+        configuration: Configuration,
+        train: Arc<Dataset>,
+        validation: Option<&Dataset>,
+    ) -> Result<Self> {
+        configuration.check()?;
+        let Episodes { per_step, ways, shots, queries, .. } = configuration.episodes;
+        let seed = configuration.seed;
+        let episodes = Batches {
+            painter: Painter::new(train, &configuration.pictures, &configuration.augmentation, seed),
+            spec: EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed },
+            noises: shared::all(&configuration.episodes.noise),
+        };
+        episodes.check()?;
+        let validation = validation.map(|dataset| dataset.rows(None)).transpose()?;
+        if let Some(rows) = &validation {
+            configuration.judge().check(rows)?;
+        }
+        let layout = maml::layout(configuration.size());
+        let parameters = match configuration.from.as_os_str().is_empty() {
+            true => {
+                let mut rng = Rng::new(seed, Purpose::Parameters, 0);
+                maml::initial(configuration.size(), &mut || rng.fraction())
+            }
+            false => {
+                let model = model::Model::open(&configuration.from)?;
+                model.expect_kind(KIND)?;
+                model.parameters(&layout)?
+            }
+        };
+        let settings = adamw::Settings { decay: configuration.optimiser.weight_decay, ..Default::default() };
+        let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
+        Ok(MamlTrainee {
+            weights: Weights::new(layout, parameters, per_step, settings, optimiser, steps),
+            learners: Mutex::default(),
+            loader: loader(Tasks { episodes, per_step }),
+            validation,
+            configuration,
+        })
+    }
+
+    /// Its parameters.
+    pub fn parameters(&self) -> &[f32] {
+        &self.weights.parameters
+    }
+
+    /// The mean loss of the tasks; the gradient of each in its own place.
+    fn gradients(&mut self, tasks: &[Batch]) -> f64 {
+        let Weights { parameters, gradients, .. } = &mut self.weights;
+        let (configuration, learners) = (&self.configuration, &self.learners);
+        let losses: Vec<f64> = gradients
+            .par_iter_mut()
+            .zip(tasks)
+            .map(|(gradient, task)| {
+                let taken = learners.lock().expect("nobody panics while holding it").pop();
+                let mut learner = taken.unwrap_or_else(|| Learner::new(Isa::current(), configuration.size()));
+                let loss = task_gradient(&mut learner, configuration, parameters, task, gradient);
+                learners.lock().expect("nobody panics while holding it").push(learner);
+                loss
+            })
+            .collect();
+        losses.iter().sum::<f64>() / tasks.len() as f64
+    }
+}
+
+fn task_gradient(
+    learner: &mut Learner,
+    configuration: &Configuration,
+    parameters: &[f32],
+    task: &Batch,
+    gradient: &mut [f32],
+) -> f64 {
+    let pixels = configuration.size().shape.pixels();
+    let (support, queries) = task.images.split_at(task.given.len() * pixels);
+    let Adaptation { inner_rate, inner_steps, order, .. } = configuration.adaptation;
+    let order = match order {
+        Order::First => maml::Order::First,
+        Order::Second => maml::Order::Second,
+    };
+    learner.meta_gradient(
+        parameters,
+        Labelled { images: support, classes: &task.given },
+        Labelled { images: queries, classes: &task.query_classes },
+        maml::Adaptation { rate: inner_rate as f32, steps: inner_steps },
+        order,
+        gradient,
+    )
+}
+
+impl Trainee for MamlTrainee {
+    fn terms(&self) -> Vec<String> {
+        vec!["queries".into()]
+    }
+
+    fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
+        let tasks = self.loader.take(step);
+        let loss = self.gradients(&tasks);
+        if loss.is_finite() {
+            self.weights.update(step, 1.0 / tasks.len() as f64);
+        }
+        self.loader.give_back(step, tasks);
+        Ok(vec![loss])
+    }
+
+    fn rate(&self, step: u64) -> f64 {
+        self.weights.rate(step)
+    }
+
+    fn validate(&mut self) -> trueshot::Result<Option<Judgement>> {
+        let Some(rows) = &self.validation else { return Ok(None) };
+        let (preprocessing, config) =
+            (self.configuration.pictures.preprocessing(), self.configuration.config());
+        let method = Maml::new(preprocessing, config, self.weights.parameters.clone(), PathBuf::from(KIND));
+        let method = NamedMethod { label: KIND.into(), method: Box::new(method) };
+        self.configuration.judge().judge(rows, method).map(Some)
+    }
+
+    fn state(&self) -> Tensors {
+        self.weights.state()
+    }
+
+    fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
+        self.weights.restore(state)
+    }
+
+    fn model(&self) -> Tensors {
+        let preprocessing = self.configuration.pictures.preprocessing();
+        model_file(&preprocessing, &self.configuration.config(), self.parameters())
+    }
+}

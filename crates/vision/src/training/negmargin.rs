@@ -1,0 +1,242 @@
+//! Trains a Conv4 as NegMargin does (Liu et al., ECCV 2020): on batches of all classes at once, by a cosine softmax
+//! with a negative margin, with Adam. What comes out is a backbone like any other; at test its embeddings go with a
+//! cosine classifier (`baseline++`), which is also what validation asks.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use trueshot::method::Registry;
+use trueshot::rng::{Purpose, Rng};
+use trueshot::tensors::Tensors;
+use trueshot::training::heads::configuration::{Fall, Optimiser, allowed};
+use trueshot::training::{Trainee, Validation as Judgement};
+use trueshot_nn::Isa;
+use trueshot_nn::adamw;
+use trueshot_nn::conv4::{self, Training};
+use trueshot_nn::initial;
+use trueshot_nn::layers::cosine_margin::{Margin, cosine_margin};
+use trueshot_nn::parameters::Role;
+
+use super::batches::{Painter, Shuffled};
+use super::configuration::{self as shared, Data, MOST_IMAGES, Pictures, Validation};
+use super::validation::{Judge, embedded};
+use super::weights::Weights;
+use super::{Configuration as Usual, backbone_file, loader, start};
+use crate::augment::Augmentation;
+use crate::backbone::Backbone;
+use crate::dataset::Dataset;
+use crate::error::Result;
+use crate::loader::Loader;
+
+/// How to train NegMargin.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Configuration {
+    /// Same seed, same model.
+    pub seed: u64,
+    /// Updates of the parameters.
+    pub steps: u64,
+    /// A backbone to start from; empty for a fresh one.
+    pub from: PathBuf,
+    /// What to train and validate on.
+    pub data: Data,
+    /// What becomes of the pictures.
+    pub pictures: Pictures,
+    /// The loss and what it is taken over.
+    pub loss: Loss,
+    /// How pictures are changed in training.
+    pub augmentation: Augmentation,
+    /// How the model is judged on the way.
+    pub validation: Validation,
+    /// How the parameters are changed: by Adam, whose weight decay is part of the gradient.
+    pub optimiser: Optimiser,
+}
+
+/// The loss and what it is taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Loss {
+    /// Pictures a step.
+    pub batch: usize,
+    /// What cosines are multiplied by.
+    pub scale: f64,
+    /// What is subtracted from the right class's cosine before.
+    pub margin: f64,
+}
+
+impl Configuration {
+    /// Its authors' training on photographs.
+    pub fn photographs() -> Self {
+        let usual = Usual::photographs();
+        Configuration {
+            seed: usual.seed,
+            steps: 60_000,
+            from: PathBuf::new(),
+            data: usual.data,
+            pictures: usual.pictures,
+            loss: Loss { batch: 128, scale: 30.0, margin: -0.02 },
+            augmentation: usual.augmentation,
+            validation: Validation { noise: vec![shared::clean()], ..usual.validation },
+            optimiser: Optimiser {
+                weight_decay: 1e-4,
+                warm_up: 0.0,
+                schedule: Fall::Constant,
+                ..Optimiser::default()
+            },
+        }
+    }
+
+    /// The same for the built-in drawings.
+    pub fn drawings() -> Self {
+        let (photographs, usual) = (Self::photographs(), Usual::drawings());
+        Configuration {
+            pictures: usual.pictures,
+            validation: Validation { queries: usual.validation.queries, ..photographs.validation },
+            ..photographs
+        }
+    }
+
+    /// Refuses numbers that make no sense, with those that would.
+    pub fn check(&self) -> Result<()> {
+        shared::check_run(self.steps, self.seed)?;
+        let Loss { batch, scale, margin } = self.loss;
+        allowed("loss.batch", batch, (2..=MOST_IMAGES).contains(&batch), &format!("2 to {MOST_IMAGES}"))?;
+        allowed("loss.scale", scale, scale > 0.0 && scale.is_finite(), "a number above 0")?;
+        allowed("loss.margin", margin, (-2.0..=2.0).contains(&margin), "a number from -2 to 2")?;
+        shared::check_noise(&shared::all(&self.validation.noise))?;
+        self.validation.check()?;
+        self.pictures.check()?;
+        shared::check_augmentation(&self.augmentation)?;
+        Ok(self.optimiser.check()?)
+    }
+
+    fn judge(&self) -> Judge {
+        self.validation.judge(&[])
+    }
+}
+
+/// NegMargin in training.
+pub struct NegMarginTrainee {
+    /// Those of the Conv4, and behind them one direction for every class.
+    weights: Weights,
+    training: Training,
+    loader: Loader<Shuffled>,
+    validation: Option<Dataset>,
+    configuration: Configuration,
+}
+
+impl NegMarginTrainee {
+    /// Sets everything up; both data sets must have been loaded with [`Pictures::preprocessing`], the training
+    /// pictures augmented if the configuration says so, those for validation not.
+    pub fn new(
+        configuration: Configuration,
+        train: Arc<Dataset>,
+        validation: Option<Dataset>,
+    ) -> Result<Self> {
+        configuration.check()?;
+        let (seed, batch) = (configuration.seed, configuration.loss.batch);
+        let (pictures, classes) = (train.pictures().len(), train.labels().classes().len());
+        allowed("classes to train on", classes, classes >= 2, "2 or more")?;
+        allowed("loss.batch", batch, batch <= pictures, &format!("2 to {pictures}, the pictures there are"))?;
+        if let Some(dataset) = &validation {
+            configuration.judge().check(dataset.labels())?;
+        }
+        let painter = Painter::new(train, &configuration.pictures, &configuration.augmentation, seed);
+        let shape = painter.shape();
+        let mut layout = conv4::layout(shape.channels);
+        let mut parameters = start(&configuration.from, seed, &layout, shape.channels)?;
+        let place = layout.add("directions", &[classes, shape.features()], Role::Trained);
+        let (mut directions, mut rng) = (vec![0.0; place.len()], Rng::new(seed, Purpose::Parameters, 1));
+        let bound = initial::xavier(shape.features(), classes);
+        initial::fill_uniform(&mut directions, bound, &mut || rng.fraction());
+        parameters.extend(directions);
+        let pull = configuration.optimiser.weight_decay;
+        let settings = adamw::Settings { decay: 0.0, pull, ..Default::default() };
+        Ok(NegMarginTrainee {
+            training: Training::new(Isa::current(), shape, batch),
+            weights: Weights::new(
+                layout,
+                parameters,
+                1,
+                settings,
+                &configuration.optimiser,
+                configuration.steps,
+            ),
+            loader: loader(Shuffled { painter, size: batch }),
+            validation,
+            configuration,
+        })
+    }
+
+    /// The backbone's parameters, running statistics included.
+    pub fn parameters(&self) -> &[f32] {
+        &self.weights.parameters[..self.backbone_len()]
+    }
+
+    fn backbone_len(&self) -> usize {
+        let last = self.weights.layout.tensors().last().expect("the directions");
+        last.range.start
+    }
+
+    fn learn(&mut self, step: u64, images: &[f32], classes: &[u32]) -> f64 {
+        let backbone = self.backbone_len();
+        let Weights { parameters, gradients, .. } = &mut self.weights;
+        let features = self.training.forward(parameters, images);
+        let mut d_features = vec![0.0; features.len()];
+        let Loss { scale, margin, .. } = self.configuration.loss;
+        let loss = cosine_margin(
+            Isa::current(),
+            features,
+            &parameters[backbone..],
+            classes,
+            Margin { scale, margin },
+            &mut d_features,
+            &mut gradients[0][backbone..],
+        );
+        if loss.is_finite() {
+            self.training.backward(parameters, &d_features, &mut gradients[0]);
+            self.training.update_running(parameters);
+            self.weights.update(step, 1.0);
+        }
+        loss
+    }
+}
+
+impl Trainee for NegMarginTrainee {
+    fn terms(&self) -> Vec<String> {
+        vec!["classes".into()]
+    }
+
+    fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
+        let batch = self.loader.take(step);
+        let loss = self.learn(step, &batch.images, &batch.classes);
+        self.loader.give_back(step, batch);
+        Ok(vec![loss])
+    }
+
+    fn rate(&self, step: u64) -> f64 {
+        self.weights.rate(step)
+    }
+
+    fn validate(&mut self) -> trueshot::Result<Option<Judgement>> {
+        let Some(dataset) = &self.validation else { return Ok(None) };
+        let preprocessing = self.configuration.pictures.preprocessing();
+        let backbone = Backbone::from_parameters(preprocessing, self.parameters());
+        let method = Registry::default().parse("baseline++")?;
+        self.configuration.judge().judge(&embedded(dataset, &backbone)?, method).map(Some)
+    }
+
+    fn state(&self) -> Tensors {
+        self.weights.state()
+    }
+
+    fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
+        self.weights.restore(state)
+    }
+
+    fn model(&self) -> Tensors {
+        let preprocessing = self.configuration.pictures.preprocessing();
+        backbone_file(&self.configuration, &preprocessing, self.parameters())
+    }
+}

@@ -1,0 +1,73 @@
+//! How a model is judged on the way: by the episodes of pictures it never learns from.
+
+use rayon::prelude::*;
+use trueshot::Embeddings;
+use trueshot::episode::{EpisodeSpec, Sampler};
+use trueshot::evaluate::{Details, Experiment, SettingResult, evaluate};
+use trueshot::method::NamedMethod;
+use trueshot::noise::Noise;
+use trueshot::training::Validation as Judgement;
+use trueshot_nn::Isa;
+
+use crate::backbone::Backbone;
+use crate::dataset::Dataset;
+
+/// Pictures that one thread embeds at once.
+const EMBEDDED_AT_ONCE: usize = 16;
+
+/// All pictures of a data set, embedded as they are.
+pub(super) fn embedded(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddings> {
+    let (to, dim, isa) = (backbone.preprocessing(), backbone.dim(), Isa::current());
+    let mut features = vec![0.0; dataset.pictures().len() * dim];
+    dataset
+        .pictures()
+        .par_chunks(EMBEDDED_AT_ONCE)
+        .zip(features.par_chunks_mut(EMBEDDED_AT_ONCE * dim))
+        .for_each_init(
+            || (backbone.scratch(), vec![0.0; EMBEDDED_AT_ONCE * to.values()]),
+            |(scratch, inputs), (pictures, out)| {
+                for (picture, input) in pictures.iter().zip(inputs.chunks_exact_mut(to.values())) {
+                    to.normalise(picture, input);
+                }
+                backbone.embed(isa, &inputs[..pictures.len() * to.values()], out, scratch);
+            },
+        );
+    Embeddings::from_rows(features, dim, dataset.class_names())
+}
+
+/// What a model is judged by.
+pub(super) struct Judge {
+    pub spec: EpisodeSpec,
+    pub noises: Vec<Noise>,
+    pub episodes: u64,
+}
+
+impl Judge {
+    /// Checks once that the episodes can be drawn.
+    pub fn check(&self, rows: &Embeddings) -> trueshot::Result<()> {
+        Sampler::new(rows, None, self.spec, self.noises.clone()).map(drop)
+    }
+
+    /// The mean accuracy over all noise settings, and the accuracies.
+    pub fn judge(&self, rows: &Embeddings, method: NamedMethod) -> trueshot::Result<Judgement> {
+        let sampler = Sampler::new(rows, None, self.spec, self.noises.clone())?;
+        let experiment = Experiment {
+            embeddings: rows,
+            outliers: None,
+            episodes: &sampler,
+            count: self.episodes,
+            methods: &[method],
+            baseline: "",
+            details: Details::default(),
+        };
+        let found = evaluate(&experiment, &())?;
+        let figure = |setting: &SettingResult| {
+            let noise = Noise { kind: setting.noise, level: setting.level };
+            let name = if noise.level == 0.0 { "clean".into() } else { noise.to_string() };
+            (name, setting.methods[0].accuracy.unwrap_or(0.0))
+        };
+        let figures: Vec<(String, f64)> = found.settings.iter().map(figure).collect();
+        let score = figures.iter().map(|(_, accuracy)| accuracy).sum::<f64>() / figures.len() as f64;
+        Ok(Judgement { score, figures })
+    }
+}

@@ -1,0 +1,95 @@
+//! Parameters in training: with their gradients, the optimiser and its rate.
+
+use rayon::prelude::*;
+use trueshot::model::{flat, named};
+use trueshot::tensors::Tensors;
+use trueshot::training::heads::configuration::Optimiser;
+use trueshot_nn::Isa;
+use trueshot_nn::adamw::{AdamW, Settings};
+use trueshot_nn::parameters::Layout;
+use trueshot_nn::schedule::Schedule;
+
+/// Numbers that one thread updates at once.
+const PIECE: usize = 1 << 14;
+
+/// What a step changes.
+pub(super) struct Weights {
+    pub layout: Layout,
+    pub parameters: Vec<f32>,
+    /// Summed in their order; each as long as the parameters, left at zero by an update.
+    pub gradients: Vec<Vec<f32>>,
+    optimiser: AdamW,
+    schedule: Schedule,
+    clip: f64,
+}
+
+impl Weights {
+    /// Takes parameters of that layout; a step sums up so many gradients.
+    pub fn new(
+        layout: Layout,
+        parameters: Vec<f32>,
+        gradients: usize,
+        settings: Settings,
+        optimiser: &Optimiser,
+        steps: u64,
+    ) -> Self {
+        Weights {
+            gradients: vec![vec![0.0; layout.len()]; gradients],
+            optimiser: AdamW::new(&layout, settings),
+            schedule: optimiser.schedule(steps),
+            clip: optimiser.clip,
+            layout,
+            parameters,
+        }
+    }
+
+    pub fn rate(&self, step: u64) -> f64 {
+        self.schedule.at(step)
+    }
+
+    /// Changes the parameters by the sum of the gradients times `scale`.
+    pub fn update(&mut self, step: u64, scale: f64) {
+        let (isa, rate, scale) = (Isa::current(), self.rate(step), self.shortened(scale));
+        let pieces = self.optimiser.pieces(rate, scale, &mut self.parameters, &mut self.gradients, PIECE);
+        pieces.into_par_iter().for_each(|piece| piece.apply(isa));
+    }
+
+    /// The scale at which the gradient is no longer than allowed.
+    fn shortened(&self, scale: f64) -> f64 {
+        if self.clip == 0.0 {
+            return scale;
+        }
+        let sum =
+            |place: usize| self.gradients.iter().map(|gradient| f64::from(gradient[place])).sum::<f64>();
+        let length = scale * (0..self.layout.len()).map(|place| sum(place).powi(2)).sum::<f64>().sqrt();
+        if length > self.clip { scale * self.clip / length } else { scale }
+    }
+
+    /// All that a step depends on.
+    pub fn state(&self) -> Tensors {
+        let (steps, first, second) = self.optimiser.memory();
+        let mut state = Tensors::default();
+        for (prefix, values) in
+            [("parameters.", &self.parameters[..]), ("first.", first), ("second.", second)]
+        {
+            state.insert_all(prefix, &named(&self.layout, values));
+        }
+        state.set_note("steps", steps.to_string());
+        state
+    }
+
+    /// Becomes what [`Weights::state`] wrote down.
+    pub fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
+        let part = |prefix: &str| flat(&self.layout, &state.with_prefix(prefix));
+        let steps = state.note("steps").and_then(|text| text.parse().ok());
+        let steps = steps.ok_or_else(|| trueshot::Error::Malformed {
+            path: state.path().into(),
+            format: "checkpoint",
+            problem: "it does not say how many steps were taken".into(),
+        })?;
+        let optimiser = self.optimiser.clone().resumed(steps, part("first.")?, part("second.")?);
+        self.parameters = part("parameters.")?;
+        self.optimiser = optimiser;
+        Ok(())
+    }
+}
