@@ -65,7 +65,7 @@ def relabel_operations(dim: int, layers: int = 4, width: int = 64, hidden: int =
 def milliseconds(binary: Path, features: Path, method: str, threads: int) -> float:
     """Time of an episode."""
     def run(episodes: int) -> float:
-        command = [str(binary), "eval", str(features), "--methods", method, "--noise", "symmetric=40", "--baseline", method,
+        command = [str(binary), "eval", str(features), "--methods", f"{method}:as=timed", "--noise", "symmetric=40", "--baseline", "timed",
                    "--episodes", str(episodes), "--threads", str(threads), "--format", "json"]
         start = time.perf_counter()
         subprocess.run(command, check=True, capture_output=True)
@@ -109,7 +109,8 @@ The backbone is what costs: one picture takes as many operations as several supp
 {report.table(["backbone", "million operations a picture", "numbers of an embedding"], backbones)}
 
 Operations of a Conv4 are those of direct convolutions; ours are fewer ([how](../architecture.md#the-networks)).
-Training times of steps are in [Networks against PyTorch](networks.md).
+A Conv4 has 113,600 parameters (112,448 for drawings). Times of training steps are in
+[Networks against PyTorch](networks.md), those of whole trainings in [How the heads were trained](heads-commands.md).
 
 {machine.sentence(place, {"trueshot": machine.trueshot_version(str(arguments.trueshot))}, arguments.threads)}
 """
