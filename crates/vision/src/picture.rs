@@ -21,6 +21,8 @@ const BELIEVED_PIXELS: u64 = 1 << 22;
 const PIXELS_A_BYTE: u64 = 2048;
 /// What a decoder may hold at once, the picture included.
 const MOST_MEMORY: u64 = 1 << 30;
+/// A decoder may take so many bytes for a pixel: sixteen bits a channel, and as much again for its own work.
+const MEMORY_A_PIXEL: u64 = 16;
 /// The largest file that is read.
 pub(crate) const MOST_BYTES: u64 = 1 << 29;
 
@@ -116,7 +118,8 @@ fn decode(bytes: &[u8], channels: Channels) -> Result<Picture, Unreadable> {
     }
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
     let mut limits = Limits::default();
-    limits.max_alloc = Some(MOST_MEMORY);
+    // A file that claims little may still hold a frame that claims much.
+    limits.max_alloc = Some(MOST_MEMORY.min(believed_pixels(bytes.len()) * MEMORY_A_PIXEL));
     reader.limits(limits);
     let mut decoder = reader.into_decoder().map_err(in_words)?;
     let (width, height) = decoder.dimensions();
@@ -128,12 +131,16 @@ fn decode(bytes: &[u8], channels: Channels) -> Result<Picture, Unreadable> {
     Ok(opaque(image, channels))
 }
 
+/// How many pixels a file of so many bytes may have.
+fn believed_pixels(bytes: usize) -> u64 {
+    MOST_PIXELS.min((bytes as u64).saturating_mul(PIXELS_A_BYTE).max(BELIEVED_PIXELS))
+}
+
 fn check_size(width: u32, height: u32, bytes: usize) -> Result<(), Unreadable> {
     let pixels = u64::from(width) * u64::from(height);
-    let accounted = (bytes as u64).saturating_mul(PIXELS_A_BYTE).max(BELIEVED_PIXELS);
     match pixels {
         0 => Err(Unreadable::NoPixels { width, height }),
-        _ if pixels > MOST_PIXELS.min(accounted) => Err(Unreadable::TooManyPixels { width, height, bytes }),
+        _ if pixels > believed_pixels(bytes) => Err(Unreadable::TooManyPixels { width, height, bytes }),
         _ => Ok(()),
     }
 }

@@ -109,3 +109,13 @@ fn the_largest_pages_that_compress_well_are_still_read() {
     let picture = Picture::decode(&file(page, ImageFormat::Png), Channels::Grey).unwrap();
     assert_eq!((picture.width, picture.height), (3_000, 2_000));
 }
+
+#[test]
+fn a_frame_that_claims_more_than_its_file_is_refused() {
+    let mut gif = file(image::RgbImage::new(1, 1), image::ImageFormat::Gif);
+    let frame = [0x2c, 0, 0, 0, 0, 1, 0, 1, 0];
+    let place = gif.windows(frame.len()).position(|window| window == frame).unwrap();
+    gif[place + 5..place + 9].copy_from_slice(&[0x40, 0x1f, 0x40, 0x1f]);
+    let told = Picture::decode(&gif, Channels::Colour).unwrap_err().to_string();
+    assert!(told.contains("more memory than a picture may take"), "{told}");
+}
