@@ -30,7 +30,10 @@ pub struct Dataset {
     pub data: Vec<String>,
     #[serde(default)]
     pub built_in: bool,
-    /// How its backbone is trained.
+    /// What all training on its pictures is given.
+    #[serde(default)]
+    pub pictures: String,
+    /// How its backbone is trained besides.
     pub backbone: String,
     /// Augmented copies of every training picture.
     pub copies: u32,
@@ -97,8 +100,10 @@ pub struct Row {
     pub method: Option<String>,
     /// What `trueshot train` is given for its head.
     pub head: Option<String>,
-    /// What `trueshot train backbone` is given besides, where the row has a backbone of its own.
+    /// What `trueshot train` is given for a backbone of its own.
     pub backbone: Option<String>,
+    /// What `trueshot train` is given for a model that looks at pictures itself.
+    pub pictures: Option<String>,
     /// Noise of its own.
     pub noise: Option<NoiseLevels>,
     /// Why it cannot be measured.
@@ -120,10 +125,11 @@ impl Experiments {
             rows.append(&mut table.rows);
             for row in &mut rows {
                 let shots = table.shots.to_string();
-                row.head = row
-                    .head
-                    .take()
-                    .map(|head| head.replace("{shots}", &shots).replace("{training}", &table.training));
+                for text in [&mut row.head, &mut row.pictures] {
+                    let filled =
+                        |text: String| text.replace("{shots}", &shots).replace("{training}", &table.training);
+                    *text = text.take().map(filled);
+                }
             }
             table.rows = rows;
         }
@@ -228,7 +234,7 @@ mod tests {
             for row in &table.rows {
                 assert!(row.method.is_some() != row.missing.is_some(), "{}: {}", table.name, row.row);
                 let asks = row.method.as_deref().unwrap_or("").contains("{head}");
-                assert_eq!(asks, row.head.is_some(), "{}: {}", table.name, row.row);
+                assert_eq!(asks, row.head.is_some() || row.pictures.is_some(), "{}: {}", table.name, row.row);
             }
         }
     }

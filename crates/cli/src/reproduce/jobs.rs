@@ -16,15 +16,23 @@ pub enum Kind {
     Backbone,
     Features,
     Head,
+    /// A model that looks at pictures itself.
+    Whole,
     Evaluation,
 }
 
 impl Kind {
+    /// Whether it is trained, and can go on where it stopped.
+    pub fn is_trained(self) -> bool {
+        matches!(self, Kind::Backbone | Kind::Head | Kind::Whole)
+    }
+
     fn name(self) -> &'static str {
         match self {
             Kind::Backbone => "backbone",
             Kind::Features => "features",
             Kind::Head => "head",
+            Kind::Whole => "model",
             Kind::Evaluation => "evaluation",
         }
     }

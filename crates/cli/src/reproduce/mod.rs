@@ -24,7 +24,7 @@ use trueshot::report::reproduction::Reproduction;
 use self::cache::{Cache, State};
 use self::data::{Found, Outliers};
 use self::experiments::{Experiments, Paper};
-use self::jobs::{Job, Jobs, Kind};
+use self::jobs::{Job, Jobs};
 use self::plan::{Planned, Planner, Settings, Source};
 use self::results::Evaluated;
 use crate::output::{print, write_file};
@@ -182,7 +182,7 @@ impl Arguments {
             folder.parent().and_then(Path::parent).context("results lie in a folder of their own")?;
         let mut command = Command::new(std::env::current_exe()?);
         command.current_dir(folder).args(jobs.arguments(job));
-        if matches!(job.kind, Kind::Backbone | Kind::Head) {
+        if job.kind.is_trained() {
             command.arg("--resume");
         }
         command.args(self.threads.iter().flat_map(|threads| ["--threads".to_string(), threads.to_string()]));
@@ -266,7 +266,7 @@ fn report(
             .map(|evaluation| read(evaluation.job))
             .collect::<anyhow::Result<_>>()?;
         let mut table = results::table(planned, &evaluated, &paper, jobs, out);
-        table.notes.splice(0..0, protocol::of_table(planned, jobs, cache)?);
+        table.notes.splice(0..0, protocol::of_table(planned, settings, jobs, cache)?);
         tables.push(table);
     }
     let mut facts = vec![

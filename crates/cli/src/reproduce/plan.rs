@@ -51,6 +51,25 @@ pub struct Features {
     pub outliers: Option<[usize; 3]>,
 }
 
+/// What a row looks with: a backbone (the dataset's, or one of its own), or a model for pictures.
+#[derive(Clone, Copy, PartialEq)]
+enum Eyes<'a> {
+    Backbone(Option<&'a str>),
+    Pictures(&'a str),
+}
+
+impl<'a> Eyes<'a> {
+    fn of(row: &'a Row) -> Self {
+        match &row.pictures {
+            Some(model) => Eyes::Pictures(model),
+            None => Eyes::Backbone(row.backbone.as_deref()),
+        }
+    }
+}
+
+/// The most episodes for models that look at pictures.
+pub const PICTURE_EPISODES: u64 = 600;
+
 /// What a name of a row in an evaluation is.
 pub fn label(row: usize) -> String {
     format!("r{row}")
@@ -86,23 +105,37 @@ impl<'a> Planner<'a> {
             planned.missing.extend(reason.clone().or(row.missing.clone()).map(|reason| (number, reason)));
         }
         let Ok(found) = &source.found else { return planned };
-        let mut together: Vec<(Option<&str>, &NoiseLevels, Vec<usize>)> = Vec::new();
+        let mut together: Vec<(Eyes<'_>, &NoiseLevels, Vec<usize>)> = Vec::new();
         for (number, row) in table.rows.iter().enumerate() {
             let Some(noise) = row.noise.as_ref().or(table.noise.as_ref()) else { continue };
             if planned.missing.contains_key(&number) {
                 continue;
             }
-            let backbone = row.backbone.as_deref();
-            match together.iter_mut().find(|(b, n, _)| (*b, *n) == (backbone, noise)) {
+            let eyes = Eyes::of(row);
+            match together.iter_mut().find(|(e, n, _)| (*e, *n) == (eyes, noise)) {
                 Some((_, _, rows)) => rows.push(number),
-                None => together.push((backbone, noise, vec![number])),
+                None => together.push((eyes, noise, vec![number])),
             }
         }
-        for (backbone, noise, rows) in together {
-            let features = self.features(source, found, backbone);
-            let job = self.evaluation(table, source, &features, noise, &rows);
+        for (eyes, noise, rows) in together {
+            let job = match eyes {
+                Eyes::Pictures(model) => {
+                    match self.on_pictures(table, source, found, model, noise, rows[0]) {
+                        Ok(job) => job,
+                        Err(reason) => {
+                            planned.missing.insert(rows[0], reason);
+                            continue;
+                        }
+                    }
+                }
+                Eyes::Backbone(own) => {
+                    let features = self.features(source, found, own);
+                    let job = self.evaluation(table, source, &features, noise, &rows);
+                    planned.features.get_or_insert(features);
+                    job
+                }
+            };
             planned.evaluations.push(Evaluation { job, rows, noise: noise.clone() });
-            planned.features.get_or_insert(features);
         }
         planned
     }
@@ -143,25 +176,87 @@ impl<'a> Planner<'a> {
         if let (None, Some((path, print))) = (own, self.settings.backbones.get(source.name)) {
             return Word::outside(path, print);
         }
-        let mut line: Vec<Word> = words("train backbone").collect();
-        line.push(found.train.path());
+        let (trainer, more) = own.unwrap_or("backbone").split_once(' ').unwrap_or(("backbone", ""));
+        let flags = match trainer {
+            "backbone" => format!("{} {more}", source.dataset.backbone),
+            _ => more.to_string(),
+        };
+        let label = match own {
+            None => format!("{}: the backbone", source.dataset.title),
+            Some(own) => format!("{}: a backbone of its own ({own})", source.dataset.title),
+        };
+        Word::result(self.on_train(Kind::Backbone, label, source.dataset, found, trainer, &flags))
+    }
+
+    /// `trueshot train TRAINER` on the pictures of a dataset.
+    fn on_train(
+        &mut self,
+        kind: Kind,
+        label: String,
+        dataset: &Dataset,
+        found: &Found,
+        trainer: &str,
+        flags: &str,
+    ) -> usize {
+        let mut line = vec![Word::of("train"), Word::of(trainer), found.train.path()];
         line.extend(found.train.split_file_words());
         if !found.val.is_shared() {
             line.extend([Word::of("--val"), found.val.path()]);
         }
-        let flags = format!("{} {}", source.dataset.backbone, own.unwrap_or_default());
-        let (flags, steps) = self.scaled(&flags, 100_000);
+        line.extend(words(&dataset.pictures));
+        let (flags, steps) = self.scaled(flags, 100_000);
         line.extend(words(&flags));
         let each = match () {
-            () if source.dataset.built_in => 0.013,
-            () if flags.contains("--size 32") => 0.03,
+            () if dataset.built_in => 0.013,
+            () if dataset.pictures.contains("--size 32") => 0.03,
             () => 0.17,
         };
-        let label = match own {
-            None => format!("{}: the backbone", source.dataset.title),
-            Some(own) => format!("{}: a backbone trained with {own}", source.dataset.title),
-        };
-        Word::result(self.jobs.add(Kind::Backbone, label, each * steps as f64, line))
+        // A step of MAML goes through four tasks some ten times, one of NegMargin through more pictures.
+        let each = each * if trainer == "maml" { 12.0 } else { 1.3 };
+        self.jobs.add(kind, label, each * steps as f64, line)
+    }
+
+    /// A row whose model looks at pictures: trained on them and evaluated on them, on fewer episodes, for each takes as long
+    /// as hundreds of others. The reason where that cannot be.
+    fn on_pictures(
+        &mut self,
+        table: &Table,
+        source: &Source<'_>,
+        found: &Found,
+        model: &str,
+        noise: &NoiseLevels,
+        row: usize,
+    ) -> Result<usize, String> {
+        let (trainer, flags) = model.split_once(' ').unwrap_or((model, ""));
+        let dataset = source.dataset;
+        let queries = dataset.queries;
+        let flags =
+            format!("{flags} --queries {queries} --val-queries {queries} --val-shots {}", table.shots);
+        let label = format!("{}: {} ({flags})", dataset.title, table.rows[row].row);
+        let trained = self.on_train(Kind::Whole, label, dataset, found, trainer, &flags);
+        let method = table.rows[row].method.as_deref().unwrap_or_default();
+        let (before, after) = method.split_once("{head}").unwrap_or((method, ""));
+        let method = Word::of(before)
+            .then(Word::result(trained))
+            .then(Word::of(format!("{after}:as={}", self::label(row))));
+        let mut line = vec![Word::of("eval"), Word::of("--pictures")];
+        line.extend(found.test.words());
+        line.extend([Word::of("--methods"), method]);
+        let episodes = self.settings.episodes.min(PICTURE_EPISODES);
+        let shape =
+            format!("--shots {} --queries {queries} --noise {noise} --episodes {episodes}", table.shots);
+        line.extend(words(&format!("{shape} --seed {} --format json", self.settings.seed)));
+        if has_outliers(noise) {
+            let outliers = match &source.outliers {
+                _ if dataset.built_in => return Err("outliers of the drawings do not lie in a folder".into()),
+                Err(reason) => return Err(reason.clone()),
+                Ok(outliers) => outliers.test.path(),
+            };
+            line.extend([Word::of("--outliers"), outliers]);
+        }
+        let estimate = 0.1 * episodes as f64 * noise.0.len() as f64;
+        let label = format!("{}: {}, {}", dataset.title, table.name, table.rows[row].row);
+        Ok(self.jobs.add(Kind::Evaluation, label, estimate, line))
     }
 
     /// The file of a row's head; none where the data for it is missing.
@@ -313,7 +408,8 @@ mod tests {
             planner.plan(table, &source);
         }
         let count = |kind| planner.jobs.all().iter().filter(|job| job.kind == kind).count();
-        assert_eq!(count(Kind::Backbone), 5, "one, and four that are trained with noise");
+        assert_eq!(count(Kind::Backbone), 6, "one, four that are trained with noise, and NegMargin's");
+        assert_eq!(count(Kind::Whole), 2, "MAML for five shots and for three");
         let main = planner.jobs.all().iter().filter(|job| {
             job.kind == Kind::Head
                 && planner

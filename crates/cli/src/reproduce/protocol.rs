@@ -5,7 +5,7 @@ use trueshot::training::heads::{Bank, overlaps};
 
 use super::cache::Cache;
 use super::jobs::Jobs;
-use super::plan::{Features, Planned, Settings, Source};
+use super::plan::{Features, PICTURE_EPISODES, Planned, Settings, Source};
 
 /// Episodes of the paper.
 const EPISODES: u64 = 10_000;
@@ -36,7 +36,12 @@ pub fn of_all(settings: &Settings) -> Vec<String> {
 }
 
 /// What holds for one table: classes and pictures that are on both sides, and rows that had more to learn from.
-pub fn of_table(planned: &Planned<'_>, jobs: &Jobs, cache: &Cache) -> anyhow::Result<Vec<String>> {
+pub fn of_table(
+    planned: &Planned<'_>,
+    settings: &Settings,
+    jobs: &Jobs,
+    cache: &Cache,
+) -> anyhow::Result<Vec<String>> {
     let mut warnings = Vec::new();
     let rows = || planned.table.rows.iter();
     if rows().any(|row| row.method.as_deref() == Some("relabel")) {
@@ -45,6 +50,11 @@ pub fn of_table(planned: &Planned<'_>, jobs: &Jobs, cache: &Cache) -> anyhow::Re
              backbones: it had more data than the other rows."
                 .into(),
         );
+    }
+    if rows().any(|row| row.pictures.is_some()) && settings.episodes > PICTURE_EPISODES {
+        warnings.push(format!(
+            "MAML: the first {PICTURE_EPISODES} of these episodes, for it adapts to pictures."
+        ));
     }
     let Some(Features { train, val, test, .. }) = &planned.features else { return Ok(warnings) };
     let open = |&job: &usize| Embeddings::open(cache.path(&jobs.all()[job]));

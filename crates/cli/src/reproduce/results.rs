@@ -7,7 +7,7 @@ use serde::Deserialize;
 use trueshot::report::reproduction::{Cell, Measured, Published, Reference, Row, Table};
 
 use super::experiments::Paper;
-use super::jobs::{Jobs, Kind};
+use super::jobs::Jobs;
 use super::plan::{Planned, label};
 
 /// What is read of an evaluation.
@@ -97,7 +97,7 @@ pub fn table(
         curves: needed
             .iter()
             .map(|&job| &jobs.all()[job])
-            .filter(|job| matches!(job.kind, Kind::Head | Kind::Backbone))
+            .filter(|job| job.kind.is_trained())
             .filter_map(|job| {
                 let svg =
                     std::fs::read_to_string(folder.join(&job.output).with_extension("curves.svg")).ok()?;
@@ -118,7 +118,7 @@ fn row(planned: &Planned<'_>, number: usize, levels: &[f64], evaluated: &[Evalua
     let cell = |&level: &f64| {
         let setting = place.and_then(|place| evaluated[place].setting(level));
         Cell {
-            measured: setting.and_then(|setting| measured(planned, setting, number)),
+            measured: setting.and_then(|setting| measured(planned, evaluated, setting, number)),
             published: published(planned, &row.row, level, paper),
             missing: planned.missing.get(&number).cloned(),
         }
@@ -126,18 +126,33 @@ fn row(planned: &Planned<'_>, number: usize, levels: &[f64], evaluated: &[Evalua
     Row { name: row.row.clone(), reference, cells: levels.iter().map(cell).collect() }
 }
 
-fn measured(planned: &Planned<'_>, setting: &Setting, number: usize) -> Option<Measured> {
+fn measured(
+    planned: &Planned<'_>,
+    evaluated: &[Evaluated],
+    setting: &Setting,
+    number: usize,
+) -> Option<Measured> {
     let method = setting.of(number)?;
     let accuracy = method.accuracy?;
+    // A row with features of its own meets the same episodes, but the references are in another evaluation.
     let of = |name: &str| {
-        let row = planned.table.rows.iter().position(|row| row.method.as_deref() == Some(name))?;
-        setting.of(row)?.accuracy
+        let is_reference =
+            |row: &super::experiments::Row| row.method.as_deref() == Some(name) && row.backbone.is_none();
+        let row = planned.table.rows.iter().position(is_reference)?;
+        evaluated
+            .iter()
+            .filter_map(|evaluated| evaluated.setting(setting.level))
+            .find_map(|s| s.of(row)?.accuracy)
     };
     let gap = of("oracle").zip(of("protonet")).filter(|(oracle, protonet)| oracle - protonet >= 1.0);
     Some(Measured {
         accuracy,
         ci95: method.ci95,
-        difference: method.difference.as_ref().map(|difference| difference.mean),
+        difference: method
+            .difference
+            .as_ref()
+            .map(|difference| difference.mean)
+            .or_else(|| Some(accuracy - of("protonet")?)),
         gap_closed: gap.map(|(oracle, protonet)| (accuracy - protonet) / (oracle - protonet)),
     })
 }
