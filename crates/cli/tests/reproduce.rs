@@ -9,7 +9,7 @@ use std::time::Duration;
 use fixture::{TRUESHOT, text};
 
 const TABLE: [&str; 9] =
-    ["reproduce", "pair_swap_5w5k", "--dataset", "omniglot", "--scale", "0.001", "--episodes", "20", "--out"];
+    ["reproduce", "cls_abl", "--dataset", "omniglot", "--scale", "0.001", "--episodes", "20", "--out"];
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
