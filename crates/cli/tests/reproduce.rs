@@ -81,7 +81,16 @@ fn what_is_done_stays_done_and_what_was_tampered_with_is_made_again() {
 #[test]
 fn a_report_says_what_was_shortened_and_what_is_missing() {
     let out = folder();
-    let names = ["reproduce", "negmargin_text", "sym_swap_5w10k", "--scale", "0.5", "--out"];
+    let names = [
+        "reproduce",
+        "negmargin_text",
+        "sym_swap_5w10k",
+        "--dataset",
+        "miniimagenet",
+        "--scale",
+        "0.5",
+        "--out",
+    ];
     let done = std::process::Command::new(TRUESHOT).args(names).arg(out.path()).output().unwrap();
     assert!(done.status.success(), "{}", text(&done.stderr));
     let report = std::fs::read_to_string(out.path().join("report.md")).unwrap();
