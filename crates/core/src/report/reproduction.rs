@@ -140,13 +140,16 @@ impl Cell {
             Some(Agreement::Agrees) => "agrees",
             Some(Agreement::Partly) => "partly",
             Some(Agreement::Differs) => "differs",
-            None if self.measured.is_none() => "missing",
+            None if self.missing.is_some() => "missing",
             None => "",
         }
     }
 
     fn accuracy(&self) -> String {
-        let Some(Measured { accuracy, ci95, .. }) = self.measured else { return "not measured".into() };
+        let Some(Measured { accuracy, ci95, .. }) = self.measured else {
+            // A row may have fewer levels than its table.
+            return if self.missing.is_some() { "not measured".into() } else { String::new() };
+        };
         format!("{accuracy:.2}{}", ci95.map_or(String::new(), |ci| format!(" ±{ci:.2}")))
     }
 
@@ -200,7 +203,7 @@ impl Table {
     fn count(&self) -> String {
         let cells = || self.rows.iter().flat_map(|row| &row.cells);
         let of = |wanted: Agreement| cells().filter(|cell| cell.agreement() == Some(wanted)).count();
-        let missing = cells().filter(|cell| cell.measured.is_none()).count();
+        let missing = cells().filter(|cell| cell.missing.is_some()).count();
         let mut parts = vec![
             format!("{} cells agree with the paper", of(Agreement::Agrees)),
             format!("{} partly", of(Agreement::Partly)),
