@@ -1,13 +1,14 @@
 //! What is done: beside every result a note of what it is and of its bytes. A result without one, or that is not what its
 //! note says, is made again.
 
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::jobs::Job;
+use super::jobs::{Job, hex};
 use crate::output::write_file;
 
 /// The note beside a result.
@@ -43,6 +44,20 @@ impl Cache {
     pub fn in_folder(folder: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(folder.join("cache"))?;
         Ok(Cache { folder: folder.into() })
+    }
+
+    /// Keeps other runs out of the folder. Every step holds on to it as well ([`File`] is its standard input), so that one
+    /// whose run was killed is waited for instead of being done by two at once.
+    pub fn lock(&self) -> anyhow::Result<File> {
+        let lock = File::create(self.folder.join("cache").join("lock"))?;
+        if lock.try_lock().is_err() {
+            eprintln!(
+                "waiting for another run, or for a step that one left behind, in {}",
+                self.folder.display()
+            );
+            lock.lock()?;
+        }
+        Ok(lock)
     }
 
     pub fn path(&self, job: &Job) -> PathBuf {
@@ -86,12 +101,13 @@ impl Cache {
     }
 }
 
-fn sha256(path: &Path) -> std::io::Result<String> {
-    let mut file = std::fs::File::open(path)?;
+/// The SHA-256 of a file.
+pub fn sha256(path: &Path) -> std::io::Result<String> {
+    let mut file = File::open(path)?;
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut buffer)? {
-            0 => return Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+            0 => return Ok(hex(hash)),
             read => hash.update(&buffer[..read]),
         }
     }

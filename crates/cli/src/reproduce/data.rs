@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::experiments::Dataset;
-use super::jobs::Word;
+use super::jobs::{Word, hex};
 
 /// The pictures of one split.
 #[derive(Debug, Clone)]
@@ -165,5 +165,5 @@ fn print(folder: &Path) -> std::io::Result<(String, usize)> {
         hash.update([0]);
         hash.update(size.to_le_bytes());
     }
-    Ok((hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect(), count))
+    Ok((hex(hash), count))
 }

@@ -2,13 +2,17 @@
 //! share models and features, and an interrupted run finds what is done.
 
 use std::collections::HashMap;
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 /// Changes when results of old would no longer be what the same command gives.
 const FORM: &str = "trueshot-reproduce/1";
+
+/// A hash as text.
+pub fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// What a job makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,10 +145,7 @@ impl Jobs {
                 }
             }
         }
-        hash.finalize().iter().fold(String::new(), |mut text, byte| {
-            write!(text, "{byte:02x}").expect("a string takes everything");
-            text
-        })
+        hex(hash)
     }
 
     /// The arguments of a job's command; paths of results are relative to their folder.

@@ -12,13 +12,13 @@ mod protocol;
 mod results;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
-use sha2::{Digest, Sha256};
 use trueshot::report::reproduction::Reproduction;
 
 use self::cache::{Cache, State};
@@ -127,8 +127,8 @@ impl Arguments {
                 format!("'{given}' is no backbone\nhint: write DATASET=FILE, such as miniimagenet=conv4.safetensors")
             })?;
             known(experiments, dataset)?;
-            let bytes = std::fs::read(path).with_context(|| format!("cannot read the backbone {path}"))?;
-            let print: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+            let print = cache::sha256(Path::new(path));
+            let print = print.with_context(|| format!("cannot read the backbone {path}"))?;
             backbones.insert(dataset.to_string(), (std::path::absolute(path)?, print));
         }
         Ok(Settings { scale: self.scale, episodes, seed: self.seed, backbones })
@@ -156,6 +156,7 @@ impl Arguments {
     }
 
     fn run_all(&self, jobs: &Jobs, needed: &[&Job], cache: &Cache) -> anyhow::Result<()> {
+        let lock = cache.lock()?;
         let count = needed.len();
         for (number, job) in needed.iter().enumerate() {
             match cache.state(job) {
@@ -170,18 +171,18 @@ impl Arguments {
                 }
             }
             eprintln!("\n[{}/{count}] {} (about {})", number + 1, job.label, duration(job.estimate));
-            self.run_one(jobs, job, cache)?;
+            self.run_one(jobs, job, cache, &lock)?;
         }
         Ok(())
     }
 
-    fn run_one(&self, jobs: &Jobs, job: &Job, cache: &Cache) -> anyhow::Result<()> {
+    fn run_one(&self, jobs: &Jobs, job: &Job, cache: &Cache, lock: &File) -> anyhow::Result<()> {
         let start = Instant::now();
         let folder = cache.path(job);
         let folder =
             folder.parent().and_then(Path::parent).context("results lie in a folder of their own")?;
         let mut command = Command::new(std::env::current_exe()?);
-        command.current_dir(folder).args(jobs.arguments(job));
+        command.current_dir(folder).args(jobs.arguments(job)).stdin(lock.try_clone()?);
         if job.kind.is_trained() {
             command.arg("--resume");
         }

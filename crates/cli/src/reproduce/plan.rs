@@ -185,11 +185,11 @@ impl<'a> Planner<'a> {
             None => format!("{}: the backbone", source.dataset.title),
             Some(own) => format!("{}: a backbone of its own ({own})", source.dataset.title),
         };
-        Word::result(self.on_train(Kind::Backbone, label, source.dataset, found, trainer, &flags))
+        Word::result(self.train_on_pictures(Kind::Backbone, label, source.dataset, found, trainer, &flags))
     }
 
     /// `trueshot train TRAINER` on the pictures of a dataset.
-    fn on_train(
+    fn train_on_pictures(
         &mut self,
         kind: Kind,
         label: String,
@@ -233,7 +233,7 @@ impl<'a> Planner<'a> {
         let flags =
             format!("{flags} --queries {queries} --val-queries {queries} --val-shots {}", table.shots);
         let label = format!("{}: {} ({flags})", dataset.title, table.rows[row].row);
-        let trained = self.on_train(Kind::Whole, label, dataset, found, trainer, &flags);
+        let trained = self.train_on_pictures(Kind::Whole, label, dataset, found, trainer, &flags);
         let method = table.rows[row].method.as_deref().unwrap_or_default();
         let (before, after) = method.split_once("{head}").unwrap_or((method, ""));
         let method = Word::of(before)
