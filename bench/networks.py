@@ -5,7 +5,7 @@
 
 As run.py, whose rounds it uses: programs take turns, every second round in the opposite order, a figure is the
 median over the rounds of medians within a round. PyTorch (`torch_peer.py` in the folder given by --peers) has the
-tuned allocator throughout, eager and compiled; the better of the two is what trueshot is held against. trueshot
+tuned allocator throughout, eager and compiled, each with a ratio of its own. trueshot
 also runs with AVX2 alone, and measures the machine's own peak of f32 multiply-adds in the same rounds.
 """
 from __future__ import annotations
