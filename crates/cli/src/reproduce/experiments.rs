@@ -1,6 +1,6 @@
 //! What there is to reproduce, read from `experiments/paper.toml`, and what the paper says, from `paper.csv` beside it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context;
 use serde::Deserialize;
@@ -153,6 +153,15 @@ impl Experiments {
                 .with_context(|| format!("there is no experiment '{name}'\nhint: all, or any of {}", known()))
         };
         names.iter().map(find).collect()
+    }
+
+    /// Says so if no table has this row.
+    pub fn knows_row(&self, name: &str) -> anyhow::Result<()> {
+        let names: BTreeSet<&str> =
+            self.table.iter().flat_map(|table| &table.rows).map(|row| row.row.as_str()).collect();
+        let known = || names.iter().copied().collect::<Vec<_>>().join(", ");
+        anyhow::ensure!(names.contains(name), "there is no row '{name}'\nhint: {}", known());
+        Ok(())
     }
 }
 

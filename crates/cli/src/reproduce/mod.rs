@@ -10,12 +10,10 @@ mod jobs;
 mod plan;
 mod protocol;
 mod results;
+mod steps;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
@@ -24,9 +22,10 @@ use trueshot::report::reproduction::Reproduction;
 use self::cache::{Cache, State};
 use self::data::{Found, Outliers};
 use self::experiments::{Experiments, Paper};
-use self::jobs::{Job, Jobs};
+use self::jobs::Jobs;
 use self::plan::{Planned, Planner, Settings, Source};
 use self::results::Evaluated;
+use self::steps::Steps;
 use crate::output::{print, write_file};
 
 /// Reproduce the paper's tables and figures, from the data to a page
@@ -72,6 +71,12 @@ pub struct Arguments {
     /// Print what would be done and how long it would take, and stop
     #[arg(long)]
     dry_run: bool,
+    /// Leave rows out, such as MAML, whose training takes longest; can be repeated
+    #[arg(long, value_name = "ROW")]
+    without: Vec<String>,
+    /// How many steps to run side by side, each on its share of the threads; for machines of many cores
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    jobs: u8,
     /// Threads to use [default: all cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -94,13 +99,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let jobs = planner.jobs;
     let evaluations =
         planned.iter().flat_map(|planned| &planned.evaluations).map(|evaluation| evaluation.job);
-    let needed: Vec<&Job> =
-        jobs.with_needs(&evaluations.collect::<Vec<_>>()).iter().map(|&job| &jobs.all()[job]).collect();
+    let needed = jobs.with_needs(&evaluations.collect::<Vec<_>>());
     if arguments.dry_run {
         return print(&plan_text(&jobs, &needed, &planned, &Cache::in_folder(out)?));
     }
     let cache = Cache::in_folder(out)?;
-    arguments.run_all(&jobs, &needed, &cache)?;
+    let (side_by_side, threads) = (arguments.jobs.into(), arguments.threads);
+    Steps { jobs: &jobs, needed: &needed, cache: &cache, side_by_side, threads }.run()?;
     let reproduction = report(&experiments, &settings, &jobs, &planned, &sources, &cache, out)?;
     for (name, text) in [
         ("report.html", reproduction.html()),
@@ -131,7 +136,9 @@ impl Arguments {
             let print = print.with_context(|| format!("cannot read the backbone {path}"))?;
             backbones.insert(dataset.to_string(), (std::path::absolute(path)?, print));
         }
-        Ok(Settings { scale: self.scale, episodes, seed: self.seed, backbones })
+        self.without.iter().try_for_each(|row| experiments.knows_row(row))?;
+        let without = self.without.clone();
+        Ok(Settings { scale: self.scale, episodes, seed: self.seed, backbones, without })
     }
 
     fn sources<'a>(&self, experiments: &'a Experiments) -> anyhow::Result<Vec<Source<'a>>> {
@@ -153,47 +160,6 @@ impl Arguments {
                 outliers: outliers.clone(),
             })
             .collect())
-    }
-
-    fn run_all(&self, jobs: &Jobs, needed: &[&Job], cache: &Cache) -> anyhow::Result<()> {
-        let lock = cache.lock()?;
-        let count = needed.len();
-        for (number, job) in needed.iter().enumerate() {
-            match cache.state(job) {
-                State::Done => continue,
-                State::Open => (),
-                State::Changed => {
-                    eprintln!(
-                        "{} is not what was noted when it was made: making it again",
-                        job.output.display()
-                    );
-                    cache.forget(job)?;
-                }
-            }
-            eprintln!("\n[{}/{count}] {} (about {})", number + 1, job.label, duration(job.estimate));
-            self.run_one(jobs, job, cache, &lock)?;
-        }
-        Ok(())
-    }
-
-    fn run_one(&self, jobs: &Jobs, job: &Job, cache: &Cache, lock: &File) -> anyhow::Result<()> {
-        let start = Instant::now();
-        let folder = cache.path(job);
-        let folder =
-            folder.parent().and_then(Path::parent).context("results lie in a folder of their own")?;
-        let mut command = Command::new(std::env::current_exe()?);
-        command.current_dir(folder).args(jobs.arguments(job)).stdin(lock.try_clone()?);
-        if job.kind.is_trained() {
-            command.arg("--resume");
-        }
-        command.args(self.threads.iter().flat_map(|threads| ["--threads".to_string(), threads.to_string()]));
-        let status = command.status().context("cannot start this program again")?;
-        if status.code() == Some(130) || status.code().is_none() {
-            eprintln!("stopped; the same command goes on from here");
-            std::process::exit(130);
-        }
-        anyhow::ensure!(status.success(), "this step failed: {}", jobs.command(job));
-        cache.note(job, jobs.command(job), start.elapsed().as_secs_f64())
     }
 }
 
@@ -217,10 +183,11 @@ fn list(experiments: &Experiments) -> String {
     text
 }
 
-fn plan_text(jobs: &Jobs, needed: &[&Job], planned: &[Planned<'_>], cache: &Cache) -> String {
+fn plan_text(jobs: &Jobs, needed: &[usize], planned: &[Planned<'_>], cache: &Cache) -> String {
     let mut text = String::new();
     let mut total = 0.0;
-    for job in needed {
+    for &job in needed {
+        let job = &jobs.all()[job];
         let done = matches!(cache.state(job), State::Done);
         let time = if done { "done".into() } else { duration(job.estimate) };
         total += if done { 0.0 } else { job.estimate };

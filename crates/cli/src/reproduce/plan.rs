@@ -19,6 +19,8 @@ pub struct Settings {
     pub seed: u64,
     /// Backbones that are there already, by dataset: path and fingerprint.
     pub backbones: BTreeMap<String, (PathBuf, String)>,
+    /// Rows that are not wanted.
+    pub without: Vec<String>,
 }
 
 /// A table on one dataset.
@@ -102,7 +104,9 @@ impl<'a> Planner<'a> {
             _ => None,
         });
         for (number, row) in table.rows.iter().enumerate() {
-            planned.missing.extend(reason.clone().or(row.missing.clone()).map(|reason| (number, reason)));
+            let unwanted = self.settings.without.contains(&row.row).then(|| "left out".to_string());
+            let reason = reason.clone().or(row.missing.clone()).or(unwanted);
+            planned.missing.extend(reason.map(|reason| (number, reason)));
         }
         let Ok(found) = &source.found else { return planned };
         let mut together: Vec<(Eyes<'_>, &NoiseLevels, Vec<usize>)> = Vec::new();
@@ -383,7 +387,7 @@ mod tests {
     use super::*;
 
     fn settings(scale: f64) -> Settings {
-        Settings { scale, episodes: 200, seed: 0, backbones: BTreeMap::new() }
+        Settings { scale, episodes: 200, seed: 0, backbones: BTreeMap::new(), without: vec![] }
     }
 
     fn omniglot(experiments: &Experiments) -> Source<'_> {
