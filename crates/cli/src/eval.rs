@@ -53,7 +53,8 @@ pub struct Arguments {
     /// [default: symmetric=0,20,40,60]
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Vec<NoiseLevels>,
-    /// Embeddings of other classes, which outlier noise draws from; with --pictures, pictures of them
+    /// Embeddings of other classes, which outlier noise draws from; with --pictures, pictures of them. The same file as
+    /// the data: outliers are of classes that an episode has not
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,
     /// Classes of an episode
@@ -141,18 +142,24 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable(arguments.output.output.iter().chain(&arguments.html).chain(&arguments.write_manifest))?;
     arguments.threads.run(|| {
         let (embeddings, outliers) = arguments.rows(&methods)?;
-        let episodes = arguments.episodes(&embeddings, outliers.as_ref())?;
+        let outliers = if arguments.draws_own_outliers() { Some(&embeddings) } else { outliers.as_ref() };
+        let episodes = arguments.episodes(&embeddings, outliers)?;
         if let Some(path) = &arguments.write_manifest {
             listen_for_interrupts();
-            let (count, pool) = (arguments.episodes, outliers.as_ref());
-            let hash = write_manifest(path, &*episodes, count, &embeddings, pool, &goes_on)?;
+            let count = arguments.episodes;
+            let hash = write_manifest(path, &*episodes, count, &embeddings, outliers, &goes_on)?;
             eprintln!("wrote {} episodes to {}, SHA-256 {hash}", arguments.episodes, path.display());
         }
-        arguments.evaluate(&embeddings, outliers.as_ref(), &*episodes, &methods)
+        arguments.evaluate(&embeddings, outliers, &*episodes, &methods)
     })
 }
 
 impl Arguments {
+    /// Whether outliers come from the classes of the data that an episode has not.
+    fn draws_own_outliers(&self) -> bool {
+        self.outliers.is_some() && self.outliers == self.embeddings
+    }
+
     fn methods(&self) -> anyhow::Result<Vec<NamedMethod>> {
         let registry = registry();
         let complete = registry.infos().iter().filter(|info| info.is_complete());
@@ -187,7 +194,8 @@ impl Arguments {
             self.part.refuse()?;
             let path = self.embeddings.as_deref().context("no embeddings file given")?;
             let embeddings = open(path, self.labels.as_deref())?;
-            return Ok((embeddings, outliers.map(|path| open(path, None)).transpose()?));
+            let apart = outliers.filter(|_| !self.draws_own_outliers());
+            return Ok((embeddings, apart.map(|path| open(path, None)).transpose()?));
         };
         let preprocessing = preprocessing(methods)?;
         let rows = picture_rows(&self.part.open(path)?, &preprocessing)?;

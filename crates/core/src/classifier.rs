@@ -134,6 +134,18 @@ impl PlacedMixture {
         PlacedMixture { space, weights, squared_norms }
     }
 
+    /// The mean of the items, and the prototypes in the space without it.
+    pub fn vectors(&self, task: &Task<'_>) -> (Vec<f32>, Vec<Vec<f32>>) {
+        let rows = task.support.rows();
+        let sum = |weights: &[f32]| {
+            let mut sum = vec![0.0; task.support.dim()];
+            products::weighted_sum(Isa::current(), rows, weights, &mut sum);
+            sum
+        };
+        let mean = sum(&vec![1.0 / rows.len() as f32; rows.len()]);
+        (mean, self.weights.iter().map(|weights| sum(&self.space.weights_of_rows(weights))).collect())
+    }
+
     /// For every class the weight of every item.
     pub fn weights(&self) -> &[Vec<f32>] {
         &self.weights
@@ -222,7 +234,7 @@ impl Classifier {
     }
 
     /// For every class a score of every query; the largest wins. They are comparable within a query only.
-    fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
+    pub(crate) fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
         let count = queries.len();
         match self {
             // The query's own length is the same for all classes and left out.
@@ -262,8 +274,16 @@ impl Classifier {
             }
             Classifier::Scored(scorer) => scorer.scores(queries),
             Classifier::Matching => matching(task, queries, products),
-            Classifier::Neighbours(_) => unreachable!("neighbours vote, they have no scores"),
+            Classifier::Neighbours(k) => votes(*k, task, products, count),
         }
+    }
+
+    /// For every one of some rows a score of every class.
+    pub(crate) fn asked(&self, task: &Task<'_>, rows: &[&[f32]]) -> Vec<Vec<f32>> {
+        let queries = Queries::new(rows.to_vec());
+        let products = queries.products(task.support.rows());
+        let by_class = self.scores(task, &queries, &products);
+        (0..rows.len()).map(|row| by_class.iter().map(|scores| scores[row]).collect()).collect()
     }
 }
 
@@ -297,22 +317,48 @@ fn matching(task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec
 }
 
 fn neighbours(k: usize, task: &Task<'_>, products: &[f32], queries: usize, rng: &mut Rng) -> Vec<u32> {
-    let (gram, n) = (task.gram(), task.support.len());
-    let given = task.support.given();
-    let mut distances: Vec<(f32, u32)> = Vec::with_capacity(n);
-    let mut votes = vec![0; task.support.classes()];
-    let mut vote = |query: usize| {
-        distances.clear();
-        distances.extend((0..n).map(|i| (gram[i * n + i] - 2.0 * products[i * queries + query], i as u32)));
+    let mut vote = Vote::new(task);
+    (0..queries).map(|query| plurality(vote.of(k, task, products, queries, query), rng)).collect()
+}
+
+/// For every class the share of the votes of every query.
+fn votes(k: usize, task: &Task<'_>, products: &[f32], queries: usize) -> Vec<Vec<f32>> {
+    let mut shares = vec![vec![0.0; queries]; task.support.classes()];
+    let mut vote = Vote::new(task);
+    for query in 0..queries {
+        for (shares, &votes) in shares.iter_mut().zip(vote.of(k, task, products, queries, query)) {
+            shares[query] = votes as f32 / k.min(task.support.len()) as f32;
+        }
+    }
+    shares
+}
+
+/// The nearest support items vote for the classes they are filed under.
+struct Vote {
+    distances: Vec<(f32, u32)>,
+    votes: Vec<u32>,
+}
+
+impl Vote {
+    fn new(task: &Task<'_>) -> Self {
+        Vote { distances: Vec::with_capacity(task.support.len()), votes: vec![0; task.support.classes()] }
+    }
+
+    /// The votes on one of so many queries.
+    fn of(&mut self, k: usize, task: &Task<'_>, products: &[f32], queries: usize, query: usize) -> &[u32] {
+        let (gram, n) = (task.gram(), task.support.len());
+        let distance = |i: usize| (gram[i * n + i] - 2.0 * products[i * queries + query], i as u32);
+        self.distances.clear();
+        self.distances.extend((0..n).map(distance));
         let k = k.min(n);
         if k < n {
-            distances.select_nth_unstable_by(k - 1, |a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+            self.distances.select_nth_unstable_by(k - 1, |a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         }
-        votes.fill(0);
-        distances[..k].iter().for_each(|&(_, item)| votes[given[item as usize] as usize] += 1);
-        plurality(&votes, rng)
-    };
-    (0..queries).map(&mut vote).collect()
+        self.votes.fill(0);
+        let given = task.support.given();
+        self.distances[..k].iter().for_each(|&(_, item)| self.votes[given[item as usize] as usize] += 1);
+        &self.votes
+    }
 }
 
 /// The place with most votes; ties are broken uniformly.

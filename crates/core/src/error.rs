@@ -100,6 +100,14 @@ pub enum Error {
     #[error("no rows of features: nothing to work on")]
     Empty,
 
+    /// An audit of a single class.
+    #[error("an audit compares classes, and there is only one")]
+    OneClass,
+
+    /// The watcher wanted no more.
+    #[error("stopped before it was done")]
+    Interrupted,
+
     /// The data has fewer classes than an episode needs.
     #[error("{ways} ways asked for, but the data has {classes} classes")]
     TooFewClasses {
@@ -230,6 +238,20 @@ pub enum Error {
         features: usize,
         /// Dimensions the model knows.
         model: usize,
+    },
+    /// Rows that a classifier cannot be asked about.
+    #[error("the rows have {rows} dimensions, but the classifier learned from {classifier}")]
+    ClassifierDimension {
+        /// Dimensions of the rows.
+        rows: usize,
+        /// Dimensions it knows.
+        classifier: usize,
+    },
+    /// A classifier that cannot be put into a file.
+    #[error("what method '{method}' learns cannot be kept in a file")]
+    NotKept {
+        /// The method.
+        method: String,
     },
     /// The task has more classes than the model has tokens for.
     #[error("the task has {classes} classes, but the model in {path} knows {model}")]

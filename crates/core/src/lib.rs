@@ -39,6 +39,7 @@
 pub mod arrays;
 pub mod atomic;
 pub mod attention;
+pub mod audit;
 pub mod classifier;
 pub mod embeddings;
 pub mod episode;
@@ -48,6 +49,7 @@ pub mod guard;
 pub mod method;
 pub mod model;
 pub mod noise;
+pub mod predictor;
 pub mod report;
 pub mod rng;
 pub mod task;

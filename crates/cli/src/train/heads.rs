@@ -136,6 +136,10 @@ struct EpisodeFlags {
     /// The share of classes that are blends of two, and of outliers: a head that sees items then learns less by heart
     #[arg(long, value_name = "SHARE")]
     blended: Option<f64>,
+    /// The share of episodes whose noise is mixed with outliers and differs from class to class, as it does in collections
+    /// of people
+    #[arg(long, value_name = "SHARE")]
+    mixed: Option<f64>,
 }
 
 #[derive(Args, Serialize)]

@@ -9,7 +9,7 @@ use crate::rng::{Rng, Urn};
 const ATTEMPTS: usize = 10_000;
 
 /// For every class the items that fill its noisy places: row and true class.
-type Replaced = Vec<Vec<(u32, Option<u32>)>>;
+pub(super) type Replaced = Vec<Vec<(u32, Option<u32>)>>;
 
 /// The support set with those replacements made.
 pub(super) fn support_set(episode: &Episode, replaced: &Replaced) -> Vec<Item> {

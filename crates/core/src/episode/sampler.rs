@@ -14,11 +14,20 @@ pub struct Sampler<'a> {
     images: Option<Arc<Images>>,
     spec: EpisodeSpec,
     noises: Vec<Noise>,
-    outlier_rows: usize,
+    outliers: Pool,
+}
+
+/// Where outliers come from.
+enum Pool {
+    /// So many rows of other classes; 0 without any.
+    Apart(usize),
+    /// The data itself: whatever is of no class of the episode.
+    OtherClasses,
 }
 
 impl<'a> Sampler<'a> {
-    /// Checks once that every episode under every setting can be drawn.
+    /// Checks once that every episode under every setting can be drawn. If the outliers are the embeddings themselves,
+    /// those of an episode are of classes it has not.
     pub fn new(
         embeddings: &'a Embeddings,
         outliers: Option<&Embeddings>,
@@ -45,8 +54,11 @@ impl<'a> Sampler<'a> {
                 check_outliers(noise, &spec, embeddings, outliers)?;
             }
         }
-        let outlier_rows = outliers.map_or(0, Embeddings::len);
-        Ok(Sampler { embeddings, images, spec, noises, outlier_rows })
+        let outliers = match outliers {
+            Some(pool) if std::ptr::eq(pool, embeddings) => Pool::OtherClasses,
+            pool => Pool::Apart(pool.map_or(0, Embeddings::len)),
+        };
+        Ok(Sampler { embeddings, images, spec, noises, outliers })
     }
 
     /// Draws an episode without noise.
@@ -110,11 +122,41 @@ impl<'a> Sampler<'a> {
             }
             NoiseKind::Outlier => {
                 let mut rng = Rng::new(self.spec.seed, Purpose::Outlier, episode.index);
-                Some(corrupt::outlier(episode, noise, &mut rng, self.outlier_rows, urn))
+                Some(match self.outliers {
+                    Pool::Apart(rows) => corrupt::outlier(episode, noise, &mut rng, rows, urn),
+                    Pool::OtherClasses => self.outliers_among_other_classes(episode, noise, &mut rng, urn),
+                })
             }
         };
         let replaced = replaced.ok_or_else(|| impossible(noise, &self.spec))?;
         Ok(corrupt::support_set(episode, &replaced))
+    }
+}
+
+impl Sampler<'_> {
+    fn outliers_among_other_classes(
+        &self,
+        episode: &Episode,
+        noise: Noise,
+        rng: &mut Rng,
+        urn: &mut Urn,
+    ) -> corrupt::Replaced {
+        let has = |class: usize| episode.classes.iter().any(|draw| draw.class as usize == class);
+        let others = || (0..self.embeddings.classes().len()).filter(|&class| !has(class));
+        let rows = others().map(|class| self.embeddings.rows_of(class).len()).sum();
+        let mut replaced = corrupt::outlier(episode, noise, rng, rows, urn);
+        for (place, _) in replaced.iter_mut().flatten() {
+            let mut left = *place as usize;
+            for class in others() {
+                let rows = self.embeddings.rows_of(class);
+                if let Some(&row) = rows.get(left) {
+                    *place = row;
+                    break;
+                }
+                left -= rows.len();
+            }
+        }
+        replaced
     }
 }
 
@@ -206,8 +248,12 @@ fn check_outliers(
         return Err(Error::OutlierDimension { pool: pool.dim(), data: embeddings.dim() });
     }
     let need = spec.ways * noise.noisy_places(spec.shots.max);
-    if pool.len() < need {
-        return Err(Error::OutlierPoolTooSmall { have: pool.len(), need });
+    let mut sizes: Vec<usize> = (0..pool.classes().len()).map(|class| pool.rows_of(class).len()).collect();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    let not_free = if std::ptr::eq(pool, embeddings) { spec.ways } else { 0 };
+    let have = sizes[not_free.min(sizes.len())..].iter().sum();
+    if have < need {
+        return Err(Error::OutlierPoolTooSmall { have, need });
     }
     Ok(())
 }
@@ -257,6 +303,26 @@ mod tests {
                 assert_eq!(rows.len(), 25, "no item is used twice under {noise}");
             }
         }
+    }
+
+    #[test]
+    fn outliers_from_the_data_itself_are_of_other_classes() {
+        let data = bank(7, 30);
+        let noise = noises(&[(NoiseKind::Outlier, 0.4)]);
+        let sampler = Sampler::new(&data, Some(&data), spec(5, Shots::exactly(5), 5), noise.clone()).unwrap();
+        let mut seen = HashSet::new();
+        for index in 0..200 {
+            let drawn = sampler.draw(index, &mut Urn::default()).unwrap();
+            let outliers: Vec<u32> =
+                drawn.supports[0].iter().filter(|item| item.truth.is_none()).map(|item| item.row).collect();
+            assert_eq!(outliers.len(), 10);
+            let is_inside = |row: &u32| drawn.episode.classes.iter().any(|draw| draw.class == row / 30);
+            assert!(!outliers.iter().any(is_inside));
+            seen.extend(outliers);
+        }
+        assert!(seen.len() > 200, "all rows are drawn from: {}", seen.len());
+        let error = Sampler::new(&data, Some(&data), spec(7, Shots::exactly(5), 5), noise).err().unwrap();
+        assert!(matches!(error, Error::OutlierPoolTooSmall { have: 0, need: 14 }), "{error}");
     }
 
     #[test]

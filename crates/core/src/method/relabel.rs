@@ -213,13 +213,9 @@ impl TrainedRelabel {
     }
 }
 
-impl Method for TrainedRelabel {
-    fn fit(&self, task: &Task<'_>, rng: &mut Rng) -> Result<Fitted> {
-        let mut fitted = self.fit_batch(&[task], std::slice::from_mut(rng))?;
-        Ok(fitted.remove(0))
-    }
-
-    fn fit_batch(&self, tasks: &[&Task<'_>], _rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
+impl TrainedRelabel {
+    /// What the head says of some support sets.
+    pub(crate) fn judge(&self, tasks: &[&Task<'_>]) -> Result<Vec<Judgement>> {
         tasks.iter().try_for_each(|task| self.check(task.support.dim()))?;
         let mut supports = Vec::with_capacity(tasks.len());
         for task in tasks {
@@ -230,7 +226,18 @@ impl Method for TrainedRelabel {
                 gram: Some(task.gram()),
             });
         }
-        let judged = self.network.judge(Isa::current(), &self.parameters, &supports);
+        Ok(self.network.judge(Isa::current(), &self.parameters, &supports))
+    }
+}
+
+impl Method for TrainedRelabel {
+    fn fit(&self, task: &Task<'_>, rng: &mut Rng) -> Result<Fitted> {
+        let mut fitted = self.fit_batch(&[task], std::slice::from_mut(rng))?;
+        Ok(fitted.remove(0))
+    }
+
+    fn fit_batch(&self, tasks: &[&Task<'_>], _rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
+        let judged = self.judge(tasks)?;
         Ok(tasks.iter().zip(judged).map(|(task, judgement)| fitted(task, judgement)).collect())
     }
 }

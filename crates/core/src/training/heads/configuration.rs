@@ -67,6 +67,15 @@ pub struct Episodes {
     /// another: classes nobody has seen, for a head that could learn the real ones by heart.
     #[serde(default)]
     pub blended: f64,
+    /// The share of episodes whose noise is that of people: some of the wrong items are outliers, whatever its type,
+    /// and some places are spared, so that classes differ.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub mixed: f64,
+}
+
+/// What is not used is not written, so that runs from before it existed can be gone on with.
+fn is_zero(share: &f64) -> bool {
+    *share == 0.0
 }
 
 /// How the model is judged on the way: the mean accuracy over all settings.
@@ -213,6 +222,8 @@ impl<M> Configuration<M> {
         at_least("episodes.queries", episodes.queries, 1)?;
         let blends = (0.0..=1.0).contains(&episodes.blended);
         allowed("episodes.blended", episodes.blended, blends, "a share from 0 to 1")?;
+        let mixes = (0.0..=1.0).contains(&episodes.mixed);
+        allowed("episodes.mixed", episodes.mixed, mixes, "a share from 0 to 1")?;
         check_spans("episodes.ways", &episodes.ways, 2)?;
         check_spans("episodes.shots", &episodes.shots, 1)?;
         check_list("episodes.noise", &episodes.noise)?;

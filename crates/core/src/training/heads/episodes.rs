@@ -7,10 +7,10 @@ use trueshot_nn::head;
 
 use super::configuration::{self, Span};
 use crate::embeddings::Embeddings;
-use crate::episode::{EpisodeSpec, Images, Item, Sampler};
+use crate::episode::{Episode, EpisodeSpec, Images, Item, Sampler};
 use crate::error::{Error, Result};
 use crate::evaluate::{Banks, fetch};
-use crate::noise::{Noise, NoiseLevels};
+use crate::noise::{Noise, NoiseKind, NoiseLevels};
 use crate::rng::{Purpose, Rng, Urn};
 
 /// Embeddings with the outliers that belong to them.
@@ -28,6 +28,7 @@ pub struct TrainingEpisodes<'a> {
     /// By bank, ways and shots.
     shapes: Vec<Vec<Vec<Shape<'a>>>>,
     blended: f64,
+    mixed: f64,
     seed: u64,
 }
 
@@ -85,7 +86,8 @@ impl<'a> TrainingEpisodes<'a> {
         };
         let shapes: Vec<_> = banks.iter().map(of_bank).collect::<Result<_>>()?;
         check_used(shapes.iter().flatten().flatten(), &episodes.noise)?;
-        Ok(TrainingEpisodes { banks, shapes, blended: episodes.blended, seed })
+        let (blended, mixed) = (episodes.blended, episodes.mixed);
+        Ok(TrainingEpisodes { banks, shapes, blended, mixed, seed })
     }
 
     /// One of them.
@@ -98,7 +100,10 @@ impl<'a> TrainingEpisodes<'a> {
         let levels = &shape.noises[rng.below(shape.noises.len())];
         let noise = levels[rng.below(levels.len())];
         let episode = shape.sampler.episode(index, urn);
-        let items = shape.sampler.corrupt(&episode, noise, urn)?;
+        let mut items = shape.sampler.corrupt(&episode, noise, urn)?;
+        if self.mixed > 0.0 && rng.fraction() < self.mixed {
+            shape.mix(&episode, &mut items, &mut rng, urn)?;
+        }
         let queries = (0..).zip(&episode.classes);
         let queries = queries.flat_map(|(class, draw)| draw.queries.iter().map(move |&row| (row, class)));
         let queries: Vec<(u32, u32)> = queries.collect();
@@ -254,6 +259,25 @@ impl<'a> Shape<'a> {
             sampler(noise.iter().flat_map(|levels| levels.0.iter().copied()).collect())?;
         }
         Ok(Shape { sampler: sampler(noises.concat())?, noises })
+    }
+}
+
+impl Shape<'_> {
+    /// Makes noise as people make it: some of what is wrong are outliers, whatever the type of noise, and some places
+    /// are spared, so that classes differ and a single wrong item among many occurs.
+    fn mix(&self, episode: &Episode, items: &mut [Item], rng: &mut Rng, urn: &mut Urn) -> Result<()> {
+        let outlier = |noise: &&Noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0;
+        let levels: Vec<Noise> = self.noises.iter().flatten().filter(outlier).copied().collect();
+        if !levels.is_empty() {
+            let outliers = self.sampler.corrupt(episode, levels[rng.below(levels.len())], urn)?;
+            let places = items.iter_mut().zip(outliers).filter(|(_, other)| other.truth.is_none());
+            places.filter(|_| rng.fraction() < 0.5).for_each(|(item, outlier)| *item = outlier);
+        }
+        let clean = self.sampler.corrupt(episode, Noise { level: 0.0, ..self.noises[0][0] }, urn)?;
+        let spared = rng.fraction();
+        let wrong = items.iter_mut().zip(clean).filter(|(item, _)| item.is_wrong());
+        wrong.filter(|_| rng.fraction() < spared).for_each(|(item, right)| *item = right);
+        Ok(())
     }
 }
 

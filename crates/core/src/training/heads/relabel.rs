@@ -27,6 +27,7 @@ impl Configuration<RelabelOptions> {
                 queries: 15,
                 noise: noise.map(|levels| levels.parse().expect("ours")).to_vec(),
                 blended: 0.0,
+                mixed: 0.0,
             },
             validation: Validation {
                 every: 1000,

@@ -118,6 +118,7 @@ fn configuration() -> Configuration<ShiftOptions> {
             queries: 3,
             noise: vec![noise("symmetric=0,20,40"), noise("paired=0,20"), noise("outlier=0,40")],
             blended: 0.3,
+            mixed: 0.0,
         },
         validation: configuration::Validation {
             every: 10,
@@ -174,6 +175,25 @@ fn indicators(classes: usize, first: usize) -> Embeddings {
     let labels = (0..classes * 25).map(|row| format!("{first} {}", row / 25)).collect();
     let values = (0..classes * 25 * 8).map(|i| if i % 8 == first + i / 8 / 25 { 1.0 } else { 0.0 });
     Embeddings::from_rows(values.collect(), 8, labels).unwrap()
+}
+
+#[test]
+fn in_mixed_episodes_outliers_and_items_of_other_classes_are_wrong_side_by_side() {
+    let (train, pool) = (data(6, 1), data(2, 2));
+    let banks = vec![Bank { embeddings: &train, outliers: Some(&pool) }];
+    let options = Episodes { blended: 0.0, mixed: 1.0, ..configuration().episodes };
+    let episodes = TrainingEpisodes::new(banks, &options, 5).unwrap();
+    let drawn: Vec<Drawn> = (0..60).map(|index| episodes.draw(index, &mut Urn::default()).unwrap()).collect();
+    let both = episodes.with_rows(&drawn, &mut Vec::new(), |all| {
+        let has_both = |episode: &&Episode<'_>| {
+            let wrong =
+                episode.given.iter().zip(episode.truth).filter(|(given, truth)| Some(**given) != **truth);
+            let (outliers, others): (Vec<_>, Vec<_>) = wrong.partition(|(_, truth)| truth.is_none());
+            !outliers.is_empty() && !others.is_empty()
+        };
+        all.iter().filter(has_both).count()
+    });
+    assert!(both > 5, "{both}");
 }
 
 #[test]

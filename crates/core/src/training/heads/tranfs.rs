@@ -26,6 +26,7 @@ impl Configuration<TranfsOptions> {
                 queries: 15,
                 noise,
                 blended: 0.0,
+                mixed: 0.0,
             },
             validation: Validation {
                 every: 1000,

@@ -1,0 +1,110 @@
+use super::*;
+
+/// Classes around places of their own; the last item of every class is one of the next class.
+fn collection(classes: usize, items: usize, dim: usize) -> (Embeddings, Vec<bool>) {
+    let scatter = |row: usize, column: usize| {
+        let mixed = ((row * 65_537 + column) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    let place = |class: usize, column: usize| scatter(class + 100_003, column) * 3.0;
+    let (mut values, mut labels, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
+    for class in 0..classes {
+        for item in 0..items {
+            let is_wrong = item + 1 == items;
+            let truth = if is_wrong { (class + 1) % classes } else { class };
+            values
+                .extend((0..dim).map(|column| place(truth, column) + scatter(class * items + item, column)));
+            labels.push(format!("class {class:03}"));
+            wrong.push(is_wrong);
+        }
+    }
+    (Embeddings::from_rows(values, dim, labels).unwrap(), wrong)
+}
+
+fn look(data: &Embeddings, options: &Options, confirmed: &[bool]) -> Audit {
+    audit(data, &TrainedRelabel::built_in().unwrap(), options, confirmed, &()).unwrap()
+}
+
+fn check(data: &Embeddings, wrong: &[bool]) {
+    let found = look(data, &Options::default(), &[]);
+    let classes = data.classes().len();
+    for ((item, &wrong), &label) in found.items.iter().zip(wrong).zip(data.labels()) {
+        let expected = if wrong { Verdict::Relabel } else { Verdict::Keep };
+        assert_eq!(item.verdict, expected, "{item:?}");
+        let truth = format!("class {:03}", (label as usize + 1) % classes);
+        assert_eq!(item.suggested.as_deref(), wrong.then_some(truth.as_str()));
+        assert_eq!(item.neighbours.len(), 5);
+    }
+    let expected = wrong.iter().filter(|&&wrong| wrong).count() as f64;
+    assert!((found.expected_wrong - expected).abs() < 0.1 * expected + 0.5, "{}", found.expected_wrong);
+    assert!(found.ranking()[..expected as usize].iter().all(|&item| wrong[item]));
+    assert!(found.classes.iter().all(|class| class.found_elsewhere == 1));
+}
+
+#[test]
+fn misfiled_items_are_found_and_sent_where_they_belong() {
+    let (data, wrong) = collection(5, 6, 24);
+    check(&data, &wrong);
+}
+
+#[test]
+fn a_collection_of_many_rooms_is_judged_like_a_small_one() {
+    let (data, wrong) = collection(30, 10, 24);
+    let found = look(&data, &Options::default(), &[]);
+    assert!(found.items.iter().zip(wrong).all(|(item, wrong)| (item.p_wrong > 0.5) == wrong));
+}
+
+#[test]
+fn threads_do_not_change_a_byte() {
+    let (data, _) = collection(25, 20, 16);
+    let with = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| serde_json::to_string(&look(&data, &Options::default(), &[])).unwrap())
+    };
+    assert_eq!(with(1), with(3));
+}
+
+#[test]
+fn what_is_confirmed_stays() {
+    let (data, wrong) = collection(4, 5, 16);
+    let found = look(&data, &Options::default(), &wrong);
+    assert!(found.items.iter().all(|item| item.verdict == Verdict::Keep && !item.is_suspect()));
+    assert_eq!(found.items.iter().filter(|item| item.confirmed).count(), 4);
+}
+
+#[test]
+fn somebody_who_expects_no_wrong_labels_hears_of_none() {
+    let (data, _) = collection(4, 5, 16);
+    let expecting = |share| look(&data, &Options { expected_noise: Some(share), ..Options::default() }, &[]);
+    assert!(!expecting(0.0).finds_something());
+    assert!((expecting(0.5).expected_wrong - 10.0).abs() < 0.01);
+}
+
+#[test]
+fn copies_are_named_those_across_classes_first() {
+    let (data, _) = collection(3, 4, 16);
+    let mut values = vec![0.0; data.len() * 16];
+    for (row, out) in values.chunks_exact_mut(16).enumerate() {
+        data.features().decode_row(row, out);
+    }
+    let copy: Vec<f32> = values[..16].to_vec();
+    values[16..32].copy_from_slice(&copy);
+    values[8 * 16..9 * 16].iter_mut().zip(&copy).for_each(|(out, value)| *out = value * 1.0001);
+    let labels = (0..12).map(|row| format!("class {}", row / 4)).collect();
+    let data = Embeddings::from_rows(values, 16, labels).unwrap();
+    let found = look(&data, &Options::default(), &[]).duplicates;
+    let pairs: Vec<([u32; 2], DuplicateKind)> = found.iter().map(|pair| (pair.rows, pair.kind)).collect();
+    let (exact, near) = (DuplicateKind::Exact, DuplicateKind::Near);
+    assert_eq!(pairs, [([0, 8], near), ([1, 8], near), ([0, 1], exact)]);
+}
+
+#[test]
+fn a_single_class_and_impossible_expectations_are_refused() {
+    let data = Embeddings::from_rows(vec![1.0, 2.0, 3.0], 1, vec!["a".into(); 3]).unwrap();
+    let head = TrainedRelabel::built_in().unwrap();
+    assert!(matches!(audit(&data, &head, &Options::default(), &[], &()), Err(Error::OneClass)));
+    let (data, _) = collection(3, 3, 8);
+    let options = Options { expected_noise: Some(1.0), ..Options::default() };
+    assert!(matches!(audit(&data, &head, &options, &[], &()), Err(Error::OutOfRange { .. })));
+}

@@ -1,0 +1,202 @@
+//! From probabilities to what to do.
+//!
+//! An item may belong to any class or to none. A verdict is given where one of these is probable enough, and withheld
+//! otherwise: "cannot tell" is an answer.
+
+use serde::{Deserialize, Serialize};
+
+/// What to do with an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Its label is right.
+    Keep,
+    /// It belongs to another class.
+    Relabel,
+    /// It belongs to none of the classes.
+    Outlier,
+    /// None of these is certain enough.
+    Unsure,
+}
+
+/// The probability from which on something is said.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Certainty {
+    /// That a label is right.
+    pub keep: f32,
+    /// That an item belongs to a certain other class.
+    pub relabel: f32,
+    /// That it belongs to none.
+    pub outlier: f32,
+}
+
+impl Default for Certainty {
+    /// Measured on classes that no head was trained on: verdicts are then right more than nineteen times out of twenty.
+    fn default() -> Self {
+        Certainty { keep: 0.75, relabel: 0.75, outlier: 0.75 }
+    }
+}
+
+impl Certainty {
+    /// The same for all verdicts.
+    pub fn of_all(probability: f32) -> Self {
+        Certainty { keep: probability, relabel: probability, outlier: probability }
+    }
+}
+
+/// Where an item belongs, with probabilities.
+#[derive(Debug, Clone)]
+pub(super) struct Opinion {
+    given: u32,
+    /// Classes and probabilities, the most probable first; without those that were not thought of.
+    classes: Vec<(u32, f32)>,
+    none: f32,
+    /// How many classes there are.
+    count: u32,
+}
+
+impl Opinion {
+    /// `shares` of some of `count` classes, and of none.
+    pub fn new(given: u32, mut classes: Vec<(u32, f32)>, none: f32, count: usize) -> Self {
+        classes.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        Opinion { given, classes, none, count: count as u32 }
+    }
+
+    /// Somebody knows.
+    pub fn settle(&mut self, class: u32) {
+        self.classes = vec![(class, 1.0)];
+        self.none = 0.0;
+    }
+
+    pub fn p_wrong(&self) -> f32 {
+        (1.0 - self.share(self.given)).clamp(0.0, 1.0)
+    }
+
+    pub fn p_none(&self) -> f32 {
+        self.none
+    }
+
+    fn share(&self, class: u32) -> f32 {
+        self.classes.iter().find(|(c, _)| *c == class).map_or(0.0, |(_, share)| *share)
+    }
+
+    /// The most probable class other than the given one.
+    fn best_other(&self) -> Option<(u32, f32)> {
+        self.classes.iter().copied().find(|(class, _)| *class != self.given)
+    }
+
+    /// What to do, and the class it should be in if that is another one.
+    pub fn verdict(&self, certainty: Certainty) -> (Verdict, Option<u32>) {
+        if self.share(self.given) >= certainty.keep {
+            return (Verdict::Keep, None);
+        }
+        match self.best_other().filter(|(_, share)| *share >= certainty.relabel) {
+            Some((class, _)) => (Verdict::Relabel, Some(class)),
+            None if self.none >= certainty.outlier => (Verdict::Outlier, None),
+            None => (Verdict::Unsure, None),
+        }
+    }
+
+    /// What would settle it: more items of whichever of the two most probable classes has fewer.
+    pub fn advice(&self, counts: impl Fn(u32) -> usize, name: impl Fn(u32) -> String) -> String {
+        let other = self.best_other().filter(|(_, share)| *share > self.none);
+        let Some((other, _)) = other else {
+            return format!(
+                "look at it: it may belong to none of the classes, or be an unusual item of {}",
+                name(self.given)
+            );
+        };
+        let fewer = if counts(other) < counts(self.given) { other } else { self.given };
+        let wanted = (ENOUGH.saturating_sub(counts(fewer))).max(2);
+        let more = ["two", "three", "four"][wanted.min(4) - 2];
+        format!("{} or {}: {more} more of {} would help", name(self.given), name(other), name(fewer))
+    }
+
+    /// Classes with their probabilities, most probable first; the one behind the last class is none of them.
+    pub fn into_shares(mut self) -> Vec<(u32, f32)> {
+        self.classes.push((self.count, self.none));
+        self.classes.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        self.classes
+    }
+
+    /// Makes a wrong label more or less probable; where the item belongs if it is wrong stays as it was.
+    fn shift(&mut self, log_odds: f64) {
+        let wrong = f64::from(self.p_wrong());
+        let moved = shifted(wrong, log_odds);
+        let others = if wrong > 0.0 { moved / wrong } else { 0.0 };
+        let right = if wrong < 1.0 { (1.0 - moved) / (1.0 - wrong) } else { 0.0 };
+        for (class, share) in &mut self.classes {
+            let factor = if *class == self.given { right } else { others };
+            *share = (f64::from(*share) * factor) as f32;
+        }
+        self.none = (f64::from(self.none) * others) as f32;
+    }
+}
+
+/// With so many items a class speaks for itself.
+const ENOUGH: usize = 5;
+
+/// Brings the expected number of wrong labels to the share that somebody expects: what is suspicious becomes more or
+/// less so, in the same order.
+pub(super) fn expect(opinions: &mut [&mut Opinion], share: f64) {
+    let wanted = share * opinions.len() as f64;
+    let expected = |log_odds: f64| -> f64 {
+        opinions.iter().map(|opinion| shifted(f64::from(opinion.p_wrong()), log_odds)).sum()
+    };
+    let (mut low, mut high) = (-40.0, 40.0);
+    for _ in 0..60 {
+        let middle = (low + high) / 2.0;
+        if expected(middle) < wanted { low = middle } else { high = middle }
+    }
+    let middle = (low + high) / 2.0;
+    opinions.iter_mut().for_each(|opinion| opinion.shift(middle));
+}
+
+/// A probability with other odds.
+fn shifted(probability: f64, log_odds: f64) -> f64 {
+    match probability {
+        p if p <= 0.0 || p >= 1.0 => p,
+        p => 1.0 / (1.0 + ((1.0 - p) / p) * (-log_odds).exp()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opinion(classes: &[(u32, f32)], none: f32) -> Opinion {
+        Opinion::new(0, classes.to_vec(), none, 3)
+    }
+
+    #[test]
+    fn verdicts_follow_what_is_probable_enough() {
+        let verdict = |classes: &[(u32, f32)], none| opinion(classes, none).verdict(Certainty::of_all(0.7));
+        assert_eq!(verdict(&[(0, 0.8), (1, 0.1)], 0.1), (Verdict::Keep, None));
+        assert_eq!(verdict(&[(0, 0.1), (2, 0.8)], 0.1), (Verdict::Relabel, Some(2)));
+        assert_eq!(verdict(&[(0, 0.1), (2, 0.1)], 0.8), (Verdict::Outlier, None));
+        assert_eq!(verdict(&[(0, 0.4), (2, 0.4)], 0.2), (Verdict::Unsure, None));
+    }
+
+    #[test]
+    fn expecting_more_wrong_labels_keeps_their_order_and_meets_the_number() {
+        let mut all = [opinion(&[(0, 0.9), (1, 0.06)], 0.04), opinion(&[(0, 0.3), (1, 0.5)], 0.2)];
+        expect(&mut all.iter_mut().collect::<Vec<_>>(), 0.75);
+        let wrong: Vec<f32> = all.iter().map(Opinion::p_wrong).collect();
+        assert!((wrong[0] + wrong[1] - 1.5).abs() < 1e-4 && wrong[0] < wrong[1], "{wrong:?}");
+        for opinion in &all {
+            let total: f32 = opinion.classes.iter().map(|(_, share)| share).sum::<f32>() + opinion.none;
+            assert!((total - 1.0).abs() < 1e-5, "{opinion:?}");
+        }
+    }
+
+    #[test]
+    fn advice_asks_for_more_of_the_smaller_class() {
+        let undecided = opinion(&[(0, 0.4), (2, 0.5)], 0.1);
+        let name = |class: u32| ["cat", "cow", "dog"][class as usize].to_string();
+        assert_eq!(
+            undecided.advice(|class| [9, 9, 2][class as usize], name),
+            "cat or dog: three more of dog would help"
+        );
+        assert!(opinion(&[(0, 0.4), (2, 0.1)], 0.5).advice(|_| 3, name).starts_with("look at it"));
+    }
+}

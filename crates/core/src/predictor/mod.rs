@@ -1,0 +1,133 @@
+//! A classifier to keep: what a method learned from a support set, calibrated, in one file that answers later anywhere.
+//!
+//! A [`Predictor`] knows its classes, which embedder its rows came from, and the support set itself, so that more can be
+//! added to it ([`Predictor::support`]). Probabilities are those of a softmax whose sharpness is found by leaving items
+//! out ([`calibration`]); how strange a row is follows from its cosine with the nearest class ([`strangeness`]).
+
+mod calibration;
+mod file;
+mod rule;
+mod strangeness;
+
+use serde::Serialize;
+
+use self::rule::Rule;
+use self::strangeness::Strangeness;
+use crate::audit::Audit;
+use crate::embeddings::Embeddings;
+use crate::error::{Error, Result};
+use crate::method::NamedMethod;
+use crate::rng::{Purpose, Rng};
+use crate::task::{Support, Task};
+
+/// A classifier that is ready to be asked.
+pub struct Predictor {
+    method: String,
+    classes: Vec<String>,
+    rule: Rule,
+    sharpness: f32,
+    strangeness: Strangeness,
+    support: Embeddings,
+    /// What was found in the support set, as JSON.
+    audit: Option<String>,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Prediction {
+    /// The place of the most probable class among [`Predictor::classes`].
+    pub class: u32,
+    /// How probable it is, if it is one of the classes at all.
+    pub probability: f32,
+    /// How strange the row is, from 0 (like the items of its class) to 1 (like nothing that was seen).
+    pub unknown: f32,
+    /// The probability of every class.
+    #[serde(skip)]
+    pub probabilities: Vec<f32>,
+}
+
+impl Predictor {
+    /// Learns from a support set. With an audit, labels count as far as it believes in them when the answers are
+    /// calibrated, and its findings are kept in the file.
+    pub fn fit(data: Embeddings, method: &NamedMethod, audit: Option<&Audit>) -> Result<Self> {
+        if data.classes().len() < 2 {
+            return Err(Error::OneClass);
+        }
+        let values = all_rows(&data);
+        let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
+        let task = Task::new(Support::new(rows.clone(), data.labels().to_vec(), data.classes().len()));
+        let fitted = method.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
+        let rule = Rule::of(fitted.classifier, &task, &method.label)?;
+        let beliefs = calibration::Beliefs::of(&data, audit);
+        let sharpness = calibration::sharpness(&rows, &data, method, &beliefs, &rule)?;
+        let strangeness = Strangeness::of(&rows, &beliefs);
+        Ok(Predictor {
+            method: method.label.clone(),
+            classes: data.classes().to_vec(),
+            rule,
+            sharpness,
+            strangeness,
+            audit: audit.map(|audit| serde_json::to_string(audit).expect("plain data")),
+            support: data,
+        })
+    }
+
+    /// The method it was learned by.
+    pub fn method(&self) -> &str {
+        &self.method
+    }
+
+    /// The names of the classes.
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    /// Numbers in a row.
+    pub fn dim(&self) -> usize {
+        self.support.dim()
+    }
+
+    /// What made the rows it learned from, and must make those it is asked about.
+    pub fn embedder(&self) -> Option<&str> {
+        self.support.backbone()
+    }
+
+    /// What it learned from.
+    pub fn support(&self) -> &Embeddings {
+        &self.support
+    }
+
+    /// What was found in the support set, as JSON.
+    pub fn audit(&self) -> Option<&str> {
+        self.audit.as_deref()
+    }
+
+    /// Answers for some rows. Every answer depends on its own row alone.
+    pub fn predict(&self, rows: &[&[f32]]) -> Result<Vec<Prediction>> {
+        if let Some(row) = rows.iter().find(|row| row.len() != self.dim()) {
+            return Err(Error::ClassifierDimension { rows: row.len(), classifier: self.dim() });
+        }
+        let scores = self.rule.scores(rows, &self.support);
+        let strange = self.strangeness.of_rows(rows);
+        let answer = |(scores, unknown): (Vec<f32>, f32)| {
+            let probabilities = calibration::softmax(&scores, self.sharpness);
+            let class = (0..probabilities.len())
+                .max_by(|&a, &b| scores[a].total_cmp(&scores[b]).then(b.cmp(&a)))
+                .unwrap_or(0);
+            Prediction { class: class as u32, probability: probabilities[class], unknown, probabilities }
+        };
+        Ok(scores.into_iter().zip(strange).map(answer).collect())
+    }
+}
+
+/// All rows of a support set, one after the other.
+fn all_rows(data: &Embeddings) -> Vec<f32> {
+    let mut values = vec![0.0; data.len() * data.dim()];
+    for (row, out) in values.chunks_exact_mut(data.dim()).enumerate() {
+        data.features().decode_row(row, out);
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,69 @@
+//! How a kept classifier scores a row: what its method learned, as vectors that need nothing else.
+
+use trueshot_nn::{Isa, products};
+
+use crate::classifier::Classifier;
+use crate::embeddings::Embeddings;
+use crate::error::{Error, Result};
+use crate::task::{Queries, Support, Task};
+
+/// Scores of classes; the largest wins.
+pub(super) enum Rule {
+    /// Vectors, asked as the library's classifiers are: nearest, cosine or linear.
+    Vectors(Classifier),
+    /// The support items are asked themselves, in the votes of neighbours and of matching.
+    Items(Classifier),
+    /// The nearest of some vectors, in a space minus the mean and at unit length.
+    Placed { mean: Vec<f32>, vectors: Vec<Vec<f32>> },
+}
+
+impl Rule {
+    /// What is left of a classifier when its support set is gone.
+    pub fn of(classifier: Classifier, task: &Task<'_>, method: &str) -> Result<Self> {
+        Ok(match classifier {
+            Classifier::Prototypes(mixture) => Rule::Vectors(Classifier::Vectors(mixture.vectors(task))),
+            Classifier::Cosine(mixture) => Rule::Vectors(Classifier::CosineVectors(mixture.vectors(task))),
+            Classifier::Placed(mixture) => {
+                let (mean, vectors) = mixture.vectors(task);
+                Rule::Placed { mean, vectors }
+            }
+            Classifier::Neighbours(_) | Classifier::Matching => Rule::Items(classifier),
+            Classifier::Vectors(_) | Classifier::CosineVectors(_) | Classifier::Linear { .. } => {
+                Rule::Vectors(classifier)
+            }
+            Classifier::Scored(_) => return Err(Error::NotKept { method: method.into() }),
+        })
+    }
+
+    /// For every row a score of every class.
+    pub fn scores(&self, rows: &[&[f32]], support: &Embeddings) -> Vec<Vec<f32>> {
+        let by_class = match self {
+            Rule::Vectors(classifier) => {
+                let nothing = Task::new(Support::new(Vec::new(), Vec::new(), 0));
+                classifier.scores(&nothing, &Queries::new(rows.to_vec()), &[])
+            }
+            Rule::Placed { mean, vectors } => {
+                let placed: Vec<Vec<f32>> = rows.iter().map(|row| place(row, mean)).collect();
+                let placed: Vec<&[f32]> = placed.iter().map(Vec::as_slice).collect();
+                let nothing = Task::new(Support::new(Vec::new(), Vec::new(), 0));
+                Classifier::Vectors(vectors.clone()).scores(&nothing, &Queries::new(placed), &[])
+            }
+            Rule::Items(classifier) => {
+                let values = super::all_rows(support);
+                let items: Vec<&[f32]> = values.chunks_exact(support.dim()).collect();
+                let labels = support.labels().to_vec();
+                let task = Task::new(Support::new(items, labels, support.classes().len()));
+                return classifier.asked(&task, rows);
+            }
+        };
+        (0..rows.len()).map(|row| by_class.iter().map(|scores| scores[row]).collect()).collect()
+    }
+}
+
+/// A row minus the mean, at unit length; nothing is left of the mean itself.
+pub(super) fn place(row: &[f32], mean: &[f32]) -> Vec<f32> {
+    let moved: Vec<f32> = row.iter().zip(mean).map(|(value, mean)| value - mean).collect();
+    let length = products::squared_norm(Isa::current(), &moved).sqrt();
+    let scale = if length > 0.0 { length.recip() } else { 0.0 };
+    moved.into_iter().map(|value| value * scale).collect()
+}

@@ -1,0 +1,82 @@
+use super::*;
+use crate::audit::{self, audit};
+use crate::method::{Registry, TrainedRelabel};
+
+/// Three classes around places of their own, and one item of the first filed under the second.
+fn support() -> Embeddings {
+    let noise =
+        |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / (1u64 << 24) as f32;
+    let row = |class: usize, item: usize| {
+        (0..12).map(move |d| noise(class * 977 + item * 31 + d) + if d / 4 == class { 2.0 } else { 0.0 })
+    };
+    let mut values = Vec::new();
+    let mut labels = Vec::new();
+    for class in 0..3 {
+        for item in 0..5 {
+            let truth = if (class, item) == (1, 4) { 0 } else { class };
+            values.extend(row(truth, class * 5 + item));
+            labels.push(format!("class {class}"));
+        }
+    }
+    Embeddings::from_rows(values, 12, labels).unwrap().with_backbone("test")
+}
+
+fn fit(method: &str) -> Predictor {
+    let data = support();
+    let found =
+        audit(&data, &TrainedRelabel::built_in().unwrap(), &audit::Options::default(), &[], &()).unwrap();
+    Predictor::fit(data, &Registry::default().parse(method).unwrap(), Some(&found)).unwrap()
+}
+
+fn query(class: usize) -> Vec<f32> {
+    (0..12).map(|d| 0.5 + if d / 4 == class { 2.0 } else { 0.0 }).collect()
+}
+
+#[test]
+fn every_method_that_can_be_kept_answers_and_answers_the_same_from_its_file() {
+    for method in
+        ["relabel", "protonet", "median", "cosine", "nearest:k=3", "matching", "linear", "baseline++", "rnnp"]
+    {
+        let predictor = fit(method);
+        let queries: Vec<Vec<f32>> = (0..3).map(query).collect();
+        let rows: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
+        let answers = predictor.predict(&rows).unwrap();
+        for (class, answer) in answers.iter().enumerate() {
+            // A hundred small steps do not bring a linear layer far on so small numbers.
+            assert!(answer.class as usize == class || method == "linear", "{method}: {answer:?}");
+            assert!((answer.probabilities.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+            assert!(answer.probability > 0.4 && answer.unknown < 0.5, "{method}: {answer:?}");
+        }
+        let bytes = predictor.to_bytes();
+        let again = Predictor::read_bytes(bytes.clone(), "file").unwrap();
+        assert_eq!(again.predict(&rows).unwrap(), answers, "{method}");
+        assert_eq!(again.to_bytes(), bytes, "{method}");
+        assert_eq!((again.embedder(), again.dim(), again.classes().len()), (Some("test"), 12, 3));
+        assert_eq!(again.predict(&rows[1..2]).unwrap()[0], answers[1], "alone as among others");
+    }
+}
+
+#[test]
+fn a_stranger_is_stranger_than_a_member() {
+    let predictor = fit("relabel");
+    let stranger: Vec<f32> = (0..12).map(|d| if d % 2 == 0 { -1.0 } else { 1.0 }).collect();
+    let answers = predictor.predict(&[&query(0), &stranger]).unwrap();
+    assert!(answers[1].unknown > 0.8 && answers[0].unknown < 0.5, "{answers:?}");
+}
+
+#[test]
+fn rows_of_another_size_are_refused() {
+    let error = fit("relabel").predict(&[&[1.0, 2.0]]).unwrap_err().to_string();
+    assert!(error.contains("2") && error.contains("12"), "{error}");
+}
+
+#[test]
+fn a_file_cut_anywhere_or_of_another_kind_is_refused() {
+    let bytes = fit("protonet").to_bytes();
+    for length in (0..bytes.len()).step_by(37) {
+        assert!(Predictor::read_bytes(bytes[..length].to_vec(), "file").is_err());
+    }
+    let mut other = crate::tensors::Tensors::default();
+    other.set_note("format", "trueshot-model/1");
+    assert!(Predictor::read_bytes(other.to_bytes(), "file").is_err());
+}
