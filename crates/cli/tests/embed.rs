@@ -201,7 +201,65 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
     let small =
         gallery.trueshot(&["train", "backbone", "pictures/train", "-o", "x.safetensors", "--size", "9"]);
     misused(small, &["pictures.size is 9; allowed: 16 to 1024"]);
-    misused(gallery.train(&["pictures/train", "--noise", "outlier=40"]), &["symmetric and paired noise"]);
+    let outliers = |more: &[&str]| {
+        gallery
+            .train(&[&["pictures/train", "--val", "pictures/val", "--noise", "outlier=0,50"], more].concat())
+    };
+    refused(
+        outliers(&[]),
+        &["outlier noise in training needs pictures of other classes", "hint: give them with --outliers"],
+    );
+    refused(
+        outliers(&["--outliers", "pictures/val"]),
+        &["outlier noise in validation needs pictures of other classes", "--val-outliers DATASET"],
+    );
+    std::fs::create_dir_all(gallery.path().join("others")).unwrap();
+    std::fs::rename(gallery.path().join("pictures/val/class 5"), gallery.path().join("others/class 3"))
+        .unwrap();
+    refused(
+        outliers(&["--outliers", "others", "--val-outliers", "others"]),
+        &["class 'class 3' is both among the outliers and to be trained on", "hint: take it out of others"],
+    );
+    misused(
+        gallery.trueshot(&[
+            "train",
+            "negmargin",
+            "pictures/train",
+            "-o",
+            "x.safetensors",
+            "--outliers",
+            "others",
+        ]),
+        &["data.outliers is others; allowed: none, for batches of NegMargin have no noise"],
+    );
+}
+
+#[test]
+fn a_backbone_is_trained_with_outliers_and_its_configuration_names_them() {
+    let gallery = Gallery::new();
+    let arguments = ["pictures/train", "--val", "pictures/val", "--noise", "outlier=0,50"];
+    let outliers = ["--outliers", "pictures/val", "--val-outliers", "pictures/train"];
+    let said =
+        text(&gallery.train(&[&arguments[..], &outliers].concat()).assert().success().get_output().stderr);
+    for part in ["16 pictures of 2 classes as outliers\n", "as outliers of validation", "outlier 50 %"] {
+        assert!(said.contains(part), "'{part}' is missing in: {said}");
+    }
+    let written = std::fs::read_to_string(gallery.path().join("conv4.toml")).unwrap();
+    assert!(written.contains("outliers = \"pictures/val\""), "{written}");
+    let first = std::fs::read(gallery.path().join("conv4.safetensors")).unwrap();
+    gallery.train(&["--config", "conv4.toml", "--overwrite", "--threads", "1"]).assert().success();
+    assert!(std::fs::read(gallery.path().join("conv4.safetensors")).unwrap() == first, "the same model");
+    let mixed =
+        ["pictures/train", "--val", "pictures/val", "--noise", "outlier=50", "--noise", "symmetric=0"];
+    let said = text(
+        &gallery
+            .train(&[&mixed[..], &["--outliers", "pictures/val", "--overwrite"]].concat())
+            .assert()
+            .success()
+            .get_output()
+            .stderr,
+    );
+    assert!(said.contains("no outliers were given for validation (--val-outliers)"), "{said}");
 }
 
 #[test]

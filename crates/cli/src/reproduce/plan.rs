@@ -83,6 +83,24 @@ pub struct Source<'a> {
     pub outliers: Result<Outliers, String>,
 }
 
+impl Source<'_> {
+    /// Why there are no outliers, where noise asks for them. Of the drawings, other characters are.
+    fn no_outliers(&self, noise: Option<&NoiseLevels>) -> Option<String> {
+        let wanted = noise.is_some_and(has_outliers) && !self.dataset.built_in;
+        self.outliers.as_ref().err().filter(|_| wanted).cloned()
+    }
+
+    /// The words that give training on pictures its outliers.
+    fn outlier_words(&self, found: &Found) -> Vec<Word> {
+        let (train, val) = match &self.outliers {
+            _ if self.dataset.built_in => (&found.train, &found.train),
+            Ok(outliers) => (&outliers.train, outliers.val.as_ref().unwrap_or(&outliers.train)),
+            Err(_) => return Vec::new(),
+        };
+        vec![Word::of("--outliers"), train.path(), Word::of("--val-outliers"), val.path()]
+    }
+}
+
 pub struct Planner<'a> {
     pub jobs: Jobs,
     pub settings: &'a Settings,
@@ -95,14 +113,10 @@ impl<'a> Planner<'a> {
         let mut planned =
             Planned { table, name, dataset, evaluations: vec![], missing: BTreeMap::new(), features: None };
         let reason = source.found.as_ref().err().cloned().or_else(|| dataset.too_small_for(table.shots));
-        let reason = reason.or_else(|| match &table.noise {
-            Some(noise) if has_outliers(noise) && !dataset.built_in => {
-                source.outliers.as_ref().err().cloned()
-            }
-            _ => None,
-        });
         for (number, row) in table.rows.iter().enumerate() {
-            planned.missing.extend(reason.clone().or(row.missing.clone()).map(|reason| (number, reason)));
+            let reason =
+                reason.clone().or_else(|| source.no_outliers(row.noise.as_ref().or(table.noise.as_ref())));
+            planned.missing.extend(reason.or(row.missing.clone()).map(|reason| (number, reason)));
         }
         let Ok(found) = &source.found else { return planned };
         let mut together: Vec<(Eyes<'_>, &NoiseLevels, Vec<usize>)> = Vec::new();
@@ -185,7 +199,7 @@ impl<'a> Planner<'a> {
             None => format!("{}: the backbone", source.dataset.title),
             Some(own) => format!("{}: a backbone of its own ({own})", source.dataset.title),
         };
-        Word::result(self.train_on_pictures(Kind::Backbone, label, source.dataset, found, trainer, &flags))
+        Word::result(self.train_on_pictures(Kind::Backbone, label, source, found, trainer, &flags))
     }
 
     /// `trueshot train TRAINER` on the pictures of a dataset.
@@ -193,15 +207,19 @@ impl<'a> Planner<'a> {
         &mut self,
         kind: Kind,
         label: String,
-        dataset: &Dataset,
+        source: &Source<'_>,
         found: &Found,
         trainer: &str,
         flags: &str,
     ) -> usize {
+        let dataset = source.dataset;
         let mut line = vec![Word::of("train"), Word::of(trainer), found.train.path()];
         line.extend(found.train.split_file_words());
         if !found.val.is_shared() {
             line.extend([Word::of("--val"), found.val.path()]);
+        }
+        if flags.contains("outlier=") {
+            line.extend(source.outlier_words(found));
         }
         line.extend(words(&dataset.pictures));
         let (flags, steps) = self.scaled(flags, 100_000);
@@ -233,7 +251,7 @@ impl<'a> Planner<'a> {
         let flags =
             format!("{flags} --queries {queries} --val-queries {queries} --val-shots {}", table.shots);
         let label = format!("{}: {} ({flags})", dataset.title, table.rows[row].row);
-        let trained = self.train_on_pictures(Kind::Whole, label, dataset, found, trainer, &flags);
+        let trained = self.train_on_pictures(Kind::Whole, label, source, found, trainer, &flags);
         let method = table.rows[row].method.as_deref().unwrap_or_default();
         let (before, after) = method.split_once("{head}").unwrap_or((method, ""));
         let method = Word::of(before)
@@ -408,7 +426,7 @@ mod tests {
             planner.plan(table, &source);
         }
         let count = |kind| planner.jobs.all().iter().filter(|job| job.kind == kind).count();
-        assert_eq!(count(Kind::Backbone), 6, "one, four that are trained with noise, and NegMargin's");
+        assert_eq!(count(Kind::Backbone), 8, "one, six that are trained with noise, and NegMargin's");
         assert_eq!(count(Kind::Whole), 2, "MAML for five shots and for three");
         let main = planner.jobs.all().iter().filter(|job| {
             job.kind == Kind::Head

@@ -1,16 +1,15 @@
 //! `trueshot train backbone`: a Conv4 on pictures.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
-use trueshot_vision::training::{BackboneTrainee, Configuration, identity};
+use trueshot_vision::training::{BackboneTrainee, Configuration};
 
 use super::heads::{OptimiserFlags, grouped};
-use super::pictures::{DataFlags, PictureFlags, ValidationFlags, load};
+use super::pictures::{DataFlags, PictureFlags, ValidationFlags, load, settle};
 use super::{Course, RunArguments};
 
 /// Train a backbone, a network that turns pictures into embeddings
@@ -26,6 +25,8 @@ use super::{Course, RunArguments};
   trueshot train backbone mini/ --pool --split-file miniimagenet -o conv4.safetensors
   trueshot train backbone cifar-100-python --split-file cifar-fs --size 32 -o cifar.safetensors
   trueshot train backbone mini/train --val mini/val -o median.safetensors --aggregate median --noise symmetric=40
+  trueshot train backbone mini/train --val mini/val -o outlier.safetensors --noise outlier=0,20,40 \\
+      --outliers outliers/train --val-outliers outliers/train
   trueshot embed mini/test -o test.safetensors --backbone conv4.safetensors")]
 pub struct Arguments {
     #[command(flatten)]
@@ -69,7 +70,7 @@ struct EpisodeFlags {
     /// Queries a class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
-    /// A noise type (symmetric, paired) and the levels to draw from, in percent; can be repeated
+    /// A noise type (symmetric, paired, outlier) and the levels to draw from, in percent; can be repeated
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
     /// What prototypes are made by
@@ -91,21 +92,22 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         true => Configuration::drawings(),
         false => Configuration::photographs(),
     };
-    let configuration: Configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
+    let mut configuration: Configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
     configuration.check()?;
+    settle(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
     run.check()?;
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
-        let (train, validation) = load(&configuration.data, &configuration.pictures)?;
+        let datasets = load(&configuration.data, &configuration.pictures)?;
         let course = Course {
             title: format!("Conv4 of {} px, {steps} episodes", configuration.pictures.size),
             steps,
             validate_every: configuration.validation.every,
             configuration: configuration::text(&configuration),
-            identity: identity(&configuration, &train, validation.as_ref()),
+            identity: datasets.identity(&configuration),
         };
         let seed = configuration.seed;
-        let mut trainee = BackboneTrainee::new(configuration, Arc::new(train), validation)?;
+        let mut trainee = BackboneTrainee::new(configuration, datasets)?;
         eprintln!("{} parameters, seed {seed}", grouped(trainee.parameters().len()));
         run.train(&mut trainee, course)
     })?;

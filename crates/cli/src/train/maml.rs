@@ -1,17 +1,15 @@
 //! `trueshot train maml`: a network that learns to be adapted.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
-use trueshot_vision::training::identity;
 use trueshot_vision::training::maml::{Configuration, MamlTrainee};
 
 use super::heads::{OptimiserFlags, grouped};
-use super::pictures::{DataFlags, PictureFlags, ValidationFlags, load};
+use super::pictures::{DataFlags, PictureFlags, ValidationFlags, load, settle};
 use super::{Course, RunArguments};
 
 /// Train MAML, a network that a few steps of gradient descent adapt to a support set
@@ -71,7 +69,7 @@ struct EpisodeFlags {
     /// Queries a class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
-    /// A noise type (symmetric, paired) and the levels to draw from, in percent; can be repeated
+    /// A noise type (symmetric, paired, outlier) and the levels to draw from, in percent; can be repeated
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
 }
@@ -111,22 +109,23 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(ways) = arguments.options.episodes.ways {
         defaults.validation.ways = ways;
     }
-    let configuration: Configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
+    let mut configuration: Configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
     configuration.check()?;
+    settle(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
     run.check()?;
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
-        let (train, validation) = load(&configuration.data, &configuration.pictures)?;
+        let datasets = load(&configuration.data, &configuration.pictures)?;
         let (size, tasks) = (configuration.pictures.size, configuration.episodes.per_step);
         let course = Course {
             title: format!("MAML on {size} px, {steps} steps of {tasks} tasks"),
             steps,
             validate_every: configuration.validation.every,
             configuration: configuration::text(&configuration),
-            identity: identity(&configuration, &train, validation.as_ref()),
+            identity: datasets.identity(&configuration),
         };
         let seed = configuration.seed;
-        let mut trainee = MamlTrainee::new(configuration, Arc::new(train), validation.as_ref())?;
+        let mut trainee = MamlTrainee::new(configuration, datasets)?;
         eprintln!("{} parameters, seed {seed}", grouped(trainee.parameters().len()));
         run.train(&mut trainee, course)
     })?;

@@ -1,16 +1,14 @@
 //! `trueshot train negmargin`: a Conv4 by a cosine softmax with a negative margin.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use clap::Args;
 use serde::Serialize;
 use trueshot::training::configuration;
-use trueshot_vision::training::identity;
 use trueshot_vision::training::negmargin::{Configuration, NegMarginTrainee};
 
 use super::heads::{OptimiserFlags, grouped};
-use super::pictures::{DataFlags, PictureFlags, ValidationFlags, load};
+use super::pictures::{DataFlags, PictureFlags, ValidationFlags, load, settle};
 use super::{Course, RunArguments};
 
 /// Train a backbone as NegMargin does: all classes at once, by cosines with a negative margin
@@ -74,22 +72,23 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         true => Configuration::drawings(),
         false => Configuration::photographs(),
     };
-    let configuration: Configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
+    let mut configuration: Configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
     configuration.check()?;
+    settle(&configuration.data, &[], &mut configuration.validation)?;
     run.check()?;
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
-        let (train, validation) = load(&configuration.data, &configuration.pictures)?;
+        let datasets = load(&configuration.data, &configuration.pictures)?;
         let (size, batch) = (configuration.pictures.size, configuration.loss.batch);
         let course = Course {
             title: format!("NegMargin on {size} px, {steps} batches of {batch}"),
             steps,
             validate_every: configuration.validation.every,
             configuration: configuration::text(&configuration),
-            identity: identity(&configuration, &train, validation.as_ref()),
+            identity: datasets.identity(&configuration),
         };
         let seed = configuration.seed;
-        let mut trainee = NegMarginTrainee::new(configuration, Arc::new(train), validation)?;
+        let mut trainee = NegMarginTrainee::new(configuration, datasets)?;
         eprintln!("{} parameters of the backbone, seed {seed}", grouped(trainee.parameters().len()));
         run.train(&mut trainee, course)
     })?;

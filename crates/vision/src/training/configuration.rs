@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use trueshot::episode::{EpisodeSpec, Shots};
-use trueshot::noise::{Noise, NoiseKind, NoiseLevels};
+use trueshot::noise::{self, Noise, NoiseKind, NoiseLevels};
 use trueshot::training::heads::configuration::{Fall, Optimiser, allowed};
 
 use super::loss::Aggregate;
@@ -44,8 +44,12 @@ pub struct Configuration {
 pub struct Data {
     /// The pictures to train on: folder, archive, list or `omniglot`.
     pub train: PathBuf,
+    /// Pictures of other classes, which outlier noise in training draws from; empty: none.
+    pub outliers: PathBuf,
     /// The pictures to validate on; empty: other classes of the same.
     pub validation: PathBuf,
+    /// Outliers for validation; empty: none.
+    pub validation_outliers: PathBuf,
     /// Which classes are in which split; empty: all of them are trained on.
     pub split_file: PathBuf,
     /// The split to train on.
@@ -220,14 +224,7 @@ impl Validation {
         let Validation { ways, shots, queries, seed, episodes, .. } = *self;
         let spec = EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed };
         let given = if self.noise.is_empty() { training } else { &self.noise };
-        let mut noises: Vec<Noise> = Vec::new();
-        for noise in all(given) {
-            let same = |known: &Noise| *known == noise || (known.level == 0.0 && noise.level == 0.0);
-            if !noises.iter().any(same) {
-                noises.push(noise);
-            }
-        }
-        Judge { spec, noises, episodes }
+        Judge { spec, noises: noise::settings(given), episodes }
     }
 }
 
@@ -245,10 +242,7 @@ pub(super) fn check_run(steps: u64, seed: u64) -> Result<()> {
     Ok(allowed("seed", seed, i64::try_from(seed).is_ok(), "0 to 2^63 - 1")?)
 }
 
-/// Pictures have no pool of outliers in training.
 pub(super) fn check_noise(noises: &[Noise]) -> Result<()> {
-    let outliers = noises.iter().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0);
-    allowed("episodes.noise", "outlier", !outliers, "symmetric and paired noise")?;
     Ok(allowed("episodes.noise", "empty", !noises.is_empty(), "at least one noise type with a level")?)
 }
 
