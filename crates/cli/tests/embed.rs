@@ -271,3 +271,30 @@ fn classes_and_pictures_that_training_shares_with_validation_are_warned_of() {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
 }
+
+#[test]
+fn the_support_set_of_an_episode_is_drawn_with_frames() {
+    let gallery = Gallery::new();
+    let small = ["--ways", "2", "--shots", "2", "--queries", "2", "-o", "set.svg"];
+    let episode =
+        |more: &[&str]| gallery.trueshot(&[&["episode", "pictures/train"], &small[..], more].concat());
+    let outliers = ["--noise", "outlier=50", "--outliers", "pictures/val"];
+    let said = text(&episode(&outliers).assert().success().stdout("").get_output().stderr);
+    assert!(said.contains("outlier noise of 50 %") && said.contains("1 of 2 wrong, really class"), "{said}");
+    let svg = std::fs::read_to_string(gallery.path().join("set.svg")).unwrap();
+    assert_eq!(svg.matches("data:image/jpeg;base64,").count(), 4, "{svg}");
+    assert_eq!(svg.matches("wrong label, really class").count(), 2, "{svg}");
+    episode(&[&outliers[..], &["--threads", "1"]].concat()).assert().success();
+    assert_eq!(std::fs::read_to_string(gallery.path().join("set.svg")).unwrap(), svg, "always the same");
+    refused(episode(&["--noise", "symmetric=0,50"]), &["--noise has 2 levels; one episode has one"]);
+    refused(episode(&["--noise", "outlier=50"]), &["outlier noise needs a pool"]);
+    std::fs::write(gallery.path().join("pictures/train/class 0/0.png"), b"no picture").unwrap();
+    let broken: Vec<String> = (0..8).map(|number| number.to_string()).collect();
+    let all = broken.iter().map(|number| episode(&["--noise", "symmetric=0", "--episode", number]));
+    let failed = all.map(|mut command| command.output().unwrap()).filter(|done| !done.status.success());
+    let told: Vec<String> = failed.map(|done| text(&done.stderr)).collect();
+    assert!(
+        !told.is_empty() && told.iter().all(|told| told.contains("class 0/0.png cannot be shown")),
+        "{told:?}"
+    );
+}

@@ -8,6 +8,7 @@ use trueshot::noise::{NoiseKind, NoiseLevels};
 
 use super::data::{Found, Outliers, Pictures};
 use super::experiments::{Dataset, Row, Table};
+use super::figures::Figure;
 use super::jobs::{Jobs, Kind, Word, words};
 
 /// How experiments are run.
@@ -31,6 +32,17 @@ pub struct Planned<'a> {
     pub missing: BTreeMap<usize, String>,
     /// The features it trains and tests on, where it does.
     pub features: Option<Features>,
+    /// The figure that draws some of its rows as curves, where it is that which is asked for.
+    pub curve: Option<&'a Figure>,
+}
+
+impl<'a> Planned<'a> {
+    /// The rows that are asked for, with their numbers.
+    pub fn rows(&self) -> impl Iterator<Item = (usize, &'a Row)> {
+        let chosen = self.curve.and_then(Figure::rows);
+        let is_chosen = move |row: &Row| chosen.is_none_or(|chosen| chosen.contains(&row.row));
+        self.table.rows.iter().enumerate().filter(move |(_, row)| is_chosen(row))
+    }
 }
 
 /// Rows that are evaluated together.
@@ -84,10 +96,15 @@ pub struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Why there are no outliers, where noise asks for them. Of the drawings, other characters are.
-    fn no_outliers(&self, noise: Option<&NoiseLevels>) -> Option<String> {
+    /// The splits; the reason where they are not there, or where noise asks for outliers and these are not. Of the
+    /// drawings, other characters are.
+    pub fn ready_for(&self, noise: Option<&NoiseLevels>) -> Result<&Found, String> {
+        let found = self.found.as_ref().map_err(String::clone)?;
         let wanted = noise.is_some_and(has_outliers) && !self.dataset.built_in;
-        self.outliers.as_ref().err().filter(|_| wanted).cloned()
+        match &self.outliers {
+            Err(reason) if wanted => Err(reason.clone()),
+            _ => Ok(found),
+        }
     }
 
     /// The words that give training on pictures its outliers.
@@ -110,12 +127,19 @@ impl<'a> Planner<'a> {
     /// All jobs of a table on one dataset.
     pub fn plan(&mut self, table: &'a Table, source: &Source<'a>) -> Planned<'a> {
         let Source { name, dataset, .. } = *source;
-        let mut planned =
-            Planned { table, name, dataset, evaluations: vec![], missing: BTreeMap::new(), features: None };
-        let reason = source.found.as_ref().err().cloned().or_else(|| dataset.too_small_for(table.shots));
+        let mut planned = Planned {
+            table,
+            name,
+            dataset,
+            evaluations: vec![],
+            missing: BTreeMap::new(),
+            features: None,
+            curve: None,
+        };
+        let small = dataset.too_small_for(table.shots);
         for (number, row) in table.rows.iter().enumerate() {
-            let reason =
-                reason.clone().or_else(|| source.no_outliers(row.noise.as_ref().or(table.noise.as_ref())));
+            let ready = source.ready_for(row.noise.as_ref().or(table.noise.as_ref()));
+            let reason = small.clone().filter(|_| source.found.is_ok()).or(ready.err());
             planned.missing.extend(reason.or(row.missing.clone()).map(|reason| (number, reason)));
         }
         let Ok(found) = &source.found else { return planned };
@@ -154,7 +178,7 @@ impl<'a> Planner<'a> {
         planned
     }
 
-    fn features(&mut self, source: &Source<'_>, found: &Found, own: Option<&str>) -> Features {
+    pub fn features(&mut self, source: &Source<'_>, found: &Found, own: Option<&str>) -> Features {
         let backbone = self.backbone(source, found, own);
         let copies = source.dataset.copies;
         let mut embed = |what: &str, pictures: &Pictures, copies: u32| {
@@ -278,7 +302,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The file of a row's head; none where the data for it is missing.
-    fn head(&mut self, source: &Source<'_>, features: &Features, row: &Row) -> Option<usize> {
+    pub fn head(&mut self, source: &Source<'_>, features: &Features, row: &Row) -> Option<usize> {
         let flags = row.head.as_deref()?.replace("{several_shots}", source.dataset.several_shots());
         let (flags, steps) = self.scaled(&flags, 25_000);
         let (kind, flags) = flags.split_once(' ')?;
@@ -366,7 +390,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-fn has_outliers(noise: &NoiseLevels) -> bool {
+pub fn has_outliers(noise: &NoiseLevels) -> bool {
     noise.0.iter().any(|noise| noise.kind == NoiseKind::Outlier)
 }
 

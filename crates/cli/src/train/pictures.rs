@@ -164,12 +164,12 @@ pub fn load(data: &training::Data, pictures: &training::Pictures) -> anyhow::Res
         given(&data.train),
         "no pictures to train on: give DATASET, or data.train in the configuration"
     );
-    let train = read(pictures, &part(data, &data.train, &data.train_split)?, Use::Training)?;
-    let mut datasets = Datasets::new(train, None);
-    if given(&data.outliers) {
-        let outliers = read(pictures, &outliers(data, &data.outliers)?, Use::Outliers)?;
-        check_outliers(data, &datasets.train, &outliers)?;
-        datasets.outliers = Some(Arc::new(outliers));
+    let train = part(data, &data.train, &data.train_split)?;
+    let others = given(&data.outliers).then(|| outliers(data, &data.outliers)).transpose()?;
+    others.iter().try_for_each(|others| check_outliers(data, &train, others))?;
+    let mut datasets = Datasets::new(read(pictures, &train, Use::Training)?, None);
+    if let Some(others) = &others {
+        datasets.outliers = Some(Arc::new(read(pictures, others, Use::Outliers)?));
     }
     if !validates(data) {
         eprintln!("nothing to validate on (--val, --split-file): the last model will be kept");
@@ -213,7 +213,7 @@ fn outliers(data: &training::Data, path: &Path) -> anyhow::Result<Collection> {
 }
 
 /// An outlier that is of a class to be learnt is none.
-fn check_outliers(data: &training::Data, train: &Dataset, outliers: &Dataset) -> anyhow::Result<()> {
+fn check_outliers(data: &training::Data, train: &Collection, outliers: &Collection) -> anyhow::Result<()> {
     if data.outliers == data.train {
         eprintln!(
             "warning: the outliers are the pictures to train on: now and then one is of a class of its episode"
@@ -222,10 +222,8 @@ fn check_outliers(data: &training::Data, train: &Dataset, outliers: &Dataset) ->
     }
     // Numbers are places in a list, and say nothing about what they stand for.
     let is_name = |class: &&String| class.parse::<f64>().is_err();
-    let known = train.labels().classes();
-    if let Some(class) =
-        outliers.labels().classes().iter().filter(is_name).find(|class| known.contains(class))
-    {
+    let known = train.classes();
+    if let Some(class) = outliers.classes().iter().filter(is_name).find(|class| known.contains(class)) {
         anyhow::bail!(
             "class '{class}' is both among the outliers and to be trained on\nhint: take it out of {} or of {}",
             data.outliers.display(),
