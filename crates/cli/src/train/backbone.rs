@@ -1,16 +1,13 @@
 //! `trueshot train backbone`: a Conv4 on pictures.
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
 use trueshot_vision::training::{BackboneTrainee, Configuration};
 
-use super::heads::{OptimiserFlags, grouped};
-use super::pictures::{DataFlags, PictureFlags, ValidationFlags, load, settle};
-use super::{Course, RunArguments};
+use super::RunArguments;
+use super::pictures::{Lesson, Options, settle};
 
 /// Train a backbone, a network that turns pictures into embeddings
 ///
@@ -33,29 +30,15 @@ pub struct Arguments {
     run: RunArguments,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    own: Own,
 }
 
+/// What this network alone can be told.
 #[derive(Args, Serialize)]
-struct Options {
-    #[command(flatten)]
-    data: DataFlags,
-    #[command(flatten)]
-    pictures: PictureFlags,
+struct Own {
     #[command(flatten)]
     episodes: EpisodeFlags,
-    #[command(flatten)]
-    validation: ValidationFlags,
-    #[command(flatten)]
-    optimiser: OptimiserFlags,
-    /// Updates of the parameters, each on one episode
-    #[arg(long, help_heading = "Optimiser")]
-    steps: Option<u64>,
-    /// Start from the parameters of another backbone
-    #[arg(long, value_name = "MODEL", help_heading = "Optimiser")]
-    from: Option<PathBuf>,
-    /// Same seed, same model
-    #[arg(short, long, help_heading = "The run")]
-    seed: Option<u64>,
 }
 
 #[derive(Args, Serialize)]
@@ -86,31 +69,23 @@ enum AggregateArgument {
 }
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
-    let run = &arguments.run;
-    let flags = configuration::table(&arguments.options);
-    let defaults = match arguments.options.data.is_built_in(run.config.as_deref()) {
-        true => Configuration::drawings(),
-        false => Configuration::photographs(),
-    };
-    let mut configuration: Configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
+    let Arguments { run, options, own } = arguments;
+    let (drawings, photographs) = (Configuration::drawings(), Configuration::photographs());
+    let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
     settle(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
-    run.check()?;
-    let steps = configuration.steps;
-    let outcome = run.threads.run(|| {
-        let datasets = load(&configuration.data, &configuration.pictures)?;
-        let course = Course {
-            title: format!("Conv4 of {} px, {steps} episodes", configuration.pictures.size),
-            steps,
-            validate_every: configuration.validation.every,
-            configuration: configuration::text(&configuration),
-            identity: datasets.identity(&configuration),
-        };
-        let seed = configuration.seed;
-        let mut trainee = BackboneTrainee::new(configuration, datasets)?;
-        eprintln!("{} parameters, seed {seed}", grouped(trainee.parameters().len()));
-        run.train(&mut trainee, course)
-    })?;
-    run.conclude(&outcome, steps);
-    Ok(())
+    let lesson = Lesson {
+        title: format!("Conv4 of {} px, {} episodes", configuration.pictures.size, configuration.steps),
+        seed: configuration.seed,
+        steps: configuration.steps,
+        data: &configuration.data,
+        pictures: &configuration.pictures,
+        validate_every: configuration.validation.every,
+        parameters: "parameters",
+    };
+    lesson.train(run, &configuration, |datasets| {
+        let trainee = BackboneTrainee::new(configuration.clone(), datasets)?;
+        let count = trainee.parameters().len();
+        Ok((trainee, count))
+    })
 }

@@ -5,18 +5,43 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use trueshot::noise::{NoiseKind, NoiseLevels};
+use trueshot::training::{Trainee, configuration};
 use trueshot_vision::overlap::Overlap;
 use trueshot_vision::training::{self, Datasets, Validation};
 use trueshot_vision::{Collection, Dataset, Error};
 
-use super::heads::grouped;
+use super::heads::{OptimiserFlags, grouped};
+use super::{Course, RunArguments};
 use crate::pictures_argument::{FitArgument, Part, tell_skipped};
 use crate::progress::Progress;
 
+/// What all training on pictures can be told.
+#[derive(Args, Serialize)]
+pub struct Options {
+    #[command(flatten)]
+    data: DataFlags,
+    #[command(flatten)]
+    pictures: PictureFlags,
+    #[command(flatten)]
+    validation: ValidationFlags,
+    #[command(flatten)]
+    optimiser: OptimiserFlags,
+    /// Updates of the parameters
+    #[arg(long, help_heading = "Optimiser")]
+    steps: Option<u64>,
+    /// Start from the parameters of another model of the same kind
+    #[arg(long, value_name = "MODEL", help_heading = "Optimiser")]
+    from: Option<PathBuf>,
+    /// Same seed, same model
+    #[arg(short, long, help_heading = "The run")]
+    seed: Option<u64>,
+}
+
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Data")]
-pub struct DataFlags {
+struct DataFlags {
     /// The pictures to train on
     #[arg(value_name = "DATASET", required_unless_present = "config")]
     train: Option<PathBuf>,
@@ -49,7 +74,7 @@ pub struct DataFlags {
 
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Pictures")]
-pub struct PictureFlags {
+struct PictureFlags {
     /// Height and width the network works on [default: 84; omniglot: 28]
     #[arg(long, value_name = "PX")]
     size: Option<usize>,
@@ -69,7 +94,7 @@ pub struct PictureFlags {
 
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Validation")]
-pub struct ValidationFlags {
+struct ValidationFlags {
     /// Steps between two validations
     #[arg(id = "val-every", long = "val-every", value_name = "STEPS")]
     every: Option<u64>,
@@ -93,16 +118,73 @@ pub struct ValidationFlags {
     seed: Option<u64>,
 }
 
+impl Options {
+    /// The configuration: of a file and of flags, among them those of this kind of network alone.
+    pub fn read<C: Serialize + DeserializeOwned>(
+        &self,
+        run: &RunArguments,
+        own: toml::Table,
+        drawings: C,
+        photographs: C,
+    ) -> anyhow::Result<C> {
+        let file = run.config.as_deref();
+        let defaults = if self.data.is_built_in(file) { drawings } else { photographs };
+        let mut flags = configuration::table(self);
+        flags.extend(own);
+        Ok(configuration::read(&defaults, file, flags)?)
+    }
+}
+
 impl DataFlags {
     /// Whether the built-in drawings are asked for, here or in a file: they are trained on otherwise than
     /// photographs, so what the data is must be known before anything else.
-    pub fn is_built_in(&self, file: Option<&Path>) -> bool {
+    fn is_built_in(&self, file: Option<&Path>) -> bool {
         let written = || {
             let table: toml::Table = std::fs::read_to_string(file?).ok()?.parse().ok()?;
             Some(PathBuf::from(table.get("data")?.get("train")?.as_str()?))
         };
         let data = self.train.clone().or_else(written);
         data.is_some_and(|data| trueshot_vision::source::is_built_in(&data))
+    }
+}
+
+/// A network to be trained on pictures.
+pub struct Lesson<'a> {
+    pub title: String,
+    pub seed: u64,
+    pub steps: u64,
+    pub data: &'a training::Data,
+    pub pictures: &'a training::Pictures,
+    pub validate_every: u64,
+    /// What its parameters are called.
+    pub parameters: &'static str,
+}
+
+impl Lesson<'_> {
+    /// Reads the pictures and trains what `make` makes of them, with the number of its parameters.
+    pub fn train<T: Trainee>(
+        self,
+        run: &RunArguments,
+        configuration: &(impl Serialize + Sync),
+        make: impl FnOnce(Datasets) -> trueshot_vision::Result<(T, usize)> + Send,
+    ) -> anyhow::Result<()> {
+        run.check()?;
+        let (steps, seed) = (self.steps, self.seed);
+        let outcome = run.threads.run(|| {
+            let datasets = load(self.data, self.pictures)?;
+            let course = Course {
+                title: self.title,
+                steps,
+                validate_every: self.validate_every,
+                configuration: configuration::text(configuration),
+                identity: datasets.identity(configuration),
+            };
+            let (mut trainee, count) = make(datasets)?;
+            eprintln!("{} {}, seed {seed}", grouped(count), self.parameters);
+            run.train(&mut trainee, course)
+        })?;
+        run.conclude(&outcome, steps);
+        Ok(())
     }
 }
 
@@ -159,7 +241,7 @@ fn validates(data: &training::Data) -> bool {
 }
 
 /// Reads the pictures to train on, those to validate on if there are any, and outliers for both.
-pub fn load(data: &training::Data, pictures: &training::Pictures) -> anyhow::Result<Datasets> {
+fn load(data: &training::Data, pictures: &training::Pictures) -> anyhow::Result<Datasets> {
     anyhow::ensure!(
         given(&data.train),
         "no pictures to train on: give DATASET, or data.train in the configuration"

@@ -137,7 +137,6 @@ impl Configuration {
 
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
-        shared::check_run(self.steps, self.seed)?;
         let Episodes { per_step, ways, shots, queries, .. } = self.episodes;
         allowed("episodes.per_step", per_step, (1..=1024).contains(&per_step), "1 to 1024")?;
         allowed("episodes.ways", ways, (2..=MOST_WAYS).contains(&ways), &format!("2 to {MOST_WAYS}"))?;
@@ -153,10 +152,8 @@ impl Configuration {
         let same = self.validation.ways == ways;
         let expected = format!("{ways}, as in training: the network has a fixed number of classes");
         allowed("validation.ways", self.validation.ways, same, &expected)?;
-        self.validation.check()?;
-        self.pictures.check()?;
-        shared::check_augmentation(&self.augmentation)?;
-        Ok(self.optimiser.check()?)
+        let Configuration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
+        shared::check_usual(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
     fn judge(&self) -> Judge {

@@ -98,7 +98,6 @@ impl Configuration {
 
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
-        shared::check_run(self.steps, self.seed)?;
         let Loss { batch, scale, margin } = self.loss;
         allowed("loss.batch", batch, (2..=MOST_IMAGES).contains(&batch), &format!("2 to {MOST_IMAGES}"))?;
         allowed("loss.scale", scale, scale > 0.0 && scale.is_finite(), "a number above 0")?;
@@ -107,10 +106,8 @@ impl Configuration {
         let none = outliers.as_os_str().is_empty();
         allowed("data.outliers", outliers.display(), none, "none, for batches of NegMargin have no noise")?;
         shared::check_noise(&shared::all(&self.validation.noise))?;
-        self.validation.check()?;
-        self.pictures.check()?;
-        shared::check_augmentation(&self.augmentation)?;
-        Ok(self.optimiser.check()?)
+        let Configuration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
+        shared::check_usual(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
     fn judge(&self) -> Judge {
