@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(svg.matches("var(--right,").count(), 1, "{svg}");
         assert_eq!(svg.matches("stroke-dasharray").count(), 1, "{svg}");
         assert!(svg.contains("wrong label, really dog &amp; co") && svg.contains("A &lt;set&gt;"), "{svg}");
-        assert_eq!(shortened("n01532829 & co", 9), "n015… &amp; co");
+        assert_eq!(shortened("n01532829 & co", 9), "n015…&amp; co");
         assert_eq!(picture.description(), "A <set>. cat: 1 of 2 wrong, really dog & co");
     }
 }
