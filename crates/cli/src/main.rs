@@ -6,6 +6,7 @@ mod bench;
 mod dataset;
 mod demo;
 mod embed;
+mod episode;
 mod eval;
 mod inspect;
 mod messages;
@@ -33,6 +34,7 @@ enum Command {
     Dataset(dataset::Arguments),
     Embed(embed::Arguments),
     Eval(Box<eval::Arguments>),
+    Episode(episode::Arguments),
     Train(train::Arguments),
     Attention(attention::Arguments),
     Reproduce(reproduce::Arguments),
@@ -49,6 +51,7 @@ fn main() -> std::process::ExitCode {
             Command::Dataset(arguments) => dataset::run(&arguments),
             Command::Embed(arguments) => embed::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
+            Command::Episode(arguments) => episode::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),
             Command::Attention(arguments) => attention::run(&arguments),
             Command::Reproduce(arguments) => reproduce::run(&arguments),

@@ -50,13 +50,21 @@ impl Strangeness {
                 let plain = without(&plain_rows[item], &plain_sums[class as usize]);
                 let placed = without(&placed_rows[item], &placed_sums[class as usize]);
                 let others = (0..rows.len()).filter(|&other| other != item);
-                let nearest = others.map(|other| dot(&plain_rows[item], &plain_rows[other])).fold(-1.0, f32::max);
+                let nearest =
+                    others.map(|other| dot(&plain_rows[item], &plain_rows[other])).fold(-1.0, f32::max);
                 reached.push(PLAIN_WEIGHT * plain + placed + nearest);
             }
         }
         let (usual, spread) = usual(&reached);
         let units = |sums: Vec<Vec<f32>>| sums.iter().map(|sum| place(sum, &zero)).collect();
-        Strangeness { mean, plain: units(plain_sums), placed: units(placed_sums), items: plain_rows, usual, spread }
+        Strangeness {
+            mean,
+            plain: units(plain_sums),
+            placed: units(placed_sums),
+            items: plain_rows,
+            usual,
+            spread,
+        }
     }
 
     /// How strange some rows are, from 0 to 1.

@@ -8,10 +8,12 @@ mod inspection;
 mod latex;
 mod markdown;
 pub mod reproduction;
+mod support_set;
 mod text;
 
-pub use html::{Page, Picture, PictureClass, PictureItem};
+pub use html::Page;
 pub use inspection::inspection_text;
+pub use support_set::{Picture, PictureClass, PictureItem};
 
 use crate::evaluate::Evaluation;
 use crate::noise::NoiseKind;
