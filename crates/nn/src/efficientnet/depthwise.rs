@@ -36,14 +36,26 @@ impl Geometry {
         let start = output * self.stride;
         (self.margin.saturating_sub(start), (self.side + self.margin - start).min(self.kernel))
     }
+
+    /// The rows of the input that some rows of the output look at, by their first and end.
+    pub fn looked_at(&self, outputs: std::ops::Range<usize>) -> (usize, usize) {
+        let first = (outputs.start * self.stride).saturating_sub(self.margin);
+        let end = ((outputs.end - 1) * self.stride + self.kernel).saturating_sub(self.margin);
+        (first, end.min(self.side))
+    }
 }
 
+/// Some rows of the output.
 pub(super) struct Depthwise<'a> {
     pub geometry: Geometry,
     pub taps: &'a [f32],
     pub bias: &'a [f32],
+    /// Rows of the input from `input_start` on.
     pub input: &'a [f32],
+    pub input_start: usize,
+    /// Rows of the output from `output_start` on.
     pub output: &'a mut [f32],
+    pub output_start: usize,
 }
 
 impl WithSimd for Depthwise<'_> {
@@ -69,7 +81,7 @@ impl<const K: usize, const STRIDE: usize, const SPAN: usize> WithSimd for Sized<
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Depthwise { geometry, taps, bias, input, output } = self.0;
+        let Depthwise { geometry, taps, bias, input, input_start, output, output_start } = self.0;
         let vectors = geometry.channels / S::F32_LANES;
         assert_eq!(vectors * S::F32_LANES, geometry.channels, "whole vectors of channels");
         let row = Row::<S, K, STRIDE, SPAN> {
@@ -79,11 +91,10 @@ impl<const K: usize, const STRIDE: usize, const SPAN: usize> WithSimd for Sized<
             bias: S::as_simd_f32s(bias).0,
         };
         let line = geometry.side * vectors;
-        let input = &S::as_simd_f32s(input).0[..geometry.side * line];
-        let output = &mut S::as_mut_simd_f32s(output).0[..geometry.outputs * geometry.outputs * vectors];
-        for (place, output) in output.chunks_exact_mut(geometry.outputs * vectors).enumerate() {
+        let (input, output) = (S::as_simd_f32s(input).0, S::as_mut_simd_f32s(output).0);
+        for (place, output) in (output_start..).zip(output.chunks_exact_mut(geometry.outputs * vectors)) {
             let (first, end) = geometry.inside(place);
-            let start = place * STRIDE + first - geometry.margin;
+            let start = place * STRIDE + first - geometry.margin - input_start;
             let input = &input[start * line..(start + end - first) * line];
             for vector in 0..vectors {
                 row.run(simd, vector, first, input, output);

@@ -1,14 +1,19 @@
 //! Pictures to embeddings.
 
+use pulp::{Simd, WithSimd};
+
 use super::depthwise::{Depthwise, Geometry};
 use super::{BOUNDS, Block, FEATURES, LARGEST, SMALLEST, STEM, blocks, layout, same};
 use crate::isa::Isa;
-use crate::matmul::{View, ViewMut, Write, multiply, multiply_add_row_and_bound};
+use crate::matmul::{View, ViewMut, Write, multiply, multiply_and_add_row};
 
 /// Numbers that the first convolution looks at.
 const PATCH: usize = 3 * 3 * 3;
 /// Rows of the first convolution's output that are made at once, so that their patches stay in the cache.
-const STRIP: usize = 8;
+const STEM_ROWS: usize = 8;
+/// A block is run through in strips of rows, so that what lies between its layers, six times as wide as what comes in
+/// and goes out, stays in the second-level cache: at most so many numbers, if that is a row at all.
+const STRIP_NUMBERS: usize = 1 << 17;
 
 /// A network ready to embed.
 pub struct Embedder {
@@ -38,8 +43,9 @@ struct Bottleneck {
 /// Working memory of one thread.
 pub struct Scratch {
     patches: Vec<f32>,
-    /// What goes from block to block.
+    /// What goes from block to block, and where a block puts it.
     pixels: Vec<f32>,
+    next: Vec<f32>,
     expanded: Vec<f32>,
     filtered: Vec<f32>,
 }
@@ -70,20 +76,22 @@ impl Embedder {
     /// Working memory for one thread.
     pub fn scratch(&self) -> Scratch {
         let (side, _) = same(self.size, 3, 2);
-        let geometries = || self.blocks.iter().map(|block| (block.geometry, block.block));
-        let most = |of: &dyn Fn((Geometry, Block)) -> usize| geometries().map(of).max().unwrap_or(0);
-        let last = self.blocks.last().map_or(side, |block| block.geometry.outputs);
-        let outputs = most(&|(geometry, block)| geometry.outputs.pow(2) * block.output);
+        let most = |of: &dyn Fn(&Bottleneck) -> usize| self.blocks.iter().map(of).max().unwrap_or(0);
+        let outputs = most(&|block| block.geometry.outputs.pow(2) * block.block.output);
+        let pixels = outputs.max(side * side * STEM);
+        let filtered = most(&|block| block.strip_lengths().1);
         Scratch {
-            patches: vec![0.0; STRIP * side * PATCH],
-            pixels: vec![0.0; outputs.max(side * side * STEM)],
-            expanded: vec![0.0; most(&|(geometry, block)| geometry.side.pow(2) * block.inner)],
-            filtered: vec![
-                0.0;
-                most(&|(geometry, block)| geometry.outputs.pow(2) * block.inner)
-                    .max(last * last * FEATURES)
-            ],
+            patches: vec![0.0; STEM_ROWS * side * PATCH],
+            pixels: vec![0.0; pixels],
+            next: vec![0.0; pixels],
+            expanded: vec![0.0; most(&|block| block.strip_lengths().0)],
+            filtered: vec![0.0; filtered.max(self.places() * FEATURES)],
         }
+    }
+
+    /// Places that are left at the end.
+    fn places(&self) -> usize {
+        self.blocks.last().map_or(0, |block| block.geometry.outputs.pow(2))
     }
 
     /// Embeds normalised pictures (images x rows x columns x 3) on the calling thread.
@@ -104,7 +112,7 @@ impl Embedder {
         for bottleneck in &self.blocks {
             bottleneck.run(isa, scratch);
         }
-        let places = self.blocks.last().map_or(0, |block| block.geometry.outputs.pow(2));
+        let places = self.places();
         let filtered = &mut scratch.filtered[..places * FEATURES];
         self.head.run_bounded(isa, &scratch.pixels[..places * self.head.inputs], filtered);
         out.fill(0.0);
@@ -116,8 +124,8 @@ impl Embedder {
 
     fn first(&self, isa: Isa, image: &[f32], scratch: &mut Scratch) {
         let (side, margin) = same(self.size, 3, 2);
-        for start in (0..side).step_by(STRIP) {
-            let rows = STRIP.min(side - start);
+        for start in (0..side).step_by(STEM_ROWS) {
+            let rows = STEM_ROWS.min(side - start);
             let patches = &mut scratch.patches[..rows * side * PATCH];
             for (row, patches) in (start..).zip(patches.chunks_exact_mut(side * PATCH)) {
                 self.patches(image, 2 * row, margin, patches);
@@ -144,11 +152,34 @@ impl Embedder {
     }
 }
 
+/// ReLU6.
+struct Bound<'a>(&'a mut [f32]);
+
+impl WithSimd for Bound<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let [least, most] = BOUNDS;
+        for value in self.0 {
+            // A number that is none stays so.
+            let above = if *value < least { least } else { *value };
+            *value = if above > most { most } else { above };
+        }
+    }
+}
+
 impl Layer {
+    /// With ReLU6 behind it. That is a pass of its own: strips of rows are in the cache still.
     fn run_bounded(&self, isa: Isa, input: &[f32], output: &mut [f32]) {
+        self.run(isa, input, output);
+        isa.run(Bound(output));
+    }
+
+    fn run(&self, isa: Isa, input: &[f32], output: &mut [f32]) {
         let (rows, columns) = (input.len() / self.inputs, self.bias.len());
         let (a, b) = (View::new(input, rows, self.inputs), View::new(&self.weights, self.inputs, columns));
-        multiply_add_row_and_bound(isa, a, b, &self.bias, BOUNDS, ViewMut::new(output, rows, columns));
+        multiply_and_add_row(isa, a, b, &self.bias, ViewMut::new(output, rows, columns));
     }
 
     /// Adds the product and the bias to the output.
@@ -163,30 +194,76 @@ impl Layer {
 }
 
 impl Bottleneck {
+    /// Rows of the output that are made at once.
+    fn strip(&self) -> usize {
+        let Geometry { side, kernel, stride, outputs, .. } = self.geometry;
+        let rows = STRIP_NUMBERS / (side * self.block.inner);
+        (rows.saturating_sub(kernel) / stride).clamp(1, outputs)
+    }
+
+    /// Numbers of the widened rows that a strip looks at, and of what the filters make of them.
+    fn strip_lengths(&self) -> (usize, usize) {
+        let Geometry { side, kernel, stride, outputs, .. } = self.geometry;
+        let rows = ((self.strip() - 1) * stride + kernel).min(side);
+        (rows * side * self.block.inner, self.strip() * outputs * self.block.inner)
+    }
+
+    /// From `pixels` to `next`, or to `pixels` itself where the input is added.
     fn run(&self, isa: Isa, scratch: &mut Scratch) {
-        let Scratch { pixels, expanded, filtered, .. } = scratch;
-        let (places, outputs) = (self.geometry.side.pow(2), self.geometry.outputs.pow(2));
-        let expanded = &mut expanded[..places * self.block.inner];
-        let input = match &self.expand {
-            None => &pixels[..places * self.block.input],
-            Some(expand) => {
-                expand.run_bounded(isa, &pixels[..places * self.block.input], expanded);
-                &*expanded
+        let Geometry { side, outputs, .. } = self.geometry;
+        let Scratch { pixels, next, expanded, filtered, .. } = scratch;
+        // The widened rows that there are, by their first and end.
+        let mut have = (0, 0);
+        for start in (0..outputs).step_by(self.strip()) {
+            let end = (start + self.strip()).min(outputs);
+            let filtered = &mut filtered[..(end - start) * outputs * self.block.inner];
+            let wanted = self.geometry.looked_at(start..end);
+            let input = match &self.expand {
+                None => &pixels[wanted.0 * side * self.block.input..wanted.1 * side * self.block.input],
+                Some(expand) => {
+                    self.widen(isa, expand, have, wanted, pixels, expanded);
+                    have = wanted;
+                    &expanded[..(wanted.1 - wanted.0) * side * self.block.inner]
+                }
+            };
+            isa.run(Depthwise {
+                geometry: self.geometry,
+                taps: &self.taps,
+                bias: &self.taps_bias,
+                input,
+                input_start: wanted.0,
+                output: filtered,
+                output_start: start,
+            });
+            let rows = start * outputs * self.block.output..end * outputs * self.block.output;
+            if self.block.adds_input() {
+                // What later strips look at of these rows has been widened already.
+                self.project.add(isa, filtered, &mut pixels[rows]);
+            } else {
+                self.project.run(isa, filtered, &mut next[rows]);
             }
-        };
-        let filtered = &mut filtered[..outputs * self.block.inner];
-        isa.run(Depthwise {
-            geometry: self.geometry,
-            taps: &self.taps,
-            bias: &self.taps_bias,
-            input,
-            output: filtered,
-        });
-        let pixels = &mut pixels[..outputs * self.block.output];
-        if !self.block.adds_input() {
-            pixels.fill(0.0);
         }
-        self.project.add(isa, filtered, pixels);
+        if !self.block.adds_input() {
+            std::mem::swap(pixels, next);
+        }
+    }
+
+    /// Keeps of the widened rows what is wanted again, at the front, and makes those that are missing.
+    fn widen(
+        &self,
+        isa: Isa,
+        expand: &Layer,
+        have: (usize, usize),
+        wanted: (usize, usize),
+        pixels: &[f32],
+        expanded: &mut [f32],
+    ) {
+        let (input, line) = (self.geometry.side * self.block.input, self.geometry.side * self.block.inner);
+        let kept = have.1.saturating_sub(wanted.0);
+        expanded.copy_within((wanted.0.min(have.1) - have.0) * line..(have.1 - have.0) * line, 0);
+        let missing = wanted.0 + kept..wanted.1;
+        let expanded = &mut expanded[kept * line..(wanted.1 - wanted.0) * line];
+        expand.run_bounded(isa, &pixels[missing.start * input..missing.end * input], expanded);
     }
 }
 

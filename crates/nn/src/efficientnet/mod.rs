@@ -7,7 +7,8 @@
 //! How it is laid out, and why:
 //! - Activations are NHWC, so a pointwise convolution is one product of matrices as they lie, and a depthwise filter
 //!   works on whole vectors of channels.
-//! - ReLU6 happens where numbers are in registers anyway: no pass over memory of its own.
+//! - What lies between the layers of a block is six times as wide as its ends and lives only in strips of rows, in the
+//!   second-level cache.
 //! - One picture at a time on one thread: an embedding depends on its picture alone, and who has more threads gives
 //!   each a picture.
 //! - Margins are as TensorFlow has them (`SAME`): with a stride, the odd one is below and to the right.

@@ -136,27 +136,6 @@ pub fn multiply_and_add_row<T: Real>(isa: Isa, a: View<'_, T>, b: View<'_, T>, r
     multiply_from(isa, a, b, Start::Row(row), c);
 }
 
-/// `C = A B`, the same row added to all of its rows, and every number then brought between two bounds: a layer with
-/// ReLU6 in one pass over its output.
-///
-/// # Panics
-/// If the shapes disagree or there is nothing to sum.
-pub fn multiply_add_row_and_bound(
-    isa: Isa,
-    a: View<'_>,
-    b: View<'_>,
-    row: &[f32],
-    bounds: [f32; 2],
-    mut c: ViewMut<'_>,
-) {
-    assert_eq!((a.rows, a.columns, b.columns), (c.rows, b.rows, c.columns), "shapes of a product");
-    assert_eq!(row.len(), c.columns + c.spare, "a number for each column");
-    assert!(a.columns > 0, "something to sum");
-    if c.rows > 0 && c.columns > 0 {
-        tiles::multiply_bounded(isa, a, b, row, bounds, &mut c);
-    }
-}
-
 /// What the sums start with.
 #[derive(Debug, Clone, Copy)]
 pub enum Start<'a, T> {
@@ -220,24 +199,6 @@ mod tests {
             View::strided(data, columns, rows, rows + slack).transposed()
         } else {
             View::strided(data, rows, columns, columns + slack)
-        }
-    }
-
-    #[test]
-    fn bounds_hold_for_complete_sums_only() {
-        // 300 deep is two stretches: what is cut off after the first would be missing in the second.
-        let (m, k, n) = (17, 300, 37);
-        let mut numbers = Numbers::new(3);
-        let (a, b, row) = (numbers.singles(m * k), numbers.singles(k * n), numbers.singles(n));
-        let (a, b) = (View::new(&a, m, k), View::new(&b, k, n));
-        let mut expected = vec![0.0; m * n];
-        multiply_reference(a, b, Start::Row(&row), &mut ViewMut::new(&mut expected, m, n));
-        for isa in usable() {
-            let mut found = vec![0.0; m * n];
-            multiply_add_row_and_bound(isa, a, b, &row, [0.0, 6.0], ViewMut::new(&mut found, m, n));
-            for (found, expected) in found.iter().zip(&expected) {
-                assert!((found - expected.clamp(0.0, 6.0)).abs() < 1e-4, "{isa:?}: {found} and {expected}");
-            }
         }
     }
 

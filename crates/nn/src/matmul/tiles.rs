@@ -20,20 +20,7 @@ use crate::memory::prefetch_line;
 pub(crate) fn multiply_tuned(isa: Isa, a: View<'_>, b: View<'_>, start: Start<'_, f32>, c: &mut ViewMut<'_>) {
     // The transposing copy below has instructions of its own.
     let avx = isa != Isa::Portable && isa.is_usable();
-    isa.run(Product { avx, a, b, start, bounds: None, c });
-}
-
-/// `C = A B`, a row added to all of its rows, and every number then brought between two bounds.
-pub(super) fn multiply_bounded(
-    isa: Isa,
-    a: View<'_>,
-    b: View<'_>,
-    row: &[f32],
-    bounds: [f32; 2],
-    c: &mut ViewMut<'_>,
-) {
-    let avx = isa != Isa::Portable && isa.is_usable();
-    isa.run(Product { avx, a, b, start: Start::Row(row), bounds: Some(bounds), c });
+    isa.run(Product { avx, a, b, start, c });
 }
 
 struct Product<'a, 'b> {
@@ -41,7 +28,6 @@ struct Product<'a, 'b> {
     a: View<'a>,
     b: View<'a>,
     start: Start<'a, f32>,
-    bounds: Option<[f32; 2]>,
     c: &'a mut ViewMut<'b>,
 }
 
@@ -59,7 +45,6 @@ impl WithSimd for Product<'_, '_> {
         for from in (0..inner.max(1)).step_by(depth) {
             let depth = depth.min(inner - from);
             let start = if from == 0 { self.start } else { Start::Old };
-            let bounds = self.bounds.filter(|_| from + depth == inner);
             for column in (0..self.c.columns).step_by(width) {
                 let columns = width.min(self.c.columns - column);
                 let vectors = columns.div_ceil(S::F32_LANES);
@@ -75,8 +60,8 @@ impl WithSimd for Product<'_, '_> {
                 // Whole vectors are written if what fills up the last one may be.
                 let room = self.c.columns + self.c.spare - column;
                 let columns = if room < vectors * S::F32_LANES { columns } else { vectors * S::F32_LANES };
-                let (a, c) = (self.a, &mut *self.c);
-                let tiles = Tiles { a, from, depth, b, b_stride, start, bounds, column, columns, c };
+                let tiles =
+                    Tiles { a: self.a, from, depth, b, b_stride, start, column, columns, c: &mut *self.c };
                 // SAFETY: `b` holds `depth` rows of whole vectors, `b_stride` apart: the panel was just made
                 // so, or the numbers lie in B, whose view was checked against its data.
                 unsafe {
@@ -104,8 +89,6 @@ struct Tiles<'a, 'b> {
     b: *const f32,
     b_stride: usize,
     start: Start<'a, f32>,
-    /// What the sums are kept between, once they are complete.
-    bounds: Option<[f32; 2]>,
     column: usize,
     columns: usize,
     c: &'a mut ViewMut<'b>,
@@ -144,7 +127,6 @@ impl Tiles<'_, '_> {
                 columns: self.columns,
                 start,
                 start_stride,
-                bounds: self.bounds,
             };
             if self.a.column_stride == 1 {
                 place.run::<S, V, true>(simd, height, self.a.row_stride);
@@ -180,7 +162,6 @@ struct Place {
     /// Where the sums' first values are, if they do not start at 0.
     start: *const f32,
     start_stride: usize,
-    bounds: Option<[f32; 2]>,
 }
 
 impl Place {
@@ -234,14 +215,6 @@ impl<const H: usize, const V: usize, const ROWS: bool> WithSimd for Tile<H, V, R
                 }
                 a = a.wrapping_add(if ROWS { 1 } else { self.a_stride });
                 b = b.wrapping_add(b_stride);
-            }
-        }
-        if let Some([least, most]) = self.place.bounds {
-            let (least, most) = (simd.splat_f32s(least), simd.splat_f32s(most));
-            for i in 0..H {
-                for v in 0..V {
-                    sums[i][v] = simd.min_f32s(simd.max_f32s(sums[i][v], least), most);
-                }
             }
         }
         self.store(simd, sums);
