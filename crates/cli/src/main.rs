@@ -2,6 +2,7 @@
 //! standard error.
 
 mod attention;
+mod backbone_argument;
 mod bench;
 mod dataset;
 mod demo;

@@ -149,6 +149,16 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// An ONNX model, or what stands beside it, that cannot be used.
+    #[error("{path} cannot be used as a backbone: {problem}")]
+    BadModel {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+        /// What may help.
+        hint: Option<String>,
+    },
     /// A number makes no sense.
     #[error("{what} is {given}; allowed: {allowed}")]
     OutOfRange {
@@ -233,9 +243,11 @@ impl Error {
                 "the split file must name the class folders; --pool looks below train/, val/ and test/"
                     .into(),
             ),
-            Error::NotABackbone { .. } => {
-                Some("a backbone is a .safetensors file as `trueshot train backbone` writes it".into())
-            }
+            Error::NotABackbone { .. } => Some(
+                "a backbone is efficientnet-lite0, an .onnx image model, or a .safetensors file as `trueshot train backbone` writes it"
+                    .into(),
+            ),
+            Error::BadModel { hint, .. } => hint.clone(),
             _ => None,
         }
     }
@@ -298,6 +310,27 @@ pub enum Unreadable {
         /// Bytes of the file.
         bytes: usize,
     },
+    /// More pixels than whoever asks allows.
+    #[error("{width} x {height} pixels are more than the {most} allowed here")]
+    OverLimit {
+        /// Pixels across.
+        width: u32,
+        /// Pixels down.
+        height: u32,
+        /// The limit.
+        most: u64,
+    },
+    /// The network made a number of it that is none.
+    #[error("the backbone makes {value} of it (number {place})")]
+    NotFinite {
+        /// Which number of the embedding, from 0.
+        place: usize,
+        /// `NaN`, `inf` or `-inf`.
+        value: String,
+    },
+    /// The network failed on it.
+    #[error("the backbone fails on it: {0}")]
+    Network(String),
     /// The file ends in the middle.
     #[error("cut off")]
     CutOff,

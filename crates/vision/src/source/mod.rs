@@ -230,14 +230,32 @@ impl Collection {
 
     /// Reads one picture.
     pub fn picture(&self, entry: &Entry, channels: Channels) -> Result<Picture, Unreadable> {
-        match &entry.place {
-            Place::File(path) => Picture::decode(&folder::read(path)?, channels),
-            Place::Part { offset, length } => {
-                Picture::decode(&archive::read(&self.path, *offset, *length)?, channels)
-            }
-            Place::Held(bytes) => Picture::decode(bytes, channels),
-            Place::Pixels(pixels) => Ok(pixels.picture(channels)),
-            Place::Drawing { character, number } => drawings::picture(*character, *number, channels),
+        match self.contents(entry, channels)? {
+            Contents::File(bytes) => Picture::decode(&bytes, channels),
+            Contents::Picture(picture) => Ok(picture),
         }
     }
+
+    /// What a picture is made of, before it is decoded; pixels that lie in an array are one already.
+    pub(crate) fn contents(&self, entry: &Entry, channels: Channels) -> Result<Contents, Unreadable> {
+        Ok(match &entry.place {
+            Place::File(path) => Contents::File(folder::read(path)?.into()),
+            Place::Part { offset, length } => {
+                Contents::File(archive::read(&self.path, *offset, *length)?.into())
+            }
+            Place::Held(bytes) => Contents::File(bytes.clone()),
+            Place::Pixels(pixels) => Contents::Picture(pixels.picture(channels)),
+            Place::Drawing { character, number } => {
+                Contents::Picture(drawings::picture(*character, *number, channels)?)
+            }
+        })
+    }
+}
+
+/// What there is of a picture.
+pub(crate) enum Contents {
+    /// The bytes of a file.
+    File(bytes::Bytes),
+    /// Pixels.
+    Picture(Picture),
 }
