@@ -14,6 +14,7 @@ mod output;
 mod pictures_argument;
 mod progress;
 mod reproduce;
+mod support;
 mod threads;
 mod train;
 

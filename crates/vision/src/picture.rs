@@ -118,7 +118,7 @@ impl Picture {
 }
 
 fn decode(bytes: &[u8], channels: Channels, most_pixels: u64) -> Result<Picture, Unreadable> {
-    let format = image::guess_format(bytes).map_err(|_| Unreadable::Format)?;
+    let format = image::guess_format(bytes).map_err(|_| unknown_format(bytes))?;
     if format == ImageFormat::Jpeg && is_cut_off(bytes) {
         return Err(Unreadable::CutOff);
     }
@@ -138,6 +138,17 @@ fn decode(bytes: &[u8], channels: Channels, most_pixels: u64) -> Result<Picture,
     let mut image = DynamicImage::from_decoder(decoder).map_err(in_words)?;
     image.apply_orientation(orientation);
     Ok(opaque(image, channels))
+}
+
+/// Phones send HEIC under the name of a JPEG.
+fn unknown_format(bytes: &[u8]) -> Unreadable {
+    const BRANDS: [&[u8]; 6] = [b"heic", b"heix", b"heim", b"hevc", b"mif1", b"msf1"];
+    let brand = bytes.get(4..12).and_then(|start| start.strip_prefix(b"ftyp"));
+    match brand {
+        Some(brand) if BRANDS.contains(&brand) => Unreadable::ConvertFirst("HEIC"),
+        Some(_) => Unreadable::Video,
+        None => Unreadable::Format,
+    }
 }
 
 /// How many pixels a file of so many bytes may have.

@@ -9,9 +9,11 @@ mod latex;
 mod markdown;
 pub mod reproduction;
 mod text;
+mod visible;
 
 pub use html::{Page, Picture, PictureClass, PictureItem};
 pub use inspection::inspection_text;
+pub use visible::visible;
 
 use crate::evaluate::Evaluation;
 use crate::noise::NoiseKind;
