@@ -6,10 +6,11 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use trueshot::embeddings::Precision;
 use trueshot_vision::embed::{Report, Request, embed};
-use trueshot_vision::{Augmentation, Backbone, Collection};
+use trueshot_vision::{Augmentation, Collection, Embedder};
 
+use crate::backbone_argument::BackboneArgument;
 use crate::output::{check_writable, write_file};
-use crate::pictures_argument::{FitArgument, Pictures, tell_skipped};
+use crate::pictures_argument::{Pictures, tell_skipped};
 use crate::progress::Progress;
 use crate::threads::Threads;
 
@@ -19,9 +20,13 @@ use crate::threads::Threads;
 /// it is published (miniImageNet's and TieredImageNet's .pkl and .npz files, CIFAR-100's python and binary files, Ravi's
 /// lists; or the folder they are in), or `omniglot`, the drawings that are built in. Files may be BMP, GIF, JPEG, PNG, TIFF or WebP; what cannot be read
 /// is skipped and listed. The same seed gives the same file, whatever the number of threads.
+///
+/// Without --backbone, EfficientNet-Lite0 embeds, which is part of the program (and a Conv4 the drawings of omniglot).
+/// Embeddings are kept by the contents of the pictures, so what was embedded before is not embedded again.
 #[derive(Args)]
 #[command(after_help = "Examples:
-  trueshot embed photos/ -o photos.safetensors --backbone conv4.safetensors
+  trueshot embed photos/ -o photos.safetensors
+  trueshot embed photos/ -o photos.safetensors --backbone resnet50.onnx --output-name features --size 224
   trueshot embed mini-imagenet-cache-test.pkl -o test.safetensors --backbone conv4.safetensors
   trueshot embed tiered-imagenet/ --split test -o test.safetensors --backbone conv4.safetensors
   trueshot embed cifar-100-python --split-file cifar-fs --split test -o test.safetensors --backbone cifar.safetensors
@@ -35,9 +40,8 @@ pub struct Arguments {
     /// The file to write (.safetensors)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// The backbone (.safetensors)
-    #[arg(short, long, value_name = "FILE")]
-    backbone: PathBuf,
+    #[command(flatten)]
+    backbone: BackboneArgument,
     #[command(flatten)]
     pictures: Pictures,
     /// Change every picture at random: flip, crop, colour
@@ -52,9 +56,6 @@ pub struct Arguments {
     /// How numbers are stored
     #[arg(long, value_enum, default_value_t = Stored::F32)]
     precision: Stored,
-    /// What becomes of a picture that is no square
-    #[arg(long, value_enum, default_value_t = FitArgument::Squash)]
-    fit: FitArgument,
     /// Fail if a class is left with fewer readable pictures
     #[arg(long, default_value_t = 1, value_name = "N")]
     least_per_class: usize,
@@ -74,15 +75,19 @@ enum Stored {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output].into_iter().chain(&arguments.skipped))?;
     arguments.threads.run(|| {
-        let mut backbone = Backbone::open(&arguments.backbone)?;
-        backbone.set_fit(arguments.fit.into());
+        // A backbone that cannot be opened is said before a large folder is looked through.
+        let given = arguments.backbone.open()?;
         let collection = arguments.pictures.open(&arguments.images)?;
+        let embedder = given.map_or_else(|| arguments.backbone.open_default(&collection), Ok)?;
         let start = Instant::now();
-        let report = arguments.embed(&collection, &backbone)?;
+        let report = arguments.embed(&collection, &embedder)?;
         arguments.tell(&collection, &report)?;
-        let (rows, dim, seconds) = (report.rows, backbone.dim(), start.elapsed().as_secs_f64());
+        arguments.backbone.tell(&embedder);
+        let (rows, dim) = (report.rows, embedder.backbone().dim());
+        let (seconds, known) = (start.elapsed().as_secs_f64(), report.from_cache);
+        let known = if known > 0 { format!("; {known} were known") } else { String::new() };
         eprintln!(
-            "{}: {rows} rows of {dim} numbers, from {} pictures of {} classes ({seconds:.1} s)",
+            "{}: {rows} rows of {dim} numbers, from {} pictures of {} classes ({seconds:.1} s{known})",
             arguments.output.display(),
             report.pictures,
             collection.classes().len(),
@@ -92,11 +97,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    fn embed(&self, collection: &Collection, backbone: &Backbone) -> anyhow::Result<Report> {
+    fn embed(&self, collection: &Collection, embedder: &Embedder) -> anyhow::Result<Report> {
         let augmentation = Augmentation::default();
         let request = Request {
             collection,
-            backbone,
+            embedder,
             copies: self.augment.then_some((self.copies as usize, &augmentation)),
             precision: match self.precision {
                 Stored::F16 => Precision::F16,

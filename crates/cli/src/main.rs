@@ -2,6 +2,7 @@
 //! standard error.
 
 mod attention;
+mod backbone_argument;
 mod bench;
 mod dataset;
 mod demo;
@@ -14,6 +15,7 @@ mod output;
 mod pictures_argument;
 mod progress;
 mod reproduce;
+mod support;
 mod threads;
 mod train;
 

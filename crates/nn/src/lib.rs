@@ -1,4 +1,5 @@
-//! Numbers only: the kernels, layers and models of trueshot (Conv4, MAML, TraNFS, Relabel), and their optimiser.
+//! Numbers only: the kernels, layers and models of trueshot (Conv4, EfficientNet-Lite0, MAML, TraNFS,
+//! Relabel), and their optimiser.
 //!
 //! Slices in, slices out. No files, and no threads but those of the pool a call runs in (Conv4 in training; all
 //! else works on the calling thread, and who has more hands each a part). Every tuned kernel stands beside a plain version that its tests hold it against.
@@ -7,6 +8,7 @@ pub mod adamw;
 pub mod conv4;
 #[cfg(test)]
 mod differences;
+pub mod efficientnet;
 pub mod head;
 pub mod initial;
 pub mod isa;

@@ -1,62 +1,183 @@
 //! A trained backbone: what turns pictures into embeddings.
 //!
-//! The file is safetensors with named tensors; its notes say `architecture` (`conv4`), `input_size`, and `mean`
-//! and `std` of every channel. That is the form of the reference backbone, and the one training writes.
+//! There are three kinds: a Conv4, as training here makes it; EfficientNet-Lite0, which comes with the program; and any
+//! image model in ONNX. The first two are safetensors files with named tensors, whose notes say `architecture`
+//! (`conv4`, `efficientnet-lite0`), `input_size`, `mean` and `std` of every channel, and maybe `resampling`.
 
 use std::path::Path;
 
+use serde::Deserialize;
 use trueshot::model;
 use trueshot::tensors::Tensors;
-use trueshot_nn::Isa;
-use trueshot_nn::conv4::{self, Embedder, Scratch, Shape};
+use trueshot_nn::conv4::{self, Shape};
+use trueshot_nn::{Isa, efficientnet};
 
-use crate::error::{Error, Result};
+use crate::built_in;
+use crate::error::{Error, Result, Unreadable};
+use crate::onnx;
 use crate::picture::Channels;
 use crate::preprocess::Preprocessing;
-use crate::resize::Fit;
+use crate::resize::{Fit, Resampling};
+use crate::source::Collection;
 
-/// The only architecture there is of a backbone.
+/// The architecture that is trained here.
 pub const ARCHITECTURE: &str = "conv4";
+/// The architecture of the built-in backbone for photographs.
+pub const EFFICIENTNET: &str = "efficientnet-lite0";
+
+/// What a model's own file does not say, or what is wanted otherwise. In `model.toml` beside `model.onnx` the same
+/// keys may stand.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Options {
+    /// Height and width of pictures.
+    pub size: Option<usize>,
+    /// Subtracted from a value in [0, 1], for each channel.
+    pub mean: Option<Vec<f32>>,
+    /// What is left is divided by this.
+    pub std: Option<Vec<f32>>,
+    /// What a picture of another shape becomes.
+    pub fit: Option<Fit>,
+    /// How a picture is brought to its size.
+    pub resampling: Option<Resampling>,
+    /// Which output of an ONNX model to take.
+    pub output: Option<String>,
+}
+
+impl Options {
+    /// These, and others for what they leave open.
+    pub fn or(self, others: Options) -> Options {
+        Options {
+            size: self.size.or(others.size),
+            mean: self.mean.or(others.mean),
+            std: self.std.or(others.std),
+            fit: self.fit.or(others.fit),
+            resampling: self.resampling.or(others.resampling),
+            output: self.output.or(others.output),
+        }
+    }
+}
+
+enum Network {
+    Conv4(conv4::Embedder),
+    EfficientNet(Box<efficientnet::Embedder>),
+    Onnx(Box<onnx::Network>),
+}
 
 /// A backbone ready to embed.
 pub struct Backbone {
-    embedder: Embedder,
+    network: Network,
     preprocessing: Preprocessing,
     name: String,
+    warning: Option<String>,
+}
+
+/// Working memory of one thread.
+pub struct Scratch(Memory);
+
+enum Memory {
+    Conv4(conv4::Scratch),
+    EfficientNet(efficientnet::Scratch),
+    Onnx(onnx::Scratch),
 }
 
 impl Backbone {
+    /// The backbone of a name (`efficientnet-lite0`, `omniglot-conv4`), or of a file.
+    pub fn find(name_or_path: impl AsRef<Path>, options: &Options) -> Result<Self> {
+        let path = name_or_path.as_ref();
+        // A file of that name is meant by its path: `./efficientnet-lite0`.
+        match path.to_str().and_then(built_in::tensors) {
+            Some(tensors) => Self::with_options(&tensors?, &path.to_string_lossy(), options),
+            None if has_extension(path, "onnx") => Self::from_opened(onnx::open(path, options)?, path),
+            None => Self::with_options(&opened(path)?, &stem(path), options),
+        }
+    }
+
+    /// What is taken for pictures if nothing is said: the Conv4 for drawings, EfficientNet-Lite0 for all else.
+    pub fn default_for(collection: &Collection, options: &Options) -> Result<Self> {
+        let name = if collection.is_built_in() { built_in::DRAWINGS } else { EFFICIENTNET };
+        Self::find(name, options)
+    }
+
     /// Reads a file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let tensors = Tensors::open(path)?;
-        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        Self::from_tensors(&tensors, &stem)
+        Self::find(path, &Options::default())
+    }
+
+    /// Takes the bytes of an ONNX file; `name` is what results call the backbone by.
+    pub fn from_onnx(bytes: Vec<u8>, name: &str, options: &Options) -> Result<Self> {
+        Self::from_opened(onnx::read(bytes, Path::new(name), options)?, Path::new(name))
+    }
+
+    fn from_opened(opened: onnx::Opened, path: &Path) -> Result<Self> {
+        let onnx::Opened { network, preprocessing, output, hash, warning } = opened;
+        let name = format!("{} (onnx, {} px, output '{output}', {hash})", stem(path), preprocessing.size);
+        Ok(Backbone { network: Network::Onnx(Box::new(network)), preprocessing, name, warning })
     }
 
     /// Takes tensors with their notes; `name` is what results call the backbone by, with a hash behind it.
     pub fn from_tensors(tensors: &Tensors, name: &str) -> Result<Self> {
-        let preprocessing = preprocessing_of(tensors, ARCHITECTURE)?;
-        let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
-        let parameters = model::flat(&conv4::layout(shape.channels), tensors)?;
-        let embedder = Embedder::new(shape, &parameters);
-        Ok(Backbone {
-            embedder,
-            preprocessing,
-            name: format!("{name} ({ARCHITECTURE}, {})", hash(&parameters)),
-        })
+        Self::with_options(tensors, name, &Options::default())
     }
 
-    /// Takes parameters in memory, for instance in the middle of training.
+    fn with_options(tensors: &Tensors, name: &str, options: &Options) -> Result<Self> {
+        let is_efficientnet = tensors.note("architecture") == Some(EFFICIENTNET);
+        let architecture = if is_efficientnet { EFFICIENTNET } else { ARCHITECTURE };
+        refuse_options(options, is_efficientnet)?;
+        let mut preprocessing = preprocessing_of(tensors, architecture)?;
+        preprocessing.size = options.size.unwrap_or(preprocessing.size);
+        preprocessing.fit = options.fit.unwrap_or(preprocessing.fit);
+        preprocessing.resampling = options.resampling.unwrap_or(preprocessing.resampling);
+        if is_efficientnet {
+            return Self::efficientnet(tensors, name, preprocessing);
+        }
+        let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
+        let parameters = model::flat(&conv4::layout(shape.channels), tensors)?;
+        let name = format!("{name} ({ARCHITECTURE}, {})", hash(&parameters));
+        let network = Network::Conv4(conv4::Embedder::new(shape, &parameters));
+        Ok(Backbone { network, preprocessing, name, warning: None })
+    }
+
+    fn efficientnet(tensors: &Tensors, name: &str, preprocessing: Preprocessing) -> Result<Self> {
+        let size = preprocessing.size;
+        if !(efficientnet::SMALLEST..=efficientnet::LARGEST).contains(&size) {
+            return Err(Error::OutOfRange {
+                what: "the size of pictures",
+                given: size.to_string(),
+                allowed: format!("{} to {}", efficientnet::SMALLEST, efficientnet::LARGEST),
+            });
+        }
+        if preprocessing.channels != Channels::Colour {
+            let problem = "its note 'mean' has 1 number; it wants colour, so 3".into();
+            return Err(Error::NotABackbone { path: tensors.path().into(), problem });
+        }
+        let parameters = model::flat(&efficientnet::layout(), tensors)?;
+        let name = format!("{name} ({EFFICIENTNET}, {size} px, {})", hash(&parameters));
+        let network = Network::EfficientNet(Box::new(efficientnet::Embedder::new(size, &parameters)));
+        Ok(Backbone { network, preprocessing, name, warning: None })
+    }
+
+    /// Takes parameters of a Conv4 in memory, for instance in the middle of training.
     pub fn from_parameters(preprocessing: Preprocessing, parameters: &[f32]) -> Self {
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
         let name = format!("{ARCHITECTURE}, {}", hash(parameters));
-        Backbone { embedder: Embedder::new(shape, parameters), preprocessing, name }
+        let network = Network::Conv4(conv4::Embedder::new(shape, parameters));
+        Backbone { network, preprocessing, name, warning: None }
     }
 
     /// What it is called in the files it makes: name, architecture and a hash of its parameters.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What whoever uses it should know.
+    pub fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
+    }
+
+    /// All that an embedding depends on besides its picture: two backbones that say the same give the same numbers.
+    pub fn identity(&self) -> String {
+        format!("{} {:?} {}", self.name, self.preprocessing, Isa::current().name())
     }
 
     /// What its pictures must be.
@@ -71,17 +192,97 @@ impl Backbone {
 
     /// Numbers of an embedding.
     pub fn dim(&self) -> usize {
-        self.embedder.shape().features()
+        match &self.network {
+            Network::Conv4(network) => network.shape().features(),
+            Network::EfficientNet(_) => efficientnet::FEATURES,
+            Network::Onnx(network) => network.dim(),
+        }
+    }
+
+    /// How many pictures one thread should take at once; more would be no faster.
+    pub fn pictures_at_once(&self) -> usize {
+        match &self.network {
+            Network::Conv4(_) => 16,
+            Network::EfficientNet(_) | Network::Onnx(_) => 1,
+        }
+    }
+
+    /// Whether a picture takes longer to embed than to read.
+    pub fn is_costly(&self) -> bool {
+        !matches!(self.network, Network::Conv4(_))
     }
 
     /// Working memory for one thread.
     pub fn scratch(&self) -> Scratch {
-        self.embedder.scratch()
+        Scratch(match &self.network {
+            Network::Conv4(network) => Memory::Conv4(network.scratch()),
+            Network::EfficientNet(network) => Memory::EfficientNet(network.scratch()),
+            Network::Onnx(_) => Memory::Onnx(onnx::Scratch::new()),
+        })
     }
 
-    /// Embeds normalised pictures on the calling thread.
-    pub fn embed(&self, isa: Isa, pictures: &[f32], out: &mut [f32], scratch: &mut Scratch) {
-        self.embedder.embed(isa, pictures, out, scratch);
+    /// Embeds normalised pictures on the calling thread. Only an ONNX model can fail.
+    ///
+    /// # Panics
+    /// If the scratch is that of a backbone of another kind.
+    pub fn embed(
+        &self,
+        isa: Isa,
+        pictures: &[f32],
+        out: &mut [f32],
+        scratch: &mut Scratch,
+    ) -> Result<(), Unreadable> {
+        match (&self.network, &mut scratch.0) {
+            (Network::Conv4(network), Memory::Conv4(scratch)) => network.embed(isa, pictures, out, scratch),
+            (Network::EfficientNet(network), Memory::EfficientNet(scratch)) => {
+                network.embed(isa, pictures, out, scratch);
+            }
+            (Network::Onnx(network), Memory::Onnx(scratch)) => {
+                let rows = out.chunks_exact_mut(network.dim());
+                for (picture, row) in pictures.chunks_exact(self.preprocessing.values()).zip(rows) {
+                    network.embed(picture, row, scratch)?;
+                }
+            }
+            _ => panic!("a scratch of another backbone"),
+        }
+        Ok(())
+    }
+}
+
+fn has_extension(path: &Path, wanted: &str) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(wanted))
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// A name that is neither a file nor built in is likelier a misspelt name than a missing file.
+fn opened(path: &Path) -> Result<Tensors> {
+    if path.extension().is_none() && !path.exists() {
+        let known = format!("{EFFICIENTNET} and {}", built_in::DRAWINGS);
+        return Err(Error::NotABackbone {
+            path: path.into(),
+            problem: format!("there is no such file, and built in are {known}"),
+        });
+    }
+    Ok(Tensors::open(path)?)
+}
+
+fn refuse_options(options: &Options, is_efficientnet: bool) -> Result<()> {
+    let given = [
+        ("the mean", options.mean.is_some()),
+        ("the standard deviation", options.std.is_some()),
+        ("the output", options.output.is_some()),
+        ("the size of pictures", options.size.is_some() && !is_efficientnet),
+    ];
+    match given.into_iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((what, _)) => Err(Error::OutOfRange {
+            what,
+            given: "given".into(),
+            allowed: "for ONNX models only; this backbone's file says it".into(),
+        }),
     }
 }
 
@@ -127,7 +328,12 @@ pub(crate) fn preprocessing_of(tensors: &Tensors, wanted: &str) -> Result<Prepro
         let (least, most) = (Shape::SMALLEST, Shape::LARGEST);
         return Err(bad(format!("its note 'input_size' is {size}; possible are {least} to {most}")));
     }
-    let preprocessing = Preprocessing { size, channels, mean, std, fit: Fit::default() };
+    let resampling = match tensors.note("resampling") {
+        None | Some("bilinear") => Resampling::Bilinear,
+        Some("bicubic") => Resampling::Bicubic,
+        Some(other) => return Err(bad(format!("its note 'resampling' is '{other}'; known are bilinear and bicubic"))),
+    };
+    let preprocessing = Preprocessing { size, channels, mean, std, fit: Fit::default(), resampling };
     preprocessing.check()?;
     Ok(preprocessing)
 }

@@ -1,28 +1,43 @@
-//! Models that come with the program: a Conv4 trained on the built-in drawings, and a TraNFS head for it.
+//! Models that come with the program: EfficientNet-Lite0 for photographs, a Conv4 trained on the built-in drawings,
+//! and a TraNFS head for that.
 //!
-//! `assets/README.md` has the commands that made them. Both saw the characters of the split `train` only.
+//! `assets/README.md` has the commands that made them. The latter two saw the characters of the split `train` only.
 
 use rayon::prelude::*;
 use trueshot::model::Model;
 use trueshot::tensors::Tensors;
 use trueshot_nn::Isa;
 
-use crate::backbone::Backbone;
+use crate::backbone::{Backbone, EFFICIENTNET};
 use crate::embed::prepared;
 use crate::error::Result;
 use crate::omniglot::Omniglot;
 use crate::source::{drawing, drawing_name};
 use crate::split::Split;
 
+static PHOTOGRAPHS: &[u8] = include_bytes!("../../../assets/efficientnet-lite0.safetensors");
 static CONV4: &[u8] = include_bytes!("../../../assets/omniglot-conv4.safetensors");
 static TRANFS: &[u8] = include_bytes!("../../../assets/omniglot-tranfs.safetensors");
+
+/// What the backbone for drawings is called.
+pub const DRAWINGS: &str = "omniglot-conv4";
 
 /// Drawings that go through the network together.
 const BLOCK: usize = 32;
 
 /// The backbone for drawings.
 pub fn backbone() -> Result<Backbone> {
-    Backbone::from_tensors(&Tensors::read_bytes(CONV4.to_vec(), "omniglot-conv4")?, "omniglot-conv4")
+    Backbone::from_tensors(&Tensors::read_bytes(CONV4.to_vec(), DRAWINGS)?, DRAWINGS)
+}
+
+/// The tensors of the backbone of a name, if that is built in.
+pub(crate) fn tensors(name: &str) -> Option<Result<Tensors>> {
+    let bytes = match name {
+        EFFICIENTNET => PHOTOGRAPHS,
+        DRAWINGS => CONV4,
+        _ => return None,
+    };
+    Some(Tensors::read_bytes(bytes.to_vec(), name).map_err(Into::into))
 }
 
 /// TraNFS for its embeddings, for up to ten classes.
@@ -47,7 +62,10 @@ pub fn embed_drawings(backbone: &Backbone, drawings: &[(usize, usize)]) -> Vec<f
     let blocks = drawings.par_chunks(BLOCK).zip(features.par_chunks_mut(BLOCK * backbone.dim()));
     blocks.for_each_init(
         || backbone.scratch(),
-        |scratch, (drawings, out)| backbone.embed(Isa::current(), &inputs(backbone, drawings), out, scratch),
+        |scratch, (drawings, out)| {
+            let embedded = backbone.embed(Isa::current(), &inputs(backbone, drawings), out, scratch);
+            embedded.expect("networks of our own do not fail");
+        },
     );
     features
 }

@@ -10,10 +10,10 @@ use std::path::Path;
 use rayon::prelude::*;
 use trueshot::embeddings::{Precision, Writer};
 use trueshot_nn::Isa;
-use trueshot_nn::conv4::Scratch;
 
 use crate::augment::{Augmentation, Augmenter};
-use crate::backbone::Backbone;
+use crate::backbone::{Backbone, Scratch};
+use crate::embedder::{Embedder, Given};
 use crate::error::{Error, Result, Skipped, Unreadable};
 use crate::picture::Picture;
 use crate::preprocess::Preprocessing;
@@ -29,7 +29,7 @@ pub struct Request<'a> {
     /// The pictures.
     pub collection: &'a Collection,
     /// What embeds them.
-    pub backbone: &'a Backbone,
+    pub embedder: &'a Embedder,
     /// Each picture so often, each time changed differently; `None` embeds it once, as it is.
     pub copies: Option<(usize, &'a Augmentation)>,
     /// How numbers are stored.
@@ -47,6 +47,8 @@ pub struct Report {
     pub rows: usize,
     /// Pictures that were read.
     pub pictures: usize,
+    /// How many of them had been embedded before.
+    pub from_cache: usize,
     /// What was skipped while reading.
     pub skipped: Vec<Skipped>,
 }
@@ -63,18 +65,18 @@ pub fn embed(
 ) -> Result<Report> {
     let entries = request.collection.entries();
     let mut writer = request.begin(output)?;
-    let pictures_a_block = ROWS_A_BLOCK.div_ceil(request.copies()).max(1);
-    let window = pictures_a_block * BLOCKS_A_THREAD * rayon::current_num_threads().max(1);
-    let mut report = Report { rows: 0, pictures: 0, skipped: Vec::new() };
-    for (number, window_entries) in entries.chunks(window).enumerate() {
-        let blocks: Vec<Vec<Rows>> = window_entries
-            .par_chunks(pictures_a_block)
-            .map_init(|| Bench::new(request.backbone), |bench, block| bench.embed(request, block))
-            .collect::<Result<_>>()?;
-        for (entry, rows) in window_entries.iter().zip(blocks.into_iter().flatten()) {
+    let mut report = Report { rows: 0, pictures: 0, from_cache: 0, skipped: Vec::new() };
+    let (window, mut done) = (request.window(), 0);
+    for window in entries.chunks(window) {
+        let rows = match request.copies {
+            None => request.rows(window, &mut report)?,
+            Some(_) => request.changed_rows(window)?,
+        };
+        for (entry, rows) in window.iter().zip(rows) {
             request.write(&mut writer, entry, rows, &mut report)?;
         }
-        if !goes_on(number * window + window_entries.len()) {
+        done += window.len();
+        if !goes_on(done) {
             return Err(Error::Interrupted);
         }
     }
@@ -89,15 +91,54 @@ impl Request<'_> {
         self.copies.map_or(1, |(copies, _)| copies)
     }
 
+    fn backbone(&self) -> &Backbone {
+        self.embedder.backbone()
+    }
+
+    fn pictures_a_block(&self) -> usize {
+        ROWS_A_BLOCK.div_ceil(self.copies()).max(1)
+    }
+
+    /// Pictures that are in work before their rows are written.
+    fn window(&self) -> usize {
+        match self.copies {
+            None => self.embedder.window(),
+            Some(_) => self.pictures_a_block() * BLOCKS_A_THREAD * rayon::current_num_threads().max(1),
+        }
+    }
+
+    /// The rows of pictures as they are.
+    fn rows(&self, entries: &[Entry], report: &mut Report) -> Result<Vec<Rows>> {
+        let given: Vec<Given<'_>> =
+            entries.iter().map(|entry| Given::Entry(self.collection, entry)).collect();
+        let mut encode = |(row, was_cached): (std::result::Result<Vec<f32>, Unreadable>, bool)| {
+            report.from_cache += usize::from(was_cached);
+            match row {
+                Err(reason) => Ok(Err(reason)),
+                Ok(row) => self.encode(&row).map(Ok),
+            }
+        };
+        self.embedder.embed_window(&given).into_iter().map(&mut encode).collect()
+    }
+
+    /// The rows of pictures that are changed at random.
+    fn changed_rows(&self, entries: &[Entry]) -> Result<Vec<Rows>> {
+        let blocks: Vec<Vec<Rows>> = entries
+            .par_chunks(self.pictures_a_block())
+            .map_init(|| Bench::new(self.backbone()), |bench, block| bench.embed(self, block))
+            .collect::<Result<_>>()?;
+        Ok(blocks.into_iter().flatten().collect())
+    }
+
     fn begin(&self, output: &Path) -> Result<Writer> {
-        let mut notes = vec![("backbone", self.backbone.name().to_string())];
+        let mut notes = vec![("backbone", self.backbone().name().to_string())];
         if let Some((copies, augmentation)) = self.copies {
             let augmentation = serde_json::to_string(augmentation).expect("plain numbers");
             notes.extend([("copies", copies.to_string()), ("augmentation", augmentation)]);
             notes.push(("seed", self.seed.to_string()));
         }
         let classes = self.collection.classes();
-        Ok(Writer::create(output, self.backbone.dim(), self.precision, classes, &notes)?)
+        Ok(Writer::create(output, self.backbone().dim(), self.precision, classes, &notes)?)
     }
 
     fn write(&self, writer: &mut Writer, entry: &Entry, rows: Rows, report: &mut Report) -> Result<()> {
@@ -109,7 +150,7 @@ impl Request<'_> {
             }
         };
         report.pictures += 1;
-        let length = self.backbone.dim() * self.precision.size();
+        let length = self.backbone().dim() * self.precision.size();
         for (copy, row) in rows.chunks_exact(length).enumerate() {
             match self.copies {
                 None => writer.push(entry.class, &entry.item, row)?,
@@ -153,7 +194,7 @@ const MARGIN_SIXTEENTHS: usize = 20;
 /// detail as a crop may use, and no enlarging.
 pub(crate) fn prepared(picture: Picture, to: &Preprocessing, augmented: bool) -> Picture {
     if !augmented {
-        return picture.fitted(to.size, to.fit);
+        return to.fitted(picture);
     }
     let most = to.size * MARGIN_SIXTEENTHS / 16;
     let picture = picture.framed(to.fit);
@@ -179,15 +220,15 @@ impl Bench {
 
     /// The rows of some pictures.
     fn embed(&mut self, request: &Request<'_>, entries: &[Entry]) -> Result<Vec<Rows>> {
-        let backbone = request.backbone;
+        let backbone = request.backbone();
         self.inputs.clear();
         let read: Vec<std::result::Result<(), Unreadable>> =
             entries.iter().map(|entry| self.read(request, entry)).collect();
         let values = backbone.preprocessing().values();
         self.features.resize(self.inputs.len() / values * backbone.dim(), 0.0);
-        backbone.embed(self.isa, &self.inputs, &mut self.features, &mut self.scratch);
+        let outcome = backbone.embed(self.isa, &self.inputs, &mut self.features, &mut self.scratch);
         let mut rows = self.features.chunks_exact(request.copies() * backbone.dim());
-        let encode = |outcome: std::result::Result<(), Unreadable>| match outcome {
+        let encode = |read: std::result::Result<(), Unreadable>| match read.and(outcome.clone()) {
             Err(reason) => Ok(Err(reason)),
             Ok(()) => request.encode(rows.next().expect("rows for every picture that was read")).map(Ok),
         };
@@ -196,16 +237,13 @@ impl Bench {
 
     /// Appends the inputs made of one picture.
     fn read(&mut self, request: &Request<'_>, entry: &Entry) -> std::result::Result<(), Unreadable> {
-        let to = request.backbone.preprocessing();
+        let to = request.backbone().preprocessing();
         let picture = request.collection.picture(entry, to.channels)?;
-        let picture = prepared(picture, to, request.copies.is_some());
+        let Some((copies, augmentation)) = request.copies else { return Ok(()) };
+        let picture = prepared(picture, to, true);
         let start = self.inputs.len();
-        self.inputs.resize(start + request.copies() * to.values(), 0.0);
+        self.inputs.resize(start + copies * to.values(), 0.0);
         let inputs = self.inputs[start..].chunks_exact_mut(to.values());
-        let Some((_, augmentation)) = request.copies else {
-            inputs.for_each(|input| to.normalise(&picture, input));
-            return Ok(());
-        };
         let key = key_of(&entry.item);
         for (copy, input) in (1..).zip(inputs) {
             let change = augmentation.draw(request.seed, key, copy, picture.width, picture.height);
@@ -219,8 +257,8 @@ impl Request<'_> {
     fn encode(&self, features: &[f32]) -> Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(features.len() * self.precision.size());
         self.precision.encode(features, &mut bytes).map_err(|place| trueshot::Error::NotFinite {
-            row: place / self.backbone.dim(),
-            column: place % self.backbone.dim(),
+            row: place / self.backbone().dim(),
+            column: place % self.backbone().dim(),
             value: features[place],
         })?;
         Ok(bytes)

@@ -149,6 +149,16 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// An ONNX model, or what stands beside it, that cannot be used.
+    #[error("{path} cannot be used as a backbone: {problem}")]
+    BadModel {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+        /// What may help.
+        hint: Option<String>,
+    },
     /// A number makes no sense.
     #[error("{what} is {given}; allowed: {allowed}")]
     OutOfRange {
@@ -233,9 +243,11 @@ impl Error {
                 "the split file must name the class folders; --pool looks below train/, val/ and test/"
                     .into(),
             ),
-            Error::NotABackbone { .. } => {
-                Some("a backbone is a .safetensors file as `trueshot train backbone` writes it".into())
-            }
+            Error::NotABackbone { .. } => Some(
+                "a backbone is efficientnet-lite0, an .onnx image model, or a .safetensors file as `trueshot train backbone` writes it"
+                    .into(),
+            ),
+            Error::BadModel { hint, .. } => hint.clone(),
             _ => None,
         }
     }
@@ -268,6 +280,15 @@ pub enum Unreadable {
     /// Its name is not that of a picture.
     #[error("not a picture by its name")]
     Name,
+    /// A kind of picture that must be converted before it can be read.
+    #[error("{0} is not read: convert it to JPEG or PNG first")]
+    ConvertFirst(&'static str),
+    /// A video.
+    #[error("a video, not a picture: take single frames out of it")]
+    Video,
+    /// A link to a folder that it lies in.
+    #[error("a link that leads back to a folder above it")]
+    Loop,
     /// It lies beside the class folders.
     #[error("not in a class folder")]
     NoClass,
@@ -298,6 +319,27 @@ pub enum Unreadable {
         /// Bytes of the file.
         bytes: usize,
     },
+    /// More pixels than whoever asks allows.
+    #[error("{width} x {height} pixels are more than the {most} allowed here")]
+    OverLimit {
+        /// Pixels across.
+        width: u32,
+        /// Pixels down.
+        height: u32,
+        /// The limit.
+        most: u64,
+    },
+    /// The network made a number of it that is none.
+    #[error("the backbone makes {value} of it (number {place})")]
+    NotFinite {
+        /// Which number of the embedding, from 0.
+        place: usize,
+        /// `NaN`, `inf` or `-inf`.
+        value: String,
+    },
+    /// The network failed on it.
+    #[error("the backbone fails on it: {0}")]
+    Network(String),
     /// The file ends in the middle.
     #[error("cut off")]
     CutOff,
@@ -319,6 +361,6 @@ pub struct Skipped {
 
 impl std::fmt::Display for Skipped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.item, self.reason)
+        write!(f, "{}: {}", trueshot::report::visible(&self.item), self.reason)
     }
 }

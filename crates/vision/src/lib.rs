@@ -2,7 +2,8 @@
 //!
 //! - [`source`]: folders, archives and lists of labelled pictures, with [`split`] files;
 //! - [`picture`]: decoding, the gate for bytes from outside; [`resize`]; [`preprocess`]; [`augment`];
-//! - [`backbone`] and [`mod@embed`]: from pictures to a file of embeddings;
+//! - [`backbone`], [`embedder`] and [`mod@embed`]: from pictures to embeddings in memory or in a file, those made before
+//!   from the [`cache`];
 //! - [`dataset`], [`loader`], [`overlap`] and [`training`]: pictures in memory, and a backbone trained on them;
 //! - [`pickle`]: Python's pickles, read without executing anything; [`survey`]: what a data set is made of;
 //!   [`outliers`]: a set of outliers made out of ImageNet;
@@ -14,13 +15,16 @@
 pub mod augment;
 pub mod backbone;
 pub mod built_in;
+pub mod cache;
 pub mod dataset;
 pub mod drawing;
 pub mod embed;
+pub mod embedder;
 pub mod error;
 pub mod loader;
 pub mod maml;
 pub mod omniglot;
+mod onnx;
 pub mod outliers;
 pub mod overlap;
 pub mod pickle;
@@ -36,9 +40,10 @@ pub use augment::Augmentation;
 pub use backbone::Backbone;
 pub use dataset::Dataset;
 pub use drawing::Bitmap;
+pub use embedder::{Embedded, Embedder, Given};
 pub use error::{Error, Result, Skipped, Unreadable};
 pub use omniglot::{Omniglot, OmniglotError, Split};
 pub use picture::{Channels, Picture};
 pub use preprocess::Preprocessing;
-pub use resize::Fit;
+pub use resize::{Fit, Resampling};
 pub use source::{Collection, Reading};

@@ -78,10 +78,16 @@ impl Picture {
 
     /// Decodes a file's bytes.
     pub fn decode(bytes: &[u8], channels: Channels) -> Result<Self, Unreadable> {
+        Self::decode_within(bytes, channels, u64::MAX)
+    }
+
+    /// Decodes a file's bytes if it has no more than so many pixels: whoever takes pictures from strangers may want
+    /// to spend less on one than the [general limit](self).
+    pub fn decode_within(bytes: &[u8], channels: Channels, most_pixels: u64) -> Result<Self, Unreadable> {
         if bytes.is_empty() {
             return Err(Unreadable::Empty);
         }
-        let caught = trueshot::guard::caught(|| decode(bytes, channels));
+        let caught = trueshot::guard::caught(|| decode(bytes, channels, most_pixels));
         caught.unwrap_or_else(|| Err(Unreadable::Decoder("its contents contradict each other".into())))
     }
 
@@ -141,8 +147,8 @@ impl Picture {
     }
 }
 
-fn decode(bytes: &[u8], channels: Channels) -> Result<Picture, Unreadable> {
-    let format = image::guess_format(bytes).map_err(|_| Unreadable::Format)?;
+fn decode(bytes: &[u8], channels: Channels, most_pixels: u64) -> Result<Picture, Unreadable> {
+    let format = image::guess_format(bytes).map_err(|_| unknown_format(bytes))?;
     if format == ImageFormat::Jpeg && is_cut_off(bytes) {
         return Err(Unreadable::CutOff);
     }
@@ -154,11 +160,25 @@ fn decode(bytes: &[u8], channels: Channels) -> Result<Picture, Unreadable> {
     let mut decoder = reader.into_decoder().map_err(in_words)?;
     let (width, height) = decoder.dimensions();
     check_size(width, height, bytes.len())?;
+    if u64::from(width) * u64::from(height) > most_pixels {
+        return Err(Unreadable::OverLimit { width, height, most: most_pixels });
+    }
     // A damaged note about the orientation is no reason to refuse the picture.
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let mut image = DynamicImage::from_decoder(decoder).map_err(in_words)?;
     image.apply_orientation(orientation);
     Ok(opaque(image, channels))
+}
+
+/// Phones send HEIC under the name of a JPEG.
+fn unknown_format(bytes: &[u8]) -> Unreadable {
+    const BRANDS: [&[u8]; 6] = [b"heic", b"heix", b"heim", b"hevc", b"mif1", b"msf1"];
+    let brand = bytes.get(4..12).and_then(|start| start.strip_prefix(b"ftyp"));
+    match brand {
+        Some(brand) if BRANDS.contains(&brand) => Unreadable::ConvertFirst("HEIC"),
+        Some(_) => Unreadable::Video,
+        None => Unreadable::Format,
+    }
 }
 
 /// How many pixels a file of so many bytes may have.

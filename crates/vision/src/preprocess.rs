@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::picture::{Channels, Picture};
-use crate::resize::Fit;
+use crate::resize::{Fit, Resampling};
 
 /// From a decoded picture to a network's input.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,13 +17,15 @@ pub struct Preprocessing {
     pub std: Vec<f32>,
     /// What a picture of another shape becomes.
     pub fit: Fit,
+    /// How it is brought to that size.
+    pub resampling: Resampling,
 }
 
 impl Preprocessing {
     /// Colour, normalised as ImageNet's pictures usually are.
     pub fn colour(size: usize) -> Self {
         let (mean, std) = (vec![0.485, 0.456, 0.406], vec![0.229, 0.224, 0.225]);
-        Preprocessing { size, channels: Channels::Colour, mean, std, fit: Fit::default() }
+        Preprocessing { size, channels: Channels::Colour, mean, std, fit: Fit::default(), resampling: Resampling::default() }
     }
 
     /// Drawings: ink is 1 and paper 0. Files have black ink on white paper, so this is `(value - 1) / -1`.
@@ -34,6 +36,7 @@ impl Preprocessing {
             mean: vec![1.0],
             std: vec![-1.0],
             fit: Fit::default(),
+            resampling: Resampling::default(),
         }
     }
 
@@ -49,6 +52,11 @@ impl Preprocessing {
             });
         }
         Ok(())
+    }
+
+    /// The picture at the network's size.
+    pub fn fitted(&self, picture: Picture) -> Picture {
+        picture.fitted_by(self.size, self.fit, self.resampling)
     }
 
     /// Numbers of a network's input.

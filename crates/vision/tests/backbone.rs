@@ -11,8 +11,11 @@ use trueshot::model::named;
 use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
 use trueshot_nn::{Isa, conv4};
+use trueshot_vision::cache::Place;
 use trueshot_vision::embed::{Report, Request, embed};
-use trueshot_vision::{Augmentation, Backbone, Channels, Collection, Error, Picture, Preprocessing, Reading};
+use trueshot_vision::{
+    Augmentation, Backbone, Channels, Collection, Embedder, Error, Picture, Preprocessing, Reading,
+};
 
 const SIZE: usize = 20;
 
@@ -47,11 +50,12 @@ fn folder() -> tempfile::TempDir {
 
 fn embedded(folder: &Path, copies: Option<usize>, threads: usize) -> (Vec<u8>, Report, PathBuf) {
     let output = folder.join(format!("out-{threads}.safetensors"));
-    let (collection, backbone) = (Collection::open(folder, Reading::default()).unwrap(), backbone());
+    let collection = Collection::open(folder, Reading::default()).unwrap();
+    let embedder = Embedder::new(backbone(), &Place::Nowhere);
     let augmentation = Augmentation::default();
     let request = Request {
         collection: &collection,
-        backbone: &backbone,
+        embedder: &embedder,
         copies: copies.map(|copies| (copies, &augmentation)),
         precision: Precision::F32,
         seed: 5,
@@ -82,7 +86,7 @@ fn features_of_the_reference_backbone_are_those_of_the_reference_program() {
         inputs.extend(input);
     }
     let mut found = vec![0.0; inputs.len() / to.values() * backbone.dim()];
-    backbone.embed(Isa::current(), &inputs, &mut found, &mut backbone.scratch());
+    backbone.embed(Isa::current(), &inputs, &mut found, &mut backbone.scratch()).unwrap();
     let expected = features.data().as_chunks::<4>().0.iter().map(|&stored| f32::from_le_bytes(stored));
     let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst < 1e-3, "{worst}");
@@ -138,10 +142,11 @@ fn a_class_that_is_left_with_nothing_ends_the_work_and_leaves_no_file() {
     let folder = folder();
     std::fs::create_dir(folder.path().join("none")).unwrap();
     std::fs::write(folder.path().join("none/1.jpg"), b"").unwrap();
-    let (collection, backbone) = (Collection::open(folder.path(), Reading::default()).unwrap(), backbone());
+    let collection = Collection::open(folder.path(), Reading::default()).unwrap();
+    let embedder = Embedder::new(backbone(), &Place::Nowhere);
     let request = Request {
         collection: &collection,
-        backbone: &backbone,
+        embedder: &embedder,
         copies: None,
         precision: Precision::F16,
         seed: 0,

@@ -10,10 +10,12 @@ mod markdown;
 pub mod reproduction;
 mod support_set;
 mod text;
+mod visible;
 
 pub use html::Page;
 pub use inspection::inspection_text;
 pub use support_set::{Picture, PictureClass, PictureItem};
+pub use visible::visible;
 
 use crate::evaluate::Evaluation;
 use crate::noise::NoiseKind;

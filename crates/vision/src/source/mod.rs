@@ -86,6 +86,18 @@ pub struct Collection {
     skipped: Vec<Skipped>,
     /// The superclass of each class, where the source has them.
     superclasses: BTreeMap<String, String>,
+    /// Folders with nothing in them.
+    empty_folders: Vec<String>,
+}
+
+impl Entry {
+    /// Its file, where it has one of its own.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::File(path) => Some(path),
+            _ => None,
+        }
+    }
 }
 
 impl Collection {
@@ -141,7 +153,8 @@ impl Collection {
             entries.extend(items.into_iter().map(|(item, place)| Entry { class: number, item, place }));
             classes.push(class);
         }
-        Collection { path: path.into(), classes, entries, skipped, superclasses: BTreeMap::new() }
+        let (superclasses, empty_folders) = (BTreeMap::new(), Vec::new());
+        Collection { path: path.into(), classes, entries, skipped, superclasses, empty_folders }
     }
 
     fn with_superclasses(self, superclasses: BTreeMap<String, String>) -> Self {
@@ -179,6 +192,11 @@ impl Collection {
     /// Files that were left out already by their name or place.
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
+    }
+
+    /// Folders with nothing in them: most often classes that wait for their pictures.
+    pub fn empty_folders(&self) -> &[String] {
+        &self.empty_folders
     }
 
     /// Keeps the classes of a split; the names in it that are not here are returned.
@@ -230,14 +248,32 @@ impl Collection {
 
     /// Reads one picture.
     pub fn picture(&self, entry: &Entry, channels: Channels) -> Result<Picture, Unreadable> {
-        match &entry.place {
-            Place::File(path) => Picture::decode(&folder::read(path)?, channels),
-            Place::Part { offset, length } => {
-                Picture::decode(&archive::read(&self.path, *offset, *length)?, channels)
-            }
-            Place::Held(bytes) => Picture::decode(bytes, channels),
-            Place::Pixels(pixels) => Ok(pixels.picture(channels)),
-            Place::Drawing { character, number } => drawings::picture(*character, *number, channels),
+        match self.contents(entry, channels)? {
+            Contents::File(bytes) => Picture::decode(&bytes, channels),
+            Contents::Picture(picture) => Ok(picture),
         }
     }
+
+    /// What a picture is made of, before it is decoded; pixels that lie in an array are one already.
+    pub(crate) fn contents(&self, entry: &Entry, channels: Channels) -> Result<Contents, Unreadable> {
+        Ok(match &entry.place {
+            Place::File(path) => Contents::File(folder::read(path)?.into()),
+            Place::Part { offset, length } => {
+                Contents::File(archive::read(&self.path, *offset, *length)?.into())
+            }
+            Place::Held(bytes) => Contents::File(bytes.clone()),
+            Place::Pixels(pixels) => Contents::Picture(pixels.picture(channels)),
+            Place::Drawing { character, number } => {
+                Contents::Picture(drawings::picture(*character, *number, channels)?)
+            }
+        })
+    }
+}
+
+/// What there is of a picture.
+pub(crate) enum Contents {
+    /// The bytes of a file.
+    File(bytes::Bytes),
+    /// Pixels.
+    Picture(Picture),
 }

@@ -30,7 +30,8 @@ fn embedded(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddin
                 for (picture, input) in pictures.iter().zip(inputs.chunks_exact_mut(to.values())) {
                     to.normalise(picture, input);
                 }
-                backbone.embed(isa, &inputs[..pictures.len() * to.values()], out, scratch);
+                let embedded = backbone.embed(isa, &inputs[..pictures.len() * to.values()], out, scratch);
+                embedded.expect("networks of our own do not fail");
             },
         );
     Embeddings::from_rows(features, dim, dataset.class_names())

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Packs EfficientNet-Lite0 for trueshot: pack_efficientnet.py efficientnet-lite0.onnx efficientnet-lite0.safetensors
+
+Takes the ONNX file of the network with batch norm folded into its convolutions, leaves out the layer of 1,000 classes,
+gives the tensors the names that trueshot-nn has for them, stores them in f16 and notes how pictures are to be
+brought in. Needs onnx and numpy. The same file gives the same bytes.
+"""
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+# The pixel x becomes (x - 127) / 128; trueshot counts in shares of 255.
+NOTES = {
+    "architecture": "efficientnet-lite0",
+    "input_size": "224",
+    "mean": ",".join([repr(127 / 255)] * 3),
+    "std": ",".join([repr(128 / 255)] * 3),
+    "resampling": "bicubic",
+    "licence": "Apache-2.0, Copyright (c) 2020, ML Illustrated",
+}
+
+
+def renamed(name: str) -> str:
+    """`_blocks.3._expand_conv.w` is `block4.expand.weight` here."""
+    *place, kind = name.split(".")
+    suffix = {"w": "weight", "b": "bias"}[kind]
+    layer = place[-1].removeprefix("_").removesuffix("_conv").removeprefix("conv_")
+    block = f"block{int(place[1]) + 1}." if place[0] == "_blocks" else ""
+    return f"{block}{layer}.{suffix}"
+
+
+def tensors_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    tensors = {}
+    for tensor in model.graph.initializer:
+        if not tensor.name.startswith(("_conv_", "_blocks.")):
+            continue  # the classes' layer, and the bounds of ReLU6
+        values = numpy_helper.to_array(tensor)
+        # Pointwise kernels are matrices, depthwise ones have one input channel; only the first is a full convolution.
+        if values.ndim == 4 and "_stem" not in tensor.name:
+            values = values.reshape(values.shape[0], *[side for side in values.shape[1:] if side != 1])
+        tensors[renamed(tensor.name)] = values
+    return tensors
+
+
+def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    header: dict[str, object] = {"__metadata__": dict(sorted(NOTES.items()))}
+    end = 0
+    for name, values in sorted(tensors.items()):
+        begin, end = end, end + 2 * values.size
+        header[name] = {"dtype": "F16", "shape": list(values.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for _, values in sorted(tensors.items()):
+            out.write(values.astype("<f2").tobytes())
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    tensors = tensors_of(onnx.load(sys.argv[1]))
+    write(Path(sys.argv[2]), tensors)
+    count = sum(values.size for values in tensors.values())
+    print(f"{sys.argv[2]}: {len(tensors)} tensors, {count} parameters", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

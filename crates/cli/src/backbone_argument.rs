@@ -1,0 +1,98 @@
+//! Which backbone a command embeds with, and where it keeps what it made.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use trueshot_vision::backbone::Options;
+use trueshot_vision::cache::Place;
+use trueshot_vision::{Backbone, Collection, Embedder, Resampling};
+
+use crate::pictures_argument::FitArgument;
+
+/// What embeds pictures.
+#[derive(Args)]
+pub struct BackboneArgument {
+    /// The backbone: efficientnet-lite0 or omniglot-conv4, which are built in, an ONNX image model (.onnx), or one of
+    /// `train backbone` (.safetensors) [default: efficientnet-lite0; omniglot-conv4 for omniglot]
+    #[arg(short, long, value_name = "NAME|FILE")]
+    backbone: Option<PathBuf>,
+    /// Height and width that pictures are brought to (efficientnet-lite0, and ONNX models that leave it open)
+    #[arg(long, value_name = "PX", value_parser = clap::value_parser!(u32).range(1..))]
+    size: Option<u32>,
+    /// What an ONNX model wants subtracted from colours in 0..1 [default: ImageNet's mean]
+    #[arg(long, value_name = "R,G,B", value_delimiter = ',', allow_negative_numbers = true)]
+    mean: Option<Vec<f32>>,
+    /// What an ONNX model wants them divided by then [default: ImageNet's deviation]
+    #[arg(long, value_name = "R,G,B", value_delimiter = ',', allow_negative_numbers = true)]
+    std: Option<Vec<f32>>,
+    /// The output of an ONNX model to take [default: the first with a row for each picture]
+    #[arg(long, value_name = "NAME")]
+    output_name: Option<String>,
+    /// What becomes of a picture that is no square [default: squash]
+    #[arg(long, value_enum)]
+    fit: Option<FitArgument>,
+    /// How a picture is brought to its size [default: as the backbone says, or bilinear]
+    #[arg(long, value_enum)]
+    resampling: Option<ResamplingArgument>,
+    /// Keep embeddings in DIR [default: trueshot in the user's folder for caches]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// Neither look for embeddings made before nor keep these
+    #[arg(long, conflicts_with = "cache")]
+    no_cache: bool,
+}
+
+/// How pixels in between are made.
+#[derive(Clone, Copy, ValueEnum)]
+enum ResamplingArgument {
+    /// As torchvision's default
+    Bilinear,
+    /// A little sharper
+    Bicubic,
+}
+
+impl BackboneArgument {
+    /// The backbone that is asked for, if one is.
+    pub fn open(&self) -> anyhow::Result<Option<Embedder>> {
+        let backbone = self.backbone.as_ref().map(|given| Backbone::find(given, &self.options()));
+        Ok(backbone.transpose()?.map(|backbone| self.at_work(backbone)))
+    }
+
+    /// The backbone for such pictures.
+    pub fn open_default(&self, collection: &Collection) -> anyhow::Result<Embedder> {
+        Ok(self.at_work(Backbone::default_for(collection, &self.options())?))
+    }
+
+    /// Says why nothing was kept, if so.
+    pub fn tell(&self, embedder: &Embedder) {
+        if let Some(problem) = embedder.cache().and_then(|cache| cache.finish()) {
+            eprintln!("warning: embeddings are not kept for the next time: {problem}");
+        }
+    }
+
+    fn at_work(&self, backbone: Backbone) -> Embedder {
+        if let Some(warning) = backbone.warning() {
+            eprintln!("warning: {warning}");
+        }
+        let place = match &self.cache {
+            _ if self.no_cache => Place::Nowhere,
+            Some(folder) => Place::Folder(folder.clone()),
+            None => Place::Usual,
+        };
+        Embedder::new(backbone, &place)
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            size: self.size.map(|size| size as usize),
+            mean: self.mean.clone(),
+            std: self.std.clone(),
+            fit: self.fit.map(Into::into),
+            resampling: self.resampling.map(|resampling| match resampling {
+                ResamplingArgument::Bilinear => Resampling::Bilinear,
+                ResamplingArgument::Bicubic => Resampling::Bicubic,
+            }),
+            output: self.output_name.clone(),
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Pictures to embeddings in memory, with what was made before taken from the cache.
+//!
+//! This is what everything asks that wants embeddings of a few or of many pictures: files, parts of archives, bytes that
+//! came over a network. A picture that cannot be read is an answer like the others, so one broken file among good
+//! ones costs nothing but itself. Rows depend on their pictures alone: neither threads nor neighbours nor the cache change
+//! a bit.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use bytes::Bytes;
+use rayon::prelude::*;
+use trueshot::Embeddings;
+use trueshot::embeddings::Items;
+use trueshot_nn::Isa;
+
+use crate::backbone::{Backbone, Options, Scratch};
+use crate::cache::{Cache, Key, Place};
+use crate::error::{Error, Result, Skipped, Unreadable};
+use crate::picture::Picture;
+use crate::source::{self, Collection, Contents, Entry};
+
+/// Blocks of pictures that are in work before progress is told; for every thread.
+const BLOCKS_A_THREAD: usize = 16;
+
+/// A picture to embed.
+#[derive(Debug, Clone, Copy)]
+pub enum Given<'a> {
+    /// A file.
+    File(&'a Path),
+    /// The bytes of a file.
+    Bytes(&'a [u8]),
+    /// One of a collection.
+    Entry(&'a Collection, &'a Entry),
+}
+
+/// The numbers of a picture, or why there are none.
+pub type Row = std::result::Result<Vec<f32>, Unreadable>;
+
+/// What came of some pictures.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embedded {
+    /// For every picture that was given, in that order.
+    pub rows: Vec<Row>,
+    /// How many of them had been made before.
+    pub from_cache: usize,
+}
+
+/// The embeddings of a collection.
+pub struct EmbeddedCollection {
+    /// Rows with classes, items and the name of the backbone.
+    pub embeddings: Embeddings,
+    /// For every row the place of its picture among the collection's entries.
+    pub entries: Vec<u32>,
+    /// What could not be read, with what was skipped when the collection was listed.
+    pub skipped: Vec<Skipped>,
+    /// How many rows had been made before.
+    pub from_cache: usize,
+}
+
+/// A backbone at work.
+pub struct Embedder {
+    backbone: Backbone,
+    cache: Option<Cache>,
+    most_pixels: u64,
+    /// Working memory that no thread uses just now.
+    idle: Mutex<Vec<Worker>>,
+}
+
+/// One thread's working memory.
+struct Worker {
+    scratch: Scratch,
+    inputs: Vec<f32>,
+    features: Vec<f32>,
+}
+
+impl Embedder {
+    /// Finds a backbone by its name or its file; embeddings are kept in a place.
+    pub fn open(name_or_path: impl AsRef<Path>, options: &Options, place: &Place) -> Result<Self> {
+        Ok(Self::new(Backbone::find(name_or_path, options)?, place))
+    }
+
+    /// Puts a backbone to work. A Conv4 costs less than looking up and keeping what it makes of a whole data set, so
+    /// that is kept only in a folder that is named.
+    pub fn new(backbone: Backbone, place: &Place) -> Self {
+        let folder = place.folder().filter(|_| *place != Place::Usual || backbone.is_costly());
+        let cache = folder.map(|folder| Cache::open(&folder, &backbone.identity(), backbone.dim()));
+        Embedder { backbone, cache, most_pixels: u64::MAX, idle: Mutex::default() }
+    }
+
+    /// Refuses pictures of more pixels: whoever takes them from strangers may want to spend less on one.
+    pub fn with_most_pixels(self, most_pixels: u64) -> Self {
+        Embedder { most_pixels, ..self }
+    }
+
+    /// What embeds.
+    pub fn backbone(&self) -> &Backbone {
+        &self.backbone
+    }
+
+    /// Where embeddings are kept, if anywhere.
+    pub fn cache(&self) -> Option<&Cache> {
+        self.cache.as_ref()
+    }
+
+    /// Embeds pictures on all threads of the current pool. `goes_on` is told how many are done, and ends the work by
+    /// answering `false`.
+    pub fn embed_pictures(
+        &self,
+        pictures: &[Given<'_>],
+        goes_on: &(dyn Fn(usize) -> bool + Sync),
+    ) -> Result<Embedded> {
+        let window = self.window();
+        let mut embedded = Embedded { rows: Vec::with_capacity(pictures.len()), from_cache: 0 };
+        for pictures in pictures.chunks(window) {
+            for (row, was_cached) in self.embed_window(pictures) {
+                embedded.from_cache += usize::from(was_cached);
+                embedded.rows.push(row);
+            }
+            if !goes_on(embedded.rows.len()) {
+                return Err(Error::Interrupted);
+            }
+        }
+        if let Some(cache) = &self.cache {
+            cache.flush();
+        }
+        Ok(embedded)
+    }
+
+    /// Embeds files that are held in memory.
+    pub fn embed_bytes(&self, files: &[impl AsRef<[u8]> + Sync]) -> Result<Vec<Row>> {
+        let given: Vec<Given<'_>> = files.iter().map(|file| Given::Bytes(file.as_ref())).collect();
+        Ok(self.embed_pictures(&given, &|_| true)?.rows)
+    }
+
+    /// Embeds all pictures of a collection that can be read.
+    pub fn embed_collection(
+        &self,
+        collection: &Collection,
+        goes_on: &(dyn Fn(usize) -> bool + Sync),
+    ) -> Result<EmbeddedCollection> {
+        let given: Vec<Given<'_>> =
+            collection.entries().iter().map(|entry| Given::Entry(collection, entry)).collect();
+        let Embedded { rows, from_cache } = self.embed_pictures(&given, goes_on)?;
+        let mut skipped = collection.skipped().to_vec();
+        let (mut values, mut labels, mut items, mut entries) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for ((entry, place), row) in collection.entries().iter().zip(0..).zip(rows) {
+            match row {
+                Ok(row) => {
+                    values.extend(row);
+                    labels.push(collection.classes()[entry.class as usize].clone());
+                    items.push(entry.item.clone());
+                    entries.push(place);
+                }
+                Err(reason) => {
+                    skipped.push(Skipped { item: entry.item.clone(), class: Some(entry.class), reason });
+                }
+            }
+        }
+        if labels.is_empty() {
+            let skipped = skipped.first().map(Skipped::to_string);
+            return Err(Error::NoPictures { path: collection.path().into(), skipped });
+        }
+        let embeddings = Embeddings::from_rows(values, self.backbone.dim(), labels)?;
+        let embeddings = embeddings.with_items(Items::from_names(items))?.with_backbone(self.backbone.name());
+        Ok(EmbeddedCollection { embeddings, entries, skipped, from_cache })
+    }
+
+    /// Pictures that are in work at once.
+    pub(crate) fn window(&self) -> usize {
+        self.backbone.pictures_at_once() * BLOCKS_A_THREAD * rayon::current_num_threads().max(1)
+    }
+
+    /// The rows of some pictures on all threads, and whether each had been made before.
+    pub(crate) fn embed_window(&self, pictures: &[Given<'_>]) -> Vec<(Row, bool)> {
+        let blocks = pictures.par_chunks(self.backbone.pictures_at_once());
+        let rows: Vec<Vec<(Row, bool)>> = blocks.map(|block| self.embed_block(block)).collect();
+        if let Some(cache) = &self.cache {
+            cache.flush_if_large();
+        }
+        rows.into_iter().flatten().collect()
+    }
+
+    /// The same for the pictures of one thread.
+    fn embed_block(&self, pictures: &[Given<'_>]) -> Vec<(Row, bool)> {
+        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = idle().pop();
+        let mut worker = found.unwrap_or_else(|| Worker {
+            scratch: self.backbone.scratch(),
+            inputs: Vec::new(),
+            features: Vec::new(),
+        });
+        let rows = worker.embed(self, pictures);
+        idle().push(worker);
+        rows
+    }
+
+    fn key_of(&self, contents: &Contents) -> Option<Key> {
+        self.cache.as_ref()?;
+        Some(match contents {
+            Contents::File(bytes) => *blake3::hash(bytes).as_bytes(),
+            Contents::Picture(picture) => {
+                let mut hasher = blake3::Hasher::new_derive_key("trueshot pixels 1");
+                for number in [picture.width, picture.height, picture.channels.count()] {
+                    hasher.update(&(number as u64).to_le_bytes());
+                }
+                *hasher.update(&picture.pixels).finalize().as_bytes()
+            }
+        })
+    }
+
+    fn contents(&self, given: &Given<'_>) -> std::result::Result<Contents, Unreadable> {
+        match given {
+            Given::File(path) => Ok(Contents::File(source::file_bytes(path)?.into())),
+            Given::Bytes(bytes) => Ok(Contents::File(Bytes::copy_from_slice(bytes))),
+            Given::Entry(collection, entry) => {
+                collection.contents(entry, self.backbone.preprocessing().channels)
+            }
+        }
+    }
+
+    fn decoded(&self, contents: Contents) -> std::result::Result<Picture, Unreadable> {
+        let to = self.backbone.preprocessing();
+        match contents {
+            Contents::Picture(picture) => Ok(picture),
+            Contents::File(bytes) => Picture::decode_within(&bytes, to.channels, self.most_pixels),
+        }
+    }
+}
+
+/// Where the row of a picture comes from.
+enum Origin {
+    Cache(Vec<f32>),
+    Network(Option<Key>),
+    Nowhere(Unreadable),
+}
+
+impl Worker {
+    fn embed(&mut self, embedder: &Embedder, pictures: &[Given<'_>]) -> Vec<(Row, bool)> {
+        let backbone = &embedder.backbone;
+        self.inputs.clear();
+        let origins: Vec<Origin> = pictures.iter().map(|given| self.origin(embedder, given)).collect();
+        self.features.resize(self.inputs.len() / backbone.preprocessing().values() * backbone.dim(), 0.0);
+        let outcome = backbone.embed(Isa::current(), &self.inputs, &mut self.features, &mut self.scratch);
+        let mut rows = self.features.chunks_exact(backbone.dim());
+        let mut row = |origin| match origin {
+            Origin::Cache(row) => (Ok(row), true),
+            Origin::Nowhere(reason) => (Err(reason), false),
+            Origin::Network(key) => {
+                let row = rows.next().expect("a row for every picture that was read");
+                (outcome.clone().and_then(|()| finite(row, key, embedder)), false)
+            }
+        };
+        origins.into_iter().map(&mut row).collect()
+    }
+
+    /// Looks a picture up, or appends the input made of it.
+    fn origin(&mut self, embedder: &Embedder, given: &Given<'_>) -> Origin {
+        let attempt = || {
+            let contents = embedder.contents(given)?;
+            let key = embedder.key_of(&contents);
+            let cached = key.as_ref().and_then(|key| embedder.cache.as_ref()?.get(key));
+            if let Some(row) = cached {
+                return Ok(Origin::Cache(row));
+            }
+            let to = embedder.backbone.preprocessing();
+            let picture = to.fitted(embedder.decoded(contents)?);
+            let start = self.inputs.len();
+            self.inputs.resize(start + to.values(), 0.0);
+            to.normalise(&picture, &mut self.inputs[start..]);
+            Ok(Origin::Network(key))
+        };
+        attempt().unwrap_or_else(Origin::Nowhere)
+    }
+}
+
+/// A row that may go on, and into the cache.
+fn finite(row: &[f32], key: Option<Key>, embedder: &Embedder) -> Row {
+    if let Some(place) = row.iter().position(|value| !value.is_finite()) {
+        return Err(Unreadable::NotFinite { place, value: row[place].to_string() });
+    }
+    if let (Some(key), Some(cache)) = (key, &embedder.cache) {
+        cache.put(key, row.to_vec());
+    }
+    Ok(row.to_vec())
+}

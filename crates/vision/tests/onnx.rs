@@ -1,0 +1,238 @@
+//! ONNX models as backbones: what they make of pictures, and what is refused.
+
+mod tiny_onnx;
+
+use std::io::Cursor;
+use std::path::Path;
+
+use image::{ImageFormat, Rgb, RgbImage};
+use proptest::prelude::*;
+use tiny_onnx::{DOUBLE, FLOAT, Graph, INT64, int, ints, means, node, tensor, value};
+use trueshot_vision::backbone::Options;
+use trueshot_vision::cache::Place;
+use trueshot_vision::{Backbone, Embedder};
+
+/// Plain shares of 255, so that a mean can be seen.
+fn plain() -> Options {
+    Options { mean: Some(vec![0.0; 3]), std: Some(vec![1.0; 3]), ..Options::default() }
+}
+
+fn opened(graph: &Graph, options: &Options) -> Result<Backbone, String> {
+    let backbone = Backbone::from_onnx(graph.file(), "tiny.onnx", options);
+    backbone.map_err(|error| format!("{error} {}", error.hint().unwrap_or_default()))
+}
+
+/// A picture of one colour.
+fn picture(colour: [u8; 3]) -> Vec<u8> {
+    let mut file = Cursor::new(Vec::new());
+    RgbImage::from_pixel(10, 7, Rgb(colour)).write_to(&mut file, ImageFormat::Png).unwrap();
+    file.into_inner()
+}
+
+fn row(backbone: Backbone, colour: [u8; 3]) -> Vec<f32> {
+    let embedder = Embedder::new(backbone, &Place::Nowhere);
+    embedder.embed_bytes(&[picture(colour)]).unwrap().remove(0).unwrap()
+}
+
+fn close(found: &[f32], expected: &[f32]) -> bool {
+    found.len() == expected.len() && found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5)
+}
+
+#[test]
+fn channels_are_found_first_or_last_and_sizes_fixed_or_free() {
+    let expected = [1.0, 0.2, 0.0];
+    let first = opened(&means(&["N", "3", "H", "W"]), &plain()).unwrap();
+    assert_eq!((first.preprocessing().size, first.dim()), (224, 3));
+    assert!(close(&row(first, [255, 51, 0]), &expected));
+    let fixed = opened(&means(&["1", "3", "9", "9"]), &plain()).unwrap();
+    assert_eq!(fixed.preprocessing().size, 9);
+    assert!(close(&row(fixed, [255, 51, 0]), &expected));
+    let mut last = means(&["N", "12", "12", "3"]);
+    last.nodes = vec![node("ReduceMean", &["input"], "features", &[ints("axes", &[1, 2]), int("keepdims", 0)])];
+    let last = opened(&last, &plain()).unwrap();
+    assert_eq!(last.preprocessing().size, 12);
+    assert!(close(&row(last, [255, 51, 0]), &expected));
+    let sized = Options { size: Some(40), ..plain() };
+    assert_eq!(opened(&means(&["N", "3", "H", "W"]), &sized).unwrap().preprocessing().size, 40);
+}
+
+#[test]
+fn without_options_colours_are_normalised_as_for_imagenet() {
+    let backbone = opened(&means(&["N", "3", "8", "8"]), &Options::default()).unwrap();
+    let expected = [(1.0 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225];
+    assert!(close(&row(backbone, [255, 0, 0]), &expected));
+}
+
+#[test]
+fn planes_are_averaged_and_of_tokens_the_first_is_taken() {
+    let mut planes = means(&["N", "3", "8", "8"]);
+    planes.nodes = vec![node("Relu", &["input"], "features", &[])];
+    planes.outputs = vec![value("features", FLOAT, &["N", "3", "8", "8"])];
+    assert!(close(&row(opened(&planes, &plain()).unwrap(), [255, 51, 0]), &[1.0, 0.2, 0.0]));
+    let mut tokens = means(&["N", "3", "2", "2"]);
+    let shape: Vec<u8> = [1_i64, 6, 2].iter().flat_map(|side| side.to_le_bytes()).collect();
+    tokens.tensors = vec![tensor("shape", INT64, &[3], &shape)];
+    tokens.nodes = vec![node("Reshape", &["input", "shape"], "features", &[])];
+    tokens.outputs = vec![value("features", FLOAT, &["1", "6", "2"])];
+    assert!(close(&row(opened(&tokens, &plain()).unwrap(), [255, 51, 0]), &[1.0, 1.0]));
+}
+
+#[test]
+fn an_output_is_chosen_by_name_or_the_first_that_is_a_row() {
+    let mut both = means(&["N", "3", "8", "8"]);
+    both.outputs = vec![value("pooled", FLOAT, &["N", "3", "1", "1"]), value("features", FLOAT, &["N", "3"])];
+    assert!(opened(&both, &plain()).unwrap().name().contains("output 'features'"));
+    let pooled = Options { output: Some("pooled".into()), ..plain() };
+    assert!(opened(&both, &pooled).unwrap().name().contains("output 'pooled'"));
+    let missing = Options { output: Some("embedding".into()), ..plain() };
+    let problem = opened(&both, &missing).err().unwrap();
+    assert!(problem.contains("no output 'embedding'; it has pooled, features"), "{problem}");
+}
+
+#[test]
+fn a_score_for_each_class_is_allowed_and_warned_of() {
+    let mut classes = means(&["N", "3", "8", "8"]);
+    classes.nodes[1] = node("Flatten", &["pooled"], "logits", &[]);
+    classes.outputs = vec![value("logits", FLOAT, &["N", "3"])];
+    assert!(opened(&classes, &plain()).unwrap().warning().unwrap().contains("'logits'"));
+    assert_eq!(opened(&means(&["N", "3", "8", "8"]), &plain()).unwrap().warning(), None);
+}
+
+#[test]
+fn inputs_that_are_no_pictures_are_refused_with_their_shape() {
+    let refused = |sides: &[&str], part: &str| {
+        let problem = opened(&means(sides), &Options::default()).err().unwrap_or_else(|| panic!("{sides:?}"));
+        assert!(problem.contains(part), "{sides:?}: {problem}");
+    };
+    refused(&["N", "3"], "[N, 3]; an image model's has four axes");
+    refused(&["8", "3", "9", "9"], "batches of 8");
+    refused(&["N", "7", "9", "9"], "no axis of 1 or 3 channels");
+    refused(&["N", "3", "9", "12"], "squares");
+    refused(&["N", "3", "0", "0"], "1 to 2048 px");
+    refused(&["N", "3", "100000", "100000"], "1 to 2048 px");
+    let mut two = means(&["N", "3", "9", "9"]);
+    two.inputs.push(value("other", FLOAT, &["N"]));
+    assert!(opened(&two, &Options::default()).err().unwrap().contains("2 inputs"));
+    let mut whole = means(&["N", "3", "9", "9"]);
+    whole.inputs = vec![value("input", INT64, &["N", "3", "9", "9"])];
+    assert!(opened(&whole, &Options::default()).err().unwrap().contains("32-bit floats"));
+    let fixed = Options { size: Some(10), ..Options::default() };
+    assert!(opened(&means(&["N", "3", "9", "9"]), &fixed).err().unwrap().contains("its size is fixed"));
+    let three = Options { mean: Some(vec![0.0; 2]), ..Options::default() };
+    assert!(opened(&means(&["N", "3", "9", "9"]), &three).err().unwrap().contains("3 finite numbers"));
+}
+
+#[test]
+fn outputs_that_are_no_features_are_refused() {
+    let refused = |nodes: Vec<Vec<u8>>, kind: i64, parts: &[&str]| {
+        let mut graph = means(&["N", "3", "9", "9"]);
+        (graph.nodes, graph.outputs) = (nodes, vec![value("features", kind, &["N", "C"])]);
+        let problem = opened(&graph, &Options::default()).err().unwrap_or_else(|| panic!("{parts:?}"));
+        assert!(parts.iter().any(|part| problem.contains(part)), "{problem}");
+    };
+    let pooled = || node("GlobalAveragePool", &["input"], "pooled", &[]);
+    let flat = || node("Flatten", &["pooled"], "flat", &[]);
+    refused(vec![pooled(), flat(), node("ArgMax", &["flat"], "features", &[])], INT64, &["type"]);
+    refused(vec![node("Flatten", &["input"], "features", &[int("axis", 0)])], FLOAT, &[]
+        .iter().chain(&["no features", "features are"]).copied().collect::<Vec<_>>().as_slice());
+    refused(vec![node("Flatten", &["input"], "features", &[int("axis", 3)])], FLOAT, &["first axis"]);
+    refused(vec![node("NoSuchOperator", &["input"], "features", &[])], FLOAT, &["NoSuchOperator"]);
+}
+
+#[test]
+fn doubles_are_taken_as_floats_or_refused_but_never_misread() {
+    let mut graph = means(&["N", "3", "9", "9"]);
+    graph.nodes[1] = node("Flatten", &["pooled"], "flat", &[]);
+    graph.nodes.push(node("Cast", &["flat"], "features", &[int("to", DOUBLE)]));
+    graph.outputs = vec![value("features", DOUBLE, &["N", "3"])];
+    match opened(&graph, &plain()) {
+        Ok(backbone) => assert!(close(&row(backbone, [255, 51, 0]), &[1.0, 0.2, 0.0])),
+        Err(problem) => assert!(problem.contains("cannot be used"), "{problem}"),
+    }
+}
+
+#[test]
+fn claims_are_not_believed() {
+    let with = |tensors: Vec<Vec<u8>>| {
+        let mut graph = means(&["N", "3", "9", "9"]);
+        graph.tensors = tensors;
+        opened(&graph, &Options::default()).err().unwrap_or_default()
+    };
+    assert!(with(vec![tensor("w", FLOAT, &[1 << 20, 1 << 20], &[0; 16])]).contains("does not hold"));
+    assert!(with(vec![tensor("w", FLOAT, &[1 << 40, 1 << 40], &[0; 16])]).contains("too many numbers"));
+    assert!(with(vec![tensor("w", 99, &[4], &[0; 16])]).contains("unknown type"));
+    let elsewhere = [tensor("w", FLOAT, &[4], &[]), tiny_onnx::whole(14, 1)].concat();
+    assert!(with(vec![elsewhere]).contains("another file"));
+    let huge: Vec<u8> = [1_i64 << 20, 1 << 20].iter().flat_map(|side| side.to_le_bytes()).collect();
+    let mut graph = means(&["N", "3", "9", "9"]);
+    graph.tensors = vec![tensor("shape", INT64, &[2], &huge)];
+    graph.nodes.push(node("ConstantOfShape", &["shape"], "filled", &[]));
+    assert!(opened(&graph, &Options::default()).err().unwrap().contains("asks for"));
+    let mut padded = means(&["N", "3", "9", "9"]);
+    let pads = [ints("kernel_shape", &[2, 2]), ints("pads", &[1 << 30; 4])];
+    padded.nodes.insert(0, node("MaxPool", &["input"], "unused", &pads));
+    assert!(opened(&padded, &Options::default()).err().unwrap().contains("pads"));
+}
+
+#[test]
+fn what_is_no_model_is_said_to_be_none() {
+    for bytes in [&b""[..], b"not a model", b"\x89PNG\r\n\x1a\n", &[0xff; 64]] {
+        let error = Backbone::from_onnx(bytes.to_vec(), "x.onnx", &Options::default()).err().unwrap();
+        assert!(error.to_string().contains("x.onnx cannot be used as a backbone: it is no ONNX file"), "{error}");
+    }
+    let whole = means(&["N", "3", "9", "9"]).file();
+    for length in 0..whole.len() {
+        assert!(Backbone::from_onnx(whole[..length].to_vec(), "x.onnx", &Options::default()).is_err(), "{length}");
+    }
+}
+
+#[test]
+fn what_stands_beside_a_model_is_used_and_options_go_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.onnx");
+    std::fs::write(&path, means(&["N", "3", "H", "W"]).file()).unwrap();
+    let beside = |text: &str| std::fs::write(folder.path().join("tiny.toml"), text).unwrap();
+    beside("size = 30\nmean = [0.0, 0.0, 0.0]\nstd = [1, 1, 1]\nresampling = \"bicubic\"\nfit = \"crop\"\n");
+    let open = |options: &Options| Backbone::find(&path, options);
+    let found = open(&Options::default()).unwrap();
+    assert_eq!(found.preprocessing().size, 30);
+    assert!(close(&row(found, [255, 51, 0]), &[1.0, 0.2, 0.0]));
+    assert_eq!(open(&Options { size: Some(50), ..plain() }).unwrap().preprocessing().size, 50);
+    beside("colour = 3\n");
+    let error = open(&plain()).err().unwrap();
+    assert!(error.to_string().contains("tiny.toml") && error.to_string().contains("colour"), "{error}");
+    assert!(error.hint().unwrap().contains("resampling"));
+    assert!(Backbone::find(Path::new("nowhere.onnx"), &plain()).err().unwrap().to_string().contains("nowhere.onnx"));
+}
+
+#[test]
+fn two_models_differ_in_name_and_one_embeds_alike_on_any_number_of_threads() {
+    let (one, other) = (means(&["N", "3", "8", "8"]), means(&["N", "3", "9", "9"]));
+    let name = |graph: &Graph| opened(graph, &plain()).unwrap().name().to_owned();
+    assert_ne!(name(&one), name(&other));
+    assert!(name(&one).starts_with("tiny (onnx, 8 px"));
+    let files: Vec<Vec<u8>> = (0..40).map(|shade| picture([shade, 2 * shade, 255 - shade])).collect();
+    let rows = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let embedder = Embedder::new(opened(&one, &plain()).unwrap(), &Place::Nowhere);
+        pool.install(|| embedder.embed_bytes(&files).unwrap())
+    };
+    assert_eq!(rows(1), rows(4));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn no_damage_makes_us_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
+        let mut bytes = means(&["N", "3", "9", "9"]).file();
+        for (place, value) in changes {
+            let place = place.index(bytes.len());
+            bytes[place] = value;
+        }
+        let options = Options { size: Some(9), ..plain() };
+        if let Ok(backbone) = Backbone::from_onnx(bytes, "x.onnx", &options) {
+            prop_assert!(backbone.dim() > 0);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! ONNX files of a few nodes, written field by field: protocol buffers are simple enough to need no library.
+#![allow(dead_code)]
+
+/// A field that holds bytes: a text, a message, packed numbers.
+pub fn bytes(number: u64, value: impl AsRef<[u8]>) -> Vec<u8> {
+    let value = value.as_ref();
+    [varint(number << 3 | 2), varint(value.len() as u64), value.to_vec()].concat()
+}
+
+/// A field that holds a whole number.
+pub fn whole(number: u64, value: i64) -> Vec<u8> {
+    [varint(number << 3), varint(value.cast_unsigned())].concat()
+}
+
+pub fn varint(mut value: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+    out
+}
+
+/// 32-bit floats, whole numbers of 64 bits, doubles: the format's numbers for them.
+pub const FLOAT: i64 = 1;
+pub const INT64: i64 = 7;
+pub const DOUBLE: i64 = 11;
+
+/// An input or output: sides are numbers, or names where they are free.
+pub fn value(name: &str, kind: i64, sides: &[&str]) -> Vec<u8> {
+    let side = |side: &&str| match side.parse() {
+        Ok(number) => bytes(1, whole(1, number)),
+        Err(_) => bytes(1, bytes(2, side)),
+    };
+    let shape: Vec<u8> = sides.iter().flat_map(side).collect();
+    let kind = [whole(1, kind), bytes(2, shape)].concat();
+    [bytes(1, name), bytes(2, bytes(1, kind))].concat()
+}
+
+/// A list of whole numbers as an attribute.
+pub fn ints(name: &str, values: &[i64]) -> Vec<u8> {
+    let values: Vec<u8> = values.iter().flat_map(|value| whole(8, *value)).collect();
+    [bytes(1, name), values, whole(20, 7)].concat()
+}
+
+/// A whole number as an attribute.
+pub fn int(name: &str, value: i64) -> Vec<u8> {
+    [bytes(1, name), whole(3, value), whole(20, 2)].concat()
+}
+
+pub fn node(operator: &str, inputs: &[&str], output: &str, attributes: &[Vec<u8>]) -> Vec<u8> {
+    let mut node: Vec<u8> = inputs.iter().flat_map(|input| bytes(1, input)).collect();
+    node.extend(bytes(2, output));
+    node.extend(bytes(3, format!("{operator}-{output}")));
+    node.extend(bytes(4, operator));
+    node.extend(attributes.iter().flat_map(|attribute| bytes(5, attribute)));
+    node
+}
+
+/// A tensor with its numbers as they lie in memory.
+pub fn tensor(name: &str, kind: i64, sides: &[i64], raw: &[u8]) -> Vec<u8> {
+    let sides: Vec<u8> = sides.iter().flat_map(|side| whole(1, *side)).collect();
+    [sides, whole(2, kind), bytes(8, name), bytes(9, raw)].concat()
+}
+
+#[derive(Default)]
+pub struct Graph {
+    pub nodes: Vec<Vec<u8>>,
+    pub tensors: Vec<Vec<u8>>,
+    pub inputs: Vec<Vec<u8>>,
+    pub outputs: Vec<Vec<u8>>,
+}
+
+impl Graph {
+    pub fn file(&self) -> Vec<u8> {
+        let mut graph: Vec<u8> = self.nodes.iter().flat_map(|node| bytes(1, node)).collect();
+        graph.extend(bytes(2, "tiny"));
+        graph.extend(self.tensors.iter().flat_map(|tensor| bytes(5, tensor)));
+        graph.extend(self.inputs.iter().flat_map(|input| bytes(11, input)));
+        graph.extend(self.outputs.iter().flat_map(|output| bytes(12, output)));
+        let opset = bytes(8, [bytes(1, ""), whole(2, 13)].concat());
+        [whole(1, 8), bytes(2, "test"), opset, bytes(7, graph)].concat()
+    }
+}
+
+/// The mean of every channel, as a row: an input of those sides, channels first.
+pub fn means(sides: &[&str]) -> Graph {
+    Graph {
+        nodes: vec![
+            node("GlobalAveragePool", &["input"], "pooled", &[]),
+            node("Flatten", &["pooled"], "features", &[]),
+        ],
+        inputs: vec![value("input", FLOAT, sides)],
+        outputs: vec![value("features", FLOAT, &["N", "C"])],
+        ..Graph::default()
+    }
+}
