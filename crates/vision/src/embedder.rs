@@ -253,7 +253,7 @@ impl Worker {
 
     /// Looks a picture up, or appends the input made of it.
     fn origin(&mut self, embedder: &Embedder, given: &Given<'_>) -> Origin {
-        let attempt = || {
+        let mut attempt = || {
             let contents = embedder.contents(given)?;
             let key = embedder.key_of(&contents);
             let cached = key.as_ref().and_then(|key| embedder.cache.as_ref()?.get(key));
