@@ -9,10 +9,12 @@ mod demo;
 mod embed;
 mod episode;
 mod eval;
+mod fit;
 mod inspect;
 mod messages;
 mod output;
 mod pictures_argument;
+mod predict;
 mod progress;
 mod reproduce;
 mod support;
@@ -36,6 +38,8 @@ enum Command {
     Dataset(dataset::Arguments),
     Embed(embed::Arguments),
     Eval(Box<eval::Arguments>),
+    Fit(Box<fit::Arguments>),
+    Predict(Box<predict::Arguments>),
     Episode(episode::Arguments),
     Train(train::Arguments),
     Attention(attention::Arguments),
@@ -53,6 +57,8 @@ fn main() -> std::process::ExitCode {
             Command::Dataset(arguments) => dataset::run(&arguments),
             Command::Embed(arguments) => embed::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
+            Command::Fit(arguments) => fit::run(&arguments),
+            Command::Predict(arguments) => predict::run(&arguments),
             Command::Episode(arguments) => episode::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),
             Command::Attention(arguments) => attention::run(&arguments),

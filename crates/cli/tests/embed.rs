@@ -36,7 +36,7 @@ impl Gallery {
 
     fn trueshot(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(TRUESHOT);
-        command.current_dir(self.path()).args(arguments);
+        command.current_dir(self.path()).env("XDG_CACHE_HOME", self.path().join("cache")).args(arguments);
         command
     }
 
@@ -297,4 +297,46 @@ fn the_support_set_of_an_episode_is_drawn_with_frames() {
         !told.is_empty() && told.iter().all(|told| told.contains("class 0/0.png cannot be shown")),
         "{told:?}"
     );
+}
+
+#[test]
+fn photographs_need_no_backbone_and_the_second_time_no_network() {
+    let gallery = Gallery::new();
+    let embed = |output: &str, more: &[&str]| {
+        let arguments = ["embed", "pictures/val", "-o", output, "--size", "32"];
+        let done = gallery.trueshot(&[&arguments[..], more].concat()).assert().success();
+        (text(&done.get_output().stderr), std::fs::read(gallery.path().join(output)).unwrap())
+    };
+    let (said, first) = embed("first.safetensors", &[]);
+    assert!(said.contains("16 rows of 1280 numbers") && !said.contains("known"), "{said}");
+    let (said, second) = embed("second.safetensors", &["--threads", "1"]);
+    assert!(said.contains("16 were known"), "{said}");
+    assert_eq!(first, second);
+    let (said, third) = embed("third.safetensors", &["--no-cache"]);
+    assert!(!said.contains("known"), "{said}");
+    assert_eq!(first, third);
+    let (said, _) = embed("fourth.safetensors", &["--cache", "elsewhere"]);
+    assert!(!said.contains("known") && gallery.path().join("elsewhere").is_dir(), "{said}");
+    std::fs::write(gallery.path().join("file"), "").unwrap();
+    let (said, fifth) = embed("fifth.safetensors", &["--cache", "file"]);
+    assert!(said.contains("warning: embeddings are not kept for the next time"), "{said}");
+    assert_eq!(first, fifth);
+    let name = gallery.read("first.safetensors").backbone().unwrap().to_owned();
+    assert!(name.starts_with("efficientnet-lite0 (efficientnet-lite0, 32 px, "), "{name}");
+}
+
+#[test]
+fn a_backbone_that_is_none_is_refused_with_what_there_is() {
+    let gallery = Gallery::new();
+    std::fs::write(gallery.path().join("model.onnx"), "not a model").unwrap();
+    let embed =
+        |more: &[&str]| gallery.trueshot(&[&["embed", "pictures/val", "-o", "x.safetensors"], more].concat());
+    refused(
+        embed(&["--backbone", "model.onnx"]),
+        &["model.onnx cannot be used as a backbone", "no ONNX file"],
+    );
+    refused(embed(&["--backbone", "resnet"]), &["no such file", "efficientnet-lite0", "hint: "]);
+    misused(embed(&["--size", "7"]), &["the size of pictures is 7", "32 to 1024"]);
+    misused(embed(&["--mean", "0,0,0"]), &["ONNX models only"]);
+    misused(embed(&["--cache", "c", "--no-cache"]), &["--no-cache"]);
 }
