@@ -37,6 +37,7 @@ impl Strangeness {
         let plain_rows: Vec<Vec<f32>> = rows.iter().map(|row| place(row, &zero)).collect();
         let placed_rows: Vec<Vec<f32>> = rows.iter().map(|row| place(row, &mean)).collect();
         let (plain_sums, placed_sums) = (sums(&plain_rows, beliefs), sums(&placed_rows, beliefs));
+        let totals = beliefs.totals();
         let mut reached = Vec::new();
         for item in 0..rows.len() {
             let Some((class, share)) = beliefs.of_item(item).filter(|(_, share)| *share >= 0.5) else {
@@ -46,7 +47,7 @@ impl Strangeness {
                 let rest: Vec<f32> = total.iter().zip(own).map(|(total, own)| total - share * own).collect();
                 dot(own, &place(&rest, &zero))
             };
-            if beliefs.weight_of_others(item, class) > 0.0 {
+            if totals[class as usize] - share > 1e-3 {
                 let plain = without(&plain_rows[item], &plain_sums[class as usize]);
                 let placed = without(&placed_rows[item], &placed_sums[class as usize]);
                 let others = (0..rows.len()).filter(|&other| other != item);
