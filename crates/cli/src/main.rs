@@ -2,8 +2,10 @@
 //! standard error.
 
 mod attention;
+mod audit;
 mod backbone_argument;
 mod bench;
+mod confirmed;
 mod dataset;
 mod demo;
 mod embed;
@@ -13,6 +15,7 @@ mod messages;
 mod output;
 mod pictures_argument;
 mod progress;
+mod repair;
 mod reproduce;
 mod support;
 mod threads;
@@ -34,6 +37,8 @@ enum Command {
     Inspect(inspect::Arguments),
     Dataset(dataset::Arguments),
     Embed(embed::Arguments),
+    Audit(Box<audit::Arguments>),
+    Repair(repair::Arguments),
     Eval(Box<eval::Arguments>),
     Train(train::Arguments),
     Attention(attention::Arguments),
@@ -50,6 +55,8 @@ fn main() -> std::process::ExitCode {
             Command::Inspect(arguments) => inspect::run(&arguments),
             Command::Dataset(arguments) => dataset::run(&arguments),
             Command::Embed(arguments) => embed::run(&arguments),
+            Command::Audit(arguments) => audit::run(&arguments),
+            Command::Repair(arguments) => repair::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),
             Command::Attention(arguments) => attention::run(&arguments),

@@ -1,5 +1,6 @@
 //! How results are shown. One file per format; `grids.rs` decides once what is in the tables.
 
+mod audit;
 mod chart;
 mod csv;
 mod grids;
@@ -11,6 +12,8 @@ pub mod reproduction;
 mod text;
 mod visible;
 
+pub use audit::{AuditPage, AuditTable, audit_csv, audit_json, shown_rows};
+pub(crate) use csv::quoted as csv_field;
 pub use html::{Page, Picture, PictureClass, PictureItem};
 pub use inspection::inspection_text;
 pub use visible::visible;
