@@ -3,22 +3,24 @@ use crate::audit::{Options, audit};
 use crate::embeddings::{Embeddings, Items};
 use crate::method::TrainedRelabel;
 
-/// Three classes of five around places of their own; one item is filed under another class, one belongs nowhere.
+fn scatter(row: usize, column: usize) -> f32 {
+    let mixed = ((row * 65_537 + column) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+}
+
+/// Three classes of five around places of their own; the last item of the first belongs to the second.
 fn looked_at() -> (Embeddings, Audit) {
     let names = ["cat", "two\nlines", "a <b>bold</b> name that is far longer than any column of a table should be"];
     let (mut values, mut labels, mut items) = (Vec::new(), Vec::new(), Vec::new());
     for row in 0..15 {
         let class = row / 5;
         let truth = if row == 4 { 1 } else { class };
-        let value = |column: usize| {
-            let place = if column % 4 == if row == 14 { 3 } else { truth } { 2.0 } else { 0.0 };
-            place + ((row * 31 + column * 17) as f32).sin() * 0.3
-        };
-        values.extend((0..16).map(value));
+        values.extend((0..24).map(|column| 3.0 * scatter(truth + 100_003, column) + scatter(row, column)));
         labels.push(names[class].to_string());
         items.push(format!("{}/picture {row}.jpg", names[class]));
     }
-    let data = Embeddings::from_rows(values, 16, labels).unwrap().with_items(Items::from_names(items)).unwrap();
+    let data = Embeddings::from_rows(values, 24, labels).unwrap().with_items(Items::from_names(items)).unwrap();
     let head = TrainedRelabel::built_in().unwrap();
     let found = audit(&data, &head, &Options::default(), &[], &()).unwrap();
     (data, found)
