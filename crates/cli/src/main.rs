@@ -9,11 +9,14 @@ mod confirmed;
 mod dataset;
 mod demo;
 mod embed;
+mod episode;
 mod eval;
+mod fit;
 mod inspect;
 mod messages;
 mod output;
 mod pictures_argument;
+mod predict;
 mod progress;
 mod repair;
 mod reproduce;
@@ -40,6 +43,9 @@ enum Command {
     Audit(Box<audit::Arguments>),
     Repair(repair::Arguments),
     Eval(Box<eval::Arguments>),
+    Fit(Box<fit::Arguments>),
+    Predict(Box<predict::Arguments>),
+    Episode(episode::Arguments),
     Train(train::Arguments),
     Attention(attention::Arguments),
     Reproduce(reproduce::Arguments),
@@ -58,6 +64,9 @@ fn main() -> std::process::ExitCode {
             Command::Audit(arguments) => audit::run(&arguments),
             Command::Repair(arguments) => repair::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
+            Command::Fit(arguments) => fit::run(&arguments),
+            Command::Predict(arguments) => predict::run(&arguments),
+            Command::Episode(arguments) => episode::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),
             Command::Attention(arguments) => attention::run(&arguments),
             Command::Reproduce(arguments) => reproduce::run(&arguments),

@@ -143,7 +143,8 @@ impl Embedder {
             collection.entries().iter().map(|entry| Given::Entry(collection, entry)).collect();
         let Embedded { rows, from_cache } = self.embed_pictures(&given, goes_on)?;
         let mut skipped = collection.skipped().to_vec();
-        let (mut values, mut labels, mut items, mut entries) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut values, mut labels, mut items, mut entries) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for ((entry, place), row) in collection.entries().iter().zip(0..).zip(rows) {
             match row {
                 Ok(row) => {
@@ -256,7 +257,7 @@ impl Worker {
 
     /// Looks a picture up, or appends the input made of it.
     fn origin(&mut self, embedder: &Embedder, given: &Given<'_>) -> Origin {
-        let attempt = || {
+        let mut attempt = || {
             let contents = embedder.contents(given)?;
             let key = embedder.key_of(&contents);
             let cached = key.as_ref().and_then(|key| embedder.cache.as_ref()?.get(key));

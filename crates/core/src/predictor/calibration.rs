@@ -64,7 +64,10 @@ const FOLDS: usize = 5;
 /// A large collection is calibrated on a part.
 const MOST_ITEMS: usize = 500;
 /// What scores are multiplied by where nothing can be left out, over their spread.
-const USUAL: f32 = 3.0;
+const USUAL: f32 = 5.7;
+/// What is left out is asked of fewer items than there are: with all of them the answers may be surer by this. Measured on
+/// validation classes, for 3 to 10 items a class and all types of noise.
+const WITH_ALL: f32 = 1.5;
 /// How many items a usual sharpness is worth.
 const TRUST: f32 = 4.0;
 
@@ -79,7 +82,7 @@ pub(super) fn sharpness(
     let usual =
         USUAL / spread(&rule.scores(&rows[..rows.len().min(MOST_ITEMS)], data)).max(f32::MIN_POSITIVE);
     let left_out = leave_out(rows, data, method, beliefs)?;
-    Ok(most_likely(&left_out, usual))
+    Ok(WITH_ALL * most_likely(&left_out, usual))
 }
 
 /// Learns from all but every n-th item, and asks about those.

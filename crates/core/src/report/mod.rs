@@ -9,13 +9,15 @@ mod inspection;
 mod latex;
 mod markdown;
 pub mod reproduction;
+mod support_set;
 mod text;
 mod visible;
 
 pub use audit::{AuditPage, AuditTable, audit_csv, audit_json, shown_rows};
 pub(crate) use csv::quoted as csv_field;
-pub use html::{Page, Picture, PictureClass, PictureItem};
+pub use html::Page;
 pub use inspection::inspection_text;
+pub use support_set::{Picture, PictureClass, PictureItem};
 pub use visible::visible;
 
 use crate::evaluate::Evaluation;
