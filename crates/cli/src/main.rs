@@ -2,8 +2,10 @@
 //! standard error.
 
 mod attention;
+mod audit;
 mod backbone_argument;
 mod bench;
+mod confirmed;
 mod dataset;
 mod demo;
 mod embed;
@@ -16,6 +18,7 @@ mod output;
 mod pictures_argument;
 mod predict;
 mod progress;
+mod repair;
 mod reproduce;
 mod support;
 mod threads;
@@ -37,6 +40,8 @@ enum Command {
     Inspect(inspect::Arguments),
     Dataset(dataset::Arguments),
     Embed(embed::Arguments),
+    Audit(Box<audit::Arguments>),
+    Repair(repair::Arguments),
     Eval(Box<eval::Arguments>),
     Fit(Box<fit::Arguments>),
     Predict(Box<predict::Arguments>),
@@ -56,6 +61,8 @@ fn main() -> std::process::ExitCode {
             Command::Inspect(arguments) => inspect::run(&arguments),
             Command::Dataset(arguments) => dataset::run(&arguments),
             Command::Embed(arguments) => embed::run(&arguments),
+            Command::Audit(arguments) => audit::run(&arguments),
+            Command::Repair(arguments) => repair::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
             Command::Fit(arguments) => fit::run(&arguments),
             Command::Predict(arguments) => predict::run(&arguments),

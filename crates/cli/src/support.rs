@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use trueshot::Embeddings;
+use trueshot::repair::Listed;
 use trueshot_vision::embedder::EmbeddedCollection;
 use trueshot_vision::source::Entry;
 use trueshot_vision::{Collection, Embedder, Reading, Skipped};
@@ -54,6 +55,11 @@ pub struct SupportPictures {
 }
 
 impl SupportPictures {
+    /// Whether they are files in class folders.
+    pub fn is_folder(&self) -> bool {
+        is_folder(&self.collection)
+    }
+
     /// The picture behind a row.
     pub fn entry(&self, row: usize) -> &Entry {
         &self.collection.entries()[self.entries[row] as usize]
@@ -154,4 +160,25 @@ fn shortened(names: &[String]) -> String {
         Some(more) if more > 0 => format!("{first} and {more} more"),
         _ => first,
     }
+}
+
+/// What is in a collection, for a plan: pictures with their classes, and what was skipped.
+pub fn listing(collection: &Collection) -> Vec<Listed> {
+    let size = |path: &Path| std::fs::metadata(path).ok().map(|found| found.len());
+    let entries = collection.entries().iter().map(|entry| Listed {
+        item: entry.item.clone(),
+        class: Some(collection.classes()[entry.class as usize].clone()),
+        size: entry.path().and_then(size),
+    });
+    let skipped = collection.skipped().iter().map(|skipped| Listed {
+        item: skipped.item.clone(),
+        class: None,
+        size: size(&collection.path().join(&skipped.item)),
+    });
+    entries.chain(skipped).collect()
+}
+
+/// Whether a collection is a folder of class folders, whose files can be moved.
+pub fn is_folder(collection: &Collection) -> bool {
+    collection.path().is_dir() && collection.entries().iter().all(|entry| entry.path().is_some())
 }

@@ -104,6 +104,25 @@ pub enum Error {
     #[error("an audit compares classes, and there is only one")]
     OneClass,
 
+    /// A plan or an undo file that cannot be used.
+    #[error("{path}{}: {problem}", at_line(*.line))]
+    BadPlan {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1; 0 if it is about all of it.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// What is to be repaired is not what was looked at.
+    #[error("{root} has changed since the audit: {problem}")]
+    CollectionChanged {
+        /// The collection.
+        root: PathBuf,
+        /// What changed.
+        problem: String,
+    },
+
     /// The watcher wanted no more.
     #[error("stopped before it was done")]
     Interrupted,
@@ -344,6 +363,10 @@ pub enum Error {
     },
 }
 
+fn at_line(line: usize) -> String {
+    if line > 0 { format!(", line {line}") } else { String::new() }
+}
+
 impl Error {
     /// Whether it was asked for wrongly, as opposed to asked for rightly and failed.
     pub fn is_wrong_usage(&self) -> bool {
@@ -368,6 +391,9 @@ impl Error {
                     format!("no number of queries fits; the most shots this class allows is {}", have / 2)
                 }
             }),
+            Error::CollectionChanged { .. } => {
+                Some("audit it again and take the new plan; nothing was overwritten".into())
+            }
             Error::TooFewClasses { classes, .. } => Some(format!("ask for at most {classes} ways")),
             Error::UnknownMethod { nearest: Some(name), .. }
             | Error::UnknownParameter { nearest: Some(name), .. } => Some(format!("did you mean '{name}'?")),

@@ -50,6 +50,7 @@ pub mod method;
 pub mod model;
 pub mod noise;
 pub mod predictor;
+pub mod repair;
 pub mod report;
 pub mod rng;
 pub mod task;

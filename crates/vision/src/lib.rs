@@ -8,6 +8,7 @@
 //! - [`pickle`]: Python's pickles, read without executing anything; [`survey`]: what a data set is made of;
 //!   [`outliers`]: a set of outliers made out of ImageNet;
 //! - [`maml`]: the one method that looks at pictures themselves;
+//! - [`thumbnail`]: small pictures for pages;
 //! - [`omniglot`]: the built-in data set, 1,623 characters of 50 alphabets, each drawn by 20 people, made of
 //!   [`drawing`]s: ink on paper, with their form in an HTML page;
 //! - [`built_in`]: the models that come with the program, trained on them.
@@ -34,6 +35,7 @@ pub mod resize;
 pub mod source;
 pub mod split;
 pub mod survey;
+pub mod thumbnail;
 pub mod training;
 
 pub use augment::Augmentation;

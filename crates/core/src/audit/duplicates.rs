@@ -1,11 +1,15 @@
 //! Items that are there twice: the same numbers, or as good as the same.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use rayon::prelude::*;
 use serde::Serialize;
 use trueshot_nn::{Isa, products};
 
 use super::item_name;
 use crate::embeddings::Embeddings;
+use crate::report::visible;
 
 /// Two items that are the same.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -41,72 +45,132 @@ const NEAR: f32 = 0.99;
 /// Above so many items only equal ones are looked for: all pairs would take minutes.
 const ALL_PAIRS: usize = 20_000;
 
-/// All pairs, those across classes first.
-pub(super) fn find(data: &Embeddings) -> Vec<Duplicate> {
-    let mut pairs = if data.len() <= ALL_PAIRS { by_cosine(data) } else { equal_rows(data) };
-    let across =
-        |pair: &(u32, u32, DuplicateKind)| data.labels()[pair.0 as usize] != data.labels()[pair.1 as usize];
-    pairs.sort_by_key(|pair| (!across(pair), pair.0, pair.1));
-    let class = |row: u32| data.classes()[data.labels()[row as usize] as usize].clone();
+/// Of those as good as the same as an item, so many are named of its own class and of others: the frames of a video
+/// would be millions of pairs.
+const NAMED: usize = 4;
+
+type Pair = (u32, u32, DuplicateKind);
+
+/// Items that are the same.
+pub(super) struct Sameness {
+    /// Pairs, those across classes first.
+    pub duplicates: Vec<Duplicate>,
+    /// What is odd about whole classes.
+    pub warnings: Vec<String>,
+}
+
+/// Finds all that are the same: equal ones by the first of them, others pair by pair.
+pub(super) fn find(data: &Embeddings) -> Sameness {
+    let groups = equal_rows(data);
+    let mut pairs: Vec<Pair> = groups.iter().flat_map(|group| equal_pairs(data, group)).collect();
+    if data.len() <= ALL_PAIRS {
+        let firsts: Vec<u32> = groups.iter().map(|group| group[0]).collect();
+        pairs.extend(near_pairs(data, &firsts));
+    }
+    let class = |row: u32| data.labels()[row as usize];
+    pairs.sort_by_key(|pair| (class(pair.0) == class(pair.1), pair.0, pair.1));
+    let name = |row: u32| data.classes()[class(row) as usize].clone();
+    let in_words = |(one, other, kind): Pair| Duplicate {
+        kind,
+        item: item_name(data, one as usize),
+        given: name(one),
+        other: item_name(data, other as usize),
+        other_given: name(other),
+        rows: [one, other],
+    };
+    let duplicates = pairs.into_iter().map(in_words).collect();
+    Sameness { duplicates, warnings: warnings(data, &groups) }
+}
+
+/// Rows with equal numbers, by their first; most are alone.
+fn equal_rows(data: &Embeddings) -> Vec<Vec<u32>> {
+    let mut places = HashMap::new();
+    let mut groups: Vec<Vec<u32>> = Vec::new();
+    for row in 0..data.len() {
+        let place = *places.entry(data.features().bytes_of(row..row + 1)).or_insert_with(|| {
+            groups.push(Vec::new());
+            groups.len() - 1
+        });
+        groups[place].push(row as u32);
+    }
+    groups
+}
+
+/// Every row of a group but the first, with the first of its class; and these with the first of all.
+fn equal_pairs(data: &Embeddings, group: &[u32]) -> Vec<Pair> {
+    let mut firsts: HashMap<u32, u32> = HashMap::new();
+    let mut pairs = Vec::new();
+    for &row in group {
+        let known = firsts.get(&data.labels()[row as usize]).copied();
+        firsts.entry(data.labels()[row as usize]).or_insert(row);
+        if row != group[0] {
+            pairs.push((known.unwrap_or(group[0]), row, DuplicateKind::Exact));
+        }
+    }
     pairs
-        .into_iter()
-        .map(|(one, other, kind)| Duplicate {
-            kind,
-            item: item_name(data, one as usize),
-            given: class(one),
-            other: item_name(data, other as usize),
-            other_given: class(other),
-            rows: [one, other],
-        })
-        .collect()
+}
+
+/// Classes that cannot be told apart, because their items are the same.
+fn warnings(data: &Embeddings, groups: &[Vec<u32>]) -> Vec<String> {
+    if groups.len() == 1 && data.len() > 1 {
+        return vec!["all items are the same: nothing can be told from them".into()];
+    }
+    let mut contents: Vec<Vec<usize>> = vec![Vec::new(); data.classes().len()];
+    for (place, group) in groups.iter().enumerate() {
+        for &row in group {
+            contents[data.labels()[row as usize] as usize].push(place);
+        }
+    }
+    let mut seen: HashMap<Vec<usize>, usize> = HashMap::new();
+    let mut warnings = Vec::new();
+    for (class, mut content) in contents.into_iter().enumerate().filter(|(_, content)| !content.is_empty()) {
+        content.dedup();
+        match seen.entry(content) {
+            Entry::Vacant(entry) => {
+                entry.insert(class);
+            }
+            Entry::Occupied(first) => {
+                let name = |class: usize| visible(&data.classes()[class]);
+                let (first, class) = (name(*first.get()), name(class));
+                warnings.push(format!("classes '{first}' and '{class}' hold the same items"));
+            }
+        }
+    }
+    warnings
 }
 
 /// Compares blocks of rows with blocks of rows.
-fn by_cosine(data: &Embeddings) -> Vec<(u32, u32, DuplicateKind)> {
+fn near_pairs(data: &Embeddings, firsts: &[u32]) -> Vec<Pair> {
     const BLOCK: usize = 256;
     let dim = data.dim();
-    let mut values = vec![0.0; data.len() * dim];
-    values.par_chunks_exact_mut(dim).enumerate().for_each(|(row, out)| {
-        data.features().decode_row(row, out);
+    let mut values = vec![0.0; firsts.len() * dim];
+    values.par_chunks_exact_mut(dim).zip(firsts).for_each(|(out, row)| {
+        data.features().decode_row(*row as usize, out);
     });
     let rows: Vec<&[f32]> = values.chunks_exact(dim).collect();
     let lengths: Vec<f32> =
         rows.iter().map(|row| products::squared_norm(Isa::current(), row).sqrt()).collect();
-    let blocks = rows.len().div_ceil(BLOCK);
-    let pairs = (0..blocks).into_par_iter().flat_map_iter(|a| (a..blocks).map(move |b| (a, b)));
-    let found = pairs.flat_map_iter(|(a, b)| {
-        let range = |block: usize| block * BLOCK..((block + 1) * BLOCK).min(rows.len());
-        let (left, right) = (range(a), range(b));
-        let mut out = vec![0.0; left.len() * right.len()];
-        products::products(Isa::current(), &rows[right.clone()], &rows[left.clone()], &mut out);
+    let starts: Vec<usize> = (0..rows.len()).step_by(BLOCK).collect();
+    let found = starts.par_iter().flat_map_iter(|&start| {
+        let left = start..(start + BLOCK).min(rows.len());
         let mut found = Vec::new();
-        for (i, out) in left.zip(out.chunks_exact(right.len())) {
-            for (j, &product) in right.clone().zip(out) {
-                let near = product >= NEAR * lengths[i] * lengths[j] && lengths[i] > 0.0;
-                if j > i && (near || rows[i] == rows[j]) {
-                    let kind = if rows[i] == rows[j] { DuplicateKind::Exact } else { DuplicateKind::Near };
-                    found.push((i as u32, j as u32, kind));
+        let mut named = vec![[0; 2]; left.len()];
+        for start in (start..rows.len()).step_by(BLOCK) {
+            let right = start..(start + BLOCK).min(rows.len());
+            let mut out = vec![0.0; left.len() * right.len()];
+            products::products(Isa::current(), &rows[right.clone()], &rows[left.clone()], &mut out);
+            for ((i, named), out) in left.clone().zip(&mut named).zip(out.chunks_exact(right.len())) {
+                for (j, &product) in right.clone().zip(out).filter(|(j, _)| *j > i) {
+                    let across = data.labels()[firsts[i] as usize] != data.labels()[firsts[j] as usize];
+                    let near = product >= NEAR * lengths[i] * lengths[j] && lengths[i] > 0.0;
+                    if near && named[usize::from(across)] < NAMED {
+                        named[usize::from(across)] += 1;
+                        found.push((firsts[i], firsts[j], DuplicateKind::Near));
+                    }
                 }
             }
         }
         found
     });
     found.collect()
-}
-
-fn equal_rows(data: &Embeddings) -> Vec<(u32, u32, DuplicateKind)> {
-    let mut first = std::collections::HashMap::new();
-    let mut pairs = Vec::new();
-    for row in 0..data.len() {
-        let bytes = data.features().bytes_of(row..row + 1);
-        match first.entry(bytes) {
-            std::collections::hash_map::Entry::Occupied(entry) => {
-                pairs.push((*entry.get(), row as u32, DuplicateKind::Exact));
-            }
-            std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(row as u32);
-            }
-        }
-    }
-    pairs
 }

@@ -5,13 +5,19 @@
 //! probabilities follow the verdicts ([`verdict`]); the nearest items it was compared with are the reason that is given.
 
 mod duplicates;
+mod effect;
+mod map;
 mod rooms;
+mod rows;
 mod verdict;
 
 use rayon::prelude::*;
 use serde::Serialize;
 
+use self::duplicates::Sameness;
 pub use self::duplicates::{Duplicate, DuplicateKind};
+pub use self::effect::{Change, Effects, effects};
+pub use self::map::map;
 use self::rooms::{Room, Rooms};
 use self::verdict::Opinion;
 pub use self::verdict::{Certainty, Verdict};
@@ -50,6 +56,8 @@ pub struct Audit {
     pub expected_wrong: f64,
     /// Items that are there twice.
     pub duplicates: Vec<Duplicate>,
+    /// What is odd about whole classes: two with the same items, or nothing but one item over and over.
+    pub warnings: Vec<String>,
     /// For every item the classes it may belong to with their probabilities, most probable first; the last class
     /// stands for none of them.
     #[serde(skip)]
@@ -214,8 +222,8 @@ impl Audit {
             shares.push(opinion.into_shares());
         }
         let expected_wrong = classes.iter().map(|class| class.expected_wrong).sum();
-        let duplicates = duplicates::find(data);
-        Audit { method: "relabel".into(), items, classes, expected_wrong, duplicates, shares }
+        let Sameness { duplicates, warnings } = duplicates::find(data);
+        Audit { method: "relabel".into(), items, classes, expected_wrong, duplicates, warnings, shares }
     }
 
     /// The places of all items, the most suspicious first.

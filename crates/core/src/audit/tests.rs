@@ -95,7 +95,21 @@ fn copies_are_named_those_across_classes_first() {
     let found = look(&data, &Options::default(), &[]).duplicates;
     let pairs: Vec<([u32; 2], DuplicateKind)> = found.iter().map(|pair| (pair.rows, pair.kind)).collect();
     let (exact, near) = (DuplicateKind::Exact, DuplicateKind::Near);
-    assert_eq!(pairs, [([0, 8], near), ([1, 8], near), ([0, 1], exact)]);
+    assert_eq!(pairs, [([0, 8], near), ([0, 1], exact)]);
+}
+
+#[test]
+fn classes_with_the_same_items_and_items_that_are_all_the_same_are_said() {
+    let rows = |values: &[f32]| -> Vec<f32> { values.iter().flat_map(|value| [*value, 1.0]).collect() };
+    let labels = |names: [&str; 6]| names.map(String::from).to_vec();
+    let names = labels(["a", "a", "b", "b", "c", "c"]);
+    let data = Embeddings::from_rows(rows(&[1.0, 2.0, 5.0, 9.0, 2.0, 1.0]), 2, names.clone()).unwrap();
+    let found = look(&data, &Options::default(), &[]);
+    assert_eq!(found.warnings, ["classes 'a' and 'c' hold the same items"]);
+    let data = Embeddings::from_rows(rows(&[1.0; 6]), 2, names).unwrap();
+    let found = look(&data, &Options::default(), &[]);
+    assert_eq!(found.warnings, ["all items are the same: nothing can be told from them"]);
+    assert_eq!(found.duplicates.len(), 5, "each with another, not all with all");
 }
 
 #[test]

@@ -198,6 +198,6 @@ fn spread(wanted: Vec<f64>) -> Vec<f64> {
     placed
 }
 
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

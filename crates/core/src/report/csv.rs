@@ -40,7 +40,7 @@ fn line(setting: &SettingResult, method: &MethodResult) -> String {
 }
 
 /// A field that holds commas, quotes or line breaks, made safe.
-fn quoted(field: &str) -> String {
+pub(crate) fn quoted(field: &str) -> String {
     if field.contains([',', '"', '\n', '\r']) {
         format!("\"{}\"", field.replace('"', "\"\""))
     } else {

@@ -1,5 +1,6 @@
 //! How results are shown. One file per format; `grids.rs` decides once what is in the tables.
 
+mod audit;
 mod chart;
 mod csv;
 mod grids;
@@ -12,6 +13,8 @@ mod support_set;
 mod text;
 mod visible;
 
+pub use audit::{AuditPage, AuditTable, audit_csv, audit_json, shown_rows};
+pub(crate) use csv::quoted as csv_field;
 pub use html::Page;
 pub use inspection::inspection_text;
 pub use support_set::{Picture, PictureClass, PictureItem};

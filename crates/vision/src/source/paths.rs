@@ -33,7 +33,9 @@ const CONVERT_FIRST: [(&str, &str); 17] = [
 const RAW: &str = "a camera's RAW file";
 const VIDEOS: [&str; 10] = ["mp4", "mov", "avi", "mkv", "webm", "m4v", "mpg", "mpeg", "3gp", "wmv"];
 /// Where repairs put what belongs to no class; no class itself.
-const QUARANTINE: &str = "_quarantine";
+const QUARANTINE: &str = trueshot::repair::QUARANTINE;
+/// What repairs say about themselves.
+const REPAIR_LOG: &str = trueshot::repair::LOG;
 const SPLITS: [&str; 8] = ["train", "training", "val", "valid", "validation", "test", "testing", "trainval"];
 
 /// Makes a collection of files named by their path within a source, parts separated by `/`.
@@ -62,7 +64,7 @@ pub(super) fn collect(path: &Path, files: Vec<(String, Place)>, reading: Reading
 /// Whether files of that name are never mentioned: the droppings of operating systems.
 pub(super) fn is_hidden(name: &str) -> bool {
     let droppings = name.eq_ignore_ascii_case("thumbs.db") || name == "__MACOSX";
-    name.starts_with('.') || droppings || name == QUARANTINE
+    name.starts_with('.') || droppings || name == QUARANTINE || name == REPAIR_LOG
 }
 
 fn refusal(item: &str) -> Option<Unreadable> {

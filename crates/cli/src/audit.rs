@@ -1,0 +1,213 @@
+//! `trueshot audit`: which labels are wrong, and what would be right.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use clap::{Args, ValueEnum};
+use rayon::prelude::*;
+use trueshot::audit::{self, Audit, Certainty, Options};
+use trueshot::method::TrainedRelabel;
+use trueshot::repair::{Kind, Plan};
+use trueshot::report::{self, AuditPage, AuditTable};
+use trueshot_vision::thumbnail;
+
+use crate::confirmed::Confirmed;
+use crate::messages::Found;
+use crate::output::{Output, check_writable, write_file};
+use crate::progress::Progress;
+use crate::support::{Support, SupportArgument, listing};
+use crate::threads::Threads;
+
+/// Find labels that are wrong, and say what is right
+///
+/// SUPPORT is a folder of class folders, an archive of one, a list of paths and labels, or embeddings; classes may have
+/// any size. Every item gets a verdict (keep, relabel, none of these classes, or cannot tell), the probability
+/// that its label is wrong, and the items it is most like. Nothing is changed: --plan writes down what `trueshot repair`
+/// would do.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot audit photos/
+  trueshot audit photos/ --html audit.html --plan plan.jsonl
+  trueshot audit photos/ --confirm owl/3.jpg
+  trueshot audit features.safetensors --format json --check")]
+pub struct Arguments {
+    #[command(flatten)]
+    support: SupportArgument,
+    /// How to show what was found
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+    #[command(flatten)]
+    output: Output,
+    /// Show items that are kept, too
+    #[arg(long)]
+    all: bool,
+    /// Also write a page with thumbnails and a map to FILE
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Also write everything as JSON to FILE
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also write a line for every item to FILE
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Write what to change to FILE, for `trueshot repair`
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+    /// Exit with status 3 if something is suspect
+    #[arg(long)]
+    check: bool,
+    /// How many labels are wrong, if you know [default: found out]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    expected_noise: Option<f64>,
+    /// How probable a verdict must be, from 0.5 to 1; below, it is `cannot tell` [default: 0.75]
+    #[arg(long, value_name = "P", value_parser = certainty)]
+    certainty: Option<f32>,
+    /// Judge with a head of `trueshot train relabel` [default: the one that is built in]
+    #[arg(long, value_name = "FILE")]
+    head: Option<PathBuf>,
+    /// Labels that somebody confirmed: JSON lines or names of items [default: .trueshot-confirmed in SUPPORT]
+    #[arg(long, value_name = "FILE")]
+    confirmed: Option<PathBuf>,
+    /// Confirm the labels of these items, now and for every later audit
+    #[arg(long, value_name = "ITEM", num_args = 1..)]
+    confirm: Vec<String>,
+    /// How many similar items to name for each
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=100))]
+    neighbours: u16,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Table,
+    Json,
+    Csv,
+}
+
+/// A share from percent.
+fn percent(text: &str) -> Result<f64, String> {
+    let given = text.trim().trim_end_matches('%').trim_end().parse::<f64>();
+    match given {
+        Ok(percent) if (0.0..100.0).contains(&percent) => Ok(percent / 100.0),
+        _ => Err("a number from 0 to below 100 is wanted".into()),
+    }
+}
+
+fn certainty(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(given) if (0.5..=1.0).contains(&given) => Ok(given),
+        _ => Err("a number from 0.5 to 1 is wanted".into()),
+    }
+}
+
+/// The side of a thumbnail: twice what a page shows would be sharper and four times the bytes.
+const THUMBNAIL: usize = 112;
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let files = [&arguments.html, &arguments.json, &arguments.csv, &arguments.plan, &arguments.output.output];
+    check_writable(files.into_iter().flatten())?;
+    let head = arguments.head.as_ref().map_or_else(TrainedRelabel::built_in, |path| TrainedRelabel::open(path))?;
+    let confirms = !arguments.confirm.is_empty();
+    let path = &arguments.support.support;
+    let mut confirmed = Confirmed::open(path, arguments.confirmed.as_ref(), confirms)?;
+    arguments.threads.run(|| {
+        let support = arguments.support.open()?;
+        if confirms {
+            confirmed.confirm(&arguments.confirm, path, &support.embeddings)?;
+        }
+        let found = arguments.look(&support, &head, &confirmed.rows(&support.embeddings))?;
+        arguments.write(&support, &found)?;
+        let suspects = found.items.iter().filter(|item| item.is_suspect()).count();
+        if arguments.check && suspects > 0 { Err(Found(suspects).into()) } else { Ok(()) }
+    })
+}
+
+impl Arguments {
+    fn look(&self, support: &Support, head: &TrainedRelabel, confirmed: &[bool]) -> anyhow::Result<Audit> {
+        let options = Options {
+            certainty: self.certainty.map_or_else(Certainty::default, Certainty::of_all),
+            expected_noise: self.expected_noise,
+            neighbours: usize::from(self.neighbours),
+        };
+        let progress = Progress::counting(support.embeddings.len() as u64, "items");
+        let found = audit::audit(&support.embeddings, head, &options, confirmed, &progress);
+        progress.finish();
+        Ok(found?)
+    }
+
+    /// Files first: whoever closes the pipe after a few lines still gets them.
+    fn write(&self, support: &Support, found: &Audit) -> anyhow::Result<()> {
+        if let Some(path) = &self.html {
+            write_file(path, &self.page(support, found)?)?;
+        }
+        if let Some(path) = &self.json {
+            write_file(path, &report::audit_json(found))?;
+        }
+        if let Some(path) = &self.csv {
+            write_file(path, &report::audit_csv(found))?;
+        }
+        if let Some(path) = &self.plan {
+            let plan = self.plan(support, found);
+            write_file(path, &plan.to_text())?;
+            let (before, after) = (100.0 * plan.header.accuracy, 100.0 * plan.header.accuracy_after);
+            let changes = plan.changes.len();
+            let place = path.display();
+            eprintln!("{place}: {changes} changes; items that the others recognise: {before:.1} % now, {after:.1} % then");
+        }
+        self.output.write(&match self.format {
+            Format::Table => AuditTable { audit: found, all: self.all }.render(),
+            Format::Json => report::audit_json(found),
+            Format::Csv => report::audit_csv(found),
+        })
+    }
+
+    fn plan(&self, support: &Support, found: &Audit) -> Plan {
+        let root = std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
+        let files = support.pictures.as_ref().map(|pictures| listing(&pictures.collection));
+        Plan::of(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
+    }
+
+    fn kind(&self, support: &Support) -> Kind {
+        match &support.pictures {
+            None => Kind::Embeddings,
+            Some(pictures) if pictures.is_folder() => Kind::Folder,
+            Some(_) => Kind::Pictures,
+        }
+    }
+
+    fn page(&self, support: &Support, found: &Audit) -> anyhow::Result<String> {
+        let data = &support.embeddings;
+        let thumbnails = thumbnails(support, &report::shown_rows(found, data))?;
+        let points = audit::map(data);
+        let title = format!("Audit of {}", called(&self.support.support));
+        let notes = support.skipped.iter().map(ToString::to_string).collect();
+        let page =
+            AuditPage { title: &title, audit: found, data, thumbnails: &thumbnails, points: &points, notes };
+        Ok(page.render())
+    }
+}
+
+/// What people call a path: its last part.
+fn called(path: &Path) -> String {
+    let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Small pictures of some rows, on all threads; none for what has vanished meanwhile.
+fn thumbnails(support: &Support, rows: &[usize]) -> anyhow::Result<Vec<Option<String>>> {
+    let Some(pictures) = &support.pictures else { return Ok(Vec::new()) };
+    let progress = Progress::counting(rows.len() as u64, "thumbnails");
+    let done = AtomicU64::new(0);
+    let one = |&row: &usize| {
+        let made = thumbnail::data_uri(&pictures.collection, pictures.entry(row), THUMBNAIL).ok();
+        progress.moves_to(done.fetch_add(1, Ordering::Relaxed) + 1).then_some((row, made))
+    };
+    let made: Option<Vec<(usize, Option<String>)>> = rows.par_iter().map(one).collect();
+    progress.finish();
+    let mut all = vec![None; support.embeddings.len()];
+    for (row, made) in made.ok_or(trueshot::Error::Interrupted)? {
+        all[row] = made;
+    }
+    Ok(all)
+}

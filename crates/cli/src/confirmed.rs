@@ -1,0 +1,95 @@
+//! Labels that somebody has confirmed. They are kept in a small file, inside of the folder they are about unless told
+//! otherwise, and no later audit doubts them: a line of JSON an item, or just its name.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use trueshot::Embeddings;
+use trueshot::report::visible;
+
+use crate::output::write_file;
+
+/// Where confirmations are looked for in a folder.
+const NAME: &str = ".trueshot-confirmed";
+
+/// An item whose label is right.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+struct Confirmation {
+    item: String,
+    /// The class it was filed under then; an item that has moved since is not confirmed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    given: Option<String>,
+}
+
+/// The confirmations about one support set.
+pub struct Confirmed {
+    path: Option<PathBuf>,
+    all: Vec<Confirmation>,
+}
+
+impl Confirmed {
+    /// Reads the file that is given, or the one in the folder, if there is one.
+    pub fn open(support: &Path, given: Option<&PathBuf>, may_be_new: bool) -> anyhow::Result<Self> {
+        let own = support.is_dir().then(|| support.join(NAME));
+        let path = given.cloned().or(own);
+        let all = match &path {
+            Some(path) if path.exists() || (given.is_some() && !may_be_new) => read(path)?,
+            _ => Vec::new(),
+        };
+        Ok(Confirmed { path, all })
+    }
+
+    /// Confirms more items, and keeps that.
+    pub fn confirm(&mut self, items: &[String], support: &Path, data: &Embeddings) -> anyhow::Result<()> {
+        let path = self.path.clone().context("nowhere to keep what is confirmed; give --confirmed FILE")?;
+        for given in items {
+            let row = (0..data.len()).find(|&row| is_called(data, row, given, support));
+            let row = row.with_context(|| {
+                let example = visible(&name(data, 0));
+                format!("no item '{}' to confirm; items are called like '{example}'", visible(given))
+            })?;
+            let class = data.classes()[data.labels()[row] as usize].clone();
+            let confirmation = Confirmation { item: name(data, row), given: Some(class) };
+            if !self.all.contains(&confirmation) {
+                self.all.push(confirmation);
+            }
+        }
+        let line = |one: &Confirmation| serde_json::to_string(one).map(|line| line + "\n");
+        write_file(&path, &self.all.iter().map(line).collect::<Result<String, _>>()?)
+    }
+
+    /// Which rows are confirmed.
+    pub fn rows(&self, data: &Embeddings) -> Vec<bool> {
+        let known: HashSet<(&str, Option<&str>)> =
+            self.all.iter().map(|one| (one.item.as_str(), one.given.as_deref())).collect();
+        let is_known = |row: usize| {
+            let (item, class) = (name(data, row), &data.classes()[data.labels()[row] as usize]);
+            known.contains(&(item.as_str(), None)) || known.contains(&(item.as_str(), Some(class)))
+        };
+        (0..data.len()).map(is_known).collect()
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<Confirmation>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+    let one = |(number, line): (usize, &str)| match line.starts_with('{') {
+        false => Ok(Confirmation { item: line.trim_end_matches('\r').into(), given: None }),
+        true => serde_json::from_str(line)
+            .with_context(|| format!("{}, line {number}: not a confirmation", path.display())),
+    };
+    lines.map(one).collect()
+}
+
+fn name(data: &Embeddings, row: usize) -> String {
+    data.item(row).map_or_else(|| format!("row {row}"), str::to_string)
+}
+
+/// Whether somebody means a row: by its item's name, or by the path of its file.
+fn is_called(data: &Embeddings, row: usize, given: &str, support: &Path) -> bool {
+    let inside = Path::new(given).strip_prefix(support).ok().and_then(Path::to_str);
+    let item = name(data, row);
+    item == given || inside == Some(item.as_str())
+}

@@ -1,0 +1,313 @@
+//! `trueshot repair`: what an audit suggested, done.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use trueshot::Embeddings;
+use trueshot::embeddings::Writer;
+use trueshot::repair::{self, Journal, Kind, Labelled, Listed, Move, Plan};
+use trueshot::report::visible;
+use trueshot_vision::{Collection, Reading};
+
+use crate::output::{check_writable, print, write_file};
+use crate::progress::Progress;
+use crate::support::listing;
+
+/// Do what an audit suggested: relabel, quarantine
+///
+/// PLAN is what `trueshot audit --plan` wrote; lines may be edited or taken out. Without more, what would be done is
+/// shown. --into writes a repaired copy and leaves the original alone. --in-place moves files and writes an undo file
+/// first; if it is cut off, the same command finishes the work, and --undo takes it back. Nothing is ever deleted or
+/// overwritten: what belongs to no class goes to _quarantine/, and a name that is taken gets a number.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot repair plan.jsonl
+  trueshot repair plan.jsonl --into photos-clean
+  trueshot repair plan.jsonl --in-place
+  trueshot repair --undo plan.undo.jsonl
+  trueshot repair plan.jsonl --labels labels.csv --label-studio tasks.json --fiftyone labels.json")]
+pub struct Arguments {
+    /// The plan
+    #[arg(value_name = "PLAN", required_unless_present = "undo")]
+    plan: Option<PathBuf>,
+    /// Write a repaired copy to a new folder; for embeddings, to a .safetensors file
+    #[arg(long, value_name = "DIR|FILE", conflicts_with = "in_place")]
+    into: Option<PathBuf>,
+    /// Move the files of the original
+    #[arg(long)]
+    in_place: bool,
+    /// Where --in-place writes how to take it back [default: PLAN with .undo.jsonl]
+    #[arg(long, value_name = "FILE", requires = "in_place")]
+    undo_file: Option<PathBuf>,
+    /// Take back what --in-place did
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["plan", "into", "in_place", "root"])]
+    undo: Option<PathBuf>,
+    /// Where the collection is now, if it was moved since the audit
+    #[arg(long, value_name = "PATH")]
+    root: Option<PathBuf>,
+    /// Write the cleaned labels as CSV: path, label, and what it was
+    #[arg(long, value_name = "FILE")]
+    labels: Option<PathBuf>,
+    /// Write the cleaned labels as tasks for Label Studio
+    #[arg(long, value_name = "FILE")]
+    label_studio: Option<PathBuf>,
+    /// Write the cleaned labels for FiftyOne (FiftyOneImageClassificationDataset)
+    #[arg(long, value_name = "FILE")]
+    fiftyone: Option<PathBuf>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(path) = &arguments.undo {
+        return undo(path);
+    }
+    let path = arguments.plan.as_ref().context("no plan")?;
+    let files = [&arguments.labels, &arguments.label_studio, &arguments.fiftyone];
+    check_writable(files.into_iter().flatten())?;
+    let text = std::fs::read_to_string(path).map_err(|source| trueshot::Error::Read { path: path.into(), source })?;
+    let mut plan = Plan::parse(&text, path)?;
+    if let Some(root) = &arguments.root {
+        plan.header.root = std::fs::canonicalize(root).unwrap_or_else(|_| root.clone());
+    }
+    if arguments.in_place && plan.header.kind != Kind::Folder {
+        anyhow::bail!("--in-place moves files in class folders, and this plan is for {}", kind(&plan));
+    }
+    if arguments.in_place && arguments.goes_on(path, &text)? {
+        return Ok(());
+    }
+    match plan.header.kind {
+        Kind::Embeddings => arguments.repair_rows(plan),
+        Kind::Folder | Kind::Pictures => arguments.repair_pictures(&plan, path, &text),
+    }
+}
+
+fn kind(plan: &Plan) -> &'static str {
+    match plan.header.kind {
+        Kind::Folder => "a folder",
+        Kind::Pictures => "pictures in a list or an archive",
+        Kind::Embeddings => "embeddings",
+    }
+}
+
+/// Takes back what an undo file says, and removes it when all is as it was.
+fn undo(path: &Path) -> anyhow::Result<()> {
+    let journal = Journal::open(path)?;
+    let outcome = journal.undo()?;
+    std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
+    eprintln!("{}: {} files are back where they were", journal.root().display(), outcome.moved + outcome.before);
+    Ok(())
+}
+
+impl Arguments {
+    fn undo_file(&self, plan: &Path) -> PathBuf {
+        self.undo_file.clone().unwrap_or_else(|| plan.with_extension("undo.jsonl"))
+    }
+
+    /// Finishes a repair of the same plan that was cut off; whether there was one.
+    fn goes_on(&self, path: &Path, text: &str) -> anyhow::Result<bool> {
+        let undo = self.undo_file(path);
+        if !undo.exists() {
+            return Ok(false);
+        }
+        let journal = Journal::open(&undo)?;
+        if !journal.is_of(text) {
+            anyhow::bail!("{} is of another plan; give another --undo-file, or take that one back first", undo.display());
+        }
+        tell_moved(&journal, &undo)?;
+        Ok(true)
+    }
+
+    fn repair_pictures(&self, plan: &Plan, path: &Path, text: &str) -> anyhow::Result<()> {
+        let root = &plan.header.root;
+        let collection = Collection::open(root, Reading::default())?;
+        plan.check(&listing(&collection))?;
+        let moves = match plan.header.kind {
+            Kind::Folder => repair::moves(plan, repair::files_below(root)?),
+            _ => Vec::new(),
+        };
+        if let Some(into) = &self.into {
+            self.copy(plan, into, &moves)?;
+        } else if self.in_place {
+            refuse_links(root, &moves)?;
+            let undo = self.undo_file(path);
+            let journal = Journal::new(root, text, moves.clone());
+            journal.write(&undo)?;
+            tell_moved(&journal, &undo)?;
+        } else if !self.writes_labels() {
+            return print(&shown(plan, &moves));
+        }
+        let paths: HashMap<(&str, u32), PathBuf> = collection
+            .entries()
+            .iter()
+            .filter_map(|entry| Some(((entry.item.as_str(), entry.class), entry.path()?.to_owned())))
+            .collect();
+        let class = |name: &String| collection.classes().binary_search(name).ok().map(|class| class as u32);
+        let place = |listed: &Listed| paths.get(&(listed.item.as_str(), class(listed.class.as_ref()?)?)).cloned();
+        self.write_labels(&labelled(plan, &plan.listing, &moves, self.base(root).as_deref(), &place))
+    }
+
+    /// The folder in which files lie after this, where they have moved.
+    fn base(&self, root: &Path) -> Option<PathBuf> {
+        match (&self.into, self.in_place) {
+            (Some(into), _) => Some(std::fs::canonicalize(into).unwrap_or_else(|_| into.clone())),
+            (None, true) => Some(root.to_owned()),
+            (None, false) => None,
+        }
+    }
+
+    fn copy(&self, plan: &Plan, into: &Path, moves: &[Move]) -> anyhow::Result<()> {
+        if plan.header.kind != Kind::Folder {
+            anyhow::bail!("--into copies class folders, and this plan is for {}; --labels writes a list", kind(plan));
+        }
+        let progress = Progress::counting(plan.listing.len() as u64, "files");
+        let copied = repair::copy(&plan.header.root, into, moves, &|done| progress.moves_to(done as u64));
+        progress.finish();
+        let copied = copied?;
+        for item in copied.left_out {
+            eprintln!("warning: {} is not copied: no file, or a link that leads nowhere", visible(&item));
+        }
+        let quarantined = moves.iter().filter(|one| one.to.starts_with(repair::QUARANTINE)).count();
+        let moved = moves.len() - quarantined;
+        eprintln!("{}: {} files, {moved} in another class, {quarantined} in quarantine", into.display(), copied.files);
+        Ok(())
+    }
+
+    fn repair_rows(&self, mut plan: Plan) -> anyhow::Result<()> {
+        let root = plan.header.root.clone();
+        let data = Embeddings::open(&root)?;
+        if plan.header.fingerprint.as_deref() != Some(data.fingerprint().to_string().as_str()) {
+            let problem = "its rows or labels are others".into();
+            return Err(trueshot::Error::CollectionChanged { root, problem }.into());
+        }
+        let listed = |row: usize| Listed {
+            item: data.item(row).map_or_else(|| format!("row {row}"), str::to_string),
+            class: Some(data.classes()[data.labels()[row] as usize].clone()),
+            size: None,
+        };
+        plan.listing = (0..data.len()).map(listed).collect();
+        let rows = plan.listing.clone();
+        plan.check(&rows)?;
+        let labelled = labelled(&plan, &rows, &[], None, &|_| None);
+        if let Some(into) = &self.into {
+            write_rows(&data, &labelled, into)?;
+        } else if !self.writes_labels() {
+            return print(&shown(&plan, &[]));
+        }
+        self.write_labels(&labelled)
+    }
+
+    fn writes_labels(&self) -> bool {
+        self.labels.is_some() || self.label_studio.is_some() || self.fiftyone.is_some()
+    }
+
+    fn write_labels(&self, labelled: &[Labelled]) -> anyhow::Result<()> {
+        if let Some(path) = &self.labels {
+            let beside: Vec<Labelled> = labelled.iter().map(|one| relative(one, path)).collect();
+            write_file(path, &repair::labels_csv(&beside))?;
+        }
+        if let Some(path) = &self.label_studio {
+            write_file(path, &repair::label_studio(labelled))?;
+        }
+        if let Some(path) = &self.fiftyone {
+            write_file(path, &repair::fiftyone(labelled))?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes the moves that are written down, and says so.
+fn tell_moved(journal: &Journal, undo: &Path) -> anyhow::Result<()> {
+    let outcome = journal.apply()?;
+    let before = if outcome.before > 0 { format!(" ({} had been moved before)", outcome.before) } else { String::new() };
+    eprintln!("{}: {} files moved{before}", journal.root().display(), outcome.moved);
+    eprintln!("hint: `trueshot repair --undo {}` takes it back", undo.display());
+    Ok(())
+}
+
+/// Moving a link, or what lies behind one, would change something outside of the folder.
+fn refuse_links(root: &Path, moves: &[Move]) -> anyhow::Result<()> {
+    let root = std::fs::canonicalize(root)?;
+    for one in moves {
+        let path = root.join(&one.from);
+        let stays = std::fs::canonicalize(&path).is_ok_and(|found| found == path);
+        if !stays {
+            anyhow::bail!("{} is a link, or lies behind one; --into makes a copy instead", visible(&one.from));
+        }
+    }
+    Ok(())
+}
+
+/// Every item with its label after the plan. Files lie below `base`, where they have moved.
+fn labelled(
+    plan: &Plan,
+    listing: &[Listed],
+    moves: &[Move],
+    base: Option<&Path>,
+    place: &dyn Fn(&Listed) -> Option<PathBuf>,
+) -> Vec<Labelled> {
+    let targets: HashMap<&str, &str> = moves.iter().map(|one| (one.from.as_str(), one.to.as_str())).collect();
+    let changes: HashMap<(&str, &str), Option<&String>> =
+        plan.changes.iter().map(|one| ((one.item.as_str(), one.from.as_str()), one.to.as_ref())).collect();
+    let one = |listed: &Listed| {
+        let was = listed.class.clone()?;
+        let label = changes.get(&(listed.item.as_str(), was.as_str())).map_or(Some(&was), |to| *to).cloned();
+        let moved = base.map(|_| targets.get(listed.item.as_str()).map_or(listed.item.as_str(), |to| *to));
+        let item = moved.unwrap_or(&listed.item).to_string();
+        let path = base.map(|base| base.join(&item)).or_else(|| place(listed));
+        let path = path.map_or_else(|| item.clone(), |path| path.to_string_lossy().into_owned());
+        Some(Labelled { item, path, label, was })
+    };
+    listing.iter().filter_map(one).collect()
+}
+
+/// The same with its path as seen from a list, if the list lies above it.
+fn relative(one: &Labelled, list: &Path) -> Labelled {
+    let folder = list.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let inside = std::fs::canonicalize(folder).ok().and_then(|folder| {
+        let path = Path::new(&one.path).strip_prefix(folder).ok()?;
+        Some(path.to_string_lossy().into_owned())
+    });
+    Labelled { path: inside.unwrap_or_else(|| one.path.clone()), ..one.clone() }
+}
+
+/// Rows with their new labels, without those in quarantine.
+fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::Result<()> {
+    let mut classes: Vec<String> = labelled.iter().filter_map(|one| one.label.clone()).collect();
+    classes.sort();
+    classes.dedup();
+    let precision = data.features().precision();
+    let notes: Vec<(&str, String)> = data.backbone().map(|name| ("backbone", name.to_string())).into_iter().collect();
+    let mut writer = Writer::create(into, data.dim(), precision, &classes, &notes)?;
+    for (row, one) in labelled.iter().enumerate() {
+        let class = one.label.as_ref().and_then(|label| classes.binary_search(label).ok());
+        if let Some(class) = class {
+            writer.push(class as u32, &one.item, data.features().bytes_of(row..row + 1))?;
+        }
+    }
+    let rows = writer.rows();
+    writer.finish()?;
+    eprintln!("{}: {rows} rows, {} in quarantine", into.display(), labelled.len() - rows);
+    Ok(())
+}
+
+/// What would be done.
+fn shown(plan: &Plan, moves: &[Move]) -> String {
+    let targets: HashMap<&str, &str> = moves.iter().map(|one| (one.from.as_str(), one.to.as_str())).collect();
+    let mut text = String::new();
+    for change in &plan.changes {
+        let to = change.to.as_ref().map_or("quarantine".into(), |to| visible(to));
+        let target = targets.get(change.item.as_str()).map_or(to, |target| visible(target));
+        text.push_str(&format!("{} -> {target}{}\n", visible(&change.item), effect(change.effect)));
+    }
+    let (before, after) = (100.0 * plan.header.accuracy, 100.0 * plan.header.accuracy_after);
+    let count = plan.changes.len();
+    text + &format!(
+        "{count} changes; items that the others recognise: {before:.1} % now, {after:.1} % with the whole plan\n\
+         nothing was done yet: --into DIR writes a repaired copy, --in-place moves files, --labels FILE writes a list\n"
+    )
+}
+
+fn effect(effect: Option<f64>) -> String {
+    effect.map_or_else(String::new, |effect| format!("  ({:+.1} points alone)", 100.0 * effect))
+}

@@ -1,0 +1,222 @@
+//! What a change of labels is good for: the accuracy of nearest prototypes when every item in turn is left out and
+//! must be recognised by the others.
+//!
+//! A prototype is the sum of its class's rows, minus the mean and at unit length; whether an item is near it is a cosine.
+//! Leaving an item out, or moving one to another class, changes two sums by one row, so products with the sums are
+//! computed once and put right with the products of the row that moves.
+
+use rayon::prelude::*;
+use trueshot_nn::{Isa, products};
+
+use super::rows::centred;
+use crate::embeddings::Embeddings;
+
+/// An item that changes its class, or leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// Its place in the data.
+    pub row: u32,
+    /// The class it goes to, if it is one of the data's.
+    pub to: Option<u32>,
+}
+
+/// What changes do to the accuracy, as shares of 1.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Effects {
+    /// With the labels as they are.
+    pub before: f64,
+    /// With all changes made.
+    pub after: f64,
+    /// What each change alone adds.
+    pub alone: Vec<f64>,
+}
+
+/// Finds out what changes are good for.
+pub fn effects(data: &Embeddings, changes: &[Change]) -> Effects {
+    let values = centred(data);
+    let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
+    let given: Vec<Option<u32>> = data.labels().iter().copied().map(Some).collect();
+    let standing = Standing::new(&rows, given.clone(), data.classes().len());
+    let before = standing.accuracy();
+    let alone = changes.par_iter().map(|change| standing.accuracy_after(change) - before).collect();
+    let mut changed = given;
+    for change in changes {
+        changed[change.row as usize] = change.to;
+    }
+    let after = Standing::new(&rows, changed, data.classes().len()).accuracy();
+    Effects { before, after, alone }
+}
+
+/// How rows stand to the sums of the classes.
+struct Standing<'a> {
+    rows: &'a [&'a [f32]],
+    labels: Vec<Option<u32>>,
+    classes: usize,
+    /// Products of rows and sums: `[row][class]`.
+    products: Vec<f32>,
+    /// Squared lengths of the sums.
+    lengths: Vec<f32>,
+    /// Squared lengths of the rows: 1, or 0 for one that is the mean.
+    own: Vec<f32>,
+    /// For every row the classes it is nearest to: as many as can be out of the race, and one.
+    nearest: Vec<[(u32, f32); 3]>,
+}
+
+/// No prototype is as far away as one that is not there.
+const ABSENT: f32 = f32::NEG_INFINITY;
+/// Sums of unit rows that are shorter are nothing but rounding.
+const LEAST_LENGTH: f32 = 1e-6;
+
+impl<'a> Standing<'a> {
+    fn new(rows: &'a [&'a [f32]], labels: Vec<Option<u32>>, classes: usize) -> Self {
+        let sums: Vec<Vec<f32>> = (0..classes as u32)
+            .into_par_iter()
+            .map(|class| {
+                let members: Vec<&[f32]> =
+                    rows.iter().zip(&labels).filter(|(_, label)| **label == Some(class)).map(|(row, _)| *row).collect();
+                let mut sum = vec![0.0; rows[0].len()];
+                products::weighted_sum(Isa::current(), &members, &vec![1.0; members.len()], &mut sum);
+                sum
+            })
+            .collect();
+        let views: Vec<&[f32]> = sums.iter().map(Vec::as_slice).collect();
+        let mut all = vec![0.0; rows.len() * classes];
+        all.par_chunks_exact_mut(classes).zip(rows).for_each(|(out, row)| {
+            products::products(Isa::current(), &views, &[row], out);
+        });
+        let lengths = views.iter().map(|sum| products::squared_norm(Isa::current(), sum)).collect();
+        let own = rows.iter().map(|row| products::squared_norm(Isa::current(), row).round()).collect();
+        let mut standing = Standing { rows, labels, classes, products: all, lengths, own, nearest: Vec::new() };
+        standing.nearest = (0..rows.len()).into_par_iter().map(|row| standing.nearest_to(row)).collect();
+        standing
+    }
+
+    /// The cosine of a row with a class, without the row itself.
+    fn score(&self, row: usize, class: u32) -> f32 {
+        let product = self.products[row * self.classes + class as usize];
+        let own = if self.labels[row] == Some(class) { self.own[row] } else { 0.0 };
+        score(product, self.lengths[class as usize], own)
+    }
+
+    fn nearest_to(&self, row: usize) -> [(u32, f32); 3] {
+        let mut best = [(0, ABSENT); 3];
+        for class in 0..self.classes as u32 {
+            let found = (class, self.score(row, class));
+            let place = best.iter().position(|(_, score)| found.1 > *score);
+            if let Some(place) = place {
+                best[place..].rotate_right(1);
+                best[place] = found;
+            }
+        }
+        best
+    }
+
+    fn accuracy(&self) -> f64 {
+        let known = self.labels.iter().filter(|label| label.is_some()).count();
+        let right = (0..self.rows.len())
+            .filter(|&row| self.labels[row].is_some() && answer(&self.nearest[row]) == self.labels[row])
+            .count();
+        right as f64 / known.max(1) as f64
+    }
+
+    /// The accuracy if one row changes its class.
+    fn accuracy_after(&self, change: &Change) -> f64 {
+        let moved = change.row as usize;
+        let from = self.labels[moved];
+        let mut with_moved = vec![0.0; self.rows.len()];
+        products::products(Isa::current(), self.rows, &[self.rows[moved]], &mut with_moved);
+        let product_with = |class: u32| self.products[moved * self.classes + class as usize];
+        let own = with_moved[moved];
+        let length_without = |class: u32| self.lengths[class as usize] - 2.0 * product_with(class) + own;
+        let length_with = |class: u32| self.lengths[class as usize] + 2.0 * product_with(class) + own;
+        let (mut right, mut known) = (0, 0);
+        for (row, product) in with_moved.iter().enumerate() {
+            let label = if row == moved { change.to } else { self.labels[row] };
+            let Some(label) = label else { continue };
+            let unchanged = |class: u32| Some(class) != from && Some(class) != change.to;
+            let changed_score = |class: u32, sign: f32, length: f32| {
+                let sum = self.products[row * self.classes + class as usize] + sign * product;
+                (class, score(sum, length, if class == label { self.own[row] } else { 0.0 }))
+            };
+            let mut candidates: Vec<(u32, f32)> =
+                self.nearest[row].iter().copied().filter(|(class, _)| unchanged(*class)).collect();
+            candidates.extend(from.map(|class| changed_score(class, -1.0, length_without(class))));
+            candidates.extend(change.to.map(|class| changed_score(class, 1.0, length_with(class))));
+            known += 1;
+            right += usize::from(answer(&candidates) == Some(label));
+        }
+        f64::from(right as u32) / f64::from(known.max(1) as u32)
+    }
+}
+
+/// The cosine of a row with a sum; without the row, of which `own`, its squared length, is part of the sum or nothing.
+fn score(product: f32, squared_length: f32, own: f32) -> f32 {
+    let (product, squared) =
+        if own > 0.0 { (product - own, squared_length - 2.0 * product + own) } else { (product, squared_length) };
+    if squared > LEAST_LENGTH { product / squared.sqrt() } else { ABSENT }
+}
+
+/// The nearest class that is there at all.
+fn answer(candidates: &[(u32, f32)]) -> Option<u32> {
+    let best = candidates.iter().max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))?;
+    (best.1 > ABSENT).then_some(best.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two heaps on a line and one item in the wrong one.
+    fn data() -> Embeddings {
+        let places = [-1.0, -1.2, -0.9, 1.1, 1.0, 1.3, 0.9, -1.1];
+        let values = places.iter().flat_map(|place| [*place, 0.3 * place * place]).collect();
+        let labels = ["a", "a", "a", "a", "b", "b", "b", "b"].map(String::from).to_vec();
+        Embeddings::from_rows(values, 2, labels).unwrap()
+    }
+
+    /// The same by its definition.
+    fn plain(data: &Embeddings, labels: &[Option<u32>]) -> f64 {
+        let values = centred(data);
+        let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
+        let known: Vec<usize> = (0..rows.len()).filter(|&row| labels[row].is_some()).collect();
+        let is_right = |row: &&usize| {
+            let cosine = |class: u32| {
+                let mut sum = vec![0.0f64; data.dim()];
+                for &other in known.iter().filter(|other| *other != *row && labels[**other] == Some(class)) {
+                    sum.iter_mut().zip(rows[other]).for_each(|(sum, value)| *sum += f64::from(*value));
+                }
+                let length = sum.iter().map(|value| value * value).sum::<f64>().sqrt();
+                let product: f64 = sum.iter().zip(rows[**row]).map(|(a, b)| a * f64::from(*b)).sum();
+                if length > 1e-3 { product / length } else { f64::NEG_INFINITY }
+            };
+            let classes = 0..data.classes().len() as u32;
+            let best = classes.max_by(|a, b| cosine(*a).total_cmp(&cosine(*b)).then(b.cmp(a)));
+            best == labels[**row]
+        };
+        known.iter().filter(is_right).count() as f64 / known.len() as f64
+    }
+
+    #[test]
+    fn effects_are_what_leaving_out_item_by_item_gives() {
+        let data = data();
+        let changes = [(3, Some(1)), (7, Some(0)), (7, None), (0, Some(1))].map(|(row, to)| Change { row, to });
+        let given: Vec<Option<u32>> = data.labels().iter().copied().map(Some).collect();
+        let found = effects(&data, &changes);
+        assert!((found.before - plain(&data, &given)).abs() < 1e-9);
+        for (change, alone) in changes.iter().zip(&found.alone) {
+            let mut labels = given.clone();
+            labels[change.row as usize] = change.to;
+            assert!((found.before + alone - plain(&data, &labels)).abs() < 1e-9, "{change:?}");
+        }
+        assert!(found.alone[0] > 0.0 && found.alone[3] < 0.0, "{found:?}");
+        let repaired = effects(&data, &changes[..2]);
+        assert!(repaired.after > repaired.before && repaired.after == 1.0, "{repaired:?}");
+    }
+
+    #[test]
+    fn an_item_that_is_alone_in_its_class_is_never_recognised() {
+        let data = Embeddings::from_rows(vec![1.0, 0.0, 0.9, 0.1, 0.0, 1.0], 2, ["a", "a", "b"].map(String::from).to_vec()).unwrap();
+        let found = effects(&data, &[Change { row: 2, to: None }]);
+        assert!(found.before <= 2.0 / 3.0 && found.alone[0] > 0.0, "{found:?}");
+    }
+}

@@ -1,0 +1,41 @@
+//! Rows as they are compared: minus the mean of all, at unit length.
+
+use rayon::prelude::*;
+
+use crate::embeddings::Embeddings;
+
+/// Rows whose sum is taken at once; fixed, so that the number of threads changes nothing.
+const CHUNK: usize = 256;
+
+/// All rows, one after the other. Those that are the mean itself are all zero.
+pub(super) fn centred(data: &Embeddings) -> Vec<f32> {
+    let dim = data.dim();
+    let mut values = vec![0.0; data.len() * dim];
+    values.par_chunks_exact_mut(dim).enumerate().for_each(|(row, out)| data.features().decode_row(row, out));
+    let mean = mean(&values, dim);
+    values.par_chunks_exact_mut(dim).for_each(|row| {
+        row.iter_mut().zip(&mean).for_each(|(value, mean)| *value -= mean);
+        let length = row.iter().map(|value| value * value).sum::<f32>().sqrt();
+        // What rounding leaves of rows that are all the same is no direction.
+        let scale = if length > 1e-6 { length.recip() } else { 0.0 };
+        row.iter_mut().for_each(|value| *value *= scale);
+    });
+    values
+}
+
+fn mean(values: &[f32], dim: usize) -> Vec<f32> {
+    let add = |mut sum: Vec<f64>, row: &[f32]| {
+        sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
+        sum
+    };
+    let sums: Vec<Vec<f64>> = values
+        .par_chunks(CHUNK * dim)
+        .map(|rows| rows.chunks_exact(dim).fold(vec![0.0; dim], add))
+        .collect();
+    let rows = (values.len() / dim).max(1) as f64;
+    let mut mean = vec![0.0; dim];
+    for sum in sums {
+        mean.iter_mut().zip(sum).for_each(|(mean, sum)| *mean += sum / rows);
+    }
+    mean.into_iter().map(|value| value as f32).collect()
+}

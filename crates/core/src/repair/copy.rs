@@ -1,0 +1,150 @@
+//! A repaired copy of a folder. It is made under another name beside its place and renamed when it is complete, so there
+//! is never half a copy under the name that was asked for; what an earlier attempt left is thrown away and made again.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::moves::Move;
+use crate::error::{Error, Result};
+
+/// Marks a folder as an unfinished copy of ours, which may be thrown away.
+const MARK: &str = ".trueshot-unfinished";
+/// The log of what was done, in the copy.
+pub const LOG: &str = "trueshot-repair.jsonl";
+
+/// What a copy is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Copied {
+    /// Files in it.
+    pub files: usize,
+    /// What is not in it: links that lead nowhere, pipes and the like.
+    pub left_out: Vec<String>,
+}
+
+/// Copies a folder with files moved. `goes_on` is told how many files are done, and ends the work by answering `false`.
+pub fn copy(root: &Path, into: &Path, moves: &[Move], goes_on: &dyn Fn(usize) -> bool) -> Result<Copied> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Error::Write { path: path.clone(), source }
+    };
+    let part = unfinished(into)?;
+    refuse_overlap(root, into)?;
+    fs::create_dir_all(&part).map_err(failed(&part))?;
+    fs::write(part.join(MARK), "").map_err(failed(&part))?;
+    let targets: HashMap<&str, &str> = moves.iter().map(|m| (m.from.as_str(), m.to.as_str())).collect();
+    let mut found = Found::default();
+    found.folder(root, "", &mut Vec::new())?;
+    for folder in &found.folders {
+        fs::create_dir_all(part.join(folder)).map_err(failed(&part.join(folder)))?;
+    }
+    for (done, (item, path)) in found.files.iter().enumerate() {
+        let target = part.join(targets.get(item.as_str()).copied().unwrap_or(item));
+        copy_file(path, &target).map_err(failed(&target))?;
+        if !goes_on(done + 1) {
+            return Err(Error::Interrupted);
+        }
+    }
+    write_log(&part.join(LOG), moves).map_err(failed(&part))?;
+    fs::remove_file(part.join(MARK)).map_err(failed(&part))?;
+    // An empty folder may be there; one with something in it is not replaced.
+    let _ = fs::remove_dir(into);
+    fs::rename(&part, into).map_err(failed(into))?;
+    Ok(Copied { files: found.files.len(), left_out: found.left_out })
+}
+
+/// The names of all files below a folder, links followed.
+pub fn files_below(root: &Path) -> Result<Vec<String>> {
+    let mut found = Found::default();
+    found.folder(root, "", &mut Vec::new())?;
+    Ok(found.files.into_iter().map(|(item, _)| item).chain(found.left_out).collect())
+}
+
+/// The folder to build the copy in; what an earlier attempt left there is removed.
+fn unfinished(into: &Path) -> Result<PathBuf> {
+    let refused = |problem: &str| {
+        let source = std::io::Error::other(problem.to_owned());
+        Err(Error::Write { path: into.into(), source })
+    };
+    if into.exists() && !fs::read_dir(into).is_ok_and(|mut found| found.next().is_none()) {
+        return refused("it is already there");
+    }
+    let Some(name) = into.file_name() else { return refused("it has no name") };
+    let mut part = std::ffi::OsString::from(".");
+    part.push(name);
+    part.push(".trueshot-part");
+    let part = into.with_file_name(part);
+    if part.join(MARK).is_file() {
+        fs::remove_dir_all(&part).map_err(|source| Error::Write { path: part.clone(), source })?;
+    }
+    if part.exists() { refused("the folder for its parts is in use") } else { Ok(part) }
+}
+
+/// A copy inside of what is copied would never end.
+fn refuse_overlap(root: &Path, into: &Path) -> Result<()> {
+    let failed = |source| Error::Read { path: root.into(), source };
+    let root = fs::canonicalize(root).map_err(failed)?;
+    let parent = match into.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let parent = fs::canonicalize(parent).map_err(|source| Error::Write { path: into.into(), source })?;
+    if parent.starts_with(&root) {
+        let source = std::io::Error::other("it lies inside of what is to be copied");
+        return Err(Error::Write { path: into.into(), source });
+    }
+    Ok(())
+}
+
+fn copy_file(from: &Path, to: &Path) -> std::io::Result<()> {
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::copy(from, to)?;
+    // Photos are sorted by their time.
+    if let Ok(time) = fs::metadata(from).and_then(|found| found.modified()) {
+        let _ = fs::File::options().write(true).open(to).and_then(|file| file.set_modified(time));
+    }
+    Ok(())
+}
+
+fn write_log(path: &Path, moves: &[Move]) -> std::io::Result<()> {
+    let line = |one: &Move| serde_json::to_string(one).expect("plain data serialises") + "\n";
+    fs::write(path, moves.iter().map(line).collect::<String>())
+}
+
+/// All files below a folder, links followed.
+#[derive(Default)]
+struct Found {
+    files: Vec<(String, PathBuf)>,
+    folders: Vec<String>,
+    left_out: Vec<String>,
+}
+
+impl Found {
+    fn folder(&mut self, folder: &Path, prefix: &str, above: &mut Vec<PathBuf>) -> Result<()> {
+        let failed = |source| Error::Read { path: folder.into(), source };
+        let true_path = fs::canonicalize(folder).map_err(failed)?;
+        if above.contains(&true_path) {
+            self.left_out.push(prefix.trim_end_matches('/').into());
+            return Ok(());
+        }
+        above.push(true_path);
+        let mut entries: Vec<_> = fs::read_dir(folder).map_err(failed)?.collect::<std::io::Result<_>>().map_err(failed)?;
+        entries.sort_by_key(|entry| entry.file_name());
+        for entry in entries {
+            let item = format!("{prefix}{}", entry.file_name().to_string_lossy());
+            let path = entry.path();
+            match fs::metadata(&path) {
+                Ok(found) if found.is_dir() => {
+                    self.folders.push(item.clone());
+                    self.folder(&path, &format!("{item}/"), above)?;
+                }
+                Ok(found) if found.is_file() => self.files.push((item, path)),
+                _ => self.left_out.push(item),
+            }
+        }
+        above.pop();
+        Ok(())
+    }
+}

@@ -1,0 +1,41 @@
+//! One line an item, for spreadsheets and data frames.
+
+use crate::audit::{Audit, Audited, Verdict};
+use crate::report::csv::quoted;
+
+const HEADER: &str = "item,given,p_wrong,verdict,suggested,weight,p_outlier,confirmed,advice,neighbours";
+
+pub(super) fn items(audit: &Audit) -> String {
+    let mut text = format!("{HEADER}\n");
+    for row in audit.ranking() {
+        text.push_str(&line(&audit.items[row]));
+        text.push('\n');
+    }
+    text
+}
+
+fn line(item: &Audited) -> String {
+    let neighbours: Vec<&str> = item.neighbours.iter().map(|neighbour| neighbour.item.as_str()).collect();
+    let fields = [
+        quoted(&item.item),
+        quoted(&item.given),
+        item.p_wrong.to_string(),
+        name(item.verdict).into(),
+        quoted(item.suggested.as_deref().unwrap_or("")),
+        item.weight.to_string(),
+        item.p_outlier.to_string(),
+        item.confirmed.to_string(),
+        quoted(item.advice.as_deref().unwrap_or("")),
+        quoted(&neighbours.join("; ")),
+    ];
+    fields.join(",")
+}
+
+fn name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Keep => "keep",
+        Verdict::Relabel => "relabel",
+        Verdict::Outlier => "outlier",
+        Verdict::Unsure => "unsure",
+    }
+}

@@ -1,0 +1,95 @@
+//! The map of an audit as SVG: a mark an item, a colour and shape a class, a ring around what is suspect.
+
+use super::percent;
+use crate::audit::Audit;
+use crate::embeddings::Embeddings;
+use crate::report::chart::{COLOURS, escaped};
+
+const WIDTH: f32 = 720.0;
+const HEIGHT: f32 = 460.0;
+const MARGIN: f32 = 16.0;
+/// More marks than these cover each other.
+const MOST: usize = 5000;
+/// Classes named beside the map.
+const NAMED: usize = 24;
+
+/// The marks of the classes: after the last colour the next shape.
+const SHAPES: [&str; 4] = ["M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", "M-4 -4h8v8h-8z", "M0 -5L5 4H-5z", "M0 -5.5L5.5 0L0 5.5L-5.5 0z"];
+
+/// The map; `points` has the place of every item.
+pub(super) fn svg(audit: &Audit, data: &Embeddings, points: &[[f32; 2]], has_item: impl Fn(usize) -> bool) -> String {
+    let frame = Frame::around(points);
+    let mut svg = format!(
+        "<svg class=\"map\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"group\" aria-label=\"Map of {} items: those alike lie together, suspects have a ring\">\n",
+        points.len()
+    );
+    for row in order(audit) {
+        let item = &audit.items[row];
+        let class = data.labels()[row] as usize;
+        let (x, y) = frame.place(points[row]);
+        let suspect = item.is_suspect();
+        let said = format!("{}, filed under {}: {} wrong", item.item, item.given, percent(item.p_wrong));
+        let link = has_item(row).then(|| {
+            // Only suspects are stops on the way through the page with the keyboard.
+            let stop = if suspect { "" } else { " tabindex=\"-1\"" };
+            format!("<a href=\"#i{row}\"{stop}>")
+        });
+        svg.push_str(link.as_deref().unwrap_or(""));
+        svg.push_str(&format!("<g class=\"mark c{}\" transform=\"translate({x:.1} {y:.1})\">", class % COLOURS));
+        svg.push_str(&format!("<title>{}</title>", escaped(&said)));
+        if suspect {
+            svg.push_str("<circle class=\"ring\" r=\"9\"/>");
+        }
+        svg.push_str(&format!("<path d=\"{}\"/></g>", SHAPES[class / COLOURS % SHAPES.len()]));
+        svg.push_str(if link.is_some() { "</a>\n" } else { "\n" });
+    }
+    svg + "</svg>\n" + &legend(data)
+}
+
+/// Suspects last, so that they are on top; of many items some of the others.
+fn order(audit: &Audit) -> Vec<usize> {
+    let (suspects, others): (Vec<usize>, Vec<usize>) =
+        (0..audit.items.len()).partition(|row| audit.items[*row].is_suspect());
+    let room = MOST.saturating_sub(suspects.len()).max(1);
+    let step = others.len().div_ceil(room).max(1);
+    others.into_iter().step_by(step).chain(suspects).collect()
+}
+
+fn legend(data: &Embeddings) -> String {
+    let mut html = String::from("<ul class=\"legend\" aria-label=\"Marks of the classes\">");
+    for (class, name) in data.classes().iter().enumerate().take(NAMED) {
+        html.push_str(&format!(
+            "<li><svg class=\"mark c{}\" viewBox=\"-7 -7 14 14\" width=\"14\" height=\"14\" aria-hidden=\"true\"><path d=\"{}\"/></svg>{}</li>",
+            class % COLOURS,
+            SHAPES[class / COLOURS % SHAPES.len()],
+            escaped(name)
+        ));
+    }
+    if data.classes().len() > NAMED {
+        html.push_str(&format!("<li>and {} more classes</li>", data.classes().len() - NAMED));
+    }
+    html + "</ul>\n"
+}
+
+/// From the map's places to those of the picture.
+struct Frame {
+    low: [f32; 2],
+    scale: [f32; 2],
+}
+
+impl Frame {
+    fn around(points: &[[f32; 2]]) -> Self {
+        let bound = |axis: usize, pick: fn(f32, f32) -> f32| {
+            points.iter().map(|point| point[axis]).reduce(pick).unwrap_or(0.0)
+        };
+        let low = [bound(0, f32::min), bound(1, f32::min)];
+        let high = [bound(0, f32::max), bound(1, f32::max)];
+        let scale = |axis: usize, length: f32| (length - 2.0 * MARGIN) / (high[axis] - low[axis]).max(1e-9);
+        Frame { low, scale: [scale(0, WIDTH), scale(1, HEIGHT)] }
+    }
+
+    fn place(&self, point: [f32; 2]) -> (f32, f32) {
+        let along = |axis: usize| MARGIN + (point[axis] - self.low[axis]) * self.scale[axis];
+        (along(0), along(1))
+    }
+}

@@ -1,0 +1,83 @@
+use super::*;
+use crate::audit::{Options, audit};
+use crate::embeddings::{Embeddings, Items};
+use crate::method::TrainedRelabel;
+
+fn scatter(row: usize, column: usize) -> f32 {
+    let mixed = ((row * 65_537 + column) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+}
+
+/// Three classes of five around places of their own; the last item of the first belongs to the second.
+fn looked_at() -> (Embeddings, Audit) {
+    let names = ["cat", "two\nlines", "a <b>bold</b> name that is far longer than any column of a table should be"];
+    let (mut values, mut labels, mut items) = (Vec::new(), Vec::new(), Vec::new());
+    for row in 0..15 {
+        let class = row / 5;
+        let truth = if row == 4 { 1 } else { class };
+        values.extend((0..24).map(|column| 3.0 * scatter(truth + 100_003, column) + scatter(row, column)));
+        labels.push(names[class].to_string());
+        items.push(format!("{}/picture {row}.jpg", names[class]));
+    }
+    let data = Embeddings::from_rows(values, 24, labels).unwrap().with_items(Items::from_names(items)).unwrap();
+    let head = TrainedRelabel::built_in().unwrap();
+    let found = audit(&data, &head, &Options::default(), &[], &()).unwrap();
+    (data, found)
+}
+
+#[test]
+fn the_table_fits_a_terminal_whatever_the_names() {
+    let (_, found) = looked_at();
+    let shown = AuditTable { audit: &found, all: true }.render();
+    for line in shown.lines() {
+        assert!(crate::report::visible::columns(line) <= 80, "{line}");
+    }
+    assert!(shown.contains("two\\nlines"), "{shown}");
+    let suspects = AuditTable { audit: &found, all: false }.render();
+    assert!(suspects.lines().count() < shown.lines().count());
+    let first = suspects.lines().nth(1).unwrap();
+    assert!(first.contains('%') && first.contains("picture"), "{suspects}");
+}
+
+#[test]
+fn csv_has_a_line_for_every_item() {
+    let (_, found) = looked_at();
+    let csv = audit_csv(&found);
+    let records = csv.matches("/picture").count();
+    assert!(records >= 15, "{csv}");
+    assert!(csv.contains("\"two\nlines/picture 5.jpg\""), "{csv}");
+}
+
+#[test]
+fn the_page_escapes_names_and_needs_nothing_from_outside() {
+    let (data, found) = looked_at();
+    let points = crate::audit::map(&data);
+    let thumbnails = vec![Some("data:image/jpeg;base64,AAAA".to_string()); data.len()];
+    let page = |thumbnails: &[Option<String>]| {
+        let notes = vec!["x.heic: convert it".into()];
+        AuditPage { title: "photos", audit: &found, data: &data, thumbnails, points: &points, notes }.render()
+    };
+    let shown = page(&thumbnails);
+    assert!(!shown.contains("<b>bold</b>"));
+    assert!(shown.contains("class=\"item relabel\"") && shown.contains("class=\"ring\""));
+    assert_eq!(shown.matches("<img src=").count(), 15);
+    assert!(!shown.contains("http://") && !shown.contains("https://"));
+    assert_eq!(page(&[]).matches("<img src=").count(), 0);
+}
+
+#[test]
+fn of_a_large_collection_suspects_and_some_of_every_class_are_shown() {
+    let scatter = |row: usize, column: usize| ((row * 37 + column * 101) as f32 * 0.7).sin() * 0.4;
+    let class = |row: usize| if row % 100 == 0 { 1 } else { 0 } + row / 500;
+    let value = |row: usize, column: usize| if class(row) % 4 == column % 4 { 2.0 } else { 0.0 } + scatter(row, column);
+    let values = (0..2000).flat_map(|row| (0..8).map(move |column| value(row, column))).collect();
+    let labels = (0..2000).map(|row| format!("class {}", row / 500)).collect();
+    let data = Embeddings::from_rows(values, 8, labels).unwrap();
+    let head = TrainedRelabel::built_in().unwrap();
+    let found = audit(&data, &head, &Options::default(), &[], &()).unwrap();
+    let shown = shown_rows(&found, &data);
+    assert!(shown.len() <= 1200 && shown.len() >= 12, "{}", shown.len());
+    let suspects: Vec<usize> = (0..2000).filter(|row| found.items[*row].verdict != Verdict::Keep).collect();
+    assert!(suspects.len() > 800 || suspects.iter().all(|row| shown.binary_search(row).is_ok()));
+}

@@ -1,0 +1,69 @@
+"use strict";
+{
+  const form = document.querySelector(".filters");
+  const buttons = [...form.querySelectorAll("button")];
+  const search = form.querySelector("input");
+  const items = [...document.querySelectorAll("li.item")];
+  const classes = [...document.querySelectorAll("section.class")];
+  let show = "all";
+  const passes = (item) =>
+    (show === "all" || (show === "suspects" ? "suspect" in item.dataset : item.dataset.kind === show)) &&
+    item.dataset.text.toLowerCase().includes(search.value.trim().toLowerCase());
+  const apply = () => {
+    let count = 0;
+    for (const item of items) {
+      item.hidden = !passes(item);
+      count += item.hidden ? 0 : 1;
+    }
+    for (const section of classes) section.hidden = !section.querySelector("li.item:not([hidden])");
+    form.querySelector("output").textContent = `${count} of ${items.length} shown`;
+  };
+  for (const button of buttons) {
+    button.addEventListener("click", () => {
+      show = button.dataset.show;
+      for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
+      apply();
+    });
+  }
+  search.addEventListener("input", apply);
+  form.hidden = false;
+  apply();
+
+  // The pictures of neighbours are those of the page, put in when they are first wanted.
+  const open = (event) => {
+    const item = event.target.closest?.("li.item");
+    if (!item) return;
+    const near = item.querySelector(".near");
+    near.classList.toggle("left", item.getBoundingClientRect().left > innerWidth - 340);
+    if (item.dataset.open) return;
+    item.dataset.open = "yes";
+    for (const line of near.querySelectorAll("li")) {
+      const image = document.querySelector(`#i${line.dataset.row} > img`);
+      if (image) {
+        const copy = image.cloneNode();
+        line.prepend(copy);
+      }
+    }
+  };
+  document.addEventListener("mouseover", open);
+  document.addEventListener("focusin", open);
+  // Arrow keys walk through the items that are shown; a link from the map must find its item.
+  document.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const item = document.activeElement?.closest?.("li.item");
+    if (!step || !item) return;
+    const shown = items.filter((other) => !other.hidden);
+    shown[shown.indexOf(item) + step]?.focus();
+    event.preventDefault();
+  });
+  addEventListener("hashchange", () => {
+    const item = document.getElementById(location.hash.slice(1));
+    if (!item?.matches?.("li.item")) return;
+    if (item.hidden) {
+      search.value = "";
+      buttons[0].click();
+      item.scrollIntoView();
+    }
+    item.focus();
+  });
+}
