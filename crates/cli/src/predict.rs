@@ -139,24 +139,34 @@ impl Answers<'_> {
     }
 
     fn of_pictures(&mut self, path: &Path) -> anyhow::Result<()> {
-        if path.is_file() && !is_list_or_archive(path) {
-            let embedder = self.embedder()?;
-            return self.ask(&embedder, &[(path.display().to_string(), Given::File(path))], None);
-        }
-        let collection = Collection::open(path, Reading::default())?;
         let embedder = self.embedder()?;
-        let entries = collection.entries();
-        let progress = Progress::counting(entries.len() as u64, "pictures");
-        for (number, part) in entries.chunks(AT_ONCE).enumerate() {
-            let asked: Vec<(String, Given<'_>)> =
-                part.iter().map(|entry| (entry.item.clone(), Given::Entry(&collection, entry))).collect();
-            self.ask(&embedder, &asked, Some((&progress, number * AT_ONCE)))?;
+        if is_list_or_archive(path) {
+            let collection = Collection::open(path, Reading::default())?;
+            let entries = collection.entries().iter();
+            let asked: Vec<_> =
+                entries.map(|entry| (entry.item.clone(), Given::Entry(&collection, entry))).collect();
+            self.ask_all(&embedder, &asked)?;
+        } else {
+            let mut files = Vec::new();
+            find_pictures(path, &mut files)?;
+            anyhow::ensure!(!files.is_empty(), "no pictures in {}", path.display());
+            let name = |file: &PathBuf| file.display().to_string();
+            let asked: Vec<_> = files.iter().map(|file| (name(file), Given::File(file))).collect();
+            self.ask_all(&embedder, &asked)?;
+        }
+        self.arguments.backbone.tell(&embedder);
+        Ok(())
+    }
+
+    fn ask_all(&mut self, embedder: &Embedder, asked: &[(String, Given<'_>)]) -> anyhow::Result<()> {
+        let progress = Progress::counting(asked.len() as u64, "pictures");
+        for (number, part) in asked.chunks(AT_ONCE).enumerate() {
+            self.ask(embedder, part, (&progress, number * AT_ONCE))?;
             if !goes_on() {
                 break;
             }
         }
         progress.finish();
-        self.arguments.backbone.tell(&embedder);
         Ok(())
     }
 
@@ -164,10 +174,10 @@ impl Answers<'_> {
         &mut self,
         embedder: &Embedder,
         asked: &[(String, Given<'_>)],
-        progress: Option<(&Progress, usize)>,
+        (progress, before): (&Progress, usize),
     ) -> anyhow::Result<()> {
         let given: Vec<Given<'_>> = asked.iter().map(|(_, given)| *given).collect();
-        let told = |done: usize| progress.is_none_or(|(bar, before)| bar.moves_to((before + done) as u64));
+        let told = |done: usize| progress.moves_to((before + done) as u64);
         let embedded = embedder.embed_pictures(&given, &told)?;
         let mut rows: Vec<(&str, &[f32])> = Vec::new();
         for ((name, _), row) in asked.iter().zip(&embedded.rows) {
@@ -239,6 +249,31 @@ impl Answers<'_> {
         };
         result.context("cannot write the answers")
     }
+}
+
+/// Files that pictures have.
+const PICTURES: [&str; 9] = ["jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "jfif"];
+
+/// A picture, or all in a folder and those below, in the order of their names. Links to folders are not followed: they may
+/// lead back.
+fn find_pictures(path: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+    if !path.is_dir() {
+        found.push(path.into());
+        return Ok(());
+    }
+    let entries = std::fs::read_dir(path).with_context(|| format!("cannot look into {}", path.display()))?;
+    let mut below: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<anyhow::Result<_>>()?;
+    below.sort();
+    for path in below {
+        let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
+        let is_picture = ending.is_some_and(|ending| PICTURES.contains(&ending.as_str()));
+        if path.is_dir() && !path.is_symlink() {
+            find_pictures(&path, found)?;
+        } else if is_picture {
+            found.push(path);
+        }
+    }
+    Ok(())
 }
 
 fn is_list_or_archive(path: &Path) -> bool {
