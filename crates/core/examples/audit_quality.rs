@@ -1,7 +1,7 @@
 //! How good audits and kept classifiers are, on support sets whose truth is known.
 //!
 //! `audit_quality DATA [OUTLIERS] [--shots K] [--sets N] [--noise TYPE=LEVELS]... [--head FILE] [--write FOLDER]` prints one JSON
-//! object a noise setting. Without OUTLIERS, outliers and strangers are of the classes of DATA that a set has not.
+//! object a noise setting. Without OUTLIERS, or if they are the same file, outliers and strangers are of the classes of DATA that a set has not.
 //! `--write` puts the sets into FOLDER as .npy files for other programs to look at (`bench/audit.py`).
 
 use std::collections::BTreeMap;
@@ -248,10 +248,11 @@ impl Arguments {
                 "--head" => head = Some(value().into()),
                 "--write" => write = Some(value().into()),
                 "--noise" => noises.extend(value().parse::<NoiseLevels>().expect("noise").0),
-                _ => files.push(Embeddings::open(&word).expect("embeddings")),
+                _ if files.contains(&word) => (),
+                _ => files.push(word),
             }
         }
-        let mut files = files.into_iter();
+        let mut files = files.into_iter().map(|path| Embeddings::open(&path).expect("embeddings"));
         let data = files.next().expect("a file of embeddings");
         Arguments { data, outliers: files.next(), shots, sets, noises, head, write }
     }

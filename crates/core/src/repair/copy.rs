@@ -130,7 +130,8 @@ impl Found {
             return Ok(());
         }
         above.push(true_path);
-        let mut entries: Vec<_> = fs::read_dir(folder).map_err(failed)?.collect::<std::io::Result<_>>().map_err(failed)?;
+        let mut entries: Vec<_> =
+            fs::read_dir(folder).map_err(failed)?.collect::<std::io::Result<_>>().map_err(failed)?;
         entries.sort_by_key(|entry| entry.file_name());
         for entry in entries {
             let item = format!("{prefix}{}", entry.file_name().to_string_lossy());

@@ -22,7 +22,8 @@ impl AuditTable<'_> {
     /// The table as text.
     pub fn render(&self) -> String {
         let mut text = self.items();
-        for part in [self.summary(), classes(self.audit), duplicates(&self.audit.duplicates), self.warnings()] {
+        for part in [self.summary(), classes(self.audit), duplicates(&self.audit.duplicates), self.warnings()]
+        {
             if !part.is_empty() && !text.is_empty() {
                 text.push('\n');
             }
