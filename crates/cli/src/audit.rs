@@ -107,7 +107,8 @@ const THUMBNAIL: usize = 112;
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let files = [&arguments.html, &arguments.json, &arguments.csv, &arguments.plan, &arguments.output.output];
     check_writable(files.into_iter().flatten())?;
-    let head = arguments.head.as_ref().map_or_else(TrainedRelabel::built_in, |path| TrainedRelabel::open(path))?;
+    let head =
+        arguments.head.as_ref().map_or_else(TrainedRelabel::built_in, |path| TrainedRelabel::open(path))?;
     let confirms = !arguments.confirm.is_empty();
     let path = &arguments.support.support;
     let mut confirmed = Confirmed::open(path, arguments.confirmed.as_ref(), confirms)?;
@@ -153,7 +154,9 @@ impl Arguments {
             let (before, after) = (100.0 * plan.header.accuracy, 100.0 * plan.header.accuracy_after);
             let changes = plan.changes.len();
             let place = path.display();
-            eprintln!("{place}: {changes} changes; items that the others recognise: {before:.1} % now, {after:.1} % then");
+            eprintln!(
+                "{place}: {changes} changes; items that the others recognise: {before:.1} % now, {after:.1} % then"
+            );
         }
         self.output.write(&match self.format {
             Format::Table => AuditTable { audit: found, all: self.all }.render(),
@@ -163,7 +166,8 @@ impl Arguments {
     }
 
     fn plan(&self, support: &Support, found: &Audit) -> Plan {
-        let root = std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
+        let root =
+            std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
         let files = support.pictures.as_ref().map(|pictures| listing(&pictures.collection));
         Plan::of(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
     }

@@ -65,7 +65,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let path = arguments.plan.as_ref().context("no plan")?;
     let files = [&arguments.labels, &arguments.label_studio, &arguments.fiftyone];
     check_writable(files.into_iter().flatten())?;
-    let text = std::fs::read_to_string(path).map_err(|source| trueshot::Error::Read { path: path.into(), source })?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| trueshot::Error::Read { path: path.into(), source })?;
     let mut plan = Plan::parse(&text, path)?;
     if let Some(root) = &arguments.root {
         plan.header.root = std::fs::canonicalize(root).unwrap_or_else(|_| root.clone());
@@ -95,7 +96,11 @@ fn undo(path: &Path) -> anyhow::Result<()> {
     let journal = Journal::open(path)?;
     let outcome = journal.undo()?;
     std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
-    eprintln!("{}: {} files are back where they were", journal.root().display(), outcome.moved + outcome.before);
+    eprintln!(
+        "{}: {} files are back where they were",
+        journal.root().display(),
+        outcome.moved + outcome.before
+    );
     Ok(())
 }
 
@@ -112,7 +117,10 @@ impl Arguments {
         }
         let journal = Journal::open(&undo)?;
         if !journal.is_of(text) {
-            anyhow::bail!("{} is of another plan; give another --undo-file, or take that one back first", undo.display());
+            anyhow::bail!(
+                "{} is of another plan; give another --undo-file, or take that one back first",
+                undo.display()
+            );
         }
         tell_moved(&journal, &undo)?;
         Ok(true)
@@ -143,7 +151,8 @@ impl Arguments {
             .filter_map(|entry| Some(((entry.item.as_str(), entry.class), entry.path()?.to_owned())))
             .collect();
         let class = |name: &String| collection.classes().binary_search(name).ok().map(|class| class as u32);
-        let place = |listed: &Listed| paths.get(&(listed.item.as_str(), class(listed.class.as_ref()?)?)).cloned();
+        let place =
+            |listed: &Listed| paths.get(&(listed.item.as_str(), class(listed.class.as_ref()?)?)).cloned();
         self.write_labels(&labelled(plan, &plan.listing, &moves, self.base(root).as_deref(), &place))
     }
 
@@ -158,7 +167,10 @@ impl Arguments {
 
     fn copy(&self, plan: &Plan, into: &Path, moves: &[Move]) -> anyhow::Result<()> {
         if plan.header.kind != Kind::Folder {
-            anyhow::bail!("--into copies class folders, and this plan is for {}; --labels writes a list", kind(plan));
+            anyhow::bail!(
+                "--into copies class folders, and this plan is for {}; --labels writes a list",
+                kind(plan)
+            );
         }
         let progress = Progress::counting(plan.listing.len() as u64, "files");
         let copied = repair::copy(&plan.header.root, into, moves, &|done| progress.moves_to(done as u64));
@@ -169,7 +181,11 @@ impl Arguments {
         }
         let quarantined = moves.iter().filter(|one| one.to.starts_with(repair::QUARANTINE)).count();
         let moved = moves.len() - quarantined;
-        eprintln!("{}: {} files, {moved} in another class, {quarantined} in quarantine", into.display(), copied.files);
+        eprintln!(
+            "{}: {} files, {moved} in another class, {quarantined} in quarantine",
+            into.display(),
+            copied.files
+        );
         Ok(())
     }
 
@@ -219,7 +235,11 @@ impl Arguments {
 /// Makes the moves that are written down, and says so.
 fn tell_moved(journal: &Journal, undo: &Path) -> anyhow::Result<()> {
     let outcome = journal.apply()?;
-    let before = if outcome.before > 0 { format!(" ({} had been moved before)", outcome.before) } else { String::new() };
+    let before = if outcome.before > 0 {
+        format!(" ({} had been moved before)", outcome.before)
+    } else {
+        String::new()
+    };
     eprintln!("{}: {} files moved{before}", journal.root().display(), outcome.moved);
     eprintln!("hint: `trueshot repair --undo {}` takes it back", undo.display());
     Ok(())
@@ -232,7 +252,10 @@ fn refuse_links(root: &Path, moves: &[Move]) -> anyhow::Result<()> {
         let path = root.join(&one.from);
         let stays = std::fs::canonicalize(&path).is_ok_and(|found| found == path);
         if !stays {
-            anyhow::bail!("{} is a link, or lies behind one; --into makes a copy instead", visible(&one.from));
+            anyhow::bail!(
+                "{} is a link, or lies behind one; --into makes a copy instead",
+                visible(&one.from)
+            );
         }
     }
     Ok(())
@@ -277,7 +300,8 @@ fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::
     classes.sort();
     classes.dedup();
     let precision = data.features().precision();
-    let notes: Vec<(&str, String)> = data.backbone().map(|name| ("backbone", name.to_string())).into_iter().collect();
+    let notes: Vec<(&str, String)> =
+        data.backbone().map(|name| ("backbone", name.to_string())).into_iter().collect();
     let mut writer = Writer::create(into, data.dim(), precision, &classes, &notes)?;
     for (row, one) in labelled.iter().enumerate() {
         let class = one.label.as_ref().and_then(|label| classes.binary_search(label).ok());

@@ -121,7 +121,9 @@ fn classes_that_are_the_same_and_photos_that_are_all_the_same_are_said() {
     assert!(shown.contains("classes 'copies' and 'rings' hold the same items"), "{shown}");
     assert!(shown.contains("copies/0.png is rings/0.png"), "{shown}");
     let one = std::fs::read(photos.path("photos/rings/0.png")).unwrap();
-    for (class, number) in ["copies", "rings", "stripes", "checks"].iter().flat_map(|c| (0..6).map(move |n| (c, n))) {
+    for (class, number) in
+        ["copies", "rings", "stripes", "checks"].iter().flat_map(|c| (0..6).map(move |n| (c, n)))
+    {
         photos.write(&format!("{class}/{number}.png"), &one);
     }
     let shown = text(&photos.audit(&["--html", "same.html"]).assert().success().get_output().stdout);
@@ -154,6 +156,7 @@ fn the_second_audit_embeds_nothing_and_says_the_same() {
     let photos = Photos::new();
     let first = photos.audit(&["--format", "json"]).assert().success().get_output().stdout.clone();
     assert!(photos.path("cache/trueshot").exists());
-    let again = photos.audit(&["--format", "json", "--threads", "1"]).assert().success().get_output().stdout.clone();
+    let again =
+        photos.audit(&["--format", "json", "--threads", "1"]).assert().success().get_output().stdout.clone();
     assert_eq!(text(&first), text(&again));
 }

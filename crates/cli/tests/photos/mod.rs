@@ -18,7 +18,9 @@ impl Photos {
         for (kind, class) in CLASSES.iter().enumerate() {
             std::fs::create_dir_all(photos.path("photos").join(class)).unwrap();
             for number in 0..PICTURES {
-                picture(kind, number).save(photos.path("photos").join(class).join(format!("{number}.png"))).unwrap();
+                picture(kind, number)
+                    .save(photos.path("photos").join(class).join(format!("{number}.png")))
+                    .unwrap();
             }
         }
         photos
@@ -85,6 +87,10 @@ fn picture(kind: usize, number: u32) -> RgbImage {
         };
         let colours = [[230, 230, 220], [220, 60, 40], [30, 90, 200]];
         let shade = 10 * number as u8;
-        if lit { Rgb(colours[kind].map(|value: u8| value.saturating_sub(shade))) } else { Rgb([15, 20 + 60 * kind as u8, 25]) }
+        if lit {
+            Rgb(colours[kind].map(|value: u8| value.saturating_sub(shade)))
+        } else {
+            Rgb([15, 20 + 60 * kind as u8, 25])
+        }
     })
 }

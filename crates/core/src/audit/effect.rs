@@ -72,8 +72,12 @@ impl<'a> Standing<'a> {
         let sums: Vec<Vec<f32>> = (0..classes as u32)
             .into_par_iter()
             .map(|class| {
-                let members: Vec<&[f32]> =
-                    rows.iter().zip(&labels).filter(|(_, label)| **label == Some(class)).map(|(row, _)| *row).collect();
+                let members: Vec<&[f32]> = rows
+                    .iter()
+                    .zip(&labels)
+                    .filter(|(_, label)| **label == Some(class))
+                    .map(|(row, _)| *row)
+                    .collect();
                 let mut sum = vec![0.0; rows[0].len()];
                 products::weighted_sum(Isa::current(), &members, &vec![1.0; members.len()], &mut sum);
                 sum
@@ -86,7 +90,8 @@ impl<'a> Standing<'a> {
         });
         let lengths = views.iter().map(|sum| products::squared_norm(Isa::current(), sum)).collect();
         let own = rows.iter().map(|row| products::squared_norm(Isa::current(), row).round()).collect();
-        let mut standing = Standing { rows, labels, classes, products: all, lengths, own, nearest: Vec::new() };
+        let mut standing =
+            Standing { rows, labels, classes, products: all, lengths, own, nearest: Vec::new() };
         standing.nearest = (0..rows.len()).into_par_iter().map(|row| standing.nearest_to(row)).collect();
         standing
     }
@@ -151,8 +156,11 @@ impl<'a> Standing<'a> {
 
 /// The cosine of a row with a sum; without the row, of which `own`, its squared length, is part of the sum or nothing.
 fn score(product: f32, squared_length: f32, own: f32) -> f32 {
-    let (product, squared) =
-        if own > 0.0 { (product - own, squared_length - 2.0 * product + own) } else { (product, squared_length) };
+    let (product, squared) = if own > 0.0 {
+        (product - own, squared_length - 2.0 * product + own)
+    } else {
+        (product, squared_length)
+    };
     if squared > LEAST_LENGTH { product / squared.sqrt() } else { ABSENT }
 }
 
@@ -199,7 +207,8 @@ mod tests {
     #[test]
     fn effects_are_what_leaving_out_item_by_item_gives() {
         let data = data();
-        let changes = [(3, Some(1)), (7, Some(0)), (7, None), (0, Some(1))].map(|(row, to)| Change { row, to });
+        let changes =
+            [(3, Some(1)), (7, Some(0)), (7, None), (0, Some(1))].map(|(row, to)| Change { row, to });
         let given: Vec<Option<u32>> = data.labels().iter().copied().map(Some).collect();
         let found = effects(&data, &changes);
         assert!((found.before - plain(&data, &given)).abs() < 1e-9);
@@ -215,7 +224,12 @@ mod tests {
 
     #[test]
     fn an_item_that_is_alone_in_its_class_is_never_recognised() {
-        let data = Embeddings::from_rows(vec![1.0, 0.0, 0.9, 0.1, 0.0, 1.0], 2, ["a", "a", "b"].map(String::from).to_vec()).unwrap();
+        let data = Embeddings::from_rows(
+            vec![1.0, 0.0, 0.9, 0.1, 0.0, 1.0],
+            2,
+            ["a", "a", "b"].map(String::from).to_vec(),
+        )
+        .unwrap();
         let found = effects(&data, &[Change { row: 2, to: None }]);
         assert!(found.before <= 2.0 / 3.0 && found.alone[0] > 0.0, "{found:?}");
     }

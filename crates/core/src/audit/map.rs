@@ -46,7 +46,8 @@ fn components(rows: &[&[f32]]) -> Vec<Point> {
     orthonormal(&mut axes);
     for axis in &mut axes {
         // An axis has no sign; the map should have one.
-        let largest = axis.iter().fold(0.0f32, |best, value| if value.abs() > best.abs() { *value } else { best });
+        let largest =
+            axis.iter().fold(0.0f32, |best, value| if value.abs() > best.abs() { *value } else { best });
         if largest < 0.0 {
             axis.iter_mut().for_each(|value| *value = -*value);
         }
@@ -140,7 +141,12 @@ fn affinities(rows: &[&[f32]]) -> Vec<f32> {
 
 /// Weights that fall with the distance, as fast as leaves the wanted entropy.
 fn weigh(distances: &[f32], item: usize, entropy: f32, out: &mut [f32]) {
-    let nearest = distances.iter().enumerate().filter(|(other, _)| *other != item).map(|(_, d)| *d).fold(f32::MAX, f32::min);
+    let nearest = distances
+        .iter()
+        .enumerate()
+        .filter(|(other, _)| *other != item)
+        .map(|(_, d)| *d)
+        .fold(f32::MAX, f32::min);
     let (mut low, mut high, mut sharpness) = (0.0f32, f32::INFINITY, 1.0f32);
     for _ in 0..50 {
         let (mut total, mut mean) = (0.0, 0.0);
@@ -154,7 +160,11 @@ fn weigh(distances: &[f32], item: usize, entropy: f32, out: &mut [f32]) {
         if (found - entropy).abs() < 1e-4 {
             break;
         }
-        if found > entropy { low = sharpness } else { high = sharpness }
+        if found > entropy {
+            low = sharpness
+        } else {
+            high = sharpness
+        }
         sharpness = if high.is_finite() { (low + high) / 2.0 } else { sharpness * 2.0 };
     }
 }
@@ -189,7 +199,8 @@ mod tests {
     fn heaps(heaps: usize, items: usize) -> Embeddings {
         let scatter = |row: usize, column: usize| ((row * 37 + column * 101) as f32 * 0.7).sin() * 0.4;
         let value = |row: usize, column: usize| if row / items == column % heaps { 2.0 } else { 0.0 } + scatter(row, column);
-        let values = (0..heaps * items).flat_map(|row| (0..12).map(move |column| value(row, column))).collect();
+        let values =
+            (0..heaps * items).flat_map(|row| (0..12).map(move |column| value(row, column))).collect();
         let labels = (0..heaps * items).map(|row| format!("{}", row / items)).collect();
         Embeddings::from_rows(values, 12, labels).unwrap()
     }
@@ -199,7 +210,9 @@ mod tests {
         let distance = |a: Point, b: Point| (a[0] - b[0]).powi(2) + (a[1] - b[1]).powi(2);
         let nearest = |item: usize| {
             let others = (0..points.len()).filter(|other| *other != item);
-            others.min_by(|a, b| distance(points[item], points[*a]).total_cmp(&distance(points[item], points[*b])))
+            others.min_by(|a, b| {
+                distance(points[item], points[*a]).total_cmp(&distance(points[item], points[*b]))
+            })
         };
         let same = |item: &usize| data.labels()[*item] == data.labels()[nearest(*item).unwrap()];
         (0..points.len()).filter(same).count() as f64 / points.len() as f64
@@ -224,7 +237,9 @@ mod tests {
 
     #[test]
     fn few_many_and_equal_items_have_places_too() {
-        let equal = Embeddings::from_rows(vec![1.0; 40], 4, (0..10).map(|row| format!("{}", row / 5)).collect()).unwrap();
+        let equal =
+            Embeddings::from_rows(vec![1.0; 40], 4, (0..10).map(|row| format!("{}", row / 5)).collect())
+                .unwrap();
         for data in [heaps(2, 1), heaps(2, 600), equal] {
             let points = map(&data);
             assert_eq!(points.len(), data.len());

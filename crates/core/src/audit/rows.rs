@@ -28,10 +28,8 @@ fn mean(values: &[f32], dim: usize) -> Vec<f32> {
         sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
         sum
     };
-    let sums: Vec<Vec<f64>> = values
-        .par_chunks(CHUNK * dim)
-        .map(|rows| rows.chunks_exact(dim).fold(vec![0.0; dim], add))
-        .collect();
+    let sums: Vec<Vec<f64>> =
+        values.par_chunks(CHUNK * dim).map(|rows| rows.chunks_exact(dim).fold(vec![0.0; dim], add)).collect();
     let rows = (values.len() / dim).max(1) as f64;
     let mut mean = vec![0.0; dim];
     for sum in sums {

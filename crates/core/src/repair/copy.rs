@@ -35,11 +35,14 @@ pub fn copy(root: &Path, into: &Path, moves: &[Move], goes_on: &dyn Fn(usize) ->
     let targets: HashMap<&str, &str> = moves.iter().map(|m| (m.from.as_str(), m.to.as_str())).collect();
     let mut found = Found::default();
     found.folder(root, "", &mut Vec::new())?;
+    // Empty folders are classes that wait for their pictures.
     for folder in &found.folders {
         fs::create_dir_all(part.join(folder)).map_err(failed(&part.join(folder)))?;
     }
     for (done, (item, path)) in found.files.iter().enumerate() {
-        let target = part.join(targets.get(item.as_str()).copied().unwrap_or(item));
+        // What stays keeps its name to the byte, even one that is no text.
+        let stays = path.strip_prefix(root).unwrap_or(Path::new(item));
+        let target = part.join(targets.get(item.as_str()).map_or(stays, Path::new));
         copy_file(path, &target).map_err(failed(&target))?;
         if !goes_on(done + 1) {
             return Err(Error::Interrupted);
@@ -100,6 +103,9 @@ fn copy_file(from: &Path, to: &Path) -> std::io::Result<()> {
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder)?;
     }
+    if to.exists() {
+        return Err(std::io::ErrorKind::AlreadyExists.into());
+    }
     fs::copy(from, to)?;
     // Photos are sorted by their time.
     if let Ok(time) = fs::metadata(from).and_then(|found| found.modified()) {
@@ -130,7 +136,8 @@ impl Found {
             return Ok(());
         }
         above.push(true_path);
-        let mut entries: Vec<_> = fs::read_dir(folder).map_err(failed)?.collect::<std::io::Result<_>>().map_err(failed)?;
+        let mut entries: Vec<_> =
+            fs::read_dir(folder).map_err(failed)?.collect::<std::io::Result<_>>().map_err(failed)?;
         entries.sort_by_key(|entry| entry.file_name());
         for entry in entries {
             let item = format!("{prefix}{}", entry.file_name().to_string_lossy());

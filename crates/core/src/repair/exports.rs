@@ -65,7 +65,9 @@ fn in_url(path: &str) -> String {
     let mut text = String::new();
     for byte in path.bytes() {
         match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' | b'~' => text.push(byte.into()),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' | b'~' => {
+                text.push(byte.into())
+            }
             other => text.push_str(&format!("%{other:02X}")),
         }
     }

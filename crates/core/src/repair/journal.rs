@@ -61,15 +61,22 @@ impl Journal {
     /// Reads what was written down.
     pub fn open(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.into(), source })?;
-        let bad = |line: usize, problem: &str| Error::BadPlan { path: path.into(), line, problem: problem.into() };
+        let bad =
+            |line: usize, problem: &str| Error::BadPlan { path: path.into(), line, problem: problem.into() };
         let mut lines = (1..).zip(text.lines());
         let header = lines.next().and_then(|(_, line)| serde_json::from_str::<Header>(line).ok());
         let header = header.filter(|header| header.format == FORMAT);
         let header = header.ok_or_else(|| bad(1, "not an undo file that `trueshot repair` wrote"))?;
         let one = |(number, line): (usize, &str)| {
             let one: Move = serde_json::from_str(line).map_err(|_| bad(number, "not a move"))?;
-            let stays = |name: &str| !name.split('/').any(|part| matches!(part, ".." | "")) && !Path::new(name).is_absolute();
-            if stays(&one.from) && stays(&one.to) { Ok(one) } else { Err(bad(number, "leads out of the folder")) }
+            let stays = |name: &str| {
+                !name.split('/').any(|part| matches!(part, ".." | "")) && !Path::new(name).is_absolute()
+            };
+            if stays(&one.from) && stays(&one.to) {
+                Ok(one)
+            } else {
+                Err(bad(number, "leads out of the folder"))
+            }
         };
         let moves = lines.map(one).collect::<Result<_>>()?;
         Ok(Journal { header, moves })

@@ -62,7 +62,9 @@ impl<'a> ClassFolders<'a> {
         let mut known = HashMap::new();
         let mut above = String::new();
         for listed in listing {
-            let (Some(class), Some((folder, _))) = (&listed.class, listed.item.rsplit_once('/')) else { continue };
+            let (Some(class), Some((folder, _))) = (&listed.class, listed.item.rsplit_once('/')) else {
+                continue;
+            };
             known.entry(class.as_str()).or_insert(folder);
             above = folder.strip_suffix(class.as_str()).unwrap_or_default().to_owned();
         }

@@ -107,13 +107,15 @@ impl Plan {
     pub fn of(audit: &Audit, data: &Embeddings, kind: Kind, root: &Path, listing: Vec<Listed>) -> Self {
         let acts = |row: &usize| matches!(audit.items[*row].verdict, Verdict::Relabel | Verdict::Outlier);
         let rows: Vec<usize> = audit.ranking().into_iter().filter(acts).collect();
-        let class_of = |name: &String| data.classes().iter().position(|class| class == name).map(|n| n as u32);
+        let class_of =
+            |name: &String| data.classes().iter().position(|class| class == name).map(|n| n as u32);
         let change = |row: &usize| Change {
             row: *row as u32,
             to: audit.items[*row].suggested.as_ref().and_then(class_of),
         };
         let Effects { before, after, alone } = effects(data, &rows.iter().map(change).collect::<Vec<_>>());
-        let planned = rows.iter().zip(alone).map(|(row, effect)| PlannedChange::of(&audit.items[*row], effect));
+        let planned =
+            rows.iter().zip(alone).map(|(row, effect)| PlannedChange::of(&audit.items[*row], effect));
         let header = PlanHeader {
             format: FORMAT.into(),
             kind,
@@ -137,7 +139,8 @@ impl Plan {
     /// Reads a plan; `path` is what errors call it.
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
         let bad = |line: usize, problem: String| Error::BadPlan { path: path.into(), line, problem };
-        let counts = |(_, line): &(usize, &str)| !line.trim().is_empty() && !line.trim_start().starts_with('#');
+        let counts =
+            |(_, line): &(usize, &str)| !line.trim().is_empty() && !line.trim_start().starts_with('#');
         let mut lines = (1..).zip(text.lines()).filter(counts);
         let (number, first) = lines.next().ok_or_else(|| bad(1, "an empty plan".into()))?;
         let header: PlanHeader = serde_json::from_str(first)
@@ -150,8 +153,8 @@ impl Plan {
                 plan.listing = found.listing;
                 continue;
             }
-            let change: PlannedChange =
-                serde_json::from_str(line).map_err(|problem| bad(number, format!("not a change: {problem}")))?;
+            let change: PlannedChange = serde_json::from_str(line)
+                .map_err(|problem| bad(number, format!("not a change: {problem}")))?;
             change.check().map_err(|problem| bad(number, problem))?;
             plan.changes.push(change);
         }
@@ -179,7 +182,8 @@ impl Plan {
         let (then, now) = (by_name(&self.listing), by_name(now));
         let gone: Vec<_> = then.keys().filter(|key| !now.contains_key(*key)).collect();
         let new: Vec<_> = now.keys().filter(|key| !then.contains_key(*key)).collect();
-        let other: Vec<_> = then.iter().filter(|(key, size)| now.get(*key).is_some_and(|s| s != *size)).collect();
+        let other: Vec<_> =
+            then.iter().filter(|(key, size)| now.get(*key).is_some_and(|s| s != *size)).collect();
         let other: Vec<_> = other.into_iter().map(|(key, _)| key).collect();
         let said = |names: &[&(Option<String>, String)], what: &str| {
             let shown: Vec<String> = names.iter().take(NAMED).map(|(_, item)| visible(item)).collect();
@@ -198,7 +202,8 @@ impl Plan {
             .iter()
             .filter_map(|listed| Some((listed.item.as_str(), listed.class.as_deref()?)))
             .collect();
-        let is_unknown = |change: &&PlannedChange| !known.contains(&(change.item.as_str(), change.from.as_str()));
+        let is_unknown =
+            |change: &&PlannedChange| !known.contains(&(change.item.as_str(), change.from.as_str()));
         match self.changes.iter().find(is_unknown) {
             None => Ok(()),
             Some(change) => {

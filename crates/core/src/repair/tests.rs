@@ -200,7 +200,11 @@ fn plans_that_make_no_sense_are_refused_with_the_line() {
     refused("\"quarantine\": true", "\"quarantine\": false", "line 6: neither 'to' nor 'quarantine'");
     refused("\"p_wrong\": 0.9", "\"quarantine\": true", "line 5: both 'to' and 'quarantine'");
     refused("\"p_wrong\": 0.9", "\"surprise\": 1", "line 5: not a change");
-    refused("all/dog/3.jpg\", \"from\": \"dog\", \"quarantine\": true", "all/dog/2.jpg\", \"from\": \"dog\", \"quarantine\": true", "twice");
+    refused(
+        "all/dog/3.jpg\", \"from\": \"dog\", \"quarantine\": true",
+        "all/dog/2.jpg\", \"from\": \"dog\", \"quarantine\": true",
+        "twice",
+    );
 }
 
 #[test]
@@ -211,8 +215,12 @@ fn labels_for_other_programs_say_where_files_are() {
         label: label.map(String::from),
         was: "cat".into(),
     };
-    let labelled = [one("cat/a, b.jpg", Some("dog")), one("cat/ü 1.jpg", Some("cat")), one("cat/x.jpg", None)];
-    assert_eq!(labels_csv(&labelled), "path,label,was\n\"/photos/cat/a, b.jpg\",dog,cat\n/photos/cat/ü 1.jpg,cat,cat\n");
+    let labelled =
+        [one("cat/a, b.jpg", Some("dog")), one("cat/ü 1.jpg", Some("cat")), one("cat/x.jpg", None)];
+    assert_eq!(
+        labels_csv(&labelled),
+        "path,label,was\n\"/photos/cat/a, b.jpg\",dog,cat\n/photos/cat/ü 1.jpg,cat,cat\n"
+    );
     let tasks: serde_json::Value = serde_json::from_str(&label_studio(&labelled)).unwrap();
     assert_eq!(tasks[1]["data"]["image"], "/data/local-files/?d=cat/%C3%BC%201.jpg");
     assert_eq!(tasks[0]["annotations"][0]["result"][0]["value"]["choices"][0], "dog");

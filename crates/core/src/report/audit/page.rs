@@ -47,7 +47,8 @@ pub fn shown_rows(audit: &Audit, data: &Embeddings) -> Vec<usize> {
         }
     };
     let ranking = audit.ranking();
-    let suspects: Vec<usize> = ranking.into_iter().filter(|row| audit.items[*row].verdict != Verdict::Keep).collect();
+    let suspects: Vec<usize> =
+        ranking.into_iter().filter(|row| audit.items[*row].verdict != Verdict::Keep).collect();
     suspects.iter().take(MOST * 2 / 3).for_each(|row| show(*row, &mut room));
     let of_classes = |places: std::ops::Range<usize>| {
         let classes = 0..data.classes().len();

@@ -14,10 +14,16 @@ const MOST: usize = 5000;
 const NAMED: usize = 24;
 
 /// The marks of the classes: after the last colour the next shape.
-const SHAPES: [&str; 4] = ["M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", "M-4 -4h8v8h-8z", "M0 -5L5 4H-5z", "M0 -5.5L5.5 0L0 5.5L-5.5 0z"];
+const SHAPES: [&str; 4] =
+    ["M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", "M-4 -4h8v8h-8z", "M0 -5L5 4H-5z", "M0 -5.5L5.5 0L0 5.5L-5.5 0z"];
 
 /// The map; `points` has the place of every item.
-pub(super) fn svg(audit: &Audit, data: &Embeddings, points: &[[f32; 2]], has_item: impl Fn(usize) -> bool) -> String {
+pub(super) fn svg(
+    audit: &Audit,
+    data: &Embeddings,
+    points: &[[f32; 2]],
+    has_item: impl Fn(usize) -> bool,
+) -> String {
     let frame = Frame::around(points);
     let mut svg = format!(
         "<svg class=\"map\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"group\" aria-label=\"Map of {} items: those alike lie together, suspects have a ring\">\n",
@@ -35,7 +41,10 @@ pub(super) fn svg(audit: &Audit, data: &Embeddings, points: &[[f32; 2]], has_ite
             format!("<a href=\"#i{row}\"{stop}>")
         });
         svg.push_str(link.as_deref().unwrap_or(""));
-        svg.push_str(&format!("<g class=\"mark c{}\" transform=\"translate({x:.1} {y:.1})\">", class % COLOURS));
+        svg.push_str(&format!(
+            "<g class=\"mark c{}\" transform=\"translate({x:.1} {y:.1})\">",
+            class % COLOURS
+        ));
         svg.push_str(&format!("<title>{}</title>", escaped(&said)));
         if suspect {
             svg.push_str("<circle class=\"ring\" r=\"9\"/>");

@@ -11,7 +11,8 @@ fn scatter(row: usize, column: usize) -> f32 {
 
 /// Three classes of five around places of their own; the last item of the first belongs to the second.
 fn looked_at() -> (Embeddings, Audit) {
-    let names = ["cat", "two\nlines", "a <b>bold</b> name that is far longer than any column of a table should be"];
+    let names =
+        ["cat", "two\nlines", "a <b>bold</b> name that is far longer than any column of a table should be"];
     let (mut values, mut labels, mut items) = (Vec::new(), Vec::new(), Vec::new());
     for row in 0..15 {
         let class = row / 5;
@@ -20,7 +21,8 @@ fn looked_at() -> (Embeddings, Audit) {
         labels.push(names[class].to_string());
         items.push(format!("{}/picture {row}.jpg", names[class]));
     }
-    let data = Embeddings::from_rows(values, 24, labels).unwrap().with_items(Items::from_names(items)).unwrap();
+    let data =
+        Embeddings::from_rows(values, 24, labels).unwrap().with_items(Items::from_names(items)).unwrap();
     let head = TrainedRelabel::built_in().unwrap();
     let found = audit(&data, &head, &Options::default(), &[], &()).unwrap();
     (data, found)
