@@ -9,7 +9,7 @@ use trueshot::Embeddings;
 use trueshot::repair::Listed;
 use trueshot_vision::embedder::EmbeddedCollection;
 use trueshot_vision::source::Entry;
-use trueshot_vision::{Collection, Embedder, Reading, Skipped};
+use trueshot_vision::{Collection, Reading, Skipped};
 
 use crate::backbone_argument::BackboneArgument;
 use crate::pictures_argument::tell_skipped;
@@ -40,16 +40,12 @@ pub struct Support {
     pub pictures: Option<SupportPictures>,
     /// What could not be read and why.
     pub skipped: Vec<Skipped>,
-    /// How many rows had been embedded before.
-    pub from_cache: usize,
 }
 
 /// The pictures behind the rows of a support set.
 pub struct SupportPictures {
     /// Where they come from.
     pub collection: Collection,
-    /// What embedded them; it embeds others like them.
-    pub embedder: Embedder,
     /// For every row the place of its picture among the collection's entries.
     entries: Vec<u32>,
 }
@@ -86,7 +82,7 @@ impl SupportArgument {
             None => Embeddings::read(&self.support)?,
         };
         embeddings.check()?;
-        Ok(Support { embeddings, pictures: None, skipped: Vec::new(), from_cache: 0 })
+        Ok(Support { embeddings, pictures: None, skipped: Vec::new() })
     }
 
     fn embed(&self) -> anyhow::Result<Support> {
@@ -97,10 +93,10 @@ impl SupportArgument {
         let progress = Progress::counting(collection.entries().len() as u64, "pictures");
         let embedded = embedder.embed_collection(&collection, &|done| progress.moves_to(done as u64));
         progress.finish();
-        let EmbeddedCollection { embeddings, entries, skipped, from_cache } = embedded?;
+        let EmbeddedCollection { embeddings, entries, skipped, .. } = embedded?;
         self.backbone.tell(&embedder);
-        let pictures = SupportPictures { collection, embedder, entries };
-        Ok(Support { embeddings, pictures: Some(pictures), skipped, from_cache })
+        let pictures = SupportPictures { collection, entries };
+        Ok(Support { embeddings, pictures: Some(pictures), skipped })
     }
 }
 

@@ -35,11 +35,14 @@ pub fn copy(root: &Path, into: &Path, moves: &[Move], goes_on: &dyn Fn(usize) ->
     let targets: HashMap<&str, &str> = moves.iter().map(|m| (m.from.as_str(), m.to.as_str())).collect();
     let mut found = Found::default();
     found.folder(root, "", &mut Vec::new())?;
+    // Empty folders are classes that wait for their pictures.
     for folder in &found.folders {
         fs::create_dir_all(part.join(folder)).map_err(failed(&part.join(folder)))?;
     }
     for (done, (item, path)) in found.files.iter().enumerate() {
-        let target = part.join(targets.get(item.as_str()).copied().unwrap_or(item));
+        // What stays keeps its name to the byte, even one that is no text.
+        let stays = path.strip_prefix(root).unwrap_or(Path::new(item));
+        let target = part.join(targets.get(item.as_str()).map_or(stays, Path::new));
         copy_file(path, &target).map_err(failed(&target))?;
         if !goes_on(done + 1) {
             return Err(Error::Interrupted);
@@ -99,6 +102,9 @@ fn refuse_overlap(root: &Path, into: &Path) -> Result<()> {
 fn copy_file(from: &Path, to: &Path) -> std::io::Result<()> {
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder)?;
+    }
+    if to.exists() {
+        return Err(std::io::ErrorKind::AlreadyExists.into());
     }
     fs::copy(from, to)?;
     // Photos are sorted by their time.

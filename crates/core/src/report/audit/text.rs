@@ -108,12 +108,25 @@ fn aligned(lines: &[Line]) -> String {
         }
         text.push_str(shown.trim_end());
         text.push('\n');
-        if let Some(note) = &line.note {
-            let room = WIDTH - widths[0] - 2;
-            text.push_str(&format!("{}  {}\n", " ".repeat(widths[0]), shortened(note, room)));
+        for part in line.note.iter().flat_map(|note| wrapped(note, WIDTH - widths[0] - 2)) {
+            text.push_str(&format!("{}  {part}\n", " ".repeat(widths[0])));
         }
     }
     text
+}
+
+/// A text in lines of so many columns.
+fn wrapped(text: &str, room: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ').map(|word| shortened(word, room)) {
+        let line = lines.last_mut().expect("there is a first line");
+        match line.is_empty() {
+            true => line.push_str(&word),
+            false if columns(line) + 1 + columns(&word) <= room => line.push_str(&format!(" {word}")),
+            false => lines.push(word),
+        }
+    }
+    lines
 }
 
 /// Classes that have or miss something.
