@@ -8,7 +8,6 @@ use std::alloc::System;
 use cap::Cap;
 use trueshot::embeddings::{Embeddings, inspect};
 use trueshot_vision::Backbone;
-use trueshot_vision::backbone::Options;
 use trueshot_vision::pickle::{Pickle, Value};
 
 #[global_allocator]
@@ -31,11 +30,10 @@ pub fn read_pickle(bytes: &[u8]) {
     look_at(pickle.value(), 3);
 }
 
-/// Opens a model, which runs it once.
-pub fn open_model(bytes: &[u8]) {
-    let options = Options { size: Some(8), ..Options::default() };
-    let Ok(backbone) = Backbone::from_onnx(bytes.to_vec(), "fuzzed", &options) else { return };
-    assert!(backbone.dim() > 0);
+/// Looks at an ONNX file as the gate does. What passes is a program, and is not run here: what it asks for while it runs
+/// is its own business.
+pub fn check_model(bytes: &[u8]) {
+    let _ = Backbone::check_onnx(bytes, "fuzzed");
 }
 
 /// As far as a reader of data sets would look: a pickle may hold itself.

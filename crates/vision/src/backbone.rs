@@ -59,7 +59,7 @@ impl Options {
 }
 
 enum Network {
-    Conv4(conv4::Embedder),
+    Conv4(Box<conv4::Embedder>),
     EfficientNet(Box<efficientnet::Embedder>),
     Onnx(Box<onnx::Network>),
 }
@@ -109,6 +109,12 @@ impl Backbone {
         Self::from_opened(onnx::read(bytes, Path::new(name), options)?, Path::new(name))
     }
 
+    /// Whether bytes pass the gate for ONNX files; that they do says nothing yet about the model in them, which is only
+    /// known when it is opened.
+    pub fn check_onnx(bytes: &[u8], name: &str) -> Result<()> {
+        onnx::check(bytes, Path::new(name))
+    }
+
     fn from_opened(opened: onnx::Opened, path: &Path) -> Result<Self> {
         let onnx::Opened { network, preprocessing, output, hash, warning } = opened;
         let name = format!("{} (onnx, {} px, output '{output}', {hash})", stem(path), preprocessing.size);
@@ -134,7 +140,7 @@ impl Backbone {
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
         let parameters = model::flat(&conv4::layout(shape.channels), tensors)?;
         let name = format!("{name} ({ARCHITECTURE}, {})", hash(&parameters));
-        let network = Network::Conv4(conv4::Embedder::new(shape, &parameters));
+        let network = Network::Conv4(Box::new(conv4::Embedder::new(shape, &parameters)));
         Ok(Backbone { network, preprocessing, name, warning: None })
     }
 
@@ -161,7 +167,7 @@ impl Backbone {
     pub fn from_parameters(preprocessing: Preprocessing, parameters: &[f32]) -> Self {
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
         let name = format!("{ARCHITECTURE}, {}", hash(parameters));
-        let network = Network::Conv4(conv4::Embedder::new(shape, parameters));
+        let network = Network::Conv4(Box::new(conv4::Embedder::new(shape, parameters)));
         Backbone { network, preprocessing, name, warning: None }
     }
 

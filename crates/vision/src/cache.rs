@@ -96,7 +96,7 @@ impl Cache {
     /// Lists what is kept below a folder for a backbone of such an identity, whose embeddings have so many numbers.
     /// The folder need not exist.
     pub fn open(root: &Path, identity: &str, dim: usize) -> Self {
-        let folder = root.join(&blake3::hash(identity.as_bytes()).to_hex()[..16]);
+        let folder = root.join(folder_name(identity));
         let cache = Cache {
             root: root.into(),
             folder,
@@ -278,6 +278,11 @@ impl Drop for Cache {
     }
 }
 
+/// A change in how pictures are decoded or resized needs another version, or old rows would stand beside new ones.
+fn folder_name(identity: &str) -> String {
+    blake3::hash(format!("pictures/1 {identity}").as_bytes()).to_hex()[..16].to_owned()
+}
+
 fn packs_in(folder: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|file| file.path());
     let mut packs: Vec<PathBuf> =
@@ -353,7 +358,7 @@ mod tests {
         let cache = Cache::open(root.path(), "a", 2);
         (0..4).for_each(|number| cache.put(key(number), vec![f32::from(number), 1.0]));
         drop(cache);
-        let path = packs_in(&root.path().join(&blake3::hash(b"a").to_hex()[..16])).pop().unwrap();
+        let path = packs_in(&root.path().join(folder_name("a"))).pop().unwrap();
         let whole = std::fs::read(&path).unwrap();
         for place in 0..whole.len() {
             let mut damaged = whole.clone();

@@ -97,9 +97,14 @@ fn beside(path: &Path) -> Result<Options> {
     })
 }
 
+/// Refuses what is no such file or claims what it does not hold.
+pub(crate) fn check(bytes: &[u8], path: &Path) -> Result<()> {
+    gate::check(bytes).map_err(|problem| bad(path, problem.to_string()))
+}
+
 /// Takes the bytes of a file; `path` stands for it in messages.
 pub(crate) fn read(bytes: Vec<u8>, path: &Path, options: &Options) -> Result<Opened> {
-    gate::check(&bytes).map_err(|problem| bad(path, problem.to_string()))?;
+    check(&bytes, path)?;
     let hash = blake3::hash(&bytes).to_hex()[..16].to_owned();
     let model = trueshot::guard::caught(|| ModelOptions::with_all_ops().prepack_weights(true).load(bytes))
         .ok_or_else(|| bad(path, "its contents contradict each other"))?
