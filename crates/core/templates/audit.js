@@ -34,7 +34,9 @@
     const item = event.target.closest?.("li.item");
     if (!item) return;
     const near = item.querySelector(".near");
-    near.classList.toggle("left", item.getBoundingClientRect().left > innerWidth - 340);
+    const box = item.getBoundingClientRect();
+    near.classList.toggle("left", box.left > innerWidth - 340);
+    near.classList.toggle("up", box.bottom > innerHeight - 330 && box.top > 330);
     if (item.dataset.open) return;
     item.dataset.open = "yes";
     for (const line of near.querySelectorAll("li")) {

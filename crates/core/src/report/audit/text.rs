@@ -62,11 +62,11 @@ impl AuditTable<'_> {
             Some(format!("{} kept", count(Verdict::Keep))),
         ];
         let found: Vec<String> = found.into_iter().flatten().collect();
+        let (items, classes) = (audit.items.len(), audit.classes.len());
+        let counted = format!("{items} items of {classes} classes: {}", found.join(", "));
         format!(
-            "{} items of {} classes: {}\nabout {:.1} labels are wrong\n",
-            audit.items.len(),
-            audit.classes.len(),
-            found.join(", "),
+            "{}\nabout {:.1} labels are wrong\n",
+            wrapped(&counted, WIDTH).join("\n"),
             audit.expected_wrong
         )
     }
@@ -150,8 +150,10 @@ fn classes(audit: &Audit) -> String {
     if more > 0 {
         text.push_str(&format!("and {more} more such classes\n"));
     }
-    if quiet > 0 {
-        text.push_str(&format!("{quiet} classes are without suspicion\n"));
+    match quiet {
+        0 => {}
+        1 => text.push_str("1 class is without suspicion\n"),
+        quiet => text.push_str(&format!("{quiet} classes are without suspicion\n")),
     }
     text
 }
