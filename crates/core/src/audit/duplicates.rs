@@ -41,7 +41,10 @@ const NEAR: f32 = 0.99;
 /// Above so many items only equal ones are looked for: all pairs would take minutes.
 const ALL_PAIRS: usize = 20_000;
 
-/// All pairs, those across classes first.
+/// Earlier items that an item is paired with at most, in its class and in others.
+const MOST_PARTNERS: usize = 4;
+
+/// The pairs, those across classes first.
 pub(super) fn find(data: &Embeddings) -> Vec<Duplicate> {
     let mut pairs = if data.len() <= ALL_PAIRS { by_cosine(data) } else { equal_rows(data) };
     let across =
@@ -61,7 +64,7 @@ pub(super) fn find(data: &Embeddings) -> Vec<Duplicate> {
         .collect()
 }
 
-/// Compares blocks of rows with blocks of rows.
+/// Compares blocks of rows with all rows before them.
 fn by_cosine(data: &Embeddings) -> Vec<(u32, u32, DuplicateKind)> {
     const BLOCK: usize = 256;
     let dim = data.dim();
@@ -72,26 +75,48 @@ fn by_cosine(data: &Embeddings) -> Vec<(u32, u32, DuplicateKind)> {
     let rows: Vec<&[f32]> = values.chunks_exact(dim).collect();
     let lengths: Vec<f32> =
         rows.iter().map(|row| products::squared_norm(Isa::current(), row).sqrt()).collect();
-    let blocks = rows.len().div_ceil(BLOCK);
-    let pairs = (0..blocks).into_par_iter().flat_map_iter(|a| (a..blocks).map(move |b| (a, b)));
-    let found = pairs.flat_map_iter(|(a, b)| {
-        let range = |block: usize| block * BLOCK..((block + 1) * BLOCK).min(rows.len());
-        let (left, right) = (range(a), range(b));
-        let mut out = vec![0.0; left.len() * right.len()];
-        products::products(Isa::current(), &rows[right.clone()], &rows[left.clone()], &mut out);
-        let mut found = Vec::new();
-        for (i, out) in left.zip(out.chunks_exact(right.len())) {
-            for (j, &product) in right.clone().zip(out) {
-                let near = product >= NEAR * lengths[i] * lengths[j] && lengths[i] > 0.0;
-                if j > i && (near || rows[i] == rows[j]) {
-                    let kind = if rows[i] == rows[j] { DuplicateKind::Exact } else { DuplicateKind::Near };
-                    found.push((i as u32, j as u32, kind));
+    let range = |block: usize| block * BLOCK..((block + 1) * BLOCK).min(rows.len());
+    let found = (0..rows.len().div_ceil(BLOCK)).into_par_iter().flat_map_iter(|block| {
+        let later = range(block);
+        let mut partners = vec![Partners::default(); later.len()];
+        let mut out = Vec::new();
+        for earlier in (0..=block).map(range) {
+            out.resize(later.len() * earlier.len(), 0.0);
+            products::products(Isa::current(), &rows[earlier.clone()], &rows[later.clone()], &mut out);
+            for ((j, out), partners) in later.clone().zip(out.chunks_exact(earlier.len())).zip(&mut partners)
+            {
+                for (i, &product) in earlier.clone().zip(out).take_while(|(i, _)| *i < j) {
+                    let near = product >= NEAR * lengths[i] * lengths[j] && lengths[i] > 0.0;
+                    if near || rows[i] == rows[j] {
+                        let kind =
+                            if rows[i] == rows[j] { DuplicateKind::Exact } else { DuplicateKind::Near };
+                        partners.add(i as u32, kind, data.labels()[i] != data.labels()[j]);
+                    }
                 }
             }
         }
-        found
+        let pairs = later.zip(partners);
+        pairs.flat_map(|(j, partners)| partners.found.into_iter().map(move |(i, kind)| (i, j as u32, kind)))
     });
     found.collect()
+}
+
+/// The first rows that a row is the same as. Of a thousand equal items half a million pairs could be made, which
+/// nobody would read, and which a stranger could fill the memory with.
+#[derive(Clone, Default)]
+struct Partners {
+    found: Vec<(u32, DuplicateKind)>,
+    across: usize,
+}
+
+impl Partners {
+    fn add(&mut self, row: u32, kind: DuplicateKind, across: bool) {
+        let of_its_kind = if across { self.across } else { self.found.len() - self.across };
+        if of_its_kind < MOST_PARTNERS {
+            self.found.push((row, kind));
+            self.across += usize::from(across);
+        }
+    }
 }
 
 fn equal_rows(data: &Embeddings) -> Vec<(u32, u32, DuplicateKind)> {
