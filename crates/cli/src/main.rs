@@ -14,6 +14,7 @@ mod output;
 mod pictures_argument;
 mod progress;
 mod reproduce;
+mod serve;
 mod threads;
 mod train;
 
@@ -37,6 +38,7 @@ enum Command {
     Train(train::Arguments),
     Attention(attention::Arguments),
     Reproduce(reproduce::Arguments),
+    Serve(serve::Arguments),
     Bench(bench::Arguments),
 }
 
@@ -53,6 +55,7 @@ fn main() -> std::process::ExitCode {
             Command::Train(arguments) => train::run(&arguments),
             Command::Attention(arguments) => attention::run(&arguments),
             Command::Reproduce(arguments) => reproduce::run(&arguments),
+            Command::Serve(arguments) => serve::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),
         }
     };
