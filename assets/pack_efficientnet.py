@@ -2,8 +2,10 @@
 """Packs EfficientNet-Lite0 for trueshot: pack_efficientnet.py efficientnet-lite0.onnx efficientnet-lite0.safetensors
 
 Takes the ONNX file of the network with batch norm folded into its convolutions, leaves out the layer of 1,000 classes,
-gives the tensors the names that trueshot-nn has for them, stores them in f16 and notes how pictures are to be
-brought in. Needs onnx and numpy. The same file gives the same bytes.
+gives the tensors the names that trueshot-nn has for them and notes how pictures are to be brought in. The matrices of
+the pointwise convolutions, 94 % of all numbers, are stored in f16, the rest in f32: rounding the depthwise filters too
+would save 0.4 MB and make the error of the features ten times as large. Needs onnx and numpy. The same file gives the
+same bytes.
 """
 from __future__ import annotations
 
@@ -49,18 +51,24 @@ def tensors_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return tensors
 
 
+def stored(values: np.ndarray) -> np.ndarray:
+    return values.astype("<f2" if values.ndim == 2 else "<f4")
+
+
 def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
     header: dict[str, object] = {"__metadata__": dict(sorted(NOTES.items()))}
     end = 0
-    for name, values in sorted(tensors.items()):
-        begin, end = end, end + 2 * values.size
-        header[name] = {"dtype": "F16", "shape": list(values.shape), "data_offsets": [begin, end]}
+    # Those of f32 come first, so that all lie aligned.
+    ordered = sorted(tensors.items(), key=lambda item: (item[1].ndim == 2, item[0]))
+    for name, values in ordered:
+        begin, end = end, end + stored(values).nbytes
+        header[name] = {"dtype": f"F{8 * stored(values).itemsize}", "shape": list(values.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as out:
         out.write(struct.pack("<Q", len(text)) + text)
-        for _, values in sorted(tensors.items()):
-            out.write(values.astype("<f2").tobytes())
+        for _, values in ordered:
+            out.write(stored(values).tobytes())
 
 
 def main() -> None:

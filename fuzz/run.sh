@@ -9,7 +9,7 @@ cd "$(dirname "$0")"
 seconds=${1:?usage: run.sh SECONDS_PER_TARGET [TARGET...]}
 shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(safetensors npy npz parquet arrow pickle)
+[ ${#targets[@]} -gt 0 ] || targets=(safetensors npy npz parquet arrow pickle onnx)
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 # The seeds are made by the formats' own writers, in an ordinary build.
@@ -20,6 +20,10 @@ mkdir -p corpus/pickle
 for seed in ../crates/vision/tests/published/{mini,tiered,metaopt}*/*.p*kl* ../crates/vision/tests/published/cifar-100-python/meta; do
     cp "$seed" "corpus/pickle/$(basename "$(dirname "$seed")")-$(basename "$seed")"
 done
+
+# Models are written by the vision crate's tests.
+mkdir -p corpus/onnx
+cp ../crates/vision/tests/models/*.onnx corpus/onnx/
 
 # 8-bit counters for every edge, a table of their places, and comparisons, which lead through magic numbers.
 export RUSTFLAGS="-Cpasses=sancov-module \

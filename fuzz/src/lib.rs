@@ -7,6 +7,8 @@ use std::alloc::System;
 
 use cap::Cap;
 use trueshot::embeddings::{Embeddings, inspect};
+use trueshot_vision::Backbone;
+use trueshot_vision::backbone::Options;
 use trueshot_vision::pickle::{Pickle, Value};
 
 #[global_allocator]
@@ -27,6 +29,13 @@ pub fn read(bytes: &[u8], extension: &str) {
 pub fn read_pickle(bytes: &[u8]) {
     let Ok(pickle) = Pickle::read(bytes.to_vec().into()) else { return };
     look_at(pickle.value(), 3);
+}
+
+/// Opens a model, which runs it once.
+pub fn open_model(bytes: &[u8]) {
+    let options = Options { size: Some(8), ..Options::default() };
+    let Ok(backbone) = Backbone::from_onnx(bytes.to_vec(), "fuzzed", &options) else { return };
+    assert!(backbone.dim() > 0);
 }
 
 /// As far as a reader of data sets would look: a pickle may hold itself.

@@ -4,14 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use trueshot::attention::{AttentionMaps, Token};
-use trueshot::episode::{EpisodeSpec, Episodes, Sampler, Shots};
+use trueshot::attention::{AttentionMaps, Picture, Token};
 use trueshot::method::TrainedTranfs;
-use trueshot::noise::NoiseLevels;
-use trueshot::rng::Urn;
 use trueshot::training::heads::Bank;
 
+use crate::episode::Which;
 use crate::output::write_file;
+use crate::threads::Threads;
 
 /// Draw where a trained TraNFS looks: every layer and head, for one episode
 ///
@@ -23,7 +22,8 @@ use crate::output::write_file;
 #[command(after_help = "Examples:
   trueshot attention tranfs.safetensors test.safetensors -o attention
   trueshot attention tranfs.safetensors test.safetensors -o attention --episode 7 --noise paired=40
-  trueshot attention tranfs.safetensors test.safetensors -o attention --images pictures/")]
+  trueshot attention tranfs.safetensors test.safetensors -o attention --images pictures/
+  trueshot attention tranfs.safetensors test.safetensors -o maps.png --show last.mean,last.best")]
 pub struct Arguments {
     /// The model, as `trueshot train tranfs` writes it
     #[arg(value_name = "MODEL")]
@@ -32,66 +32,96 @@ pub struct Arguments {
     #[arg(value_name = "EMBEDDINGS")]
     embeddings: PathBuf,
     /// The folder to write to; it is made if it is not there
-    #[arg(short, long, value_name = "DIR")]
+    #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
-    /// Which episode
-    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
-    episode: u64,
-    /// Its noise: a type and one level in percent
-    #[arg(short, long, default_value = "symmetric=40", value_name = "TYPE=LEVEL")]
-    noise: NoiseLevels,
     /// Embeddings of other classes, which outlier noise draws from
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,
     /// A folder below which the items' names are paths of pictures, to show them in index.html
     #[arg(long, value_name = "DIR")]
     images: Option<PathBuf>,
-    /// Classes of the episode
-    #[arg(long, default_value_t = 5)]
-    ways: usize,
-    /// Labelled items a class
-    #[arg(long, default_value_t = 5)]
-    shots: usize,
-    /// Queries a class: they are not looked at, but decide with the seed which episode it is
-    #[arg(long, default_value_t = 15)]
-    queries: usize,
-    /// The seed behind the episodes
-    #[arg(short, long, default_value_t = 0)]
-    seed: u64,
+    /// Draw these maps alone, side by side, into one picture (PNG), which OUT then is: LAYER.HEAD, LAYER.mean, or
+    /// LAYER.best, the head whose class tokens look most at items that are really of their class; `last` is a layer as well
+    #[arg(long, value_name = "LAYER.HEAD,..", value_delimiter = ',', value_parser = parse_shown)]
+    show: Vec<Shown>,
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+/// A map to draw.
+#[derive(Clone, Copy)]
+struct Shown {
+    /// From 1; none is the last.
+    layer: Option<usize>,
+    head: Head,
+}
+
+#[derive(Clone, Copy)]
+enum Head {
+    /// From 1.
+    Number(usize),
+    Mean,
+    Best,
+}
+
+fn parse_shown(text: &str) -> Result<Shown, String> {
+    let (layer, head) = text.split_once('.').ok_or("expected LAYER.HEAD such as 1.2, 3.mean or last.best")?;
+    let number = |text: &str| match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err(format!("'{text}' is no number from 1 on")),
+    };
+    let layer = if layer == "last" { None } else { Some(number(layer)?) };
+    let head = match head {
+        "mean" => Head::Mean,
+        "best" => Head::Best,
+        head => Head::Number(number(head)?),
+    };
+    Ok(Shown { layer, head })
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let model = TrainedTranfs::open(&arguments.model)?;
-    let embeddings = crate::eval::open(&arguments.embeddings, None)?;
-    let outliers = arguments.outliers.as_deref().map(|path| crate::eval::open(path, None)).transpose()?;
-    let &[noise] = arguments.noise.0.as_slice() else {
-        anyhow::bail!("--noise has {} levels; one episode has one", arguments.noise.0.len());
-    };
-    let spec = EpisodeSpec {
-        ways: arguments.ways,
-        shots: Shots::exactly(arguments.shots),
-        queries: arguments.queries,
-        seed: arguments.seed,
-    };
-    let sampler = Sampler::new(&embeddings, outliers.as_ref(), spec, vec![noise])?;
-    let drawn = sampler.draw(arguments.episode, &mut Urn::default())?;
-    let bank = Bank { embeddings: &embeddings, outliers: outliers.as_ref() };
-    let maps = AttentionMaps::of(&model, bank, &drawn, 0)?;
-    std::fs::create_dir_all(&arguments.output)
-        .with_context(|| format!("cannot make the folder {}", arguments.output.display()))?;
-    let pictures = arguments.write_pictures(&maps)?;
-    write_file(&arguments.output.join("attention.json"), &(serde_json::to_string(&maps)? + "\n"))?;
-    let title = format!("Attention in episode {}, {noise}", arguments.episode);
-    write_file(&arguments.output.join("index.html"), &arguments.page(&title, &maps, &pictures))?;
-    eprintln!(
-        "wrote {} pictures, attention.json and index.html to {}",
-        pictures.len(),
-        arguments.output.display()
-    );
-    Ok(())
+    arguments.threads.run(|| {
+        let model = TrainedTranfs::open(&arguments.model)?;
+        let embeddings = crate::eval::open(&arguments.embeddings, None)?;
+        let outliers = arguments.outliers.as_deref().map(|path| crate::eval::open(path, None)).transpose()?;
+        let (noise, drawn) = arguments.which.draw(&embeddings, outliers.as_ref())?;
+        let bank = Bank { embeddings: &embeddings, outliers: outliers.as_ref() };
+        let maps = AttentionMaps::of(&model, bank, &drawn, 0)?;
+        if !arguments.show.is_empty() {
+            return arguments.write_shown(&maps);
+        }
+        arguments.write_all(&maps, &format!("Attention in episode {}, {noise}", arguments.which.number()))
+    })
 }
 
 impl Arguments {
+    /// The maps that are asked for, in one picture.
+    fn write_shown(&self, maps: &AttentionMaps) -> anyhow::Result<()> {
+        let pictures =
+            self.show.iter().map(|shown| shown.picture(maps)).collect::<anyhow::Result<Vec<_>>>()?;
+        let bytes = Picture::beside(&pictures).context("no map is asked for")?.to_png();
+        trueshot::atomic::write_atomically(&self.output, |file| file.write_all(&bytes))?;
+        eprintln!("{}: {} maps", self.output.display(), pictures.len());
+        Ok(())
+    }
+
+    /// Everything, into a folder.
+    fn write_all(&self, maps: &AttentionMaps, title: &str) -> anyhow::Result<()> {
+        std::fs::create_dir_all(&self.output)
+            .with_context(|| format!("cannot make the folder {}", self.output.display()))?;
+        let pictures = self.write_pictures(maps)?;
+        write_file(&self.output.join("attention.json"), &(serde_json::to_string(maps)? + "\n"))?;
+        write_file(&self.output.join("index.html"), &self.page(title, maps, &pictures))?;
+        eprintln!(
+            "wrote {} pictures, attention.json and index.html to {}",
+            pictures.len(),
+            self.output.display()
+        );
+        Ok(())
+    }
+
     /// One picture a layer and head, and the mean of every layer first; their names.
     fn write_pictures(&self, maps: &AttentionMaps) -> anyhow::Result<Vec<String>> {
         let mut names = Vec::new();
@@ -149,6 +179,24 @@ impl Arguments {
             true => format!("<span class=\"item wrong\">{shown} really {truth}</span> "),
             false => format!("<span class=\"item\">{shown}</span> "),
         })
+    }
+}
+
+impl Shown {
+    fn picture(self, maps: &AttentionMaps) -> anyhow::Result<Picture> {
+        let layers = maps.layers.len();
+        let layer = self.layer.unwrap_or(layers);
+        anyhow::ensure!(layer <= layers, "--show asks for layer {layer}; the model has {layers}");
+        let heads = maps.layers[layer - 1].len();
+        let head = match self.head {
+            Head::Mean => None,
+            Head::Best => Some(maps.best_head(layer - 1)),
+            Head::Number(head) => {
+                anyhow::ensure!(head <= heads, "--show asks for head {head}; layer {layer} has {heads}");
+                Some(head - 1)
+            }
+        };
+        Ok(maps.picture(layer - 1, head))
     }
 }
 

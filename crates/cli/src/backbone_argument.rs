@@ -69,6 +69,17 @@ impl BackboneArgument {
         Ok(self.at_work(Backbone::default_for(collection, &self.options())?))
     }
 
+    /// The backbone of that name, if it is built in.
+    pub fn open_named(&self, name: &str) -> anyhow::Result<Embedder> {
+        let built_in = ["efficientnet-lite0", "omniglot-conv4"];
+        let name = if name.is_empty() { built_in[0] } else { name };
+        anyhow::ensure!(
+            built_in.contains(&name),
+            "the classifier learned from embeddings of {name}, which is not built in\nhint: give its file with --backbone"
+        );
+        Ok(self.at_work(Backbone::find(name, &self.options())?))
+    }
+
     /// Says why nothing was kept, if so.
     pub fn tell(&self, embedder: &Embedder) {
         if let Some(problem) = embedder.cache().and_then(|cache| cache.finish()) {

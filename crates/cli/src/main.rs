@@ -7,14 +7,18 @@ mod bench;
 mod dataset;
 mod demo;
 mod embed;
+mod episode;
 mod eval;
+mod fit;
 mod inspect;
 mod messages;
 mod output;
 mod pictures_argument;
+mod predict;
 mod progress;
 mod reproduce;
 mod serve;
+mod support;
 mod threads;
 mod train;
 
@@ -35,6 +39,9 @@ enum Command {
     Dataset(dataset::Arguments),
     Embed(embed::Arguments),
     Eval(Box<eval::Arguments>),
+    Fit(Box<fit::Arguments>),
+    Predict(Box<predict::Arguments>),
+    Episode(episode::Arguments),
     Train(train::Arguments),
     Attention(attention::Arguments),
     Reproduce(reproduce::Arguments),
@@ -52,6 +59,9 @@ fn main() -> std::process::ExitCode {
             Command::Dataset(arguments) => dataset::run(&arguments),
             Command::Embed(arguments) => embed::run(&arguments),
             Command::Eval(arguments) => eval::run(&arguments),
+            Command::Fit(arguments) => fit::run(&arguments),
+            Command::Predict(arguments) => predict::run(&arguments),
+            Command::Episode(arguments) => episode::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),
             Command::Attention(arguments) => attention::run(&arguments),
             Command::Reproduce(arguments) => reproduce::run(&arguments),

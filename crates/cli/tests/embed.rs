@@ -36,7 +36,7 @@ impl Gallery {
 
     fn trueshot(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(TRUESHOT);
-        command.current_dir(self.path()).args(arguments);
+        command.current_dir(self.path()).env("XDG_CACHE_HOME", self.path().join("cache")).args(arguments);
         command
     }
 
@@ -201,7 +201,65 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
     let small =
         gallery.trueshot(&["train", "backbone", "pictures/train", "-o", "x.safetensors", "--size", "9"]);
     misused(small, &["pictures.size is 9; allowed: 16 to 1024"]);
-    misused(gallery.train(&["pictures/train", "--noise", "outlier=40"]), &["symmetric and paired noise"]);
+    let outliers = |more: &[&str]| {
+        gallery
+            .train(&[&["pictures/train", "--val", "pictures/val", "--noise", "outlier=0,50"], more].concat())
+    };
+    refused(
+        outliers(&[]),
+        &["outlier noise in training needs pictures of other classes", "hint: give them with --outliers"],
+    );
+    refused(
+        outliers(&["--outliers", "pictures/val"]),
+        &["outlier noise in validation needs pictures of other classes", "--val-outliers DATASET"],
+    );
+    std::fs::create_dir_all(gallery.path().join("others")).unwrap();
+    std::fs::rename(gallery.path().join("pictures/val/class 5"), gallery.path().join("others/class 3"))
+        .unwrap();
+    refused(
+        outliers(&["--outliers", "others", "--val-outliers", "others"]),
+        &["class 'class 3' is both among the outliers and to be trained on", "hint: take it out of others"],
+    );
+    misused(
+        gallery.trueshot(&[
+            "train",
+            "negmargin",
+            "pictures/train",
+            "-o",
+            "x.safetensors",
+            "--outliers",
+            "others",
+        ]),
+        &["data.outliers is others; allowed: none, for batches of NegMargin have no noise"],
+    );
+}
+
+#[test]
+fn a_backbone_is_trained_with_outliers_and_its_configuration_names_them() {
+    let gallery = Gallery::new();
+    let arguments = ["pictures/train", "--val", "pictures/val", "--noise", "outlier=0,50"];
+    let outliers = ["--outliers", "pictures/val", "--val-outliers", "pictures/train"];
+    let said =
+        text(&gallery.train(&[&arguments[..], &outliers].concat()).assert().success().get_output().stderr);
+    for part in ["16 pictures of 2 classes as outliers\n", "as outliers of validation", "outlier 50 %"] {
+        assert!(said.contains(part), "'{part}' is missing in: {said}");
+    }
+    let written = std::fs::read_to_string(gallery.path().join("conv4.toml")).unwrap();
+    assert!(written.contains("outliers = \"pictures/val\""), "{written}");
+    let first = std::fs::read(gallery.path().join("conv4.safetensors")).unwrap();
+    gallery.train(&["--config", "conv4.toml", "--overwrite", "--threads", "1"]).assert().success();
+    assert!(std::fs::read(gallery.path().join("conv4.safetensors")).unwrap() == first, "the same model");
+    let mixed =
+        ["pictures/train", "--val", "pictures/val", "--noise", "outlier=50", "--noise", "symmetric=0"];
+    let said = text(
+        &gallery
+            .train(&[&mixed[..], &["--outliers", "pictures/val", "--overwrite"]].concat())
+            .assert()
+            .success()
+            .get_output()
+            .stderr,
+    );
+    assert!(said.contains("no outliers were given for validation (--val-outliers)"), "{said}");
 }
 
 #[test]
@@ -212,4 +270,73 @@ fn classes_and_pictures_that_training_shares_with_validation_are_warned_of() {
     for part in ["4 classes are in both training and validation", "nearly the same as one of training"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
+}
+
+#[test]
+fn the_support_set_of_an_episode_is_drawn_with_frames() {
+    let gallery = Gallery::new();
+    let small = ["--ways", "2", "--shots", "2", "--queries", "2", "-o", "set.svg"];
+    let episode =
+        |more: &[&str]| gallery.trueshot(&[&["episode", "pictures/train"], &small[..], more].concat());
+    let outliers = ["--noise", "outlier=50", "--outliers", "pictures/val"];
+    let said = text(&episode(&outliers).assert().success().stdout("").get_output().stderr);
+    assert!(said.contains("outlier noise of 50 %") && said.contains("1 of 2 wrong, really class"), "{said}");
+    let svg = std::fs::read_to_string(gallery.path().join("set.svg")).unwrap();
+    assert_eq!(svg.matches("data:image/jpeg;base64,").count(), 4, "{svg}");
+    assert_eq!(svg.matches("wrong label, really class").count(), 2, "{svg}");
+    episode(&[&outliers[..], &["--threads", "1"]].concat()).assert().success();
+    assert_eq!(std::fs::read_to_string(gallery.path().join("set.svg")).unwrap(), svg, "always the same");
+    refused(episode(&["--noise", "symmetric=0,50"]), &["--noise has 2 levels; one episode has one"]);
+    refused(episode(&["--noise", "outlier=50"]), &["outlier noise needs a pool"]);
+    std::fs::write(gallery.path().join("pictures/train/class 0/0.png"), b"no picture").unwrap();
+    let broken: Vec<String> = (0..8).map(|number| number.to_string()).collect();
+    let all = broken.iter().map(|number| episode(&["--noise", "symmetric=0", "--episode", number]));
+    let failed = all.map(|mut command| command.output().unwrap()).filter(|done| !done.status.success());
+    let told: Vec<String> = failed.map(|done| text(&done.stderr)).collect();
+    assert!(
+        !told.is_empty() && told.iter().all(|told| told.contains("class 0/0.png cannot be shown")),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn photographs_need_no_backbone_and_the_second_time_no_network() {
+    let gallery = Gallery::new();
+    let embed = |output: &str, more: &[&str]| {
+        let arguments = ["embed", "pictures/val", "-o", output, "--size", "32"];
+        let done = gallery.trueshot(&[&arguments[..], more].concat()).assert().success();
+        (text(&done.get_output().stderr), std::fs::read(gallery.path().join(output)).unwrap())
+    };
+    let (said, first) = embed("first.safetensors", &[]);
+    assert!(said.contains("16 rows of 1280 numbers") && !said.contains("known"), "{said}");
+    let (said, second) = embed("second.safetensors", &["--threads", "1"]);
+    assert!(said.contains("16 were known"), "{said}");
+    assert_eq!(first, second);
+    let (said, third) = embed("third.safetensors", &["--no-cache"]);
+    assert!(!said.contains("known"), "{said}");
+    assert_eq!(first, third);
+    let (said, _) = embed("fourth.safetensors", &["--cache", "elsewhere"]);
+    assert!(!said.contains("known") && gallery.path().join("elsewhere").is_dir(), "{said}");
+    std::fs::write(gallery.path().join("file"), "").unwrap();
+    let (said, fifth) = embed("fifth.safetensors", &["--cache", "file"]);
+    assert!(said.contains("warning: embeddings are not kept for the next time"), "{said}");
+    assert_eq!(first, fifth);
+    let name = gallery.read("first.safetensors").backbone().unwrap().to_owned();
+    assert!(name.starts_with("efficientnet-lite0 (efficientnet-lite0, 32 px, "), "{name}");
+}
+
+#[test]
+fn a_backbone_that_is_none_is_refused_with_what_there_is() {
+    let gallery = Gallery::new();
+    std::fs::write(gallery.path().join("model.onnx"), "not a model").unwrap();
+    let embed =
+        |more: &[&str]| gallery.trueshot(&[&["embed", "pictures/val", "-o", "x.safetensors"], more].concat());
+    refused(
+        embed(&["--backbone", "model.onnx"]),
+        &["model.onnx cannot be used as a backbone", "no ONNX file"],
+    );
+    refused(embed(&["--backbone", "resnet"]), &["no such file", "efficientnet-lite0", "hint: "]);
+    misused(embed(&["--size", "7"]), &["the size of pictures is 7", "32 to 1024"]);
+    misused(embed(&["--mean", "0,0,0"]), &["ONNX models only"]);
+    misused(embed(&["--cache", "c", "--no-cache"]), &["--no-cache"]);
 }

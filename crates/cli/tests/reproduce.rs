@@ -8,8 +8,18 @@ use std::time::Duration;
 
 use fixture::{TRUESHOT, text};
 
-const TABLE: [&str; 9] =
-    ["reproduce", "cls_abl", "--dataset", "omniglot", "--scale", "0.001", "--episodes", "20", "--out"];
+const TABLE: [&str; 10] = [
+    "reproduce",
+    "cls_abl",
+    "support_sets",
+    "--dataset",
+    "omniglot",
+    "--scale",
+    "0.001",
+    "--episodes",
+    "20",
+    "--out",
+];
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
@@ -99,6 +109,71 @@ fn a_report_says_what_was_shortened_and_what_is_missing() {
     assert!(report.contains("no folder of data was given"), "{report}");
 }
 
+#[test]
+fn figures_are_drawn_into_the_page() {
+    let out = folder();
+    let small = ["--dataset", "omniglot", "--scale", "0.001", "--episodes", "20", "--out"];
+    let figures = ["noise_curve", "support_sets", "attention_maps"];
+    let mut command = std::process::Command::new(TRUESHOT);
+    let done = command.arg("reproduce").args(figures).args(small).arg(out.path()).output().unwrap();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let page = std::fs::read_to_string(out.path().join("report.html")).unwrap();
+    assert_eq!(
+        page.matches("stroke-dasharray=\"9 5\"").count(),
+        3 * 10,
+        "10 of 25 labels are wrong in each set"
+    );
+    assert_eq!(page.matches("<img class=\"map\" alt=\"TraNFS-3 on Omniglot with ").count(), 3);
+    assert!(page.contains("mislabelled samples of 5 a class, symmetric noise"), "the axis of the curves");
+    assert!(!page.contains("src=\"http"), "nothing is fetched");
+    let report = std::fs::read_to_string(out.path().join("report.md")).unwrap();
+    for part in [
+        "|  | 0 of 5 | 1 of 5 |",
+        "- Omniglot with paired noise of 40 %: in report.html",
+        "trueshot attention cache/",
+    ] {
+        assert!(report.contains(part), "'{part}' is missing in: {report}");
+    }
+    assert!(!report.contains("| MAML |"), "only some rows are drawn");
+}
+
+/// Class folders of tiny pictures.
+fn write_classes(folder: &Path, classes: &[&str], pictures: u8) {
+    for class in classes {
+        let place = folder.join(class);
+        std::fs::create_dir_all(&place).unwrap();
+        for number in 0..pictures {
+            image::RgbImage::from_pixel(4, 4, image::Rgb([number, 90, 30]))
+                .save(place.join(format!("{number}.png")))
+                .unwrap();
+        }
+    }
+}
+
+#[test]
+fn support_sets_of_folders_are_drawn_as_far_as_there_are_pictures() {
+    let data = folder();
+    write_classes(&data.path().join("mini/train"), &["ant"], 1);
+    write_classes(&data.path().join("mini/val"), &["bee"], 1);
+    write_classes(&data.path().join("mini/test"), &["cat", "dog", "eel", "fox", "gnu"], 25);
+    let draw = || {
+        let out = folder();
+        let mut command = std::process::Command::new(TRUESHOT);
+        command.args(["reproduce", "support_sets", "--dataset", "miniimagenet", "--data"]);
+        let done = command.arg(data.path()).arg("--out").arg(out.path()).output().unwrap();
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        std::fs::read_to_string(out.path().join("report.html")).unwrap()
+    };
+    let page = draw();
+    assert_eq!(page.matches("data:image/jpeg;base64,").count(), 2 * 25);
+    assert!(page.contains("not drawn, there is no outliers/train/ in"), "{page}");
+    write_classes(&data.path().join("outliers/train"), &["oak"], 1);
+    write_classes(&data.path().join("outliers/test"), &["elm"], 12);
+    let page = draw();
+    assert_eq!(page.matches("data:image/jpeg;base64,").count(), 3 * 25);
+    assert_eq!(page.matches("wrong label, really elm").count(), 10);
+}
+
 fn refused(arguments: &[&str]) -> String {
     let out = folder();
     let done =
@@ -111,6 +186,7 @@ fn refused(arguments: &[&str]) -> String {
 fn mistakes_are_answered_before_anything_is_done() {
     let told = refused(&["reproduce", "table_1"]);
     assert!(told.contains("no experiment 'table_1'") && told.contains("sym_swap_5w5k"), "{told}");
+    assert!(told.contains("noise_curve, support_sets, attention_maps"), "{told}");
     let told = refused(&["reproduce", "all", "--dataset", "imagenet"]);
     assert!(told.contains("no dataset 'imagenet'") && told.contains("omniglot"), "{told}");
     let told = refused(&["reproduce", "all", "--scale", "0"]);

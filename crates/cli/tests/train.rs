@@ -389,6 +389,26 @@ fn attention_is_drawn_and_written_down() {
     let row: f64 = maps["layers"][0][1][4].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).sum();
     assert!((row - 1.0).abs() < 1e-4, "{row}");
     assert!(text(&read("index.html")).contains("really C"));
+    let show = |what: &'static str| {
+        let some = [
+            "attention",
+            "m.safetensors",
+            "val.safetensors",
+            "-o",
+            "some.png",
+            "--ways",
+            "3",
+            "--queries",
+            "5",
+        ];
+        lab.folder.trueshot(&[&some[..], &["--noise", "symmetric=20", "--show", what]].concat())
+    };
+    show("1.mean,last.best,1.2").assert().success();
+    assert_eq!(&std::fs::read(lab.path("some.png")).unwrap()[..4], b"\x89PNG");
+    refused(show("2.mean"), &["--show asks for layer 2; the model has 1"]);
+    refused(show("1.3"), &["--show asks for head 3; layer 1 has 2"]);
+    misused(show("first"), &["expected LAYER.HEAD"]);
+    misused(show("0.1"), &["'0' is no number from 1 on"]);
     refused(
         lab.folder.trueshot(&[&draw[..], &["--noise", "symmetric=0,20"]].concat()),
         &["one episode has one"],

@@ -331,7 +331,9 @@ pub(crate) fn preprocessing_of(tensors: &Tensors, wanted: &str) -> Result<Prepro
     let resampling = match tensors.note("resampling") {
         None | Some("bilinear") => Resampling::Bilinear,
         Some("bicubic") => Resampling::Bicubic,
-        Some(other) => return Err(bad(format!("its note 'resampling' is '{other}'; known are bilinear and bicubic"))),
+        Some(other) => {
+            return Err(bad(format!("its note 'resampling' is '{other}'; known are bilinear and bicubic")));
+        }
     };
     let preprocessing = Preprocessing { size, channels, mean, std, fit: Fit::default(), resampling };
     preprocessing.check()?;

@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -97,8 +97,13 @@ impl Cache {
     /// The folder need not exist.
     pub fn open(root: &Path, identity: &str, dim: usize) -> Self {
         let folder = root.join(&blake3::hash(identity.as_bytes()).to_hex()[..16]);
-        let cache =
-            Cache { root: root.into(), folder, dim, most_bytes: MOST_BYTES, state: Mutex::new(State::default()) };
+        let cache = Cache {
+            root: root.into(),
+            folder,
+            dim,
+            most_bytes: MOST_BYTES,
+            state: Mutex::new(State::default()),
+        };
         let packs = cache.packs();
         if packs.len() > MOST_PACKS {
             cache.merge(&packs);
@@ -110,8 +115,9 @@ impl Cache {
     }
 
     /// With another limit on the bytes of all packs below the folder.
-    pub fn with_limit(self, most_bytes: u64) -> Self {
-        Cache { most_bytes, ..self }
+    pub fn with_limit(mut self, most_bytes: u64) -> Self {
+        self.most_bytes = most_bytes;
+        self
     }
 
     /// A row, if there is a good one.

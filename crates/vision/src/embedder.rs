@@ -50,6 +50,8 @@ pub struct Embedded {
 pub struct EmbeddedCollection {
     /// Rows with classes, items and the name of the backbone.
     pub embeddings: Embeddings,
+    /// For every row the place of its picture among the collection's entries.
+    pub entries: Vec<u32>,
     /// What could not be read, with what was skipped when the collection was listed.
     pub skipped: Vec<Skipped>,
     /// How many rows had been made before.
@@ -141,13 +143,15 @@ impl Embedder {
             collection.entries().iter().map(|entry| Given::Entry(collection, entry)).collect();
         let Embedded { rows, from_cache } = self.embed_pictures(&given, goes_on)?;
         let mut skipped = collection.skipped().to_vec();
-        let (mut values, mut labels, mut items) = (Vec::new(), Vec::new(), Vec::new());
-        for (entry, row) in collection.entries().iter().zip(rows) {
+        let (mut values, mut labels, mut items, mut entries) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for ((entry, place), row) in collection.entries().iter().zip(0..).zip(rows) {
             match row {
                 Ok(row) => {
                     values.extend(row);
                     labels.push(collection.classes()[entry.class as usize].clone());
                     items.push(entry.item.clone());
+                    entries.push(place);
                 }
                 Err(reason) => {
                     skipped.push(Skipped { item: entry.item.clone(), class: Some(entry.class), reason });
@@ -160,7 +164,7 @@ impl Embedder {
         }
         let embeddings = Embeddings::from_rows(values, self.backbone.dim(), labels)?;
         let embeddings = embeddings.with_items(Items::from_names(items))?.with_backbone(self.backbone.name());
-        Ok(EmbeddedCollection { embeddings, skipped, from_cache })
+        Ok(EmbeddedCollection { embeddings, entries, skipped, from_cache })
     }
 
     /// Pictures that are in work at once.
@@ -253,7 +257,7 @@ impl Worker {
 
     /// Looks a picture up, or appends the input made of it.
     fn origin(&mut self, embedder: &Embedder, given: &Given<'_>) -> Origin {
-        let attempt = || {
+        let mut attempt = || {
             let contents = embedder.contents(given)?;
             let key = embedder.key_of(&contents);
             let cached = key.as_ref().and_then(|key| embedder.cache.as_ref()?.get(key));

@@ -280,6 +280,15 @@ pub enum Unreadable {
     /// Its name is not that of a picture.
     #[error("not a picture by its name")]
     Name,
+    /// A kind of picture that must be converted before it can be read.
+    #[error("{0} is not read: convert it to JPEG or PNG first")]
+    ConvertFirst(&'static str),
+    /// A video.
+    #[error("a video, not a picture: take single frames out of it")]
+    Video,
+    /// A link to a folder that it lies in.
+    #[error("a link that leads back to a folder above it")]
+    Loop,
     /// It lies beside the class folders.
     #[error("not in a class folder")]
     NoClass,
@@ -352,6 +361,6 @@ pub struct Skipped {
 
 impl std::fmt::Display for Skipped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.item, self.reason)
+        write!(f, "{}: {}", trueshot::report::visible(&self.item), self.reason)
     }
 }

@@ -25,7 +25,14 @@ impl Preprocessing {
     /// Colour, normalised as ImageNet's pictures usually are.
     pub fn colour(size: usize) -> Self {
         let (mean, std) = (vec![0.485, 0.456, 0.406], vec![0.229, 0.224, 0.225]);
-        Preprocessing { size, channels: Channels::Colour, mean, std, fit: Fit::default(), resampling: Resampling::default() }
+        Preprocessing {
+            size,
+            channels: Channels::Colour,
+            mean,
+            std,
+            fit: Fit::default(),
+            resampling: Resampling::default(),
+        }
     }
 
     /// Drawings: ink is 1 and paper 0. Files have black ink on white paper, so this is `(value - 1) / -1`.

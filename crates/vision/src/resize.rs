@@ -236,7 +236,10 @@ mod tests {
         // Image.fromarray(numpy.array([[0, 10, 200, 255, 30, 90, 77]], "uint8")).resize((3, 1), BICUBIC), and to 11.
         let values = row(&[0, 10, 200, 255, 30, 90, 77]);
         assert_eq!(values.clone().resized_by(3, 1, Resampling::Bicubic).pixels, [46, 172, 69]);
-        assert_eq!(values.resized_by(11, 1, Resampling::Bicubic).pixels, [0, 0, 21, 153, 242, 255, 103, 28, 86, 86, 76]);
+        assert_eq!(
+            values.resized_by(11, 1, Resampling::Bicubic).pixels,
+            [0, 0, 21, 153, 242, 255, 103, 28, 86, 86, 76]
+        );
     }
 
     #[test]

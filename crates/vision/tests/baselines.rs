@@ -4,7 +4,6 @@
 mod stripes;
 
 use std::path::Path;
-use std::sync::Arc;
 
 use trueshot::episode::{EpisodeSpec, Episodes, Sampler, Shots};
 use trueshot::evaluate::{Details, Experiment, evaluate};
@@ -14,7 +13,7 @@ use trueshot::rng::Urn;
 use trueshot::training::Trainee;
 use trueshot_vision::training::maml::{self, MamlTrainee, Order};
 use trueshot_vision::training::negmargin::{self, NegMarginTrainee};
-use trueshot_vision::training::{Pictures, Validation};
+use trueshot_vision::training::{Datasets, Pictures, Validation};
 use trueshot_vision::{Backbone, Collection, Dataset, Reading};
 
 fn dataset(folder: &Path, pictures: &Pictures, augmented: bool) -> Dataset {
@@ -41,7 +40,7 @@ fn maml_configuration() -> maml::Configuration {
 fn maml_trainee(folder: &Path, configuration: &maml::Configuration) -> MamlTrainee {
     let train = dataset(&folder.join("train"), &configuration.pictures, configuration.pictures.augment);
     let validation = dataset(&folder.join("val"), &configuration.pictures, false);
-    MamlTrainee::new(configuration.clone(), Arc::new(train), Some(&validation)).unwrap()
+    MamlTrainee::new(configuration.clone(), Datasets::new(train, Some(validation))).unwrap()
 }
 
 fn negmargin_configuration() -> negmargin::Configuration {
@@ -56,7 +55,7 @@ fn negmargin_configuration() -> negmargin::Configuration {
 fn negmargin_trainee(folder: &Path, configuration: &negmargin::Configuration) -> NegMarginTrainee {
     let train = dataset(&folder.join("train"), &configuration.pictures, configuration.pictures.augment);
     let validation = dataset(&folder.join("val"), &configuration.pictures, false);
-    NegMarginTrainee::new(configuration.clone(), Arc::new(train), Some(validation)).unwrap()
+    NegMarginTrainee::new(configuration.clone(), Datasets::new(train, Some(validation))).unwrap()
 }
 
 fn run(trainee: &mut dyn Trainee, steps: std::ops::Range<u64>) -> Vec<f64> {
@@ -183,7 +182,7 @@ fn what_cannot_be_trained_is_refused_with_what_could() {
         let mut configuration = maml_configuration();
         change(&mut configuration);
         let train = dataset(&folder.path().join("train"), &configuration.pictures, true);
-        MamlTrainee::new(configuration, Arc::new(train), None).err().unwrap().to_string()
+        MamlTrainee::new(configuration, Datasets::new(train, None)).err().unwrap().to_string()
     };
     assert!(problem(&|c| c.validation.ways = 4).contains("validation.ways is 4; allowed: 3, as in training"));
     assert!(problem(&|c| c.adaptation.inner_steps = 0).contains("adaptation.inner_steps is 0"));
@@ -195,7 +194,7 @@ fn what_cannot_be_trained_is_refused_with_what_could() {
     assert!(few.contains("26") && few.contains("12"), "too few pictures a class: {few}");
     let mut configuration = negmargin_configuration();
     configuration.loss.batch = 97;
-    let train = Arc::new(dataset(&folder.path().join("train"), &configuration.pictures, true));
-    let problem = NegMarginTrainee::new(configuration, train, None).err().unwrap().to_string();
+    let train = dataset(&folder.path().join("train"), &configuration.pictures, true);
+    let problem = NegMarginTrainee::new(configuration, Datasets::new(train, None)).err().unwrap().to_string();
     assert!(problem.contains("loss.batch is 97; allowed: 2 to 96, the pictures there are"), "{problem}");
 }

@@ -43,7 +43,11 @@ fn entries(collection: &Collection) -> Vec<Given<'_>> {
 fn the_built_in_backbone_says_what_it_is() {
     let embedder = Embedder::open(EFFICIENTNET, &Options::default(), &Place::Nowhere).unwrap();
     let backbone = embedder.backbone();
-    assert!(backbone.name().starts_with("efficientnet-lite0 (efficientnet-lite0, 224 px, "), "{}", backbone.name());
+    assert!(
+        backbone.name().starts_with("efficientnet-lite0 (efficientnet-lite0, 224 px, "),
+        "{}",
+        backbone.name()
+    );
     assert_eq!((backbone.dim(), backbone.preprocessing().size), (1280, 224));
     let to = backbone.preprocessing();
     let byte = |value: f32| (value / 255.0 - to.mean[0]) / to.std[0];
@@ -55,7 +59,10 @@ fn a_broken_picture_is_an_answer_like_the_others() {
     let folder = folder();
     let collection = Collection::open(folder.path(), Reading::default()).unwrap();
     let embedded = embedder(&Place::Nowhere).embed_collection(&collection, &|_| true).unwrap();
-    assert_eq!((embedded.embeddings.len(), embedded.embeddings.classes()), (6, &["ant".into(), "owl".into()][..]));
+    assert_eq!(
+        (embedded.embeddings.len(), embedded.embeddings.classes()),
+        (6, &["ant".into(), "owl".into()][..])
+    );
     assert_eq!(embedded.embeddings.item(0), Some("ant/0.png"));
     assert!(embedded.embeddings.backbone().unwrap().starts_with("efficientnet-lite0"));
     assert_eq!(embedded.skipped.len(), 1);
@@ -66,7 +73,8 @@ fn a_broken_picture_is_an_answer_like_the_others() {
 fn files_bytes_and_entries_give_the_same_rows_on_any_number_of_threads() {
     let folder = folder();
     let collection = Collection::open(folder.path(), Reading::default()).unwrap();
-    let paths: Vec<PathBuf> = collection.entries().iter().map(|entry| folder.path().join(&entry.item)).collect();
+    let paths: Vec<PathBuf> =
+        collection.entries().iter().map(|entry| folder.path().join(&entry.item)).collect();
     let bytes: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
     let embedder = embedder(&Place::Nowhere);
     let rows = |given: &[Given<'_>], threads: usize| {
@@ -124,9 +132,13 @@ fn names_and_options_that_fit_no_backbone_are_refused() {
         let error = Backbone::find(name, options).err().unwrap();
         format!("{error} {}", error.hint().unwrap_or_default())
     };
-    assert!(problem("efficientnet-b0", &small()).contains("built in are efficientnet-lite0 and omniglot-conv4"));
+    assert!(
+        problem("efficientnet-b0", &small()).contains("built in are efficientnet-lite0 and omniglot-conv4")
+    );
     assert!(problem(EFFICIENTNET, &Options { size: Some(8), ..small() }).contains("32 to 1024"));
-    assert!(problem(EFFICIENTNET, &Options { mean: Some(vec![0.0]), ..small() }).contains("ONNX models only"));
+    assert!(
+        problem(EFFICIENTNET, &Options { mean: Some(vec![0.0]), ..small() }).contains("ONNX models only")
+    );
     assert!(problem("omniglot-conv4", &small()).contains("the size of pictures"));
     assert!(problem("missing.safetensors", &small()).contains("missing.safetensors"));
 }

@@ -12,6 +12,23 @@ use trueshot_vision::backbone::Options;
 use trueshot_vision::cache::Place;
 use trueshot_vision::{Backbone, Embedder};
 
+/// The tiny models are also where the fuzzer starts: they lie in a folder, as files.
+#[test]
+fn the_files_that_fuzzing_starts_from_are_those_of_these_tests() {
+    for (name, sides) in [("first", ["N", "3", "H", "W"]), ("fixed", ["1", "3", "9", "9"])] {
+        let path = Path::new("tests/models").join(format!("{name}.onnx"));
+        let file = means(&sides).file();
+        if std::env::var_os("TRUESHOT_WRITE").is_some() {
+            std::fs::write(&path, &file).unwrap();
+        }
+        assert!(
+            std::fs::read(&path).unwrap() == file,
+            "{}: TRUESHOT_WRITE=1 writes it again",
+            path.display()
+        );
+    }
+}
+
 /// Plain shares of 255, so that a mean can be seen.
 fn plain() -> Options {
     Options { mean: Some(vec![0.0; 3]), std: Some(vec![1.0; 3]), ..Options::default() }
@@ -48,7 +65,8 @@ fn channels_are_found_first_or_last_and_sizes_fixed_or_free() {
     assert_eq!(fixed.preprocessing().size, 9);
     assert!(close(&row(fixed, [255, 51, 0]), &expected));
     let mut last = means(&["N", "12", "12", "3"]);
-    last.nodes = vec![node("ReduceMean", &["input"], "features", &[ints("axes", &[1, 2]), int("keepdims", 0)])];
+    last.nodes =
+        vec![node("ReduceMean", &["input"], "features", &[ints("axes", &[1, 2]), int("keepdims", 0)])];
     let last = opened(&last, &plain()).unwrap();
     assert_eq!(last.preprocessing().size, 12);
     assert!(close(&row(last, [255, 51, 0]), &expected));
@@ -133,8 +151,6 @@ fn outputs_that_are_no_features_are_refused() {
     let pooled = || node("GlobalAveragePool", &["input"], "pooled", &[]);
     let flat = || node("Flatten", &["pooled"], "flat", &[]);
     refused(vec![pooled(), flat(), node("ArgMax", &["flat"], "features", &[])], INT64, &["type"]);
-    refused(vec![node("Flatten", &["input"], "features", &[int("axis", 0)])], FLOAT, &[]
-        .iter().chain(&["no features", "features are"]).copied().collect::<Vec<_>>().as_slice());
     refused(vec![node("Flatten", &["input"], "features", &[int("axis", 3)])], FLOAT, &["first axis"]);
     refused(vec![node("NoSuchOperator", &["input"], "features", &[])], FLOAT, &["NoSuchOperator"]);
 }
@@ -178,11 +194,17 @@ fn claims_are_not_believed() {
 fn what_is_no_model_is_said_to_be_none() {
     for bytes in [&b""[..], b"not a model", b"\x89PNG\r\n\x1a\n", &[0xff; 64]] {
         let error = Backbone::from_onnx(bytes.to_vec(), "x.onnx", &Options::default()).err().unwrap();
-        assert!(error.to_string().contains("x.onnx cannot be used as a backbone: it is no ONNX file"), "{error}");
+        assert!(
+            error.to_string().contains("x.onnx cannot be used as a backbone: it is no ONNX file"),
+            "{error}"
+        );
     }
     let whole = means(&["N", "3", "9", "9"]).file();
     for length in 0..whole.len() {
-        assert!(Backbone::from_onnx(whole[..length].to_vec(), "x.onnx", &Options::default()).is_err(), "{length}");
+        assert!(
+            Backbone::from_onnx(whole[..length].to_vec(), "x.onnx", &Options::default()).is_err(),
+            "{length}"
+        );
     }
 }
 
@@ -202,7 +224,13 @@ fn what_stands_beside_a_model_is_used_and_options_go_first() {
     let error = open(&plain()).err().unwrap();
     assert!(error.to_string().contains("tiny.toml") && error.to_string().contains("colour"), "{error}");
     assert!(error.hint().unwrap().contains("resampling"));
-    assert!(Backbone::find(Path::new("nowhere.onnx"), &plain()).err().unwrap().to_string().contains("nowhere.onnx"));
+    assert!(
+        Backbone::find(Path::new("nowhere.onnx"), &plain())
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("nowhere.onnx")
+    );
 }
 
 #[test]

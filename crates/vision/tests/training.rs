@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use trueshot::training::Trainee;
 use trueshot_vision::overlap::Overlap;
-use trueshot_vision::training::{Aggregate, BackboneTrainee, Configuration};
+use trueshot_vision::training::{Aggregate, BackboneTrainee, Configuration, Datasets};
 use trueshot_vision::{Backbone, Collection, Dataset, Reading};
 
 use stripes::folder;
@@ -35,7 +35,16 @@ fn configuration() -> Configuration {
 fn trainee(folder: &Path, configuration: &Configuration) -> BackboneTrainee {
     let train = dataset(&folder.join("train"), configuration, configuration.pictures.augment);
     let validation = dataset(&folder.join("val"), configuration, false);
-    BackboneTrainee::new(configuration.clone(), Arc::new(train), Some(validation)).unwrap()
+    BackboneTrainee::new(configuration.clone(), Datasets::new(train, Some(validation))).unwrap()
+}
+
+/// The same with outliers: the classes of the other split, for both.
+fn trainee_with_outliers(folder: &Path, configuration: &Configuration) -> BackboneTrainee {
+    let read = |name: &str, augmented| dataset(&folder.join(name), configuration, augmented);
+    let mut datasets = Datasets::new(read("train", true), Some(read("val", false)));
+    datasets.outliers = Some(Arc::new(read("val", true)));
+    datasets.validation_outliers = Some(read("train", false));
+    BackboneTrainee::new(configuration.clone(), datasets).unwrap()
 }
 
 fn run(trainee: &mut BackboneTrainee, steps: std::ops::Range<u64>) -> Vec<f64> {
@@ -66,20 +75,33 @@ fn a_backbone_learns_and_its_model_file_embeds_as_it_did() {
 
 #[test]
 fn threads_change_nothing_and_a_run_that_was_stopped_goes_on_the_same() {
+    same_whatever_threads_and_stops(&configuration(), trainee);
+}
+
+#[test]
+fn outliers_are_part_of_that() {
+    let mut configuration = configuration();
+    configuration.episodes.noise = vec!["outlier=0,33.4,66.7".parse().unwrap()];
+    same_whatever_threads_and_stops(&configuration, trainee_with_outliers);
+}
+
+fn same_whatever_threads_and_stops(
+    configuration: &Configuration,
+    trainee: fn(&Path, &Configuration) -> BackboneTrainee,
+) {
     let folder = folder();
-    let configuration = configuration();
     let on = |threads: usize, work: &(dyn Fn() -> Vec<f32> + Sync)| {
         rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
     };
     let whole = || {
-        let mut trainee = trainee(folder.path(), &configuration);
+        let mut trainee = trainee(folder.path(), configuration);
         run(&mut trainee, 0..12);
         trainee.parameters().to_vec()
     };
     let broken = || {
-        let mut first = trainee(folder.path(), &configuration);
+        let mut first = trainee(folder.path(), configuration);
         run(&mut first, 0..7);
-        let mut second = trainee(folder.path(), &configuration);
+        let mut second = trainee(folder.path(), configuration);
         second.restore(&first.state()).unwrap();
         run(&mut second, 7..12);
         second.parameters().to_vec()
@@ -87,6 +109,28 @@ fn threads_change_nothing_and_a_run_that_was_stopped_goes_on_the_same() {
     let expected = on(1, &whole);
     assert!(expected == on(3, &whole), "threads");
     assert!(expected == on(2, &broken), "resumed");
+}
+
+#[test]
+fn outliers_are_learnt_from_judged_with_and_asked_for() {
+    let folder = folder();
+    let mut noisy = configuration();
+    noisy.episodes.noise = vec!["outlier=33.4,66.7".parse().unwrap()];
+    let mut clean = configuration();
+    clean.episodes.noise = vec!["outlier=0".parse().unwrap()];
+    let mut with = trainee_with_outliers(folder.path(), &noisy);
+    let mut without = trainee_with_outliers(folder.path(), &clean);
+    assert!(run(&mut with, 0..1) != run(&mut without, 0..1), "outliers are in the support set");
+    let names: Vec<String> =
+        with.validate().unwrap().unwrap().figures.into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["outlier 33.4 %", "outlier 66.7 %"]);
+    let read = |name: &str| dataset(&folder.path().join(name), &noisy, true);
+    let problem = BackboneTrainee::new(noisy.clone(), Datasets::new(read("train"), None)).err().unwrap();
+    assert!(problem.to_string().contains("outlier noise needs a pool"), "{problem}");
+    let plain = Datasets::new(read("train"), None);
+    let mut pool = Datasets::new(read("train"), None);
+    pool.outliers = Some(Arc::new(read("val")));
+    assert!(plain.identity(&noisy) != pool.identity(&noisy), "other outliers are another run");
 }
 
 #[test]
@@ -129,9 +173,6 @@ fn impossible_settings_are_refused_with_possible_ones() {
         changed.check().unwrap_err().to_string()
     };
     assert!(problem(&|c| c.pictures.size = 8).contains("pictures.size is 8; allowed: 16 to"));
-    assert!(
-        problem(&|c| c.episodes.noise = vec!["outlier=40".parse().unwrap()]).contains("symmetric and paired")
-    );
     assert!(problem(&|c| c.episodes.queries = 0).contains("episodes.queries"));
     assert!(problem(&|c| c.augmentation.hue = 0.7).contains("hue to 0.5"));
     assert!(problem(&|c| c.optimiser.rate = -1.0).contains("optimiser.rate"));

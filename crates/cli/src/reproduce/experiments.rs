@@ -6,6 +6,8 @@ use anyhow::Context;
 use serde::Deserialize;
 use trueshot::noise::NoiseLevels;
 
+use super::figures::Figure;
+
 const EXPERIMENTS: &str = include_str!("../../experiments/paper.toml");
 const PAPER: &str = include_str!("../../experiments/paper.csv");
 
@@ -16,6 +18,7 @@ pub struct Experiments {
     pub dataset: BTreeMap<String, Dataset>,
     group: Vec<Group>,
     table: Vec<Table>,
+    figure: Vec<Figure>,
 }
 
 /// What tables are measured on.
@@ -136,19 +139,32 @@ impl Experiments {
         Ok(all)
     }
 
+    /// Every figure in order.
+    pub fn figures(&self) -> &[Figure] {
+        &self.figure
+    }
+
+    /// A table by its name.
+    pub fn table(&self, name: &str) -> anyhow::Result<&Table> {
+        let found = self.table.iter().find(|table| table.name == name);
+        found.with_context(|| format!("there is no table '{name}'"))
+    }
+
     /// Every table in order.
     pub fn tables(&self) -> &[Table] {
         &self.table
     }
 
-    /// The tables of these names; `all` is all of them.
-    pub fn chosen(&self, names: &[String]) -> anyhow::Result<Vec<&Table>> {
+    /// The tables and figures of these names; `all` is all of them.
+    pub fn chosen(&self, names: &[String]) -> anyhow::Result<Vec<Experiment<'_>>> {
+        let tables = self.table.iter().map(Experiment::Table);
+        let all: Vec<Experiment<'_>> = tables.chain(self.figure.iter().map(Experiment::Figure)).collect();
         if names.iter().any(|name| name == "all") {
-            return Ok(self.table.iter().collect());
+            return Ok(all);
         }
         let find = |name: &String| {
-            let known = || self.table.iter().map(|table| table.name.as_str()).collect::<Vec<_>>().join(", ");
-            let found = self.table.iter().find(|table| table.name == *name);
+            let known = || all.iter().map(Experiment::name).collect::<Vec<_>>().join(", ");
+            let found = all.iter().find(|known| known.name() == name).copied();
             found
                 .with_context(|| format!("there is no experiment '{name}'\nhint: all, or any of {}", known()))
         };
@@ -162,6 +178,22 @@ impl Experiments {
         let known = || names.iter().copied().collect::<Vec<_>>().join(", ");
         anyhow::ensure!(names.contains(name), "there is no row '{name}'\nhint: {}", known());
         Ok(())
+    }
+}
+
+/// What can be asked for by name.
+#[derive(Debug, Clone, Copy)]
+pub enum Experiment<'a> {
+    Table(&'a Table),
+    Figure(&'a Figure),
+}
+
+impl<'a> Experiment<'a> {
+    fn name(&self) -> &'a str {
+        match self {
+            Experiment::Table(table) => &table.name,
+            Experiment::Figure(figure) => &figure.name,
+        }
     }
 }
 
@@ -215,6 +247,7 @@ fn fields(line: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::figures::Shows;
     use super::*;
 
     #[test]
@@ -244,6 +277,25 @@ mod tests {
                 assert!(row.method.is_some() != row.missing.is_some(), "{}: {}", table.name, row.row);
                 let asks = row.method.as_deref().unwrap_or("").contains("{head}");
                 assert_eq!(asks, row.head.is_some() || row.pictures.is_some(), "{}: {}", table.name, row.row);
+            }
+        }
+    }
+
+    #[test]
+    fn figures_draw_what_is_there() {
+        let experiments = Experiments::of_the_paper().unwrap();
+        for figure in experiments.figures() {
+            let (tables, rows): (Vec<&String>, Vec<&String>) = match &figure.shows {
+                Shows::Curves { tables, rows } => (tables.iter().collect(), rows.iter().collect()),
+                Shows::Attention { row, maps, .. } => {
+                    (maps.iter().map(|map| &map.table).collect(), vec![row])
+                }
+                Shows::Sets { .. } => continue,
+            };
+            for table in tables.iter().map(|name| experiments.table(name).unwrap()) {
+                for row in &rows {
+                    assert!(table.rows.iter().any(|known| known.row == **row), "{}: {row}", table.name);
+                }
             }
         }
     }

@@ -23,6 +23,10 @@ pub enum Kind {
     /// A model that looks at pictures itself.
     Whole,
     Evaluation,
+    /// A picture of a noisy support set.
+    SupportSet,
+    /// A picture of where a head looks.
+    Attention,
 }
 
 impl Kind {
@@ -38,11 +42,18 @@ impl Kind {
             Kind::Head => "head",
             Kind::Whole => "model",
             Kind::Evaluation => "evaluation",
+            Kind::SupportSet => "support-set",
+            Kind::Attention => "attention",
         }
     }
 
     fn extension(self) -> &'static str {
-        if self == Kind::Evaluation { "json" } else { "safetensors" }
+        match self {
+            Kind::Evaluation => "json",
+            Kind::SupportSet => "svg",
+            Kind::Attention => "png",
+            _ => "safetensors",
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 mod cache;
 mod data;
 mod experiments;
+mod figures;
 mod jobs;
 mod plan;
 mod protocol;
@@ -21,7 +22,8 @@ use trueshot::report::reproduction::Reproduction;
 
 use self::cache::{Cache, State};
 use self::data::{Found, Outliers};
-use self::experiments::{Experiments, Paper};
+use self::experiments::{Experiment, Experiments, Paper};
+use self::figures::PlannedFigure;
 use self::jobs::Jobs;
 use self::plan::{Planned, Planner, Settings, Source};
 use self::results::Evaluated;
@@ -85,25 +87,21 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let experiments = Experiments::of_the_paper()?;
     let (Some(out), false) = (&arguments.out, arguments.list) else { return print(&list(&experiments)) };
-    let tables = experiments.chosen(&arguments.names)?;
+    let chosen = experiments.chosen(&arguments.names)?;
     let settings = arguments.settings(&experiments)?;
     let sources = arguments.sources(&experiments)?;
     sources.iter().try_for_each(protocol::check)?;
     let mut planner = Planner { jobs: Jobs::default(), settings: &settings };
-    let mut planned = Vec::new();
-    for table in tables {
-        for source in sources.iter().filter(|source| table.datasets.iter().any(|name| name == source.name)) {
-            planned.push(planner.plan(table, source));
-        }
+    let mut planned = Plan::default();
+    for experiment in chosen {
+        planned.add(&mut planner, &experiments, &sources, experiment)?;
     }
     let jobs = planner.jobs;
-    let evaluations =
-        planned.iter().flat_map(|planned| &planned.evaluations).map(|evaluation| evaluation.job);
-    let needed = jobs.with_needs(&evaluations.collect::<Vec<_>>());
-    if arguments.dry_run {
-        return print(&plan_text(&jobs, &needed, &planned, &Cache::in_folder(out)?));
-    }
+    let needed = planned.needed(&jobs);
     let cache = Cache::in_folder(out)?;
+    if arguments.dry_run {
+        return print(&plan_text(&jobs, &needed, &planned, &cache));
+    }
     let (side_by_side, threads) = (arguments.jobs.into(), arguments.threads);
     Steps { jobs: &jobs, needed: &needed, cache: &cache, side_by_side, threads }.run()?;
     let reproduction = report(&experiments, &settings, &jobs, &planned, &sources, &cache, out)?;
@@ -115,8 +113,51 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     ] {
         write_file(&out.join(name), &text)?;
     }
-    eprintln!("{}: {} tables", out.join("report.html").display(), reproduction.tables.len());
+    let (tables, figures) = (reproduction.tables.len(), reproduction.figures.len());
+    eprintln!("{}: {tables} tables and {figures} figures", out.join("report.html").display());
     Ok(())
+}
+
+/// All that is asked for.
+#[derive(Default)]
+struct Plan<'a> {
+    tables: Vec<Planned<'a>>,
+    figures: Vec<PlannedFigure<'a>>,
+}
+
+impl<'a> Plan<'a> {
+    /// Adds an experiment on all datasets it has.
+    fn add(
+        &mut self,
+        planner: &mut Planner<'a>,
+        experiments: &'a Experiments,
+        sources: &[Source<'a>],
+        experiment: Experiment<'a>,
+    ) -> anyhow::Result<()> {
+        let datasets = match experiment {
+            Experiment::Table(table) => &table.datasets,
+            Experiment::Figure(figure) => &figure.datasets,
+        };
+        for source in sources.iter().filter(|source| datasets.iter().any(|name| name == source.name)) {
+            match experiment {
+                Experiment::Table(table) => self.tables.push(planner.plan(table, source)),
+                Experiment::Figure(figure) => {
+                    let tables = figure.tables(experiments)?;
+                    self.tables.extend(planner.curves(figure, &tables, source));
+                    self.figures.extend(planner.figure(figure, experiments, source)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The jobs behind it.
+    fn needed(&self, jobs: &Jobs) -> Vec<usize> {
+        let evaluations = self.tables.iter().flat_map(|planned| &planned.evaluations);
+        let pictures = self.figures.iter().flat_map(PlannedFigure::jobs);
+        let wanted: Vec<usize> = evaluations.map(|evaluation| evaluation.job).chain(pictures).collect();
+        jobs.with_needs(&wanted)
+    }
 }
 
 impl Arguments {
@@ -180,10 +221,14 @@ fn list(experiments: &Experiments) -> String {
         text.push_str(&format!("{:<24}{}{what}\n", table.name, table.title));
         text.push_str(&format!("{:<24}{} rows on {}\n", "", table.rows.len(), table.datasets.join(", ")));
     }
+    for figure in experiments.figures() {
+        text.push_str(&format!("{:<24}{} (a figure)\n", figure.name, figure.title));
+        text.push_str(&format!("{:<24}on {}\n", "", figure.datasets.join(", ")));
+    }
     text
 }
 
-fn plan_text(jobs: &Jobs, needed: &[usize], planned: &[Planned<'_>], cache: &Cache) -> String {
+fn plan_text(jobs: &Jobs, needed: &[usize], plan: &Plan<'_>, cache: &Cache) -> String {
     let mut text = String::new();
     let mut total = 0.0;
     for &job in needed {
@@ -193,13 +238,23 @@ fn plan_text(jobs: &Jobs, needed: &[usize], planned: &[Planned<'_>], cache: &Cac
         total += if done { 0.0 } else { job.estimate };
         text.push_str(&format!("{time:>10}  {}\n            {}\n", job.label, jobs.command(job)));
     }
-    for planned in planned {
+    for planned in &plan.tables {
         let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
         planned.missing.values().for_each(|reason| *reasons.entry(reason).or_default() += 1);
         for (reason, rows) in reasons {
-            let (table, dataset) = (&planned.table.name, &planned.dataset.title);
+            let table = planned.curve.map_or(&planned.table.name, |figure| &figure.name);
+            let dataset = &planned.dataset.title;
             text.push_str(&format!(
                 "{:>10}  {table}, {dataset}: {rows} rows will not be measured: {reason}\n",
+                "-"
+            ));
+        }
+    }
+    for figure in &plan.figures {
+        let (name, dataset) = (&figure.figure.name, &figure.dataset.title);
+        for reason in figure.missing() {
+            text.push_str(&format!(
+                "{:>10}  {name}, {dataset}: a picture will not be drawn: {reason}\n",
                 "-"
             ));
         }
@@ -219,14 +274,14 @@ fn report(
     experiments: &Experiments,
     settings: &Settings,
     jobs: &Jobs,
-    planned: &[Planned<'_>],
+    plan: &Plan<'_>,
     sources: &[Source<'_>],
     cache: &Cache,
     out: &Path,
 ) -> anyhow::Result<Reproduction> {
     let paper = Paper::new()?;
     let mut tables = Vec::new();
-    for planned in planned {
+    for planned in &plan.tables {
         let read = |job: usize| Evaluated::read(&cache.path(&jobs.all()[job]));
         let evaluated: Vec<Evaluated> = planned
             .evaluations
@@ -264,5 +319,6 @@ fn report(
         facts,
         warnings: protocol::of_all(settings),
         tables,
+        figures: plan.figures.iter().map(|figure| figure.drawn(jobs, out)).collect::<anyhow::Result<_>>()?,
     })
 }

@@ -8,6 +8,7 @@ use trueshot::noise::{NoiseKind, NoiseLevels};
 
 use super::data::{Found, Outliers, Pictures};
 use super::experiments::{Dataset, Row, Table};
+use super::figures::Figure;
 use super::jobs::{Jobs, Kind, Word, words};
 
 /// How experiments are run.
@@ -33,6 +34,17 @@ pub struct Planned<'a> {
     pub missing: BTreeMap<usize, String>,
     /// The features it trains and tests on, where it does.
     pub features: Option<Features>,
+    /// The figure that draws some of its rows as curves, where it is that which is asked for.
+    pub curve: Option<&'a Figure>,
+}
+
+impl<'a> Planned<'a> {
+    /// The rows that are asked for, with their numbers.
+    pub fn rows(&self) -> impl Iterator<Item = (usize, &'a Row)> {
+        let chosen = self.curve.and_then(Figure::rows);
+        let is_chosen = move |row: &Row| chosen.is_none_or(|chosen| chosen.contains(&row.row));
+        self.table.rows.iter().enumerate().filter(move |(_, row)| is_chosen(row))
+    }
 }
 
 /// Rows that are evaluated together.
@@ -85,6 +97,29 @@ pub struct Source<'a> {
     pub outliers: Result<Outliers, String>,
 }
 
+impl Source<'_> {
+    /// The splits; the reason where they are not there, or where noise asks for outliers and these are not. Of the
+    /// drawings, other characters are.
+    pub fn ready_for(&self, noise: Option<&NoiseLevels>) -> Result<&Found, String> {
+        let found = self.found.as_ref().map_err(String::clone)?;
+        let wanted = noise.is_some_and(has_outliers) && !self.dataset.built_in;
+        match &self.outliers {
+            Err(reason) if wanted => Err(reason.clone()),
+            _ => Ok(found),
+        }
+    }
+
+    /// The words that give training on pictures its outliers.
+    fn outlier_words(&self, found: &Found) -> Vec<Word> {
+        let (train, val) = match &self.outliers {
+            _ if self.dataset.built_in => (&found.train, &found.train),
+            Ok(outliers) => (&outliers.train, outliers.val.as_ref().unwrap_or(&outliers.train)),
+            Err(_) => return Vec::new(),
+        };
+        vec![Word::of("--outliers"), train.path(), Word::of("--val-outliers"), val.path()]
+    }
+}
+
 pub struct Planner<'a> {
     pub jobs: Jobs,
     pub settings: &'a Settings,
@@ -94,18 +129,21 @@ impl<'a> Planner<'a> {
     /// All jobs of a table on one dataset.
     pub fn plan(&mut self, table: &'a Table, source: &Source<'a>) -> Planned<'a> {
         let Source { name, dataset, .. } = *source;
-        let mut planned =
-            Planned { table, name, dataset, evaluations: vec![], missing: BTreeMap::new(), features: None };
-        let reason = source.found.as_ref().err().cloned().or_else(|| dataset.too_small_for(table.shots));
-        let reason = reason.or_else(|| match &table.noise {
-            Some(noise) if has_outliers(noise) && !dataset.built_in => {
-                source.outliers.as_ref().err().cloned()
-            }
-            _ => None,
-        });
+        let mut planned = Planned {
+            table,
+            name,
+            dataset,
+            evaluations: vec![],
+            missing: BTreeMap::new(),
+            features: None,
+            curve: None,
+        };
+        let small = dataset.too_small_for(table.shots);
         for (number, row) in table.rows.iter().enumerate() {
+            let ready = source.ready_for(row.noise.as_ref().or(table.noise.as_ref()));
+            let reason = small.clone().filter(|_| source.found.is_ok()).or(ready.err());
             let unwanted = self.settings.without.contains(&row.row).then(|| "left out".to_string());
-            let reason = reason.clone().or(row.missing.clone()).or(unwanted);
+            let reason = reason.or(row.missing.clone()).or(unwanted);
             planned.missing.extend(reason.map(|reason| (number, reason)));
         }
         let Ok(found) = &source.found else { return planned };
@@ -144,7 +182,7 @@ impl<'a> Planner<'a> {
         planned
     }
 
-    fn features(&mut self, source: &Source<'_>, found: &Found, own: Option<&str>) -> Features {
+    pub fn features(&mut self, source: &Source<'_>, found: &Found, own: Option<&str>) -> Features {
         let backbone = self.backbone(source, found, own);
         let copies = source.dataset.copies;
         let mut embed = |what: &str, pictures: &Pictures, copies: u32| {
@@ -189,7 +227,7 @@ impl<'a> Planner<'a> {
             None => format!("{}: the backbone", source.dataset.title),
             Some(own) => format!("{}: a backbone of its own ({own})", source.dataset.title),
         };
-        Word::result(self.train_on_pictures(Kind::Backbone, label, source.dataset, found, trainer, &flags))
+        Word::result(self.train_on_pictures(Kind::Backbone, label, source, found, trainer, &flags))
     }
 
     /// `trueshot train TRAINER` on the pictures of a dataset.
@@ -197,15 +235,19 @@ impl<'a> Planner<'a> {
         &mut self,
         kind: Kind,
         label: String,
-        dataset: &Dataset,
+        source: &Source<'_>,
         found: &Found,
         trainer: &str,
         flags: &str,
     ) -> usize {
+        let dataset = source.dataset;
         let mut line = vec![Word::of("train"), Word::of(trainer), found.train.path()];
         line.extend(found.train.split_file_words());
         if !found.val.is_shared() {
             line.extend([Word::of("--val"), found.val.path()]);
+        }
+        if flags.contains("outlier=") {
+            line.extend(source.outlier_words(found));
         }
         line.extend(words(&dataset.pictures));
         let (flags, steps) = self.scaled(flags, 100_000);
@@ -237,7 +279,7 @@ impl<'a> Planner<'a> {
         let flags =
             format!("{flags} --queries {queries} --val-queries {queries} --val-shots {}", table.shots);
         let label = format!("{}: {} ({flags})", dataset.title, table.rows[row].row);
-        let trained = self.train_on_pictures(Kind::Whole, label, dataset, found, trainer, &flags);
+        let trained = self.train_on_pictures(Kind::Whole, label, source, found, trainer, &flags);
         let method = table.rows[row].method.as_deref().unwrap_or_default();
         let (before, after) = method.split_once("{head}").unwrap_or((method, ""));
         let method = Word::of(before)
@@ -264,7 +306,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The file of a row's head; none where the data for it is missing.
-    fn head(&mut self, source: &Source<'_>, features: &Features, row: &Row) -> Option<usize> {
+    pub fn head(&mut self, source: &Source<'_>, features: &Features, row: &Row) -> Option<usize> {
         let flags = row.head.as_deref()?.replace("{several_shots}", source.dataset.several_shots());
         let (flags, steps) = self.scaled(&flags, 25_000);
         let (kind, flags) = flags.split_once(' ')?;
@@ -352,7 +394,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-fn has_outliers(noise: &NoiseLevels) -> bool {
+pub fn has_outliers(noise: &NoiseLevels) -> bool {
     noise.0.iter().any(|noise| noise.kind == NoiseKind::Outlier)
 }
 
@@ -412,7 +454,7 @@ mod tests {
             planner.plan(table, &source);
         }
         let count = |kind| planner.jobs.all().iter().filter(|job| job.kind == kind).count();
-        assert_eq!(count(Kind::Backbone), 6, "one, four that are trained with noise, and NegMargin's");
+        assert_eq!(count(Kind::Backbone), 8, "one, six that are trained with noise, and NegMargin's");
         assert_eq!(count(Kind::Whole), 2, "MAML for five shots and for three");
         let main = planner.jobs.all().iter().filter(|job| {
             job.kind == Kind::Head

@@ -43,7 +43,7 @@ pub fn of_table(
     cache: &Cache,
 ) -> anyhow::Result<Vec<String>> {
     let mut warnings = Vec::new();
-    let rows = || planned.table.rows.iter();
+    let rows = || planned.rows().map(|(_, row)| row);
     if rows().any(|row| row.method.as_deref() == Some("relabel")) {
         warnings.push(
             "Relabel, built in, was trained on training classes of miniImageNet, CIFAR-FS, CUB and Omniglot, most with other \

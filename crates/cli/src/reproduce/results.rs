@@ -81,15 +81,18 @@ pub fn table(
         .flat_map(|noise| &noise.0)
         .next()
         .map_or(trueshot::noise::NoiseKind::Symmetric, |n| n.kind);
-    let rows =
-        (0..planned.table.rows.len()).map(|number| row(planned, number, &levels, evaluated, paper)).collect();
+    let rows = planned.rows().map(|(number, _)| row(planned, number, &levels, evaluated, paper)).collect();
     let needed =
         jobs.with_needs(&planned.evaluations.iter().map(|evaluation| evaluation.job).collect::<Vec<_>>());
     Table {
-        name: planned.table.name.clone(),
-        title: planned.table.title.clone(),
+        name: planned.curve.map_or(&planned.table.name, |figure| &figure.name).clone(),
+        title: match planned.curve {
+            Some(figure) => format!("{}, {} shots", figure.title, planned.table.shots),
+            None => planned.table.title.clone(),
+        },
         dataset: planned.dataset.title.clone(),
         noise,
+        samples: planned.curve.map(|_| planned.table.shots),
         levels,
         rows,
         notes: notes(planned, evaluated),
@@ -178,7 +181,7 @@ fn notes(planned: &Planned<'_>, evaluated: &[Evaluated]) -> Vec<String> {
             let mut rows: Vec<(usize, f64)> = evaluation
                 .rows
                 .iter()
-                .filter(|&&row| !is_reference(row))
+                .filter(|&&row| !is_reference(row) && planned.rows().any(|(shown, _)| shown == row))
                 .filter_map(|&row| Some((row, accuracy(row)?)))
                 .collect();
             rows.sort_by(|a, b| b.1.total_cmp(&a.1));

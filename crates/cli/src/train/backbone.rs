@@ -1,17 +1,13 @@
 //! `trueshot train backbone`: a Conv4 on pictures.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
-use trueshot_vision::training::{BackboneTrainee, Configuration, identity};
+use trueshot_vision::training::{BackboneTrainee, Configuration};
 
-use super::heads::{OptimiserFlags, grouped};
-use super::pictures::{DataFlags, PictureFlags, ValidationFlags, load};
-use super::{Course, RunArguments};
+use super::RunArguments;
+use super::pictures::{Lesson, Options, settle};
 
 /// Train a backbone, a network that turns pictures into embeddings
 ///
@@ -26,35 +22,23 @@ use super::{Course, RunArguments};
   trueshot train backbone mini/ --pool --split-file miniimagenet -o conv4.safetensors
   trueshot train backbone cifar-100-python --split-file cifar-fs --size 32 -o cifar.safetensors
   trueshot train backbone mini/train --val mini/val -o median.safetensors --aggregate median --noise symmetric=40
+  trueshot train backbone mini/train --val mini/val -o outlier.safetensors --noise outlier=0,20,40 \\
+      --outliers outliers/train --val-outliers outliers/train
   trueshot embed mini/test -o test.safetensors --backbone conv4.safetensors")]
 pub struct Arguments {
     #[command(flatten)]
     run: RunArguments,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    own: Own,
 }
 
+/// What this network alone can be told.
 #[derive(Args, Serialize)]
-struct Options {
-    #[command(flatten)]
-    data: DataFlags,
-    #[command(flatten)]
-    pictures: PictureFlags,
+struct Own {
     #[command(flatten)]
     episodes: EpisodeFlags,
-    #[command(flatten)]
-    validation: ValidationFlags,
-    #[command(flatten)]
-    optimiser: OptimiserFlags,
-    /// Updates of the parameters, each on one episode
-    #[arg(long, help_heading = "Optimiser")]
-    steps: Option<u64>,
-    /// Start from the parameters of another backbone
-    #[arg(long, value_name = "MODEL", help_heading = "Optimiser")]
-    from: Option<PathBuf>,
-    /// Same seed, same model
-    #[arg(short, long, help_heading = "The run")]
-    seed: Option<u64>,
 }
 
 #[derive(Args, Serialize)]
@@ -69,7 +53,7 @@ struct EpisodeFlags {
     /// Queries a class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
-    /// A noise type (symmetric, paired) and the levels to draw from, in percent; can be repeated
+    /// A noise type (symmetric, paired, outlier) and the levels to draw from, in percent; can be repeated
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
     /// What prototypes are made by
@@ -85,30 +69,23 @@ enum AggregateArgument {
 }
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
-    let run = &arguments.run;
-    let flags = configuration::table(&arguments.options);
-    let defaults = match arguments.options.data.is_built_in(run.config.as_deref()) {
-        true => Configuration::drawings(),
-        false => Configuration::photographs(),
-    };
-    let configuration: Configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
+    let Arguments { run, options, own } = arguments;
+    let (drawings, photographs) = (Configuration::drawings(), Configuration::photographs());
+    let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
-    run.check()?;
-    let steps = configuration.steps;
-    let outcome = run.threads.run(|| {
-        let (train, validation) = load(&configuration.data, &configuration.pictures)?;
-        let course = Course {
-            title: format!("Conv4 of {} px, {steps} episodes", configuration.pictures.size),
-            steps,
-            validate_every: configuration.validation.every,
-            configuration: configuration::text(&configuration),
-            identity: identity(&configuration, &train, validation.as_ref()),
-        };
-        let seed = configuration.seed;
-        let mut trainee = BackboneTrainee::new(configuration, Arc::new(train), validation)?;
-        eprintln!("{} parameters, seed {seed}", grouped(trainee.parameters().len()));
-        run.train(&mut trainee, course)
-    })?;
-    run.conclude(&outcome, steps);
-    Ok(())
+    settle(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
+    let lesson = Lesson {
+        title: format!("Conv4 of {} px, {} episodes", configuration.pictures.size, configuration.steps),
+        seed: configuration.seed,
+        steps: configuration.steps,
+        data: &configuration.data,
+        pictures: &configuration.pictures,
+        validate_every: configuration.validation.every,
+        parameters: "parameters",
+    };
+    lesson.train(run, &configuration, |datasets| {
+        let trainee = BackboneTrainee::new(configuration.clone(), datasets)?;
+        let count = trainee.parameters().len();
+        Ok((trainee, count))
+    })
 }

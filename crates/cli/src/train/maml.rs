@@ -1,18 +1,13 @@
 //! `trueshot train maml`: a network that learns to be adapted.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
-use trueshot_vision::training::identity;
 use trueshot_vision::training::maml::{Configuration, MamlTrainee};
 
-use super::heads::{OptimiserFlags, grouped};
-use super::pictures::{DataFlags, PictureFlags, ValidationFlags, load};
-use super::{Course, RunArguments};
+use super::RunArguments;
+use super::pictures::{Lesson, Options, settle};
 
 /// Train MAML, a network that a few steps of gradient descent adapt to a support set
 ///
@@ -29,31 +24,17 @@ pub struct Arguments {
     run: RunArguments,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    own: Own,
 }
 
+/// What this network alone can be told.
 #[derive(Args, Serialize)]
-struct Options {
-    #[command(flatten)]
-    data: DataFlags,
-    #[command(flatten)]
-    pictures: PictureFlags,
+struct Own {
     #[command(flatten)]
     episodes: EpisodeFlags,
     #[command(flatten)]
     adaptation: AdaptationFlags,
-    #[command(flatten)]
-    validation: ValidationFlags,
-    #[command(flatten)]
-    optimiser: OptimiserFlags,
-    /// Updates of the parameters
-    #[arg(long, help_heading = "Optimiser")]
-    steps: Option<u64>,
-    /// Start from the parameters of another MAML model
-    #[arg(long, value_name = "MODEL", help_heading = "Optimiser")]
-    from: Option<PathBuf>,
-    /// Same seed, same model
-    #[arg(short, long, help_heading = "The run")]
-    seed: Option<u64>,
 }
 
 #[derive(Args, Serialize)]
@@ -71,7 +52,7 @@ struct EpisodeFlags {
     /// Queries a class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
-    /// A noise type (symmetric, paired) and the levels to draw from, in percent; can be repeated
+    /// A noise type (symmetric, paired, outlier) and the levels to draw from, in percent; can be repeated
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
 }
@@ -101,35 +82,29 @@ enum OrderArgument {
 }
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
-    let run = &arguments.run;
-    let flags = configuration::table(&arguments.options);
-    let mut defaults = match arguments.options.data.is_built_in(run.config.as_deref()) {
-        true => Configuration::drawings(),
-        false => Configuration::photographs(),
-    };
+    let Arguments { run, options, own } = arguments;
+    let (mut drawings, mut photographs) = (Configuration::drawings(), Configuration::photographs());
     // The network has as many classes in validation as in training; who asks for some means both.
-    if let Some(ways) = arguments.options.episodes.ways {
-        defaults.validation.ways = ways;
+    if let Some(ways) = own.episodes.ways {
+        (drawings.validation.ways, photographs.validation.ways) = (ways, ways);
     }
-    let configuration: Configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
+    let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
-    run.check()?;
-    let steps = configuration.steps;
-    let outcome = run.threads.run(|| {
-        let (train, validation) = load(&configuration.data, &configuration.pictures)?;
-        let (size, tasks) = (configuration.pictures.size, configuration.episodes.per_step);
-        let course = Course {
-            title: format!("MAML on {size} px, {steps} steps of {tasks} tasks"),
-            steps,
-            validate_every: configuration.validation.every,
-            configuration: configuration::text(&configuration),
-            identity: identity(&configuration, &train, validation.as_ref()),
-        };
-        let seed = configuration.seed;
-        let mut trainee = MamlTrainee::new(configuration, Arc::new(train), validation.as_ref())?;
-        eprintln!("{} parameters, seed {seed}", grouped(trainee.parameters().len()));
-        run.train(&mut trainee, course)
-    })?;
-    run.conclude(&outcome, steps);
-    Ok(())
+    settle(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
+    let (size, tasks, steps) =
+        (configuration.pictures.size, configuration.episodes.per_step, configuration.steps);
+    let lesson = Lesson {
+        title: format!("MAML on {size} px, {steps} steps of {tasks} tasks"),
+        seed: configuration.seed,
+        steps,
+        data: &configuration.data,
+        pictures: &configuration.pictures,
+        validate_every: configuration.validation.every,
+        parameters: "parameters",
+    };
+    lesson.train(run, &configuration, |datasets| {
+        let trainee = MamlTrainee::new(configuration.clone(), datasets)?;
+        let count = trainee.parameters().len();
+        Ok((trainee, count))
+    })
 }

@@ -1,17 +1,12 @@
 //! `trueshot train negmargin`: a Conv4 by a cosine softmax with a negative margin.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-
 use clap::Args;
 use serde::Serialize;
 use trueshot::training::configuration;
-use trueshot_vision::training::identity;
 use trueshot_vision::training::negmargin::{Configuration, NegMarginTrainee};
 
-use super::heads::{OptimiserFlags, grouped};
-use super::pictures::{DataFlags, PictureFlags, ValidationFlags, load};
-use super::{Course, RunArguments};
+use super::RunArguments;
+use super::pictures::{Lesson, Options, settle};
 
 /// Train a backbone as NegMargin does: all classes at once, by cosines with a negative margin
 ///
@@ -28,29 +23,15 @@ pub struct Arguments {
     run: RunArguments,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    own: Own,
 }
 
+/// What this network alone can be told.
 #[derive(Args, Serialize)]
-struct Options {
-    #[command(flatten)]
-    data: DataFlags,
-    #[command(flatten)]
-    pictures: PictureFlags,
+struct Own {
     #[command(flatten)]
     loss: LossFlags,
-    #[command(flatten)]
-    validation: ValidationFlags,
-    #[command(flatten)]
-    optimiser: OptimiserFlags,
-    /// Updates of the parameters, each on one batch
-    #[arg(long, help_heading = "Optimiser")]
-    steps: Option<u64>,
-    /// Start from the parameters of another backbone
-    #[arg(long, value_name = "MODEL", help_heading = "Optimiser")]
-    from: Option<PathBuf>,
-    /// Same seed, same model
-    #[arg(short, long, help_heading = "The run")]
-    seed: Option<u64>,
 }
 
 #[derive(Args, Serialize)]
@@ -68,31 +49,24 @@ struct LossFlags {
 }
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
-    let run = &arguments.run;
-    let flags = configuration::table(&arguments.options);
-    let defaults = match arguments.options.data.is_built_in(run.config.as_deref()) {
-        true => Configuration::drawings(),
-        false => Configuration::photographs(),
-    };
-    let configuration: Configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
+    let Arguments { run, options, own } = arguments;
+    let (drawings, photographs) = (Configuration::drawings(), Configuration::photographs());
+    let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
-    run.check()?;
-    let steps = configuration.steps;
-    let outcome = run.threads.run(|| {
-        let (train, validation) = load(&configuration.data, &configuration.pictures)?;
-        let (size, batch) = (configuration.pictures.size, configuration.loss.batch);
-        let course = Course {
-            title: format!("NegMargin on {size} px, {steps} batches of {batch}"),
-            steps,
-            validate_every: configuration.validation.every,
-            configuration: configuration::text(&configuration),
-            identity: identity(&configuration, &train, validation.as_ref()),
-        };
-        let seed = configuration.seed;
-        let mut trainee = NegMarginTrainee::new(configuration, Arc::new(train), validation)?;
-        eprintln!("{} parameters of the backbone, seed {seed}", grouped(trainee.parameters().len()));
-        run.train(&mut trainee, course)
-    })?;
-    run.conclude(&outcome, steps);
-    Ok(())
+    settle(&configuration.data, &[], &mut configuration.validation)?;
+    let (size, batch, steps) = (configuration.pictures.size, configuration.loss.batch, configuration.steps);
+    let lesson = Lesson {
+        title: format!("NegMargin on {size} px, {steps} batches of {batch}"),
+        seed: configuration.seed,
+        steps,
+        data: &configuration.data,
+        pictures: &configuration.pictures,
+        validate_every: configuration.validation.every,
+        parameters: "parameters of the backbone",
+    };
+    lesson.train(run, &configuration, |datasets| {
+        let trainee = NegMarginTrainee::new(configuration.clone(), datasets)?;
+        let count = trainee.parameters().len();
+        Ok((trainee, count))
+    })
 }

@@ -1,27 +1,59 @@
 //! What all training on pictures shares: which pictures, what becomes of them, and how a model is judged.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use serde::Serialize;
-use trueshot::noise::NoiseLevels;
+use serde::de::DeserializeOwned;
+use trueshot::noise::{NoiseKind, NoiseLevels};
+use trueshot::training::{Trainee, configuration};
 use trueshot_vision::overlap::Overlap;
-use trueshot_vision::training;
+use trueshot_vision::training::{self, Datasets, Validation};
 use trueshot_vision::{Collection, Dataset, Error};
 
-use super::heads::grouped;
+use super::heads::{OptimiserFlags, grouped};
+use super::{Course, RunArguments};
 use crate::pictures_argument::{FitArgument, Part, tell_skipped};
 use crate::progress::Progress;
 
+/// What all training on pictures can be told.
+#[derive(Args, Serialize)]
+pub struct Options {
+    #[command(flatten)]
+    data: DataFlags,
+    #[command(flatten)]
+    pictures: PictureFlags,
+    #[command(flatten)]
+    validation: ValidationFlags,
+    #[command(flatten)]
+    optimiser: OptimiserFlags,
+    /// Updates of the parameters
+    #[arg(long, help_heading = "Optimiser")]
+    steps: Option<u64>,
+    /// Start from the parameters of another model of the same kind
+    #[arg(long, value_name = "MODEL", help_heading = "Optimiser")]
+    from: Option<PathBuf>,
+    /// Same seed, same model
+    #[arg(short, long, help_heading = "The run")]
+    seed: Option<u64>,
+}
+
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Data")]
-pub struct DataFlags {
+struct DataFlags {
     /// The pictures to train on
     #[arg(value_name = "DATASET", required_unless_present = "config")]
     train: Option<PathBuf>,
+    /// Pictures of other classes, which outlier noise in training draws from
+    #[arg(long, value_name = "DATASET")]
+    outliers: Option<PathBuf>,
     /// The pictures to choose the best model by, where they are not classes of DATASET
     #[arg(id = "val", long = "val", value_name = "DATASET")]
     validation: Option<PathBuf>,
+    /// Outliers for validation
+    #[arg(id = "val-outliers", long = "val-outliers", value_name = "DATASET")]
+    validation_outliers: Option<PathBuf>,
     /// Which classes are in which split: a JSON file {"train": [..], "val": [..], "test": [..]}, or cifar-fs, cub,
     /// fc100, miniimagenet or tieredimagenet, which are built in
     #[arg(long, value_name = "JSON|NAME")]
@@ -42,7 +74,7 @@ pub struct DataFlags {
 
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Pictures")]
-pub struct PictureFlags {
+struct PictureFlags {
     /// Height and width the network works on [default: 84; omniglot: 28]
     #[arg(long, value_name = "PX")]
     size: Option<usize>,
@@ -62,7 +94,7 @@ pub struct PictureFlags {
 
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Validation")]
-pub struct ValidationFlags {
+struct ValidationFlags {
     /// Steps between two validations
     #[arg(id = "val-every", long = "val-every", value_name = "STEPS")]
     every: Option<u64>,
@@ -86,10 +118,27 @@ pub struct ValidationFlags {
     seed: Option<u64>,
 }
 
+impl Options {
+    /// The configuration: of a file and of flags, among them those of this kind of network alone.
+    pub fn read<C: Serialize + DeserializeOwned>(
+        &self,
+        run: &RunArguments,
+        own: toml::Table,
+        drawings: C,
+        photographs: C,
+    ) -> anyhow::Result<C> {
+        let file = run.config.as_deref();
+        let defaults = if self.data.is_built_in(file) { drawings } else { photographs };
+        let mut flags = configuration::table(self);
+        flags.extend(own);
+        Ok(configuration::read(&defaults, file, flags)?)
+    }
+}
+
 impl DataFlags {
     /// Whether the built-in drawings are asked for, here or in a file: they are trained on otherwise than
     /// photographs, so what the data is must be known before anything else.
-    pub fn is_built_in(&self, file: Option<&Path>) -> bool {
+    fn is_built_in(&self, file: Option<&Path>) -> bool {
         let written = || {
             let table: toml::Table = std::fs::read_to_string(file?).ok()?.parse().ok()?;
             Some(PathBuf::from(table.get("data")?.get("train")?.as_str()?))
@@ -99,43 +148,185 @@ impl DataFlags {
     }
 }
 
-/// Reads the pictures to train on, and those to validate on if there are any.
-pub fn load(
+/// A network to be trained on pictures.
+pub struct Lesson<'a> {
+    pub title: String,
+    pub seed: u64,
+    pub steps: u64,
+    pub data: &'a training::Data,
+    pub pictures: &'a training::Pictures,
+    pub validate_every: u64,
+    /// What its parameters are called.
+    pub parameters: &'static str,
+}
+
+impl Lesson<'_> {
+    /// Reads the pictures and trains what `make` makes of them, with the number of its parameters.
+    pub fn train<T: Trainee>(
+        self,
+        run: &RunArguments,
+        configuration: &(impl Serialize + Sync),
+        make: impl FnOnce(Datasets) -> trueshot_vision::Result<(T, usize)> + Send,
+    ) -> anyhow::Result<()> {
+        run.check()?;
+        let (steps, seed) = (self.steps, self.seed);
+        let outcome = run.threads.run(|| {
+            let datasets = load(self.data, self.pictures)?;
+            let course = Course {
+                title: self.title,
+                steps,
+                validate_every: self.validate_every,
+                configuration: configuration::text(configuration),
+                identity: datasets.identity(configuration),
+            };
+            let (mut trainee, count) = make(datasets)?;
+            eprintln!("{} {}, seed {seed}", grouped(count), self.parameters);
+            run.train(&mut trainee, course)
+        })?;
+        run.conclude(&outcome, steps);
+        Ok(())
+    }
+}
+
+/// The most outliers that a validation has to choose from: its episodes are few and always the same, and it embeds all.
+const VALIDATION_OUTLIERS: usize = 5000;
+
+/// Sees to the outliers that noise asks for: none in training is a mistake; none in validation where that has no noise
+/// of its own is left out, as long as other noise remains.
+pub fn settle(
     data: &training::Data,
-    pictures: &training::Pictures,
-) -> anyhow::Result<(Dataset, Option<Dataset>)> {
-    let given = |path: &PathBuf| !path.as_os_str().is_empty();
-    let collection = |path: &Path, split: &str| {
-        let is_split = given(&data.split_file) || trueshot_vision::source::has_splits(path);
-        let part = Part {
-            split_file: given(&data.split_file).then_some(&data.split_file),
-            split: is_split.then_some(split),
-            pool: data.pool,
-            limit_per_class: (data.limit_per_class > 0).then_some(data.limit_per_class),
-        };
-        part.open(path)
-    };
+    noise: &[NoiseLevels],
+    validation: &mut Validation,
+) -> anyhow::Result<()> {
+    let has_outliers = given(&data.outliers);
+    match (noise.iter().any(is_outlier), has_outliers) {
+        (true, false) => anyhow::bail!(no_outliers("training", "--outliers")),
+        (false, true) => {
+            eprintln!(
+                "warning: --outliers is given but no outlier noise is asked for; add --noise outlier=40"
+            );
+        }
+        _ => (),
+    }
+    if !validates(data) || given(&data.validation_outliers) {
+        return Ok(());
+    }
+    if validation.noise.is_empty() && noise.iter().any(is_outlier) && !noise.iter().all(is_outlier) {
+        eprintln!("no outliers were given for validation (--val-outliers), so it will have no outlier noise");
+        validation.noise = noise.iter().filter(|levels| !is_outlier(levels)).cloned().collect();
+    }
+    let judged = if validation.noise.is_empty() { noise } else { &validation.noise };
+    anyhow::ensure!(!judged.iter().any(is_outlier), no_outliers("validation", "--val-outliers"));
+    Ok(())
+}
+
+fn no_outliers(place: &str, flag: &str) -> String {
+    format!(
+        "outlier noise in {place} needs pictures of other classes, and none were given\nhint: give them with {flag} DATASET"
+    )
+}
+
+fn is_outlier(levels: &NoiseLevels) -> bool {
+    levels.0.iter().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0)
+}
+
+fn given(path: &Path) -> bool {
+    !path.as_os_str().is_empty()
+}
+
+/// Whether there is something to validate on.
+fn validates(data: &training::Data) -> bool {
+    let has_split = given(&data.split_file) || trueshot_vision::source::has_splits(&data.train);
+    given(&data.validation) || (has_split && !data.validation_split.is_empty())
+}
+
+/// Reads the pictures to train on, those to validate on if there are any, and outliers for both.
+fn load(data: &training::Data, pictures: &training::Pictures) -> anyhow::Result<Datasets> {
     anyhow::ensure!(
         given(&data.train),
         "no pictures to train on: give DATASET, or data.train in the configuration"
     );
-    let train = read(pictures, &collection(&data.train, &data.train_split)?, true)?;
-    let has_split = given(&data.split_file) || trueshot_vision::source::has_splits(&data.train);
-    let source = if given(&data.validation) { &data.validation } else { &data.train };
-    if !given(&data.validation) && (!has_split || data.validation_split.is_empty()) {
-        eprintln!("nothing to validate on (--val, --split-file): the last model will be kept");
-        return Ok((train, None));
+    let train = part(data, &data.train, &data.train_split)?;
+    let others = given(&data.outliers).then(|| outliers(data, &data.outliers)).transpose()?;
+    others.iter().try_for_each(|others| check_outliers(data, &train, others))?;
+    let mut datasets = Datasets::new(read(pictures, &train, Use::Training)?, None);
+    if let Some(others) = &others {
+        datasets.outliers = Some(Arc::new(read(pictures, others, Use::Outliers)?));
     }
-    let validation = read(pictures, &collection(source, &data.validation_split)?, false)?;
-    for warning in Overlap::between(&train, &validation).warnings() {
+    if !validates(data) {
+        eprintln!("nothing to validate on (--val, --split-file): the last model will be kept");
+        return Ok(datasets);
+    }
+    let source = if given(&data.validation) { &data.validation } else { &data.train };
+    let validation = read(pictures, &part(data, source, &data.validation_split)?, Use::Validation)?;
+    for warning in Overlap::between(&datasets.train, &validation).warnings() {
         eprintln!("warning: {warning}");
     }
-    Ok((train, Some(validation)))
+    if given(&data.validation_outliers) {
+        let mut outliers = outliers(data, &data.validation_outliers)?;
+        outliers.keep_first(VALIDATION_OUTLIERS.div_ceil(outliers.classes().len()));
+        datasets.validation_outliers = Some(read(pictures, &outliers, Use::ValidationOutliers)?);
+    }
+    datasets.validation = Some(validation);
+    Ok(datasets)
 }
 
-fn read(pictures: &training::Pictures, collection: &Collection, training: bool) -> anyhow::Result<Dataset> {
+fn part(data: &training::Data, path: &Path, split: &str) -> anyhow::Result<Collection> {
+    let is_split = given(&data.split_file) || trueshot_vision::source::has_splits(path);
+    let part = Part {
+        split_file: given(&data.split_file).then_some(&data.split_file),
+        split: is_split.then_some(split),
+        pool: data.pool,
+        limit_per_class: (data.limit_per_class > 0).then_some(data.limit_per_class),
+    };
+    part.open(path)
+}
+
+/// Outliers are taken whole; of a source that knows its splits, the one that is trained on, so that neither validation
+/// nor test is given away.
+fn outliers(data: &training::Data, path: &Path) -> anyhow::Result<Collection> {
+    let part = Part {
+        split_file: None,
+        split: trueshot_vision::source::has_splits(path).then_some(&data.train_split),
+        pool: false,
+        limit_per_class: (data.limit_per_class > 0).then_some(data.limit_per_class),
+    };
+    part.open(path)
+}
+
+/// An outlier that is of a class to be learnt is none.
+fn check_outliers(data: &training::Data, train: &Collection, outliers: &Collection) -> anyhow::Result<()> {
+    if data.outliers == data.train {
+        eprintln!(
+            "warning: the outliers are the pictures to train on: now and then one is of a class of its episode"
+        );
+        return Ok(());
+    }
+    // Numbers are places in a list, and say nothing about what they stand for.
+    let is_name = |class: &&String| class.parse::<f64>().is_err();
+    let known = train.classes();
+    if let Some(class) = outliers.classes().iter().filter(is_name).find(|class| known.contains(class)) {
+        anyhow::bail!(
+            "class '{class}' is both among the outliers and to be trained on\nhint: take it out of {} or of {}",
+            data.outliers.display(),
+            data.train.display()
+        );
+    }
+    Ok(())
+}
+
+/// What pictures are read for.
+#[derive(Clone, Copy, PartialEq)]
+enum Use {
+    Training,
+    Outliers,
+    Validation,
+    ValidationOutliers,
+}
+
+fn read(pictures: &training::Pictures, collection: &Collection, used: Use) -> anyhow::Result<Dataset> {
     let progress = Progress::counting(collection.entries().len() as u64, "pictures");
-    let augmented = training && pictures.augment;
+    let augmented = matches!(used, Use::Training | Use::Outliers) && pictures.augment;
     let to = pictures.preprocessing();
     let loaded = Dataset::load(collection, &to, augmented, &|done| progress.moves_to(done as u64));
     progress.finish();
@@ -146,15 +337,20 @@ fn read(pictures: &training::Pictures, collection: &Collection, training: bool) 
         let (class, skipped) = (empty.clone(), dataset.skipped().len());
         return Err(Error::TooFewPictures { class, have: 0, need: 1, skipped }.into());
     }
-    if training && pictures.rotations {
+    if used == Use::Training && pictures.rotations {
         dataset = dataset.with_rotations()?;
     }
     eprintln!(
-        "{}: {} pictures of {} classes to {} on",
+        "{}: {} pictures of {} classes {}",
         collection.path().display(),
         grouped(dataset.pictures().len()),
         grouped(dataset.labels().classes().len()),
-        if training { "train" } else { "validate" },
+        match used {
+            Use::Training => "to train on",
+            Use::Outliers => "as outliers",
+            Use::Validation => "to validate on",
+            Use::ValidationOutliers => "as outliers of validation",
+        },
     );
     Ok(dataset)
 }

@@ -94,6 +94,25 @@ impl AttentionMaps {
         (0..self.tokens.len()).map(row).collect()
     }
 
+    /// The head of a layer whose class tokens look most at items that are really of their class, of all that they give
+    /// to items.
+    pub fn best_head(&self, layer: usize) -> usize {
+        let share = |head: &Vec<Vec<f32>>| {
+            let (mut right, mut all) = (0.0, 0.0);
+            for (token, row) in self.tokens.iter().zip(head) {
+                let Token::Class { class, .. } = token else { continue };
+                for (seen, &attention) in self.tokens.iter().zip(row) {
+                    let Token::Item { truth, .. } = seen else { continue };
+                    all += attention;
+                    right += if *truth == Some(*class) { attention } else { 0.0 };
+                }
+            }
+            right / all.max(f32::MIN_POSITIVE)
+        };
+        let shares: Vec<f32> = self.layers[layer].iter().map(share).collect();
+        (0..shares.len()).rev().max_by(|&a, &b| shares[a].total_cmp(&shares[b])).unwrap_or(0)
+    }
+
     /// The picture of one head, or of the mean of all.
     pub fn picture(&self, layer: usize, head: Option<usize>) -> Picture {
         let map = head.map_or_else(|| self.mean(layer), |head| self.layers[layer][head].clone());

@@ -58,6 +58,22 @@ impl Picture {
         picture
     }
 
+    /// Pictures side by side; none if there are none.
+    pub fn beside(pictures: &[Picture]) -> Option<Self> {
+        let height = pictures.iter().map(|picture| picture.height).max()?;
+        let width = pictures.iter().map(|picture| picture.width).sum();
+        let mut all = Picture { width, height, pixels: PAPER.repeat(width * height) };
+        let mut left = 0;
+        for picture in pictures {
+            for (row, pixels) in picture.pixels.chunks_exact(3 * picture.width).enumerate() {
+                let place = 3 * (row * width + left);
+                all.pixels[place..place + pixels.len()].copy_from_slice(pixels);
+            }
+            left += picture.width;
+        }
+        Some(all)
+    }
+
     /// The bytes of a PNG file.
     pub fn to_png(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -204,5 +220,9 @@ mod tests {
             pixels[place]
         };
         assert!(at(2) < at(0) && at(0) < at(1), "more attention is darker");
+        let twice = Picture::beside(&[picture.clone(), picture.clone()]).unwrap();
+        assert_eq!(twice.size(), (2 * picture.width, picture.height));
+        let row = |picture: &Picture| picture.pixels[..3 * picture.width].to_vec();
+        assert_eq!(row(&twice), row(&picture).repeat(2));
     }
 }

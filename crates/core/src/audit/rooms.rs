@@ -1,6 +1,10 @@
 //! Who is looked at together. The head compares all items of a set with each other for all classes, which is meant for
 //! some dozens of items. A small collection is one room. Of a large one, every room has a few items of one class, the
 //! classes they resemble, and representatives of those.
+//!
+//! Representatives are picked evenly, wrong ones too: from picked ones the head would learn that there is no noise. But what
+//! is wrong among them is mostly of classes that the room has not, so it calls what is wrong an outlier more often than
+//! it should. Whoever is as close to the centre of another class as its own items are is therefore taken to be of that class.
 
 use rayon::prelude::*;
 use trueshot_nn::relabel::{Judgement, Space};
@@ -20,6 +24,8 @@ const ROOM_CLASSES: usize = 8;
 const ASKED: usize = 10;
 /// Others of every class that they are compared with.
 const REPRESENTATIVES: usize = 10;
+/// Representatives that are kept: a few more than are needed, for some may be asked about themselves.
+const WANTED: usize = REPRESENTATIVES + ASKED;
 /// Classes every item may belong to besides its own.
 const CANDIDATES: usize = 3;
 /// Rooms between two words to the watcher.
@@ -32,6 +38,9 @@ pub(super) struct Room {
     /// Rows of the data; those that are asked about come first.
     rows: Vec<u32>,
     asked: usize,
+    /// For those that are asked about in a large collection the class they are closest to besides their own, and how
+    /// readily they would be taken for one of its items, from 0 to 1.
+    closest: Vec<(u32, f32)>,
 }
 
 /// All rooms; every item is asked about in one.
@@ -45,6 +54,7 @@ impl Rooms {
                 classes: (0..classes as u32).collect(),
                 rows: (0..data.len() as u32).collect(),
                 asked: data.len(),
+                closest: Vec::new(),
             };
             return Rooms(vec![room]);
         }
@@ -71,24 +81,28 @@ impl Room {
         head: &TrainedRelabel,
         neighbours: usize,
     ) -> Result<Vec<(u32, Judged)>> {
-        let values = decode(data, &self.rows);
-        let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
+        let rows = &self.rows;
+        let values = decode(data, rows);
         let place = |row: &u32| {
             let class = data.labels()[*row as usize];
             self.classes.iter().position(|c| *c == class).expect("a room has its items' classes") as u32
         };
-        let given: Vec<u32> = self.rows.iter().map(place).collect();
-        let task = Task::new(Support::new(rows, given, self.classes.len()));
+        let given: Vec<u32> = rows.iter().map(place).collect();
+        let support = Support::new(values.chunks_exact(data.dim()).collect(), given, self.classes.len());
+        let task = Task::new(support);
         let Judgement { shares, weights, .. } = head.judge(&[&task])?.remove(0);
         let nearest = self.neighbours(&task, neighbours);
         let judged = shares.chunks_exact(self.classes.len() + 1).zip(nearest).enumerate();
-        let judged = judged.take(self.asked).map(|(item, (shares, neighbours))| {
+        let judged = judged.map(|(item, (shares, neighbours))| {
             let own = task.support.given()[item] as usize;
             let (&none, classes) = shares.split_last().expect("a share for none");
             let classes = self.classes.iter().copied().zip(classes.iter().copied()).collect();
-            let opinion = Opinion::new(self.classes[own], classes, none, data.classes().len());
-            let weight = weights[own * self.rows.len() + item] * task.support.members()[own].len() as f32;
-            (self.rows[item], Judged { opinion, weight, neighbours })
+            let mut opinion = Opinion::new(self.classes[own], classes, none, data.classes().len());
+            if let Some(&(class, readiness)) = self.closest.get(item) {
+                opinion.prefer(class, readiness);
+            }
+            let weight = weights[own * rows.len() + item] * task.support.members()[own].len() as f32;
+            (rows[item], Judged { opinion, weight, neighbours })
         });
         Ok(judged.collect())
     }
@@ -113,8 +127,10 @@ struct Layout {
     mean: Vec<f32>,
     /// One a class, of unit length, in the space minus the mean.
     centres: Vec<Vec<f32>>,
-    /// Of every class some rows.
+    /// Of every class rows from its beginning to its end.
     representatives: Vec<Vec<u32>>,
+    /// The cosines of the better part of every class with its centre, the smallest first.
+    usual: Vec<Vec<f32>>,
 }
 
 impl Layout {
@@ -126,8 +142,26 @@ impl Layout {
             mean.iter_mut().zip(class).for_each(|(mean, value)| *mean += value / count as f32);
         }
         let centres = (0..count).into_par_iter().map(|class| centre(data, class, &mean)).collect();
-        let representatives = (0..count).map(|class| representatives(data.rows_of(class))).collect();
-        Layout { mean, centres, representatives }
+        let representatives = (0..count).map(|class| spread(data.rows_of(class), WANTED)).collect();
+        let mut layout = Layout { mean, centres, representatives, usual: Vec::new() };
+        layout.usual = (0..count).into_par_iter().map(|class| layout.usual_of(data, class)).collect();
+        layout
+    }
+
+    fn usual_of(&self, data: &Embeddings, class: usize) -> Vec<f32> {
+        let placed = placed(data, data.rows_of(class), &self.mean);
+        let mut cosines: Vec<f32> =
+            placed.chunks_exact(data.dim()).map(|row| dot(row, &self.centres[class])).collect();
+        cosines.sort_by(f32::total_cmp);
+        cosines.split_off(cosines.len() / 3)
+    }
+
+    /// How readily an item with that cosine to a class's centre would be taken for one of it: fully if a fifth of the
+    /// better items is no closer.
+    fn readiness(&self, class: u32, cosine: f32) -> f32 {
+        let usual = &self.usual[class as usize];
+        let no_closer = usual.iter().filter(|&&own| own <= cosine).count();
+        (5.0 * no_closer as f32 / usual.len().max(1) as f32).min(1.0)
     }
 
     /// The rooms in which the items of one class are asked about.
@@ -140,42 +174,51 @@ impl Layout {
     }
 
     fn room(&self, data: &Embeddings, class: u32, asked: &[u32]) -> Room {
-        let classes = self.candidates(data, class, asked);
+        let placed = placed(data, asked, &self.mean);
+        let items: Vec<&[f32]> = placed.chunks_exact(data.dim()).collect();
+        let centres: Vec<&[f32]> = self.centres.iter().map(Vec::as_slice).collect();
+        let mut cosines = vec![0.0; items.len() * centres.len()];
+        products::products(Isa::current(), &items, &centres, &mut cosines);
+        let cosine = |class: u32, item: usize| cosines[class as usize * items.len() + item];
+        let ranked: Vec<Vec<u32>> = (0..items.len())
+            .map(|item| {
+                let mut best: Vec<u32> = (0..centres.len() as u32).filter(|&other| other != class).collect();
+                best.sort_by(|&a, &b| cosine(b, item).total_cmp(&cosine(a, item)).then(a.cmp(&b)));
+                best.truncate(CANDIDATES);
+                best
+            })
+            .collect();
+        let closest = ranked
+            .iter()
+            .enumerate()
+            .map(|(item, best)| (best[0], self.readiness(best[0], cosine(best[0], item))));
+        let classes = candidates(class, &ranked, &cosine);
         let mut rows = asked.to_vec();
         for &class in &classes {
-            let others = self.representatives[class as usize].iter().filter(|row| !asked.contains(row));
-            let wanted = REPRESENTATIVES.saturating_sub(if class == classes[0] { asked.len() } else { 0 });
-            rows.extend(others.take(wanted));
+            let mut others = self.representatives[class as usize].clone();
+            others.retain(|row| !asked.contains(row));
+            let own = if class == classes[0] { asked.len() } else { 0 };
+            rows.extend(spread(&others, REPRESENTATIVES.saturating_sub(own)));
         }
-        Room { classes, rows, asked: asked.len() }
+        Room { closest: closest.collect(), rows, classes, asked: asked.len() }
     }
+}
 
-    /// The class itself and those that its items resemble most.
-    fn candidates(&self, data: &Embeddings, class: u32, asked: &[u32]) -> Vec<u32> {
-        let placed = placed(data, asked, &self.mean);
-        let rows: Vec<&[f32]> = placed.chunks_exact(data.dim()).collect();
-        let centres: Vec<&[f32]> = self.centres.iter().map(Vec::as_slice).collect();
-        let mut cosines = vec![0.0; rows.len() * centres.len()];
-        products::products(Isa::current(), &rows, &centres, &mut cosines);
-        let cosine = |class: u32, item: usize| cosines[class as usize * rows.len() + item];
-        let others = || (0..self.centres.len() as u32).filter(|&other| other != class);
-        let mut wanted: Vec<(usize, f32, u32)> = Vec::new();
-        for item in 0..rows.len() {
-            let mut best: Vec<u32> = others().collect();
-            best.sort_by(|&a, &b| cosine(b, item).total_cmp(&cosine(a, item)).then(a.cmp(&b)));
-            let ranked = best.into_iter().take(CANDIDATES).enumerate();
-            wanted.extend(ranked.map(|(rank, other)| (rank, -cosine(other, item), other)));
-        }
-        // First everybody's first choice; among equal ranks those that are closest.
-        wanted.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
-        let mut classes = vec![class];
-        for (.., other) in wanted {
-            if classes.len() < ROOM_CLASSES && !classes.contains(&other) {
-                classes.push(other);
-            }
-        }
-        classes
+/// The class itself and those that its items resemble most: first everybody's first choice, among equal ranks those that are
+/// closest.
+fn candidates(class: u32, ranked: &[Vec<u32>], cosine: &impl Fn(u32, usize) -> f32) -> Vec<u32> {
+    let mut wanted: Vec<(usize, f32, u32)> = Vec::new();
+    for (item, best) in ranked.iter().enumerate() {
+        wanted.extend(best.iter().enumerate().map(|(rank, &other)| (rank, -cosine(other, item), other)));
     }
+    wanted.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
+    let mut classes = vec![class];
+    for (.., other) in wanted {
+        if classes.len() < ROOM_CLASSES && !classes.contains(&other) {
+            classes.push(other);
+        }
+    }
+    classes
 }
 
 /// The centre of a class in the space minus the mean, for which what is far from it counts little.
@@ -193,11 +236,9 @@ fn centre(data: &Embeddings, class: usize, mean: &[f32]) -> Vec<f32> {
     centre
 }
 
-/// Rows of a class from its beginning to its end. Not the best ones: the head takes the noise it sees in one class for that
-/// of all, and among well-chosen others no label would look wrong to it.
-fn representatives(rows: &[u32]) -> Vec<u32> {
-    // A few more than are needed, for some may be asked about themselves.
-    let wanted = (REPRESENTATIVES + ASKED).min(rows.len());
+/// So many of some rows, from the first to the last.
+fn spread(rows: &[u32], wanted: usize) -> Vec<u32> {
+    let wanted = wanted.min(rows.len());
     (0..wanted).map(|n| rows[n * rows.len() / wanted]).collect()
 }
 

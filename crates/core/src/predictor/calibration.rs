@@ -28,6 +28,10 @@ impl Beliefs {
         Beliefs { shares, classes }
     }
 
+    pub fn shares(&self) -> &[Vec<(u32, f32)>] {
+        &self.shares
+    }
+
     pub fn classes(&self) -> usize {
         self.classes
     }
@@ -45,11 +49,33 @@ impl Beliefs {
         self.shares.iter().map(share).collect()
     }
 
-    /// How much a class has besides one item.
-    pub fn weight_of_others(&self, item: usize, class: u32) -> f32 {
-        let shares = self.shares_of(class as usize);
-        let total: f32 = shares.iter().sum();
-        total - shares[item]
+    /// How much every class has in all.
+    pub fn totals(&self) -> Vec<f32> {
+        let mut totals = vec![0.0; self.classes];
+        for &(class, share) in
+            self.shares.iter().flatten().filter(|(class, _)| (*class as usize) < self.classes)
+        {
+            totals[class as usize] += share;
+        }
+        totals
+    }
+
+    /// Of every class the rows that belong to it most, at most so many, in the order of the data.
+    pub fn most_typical(&self, most: usize) -> Vec<(u32, u32)> {
+        let mut by_class: Vec<Vec<(u32, f32)>> = vec![Vec::new(); self.classes];
+        for (row, (class, share)) in (0..)
+            .zip((0..self.shares.len()).map(|item| self.of_item(item)))
+            .filter_map(|(row, found)| Some((row, found?)))
+        {
+            by_class[class as usize].push((row, share));
+        }
+        let mut chosen = Vec::new();
+        for (class, mut rows) in (0..).zip(by_class) {
+            rows.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            chosen.extend(rows.into_iter().take(most).map(|(row, _)| (row, class)));
+        }
+        chosen.sort_unstable();
+        chosen
     }
 }
 
@@ -64,7 +90,10 @@ const FOLDS: usize = 5;
 /// A large collection is calibrated on a part.
 const MOST_ITEMS: usize = 500;
 /// What scores are multiplied by where nothing can be left out, over their spread.
-const USUAL: f32 = 3.0;
+const USUAL: f32 = 5.7;
+/// What is left out is asked of fewer items than there are: with all of them the answers may be surer by this. Measured on
+/// validation classes, for 3 to 10 items a class and all types of noise.
+const WITH_ALL: f32 = 1.5;
 /// How many items a usual sharpness is worth.
 const TRUST: f32 = 4.0;
 
@@ -79,7 +108,7 @@ pub(super) fn sharpness(
     let usual =
         USUAL / spread(&rule.scores(&rows[..rows.len().min(MOST_ITEMS)], data)).max(f32::MIN_POSITIVE);
     let left_out = leave_out(rows, data, method, beliefs)?;
-    Ok(most_likely(&left_out, usual))
+    Ok(WITH_ALL * most_likely(&left_out, usual))
 }
 
 /// Learns from all but every n-th item, and asks about those.

@@ -63,7 +63,7 @@ impl Predictor {
         }
         let dim = self.dim();
         file.insert("support", &[self.support.len(), dim], super::all_rows(&self.support));
-        let Strangeness { mean, plain, placed, usual, spread } = &self.strangeness;
+        let Strangeness { mean, plain, placed, items: _, usual, spread } = &self.strangeness;
         file.insert("mean", &[dim], mean.clone());
         file.insert("unknown.plain", &[plain.len(), dim], plain.concat());
         file.insert("unknown.placed", &[placed.len(), dim], placed.concat());
@@ -135,6 +135,7 @@ impl Predictor {
             mean: file.values("mean", dim)?.to_vec(),
             plain: vectors("unknown.plain")?,
             placed: vectors("unknown.placed")?,
+            items: super::strangeness::units(&support),
             usual,
             spread,
         };

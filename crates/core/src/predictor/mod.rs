@@ -11,14 +11,20 @@ mod strangeness;
 
 use serde::Serialize;
 
+use self::calibration::Beliefs;
 use self::rule::Rule;
 use self::strangeness::Strangeness;
-use crate::audit::Audit;
-use crate::embeddings::Embeddings;
+use crate::audit::{Audit, item_name};
+use crate::embeddings::{Embeddings, Features, Items, Labels, Parts};
 use crate::error::{Error, Result};
-use crate::method::NamedMethod;
+use crate::method::{NamedMethod, RELABEL};
 use crate::rng::{Purpose, Rng};
 use crate::task::{Support, Task};
+
+/// Of a collection of more items than this only some are kept.
+const LARGE: usize = 500;
+/// So many of every class.
+const KEPT: usize = 50;
 
 /// A classifier that is ready to be asked.
 pub struct Predictor {
@@ -53,12 +59,22 @@ impl Predictor {
         if data.classes().len() < 2 {
             return Err(Error::OneClass);
         }
+        let beliefs = Beliefs::of(&data, audit);
+        let is_large = data.len() > LARGE;
+        // The head is for small sets; what it said of every item of a large one is in the beliefs.
+        let all = (is_large && is_relabel(&method.label)).then(|| Rule::of_beliefs(&data, &beliefs));
+        let (data, beliefs) = if is_large { thinned(&data, &beliefs)? } else { (data, beliefs) };
         let values = all_rows(&data);
         let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
-        let task = Task::new(Support::new(rows.clone(), data.labels().to_vec(), data.classes().len()));
-        let fitted = method.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
-        let rule = Rule::of(fitted.classifier, &task, &method.label)?;
-        let beliefs = calibration::Beliefs::of(&data, audit);
+        let rule = match all {
+            Some(rule) => rule,
+            None => {
+                let labels = data.labels().to_vec();
+                let task = Task::new(Support::new(rows.clone(), labels, data.classes().len()));
+                let fitted = method.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
+                Rule::of(fitted.classifier, &task, &method.label)?
+            }
+        };
         let sharpness = calibration::sharpness(&rows, &data, method, &beliefs, &rule)?;
         let strangeness = Strangeness::of(&rows, &beliefs);
         Ok(Predictor {
@@ -104,6 +120,9 @@ impl Predictor {
 
     /// Answers for some rows. Every answer depends on its own row alone.
     pub fn predict(&self, rows: &[&[f32]]) -> Result<Vec<Prediction>> {
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
         if let Some(row) = rows.iter().find(|row| row.len() != self.dim()) {
             return Err(Error::ClassifierDimension { rows: row.len(), classifier: self.dim() });
         }
@@ -118,6 +137,33 @@ impl Predictor {
         };
         Ok(scores.into_iter().zip(strange).map(answer).collect())
     }
+}
+
+/// Whether a method is the head, built in or from a file.
+fn is_relabel(label: &str) -> bool {
+    label.split(':').next() == Some(RELABEL)
+}
+
+/// The items of every class that belong to it most, filed under it.
+fn thinned(data: &Embeddings, beliefs: &Beliefs) -> Result<(Embeddings, Beliefs)> {
+    let chosen = beliefs.most_typical(KEPT);
+    let mut values = vec![0.0; chosen.len() * data.dim()];
+    for (&(row, _), out) in chosen.iter().zip(values.chunks_exact_mut(data.dim())) {
+        data.features().decode_row(row as usize, out);
+    }
+    let parts = Parts {
+        features: Features::from_f32(values, data.dim()),
+        labels: Labels::Indexed {
+            labels: chosen.iter().map(|&(_, class)| class.into()).collect(),
+            classes: data.classes().to_vec(),
+        },
+        items: Some(Items::from_names(chosen.iter().map(|&(row, _)| item_name(data, row as usize)))),
+        backbone: data.backbone().map(str::to_string),
+    };
+    let mut kept = Embeddings::from_parts(parts, None)?;
+    kept.check()?;
+    let beliefs = Beliefs::of(&kept, None);
+    Ok((kept, beliefs))
 }
 
 /// All rows of a support set, one after the other.

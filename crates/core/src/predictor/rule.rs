@@ -2,6 +2,7 @@
 
 use trueshot_nn::{Isa, products};
 
+use super::calibration::Beliefs;
 use crate::classifier::Classifier;
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
@@ -33,6 +34,24 @@ impl Rule {
             }
             Classifier::Scored(_) => return Err(Error::NotKept { method: method.into() }),
         })
+    }
+
+    /// The mean of every class, its items weighing as much as they belong to it.
+    pub fn of_beliefs(data: &Embeddings, beliefs: &Beliefs) -> Self {
+        let totals = beliefs.totals();
+        let mut vectors = vec![vec![0.0f32; data.dim()]; data.classes().len()];
+        let mut values = vec![0.0; data.dim()];
+        for (row, shares) in beliefs.shares().iter().enumerate() {
+            data.features().decode_row(row, &mut values);
+            for &(class, share) in shares.iter().filter(|(class, _)| (*class as usize) < totals.len()) {
+                let weight = share / totals[class as usize].max(f32::MIN_POSITIVE);
+                vectors[class as usize]
+                    .iter_mut()
+                    .zip(&values)
+                    .for_each(|(sum, value)| *sum += weight * value);
+            }
+        }
+        Rule::Vectors(Classifier::Vectors(vectors))
     }
 
     /// For every row a score of every class.

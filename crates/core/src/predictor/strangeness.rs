@@ -2,12 +2,14 @@
 //!
 //! What tells best is the cosine with the nearest prototype, as the embedder gives it and once more after the mean of the
 //! support set is subtracted: the first knows what all classes have in common, which a stranger may lack, the second what
-//! tells them apart. Their sum is held against what the support items themselves reach when each is left out.
+//! tells them apart; and the cosine with the nearest item. Their sum is held against what the support items themselves
+//! reach when each is left out.
 
 use trueshot_nn::{Isa, products};
 
 use super::calibration::Beliefs;
 use super::rule::place;
+use crate::embeddings::Embeddings;
 
 /// Cosines as they are count so many times as much as those without the mean.
 const PLAIN_WEIGHT: f32 = 2.0;
@@ -19,6 +21,8 @@ pub(super) struct Strangeness {
     /// A prototype a class, at unit length: as they come, and without the mean.
     pub plain: Vec<Vec<f32>>,
     pub placed: Vec<Vec<f32>>,
+    /// The support items, at unit length.
+    pub items: Vec<Vec<f32>>,
     /// What items of the classes reach: the mean, and the spread around it.
     pub usual: f32,
     pub spread: f32,
@@ -30,9 +34,10 @@ impl Strangeness {
         let zero = vec![0.0; dim];
         let all = vec![1.0 / rows.len() as f32; rows.len()];
         let mean = sum(rows, &all);
-        let plain: Vec<Vec<f32>> = rows.iter().map(|row| place(row, &zero)).collect();
-        let placed: Vec<Vec<f32>> = rows.iter().map(|row| place(row, &mean)).collect();
-        let (plain_sums, placed_sums) = (sums(&plain, beliefs), sums(&placed, beliefs));
+        let plain_rows: Vec<Vec<f32>> = rows.iter().map(|row| place(row, &zero)).collect();
+        let placed_rows: Vec<Vec<f32>> = rows.iter().map(|row| place(row, &mean)).collect();
+        let (plain_sums, placed_sums) = (sums(&plain_rows, beliefs), sums(&placed_rows, beliefs));
+        let totals = beliefs.totals();
         let mut reached = Vec::new();
         for item in 0..rows.len() {
             let Some((class, share)) = beliefs.of_item(item).filter(|(_, share)| *share >= 0.5) else {
@@ -42,15 +47,25 @@ impl Strangeness {
                 let rest: Vec<f32> = total.iter().zip(own).map(|(total, own)| total - share * own).collect();
                 dot(own, &place(&rest, &zero))
             };
-            if beliefs.weight_of_others(item, class) > 0.0 {
-                let plain = without(&plain[item], &plain_sums[class as usize]);
-                let placed = without(&placed[item], &placed_sums[class as usize]);
-                reached.push(PLAIN_WEIGHT * plain + placed);
+            if totals[class as usize] - share > 1e-3 {
+                let plain = without(&plain_rows[item], &plain_sums[class as usize]);
+                let placed = without(&placed_rows[item], &placed_sums[class as usize]);
+                let others = (0..rows.len()).filter(|&other| other != item);
+                let nearest =
+                    others.map(|other| dot(&plain_rows[item], &plain_rows[other])).fold(-1.0, f32::max);
+                reached.push(PLAIN_WEIGHT * plain + placed + nearest);
             }
         }
         let (usual, spread) = usual(&reached);
         let units = |sums: Vec<Vec<f32>>| sums.iter().map(|sum| place(sum, &zero)).collect();
-        Strangeness { mean, plain: units(plain_sums), placed: units(placed_sums), usual, spread }
+        Strangeness {
+            mean,
+            plain: units(plain_sums),
+            placed: units(placed_sums),
+            items: plain_rows,
+            usual,
+            spread,
+        }
     }
 
     /// How strange some rows are, from 0 to 1.
@@ -60,9 +75,9 @@ impl Strangeness {
             let nearest = |row: &[f32], vectors: &[Vec<f32>]| {
                 vectors.iter().map(|vector| dot(row, vector)).fold(-1.0, f32::max)
             };
-            let plain = nearest(&place(row, &zero), &self.plain);
+            let unit = place(row, &zero);
             let placed = nearest(&place(row, &self.mean), &self.placed);
-            let reached = PLAIN_WEIGHT * plain + placed;
+            let reached = PLAIN_WEIGHT * nearest(&unit, &self.plain) + placed + nearest(&unit, &self.items);
             // A stranger is usually two to three spreads below: half way to it is one and a half.
             let below = (self.usual - reached) / self.spread - 1.5;
             1.0 / (1.0 + (-1.5 * below).exp())
@@ -71,10 +86,16 @@ impl Strangeness {
     }
 }
 
+/// The rows of a support set at unit length.
+pub(super) fn units(support: &Embeddings) -> Vec<Vec<f32>> {
+    let zero = vec![0.0; support.dim()];
+    super::all_rows(support).chunks_exact(support.dim()).map(|row| place(row, &zero)).collect()
+}
+
 /// What items reach, and how much they differ; of too few a guess.
 fn usual(reached: &[f32]) -> (f32, f32) {
     /// What photos reach with a good embedder.
-    const GUESS: (f32, f32) = (2.0, 0.25);
+    const GUESS: (f32, f32) = (2.7, 0.3);
     if reached.len() < 4 {
         return GUESS;
     }

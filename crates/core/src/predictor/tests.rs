@@ -80,3 +80,42 @@ fn a_file_cut_anywhere_or_of_another_kind_is_refused() {
     other.set_note("format", "trueshot-model/1");
     assert!(Predictor::read_bytes(other.to_bytes(), "file").is_err());
 }
+
+#[test]
+fn a_large_collection_is_kept_as_its_most_typical_items() {
+    let noise =
+        |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / (1u64 << 24) as f32;
+    let (mut values, mut labels) = (Vec::new(), Vec::new());
+    for row in 0..800 {
+        let (class, is_wrong) = (row % 4, row % 20 == 0);
+        let truth = if is_wrong { (class + 1) % 4 } else { class };
+        values.extend((0..16).map(|d| noise(row * 16 + d) + if d / 4 == truth { 1.5 } else { 0.0 }));
+        labels.push(format!("class {class}"));
+    }
+    let data = Embeddings::from_rows(values, 16, labels).unwrap();
+    let head = TrainedRelabel::built_in().unwrap();
+    let found = audit(&data, &head, &audit::Options::default(), &[], &()).unwrap();
+    for method in ["relabel", "protonet"] {
+        let named = Registry::default().parse(method).unwrap();
+        let data = Embeddings::from_rows(
+            all_rows(&data),
+            16,
+            (0..800).map(|row| format!("class {}", row % 4)).collect(),
+        );
+        let predictor = Predictor::fit(data.unwrap(), &named, Some(&found)).unwrap();
+        assert_eq!(predictor.support().len(), 4 * KEPT);
+        for class in 0..4 {
+            let row: Vec<f32> = (0..16).map(|d| 0.5 + if d / 4 == class { 1.5 } else { 0.0 }).collect();
+            let answer = &predictor.predict(&[&row]).unwrap()[0];
+            assert!(
+                answer.class as usize == class && answer.probability > 0.8 && answer.unknown < 0.5,
+                "{answer:?}"
+            );
+        }
+        assert_eq!(
+            Predictor::read_bytes(predictor.to_bytes(), "file").unwrap().to_bytes(),
+            predictor.to_bytes()
+        );
+        assert!(predictor.predict(&[]).unwrap().is_empty());
+    }
+}

@@ -2,7 +2,7 @@
 //! and print each have their own.
 
 use crate::evaluate::{Evaluation, SettingResult};
-use crate::noise::NoiseKind;
+use crate::noise::{Noise, NoiseKind};
 
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 380.0;
@@ -33,11 +33,36 @@ pub(super) fn accuracy_against_noise(evaluation: &Evaluation, kind: NoiseKind) -
     let mut settings: Vec<&SettingResult> = evaluation.settings.iter().filter(belongs).collect();
     settings.sort_by(|a, b| a.level.total_cmp(&b.level));
     let levels: Vec<f64> = settings.iter().map(|setting| setting.level).collect();
-    plot(kind, &levels, &lines(&settings))
+    plot(&Axis::of_shares(kind, &levels), &levels, &lines(&settings))
+}
+
+/// What stands below a plot.
+pub(super) struct Axis {
+    /// A name for every level.
+    pub names: Vec<String>,
+    /// What they are.
+    pub title: String,
+}
+
+impl Axis {
+    /// The levels themselves.
+    pub fn of_shares(kind: NoiseKind, levels: &[f64]) -> Self {
+        let name = |level: &f64| format!("{} %", (level * 1e4).round() / 1e2);
+        Axis { names: levels.iter().map(name).collect(), title: format!("labels made wrong, {kind} noise") }
+    }
+
+    /// How many of a class's samples that makes wrong.
+    pub fn of_samples(kind: NoiseKind, levels: &[f64], shots: usize) -> Self {
+        let name = |&level: &f64| Noise { kind, level }.noisy_places(shots).to_string();
+        Axis {
+            names: levels.iter().map(name).collect(),
+            title: format!("mislabelled samples of {shots} a class, {kind} noise"),
+        }
+    }
 }
 
 /// Lines over levels of noise; none where there are fewer than two.
-pub(super) fn plot(kind: NoiseKind, levels: &[f64], lines: &[Line]) -> Option<String> {
+pub(super) fn plot(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<String> {
     let values = || lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
     if levels.len() < 2 || values().next().is_none() {
         return None;
@@ -45,9 +70,10 @@ pub(super) fn plot(kind: NoiseKind, levels: &[f64], lines: &[Line]) -> Option<St
     let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
     let scale = Scale::new(*levels.first()?, *levels.last()?, low, high);
     let mut svg = format!(
-        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"Accuracy against {kind} noise\">\n"
+        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"Accuracy against {}\">\n",
+        axis.title
     );
-    svg.push_str(&scale.axes(levels, kind));
+    svg.push_str(&scale.axes(levels, axis));
     let ends = spread(lines.iter().filter_map(|line| Some(scale.y(line.points.last()?.1))).collect());
     for (line, label_y) in lines.iter().zip(ends) {
         svg.push_str(&scale.line(line, label_y));
@@ -98,7 +124,7 @@ impl Scale {
         HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
     }
 
-    fn axes(&self, levels: &[f64], kind: NoiseKind) -> String {
+    fn axes(&self, levels: &[f64], axis: &Axis) -> String {
         let mut svg = String::from("<g class=\"axis\">\n");
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         let mut accuracy = self.accuracies.0;
@@ -112,16 +138,14 @@ impl Scale {
             ));
             accuracy += self.step;
         }
-        for &level in levels {
-            let percent = (level * 1e4).round() / 1e2;
+        for (&level, name) in levels.iter().zip(&axis.names) {
             let (x, y) = (self.x(level), bottom + 17.0);
-            svg.push_str(&format!(
-                "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{percent} %</text>\n"
-            ));
+            svg.push_str(&format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{name}</text>\n"));
         }
         let (x, y) = ((LEFT + right) / 2.0, HEIGHT - 8.0);
         svg.push_str(&format!(
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">labels made wrong, {kind} noise</text>\n"
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>\n",
+            axis.title
         ));
         svg + "</g>\n"
     }

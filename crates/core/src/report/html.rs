@@ -3,6 +3,7 @@
 use askama::Template;
 
 use super::grids::{self, Grid};
+use super::support_set::Picture;
 use super::{caption, chart};
 use crate::evaluate::{Evaluation, SettingResult};
 use crate::noise::NoiseKind;
@@ -13,40 +14,6 @@ pub struct Page<'a> {
     introduction: Vec<String>,
     pictures: Vec<Picture>,
     evaluation: &'a Evaluation,
-}
-
-/// A support set to look at.
-pub struct Picture {
-    /// What it shows.
-    pub title: String,
-    /// What to look for in it.
-    pub caption: String,
-    /// Its classes, a row each.
-    pub classes: Vec<PictureClass>,
-}
-
-/// The items filed under one class.
-pub struct PictureClass {
-    /// The class.
-    pub name: String,
-    /// Its items.
-    pub items: Vec<PictureItem>,
-}
-
-/// One item of a support set.
-pub struct PictureItem {
-    /// Its picture, as a data URI.
-    pub image: String,
-    /// What it really is, if its label is wrong.
-    pub truth: Option<String>,
-    /// What methods think of it: name and weight, 1 being an ordinary share.
-    pub opinions: Vec<(String, f32)>,
-}
-
-impl PictureItem {
-    fn is_wrong(&self) -> bool {
-        self.truth.is_some()
-    }
 }
 
 impl<'a> Page<'a> {

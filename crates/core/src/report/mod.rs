@@ -8,10 +8,14 @@ mod inspection;
 mod latex;
 mod markdown;
 pub mod reproduction;
+mod support_set;
 mod text;
+mod visible;
 
-pub use html::{Page, Picture, PictureClass, PictureItem};
+pub use html::Page;
 pub use inspection::inspection_text;
+pub use support_set::{Picture, PictureClass, PictureItem};
+pub use visible::visible;
 
 use crate::evaluate::Evaluation;
 use crate::noise::NoiseKind;

@@ -7,7 +7,7 @@
 use askama::Template;
 use serde::Serialize;
 
-use super::chart::{self, COLOURS, Line};
+use super::chart::{self, Axis, COLOURS, Line};
 use super::{latex, markdown};
 use crate::noise::NoiseKind;
 
@@ -27,6 +27,53 @@ pub struct Reproduction {
     pub warnings: Vec<String>,
     /// The tables.
     pub tables: Vec<Table>,
+    /// The figures that are pictures.
+    pub figures: Vec<Figure>,
+}
+
+/// Pictures on one dataset.
+#[derive(Debug, Clone, Serialize)]
+pub struct Figure {
+    /// As on the command line.
+    pub name: String,
+    /// What it shows.
+    pub title: String,
+    /// What it was made from.
+    pub dataset: String,
+    /// What to look for in it.
+    pub caption: String,
+    /// The pictures.
+    pub panels: Vec<Panel>,
+    /// The commands behind it.
+    pub commands: Vec<String>,
+}
+
+/// One picture of a figure.
+#[derive(Debug, Clone, Serialize)]
+pub struct Panel {
+    /// What it is.
+    pub title: String,
+    /// The picture as part of a page: an SVG, or an image with its bytes. Empty where it is missing.
+    #[serde(skip)]
+    pub markup: String,
+    /// Why it is missing.
+    pub missing: Option<String>,
+}
+
+impl Figure {
+    fn heading(&self) -> String {
+        format!("{}, {}", self.title, self.dataset)
+    }
+}
+
+impl Panel {
+    /// For those formats that hold no pictures.
+    fn text(&self) -> String {
+        match &self.missing {
+            Some(reason) => format!("{}: not drawn, {reason}", self.title),
+            None => format!("{}: in report.html", self.title),
+        }
+    }
 }
 
 /// One table on one dataset.
@@ -41,6 +88,9 @@ pub struct Table {
     /// The noise, for the plot.
     #[serde(skip)]
     pub noise: NoiseKind,
+    /// Samples a class, where levels are to be shown as how many of them are wrong.
+    #[serde(skip)]
+    pub samples: Option<usize>,
     /// Levels of noise, a column each.
     pub levels: Vec<f64>,
     /// Rows.
@@ -188,7 +238,13 @@ impl Cell {
 
 impl Table {
     fn columns(&self) -> Vec<String> {
-        self.levels.iter().map(|&level| super::grids::percent(level)).collect()
+        match self.samples {
+            None => self.levels.iter().map(|&level| super::grids::percent(level)).collect(),
+            Some(shots) => {
+                let names = Axis::of_samples(self.noise, &self.levels, shots).names;
+                names.into_iter().map(|name| format!("{name} of {shots}")).collect()
+            }
+        }
     }
 
     fn has_published(&self) -> bool {
@@ -231,7 +287,11 @@ impl Table {
                 .collect(),
         };
         let lines = self.rows.iter().enumerate().map(line).filter(|line| line.points.len() > 1);
-        chart::plot(self.noise, &self.levels, &lines.collect::<Vec<_>>())
+        let axis = match self.samples {
+            None => Axis::of_shares(self.noise, &self.levels),
+            Some(shots) => Axis::of_samples(self.noise, &self.levels, shots),
+        };
+        chart::plot(&axis, &self.levels, &lines.collect::<Vec<_>>())
     }
 }
 
@@ -275,6 +335,14 @@ impl Reproduction {
             table.notes.iter().for_each(|note| text.push_str(&format!("\n{}\n", markdown::escaped(note))));
             text.push_str(&format!("\n```sh\n{}\n```\n", table.commands.join("\n")));
         }
+        for figure in &self.figures {
+            text.push_str(&format!("\n## {}\n\n", markdown::escaped(&figure.heading())));
+            text.push_str(&format!("`{}`: {}\n\n", figure.name, markdown::escaped(&figure.caption)));
+            let panels =
+                figure.panels.iter().map(|panel| format!("- {}\n", markdown::escaped(&panel.text())));
+            text.extend(panels);
+            text.push_str(&format!("\n```sh\n{}\n```\n", figure.commands.join("\n")));
+        }
         text
     }
 
@@ -300,6 +368,10 @@ impl Reproduction {
                 text.push_str(&line(std::iter::once(latex::escaped(&row.name)).chain(cells).collect()));
             }
             text.push_str("\\bottomrule\n\\end{tabular}\n\\end{table}\n");
+        }
+        for figure in &self.figures {
+            text.push_str(&format!("\n% {}: {}\n", figure.heading(), figure.caption));
+            text.extend(figure.panels.iter().map(|panel| format!("% - {}\n", panel.text())));
         }
         text
     }
@@ -351,6 +423,7 @@ mod tests {
                 title: "Noise".into(),
                 dataset: "set & co".into(),
                 noise: NoiseKind::Symmetric,
+                samples: None,
                 levels: vec![0.0, 0.4],
                 rows: vec![
                     row("Oracle", Some(Reference::Oracle), cell(60.0, 4.0, 61.0, 4.0)),
@@ -360,7 +433,45 @@ mod tests {
                 commands: vec!["trueshot eval x".into()],
                 curves: vec![],
             }],
+            figures: vec![Figure {
+                name: "f".into(),
+                title: "Sets".into(),
+                dataset: "set & co".into(),
+                caption: "Look at the *frames*.".into(),
+                panels: vec![
+                    Panel { title: "paired".into(), markup: "<svg id=\"p\"></svg>".into(), missing: None },
+                    Panel {
+                        title: "outlier".into(),
+                        markup: String::new(),
+                        missing: Some("no outliers".into()),
+                    },
+                ],
+                commands: vec!["trueshot episode x".into()],
+            }],
         }
+    }
+
+    #[test]
+    fn curves_count_samples() {
+        let mut table = small().tables.remove(0);
+        table.samples = Some(5);
+        assert_eq!(table.columns(), ["0 of 5", "2 of 5"]);
+        table.rows[0].cells[1] = table.rows[0].cells[0].clone();
+        let chart = table.chart().unwrap();
+        assert!(chart.contains("mislabelled samples of 5 a class, symmetric noise"), "{chart}");
+    }
+
+    #[test]
+    fn figures_are_on_the_page_and_spoken_of_elsewhere() {
+        let html = small().html();
+        assert!(html.contains("<svg id=\"p\"></svg>") && html.contains("no outliers"), "{html}");
+        let markdown = small().markdown();
+        assert!(
+            markdown.contains("- paired: in report.html\n- outlier: not drawn, no outliers"),
+            "{markdown}"
+        );
+        assert!(markdown.contains("trueshot episode x"), "{markdown}");
+        assert!(small().latex().contains("% - paired: in report.html"));
     }
 
     #[test]

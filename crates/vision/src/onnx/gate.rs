@@ -193,7 +193,11 @@ fn check_tensor(bytes: &[u8]) -> Outcome {
         None => claims.numbers <= claims.listed,
     };
     if !enough {
-        return refused(format!("its tensor '{}' claims {} numbers that it does not hold", name(), claims.numbers));
+        return refused(format!(
+            "its tensor '{}' claims {} numbers that it does not hold",
+            name(),
+            claims.numbers
+        ));
     }
     match claims.product {
         Some(product) if claims.numbers <= LONGEST_SHAPE && product > MOST_NUMBERS => {
@@ -207,7 +211,10 @@ fn claims(bytes: &[u8]) -> Outcome<Claims<'_>> {
     let mut fields = Fields(bytes);
     let mut claims = Claims { numbers: 1, ..Claims::default() };
     let side = |claims: &mut Claims<'_>, side: u64| {
-        claims.numbers = claims.numbers.checked_mul(side).ok_or(Problem::Refused("a tensor of too many numbers".into()))?;
+        claims.numbers = claims
+            .numbers
+            .checked_mul(side)
+            .ok_or(Problem::Refused("a tensor of too many numbers".into()))?;
         Ok(())
     };
     while let Some((number, value)) = fields.next()? {
@@ -242,7 +249,9 @@ fn claims(bytes: &[u8]) -> Outcome<Claims<'_>> {
             _ => (),
         }
     }
-    if claims.kind == INT64 && let Some(raw) = claims.raw {
+    if claims.kind == INT64
+        && let Some(raw) = claims.raw
+    {
         let numbers = raw.as_chunks::<8>().0.iter().map(|bytes| positive(u64::from_le_bytes(*bytes)));
         claims.product = Some(numbers.take(LONGEST_SHAPE as usize).fold(1, u64::saturating_mul));
     }

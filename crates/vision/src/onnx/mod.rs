@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rten::{DataType, Dimension, Model, ModelOptions, NodeId, RunOptions, ThreadPool, Value, ValueType};
-use rten_tensor::prelude::*;
+use rten_tensor::{AsView, Layout as _};
 
 use crate::backbone::Options;
 use crate::error::{Error, Result, Unreadable};
@@ -161,7 +161,10 @@ impl Wanted {
         if let Dimension::Fixed(count) = batch
             && *count != 1
         {
-            return Err(format!("its input is {}: batches of {count}; it must be 1 or free", in_words(&shape)));
+            return Err(format!(
+                "its input is {}: batches of {count}; it must be 1 or free",
+                in_words(&shape)
+            ));
         }
         let channels = |side: &Dimension| match side {
             Dimension::Fixed(1) => Some(Channels::Grey),
@@ -175,7 +178,8 @@ impl Wanted {
             (None, None) if free(a) => (Layout::ChannelsFirst, Channels::Colour, [b, c]),
             _ => return Err(format!("its input is {}: no axis of 1 or 3 channels", in_words(&shape))),
         };
-        let size = size(sides, options.size).map_err(|problem| format!("its input is {}: {problem}", in_words(&shape)))?;
+        let size = size(sides, options.size)
+            .map_err(|problem| format!("its input is {}: {problem}", in_words(&shape)))?;
         Ok(Wanted { input: *input, layout, size, channels })
     }
 
@@ -233,7 +237,8 @@ fn choose_output(model: &Model, options: &Options) -> Result<NodeId, String> {
         let known = || outputs.iter().map(|output| name(model, *output)).collect::<Vec<_>>().join(", ");
         return found.copied().ok_or_else(|| format!("it has no output '{wanted}'; it has {}", known()));
     }
-    let rank = |output: &NodeId| model.node_info(*output).and_then(|info| info.shape()).map(|shape| shape.len());
+    let rank =
+        |output: &NodeId| model.node_info(*output).and_then(|info| info.shape()).map(|shape| shape.len());
     let of_rank = |wanted| outputs.iter().find(|output| rank(output) == Some(wanted));
     let chosen = of_rank(2).or_else(|| of_rank(4)).or_else(|| outputs.first());
     chosen.copied().ok_or_else(|| "it has no output".into())
@@ -307,7 +312,9 @@ impl Network {
         let tensor = tensor.ok_or_else(|| format!("its output is of type {kind:?}; features are floats"))?;
         let (shape, values) = (tensor.shape().to_vec(), tensor.to_vec());
         if shape.first() != Some(&1) {
-            return Err(format!("its output has shape {shape:?} for one picture; the first axis must be pictures"));
+            return Err(format!(
+                "its output has shape {shape:?} for one picture; the first axis must be pictures"
+            ));
         }
         match (&shape[1..], self.layout) {
             ([_], _) => Ok(values),
@@ -321,7 +328,9 @@ impl Network {
                 let mean = |channel| values.iter().skip(channel).step_by(*channels).sum::<f32>() / places;
                 Ok((0..*channels).map(mean).collect())
             }
-            _ => Err(format!("its output has shape {shape:?}; features are a row, tokens or planes a picture")),
+            _ => {
+                Err(format!("its output has shape {shape:?}; features are a row, tokens or planes a picture"))
+            }
         }
     }
 }

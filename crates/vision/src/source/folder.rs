@@ -4,50 +4,83 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::{Collection, Place, Reading, paths};
-use crate::error::{Result, Unreadable};
+use crate::error::{Result, Skipped, Unreadable};
 use crate::picture::MOST_BYTES;
 
-/// Folders nest no deeper; a link that leads back up would never end.
+/// Folders nest no deeper.
 const DEEPEST: usize = 8;
 
 pub(super) fn list(root: &Path, reading: Reading<'_>) -> Result<Collection> {
-    let mut files = Vec::new();
-    walk(root, "", 0, &mut files)?;
-    paths::collect(root, files, reading)
+    let mut walk = Walk::default();
+    walk.folder(root, "")?;
+    let mut collection = paths::collect(root, walk.files, reading)?;
+    collection.skipped.extend(walk.skipped);
+    collection.skipped.sort_by(|a, b| a.item.cmp(&b.item));
+    collection.empty_folders = walk.empty;
+    collection.empty_folders.sort();
+    Ok(collection)
 }
 
-fn walk(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<(String, Place)>) -> Result<()> {
-    let failed = |source| trueshot::Error::Read { path: folder.into(), source };
-    for found in std::fs::read_dir(folder).map_err(failed)? {
-        let found = found.map_err(failed)?;
+/// What is found on the way through a folder.
+#[derive(Default)]
+struct Walk {
+    files: Vec<(String, Place)>,
+    skipped: Vec<Skipped>,
+    /// Folders without files and folders in them.
+    empty: Vec<String>,
+    /// The folders that this one is in, by their true paths: a link to one of them would never end.
+    above: Vec<PathBuf>,
+}
+
+impl Walk {
+    fn folder(&mut self, folder: &Path, prefix: &str) -> Result<()> {
+        let failed = |source| trueshot::Error::Read { path: folder.into(), source };
+        let true_path = std::fs::canonicalize(folder).map_err(failed)?;
+        if self.above.contains(&true_path) {
+            let item = prefix.trim_end_matches('/').to_owned();
+            self.skipped.push(Skipped { item, class: None, reason: Unreadable::Loop });
+            return Ok(());
+        }
+        if self.above.len() >= DEEPEST {
+            let problem = std::io::Error::other(format!("folders nest deeper than {DEEPEST}"));
+            return Err(failed(problem).into());
+        }
+        self.above.push(true_path);
+        let before = self.files.len() + self.skipped.len() + self.empty.len();
+        for found in std::fs::read_dir(folder).map_err(failed)? {
+            self.found(&found.map_err(failed)?, prefix)?;
+        }
+        if self.files.len() + self.skipped.len() + self.empty.len() == before && !prefix.is_empty() {
+            self.empty.push(prefix.trim_end_matches('/').to_owned());
+        }
+        self.above.pop();
+        Ok(())
+    }
+
+    fn found(&mut self, found: &std::fs::DirEntry, prefix: &str) -> Result<()> {
         let name = found.file_name().to_string_lossy().into_owned();
         if paths::is_hidden(&name) {
-            continue;
+            return Ok(());
         }
         let (path, item) = (found.path(), format!("{prefix}{name}"));
         if path.is_dir() {
-            if depth + 1 >= DEEPEST {
-                let problem = std::io::Error::other(format!("folders nest deeper than {DEEPEST}"));
-                return Err(trueshot::Error::Read { path, source: problem }.into());
-            }
-            walk(&path, &format!("{item}/"), depth + 1, files)?;
-        } else {
-            files.push((item, Place::File(path)));
+            return self.folder(&path, &format!("{item}/"));
         }
+        self.files.push((item, Place::File(path)));
+        Ok(())
     }
-    Ok(())
 }
 
 /// The files in a class folder that are pictures by their name, sorted; Tiny-ImageNet has them one folder deeper.
 pub(crate) fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let deeper = folder.join("images");
-    let mut found = Vec::new();
-    walk(if deeper.is_dir() { &deeper } else { folder }, "", 0, &mut found)?;
+    let mut walk = Walk::default();
+    walk.folder(if deeper.is_dir() { &deeper } else { folder }, "")?;
     let is_picture = |(item, place): (String, Place)| match place {
         Place::File(path) if paths::is_picture(&item) => Some(path),
         _ => None,
     };
-    let mut files: Vec<PathBuf> = found.into_iter().filter_map(is_picture).collect();
+    let mut files: Vec<PathBuf> = walk.files.into_iter().filter_map(is_picture).collect();
     files.sort();
     Ok(files)
 }
@@ -55,14 +88,15 @@ pub(crate) fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
 /// A file's bytes, if it is no larger than a picture may be.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Unreadable> {
     let refused = |error: std::io::Error| Unreadable::File(error.to_string());
-    let file = std::fs::File::open(path).map_err(refused)?;
-    let metadata = file.metadata().map_err(refused)?;
+    // Before it is opened: opening a pipe would wait for whoever writes to it.
+    let metadata = std::fs::metadata(path).map_err(refused)?;
     if !metadata.is_file() {
         return Err(Unreadable::File("not a regular file".into()));
     }
     if metadata.len() > MOST_BYTES {
         return Err(Unreadable::FileSize(metadata.len()));
     }
+    let file = std::fs::File::open(path).map_err(refused)?;
     let mut bytes = Vec::with_capacity(metadata.len() as usize);
     // The file may grow while we read it.
     file.take(MOST_BYTES).read_to_end(&mut bytes).map_err(refused)?;

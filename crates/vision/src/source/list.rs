@@ -7,8 +7,8 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{Collection, Place};
-use crate::error::{Error, Result};
+use super::{Collection, Place, paths};
+use crate::error::{Error, Result, Skipped};
 
 const PATHS: [&str; 6] = ["path", "file", "filename", "image", "picture", "item"];
 const LABELS: [&str; 4] = ["label", "class", "category", "given"];
@@ -16,7 +16,14 @@ const LABELS: [&str; 4] = ["label", "class", "category", "given"];
 const MOST_BYTES: u64 = 1 << 30;
 
 pub(super) fn read(path: &Path) -> Result<Collection> {
-    Ok(Collection::new(path, rows(path)?, Vec::new()))
+    let (mut pictures, mut skipped) = (Vec::new(), Vec::new());
+    for (class, item, place) in rows(path)? {
+        match paths::known_refusal(&item) {
+            Some(reason) => skipped.push(Skipped { item, class: None, reason }),
+            None => pictures.push((class, item, place)),
+        }
+    }
+    Ok(Collection::new(path, pictures, skipped))
 }
 
 /// Class, name and place of every picture in a list.

@@ -86,6 +86,18 @@ pub struct Collection {
     skipped: Vec<Skipped>,
     /// The superclass of each class, where the source has them.
     superclasses: BTreeMap<String, String>,
+    /// Folders with nothing in them.
+    empty_folders: Vec<String>,
+}
+
+impl Entry {
+    /// Its file, where it has one of its own.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::File(path) => Some(path),
+            _ => None,
+        }
+    }
 }
 
 impl Collection {
@@ -141,7 +153,8 @@ impl Collection {
             entries.extend(items.into_iter().map(|(item, place)| Entry { class: number, item, place }));
             classes.push(class);
         }
-        Collection { path: path.into(), classes, entries, skipped, superclasses: BTreeMap::new() }
+        let (superclasses, empty_folders) = (BTreeMap::new(), Vec::new());
+        Collection { path: path.into(), classes, entries, skipped, superclasses, empty_folders }
     }
 
     fn with_superclasses(self, superclasses: BTreeMap<String, String>) -> Self {
@@ -179,6 +192,11 @@ impl Collection {
     /// Files that were left out already by their name or place.
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
+    }
+
+    /// Folders with nothing in them: most often classes that wait for their pictures.
+    pub fn empty_folders(&self) -> &[String] {
+        &self.empty_folders
     }
 
     /// Keeps the classes of a split; the names in it that are not here are returned.

@@ -10,6 +10,30 @@ use super::{Collection, Place, Reading};
 use crate::error::{Error, Result, Skipped, Unreadable};
 
 const EXTENSIONS: [&str; 9] = ["bmp", "gif", "jpeg", "jpg", "jpe", "png", "tif", "tiff", "webp"];
+/// What phones and cameras write and no decoder of ours reads; a user should hear of it by its name.
+const CONVERT_FIRST: [(&str, &str); 17] = [
+    ("heic", "HEIC"),
+    ("heif", "HEIF"),
+    ("hif", "HEIF"),
+    ("avif", "AVIF"),
+    ("jxl", "JPEG XL"),
+    ("jp2", "JPEG 2000"),
+    ("svg", "SVG"),
+    ("psd", "a Photoshop file"),
+    ("dng", RAW),
+    ("cr2", RAW),
+    ("cr3", RAW),
+    ("nef", RAW),
+    ("arw", RAW),
+    ("orf", RAW),
+    ("raf", RAW),
+    ("rw2", RAW),
+    ("pef", RAW),
+];
+const RAW: &str = "a camera's RAW file";
+const VIDEOS: [&str; 10] = ["mp4", "mov", "avi", "mkv", "webm", "m4v", "mpg", "mpeg", "3gp", "wmv"];
+/// Where repairs put what belongs to no class; no class itself.
+const QUARANTINE: &str = "_quarantine";
 const SPLITS: [&str; 8] = ["train", "training", "val", "valid", "validation", "test", "testing", "trainval"];
 
 /// Makes a collection of files named by their path within a source, parts separated by `/`.
@@ -37,18 +61,32 @@ pub(super) fn collect(path: &Path, files: Vec<(String, Place)>, reading: Reading
 
 /// Whether files of that name are never mentioned: the droppings of operating systems.
 pub(super) fn is_hidden(name: &str) -> bool {
-    name.starts_with('.') || name.eq_ignore_ascii_case("thumbs.db") || name == "__MACOSX"
+    let droppings = name.eq_ignore_ascii_case("thumbs.db") || name == "__MACOSX";
+    name.starts_with('.') || droppings || name == QUARANTINE
 }
 
 fn refusal(item: &str) -> Option<Unreadable> {
-    (!is_picture(item)).then_some(Unreadable::Name)
+    (!is_picture(item)).then(|| known_refusal(item).unwrap_or(Unreadable::Name))
+}
+
+/// Why a file is refused, where its name says what it is.
+pub(super) fn known_refusal(item: &str) -> Option<Unreadable> {
+    let extension = extension(item)?;
+    if VIDEOS.contains(&extension.as_str()) {
+        return Some(Unreadable::Video);
+    }
+    let kind = CONVERT_FIRST.iter().find(|(ending, _)| *ending == extension)?.1;
+    Some(Unreadable::ConvertFirst(kind))
+}
+
+fn extension(item: &str) -> Option<String> {
+    let name = item.rsplit('/').next().unwrap_or(item);
+    name.rsplit_once('.').map(|(_, extension)| extension.to_lowercase())
 }
 
 /// Whether a file is a picture by its name.
 pub(super) fn is_picture(item: &str) -> bool {
-    let name = item.rsplit('/').next().unwrap_or(item);
-    let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_lowercase());
-    extension.is_some_and(|extension| EXTENSIONS.contains(&extension.as_str()))
+    extension(item).is_some_and(|extension| EXTENSIONS.contains(&extension.as_str()))
 }
 
 /// How many folders all pictures have in common above the folder of their class.
@@ -137,6 +175,20 @@ mod tests {
                 "cover.jpg: not in a class folder",
                 "owl/README: not a picture by its name",
                 "owl/notes.txt: not a picture by its name"
+            ]
+        );
+    }
+
+    #[test]
+    fn phones_and_cameras_files_are_named_with_what_to_do() {
+        let found = collection(&["owl/1.jpg", "owl/2.HEIC", "owl/3.nef", "owl/4.mov"], false).unwrap();
+        let skipped: Vec<String> = found.skipped().iter().map(Skipped::to_string).collect();
+        assert_eq!(
+            skipped,
+            [
+                "owl/2.HEIC: HEIC is not read: convert it to JPEG or PNG first",
+                "owl/3.nef: a camera's RAW file is not read: convert it to JPEG or PNG first",
+                "owl/4.mov: a video, not a picture: take single frames out of it"
             ]
         );
     }

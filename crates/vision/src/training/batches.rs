@@ -43,16 +43,16 @@ impl Painter {
         Brush { augmenter: Augmenter::default(), isa: Isa::current() }
     }
 
-    /// The pictures of some rows, changed as they are in that step.
-    fn paint(&self, rows: &[u32], step: u64, brush: &mut Brush, images: &mut Vec<f32>) {
+    /// Some pictures, each a row of a data set, changed as they are in that step.
+    fn paint(&self, rows: &[(&Dataset, u32)], step: u64, brush: &mut Brush, images: &mut Vec<f32>) {
         let values = self.preprocessing.values();
         images.resize(rows.len() * values, 0.0);
-        for (&row, image) in rows.iter().zip(images.chunks_exact_mut(values)) {
-            let picture = &self.dataset.pictures()[row as usize];
+        for (&(dataset, row), image) in rows.iter().zip(images.chunks_exact_mut(values)) {
+            let picture = &dataset.pictures()[row as usize];
             match &self.augmentation {
                 None => self.preprocessing.normalise(picture, image),
                 Some(augmentation) => {
-                    let key = self.dataset.key(row as usize);
+                    let key = dataset.key(row as usize);
                     let change = augmentation.draw(self.seed, key, step, picture.width, picture.height);
                     brush.augmenter.apply(brush.isa, picture, &change, &self.preprocessing, image);
                 }
@@ -74,6 +74,8 @@ pub(super) struct Batch {
 /// Draws episodes and makes their pictures.
 pub(super) struct Batches {
     pub painter: Painter,
+    /// What outlier noise draws from.
+    pub outliers: Option<Arc<Dataset>>,
     pub spec: EpisodeSpec,
     pub noises: Vec<Noise>,
 }
@@ -81,7 +83,12 @@ pub(super) struct Batches {
 impl Batches {
     /// Checks once that every episode can be drawn.
     pub fn check(&self) -> trueshot::Result<()> {
-        Sampler::new(self.painter.dataset.labels(), None, self.spec, self.noises.clone()).map(drop)
+        self.sampler(self.noises.clone()).map(drop)
+    }
+
+    fn sampler(&self, noises: Vec<Noise>) -> trueshot::Result<Sampler<'_>> {
+        let outliers = self.outliers.as_deref().map(Dataset::labels);
+        Sampler::new(self.painter.dataset.labels(), outliers, self.spec, noises)
     }
 
     /// Pictures of an episode.
@@ -89,19 +96,19 @@ impl Batches {
         self.spec.ways * (self.spec.shots.max + self.spec.queries)
     }
 
-    fn draw(&self, step: u64, urn: &mut Urn) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
+    fn draw(&self, step: u64, urn: &mut Urn) -> (Vec<(&Dataset, u32)>, Vec<u32>, Vec<u32>) {
         let chosen = Rng::new(self.spec.seed, Purpose::Training, step).below(self.noises.len());
-        let noise = vec![self.noises[chosen]];
-        let labels = self.painter.dataset.labels();
-        let sampler = Sampler::new(labels, None, self.spec, noise).expect("checked before");
+        let sampler = self.sampler(vec![self.noises[chosen]]).expect("checked before");
         let drawn = sampler.draw(step, urn).expect("a possible noise has a draw");
+        let (own, outliers) = (&*self.painter.dataset, self.outliers.as_deref());
         let (mut rows, mut given, mut query_classes) = (Vec::new(), Vec::new(), Vec::new());
         for item in &drawn.supports[0] {
-            rows.push(item.row);
+            let of_no_class = || outliers.expect("the sampler asked for the pool");
+            rows.push((item.truth.map_or_else(of_no_class, |_| own), item.row));
             given.push(item.given);
         }
         for (class, drawn) in drawn.episode.classes.iter().enumerate() {
-            rows.extend(&drawn.queries);
+            rows.extend(drawn.queries.iter().map(|&row| (own, row)));
             query_classes.extend(drawn.queries.iter().map(|_| class as u32));
         }
         (rows, given, query_classes)
@@ -189,7 +196,9 @@ impl Make for Shuffled {
         }
         let rows = &order.rows[batch * self.size..(batch + 1) * self.size];
         let mut images = old.map(|batch| batch.images).unwrap_or_default();
-        self.painter.paint(rows, step, brush, &mut images);
+        let dataset = &*self.painter.dataset;
+        let pictures: Vec<(&Dataset, u32)> = rows.iter().map(|&row| (dataset, row)).collect();
+        self.painter.paint(&pictures, step, brush, &mut images);
         let labels = self.painter.dataset.labels().labels();
         Labelled { images, classes: rows.iter().map(|&row| labels[row as usize]).collect() }
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use trueshot::episode::{EpisodeSpec, Shots};
-use trueshot::noise::{Noise, NoiseKind, NoiseLevels};
+use trueshot::noise::{self, Noise, NoiseKind, NoiseLevels};
 use trueshot::training::heads::configuration::{Fall, Optimiser, allowed};
 
 use super::loss::Aggregate;
@@ -44,8 +44,12 @@ pub struct Configuration {
 pub struct Data {
     /// The pictures to train on: folder, archive, list or `omniglot`.
     pub train: PathBuf,
+    /// Pictures of other classes, which outlier noise in training draws from; empty: none.
+    pub outliers: PathBuf,
     /// The pictures to validate on; empty: other classes of the same.
     pub validation: PathBuf,
+    /// Outliers for validation; empty: none.
+    pub validation_outliers: PathBuf,
     /// Which classes are in which split; empty: all of them are trained on.
     pub split_file: PathBuf,
     /// The split to train on.
@@ -160,14 +164,11 @@ impl Configuration {
 
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
-        check_run(self.steps, self.seed)?;
         check_noise(&self.noises())?;
         let Episodes { ways, shots, queries, .. } = self.episodes;
         check_episodes(ways, shots, queries)?;
-        self.validation.check()?;
-        self.pictures.check()?;
-        check_augmentation(&self.augmentation)?;
-        Ok(self.optimiser.check()?)
+        let Configuration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
+        check_usual(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
     /// What the network's pictures must be.
@@ -200,7 +201,7 @@ impl Pictures {
         Preprocessing { fit: self.fit, ..usual }
     }
 
-    pub(super) fn check(&self) -> Result<()> {
+    fn check(&self) -> Result<()> {
         use trueshot_nn::conv4::Shape;
         let possible = (Shape { size: self.size, channels: 3 }).is_possible();
         let (least, most) = (Shape::SMALLEST, Shape::LARGEST);
@@ -209,7 +210,7 @@ impl Pictures {
 }
 
 impl Validation {
-    pub(super) fn check(&self) -> Result<()> {
+    fn check(&self) -> Result<()> {
         allowed("validation.every", self.every, self.every > 0, "1 or more")?;
         allowed("validation.episodes", self.episodes, self.episodes > 0, "1 or more")?;
         Ok(allowed("validation.queries", self.queries, self.queries > 0, "1 or more")?)
@@ -220,14 +221,7 @@ impl Validation {
         let Validation { ways, shots, queries, seed, episodes, .. } = *self;
         let spec = EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed };
         let given = if self.noise.is_empty() { training } else { &self.noise };
-        let mut noises: Vec<Noise> = Vec::new();
-        for noise in all(given) {
-            let same = |known: &Noise| *known == noise || (known.level == 0.0 && noise.level == 0.0);
-            if !noises.iter().any(same) {
-                noises.push(noise);
-            }
-        }
-        Judge { spec, noises, episodes }
+        Judge { spec, noises: noise::settings(given), episodes }
     }
 }
 
@@ -240,15 +234,24 @@ pub(super) fn all(levels: &[NoiseLevels]) -> Vec<Noise> {
     levels.iter().flat_map(|levels| levels.0.iter().copied()).collect()
 }
 
-pub(super) fn check_run(steps: u64, seed: u64) -> Result<()> {
+/// Refuses what makes no sense for any network.
+pub(super) fn check_usual(
+    steps: u64,
+    seed: u64,
+    pictures: &Pictures,
+    augmentation: &Augmentation,
+    validation: &Validation,
+    optimiser: &Optimiser,
+) -> Result<()> {
     allowed("steps", steps, steps > 0, "1 or more")?;
-    Ok(allowed("seed", seed, i64::try_from(seed).is_ok(), "0 to 2^63 - 1")?)
+    allowed("seed", seed, i64::try_from(seed).is_ok(), "0 to 2^63 - 1")?;
+    validation.check()?;
+    pictures.check()?;
+    check_augmentation(augmentation)?;
+    Ok(optimiser.check()?)
 }
 
-/// Pictures have no pool of outliers in training.
 pub(super) fn check_noise(noises: &[Noise]) -> Result<()> {
-    let outliers = noises.iter().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0);
-    allowed("episodes.noise", "outlier", !outliers, "symmetric and paired noise")?;
     Ok(allowed("episodes.noise", "empty", !noises.is_empty(), "at least one noise type with a level")?)
 }
 
@@ -258,7 +261,7 @@ pub(super) fn check_episodes(ways: usize, shots: usize, queries: usize) -> Resul
     Ok(allowed("episodes.queries", queries, queries > 0, "1 or more")?)
 }
 
-pub(super) fn check_augmentation(given: &Augmentation) -> Result<()> {
+fn check_augmentation(given: &Augmentation) -> Result<()> {
     let range = |[least, most]: [f32; 2], limit: f32| least > 0.0 && least <= most && most <= limit;
     let fine = range(given.crop_scale, 1.0)
         && range(given.crop_ratio, f32::MAX)

@@ -3,7 +3,7 @@
 //! Validation adapts the network to episodes of pictures it never learnt from, as at test.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ use super::batches::{Batch, Batches, Painter, Tasks};
 use super::configuration::{self as shared, Data, Pictures, Validation};
 use super::validation::Judge;
 use super::weights::Weights;
-use super::{Configuration as Usual, loader};
+use super::{Configuration as Usual, Datasets, loader};
 use crate::augment::Augmentation;
 use crate::dataset::Dataset;
 use crate::error::Result;
@@ -137,7 +137,6 @@ impl Configuration {
 
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
-        shared::check_run(self.steps, self.seed)?;
         let Episodes { per_step, ways, shots, queries, .. } = self.episodes;
         allowed("episodes.per_step", per_step, (1..=1024).contains(&per_step), "1 to 1024")?;
         allowed("episodes.ways", ways, (2..=MOST_WAYS).contains(&ways), &format!("2 to {MOST_WAYS}"))?;
@@ -153,10 +152,8 @@ impl Configuration {
         let same = self.validation.ways == ways;
         let expected = format!("{ways}, as in training: the network has a fixed number of classes");
         allowed("validation.ways", self.validation.ways, same, &expected)?;
-        self.validation.check()?;
-        self.pictures.check()?;
-        shared::check_augmentation(&self.augmentation)?;
-        Ok(self.optimiser.check()?)
+        let Configuration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
+        shared::check_usual(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
     fn judge(&self) -> Judge {
@@ -179,30 +176,30 @@ pub struct MamlTrainee {
     weights: Weights,
     learners: Mutex<Vec<Learner>>,
     loader: Loader<Tasks>,
-    validation: Option<Embeddings>,
+    /// What to validate on, and its outliers.
+    validation: Option<(Embeddings, Option<Embeddings>)>,
     configuration: Configuration,
 }
 
 impl MamlTrainee {
-    /// Sets everything up; both data sets must have been loaded with [`Pictures::preprocessing`], the training
-    /// pictures augmented if the configuration says so, those for validation not.
-    pub fn new(
-        configuration: Configuration,
-        train: Arc<Dataset>,
-        validation: Option<&Dataset>,
-    ) -> Result<Self> {
+    /// Sets everything up.
+    pub fn new(configuration: Configuration, datasets: Datasets) -> Result<Self> {
         configuration.check()?;
         let Episodes { per_step, ways, shots, queries, .. } = configuration.episodes;
         let seed = configuration.seed;
+        let Datasets { train, outliers, validation, validation_outliers } = datasets;
         let episodes = Batches {
+            outliers,
             painter: Painter::new(train, &configuration.pictures, &configuration.augmentation, seed),
             spec: EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed },
             noises: shared::all(&configuration.episodes.noise),
         };
         episodes.check()?;
-        let validation = validation.map(|dataset| dataset.rows(None)).transpose()?;
-        if let Some(rows) = &validation {
-            configuration.judge().check(rows)?;
+        let rows = |dataset: Option<Dataset>| dataset.map(|dataset| dataset.rows(None)).transpose();
+        let (rows, outliers) = (rows(validation)?, rows(validation_outliers)?);
+        let validation = rows.map(|rows| (rows, outliers));
+        if let Some((rows, outliers)) = &validation {
+            configuration.judge().check(rows, outliers.as_ref())?;
         }
         let layout = maml::layout(configuration.size());
         let parameters = match configuration.from.as_os_str().is_empty() {
@@ -295,12 +292,12 @@ impl Trainee for MamlTrainee {
     }
 
     fn validate(&mut self) -> trueshot::Result<Option<Judgement>> {
-        let Some(rows) = &self.validation else { return Ok(None) };
+        let Some((rows, outliers)) = &self.validation else { return Ok(None) };
         let (preprocessing, config) =
             (self.configuration.pictures.preprocessing(), self.configuration.config());
         let method = Maml::new(preprocessing, config, self.weights.parameters.clone(), PathBuf::from(KIND));
         let method = NamedMethod { label: KIND.into(), method: Box::new(method) };
-        self.configuration.judge().judge(rows, method).map(Some)
+        self.configuration.judge().judge(rows, outliers.as_ref(), method).map(Some)
     }
 
     fn state(&self) -> Tensors {

@@ -8,6 +8,7 @@
 
 mod batches;
 mod configuration;
+mod datasets;
 mod loss;
 pub mod maml;
 pub mod negmargin;
@@ -17,7 +18,6 @@ mod weights;
 use std::sync::Arc;
 
 use serde::Serialize;
-use toml::Table;
 use trueshot::method::Registry;
 use trueshot::model::{self, Model};
 use trueshot::rng::{Purpose, Rng};
@@ -29,15 +29,15 @@ use trueshot_nn::conv4::{self, Shape, Training};
 use trueshot_nn::parameters::Layout;
 
 pub use configuration::{Configuration, Data, Episodes, Pictures, Validation};
+pub use datasets::Datasets;
 pub use loss::{Aggregate, Roles, loss};
 
 use crate::backbone::{ARCHITECTURE, Backbone, note_preprocessing};
-use crate::dataset::Dataset;
 use crate::error::Result;
 use crate::loader::Loader;
 use crate::preprocess::Preprocessing;
 use batches::{Batch, Batches, Painter};
-use validation::embedded;
+use validation::judged;
 use weights::Weights;
 
 /// Threads of the pool for each thread that prepares pictures: a step does over ten times their work.
@@ -48,26 +48,23 @@ pub struct BackboneTrainee {
     weights: Weights,
     training: Training,
     loader: Loader<Batches>,
-    validation: Option<Dataset>,
+    datasets: Datasets,
     configuration: Configuration,
 }
 
 impl BackboneTrainee {
-    /// Sets everything up; both data sets must have been loaded with [`Configuration::preprocessing`], the
-    /// training pictures augmented if the configuration says so, those for validation not.
-    pub fn new(
-        configuration: Configuration,
-        train: Arc<Dataset>,
-        validation: Option<Dataset>,
-    ) -> Result<Self> {
+    /// Sets everything up.
+    pub fn new(configuration: Configuration, datasets: Datasets) -> Result<Self> {
         configuration.check()?;
-        let painter =
-            Painter::new(train, &configuration.pictures, &configuration.augmentation, configuration.seed);
+        let (pictures, train) = (&configuration.pictures, Arc::clone(&datasets.train));
+        let painter = Painter::new(train, pictures, &configuration.augmentation, configuration.seed);
         let shape = painter.shape();
-        let batches = Batches { painter, spec: configuration.spec(), noises: configuration.noises() };
+        let outliers = datasets.outliers.clone();
+        let batches =
+            Batches { painter, outliers, spec: configuration.spec(), noises: configuration.noises() };
         batches.check()?;
-        if let Some(dataset) = &validation {
-            configuration.judge().check(dataset.labels())?;
+        if let Some((rows, outliers)) = datasets.validation_labels() {
+            configuration.judge().check(rows, outliers)?;
         }
         let layout = conv4::layout(shape.channels);
         let parameters = start(&configuration.from, configuration.seed, &layout, shape.channels)?;
@@ -83,7 +80,7 @@ impl BackboneTrainee {
                 configuration.steps,
             ),
             loader: loader(batches),
-            validation,
+            datasets,
             configuration,
         })
     }
@@ -129,14 +126,13 @@ impl Trainee for BackboneTrainee {
     }
 
     fn validate(&mut self) -> trueshot::Result<Option<Judgement>> {
-        let Some(dataset) = &self.validation else { return Ok(None) };
         let backbone = Backbone::from_parameters(self.configuration.preprocessing(), self.parameters());
         let method = match self.configuration.episodes.aggregate {
             Aggregate::Mean => "protonet",
             Aggregate::Median => "median",
         };
         let method = Registry::default().parse(method)?;
-        self.configuration.judge().judge(&embedded(dataset, &backbone)?, method).map(Some)
+        judged(&self.configuration.judge(), &self.datasets, &backbone, method)
     }
 
     fn state(&self) -> Tensors {
@@ -180,15 +176,4 @@ fn start(from: &std::path::Path, seed: u64, layout: &Layout, channels: usize) ->
         return Ok(conv4::initial(channels, &mut || rng.fraction()));
     }
     Ok(model::flat(layout, &Tensors::open(from)?)?)
-}
-
-/// What must be the same for a run to be gone on with: the configuration, with what the data holds instead of
-/// where it lies.
-pub fn identity(configuration: &impl Serialize, train: &Dataset, validation: Option<&Dataset>) -> Table {
-    let mut identity = trueshot::training::configuration::table(configuration);
-    let mut data = Table::new();
-    data.insert("train".into(), train.fingerprint().into());
-    data.insert("validation".into(), validation.map(Dataset::fingerprint).unwrap_or_default().into());
-    identity.insert("data".into(), data.into());
-    identity
 }

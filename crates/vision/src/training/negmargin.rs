@@ -20,12 +20,11 @@ use trueshot_nn::parameters::Role;
 
 use super::batches::{Painter, Shuffled};
 use super::configuration::{self as shared, Data, MOST_IMAGES, Pictures, Validation};
-use super::validation::{Judge, embedded};
+use super::validation::{Judge, judged};
 use super::weights::Weights;
-use super::{Configuration as Usual, backbone_file, loader, start};
+use super::{Configuration as Usual, Datasets, backbone_file, loader, start};
 use crate::augment::Augmentation;
 use crate::backbone::Backbone;
-use crate::dataset::Dataset;
 use crate::error::Result;
 use crate::loader::Loader;
 
@@ -99,16 +98,16 @@ impl Configuration {
 
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
-        shared::check_run(self.steps, self.seed)?;
         let Loss { batch, scale, margin } = self.loss;
         allowed("loss.batch", batch, (2..=MOST_IMAGES).contains(&batch), &format!("2 to {MOST_IMAGES}"))?;
         allowed("loss.scale", scale, scale > 0.0 && scale.is_finite(), "a number above 0")?;
         allowed("loss.margin", margin, (-2.0..=2.0).contains(&margin), "a number from -2 to 2")?;
+        let outliers = &self.data.outliers;
+        let none = outliers.as_os_str().is_empty();
+        allowed("data.outliers", outliers.display(), none, "none, for batches of NegMargin have no noise")?;
         shared::check_noise(&shared::all(&self.validation.noise))?;
-        self.validation.check()?;
-        self.pictures.check()?;
-        shared::check_augmentation(&self.augmentation)?;
-        Ok(self.optimiser.check()?)
+        let Configuration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
+        shared::check_usual(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
     fn judge(&self) -> Judge {
@@ -122,25 +121,21 @@ pub struct NegMarginTrainee {
     weights: Weights,
     training: Training,
     loader: Loader<Shuffled>,
-    validation: Option<Dataset>,
+    datasets: Datasets,
     configuration: Configuration,
 }
 
 impl NegMarginTrainee {
-    /// Sets everything up; both data sets must have been loaded with [`Pictures::preprocessing`], the training
-    /// pictures augmented if the configuration says so, those for validation not.
-    pub fn new(
-        configuration: Configuration,
-        train: Arc<Dataset>,
-        validation: Option<Dataset>,
-    ) -> Result<Self> {
+    /// Sets everything up. Batches have no noise, so outliers are for validation only.
+    pub fn new(configuration: Configuration, datasets: Datasets) -> Result<Self> {
         configuration.check()?;
+        let train = Arc::clone(&datasets.train);
         let (seed, batch) = (configuration.seed, configuration.loss.batch);
         let (pictures, classes) = (train.pictures().len(), train.labels().classes().len());
         allowed("classes to train on", classes, classes >= 2, "2 or more")?;
         allowed("loss.batch", batch, batch <= pictures, &format!("2 to {pictures}, the pictures there are"))?;
-        if let Some(dataset) = &validation {
-            configuration.judge().check(dataset.labels())?;
+        if let Some((rows, outliers)) = datasets.validation_labels() {
+            configuration.judge().check(rows, outliers)?;
         }
         let painter = Painter::new(train, &configuration.pictures, &configuration.augmentation, seed);
         let shape = painter.shape();
@@ -164,7 +159,7 @@ impl NegMarginTrainee {
                 configuration.steps,
             ),
             loader: loader(Shuffled { painter, size: batch }),
-            validation,
+            datasets,
             configuration,
         })
     }
@@ -220,11 +215,10 @@ impl Trainee for NegMarginTrainee {
     }
 
     fn validate(&mut self) -> trueshot::Result<Option<Judgement>> {
-        let Some(dataset) = &self.validation else { return Ok(None) };
         let preprocessing = self.configuration.pictures.preprocessing();
         let backbone = Backbone::from_parameters(preprocessing, self.parameters());
         let method = Registry::default().parse("baseline++")?;
-        self.configuration.judge().judge(&embedded(dataset, &backbone)?, method).map(Some)
+        judged(&self.configuration.judge(), &self.datasets, &backbone, method)
     }
 
     fn state(&self) -> Tensors {

@@ -9,6 +9,7 @@ use trueshot::noise::Noise;
 use trueshot::training::Validation as Judgement;
 use trueshot_nn::Isa;
 
+use super::Datasets;
 use crate::backbone::Backbone;
 use crate::dataset::Dataset;
 
@@ -16,7 +17,7 @@ use crate::dataset::Dataset;
 const EMBEDDED_AT_ONCE: usize = 16;
 
 /// All pictures of a data set, embedded as they are.
-pub(super) fn embedded(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddings> {
+fn embedded(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddings> {
     let (to, dim, isa) = (backbone.preprocessing(), backbone.dim(), Isa::current());
     let mut features = vec![0.0; dataset.pictures().len() * dim];
     dataset
@@ -36,6 +37,19 @@ pub(super) fn embedded(dataset: &Dataset, backbone: &Backbone) -> trueshot::Resu
     Embeddings::from_rows(features, dim, dataset.class_names())
 }
 
+/// What a method makes of the embeddings that a backbone gives, where there is something to validate on.
+pub(super) fn judged(
+    judge: &Judge,
+    datasets: &Datasets,
+    backbone: &Backbone,
+    method: NamedMethod,
+) -> trueshot::Result<Option<Judgement>> {
+    let Some(dataset) = &datasets.validation else { return Ok(None) };
+    let outliers = datasets.validation_outliers.as_ref();
+    let outliers = outliers.map(|dataset| embedded(dataset, backbone)).transpose()?;
+    judge.judge(&embedded(dataset, backbone)?, outliers.as_ref(), method).map(Some)
+}
+
 /// What a model is judged by.
 pub(super) struct Judge {
     pub spec: EpisodeSpec,
@@ -45,16 +59,21 @@ pub(super) struct Judge {
 
 impl Judge {
     /// Checks once that the episodes can be drawn.
-    pub fn check(&self, rows: &Embeddings) -> trueshot::Result<()> {
-        Sampler::new(rows, None, self.spec, self.noises.clone()).map(drop)
+    pub fn check(&self, rows: &Embeddings, outliers: Option<&Embeddings>) -> trueshot::Result<()> {
+        Sampler::new(rows, outliers, self.spec, self.noises.clone()).map(drop)
     }
 
     /// The mean accuracy over all noise settings, and the accuracies.
-    pub fn judge(&self, rows: &Embeddings, method: NamedMethod) -> trueshot::Result<Judgement> {
-        let sampler = Sampler::new(rows, None, self.spec, self.noises.clone())?;
+    pub fn judge(
+        &self,
+        rows: &Embeddings,
+        outliers: Option<&Embeddings>,
+        method: NamedMethod,
+    ) -> trueshot::Result<Judgement> {
+        let sampler = Sampler::new(rows, outliers, self.spec, self.noises.clone())?;
         let experiment = Experiment {
             embeddings: rows,
-            outliers: None,
+            outliers,
             episodes: &sampler,
             count: self.episodes,
             methods: &[method],

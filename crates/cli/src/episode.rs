@@ -1,0 +1,184 @@
+//! `trueshot episode`: what a noisy support set looks like.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use trueshot::Embeddings;
+use trueshot::episode::{DrawnEpisode, EpisodeSpec, Episodes, Item, Sampler, Shots};
+use trueshot::noise::{Noise, NoiseLevels};
+use trueshot::report::{Picture, PictureClass, PictureItem};
+use trueshot::rng::Urn;
+use trueshot_vision::{Channels, Collection};
+
+use crate::output::{check_writable, write_file};
+use crate::pictures_argument::{Part, Pictures};
+use crate::threads::Threads;
+
+/// Draw the noisy support set of an episode: a row for every class, a frame around every picture
+///
+/// A solid green frame is a right label, a dashed red one a wrong one, with what the picture really is below it. With the
+/// same seed, shots and queries it is the episode that `trueshot eval` draws from the pictures' embeddings. DATASET is what
+/// `trueshot embed` takes.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot episode omniglot --split test --queries 10 -o set.svg
+  trueshot episode mini/test --noise paired=40 --episode 7 -o set.svg
+  trueshot episode mini/test --noise outlier=40 --outliers outliers/test -o set.svg")]
+pub struct Arguments {
+    /// The pictures
+    #[arg(value_name = "DATASET")]
+    pictures: PathBuf,
+    #[command(flatten)]
+    part: Pictures,
+    /// The picture to write (SVG); it holds the pictures itself
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Pictures of other classes, which outlier noise draws from
+    #[arg(long, value_name = "DATASET")]
+    outliers: Option<PathBuf>,
+    /// Which split of these, where they have several
+    #[arg(long, value_name = "NAME", requires = "outliers")]
+    outliers_split: Option<String>,
+    #[command(flatten)]
+    which: Which,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+/// Which episode.
+#[derive(Args)]
+pub struct Which {
+    /// Which episode
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    episode: u64,
+    /// Its noise: a type and one level in percent
+    #[arg(short, long, default_value = "symmetric=40", value_name = "TYPE=LEVEL")]
+    noise: NoiseLevels,
+    /// Classes of the episode
+    #[arg(long, default_value_t = 5)]
+    ways: usize,
+    /// Labelled items a class
+    #[arg(long, default_value_t = 5)]
+    shots: usize,
+    /// Queries a class: they are not looked at, but decide with the seed which episode it is
+    #[arg(long, default_value_t = 15)]
+    queries: usize,
+    /// The seed behind the episodes
+    #[arg(short, long, default_value_t = 0)]
+    seed: u64,
+}
+
+impl Which {
+    /// Draws it.
+    pub fn draw(
+        &self,
+        rows: &Embeddings,
+        outliers: Option<&Embeddings>,
+    ) -> anyhow::Result<(Noise, DrawnEpisode)> {
+        let &[noise] = self.noise.0.as_slice() else {
+            anyhow::bail!("--noise has {} levels; one episode has one", self.noise.0.len());
+        };
+        let Which { ways, queries, seed, .. } = *self;
+        let spec = EpisodeSpec { ways, shots: Shots::exactly(self.shots), queries, seed };
+        let sampler = Sampler::new(rows, outliers, spec, vec![noise])?;
+        Ok((noise, sampler.draw(self.episode, &mut Urn::default())?))
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u64 {
+        self.episode
+    }
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    check_writable([&arguments.output])?;
+    arguments.threads.run(|| {
+        let shelf = Shelf::new(arguments.part.open(&arguments.pictures)?)?;
+        let others = arguments.outliers.as_deref().map(|path| arguments.open_outliers(path)).transpose()?;
+        let (noise, drawn) =
+            arguments.which.draw(&shelf.labels, others.as_ref().map(|others| &others.labels))?;
+        let picture = picture(&shelf, others.as_ref(), noise, &drawn)?;
+        write_file(&arguments.output, &picture.svg())?;
+        eprintln!("{}: {}", arguments.output.display(), picture.description());
+        Ok(())
+    })
+}
+
+impl Arguments {
+    fn open_outliers(&self, path: &Path) -> anyhow::Result<Shelf> {
+        let split = self.outliers_split.as_deref();
+        Shelf::new(Part { split_file: None, split, pool: false, limit_per_class: None }.open(path)?)
+    }
+}
+
+/// Pictures that are read one by one, and which is of which class.
+struct Shelf {
+    collection: Collection,
+    labels: Embeddings,
+}
+
+impl Shelf {
+    fn new(collection: Collection) -> anyhow::Result<Self> {
+        let classes =
+            collection.entries().iter().map(|entry| collection.classes()[entry.class as usize].clone());
+        let labels = Embeddings::from_rows(vec![0.0; collection.entries().len()], 1, classes.collect())?;
+        Ok(Shelf { collection, labels })
+    }
+
+    /// The name of a class, as people write it.
+    fn name(&self, class: usize) -> String {
+        let name = &self.labels.classes()[class];
+        match self.collection.is_built_in() {
+            true => name.replace("/character", " ").replace('_', " "),
+            false => name.clone(),
+        }
+    }
+
+    fn class_of(&self, row: u32) -> usize {
+        self.labels.labels()[row as usize] as usize
+    }
+
+    fn image(&self, row: u32) -> anyhow::Result<String> {
+        let entry = &self.collection.entries()[row as usize];
+        let channels = if self.collection.is_built_in() { Channels::Grey } else { Channels::Colour };
+        let picture = self.collection.picture(entry, channels);
+        Ok(picture.with_context(|| format!("{} cannot be shown", entry.item))?.to_data_uri(IMAGE_SIDE))
+    }
+}
+
+/// Pictures are shown at 64 px; sharp screens have twice as many.
+const IMAGE_SIDE: usize = 96;
+
+fn picture(
+    shelf: &Shelf,
+    others: Option<&Shelf>,
+    noise: Noise,
+    drawn: &DrawnEpisode,
+) -> anyhow::Result<Picture> {
+    let item = |item: &Item| {
+        let place = others.filter(|_| item.truth.is_none()).unwrap_or(shelf);
+        Ok(PictureItem {
+            image: place.image(item.row)?,
+            truth: item.is_wrong().then(|| place.name(place.class_of(item.row))),
+            opinions: Vec::new(),
+        })
+    };
+    let class = |(number, class): (usize, &trueshot::episode::ClassDraw)| {
+        let filed = drawn.supports[0].iter().filter(|item| item.given as usize == number);
+        Ok(PictureClass {
+            name: shelf.name(class.class as usize),
+            items: filed.map(item).collect::<anyhow::Result<_>>()?,
+        })
+    };
+    Ok(Picture {
+        title: format!(
+            "The support set of episode {}, {} noise of {} %",
+            drawn.episode.index,
+            noise.kind,
+            noise.percent()
+        ),
+        caption: String::new(),
+        classes: drawn.episode.classes.iter().enumerate().map(class).collect::<anyhow::Result<_>>()?,
+    })
+}

@@ -1,0 +1,122 @@
+//! `trueshot fit`: labelled examples to a classifier in one file.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use trueshot::Embeddings;
+use trueshot::audit::{self, Audit};
+use trueshot::embeddings::{Features, Items};
+use trueshot::method::{Registry, TrainedRelabel};
+use trueshot::predictor::Predictor;
+
+use crate::output::check_writable;
+use crate::progress::Progress;
+use crate::support::{Support, SupportArgument};
+use crate::threads::Threads;
+
+/// Build a classifier from labelled examples, some of which may be wrong
+///
+/// Looks through the examples first (see `trueshot audit`): those that are filed under the wrong class count for the right one,
+/// and the file keeps what was found. It holds everything that is needed to predict, but for the backbone where that is not
+/// built in.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot fit photos -o animals.safetensors
+  trueshot fit embeddings.npz -m median -o animals.safetensors
+  trueshot fit more-photos --add animals.safetensors -o animals.safetensors
+  trueshot predict animals.safetensors new.jpg")]
+pub struct Arguments {
+    #[command(flatten)]
+    support: SupportArgument,
+    /// The classifier to write, ending in .safetensors
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// The method; `trueshot eval --list-methods` shows all
+    #[arg(short, long, default_value = "relabel")]
+    method: String,
+    /// Add these examples, or new classes, to those of an earlier classifier
+    #[arg(long, value_name = "CLASSIFIER")]
+    add: Option<PathBuf>,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    check_writable([&arguments.output])?;
+    let method = Registry::default().parse(&arguments.method)?;
+    let earlier = arguments.add.as_ref().map(Predictor::open).transpose()?;
+    arguments.threads.run(|| {
+        let Support { embeddings, .. } = arguments.support.open()?;
+        let data = match &earlier {
+            Some(earlier) => together(earlier, &embeddings)?,
+            None => embeddings,
+        };
+        let found = look_through(&data)?;
+        let predictor = Predictor::fit(data, &method, Some(&found))?;
+        predictor.write(&arguments.output)?;
+        tell(arguments, &predictor, &found);
+        Ok(())
+    })
+}
+
+fn look_through(data: &Embeddings) -> anyhow::Result<Audit> {
+    let progress = Progress::counting(data.len() as u64, "examples");
+    let found = audit::audit(data, &TrainedRelabel::built_in()?, &audit::Options::default(), &[], &progress);
+    progress.finish();
+    Ok(found?)
+}
+
+/// The examples of an earlier classifier and new ones.
+fn together(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings> {
+    let old = earlier.support();
+    anyhow::ensure!(
+        old.dim() == new.dim(),
+        "the classifier learned from rows of {} numbers, these have {}",
+        old.dim(),
+        new.dim()
+    );
+    if let (Some(then), Some(now)) = (old.backbone(), new.backbone()) {
+        anyhow::ensure!(
+            then == now,
+            "the classifier learned from embeddings of {then}, these are of {now}\nhint: embed both with the same backbone"
+        );
+    }
+    let mut values = vec![0.0; (old.len() + new.len()) * old.dim()];
+    let (mut labels, mut names) = (Vec::new(), Vec::new());
+    let rows = (0..old.len()).map(|row| (old, row)).chain((0..new.len()).map(|row| (new, row)));
+    for ((data, row), out) in rows.zip(values.chunks_exact_mut(old.dim())) {
+        data.features().decode_row(row, out);
+        labels.push(data.classes()[data.labels()[row] as usize].clone());
+        names.push(data.item(row).map_or_else(|| format!("row {row}"), str::to_string));
+    }
+    let data = Embeddings::from_features(Features::from_f32(values, old.dim()), labels, None)?;
+    let data = data.with_items(Items::from_names(names))?;
+    Ok(match old.backbone().or(new.backbone()) {
+        Some(backbone) => data.with_backbone(backbone),
+        None => data,
+    })
+}
+
+fn tell(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
+    let support = predictor.support();
+    let bytes = std::fs::metadata(&arguments.output).map_or(0, |file| file.len());
+    eprintln!(
+        "{}: {} classes from {} examples by {} ({:.0} kB)",
+        arguments.output.display(),
+        predictor.classes().len(),
+        support.len(),
+        predictor.method(),
+        bytes as f64 / 1e3
+    );
+    let suspects = found.items.iter().filter(|item| item.is_suspect()).count();
+    if suspects > 0 {
+        let path = arguments.support.support.display();
+        eprintln!("{suspects} of the examples look misfiled; see `trueshot audit {path}`");
+    }
+}
+
+/// Opens a classifier, with a hint for what people mistake for one.
+pub fn open_classifier(path: &std::path::Path) -> anyhow::Result<Predictor> {
+    Predictor::open(path).with_context(|| format!("cannot use {} as a classifier", path.display()))
+}

@@ -1,0 +1,253 @@
+//! `trueshot predict`: what a classifier says of pictures or rows.
+
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use trueshot::Embeddings;
+use trueshot::predictor::{Prediction, Predictor};
+use trueshot::report::visible;
+use trueshot_vision::embedder::Given;
+use trueshot_vision::{Collection, Embedder, Reading};
+
+use crate::backbone_argument::BackboneArgument;
+use crate::fit::open_classifier;
+use crate::progress::{Progress, goes_on};
+use crate::support::is_embeddings;
+use crate::threads::Threads;
+
+/// Ask a classifier about pictures or embeddings
+///
+/// Says for every one the most probable class, how probable it is, and how strange it is: above 0.5 it is probably of none of
+/// the classes. INPUT is a picture, a folder (with all folders below), an archive, a list, or embeddings.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot predict animals.safetensors new.jpg
+  trueshot predict animals.safetensors inbox/ --format csv -o answers.csv
+  trueshot predict animals.safetensors embeddings.npz --format jsonl --all")]
+pub struct Arguments {
+    /// The classifier, as `trueshot fit` wrote it
+    #[arg(value_name = "CLASSIFIER")]
+    classifier: PathBuf,
+    /// What to ask about
+    #[arg(value_name = "INPUT", required = true)]
+    inputs: Vec<PathBuf>,
+    /// How to show it
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+    /// The probability of every class, not only of the most probable one (csv and jsonl)
+    #[arg(long)]
+    all: bool,
+    /// Call it unknown from this strangeness on
+    #[arg(long, value_name = "U", default_value_t = 0.5)]
+    unknown: f32,
+    /// Write the answers to FILE instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    backbone: BackboneArgument,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Format {
+    Table,
+    Csv,
+    Jsonl,
+}
+
+/// Pictures that are in work at once.
+const AT_ONCE: usize = 512;
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let predictor = open_classifier(&arguments.classifier)?;
+    let inputs = &arguments.inputs;
+    inputs.iter().try_for_each(|path| {
+        anyhow::ensure!(path.exists(), "there is no {}", path.display());
+        Ok(())
+    })?;
+    arguments.threads.run(|| {
+        let out: Box<dyn Write> = match &arguments.output {
+            Some(path) => Box::new(
+                std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?,
+            ),
+            None => Box::new(std::io::stdout().lock()),
+        };
+        let mut answers =
+            Answers { arguments, predictor: &predictor, out: BufWriter::new(out), answered: 0, failed: 0 };
+        answers.begin()?;
+        for input in inputs {
+            match is_embeddings(input) {
+                true => answers.of_rows(input)?,
+                false => answers.of_pictures(input)?,
+            }
+        }
+        answers.out.flush().context("cannot write the answers")?;
+        anyhow::ensure!(answers.answered > 0 || answers.failed == 0, "none of the pictures could be read");
+        Ok(())
+    })
+}
+
+/// Where answers go, as they come.
+struct Answers<'a> {
+    arguments: &'a Arguments,
+    predictor: &'a Predictor,
+    out: BufWriter<Box<dyn Write>>,
+    answered: usize,
+    failed: usize,
+}
+
+impl Answers<'_> {
+    fn begin(&mut self) -> anyhow::Result<()> {
+        if self.arguments.format == Format::Csv {
+            write!(self.out, "item,class,probability,unknown")?;
+            if self.arguments.all {
+                self.predictor
+                    .classes()
+                    .iter()
+                    .try_for_each(|class| write!(self.out, ",{}", quoted(class)))?;
+            }
+            writeln!(self.out)?;
+        }
+        Ok(())
+    }
+
+    fn of_rows(&mut self, path: &Path) -> anyhow::Result<()> {
+        let data = Embeddings::open(path)?;
+        self.check(data.backbone())?;
+        let progress = Progress::counting(data.len() as u64, "rows");
+        for start in (0..data.len()).step_by(AT_ONCE) {
+            let count = AT_ONCE.min(data.len() - start);
+            let mut values = vec![0.0; count * data.dim()];
+            for (row, out) in (start..).zip(values.chunks_exact_mut(data.dim())) {
+                data.features().decode_row(row, out);
+            }
+            let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
+            let found = self.predictor.predict(&rows)?;
+            for (row, prediction) in (start..).zip(&found) {
+                let name = data.item(row).map_or_else(|| format!("row {row}"), str::to_string);
+                self.show(&name, prediction)?;
+            }
+            if !progress.moves_to((start + count) as u64) {
+                break;
+            }
+        }
+        progress.finish();
+        Ok(())
+    }
+
+    fn of_pictures(&mut self, path: &Path) -> anyhow::Result<()> {
+        if path.is_file() && !is_list_or_archive(path) {
+            let embedder = self.embedder()?;
+            return self.ask(&embedder, &[(path.display().to_string(), Given::File(path))], None);
+        }
+        let collection = Collection::open(path, Reading::default())?;
+        let embedder = self.embedder()?;
+        let entries = collection.entries();
+        let progress = Progress::counting(entries.len() as u64, "pictures");
+        for (number, part) in entries.chunks(AT_ONCE).enumerate() {
+            let asked: Vec<(String, Given<'_>)> =
+                part.iter().map(|entry| (entry.item.clone(), Given::Entry(&collection, entry))).collect();
+            self.ask(&embedder, &asked, Some((&progress, number * AT_ONCE)))?;
+            if !goes_on() {
+                break;
+            }
+        }
+        progress.finish();
+        self.arguments.backbone.tell(&embedder);
+        Ok(())
+    }
+
+    fn ask(
+        &mut self,
+        embedder: &Embedder,
+        asked: &[(String, Given<'_>)],
+        progress: Option<(&Progress, usize)>,
+    ) -> anyhow::Result<()> {
+        let given: Vec<Given<'_>> = asked.iter().map(|(_, given)| *given).collect();
+        let told = |done: usize| progress.is_none_or(|(bar, before)| bar.moves_to((before + done) as u64));
+        let embedded = embedder.embed_pictures(&given, &told)?;
+        let mut rows: Vec<(&str, &[f32])> = Vec::new();
+        for ((name, _), row) in asked.iter().zip(&embedded.rows) {
+            match row {
+                Ok(row) => rows.push((name, row)),
+                Err(problem) => {
+                    self.failed += 1;
+                    eprintln!("warning: {} is skipped: {problem}", visible(name));
+                }
+            }
+        }
+        let values: Vec<&[f32]> = rows.iter().map(|(_, row)| *row).collect();
+        for ((name, _), prediction) in rows.iter().zip(self.predictor.predict(&values)?) {
+            self.show(name, &prediction)?;
+        }
+        Ok(())
+    }
+
+    /// The embedder that is asked for, or the one that the classifier names, if that is built in.
+    fn embedder(&self) -> anyhow::Result<Embedder> {
+        let named = self.predictor.embedder().unwrap_or_default();
+        let named = named.split(" (").next().unwrap_or_default();
+        let embedder = match self.arguments.backbone.open()? {
+            Some(embedder) => embedder,
+            None => self.arguments.backbone.open_named(named)?,
+        };
+        self.check(Some(embedder.backbone().name()))?;
+        Ok(embedder)
+    }
+
+    fn check(&self, embedder: Option<&str>) -> anyhow::Result<()> {
+        if let (Some(learned), Some(given)) = (self.predictor.embedder(), embedder) {
+            anyhow::ensure!(
+                learned == given,
+                "the classifier learned from embeddings of {learned}, these are of {given}\nhint: give the same with --backbone"
+            );
+        }
+        Ok(())
+    }
+
+    fn show(&mut self, name: &str, prediction: &Prediction) -> anyhow::Result<()> {
+        let Prediction { class, probability, unknown, probabilities } = prediction;
+        let class = &self.predictor.classes()[*class as usize];
+        self.answered += 1;
+        let result = match self.arguments.format {
+            Format::Table => {
+                let said = if *unknown >= self.arguments.unknown { " (unknown?)" } else { "" };
+                let name = visible(name);
+                writeln!(self.out, "{:>4.0} %  {:<24}  {name}{said}", 100.0 * probability, visible(class))
+            }
+            Format::Csv => {
+                let all: String = match self.arguments.all {
+                    true => probabilities.iter().map(|p| format!(",{p:.4}")).collect(),
+                    false => String::new(),
+                };
+                writeln!(self.out, "{},{},{probability:.4},{unknown:.4}{all}", quoted(name), quoted(class))
+            }
+            Format::Jsonl => {
+                let mut line = serde_json::json!({
+                    "item": name, "class": class, "probability": probability, "unknown": unknown,
+                });
+                if self.arguments.all {
+                    let classes = self.predictor.classes().iter().cloned();
+                    let all = classes.zip(probabilities.iter().map(|&p| p.into()));
+                    line["probabilities"] = serde_json::Value::Object(all.collect());
+                }
+                writeln!(self.out, "{line}")
+            }
+        };
+        result.context("cannot write the answers")
+    }
+}
+
+fn is_list_or_archive(path: &Path) -> bool {
+    let name = path.display().to_string().to_lowercase();
+    [".csv", ".jsonl", ".tar", ".tar.gz", ".tgz"].iter().any(|ending| name.ends_with(ending))
+}
+
+/// A field of CSV.
+fn quoted(text: &str) -> String {
+    let plain = !text.contains([',', '"', '\n', '\r']);
+    if plain { text.into() } else { format!("\"{}\"", text.replace('"', "\"\"")) }
+}

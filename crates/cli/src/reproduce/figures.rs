@@ -1,0 +1,222 @@
+//! Figures: curves that are rows of tables drawn over the number of wrong samples, and pictures, which are made by
+//! commands of this program like everything else and put into the page.
+
+use std::path::Path;
+
+use anyhow::Context;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::Deserialize;
+use trueshot::noise::NoiseLevels;
+use trueshot::report::reproduction::{self, Panel};
+
+use super::data::Found;
+use super::experiments::{Dataset, Experiments, Table};
+use super::jobs::{Jobs, Kind, Word, words};
+use super::plan::{Planned, Planner, Source};
+
+/// A figure.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Figure {
+    pub name: String,
+    pub title: String,
+    pub datasets: Vec<String>,
+    #[serde(flatten)]
+    pub shows: Shows,
+}
+
+/// What a figure shows.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "shows")]
+pub enum Shows {
+    /// Some rows of tables, over the number of wrong samples.
+    Curves { tables: Vec<String>, rows: Vec<String> },
+    /// A support set for every noise.
+    Sets { caption: String, noise: Vec<NoiseLevels> },
+    /// Where the heads of tables' rows look.
+    Attention { caption: String, row: String, maps: Vec<Map>, show: String },
+}
+
+/// The attention of a table's head under some noise.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Map {
+    pub table: String,
+    pub noise: NoiseLevels,
+}
+
+/// A figure of pictures on one dataset.
+pub struct PlannedFigure<'a> {
+    pub figure: &'a Figure,
+    pub dataset: &'a Dataset,
+    caption: &'a str,
+    panels: Vec<PlannedPanel>,
+}
+
+struct PlannedPanel {
+    title: String,
+    /// The job that draws it, or why there is none.
+    job: Result<usize, String>,
+}
+
+impl Figure {
+    /// The rows that it draws as curves.
+    pub fn rows(&self) -> Option<&[String]> {
+        if let Shows::Curves { rows, .. } = &self.shows { Some(rows) } else { None }
+    }
+
+    /// The tables whose rows it draws as curves.
+    pub fn tables<'a>(&'a self, experiments: &'a Experiments) -> anyhow::Result<Vec<&'a Table>> {
+        let Shows::Curves { tables, .. } = &self.shows else { return Ok(Vec::new()) };
+        tables.iter().map(|name| experiments.table(name)).collect()
+    }
+}
+
+impl PlannedFigure<'_> {
+    /// The jobs that draw it.
+    pub fn jobs(&self) -> impl Iterator<Item = usize> {
+        self.panels.iter().filter_map(|panel| panel.job.as_ref().ok().copied())
+    }
+
+    /// Why some of it is not drawn.
+    pub fn missing(&self) -> impl Iterator<Item = &String> {
+        self.panels.iter().filter_map(|panel| panel.job.as_ref().err())
+    }
+
+    /// The figure with its pictures.
+    pub fn drawn(&self, jobs: &Jobs, folder: &Path) -> anyhow::Result<reproduction::Figure> {
+        let panel = |panel: &PlannedPanel| {
+            let (markup, missing) = match &panel.job {
+                Ok(job) => (markup(&panel.title, &folder.join(&jobs.all()[*job].output))?, None),
+                Err(reason) => (String::new(), Some(reason.clone())),
+            };
+            Ok(Panel { title: panel.title.clone(), markup, missing })
+        };
+        let needed = jobs.with_needs(&self.jobs().collect::<Vec<_>>());
+        Ok(reproduction::Figure {
+            name: self.figure.name.clone(),
+            title: self.figure.title.clone(),
+            dataset: self.dataset.title.clone(),
+            caption: self.caption.to_string(),
+            panels: self.panels.iter().map(panel).collect::<anyhow::Result<_>>()?,
+            commands: needed.iter().map(|&job| jobs.command(&jobs.all()[job])).collect(),
+        })
+    }
+}
+
+/// A picture as part of a page.
+fn markup(title: &str, path: &Path) -> anyhow::Result<String> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    if path.extension().is_some_and(|extension| extension == "svg") {
+        return Ok(String::from_utf8(bytes)?);
+    }
+    let title = title.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;");
+    Ok(format!("<img class=\"map\" alt=\"{title}\" src=\"data:image/png;base64,{}\">", BASE64.encode(bytes)))
+}
+
+impl<'a> Planner<'a> {
+    /// The tables of a figure's curves, with what is not drawn left out.
+    pub fn curves(
+        &mut self,
+        figure: &'a Figure,
+        tables: &[&'a Table],
+        source: &Source<'a>,
+    ) -> Vec<Planned<'a>> {
+        let mut all = Vec::new();
+        for table in tables.iter().filter(|table| table.datasets.iter().any(|name| name == source.name)) {
+            let mut planned = self.plan(table, source);
+            planned.curve = Some(figure);
+            let drawn: Vec<usize> = planned.rows().map(|(number, _)| number).collect();
+            planned.evaluations.retain(|evaluation| evaluation.rows.iter().any(|row| drawn.contains(row)));
+            planned.missing.retain(|row, _| drawn.contains(row));
+            all.push(planned);
+        }
+        all
+    }
+
+    /// All jobs of a figure of pictures on one dataset; none for curves.
+    pub fn figure(
+        &mut self,
+        figure: &'a Figure,
+        experiments: &'a Experiments,
+        source: &Source<'a>,
+    ) -> anyhow::Result<Option<PlannedFigure<'a>>> {
+        let (caption, panels) = match &figure.shows {
+            Shows::Curves { .. } => return Ok(None),
+            Shows::Sets { caption, noise } => {
+                (caption, noise.iter().map(|noise| self.support_set(source, noise)).collect())
+            }
+            Shows::Attention { caption, row, maps, show } => {
+                let panel =
+                    |map: &'a Map| self.attention(source, experiments.table(&map.table)?, row, map, show);
+                (caption, maps.iter().map(panel).collect::<anyhow::Result<_>>()?)
+            }
+        };
+        Ok(Some(PlannedFigure { figure, dataset: source.dataset, caption, panels }))
+    }
+
+    fn support_set(&mut self, source: &Source<'_>, noise: &NoiseLevels) -> PlannedPanel {
+        let title = format!("{} with {}", source.dataset.title, named(noise));
+        let job = source.ready_for(Some(noise)).map(|found| {
+            let mut line = vec![Word::of("episode")];
+            line.extend(found.test.words());
+            line.extend(words(&format!("--noise {noise} {}", self.shape(source, SHOTS))));
+            if super::plan::has_outliers(noise) {
+                line.extend(test_outliers(source, found));
+            }
+            self.jobs.add(Kind::SupportSet, format!("{title}: the support set"), 1.0, line)
+        });
+        PlannedPanel { title, job }
+    }
+
+    fn attention(
+        &mut self,
+        source: &Source<'_>,
+        table: &Table,
+        row: &str,
+        map: &Map,
+        show: &str,
+    ) -> anyhow::Result<PlannedPanel> {
+        let row = table.rows.iter().find(|known| known.row == row);
+        let row = row.with_context(|| format!("{} has no row for attention", table.name))?;
+        let title = format!("{} on {} with {}", row.row, source.dataset.title, named(&map.noise));
+        let job = source.ready_for(Some(&map.noise)).and_then(|found| {
+            let features = self.features(source, found, None);
+            let head = self.head(source, &features, row).ok_or("the row has no head")?;
+            let mut line = vec![Word::of("attention"), Word::result(head), Word::result(features.test)];
+            let shape = self.shape(source, table.shots);
+            line.extend(words(&format!("--noise {} {shape} --show {show}", map.noise)));
+            if let Some([.., outliers]) = features.outliers.filter(|_| super::plan::has_outliers(&map.noise))
+            {
+                line.extend([Word::of("--outliers"), Word::result(outliers)]);
+            }
+            Ok(self.jobs.add(Kind::Attention, format!("{title}: attention"), 1.0, line))
+        });
+        Ok(PlannedPanel { title, job })
+    }
+
+    fn shape(&self, source: &Source<'_>, shots: usize) -> String {
+        format!("--shots {shots} --queries {} --seed {}", source.dataset.queries, self.settings.seed)
+    }
+}
+
+/// Shots of the support sets that are shown.
+const SHOTS: usize = 5;
+
+/// The words that give a picture of a support set its outliers, as [`Planner::features`] has them.
+fn test_outliers(source: &Source<'_>, found: &Found) -> Vec<Word> {
+    match &source.outliers {
+        _ if source.dataset.built_in => {
+            let mut line = vec![Word::of("--outliers"), found.val.path()];
+            line.extend(words("--outliers-split val"));
+            line
+        }
+        Ok(outliers) => vec![Word::of("--outliers"), outliers.test.path()],
+        Err(_) => Vec::new(),
+    }
+}
+
+fn named(noise: &NoiseLevels) -> String {
+    let each = noise.0.iter().map(|noise| format!("{} noise of {} %", noise.kind, noise.percent()));
+    each.collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,157 @@
+//! SUPPORT: the labelled examples that `audit`, `fit` and others start from. A folder of class folders, an archive or a
+//! list of pictures is embedded; a file of embeddings is read. What comes out is the same: rows with labels, and, where
+//! there are pictures, the way back from a row to its picture.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use trueshot::Embeddings;
+use trueshot_vision::embedder::EmbeddedCollection;
+use trueshot_vision::source::Entry;
+use trueshot_vision::{Collection, Embedder, Reading, Skipped};
+
+use crate::backbone_argument::BackboneArgument;
+use crate::pictures_argument::tell_skipped;
+use crate::progress::Progress;
+
+/// Endings of files that hold rows rather than pictures.
+const EMBEDDINGS: [&str; 8] = ["safetensors", "npy", "npz", "parquet", "arrow", "feather", "ipc", "arrows"];
+
+/// The labelled examples, and what embeds them.
+#[derive(Args)]
+pub struct SupportArgument {
+    /// The labelled examples: a folder of class folders, .tar, .tar.gz, a .csv or .jsonl of path and label, or
+    /// embeddings (.safetensors, .npz, .npy, .parquet, .arrow)
+    #[arg(value_name = "SUPPORT")]
+    pub support: PathBuf,
+    /// Labels of a .npy file, where they do not lie beside it
+    #[arg(long, value_name = "FILE")]
+    labels_of_rows: Option<PathBuf>,
+    #[command(flatten)]
+    pub backbone: BackboneArgument,
+}
+
+/// Labelled examples that are ready to be worked on.
+pub struct Support {
+    /// Rows with labels, and with the names of their items where there are any.
+    pub embeddings: Embeddings,
+    /// The pictures behind the rows, if they are of pictures.
+    pub pictures: Option<SupportPictures>,
+    /// What could not be read and why.
+    pub skipped: Vec<Skipped>,
+    /// How many rows had been embedded before.
+    pub from_cache: usize,
+}
+
+/// The pictures behind the rows of a support set.
+pub struct SupportPictures {
+    /// Where they come from.
+    pub collection: Collection,
+    /// What embedded them; it embeds others like them.
+    pub embedder: Embedder,
+    /// For every row the place of its picture among the collection's entries.
+    entries: Vec<u32>,
+}
+
+impl SupportPictures {
+    /// The picture behind a row.
+    pub fn entry(&self, row: usize) -> &Entry {
+        &self.collection.entries()[self.entries[row] as usize]
+    }
+}
+
+/// Whether a path names rows rather than pictures.
+pub fn is_embeddings(path: &Path) -> bool {
+    let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+    extension.is_some_and(|extension| EMBEDDINGS.contains(&extension.as_str())) && !path.is_dir()
+}
+
+impl SupportArgument {
+    /// Reads rows, or embeds pictures with progress on a terminal; says what was skipped and what looks odd.
+    pub fn open(&self) -> anyhow::Result<Support> {
+        let support = if is_embeddings(&self.support) { self.read()? } else { self.embed()? };
+        support.tell();
+        Ok(support)
+    }
+
+    fn read(&self) -> anyhow::Result<Support> {
+        let mut embeddings = match &self.labels_of_rows {
+            Some(labels) => Embeddings::read_pair(&self.support, labels)?,
+            None => Embeddings::read(&self.support)?,
+        };
+        embeddings.check()?;
+        Ok(Support { embeddings, pictures: None, skipped: Vec::new(), from_cache: 0 })
+    }
+
+    fn embed(&self) -> anyhow::Result<Support> {
+        // A backbone that cannot be opened is said before a large folder is looked through.
+        let given = self.backbone.open()?;
+        let collection = Collection::open(&self.support, Reading::default())?;
+        let embedder = given.map_or_else(|| self.backbone.open_default(&collection), Ok)?;
+        let progress = Progress::counting(collection.entries().len() as u64, "pictures");
+        let embedded = embedder.embed_collection(&collection, &|done| progress.moves_to(done as u64));
+        progress.finish();
+        let EmbeddedCollection { embeddings, entries, skipped, from_cache } = embedded?;
+        self.backbone.tell(&embedder);
+        let pictures = SupportPictures { collection, embedder, entries };
+        Ok(Support { embeddings, pictures: Some(pictures), skipped, from_cache })
+    }
+}
+
+impl Support {
+    /// Says what was skipped, and which classes are too small to say much.
+    fn tell(&self) {
+        tell_skipped(self.skipped.iter());
+        for note in self.notes() {
+            eprintln!("note: {note}");
+        }
+    }
+
+    /// What somebody who looks at the classes should know.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let mut add = |names: Vec<String>, one: &str, many: &str| match names.len() {
+            0 => {}
+            1 => notes.push(format!("{} {one}", names[0])),
+            _ => notes.push(format!("{} {many}: {}", names.len(), shortened(&names))),
+        };
+        add(self.empty_folders(), "is an empty folder", "folders are empty");
+        add(self.unreadable_classes(), "has no picture that can be read", "classes have no readable picture");
+        let one = self.classes_of_one();
+        add(one, "has a single item, which nothing can confirm", "classes have a single item");
+        notes
+    }
+
+    fn empty_folders(&self) -> Vec<String> {
+        let folders = self.pictures.iter().flat_map(|pictures| pictures.collection.empty_folders());
+        folders.map(|folder| shown(folder)).collect()
+    }
+
+    /// Classes whose every picture was skipped.
+    fn unreadable_classes(&self) -> Vec<String> {
+        let listed = self.pictures.iter().flat_map(|pictures| pictures.collection.classes());
+        let is_gone = |class: &&String| self.embeddings.classes().binary_search(class).is_err();
+        listed.filter(is_gone).map(|class| format!("class {}", shown(class))).collect()
+    }
+
+    fn classes_of_one(&self) -> Vec<String> {
+        let classes = self.embeddings.classes().iter().enumerate();
+        let of_one = classes.filter(|(class, _)| self.embeddings.rows_of(*class).len() == 1);
+        of_one.map(|(_, name)| format!("class {}", shown(name))).collect()
+    }
+}
+
+/// A name in quotes, whatever is in it.
+fn shown(name: &str) -> String {
+    format!("'{}'", trueshot::report::visible(name))
+}
+
+/// The first few names.
+fn shortened(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let first = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(SHOWN) {
+        Some(more) if more > 0 => format!("{first} and {more} more"),
+        _ => first,
+    }
+}
