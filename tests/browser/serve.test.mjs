@@ -177,8 +177,10 @@ describe("the served page", () => {
     await until(page, () => /3 pictures look misfiled/.test(document.getElementById("status").textContent));
     const plan = await download(page, "#take-plan");
     const lines = plan.text.toString().trim().split("\n").map((line) => JSON.parse(line));
-    assert.equal(lines.length, 3);
-    for (const line of lines) assert.equal(line.to, line.item.split("-")[0]);
+    assert.equal(lines[0].format, "trueshot-plan/1");
+    assert.equal(lines.length, 5);
+    for (const line of lines.slice(1, -1)) assert.equal(line.to, line.item.split("-")[0]);
+    assert.equal(lines.at(-1).listing.length, 18);
     const report = JSON.parse((await download(page, "#take-json")).text);
     assert.equal(report.items.length, 18);
     const html = (await download(page, "#take-html")).text.toString();

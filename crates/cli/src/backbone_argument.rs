@@ -58,12 +58,6 @@ impl BackboneArgument {
         Ok(backbone.transpose()?.map(|backbone| self.at_work(backbone)))
     }
 
-    /// The backbone that is asked for, or the built-in one of this name.
-    pub fn open_or(&self, usual: &str) -> anyhow::Result<Embedder> {
-        let given = self.backbone.clone().unwrap_or_else(|| usual.into());
-        Ok(self.at_work(Backbone::find(given, &self.options())?))
-    }
-
     /// The backbone for such pictures.
     pub fn open_default(&self, collection: &Collection) -> anyhow::Result<Embedder> {
         Ok(self.at_work(Backbone::default_for(collection, &self.options())?))

@@ -67,20 +67,23 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let token = token(arguments.token_file.as_deref())?;
     anyhow::ensure!(
         token.is_some() || arguments.address.is_loopback(),
-        "on {} others can reach the server, so it needs a token: --token-file FILE, or the variable {TOKEN}",
+        "others can reach the server on {}, so it needs a token\nhint: --token-file FILE, or the variable {TOKEN}",
         arguments.address
     );
     let data_dir = match &arguments.data_dir {
         Some(folder) => folder.clone(),
         None => usual_folder(&|name| std::env::var_os(name).map(PathBuf::from))
-            .context("no folder for data is known: give one with --data-dir")?,
+            .context("no folder for data is known\nhint: give one with --data-dir")?,
     };
     let settings = Settings {
         data_dir,
         access: Access::new(arguments.allow_host.clone(), token.as_deref()),
         limits: arguments.limits.limits(),
     };
-    let embedder = arguments.backbone.open_or(EFFICIENTNET)?;
+    let embedder = match arguments.backbone.open()? {
+        Some(embedder) => embedder,
+        None => arguments.backbone.open_named(EFFICIENTNET)?,
+    };
     let (app, unreadable) = App::new(embedder, settings)?;
     for problem in unreadable {
         eprintln!("warning: {problem}");
@@ -123,7 +126,7 @@ fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
     let length = token.len();
     anyhow::ensure!(
         length >= SHORTEST_TOKEN,
-        "the token has {length} characters; at least {SHORTEST_TOKEN} are needed"
+        "the token has {length} characters; at least {SHORTEST_TOKEN} are needed\nhint: openssl rand -hex 16 makes one"
     );
     Ok(Some(token))
 }

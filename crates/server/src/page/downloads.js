@@ -14,17 +14,37 @@ export function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** A line for every picture that was moved, or that should be. */
+/** The folder that everything came in, if it was one, and what pictures are called within it. */
+function rooted(pictures) {
+  const tops = new Set(pictures.map(({ path }) => (path.split("/").length > 2 ? path.split("/")[0] : null)));
+  const [top] = tops;
+  return tops.size === 1 && top ? { kind: "folder", root: top, within: (path) => path.slice(top.length + 1) } : { kind: "pictures", root: ".", within: (path) => path };
+}
+
+/** What becomes of a picture, compared with how it came: moves that were made, and those that are suggested. */
+function change(picture, verdict) {
+  if (verdict?.suggested) return { to: verdict.suggested, p_wrong: verdict.p_wrong, reason: "suggested" };
+  if (verdict?.verdict === "outlier" && !verdict.confirmed) return { quarantine: true, p_wrong: verdict.p_wrong, reason: "like none of the classes" };
+  return picture.place === picture.origin ? null : { to: picture.place, reason: picture.confirmed ? "moved by hand" : "accepted" };
+}
+
+/** A plan as `trueshot repair` reads it: what it is for, a line for every change, what there was. */
 export function plan() {
-  const lines = [];
-  for (const picture of collection.look().pictures.values()) {
+  const pictures = [...collection.look().pictures.values()];
+  const { kind, root, within } = rooted(pictures);
+  const changes = [];
+  let [wrong, left] = [0, 0];
+  for (const picture of pictures) {
     const verdict = collection.verdictOf(picture.id);
-    const line = (action, to, decided) => lines.push({ item: picture.path, given: picture.origin, action, to, decided, p_wrong: verdict?.p_wrong ?? null });
-    if (verdict?.suggested) line("relabel", verdict.suggested, false);
-    else if (verdict?.verdict === "outlier" && !verdict.confirmed) line("quarantine", null, false);
-    else if (picture.place !== picture.origin) line("relabel", picture.place, true);
+    const what = change(picture, verdict);
+    if (what && what.to !== picture.origin) changes.push({ item: within(picture.path), from: picture.origin, ...what });
+    wrong += what ? 1 : (verdict?.p_wrong ?? 0);
+    left += what ? 0 : (verdict?.p_wrong ?? 0);
   }
-  return lines.map((line) => `${JSON.stringify(line)}\n`).join("");
+  const right = (count) => Number((1 - count / Math.max(1, pictures.length)).toFixed(6));
+  const header = { format: "trueshot-plan/1", kind, root, items: pictures.length, accuracy: right(wrong), accuracy_after: right(left) };
+  const listing = pictures.map((picture) => ({ item: within(picture.path), ...(picture.problem ? {} : { class: picture.origin }), size: picture.blob.size }));
+  return [header, ...changes, { listing }].map((line) => `${JSON.stringify(line)}\n`).join("");
 }
 
 export const savePlan = () => save("trueshot-plan.jsonl", new Blob([plan()], { type: "application/jsonl" }));
