@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn a_panic_in_the_work_is_an_answer_and_frees_the_gate() {
         run(async {
-            let gate = Gate::new(&small());
+            let gate = Gate::new(&Limits { time: Duration::from_secs(60), ..small() });
             for _ in 0..3 {
                 let ticket = gate.enter(Some(1)).await.unwrap();
                 let outcome = ticket.work(|_| -> Result<(), Problem> { panic!("a fault of ours") }).await;

@@ -80,6 +80,7 @@ impl Problem {
     }
 
     /// The status it is answered with.
+    #[cfg(test)]
     pub fn status(&self) -> StatusCode {
         self.status
     }

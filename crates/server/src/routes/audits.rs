@@ -104,3 +104,30 @@ pub fn look(support: &Support, options: &Options, app: &App, watch: &Watch) -> R
         None => Ok(found),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use trueshot::Embeddings;
+    use trueshot::method::TrainedRelabel;
+
+    use super::*;
+
+    #[test]
+    fn an_audit_is_what_the_description_says() {
+        let values = vec![1.0, 0.0, 0.9, 0.1, 0.0, 1.0, 0.1, 0.9, 1.0, 0.0];
+        let labels = ["a", "a", "b", "b", "b"].map(str::to_owned).to_vec();
+        let data = Embeddings::from_rows(values, 2, labels).unwrap();
+        let head = TrainedRelabel::built_in().unwrap();
+        // So sure that something is left open, which has advice.
+        let options = Options { certainty: Certainty::of_all(0.999_999), ..Options::default() };
+        let confirmed = [true, false, false, false, false];
+        let audit = audit(&data, &head, &options, &confirmed, &()).unwrap();
+        let skipped = vec![Skipped { item: "x".into(), class: "a".into(), reason: "cut off".into() }];
+        let reply = serde_json::to_value(AuditReply { audit, embedder: None, skipped }).unwrap();
+        assert!(
+            reply["items"][1]["advice"].is_string() && reply["duplicates"][0]["kind"] == "exact",
+            "{reply}"
+        );
+        serde_json::from_value::<AuditBody>(reply).expect("no field more, none less");
+    }
+}
