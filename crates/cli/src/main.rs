@@ -20,6 +20,7 @@ mod predict;
 mod progress;
 mod repair;
 mod reproduce;
+mod serve;
 mod support;
 mod threads;
 mod train;
@@ -49,6 +50,7 @@ enum Command {
     Train(train::Arguments),
     Attention(attention::Arguments),
     Reproduce(reproduce::Arguments),
+    Serve(serve::Arguments),
     Bench(bench::Arguments),
 }
 
@@ -70,6 +72,7 @@ fn main() -> std::process::ExitCode {
             Command::Train(arguments) => train::run(&arguments),
             Command::Attention(arguments) => attention::run(&arguments),
             Command::Reproduce(arguments) => reproduce::run(&arguments),
+            Command::Serve(arguments) => serve::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),
         }
     };

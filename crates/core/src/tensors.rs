@@ -47,7 +47,7 @@ impl Tensors {
 
     /// Reads the bytes of a file; `name` stands for it in messages.
     pub fn read_bytes(bytes: Vec<u8>, name: &str) -> Result<Self> {
-        Self::read(&Source { path: name.into(), bytes: bytes.into() }, |_| Ok(()))
+        Self::read(&Source::named(name, bytes), |_| Ok(()))
     }
 
     fn read(source: &Source, accept: impl FnOnce(&Tensors) -> Result<()>) -> Result<Self> {

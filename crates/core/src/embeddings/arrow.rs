@@ -28,8 +28,17 @@ const CONTINUATION: [u8; 4] = [0xff; 4];
 
 /// Reads a file's structure and decodes its needed columns.
 pub(crate) fn read(source: &Source) -> Result<Parts> {
+    read_columns(source, Columns::choose)
+}
+
+/// The same for rows that need no labels.
+pub(crate) fn read_unlabelled(source: &Source) -> Result<Parts> {
+    read_columns(source, Columns::choose_unlabelled)
+}
+
+fn read_columns(source: &Source, choose: fn(&Schema) -> Result<Columns, String>) -> Result<Parts> {
     let layout = guarded(source, FORMAT, || Layout::of(source))?;
-    let columns = Columns::choose(&layout.schema).map_err(|problem| source.malformed(FORMAT, problem))?;
+    let columns = choose(&layout.schema).map_err(|problem| source.malformed(FORMAT, problem))?;
     let unpacked = layout.check_blocks(source)?;
     source.allow(unpacked)?;
     guarded(source, FORMAT, || decode(source, layout, columns))

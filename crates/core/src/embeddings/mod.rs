@@ -116,6 +116,22 @@ impl Embeddings {
         Self::from_parts(parts, None)
     }
 
+    /// Reads Arrow that somebody sent, checked, if it unpacks to no more than so many bytes.
+    pub fn receive_arrow(bytes: Vec<u8>, most_bytes: u64) -> Result<Self> {
+        Self::received(arrow::read(&Source::in_memory(bytes, "arrow").within(most_bytes))?)
+    }
+
+    /// The same for rows without labels: all are of one class.
+    pub fn receive_unlabelled_arrow(bytes: Vec<u8>, most_bytes: u64) -> Result<Self> {
+        Self::received(arrow::read_unlabelled(&Source::in_memory(bytes, "arrow").within(most_bytes))?)
+    }
+
+    fn received(parts: Parts) -> Result<Self> {
+        let mut embeddings = Self::from_parts(parts, None)?;
+        embeddings.check()?;
+        Ok(embeddings)
+    }
+
     /// Makes embeddings from numbers in memory; the classes are the names that occur, in order.
     pub fn from_rows(values: Vec<f32>, dim: usize, labels: Vec<String>) -> Result<Self> {
         if dim == 0 || !values.len().is_multiple_of(dim) {

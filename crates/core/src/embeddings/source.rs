@@ -11,6 +11,8 @@ use crate::error::{Error, Result};
 pub(crate) struct Source {
     pub path: PathBuf,
     pub bytes: Bytes,
+    /// What it may unpack to at most, whatever its size.
+    most: u64,
 }
 
 impl Source {
@@ -23,19 +25,29 @@ impl Source {
             return Err(read_error(std::io::Error::other("it is a folder")));
         }
         if metadata.len() == 0 {
-            return Ok(Source { path: path.into(), bytes: Bytes::new() });
+            return Ok(Source { path: path.into(), bytes: Bytes::new(), most: u64::MAX });
         }
         // SAFETY: the map is read-only and private to this process. As with every mapped file, somebody
         // who truncates it while we read ends the process (SIGBUS); our own writers never do that, they
         // rename a complete file into place, which leaves existing maps whole.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(read_error)?;
-        Ok(Source { path: path.into(), bytes: Bytes::from_owner(map) })
+        Ok(Source { path: path.into(), bytes: Bytes::from_owner(map), most: u64::MAX })
     }
 
     /// Bytes that never were a file.
     pub fn in_memory(bytes: Vec<u8>, extension: &str) -> Self {
-        Source { path: PathBuf::from(format!("bytes.{extension}")), bytes: bytes.into() }
+        Self::named(format!("bytes.{extension}"), bytes)
+    }
+
+    /// The same under a name of its own.
+    pub fn named(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Self {
+        Source { path: name.into(), bytes: bytes.into(), most: u64::MAX }
+    }
+
+    /// Bytes of somebody who may not use more memory than this.
+    pub fn within(self, most: u64) -> Self {
+        Source { most, ..self }
     }
 
     /// An error about the contents.
@@ -48,7 +60,7 @@ impl Source {
     /// Features hardly compress (2 to 4 times, sparse ones 20); labels do, but they are small. So 64 times
     /// the file and 64 MiB on top let every real file through, while a few lying bytes cost nothing.
     pub fn allow(&self, claimed: u64) -> Result<()> {
-        let allowed = (64 << 20) + 64 * self.bytes.len() as u64;
+        let allowed = self.most.min((64 << 20) + 64 * self.bytes.len() as u64);
         if claimed > allowed {
             return Err(Error::TooLarge { path: self.path.clone(), claimed, allowed });
         }

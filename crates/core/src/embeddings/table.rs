@@ -28,35 +28,37 @@ const ITEMS: [&str; 5] = ["item", "items", "path", "id", "file"];
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Columns {
     features: usize,
-    labels: usize,
+    labels: Option<usize>,
     items: Option<usize>,
 }
 
 impl Columns {
     /// Finds the columns by name and type; `Err` says which was not found, and what there is.
     pub fn choose(schema: &Schema) -> Result<Self, String> {
-        let named = |names: &[&str], fits: fn(&DataType) -> bool| {
-            names.iter().find_map(|name| {
-                let (place, field) = schema.column_with_name(name)?;
-                fits(field.data_type()).then_some(place)
-            })
-        };
-        let features = named(&FEATURES, is_features).or_else(|| only_features(schema)).ok_or_else(|| {
-            format!(
-                "no column of number lists named {}; its columns: {}",
-                FEATURES.join(" or "),
-                described(schema)
-            )
-        })?;
-        let labels = named(&LABELS, is_labels).ok_or_else(|| {
+        let columns = Self::choose_unlabelled(schema)?;
+        let labels = named(schema, &LABELS, is_labels).ok_or_else(|| {
             format!("no column of labels named {}; its columns: {}", LABELS.join(" or "), described(schema))
         })?;
-        Ok(Columns { features, labels, items: named(&ITEMS, is_text) })
+        Ok(Columns { labels: Some(labels), ..columns })
+    }
+
+    /// The same without labels, which rows that ask for their class do not have.
+    pub fn choose_unlabelled(schema: &Schema) -> Result<Self, String> {
+        let features =
+            named(schema, &FEATURES, is_features).or_else(|| only_features(schema)).ok_or_else(|| {
+                format!(
+                    "no column of number lists named {}; its columns: {}",
+                    FEATURES.join(" or "),
+                    described(schema)
+                )
+            })?;
+        Ok(Columns { features, labels: None, items: named(schema, &ITEMS, is_text) })
     }
 
     /// The places of the columns in the schema, ascending.
     pub fn places(&self) -> Vec<usize> {
-        let mut places: Vec<usize> = [self.features, self.labels].into_iter().chain(self.items).collect();
+        let optional = self.labels.into_iter().chain(self.items);
+        let mut places: Vec<usize> = std::iter::once(self.features).chain(optional).collect();
         places.sort_unstable();
         places
     }
@@ -65,6 +67,14 @@ impl Columns {
     fn projected(&self, place: usize) -> usize {
         self.places().iter().take_while(|&&other| other < place).count()
     }
+}
+
+/// The first column of one of these names that is of the right type.
+fn named(schema: &Schema, names: &[&str], fits: fn(&DataType) -> bool) -> Option<usize> {
+    names.iter().find_map(|name| {
+        let (place, field) = schema.column_with_name(name)?;
+        fits(field.data_type()).then_some(place)
+    })
 }
 
 /// What a message shows of a schema.
@@ -162,10 +172,12 @@ impl<'a> Table<'a> {
             return Ok(());
         }
         let column = |place: usize| batch.column(self.columns.projected(place)).clone();
-        let (features, labels) = (column(self.columns.features), column(self.columns.labels));
-        let items = self.columns.items.map(column);
+        let features = column(self.columns.features);
+        let (labels, items) = (self.columns.labels.map(column), self.columns.items.map(column));
         self.push_features(&features)?;
-        self.push_labels(&labels)?;
+        if let Some(labels) = labels {
+            self.push_labels(&labels)?;
+        }
         if let Some(items) = items {
             self.push_items(&items)?;
         }
@@ -182,6 +194,7 @@ impl<'a> Table<'a> {
         };
         let labels = match self.names {
             Some(names) => names.into_labels(),
+            None if self.columns.labels.is_none() => Labels::Numbered(vec![0; self.rows]),
             None => Labels::Numbered(self.numbers),
         };
         Ok(Parts {

@@ -1,0 +1,140 @@
+//! `trueshot serve`: the API and the page, on this machine's own address unless told otherwise.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use trueshot_server::{Access, App, Limits, Settings};
+use trueshot_vision::backbone::EFFICIENTNET;
+
+use crate::backbone_argument::BackboneArgument;
+use crate::output;
+
+/// The variable a token may be in: others can see arguments, so it is never one.
+const TOKEN: &str = "TRUESHOT_TOKEN";
+/// A shorter one can be guessed.
+const SHORTEST_TOKEN: usize = 16;
+
+/// Serve an HTTP API and a page for the browser: audit, fit, predict
+#[derive(Args)]
+pub struct Arguments {
+    /// Address to listen on; any but this machine's own needs a token
+    #[arg(long, value_name = "IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    address: IpAddr,
+    /// Port to listen on; 0 takes any that is free
+    #[arg(short, long, value_name = "N", default_value_t = 7878)]
+    port: u16,
+    /// Keep classifiers in DIR [default: trueshot in the user's folder for data]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Ask for the token in FILE (or in the variable TRUESHOT_TOKEN) as 'Authorization: Bearer TOKEN'
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// A name that this server may be asked by, besides localhost and addresses; repeatable
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
+    #[command(flatten)]
+    backbone: BackboneArgument,
+    #[command(flatten)]
+    limits: LimitArguments,
+}
+
+/// What a request may cost.
+#[derive(Args)]
+#[command(next_help_heading = "Limits")]
+struct LimitArguments {
+    /// Largest body of a request, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    max_body: u32,
+    /// Largest picture, in millions of pixels
+    #[arg(long, value_name = "MP", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    max_pixels: u32,
+    /// Longest time for a request, in seconds
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    timeout: u32,
+    /// Requests worked on at once [default: one for every core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: Option<u16>,
+    /// Requests that may wait besides; more are told to come again
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    queue: u16,
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let token = token(arguments.token_file.as_deref())?;
+    anyhow::ensure!(
+        token.is_some() || arguments.address.is_loopback(),
+        "others can reach the server on {}, so it needs a token\nhint: --token-file FILE, or the variable {TOKEN}",
+        arguments.address
+    );
+    let data_dir = match &arguments.data_dir {
+        Some(folder) => folder.clone(),
+        None => usual_folder(&|name| std::env::var_os(name).map(PathBuf::from))
+            .context("no folder for data is known\nhint: give one with --data-dir")?,
+    };
+    let settings = Settings {
+        data_dir,
+        access: Access::new(arguments.allow_host.clone(), token.as_deref()),
+        limits: arguments.limits.limits(),
+    };
+    let embedder = match arguments.backbone.open()? {
+        Some(embedder) => embedder,
+        None => arguments.backbone.open_named(EFFICIENTNET)?,
+    };
+    let (app, unreadable) = App::new(embedder, settings)?;
+    for problem in unreadable {
+        eprintln!("warning: {problem}");
+    }
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
+        let address = SocketAddr::new(arguments.address, arguments.port);
+        let listening = tokio::net::TcpListener::bind(address).await;
+        let listener = listening.with_context(|| format!("cannot listen on {address}"))?;
+        output::print(&format!("http://{}\n", listener.local_addr()?))?;
+        eprintln!("the page and the API are there; Ctrl-C stops");
+        Ok(trueshot_server::serve(listener, app).await?)
+    })
+}
+
+impl LimitArguments {
+    fn limits(&self) -> Limits {
+        let usual = Limits::default();
+        let body = (self.max_body as usize) << 20;
+        Limits {
+            body,
+            bodies: usual.bodies.max(2 * body),
+            pixels: u64::from(self.max_pixels) * 1_000_000,
+            time: Duration::from_secs(self.timeout.into()),
+            at_once: self.jobs.map_or(usual.at_once, usize::from),
+            waiting: self.queue.into(),
+        }
+    }
+}
+
+fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
+    let given = match file {
+        Some(path) => {
+            Some(std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?)
+        }
+        None => std::env::var(TOKEN).ok(),
+    };
+    let Some(token) = given.map(|token| token.trim().to_owned()) else { return Ok(None) };
+    let is_sendable = token.bytes().all(|byte| byte.is_ascii_graphic());
+    anyhow::ensure!(is_sendable, "the token may have printable ASCII characters only, and no spaces");
+    let length = token.len();
+    anyhow::ensure!(
+        length >= SHORTEST_TOKEN,
+        "the token has {length} characters; at least {SHORTEST_TOKEN} are needed\nhint: openssl rand -hex 16 makes one"
+    );
+    Ok(Some(token))
+}
+
+/// `$XDG_DATA_HOME/trueshot`, or what stands for it elsewhere. A relative path there is to be ignored.
+fn usual_folder(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    let absolute = |name: &str| variable(name).filter(|path| path.is_absolute());
+    let home = || absolute("HOME").map(|home| home.join(".local/share"));
+    let folder = absolute("XDG_DATA_HOME").or_else(|| absolute("LOCALAPPDATA")).or_else(home)?;
+    Some(folder.join("trueshot"))
+}

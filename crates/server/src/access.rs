@@ -1,0 +1,119 @@
+//! Who may ask, and what browsers are told.
+//!
+//! A server on this machine's own address can be reached by every page that the user's browser has open. Such a page
+//! can send some requests without asking, and by a name that it makes point to 127.0.0.1 it could read the answers too.
+//! So a request must name us as we are called (an address or a name that was allowed), and one that changes something
+//! must not come from another origin. On other addresses a token is needed besides.
+
+use std::net::IpAddr;
+
+use axum::extract::{Request, State};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::problem::Problem;
+use crate::state::Shared;
+
+/// Who may ask.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    names: Vec<String>,
+    /// Of tokens only hashes are compared, which takes the same time wherever they differ.
+    token: Option<blake3::Hash>,
+}
+
+/// What every answer says to browsers.
+const HEADERS: [(&str, &str); 7] = [
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; \
+         connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("x-frame-options", "DENY"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("permissions-policy", "camera=(self), microphone=(), geolocation=()"),
+];
+
+impl Access {
+    /// Asked for by addresses, `localhost` and these names; with a token, if one is given.
+    pub fn new(names: Vec<String>, token: Option<&str>) -> Self {
+        let names = names.into_iter().map(|name| name.to_ascii_lowercase()).collect();
+        Access { names, token: token.map(|token| blake3::hash(token.as_bytes())) }
+    }
+
+    /// Whether a token is asked for.
+    pub fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
+    fn check(&self, request: &Request) -> Result<(), Problem> {
+        let host = host_of(request)?;
+        if !self.knows(host.host()) {
+            let error = format!("this server is not called '{}'", host.host());
+            return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, error)
+                .hint("use its address, or start it with --allow-host NAME"));
+        }
+        let reads = [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method());
+        if !reads && !is_own_origin(request.headers(), &host) {
+            let error = "a page of another origin may not ask for this";
+            return Err(Problem::new(StatusCode::FORBIDDEN, error));
+        }
+        let path = request.uri().path();
+        let is_guarded = path.starts_with("/api/") || path == "/api" || path == "/metrics";
+        if is_guarded { self.check_token(request.headers()) } else { Ok(()) }
+    }
+
+    fn knows(&self, host: &str) -> bool {
+        let name = host.to_ascii_lowercase();
+        let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(&name);
+        bare.parse::<IpAddr>().is_ok() || name == "localhost" || self.names.contains(&name)
+    }
+
+    fn check_token(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let Some(token) = &self.token else { return Ok(()) };
+        let given = headers.get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
+        let bearer = given.split_at_checked(7).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
+        match bearer.is_some_and(|(_, given)| blake3::hash(given.trim_ascii()) == *token) {
+            true => Ok(()),
+            false => Err(Problem::new(StatusCode::UNAUTHORIZED, "the token is missing or wrong")
+                .hint("send the header 'Authorization: Bearer TOKEN'")),
+        }
+    }
+}
+
+fn host_of(request: &Request) -> Result<Authority, Problem> {
+    let header = request.headers().get(header::HOST);
+    let named = header.and_then(|host| Authority::try_from(host.as_bytes()).ok());
+    named.ok_or_else(|| Problem::malformed("the request does not say which host it is for"))
+}
+
+/// Programs send no origin; a browser does with everything that may change something.
+fn is_own_origin(headers: &HeaderMap, host: &Authority) -> bool {
+    let Some(origin) = headers.get(header::ORIGIN) else { return true };
+    let origin = origin.to_str().unwrap_or("null");
+    let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host.as_str()))
+}
+
+/// Refuses those who may not ask, and puts the headers on every answer.
+pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
+    let mut response = match app.access.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => problem.into_response(),
+    };
+    let headers = response.headers_mut();
+    for (name, value) in HEADERS {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    if response.status() == StatusCode::UNAUTHORIZED {
+        let challenge = HeaderValue::from_static("Bearer");
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+    }
+    response
+}

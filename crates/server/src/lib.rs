@@ -1,0 +1,73 @@
+//! trueshot over HTTP: an API to audit labels, to make, keep and ask classifiers, and a page for the browser.
+//!
+//! [`app`] is everything but the socket, so tests ask it directly. A request passes `access` (who may ask), is
+//! counted (`metrics`), takes a place at the `gate` (how many may ask at once), is received (`body`) and
+//! understood (`support`, `rows`), and answered by one of the `routes`; what is refused is a `problem`. Classifiers
+//! are kept in a `store`, and no name or path of a request ever reaches the file system.
+
+mod access;
+mod body;
+mod description;
+mod gate;
+mod limits;
+mod metrics;
+mod page;
+mod problem;
+mod routes;
+mod rows;
+mod serving;
+mod state;
+mod store;
+mod support;
+
+use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router, middleware};
+use tower_http::catch_panic::CatchPanicLayer;
+use utoipa::OpenApi;
+
+pub use access::Access;
+pub use limits::Limits;
+pub use serving::serve;
+pub use state::{App, Settings, Shared};
+
+use problem::Problem;
+use routes::{about, audits, classifiers, embeddings, predictions};
+
+/// Everything that can be asked.
+pub fn app(state: Shared) -> Router {
+    let body = state.limits.body;
+    let one = get(classifiers::get).delete(classifiers::delete);
+    Router::new()
+        .route("/", get(page::index))
+        .route("/assets/{name}", get(page::asset))
+        .route("/healthz", get(about::healthz))
+        .route("/metrics", get(metrics::metrics))
+        .route("/openapi.json", get(async || Json(description::Description::openapi())))
+        .route("/api/v1", get(about::about))
+        .route("/api/v1/audit", post(audits::post))
+        .route("/api/v1/embed", post(embeddings::post))
+        .route("/api/v1/classifiers", get(classifiers::list).post(classifiers::post))
+        .route("/api/v1/classifiers/{id}", one)
+        .route("/api/v1/classifiers/{id}/download", get(classifiers::download))
+        .route("/api/v1/classifiers/{id}/predict", post(predictions::post))
+        .fallback(async || {
+            Problem::unknown("there is nothing here").hint("GET /openapi.json describes what there is")
+        })
+        .method_not_allowed_fallback(async || {
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here")
+                .hint("GET /openapi.json describes what can")
+        })
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(DefaultBodyLimit::max(body))
+        .layer(middleware::from_fn_with_state(state.clone(), access::guard))
+        .layer(middleware::from_fn_with_state(state.clone(), metrics::count))
+        .with_state(state)
+}
+
+/// A fault of ours: the panic itself is in the log already.
+fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+    Problem::failed("answering", "it panicked").into_response()
+}

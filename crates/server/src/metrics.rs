@@ -1,0 +1,128 @@
+//! What happened so far, as Prometheus reads it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::state::Shared;
+
+/// Upper ends of the classes of durations, in seconds.
+const BUCKETS: [f64; 13] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+/// What a request counts as whose client did not wait for the answer.
+const GONE: u16 = 499;
+
+/// All counters.
+#[derive(Default)]
+pub struct Metrics {
+    in_flight: AtomicI64,
+    /// Pictures that went through the network.
+    pub pictures_embedded: AtomicU64,
+    /// Pictures that had been embedded before.
+    pub pictures_from_cache: AtomicU64,
+    routes: Mutex<BTreeMap<(String, &'static str), Route>>,
+}
+
+#[derive(Default)]
+struct Route {
+    by_status: BTreeMap<u16, u64>,
+    buckets: [u64; BUCKETS.len()],
+    count: u64,
+    seconds: f64,
+}
+
+/// A request on its way; counted when it is dropped, so also when its client has gone.
+struct Counted {
+    app: Shared,
+    route: String,
+    method: &'static str,
+    status: u16,
+    began: Instant,
+}
+
+/// Counts a request.
+pub async fn count(State(app): State<Shared>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    let method = known_method(request.method());
+    app.metrics.in_flight.fetch_add(1, Ordering::Relaxed);
+    let mut counted = Counted { app, route, method, status: GONE, began: Instant::now() };
+    let response = next.run(request).await;
+    counted.status = response.status().as_u16();
+    response
+}
+
+/// Names come from outside, and every new one would stay for ever.
+fn known_method(method: &Method) -> &'static str {
+    let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"];
+    known.into_iter().find(|known| *known == method.as_str()).unwrap_or("other")
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let metrics = &self.app.metrics;
+        metrics.in_flight.fetch_sub(1, Ordering::Relaxed);
+        let seconds = self.began.elapsed().as_secs_f64();
+        let mut routes = metrics.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        let route = routes.entry((std::mem::take(&mut self.route), self.method)).or_default();
+        *route.by_status.entry(self.status).or_default() += 1;
+        route.count += 1;
+        route.seconds += seconds;
+        for (bucket, end) in route.buckets.iter_mut().zip(BUCKETS) {
+            *bucket += u64::from(seconds <= end);
+        }
+    }
+}
+
+impl Metrics {
+    /// Everything as text.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let mut single = |name: &str, kind: &str, help: &str, value: i64| {
+            let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n");
+        };
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        single("trueshot_requests_in_flight", "gauge", "Requests that are being answered.", in_flight);
+        let embedded = self.pictures_embedded.load(Ordering::Relaxed) as i64;
+        single("trueshot_pictures_embedded_total", "counter", "Pictures put through the network.", embedded);
+        let cached = self.pictures_from_cache.load(Ordering::Relaxed) as i64;
+        single("trueshot_embedding_cache_hits_total", "counter", "Pictures found in the cache.", cached);
+        self.routes_into(&mut text);
+        text
+    }
+
+    fn routes_into(&self, text: &mut String) {
+        let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        text.push_str("# HELP trueshot_requests_total Requests by route and status.\n");
+        text.push_str("# TYPE trueshot_requests_total counter\n");
+        for ((route, method), counts) in routes.iter() {
+            for (status, count) in &counts.by_status {
+                let labels = format!(r#"route="{route}",method="{method}",status="{status}""#);
+                let _ = writeln!(text, "trueshot_requests_total{{{labels}}} {count}");
+            }
+        }
+        let name = "trueshot_request_duration_seconds";
+        let _ = write!(text, "# HELP {name} How long requests took.\n# TYPE {name} histogram\n");
+        for ((route, method), counts) in routes.iter() {
+            let labels = format!(r#"route="{route}",method="{method}""#);
+            for (end, count) in BUCKETS.iter().zip(counts.buckets) {
+                let _ = writeln!(text, r#"{name}_bucket{{{labels},le="{end}"}} {count}"#);
+            }
+            let _ = writeln!(text, r#"{name}_bucket{{{labels},le="+Inf"}} {}"#, counts.count);
+            let _ = writeln!(text, "{name}_sum{{{labels}}} {}", counts.seconds);
+            let _ = writeln!(text, "{name}_count{{{labels}}} {}", counts.count);
+        }
+    }
+}
+
+/// Figures for Prometheus: requests by route and status, how long they took, pictures embedded, cache hits.
+#[utoipa::path(get, path = "/metrics", tag = "operation",
+    responses((status = 200, description = "figures as text", content_type = "text/plain", body = String)))]
+pub async fn metrics(State(app): State<Shared>) -> impl IntoResponse {
+    (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.text())
+}

@@ -1,0 +1,72 @@
+// Pictures that ask for their class: chosen, dropped, pasted, or from the camera.
+
+import * as collection from "./collection.js";
+import { element, percent } from "./drawing.js";
+import * as server from "./server.js";
+
+/** From so much on a picture is more like nothing than like its class. */
+const STRANGE = 0.5;
+
+/** Asks about files and shows the answers, the latest first. */
+export async function ask(files, say) {
+  const list = document.getElementById("answers");
+  say(files.length === 1 ? "Looking at the picture" : `Looking at ${files.length} pictures`);
+  const [{ pictures }, id] = await Promise.all([server.embed(files), collection.classifier()]);
+  const read = pictures.filter(({ row }) => row);
+  const { predictions } = read.length > 0 ? await server.predict(id, read.map(({ row }) => row)) : { predictions: [] };
+  const answers = pictures.map((picture) => (picture.row ? predictions.shift() : { error: picture.error }));
+  list.prepend(...answers.map((answer, place) => card(files[place], answer)));
+  say("");
+}
+
+function card(file, answer) {
+  const image = element("img", { src: URL.createObjectURL(file), alt: file.name });
+  const words = answer.error
+    ? [element("p", { textContent: `Cannot be read: ${answer.error}` })]
+    : [
+        element("p", { className: "class-name", textContent: answer.unknown > STRANGE ? `${answer.class}?` : answer.class }),
+        element("p", { textContent: `${percent(answer.probability)} among these classes` }),
+        bar(answer.probability),
+        element("p", { className: "unknown", textContent: answer.unknown > STRANGE ? `Perhaps none of them: unlike all that was seen (${percent(answer.unknown)})` : `Unknown: ${percent(answer.unknown)}` }),
+      ];
+  return element("li", { className: `card answer ${answer.unknown > STRANGE ? "strange" : ""}` }, image, ...words, element("p", { className: "name", textContent: file.name }));
+}
+
+function bar(share) {
+  const inner = element("span");
+  inner.style.width = `${100 * share}%`;
+  const outer = element("div", { className: "bar" }, inner);
+  outer.setAttribute("aria-hidden", "true");
+  return outer;
+}
+
+/** Lets the camera be used where the browser allows it. */
+export function setUpCamera(take, fail) {
+  if (!navigator.mediaDevices?.getUserMedia) return;
+  const [opener, dialog, video] = ["camera", "camera-dialog", "camera-picture"].map((id) => document.getElementById(id));
+  let stream = null;
+  opener.hidden = false;
+  opener.onclick = async () => {
+    try {
+      stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+    } catch {
+      return fail("the camera cannot be used");
+    }
+    video.srcObject = stream;
+    dialog.showModal();
+    await video.play();
+  };
+  dialog.onclose = () => {
+    stream?.getTracks().forEach((track) => track.stop());
+    video.srcObject = null;
+  };
+  document.getElementById("camera-close").onclick = () => dialog.close();
+  document.getElementById("camera-take").onclick = () => {
+    const canvas = element("canvas", { width: video.videoWidth, height: video.videoHeight });
+    canvas.getContext("2d").drawImage(video, 0, 0);
+    canvas.toBlob((blob) => {
+      dialog.close();
+      if (blob) take([new File([blob], "camera.jpg", { type: "image/jpeg" })]);
+    }, "image/jpeg", 0.92);
+  };
+}

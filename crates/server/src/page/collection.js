@@ -1,0 +1,236 @@
+// The pictures, their classes, and what the server says of them. Whoever shows them subscribes; nothing here touches the
+// page. A picture: {id, name, path, origin (the class it came in), place (the class it is in now), blob, url, row, problem,
+// confirmed, number}.
+
+import * as keeping from "./keeping.js";
+import * as server from "./server.js";
+
+const BATCH_FILES = 8;
+const BATCH_BYTES = 16 << 20;
+
+const state = {
+  classes: [],
+  pictures: new Map(),
+  verdicts: new Map(),
+  found: null,
+  embedder: null,
+  waiting: 0,
+  total: 0,
+  looking: false,
+  problem: null,
+  classifier: null,
+  number: 0,
+};
+const listeners = new Set();
+let queue = [];
+let embedding = false;
+let timer = null;
+let looking = null;
+
+export const look = () => state;
+export const subscribe = (listener) => listeners.add(listener);
+const tell = () => listeners.forEach((listener) => listener(state));
+const keepNotes = () => keeping.keepNotes({ classes: state.classes, embedder: state.embedder, classifier: state.classifier });
+
+export const inClass = (place) => [...state.pictures.values()].filter((picture) => picture.place === place);
+export const verdictOf = (id) => state.verdicts.get(id) ?? null;
+export const suggestions = () => [...state.verdicts].filter(([id, verdict]) => verdict.suggested && state.pictures.has(id)).map(([id]) => id);
+
+/** Takes up what an earlier visit left. */
+export async function recall(embedder) {
+  const { pictures, notes } = await keeping.recall();
+  // Rows of another backbone say nothing to this one.
+  const usable = notes?.embedder === embedder;
+  state.embedder = embedder;
+  state.classes = notes?.classes ?? [];
+  state.classifier = usable ? notes.classifier : null;
+  for (const picture of pictures) {
+    if (!state.classes.includes(picture.place)) state.classes.push(picture.place);
+    if (!usable) Object.assign(picture, { row: null, problem: null });
+    state.pictures.set(picture.id, { ...picture, url: URL.createObjectURL(picture.blob) });
+    state.number = Math.max(state.number, picture.number + 1);
+  }
+  queue = [...state.pictures.values()].filter((picture) => !picture.row && !picture.problem);
+  embedQueue();
+  changed();
+}
+
+/** Adds files: [{file, path, place}]. */
+export async function add(files) {
+  const added = files.map(({ file, path, place }) => ({
+    id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, name: file.name, path, origin: place, place,
+    blob: file, url: URL.createObjectURL(file), row: null, problem: null, confirmed: false, number: state.number++,
+  }));
+  for (const picture of added) {
+    if (!state.classes.includes(picture.place)) state.classes.push(picture.place);
+    state.pictures.set(picture.id, picture);
+  }
+  tell();
+  await keeping.keepFiles(added);
+  keepNotes();
+  queue.push(...added);
+  embedQueue();
+}
+
+/** Sends what has no row yet, a few at a time, so that something can be seen soon. */
+async function embedQueue() {
+  if (embedding) return;
+  embedding = true;
+  state.total = queue.length;
+  while (queue.length > 0) {
+    state.total = Math.max(state.total, queue.length);
+    state.waiting = queue.length;
+    tell();
+    const batch = [queue.shift()];
+    let bytes = batch[0].blob.size;
+    while (queue.length > 0 && batch.length < BATCH_FILES && bytes + queue[0].blob.size <= BATCH_BYTES) {
+      bytes += queue[0].blob.size;
+      batch.push(queue.shift());
+    }
+    await embed(batch);
+  }
+  embedding = false;
+  state.waiting = 0;
+  changed();
+}
+
+/** Rows for some pictures; one by one where they are too much together. */
+async function embed(batch) {
+  try {
+    const { pictures } = await server.embed(batch.map((picture) => new File([picture.blob], picture.name)));
+    pictures.forEach(({ row, error }, place) => Object.assign(batch[place], { row: row ?? null, problem: error ?? null }));
+  } catch (error) {
+    if (batch.length > 1 && error.status === 413) {
+      for (const picture of batch) await embed([picture]);
+      return;
+    }
+    batch.forEach((picture) => { picture.problem = error.message; });
+  }
+  keeping.keepPictures(batch.filter((picture) => state.pictures.has(picture.id)));
+}
+
+/** The labelled rows, as the server wants them, and the pictures they are of. */
+export function support() {
+  const usable = [...state.pictures.values()].filter((picture) => picture.row);
+  return {
+    pictures: usable,
+    body: {
+      rows: usable.map((picture) => picture.row),
+      labels: usable.map((picture) => picture.place),
+      items: usable.map((picture) => picture.path.slice(-120)),
+      confirmed: usable.map((picture) => Boolean(picture.confirmed)),
+      embedder: state.embedder,
+    },
+  };
+}
+
+export const classesInUse = () => new Set([...state.pictures.values()].filter((picture) => picture.row).map((picture) => picture.place)).size;
+
+/** Something is not as it was: show it, and ask anew as soon as nothing else happens. */
+function changed() {
+  state.classifier = null;
+  keepNotes();
+  tell();
+  clearTimeout(timer);
+  timer = setTimeout(audit, 120);
+}
+
+async function audit() {
+  looking?.abort();
+  if (state.waiting > 0) return;
+  if (classesInUse() < 2) {
+    Object.assign(state, { verdicts: new Map(), found: null, looking: false, problem: null });
+    return tell();
+  }
+  const { pictures, body } = support();
+  const current = looking = new AbortController();
+  state.looking = true;
+  tell();
+  try {
+    const found = await server.audit(body, current.signal);
+    if (current !== looking) return;
+    state.verdicts = new Map(pictures.map((picture, place) => [picture.id, found.items[place]]));
+    Object.assign(state, { found, problem: null });
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    Object.assign(state, { problem: error.message, verdicts: new Map(), found: null });
+  }
+  state.looking = false;
+  tell();
+}
+
+export function move(id, place) {
+  const picture = state.pictures.get(id);
+  if (!picture || picture.place === place) return;
+  // What somebody moved by hand is where they want it.
+  Object.assign(picture, { place, confirmed: true });
+  keeping.keepPictures([picture]);
+  state.verdicts.delete(id);
+  changed();
+}
+
+export function accept(ids) {
+  const moved = ids.map((id) => [state.pictures.get(id), state.verdicts.get(id)?.suggested]).filter(([picture, to]) => picture && to);
+  for (const [picture, to] of moved) {
+    Object.assign(picture, { place: to, confirmed: false });
+    state.verdicts.delete(picture.id);
+  }
+  keeping.keepPictures(moved.map(([picture]) => picture));
+  changed();
+  return moved.length;
+}
+
+export function confirm(id) {
+  const picture = state.pictures.get(id);
+  picture.confirmed = true;
+  keeping.keepPictures([picture]);
+  changed();
+}
+
+export function remove(ids) {
+  for (const id of ids) {
+    URL.revokeObjectURL(state.pictures.get(id)?.url);
+    state.pictures.delete(id);
+    state.verdicts.delete(id);
+  }
+  queue = queue.filter((picture) => !ids.includes(picture.id));
+  keeping.forget(ids);
+  changed();
+}
+
+export function addClass(name) {
+  if (!state.classes.includes(name)) state.classes.push(name);
+  keepNotes();
+  tell();
+}
+
+export function renameClass(from, to) {
+  if (from === to) return;
+  const moved = inClass(from);
+  moved.forEach((picture) => { picture.place = to; });
+  state.classes = state.classes.includes(to) ? state.classes.filter((name) => name !== from) : state.classes.map((name) => (name === from ? to : name));
+  keeping.keepPictures(moved);
+  changed();
+}
+
+export function removeClass(name) {
+  state.classes = state.classes.filter((other) => other !== name);
+  remove(inClass(name).map((picture) => picture.id));
+}
+
+export async function clear() {
+  for (const { url } of state.pictures.values()) URL.revokeObjectURL(url);
+  queue = [];
+  Object.assign(state, { classes: [], pictures: new Map(), verdicts: new Map(), found: null, problem: null });
+  await keeping.forgetAll();
+  changed();
+}
+
+/** A classifier of the pictures as they are filed now; made when it is first needed. */
+export async function classifier() {
+  if (state.classifier && await server.isKept(state.classifier)) return state.classifier;
+  const made = await server.fit(support().body);
+  state.classifier = made.id;
+  keepNotes();
+  return made.id;
+}

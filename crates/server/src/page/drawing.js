@@ -1,0 +1,136 @@
+// What the page looks like for a collection. Cards and classes are kept and changed in place, so that the keyboard's
+// focus stays where it is while verdicts come in.
+
+import * as collection from "./collection.js";
+
+const cards = new Map();
+const sections = new Map();
+
+export function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+export const percent = (share) => `${share > 0.995 && share < 1 ? "over 99" : Math.round(100 * share)} %`;
+
+/** How a picture stands: the style of its card, what is said of it, what would help, and whether it may be kept as it is. */
+export function standing(picture, verdict) {
+  if (picture.problem) return { style: "unsure", text: `Cannot be read: ${picture.problem}`, undecided: false };
+  if (!verdict) return { style: "", text: picture.row ? "" : "Waiting", undecided: false };
+  if (verdict.confirmed) return { style: "confirmed", text: "Confirmed", undecided: false };
+  const wrong = percent(verdict.p_wrong);
+  switch (verdict.verdict) {
+    case "relabel": return { style: "suspect", text: `Wrong: ${wrong}. Looks like ${verdict.suggested}`, undecided: true };
+    case "outlier": return { style: "suspect", text: `Wrong: ${wrong}. None of these classes`, undecided: true };
+    case "unsure": return { style: "unsure", text: `Cannot tell (wrong: ${wrong})`, advice: verdict.advice, undecided: true };
+    default: return { style: "", text: "", undecided: false };
+  }
+}
+
+function newCard(picture, actions) {
+  const card = element("li", { draggable: true });
+  card.dataset.id = picture.id;
+  const image = element("img", { src: picture.url, alt: picture.name, loading: "lazy", decoding: "async" });
+  image.onerror = () => { image.alt = `${picture.name} (cannot be shown)`; };
+  const accept = element("button", { type: "button", className: "accept primary", textContent: "Move there" });
+  const keep = element("button", { type: "button", className: "keep", textContent: "Keep" });
+  const move = element("select", { className: "move" });
+  const remove = element("button", { type: "button", className: "remove", textContent: "×", title: "Remove" });
+  keep.setAttribute("aria-label", `Keep ${picture.name} here`);
+  move.setAttribute("aria-label", `Move ${picture.name} to`);
+  remove.setAttribute("aria-label", `Remove ${picture.name}`);
+  accept.onclick = () => actions.accept(picture.id);
+  keep.onclick = () => actions.keep(picture.id);
+  remove.onclick = () => actions.remove(picture.id);
+  move.onchange = () => actions.move(picture.id, move.value);
+  card.ondragstart = (event) => {
+    event.dataTransfer.setData("application/x-trueshot", picture.id);
+    event.dataTransfer.effectAllowed = "move";
+    card.classList.add("dragged");
+  };
+  card.ondragend = () => card.classList.remove("dragged");
+  card.append(image, element("p", { className: "name", textContent: picture.name, title: picture.path }),
+    element("p", { className: "verdict" }), element("p", { className: "advice" }), element("div", { className: "doings" }, accept, keep, move, remove));
+  return card;
+}
+
+function updateCard(card, picture, state) {
+  const verdict = collection.verdictOf(picture.id);
+  const { style, text, advice, undecided } = standing(picture, verdict);
+  card.className = `card ${style}`;
+  card.querySelector(".verdict").textContent = text;
+  card.querySelector(".advice").textContent = advice ?? "";
+  const accept = card.querySelector(".accept");
+  accept.hidden = !verdict?.suggested;
+  accept.setAttribute("aria-label", `Move ${picture.name} to ${verdict?.suggested}`);
+  card.querySelector(".keep").hidden = !undecided;
+  const move = card.querySelector(".move");
+  const wanted = ["", ...state.classes.filter((name) => name !== picture.place)];
+  if (wanted.join("\n") !== [...move.options].map((option) => option.value).join("\n")) {
+    move.replaceChildren(...wanted.map((name) => element("option", { value: name, textContent: name || "Move…" })));
+  }
+  move.hidden = wanted.length < 2;
+  move.value = "";
+}
+
+function newSection(name, actions) {
+  const section = element("section", { className: "class" });
+  const title = element("h2", { textContent: name });
+  const input = element("input", { type: "file", accept: "image/*", multiple: true, hidden: true });
+  input.setAttribute("aria-label", `Add pictures to ${name}`);
+  const button = (text, action) => {
+    const made = element("button", { type: "button", textContent: text, onclick: action });
+    made.setAttribute("aria-label", `${text}: ${name}`);
+    return made;
+  };
+  input.onchange = () => { actions.choose(input, name); };
+  section.append(
+    element("header", {}, title, element("span", { className: "count" }), button("Add pictures", () => input.click()), input,
+      button("Rename", () => actions.rename(name)), button("Remove class", () => actions.removeClass(name))),
+    element("ul", { className: "cards" }));
+  section.setAttribute("aria-label", name);
+  section.dataset.class = name;
+  actions.target(section, name);
+  return section;
+}
+
+function updateSection(section, name, state, actions) {
+  const pictures = collection.inClass(name);
+  const rank = (picture) => collection.verdictOf(picture.id)?.p_wrong ?? 0;
+  const suspicious = (picture) => ["suspect", "unsure"].includes(standing(picture, collection.verdictOf(picture.id)).style);
+  // What needs a look comes first; the rest stays in the order it came in.
+  const ordered = [...pictures.filter(suspicious).sort((a, b) => rank(b) - rank(a)), ...pictures.filter((picture) => !suspicious(picture))];
+  const wrong = pictures.filter((picture) => standing(picture, collection.verdictOf(picture.id)).style === "suspect").length;
+  const count = `${pictures.length} ${pictures.length === 1 ? "picture" : "pictures"}`;
+  section.querySelector(".count").textContent = wrong > 0 ? `${count}, ${wrong} suspicious` : count;
+  const list = section.querySelector(".cards");
+  const wanted = ordered.map((picture) => {
+    if (!cards.has(picture.id)) cards.set(picture.id, newCard(picture, actions));
+    updateCard(cards.get(picture.id), picture, state);
+    return cards.get(picture.id);
+  });
+  if (wanted.length !== list.children.length || wanted.some((card, place) => list.children[place] !== card)) list.replaceChildren(...wanted);
+}
+
+/** Shows a collection. */
+export function draw(state, actions) {
+  const focused = document.activeElement;
+  for (const id of [...cards.keys()].filter((id) => !state.pictures.has(id))) cards.delete(id);
+  for (const name of [...sections.keys()].filter((name) => !state.classes.includes(name))) {
+    sections.get(name).remove();
+    sections.delete(name);
+  }
+  const holder = document.getElementById("classes");
+  state.classes.forEach((name, place) => {
+    if (!sections.has(name)) sections.set(name, newSection(name, actions));
+    const section = sections.get(name);
+    updateSection(section, name, state, actions);
+    if (holder.children[place] !== section) holder.insertBefore(section, holder.children[place] ?? null);
+  });
+  // A card that moved to another class takes the focus with it; a button that is gone leaves it to the card's menu.
+  if (focused !== document.activeElement && focused?.isConnected) {
+    const card = focused.closest(".card");
+    (focused.hidden ? card?.querySelector(".move") : focused)?.focus();
+  }
+}

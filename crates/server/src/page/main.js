@@ -1,0 +1,156 @@
+// Puts the page together: what is pressed, dropped and pasted, and what is said about it.
+
+import { ask, setUpCamera } from "./asking.js";
+import * as collection from "./collection.js";
+import * as downloads from "./downloads.js";
+import { draw, element } from "./drawing.js";
+import { chosen, dropped, folderOf, sorted } from "./receiving.js";
+import * as server from "./server.js";
+
+const byId = (id) => document.getElementById(id);
+const skipped = [];
+let spoken = "";
+
+function complain(message) {
+  byId("alert").replaceChildren(element("p", { textContent: message }));
+}
+
+/** Says something until the collection has something to say. */
+function say(message) {
+  spoken = message;
+  show(collection.look());
+}
+
+const guarded = (work) => async (...given) => {
+  byId("alert").replaceChildren();
+  try {
+    await work(...given);
+  } catch (error) {
+    complain(error.message);
+    say("");
+  }
+};
+
+function askName(title, value = "") {
+  const [dialog, input] = [byId("name-dialog"), byId("name-input")];
+  byId("name-title").textContent = title;
+  input.value = value;
+  return new Promise((done) => {
+    let answer = null;
+    const end = (yes) => { answer = yes ? input.value.trim() : null; dialog.close(); };
+    dialog.querySelectorAll("button").forEach((button) => { button.onclick = () => end(button.value === "yes"); });
+    input.onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); end(true); } };
+    dialog.onclose = () => done(answer || null);
+    dialog.showModal();
+    input.select();
+  });
+}
+
+/** Adds files to a class; without one, to the classes their folders name. */
+async function take(files, place = null) {
+  const { kept, skipped: left } = sorted(files);
+  skipped.push(...left);
+  let named = kept.map((entry) => ({ ...entry, place: place ?? folderOf(entry.path) }));
+  if (named.some((entry) => !entry.place)) {
+    const name = await askName("Which class are these pictures of?");
+    named = named.map((entry) => ({ ...entry, place: entry.place ?? name })).filter((entry) => entry.place);
+  }
+  if (named.length === 0 && left.length === 0) return;
+  if (named.length === 0) complain("there was no picture among these files");
+  await collection.add(named);
+}
+
+const actions = {
+  accept: (id) => { collection.accept([id]); },
+  keep: (id) => collection.confirm(id),
+  remove: (id) => collection.remove([id]),
+  move: (id, place) => place && collection.move(id, place),
+  choose: guarded(async (input, place) => { const files = chosen(input); input.value = ""; await take(files, place); }),
+  rename: async (name) => { const to = await askName(`Rename ${name}`, name); if (to) collection.renameClass(name, to); },
+  removeClass: (name) => { if (collection.inClass(name).length === 0 || confirm(`Remove ${name} and its pictures from this page?`)) collection.removeClass(name); },
+  target: (section, place) => target(section, (files) => take(files, place), (id) => collection.move(id, place)),
+};
+
+/** Makes an element take files, and cards if it wants them. */
+function target(holder, takeFiles, takeCard = null) {
+  const wants = (event) => event.dataTransfer.types.includes("Files") || (takeCard && event.dataTransfer.types.includes("application/x-trueshot"));
+  holder.addEventListener("dragover", (event) => { if (wants(event)) { event.preventDefault(); event.stopPropagation(); holder.classList.add("over"); } });
+  holder.addEventListener("dragleave", (event) => { if (!holder.contains(event.relatedTarget)) holder.classList.remove("over"); });
+  holder.addEventListener("drop", guarded(async (event) => {
+    if (!wants(event)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    holder.classList.remove("over");
+    const id = event.dataTransfer.getData("application/x-trueshot");
+    if (id && takeCard) takeCard(id);
+    else await takeFiles(await dropped(event.dataTransfer));
+  }));
+}
+
+function summary(state) {
+  const pictures = [...state.pictures.values()];
+  if (spoken) return spoken;
+  if (pictures.length === 0) return state.classes.length > 0 ? "Add pictures to the classes." : "";
+  if (state.waiting > 0) return `Looking at pictures: ${state.total - state.waiting} of ${state.total}`;
+  if (collection.classesInUse() < 2) return "Pictures of a second class are needed: classes are compared with each other.";
+  if (state.looking) return "Comparing";
+  if (!state.found) return "";
+  const suspects = state.found.items.filter((item) => ["relabel", "outlier"].includes(item.verdict)).length;
+  const unsure = state.found.items.filter((item) => item.verdict === "unsure").length;
+  const said = suspects === 0 ? "Nothing looks misfiled" : suspects === 1 ? "1 picture looks misfiled" : `${suspects} pictures look misfiled`;
+  return `${said}${unsure > 0 ? `, ${unsure} cannot be told` : ""}. ${state.found.items.length} pictures of ${state.found.classes.length} classes; wrong labels expected: ${state.found.expected_wrong.toFixed(1)}.`;
+}
+
+function show(state) {
+  draw(state, actions);
+  const text = summary(state);
+  if (byId("status").textContent !== text) byId("status").textContent = text;
+  const progress = byId("progress");
+  progress.hidden = state.waiting === 0;
+  progress.max = state.total || 1;
+  progress.value = state.total - state.waiting;
+  if (state.problem) complain(state.problem);
+  const any = state.classes.length > 0;
+  byId("intake").classList.toggle("empty", !any);
+  byId("invitation").hidden = any;
+  byId("start-over").hidden = !any;
+  byId("try").hidden = byId("take").hidden = !state.found;
+  const suggested = collection.suggestions().length;
+  byId("accept-all").hidden = suggested === 0;
+  byId("accept-all").textContent = suggested === 1 ? "Accept the suggestion" : `Accept all ${suggested} suggestions`;
+  byId("skipped").hidden = skipped.length === 0;
+  byId("skipped").querySelector("summary").textContent = `${skipped.length} ${skipped.length === 1 ? "file was" : "files were"} skipped`;
+  byId("skipped").querySelector("ul").replaceChildren(...skipped.slice(0, 200).map(({ name, reason }) => element("li", { textContent: `${name}: ${reason}` })));
+}
+
+const question = guarded((files) => ask(files.filter((file) => file.size > 0), say));
+
+function setUp() {
+  document.querySelectorAll("[data-opens]").forEach((button) => { button.onclick = () => byId(button.dataset.opens).click(); });
+  byId("folder-input").onchange = guarded(async (event) => { const files = chosen(event.target); event.target.value = ""; await take(files); });
+  byId("query-input").onchange = (event) => { const files = [...event.target.files]; event.target.value = ""; question(files); };
+  byId("new-class").onclick = async () => { const name = await askName("New class"); if (name) collection.addClass(name); };
+  byId("accept-all").onclick = () => collection.accept(collection.suggestions());
+  byId("start-over").onclick = () => { if (confirm("Remove all pictures from this page?")) { skipped.length = 0; collection.clear(); } };
+  byId("take-plan").onclick = guarded(downloads.savePlan);
+  byId("take-json").onclick = guarded(downloads.saveJson);
+  byId("take-html").onclick = guarded(downloads.saveHtml);
+  byId("take-classifier").onclick = guarded(downloads.saveClassifier);
+  target(byId("intake"), (files) => take(files));
+  target(byId("try"), (files) => question(files.map(({ file }) => file)));
+  // A file dropped beside everything must not replace the page.
+  target(document.body, (files) => take(files));
+  document.addEventListener("paste", (event) => {
+    const files = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));
+    if (files.length > 0 && !byId("try").hidden) { event.preventDefault(); question(files); }
+  });
+  setUpCamera(question, complain);
+}
+
+setUp();
+collection.subscribe(show);
+guarded(async () => {
+  const { version, embedder } = await server.about();
+  byId("about").textContent = `trueshot ${version}, ${embedder}`;
+  await collection.recall(embedder);
+})();

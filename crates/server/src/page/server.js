@@ -1,0 +1,73 @@
+// What the page asks the server. Everything it needs is in the answers: nothing here knows of the page but the dialog for
+// the token.
+
+const TOKEN = "trueshot-token";
+
+/** A refusal in words for people. */
+export class Refusal extends Error {
+  constructor(status, body) {
+    super(body?.hint ? `${body.error} (${body.hint})` : (body?.error ?? `the server answered ${status}`));
+    this.status = status;
+  }
+}
+
+async function ask(path, options = {}, patience = 5) {
+  const headers = new Headers(options.headers);
+  const token = sessionStorage.getItem(TOKEN);
+  if (token) headers.set("authorization", `Bearer ${token}`);
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("the server cannot be reached");
+  }
+  if (response.status === 401) {
+    await newToken();
+    return ask(path, options, patience);
+  }
+  if (response.status === 429 && patience > 0) {
+    await new Promise((done) => setTimeout(done, 1000 * Number(response.headers.get("retry-after") ?? 1)));
+    return ask(path, options, patience - 1);
+  }
+  if (!response.ok) throw new Refusal(response.status, await response.json().catch(() => null));
+  return response;
+}
+
+let asking = null;
+
+/** Asks for the token, once even if many requests were refused. */
+function newToken() {
+  asking ??= new Promise((done) => {
+    const dialog = document.getElementById("token-dialog");
+    const input = document.getElementById("token-input");
+    const take = () => {
+      sessionStorage.setItem(TOKEN, input.value.trim());
+      input.value = "";
+      dialog.close();
+    };
+    dialog.querySelector("button").onclick = take;
+    input.onkeydown = (event) => event.key === "Enter" && take();
+    dialog.oncancel = (event) => event.preventDefault();
+    dialog.onclose = () => { asking = null; done(); };
+    dialog.showModal();
+  });
+  return asking;
+}
+
+const json = (body, signal) => ({ method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" }, signal });
+
+export const about = async () => (await ask("/api/v1")).json();
+
+/** Rows of pictures: [{row} or {error}], in their order. */
+export async function embed(files, signal) {
+  const form = new FormData();
+  for (const file of files) form.append("images", file, file.name || "picture");
+  return (await (await ask("/api/v1/embed", { method: "POST", body: form, signal })).json());
+}
+
+export const audit = async (support, signal) => (await ask("/api/v1/audit", json(support, signal))).json();
+export const fit = async (support) => (await ask("/api/v1/classifiers", json(support))).json();
+export const predict = async (id, rows) => (await ask(`/api/v1/classifiers/${id}/predict`, json({ rows }))).json();
+export const download = async (id) => (await ask(`/api/v1/classifiers/${id}/download`)).blob();
+export const isKept = async (id) => ask(`/api/v1/classifiers/${id}`).then(() => true, (error) => { if (error.status === 404) return false; throw error; });

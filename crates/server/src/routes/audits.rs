@@ -1,0 +1,133 @@
+//! Which labels are wrong.
+
+use axum::Json;
+use axum::extract::{Request, State};
+use serde::{Deserialize, Serialize};
+use trueshot::audit::{Audit, Certainty, Options, audit};
+use utoipa::IntoParams;
+
+use super::Asked;
+use crate::body::receive;
+use crate::description::{AuditBody, PicturesBody, SupportBody};
+use crate::gate::Watch;
+use crate::problem::{Problem, ProblemBody};
+use crate::state::{App, Shared};
+use crate::support::{Skipped, Support};
+
+/// How to look.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct AuditOptions {
+    /// The share of wrong labels, from somebody who knows it.
+    #[param(minimum = 0, exclusive_maximum = 1)]
+    expected_noise: Option<f64>,
+    /// How sure a verdict must be.
+    #[param(minimum = 0.5, maximum = 1)]
+    certainty: Option<f32>,
+    /// How many neighbours to name.
+    #[param(minimum = 0, maximum = 50)]
+    neighbours: Option<usize>,
+}
+
+/// What was found.
+#[derive(Serialize)]
+pub struct AuditReply {
+    #[serde(flatten)]
+    audit: Audit,
+    embedder: Option<String>,
+    skipped: Vec<Skipped>,
+}
+
+/// Finds items that are filed under the wrong class, and says where they belong.
+#[utoipa::path(post, path = "/api/v1/audit", tag = "labels", params(AuditOptions),
+    request_body(description = "labelled rows, or pictures in fields named by their class",
+        content((SupportBody = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"), (PicturesBody = "multipart/form-data"))),
+    responses(
+        (status = 200, description = "a verdict for every item", body = AuditBody),
+        (status = 400, description = "not of the right form", body = ProblemBody),
+        (status = 413, description = "too much", body = ProblemBody),
+        (status = 415, description = "another content type", body = ProblemBody),
+        (status = 422, description = "cannot be used", body = ProblemBody),
+        (status = 429, description = "too many requests are waiting", body = ProblemBody),
+        (status = 503, description = "not done in time", body = ProblemBody)))]
+pub async fn post(
+    State(app): State<Shared>,
+    Asked(options): Asked<AuditOptions>,
+    request: Request,
+) -> Result<Json<AuditReply>, Problem> {
+    let options = options.checked()?;
+    let (ticket, body) = receive(&app, request).await?;
+    let reply = ticket.work(move |watch| {
+        let support = Support::of(body, &app, watch)?;
+        let audit = look(&support, &options, &app, watch)?;
+        let embedder = support.data.backbone().map(str::to_owned);
+        Ok(AuditReply { audit, embedder, skipped: support.skipped })
+    });
+    Ok(Json(reply.await?))
+}
+
+impl AuditOptions {
+    fn checked(&self) -> Result<Options, Problem> {
+        let usual = Options::default();
+        let outside = |what: &str, given: &dyn std::fmt::Display, allowed: &str| {
+            Problem::unusable(format!("{what} is {given}; allowed: {allowed}"))
+        };
+        if let Some(share) = self.expected_noise.filter(|share| !(0.0..1.0).contains(share)) {
+            return Err(outside("expected_noise", &share, "a share from 0 to below 1"));
+        }
+        if let Some(sure) = self.certainty.filter(|sure| !(0.5..=1.0).contains(sure)) {
+            return Err(outside("certainty", &sure, "a probability from 0.5 to 1"));
+        }
+        if let Some(count) = self.neighbours.filter(|count| *count > 50) {
+            return Err(outside("neighbours", &count, "0 to 50"));
+        }
+        Ok(Options {
+            certainty: self.certainty.map_or(usual.certainty, Certainty::of_all),
+            expected_noise: self.expected_noise,
+            neighbours: self.neighbours.unwrap_or(usual.neighbours),
+        })
+    }
+}
+
+/// Looks through a support set.
+pub fn look(support: &Support, options: &Options, app: &App, watch: &Watch) -> Result<Audit, Problem> {
+    let found = audit(&support.data, &app.head, options, &support.confirmed, watch);
+    let found = found.map_err(|error| match error {
+        trueshot::Error::Interrupted => watch.late(),
+        error => error.into(),
+    })?;
+    match found.items.iter().find(|item| !item.p_wrong.is_finite()) {
+        Some(item) => {
+            Err(Problem::unusable(format!("nothing can be said of {}: its numbers lead to none", item.item)))
+        }
+        None => Ok(found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trueshot::Embeddings;
+    use trueshot::method::TrainedRelabel;
+
+    use super::*;
+
+    #[test]
+    fn an_audit_is_what_the_description_says() {
+        let values = vec![1.0, 0.0, 0.9, 0.1, 0.0, 1.0, 0.1, 0.9, 1.0, 0.0];
+        let labels = ["a", "a", "b", "b", "b"].map(str::to_owned).to_vec();
+        let data = Embeddings::from_rows(values, 2, labels).unwrap();
+        let head = TrainedRelabel::built_in().unwrap();
+        // So sure that something is left open, which has advice.
+        let options = Options { certainty: Certainty::of_all(0.999_999), ..Options::default() };
+        let confirmed = [true, false, false, false, false];
+        let audit = audit(&data, &head, &options, &confirmed, &()).unwrap();
+        let skipped = vec![Skipped { item: "x".into(), class: "a".into(), reason: "cut off".into() }];
+        let reply = serde_json::to_value(AuditReply { audit, embedder: None, skipped }).unwrap();
+        assert!(
+            reply["items"][1]["advice"].is_string() && reply["duplicates"][0]["kind"] == "exact",
+            "{reply}"
+        );
+        serde_json::from_value::<AuditBody>(reply).expect("no field more, none less");
+    }
+}

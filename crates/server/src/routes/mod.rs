@@ -1,0 +1,26 @@
+//! What can be asked, one file a subject.
+
+pub mod about;
+pub mod audits;
+pub mod classifiers;
+pub mod embeddings;
+pub mod predictions;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequestParts, Query};
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+
+use crate::problem::Problem;
+
+/// The parameters behind the question mark; what is wrong with them is told like all else.
+pub struct Asked<T>(pub T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let refused = |refused: QueryRejection| Problem::malformed(refused.body_text());
+        Query::try_from_uri(&parts.uri).map(|Query(asked)| Asked(asked)).map_err(refused)
+    }
+}

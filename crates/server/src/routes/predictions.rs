@@ -1,0 +1,134 @@
+//! What a classifier says of rows and pictures.
+
+use axum::Json;
+use axum::extract::{Path, Request, State};
+use serde::{Deserialize, Serialize};
+use trueshot::predictor::{Prediction, Predictor};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Asked;
+use crate::body::receive;
+use crate::description::{PicturesBody, QueriesBody};
+use crate::problem::{Problem, ProblemBody};
+use crate::state::Shared;
+use crate::support::Queries;
+
+/// What to answer.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct PredictOptions {
+    /// Whether to give the probability of every class.
+    #[serde(default)]
+    probabilities: bool,
+}
+
+/// Answers, one for every row or picture.
+#[derive(Serialize, ToSchema)]
+pub struct Predictions {
+    /// The classifier that was asked.
+    classifier: String,
+    /// Its classes, in the order of probabilities.
+    classes: Vec<String>,
+    /// The answers.
+    predictions: Vec<Answer>,
+}
+
+/// An answer.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum Answer {
+    /// What it is.
+    Predicted {
+        /// What was asked about.
+        item: String,
+        /// The most probable class.
+        class: String,
+        /// How probable it is, if it is one of the classes at all.
+        probability: f32,
+        /// How strange it is: 0 is like the items of its class, 1 like nothing that was seen.
+        unknown: f32,
+        /// The probability of every class.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
+        probabilities: Option<Vec<f32>>,
+    },
+    /// Why nothing can be said.
+    Unreadable {
+        /// What was asked about.
+        item: String,
+        /// Why it cannot be read.
+        error: String,
+    },
+}
+
+/// Says which class rows or pictures are of.
+#[utoipa::path(post, path = "/api/v1/classifiers/{id}/predict", tag = "classifiers",
+    params(("id" = String, Path, description = "its id"), PredictOptions),
+    request_body(description = "rows, or pictures",
+        content((QueriesBody = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"), (PicturesBody = "multipart/form-data"))),
+    responses(
+        (status = 200, description = "an answer for every one", body = Predictions),
+        (status = 400, description = "not of the right form", body = ProblemBody),
+        (status = 404, description = "no such classifier", body = ProblemBody),
+        (status = 413, description = "too much", body = ProblemBody),
+        (status = 415, description = "another content type", body = ProblemBody),
+        (status = 422, description = "cannot be used", body = ProblemBody),
+        (status = 429, description = "too many requests are waiting", body = ProblemBody),
+        (status = 503, description = "not done in time", body = ProblemBody)))]
+pub async fn post(
+    State(app): State<Shared>,
+    Path(id): Path<String>,
+    Asked(options): Asked<PredictOptions>,
+    request: Request,
+) -> Result<Json<Predictions>, Problem> {
+    app.store.metadata(&id)?;
+    let (ticket, body) = receive(&app, request).await?;
+    let answered = ticket.work(move |watch| {
+        let predictor = app.store.predictor(&id)?;
+        if matches!(body, crate::body::Body::Pictures(_)) {
+            check_embedder(&predictor, app.embedder.backbone().name())?;
+        }
+        let queries = Queries::of(body, &app, watch)?;
+        let predictions = answers(&predictor, queries, options.probabilities)?;
+        Ok(Predictions { classifier: id, classes: predictor.classes().to_vec(), predictions })
+    });
+    Ok(Json(answered.await?))
+}
+
+/// A classifier can be asked about pictures only if we make of them what it learned from.
+fn check_embedder(predictor: &Predictor, ours: &str) -> Result<(), Problem> {
+    match predictor.embedder() {
+        Some(theirs) if theirs == ours => Ok(()),
+        Some(theirs) => {
+            let error =
+                format!("this classifier was made with '{theirs}', but pictures are embedded with '{ours}'");
+            Err(Problem::unusable(error).hint("start the server with its --backbone, or send rows"))
+        }
+        None => Err(Problem::unusable("this classifier was made of rows whose embedder is not known")
+            .hint("send rows, or name the 'embedder' when the classifier is made")),
+    }
+}
+
+fn answers(predictor: &Predictor, queries: Queries, all: bool) -> Result<Vec<Answer>, Problem> {
+    let rows: Vec<&[f32]> = queries.rows.iter().flatten().map(Vec::as_slice).collect();
+    let mut predicted = predictor.predict(&rows)?.into_iter();
+    let answer = |(item, row): (String, &Result<Vec<f32>, String>)| match row {
+        Err(error) => Ok(Answer::Unreadable { item, error: error.clone() }),
+        Ok(_) => worded(predictor, item, predicted.next().expect("an answer for every row"), all),
+    };
+    queries.items.into_iter().zip(&queries.rows).map(answer).collect()
+}
+
+fn worded(predictor: &Predictor, item: String, found: Prediction, all: bool) -> Result<Answer, Problem> {
+    if !(found.probability.is_finite() && found.unknown.is_finite()) {
+        return Err(Problem::unusable(format!("nothing can be said of {item}: its numbers lead to none")));
+    }
+    Ok(Answer::Predicted {
+        item,
+        class: predictor.classes()[found.class as usize].clone(),
+        probability: found.probability,
+        unknown: found.unknown,
+        probabilities: all.then_some(found.probabilities),
+    })
+}

@@ -1,0 +1,57 @@
+//! What all requests share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use trueshot::method::{Registry, TrainedRelabel};
+use trueshot_vision::Embedder;
+
+use crate::access::Access;
+use crate::gate::Gate;
+use crate::limits::Limits;
+use crate::metrics::Metrics;
+use crate::store::Store;
+
+/// What a server is started with.
+pub struct Settings {
+    /// Where classifiers are kept.
+    pub data_dir: PathBuf,
+    /// Who may ask.
+    pub access: Access,
+    /// What a request may cost.
+    pub limits: Limits,
+}
+
+/// A server at work.
+pub struct App {
+    pub(crate) embedder: Embedder,
+    pub(crate) head: TrainedRelabel,
+    pub(crate) registry: Registry,
+    pub(crate) store: Store,
+    pub(crate) gate: Gate,
+    pub(crate) access: Access,
+    pub(crate) limits: Limits,
+    pub(crate) metrics: Metrics,
+}
+
+/// What handlers get.
+pub type Shared = Arc<App>;
+
+impl App {
+    /// Puts a server together; classifiers that cannot be read are named in the second half.
+    pub fn new(embedder: Embedder, settings: Settings) -> trueshot::Result<(Shared, Vec<String>)> {
+        let Settings { data_dir, access, limits } = settings;
+        let (store, unreadable) = Store::open(&data_dir)?;
+        let app = App {
+            embedder: embedder.with_most_pixels(limits.pixels),
+            head: TrainedRelabel::built_in()?,
+            registry: Registry::default(),
+            store,
+            gate: Gate::new(&limits),
+            access,
+            limits,
+            metrics: Metrics::default(),
+        };
+        Ok((Arc::new(app), unreadable))
+    }
+}

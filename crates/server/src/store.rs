@@ -1,0 +1,227 @@
+//! Classifiers that are kept. Each is one file, named by a hash of its contents: the name is ours, never a request's, the
+//! same classifier is kept once, and a file that has changed is noticed. A file appears whole and is on the disk before
+//! anybody is told that it is kept.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use trueshot::atomic::write_atomically;
+use trueshot::predictor::Predictor;
+use utoipa::ToSchema;
+
+use crate::limits::MOST_CLASSIFIERS;
+use crate::problem::Problem;
+
+const EXTENSION: &str = "safetensors";
+/// Characters of a name.
+const NAME: usize = 32;
+/// Classifiers that are held ready.
+const READY: usize = 8;
+/// Unfinished files of a process that was killed are older than this.
+const ABANDONED: Duration = Duration::from_secs(3600);
+
+/// What a classifier is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Metadata {
+    /// What it is asked for by.
+    pub id: String,
+    /// The method it was learned by.
+    pub method: String,
+    /// Its classes.
+    pub classes: Vec<String>,
+    /// Items it was learned from.
+    pub items: usize,
+    /// Numbers of a row.
+    pub numbers: usize,
+    /// What made the rows, if that is known; pictures can be asked about if it is the server's.
+    pub embedder: Option<String>,
+    /// When it was kept, in seconds since 1970.
+    pub created: u64,
+    /// Bytes of its file.
+    pub bytes: u64,
+}
+
+/// The folder with all classifiers.
+pub struct Store {
+    folder: PathBuf,
+    kept: Mutex<BTreeMap<String, Metadata>>,
+    /// The most recently used last.
+    ready: Mutex<Vec<(String, Arc<Predictor>)>>,
+}
+
+impl Store {
+    /// Opens a folder, which is made if it is not there. Files that cannot be read stay where they are; the second half
+    /// names them.
+    pub fn open(folder: &Path) -> trueshot::Result<(Self, Vec<String>)> {
+        let folder = folder.join("classifiers");
+        let refused = |source| trueshot::Error::Write { path: folder.clone(), source };
+        fs::create_dir_all(&folder).map_err(refused)?;
+        let (mut kept, mut unreadable) = (BTreeMap::new(), Vec::new());
+        let mut files: Vec<PathBuf> =
+            fs::read_dir(&folder).map_err(refused)?.flatten().map(|entry| entry.path()).collect();
+        files.sort();
+        for path in files {
+            if is_abandoned(&path) {
+                let _ = fs::remove_file(&path);
+            }
+            let Some(id) = id_of(&path) else { continue };
+            match read(&path, &id) {
+                Ok(metadata) => drop(kept.insert(id, metadata)),
+                Err(problem) => unreadable.push(format!("{} is skipped: {problem}", path.display())),
+            }
+        }
+        let store = Store { folder, kept: Mutex::new(kept), ready: Mutex::default() };
+        Ok((store, unreadable))
+    }
+
+    /// All of them, by name.
+    pub fn list(&self) -> Vec<Metadata> {
+        self.kept().values().cloned().collect()
+    }
+
+    /// What one is.
+    pub fn metadata(&self, id: &str) -> Result<Metadata, Problem> {
+        self.kept().get(id).cloned().ok_or_else(|| no_such(id))
+    }
+
+    /// Keeps one. When this returns it is on the disk.
+    pub fn keep(&self, predictor: Predictor) -> Result<Metadata, Problem> {
+        let bytes = predictor.to_bytes();
+        let id = hash(&bytes);
+        if let Ok(known) = self.metadata(&id) {
+            return Ok(known);
+        }
+        if self.kept().len() >= MOST_CLASSIFIERS {
+            let error = format!("{MOST_CLASSIFIERS} classifiers are kept already");
+            return Err(Problem::new(StatusCode::CONFLICT, error).hint("delete some"));
+        }
+        let path = self.path(&id);
+        write_atomically(&path, |file| file.write_all(&bytes))?;
+        sync_folder(&self.folder);
+        let metadata = describe(&predictor, &id, bytes.len() as u64, SystemTime::now());
+        self.kept().insert(id.clone(), metadata.clone());
+        self.hold_ready(&id, Arc::new(predictor));
+        Ok(metadata)
+    }
+
+    /// Makes one ready to be asked.
+    pub fn predictor(&self, id: &str) -> Result<Arc<Predictor>, Problem> {
+        self.metadata(id)?;
+        let found =
+            self.ready().iter().find(|(ready, _)| ready == id).map(|(_, predictor)| predictor.clone());
+        let predictor = match found {
+            Some(predictor) => predictor,
+            None => {
+                let predictor = Predictor::read_bytes(self.bytes(id)?, id);
+                Arc::new(predictor.map_err(|error| Problem::failed("opening a classifier", error))?)
+            }
+        };
+        self.hold_ready(id, predictor.clone());
+        Ok(predictor)
+    }
+
+    /// The file of one.
+    pub fn bytes(&self, id: &str) -> Result<Vec<u8>, Problem> {
+        self.metadata(id)?;
+        fs::read(self.path(id)).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => no_such(id),
+            _ => Problem::failed("reading a classifier", error),
+        })
+    }
+
+    /// Forgets one.
+    pub fn delete(&self, id: &str) -> Result<(), Problem> {
+        self.metadata(id)?;
+        match fs::remove_file(self.path(id)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Problem::failed("deleting a classifier", error));
+            }
+            _ => sync_folder(&self.folder),
+        }
+        self.kept().remove(id);
+        self.ready().retain(|(ready, _)| ready != id);
+        Ok(())
+    }
+
+    /// Only names in our own list come here.
+    fn path(&self, id: &str) -> PathBuf {
+        self.folder.join(id).with_extension(EXTENSION)
+    }
+
+    fn hold_ready(&self, id: &str, predictor: Arc<Predictor>) {
+        let mut ready = self.ready();
+        ready.retain(|(other, _)| other != id);
+        if ready.len() >= READY {
+            ready.remove(0);
+        }
+        ready.push((id.to_owned(), predictor));
+    }
+
+    fn kept(&self) -> MutexGuard<'_, BTreeMap<String, Metadata>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ready(&self) -> MutexGuard<'_, Vec<(String, Arc<Predictor>)>> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn no_such(id: &str) -> Problem {
+    let short: String = id.chars().take(NAME).collect();
+    Problem::unknown(format!("no classifier '{short}'")).hint("GET /api/v1/classifiers lists them")
+}
+
+fn hash(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex()[..NAME].to_owned()
+}
+
+/// The name of a file, if it is one that we give.
+fn id_of(path: &Path) -> Option<String> {
+    let name = path.file_stem()?.to_str()?;
+    let is_ours = name.len() == NAME && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (is_ours && path.extension()? == EXTENSION).then(|| name.to_owned())
+}
+
+fn is_abandoned(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let age = || fs::metadata(path).and_then(|found| found.modified()).ok()?.elapsed().ok();
+    name.starts_with(".trueshot-") && name.ends_with(".part") && age().is_some_and(|age| age > ABANDONED)
+}
+
+fn read(path: &Path, id: &str) -> Result<Metadata, String> {
+    let bytes = fs::read(path).map_err(|error| error.to_string())?;
+    if hash(&bytes) != id {
+        return Err("its contents are not those it was kept with".into());
+    }
+    let length = bytes.len() as u64;
+    let predictor = Predictor::read_bytes(bytes, id).map_err(|error| error.to_string())?;
+    let created = fs::metadata(path).and_then(|found| found.modified()).unwrap_or(UNIX_EPOCH);
+    Ok(describe(&predictor, id, length, created))
+}
+
+fn describe(predictor: &Predictor, id: &str, bytes: u64, created: SystemTime) -> Metadata {
+    Metadata {
+        id: id.to_owned(),
+        method: predictor.method().to_owned(),
+        classes: predictor.classes().to_vec(),
+        items: predictor.support().len(),
+        numbers: predictor.dim(),
+        embedder: predictor.embedder().map(str::to_owned),
+        created: created.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        bytes,
+    }
+}
+
+/// A new name survives a power cut only when its folder is on the disk too; where folders cannot be synced
+/// (not on Unix), nothing is lost but that.
+fn sync_folder(folder: &Path) {
+    if let Ok(folder) = fs::File::open(folder) {
+        let _ = folder.sync_all();
+    }
+}

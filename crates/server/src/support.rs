@@ -1,0 +1,228 @@
+//! From what was sent to what can be worked with: a support set, or rows that ask for their class. Runs where
+//! computing is allowed, because pictures are embedded here.
+
+use std::sync::atomic::Ordering;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use trueshot::Embeddings;
+use trueshot::embeddings::Items;
+use trueshot_vision::Given;
+use utoipa::ToSchema;
+
+use crate::body::{Body, Picture};
+use crate::gate::Watch;
+use crate::limits::{LARGEST_NUMBER, LONGEST_NAME, MOST_CLASSES, MOST_ITEMS, MOST_NUMBERS};
+use crate::problem::Problem;
+use crate::rows::{QueriesJson, Rows, SupportJson};
+use crate::state::App;
+
+/// Labelled rows that passed every check.
+pub struct Support {
+    /// The rows.
+    pub data: Embeddings,
+    /// Which labels somebody has confirmed; empty if nobody said.
+    pub confirmed: Vec<bool>,
+    /// Pictures that could not be read.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A picture that was left out.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Skipped {
+    /// The name of the file.
+    pub item: String,
+    /// The class it was sent for.
+    pub class: String,
+    /// Why it could not be used.
+    pub reason: String,
+}
+
+/// Rows that ask for their class; a picture that cannot be read has a reason instead.
+pub struct Queries {
+    /// What they are called.
+    pub items: Vec<String>,
+    /// Their numbers.
+    pub rows: Vec<Result<Vec<f32>, String>>,
+    /// What made them, if we did.
+    pub embedder: Option<String>,
+}
+
+impl Support {
+    /// Understands a body.
+    pub fn of(body: Body, app: &App, watch: &Watch) -> Result<Self, Problem> {
+        let support = match body {
+            Body::Json(bytes) => Self::of_json(parse(&bytes)?)?,
+            Body::Arrow(bytes) => {
+                let data = Embeddings::receive_arrow(bytes.into(), app.limits.body as u64 * 2)?;
+                Support { data, confirmed: Vec::new(), skipped: Vec::new() }
+            }
+            Body::Pictures(pictures) => Self::of_pictures(&pictures, app, watch)?,
+        };
+        check(&support.data)?;
+        if support.data.classes().len() > MOST_CLASSES {
+            let classes = support.data.classes().len();
+            return Err(Problem::unusable(format!("{classes} classes; at most {MOST_CLASSES} are allowed")));
+        }
+        Ok(support)
+    }
+
+    fn of_json(given: SupportJson) -> Result<Self, Problem> {
+        let SupportJson { rows, labels, items, confirmed, embedder } = given;
+        let confirmed = confirmed.map_or_else(Vec::new, |confirmed| confirmed.0);
+        check_length("labels", labels.0.len(), &rows)?;
+        if !confirmed.is_empty() {
+            check_length("confirmed", confirmed.len(), &rows)?;
+        }
+        if rows.count == 0 {
+            return Err(trueshot::Error::Empty.into());
+        }
+        if let Some(items) = &items {
+            check_length("items", items.0.len(), &rows)?;
+        }
+        let mut data = Embeddings::from_rows(rows.values, rows.dim, labels.into_names())?;
+        if let Some(items) = items {
+            data = data.with_items(Items::from_names(items.into_names()))?;
+        }
+        if let Some(embedder) = embedder {
+            data = data.with_backbone(embedder.0);
+        }
+        Ok(Support { data, confirmed, skipped: Vec::new() })
+    }
+
+    fn of_pictures(pictures: &[Picture], app: &App, watch: &Watch) -> Result<Self, Problem> {
+        let classes: Vec<String> = pictures.iter().map(class_of).collect::<Result<_, _>>()?;
+        let rows = embed(pictures, app, watch)?;
+        let (mut values, mut labels, mut items, mut skipped) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for ((picture, class), row) in pictures.iter().zip(classes).zip(rows) {
+            let item = picture.file.clone();
+            match row {
+                Ok(row) => {
+                    values.extend(row);
+                    labels.push(class);
+                    items.push(item);
+                }
+                Err(reason) => skipped.push(Skipped { item, class, reason }),
+            }
+        }
+        if let (true, Some(first)) = (labels.is_empty(), skipped.first()) {
+            let error = format!("none of the pictures can be read; {}: {}", first.item, first.reason);
+            return Err(Problem::unusable(error));
+        }
+        let data = Embeddings::from_rows(values, app.embedder.backbone().dim(), labels)?;
+        let data = data.with_items(Items::from_names(items))?.with_backbone(app.embedder.backbone().name());
+        Ok(Support { data, confirmed: Vec::new(), skipped })
+    }
+}
+
+impl Queries {
+    /// Understands a body.
+    pub fn of(body: Body, app: &App, watch: &Watch) -> Result<Self, Problem> {
+        let (rows, items) = match body {
+            Body::Pictures(pictures) => return Self::of_pictures(&pictures, app, watch),
+            Body::Json(bytes) => {
+                let QueriesJson { rows, items } = parse(&bytes)?;
+                if let Some(items) = &items {
+                    check_length("items", items.0.len(), &rows)?;
+                }
+                if rows.count == 0 {
+                    return Err(trueshot::Error::Empty.into());
+                }
+                let labels = vec![String::new(); rows.count];
+                (Embeddings::from_rows(rows.values, rows.dim, labels)?, items.map(|items| items.into_names()))
+            }
+            Body::Arrow(bytes) => {
+                (Embeddings::receive_unlabelled_arrow(bytes.into(), app.limits.body as u64 * 2)?, None)
+            }
+        };
+        check(&rows)?;
+        let name = |row: usize| rows.item(row).map_or_else(|| format!("row {row}"), str::to_owned);
+        let items = items.unwrap_or_else(|| (0..rows.len()).map(name).collect());
+        let numbers = |row: usize| {
+            let mut out = vec![0.0; rows.dim()];
+            rows.features().decode_row(row, &mut out);
+            Ok(out)
+        };
+        Ok(Queries { items, rows: (0..rows.len()).map(numbers).collect(), embedder: None })
+    }
+
+    fn of_pictures(pictures: &[Picture], app: &App, watch: &Watch) -> Result<Self, Problem> {
+        let rows = embed(pictures, app, watch)?;
+        let items = pictures.iter().map(|picture| picture.file.clone()).collect();
+        Ok(Queries { items, rows, embedder: Some(app.embedder.backbone().name().to_owned()) })
+    }
+}
+
+/// Embeds pictures; those that cannot be read have a reason instead of a row.
+fn embed(pictures: &[Picture], app: &App, watch: &Watch) -> Result<Vec<Result<Vec<f32>, String>>, Problem> {
+    let given: Vec<Given<'_>> = pictures.iter().map(|picture| Given::Bytes(&picture.bytes)).collect();
+    let embedded =
+        app.embedder.embed_pictures(&given, &|_| watch.goes_on()).map_err(|error| match error {
+            trueshot_vision::Error::Interrupted => watch.late(),
+            error => Problem::failed("embedding pictures", error),
+        })?;
+    let made = embedded.rows.iter().filter(|row| row.is_ok()).count() - embedded.from_cache;
+    app.metrics.pictures_embedded.fetch_add(made as u64, Ordering::Relaxed);
+    app.metrics.pictures_from_cache.fetch_add(embedded.from_cache as u64, Ordering::Relaxed);
+    Ok(embedded.rows.into_iter().map(|row| row.map_err(|reason| reason.to_string())).collect())
+}
+
+/// The class of a picture: the name of its field, or, for a field called `images`, the folder it is in.
+fn class_of(picture: &Picture) -> Result<String, Problem> {
+    if picture.field != "images" {
+        return match picture.field.is_empty() {
+            true => {
+                Err(Problem::unusable(format!("'{}' has no field name, which is its class", picture.file)))
+            }
+            false => Ok(picture.field.clone()),
+        };
+    }
+    let mut folders = picture.file.rsplit(['/', '\\']).skip(1);
+    let folder = folders.find(|folder| !folder.is_empty() && *folder != ".");
+    folder.map(str::to_owned).ok_or_else(|| {
+        let error = format!("nothing says which class '{}' is of", picture.file);
+        Problem::unusable(error)
+            .hint("name the field by the class, or the file 'CLASS/FILE' in a field 'images'")
+    })
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    serde_json::from_slice(bytes).map_err(|error| match error.classify() {
+        serde_json::error::Category::Data => Problem::unusable(format!("the body cannot be used: {error}")),
+        _ => Problem::malformed(format!("the body is no JSON: {error}")),
+    })
+}
+
+fn check_length(what: &str, length: usize, rows: &Rows) -> Result<(), Problem> {
+    match length == rows.count {
+        true => Ok(()),
+        false => Err(Problem::unusable(format!("'{what}' has {length} entries for {} rows", rows.count))),
+    }
+}
+
+/// What every table must keep to, whichever way it came.
+fn check(data: &Embeddings) -> Result<(), Problem> {
+    if data.len() > MOST_ITEMS {
+        return Err(Problem::too_large(format!("{} rows; at most {MOST_ITEMS} are allowed", data.len())));
+    }
+    if data.dim() > MOST_NUMBERS {
+        let error = format!("rows of {} numbers; at most {MOST_NUMBERS} are allowed", data.dim());
+        return Err(Problem::too_large(error));
+    }
+    let classes = data.classes().iter().map(String::as_str);
+    let items = (0..data.len()).filter_map(|row| data.item(row));
+    if classes.chain(items).any(|name| name.len() > LONGEST_NAME) {
+        return Err(Problem::unusable(format!("a name has more than {LONGEST_NAME} bytes")));
+    }
+    let mut values = vec![0.0; data.dim()];
+    for row in 0..data.len() {
+        data.features().decode_row(row, &mut values);
+        if let Some(large) = values.iter().find(|value| value.abs() > LARGEST_NUMBER) {
+            let error = format!("row {row} has the number {large:e}; at most {LARGEST_NUMBER:e} is allowed");
+            return Err(Problem::unusable(error));
+        }
+    }
+    Ok(())
+}

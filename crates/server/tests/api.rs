@@ -1,0 +1,255 @@
+//! The API as a program meets it: what it does with what is right.
+#![allow(missing_docs)]
+
+mod asking;
+
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, FixedSizeListArray, Float32Array, RecordBatch, StringArray};
+use arrow_schema::{DataType, Field, Schema};
+use asking::{Server, drawings, noisy_support, row};
+use axum::http::{Method, header};
+use serde_json::{Value, json};
+use trueshot::predictor::Predictor;
+use trueshot_server::{Access, Limits};
+
+fn arrow(support: &Value, labelled: bool) -> Vec<u8> {
+    let rows = support["rows"].as_array().unwrap();
+    let dim = rows[0].as_array().unwrap().len() as i32;
+    let numbers: Vec<f32> = rows
+        .iter()
+        .flat_map(|row| row.as_array().unwrap())
+        .map(|value| value.as_f64().unwrap() as f32)
+        .collect();
+    let item = Arc::new(Field::new_list_field(DataType::Float32, false));
+    let features: ArrayRef =
+        Arc::new(FixedSizeListArray::new(item.clone(), dim, Arc::new(Float32Array::from(numbers)), None));
+    let mut fields = vec![Field::new("features", DataType::FixedSizeList(item, dim), false)];
+    let mut columns = vec![features];
+    if labelled {
+        let labels: Vec<&str> =
+            support["labels"].as_array().unwrap().iter().map(|l| l.as_str().unwrap()).collect();
+        fields.push(Field::new("label", DataType::Utf8, false));
+        columns.push(Arc::new(StringArray::from(labels)));
+    }
+    let schema = Arc::new(Schema::new(fields));
+    let batch = RecordBatch::try_new(schema.clone(), columns).unwrap();
+    let mut bytes = Vec::new();
+    let mut writer = arrow_ipc::writer::StreamWriter::try_new(&mut bytes, &schema).unwrap();
+    writer.write(&batch).unwrap();
+    writer.finish().unwrap();
+    drop(writer);
+    bytes
+}
+
+fn suspects(audit: &Value) -> Vec<(usize, String)> {
+    let items = audit["items"].as_array().unwrap().iter().enumerate();
+    let suspect = |(place, item): (usize, &Value)| {
+        let to = item["suggested"].as_str()?;
+        Some((place, to.to_owned()))
+    };
+    items.filter_map(suspect).collect()
+}
+
+#[test]
+fn an_audit_finds_what_is_filed_wrongly_whatever_it_is_sent_as() {
+    let server = Server::new();
+    let support = noisy_support();
+    let expected = [(0, "ant".to_owned()), (6, "bee".to_owned()), (12, "cow".to_owned())];
+    let of_json = server.post_json("/api/v1/audit", &support);
+    assert_eq!(of_json.status, 200, "{}", of_json.text());
+    assert_eq!(suspects(&of_json.json()), expected);
+    assert_eq!(of_json.json()["items"][0]["item"], "0-0.png");
+    let of_arrow = server.post("/api/v1/audit", "application/vnd.apache.arrow.stream", arrow(&support, true));
+    assert_eq!(of_arrow.status, 200, "{}", of_arrow.text());
+    assert_eq!(suspects(&of_arrow.json()), expected);
+}
+
+#[test]
+fn what_somebody_confirmed_stays_where_it_is() {
+    let server = Server::new();
+    let mut support = noisy_support();
+    support["confirmed"] = json!((0..18).map(|row| row == 0).collect::<Vec<_>>());
+    let audit = server.post_json("/api/v1/audit?neighbours=2", &support).json();
+    assert_eq!(audit["items"][0]["verdict"], "keep");
+    assert_eq!(audit["items"][0]["confirmed"], true);
+    assert_eq!(audit["items"][1]["neighbours"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn pictures_are_audited_by_field_or_folder_and_broken_ones_are_named() {
+    let server = Server::new();
+    let mut files = drawings();
+    files.push(("ant".into(), "broken.png".into(), b"\x89PNG\r\n\x1a\n".to_vec()));
+    let by_field = server.post_form("/api/v1/audit", &files);
+    assert_eq!(by_field.status, 200, "{}", by_field.text());
+    let by_field = by_field.json();
+    assert_eq!(by_field["items"].as_array().unwrap().len(), 18);
+    assert_eq!(by_field["skipped"][0]["item"], "broken.png");
+    assert!(by_field["embedder"].as_str().unwrap().starts_with("omniglot-conv4"));
+    let in_folders: Vec<_> = drawings()
+        .into_iter()
+        .map(|(class, name, bytes)| ("images".to_owned(), format!("photos/{class}/{name}"), bytes))
+        .collect();
+    let by_folder = server.post_form("/api/v1/audit", &in_folders).json();
+    assert_eq!(by_folder["items"][0]["given"], "ant");
+    assert_eq!(by_folder["items"][0]["p_wrong"], by_field["items"][0]["p_wrong"]);
+}
+
+#[test]
+fn a_classifier_is_made_listed_asked_downloaded_and_deleted() {
+    let server = Server::new();
+    let made = server.post_json("/api/v1/classifiers", &noisy_support());
+    assert_eq!(made.status, 201, "{}", made.text());
+    let id = made.json()["id"].as_str().unwrap().to_owned();
+    let path = format!("/api/v1/classifiers/{id}");
+    assert_eq!(made.headers[header::LOCATION], path);
+    assert_eq!(made.json()["method"], "relabel");
+    let again = server.post_json("/api/v1/classifiers?method=relabel", &noisy_support());
+    assert_eq!(again.json()["id"], id.as_str(), "the same support set makes the same classifier");
+    assert_eq!(server.get("/api/v1/classifiers").json().as_array().unwrap().len(), 1);
+    assert_eq!(server.get(&path).json()["classes"], json!(["ant", "bee", "cow"]));
+
+    let queries = json!({ "rows": [row(0, 50), row(1, 50), row(2, 50)], "items": ["a", "b", "c"] });
+    let answers = server.post_json(&format!("{path}/predict?probabilities=true"), &queries).json();
+    let classes: Vec<&str> =
+        answers["predictions"].as_array().unwrap().iter().map(|p| p["class"].as_str().unwrap()).collect();
+    assert_eq!(classes, ["ant", "bee", "cow"]);
+    assert_eq!(answers["predictions"][0]["item"], "a");
+    assert_eq!(answers["predictions"][0]["probabilities"].as_array().unwrap().len(), 3);
+    let predict = format!("{path}/predict");
+    let of_arrow =
+        server.post(&predict, "application/vnd.apache.arrow.stream", arrow(&queries, false)).json();
+    assert_eq!(of_arrow["predictions"][1]["class"], "bee", "{of_arrow}");
+
+    let file = server.get(&format!("{path}/download"));
+    let predictor = Predictor::read_bytes(file.bytes, "downloaded").unwrap();
+    assert_eq!(predictor.classes(), ["ant", "bee", "cow"]);
+    assert!(predictor.audit().is_some(), "what was found goes with it");
+    assert_eq!(server.delete(&path).status, 204);
+    assert_eq!(server.delete(&path).status, 404);
+    assert_eq!(server.get(&path).status, 404);
+    assert_eq!(server.get("/api/v1/classifiers").json(), json!([]));
+}
+
+#[test]
+fn a_classifier_of_pictures_is_asked_about_pictures() {
+    let server = Server::new();
+    let made = server.post_form("/api/v1/classifiers?method=protonet", &drawings());
+    assert_eq!(made.status, 201, "{}", made.text());
+    let path = format!("/api/v1/classifiers/{}/predict", made.json()["id"].as_str().unwrap());
+    let mut asked: Vec<_> = drawings().into_iter().step_by(6).collect();
+    asked.push(("images".into(), "no.png".into(), b"no picture".to_vec()));
+    let answers = server.post_form(&path, &asked).json();
+    assert_eq!(answers["predictions"][2]["class"], "cow", "{answers}");
+    assert!(answers["predictions"][3]["error"].as_str().unwrap().contains("no known picture format"));
+    let of_rows = server.post_json("/api/v1/classifiers", &noisy_support()).json();
+    let path = format!("/api/v1/classifiers/{}/predict", of_rows["id"].as_str().unwrap());
+    let refused = server.post_form(&path, &asked);
+    assert_eq!(refused.status, 422);
+    assert!(refused.error().contains("embedder is not known"), "{}", refused.text());
+}
+
+#[test]
+fn every_method_that_is_listed_makes_a_classifier() {
+    let server = Server::new();
+    let about = server.get("/api/v1").json();
+    let methods = about["methods"].as_array().unwrap();
+    assert!(methods.len() > 8, "{about}");
+    for method in methods {
+        let path =
+            format!("/api/v1/classifiers?method={}", method["name"].as_str().unwrap().replace('+', "%2B"));
+        let made = server.post_json(&path, &noisy_support());
+        assert_eq!(made.status, 201, "{method}: {}", made.text());
+    }
+}
+
+#[test]
+fn rows_of_the_embed_route_audit_as_the_pictures_do() {
+    let server = Server::new();
+    let embedded = server.post_form("/api/v1/embed", &drawings()).json();
+    let pictures = embedded["pictures"].as_array().unwrap();
+    let labels: Vec<String> = drawings().into_iter().map(|(class, ..)| class).collect();
+    let rows: Vec<&Value> = pictures.iter().map(|picture| &picture["row"]).collect();
+    let support = json!({ "rows": rows, "labels": labels, "embedder": embedded["embedder"] });
+    let of_rows = server.post_json("/api/v1/audit", &support).json();
+    let of_pictures = server.post_form("/api/v1/audit", &drawings()).json();
+    for (row, picture) in
+        of_rows["items"].as_array().unwrap().iter().zip(of_pictures["items"].as_array().unwrap())
+    {
+        assert_eq!(row["p_wrong"], picture["p_wrong"]);
+    }
+}
+
+#[test]
+fn classifiers_outlive_the_server_and_a_damaged_one_is_named_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = || Server::on(folder.path(), Limits::default(), Access::default());
+    let made = start().post_json("/api/v1/classifiers", &noisy_support()).json();
+    let id = made["id"].as_str().unwrap();
+    let restarted = start();
+    assert_eq!(restarted.warnings, [""; 0]);
+    let mut kept = restarted.get(&format!("/api/v1/classifiers/{id}")).json();
+    let mut before = made.clone();
+    before.as_object_mut().unwrap().remove("skipped");
+    kept["created"] = before["created"].clone();
+    assert_eq!(kept, before);
+    let path = format!("/api/v1/classifiers/{id}/predict");
+    assert_eq!(
+        restarted.post_json(&path, &json!({ "rows": [row(1, 9)] })).json()["predictions"][0]["class"],
+        "bee"
+    );
+
+    let files = folder.path().join("classifiers");
+    let file = files.join(format!("{id}.safetensors"));
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, &bytes).unwrap();
+    std::fs::write(files.join(format!("{}.safetensors", "0".repeat(32))), b"nonsense").unwrap();
+    std::fs::write(files.join("notes.txt"), b"not ours").unwrap();
+    let damaged = start();
+    assert_eq!(damaged.warnings.len(), 2, "{:?}", damaged.warnings);
+    assert!(damaged.warnings[1].contains(id) && damaged.warnings[1].contains("not those it was kept with"));
+    assert_eq!(damaged.get("/api/v1/classifiers").json(), json!([]));
+    assert!(file.exists(), "nothing is deleted");
+}
+
+#[test]
+fn figures_and_description_are_there() {
+    let server = Server::new();
+    assert_eq!(server.get("/healthz").text(), "ok\n");
+    server.post_form("/api/v1/embed", &drawings()[..2]);
+    server.get("/nothing");
+    let figures = server.get("/metrics").text();
+    for line in [
+        r#"trueshot_requests_total{route="/api/v1/embed",method="POST",status="200"} 1"#,
+        r#"trueshot_requests_total{route="other",method="GET",status="404"} 1"#,
+        r#"trueshot_request_duration_seconds_count{route="/healthz",method="GET"} 1"#,
+        "trueshot_requests_in_flight 1",
+        "trueshot_pictures_embedded_total 2",
+        "trueshot_embedding_cache_hits_total 0",
+    ] {
+        assert!(figures.contains(line), "no {line} in\n{figures}");
+    }
+    let description = server.get("/openapi.json").json();
+    let paths: Vec<&String> = description["paths"].as_object().unwrap().keys().collect();
+    assert_eq!(
+        paths,
+        [
+            "/api/v1",
+            "/api/v1/audit",
+            "/api/v1/classifiers",
+            "/api/v1/classifiers/{id}",
+            "/api/v1/classifiers/{id}/download",
+            "/api/v1/classifiers/{id}/predict",
+            "/api/v1/embed",
+            "/healthz",
+            "/metrics"
+        ]
+    );
+    assert_eq!(
+        server.ask(asking::request(Method::HEAD, "/healthz").body(Default::default()).unwrap()).status,
+        200
+    );
+}

@@ -1,0 +1,154 @@
+//! Asking the server without a socket: a request goes in, status, headers and body come out.
+#![allow(dead_code, missing_docs, reason = "every test file uses some of it")]
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Method, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+use trueshot_server::{Access, App, Limits, Settings, app};
+use trueshot_vision::backbone::Options;
+use trueshot_vision::cache::Place;
+use trueshot_vision::{Embedder, Omniglot};
+
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub bytes: Vec<u8>,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.bytes).unwrap_or_else(|_| panic!("no JSON: {}", self.text()))
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+
+    /// What it was refused with; every refusal must be of the same form.
+    pub fn error(&self) -> String {
+        let body = self.json();
+        body["error"].as_str().unwrap_or_else(|| panic!("no error in {body}")).to_owned()
+    }
+}
+
+pub struct Server {
+    pub router: Router,
+    pub warnings: Vec<String>,
+    pub folder: std::path::PathBuf,
+    _own: Option<tempfile::TempDir>,
+}
+
+impl Server {
+    pub fn new() -> Self {
+        Self::with(Limits::default(), Access::default())
+    }
+
+    pub fn with(limits: Limits, access: Access) -> Self {
+        let own = tempfile::tempdir().unwrap();
+        let server = Self::on(own.path(), limits, access);
+        Server { _own: Some(own), ..server }
+    }
+
+    pub fn on(folder: &std::path::Path, limits: Limits, access: Access) -> Self {
+        let embedder = Embedder::open("omniglot-conv4", &Options::default(), &Place::Nowhere).unwrap();
+        let settings = Settings { data_dir: folder.to_owned(), access, limits };
+        let (state, warnings) = App::new(embedder, settings).unwrap();
+        Server { router: app(state), warnings, folder: folder.to_owned(), _own: None }
+    }
+
+    pub fn ask(&self, request: Request<Body>) -> Answer {
+        let router = self.router.clone();
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(answer(router, request))
+    }
+
+    pub fn get(&self, path: &str) -> Answer {
+        self.ask(request(Method::GET, path).body(Body::empty()).unwrap())
+    }
+
+    pub fn delete(&self, path: &str) -> Answer {
+        self.ask(request(Method::DELETE, path).body(Body::empty()).unwrap())
+    }
+
+    pub fn post(&self, path: &str, kind: &str, body: impl Into<Body>) -> Answer {
+        let request = request(Method::POST, path).header(header::CONTENT_TYPE, kind);
+        self.ask(request.body(body.into()).unwrap())
+    }
+
+    pub fn post_json(&self, path: &str, body: &Value) -> Answer {
+        self.post(path, "application/json", body.to_string())
+    }
+
+    pub fn post_form(&self, path: &str, files: &[(String, String, Vec<u8>)]) -> Answer {
+        self.post(path, "multipart/form-data; boundary=edge", form(files))
+    }
+}
+
+pub async fn answer(router: Router, request: Request<Body>) -> Answer {
+    let (parts, body) = router.oneshot(request).await.unwrap().into_parts();
+    let bytes = body.collect().await.unwrap().to_bytes().to_vec();
+    Answer { status: parts.status, headers: parts.headers, bytes }
+}
+
+pub fn request(method: Method, path: &str) -> axum::http::request::Builder {
+    Request::builder().method(method).uri(path).header(header::HOST, "127.0.0.1:7878")
+}
+
+/// A form with files: field, name, contents.
+pub fn form(files: &[(String, String, Vec<u8>)]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (field, name, contents) in files {
+        let head = format!(
+            "--edge\r\ncontent-disposition: form-data; name=\"{field}\"; filename=\"{name}\"\r\n\
+             content-type: application/octet-stream\r\n\r\n"
+        );
+        body.extend_from_slice(head.as_bytes());
+        body.extend_from_slice(contents);
+        body.extend_from_slice(b"\r\n");
+    }
+    body.extend_from_slice(b"--edge--\r\n");
+    body
+}
+
+/// A number that looks drawn by lot.
+fn scatter(seed: usize) -> f32 {
+    let mixed = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as f32 / 8_388_608.0 - 1.0
+}
+
+/// A row near the place of a class.
+pub fn row(class: usize, number: usize) -> Vec<f32> {
+    let place = |column: usize| {
+        3.0 * scatter(class * 1000 + column) + 0.6 * scatter(class * 77_777 + number * 101 + column)
+    };
+    (0..32).map(place).collect()
+}
+
+/// Three classes of six rows; the first row of each is filed under the next class.
+pub fn noisy_support() -> Value {
+    let (mut rows, mut labels, mut items) = (Vec::new(), Vec::new(), Vec::new());
+    for class in 0..3 {
+        for number in 0..6 {
+            rows.push(row(class, number));
+            labels.push(["ant", "bee", "cow"][if number == 0 { (class + 1) % 3 } else { class }]);
+            items.push(format!("{class}-{number}.png"));
+        }
+    }
+    json!({ "rows": rows, "labels": labels, "items": items })
+}
+
+/// Drawings of three characters, six each, as a form with the class as the name of the field.
+pub fn drawings() -> Vec<(String, String, Vec<u8>)> {
+    let omniglot = Omniglot::embedded();
+    let mut files = Vec::new();
+    for (class, character) in [("ant", 10), ("bee", 400), ("cow", 900)] {
+        for number in 0..6 {
+            let png = omniglot.drawing(character, number).unwrap().to_png();
+            files.push((class.to_owned(), format!("{class}-{number}.png"), png));
+        }
+    }
+    files
+}
