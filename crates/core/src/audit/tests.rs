@@ -127,7 +127,7 @@ fn of_many_equal_items_only_some_pairs_are_named() {
     let labels = (0..600).map(|row| format!("class {}", row % 2)).collect();
     let data = Embeddings::from_rows(vec![1.0; 600 * 2], 2, labels).unwrap();
     let found = super::duplicates::find(&data);
-    assert!(found.len() <= 600 * 8, "{} pairs", found.len());
-    let named: std::collections::HashSet<u32> = found.iter().flat_map(|pair| pair.rows).collect();
+    assert!(found.duplicates.len() <= 600 * 8, "{} pairs", found.duplicates.len());
+    let named: std::collections::HashSet<u32> = found.duplicates.iter().flat_map(|pair| pair.rows).collect();
     assert_eq!(named.len(), 600, "every one is named");
 }

@@ -71,7 +71,7 @@ fn the_page_escapes_names_and_needs_nothing_from_outside() {
 #[test]
 fn of_a_large_collection_suspects_and_some_of_every_class_are_shown() {
     let scatter = |row: usize, column: usize| ((row * 37 + column * 101) as f32 * 0.7).sin() * 0.4;
-    let class = |row: usize| if row % 100 == 0 { 1 } else { 0 } + row / 500;
+    let class = |row: usize| if row.is_multiple_of(100) { 1 } else { 0 } + row / 500;
     let value = |row: usize, column: usize| if class(row) % 4 == column % 4 { 2.0 } else { 0.0 } + scatter(row, column);
     let values = (0..2000).flat_map(|row| (0..8).map(move |column| value(row, column))).collect();
     let labels = (0..2000).map(|row| format!("class {}", row / 500)).collect();
