@@ -1,8 +1,8 @@
 //! Looking through labelled items: which are filed under the wrong class, where they belong, and how sure that is.
 //!
-//! The Relabel head says of every item whose it probably is. It looks at some dozens of items at once ([`rooms`]), so a
+//! The Relabel head says of every item whose it probably is. It looks at some dozens of items at once (`rooms`), so a
 //! large collection is shown to it piece by piece, every item in the company of those it might belong to. From its
-//! probabilities follow the verdicts ([`verdict`]); the nearest items it was compared with are the reason that is given.
+//! probabilities follow the verdicts (`verdict`); the nearest items it was compared with are the reason that is given.
 
 mod duplicates;
 mod effect;

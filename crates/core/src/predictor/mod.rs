@@ -2,7 +2,7 @@
 //!
 //! A [`Predictor`] knows its classes, which embedder its rows came from, and the support set itself, so that more can be
 //! added to it ([`Predictor::support`]). Probabilities are those of a softmax whose sharpness is found by leaving items
-//! out ([`calibration`]); how strange a row is follows from its cosine with the nearest class ([`strangeness`]).
+//! out (`calibration`); how strange a row is follows from its cosine with the nearest class (`strangeness`).
 
 mod calibration;
 mod file;
