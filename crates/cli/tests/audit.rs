@@ -143,7 +143,10 @@ fn embeddings_are_audited_without_pictures() {
 fn what_cannot_be_audited_is_refused_in_one_line() {
     let photos = Photos::new();
     refused(photos.trueshot(&["audit", "nowhere"]), &["nowhere"]);
-    refused(photos.trueshot(&["audit", "photos/rings"]), &["there is only one"]);
+    refused(photos.trueshot(&["audit", "photos/rings"]), &["not in a class folder"]);
+    std::fs::create_dir(photos.path("one")).unwrap();
+    std::fs::rename(photos.path("photos/checks"), photos.path("one/checks")).unwrap();
+    refused(photos.trueshot(&["audit", "one"]), &["there is only one"]);
     refused(photos.audit(&["--html", "no/such/folder.html"]), &["cannot write no/such/folder.html"]);
     misused(photos.audit(&["--expected-noise", "120"]), &["from 0 to below 100"]);
     misused(photos.audit(&["--certainty", "0.2"]), &["from 0.5 to 1"]);
