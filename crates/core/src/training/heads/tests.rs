@@ -183,7 +183,8 @@ fn in_mixed_episodes_outliers_and_items_of_other_classes_are_wrong_side_by_side(
     let banks = vec![Bank { embeddings: &train, outliers: Some(&pool) }];
     let options = Episodes { blended: 0.0, mixed: 1.0, ..configuration().episodes };
     let episodes = TrainingEpisodes::new(banks, &options, 5).unwrap();
-    let drawn: Vec<Drawn> = (0..60).map(|index| episodes.draw(index, &mut Urn::default()).unwrap()).collect();
+    let drawn: Vec<Drawn> =
+        (0..400).map(|index| episodes.draw(index, &mut Urn::default()).unwrap()).collect();
     let both = episodes.with_rows(&drawn, &mut Vec::new(), |all| {
         let has_both = |episode: &&Episode<'_>| {
             let wrong =
