@@ -72,6 +72,8 @@ pub struct AuditBody {
     expected_wrong: f64,
     /// Items that are there twice.
     duplicates: Vec<Duplicate>,
+    /// What is odd about whole classes.
+    warnings: Vec<String>,
     /// What made the rows, if that is known.
     embedder: Option<String>,
     /// Pictures that could not be read.
