@@ -116,7 +116,8 @@ async function download(page, id) {
 
 describe("the served page", () => {
   test("frames what is misfiled, takes corrections, answers, and is the same after a reload", async () => {
-    const { page, problems, context } = await open();
+    // High enough that nothing scrolls while a card is dragged.
+    const { page, problems, context } = await open({ viewport: { width: 1100, height: 2400 } });
     assert.deepEqual(await faults(page), []);
     await dropFolder(page, "#intake", await noisySet(page));
     await settled(page);
