@@ -5,7 +5,7 @@ mod fixture;
 use std::path::Path;
 
 use assert_cmd::Command;
-use fixture::{TRUESHOT, misused, refused, text};
+use fixture::{TRUESHOT, refused, text};
 use image::{Rgb, RgbImage};
 
 /// A folder of three classes of stripes in colours of their own, five pictures each.
