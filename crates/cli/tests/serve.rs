@@ -87,6 +87,15 @@ fn it_stops_when_it_is_told_and_asks_for_its_token() {
 }
 
 #[test]
+fn a_refusal_arrives_though_the_body_is_long_and_unread() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let long = "x".repeat(8 << 20);
+    let answer = server.ask("POST", "/api/v1/audit", "content-type: text/plain\r\n", &long);
+    assert!(answer.starts_with("HTTP/1.1 415") && answer.contains("content type"), "{answer}");
+}
+
+#[test]
 fn an_address_that_others_reach_needs_a_token() {
     let folder = tempfile::tempdir().unwrap();
     let refused = Command::new(env!("CARGO_BIN_EXE_trueshot"))

@@ -2,8 +2,9 @@
 //!
 //! [`app`] is everything but the socket, so tests ask it directly. A request passes `access` (who may ask), is
 //! counted (`metrics`), takes a place at the `gate` (how many may ask at once), is received (`body`) and
-//! understood (`support`, `rows`), and answered by one of the `routes`; what is refused is a `problem`. Classifiers
-//! are kept in a `store`, and no name or path of a request ever reaches the file system.
+//! understood (`support`, `rows`), and answered by one of the `routes`; what is refused is a `problem`, and its
+//! `remainder` is read. Classifiers are kept in a `store`, and no name or path of a request ever reaches the file
+//! system.
 
 mod access;
 mod body;
@@ -13,6 +14,7 @@ mod limits;
 mod metrics;
 mod page;
 mod problem;
+mod remainder;
 mod routes;
 mod rows;
 mod serving;
@@ -64,6 +66,7 @@ pub fn app(state: Shared) -> Router {
         .layer(DefaultBodyLimit::max(body))
         .layer(middleware::from_fn_with_state(state.clone(), access::guard))
         .layer(middleware::from_fn_with_state(state.clone(), metrics::count))
+        .layer(middleware::from_fn_with_state(state.clone(), remainder::finish))
         .with_state(state)
 }
 

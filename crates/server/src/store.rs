@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use trueshot::atomic::write_atomically;
 use trueshot::predictor::Predictor;
 use utoipa::ToSchema;
@@ -26,8 +26,7 @@ const READY: usize = 8;
 const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// What a classifier is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct Metadata {
     /// What it is asked for by.
     pub id: String,
