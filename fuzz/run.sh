@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Fuzzes every reader for a while: fuzz/run.sh SECONDS_PER_TARGET [TARGET...]
 #
-# Works on the stable toolchain: coverage comes from LLVM's own pass, which rustc passes on, instead of
-# from -Zsanitizer. With --target the flags do not reach build scripts and procedural macros.
+# Works on the stable toolchain: coverage comes from LLVM's own pass, which rustc passes on (`instrument`), instead of
+# from -Zsanitizer.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -25,13 +25,7 @@ done
 mkdir -p corpus/onnx
 cp ../crates/vision/tests/models/*.onnx corpus/onnx/
 
-# 8-bit counters for every edge, a table of their places, and comparisons, which lead through magic numbers.
-export RUSTFLAGS="-Cpasses=sancov-module \
- -Cllvm-args=-sanitizer-coverage-level=4 \
- -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
- -Cllvm-args=-sanitizer-coverage-pc-table \
- -Cllvm-args=-sanitizer-coverage-trace-compares \
- --cfg fuzzing -Ccodegen-units=1"
+export RUSTFLAGS="--cfg fuzzing" RUSTC_WRAPPER=$PWD/instrument
 # One pool thread: coverage of a run must not depend on which thread was first.
 export RAYON_NUM_THREADS=1
 
