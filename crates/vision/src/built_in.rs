@@ -48,7 +48,7 @@ pub fn tranfs() -> Result<Model> {
 /// The numbers of the characters of a split: `train`, `val` or `test`.
 pub fn characters_of(split: &str) -> Result<Vec<usize>> {
     let split = Split::of_omniglot(split)?;
-    let characters = Omniglot::embedded().characters().iter().enumerate();
+    let characters = Omniglot::embedded()?.characters().iter().enumerate();
     let of_split = characters.filter(|(_, character)| split.holds(&drawing_name(character)));
     Ok(of_split.map(|(number, _)| number).collect())
 }

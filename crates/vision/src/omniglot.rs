@@ -34,13 +34,38 @@ const MAX_UNPACKED: usize = 64 << 20;
 /// Deflate cannot pack tighter than this, so a stream that promises more is refused unread.
 const MAX_DEFLATE_RATIO: usize = 1032;
 
+#[cfg(feature = "drawings")]
 static EMBEDDED_BYTES: &[u8] = include_bytes!("../../../assets/omniglot.bin");
-static EMBEDDED: LazyLock<Omniglot<'static>> =
-    LazyLock::new(|| Omniglot::open(EMBEDDED_BYTES).expect("the built-in file is whole"));
+static EMBEDDED: LazyLock<Result<Omniglot<'static>, OmniglotError>> =
+    LazyLock::new(|| Omniglot::open(known_bytes()?));
+
+#[cfg(feature = "drawings")]
+fn known_bytes() -> Result<&'static [u8], OmniglotError> {
+    Ok(EMBEDDED_BYTES)
+}
+
+/// A program without the drawings takes them from a file, once.
+#[cfg(not(feature = "drawings"))]
+fn known_bytes() -> Result<&'static [u8], OmniglotError> {
+    let path = std::env::var_os(ELSEWHERE).ok_or(OmniglotError::NotBuiltIn)?;
+    let read = std::fs::read(&path);
+    let bytes =
+        read.map_err(|error| OmniglotError::File(path.to_string_lossy().into(), error.to_string()))?;
+    Ok(Vec::leak(bytes))
+}
+
+/// The variable that names the packed file where it is not part of the program.
+pub(crate) const ELSEWHERE: &str = "TRUESHOT_OMNIGLOT";
 
 /// Why bytes are not a packed Omniglot, or why a drawing is not in it.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum OmniglotError {
+    /// The program was built without it.
+    #[error("the drawings of Omniglot are not part of this program")]
+    NotBuiltIn,
+    /// The file that should hold it cannot be read.
+    #[error("cannot read {0}: {1}")]
+    File(String, String),
     /// The bytes do not start as such a file does.
     #[error("not a packed omniglot file: it does not start with `OMNIGLT1`")]
     Magic,
@@ -146,9 +171,10 @@ pub struct Omniglot<'a> {
 }
 
 impl Omniglot<'static> {
-    /// The data set that is part of the program. Unpacked drawings are kept for the life of the process.
-    pub fn embedded() -> &'static Self {
-        &EMBEDDED
+    /// The data set that is part of the program, or, where that was built without it, of the file that
+    /// `TRUESHOT_OMNIGLOT` names. Unpacked drawings are kept for the life of the process.
+    pub fn embedded() -> Result<&'static Self, OmniglotError> {
+        EMBEDDED.as_ref().map_err(Clone::clone)
     }
 }
 

@@ -66,6 +66,16 @@ impl<'de> serde::Deserialize<'de> for Fingerprint {
     }
 }
 
+impl Features {
+    /// Refuses the first value in row order that is not finite.
+    pub fn check_finite(&self) -> Result<()> {
+        match all_finite(self.bytes_of(0..self.rows()), self.precision()) {
+            true => Ok(()),
+            false => Err(first_not_finite(self, 0)),
+        }
+    }
+}
+
 /// Streams over the features once; refuses the first value in row order that is not finite.
 pub(crate) fn check_and_fingerprint(embeddings: &Embeddings) -> Result<Fingerprint> {
     let features = embeddings.features();
