@@ -15,20 +15,32 @@ import importlib as _importlib
 from ._audit import Audit, audit
 from ._batches import audit_batch, fit_batch, prototypes_batch
 from ._cleanlab import find_label_issues, get_label_quality_scores, get_pred_probs
+from ._evaluation import Episode, Evaluation, SupportSet, evaluate, sample_episodes
+from ._models import Model, load_model
 from ._native import __version__
+from ._training import Training, train
 
 __all__ = [
     "Audit",
+    "Episode",
+    "Evaluation",
     "FewShotClassifier",
     "LabelAuditor",
+    "Model",
+    "SupportSet",
+    "Training",
     "__version__",
     "audit",
     "audit_batch",
+    "evaluate",
     "find_label_issues",
     "fit_batch",
     "get_label_quality_scores",
     "get_pred_probs",
+    "load_model",
     "prototypes_batch",
+    "sample_episodes",
+    "train",
 ]
 
 # What needs scikit-learn, matplotlib, torch, Ray or Spark, or looks whether they are there, is imported when it is used.

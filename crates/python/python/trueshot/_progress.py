@@ -9,10 +9,10 @@ from typing import Any
 
 
 @contextmanager
-def counting(progress: bool | Callable[..., Any], total: int, unit: str) -> Iterator[Callable[[int], None] | None]:
-    """What to call with the number of things done; None if nobody wants to know."""
+def counting(progress: bool | Callable[..., Any], total: int, unit: str) -> Iterator[Callable[..., None] | None]:
+    """What to call with the number of things done, and of all if that is found out late; None if nobody wants to know."""
     if callable(progress):
-        yield lambda done: progress(done, total)
+        yield lambda done, known=total: progress(done, known)
     elif not progress:
         yield None
     else:
@@ -35,7 +35,8 @@ class _Tqdm:
     def __init__(self, bar: Any) -> None:
         self._bar = bar
 
-    def moves_to(self, done: int) -> None:
+    def moves_to(self, done: int, total: int | None = None) -> None:
+        self._bar.total = total or self._bar.total
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
@@ -48,7 +49,8 @@ class _Lines:
     def __init__(self, total: int, unit: str) -> None:
         self._total, self._unit, self._tenths = total, unit, 0
 
-    def moves_to(self, done: int) -> None:
+    def moves_to(self, done: int, total: int | None = None) -> None:
+        self._total = total or self._total
         tenths = 10 * done // max(self._total, 1)
         if tenths > self._tenths:
             self._tenths = tenths
