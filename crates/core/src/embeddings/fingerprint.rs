@@ -196,6 +196,21 @@ mod tests {
     }
 
     #[test]
+    fn numbered_rows_are_checked_and_have_the_same_fingerprint() {
+        let named = embeddings(vec![1.0, 2.0, 3.0], 1);
+        let classes = || named.classes().to_vec();
+        let numbered = |values: Vec<f32>, labels: Vec<i64>| {
+            Embeddings::from_numbered(Features::from_f32(values, 1), labels, classes())
+        };
+        let same = numbered(vec![1.0, 2.0, 3.0], vec![0, 1, 2]).unwrap();
+        assert_eq!(same.fingerprint(), named.fingerprint());
+        let refused = numbered(vec![1.0, f32::NAN, 3.0], vec![0, 1, 2]).err();
+        assert!(matches!(refused, Some(Error::NotFinite { row: 1, column: 0, .. })));
+        let refused = numbered(vec![1.0, 2.0, 3.0], vec![0, 1, 3]).err();
+        assert!(matches!(refused, Some(Error::LabelOutOfRange { row: 2, label: 3, classes: 3 })));
+    }
+
+    #[test]
     fn a_fingerprint_survives_being_written_down() {
         let fingerprint = *embeddings(vec![1.0, 2.0], 2).fingerprint();
         let json = serde_json::to_string(&fingerprint).unwrap();

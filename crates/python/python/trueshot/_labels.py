@@ -132,11 +132,15 @@ def _objects(labels: np.ndarray, name: str) -> np.ndarray:
     return labels
 
 
+_FAMILIES: tuple[tuple[type, tuple[type, ...]], ...] = (
+    (bool, (bool, np.bool_)),
+    (int, (int, np.integer)),
+    (float, (float, np.floating)),
+    (str, (str,)),
+    (bytes, (bytes,)),
+)
+
+
 def _family(label: Any) -> type:
-    for kinds, family in (((bool, np.bool_), bool), ((int, np.integer), int), ((float, np.floating), float)):
-        if isinstance(label, kinds):
-            return family
-    for family in (str, bytes):
-        if isinstance(label, family):
-            return family
-    return type(label)
+    """What a label is compared as, whatever its width."""
+    return next((family for family, kinds in _FAMILIES if isinstance(label, kinds)), type(label))
