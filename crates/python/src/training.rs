@@ -138,19 +138,22 @@ fn trained<M: HeadOptions + Send + Sync>(
     })
 }
 
-/// The configuration with what follows from it. Arrays have no paths; their number is what a configuration checks.
+/// The configuration with what follows from it. Arrays have no paths, unless somebody names them; their number is what a
+/// configuration checks.
 fn settled<M: HeadOptions>(
     defaults: &Configuration<M>,
     given: Table,
     sets: &Sets<Numbered>,
 ) -> trueshot::Result<Configuration<M>> {
     let mut configuration = configuration::read_table(defaults, given)?;
-    let named = |sets: &[Numbered]| (0..sets.len()).map(|place| format!("array {place}").into()).collect();
     let data = &mut configuration.data;
-    data.train = named(&sets[0]);
-    data.outliers = named(&sets[1]);
-    data.validation = named(&sets[2]);
-    data.validation_outliers = named(&sets[3]);
+    let lists = [&mut data.train, &mut data.outliers, &mut data.validation, &mut data.validation_outliers];
+    for (names, sets) in lists.into_iter().zip(sets) {
+        let named = std::mem::take(names).into_iter().map(Some).chain(std::iter::repeat(None));
+        let or_else =
+            |(place, name): (usize, Option<PathBuf>)| name.unwrap_or(format!("array {place}").into());
+        *names = named.enumerate().map(or_else).take(sets.len()).collect();
+    }
     configuration.settle(defaults);
     let ways = configuration.episodes.ways.iter().map(|ways| ways.max).max().unwrap_or(0);
     configuration.model = configuration.model.for_episodes(ways);

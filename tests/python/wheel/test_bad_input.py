@@ -132,7 +132,7 @@ def test_sparse_matrices_are_refused_with_the_remedy():
 def test_the_method_of_another_dimension_says_both(tmp_path):
     head = tmp_path / "head.safetensors"
     small = {"model": {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "edge_hidden": 8, "item_width": 4}}
-    rows, labels, _ = support_set(ways=6, shots=30, dim=16, wrong=())
+    rows, labels, _ = support_set(ways=6, shots=40, dim=16, wrong=())
     ts.train("relabel", (rows, labels), head, steps=2, options=small)
     with pytest.raises(ValueError, match="8.*16|16.*8"):
         ts.FewShotClassifier(f"relabel:model={head}").fit(X, Y)

@@ -140,6 +140,8 @@ def test_a_head_trained_on_arrays_is_the_command_lines_to_the_byte(head, bank, c
     )  # fmt: skip
     records, steps = [], []
     options = {"episodes": {"per_step": 4}, "validation": {"every": 10, "episodes": 50}, "model": SMALL[head]}
+    # The file has a note of where its data came from.
+    options["data"] = {"train": [str(tmp_path / "train.npz")], "validation": [str(tmp_path / "val.npz")]}
     found = ts.train(
         head, (X[train], y[train]), tmp_path / "mine.safetensors", validation=[(X[val], y[val])], steps=20, seed=4,
         options=options, record_every=5, progress=lambda done, total: steps.append((done, total)),

@@ -1,7 +1,7 @@
 """The native half: conversion only. Not meant to be called by users."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ __version__: str
 
 _Rows = tuple[NDArray[Any], list[int], list[str], list[str] | None]
 
+@final
 class Audit:
     def __len__(self) -> int: ...
     @property
@@ -45,6 +46,7 @@ class Audit:
     def text(self, all: bool) -> str: ...
     def page(self, title: str, thumbnails: list[str | None]) -> str: ...
 
+@final
 class Batches:
     def __len__(self) -> int: ...
     @property
@@ -53,6 +55,7 @@ class Batches:
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]: ...
     def __arrow_c_schema__(self) -> object: ...
 
+@final
 class Classifier:
     @staticmethod
     def fit(
@@ -75,6 +78,7 @@ class Classifier:
     def audit(self, threads: int | None) -> Audit: ...
     def prototypes(self) -> tuple[NDArray[np.float32], NDArray[np.float32] | None, bool] | None: ...
 
+@final
 class Evaluation:
     def render(self, format: str, significance: bool) -> str: ...
 

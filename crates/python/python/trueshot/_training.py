@@ -82,7 +82,7 @@ def train(
     steps, seed : updates of the parameters, and which
     options : sections and keys of the configuration file
         Such as ``{"episodes": {"ways": [5], "noise": ["symmetric=0,20,40"]}, "model": {"layers": 2},
-        "validation": {"every": 500}}``. The file beside a model lists all.
+        "validation": {"every": 500}}``. The file beside a model lists all. Names in ``data`` are what the file calls the rows.
     resume, overwrite : go on from the last checkpoint, or begin again
     progress : True for a bar, or what to call with the steps done and their number
     callback : called with every line of metrics, a dictionary
@@ -125,8 +125,6 @@ def _sets(given: Any, name: str) -> list[Any]:
 
 def _settings(options: Mapping[str, Any] | None, steps: int | None, seed: int) -> dict[str, Any]:
     settings = dict(options or {})
-    if "data" in settings:
-        raise ValueError("options has a section 'data': rows are given as arguments")
     settings["seed"] = whole(seed, "seed", 0)
     if steps is not None:
         settings["steps"] = whole(steps, "steps", 1)

@@ -77,14 +77,14 @@ def accuracy(found: Evaluation, ax: Any = None, *, noise: str = "symmetric") -> 
     """Accuracy against the level of noise, a line a method, with 95 % intervals."""
     ax = _axes(ax)
     lines: dict[str, list[tuple[float, float, float]]] = {}
+    if all(setting["noise"] != noise for setting in found._settings()):
+        raise ValueError(f"nothing was evaluated under {noise} noise")
     for setting in found._settings():
         if setting["noise"] == noise or setting["level"] == 0:
             for method in setting["methods"]:
                 if method["accuracy"] is not None:
                     point = (100 * setting["level"], method["accuracy"], method["ci95"] or 0)
                     lines.setdefault(method["method"], []).append(point)
-    if not lines:
-        raise ValueError(f"nothing was evaluated under {noise} noise")
     for method, points in lines.items():
         levels, means, halves = zip(*sorted(points))
         ax.errorbar(levels, means, yerr=halves, marker="o", capsize=2, label=method)
