@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
 use pyo3::prelude::*;
 use trueshot::Embeddings;
 use trueshot::audit::{self as library, Audited, Certainty, Options, Verdict};
@@ -89,7 +89,7 @@ impl Numbered {
 pub fn audit(
     py: Python<'_>,
     features: &Bound<'_, PyAny>,
-    labels: Vec<i64>,
+    labels: PyReadonlyArray1<'_, i64>,
     classes: Vec<String>,
     items: Option<Vec<String>>,
     confirmed: Vec<bool>,
@@ -100,6 +100,7 @@ pub fn audit(
     threads: Option<usize>,
 ) -> PyResult<Audit> {
     let options = options(certainty, expected_noise, neighbours)?;
+    let labels = labels.as_slice()?.to_vec();
     let rows = Numbered { features: memory::features(features)?, labels, classes, items };
     if !confirmed.is_empty() && confirmed.len() != rows.labels.len() {
         let (rows, entries) = (rows.labels.len(), confirmed.len());

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use rayon::prelude::*;
@@ -113,14 +113,15 @@ impl Classifier {
     fn fit(
         py: Python<'_>,
         features: &Bound<'_, PyAny>,
-        labels: Vec<i64>,
+        labels: PyReadonlyArray1<'_, i64>,
         classes: Vec<String>,
         method: &str,
         threads: Option<usize>,
     ) -> PyResult<Self> {
         let method = methods::method(method).map_err(raised)?;
         // A copy: what is asked later must not depend on what became of the array.
-        let rows = Numbered { features: memory::copied_features(features)?, labels, classes, items: None };
+        let (features, labels) = (memory::copied_features(features)?, labels.as_slice()?.to_vec());
+        let rows = Numbered { features, labels, classes, items: None };
         work::on_threads(py, threads, || Classifier::learned_from(rows.embeddings()?, method))
     }
 

@@ -1,6 +1,6 @@
 //! Evaluations of arrays, and the episodes behind them: those that `trueshot eval` draws for the same seed.
 
-use numpy::PyArray1;
+use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use trueshot::Embeddings;
@@ -17,11 +17,12 @@ use crate::watched::{Wire, watched};
 use crate::{memory, work};
 
 /// Labelled rows as the Python half hands them over: features, places of classes, names of classes, names of rows.
-pub type Given<'py> = (Bound<'py, PyAny>, Vec<i64>, Vec<String>, Option<Vec<String>>);
+pub type Given<'py> = (Bound<'py, PyAny>, PyReadonlyArray1<'py, i64>, Vec<String>, Option<Vec<String>>);
 
 /// Takes labelled rows.
 pub fn taken(given: Given<'_>) -> PyResult<Numbered> {
     let (features, labels, classes, items) = given;
+    let labels = labels.as_slice()?.to_vec();
     Ok(Numbered { features: memory::features(&features)?, labels, classes, items })
 }
 

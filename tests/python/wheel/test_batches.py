@@ -183,3 +183,18 @@ def test_prototypes_are_one_vector_a_class():
     assert "no prototypes" in refused["error"][0].as_py()
     with pytest.raises(ValueError, match="did you mean 'median'"):
         ts.prototypes_batch(table(), method="medain")
+
+
+@pytest.mark.parametrize("method", ["relabel", "median"])
+def test_classifiers_are_the_files_that_fit_writes(method, command, tmp_path):
+    found = pa.table(ts.fit_batch(table(), method=method))
+    assert found.column_names == ["task", "classes", "classifier", "error"] and found["error"].null_count == 12
+    for row, (X, y, _) in zip(found.to_pylist(), TASKS):
+        clf = ts.FewShotClassifier(method).fit(X, NAMES[y])
+        assert row["classifier"] == clf._model.to_bytes() and row["classes"] == clf.classes_.tolist()
+    X, y, _ = TASKS[2]
+    np.savez(tmp_path / "support.npz", x=X, y=NAMES[y])
+    command("fit", tmp_path / "support.npz", "-m", method, "-o", tmp_path / "clf.safetensors")
+    assert (tmp_path / "clf.safetensors").read_bytes() == found["classifier"][2].as_py()
+    model = ts.load_model(found["classifier"][2].as_py())
+    assert (model.predict(X) == ts.FewShotClassifier(method).fit(X, NAMES[y]).predict(X)).all()

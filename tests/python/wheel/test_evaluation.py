@@ -1,6 +1,9 @@
 """Episodes, evaluation and training from arrays: the numbers, and the bytes, of the command line."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -175,3 +178,21 @@ def test_training_refuses_what_makes_no_sense_and_can_be_stopped(bank, tmp_path)
     with pytest.raises(ValueError, match="resume|go on|overwrite"):
         ts.train("relabel", (X, y), output, steps=10**6, options=small)
     assert output.with_suffix(".checkpoint").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
+def test_ctrl_c_ends_it():
+    program = (
+        "import numpy as np, trueshot as ts\n"
+        "y = np.repeat(np.arange(8), 60)\n"
+        "X = np.random.default_rng(0).normal(size=(480, 64))\n"
+        "try:\n"
+        "    ts.evaluate(X, y, episodes=10**9, progress=lambda *_: print('going', flush=True))\n"
+        "except KeyboardInterrupt:\n"
+        "    print('stopped')\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "going\n"
+    child.send_signal(signal.SIGINT)
+    output, _ = child.communicate(timeout=60)
+    assert output.endswith("stopped\n") and child.returncode == 0

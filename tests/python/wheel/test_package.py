@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,13 @@ def test_the_examples_in_the_documentation_are_true(name):
         pytest.importorskip(NEEDS[name])
     module = importlib.import_module(f"trueshot.{name}".rstrip("."))
     assert doctest.testmod(module).failed == 0
+
+
+def test_the_lines_in_the_book_run(tmp_path):
+    run = Path(__file__).parent / "readme.py"
+    page = Path(__file__).parents[3] / "docs" / "python.md"
+    done = subprocess.run([sys.executable, run, page], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_public_name_is_there_and_documented():

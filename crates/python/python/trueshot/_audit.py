@@ -74,7 +74,7 @@ def audit(
     labels = encode(y, len(features))
     native = _native.audit(
         features,
-        labels.codes.tolist(),
+        labels.codes,
         labels.names,
         _names(items),
         _confirmed(confirmed, len(features)),

@@ -51,7 +51,7 @@ def given_rows(X: Any, y: Any, items: Sequence[str] | None = None) -> tuple[Any,
     features = as_features(X)
     labels = encode(y, len(features))
     names = None if items is None else [str(item) for item in items]
-    return (features, labels.codes.tolist(), labels.names, names), labels
+    return (features, labels.codes, labels.names, names), labels
 
 
 def _outliers(outliers: Any) -> tuple[Any, bool]:
@@ -65,7 +65,7 @@ def _outliers(outliers: Any) -> tuple[Any, bool]:
     if isinstance(outliers, tuple) and len(outliers) == 2:
         return given_rows(*outliers)[0], False
     features = as_features(outliers, "outliers")
-    return (features, [0] * len(features), ["outlier"], None), False
+    return (features, np.zeros(len(features), np.int64), ["outlier"], None), False
 
 
 def evaluate(

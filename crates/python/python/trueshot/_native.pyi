@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 __version__: str
 
-_Rows = tuple[NDArray[Any], list[int], list[str], list[str] | None]
+_Rows = tuple[NDArray[Any], NDArray[np.int64], list[str], list[str] | None]
 
 @final
 class Audit:
@@ -59,7 +59,7 @@ class Batches:
 class Classifier:
     @staticmethod
     def fit(
-        features: NDArray[Any], labels: list[int], classes: list[str], method: str, threads: int | None
+        features: NDArray[Any], labels: NDArray[np.int64], classes: list[str], method: str, threads: int | None
     ) -> Classifier: ...
     @staticmethod
     def open(path: str) -> Classifier: ...
@@ -84,7 +84,7 @@ class Evaluation:
 
 def audit(
     features: NDArray[Any],
-    labels: list[int],
+    labels: NDArray[np.int64],
     classes: list[str],
     items: list[str] | None,
     confirmed: list[bool],

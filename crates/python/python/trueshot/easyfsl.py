@@ -61,7 +61,7 @@ class FewShotClassifier(nn.Module):
         features = self.compute_features(support_images)
         labels = encode(support_labels.cpu().numpy(), len(features), "support_labels")
         rows = _rows(features)
-        self._model = _native.Classifier.fit(rows, labels.codes.tolist(), labels.names, self.method, self.threads)
+        self._model = _native.Classifier.fit(rows, labels.codes, labels.names, self.method, self.threads)
         known = self._model.prototypes()
         self._centre, self._by_cosine = None, False
         self.prototypes = None

@@ -74,7 +74,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
                 f"{type(self).__name__} needs rows of at least 2 classes, got {len(labels.classes)} class: "
                 f"all {len(features)} labels are {labels.classes.tolist()[0]!r}"
             )
-        model = _native.Classifier.fit(features, labels.codes.tolist(), labels.names, self.method, self.threads)
+        model = _native.Classifier.fit(features, labels.codes, labels.names, self.method, self.threads)
         remember_columns(self, X, features)
         self.classes_ = labels.classes
         self._model = model
