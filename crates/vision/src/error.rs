@@ -219,7 +219,7 @@ impl Error {
         match self {
             Error::Core(error) => error.hint(),
             Error::Drawings(OmniglotError::NotBuiltIn) => Some(format!(
-                "get assets/omniglot.bin (3 MB) of trueshot's sources, and set {} to where it lies",
+                "get the folder `assets` of trueshot's sources, and set {} to where it lies",
                 crate::omniglot::ELSEWHERE
             )),
             Error::SplitFolders { .. } => {

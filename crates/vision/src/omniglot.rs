@@ -47,15 +47,19 @@ fn known_bytes() -> Result<&'static [u8], OmniglotError> {
 /// A program without the drawings takes them from a file, once.
 #[cfg(not(feature = "drawings"))]
 fn known_bytes() -> Result<&'static [u8], OmniglotError> {
-    let path = std::env::var_os(ELSEWHERE).ok_or(OmniglotError::NotBuiltIn)?;
-    let read = std::fs::read(&path);
-    let bytes =
-        read.map_err(|error| OmniglotError::File(path.to_string_lossy().into(), error.to_string()))?;
-    Ok(Vec::leak(bytes))
+    Ok(Vec::leak(from_elsewhere("omniglot.bin")?))
 }
 
-/// The variable that names the packed file where it is not part of the program.
-pub(crate) const ELSEWHERE: &str = "TRUESHOT_OMNIGLOT";
+/// A file about Omniglot that is not part of the program.
+#[cfg(not(feature = "drawings"))]
+pub(crate) fn from_elsewhere(name: &str) -> Result<Vec<u8>, OmniglotError> {
+    let folder = std::env::var_os(ELSEWHERE).ok_or(OmniglotError::NotBuiltIn)?;
+    let path = std::path::Path::new(&folder).join(name);
+    std::fs::read(&path).map_err(|error| OmniglotError::File(path.display().to_string(), error.to_string()))
+}
+
+/// The variable that names the folder of `assets` where they are not part of the program.
+pub(crate) const ELSEWHERE: &str = "TRUESHOT_ASSETS";
 
 /// Why bytes are not a packed Omniglot, or why a drawing is not in it.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -171,8 +175,8 @@ pub struct Omniglot<'a> {
 }
 
 impl Omniglot<'static> {
-    /// The data set that is part of the program, or, where that was built without it, of the file that
-    /// `TRUESHOT_OMNIGLOT` names. Unpacked drawings are kept for the life of the process.
+    /// The data set that is part of the program, or, where that was built without it, the file in the folder that
+    /// `TRUESHOT_ASSETS` names. Unpacked drawings are kept for the life of the process.
     pub fn embedded() -> Result<&'static Self, OmniglotError> {
         EMBEDDED.as_ref().map_err(Clone::clone)
     }

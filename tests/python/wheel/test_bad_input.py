@@ -171,8 +171,15 @@ def test_a_forked_process_has_threads_of_its_own():
 
 
 def test_the_environment_says_how_many_threads():
-    program = "import trueshot, numpy, threading, os; X = numpy.eye(6, 4); trueshot.audit(X, [0, 0, 0, 1, 1, 1]);"
-    program += "print(sum('trueshot' in open(f'/proc/self/task/{t}/comm').read() for t in os.listdir('/proc/self/task')))"
+    program = (
+        "import os, time, numpy, trueshot\n"
+        "trueshot.audit(numpy.eye(6, 4), [0, 0, 0, 1, 1, 1])\n"
+        "tasks = '/proc/self/task'\n"
+        "count = lambda: sum('trueshot' in open(f'{tasks}/{task}/comm').read() for task in os.listdir(tasks))\n"
+        "patience = time.monotonic() + 10\n"  # a thread names itself when it first runs
+        "while count() < 3 and time.monotonic() < patience: time.sleep(0.01)\n"
+        "print(count())"
+    )
     if not os.path.isdir("/proc/self/task"):
         pytest.skip("no list of threads on this system")
     done = subprocess.run(

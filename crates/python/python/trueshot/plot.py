@@ -52,7 +52,7 @@ def _named(found: Audit, row: int) -> str:
 
 
 def scatter(found: Audit, X: Any, ax: Any = None) -> Any:
-    """All rows on the plane of their two largest components, coloured by verdict; a ring is the probability of a wrong label."""
+    """All rows on the plane of their two largest components, coloured by verdict; the larger, the more probably wrong."""
     from ._arrays import as_features
 
     ax = _axes(ax)
