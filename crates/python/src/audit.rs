@@ -73,6 +73,11 @@ pub struct Numbered {
 }
 
 impl Numbered {
+    /// Rows, and numbers in each.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.features.rows(), self.features.dim())
+    }
+
     /// Checks the values, on the threads of whoever calls.
     pub fn embeddings(self) -> trueshot::Result<Embeddings> {
         let data = Embeddings::from_numbered(self.features, self.labels, self.classes)?;
@@ -106,7 +111,7 @@ pub fn audit(
         let (rows, entries) = (rows.labels.len(), confirmed.len());
         return Err(wrong(format!("{rows} rows but {entries} entries in confirmed")));
     }
-    work::on_threads(py, threads, || {
+    work::on_matrix(py, threads, rows.shape(), || {
         let head = methods::head(head.as_deref())?;
         let data = rows.embeddings()?;
         let found = library::audit(&data, &head, &options, &confirmed, &())?;

@@ -99,7 +99,7 @@ impl Classifier {
         threads: Option<usize>,
     ) -> PyResult<Vec<Prediction>> {
         let features = memory::features(features)?;
-        work::on_threads(py, threads, || {
+        work::on_matrix(py, threads, (features.rows(), features.dim()), || {
             let predictor = self.predictor()?;
             self.answers(&features, |rows| predictor.predict(rows))
         })
@@ -122,7 +122,7 @@ impl Classifier {
         // A copy: what is asked later must not depend on what became of the array.
         let (features, labels) = (memory::copied_features(features)?, labels.as_slice()?.to_vec());
         let rows = Numbered { features, labels, classes, items: None };
-        work::on_threads(py, threads, || Classifier::learned_from(rows.embeddings()?, method))
+        work::on_matrix(py, threads, rows.shape(), || Classifier::learned_from(rows.embeddings()?, method))
     }
 
     /// Reads a file of `trueshot fit`.
@@ -171,8 +171,10 @@ impl Classifier {
         threads: Option<usize>,
     ) -> PyResult<Py<PyArray1<i64>>> {
         let features = memory::features(features)?;
-        let answers =
-            work::on_threads(py, threads, || self.answers(&features, |rows| self.learned.answer(rows)))?;
+        let shape = (features.rows(), features.dim());
+        let answers = work::on_matrix(py, threads, shape, || {
+            self.answers(&features, |rows| self.learned.answer(rows))
+        })?;
         Ok(PyArray1::from_vec(py, answers.into_iter().map(i64::from).collect()).unbind())
     }
 

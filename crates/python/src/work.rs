@@ -3,6 +3,7 @@
 //! Pools belong to a process: one that was forked off has the pool of its parent but none of its threads, and would wait
 //! for them forever. A panic ends the call, not the interpreter.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -47,6 +48,35 @@ pub fn on_threads<T: Send>(
     let pool = pool(threads)?;
     let done = py.detach(|| caught(|| pool.install(work)));
     done.ok_or_else(broken)?.map_err(raised)
+}
+
+/// So many numbers or fewer are worked on by whoever asks: waking other threads would take longer than they could save, much
+/// longer on a machine that is busy.
+const FEW: usize = 1 << 17;
+
+/// The same for work on a matrix; a small one stays on the thread it is on, unless somebody says how many to use.
+pub fn on_matrix<T: Send>(
+    py: Python<'_>,
+    threads: Option<usize>,
+    (rows, dim): (usize, usize),
+    work: impl FnOnce() -> trueshot::Result<T> + Send,
+) -> PyResult<T> {
+    if threads.is_some() || rows.saturating_mul(dim) > FEW {
+        return on_threads(py, threads, work);
+    }
+    let here = HERE.with(|pool| pool.get_or_init(alone).clone());
+    let Some(pool) = here else { return on_threads(py, threads, work) };
+    let done = py.detach(|| caught(|| pool.install(work)));
+    done.ok_or_else(broken)?.map_err(raised)
+}
+
+thread_local! {
+    /// A pool that this thread is all of; none if it belongs to another.
+    static HERE: OnceCell<Option<Arc<ThreadPool>>> = const { OnceCell::new() };
+}
+
+fn alone() -> Option<Arc<ThreadPool>> {
+    ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().ok().map(Arc::new)
 }
 
 fn checked(threads: Option<usize>) -> PyResult<usize> {

@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn the_built_in_data_set_is_all_of_omniglot() {
-        let omniglot = Omniglot::embedded();
+        let omniglot = Omniglot::embedded().unwrap();
         assert_eq!((omniglot.side(), omniglot.drawings_per_character()), (105, 20));
         assert_eq!(omniglot.characters_of(Split::Background).count(), 964);
         assert_eq!(omniglot.characters_of(Split::Evaluation).count(), 659);
@@ -386,6 +386,7 @@ mod tests {
         assert_eq!(alphabets.len(), 50);
     }
 
+    #[cfg(feature = "drawings")]
     #[test]
     fn every_built_in_drawing_unpacks_and_all_ink_is_there() {
         let drawings = read_everything(EMBEDDED_BYTES).unwrap();
@@ -406,7 +407,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_an_error_with_the_allowed_range() {
-        let omniglot = Omniglot::embedded();
+        let omniglot = Omniglot::embedded().unwrap();
         assert_eq!(omniglot.drawing(1623, 0), Err(OmniglotError::NoCharacter { given: 1623, most: 1622 }));
         assert_eq!(omniglot.drawing(0, 20), Err(OmniglotError::NoDrawing { given: 20, most: 19 }));
     }
