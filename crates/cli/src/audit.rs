@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::{Args, ValueEnum};
 use rayon::prelude::*;
+use serde::Serialize;
 use trueshot::audit::{self, Audit, Certainty, Options};
 use trueshot::method::TrainedRelabel;
 use trueshot::repair::{Kind, Plan};
@@ -143,7 +144,7 @@ impl Arguments {
             write_file(path, &self.page(support, found)?)?;
         }
         if let Some(path) = &self.json {
-            write_file(path, &report::audit_json(found))?;
+            write_file(path, &json(support, found))?;
         }
         if let Some(path) = &self.csv {
             write_file(path, &report::audit_csv(found))?;
@@ -160,7 +161,7 @@ impl Arguments {
         }
         self.output.write(&match self.format {
             Format::Table => AuditTable { audit: found, all: self.all }.render(),
-            Format::Json => report::audit_json(found),
+            Format::Json => json(support, found),
             Format::Csv => report::audit_csv(found),
         })
     }
@@ -190,6 +191,27 @@ impl Arguments {
             AuditPage { title: &title, audit: found, data, thumbnails: &thumbnails, points: &points, notes };
         Ok(page.render())
     }
+}
+
+/// The audit for programs, with what was left out if anything was.
+fn json(support: &Support, audit: &Audit) -> String {
+    #[derive(Serialize)]
+    struct Complete<'a> {
+        #[serde(flatten)]
+        audit: &'a Audit,
+        skipped: Vec<LeftOut<'a>>,
+    }
+    #[derive(Serialize)]
+    struct LeftOut<'a> {
+        item: &'a str,
+        reason: String,
+    }
+    if support.skipped.is_empty() {
+        return report::audit_json(audit);
+    }
+    let skipped = support.skipped.iter();
+    let skipped = skipped.map(|one| LeftOut { item: &one.item, reason: one.reason.to_string() }).collect();
+    serde_json::to_string_pretty(&Complete { audit, skipped }).expect("plain data serialises") + "\n"
 }
 
 /// What people call a path: its last part.

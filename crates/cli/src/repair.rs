@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.in_place && plan.header.kind != Kind::Folder {
         anyhow::bail!("--in-place moves files in class folders, and this plan is for {}", kind(&plan));
     }
-    if arguments.in_place && arguments.goes_on(path, &text)? {
+    if arguments.in_place && arguments.goes_on(&plan, path, &text)? {
         return Ok(());
     }
     match plan.header.kind {
@@ -110,7 +110,7 @@ impl Arguments {
     }
 
     /// Finishes a repair of the same plan that was cut off; whether there was one.
-    fn goes_on(&self, path: &Path, text: &str) -> anyhow::Result<bool> {
+    fn goes_on(&self, plan: &Plan, path: &Path, text: &str) -> anyhow::Result<bool> {
         let undo = self.undo_file(path);
         if !undo.exists() {
             return Ok(false);
@@ -123,6 +123,8 @@ impl Arguments {
             );
         }
         tell_moved(&journal, &undo)?;
+        let base = self.base(journal.root());
+        self.write_labels(&labelled(plan, &plan.listing, journal.moves(), base.as_deref(), &|_| None))?;
         Ok(true)
     }
 

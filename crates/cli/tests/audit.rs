@@ -78,7 +78,7 @@ fn everything_odd_in_a_folder_is_named_and_the_rest_is_done() {
     std::fs::create_dir(photos.path("photos/empty")).unwrap();
     #[cfg(unix)]
     std::os::unix::fs::symlink("..", photos.path("photos/rings/loop")).unwrap();
-    let done = photos.audit(&["--html", "a.html"]).assert().success();
+    let done = photos.audit(&["--html", "a.html", "--json", "a.json"]).assert().success();
     let said = text(&done.get_output().stderr);
     for part in [
         "rings/phone.HEIC: HEIC is not read: convert it to JPEG or PNG first",
@@ -95,6 +95,10 @@ fn everything_odd_in_a_folder_is_named_and_the_rest_is_done() {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
     assert!(std::fs::read_to_string(photos.path("a.html")).unwrap().contains("rings/phone.HEIC"));
+    let json = std::fs::read_to_string(photos.path("a.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let skipped = json["skipped"].as_array().unwrap();
+    assert!(skipped.iter().any(|one| one["item"] == "rings/film.mp4" && one["reason"].is_string()), "{json}");
 }
 
 #[test]

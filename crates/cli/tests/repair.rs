@@ -65,6 +65,9 @@ fn a_repair_in_place_can_be_taken_back() {
     // The same again finds that all is done.
     let again = photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
     assert!(text(&again.get_output().stderr).contains("0 files moved (2 had been moved before)"));
+    // It still says where everything is now.
+    photos.trueshot(&["repair", "plan.jsonl", "--in-place", "--labels", "labels.csv"]).assert().success();
+    photos.trueshot(&["audit", "labels.csv", "--check"]).assert().code(0);
     photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().success();
     assert_eq!(photos.contents("photos"), before);
     refused(photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]), &["plan.undo.jsonl"]);

@@ -1,7 +1,5 @@
 //! What the learned heads have in common: they are trained on episodes of embeddings.
 
-use std::ops::Range;
-
 use crate::isa::Isa;
 use crate::parameters::Layout;
 
@@ -22,6 +20,15 @@ pub struct Episode<'a, T = f32> {
     pub query_classes: &'a [u32],
 }
 
+/// Training features as a whole.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cloud {
+    /// Their mean.
+    pub mean: Vec<f32>,
+    /// How far they lie from it (root mean square).
+    pub spread: f64,
+}
+
 /// A model that is trained on episodes.
 pub trait Head: Send + Sync {
     /// Its parameters.
@@ -30,10 +37,8 @@ pub trait Head: Send + Sync {
     /// Fresh parameters; `random` yields uniform numbers in [0, 1).
     fn initial(&self, random: &mut dyn FnMut() -> f64) -> Vec<f32>;
 
-    /// Where the mean of the training features belongs, if the model is to know it. Training puts it there.
-    fn mean(&self) -> Option<Range<usize>> {
-        None
-    }
+    /// Suits fresh parameters to the features they are going to see. `cloud` looks at all of those, which takes a while.
+    fn suit(&self, _parameters: &mut [f32], _cloud: &dyn Fn() -> Cloud) {}
 
     /// The names of the terms of its loss.
     fn terms(&self) -> &'static [&'static str];

@@ -70,6 +70,7 @@ impl Support {
 
     fn of_json(given: SupportJson) -> Result<Self, Problem> {
         let SupportJson { rows, labels, items, confirmed, embedder } = given;
+        let items = items.filter(|items| !items.0.is_empty());
         let confirmed = confirmed.map_or_else(Vec::new, |confirmed| confirmed.0);
         check_length("labels", labels.0.len(), &rows)?;
         if !confirmed.is_empty() {

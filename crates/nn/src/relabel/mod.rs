@@ -43,9 +43,7 @@ pub use judgement::Judgement;
 pub use prepare::Support;
 pub use space::Space;
 
-use std::ops::Range;
-
-use crate::head::{Episode, Head};
+use crate::head::{Cloud, Episode, Head};
 use crate::isa::Isa;
 use crate::parameters::Layout;
 use crate::real::Real;
@@ -94,8 +92,10 @@ impl Head for Relabel {
         self.plan.initial(random)
     }
 
-    fn mean(&self) -> Option<Range<usize>> {
-        self.network.mean()
+    fn suit(&self, parameters: &mut [f32], cloud: &dyn Fn() -> Cloud) {
+        if let Some(place) = self.network.mean() {
+            parameters[place].copy_from_slice(&cloud().mean);
+        }
     }
 
     fn terms(&self) -> &'static [&'static str] {

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::Config;
-use crate::initial::{fill_uniform, xavier};
+use crate::initial::{fill_uniform, orthogonal, xavier};
 use crate::isa::Isa;
 use crate::layers::activation;
 use crate::layers::attention::{self, Heads};
@@ -78,6 +78,9 @@ pub(super) struct Call<'a, T> {
 
 const SITES: u64 = 4;
 
+/// How large the feed-forward parts start, of PyTorch's size.
+const LITTLE: f64 = 0.2;
+
 impl Encoder {
     pub fn add(layout: &mut Layout, config: &Config) -> Self {
         let (width, hidden) = (config.width, config.feed_forward);
@@ -97,25 +100,39 @@ impl Encoder {
         Encoder { layers, heads: Heads { count: config.heads, width: width / config.heads }, width, hidden }
     }
 
-    /// As PyTorch starts its layers, but for the keys, which begin as the queries do: tokens of one class, which
-    /// share a position, then attend to each other from the first step. With keys of their own the model spends
-    /// thousands of steps, or all of them, on a plateau where every prototype is the same (docs/training.md).
+    /// A layer starts as the mean of its class: keys are the queries, so tokens that share a position attend to each other;
+    /// the way out of attention undoes the way in, so what a token attends to is added to it as it is; and the feed-forward
+    /// part says little. Started as PyTorch starts its layers, a class token gets noise instead, and the model spends thousands
+    /// of steps, or all of them, on a plateau where every prototype is the same (docs/results/heads-commands.md).
     pub fn initialise(&self, parameters: &mut [f32], random: &mut dyn FnMut() -> f64) {
         let (width, hidden) = (self.width, self.hidden);
         let bound = |inputs: usize| 1.0 / (inputs as f64).sqrt();
         for layer in &self.layers {
+            let mut values = vec![0.0; width * width];
+            orthogonal(&mut values, width, width, random);
             let qkv = &mut parameters[layer.qkv.weight.clone()];
             fill_uniform(qkv, xavier(width, 3 * width), random);
-            qkv.chunks_exact_mut(3 * width).for_each(|row| row.copy_within(..width, width));
-            fill_uniform(&mut parameters[layer.mix.weight.clone()], bound(width), random);
-            for (linear, inputs) in [(&layer.feed_in, width), (&layer.feed_out, hidden)] {
-                fill_uniform(&mut parameters[linear.weight.clone()], bound(inputs), random);
-                fill_uniform(&mut parameters[linear.bias.clone()], bound(inputs), random);
+            for (row, values) in qkv.chunks_exact_mut(3 * width).zip(values.chunks_exact(width)) {
+                row.copy_within(..width, width);
+                row[2 * width..].copy_from_slice(values);
+            }
+            for (place, mix) in parameters[layer.mix.weight.clone()].iter_mut().enumerate() {
+                *mix = values[place % width * width + place / width];
+            }
+            for (linear, bound) in [(&layer.feed_in, bound(width)), (&layer.feed_out, LITTLE * bound(hidden))]
+            {
+                fill_uniform(&mut parameters[linear.weight.clone()], bound, random);
+                fill_uniform(&mut parameters[linear.bias.clone()], bound, random);
             }
             for norm in [&layer.norm1, &layer.norm2] {
                 parameters[norm.scale.clone()].fill(1.0);
             }
         }
+    }
+
+    /// The scale of what leaves the encoder.
+    pub fn last_scale(&self) -> Range<usize> {
+        self.layers.last().map_or(0..0, |layer| layer.norm2.scale.clone())
     }
 
     /// Layers of the encoder.

@@ -18,7 +18,7 @@ use std::sync::Mutex;
 
 pub use inference::{Aggregate, Attention, Support, Token};
 
-use crate::head::{Episode, Head};
+use crate::head::{Cloud, Episode, Head};
 use crate::isa::Isa;
 use crate::parameters::{Layout, Role};
 use encoder::Encoder;
@@ -232,6 +232,24 @@ impl Head for Tranfs {
         let bias = self.places.mislabelled_bias;
         fill_uniform(&mut parameters[bias..=bias], bound, random);
         parameters
+    }
+
+    /// Positions and class tokens are as long as the square root of the width. Features must be no shorter where they meet them,
+    /// or nothing is left of them after a few layers; and prototypes as long as the features differ, since a scale that has to
+    /// shrink first takes the classes' differences with it.
+    fn suit(&self, parameters: &mut [f32], cloud: &dyn Fn() -> Cloud) {
+        let Config { dim, width, tied, .. } = self.config;
+        let spread = cloud().spread;
+        if !(spread.is_finite() && spread > 0.0) {
+            return;
+        }
+        let gain = (dim as f64).sqrt() / spread;
+        let scale = spread / (gain * (width as f64).sqrt());
+        let projections = [Some(&self.places.down), (!tied).then_some(&self.places.up)];
+        for projection in projections.into_iter().flatten() {
+            parameters[projection.clone()].iter_mut().for_each(|weight| *weight *= gain as f32);
+        }
+        parameters[self.encoder.last_scale()].fill(scale as f32);
     }
 
     fn terms(&self) -> &'static [&'static str] {

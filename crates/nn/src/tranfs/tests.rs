@@ -88,6 +88,40 @@ fn model(config: &Config) -> (Tranfs, Vec<f32>) {
     (model, parameters)
 }
 
+/// Where its items go, a class's prototype goes, from the first step on: a model that has to find that out first may not.
+#[test]
+fn the_prototypes_of_a_fresh_model_follow_their_items() {
+    let (dim, classes, shots) = (64, 5, 5);
+    let (model, mut parameters) = model(&Config { dropout: 0.0, ..Config::new(dim) });
+    let mut numbers = Numbers::new(7);
+    let mut row = || -> Vec<f32> { (0..dim).map(|_| numbers.uniform() as f32 - 0.5).collect() };
+    let spread = (dim as f64 / 12.0).sqrt();
+    model.suit(&mut parameters, &|| Cloud { mean: vec![0.0; dim], spread });
+    let given: Vec<u32> = (0..classes * shots).map(|item| (item / shots) as u32).collect();
+    let items: Vec<Vec<f32>> = given.iter().map(|_| row()).collect();
+    let way = row();
+    let prototypes = |moved: Option<u32>| {
+        let step = |item: &[f32]| item.iter().zip(&way).map(|(value, way)| value + way).collect();
+        let items: Vec<Vec<f32>> = items
+            .iter()
+            .zip(&given)
+            .map(|(item, &class)| if moved == Some(class) { step(item) } else { item.clone() })
+            .collect();
+        let items: Vec<&[f32]> = items.iter().map(Vec::as_slice).collect();
+        let support = Support { classes, items: &items, given: &given, order: None };
+        model.prototypes(Isa::current(), &parameters, &[support]).remove(0).prototypes
+    };
+    let before = prototypes(None);
+    for class in 0..classes {
+        let after = prototypes(Some(class as u32));
+        let along = |class: usize| -> f32 {
+            (0..dim).map(|d| (after[class * dim + d] - before[class * dim + d]) * way[d]).sum()
+        };
+        let others = (0..classes).filter(|&other| other != class).map(along).fold(f32::MIN, f32::max);
+        assert!(along(class) > 1.2 * others.max(0.0), "{class}: {} and {others}", along(class));
+    }
+}
+
 const SIZES: &[&[usize]] = &[&[3, 1, 2], &[2, 0, 4, 1], &[1]];
 
 fn check_whole_model(name: &str, config: Config) {

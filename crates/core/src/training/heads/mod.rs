@@ -22,7 +22,7 @@ use rayon::prelude::*;
 use toml::Table;
 use trueshot_nn::Isa;
 use trueshot_nn::adamw::{self, AdamW};
-use trueshot_nn::head::Head;
+use trueshot_nn::head::{Cloud, Head};
 use trueshot_nn::parameters::Layout;
 use trueshot_nn::schedule::Schedule;
 
@@ -253,10 +253,8 @@ fn start<M: HeadOptions>(
     if configuration.from.as_os_str().is_empty() {
         let mut rng = Rng::new(configuration.seed, Purpose::Parameters, 0);
         let mut parameters = head.head().initial(&mut || rng.fraction());
-        if let Some(place) = head.head().mean() {
-            let banks: Vec<&Embeddings> = training.iter().map(|bank| bank.embeddings).collect();
-            parameters[place].copy_from_slice(&mean(&banks));
-        }
+        let banks: Vec<&Embeddings> = training.iter().map(|bank| bank.embeddings).collect();
+        head.head().suit(&mut parameters, &|| cloud(&banks));
         return Ok(parameters);
     }
     let model = Model::open(&configuration.from)?;
@@ -264,23 +262,28 @@ fn start<M: HeadOptions>(
     model.parameters(head.head().layout())
 }
 
-/// The mean of all rows of some embeddings of one dimension.
-fn mean(banks: &[&Embeddings]) -> Vec<f32> {
+/// Where all rows of some embeddings of one dimension lie.
+fn cloud(banks: &[&Embeddings]) -> Cloud {
     const ROWS: usize = 4096;
     let dim = banks.first().map_or(0, |bank| bank.dim());
     let sum = |bank: &Embeddings, from: usize| {
-        let (mut sums, mut row) = (vec![0.0; dim], vec![0.0f32; dim]);
+        let (mut sums, mut squares, mut row) = (vec![0.0; dim], 0.0, vec![0.0f32; dim]);
         for place in from..(from + ROWS).min(bank.len()) {
             bank.features().decode_row(place, &mut row);
             sums.iter_mut().zip(&row).for_each(|(sum, &value)| *sum += f64::from(value));
+            squares += row.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>();
         }
-        sums
+        (sums, squares)
     };
     let pieces: Vec<(&Embeddings, usize)> =
         banks.iter().flat_map(|&bank| (0..bank.len()).step_by(ROWS).map(move |from| (bank, from))).collect();
-    let sums: Vec<Vec<f64>> = pieces.into_par_iter().map(|(bank, from)| sum(bank, from)).collect();
+    let sums: Vec<(Vec<f64>, f64)> = pieces.into_par_iter().map(|(bank, from)| sum(bank, from)).collect();
     let rows = banks.iter().map(|bank| bank.len()).sum::<usize>().max(1) as f64;
-    (0..dim).map(|place| (sums.iter().map(|sums| sums[place]).sum::<f64>() / rows) as f32).collect()
+    let mean: Vec<f64> =
+        (0..dim).map(|place| sums.iter().map(|(sums, _)| sums[place]).sum::<f64>() / rows).collect();
+    let squares = sums.iter().map(|(_, squares)| squares).sum::<f64>() / rows;
+    let spread = (squares - mean.iter().map(|mean| mean * mean).sum::<f64>()).max(0.0).sqrt();
+    Cloud { mean: mean.into_iter().map(|mean| mean as f32).collect(), spread }
 }
 
 impl Trainee for HeadTrainee<'_> {

@@ -232,7 +232,9 @@ fn a_blended_class_is_the_same_blend_of_two_in_all_its_items_and_queries() {
 #[test]
 fn a_head_that_wants_the_mean_of_the_data_starts_with_it() {
     let (first, second) = (indicators(6, 0), indicators(2, 6));
-    assert_eq!(mean(&[&first, &second]), [1.0 / 8.0; 8]);
+    let cloud = cloud(&[&first, &second]);
+    assert_eq!(cloud.mean, [1.0 / 8.0; 8]);
+    assert!((cloud.spread - (7.0f64 / 8.0).sqrt()).abs() < 1e-12, "{}", cloud.spread);
 }
 
 #[test]
