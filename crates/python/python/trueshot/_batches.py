@@ -93,7 +93,7 @@ def prototypes_batch(
     """One vector a class of every support set, for whoever compares rows with them elsewhere.
 
     ``prototypes`` has a list of numbers for every one of ``classes``. Where ``centre`` is not null, it is subtracted from a row
-    and the row brought to unit length before it is compared. The nearest vector wins; with method ``cosine`` the one
+    and the row brought to unit length before it is compared. The nearest vector wins; with method ``baseline++`` the one
     with the largest cosine. See :func:`audit_batch` for the table.
     """
     return _native.prototypes_batch(table, features, labels, _carried(carry), method, threads)
