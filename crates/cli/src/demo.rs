@@ -167,16 +167,21 @@ fn opinions(characters: &Embeddings, support: &[Item]) -> anyhow::Result<Vec<(&'
     OPINIONS.into_iter().map(weigh).collect()
 }
 
+/// The built-in drawings, or a word on where to get them.
+fn drawings() -> anyhow::Result<&'static Omniglot<'static>> {
+    Ok(Omniglot::embedded().map_err(trueshot_vision::Error::from)?)
+}
+
 /// The drawing behind a row, named by character and number.
 fn image(characters: &Embeddings, item: &Item) -> anyhow::Result<String> {
     let name = characters.item(item.row as usize).unwrap_or_default();
     let (character, number) = name.split_once('/').unwrap_or_default();
-    Ok(Omniglot::embedded().drawing(character.parse()?, number.parse()?)?.to_png_data_uri())
+    Ok(drawings()?.drawing(character.parse()?, number.parse()?)?.to_png_data_uri())
 }
 
 /// All drawings of one split of Omniglot as embeddings. Items are named `CHARACTER/DRAWING`, both numbers.
 fn embed(backbone: &Backbone, split: &str) -> anyhow::Result<Embeddings> {
-    let omniglot = Omniglot::embedded();
+    let omniglot = drawings()?;
     let numbers = 0..omniglot.drawings_per_character();
     let drawings: Vec<(usize, usize)> = built_in::characters_of(split)?
         .into_iter()

@@ -1,24 +1,22 @@
 //! How failures reach people: one line that says what failed, and one that says what to do about it.
 
-use std::process::ExitCode;
-
 /// Prints an error with its hint and turns the result into an exit status: 0 done, 1 failed, 2 asked
 /// for wrongly, 3 looked for something wrong and found it.
-pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
-    let Err(error) = result else { return ExitCode::SUCCESS };
+pub fn exit_status(result: anyhow::Result<()>) -> u8 {
+    let Err(error) = result else { return 0 };
     if is_closed_pipe(&error) {
-        return ExitCode::SUCCESS;
+        return 0;
     }
     if let Some(found) = error.downcast_ref::<Found>() {
         eprintln!("{found}");
-        return ExitCode::from(3);
+        return 3;
     }
     eprintln!("error: {}", in_one_line(&error));
     let known = error.chain().find_map(known);
     if let Some(hint) = known.as_ref().and_then(|known| known.hint.as_ref()) {
         eprintln!("hint: {hint}");
     }
-    if known.is_some_and(|known| known.is_wrong_usage) { ExitCode::from(2) } else { ExitCode::FAILURE }
+    if known.is_some_and(|known| known.is_wrong_usage) { 2 } else { 1 }
 }
 
 /// A check that did its work and found so many things wrong, which it has listed.

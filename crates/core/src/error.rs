@@ -272,6 +272,12 @@ pub enum Error {
         /// The method.
         method: String,
     },
+    /// A method whose classifier is not one vector a class.
+    #[error("method '{method}' has no prototypes; protonet, median, cosine, rnnp and relabel do")]
+    NoPrototypes {
+        /// The method.
+        method: String,
+    },
     /// The task has more classes than the model has tokens for.
     #[error("the task has {classes} classes, but the model in {path} knows {model}")]
     TooManyClasses {

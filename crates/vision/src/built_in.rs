@@ -17,6 +17,7 @@ use crate::split::Split;
 
 static PHOTOGRAPHS: &[u8] = include_bytes!("../../../assets/efficientnet-lite0.safetensors");
 static CONV4: &[u8] = include_bytes!("../../../assets/omniglot-conv4.safetensors");
+#[cfg(feature = "drawings")]
 static TRANFS: &[u8] = include_bytes!("../../../assets/omniglot-tranfs.safetensors");
 
 /// What the backbone for drawings is called.
@@ -40,15 +41,19 @@ pub(crate) fn tensors(name: &str) -> Option<Result<Tensors>> {
     Some(Tensors::read_bytes(bytes.to_vec(), name).map_err(Into::into))
 }
 
-/// TraNFS for its embeddings, for up to ten classes.
+/// TraNFS for its embeddings, for up to ten classes; where the drawings are, since it is about them only.
 pub fn tranfs() -> Result<Model> {
-    Ok(Model::read_bytes(TRANFS, "omniglot-tranfs")?)
+    #[cfg(feature = "drawings")]
+    let bytes = TRANFS;
+    #[cfg(not(feature = "drawings"))]
+    let bytes = &crate::omniglot::from_elsewhere("omniglot-tranfs.safetensors")?;
+    Ok(Model::read_bytes(bytes, "omniglot-tranfs")?)
 }
 
 /// The numbers of the characters of a split: `train`, `val` or `test`.
 pub fn characters_of(split: &str) -> Result<Vec<usize>> {
     let split = Split::of_omniglot(split)?;
-    let characters = Omniglot::embedded().characters().iter().enumerate();
+    let characters = Omniglot::embedded()?.characters().iter().enumerate();
     let of_split = characters.filter(|(_, character)| split.holds(&drawing_name(character)));
     Ok(of_split.map(|(number, _)| number).collect())
 }

@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 
+use crate::omniglot::OmniglotError;
 use crate::pickle::Problem;
 
 /// This library's result.
@@ -17,6 +18,9 @@ pub enum Error {
     /// Something that the core does failed.
     #[error(transparent)]
     Core(#[from] trueshot::Error),
+    /// The built-in drawings are not there, or not whole.
+    #[error(transparent)]
+    Drawings(#[from] OmniglotError),
     /// There is no picture at all.
     #[error("no pictures in {path}{}", .skipped.as_ref().map(|first| format!("; the first file skipped: {first}")).unwrap_or_default())]
     NoPictures {
@@ -214,6 +218,10 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Core(error) => error.hint(),
+            Error::Drawings(OmniglotError::NotBuiltIn) => Some(format!(
+                "get the folder `assets` of trueshot's sources, and set {} to where it lies",
+                crate::omniglot::ELSEWHERE
+            )),
             Error::SplitFolders { .. } => {
                 Some("give one of them, --split NAME, or --pool to take the pictures of all together".into())
             }

@@ -34,13 +34,42 @@ const MAX_UNPACKED: usize = 64 << 20;
 /// Deflate cannot pack tighter than this, so a stream that promises more is refused unread.
 const MAX_DEFLATE_RATIO: usize = 1032;
 
+#[cfg(feature = "drawings")]
 static EMBEDDED_BYTES: &[u8] = include_bytes!("../../../assets/omniglot.bin");
-static EMBEDDED: LazyLock<Omniglot<'static>> =
-    LazyLock::new(|| Omniglot::open(EMBEDDED_BYTES).expect("the built-in file is whole"));
+static EMBEDDED: LazyLock<Result<Omniglot<'static>, OmniglotError>> =
+    LazyLock::new(|| Omniglot::open(known_bytes()?));
+
+#[cfg(feature = "drawings")]
+fn known_bytes() -> Result<&'static [u8], OmniglotError> {
+    Ok(EMBEDDED_BYTES)
+}
+
+/// A program without the drawings takes them from a file, once.
+#[cfg(not(feature = "drawings"))]
+fn known_bytes() -> Result<&'static [u8], OmniglotError> {
+    Ok(Vec::leak(from_elsewhere("omniglot.bin")?))
+}
+
+/// A file about Omniglot that is not part of the program.
+#[cfg(not(feature = "drawings"))]
+pub(crate) fn from_elsewhere(name: &str) -> Result<Vec<u8>, OmniglotError> {
+    let folder = std::env::var_os(ELSEWHERE).ok_or(OmniglotError::NotBuiltIn)?;
+    let path = std::path::Path::new(&folder).join(name);
+    std::fs::read(&path).map_err(|error| OmniglotError::File(path.display().to_string(), error.to_string()))
+}
+
+/// The variable that names the folder of `assets` where they are not part of the program.
+pub(crate) const ELSEWHERE: &str = "TRUESHOT_ASSETS";
 
 /// Why bytes are not a packed Omniglot, or why a drawing is not in it.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum OmniglotError {
+    /// The program was built without it.
+    #[error("the drawings of Omniglot are not part of this program")]
+    NotBuiltIn,
+    /// The file that should hold it cannot be read.
+    #[error("cannot read {0}: {1}")]
+    File(String, String),
     /// The bytes do not start as such a file does.
     #[error("not a packed omniglot file: it does not start with `OMNIGLT1`")]
     Magic,
@@ -146,9 +175,10 @@ pub struct Omniglot<'a> {
 }
 
 impl Omniglot<'static> {
-    /// The data set that is part of the program. Unpacked drawings are kept for the life of the process.
-    pub fn embedded() -> &'static Self {
-        &EMBEDDED
+    /// The data set that is part of the program, or, where that was built without it, the file in the folder that
+    /// `TRUESHOT_ASSETS` names. Unpacked drawings are kept for the life of the process.
+    pub fn embedded() -> Result<&'static Self, OmniglotError> {
+        EMBEDDED.as_ref().map_err(Clone::clone)
     }
 }
 
@@ -342,7 +372,7 @@ mod tests {
 
     #[test]
     fn the_built_in_data_set_is_all_of_omniglot() {
-        let omniglot = Omniglot::embedded();
+        let omniglot = Omniglot::embedded().unwrap();
         assert_eq!((omniglot.side(), omniglot.drawings_per_character()), (105, 20));
         assert_eq!(omniglot.characters_of(Split::Background).count(), 964);
         assert_eq!(omniglot.characters_of(Split::Evaluation).count(), 659);
@@ -356,6 +386,7 @@ mod tests {
         assert_eq!(alphabets.len(), 50);
     }
 
+    #[cfg(feature = "drawings")]
     #[test]
     fn every_built_in_drawing_unpacks_and_all_ink_is_there() {
         let drawings = read_everything(EMBEDDED_BYTES).unwrap();
@@ -376,7 +407,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_an_error_with_the_allowed_range() {
-        let omniglot = Omniglot::embedded();
+        let omniglot = Omniglot::embedded().unwrap();
         assert_eq!(omniglot.drawing(1623, 0), Err(OmniglotError::NoCharacter { given: 1623, most: 1622 }));
         assert_eq!(omniglot.drawing(0, 20), Err(OmniglotError::NoDrawing { given: 20, most: 19 }));
     }

@@ -82,7 +82,7 @@ impl Split {
             let known = "train, val, test".into();
             return Err(Error::UnknownSplit { origin: "omniglot".into(), split: name.into(), known });
         }
-        let characters = Omniglot::embedded().characters().iter().enumerate();
+        let characters = Omniglot::embedded()?.characters().iter().enumerate();
         let of_split = characters.filter(|(place, character)| omniglot_split(*place, character) == name);
         let classes = of_split.map(|(_, character)| drawing_name(character)).collect();
         Ok(Split { name: name.into(), classes })

@@ -113,7 +113,7 @@ impl Steps<'_> {
         let folder = self.cache.path(job);
         let folder =
             folder.parent().and_then(Path::parent).context("results lie in a folder of their own")?;
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = this_program()?;
         command.current_dir(folder).args(self.jobs.arguments(job)).stdin(lock.try_clone()?);
         if job.kind.is_trained() {
             command.arg("--resume");
@@ -132,5 +132,17 @@ impl Steps<'_> {
 
     fn log(&self, job: &Job) -> std::path::PathBuf {
         self.cache.path(job).with_extension("log")
+    }
+}
+
+/// This program once more: itself, or as a module of the interpreter that runs it.
+fn this_program() -> anyhow::Result<Command> {
+    match std::env::var_os("TRUESHOT_PYTHON") {
+        None => Ok(Command::new(std::env::current_exe()?)),
+        Some(interpreter) => {
+            let mut command = Command::new(interpreter);
+            command.args(["-m", "trueshot"]);
+            Ok(command)
+        }
     }
 }

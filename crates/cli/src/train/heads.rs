@@ -9,9 +9,9 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use trueshot::Embeddings;
 use trueshot::method::{RelabelOptions, TranfsOptions};
-use trueshot::noise::{NoiseKind, NoiseLevels};
+use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
-use trueshot::training::heads::configuration::{Configuration, Span};
+use trueshot::training::heads::configuration::{Configuration, LeftOut, Span};
 use trueshot::training::heads::{self, Bank, HeadOptions, HeadTrainee};
 
 use super::{Course, RunArguments};
@@ -317,7 +317,7 @@ fn train<M: HeadOptions + Send + Sync>(
     flags: toml::Table,
 ) -> anyhow::Result<()> {
     let mut configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
-    settle(&mut configuration, &defaults);
+    tell(configuration.settle(&defaults));
     let ways = configuration.episodes.ways.iter().map(|ways| ways.max).max().unwrap_or(0);
     configuration.model = configuration.model.for_episodes(ways);
     configuration.check()?;
@@ -354,34 +354,13 @@ fn train<M: HeadOptions + Send + Sync>(
     Ok(())
 }
 
-/// Fills in what follows from the rest: validation is like training unless said otherwise, and there is no outlier
-/// noise without outliers unless somebody asks for it.
-fn settle<M>(configuration: &mut Configuration<M>, defaults: &Configuration<M>) {
-    let is_outlier = |levels: &NoiseLevels| levels.0.iter().any(|noise| noise.kind == NoiseKind::Outlier);
-    let (episodes, validation, data) =
-        (&mut configuration.episodes, &mut configuration.validation, &configuration.data);
-    let has_outliers = episodes.noise.iter().any(is_outlier);
-    if has_outliers && data.outliers.is_empty() && episodes.noise == defaults.episodes.noise {
+/// Says which noise there will not be.
+fn tell(left_out: LeftOut) {
+    if left_out.training {
         eprintln!("no outliers were given (--outliers), so there will be no outlier noise in training");
-        episodes.noise.retain(|levels| !is_outlier(levels));
     }
-    if validation.ways.is_empty() {
-        validation.ways = episodes.ways.clone();
-    }
-    if validation.shots.is_empty() {
-        validation.shots = episodes.shots.clone();
-    }
-    if validation.noise.is_empty() {
-        validation.noise = episodes.noise.clone();
-        // Where outliers are all there is, leaving them out would leave nothing: that is refused later.
-        let has_others = !validation.noise.iter().all(is_outlier);
-        let has_outliers = validation.noise.iter().any(is_outlier) && has_others;
-        if has_outliers && data.validation_outliers.is_empty() && !data.validation.is_empty() {
-            eprintln!(
-                "no outliers were given for validation (--val-outliers), so it will have no outlier noise"
-            );
-            validation.noise.retain(|levels| !is_outlier(levels));
-        }
+    if left_out.validation {
+        eprintln!("no outliers were given for validation (--val-outliers), so it will have no outlier noise");
     }
 }
 

@@ -66,6 +66,16 @@ impl<'de> serde::Deserialize<'de> for Fingerprint {
     }
 }
 
+impl Features {
+    /// Refuses the first value in row order that is not finite.
+    pub fn check_finite(&self) -> Result<()> {
+        match all_finite(self.bytes_of(0..self.rows()), self.precision()) {
+            true => Ok(()),
+            false => Err(first_not_finite(self, 0)),
+        }
+    }
+}
+
 /// Streams over the features once; refuses the first value in row order that is not finite.
 pub(crate) fn check_and_fingerprint(embeddings: &Embeddings) -> Result<Fingerprint> {
     let features = embeddings.features();
@@ -183,6 +193,21 @@ mod tests {
         assert_ne!(original, *embeddings(changed, 4).fingerprint());
         let others = vec!["class 0".to_owned(); 300];
         assert_ne!(original, *Embeddings::from_rows(values, 4, others).unwrap().fingerprint());
+    }
+
+    #[test]
+    fn numbered_rows_are_checked_and_have_the_same_fingerprint() {
+        let named = embeddings(vec![1.0, 2.0, 3.0], 1);
+        let classes = || named.classes().to_vec();
+        let numbered = |values: Vec<f32>, labels: Vec<i64>| {
+            Embeddings::from_numbered(Features::from_f32(values, 1), labels, classes())
+        };
+        let same = numbered(vec![1.0, 2.0, 3.0], vec![0, 1, 2]).unwrap();
+        assert_eq!(same.fingerprint(), named.fingerprint());
+        let refused = numbered(vec![1.0, f32::NAN, 3.0], vec![0, 1, 2]).err();
+        assert!(matches!(refused, Some(Error::NotFinite { row: 1, column: 0, .. })));
+        let refused = numbered(vec![1.0, 2.0, 3.0], vec![0, 1, 3]).err();
+        assert!(matches!(refused, Some(Error::LabelOutOfRange { row: 2, label: 3, classes: 3 })));
     }
 
     #[test]

@@ -121,7 +121,7 @@ pub fn inspect(embeddings: &Embeddings) -> Inspection {
     let findings = Findings::of(features);
     let classes = class_counts(embeddings);
     let fingerprint = match findings.non_finite.count {
-        0 => embeddings.fingerprint.or_else(|| check_and_fingerprint(embeddings).ok()),
+        0 => embeddings.fingerprint.get().copied().or_else(|| check_and_fingerprint(embeddings).ok()),
         _ => None,
     };
     let smallest_class = classes.iter().min_by_key(|class| class.count).cloned();

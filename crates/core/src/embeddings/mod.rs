@@ -26,6 +26,7 @@ mod writer;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 pub use features::{Features, Precision, decode};
 pub use fingerprint::Fingerprint;
@@ -48,7 +49,7 @@ pub struct Embeddings {
     items: Option<Items>,
     backbone: Option<String>,
     rows_by_class: Vec<Vec<u32>>,
-    fingerprint: Option<Fingerprint>,
+    fingerprint: OnceLock<Fingerprint>,
     path: Option<PathBuf>,
 }
 
@@ -152,6 +153,15 @@ impl Embeddings {
         Ok(embeddings)
     }
 
+    /// The same where somebody has numbered the classes already. Values are checked; the fingerprint is taken only if
+    /// somebody asks for it, since hashing a support set costs more than looking at it.
+    pub fn from_numbered(features: Features, labels: Vec<i64>, classes: Vec<String>) -> Result<Self> {
+        let labels = Labels::Indexed { labels, classes };
+        let embeddings = Self::from_parts(Parts { features, labels, items: None, backbone: None }, None)?;
+        embeddings.features.check_finite()?;
+        Ok(embeddings)
+    }
+
     pub(crate) fn from_parts(parts: Parts, path: Option<&Path>) -> Result<Self> {
         let rows = parts.features.rows();
         if rows == 0 || parts.features.dim() == 0 {
@@ -172,18 +182,17 @@ impl Embeddings {
             items: parts.items.filter(|items| items.len() == rows),
             backbone: parts.backbone,
             rows_by_class,
-            fingerprint: None,
+            fingerprint: OnceLock::new(),
             path: path.map(Path::to_path_buf),
         })
     }
 
     /// Streams over all values once: rejects the first that is not finite, takes the fingerprint.
     pub fn check(&mut self) -> Result<&Fingerprint> {
-        let fingerprint = match self.fingerprint.take() {
-            Some(taken) => taken,
-            None => fingerprint::check_and_fingerprint(self)?,
-        };
-        Ok(self.fingerprint.insert(fingerprint))
+        if self.fingerprint.get().is_none() {
+            self.fingerprint = fingerprint::check_and_fingerprint(self)?.into();
+        }
+        Ok(self.fingerprint())
     }
 
     /// Writes a `.safetensors` file: to a sibling first, renamed into place when it is complete.
@@ -261,12 +270,14 @@ impl Embeddings {
         self.path.as_deref()
     }
 
-    /// The fingerprint of features, labels and class names; the same for every file format.
+    /// The fingerprint of features, labels and class names; the same for every file format. Taken when it is first
+    /// asked for, if not before.
     ///
     /// # Panics
-    /// If the values were never checked.
+    /// If the values were never checked and are not finite.
     pub fn fingerprint(&self) -> &Fingerprint {
-        self.fingerprint.as_ref().expect("open() or check() takes the fingerprint")
+        let taken = || fingerprint::check_and_fingerprint(self).expect("checked values are finite");
+        self.fingerprint.get_or_init(taken)
     }
 }
 

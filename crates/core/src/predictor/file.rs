@@ -2,12 +2,13 @@
 //! that more can be added to it later.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::json;
 
-use super::Predictor;
 use super::rule::Rule;
 use super::strangeness::Strangeness;
+use super::{Learned, Predictor};
 use crate::classifier::Classifier;
 use crate::embeddings::{Embeddings, Features, Items, Labels, Parts};
 use crate::error::Result;
@@ -45,13 +46,13 @@ impl Predictor {
     fn to_tensors(&self) -> Tensors {
         let mut file = Tensors::default();
         file.set_note("format", VERSION);
-        file.set_note("method", &self.method);
-        file.set_note("classes", json!(self.classes).to_string());
-        file.set_note("labels", json!(self.support.labels()).to_string());
+        file.set_note("method", self.method());
+        file.set_note("classes", json!(self.classes()).to_string());
+        file.set_note("labels", json!(self.support().labels()).to_string());
         let names = |items: &Items| {
             (0..items.len()).map(|row| items.get(row).unwrap_or_default().to_string()).collect()
         };
-        if let Some(items) = self.support.items() {
+        if let Some(items) = self.support().items() {
             let names: Vec<String> = names(items);
             file.set_note("items", json!(names).to_string());
         }
@@ -62,7 +63,7 @@ impl Predictor {
             file.set_note("audit", audit);
         }
         let dim = self.dim();
-        file.insert("support", &[self.support.len(), dim], super::all_rows(&self.support));
+        file.insert("support", &[self.support().len(), dim], super::all_rows(self.support()));
         let Strangeness { mean, plain, placed, items: _, usual, spread } = &self.strangeness;
         file.insert("mean", &[dim], mean.clone());
         file.insert("unknown.plain", &[plain.len(), dim], plain.concat());
@@ -76,7 +77,7 @@ impl Predictor {
         let mut vectors = |vectors: &Vec<Vec<f32>>| {
             file.insert("vectors", &[vectors.len(), self.dim()], vectors.concat());
         };
-        let (rule, more) = match &self.rule {
+        let (rule, more) = match &self.learned.rule {
             Rule::Vectors(Classifier::Vectors(all)) => (vectors(all), ("nearest".into(), None)).1,
             Rule::Vectors(Classifier::CosineVectors(all)) => (vectors(all), ("cosine".into(), None)).1,
             Rule::Vectors(Classifier::Linear { weights, bias }) => {
@@ -141,7 +142,9 @@ impl Predictor {
         };
         let audit = file.note("audit").map(str::to_string);
         let method = file.note("method").unwrap_or("unknown").to_string();
-        Ok(Predictor { method, classes, rule, sharpness, strangeness, support, audit })
+        let support = Arc::new(support);
+        let learned = Arc::new(Learned { method, classes, rule, support, chosen_by: None });
+        Ok(Predictor { learned, sharpness, strangeness, audit })
     }
 }
 

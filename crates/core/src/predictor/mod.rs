@@ -6,20 +6,21 @@
 
 mod calibration;
 mod file;
+mod learned;
 mod rule;
 mod strangeness;
+
+use std::sync::Arc;
 
 use serde::Serialize;
 
 use self::calibration::Beliefs;
-use self::rule::Rule;
+pub use self::learned::{Learned, Prototypes};
 use self::strangeness::Strangeness;
 use crate::audit::{Audit, item_name};
 use crate::embeddings::{Embeddings, Features, Items, Labels, Parts};
 use crate::error::{Error, Result};
-use crate::method::{NamedMethod, RELABEL};
-use crate::rng::{Purpose, Rng};
-use crate::task::{Support, Task};
+use crate::method::NamedMethod;
 
 /// Of a collection of more items than this only some are kept.
 const LARGE: usize = 500;
@@ -28,12 +29,9 @@ const KEPT: usize = 50;
 
 /// A classifier that is ready to be asked.
 pub struct Predictor {
-    method: String,
-    classes: Vec<String>,
-    rule: Rule,
+    learned: Arc<Learned>,
     sharpness: f32,
     strangeness: Strangeness,
-    support: Embeddings,
     /// What was found in the support set, as JSON.
     audit: Option<String>,
 }
@@ -56,61 +54,37 @@ impl Predictor {
     /// Learns from a support set. With an audit, labels count as far as it believes in them when the answers are
     /// calibrated, and its findings are kept in the file.
     pub fn fit(data: Embeddings, method: &NamedMethod, audit: Option<&Audit>) -> Result<Self> {
-        if data.classes().len() < 2 {
-            return Err(Error::OneClass);
-        }
-        let beliefs = Beliefs::of(&data, audit);
-        let is_large = data.len() > LARGE;
-        // The head is for small sets; what it said of every item of a large one is in the beliefs.
-        let all = (is_large && is_relabel(&method.label)).then(|| Rule::of_beliefs(&data, &beliefs));
-        let (data, beliefs) = if is_large { thinned(&data, &beliefs)? } else { (data, beliefs) };
-        let values = all_rows(&data);
-        let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
-        let rule = match all {
-            Some(rule) => rule,
-            None => {
-                let labels = data.labels().to_vec();
-                let task = Task::new(Support::new(rows.clone(), labels, data.classes().len()));
-                let fitted = method.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
-                Rule::of(fitted.classifier, &task, &method.label)?
-            }
-        };
-        let sharpness = calibration::sharpness(&rows, &data, method, &beliefs, &rule)?;
-        let strangeness = Strangeness::of(&rows, &beliefs);
-        Ok(Predictor {
-            method: method.label.clone(),
-            classes: data.classes().to_vec(),
-            rule,
-            sharpness,
-            strangeness,
-            audit: audit.map(|audit| serde_json::to_string(audit).expect("plain data")),
-            support: data,
-        })
+        Arc::new(Learned::fit(data, method, audit)?).calibrated(method, audit)
+    }
+
+    /// What it answers by.
+    pub fn learned(&self) -> &Arc<Learned> {
+        &self.learned
     }
 
     /// The method it was learned by.
     pub fn method(&self) -> &str {
-        &self.method
+        &self.learned.method
     }
 
     /// The names of the classes.
     pub fn classes(&self) -> &[String] {
-        &self.classes
+        &self.learned.classes
     }
 
     /// Numbers in a row.
     pub fn dim(&self) -> usize {
-        self.support.dim()
+        self.learned.support.dim()
     }
 
     /// What made the rows it learned from, and must make those it is asked about.
     pub fn embedder(&self) -> Option<&str> {
-        self.support.backbone()
+        self.learned.support.backbone()
     }
 
     /// What it learned from.
     pub fn support(&self) -> &Embeddings {
-        &self.support
+        &self.learned.support
     }
 
     /// What was found in the support set, as JSON.
@@ -123,30 +97,33 @@ impl Predictor {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        if let Some(row) = rows.iter().find(|row| row.len() != self.dim()) {
-            return Err(Error::ClassifierDimension { rows: row.len(), classifier: self.dim() });
-        }
-        let scores = self.rule.scores(rows, &self.support);
+        check_rows(rows, self.dim())?;
+        let scores = self.learned.rule.scores(rows, self.support());
         let strange = self.strangeness.of_rows(rows);
         let answer = |(scores, unknown): (Vec<f32>, f32)| {
             let probabilities = calibration::softmax(&scores, self.sharpness);
-            let class = (0..probabilities.len())
-                .max_by(|&a, &b| scores[a].total_cmp(&scores[b]).then(b.cmp(&a)))
-                .unwrap_or(0);
-            Prediction { class: class as u32, probability: probabilities[class], unknown, probabilities }
+            let class = learned::best(&scores);
+            Prediction { class, probability: probabilities[class as usize], unknown, probabilities }
         };
         Ok(scores.into_iter().zip(strange).map(answer).collect())
     }
 }
 
-/// Whether a method is the head, built in or from a file.
-fn is_relabel(label: &str) -> bool {
-    label.split(':').next() == Some(RELABEL)
+/// Whether a support set of so many items is a large one: only some of them are kept, chosen by an audit.
+pub fn is_large(items: usize) -> bool {
+    items > LARGE
+}
+
+fn check_rows(rows: &[&[f32]], dim: usize) -> Result<()> {
+    match rows.iter().find(|row| row.len() != dim) {
+        None => Ok(()),
+        Some(row) => Err(Error::ClassifierDimension { rows: row.len(), classifier: dim }),
+    }
 }
 
 /// The items of every class that belong to it most, filed under it.
-fn thinned(data: &Embeddings, beliefs: &Beliefs) -> Result<(Embeddings, Beliefs)> {
-    let chosen = beliefs.most_typical(KEPT);
+fn thinned(data: &Embeddings, beliefs: &Beliefs, most: usize) -> Result<(Embeddings, Beliefs)> {
+    let chosen = beliefs.most_typical(most);
     let mut values = vec![0.0; chosen.len() * data.dim()];
     for (&(row, _), out) in chosen.iter().zip(values.chunks_exact_mut(data.dim())) {
         data.features().decode_row(row as usize, out);

@@ -32,6 +32,12 @@ pub fn read<C: Serialize + DeserializeOwned>(defaults: &C, file: Option<&Path>, 
     merged.try_into().map_err(|error| Error::BadConfiguration { path: None, problem: problem(error) })
 }
 
+/// Reads a configuration from a table that somebody made, whose keys may be misspelt.
+pub fn read_table<C: Serialize + DeserializeOwned>(defaults: &C, given: Table) -> Result<C> {
+    check_keys(&table(defaults), &given, "")?;
+    read(defaults, None, given)
+}
+
 /// A configuration as a table.
 pub fn table(configuration: &impl Serialize) -> Table {
     Table::try_from(configuration).expect("a configuration is plain data")

@@ -142,7 +142,7 @@ pub fn noisy_support() -> Value {
 
 /// Drawings of three characters, six each, as a form with the class as the name of the field.
 pub fn drawings() -> Vec<(String, String, Vec<u8>)> {
-    let omniglot = Omniglot::embedded();
+    let omniglot = Omniglot::embedded().unwrap();
     let mut files = Vec::new();
     for (class, character) in [("ant", 10), ("bee", 400), ("cow", 900)] {
         for number in 0..6 {

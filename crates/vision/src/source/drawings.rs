@@ -12,7 +12,7 @@ pub(crate) const NAME: &str = "omniglot";
 
 /// Classes are called `Alphabet/character01`, items as the published files' folders are.
 pub(super) fn list() -> Result<Collection> {
-    let omniglot = Omniglot::embedded();
+    let omniglot = Omniglot::embedded()?;
     let mut pictures = Vec::new();
     for (character, found) in omniglot.characters().iter().enumerate() {
         for number in 0..omniglot.drawings_per_character() {
@@ -30,7 +30,7 @@ pub(crate) fn class_name(character: &Character<'_>) -> String {
 
 /// Black ink on white paper, as the published files have it.
 pub(crate) fn picture(character: usize, number: usize, channels: Channels) -> Result<Picture, Unreadable> {
-    let drawing = Omniglot::embedded().drawing(character, number);
+    let drawing = Omniglot::embedded().and_then(|omniglot| omniglot.drawing(character, number));
     let drawing = drawing.map_err(|error| Unreadable::Decoder(error.to_string()))?;
     let (width, height) = (drawing.width(), drawing.height());
     let mut pixels = vec![255; width * height * channels.count()];

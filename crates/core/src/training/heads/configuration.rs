@@ -210,7 +210,46 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
+/// Noise that was left out because there is nothing to make it of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Outlier noise in training.
+    pub training: bool,
+    /// Outlier noise in validation.
+    pub validation: bool,
+}
+
 impl<M> Configuration<M> {
+    /// Fills in what follows from the rest: validation is like training unless said otherwise, and there is no outlier
+    /// noise without outliers unless somebody asks for it.
+    pub fn settle(&mut self, defaults: &Configuration<M>) -> LeftOut {
+        let is_outlier = |levels: &NoiseLevels| levels.0.iter().any(|noise| noise.kind == NoiseKind::Outlier);
+        let (episodes, validation, data) = (&mut self.episodes, &mut self.validation, &self.data);
+        let mut left_out = LeftOut { training: false, validation: false };
+        let has_outliers = episodes.noise.iter().any(is_outlier);
+        if has_outliers && data.outliers.is_empty() && episodes.noise == defaults.episodes.noise {
+            left_out.training = true;
+            episodes.noise.retain(|levels| !is_outlier(levels));
+        }
+        if validation.ways.is_empty() {
+            validation.ways = episodes.ways.clone();
+        }
+        if validation.shots.is_empty() {
+            validation.shots = episodes.shots.clone();
+        }
+        if validation.noise.is_empty() {
+            validation.noise = episodes.noise.clone();
+            // Where outliers are all there is, leaving them out would leave nothing: that is refused later.
+            let has_others = !validation.noise.iter().all(is_outlier);
+            let has_outliers = validation.noise.iter().any(is_outlier) && has_others;
+            if has_outliers && data.validation_outliers.is_empty() && !data.validation.is_empty() {
+                left_out.validation = true;
+                validation.noise.retain(|levels| !is_outlier(levels));
+            }
+        }
+        left_out
+    }
+
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
         self.data.check(&self.episodes.noise, &self.validation.noise)?;

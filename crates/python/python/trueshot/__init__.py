@@ -1,0 +1,60 @@
+"""Few-shot learning when some labels are wrong.
+
+>>> import numpy as np, trueshot as ts
+>>> rng = np.random.default_rng(0)
+>>> kinds = np.repeat([0, 1, 2], 5)
+>>> X = rng.normal(size=(15, 64)) + 8 * np.eye(3, 64)[kinds]
+>>> y = np.array(["ant", "bee", "cow"])[kinds]
+>>> y[4] = "cow"                                         # an ant that was filed under cow
+>>> ts.audit(X, y).suggested[4]
+'ant'
+"""
+
+import importlib as _importlib
+
+from ._audit import Audit, audit
+from ._batches import audit_batch, fit_batch, prototypes_batch
+from ._cleanlab import find_label_issues, get_label_quality_scores, get_pred_probs
+from ._evaluation import Episode, Evaluation, SupportSet, evaluate, sample_episodes
+from ._models import Model, load_model
+from ._native import __version__
+from ._training import Training, train
+
+__all__ = [
+    "Audit",
+    "Episode",
+    "Evaluation",
+    "FewShotClassifier",
+    "LabelAuditor",
+    "Model",
+    "SupportSet",
+    "Training",
+    "__version__",
+    "audit",
+    "audit_batch",
+    "evaluate",
+    "find_label_issues",
+    "fit_batch",
+    "get_label_quality_scores",
+    "get_pred_probs",
+    "load_model",
+    "prototypes_batch",
+    "sample_episodes",
+    "train",
+]
+
+# What needs scikit-learn, matplotlib, torch, Ray or Spark, or looks whether they are there, is imported when it is used.
+_LATER = {"FewShotClassifier": "estimators", "LabelAuditor": "estimators"}
+_MODULES = ("easyfsl", "estimators", "plot", "ray", "spark")
+
+
+def __getattr__(name: str) -> object:
+    if name in _LATER:
+        return getattr(_importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    if name in _MODULES:
+        return _importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES])

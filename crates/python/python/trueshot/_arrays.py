@@ -1,0 +1,98 @@
+"""Features as the library takes them: two dimensions, C-contiguous, float32 or float16.
+
+Arrays of that form are used where they lie. Others are converted: doubles and whole numbers to float32, strides to
+rows. Tensors of other libraries come in by DLPack.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_STORED = (np.dtype(np.float32), np.dtype(np.float16))
+
+
+def as_features(features: Any, name: str = "X") -> np.ndarray:
+    """A two-dimensional array of float32 or float16, C-contiguous; a copy only where the form asks for one."""
+    array = as_array(features, name)
+    if array.ndim != 2:
+        raise ValueError(_not_two_dimensional(array, name))
+    if array.shape[0] == 0:
+        raise ValueError(f"Found array with 0 sample(s) (shape={array.shape}) while a minimum of 1 is required.")
+    if array.shape[1] == 0:
+        raise ValueError(f"Found array with 0 feature(s) (shape={array.shape}) while a minimum of 1 is required.")
+    if array.dtype not in _STORED:
+        array = _as_single(array, name)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return np.ascontiguousarray(array)
+
+
+def as_array(given: Any, name: str) -> np.ndarray:
+    """A NumPy array of anything array-like, by DLPack where that spares a copy."""
+    if isinstance(given, np.ndarray):
+        return np.asarray(given)
+    if hasattr(given, "toarray") and hasattr(given, "tocsr"):
+        raise TypeError(
+            f"Sparse data was passed for {name}, but dense data is required. "
+            "Use '.toarray()' to convert to a dense numpy array."
+        )
+    if hasattr(given, "__dlpack__") and not hasattr(given, "__array_interface__"):
+        return _from_dlpack(given, name)
+    try:
+        return np.asarray(given)
+    except ValueError as problem:
+        raise ValueError(f"{name} is ragged or nested unevenly: {problem}") from None
+
+
+def _from_dlpack(given: Any, name: str) -> np.ndarray:
+    if getattr(given, "requires_grad", False):
+        given = given.detach()
+    try:
+        return np.from_dlpack(given)
+    except (BufferError, RuntimeError, TypeError, AttributeError) as problem:
+        # bfloat16, other devices, and what exports DLPack in a version this NumPy does not read.
+        for way in ("float", "astype"):
+            if way == "float" and hasattr(given, "float") and hasattr(given, "cpu"):
+                return np.from_dlpack(given.cpu().float().contiguous())
+            if way == "astype" and hasattr(given, "astype"):
+                return np.asarray(given.astype("float32"))
+        raise TypeError(f"{name} cannot be read by DLPack: {problem}") from None
+
+
+def _as_single(array: np.ndarray, name: str) -> np.ndarray:
+    if array.dtype.kind == "c":
+        raise ValueError(f"Complex data not supported: {name} has dtype {array.dtype}")
+    if array.dtype.kind not in "biufO":
+        raise ValueError(f"dtype='numeric' is not compatible with arrays of bytes/strings: {name} has dtype {array.dtype}")
+    if array.dtype.kind == "O":
+        array = _numbers_of_objects(array, name)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(np.float32)
+
+
+def _numbers_of_objects(array: np.ndarray, name: str) -> np.ndarray:
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError) as problem:
+        for (row, column), value in np.ndenumerate(array):
+            try:
+                float(value)
+            except (TypeError, ValueError):
+                kind = type(value).__name__
+                message = f"{name} has a {kind} in row {row}, column {column}: argument must be a string or a number"
+                raise (TypeError if not isinstance(value, str) else ValueError)(message) from None
+        raise ValueError(f"{name} cannot be converted to numbers: {problem}") from None
+
+
+def _not_two_dimensional(array: np.ndarray, name: str) -> str:
+    if array.ndim == 0:
+        return f"Expected 2D array, got scalar array instead: {name} is {array!r}."
+    if array.ndim == 1:
+        return (
+            f"Expected 2D array, got 1D array instead: {name} has shape {array.shape}.\n"
+            "Reshape your data either using array.reshape(-1, 1) if your data has a single feature "
+            "or array.reshape(1, -1) if it contains a single sample."
+        )
+    return f"Found array with dim {array.ndim}, while dim <= 2 is required: {name} has shape {array.shape}."

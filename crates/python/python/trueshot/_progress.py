@@ -1,0 +1,60 @@
+"""Progress of long work: a bar of tqdm where it is installed, or whatever the caller wants to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def counting(progress: bool | Callable[..., Any], total: int, unit: str) -> Iterator[Callable[..., None] | None]:
+    """What to call with the number of things done, and of all if that is found out late; None if nobody wants to know."""
+    if callable(progress):
+        yield lambda done, known=total: progress(done, known)
+    elif not progress:
+        yield None
+    else:
+        bar = _bar(total, unit)
+        try:
+            yield bar.moves_to
+        finally:
+            bar.close()
+
+
+def _bar(total: int, unit: str) -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return _Lines(total, unit)
+    return _Tqdm(tqdm(total=total, unit=unit))
+
+
+class _Tqdm:
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def moves_to(self, done: int, total: int | None = None) -> None:
+        self._bar.total = total or self._bar.total
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _Lines:
+    """A line for every tenth, on standard error."""
+
+    def __init__(self, total: int, unit: str) -> None:
+        self._total, self._unit, self._tenths = total, unit, 0
+
+    def moves_to(self, done: int, total: int | None = None) -> None:
+        self._total = total or self._total
+        tenths = 10 * done // max(self._total, 1)
+        if tenths > self._tenths:
+            self._tenths = tenths
+            print(f"{done}/{self._total} {self._unit}s", file=sys.stderr)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,96 @@
+"""scikit-learn where it is installed, and the few lines of it that the estimators need where it is not."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, OutlierMixin
+    from sklearn.exceptions import NotFittedError
+
+    HAS_SKLEARN = True
+except ImportError:
+    HAS_SKLEARN = False
+
+    class NotFittedError(ValueError, AttributeError):  # type: ignore[no-redef]
+        """An estimator was asked before it was fitted."""
+
+    class BaseEstimator:  # type: ignore[no-redef]
+        """Parameters by name, as scikit-learn's estimators have them."""
+
+        @classmethod
+        def _parameter_names(cls) -> list[str]:
+            return sorted(name for name in inspect.signature(cls).parameters)
+
+        def get_params(self, deep: bool = True) -> dict[str, Any]:
+            """The parameters by name."""
+            return {name: getattr(self, name) for name in self._parameter_names()}
+
+        def set_params(self, **parameters: Any) -> Any:
+            """Sets parameters by name."""
+            for name, value in parameters.items():
+                if name not in self._parameter_names():
+                    raise ValueError(f"Invalid parameter {name!r} for estimator {self!r}")
+                setattr(self, name, value)
+            return self
+
+        def __repr__(self) -> str:
+            given = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
+            return f"{type(self).__name__}({given})"
+
+    class ClassifierMixin:  # type: ignore[no-redef]
+        """What all classifiers have."""
+
+        def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+            """The share of rows whose label is predicted."""
+            right = np.asarray(self.predict(X)) == np.asarray(y)  # type: ignore[attr-defined]
+            return float(np.average(right, weights=sample_weight))
+
+    class OutlierMixin:  # type: ignore[no-redef]
+        """What all outlier detectors have."""
+
+
+def column_names(X: Any) -> np.ndarray | None:
+    """The names of a data frame's columns, if all of them are texts."""
+    columns = getattr(X, "columns", None)
+    if columns is None:
+        return None
+    names = list(columns)
+    texts = [isinstance(name, str) for name in names]
+    if names and all(texts):
+        return np.array(names, dtype=object)
+    if any(texts):
+        raise TypeError(
+            "Feature names are only supported if all input features have string names, but your input has "
+            f"{sorted({type(name).__name__ for name in names})} as feature name / column name types. If you want "
+            "feature names to be stored and validated, you must convert them all to strings, by using "
+            "X.columns = X.columns.astype(str) for example. Otherwise you can remove feature / column names from "
+            "your input data, or convert them all to a non-string data type."
+        )
+    return None
+
+
+def remember_columns(estimator: Any, X: Any, features: np.ndarray) -> None:
+    """Keeps the form of what an estimator was fitted on."""
+    names = column_names(X)
+    if names is not None:
+        estimator.feature_names_in_ = names
+    elif hasattr(estimator, "feature_names_in_"):
+        del estimator.feature_names_in_
+    estimator.n_features_in_ = features.shape[1]
+
+
+def check_columns(estimator: Any, X: Any, features: np.ndarray) -> None:
+    """Refuses rows of another form than the estimator was fitted on."""
+    if HAS_SKLEARN and (hasattr(X, "columns") or hasattr(estimator, "feature_names_in_")):
+        from sklearn.utils.validation import _check_feature_names
+
+        _check_feature_names(estimator, X, reset=False)
+    if features.shape[1] != estimator.n_features_in_:
+        raise ValueError(
+            f"X has {features.shape[1]} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input"
+        )

@@ -1,0 +1,131 @@
+"""Heads trained on arrays: what ``trueshot train relabel`` and ``trueshot train tranfs`` do with files."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _native
+from ._evaluation import given_rows, whole
+from ._progress import counting
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a training ended."""
+
+    path: str
+    """The model file. The configuration, the metrics and the curves lie beside it."""
+    done: int
+    """Steps done."""
+    finished: bool
+    """Whether these were all."""
+    best_step: int
+    """The step the model is of."""
+    best_score: float | None
+    """Its accuracy in validation, in percent."""
+
+    def method(self, kind: str) -> str:
+        """What :class:`FewShotClassifier` and :func:`evaluate` call it."""
+        return f"{kind}:model={self.path}"
+
+
+class _Run:
+    def __init__(self, output: Any, start: str, save_every: Any, record_every: Any, threads: int | None) -> None:
+        self.output = os.fspath(output)
+        if not str(self.output).endswith(".safetensors"):
+            raise ValueError(f"a model's name ends in .safetensors, got {self.output!r}")
+        self.start = start
+        self.save_every = float(save_every)
+        if not 0 <= self.save_every < 1e9:
+            raise ValueError(f"save_every is {save_every}; allowed are 0 or more seconds")
+        self.record_every = whole(record_every, "record_every", 1)
+        self.threads = threads
+
+
+def train(
+    head: str,
+    data: Any,
+    output: str | os.PathLike[str],
+    *,
+    validation: Any = None,
+    outliers: Any = None,
+    validation_outliers: Any = None,
+    steps: int | None = None,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    save_every: float = 60.0,
+    record_every: int = 100,
+    threads: int | None = None,
+    progress: bool | Callable[[int, int], Any] = False,
+    callback: Callable[[dict[str, Any]], Any] | None = None,
+) -> Training:
+    """Trains a head on noisy episodes drawn from labelled rows, and writes it to a file.
+
+    The same rows, options and seed give the same file, to the byte, as ``trueshot train``.
+
+    Parameters
+    ----------
+    head : "relabel" or "tranfs"
+    data : pair (X, y), or a list of pairs
+        Rows of several backbones at once, for a head that serves all of them. A third entry names the rows: those whose
+        names end in #1, #2, .. are augmented copies of the same picture.
+    output : the file to write, ending in .safetensors
+    validation, outliers, validation_outliers : as ``data``
+        Classes to choose the best model by, and classes that outlier noise draws from, one set for each of ``data``.
+    steps, seed : updates of the parameters, and which
+    options : sections and keys of the configuration file
+        Such as ``{"episodes": {"ways": [5], "noise": ["symmetric=0,20,40"]}, "model": {"layers": 2},
+        "validation": {"every": 500}}``. The file beside a model lists all. Names in ``data`` are what the file calls the rows.
+    resume, overwrite : go on from the last checkpoint, or begin again
+    progress : True for a bar, or what to call with the steps done and their number
+    callback : called with every line of metrics, a dictionary
+        What it raises ends the training; all that was done is saved.
+    """
+    if resume and overwrite:
+        raise ValueError("resume and overwrite exclude each other")
+    sets = [_sets(given, name) for given, name in _named(data, outliers, validation, validation_outliers)]
+    start = "resume" if resume else "overwrite" if overwrite else "fresh"
+    run = _Run(output, start, save_every, record_every, threads)
+    settings = _settings(options, steps, seed)
+    with counting(progress, steps or 0, "step") as counted:
+
+        def hear(what: str, *news: Any) -> None:
+            if what == "step" and counted is not None:
+                counted(news[0], news[1])
+            elif what == "record" and callback is not None:
+                callback({**json.loads(news[0]), "is_best": news[1]})
+            elif what == "warning":
+                warnings.warn(news[0], stacklevel=3)
+
+        found = _native.train_head(head, sets, json.dumps(settings), run, hear)
+    return Training(path=str(run.output), **found)
+
+
+def _named(data: Any, outliers: Any, validation: Any, validation_outliers: Any) -> list[tuple[Any, str]]:
+    names = ("data", "outliers", "validation", "validation_outliers")
+    return list(zip((data, outliers, validation, validation_outliers), names))
+
+
+def _sets(given: Any, name: str) -> list[Any]:
+    if given is None:
+        return []
+    pairs: Sequence[Any] = [given] if isinstance(given, tuple) else given
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) not in (2, 3):
+            raise TypeError(f"{name} must be a pair (X, y) or a list of such pairs, got {type(pair).__name__}")
+    return [given_rows(*pair)[0] for pair in pairs]
+
+
+def _settings(options: Mapping[str, Any] | None, steps: int | None, seed: int) -> dict[str, Any]:
+    settings = dict(options or {})
+    settings["seed"] = whole(seed, "seed", 0)
+    if steps is not None:
+        settings["steps"] = whole(steps, "steps", 1)
+    return settings

@@ -1,0 +1,109 @@
+"""What was found, drawn on axes of matplotlib.
+
+Every function takes ``ax`` and returns it, so that plots can be put together and restyled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._audit import Audit
+from ._evaluation import Evaluation
+
+_COLOURS = {"keep": "#4c72b0", "relabel": "#c44e52", "outlier": "#55a868", "unsure": "#dd8452"}
+
+
+def _axes(ax: Any) -> Any:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as pyplot
+
+    return pyplot.gca()
+
+
+def suspects(found: Audit, ax: Any = None, *, most: int = 20) -> Any:
+    """The rows that are most probably wrong, with their probabilities.
+
+    >>> import matplotlib; matplotlib.use("Agg")
+    >>> import numpy as np, trueshot as ts
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.repeat([0, 1, 2], 5)
+    >>> X = rng.normal(size=(15, 64)) + 8 * np.eye(3, 64)[y]
+    >>> ax = ts.plot.suspects(ts.audit(X, y), most=3)
+    >>> len(ax.patches)
+    3
+    """
+    ax = _axes(ax)
+    rows = found.ranking[:most][::-1]
+    labels = [_named(found, row) for row in rows]
+    colours = [_COLOURS[found.verdict[row]] for row in rows]
+    ax.barh(range(len(rows)), found.p_wrong[rows], color=colours)
+    ax.set_yticks(range(len(rows)), labels)
+    ax.set_xlim(0, 1)
+    ax.set_xlabel("probability that the label is wrong")
+    return ax
+
+
+def _named(found: Audit, row: int) -> str:
+    name = f"{row}: {found.given[row]}"
+    return name if found.suggested[row] is None else f"{name} → {found.suggested[row]}"
+
+
+def scatter(found: Audit, X: Any, ax: Any = None) -> Any:
+    """All rows on the plane of their two largest components, coloured by verdict; the larger, the more probably wrong."""
+    from ._arrays import as_features
+
+    ax = _axes(ax)
+    rows = as_features(X).astype(np.float64)
+    if len(rows) != len(found):
+        raise ValueError(f"X has {len(rows)} rows, the audit is of {len(found)}")
+    centred = rows - rows.mean(axis=0)
+    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    points = np.zeros((len(rows), 2))
+    points[:, : min(2, len(sizes))] = (left * sizes)[:, :2]
+    for verdict, colour in _COLOURS.items():
+        chosen = found.verdict == verdict
+        if chosen.any():
+            ax.scatter(*points[chosen].T, color=colour, s=20 + 160 * found.p_wrong[chosen], label=verdict, alpha=0.8)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.legend()
+    return ax
+
+
+def accuracy(found: Evaluation, ax: Any = None, *, noise: str = "symmetric") -> Any:
+    """Accuracy against the level of noise, a line a method, with 95 % intervals."""
+    ax = _axes(ax)
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    if all(setting["noise"] != noise for setting in found._settings()):
+        raise ValueError(f"nothing was evaluated under {noise} noise")
+    for setting in found._settings():
+        if setting["noise"] == noise or setting["level"] == 0:
+            for method in setting["methods"]:
+                if method["accuracy"] is not None:
+                    point = (100 * setting["level"], method["accuracy"], method["ci95"] or 0)
+                    lines.setdefault(method["method"], []).append(point)
+    for method, points in lines.items():
+        levels, means, halves = zip(*sorted(points))
+        ax.errorbar(levels, means, yerr=halves, marker="o", capsize=2, label=method)
+    ax.set_xlabel(f"{noise} noise, % of labels")
+    ax.set_ylabel("accuracy, %")
+    ax.legend()
+    return ax
+
+
+def calibration(probabilities: Any, y: Any, classes: Any, ax: Any = None, *, bins: int = 10) -> Any:
+    """How often answers of a certain probability are right: a classifier that knows itself is on the diagonal."""
+    ax = _axes(ax)
+    probabilities = np.asarray(probabilities)
+    sure = probabilities.max(axis=1)
+    right = np.asarray(classes)[probabilities.argmax(axis=1)] == np.asarray(y)
+    place = np.minimum((sure * bins).astype(int), bins - 1)
+    filled = [n for n in range(bins) if (place == n).any()]
+    ax.plot([0, 1], [0, 1], color="grey", linestyle=":")
+    ax.plot([sure[place == n].mean() for n in filled], [right[place == n].mean() for n in filled], marker="o")
+    ax.set_xlabel("probability")
+    ax.set_ylabel("share that is right")
+    return ax

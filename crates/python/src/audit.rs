@@ -1,0 +1,238 @@
+//! An audit of arrays: what was found, as arrays.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
+use pyo3::prelude::*;
+use trueshot::Embeddings;
+use trueshot::audit::{self as library, Audited, Certainty, Options, Verdict};
+use trueshot::embeddings::{Features, Items};
+use trueshot::report::{self, AuditPage, AuditTable};
+
+use crate::problem::wrong;
+use crate::{memory, methods, work};
+
+/// What was found; `trueshot.Audit` wraps it.
+#[pyclass(frozen, module = "trueshot._native")]
+pub struct Audit {
+    found: Arc<library::Audit>,
+    data: Arc<Embeddings>,
+}
+
+impl Audit {
+    /// What the library found.
+    pub fn new(found: Arc<library::Audit>, data: Arc<Embeddings>) -> Self {
+        Audit { found, data }
+    }
+
+    fn column<T: numpy::Element>(&self, py: Python<'_>, of: impl Fn(&Audited) -> T) -> Py<PyArray1<T>> {
+        PyArray1::from_vec(py, self.found.items.iter().map(of).collect()).unbind()
+    }
+
+    /// For every item something about its neighbours, in a table; items with fewer are filled up.
+    fn neighbours<T: numpy::Element + Copy>(
+        &self,
+        py: Python<'_>,
+        nothing: T,
+        of: impl Fn(&library::Neighbour) -> T,
+    ) -> PyResult<Py<PyArray2<T>>> {
+        let items = &self.found.items;
+        let most = items.iter().map(|item| item.neighbours.len()).max().unwrap_or(0);
+        let row = |item: &Audited| {
+            let known: Vec<T> = item.neighbours.iter().map(&of).collect();
+            known.into_iter().chain(std::iter::repeat(nothing)).take(most).collect::<Vec<T>>()
+        };
+        let flat = PyArray1::from_vec(py, items.iter().flat_map(row).collect());
+        Ok(flat.reshape([items.len(), most])?.unbind())
+    }
+}
+
+/// Settings of an audit, checked.
+pub fn options(certainty: Option<f32>, expected_noise: Option<f64>, neighbours: usize) -> PyResult<Options> {
+    if let Some(given) = certainty.filter(|given| !(0.5..=1.0).contains(given)) {
+        return Err(wrong(format!("certainty is {given}; allowed are 0.5 to 1")));
+    }
+    if let Some(given) = expected_noise.filter(|given| !(0.0..1.0).contains(given)) {
+        return Err(wrong(format!("expected_noise is {given}; allowed is a share from 0 to below 1")));
+    }
+    let certainty = certainty.map_or_else(Certainty::default, Certainty::of_all);
+    Ok(Options { certainty, expected_noise, neighbours })
+}
+
+/// Labelled rows that the Python half has checked the form of and numbered the classes of.
+pub struct Numbered {
+    /// The rows.
+    pub features: Features,
+    /// Places in the list of classes.
+    pub labels: Vec<i64>,
+    /// The classes' names.
+    pub classes: Vec<String>,
+    /// The rows' names.
+    pub items: Option<Vec<String>>,
+}
+
+impl Numbered {
+    /// Rows, and numbers in each.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.features.rows(), self.features.dim())
+    }
+
+    /// Checks the values, on the threads of whoever calls.
+    pub fn embeddings(self) -> trueshot::Result<Embeddings> {
+        let data = Embeddings::from_numbered(self.features, self.labels, self.classes)?;
+        match self.items {
+            Some(items) => data.with_items(Items::from_names(items)),
+            None => Ok(data),
+        }
+    }
+}
+
+/// Looks through labelled rows.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
+pub fn audit(
+    py: Python<'_>,
+    features: &Bound<'_, PyAny>,
+    labels: PyReadonlyArray1<'_, i64>,
+    classes: Vec<String>,
+    items: Option<Vec<String>>,
+    confirmed: Vec<bool>,
+    certainty: Option<f32>,
+    expected_noise: Option<f64>,
+    neighbours: usize,
+    head: Option<String>,
+    threads: Option<usize>,
+) -> PyResult<Audit> {
+    let options = options(certainty, expected_noise, neighbours)?;
+    let labels = labels.as_slice()?.to_vec();
+    let rows = Numbered { features: memory::features(features)?, labels, classes, items };
+    if !confirmed.is_empty() && confirmed.len() != rows.labels.len() {
+        let (rows, entries) = (rows.labels.len(), confirmed.len());
+        return Err(wrong(format!("{rows} rows but {entries} entries in confirmed")));
+    }
+    work::on_matrix(py, threads, rows.shape(), || {
+        let head = methods::head(head.as_deref())?;
+        let data = rows.embeddings()?;
+        let found = library::audit(&data, &head, &options, &confirmed, &())?;
+        Ok(Audit::new(Arc::new(found), Arc::new(data)))
+    })
+}
+
+/// The name of a verdict.
+pub fn verdict_name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Keep => "keep",
+        Verdict::Relabel => "relabel",
+        Verdict::Outlier => "outlier",
+        Verdict::Unsure => "unsure",
+    }
+}
+
+#[pymethods]
+impl Audit {
+    fn __len__(&self) -> usize {
+        self.found.items.len()
+    }
+
+    #[getter]
+    fn p_wrong(&self, py: Python<'_>) -> Py<PyArray1<f32>> {
+        self.column(py, |item| item.p_wrong)
+    }
+
+    #[getter]
+    fn p_outlier(&self, py: Python<'_>) -> Py<PyArray1<f32>> {
+        self.column(py, |item| item.p_outlier)
+    }
+
+    #[getter]
+    fn weight(&self, py: Python<'_>) -> Py<PyArray1<f32>> {
+        self.column(py, |item| item.weight)
+    }
+
+    #[getter]
+    fn verdict(&self) -> Vec<&'static str> {
+        self.found.items.iter().map(|item| verdict_name(item.verdict)).collect()
+    }
+
+    #[getter]
+    fn suspect(&self, py: Python<'_>) -> Py<PyArray1<bool>> {
+        self.column(py, Audited::is_suspect)
+    }
+
+    /// Places of the suggested classes; -1 where nothing is suggested.
+    #[getter]
+    fn suggested(&self, py: Python<'_>) -> Py<PyArray1<i64>> {
+        let places: HashMap<&str, i64> = self.data.classes().iter().map(String::as_str).zip(0..).collect();
+        self.column(py, |item| item.suggested.as_deref().map_or(-1, |name| places[name]))
+    }
+
+    #[getter]
+    fn advice(&self) -> Vec<Option<&str>> {
+        self.found.items.iter().map(|item| item.advice.as_deref()).collect()
+    }
+
+    #[getter]
+    fn items(&self) -> Vec<&str> {
+        self.found.items.iter().map(|item| item.item.as_str()).collect()
+    }
+
+    /// Rows of those most like every item; -1 where there are no more.
+    #[getter]
+    fn neighbour_rows(&self, py: Python<'_>) -> PyResult<Py<PyArray2<i64>>> {
+        self.neighbours(py, -1, |neighbour| i64::from(neighbour.row))
+    }
+
+    #[getter]
+    fn neighbour_similarities(&self, py: Python<'_>) -> PyResult<Py<PyArray2<f32>>> {
+        self.neighbours(py, f32::NAN, |neighbour| neighbour.similarity)
+    }
+
+    /// For every item the probability of every class, and of none of them in the last column.
+    #[getter]
+    fn probabilities(&self, py: Python<'_>) -> PyResult<Py<PyArray2<f32>>> {
+        let width = self.data.classes().len() + 1;
+        let mut flat = vec![0.0; self.found.shares.len() * width];
+        for (row, shares) in flat.chunks_exact_mut(width).zip(&self.found.shares) {
+            shares.iter().for_each(|&(class, share)| row[class as usize] += share);
+        }
+        Ok(PyArray1::from_vec(py, flat).reshape([self.found.shares.len(), width])?.unbind())
+    }
+
+    #[getter]
+    fn expected_wrong(&self) -> f64 {
+        self.found.expected_wrong
+    }
+
+    #[getter]
+    fn warnings(&self) -> Vec<String> {
+        self.found.warnings.clone()
+    }
+
+    /// Places in the order of suspicion.
+    #[getter]
+    fn ranking(&self, py: Python<'_>) -> Py<PyArray1<i64>> {
+        PyArray1::from_vec(py, self.found.ranking().into_iter().map(|row| row as i64).collect()).unbind()
+    }
+
+    fn to_json(&self) -> String {
+        report::audit_json(&self.found)
+    }
+
+    fn to_csv(&self) -> String {
+        report::audit_csv(&self.found)
+    }
+
+    fn text(&self, all: bool) -> String {
+        AuditTable { audit: &self.found, all }.render()
+    }
+
+    fn page(&self, py: Python<'_>, title: &str, thumbnails: Vec<Option<String>>) -> PyResult<String> {
+        let (audit, data, thumbnails) = (&self.found, &*self.data, &thumbnails);
+        work::on_threads(py, None, || {
+            let points = library::map(data);
+            let notes = Vec::new();
+            Ok(AuditPage { title, audit, data, thumbnails, points: &points, notes }.render())
+        })
+    }
+}

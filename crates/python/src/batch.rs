@@ -1,0 +1,295 @@
+//! Many tasks at once: a table with a task a row in, a table with an answer a row out.
+//!
+//! Tasks are shared among threads and do not know of each other, so an answer depends on its own row alone, wherever
+//! an engine put it. A task that cannot be worked on has an `error` instead of an answer; only a table of another form
+//! is an exception.
+
+use std::sync::Arc;
+
+use arrow_array::builder::{
+    ArrayBuilder, BinaryBuilder, Float32Builder, Float64Builder, ListBuilder, StringBuilder,
+};
+use arrow_array::{ArrayRef, RecordBatch};
+use arrow_schema::{DataType, Field, Schema};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use rayon::prelude::*;
+use trueshot::audit::{self, Audit, Options};
+use trueshot::guard::caught;
+use trueshot::method::{NamedMethod, TrainedRelabel};
+use trueshot::predictor::{Learned, Predictor, is_large};
+use trueshot::{Embeddings, Error};
+
+use crate::capsules::{Batches, reader};
+use crate::columns::Layout;
+use crate::problem::{BROKEN, in_words, raised};
+use crate::{methods, work};
+
+/// What becomes of a task: an answer, or why there is none.
+type Outcome<T> = Result<T, String>;
+
+/// A kind of answer, as columns.
+trait Answers: Send {
+    /// What one task yields.
+    type Answer: Send;
+    /// The columns behind those that are carried through, without the error.
+    fn fields() -> Vec<Field>;
+    /// Columns of answers; nulls where there is none.
+    fn columns(answers: &[Outcome<Self::Answer>]) -> Vec<ArrayRef>;
+}
+
+/// Which columns a table's tasks are in.
+struct Columns {
+    features: String,
+    labels: String,
+    carried: Option<Vec<String>>,
+}
+
+/// Answers all tasks of a table, batch by batch.
+fn answered<A: Answers>(
+    py: Python<'_>,
+    table: &Bound<'_, PyAny>,
+    columns: Columns,
+    threads: Option<usize>,
+    answer: impl Fn(Embeddings) -> trueshot::Result<A::Answer> + Sync + Send,
+) -> PyResult<Batches> {
+    let batches = reader(table)?;
+    let schema = batches.schema();
+    let layout = Layout::of(&schema, &columns.features, &columns.labels).map_err(PyTypeError::new_err)?;
+    let carried = carried(&schema, columns.carried).map_err(PyTypeError::new_err)?;
+    let mut fields: Vec<Field> = carried.iter().map(|place| schema.field(*place).clone()).collect();
+    fields.extend(A::fields());
+    fields.push(Field::new("error", DataType::Utf8, true));
+    let output = Arc::new(Schema::new(fields));
+    let one = |support: Outcome<Embeddings>| -> Outcome<A::Answer> {
+        answer(support?).map_err(|error: Error| in_words(&error))
+    };
+    let whole = |batch: RecordBatch| {
+        let tasks = layout.columns(&batch);
+        let work = |task: usize| caught(|| one(tasks.support(task))).unwrap_or_else(|| Err(BROKEN.into()));
+        let outcomes: Vec<Outcome<A::Answer>> = (0..batch.num_rows()).into_par_iter().map(work).collect();
+        let mut columns: Vec<ArrayRef> = carried.iter().map(|place| batch.column(*place).clone()).collect();
+        columns.extend(A::columns(&outcomes));
+        columns.push(errors(&outcomes));
+        RecordBatch::try_new(output.clone(), columns)
+    };
+    let done = work::on_threads(py, threads, || {
+        Ok(batches.map(|batch| whole(batch?)).collect::<Result<Vec<RecordBatch>, _>>())
+    })?;
+    let done =
+        done.map_err(|error| PyTypeError::new_err(format!("cannot read these Arrow data: {error}")))?;
+    Ok(Batches::new(output, done))
+}
+
+/// The places of columns that are carried through: those asked for, or `task` where there is one.
+fn carried(schema: &Schema, names: Option<Vec<String>>) -> Result<Vec<usize>, String> {
+    match names {
+        None => Ok(schema.index_of("task").ok().into_iter().collect()),
+        Some(names) => {
+            let place = |name: &String| {
+                schema
+                    .index_of(name)
+                    .map_err(|_| format!("the table has no column '{name}' to carry through"))
+            };
+            names.iter().map(place).collect()
+        }
+    }
+}
+
+fn errors<T>(outcomes: &[Outcome<T>]) -> ArrayRef {
+    let mut errors = StringBuilder::new();
+    outcomes.iter().for_each(|outcome| errors.append_option(outcome.as_ref().err()));
+    Arc::new(errors.finish())
+}
+
+/// A list for every task; null where there is no answer.
+fn lists<T, B: ArrayBuilder>(
+    answers: &[Outcome<T>],
+    builder: B,
+    mut append: impl FnMut(&mut B, &T),
+) -> ArrayRef {
+    let mut lists = ListBuilder::new(builder);
+    for answer in answers {
+        if let Ok(answer) = answer {
+            append(lists.values(), answer);
+        }
+        lists.append(answer.is_ok());
+    }
+    Arc::new(lists.finish())
+}
+
+fn list_of(name: &str, kind: DataType) -> Field {
+    Field::new(name, DataType::List(Arc::new(Field::new("item", kind, true))), true)
+}
+
+struct Audits;
+
+impl Answers for Audits {
+    type Answer = Audit;
+
+    fn fields() -> Vec<Field> {
+        vec![
+            list_of("p_wrong", DataType::Float32),
+            list_of("verdict", DataType::Utf8),
+            list_of("suggested", DataType::Utf8),
+            list_of("weight", DataType::Float32),
+            Field::new("expected_wrong", DataType::Float64, true),
+        ]
+    }
+
+    fn columns(answers: &[Outcome<Audit>]) -> Vec<ArrayRef> {
+        let numbers = |of: fn(&audit::Audited) -> f32| {
+            lists(answers, Float32Builder::new(), |list, audit: &Audit| {
+                audit.items.iter().for_each(|item| list.append_value(of(item)));
+            })
+        };
+        let names = |of: fn(&audit::Audited) -> Option<&str>| {
+            lists(answers, StringBuilder::new(), |list, audit: &Audit| {
+                audit.items.iter().for_each(|item| list.append_option(of(item)));
+            })
+        };
+        let mut expected = Float64Builder::new();
+        answers.iter().for_each(|answer| {
+            expected.append_option(answer.as_ref().ok().map(|audit| audit.expected_wrong))
+        });
+        vec![
+            numbers(|item| item.p_wrong),
+            names(|item| Some(crate::audit::verdict_name(item.verdict))),
+            names(|item| item.suggested.as_deref()),
+            numbers(|item| item.weight),
+            Arc::new(expected.finish()),
+        ]
+    }
+}
+
+/// Looks through the labels of every task.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
+pub fn audit_batch(
+    py: Python<'_>,
+    table: &Bound<'_, PyAny>,
+    features: String,
+    labels: String,
+    carried: Option<Vec<String>>,
+    certainty: Option<f32>,
+    expected_noise: Option<f64>,
+    head: Option<String>,
+    threads: Option<usize>,
+) -> PyResult<Batches> {
+    // Neighbours are not among the answers.
+    let options = crate::audit::options(certainty, expected_noise, 0)?;
+    let head = methods::head(head.as_deref()).map_err(raised)?;
+    answered::<Audits>(py, table, Columns { features, labels, carried }, threads, |data| {
+        audit::audit(&data, &head, &options, &[], &())
+    })
+}
+
+/// Class names, and the bytes of a classifier's file.
+struct Classifiers;
+
+impl Answers for Classifiers {
+    type Answer = Predictor;
+
+    fn fields() -> Vec<Field> {
+        vec![list_of("classes", DataType::Utf8), Field::new("classifier", DataType::Binary, true)]
+    }
+
+    fn columns(answers: &[Outcome<Predictor>]) -> Vec<ArrayRef> {
+        let classes = lists(answers, StringBuilder::new(), |list, predictor: &Predictor| {
+            predictor.classes().iter().for_each(|class| list.append_value(class));
+        });
+        let mut files = BinaryBuilder::new();
+        answers.iter().for_each(|answer| files.append_option(answer.as_ref().ok().map(Predictor::to_bytes)));
+        vec![classes, Arc::new(files.finish())]
+    }
+}
+
+/// Builds a classifier of every task, as `trueshot fit` does.
+#[pyfunction]
+pub fn fit_batch(
+    py: Python<'_>,
+    table: &Bound<'_, PyAny>,
+    features: String,
+    labels: String,
+    carried: Option<Vec<String>>,
+    method: &str,
+    threads: Option<usize>,
+) -> PyResult<Batches> {
+    let method = methods::method(method).map_err(raised)?;
+    let head = methods::head(None).map_err(raised)?;
+    answered::<Classifiers>(py, table, Columns { features, labels, carried }, threads, |data| {
+        let found = audit::audit(&data, &head, &Options::default(), &[], &())?;
+        Predictor::fit(data, &method, Some(&found))
+    })
+}
+
+/// Class names and vectors.
+struct Vectors;
+
+impl Answers for Vectors {
+    type Answer = Learned;
+
+    fn fields() -> Vec<Field> {
+        let vector = list_of("item", DataType::Float32).data_type().clone();
+        vec![
+            list_of("classes", DataType::Utf8),
+            list_of("prototypes", vector),
+            list_of("centre", DataType::Float32),
+        ]
+    }
+
+    fn columns(answers: &[Outcome<Learned>]) -> Vec<ArrayRef> {
+        let prototypes = |learned: &Learned| {
+            learned
+                .prototypes()
+                .map(|prototypes| (prototypes.vectors.to_vec(), prototypes.centre.map(<[f32]>::to_vec)))
+        };
+        let known: Vec<_> = answers.iter().map(|answer| answer.as_ref().ok().and_then(prototypes)).collect();
+        let classes = lists(answers, StringBuilder::new(), |list, learned: &Learned| {
+            learned.classes().iter().for_each(|class| list.append_value(class));
+        });
+        let mut vectors = ListBuilder::new(ListBuilder::new(Float32Builder::new()));
+        let mut centres = ListBuilder::new(Float32Builder::new());
+        for known in &known {
+            for vector in known.iter().flat_map(|(vectors, _)| vectors) {
+                vectors.values().values().append_slice(vector);
+                vectors.values().append(true);
+            }
+            vectors.append(known.is_some());
+            let centre = known.as_ref().and_then(|(_, centre)| centre.as_deref());
+            centres.values().append_slice(centre.unwrap_or_default());
+            centres.append(centre.is_some());
+        }
+        vec![classes, Arc::new(vectors.finish()), Arc::new(centres.finish())]
+    }
+}
+
+/// One vector a class of every task, for whoever compares them elsewhere.
+#[pyfunction]
+pub fn prototypes_batch(
+    py: Python<'_>,
+    table: &Bound<'_, PyAny>,
+    features: String,
+    labels: String,
+    carried: Option<Vec<String>>,
+    method: &str,
+    threads: Option<usize>,
+) -> PyResult<Batches> {
+    let method = methods::method(method).map_err(raised)?;
+    let head = methods::head(None).map_err(raised)?;
+    answered::<Vectors>(py, table, Columns { features, labels, carried }, threads, |data| {
+        prototypes(data, &method, &head)
+    })
+}
+
+fn prototypes(data: Embeddings, method: &NamedMethod, head: &TrainedRelabel) -> trueshot::Result<Learned> {
+    let found = match is_large(data.len()) {
+        true => Some(audit::audit(&data, head, &Options::default(), &[], &())?),
+        false => None,
+    };
+    let learned = Learned::fit(data, method, found.as_ref())?;
+    match learned.prototypes() {
+        Some(_) => Ok(learned),
+        None => Err(Error::NoPrototypes { method: method.label.clone() }),
+    }
+}

@@ -1,0 +1,236 @@
+//! A classifier of a support set: quick to make, since what only some ask for (probabilities, an audit) is found out when
+//! it is asked for.
+
+use std::sync::{Arc, OnceLock};
+
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use rayon::prelude::*;
+use trueshot::Embeddings;
+use trueshot::audit as library;
+use trueshot::embeddings::Features;
+use trueshot::method::NamedMethod;
+use trueshot::predictor::{Learned, Prediction, Predictor, is_large};
+
+use crate::audit::{Audit, Numbered};
+use crate::problem::{raised, wrong};
+use crate::{memory, methods, work};
+
+/// Rows that are answered at once on one thread.
+const CHUNK: usize = 256;
+
+/// A prototype for every class, and what is subtracted from rows before they are compared.
+type PrototypeArrays = (Py<PyArray2<f32>>, Option<Py<PyArray1<f32>>>, bool);
+
+/// What a method learned; `trueshot.FewShotClassifier` wraps it.
+#[pyclass(frozen, module = "trueshot._native")]
+pub struct Classifier {
+    learned: Arc<Learned>,
+    /// What it was learned by and from; unknown of one that was read from a file.
+    origin: Option<(Arc<NamedMethod>, Arc<Embeddings>)>,
+    found: OnceLock<Arc<library::Audit>>,
+    predictor: OnceLock<Predictor>,
+}
+
+fn look_through(data: &Embeddings) -> trueshot::Result<Arc<library::Audit>> {
+    let options = library::Options::default();
+    Ok(Arc::new(library::audit(data, &*methods::head(None)?, &options, &[], &())?))
+}
+
+impl Classifier {
+    fn learned_from(data: Embeddings, method: Arc<NamedMethod>) -> trueshot::Result<Self> {
+        let data = Arc::new(data);
+        let found = OnceLock::new();
+        if is_large(data.len()) {
+            let _ = found.set(look_through(&data)?);
+        }
+        let learned = Learned::fit(data.clone(), &method, found.get().map(AsRef::as_ref))?;
+        let (learned, origin) = (Arc::new(learned), Some((method, data)));
+        Ok(Classifier { learned, origin, found, predictor: OnceLock::new() })
+    }
+
+    fn read(predictor: Predictor) -> Self {
+        let learned = predictor.learned().clone();
+        Classifier { learned, origin: None, found: OnceLock::new(), predictor: predictor.into() }
+    }
+
+    fn found(&self, data: &Embeddings) -> trueshot::Result<&Arc<library::Audit>> {
+        if let Some(found) = self.found.get() {
+            return Ok(found);
+        }
+        let found = look_through(data)?;
+        Ok(self.found.get_or_init(|| found))
+    }
+
+    /// Calibrated, as `trueshot fit` would write it.
+    fn predictor(&self) -> trueshot::Result<&Predictor> {
+        if let Some(predictor) = self.predictor.get() {
+            return Ok(predictor);
+        }
+        let (method, data) = self.origin.as_ref().expect("one that was read has its predictor");
+        let predictor = self.learned.clone().calibrated(method, Some(self.found(data)?))?;
+        Ok(self.predictor.get_or_init(|| predictor))
+    }
+
+    /// Answers about rows, some of them at once on every thread.
+    fn answers<T: Send>(
+        &self,
+        features: &Features,
+        answer: impl Fn(&[&[f32]]) -> trueshot::Result<Vec<T>> + Sync,
+    ) -> trueshot::Result<Vec<T>> {
+        features.check_finite()?;
+        let dim = features.dim();
+        let chunk = |start: usize| {
+            let rows = start..(start + CHUNK).min(features.rows());
+            let mut values = vec![0.0; rows.len() * dim];
+            rows.zip(values.chunks_exact_mut(dim)).for_each(|(row, out)| features.decode_row(row, out));
+            answer(&values.chunks_exact(dim).collect::<Vec<_>>())
+        };
+        let starts: Vec<usize> = (0..features.rows()).step_by(CHUNK).collect();
+        let parts: Vec<Vec<T>> = starts.into_par_iter().map(chunk).collect::<trueshot::Result<_>>()?;
+        Ok(parts.into_iter().flatten().collect())
+    }
+
+    fn predictions(
+        &self,
+        py: Python<'_>,
+        features: &Bound<'_, PyAny>,
+        threads: Option<usize>,
+    ) -> PyResult<Vec<Prediction>> {
+        let features = memory::features(features)?;
+        work::on_matrix(py, threads, (features.rows(), features.dim()), || {
+            let predictor = self.predictor()?;
+            self.answers(&features, |rows| predictor.predict(rows))
+        })
+    }
+}
+
+#[pymethods]
+impl Classifier {
+    /// Learns from labelled rows.
+    #[staticmethod]
+    fn fit(
+        py: Python<'_>,
+        features: &Bound<'_, PyAny>,
+        labels: PyReadonlyArray1<'_, i64>,
+        classes: Vec<String>,
+        method: &str,
+        threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let method = methods::method(method).map_err(raised)?;
+        // A copy: what is asked later must not depend on what became of the array.
+        let (features, labels) = (memory::copied_features(features)?, labels.as_slice()?.to_vec());
+        let rows = Numbered { features, labels, classes, items: None };
+        work::on_matrix(py, threads, rows.shape(), || Classifier::learned_from(rows.embeddings()?, method))
+    }
+
+    /// Reads a file of `trueshot fit`.
+    #[staticmethod]
+    fn open(py: Python<'_>, path: &str) -> PyResult<Self> {
+        Ok(Classifier::read(work::on_threads(py, None, || Predictor::open(path))?))
+    }
+
+    /// Reads the bytes of such a file.
+    #[staticmethod]
+    fn from_bytes(py: Python<'_>, bytes: Vec<u8>) -> PyResult<Self> {
+        Ok(Classifier::read(work::on_threads(py, None, || Predictor::read_bytes(bytes, "the bytes given"))?))
+    }
+
+    /// The bytes of the file that `trueshot fit` writes.
+    fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = work::on_threads(py, None, || Ok(self.predictor()?.to_bytes()))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
+        let maker = py.get_type::<Classifier>().getattr("from_bytes")?;
+        Ok((maker, (self.to_bytes(py)?,)))
+    }
+
+    #[getter]
+    fn classes(&self) -> Vec<String> {
+        self.learned.classes().to_vec()
+    }
+
+    #[getter]
+    fn dim(&self) -> usize {
+        self.learned.dim()
+    }
+
+    #[getter]
+    fn method(&self) -> String {
+        self.learned.method().to_string()
+    }
+
+    /// Places of the classes of some rows.
+    fn predict(
+        &self,
+        py: Python<'_>,
+        features: &Bound<'_, PyAny>,
+        threads: Option<usize>,
+    ) -> PyResult<Py<PyArray1<i64>>> {
+        let features = memory::features(features)?;
+        let shape = (features.rows(), features.dim());
+        let answers = work::on_matrix(py, threads, shape, || {
+            self.answers(&features, |rows| self.learned.answer(rows))
+        })?;
+        Ok(PyArray1::from_vec(py, answers.into_iter().map(i64::from).collect()).unbind())
+    }
+
+    /// Probabilities of all classes for some rows.
+    fn predict_proba(
+        &self,
+        py: Python<'_>,
+        features: &Bound<'_, PyAny>,
+        threads: Option<usize>,
+    ) -> PyResult<Py<PyArray2<f32>>> {
+        let answers = self.predictions(py, features, threads)?;
+        let shape = [answers.len(), self.learned.classes().len()];
+        let flat = answers.into_iter().flat_map(|answer| answer.probabilities).collect();
+        Ok(PyArray1::from_vec(py, flat).reshape(shape)?.unbind())
+    }
+
+    /// How strange some rows are, from 0 to 1.
+    fn unknown(
+        &self,
+        py: Python<'_>,
+        features: &Bound<'_, PyAny>,
+        threads: Option<usize>,
+    ) -> PyResult<Py<PyArray1<f32>>> {
+        let answers = self.predictions(py, features, threads)?;
+        Ok(PyArray1::from_vec(py, answers.iter().map(|answer| answer.unknown).collect()).unbind())
+    }
+
+    /// What was found in the support set.
+    fn audit(&self, py: Python<'_>, threads: Option<usize>) -> PyResult<Audit> {
+        let data = match &self.origin {
+            Some((_, data)) => data,
+            None if self.learned.support().len() < self.predictor_rows() => {
+                return Err(wrong("the file keeps only some of the rows it was learned from"));
+            }
+            None => self.learned.support(),
+        };
+        let found = work::on_threads(py, threads, || self.found(data).cloned())?;
+        Ok(Audit::new(found, data.clone()))
+    }
+
+    /// The vectors it compares with, what is subtracted before, and whether cosines are compared; none if it compares with
+    /// more than one vector a class.
+    fn prototypes(&self, py: Python<'_>) -> PyResult<Option<PrototypeArrays>> {
+        let Some(known) = self.learned.prototypes() else { return Ok(None) };
+        let flat = PyArray1::from_vec(py, known.vectors.concat());
+        let vectors = flat.reshape([known.vectors.len(), self.learned.dim()])?.unbind();
+        let centre = known.centre.map(|centre| PyArray1::from_slice(py, centre).unbind());
+        Ok(Some((vectors, centre, known.by_cosine)))
+    }
+}
+
+impl Classifier {
+    /// How many rows a file's audit is of, where it has one.
+    fn predictor_rows(&self) -> usize {
+        let audit = self.predictor.get().and_then(Predictor::audit);
+        let audit = audit.and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
+        audit.and_then(|audit| audit["items"].as_array().map(Vec::len)).unwrap_or(0)
+    }
+}

@@ -1,0 +1,11 @@
+//! The command line, for `python -m trueshot` and the console script: the same code as the program `trueshot`.
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+
+/// Runs the command with these arguments and says how it ended.
+#[pyfunction]
+pub fn main_from(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| trueshot_cli::main_from(arguments))
+}

@@ -1,0 +1,223 @@
+//! Evaluations of arrays, and the episodes behind them: those that `trueshot eval` draws for the same seed.
+
+use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use trueshot::Embeddings;
+use trueshot::episode::{EpisodeSpec, Episodes, Item, Sampler, Shots};
+use trueshot::evaluate::{self as library, Details, Experiment, Watcher};
+use trueshot::method::{NamedMethod, Registry};
+use trueshot::noise::{self, Noise, NoiseKind, NoiseLevels};
+use trueshot::report::{self, Format, Tables};
+use trueshot::rng::Urn;
+
+use crate::audit::Numbered;
+use crate::problem::{raised, wrong};
+use crate::watched::{Wire, watched};
+use crate::{memory, work};
+
+/// Labelled rows as the Python half hands them over: features, places of classes, names of classes, names of rows.
+pub type Given<'py> = (Bound<'py, PyAny>, PyReadonlyArray1<'py, i64>, Vec<String>, Option<Vec<String>>);
+
+/// Takes labelled rows.
+pub fn taken(given: Given<'_>) -> PyResult<Numbered> {
+    let (features, labels, classes, items) = given;
+    let labels = labels.as_slice()?.to_vec();
+    Ok(Numbered { features: memory::features(&features)?, labels, classes, items })
+}
+
+/// What episodes are like.
+#[derive(FromPyObject)]
+pub struct Shape {
+    ways: usize,
+    shots: (usize, usize),
+    queries: usize,
+    seed: u64,
+    noise: Vec<(String, Vec<f64>)>,
+}
+
+impl Shape {
+    fn spec(&self) -> EpisodeSpec {
+        let shots = Shots { min: self.shots.0, max: self.shots.1 };
+        EpisodeSpec { ways: self.ways, shots, queries: self.queries, seed: self.seed }
+    }
+
+    fn noise(&self) -> PyResult<Vec<Noise>> {
+        let mut all = Vec::new();
+        for (name, levels) in &self.noise {
+            let kind = NoiseKind::ALL.into_iter().find(|kind| kind.name() == name);
+            let kind = kind.ok_or_else(|| {
+                wrong(format!("unknown noise type '{name}'; known: symmetric, paired, outlier"))
+            })?;
+            let levels = levels.iter().map(|&level| Noise::new(kind, level));
+            all.push(NoiseLevels(levels.collect::<trueshot::Result<_>>().map_err(raised)?));
+        }
+        Ok(match all.is_empty() {
+            true => noise::settings(&[NoiseLevels::default()]),
+            false => noise::settings(&all),
+        })
+    }
+}
+
+fn methods(names: Vec<String>) -> PyResult<Vec<NamedMethod>> {
+    let registry = Registry::default();
+    let complete = registry.infos().iter().filter(|info| info.is_complete());
+    let names = if names.is_empty() { complete.map(|info| info.name.to_string()).collect() } else { names };
+    let mut methods: Vec<NamedMethod> = Vec::new();
+    for name in &names {
+        let method = registry.parse(name).map_err(raised)?;
+        if methods.iter().any(|earlier| earlier.label == method.label) {
+            let label = method.label;
+            return Err(wrong(format!("method '{label}' is asked for twice; name one with as=NAME")));
+        }
+        methods.push(method);
+    }
+    Ok(methods)
+}
+
+struct Progress<'a>(&'a Wire<u64>);
+
+impl Watcher for Progress<'_> {
+    fn progress(&self, done: u64) -> bool {
+        self.0.tell(done);
+        self.0.goes_on()
+    }
+}
+
+/// What an evaluation found; `trueshot.Evaluation` wraps it.
+#[pyclass(frozen, module = "trueshot._native")]
+pub struct Evaluation(library::Evaluation);
+
+/// Runs methods on episodes.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
+pub fn evaluate(
+    py: Python<'_>,
+    data: Given<'_>,
+    outliers: Option<Given<'_>>,
+    own_outliers: bool,
+    names: Vec<String>,
+    shape: Shape,
+    episodes: u64,
+    baseline: Option<String>,
+    details: (bool, bool),
+    threads: Option<usize>,
+    callback: Option<Bound<'_, PyAny>>,
+) -> PyResult<Evaluation> {
+    let methods = methods(names)?;
+    if let Some(baseline) = &baseline
+        && !methods.iter().any(|method| method.label == *baseline)
+    {
+        let known: Vec<&str> = methods.iter().map(|method| method.label.as_str()).collect();
+        return Err(wrong(format!("baseline '{baseline}' is not among the methods: {}", known.join(", "))));
+    }
+    let (spec, noise) = (shape.spec(), shape.noise()?);
+    let (data, outliers) = (taken(data)?, outliers.map(taken).transpose()?);
+    let details = Details { per_class: details.0, confusion: details.1 };
+    let baseline = baseline.as_deref().unwrap_or("protonet");
+    let run = |wire: &Wire<u64>| {
+        let data = checked(data)?;
+        let apart = outliers.map(checked).transpose()?;
+        let outliers = if own_outliers { Some(&data) } else { apart.as_ref() };
+        let sampler = Sampler::new(&data, outliers, spec, noise)?;
+        let experiment = Experiment {
+            embeddings: &data,
+            outliers,
+            episodes: &sampler,
+            count: episodes,
+            methods: &methods,
+            baseline,
+            details,
+        };
+        library::evaluate(&experiment, &Progress(wire))
+    };
+    let tell = |done: u64| callback.iter().try_for_each(|callback| callback.call1((done,)).map(drop));
+    Ok(Evaluation(watched(py, threads, run, tell)?))
+}
+
+/// Rows with their fingerprint, which results name.
+fn checked(rows: Numbered) -> trueshot::Result<Embeddings> {
+    let mut data = rows.embeddings()?;
+    data.check()?;
+    Ok(data)
+}
+
+#[pymethods]
+impl Evaluation {
+    /// The evaluation in one of the formats of `trueshot eval`.
+    fn render(&self, format: &str, significance: bool) -> PyResult<String> {
+        let format = match format {
+            "table" => Format::Table,
+            "json" => Format::Json,
+            "csv" => Format::Csv,
+            "md" => Format::Markdown,
+            "latex" => Format::Latex,
+            "html" => Format::Html,
+            other => {
+                let known = "table, json, csv, md, latex, html";
+                return Err(wrong(format!("unknown format '{other}'; known: {known}")));
+            }
+        };
+        let tables = if significance { Tables::WithSignificance } else { Tables::Usual };
+        Ok(report::evaluation(&self.0, format, tables))
+    }
+}
+
+/// Draws some episodes: of every one a dictionary of arrays.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
+pub fn sample_episodes<'py>(
+    py: Python<'py>,
+    data: Given<'_>,
+    outliers: Option<Given<'_>>,
+    own_outliers: bool,
+    shape: Shape,
+    first: u64,
+    count: u64,
+) -> PyResult<Bound<'py, PyList>> {
+    let (spec, noise) = (shape.spec(), shape.noise()?);
+    let (data, outliers) = (taken(data)?, outliers.map(taken).transpose()?);
+    let drawn = work::on_threads(py, None, || {
+        let data = data.embeddings()?;
+        let apart = outliers.map(Numbered::embeddings).transpose()?;
+        let outliers = if own_outliers { Some(&data) } else { apart.as_ref() };
+        let sampler = Sampler::new(&data, outliers, spec, noise.clone())?;
+        let mut urn = Urn::default();
+        (first..first.saturating_add(count))
+            .map(|index| sampler.draw(index, &mut urn))
+            .collect::<trueshot::Result<Vec<_>>>()
+    })?;
+    let list = PyList::empty(py);
+    for episode in drawn {
+        let entry = PyDict::new(py);
+        let classes = &episode.episode.classes;
+        let queries: Vec<i64> =
+            classes.iter().flat_map(|class| &class.queries).map(|row| i64::from(*row)).collect();
+        let truths =
+            classes.iter().zip(0i64..).flat_map(|(class, n)| std::iter::repeat_n(n, class.queries.len()));
+        entry.set_item("index", episode.episode.index)?;
+        entry.set_item("classes", numbers(py, classes.iter().map(|class| i64::from(class.class))))?;
+        entry.set_item("queries", PyArray1::from_vec(py, queries))?;
+        entry.set_item("query_labels", numbers(py, truths))?;
+        let supports = episode.supports.iter().zip(&noise).map(|(items, noise)| support(py, items, *noise));
+        entry.set_item("supports", supports.collect::<PyResult<Vec<_>>>()?)?;
+        list.append(entry)?;
+    }
+    Ok(list)
+}
+
+fn numbers<'py>(py: Python<'py>, values: impl Iterator<Item = i64>) -> Bound<'py, PyArray1<i64>> {
+    PyArray1::from_vec(py, values.collect())
+}
+
+fn support<'py>(py: Python<'py>, items: &[Item], noise: Noise) -> PyResult<Bound<'py, PyDict>> {
+    let entry = PyDict::new(py);
+    let outlier = |item: &Item| noise.kind == NoiseKind::Outlier && item.truth.is_none();
+    entry.set_item("noise", noise.kind.name())?;
+    entry.set_item("level", noise.level)?;
+    entry.set_item("rows", numbers(py, items.iter().map(|item| i64::from(item.row))))?;
+    entry.set_item("labels", numbers(py, items.iter().map(|item| i64::from(item.given))))?;
+    entry.set_item("truth", numbers(py, items.iter().map(|item| item.truth.map_or(-1, i64::from))))?;
+    entry.set_item("is_outlier", PyArray1::from_vec(py, items.iter().map(outlier).collect()))?;
+    Ok(entry)
+}

@@ -1,0 +1,44 @@
+//! Methods by name. Those that come with the library are made once: the built-in head is a megabyte to read, and an
+//! estimator is fitted in less time than that takes.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use trueshot::Result;
+use trueshot::method::{NamedMethod, Registry, TrainedRelabel};
+
+/// Texts that are remembered; whoever asks for more spellings has them made anew.
+const REMEMBERED: usize = 64;
+
+/// A method by its name and parameters, as on the command line.
+pub fn method(text: &str) -> Result<Arc<NamedMethod>> {
+    static KNOWN: Mutex<Option<HashMap<String, Arc<NamedMethod>>>> = Mutex::new(None);
+    // A file may have changed since it was read.
+    if text.contains("model=") {
+        return Ok(Arc::new(Registry::default().parse(text)?));
+    }
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.get_or_insert_default();
+    if let Some(method) = known.get(text) {
+        return Ok(method.clone());
+    }
+    let method = Arc::new(Registry::default().parse(text)?);
+    if known.len() < REMEMBERED {
+        known.insert(text.into(), method.clone());
+    }
+    Ok(method)
+}
+
+/// The head that looks through labels: one from a file, or the built-in one.
+pub fn head(path: Option<&str>) -> Result<Arc<TrainedRelabel>> {
+    static BUILT_IN: OnceLock<Arc<TrainedRelabel>> = OnceLock::new();
+    if let Some(path) = path {
+        return Ok(Arc::new(TrainedRelabel::open(Path::new(path))?));
+    }
+    if let Some(head) = BUILT_IN.get() {
+        return Ok(head.clone());
+    }
+    let head = Arc::new(TrainedRelabel::built_in()?);
+    Ok(BUILT_IN.get_or_init(|| head).clone())
+}

@@ -1,0 +1,45 @@
+//! Errors of the library as exceptions: `ValueError` for what was given wrongly, `OSError` for files,
+//! `KeyboardInterrupt` for whoever pressed Ctrl-C. The message is the library's, its hint on a line of its own.
+
+use std::io::ErrorKind;
+
+use pyo3::PyErr;
+use pyo3::exceptions::{
+    PyFileNotFoundError, PyKeyboardInterrupt, PyOSError, PyPermissionError, PyRuntimeError, PyValueError,
+};
+use trueshot::Error;
+
+/// The exception for an error.
+pub fn raised(error: Error) -> PyErr {
+    let message = in_words(&error);
+    match error {
+        Error::Interrupted => PyKeyboardInterrupt::new_err(message),
+        Error::Read { source, .. } | Error::Write { source, .. } => match source.kind() {
+            ErrorKind::NotFound => PyFileNotFoundError::new_err(message),
+            ErrorKind::PermissionDenied => PyPermissionError::new_err(message),
+            _ => PyOSError::new_err(message),
+        },
+        _ => PyValueError::new_err(message),
+    }
+}
+
+/// An error and what to do about it.
+pub fn in_words(error: &Error) -> String {
+    match error.hint() {
+        Some(hint) => format!("{error}\nhint: {hint}"),
+        None => error.to_string(),
+    }
+}
+
+/// What was given has the wrong form.
+pub fn wrong(message: impl Into<String>) -> PyErr {
+    PyValueError::new_err(message.into())
+}
+
+/// What a broken promise of our own becomes: an exception that `except Exception` catches.
+pub fn broken() -> PyErr {
+    PyRuntimeError::new_err(BROKEN)
+}
+
+/// The same in the row of a task.
+pub const BROKEN: &str = "trueshot broke a promise of its own on this input: please report it";

@@ -1,0 +1,180 @@
+//! Heads trained on arrays: the loop, the files beside the model and, for the same numbers and seed, the model's bytes are
+//! those of `trueshot train`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use toml::Table;
+use trueshot::Embeddings;
+use trueshot::method::{RelabelOptions, TranfsOptions};
+use trueshot::training::configuration;
+use trueshot::training::heads::configuration::Configuration;
+use trueshot::training::heads::{self, Bank, HeadOptions, HeadTrainee};
+use trueshot::training::{Event, Outcome, Plan, Record, Start, Watcher, train};
+
+use crate::audit::Numbered;
+use crate::evaluation::{Given, taken};
+use crate::problem::wrong;
+use crate::watched::{Wire, watched};
+
+/// The data of a run, in the order of a configuration's lists.
+type Sets<T> = [Vec<T>; 4];
+
+/// What Python hears.
+enum Told {
+    Step { done: u64, steps: u64, loss: f64 },
+    Record(Record, bool),
+    Warning(String),
+}
+
+struct Listener<'a> {
+    wire: &'a Wire<Told>,
+    steps: u64,
+}
+
+impl Watcher for Listener<'_> {
+    fn event(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Begins { steps, .. } => self.steps = *steps,
+            Event::Stepped { done, terms } => {
+                self.wire.tell(Told::Step { done: *done, steps: self.steps, loss: terms.iter().sum() });
+            }
+            Event::Recorded { record, is_best } => {
+                self.wire.tell(Told::Record((*record).clone(), *is_best));
+            }
+            Event::Warning(text) => self.wire.tell(Told::Warning(text.to_string())),
+            Event::Saved { .. } => {}
+        }
+    }
+
+    fn goes_on(&self) -> bool {
+        self.wire.goes_on()
+    }
+}
+
+/// How a run goes, apart from what is learned.
+#[derive(FromPyObject)]
+pub struct Run {
+    output: PathBuf,
+    start: String,
+    save_every: f64,
+    record_every: u64,
+    threads: Option<usize>,
+}
+
+/// Trains a head of a kind on rows. `options` is a configuration as JSON; `hear` is called with what happens.
+#[pyfunction]
+pub fn train_head<'py>(
+    py: Python<'py>,
+    kind: &str,
+    data: Sets<Given<'py>>,
+    options: &str,
+    run: Run,
+    hear: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let given: Table =
+        serde_json::from_str(options).map_err(|problem| wrong(format!("options: {problem}")))?;
+    let outcome = match kind {
+        "tranfs" => trained::<TranfsOptions>(py, Configuration::tranfs(), data, given, run, hear)?,
+        "relabel" => trained::<RelabelOptions>(py, Configuration::relabel(), data, given, run, hear)?,
+        other => return Err(wrong(format!("unknown head '{other}'; known: tranfs, relabel"))),
+    };
+    let found = PyDict::new(py);
+    found.set_item("done", outcome.done)?;
+    found.set_item("finished", outcome.finished)?;
+    found.set_item("best_step", outcome.best_step)?;
+    found.set_item("best_score", outcome.best_score)?;
+    Ok(found)
+}
+
+fn trained<M: HeadOptions + Send + Sync>(
+    py: Python<'_>,
+    defaults: Configuration<M>,
+    data: Sets<Given<'_>>,
+    given: Table,
+    run: Run,
+    hear: &Bound<'_, PyAny>,
+) -> PyResult<Outcome> {
+    let mut taken_sets: Sets<Numbered> = Default::default();
+    for (sets, given) in taken_sets.iter_mut().zip(data) {
+        *sets = given.into_iter().map(taken).collect::<PyResult<_>>()?;
+    }
+    let start = match run.start.as_str() {
+        "resume" => Start::Resume,
+        "overwrite" => Start::Overwrite,
+        _ => Start::Fresh,
+    };
+    let work = |wire: &Wire<Told>| {
+        let configuration = settled(&defaults, given, &taken_sets)?;
+        let [train_on, outliers, validation, validation_outliers] = &opened(taken_sets)?;
+        let (training, validation) = (banks(train_on, outliers), banks(validation, validation_outliers));
+        for overlap in heads::overlaps(&training, &validation) {
+            wire.tell(Told::Warning(overlap.to_string()));
+        }
+        let plan = Plan {
+            output: run.output,
+            title: format!(
+                "{}, {} steps of {} episodes",
+                M::KIND,
+                configuration.steps,
+                configuration.episodes.per_step
+            ),
+            steps: configuration.steps,
+            validate_every: configuration.validation.every,
+            record_every: run.record_every,
+            save_every: Duration::from_secs_f64(run.save_every),
+            configuration: configuration::text(&configuration),
+            identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
+        };
+        let mut trainee = HeadTrainee::new(&configuration, training, validation)?;
+        train(&mut trainee, &plan, start, &mut Listener { wire, steps: plan.steps })
+    };
+    watched(py, run.threads, work, |told| match told {
+        Told::Step { done, steps, loss } => hear.call1(("step", done, steps, loss)).map(drop),
+        Told::Record(record, is_best) => hear.call1(("record", record.line(), is_best)).map(drop),
+        Told::Warning(text) => hear.call1(("warning", text)).map(drop),
+    })
+}
+
+/// The configuration with what follows from it. Arrays have no paths, unless somebody names them; their number is what a
+/// configuration checks.
+fn settled<M: HeadOptions>(
+    defaults: &Configuration<M>,
+    given: Table,
+    sets: &Sets<Numbered>,
+) -> trueshot::Result<Configuration<M>> {
+    let mut configuration = configuration::read_table(defaults, given)?;
+    let data = &mut configuration.data;
+    let lists = [&mut data.train, &mut data.outliers, &mut data.validation, &mut data.validation_outliers];
+    for (names, sets) in lists.into_iter().zip(sets) {
+        let named = std::mem::take(names).into_iter().map(Some).chain(std::iter::repeat(None));
+        let or_else =
+            |(place, name): (usize, Option<PathBuf>)| name.unwrap_or(format!("array {place}").into());
+        *names = named.enumerate().map(or_else).take(sets.len()).collect();
+    }
+    configuration.settle(defaults);
+    let ways = configuration.episodes.ways.iter().map(|ways| ways.max).max().unwrap_or(0);
+    configuration.model = configuration.model.for_episodes(ways);
+    configuration.check()?;
+    configuration.model.check()?;
+    Ok(configuration)
+}
+
+fn opened(sets: Sets<Numbered>) -> trueshot::Result<Sets<Embeddings>> {
+    let mut opened: Sets<Embeddings> = Default::default();
+    for (opened, sets) in opened.iter_mut().zip(sets) {
+        for rows in sets {
+            let mut data = rows.embeddings()?;
+            data.check()?;
+            opened.push(data);
+        }
+    }
+    Ok(opened)
+}
+
+fn banks<'a>(data: &'a [Embeddings], outliers: &'a [Embeddings]) -> Vec<Bank<'a>> {
+    let bank = |(place, embeddings)| Bank { embeddings, outliers: outliers.get(place) };
+    data.iter().enumerate().map(bank).collect()
+}

@@ -1,0 +1,77 @@
+//! Long work that somebody watches: it runs on threads of its own, while the one that called hears of the progress, tells
+//! Python of it, and looks whether somebody pressed Ctrl-C, which Python notices on its main thread only.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use trueshot::guard::caught;
+
+use crate::problem::{broken, raised};
+use crate::work::pool;
+
+/// How long Ctrl-C may go unnoticed.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How work tells of its progress, and learns that it should stop.
+pub struct Wire<M> {
+    sender: Mutex<Sender<M>>,
+    stopped: AtomicBool,
+}
+
+impl<M> Wire<M> {
+    /// Tells something; nobody listening is fine.
+    pub fn tell(&self, message: M) {
+        if let Ok(sender) = self.sender.lock() {
+            let _ = sender.send(message);
+        }
+    }
+
+    /// Whether nobody wants it to stop.
+    pub fn goes_on(&self) -> bool {
+        !self.stopped.load(Ordering::Relaxed)
+    }
+}
+
+/// Runs work on so many threads. What `hear` raises ends it, as Ctrl-C does.
+pub fn watched<T: Send, M: Send>(
+    py: Python<'_>,
+    threads: Option<usize>,
+    work: impl FnOnce(&Wire<M>) -> trueshot::Result<T> + Send,
+    mut hear: impl FnMut(M) -> PyResult<()>,
+) -> PyResult<T> {
+    let pool = pool(threads)?;
+    let (sender, receiver) = channel();
+    let receiver = Mutex::new(receiver);
+    let wire = Wire { sender: Mutex::new(sender), stopped: AtomicBool::new(false) };
+    let done = AtomicBool::new(false);
+    let mut refused = None;
+    let outcome = std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let outcome = caught(|| pool.install(|| work(&wire)));
+            done.store(true, Ordering::Release);
+            outcome
+        });
+        loop {
+            let last = done.load(Ordering::Acquire);
+            let patience = if last { Duration::ZERO } else { PATIENCE };
+            let next = py.detach(|| receiver.lock().ok().map(|receiver| receiver.recv_timeout(patience)));
+            let told = match next {
+                Some(Ok(message)) => hear(message),
+                Some(Err(RecvTimeoutError::Timeout)) if !last => Ok(()),
+                _ => break,
+            };
+            if let Err(error) = told.and_then(|()| py.check_signals()) {
+                wire.stopped.store(true, Ordering::Relaxed);
+                refused.get_or_insert(error);
+            }
+        }
+        py.detach(|| worker.join())
+    });
+    if let Some(error) = refused {
+        return Err(error);
+    }
+    outcome.ok().flatten().ok_or_else(broken)?.map_err(raised)
+}

@@ -1,0 +1,88 @@
+//! Where work runs: on pools of our own, with the interpreter's lock released.
+//!
+//! Pools belong to a process: one that was forked off has the pool of its parent but none of its threads, and would wait
+//! for them forever. A panic ends the call, not the interpreter.
+
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use trueshot::guard::caught;
+
+use crate::problem::{broken, raised, wrong};
+
+/// More threads than this are a mistake.
+const MOST_THREADS: usize = 1024;
+
+/// Process and number of threads; 0 stands for as many as `RAYON_NUM_THREADS` or the machine say.
+type Key = (u32, usize);
+
+/// A pool of so many threads.
+pub fn pool(threads: Option<usize>) -> PyResult<Arc<ThreadPool>> {
+    let threads = checked(threads)?;
+    static POOLS: Mutex<Option<HashMap<Key, Arc<ThreadPool>>>> = Mutex::new(None);
+    let key = (std::process::id(), threads);
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let pools = pools.get_or_insert_default();
+    if let Some(pool) = pools.get(&key) {
+        return Ok(pool.clone());
+    }
+    // Dropping the pool of a parent would wait for threads that are not there.
+    let foreign: Vec<Key> = pools.keys().copied().filter(|(process, _)| *process != key.0).collect();
+    foreign.iter().for_each(|key| std::mem::forget(pools.remove(key)));
+    let built =
+        ThreadPoolBuilder::new().num_threads(threads).thread_name(|n| format!("trueshot-{n}")).build();
+    let pool = Arc::new(built.map_err(|error| wrong(format!("cannot start {threads} threads: {error}")))?);
+    pools.insert(key, pool.clone());
+    Ok(pool)
+}
+
+/// Runs work on so many threads.
+pub fn on_threads<T: Send>(
+    py: Python<'_>,
+    threads: Option<usize>,
+    work: impl FnOnce() -> trueshot::Result<T> + Send,
+) -> PyResult<T> {
+    let pool = pool(threads)?;
+    let done = py.detach(|| caught(|| pool.install(work)));
+    done.ok_or_else(broken)?.map_err(raised)
+}
+
+/// So many numbers or fewer are worked on by whoever asks: waking other threads would take longer than they could save, much
+/// longer on a machine that is busy.
+const FEW: usize = 1 << 17;
+
+/// The same for work on a matrix; a small one stays on the thread it is on, unless somebody says how many to use.
+pub fn on_matrix<T: Send>(
+    py: Python<'_>,
+    threads: Option<usize>,
+    (rows, dim): (usize, usize),
+    work: impl FnOnce() -> trueshot::Result<T> + Send,
+) -> PyResult<T> {
+    if threads.is_some() || rows.saturating_mul(dim) > FEW {
+        return on_threads(py, threads, work);
+    }
+    let here = HERE.with(|pool| pool.get_or_init(alone).clone());
+    let Some(pool) = here else { return on_threads(py, threads, work) };
+    let done = py.detach(|| caught(|| pool.install(work)));
+    done.ok_or_else(broken)?.map_err(raised)
+}
+
+thread_local! {
+    /// A pool that this thread is all of; none if it belongs to another.
+    static HERE: OnceCell<Option<Arc<ThreadPool>>> = const { OnceCell::new() };
+}
+
+fn alone() -> Option<Arc<ThreadPool>> {
+    ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().ok().map(Arc::new)
+}
+
+fn checked(threads: Option<usize>) -> PyResult<usize> {
+    match threads {
+        None => Ok(0),
+        Some(threads) if (1..=MOST_THREADS).contains(&threads) => Ok(threads),
+        Some(threads) => Err(wrong(format!("threads is {threads}; allowed are 1 to {MOST_THREADS}"))),
+    }
+}

@@ -1,0 +1,39 @@
+"""Support sets that the tests of the wheel share, and the command line they are held against."""
+
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+
+def support_set(ways=5, shots=5, dim=64, wrong=(3,), seed=0, spread=3.0):
+    """Rows around places of their own, labels as numbers, the rows in ``wrong`` filed under the next class."""
+    random = np.random.default_rng(seed)
+    truth = np.repeat(np.arange(ways), shots)
+    centres = random.normal(size=(ways, dim))
+    rows = random.normal(size=(ways * shots, dim)) + spread * centres[truth] / np.sqrt(2)
+    given = truth.copy()
+    for row in wrong:
+        given[row] = (given[row] + 1) % ways
+    return rows.astype(np.float32), given, truth
+
+
+@pytest.fixture
+def rows():
+    return support_set()
+
+
+@pytest.fixture
+def command():
+    """The command line that was built beside the wheel."""
+    program = os.environ.get("TRUESHOT_BIN")
+    if not program:
+        pytest.skip("TRUESHOT_BIN is not set")
+
+    def run(*arguments, **options):
+        done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run

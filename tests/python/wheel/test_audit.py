@@ -1,0 +1,98 @@
+"""Audits of arrays: the same as the command line's, whatever the arrays look like."""
+
+import json
+
+import numpy as np
+import pytest
+
+import trueshot as ts
+from conftest import support_set
+
+NAMES = np.array(["ant", "bee", "cow", "dog", "eel"])
+
+
+def same(one, other):
+    return one.to_json() == other.to_json()
+
+
+def test_the_wrong_label_is_found_and_the_right_one_suggested(rows):
+    X, y, truth = rows
+    found = ts.audit(X, NAMES[y])
+    assert found.ranking[0] == 3
+    assert found.verdict[3] == "relabel" and found.suggested[3] == NAMES[truth[3]]
+    assert found.suggested[0] is None
+    assert found.p_wrong.dtype == np.float32 and found.p_wrong.shape == (25,)
+    assert found.neighbours.shape == (25, 5) and found.neighbours.dtype == np.int64
+    assert 0 < found.expected_wrong < 5 and len(found) == 25
+    kept, labels = found.cleaned()
+    assert (labels == NAMES[truth[kept]]).all()
+
+
+@pytest.mark.parametrize("labels", [NAMES, np.arange(5) * 10 - 20, np.arange(5).astype(np.uint8)])
+def test_what_python_finds_is_what_the_command_line_finds(rows, labels, command, tmp_path):
+    X, y, _ = rows
+    np.savez(tmp_path / "support.npz", x=X, y=labels[y])
+    assert ts.audit(X, labels[y]).to_json() == command("audit", tmp_path / "support.npz", "--format", "json")
+    assert ts.audit(X, labels[y]).to_csv() == command("audit", tmp_path / "support.npz", "--format", "csv")
+
+
+def test_half_precision_and_large_sets_agree_with_the_command_line_too(command, tmp_path):
+    X, y, _ = support_set(ways=12, shots=20, wrong=range(0, 240, 7))
+    X = X.astype(np.float16)
+    np.savez(tmp_path / "support.npz", x=X, y=y)
+    for threads in (1, 3):
+        found = ts.audit(X, y, threads=threads).to_json()
+        assert found == command("audit", tmp_path / "support.npz", "--format", "json", "--threads", "2")
+
+
+def test_the_form_of_an_array_changes_nothing(rows):
+    X, y, _ = rows
+    plain = ts.audit(X, y)
+    wide = np.zeros((50, 128), np.float32)
+    wide[::2, ::2] = X
+    frozen = X.copy()
+    frozen.flags.writeable = False
+    for other in [
+        np.asfortranarray(X), wide[::2, ::2], X[::-1][::-1], X[:, ::-1].copy()[:, ::-1], frozen,
+        X.astype(np.float64), X.astype(">f4"), X.tolist(), X.astype(object),
+    ]:  # fmt: skip
+        assert same(plain, ts.audit(other, y))
+
+
+def test_settings_are_those_of_the_command_line(rows, command, tmp_path):
+    X, y, _ = rows
+    np.savez(tmp_path / "support.npz", x=X, y=y)
+    mine = ts.audit(X, y, certainty=0.9, expected_noise=0.3, neighbours=2)
+    theirs = command(
+        "audit", tmp_path / "support.npz", "--format", "json",
+        "--certainty", 0.9, "--expected-noise", 30, "--neighbours", 2,
+    )  # fmt: skip
+    assert mine.to_json() == theirs
+    confirmed = np.zeros(25, bool)
+    confirmed[3] = True
+    assert ts.audit(X, y, confirmed=confirmed).verdict[3] == "keep"
+
+
+def test_an_audit_is_a_data_frame_a_dictionary_and_a_page(rows):
+    pandas = pytest.importorskip("pandas")
+    X, y, _ = rows
+    items = [f"photo {row}.jpg" for row in range(25)]
+    found = ts.audit(X, NAMES[y], items=items, pictures=[np.full((8, 8, 3), 10 * row, np.uint8) for row in range(25)])
+    frame = found.to_pandas()
+    assert isinstance(frame, pandas.DataFrame) and len(frame) == 25
+    assert frame["suggested"][3] == found.suggested[3]
+    assert found.to_dict()["items"][3]["item"] == "photo 3.jpg"
+    assert found.to_dict() == json.loads(found.to_json())
+    page = found._repr_html_()
+    assert page.startswith("<iframe") and page.count("data:image/png;base64") >= 25
+    assert "<script" in found.to_html() and "ant" in str(found)
+
+
+def test_labels_keep_their_type(rows):
+    X, y, truth = rows
+    assert ts.audit(X, y).suggested[3] == truth[3]
+    assert ts.audit(X, y.astype(float)).suggested[3] == float(truth[3])
+    assert ts.audit(X, NAMES[y].astype("S3")).suggested[3] == bytes(NAMES[truth[3]], "ascii")
+    assert ts.audit(X, NAMES[y].astype(object)).suggested[3] == NAMES[truth[3]]
+    pandas = pytest.importorskip("pandas")
+    assert ts.audit(pandas.DataFrame(X), pandas.Series(NAMES[y]).astype("category")).suggested[3] == NAMES[truth[3]]

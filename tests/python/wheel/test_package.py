@@ -1,0 +1,99 @@
+"""The package as such: documentation, types, plots, and the command line inside it."""
+
+import doctest
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trueshot as ts
+from conftest import support_set
+
+NEEDS = {"easyfsl": "torch", "plot": "matplotlib", "_batches": "pyarrow", "ray": "ray", "spark": "pyspark"}
+MODULES = sorted(module.name for module in pkgutil.iter_modules(ts.__path__) if module.name not in ("_native", "__main__"))
+
+
+@pytest.mark.parametrize("name", ["", *MODULES])
+def test_the_examples_in_the_documentation_are_true(name):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    module = importlib.import_module(f"trueshot.{name}".rstrip("."))
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_lines_in_the_book_run(tmp_path):
+    run = Path(__file__).parent / "readme.py"
+    page = Path(__file__).parents[3] / "docs" / "python.md"
+    done = subprocess.run([sys.executable, run, page], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in ts.__all__:
+        assert getattr(ts, name) is not None
+        assert name == "__version__" or getattr(ts, name).__doc__
+
+
+def test_importing_it_imports_nothing_large():
+    program = "import sys, trueshot; print([m for m in ('sklearn', 'pandas', 'torch', 'pyarrow', 'scipy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_command_line_is_inside(tmp_path):
+    def run(*arguments):
+        return subprocess.run([sys.executable, "-m", "trueshot", *map(str, arguments)], capture_output=True, text=True)
+
+    assert ts.__version__ in run("--version").stdout
+    X, y, _ = support_set()
+    np.savez(tmp_path / "support.npz", x=X, y=y)
+    done = run("audit", tmp_path / "support.npz", "--format", "json")
+    assert done.returncode == 0 and done.stdout == ts.audit(X, y).to_json()
+    assert run("audit", tmp_path / "support.npz", "--check").returncode == 3
+    assert run("audit", tmp_path / "nowhere.npz").returncode == 1
+    wrong = run("adit")
+    assert wrong.returncode == 2 and "audit" in wrong.stderr
+
+
+def test_the_drawings_of_the_demo_are_left_out_and_it_says_where_they_are(tmp_path):
+    command = [sys.executable, "-m", "trueshot", "demo", "--episodes", "10", "-o", tmp_path / "report.html"]
+    without = {name: value for name, value in os.environ.items() if name != "TRUESHOT_ASSETS"}
+    done = subprocess.run(command, env=without, capture_output=True, text=True)
+    assert done.returncode == 1 and "assets" in done.stderr and "TRUESHOT_ASSETS" in done.stderr
+    folder = str(Path(__file__).parents[3] / "assets")
+    done = subprocess.run(command, env={**without, "TRUESHOT_ASSETS": folder}, capture_output=True, text=True)
+    assert done.returncode == 0 and (tmp_path / "report.html").exists(), done.stderr
+
+
+def test_plots_are_drawn_on_the_axes_given():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    X, y, truth = support_set(ways=6, shots=40, wrong=(3, 50))
+    found = ts.audit(X, y)
+    figure, axes = pyplot.subplots(2, 2)
+    assert ts.plot.suspects(found, axes[0, 0], most=5) is axes[0, 0] and len(axes[0, 0].patches) == 5
+    ts.plot.scatter(found, X, axes[0, 1])
+    evaluation = ts.evaluate(X, y, methods=["protonet", "median"], episodes=100)
+    ts.plot.accuracy(evaluation, axes[1, 0])
+    assert len(axes[1, 0].get_legend().get_texts()) == 2
+    clf = ts.FewShotClassifier("median").fit(X[::8], y[::8])
+    ts.plot.calibration(clf.predict_proba(X), truth, clf.classes_, axes[1, 1])
+    figure.canvas.draw()
+    pyplot.close(figure)
+    with pytest.raises(ValueError, match="paired"):
+        ts.plot.accuracy(evaluation, noise="paired")
+
+
+def test_the_types_are_those_of_the_stubs():
+    pytest.importorskip("mypy")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy.stubtest", "trueshot._native", "--ignore-missing-stub"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
