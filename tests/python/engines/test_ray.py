@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 # A cluster of our own that talks to nobody but itself. Clusters as on a laptop (the fourth setting) keep to the loopback
-# address; otherwise Ray takes 127.0.0.1 for the machine's name outside.
+# address; otherwise Ray takes 127.0.0.1 for the machine's name outside. Workers are not to wait for a busy machine to be idle.
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_worker_niceness="0")
 os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
 ray = pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
