@@ -8,7 +8,7 @@ Needs the wheel and what tests/python/engines/requirements.txt names in the inte
 Every run is a process of its own that starts its engine, lets it do something small so that workers are there, and then
 measures reading, auditing and collecting the answers. The ways take turns, so that whatever else the machine does falls
 on all of them; medians over the rounds. Meanwhile the memory of the process and all it started is looked at: *anonymous* is what
-a process allocated for itself, *shared* is Ray's object store. The answers of all ways must be the same bytes.
+a process allocated for itself, shared is Ray's object store. The answers of all ways must be the same bytes.
 """
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def one_process(folder: str, cores: int):
     def audit():
         # A stream of batches: the next ones are read while these are worked on.
         files = pyarrow.dataset.dataset(folder, format="parquet")
-        return pa.table(ts.audit_batch(files.scanner(batch_size=250).to_reader(), threads=cores))
+        stream = files.scanner(batch_size=250, batch_readahead=4, fragment_readahead=2).to_reader()
+        return pa.table(ts.audit_batch(stream, threads=cores))
 
     ts.audit_batch(pyarrow.dataset.dataset(folder, format="parquet").head(1))
     return audit, lambda: None
@@ -173,8 +174,8 @@ def processor_seconds() -> float:
 
 
 KINDS = [
-    ("CoarseGrainedExecutorBackend", "executor (Java)"), ("java", "driver (Java)"), ("pyspark", "Python worker"),
-    ("ray::Map", "actor"), ("ray::_", "actor"), ("raylet", "raylet"), ("gcs_server", "head service"),
+    ("ray::MapWorker", "an actor"), ("CoarseGrainedExecutorBackend", "an executor (Java)"), ("org.apache.spark", "driver (Java)"),
+    ("pyspark.daemon", "a Python worker"),
 ]  # fmt: skip
 
 
@@ -208,8 +209,8 @@ def watch(root: int, peaks: dict, done: threading.Event) -> None:
             name = kind(process, root)
             if name:
                 peaks[name] = max(peaks.get(name, 0.0), used[0])
-        peaks["all, anonymous"] = max(peaks.get("all, anonymous", 0.0), sums[0])
-        peaks["shared"] = max(peaks.get("shared", 0.0), sums[1])
+        peaks["all processes"] = max(peaks.get("all processes", 0.0), sums[0])
+        peaks["shared memory"] = max(peaks.get("shared memory", 0.0), sums[1])
 
 
 def run(engine: str, arguments: argparse.Namespace) -> dict:
@@ -272,7 +273,7 @@ changes. The answers of all three are the same bytes.
 
 {report.table(head, times)}
 
-What the processes allocated at most, in MB; *shared* is Ray's object store.
+What the processes allocated at most, in MB; shared memory is Ray's object store.
 
 {report.table(["", "process", "MB"], peaks, left=2)}
 
