@@ -19,6 +19,7 @@ from . import _batches
 
 try:
     import pyarrow
+    import pyarrow.compute
     import ray
     from ray.data import ActorPoolStrategy, Dataset
 except ImportError as missing:
@@ -107,7 +108,8 @@ class _Worker:
         self._options = options
 
     def __call__(self, tasks: pyarrow.Table) -> pyarrow.Table:
-        return pyarrow.table(self._work(_as_lists(tasks), **self._options))
+        tasks = _as_lists(tasks, [self._options["features"], self._options["labels"]])
+        return pyarrow.table(self._work(tasks, **self._options))
 
 
 def _spread(
@@ -147,11 +149,13 @@ def _pool(actors: int | tuple[int, int] | None, threads: int) -> ActorPoolStrate
     return ActorPoolStrategy(min_size=least, max_size=most)
 
 
-def _as_lists(tasks: pyarrow.Table) -> pyarrow.Table:
+def _as_lists(tasks: pyarrow.Table, names: Sequence[str]) -> pyarrow.Table:
     """Ray's tensors of varying shapes as the lists of numbers they are stored in; a task's labels tell its rows."""
-    for place, field in enumerate(tasks.schema):
-        if isinstance(field.type, pyarrow.BaseExtensionType) and pyarrow.types.is_struct(field.type.storage_type):
-            numbers = [chunk.storage.field("data") for chunk in tasks.column(place).chunks]
-            kind = field.type.storage_type.field("data").type
-            tasks = tasks.set_column(place, field.name, pyarrow.chunked_array(numbers, kind))
+    for name in names:
+        place = tasks.schema.get_field_index(name)
+        kind = tasks.schema.field(place).type if place >= 0 else None
+        if isinstance(kind, pyarrow.BaseExtensionType) and pyarrow.types.is_struct(kind.storage_type):
+            numbers = [pyarrow.compute.struct_field(chunk.storage, "data") for chunk in tasks.column(place).chunks]
+            lists = pyarrow.chunked_array(numbers, kind.storage_type.field("data").type)
+            tasks = tasks.set_column(place, name, lists)
     return tasks
