@@ -1,6 +1,8 @@
 from . import easyfsl as easyfsl
 from . import estimators as estimators
 from . import plot as plot
+from . import ray as ray
+from . import spark as spark
 from ._audit import Audit as Audit
 from ._audit import audit as audit
 from ._batches import audit_batch as audit_batch

@@ -1,0 +1,161 @@
+"""Tasks by the million on Ray Data: a dataset with a task a row in, a dataset with an answer a row out.
+
+>>> import ray, trueshot as ts                                                      # doctest: +SKIP
+>>> ts.ray.audit(ray.data.read_parquet("tasks/")).write_parquet("audited/")         # doctest: +SKIP
+
+Every actor looks through whole blocks where they lie, by the functions of :mod:`trueshot` that take tables; this module says
+only how they are spread. Tasks do not know of each other, so the answers are those of one process, bit for bit, in whatever
+blocks and on whatever node; a block whose actor died is worked on again, and its rows are there once. The wheel must be
+installed on every node.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from . import _batches
+
+try:
+    import pyarrow
+    import pyarrow.compute
+    import ray
+    from ray.data import ActorPoolStrategy, Dataset
+except ImportError as missing:
+    raise ImportError(f"trueshot.ray needs Ray Data and pyarrow ({missing}); hint: pip install 'trueshot[ray]'") from missing
+
+__all__ = ["audit", "fit", "prototypes"]
+
+
+def audit(
+    ds: Dataset,
+    *,
+    features: str = "features",
+    labels: str = "labels",
+    carry: Sequence[str] | None = None,
+    certainty: float | None = None,
+    expected_noise: float | None = None,
+    head: str | os.PathLike[str] | None = None,
+    threads: int = 1,
+    actors: int | tuple[int, int] | None = None,
+    batch_size: int | None = None,
+    **actor_options: Any,
+) -> Dataset:
+    """Looks through the labels of many support sets, one a row: :func:`trueshot.audit_batch`, spread over a cluster.
+
+    Parameters
+    ----------
+    ds : ray.data.Dataset
+        One row a task. ``features`` and ``labels`` are lists as :func:`trueshot.audit_batch` takes them, or Ray's tensors.
+    features, labels, carry, certainty, expected_noise, head :
+        As in :func:`trueshot.audit_batch`. The file of a ``head`` must be at the same path on every node.
+    threads : threads, and cores, of an actor
+    actors : how many actors, or the least and the most; from one up to one a core of the cluster if not given
+    batch_size : tasks of a call; a whole block if not given, which copies nothing
+    actor_options :
+        Go to :meth:`ray.data.Dataset.map_batches`: ``memory``, ``runtime_env``, ..
+
+    Returns
+    -------
+    ray.data.Dataset
+        The columns of :func:`trueshot.audit_batch`. Nothing is worked on before it is consumed.
+    """
+    options = dict(certainty=certainty, expected_noise=expected_noise, head=None if head is None else os.fspath(head))
+    options |= dict(features=features, labels=labels, carry=carry, threads=threads)
+    return _spread(ds, _batches.audit_batch, options, actors, batch_size, actor_options)
+
+
+def fit(
+    ds: Dataset,
+    *,
+    method: str = "relabel",
+    features: str = "features",
+    labels: str = "labels",
+    carry: Sequence[str] | None = None,
+    threads: int = 1,
+    actors: int | tuple[int, int] | None = None,
+    batch_size: int | None = None,
+    **actor_options: Any,
+) -> Dataset:
+    """Builds a classifier of every support set: :func:`trueshot.fit_batch`, spread over a cluster as :func:`audit` is."""
+    options = dict(method=method, features=features, labels=labels, carry=carry, threads=threads)
+    return _spread(ds, _batches.fit_batch, options, actors, batch_size, actor_options)
+
+
+def prototypes(
+    ds: Dataset,
+    *,
+    method: str = "relabel",
+    features: str = "features",
+    labels: str = "labels",
+    carry: Sequence[str] | None = None,
+    threads: int = 1,
+    actors: int | tuple[int, int] | None = None,
+    batch_size: int | None = None,
+    **actor_options: Any,
+) -> Dataset:
+    """One vector a class of every support set: :func:`trueshot.prototypes_batch`, spread over a cluster as :func:`audit` is."""
+    options = dict(method=method, features=features, labels=labels, carry=carry, threads=threads)
+    return _spread(ds, _batches.prototypes_batch, options, actors, batch_size, actor_options)
+
+
+class _Worker:
+    """What an actor is: a function on tables with its options."""
+
+    def __init__(self, work: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        self._work = work
+        self._options = options
+
+    def __call__(self, tasks: pyarrow.Table) -> pyarrow.Table:
+        tasks = _as_lists(tasks, [self._options["features"], self._options["labels"]])
+        return pyarrow.table(self._work(tasks, **self._options))
+
+
+def _spread(
+    ds: Dataset,
+    work: Callable[..., Any],
+    options: Mapping[str, Any],
+    actors: int | tuple[int, int] | None,
+    batch_size: int | None,
+    actor_options: Mapping[str, Any],
+) -> Dataset:
+    if not isinstance(ds, Dataset):
+        raise TypeError(f"ds must be a ray.data.Dataset, got {type(ds).__name__}")
+    if options["threads"] < 1:
+        raise ValueError(f"threads is {options['threads']}; an actor needs at least 1")
+    worker = _Worker(work, options)
+    known = ds.schema(fetch_if_missing=False)
+    if known is not None and isinstance(known.base_schema, pyarrow.Schema):
+        # A table without rows: wrong columns and options are refused here, not on a node an hour later.
+        worker(known.base_schema.empty_table())
+    return ds.map_batches(
+        _Worker,
+        fn_constructor_args=(work, options),
+        batch_format="pyarrow",
+        batch_size=batch_size,
+        zero_copy_batch=True,
+        compute=_pool(actors, options["threads"]),
+        **{"num_cpus": options["threads"], **actor_options},
+    )
+
+
+def _pool(actors: int | tuple[int, int] | None, threads: int) -> ActorPoolStrategy:
+    if isinstance(actors, int):
+        return ActorPoolStrategy(size=actors)
+    if actors is None:
+        actors = (1, max(1, int(ray.cluster_resources().get("CPU", 1)) // threads))
+    least, most = actors
+    return ActorPoolStrategy(min_size=least, max_size=most)
+
+
+def _as_lists(tasks: pyarrow.Table, names: Sequence[str]) -> pyarrow.Table:
+    """Ray's tensors of varying shapes as the lists of numbers they are stored in; a task's labels tell its rows."""
+    for name in names:
+        place = tasks.schema.get_field_index(name)
+        kind = tasks.schema.field(place).type if place >= 0 else None
+        if isinstance(kind, pyarrow.BaseExtensionType) and pyarrow.types.is_struct(kind.storage_type):
+            numbers = [pyarrow.compute.struct_field(chunk.storage, "data") for chunk in tasks.column(place).chunks]
+            lists = pyarrow.chunked_array(numbers, kind.storage_type.field("data").type)
+            tasks = tasks.set_column(place, name, lists)
+    return tasks

@@ -1,0 +1,223 @@
+"""Tasks by the million on Spark: a data frame with a task a row, or a sample a row, in; one with the answers out.
+
+>>> import trueshot as ts                                                           # doctest: +SKIP
+>>> ts.spark.audit(spark.read.parquet("tasks/")).write.parquet("audited/")          # doctest: +SKIP
+>>> ts.spark.audit_samples(spark.read.parquet("samples/"), order="id").show()       # doctest: +SKIP
+
+Executors hand Arrow batches to the functions of :mod:`trueshot` that take tables; this module says only how they are spread, and
+what Spark is to call the results. Tasks do not know of each other, so the answers are those of one process, bit for bit, in
+whatever partitions; a partition whose worker died is worked on again, and its rows are there once. The wheel must be
+installed wherever executors run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from . import _batches
+
+try:
+    import pyarrow
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import ArrayType, BinaryType, DoubleType, FloatType, StringType, StructField, StructType
+except ImportError as missing:
+    raise ImportError(f"trueshot.spark needs PySpark and pyarrow ({missing}); hint: pip install 'trueshot[spark]'") from missing
+
+__all__ = ["audit", "audit_samples", "fit", "prototypes"]
+
+
+def _columns(**kinds: Any) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in kinds.items()])
+
+
+_NUMBERS, _NAMES = ArrayType(FloatType()), ArrayType(StringType())
+_AUDITS = _columns(
+    p_wrong=_NUMBERS, verdict=_NAMES, suggested=_NAMES, weight=_NUMBERS, expected_wrong=DoubleType(), error=StringType()
+)
+_SAMPLES = _columns(p_wrong=FloatType(), verdict=StringType(), suggested=StringType(), weight=FloatType(), error=StringType())
+_SAMPLE_COLUMNS = to_arrow_schema(_SAMPLES)
+_CLASSIFIERS = _columns(classes=_NAMES, classifier=BinaryType(), error=StringType())
+_VECTORS = _columns(classes=_NAMES, prototypes=ArrayType(_NUMBERS), centre=_NUMBERS, error=StringType())
+
+
+def audit(
+    df: Any,
+    *,
+    features: str = "features",
+    labels: str = "labels",
+    carry: Sequence[str] | None = None,
+    certainty: float | None = None,
+    expected_noise: float | None = None,
+    head: str | os.PathLike[str] | None = None,
+    threads: int = 1,
+) -> Any:
+    """Looks through the labels of many support sets, one a row: :func:`trueshot.audit_batch`, spread over executors.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+        One row a task. ``features`` is an array of arrays of float or double, or one array of all numbers of a task;
+        ``labels`` an array of strings or whole numbers.
+    features, labels, carry, certainty, expected_noise, head :
+        As in :func:`trueshot.audit_batch`. The file of a ``head`` must be at the same path wherever executors run.
+    threads : threads of a Spark task; give it as many cores by ``spark.task.cpus``
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        The columns of :func:`trueshot.audit_batch`. Nothing is worked on before it is asked for.
+    """
+    options = _audit_options(certainty, expected_noise, head, threads)
+    return _spread(df, _batches.audit_batch, features, labels, carry, options, _AUDITS)
+
+
+def fit(
+    df: Any,
+    *,
+    method: str = "relabel",
+    features: str = "features",
+    labels: str = "labels",
+    carry: Sequence[str] | None = None,
+    threads: int = 1,
+) -> Any:
+    """Builds a classifier of every support set: :func:`trueshot.fit_batch`, spread over executors as :func:`audit` is."""
+    return _spread(df, _batches.fit_batch, features, labels, carry, {"method": method, "threads": threads}, _CLASSIFIERS)
+
+
+def prototypes(
+    df: Any,
+    *,
+    method: str = "relabel",
+    features: str = "features",
+    labels: str = "labels",
+    carry: Sequence[str] | None = None,
+    threads: int = 1,
+) -> Any:
+    """One vector a class of every support set: :func:`trueshot.prototypes_batch`, spread over executors as :func:`audit` is."""
+    return _spread(df, _batches.prototypes_batch, features, labels, carry, {"method": method, "threads": threads}, _VECTORS)
+
+
+def audit_samples(
+    df: Any,
+    *,
+    task: str = "task",
+    features: str = "features",
+    label: str = "label",
+    order: str | None = None,
+    carry: Sequence[str] | None = None,
+    certainty: float | None = None,
+    expected_noise: float | None = None,
+    head: str | os.PathLike[str] | None = None,
+    threads: int = 1,
+) -> Any:
+    """Looks through the labels of samples that lie in rows of their own: those of a task are brought together by a shuffle.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+        One row a sample. ``features`` is an array of float or double, ``label`` a string or a whole number.
+    task : column that says which samples belong together
+    order : column that puts the samples of a task in order
+        A shuffle does not keep the order of rows, and sums taken in another order may differ in their last bit. With a column
+        to sort by, unique within a task, results are the same bytes every time.
+    carry : columns that go through unchanged; ``task`` and ``order`` if not given
+    certainty, expected_noise, head, threads :
+        As in :func:`audit`.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        ``p_wrong``, ``verdict``, ``suggested`` and ``weight`` of every sample; ``error`` in all samples of a task that could not
+        be worked on.
+    """
+    keys = [task] if order is None else [task, order]
+    options = _audit_options(certainty, expected_noise, head, threads)
+    carried = keys if carry is None else _batches._carried(carry)
+    chosen = _chosen(df, [*keys, features, label, *carried])
+
+    def answers(samples: pyarrow.Table) -> pyarrow.Table:
+        return _batches.audit_batch(_gathered(samples, features, label), **options)
+
+    def answered(key: tuple[pyarrow.Scalar, ...], samples: pyarrow.Table) -> pyarrow.Table:
+        samples = samples if order is None else samples.sort_by(order)
+        found = None if not key[0].is_valid else pyarrow.table(answers(samples))
+        return _with_answers(samples.select(carried), found)
+
+    answers(to_arrow_schema(chosen.schema).empty_table())
+    return chosen.groupBy(task).applyInArrow(answered, _schema(df, carried, _SAMPLES))
+
+
+def _audit_options(
+    certainty: float | None, expected_noise: float | None, head: str | os.PathLike[str] | None, threads: int
+) -> dict[str, Any]:
+    head = None if head is None else os.fspath(head)
+    return {"certainty": certainty, "expected_noise": expected_noise, "head": head, "threads": threads}
+
+
+def _spread(
+    df: Any,
+    work: Callable[..., Any],
+    features: str,
+    labels: str,
+    carry: Sequence[str] | None,
+    options: Mapping[str, Any],
+    answers: StructType,
+) -> Any:
+    carried = _batches._carried(carry)
+    if carried is None:
+        carried = [name for name in _names(df) if name == "task"]
+    chosen = _chosen(df, [features, labels, *carried])
+
+    def answered(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        for batch in batches:
+            found = work(batch, features=features, labels=labels, carry=carried, **options)
+            yield from pyarrow.table(found).to_batches()
+
+    # A batch without rows: wrong columns and options are refused here, not on an executor an hour later.
+    list(answered(iter([pyarrow.RecordBatch.from_pylist([], to_arrow_schema(chosen.schema))])))
+    return chosen.mapInArrow(answered, _schema(df, carried, answers))
+
+
+def _names(df: Any) -> list[str]:
+    if not hasattr(df, "mapInArrow"):
+        raise TypeError(f"df must be a pyspark.sql.DataFrame, got {type(df).__name__}")
+    return list(df.columns)
+
+
+def _chosen(df: Any, wanted: Sequence[str]) -> Any:
+    """Only the columns that are needed, each once."""
+    known = _names(df)
+    for name in wanted:
+        if name not in known:
+            raise TypeError(f"the data frame has no column '{name}'; it has: {', '.join(known)}")
+    return df.select(*dict.fromkeys(wanted))
+
+
+def _schema(df: Any, carried: Sequence[str], answers: StructType) -> StructType:
+    return StructType([df.schema[name] for name in carried] + answers.fields)
+
+
+def _gathered(samples: pyarrow.Table, features: str, label: str) -> pyarrow.Table:
+    """All samples as one task, in a table of one row."""
+
+    def as_list(name: str) -> pyarrow.Array:
+        values = samples[name].combine_chunks()
+        return pyarrow.LargeListArray.from_arrays([0, len(values)], values)
+
+    return pyarrow.table({"features": as_list(features), "labels": as_list(label)})
+
+
+def _with_answers(carried: pyarrow.Table, found: pyarrow.Table | None) -> pyarrow.Table:
+    """The answers of a task beside its samples; no answers stand for samples of no task."""
+    error = "the task is null" if found is None else found["error"][0].as_py()
+    for field in _SAMPLE_COLUMNS:
+        if field.name == "error":
+            column = pyarrow.repeat(pyarrow.scalar(error, field.type), len(carried))
+        elif error is not None:
+            column = pyarrow.nulls(len(carried), field.type)
+        else:
+            column = found[field.name].combine_chunks().flatten()
+        carried = carried.append_column(field.name, column)
+    return carried

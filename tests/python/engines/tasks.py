@@ -1,0 +1,70 @@
+"""Tasks of many shapes for the engines, what one process says about them, and how a process stumbles on its first try.
+
+The features are made so that some labels are wrong and found. Among the tasks are broken ones: they must come back as rows
+with an error, wherever they went.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+import trueshot as ts
+
+TASKS = 120
+DIM = 32
+BROKEN = {17: "feature in row 1, column 3 is NaN", 58: "rows of features but", 99: "the labels are null"}
+NAMES = np.array(["ant", "bee", "cow", "dog", "eel"])
+
+
+def task(number: int) -> tuple[list, list | None]:
+    """Features and labels of one task; the second label is another class's."""
+    random = np.random.default_rng(number)
+    ways, shots = 2 + number % 4, 2 + number % 5
+    truth = np.repeat(np.arange(ways), shots)
+    rows = random.normal(size=(len(truth), DIM)) + 2 * random.normal(size=(ways, DIM))[truth]
+    given = truth.copy()
+    given[1] = (given[1] + 1) % ways
+    rows, names = rows.astype(np.float32).tolist(), NAMES[given].tolist()
+    if number == 17:
+        rows[1][3] = float("nan")
+    return rows, {58: names[1:], 99: None}.get(number, names)
+
+
+def table() -> pa.Table:
+    made = [task(number) for number in range(TASKS)]
+    return pa.table(
+        {
+            "task": pa.array([f"task {number:03}" for number in range(TASKS)]),
+            "features": pa.array([rows for rows, _ in made], pa.list_(pa.list_(pa.float32(), DIM))),
+            "labels": pa.array([names for _, names in made], pa.list_(pa.string())),
+            "shard": pa.array(range(TASKS), pa.int64()),
+        }
+    )
+
+
+def write(folder: Path, files: int = 8) -> str:
+    """The tasks as Parquet files, a few in each."""
+    whole = table()
+    size = -(-TASKS // files)
+    for number in range(files):
+        parquet.write_table(whole.slice(number * size, size), folder / f"{number}.parquet")
+    return str(folder)
+
+
+def check(found: pa.Table, wanted: pa.Table | None = None, by: str = "task") -> None:
+    """Every task once, to the bit what one process finds; broken ones with their errors."""
+    wanted = pa.table(ts.audit_batch(table())) if wanted is None else wanted
+    found = found.sort_by(by)
+    assert found[by].to_pylist() == wanted[by].to_pylist()
+    assert found.cast(wanted.schema).combine_chunks().equals(wanted.combine_chunks())
+
+
+def check_errors(found: pa.Table) -> None:
+    errors = {row["task"]: row["error"] for row in found.to_pylist() if row["error"] is not None}
+    assert sorted(errors) == [f"task {number:03}" for number in BROKEN]
+    for number, said in BROKEN.items():
+        assert said in errors[f"task {number:03}"]
