@@ -62,14 +62,13 @@ def column_names(X: Any) -> np.ndarray | None:
     texts = [isinstance(name, str) for name in names]
     if names and all(texts):
         return np.array(names, dtype=object)
+    if any(texts) and HAS_SKLEARN:
+        from sklearn.utils.validation import _get_feature_names
+
+        _get_feature_names(X)
     if any(texts):
-        raise TypeError(
-            "Feature names are only supported if all input features have string names, but your input has "
-            f"{sorted({type(name).__name__ for name in names})} as feature name / column name types. If you want "
-            "feature names to be stored and validated, you must convert them all to strings, by using "
-            "X.columns = X.columns.astype(str) for example. Otherwise you can remove feature / column names from "
-            "your input data, or convert them all to a non-string data type."
-        )
+        kinds = sorted({type(name).__name__ for name in names})
+        raise TypeError(f"X has columns with names of types {kinds}: make all of them str, or none")
     return None
 
 

@@ -128,10 +128,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
     def _model_of_fit(self) -> Any:
         if not hasattr(self, "_model"):
-            raise NotFittedError(
-                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with appropriate arguments "
-                "before using this estimator."
-            )
+            raise NotFittedError(f"this {type(self).__name__} has not learned anything yet: call fit(X, y) first")
         return self._model
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -194,7 +191,7 @@ class LabelAuditor(OutlierMixin, BaseEstimator):
     def audit_(self) -> Audit:
         """Everything that was found."""
         if not hasattr(self, "_audit"):
-            raise NotFittedError(f"This {type(self).__name__} instance is not fitted yet. Call 'fit' first.")
+            raise NotFittedError(f"this {type(self).__name__} has not looked at anything yet: call fit(X, y) first")
         return self._audit
 
     @property
