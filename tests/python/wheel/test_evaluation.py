@@ -183,7 +183,9 @@ def test_training_refuses_what_makes_no_sense_and_can_be_stopped(bank, tmp_path)
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
 def test_ctrl_c_ends_it():
     program = (
-        "import numpy as np, trueshot as ts\n"
+        "import signal, numpy as np, trueshot as ts\n"
+        # Whoever runs the tests in the background has it ignored, which children inherit.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "y = np.repeat(np.arange(8), 60)\n"
         "X = np.random.default_rng(0).normal(size=(480, 64))\n"
         "try:\n"
@@ -194,5 +196,8 @@ def test_ctrl_c_ends_it():
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "going\n"
     child.send_signal(signal.SIGINT)
-    output, _ = child.communicate(timeout=60)
+    try:
+        output, _ = child.communicate(timeout=60)
+    finally:
+        child.kill()
     assert output.endswith("stopped\n") and child.returncode == 0
