@@ -100,7 +100,7 @@ impl Encoder {
         Encoder { layers, heads: Heads { count: config.heads, width: width / config.heads }, width, hidden }
     }
 
-    /// A layer starts as the mean of its class: keys are the queries, so tokens that share a position attend to each other;
+    /// A layer starts by adding the mean of its class: keys are the queries, so tokens that share a position attend to each other;
     /// the way out of attention undoes the way in, so what a token attends to is added to it as it is; and the feed-forward
     /// part says little. Started as PyTorch starts its layers, a class token gets noise instead, and the model spends thousands
     /// of steps, or all of them, on a plateau where every prototype is the same (docs/results/heads-commands.md).
