@@ -75,7 +75,7 @@ fn methods(names: Vec<String>) -> PyResult<Vec<NamedMethod>> {
     Ok(methods)
 }
 
-struct Progress<'a>(&'a Wire<u64>);
+struct Progress<'a>(&'a Wire<'a, u64>);
 
 impl Watcher for Progress<'_> {
     fn progress(&self, done: u64) -> bool {
@@ -115,7 +115,7 @@ pub fn evaluate(
     let (data, outliers) = (taken(data)?, outliers.map(taken).transpose()?);
     let details = Details { per_class: details.0, confusion: details.1 };
     let baseline = baseline.as_deref().unwrap_or("protonet");
-    let run = |wire: &Wire<u64>| {
+    let run = |wire: &Wire<'_, u64>| {
         let data = checked(data)?;
         let apart = outliers.map(checked).transpose()?;
         let outliers = if own_outliers { Some(&data) } else { apart.as_ref() };

@@ -30,7 +30,7 @@ enum Told {
 }
 
 struct Listener<'a> {
-    wire: &'a Wire<Told>,
+    wire: &'a Wire<'a, Told>,
     steps: u64,
 }
 
@@ -106,7 +106,7 @@ fn trained<M: HeadOptions + Send + Sync>(
         "overwrite" => Start::Overwrite,
         _ => Start::Fresh,
     };
-    let work = |wire: &Wire<Told>| {
+    let work = |wire: &Wire<'_, Told>| {
         let configuration = settled(&defaults, given, &taken_sets)?;
         let [train_on, outliers, validation, validation_outliers] = &opened(taken_sets)?;
         let (training, validation) = (banks(train_on, outliers), banks(validation, validation_outliers));

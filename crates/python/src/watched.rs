@@ -16,12 +16,12 @@ use crate::work::pool;
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How work tells of its progress, and learns that it should stop.
-pub struct Wire<M> {
+pub struct Wire<'a, M> {
     sender: Mutex<Sender<M>>,
-    stopped: AtomicBool,
+    stopped: &'a AtomicBool,
 }
 
-impl<M> Wire<M> {
+impl<M> Wire<'_, M> {
     /// Tells something; nobody listening is fine.
     pub fn tell(&self, message: M) {
         if let Ok(sender) = self.sender.lock() {
@@ -39,32 +39,27 @@ impl<M> Wire<M> {
 pub fn watched<T: Send, M: Send>(
     py: Python<'_>,
     threads: Option<usize>,
-    work: impl FnOnce(&Wire<M>) -> trueshot::Result<T> + Send,
+    work: impl FnOnce(&Wire<'_, M>) -> trueshot::Result<T> + Send,
     mut hear: impl FnMut(M) -> PyResult<()>,
 ) -> PyResult<T> {
     let pool = pool(threads)?;
     let (sender, receiver) = channel();
     let receiver = Mutex::new(receiver);
-    let wire = Wire { sender: Mutex::new(sender), stopped: AtomicBool::new(false) };
-    let done = AtomicBool::new(false);
+    let stopped = AtomicBool::new(false);
+    let wire = Wire { sender: Mutex::new(sender), stopped: &stopped };
     let mut refused = None;
     let outcome = std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
-            let outcome = caught(|| pool.install(|| work(&wire)));
-            done.store(true, Ordering::Release);
-            outcome
-        });
+        // The wire goes when the work is done, and whoever waits at its other end knows at once.
+        let worker = scope.spawn(move || caught(|| pool.install(|| work(&wire))));
         loop {
-            let last = done.load(Ordering::Acquire);
-            let patience = if last { Duration::ZERO } else { PATIENCE };
-            let next = py.detach(|| receiver.lock().ok().map(|receiver| receiver.recv_timeout(patience)));
+            let next = py.detach(|| receiver.lock().ok().map(|receiver| receiver.recv_timeout(PATIENCE)));
             let told = match next {
                 Some(Ok(message)) => hear(message),
-                Some(Err(RecvTimeoutError::Timeout)) if !last => Ok(()),
-                _ => break,
+                Some(Err(RecvTimeoutError::Timeout)) => Ok(()),
+                Some(Err(RecvTimeoutError::Disconnected)) | None => break,
             };
             if let Err(error) = told.and_then(|()| py.check_signals()) {
-                wire.stopped.store(true, Ordering::Relaxed);
+                stopped.store(true, Ordering::Relaxed);
                 refused.get_or_insert(error);
             }
         }
