@@ -274,6 +274,13 @@ def page(result: dict) -> str:
         [TITLES[name], process, f"{megabytes:,}"]
         for name, it in engines.items() for process, megabytes in it["peak_mb"].items()
     ]  # fmt: skip
+    rounds = [
+        [TITLES[name], *(f"{it['seconds']:.1f}" for it in found["runs"]),
+         *(f"{it['seconds'] / one['seconds']:.2f}" for it, one in zip(found["runs"], engines["python"]["runs"]))]
+        for name, found in engines.items()
+    ]  # fmt: skip
+    numbers = range(1, result["rounds"] + 1)
+    by_round = ["", *(f"round {number}, s" for number in numbers), *(f"times one process, {number}" for number in numbers)]
     head = ["", "seconds", "tasks a second", "a core", "times one process", "allowed", "processor seconds", "times one process", "start, s"]
     return f"""# Ray and Spark
 
@@ -284,6 +291,10 @@ counted, the start of the engine is not. Processor seconds are those of all proc
 changes. The answers of all three are the same bytes.
 
 {report.table(head, times)}
+
+Round by round:
+
+{report.table(by_round, rounds)}
 
 What the processes allocated at most, in MB; shared memory is Ray's object store.
 
