@@ -80,6 +80,9 @@ pub struct Table {
     pub datasets: Vec<String>,
     /// The table whose ProtoNet the paper's differences are taken against, where it is not this one.
     pub compare: Option<String>,
+    /// Whether its rows are compared with each other, so that their order matters.
+    #[serde(default)]
+    pub ordered: bool,
     /// Whether the paper shows it as a figure, without numbers.
     #[serde(default)]
     pub figure: bool,
@@ -197,8 +200,8 @@ impl<'a> Experiment<'a> {
     }
 }
 
-/// The paper's figures.
-pub struct Paper(BTreeMap<(String, String, String, i64), f64>);
+/// The paper's figures: accuracy, and half its 95 % interval.
+pub struct Paper(BTreeMap<(String, String, String, i64), (f64, Option<f64>)>);
 
 impl Paper {
     /// Reads them.
@@ -206,17 +209,17 @@ impl Paper {
         let mut cells = BTreeMap::new();
         for line in PAPER.lines().skip(1) {
             let fields = fields(line);
-            let [table, dataset, row, percent, accuracy, _] = &fields[..] else {
+            let [table, dataset, row, percent, accuracy, ci95] = &fields[..] else {
                 anyhow::bail!("the paper's tables: a line of {} fields: {line}", fields.len());
             };
             let key = (table.clone(), dataset.clone(), row.clone(), column(percent.parse::<f64>()? / 100.0));
-            cells.insert(key, accuracy.parse()?);
+            cells.insert(key, (accuracy.parse()?, ci95.parse().ok()));
         }
         Ok(Paper(cells))
     }
 
     /// A cell, if the paper has it.
-    pub fn cell(&self, table: &str, dataset: &str, row: &str, level: f64) -> Option<f64> {
+    pub fn cell(&self, table: &str, dataset: &str, row: &str, level: f64) -> Option<(f64, Option<f64>)> {
         self.0.get(&(table.into(), dataset.into(), row.into(), column(level))).copied()
     }
 

@@ -84,7 +84,7 @@ pub fn table(
     let rows = planned.rows().map(|(number, _)| row(planned, number, &levels, evaluated, paper)).collect();
     let needed =
         jobs.with_needs(&planned.evaluations.iter().map(|evaluation| evaluation.job).collect::<Vec<_>>());
-    Table {
+    let mut table = Table {
         name: planned.curve.map_or(&planned.table.name, |figure| &figure.name).clone(),
         title: match planned.curve {
             Some(figure) => format!("{}, {} shots", figure.title, planned.table.shots),
@@ -107,7 +107,11 @@ pub fn table(
                 Some((job.label.clone(), svg))
             })
             .collect(),
+    };
+    if planned.table.ordered {
+        table.put_in_order();
     }
+    table
 }
 
 fn row(planned: &Planned<'_>, number: usize, levels: &[f64], evaluated: &[Evaluated], paper: &Paper) -> Row {
@@ -124,6 +128,7 @@ fn row(planned: &Planned<'_>, number: usize, levels: &[f64], evaluated: &[Evalua
             measured: setting.and_then(|setting| measured(planned, evaluated, setting, number)),
             published: published(planned, &row.row, level, paper),
             missing: planned.missing.get(&number).cloned(),
+            order: None,
         }
     };
     Row { name: row.row.clone(), reference, cells: levels.iter().map(cell).collect() }
@@ -164,10 +169,10 @@ fn published(planned: &Planned<'_>, row: &str, level: f64, paper: &Paper) -> Opt
     if !planned.dataset.paper {
         return None;
     }
-    let accuracy = paper.cell(&planned.table.name, planned.name, row, level)?;
+    let (accuracy, ci95) = paper.cell(&planned.table.name, planned.name, row, level)?;
     let reference = planned.table.compare.as_deref().unwrap_or(&planned.table.name);
     let protonet = paper.cell(reference, planned.name, "Vanilla ProtoNet", level);
-    Some(Published { accuracy, difference: protonet.map(|protonet| accuracy - protonet) })
+    Some(Published { accuracy, ci95, difference: protonet.map(|(protonet, _)| accuracy - protonet) })
 }
 
 /// Where the best row may be the best by chance.

@@ -133,6 +133,20 @@ pub struct Cell {
     pub published: Option<Published>,
     /// Why nothing was measured.
     pub missing: Option<String>,
+    /// Where it stands among the rows of its column, in tables that ask for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub order: Option<Order>,
+}
+
+/// The place of a cell among the rows of its column, best first; references do not take part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Order {
+    /// By what was measured.
+    pub place: usize,
+    /// By what was published.
+    pub published: usize,
+    /// Rows that it stands to the other way round than published, both times by more than the intervals.
+    pub reversed: Vec<String>,
 }
 
 /// A measured accuracy, in percent.
@@ -153,6 +167,8 @@ pub struct Measured {
 pub struct Published {
     /// The accuracy.
     pub accuracy: f64,
+    /// Half its 95 % interval.
+    pub ci95: Option<f64>,
     /// Points above the published ProtoNet of the same setting.
     pub difference: Option<f64>,
 }
@@ -217,6 +233,12 @@ impl Cell {
             parts.extend(theirs.map(|points| format!("{points:+.2} in the paper")));
             parts.extend(measured.gap_closed.map(|gap| format!("{:.0} % of the gap to Oracle", 100.0 * gap)));
         }
+        if let Some(Order { place, published, reversed }) = &self.order {
+            parts.push(format!("place {place} of its column, {published} in the paper"));
+            if !reversed.is_empty() {
+                parts.push(format!("the other way round than there against {}", reversed.join(", ")));
+            }
+        }
         parts.join("; ")
     }
 
@@ -232,11 +254,48 @@ impl Cell {
             _ => "",
         };
         let published = self.published.map_or(String::new(), |p| format!(" ({:.2})", p.accuracy));
-        format!("{measured}{published}{mark}")
+        let places = self.places();
+        let gap = if places.is_empty() { "" } else { " " };
+        format!("{measured}{published}{mark}{gap}{places}")
+    }
+
+    /// `#2 (#1)`: the place here, and in the paper; marked where a row stands the other way round.
+    fn places(&self) -> String {
+        self.order.as_ref().map_or(String::new(), |Order { place, published, reversed }| {
+            let mark = if reversed.is_empty() { "" } else { " ≠" };
+            format!("#{place} (#{published}){mark}")
+        })
     }
 }
 
 impl Table {
+    /// Finds the place of every cell among the rows of its column.
+    pub fn put_in_order(&mut self) {
+        for column in 0..self.levels.len() {
+            let both = |row: &Row| {
+                let cell = row.cells.get(column).filter(|_| row.reference.is_none())?;
+                Some((row.name.clone(), cell.measured?, cell.published?))
+            };
+            let all: Vec<_> = self.rows.iter().filter_map(both).collect();
+            for row in &mut self.rows {
+                let Some((_, measured, published)) = both(row) else { continue };
+                let better = |other: &&(String, Measured, Published)| other.1.accuracy > measured.accuracy;
+                let better_there =
+                    |other: &&(String, Measured, Published)| other.2.accuracy > published.accuracy;
+                let reversed = |(_, ours, theirs): &&(String, Measured, Published)| {
+                    let here = apart((measured.accuracy, measured.ci95), (ours.accuracy, ours.ci95));
+                    let there = apart((published.accuracy, published.ci95), (theirs.accuracy, theirs.ci95));
+                    here * there < 0.0
+                };
+                row.cells[column].order = Some(Order {
+                    place: 1 + all.iter().filter(better).count(),
+                    published: 1 + all.iter().filter(better_there).count(),
+                    reversed: all.iter().filter(reversed).map(|other| other.0.clone()).collect(),
+                });
+            }
+        }
+    }
+
     fn columns(&self) -> Vec<String> {
         match self.samples {
             None => self.levels.iter().map(|&level| super::grids::percent(level)).collect(),
@@ -271,6 +330,13 @@ impl Table {
         if missing > 0 {
             parts.push(format!("{missing} not measured"));
         }
+        let orders: Vec<&Order> = cells().filter_map(|cell| cell.order.as_ref()).collect();
+        if !orders.is_empty() {
+            let same = orders.iter().filter(|order| order.place == order.published).count();
+            let reversed = orders.iter().map(|order| order.reversed.len()).sum::<usize>() / 2;
+            parts.push(format!("{same} of {} at the paper's place in their column", orders.len()));
+            parts.push(format!("{reversed} pairs of rows the other way round"));
+        }
         parts.join(", ")
     }
 
@@ -295,6 +361,13 @@ impl Table {
     }
 }
 
+/// How far the first accuracy is above the second; 0 if their intervals do not tell them apart.
+fn apart(first: (f64, Option<f64>), second: (f64, Option<f64>)) -> f64 {
+    let difference = first.0 - second.0;
+    let interval = first.1.unwrap_or(0.0).hypot(second.1.unwrap_or(0.0));
+    if difference.abs() > interval { difference } else { 0.0 }
+}
+
 #[derive(Template)]
 #[template(path = "reproduction.html")]
 struct Page<'a> {
@@ -305,6 +378,11 @@ impl Reproduction {
     /// One self-contained page.
     pub fn html(&self) -> String {
         Page { reproduction: self }.render().expect("the template is ours")
+    }
+
+    fn has_places(&self) -> bool {
+        let cells = self.tables.iter().flat_map(|table| &table.rows).flat_map(|row| &row.cells);
+        cells.into_iter().any(|cell| cell.order.is_some())
     }
 
     /// Everything, for programs.
@@ -322,6 +400,9 @@ impl Reproduction {
             .iter()
             .for_each(|warning| text.push_str(&format!("- **{}**\n", markdown::escaped(warning))));
         text.push_str(&format!("\n{LEGEND}\n"));
+        if self.has_places() {
+            text.push_str(&format!("\n{PLACES}\n"));
+        }
         for table in &self.tables {
             text.push_str(&format!("\n## {}\n\n", markdown::escaped(&table.heading())));
             text.push_str(&format!("`{}`: {}.\n\n", table.name, table.count()));
@@ -381,6 +462,10 @@ impl Reproduction {
 const LEGEND: &str = "Accuracy in percent with its 95 % interval, the paper's figure in brackets. `!`: more than 2 points off the \
 paper's accuracy and more than 1.2 off its difference to ProtoNet; `?`: one of the two.";
 
+/// What places mean.
+const PLACES: &str = "`#2 (#1)`: second best of its column here, best in the paper. `≠`: stands to another row the other way \
+round than in the paper, both times by more than the intervals.";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -393,8 +478,12 @@ mod tests {
                 difference: Some(difference),
                 gap_closed: None,
             }),
-            published: Some(Published { accuracy: published, difference: Some(published_difference) }),
-            missing: None,
+            published: Some(Published {
+                accuracy: published,
+                ci95: Some(0.1),
+                difference: Some(published_difference),
+            }),
+            ..Cell::default()
         }
     }
 
@@ -449,6 +538,31 @@ mod tests {
                 commands: vec!["trueshot episode x".into()],
             }],
         }
+    }
+
+    #[test]
+    fn places_are_those_among_the_rows_that_are_compared() {
+        let mut table = small().tables.remove(0);
+        let row = |name: &str, measured, published| Row {
+            name: name.into(),
+            reference: None,
+            cells: vec![cell(measured, 0.0, published, 0.0), Cell::default()],
+        };
+        // The second and third change places by less than the intervals; the first and last by more.
+        table.rows.extend([row("b", 58.0, 55.0), row("c", 57.1, 58.0), row("d", 57.05, 58.05)]);
+        table.put_in_order();
+        let orders: Vec<_> = table.rows.iter().map(|row| row.cells[0].order.clone()).collect();
+        assert_eq!(orders[0], None, "the Oracle is above all");
+        let places: Vec<_> = orders[1..].iter().flatten().map(|o| (o.place, o.published)).collect();
+        assert_eq!(places, [(4, 1), (1, 4), (2, 3), (3, 2)]);
+        assert_eq!(orders[1].as_ref().unwrap().reversed, ["b"]);
+        assert_eq!(orders[2].as_ref().unwrap().reversed, ["A_row", "c", "d"]);
+        assert_eq!(table.rows[2].cells[0].text(), "58.00 ±0.10 (55.00) ? #1 (#4) ≠");
+        assert!(
+            table.count().ends_with(
+                "0 of 4 at the paper's place in their column, 3 pairs of rows the other way round"
+            )
+        );
     }
 
     #[test]
