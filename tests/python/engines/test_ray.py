@@ -1,9 +1,11 @@
-"""Ray Data on a cluster of two nodes: every task once and to the bit, also when an actor is killed."""
+"""Ray Data on a cluster of two nodes: every task once and to the bit, also when an actor is killed or a node is lost."""
 
 import os
 import secrets
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -15,18 +17,21 @@ os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_worker_niceness="0"
 os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
 ray = pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.feather")
 ts = pytest.importorskip("trueshot")
 
 import tasks
+
+
+NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 100 * 2**20}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 100 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    cluster.add_node(**node)
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    cluster.add_node(**NODE)
     ray.init(address=cluster.address, _node_ip_address="127.0.0.1", log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
     assert len([node for node in ray.nodes() if node["Alive"]]) == 2
@@ -73,6 +78,54 @@ def test_an_actor_that_is_killed_costs_no_task_and_doubles_none(tmp_path):
     actor, _ = (tmp_path / "killed").read_text().split()
     assert actor != "None"
     assert len(list(tmp_path.glob("node-*"))) == 2, "both nodes had a share"
+
+
+def test_a_node_that_is_lost_costs_no_task_and_doubles_none(cluster, tmp_path):
+    def alive():
+        return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+    def tell(batch):
+        """Runs inside the actors of the audit, which take their time, so that all nodes get a share."""
+        import time
+
+        (tmp_path / ray.get_runtime_context().get_node_id()).touch()
+        time.sleep(0.3)
+        return batch
+
+    before = alive()
+    doomed = cluster.add_node(**NODE)
+    (name,) = alive() - before
+    over = threading.Event()
+
+    def lose():
+        while not (tmp_path / name).exists() and not over.is_set():
+            time.sleep(0.01)
+        cluster.remove_node(doomed, allow_graceful=False)
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    try:
+        ds = in_blocks(30).map_batches(tell, batch_format="pyarrow", batch_size=None)
+        audited = ts.ray.audit(ds, actors=3).materialize()
+    finally:
+        over.set()
+        losing.join()
+    assert (tmp_path / name).exists(), "the node that was lost had a share"
+    assert alive() == before
+    tasks.check(collected(audited))
+
+
+def test_all_nodes_can_be_held_to_one_instruction_set(tmp_path):
+    pinned = {"TRUESHOT_ISA": "portable"}
+    program = (
+        "import sys, pyarrow as pa, pyarrow.feather as feather, tasks, trueshot as ts\n"
+        "feather.write_feather(pa.table(ts.audit_batch(tasks.table())), sys.argv[1])"
+    )
+    path = str(tmp_path / "portable.feather")
+    here = {"PYTHONPATH": os.path.dirname(tasks.__file__)}
+    subprocess.run([sys.executable, "-c", program, path], env={**os.environ, **here, **pinned}, check=True)
+    found = collected(ts.ray.audit(in_blocks(3), actors=1, runtime_env={"env_vars": pinned}))
+    tasks.check(found, pa.feather.read_table(path))
 
 
 def test_columns_that_are_asked_for_are_carried_through():
