@@ -51,7 +51,9 @@ pub fn of_table(
                 .into(),
         );
     }
-    if rows().any(|row| row.pictures.is_some()) && settings.episodes > PICTURE_EPISODES {
+    let shown = |number: &usize| !planned.missing.contains_key(number);
+    let on_pictures = planned.rows().any(|(number, row)| row.pictures.is_some() && shown(&number));
+    if on_pictures && settings.episodes > PICTURE_EPISODES {
         warnings.push(format!(
             "MAML: the first {PICTURE_EPISODES} of these episodes, for it adapts to pictures."
         ));
