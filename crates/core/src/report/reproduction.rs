@@ -335,7 +335,10 @@ impl Table {
             let same = orders.iter().filter(|order| order.place == order.published).count();
             let reversed = orders.iter().map(|order| order.reversed.len()).sum::<usize>() / 2;
             parts.push(format!("{same} of {} at the paper's place in their column", orders.len()));
-            parts.push(format!("{reversed} pairs of rows the other way round"));
+            parts.push(match reversed {
+                1 => "1 pair of rows the other way round".into(),
+                _ => format!("{reversed} pairs of rows the other way round"),
+            });
         }
         parts.join(", ")
     }
