@@ -78,6 +78,18 @@ pub enum Error {
         /// NaN or an infinity.
         value: f32,
     },
+    /// A feature whose square would overflow.
+    #[error("feature in row {row}, column {column} is {value:e}; allowed are numbers up to {largest:e}")]
+    LargeFeature {
+        /// The row, from 0.
+        row: usize,
+        /// The column, from 0.
+        column: usize,
+        /// The feature.
+        value: f32,
+        /// The largest that is allowed.
+        largest: f32,
+    },
     /// Labels do not belong to the features.
     #[error("{features} rows of features but {labels} labels")]
     LengthMismatch {

@@ -102,7 +102,7 @@ pub fn audit(
     expected_noise: Option<f64>,
     neighbours: usize,
     head: Option<String>,
-    threads: Option<usize>,
+    threads: Option<i64>,
 ) -> PyResult<Audit> {
     let options = options(certainty, expected_noise, neighbours)?;
     let labels = labels.as_slice()?.to_vec();
@@ -192,7 +192,8 @@ impl Audit {
     #[getter]
     fn probabilities(&self, py: Python<'_>) -> PyResult<Py<PyArray2<f32>>> {
         let width = self.data.classes().len() + 1;
-        let mut flat = vec![0.0; self.found.shares.len() * width];
+        let mut flat = memory::room([self.found.shares.len(), width])?;
+        flat.resize(self.found.shares.len() * width, 0.0);
         for (row, shares) in flat.chunks_exact_mut(width).zip(&self.found.shares) {
             shares.iter().for_each(|&(class, share)| row[class as usize] += share);
         }

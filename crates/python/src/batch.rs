@@ -4,6 +4,8 @@
 //! an engine put it. A task that cannot be worked on has an `error` instead of an answer; only a table of another form
 //! is an exception.
 
+use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::builder::{
@@ -34,6 +36,8 @@ trait Answers: Send {
     type Answer: Send;
     /// The columns behind those that are carried through, without the error.
     fn fields() -> Vec<Field>;
+    /// At most so many bytes, or entries of a list, are in any column of this answer.
+    fn size(answer: &Self::Answer) -> usize;
     /// Columns of answers; nulls where there is none.
     fn columns(answers: &[Outcome<Self::Answer>]) -> Vec<ArrayRef>;
 }
@@ -50,7 +54,7 @@ fn answered<A: Answers>(
     py: Python<'_>,
     table: &Bound<'_, PyAny>,
     columns: Columns,
-    threads: Option<usize>,
+    threads: Option<i64>,
     answer: impl Fn(Embeddings) -> trueshot::Result<A::Answer> + Sync + Send,
 ) -> PyResult<Batches> {
     let batches = reader(table)?;
@@ -60,25 +64,60 @@ fn answered<A: Answers>(
     let mut fields: Vec<Field> = carried.iter().map(|place| schema.field(*place).clone()).collect();
     fields.extend(A::fields());
     fields.push(Field::new("error", DataType::Utf8, true));
+    let mut names = HashSet::new();
+    if let Some(twice) = fields.iter().find(|field| !names.insert(field.name())) {
+        let twice = twice.name();
+        return Err(PyTypeError::new_err(format!(
+            "column '{twice}' would be there twice: do not carry it through"
+        )));
+    }
     let output = Arc::new(Schema::new(fields));
     let one = |support: Outcome<Embeddings>| -> Outcome<A::Answer> {
-        answer(support?).map_err(|error: Error| in_words(&error))
+        let answer = answer(support?).map_err(|error: Error| in_words(&error))?;
+        match A::size(&answer) {
+            size if size > MOST => Err(format!("the answer is too large for a table: {size} of {MOST}")),
+            _ => Ok(answer),
+        }
+    };
+    let part = |batch: &RecordBatch, rows: Range<usize>, outcomes: &[Outcome<A::Answer>]| {
+        let carried = carried.iter().map(|place| batch.column(*place).slice(rows.start, rows.len()));
+        let mut columns: Vec<ArrayRef> = carried.collect();
+        columns.extend(A::columns(outcomes));
+        columns.push(errors(outcomes));
+        RecordBatch::try_new(output.clone(), columns)
     };
     let whole = |batch: RecordBatch| {
         let tasks = layout.columns(&batch);
         let work = |task: usize| caught(|| one(tasks.support(task))).unwrap_or_else(|| Err(BROKEN.into()));
         let outcomes: Vec<Outcome<A::Answer>> = (0..batch.num_rows()).into_par_iter().map(work).collect();
-        let mut columns: Vec<ArrayRef> = carried.iter().map(|place| batch.column(*place).clone()).collect();
-        columns.extend(A::columns(&outcomes));
-        columns.push(errors(&outcomes));
-        RecordBatch::try_new(output.clone(), columns)
+        let sizes = outcomes.iter().map(|outcome| outcome.as_ref().map_or(0, A::size));
+        let parts = runs(sizes, MOST).into_iter().map(|rows| part(&batch, rows.clone(), &outcomes[rows]));
+        parts.collect::<Result<Vec<RecordBatch>, _>>()
     };
     let done = work::on_threads(py, threads, || {
-        Ok(batches.map(|batch| whole(batch?)).collect::<Result<Vec<RecordBatch>, _>>())
+        Ok(batches.map(|batch| whole(batch?)).collect::<Result<Vec<Vec<RecordBatch>>, _>>())
     })?;
     let done =
         done.map_err(|error| PyTypeError::new_err(format!("cannot read these Arrow data: {error}")))?;
-    Ok(Batches::new(output, done))
+    Ok(Batches::new(output, done.concat()))
+}
+
+/// Offsets in a column of Arrow are 32 bits wide: so many bytes or entries are the most of one batch.
+const MOST: usize = i32::MAX as usize;
+
+/// Cuts rows into runs whose sizes add up to no more than `most`; no rows are one run of none.
+fn runs(sizes: impl Iterator<Item = usize>, most: usize) -> Vec<Range<usize>> {
+    let (mut runs, mut start, mut end, mut total) = (Vec::new(), 0, 0, 0usize);
+    for size in sizes {
+        total = total.saturating_add(size);
+        if total > most && end > start {
+            runs.push(start..end);
+            (start, total) = (end, size);
+        }
+        end += 1;
+    }
+    runs.push(start..end);
+    runs
 }
 
 /// The places of columns that are carried through: those asked for, or `task` where there is one.
@@ -100,6 +139,11 @@ fn errors<T>(outcomes: &[Outcome<T>]) -> ArrayRef {
     let mut errors = StringBuilder::new();
     outcomes.iter().for_each(|outcome| errors.append_option(outcome.as_ref().err()));
     Arc::new(errors.finish())
+}
+
+/// Letters of names, and at least one each.
+fn named(classes: &[String]) -> usize {
+    classes.iter().map(|class| class.len().max(1)).sum()
 }
 
 /// A list for every task; null where there is no answer.
@@ -135,6 +179,11 @@ impl Answers for Audits {
             list_of("weight", DataType::Float32),
             Field::new("expected_wrong", DataType::Float64, true),
         ]
+    }
+
+    fn size(audit: &Audit) -> usize {
+        // A verdict has at most 8 letters.
+        audit.items.iter().map(|item| item.suggested.as_ref().map_or(0, String::len).max(8)).sum()
     }
 
     fn columns(answers: &[Outcome<Audit>]) -> Vec<ArrayRef> {
@@ -174,7 +223,7 @@ pub fn audit_batch(
     certainty: Option<f32>,
     expected_noise: Option<f64>,
     head: Option<String>,
-    threads: Option<usize>,
+    threads: Option<i64>,
 ) -> PyResult<Batches> {
     // Neighbours are not among the answers.
     let options = crate::audit::options(certainty, expected_noise, 0)?;
@@ -188,18 +237,22 @@ pub fn audit_batch(
 struct Classifiers;
 
 impl Answers for Classifiers {
-    type Answer = Predictor;
+    type Answer = (Vec<String>, Vec<u8>);
 
     fn fields() -> Vec<Field> {
         vec![list_of("classes", DataType::Utf8), Field::new("classifier", DataType::Binary, true)]
     }
 
-    fn columns(answers: &[Outcome<Predictor>]) -> Vec<ArrayRef> {
-        let classes = lists(answers, StringBuilder::new(), |list, predictor: &Predictor| {
-            predictor.classes().iter().for_each(|class| list.append_value(class));
+    fn size((classes, file): &Self::Answer) -> usize {
+        named(classes).max(file.len())
+    }
+
+    fn columns(answers: &[Outcome<Self::Answer>]) -> Vec<ArrayRef> {
+        let classes = lists(answers, StringBuilder::new(), |list, (classes, _): &Self::Answer| {
+            classes.iter().for_each(|class| list.append_value(class));
         });
         let mut files = BinaryBuilder::new();
-        answers.iter().for_each(|answer| files.append_option(answer.as_ref().ok().map(Predictor::to_bytes)));
+        answers.iter().for_each(|answer| files.append_option(answer.as_ref().ok().map(|(_, file)| file)));
         vec![classes, Arc::new(files.finish())]
     }
 }
@@ -213,13 +266,14 @@ pub fn fit_batch(
     labels: String,
     carried: Option<Vec<String>>,
     method: &str,
-    threads: Option<usize>,
+    threads: Option<i64>,
 ) -> PyResult<Batches> {
     let method = methods::method(method).map_err(raised)?;
     let head = methods::head(None).map_err(raised)?;
     answered::<Classifiers>(py, table, Columns { features, labels, carried }, threads, |data| {
         let found = audit::audit(&data, &head, &Options::default(), &[], &())?;
-        Predictor::fit(data, &method, Some(&found))
+        let predictor = Predictor::fit(data, &method, Some(&found))?;
+        Ok((predictor.classes().to_vec(), predictor.to_bytes()))
     })
 }
 
@@ -236,6 +290,10 @@ impl Answers for Vectors {
             list_of("prototypes", vector),
             list_of("centre", DataType::Float32),
         ]
+    }
+
+    fn size(learned: &Learned) -> usize {
+        named(learned.classes()).max(learned.classes().len().saturating_mul(learned.dim()))
     }
 
     fn columns(answers: &[Outcome<Learned>]) -> Vec<ArrayRef> {
@@ -273,7 +331,7 @@ pub fn prototypes_batch(
     labels: String,
     carried: Option<Vec<String>>,
     method: &str,
-    threads: Option<usize>,
+    threads: Option<i64>,
 ) -> PyResult<Batches> {
     let method = methods::method(method).map_err(raised)?;
     let head = methods::head(None).map_err(raised)?;

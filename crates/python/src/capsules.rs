@@ -11,11 +11,15 @@ use std::sync::Arc;
 
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi};
 use arrow_array::ffi_stream::{FFI_ArrowArrayStream, RecordBatchStreamReader};
-use arrow_array::{Array, RecordBatch, RecordBatchIterator, RecordBatchReader, StructArray};
-use arrow_schema::{ArrowError, SchemaRef};
+use arrow_array::{
+    Array, ArrayRef, RecordBatch, RecordBatchIterator, RecordBatchReader, StructArray, make_array,
+};
+use arrow_buffer::NullBuffer;
+use arrow_schema::{ArrowError, Schema, SchemaRef};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
+use trueshot::guard::caught;
 
 const SCHEMA: &CStr = c"arrow_schema";
 const ARRAY: &CStr = c"arrow_array";
@@ -45,23 +49,50 @@ fn stream(capsule: &Bound<'_, PyCapsule>) -> PyResult<Reader> {
     let pointer = capsule.pointer_checked(Some(STREAM))?.cast::<FFI_ArrowArrayStream>();
     // SAFETY: a capsule of this name holds such a structure; what is taken is marked as released.
     let stream = unsafe { FFI_ArrowArrayStream::from_raw(pointer.as_ptr()) };
-    let reader = RecordBatchStreamReader::try_new(stream).map_err(not_a_table)?;
-    Ok(Box::new(reader))
+    let reader = caught(|| RecordBatchStreamReader::try_new(stream)).ok_or_else(not_arrow)?;
+    Ok(Box::new(reader.map_err(not_a_table)?))
 }
 
 fn single(schema: &Bound<'_, PyCapsule>, array: &Bound<'_, PyCapsule>) -> PyResult<Reader> {
     let schema = schema.pointer_checked(Some(SCHEMA))?.cast::<FFI_ArrowSchema>();
     let array = array.pointer_checked(Some(ARRAY))?.cast::<FFI_ArrowArray>();
     // SAFETY: capsules of these names hold such structures. The schema is only read, the array is taken.
-    let data = unsafe { from_ffi(FFI_ArrowArray::from_raw(array.as_ptr()), schema.as_ref()) };
+    let (array, schema) = unsafe { (FFI_ArrowArray::from_raw(array.as_ptr()), schema.as_ref()) };
+    if array.is_released() {
+        return Err(PyTypeError::new_err(
+            "this array of Arrow was taken before: its producer must make a new one",
+        ));
+    }
+    // SAFETY: both are of one producer, which says that they belong together.
+    let data = caught(|| unsafe { from_ffi(array, schema) }).ok_or_else(not_arrow)?;
     let data = data.map_err(not_a_table)?;
     if !matches!(data.data_type(), arrow_schema::DataType::Struct(_)) {
         let kind = data.data_type();
         return Err(PyTypeError::new_err(format!("expected a table with columns, got an array of {kind}")));
     }
-    let batch = RecordBatch::from(StructArray::from(data));
+    let batch = caught(|| rows(StructArray::from(data))).ok_or_else(not_arrow)?.map_err(not_a_table)?;
     let schema = batch.schema();
     Ok(Box::new(RecordBatchIterator::new([Ok(batch)], schema)))
+}
+
+/// The columns of a struct; where it is null, all of them are.
+fn rows(table: StructArray) -> Result<RecordBatch, ArrowError> {
+    let Some(nulls) = table.nulls().filter(|nulls| nulls.null_count() > 0).cloned() else {
+        let (fields, columns, _) = table.into_parts();
+        return RecordBatch::try_new(Arc::new(Schema::new(fields)), columns);
+    };
+    let (fields, columns, _) = table.into_parts();
+    let fields: Vec<_> = fields.iter().map(|field| field.as_ref().clone().with_nullable(true)).collect();
+    let masked = |column: ArrayRef| -> Result<ArrayRef, ArrowError> {
+        let both = NullBuffer::union(column.logical_nulls().as_ref(), Some(&nulls));
+        Ok(make_array(column.to_data().into_builder().nulls(both).build()?))
+    };
+    let columns = columns.into_iter().map(masked).collect::<Result<_, _>>()?;
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
+}
+
+fn not_arrow() -> PyErr {
+    PyTypeError::new_err("cannot take these Arrow data: they are not what they say")
 }
 
 fn not_a_table(error: ArrowError) -> PyErr {

@@ -79,7 +79,7 @@ impl Classifier {
         features: &Features,
         answer: impl Fn(&[&[f32]]) -> trueshot::Result<Vec<T>> + Sync,
     ) -> trueshot::Result<Vec<T>> {
-        features.check_finite()?;
+        features.check()?;
         let dim = features.dim();
         let chunk = |start: usize| {
             let rows = start..(start + CHUNK).min(features.rows());
@@ -96,7 +96,7 @@ impl Classifier {
         &self,
         py: Python<'_>,
         features: &Bound<'_, PyAny>,
-        threads: Option<usize>,
+        threads: Option<i64>,
     ) -> PyResult<Vec<Prediction>> {
         let features = memory::features(features)?;
         work::on_matrix(py, threads, (features.rows(), features.dim()), || {
@@ -116,7 +116,7 @@ impl Classifier {
         labels: PyReadonlyArray1<'_, i64>,
         classes: Vec<String>,
         method: &str,
-        threads: Option<usize>,
+        threads: Option<i64>,
     ) -> PyResult<Self> {
         let method = methods::method(method).map_err(raised)?;
         // A copy: what is asked later must not depend on what became of the array.
@@ -138,14 +138,16 @@ impl Classifier {
     }
 
     /// The bytes of the file that `trueshot fit` writes.
-    fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = work::on_threads(py, None, || Ok(self.predictor()?.to_bytes()))?;
+    #[pyo3(signature = (threads=None))]
+    fn to_bytes<'py>(&self, py: Python<'py>, threads: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
+        let shape = (self.learned.support().len(), self.learned.dim());
+        let bytes = work::on_matrix(py, threads, shape, || Ok(self.predictor()?.to_bytes()))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
         let maker = py.get_type::<Classifier>().getattr("from_bytes")?;
-        Ok((maker, (self.to_bytes(py)?,)))
+        Ok((maker, (self.to_bytes(py, None)?,)))
     }
 
     #[getter]
@@ -168,7 +170,7 @@ impl Classifier {
         &self,
         py: Python<'_>,
         features: &Bound<'_, PyAny>,
-        threads: Option<usize>,
+        threads: Option<i64>,
     ) -> PyResult<Py<PyArray1<i64>>> {
         let features = memory::features(features)?;
         let shape = (features.rows(), features.dim());
@@ -183,11 +185,12 @@ impl Classifier {
         &self,
         py: Python<'_>,
         features: &Bound<'_, PyAny>,
-        threads: Option<usize>,
+        threads: Option<i64>,
     ) -> PyResult<Py<PyArray2<f32>>> {
         let answers = self.predictions(py, features, threads)?;
         let shape = [answers.len(), self.learned.classes().len()];
-        let flat = answers.into_iter().flat_map(|answer| answer.probabilities).collect();
+        let mut flat = memory::room(shape)?;
+        flat.extend(answers.into_iter().flat_map(|answer| answer.probabilities));
         Ok(PyArray1::from_vec(py, flat).reshape(shape)?.unbind())
     }
 
@@ -196,14 +199,14 @@ impl Classifier {
         &self,
         py: Python<'_>,
         features: &Bound<'_, PyAny>,
-        threads: Option<usize>,
+        threads: Option<i64>,
     ) -> PyResult<Py<PyArray1<f32>>> {
         let answers = self.predictions(py, features, threads)?;
         Ok(PyArray1::from_vec(py, answers.iter().map(|answer| answer.unknown).collect()).unbind())
     }
 
     /// What was found in the support set.
-    fn audit(&self, py: Python<'_>, threads: Option<usize>) -> PyResult<Audit> {
+    fn audit(&self, py: Python<'_>, threads: Option<i64>) -> PyResult<Audit> {
         let data = match &self.origin {
             Some((_, data)) => data,
             None if self.learned.support().len() < self.predictor_rows() => {

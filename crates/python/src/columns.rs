@@ -132,6 +132,9 @@ fn features_of(rows: &ArrayRef, labels: usize) -> Result<Features, Refusal> {
     if rows.is_empty() {
         return Err("no rows of features: nothing to work on".into());
     }
+    if rows.len() != labels {
+        return Err(format!("{} rows of features but {labels} labels", rows.len()));
+    }
     if let Some(row) = (0..rows.len()).find(|&row| rows.is_null(row)) {
         return Err(format!("row {row} of the features is null"));
     }
@@ -197,6 +200,11 @@ fn inner_values(rows: &ArrayRef) -> &ArrayRef {
 
 /// Rows that are scattered, copied together.
 fn gathered(values: &ArrayRef, starts: &[usize], dim: usize) -> Result<Features, Refusal> {
+    // Views may lie over each other, and then a few numbers can claim to be any number of rows.
+    if starts.len().saturating_mul(dim) > values.len() {
+        let (rows, held) = (starts.len(), values.len());
+        return Err(format!("the rows of the features overlap: {rows} rows of {dim} numbers among {held}"));
+    }
     let mut all = Vec::with_capacity(starts.len() * dim);
     for (row, &start) in starts.iter().enumerate() {
         let part = values.slice(start, dim);
@@ -242,6 +250,8 @@ fn labels_of(labels: &ArrayRef) -> Result<(Vec<i64>, Vec<String>), Refusal> {
         return Err(format!("the label in row {row} is null"));
     }
     match labels.data_type() {
+        // Arrow takes it for granted that a dictionary has entries.
+        _ if labels.is_empty() => Ok(Default::default()),
         DataType::Dictionary(_, _) => {
             let dictionary = labels.as_any_dictionary();
             let keys = dictionary.normalized_keys();
@@ -272,6 +282,11 @@ fn names(labels: &ArrayRef) -> Option<Vec<&str>> {
             Some(labels.as_string::<i64>().iter().map(Option::unwrap_or_default).collect())
         }
         DataType::Utf8View => Some(labels.as_string_view().iter().map(Option::unwrap_or_default).collect()),
+        // As Python writes them.
+        DataType::Boolean => {
+            let name = |label: Option<bool>| if label.unwrap_or_default() { "True" } else { "False" };
+            Some(labels.as_boolean().iter().map(name).collect())
+        }
         _ => None,
     }
 }
@@ -291,13 +306,12 @@ fn whole_numbers(labels: &ArrayRef) -> Result<Vec<i64>, Refusal> {
         DataType::UInt8 => widened::<UInt8Type>(labels),
         DataType::UInt16 => widened::<UInt16Type>(labels),
         DataType::UInt32 => widened::<UInt32Type>(labels),
-        DataType::UInt64 => {
+        _ => {
             let labels: &PrimitiveArray<UInt64Type> = labels.as_primitive();
             let narrowed =
                 |&label: &u64| i64::try_from(label).map_err(|_| format!("label {label} is too large"));
             labels.values().iter().map(narrowed).collect::<Result<_, _>>()?
         }
-        _ => labels.as_boolean().iter().map(|label| i64::from(label.unwrap_or_default())).collect(),
     })
 }
 

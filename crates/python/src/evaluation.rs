@@ -101,7 +101,7 @@ pub fn evaluate(
     episodes: u64,
     baseline: Option<String>,
     details: (bool, bool),
-    threads: Option<usize>,
+    threads: Option<i64>,
     callback: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Evaluation> {
     let methods = methods(names)?;

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use half::f16;
 use numpy::{Element, PyArray2, PyArrayMethods, PyUntypedArrayMethods};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
 use trueshot::embeddings::{Features, Precision};
 
@@ -64,4 +64,14 @@ pub fn copied_features(array: &Bound<'_, PyAny>) -> PyResult<Features> {
     let shared = features(array)?;
     let bytes = Bytes::copy_from_slice(shared.bytes_of(0..shared.rows()));
     Ok(Features::new(bytes, shared.precision(), shared.rows(), shared.dim()))
+}
+
+/// Room for so many rows and columns of results, or `MemoryError`.
+pub fn room([rows, columns]: [usize; 2]) -> PyResult<Vec<f32>> {
+    let mut numbers = Vec::new();
+    let reserved = rows.checked_mul(columns).is_some_and(|count| numbers.try_reserve_exact(count).is_ok());
+    match reserved {
+        true => Ok(numbers),
+        false => Err(PyMemoryError::new_err(format!("no room for {rows} rows of {columns} numbers"))),
+    }
 }

@@ -61,7 +61,7 @@ pub struct Run {
     start: String,
     save_every: f64,
     record_every: u64,
-    threads: Option<usize>,
+    threads: Option<i64>,
 }
 
 /// Trains a head of a kind on rows. `options` is a configuration as JSON; `hear` is called with what happens.

@@ -38,7 +38,7 @@ impl<M> Wire<'_, M> {
 /// Runs work on so many threads. What `hear` raises ends it, as Ctrl-C does.
 pub fn watched<T: Send, M: Send>(
     py: Python<'_>,
-    threads: Option<usize>,
+    threads: Option<i64>,
     work: impl FnOnce(&Wire<'_, M>) -> trueshot::Result<T> + Send,
     mut hear: impl FnMut(M) -> PyResult<()>,
 ) -> PyResult<T> {
@@ -50,10 +50,12 @@ pub fn watched<T: Send, M: Send>(
     let mut refused = None;
     let outcome = std::thread::scope(|scope| {
         // The wire goes when the work is done, and whoever waits at its other end knows at once.
-        let worker = scope.spawn(move || caught(|| pool.install(|| work(&wire))));
+        let worker = scope.spawn(move || pool.install(|| caught(|| work(&wire))));
         loop {
             let next = py.detach(|| receiver.lock().ok().map(|receiver| receiver.recv_timeout(PATIENCE)));
             let told = match next {
+                // Whoever wanted it to stop hears no more.
+                Some(Ok(_)) if refused.is_some() => Ok(()),
                 Some(Ok(message)) => hear(message),
                 Some(Err(RecvTimeoutError::Timeout)) => Ok(()),
                 Some(Err(RecvTimeoutError::Disconnected)) | None => break,

@@ -5,6 +5,7 @@
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
@@ -14,13 +15,13 @@ use trueshot::guard::caught;
 use crate::problem::{broken, raised, wrong};
 
 /// More threads than this are a mistake.
-const MOST_THREADS: usize = 1024;
+const MOST_THREADS: i64 = 1024;
 
 /// Process and number of threads; 0 stands for as many as `RAYON_NUM_THREADS` or the machine say.
 type Key = (u32, usize);
 
 /// A pool of so many threads.
-pub fn pool(threads: Option<usize>) -> PyResult<Arc<ThreadPool>> {
+pub fn pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
     let threads = checked(threads)?;
     static POOLS: Mutex<Option<HashMap<Key, Arc<ThreadPool>>>> = Mutex::new(None);
     let key = (std::process::id(), threads);
@@ -42,11 +43,12 @@ pub fn pool(threads: Option<usize>) -> PyResult<Arc<ThreadPool>> {
 /// Runs work on so many threads.
 pub fn on_threads<T: Send>(
     py: Python<'_>,
-    threads: Option<usize>,
+    threads: Option<i64>,
     work: impl FnOnce() -> trueshot::Result<T> + Send,
 ) -> PyResult<T> {
     let pool = pool(threads)?;
-    let done = py.detach(|| caught(|| pool.install(work)));
+    // Caught where it happens: there nothing is printed of it.
+    let done = py.detach(|| pool.install(|| caught(work)));
     done.ok_or_else(broken)?.map_err(raised)
 }
 
@@ -57,7 +59,7 @@ const FEW: usize = 1 << 17;
 /// The same for work on a matrix; a small one stays on the thread it is on, unless somebody says how many to use.
 pub fn on_matrix<T: Send>(
     py: Python<'_>,
-    threads: Option<usize>,
+    threads: Option<i64>,
     (rows, dim): (usize, usize),
     work: impl FnOnce() -> trueshot::Result<T> + Send,
 ) -> PyResult<T> {
@@ -65,24 +67,31 @@ pub fn on_matrix<T: Send>(
         return on_threads(py, threads, work);
     }
     let here = HERE.with(|pool| pool.get_or_init(alone).clone());
-    let Some(pool) = here else { return on_threads(py, threads, work) };
-    let done = py.detach(|| caught(|| pool.install(work)));
+    let Some(pool) = here else { return on_threads(py, Some(1), work) };
+    let done = py.detach(|| pool.install(|| caught(work)));
     done.ok_or_else(broken)?.map_err(raised)
 }
 
+/// A pool that a thread is all of stays when the thread is gone: only the first threads get one.
+const MOST_ALONE: usize = 64;
+
 thread_local! {
-    /// A pool that this thread is all of; none if it belongs to another.
+    /// A pool that this thread is all of; none if it belongs to another, or many have one.
     static HERE: OnceCell<Option<Arc<ThreadPool>>> = const { OnceCell::new() };
 }
 
 fn alone() -> Option<Arc<ThreadPool>> {
+    static MADE: AtomicUsize = AtomicUsize::new(0);
+    if MADE.fetch_add(1, Ordering::Relaxed) >= MOST_ALONE {
+        return None;
+    }
     ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().ok().map(Arc::new)
 }
 
-fn checked(threads: Option<usize>) -> PyResult<usize> {
+fn checked(threads: Option<i64>) -> PyResult<usize> {
     match threads {
         None => Ok(0),
-        Some(threads) if (1..=MOST_THREADS).contains(&threads) => Ok(threads),
+        Some(threads) if (1..=MOST_THREADS).contains(&threads) => Ok(threads as usize),
         Some(threads) => Err(wrong(format!("threads is {threads}; allowed are 1 to {MOST_THREADS}"))),
     }
 }

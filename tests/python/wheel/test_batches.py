@@ -119,6 +119,7 @@ def test_one_bad_task_is_an_error_row_and_the_others_do_not_notice():
         "no rows of features": ([], []),
         "row 2 of the features has 3 numbers, row 0 has 16": (rows[:2] + [[1, 2, 3]] + rows[3:], names),
         "have no numbers": ([[], [], [], []], names),
+        "4 rows of features but 0 labels": (rows, []),
     }
     kinds = (pa.list_(pa.list_(pa.float32())), pa.list_(pa.string()))
     bad = pa.table(
@@ -133,6 +134,50 @@ def test_one_bad_task_is_an_error_row_and_the_others_do_not_notice():
     for row in found.slice(6, len(cases)).to_pylist():
         assert row["task"] in row["error"] and row["p_wrong"] is None and row["expected_wrong"] is None, row
     check(pa.concat_tables([found.slice(0, 6), found.slice(6 + len(cases))]))
+
+
+def test_rows_over_each_other_are_not_taken_at_their_word():
+    claimed = 10**6
+    starts, lengths = pa.array(np.zeros(claimed, "i4")), pa.array(np.full(claimed, claimed, "i4"))
+    rows = pa.ListViewArray.from_arrays(starts, lengths, pa.array(np.zeros(claimed, "f4")))
+    features = pa.ListArray.from_arrays(pa.array([0, claimed], pa.int32()), rows)
+    for labels, said in (
+        (["a", "b"], "1000000 rows of features but 2 labels"),
+        (["a", "b"] * (claimed // 2), "the rows of the features overlap: 1000000 rows of 1000000 numbers among 1000000"),
+    ):
+        found = pa.table(ts.audit_batch(pa.table({"features": features, "labels": [labels]})))
+        assert found["error"].to_pylist() == [said]
+
+
+def test_a_struct_is_a_table_and_where_it_is_null_its_task_is():
+    X, y, _ = TASKS[0]
+    kind = pa.struct([("features", pa.list_(pa.list_(pa.float32()))), ("labels", pa.list_(pa.string()))])
+    rows = pa.array([{"features": X.tolist(), "labels": NAMES[y].tolist()}, None], kind)
+    found = pa.table(ts.audit_batch(rows))
+    assert found["error"].to_pylist() == [None, "the labels are null"]
+
+    class Again:
+        """Hands out the same array twice."""
+
+        def __init__(self):
+            self.capsules = rows.__arrow_c_array__()
+
+        def __arrow_c_array__(self, requested_schema=None):
+            return self.capsules
+
+    once = Again()
+    assert len(ts.audit_batch(once)) == 2
+    with pytest.raises(TypeError, match="taken before"):
+        ts.audit_batch(once)
+
+
+def test_booleans_are_named_as_in_python():
+    X, _, _ = TASKS[0]
+    whole = pa.table({"features": [X.tolist()], "labels": [[True, True, False, False]]})
+    assert pa.table(ts.fit_batch(whole))["classes"].to_pylist() == [["False", "True"]]
+    nobody = pa.array([[]], pa.list_(pa.dictionary(pa.int8(), pa.string())))
+    found = pa.table(ts.audit_batch(pa.table({"features": [X.tolist()], "labels": nobody})))
+    assert found["error"].to_pylist() == ["4 rows of features but 0 labels"]
 
 
 def test_a_table_of_another_form_is_a_type_error():
@@ -152,6 +197,11 @@ def test_a_table_of_another_form_is_a_type_error():
         ts.audit_batch(whole, carry=["user"])
     with pytest.raises(ValueError, match="threads is 0"):
         ts.audit_batch(whole, threads=0)
+
+
+def test_a_column_that_would_be_there_twice_is_refused():
+    with pytest.raises(TypeError, match="column 'error' would be there twice"):
+        ts.audit_batch(table(error=pa.array(["x"] * len(TASKS))), carry=["error"])
 
 
 def test_columns_of_any_type_are_carried_through():

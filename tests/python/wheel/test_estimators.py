@@ -122,7 +122,7 @@ def test_large_sets_are_fitted_by_what_an_audit_believes():
     X, y, truth = support_set(ways=6, shots=100, wrong=range(0, 600, 9))
     clf = ts.FewShotClassifier("relabel").fit(X, y)
     assert clf.score(X, truth) > 0.99 and len(clf.audit_) == 600
-    with pytest.raises(ValueError, match="keeps only some"):
+    with pytest.raises(AttributeError, match="keeps only some"):
         pickle.loads(pickle.dumps(clf)).audit_
 
 
@@ -132,6 +132,10 @@ def test_a_label_auditor_is_an_outlier_detector(rows):
     assert (np.flatnonzero(auditor.labels_ == -1) == [3]).all()
     assert auditor.scores_.argmin() == 3 and auditor.audit_.verdict[3] == "relabel"
     assert (clone(auditor).fit_predict(X, y) == auditor.labels_).all()
+    again = pickle.loads(pickle.dumps(auditor))
+    assert (again.labels_ == auditor.labels_).all() and (again.scores_ == auditor.scores_).all()
+    with pytest.raises(AttributeError, match="was not pickled"):
+        _ = again.audit_
     with pytest.raises(ValueError):
         ts.LabelAuditor().fit_predict(X)
     with pytest.raises(AttributeError):

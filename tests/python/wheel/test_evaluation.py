@@ -74,11 +74,15 @@ def test_whoever_watches_may_end_it(bank):
     class Enough(Exception):
         pass
 
+    heard = []
+
     def stop(done, total):
+        heard.append(done)
         raise Enough(done)
 
     with pytest.raises(Enough):
         ts.evaluate(X, y, methods=["protonet"], episodes=10**9, progress=stop)
+    assert len(heard) == 1, "whoever wanted it to stop hears no more"
 
 
 def test_episodes_are_those_of_the_manifest(bank, command, tmp_path):
@@ -112,6 +116,10 @@ def test_episodes_are_those_of_the_manifest(bank, command, tmp_path):
         ({"noise": {"symetric": 0.2}}, "unknown noise type 'symetric'"),
         ({"noise": {"symmetric": 1.5}}, "150 %"),
         ({"noise": {"outlier": 0.2}}, "outlier"),
+        ({"noise": {"symmetric": []}}, r"levels of 'symmetric' noise .* shape \(0,\)"),
+        ({"noise": {"symmetric": [[0.1], [0.2]]}}, r"shape \(2, 1\)"),
+        ({"threads": -1}, "threads is -1"),
+        ({"items": ["a"]}, "rows but 1 items"),
         ({"methods": ["protonet", "protonet"]}, "asked for twice"),
         ({"baseline": "median", "methods": ["protonet"]}, "not among the methods: protonet"),
         ({"outliers": "none"}, "other classes"),

@@ -39,6 +39,11 @@ def test_every_public_name_is_there_and_documented():
         assert name == "__version__" or getattr(ts, name).__doc__
 
 
+def test_whoever_lists_what_is_there_gets_all_of_it():
+    program = "import inspect, sys; sys.modules['torch'] = None; import trueshot; inspect.getmembers(trueshot)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_importing_it_imports_nothing_large():
     program = "import sys, trueshot; print([m for m in ('sklearn', 'pandas', 'torch', 'pyarrow', 'scipy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

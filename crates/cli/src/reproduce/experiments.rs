@@ -201,7 +201,10 @@ impl<'a> Experiment<'a> {
 }
 
 /// The paper's figures: accuracy, and half its 95 % interval.
-pub struct Paper(BTreeMap<(String, String, String, i64), (f64, Option<f64>)>);
+pub struct Paper(BTreeMap<Place, (f64, Option<f64>)>);
+
+/// Table, dataset, row, and percentage of noise.
+type Place = (String, String, String, i64);
 
 impl Paper {
     /// Reads them.

@@ -1,12 +1,13 @@
-//! Which data this is, whatever file it came in; and whether all of it is finite.
+//! Which data this is, whatever file it came in; and whether all of it can be worked with.
 //!
 //! Both questions need every byte of the features, so they share one pass: a chunk that fits the cache is
 //! tested and hashed before the next is fetched, and a file larger than memory is streamed once. The test
-//! looks at bit patterns (an exponent of all ones is NaN or infinite), not at numbers, and decodes nothing.
+//! looks at bit patterns, not at numbers, and decodes nothing.
 
 use std::fmt;
 use std::str::FromStr;
 
+use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::Embeddings;
@@ -67,16 +68,19 @@ impl<'de> serde::Deserialize<'de> for Fingerprint {
 }
 
 impl Features {
-    /// Refuses the first value in row order that is not finite.
-    pub fn check_finite(&self) -> Result<()> {
-        match all_finite(self.bytes_of(0..self.rows()), self.precision()) {
+    /// Refuses the first value in row order that is not finite, or too large to be squared and summed.
+    pub fn check(&self) -> Result<()> {
+        match all_usable(self.bytes_of(0..self.rows()), self.precision()) {
             true => Ok(()),
-            false => Err(first_not_finite(self, 0)),
+            false => Err(first_unusable(self, 0)),
         }
     }
 }
 
-/// Streams over the features once; refuses the first value in row order that is not finite.
+/// No feature may be larger: distances are sums of squares over a row, which must stay finite.
+const LARGEST: f32 = 1e15;
+
+/// Streams over the features once; refuses the first value in row order that is not finite, or too large.
 pub(crate) fn check_and_fingerprint(embeddings: &Embeddings) -> Result<Fingerprint> {
     let features = embeddings.features();
     let mut hasher = blake3::Hasher::new();
@@ -88,8 +92,8 @@ pub(crate) fn check_and_fingerprint(embeddings: &Embeddings) -> Result<Fingerpri
     for start in (0..features.rows()).step_by(rows_at_once) {
         let rows = start..features.rows().min(start + rows_at_once);
         let bytes = features.bytes_of(rows.clone());
-        if !all_finite(bytes, features.precision()) {
-            return Err(first_not_finite(features, rows.start));
+        if !all_usable(bytes, features.precision()) {
+            return Err(first_unusable(features, rows.start));
         }
         hasher.update_rayon(bytes);
     }
@@ -110,45 +114,52 @@ fn hash_count(hasher: &mut blake3::Hasher, count: usize) {
     hasher.update(&(count as u64).to_le_bytes());
 }
 
-/// Whether every number is finite; which thread looks where does not matter to the answer.
-fn all_finite(bytes: &[u8], precision: Precision) -> bool {
-    bytes.par_chunks(PIECE).all(|piece| !holds_not_finite(piece, precision))
+/// Whether every number can be worked with; which thread looks where does not matter to the answer.
+fn all_usable(bytes: &[u8], precision: Precision) -> bool {
+    bytes.par_chunks(PIECE).all(|piece| !holds_unusable(piece, precision))
 }
 
-/// Whether an exponent is all ones. Straight loops without an early exit, which the compiler turns into
-/// vector instructions.
-pub(super) fn holds_not_finite(bytes: &[u8], precision: Precision) -> bool {
+/// Whether a number is not finite or too large: without the sign, bits are in the order of the numbers, and above all
+/// numbers come infinity and NaN. Straight loops without an early exit, which the compiler turns into vector instructions.
+pub(super) fn holds_unusable(bytes: &[u8], precision: Precision) -> bool {
     match precision {
         Precision::F32 => {
-            let infinite = |bits: u32| bits & 0x7f80_0000 == 0x7f80_0000;
-            bytes.as_chunks().0.iter().fold(false, |found, &four| found | infinite(u32::from_le_bytes(four)))
+            let unusable = |bits: u32| bits & 0x7fff_ffff > LARGEST.to_bits();
+            bytes.as_chunks().0.iter().fold(false, |found, &four| found | unusable(u32::from_le_bytes(four)))
         }
-        Precision::F16 => any_exponent(bytes, 0x7c00),
-        Precision::Bf16 => any_exponent(bytes, 0x7f80),
+        Precision::F16 => any_above(bytes, f16::MAX.to_bits()),
+        Precision::Bf16 => any_above(bytes, bf16::from_f32(LARGEST).to_bits()),
     }
 }
 
-fn any_exponent(bytes: &[u8], exponent: u16) -> bool {
-    let infinite = |bits: u16| bits & exponent == exponent;
-    bytes.as_chunks().0.iter().fold(false, |found, &two| found | infinite(u16::from_le_bytes(two)))
+fn any_above(bytes: &[u8], largest: u16) -> bool {
+    let unusable = |bits: u16| bits & 0x7fff > largest;
+    bytes.as_chunks().0.iter().fold(false, |found, &two| found | unusable(u16::from_le_bytes(two)))
 }
 
 /// The error for the first such value at or after a row, known to be there.
-fn first_not_finite(features: &Features, start: usize) -> Error {
+fn first_unusable(features: &Features, start: usize) -> Error {
+    let largest = match features.precision() {
+        Precision::Bf16 => bf16::from_f32(LARGEST).to_f32(),
+        Precision::F32 | Precision::F16 => LARGEST,
+    };
     let mut values = vec![0.0; features.dim()];
     for row in start..features.rows() {
         decode(features.bytes_of(row..row + 1), features.precision(), &mut values);
-        if let Some(column) = values.iter().position(|value| !value.is_finite()) {
-            return Error::NotFinite { row, column, value: values[column] };
-        }
+        let Some(column) = values.iter().position(|value| value.is_nan() || value.abs() > largest) else {
+            continue;
+        };
+        let value = values[column];
+        return match value.is_finite() {
+            true => Error::LargeFeature { row, column, value, largest: LARGEST },
+            false => Error::NotFinite { row, column, value },
+        };
     }
-    unreachable!("the bit patterns had shown a value that is not finite")
+    unreachable!("the bit patterns had shown such a value")
 }
 
 #[cfg(test)]
 mod tests {
-    use half::{bf16, f16};
-
     use super::*;
 
     fn embeddings(values: Vec<f32>, dim: usize) -> Embeddings {
@@ -160,12 +171,22 @@ mod tests {
     fn the_bit_test_agrees_with_the_numbers_for_every_half() {
         for bits in 0..=u16::MAX {
             let bytes = bits.to_le_bytes();
-            assert_eq!(holds_not_finite(&bytes, Precision::F16), !f16::from_bits(bits).is_finite());
-            assert_eq!(holds_not_finite(&bytes, Precision::Bf16), !bf16::from_bits(bits).is_finite());
+            assert_eq!(holds_unusable(&bytes, Precision::F16), !f16::from_bits(bits).is_finite());
+            let fits = bf16::from_bits(bits).to_f32().abs() <= bf16::from_f32(LARGEST).to_f32();
+            assert_eq!(holds_unusable(&bytes, Precision::Bf16), !fits);
         }
-        for value in [0.0, -0.0, f32::MAX, f32::MIN_POSITIVE, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            assert_eq!(holds_not_finite(&value.to_le_bytes(), Precision::F32), !value.is_finite());
+        for value in [0.0, -0.0, LARGEST, -LARGEST, 1.001 * LARGEST, f32::MAX, f32::NAN, f32::NEG_INFINITY] {
+            let unusable = value.is_nan() || value.abs() > LARGEST;
+            assert_eq!(holds_unusable(&value.to_le_bytes(), Precision::F32), unusable);
         }
+    }
+
+    #[test]
+    fn a_value_whose_square_would_overflow_is_refused_with_its_place() {
+        let labels = || vec!["a".to_owned(), "b".to_owned()];
+        let refused = Embeddings::from_rows(vec![1.0, 2.0, 3.0, -1e19], 2, labels()).err();
+        assert!(matches!(refused, Some(Error::LargeFeature { row: 1, column: 1, .. })), "{refused:?}");
+        assert!(Embeddings::from_rows(vec![1.0, 2.0, 3.0, 1e15], 2, labels()).is_ok());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::features::{Features, Precision};
-use super::fingerprint::{check_and_fingerprint, holds_not_finite};
+use super::fingerprint::{check_and_fingerprint, holds_unusable};
 use super::warnings::warnings;
 use super::{Embeddings, Fingerprint};
 
@@ -197,7 +197,7 @@ impl Findings {
     fn look_at(&mut self, features: &Features, row: usize, values: &mut [f32], first: &[f32]) {
         let stored = features.bytes_of(row..row + 1);
         features.decode_row(row, values);
-        if holds_not_finite(stored, features.precision()) {
+        if holds_unusable(stored, features.precision()) {
             self.note_non_finite(row, values);
         }
         let squares: f64 = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();

@@ -158,7 +158,7 @@ impl Embeddings {
     pub fn from_numbered(features: Features, labels: Vec<i64>, classes: Vec<String>) -> Result<Self> {
         let labels = Labels::Indexed { labels, classes };
         let embeddings = Self::from_parts(Parts { features, labels, items: None, backbone: None }, None)?;
-        embeddings.features.check_finite()?;
+        embeddings.features.check()?;
         Ok(embeddings)
     }
 

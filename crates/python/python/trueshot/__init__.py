@@ -11,6 +11,7 @@
 """
 
 import importlib as _importlib
+from importlib.util import find_spec as _find_spec
 
 from ._audit import Audit, audit
 from ._batches import audit_batch, fit_batch, prototypes_batch
@@ -45,7 +46,8 @@ __all__ = [
 
 # What needs scikit-learn, matplotlib, torch, Ray or Spark, or looks whether they are there, is imported when it is used.
 _LATER = {"FewShotClassifier": "estimators", "LabelAuditor": "estimators"}
-_MODULES = ("easyfsl", "estimators", "plot", "ray", "spark")
+# Modules, and what they cannot do without.
+_MODULES = {"easyfsl": "torch", "estimators": "numpy", "plot": "matplotlib", "ray": "ray", "spark": "pyspark"}
 
 
 def __getattr__(name: str) -> object:
@@ -57,4 +59,6 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_MODULES])
+    # Whoever lists what is here asks for each of it.
+    there = [name for name, needed in _MODULES.items() if _find_spec(needed) is not None]
+    return sorted([*__all__, *there])

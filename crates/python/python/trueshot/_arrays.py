@@ -24,8 +24,6 @@ def as_features(features: Any, name: str = "X") -> np.ndarray:
         raise ValueError(f"Found array with 0 feature(s) (shape={array.shape}) while a minimum of 1 is required.")
     if array.dtype not in _STORED:
         array = _as_single(array, name)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
     return np.ascontiguousarray(array)
 
 
@@ -75,10 +73,12 @@ def _as_single(array: np.ndarray, name: str) -> np.ndarray:
 def _numbers_of_objects(array: np.ndarray, name: str) -> np.ndarray:
     try:
         return array.astype(np.float64)
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError, OverflowError) as problem:
         for (row, column), value in np.ndenumerate(array):
             try:
                 float(value)
+            except OverflowError:
+                raise ValueError(f"{name} has a number in row {row}, column {column} that is too large for a float") from None
             except (TypeError, ValueError):
                 kind = type(value).__name__
                 message = f"{name} has a {kind} in row {row}, column {column}: argument must be a string or a number"

@@ -76,7 +76,7 @@ def audit(
         features,
         labels.codes,
         labels.names,
-        _names(items),
+        item_names(items, len(features)),
         _confirmed(confirmed, len(features)),
         certainty,
         expected_noise,
@@ -87,8 +87,14 @@ def audit(
     return Audit(native, labels, pictures)
 
 
-def _names(items: Sequence[str] | None) -> list[str] | None:
-    return None if items is None else [str(item) for item in items]
+def item_names(items: Sequence[str] | None, rows: int) -> list[str] | None:
+    """Names of rows, one each."""
+    if items is None:
+        return None
+    names = [str(item) for item in items]
+    if len(names) != rows:
+        raise ValueError(f"{rows} rows but {len(names)} items")
+    return names
 
 
 def _confirmed(confirmed: Any, rows: int) -> list[bool]:
@@ -262,7 +268,10 @@ class Audit:
         return pandas.DataFrame(columns)
 
     def to_html(self, title: str = "Audit") -> str:
-        """The page that ``trueshot audit --html`` writes, with thumbnails if pictures were given."""
+        """The page that ``trueshot audit --html`` writes, with thumbnails if pictures were given.
+
+        Its map is drawn from X as it is now: an audit keeps no copy.
+        """
         from ._pictures import thumbnails
 
         return self._native.page(title, thumbnails(self._pictures))

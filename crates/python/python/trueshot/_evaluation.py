@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _native
 from ._arrays import as_features
+from ._audit import item_names
 from ._labels import Labels, encode
 from ._progress import counting
 
@@ -34,7 +35,14 @@ def _levels(noise: Mapping[str, Any] | None) -> list[tuple[str, list[float]]]:
         return []
     if not isinstance(noise, Mapping):
         raise TypeError(f"noise is a dictionary of types and levels such as {{'symmetric': [0, 0.4]}}, got {noise!r}")
-    return [(str(kind), np.atleast_1d(np.asarray(levels, dtype=np.float64)).tolist()) for kind, levels in noise.items()]
+    return [(str(kind), _level_list(kind, levels)) for kind, levels in noise.items()]
+
+
+def _level_list(kind: Any, levels: Any) -> list[float]:
+    array = np.atleast_1d(np.asarray(levels, dtype=np.float64))
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"levels of {kind!r} noise are a share or a list of them, got an array of shape {array.shape}")
+    return array.tolist()
 
 
 def whole(given: Any, name: str, least: int) -> int:
@@ -50,8 +58,7 @@ def given_rows(X: Any, y: Any, items: Sequence[str] | None = None) -> tuple[Any,
     """Labelled rows as the native half takes them, and their labels."""
     features = as_features(X)
     labels = encode(y, len(features))
-    names = None if items is None else [str(item) for item in items]
-    return (features, labels.codes, labels.names, names), labels
+    return (features, labels.codes, labels.names, item_names(items, len(features))), labels
 
 
 def _outliers(outliers: Any) -> tuple[Any, bool]:
@@ -264,7 +271,7 @@ def sample_episodes(
     """
     data, labels = given_rows(X, y, items)
     pool, own = _outliers(outliers)
-    shape = _Shape(ways, shots, queries, seed, {"symmetric": [0.0]} if noise is None else noise)
+    shape = _Shape(ways, shots, queries, seed, noise or {"symmetric": [0.0]})
     drawn = _native.sample_episodes(data, pool, own, shape, whole(first, "first", 0), whole(n, "n", 0))
     return [_episode(found, labels) for found in drawn]
 

@@ -38,12 +38,16 @@ def encode(labels: Any, rows: int | None = None, name: str = "y") -> Labels:
         )
     array = _comparable(array, name)
     classes, codes = np.unique(array, return_inverse=True)
-    names = [_name(label) for label in classes.tolist()]
+    names = [class_name(label) for label in classes.tolist()]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{name} has different labels that are both written {twice!r}")
     return Labels(codes.reshape(-1).astype(np.int64, copy=False), classes, names)
 
 
-def _name(label: Any) -> str:
-    return label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)
+def class_name(label: Any) -> str:
+    """What files and reports call a class."""
+    return label.decode("utf-8", "backslashreplace") if isinstance(label, bytes) else str(label)
 
 
 def _one_dimensional(labels: Any, name: str) -> np.ndarray:
@@ -115,7 +119,7 @@ def _whole(labels: np.ndarray, name: str) -> np.ndarray:
 def _objects(labels: np.ndarray, name: str) -> np.ndarray:
     kinds: dict[type, int] = {}
     for row, label in enumerate(labels):
-        if label is None or label != label or type(label).__name__ in ("NAType", "NaTType"):
+        if _is_missing(label):
             raise ValueError(f"Input {name} contains NaN or None: the label in row {row} is {label!r}")
         kinds.setdefault(_family(label), row)
     if len(kinds) > 1:
@@ -130,6 +134,12 @@ def _objects(labels: np.ndarray, name: str) -> np.ndarray:
     if family not in (str, bytes, int, bool):
         raise ValueError(f"Unknown label type: unknown. Labels of {name} are of type {family.__name__}")
     return labels
+
+
+def _is_missing(label: Any) -> bool:
+    # Whether pandas.NA differs from itself is a question that it refuses.
+    nowhere = label is None or type(label).__name__ in ("NAType", "NaTType")
+    return nowhere or (isinstance(label, (float, np.floating)) and bool(np.isnan(label)))
 
 
 _FAMILIES: tuple[tuple[type, tuple[type, ...]], ...] = (

@@ -11,7 +11,7 @@ from . import _native
 from ._arrays import as_features
 
 
-def load_model(source: str | os.PathLike[str] | bytes) -> Model:
+def load_model(source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> Model:
     """Reads a classifier that ``trueshot fit``, :meth:`FewShotClassifier.save` or :func:`fit_batch` made.
 
     ``source`` is a path, or the bytes of such a file. Heads that ``trueshot train`` makes are methods: name their file,

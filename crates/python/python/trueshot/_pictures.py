@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import os
 import struct
 import zlib
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 
 _SIDE = 112
+# A file up to this size is put into a page as it is; a larger one is made smaller, or left out.
+_MOST_BYTES = 64 * 1024
 
 _KINDS = (
     (b"\x89PNG", "image/png"),
@@ -43,8 +46,27 @@ def _data_uri(picture: Any) -> str | None:
 
 
 def _encoded(data: bytes) -> str | None:
+    if len(data) > _MOST_BYTES:
+        smaller = _smaller(data)
+        if smaller is None:
+            return None
+        data = smaller
     kind = next((kind for start, kind in _KINDS if data.startswith(start)), None)
     return None if kind is None else f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _smaller(data: bytes) -> bytes | None:
+    """The picture as a small PNG, by Pillow where it is installed."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return None
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            picture.thumbnail((2 * _SIDE, 2 * _SIDE))
+            return _png(_pixels(picture.convert("RGB")))
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
 
 
 def _pixels(picture: Any) -> np.ndarray:

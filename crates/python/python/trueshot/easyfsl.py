@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+try:
+    import torch
+    from torch import Tensor, nn
+except ImportError as problem:
+    raise ImportError(f"trueshot.easyfsl works on tensors of torch: {problem}\nhint: pip install torch") from None
 
 from ._labels import encode
 from . import _native

@@ -10,7 +10,7 @@ import numpy as np
 from . import _native
 from ._arrays import as_features
 from ._audit import Audit, audit
-from ._labels import Labels, encode
+from ._labels import Labels, class_name, encode
 from ._sklearn import (
     BaseEstimator,
     ClassifierMixin,
@@ -102,8 +102,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     @property
     def audit_(self) -> Audit:
         """What is wrong with the labels it was fitted on."""
-        native = self._model_of_fit().audit(self.threads)
-        names = [str(label) for label in self.classes_.tolist()]
+        try:
+            native = self._model_of_fit().audit(self.threads)
+        except ValueError as problem:
+            raise AttributeError(f"no audit: {problem}") from None
+        names = [class_name(label) for label in self.classes_.tolist()]
         return Audit(native, Labels(self._codes, self.classes_, names))
 
     @property
@@ -116,7 +119,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file that ``trueshot predict`` and :func:`load_model` read."""
-        data = self._model_of_fit().to_bytes()
+        data = self._model_of_fit().to_bytes(self.threads)
         with open(path, "wb") as file:
             file.write(data)
 
@@ -148,6 +151,8 @@ class LabelAuditor(OutlierMixin, BaseEstimator):
     audit_ : Audit
         Everything that was found.
     labels_ : array of 1 and -1
+    scores_ : array
+        How probable every label is: low is suspect, as with scikit-learn's outlier detectors.
 
     Examples
     --------
@@ -181,6 +186,7 @@ class LabelAuditor(OutlierMixin, BaseEstimator):
         self._audit = found
         self.classes_ = found.classes
         self.labels_ = np.where(found.suspect, -1, 1)
+        self.scores_ = 1 - found.p_wrong
         return self
 
     def fit_predict(self, X: Any, y: Any = None) -> np.ndarray:
@@ -190,17 +196,19 @@ class LabelAuditor(OutlierMixin, BaseEstimator):
     @property
     def audit_(self) -> Audit:
         """Everything that was found."""
-        if not hasattr(self, "_audit"):
+        if not hasattr(self, "labels_"):
             raise NotFittedError(f"this {type(self).__name__} has not looked at anything yet: call fit(X, y) first")
+        if not hasattr(self, "_audit"):
+            raise AttributeError("the audit was not pickled, only labels_ and scores_: call fit(X, y) again")
         return self._audit
 
-    @property
-    def scores_(self) -> np.ndarray:
-        """How probable every label is: low is suspect, as with scikit-learn's outlier detectors."""
-        return 1 - self.audit_.p_wrong
+    def __getstate__(self) -> dict[str, Any]:
+        # An audit looks into the rows it was made of, which belong to whoever gave them.
+        state = super().__getstate__() if hasattr(super(), "__getstate__") else self.__dict__
+        return {name: value for name, value in state.items() if name != "_audit"}
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_audit")
+        return hasattr(self, "labels_")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
