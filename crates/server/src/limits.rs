@@ -18,8 +18,6 @@ pub const MOST_FITTED_WEIGHTS: usize = 1 << 22;
 pub const MOST_NUMBERS: usize = 1 << 16;
 /// Bytes of a name, of an item or of a class: replies repeat them for every neighbour.
 pub const LONGEST_NAME: usize = 512;
-/// Numbers beyond this overflow when they are squared and summed.
-pub const LARGEST_NUMBER: f32 = 1e15;
 /// Classifiers that are kept.
 pub const MOST_CLASSIFIERS: usize = 1_000;
 

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use crate::body::{Body, Picture};
 use crate::gate::Watch;
-use crate::limits::{LARGEST_NUMBER, LONGEST_NAME, MOST_CLASSES, MOST_ITEMS, MOST_NUMBERS};
+use crate::limits::{LONGEST_NAME, MOST_CLASSES, MOST_ITEMS, MOST_NUMBERS};
 use crate::problem::Problem;
 use crate::rows::{QueriesJson, Rows, SupportJson};
 use crate::state::App;
@@ -217,13 +217,5 @@ fn check(data: &Embeddings) -> Result<(), Problem> {
     if classes.chain(items).any(|name| name.len() > LONGEST_NAME) {
         return Err(Problem::unusable(format!("a name has more than {LONGEST_NAME} bytes")));
     }
-    let mut values = vec![0.0; data.dim()];
-    for row in 0..data.len() {
-        data.features().decode_row(row, &mut values);
-        if let Some(large) = values.iter().find(|value| value.abs() > LARGEST_NUMBER) {
-            let error = format!("row {row} has the number {large:e}; at most {LARGEST_NUMBER:e} is allowed");
-            return Err(Problem::unusable(error));
-        }
-    }
-    Ok(())
+    Ok(data.features().check()?)
 }
