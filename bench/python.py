@@ -132,7 +132,7 @@ def main() -> None:
     result = {
         "machine": about,
         "fit": fitting(arguments.rounds),
-        "evaluate": evaluating(arguments.trueshot, 5, arguments.threads),
+        "evaluate": evaluating(arguments.trueshot, 15, arguments.threads),
         "scores": scoring(max(20, arguments.rounds // 10)),
     }
     report.write(arguments.out, page(result, arguments.threads), result)
