@@ -352,9 +352,14 @@ def add_allocator(parser: argparse.ArgumentParser) -> None:
 
 
 def use_allocator(name: str) -> None:
-    """Starts the script again with the allocator `tuned`, unless it runs with it. Call it before large imports."""
-    if name == "tuned" and any(os.environ.get(key) != value for key, value in TUNED_ALLOCATOR.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **TUNED_ALLOCATOR})
+    """Starts the script again with the settings of the allocator `tuned` or `plain`, unless it runs with them.
+
+    glibc reads them when a process starts, so call this before anything else has been done.
+    """
+    wanted = TUNED_ALLOCATOR if name == "tuned" else {}
+    if {key: os.environ[key] for key in TUNED_ALLOCATOR if key in os.environ} != wanted:
+        others = {key: value for key, value in os.environ.items() if key not in TUNED_ALLOCATOR}
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**others, **wanted})
 
 
 def output(command: Sequence[str | Path], environment: dict[str, str] | None = None) -> str:
