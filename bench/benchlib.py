@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import hashlib
 import importlib.util
 import json
@@ -18,6 +19,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,6 +165,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> 
     """A Markdown table; the first `left` columns are text, the others numbers."""
     rule = ["---" if column < left else "---:" for column in range(len(head))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
+
+
+def wrapped(markdown: str, width: int = 100) -> str:
+    """A page with its paragraphs wrapped; headings, tables and blocks of code stay as they are."""
+    blocks = markdown.rstrip("\n").split("\n\n")
+    kept = ("#", "|", "```")
+    fill = functools.partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+    return "\n\n".join(block if block.startswith(kept) else fill(block) for block in blocks) + "\n"
 
 
 def sha256(path: Path) -> str:

@@ -137,7 +137,7 @@ def page(result: dict) -> str:
     head = ["embeddings", "MB", "episodes/s", "ratio", "open and check, s", "peak anonymous memory, MB"]
     few, many = result["episodes"]
     files = " ".join(bank["file"] for bank in result["banks"])
-    return f"""# Large embeddings files
+    return benchlib.wrapped(f"""# Large embeddings files
 
 ProtoNet on clean 5-way 5-shot episodes with 15 queries per class, drawn from files of different size
 that are in the page cache. The ratio is to the first file.
@@ -156,7 +156,7 @@ episodes divided by the difference in time, as the median over the rounds, so th
 the file does not count. Anonymous memory is what the program allocated; the file itself is mapped.
 
 {benchlib.machine_sentence(result['machine'], result['versions'], result['threads'])}
-"""
+""")
 
 
 def main() -> None:

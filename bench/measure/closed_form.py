@@ -119,7 +119,7 @@ def main() -> None:
     # The fourth column, the method, is text between numbers; a table of right-aligned names reads badly.
     rule = ["---", "---:", "---:", "---", "---:", "---:", "---:"]
     all_rows = [["noise", "ways", "shots", "method", "reference", "trueshot", "difference"], rule, *rows]
-    benchlib.publish(arguments.out, f"""# Closed forms against an independent program
+    benchlib.publish(arguments.out, benchlib.wrapped(f"""# Closed forms against an independent program
 
 ```sh
 python bench/measure/closed_form.py --reference DIR --paper tables.csv --out docs/results/closed-form.md
@@ -141,7 +141,7 @@ Differences are paired over the same episodes. Baseline++ is initialised with th
 ## All rows
 
 {chr(10).join("| " + " | ".join(row) + " |" for row in all_rows)}
-""")
+"""))
     benchlib.progress(f"{len(rows)} rows, largest difference {worst:.2f}, {seconds:.0f} s")
 
 

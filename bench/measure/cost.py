@@ -94,7 +94,7 @@ def page(result: dict) -> str:
     ]
     backbones = [[f"Conv4, {size} px", f"{conv4_operations(size, channels) / 1e6:.1f}", str(64 * (size >> 4) ** 2)]
                  for size, channels in ((84, 3), (32, 3), (28, 1))]
-    return f"""# What it costs
+    return benchlib.wrapped(f"""# What it costs
 
 A 5-way 5-shot support set with {result['dim']} features per item, and the answers to {QUERIES} queries: parameters of the
 method, millions of additions and multiplications in its matrix products, and milliseconds per episode
@@ -117,7 +117,7 @@ python bench/measure/cost.py --features test.safetensors --tranfs t2-sym.safeten
 ```
 
 {benchlib.machine_sentence(result['machine'], result['versions'], result['threads'])}
-"""
+""")
 
 
 def main() -> None:

@@ -285,7 +285,7 @@ def page(result: dict) -> str:
     by_round = ["", *(f"round {number}, s" for number in numbers), *(f"times one process, {number}" for number in numbers)]
     head = ["", "seconds", "tasks/s", "tasks/s per core", "times one process", "allowed", "processor seconds",
             "times one process", "start, s"]
-    return f"""# Ray and Spark
+    return benchlib.wrapped(f"""# Ray and Spark
 
 {result['tasks']:,} tasks of {WAYS} x {SHOTS} x {DIM} values in f32, {result['megabytes']:,} MB of Parquet in {result['files']} files, audited with the
 built-in head on {cores} cores. One process: `audit_batch` with {cores} threads on a stream of the files. Ray:
@@ -312,7 +312,7 @@ python bench/measure/engines.py TASKS --rounds {result['rounds']} --out docs/res
 {result['rounds']} rounds, the engines in turns; medians.
 
 {benchlib.machine_sentence(result['machine'], result['versions'], cores)}
-"""
+""")
 
 
 def measure(arguments: argparse.Namespace) -> None:

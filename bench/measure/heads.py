@@ -193,7 +193,7 @@ accuracy that an independent program reported.
     lines += miniimagenet(full, arguments.features, arguments.models)
     lines += unseen(short, arguments.features)
     lines.append(f"All evaluations together took {(full.seconds + short.seconds) / 60:.1f} minutes.\n")
-    benchlib.publish(arguments.out, "\n".join(lines))
+    benchlib.publish(arguments.out, benchlib.wrapped("\n".join(lines)))
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def page(result: dict) -> str:
     head = ["workload", "trueshot ms", "PyTorch ms", "ratio", "compiled ms", "ratio", "AVX2 ms", "ratio", "of the peak"]
     note = f"{result['note']}\n\n" if result.get("note") else ""
     without = " --no-compile" if "torch_compile" not in rounds else ""
-    return f"""# Networks against PyTorch
+    return benchlib.wrapped(f"""# Networks against PyTorch
 
 Milliseconds, less is better; all on {result['threads']} threads, f32, AdamW included in training steps. A ratio is
 PyTorch's time divided by trueshot's within one round, as the median over the rounds: the speed of a
@@ -119,7 +119,7 @@ PyTorch runs with an allocator that keeps freed memory (`TUNED_ALLOCATOR` in `be
 {benchlib.peers_sentence(result['peers'])}
 
 {benchlib.machine_sentence(result['machine'], result['versions'], result['threads'])}
-"""
+""")
 
 
 def main() -> None:

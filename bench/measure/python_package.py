@@ -155,7 +155,7 @@ def page(result: dict) -> str:
     ]
     scores = [[f"{1e3 * scored['trueshot']:.2f} ms", f"{1e3 * scored['cleanlab']:.0f} ms",
                f"{scored['cleanlab'] / scored['trueshot']:.0f}"]]
-    return f"""# The Python package
+    return benchlib.wrapped(f"""# The Python package
 
 {benchlib.machine_sentence(result['machine'], result['versions'], result['threads'])}
 
@@ -182,7 +182,7 @@ results; the command line also reads its file.
 cross-validated in three folds.
 
 {benchlib.table(["`ts.get_label_quality_scores`", "cleanlab", "times as fast"], scores, left=0)}
-"""
+""")
 
 
 def main() -> None:

@@ -116,7 +116,7 @@ def page(result: dict) -> str:
         [f"`{workload}`", f"{rates['gb_s']:.1f}", f"{rates['gflop_s']:.0f}"]
         for workload, rates in best["implied_by_trueshot"].items()
     ]
-    return f"""# Speed
+    return benchlib.wrapped(f"""# Speed
 
 Time for 1,000 episodes (5-way 5-shot, 15 queries per class, no noise) from 20 classes x 600 rows of
 1600 values in f32, sampling included. Less is better; a ratio is the peer's time divided by
@@ -150,7 +150,7 @@ number of threads, and the time of 1,000 episodes at that rate:
 The rates that trueshot's times amount to:
 
 {table(["workload", "GB/s", "GFLOP/s"], implied)}
-"""
+""")
 
 
 def main() -> None:
