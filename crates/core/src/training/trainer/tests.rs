@@ -1,7 +1,10 @@
 //! The loop with something small to train: a point that walks towards another.
 
+use std::collections::BTreeMap;
+
 use super::*;
 use crate::rng::{Purpose, Rng};
+use crate::tensors::tests::{flips, without_checksum};
 use crate::training::Validation;
 
 struct Walker {
@@ -226,4 +229,52 @@ fn a_checkpoint_cut_in_the_middle_is_refused() {
         let error = train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap_err();
         assert!(error.to_string().contains("walk.checkpoint is not a valid"), "{error}");
     }
+}
+
+#[test]
+fn a_checkpoint_with_any_bit_flipped_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(22)).unwrap();
+    let path = Files::of(&plan.output).checkpoint;
+    let saved = std::fs::read(&path).unwrap();
+    for (bit, damaged) in flips(&saved).enumerate() {
+        std::fs::write(&path, damaged).unwrap();
+        assert!(Progress::read(&path, &plan.identity).is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(22)).unwrap();
+    let path = Files::of(&plan.output).checkpoint;
+    let mut damaged = std::fs::read(&path).unwrap();
+    *damaged.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, damaged).unwrap();
+    let before = contents(folder.path());
+    let error = train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap_err();
+    assert!(matches!(error, Error::Damaged { .. }), "{error}");
+    assert_eq!(contents(folder.path()), before);
+}
+
+#[test]
+fn a_checkpoint_of_an_earlier_version_without_a_checksum_is_resumed() {
+    let (unbroken, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    train(&mut Walker::new(), &plan(unbroken.path()), Start::Fresh, &mut ()).unwrap();
+    let plan = plan(broken.path());
+    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(22)).unwrap();
+    let path = Files::of(&plan.output).checkpoint;
+    let earlier = without_checksum(&std::fs::read(&path).unwrap());
+    std::fs::write(&path, earlier).unwrap();
+    train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap();
+    let model = |folder: &Path| std::fs::read(folder.join("walk.safetensors")).unwrap();
+    assert_eq!(model(unbroken.path()), model(broken.path()));
+}
+
+/// All files of a folder with their bytes.
+fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
 }
