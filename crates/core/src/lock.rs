@@ -10,6 +10,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 
@@ -19,6 +20,11 @@ pub const LOCK_FILE: &str = ".trueshot-lock";
 const MAGIC: &str = "trueshot-lock";
 /// A lock file is two short lines; more than this is not read.
 const LONGEST: u64 = 4096;
+
+/// A process that has just taken the lock may not have written its id yet: how often a lock file is looked at, and how
+/// long to wait in between.
+const LOOKS: usize = 50;
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// An advisory lock, held until it is dropped or the process ends.
 #[derive(Debug)]
@@ -171,19 +177,24 @@ fn describe_holder(file: &mut File) -> std::io::Result<()> {
         Path::new(&program).file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
     let command = words.next().filter(|word| !word.starts_with('-')).unwrap_or_default();
     let command = format!("{program} {command}");
-    file.set_len(0)?;
+    // One write over what a killed process may have left: no reader sees a part of it.
+    let text = format!("{MAGIC}\n{}\n{}\n", std::process::id(), command.trim_end());
     file.rewind()?;
-    writeln!(file, "{MAGIC}\n{}\n{}", std::process::id(), command.trim_end())
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)
 }
 
 /// Who holds a lock, for a message: "process 4711 (trueshot repair)".
 fn holder(file: &mut File) -> String {
-    let text = read_text(file).unwrap_or_default();
-    let mut lines = text.lines().skip(1);
-    match (lines.next().and_then(|line| line.parse::<u32>().ok()), lines.next()) {
-        (Some(process), Some(command)) => format!("process {process} ({})", crate::report::visible(command)),
-        _ => "another process".into(),
+    for _ in 0..LOOKS {
+        let text = read_text(file).unwrap_or_default();
+        let mut lines = text.lines().skip(1);
+        if let (Some(Ok(process)), Some(command)) = (lines.next().map(str::parse::<u32>), lines.next()) {
+            return format!("process {process} ({})", crate::report::visible(command));
+        }
+        std::thread::sleep(PAUSE);
     }
+    "another process".into()
 }
 
 #[cfg(test)]
@@ -207,6 +218,21 @@ mod tests {
         drop(lock);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the lock file is gone");
         Lock::on_folder(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_holder_that_has_only_just_taken_the_lock_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(LOCK_FILE);
+        let mut taken = open(&path).unwrap();
+        taken.try_lock().unwrap();
+        let refused = std::thread::scope(|scope| {
+            let second = scope.spawn(|| Lock::on_folder(folder.path()).unwrap_err());
+            std::thread::sleep(PAUSE);
+            describe_holder(&mut taken).unwrap();
+            second.join().unwrap()
+        });
+        assert!(holder_of(refused).starts_with(&format!("process {} (", std::process::id())));
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl<'a> Archive<'a> {
             let member =
                 self.zip.by_index_raw(index).map_err(|problem| self.source.malformed(FORMAT, problem))?;
             if local_name(&self.source.bytes, member.header_start()) != Some(member.name_raw()) {
-                let name = member.name();
+                let name = shown(member.name_raw());
                 let problem =
                     format!("the directory lists a member '{name}', but the member has another name");
                 return Err(self.source.malformed(FORMAT, problem));
@@ -114,7 +114,7 @@ impl<'a> Archive<'a> {
                 let bytes = stored(source, member.data_start(), packed)?;
                 match crc32fast::hash(&bytes) == member.crc32() {
                     true => Ok(bytes),
-                    false => Err(source.damaged(format!("array '{}'", member.name()))),
+                    false => Err(source.damaged(format!("array '{}'", shown(member.name_raw())))),
                 }
             }
             CompressionMethod::Deflated => {
@@ -127,6 +127,11 @@ impl<'a> Archive<'a> {
             ))),
         }
     }
+}
+
+/// A member's name for a message.
+fn shown(name: &[u8]) -> String {
+    crate::report::visible(&String::from_utf8_lossy(name))
 }
 
 /// The name in the header in front of a member.
