@@ -107,9 +107,12 @@ impl Names {
     }
 
     fn of(&self, fine: i64, coarse: i64) -> Option<(&str, &str)> {
-        let find = |names: &[String], label: i64| names.get(usize::try_from(label).ok()?).map(String::as_str);
-        Some((find(&self.fine, fine)?, find(&self.coarse, coarse)?))
+        Some((named(&self.fine, fine)?, named(&self.coarse, coarse)?))
     }
+}
+
+fn named(names: &[String], label: i64) -> Option<&str> {
+    names.get(usize::try_from(label).ok()?).map(String::as_str)
 }
 
 /// Refuses names that are empty or occur twice: a label is a place in the list, so a name that is missing would shift
