@@ -172,7 +172,8 @@ def kill_undo(one: Round) -> str:
     if code != 0:
         raise Failure(message)
     process = one.start("--undo", "plan.undo.jsonl")
-    return killed(one, process, lambda: (0, ""))
+    is_done = lambda: not (one.folder / "plan.undo.jsonl").exists()
+    return killed(one, process, lambda: (0, "") if is_done() else one.run("--undo", "plan.undo.jsonl"))
 
 
 def killed(one: Round, process: subprocess.Popen, again) -> str:

@@ -10,7 +10,6 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use crate::error::{Error, Result};
 
@@ -20,11 +19,6 @@ pub const LOCK_FILE: &str = ".trueshot-lock";
 const MAGIC: &str = "trueshot-lock";
 /// A lock file is two short lines; more than this is not read.
 const LONGEST: u64 = 4096;
-
-/// A process that has just taken the lock may not have written its id yet: how often a lock file is looked at, and how
-/// long to wait in between.
-const LOOKS: usize = 50;
-const PAUSE: Duration = Duration::from_millis(2);
 
 /// An advisory lock, held until it is dropped or the process ends.
 #[derive(Debug)]
@@ -177,22 +171,22 @@ fn describe_holder(file: &mut File) -> std::io::Result<()> {
         Path::new(&program).file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
     let command = words.next().filter(|word| !word.starts_with('-')).unwrap_or_default();
     let command = format!("{program} {command}");
-    // One write over what a killed process may have left: no reader sees a part of it.
-    let text = format!("{MAGIC}\n{}\n{}\n", std::process::id(), command.trim_end());
+    file.set_len(0)?;
     file.rewind()?;
-    file.write_all(text.as_bytes())?;
-    file.set_len(text.len() as u64)
+    file.write_all(format!("{MAGIC}\n{}\n{}\n", std::process::id(), command.trim_end()).as_bytes())
 }
 
-/// Who holds a lock, for a message: "process 4711 (trueshot repair)".
+/// Who holds a lock, for a message: "process 4711 (trueshot repair)". A holder that has just taken the lock gets a moment
+/// to write its name.
 fn holder(file: &mut File) -> String {
-    for _ in 0..LOOKS {
+    for _ in 0..20 {
         let text = read_text(file).unwrap_or_default();
         let mut lines = text.lines().skip(1);
-        if let (Some(Ok(process)), Some(command)) = (lines.next().map(str::parse::<u32>), lines.next()) {
+        let (process, command) = (lines.next().and_then(|line| line.parse::<u32>().ok()), lines.next());
+        if let (Some(process), Some(command), true) = (process, command, text.ends_with('\n')) {
             return format!("process {process} ({})", crate::report::visible(command));
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(std::time::Duration::from_millis(5));
     }
     "another process".into()
 }
@@ -223,12 +217,11 @@ mod tests {
     #[test]
     fn a_holder_that_has_only_just_taken_the_lock_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(LOCK_FILE);
-        let mut taken = open(&path).unwrap();
+        let mut taken = open(&folder.path().join(LOCK_FILE)).unwrap();
         taken.try_lock().unwrap();
         let refused = std::thread::scope(|scope| {
             let second = scope.spawn(|| Lock::on_folder(folder.path()).unwrap_err());
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(std::time::Duration::from_millis(10));
             describe_holder(&mut taken).unwrap();
             second.join().unwrap()
         });

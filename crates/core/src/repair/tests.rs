@@ -212,7 +212,12 @@ fn a_folder_that_changed_is_refused_with_what_changed() {
     let mut now = listing();
     now.remove(0);
     now[0].size = Some(99);
-    now.push(Listed { item: "all/dog/new.jpg".into(), class: Some("dog".into()), size: Some(1) });
+    now.push(Listed {
+        item: "all/dog/new.jpg".into(),
+        class: Some("dog".into()),
+        size: Some(1),
+        ..Listed::default()
+    });
     let refused = plan.check(&now, &unchanged).unwrap_err().to_string();
     assert_eq!(
         refused,
