@@ -40,6 +40,14 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// The contents of a file do not match the checksum that was written with them.
+    #[error("{path} is damaged: the checksum of {what} does not match")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The part whose checksum differs.
+        what: String,
+    },
     /// The file claims more data than its own size can justify.
     #[error(
         "{path} claims to unpack to {claimed} bytes, more than the {allowed} allowed for a file of its size"
@@ -464,6 +472,10 @@ impl Error {
             Error::OtherData { .. } => {
                 Some("replay a manifest on the file it was written from, or draw new episodes".into())
             }
+            Error::Damaged { .. } => Some(
+                "the file was changed after it was written; copy it again from its source, or make it again"
+                    .into(),
+            ),
             Error::TooLarge { .. } => Some("convert the file to .safetensors, which is read in place".into()),
             _ => None,
         }

@@ -215,6 +215,20 @@ mod tests {
     }
 
     #[test]
+    fn a_holder_that_has_only_just_taken_the_lock_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut taken = open(&folder.path().join(LOCK_FILE)).unwrap();
+        taken.try_lock().unwrap();
+        let refused = std::thread::scope(|scope| {
+            let second = scope.spawn(|| Lock::on_folder(folder.path()).unwrap_err());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            describe_holder(&mut taken).unwrap();
+            second.join().unwrap()
+        });
+        assert!(holder_of(refused).starts_with(&format!("process {} (", std::process::id())));
+    }
+
+    #[test]
     fn readers_share_a_lock_and_the_last_one_removes_it() {
         let folder = tempfile::tempdir().unwrap();
         let first = Lock::for_reading(folder.path()).unwrap();

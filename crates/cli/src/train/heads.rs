@@ -322,7 +322,7 @@ fn train<M: HeadOptions + Send + Sync>(
     configuration.model = configuration.model.for_episodes(ways);
     configuration.check()?;
     configuration.model.check()?;
-    run.check()?;
+    let claim = run.claim()?;
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
         let files = open_all(&configuration)?;
@@ -348,7 +348,7 @@ fn train<M: HeadOptions + Send + Sync>(
         };
         let mut trainee = HeadTrainee::new(&configuration, training, validation)?;
         eprintln!("{} parameters, seed {}", grouped(trainee.parameters().len()), configuration.seed);
-        run.train(&mut trainee, course)
+        run.train(claim, &mut trainee, course)
     })?;
     run.conclude(&outcome, steps);
     Ok(())

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use trueshot::training::{Files, Outcome, Plan, Start, Trainee, train};
+use trueshot::training::{Claim, Files, Outcome, Plan, Start, Trainee};
 
 use crate::progress::listen_for_interrupts;
 use crate::threads::Threads;
@@ -83,9 +83,9 @@ pub struct Course {
 }
 
 impl RunArguments {
-    /// Refuses to overwrite an earlier run, before anything is read.
-    pub fn check(&self) -> anyhow::Result<()> {
-        Ok(Files::of(&self.output).check(self.start())?)
+    /// Claims the files of the run before anything is read, and refuses to overwrite an earlier one.
+    pub fn claim(&self) -> anyhow::Result<Claim> {
+        Ok(Files::of(&self.output).claim(self.start())?)
     }
 
     fn start(&self) -> Start {
@@ -97,7 +97,7 @@ impl RunArguments {
     }
 
     /// Trains, showing how it goes.
-    pub fn train(&self, trainee: &mut dyn Trainee, course: Course) -> anyhow::Result<Outcome> {
+    pub fn train(&self, claim: Claim, trainee: &mut dyn Trainee, course: Course) -> anyhow::Result<Outcome> {
         anyhow::ensure!(
             self.save_every.is_finite() && self.save_every >= 0.0,
             "--save-every is {}; allowed: 0 or more seconds",
@@ -113,13 +113,12 @@ impl RunArguments {
             configuration: course.configuration,
             identity: course.identity,
         };
-        let start = self.start();
-        if start == Start::Resume && !plan.output.exists() && !Files::of(&plan.output).checkpoint.exists() {
+        if self.resume && !plan.output.exists() && !Files::of(&plan.output).checkpoint.exists() {
             eprintln!("there is no checkpoint beside {} yet: beginning", plan.output.display());
         }
         listen_for_interrupts();
         let mut display = Display::new();
-        let outcome = train(trainee, &plan, start, &mut display);
+        let outcome = claim.train(trainee, &plan, &mut display);
         display.finish();
         Ok(outcome?)
     }

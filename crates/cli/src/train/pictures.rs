@@ -168,7 +168,7 @@ impl Lesson<'_> {
         configuration: &(impl Serialize + Sync),
         make: impl FnOnce(Datasets) -> trueshot_vision::Result<(T, usize)> + Send,
     ) -> anyhow::Result<()> {
-        run.check()?;
+        let claim = run.claim()?;
         let (steps, seed) = (self.steps, self.seed);
         let outcome = run.threads.run(|| {
             let datasets = load(self.data, self.pictures)?;
@@ -181,7 +181,7 @@ impl Lesson<'_> {
             };
             let (mut trainee, count) = make(datasets)?;
             eprintln!("{} {}, seed {seed}", grouped(count), self.parameters);
-            run.train(&mut trainee, course)
+            run.train(claim, &mut trainee, course)
         })?;
         run.conclude(&outcome, steps);
         Ok(())
