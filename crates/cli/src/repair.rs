@@ -11,6 +11,7 @@ use trueshot::repair::{self, Journal, Kind, Labelled, Listed, Move, Plan};
 use trueshot::report::visible;
 use trueshot_vision::{Collection, Reading};
 
+use crate::messages::say;
 use crate::output::{check_writable, print, write_file};
 use crate::progress::Progress;
 use crate::support::listing;
@@ -96,11 +97,7 @@ fn undo(path: &Path) -> anyhow::Result<()> {
     let journal = Journal::open(path)?;
     let outcome = journal.undo()?;
     std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
-    eprintln!(
-        "{}: {} files are back where they were",
-        journal.root().display(),
-        outcome.moved + outcome.before
-    );
+    say!("{}: {} files are back where they were", journal.root().display(), outcome.moved + outcome.before);
     Ok(())
 }
 
@@ -179,11 +176,11 @@ impl Arguments {
         progress.finish();
         let copied = copied?;
         for item in copied.left_out {
-            eprintln!("warning: {} is not copied: no file, or a link that leads nowhere", visible(&item));
+            say!("warning: {} is not copied: no file, or a link that leads nowhere", visible(&item));
         }
         let quarantined = moves.iter().filter(|one| one.to.starts_with(repair::QUARANTINE)).count();
         let moved = moves.len() - quarantined;
-        eprintln!(
+        say!(
             "{}: {} files, {moved} in another class, {quarantined} in quarantine",
             into.display(),
             copied.files
@@ -242,8 +239,8 @@ fn tell_moved(journal: &Journal, undo: &Path) -> anyhow::Result<()> {
     } else {
         String::new()
     };
-    eprintln!("{}: {} files moved{before}", journal.root().display(), outcome.moved);
-    eprintln!("hint: `trueshot repair --undo {}` takes it back", undo.display());
+    say!("{}: {} files moved{before}", journal.root().display(), outcome.moved);
+    say!("hint: `trueshot repair --undo {}` takes it back", undo.display());
     Ok(())
 }
 
@@ -313,7 +310,7 @@ fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::
     }
     let rows = writer.rows();
     writer.finish()?;
-    eprintln!("{}: {rows} rows, {} in quarantine", into.display(), labelled.len() - rows);
+    say!("{}: {rows} rows, {} in quarantine", into.display(), labelled.len() - rows);
     Ok(())
 }
 
