@@ -332,7 +332,8 @@ fn the_help_lists_every_key_of_a_configuration() {
     for (head, config) in [("tranfs", "--feed-forward"), ("relabel", "--edge-hidden")] {
         let output = format!("{head}.safetensors");
         let small = ["--steps", "1", "--per-step", "1", "--queries", "2", "--val-episodes", "2", config, "8"];
-        let run = ["train", head, "data.safetensors", "-o", &output, "--ways", "3", "--shots", "5"];
+        let run =
+            ["train", head, "data.safetensors", "-o", &output, "--noise", "symmetric=20", "--shots", "5"];
         lab.folder.trueshot(&[&run[..], &small].concat()).assert().success();
         let written = std::fs::read_to_string(lab.path(&output).with_extension("toml")).unwrap();
         let written: toml::Table = written.parse().unwrap();
