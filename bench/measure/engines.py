@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Audits of many tasks in Parquet files: by one Python process, by Ray Data and by Spark, on the same cores.
+"""Audit many tasks in Parquet files with one Python process, Ray Data and Spark on the same cores.
 
-    python bench/engines.py --make TASKS                                      # 20,000 tasks of 5 x 5 x 1280, 2.6 GB
-    python bench/engines.py TASKS --out docs/results/engines.md
+    python bench/measure/engines.py --make TASKS                    # 20,000 tasks of 5 x 5 x 1280, 2.6 GB
+    python bench/measure/engines.py TASKS --out docs/results/engines.md
 
-Needs the wheel and what tests/python/engines/requirements.txt names in the interpreter that runs it, and Java 17 for Spark.
-Every run is a process of its own that starts its engine, lets it do something small so that workers are there, and then
-measures reading, auditing and collecting the answers. The ways take turns, so that whatever else the machine does falls
-on all of them; medians over the rounds. Meanwhile the memory of the process and all it started is looked at: *anonymous* is what
-a process allocated for itself, shared is Ray's object store. The answers of all ways must be the same bytes.
+Every run is a separate process that starts its engine, gives it a small job so that its workers exist, and then measures
+reading, auditing and collecting the answers. The engines run in turns; the figures are medians over the rounds. The
+memory of the process and of all processes it started is sampled meanwhile: anonymous memory is what a process allocated
+for itself, shared memory is Ray's object store. The answers of all engines must be equal.
+
+The interpreter that runs this script needs the package trueshot and tests/python/engines/requirements.txt; Spark needs
+Java 17. Takes about ten minutes, and 2.6 GB of disk for the tasks.
 """
 from __future__ import annotations
 
@@ -16,7 +18,6 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import secrets
 import statistics
 import subprocess
@@ -25,17 +26,20 @@ import threading
 import time
 from pathlib import Path
 
-import machine
-import report
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchlib  # noqa: E402
 
 WAYS, SHOTS, DIM, WRONG = 5, 5, 1280, 5
 TASKS_PER_FILE = 500
 POLL_SECONDS = 0.25
 ENGINES = ("python", "ray", "spark")
+PACKAGES = {"python": {"pyarrow", "trueshot"}, "ray": {"pyarrow", "ray", "trueshot"}, "spark": {"pyspark", "trueshot"}}
+REQUIREMENTS = benchlib.ROOT / "tests" / "python" / "engines" / "requirements.txt"
 
 
 def make(folder: Path, tasks: int, seed: int) -> None:
-    """Rows around a mean of their class, behind a ReLU; a fifth of the labels of a task are drawn anew."""
+    """Writes tasks: rows around a mean of their class, behind a ReLU; a fifth of the labels are replaced at random."""
+    benchlib.require("numpy", "pyarrow", requirements=REQUIREMENTS)
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -60,12 +64,12 @@ def make(folder: Path, tasks: int, seed: int) -> None:
             "labels": pa.ListArray.from_arrays(ends, pa.array(names[given.reshape(-1)])),
         })
         path = folder / f"tasks-{start:08}.parquet"
-        # Features are noise to a compressor.
+        # Random features cannot be compressed.
         parquet.write_table(table, path, compression="none", use_dictionary=["labels.list.element"], row_group_size=250)
 
 
 def digest(answers) -> str:
-    """A fingerprint of the answers in the order of their tasks."""
+    """A hash of the answers in the order of their tasks."""
     import pyarrow as pa
 
     hashed = hashlib.sha256()
@@ -76,13 +80,14 @@ def digest(answers) -> str:
 
 
 def one_process(folder: str, cores: int):
+    """The audit by one process, and how to stop it."""
     import pyarrow as pa
     import pyarrow.dataset
 
     import trueshot as ts
 
     def audit():
-        # A stream of batches: the next ones are read while these are worked on.
+        # A stream of batches: the next ones are read while the current ones are audited.
         files = pyarrow.dataset.dataset(folder, format="parquet")
         stream = files.scanner(batch_size=250, batch_readahead=4, fragment_readahead=2).to_reader()
         return pa.table(ts.audit_batch(stream, threads=cores))
@@ -92,6 +97,7 @@ def one_process(folder: str, cores: int):
 
 
 def on_ray(folder: str, cores: int):
+    """The audit by Ray Data, and how to stop it."""
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_worker_niceness="0")
     import pyarrow as pa
@@ -111,6 +117,7 @@ def on_ray(folder: str, cores: int):
 
 
 def on_spark(folder: str, cores: int):
+    """The audit by Spark, and how to stop it."""
     import pyspark
 
     import trueshot as ts
@@ -133,20 +140,21 @@ def on_spark(folder: str, cores: int):
 
 
 def run_here(engine: str, folder: str, cores: int) -> None:
-    """In a process of its own: starts an engine, audits, and says how long it took."""
+    """In a separate process: starts an engine, audits, and prints the times as JSON."""
     begin = time.perf_counter()
     audit, stop = {"python": one_process, "ray": on_ray, "spark": on_spark}[engine](folder, cores)
     processors = Processors()
     started, used = time.perf_counter(), processors.seconds()
     answers = audit()
-    said = {"start": started - begin, "seconds": time.perf_counter() - started, "processor_seconds": processors.seconds() - used}
+    times = {"start": started - begin, "seconds": time.perf_counter() - started,
+             "processor_seconds": processors.seconds() - used}
     errors = len(answers) - answers["error"].null_count
-    print(json.dumps({**said, "tasks": len(answers), "errors": errors, "digest": digest(answers)}), flush=True)
+    print(json.dumps({**times, "tasks": len(answers), "errors": errors, "digest": digest(answers)}), flush=True)
     stop()
 
 
-def below(root: int) -> list[int]:
-    """A process and all it started, directly or not."""
+def process_tree(root: int) -> list[int]:
+    """A process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -163,7 +171,7 @@ def below(root: int) -> list[int]:
 
 
 class Processors(threading.Thread):
-    """Adds up what this process and all it started compute, also those that end meanwhile: it looks every quarter of a second."""
+    """Adds up the processor time of this process and its descendants, those that ended included, by polling."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -176,7 +184,8 @@ class Processors(threading.Thread):
             time.sleep(POLL_SECONDS)
 
     def seconds(self) -> float:
-        for process in below(os.getpid()):
+        """Processor seconds up to now."""
+        for process in process_tree(os.getpid()):
             try:
                 fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
             except OSError:
@@ -192,7 +201,7 @@ KINDS = [
 
 
 def kind(process: int, root: int) -> str | None:
-    """What a process is to a reader; none if it is one of an engine's small services."""
+    """A process's name on the page; None for the small services of an engine."""
     if process == root:
         return "the process itself"
     try:
@@ -202,47 +211,39 @@ def kind(process: int, root: int) -> str | None:
     return next((name for part, name in KINDS if part in command), None)
 
 
-def memory(process: int) -> tuple[float, float]:
-    """Megabytes of anonymous and of shared memory in use now."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return 0.0, 0.0
-    found = dict(re.findall(r"^(RssAnon|RssShmem):\s+(\d+) kB", status, re.M))
-    return int(found.get("RssAnon", 0)) / 1e3, int(found.get("RssShmem", 0)) / 1e3
-
-
 def watch(root: int, peaks: dict, done: threading.Event) -> None:
+    """Records the peak memory of a process and its descendants in megabytes, until `done` is set."""
     while not done.wait(POLL_SECONDS):
         sums = [0.0, 0.0]
-        for process in below(root):
-            used = memory(process)
-            sums = [sums[0] + used[0], max(sums[1], used[1])]
+        for process in process_tree(root):
+            memory = benchlib.process_memory(process)
+            anonymous, shared = (memory.get(key, 0) / 1e6 for key in ("RssAnon", "RssShmem"))
+            sums = [sums[0] + anonymous, max(sums[1], shared)]
             name = kind(process, root)
             if name:
-                peaks[name] = max(peaks.get(name, 0.0), used[0])
+                peaks[name] = max(peaks.get(name, 0.0), anonymous)
         peaks["all processes"] = max(peaks.get("all processes", 0.0), sums[0])
         peaks["shared memory"] = max(peaks.get("shared memory", 0.0), sums[1])
 
 
 def run(engine: str, arguments: argparse.Namespace) -> dict:
-    """One run in a process of its own, with the memory it needed."""
-    command = [sys.executable, __file__, str(arguments.tasks_folder), "--here", engine, "--cores", str(arguments.cores)]
+    """One run in a separate process, with its peak memory."""
+    command = [sys.executable, __file__, str(arguments.folder), "--here", engine, "--cores", str(arguments.cores)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     peaks: dict[str, float] = {}
     done = threading.Event()
     watcher = threading.Thread(target=watch, args=(process.pid, peaks, done))
     watcher.start()
-    said, messages = process.communicate()
+    text, messages = process.communicate()
     done.set()
     watcher.join()
     if process.returncode:
-        sys.exit(f"failed: {' '.join(command)}\n{messages[-4000:]}")
-    lines = [line for line in said.splitlines() if line.startswith("{")]
-    return {**json.loads(lines[-1]), "peak_mb": {name: round(peak) for name, peak in peaks.items() if peak >= 1}}
+        benchlib.fail(f"this command failed:\n{' '.join(command)}\n{messages.strip()[-4000:]}")
+    return {**benchlib.json_lines(text)[-1], "peak_mb": {name: round(peak) for name, peak in peaks.items() if peak >= 1}}
 
 
 def summary(runs: list[dict]) -> dict:
+    """Medians over the rounds of one engine."""
     seconds = statistics.median(run["seconds"] for run in runs)
     names = {name for run in runs for name in run["peak_mb"]}
     return {
@@ -262,6 +263,7 @@ BARS = {"python": "", "ray": "2", "spark": "3"}
 
 
 def page(result: dict) -> str:
+    """The Markdown page."""
     engines, cores = result["engines"], result["cores"]
     base, computed = engines["python"]["seconds"], engines["python"]["processor_seconds"]
     times = [
@@ -281,39 +283,44 @@ def page(result: dict) -> str:
     ]  # fmt: skip
     numbers = range(1, result["rounds"] + 1)
     by_round = ["", *(f"round {number}, s" for number in numbers), *(f"times one process, {number}" for number in numbers)]
-    head = ["", "seconds", "tasks a second", "a core", "times one process", "allowed", "processor seconds", "times one process", "start, s"]
-    return f"""# Ray and Spark
+    head = ["", "seconds", "tasks/s", "tasks/s per core", "times one process", "allowed", "processor seconds",
+            "times one process", "start, s"]
+    return benchlib.wrapped(f"""# Ray and Spark
 
-{result['tasks']:,} tasks of {WAYS} x {SHOTS} x {DIM} numbers in f32, {result['megabytes']:,} MB of Parquet in {result['files']} files, audited
-with the built-in head on {cores} cores. One process: `audit_batch` with {cores} threads on a stream of the files. Ray: `trueshot.ray.audit` with
-up to {cores} actors of one thread. Spark: `trueshot.spark.audit` on {cores} executors of one core. Reading and collecting the answers are
-counted, the start of the engine is not. Processor seconds are those of all processes, which other work on the machine hardly
-changes. The answers of all three are the same bytes.
+{result['tasks']:,} tasks of {WAYS} x {SHOTS} x {DIM} values in f32, {result['megabytes']:,} MB of Parquet in {result['files']} files, audited with the
+built-in head on {cores} cores. One process: `audit_batch` with {cores} threads on a stream of the files. Ray:
+`trueshot.ray.audit` with up to {cores} actors of one thread. Spark: `trueshot.spark.audit` on {cores} executors of
+one core. Reading and collecting the answers are included, the start of the engine is not. Processor
+seconds are those of all processes; other work on the machine hardly changes them. The answers of all
+engines are equal, byte for byte.
 
-{report.table(head, times)}
+{benchlib.table(head, times)}
 
 Round by round:
 
-{report.table(by_round, rounds)}
+{benchlib.table(by_round, rounds)}
 
-What the processes allocated at most, in MB; shared memory is Ray's object store.
+Peak memory that the processes allocated, in MB; shared memory is Ray's object store.
 
-{report.table(["", "process", "MB"], peaks, left=2)}
-
-Made with `bench/engines.py`, {result['rounds']} rounds in turns, medians:
+{benchlib.table(["", "process", "MB"], peaks, left=2)}
 
 ```sh
-python bench/engines.py --make TASKS --tasks {result['tasks']}
-python bench/engines.py TASKS --rounds {result['rounds']} --out docs/results/engines.md
+python bench/measure/engines.py --make TASKS --tasks {result['tasks']}
+python bench/measure/engines.py TASKS --rounds {result['rounds']} --out docs/results/engines.md
 ```
 
-{machine.sentence(result['machine'], result['versions'], cores)}
-"""
+{result['rounds']} rounds, the engines in turns; medians.
+
+{benchlib.machine_sentence(result['machine'], result['versions'], cores)}
+""")
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    place = machine.describe()
-    files = sorted(arguments.tasks_folder.glob("*.parquet"))
+    """Runs all engines in turns and writes the page."""
+    files = sorted(arguments.folder.glob("*.parquet"))
+    if not files:
+        benchlib.fail(f"no Parquet files in {arguments.folder}; make them with --make {arguments.folder}")
+    machine = benchlib.describe_machine()
     for path in files:
         path.read_bytes()
     runs: dict[str, list[dict]] = {engine: [] for engine in arguments.engines}
@@ -321,13 +328,13 @@ def measure(arguments: argparse.Namespace) -> None:
         for engine in arguments.engines:
             found = run(engine, arguments)
             runs[engine].append({**found, "load_average": round(os.getloadavg()[0], 2)})
-            print(f"round {number + 1}, {engine}: {found['tasks'] / found['seconds']:.0f} tasks/s, {found['seconds']:.1f} s", file=sys.stderr)
-    digests = {run["digest"] for found in runs.values() for run in found}
-    if len(digests) != 1:
-        sys.exit(f"the answers differ: {digests}")
+            benchlib.progress(f"round {number + 1} of {arguments.rounds}, {engine}: "
+                              f"{found['tasks'] / found['seconds']:.0f} tasks/s, {found['seconds']:.1f} s")
+    if len(digests := {run["digest"] for found in runs.values() for run in found}) != 1:
+        benchlib.fail(f"the answers of the engines differ: {', '.join(sorted(digests))}")
     result = {
-        "machine": place,
-        "versions": machine.versions(sys.executable, ["trueshot", "ray", "pyspark", "pyarrow"]),
+        "machine": machine,
+        "versions": benchlib.package_versions(sys.executable, ["trueshot", "ray", "pyspark", "pyarrow"]),
         "cores": arguments.cores,
         "rounds": arguments.rounds,
         "files": len(files),
@@ -335,30 +342,40 @@ def measure(arguments: argparse.Namespace) -> None:
         "tasks": runs[arguments.engines[0]][0]["tasks"],
         "engines": {engine: summary(found) for engine, found in runs.items()},
     }
-    if arguments.out:
-        report.write(arguments.out, page(result), result)
-    print(json.dumps(result["engines"], indent=1) if "python" not in result["engines"] else page(result))
+    # Ratios are to one process, so there is no page without it.
+    text = page(result) if "python" in runs else json.dumps(result["engines"], indent=1)
+    benchlib.publish(arguments.out, text, result)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = benchlib.new_parser(__doc__)
+    parser.add_argument("folder", type=benchlib.existing_folder, nargs="?", metavar="TASKS",
+                        help="folder of Parquet files that --make wrote")
+    parser.add_argument("--make", type=Path, metavar="DIR", help="write tasks into DIR and measure nothing")
+    parser.add_argument("--tasks", type=benchlib.positive, default=20_000, metavar="N",
+                        help="number of tasks for --make [default: %(default)s]")
+    benchlib.add_out(parser, "engines.md")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES),
+                        help="what to measure [default: all]")
+    parser.add_argument("--cores", type=benchlib.positive, default=2, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--rounds", type=benchlib.positive, default=3, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of --make [default: %(default)s]")
+    parser.add_argument("--here", choices=ENGINES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.make is None and arguments.folder is None:
+        parser.error("give TASKS to measure, or --make DIR to write tasks")
+    return arguments
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks_folder", type=Path, nargs="?", metavar="TASKS", help="folder of Parquet files")
-    parser.add_argument("--make", type=Path, metavar="DIR", help="writes the tasks there, and that is all")
-    parser.add_argument("--tasks", type=int, default=20_000, help="how many to make [default: %(default)s]")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="the Markdown page; the JSON file goes beside it")
-    parser.add_argument("--here", choices=ENGINES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parse_arguments()
     if arguments.make:
         make(arguments.make, arguments.tasks, arguments.seed)
-    elif arguments.tasks_folder is None:
-        parser.error("TASKS or --make is wanted")
     elif arguments.here:
-        run_here(arguments.here, str(arguments.tasks_folder), arguments.cores)
+        run_here(arguments.here, str(arguments.folder), arguments.cores)
     else:
+        needed = set().union(*(PACKAGES[engine] for engine in arguments.engines))
+        benchlib.require(*sorted(needed), requirements=REQUIREMENTS)
         measure(arguments)
 
 

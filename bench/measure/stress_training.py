@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Trainings that disturb each other: nothing may be lost or mixed, and every exit code must be true.
+"""Stress test of training: two processes on one output, and SIGKILL at random moments.
 
-stress_training.py [--rounds 200] [--seed 0] [--trueshot target/release/trueshot] [--keep FOLDER]
+    python bench/measure/stress_training.py --rounds 200
 
 Every round of every kind works in a folder of its own, with a training small enough for a fraction of a second:
 
@@ -16,7 +16,10 @@ Every round of every kind works in a folder of its own, with a training small en
 
 Prints one line per kind with counts; exits with 1 if anything was wrong. Python's standard library is enough.
 """
-import argparse, collections, json, os, pathlib, random, re, shutil, signal, struct, subprocess, sys, tempfile, time
+import collections, json, os, pathlib, random, re, shutil, signal, struct, subprocess, sys, tempfile, time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import benchlib  # noqa: E402
 
 STEPS = 60
 SMALL = """--layers 1 --width 16 --heads 2 --feed-forward 16 --per-step 4 --ways 3 --shots 5 --queries 5 --val-queries 5
@@ -195,10 +198,10 @@ def same(place, expected):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=200, help="of every kind")
-    parser.add_argument("--seed", type=int, default=0, help="of the random moments")
-    parser.add_argument("--trueshot", default="target/release/trueshot")
+    parser = benchlib.new_parser(__doc__)
+    benchlib.add_trueshot(parser)
+    parser.add_argument("--rounds", type=benchlib.positive, default=200, help="rounds of every kind")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--keep", type=pathlib.Path, help="copy the folders of rounds that went wrong there")
     options = parser.parse_args()
     binary, failures = str(pathlib.Path(options.trueshot).resolve()), 0
