@@ -159,9 +159,10 @@ class Lab:
 
 
 def kill(run):
-    """Ends a process that was started here."""
+    """Ends a process that was started here; afterwards it holds no lock."""
     if run.poll() is None:
         run.send_signal(signal.SIGKILL)
+    run.wait()
 
 
 def told_apart(said, other):

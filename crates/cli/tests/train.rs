@@ -252,6 +252,8 @@ fn ctrl_c_finishes_the_step_and_saves_and_nothing_takes_that_away() {
         lab.train("m.safetensors", &other),
         &["optimiser.rate = 0.001, but now optimiser.rate = 0.5"],
     );
+    let other = [&ENDLESS[..], &["--resume", "--parts", "2"]].concat();
+    refused_after_reading(lab.train("m.safetensors", &other), &["parts = 4, but now parts = 2"]);
     // Other data under the same name.
     bank("class", 9, fixture::CLASSES, fixture::ITEMS, fixture::DIM)
         .write(lab.path("data.safetensors"))
@@ -332,12 +334,17 @@ fn the_help_lists_every_key_of_a_configuration() {
     for (head, config) in [("tranfs", "--feed-forward"), ("relabel", "--edge-hidden")] {
         let output = format!("{head}.safetensors");
         let small = ["--steps", "1", "--per-step", "1", "--queries", "2", "--val-episodes", "2", config, "8"];
-        let run = ["train", head, "data.safetensors", "-o", &output, "--ways", "3", "--shots", "5"];
+        let run =
+            ["train", head, "data.safetensors", "-o", &output, "--noise", "symmetric=20", "--shots", "5"];
         lab.folder.trueshot(&[&run[..], &small].concat()).assert().success();
         let written = std::fs::read_to_string(lab.path(&output).with_extension("toml")).unwrap();
         let written: toml::Table = written.parse().unwrap();
         let help = lab.folder.trueshot(&["train", head, "--help"]).assert().success();
         let help = text(&help.get_output().stdout);
+        for (flag, default) in [("--save-every", "[default: 60]"), ("--record-every", "[default: 100]")] {
+            let place = help.find(flag).unwrap();
+            assert!(help[place..].split("\n\n").next().unwrap().contains(default), "{flag} of {head}");
+        }
         let mut keys = Vec::new();
         for (section, value) in &written {
             match value.as_table() {
@@ -547,6 +554,10 @@ fn attention_is_drawn_and_written_down() {
     assert_eq!(maps["tokens"].as_array().unwrap().len(), 3 + 15);
     let wrong = maps["tokens"].as_array().unwrap().iter().filter(|token| token["wrong"] == true).count();
     assert_eq!(wrong, 3);
+    let given: Vec<Option<u64>> =
+        maps["tokens"].as_array().unwrap().iter().map(|token| token["given"].as_u64()).collect();
+    assert!(given[..3].iter().all(Option::is_none) && given[3..].is_sorted(), "classes, then items by class");
+    assert_eq!(text(&read("index.html")).matches("class=\"item wrong\"").count(), 3);
     let row: f64 = maps["layers"][0][1][4].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).sum();
     assert!((row - 1.0).abs() < 1e-4, "{row}");
     assert!(text(&read("index.html")).contains("really C"));

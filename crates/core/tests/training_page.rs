@@ -80,9 +80,7 @@ fn what_the_page_says_of_relabel_is_so() {
     for (key, default) in model {
         let behind = said.split(&format!("`{key}` ")).nth(1);
         let behind = behind.unwrap_or_else(|| panic!("'{key}' is not named among the options of Relabel"));
-        let value = behind.split([' ', ',', '.']).next().unwrap();
-        let value =
-            if value.parse::<u64>().is_ok() { behind.split([' ', ',']).next().unwrap() } else { value };
+        let value = behind.split([' ', ',']).next().unwrap().trim_end_matches('.');
         let value = &format!("value = {value}").parse::<Table>().unwrap()["value"];
         let number = |value: &Value| value.as_float().or(value.as_integer().map(|value| value as f64));
         let same = value == default || number(value).is_some_and(|value| Some(value) == number(default));

@@ -355,7 +355,7 @@ fn metrics_have_the_lines_that_were_asked_for_with_means_since_the_line_before()
         let mean = |term: usize| since.iter().map(|terms| terms[term]).sum::<f64>() / since.len() as f64;
         let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
         assert!(close(record.terms[0].1, mean(0)) && close(record.terms[1].1, mean(1)), "{record:?}");
-        assert!(close(record.loss, mean(0) + mean(1)) && record.rate == walker.rate(step), "{record:?}");
+        assert!(close(record.loss, mean(0) + mean(1)) && close(record.rate, walker.rate(step)), "{record:?}");
         assert_eq!(record.score.is_some(), (step + 1) % 10 == 0 || step + 1 == 57, "{record:?}");
         since.clear();
     }
