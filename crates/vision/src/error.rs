@@ -225,7 +225,7 @@ impl Error {
         match self {
             Error::Core(error) => error.hint_for(has),
             Error::Drawings(OmniglotError::NotBuiltIn) => Some(format!(
-                "get the folder `assets` of trueshot's sources, and set {} to where it lies",
+                "get the folder `crates/vision/assets` of the sources of trueshot, and set {} to its path",
                 crate::omniglot::ELSEWHERE
             )),
             Error::SplitFolders { .. } => {
