@@ -1,6 +1,8 @@
 """Audits of arrays: the same as the command line's, whatever the arrays look like."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -96,3 +98,27 @@ def test_labels_keep_their_type(rows):
     assert ts.audit(X, NAMES[y].astype(object)).suggested[3] == NAMES[truth[3]]
     pandas = pytest.importorskip("pandas")
     assert ts.audit(pandas.DataFrame(X), pandas.Series(NAMES[y]).astype("category")).suggested[3] == NAMES[truth[3]]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
+@pytest.mark.parametrize("after", [0.02, 0.2, 0.5])
+def test_ctrl_c_ends_an_audit_while_it_runs(after):
+    # `extend` and `map` run without Python in between, so an audit that went on to its end would be in the list before
+    # the interpreter looks at the signal.
+    program = (
+        "import functools, signal, numpy as np\n"
+        "from trueshot import _native\n"
+        "X = np.random.default_rng(0).normal(size=(20_000, 256)).astype(np.float32)\n"
+        "y = np.arange(20_000) % 40\n"
+        "names = [str(name) for name in range(40)]\n"
+        "audit = functools.partial(_native.audit, X, y, names, None, [], None, None, 5, None)\n"
+        "signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
+        f"signal.setitimer(signal.ITIMER_REAL, {after})\n"
+        "found = []\n"
+        "try:\n"
+        "    found.extend(map(audit, [1]))\n"
+        "except KeyboardInterrupt:\n"
+        "    print('stopped with', len(found))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "stopped with 0\n", done.stderr

@@ -65,6 +65,22 @@ def test_the_command_line_is_inside(tmp_path):
     assert wrong.returncode == 2 and "audit" in wrong.stderr
 
 
+def test_onnx_models_run_in_a_process_of_the_same_interpreter(tmp_path):
+    from trueshot._pictures import _png
+
+    for shade in (10, 60, 110, 160):
+        picture = tmp_path / "photos" / f"class {shade % 20}" / f"{shade}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_bytes(_png(np.full((9, 9, 3), shade, dtype=np.uint8)))
+    # What lies in the current folder is not imported by that process.
+    (tmp_path / "numpy.py").write_text("raise SystemExit('a module of the current folder')")
+    model = Path(__file__).parents[3] / "crates" / "vision" / "tests" / "models" / "fixed.onnx"
+    main = "import sys; sys.path.pop(0); from trueshot.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", main, "embed", "photos", "-o", "rows.safetensors", "--no-cache", "--backbone", model]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "4 rows of 3 numbers" in done.stderr, done.stderr
+
+
 def test_the_drawings_of_the_demo_are_left_out_and_it_says_where_they_are(tmp_path):
     command = [sys.executable, "-m", "trueshot", "demo", "--episodes", "10", "-o", tmp_path / "report.html"]
     without = {name: value for name, value in os.environ.items() if name != "TRUESHOT_ASSETS"}
