@@ -23,7 +23,7 @@ import benchlib  # noqa: E402
 WAYS, SHOTS, QUERIES = 5, 5, 75
 SHORT, LONG = 500, 4500
 CLOSED = ["protonet", "median", "euclidean", "absolute", "cosine", "nearest", "matching", "linear", "baseline++", "rnnp"]
-BUILT_IN = benchlib.ROOT / "assets" / "relabel.safetensors"
+BUILT_IN = benchlib.ROOT / "crates" / "core" / "assets" / "relabel.safetensors"
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -34,7 +34,7 @@ def parse_arguments() -> argparse.Namespace:
                         help="TraNFS models for these embeddings [default: none]")
     parser.add_argument("--relabel", type=benchlib.existing_file, default=str(BUILT_IN), metavar="MODEL",
                         help="the file of the built-in Relabel model, to count its parameters "
-                             "[default: assets/relabel.safetensors]")
+                             "[default: crates/core/assets/relabel.safetensors]")
     benchlib.add_out(parser, "cost.md")
     benchlib.add_trueshot(parser)
     benchlib.add_threads(parser)

@@ -99,7 +99,7 @@ GENERATED: dict[str, str | None] = {
     "docs/results/speed.md": None,
 }
 
-MARKDOWN = ["*.md", "docs/**/*.md", "assets/*.md", "bench/*.md", "crates/python/*.md"]
+MARKDOWN = ["*.md", "docs/**/*.md", "bench/*.md", "crates/python/*.md"]
 TEXTS = {
     ".md": MARKDOWN,
     ".ipynb": ["docs/notebooks/*.ipynb"],

@@ -1,7 +1,7 @@
 //! Models that come with the program: EfficientNet-Lite0 for photographs, a Conv4 trained on the built-in drawings,
 //! and a TraNFS head for that.
 //!
-//! `assets/README.md` has the commands that made them. The latter two saw the characters of the split `train` only.
+//! `docs/built-in.md` has the commands that made them. The latter two saw the characters of the split `train` only.
 
 use rayon::prelude::*;
 use trueshot::model::Model;
@@ -15,10 +15,10 @@ use crate::omniglot::Omniglot;
 use crate::source::{drawing, drawing_name};
 use crate::split::Split;
 
-static PHOTOGRAPHS: &[u8] = include_bytes!("../../../assets/efficientnet-lite0.safetensors");
-static CONV4: &[u8] = include_bytes!("../../../assets/omniglot-conv4.safetensors");
+static PHOTOGRAPHS: &[u8] = include_bytes!("../assets/efficientnet-lite0.safetensors");
+static CONV4: &[u8] = include_bytes!("../assets/omniglot-conv4.safetensors");
 #[cfg(feature = "drawings")]
-static TRANFS: &[u8] = include_bytes!("../../../assets/omniglot-tranfs.safetensors");
+static TRANFS: &[u8] = include_bytes!("../assets/omniglot-tranfs.safetensors");
 
 /// What the backbone for drawings is called.
 pub const DRAWINGS: &str = "omniglot-conv4";

@@ -1,7 +1,7 @@
 //! Omniglot: 1,623 handwritten characters of 50 alphabets, each drawn once by 20 people, built in.
 //!
 //! The data set of the demo, and the smallest honest one to train on: whoever has the program has it. Lake,
-//! Salakhutdinov and Tenenbaum published it under the MIT licence; `assets/README.md` says how the file was
+//! Salakhutdinov and Tenenbaum published it under the MIT licence; `docs/built-in.md` says how the file was
 //! made from it.
 //!
 //! The file, integers little-endian:
@@ -35,7 +35,7 @@ const MAX_UNPACKED: usize = 64 << 20;
 const MAX_DEFLATE_RATIO: usize = 1032;
 
 #[cfg(feature = "drawings")]
-static EMBEDDED_BYTES: &[u8] = include_bytes!("../../../assets/omniglot.bin");
+static EMBEDDED_BYTES: &[u8] = include_bytes!("../assets/omniglot.bin");
 static EMBEDDED: LazyLock<Result<Omniglot<'static>, OmniglotError>> =
     LazyLock::new(|| Omniglot::open(known_bytes()?));
 

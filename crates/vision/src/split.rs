@@ -22,15 +22,15 @@ const HALVES: [&str; 2] = ["background", "evaluation"];
 
 /// The splits that are built in: names, and the file.
 const BUILT_IN: [(&[&str], &str); 5] = [
-    (&["cifar-fs"], include_str!("../../../assets/splits/cifar-fs.json")),
-    (&["cub"], include_str!("../../../assets/splits/cub.json")),
-    (&["fc100"], include_str!("../../../assets/splits/fc100.json")),
-    (&["miniimagenet", "mini"], include_str!("../../../assets/splits/miniimagenet.json")),
-    (&["tieredimagenet", "tiered"], include_str!("../../../assets/splits/tieredimagenet.json")),
+    (&["cifar-fs"], include_str!("../assets/splits/cifar-fs.json")),
+    (&["cub"], include_str!("../assets/splits/cub.json")),
+    (&["fc100"], include_str!("../assets/splits/fc100.json")),
+    (&["miniimagenet", "mini"], include_str!("../assets/splits/miniimagenet.json")),
+    (&["tieredimagenet", "tiered"], include_str!("../assets/splits/tieredimagenet.json")),
 ];
 
 /// The 350 classes of ImageNet that are neither in miniImageNet nor in TieredImageNet.
-static OUTLIERS: &str = include_str!("../../../assets/splits/imagenet-outliers.txt");
+static OUTLIERS: &str = include_str!("../assets/splits/imagenet-outliers.txt");
 
 /// The classes of ImageNet from which outliers are usually taken.
 pub fn imagenet_outliers() -> impl Iterator<Item = &'static str> {

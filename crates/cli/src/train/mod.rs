@@ -13,6 +13,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use trueshot::training::{Claim, Files, Outcome, Plan, Start, Trainee};
 
+use crate::messages::say;
 use crate::progress::listen_for_interrupts;
 use crate::threads::Threads;
 use display::Display;
@@ -114,7 +115,7 @@ impl RunArguments {
             identity: course.identity,
         };
         if self.resume && !plan.output.exists() && !Files::of(&plan.output).checkpoint.exists() {
-            eprintln!("there is no checkpoint beside {} yet: beginning", plan.output.display());
+            say!("there is no checkpoint beside {} yet: beginning", plan.output.display());
         }
         listen_for_interrupts();
         let mut display = Display::new();
@@ -128,12 +129,12 @@ impl RunArguments {
         let files = Files::of(&self.output);
         let score = outcome.best_score.map_or(String::new(), |score| format!(", validation {score:.2}"));
         if outcome.best_step > 0 {
-            eprintln!("{}: the model of step {}{score}", files.model.display(), outcome.best_step);
+            say!("{}: the model of step {}{score}", files.model.display(), outcome.best_step);
         }
         if outcome.finished {
-            eprintln!("{}: how it was learnt", files.curves.display());
+            say!("{}: how it was learnt", files.curves.display());
         } else {
-            eprintln!(
+            say!(
                 "stopped after {} of {steps} steps, all saved; go on with the same command and --resume",
                 outcome.done
             );

@@ -42,8 +42,8 @@ pub const KIND: &str = "relabel";
 /// What the parameter `model` calls the head that comes with the program.
 const BUILT_IN: &str = "built-in";
 
-/// Trained on several backbones and kinds of pictures; `assets/README.md` has the command.
-static GENERAL: &[u8] = include_bytes!("../../../../assets/relabel.safetensors");
+/// Trained on several backbones and kinds of pictures; `docs/built-in.md` has the command.
+static GENERAL: &[u8] = include_bytes!("../../assets/relabel.safetensors");
 
 /// An answer must be at least this probable to be acted on.
 const SURE: f32 = 0.5;
