@@ -1,15 +1,14 @@
 //! Which labels are wrong.
 
-use axum::Json;
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
 use trueshot::audit::{Audit, Certainty, Options, audit};
 use utoipa::IntoParams;
 
-use super::Asked;
+use super::{Asked, JsonBytes};
 use crate::body::receive;
 use crate::description::{AuditBody, PicturesBody, SupportBody};
-use crate::gate::Watch;
+use crate::gate::{Watch, answer_too_long};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::{App, Shared};
 use crate::support::{Skipped, Support};
@@ -55,16 +54,17 @@ pub async fn post(
     State(app): State<Shared>,
     Asked(options): Asked<AuditOptions>,
     request: Request,
-) -> Result<Json<AuditReply>, Problem> {
+) -> Result<JsonBytes, Problem> {
     let options = options.checked()?;
     let (ticket, body) = receive(&app, request).await?;
-    let reply = ticket.work(move |watch| {
-        let support = Support::of(body, &app, watch)?;
-        let audit = look(&support, &options, &app, watch)?;
+    let reply = ticket.work(move |job| {
+        let support = Support::of(body, &app, &job.watch)?;
+        check_answer(&support, &options, app.limits.body)?;
+        let audit = look(&support, &options, &app, &job.watch)?;
         let embedder = support.data.backbone().map(str::to_owned);
-        Ok(AuditReply { audit, embedder, skipped: support.skipped })
+        job.json(&AuditReply { audit, embedder, skipped: support.skipped })
     });
-    Ok(Json(reply.await?))
+    Ok(JsonBytes(reply.await?))
 }
 
 impl AuditOptions {
@@ -88,6 +88,18 @@ impl AuditOptions {
             neighbours: self.neighbours.unwrap_or(usual.neighbours),
         })
     }
+}
+
+/// Refuses to make an answer that would be too long: every item names its neighbours and their classes.
+fn check_answer(support: &Support, options: &Options, most: usize) -> Result<(), Problem> {
+    /// The names of what is told of an item or a neighbour, and its numbers.
+    const REST: usize = 64;
+    let data = &support.data;
+    let longest = |names: &mut dyn Iterator<Item = usize>| names.max().unwrap_or(0);
+    let item = longest(&mut (0..data.len()).map(|row| data.item(row).map_or(8, str::len)));
+    let class = longest(&mut data.classes().iter().map(String::len));
+    let length = data.len() * (options.neighbours.min(data.len()) + 1) * (item + class + REST);
+    if length > most { Err(answer_too_long(length, most)) } else { Ok(()) }
 }
 
 /// Looks through a support set.

@@ -10,7 +10,7 @@ use trueshot::method::{MethodInfo, NamedMethod};
 use trueshot::predictor::Predictor;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{Asked, audits};
+use super::{Asked, JsonBytes, audits};
 use crate::body::receive;
 use crate::description::{PicturesBody, SupportBody};
 use crate::limits::{MOST_FITTED_ITEMS, MOST_FITTED_PAIRS, MOST_FITTED_WEIGHTS};
@@ -57,16 +57,17 @@ pub async fn post(
 ) -> Result<impl IntoResponse, Problem> {
     let method = method_of(&app, options.method.as_deref().unwrap_or("relabel"))?;
     let (ticket, body) = receive(&app, request).await?;
-    let made = ticket.work(move |watch| {
-        let support = Support::of(body, &app, watch)?;
+    let made = ticket.work(move |job| {
+        let support = Support::of(body, &app, &job.watch)?;
         check_size(&support)?;
-        let audit = audits::look(&support, &Options::default(), &app, watch)?;
+        let audit = audits::look(&support, &Options::default(), &app, &job.watch)?;
         let predictor = Predictor::fit(support.data, &method, Some(&audit))?;
-        Ok(Made { metadata: app.store.keep(predictor)?, skipped: support.skipped })
+        let metadata = app.store.keep(predictor)?;
+        let place = format!("/api/v1/classifiers/{}", metadata.id);
+        Ok((place, job.json(&Made { metadata, skipped: support.skipped })?))
     });
-    let made = made.await?;
-    let place = format!("/api/v1/classifiers/{}", made.metadata.id);
-    Ok((StatusCode::CREATED, [(header::LOCATION, place)], Json(made)))
+    let (place, made) = made.await?;
+    Ok((StatusCode::CREATED, [(header::LOCATION, place)], JsonBytes(made)))
 }
 
 /// Whether a request may ask for a method: not if it needs the truth, or a file, for no request names one.
@@ -128,9 +129,10 @@ pub async fn download(
     Path(id): Path<String>,
 ) -> Result<impl IntoResponse, Problem> {
     let metadata = app.store.metadata(&id)?;
-    let ticket = app.gate.enter(Some(metadata.bytes.min(app.limits.body as u64))).await?;
+    let mut ticket = app.gate.enter(None)?;
+    ticket.hold(app.limits.body.min(metadata.bytes as usize)).await?;
     let name = format!("attachment; filename=\"{}.safetensors\"", metadata.id);
-    let bytes = ticket.work(move |_| app.store.bytes(&id)).await?;
+    let bytes = ticket.work(move |job| job.answer(app.store.bytes(&id)?)).await?;
     let headers: [(HeaderName, String); 2] =
         [(header::CONTENT_TYPE, "application/octet-stream".into()), (header::CONTENT_DISPOSITION, name)];
     Ok((headers, bytes))
@@ -143,7 +145,7 @@ pub async fn download(
         (status = 404, description = "no such classifier", body = ProblemBody)))]
 pub async fn delete(State(app): State<Shared>, Path(id): Path<String>) -> Result<StatusCode, Problem> {
     app.store.metadata(&id)?;
-    let ticket = app.gate.enter(Some(0)).await?;
+    let ticket = app.gate.enter(None)?;
     ticket.work(move |_| app.store.delete(&id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,13 +1,13 @@
 //! Pictures to rows. Whoever asks about the same pictures many times, as the page does, sends them once and then works
 //! with their rows.
 
-use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::body::{Body, receive};
+use super::JsonBytes;
+use crate::body::{Kind, receive};
 use crate::description::PicturesBody;
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
@@ -48,20 +48,20 @@ pub struct EmbeddedPicture {
         (status = 422, description = "cannot be used", body = ProblemBody),
         (status = 429, description = "too many requests are waiting", body = ProblemBody),
         (status = 503, description = "not done in time", body = ProblemBody)))]
-pub async fn post(State(app): State<Shared>, request: Request) -> Result<Json<EmbeddedPictures>, Problem> {
+pub async fn post(State(app): State<Shared>, request: Request) -> Result<JsonBytes, Problem> {
     let (ticket, body) = receive(&app, request).await?;
-    if !matches!(body, Body::Pictures(_)) {
+    if !matches!(body.kind, Kind::Form(_)) {
         let error = "only pictures can be embedded";
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error).hint("send multipart/form-data"));
     }
-    let embedded = ticket.work(move |watch| {
-        let Queries { items, rows, embedder } = Queries::of(body, &app, watch)?;
+    let embedded = ticket.work(move |job| {
+        let Queries { items, rows, embedder } = Queries::of(body, &app, &job.watch)?;
         let picture = |(item, row): (String, Result<Vec<f32>, String>)| match row {
             Ok(row) => EmbeddedPicture { item, row: Some(row), error: None },
             Err(error) => EmbeddedPicture { item, row: None, error: Some(error) },
         };
         let pictures = items.into_iter().zip(rows).map(picture).collect();
-        Ok(EmbeddedPictures { embedder: embedder.unwrap_or_default(), pictures })
+        job.json(&EmbeddedPictures { embedder: embedder.unwrap_or_default(), pictures })
     });
-    Ok(Json(embedded.await?))
+    Ok(JsonBytes(embedded.await?))
 }

@@ -8,7 +8,10 @@ pub mod predictions;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequestParts, Query};
+use axum::http::header;
 use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::problem::Problem;
@@ -22,5 +25,14 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         let refused = |refused: QueryRejection| Problem::malformed(refused.body_text());
         Query::try_from_uri(&parts.uri).map(|Query(asked)| Asked(asked)).map_err(refused)
+    }
+}
+
+/// An answer that is JSON already.
+pub struct JsonBytes(pub Bytes);
+
+impl IntoResponse for JsonBytes {
+    fn into_response(self) -> Response {
+        ([(header::CONTENT_TYPE, "application/json")], self.0).into_response()
     }
 }

@@ -1,13 +1,12 @@
 //! What a classifier says of rows and pictures.
 
-use axum::Json;
 use axum::extract::{Path, Request, State};
 use serde::{Deserialize, Serialize};
 use trueshot::predictor::{Prediction, Predictor};
 use utoipa::{IntoParams, ToSchema};
 
-use super::Asked;
-use crate::body::receive;
+use super::{Asked, JsonBytes};
+use crate::body::{Kind, receive};
 use crate::description::{PicturesBody, QueriesBody};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
@@ -81,19 +80,19 @@ pub async fn post(
     Path(id): Path<String>,
     Asked(options): Asked<PredictOptions>,
     request: Request,
-) -> Result<Json<Predictions>, Problem> {
+) -> Result<JsonBytes, Problem> {
     app.store.metadata(&id)?;
     let (ticket, body) = receive(&app, request).await?;
-    let answered = ticket.work(move |watch| {
+    let answered = ticket.work(move |job| {
         let predictor = app.store.predictor(&id)?;
-        if matches!(body, crate::body::Body::Pictures(_)) {
+        if matches!(body.kind, Kind::Form(_)) {
             check_embedder(&predictor, app.embedder.backbone().name())?;
         }
-        let queries = Queries::of(body, &app, watch)?;
+        let queries = Queries::of(body, &app, &job.watch)?;
         let predictions = answers(&predictor, queries, options.probabilities)?;
-        Ok(Predictions { classifier: id, classes: predictor.classes().to_vec(), predictions })
+        job.json(&Predictions { classifier: id, classes: predictor.classes().to_vec(), predictions })
     });
-    Ok(Json(answered.await?))
+    Ok(JsonBytes(answered.await?))
 }
 
 /// A classifier can be asked about pictures only if we make of them what it learned from.
