@@ -16,7 +16,7 @@ use crate::confirmed::Confirmed;
 use crate::messages::Found;
 use crate::output::{Output, check_writable, write_file};
 use crate::progress::Progress;
-use crate::support::{Support, SupportArgument, listing};
+use crate::support::{Support, SupportArgument};
 use crate::threads::Threads;
 
 /// Find labels that are wrong, and say what is right
@@ -169,7 +169,7 @@ impl Arguments {
     fn plan(&self, support: &Support, found: &Audit) -> Plan {
         let root =
             std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
-        let files = support.pictures.as_ref().map(|pictures| listing(&pictures.collection));
+        let files = support.pictures.as_ref().map(|pictures| pictures.listing());
         Plan::of(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
     }
 

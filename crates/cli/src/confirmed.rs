@@ -44,6 +44,11 @@ impl Confirmed {
     /// Confirms more items, and keeps that.
     pub fn confirm(&mut self, items: &[String], support: &Path, data: &Embeddings) -> anyhow::Result<()> {
         let path = self.path.clone().context("nowhere to keep what is confirmed; give --confirmed FILE")?;
+        // Another audit may have confirmed items since this one read the file.
+        let _lock = trueshot::lock::Lock::beside(&path)?;
+        if path.exists() {
+            self.all = read(&path)?;
+        }
         for given in items {
             let row = (0..data.len()).find(|&row| is_called(data, row, given, support));
             let row = row.with_context(|| {

@@ -1,4 +1,4 @@
-//! `trueshot repair`: what an audit suggested, done.
+//! `trueshot repair`: carries out the plan of an audit.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use trueshot::Embeddings;
 use trueshot::embeddings::Writer;
-use trueshot::repair::{self, Journal, Kind, Labelled, Listed, Move, Plan};
+use trueshot::repair::{self, Journal, Kind, Labelled, Listed, LockedFolder, Move, Outcome, Plan};
 use trueshot::report::visible;
 use trueshot_vision::{Collection, Reading};
 
@@ -15,12 +15,12 @@ use crate::output::{check_writable, print, write_file};
 use crate::progress::Progress;
 use crate::support::listing;
 
-/// Do what an audit suggested: relabel, quarantine
+/// Carry out the plan of an audit: move misfiled items to their class, quarantine outliers
 ///
-/// PLAN is what `trueshot audit --plan` wrote; lines may be edited or taken out. Without more, what would be done is
-/// shown. --into writes a repaired copy and leaves the original alone. --in-place moves files and writes an undo file
-/// first; if it is cut off, the same command finishes the work, and --undo takes it back. Nothing is ever deleted or
-/// overwritten: what belongs to no class goes to _quarantine/, and a name that is taken gets a number.
+/// PLAN is a file written by `trueshot audit --plan`; you may edit or delete lines. Without an option, the changes are
+/// shown and nothing is done. --into writes a repaired copy and leaves the original alone. --in-place moves files and writes
+/// an undo file first: if it is interrupted, the same command finishes the work, and --undo takes it back. No file is
+/// ever deleted or overwritten: items that belong to no class go to _quarantine/, and a name that is taken gets a number.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot repair plan.jsonl
@@ -41,8 +41,8 @@ pub struct Arguments {
     /// Where --in-place writes how to take it back [default: PLAN with .undo.jsonl]
     #[arg(long, value_name = "FILE", requires = "in_place")]
     undo_file: Option<PathBuf>,
-    /// Take back what --in-place did
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["plan", "into", "in_place", "root"])]
+    /// Take back what --in-place did, as recorded in its undo file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["plan", "into", "in_place"])]
     undo: Option<PathBuf>,
     /// Where the collection is now, if it was moved since the audit
     #[arg(long, value_name = "PATH")]
@@ -60,7 +60,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.undo {
-        return undo(path);
+        return arguments.undo(path);
     }
     let path = arguments.plan.as_ref().context("no plan")?;
     let files = [&arguments.labels, &arguments.label_studio, &arguments.fiftyone];
@@ -74,12 +74,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.in_place && plan.header.kind != Kind::Folder {
         anyhow::bail!("--in-place moves files in class folders, and this plan is for {}", kind(&plan));
     }
-    if arguments.in_place && arguments.goes_on(&plan, path, &text)? {
-        return Ok(());
-    }
     match plan.header.kind {
         Kind::Embeddings => arguments.repair_rows(plan),
-        Kind::Folder | Kind::Pictures => arguments.repair_pictures(&plan, path, &text),
+        Kind::Folder if arguments.in_place => arguments.repair_in_place(&plan, path, &text),
+        Kind::Folder | Kind::Pictures => {
+            arguments.repair_pictures(&plan).map_err(|error| match error.downcast_ref() {
+                Some(trueshot::Error::CollectionChanged { .. }) => {
+                    arguments.half_done(&plan, path, &text).unwrap_or(error)
+                }
+                _ => error,
+            })
+        }
     }
 }
 
@@ -91,59 +96,106 @@ fn kind(plan: &Plan) -> &'static str {
     }
 }
 
-/// Takes back what an undo file says, and removes it when all is as it was.
-fn undo(path: &Path) -> anyhow::Result<()> {
-    let journal = Journal::open(path)?;
-    let outcome = journal.undo()?;
-    std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
-    eprintln!(
-        "{}: {} files are back where they were",
-        journal.root().display(),
-        outcome.moved + outcome.before
-    );
-    Ok(())
-}
-
 impl Arguments {
     fn undo_file(&self, plan: &Path) -> PathBuf {
         self.undo_file.clone().unwrap_or_else(|| plan.with_extension("undo.jsonl"))
     }
 
-    /// Finishes a repair of the same plan that was cut off; whether there was one.
-    fn goes_on(&self, plan: &Plan, path: &Path, text: &str) -> anyhow::Result<bool> {
-        let undo = self.undo_file(path);
-        if !undo.exists() {
-            return Ok(false);
-        }
-        let journal = Journal::open(&undo)?;
-        if !journal.is_of(text) {
+    /// Takes back the moves of an undo file, and removes the file when every move is undone.
+    fn undo(&self, path: &Path) -> anyhow::Result<()> {
+        let open = || -> anyhow::Result<Journal> {
+            let journal = Journal::open(path)?;
+            Ok(match &self.root {
+                Some(root) => journal.with_root(root.clone()),
+                None => journal,
+            })
+        };
+        let folder = LockedFolder::open(open()?.root())?;
+        // Read again: the process that held the lock before may have finished with this file.
+        let journal = open()?;
+        let progress = Progress::counting(journal.moves().len() as u64, "files");
+        let outcome = journal.undo(&folder, &|done| progress.moves_to(done as u64));
+        progress.finish();
+        let outcome = outcome?;
+        report_moves(&folder, &outcome, "moved back", "already back");
+        if !outcome.problems.is_empty() {
             anyhow::bail!(
-                "{} is of another plan; give another --undo-file, or take that one back first",
-                undo.display()
+                "{} of {} files could not be moved back; {} is kept, so the command can be repeated",
+                outcome.problems.len(),
+                journal.moves().len(),
+                path.display()
             );
         }
-        tell_moved(&journal, &undo)?;
-        let base = self.base(journal.root());
-        self.write_labels(&labelled(plan, &plan.listing, journal.moves(), base.as_deref(), &|_| None))?;
-        Ok(true)
+        std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))
     }
 
-    fn repair_pictures(&self, plan: &Plan, path: &Path, text: &str) -> anyhow::Result<()> {
+    /// Moves the files of a folder, or finishes a repair by the same plan that was interrupted.
+    fn repair_in_place(&self, plan: &Plan, path: &Path, text: &str) -> anyhow::Result<()> {
+        let root = &plan.header.root;
+        let folder = LockedFolder::open(root)?;
+        let undo = self.undo_file(path);
+        let journal = match undo.exists() {
+            true => {
+                let journal = Journal::open(&undo)?;
+                if !journal.is_of(text) {
+                    anyhow::bail!(
+                        "{} is the undo file of another plan; give another --undo-file, or undo that one first",
+                        undo.display()
+                    );
+                }
+                journal.with_root(root.clone())
+            }
+            false => {
+                let collection = Collection::open(root, Reading::default())?;
+                check(plan, &collection)?;
+                let journal = Journal::new(root, text, repair::moves(plan, repair::files_below(root)?));
+                if let Some(problem) = journal.obstacles(&folder).first() {
+                    anyhow::bail!("nothing was moved: {problem}");
+                }
+                journal.write(&undo)?;
+                journal
+            }
+        };
+        let progress = Progress::counting(journal.moves().len() as u64, "files");
+        let outcome = journal.apply(&folder, &|done| progress.moves_to(done as u64));
+        progress.finish();
+        let outcome = outcome?;
+        report_moves(&folder, &outcome, "moved", "already moved");
+        eprintln!("hint: `trueshot repair --undo {}` takes it back", undo.display());
+        if !outcome.problems.is_empty() {
+            let (failed, all) = (outcome.problems.len(), journal.moves().len());
+            anyhow::bail!("{failed} of {all} files could not be moved; the same command tries them again");
+        }
+        let base = self.base(root);
+        self.write_labels(&labelled(plan, &plan.listing, journal.moves(), base.as_deref(), &|_| None))
+    }
+
+    /// The error to show if this plan's repair in place was interrupted.
+    fn half_done(&self, plan: &Plan, path: &Path, text: &str) -> Option<anyhow::Error> {
+        let undo = self.undo_file(path);
+        let journal = Journal::open(&undo).ok().filter(|journal| journal.is_of(text))?;
+        let journal = journal.with_root(plan.header.root.clone());
+        let (root, undo) = (plan.header.root.display(), undo.display());
+        let state = match (journal.pending(), journal.moves().len()) {
+            (0, _) => "this plan has been carried out in place".to_string(),
+            (pending, all) => format!(
+                "a repair is half done ({} of {all} files moved): run it again with --in-place",
+                all - pending
+            ),
+        };
+        Some(anyhow::anyhow!("{root}: {state}; `trueshot repair --undo {undo}` takes it back"))
+    }
+
+    fn repair_pictures(&self, plan: &Plan) -> anyhow::Result<()> {
         let root = &plan.header.root;
         let collection = Collection::open(root, Reading::default())?;
-        plan.check(&listing(&collection))?;
+        check(plan, &collection)?;
         let moves = match plan.header.kind {
             Kind::Folder => repair::moves(plan, repair::files_below(root)?),
             _ => Vec::new(),
         };
         if let Some(into) = &self.into {
             self.copy(plan, into, &moves)?;
-        } else if self.in_place {
-            refuse_links(root, &moves)?;
-            let undo = self.undo_file(path);
-            let journal = Journal::new(root, text, moves.clone());
-            journal.write(&undo)?;
-            tell_moved(&journal, &undo)?;
         } else if !self.writes_labels() {
             return print(&shown(plan, &moves));
         }
@@ -201,11 +253,11 @@ impl Arguments {
         let listed = |row: usize| Listed {
             item: data.item(row).map_or_else(|| format!("row {row}"), str::to_string),
             class: Some(data.classes()[data.labels()[row] as usize].clone()),
-            size: None,
+            ..Listed::default()
         };
         plan.listing = (0..data.len()).map(listed).collect();
         let rows = plan.listing.clone();
-        plan.check(&rows)?;
+        plan.check(&rows, &|_| None)?;
         let labelled = labelled(&plan, &rows, &[], None, &|_| None);
         if let Some(into) = &self.into {
             write_rows(&data, &labelled, into)?;
@@ -234,33 +286,36 @@ impl Arguments {
     }
 }
 
-/// Makes the moves that are written down, and says so.
-fn tell_moved(journal: &Journal, undo: &Path) -> anyhow::Result<()> {
-    let outcome = journal.apply()?;
-    let before = if outcome.before > 0 {
-        format!(" ({} had been moved before)", outcome.before)
-    } else {
-        String::new()
+/// Refuses a collection that has changed since the audit.
+fn check(plan: &Plan, collection: &Collection) -> trueshot::Result<()> {
+    let paths: HashMap<(&str, &str), &Path> = collection
+        .entries()
+        .iter()
+        .filter_map(|entry| {
+            let class = collection.classes()[entry.class as usize].as_str();
+            Some(((entry.item.as_str(), class), entry.path()?))
+        })
+        .collect();
+    let hash = |listed: &Listed| {
+        let path = paths.get(&(listed.item.as_str(), listed.class.as_deref()?))?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update_reader(std::fs::File::open(path).ok()?).ok()?;
+        Some(hasher.finalize().to_hex().to_string())
     };
-    eprintln!("{}: {} files moved{before}", journal.root().display(), outcome.moved);
-    eprintln!("hint: `trueshot repair --undo {}` takes it back", undo.display());
-    Ok(())
+    plan.check(&listing(collection), &hash)
 }
 
-/// Moving a link, or what lies behind one, would change something outside of the folder.
-fn refuse_links(root: &Path, moves: &[Move]) -> anyhow::Result<()> {
-    let root = std::fs::canonicalize(root)?;
-    for one in moves {
-        let path = root.join(&one.from);
-        let stays = std::fs::canonicalize(&path).is_ok_and(|found| found == path);
-        if !stays {
-            anyhow::bail!(
-                "{} is a link, or lies behind one; --into makes a copy instead",
-                visible(&one.from)
-            );
-        }
+/// Prints how many files were moved, and which could not be.
+fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &str) {
+    for problem in &outcome.problems {
+        eprintln!("warning: not {moved}: {problem}");
     }
-    Ok(())
+    let before = match outcome.before {
+        0 => String::new(),
+        count => format!(" ({count} {before})"),
+    };
+    let files = if outcome.moved == 1 { "file" } else { "files" };
+    eprintln!("{}: {} {files} {moved}{before}", folder.path().display(), outcome.moved);
 }
 
 /// Every item with its label after the plan. Files lie below `base`, where they have moved.

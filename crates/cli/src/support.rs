@@ -48,12 +48,23 @@ pub struct SupportPictures {
     pub collection: Collection,
     /// For every row the place of its picture among the collection's entries.
     entries: Vec<u32>,
+    /// For every entry of the collection the BLAKE3 hash of its file as it was embedded.
+    hashes: Vec<Option<[u8; 32]>>,
 }
 
 impl SupportPictures {
     /// Whether they are files in class folders.
     pub fn is_folder(&self) -> bool {
         is_folder(&self.collection)
+    }
+
+    /// What was audited, for a plan: as [`listing`], with the hashes of the files that were embedded.
+    pub fn listing(&self) -> Vec<Listed> {
+        let mut all = listing(&self.collection);
+        for (listed, hash) in all.iter_mut().zip(&self.hashes) {
+            listed.hash = hash.map(|hash| blake3::Hash::from_bytes(hash).to_hex().to_string());
+        }
+        all
     }
 
     /// The picture behind a row.
@@ -93,9 +104,9 @@ impl SupportArgument {
         let progress = Progress::counting(collection.entries().len() as u64, "pictures");
         let embedded = embedder.embed_collection(&collection, &|done| progress.moves_to(done as u64));
         progress.finish();
-        let EmbeddedCollection { embeddings, entries, skipped, .. } = embedded?;
+        let EmbeddedCollection { embeddings, entries, skipped, hashes, .. } = embedded?;
         self.backbone.tell(&embedder);
-        let pictures = SupportPictures { collection, entries };
+        let pictures = SupportPictures { collection, entries, hashes };
         Ok(Support { embeddings, pictures: Some(pictures), skipped })
     }
 }
@@ -158,20 +169,28 @@ fn shortened(names: &[String]) -> String {
     }
 }
 
-/// What is in a collection, for a plan: pictures with their classes, and what was skipped.
+/// The items of a collection as they are now: its entries in their order, then the files that were skipped.
 pub fn listing(collection: &Collection) -> Vec<Listed> {
-    let size = |path: &Path| std::fs::metadata(path).ok().map(|found| found.len());
-    let entries = collection.entries().iter().map(|entry| Listed {
-        item: entry.item.clone(),
-        class: Some(collection.classes()[entry.class as usize].clone()),
-        size: entry.path().and_then(size),
+    let entries = collection.entries().iter().map(|entry| {
+        let class = Some(collection.classes()[entry.class as usize].clone());
+        listed(&entry.item, class, entry.path())
     });
-    let skipped = collection.skipped().iter().map(|skipped| Listed {
-        item: skipped.item.clone(),
-        class: None,
-        size: size(&collection.path().join(&skipped.item)),
-    });
+    let skipped = collection.skipped().iter();
+    let skipped = skipped.map(|one| listed(&one.item, None, Some(&collection.path().join(&one.item))));
     entries.chain(skipped).collect()
+}
+
+fn listed(item: &str, class: Option<String>, path: Option<&Path>) -> Listed {
+    let found = path.and_then(|path| std::fs::metadata(path).ok());
+    let modified = found.as_ref().and_then(|found| found.modified().ok());
+    let since_1970 = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+    Listed {
+        item: item.into(),
+        class,
+        size: found.map(|found| found.len()),
+        modified: since_1970.and_then(|time| u64::try_from(time.as_nanos()).ok()),
+        hash: None,
+    }
 }
 
 /// Whether a collection is a folder of class folders, whose files can be moved.

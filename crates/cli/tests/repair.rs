@@ -64,13 +64,122 @@ fn a_repair_in_place_can_be_taken_back() {
     photos.audit(&["--check"]).assert().code(0);
     // The same again finds that all is done.
     let again = photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
-    assert!(text(&again.get_output().stderr).contains("0 files moved (2 had been moved before)"));
+    assert!(text(&again.get_output().stderr).contains("0 files moved (2 already moved)"));
     // It still says where everything is now.
     photos.trueshot(&["repair", "plan.jsonl", "--in-place", "--labels", "labels.csv"]).assert().success();
     photos.trueshot(&["audit", "labels.csv", "--check"]).assert().code(0);
     photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().success();
     assert_eq!(photos.contents("photos"), before);
     refused(photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]), &["plan.undo.jsonl"]);
+}
+
+#[test]
+fn while_another_process_repairs_the_folder_nothing_is_touched() {
+    let photos = planned();
+    let before = photos.contents("photos");
+    let lock = trueshot::lock::Lock::on_folder(&photos.path("photos")).unwrap();
+    let holder = format!("is in use by process {} (", std::process::id());
+    for arguments in [vec!["--in-place"], vec!["--into", "clean"]] {
+        refused(photos.trueshot(&[&["repair", "plan.jsonl"], &arguments[..]].concat()), &[&holder, "hint:"]);
+    }
+    assert!(!photos.path("plan.undo.jsonl").exists() && !photos.path("clean").exists());
+    drop(lock);
+    photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
+    let after = photos.contents("photos");
+    let lock = trueshot::lock::Lock::on_folder(&photos.path("photos")).unwrap();
+    refused(photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]), &[&holder]);
+    drop(lock);
+    assert_eq!(photos.contents("photos"), after);
+    photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().success();
+    assert_eq!(photos.contents("photos"), before, "and no lock file is left");
+}
+
+#[test]
+fn two_repairs_and_an_undo_started_together_lose_nothing() {
+    let photos = planned();
+    let before = photos.contents("photos");
+    for _ in 0..5 {
+        let start = |arguments: &[&str]| {
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trueshot"));
+            command.args(arguments).current_dir(photos.path("")).stderr(std::process::Stdio::null());
+            command.spawn().unwrap()
+        };
+        let repair = ["repair", "plan.jsonl", "--in-place"];
+        let mut running = [start(&repair), start(&repair), start(&["repair", "--undo", "plan.undo.jsonl"])];
+        running.iter_mut().for_each(|process| assert!(matches!(process.wait().unwrap().code(), Some(0 | 1))));
+        let mut found: Vec<Vec<u8>> = photos.contents("photos").into_values().collect();
+        let mut expected: Vec<Vec<u8>> = before.values().cloned().collect();
+        (found.sort(), expected.sort());
+        assert!(found == expected, "every picture is there once");
+        if photos.path("plan.undo.jsonl").exists() {
+            photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().success();
+        }
+        assert_eq!(photos.contents("photos"), before);
+    }
+}
+
+#[test]
+fn undo_says_how_many_files_moved_and_lists_what_it_could_not_move() {
+    let photos = planned();
+    let before = photos.contents("photos");
+    photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
+    std::fs::rename(photos.path("photos/stripes/0-2.png"), photos.path("away.png")).unwrap();
+    let parts = ["1 file moved back", "neither stripes/0-2.png nor rings/0.png is there", "1 of 2 files"];
+    refused(photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]), &parts);
+    std::fs::rename(photos.path("away.png"), photos.path("photos/stripes/0-2.png")).unwrap();
+    let done = photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().success();
+    let message = text(&done.get_output().stderr);
+    assert!(message.contains("1 file moved back (1 already back)"), "{message}");
+    assert_eq!(photos.contents("photos"), before);
+    assert!(!photos.path("plan.undo.jsonl").exists());
+}
+
+#[test]
+fn a_repair_that_is_half_done_is_called_so() {
+    let photos = planned();
+    photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
+    let carried_out = ["this plan has been carried out in place", "repair --undo plan.undo.jsonl"];
+    refused(photos.trueshot(&["repair", "plan.jsonl"]), &carried_out);
+    // As after a kill between two moves.
+    std::fs::rename(photos.path("photos/stripes/0-2.png"), photos.path("photos/rings/0.png")).unwrap();
+    let half_done = ["a repair is half done (1 of 2 files moved): run it again with --in-place", "--undo"];
+    refused(photos.trueshot(&["repair", "plan.jsonl"]), &half_done);
+    refused(photos.trueshot(&["repair", "plan.jsonl", "--into", "clean"]), &half_done);
+    photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
+}
+
+#[test]
+#[cfg(unix)]
+fn a_class_folder_that_leads_elsewhere_is_refused_before_anything_moves() {
+    let photos = planned();
+    std::fs::create_dir(photos.path("elsewhere")).unwrap();
+    std::fs::rename(photos.path("photos/stripes"), photos.path("elsewhere/stripes")).unwrap();
+    std::os::unix::fs::symlink(photos.path("elsewhere/stripes"), photos.path("photos/stripes")).unwrap();
+    let before = photos.contents("elsewhere");
+    refused(photos.trueshot(&["repair", "plan.jsonl", "--in-place"]), &["nothing was moved", "is a link"]);
+    assert_eq!(photos.contents("elsewhere"), before);
+    assert!(!photos.path("plan.undo.jsonl").exists());
+    // A link that turns up as the quarantine leads nowhere either.
+    let plan = std::fs::read_to_string(photos.path("plan.jsonl")).unwrap();
+    let lines: Vec<&str> = plan.lines().collect();
+    let outlier = r#"{"item": "checks/5.png", "from": "checks", "quarantine": true}"#;
+    std::fs::write(photos.path("mine.jsonl"), [lines[0], outlier, lines[3]].join("\n")).unwrap();
+    std::os::unix::fs::symlink(photos.path("elsewhere"), photos.path("photos/_quarantine")).unwrap();
+    refused(photos.trueshot(&["repair", "mine.jsonl", "--in-place"]), &["'_quarantine' is a link"]);
+    assert_eq!(photos.contents("elsewhere"), before);
+}
+
+#[test]
+fn an_edit_that_keeps_the_size_is_refused() {
+    let photos = planned();
+    let path = photos.path("photos/rings/0.png");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let time = std::fs::metadata(&path).unwrap().modified().unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+    let parts = ["has changed since the audit: 1 edited (rings/0.png)"];
+    refused(photos.trueshot(&["repair", "plan.jsonl", "--in-place"]), &parts);
 }
 
 #[test]

@@ -135,6 +135,15 @@ pub enum Error {
         problem: String,
     },
 
+    /// Another process works on the same folder or output.
+    #[error("{path} is in use by {holder}")]
+    Locked {
+        /// The folder or output.
+        path: PathBuf,
+        /// The process that holds the lock, and its command.
+        holder: String,
+    },
+
     /// The watcher wanted no more.
     #[error("stopped before it was done")]
     Interrupted,
@@ -411,6 +420,9 @@ impl Error {
             }),
             Error::CollectionChanged { .. } => {
                 Some("audit it again and take the new plan; nothing was overwritten".into())
+            }
+            Error::Locked { .. } => {
+                Some("nothing was changed; try again when that process has finished".into())
             }
             Error::TooFewClasses { classes, .. } => Some(format!("ask for at most {classes} ways")),
             Error::UnknownMethod { nearest: Some(name), .. }

@@ -46,6 +46,7 @@ pub mod episode;
 pub mod error;
 pub mod evaluate;
 pub mod guard;
+pub mod lock;
 pub mod method;
 pub mod model;
 pub mod noise;

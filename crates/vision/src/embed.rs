@@ -13,7 +13,7 @@ use trueshot_nn::Isa;
 
 use crate::augment::{Augmentation, Augmenter};
 use crate::backbone::{Backbone, Scratch};
-use crate::embedder::{Embedder, Given};
+use crate::embedder::{Embedder, Given, Made};
 use crate::error::{Error, Result, Skipped, Unreadable};
 use crate::picture::Picture;
 use crate::preprocess::Preprocessing;
@@ -111,9 +111,9 @@ impl Request<'_> {
     fn rows(&self, entries: &[Entry], report: &mut Report) -> Result<Vec<Rows>> {
         let given: Vec<Given<'_>> =
             entries.iter().map(|entry| Given::Entry(self.collection, entry)).collect();
-        let mut encode = |(row, was_cached): (std::result::Result<Vec<f32>, Unreadable>, bool)| {
-            report.from_cache += usize::from(was_cached);
-            match row {
+        let mut encode = |made: Made| {
+            report.from_cache += usize::from(made.was_cached);
+            match made.row {
                 Err(reason) => Ok(Err(reason)),
                 Ok(row) => self.encode(&row).map(Ok),
             }

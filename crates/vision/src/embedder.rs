@@ -44,6 +44,16 @@ pub struct Embedded {
     pub rows: Vec<Row>,
     /// How many of them had been made before.
     pub from_cache: usize,
+    /// For every picture that was given the BLAKE3 hash of its file; `None` for what is not a file or cannot be read.
+    pub hashes: Vec<Option<Key>>,
+}
+
+/// One embedded picture.
+pub(crate) struct Made {
+    pub row: Row,
+    pub was_cached: bool,
+    /// The BLAKE3 hash of its file.
+    pub hash: Option<Key>,
 }
 
 /// The embeddings of a collection.
@@ -56,6 +66,8 @@ pub struct EmbeddedCollection {
     pub skipped: Vec<Skipped>,
     /// How many rows had been made before.
     pub from_cache: usize,
+    /// For every entry of the collection the BLAKE3 hash of its file as it was embedded.
+    pub hashes: Vec<Option<Key>>,
 }
 
 /// A backbone at work.
@@ -111,11 +123,13 @@ impl Embedder {
         goes_on: &(dyn Fn(usize) -> bool + Sync),
     ) -> Result<Embedded> {
         let window = self.window();
-        let mut embedded = Embedded { rows: Vec::with_capacity(pictures.len()), from_cache: 0 };
+        let mut embedded =
+            Embedded { rows: Vec::with_capacity(pictures.len()), from_cache: 0, hashes: Vec::new() };
         for pictures in pictures.chunks(window) {
-            for (row, was_cached) in self.embed_window(pictures) {
-                embedded.from_cache += usize::from(was_cached);
-                embedded.rows.push(row);
+            for made in self.embed_window(pictures) {
+                embedded.from_cache += usize::from(made.was_cached);
+                embedded.rows.push(made.row);
+                embedded.hashes.push(made.hash);
             }
             if !goes_on(embedded.rows.len()) {
                 return Err(Error::Interrupted);
@@ -141,7 +155,7 @@ impl Embedder {
     ) -> Result<EmbeddedCollection> {
         let given: Vec<Given<'_>> =
             collection.entries().iter().map(|entry| Given::Entry(collection, entry)).collect();
-        let Embedded { rows, from_cache } = self.embed_pictures(&given, goes_on)?;
+        let Embedded { rows, from_cache, hashes } = self.embed_pictures(&given, goes_on)?;
         let mut skipped = collection.skipped().to_vec();
         let (mut values, mut labels, mut items, mut entries) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -164,7 +178,7 @@ impl Embedder {
         }
         let embeddings = Embeddings::from_rows(values, self.backbone.dim(), labels)?;
         let embeddings = embeddings.with_items(Items::from_names(items))?.with_backbone(self.backbone.name());
-        Ok(EmbeddedCollection { embeddings, entries, skipped, from_cache })
+        Ok(EmbeddedCollection { embeddings, entries, skipped, from_cache, hashes })
     }
 
     /// Pictures that are in work at once.
@@ -172,10 +186,10 @@ impl Embedder {
         self.backbone.pictures_at_once() * BLOCKS_A_THREAD * rayon::current_num_threads().max(1)
     }
 
-    /// The rows of some pictures on all threads, and whether each had been made before.
-    pub(crate) fn embed_window(&self, pictures: &[Given<'_>]) -> Vec<(Row, bool)> {
+    /// Embeds some pictures on all threads.
+    pub(crate) fn embed_window(&self, pictures: &[Given<'_>]) -> Vec<Made> {
         let blocks = pictures.par_chunks(self.backbone.pictures_at_once());
-        let rows: Vec<Vec<(Row, bool)>> = blocks.map(|block| self.embed_block(block)).collect();
+        let rows: Vec<Vec<Made>> = blocks.map(|block| self.embed_block(block)).collect();
         if let Some(cache) = &self.cache {
             cache.flush_if_large();
         }
@@ -183,7 +197,7 @@ impl Embedder {
     }
 
     /// The same for the pictures of one thread.
-    fn embed_block(&self, pictures: &[Given<'_>]) -> Vec<(Row, bool)> {
+    fn embed_block(&self, pictures: &[Given<'_>]) -> Vec<Made> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let found = idle().pop();
         let mut worker = found.unwrap_or_else(|| Worker {
@@ -196,9 +210,9 @@ impl Embedder {
         rows
     }
 
-    fn key_of(&self, contents: &Contents) -> Option<Key> {
-        self.cache.as_ref()?;
-        Some(match contents {
+    /// What a picture is looked up by in the cache.
+    fn key_of(contents: &Contents) -> Key {
+        match contents {
             Contents::File(bytes) => *blake3::hash(bytes).as_bytes(),
             Contents::Picture(picture) => {
                 let mut hasher = blake3::Hasher::new_derive_key("trueshot pixels 1");
@@ -207,7 +221,7 @@ impl Embedder {
                 }
                 *hasher.update(&picture.pixels).finalize().as_bytes()
             }
-        })
+        }
     }
 
     fn contents(&self, given: &Given<'_>) -> std::result::Result<Contents, Unreadable> {
@@ -235,36 +249,41 @@ impl Embedder {
 /// Where the row of a picture comes from.
 enum Origin {
     Cache(Vec<f32>),
-    Network(Option<Key>),
+    Network(Key),
     Nowhere(Unreadable),
 }
 
 impl Worker {
-    fn embed(&mut self, embedder: &Embedder, pictures: &[Given<'_>]) -> Vec<(Row, bool)> {
+    fn embed(&mut self, embedder: &Embedder, pictures: &[Given<'_>]) -> Vec<Made> {
         let backbone = &embedder.backbone;
         self.inputs.clear();
-        let origins: Vec<Origin> = pictures.iter().map(|given| self.origin(embedder, given)).collect();
+        let origins: Vec<(Origin, Option<Key>)> =
+            pictures.iter().map(|given| self.origin(embedder, given)).collect();
         self.features.resize(self.inputs.len() / backbone.preprocessing().values() * backbone.dim(), 0.0);
         let outcome = backbone.embed(Isa::current(), &self.inputs, &mut self.features, &mut self.scratch);
         let mut rows = self.features.chunks_exact(backbone.dim());
-        let mut row = |origin| match origin {
-            Origin::Cache(row) => (Ok(row), true),
-            Origin::Nowhere(reason) => (Err(reason), false),
-            Origin::Network(key) => {
-                let row = rows.next().expect("a row for every picture that was read");
-                (outcome.clone().and_then(|()| finite(row, key, embedder)), false)
-            }
+        let mut row = |(origin, hash)| {
+            let (row, was_cached) = match origin {
+                Origin::Cache(row) => (Ok(row), true),
+                Origin::Nowhere(reason) => (Err(reason), false),
+                Origin::Network(key) => {
+                    let row = rows.next().expect("a row for every picture that was read");
+                    (outcome.clone().and_then(|()| finite(row, key, embedder)), false)
+                }
+            };
+            Made { row, was_cached, hash }
         };
         origins.into_iter().map(&mut row).collect()
     }
 
-    /// Looks a picture up, or appends the input made of it.
-    fn origin(&mut self, embedder: &Embedder, given: &Given<'_>) -> Origin {
+    /// Looks a picture up, or appends the input made of it; with the hash of its file.
+    fn origin(&mut self, embedder: &Embedder, given: &Given<'_>) -> (Origin, Option<Key>) {
+        let mut hash = None;
         let mut attempt = || {
             let contents = embedder.contents(given)?;
-            let key = embedder.key_of(&contents);
-            let cached = key.as_ref().and_then(|key| embedder.cache.as_ref()?.get(key));
-            if let Some(row) = cached {
+            let key = Embedder::key_of(&contents);
+            hash = matches!(contents, Contents::File(_)).then_some(key);
+            if let Some(row) = embedder.cache.as_ref().and_then(|cache| cache.get(&key)) {
                 return Ok(Origin::Cache(row));
             }
             let to = embedder.backbone.preprocessing();
@@ -274,16 +293,17 @@ impl Worker {
             to.normalise(&picture, &mut self.inputs[start..]);
             Ok(Origin::Network(key))
         };
-        attempt().unwrap_or_else(Origin::Nowhere)
+        let origin = attempt().unwrap_or_else(Origin::Nowhere);
+        (origin, hash)
     }
 }
 
 /// A row that may go on, and into the cache.
-fn finite(row: &[f32], key: Option<Key>, embedder: &Embedder) -> Row {
+fn finite(row: &[f32], key: Key, embedder: &Embedder) -> Row {
     if let Some(place) = row.iter().position(|value| !value.is_finite()) {
         return Err(Unreadable::NotFinite { place, value: row[place].to_string() });
     }
-    if let (Some(key), Some(cache)) = (key, &embedder.cache) {
+    if let Some(cache) = &embedder.cache {
         cache.put(key, row.to_vec());
     }
     Ok(row.to_vec())

@@ -1,5 +1,6 @@
-//! A repaired copy of a folder. It is made under another name beside its place and renamed when it is complete, so there
-//! is never half a copy under the name that was asked for; what an earlier attempt left is thrown away and made again.
+//! A repaired copy of a folder. It is built in a hidden folder next to the destination and renamed when it is complete,
+//! so the destination never holds half a copy; what a killed attempt left there is removed and made again. The destination
+//! is locked against other copies, and the source against repairs in place.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,34 +8,41 @@ use std::path::{Path, PathBuf};
 
 use super::moves::Move;
 use crate::error::{Error, Result};
+use crate::lock::{LOCK_FILE, Lock};
 
 /// Marks a folder as an unfinished copy of ours, which may be thrown away.
 const MARK: &str = ".trueshot-unfinished";
 /// The log of what was done, in the copy.
 pub const LOG: &str = "trueshot-repair.jsonl";
 
-/// What a copy is made of.
+/// The result of copying a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Copied {
-    /// Files in it.
+    /// The number of files in the copy.
     pub files: usize,
-    /// What is not in it: links that lead nowhere, pipes and the like.
+    /// Names that were not copied: links that lead nowhere, pipes and devices.
     pub left_out: Vec<String>,
 }
 
-/// Copies a folder with files moved. `goes_on` is told how many files are done, and ends the work by answering `false`.
+/// Copies a folder with files moved. `goes_on` is given the number of files copied, and stops the work by returning
+/// `false`.
+///
+/// # Errors
+/// [`Error::Locked`] if another process copies to the same place or repairs the source; [`Error::Write`] if the
+/// destination exists, lies inside the source or cannot be written; [`Error::Interrupted`] if `goes_on` stopped it.
 pub fn copy(root: &Path, into: &Path, moves: &[Move], goes_on: &dyn Fn(usize) -> bool) -> Result<Copied> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| Error::Write { path: path.clone(), source }
     };
-    let part = unfinished(into)?;
     refuse_overlap(root, into)?;
+    let _destination = Lock::beside(into)?;
+    let _source = Lock::for_reading(root)?;
+    let part = unfinished(into)?;
     fs::create_dir_all(&part).map_err(failed(&part))?;
     fs::write(part.join(MARK), "").map_err(failed(&part))?;
     let targets: HashMap<&str, &str> = moves.iter().map(|m| (m.from.as_str(), m.to.as_str())).collect();
-    let mut found = Found::default();
-    found.folder(root, "", &mut Vec::new())?;
+    let found = FolderContents::of(root)?;
     // Empty folders are classes that wait for their pictures.
     for folder in &found.folders {
         fs::create_dir_all(part.join(folder)).map_err(failed(&part.join(folder)))?;
@@ -58,8 +66,7 @@ pub fn copy(root: &Path, into: &Path, moves: &[Move], goes_on: &dyn Fn(usize) ->
 
 /// The names of all files below a folder, links followed.
 pub fn files_below(root: &Path) -> Result<Vec<String>> {
-    let mut found = Found::default();
-    found.folder(root, "", &mut Vec::new())?;
+    let found = FolderContents::of(root)?;
     Ok(found.files.into_iter().map(|(item, _)| item).chain(found.left_out).collect())
 }
 
@@ -121,13 +128,20 @@ fn write_log(path: &Path, moves: &[Move]) -> std::io::Result<()> {
 
 /// All files below a folder, links followed.
 #[derive(Default)]
-struct Found {
+struct FolderContents {
     files: Vec<(String, PathBuf)>,
     folders: Vec<String>,
     left_out: Vec<String>,
 }
 
-impl Found {
+impl FolderContents {
+    fn of(root: &Path) -> Result<Self> {
+        let mut found = Self::default();
+        found.folder(root, "", &mut Vec::new())?;
+        found.files.retain(|(item, _)| item != LOCK_FILE);
+        Ok(found)
+    }
+
     fn folder(&mut self, folder: &Path, prefix: &str, above: &mut Vec<PathBuf>) -> Result<()> {
         let failed = |source| Error::Read { path: folder.into(), source };
         let true_path = fs::canonicalize(folder).map_err(failed)?;

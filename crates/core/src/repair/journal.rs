@@ -1,13 +1,17 @@
-//! Moves in place that can be finished or undone, whenever they were cut off. All moves are written down and synced
-//! before the first is made. A move links the file under its new name and then removes the old one, so the file always
-//! has a name, and a name that is taken is never overwritten; what state a move is in can be seen from which of the two
-//! names are there.
+//! The undo file of a repair in place: all moves, written to disk before the first one is made.
+//!
+//! A move adds the new name of a file and then removes the old one, so a file always has a name, and nothing is ever
+//! overwritten. Which of the two names exist tells how far a move has come, so a repair that was cut off can be finished
+//! ([`Journal::apply`]) or taken back ([`Journal::undo`]), any number of times. A move that cannot be made does not stop
+//! the others.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::folder::{LockedFolder, Pair, is_inside};
 use super::moves::Move;
 use crate::atomic::write_atomically;
 use crate::error::{Error, Result};
@@ -15,7 +19,7 @@ use crate::report::visible;
 
 const FORMAT: &str = "trueshot-undo/1";
 
-/// The moves of a repair, as they are written down.
+/// The moves of a repair in place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Journal {
     header: Header,
@@ -28,29 +32,29 @@ struct Header {
     root: PathBuf,
     /// A hash of the plan.
     plan: String,
-    /// Folders that had to be made, the outer ones first.
+    /// Folders that had to be made, outer ones first.
     folders: Vec<String>,
 }
 
-/// What came of moves.
+/// The result of applying or undoing the moves of a repair.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Files that were moved now.
+    /// Files moved by this call.
     pub moved: usize,
-    /// Files that had been moved before.
+    /// Files that were at their destination already.
     pub before: usize,
+    /// Moves that could not be made, with the reason.
+    pub problems: Vec<String>,
 }
 
 impl Journal {
-    /// Plans moves below a folder; `plan` is the text they come from.
+    /// Prepares moves below a folder; `plan` is the text of the plan they come from.
     pub fn new(root: &Path, plan: &str, moves: Vec<Move>) -> Self {
         let mut folders: Vec<String> = Vec::new();
         for one in &moves {
-            let parts: Vec<&str> = one.to.split('/').collect();
-            for depth in 1..parts.len() {
-                let folder = parts[..depth].join("/");
-                if !root.join(&folder).exists() && !folders.contains(&folder) {
-                    folders.push(folder);
+            for folder in folders_above(&one.to) {
+                if !root.join(folder).exists() && !folders.iter().any(|known| known == folder) {
+                    folders.push(folder.into());
                 }
             }
         }
@@ -58,7 +62,7 @@ impl Journal {
         Journal { header: Header { format: FORMAT.into(), root: root.into(), plan, folders }, moves }
     }
 
-    /// Reads what was written down.
+    /// Reads an undo file and refuses one whose names leave the folder, repeat or contradict each other.
     pub fn open(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.into(), source })?;
         let bad =
@@ -67,22 +71,25 @@ impl Journal {
         let header = lines.next().and_then(|(_, line)| serde_json::from_str::<Header>(line).ok());
         let header = header.filter(|header| header.format == FORMAT);
         let header = header.ok_or_else(|| bad(1, "not an undo file that `trueshot repair` wrote"))?;
-        let one = |(number, line): (usize, &str)| {
+        let (mut moves, mut names, mut made) = (Vec::new(), HashSet::new(), HashSet::new());
+        for (number, line) in lines {
             let one: Move = serde_json::from_str(line).map_err(|_| bad(number, "not a move"))?;
-            let stays = |name: &str| {
-                !name.split('/').any(|part| matches!(part, ".." | "")) && !Path::new(name).is_absolute()
-            };
-            if stays(&one.from) && stays(&one.to) {
-                Ok(one)
-            } else {
-                Err(bad(number, "leads out of the folder"))
+            if !is_inside(&one.from) || !is_inside(&one.to) {
+                return Err(bad(number, "leads out of the folder"));
             }
-        };
-        let moves = lines.map(one).collect::<Result<_>>()?;
+            if !names.insert(one.from.clone()) || !names.insert(one.to.clone()) {
+                return Err(bad(number, "a name appears in two moves, or twice in one"));
+            }
+            made.extend(folders_above(&one.to).map(str::to_string));
+            moves.push(one);
+        }
+        if !header.folders.iter().all(|folder| made.contains(folder)) {
+            return Err(bad(1, "it names a folder that none of its moves needs"));
+        }
         Ok(Journal { header, moves })
     }
 
-    /// Writes the moves down before they are made.
+    /// Writes the undo file; this must happen before [`Journal::apply`].
     pub fn write(&self, path: &Path) -> Result<()> {
         let mut text = serde_json::to_string(&self.header).expect("plain data serialises") + "\n";
         for one in &self.moves {
@@ -91,14 +98,20 @@ impl Journal {
         write_atomically(path, |file| file.write_all(text.as_bytes()))
     }
 
-    /// Whether it is of this plan.
+    /// Whether the moves come from this plan.
     pub fn is_of(&self, plan: &str) -> bool {
         self.header.plan == blake3::hash(plan.as_bytes()).to_hex().as_str()
     }
 
-    /// The folder it is about.
+    /// The folder that is repaired.
     pub fn root(&self) -> &Path {
         &self.header.root
+    }
+
+    /// The same moves in a folder that lies somewhere else now.
+    pub fn with_root(mut self, root: PathBuf) -> Self {
+        self.header.root = root;
+        self
     }
 
     /// The moves.
@@ -106,76 +119,82 @@ impl Journal {
         &self.moves
     }
 
-    /// Makes all moves that are not made yet.
-    pub fn apply(&self) -> Result<Outcome> {
-        let mut outcome = Outcome::default();
-        for one in &self.moves {
-            self.make(&one.from, &one.to, &mut outcome)?;
+    /// The number of files that are still under their old name.
+    pub fn pending(&self) -> usize {
+        let is_there = |name: &String| fs::symlink_metadata(self.header.root.join(name)).is_ok();
+        self.moves.iter().filter(|one| is_there(&one.from)).count()
+    }
+
+    /// Reasons why moves would fail, found before anything is written or moved.
+    pub fn obstacles(&self, folder: &LockedFolder) -> Vec<String> {
+        self.moves.iter().filter_map(|one| folder.obstacle(&one.from, &one.to)).collect()
+    }
+
+    /// Makes all moves that are not made yet. `goes_on` is given the number of moves looked at, and stops the work by
+    /// returning `false`.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] if `goes_on` stopped it. A move that cannot be made is not an error but one of
+    /// [`Outcome::problems`].
+    pub fn apply(&self, folder: &LockedFolder, goes_on: &dyn Fn(usize) -> bool) -> Result<Outcome> {
+        let moves = self.moves.iter().map(|one| (one.from.as_str(), one.to.as_str()));
+        make_all(folder, moves, goes_on)
+    }
+
+    /// Takes back all moves that were made, and removes the folders that were made for them if they are empty.
+    ///
+    /// # Errors
+    /// As for [`Journal::apply`].
+    pub fn undo(&self, folder: &LockedFolder, goes_on: &dyn Fn(usize) -> bool) -> Result<Outcome> {
+        let moves = self.moves.iter().rev().map(|one| (one.to.as_str(), one.from.as_str()));
+        let outcome = make_all(folder, moves, goes_on)?;
+        for made in self.header.folders.iter().rev() {
+            // A folder in which the user has put something since is not empty, and stays.
+            let _ = folder.remove_empty_folder(made);
         }
         Ok(outcome)
     }
-
-    /// Takes all moves back that were made, and removes folders that were made for them, if they are empty.
-    pub fn undo(&self) -> Result<Outcome> {
-        let mut outcome = Outcome::default();
-        for one in self.moves.iter().rev() {
-            self.make(&one.to, &one.from, &mut outcome)?;
-        }
-        for folder in self.header.folders.iter().rev() {
-            // Somebody may have put something there since; then it stays.
-            let _ = fs::remove_dir(self.header.root.join(folder));
-        }
-        Ok(outcome)
-    }
-
-    fn make(&self, from: &str, to: &str, outcome: &mut Outcome) -> Result<()> {
-        let (source, target) = (self.header.root.join(from), self.header.root.join(to));
-        let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
-        let failed = |source| Error::Write { path: target.clone(), source };
-        match (is_there(&source), is_there(&target)) {
-            (true, false) => {
-                move_file(&source, &target).map_err(failed)?;
-                outcome.moved += 1;
-            }
-            (false, true) => outcome.before += 1,
-            (true, true) if is_same(&source, &target) => {
-                fs::remove_file(&source).map_err(failed)?;
-                outcome.moved += 1;
-            }
-            (true, true) => return Err(self.conflict(format!("{} is there already", visible(to)))),
-            (false, false) => {
-                let problem = format!("neither {} nor {} is there", visible(from), visible(to));
-                return Err(self.conflict(problem));
-            }
-        }
-        Ok(())
-    }
-
-    fn conflict(&self, problem: String) -> Error {
-        Error::CollectionChanged { root: self.header.root.clone(), problem }
-    }
 }
 
-/// Moves a file without ever overwriting one.
-fn move_file(from: &Path, to: &Path) -> std::io::Result<()> {
-    if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    match fs::hard_link(from, to) {
-        Ok(()) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Err(error),
-        // Some file systems have no links; there the name was free a moment ago.
-        Err(_) => return fs::rename(from, to),
-    }
-    if let Some(folder) = to.parent() {
-        // The new name must outlast a loss of power before the old one goes.
-        let _ = fs::File::open(folder).and_then(|folder| folder.sync_all());
-    }
-    fs::remove_file(from)
+/// The folders that a name lies in, outer ones first: `a` and `a/b` for `a/b/1.jpg`.
+fn folders_above(name: &str) -> impl Iterator<Item = &str> {
+    name.match_indices('/').map(|(end, _)| &name[..end])
 }
 
-/// Whether two files hold the same: then one of them is what a cut-off move left.
-fn is_same(one: &Path, other: &Path) -> bool {
-    let length = |path: &Path| fs::metadata(path).map(|found| found.len()).ok();
-    length(one) == length(other) && matches!((fs::read(one), fs::read(other)), (Ok(a), Ok(b)) if a == b)
+fn make_all<'a>(
+    folder: &LockedFolder,
+    moves: impl Iterator<Item = (&'a str, &'a str)>,
+    goes_on: &dyn Fn(usize) -> bool,
+) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    for (done, (from, to)) in moves.enumerate() {
+        match make(folder, from, to) {
+            Ok(true) => outcome.moved += 1,
+            Ok(false) => outcome.before += 1,
+            Err(problem) => outcome.problems.push(problem),
+        }
+        if !goes_on(done + 1) {
+            return Err(Error::Interrupted);
+        }
+    }
+    Ok(outcome)
+}
+
+/// Makes one move; `false` if it had been made before.
+fn make(folder: &LockedFolder, from: &str, to: &str) -> std::result::Result<bool, String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", visible(from));
+    let finish = || folder.remove_file(from).map(|()| true).map_err(failed);
+    match (folder.find(from).map_err(failed)?, folder.find(to).map_err(failed)?) {
+        (Some(source), None) if source.is_file => folder.move_file(from, to).map(|()| true).map_err(failed),
+        (Some(_), None) => Err(format!("{} is a link or not a file", visible(from))),
+        (None, Some(_)) => Ok(false),
+        (None, None) => Err(format!("neither {} nor {} is there", visible(from), visible(to))),
+        (Some(source), Some(target)) => {
+            match folder.compare((from, source), (to, target)).map_err(failed)? {
+                Pair::TwoNames | Pair::Copy => finish(),
+                Pair::OneName => Err(format!("{} and {} are the same file", visible(from), visible(to))),
+                Pair::Different => Err(format!("{} is there already", visible(to))),
+            }
+        }
+    }
 }

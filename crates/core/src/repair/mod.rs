@@ -1,17 +1,20 @@
-//! Putting things right: from an audit to a plan that somebody can read and edit, and from a plan to a repaired copy, to
-//! a folder repaired in place that can be brought back, or to a list of labels.
+//! Repairs: an audit becomes a [`Plan`] that a person can read and edit, and a plan becomes a repaired [`copy`], a folder
+//! repaired in place with an undo file ([`Journal`]), or a list of labels for other programs.
 //!
-//! Nothing here deletes or overwrites a file. A copy appears whole under its name or not at all; in place, every move is
-//! written down before the first is made ([`Journal`]), so that a run that was cut off can be finished or undone.
+//! Nothing here deletes or overwrites a file. A copy appears whole under its name or not at all. In place, every move is
+//! written to the undo file before the first one is made, so a repair that was cut off can be finished or undone. Both are
+//! locked against other processes ([`LockedFolder`]).
 
 mod copy;
 mod exports;
+mod folder;
 mod journal;
 mod moves;
 mod plan;
 
 pub use self::copy::{Copied, LOG, copy, files_below};
 pub use self::exports::{Labelled, fiftyone, label_studio, labels_csv};
+pub use self::folder::LockedFolder;
 pub use self::journal::{Journal, Outcome};
 pub use self::moves::{Move, QUARANTINE, moves};
 pub use self::plan::{Kind, Listed, Plan, PlanHeader, PlannedChange};

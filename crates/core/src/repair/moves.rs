@@ -39,13 +39,20 @@ pub fn moves(plan: &Plan, taken: impl IntoIterator<Item = String>) -> Vec<Move> 
     moves
 }
 
-/// A name in a folder that nothing has: `owl.jpg`, `owl-2.jpg`, ..
+/// The longest file name, in bytes, that common file systems take.
+pub(super) const LONGEST_NAME: usize = 255;
+
+/// A name in a folder that nothing has: `owl.jpg`, `owl-2.jpg`, and so on. A long stem is cut to make room for the number.
 fn free_name(folder: &str, name: &str, names: &HashSet<String>) -> String {
     let (stem, ending) = match name.rsplit_once('.') {
         Some((stem, ending)) if !stem.is_empty() => (stem, format!(".{ending}")),
         _ => (name, String::new()),
     };
-    let numbered = (2..).map(|number| format!("{folder}/{stem}-{number}{ending}"));
+    let numbered = (2..).map(|number: usize| {
+        let rest = format!("-{number}{ending}");
+        let room = LONGEST_NAME.saturating_sub(rest.len()).min(stem.len());
+        format!("{folder}/{}{rest}", &stem[..stem.floor_char_boundary(room)])
+    });
     let mut wanted = std::iter::once(format!("{folder}/{name}")).chain(numbered);
     wanted.find(|name| !names.contains(&name.to_lowercase())).expect("some number is free")
 }

@@ -2,11 +2,12 @@
 //! collection looked like, so that one that has changed since is not repaired by accident. Lines may be taken out and
 //! edited; blank ones and those that begin with `#` do not count.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::moves::LONGEST_NAME;
 use crate::audit::{Audit, Audited, Change, Effects, Verdict, effects};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
@@ -28,17 +29,30 @@ pub enum Kind {
     Embeddings,
 }
 
-/// One item of a collection as it was found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// One item of a collection as the audit saw it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {
-    /// Its name.
+    /// The name of the item within the collection.
     pub item: String,
-    /// Its class; none for what was skipped.
+    /// The class it is filed under; `None` for a file that was skipped.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub class: Option<String>,
-    /// The bytes of its file, where it has one.
+    /// The size of its file in bytes, for an item with a file of its own.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub size: Option<u64>,
+    /// When its file was last modified, in nanoseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub modified: Option<u64>,
+    /// The BLAKE3 hash of its file as it was embedded, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub hash: Option<String>,
+}
+
+impl Listed {
+    /// Whether size and modification time are known and equal.
+    fn looks_unchanged(&self, now: &Listed) -> bool {
+        self.modified.is_some() && (self.size, self.modified) == (now.size, now.modified)
+    }
 }
 
 /// The first line.
@@ -163,7 +177,7 @@ impl Plan {
     }
 
     fn refuse_twice(&self, path: &Path) -> Result<()> {
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         match self.changes.iter().find(|change| !seen.insert((&change.item, &change.from))) {
             None => Ok(()),
             Some(change) => {
@@ -174,30 +188,46 @@ impl Plan {
     }
 
     /// Refuses a collection that is not the one the plan was made for.
-    pub fn check(&self, now: &[Listed]) -> Result<()> {
+    ///
+    /// Names, classes and sizes are compared for all items. Contents are compared, by `hash_now`, for every item that the
+    /// plan changes and for every other item whose modification time is not the recorded one.
+    ///
+    /// # Errors
+    /// [`Error::CollectionChanged`] with the first few items that are gone, new or edited.
+    pub fn check(&self, now: &[Listed], hash_now: &(dyn Fn(&Listed) -> Option<String> + Sync)) -> Result<()> {
         let changed = |problem| Error::CollectionChanged { root: self.header.root.clone(), problem };
-        let by_name = |listing: &[Listed]| -> BTreeMap<(Option<String>, String), Option<u64>> {
-            listing.iter().map(|l| ((l.class.clone(), l.item.clone()), l.size)).collect()
-        };
         let (then, now) = (by_name(&self.listing), by_name(now));
-        let gone: Vec<_> = then.keys().filter(|key| !now.contains_key(*key)).collect();
-        let new: Vec<_> = now.keys().filter(|key| !then.contains_key(*key)).collect();
-        let other: Vec<_> =
-            then.iter().filter(|(key, size)| now.get(*key).is_some_and(|s| s != *size)).collect();
-        let other: Vec<_> = other.into_iter().map(|(key, _)| key).collect();
-        let said = |names: &[&(Option<String>, String)], what: &str| {
-            let shown: Vec<String> = names.iter().take(NAMED).map(|(_, item)| visible(item)).collect();
-            let more = if names.len() > NAMED { ", .." } else { "" };
-            (!names.is_empty()).then(|| format!("{} {what} ({}{more})", names.len(), shown.join(", ")))
-        };
-        let problems = [said(&gone, "gone"), said(&new, "new"), said(&other, "of another size")];
-        let problems: Vec<String> = problems.into_iter().flatten().collect();
+        let (gone, new) = (missing(&then, &now), missing(&now, &then));
+        let pairs: Vec<(&Listed, &Listed)> =
+            then.iter().filter_map(|(key, then)| Some((*then, *now.get(key)?))).collect();
+        let (same_size, other_size): (Vec<_>, Vec<_>) =
+            pairs.into_iter().partition(|(a, b)| a.size == b.size);
+        let other_size: Vec<&str> = other_size.iter().map(|(then, _)| then.item.as_str()).collect();
+        let edited = self.edited(&same_size, hash_now);
+        let problems = [(gone, "gone"), (new, "new"), (other_size, "of another size"), (edited, "edited")];
+        let problems: Vec<String> =
+            problems.into_iter().filter_map(|(names, what)| counted(&names, what)).collect();
         if problems.is_empty() { self.check_items() } else { Err(changed(problems.join(", "))) }
+    }
+
+    /// Items of the same size whose contents are others than those that were audited.
+    fn edited<'a>(
+        &self,
+        pairs: &[(&'a Listed, &Listed)],
+        hash_now: &(dyn Fn(&Listed) -> Option<String> + Sync),
+    ) -> Vec<&'a str> {
+        use rayon::prelude::*;
+        let planned: HashSet<&str> = self.changes.iter().map(|change| change.item.as_str()).collect();
+        let is_edited = |(then, now): &&(&'a Listed, &Listed)| {
+            let must_be_read = planned.contains(then.item.as_str()) || !then.looks_unchanged(now);
+            then.hash.is_some() && must_be_read && hash_now(now) != then.hash
+        };
+        pairs.par_iter().filter(is_edited).map(|(then, _)| then.item.as_str()).collect()
     }
 
     /// Every change must be of an item that is there.
     fn check_items(&self) -> Result<()> {
-        let known: std::collections::HashSet<(&str, &str)> = self
+        let known: HashSet<(&str, &str)> = self
             .listing
             .iter()
             .filter_map(|listed| Some((listed.item.as_str(), listed.class.as_deref()?)))
@@ -212,6 +242,28 @@ impl Plan {
             }
         }
     }
+}
+
+/// Items by class and name.
+type ByName<'a> = BTreeMap<(Option<&'a str>, &'a str), &'a Listed>;
+
+fn by_name(listing: &[Listed]) -> ByName<'_> {
+    listing.iter().map(|listed| ((listed.class.as_deref(), listed.item.as_str()), listed)).collect()
+}
+
+/// The names of the items of one listing that the other does not have.
+fn missing<'a>(of: &ByName<'a>, in_other: &ByName<'_>) -> Vec<&'a str> {
+    of.iter()
+        .filter(|(key, _)| !in_other.contains_key(*key))
+        .map(|(_, listed)| listed.item.as_str())
+        .collect()
+}
+
+/// "2 gone (a.jpg, b.jpg)", or nothing.
+fn counted(names: &[&str], what: &str) -> Option<String> {
+    let shown: Vec<String> = names.iter().take(NAMED).map(|item| visible(item)).collect();
+    let more = if names.len() > NAMED { ", .." } else { "" };
+    (!names.is_empty()).then(|| format!("{} {what} ({}{more})", names.len(), shown.join(", ")))
 }
 
 impl PlannedChange {
@@ -247,7 +299,9 @@ impl PlannedChange {
 
 /// Whether a name may become folders: it must stay below the folder it is in.
 fn is_class_name(name: &str) -> bool {
-    let is_part = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0', ':']);
+    let is_part = |part: &str| {
+        !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0', ':']) && part.len() <= LONGEST_NAME
+    };
     name.split('/').all(is_part) && !name.starts_with(super::QUARANTINE)
 }
 

@@ -28,8 +28,32 @@ fn listing() -> Vec<Listed> {
         item: name.into(),
         class: name.ends_with("jpg").then(|| name[4..7].into()),
         size: Some(content.len() as u64),
+        hash: Some(hash(content)),
+        ..Listed::default()
     };
     FILES.into_iter().map(listed).collect()
+}
+
+fn hash(content: &str) -> String {
+    blake3::hash(content.as_bytes()).to_hex().to_string()
+}
+
+/// The hash of an item as it was written by `folder`.
+fn unchanged(listed: &Listed) -> Option<String> {
+    let content = FILES.into_iter().find(|(name, _)| *name == listed.item)?.1;
+    Some(hash(content))
+}
+
+fn all(_: usize) -> bool {
+    true
+}
+
+fn locked(root: &Path) -> LockedFolder {
+    LockedFolder::open(root).unwrap()
+}
+
+fn outcome(moved: usize, before: usize) -> Outcome {
+    Outcome { moved, before, problems: Vec::new() }
 }
 
 /// Two pictures under each other's class, one that belongs nowhere, and one to a class that is new.
@@ -91,7 +115,7 @@ fn a_copy_is_repaired_and_the_original_stays() {
     let (root, out) = (folder(), tempfile::tempdir().unwrap());
     let before = contents(root.path());
     let plan = plan(root.path());
-    plan.check(&listing()).unwrap();
+    plan.check(&listing(), &unchanged).unwrap();
     let moves = moves(&plan, []);
     let into = out.path().join("clean");
     let copied = copy(root.path(), &into, &moves, &|_| true).unwrap();
@@ -126,10 +150,13 @@ fn moves_in_place_are_made_once_and_taken_back() {
     journal.write(&path).unwrap();
     let read = Journal::open(&path).unwrap();
     assert!(read == journal && read.is_of(&text) && !read.is_of("another"));
-    assert_eq!(read.apply().unwrap(), Outcome { moved: 4, before: 0 });
+    let folder = locked(root.path());
+    assert_eq!(read.apply(&folder, &all).unwrap(), outcome(4, 0));
+    assert_eq!(read.apply(&folder, &all).unwrap(), outcome(0, 4));
+    assert!(matches!(LockedFolder::open(root.path()), Err(Error::Locked { .. })), "one repair at a time");
+    drop(folder);
     assert_eq!(contents(root.path()), repaired());
-    assert_eq!(read.apply().unwrap(), Outcome { moved: 0, before: 4 });
-    assert_eq!(read.undo().unwrap(), Outcome { moved: 4, before: 0 });
+    assert_eq!(read.undo(&locked(root.path()), &all).unwrap(), outcome(4, 0));
     assert_eq!(contents(root.path()), before);
     assert!(!root.path().join("_quarantine").exists() && !root.path().join("all/lynx").exists());
     fs::remove_file(path).unwrap();
@@ -153,8 +180,14 @@ fn wherever_it_was_cut_off_it_can_be_finished_or_undone() {
             fs::create_dir_all(target.parent().unwrap()).unwrap();
             fs::hard_link(root.path().join(&one.from), target).unwrap();
             match undoes {
-                false => assert!(journal.apply().is_ok() && contents(root.path()) == repaired(), "{cut}"),
-                true => assert!(journal.undo().is_ok() && contents(root.path()) == before, "{cut}"),
+                false => {
+                    journal.apply(&locked(root.path()), &all).unwrap();
+                    assert_eq!(contents(root.path()), repaired(), "{cut}");
+                }
+                true => {
+                    journal.undo(&locked(root.path()), &all).unwrap();
+                    assert_eq!(contents(root.path()), before, "{cut}");
+                }
             }
         }
     }
@@ -165,9 +198,10 @@ fn nothing_is_ever_overwritten() {
     let root = folder();
     let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
     fs::write(root.path().join("all/dog/2-2.jpg"), "somebody else's").unwrap();
-    let refused = journal.apply().unwrap_err();
-    assert!(refused.to_string().contains("all/dog/2-2.jpg is there already"), "{refused}");
+    let done = journal.apply(&locked(root.path()), &all).unwrap();
+    assert_eq!((done.moved, &done.problems[..]), (3, &["all/dog/2-2.jpg is there already".to_string()][..]));
     assert_eq!(fs::read_to_string(root.path().join("all/cat/2.jpg")).unwrap(), "a dog");
+    assert_eq!(fs::read_to_string(root.path().join("all/dog/2-2.jpg")).unwrap(), "somebody else's");
     let others = moves(&plan(root.path()), ["all/DOG/2-2.jpg".to_string()]);
     assert_eq!(others[0].to, "all/dog/2-3.jpg");
 }
@@ -179,7 +213,7 @@ fn a_folder_that_changed_is_refused_with_what_changed() {
     now.remove(0);
     now[0].size = Some(99);
     now.push(Listed { item: "all/dog/new.jpg".into(), class: Some("dog".into()), size: Some(1) });
-    let refused = plan.check(&now).unwrap_err().to_string();
+    let refused = plan.check(&now, &unchanged).unwrap_err().to_string();
     assert_eq!(
         refused,
         "photos has changed since the audit: 1 gone (all/cat/1.jpg), 1 new (all/dog/new.jpg), 1 of another size (all/cat/2.jpg)"
@@ -229,4 +263,168 @@ fn labels_for_other_programs_say_where_files_are() {
     assert_eq!(labels["classes"], serde_json::json!(["cat", "dog"]));
     assert_eq!(labels["labels"]["/photos/cat/a, b.jpg"], 1);
     assert_eq!(labels["labels"].as_object().unwrap().len(), 2);
+}
+
+#[test]
+fn an_edit_that_keeps_the_size_is_noticed() {
+    let plan = plan(Path::new("photos"));
+    let edited = |item: &'static str| {
+        move |listed: &Listed| match listed.item == item {
+            true => Some(hash("edited")),
+            false => unchanged(listed),
+        }
+    };
+    let refused = plan.check(&listing(), &edited("all/cat/2.jpg")).unwrap_err().to_string();
+    assert_eq!(refused, "photos has changed since the audit: 1 edited (all/cat/2.jpg)");
+    // A file that stays where it is and was not touched since is not read again; one that was touched is.
+    let with_time = |time| -> Vec<Listed> {
+        listing().into_iter().map(|listed| Listed { modified: Some(time), ..listed }).collect()
+    };
+    let timed = Plan { listing: with_time(1), ..plan };
+    timed.check(&with_time(1), &edited("all/dog/1.jpg")).unwrap();
+    timed.check(&with_time(2), &unchanged).unwrap();
+    assert!(timed.check(&with_time(2), &edited("all/dog/1.jpg")).is_err());
+    assert!(timed.check(&with_time(1), &edited("all/cat/2.jpg")).is_err(), "planned items are always read");
+}
+
+#[test]
+fn undo_brings_back_what_it_can_and_can_be_repeated() {
+    let root = folder();
+    let before = contents(root.path());
+    let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
+    journal.apply(&locked(root.path()), &all).unwrap();
+    let (missing, kept) = (root.path().join("all/dog/2-2.jpg"), root.path().with_extension("kept"));
+    fs::rename(&missing, &kept).unwrap();
+    let done = journal.undo(&locked(root.path()), &all).unwrap();
+    assert_eq!((done.moved, done.before), (3, 0));
+    assert_eq!(done.problems, ["neither all/dog/2-2.jpg nor all/cat/2.jpg is there"]);
+    fs::rename(&kept, &missing).unwrap();
+    assert_eq!(journal.undo(&locked(root.path()), &all).unwrap(), outcome(1, 3));
+    assert_eq!(contents(root.path()), before);
+}
+
+#[test]
+fn undo_files_that_would_delete_or_leave_the_folder_are_refused() {
+    let root = folder();
+    let before = contents(root.path());
+    let outside = root.path().with_extension("outside");
+    fs::create_dir(&outside).unwrap();
+    let name = outside.file_name().unwrap().to_string_lossy().into_owned();
+    let file = |folders: &str, moves: &[(&str, &str)]| {
+        let header = format!(
+            "{{\"format\": \"trueshot-undo/1\", \"root\": {:?}, \"plan\": \"\", \"folders\": [{folders}]}}",
+            root.path()
+        );
+        let lines = moves.iter().map(|(from, to)| format!("{{\"from\": {from:?}, \"to\": {to:?}}}"));
+        std::iter::once(header).chain(lines).collect::<Vec<_>>().join("\n")
+    };
+    let hostile = [
+        file("", &[("all/cat/1.jpg", "all/cat/1.jpg")]),
+        file("", &[("all/cat/1.jpg", "all/cat/./1.jpg")]),
+        file("", &[("all/./cat/1.jpg", "all/cat/1.jpg")]),
+        file("", &[("../x", "all/cat/9.jpg")]),
+        file("", &[("/etc/hosts", "all/cat/9.jpg")]),
+        file("", &[("all/cat/9.jpg", "all/cat/1.jpg"), ("all/cat/8.jpg", "all/cat/1.jpg")]),
+        file("", &[("all/cat/9.jpg", "all/cat/1.jpg"), ("all/cat/1.jpg", "all/cat/8.jpg")]),
+        file(&format!("\"../{name}\""), &[]),
+        file("\"all/dog\"", &[("all/dog/9.jpg", "all/cat/9.jpg")]),
+    ];
+    for text in hostile {
+        let path = root.path().with_extension("undo");
+        fs::write(&path, &text).unwrap();
+        assert!(matches!(Journal::open(&path), Err(Error::BadPlan { .. })), "{text}");
+        fs::remove_file(path).unwrap();
+    }
+    assert_eq!(contents(root.path()), before);
+    fs::remove_dir(outside).unwrap();
+}
+
+#[test]
+#[cfg(unix)]
+fn links_in_the_folder_are_never_followed() {
+    use std::os::unix::fs::symlink;
+    let outside = tempfile::tempdir().unwrap();
+    // A class folder, and the quarantine, that lead out of the folder: refused before anything is moved.
+    for link in ["all/lynx", "_quarantine"] {
+        let root = folder();
+        let before = contents(root.path());
+        symlink(outside.path(), root.path().join(link)).unwrap();
+        let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
+        let folder = locked(root.path());
+        let obstacles = journal.obstacles(&folder);
+        assert!(obstacles.len() == 1 && obstacles[0].contains("is a link or not a folder"), "{obstacles:?}");
+        // A link swapped in after that check does not help either: that move fails, the others are made.
+        let done = journal.apply(&folder, &all).unwrap();
+        assert_eq!((done.moved, done.problems.len()), (3, 1));
+        journal.undo(&folder, &all).unwrap();
+        drop(folder);
+        fs::remove_file(root.path().join(link)).unwrap();
+        assert_eq!(contents(root.path()), before);
+    }
+    assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+    // A picture that is a link is not moved.
+    let root = folder();
+    fs::remove_file(root.path().join("all/cat/1.jpg")).unwrap();
+    symlink(outside.path().join("x"), root.path().join("all/cat/1.jpg")).unwrap();
+    let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
+    let obstacles = journal.obstacles(&locked(root.path()));
+    assert_eq!(obstacles, ["all/cat/1.jpg is a link or not a file; --into makes a copy instead"]);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_move_to_another_file_system_copies_and_can_be_finished_or_undone() {
+    // /dev/shm is a file system of its own; without it there is nothing to test.
+    let Ok(other) = tempfile::tempdir_in("/dev/shm") else { return };
+    let root = folder();
+    let same = |a: &Path, b: &Path| {
+        use std::os::unix::fs::MetadataExt;
+        fs::metadata(a).unwrap().dev() == fs::metadata(b).unwrap().dev()
+    };
+    if same(other.path(), root.path()) {
+        return;
+    }
+    let before = contents(root.path());
+    // Names are resolved below one folder, so the test reaches the other file system through the parent of both.
+    let (from, to) = (root.path().join("all/cat/1.jpg"), other.path().join("lynx/1.jpg"));
+    let name = |path: &Path| path.strip_prefix("/").unwrap().to_str().unwrap().to_owned();
+    let journal = Journal::new(Path::new("/"), "", vec![Move { from: name(&from), to: name(&to) }]);
+    let moved = |done: Result<Outcome, Error>| done.unwrap().moved;
+    let folder = LockedFolder::unlocked(Path::new("/"));
+    assert_eq!(moved(journal.apply(&folder, &all)), 1);
+    assert!(!from.exists() && fs::read_to_string(&to).unwrap() == "cat one");
+    assert_eq!(fs::read_dir(other.path().join("lynx")).unwrap().count(), 1, "no part is left");
+    // Cut off after the copy: the source is still there.
+    fs::copy(&to, &from).unwrap();
+    assert_eq!(moved(journal.apply(&folder, &all)), 1);
+    assert!(!from.exists());
+    assert_eq!(moved(journal.undo(&folder, &all)), 1);
+    assert!(!to.exists());
+    assert_eq!(contents(root.path()), before);
+}
+
+#[test]
+fn a_long_name_that_is_taken_is_cut_to_make_room_for_its_number() {
+    let name = format!("{}.jpg", "ü".repeat(125));
+    let long = format!("all/cat/{name}");
+    let listed = |item: &str, class: &str| Listed {
+        item: item.into(),
+        class: Some(class.into()),
+        ..Listed::default()
+    };
+    let change = |item: &str| PlannedChange {
+        item: item.into(),
+        from: "cat".into(),
+        to: Some("dog".into()),
+        quarantine: false,
+        p_wrong: None,
+        reason: None,
+        effect: None,
+    };
+    let mut plan = plan(Path::new("photos"));
+    plan.listing = vec![listed(&long, "cat"), listed(&format!("all/dog/{name}"), "dog")];
+    plan.changes = vec![change(&long)];
+    let to = &moves(&plan, [])[0].to;
+    let last = to.rsplit('/').next().unwrap();
+    assert!(last.len() <= 255 && last.ends_with("ü-2.jpg"), "{to}");
 }

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Shows that two builds of trueshot compute the same numbers to the bit.
+
+Runs evaluations, audits, classifiers and short training runs with each program on data that this script makes, and
+compares all numbers that come out: every number in JSON output, and the tensors of model files. Names, messages and the
+text in file headers may differ. Needs Python 3 only; takes about a minute per program.
+
+    python3 bench/measure/same_numbers.py BEFORE AFTER
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+DIM = 32
+
+
+def write_features(path: Path, prefix: str, classes: int, items: int, seed: int) -> None:
+    """Writes Gaussian clusters as a safetensors file of embeddings."""
+    source = random.Random(seed)
+    rows, labels = bytearray(), []
+    for label in range(classes):
+        centre = [source.gauss(0, 1) for _ in range(DIM)]
+        for _ in range(items):
+            rows += struct.pack(f"<{DIM}f", *(value + source.gauss(0, 1) for value in centre))
+            labels.append(label)
+    data = struct.pack(f"<{len(labels)}q", *labels) + bytes(rows)
+    split = 8 * len(labels)
+    header = {
+        "labels": {"dtype": "I64", "shape": [len(labels)], "data_offsets": [0, split]},
+        "features": {"dtype": "F32", "shape": [len(labels), DIM], "data_offsets": [split, len(data)]},
+        "__metadata__": {"classes": json.dumps([f"{prefix} {number}" for number in range(classes)])},
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def write_png(path: Path, pixel) -> None:
+    """Writes a 40 x 40 RGB image; `pixel(x, y)` gives three bytes."""
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    size = 40
+    lines = b"".join(b"\0" + bytes(v % 256 for x in range(size) for v in pixel(x, y)) for y in range(size))
+    head = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+    )
+
+
+def write_images(folder: Path, classes: int, items: int) -> None:
+    for kind in range(classes):
+        (folder / f"class {kind}").mkdir(parents=True)
+        for number in range(items):
+            step = 3 + 2 * kind
+            write_png(
+                folder / f"class {kind}" / f"{number}.png",
+                lambda x, y: ((x * step + number) * 7, (y * (step + 1)) * 5, (x * kind + y) * 11 + number),
+            )
+
+
+def numbers_in(value) -> list:
+    """All numbers of a JSON value in order of their keys' positions, seconds and versions left out."""
+    if isinstance(value, dict):
+        return [n for key, inner in value.items() if key not in ("seconds", "version") for n in numbers_in(inner)]
+    if isinstance(value, list):
+        return [n for inner in value for n in numbers_in(inner)]
+    return [repr(value)] if isinstance(value, (int, float)) else []
+
+
+def digest_json(text: str) -> str:
+    return hashlib.sha256(" ".join(numbers_in(json.loads(text))).encode()).hexdigest()[:16]
+
+
+def digest_tensors(path: Path) -> str:
+    """A hash of the tensors of a safetensors file, in the order of their position in it."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    return hashlib.sha256(data[8 + length :]).hexdigest()[:16]
+
+
+def runs(folder: Path):
+    """Name, arguments and output file (None: JSON on standard output) of every comparison."""
+    small = "--layers 1 --width 16 --heads 2 --per-step 4 --ways 3 --shots 5 --queries 5 --steps 40 --val-queries 5 "
+    small += "--val-every 20 --val-episodes 20"
+    images = "--size 32 --ways 3 --shots 2 --queries 2 --val-ways 3 --val-shots 2 --val-queries 2 --val-every 4 "
+    images += "--val-episodes 5"
+    methods = "oracle,protonet,median,euclidean,absolute,cosine,nearest:k=1,linear,matching,baseline++,rnnp,relabel"
+    noise = "--noise symmetric=20,40,60 --noise paired=40"
+    yield "eval", f"eval test.safetensors --methods {methods} {noise} --episodes 200 --format json", None
+    yield "audit of rows", "audit test.safetensors --format json", None
+    yield "audit of images", "audit images --format json --backbone efficientnet-lite0", None
+    yield "train relabel", f"train relabel train.safetensors --val test.safetensors {small} -o r.safetensors", "r.safetensors"
+    view = "--item-width 8"
+    yield "train relabel, one backbone", (
+        f"train relabel train.safetensors --val test.safetensors {small} {view} -o v.safetensors"
+    ), "v.safetensors"
+    yield "train tranfs", (
+        f"train tranfs train.safetensors --val test.safetensors {small} --feed-forward 16 -o t.safetensors"
+    ), "t.safetensors"
+    yield "eval of trained heads", (
+        "eval test.safetensors --ways 3 --methods protonet,relabel:model=r.safetensors,tranfs:model=t.safetensors "
+        "--noise symmetric=40 --episodes 50 --format json"
+    ), None
+    yield "train backbone", (
+        f"train backbone images --val images {images} --steps 8 -o b.safetensors"
+    ), "b.safetensors"
+    yield "embed", "embed images --backbone b.safetensors -o e.safetensors", "e.safetensors"
+    yield "embed, EfficientNet-Lite0", (
+        "embed images --backbone efficientnet-lite0 -o f.safetensors"
+    ), "f.safetensors"
+    yield "train maml", f"train maml images --val images {images} --steps 4 -o m.safetensors", "m.safetensors"
+    yield "train negmargin", (
+        "train negmargin images --val images --size 32 --steps 8 --val-ways 3 --val-shots 2 --val-queries 2 --val-every 4 "
+        "--val-episodes 5 -o n.safetensors"
+    ), "n.safetensors"
+    yield "fit", "fit test.safetensors -o c.safetensors", "c.safetensors"
+
+
+def digests(program: str) -> dict[str, str]:
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_features(folder / "train.safetensors", "seen", 12, 40, 1)
+        write_features(folder / "test.safetensors", "unseen", 8, 40, 2)
+        write_images(folder / "images", 4, 9)
+        environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
+        for title, command, output in runs(folder):
+            done = subprocess.run(
+                [program, *command.split()], cwd=folder, env=environment, capture_output=True, text=True
+            )
+            if done.returncode != 0:
+                found[title] = f"exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
+            elif output is None:
+                found[title] = digest_json(done.stdout)
+            else:
+                found[title] = digest_tensors(folder / output)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", help="the program of the earlier commit")
+    parser.add_argument("after", help="the program of the later commit")
+    options = parser.parse_args()
+    before, after = (digests(os.path.abspath(program)) for program in (options.before, options.after))
+    different = 0
+    for title, digest in before.items():
+        same = digest == after[title] and not digest.startswith("exit")
+        different += not same
+        print(f"{title}: {digest} {'same' if same else f'DIFFERENT: {after[title]}'}")
+    sys.exit(1 if different else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Stress test of `trueshot repair`: two processes on one folder, and SIGKILL at random moments.
+
+Each round builds a folder of 240 files in three classes and a plan that moves 120 of them, runs a scenario, and checks
+that every file is there exactly once, with its content, and that the exit codes are true. Needs Python 3 only.
+
+    python3 bench/measure/stress_repair.py --trueshot target/release/trueshot --rounds 200
+"""
+
+import argparse
+import collections
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+CLASSES = ["ant", "bee", "cow"]
+FILES_PER_CLASS = 80
+IGNORED = {".trueshot-lock"}
+
+
+class Failure(Exception):
+    """A round that lost, doubled or misreported something."""
+
+
+def build(folder: Path) -> dict[str, bytes]:
+    """Writes the collection and its plan; returns the content of every file."""
+    photos = folder / "photos"
+    contents, listing, changes = {}, [], []
+    for place, name in enumerate(CLASSES):
+        (photos / name).mkdir(parents=True)
+        for number in range(FILES_PER_CLASS):
+            item = f"{name}/{number}.png"
+            data = f"{item} {random.random()}".encode()
+            (photos / item).write_bytes(data)
+            contents[item] = data
+            listing.append({"item": item, "class": name, "size": len(data)})
+            if number % 4 == 0:
+                changes.append({"item": item, "from": name, "quarantine": True})
+            elif number % 4 == 1:
+                changes.append({"item": item, "from": name, "to": CLASSES[(place + 1) % len(CLASSES)]})
+    header = {
+        "format": "trueshot-plan/1",
+        "kind": "folder",
+        "root": str(photos),
+        "items": len(listing),
+        "accuracy": 0.5,
+        "accuracy_after": 1.0,
+    }
+    lines = [header, *changes, {"listing": listing}]
+    (folder / "plan.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return contents
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return {name: data for name, data in found.items() if name not in IGNORED}
+
+
+def require_all(found: dict[str, bytes], contents: dict[str, bytes], what: str) -> None:
+    """Every content exactly once, under whatever name."""
+    have, want = collections.Counter(found.values()), collections.Counter(contents.values())
+    if have != want:
+        raise Failure(f"{what}: {sum((want - have).values())} files lost, {sum((have - want).values())} doubled")
+
+
+class Round:
+    """One folder and the commands that are run on it."""
+
+    def __init__(self, program: str, folder: Path):
+        self.program, self.folder = program, folder
+        self.contents = build(folder)
+
+    def start(self, *arguments: str) -> subprocess.Popen:
+        command = [self.program, "repair", *arguments]
+        return subprocess.Popen(
+            command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        process = self.start(*arguments)
+        message = process.communicate()[1]
+        return process.returncode, message
+
+    def photos(self) -> dict[str, bytes]:
+        return read(self.folder / "photos")
+
+    def is_original(self) -> bool:
+        return self.photos() == self.contents
+
+    def require_undone(self) -> None:
+        """Takes back what is still done; the folder must then be the original one."""
+        if (self.folder / "plan.undo.jsonl").exists():
+            code, message = self.run("--undo", "plan.undo.jsonl")
+            if code != 0:
+                raise Failure(f"undo failed: {message}")
+        if not self.is_original():
+            raise Failure("after undo the folder is not the original one")
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str]:
+    message = process.communicate(timeout=60)[1]
+    return process.returncode, message
+
+
+def require_refusal(code: int, message: str) -> None:
+    """A process that did not get the lock says so, and names the holder."""
+    if code not in (0, 1) or (code == 1 and "is in use by process" not in message):
+        raise Failure(f"exit {code}: {message}")
+
+
+def undo_during_in_place(one: Round) -> str:
+    repair = one.start("plan.jsonl", "--in-place")
+    while repair.poll() is None and not (one.folder / "plan.undo.jsonl").exists():
+        time.sleep(0.0002)
+    undo = one.start("--undo", "plan.undo.jsonl")
+    code, message = finish(undo)
+    repaired, repair_message = finish(repair)
+    if repaired != 0:
+        raise Failure(f"repair: exit {repaired}: {repair_message}")
+    require_refusal(code, message)
+    require_all(one.photos(), one.contents, "photos")
+    if code == 0 and not one.is_original():
+        raise Failure("undo reported success, but files are not back")
+    one.require_undone()
+    return "refused" if code else "after the repair"
+
+
+def two_in_place(one: Round) -> str:
+    results = [finish(process) for process in [one.start("plan.jsonl", "--in-place") for _ in range(2)]]
+    for code, message in results:
+        require_refusal(code, message)
+    if all(code != 0 for code, _ in results):
+        raise Failure("both were refused")
+    require_all(one.photos(), one.contents, "photos")
+    if len(list((one.folder / "photos/_quarantine").rglob("*.png"))) != 60:
+        raise Failure("a repair that reported success is incomplete")
+    one.require_undone()
+    return "one refused" if any(code for code, _ in results) else "one after the other"
+
+
+def two_copies(one: Round) -> str:
+    results = [finish(process) for process in [one.start("plan.jsonl", "--into", "clean") for _ in range(2)]]
+    for code, message in results:
+        if code == 1 and "it is already there" in message:
+            continue
+        require_refusal(code, message)
+    if [code for code, _ in results].count(0) != 1:
+        raise Failure(f"exit codes {[code for code, _ in results]}")
+    copied = read(one.folder / "clean")
+    copied.pop("trueshot-repair.jsonl")
+    require_all(copied, one.contents, "copy")
+    if not one.is_original():
+        raise Failure("the original has changed")
+    return "one refused"
+
+
+def kill_in_place(one: Round) -> str:
+    process = one.start("plan.jsonl", "--in-place")
+    return killed(one, process, lambda: one.run("plan.jsonl", "--in-place"))
+
+
+def kill_undo(one: Round) -> str:
+    code, message = one.run("plan.jsonl", "--in-place")
+    if code != 0:
+        raise Failure(message)
+    process = one.start("--undo", "plan.undo.jsonl")
+    return killed(one, process, lambda: (0, ""))
+
+
+def killed(one: Round, process: subprocess.Popen, again) -> str:
+    """Kills at a random moment, then finishes or undoes; the folder must be whole after each step."""
+    time.sleep(random.uniform(0, 0.03))
+    process.send_signal(signal.SIGKILL)
+    code, _ = finish(process)
+    require_no_loss(one)
+    if random.random() < 0.5:
+        code, message = again()
+        if code != 0:
+            raise Failure(f"the same command again: exit {code}: {message}")
+        require_all(one.photos(), one.contents, "photos")
+    one.require_undone()
+    return "killed" if code == -signal.SIGKILL else "finished"
+
+
+def require_no_loss(one: Round) -> None:
+    """In the middle of a move a file may have two names, but never none."""
+    missing = set(one.contents.values()) - set(one.photos().values())
+    if missing:
+        raise Failure(f"{len(missing)} files lost by the kill")
+
+
+def kill_copy(one: Round) -> str:
+    process = one.start("plan.jsonl", "--into", "clean")
+    time.sleep(random.uniform(0, 0.03))
+    process.send_signal(signal.SIGKILL)
+    code, _ = finish(process)
+    if not one.is_original():
+        raise Failure("the original has changed")
+    if code != 0 and not (one.folder / "clean").exists():
+        again, message = one.run("plan.jsonl", "--into", "clean")
+        if again != 0:
+            raise Failure(f"the same command again: exit {again}: {message}")
+    copied = read(one.folder / "clean")
+    copied.pop("trueshot-repair.jsonl")
+    require_all(copied, one.contents, "copy")
+    left = [path.name for path in one.folder.iterdir() if path.name.startswith(".")]
+    if code != -signal.SIGKILL and left:
+        raise Failure(f"left behind: {left}")
+    return "killed" if code == -signal.SIGKILL else "finished"
+
+
+SCENARIOS = {
+    "undo during in-place": undo_during_in_place,
+    "two in-place": two_in_place,
+    "two copies": two_copies,
+    "kill -9 of in-place": kill_in_place,
+    "kill -9 of undo": kill_undo,
+    "kill -9 of a copy": kill_copy,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trueshot", default="target/release/trueshot", help="the program to test")
+    parser.add_argument("--rounds", type=int, default=200, help="rounds per scenario (default 200)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
+    options = parser.parse_args()
+    random.seed(options.seed)
+    program = shutil.which(options.trueshot) or sys.exit(f"{options.trueshot}: no such program; give --trueshot")
+    failures = 0
+    for name, scenario in SCENARIOS.items():
+        counts, problems = collections.Counter(), []
+        for _ in range(options.rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    counts[scenario(Round(os.path.abspath(program), Path(folder)))] += 1
+                except Failure as failure:
+                    problems.append(str(failure))
+        outcomes = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+        print(f"{name}: {options.rounds} rounds, {len(problems)} failed ({outcomes})", flush=True)
+        for problem in problems[:3]:
+            print(f"  {problem}")
+        failures += len(problems)
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+//! Advisory locks for folders and output files, so that two processes never change the same thing at once.
+//!
+//! A [`Lock`] is an operating-system lock (`flock`, or `LockFileEx` on Windows) on a small lock file. The system releases
+//! it when the process ends, however it ends, so a lock file left behind by a killed process does not block anyone. The
+//! file holds the process id and the command of its holder, which is what [`Error::Locked`] reports to the process that
+//! comes second.
+//!
+//! A lock is taken before anything is read that decides what will be written, and held until the last write.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// The lock file inside a locked folder.
+pub const LOCK_FILE: &str = ".trueshot-lock";
+/// The first word of every lock file. A file of that name with other content is not ours and is left alone.
+const MAGIC: &str = "trueshot-lock";
+/// A lock file is two short lines; more than this is not read.
+const LONGEST: u64 = 4096;
+
+/// An advisory lock, held until it is dropped or the process ends.
+#[derive(Debug)]
+pub struct Lock {
+    /// `None` on a file system without locks.
+    file: Option<File>,
+    path: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Exclusive,
+    Shared,
+}
+
+impl Lock {
+    /// Locks a folder whose files are about to be moved or replaced.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if another process holds it, [`Error::Write`] if the folder cannot be written to.
+    pub fn on_folder(folder: &Path) -> Result<Self> {
+        Self::take(folder, folder.join(LOCK_FILE), Mode::Exclusive)
+    }
+
+    /// Locks a folder against changes while it is read; any number of readers may hold this lock together.
+    ///
+    /// Returns `None` for a folder that cannot be written to: then no other process can change it either.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if another process holds an exclusive lock on it.
+    pub fn for_reading(folder: &Path) -> Result<Option<Self>> {
+        match Self::take(folder, folder.join(LOCK_FILE), Mode::Shared) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(Error::Write { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Locks an output, file or folder, by a hidden lock file next to it. The output need not exist yet.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if another process holds it, [`Error::Write`] if the parent folder cannot be written to.
+    pub fn beside(output: &Path) -> Result<Self> {
+        let Some(name) = output.file_name() else {
+            let source = std::io::Error::other("it has no file name");
+            return Err(Error::Write { path: output.into(), source });
+        };
+        // A lock file name of its own for every output; a name of 255 bytes leaves no room, so long ones are hashed.
+        let name = name.to_string_lossy();
+        let name =
+            if name.len() > 200 { blake3::hash(name.as_bytes()).to_hex().to_string() } else { name.into() };
+        let path = output.with_file_name(format!(".{name}.trueshot-lock"));
+        Self::take(output, path, Mode::Exclusive)
+    }
+
+    fn take(locked: &Path, path: PathBuf, mode: Mode) -> Result<Self> {
+        let failed = |source| Error::Write { path: path.clone(), source };
+        loop {
+            let mut file = open(&path).map_err(failed)?;
+            let attempt = match mode {
+                Mode::Exclusive => file.try_lock(),
+                Mode::Shared => file.try_lock_shared(),
+            };
+            match attempt {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    let holder = holder(&mut file);
+                    return Err(Error::Locked { path: locked.into(), holder });
+                }
+                Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {
+                    return Ok(Lock { file: None, path });
+                }
+                Err(TryLockError::Error(source)) => return Err(failed(source)),
+            }
+            // The previous holder may have removed the file between our opening and locking it.
+            if !is_still_at(&file, &path) {
+                continue;
+            }
+            describe_holder(&mut file).map_err(failed)?;
+            return Ok(Lock { file: Some(file), path });
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Removing the file is safe only for its last holder; on other systems than Unix it stays.
+        if cfg!(unix) && self.file.as_ref().is_some_and(|file| file.try_lock().is_ok()) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Opens a lock file without following a link and without changing a file that is not a lock file.
+fn open(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags((rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32);
+    }
+    let mut file = options.open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file()
+        || (found.len() > 0 && !read_text(&mut file)?.starts_with(MAGIC))
+        || has_other_names(&found)
+    {
+        return Err(std::io::Error::other("a file of that name is there, and it is not a lock of trueshot"));
+    }
+    Ok(file)
+}
+
+#[cfg(unix)]
+fn has_other_names(found: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    found.nlink() > 1
+}
+
+#[cfg(not(unix))]
+fn has_other_names(_: &std::fs::Metadata) -> bool {
+    false
+}
+
+/// Whether an open file is still the one of that name; another process may have removed or replaced it.
+#[cfg(unix)]
+pub(crate) fn is_still_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id = |found: &std::fs::Metadata| (found.dev(), found.ino());
+    matches!((file.metadata(), std::fs::symlink_metadata(path)), (Ok(a), Ok(b)) if id(&a) == id(&b))
+}
+
+#[cfg(not(unix))]
+pub(crate) fn is_still_at(_: &File, _: &Path) -> bool {
+    true
+}
+
+fn read_text(file: &mut File) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    Read::by_ref(file).take(LONGEST).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Writes who holds the lock: the process and the first words of its command, without arguments that may be secret.
+fn describe_holder(file: &mut File) -> std::io::Result<()> {
+    let mut words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let program = words.next().unwrap_or_default();
+    let program =
+        Path::new(&program).file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
+    let command = words.next().filter(|word| !word.starts_with('-')).unwrap_or_default();
+    let command = format!("{program} {command}");
+    file.set_len(0)?;
+    file.rewind()?;
+    writeln!(file, "{MAGIC}\n{}\n{}", std::process::id(), command.trim_end())
+}
+
+/// Who holds a lock, for a message: "process 4711 (trueshot repair)".
+fn holder(file: &mut File) -> String {
+    let text = read_text(file).unwrap_or_default();
+    let mut lines = text.lines().skip(1);
+    match (lines.next().and_then(|line| line.parse::<u32>().ok()), lines.next()) {
+        (Some(process), Some(command)) => format!("process {process} ({})", crate::report::visible(command)),
+        _ => "another process".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder_of(error: Error) -> String {
+        match error {
+            Error::Locked { holder, .. } => holder,
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn the_second_process_is_told_who_holds_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = Lock::on_folder(folder.path()).unwrap();
+        let refused = Lock::on_folder(folder.path()).unwrap_err();
+        assert!(holder_of(refused).starts_with(&format!("process {} (", std::process::id())));
+        assert!(matches!(Lock::for_reading(folder.path()), Err(Error::Locked { .. })));
+        drop(lock);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the lock file is gone");
+        Lock::on_folder(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn readers_share_a_lock_and_the_last_one_removes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Lock::for_reading(folder.path()).unwrap();
+        let second = Lock::for_reading(folder.path()).unwrap();
+        drop(first);
+        assert!(matches!(Lock::on_folder(folder.path()), Err(Error::Locked { .. })));
+        drop(second);
+        Lock::on_folder(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_lock_file_left_by_a_killed_process_does_not_block() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("model.safetensors");
+        std::fs::write(
+            folder.path().join(".model.safetensors.trueshot-lock"),
+            "trueshot-lock\n1\ntrueshot\n",
+        )
+        .unwrap();
+        drop(Lock::beside(&output).unwrap());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        let long = folder.path().join("m".repeat(255));
+        Lock::beside(&long).unwrap();
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_link_or_a_file_of_the_user_is_never_written_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let (lock, precious) = (folder.path().join(LOCK_FILE), folder.path().join("precious"));
+        std::fs::write(&precious, "precious").unwrap();
+        let untouched = || {
+            assert!(matches!(Lock::on_folder(folder.path()), Err(Error::Write { .. })));
+            assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
+            std::fs::remove_file(&lock).unwrap();
+        };
+        std::os::unix::fs::symlink(&precious, &lock).unwrap();
+        untouched();
+        std::fs::write(&lock, "notes of my own").unwrap();
+        untouched();
+        std::fs::write(&precious, "").unwrap();
+        std::fs::hard_link(&precious, &lock).unwrap();
+        assert!(Lock::on_folder(folder.path()).is_err());
+        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "");
+    }
+}

@@ -1,0 +1,369 @@
+//! The folder that is repaired in place: locked against other processes, and changed by directory handle.
+//!
+//! Every name is resolved part by part from the handle of the folder, and a symbolic link among the parts is refused. So
+//! no file outside of the folder is ever touched, even if a link is put in place of a class folder while a repair runs.
+//! Other systems than Unix have no such calls in the standard library; there, names are resolved as paths.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::lock::Lock;
+
+/// A folder that only this process repairs, for as long as the value lives.
+#[derive(Debug)]
+pub struct LockedFolder {
+    path: PathBuf,
+    root: system::Root,
+    _lock: Lock,
+}
+
+/// What is known about an existing file without opening it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found {
+    pub is_file: bool,
+    /// Device and file number; equal for two names of one file.
+    pub id: Option<(u64, u64)>,
+    /// The number of names the file has.
+    pub links: u64,
+}
+
+/// How two existing names relate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pair {
+    /// One file with two names: a move that was cut off between adding the new name and removing the old one.
+    TwoNames,
+    /// One file whose single name can be spelled both ways, as on file systems that ignore case.
+    OneName,
+    /// A file and its complete copy on another file system: a move that was cut off before the source was removed.
+    Copy,
+    /// Two files.
+    Different,
+}
+
+impl LockedFolder {
+    /// Locks a folder for repairs.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if another process repairs or copies it; [`Error::Read`] if it is not a folder.
+    pub fn open(path: &Path) -> Result<Self> {
+        let root = system::Root::open(path).map_err(|source| Error::Read { path: path.into(), source })?;
+        let lock = Lock::on_folder(path)?;
+        Ok(LockedFolder { path: path.into(), root, _lock: lock })
+    }
+
+    /// A folder without a lock, for tests that work in folders which cannot be locked.
+    #[cfg(test)]
+    pub(super) fn unlocked(path: &Path) -> Self {
+        let elsewhere = tempfile::tempdir().expect("a folder for the lock");
+        let lock = Lock::on_folder(elsewhere.path()).expect("a new folder is not locked");
+        LockedFolder { path: path.into(), root: system::Root::open(path).expect("a folder"), _lock: lock }
+    }
+
+    /// The path the folder was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Looks a name up; `None` if nothing is there.
+    pub(super) fn find(&self, name: &str) -> io::Result<Option<Found>> {
+        match self.root.find(name) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Compares two files that are both there.
+    pub(super) fn compare(&self, one: (&str, Found), other: (&str, Found)) -> io::Result<Pair> {
+        let (Some(a), Some(b)) = (one.1.id, other.1.id) else {
+            let equal = self.root.contents_are_equal(one.0, other.0)?;
+            return Ok(if equal { Pair::Copy } else { Pair::Different });
+        };
+        Ok(match a == b {
+            true if one.1.links > 1 => Pair::TwoNames,
+            true => Pair::OneName,
+            false if a.0 != b.0 && self.root.contents_are_equal(one.0, other.0)? => Pair::Copy,
+            false => Pair::Different,
+        })
+    }
+
+    /// Moves a file to a name that nothing has, making folders as needed. The file always has at least one name.
+    pub(super) fn move_file(&self, from: &str, to: &str) -> io::Result<()> {
+        self.root.move_file(from, to)
+    }
+
+    /// Removes one name of a file.
+    pub(super) fn remove_file(&self, name: &str) -> io::Result<()> {
+        self.root.remove_file(name)
+    }
+
+    /// Removes a folder if it is empty.
+    pub(super) fn remove_empty_folder(&self, name: &str) -> io::Result<()> {
+        self.root.remove_folder(name)
+    }
+
+    /// Why a move could not be made, as far as that can be told without making it.
+    pub(super) fn obstacle(&self, from: &str, to: &str) -> Option<String> {
+        let shown = crate::report::visible(from);
+        match self.find(from) {
+            Ok(Some(found)) if found.is_file => {}
+            Ok(Some(_)) => {
+                return Some(format!("{shown} is a link or not a file; --into makes a copy instead"));
+            }
+            Ok(None) => return Some(format!("{shown} is not there")),
+            Err(error) => return Some(format!("{shown}: {error}")),
+        }
+        let outcome = self.root.check_writable(from).and_then(|()| self.root.check_writable(to));
+        outcome
+            .err()
+            .map(|error| format!("{shown} cannot be moved to {}: {error}", crate::report::visible(to)))
+    }
+}
+
+/// Whether a name in a plan or an undo file stays below the folder and is spelled in the one way we write it.
+pub(super) fn is_inside(name: &str) -> bool {
+    let is_part = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\0');
+    let is_plain = !cfg!(windows) || !name.contains(['\\', ':']);
+    is_plain && name.split('/').all(is_part)
+}
+
+#[cfg(unix)]
+mod system {
+    use std::fs::File;
+    use std::io::{self, Read};
+    use std::os::fd::OwnedFd;
+    use std::path::Path;
+
+    use rustix::fs::{self as sys, Access, AtFlags, Mode, OFlags};
+    use rustix::io::Errno;
+
+    use super::Found;
+
+    const FOLDER: OFlags =
+        OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::RDONLY);
+
+    /// An open folder.
+    #[derive(Debug)]
+    pub struct Root(OwnedFd);
+
+    impl Root {
+        pub fn open(path: &Path) -> io::Result<Self> {
+            Ok(Root(sys::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty())?))
+        }
+
+        /// The folder that holds a name, and the last part of the name.
+        fn parent<'a>(&self, name: &'a str, makes_folders: bool) -> io::Result<(OwnedFd, &'a str)> {
+            let (folders, leaf) = name.rsplit_once('/').unwrap_or(("", name));
+            let mut folder = self.0.try_clone()?;
+            for part in folders.split('/').filter(|part| !part.is_empty()) {
+                folder = match sys::openat(&folder, part, FOLDER, Mode::empty()) {
+                    Err(Errno::NOENT) if makes_folders => {
+                        match sys::mkdirat(&folder, part, Mode::from_raw_mode(0o777)) {
+                            Ok(()) | Err(Errno::EXIST) => {}
+                            Err(error) => return Err(error.into()),
+                        }
+                        sys::openat(&folder, part, FOLDER, Mode::empty())
+                            .map_err(|error| named(part, error))?
+                    }
+                    opened => opened.map_err(|error| named(part, error))?,
+                };
+            }
+            Ok((folder, leaf))
+        }
+
+        pub fn find(&self, name: &str) -> io::Result<Found> {
+            let (folder, leaf) = self.parent(name, false)?;
+            let found = sys::statat(&folder, leaf, AtFlags::SYMLINK_NOFOLLOW)?;
+            let is_file = sys::FileType::from_raw_mode(found.st_mode) == sys::FileType::RegularFile;
+            #[allow(clippy::unnecessary_cast, reason = "the widths differ between systems")]
+            Ok(Found {
+                is_file,
+                id: Some((found.st_dev as u64, found.st_ino as u64)),
+                links: found.st_nlink as u64,
+            })
+        }
+
+        pub fn contents_are_equal(&self, one: &str, other: &str) -> io::Result<bool> {
+            let open = |name: &str| -> io::Result<io::BufReader<File>> {
+                let (folder, leaf) = self.parent(name, false)?;
+                Ok(io::BufReader::new(open_file(&folder, leaf)?))
+            };
+            super::readers_are_equal(open(one)?, open(other)?)
+        }
+
+        pub fn move_file(&self, from: &str, to: &str) -> io::Result<()> {
+            let (source, old) = self.parent(from, false)?;
+            let (target, new) = self.parent(to, true)?;
+            match sys::linkat(&source, old, &target, new, AtFlags::empty()) {
+                Ok(()) => {}
+                Err(Errno::EXIST) => return Err(Errno::EXIST.into()),
+                Err(Errno::XDEV) => copy(&source, old, &target, new)?,
+                // A file system without hard links.
+                Err(_) => return Ok(rename(&source, old, &target, new)?),
+            }
+            // The new name must survive a loss of power before the old one goes.
+            sys::fsync(&target)?;
+            Ok(sys::unlinkat(&source, old, AtFlags::empty())?)
+        }
+
+        pub fn remove_file(&self, name: &str) -> io::Result<()> {
+            let (folder, leaf) = self.parent(name, false)?;
+            Ok(sys::unlinkat(&folder, leaf, AtFlags::empty())?)
+        }
+
+        pub fn remove_folder(&self, name: &str) -> io::Result<()> {
+            let (folder, leaf) = self.parent(name, false)?;
+            Ok(sys::unlinkat(&folder, leaf, AtFlags::REMOVEDIR)?)
+        }
+
+        /// Whether names may be added to, and taken from, the folder that holds a name, or the nearest one above it.
+        pub fn check_writable(&self, name: &str) -> io::Result<()> {
+            let mut name = name;
+            loop {
+                match self.parent(name, false) {
+                    Ok((folder, _)) => {
+                        return Ok(sys::accessat(
+                            &folder,
+                            ".",
+                            Access::WRITE_OK | Access::EXEC_OK,
+                            AtFlags::empty(),
+                        )?);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(error),
+                }
+                name = name.rsplit_once('/').map_or(name, |(above, _)| above);
+            }
+        }
+    }
+
+    /// A link among the folders of a name is reported by the system as "not a directory".
+    fn named(part: &str, error: Errno) -> io::Error {
+        match error {
+            Errno::NOTDIR | Errno::LOOP => {
+                let part = crate::report::visible(part);
+                io::Error::other(format!("'{part}' is a link or not a folder; --into makes a copy instead"))
+            }
+            error => error.into(),
+        }
+    }
+
+    fn open_file(folder: &OwnedFd, leaf: &str) -> io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(File::from(sys::openat(folder, leaf, flags, Mode::empty())?))
+    }
+
+    /// Copies a file to another file system under a temporary name, then gives it its name without overwriting one.
+    fn copy(source: &OwnedFd, old: &str, target: &OwnedFd, new: &str) -> io::Result<()> {
+        let part = format!(".trueshot-{}.part", &blake3::hash(new.as_bytes()).to_hex()[..16]);
+        let (mut from, flags) =
+            (open_file(source, old)?, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC);
+        // What a killed attempt left under this name is a part of the same copy.
+        let _ = sys::unlinkat(target, part.as_str(), AtFlags::empty());
+        let mut to = File::from(sys::openat(target, part.as_str(), flags, Mode::from_raw_mode(0o600))?);
+        // Locked like every temporary file of ours, so that no other process removes it as a left-over.
+        let _ = to.try_lock();
+        io::copy(&mut from.by_ref(), &mut to)?;
+        let about = from.metadata()?;
+        to.set_permissions(about.permissions())?;
+        about.modified().and_then(|time| to.set_modified(time))?;
+        to.sync_all()?;
+        rename(target, &part, target, new)?;
+        Ok(())
+    }
+
+    #[cfg(target_os = "linux")]
+    fn rename(source: &OwnedFd, old: &str, target: &OwnedFd, new: &str) -> rustix::io::Result<()> {
+        match sys::renameat_with(source, old, target, new, sys::RenameFlags::NOREPLACE) {
+            Err(Errno::INVAL | Errno::NOSYS) => sys::renameat(source, old, target, new),
+            outcome => outcome,
+        }
+    }
+
+    /// The name was free a moment ago, and the folder is locked.
+    #[cfg(not(target_os = "linux"))]
+    fn rename(source: &OwnedFd, old: &str, target: &OwnedFd, new: &str) -> rustix::io::Result<()> {
+        sys::renameat(source, old, target, new)
+    }
+}
+
+#[cfg(not(unix))]
+mod system {
+    use std::fs::{self, File};
+    use std::io;
+    use std::path::{Path, PathBuf};
+
+    use super::Found;
+
+    /// The path of a folder.
+    #[derive(Debug)]
+    pub struct Root(PathBuf);
+
+    impl Root {
+        pub fn open(path: &Path) -> io::Result<Self> {
+            fs::read_dir(path)?;
+            Ok(Root(fs::canonicalize(path)?))
+        }
+
+        /// The path of a name none of whose folders is a link.
+        fn resolve(&self, name: &str) -> io::Result<PathBuf> {
+            let path = self.0.join(name);
+            let mut above = path.parent();
+            while let Some(folder) = above.filter(|folder| *folder != self.0) {
+                if fs::symlink_metadata(folder).is_ok_and(|found| !found.is_dir()) {
+                    let shown = crate::report::visible(&folder.to_string_lossy());
+                    return Err(io::Error::other(format!("'{shown}' is a link or not a folder")));
+                }
+                above = folder.parent();
+            }
+            Ok(path)
+        }
+
+        pub fn find(&self, name: &str) -> io::Result<Found> {
+            let found = fs::symlink_metadata(self.resolve(name)?)?;
+            Ok(Found { is_file: found.is_file(), id: None, links: 1 })
+        }
+
+        pub fn contents_are_equal(&self, one: &str, other: &str) -> io::Result<bool> {
+            let open = |name: &str| io::Result::Ok(io::BufReader::new(File::open(self.resolve(name)?)?));
+            super::readers_are_equal(open(one)?, open(other)?)
+        }
+
+        pub fn move_file(&self, from: &str, to: &str) -> io::Result<()> {
+            let (from, to) = (self.resolve(from)?, self.resolve(to)?);
+            if let Some(folder) = to.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            match fs::hard_link(&from, &to) {
+                Ok(()) => fs::remove_file(from),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(error),
+                Err(_) => fs::rename(from, to),
+            }
+        }
+
+        pub fn remove_file(&self, name: &str) -> io::Result<()> {
+            fs::remove_file(self.resolve(name)?)
+        }
+
+        pub fn remove_folder(&self, name: &str) -> io::Result<()> {
+            fs::remove_dir(self.resolve(name)?)
+        }
+
+        pub fn check_writable(&self, name: &str) -> io::Result<()> {
+            self.resolve(name).map(drop)
+        }
+    }
+}
+
+fn readers_are_equal(mut one: impl io::BufRead, mut other: impl io::BufRead) -> io::Result<bool> {
+    loop {
+        let (a, b) = (one.fill_buf()?, other.fill_buf()?);
+        let shared = a.len().min(b.len());
+        if shared == 0 || a[..shared] != b[..shared] {
+            return Ok(a.is_empty() && b.is_empty());
+        }
+        one.consume(shared);
+        other.consume(shared);
+    }
+}
