@@ -15,7 +15,18 @@ struct Server {
 
 impl Server {
     fn start(folder: &Path, more: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_trueshot"));
+        Self::start_by(Command::new(env!("CARGO_BIN_EXE_trueshot")), folder, more)
+    }
+
+    /// Starts it where the system allows `descriptors` only.
+    fn start_with_descriptors(descriptors: usize, folder: &Path, more: &[&str]) -> Self {
+        let mut shell = Command::new("sh");
+        let script = format!("ulimit -n {descriptors} && exec \"$0\" \"$@\"");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_trueshot")]);
+        Self::start_by(shell, folder, more)
+    }
+
+    fn start_by(mut command: Command, folder: &Path, more: &[&str]) -> Self {
         command.args(["serve", "--port", "0", "--backbone", "omniglot-conv4", "--no-cache", "--data-dir"]);
         command.arg(folder).args(more).env_remove("TRUESHOT_TOKEN");
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -33,6 +44,28 @@ impl Server {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
+    }
+
+    /// A connection on which something has been sent. Reading from it fails after a minute, so no test hangs.
+    fn send(&self, bytes: &[u8]) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream
+    }
+
+    /// The beginning of an upload that is announced to have `length` bytes.
+    fn begin_upload(&self, length: usize) -> TcpStream {
+        let head = format!("POST /api/v1/audit HTTP/1.1\r\nhost: {}\r\n{JSON}", self.address);
+        self.send(format!("{head}content-length: {length}\r\n\r\n{{").as_bytes())
+    }
+
+    /// The most memory that it has used, in MiB.
+    #[cfg(target_os = "linux")]
+    fn peak_memory(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() / 1024
     }
 
     fn signal(&self, name: &str) {
@@ -107,4 +140,168 @@ fn an_address_that_others_reach_needs_a_token() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(1));
     assert!(said.contains("needs a token\nhint: --token-file"), "{said}");
+}
+
+/// What is sent back until the server closes the connection.
+fn rest(mut stream: TcpStream) -> String {
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+        read => drop(read.expect("the server closes the connection")),
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[test]
+fn a_connection_without_a_complete_request_is_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &["--header-timeout", "1", "--idle-timeout", "1"]);
+    assert_eq!(rest(server.send(b"")), "", "nothing was sent");
+    assert_eq!(
+        rest(server.send(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n")),
+        "",
+        "headers without an end"
+    );
+    let head = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let answer = rest(server.send(head.as_bytes()));
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"), "{answer}");
+}
+
+#[test]
+fn a_body_that_stalls_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &["--stall-timeout", "1"]);
+    let answer = rest(server.begin_upload(1000));
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("the body stalled"), "{answer}");
+    assert!(answer.contains("--stall-timeout"), "{answer}");
+}
+
+#[test]
+fn a_client_that_does_not_take_its_answers_is_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &["--stall-timeout", "1"]);
+    let requests = "GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(2000);
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let mut sent = 0;
+    // Until the server reads no more, because it cannot write.
+    loop {
+        match stream.write(&requests.as_bytes()[sent % requests.len()..]) {
+            Ok(count) => sent += count,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            // It has closed the connection.
+            Err(_) => break,
+        }
+    }
+    assert!(server.ask("GET", "/healthz", "", "").starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn connections_that_send_nothing_keep_nobody_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start_with_descriptors(128, folder.path(), &["--header-timeout", "600"]);
+    let half_open: Vec<TcpStream> = (0..300).map(|_| server.send(b"GET / HTTP/1.1\r\n")).collect();
+    for _ in 0..20 {
+        assert!(server.ask("GET", "/healthz", "", "").starts_with("HTTP/1.1 200"));
+    }
+    drop(half_open);
+}
+
+#[test]
+fn uploads_that_are_announced_and_not_sent_keep_nobody_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let server =
+        Server::start(folder.path(), &["--stall-timeout", "600", "--timeout", "600", "--queue", "2"]);
+    // Together they announce eight times the memory for bodies, and more of them than there are places.
+    let stalled: Vec<TcpStream> = (0..32).map(|_| server.begin_upload(64 << 20)).collect();
+    for _ in 0..5 {
+        let answer = server.ask("POST", "/api/v1/audit", JSON, SUPPORT);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    drop(stalled);
+}
+
+#[test]
+fn it_stops_though_clients_keep_it_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let more = ["--header-timeout", "600", "--stall-timeout", "600", "--timeout", "600"];
+    let mut server = Server::start(folder.path(), &more);
+    let half_open: Vec<TcpStream> = (0..50).map(|_| server.send(b"GET / HTTP/1.1\r\n")).collect();
+    let stalled: Vec<TcpStream> = (0..10).map(|_| server.begin_upload(64 << 20)).collect();
+    server.signal("-TERM");
+    assert!(server.child.wait().unwrap().success());
+    drop((half_open, stalled));
+}
+
+#[test]
+fn a_second_server_on_the_same_folder_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = Server::start(folder.path(), &[]);
+    let second = Command::new(env!("CARGO_BIN_EXE_trueshot"))
+        .args(["serve", "--port", "0", "--backbone", "omniglot-conv4", "--data-dir"])
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(second.status.code(), Some(1));
+    assert!(said.contains("is in use by") && said.contains(&first.child.id().to_string()), "{said}");
+    assert!(said.contains("--data-dir"), "{said}");
+    drop(first);
+    Server::start(folder.path(), &[]);
+}
+
+/// A form with pictures, and its header.
+#[cfg(target_os = "linux")]
+fn form(pictures: &[(&str, &[u8])]) -> (String, Vec<u8>) {
+    let mut body = Vec::new();
+    for (name, bytes) in pictures {
+        body.extend(
+            format!("--edge\r\ncontent-disposition: form-data; name=\"images\"; filename=\"{name}\"\r\n\r\n")
+                .bytes(),
+        );
+        body.extend_from_slice(bytes);
+        body.extend(b"\r\n");
+    }
+    body.extend(b"--edge--\r\n");
+    (
+        format!("content-type: multipart/form-data; boundary=edge\r\ncontent-length: {}\r\n\r\n", body.len()),
+        body,
+    )
+}
+
+/// 49 megapixels with transparency in some kilobytes, which take 196 MB when they are decoded.
+#[cfg(target_os = "linux")]
+fn large_picture() -> Vec<u8> {
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    image::RgbaImage::new(7000, 7000).write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+    bytes.into_inner()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn large_pictures_share_one_budget_of_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &["--jobs", "4", "--picture-memory", "256"]);
+    let large = large_picture();
+    assert!(large.len() < 1_000_000, "{}", large.len());
+    let (head, body) = form(&[("1.png", &large), ("2.png", &large), ("3.png", &large)]);
+    let streams: Vec<TcpStream> = (0..4)
+        .map(|_| {
+            let start =
+                format!("POST /api/v1/embed HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{head}");
+            server.send(&[start.as_bytes(), &body].concat())
+        })
+        .collect();
+    for stream in streams {
+        let answer = rest(stream);
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"row\""), "{answer}");
+    }
+    let peak = server.peak_memory();
+    assert!(peak < 400, "{peak} MiB");
+    let small = Server::start(&folder.path().join("other"), &["--picture-memory", "64"]);
+    let start = format!("POST /api/v1/embed HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{head}");
+    let answer = rest(small.send(&[start.as_bytes(), &body].concat()));
+    assert!(answer.contains("decoding takes 189 MiB of memory, and 64 MiB are allowed"), "{answer}");
 }

@@ -132,7 +132,8 @@ impl Ticket {
 impl Job {
     /// An answer as JSON.
     pub fn json(&mut self, answer: &impl Serialize) -> Result<Bytes, Problem> {
-        let bytes = serde_json::to_vec(answer).map_err(|error| Problem::failed("writing an answer", error))?;
+        let bytes =
+            serde_json::to_vec(answer).map_err(|error| Problem::failed("writing an answer", error))?;
         match bytes.len() > self.body {
             true => Err(answer_too_long(bytes.len(), self.body)),
             false => self.answer(bytes),

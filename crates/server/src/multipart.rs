@@ -30,7 +30,9 @@ pub fn boundary_of(content_type: &str) -> Result<String, Problem> {
     let boundary = parameter(content_type.as_bytes(), "boundary").map(|boundary| boundary.text);
     let usable = boundary.filter(|boundary| (1..=LONGEST_BOUNDARY).contains(&boundary.len()));
     usable.ok_or_else(|| {
-        let error = format!("the form cannot be read: its content type names no boundary of 1 to {LONGEST_BOUNDARY} bytes");
+        let error = format!(
+            "the form cannot be read: its content type names no boundary of 1 to {LONGEST_BOUNDARY} bytes"
+        );
         Problem::malformed(error)
     })
 }
@@ -62,7 +64,10 @@ fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
     // The first boundary needs no line before it.
     let mut at = match body.starts_with(&delimiter.as_bytes()[2..]) {
         true => delimiter.len() - 2,
-        false => finder.find(body).ok_or_else(|| unreadable("the boundary does not occur in it"))? + delimiter.len(),
+        false => {
+            finder.find(body).ok_or_else(|| unreadable("the boundary does not occur in it"))?
+                + delimiter.len()
+        }
     };
     while !body[at..].starts_with(b"--") {
         let padding = body[at..].iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
@@ -71,7 +76,8 @@ fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
             return Err(unreadable("a boundary is not followed by a new line"));
         }
         // The line break may belong to the next boundary, if there is nothing in between.
-        let length = finder.find(&body[start..]).ok_or_else(|| unreadable("it ends before its last boundary"))?;
+        let length =
+            finder.find(&body[start..]).ok_or_else(|| unreadable("it ends before its last boundary"))?;
         parts.push(body.slice((start + 2).min(start + length)..start + length));
         at = start + length + delimiter.len();
     }
@@ -91,7 +97,9 @@ fn picture(part: &Bytes, number: usize) -> Result<Picture, Problem> {
     let field = parameter(disposition, "name").unwrap_or_default();
     let file = parameter(disposition, "filename").filter(|file| !file.text.is_empty());
     if field.text.len().max(file.as_ref().map_or(0, |file| file.text.len())) > LONGEST_NAME {
-        return Err(Problem::unusable(format!("picture {number} has a name of more than {LONGEST_NAME} bytes")));
+        return Err(Problem::unusable(format!(
+            "picture {number} has a name of more than {LONGEST_NAME} bytes"
+        )));
     }
     let problem = field.problem("name of its field").or_else(|| file.as_ref()?.problem("file name"));
     let file = file.map_or_else(|| format!("picture {number}"), |file| file.text);
@@ -240,13 +248,24 @@ mod tests {
         assert_eq!(found[1].contents.as_deref(), Ok(&b""[..]));
         let with_preamble = [b"to be ignored\r\n".as_slice(), &body, b"this too"].concat();
         assert_eq!(pictures(&with_preamble.into(), "edge").unwrap(), found);
-        assert_eq!(pictures(&Bytes::from_static(b"--edge \t\r\n\r\nbare\r\n--edge--"), "edge").unwrap()[0].contents.as_deref(), Ok(&b"bare"[..]));
+        assert_eq!(
+            pictures(&Bytes::from_static(b"--edge \t\r\n\r\nbare\r\n--edge--"), "edge").unwrap()[0]
+                .contents
+                .as_deref(),
+            Ok(&b"bare"[..])
+        );
     }
 
     #[test]
     fn names_of_browsers_and_of_other_programs_are_understood() {
-        assert_eq!(named("name=\"a\"; filename=\"K\u{e4}fer \u{1f41e}.png\"").file, "K\u{e4}fer \u{1f41e}.png");
-        assert_eq!(named("name=\"a\"; filename=\"with \\\"quotes\\\"; and more.png\"").file, "with \"quotes\"; and more.png");
+        assert_eq!(
+            named("name=\"a\"; filename=\"K\u{e4}fer \u{1f41e}.png\"").file,
+            "K\u{e4}fer \u{1f41e}.png"
+        );
+        assert_eq!(
+            named("name=\"a\"; filename=\"with \\\"quotes\\\"; and more.png\"").file,
+            "with \"quotes\"; and more.png"
+        );
         assert_eq!(named("name=\"a\"; filename=\"C:\\photos\\cat.png\"").file, "C:\\photos\\cat.png");
         assert_eq!(named("NAME=\"a\"; FileName=\"b\"").file, "b");
         assert_eq!(named("filename=\"name=x; b\"; name=\"a\"").field, "a");
@@ -256,7 +275,13 @@ mod tests {
 
     #[test]
     fn a_control_character_in_a_name_spoils_its_own_file_only() {
-        for (name, code) in [("a\u{7}.png", "0007"), ("a\0.png", "0000"), ("a\n.png", "000A"), ("a\r\n.png", "000D"), ("a\u{85}.png", "0085")] {
+        for (name, code) in [
+            ("a\u{7}.png", "0007"),
+            ("a\0.png", "0000"),
+            ("a\n.png", "000A"),
+            ("a\r\n.png", "000D"),
+            ("a\u{85}.png", "0085"),
+        ] {
             let head = format!("Content-Disposition: form-data; name=\"cat\"; filename=\"{name}\"");
             let good = "Content-Disposition: form-data; name=\"dog\"; filename=\"good.png\"";
             let found = pictures(&form(&[(good, "1"), (&head, "2"), (good, "3")]), "edge").unwrap();
@@ -266,13 +291,24 @@ mod tests {
             assert_eq!(found[0].contents.as_deref(), Ok(&b"1"[..]));
             assert_eq!(found[2].contents.as_deref(), Ok(&b"3"[..]));
         }
-        assert!(named("name=\"a\u{1b}\"; filename=\"b\"").contents.unwrap_err().contains("name of its field"));
+        assert!(
+            named("name=\"a\u{1b}\"; filename=\"b\"").contents.unwrap_err().contains("name of its field")
+        );
         assert!(named("name=\"a\"; filename=\"b").contents.is_err());
     }
 
     #[test]
     fn what_is_not_a_form_is_refused() {
-        for body in ["", "nonsense", "--edge", "--edge\r\n", "--edgeX\r\n\r\n\r\n--edge--", "--edge\r\nhead\r\n--edge--", "--edge\r\nhead\r\n\r\ncontents", "--edge\r\n\r\na\r\n--edge"] {
+        for body in [
+            "",
+            "nonsense",
+            "--edge",
+            "--edge\r\n",
+            "--edgeX\r\n\r\n\r\n--edge--",
+            "--edge\r\nhead\r\n--edge--",
+            "--edge\r\nhead\r\n\r\ncontents",
+            "--edge\r\n\r\na\r\n--edge",
+        ] {
             assert!(pictures(&Bytes::from(body), "edge").is_err(), "{body:?}");
         }
         let long = format!("X: {}", "x".repeat(LONGEST_HEADERS));
@@ -308,8 +344,22 @@ mod tests {
     /// What forms are made of, and any byte now and then.
     fn piece() -> impl Strategy<Value = Vec<u8>> {
         let known: Vec<&'static [u8]> = vec![
-            b"--edge", b"--edge--", b"\r\n", b"\r\n\r\n", b"\r", b"\n", b"Content-Disposition: form-data", b"; name=", b"; filename=",
-            b"\"", b"\\", b"=", b";", b"a", b"\0", b" ",
+            b"--edge",
+            b"--edge--",
+            b"\r\n",
+            b"\r\n\r\n",
+            b"\r",
+            b"\n",
+            b"Content-Disposition: form-data",
+            b"; name=",
+            b"; filename=",
+            b"\"",
+            b"\\",
+            b"=",
+            b";",
+            b"a",
+            b"\0",
+            b" ",
         ];
         prop_oneof![20 => prop::sample::select(known).prop_map(<[u8]>::to_vec), 1 => any::<u8>().prop_map(|byte| vec![byte])]
     }

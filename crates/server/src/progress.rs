@@ -164,7 +164,9 @@ mod tests {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let collected =
             builder.enable_time().start_paused(true).build().unwrap().block_on(Body::new(body).collect());
-        collected.map(|body| body.to_bytes().len()).map_err(|error| Stalled::find(&error).expect("it stalled"))
+        collected
+            .map(|body| body.to_bytes().len())
+            .map_err(|error| Stalled::find(&error).expect("it stalled"))
     }
 
     #[test]

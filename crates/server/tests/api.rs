@@ -199,6 +199,7 @@ fn classifiers_outlive_the_server_and_a_damaged_one_is_named_and_left_alone() {
         restarted.post_json(&path, &json!({ "rows": [row(1, 9)] })).json()["predictions"][0]["class"],
         "bee"
     );
+    drop(restarted);
 
     let files = folder.path().join("classifiers");
     let file = files.join(format!("{id}.safetensors"));
@@ -213,6 +214,82 @@ fn classifiers_outlive_the_server_and_a_damaged_one_is_named_and_left_alone() {
     assert!(damaged.warnings[1].contains(id) && damaged.warnings[1].contains("not those it was kept with"));
     assert_eq!(damaged.get("/api/v1/classifiers").json(), json!([]));
     assert!(file.exists(), "nothing is deleted");
+}
+
+#[test]
+fn a_classifier_that_changed_on_the_disk_is_not_used() {
+    let server = Server::new();
+    let made = server.post_json("/api/v1/classifiers", &noisy_support()).json();
+    let other = server.post_json("/api/v1/classifiers?method=protonet", &noisy_support()).json();
+    let (id, other) = (made["id"].as_str().unwrap(), other["id"].as_str().unwrap());
+    let path = format!("/api/v1/classifiers/{id}");
+    let file = |id: &str| server.folder.join(format!("classifiers/{id}.safetensors"));
+    let right = std::fs::read(file(id)).unwrap();
+    let ask = || server.post_json(&format!("{path}/predict"), &json!({ "rows": [row(1, 9)] }));
+    assert_eq!(ask().status, 200);
+
+    std::fs::copy(file(other), file(id)).unwrap();
+    for answer in [ask(), server.get(&format!("{path}/download"))] {
+        assert_eq!(answer.status, 500, "{}", answer.text());
+        assert!(answer.error().contains("has changed on the server's disk"), "{}", answer.text());
+    }
+    std::fs::write(file(id), &right).unwrap();
+    assert_eq!(ask().json()["predictions"][0]["class"], "bee", "a file that was restored is used again");
+
+    std::fs::write(file(id), b"nonsense").unwrap();
+    assert_eq!(server.post_json("/api/v1/classifiers", &noisy_support()).status, 201);
+    assert_eq!(std::fs::read(file(id)).unwrap(), right, "made again, it is on the disk again");
+    std::fs::remove_file(file(id)).unwrap();
+    assert_eq!(ask().status, 404);
+    assert_eq!(server.post_json("/api/v1/classifiers", &noisy_support()).status, 201);
+    assert_eq!(ask().status, 200);
+}
+
+#[test]
+fn a_classifier_made_and_deleted_at_once_is_on_the_disk_exactly_if_it_is_listed() {
+    let server = Server::new();
+    let made = server.post_json("/api/v1/classifiers?method=protonet", &noisy_support()).json();
+    let path = format!("/api/v1/classifiers/{}", made["id"].as_str().unwrap());
+    let file = server.folder.join(format!("classifiers/{}.safetensors", made["id"].as_str().unwrap()));
+    for _ in 0..40 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| server.post_json("/api/v1/classifiers?method=protonet", &noisy_support()));
+            scope.spawn(|| server.delete(&path));
+        });
+        assert_eq!(file.exists(), server.get(&path).status == 200);
+    }
+}
+
+#[test]
+fn two_servers_do_not_share_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = Server::on(folder.path(), Limits::default(), Access::default());
+    let refused = Server::try_on(folder.path(), Limits::default(), Access::default()).err().unwrap();
+    assert!(matches!(refused, trueshot::Error::Locked { .. }), "{refused}");
+    drop(first);
+    assert!(Server::try_on(folder.path(), Limits::default(), Access::default()).is_ok());
+}
+
+#[test]
+fn a_control_character_in_a_name_costs_that_picture_only() {
+    let server = Server::new();
+    let mut files = drawings();
+    files[4].1 = "ant-\u{7}.png".into();
+    let audit = server.post_form("/api/v1/audit", &files);
+    assert_eq!(audit.status, 200, "{}", audit.text());
+    assert_eq!(audit.json()["items"].as_array().unwrap().len(), 17);
+    let skipped = &audit.json()["skipped"][0];
+    assert_eq!(skipped["item"], "ant-\u{7}.png");
+    assert_eq!(skipped["class"], "ant");
+    assert!(skipped["reason"].as_str().unwrap().contains("control character (U+0007)"), "{skipped}");
+    let made = server.post_form("/api/v1/classifiers?method=protonet", &files).json();
+    assert_eq!((&made["items"], &made["skipped"][0]["class"]), (&json!(17), &json!("ant")));
+    let predict = format!("/api/v1/classifiers/{}/predict", made["id"].as_str().unwrap());
+    let predictions = server.post_form(&predict, &files[3..6]).json()["predictions"].clone();
+    assert_eq!(predictions[0]["class"], "ant");
+    assert!(predictions[1]["error"].is_string() && predictions[2]["class"].is_string(), "{predictions}");
+    let embedded = server.post_form("/api/v1/embed", &files[3..6]).json()["pictures"].clone();
+    assert!(embedded[0]["row"].is_array() && embedded[1]["error"].is_string(), "{embedded}");
 }
 
 #[test]

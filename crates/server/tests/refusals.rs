@@ -179,6 +179,18 @@ fn what_is_too_large_is_refused_announced_or_not() {
 }
 
 #[test]
+fn an_answer_that_would_be_too_long_is_refused_before_it_is_made() {
+    let server = Server::with(Limits { body: 200_000, ..Limits::default() }, Access::default());
+    let names: Vec<String> = (0..200).map(|row| format!("{row:0500}")).collect();
+    let labels: Vec<usize> = (0..200).map(|row| row % 2).collect();
+    let support = json!({ "rows": vec![[1, 2]; 200], "labels": labels, "items": names });
+    assert_eq!(server.post_json("/api/v1/audit?neighbours=0", &support).status, 200);
+    let refused = server.post_json("/api/v1/audit?neighbours=50", &support);
+    assert_eq!(refused.status, 413, "{}", refused.text());
+    assert!(refused.error().contains("the answer would be"), "{}", refused.text());
+}
+
+#[test]
 fn when_time_is_over_or_too_many_ask_they_are_told_when_to_come_again() {
     let limits = Limits { time: Duration::ZERO, ..Limits::default() };
     let late = Server::with(limits, Access::default()).post_json("/api/v1/audit", &noisy_support());

@@ -51,7 +51,9 @@ impl Header<'_> {
         match self.format {
             // The decoder copies the file.
             ImageFormat::Jpeg => {
-                length + jpeg_coefficients(self.bytes, self.width, self.height) + u64::from(self.width) * JPEG_ROW
+                length
+                    + jpeg_coefficients(self.bytes, self.width, self.height)
+                    + u64::from(self.width) * JPEG_ROW
             }
             // A frame that does not fill the picture is decoded on its own, with four bytes per pixel.
             ImageFormat::Gif => 4 * pixels,
@@ -142,7 +144,8 @@ mod tests {
 
     /// A JPEG's markers up to its first scan.
     fn jpeg(frame: u8, components: u8, in_first_scan: u8) -> Vec<u8> {
-        let mut bytes = vec![0xff, 0xd8, 0xff, 0xe0, 0, 4, 1, 2, 0xff, 0xff, frame, 0, 8, 8, 0, 9, 0, 9, components];
+        let mut bytes =
+            vec![0xff, 0xd8, 0xff, 0xe0, 0, 4, 1, 2, 0xff, 0xff, frame, 0, 8, 8, 0, 9, 0, 9, components];
         bytes.extend([0xff, 0xda, 0, 3, in_first_scan]);
         bytes
     }

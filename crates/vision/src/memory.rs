@@ -163,7 +163,11 @@ mod tests {
             while budget.state().next < 3 {
                 std::thread::yield_now();
             }
-            assert_eq!(budget.state().turn, 1, "the small share would fit, but it waits behind the large one");
+            assert_eq!(
+                budget.state().turn,
+                1,
+                "the small share would fit, but it waits behind the large one"
+            );
             drop(first);
             large.join().unwrap();
             small.join().unwrap();

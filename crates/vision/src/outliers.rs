@@ -256,7 +256,8 @@ fn read(file: &Path, request: &Request<'_>) -> Option<Picture> {
 
 fn write(path: &Path, picture: Picture, request: &Request<'_>) -> Result<()> {
     let size = request.size as u32;
-    let image = image::RgbImage::from_raw(size, size, picture.pixels).expect("a fitted picture has that size");
+    let image =
+        image::RgbImage::from_raw(size, size, picture.pixels).expect("a fitted picture has that size");
     image.save_with_format(path, image::ImageFormat::Png).map_err(|error| {
         let source = std::io::Error::other(error.to_string());
         trueshot::Error::Write { path: path.into(), source }.into()

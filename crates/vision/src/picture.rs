@@ -275,7 +275,7 @@ fn converted(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Channels)
     let converted_row = width as usize * channels.count();
     let rows = raw.len() / row;
     let at_once = (STRIP / row).max(1);
-    let mut convert = |raw: &mut [u8], first: usize| {
+    let convert = |raw: &mut [u8], first: usize| {
         let end = rows.min(first + at_once);
         let strip = Strip { bytes: &raw[first * row..end * row], color, width };
         let image = DynamicImage::from_decoder(strip).expect("a strip has as many bytes as its size says");

@@ -228,7 +228,8 @@ impl Rows {
         let number = self.added;
         self.added += 1;
         // Windows are equally long and begin in the order of their outputs, so they also end in that order.
-        let begins_here = |output: usize| self.taps.starts.get(output).is_some_and(|&start| start as usize <= number);
+        let begins_here =
+            |output: usize| self.taps.starts.get(output).is_some_and(|&start| start as usize <= number);
         while begins_here(self.done + self.open.len()) {
             self.open.push_back(vec![1 << (BITS - 1); self.length]);
         }
@@ -314,7 +315,10 @@ mod tests {
                 for channel in 0..count {
                     let start = taps.starts[output] as usize;
                     let sum: i32 = (0..taps.width)
-                        .map(|tap| i32::from(row[(start + tap) * count + channel]) * weights[output * taps.width + tap])
+                        .map(|tap| {
+                            i32::from(row[(start + tap) * count + channel])
+                                * weights[output * taps.width + tap]
+                        })
                         .sum();
                     narrowed.push(to_byte(sum + (1 << (BITS - 1))));
                 }
@@ -346,7 +350,8 @@ mod tests {
             (Channels::Colour, Resampling::Bicubic),
         ] {
             for (width, height) in sizes {
-                let bytes = (0..width * height * channels.count()).map(|place| (place * place * 7 + place / 3) as u8);
+                let bytes =
+                    (0..width * height * channels.count()).map(|place| (place * place * 7 + place / 3) as u8);
                 let picture = Picture::new(width, height, channels, bytes.collect());
                 for (to_width, to_height) in sizes {
                     let expected = in_two_passes(&picture, to_width, to_height, resampling);

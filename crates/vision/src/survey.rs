@@ -43,7 +43,8 @@ impl Survey {
     pub fn read(collection: &Collection, goes_on: &dyn Fn(usize) -> bool) -> Result<Self> {
         let mut survey = Self::listed(collection);
         for (round, entries) in collection.entries().chunks(ROUND).enumerate() {
-            let size = |entry| collection.picture_then(entry, Channels::Colour, |read| (read.width, read.height));
+            let size =
+                |entry| collection.picture_then(entry, Channels::Colour, |read| (read.width, read.height));
             let read: Vec<_> = entries.par_iter().map(size).collect();
             for (entry, outcome) in entries.iter().zip(read) {
                 match outcome {
