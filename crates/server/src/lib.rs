@@ -23,6 +23,7 @@ mod progress;
 mod routes;
 mod rows;
 mod serving;
+mod shared_responses;
 mod state;
 mod store;
 mod support;

@@ -229,7 +229,8 @@ fn unreadable(id: &str, error: std::io::Error) -> Problem {
     }
 }
 
-fn no_such(id: &str) -> Problem {
+/// There is no such classifier.
+pub fn no_such(id: &str) -> Problem {
     let short: String = id.chars().take(NAME).collect();
     Problem::unknown(format!("no classifier '{short}'")).hint("GET /api/v1/classifiers lists them")
 }

@@ -128,6 +128,7 @@ impl Queries {
             Kind::Form(boundary) => return Self::of_pictures(&pictures(&bytes, &boundary)?, app, watch),
             Kind::Json => {
                 let QueriesJson { rows, items } = parse(&bytes)?;
+                let items = items.filter(|items| !items.0.is_empty());
                 if let Some(items) = &items {
                     check_length("items", items.0.len(), &rows)?;
                 }

@@ -325,6 +325,29 @@ fn figures_and_description_are_there() {
             "/metrics"
         ]
     );
+    let operations = description["paths"]
+        .as_object()
+        .unwrap()
+        .values()
+        .flat_map(|path| path.as_object().unwrap().values());
+    let ids: Vec<&str> =
+        operations.clone().map(|operation| operation["operationId"].as_str().unwrap()).collect();
+    let different: std::collections::BTreeSet<&&str> = ids.iter().collect();
+    assert_eq!(different.len(), ids.len(), "{ids:?}");
+    for operation in operations {
+        let responses = operation["responses"].as_object().unwrap();
+        assert!(responses.contains_key("400") && responses.contains_key("421"), "{operation}");
+        for (status, response) in responses.iter().filter(|(status, _)| **status >= "400".to_owned()) {
+            let schema = &response["content"]["application/json"]["schema"]["$ref"];
+            assert_eq!(schema, "#/components/schemas/Problem", "{status}");
+            let is_temporary = ["429", "503"].contains(&status.as_str());
+            assert_eq!(response["headers"]["Retry-After"].is_object(), is_temporary, "{status}");
+        }
+    }
+    let made = &description["paths"]["/api/v1/classifiers"]["post"]["responses"]["201"];
+    let links: Vec<&String> = made["links"].as_object().unwrap().keys().collect();
+    assert_eq!(links, ["deleteClassifier", "downloadClassifier", "getClassifier", "predict"]);
+    assert!(links.iter().all(|link| ids.contains(&link.as_str())));
     assert_eq!(
         server.ask(asking::request(Method::HEAD, "/healthz").body(Default::default()).unwrap()).status,
         200

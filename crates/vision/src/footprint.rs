@@ -8,6 +8,7 @@ use image::metadata::Orientation;
 use image::{ColorType, ImageFormat};
 
 use crate::picture::Channels;
+use crate::webp_tables::table_bytes;
 
 /// Tables, rows in work and other small buffers of a decoder.
 const SMALL_BUFFERS: u64 = 1 << 20;
@@ -59,7 +60,10 @@ impl Header<'_> {
             ImageFormat::Gif => 4 * pixels,
             // The whole picture a second time, with four channels if it is CMYK, and the packed strip.
             ImageFormat::Tiff => pixels * u64::from(self.color.bytes_per_pixel()) * 4 / 3 + length,
-            ImageFormat::WebP => length + pixels * webp_bytes_per_pixel(self.bytes),
+            ImageFormat::WebP => {
+                let tables = table_bytes(self.bytes, self.width, self.height);
+                length + pixels * webp_bytes_per_pixel(self.bytes) + tables
+            }
             _ => ROWS * row,
         }
     }
@@ -82,35 +86,41 @@ fn swaps_sides(orientation: Orientation) -> bool {
 /// Bytes of the coefficients that the decoder keeps for the whole picture: 16 bits each, for a progressive JPEG or one
 /// whose components come in separate scans; nothing for the usual kind.
 fn jpeg_coefficients(bytes: &[u8], width: u32, height: u32) -> u64 {
-    // Blocks of up to 32 x 32 pixels are stored whole, also those that the edge cuts.
-    let pixels = u64::from(width).next_multiple_of(32) * u64::from(height).next_multiple_of(32);
-    // A file that ends before its first scan is not decoded.
     let mut rest = bytes.get(2..).unwrap_or_default();
-    let (mut is_progressive, mut components) = (false, 0);
+    let mut frame: Option<(bool, &[u8])> = None;
     while let [0xff, marker, after @ ..] = rest {
-        let Some(([high, low], _)) = after.split_first_chunk() else { break };
-        let segment = after.get(2..).unwrap_or_default();
-        match marker {
-            0xff => {
-                rest = &rest[1..];
-                continue;
+        if *marker == 0xff {
+            rest = &rest[1..];
+            continue;
+        }
+        let Some(([high, low], segment)) = after.split_first_chunk() else { break };
+        match (marker, frame) {
+            (0xc0..=0xc3, _) => {
+                let count = segment.get(5).copied().map_or(0, usize::from);
+                let components = segment.get(6..6 + 3 * count).unwrap_or_default();
+                frame = Some((*marker == 0xc2, components));
             }
-            0xc0..=0xc3 => {
-                is_progressive = *marker == 0xc2;
-                components = segment.get(5).copied().map_or(0, u64::from);
-            }
-            0xda => {
-                let in_first_scan = segment.first().copied().map_or(0, u64::from);
-                let keeps_all = is_progressive || in_first_scan != components;
-                // Chroma is usually stored at a quarter of the size. What matters here is the most it can be.
-                return if keeps_all { 2 * components * pixels } else { 0 };
+            (0xda, Some((is_progressive, components))) => {
+                let in_first_scan = segment.first().copied().map_or(0, usize::from);
+                let keeps_all = is_progressive || in_first_scan != components.len() / 3;
+                return if keeps_all { samples(components, width, height) * 2 } else { 0 };
             }
             _ => {}
         }
         rest = after.get(usize::from(u16::from_be_bytes([*high, *low]))..).unwrap_or_default();
     }
-    // Markers that are not understood here may be understood by the decoder.
-    8 * pixels
+    // Markers that are not understood here may be understood by the decoder: four components of full size.
+    samples(&[0, 0x44, 0].repeat(4), width, height) * 2
+}
+
+/// Samples of all components of a JPEG, each described by three bytes of which the second has the sampling factors.
+/// Blocks at the edge are stored whole.
+fn samples(components: &[u8], width: u32, height: u32) -> u64 {
+    let factors =
+        || components.iter().skip(1).step_by(3).map(|both| (u64::from(both >> 4), u64::from(both & 15)));
+    let (across, down) = factors().fold((1, 1), |most, factor| (factor.0.max(most.0), factor.1.max(most.1)));
+    let blocks = u64::from(width).div_ceil(8 * across) * u64::from(height).div_ceil(8 * down);
+    factors().map(|(across, down)| blocks * across * down * 64).sum()
 }
 
 /// What the decoder allocates per pixel, by the kind of file.
@@ -142,25 +152,25 @@ fn largest_webp_frame(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// A JPEG's markers up to its first scan.
-    fn jpeg(frame: u8, components: u8, in_first_scan: u8) -> Vec<u8> {
-        let mut bytes =
-            vec![0xff, 0xd8, 0xff, 0xe0, 0, 4, 1, 2, 0xff, 0xff, frame, 0, 8, 8, 0, 9, 0, 9, components];
+    /// A JPEG's markers up to its first scan, with chroma at a quarter of the size.
+    fn jpeg(frame: u8, in_first_scan: u8) -> Vec<u8> {
+        let mut bytes = vec![0xff, 0xd8, 0xff, 0xe0, 0, 4, 1, 2, 0xff, 0xff, frame, 0, 17, 8, 0, 9, 0, 9, 3];
+        bytes.extend([1, 0x22, 0, 2, 0x11, 0, 3, 0x11, 0]);
         bytes.extend([0xff, 0xda, 0, 3, in_first_scan]);
         bytes
     }
 
     #[test]
     fn only_jpegs_that_come_in_several_scans_keep_their_coefficients() {
-        assert_eq!(jpeg_coefficients(&jpeg(0xc0, 3, 3), 64, 64), 0);
-        assert_eq!(jpeg_coefficients(&jpeg(0xc0, 3, 1), 64, 64), 6 * 64 * 64);
-        assert_eq!(jpeg_coefficients(&jpeg(0xc2, 3, 3), 64, 64), 6 * 64 * 64);
-        assert_eq!(jpeg_coefficients(&jpeg(0xc2, 1, 1), 1, 65), 2 * 32 * 96);
+        assert_eq!(jpeg_coefficients(&jpeg(0xc0, 3), 64, 64), 0);
+        assert_eq!(jpeg_coefficients(&jpeg(0xc0, 1), 64, 64), 2 * 64 * 64 * 3 / 2);
+        assert_eq!(jpeg_coefficients(&jpeg(0xc2, 3), 1, 17), 2 * 16 * 32 * 3 / 2);
+        assert_eq!(jpeg_coefficients(b"no markers", 64, 64), 2 * 4 * 64 * 64);
     }
 
     #[test]
     fn a_jpeg_that_ends_anywhere_is_counted_without_a_panic() {
-        let whole = jpeg(0xc2, 3, 3);
+        let whole = jpeg(0xc2, 3);
         for end in 0..whole.len() {
             jpeg_coefficients(&whole[..end], 64, 64);
         }

@@ -39,6 +39,7 @@ pub mod split;
 pub mod survey;
 pub mod thumbnail;
 pub mod training;
+mod webp_tables;
 
 pub use augment::Augmentation;
 pub use backbone::Backbone;

@@ -9,7 +9,7 @@ use super::{Asked, JsonBytes};
 use crate::body::receive;
 use crate::description::{AuditBody, PicturesBody, SupportBody};
 use crate::gate::{Watch, answer_too_long};
-use crate::problem::{Problem, ProblemBody};
+use crate::problem::Problem;
 use crate::state::{App, Shared};
 use crate::support::{Skipped, Support};
 
@@ -39,17 +39,11 @@ pub struct AuditReply {
 }
 
 /// Finds items that are filed under the wrong class, and says where they belong.
-#[utoipa::path(post, path = "/api/v1/audit", tag = "labels", params(AuditOptions),
+#[utoipa::path(post, operation_id = "audit", path = "/api/v1/audit", tag = "labels", params(AuditOptions),
     request_body(description = "labelled rows, or pictures in fields named by their class",
         content((SupportBody = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"), (PicturesBody = "multipart/form-data"))),
     responses(
-        (status = 200, description = "a verdict for every item", body = AuditBody),
-        (status = 400, description = "not of the right form", body = ProblemBody),
-        (status = 413, description = "too much", body = ProblemBody),
-        (status = 415, description = "another content type", body = ProblemBody),
-        (status = 422, description = "cannot be used", body = ProblemBody),
-        (status = 429, description = "too many requests are waiting", body = ProblemBody),
-        (status = 503, description = "not done in time", body = ProblemBody)))]
+        (status = 200, description = "a verdict for every item", body = AuditBody)))]
 pub async fn post(
     State(app): State<Shared>,
     Asked(options): Asked<AuditOptions>,

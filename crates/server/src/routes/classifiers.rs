@@ -1,7 +1,7 @@
 //! Classifiers: made, listed, fetched, deleted.
 
 use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use trueshot::method::{MethodInfo, NamedMethod};
 use trueshot::predictor::Predictor;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{Asked, JsonBytes, audits};
+use super::{Asked, Id, JsonBytes, audits};
 use crate::body::receive;
 use crate::description::{PicturesBody, SupportBody};
 use crate::limits::{MOST_FITTED_ITEMS, MOST_FITTED_PAIRS, MOST_FITTED_WEIGHTS};
@@ -38,18 +38,12 @@ pub struct Made {
 }
 
 /// Learns a classifier and keeps it. The same support set makes the same classifier, with the same id.
-#[utoipa::path(post, path = "/api/v1/classifiers", tag = "classifiers", params(FitOptions),
+#[utoipa::path(post, operation_id = "makeClassifier", path = "/api/v1/classifiers", tag = "classifiers", params(FitOptions),
     request_body(description = "labelled rows, or pictures in fields named by their class",
         content((SupportBody = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"), (PicturesBody = "multipart/form-data"))),
     responses(
-        (status = 201, description = "it is kept", body = Made),
-        (status = 400, description = "not of the right form", body = ProblemBody),
-        (status = 409, description = "too many are kept", body = ProblemBody),
-        (status = 413, description = "too much", body = ProblemBody),
-        (status = 415, description = "another content type", body = ProblemBody),
-        (status = 422, description = "cannot be used", body = ProblemBody),
-        (status = 429, description = "too many requests are waiting", body = ProblemBody),
-        (status = 503, description = "not done in time", body = ProblemBody)))]
+        (status = 201, description = "it is kept", body = Made, headers(("location" = String, description = "its path"))),
+        (status = 409, description = "too many are kept", body = ProblemBody)))]
 pub async fn post(
     State(app): State<Shared>,
     Asked(options): Asked<FitOptions>,
@@ -104,30 +98,27 @@ fn check_size(support: &Support) -> Result<(), Problem> {
 }
 
 /// Lists all classifiers.
-#[utoipa::path(get, path = "/api/v1/classifiers", tag = "classifiers",
+#[utoipa::path(get, operation_id = "listClassifiers", path = "/api/v1/classifiers", tag = "classifiers",
     responses((status = 200, description = "all classifiers", body = Vec<Metadata>)))]
 pub async fn list(State(app): State<Shared>) -> Json<Vec<Metadata>> {
     Json(app.store.list())
 }
 
 /// Says what a classifier is.
-#[utoipa::path(get, path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id")),
+#[utoipa::path(get, operation_id = "getClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id")),
     responses(
         (status = 200, description = "what it is", body = Metadata),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
-pub async fn get(State(app): State<Shared>, Path(id): Path<String>) -> Result<Json<Metadata>, Problem> {
+pub async fn get(State(app): State<Shared>, Id(id): Id) -> Result<Json<Metadata>, Problem> {
     app.store.metadata(&id).map(Json)
 }
 
 /// The file of a classifier, which `trueshot predict` takes.
-#[utoipa::path(get, path = "/api/v1/classifiers/{id}/download", tag = "classifiers", params(("id" = String, Path, description = "its id")),
+#[utoipa::path(get, operation_id = "downloadClassifier", path = "/api/v1/classifiers/{id}/download", tag = "classifiers", params(("id" = String, Path, description = "its id")),
     responses(
         (status = 200, description = "its file", content_type = "application/octet-stream", body = Vec<u8>),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
-pub async fn download(
-    State(app): State<Shared>,
-    Path(id): Path<String>,
-) -> Result<impl IntoResponse, Problem> {
+pub async fn download(State(app): State<Shared>, Id(id): Id) -> Result<impl IntoResponse, Problem> {
     let metadata = app.store.metadata(&id)?;
     let mut ticket = app.gate.enter(None)?;
     ticket.hold(app.limits.body.min(metadata.bytes as usize)).await?;
@@ -139,11 +130,11 @@ pub async fn download(
 }
 
 /// Deletes a classifier.
-#[utoipa::path(delete, path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id")),
+#[utoipa::path(delete, operation_id = "deleteClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id")),
     responses(
         (status = 204, description = "it is gone"),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
-pub async fn delete(State(app): State<Shared>, Path(id): Path<String>) -> Result<StatusCode, Problem> {
+pub async fn delete(State(app): State<Shared>, Id(id): Id) -> Result<StatusCode, Problem> {
     app.store.metadata(&id)?;
     let ticket = app.gate.enter(None)?;
     ticket.work(move |_| app.store.delete(&id)).await?;

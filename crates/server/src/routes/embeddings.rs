@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::JsonBytes;
 use crate::body::{Kind, receive};
 use crate::description::PicturesBody;
-use crate::problem::{Problem, ProblemBody};
+use crate::problem::Problem;
 use crate::state::Shared;
 use crate::support::Queries;
 
@@ -38,16 +38,10 @@ pub struct EmbeddedPicture {
 }
 
 /// Turns pictures into rows.
-#[utoipa::path(post, path = "/api/v1/embed", tag = "pictures",
+#[utoipa::path(post, operation_id = "embed", path = "/api/v1/embed", tag = "pictures",
     request_body(description = "pictures in fields of any name", content((PicturesBody = "multipart/form-data"))),
     responses(
-        (status = 200, description = "a row for every picture", body = EmbeddedPictures),
-        (status = 400, description = "not of the right form", body = ProblemBody),
-        (status = 413, description = "too much", body = ProblemBody),
-        (status = 415, description = "another content type", body = ProblemBody),
-        (status = 422, description = "cannot be used", body = ProblemBody),
-        (status = 429, description = "too many requests are waiting", body = ProblemBody),
-        (status = 503, description = "not done in time", body = ProblemBody)))]
+        (status = 200, description = "a row for every picture", body = EmbeddedPictures)))]
 pub async fn post(State(app): State<Shared>, request: Request) -> Result<JsonBytes, Problem> {
     let (ticket, body) = receive(&app, request).await?;
     if !matches!(body.kind, Kind::Form(_)) {

@@ -1,11 +1,11 @@
 //! What a classifier says of rows and pictures.
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
 use trueshot::predictor::{Prediction, Predictor};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{Asked, JsonBytes};
+use super::{Asked, Id, JsonBytes};
 use crate::body::{Kind, receive};
 use crate::description::{PicturesBody, QueriesBody};
 use crate::problem::{Problem, ProblemBody};
@@ -62,22 +62,16 @@ pub enum Answer {
 }
 
 /// Says which class rows or pictures are of.
-#[utoipa::path(post, path = "/api/v1/classifiers/{id}/predict", tag = "classifiers",
+#[utoipa::path(post, operation_id = "predict", path = "/api/v1/classifiers/{id}/predict", tag = "classifiers",
     params(("id" = String, Path, description = "its id"), PredictOptions),
     request_body(description = "rows, or pictures",
         content((QueriesBody = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"), (PicturesBody = "multipart/form-data"))),
     responses(
         (status = 200, description = "an answer for every one", body = Predictions),
-        (status = 400, description = "not of the right form", body = ProblemBody),
-        (status = 404, description = "no such classifier", body = ProblemBody),
-        (status = 413, description = "too much", body = ProblemBody),
-        (status = 415, description = "another content type", body = ProblemBody),
-        (status = 422, description = "cannot be used", body = ProblemBody),
-        (status = 429, description = "too many requests are waiting", body = ProblemBody),
-        (status = 503, description = "not done in time", body = ProblemBody)))]
+        (status = 404, description = "no such classifier", body = ProblemBody)))]
 pub async fn post(
     State(app): State<Shared>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Asked(options): Asked<PredictOptions>,
     request: Request,
 ) -> Result<JsonBytes, Problem> {
