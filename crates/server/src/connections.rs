@@ -3,7 +3,8 @@
 //! There is a limit on connections, because each takes a descriptor and some memory. When it is reached and one more client
 //! connects, the connection is closed whose client has kept the server waiting longest: it has sent no request yet, or
 //! sends nothing of a body, or takes nothing of an answer. So clients that open connections and send nothing cannot keep
-//! others out. Only when all requests are being worked on does a new client wait.
+//! others out. Connections on which a request was answered before may wait ten times as long. Only when all requests are
+//! being worked on does a new client wait.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -23,6 +24,8 @@ use crate::limits::Limits;
 
 /// Descriptors that are left for files, standard streams and the runtime.
 const OTHER_DESCRIPTORS: usize = 64;
+/// How much longer than others a connection may wait on which a request was answered, when one must be closed.
+const PATIENCE: u32 = 10;
 /// Connections that are allowed even where the system allows few descriptors.
 const LEAST: usize = 16;
 
@@ -45,8 +48,20 @@ pub struct Connection {
 
 struct Activity {
     phase: Phase,
-    /// Since when the server waits for the client; `None` while it does not.
-    waiting: Option<Instant>,
+    /// Since when the server waits for the client to send something; `None` while it does not.
+    reading: Option<Instant>,
+    /// Since when the server waits for the client to take some of an answer; `None` while it does not.
+    writing: Option<Instant>,
+    /// Whether a request was answered.
+    has_answered: bool,
+}
+
+impl Activity {
+    /// How long the server has been waiting for the client, weighed by [`PATIENCE`]; `None` if it does not.
+    fn waiting(&self) -> Option<Duration> {
+        let since = self.reading.into_iter().chain(self.writing).min()?;
+        Some(since.elapsed() / if self.has_answered { PATIENCE } else { 1 })
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,32 +114,32 @@ impl Connections {
 
     /// Closes connections whose clients have kept the server waiting for too long.
     pub fn close_overdue(&self) {
-        self.close_if(|phase, waiting| match phase {
-            Phase::Head => waiting > self.header_time,
-            Phase::Idle => waiting > self.idle_time,
-            // A body that stalls is refused after the stall time, and the refusal may stall too.
-            Phase::Body => waiting > 2 * self.stall_time,
-            Phase::Work => waiting > self.stall_time,
-            Phase::Closing => false,
+        self.close_if(|activity| {
+            let longest = match activity.phase {
+                Phase::Head => self.header_time,
+                Phase::Idle => self.idle_time,
+                // A body that stalls is refused after the stall time; this is for a client that does not notice.
+                Phase::Body => 2 * self.stall_time,
+                Phase::Work | Phase::Closing => Duration::MAX,
+            };
+            lasts(activity.reading, longest) || lasts(activity.writing, self.stall_time)
         });
     }
 
     /// Closes connections that have no complete request and those whose clients do not take their answers.
     pub fn close_incomplete(&self, patience: Duration) {
-        self.close_if(|phase, waiting| phase != Phase::Work || waiting > patience);
+        self.close_if(|activity| activity.phase != Phase::Work || lasts(activity.writing, patience));
     }
 
     /// Closes connections that have not begun a request.
     pub fn close_without_request(&self) {
-        self.close_if(|phase, _| matches!(phase, Phase::Head | Phase::Idle));
+        self.close_if(|activity| matches!(activity.phase, Phase::Head | Phase::Idle));
     }
 
-    fn close_if(&self, is_unwanted: impl Fn(Phase, Duration) -> bool) {
-        let now = Instant::now();
+    fn close_if(&self, is_unwanted: impl Fn(&Activity) -> bool) {
         for connection in self.open().values() {
             let mut activity = connection.activity();
-            let waiting = activity.waiting.map_or(Duration::ZERO, |since| now - since);
-            if is_unwanted(activity.phase, waiting) {
+            if is_unwanted(&activity) {
                 connection.close(&mut activity);
             }
         }
@@ -142,9 +157,14 @@ impl Connections {
     }
 }
 
+/// Whether something that began at `since` lasts longer than `longest`.
+fn lasts(since: Option<Instant>, longest: Duration) -> bool {
+    since.is_some_and(|since| since.elapsed() > longest)
+}
+
 fn close_longest_waiting(open: &HashMap<u64, Arc<Connection>>) {
-    let waiting = open.values().filter_map(|connection| Some((connection.activity().waiting?, connection)));
-    if let Some((_, connection)) = waiting.min_by_key(|(since, _)| *since) {
+    let waiting = open.values().filter_map(|connection| Some((connection.activity().waiting()?, connection)));
+    if let Some((_, connection)) = waiting.max_by_key(|(waiting, _)| *waiting) {
         connection.close(&mut connection.activity());
     }
 }
@@ -188,7 +208,8 @@ impl Drop for Open {
 
 impl Connection {
     fn new() -> Self {
-        let activity = Activity { phase: Phase::Head, waiting: Some(Instant::now()) };
+        let (phase, reading) = (Phase::Head, Some(Instant::now()));
+        let activity = Activity { phase, reading, writing: None, has_answered: false };
         Connection { activity: Mutex::new(activity), close: Notify::new() }
     }
 
@@ -197,14 +218,14 @@ impl Connection {
     }
 
     fn close(&self, activity: &mut Activity) {
-        *activity = Activity { phase: Phase::Closing, waiting: None };
+        (activity.phase, activity.reading, activity.writing) = (Phase::Closing, None, None);
         self.close.notify_one();
     }
 
-    fn enter(&self, phase: Phase, waiting: Option<Instant>) {
+    fn enter(&self, phase: Phase, reading: Option<Instant>) {
         let mut activity = self.activity();
         if activity.phase != Phase::Closing {
-            *activity = Activity { phase, waiting };
+            (activity.phase, activity.reading) = (phase, reading);
         }
     }
 
@@ -217,7 +238,7 @@ impl Connection {
     fn received(&self) {
         let mut activity = self.activity();
         if activity.phase == Phase::Idle {
-            *activity = Activity { phase: Phase::Head, waiting: Some(Instant::now()) };
+            (activity.phase, activity.reading) = (Phase::Head, Some(Instant::now()));
         }
     }
 
@@ -231,24 +252,25 @@ impl Connection {
         self.enter(Phase::Work, None);
     }
 
-    /// The server waits for the client to send more of a body, or to take more of an answer.
-    pub fn waits(&self) {
+    /// The server waits for more of a body, or it need not any longer.
+    pub fn awaits_body(&self, waits: bool) {
         let mut activity = self.activity();
-        if matches!(activity.phase, Phase::Body | Phase::Work) {
-            activity.waiting.get_or_insert_with(Instant::now);
+        if activity.phase == Phase::Body {
+            activity.reading = waits.then(|| activity.reading.unwrap_or_else(Instant::now));
         }
     }
 
-    /// It need not wait any longer.
-    pub fn goes_on(&self) {
+    /// The client takes nothing more of an answer just now, or it does again.
+    fn is_writable(&self, is_writable: bool) {
         let mut activity = self.activity();
-        if matches!(activity.phase, Phase::Body | Phase::Work) {
-            activity.waiting = None;
+        if activity.phase != Phase::Closing {
+            activity.writing = (!is_writable).then(|| activity.writing.unwrap_or_else(Instant::now));
         }
     }
 
     /// The whole answer has been handed over.
     fn answered(&self) {
+        self.activity().has_answered = true;
         self.enter(Phase::Idle, Some(Instant::now()));
     }
 }
@@ -266,10 +288,7 @@ impl ClientStream {
     }
 
     fn note<T>(&self, written: Poll<T>) -> Poll<T> {
-        match written.is_pending() {
-            true => self.connection.waits(),
-            false => self.connection.goes_on(),
-        }
+        self.connection.is_writable(written.is_ready());
         written
     }
 }
@@ -405,6 +424,27 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_was_answered_may_pause_for_longer_than_one_that_sent_nothing() {
+        run(async {
+            let all = connections(2);
+            let answered = all.add(0).await;
+            answered.connection.request_begins();
+            answered.connection.answered();
+            pass(5).await;
+            let half_open = all.add(1).await;
+            pass(1).await;
+            all.close_one();
+            assert!(is_closing(&half_open) && !is_closing(&answered));
+            drop(half_open);
+            pass(60).await;
+            let new = all.add(2).await;
+            pass(1).await;
+            all.close_one();
+            assert!(is_closing(&answered) && !is_closing(&new));
+        });
+    }
+
+    #[test]
     fn while_all_requests_are_worked_on_a_new_client_waits() {
         run(async {
             let all = connections(1);
@@ -427,9 +467,9 @@ mod tests {
                 open.connection.request_begins();
             }
             idle.connection.answered();
-            body.connection.waits();
+            body.connection.awaits_body(true);
             answer.connection.body_ends();
-            answer.connection.waits();
+            answer.connection.is_writable(false);
             working.connection.body_ends();
             for (seconds, closed) in [(9, 0), (2, 2), (10, 3), (60, 4), (3600, 4)] {
                 pass(seconds).await;
@@ -437,6 +477,21 @@ mod tests {
                 let closing = [&head, &answer, &body, &idle, &working].map(is_closing);
                 assert_eq!(closing.iter().filter(|closing| **closing).count(), closed, "{closing:?}");
             }
+        });
+    }
+
+    #[test]
+    fn an_answer_that_is_handed_over_and_not_taken_stalls() {
+        run(async {
+            let all = connections(1);
+            let open = all.add(0).await;
+            open.connection.request_begins();
+            open.connection.body_ends();
+            open.connection.answered();
+            open.connection.is_writable(false);
+            pass(11).await;
+            all.close_overdue();
+            assert!(is_closing(&open));
         });
     }
 
@@ -469,7 +524,7 @@ mod tests {
                 open.connection.request_begins();
             }
             stuck.connection.body_ends();
-            stuck.connection.waits();
+            stuck.connection.is_writable(false);
             working.connection.body_ends();
             all.close_without_request();
             assert!(is_closing(&head) && !is_closing(&body));

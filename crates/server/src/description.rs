@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
+use serde_json::{Value, json};
 use trueshot::audit::Verdict;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{
@@ -76,12 +77,24 @@ fn names() -> Schema {
 }
 
 /// A name is text or a whole number.
-fn name() -> Schema {
+fn name() -> OneOfBuilder {
     let text = ObjectBuilder::new().schema_type(Type::String).max_length(Some(LONGEST_NAME));
     let number = ObjectBuilder::new()
         .schema_type(Type::Integer)
         .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)));
-    OneOfBuilder::new().item(text).item(number).into()
+    OneOfBuilder::new().item(text).item(number)
+}
+
+/// Bytes that JSON Schema does not describe.
+pub struct Binary;
+
+impl ToSchema for Binary {}
+
+impl PartialSchema for Binary {
+    fn schema() -> RefOr<Schema> {
+        let binary = SchemaFormat::KnownFormat(KnownFormat::Binary);
+        ObjectBuilder::new().schema_type(Type::String).format(Some(binary)).into()
+    }
 }
 
 /// Pictures as a form: the name of a field is the class of its pictures. In a field `images`, the class is the folder in
@@ -96,9 +109,7 @@ impl ToSchema for PicturesBody {
 
 impl PartialSchema for PicturesBody {
     fn schema() -> RefOr<Schema> {
-        let binary = SchemaFormat::KnownFormat(KnownFormat::Binary);
-        let file = ObjectBuilder::new().schema_type(Type::String).format(Some(binary));
-        let files: Schema = ArrayBuilder::new().items(file).min_items(Some(1)).into();
+        let files: Schema = ArrayBuilder::new().items(Binary::schema()).into();
         ObjectBuilder::new()
             .description(Some(
                 "The name of a field is the class of its pictures. In a field `images`, the class is the folder in the \
@@ -234,4 +245,23 @@ pub struct Duplicate {
     components(schemas(crate::problem::ProblemBody)),
     modifiers(&SharedResponses)
 )]
-pub struct Description;
+struct Description;
+
+/// The description as it is served. What depends on the program at run time, and what utoipa cannot write, is added here.
+pub fn document(methods: &[&str]) -> Value {
+    let mut document = serde_json::to_value(Description::openapi()).expect("the description is plain data");
+    let classifiers = &mut document["paths"]["/api/v1/classifiers"];
+    classifiers["post"]["parameters"][0]["schema"] = json!({ "type": "string", "enum": methods });
+    classifiers["post"]["responses"]["201"]["links"] = links("$response.body#/id");
+    classifiers["get"]["responses"]["200"]["links"] = links("$response.body#/0/id");
+    document
+}
+
+/// The operations that an id is for. (utoipa writes the names of the fields of a link wrongly.)
+fn links(id: &str) -> Value {
+    let operations = ["getClassifier", "downloadClassifier", "predict", "deleteClassifier"];
+    let link = |operation: &str| {
+        (operation.to_owned(), json!({ "operationId": operation, "parameters": { "id": id } }))
+    };
+    operations.map(link).into_iter().collect()
+}

@@ -132,11 +132,11 @@ impl Ticket {
 impl Job {
     /// An answer as JSON.
     pub fn json(&mut self, answer: &impl Serialize) -> Result<Bytes, Problem> {
-        let bytes =
-            serde_json::to_vec(answer).map_err(|error| Problem::failed("writing an answer", error))?;
-        match bytes.len() > self.body {
-            true => Err(answer_too_long(bytes.len(), self.body)),
-            false => self.answer(bytes),
+        let mut written = Limited { bytes: Vec::new(), most: self.body };
+        match serde_json::to_writer(&mut written, answer) {
+            Ok(()) => self.answer(written.bytes),
+            Err(error) if error.is_io() => Err(answer_too_long(self.body)),
+            Err(error) => Err(Problem::failed("writing an answer", error)),
         }
     }
 
@@ -150,9 +150,28 @@ impl Job {
     }
 }
 
+/// Bytes that may not become more than `most`.
+struct Limited {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl std::io::Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self.bytes.len() + bytes.len() > self.most {
+            true => Err(std::io::ErrorKind::FileTooLarge.into()),
+            false => self.bytes.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// An answer is too long.
-pub fn answer_too_long(length: usize, most: usize) -> Problem {
-    let error = format!("the answer would be {length} bytes long; at most {most} are allowed");
+pub fn answer_too_long(most: usize) -> Problem {
+    let error = format!("the answer would be longer than the {most} bytes allowed");
     Problem::too_large(error).hint("send fewer items at once, or ask for fewer neighbours")
 }
 

@@ -31,9 +31,8 @@ mod support;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router, middleware};
+use axum::{Router, middleware};
 use tower_http::catch_panic::CatchPanicLayer;
-use utoipa::OpenApi;
 
 pub use access::Access;
 pub use limits::Limits;
@@ -51,7 +50,7 @@ pub fn app(state: Shared) -> Router {
         .route("/assets/{name}", get(page::asset))
         .route("/healthz", get(about::healthz))
         .route("/metrics", get(metrics::metrics))
-        .route("/openapi.json", get(async || Json(description::Description::openapi())))
+        .route("/openapi.json", get(about::description))
         .route("/api/v1", get(about::about))
         .route("/api/v1/audit", post(audits::post))
         .route("/api/v1/embed", post(embeddings::post))

@@ -83,13 +83,13 @@ impl ProgressBody {
             (self.arrived, self.left) = (0, self.stall_time);
         }
         if let Some(connection) = &self.connection {
-            connection.goes_on();
+            connection.awaits_body(false);
         }
     }
 
     fn poll_stalled(&mut self, context: &mut Context<'_>) -> Poll<Stalled> {
         if let Some(connection) = &self.connection {
-            connection.waits();
+            connection.awaits_body(true);
         }
         let left = self.left;
         let begin = || (Instant::now(), Box::pin(tokio::time::sleep(left)));

@@ -1,8 +1,6 @@
-//! What the descriptions of all operations have in common: refusals, the token, and the links from a classifier that was
-//! made to the operations on it.
+//! What the descriptions of all operations have in common: refusals and the token.
 
 use utoipa::Modify;
-use utoipa::openapi::link::Link;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
@@ -72,7 +70,6 @@ impl Modify for SharedResponses {
         let scheme = scheme.description(Some("needed if the server was started with a token"));
         let components = api.components.get_or_insert_default();
         components.add_security_scheme(TOKEN, SecurityScheme::Http(scheme.build()));
-        link_classifiers(api);
     }
 }
 
@@ -95,15 +92,5 @@ fn refusal(description: &str, has_retry_after: bool) -> Response {
             response.header("Retry-After", header).build()
         }
         false => response.build(),
-    }
-}
-
-/// Says which operations the id of a new classifier is for.
-fn link_classifiers(api: &mut OpenApi) {
-    let made = api.paths.paths.get_mut("/api/v1/classifiers").and_then(|item| item.post.as_mut());
-    let Some(RefOr::T(made)) = made.and_then(|made| made.responses.responses.get_mut("201")) else { return };
-    for operation in ["getClassifier", "downloadClassifier", "predict", "deleteClassifier"] {
-        let link = Link::builder().operation_id(operation).parameter("id", "$response.body#/id").build();
-        made.links.insert(operation.into(), link.into());
     }
 }

@@ -182,14 +182,19 @@ fn what_is_too_large_is_refused_announced_or_not() {
 
 #[test]
 fn an_answer_that_would_be_too_long_is_refused_before_it_is_made() {
-    let server = Server::with(Limits { body: 200_000, ..Limits::default() }, Access::default());
+    let server = Server::with(Limits { body: 600_000, ..Limits::default() }, Access::default());
     let names: Vec<String> = (0..200).map(|row| format!("{row:0500}")).collect();
     let labels: Vec<usize> = (0..200).map(|row| row % 2).collect();
-    let support = json!({ "rows": vec![[1, 2]; 200], "labels": labels, "items": names });
+    let rows: Vec<Vec<f32>> = (0..200).map(|number| asking::row(number % 2, number)[..8].to_vec()).collect();
+    let support = json!({ "rows": rows, "labels": labels, "items": names });
     assert_eq!(server.post_json("/api/v1/audit?neighbours=0", &support).status, 200);
     let refused = server.post_json("/api/v1/audit?neighbours=50", &support);
     assert_eq!(refused.status, 413, "{}", refused.text());
-    assert!(refused.error().contains("the answer would be"), "{}", refused.text());
+    assert!(
+        refused.error().contains("the answer would be longer than the 600000 bytes"),
+        "{}",
+        refused.text()
+    );
 }
 
 #[test]

@@ -7,7 +7,7 @@ use utoipa::IntoParams;
 
 use super::{Asked, JsonBytes};
 use crate::body::receive;
-use crate::description::{AuditBody, PicturesBody, SupportBody};
+use crate::description::{AuditBody, Binary, PicturesBody, SupportBody};
 use crate::gate::{Watch, answer_too_long};
 use crate::problem::Problem;
 use crate::state::{App, Shared};
@@ -41,7 +41,7 @@ pub struct AuditReply {
 /// Finds items that are filed under the wrong class, and says where they belong.
 #[utoipa::path(post, operation_id = "audit", path = "/api/v1/audit", tag = "labels", params(AuditOptions),
     request_body(description = "labelled rows, or pictures in fields named by their class",
-        content((SupportBody = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"), (PicturesBody = "multipart/form-data"))),
+        content((SupportBody = "application/json"), (Binary = "application/vnd.apache.arrow.stream"), (Binary = "application/vnd.apache.arrow.file"), (PicturesBody = "multipart/form-data"))),
     responses(
         (status = 200, description = "a verdict for every item", body = AuditBody)))]
 pub async fn post(
@@ -84,16 +84,24 @@ impl AuditOptions {
     }
 }
 
-/// Refuses to make an answer that would be too long: every item names its neighbours and their classes.
+/// Refuses to make an answer that can only be too long: every item names its neighbours and their classes, and may be the
+/// duplicate of eight others. What is made in memory is several times as long as what is sent in most cases, so a
+/// support set may promise more than an answer may have, but not much more.
 fn check_answer(support: &Support, options: &Options, most: usize) -> Result<(), Problem> {
-    /// The names of what is told of an item or a neighbour, and its numbers.
+    /// Names of a duplicate pair for every item.
+    const DUPLICATES: usize = 16;
+    /// The keys and numbers beside a name.
     const REST: usize = 64;
+    /// By how much the longest name may be longer than the others.
+    const SPREAD: usize = 4;
     let data = &support.data;
-    let longest = |names: &mut dyn Iterator<Item = usize>| names.max().unwrap_or(0);
-    let item = longest(&mut (0..data.len()).map(|row| data.item(row).map_or(8, str::len)));
-    let class = longest(&mut data.classes().iter().map(String::len));
-    let length = data.len() * (options.neighbours.min(data.len()) + 1) * (item + class + REST);
-    if length > most { Err(answer_too_long(length, most)) } else { Ok(()) }
+    let item = (0..data.len()).filter_map(|row| data.item(row)).map(str::len).max().unwrap_or(8);
+    let class = data.classes().iter().map(String::len).max().unwrap_or(0);
+    let names = options.neighbours.min(data.len()) + 1 + DUPLICATES;
+    match data.len() * names * (item + class + REST) > SPREAD * most {
+        true => Err(answer_too_long(most)),
+        false => Ok(()),
+    }
 }
 
 /// Looks through a support set.

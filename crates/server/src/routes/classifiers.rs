@@ -12,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{Asked, Id, JsonBytes, audits};
 use crate::body::receive;
-use crate::description::{PicturesBody, SupportBody};
+use crate::description::{Binary, PicturesBody, SupportBody};
 use crate::limits::{MOST_FITTED_ITEMS, MOST_FITTED_PAIRS, MOST_FITTED_WEIGHTS};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::{App, Shared};
@@ -40,7 +40,7 @@ pub struct Made {
 /// Learns a classifier and keeps it. The same support set makes the same classifier, with the same id.
 #[utoipa::path(post, operation_id = "makeClassifier", path = "/api/v1/classifiers", tag = "classifiers", params(FitOptions),
     request_body(description = "labelled rows, or pictures in fields named by their class",
-        content((SupportBody = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"), (PicturesBody = "multipart/form-data"))),
+        content((SupportBody = "application/json"), (Binary = "application/vnd.apache.arrow.stream"), (Binary = "application/vnd.apache.arrow.file"), (PicturesBody = "multipart/form-data"))),
     responses(
         (status = 201, description = "it is kept", body = Made, headers(("location" = String, description = "its path"))),
         (status = 409, description = "too many are kept", body = ProblemBody)))]
@@ -69,9 +69,13 @@ pub fn is_usable(info: &MethodInfo) -> bool {
     info.is_complete() && info.name != "oracle"
 }
 
+/// The names of the methods that a request may ask for.
+pub fn usable_methods(app: &App) -> Vec<&'static str> {
+    app.registry.infos().iter().filter(|info| is_usable(info)).map(|info| info.name).collect()
+}
+
 fn method_of(app: &App, name: &str) -> Result<NamedMethod, Problem> {
-    let usable: Vec<&str> =
-        app.registry.infos().iter().filter(|info| is_usable(info)).map(|info| info.name).collect();
+    let usable = usable_methods(app);
     if !usable.contains(&name) {
         let given: String = name.chars().take(40).collect();
         let error = format!("no method '{given}' here; there are {}", usable.join(", "));
@@ -105,7 +109,7 @@ pub async fn list(State(app): State<Shared>) -> Json<Vec<Metadata>> {
 }
 
 /// Says what a classifier is.
-#[utoipa::path(get, operation_id = "getClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id")),
+#[utoipa::path(get, operation_id = "getClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id", pattern = "^[0-9a-f]{32}$")),
     responses(
         (status = 200, description = "what it is", body = Metadata),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
@@ -114,9 +118,9 @@ pub async fn get(State(app): State<Shared>, Id(id): Id) -> Result<Json<Metadata>
 }
 
 /// The file of a classifier, which `trueshot predict` takes.
-#[utoipa::path(get, operation_id = "downloadClassifier", path = "/api/v1/classifiers/{id}/download", tag = "classifiers", params(("id" = String, Path, description = "its id")),
+#[utoipa::path(get, operation_id = "downloadClassifier", path = "/api/v1/classifiers/{id}/download", tag = "classifiers", params(("id" = String, Path, description = "its id", pattern = "^[0-9a-f]{32}$")),
     responses(
-        (status = 200, description = "its file", content_type = "application/octet-stream", body = Vec<u8>),
+        (status = 200, description = "its file", content_type = "application/octet-stream", body = Binary),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
 pub async fn download(State(app): State<Shared>, Id(id): Id) -> Result<impl IntoResponse, Problem> {
     let metadata = app.store.metadata(&id)?;
@@ -130,7 +134,7 @@ pub async fn download(State(app): State<Shared>, Id(id): Id) -> Result<impl Into
 }
 
 /// Deletes a classifier.
-#[utoipa::path(delete, operation_id = "deleteClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id")),
+#[utoipa::path(delete, operation_id = "deleteClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id", pattern = "^[0-9a-f]{32}$")),
     responses(
         (status = 204, description = "it is gone"),
         (status = 404, description = "no such classifier", body = ProblemBody)))]

@@ -32,7 +32,7 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
 /// The id in the path of a request. One that is not even text is refused like any other that is not known.
 pub struct Id(pub String);
 
-impl<S: Sync> FromRequestParts<S> for Id {
+impl<S: Send + Sync> FromRequestParts<S> for Id {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {

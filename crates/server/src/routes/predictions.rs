@@ -7,7 +7,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{Asked, Id, JsonBytes};
 use crate::body::{Kind, receive};
-use crate::description::{PicturesBody, QueriesBody};
+use crate::description::{Binary, PicturesBody, QueriesBody};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
 use crate::support::Queries;
@@ -63,9 +63,9 @@ pub enum Answer {
 
 /// Says which class rows or pictures are of.
 #[utoipa::path(post, operation_id = "predict", path = "/api/v1/classifiers/{id}/predict", tag = "classifiers",
-    params(("id" = String, Path, description = "its id"), PredictOptions),
+    params(("id" = String, Path, description = "its id", pattern = "^[0-9a-f]{32}$"), PredictOptions),
     request_body(description = "rows, or pictures",
-        content((QueriesBody = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"), (PicturesBody = "multipart/form-data"))),
+        content((QueriesBody = "application/json"), (Binary = "application/vnd.apache.arrow.stream"), (Binary = "application/vnd.apache.arrow.file"), (PicturesBody = "multipart/form-data"))),
     responses(
         (status = 200, description = "an answer for every one", body = Predictions),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
