@@ -175,3 +175,26 @@ fn usual_folder(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let folder = absolute("XDG_DATA_HOME").or_else(|| absolute("LOCALAPPDATA")).or_else(home)?;
     Some(folder.join("trueshot"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classifiers_are_kept_in_the_users_folder_for_data() {
+        let folder = |variables: &[(&str, &str)]| {
+            let find = |name: &str| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, path)| PathBuf::from(path))
+            };
+            usual_folder(&find)
+        };
+        let home = ("HOME", "/home/ada");
+        assert_eq!(folder(&[home]), Some("/home/ada/.local/share/trueshot".into()));
+        assert_eq!(folder(&[home, ("XDG_DATA_HOME", "/data")]), Some("/data/trueshot".into()));
+        assert_eq!(
+            folder(&[home, ("XDG_DATA_HOME", "relative")]),
+            Some("/home/ada/.local/share/trueshot".into())
+        );
+        assert_eq!(folder(&[]), None);
+    }
+}

@@ -27,8 +27,12 @@ impl Server {
     }
 
     fn start_by(mut command: Command, folder: &Path, more: &[&str]) -> Self {
-        command.args(["serve", "--port", "0", "--backbone", "omniglot-conv4", "--no-cache", "--data-dir"]);
-        command.arg(folder).args(more).env_remove("TRUESHOT_TOKEN");
+        command.args(["serve", "--port", "0", "--no-cache", "--data-dir"]).arg(folder);
+        command.args(["--backbone", "omniglot-conv4"]).args(more).env_remove("TRUESHOT_TOKEN");
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -304,4 +308,178 @@ fn large_pictures_share_one_budget_of_memory() {
     let start = format!("POST /api/v1/embed HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{head}");
     let answer = rest(small.send(&[start.as_bytes(), &body].concat()));
     assert!(answer.contains("decoding takes 189 MiB of memory, and 64 MiB are allowed"), "{answer}");
+}
+
+#[test]
+fn the_help_has_the_defaults_that_the_documentation_names() {
+    let help = Command::new(env!("CARGO_BIN_EXE_trueshot")).args(["serve", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let default = |option: &str| {
+        let (_, rest) =
+            help.split_once(&format!("--{option} <")).unwrap_or_else(|| panic!("no --{option}: {help}"));
+        let (_, rest) = rest.split_once("[default: ").unwrap_or_else(|| panic!("no default of {option}"));
+        rest.split_once(']').unwrap().0.replace(['\n', ' '], "")
+    };
+    for (option, expected) in [
+        ("address", "127.0.0.1"),
+        ("port", "7878"),
+        ("max-body", "64"),
+        ("max-pixels", "50"),
+        ("picture-memory", "384"),
+        ("timeout", "60"),
+        ("jobs", "onepercore"),
+        ("queue", "256"),
+        ("connections", "512"),
+        ("header-timeout", "10"),
+        ("stall-timeout", "10"),
+        ("idle-timeout", "75"),
+    ] {
+        assert_eq!(default(option), expected, "--{option}");
+    }
+}
+
+#[test]
+fn it_says_how_to_stop_it_and_names_damaged_classifiers() {
+    let folder = tempfile::tempdir().unwrap();
+    let classifiers = folder.path().join("classifiers");
+    std::fs::create_dir(&classifiers).unwrap();
+    let damaged = classifiers.join(format!("{}.safetensors", "0".repeat(32)));
+    std::fs::write(&damaged, b"nonsense").unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_trueshot"))
+        .args(["serve", "--port", "0", "--no-cache", "--backbone", "omniglot-conv4", "--data-dir"])
+        .arg(folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let warning = lines.next().unwrap().unwrap();
+    assert!(warning.contains(&"0".repeat(32)) && warning.contains("is skipped"), "{warning}");
+    assert_eq!(lines.next().unwrap().unwrap(), "the page and the API are there; Ctrl-C stops");
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert!(child.wait().unwrap().success(), "it ends well");
+    assert!(damaged.exists());
+}
+
+#[test]
+fn the_built_in_backbone_is_used_unless_another_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trueshot"));
+    command
+        .args(["serve", "--port", "0", "--no-cache", "--data-dir"])
+        .arg(folder.path())
+        .env_remove("TRUESHOT_TOKEN");
+    let usual = Server::spawn(command).ask("GET", "/api/v1", "", "");
+    assert!(usual.contains(r#""embedder":"efficientnet-lite0 "#), "{usual}");
+    let named = Server::start(folder.path(), &[]).ask("GET", "/api/v1", "", "");
+    assert!(named.contains(r#""embedder":"omniglot-conv4"#), "{named}");
+}
+
+#[test]
+fn a_token_may_be_in_the_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trueshot"));
+    command.args(["serve", "--port", "0", "--no-cache", "--backbone", "omniglot-conv4", "--data-dir"]);
+    command.arg(folder.path()).env("TRUESHOT_TOKEN", "0123456789abcdef");
+    let server = Server::spawn(command);
+    assert!(server.ask("GET", "/api/v1", "", "").starts_with("HTTP/1.1 401"));
+    let right = "authorization: Bearer 0123456789abcdef\r\n";
+    assert!(server.ask("GET", "/api/v1", right, "").starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn a_downloaded_classifier_is_what_predict_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    let made = server.ask("POST", "/api/v1/classifiers", JSON, SUPPORT);
+    let place = made.lines().find_map(|line| line.strip_prefix("location: ")).unwrap().to_owned();
+    let mut stream = server.send(
+        format!("GET {place}/download HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").as_bytes(),
+    );
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
+    std::fs::write(folder.path().join("classifier.safetensors"), &answer[end..]).unwrap();
+    let rows = trueshot::Embeddings::from_rows(vec![0.0, 1.0, 0.1], 3, vec!["?".into()]).unwrap();
+    let new = folder.path().join("new.safetensors");
+    rows.write(&new).unwrap();
+    let predicted = Command::new(env!("CARGO_BIN_EXE_trueshot"))
+        .args(["predict", "classifier.safetensors", "new.safetensors", "--format", "jsonl"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&predicted.stdout).into_owned();
+    assert!(predicted.status.success() && said.contains(r#""class":"b""#), "{predicted:?}");
+}
+
+#[test]
+fn the_limit_on_descriptors_is_raised_where_that_is_allowed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -S -n 128 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_trueshot")]);
+    let server = Server::start_by(shell, folder.path(), &["--header-timeout", "600", "--connections", "400"]);
+    let mut first = server.send(b"GET /healthz HTTP/1.1\r\n");
+    let others: Vec<TcpStream> = (0..300).map(|_| server.send(b"GET / HTTP/1.1\r\n")).collect();
+    assert!(server.ask("GET", "/healthz", "", "").starts_with("HTTP/1.1 200"));
+    first.write_all(b"host: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    assert!(rest(first).starts_with("HTTP/1.1 200"), "there was room for all");
+    drop(others);
+}
+
+#[test]
+fn a_complete_request_is_answered_though_the_server_is_told_to_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Server::start(folder.path(), &[]);
+    let row = |number: usize| {
+        (0..64).map(|place| ((number * 7 + place * 13) % 97).to_string()).collect::<Vec<_>>().join(",")
+    };
+    let rows: Vec<String> = (0..3000).map(|number| format!("[{}]", row(number))).collect();
+    let labels: Vec<String> = (0..3000).map(|number| (number % 10).to_string()).collect();
+    let body = format!(r#"{{"rows":[{}],"labels":[{}]}}"#, rows.join(","), labels.join(","));
+    let head = format!(
+        "POST /api/v1/audit HTTP/1.1\r\nhost: localhost\r\n{JSON}content-length: {}\r\n\r\n",
+        body.len()
+    );
+    let working = server.send(format!("{head}{body}").as_bytes());
+    // Until it has been received, which is when it is one of two in flight, or has been answered.
+    loop {
+        let figures = server.ask("GET", "/metrics", "", "");
+        if figures.contains("in_flight 2") || figures.contains(r#"route="/api/v1/audit""#) {
+            break;
+        }
+    }
+    server.signal("-TERM");
+    let answer = rest(working);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{}", &answer[..answer.len().min(300)]);
+    assert!(server.child.wait().unwrap().success());
+}
+
+/// The inodes of the sockets of a process.
+#[cfg(target_os = "linux")]
+fn sockets(pid: u32) -> Vec<String> {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let links = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let inode = |link: std::path::PathBuf| {
+        Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())
+    };
+    links.filter_map(inode).collect()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn it_talks_to_its_clients_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), &[]);
+    assert!(server.ask("POST", "/api/v1/classifiers", JSON, SUPPORT).starts_with("HTTP/1.1 201"));
+    let port: u16 = server.address.rsplit_once(':').unwrap().1.parse().unwrap();
+    let own = sockets(server.child.id());
+    for kind in ["tcp", "tcp6", "udp", "udp6"] {
+        let table = std::fs::read_to_string(format!("/proc/net/{kind}")).unwrap_or_default();
+        for line in table.lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            if own.iter().any(|inode| inode == fields[9]) {
+                assert!(fields[1].ends_with(&format!(":{port:04X}")), "{kind}: {line}");
+            }
+        }
+    }
 }

@@ -20,7 +20,8 @@ use crate::shared_responses::SharedResponses;
 use crate::support::Skipped;
 
 /// A support set as JSON.
-#[derive(ToSchema)]
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 #[schema(as = Support)]
 #[allow(dead_code)]
 pub struct SupportBody {
@@ -42,7 +43,8 @@ pub struct SupportBody {
 }
 
 /// Rows whose class is asked for.
-#[derive(ToSchema)]
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 #[schema(as = Queries)]
 #[allow(dead_code)]
 pub struct QueriesBody {
@@ -252,14 +254,14 @@ pub fn document(methods: &[&str]) -> Value {
     let mut document = serde_json::to_value(Description::openapi()).expect("the description is plain data");
     let classifiers = &mut document["paths"]["/api/v1/classifiers"];
     classifiers["post"]["parameters"][0]["schema"] = json!({ "type": "string", "enum": methods });
-    classifiers["post"]["responses"]["201"]["links"] = links("$response.body#/id");
-    classifiers["get"]["responses"]["200"]["links"] = links("$response.body#/0/id");
+    classifiers["post"]["responses"]["201"]["links"] = links();
     document
 }
 
-/// The operations that an id is for. (utoipa writes the names of the fields of a link wrongly.)
-fn links(id: &str) -> Value {
+/// The operations that the id of a new classifier is for. (utoipa writes the names of the fields of a link wrongly.)
+fn links() -> Value {
     let operations = ["getClassifier", "downloadClassifier", "predict", "deleteClassifier"];
+    let id = "$response.body#/id";
     let link = |operation: &str| {
         (operation.to_owned(), json!({ "operationId": operation, "parameters": { "id": id } }))
     };

@@ -279,17 +279,24 @@ mod tests {
         run(async {
             let gate = Arc::new(Gate::new(&Limits { time: Duration::from_secs(60), ..small() }));
             let (told, heard) = std::sync::mpsc::channel();
+            let (end, may_end) = std::sync::mpsc::channel::<()>();
             let ticket = gate.enter(Some(1)).unwrap();
             let work = ticket.work(move |job| {
                 while job.watch.goes_on() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 told.send(()).unwrap();
+                may_end.recv().unwrap();
                 Ok(())
             });
             let asked = tokio::time::timeout(Duration::from_millis(50), work).await;
             assert!(asked.is_err(), "the client gave up");
-            heard.recv_timeout(Duration::from_secs(10)).expect("the work ended");
+            heard.recv_timeout(Duration::from_secs(10)).expect("the work hears of it");
+            assert_eq!((gate.turns.available_permits(), gate.places.available_permits()), (0, 1));
+            end.send(()).unwrap();
+            while gate.turns.available_permits() == 0 {
+                tokio::task::yield_now().await;
+            }
         });
     }
 

@@ -315,6 +315,17 @@ mod tests {
         assert!(pictures(&form(&[(&long, "")]), "edge").is_err());
     }
 
+    #[test]
+    fn too_many_files_and_names_that_are_too_long_are_refused() {
+        let many = "--edge\r\n\r\n\r\n".repeat(MOST_ITEMS + 1) + "--edge--";
+        assert_eq!(pictures(&many.into(), "edge").unwrap_err().status(), 413);
+        let long = "x".repeat(LONGEST_NAME + 1);
+        for rest in [format!("name=\"{long}\""), format!("name=\"a\"; filename=\"{long}\"")] {
+            let head = format!("Content-Disposition: form-data; {rest}");
+            assert_eq!(pictures(&form(&[(&head, "")]), "edge").unwrap_err().status(), 422);
+        }
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(pieces in prop::collection::vec(piece(), 0..40)) {

@@ -283,3 +283,44 @@ fn sync_folder(folder: &Path) {
         let _ = folder.sync_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use trueshot::Embeddings;
+    use trueshot::method::Registry;
+
+    use super::*;
+
+    fn predictor() -> Predictor {
+        let labels = ["a", "a", "b", "b"].map(str::to_owned).to_vec();
+        let data = Embeddings::from_rows(vec![1.0, 0.0, 0.9, 0.1, 0.0, 1.0, 0.1, 0.9], 2, labels).unwrap();
+        Predictor::fit(data, &Registry::default().parse("protonet").unwrap(), None).unwrap()
+    }
+
+    #[test]
+    fn a_classifier_is_one_file_named_by_a_hash_of_its_contents() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(folder.path()).unwrap();
+        let kept = store.keep(predictor()).unwrap();
+        let files: Vec<PathBuf> = fs::read_dir(folder.path().join("classifiers"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        let named: Vec<&PathBuf> = files.iter().filter(|path| id_of(path).is_some()).collect();
+        let bytes = fs::read(named[0]).unwrap();
+        assert_eq!((named.len(), id_of(named[0])), (1, Some(kept.id.clone())));
+        assert_eq!(blake3::hash(&bytes).to_hex()[..32], kept.id);
+    }
+
+    #[test]
+    fn there_is_a_limit_on_classifiers() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(folder.path()).unwrap();
+        let metadata = describe(&predictor(), "", 0, UNIX_EPOCH);
+        store.kept().extend((0..MOST_CLASSIFIERS).map(|number| (number.to_string(), metadata.clone())));
+        assert_eq!(store.keep(predictor()).unwrap_err().status(), 409);
+        store.kept().remove("0");
+        let kept = store.keep(predictor()).unwrap();
+        assert_eq!(store.keep(predictor()).unwrap(), kept, "the same one is not one more");
+    }
+}

@@ -42,6 +42,14 @@ fn arrow(support: &Value, labelled: bool) -> Vec<u8> {
     bytes
 }
 
+/// The same as a file instead of a stream.
+fn arrow_file(stream: &[u8]) -> Vec<u8> {
+    let reader = arrow_ipc::reader::StreamReader::try_new(stream, None).unwrap();
+    let mut writer = arrow_ipc::writer::FileWriter::try_new(Vec::new(), &reader.schema()).unwrap();
+    reader.for_each(|batch| writer.write(&batch.unwrap()).unwrap());
+    writer.into_inner().unwrap()
+}
+
 fn suspects(audit: &Value) -> Vec<(usize, String)> {
     let items = audit["items"].as_array().unwrap().iter().enumerate();
     let suspect = |(place, item): (usize, &Value)| {
@@ -63,6 +71,42 @@ fn an_audit_finds_what_is_filed_wrongly_whatever_it_is_sent_as() {
     let of_arrow = server.post("/api/v1/audit", "application/vnd.apache.arrow.stream", arrow(&support, true));
     assert_eq!(of_arrow.status, 200, "{}", of_arrow.text());
     assert_eq!(suspects(&of_arrow.json()), expected);
+    let file = arrow_file(&arrow(&support, true));
+    let of_file = server.post("/api/v1/audit", "application/vnd.apache.arrow.file", file);
+    assert_eq!(suspects(&of_file.json()), expected);
+}
+
+#[test]
+fn the_examples_in_the_documentation_are_answered_as_it_says() {
+    let page = include_str!("../../../docs/serve.md");
+    let server = Server::new();
+    let (_, rest) = page.split_once("-H 'content-type: application/json' -d '\n").unwrap();
+    let answer = server
+        .post("/api/v1/audit", "application/json", rest.split_once("'\n```").unwrap().0.to_owned())
+        .json();
+    let (_, shown) = page.split_once("```json\n{\"item\": \"4.jpg\"").unwrap();
+    let shown = format!("{{\"item\": \"4.jpg\"{}", shown.split_once(", ...]}").unwrap().0) + "]}";
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    let found = &answer["items"][3];
+    for key in ["item", "given", "verdict", "suggested"] {
+        assert_eq!(found[key], shown[key], "{key}");
+    }
+    for key in ["p_wrong", "weight", "p_outlier"] {
+        let difference = found[key].as_f64().unwrap() - shown[key].as_f64().unwrap();
+        assert!(difference.abs() < 1e-4, "{key}: {} and {}", found[key], shown[key]);
+    }
+    assert_eq!(found["neighbours"][0]["item"], shown["neighbours"][0]["item"]);
+    assert!((answer["expected_wrong"].as_f64().unwrap() - 2.0).abs() < 0.05, "{answer}");
+    for key in ["method", "classes", "expected_wrong", "duplicates", "embedder", "skipped"] {
+        assert!(answer.get(key).is_some(), "{key}");
+    }
+    let refused = server.post("/api/v1/audit", "application/x-www-form-urlencoded", "x").text();
+    let told: Value = serde_json::from_str(&refused).unwrap();
+    for text in [told["error"].as_str().unwrap(), told["hint"].as_str().unwrap()] {
+        assert!(page.contains(text), "{text}");
+    }
+    let refused = server.post("/api/v1/audit", "application/json", r#"{"rows": [[1, 2], [3]]}"#);
+    assert!(page.contains(&refused.error()), "{}", refused.error());
 }
 
 #[test]

@@ -181,6 +181,17 @@ fn what_is_too_large_is_refused_announced_or_not() {
 }
 
 #[test]
+fn more_than_can_be_learned_from_at_once_is_refused() {
+    let server = Server::new();
+    let rows: Vec<Vec<f32>> = (0..2001).map(|number| asking::row(number % 2, number)[..2].to_vec()).collect();
+    let labels: Vec<usize> = (0..2001).map(|number| number % 2).collect();
+    let refused = server.post_json("/api/v1/classifiers", &json!({ "rows": rows, "labels": labels }));
+    assert_eq!(refused.status, 413, "{}", refused.text());
+    assert!(refused.error().contains("2001 rows"), "{}", refused.text());
+    assert_eq!(server.post_json("/api/v1/audit", &json!({ "rows": rows, "labels": labels })).status, 200);
+}
+
+#[test]
 fn an_answer_that_would_be_too_long_is_refused_before_it_is_made() {
     let server = Server::with(Limits { body: 600_000, ..Limits::default() }, Access::default());
     let names: Vec<String> = (0..200).map(|row| format!("{row:0500}")).collect();

@@ -169,6 +169,18 @@ mod tests {
     }
 
     #[test]
+    fn photographs_of_fifty_megapixels_fit_into_the_budget_of_a_server() {
+        let (width, height) = (8660, 5773);
+        for (frame, orientation) in [(0xc0, Orientation::Rotate90), (0xc2, Orientation::NoTransforms)] {
+            let mut bytes = jpeg(frame, 3);
+            bytes.resize(30 << 20, 0);
+            let (format, color) = (ImageFormat::Jpeg, ColorType::Rgb8);
+            let header = Header { bytes: &bytes, format, width, height, color, orientation };
+            assert!(header.peak(Channels::Colour) < 384 << 20, "{}", header.peak(Channels::Colour));
+        }
+    }
+
+    #[test]
     fn a_jpeg_that_ends_anywhere_is_counted_without_a_panic() {
         let whole = jpeg(0xc2, 3);
         for end in 0..whole.len() {
