@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Shows that two builds of trueshot compute the same numbers to the bit.
+"""Check that two builds of trueshot compute the same numbers to the bit.
 
-Runs evaluations, audits, classifiers and short training runs with each program on data that this script makes, and
-compares all numbers that come out: every number in JSON output, and the tensors of model files. Names, messages and the
-text in file headers may differ. Needs Python 3 only; takes about a minute per program.
+    python bench/measure/same_numbers.py BEFORE AFTER
 
-    python3 bench/measure/same_numbers.py BEFORE AFTER
+BEFORE and AFTER are two programs. Runs evaluations, audits, classifiers and short training runs with each of them on
+data that this script makes, and compares all numbers that come out: every number in JSON output, and the tensors of
+model files. Names, messages and the text in file headers may differ. Exits with 1 if a number differs. Needs no
+packages. Takes about a minute per program.
 """
+from __future__ import annotations
 
 import argparse
 import hashlib
@@ -20,6 +22,9 @@ import tempfile
 import zlib
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchlib  # noqa: E402
+
 DIM = 32
 
 
@@ -32,16 +37,10 @@ def write_features(path: Path, prefix: str, classes: int, items: int, seed: int)
         for _ in range(items):
             rows += struct.pack(f"<{DIM}f", *(value + source.gauss(0, 1) for value in centre))
             labels.append(label)
-    data = struct.pack(f"<{len(labels)}q", *labels) + bytes(rows)
-    split = 8 * len(labels)
-    header = {
-        "labels": {"dtype": "I64", "shape": [len(labels)], "data_offsets": [0, split]},
-        "features": {"dtype": "F32", "shape": [len(labels), DIM], "data_offsets": [split, len(data)]},
-        "__metadata__": {"classes": json.dumps([f"{prefix} {number}" for number in range(classes)])},
-    }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    names = [f"{prefix} {number}" for number in range(classes)]
+    tensors = [("labels", "I64", [len(labels)], 8 * len(labels)), ("features", "F32", [len(labels), DIM], len(rows))]
+    header = benchlib.embeddings_header(names, {}, tensors)
+    path.write_bytes(header + struct.pack(f"<{len(labels)}q", *labels) + bytes(rows))
 
 
 def write_png(path: Path, pixel) -> None:
@@ -83,15 +82,14 @@ def digest_json(text: str) -> str:
 
 def digest_tensors(path: Path) -> str:
     """A hash of the tensors of a safetensors file, in the order of their position in it."""
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    return hashlib.sha256(data[8 + length :]).hexdigest()[:16]
+    _, start = benchlib.read_header(path)
+    return hashlib.sha256(path.read_bytes()[start:]).hexdigest()[:16]
 
 
 def runs(folder: Path):
     """Name, arguments and output file (None: JSON on standard output) of every comparison."""
     small = "--layers 1 --width 16 --heads 2 --per-step 4 --ways 3 --shots 5 --queries 5 --steps 40 --val-queries 5 "
-    small += "--val-every 20 --val-episodes 20"
+    small += "--val-every 20 --val-episodes 20 --noise symmetric=0,20,40"
     images = "--size 32 --ways 3 --shots 2 --queries 2 --val-ways 3 --val-shots 2 --val-queries 2 --val-every 4 "
     images += "--val-episodes 5"
     methods = "oracle,protonet,median,euclidean,absolute,cosine,nearest:k=1,linear,matching,baseline++,rnnp,relabel"
@@ -120,7 +118,7 @@ def runs(folder: Path):
     ), "f.safetensors"
     yield "train maml", f"train maml images --val images {images} --steps 4 -o m.safetensors", "m.safetensors"
     yield "train negmargin", (
-        "train negmargin images --val images --size 32 --steps 8 --val-ways 3 --val-shots 2 --val-queries 2 --val-every 4 "
+        "train negmargin images --val images --size 32 --steps 8 --batch 16 --val-ways 3 --val-shots 2 --val-queries 2 --val-every 4 "
         "--val-episodes 5 -o n.safetensors"
     ), "n.safetensors"
     yield "fit", "fit test.safetensors -o c.safetensors", "c.safetensors"
@@ -147,12 +145,16 @@ def digests(program: str) -> dict[str, str]:
     return found
 
 
+def parse_arguments() -> argparse.Namespace:
+    parser = benchlib.new_parser(__doc__)
+    parser.add_argument("before", type=benchlib.built_program, metavar="BEFORE", help="the program of the earlier commit")
+    parser.add_argument("after", type=benchlib.built_program, metavar="AFTER", help="the program of the later commit")
+    return parser.parse_args()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("before", help="the program of the earlier commit")
-    parser.add_argument("after", help="the program of the later commit")
-    options = parser.parse_args()
-    before, after = (digests(os.path.abspath(program)) for program in (options.before, options.after))
+    options = parse_arguments()
+    before, after = (digests(str(program)) for program in (options.before, options.after))
     different = 0
     for title, digest in before.items():
         same = digest == after[title] and not digest.startswith("exit")

@@ -7,7 +7,9 @@ and compare what `trueshot inspect FILE --format json` says about them. `TRUESHO
 
 import json
 import os
+import struct
 import subprocess
+import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -208,6 +210,22 @@ def test_npz_with_classes_and_items(inspect, tmp_path, features, numbers, expect
     assert (found["fingerprint"], found["has_items"]) == (expected, True)
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("array", ["x", "y"])
+def test_npz_with_a_damaged_array_is_refused(refusal, tmp_path, features, names, save, array):
+    path = tmp_path / "a.npz"
+    save(path, x=features, y=names)
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo(f"{array}.npy")
+    damaged = bytearray(path.read_bytes())
+    # The last byte of the array: the header in front of it is at least as long as its fixed part and the name.
+    start = damaged.index(b"PK\x03\x04", member.header_offset)
+    name, extra = struct.unpack_from("<HH", damaged, start + 26)
+    damaged[start + 30 + name + extra + member.compress_size - 1] ^= 1
+    path.write_bytes(damaged)
+    assert "a.npz" in refusal(path)
+
+
 # --- tables
 
 
@@ -339,6 +357,24 @@ def test_tables_with_holes_are_refused_by_row(refusal, tmp_path, row, problem, e
     data = pa.table({"x": pa.array([[1.0, 2.0], [3.0, 4.0], row], pa.list_(pa.float32())), "y": [0, 1, 0]})
     write_arrow(path, data) if extension == "arrow" else pq.write_table(data, path)
     assert problem in refusal(path)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd"])
+def test_parquet_pages_are_compared_with_their_checksums(inspect, refusal, tmp_path, features, names, version, codec):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"embedding": list_column(features, "fixed", "float32"), "label": names})
+    pq.write_table(table, path, data_page_version=version, compression=codec, write_page_checksum=True)
+    check(inspect(path))
+    whole, group = path.read_bytes(), pq.ParquetFile(path).metadata.row_group(0)
+    for column in range(group.num_columns):
+        chunk = group.column(column)
+        start = chunk.dictionary_page_offset or chunk.data_page_offset
+        damaged = bytearray(whole)
+        damaged[start + chunk.total_compressed_size - 1] ^= 1
+        path.write_bytes(damaged)
+        said = refusal(path)
+        assert "is damaged: the checksum of a page of column" in said and chunk.path_in_schema in said, said
 
 
 # --- what inspect says

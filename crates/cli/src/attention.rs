@@ -9,6 +9,7 @@ use trueshot::method::TrainedTranfs;
 use trueshot::training::heads::Bank;
 
 use crate::episode::Which;
+use crate::messages::say;
 use crate::output::write_file;
 use crate::threads::Threads;
 
@@ -103,7 +104,7 @@ impl Arguments {
             self.show.iter().map(|shown| shown.picture(maps)).collect::<anyhow::Result<Vec<_>>>()?;
         let bytes = Picture::beside(&pictures).context("no map is asked for")?.to_png();
         trueshot::atomic::write_atomically(&self.output, |file| file.write_all(&bytes))?;
-        eprintln!("{}: {} maps", self.output.display(), pictures.len());
+        say!("{}: {} maps", self.output.display(), pictures.len());
         Ok(())
     }
 
@@ -114,11 +115,7 @@ impl Arguments {
         let pictures = self.write_pictures(maps)?;
         write_file(&self.output.join("attention.json"), &(serde_json::to_string(maps)? + "\n"))?;
         write_file(&self.output.join("index.html"), &self.page(title, maps, &pictures))?;
-        eprintln!(
-            "wrote {} pictures, attention.json and index.html to {}",
-            pictures.len(),
-            self.output.display()
-        );
+        say!("wrote {} pictures, attention.json and index.html to {}", pictures.len(), self.output.display());
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use trueshot_vision::thumbnail;
 
 use crate::confirmed::Confirmed;
 use crate::messages::Found;
+use crate::messages::say;
 use crate::output::{Output, check_writable, write_file};
 use crate::progress::Progress;
 use crate::support::{Support, SupportArgument};
@@ -155,15 +156,15 @@ impl Arguments {
             let (before, after) = (100.0 * plan.header.accuracy, 100.0 * plan.header.accuracy_after);
             let changes = plan.changes.len();
             let place = path.display();
-            eprintln!(
+            say!(
                 "{place}: {changes} changes; items that the others recognise: {before:.1} % now, {after:.1} % then"
             );
         }
-        self.output.write(&match self.format {
-            Format::Table => AuditTable { audit: found, all: self.all }.render(),
-            Format::Json => json(support, found),
-            Format::Csv => report::audit_csv(found),
-        })
+        match self.format {
+            Format::Table => self.output.write_text(&AuditTable { audit: found, all: self.all }.render()),
+            Format::Json => self.output.write_data(&json(support, found)),
+            Format::Csv => self.output.write_data(&report::audit_csv(found)),
+        }
     }
 
     fn plan(&self, support: &Support, found: &Audit) -> Plan {
@@ -184,7 +185,7 @@ impl Arguments {
     fn page(&self, support: &Support, found: &Audit) -> anyhow::Result<String> {
         let data = &support.embeddings;
         let thumbnails = thumbnails(support, &report::shown_rows(found, data))?;
-        let points = audit::map(data);
+        let points = audit::map(data, &Progress::counting(data.len() as u64, "items"))?;
         let title = format!("Audit of {}", called(&self.support.support));
         let notes = support.skipped.iter().map(ToString::to_string).collect();
         let page =

@@ -7,6 +7,7 @@ use trueshot_vision::backbone::Options;
 use trueshot_vision::cache::Place;
 use trueshot_vision::{Backbone, Collection, Embedder, Resampling};
 
+use crate::messages::{hinted, say};
 use crate::pictures_argument::FitArgument;
 
 /// What embeds pictures.
@@ -69,7 +70,10 @@ impl BackboneArgument {
         let name = if name.is_empty() { built_in[0] } else { name };
         anyhow::ensure!(
             built_in.contains(&name),
-            "the classifier learned from embeddings of {name}, which is not built in\nhint: give its file with --backbone"
+            hinted(
+                format!("the classifier learned from embeddings of {name}, which is not built in"),
+                "give its file with --backbone"
+            )
         );
         Ok(self.at_work(Backbone::find(name, &self.options())?))
     }
@@ -77,13 +81,13 @@ impl BackboneArgument {
     /// Says why nothing was kept, if so.
     pub fn tell(&self, embedder: &Embedder) {
         if let Some(problem) = embedder.cache().and_then(|cache| cache.finish()) {
-            eprintln!("warning: embeddings are not kept for the next time: {problem}");
+            say!("warning: embeddings are not kept for the next time: {problem}");
         }
     }
 
     fn at_work(&self, backbone: Backbone) -> Embedder {
         if let Some(warning) = backbone.warning() {
-            eprintln!("warning: {warning}");
+            say!("warning: {warning}");
         }
         let place = match &self.cache {
             _ if self.no_cache => Place::Nowhere,

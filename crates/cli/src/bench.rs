@@ -28,7 +28,7 @@ use crate::threads::Threads;
 /// 20 x 600 rows of 1600 numbers, sampling included. embed84: 100 pictures through Conv4. proto84, proto32: one
 /// training step of Conv4 on an episode of 100 pictures, AdamW included. tranfs16: one of a TraNFS of three layers on
 /// 16 episodes of 1600 numbers. tranfs_fwd64: its prototypes of 64 episodes. maml32: a step of second-order MAML on 4
-/// episodes of 100 pictures, 5 steps of adaptation, Adam included; fomaml32: the same of first order. `bench/` holds the same in PyTorch.
+/// episodes of 100 pictures, 5 steps of adaptation, Adam included; fomaml32: the same of first order. `bench/peers/torch_workloads.py` does the same in PyTorch.
 #[derive(Args)]
 pub struct Arguments {
     /// Workloads, separated by commas [default: all]

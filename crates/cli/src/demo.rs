@@ -15,6 +15,7 @@ use trueshot::rng::{Purpose, Rng, Urn};
 use trueshot::task::{Support, Task};
 use trueshot_vision::{Backbone, Omniglot, built_in};
 
+use crate::messages::say;
 use crate::output::{check_writable, print, write_file};
 use crate::progress::Progress;
 use crate::threads::Threads;
@@ -55,7 +56,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let backbone = built_in::backbone()?;
         let characters = embed(&backbone, "test")?;
         let others = embed(&backbone, "val")?;
-        eprintln!(
+        say!(
             "{} drawings of {} characters, {} numbers each ({:.1} s)",
             characters.len(),
             characters.classes().len(),

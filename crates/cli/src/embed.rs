@@ -9,6 +9,7 @@ use trueshot_vision::embed::{Report, Request, embed};
 use trueshot_vision::{Augmentation, Collection, Embedder};
 
 use crate::backbone_argument::BackboneArgument;
+use crate::messages::say;
 use crate::output::{check_writable, write_file};
 use crate::pictures_argument::{Pictures, tell_skipped};
 use crate::progress::Progress;
@@ -86,7 +87,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let (rows, dim) = (report.rows, embedder.backbone().dim());
         let (seconds, known) = (start.elapsed().as_secs_f64(), report.from_cache);
         let known = if known > 0 { format!("; {known} were known") } else { String::new() };
-        eprintln!(
+        say!(
             "{}: {rows} rows of {dim} numbers, from {} pictures of {} classes ({seconds:.1} s{known})",
             arguments.output.display(),
             report.pictures,

@@ -11,6 +11,7 @@ use trueshot::report::{Picture, PictureClass, PictureItem};
 use trueshot::rng::Urn;
 use trueshot_vision::{Channels, Collection};
 
+use crate::messages::say;
 use crate::output::{check_writable, write_file};
 use crate::pictures_argument::{Part, Pictures};
 use crate::threads::Threads;
@@ -100,7 +101,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             arguments.which.draw(&shelf.labels, others.as_ref().map(|others| &others.labels))?;
         let picture = picture(&shelf, others.as_ref(), noise, &drawn)?;
         write_file(&arguments.output, &picture.svg())?;
-        eprintln!("{}: {}", arguments.output.display(), picture.description());
+        say!("{}: {}", arguments.output.display(), picture.description());
         Ok(())
     })
 }

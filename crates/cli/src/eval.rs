@@ -12,6 +12,7 @@ use trueshot::noise::{self, NoiseKind, NoiseLevels};
 use trueshot::report::{self, Tables};
 use trueshot_vision::{Collection, Dataset, Preprocessing, Reading, maml};
 
+use crate::messages::say;
 use crate::output::{Output, check_writable, write_file};
 use crate::pictures_argument::{Pictures, tell_skipped};
 use crate::progress::{Progress, goes_on, listen_for_interrupts};
@@ -135,7 +136,7 @@ fn parse_shots(text: &str) -> Result<Shots, String> {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.list_methods {
-        return arguments.output.write(&list_methods(&registry()));
+        return arguments.output.write_text(&list_methods(&registry()));
     }
     // Mistakes in names are found before gigabytes are read.
     let methods = arguments.methods()?;
@@ -148,7 +149,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             listen_for_interrupts();
             let count = arguments.episodes;
             let hash = write_manifest(path, &*episodes, count, &embeddings, outliers, &goes_on)?;
-            eprintln!("wrote {} episodes to {}, SHA-256 {hash}", arguments.episodes, path.display());
+            say!("wrote {} episodes to {}, SHA-256 {hash}", arguments.episodes, path.display());
         }
         arguments.evaluate(&embeddings, outliers, &*episodes, &methods)
     })
@@ -217,9 +218,7 @@ impl Arguments {
         let noise = if self.noise.is_empty() { &default[..] } else { &self.noise[..] };
         let settings = noise::settings(noise);
         if outliers.is_some() && !settings.iter().any(|noise| noise.kind == NoiseKind::Outlier) {
-            eprintln!(
-                "warning: --outliers is given but no outlier noise is asked for; add --noise outlier=40"
-            );
+            say!("warning: --outliers is given but no outlier noise is asked for; add --noise outlier=40");
         }
         Ok(Box::new(Sampler::new(embeddings, outliers, spec, settings)?))
     }
@@ -246,14 +245,18 @@ impl Arguments {
         progress.finish();
         let found = found?;
         if found.interrupted {
-            eprintln!("stopped early: what follows are the episodes done so far");
+            say!("stopped early: what follows are the episodes done so far");
         }
         if let Some(path) = &self.html {
             write_file(path, &report::evaluation(&found, report::Format::Html, Tables::Usual))?;
-            eprintln!("wrote {}", path.display());
+            say!("wrote {}", path.display());
         }
         let tables = if self.significance { Tables::WithSignificance } else { Tables::Usual };
-        self.output.write(&report::evaluation(&found, self.format.into(), tables))
+        let result = report::evaluation(&found, self.format.into(), tables);
+        match self.format {
+            Format::Json | Format::Csv | Format::Html => self.output.write_data(&result),
+            _ => self.output.write_text(&result),
+        }
     }
 }
 
@@ -305,7 +308,7 @@ pub fn open(path: &Path, labels: Option<&Path>) -> anyhow::Result<Embeddings> {
     let start = std::time::Instant::now();
     embeddings.check()?;
     if bytes > 1 << 28 {
-        eprintln!("checked {} MB of features in {:.1} s", bytes >> 20, start.elapsed().as_secs_f64());
+        say!("checked {} MB of features in {:.1} s", bytes >> 20, start.elapsed().as_secs_f64());
     }
     Ok(embeddings)
 }

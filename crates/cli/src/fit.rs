@@ -10,6 +10,7 @@ use trueshot::embeddings::{Features, Items};
 use trueshot::method::{Registry, TrainedRelabel};
 use trueshot::predictor::Predictor;
 
+use crate::messages::{hinted, say};
 use crate::output::check_writable;
 use crate::progress::Progress;
 use crate::support::{Support, SupportArgument};
@@ -79,7 +80,10 @@ fn together(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings>
     if let (Some(then), Some(now)) = (old.backbone(), new.backbone()) {
         anyhow::ensure!(
             then == now,
-            "the classifier learned from embeddings of {then}, these are of {now}\nhint: embed both with the same backbone"
+            hinted(
+                format!("the classifier learned from embeddings of {then}, these are of {now}"),
+                "embed both with the same backbone"
+            )
         );
     }
     let mut values = vec![0.0; (old.len() + new.len()) * old.dim()];
@@ -101,7 +105,7 @@ fn together(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings>
 fn tell(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
     let support = predictor.support();
     let bytes = std::fs::metadata(&arguments.output).map_or(0, |file| file.len());
-    eprintln!(
+    say!(
         "{}: {} classes from {} examples by {} ({:.0} kB)",
         arguments.output.display(),
         predictor.classes().len(),
@@ -112,7 +116,7 @@ fn tell(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
     let suspects = found.items.iter().filter(|item| item.is_suspect()).count();
     if suspects > 0 {
         let path = arguments.support.support.display();
-        eprintln!("{suspects} of the examples look misfiled; see `trueshot audit {path}`");
+        say!("{suspects} of the examples look misfiled; see `trueshot audit {path}`");
     }
 }
 

@@ -40,8 +40,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => Embeddings::read(&arguments.path)?,
     };
     let inspection = trueshot::embeddings::inspect(&embeddings);
-    arguments.output.write(&match arguments.format {
-        Format::Table => report::inspection_text(&inspection),
-        Format::Json => serde_json::to_string_pretty(&inspection)? + "\n",
-    })
+    match arguments.format {
+        Format::Table => arguments.output.write_text(&report::inspection_text(&inspection)),
+        Format::Json => arguments.output.write_data(&(serde_json::to_string_pretty(&inspection)? + "\n")),
+    }
 }

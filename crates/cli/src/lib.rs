@@ -22,12 +22,13 @@ mod repair;
 mod reproduce;
 mod serve;
 mod support;
+mod this_program;
 mod threads;
 mod train;
 
 use std::ffi::OsString;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Learn from a handful of labelled examples when some labels are wrong.
 #[derive(Parser)]
@@ -59,16 +60,21 @@ enum Command {
 /// Runs the command with these arguments, the first of which names the program, and says how it ended: 0 done, 1 failed,
 /// 2 asked for wrongly, 3 looked for something wrong and found it.
 pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
-    let arguments = match Arguments::try_parse_from(arguments) {
-        Ok(arguments) => arguments,
-        Err(asked_or_refused) => {
-            // Help and version are answers; a closed pipe is nobody's fault.
-            let _ = asked_or_refused.print();
-            return asked_or_refused.exit_code() as u8;
-        }
+    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    if arguments.len() == 2 && arguments[1] == this_program::ONNX_WORKER {
+        return trueshot_vision::onnx::serve();
+    }
+    let parsed = Arguments::command().try_get_matches_from(&arguments).and_then(|matches| {
+        let options = options_of(&Arguments::command(), &matches);
+        Ok((Arguments::from_arg_matches(&matches)?, options))
+    });
+    let (arguments, options) = match parsed {
+        Ok(parsed) => parsed,
+        Err(asked_or_refused) => return messages::say_usage(&asked_or_refused, &arguments),
     };
     let run = || -> anyhow::Result<()> {
         trueshot::check_instructions()?;
+        this_program::run_onnx_models()?;
         match arguments.command {
             Command::Demo(arguments) => demo::run(&arguments),
             Command::Inspect(arguments) => inspect::run(&arguments),
@@ -87,5 +93,14 @@ pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone
             Command::Bench(arguments) => bench::run(&arguments),
         }
     };
-    messages::exit_status(run())
+    messages::exit_status(run(), &options)
+}
+
+/// The long options of the command that was given, such as `train backbone`.
+fn options_of(command: &clap::Command, matches: &clap::ArgMatches) -> messages::Options {
+    let below = matches.subcommand().and_then(|(name, below)| Some((command.find_subcommand(name)?, below)));
+    match below {
+        Some((command, matches)) => options_of(command, matches),
+        None => command.get_arguments().filter_map(|option| option.get_long()).map(str::to_owned).collect(),
+    }
 }

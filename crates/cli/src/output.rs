@@ -1,10 +1,11 @@
 //! Where results go: standard output, or a file that appears whole.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use trueshot::report::visible_lines;
 
 /// Where to put a result.
 #[derive(Args)]
@@ -15,17 +16,28 @@ pub struct Output {
 }
 
 impl Output {
-    /// Writes text to where it should go.
-    pub fn write(&self, text: &str) -> anyhow::Result<()> {
+    /// Writes a text for people: control characters other than line ends are escaped, wherever it goes.
+    pub fn write_text(&self, text: &str) -> anyhow::Result<()> {
+        self.write_data(&visible_lines(text))
+    }
+
+    /// Writes data for programs exactly as it is; what is shown in a terminal, as [`Output::write_text`] does.
+    pub fn write_data(&self, data: &str) -> anyhow::Result<()> {
         match &self.output {
-            Some(path) => write_file(path, text),
-            None => print(text),
+            Some(path) => write_file(path, data),
+            None if std::io::stdout().is_terminal() => print(data),
+            None => print_exactly(data),
         }
     }
 }
 
-/// Writes text to standard output. Unlike `print!`, it can fail without a panic: pipes are closed and disks full.
+/// Writes text to standard output, with control characters other than line ends escaped.
 pub fn print(text: &str) -> anyhow::Result<()> {
+    print_exactly(&visible_lines(text))
+}
+
+/// Writes text to standard output. Unlike `print!`, it can fail without a panic: pipes are closed and disks full.
+fn print_exactly(text: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to standard output")
 }

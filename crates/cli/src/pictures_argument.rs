@@ -8,6 +8,8 @@ use trueshot_vision::source::is_built_in;
 use trueshot_vision::split::Split;
 use trueshot_vision::{Collection, Fit, Reading, Skipped};
 
+use crate::messages::say;
+
 /// How the source of pictures is to be understood.
 #[derive(Args)]
 pub struct Pictures {
@@ -72,7 +74,7 @@ impl Part<'_> {
             let missing = collection.keep_split(&split)?;
             if let Some(first) = missing.first() {
                 let (count, name) = (missing.len(), &split.name);
-                eprintln!("warning: {count} classes of split '{name}' are not there, the first is '{first}'");
+                say!("warning: {count} classes of split '{name}' are not there, the first is '{first}'");
             }
         }
         if let Some(limit) = self.limit_per_class {
@@ -120,11 +122,11 @@ pub fn tell_skipped<'a>(skipped: impl Iterator<Item = &'a Skipped>) {
         return;
     }
     let files = if skipped.len() == 1 { "file was" } else { "files were" };
-    eprintln!("warning: {} {files} skipped:", skipped.len());
+    say!("warning: {} {files} skipped:", skipped.len());
     for file in skipped.iter().take(LISTED) {
-        eprintln!("  {file}");
+        say!("  {file}");
     }
     if skipped.len() > LISTED {
-        eprintln!("  and {} more", skipped.len() - LISTED);
+        say!("  and {} more", skipped.len() - LISTED);
     }
 }

@@ -1,18 +1,21 @@
 //! `trueshot predict`: what a classifier says of pictures or rows.
 
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use trueshot::Embeddings;
 use trueshot::predictor::{Prediction, Predictor};
-use trueshot::report::visible;
+use trueshot::report::{csv_field, visible, visible_lines};
 use trueshot_vision::embedder::Given;
-use trueshot_vision::{Collection, Embedder, Reading};
+use trueshot_vision::source::{PictureFiles, pictures_below};
+use trueshot_vision::{Collection, Embedder, Reading, Skipped};
 
 use crate::backbone_argument::BackboneArgument;
 use crate::fit::open_classifier;
+use crate::messages::{hinted, say};
+use crate::pictures_argument::tell_skipped;
 use crate::progress::{Progress, goes_on};
 use crate::support::is_embeddings;
 use crate::threads::Threads;
@@ -75,8 +78,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             ),
             None => Box::new(std::io::stdout().lock()),
         };
-        let mut answers =
-            Answers { arguments, predictor: &predictor, out: BufWriter::new(out), answered: 0, failed: 0 };
+        let mut answers = Answers {
+            arguments,
+            predictor: &predictor,
+            out: BufWriter::new(out),
+            is_terminal: arguments.output.is_none() && std::io::stdout().is_terminal(),
+            answered: 0,
+            failed: 0,
+        };
         answers.begin()?;
         for input in inputs {
             match is_embeddings(input) {
@@ -95,6 +104,7 @@ struct Answers<'a> {
     arguments: &'a Arguments,
     predictor: &'a Predictor,
     out: BufWriter<Box<dyn Write>>,
+    is_terminal: bool,
     answered: usize,
     failed: usize,
 }
@@ -102,14 +112,9 @@ struct Answers<'a> {
 impl Answers<'_> {
     fn begin(&mut self) -> anyhow::Result<()> {
         if self.arguments.format == Format::Csv {
-            write!(self.out, "item,class,probability,unknown")?;
-            if self.arguments.all {
-                self.predictor
-                    .classes()
-                    .iter()
-                    .try_for_each(|class| write!(self.out, ",{}", quoted(class)))?;
-            }
-            writeln!(self.out)?;
+            let classes = self.predictor.classes().iter().filter(|_| self.arguments.all);
+            let all: String = classes.map(|class| format!(",{}", csv_field(class))).collect();
+            self.line(&format!("item,class,probability,unknown{all}"))?;
         }
         Ok(())
     }
@@ -142,20 +147,28 @@ impl Answers<'_> {
         let embedder = self.embedder()?;
         if is_list_or_archive(path) {
             let collection = Collection::open(path, Reading::default())?;
+            self.skip(collection.skipped());
             let entries = collection.entries().iter();
             let asked: Vec<_> =
                 entries.map(|entry| (entry.item.clone(), Given::Entry(&collection, entry))).collect();
             self.ask_all(&embedder, &asked)?;
         } else {
-            let mut files = Vec::new();
-            find_pictures(path, &mut files)?;
-            anyhow::ensure!(!files.is_empty(), "no pictures in {}", path.display());
-            let name = |file: &PathBuf| file.display().to_string();
-            let asked: Vec<_> = files.iter().map(|file| (name(file), Given::File(file))).collect();
+            let PictureFiles { files, skipped } = pictures_below(path)?;
+            if files.is_empty() {
+                let skipped = skipped.first().map(Skipped::to_string);
+                return Err(trueshot_vision::Error::NoPictures { path: path.into(), skipped }.into());
+            }
+            self.skip(&skipped);
+            let asked: Vec<_> = files.iter().map(|(name, file)| (name.clone(), Given::File(file))).collect();
             self.ask_all(&embedder, &asked)?;
         }
         self.arguments.backbone.tell(&embedder);
         Ok(())
+    }
+
+    fn skip(&mut self, skipped: &[Skipped]) {
+        self.failed += skipped.len();
+        tell_skipped(skipped.iter());
     }
 
     fn ask_all(&mut self, embedder: &Embedder, asked: &[(String, Given<'_>)]) -> anyhow::Result<()> {
@@ -185,7 +198,7 @@ impl Answers<'_> {
                 Ok(row) => rows.push((name, row)),
                 Err(problem) => {
                     self.failed += 1;
-                    eprintln!("warning: {} is skipped: {problem}", visible(name));
+                    say!("warning: {} is skipped: {problem}", visible(name));
                 }
             }
         }
@@ -212,7 +225,10 @@ impl Answers<'_> {
         if let (Some(learned), Some(given)) = (self.predictor.embedder(), embedder) {
             anyhow::ensure!(
                 learned == given,
-                "the classifier learned from embeddings of {learned}, these are of {given}\nhint: give the same with --backbone"
+                hinted(
+                    format!("the classifier learned from embeddings of {learned}, these are of {given}"),
+                    "give the same with --backbone"
+                )
             );
         }
         Ok(())
@@ -222,18 +238,18 @@ impl Answers<'_> {
         let Prediction { class, probability, unknown, probabilities } = prediction;
         let class = &self.predictor.classes()[*class as usize];
         self.answered += 1;
-        let result = match self.arguments.format {
+        let line = match self.arguments.format {
             Format::Table => {
                 let said = if *unknown >= self.arguments.unknown { " (unknown?)" } else { "" };
                 let name = visible(name);
-                writeln!(self.out, "{:>4.0} %  {:<24}  {name}{said}", 100.0 * probability, visible(class))
+                format!("{:>4.0} %  {:<24}  {name}{said}", 100.0 * probability, visible(class))
             }
             Format::Csv => {
                 let all: String = match self.arguments.all {
                     true => probabilities.iter().map(|p| format!(",{p:.4}")).collect(),
                     false => String::new(),
                 };
-                writeln!(self.out, "{},{},{probability:.4},{unknown:.4}{all}", quoted(name), quoted(class))
+                format!("{},{},{probability:.4},{unknown:.4}{all}", csv_field(name), csv_field(class))
             }
             Format::Jsonl => {
                 let mut line = serde_json::json!({
@@ -244,45 +260,22 @@ impl Answers<'_> {
                     let all = classes.zip(probabilities.iter().map(|&p| p.into()));
                     line["probabilities"] = serde_json::Value::Object(all.collect());
                 }
-                writeln!(self.out, "{line}")
+                line.to_string()
             }
+        };
+        self.line(&line)
+    }
+
+    fn line(&mut self, line: &str) -> anyhow::Result<()> {
+        let result = match self.is_terminal {
+            true => writeln!(self.out, "{}", visible_lines(line)),
+            false => writeln!(self.out, "{line}"),
         };
         result.context("cannot write the answers")
     }
 }
 
-/// Files that pictures have.
-const PICTURES: [&str; 9] = ["jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "jfif"];
-
-/// A picture, or all in a folder and those below, in the order of their names. Links to folders are not followed: they may
-/// lead back.
-fn find_pictures(path: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
-    if !path.is_dir() {
-        found.push(path.into());
-        return Ok(());
-    }
-    let entries = std::fs::read_dir(path).with_context(|| format!("cannot look into {}", path.display()))?;
-    let mut below: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<anyhow::Result<_>>()?;
-    below.sort();
-    for path in below {
-        let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
-        let is_picture = ending.is_some_and(|ending| PICTURES.contains(&ending.as_str()));
-        if path.is_dir() && !path.is_symlink() {
-            find_pictures(&path, found)?;
-        } else if is_picture {
-            found.push(path);
-        }
-    }
-    Ok(())
-}
-
 fn is_list_or_archive(path: &Path) -> bool {
     let name = path.display().to_string().to_lowercase();
     [".csv", ".jsonl", ".tar", ".tar.gz", ".tgz"].iter().any(|ending| name.ends_with(ending))
-}
-
-/// A field of CSV.
-fn quoted(text: &str) -> String {
-    let plain = !text.contains([',', '"', '\n', '\r']);
-    if plain { text.into() } else { format!("\"{}\"", text.replace('"', "\"\"")) }
 }

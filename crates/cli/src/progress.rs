@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use indicatif::{ProgressBar, ProgressStyle};
 use trueshot::evaluate::Watcher;
 
+use crate::messages::say;
+
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// A bar over a known number of things, most often episodes.
@@ -61,7 +63,7 @@ pub fn listen_for_interrupts() {
             }
         });
         if let Err(error) = result {
-            eprintln!("warning: Ctrl-C will end the program without results: {error}");
+            say!("warning: Ctrl-C will end the program without results: {error}");
         }
     });
 }

@@ -11,6 +11,7 @@ use trueshot::repair::{self, Journal, Kind, Labelled, Listed, LockedFolder, Move
 use trueshot::report::visible;
 use trueshot_vision::{Collection, Reading};
 
+use crate::messages::say;
 use crate::output::{check_writable, print, write_file};
 use crate::progress::Progress;
 use crate::support::listing;
@@ -161,7 +162,7 @@ impl Arguments {
         progress.finish();
         let outcome = outcome?;
         report_moves(&folder, &outcome, "moved", "already moved");
-        eprintln!("hint: `trueshot repair --undo {}` takes it back", undo.display());
+        say!("hint: `trueshot repair --undo {}` takes it back", undo.display());
         if !outcome.problems.is_empty() {
             let (failed, all) = (outcome.problems.len(), journal.moves().len());
             anyhow::bail!("{failed} of {all} files could not be moved; the same command tries them again");
@@ -231,11 +232,11 @@ impl Arguments {
         progress.finish();
         let copied = copied?;
         for item in copied.left_out {
-            eprintln!("warning: {} is not copied: no file, or a link that leads nowhere", visible(&item));
+            say!("warning: {} is not copied: no file, or a link that leads nowhere", visible(&item));
         }
         let quarantined = moves.iter().filter(|one| one.to.starts_with(repair::QUARANTINE)).count();
         let moved = moves.len() - quarantined;
-        eprintln!(
+        say!(
             "{}: {} files, {moved} in another class, {quarantined} in quarantine",
             into.display(),
             copied.files
@@ -308,14 +309,14 @@ fn check(plan: &Plan, collection: &Collection) -> trueshot::Result<()> {
 /// Prints how many files were moved, and which could not be.
 fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &str) {
     for problem in &outcome.problems {
-        eprintln!("warning: not {moved}: {problem}");
+        say!("warning: not {moved}: {problem}");
     }
     let before = match outcome.before {
         0 => String::new(),
         count => format!(" ({count} {before})"),
     };
     let files = if outcome.moved == 1 { "file" } else { "files" };
-    eprintln!("{}: {} {files} {moved}{before}", folder.path().display(), outcome.moved);
+    say!("{}: {} {files} {moved}{before}", folder.path().display(), outcome.moved);
 }
 
 /// Every item with its label after the plan. Files lie below `base`, where they have moved.
@@ -368,7 +369,7 @@ fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::
     }
     let rows = writer.rows();
     writer.finish()?;
-    eprintln!("{}: {rows} rows, {} in quarantine", into.display(), labelled.len() - rows);
+    say!("{}: {rows} rows, {} in quarantine", into.display(), labelled.len() - rows);
     Ok(())
 }
 

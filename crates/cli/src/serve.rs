@@ -10,6 +10,7 @@ use trueshot_server::{Access, App, Limits, Settings};
 use trueshot_vision::backbone::EFFICIENTNET;
 
 use crate::backbone_argument::BackboneArgument;
+use crate::messages::{hinted, say};
 use crate::output;
 
 /// The variable a token may be in: others can see arguments, so it is never one.
@@ -85,13 +86,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let token = token(arguments.token_file.as_deref())?;
     anyhow::ensure!(
         token.is_some() || arguments.address.is_loopback(),
-        "others can reach the server on {}, so it needs a token\nhint: --token-file FILE, or the variable {TOKEN}",
-        arguments.address
+        hinted(
+            format!("others can reach the server on {}, so it needs a token", arguments.address),
+            format!("--token-file FILE, or the variable {TOKEN}")
+        )
     );
     let data_dir = match &arguments.data_dir {
         Some(folder) => folder.clone(),
         None => usual_folder(&|name| std::env::var_os(name).map(PathBuf::from))
-            .context("no folder for data is known\nhint: give one with --data-dir")?,
+            .ok_or_else(|| hinted("no folder for data is known", "give one with --data-dir"))?,
     };
     let settings = Settings {
         data_dir,
@@ -104,7 +107,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let (app, unreadable) = App::new(embedder, settings).map_err(in_use)?;
     for problem in unreadable {
-        eprintln!("warning: {problem}");
+        say!("warning: {problem}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
@@ -112,7 +115,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let listening = tokio::net::TcpListener::bind(address).await;
         let listener = listening.with_context(|| format!("cannot listen on {address}"))?;
         output::print(&format!("http://{}\n", listener.local_addr()?))?;
-        eprintln!("the page and the API are there; Ctrl-C stops");
+        say!("the page and the API are there; Ctrl-C stops");
         trueshot_server::serve(listener, app).await;
         Ok(())
     });
@@ -163,7 +166,10 @@ fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
     let length = token.len();
     anyhow::ensure!(
         length >= SHORTEST_TOKEN,
-        "the token has {length} characters; at least {SHORTEST_TOKEN} are needed\nhint: openssl rand -hex 16 makes one"
+        hinted(
+            format!("the token has {length} characters; at least {SHORTEST_TOKEN} are needed"),
+            "openssl rand -hex 16 makes one"
+        )
     );
     Ok(Some(token))
 }

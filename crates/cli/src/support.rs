@@ -12,6 +12,7 @@ use trueshot_vision::source::Entry;
 use trueshot_vision::{Collection, Reading, Skipped};
 
 use crate::backbone_argument::BackboneArgument;
+use crate::messages::say;
 use crate::pictures_argument::tell_skipped;
 use crate::progress::Progress;
 
@@ -116,7 +117,7 @@ impl Support {
     fn tell(&self) {
         tell_skipped(self.skipped.iter());
         for note in self.notes() {
-            eprintln!("note: {note}");
+            say!("note: {note}");
         }
     }
 

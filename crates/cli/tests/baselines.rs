@@ -100,6 +100,62 @@ fn maml_is_trained_resumed_and_evaluated_on_the_episodes_of_embeddings() {
     assert_eq!(episodes("a.jsonl"), episodes("b.jsonl"));
 }
 
+/// Lines of metrics without their times.
+fn metrics(bytes: &[u8]) -> Vec<String> {
+    text(bytes).lines().map(|line| line.split(",\"seconds\"").next().unwrap().to_string()).collect()
+}
+
+/// Trains without a break, then with two breaks by SIGKILL: the first in the middle of the steps, the second after
+/// a resumed run has written more metrics.
+fn is_resumed_to_the_byte(kind: &str, flags: &[&str]) {
+    let studio = Studio::new();
+    let steps = ["--steps", "12", "--val-every", "4", "--record-every", "1", "--save-every", "0"];
+    let arguments = |output, more: &[&'static str]| {
+        [&["train", kind, "omniglot", "-o", output][..], &FEW, flags, &steps, more].concat()
+    };
+    studio.run(&[&arguments("whole.safetensors", &[])]).assert().success();
+    let lines = || {
+        std::fs::read(studio.0.path().join("parts.metrics.jsonl")).map_or(0, |bytes| metrics(&bytes).len())
+    };
+    for until in [3, 7] {
+        let mut child = std::process::Command::new(TRUESHOT)
+            .current_dir(studio.0.path())
+            .args(arguments("parts.safetensors", &["--resume"]))
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        while lines() < until && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(studio.0.path().join("parts.checkpoint").exists(), "{kind} ended before it was killed");
+    }
+    let last = studio.run(&[&arguments("parts.safetensors", &["--resume"])]).assert().success();
+    assert!(text(&last.get_output().stderr).contains("going on behind step "));
+    for extension in ["safetensors", "curves.svg", "toml"] {
+        let read = |name: &str| studio.read(&format!("{name}.{extension}"));
+        assert!(read("whole") == read("parts"), "{kind}: {extension}");
+    }
+    let lines = |name: &str| metrics(&studio.read(name));
+    assert_eq!(lines("whole.metrics.jsonl"), lines("parts.metrics.jsonl"), "{kind}");
+}
+
+#[test]
+fn maml_killed_at_any_moment_is_resumed_to_the_same_bytes() {
+    is_resumed_to_the_byte("maml", &MAML);
+}
+
+#[test]
+fn first_order_maml_killed_at_any_moment_is_resumed_to_the_same_bytes() {
+    is_resumed_to_the_byte("maml", &[&MAML[..], &["--order", "first"]].concat());
+}
+
+#[test]
+fn negmargin_killed_at_any_moment_is_resumed_to_the_same_bytes() {
+    is_resumed_to_the_byte("negmargin", &NEGMARGIN);
+}
+
 #[test]
 fn negmargin_goes_on_where_it_stopped() {
     let studio = Studio::new();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
 use fixture::{Folder, TRUESHOT, bank, misused, refused, text};
+use trueshot::embeddings::Items;
 
 /// A model and a run small enough for a test.
 const SMALL: [&str; 22] = [
@@ -152,6 +153,77 @@ fn a_run_killed_at_any_moment_goes_on_to_the_same_bytes() {
     refused(lab.train("parts.safetensors", &more), &["parts.safetensors is already there", "--overwrite"]);
 }
 
+/// The files of a run with their bytes, the metrics without their times.
+fn files_of(lab: &Lab, name: &str) -> Vec<(&'static str, String)> {
+    let read = |extension: &'static str| {
+        let bytes = std::fs::read(lab.path(name).with_extension(extension)).unwrap();
+        match extension {
+            "metrics.jsonl" => metrics_without_times(&lab.path(name)).join("\n"),
+            _ => String::from_utf8_lossy(&bytes).into_owned(),
+        }
+    };
+    ["safetensors", "toml", "metrics.jsonl", "curves.svg"]
+        .map(|extension| (extension, read(extension)))
+        .into()
+}
+
+#[test]
+fn of_two_trainings_started_at_once_on_one_output_one_runs_and_the_other_names_it() {
+    let lab = Lab::new();
+    let seeds = ["1", "2"];
+    // Long enough that the second starts before the first ends, even on a busy machine.
+    let more = |seed| ["--steps", "600", "--record-every", "7", "--seed", seed];
+    let whole = seeds.map(|seed| {
+        let name = format!("whole{seed}.safetensors");
+        lab.train(&name, &more(seed)).assert().success();
+        files_of(&lab, &name)
+    });
+    let files = lab.folder.files();
+    for _ in 0..4 {
+        let children = seeds.map(|seed| lab.spawn("m.safetensors", &more(seed)));
+        let processes = children.each_ref().map(Child::id);
+        let ended = children.map(|child| child.wait_with_output().unwrap());
+        let codes = ended.each_ref().map(|ended| ended.status.code());
+        let winner = match codes {
+            [Some(0), Some(1)] => 0,
+            [Some(1), Some(0)] => 1,
+            other => panic!("{other:?}: {} {}", text(&ended[0].stderr), text(&ended[1].stderr)),
+        };
+        let message = text(&ended[1 - winner].stderr);
+        let holder =
+            format!("error: m.safetensors is in use by process {} (trueshot train)", processes[winner]);
+        assert!(message.contains(&holder), "{message}");
+        assert!(message.contains("hint: nothing was changed"), "{message}");
+        assert_eq!(files_of(&lab, "m.safetensors"), whole[winner]);
+        for (extension, _) in &whole[winner] {
+            std::fs::remove_file(lab.path("m.safetensors").with_extension(extension)).unwrap();
+        }
+        assert_eq!(lab.folder.files(), files, "nothing else is left");
+    }
+}
+
+#[test]
+fn a_training_that_comes_second_changes_nothing_and_a_killed_one_blocks_nobody() {
+    let lab = Lab::new();
+    let mut first = lab.spawn("m.safetensors", &ENDLESS);
+    wait_for(&lab.path("m.metrics.jsonl"), 1);
+    for more in [&[][..], &["--resume"], &["--overwrite"]] {
+        let second = lab.train("m.safetensors", &[&ENDLESS, more].concat());
+        refused_after_reading(second, &[&format!("m.safetensors is in use by process {}", first.id())]);
+        assert!(first.try_wait().unwrap().is_none(), "the first goes on");
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let child = lab.spawn("m.safetensors", &[&ENDLESS[..], &["--resume"]].concat());
+    let lines = metrics_without_times(&lab.path("m.safetensors")).len();
+    wait_for(&lab.path("m.metrics.jsonl"), lines + 1);
+    interrupt(&child);
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{}", text(&ended.stderr));
+    assert!(text(&ended.stderr).contains("going on behind step "));
+    assert!(!lab.folder.files().iter().any(|name| name.ends_with("lock")), "{:?}", lab.folder.files());
+}
+
 #[test]
 fn neither_threads_nor_the_way_options_are_given_change_the_model() {
     let lab = Lab::new();
@@ -180,6 +252,8 @@ fn ctrl_c_finishes_the_step_and_saves_and_nothing_takes_that_away() {
         lab.train("m.safetensors", &other),
         &["optimiser.rate = 0.001, but now optimiser.rate = 0.5"],
     );
+    let other = [&ENDLESS[..], &["--resume", "--parts", "2"]].concat();
+    refused_after_reading(lab.train("m.safetensors", &other), &["parts = 4, but now parts = 2"]);
     // Other data under the same name.
     bank("class", 9, fixture::CLASSES, fixture::ITEMS, fixture::DIM)
         .write(lab.path("data.safetensors"))
@@ -221,6 +295,100 @@ fn refused_after_reading(mut command: Command, expected: &[&str]) {
         assert!(message.contains(part), "'{part}' is missing in: {message}");
     }
     assert!(message.lines().any(|line| line.starts_with("error: ")), "{message}");
+}
+
+#[test]
+fn data_are_known_by_what_they_hold_not_by_where_they_lie() {
+    let lab = Lab::new();
+    lab.stopped("m.safetensors");
+    let done = metrics_without_times(&lab.path("m.safetensors")).len();
+    std::fs::rename(lab.path("val.safetensors"), lab.path("moved.safetensors")).unwrap();
+    let mut arguments = lab.arguments("m.safetensors", &ENDLESS);
+    let place = arguments.iter().position(|argument| *argument == "val.safetensors").unwrap();
+    arguments[place] = "moved.safetensors";
+    arguments.push("--resume");
+    let mut command = std::process::Command::new(TRUESHOT);
+    let child = command.current_dir(lab.path("")).args(arguments).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for(&lab.path("m.metrics.jsonl"), done + 1);
+    interrupt(&child);
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{}", text(&ended.stderr));
+    assert!(text(&ended.stderr).contains("going on behind step "));
+}
+
+#[test]
+fn without_validation_data_the_last_model_is_kept() {
+    let lab = Lab::new();
+    let small = SMALL.chunks(2).filter(|flag| !flag[0].starts_with("--val")).flatten().copied();
+    let mut arguments = vec!["train", "tranfs", "data.safetensors", "-o", "m.safetensors", "--steps", "7"];
+    arguments.extend(small);
+    let assert = lab.folder.trueshot(&arguments).assert().success();
+    let said = text(&assert.get_output().stderr);
+    assert!(said.contains("m.safetensors: the model of step 7\n"), "{said}");
+}
+
+/// Every option of the configuration has a flag of its name, in the help with what it means.
+#[test]
+fn the_help_lists_every_key_of_a_configuration() {
+    let lab = Lab::new();
+    for (head, config) in [("tranfs", "--feed-forward"), ("relabel", "--edge-hidden")] {
+        let output = format!("{head}.safetensors");
+        let small = ["--steps", "1", "--per-step", "1", "--queries", "2", "--val-episodes", "2", config, "8"];
+        let run =
+            ["train", head, "data.safetensors", "-o", &output, "--noise", "symmetric=20", "--shots", "5"];
+        lab.folder.trueshot(&[&run[..], &small].concat()).assert().success();
+        let written = std::fs::read_to_string(lab.path(&output).with_extension("toml")).unwrap();
+        let written: toml::Table = written.parse().unwrap();
+        let help = lab.folder.trueshot(&["train", head, "--help"]).assert().success();
+        let help = text(&help.get_output().stdout);
+        for (flag, default) in [("--save-every", "[default: 60]"), ("--record-every", "[default: 100]")] {
+            let place = help.find(flag).unwrap();
+            assert!(help[place..].split("\n\n").next().unwrap().contains(default), "{flag} of {head}");
+        }
+        let mut keys = Vec::new();
+        for (section, value) in &written {
+            match value.as_table() {
+                None => keys.push(section.replace('_', "-")),
+                Some(_) if section == "data" => {
+                    keys.extend(["outliers", "val", "val-outliers"].map(String::from))
+                }
+                Some(table) => keys.extend(table.keys().map(|key| match (section.as_str(), key.as_str()) {
+                    ("validation", key) => format!("val-{key}"),
+                    // Its name is taken by the optimiser's.
+                    ("model", "floor") => "least-share".into(),
+                    (_, key) => key.replace('_', "-"),
+                })),
+            }
+        }
+        for key in keys {
+            let line =
+                help.lines().position(|line| line.split([' ', ',']).any(|word| word == format!("--{key}")));
+            let place = line.unwrap_or_else(|| panic!("--{key} is not in the help of {head}"));
+            let meaning: Vec<&str> = help.lines().skip(place).take(2).collect();
+            let words = meaning.iter().flat_map(|line| line.split_whitespace());
+            assert!(words.filter(|word| !word.starts_with(['-', '<'])).count() >= 1, "{meaning:?}");
+        }
+    }
+}
+
+/// `script` gives a program a terminal.
+#[test]
+fn on_a_terminal_a_bar_shows_losses_and_the_last_validation() {
+    let lab = Lab::new();
+    let arguments = lab.arguments("m.safetensors", &["--steps", "1500"]);
+    let line = [&[TRUESHOT], &arguments[..]].concat().join(" ");
+    let mut command = lab.folder.command("script");
+    command.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm");
+    let Ok(shown) = command.output() else {
+        eprintln!("SKIPPED: there is no program `script` to give the command a terminal");
+        return;
+    };
+    assert!(shown.status.success());
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let redrawn = |what: &str| shown.matches(what).count();
+    // Drawn again and again, the lines of validations apart.
+    assert!(redrawn("loss ") > redrawn("\nstep ") + 1 && shown.contains("/1,500"), "{shown}");
+    assert!(shown.contains("validation ") && shown.contains("steps/s"), "{shown}");
 }
 
 #[test]
@@ -386,6 +554,10 @@ fn attention_is_drawn_and_written_down() {
     assert_eq!(maps["tokens"].as_array().unwrap().len(), 3 + 15);
     let wrong = maps["tokens"].as_array().unwrap().iter().filter(|token| token["wrong"] == true).count();
     assert_eq!(wrong, 3);
+    let given: Vec<Option<u64>> =
+        maps["tokens"].as_array().unwrap().iter().map(|token| token["given"].as_u64()).collect();
+    assert!(given[..3].iter().all(Option::is_none) && given[3..].is_sorted(), "classes, then items by class");
+    assert_eq!(text(&read("index.html")).matches("class=\"item wrong\"").count(), 3);
     let row: f64 = maps["layers"][0][1][4].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).sum();
     assert!((row - 1.0).abs() < 1e-4, "{row}");
     assert!(text(&read("index.html")).contains("really C"));
@@ -403,6 +575,19 @@ fn attention_is_drawn_and_written_down() {
         ];
         lab.folder.trueshot(&[&some[..], &["--noise", "symmetric=20", "--show", what]].concat())
     };
+    // The pictures of the support set, where the names of items are paths below a folder.
+    let data = bank("unseen", 7, 6, 30, fixture::DIM);
+    let names = (0..data.len()).map(|row| format!("{row}.png#1"));
+    data.with_items(Items::from_names(names)).unwrap().write(lab.path("val.safetensors")).unwrap();
+    std::fs::create_dir(lab.path("pictures")).unwrap();
+    let picture = image::GrayImage::new(2, 2);
+    (0..180).for_each(|row| picture.save(lab.path(&format!("pictures/{row}.png"))).unwrap());
+    lab.folder
+        .trueshot(&[&draw[..], &["--noise", "symmetric=20", "--images", "pictures"]].concat())
+        .assert()
+        .success();
+    assert_eq!(text(&read("index.html")).matches("<span class=\"item").count(), 15);
+    assert_eq!(text(&read("index.html")).matches(".png\" alt=").count(), 15 + 3, "items and maps");
     show("1.mean,last.best,1.2").assert().success();
     assert_eq!(&std::fs::read(lab.path("some.png")).unwrap()[..4], b"\x89PNG");
     refused(show("2.mean"), &["--show asks for layer 2; the model has 1"]);

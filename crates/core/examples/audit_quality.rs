@@ -2,7 +2,7 @@
 //!
 //! `audit_quality DATA [OUTLIERS] [--shots K] [--sets N] [--noise TYPE=LEVELS]... [--head FILE] [--write FOLDER]` prints one JSON
 //! object a noise setting. Without OUTLIERS, or if they are the same file, outliers and strangers are of the classes of DATA that a set has not.
-//! `--write` puts the sets into FOLDER as .npy files for other programs to look at (`bench/audit.py`).
+//! `--write` puts the sets into FOLDER as .npy files for other programs to look at (`bench/measure/audit.py`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

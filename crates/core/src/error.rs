@@ -40,6 +40,14 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// The contents of a file do not match the checksum that was written with them.
+    #[error("{path} is damaged: the checksum of {what} does not match")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The part whose checksum differs.
+        what: String,
+    },
     /// The file claims more data than its own size can justify.
     #[error(
         "{path} claims to unpack to {claimed} bytes, more than the {allowed} allowed for a file of its size"
@@ -409,8 +417,14 @@ impl Error {
         )
     }
 
-    /// What the user can do about it, where we know.
+    /// What the user can do about it, where we know, with all options of the command line that help.
     pub fn hint(&self) -> Option<String> {
+        self.hint_for(&|_| true)
+    }
+
+    /// What the user can do about it, where we know. Options of the command line are named only if `has` says that the
+    /// program at hand has them, such as `--outliers`.
+    pub fn hint_for(&self, has: &dyn Fn(&str) -> bool) -> Option<String> {
         match self {
             Error::TooFewItems { have, shots, .. } => Some(match have.checked_sub(shots.saturating_mul(2)) {
                 Some(largest) => format!("the largest number of queries that fits is {largest}"),
@@ -429,33 +443,48 @@ impl Error {
             | Error::UnknownParameter { nearest: Some(name), .. } => Some(format!("did you mean '{name}'?")),
             Error::UnknownKey { nearest: Some(key), .. } => Some(format!("did you mean '{key}'?")),
             Error::OtherModel { found, .. } if ["tranfs", "relabel", "maml"].contains(&found.as_str()) => {
-                Some(format!("ask for it with --methods {found}:model=FILE"))
+                Some(match has("--methods") {
+                    true => format!("ask for it with --methods {found}:model=FILE"),
+                    false => format!("the method for it is {found}:model=FILE"),
+                })
             }
-            Error::OtherDimension { .. } => Some(
-                "embed all of them with the same backbone; only relabel without --item-width takes any"
-                    .into(),
-            ),
+            Error::OtherDimension { .. } => Some(match has("--item-width") {
+                true => {
+                    "embed all of them with the same backbone; only relabel without --item-width takes any"
+                        .into()
+                }
+                false => "embed all of them with the same backbone".into(),
+            }),
             Error::ModelDimension { .. } => Some(
                 "a head goes with its backbone: embed the images with the one it was trained with, \
                  or train it on these features"
                     .into(),
             ),
             Error::TooManyClasses { model, .. } => {
-                Some(format!("ask for at most {model} ways, or train a model for more (--classes)"))
+                Some(format!("ask for at most {model} ways, or train a model for more classes"))
             }
-            Error::Diverged { .. } => {
-                Some("the last checkpoint is intact; a lower --rate or a longer --warm-up may help".into())
-            }
-            Error::OtherConfiguration { .. } => {
-                Some("go on with the settings of the run, or begin again with --overwrite".into())
-            }
+            Error::Diverged { .. } => Some(match has("--rate") && has("--warm-up") {
+                true => "the last checkpoint is intact; a lower --rate or a longer --warm-up may help".into(),
+                false => "the last checkpoint is intact; a lower rate or a longer warm-up may help".into(),
+            }),
+            Error::OtherConfiguration { .. } => Some(match has("--overwrite") {
+                true => "go on with the settings of the run, or begin again with --overwrite".into(),
+                false => "go on with the settings of the run, or choose another name".into(),
+            }),
             Error::AlreadyThere { unfinished: true, .. } => {
-                Some("go on with --resume, or begin again with --overwrite".into())
+                Some(match has("--resume") && has("--overwrite") {
+                    true => "go on with --resume, or begin again with --overwrite".into(),
+                    false => "resume that run, or overwrite it".into(),
+                })
             }
-            Error::AlreadyThere { unfinished: false, .. } => {
-                Some("choose another name, or say --overwrite".into())
-            }
-            Error::NoOutlierPool => Some("give embeddings of other classes with --outliers FILE".into()),
+            Error::AlreadyThere { unfinished: false, .. } => Some(match has("--overwrite") {
+                true => "choose another name, or say --overwrite".into(),
+                false => "choose another name, or overwrite it".into(),
+            }),
+            Error::NoOutlierPool => Some(match has("--outliers") {
+                true => "give embeddings of other classes with --outliers FILE".into(),
+                false => "give embeddings of other classes as outliers".into(),
+            }),
             Error::OutlierDimension { .. } => {
                 Some("embed the outliers with the backbone that made the data".into())
             }
@@ -464,8 +493,38 @@ impl Error {
             Error::OtherData { .. } => {
                 Some("replay a manifest on the file it was written from, or draw new episodes".into())
             }
+            Error::Damaged { .. } => Some(
+                "the file was changed after it was written; copy it again from its source, or make it again"
+                    .into(),
+            ),
             Error::TooLarge { .. } => Some("convert the file to .safetensors, which is read in place".into()),
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_command_line_no_hint_names_an_option() {
+        let path = || PathBuf::from("x");
+        let errors = [
+            Error::OtherModel { path: path(), found: "tranfs".into(), wanted: "maml" },
+            Error::OtherDimension { first: 1, other: 2 },
+            Error::TooManyClasses { path: path(), classes: 9, model: 5 },
+            Error::Diverged { step: 1, what: "loss".into(), value: f64::NAN },
+            Error::OtherConfiguration { path: path(), key: "k".into(), then: "1".into(), now: "2".into() },
+            Error::AlreadyThere { path: path(), unfinished: true },
+            Error::AlreadyThere { path: path(), unfinished: false },
+            Error::NoOutlierPool,
+        ];
+        for error in errors {
+            let hint = error.hint_for(&|_| false).unwrap();
+            assert!(!hint.contains("--"), "{error}: {hint}");
+            let has_rate_only = error.hint_for(&|option| option == "--rate").unwrap();
+            assert!(!has_rate_only.contains("--"), "{error}: {has_rate_only}");
         }
     }
 }

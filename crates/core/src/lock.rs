@@ -173,17 +173,22 @@ fn describe_holder(file: &mut File) -> std::io::Result<()> {
     let command = format!("{program} {command}");
     file.set_len(0)?;
     file.rewind()?;
-    writeln!(file, "{MAGIC}\n{}\n{}", std::process::id(), command.trim_end())
+    file.write_all(format!("{MAGIC}\n{}\n{}\n", std::process::id(), command.trim_end()).as_bytes())
 }
 
-/// Who holds a lock, for a message: "process 4711 (trueshot repair)".
+/// Who holds a lock, for a message: "process 4711 (trueshot repair)". A holder that has just taken the lock gets a moment
+/// to write its name.
 fn holder(file: &mut File) -> String {
-    let text = read_text(file).unwrap_or_default();
-    let mut lines = text.lines().skip(1);
-    match (lines.next().and_then(|line| line.parse::<u32>().ok()), lines.next()) {
-        (Some(process), Some(command)) => format!("process {process} ({})", crate::report::visible(command)),
-        _ => "another process".into(),
+    for _ in 0..20 {
+        let text = read_text(file).unwrap_or_default();
+        let mut lines = text.lines().skip(1);
+        let (process, command) = (lines.next().and_then(|line| line.parse::<u32>().ok()), lines.next());
+        if let (Some(process), Some(command), true) = (process, command, text.ends_with('\n')) {
+            return format!("process {process} ({})", crate::report::visible(command));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
     }
+    "another process".into()
 }
 
 #[cfg(test)]
@@ -207,6 +212,20 @@ mod tests {
         drop(lock);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the lock file is gone");
         Lock::on_folder(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_holder_that_has_only_just_taken_the_lock_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut taken = open(&folder.path().join(LOCK_FILE)).unwrap();
+        taken.try_lock().unwrap();
+        let refused = std::thread::scope(|scope| {
+            let second = scope.spawn(|| Lock::on_folder(folder.path()).unwrap_err());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            describe_holder(&mut taken).unwrap();
+            second.join().unwrap()
+        });
+        assert!(holder_of(refused).starts_with(&format!("process {} (", std::process::id())));
     }
 
     #[test]

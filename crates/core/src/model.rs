@@ -143,6 +143,7 @@ pub fn flat(layout: &Layout, tensors: &Tensors) -> Result<Vec<f32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensors::tests::{flips, without_checksum};
     use trueshot_nn::parameters::Role;
 
     fn layout(width: usize) -> Layout {
@@ -166,6 +167,16 @@ mod tests {
         let error = model.expect_kind("relabel").unwrap_err();
         assert_eq!(error.to_string(), "m is a model of kind 'tranfs', not 'relabel'");
         assert!(error.hint().unwrap().contains("tranfs:model="));
+    }
+
+    #[test]
+    fn a_model_with_any_bit_flipped_is_refused_and_one_without_a_checksum_is_read() {
+        let bytes = sample().tensors().to_bytes();
+        for (bit, damaged) in flips(&bytes).enumerate() {
+            assert!(Model::read_bytes(&damaged, "m").is_err(), "bit {bit}");
+        }
+        let earlier = Model::read_bytes(&without_checksum(&bytes), "m").unwrap();
+        assert_eq!(earlier.parameters(&layout(4)).unwrap(), sample().parameters(&layout(4)).unwrap());
     }
 
     #[test]

@@ -3,6 +3,9 @@
 //! Models come from other people, so this is a gate: the header is checked against the file's real length
 //! before anything is allocated, and a number that is not finite is refused with the tensor it is in. What the
 //! tensors mean is the business of [`crate::model`] and of whoever trains.
+//!
+//! Every file is written with a checksum of its notes and tensors, in a note of its own, and a file that does not
+//! match it is refused. Files of other programs and of earlier versions have no checksum and are read without.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -16,6 +19,11 @@ use crate::embeddings::{Precision, Source, decode, guarded};
 use crate::error::{Error, Result};
 
 const FORMAT: &str = "safetensors";
+
+/// The key of the note with the checksum, and what its text begins with. The note is recognised by either of the two:
+/// damage to one of them must not make the file look like one without a checksum.
+const CHECKSUM: &str = "trueshot-checksum";
+const BLAKE3: &str = "trueshot-blake3:";
 
 /// Numbers with a shape.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,8 +63,9 @@ impl Tensors {
             SafeTensors::read_metadata(&source.bytes).map_err(|problem| source.malformed(FORMAT, problem))
         })?;
         let notes = header.metadata().iter().flatten().map(|(key, text)| (key.clone(), text.clone()));
-        let (notes, path) = (notes.collect(), source.path.clone());
-        let mut file = Tensors { notes, tensors: BTreeMap::new(), path };
+        let (path, tensors) = (source.path.clone(), BTreeMap::new());
+        let mut file = Tensors { notes: notes.collect(), tensors, path };
+        let checksum = file.take_checksum();
         accept(&file)?;
         let data = &source.bytes[length.saturating_add(8).min(source.bytes.len())..];
         for (name, info) in header.tensors() {
@@ -70,7 +79,10 @@ impl Tensors {
             }
             file.tensors.insert(name, Tensor { shape: info.shape.clone(), values });
         }
-        Ok(file)
+        match checksum.is_none_or(|(key, text)| key == CHECKSUM && text == file.checksum()) {
+            true => Ok(file),
+            false => Err(source.damaged("its contents")),
+        }
     }
 
     /// Where they were read from.
@@ -167,8 +179,10 @@ impl Tensors {
     }
 
     fn header(&self) -> Vec<u8> {
+        let mut notes = self.notes.clone();
+        notes.insert(CHECKSUM.into(), self.checksum());
         let mut header = Map::new();
-        header.insert("__metadata__".into(), json!(self.notes));
+        header.insert("__metadata__".into(), json!(notes));
         let mut end = 0;
         for (name, tensor) in &self.tensors {
             let offsets = [end, end + 4 * tensor.values.len()];
@@ -182,10 +196,40 @@ impl Tensors {
         header
     }
 
+    /// Removes the note with the checksum; returns its key and its text.
+    fn take_checksum(&mut self) -> Option<(String, String)> {
+        let is_checksum = |(key, text): &(&String, &String)| *key == CHECKSUM || text.starts_with(BLAKE3);
+        let key = self.notes.iter().find(is_checksum).map(|(key, _)| key.clone());
+        self.notes.remove_entry(&key?)
+    }
+
+    /// A hash of all notes and tensors, independent of how the file lays them out. Texts and shapes are preceded by
+    /// their lengths, so no two contents are hashed as the same bytes.
+    fn checksum(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hash_length(&mut hasher, self.notes.len());
+        for text in self.notes.iter().flat_map(|(key, text)| [key, text]) {
+            hash_length(&mut hasher, text.len());
+            hasher.update(text.as_bytes());
+        }
+        for (name, tensor) in &self.tensors {
+            hash_length(&mut hasher, name.len());
+            hasher.update(name.as_bytes());
+            hash_length(&mut hasher, tensor.shape.len());
+            tensor.shape.iter().for_each(|&count| hash_length(&mut hasher, count));
+            write_numbers(&mut hasher, &tensor.values).expect("a hasher takes every byte");
+        }
+        format!("{BLAKE3}{}", hasher.finalize().to_hex())
+    }
+
     /// An error about the contents.
     pub(crate) fn malformed(&self, problem: impl Into<String>) -> Error {
         Error::Malformed { path: self.path.clone(), format: FORMAT, problem: problem.into() }
     }
+}
+
+fn hash_length(hasher: &mut blake3::Hasher, length: usize) {
+    hasher.update(&(length as u64).to_le_bytes());
 }
 
 fn write_numbers(out: &mut dyn Write, values: &[f32]) -> std::io::Result<()> {
@@ -218,8 +262,26 @@ fn numbers(source: &Source, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<Ve
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// The file as versions before checksums wrote it.
+    pub(crate) fn without_checksum(bytes: &[u8]) -> Vec<u8> {
+        let (header, data) = bytes[8..].split_at(u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize);
+        let mut header: Value = serde_json::from_slice(header).unwrap();
+        header["__metadata__"].as_object_mut().unwrap().remove(CHECKSUM).expect("a checksum");
+        let header = header.to_string().into_bytes();
+        [&(header.len() as u64).to_le_bytes(), &header[..], data].concat()
+    }
+
+    /// Every copy of the bytes with one bit flipped.
+    pub(crate) fn flips(bytes: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+        (0..8 * bytes.len()).map(|bit| {
+            let mut damaged = bytes.to_vec();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            damaged
+        })
+    }
 
     fn sample() -> Tensors {
         let mut tensors = Tensors::default();
@@ -246,6 +308,40 @@ mod tests {
         for length in 0..bytes.len() {
             assert!(problem(bytes[..length].to_vec()).contains("not a valid safetensors file"));
         }
+    }
+
+    #[test]
+    fn a_file_with_any_bit_flipped_is_refused() {
+        for (bit, damaged) in flips(&sample().to_bytes()).enumerate() {
+            assert!(Tensors::read_bytes(damaged, "model").is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_number_is_reported_with_what_to_do() {
+        let mut bytes = sample().to_bytes();
+        let end = bytes.len();
+        bytes[end - 4..].copy_from_slice(&7.0f32.to_le_bytes());
+        let error = Tensors::read_bytes(bytes, "model").unwrap_err();
+        assert_eq!(error.to_string(), "model is damaged: the checksum of its contents does not match");
+        assert!(error.hint().unwrap().contains("copy it again"));
+    }
+
+    #[test]
+    fn a_file_without_a_checksum_is_read() {
+        let bytes = without_checksum(&sample().to_bytes());
+        assert!(!String::from_utf8_lossy(&bytes).contains("checksum"));
+        assert_eq!(Tensors::read_bytes(bytes, "").unwrap(), sample());
+    }
+
+    #[test]
+    fn the_checksum_does_not_depend_on_the_layout_of_the_file() {
+        let written = sample().to_bytes();
+        let length = u64::from_le_bytes(written[..8].try_into().unwrap()) as usize;
+        let (header, data) = written[8..].split_at(length);
+        let header = [header, &[b' '; 64]].concat();
+        let again = [&(header.len() as u64).to_le_bytes(), &header[..], data].concat();
+        assert_eq!(Tensors::read_bytes(again, "").unwrap(), sample());
     }
 
     #[test]

@@ -2,21 +2,9 @@
 
 mod samples;
 
-use samples::{Sample, arrow, npy, npz, parquet};
+use samples::{Sample, arrow, contents, npy, npz, parquet};
 use trueshot::embeddings::{Embeddings, Items, Precision};
 use trueshot::error::Error;
-
-/// Values, labels and names of a file as plain lists.
-fn contents(embeddings: &Embeddings) -> (Vec<f32>, Vec<String>, Vec<Option<String>>) {
-    let rows = 0..embeddings.len();
-    let mut values = vec![0.0; embeddings.len() * embeddings.dim()];
-    for (row, out) in values.chunks_exact_mut(embeddings.dim()).enumerate() {
-        embeddings.features().decode_row(row, out);
-    }
-    let class = |row: usize| embeddings.classes()[embeddings.labels()[row] as usize].clone();
-    let item = |row| embeddings.item(row).map(str::to_owned);
-    (values, rows.clone().map(class).collect(), rows.map(item).collect())
-}
 
 fn read(bytes: Vec<u8>, extension: &str) -> Embeddings {
     let mut embeddings =

@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use trueshot::Embeddings;
 use trueshot::audit as library;
 use trueshot::embeddings::Features;
+use trueshot::evaluate::Watcher;
 use trueshot::method::NamedMethod;
 use trueshot::predictor::{Learned, Prediction, Predictor, is_large};
 
@@ -33,17 +34,21 @@ pub struct Classifier {
     predictor: OnceLock<Predictor>,
 }
 
-fn look_through(data: &Embeddings) -> trueshot::Result<Arc<library::Audit>> {
+fn look_through(data: &Embeddings, watcher: &dyn Watcher) -> trueshot::Result<Arc<library::Audit>> {
     let options = library::Options::default();
-    Ok(Arc::new(library::audit(data, &*methods::head(None)?, &options, &[], &())?))
+    Ok(Arc::new(library::audit(data, &*methods::head(None)?, &options, &[], watcher)?))
 }
 
 impl Classifier {
-    fn learned_from(data: Embeddings, method: Arc<NamedMethod>) -> trueshot::Result<Self> {
+    fn learned_from(
+        data: Embeddings,
+        method: Arc<NamedMethod>,
+        watcher: &dyn Watcher,
+    ) -> trueshot::Result<Self> {
         let data = Arc::new(data);
         let found = OnceLock::new();
         if is_large(data.len()) {
-            let _ = found.set(look_through(&data)?);
+            let _ = found.set(look_through(&data, watcher)?);
         }
         let learned = Learned::fit(data.clone(), &method, found.get().map(AsRef::as_ref))?;
         let (learned, origin) = (Arc::new(learned), Some((method, data)));
@@ -55,21 +60,21 @@ impl Classifier {
         Classifier { learned, origin: None, found: OnceLock::new(), predictor: predictor.into() }
     }
 
-    fn found(&self, data: &Embeddings) -> trueshot::Result<&Arc<library::Audit>> {
+    fn found(&self, data: &Embeddings, watcher: &dyn Watcher) -> trueshot::Result<&Arc<library::Audit>> {
         if let Some(found) = self.found.get() {
             return Ok(found);
         }
-        let found = look_through(data)?;
+        let found = look_through(data, watcher)?;
         Ok(self.found.get_or_init(|| found))
     }
 
     /// Calibrated, as `trueshot fit` would write it.
-    fn predictor(&self) -> trueshot::Result<&Predictor> {
+    fn predictor(&self, watcher: &dyn Watcher) -> trueshot::Result<&Predictor> {
         if let Some(predictor) = self.predictor.get() {
             return Ok(predictor);
         }
         let (method, data) = self.origin.as_ref().expect("one that was read has its predictor");
-        let predictor = self.learned.clone().calibrated(method, Some(self.found(data)?))?;
+        let predictor = self.learned.clone().calibrated(method, Some(self.found(data, watcher)?))?;
         Ok(self.predictor.get_or_init(|| predictor))
     }
 
@@ -99,8 +104,8 @@ impl Classifier {
         threads: Option<i64>,
     ) -> PyResult<Vec<Prediction>> {
         let features = memory::features(features)?;
-        work::on_matrix(py, threads, (features.rows(), features.dim()), || {
-            let predictor = self.predictor()?;
+        work::on_matrix(py, threads, (features.rows(), features.dim()), |watcher| {
+            let predictor = self.predictor(watcher)?;
             self.answers(&features, |rows| predictor.predict(rows))
         })
     }
@@ -122,7 +127,9 @@ impl Classifier {
         // A copy: what is asked later must not depend on what became of the array.
         let (features, labels) = (memory::copied_features(features)?, labels.as_slice()?.to_vec());
         let rows = Numbered { features, labels, classes, items: None };
-        work::on_matrix(py, threads, rows.shape(), || Classifier::learned_from(rows.embeddings()?, method))
+        work::on_matrix(py, threads, rows.shape(), |watcher| {
+            Classifier::learned_from(rows.embeddings()?, method, watcher)
+        })
     }
 
     /// Reads a file of `trueshot fit`.
@@ -141,7 +148,7 @@ impl Classifier {
     #[pyo3(signature = (threads=None))]
     fn to_bytes<'py>(&self, py: Python<'py>, threads: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
         let shape = (self.learned.support().len(), self.learned.dim());
-        let bytes = work::on_matrix(py, threads, shape, || Ok(self.predictor()?.to_bytes()))?;
+        let bytes = work::on_matrix(py, threads, shape, |watcher| Ok(self.predictor(watcher)?.to_bytes()))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
@@ -174,7 +181,7 @@ impl Classifier {
     ) -> PyResult<Py<PyArray1<i64>>> {
         let features = memory::features(features)?;
         let shape = (features.rows(), features.dim());
-        let answers = work::on_matrix(py, threads, shape, || {
+        let answers = work::on_matrix(py, threads, shape, |_| {
             self.answers(&features, |rows| self.learned.answer(rows))
         })?;
         Ok(PyArray1::from_vec(py, answers.into_iter().map(i64::from).collect()).unbind())
@@ -214,7 +221,8 @@ impl Classifier {
             }
             None => self.learned.support(),
         };
-        let found = work::on_threads(py, threads, || self.found(data).cloned())?;
+        let shape = (data.len(), data.dim());
+        let found = work::on_matrix(py, threads, shape, |watcher| self.found(data, watcher).cloned())?;
         Ok(Audit::new(found, data.clone()))
     }
 

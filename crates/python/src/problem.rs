@@ -8,6 +8,7 @@ use pyo3::exceptions::{
     PyFileNotFoundError, PyKeyboardInterrupt, PyOSError, PyPermissionError, PyRuntimeError, PyValueError,
 };
 use trueshot::Error;
+use trueshot::report::visible;
 
 /// The exception for an error.
 pub fn raised(error: Error) -> PyErr {
@@ -23,11 +24,13 @@ pub fn raised(error: Error) -> PyErr {
     }
 }
 
-/// An error and what to do about it.
+/// An error and what to do about it, without options of the command line. Control characters of names are escaped: a
+/// traceback prints the message as it is.
 pub fn in_words(error: &Error) -> String {
-    match error.hint() {
-        Some(hint) => format!("{error}\nhint: {hint}"),
-        None => error.to_string(),
+    let message = visible(&error.to_string());
+    match error.hint_for(&|_| false) {
+        Some(hint) => format!("{message}\nhint: {}", visible(&hint)),
+        None => message,
     }
 }
 

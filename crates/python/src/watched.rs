@@ -7,6 +7,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use trueshot::evaluate::Watcher;
 use trueshot::guard::caught;
 
 use crate::problem::{broken, raised};
@@ -32,6 +33,13 @@ impl<M> Wire<'_, M> {
     /// Whether nobody wants it to stop.
     pub fn goes_on(&self) -> bool {
         !self.stopped.load(Ordering::Relaxed)
+    }
+}
+
+/// Work that tells of no progress, and only learns that it should stop.
+impl Watcher for Wire<'_, ()> {
+    fn progress(&self, _done: u64) -> bool {
+        self.goes_on()
     }
 }
 

@@ -10,9 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use trueshot::evaluate::Watcher;
 use trueshot::guard::caught;
 
 use crate::problem::{broken, raised, wrong};
+use crate::watched::watched;
 
 /// More threads than this are a mistake.
 const MOST_THREADS: i64 = 1024;
@@ -56,19 +58,24 @@ pub fn on_threads<T: Send>(
 /// longer on a machine that is busy.
 const FEW: usize = 1 << 17;
 
-/// The same for work on a matrix; a small one stays on the thread it is on, unless somebody says how many to use.
+/// Runs work on a matrix. A small one stays on the calling thread, unless the number of threads is given; that takes
+/// milliseconds at most. A large one runs on threads of its own while the calling thread looks for Ctrl-C, of which the
+/// watcher tells the work.
 pub fn on_matrix<T: Send>(
     py: Python<'_>,
     threads: Option<i64>,
     (rows, dim): (usize, usize),
-    work: impl FnOnce() -> trueshot::Result<T> + Send,
+    work: impl FnOnce(&dyn Watcher) -> trueshot::Result<T> + Send,
 ) -> PyResult<T> {
-    if threads.is_some() || rows.saturating_mul(dim) > FEW {
-        return on_threads(py, threads, work);
+    if rows.saturating_mul(dim) > FEW {
+        return watched(py, threads, |wire| work(wire), |()| Ok(()));
+    }
+    if threads.is_some() {
+        return on_threads(py, threads, || work(&()));
     }
     let here = HERE.with(|pool| pool.get_or_init(alone).clone());
-    let Some(pool) = here else { return on_threads(py, Some(1), work) };
-    let done = py.detach(|| pool.install(|| caught(work)));
+    let Some(pool) = here else { return on_threads(py, Some(1), || work(&())) };
+    let done = py.detach(|| pool.install(|| caught(|| work(&()))));
     done.ok_or_else(broken)?.map_err(raised)
 }
 

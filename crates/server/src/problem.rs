@@ -69,7 +69,7 @@ impl Problem {
 
     /// Something of ours failed; what it was is for the log, not for strangers.
     pub fn failed(what: &str, why: impl std::fmt::Display) -> Self {
-        eprintln!("error: {what}: {why}");
+        eprintln!("error: {what}: {}", trueshot::report::visible(&why.to_string()));
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{what} failed; the server's log says why"))
     }
 
@@ -90,7 +90,7 @@ impl From<trueshot::Error> for Problem {
     fn from(error: trueshot::Error) -> Self {
         use trueshot::Error;
         let status = match &error {
-            Error::Malformed { .. } => StatusCode::BAD_REQUEST,
+            Error::Malformed { .. } | Error::Damaged { .. } => StatusCode::BAD_REQUEST,
             Error::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Error::Read { .. } | Error::Write { .. } => {
                 return Problem::failed("reading or writing a file", error);

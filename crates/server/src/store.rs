@@ -15,6 +15,7 @@ use serde::Serialize;
 use trueshot::atomic::write_atomically;
 use trueshot::lock::Lock;
 use trueshot::predictor::Predictor;
+use trueshot::report::visible;
 use utoipa::ToSchema;
 
 use crate::limits::MOST_CLASSIFIERS;
@@ -170,7 +171,8 @@ impl Store {
         self.metadata(id)?;
         let bytes = fs::read(self.path(id)).map_err(|error| unreadable(id, error))?;
         if hash(&bytes) != id {
-            eprintln!("error: {} has changed since it was kept, and is not used", self.path(id).display());
+            let path = self.path(id).display().to_string();
+            eprintln!("error: {} has changed since it was kept, and is not used", visible(&path));
             let error =
                 format!("the file of classifier '{id}' has changed on the server's disk since it was kept");
             return Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error)

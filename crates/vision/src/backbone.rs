@@ -78,7 +78,8 @@ pub struct Scratch(Memory);
 enum Memory {
     Conv4(conv4::Scratch),
     EfficientNet(efficientnet::Scratch),
-    Onnx(onnx::Scratch),
+    /// The worker process has its own.
+    Onnx,
 }
 
 impl Backbone {
@@ -223,7 +224,7 @@ impl Backbone {
         Scratch(match &self.network {
             Network::Conv4(network) => Memory::Conv4(network.scratch()),
             Network::EfficientNet(network) => Memory::EfficientNet(network.scratch()),
-            Network::Onnx(_) => Memory::Onnx(onnx::Scratch::new()),
+            Network::Onnx(_) => Memory::Onnx,
         })
     }
 
@@ -243,10 +244,10 @@ impl Backbone {
             (Network::EfficientNet(network), Memory::EfficientNet(scratch)) => {
                 network.embed(isa, pictures, out, scratch);
             }
-            (Network::Onnx(network), Memory::Onnx(scratch)) => {
+            (Network::Onnx(network), Memory::Onnx) => {
                 let rows = out.chunks_exact_mut(network.dim());
                 for (picture, row) in pictures.chunks_exact(self.preprocessing.values()).zip(rows) {
-                    network.embed(picture, row, scratch)?;
+                    network.embed(picture, row)?;
                 }
             }
             _ => panic!("a scratch of another backbone"),

@@ -214,18 +214,30 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the user can do about it, where we know.
+    /// What the user can do about it, where we know, with all options of the command line that help.
     pub fn hint(&self) -> Option<String> {
+        self.hint_for(&|_| true)
+    }
+
+    /// What the user can do about it, where we know. Options of the command line are named only if `has` says that the
+    /// program at hand has them, such as `--pool`.
+    pub fn hint_for(&self, has: &dyn Fn(&str) -> bool) -> Option<String> {
         match self {
-            Error::Core(error) => error.hint(),
+            Error::Core(error) => error.hint_for(has),
             Error::Drawings(OmniglotError::NotBuiltIn) => Some(format!(
                 "get the folder `assets` of trueshot's sources, and set {} to where it lies",
                 crate::omniglot::ELSEWHERE
             )),
             Error::SplitFolders { .. } => {
-                Some("give one of them, --split NAME, or --pool to take the pictures of all together".into())
+                let ways = [
+                    (true, "give one of these folders"),
+                    (has("--split"), "name one with --split"),
+                    (has("--pool"), "take the pictures of all together with --pool"),
+                ];
+                let ways: Vec<&str> = ways.iter().filter(|(is_there, _)| *is_there).map(|(_, way)| *way).collect();
+                Some(ways.join(", or "))
             }
-            Error::NoSplits { .. } => Some(
+            Error::NoSplits { .. } if has("--split-file") => Some(
                 "--split-file says which classes are in it: a JSON file, or cifar-fs, cub, fc100, miniimagenet or tieredimagenet"
                     .into(),
             ),
@@ -236,21 +248,22 @@ impl Error {
             Error::UnknownSource { path } if is_packed(path) => {
                 Some("unpack the archive first (tar xf), and give the folder".into())
             }
-            Error::TooFewClasses { have, .. } if *have >= 2 => {
+            Error::TooFewClasses { have, .. } if *have >= 2 && has("--classes-count") => {
                 Some(format!("--classes-count {have} takes as many as there are"))
             }
             Error::TooFewClasses { .. } => Some(
                 "give the folder that has a folder for each class, such as n01514668; archives are to be unpacked first"
                     .into(),
             ),
-            Error::OutlierOverlap { .. } => {
-                Some("leave it off the list, or name the splits that matter with --exclude".into())
-            }
+            Error::OutlierOverlap { .. } => Some(match has("--exclude") {
+                true => "leave it off the list, or name the splits that matter with --exclude".into(),
+                false => "leave it off the list".into(),
+            }),
             Error::BadOutput { .. } => Some("give a new folder, or the options it was begun with".into()),
-            Error::NoClassOfSplit { .. } => Some(
-                "the split file must name the class folders; --pool looks below train/, val/ and test/"
-                    .into(),
-            ),
+            Error::NoClassOfSplit { .. } => Some(match has("--pool") {
+                true => "the split file must name the class folders; --pool looks below train/, val/ and test/".into(),
+                false => "the split file must name the class folders".into(),
+            }),
             Error::NotABackbone { .. } => Some(
                 "a backbone is efficientnet-lite0, an .onnx image model, or a .safetensors file as `trueshot train backbone` writes it"
                     .into(),
@@ -288,6 +301,9 @@ pub enum Unreadable {
     /// Its name is not that of a picture.
     #[error("not a picture by its name")]
     Name,
+    /// Its name, or that of a folder it lies in.
+    #[error("its name is not valid UTF-8: rename it")]
+    NotUtf8,
     /// A kind of picture that must be converted before it can be read.
     #[error("{0} is not read: convert it to JPEG or PNG first")]
     ConvertFirst(&'static str),
@@ -395,5 +411,30 @@ pub struct Skipped {
 impl std::fmt::Display for Skipped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", trueshot::report::visible(&self.item), self.reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hint_names_the_options_that_a_command_has_and_no_others() {
+        let (path, name) = (|| PathBuf::from("x"), || String::from("y"));
+        let errors = [
+            Error::SplitFolders { path: path(), found: name() },
+            Error::NoSplits { path: path(), split: name() },
+            Error::TooFewClasses { path: path(), have: 3, need: 4, asked: 5 },
+            Error::OutlierOverlap { class: name(), count: 1, split: name(), origin: name() },
+            Error::NoClassOfSplit { path: path(), split: name(), wanted: 1, found: name() },
+            trueshot::Error::NoOutlierPool.into(),
+        ];
+        for error in errors {
+            assert!(error.hint().unwrap().contains("--"), "{error}");
+            assert!(!error.hint_for(&|_| false).unwrap_or_default().contains("--"), "{error}");
+        }
+        let splits = Error::SplitFolders { path: path(), found: name() };
+        let hint = splits.hint_for(&|option| option == "--pool").unwrap();
+        assert_eq!(hint, "give one of these folders, or take the pictures of all together with --pool");
     }
 }

@@ -7,6 +7,7 @@
 //! - [`dataset`], [`loader`], [`overlap`] and [`training`]: pictures in memory, and a backbone trained on them;
 //! - [`pickle`]: Python's pickles, read without executing anything; [`survey`]: what a data set is made of;
 //!   [`outliers`]: a set of outliers made out of ImageNet;
+//! - [`onnx`]: image models of other programs, in a process of their own;
 //! - [`maml`]: the one method that looks at pictures themselves;
 //! - [`thumbnail`]: small pictures for pages;
 //! - [`omniglot`]: the built-in data set, 1,623 characters of 50 alphabets, each drawn by 20 people, made of
@@ -27,7 +28,7 @@ pub mod loader;
 pub mod maml;
 pub mod memory;
 pub mod omniglot;
-mod onnx;
+pub mod onnx;
 pub mod outliers;
 pub mod overlap;
 pub mod pickle;

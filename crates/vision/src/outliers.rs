@@ -217,7 +217,7 @@ struct Class {
 fn make_class(request: &Request<'_>, source: &Path, half: &Path, class: &str) -> Result<Class> {
     let (finished, part) = (half.join(class), half.join(format!(".{class}.part")));
     if finished.is_dir() {
-        let pictures = picture_files(&finished)?.len();
+        let pictures = picture_files(&finished)?.0.len();
         return Ok(Class { pictures, unreadable: 0, was_there: true });
     }
     let failed = |source| trueshot::Error::Write { path: finished.clone(), source };
@@ -225,10 +225,10 @@ fn make_class(request: &Request<'_>, source: &Path, half: &Path, class: &str) ->
         std::fs::remove_dir_all(&part).map_err(failed)?;
     }
     std::fs::create_dir_all(&part).map_err(failed)?;
-    let files = picture_files(source)?;
+    let (files, refused) = picture_files(source)?;
     let mut rng = Rng::of_item(request.seed, Purpose::Items, key_of(class), 1);
     let order = Urn::default().draw(&mut rng, files.len(), files.len());
-    let (mut pictures, mut unreadable) = (0, 0);
+    let (mut pictures, mut unreadable) = (0, refused);
     for file in order.into_iter().map(|place| &files[place as usize]) {
         if pictures == request.per_class {
             break;

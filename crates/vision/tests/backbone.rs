@@ -191,3 +191,21 @@ fn what_is_no_backbone_is_told_so() {
     assert!(problem(&|t| t.set_note("input_size", "8")).contains("possible are 16 to"));
     assert!(problem(&|t| t.insert("extra", &[1], vec![0.0])).contains("'extra'"));
 }
+
+/// No test in this file says how to start a worker.
+#[test]
+fn an_onnx_model_is_refused_in_a_program_that_has_no_worker_process() {
+    use trueshot_vision::backbone::Options;
+    use trueshot_vision::onnx::{ModelProcess, run_models_in};
+    let open = || Backbone::find("tests/models/fixed.onnx", &Options::default()).err().unwrap();
+    let error = open();
+    assert!(error.to_string().contains("run in a process of their own"), "{error}");
+    assert!(error.hint().unwrap().contains("run_models_in"));
+    run_models_in(ModelProcess::new("/nowhere/trueshot", ["onnx-worker"]));
+    let error = open();
+    assert!(error.to_string().contains("cannot be started"), "{error}");
+    // A program that is there but is no worker ends with its own status.
+    run_models_in(ModelProcess::new("/bin/sh", ["-c", "echo hello; echo oh no >&2; exit 7"]));
+    let error = open();
+    assert!(error.to_string().contains("exit status: 7") && error.to_string().contains("oh no"), "{error}");
+}

@@ -198,3 +198,26 @@ fn what_cannot_be_trained_is_refused_with_what_could() {
     let problem = NegMarginTrainee::new(configuration, Datasets::new(train, None)).err().unwrap().to_string();
     assert!(problem.contains("loss.batch is 97; allowed: 2 to 96, the pictures there are"), "{problem}");
 }
+
+/// `docs/training.md` names numbers; they are those of the configurations.
+#[test]
+fn the_defaults_are_those_that_the_documentation_names() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/training.md");
+    let page = std::fs::read_to_string(path).unwrap().replace('\n', " ");
+    let says = |words: String| assert!(page.contains(&words), "the page does not say '{words}'");
+    for maml in [maml::Configuration::photographs(), maml::Configuration::drawings()] {
+        says(format!("`--tasks` episodes ({};", maml.episodes.per_step));
+        says(format!("`--inner-steps` ({}) steps", maml.adaptation.inner_steps));
+        says(format!("`--inner-rate` ({})", maml.adaptation.inner_rate));
+        says(format!("`--test-steps` ({})", maml.adaptation.test_steps));
+        says(format!("Adam (rate {}, no decay)", maml.optimiser.rate));
+        assert_eq!((maml.optimiser.weight_decay, maml.adaptation.order), (0.0, Order::Second));
+        assert_eq!(maml.episodes.noise, ["symmetric=0".parse().unwrap()], "no noise unless asked for");
+    }
+    for negmargin in [negmargin::Configuration::photographs(), negmargin::Configuration::drawings()] {
+        says(format!("batches of `--batch` ({}) pictures", negmargin.loss.batch));
+        says(format!("`--scale` {} and `--margin` {}", negmargin.loss.scale, negmargin.loss.margin));
+        says(format!("Adam has a rate of {}", negmargin.optimiser.rate));
+        assert_eq!(negmargin.optimiser.weight_decay, 1e-4);
+    }
+}

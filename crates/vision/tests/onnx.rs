@@ -7,10 +7,30 @@ use std::path::Path;
 
 use image::{ImageFormat, Rgb, RgbImage};
 use proptest::prelude::*;
-use tiny_onnx::{DOUBLE, FLOAT, Graph, INT64, int, ints, means, node, tensor, value};
+use tiny_onnx::{BOOL, DOUBLE, FLOAT, Graph, INT64, int, ints, means, node, tensor, value};
 use trueshot_vision::backbone::Options;
 use trueshot_vision::cache::Place;
+use trueshot_vision::onnx::{self, ModelProcess};
 use trueshot_vision::{Backbone, Embedder};
+
+/// This test binary is its own worker.
+#[test]
+#[ignore = "not a test: the worker process that the tests start"]
+fn onnx_worker() {
+    std::process::exit(onnx::serve().into());
+}
+
+/// The limits of the tests: small enough to be reached quickly.
+fn allow_onnx() {
+    let arguments = ["onnx_worker", "--exact", "--ignored", "--nocapture"];
+    let process = ModelProcess::new(std::env::current_exe().unwrap(), arguments);
+    onnx::run_models_in(ModelProcess { memory: 1 << 30, seconds: 3, ..process });
+}
+
+fn from_bytes(bytes: Vec<u8>, options: &Options) -> trueshot_vision::Result<Backbone> {
+    allow_onnx();
+    Backbone::from_onnx(bytes, "x.onnx", options)
+}
 
 /// The tiny models are also where the fuzzer starts: they lie in a folder, as files.
 #[test]
@@ -35,6 +55,7 @@ fn plain() -> Options {
 }
 
 fn opened(graph: &Graph, options: &Options) -> Result<Backbone, String> {
+    allow_onnx();
     let backbone = Backbone::from_onnx(graph.file(), "tiny.onnx", options);
     backbone.map_err(|error| format!("{error} {}", error.hint().unwrap_or_default()))
 }
@@ -125,7 +146,7 @@ fn inputs_that_are_no_pictures_are_refused_with_their_shape() {
     refused(&["N", "3"], "[N, 3]; an image model's has four axes");
     refused(&["8", "3", "9", "9"], "batches of 8");
     refused(&["N", "7", "9", "9"], "no axis of 1 or 3 channels");
-    refused(&["N", "3", "9", "12"], "squares");
+    refused(&["N", "3", "9", "12"], "only square inputs are supported");
     refused(&["N", "3", "0", "0"], "1 to 2048 px");
     refused(&["N", "3", "100000", "100000"], "1 to 2048 px");
     let mut two = means(&["N", "3", "9", "9"]);
@@ -193,7 +214,7 @@ fn claims_are_not_believed() {
 #[test]
 fn what_is_no_model_is_said_to_be_none() {
     for bytes in [&b""[..], b"not a model", b"\x89PNG\r\n\x1a\n", &[0xff; 64]] {
-        let error = Backbone::from_onnx(bytes.to_vec(), "x.onnx", &Options::default()).err().unwrap();
+        let error = from_bytes(bytes.to_vec(), &Options::default()).err().unwrap();
         assert!(
             error.to_string().contains("x.onnx cannot be used as a backbone: it is no ONNX file"),
             "{error}"
@@ -201,10 +222,7 @@ fn what_is_no_model_is_said_to_be_none() {
     }
     let whole = means(&["N", "3", "9", "9"]).file();
     for length in 0..whole.len() {
-        assert!(
-            Backbone::from_onnx(whole[..length].to_vec(), "x.onnx", &Options::default()).is_err(),
-            "{length}"
-        );
+        assert!(from_bytes(whole[..length].to_vec(), &Options::default()).is_err(), "{length}");
     }
 }
 
@@ -215,6 +233,7 @@ fn what_stands_beside_a_model_is_used_and_options_go_first() {
     std::fs::write(&path, means(&["N", "3", "H", "W"]).file()).unwrap();
     let beside = |text: &str| std::fs::write(folder.path().join("tiny.toml"), text).unwrap();
     beside("size = 30\nmean = [0.0, 0.0, 0.0]\nstd = [1, 1, 1]\nresampling = \"bicubic\"\nfit = \"crop\"\n");
+    allow_onnx();
     let open = |options: &Options| Backbone::find(&path, options);
     let found = open(&Options::default()).unwrap();
     assert_eq!(found.preprocessing().size, 30);
@@ -248,6 +267,150 @@ fn two_models_differ_in_name_and_one_embeds_alike_on_any_number_of_threads() {
     assert_eq!(rows(1), rows(4));
 }
 
+/// A model whose features are those of [`means`] plus a value that these nodes compute, called `more`.
+fn with_more(tensors: Vec<Vec<u8>>, nodes: Vec<Vec<u8>>) -> Graph {
+    let mut graph = means(&["N", "3", "9", "9"]);
+    graph.tensors = tensors;
+    graph.nodes[1] = node("Flatten", &["pooled"], "flat", &[]);
+    graph.nodes.extend(nodes);
+    graph.nodes.push(node("ReduceMax", &["more"], "one", &[int("keepdims", 0)]));
+    graph.nodes.push(node("Add", &["flat", "one"], "features", &[]));
+    graph
+}
+
+fn floats(name: &str, values: &[f32]) -> Vec<u8> {
+    let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    tensor(name, FLOAT, &[values.len() as i64], &raw)
+}
+
+fn wholes(name: &str, values: &[i64]) -> Vec<u8> {
+    let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    tensor(name, INT64, &[values.len() as i64], &raw)
+}
+
+fn scalar(name: &str, value: f32) -> Vec<u8> {
+    tensor(name, FLOAT, &[], &value.to_le_bytes())
+}
+
+/// A shape of 110 GB, which no constant of the file says: the product of two.
+fn huge() -> (Vec<Vec<u8>>, Vec<u8>) {
+    let factors = vec![wholes("a", &[400, 400]), wholes("b", &[415, 415])];
+    (factors, node("Mul", &["a", "b"], "huge", &[]))
+}
+
+#[test]
+fn a_small_model_that_asks_for_gigabytes_is_refused_by_the_memory_limit() {
+    let refused = |what: &str, tensors: Vec<Vec<u8>>, nodes: Vec<Vec<u8>>| {
+        let (factors, product) = huge();
+        let graph = with_more([factors, tensors].concat(), [vec![product], nodes].concat());
+        let problem = opened(&graph, &plain()).err().unwrap_or_else(|| panic!("{what} is not refused"));
+        assert!(problem.contains("more than 1 GiB of memory for one picture"), "{what}: {problem}");
+    };
+    let one = || vec![tensor("1", FLOAT, &[1, 1], &1_f32.to_le_bytes())];
+    refused("ConstantOfShape", vec![], vec![node("ConstantOfShape", &["huge"], "more", &[])]);
+    refused("Expand", one(), vec![node("Expand", &["1", "huge"], "more", &[])]);
+    refused("Tile", one(), vec![node("Tile", &["1", "huge"], "more", &[])]);
+    let range = vec![scalar("from", 0.0), scalar("to", 3e10), scalar("step", 1.0)];
+    refused("Range", range, vec![node("Range", &["from", "to", "step"], "more", &[])]);
+    // Not constant, so not evaluated while it is loaded: the shape is that of the picture, enlarged.
+    let shaped = vec![
+        node("Shape", &["input"], "shape", &[]),
+        node("Mul", &["shape", "thousand"], "larger", &[]),
+        node("ConstantOfShape", &["larger"], "more", &[]),
+    ];
+    refused("a shape of the picture", vec![wholes("thousand", &[1000])], shaped);
+}
+
+#[test]
+fn a_chain_of_8000_nodes_is_run_and_one_of_200000_is_refused() {
+    let chain = |length: usize| {
+        let names: Vec<String> = (0..=length).map(|number| format!("v{number}")).collect();
+        let links = names.windows(2).map(|pair| node("Relu", &[&pair[0]], &pair[1], &[]));
+        let mut graph = means(&["N", "3", "9", "9"]);
+        graph.nodes[1] = node("Flatten", &["pooled"], "v0", &[]);
+        graph.nodes.extend(links);
+        graph.nodes.push(node("Relu", &[&names[length]], "features", &[]));
+        graph
+    };
+    assert!(close(&row(opened(&chain(8_000), &plain()).unwrap(), [255, 51, 0]), &[1.0, 0.2, 0.0]));
+    let problem = opened(&chain(200_000), &plain()).err().unwrap();
+    assert!(problem.contains("more than 100000 nodes"), "{problem}");
+}
+
+#[test]
+fn the_deepest_graph_that_the_gate_lets_through_does_not_overflow_the_stack() {
+    let names: Vec<String> = (0..99_000).map(|number| number.to_string()).collect();
+    let mut graph = means(&["N", "3", "9", "9"]);
+    graph.nodes[1] = node("Flatten", &["pooled"], "0", &[]);
+    graph.nodes.extend(names.windows(2).map(|pair| node("Relu", &[&pair[0]], &pair[1], &[])));
+    graph.outputs = vec![value("98999", FLOAT, &["N", "C"])];
+    // It takes too long to optimise, or it works; what it does not do is end the worker for want of stack.
+    if let Err(problem) = opened(&graph, &plain()) {
+        assert!(problem.contains("processor time"), "{problem}");
+    }
+}
+
+/// An attribute that is a graph.
+fn body(graph: &Graph) -> Vec<u8> {
+    [tiny_onnx::bytes(1, "body"), tiny_onnx::bytes(6, graph.message()), tiny_onnx::whole(20, 5)].concat()
+}
+
+#[test]
+fn a_computation_without_end_is_refused_by_the_time_limit() {
+    let refused = |what: &str, graph: &Graph| {
+        let problem = opened(graph, &plain()).err().unwrap_or_else(|| panic!("{what} is not refused"));
+        assert!(problem.contains("more than 3 s of processor time for one picture"), "{what}: {problem}");
+    };
+    let step = Graph {
+        nodes: vec![node("Identity", &["going"], "goes", &[]), node("Relu", &["state"], "next", &[])],
+        inputs: vec![value("n", INT64, &[]), value("going", BOOL, &[]), value("state", FLOAT, &["1", "3"])],
+        outputs: vec![value("goes", BOOL, &[]), value("next", FLOAT, &["1", "3"])],
+        ..Graph::default()
+    };
+    let mut endless = means(&["N", "3", "9", "9"]);
+    endless.nodes[1] = node("Flatten", &["pooled"], "flat", &[]);
+    endless.tensors =
+        vec![tensor("times", INT64, &[], &i64::MAX.to_le_bytes()), tensor("yes", BOOL, &[], &[1])];
+    endless.nodes.push(node("Loop", &["times", "yes", "flat"], "features", &[body(&step)]));
+    refused("Loop", &endless);
+    let side = vec![floats("1", &[1.0]), wholes("side", &[3000, 3000])];
+    let names: Vec<String> = (0..100).map(|number| format!("m{number}")).collect();
+    let mut nodes = vec![node("Expand", &["1", "side"], "m0", &[])];
+    nodes.extend(names.windows(2).map(|pair| node("MatMul", &[&pair[0], &pair[0]], &pair[1], &[])));
+    nodes.push(node("Identity", &["m99"], "more", &[]));
+    refused("MatMul", &with_more(side, nodes));
+}
+
+#[test]
+fn a_picture_that_ends_the_worker_is_lost_alone() {
+    // The brighter the red, the larger an array it asks for.
+    let (size, zero) = (floats("size", &[3e10]), wholes("zero", &[0]));
+    let nodes = vec![
+        node("ReduceMax", &["input"], "brightest", &[int("keepdims", 0)]),
+        node("Mul", &["brightest", "size"], "wanted", &[]),
+        node("Cast", &["wanted"], "shape", &[int("to", INT64)]),
+        node("ConstantOfShape", &["shape"], "zeros", &[]),
+        node("Concat", &["zeros", "none"], "more", &[int("axis", 0)]),
+    ];
+    let graph = with_more(vec![size, zero, floats("none", &[0.0])], nodes);
+    let embedder = Embedder::new(opened(&graph, &plain()).unwrap(), &Place::Nowhere);
+    let files: Vec<Vec<u8>> =
+        (0..24).map(|number| picture([u8::from(number % 8 == 5) * 200, 0, 0])).collect();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(8).build().unwrap();
+    let rows = pool.install(|| embedder.embed_bytes(&files).unwrap());
+    for (number, row) in rows.iter().enumerate() {
+        match row {
+            Ok(row) => assert!(number % 8 != 5 && close(row, &[0.0; 3]), "{number}: {row:?}"),
+            Err(problem) => {
+                assert!(
+                    number % 8 == 5 && problem.to_string().contains("1 GiB of memory"),
+                    "{number}: {problem}"
+                );
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -259,7 +422,7 @@ proptest! {
             bytes[place] = value;
         }
         let options = Options { size: Some(9), ..plain() };
-        if let Ok(backbone) = Backbone::from_onnx(bytes, "x.onnx", &options) {
+        if let Ok(backbone) = from_bytes(bytes, &options) {
             prop_assert!(backbone.dim() > 0);
         }
     }

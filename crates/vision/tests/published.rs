@@ -168,14 +168,68 @@ fn files_that_are_something_else_are_refused_with_the_reason() {
     assert!(said(b"\x80\x02}U\x01aK\x01s.").contains("it has no image_data or data, but a"));
     assert!(said(b"\x80\x02}U\x04dataK\x01s.").contains("its pictures are a whole number"));
     assert!(said(b"\x80\x02].").contains("X_labels.pkl"));
-    let cut = &std::fs::read(at("cifar-100-binary/test.bin")).unwrap()[..4000];
+}
+
+/// What is said about CIFAR-100's binary form with another file in it.
+fn cifar_with(name: &str, bytes: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
-    for name in ["fine_label_names.txt", "coarse_label_names.txt"] {
-        std::fs::copy(at("cifar-100-binary").join(name), folder.path().join(name)).unwrap();
+    for entry in std::fs::read_dir(at("cifar-100-binary")).unwrap().map(|entry| entry.unwrap()) {
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
     }
-    std::fs::write(folder.path().join("test.bin"), cut).unwrap();
-    let refused = Collection::open(folder.path(), Reading::default()).unwrap_err().to_string();
-    assert!(refused.contains("4000 bytes are no whole number of records of 3074"), "{refused}");
+    std::fs::write(folder.path().join(name), bytes).unwrap();
+    match Collection::open(folder.path(), Reading::default()) {
+        Ok(found) => panic!("{} pictures were read", found.entries().len()),
+        Err(refused) => refused.to_string(),
+    }
+}
+
+#[test]
+fn cifars_binary_files_of_another_length_are_refused() {
+    let whole = std::fs::read(at("cifar-100-binary/test.bin")).unwrap();
+    for length in [0, 1, 2, 3073, 3075, 4000, whole.len() - 1] {
+        let refused = cifar_with("test.bin", &whole[..length]);
+        assert!(
+            refused.contains(&format!("{length} bytes are no whole number of records of 3074")),
+            "{refused}"
+        );
+    }
+    for more in [1, 2, 3073] {
+        let refused = cifar_with("test.bin", &[&whole[..], &vec![0; more]].concat());
+        assert!(refused.contains("no whole number of records"), "{refused}");
+    }
+}
+
+#[test]
+fn labels_of_cifar_that_have_no_name_or_contradict_each_other_are_refused_with_their_picture() {
+    let whole = std::fs::read(at("cifar-100-binary/test.bin")).unwrap();
+    let with = |place: usize, label: u8| {
+        let mut bytes = whole.clone();
+        bytes[place] = label;
+        cifar_with("test.bin", &bytes)
+    };
+    let refused = with(3074 + 1, 200);
+    assert!(
+        refused.contains("test.bin") && refused.contains("picture 1 has the labels 200 and 0"),
+        "{refused}"
+    );
+    assert!(refused.contains("there are 3 and 3 names"), "{refused}");
+    assert!(with(0, 3).contains("picture 0 has the labels 0 and 3"), "{}", with(0, 3));
+    // The training file says that apples are fruit.
+    let refused = with(0, 2);
+    assert!(
+        refused.contains("'apple' into the superclass 'insects', others into 'fruit_and_vegetables'"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn names_of_cifars_labels_that_are_missing_or_doubled_are_refused() {
+    let with = |names: &[u8]| cifar_with("fine_label_names.txt", names);
+    assert!(with(b"apple\n\ntrout\n").contains("name 2 of 3 is empty"), "{}", with(b"apple\n\ntrout\n"));
+    assert!(with(b"apple\napple\ntrout\n").contains("the name 'apple' is in it twice"));
+    assert!(with(b"apple\nbee\n").contains("has the labels 2 and 0"), "{}", with(b"apple\nbee\n"));
+    assert!(with(b"").contains("name 1 of 1 is empty") || with(b"").contains("there are 0"), "{}", with(b""));
+    assert!(with(b"ap\xffle\nbee\ntrout\n").contains("cannot read"), "not UTF-8");
 }
 
 #[test]

@@ -138,3 +138,87 @@ fn the_built_in_drawings_are_a_source() {
     assert!(drawing.pixels.contains(&0) && drawing.pixels.contains(&255));
     assert!(collection.classes()[entry.class as usize].starts_with("Gurmukhi/"));
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_not_utf8_hide_no_picture_and_are_refused_one_by_one() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let folder = folder();
+    let write = |name: &[u8]| {
+        let path = folder.path().join(OsStr::from_bytes(name));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, picture(1)).unwrap();
+    };
+    [&b"ant/caf\xe9.png"[..], b"ant/caf\xe8.png", b"b\xffd/1.png"].iter().for_each(|name| write(name));
+    let skipped = |collection: &Collection| -> Vec<String> {
+        collection.skipped().iter().map(ToString::to_string).collect()
+    };
+    let found = open(folder.path());
+    assert_eq!(found.entries().len(), NAMES.len());
+    let reason = "its name is not valid UTF-8: rename it";
+    assert_eq!(
+        skipped(&found),
+        [
+            format!("ant/caf\\xe8.png: {reason}"),
+            format!("ant/caf\\xe9.png: {reason}"),
+            format!("b\\xffd: {reason}")
+        ]
+    );
+
+    let mut builder = tar::Builder::new(Vec::new());
+    for name in [&b"ant/1.png"[..], b"ant/caf\xe9.png", b"ant/caf\xe8.png"] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(picture(1).len() as u64);
+        builder.append_data(&mut header, OsStr::from_bytes(name), &picture(1)[..]).unwrap();
+    }
+    std::fs::write(folder.path().join("names.tar"), builder.into_inner().unwrap()).unwrap();
+    let found = open(&folder.path().join("names.tar"));
+    assert_eq!(found.entries().len(), 1);
+    assert_eq!(skipped(&found).len(), 2, "{:?}", skipped(&found));
+
+    let found = trueshot_vision::source::pictures_below(folder.path()).unwrap();
+    assert_eq!(found.files.len(), NAMES.len());
+    // The archive and three pictures.
+    assert_eq!(found.skipped.len(), 4, "{found:?}");
+}
+
+/// `repair --labels` writes such a list, and `audit` reads it again.
+#[test]
+fn a_list_of_labels_gives_every_name_back() {
+    use trueshot::repair::{Labelled, labels_csv};
+    let names = [
+        "=1+1.png",
+        "'=1.png",
+        "+a, b.png",
+        "-x.png",
+        "@a.png",
+        " space .png",
+        "\ttab.png",
+        "\"q\".png",
+        "a\nb.png",
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let labelled = |name: &&str| Labelled {
+        item: name.to_string(),
+        path: name.to_string(),
+        label: Some(format!("{name} class")),
+        was: name.to_string(),
+    };
+    let labelled: Vec<Labelled> = names.iter().map(labelled).collect();
+    let list = folder.path().join("labels.csv");
+    let text = labels_csv(&labelled);
+    std::fs::write(&list, &text).unwrap();
+    let found = open(&list);
+    let mut expected: Vec<(String, String)> =
+        labelled.into_iter().map(|one| (one.label.unwrap(), one.path)).collect();
+    expected.sort();
+    let found: Vec<(String, String)> = found
+        .entries()
+        .iter()
+        .map(|entry| (found.classes()[entry.class as usize].clone(), entry.item.clone()))
+        .collect();
+    assert_eq!(found, expected);
+    let starts_a_formula = |line: &str| line.trim_start_matches('"').starts_with(['=', '+', '-', '@', '\t']);
+    assert!(!text.lines().any(starts_a_formula), "{text}");
+}

@@ -101,6 +101,60 @@ fn read_all(name: &str, bytes: &[u8]) {
     }
 }
 
+/// CIFAR-100 in one of its published forms.
+#[derive(Clone, Copy)]
+struct Cifar {
+    folder: &'static str,
+    files: &'static [&'static str],
+}
+
+const CIFAR: [Cifar; 2] = [
+    Cifar { folder: "cifar-100-python", files: &["meta", "train", "test"] },
+    Cifar {
+        folder: "cifar-100-binary",
+        files: &["train.bin", "test.bin", "fine_label_names.txt", "coarse_label_names.txt"],
+    },
+];
+
+impl Cifar {
+    fn read(&self, file: &str) -> Vec<u8> {
+        std::fs::read(format!("tests/published/{}/{file}", self.folder)).unwrap()
+    }
+
+    /// Reads the data set with other bytes in one of its files: the items, their classes and their pixels.
+    fn read_with(&self, file: &str, bytes: &[u8]) -> Option<Vec<(String, String, Vec<u8>)>> {
+        let folder = tempfile::tempdir().unwrap();
+        self.files.iter().for_each(|name| std::fs::write(folder.path().join(name), self.read(name)).unwrap());
+        std::fs::write(folder.path().join(file), bytes).unwrap();
+        let collection = Collection::open(folder.path(), Reading::default()).ok()?;
+        let rows = collection.entries().iter().map(|entry| {
+            let pixels = collection.picture(entry, Channels::Colour).unwrap().pixels;
+            (entry.item.clone(), collection.classes()[entry.class as usize].clone(), pixels)
+        });
+        Some(rows.collect())
+    }
+}
+
+/// Every bit that is not part of a pixel, and some that are.
+#[test]
+fn flipped_bits_of_cifars_binary_files_are_refused_or_change_one_picture() {
+    let form = CIFAR[1];
+    for file in ["train.bin", "test.bin"] {
+        let bytes = form.read(file);
+        let whole = form.read_with(file, &bytes).unwrap();
+        let labels = (0..bytes.len()).filter(|at| at % 3074 < 2);
+        for at in labels.chain((0..bytes.len()).step_by(211)) {
+            for bit in 0..8 {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 1 << bit;
+                let Some(found) = form.read_with(file, &damaged) else { continue };
+                let changed = found.iter().zip(&whole).filter(|(found, whole)| found != whole).count();
+                assert!(found.len() == whole.len() && changed <= 1, "{file}, bit {bit} of byte {at}");
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
@@ -193,6 +247,19 @@ proptest! {
     #[test]
     fn damaged_data_sets_never_panic(which in 0..5_usize, (changes, cut, splice) in damage()) {
         read_all("cache.pkl", &damaged(&PICKLES[which], &changes, cut, splice));
+    }
+
+    #[test]
+    fn damaged_files_of_cifar_never_panic(
+        binary: bool,
+        which in 0..4_usize,
+        (changes, cut, splice) in damage(),
+        more in prop::collection::vec(any::<u8>(), 0..4),
+    ) {
+        let form = CIFAR[usize::from(binary)];
+        let mut bytes = damaged(&form.read(form.files[which % form.files.len()]), &changes, cut, splice);
+        bytes.extend(more);
+        form.read_with(form.files[which % form.files.len()], &bytes);
     }
 
     #[test]

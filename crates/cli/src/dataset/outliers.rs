@@ -8,6 +8,7 @@ use clap::Args;
 use trueshot_vision::outliers::{Candidates, Plan, Report, Request, make, plan};
 use trueshot_vision::split::Split;
 
+use crate::messages::say;
 use crate::pictures_argument::FitArgument;
 use crate::progress::Progress;
 use crate::threads::Threads;
@@ -108,23 +109,21 @@ impl Arguments {
     fn tell(&self, plan: &Plan, report: &Report, start: Instant) {
         if let Some((class, have)) = report.short.iter().min_by_key(|(_, have)| have) {
             let count = report.short.len();
-            eprintln!(
+            say!(
                 "warning: {count} of {} classes have fewer than {} pictures; the fewest, {have}, has '{class}'",
-                report.classes, plan.per_class
+                report.classes,
+                plan.per_class
             );
         }
         if report.unreadable > 0 {
-            eprintln!(
-                "warning: {} pictures could not be read and were replaced by others",
-                report.unreadable
-            );
+            say!("warning: {} pictures could not be read and were replaced by others", report.unreadable);
         }
         let seconds = start.elapsed().as_secs_f64();
         let kept = match report.kept {
             0 => String::new(),
             kept => format!("; {kept} classes were there already"),
         };
-        eprintln!(
+        say!(
             "{}: {} classes in train, {} in test, {} pictures written{kept} ({seconds:.1} s)",
             self.output.display(),
             plan.train.len(),

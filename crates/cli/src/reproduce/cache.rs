@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::jobs::{Job, hex};
+use crate::messages::say;
 use crate::output::write_file;
 
 /// The note beside a result.
@@ -51,10 +52,7 @@ impl Cache {
     pub fn lock(&self) -> anyhow::Result<File> {
         let lock = File::create(self.folder.join("cache").join("lock"))?;
         if lock.try_lock().is_err() {
-            eprintln!(
-                "waiting for another run, or for a step that one left behind, in {}",
-                self.folder.display()
-            );
+            say!("waiting for another run, or for a step that one left behind, in {}", self.folder.display());
             lock.lock()?;
         }
         Ok(lock)

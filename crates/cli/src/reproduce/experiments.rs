@@ -7,6 +7,7 @@ use serde::Deserialize;
 use trueshot::noise::NoiseLevels;
 
 use super::figures::Figure;
+use crate::messages::hinted;
 
 const EXPERIMENTS: &str = include_str!("../../experiments/paper.toml");
 const PAPER: &str = include_str!("../../experiments/paper.csv");
@@ -168,8 +169,9 @@ impl Experiments {
         let find = |name: &String| {
             let known = || all.iter().map(Experiment::name).collect::<Vec<_>>().join(", ");
             let found = all.iter().find(|known| known.name() == name).copied();
-            found
-                .with_context(|| format!("there is no experiment '{name}'\nhint: all, or any of {}", known()))
+            found.ok_or_else(|| {
+                hinted(format!("there is no experiment '{name}'"), format!("all, or any of {}", known()))
+            })
         };
         names.iter().map(find).collect()
     }
@@ -179,7 +181,10 @@ impl Experiments {
         let names: BTreeSet<&str> =
             self.table.iter().flat_map(|table| &table.rows).map(|row| row.row.as_str()).collect();
         let known = || names.iter().copied().collect::<Vec<_>>().join(", ");
-        anyhow::ensure!(names.contains(name), "there is no row '{name}'\nhint: {}", known());
+        anyhow::ensure!(
+            names.contains(name),
+            hinted(format!("there is no row '{name}'"), format!("there are {}", known()))
+        );
         Ok(())
     }
 }

@@ -28,6 +28,7 @@ use self::jobs::Jobs;
 use self::plan::{Planned, Planner, Settings, Source};
 use self::results::Evaluated;
 use self::steps::Steps;
+use crate::messages::{hinted, say};
 use crate::output::{print, write_file};
 
 /// Reproduce the paper's tables and figures, from the data to a page
@@ -114,7 +115,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         write_file(&out.join(name), &text)?;
     }
     let (tables, figures) = (reproduction.tables.len(), reproduction.figures.len());
-    eprintln!("{}: {tables} tables and {figures} figures", out.join("report.html").display());
+    say!("{}: {tables} tables and {figures} figures", out.join("report.html").display());
     Ok(())
 }
 
@@ -169,8 +170,9 @@ impl Arguments {
         anyhow::ensure!(episodes > 0, "--episodes is 0; allowed: 1 or more");
         let mut backbones = BTreeMap::new();
         for given in &self.backbone {
-            let (dataset, path) = given.split_once('=').with_context(|| {
-                format!("'{given}' is no backbone\nhint: write DATASET=FILE, such as miniimagenet=conv4.safetensors")
+            let (dataset, path) = given.split_once('=').ok_or_else(|| {
+                let hint = "write DATASET=FILE, such as miniimagenet=conv4.safetensors";
+                hinted(format!("'{given}' is no backbone"), hint)
             })?;
             known(experiments, dataset)?;
             let print = cache::sha256(Path::new(path));
@@ -208,8 +210,7 @@ fn known(experiments: &Experiments, dataset: &str) -> anyhow::Result<()> {
     let names = || experiments.dataset.keys().cloned().collect::<Vec<_>>().join(", ");
     anyhow::ensure!(
         experiments.dataset.contains_key(dataset),
-        "there is no dataset '{dataset}'\nhint: {}",
-        names()
+        hinted(format!("there is no dataset '{dataset}'"), format!("there are {}", names()))
     );
     Ok(())
 }

@@ -6,6 +6,7 @@ use trueshot::training::heads::{Bank, overlaps};
 use super::cache::Cache;
 use super::jobs::Jobs;
 use super::plan::{Features, PICTURE_EPISODES, Planned, Settings, Source};
+use crate::messages::hinted;
 
 /// Episodes of the paper.
 const EPISODES: u64 = 10_000;
@@ -82,11 +83,11 @@ pub fn check(source: &Source<'_>) -> anyhow::Result<()> {
     for (place, (first, classes)) in parts.iter().enumerate() {
         for (second, others) in &parts[place + 1..] {
             if let Some(shared) = classes.iter().find(|class| others.contains(class)) {
-                anyhow::bail!(
-                    "{}: class '{shared}' is both in {first} and in {second}\nhint: nothing may be tested on what was trained on; \
-                     take it out of one of them",
-                    source.dataset.title
-                );
+                let title = &source.dataset.title;
+                return Err(hinted(
+                    format!("{title}: class '{shared}' is both in {first} and in {second}"),
+                    "nothing may be tested on what was trained on; take it out of one of them",
+                ));
             }
         }
     }

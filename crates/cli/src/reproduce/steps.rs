@@ -11,6 +11,8 @@ use anyhow::Context;
 use super::cache::{Cache, State};
 use super::duration;
 use super::jobs::{Job, Jobs};
+use crate::messages::{hinted, say};
+use crate::this_program::this_program;
 
 /// Runs what is not done yet.
 pub struct Steps<'a> {
@@ -88,21 +90,26 @@ impl Steps<'_> {
             State::Done => return Ok(()),
             State::Open => (),
             State::Changed => {
-                eprintln!("{} is not what was noted when it was made: making it again", job.output.display());
+                say!("{} is not what was noted when it was made: making it again", job.output.display());
                 self.cache.forget(job)?;
             }
         }
-        eprintln!("\n[{}/{}] {} (about {})", place + 1, self.needed.len(), job.label, duration(job.estimate));
+        say!("");
+        say!("[{}/{}] {} (about {})", place + 1, self.needed.len(), job.label, duration(job.estimate));
         let start = Instant::now();
         let status = self.command(job, lock)?.status().context("cannot start this program again")?;
         if status.code() == Some(130) || status.code().is_none() {
-            eprintln!("stopped; the same command goes on from here");
+            say!("stopped; the same command goes on from here");
             std::process::exit(130);
         }
         let log = self.log(job);
-        let hint =
-            if self.side_by_side > 1 { format!("\nhint: see {}", log.display()) } else { String::new() };
-        anyhow::ensure!(status.success(), "this step failed: {}{hint}", self.jobs.command(job));
+        if !status.success() {
+            let message = format!("this step failed: {}", self.jobs.command(job));
+            return Err(match self.side_by_side > 1 {
+                true => hinted(message, format!("see {}", log.display())),
+                false => anyhow::anyhow!(message),
+            });
+        }
         if self.side_by_side > 1 {
             let _ = std::fs::remove_file(log);
         }
@@ -113,7 +120,9 @@ impl Steps<'_> {
         let folder = self.cache.path(job);
         let folder =
             folder.parent().and_then(Path::parent).context("results lie in a folder of their own")?;
-        let mut command = this_program()?;
+        let (program, arguments) = this_program()?;
+        let mut command = Command::new(program);
+        command.args(arguments);
         command.current_dir(folder).args(self.jobs.arguments(job)).stdin(lock.try_clone()?);
         if job.kind.is_trained() {
             command.arg("--resume");
@@ -132,17 +141,5 @@ impl Steps<'_> {
 
     fn log(&self, job: &Job) -> std::path::PathBuf {
         self.cache.path(job).with_extension("log")
-    }
-}
-
-/// This program once more: itself, or as a module of the interpreter that runs it.
-fn this_program() -> anyhow::Result<Command> {
-    match std::env::var_os("TRUESHOT_PYTHON") {
-        None => Ok(Command::new(std::env::current_exe()?)),
-        Some(interpreter) => {
-            let mut command = Command::new(interpreter);
-            command.args(["-m", "trueshot"]);
-            Ok(command)
-        }
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use trueshot::training::{Event, Record, Watcher};
 
+use crate::messages::say;
 use crate::progress::goes_on;
 
 /// How much of a step's loss enters the mean that is shown.
@@ -110,9 +111,9 @@ impl Display {
     /// A line that stays: above the bars on a terminal, plain elsewhere.
     fn say(&self, line: &str) {
         if self.all.is_hidden() {
-            eprintln!("{line}");
+            say!("{line}");
         } else if let Err(error) = self.all.println(line) {
-            eprintln!("{line} ({error})");
+            say!("{line} ({error})");
         }
     }
 }

@@ -16,6 +16,8 @@ use trueshot::training::heads::{self, Bank, HeadOptions, HeadTrainee};
 
 use super::{Course, RunArguments};
 
+use crate::messages::say;
+
 /// Train TraNFS, a transformer that turns a noisy support set into prototypes
 ///
 /// Learns from episodes drawn from embeddings with noise put into their support sets, on frozen features: one model
@@ -322,7 +324,7 @@ fn train<M: HeadOptions + Send + Sync>(
     configuration.model = configuration.model.for_episodes(ways);
     configuration.check()?;
     configuration.model.check()?;
-    run.check()?;
+    let claim = run.claim()?;
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
         let files = open_all(&configuration)?;
@@ -337,7 +339,7 @@ fn train<M: HeadOptions + Send + Sync>(
         let training = banks(&data.train, &data.outliers);
         let validation = banks(&data.validation, &data.validation_outliers);
         for overlap in heads::overlaps(&training, &validation) {
-            eprintln!("warning: {overlap}");
+            say!("warning: {overlap}");
         }
         let course = Course {
             title: format!("{}, {} steps of {} episodes", M::KIND, steps, configuration.episodes.per_step),
@@ -347,8 +349,8 @@ fn train<M: HeadOptions + Send + Sync>(
             identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
         };
         let mut trainee = HeadTrainee::new(&configuration, training, validation)?;
-        eprintln!("{} parameters, seed {}", grouped(trainee.parameters().len()), configuration.seed);
-        run.train(&mut trainee, course)
+        say!("{} parameters, seed {}", grouped(trainee.parameters().len()), configuration.seed);
+        run.train(claim, &mut trainee, course)
     })?;
     run.conclude(&outcome, steps);
     Ok(())
@@ -357,10 +359,10 @@ fn train<M: HeadOptions + Send + Sync>(
 /// Says which noise there will not be.
 fn tell(left_out: LeftOut) {
     if left_out.training {
-        eprintln!("no outliers were given (--outliers), so there will be no outlier noise in training");
+        say!("no outliers were given (--outliers), so there will be no outlier noise in training");
     }
     if left_out.validation {
-        eprintln!("no outliers were given for validation (--val-outliers), so it will have no outlier noise");
+        say!("no outliers were given for validation (--val-outliers), so it will have no outlier noise");
     }
 }
 
@@ -372,7 +374,7 @@ fn open_all<M>(configuration: &Configuration<M>) -> anyhow::Result<BTreeMap<&Pat
     for path in all.into_iter().flatten() {
         if !files.contains_key(path.as_path()) {
             let embeddings = crate::eval::open(path, None)?;
-            eprintln!(
+            say!(
                 "{}: {} rows of {} numbers, {} classes",
                 path.display(),
                 grouped(embeddings.len()),

@@ -11,8 +11,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use trueshot::training::{Files, Outcome, Plan, Start, Trainee, train};
+use trueshot::training::{Claim, Files, Outcome, Plan, Start, Trainee};
 
+use crate::messages::say;
 use crate::progress::listen_for_interrupts;
 use crate::threads::Threads;
 use display::Display;
@@ -83,9 +84,9 @@ pub struct Course {
 }
 
 impl RunArguments {
-    /// Refuses to overwrite an earlier run, before anything is read.
-    pub fn check(&self) -> anyhow::Result<()> {
-        Ok(Files::of(&self.output).check(self.start())?)
+    /// Claims the files of the run before anything is read, and refuses to overwrite an earlier one.
+    pub fn claim(&self) -> anyhow::Result<Claim> {
+        Ok(Files::of(&self.output).claim(self.start())?)
     }
 
     fn start(&self) -> Start {
@@ -97,7 +98,7 @@ impl RunArguments {
     }
 
     /// Trains, showing how it goes.
-    pub fn train(&self, trainee: &mut dyn Trainee, course: Course) -> anyhow::Result<Outcome> {
+    pub fn train(&self, claim: Claim, trainee: &mut dyn Trainee, course: Course) -> anyhow::Result<Outcome> {
         anyhow::ensure!(
             self.save_every.is_finite() && self.save_every >= 0.0,
             "--save-every is {}; allowed: 0 or more seconds",
@@ -113,13 +114,12 @@ impl RunArguments {
             configuration: course.configuration,
             identity: course.identity,
         };
-        let start = self.start();
-        if start == Start::Resume && !plan.output.exists() && !Files::of(&plan.output).checkpoint.exists() {
-            eprintln!("there is no checkpoint beside {} yet: beginning", plan.output.display());
+        if self.resume && !plan.output.exists() && !Files::of(&plan.output).checkpoint.exists() {
+            say!("there is no checkpoint beside {} yet: beginning", plan.output.display());
         }
         listen_for_interrupts();
         let mut display = Display::new();
-        let outcome = train(trainee, &plan, start, &mut display);
+        let outcome = claim.train(trainee, &plan, &mut display);
         display.finish();
         Ok(outcome?)
     }
@@ -129,12 +129,12 @@ impl RunArguments {
         let files = Files::of(&self.output);
         let score = outcome.best_score.map_or(String::new(), |score| format!(", validation {score:.2}"));
         if outcome.best_step > 0 {
-            eprintln!("{}: the model of step {}{score}", files.model.display(), outcome.best_step);
+            say!("{}: the model of step {}{score}", files.model.display(), outcome.best_step);
         }
         if outcome.finished {
-            eprintln!("{}: how it was learnt", files.curves.display());
+            say!("{}: how it was learnt", files.curves.display());
         } else {
-            eprintln!(
+            say!(
                 "stopped after {} of {steps} steps, all saved; go on with the same command and --resume",
                 outcome.done
             );

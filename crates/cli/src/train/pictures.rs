@@ -14,6 +14,7 @@ use trueshot_vision::{Collection, Dataset, Error};
 
 use super::heads::{OptimiserFlags, grouped};
 use super::{Course, RunArguments};
+use crate::messages::{hinted, say};
 use crate::pictures_argument::{FitArgument, Part, tell_skipped};
 use crate::progress::Progress;
 
@@ -168,7 +169,7 @@ impl Lesson<'_> {
         configuration: &(impl Serialize + Sync),
         make: impl FnOnce(Datasets) -> trueshot_vision::Result<(T, usize)> + Send,
     ) -> anyhow::Result<()> {
-        run.check()?;
+        let claim = run.claim()?;
         let (steps, seed) = (self.steps, self.seed);
         let outcome = run.threads.run(|| {
             let datasets = load(self.data, self.pictures)?;
@@ -180,8 +181,8 @@ impl Lesson<'_> {
                 identity: datasets.identity(configuration),
             };
             let (mut trainee, count) = make(datasets)?;
-            eprintln!("{} {}, seed {seed}", grouped(count), self.parameters);
-            run.train(&mut trainee, course)
+            say!("{} {}, seed {seed}", grouped(count), self.parameters);
+            run.train(claim, &mut trainee, course)
         })?;
         run.conclude(&outcome, steps);
         Ok(())
@@ -202,9 +203,7 @@ pub fn settle(
     match (noise.iter().any(is_outlier), has_outliers) {
         (true, false) => anyhow::bail!(no_outliers("training", "--outliers")),
         (false, true) => {
-            eprintln!(
-                "warning: --outliers is given but no outlier noise is asked for; add --noise outlier=40"
-            );
+            say!("warning: --outliers is given but no outlier noise is asked for; add --noise outlier=40");
         }
         _ => (),
     }
@@ -212,7 +211,7 @@ pub fn settle(
         return Ok(());
     }
     if validation.noise.is_empty() && noise.iter().any(is_outlier) && !noise.iter().all(is_outlier) {
-        eprintln!("no outliers were given for validation (--val-outliers), so it will have no outlier noise");
+        say!("no outliers were given for validation (--val-outliers), so it will have no outlier noise");
         validation.noise = noise.iter().filter(|levels| !is_outlier(levels)).cloned().collect();
     }
     let judged = if validation.noise.is_empty() { noise } else { &validation.noise };
@@ -220,9 +219,10 @@ pub fn settle(
     Ok(())
 }
 
-fn no_outliers(place: &str, flag: &str) -> String {
-    format!(
-        "outlier noise in {place} needs pictures of other classes, and none were given\nhint: give them with {flag} DATASET"
+fn no_outliers(place: &str, flag: &str) -> anyhow::Error {
+    hinted(
+        format!("outlier noise in {place} needs pictures of other classes, and none were given"),
+        format!("give them with {flag} DATASET"),
     )
 }
 
@@ -254,13 +254,13 @@ fn load(data: &training::Data, pictures: &training::Pictures) -> anyhow::Result<
         datasets.outliers = Some(Arc::new(read(pictures, others, Use::Outliers)?));
     }
     if !validates(data) {
-        eprintln!("nothing to validate on (--val, --split-file): the last model will be kept");
+        say!("nothing to validate on (--val, --split-file): the last model will be kept");
         return Ok(datasets);
     }
     let source = if given(&data.validation) { &data.validation } else { &data.train };
     let validation = read(pictures, &part(data, source, &data.validation_split)?, Use::Validation)?;
     for warning in Overlap::between(&datasets.train, &validation).warnings() {
-        eprintln!("warning: {warning}");
+        say!("warning: {warning}");
     }
     if given(&data.validation_outliers) {
         let mut outliers = outliers(data, &data.validation_outliers)?;
@@ -297,7 +297,7 @@ fn outliers(data: &training::Data, path: &Path) -> anyhow::Result<Collection> {
 /// An outlier that is of a class to be learnt is none.
 fn check_outliers(data: &training::Data, train: &Collection, outliers: &Collection) -> anyhow::Result<()> {
     if data.outliers == data.train {
-        eprintln!(
+        say!(
             "warning: the outliers are the pictures to train on: now and then one is of a class of its episode"
         );
         return Ok(());
@@ -306,11 +306,10 @@ fn check_outliers(data: &training::Data, train: &Collection, outliers: &Collecti
     let is_name = |class: &&String| class.parse::<f64>().is_err();
     let known = train.classes();
     if let Some(class) = outliers.classes().iter().filter(is_name).find(|class| known.contains(class)) {
-        anyhow::bail!(
-            "class '{class}' is both among the outliers and to be trained on\nhint: take it out of {} or of {}",
-            data.outliers.display(),
-            data.train.display()
-        );
+        return Err(hinted(
+            format!("class '{class}' is both among the outliers and to be trained on"),
+            format!("take it out of {} or of {}", data.outliers.display(), data.train.display()),
+        ));
     }
     Ok(())
 }
@@ -340,7 +339,7 @@ fn read(pictures: &training::Pictures, collection: &Collection, used: Use) -> an
     if used == Use::Training && pictures.rotations {
         dataset = dataset.with_rotations()?;
     }
-    eprintln!(
+    say!(
         "{}: {} pictures of {} classes {}",
         collection.path().display(),
         grouped(dataset.pictures().len()),

@@ -143,3 +143,27 @@ fn features(bank: Bank<'_>, item: &Item) -> Vec<f32> {
     features.decode_row(item.row as usize, &mut row);
     row
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_head_is_the_one_whose_class_tokens_look_at_items_of_their_class() {
+        let class = |class| Token::Class { class, name: String::new() };
+        let item =
+            |given, truth| Token::Item { given, truth, row: 0, item: None, wrong: truth != Some(given) };
+        let tokens = vec![class(0), class(1), item(0, Some(0)), item(1, Some(0)), item(1, Some(1))];
+        // Each head: what the two class tokens give to the three items.
+        let head = |first: [f32; 3], second: [f32; 3]| -> Vec<Vec<f32>> {
+            let row = |items: [f32; 3]| [&[0.0, 0.0][..], &items[..]].concat();
+            vec![row(first), row(second), row([0.0; 3]), row([0.0; 3]), row([0.0; 3])]
+        };
+        let by_labels = head([1.0, 0.0, 0.0], [0.0, 0.5, 0.5]);
+        let by_truth = head([0.5, 0.5, 0.0], [0.0, 0.0, 1.0]);
+        let by_nothing = head([0.3, 0.3, 0.4], [0.3, 0.4, 0.3]);
+        let maps = |heads| AttentionMaps { episode: 0, layers: vec![heads], tokens: tokens.clone() };
+        assert_eq!(maps(vec![by_labels.clone(), by_truth.clone(), by_nothing.clone()]).best_head(0), 1);
+        assert_eq!(maps(vec![by_nothing, by_labels]).best_head(0), 1);
+    }
+}

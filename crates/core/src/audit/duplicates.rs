@@ -7,8 +7,9 @@ use rayon::prelude::*;
 use serde::Serialize;
 use trueshot_nn::{Isa, products};
 
-use super::item_name;
+use super::{Poll, item_name};
 use crate::embeddings::Embeddings;
+use crate::error::Result;
 use crate::report::visible;
 
 /// Two items that are the same.
@@ -60,12 +61,12 @@ pub(super) struct Sameness {
 }
 
 /// Finds all that are the same: equal ones by the first of them, others pair by pair.
-pub(super) fn find(data: &Embeddings) -> Sameness {
-    let groups = equal_rows(data);
+pub(super) fn find(data: &Embeddings, poll: &Poll<'_>) -> Result<Sameness> {
+    let groups = equal_rows(data, poll)?;
     let mut pairs: Vec<Pair> = groups.iter().flat_map(|group| equal_pairs(data, group)).collect();
     if data.len() <= ALL_PAIRS {
         let firsts: Vec<u32> = groups.iter().map(|group| group[0]).collect();
-        pairs.extend(near_pairs(data, &firsts));
+        pairs.extend(near_pairs(data, &firsts, poll)?);
     }
     let class = |row: u32| data.labels()[row as usize];
     pairs.sort_by_key(|pair| (class(pair.0) == class(pair.1), pair.0, pair.1));
@@ -79,21 +80,24 @@ pub(super) fn find(data: &Embeddings) -> Sameness {
         rows: [one, other],
     };
     let duplicates = pairs.into_iter().map(in_words).collect();
-    Sameness { duplicates, warnings: warnings(data, &groups) }
+    Ok(Sameness { duplicates, warnings: warnings(data, &groups) })
 }
 
 /// Rows with equal numbers, by their first; most are alone.
-fn equal_rows(data: &Embeddings) -> Vec<Vec<u32>> {
+fn equal_rows(data: &Embeddings, poll: &Poll<'_>) -> Result<Vec<Vec<u32>>> {
     let mut places = HashMap::new();
     let mut groups: Vec<Vec<u32>> = Vec::new();
     for row in 0..data.len() {
+        if row % 1024 == 0 {
+            poll.check()?;
+        }
         let place = *places.entry(data.features().bytes_of(row..row + 1)).or_insert_with(|| {
             groups.push(Vec::new());
             groups.len() - 1
         });
         groups[place].push(row as u32);
     }
-    groups
+    Ok(groups)
 }
 
 /// Every row of a group but the first, with the first of its class; and these with the first of all.
@@ -140,7 +144,7 @@ fn warnings(data: &Embeddings, groups: &[Vec<u32>]) -> Vec<String> {
 }
 
 /// Compares blocks of rows with blocks of rows.
-fn near_pairs(data: &Embeddings, firsts: &[u32]) -> Vec<Pair> {
+fn near_pairs(data: &Embeddings, firsts: &[u32], poll: &Poll<'_>) -> Result<Vec<Pair>> {
     const BLOCK: usize = 256;
     let dim = data.dim();
     let mut values = vec![0.0; firsts.len() * dim];
@@ -151,11 +155,12 @@ fn near_pairs(data: &Embeddings, firsts: &[u32]) -> Vec<Pair> {
     let lengths: Vec<f32> =
         rows.iter().map(|row| products::squared_norm(Isa::current(), row).sqrt()).collect();
     let starts: Vec<usize> = (0..rows.len()).step_by(BLOCK).collect();
-    let found = starts.par_iter().flat_map_iter(|&start| {
+    let found = starts.par_iter().map(|&start| {
         let left = start..(start + BLOCK).min(rows.len());
         let mut found = Vec::new();
         let mut named = vec![[0; 2]; left.len()];
         for start in (start..rows.len()).step_by(BLOCK) {
+            poll.check()?;
             let right = start..(start + BLOCK).min(rows.len());
             let mut out = vec![0.0; left.len() * right.len()];
             products::products(Isa::current(), &rows[right.clone()], &rows[left.clone()], &mut out);
@@ -170,7 +175,7 @@ fn near_pairs(data: &Embeddings, firsts: &[u32]) -> Vec<Pair> {
                 }
             }
         }
-        found
+        Ok(found)
     });
-    found.collect()
+    Ok(found.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }

@@ -7,8 +7,11 @@
 use rayon::prelude::*;
 use trueshot_nn::{Isa, products};
 
+use super::Poll;
 use super::rows::centred;
 use crate::embeddings::Embeddings;
+use crate::error::Result;
+use crate::evaluate::Watcher;
 
 /// A place on the map.
 pub type Point = [f32; 2];
@@ -18,20 +21,21 @@ const NEIGHBOURS: usize = 1000;
 /// Rounds in which components are turned towards the widest spread.
 const TURNS: usize = 30;
 
-/// The place of every item, in no particular scale.
-pub fn map(data: &Embeddings) -> Vec<Point> {
+/// The place of every item, in no particular scale. The watcher is asked after every round whether to go on.
+pub fn map(data: &Embeddings, watcher: &dyn Watcher) -> Result<Vec<Point>> {
+    let poll = Poll { watcher, done: data.len() as u64 };
     let values = centred(data);
     let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
-    let components = components(&rows);
+    let components = components(&rows, &poll)?;
     match rows.len() {
-        0..=5 => components,
-        6..=NEIGHBOURS => attract(&rows, components),
-        _ => components,
+        0..=5 => Ok(components),
+        6..=NEIGHBOURS => attract(&rows, components, &poll),
+        _ => Ok(components),
     }
 }
 
 /// The first two principal components of every row.
-fn components(rows: &[&[f32]]) -> Vec<Point> {
+fn components(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Vec<Point>> {
     let dim = rows[0].len();
     // Any start will do that is not at right angles to what is looked for.
     let start = |seed: usize| -> Vec<f32> {
@@ -39,6 +43,7 @@ fn components(rows: &[&[f32]]) -> Vec<Point> {
     };
     let mut axes = [start(0), start(1)];
     for _ in 0..TURNS {
+        poll.check()?;
         orthonormal(&mut axes);
         let placed = project(rows, &axes);
         axes = turned(rows, &placed);
@@ -52,7 +57,7 @@ fn components(rows: &[&[f32]]) -> Vec<Point> {
             axis.iter_mut().for_each(|value| *value = -*value);
         }
     }
-    project(rows, &axes)
+    Ok(project(rows, &axes))
 }
 
 fn project(rows: &[&[f32]], axes: &[Vec<f32>; 2]) -> Vec<Point> {
@@ -97,7 +102,7 @@ const HARD_ROUNDS: usize = 120;
 const HARDER: f32 = 12.0;
 
 /// Exact t-SNE.
-fn attract(rows: &[&[f32]], start: Vec<Point>) -> Vec<Point> {
+fn attract(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point>> {
     let items = rows.len();
     let wanted = affinities(rows);
     let spread = (start.iter().map(|point| point[0] * point[0]).sum::<f32>() / items as f32).sqrt();
@@ -107,6 +112,7 @@ fn attract(rows: &[&[f32]], start: Vec<Point>) -> Vec<Point> {
     let mut gains = vec![[1.0f32; 2]; items];
     let rate = (items as f32 / HARDER / 4.0).max(12.0);
     for round in 0..ROUNDS {
+        poll.check()?;
         let (pull, momentum) = if round < HARD_ROUNDS { (HARDER, 0.5) } else { (1.0, 0.8) };
         let slopes = slopes(&points, &wanted, pull);
         for item in 0..items {
@@ -119,7 +125,7 @@ fn attract(rows: &[&[f32]], start: Vec<Point>) -> Vec<Point> {
             }
         }
     }
-    points
+    Ok(points)
 }
 
 /// How much every item wants every other beside it; all together 1.
@@ -221,7 +227,7 @@ mod tests {
     #[test]
     fn items_that_are_alike_lie_together() {
         let data = heaps(6, 12);
-        let points = map(&data);
+        let points = map(&data, &()).unwrap();
         assert!(points.iter().flatten().all(|value| value.is_finite()));
         assert!(order(&data, &points) > 0.95, "{}", order(&data, &points));
     }
@@ -230,7 +236,11 @@ mod tests {
     fn the_map_is_the_same_with_any_number_of_threads() {
         let data = heaps(4, 10);
         let with = |threads| {
-            rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| map(&data))
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build()
+                .unwrap()
+                .install(|| map(&data, &()).unwrap())
         };
         assert_eq!(with(1), with(3));
     }
@@ -241,7 +251,7 @@ mod tests {
             Embeddings::from_rows(vec![1.0; 40], 4, (0..10).map(|row| format!("{}", row / 5)).collect())
                 .unwrap();
         for data in [heaps(2, 1), heaps(2, 600), equal] {
-            let points = map(&data);
+            let points = map(&data, &()).unwrap();
             assert_eq!(points.len(), data.len());
             assert!(points.iter().flatten().all(|value| value.is_finite()));
         }

@@ -127,6 +127,9 @@ struct Judged {
 }
 
 /// Looks through labelled items. Those that are `confirmed` (one entry a row, or none at all) stay where they are.
+///
+/// The watcher is told how many items have been judged, and is asked in between, from any thread and with the same
+/// number again, whether to go on.
 pub fn audit(
     data: &Embeddings,
     head: &TrainedRelabel,
@@ -151,7 +154,21 @@ pub fn audit(
         let mut opinions: Vec<&mut Opinion> = judged.iter_mut().map(|judged| &mut judged.opinion).collect();
         verdict::expect(&mut opinions, share);
     }
-    Ok(Audit::of(data, judged, options.certainty, is_confirmed))
+    let sameness = duplicates::find(data, &Poll { watcher, done: data.len() as u64 })?;
+    Ok(Audit::of(data, judged, options.certainty, is_confirmed, sameness))
+}
+
+/// Asks the watcher whether to go on, in phases during which the number of finished items stays the same. Every loop that
+/// can take long calls [`Poll::check`], on whatever thread it runs.
+struct Poll<'a> {
+    watcher: &'a dyn Watcher,
+    done: u64,
+}
+
+impl Poll<'_> {
+    fn check(&self) -> Result<()> {
+        if self.watcher.progress(self.done) { Ok(()) } else { Err(Error::Interrupted) }
+    }
 }
 
 /// Asks the head about every item, room by room.
@@ -161,12 +178,16 @@ fn judge(
     neighbours: usize,
     watcher: &dyn Watcher,
 ) -> Result<Vec<Judged>> {
-    let rooms = Rooms::new(data);
+    let rooms = Rooms::new(data, &Poll { watcher, done: 0 })?;
     let mut judged: Vec<Option<Judged>> = (0..data.len()).map(|_| None).collect();
     let mut done = 0;
     for group in rooms.all().chunks(rooms::AT_ONCE) {
-        let found: Vec<Vec<(u32, Judged)>> =
-            group.par_iter().map(|room| room.judge(data, head, neighbours)).collect::<Result<_>>()?;
+        let poll = Poll { watcher, done };
+        let judge = |room: &Room| {
+            poll.check()?;
+            room.judge(data, head, neighbours)
+        };
+        let found: Vec<Vec<(u32, Judged)>> = group.par_iter().map(judge).collect::<Result<_>>()?;
         for (row, found) in found.into_iter().flatten() {
             judged[row as usize] = Some(found);
         }
@@ -184,6 +205,7 @@ impl Audit {
         judged: Vec<Judged>,
         certainty: Certainty,
         is_confirmed: impl Fn(usize) -> bool,
+        Sameness { duplicates, warnings }: Sameness,
     ) -> Self {
         let name = |row: u32| item_name(data, row as usize);
         let class_name = |class: u32| data.classes()[class as usize].clone();
@@ -222,7 +244,6 @@ impl Audit {
             shares.push(opinion.into_shares());
         }
         let expected_wrong = classes.iter().map(|class| class.expected_wrong).sum();
-        let Sameness { duplicates, warnings } = duplicates::find(data);
         Audit { method: "relabel".into(), items, classes, expected_wrong, duplicates, warnings, shares }
     }
 

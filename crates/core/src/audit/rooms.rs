@@ -10,8 +10,8 @@ use rayon::prelude::*;
 use trueshot_nn::relabel::{Judgement, Space};
 use trueshot_nn::{Isa, products};
 
-use super::Judged;
 use super::verdict::Opinion;
+use super::{Judged, Poll};
 use crate::embeddings::Embeddings;
 use crate::error::Result;
 use crate::method::TrainedRelabel;
@@ -47,7 +47,7 @@ pub(super) struct Room {
 pub(super) struct Rooms(Vec<Room>);
 
 impl Rooms {
-    pub fn new(data: &Embeddings) -> Self {
+    pub fn new(data: &Embeddings, poll: &Poll<'_>) -> Result<Self> {
         let classes = data.classes().len();
         if data.len() <= ROOM_ITEMS && classes <= ROOM_CLASSES {
             let room = Room {
@@ -56,11 +56,11 @@ impl Rooms {
                 asked: data.len(),
                 closest: Vec::new(),
             };
-            return Rooms(vec![room]);
+            return Ok(Rooms(vec![room]));
         }
-        let layout = Layout::of(data);
-        let rooms = (0..classes).into_par_iter().flat_map_iter(|class| layout.rooms(data, class).into_iter());
-        Rooms(rooms.collect())
+        let layout = Layout::of(data, poll)?;
+        let rooms = (0..classes).into_par_iter().map(|class| layout.rooms(data, class, poll));
+        Ok(Rooms(rooms.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()))
     }
 
     pub fn all(&self) -> &[Room] {
@@ -134,18 +134,18 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(data: &Embeddings) -> Self {
+    fn of(data: &Embeddings, poll: &Poll<'_>) -> Result<Self> {
         let count = data.classes().len();
-        let means: Vec<Vec<f32>> = (0..count).into_par_iter().map(|class| mean_of(data, class)).collect();
+        let means = of_classes(count, poll, |class| Ok(mean_of(data, class)))?;
         let mut mean = vec![0.0; data.dim()];
         for class in &means {
             mean.iter_mut().zip(class).for_each(|(mean, value)| *mean += value / count as f32);
         }
-        let centres = (0..count).into_par_iter().map(|class| centre(data, class, &mean)).collect();
+        let centres = of_classes(count, poll, |class| centre(data, class, &mean, poll))?;
         let representatives = (0..count).map(|class| spread(data.rows_of(class), WANTED)).collect();
         let mut layout = Layout { mean, centres, representatives, usual: Vec::new() };
-        layout.usual = (0..count).into_par_iter().map(|class| layout.usual_of(data, class)).collect();
-        layout
+        layout.usual = of_classes(count, poll, |class| Ok(layout.usual_of(data, class)))?;
+        Ok(layout)
     }
 
     fn usual_of(&self, data: &Embeddings, class: usize) -> Vec<f32> {
@@ -165,12 +165,16 @@ impl Layout {
     }
 
     /// The rooms in which the items of one class are asked about.
-    fn rooms(&self, data: &Embeddings, class: usize) -> Vec<Room> {
+    fn rooms(&self, data: &Embeddings, class: usize, poll: &Poll<'_>) -> Result<Vec<Room>> {
         let rows = data.rows_of(class);
         let count = rows.len().div_ceil(ASKED);
         // Neighbours in the file are often alike, wrong ones too: every room gets some from everywhere.
         let asked = |room: usize| rows.iter().copied().skip(room).step_by(count).collect::<Vec<u32>>();
-        (0..count).map(|room| self.room(data, class as u32, &asked(room))).collect()
+        let room = |room: usize| {
+            poll.check()?;
+            Ok(self.room(data, class as u32, &asked(room)))
+        };
+        (0..count).map(room).collect()
     }
 
     fn room(&self, data: &Embeddings, class: u32, asked: &[u32]) -> Room {
@@ -204,6 +208,19 @@ impl Layout {
     }
 }
 
+/// Something of every class, on all threads.
+fn of_classes<T: Send>(
+    count: usize,
+    poll: &Poll<'_>,
+    of_class: impl Fn(usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let of_class = |class: usize| {
+        poll.check()?;
+        of_class(class)
+    };
+    (0..count).into_par_iter().map(of_class).collect()
+}
+
 /// The class itself and those that its items resemble most: first everybody's first choice, among equal ranks those that are
 /// closest.
 fn candidates(class: u32, ranked: &[Vec<u32>], cosine: &impl Fn(u32, usize) -> f32) -> Vec<u32> {
@@ -222,18 +239,19 @@ fn candidates(class: u32, ranked: &[Vec<u32>], cosine: &impl Fn(u32, usize) -> f
 }
 
 /// The centre of a class in the space minus the mean, for which what is far from it counts little.
-fn centre(data: &Embeddings, class: usize, mean: &[f32]) -> Vec<f32> {
+fn centre(data: &Embeddings, class: usize, mean: &[f32], poll: &Poll<'_>) -> Result<Vec<f32>> {
     let rows = data.rows_of(class);
     let placed = placed(data, rows, mean);
     let items: Vec<&[f32]> = placed.chunks_exact(data.dim()).collect();
     let mut centre = unit(&sum(&items, &vec![1.0; items.len()]));
     for _ in 0..3 {
+        poll.check()?;
         let weights: Vec<f32> = items.iter().map(|item| dot(item, &centre).max(0.0).powi(2)).collect();
         if weights.iter().sum::<f32>() > 0.0 {
             centre = unit(&sum(&items, &weights));
         }
     }
-    centre
+    Ok(centre)
 }
 
 /// So many of some rows, from the first to the last.

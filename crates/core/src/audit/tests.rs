@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
 
 /// Classes around places of their own; the last item of every class is one of the next class.
@@ -126,8 +128,68 @@ fn a_single_class_and_impossible_expectations_are_refused() {
 fn of_many_equal_items_only_some_pairs_are_named() {
     let labels = (0..600).map(|row| format!("class {}", row % 2)).collect();
     let data = Embeddings::from_rows(vec![1.0; 600 * 2], 2, labels).unwrap();
-    let found = super::duplicates::find(&data);
+    let found = super::duplicates::find(&data, &Poll { watcher: &(), done: 0 }).unwrap();
     assert!(found.duplicates.len() <= 600 * 8, "{} pairs", found.duplicates.len());
     let named: std::collections::HashSet<u32> = found.duplicates.iter().flat_map(|pair| pair.rows).collect();
     assert_eq!(named.len(), 600, "every one is named");
+}
+
+/// Refuses to go on from the n-th question on in which `done` items are finished.
+struct Refusal {
+    done: u64,
+    patience: usize,
+    asked: AtomicUsize,
+    asked_afterwards: AtomicUsize,
+}
+
+impl Watcher for Refusal {
+    fn progress(&self, done: u64) -> bool {
+        if done != self.done {
+            return true;
+        }
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        self.asked_afterwards.fetch_add(usize::from(asked > self.patience), Ordering::Relaxed);
+        asked < self.patience
+    }
+}
+
+/// Stops an audit and returns how often the watcher was asked after it refused.
+fn stopped(data: &Embeddings, done: u64, patience: usize) -> usize {
+    let watcher = Refusal { done, patience, asked: 0.into(), asked_afterwards: 0.into() };
+    let head = TrainedRelabel::built_in().unwrap();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let found = pool.install(|| audit(data, &head, &Options::default(), &[], &watcher));
+    assert!(matches!(found, Err(Error::Interrupted)), "{done} done, {patience} times answered");
+    watcher.asked_afterwards.into_inner()
+}
+
+#[test]
+fn an_interrupt_is_honoured_in_every_phase() {
+    let (data, _) = collection(30, 40, 24);
+    let rooms_of_a_chunk = rooms::AT_ONCE as u64;
+    // While the rooms are laid out: means, centres, usual cosines and the rooms of 30 classes.
+    for patience in [0, 1, 40, 100, 200] {
+        assert_eq!(stopped(&data, 0, patience), 0);
+    }
+    // Within the second chunk of rooms.
+    for patience in [0, 1, 30] {
+        assert_eq!(stopped(&data, 10 * rooms_of_a_chunk, patience), 0);
+    }
+    // Among the equal items and the pairs: the last chunk asks once itself.
+    for patience in [1, 2, 5, 10] {
+        assert_eq!(stopped(&data, data.len() as u64, patience), 0);
+    }
+}
+
+#[test]
+fn a_map_can_be_interrupted() {
+    for (classes, items) in [(5, 10), (30, 40)] {
+        let (data, _) = collection(classes, items, 24);
+        for patience in [0, 1, 20] {
+            let done = data.len() as u64;
+            let watcher = Refusal { done, patience, asked: 0.into(), asked_afterwards: 0.into() };
+            assert!(matches!(map(&data, &watcher), Err(Error::Interrupted)));
+            assert_eq!(watcher.asked_afterwards.into_inner(), 0);
+        }
+    }
 }

@@ -2,6 +2,9 @@
 //!
 //! `np.savez` stores: those members are slices of the mapped file. `np.savez_compressed` deflates: the sum of
 //! what the members claim to unpack to must be plausible for the file, and no more than claimed is read.
+//!
+//! The CRC-32 of every array that is read is compared once, when the file is opened. It covers an array, not the
+//! directory of the archive; so the directory must also agree with the header in front of each member.
 
 use std::io::{Cursor, Read};
 
@@ -63,7 +66,25 @@ impl<'a> Archive<'a> {
     fn open(source: &'a Source) -> Result<Self> {
         let zip = ZipArchive::new(Cursor::new(source.bytes.clone()))
             .map_err(|problem| source.malformed(FORMAT, problem))?;
-        Ok(Archive { source, zip, unpacked: 0 })
+        let mut archive = Archive { source, zip, unpacked: 0 };
+        archive.check_names()?;
+        Ok(archive)
+    }
+
+    /// Compares the names in the directory with those in front of the members: an optional array whose name is
+    /// damaged in one place must not be taken for a missing one.
+    fn check_names(&mut self) -> Result<()> {
+        for index in 0..self.zip.len() {
+            let member =
+                self.zip.by_index_raw(index).map_err(|problem| self.source.malformed(FORMAT, problem))?;
+            if local_name(&self.source.bytes, member.header_start()) != Some(member.name_raw()) {
+                let name = shown(member.name_raw());
+                let problem =
+                    format!("the directory lists a member '{name}', but the member has another name");
+                return Err(self.source.malformed(FORMAT, problem));
+            }
+        }
+        Ok(())
     }
 
     /// The first array there is of several names.
@@ -89,7 +110,13 @@ impl<'a> Archive<'a> {
         let member = self.zip.by_index(index).map_err(|problem| malformed(&problem))?;
         let (claimed, packed) = (member.size(), member.compressed_size());
         match member.compression() {
-            CompressionMethod::Stored => stored(source, member.data_start(), packed),
+            CompressionMethod::Stored => {
+                let bytes = stored(source, member.data_start(), packed)?;
+                match crc32fast::hash(&bytes) == member.crc32() {
+                    true => Ok(bytes),
+                    false => Err(source.damaged(format!("array '{}'", shown(member.name_raw())))),
+                }
+            }
             CompressionMethod::Deflated => {
                 self.unpacked = self.unpacked.saturating_add(claimed);
                 source.allow(self.unpacked)?;
@@ -100,6 +127,18 @@ impl<'a> Archive<'a> {
             ))),
         }
     }
+}
+
+/// A member's name for a message.
+fn shown(name: &[u8]) -> String {
+    crate::report::visible(&String::from_utf8_lossy(name))
+}
+
+/// The name in the header in front of a member.
+fn local_name(bytes: &[u8], header_start: u64) -> Option<&[u8]> {
+    let header = bytes.get(usize::try_from(header_start).ok()?..)?;
+    let (fixed, rest) = header.split_first_chunk::<30>()?;
+    rest.get(..usize::from(u16::from_le_bytes([fixed[26], fixed[27]])))
 }
 
 /// A member that lies in the file as it is.

@@ -241,6 +241,8 @@ struct PageHeader {
     /// Bytes of levels before the compressed part (the second version of data pages).
     levels: usize,
     plain_body: bool,
+    /// The CRC-32 of the page as it is stored, without this header; optional.
+    checksum: Option<u32>,
 }
 
 /// Parquet's numbers for two encodings of strings.
@@ -258,10 +260,14 @@ impl PageHeader {
                 sizes |= id;
                 Some(true)
             }
+            (4, wire::I32) => {
+                page.checksum = Some(walk.i32()? as u32);
+                Some(true)
+            }
             // A data page, a dictionary, or a data page of the second version.
             (5 | 7, wire::STRUCT) => page.read_values(walk, 2).map(|()| true),
             (8, wire::STRUCT) => page.read_values(walk, 4).map(|()| true),
-            (2 | 3 | 5 | 7 | 8, _) => None,
+            (2 | 3 | 4 | 5 | 7 | 8, _) => None,
             _ => Some(false),
         })?;
         (sizes == 3).then_some(page)
@@ -310,9 +316,14 @@ impl PageHeader {
         (self.uncompressed as u64).saturating_add(self.values.saturating_mul(width))
     }
 
+    /// Compares the checksum, and bounds what the page unpacks to.
+    ///
     /// Two of the decoder's codecs unpack without a limit, and so does one encoding: the pages of those codecs
     /// are measured first, the encoding is refused.
     fn check_body(&self, source: &Source, chunk: &ColumnChunkMetaData, body: &[u8]) -> Result<()> {
+        if self.checksum.is_some_and(|checksum| crc32fast::hash(body) != checksum) {
+            return Err(source.damaged(format!("a page of column '{}'", chunk.column_path().string())));
+        }
         if self.delta_strings {
             let column = chunk.column_path().string();
             let problem = format!(

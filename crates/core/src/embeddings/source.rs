@@ -55,6 +55,11 @@ impl Source {
         Error::Malformed { path: self.path.clone(), format, problem: problem.to_string() }
     }
 
+    /// An error about contents that do not match their checksum.
+    pub fn damaged(&self, what: impl Into<String>) -> Error {
+        Error::Damaged { path: self.path.clone(), what: what.into() }
+    }
+
     /// Refuses a claim that compressed contents could not honestly make.
     ///
     /// Features hardly compress (2 to 4 times, sparse ones 20); labels do, but they are small. So 64 times

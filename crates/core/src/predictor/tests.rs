@@ -1,6 +1,7 @@
 use super::*;
 use crate::audit::{self, audit};
 use crate::method::{Registry, TrainedRelabel};
+use crate::tensors::tests::{flips, without_checksum};
 
 /// Three classes around places of their own, and one item of the first filed under the second.
 fn support() -> Embeddings {
@@ -79,6 +80,22 @@ fn a_file_cut_anywhere_or_of_another_kind_is_refused() {
     let mut other = crate::tensors::Tensors::default();
     other.set_note("format", "trueshot-model/1");
     assert!(Predictor::read_bytes(other.to_bytes(), "file").is_err());
+}
+
+#[test]
+fn a_classifier_with_any_bit_flipped_is_refused() {
+    for (bit, damaged) in flips(&fit("protonet").to_bytes()).enumerate() {
+        assert!(Predictor::read_bytes(damaged, "file").is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn a_classifier_of_an_earlier_version_without_a_checksum_is_read() {
+    let predictor = fit("relabel");
+    let earlier = without_checksum(&predictor.to_bytes());
+    let read = Predictor::read_bytes(earlier, "file").unwrap();
+    assert_eq!(read.predict(&[&query(1)]).unwrap(), predictor.predict(&[&query(1)]).unwrap());
+    assert_eq!(read.to_bytes(), predictor.to_bytes(), "written again, it has a checksum");
 }
 
 #[test]

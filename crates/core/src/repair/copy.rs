@@ -10,8 +10,6 @@ use super::moves::Move;
 use crate::error::{Error, Result};
 use crate::lock::{LOCK_FILE, Lock};
 
-/// Marks a folder as an unfinished copy of ours, which may be thrown away.
-const MARK: &str = ".trueshot-unfinished";
 /// The log of what was done, in the copy.
 pub const LOG: &str = "trueshot-repair.jsonl";
 
@@ -38,9 +36,9 @@ pub fn copy(root: &Path, into: &Path, moves: &[Move], goes_on: &dyn Fn(usize) ->
     refuse_overlap(root, into)?;
     let _destination = Lock::beside(into)?;
     let _source = Lock::for_reading(root)?;
-    let part = unfinished(into)?;
-    fs::create_dir_all(&part).map_err(failed(&part))?;
-    fs::write(part.join(MARK), "").map_err(failed(&part))?;
+    let Unfinished { part, mark } = Unfinished::beside(into)?;
+    fs::write(&mark, "").map_err(failed(&mark))?;
+    fs::create_dir(&part).map_err(failed(&part))?;
     let targets: HashMap<&str, &str> = moves.iter().map(|m| (m.from.as_str(), m.to.as_str())).collect();
     let found = FolderContents::of(root)?;
     // Empty folders are classes that wait for their pictures.
@@ -57,10 +55,10 @@ pub fn copy(root: &Path, into: &Path, moves: &[Move], goes_on: &dyn Fn(usize) ->
         }
     }
     write_log(&part.join(LOG), moves).map_err(failed(&part))?;
-    fs::remove_file(part.join(MARK)).map_err(failed(&part))?;
     // An empty folder may be there; one with something in it is not replaced.
     let _ = fs::remove_dir(into);
     fs::rename(&part, into).map_err(failed(into))?;
+    fs::remove_file(&mark).map_err(failed(&mark))?;
     Ok(Copied { files: found.files.len(), left_out: found.left_out })
 }
 
@@ -70,24 +68,44 @@ pub fn files_below(root: &Path) -> Result<Vec<String>> {
     Ok(found.files.into_iter().map(|(item, _)| item).chain(found.left_out).collect())
 }
 
-/// The folder to build the copy in; what an earlier attempt left there is removed.
-fn unfinished(into: &Path) -> Result<PathBuf> {
-    let refused = |problem: &str| {
-        let source = std::io::Error::other(problem.to_owned());
-        Err(Error::Write { path: into.into(), source })
-    };
-    if into.exists() && !fs::read_dir(into).is_ok_and(|mut found| found.next().is_none()) {
-        return refused("it is already there");
+/// The hidden folder that a copy is built in, and the file next to it that marks the folder as ours. The mark is written
+/// before the folder is made and removed after the folder is gone, so a folder with a mark was left by a killed copy and
+/// may be removed; a folder without one belongs to the user.
+struct Unfinished {
+    part: PathBuf,
+    mark: PathBuf,
+}
+
+impl Unfinished {
+    /// Removes what a killed copy left, and refuses a destination that is in use.
+    fn beside(into: &Path) -> Result<Self> {
+        let refused = |problem: &str| {
+            let source = std::io::Error::other(problem.to_owned());
+            Err(Error::Write { path: into.into(), source })
+        };
+        let Some(name) = into.file_name() else { return refused("it has no name") };
+        let hidden = |ending: &str| {
+            let mut hidden = std::ffi::OsString::from(".");
+            hidden.push(name);
+            hidden.push(ending);
+            into.with_file_name(hidden)
+        };
+        let (part, mark) = (hidden(".trueshot-part"), hidden(".trueshot-unfinished"));
+        if mark.is_file() {
+            let failed = |source| Error::Write { path: part.clone(), source };
+            match fs::remove_dir_all(&part) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+                _ => fs::remove_file(&mark).map_err(failed)?,
+            }
+        }
+        if into.exists() && !fs::read_dir(into).is_ok_and(|mut found| found.next().is_none()) {
+            return refused("it is already there");
+        }
+        if part.exists() {
+            return refused("the hidden folder it would be built in exists already");
+        }
+        Ok(Unfinished { part, mark })
     }
-    let Some(name) = into.file_name() else { return refused("it has no name") };
-    let mut part = std::ffi::OsString::from(".");
-    part.push(name);
-    part.push(".trueshot-part");
-    let part = into.with_file_name(part);
-    if part.join(MARK).is_file() {
-        fs::remove_dir_all(&part).map_err(|source| Error::Write { path: part.clone(), source })?;
-    }
-    if part.exists() { refused("the folder for its parts is in use") } else { Ok(part) }
 }
 
 /// A copy inside of what is copied would never end.

@@ -141,6 +141,31 @@ fn a_copy_that_was_cut_off_is_made_again() {
 }
 
 #[test]
+fn a_copy_killed_before_its_first_or_after_its_last_file_does_not_block_the_next() {
+    let (root, out) = (folder(), tempfile::tempdir().unwrap());
+    let (moves, into) = (moves(&plan(root.path()), []), out.path().join("clean"));
+    let (part, mark) =
+        (out.path().join(".clean.trueshot-part"), out.path().join(".clean.trueshot-unfinished"));
+    // Between the mark and the folder; and with half of the folder removed by the next attempt.
+    fs::write(&mark, "").unwrap();
+    copy(root.path(), &into, &moves, &|_| true).unwrap();
+    fs::remove_dir_all(&into).unwrap();
+    fs::write(&mark, "").unwrap();
+    fs::create_dir_all(part.join("all")).unwrap();
+    copy(root.path(), &into, &moves, &|_| true).unwrap();
+    // Between the last rename and the removal of the mark.
+    fs::write(&mark, "").unwrap();
+    assert!(copy(root.path(), &into, &moves, &|_| true).is_err(), "it is there");
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "nothing else is left");
+    // A folder of the user is not touched.
+    fs::remove_dir_all(&into).unwrap();
+    fs::create_dir(&part).unwrap();
+    fs::write(part.join("mine"), "mine").unwrap();
+    assert!(copy(root.path(), &into, &moves, &|_| true).is_err());
+    assert_eq!(fs::read_to_string(part.join("mine")).unwrap(), "mine");
+}
+
+#[test]
 fn moves_in_place_are_made_once_and_taken_back() {
     let root = folder();
     let text = plan_text(root.path());
@@ -212,7 +237,12 @@ fn a_folder_that_changed_is_refused_with_what_changed() {
     let mut now = listing();
     now.remove(0);
     now[0].size = Some(99);
-    now.push(Listed { item: "all/dog/new.jpg".into(), class: Some("dog".into()), size: Some(1) });
+    now.push(Listed {
+        item: "all/dog/new.jpg".into(),
+        class: Some("dog".into()),
+        size: Some(1),
+        ..Listed::default()
+    });
     let refused = plan.check(&now, &unchanged).unwrap_err().to_string();
     assert_eq!(
         refused,

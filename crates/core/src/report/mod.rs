@@ -14,11 +14,11 @@ mod text;
 mod visible;
 
 pub use audit::{AuditPage, AuditTable, audit_csv, audit_json, shown_rows};
-pub(crate) use csv::quoted as csv_field;
+pub use csv::{csv_field, without_apostrophe};
 pub use html::Page;
 pub use inspection::inspection_text;
 pub use support_set::{Picture, PictureClass, PictureItem};
-pub use visible::visible;
+pub use visible::{visible, visible_lines};
 
 use crate::evaluate::Evaluation;
 use crate::noise::NoiseKind;

@@ -15,6 +15,12 @@ pub fn visible(name: &str) -> String {
     shown
 }
 
+/// A text of several lines in which everything but the line ends is as in [`visible`].
+pub fn visible_lines(text: &str) -> String {
+    let lines: Vec<String> = text.split('\n').map(visible).collect();
+    lines.join("\n")
+}
+
 /// Controls, line separators, and what turns or hides the letters behind it.
 fn is_disguise(letter: char) -> bool {
     letter.is_control()
@@ -61,6 +67,11 @@ mod tests {
     fn names_stay_in_their_line_and_letters_of_any_script_stay_letters() {
         assert_eq!(visible("two\nlines\t\u{202e}gpj.exe"), "two\\nlines\\t\\u{202e}gpj.exe");
         assert_eq!(visible("猫/Käse «été».jpg"), "猫/Käse «été».jpg");
+    }
+
+    #[test]
+    fn of_several_lines_only_the_line_ends_stay() {
+        assert_eq!(visible_lines("a\x1b[31m\nb\r\u{9b}\n"), "a\\u{1b}[31m\nb\\r\\u{9b}\n");
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //! trained elsewhere by the same loop.
 //!
 //! Beside a model `NAME.safetensors` lie `NAME.toml` (the whole configuration), `NAME.metrics.jsonl`,
-//! `NAME.curves.svg` and, as long as the run is not finished, `NAME.checkpoint`.
+//! `NAME.curves.svg` and, as long as the run is not finished, `NAME.checkpoint`. A [`Claim`] keeps other processes from
+//! writing them at the same time.
 
 mod checkpoint;
 pub mod configuration;
@@ -17,7 +18,7 @@ mod metrics;
 mod trainer;
 
 pub use metrics::Record;
-pub use trainer::{Files, Outcome, Plan, Start, train};
+pub use trainer::{Claim, Files, Outcome, Plan, Start, train};
 
 use crate::error::Result;
 use crate::tensors::Tensors;

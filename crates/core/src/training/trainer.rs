@@ -3,6 +3,9 @@
 //! A checkpoint is written after every validation, every so many seconds in between, and when the watcher wants
 //! to stop. The other files follow from it, so they are written after it: whatever moment the process dies at,
 //! the run goes on from a checkpoint that is whole, and what comes after it is done again, the same.
+//!
+//! A run holds a [`Claim`] on its output from before anything is read until all is written, so two processes never
+//! write the files of one run.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,6 +16,7 @@ use super::checkpoint::{Best, Progress};
 use super::{Event, Record, Trainee, Watcher, curves};
 use crate::atomic::{check_writable, write_atomically};
 use crate::error::{Error, Result};
+use crate::lock::Lock;
 use crate::tensors::Tensors;
 
 /// How a run goes, apart from what is trained.
@@ -87,15 +91,48 @@ impl Files {
         }
     }
 
-    /// Refuses to overwrite what nobody said could be, and a folder that cannot be written to. The trainer asks
-    /// too; who reads gigabytes first can ask before.
-    pub fn check(&self, start: Start) -> Result<()> {
+    /// Claims the files for one run, which must be allowed to write them.
+    ///
+    /// [`train`] does this itself. A caller that reads gigabytes first claims the files before, and trains with
+    /// [`Claim::train`].
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if another process trains this model, [`Error::AlreadyThere`] if an earlier run must not be
+    /// overwritten, [`Error::Write`] if the folder cannot be written to.
+    pub fn claim(self, start: Start) -> Result<Claim> {
+        check_writable(&self.model)?;
+        let lock = Lock::beside(&self.model)?;
         for (path, unfinished) in [(&self.checkpoint, true), (&self.model, false)] {
             if start == Start::Fresh && path.exists() {
                 return Err(Error::AlreadyThere { path: path.clone(), unfinished });
             }
         }
-        check_writable(&self.model)
+        Ok(Claim { files: self, start, _lock: lock })
+    }
+}
+
+/// The files of a run, locked against other processes until this is dropped or the process ends.
+#[derive(Debug)]
+pub struct Claim {
+    files: Files,
+    start: Start,
+    _lock: Lock,
+}
+
+impl Claim {
+    /// Trains until all steps are done or the watcher wants no more.
+    ///
+    /// # Panics
+    /// If the plan is for another output.
+    pub fn train(self, trainee: &mut dyn Trainee, plan: &Plan, watcher: &mut dyn Watcher) -> Result<Outcome> {
+        assert_eq!(self.files.model, plan.output, "the claim is for the output of the plan");
+        let files = self.files.clone();
+        let mut run =
+            Run { trainee, plan, files, watcher, progress: Progress::default(), unsaved_best: false };
+        if let Some(outcome) = run.begin(self.start)? {
+            return Ok(outcome);
+        }
+        run.go()
     }
 }
 
@@ -106,12 +143,7 @@ pub fn train(
     start: Start,
     watcher: &mut dyn Watcher,
 ) -> Result<Outcome> {
-    let files = Files::of(&plan.output);
-    let mut run = Run { trainee, plan, files, watcher, progress: Progress::default(), unsaved_best: false };
-    if let Some(outcome) = run.begin(start)? {
-        return Ok(outcome);
-    }
-    run.go()
+    Files::of(&plan.output).claim(start)?.train(trainee, plan, watcher)
 }
 
 struct Run<'a> {
@@ -125,10 +157,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Makes sure that the files can be written, and takes up an earlier run. If that was finished already,
-    /// its outcome.
+    /// Takes up an earlier run. If that was finished already, its outcome.
     fn begin(&mut self, start: Start) -> Result<Option<Outcome>> {
-        self.files.check(start)?;
         let (model, checkpoint) = (self.files.model.exists(), self.files.checkpoint.exists());
         match start {
             Start::Overwrite if model => std::fs::remove_file(&self.files.model)

@@ -47,6 +47,18 @@ impl Sample {
     }
 }
 
+/// Values, labels and names of a file as plain lists.
+pub fn contents(embeddings: &Embeddings) -> (Vec<f32>, Vec<String>, Vec<Option<String>>) {
+    let rows = 0..embeddings.len();
+    let mut values = vec![0.0; embeddings.len() * embeddings.dim()];
+    for (row, out) in values.chunks_exact_mut(embeddings.dim()).enumerate() {
+        embeddings.features().decode_row(row, out);
+    }
+    let class = |row: usize| embeddings.classes()[embeddings.labels()[row] as usize].clone();
+    let item = |row| embeddings.item(row).map(str::to_owned);
+    (values, rows.clone().map(class).collect(), rows.map(item).collect())
+}
+
 pub mod safetensors {
     use super::Sample;
 

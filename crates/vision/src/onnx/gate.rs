@@ -1,14 +1,17 @@
 //! The gate that an ONNX file passes before the library that runs it may see it.
 //!
 //! ONNX is protocol buffers: nested messages of numbered fields. We walk through all of them without allocating
-//! and refuse what is no such file, what claims more numbers than it holds, what keeps its weights in other
-//! files, and what asks for arrays that no image model needs (shapes, paddings). A model is a program all the same:
-//! what it computes its shapes from while it runs is beyond a gate.
+//! and refuse files that are not ONNX, tensors that claim more numbers than they hold, weights in other files, graphs of
+//! too many nodes, and constants that ask for arrays no image model needs (shapes, paddings). This gives a precise message
+//! at once for what can be seen in the file. A model is a program all the same: what it computes while it is loaded and
+//! run is bounded by the process it runs in ([`super::worker`]).
 
 use std::fmt;
 
 /// Messages within messages: a model, its graph, a node, an attribute, a graph within it, ..
 const DEEPEST: usize = 24;
+/// The most nodes of all graphs together. The deepest path through them must fit on the worker's stack.
+pub(super) const MOST_NODES: usize = 100_000;
 /// The most numbers that a constant may ask for as a shape.
 const MOST_NUMBERS: u64 = 1 << 28;
 /// The largest padding, stride or kernel.
@@ -103,40 +106,43 @@ pub(super) fn check(bytes: &[u8]) -> Outcome {
         }
     }
     match (graph, version) {
-        (Some(graph), Some(_)) => check_graph(graph, DEEPEST),
+        (Some(graph), Some(_)) => check_graph(graph, DEEPEST, &mut 0),
         _ => Err(Problem::NotOnnx),
     }
 }
 
-fn check_graph(bytes: &[u8], depth: usize) -> Outcome {
+/// `nodes` counts those of all graphs.
+fn check_graph(bytes: &[u8], depth: usize, nodes: &mut usize) -> Outcome {
     let Some(depth) = depth.checked_sub(1) else { return refused("its graphs are nested too deep") };
-    let mut fields = Fields(bytes);
-    let mut nodes = 0_usize;
+    let (mut fields, before) = (Fields(bytes), *nodes);
     while let Some((number, value)) = fields.next()? {
         match (number, value) {
             (1, Value::Bytes(node)) => {
-                nodes += 1;
-                check_node(node, depth)?;
+                *nodes += 1;
+                if *nodes > MOST_NODES {
+                    return refused(format!("it has more than {MOST_NODES} nodes"));
+                }
+                check_node(node, depth, nodes)?;
             }
             (5, Value::Bytes(tensor)) => check_tensor(tensor)?,
             (15, _) => return refused("it has sparse weights, which are not supported"),
             _ => (),
         }
     }
-    if nodes == 0 { refused("its graph is empty") } else { Ok(()) }
+    if *nodes == before { refused("its graph is empty") } else { Ok(()) }
 }
 
-fn check_node(bytes: &[u8], depth: usize) -> Outcome {
+fn check_node(bytes: &[u8], depth: usize, nodes: &mut usize) -> Outcome {
     let mut fields = Fields(bytes);
     while let Some((number, value)) = fields.next()? {
         if let (5, Value::Bytes(attribute)) = (number, value) {
-            check_attribute(attribute, depth)?;
+            check_attribute(attribute, depth, nodes)?;
         }
     }
     Ok(())
 }
 
-fn check_attribute(bytes: &[u8], depth: usize) -> Outcome {
+fn check_attribute(bytes: &[u8], depth: usize, nodes: &mut usize) -> Outcome {
     let Some(depth) = depth.checked_sub(1) else { return refused("its graphs are nested too deep") };
     let (mut fields, mut name) = (Fields(bytes), &[][..]);
     let mut largest = 0_u64;
@@ -144,7 +150,7 @@ fn check_attribute(bytes: &[u8], depth: usize) -> Outcome {
         match (number, value) {
             (1, Value::Bytes(found)) => name = found,
             (5 | 10, Value::Bytes(tensor)) => check_tensor(tensor)?,
-            (6 | 11, Value::Bytes(graph)) => check_graph(graph, depth)?,
+            (6 | 11, Value::Bytes(graph)) => check_graph(graph, depth, nodes)?,
             (8, Value::Number(whole)) => largest = largest.max(magnitude(whole)),
             (8, Value::Bytes(packed)) => {
                 let mut packed = Fields(packed);

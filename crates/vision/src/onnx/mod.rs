@@ -1,20 +1,43 @@
 //! Image models in ONNX, as other programs export them.
 //!
-//! What a model wants is found from the shape of its input: which axis the channels are on, the size of a picture where
-//! it is fixed. What is not in the file (mean, deviation, which output) comes from options or from a TOML file
-//! beside the model, and is as usual for ImageNet otherwise. One picture goes through the network at a time, on one
-//! thread, so that an embedding depends on nothing but its picture; who has more threads gives each a picture.
+//! What a model wants is found from the shape of its input: which axis the channels are on, and the size of a picture if
+//! it is fixed. What is not in the file (mean, deviation, which output) comes from options or from a TOML file next to
+//! the model, and has ImageNet's usual values otherwise. One picture goes through the network at a time, on one thread,
+//! so that an embedding depends on nothing but its picture.
 //!
-//! The model is run once when it is opened: that settles how long an embedding is, and a model that cannot be run is
-//! refused before any work is done.
+//! # A process of its own
+//!
+//! A model is a program written by someone else. Two hundred bytes can ask for 110 GB (`ConstantOfShape`, `Expand`,
+//! `Tile`, `Range`, `Pad`, `Resize` and others take the size of their output from a value, and rten evaluates whatever is
+//! constant while it loads the file), a long chain of nodes overflows the stack of rten's planner, and a `Loop` need not
+//! end. Neither running out of memory nor of stack can be caught within a process.
+//!
+//! So a model is loaded and run in a worker process (`worker`): the same program, started with other arguments
+//! ([`ModelProcess`]), with limits on memory and processor time that the operating system keeps, and a large stack. A
+//! model that exceeds a limit ends its worker, and this program reports which limit it was. One worker serves all
+//! threads, so the weights are in memory once; a picture costs a copy through a pipe.
+//!
+//! The alternative, to compute the shapes of all values before anything is run, would need a rule for each of the 150
+//! operators that rten knows, would have to refuse all shapes that depend on values, and would still trust rten to
+//! allocate nothing else.
+//!
+//! If a worker ends, every picture that was in work is tried again in a worker of its own, so only the pictures that
+//! are to blame are lost. The gate looks at a file first, because it can say more precisely what is wrong.
 
 mod gate;
+mod limits;
+mod model;
+mod process;
+mod wire;
+mod worker;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rten::{DataType, Dimension, Model, ModelOptions, NodeId, RunOptions, ThreadPool, Value, ValueType};
-use rten_tensor::{AsView, Layout as _};
+pub use process::ModelProcess;
+use process::Worker;
+use wire::{Description, Order};
+pub use worker::serve;
 
 use crate::backbone::Options;
 use crate::error::{Error, Result, Unreadable};
@@ -23,52 +46,51 @@ use crate::preprocess::Preprocessing;
 
 /// The largest file that is read as a model.
 const MOST_BYTES: u64 = 2 << 30;
-/// The largest picture that a model is given.
-const LARGEST: usize = 2048;
-/// The most numbers of an embedding.
-const WIDEST: usize = 1 << 16;
 /// Numbers of classes that ImageNet's classifiers have: with or without a background, of 1k, 21k and 22k.
 const CLASS_COUNTS: [usize; 5] = [1000, 1001, 21_841, 21_843, 11_221];
 
-/// Where the channels of a model's input are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
-    /// [picture, channel, row, column], as PyTorch exports.
-    ChannelsFirst,
-    /// [picture, row, column, channel], as TensorFlow does.
-    ChannelsLast,
+static PROCESS: Mutex<Option<ModelProcess>> = Mutex::new(None);
+
+/// Says how to start the worker process that runs ONNX models. Without it no ONNX model can be opened. A model that is
+/// open already is not affected.
+///
+/// A program usually starts itself:
+///
+/// ```
+/// use trueshot_vision::onnx::{self, ModelProcess};
+///
+/// if std::env::args().nth(1).as_deref() == Some("onnx-worker") {
+///     std::process::exit(onnx::serve().into());
+/// }
+/// onnx::run_models_in(ModelProcess::new(std::env::current_exe()?, ["onnx-worker"]));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn run_models_in(process: ModelProcess) {
+    *PROCESS.lock().unwrap_or_else(PoisonError::into_inner) = Some(process);
 }
 
-/// A model ready to run.
+/// A model that runs in a worker process.
 pub(crate) struct Network {
-    model: Model,
-    input: NodeId,
-    output: NodeId,
-    layout: Layout,
-    size: usize,
-    channels: usize,
-    dim: usize,
+    process: ModelProcess,
+    /// The file, for a new worker when one has ended.
+    bytes: Vec<u8>,
+    order: Order,
+    description: Description,
+    worker: Mutex<Arc<Worker>>,
+    /// Held while a picture is tried in a worker of its own, so that there is one such worker at a time.
+    alone: Mutex<()>,
 }
 
 /// What a model turned out to be.
 pub(crate) struct Opened {
     pub network: Network,
     pub preprocessing: Preprocessing,
-    /// What the output is called.
+    /// The name of the output.
     pub output: String,
-    /// The first digits of the hash of the file.
+    /// The first 16 digits of the hash of the file.
     pub hash: String,
-    /// What its user should know.
+    /// What the user should know.
     pub warning: Option<String>,
-}
-
-/// Working memory of one thread: a pool of a single one, as the library wants a pool.
-pub(crate) struct Scratch(Arc<ThreadPool>);
-
-impl Scratch {
-    pub fn new() -> Self {
-        Scratch(Arc::new(ThreadPool::with_num_threads(1)))
-    }
 }
 
 /// Reads a file, with the options beside it for what is not given.
@@ -97,26 +119,35 @@ fn beside(path: &Path) -> Result<Options> {
     })
 }
 
-/// Refuses what is no such file or claims what it does not hold.
+/// Refuses what is not an ONNX file or claims what it does not hold.
 pub(crate) fn check(bytes: &[u8], path: &Path) -> Result<()> {
     gate::check(bytes).map_err(|problem| bad(path, problem.to_string()))
 }
 
-/// Takes the bytes of a file; `path` stands for it in messages.
+/// Opens a model in memory; `path` stands for it in messages.
 pub(crate) fn read(bytes: Vec<u8>, path: &Path, options: &Options) -> Result<Opened> {
     check(&bytes, path)?;
+    let process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let process = process.ok_or_else(|| Error::BadModel {
+        path: path.into(),
+        problem: "ONNX models run in a process of their own, and this program has not said how to start it"
+            .into(),
+        hint: Some("call trueshot_vision::onnx::run_models_in first".into()),
+    })?;
     let hash = blake3::hash(&bytes).to_hex()[..16].to_owned();
-    let model = trueshot::guard::caught(|| ModelOptions::with_all_ops().prepack_weights(true).load(bytes))
-        .ok_or_else(|| bad(path, "its contents contradict each other"))?
-        .map_err(|problem| bad(path, first_line(&problem)))?;
-    let wanted = Wanted::of(&model, options).map_err(|problem| bad(path, problem))?;
-    let output = choose_output(&model, options).map_err(|problem| bad(path, problem))?;
-    let preprocessing = wanted.preprocessing(options)?;
-    let Wanted { input, layout, size, channels } = wanted;
-    let mut network = Network { model, input, output, layout, size, channels: channels.count(), dim: 0 };
-    network.dim = network.try_out().map_err(|problem| bad(path, problem))?;
-    let output = name(&network.model, output);
-    let warning = network.warning(&output);
+    let order = Order {
+        bytes: bytes.len() as u64,
+        size: options.size,
+        output: options.output.clone(),
+        memory: process.memory,
+        seconds: process.seconds,
+    };
+    let (worker, description) =
+        Worker::start(&process, &bytes, &order).map_err(|problem| bad(path, problem))?;
+    let preprocessing = preprocessing(&description, options)?;
+    let (output, warning) = (description.output.clone(), warning(&description));
+    let worker = Mutex::new(Arc::new(worker));
+    let network = Network { process, bytes, order, description, worker, alone: Mutex::default() };
     Ok(Opened { network, preprocessing, output, hash, warning })
 }
 
@@ -124,160 +155,48 @@ fn bad(path: &Path, problem: impl Into<String>) -> Error {
     Error::BadModel { path: path.into(), problem: problem.into(), hint: None }
 }
 
-fn first_line(problem: &dyn std::fmt::Display) -> String {
-    problem.to_string().lines().next().unwrap_or_default().chars().take(300).collect()
-}
-
-fn name(model: &Model, node: NodeId) -> String {
-    model.node_info(node).and_then(|info| info.name().map(str::to_owned)).unwrap_or_default()
-}
-
-/// A shape as people write it: `[N, 3, 224, 224]`.
-fn in_words(shape: &[Dimension]) -> String {
-    let side = |side: &Dimension| match side {
-        Dimension::Fixed(side) => side.to_string(),
-        Dimension::Symbolic(name) if name.is_empty() => "?".into(),
-        Dimension::Symbolic(name) => name.clone(),
+fn preprocessing(model: &Description, options: &Options) -> Result<Preprocessing> {
+    let usual = Preprocessing::colour(model.size);
+    let (channels, mean, std) = match model.channels {
+        1 => (Channels::Grey, vec![0.5], vec![0.5]),
+        _ => (Channels::Colour, usual.mean.clone(), usual.std.clone()),
     };
-    format!("[{}]", shape.iter().map(side).collect::<Vec<_>>().join(", "))
-}
-
-/// What a model's input must be.
-struct Wanted {
-    input: NodeId,
-    layout: Layout,
-    size: usize,
-    channels: Channels,
-}
-
-impl Wanted {
-    fn of(model: &Model, options: &Options) -> Result<Self, String> {
-        let [input] = model.input_ids() else {
-            return Err(format!("it has {} inputs; an image model has one", model.input_ids().len()));
-        };
-        let info = model.node_info(*input);
-        if let Some(kind) = info.as_ref().and_then(|info| info.dtype()).filter(|kind| !is_float(*kind)) {
-            return Err(format!("its input is of type {kind:?}; pictures are given as 32-bit floats"));
-        }
-        let shape = info.and_then(|info| info.shape()).ok_or("the shape of its input is not said")?;
-        let [batch, a, b, c] = &shape[..] else {
-            return Err(format!("its input is {}; an image model's has four axes", in_words(&shape)));
-        };
-        if let Dimension::Fixed(count) = batch
-            && *count != 1
-        {
-            return Err(format!(
-                "its input is {}: batches of {count}; it must be 1 or free",
-                in_words(&shape)
-            ));
-        }
-        let channels = |side: &Dimension| match side {
-            Dimension::Fixed(1) => Some(Channels::Grey),
-            Dimension::Fixed(3) => Some(Channels::Colour),
-            _ => None,
-        };
-        let free = |side: &Dimension| matches!(side, Dimension::Symbolic(_));
-        let (layout, channels, sides) = match (channels(a), channels(c)) {
-            (Some(channels), _) => (Layout::ChannelsFirst, channels, [b, c]),
-            (None, Some(channels)) => (Layout::ChannelsLast, channels, [a, b]),
-            (None, None) if free(a) => (Layout::ChannelsFirst, Channels::Colour, [b, c]),
-            _ => return Err(format!("its input is {}: no axis of 1 or 3 channels", in_words(&shape))),
-        };
-        let size = size(sides, options.size)
-            .map_err(|problem| format!("its input is {}: {problem}", in_words(&shape)))?;
-        Ok(Wanted { input: *input, layout, size, channels })
-    }
-
-    fn preprocessing(&self, options: &Options) -> Result<Preprocessing> {
-        let usual = Preprocessing::colour(self.size);
-        let (mean, std) = match self.channels {
-            Channels::Colour => (usual.mean.clone(), usual.std.clone()),
-            Channels::Grey => (vec![0.5], vec![0.5]),
-        };
-        let preprocessing = Preprocessing {
-            channels: self.channels,
-            mean: options.mean.clone().unwrap_or(mean),
-            std: options.std.clone().unwrap_or(std),
-            fit: options.fit.unwrap_or_default(),
-            resampling: options.resampling.unwrap_or_default(),
-            ..usual
-        };
-        preprocessing.check()?;
-        Ok(preprocessing)
-    }
-}
-
-fn is_float(kind: ValueType) -> bool {
-    matches!(kind, ValueType::Tensor(DataType::Float))
-}
-
-fn size(sides: [&Dimension; 2], asked: Option<usize>) -> Result<usize, String> {
-    let usual = 224;
-    let fixed = |side: &Dimension| match side {
-        Dimension::Fixed(side) => Some(*side),
-        Dimension::Symbolic(_) => None,
+    let preprocessing = Preprocessing {
+        channels,
+        mean: options.mean.clone().unwrap_or(mean),
+        std: options.std.clone().unwrap_or(std),
+        fit: options.fit.unwrap_or_default(),
+        resampling: options.resampling.unwrap_or_default(),
+        ..usual
     };
-    let size = match (fixed(sides[0]), fixed(sides[1])) {
-        (Some(a), Some(b)) if a != b => return Err("pictures are squares here".into()),
-        (None, None) => asked.unwrap_or(usual),
-        (a, b) => {
-            let fixed = a.or(b).unwrap_or(usual);
-            if let Some(asked) = asked.filter(|asked| *asked != fixed) {
-                return Err(format!("its size is fixed, {asked} px cannot be had"));
-            }
-            fixed
-        }
-    };
-    match size {
-        1..=LARGEST => Ok(size),
-        _ => Err(format!("pictures may have 1 to {LARGEST} px")),
-    }
+    preprocessing.check()?;
+    Ok(preprocessing)
 }
 
-/// The output that is asked for; or the first that is a row for each picture, or the first that is a plane of rows.
-fn choose_output(model: &Model, options: &Options) -> Result<NodeId, String> {
-    let outputs = model.output_ids();
-    if let Some(wanted) = &options.output {
-        let found = outputs.iter().find(|output| name(model, **output) == *wanted);
-        let known = || outputs.iter().map(|output| name(model, *output)).collect::<Vec<_>>().join(", ");
-        return found.copied().ok_or_else(|| format!("it has no output '{wanted}'; it has {}", known()));
-    }
-    let rank =
-        |output: &NodeId| model.node_info(*output).and_then(|info| info.shape()).map(|shape| shape.len());
-    let of_rank = |wanted| outputs.iter().find(|output| rank(output) == Some(wanted));
-    let chosen = of_rank(2).or_else(|| of_rank(4)).or_else(|| outputs.first());
-    chosen.copied().ok_or_else(|| "it has no output".into())
+fn warning(model: &Description) -> Option<String> {
+    let Description { output, dim, .. } = model;
+    let lower = output.to_lowercase();
+    let named = ["logit", "prob", "softmax", "class"].iter().any(|word| lower.contains(word));
+    (named || CLASS_COUNTS.contains(dim)).then(|| {
+        format!(
+            "output '{output}' ({dim} numbers) looks like a score per class; features from before the last layer are better"
+        )
+    })
 }
 
 impl Network {
     pub fn dim(&self) -> usize {
-        self.dim
+        self.description.dim
     }
 
-    /// Runs it on grey pictures; how many numbers come out.
-    fn try_out(&self) -> Result<usize, String> {
-        let input = vec![0.0; self.size * self.size * self.channels];
-        let row = self.run(&input, &Scratch::new())?;
-        match row.len() {
-            1..=WIDEST => Ok(row.len()),
-            other => Err(format!("its output has {other} numbers a picture; possible are 1 to {WIDEST}")),
-        }
-    }
-
-    fn warning(&self, output: &str) -> Option<String> {
-        let lower = output.to_lowercase();
-        let named = ["logit", "prob", "softmax", "class"].iter().any(|word| lower.contains(word));
-        (named || CLASS_COUNTS.contains(&self.dim)).then(|| {
-            format!(
-                "output '{output}' ({} numbers) looks like a score for each class; features from before the last layer are better",
-                self.dim
-            )
-        })
-    }
-
-    /// Embeds one normalised picture (rows x columns x channels).
-    pub fn embed(&self, picture: &[f32], out: &mut [f32], scratch: &Scratch) -> Result<(), Unreadable> {
-        let row = self.run(picture, scratch).map_err(Unreadable::Network)?;
+    /// Embeds one normalised picture (`[row, column, channel]`). Any number of threads may call this at the same time.
+    pub fn embed(&self, picture: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
+        let row = match self.shared().and_then(|worker| worker.embed(picture)) {
+            Ok(row) => row,
+            // This picture may be to blame, or another that was in work at the same time.
+            Err(_) => self.embed_alone(picture),
+        };
+        let row = row.map_err(Unreadable::Network)?;
         if row.len() != out.len() {
             return Err(Unreadable::Network(format!("{} numbers instead of {}", row.len(), out.len())));
         }
@@ -285,57 +204,21 @@ impl Network {
         Ok(())
     }
 
-    fn run(&self, picture: &[f32], scratch: &Scratch) -> Result<Vec<f32>, String> {
-        let (size, channels) = (self.size, self.channels);
-        let (shape, values) = match self.layout {
-            Layout::ChannelsLast => ([1, size, size, channels], picture.to_vec()),
-            Layout::ChannelsFirst => {
-                let plane = |channel: usize| picture.iter().skip(channel).step_by(channels).copied();
-                ([1, channels, size, size], (0..channels).flat_map(plane).collect())
-            }
-        };
-        let input = Value::from_shape(shape, values).map_err(|problem| problem.to_string())?;
-        // A thread of its own waits for the pool: one of rayon's would take up further pictures meanwhile, each of
-        // which starts another network.
-        let run = || scratch.0.run(|| trueshot::guard::caught(|| self.run_on(input, &scratch.0)));
-        let outcome = std::thread::scope(|scope| scope.spawn(run).join());
-        let values = outcome.ok().flatten().ok_or("its contents contradict each other")??;
-        self.row(values)
+    /// The worker of all threads; a new one if it has ended.
+    fn shared(&self) -> Result<Arc<Worker>, String> {
+        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        if worker.has_ended() {
+            *worker = Arc::new(self.start()?);
+        }
+        Ok(worker.clone())
     }
 
-    fn run_on(&self, input: Value, pool: &Arc<ThreadPool>) -> Result<Value, String> {
-        let options = RunOptions::default().with_thread_pool(Some(pool.clone()));
-        let outcome = self.model.run(vec![(self.input, input.into())], &[self.output], Some(options));
-        let values = outcome.map_err(|problem| first_line(&problem))?;
-        values.into_iter().next().ok_or_else(|| "it gives no output".into())
+    fn embed_alone(&self, picture: &[f32]) -> wire::Row {
+        let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        self.start()?.embed(picture)?
     }
 
-    /// The output as a row: planes are averaged, of a list of tokens the first is taken.
-    fn row(&self, value: Value) -> Result<Vec<f32>, String> {
-        let kind = value.dtype();
-        let tensor = value.into_tensor::<f32>();
-        let tensor = tensor.ok_or_else(|| format!("its output is of type {kind:?}; features are floats"))?;
-        let (shape, values) = (tensor.shape().to_vec(), tensor.to_vec());
-        if shape.first() != Some(&1) {
-            return Err(format!(
-                "its output has shape {shape:?} for one picture; the first axis must be pictures"
-            ));
-        }
-        match (&shape[1..], self.layout) {
-            ([_], _) => Ok(values),
-            ([tokens, width], _) if *tokens > 0 => Ok(values[..*width].to_vec()),
-            ([channels, rows, columns], Layout::ChannelsFirst) if rows * columns > 0 => {
-                let mean = |plane: &[f32]| plane.iter().sum::<f32>() / plane.len() as f32;
-                Ok(values.chunks_exact(rows * columns).take(*channels).map(mean).collect())
-            }
-            ([rows, columns, channels], Layout::ChannelsLast) if rows * columns > 0 => {
-                let places = (rows * columns) as f32;
-                let mean = |channel| values.iter().skip(channel).step_by(*channels).sum::<f32>() / places;
-                Ok((0..*channels).map(mean).collect())
-            }
-            _ => {
-                Err(format!("its output has shape {shape:?}; features are a row, tokens or planes a picture"))
-            }
-        }
+    fn start(&self) -> Result<Worker, String> {
+        Ok(Worker::start(&self.process, &self.bytes, &self.order)?.0)
     }
 }

@@ -12,7 +12,7 @@ use flate2::bufread::MultiGzDecoder;
 use tar::{Archive, EntryType};
 
 use super::{Collection, Place, Reading, paths};
-use crate::error::{Error, Result, Unreadable};
+use crate::error::{Error, Result, Skipped, Unreadable};
 use crate::picture::MOST_BYTES;
 
 /// Pictures hardly compress; a hundred times their size is a lie.
@@ -69,33 +69,44 @@ fn open(path: &Path) -> Result<File> {
     File::open(path).map_err(|source| trueshot::Error::Read { path: path.into(), source }.into())
 }
 
-type Files = std::result::Result<Vec<(String, Place)>, String>;
+/// The members that are files, and those whose names are not UTF-8; or what is wrong with the archive.
+type Files = std::result::Result<(Vec<(String, Place)>, Vec<Skipped>), String>;
 
 fn members_of<R: Read>(
     members: tar::Entries<'_, R>,
     mut place: impl FnMut(&mut tar::Entry<'_, R>) -> std::result::Result<Place, String>,
 ) -> Files {
-    let mut files = Vec::new();
+    let (mut files, mut skipped) = (Vec::new(), Vec::new());
     for member in members {
         let mut member = member.map_err(|error| error.to_string())?;
         if !matches!(member.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
             continue;
         }
-        let name = String::from_utf8_lossy(&member.path_bytes()).into_owned();
+        let (name, is_utf8) = match paths::name(&member.path_bytes()) {
+            Ok(name) => (name, true),
+            Err(escaped) => (escaped, false),
+        };
         let parts: Vec<&str> = name.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
         if parts.iter().any(|part| paths::is_hidden(part)) {
             continue;
         }
         let item = parts.join("/");
-        files.push((item, place(&mut member)?));
+        match is_utf8 {
+            true => files.push((item, place(&mut member)?)),
+            false => skipped.push(Skipped { item, class: None, reason: Unreadable::NotUtf8 }),
+        }
     }
-    Ok(files)
+    Ok((files, skipped))
 }
 
 fn collect(path: &Path, files: Option<Files>, reading: Reading<'_>) -> Result<Collection> {
     let bad = |problem| Error::BadArchive { path: path.into(), problem };
-    let files = files.unwrap_or_else(|| Err("its contents contradict each other".into())).map_err(bad)?;
-    paths::collect(path, files, reading)
+    let found = files.unwrap_or_else(|| Err("its contents contradict each other".into()));
+    let (files, skipped) = found.map_err(bad)?;
+    let mut collection = paths::collect(path, files, reading)?;
+    collection.skipped.extend(skipped);
+    collection.skipped.sort_by(|a, b| a.item.cmp(&b.item));
+    Ok(collection)
 }
 
 /// A member's bytes.

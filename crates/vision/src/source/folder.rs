@@ -58,7 +58,14 @@ impl Walk {
     }
 
     fn found(&mut self, found: &std::fs::DirEntry, prefix: &str) -> Result<()> {
-        let name = found.file_name().to_string_lossy().into_owned();
+        let name = match paths::name(found.file_name().as_encoded_bytes()) {
+            Ok(name) => name,
+            Err(escaped) => {
+                let item = format!("{prefix}{escaped}");
+                self.skipped.push(Skipped { item, class: None, reason: Unreadable::NotUtf8 });
+                return Ok(());
+            }
+        };
         if paths::is_hidden(&name) {
             return Ok(());
         }
@@ -71,8 +78,59 @@ impl Walk {
     }
 }
 
-/// The files in a class folder that are pictures by their name, sorted; Tiny-ImageNet has them one folder deeper.
-pub(crate) fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
+/// The pictures below a folder, and what else is there.
+#[derive(Debug, Default)]
+pub struct PictureFiles {
+    /// Their names, which are their paths, and the paths.
+    pub files: Vec<(String, PathBuf)>,
+    /// The other files, with the reason why they are left out.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A picture by its path, or all pictures in a folder and the folders below. Unlike in a [`Collection`], folders are not classes: they may nest to any
+/// depth, and links to folders are not followed, because they may lead back.
+pub fn pictures_below(path: &Path) -> Result<PictureFiles> {
+    let PictureFiles { mut files, mut skipped } = PictureFiles::default();
+    let mut add = |path: PathBuf, is_given: bool| {
+        let (item, reason) = match paths::name(path.as_os_str().as_encoded_bytes()) {
+            Err(escaped) => (escaped, Some(Unreadable::NotUtf8)),
+            // A file that is given by itself is read whatever its name is.
+            Ok(name) if is_given => (name, None),
+            Ok(name) => {
+                let reason = paths::refusal(&name);
+                (name, reason)
+            }
+        };
+        match reason {
+            None => files.push((item, path)),
+            Some(reason) => skipped.push(Skipped { item, class: None, reason }),
+        }
+    };
+    let mut folders = Vec::new();
+    match path.is_dir() {
+        true => folders.push(path.to_owned()),
+        false => add(path.into(), true),
+    }
+    while let Some(folder) = folders.pop() {
+        let failed = |source| trueshot::Error::Read { path: folder.clone(), source };
+        for found in std::fs::read_dir(&folder).map_err(failed)? {
+            let (name, path) = found.map(|found| (found.file_name(), found.path())).map_err(failed)?;
+            match path.is_dir() {
+                _ if paths::is_hidden(&name.to_string_lossy()) => {}
+                true if path.is_symlink() => {}
+                true => folders.push(path),
+                false => add(path, false),
+            }
+        }
+    }
+    files.sort();
+    skipped.sort_by(|a, b| a.item.cmp(&b.item));
+    Ok(PictureFiles { files, skipped })
+}
+
+/// The files in a class folder that are pictures by their name, sorted, and how many were left out because of it;
+/// Tiny-ImageNet has them one folder deeper.
+pub(crate) fn picture_files(folder: &Path) -> Result<(Vec<PathBuf>, usize)> {
     let deeper = folder.join("images");
     let mut walk = Walk::default();
     walk.folder(if deeper.is_dir() { &deeper } else { folder }, "")?;
@@ -82,7 +140,8 @@ pub(crate) fn picture_files(folder: &Path) -> Result<Vec<PathBuf>> {
     };
     let mut files: Vec<PathBuf> = walk.files.into_iter().filter_map(is_picture).collect();
     files.sort();
-    Ok(files)
+    let is_refused = |skipped: &&Skipped| skipped.reason == Unreadable::NotUtf8;
+    Ok((files, walk.skipped.iter().filter(is_refused).count()))
 }
 
 /// A file's bytes, if it is no larger than a picture may be.

@@ -7,6 +7,8 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use trueshot::report::without_apostrophe;
+
 use super::{Collection, Place, paths};
 use crate::error::{Error, Result, Skipped};
 
@@ -75,10 +77,10 @@ fn from_csv(path: &Path, text: &str) -> Result<Rows> {
                 (0, 1)
             }
         };
-        let cell = |column: usize| record.get(column).map(|cell| cell.trim()).filter(|cell| !cell.is_empty());
+        let cell = |column: usize| record.get(column).map(String::as_str).filter(|cell| !cell.is_empty());
         let item = cell(path_column).ok_or_else(|| bad(line, "no path"))?;
         let label = cell(label_column).ok_or_else(|| bad(line, "no label"))?;
-        rows.push((item.to_owned(), label.to_owned()));
+        rows.push((without_apostrophe(item).to_owned(), without_apostrophe(label).to_owned()));
     }
     Ok(rows)
 }
@@ -86,12 +88,13 @@ fn from_csv(path: &Path, text: &str) -> Result<Rows> {
 /// The columns of path and label, if a record names both.
 fn header(record: &[String]) -> Option<(usize, usize)> {
     let column = |names: &[&str]| {
-        record.iter().position(|cell| names.iter().any(|name| cell.trim().eq_ignore_ascii_case(name)))
+        record.iter().position(|cell| names.iter().any(|name| cell.eq_ignore_ascii_case(name)))
     };
     Some((column(&PATHS)?, column(&LABELS)?))
 }
 
-/// Splits CSV into records; a quoted cell may hold commas, line ends and doubled quotes.
+/// Splits CSV into records; a quoted cell may hold commas, line ends, doubled quotes and spaces at its ends, which are
+/// trimmed elsewhere.
 struct Records<'a> {
     rest: &'a str,
     line: usize,
@@ -106,34 +109,59 @@ impl Records<'_> {
             }
             let line = self.line;
             let record = self.record()?;
-            if record.len() > 1 || record.iter().any(|cell| !cell.trim().is_empty()) {
+            if record.len() > 1 || record.iter().any(|cell| !cell.is_empty()) {
                 return Ok(Some((line, record)));
             }
         }
     }
 
     fn record(&mut self) -> std::result::Result<Vec<String>, usize> {
-        let (mut record, mut cell, mut quoted) = (Vec::new(), String::new(), false);
+        let (mut record, mut cell, mut quoted) = (Vec::new(), Cell::default(), false);
         let start = self.line;
         let mut letters = self.rest.char_indices().peekable();
         while let Some((place, letter)) = letters.next() {
             self.line += usize::from(letter == '\n');
             match letter {
-                '"' if quoted && letters.next_if(|(_, next)| *next == '"').is_some() => cell.push('"'),
-                '"' => quoted = !quoted,
-                ',' if !quoted => record.push(std::mem::take(&mut cell)),
+                '"' if quoted && letters.next_if(|(_, next)| *next == '"').is_some() => cell.text.push('"'),
+                '"' => {
+                    quoted = !quoted;
+                    cell.quoted_to = cell.text.len();
+                    if quoted && cell.quoted_from.is_none() {
+                        cell.quoted_from = Some(cell.text.len());
+                    }
+                }
+                ',' if !quoted => record.push(std::mem::take(&mut cell).trimmed()),
                 '\n' if !quoted => {
-                    record.push(cell);
+                    record.push(cell.trimmed());
                     self.rest = &self.rest[place + 1..];
                     return Ok(record);
                 }
                 '\r' if !quoted => {}
-                other => cell.push(other),
+                other => cell.text.push(other),
             }
         }
         self.rest = "";
-        record.push(cell);
+        record.push(cell.trimmed());
         if quoted { Err(start) } else { Ok(record) }
+    }
+}
+
+/// A cell of CSV.
+#[derive(Default)]
+struct Cell {
+    text: String,
+    /// Where the first quote opened, and where the last quote was.
+    quoted_from: Option<usize>,
+    quoted_to: usize,
+}
+
+impl Cell {
+    /// Without the spaces around it that are not within quotes.
+    fn trimmed(self) -> String {
+        let from = self.quoted_from.unwrap_or(self.text.len());
+        let start = self.text[..from].len() - self.text[..from].trim_start().len();
+        let end = self.quoted_to.max(start) + self.text[self.quoted_to.max(start)..].trim_end().len();
+        self.text[start..end].to_owned()
     }
 }
 

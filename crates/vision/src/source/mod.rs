@@ -15,6 +15,7 @@ mod paths;
 mod published;
 
 pub(crate) use drawings::{class_name as drawing_name, picture as drawing};
+pub use folder::{PictureFiles, pictures_below};
 pub(crate) use folder::{picture_files, read as file_bytes};
 
 use std::collections::BTreeMap;

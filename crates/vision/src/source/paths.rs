@@ -9,7 +9,7 @@ use std::path::Path;
 use super::{Collection, Place, Reading};
 use crate::error::{Error, Result, Skipped, Unreadable};
 
-const EXTENSIONS: [&str; 9] = ["bmp", "gif", "jpeg", "jpg", "jpe", "png", "tif", "tiff", "webp"];
+const EXTENSIONS: [&str; 10] = ["bmp", "gif", "jfif", "jpe", "jpeg", "jpg", "png", "tif", "tiff", "webp"];
 /// What phones and cameras write and no decoder of ours reads; a user should hear of it by its name.
 const CONVERT_FIRST: [(&str, &str); 17] = [
     ("heic", "HEIC"),
@@ -61,13 +61,25 @@ pub(super) fn collect(path: &Path, files: Vec<(String, Place)>, reading: Reading
     Ok(Collection::new(path, labelled, skipped))
 }
 
+/// A name from the file system or an archive. One that is not UTF-8 is refused, with the bytes that are not written as
+/// `\xff`: two such names could not be told apart in results, and a repair could not find the file again.
+pub(super) fn name(bytes: &[u8]) -> std::result::Result<String, String> {
+    let mut escaped = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        escaped.push_str(chunk.valid());
+        escaped.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
+    }
+    if std::str::from_utf8(bytes).is_ok() { Ok(escaped) } else { Err(escaped) }
+}
+
 /// Whether files of that name are never mentioned: the droppings of operating systems.
 pub(super) fn is_hidden(name: &str) -> bool {
     let droppings = name.eq_ignore_ascii_case("thumbs.db") || name == "__MACOSX";
     name.starts_with('.') || droppings || name == QUARANTINE || name == REPAIR_LOG
 }
 
-fn refusal(item: &str) -> Option<Unreadable> {
+/// Why a file that is not a picture by its name is left out.
+pub(super) fn refusal(item: &str) -> Option<Unreadable> {
     (!is_picture(item)).then(|| known_refusal(item).unwrap_or(Unreadable::Name))
 }
 

@@ -153,8 +153,8 @@ impl Make for Tasks {
     }
 }
 
-/// Pictures of all classes, in a new order every time all had their turn; what is left of the last batch waits for
-/// another.
+/// Pictures of all classes, pass after pass, each in a new random order. Pictures that would not fill the last batch of
+/// a pass are left out of that pass.
 pub(super) struct Shuffled {
     pub painter: Painter,
     pub size: usize,
@@ -201,5 +201,47 @@ impl Make for Shuffled {
         self.painter.paint(&pictures, step, brush, &mut images);
         let labels = self.painter.dataset.labels().labels();
         Labelled { images, classes: rows.iter().map(|&row| labels[row as usize]).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pass_has_all_pictures_once_in_a_new_order_without_those_that_fill_no_batch() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in 0..11_u8 {
+            let class = folder.path().join(format!("class {}", number % 2));
+            std::fs::create_dir_all(&class).unwrap();
+            let picture = image::GrayImage::from_pixel(8, 8, image::Luma([20 * number]));
+            picture.save(class.join(format!("{number}.png"))).unwrap();
+        }
+        let mut configuration = crate::training::Configuration::photographs();
+        configuration.pictures =
+            Pictures { size: 8, colour: false, augment: false, ..configuration.pictures };
+        let collection = crate::Collection::open(folder.path(), crate::Reading::default()).unwrap();
+        let preprocessing = configuration.pictures.preprocessing();
+        let dataset = Dataset::load(&collection, &preprocessing, false, &|_| true).unwrap();
+        let painter =
+            Painter::new(Arc::new(dataset), &configuration.pictures, &configuration.augmentation, 5);
+        let batches = Shuffled { painter, size: 3 };
+        let mut scratch = batches.scratch();
+        // Every picture has one colour, which tells it from the others.
+        let mut pass = |pass: u64| -> Vec<u32> {
+            let steps = 3 * pass..3 * pass + 3;
+            let batch = |step| batches.make(step, &mut scratch, None).images;
+            steps.flat_map(batch).step_by(64).map(f32::to_bits).collect()
+        };
+        let (first, second) = (pass(0), pass(1));
+        for pass in [&first, &second] {
+            assert_eq!(pass.len(), 9, "two of eleven pictures fill no batch of three");
+            assert_eq!(
+                pass.iter().collect::<std::collections::BTreeSet<_>>().len(),
+                9,
+                "none is there twice"
+            );
+        }
+        assert_ne!(first, second);
     }
 }

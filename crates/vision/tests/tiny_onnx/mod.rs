@@ -22,9 +22,10 @@ pub fn varint(mut value: u64) -> Vec<u8> {
     out
 }
 
-/// 32-bit floats, whole numbers of 64 bits, doubles: the format's numbers for them.
+/// The format's numbers for types: 32-bit floats, whole numbers of 64 bits, truth values, doubles.
 pub const FLOAT: i64 = 1;
 pub const INT64: i64 = 7;
+pub const BOOL: i64 = 9;
 pub const DOUBLE: i64 = 11;
 
 /// An input or output: sides are numbers, or names where they are free.
@@ -73,14 +74,19 @@ pub struct Graph {
 }
 
 impl Graph {
-    pub fn file(&self) -> Vec<u8> {
+    /// The graph as a message, for a file or for an attribute of a node.
+    pub fn message(&self) -> Vec<u8> {
         let mut graph: Vec<u8> = self.nodes.iter().flat_map(|node| bytes(1, node)).collect();
         graph.extend(bytes(2, "tiny"));
         graph.extend(self.tensors.iter().flat_map(|tensor| bytes(5, tensor)));
         graph.extend(self.inputs.iter().flat_map(|input| bytes(11, input)));
         graph.extend(self.outputs.iter().flat_map(|output| bytes(12, output)));
+        graph
+    }
+
+    pub fn file(&self) -> Vec<u8> {
         let opset = bytes(8, [bytes(1, ""), whole(2, 13)].concat());
-        [whole(1, 8), bytes(2, "test"), opset, bytes(7, graph)].concat()
+        [whole(1, 8), bytes(2, "test"), opset, bytes(7, self.message())].concat()
     }
 }
 

@@ -1,7 +1,7 @@
 //! One line an item, for spreadsheets and data frames.
 
 use crate::audit::{Audit, Audited, Verdict};
-use crate::report::csv::quoted;
+use crate::report::csv::csv_field;
 
 const HEADER: &str = "item,given,p_wrong,verdict,suggested,weight,p_outlier,confirmed,advice,neighbours";
 
@@ -17,16 +17,16 @@ pub(super) fn items(audit: &Audit) -> String {
 fn line(item: &Audited) -> String {
     let neighbours: Vec<&str> = item.neighbours.iter().map(|neighbour| neighbour.item.as_str()).collect();
     let fields = [
-        quoted(&item.item),
-        quoted(&item.given),
+        csv_field(&item.item),
+        csv_field(&item.given),
         item.p_wrong.to_string(),
         name(item.verdict).into(),
-        quoted(item.suggested.as_deref().unwrap_or("")),
+        csv_field(item.suggested.as_deref().unwrap_or("")),
         item.weight.to_string(),
         item.p_outlier.to_string(),
         item.confirmed.to_string(),
-        quoted(item.advice.as_deref().unwrap_or("")),
-        quoted(&neighbours.join("; ")),
+        csv_field(item.advice.as_deref().unwrap_or("")),
+        csv_field(&neighbours.join("; ")),
     ];
     fields.join(",")
 }

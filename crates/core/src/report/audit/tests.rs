@@ -54,7 +54,7 @@ fn csv_has_a_line_for_every_item() {
 #[test]
 fn the_page_escapes_names_and_needs_nothing_from_outside() {
     let (data, found) = looked_at();
-    let points = crate::audit::map(&data);
+    let points = crate::audit::map(&data, &()).unwrap();
     let thumbnails = vec![Some("data:image/jpeg;base64,AAAA".to_string()); data.len()];
     let page = |thumbnails: &[Option<String>]| {
         let notes = vec!["x.heic: convert it".into()];

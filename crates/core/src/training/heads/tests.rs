@@ -324,3 +324,92 @@ fn numbers_out_of_range_are_refused_by_name() {
     assert!(refuse(|c| c.data.outliers.clear()).starts_with("outlier noise needs a pool"));
     assert!(refuse(|c| c.data.train.push("more".into())).contains("one for each file of data"));
 }
+
+/// The number of wrong labels of every support set of many episodes, with the number of its items per class.
+fn wrong_labels(options: &Episodes, count: u64) -> Vec<(usize, usize)> {
+    let (train, pool) = (data(6, 1), data(2, 2));
+    let banks = vec![Bank { embeddings: &train, outliers: Some(&pool) }];
+    let episodes = TrainingEpisodes::new(banks, options, 3).unwrap();
+    let look = |index| {
+        let drawn = episodes.draw(index, &mut Urn::default()).unwrap();
+        episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
+            let episode = episodes[0];
+            let pairs = episode.given.iter().zip(episode.truth);
+            let wrong = pairs.filter(|(given, truth)| truth.as_ref() != Some(given)).count();
+            (wrong, episode.support.len() / episode.classes)
+        })
+    };
+    (0..count).map(look).collect()
+}
+
+fn plain_episodes(shots: &[usize], noise: &[&str]) -> Episodes {
+    Episodes {
+        ways: vec![Span::exactly(3)],
+        shots: shots.iter().map(|&shots| Span::exactly(shots)).collect(),
+        noise: noise.iter().map(|text| text.parse().unwrap()).collect(),
+        blended: 0.0,
+        ..configuration().episodes
+    }
+}
+
+#[test]
+fn a_noise_type_listed_twice_is_twice_as_likely() {
+    let share = |noise: &[&str]| {
+        let all = wrong_labels(&plain_episodes(&[5], noise), 3000);
+        all.iter().filter(|(wrong, _)| *wrong > 0).count() as f64 / 3000.0
+    };
+    let once = share(&["symmetric=40", "outlier=0"]);
+    let twice = share(&["symmetric=40", "symmetric=40", "outlier=0"]);
+    assert!((once - 1.0 / 2.0).abs() < 0.03 && (twice - 2.0 / 3.0).abs() < 0.03, "{once} {twice}");
+}
+
+#[test]
+fn levels_that_an_episode_cannot_have_are_left_out_there() {
+    let all = wrong_labels(&plain_episodes(&[1, 5], &["symmetric=0,40"]), 400);
+    let with = |shots: usize| all.iter().filter(move |(_, own)| *own == shots);
+    assert!(with(1).count() > 100 && with(1).all(|(wrong, _)| *wrong == 0), "one of one cannot be wrong");
+    assert!(with(5).any(|(wrong, _)| *wrong > 0) && with(5).any(|(wrong, _)| *wrong == 0));
+}
+
+#[test]
+fn an_episode_is_of_one_file_and_all_files_have_their_turn() {
+    let (narrow, wide) = (data(6, 1), indicators(6, 0));
+    let banks = [&narrow, &wide].map(|embeddings| Bank { embeddings, outliers: None });
+    let options = plain_episodes(&[5], &["symmetric=0,40"]);
+    let episodes = TrainingEpisodes::new(banks.to_vec(), &options, 3).unwrap();
+    let width = |index| {
+        let drawn = episodes.draw(index, &mut Urn::default()).unwrap();
+        episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
+            let rows = episodes[0].support.iter().chain(episodes[0].queries);
+            let widths: std::collections::BTreeSet<usize> = rows.map(|row| row.len()).collect();
+            assert_eq!(widths.len(), 1, "rows of two files in one episode");
+            widths.into_iter().next()
+        })
+    };
+    let wide_ones = (0..300).filter(|&index| width(index) == Some(8)).count();
+    assert!((100..200).contains(&wide_ones), "{wide_ones}");
+}
+
+#[test]
+fn two_copies_of_one_image_are_never_in_one_training_episode() {
+    // Four classes of 15 images in 4 copies; the first number of a row is that of its image.
+    let images = (0..4 * 15).flat_map(|image| [image; 4]);
+    let values = images.clone().flat_map(|image| [image as f32, 1.0]).collect();
+    let labels = images.clone().map(|image| format!("class {}", image / 15)).collect();
+    let names: Vec<String> =
+        images.enumerate().map(|(row, image)| format!("{image}.png#{}", row % 4 + 1)).collect();
+    let data = Embeddings::from_rows(values, 2, labels).unwrap();
+    let data = data.with_items(crate::embeddings::Items::from_names(names)).unwrap();
+    let banks = vec![Bank { embeddings: &data, outliers: None }];
+    let options = plain_episodes(&[5], &["symmetric=0,40", "paired=20"]);
+    let episodes = TrainingEpisodes::new(banks, &options, 3).unwrap();
+    for index in 0..300 {
+        let drawn = episodes.draw(index, &mut Urn::default()).unwrap();
+        episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
+            let mut seen = std::collections::BTreeSet::new();
+            for row in episodes[0].support.iter().chain(episodes[0].queries) {
+                assert!(seen.insert(row[0] as u32), "image {} twice in episode {index}", row[0]);
+            }
+        });
+    }
+}

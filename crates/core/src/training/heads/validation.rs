@@ -118,5 +118,7 @@ mod tests {
         assert_eq!(names[0], "2-way 1-shot clean");
         assert!(names.contains(&"3-way 2-5-shot clean"), "{names:?}");
         assert!(found.score > 60.0, "{found:?}");
+        let mean = found.figures.iter().map(|(_, accuracy)| accuracy).sum::<f64>() / names.len() as f64;
+        assert!((found.score - mean).abs() < 1e-9, "the score is the mean over all settings: {found:?}");
     }
 }

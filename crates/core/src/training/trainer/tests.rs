@@ -1,7 +1,10 @@
 //! The loop with something small to train: a point that walks towards another.
 
+use std::collections::BTreeMap;
+
 use super::*;
 use crate::rng::{Purpose, Rng};
+use crate::tensors::tests::{flips, without_checksum};
 use crate::training::Validation;
 
 struct Walker {
@@ -226,4 +229,204 @@ fn a_checkpoint_cut_in_the_middle_is_refused() {
         let error = train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap_err();
         assert!(error.to_string().contains("walk.checkpoint is not a valid"), "{error}");
     }
+}
+
+#[test]
+fn a_checkpoint_with_any_bit_flipped_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(22)).unwrap();
+    let path = Files::of(&plan.output).checkpoint;
+    let saved = std::fs::read(&path).unwrap();
+    for (bit, damaged) in flips(&saved).enumerate() {
+        std::fs::write(&path, damaged).unwrap();
+        assert!(Progress::read(&path, &plan.identity).is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(22)).unwrap();
+    let path = Files::of(&plan.output).checkpoint;
+    let mut damaged = std::fs::read(&path).unwrap();
+    *damaged.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, damaged).unwrap();
+    let before = contents(folder.path());
+    let error = train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap_err();
+    assert!(matches!(error, Error::Damaged { .. }), "{error}");
+    assert_eq!(contents(folder.path()), before);
+}
+
+#[test]
+fn a_checkpoint_of_an_earlier_version_without_a_checksum_is_resumed() {
+    let (unbroken, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    train(&mut Walker::new(), &plan(unbroken.path()), Start::Fresh, &mut ()).unwrap();
+    let plan = plan(broken.path());
+    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(22)).unwrap();
+    let path = Files::of(&plan.output).checkpoint;
+    let earlier = without_checksum(&std::fs::read(&path).unwrap());
+    std::fs::write(&path, earlier).unwrap();
+    train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap();
+    let model = |folder: &Path| std::fs::read(folder.join("walk.safetensors")).unwrap();
+    assert_eq!(model(unbroken.path()), model(broken.path()));
+}
+
+/// All files of a folder with their bytes.
+fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
+}
+
+#[test]
+fn a_claimed_output_is_refused_to_others_and_nothing_of_it_is_touched() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(12)).unwrap();
+    let claim = Files::of(&plan.output).claim(Start::Resume).unwrap();
+    let before = contents(folder.path());
+    for start in [Start::Fresh, Start::Resume, Start::Overwrite] {
+        match train(&mut Walker::new(), &plan, start, &mut ()) {
+            Err(Error::Locked { path, holder }) => {
+                assert_eq!(path, plan.output);
+                assert!(holder.starts_with(&format!("process {} ", std::process::id())), "{holder}");
+            }
+            other => panic!("{start:?}: {other:?}"),
+        }
+        assert_eq!(contents(folder.path()), before, "{start:?}");
+    }
+    assert!(claim.train(&mut Walker::new(), &plan, &mut ()).unwrap().finished);
+    let names: Vec<_> =
+        contents(folder.path()).into_keys().map(|path| path.file_name().unwrap().to_owned()).collect();
+    assert_eq!(names, ["walk.curves.svg", "walk.metrics.jsonl", "walk.safetensors", "walk.toml"]);
+}
+
+/// What was recorded and saved: the steps of each.
+#[derive(Default)]
+struct Diary {
+    recorded: Vec<u64>,
+    saved: Vec<u64>,
+}
+
+impl Watcher for Diary {
+    fn event(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Recorded { record, .. } => self.recorded.push(record.step),
+            Event::Saved { done } => self.saved.push(*done),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn there_is_a_checkpoint_after_every_validation_and_whenever_the_time_is_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    let mut diary = Diary::default();
+    train(&mut Walker::new(), &plan, Start::Fresh, &mut diary).unwrap();
+    assert_eq!(diary.saved, [0, 10, 20, 30, 40, 50, 57]);
+    let always = Plan { save_every: Duration::ZERO, ..plan };
+    let mut diary = Diary::default();
+    train(&mut Walker::new(), &always, Start::Overwrite, &mut diary).unwrap();
+    assert_eq!(diary.saved, (0..=57).collect::<Vec<u64>>());
+}
+
+#[test]
+fn metrics_have_the_lines_that_were_asked_for_with_means_since_the_line_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    let mut diary = Diary::default();
+    train(&mut Walker::new(), &plan, Start::Fresh, &mut diary).unwrap();
+    let steps: Vec<u64> = (1..=57).filter(|step| step % 4 == 0 || step % 10 == 0 || *step == 57).collect();
+    assert_eq!(diary.recorded, steps);
+    let text = std::fs::read_to_string(Files::of(&plan.output).metrics).unwrap();
+    let records: Vec<Record> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(records.iter().map(|record| record.step).collect::<Vec<u64>>(), steps);
+    let mut walker = Walker::new();
+    let mut since = Vec::new();
+    let mut records = records.into_iter();
+    for step in 0..57 {
+        since.push(walker.step(step).unwrap());
+        if !steps.contains(&(step + 1)) {
+            continue;
+        }
+        let record = records.next().unwrap();
+        let mean = |term: usize| since.iter().map(|terms| terms[term]).sum::<f64>() / since.len() as f64;
+        let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        assert!(close(record.terms[0].1, mean(0)) && close(record.terms[1].1, mean(1)), "{record:?}");
+        assert!(close(record.loss, mean(0) + mean(1)) && close(record.rate, walker.rate(step)), "{record:?}");
+        assert_eq!(record.score.is_some(), (step + 1) % 10 == 0 || step + 1 == 57, "{record:?}");
+        since.clear();
+    }
+}
+
+/// Puts a folder where a file is about to be written, once a step is recorded.
+struct Obstacle(u64, PathBuf);
+
+impl Watcher for Obstacle {
+    fn event(&mut self, event: &Event<'_>) {
+        if let Event::Recorded { record, .. } = event
+            && record.step == self.0
+        {
+            let _ = std::fs::remove_file(&self.1);
+            std::fs::create_dir(&self.1).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_checkpoint_is_written_before_the_files_that_follow_from_it() {
+    let whole = tempfile::tempdir().unwrap();
+    train(&mut Walker::new(), &plan(whole.path()), Start::Fresh, &mut ()).unwrap();
+    let whole = Files::of(&plan(whole.path()).output);
+    let file: [fn(&Files) -> &PathBuf; 3] = [|f| &f.model, |f| &f.metrics, |f| &f.curves];
+    for file in file {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = plan(folder.path());
+        let files = Files::of(&plan.output);
+        let mut obstacle = Obstacle(20, file(&files).clone());
+        let error = train(&mut Walker::new(), &plan, Start::Fresh, &mut obstacle).unwrap_err();
+        assert!(matches!(&error, Error::Write { path, .. } if path == file(&files)), "{error}");
+        let (progress, _) = Progress::read(&files.checkpoint, &plan.identity).unwrap();
+        assert_eq!(progress.done, 20, "the step whose files could not be written is not lost");
+        std::fs::remove_dir(file(&files)).unwrap();
+        train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap();
+        assert_eq!(std::fs::read(&files.model).unwrap(), std::fs::read(&whole.model).unwrap());
+        assert_eq!(without_times(&files.metrics), without_times(&whole.metrics));
+    }
+}
+
+#[test]
+fn without_validation_the_model_of_the_last_step_is_kept() {
+    struct Unjudged(Walker);
+    impl Trainee for Unjudged {
+        fn terms(&self) -> Vec<String> {
+            self.0.terms()
+        }
+        fn step(&mut self, step: u64) -> Result<Vec<f64>> {
+            self.0.step(step)
+        }
+        fn rate(&self, step: u64) -> f64 {
+            self.0.rate(step)
+        }
+        fn validate(&mut self) -> Result<Option<Validation>> {
+            Ok(None)
+        }
+        fn state(&self) -> Tensors {
+            self.0.state()
+        }
+        fn restore(&mut self, state: &Tensors) -> Result<()> {
+            self.0.restore(state)
+        }
+        fn model(&self) -> Tensors {
+            self.0.model()
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let plan = plan(folder.path());
+    let mut trainee = Unjudged(Walker::new());
+    let outcome = train(&mut trainee, &plan, Start::Fresh, &mut ()).unwrap();
+    assert_eq!((outcome.best_step, outcome.best_score), (57, None));
+    assert_eq!(Tensors::open(&plan.output).unwrap().values("place", 2).unwrap(), trainee.0.place);
 }

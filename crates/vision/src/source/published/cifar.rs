@@ -15,7 +15,7 @@ use trueshot::arrays::map;
 
 use super::pixels::{Pixels, Stack};
 use super::{Rows, bad, unpickle};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::pickle::Value;
 use crate::source::{Collection, Place};
 
@@ -77,7 +77,6 @@ impl Files {
 
 /// What labels are called.
 struct Names {
-    path: PathBuf,
     fine: Vec<String>,
     coarse: Vec<String>,
 }
@@ -91,29 +90,41 @@ impl Names {
                 value.items()?.map(|name| Some(name.text()?.into_owned())).collect()
             };
             let found = pickle.value().get(key).and_then(words);
-            found.ok_or_else(|| bad(&path, format!("it has no list of names called {key}")))
+            let found = found.ok_or_else(|| bad(&path, format!("it has no list of names called {key}")))?;
+            checked(&path, found)
         };
-        Ok(Names { fine: names("fine_label_names")?, coarse: names("coarse_label_names")?, path })
+        Ok(Names { fine: names("fine_label_names")?, coarse: names("coarse_label_names")? })
     }
 
     fn from_text(folder: &Path) -> Result<Self> {
         let lines = |name: &str| -> Result<Vec<String>> {
             let path = folder.join(name);
-            let text =
-                std::fs::read_to_string(&path).map_err(|source| trueshot::Error::Read { path, source })?;
-            Ok(text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect())
+            let text = std::fs::read_to_string(&path)
+                .map_err(|source| trueshot::Error::Read { path: path.clone(), source })?;
+            checked(&path, text.trim_end().lines().map(|line| line.trim().to_owned()).collect())
         };
-        let path = folder.join("fine_label_names.txt");
-        Ok(Names { path, fine: lines("fine_label_names.txt")?, coarse: lines("coarse_label_names.txt")? })
+        Ok(Names { fine: lines("fine_label_names.txt")?, coarse: lines("coarse_label_names.txt")? })
     }
 
-    fn of(&self, fine: i64, coarse: i64) -> Result<(&str, &str)> {
-        let find =
-            |names: &[String], label: i64| usize::try_from(label).ok().filter(|&label| label < names.len());
-        match (find(&self.fine, fine), find(&self.coarse, coarse)) {
-            (Some(fine), Some(coarse)) => Ok((&self.fine[fine], &self.coarse[coarse])),
-            _ => Err(bad(&self.path, format!("it has no names for the labels {fine} and {coarse}"))),
+    fn of(&self, fine: i64, coarse: i64) -> Option<(&str, &str)> {
+        Some((named(&self.fine, fine)?, named(&self.coarse, coarse)?))
+    }
+}
+
+fn named(names: &[String], label: i64) -> Option<&str> {
+    names.get(usize::try_from(label).ok()?).map(String::as_str)
+}
+
+/// Refuses names that are empty or occur twice: a label is a place in the list, so a name that is missing would shift
+/// the names of all labels behind it.
+fn checked(path: &Path, names: Vec<String>) -> Result<Vec<String>> {
+    let mut seen = BTreeSet::new();
+    match names.iter().position(|name| name.is_empty() || !seen.insert(name)) {
+        None => Ok(names),
+        Some(place) if names[place].is_empty() => {
+            Err(bad(path, format!("name {} of {} is empty", place + 1, names.len())))
         }
+        Some(place) => Err(bad(path, format!("the name '{}' is in it twice", names[place]))),
     }
 }
 
@@ -149,7 +160,8 @@ impl Found {
         for row in 0..stack.count {
             let file = files.as_ref().and_then(|files| files.get(row)?.as_deref());
             let Some(pixels) = stack.get(row) else { break };
-            self.add(part, row, (fine[row], coarse[row]), file, pixels)?;
+            let labels = (fine[row], coarse[row]);
+            self.add(part, row, labels, file, pixels).map_err(|problem| bad(path, problem))?;
         }
         Ok(())
     }
@@ -166,7 +178,8 @@ impl Found {
         for row in 0..bytes.len() / RECORD {
             let record = bytes.slice(row * RECORD..(row + 1) * RECORD);
             let labels = (i64::from(record[1]), i64::from(record[0]));
-            self.add(part, row, labels, None, Pixels::cifar(record.slice(2..)))?;
+            let pixels = Pixels::cifar(record.slice(2..));
+            self.add(part, row, labels, None, pixels).map_err(|problem| bad(path, problem))?;
         }
         Ok(())
     }
@@ -178,8 +191,23 @@ impl Found {
         (fine, coarse): (i64, i64),
         file: Option<&str>,
         pixels: Pixels,
-    ) -> Result<(), Error> {
-        let (class, above) = self.names.of(fine, coarse)?;
+    ) -> Result<(), String> {
+        let (class, above) = self.names.of(fine, coarse).ok_or_else(|| {
+            let (fines, coarses) = (self.names.fine.len(), self.names.coarse.len());
+            format!(
+                "picture {row} has the labels {fine} and {coarse} (class and superclass), but there are \
+                 {fines} and {coarses} names"
+            )
+        })?;
+        match self.superclasses.get(class) {
+            Some(before) if before != above => {
+                let problem = format!(
+                    "picture {row} puts the class '{class}' into the superclass '{above}', others into '{before}'"
+                );
+                return Err(problem);
+            }
+            _ => self.superclasses.insert(class.to_owned(), above.to_owned()),
+        };
         let mut item = match file {
             Some(file) => format!("{part}/{class}/{}", file.replace('/', "_")),
             None => format!("{part}/{class}/{row:05}"),
@@ -187,7 +215,6 @@ impl Found {
         if self.taken.contains(&item) {
             item = format!("{item} ({row})");
         }
-        self.superclasses.insert(class.to_owned(), above.to_owned());
         self.rows.push((class.to_owned(), item.clone(), Place::Pixels(pixels)));
         self.taken.insert(item);
         Ok(())

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Audit support sets whose wrong labels are known, with Relabel, cosine weights and cleanlab, and write the table.
+
+    cargo build --release --examples
+    python bench/measure/audit.py --cifar-fs TEST VAL --cub TEST TEST --omniglot TEST VAL \\
+        --python VENV/bin/python --out audit.md
+
+Every data set takes two embeddings files: the classes that sets are drawn from, and the classes that outliers come
+from. The example program `audit_quality` of the library evaluates Relabel and cosine weights, and
+bench/peers/cleanlab_scores.py evaluates cleanlab on the first of the same sets. Writes the table of
+docs/results/audit.md (the text of that page is written by hand) and its figures as JSON.
+
+docs/results/heads-commands.md and bench/peers/onnxruntime_features.py make the embeddings. VENV is a virtual
+environment with bench/requirements.txt installed; --no-cleanlab needs no packages. Takes about 20 minutes, most of it
+for cleanlab.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchlib  # noqa: E402
+
+NOISES = ["symmetric=20,40", "paired=40", "outlier=40"]
+DATA = {"cifar_fs": "CIFAR-FS", "cub": "CUB", "omniglot": "Omniglot"}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = benchlib.new_parser(__doc__)
+    for name, title in DATA.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=benchlib.existing_file, nargs=2,
+                            metavar=("TEST", "OUTLIERS"), help=f"embeddings of {title}")
+    parser.add_argument("--out", type=Path, metavar="FILE",
+                        help="write the table to FILE and its figures to the same name with .json")
+    benchlib.add_peer_python(parser)
+    parser.add_argument("--no-cleanlab", action="store_true", help="do not run cleanlab")
+    parser.add_argument("--sets", type=benchlib.positive, default=1000, metavar="N",
+                        help="support sets per row [default: %(default)s]")
+    parser.add_argument("--cleanlab-sets", type=benchlib.positive, default=200, metavar="N",
+                        help="how many of them cleanlab scores [default: %(default)s]")
+    parser.add_argument("--program", type=benchlib.built_program, default=benchlib.target("examples", "audit_quality"),
+                        metavar="FILE", help="the example program [default: the one in target/release/examples]")
+    arguments = parser.parse_args()
+    if not any(getattr(arguments, name) for name in DATA):
+        parser.error("give at least one of --cifar-fs, --cub and --omniglot")
+    return arguments
+
+
+def quality(arguments: argparse.Namespace, files: list[Path], shots: int, noises: list[str], sets: int,
+            folder: str | None = None) -> list[dict]:
+    """One JSON object per setting of the example program; `folder` receives the sets."""
+    command = [arguments.program, *files, "--shots", str(shots), "--sets", str(sets)]
+    for noise in noises:
+        command += ["--noise", noise]
+    if folder:
+        command += ["--write", folder]
+    return benchlib.json_lines(benchlib.output(command))
+
+
+def cleanlab(arguments: argparse.Namespace, files: list[Path], shots: int) -> list[dict]:
+    """cleanlab's figures for the same settings, in the same order."""
+    with tempfile.TemporaryDirectory() as folder:
+        quality(arguments, files, shots, NOISES, arguments.cleanlab_sets, folder)
+        # The example program writes one folder per setting, one after the other.
+        settings = sorted(Path(folder).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        peer = [arguments.python, benchlib.PEERS / "cleanlab_scores.py"]
+        return [json.loads(benchlib.output([*peer, setting])) for setting in settings]
+
+
+def measure(arguments: argparse.Namespace, name: str) -> list[dict]:
+    """All rows of one data set."""
+    files, rows = getattr(arguments, name), []
+    # Omniglot has 20 drawings per class: too few for 10 shots, 10 items to replace them and 10 queries.
+    for shots in (5,) if name == "omniglot" else (5, 10):
+        benchlib.progress(f"{DATA[name]}, {shots} shots")
+        found = quality(arguments, files, shots, NOISES, arguments.sets)
+        peers = [None] * len(found) if arguments.no_cleanlab else cleanlab(arguments, files, shots)
+        rows += [dict(row, data=name, cleanlab=peer) for row, peer in zip(found, peers, strict=True)]
+    if name != "omniglot":
+        more = quality(arguments, files, 3, ["symmetric=33"], arguments.sets)
+        more += quality(arguments, files[:1], 10, ["symmetric=0"], arguments.sets)
+        rows += [dict(row, data=name, cleanlab=None) for row in more]
+    return rows
+
+
+def table(rows: list[dict]) -> str:
+    """The Markdown table."""
+    def both(found: dict | None) -> str:
+        return f"{found['auroc']:.4f} / {found['average_precision']:.3f}" if found else "-"
+
+    head = ["data", "shots", "noise", "Relabel", "cosine", "cleanlab", "ECE", "decided", "right", "relabelled right",
+            "answers right", "their ECE", "unknown"]
+    rule = ["---", "---:", "---", *["---:"] * 10]
+    lines = []
+    for row in rows:
+        count, right = row["calls"].get('"relabel"', [0, 0])
+        lines.append([
+            DATA[row["data"]], str(row["shots"]), row["noise"],
+            both(row["relabel"]), both(row["cosine"]), both(row["cleanlab"]),
+            f"{row['relabel']['calibration_error']:.4f}" if row["relabel"] else "-",
+            f"{100 * row['decided']:.1f} %", f"{100 * row['decided_right']:.1f} %",
+            f"{100 * right / count:.1f} % of {count}" if count else "-",
+            f"{100 * row['accuracy']:.1f} %", f"{row['answer_calibration_error']:.3f}",
+            f"{row['unknown_auroc_within_sets']:.4f}",
+        ])
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *lines]) + "\n"
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    rows = [row for name in DATA if getattr(arguments, name) for row in measure(arguments, name)]
+    benchlib.publish(arguments.out, table(rows), rows)
+
+
+if __name__ == "__main__":
+    main()

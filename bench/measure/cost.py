@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Count parameters and operations of every method, time one episode of each, and write the page on cost.
+
+    python bench/measure/cost.py --features test.safetensors --tranfs t2-sym.safetensors t3-sym.safetensors \\
+        --out docs/results/cost.md
+
+Times a 5-way 5-shot episode of 75 queries for each method alone with `trueshot eval`, as the difference of a long and
+a short run, so that reading the file does not count. Parameters are counted in the model files; operations follow from
+the shapes. --features is an embeddings file of at least 5 classes with 25 rows each; --tranfs are models that
+`trueshot train tranfs` wrote. Takes about a minute; measure on an idle machine.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchlib  # noqa: E402
+
+WAYS, SHOTS, QUERIES = 5, 5, 75
+SHORT, LONG = 500, 4500
+CLOSED = ["protonet", "median", "euclidean", "absolute", "cosine", "nearest", "matching", "linear", "baseline++", "rnnp"]
+BUILT_IN = benchlib.ROOT / "assets" / "relabel.safetensors"
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = benchlib.new_parser(__doc__)
+    parser.add_argument("--features", type=benchlib.existing_file, required=True, metavar="FILE",
+                        help="embeddings to draw episodes from")
+    parser.add_argument("--tranfs", type=benchlib.existing_file, nargs="*", default=[], metavar="MODEL",
+                        help="TraNFS models for these embeddings [default: none]")
+    parser.add_argument("--relabel", type=benchlib.existing_file, default=str(BUILT_IN), metavar="MODEL",
+                        help="the file of the built-in Relabel model, to count its parameters "
+                             "[default: assets/relabel.safetensors]")
+    benchlib.add_out(parser, "cost.md")
+    benchlib.add_trueshot(parser)
+    benchlib.add_threads(parser)
+    return parser.parse_args()
+
+
+def conv4_operations(size: int, channels: int) -> int:
+    """Additions and multiplications of direct convolutions on one image."""
+    return sum((size >> block) ** 2 * (channels if block == 0 else 64) * 9 * 64 * 2 for block in range(4))
+
+
+def tranfs_operations(dim: int, layers: int, width: int = 128, hidden: int = 128) -> int:
+    """Matrix products of one support set."""
+    items, tokens = WAYS * SHOTS, WAYS * (SHOTS + 1)
+    layer = 2 * tokens * width * (4 * width + 2 * hidden) + 4 * tokens * tokens * width
+    return 2 * items * dim * width + layers * layer + 2 * WAYS * width * dim
+
+
+def relabel_operations(dim: int, layers: int = 4, width: int = 64, hidden: int = 128, edge: int = 64, heads: int = 4) -> int:
+    """Matrix products of one support set: the Gram matrix, the edge network over pairs of items, the layers."""
+    items = WAYS * SHOTS
+    states, pairs = items * WAYS, items * items
+    edges = 2 * pairs * (6 * edge + edge * layers * heads)
+    attention = 2 * items * 2 * width * 2 * width + 4 * pairs * width + 2 * pairs * WAYS * width + 4 * states * width * width
+    mixing = 2 * states * (4 * width * hidden + hidden * width)
+    return pairs * dim + edges + layers * (attention + mixing) + 4 * states * width * width
+
+
+def milliseconds(arguments: argparse.Namespace, method: str) -> float:
+    """Time of one episode."""
+    def run(episodes: int) -> float:
+        command = [arguments.trueshot, "eval", arguments.features, "--methods", f"{method}:as=timed", "--noise", "symmetric=40",
+                   "--baseline", "timed", "--episodes", str(episodes), "--threads", str(arguments.threads), "--format", "json"]
+        begin = time.perf_counter()
+        benchlib.output(command)
+        return time.perf_counter() - begin
+
+    benchlib.progress(f"timing {method}")
+    return 1e3 * (run(LONG) - run(SHORT)) / (LONG - SHORT)
+
+
+def layers_of(model: Path) -> int:
+    """The number of layers in a TraNFS model file."""
+    header, _ = benchlib.read_header(model)
+    try:
+        return json.loads(header["__metadata__"]["config"])["options"]["layers"]
+    except (KeyError, ValueError):
+        benchlib.fail(f"--tranfs {model}: this is not a model that `trueshot train tranfs` wrote")
+
+
+def page(result: dict) -> str:
+    """The Markdown page."""
+    rows = [
+        [name, f"{cost['parameters']:,}" if cost["parameters"] else "-",
+         f"{cost['operations'] / 1e6:.1f}" if cost["operations"] else "-", f"{cost['ms']:.3f}"]
+        for name, cost in result["methods"].items()
+    ]
+    backbones = [[f"Conv4, {size} px", f"{conv4_operations(size, channels) / 1e6:.1f}", str(64 * (size >> 4) ** 2)]
+                 for size, channels in ((84, 3), (32, 3), (28, 1))]
+    return benchlib.wrapped(f"""# What it costs
+
+A 5-way 5-shot support set with {result['dim']} features per item, and the answers to {QUERIES} queries: parameters of the
+method, millions of additions and multiplications in its matrix products, and milliseconds per episode
+on {result['threads']} threads, with everything except reading the file.
+
+{benchlib.table(["method", "parameters", "million operations", "ms"], rows)}
+
+The backbone dominates: one image takes as many operations as several support sets.
+
+{benchlib.table(["backbone", "million operations per image", "features per image"], backbones)}
+
+Operations of a Conv4 are those of direct convolutions; trueshot needs fewer
+([how](../architecture.md#the-networks)). A Conv4 has 113,600 parameters (112,448 for drawings).
+[Networks against PyTorch](networks.md) has the times of training steps,
+[How the heads were trained](heads-commands.md) those of whole trainings.
+
+```sh
+python bench/measure/cost.py --features test.safetensors --tranfs t2-sym.safetensors t3-sym.safetensors \\
+    --out docs/results/cost.md
+```
+
+{benchlib.machine_sentence(result['machine'], result['versions'], result['threads'])}
+""")
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    machine = benchlib.describe_machine()
+    header, _ = benchlib.read_header(arguments.features)
+    dim = benchlib.tensor_of(header, arguments.features, "features")["shape"][1]
+    methods = [(method, method, None, None) for method in CLOSED]
+    for path in arguments.tranfs:
+        layers = layers_of(path)
+        methods.append((f"TraNFS-{layers}", f"tranfs:model={path}", benchlib.parameter_count(path),
+                        tranfs_operations(dim, layers)))
+    methods.append(("Relabel", "relabel", benchlib.parameter_count(arguments.relabel), relabel_operations(dim)))
+    costs = {
+        name: {"parameters": parameters, "operations": operations, "ms": milliseconds(arguments, method)}
+        for name, method, parameters, operations in methods
+    }
+    result = {
+        "machine": machine,
+        "versions": {"trueshot": benchlib.trueshot_version(arguments.trueshot)},
+        "threads": arguments.threads,
+        "dim": dim,
+        "methods": costs,
+    }
+    benchlib.publish(arguments.out, page(result), result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Check that `trueshot.easyfsl` gives the same answers as easyfsl's own ProtoNet.
+
+    python bench/measure/easyfsl_agreement.py --episodes 200
+
+Gives both the same support sets and queries. With `method="protonet"`, the scores of the adapter must be those of
+`easyfsl.methods.PrototypicalNetworks` up to rounding, and the answers equal; otherwise the script exits with 1. Also
+prints the accuracy of `relabel` on the same episodes, in which up to 4 of 25 labels are wrong. Needs the package
+trueshot, torch and easyfsl. Takes a few seconds.
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchlib  # noqa: E402
+
+WAYS, SHOTS, QUERIES, DIM = 5, 5, 15, 640
+TOLERANCE = 1e-4
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = benchlib.new_parser(__doc__)
+    parser.add_argument("--episodes", type=benchlib.positive, default=200, metavar="N", help="[default: %(default)s]")
+    return parser.parse_args()
+
+
+def episode(seed: int, wrong: int):
+    """Support items, their given labels, queries and their classes; the first item of `wrong` classes is mislabelled."""
+    import torch
+
+    random = torch.Generator().manual_seed(seed)
+    centres = torch.randn(WAYS, DIM, generator=random)
+
+    def draw(labels):
+        return centres[labels] + 6 * torch.randn(len(labels), DIM, generator=random)
+
+    support, answers = torch.arange(WAYS).repeat_interleave(SHOTS), torch.arange(WAYS).repeat_interleave(QUERIES)
+    given = support.clone()
+    for number in range(wrong):
+        given[number * SHOTS] = (given[number * SHOTS] + 1 + number) % WAYS
+    return draw(support), given, draw(answers), answers
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    benchlib.require("torch", "easyfsl", "trueshot")
+    import torch
+    from easyfsl.methods import PrototypicalNetworks
+    from trueshot.easyfsl import FewShotClassifier
+
+    models = {
+        "easyfsl": lambda: PrototypicalNetworks(torch.nn.Identity()),
+        "protonet": lambda: FewShotClassifier(method="protonet"),
+        "relabel": lambda: FewShotClassifier(method="relabel"),
+    }
+    largest, queries_seen, right = 0.0, 0, dict.fromkeys(models, 0)
+    for seed in range(arguments.episodes):
+        support, given, queries, answers = episode(seed, wrong=seed % 5)
+        scores = {}
+        for name, make in models.items():
+            model = make()
+            model.process_support_set(support, given)
+            scores[name] = model(queries)
+            right[name] += int((scores[name].argmax(1) == answers).sum())
+        queries_seen += len(answers)
+        theirs, ours = scores["easyfsl"], scores["protonet"]
+        largest = max(largest, float((theirs - ours).abs().max() / theirs.abs().max()))
+        if not torch.equal(theirs.argmax(1), ours.argmax(1)):
+            benchlib.fail(f"the answers of episode {seed} differ")
+    if largest >= TOLERANCE:
+        benchlib.fail(f"the scores differ by {largest:.1e} of the largest score; up to {TOLERANCE:.0e} is rounding")
+    print(f"{arguments.episodes} episodes: equal answers, scores differ by at most {largest:.1e} of the largest score")
+    for name, count in right.items():
+        print(f"{name:10} {100 * count / queries_seen:.1f} % right")
+
+
+if __name__ == "__main__":
+    main()

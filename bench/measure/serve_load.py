@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Let many clients audit embedding sets on `trueshot serve` at once, and measure answers, times and memory.
+
+    python bench/measure/serve_load.py --clients 200 --seconds 60
+    python bench/measure/serve_load.py --seconds 10 --serve "--queue 8"
+
+Starts the server on a free port of this machine. Every client sends one audit after the other on a connection that it
+keeps. Prints one JSON object: answered requests, requests refused with 429 or 503 and Retry-After, anything else,
+response times, and the memory of the server. Exits with 1 if anything else happened or the server did not stop
+normally. Needs no packages. docs/results/serve.md has the figures.
+"""
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchlib  # noqa: E402
+
+HOST = "127.0.0.1"
+
+
+@dataclass
+class Tally:
+    """What happened to the requests of all clients."""
+
+    seconds: list[float] = field(default_factory=list)
+    """Response times of the answered requests."""
+    refused: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = benchlib.new_parser(__doc__)
+    parser.add_argument("--clients", type=benchlib.positive, default=200, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="[default: %(default)s]")
+    parser.add_argument("--ways", type=benchlib.positive, default=5, metavar="N",
+                        help="classes of a set [default: %(default)s]")
+    parser.add_argument("--shots", type=benchlib.positive, default=10, metavar="N",
+                        help="rows per class [default: %(default)s]")
+    parser.add_argument("--dim", type=benchlib.positive, default=640, metavar="N",
+                        help="values per row [default: %(default)s]")
+    parser.add_argument("--serve", default="", metavar="OPTIONS",
+                        help="more options of `trueshot serve`, in one string")
+    benchlib.add_trueshot(parser)
+    return parser.parse_args()
+
+
+def support_set(seed: int, ways: int, shots: int, dim: int) -> bytes:
+    """The JSON body of one audit: rows around class means; a fifth of the labels name another class."""
+    draw = random.Random(seed)
+    means = [[draw.gauss(0, 1) for _ in range(dim)] for _ in range(ways)]
+    rows, labels = [], []
+    for way in range(ways):
+        for _ in range(shots):
+            rows.append([round(value + draw.gauss(0, 0.8), 5) for value in means[way]])
+            labels.append(f"class {(way + (draw.random() < 0.2)) % ways}")
+    return json.dumps({"rows": rows, "labels": labels}).encode()
+
+
+async def post(port: int, body: bytes, reader, writer) -> tuple[int, dict[str, str], bytes]:
+    """One request on an open connection: status, headers and body of the response."""
+    head = (f"POST /api/v1/audit HTTP/1.1\r\nhost: {HOST}:{port}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n")
+    writer.write(head.encode() + body)
+    await writer.drain()
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+    answer = await reader.readexactly(int(headers["content-length"]))
+    return int(lines[0].split()[1]), headers, answer
+
+
+async def client(number: int, port: int, bodies: list[bytes], until: float, tally: Tally) -> None:
+    """Sends audits until the time is over; reconnects if the connection breaks."""
+    reader = writer = None
+    turn = number
+    while time.monotonic() < until:
+        begin = time.monotonic()
+        try:
+            if writer is None:
+                reader, writer = await asyncio.open_connection(HOST, port)
+            status, headers, answer = await post(port, bodies[turn % len(bodies)], reader, writer)
+        except (OSError, EOFError, asyncio.IncompleteReadError, ValueError, KeyError) as problem:
+            tally.problems.append(repr(problem))
+            writer = None
+            continue
+        turn += 1
+        if status == 200:
+            tally.seconds.append(time.monotonic() - begin)
+            if b'"expected_wrong"' not in answer:
+                tally.problems.append(f"an answer without expected_wrong: {answer[:200]!r}")
+        elif status in (429, 503) and "retry-after" in headers:
+            tally.refused += 1
+            await asyncio.sleep(float(headers["retry-after"]))
+        else:
+            tally.problems.append(f"{status}: {answer[:200]!r}")
+    if writer:
+        writer.close()
+
+
+async def load(arguments: argparse.Namespace, port: int, bodies: list[bytes]) -> Tally:
+    """All clients at once."""
+    tally, until = Tally(), time.monotonic() + arguments.seconds
+    await asyncio.gather(*(client(number, port, bodies, until, tally) for number in range(arguments.clients)))
+    return tally
+
+
+def start_server(arguments: argparse.Namespace, folder: str) -> tuple[subprocess.Popen, int]:
+    """The server and its port, which is the end of the address it prints."""
+    command = [arguments.trueshot, "serve", "--port", "0", "--data-dir", folder, "--no-cache",
+               *shlex.split(arguments.serve)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    address = server.stdout.readline().strip()
+    port = address.rpartition(":")[2]
+    if not port.isdigit():
+        server.terminate()
+        benchlib.fail(f"the server did not start: {' '.join(map(str, command))} printed '{address}'")
+    return server, int(port)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    bodies = [support_set(seed, arguments.ways, arguments.shots, arguments.dim) for seed in range(32)]
+    machine = benchlib.describe_machine()
+    with tempfile.TemporaryDirectory() as folder:
+        server, port = start_server(arguments, folder)
+        idle = benchlib.process_memory(server.pid)
+        tally = asyncio.run(load(arguments, port, bodies))
+        alive = server.poll() is None
+        after = benchlib.process_memory(server.pid)
+        server.terminate()
+        exit_status = server.wait(timeout=30)
+    seconds = sorted(tally.seconds)
+
+    def milliseconds(share: float) -> int | None:
+        return round(1000 * seconds[min(len(seconds) - 1, int(share * len(seconds)))]) if seconds else None
+
+    def mebibytes(memory: dict[str, int], key: str) -> int | None:
+        return round(memory[key] / 2**20) if key in memory else None
+
+    print(json.dumps({
+        "clients": arguments.clients, "seconds": arguments.seconds,
+        "set": f"{arguments.ways} classes x {arguments.shots} rows of {arguments.dim} values, {len(bodies[0])} bytes of JSON",
+        "answered": len(seconds), "answered_per_second": round(len(seconds) / arguments.seconds, 1),
+        "refused": tally.refused, "problems": len(tally.problems), "first_problems": tally.problems[:3],
+        "p50_ms": milliseconds(0.5), "p90_ms": milliseconds(0.9), "p99_ms": milliseconds(0.99), "longest_ms": milliseconds(1),
+        "memory_idle_mib": mebibytes(idle, "VmRSS"), "memory_peak_mib": mebibytes(after, "VmHWM"),
+        "memory_after_mib": mebibytes(after, "VmRSS"),
+        "server_alive": alive, "exit_status": exit_status,
+        "versions": {"trueshot": benchlib.trueshot_version(arguments.trueshot)}, "machine": machine,
+    }, indent=1))
+    sys.exit(0 if alive and not tally.problems and exit_status == 0 else 1)
+
+
+if __name__ == "__main__":
+    main()

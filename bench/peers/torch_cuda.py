@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Time the workloads of `trueshot bench` in PyTorch on an NVIDIA GPU, with the fastest settings PyTorch offers.
+
+    python bench/peers/torch_cuda.py --precision bf16 --compile --only proto84,tranfs16
+
+Channels-last images, fused AdamW, TF32 or autocast, optionally `torch.compile`, and the whole step as one CUDA graph,
+so that launching kernels costs the CPU nothing. Prints one JSON line per workload: `name`, `stack` (the settings),
+`ms` (median of a step that is waited for), `min_ms`, `reps`, and `pipelined_ms` (mean of 100 steps started one after
+the other without waiting, which is how training runs).
+
+The workloads are those of torch_workloads.py. `conv42` is one 3x3 convolution of 64 to 64 channels on 100 images of
+42 px by cuDNN, in TF32, bf16 and f16 (the largest convolution of proto84), with its rate in TFLOP/s.
+
+Run it once per precision with --compile and once without; the fastest is the figure to compare with. A workload that
+fails, because PyTorch cannot capture or compile it, is reported on standard error, and the others still run; the exit
+status is then 1. Needs torch with CUDA and an NVIDIA GPU.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchlib  # noqa: E402
+
+PRECISIONS = {"tf32": None, "bf16": "bfloat16", "fp16": "float16"}
+DEFAULT = ["embed84", "proto84", "proto32", "tranfs16", "tranfs_fwd64"]
+WARM_UPS, PIPELINED = 8, 100
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = benchlib.new_parser(__doc__)
+    parser.add_argument("--precision", choices=PRECISIONS, default="tf32",
+                        help="of matrix products and convolutions [default: %(default)s]")
+    parser.add_argument("--compile", action="store_true", help="compile networks and losses with torch.compile")
+    parser.add_argument("--only", default=",".join(DEFAULT), metavar="NAME,..",
+                        help="workloads to time [default: %(default)s]")
+    parser.add_argument("--seconds", type=float, default=3.0, metavar="S",
+                        help="repeat each workload for at least this long [default: %(default)s]")
+    return parser.parse_args()
+
+
+def captured(step: Callable[[], object]):
+    """The step as a CUDA graph; it is run on another stream first, as capturing requires."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+def elapsed(work: Callable[[], object]) -> float:
+    """Milliseconds on the GPU."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+
+
+def time_graph(graph, seconds: float) -> dict:
+    """Times of single steps and of steps that follow each other."""
+    import torch
+
+    for _ in range(10):
+        graph.replay()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    stop = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < stop:
+        begin = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - begin))
+    pipelined = elapsed(lambda: [graph.replay() for _ in range(PIPELINED)]) / PIPELINED
+    return {"ms": round(statistics.median(times), 4), "min_ms": round(min(times), 4), "reps": len(times),
+            "pipelined_ms": round(pipelined, 4)}
+
+
+def convolutions() -> None:
+    """One line per data type for a single convolution."""
+    import torch
+    import torch.nn.functional as F
+
+    images, channels, size, repetitions = 100, 64, 42, 50
+    for name, dtype in (("tf32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        def place(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, device="cuda", dtype=dtype).contiguous(memory_format=torch.channels_last)
+
+        batch, filters = place(images, channels, size, size), place(channels, channels, 3, 3)
+        with torch.no_grad():
+            graph = captured(lambda: [F.conv2d(batch, filters, padding=1) for _ in range(repetitions)])
+            milliseconds = statistics.median(elapsed(graph.replay) / repetitions for _ in range(7))
+        operations = 2 * images * size * size * channels * channels * 9
+        print(json.dumps({"name": "conv42", "stack": f"cuDNN {name}", "ms": round(milliseconds, 4),
+                          "tflops": round(operations / milliseconds / 1e9)}), flush=True)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    benchlib.require("torch")
+    import torch
+
+    import torch_models
+
+    names = [name for name in arguments.only.split(",") if name]
+    known = [*torch_models.WORKLOADS, "conv42"]
+    if unknown := [name for name in names if name not in known]:
+        benchlib.fail(f"--only: there is no workload '{unknown[0]}'; known: {', '.join(known)}")
+    if not torch.cuda.is_available():
+        benchlib.fail("PyTorch finds no NVIDIA GPU on this machine; torch_workloads.py times the same on a CPU")
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    precision = PRECISIONS[arguments.precision]
+    settings = torch_models.Settings(
+        torch.device("cuda"), compiled=arguments.compile, autocast=getattr(torch, precision) if precision else None
+    )
+    stack = f"torch {torch.__version__} {arguments.precision} {'compile + ' if arguments.compile else ''}graph"
+    failed = False
+    for name in names:
+        try:
+            if name == "conv42":
+                convolutions()
+            else:
+                timed = time_graph(captured(torch_models.WORKLOADS[name](settings)), arguments.seconds)
+                print(json.dumps({"name": name, "stack": stack, **timed}), flush=True)
+        except Exception as problem:  # PyTorch's errors of compiling and capturing have no common class.
+            failed = True
+            benchlib.progress(f"error: {name} with {stack} failed: {str(problem)[:500]}")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+//! An ONNX model loaded by rten, ready to run on one picture at a time. Only the worker process uses this module.
+
+use std::sync::Arc;
+
+use rten::{DataType, Dimension, Model, ModelOptions, NodeId, RunOptions, ThreadPool, Value, ValueType};
+use rten_tensor::{AsView, Layout as _};
+use trueshot::guard::caught;
+
+use super::wire::{Description, Order};
+use crate::picture::Channels;
+
+/// The largest height and width of a model's input.
+const LARGEST_SIZE: usize = 2048;
+/// The longest embedding.
+pub(super) const WIDEST: usize = 1 << 16;
+
+/// Where the channels of a model's input are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// `[picture, channel, row, column]`, as PyTorch exports.
+    ChannelsFirst,
+    /// `[picture, row, column, channel]`, as TensorFlow exports.
+    ChannelsLast,
+}
+
+/// A model whose input and output have been chosen.
+pub(super) struct Loaded {
+    model: Model,
+    input: NodeId,
+    output: NodeId,
+    layout: Layout,
+    size: usize,
+    channels: usize,
+}
+
+impl Loaded {
+    /// Loads a model, chooses its input and output, and runs it once on a grey picture to learn how long an embedding
+    /// is and to make the execution plan, which later runs share.
+    pub fn load(bytes: Vec<u8>, order: &Order) -> Result<(Self, Description), String> {
+        let model = caught(|| ModelOptions::with_all_ops().prepack_weights(true).load(bytes))
+            .ok_or("rten failed on its contents")?
+            .map_err(|problem| first_line(&problem))?;
+        let Input { node, layout, size, channels } = Input::of(&model, order.size)?;
+        let output = choose_output(&model, order.output.as_deref())?;
+        let loaded = Loaded { model, input: node, output, layout, size, channels: channels.count() };
+        let grey = vec![0.0; size * size * channels.count()];
+        let row = loaded.run(&grey, &one_thread())?;
+        if !(1..=WIDEST).contains(&row.len()) {
+            return Err(format!(
+                "its output has {} numbers per picture; allowed are 1 to {WIDEST}",
+                row.len()
+            ));
+        }
+        let output = name(&loaded.model, output);
+        Ok((loaded, Description { size, channels: channels.count(), dim: row.len(), output }))
+    }
+
+    /// Numbers of one input picture.
+    pub fn values(&self) -> usize {
+        self.size * self.size * self.channels
+    }
+
+    /// Embeds one normalised picture (`[row, column, channel]`).
+    pub fn run(&self, picture: &[f32], pool: &Arc<ThreadPool>) -> Result<Vec<f32>, String> {
+        let (size, channels) = (self.size, self.channels);
+        let (shape, values) = match self.layout {
+            Layout::ChannelsLast => ([1, size, size, channels], picture.to_vec()),
+            Layout::ChannelsFirst => {
+                let plane = |channel: usize| picture.iter().skip(channel).step_by(channels).copied();
+                ([1, channels, size, size], (0..channels).flat_map(plane).collect())
+            }
+        };
+        let input = Value::from_shape(shape, values).map_err(|problem| problem.to_string())?;
+        let outcome = caught(|| {
+            let options = RunOptions::default().with_thread_pool(Some(pool.clone()));
+            self.model.run(vec![(self.input, input.into())], &[self.output], Some(options))
+        });
+        let values = outcome.ok_or("rten failed on its contents")?.map_err(|problem| first_line(&problem))?;
+        self.row(values.into_iter().next().ok_or("it gives no output")?)
+    }
+
+    /// The output as a row: planes are averaged, of a list of tokens the first is taken.
+    fn row(&self, value: Value) -> Result<Vec<f32>, String> {
+        let kind = value.dtype();
+        let tensor = value.into_tensor::<f32>();
+        let tensor = tensor.ok_or_else(|| format!("its output is of type {kind:?}; features are floats"))?;
+        let (shape, values) = (tensor.shape().to_vec(), tensor.to_vec());
+        if shape.first() != Some(&1) {
+            return Err(format!(
+                "its output has shape {shape:?} for one picture; the first axis must be pictures"
+            ));
+        }
+        match (&shape[1..], self.layout) {
+            ([_], _) => Ok(values),
+            ([tokens, width], _) if *tokens > 0 => Ok(values[..*width].to_vec()),
+            ([channels, rows, columns], Layout::ChannelsFirst) if rows * columns > 0 => {
+                let mean = |plane: &[f32]| plane.iter().sum::<f32>() / plane.len() as f32;
+                Ok(values.chunks_exact(rows * columns).take(*channels).map(mean).collect())
+            }
+            ([rows, columns, channels], Layout::ChannelsLast) if rows * columns > 0 => {
+                let places = (rows * columns) as f32;
+                let mean = |channel| values.iter().skip(channel).step_by(*channels).sum::<f32>() / places;
+                Ok((0..*channels).map(mean).collect())
+            }
+            _ => Err(format!(
+                "its output has shape {shape:?}; features are a row, tokens or planes per picture"
+            )),
+        }
+    }
+}
+
+/// A pool of one thread: an embedding must not depend on how work was divided.
+pub(super) fn one_thread() -> Arc<ThreadPool> {
+    Arc::new(ThreadPool::with_num_threads(1))
+}
+
+fn first_line(problem: &dyn std::fmt::Display) -> String {
+    problem.to_string().lines().next().unwrap_or_default().chars().take(300).collect()
+}
+
+fn name(model: &Model, node: NodeId) -> String {
+    model.node_info(node).and_then(|info| info.name().map(str::to_owned)).unwrap_or_default()
+}
+
+/// A shape as people write it: `[N, 3, 224, 224]`.
+fn in_words(shape: &[Dimension]) -> String {
+    let side = |side: &Dimension| match side {
+        Dimension::Fixed(side) => side.to_string(),
+        Dimension::Symbolic(name) if name.is_empty() => "?".into(),
+        Dimension::Symbolic(name) => name.clone(),
+    };
+    format!("[{}]", shape.iter().map(side).collect::<Vec<_>>().join(", "))
+}
+
+/// A model's input: which node it is and what a picture must be for it.
+struct Input {
+    node: NodeId,
+    layout: Layout,
+    size: usize,
+    channels: Channels,
+}
+
+impl Input {
+    fn of(model: &Model, asked_size: Option<usize>) -> Result<Self, String> {
+        let [node] = model.input_ids() else {
+            return Err(format!("it has {} inputs; an image model has one", model.input_ids().len()));
+        };
+        let info = model.node_info(*node);
+        if let Some(kind) = info.as_ref().and_then(|info| info.dtype()).filter(|kind| !is_float(*kind)) {
+            return Err(format!("its input is of type {kind:?}; pictures are given as 32-bit floats"));
+        }
+        let shape = info.and_then(|info| info.shape()).ok_or("the shape of its input is not given")?;
+        let [batch, a, b, c] = &shape[..] else {
+            return Err(format!("its input is {}; an image model's has four axes", in_words(&shape)));
+        };
+        if let Dimension::Fixed(count) = batch
+            && *count != 1
+        {
+            return Err(format!(
+                "its input is {}: batches of {count}; it must be 1 or free",
+                in_words(&shape)
+            ));
+        }
+        let channels = |side: &Dimension| match side {
+            Dimension::Fixed(1) => Some(Channels::Grey),
+            Dimension::Fixed(3) => Some(Channels::Colour),
+            _ => None,
+        };
+        let free = |side: &Dimension| matches!(side, Dimension::Symbolic(_));
+        let (layout, channels, sides) = match (channels(a), channels(c)) {
+            (Some(channels), _) => (Layout::ChannelsFirst, channels, [b, c]),
+            (None, Some(channels)) => (Layout::ChannelsLast, channels, [a, b]),
+            (None, None) if free(a) => (Layout::ChannelsFirst, Channels::Colour, [b, c]),
+            _ => return Err(format!("its input is {}: no axis of 1 or 3 channels", in_words(&shape))),
+        };
+        let size = size(sides, asked_size)
+            .map_err(|problem| format!("its input is {}: {problem}", in_words(&shape)))?;
+        Ok(Input { node: *node, layout, size, channels })
+    }
+}
+
+fn is_float(kind: ValueType) -> bool {
+    matches!(kind, ValueType::Tensor(DataType::Float))
+}
+
+fn size(sides: [&Dimension; 2], asked: Option<usize>) -> Result<usize, String> {
+    let usual = 224;
+    let fixed = |side: &Dimension| match side {
+        Dimension::Fixed(side) => Some(*side),
+        Dimension::Symbolic(_) => None,
+    };
+    let size = match (fixed(sides[0]), fixed(sides[1])) {
+        (Some(a), Some(b)) if a != b => return Err("only square inputs are supported".into()),
+        (None, None) => asked.unwrap_or(usual),
+        (a, b) => {
+            let fixed = a.or(b).unwrap_or(usual);
+            if let Some(asked) = asked.filter(|asked| *asked != fixed) {
+                return Err(format!("its size is fixed, so {asked} px is not possible"));
+            }
+            fixed
+        }
+    };
+    match size {
+        1..=LARGEST_SIZE => Ok(size),
+        _ => Err(format!("pictures may have 1 to {LARGEST_SIZE} px")),
+    }
+}
+
+/// The output of the given name; or the first of rank 2 (a row per picture), or the first of rank 4 (planes).
+fn choose_output(model: &Model, wanted: Option<&str>) -> Result<NodeId, String> {
+    let outputs = model.output_ids();
+    if let Some(wanted) = wanted {
+        let found = outputs.iter().find(|output| name(model, **output) == *wanted);
+        let known = || outputs.iter().map(|output| name(model, *output)).collect::<Vec<_>>().join(", ");
+        return found.copied().ok_or_else(|| format!("it has no output '{wanted}'; it has {}", known()));
+    }
+    let rank =
+        |output: &NodeId| model.node_info(*output).and_then(|info| info.shape()).map(|shape| shape.len());
+    let of_rank = |wanted| outputs.iter().find(|output| rank(output) == Some(wanted));
+    let chosen = of_rank(2).or_else(|| of_rank(4)).or_else(|| outputs.first());
+    chosen.copied().ok_or_else(|| "it has no output".into())
+}

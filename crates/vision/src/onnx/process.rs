@@ -1,0 +1,220 @@
+//! This program's end of the worker process: starts it, sends pictures, and says why it ended if it did.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::{BufReader, Read};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use super::wire::{self, Description, Order, Row};
+
+/// How to start the worker process that runs ONNX models, and its limits.
+///
+/// The program must call [`serve`](super::serve) when it is started with these arguments.
+#[derive(Debug, Clone)]
+pub struct ModelProcess {
+    /// The program.
+    pub program: OsString,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Memory in bytes for each picture that is embedded at the same time, besides the model itself.
+    pub memory: u64,
+    /// Processor seconds for one picture, and for loading the model.
+    pub seconds: u64,
+}
+
+impl ModelProcess {
+    /// The default of [`ModelProcess::memory`]: 4 GiB.
+    pub const MEMORY: u64 = 4 << 30;
+    /// The default of [`ModelProcess::seconds`]: five minutes.
+    pub const SECONDS: u64 = 300;
+
+    /// A worker that is started with this command, with the default limits.
+    pub fn new(
+        program: impl Into<OsString>,
+        arguments: impl IntoIterator<Item = impl Into<OsString>>,
+    ) -> Self {
+        ModelProcess {
+            program: program.into(),
+            arguments: arguments.into_iter().map(Into::into).collect(),
+            memory: Self::MEMORY,
+            seconds: Self::SECONDS,
+        }
+    }
+
+    fn spawn(&self) -> std::io::Result<Child> {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        #[cfg(unix)]
+        {
+            use std::os::unix::process::CommandExt as _;
+            // Ctrl-C in a terminal is meant for the program, which ends its worker when it stops. An interpreter must
+            // not import modules from the folder that happens to be the current one.
+            command.process_group(0).current_dir("/");
+        }
+        command.spawn()
+    }
+}
+
+/// A worker that has loaded a model.
+pub struct Worker {
+    child: Arc<Mutex<Child>>,
+    requests: Mutex<ChildStdin>,
+    waiting: Arc<Mutex<Waiting>>,
+    listener: Option<JoinHandle<()>>,
+}
+
+/// Requests without a reply.
+#[derive(Default)]
+struct Waiting {
+    next: u64,
+    senders: HashMap<u64, SyncSender<Row>>,
+    /// Why there will be no more replies.
+    ended: Option<String>,
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Worker {
+    /// Starts a worker and has it load a model.
+    pub fn start(process: &ModelProcess, bytes: &[u8], order: &Order) -> Result<(Self, Description), String> {
+        let mut child = process
+            .spawn()
+            .map_err(|error| format!("the process that runs it cannot be started: {error}"))?;
+        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(mut stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
+            return Err("the process that runs it has no pipes".into());
+        };
+        let errors = std::thread::spawn(move || first_bytes(stderr));
+        let mut replies = BufReader::new(stdout);
+        let answer = introduce(&mut stdin, &mut replies, bytes, order);
+        let end = End { child: Arc::new(Mutex::new(child)), errors, limits: process.clone() };
+        let description = match answer {
+            Ok(Ok(description)) => description,
+            Ok(Err(problem)) => {
+                end.reason();
+                return Err(problem);
+            }
+            // It has ended, or what it wrote is not in our form.
+            Err(_) => return Err(end.reason()),
+        };
+        let (child, waiting) = (end.child.clone(), Arc::<Mutex<Waiting>>::default());
+        let listener = std::thread::spawn({
+            let waiting = waiting.clone();
+            move || listen(replies, &waiting, end)
+        });
+        let worker = Worker { child, requests: Mutex::new(stdin), waiting, listener: Some(listener) };
+        Ok((worker, description))
+    }
+
+    /// Embeds one normalised picture. Any number of threads may call this at the same time. The outer error says why the
+    /// process ended, whichever picture was to blame.
+    pub fn embed(&self, picture: &[f32]) -> Result<Row, String> {
+        let (sender, receiver) = sync_channel(1);
+        let number = {
+            let mut waiting = held(&self.waiting);
+            if let Some(reason) = &waiting.ended {
+                return Err(reason.clone());
+            }
+            waiting.next += 1;
+            let number = waiting.next;
+            waiting.senders.insert(number, sender);
+            number
+        };
+        // If the pipe is closed, the listener says why.
+        let _ = wire::write_request(&mut *held(&self.requests), number, picture);
+        receiver.recv().map_err(|_| held(&self.waiting).ended.clone().unwrap_or_default())
+    }
+
+    pub fn has_ended(&self) -> bool {
+        held(&self.waiting).ended.is_some()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = held(&self.child).kill();
+        if let Some(listener) = self.listener.take() {
+            let _ = listener.join();
+        }
+    }
+}
+
+fn introduce(
+    stdin: &mut ChildStdin,
+    replies: &mut BufReader<ChildStdout>,
+    bytes: &[u8],
+    order: &Order,
+) -> std::io::Result<Result<Description, String>> {
+    use std::io::Write as _;
+    wire::skip_to_greeting(replies)?;
+    wire::write_json(stdin, order)?;
+    stdin.write_all(bytes)?;
+    wire::read_json(replies)
+}
+
+/// Hands replies to those that wait for them, until the process ends.
+fn listen(mut replies: BufReader<ChildStdout>, waiting: &Mutex<Waiting>, end: End) {
+    while let Ok(Some((number, row))) = wire::read_reply(&mut replies) {
+        let sender = held(waiting).senders.remove(&number);
+        let _ = sender.map(|sender| sender.send(row));
+    }
+    let reason = end.reason();
+    let mut waiting = held(waiting);
+    waiting.ended = Some(reason);
+    waiting.senders.clear();
+}
+
+/// What is needed to say why a process ended.
+struct End {
+    child: Arc<Mutex<Child>>,
+    errors: JoinHandle<String>,
+    limits: ModelProcess,
+}
+
+impl End {
+    /// Ends the process if it has not ended by itself, which leaves the exit status of one that has as it is.
+    fn reason(self) -> String {
+        let status = {
+            let mut child = held(&self.child);
+            let _ = child.kill();
+            child.wait().ok()
+        };
+        let errors = self.errors.join().unwrap_or_default();
+        reason(status, &errors, &self.limits)
+    }
+}
+
+/// The first bytes of what a process writes; the rest is read and dropped, so that it can go on writing.
+fn first_bytes(mut stderr: ChildStderr) -> String {
+    let mut first = Vec::new();
+    let _ = stderr.by_ref().take(1 << 13).read_to_end(&mut first);
+    let _ = std::io::copy(&mut stderr, &mut std::io::sink());
+    String::from_utf8_lossy(&first).into_owned()
+}
+
+fn reason(status: Option<ExitStatus>, errors: &str, limits: &ModelProcess) -> String {
+    // What Rust's standard library writes before it aborts.
+    if errors.contains("has overflowed its stack") {
+        return "its graph is too deep".into();
+    }
+    if errors.contains("memory allocation of") {
+        let memory = limits.memory as f64 / f64::from(1 << 30);
+        return format!("it needs more than {memory} GiB of memory for one picture");
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::process::ExitStatusExt as _;
+        let signal = status.and_then(|status| status.signal());
+        if signal == Some(rustix::process::Signal::XCPU.as_raw()) {
+            return format!("it takes more than {} s of processor time for one picture", limits.seconds);
+        }
+    }
+    let status = status.map_or("no exit status".into(), |status| status.to_string());
+    let line = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    format!("the process that runs it ended ({status}) {line}").trim_end().chars().take(300).collect()
+}
