@@ -1,21 +1,22 @@
 // The served page as people use it: drop pictures of which some are misfiled, see them framed, put them right, ask about
 // new ones, take the results away, come back later. Also by keyboard, in the dark and on a telephone.
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { chromium } from "playwright-core";
 
 const server = process.env.SERVER;
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 let browser;
+const launching = {
+  executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"],
+};
 
-before(async () => {
-  browser = await chromium.launch({
-    executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-    args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"],
-  });
-});
+before(async () => { browser = await chromium.launch(launching); });
 after(() => browser.close());
 
 /** Waits until something holds. Playwright's own way evaluates strings in the page, which its policy rightly forbids. */
@@ -28,18 +29,18 @@ async function until(page, holds) {
 }
 
 /** A page, and everything that goes wrong on it or goes outside. */
-async function open(options = {}) {
+async function open(options = {}, address = server, isReady = () => document.getElementById("about").textContent !== "") {
   const context = await browser.newContext({ viewport: { width: 1100, height: 900 }, acceptDownloads: true, permissions: ["camera"], ...options });
   const page = await context.newPage();
   const problems = [];
   page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
   page.on("pageerror", (error) => problems.push(String(error)));
   page.on("request", (request) => {
-    if (!request.url().startsWith(server) && !/^(data|blob):/.test(request.url())) problems.push(`asks for ${request.url()}`);
+    if (!request.url().startsWith(address) && !/^(data|blob):/.test(request.url())) problems.push(`asks for ${request.url()}`);
   });
   page.on("dialog", (dialog) => dialog.accept());
-  await page.goto(server);
-  await until(page, () => document.getElementById("about").textContent !== "");
+  await page.goto(address);
+  await until(page, isReady);
   return { context, page, problems };
 }
 
@@ -214,6 +215,74 @@ describe("the served page", () => {
     await page.click("#camera-take");
     await until(page, () => document.querySelectorAll(".answer").length === 2);
     assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("embeds a picture once, audits after every change, and asks no more about what is kept", async () => {
+    const { page, problems, context } = await open();
+    const asked = [];
+    page.on("request", (request) => request.method() === "POST" && asked.push({ path: new URL(request.url()).pathname, body: request.postData() }));
+    const count = (path) => asked.filter((request) => request.path === path).length;
+    await dropFolder(page, "#intake", await noisySet(page));
+    await settled(page);
+    const embedded = count("/api/v1/embed");
+    for (const [change, wanted] of [["ring-0.png", 2], ["cross-0.png", 1]]) {
+      const before = count("/api/v1/audit");
+      await card(page, change).locator(".accept").click();
+      await until(page, wanted === 2 ? () => /2 pictures look misfiled/.test(document.getElementById("status").textContent) : () => /1 picture looks misfiled/.test(document.getElementById("status").textContent));
+      assert.ok(count("/api/v1/audit") > before, "the others are audited again");
+    }
+    await card(page, "comb-0.png").locator(".keep").click();
+    await until(page, () => /Nothing looks misfiled/.test(document.getElementById("status").textContent));
+    assert.match(await card(page, "comb-0.png").locator(".verdict").textContent(), /Confirmed/);
+    const last = JSON.parse(asked.filter((request) => request.path === "/api/v1/audit").at(-1).body);
+    assert.equal(last.confirmed.filter(Boolean).length, 1, "the one that was kept");
+    assert.equal(count("/api/v1/embed"), embedded, "no picture is sent twice");
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("shows with a dashed frame what cannot be told, and what would help", async () => {
+    const { page, problems, context } = await open();
+    await page.route("**/api/v1/audit", async (route) => {
+      const response = await route.fetch();
+      const found = await response.json();
+      Object.assign(found.items[0], { verdict: "unsure", suggested: null, advice: "add more pictures" });
+      await route.fulfill({ response, json: found });
+    });
+    await dropFolder(page, "#intake", await noisySet(page));
+    await settled(page);
+    const unsure = page.locator(".class .card.unsure", { has: page.locator(".advice", { hasText: "add more pictures" }) });
+    assert.equal(await unsure.count(), 1);
+    assert.match(await unsure.locator(".verdict").textContent(), /Cannot tell/);
+    assert.equal(await unsure.evaluate((card) => getComputedStyle(card).borderTopStyle), "dashed");
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("is the same after a restart of the browser", async () => {
+    const folder = mkdtempSync(join(tmpdir(), "trueshot-browser-"));
+    for (const round of ["first", "second"]) {
+      const context = await chromium.launchPersistentContext(folder, launching);
+      const page = await context.newPage();
+      await page.goto(server);
+      if (round === "first") await dropFolder(page, "#intake", await noisySet(page));
+      await settled(page);
+      assert.deepEqual(await framed(page), ["comb-0.png", "cross-0.png", "ring-0.png"], round);
+      await context.close();
+    }
+    rmSync(folder, { recursive: true, force: true });
+  });
+
+  test("asks for the token, again if it was wrong", async () => {
+    const { page, context } = await open({}, process.env.SERVER_WITH_TOKEN, () => document.getElementById("token-dialog").open);
+    for (const token of ["wrong token of some length", process.env.TOKEN]) {
+      await until(page, () => document.getElementById("token-dialog").open);
+      await page.fill("#token-input", token);
+      await page.keyboard.press("Enter");
+    }
+    await until(page, () => document.getElementById("about").textContent !== "");
+    assert.equal(await page.evaluate(() => document.getElementById("token-dialog").open), false);
     await context.close();
   });
 

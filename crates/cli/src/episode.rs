@@ -143,8 +143,8 @@ impl Shelf {
     fn image(&self, row: u32) -> anyhow::Result<String> {
         let entry = &self.collection.entries()[row as usize];
         let channels = if self.collection.is_built_in() { Channels::Grey } else { Channels::Colour };
-        let picture = self.collection.picture(entry, channels);
-        Ok(picture.with_context(|| format!("{} cannot be shown", entry.item))?.to_data_uri(IMAGE_SIDE))
+        let image = self.collection.picture_then(entry, channels, |picture| picture.to_data_uri(IMAGE_SIDE));
+        image.with_context(|| format!("{} cannot be shown", entry.item))
     }
 }
 

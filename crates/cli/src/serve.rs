@@ -42,7 +42,7 @@ pub struct Arguments {
     limits: LimitArguments,
 }
 
-/// What a request may cost.
+/// What a request or a connection may cost.
 #[derive(Args)]
 #[command(next_help_heading = "Limits")]
 struct LimitArguments {
@@ -52,16 +52,34 @@ struct LimitArguments {
     /// Largest picture, in millions of pixels
     #[arg(long, value_name = "MP", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     max_pixels: u32,
+    /// Memory for decoding pictures, in MiB, over all threads; a picture that needs more is refused
+    #[arg(long, value_name = "MIB", default_value_t = 384, value_parser = clap::value_parser!(u32).range(16..))]
+    picture_memory: u32,
     /// Longest time for a request, in seconds
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     timeout: u32,
-    /// Requests worked on at once [default: one for every core]
+    /// Requests worked on at once [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
     /// Requests that may wait besides; more are told to come again
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: u16,
+    /// Connections open at once; for one more, the one is closed whose client has been silent longest
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    connections: u32,
+    /// Longest time for the headers of a request to arrive, in seconds
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    header_timeout: u32,
+    /// Longest time for the next 10 KiB of a body to arrive, or for a client to take any of its answer, in seconds
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    stall_timeout: u32,
+    /// Longest time that a connection stays open between two requests, in seconds
+    #[arg(long, value_name = "S", default_value_t = 75, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    idle_timeout: u32,
 }
+
+/// How long work that cannot be interrupted may go on when the server has stopped.
+const LAST_WORK: Duration = Duration::from_secs(1);
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -87,18 +105,32 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(embedder) => embedder,
         None => arguments.backbone.open_named(EFFICIENTNET)?,
     };
-    let (app, unreadable) = App::new(embedder, settings)?;
+    let (app, unreadable) = App::new(embedder, settings).map_err(in_use)?;
     for problem in unreadable {
         say!("warning: {problem}");
     }
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let outcome = runtime.block_on(async {
         let address = SocketAddr::new(arguments.address, arguments.port);
         let listening = tokio::net::TcpListener::bind(address).await;
         let listener = listening.with_context(|| format!("cannot listen on {address}"))?;
         output::print(&format!("http://{}\n", listener.local_addr()?))?;
         say!("the page and the API are there; Ctrl-C stops");
-        Ok(trueshot_server::serve(listener, app).await?)
-    })
+        trueshot_server::serve(listener, app).await;
+        Ok(())
+    });
+    runtime.shutdown_timeout(LAST_WORK);
+    outcome
+}
+
+/// Says what to do when another server uses the folder.
+fn in_use(error: trueshot::Error) -> anyhow::Error {
+    match error {
+        trueshot::Error::Locked { .. } => {
+            anyhow::anyhow!("{error}\nhint: stop that server, or give another folder with --data-dir")
+        }
+        error => error.into(),
+    }
 }
 
 impl LimitArguments {
@@ -109,9 +141,14 @@ impl LimitArguments {
             body,
             bodies: usual.bodies.max(2 * body),
             pixels: u64::from(self.max_pixels) * 1_000_000,
+            picture_memory: u64::from(self.picture_memory) << 20,
             time: Duration::from_secs(self.timeout.into()),
             at_once: self.jobs.map_or(usual.at_once, usize::from),
             waiting: self.queue.into(),
+            connections: self.connections as usize,
+            header_time: Duration::from_secs(self.header_timeout.into()),
+            stall_time: Duration::from_secs(self.stall_timeout.into()),
+            idle_time: Duration::from_secs(self.idle_timeout.into()),
         }
     }
 }
@@ -143,4 +180,27 @@ fn usual_folder(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let home = || absolute("HOME").map(|home| home.join(".local/share"));
     let folder = absolute("XDG_DATA_HOME").or_else(|| absolute("LOCALAPPDATA")).or_else(home)?;
     Some(folder.join("trueshot"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classifiers_are_kept_in_the_users_folder_for_data() {
+        let folder = |variables: &[(&str, &str)]| {
+            let find = |name: &str| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, path)| PathBuf::from(path))
+            };
+            usual_folder(&find)
+        };
+        let home = ("HOME", "/home/ada");
+        assert_eq!(folder(&[home]), Some("/home/ada/.local/share/trueshot".into()));
+        assert_eq!(folder(&[home, ("XDG_DATA_HOME", "/data")]), Some("/data/trueshot".into()));
+        assert_eq!(
+            folder(&[home, ("XDG_DATA_HOME", "relative")]),
+            Some("/home/ada/.local/share/trueshot".into())
+        );
+        assert_eq!(folder(&[]), None);
+    }
 }

@@ -340,3 +340,42 @@ fn a_backbone_that_is_none_is_refused_with_what_there_is() {
     misused(embed(&["--mean", "0,0,0"]), &["ONNX models only"]);
     misused(embed(&["--cache", "c", "--no-cache"]), &["--no-cache"]);
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn large_pictures_on_many_threads_share_one_budget_of_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    // 36 megapixels with transparency in some kilobytes, which take 144 MB when they are decoded.
+    let mut large = std::io::Cursor::new(Vec::new());
+    image::RgbaImage::new(6000, 6000).write_to(&mut large, image::ImageFormat::Png).unwrap();
+    for (class, number) in (0..16).map(|number| (number % 2, number)) {
+        let class = folder.path().join(format!("pictures/{class}"));
+        std::fs::create_dir_all(&class).unwrap();
+        std::fs::write(class.join(format!("{number}.png")), large.get_ref()).unwrap();
+    }
+    let mut child = std::process::Command::new(TRUESHOT)
+        .args([
+            "embed",
+            "pictures",
+            "-o",
+            "out.safetensors",
+            "--backbone",
+            "omniglot-conv4",
+            "--threads",
+            "8",
+        ])
+        .current_dir(folder.path())
+        .spawn()
+        .unwrap();
+    // The highest use so far is in the status of a process, which is gone when it has ended.
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kilobytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<usize>().ok());
+        peak = peak.max(kilobytes.unwrap_or(0) / 1024);
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert!(child.wait().unwrap().success());
+    assert!((100..700).contains(&peak), "{peak} MiB; 512 MiB are for pictures");
+}

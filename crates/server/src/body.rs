@@ -1,60 +1,46 @@
-//! The body of a request: numbers as JSON or Arrow, or pictures as a form. What kind it is, its header says; here it is
-//! only received, within the limits, and not yet understood.
+//! The body of a request: numbers as JSON or Arrow, or pictures as a form. Its header says which. Here it is only
+//! received, within the limits, and not yet understood.
 
-use axum::extract::multipart::{Field, MultipartError};
-use axum::extract::{FromRequest, Multipart, Request};
+use std::pin::Pin;
+
+use axum::body::HttpBody;
+use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use bytes::Bytes;
 
 use crate::gate::{Ticket, over_limit};
-use crate::limits::{LONGEST_NAME, MOST_ITEMS};
+use crate::multipart::boundary_of;
 use crate::problem::Problem;
+use crate::progress::Stalled;
 use crate::state::Shared;
 
 /// What was sent.
-pub enum Body {
-    /// JSON.
-    Json(Bytes),
-    /// Arrow IPC, as a file or as a stream.
-    Arrow(Bytes),
-    /// The files of a form.
-    Pictures(Vec<Picture>),
-}
-
-/// A file of a form.
-pub struct Picture {
-    /// The name of its field.
-    pub field: String,
-    /// The name of the file, maybe with folders.
-    pub file: String,
-    /// Its contents.
+pub struct Received {
+    /// What it is.
+    pub kind: Kind,
+    /// All of it.
     pub bytes: Bytes,
 }
 
-#[derive(Clone, Copy)]
-enum Kind {
+/// What a body is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// JSON.
     Json,
+    /// Arrow IPC, as a file or as a stream.
     Arrow,
-    Pictures,
+    /// The files of a form, with the boundary between them.
+    Form(String),
 }
 
 /// Lets a request in and receives its body.
-pub async fn receive(state: &Shared, request: Request) -> Result<(Ticket, Body), Problem> {
+pub async fn receive(state: &Shared, request: Request) -> Result<(Ticket, Received), Problem> {
     let kind = kind_of(&request)?;
     let announced = request.headers().get(header::CONTENT_LENGTH);
     let announced = announced.and_then(|length| length.to_str().ok()?.parse().ok());
-    let ticket = state.gate.enter(announced).await?;
-    let most = state.limits.body;
-    let body = ticket.within(received(kind, request, most)).await??;
-    Ok((ticket, body))
-}
-
-async fn received(kind: Kind, request: Request, most: usize) -> Result<Body, Problem> {
-    match kind {
-        Kind::Json => Ok(Body::Json(whole(request, most).await?)),
-        Kind::Arrow => Ok(Body::Arrow(whole(request, most).await?)),
-        Kind::Pictures => Ok(Body::Pictures(pictures(request, most).await?)),
-    }
+    let mut ticket = state.gate.enter(announced)?;
+    let bytes = whole(request, &mut ticket, state.limits.body).await?;
+    Ok((ticket, Received { kind, bytes }))
 }
 
 fn kind_of(request: &Request) -> Result<Kind, Problem> {
@@ -64,7 +50,7 @@ fn kind_of(request: &Request) -> Result<Kind, Problem> {
     match essence.as_str() {
         "application/json" => Ok(Kind::Json),
         "application/vnd.apache.arrow.file" | "application/vnd.apache.arrow.stream" => Ok(Kind::Arrow),
-        "multipart/form-data" => Ok(Kind::Pictures),
+        "multipart/form-data" => Ok(Kind::Form(boundary_of(given)?)),
         _ => {
             let given = if essence.is_empty() { "not said".into() } else { format!("'{essence}'") };
             let error = format!("the content type is {given}");
@@ -75,47 +61,25 @@ fn kind_of(request: &Request) -> Result<Kind, Problem> {
     }
 }
 
-async fn whole(request: Request, most: usize) -> Result<Bytes, Problem> {
-    Bytes::from_request(request, &()).await.map_err(|refused| match refused.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => over_limit(most),
-        _ => Problem::malformed("the body ended before it was complete"),
-    })
-}
-
-async fn pictures(request: Request, most: usize) -> Result<Vec<Picture>, Problem> {
-    let mut form = Multipart::from_request(request, &())
-        .await
-        .map_err(|refused| Problem::malformed(format!("the form cannot be read: {}", refused.body_text())))?;
-    let mut pictures = Vec::new();
-    while let Some(field) = form.next_field().await.map_err(|error| form_problem(&error, most))? {
-        if pictures.len() == MOST_ITEMS {
-            return Err(Problem::too_large(format!("more than {MOST_ITEMS} pictures")));
+/// Receives all of a body. Memory is taken for what has arrived, whatever length was announced.
+async fn whole(request: Request, ticket: &mut Ticket, most: usize) -> Result<Bytes, Problem> {
+    let mut body = request.into_body();
+    let mut bytes = Vec::new();
+    loop {
+        let next = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
+        let Some(frame) = ticket.within(next).await? else { return Ok(bytes.into()) };
+        let Ok(data) = frame.map_err(|error| unreceived(&error))?.into_data() else { continue };
+        if bytes.len() + data.len() > most {
+            return Err(over_limit(most));
         }
-        pictures.push(picture(field, pictures.len(), most).await?);
+        ticket.hold(data.len()).await?;
+        bytes.extend_from_slice(&data);
     }
-    if pictures.is_empty() {
-        return Err(Problem::unusable("the form has no pictures"));
-    }
-    Ok(pictures)
 }
 
-async fn picture(field: Field<'_>, number: usize, most: usize) -> Result<Picture, Problem> {
-    let name = field.name().unwrap_or_default().to_owned();
-    let unnamed = || format!("picture {}", number + 1);
-    let file = field.file_name().filter(|file| !file.is_empty()).map_or_else(unnamed, str::to_owned);
-    if name.len().max(file.len()) > LONGEST_NAME {
-        return Err(Problem::unusable(format!(
-            "picture {} has a name of more than {LONGEST_NAME} bytes",
-            number + 1
-        )));
-    }
-    let bytes = field.bytes().await.map_err(|error| form_problem(&error, most))?;
-    Ok(Picture { field: name, file, bytes })
-}
-
-fn form_problem(error: &MultipartError, most: usize) -> Problem {
-    match error.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => over_limit(most),
-        _ => Problem::malformed(format!("the form cannot be read: {}", error.body_text())),
+fn unreceived(error: &axum::Error) -> Problem {
+    match Stalled::find(error) {
+        Some(stalled) => stalled.into(),
+        None => Problem::malformed("the body ended before it was complete"),
     }
 }

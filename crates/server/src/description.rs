@@ -3,57 +3,124 @@
 //! Types that are only sent, or that the library owns, are described by the ones here; a test reads real answers into
 //! them, so that the description cannot drift away.
 
-use serde::Deserialize;
-use trueshot::audit::Verdict;
-use utoipa::{OpenApi, ToSchema};
+use std::borrow::Cow;
 
+use serde::Deserialize;
+use serde_json::{Value, json};
+use trueshot::audit::Verdict;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{
+    ArrayBuilder, KnownFormat, ObjectBuilder, OneOfBuilder, Schema, SchemaFormat, Type,
+};
+use utoipa::{OpenApi, PartialSchema, ToSchema};
+
+use crate::limits::{LONGEST_NAME, MOST_ITEMS, MOST_NUMBERS};
 use crate::routes::{about, audits, classifiers, embeddings, predictions};
+use crate::shared_responses::SharedResponses;
 use crate::support::Skipped;
 
 /// A support set as JSON.
-#[derive(ToSchema)]
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 #[schema(as = Support)]
 #[allow(dead_code)]
 pub struct SupportBody {
     /// A row of numbers for every item, all of the same length.
-    #[schema(min_items = 2, max_items = 20000, example = json!([[0.9, 0.1], [1.0, 0.2], [0.1, 0.8], [0.2, 1.0]]))]
+    #[schema(schema_with = support_rows, example = json!([[0.9, 0.1], [1.0, 0.2], [0.1, 0.8], [0.2, 1.0]]))]
     rows: Vec<Vec<f32>>,
-    /// The class of every item.
-    #[schema(min_items = 2, max_items = 20000, example = json!(["cat", "cat", "dog", "dog"]))]
+    /// The class of every item, at least two different ones.
+    #[schema(schema_with = labels, example = json!(["cat", "cat", "dog", "dog"]))]
     labels: Vec<String>,
-    /// What the items are called.
-    #[schema(required = false, nullable = false, max_items = 20000)]
+    /// The names of the items.
+    #[schema(schema_with = names, required = false)]
     items: Option<Vec<String>>,
-    /// Whether somebody has confirmed a label; such items stay where they are.
-    #[schema(required = false, nullable = false, max_items = 20000)]
+    /// Whether the label of an item has been confirmed; such items stay where they are.
+    #[schema(required = false, max_items = 20000)]
     confirmed: Option<Vec<bool>>,
     /// What made the rows.
-    #[schema(required = false, nullable = false, max_length = 512)]
+    #[schema(required = false, max_length = 512)]
     embedder: Option<String>,
 }
 
-/// Rows that ask for their class.
-#[derive(ToSchema)]
+/// Rows whose class is asked for.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 #[schema(as = Queries)]
 #[allow(dead_code)]
 pub struct QueriesBody {
-    /// A row of numbers for every question.
-    #[schema(min_items = 1, max_items = 20000)]
+    /// A row of numbers for every query, as many as the classifier has.
+    #[schema(schema_with = query_rows)]
     rows: Vec<Vec<f32>>,
-    /// What they are called.
-    #[schema(required = false, nullable = false, max_items = 20000)]
+    /// The names of the queries.
+    #[schema(schema_with = names, required = false)]
     items: Option<Vec<String>>,
+}
+
+fn support_rows() -> Schema {
+    rows(2)
+}
+
+fn query_rows() -> Schema {
+    rows(1)
+}
+
+fn rows(least: usize) -> Schema {
+    let number = ObjectBuilder::new().schema_type(Type::Number).minimum(Some(-1e15)).maximum(Some(1e15));
+    let row = ArrayBuilder::new().items(number).min_items(Some(1)).max_items(Some(MOST_NUMBERS));
+    ArrayBuilder::new().items(row).min_items(Some(least)).max_items(Some(MOST_ITEMS)).into()
+}
+
+fn labels() -> Schema {
+    ArrayBuilder::new().items(name()).min_items(Some(2)).max_items(Some(MOST_ITEMS)).into()
+}
+
+fn names() -> Schema {
+    ArrayBuilder::new().items(name()).max_items(Some(MOST_ITEMS)).into()
+}
+
+/// A name is text or a whole number.
+fn name() -> OneOfBuilder {
+    let text = ObjectBuilder::new().schema_type(Type::String).max_length(Some(LONGEST_NAME));
+    let number = ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)));
+    OneOfBuilder::new().item(text).item(number)
+}
+
+/// Bytes that JSON Schema does not describe.
+pub struct Binary;
+
+impl ToSchema for Binary {}
+
+impl PartialSchema for Binary {
+    fn schema() -> RefOr<Schema> {
+        let binary = SchemaFormat::KnownFormat(KnownFormat::Binary);
+        ObjectBuilder::new().schema_type(Type::String).format(Some(binary)).into()
+    }
 }
 
 /// Pictures as a form: the name of a field is the class of its pictures. In a field `images`, the class is the folder in
 /// the file's name.
-#[derive(ToSchema)]
-#[schema(as = Pictures)]
-#[allow(dead_code)]
-pub struct PicturesBody {
-    /// Pictures named CLASS/FILE.
-    #[schema(format = Binary)]
-    images: Vec<String>,
+pub struct PicturesBody;
+
+impl ToSchema for PicturesBody {
+    fn name() -> Cow<'static, str> {
+        "Pictures".into()
+    }
+}
+
+impl PartialSchema for PicturesBody {
+    fn schema() -> RefOr<Schema> {
+        let files: Schema = ArrayBuilder::new().items(Binary::schema()).into();
+        ObjectBuilder::new()
+            .description(Some(
+                "The name of a field is the class of its pictures. In a field `images`, the class is the folder in the \
+                 file's name.",
+            ))
+            .additional_properties(Some(files))
+            .min_properties(Some(1))
+            .into()
+    }
 }
 
 /// What was found.
@@ -176,6 +243,27 @@ pub struct Duplicate {
         classifiers::download,
         classifiers::delete,
         predictions::post
-    )
+    ),
+    components(schemas(crate::problem::ProblemBody)),
+    modifiers(&SharedResponses)
 )]
-pub struct Description;
+struct Description;
+
+/// The description as it is served. What depends on the program at run time, and what utoipa cannot write, is added here.
+pub fn document(methods: &[&str]) -> Value {
+    let mut document = serde_json::to_value(Description::openapi()).expect("the description is plain data");
+    let classifiers = &mut document["paths"]["/api/v1/classifiers"];
+    classifiers["post"]["parameters"][0]["schema"] = json!({ "type": "string", "enum": methods });
+    classifiers["post"]["responses"]["201"]["links"] = links();
+    document
+}
+
+/// The operations that the id of a new classifier is for. (utoipa writes the names of the fields of a link wrongly.)
+fn links() -> Value {
+    let operations = ["getClassifier", "downloadClassifier", "predict", "deleteClassifier"];
+    let id = "$response.body#/id";
+    let link = |operation: &str| {
+        (operation.to_owned(), json!({ "operationId": operation, "parameters": { "id": id } }))
+    };
+    operations.map(link).into_iter().collect()
+}

@@ -1,47 +1,53 @@
-//! How many are let in. A request takes a place (there are so many, then it is told to come again), memory for its body
-//! (all bodies together have a budget), and then waits for its turn to compute. All three are given back when the work
-//! has really ended, not when the client has lost patience: what is bounded is what the machine does.
+//! How many requests are let in. A request takes memory as its body arrives, then a place (there are so many, then it is
+//! told to come again), and then waits for its turn to compute. All of it is given back when the work has really ended,
+//! not when the client has gone: what is bounded is what the machine does.
 //!
-//! Work hears of a client that has gone, and of time that is over, wherever it asks whether to go on.
+//! A request takes its place only when its body is complete, so clients that send slowly keep nobody else from being
+//! served. Work is told of a client that has gone, and of time that is over, wherever it asks whether to go on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use bytes::Bytes;
+use serde::Serialize;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use trueshot::evaluate::Watcher;
 
 use crate::limits::Limits;
+use crate::memory::{Held, Memory};
 use crate::problem::Problem;
 
-/// Memory is counted in pieces of so many bytes.
-const PIECE: usize = 1 << 10;
-
-/// The gate all work passes.
+/// What all requests pass.
 pub struct Gate {
     places: Arc<Semaphore>,
-    memory: Arc<Semaphore>,
     turns: Arc<Semaphore>,
+    memory: Memory,
     body: usize,
     time: Duration,
 }
 
 /// What a request that was let in holds.
 pub struct Ticket {
-    held: Held,
+    places: Arc<Semaphore>,
     turns: Arc<Semaphore>,
+    memory: Held,
+    body: usize,
     watch: Watch,
     /// Tells the work when the request is dropped, which it is when the client goes.
     presence: Presence,
 }
 
-struct Held {
-    _place: OwnedSemaphorePermit,
-    _memory: OwnedSemaphorePermit,
+/// A request at work.
+pub struct Job {
+    /// Whether the client still waits.
+    pub watch: Watch,
+    memory: Option<Held>,
+    body: usize,
 }
 
-/// Tells work whether anybody still waits for it.
+/// Tells work whether its client still waits.
 #[derive(Clone)]
 pub struct Watch {
     gone: Arc<AtomicBool>,
@@ -63,30 +69,26 @@ impl Gate {
         let semaphore = |permits: usize| Arc::new(Semaphore::new(permits.clamp(1, Semaphore::MAX_PERMITS)));
         Gate {
             places: semaphore(limits.at_once + limits.waiting),
-            memory: semaphore(limits.bodies.max(limits.body).div_ceil(PIECE)),
             turns: semaphore(limits.at_once),
+            memory: Memory::new(limits.bodies.max(2 * limits.body), limits.body),
             body: limits.body,
             time: limits.time,
         }
     }
 
-    /// Lets a request in that says how long its body is, or does not.
-    pub async fn enter(&self, announced: Option<u64>) -> Result<Ticket, Problem> {
-        let most = self.body as u64;
-        if announced.is_some_and(|length| length > most) {
+    /// Lets a request in, unless its body is announced to be too long or there is no place for it.
+    pub fn enter(&self, announced: Option<u64>) -> Result<Ticket, Problem> {
+        if announced.is_some_and(|length| length > self.body as u64) {
             return Err(over_limit(self.body));
         }
-        let place = self.places.clone().try_acquire_owned().map_err(|_| Problem::busy())?;
-        let watch = Watch {
-            gone: Arc::new(AtomicBool::new(false)),
-            deadline: Instant::now() + self.time,
-            time: self.time,
-        };
-        let pieces = announced.unwrap_or(most).div_ceil(PIECE as u64) as u32;
-        let memory = watch.within(self.memory.clone().acquire_many_owned(pieces)).await?;
-        let held = Held { _place: place, _memory: memory.expect("the gate is never closed") };
-        let presence = Presence(watch.gone.clone());
-        Ok(Ticket { held, turns: self.turns.clone(), watch, presence })
+        if self.places.available_permits() == 0 {
+            return Err(Problem::busy());
+        }
+        let gone = Arc::new(AtomicBool::new(false));
+        let presence = Presence(gone.clone());
+        let watch = Watch { gone, deadline: Instant::now() + self.time, time: self.time };
+        let (places, turns) = (self.places.clone(), self.turns.clone());
+        Ok(Ticket { places, turns, memory: self.memory.hold(), body: self.body, watch, presence })
     }
 }
 
@@ -102,17 +104,23 @@ impl Ticket {
         self.watch.within(future).await
     }
 
+    /// Takes memory for bytes that have arrived or will be read, and waits until it is free.
+    pub async fn hold(&mut self, bytes: usize) -> Result<(), Problem> {
+        self.watch.within(self.memory.grow(bytes)).await
+    }
+
     /// Waits for a turn and does the work on a thread of its own.
     pub async fn work<T: Send + 'static>(
         self,
-        work: impl FnOnce(&Watch) -> Result<T, Problem> + Send + 'static,
+        work: impl FnOnce(&mut Job) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
-        let Ticket { held, turns, watch, presence } = self;
+        let Ticket { places, turns, memory, body, watch, presence } = self;
+        let place = places.try_acquire_owned().map_err(|_| Problem::busy())?;
         let turn = watch.within(turns.acquire_owned()).await?.expect("the gate is never closed");
-        let seen = watch.clone();
+        let mut job = Job { watch: watch.clone(), memory: Some(memory), body };
         let task = tokio::task::spawn_blocking(move || {
-            let outcome = if seen.goes_on() { work(&seen) } else { Err(seen.late()) };
-            drop((turn, held));
+            let outcome = if job.watch.goes_on() { work(&mut job) } else { Err(job.watch.late()) };
+            drop((turn, place, job));
             outcome
         });
         let outcome = watch.within(task).await?;
@@ -121,13 +129,59 @@ impl Ticket {
     }
 }
 
+impl Job {
+    /// An answer as JSON.
+    pub fn json(&mut self, answer: &impl Serialize) -> Result<Bytes, Problem> {
+        let mut written = Limited { bytes: Vec::new(), most: self.body };
+        match serde_json::to_writer(&mut written, answer) {
+            Ok(()) => self.answer(written.bytes),
+            Err(error) if error.is_io() => Err(answer_too_long(self.body)),
+            Err(error) => Err(Problem::failed("writing an answer", error)),
+        }
+    }
+
+    /// Bytes of an answer; their memory is held until they have been sent.
+    pub fn answer(&mut self, bytes: Vec<u8>) -> Result<Bytes, Problem> {
+        let mut memory = self.memory.take().expect("there is one answer");
+        let handle = tokio::runtime::Handle::current();
+        // More than the longest body would never be free. Only a classifier's file can be longer.
+        handle.block_on(self.watch.within(memory.resize(bytes.len().min(self.body))))?;
+        Ok(memory.with_bytes(bytes))
+    }
+}
+
+/// Bytes that may not become more than `most`.
+struct Limited {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl std::io::Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self.bytes.len() + bytes.len() > self.most {
+            true => Err(std::io::ErrorKind::FileTooLarge.into()),
+            false => self.bytes.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An answer is too long.
+pub fn answer_too_long(most: usize) -> Problem {
+    let error = format!("the answer would be longer than the {most} bytes allowed");
+    Problem::too_large(error).hint("send fewer items at once, or ask for fewer neighbours")
+}
+
 impl Watch {
-    /// Whether somebody still waits.
+    /// Whether the client still waits.
     pub fn goes_on(&self) -> bool {
         !self.gone.load(Ordering::Relaxed) && Instant::now() < self.deadline
     }
 
-    /// What is said when nobody waits any more.
+    /// The refusal of a request whose time is over.
     pub fn late(&self) -> Problem {
         Problem::late(self.time.as_secs())
     }
@@ -149,7 +203,7 @@ mod tests {
 
     fn small() -> Limits {
         let time = Duration::from_millis(200);
-        Limits { body: 1000, bodies: 1000, time, at_once: 1, waiting: 1, ..Limits::default() }
+        Limits { body: 10_000, bodies: 20_000, time, at_once: 1, waiting: 1, ..Limits::default() }
     }
 
     fn run<T>(future: impl Future<Output = T>) -> T {
@@ -157,14 +211,29 @@ mod tests {
     }
 
     #[test]
-    fn whoever_finds_no_place_is_told_at_once_and_a_place_is_given_back() {
+    fn a_request_without_a_place_is_refused_at_once_and_a_place_is_given_back() {
         run(async {
-            let gate = Gate::new(&Limits { bodies: 10_000, ..small() });
-            let first = gate.enter(Some(10)).await.unwrap();
-            let _second = gate.enter(Some(10)).await.unwrap();
-            assert_eq!(gate.enter(Some(10)).await.err().unwrap().status(), 429);
-            drop(first);
-            assert!(gate.enter(Some(10)).await.is_ok());
+            let gate = Arc::new(Gate::new(&Limits { time: Duration::from_secs(60), ..small() }));
+            let (go, wait) = std::sync::mpsc::channel::<()>();
+            let (started, mut has_started) = tokio::sync::mpsc::channel(1);
+            let ticket = gate.enter(None).unwrap();
+            let first = tokio::spawn(ticket.work(move |_| {
+                started.blocking_send(()).unwrap();
+                wait.recv().unwrap();
+                Ok(())
+            }));
+            has_started.recv().await.unwrap();
+            let (second, third) = (gate.enter(None).unwrap(), gate.enter(None).unwrap());
+            let second = tokio::spawn(second.work(|_| Ok(())));
+            while gate.places.available_permits() > 0 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(gate.enter(None).err().unwrap().status(), 429, "before its body is received");
+            assert_eq!(third.work(|_| Ok(())).await.unwrap_err().status(), 429, "after that");
+            go.send(()).unwrap();
+            first.await.unwrap().unwrap();
+            second.await.unwrap().unwrap();
+            assert!(gate.enter(None).unwrap().work(|_| Ok(())).await.is_ok());
         });
     }
 
@@ -172,9 +241,36 @@ mod tests {
     fn memory_for_bodies_is_waited_for_and_time_ends_the_wait() {
         run(async {
             let gate = Gate::new(&small());
-            let _all = gate.enter(None).await.unwrap();
-            assert_eq!(gate.enter(Some(1000)).await.err().unwrap().status(), 503);
-            assert_eq!(gate.enter(Some(1001)).await.err().unwrap().status(), 413);
+            let (mut first, mut second) = (gate.enter(None).unwrap(), gate.enter(None).unwrap());
+            first.hold(10_000).await.unwrap();
+            second.hold(10_000).await.unwrap();
+            let mut third = gate.enter(None).unwrap();
+            assert_eq!(third.hold(10_000).await.unwrap_err().status(), 503);
+            assert_eq!(gate.enter(Some(10_001)).err().unwrap().status(), 413);
+        });
+    }
+
+    #[test]
+    fn an_announced_length_takes_no_memory() {
+        run(async {
+            let gate = Gate::new(&small());
+            let announced: Vec<Ticket> = (0..50).map(|_| gate.enter(Some(10_000)).unwrap()).collect();
+            let mut last = gate.enter(Some(10_000)).unwrap();
+            last.hold(10_000).await.unwrap();
+            drop(announced);
+        });
+    }
+
+    #[test]
+    fn an_answer_that_is_too_long_is_refused() {
+        run(async {
+            let gate = Gate::new(&Limits { time: Duration::from_secs(60), ..small() });
+            let ask = |length: usize| {
+                let ticket = gate.enter(None).unwrap();
+                ticket.work(move |job| job.json(&"x".repeat(length)))
+            };
+            assert_eq!(ask(9_999).await.unwrap_err().status(), 413, "with its quotes it has 10,001 bytes");
+            assert_eq!(ask(9_998).await.unwrap().len(), 10_000);
         });
     }
 
@@ -183,17 +279,24 @@ mod tests {
         run(async {
             let gate = Arc::new(Gate::new(&Limits { time: Duration::from_secs(60), ..small() }));
             let (told, heard) = std::sync::mpsc::channel();
-            let ticket = gate.enter(Some(1)).await.unwrap();
-            let work = ticket.work(move |watch| {
-                while watch.goes_on() {
+            let (end, may_end) = std::sync::mpsc::channel::<()>();
+            let ticket = gate.enter(Some(1)).unwrap();
+            let work = ticket.work(move |job| {
+                while job.watch.goes_on() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 told.send(()).unwrap();
+                may_end.recv().unwrap();
                 Ok(())
             });
             let asked = tokio::time::timeout(Duration::from_millis(50), work).await;
             assert!(asked.is_err(), "the client gave up");
-            heard.recv_timeout(Duration::from_secs(10)).expect("the work ended");
+            heard.recv_timeout(Duration::from_secs(10)).expect("the work hears of it");
+            assert_eq!((gate.turns.available_permits(), gate.places.available_permits()), (0, 1));
+            end.send(()).unwrap();
+            while gate.turns.available_permits() == 0 {
+                tokio::task::yield_now().await;
+            }
         });
     }
 
@@ -202,7 +305,7 @@ mod tests {
         run(async {
             let gate = Gate::new(&Limits { time: Duration::from_secs(60), ..small() });
             for _ in 0..3 {
-                let ticket = gate.enter(Some(1)).await.unwrap();
+                let ticket = gate.enter(Some(1)).unwrap();
                 let outcome = ticket.work(|_| -> Result<(), Problem> { panic!("a fault of ours") }).await;
                 assert_eq!(outcome.unwrap_err().status(), 500);
             }

@@ -1,34 +1,38 @@
 //! trueshot over HTTP: an API to audit labels, to make, keep and ask classifiers, and a page for the browser.
 //!
-//! [`app`] is everything but the socket, so tests ask it directly. A request passes `access` (who may ask), is
-//! counted (`metrics`), takes a place at the `gate` (how many may ask at once), is received (`body`) and
-//! understood (`support`, `rows`), and answered by one of the `routes`; what is refused is a `problem`, and its
-//! `remainder` is read. Classifiers are kept in a `store`, and no name or path of a request ever reaches the file
-//! system.
+//! [`app`] is everything but the socket, so tests ask it directly; [`serve`] is the socket. A connection is one of
+//! `connections`, which closes those that keep the server waiting. A request passes `access` (who may ask), is counted
+//! (`metrics`), is let in by the `gate` (how much there may be at once), received (`body`, with some `progress` and
+//! within a budget of `memory`) and understood (`support`, `rows`, `multipart`), and answered by one of the `routes`;
+//! what is refused is a `problem`, after the rest of its body was read (`drain`). Classifiers are kept in a `store`, and
+//! no name or path of a request ever reaches the file system.
 
 mod access;
 mod body;
+mod connections;
 mod description;
+mod drain;
 mod gate;
 mod limits;
+mod memory;
 mod metrics;
+mod multipart;
 mod page;
 mod problem;
-mod remainder;
+mod progress;
 mod routes;
 mod rows;
 mod serving;
+mod shared_responses;
 mod state;
 mod store;
 mod support;
 
-use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router, middleware};
+use axum::{Router, middleware};
 use tower_http::catch_panic::CatchPanicLayer;
-use utoipa::OpenApi;
 
 pub use access::Access;
 pub use limits::Limits;
@@ -40,14 +44,13 @@ use routes::{about, audits, classifiers, embeddings, predictions};
 
 /// Everything that can be asked.
 pub fn app(state: Shared) -> Router {
-    let body = state.limits.body;
     let one = get(classifiers::get).delete(classifiers::delete);
     Router::new()
         .route("/", get(page::index))
         .route("/assets/{name}", get(page::asset))
         .route("/healthz", get(about::healthz))
         .route("/metrics", get(metrics::metrics))
-        .route("/openapi.json", get(async || Json(description::Description::openapi())))
+        .route("/openapi.json", get(about::description))
         .route("/api/v1", get(about::about))
         .route("/api/v1/audit", post(audits::post))
         .route("/api/v1/embed", post(embeddings::post))
@@ -63,10 +66,9 @@ pub fn app(state: Shared) -> Router {
                 .hint("GET /openapi.json describes what can")
         })
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(DefaultBodyLimit::max(body))
         .layer(middleware::from_fn_with_state(state.clone(), access::guard))
         .layer(middleware::from_fn_with_state(state.clone(), metrics::count))
-        .layer(middleware::from_fn_with_state(state.clone(), remainder::finish))
+        .layer(middleware::from_fn_with_state(state.clone(), drain::finish))
         .with_state(state)
 }
 

@@ -1,6 +1,6 @@
-//! What a request may cost. Everything that comes from outside is bounded before it is believed: how long a body may be,
-//! how many items and classes it may have, how long names are, how large numbers, how much time it may take and how
-//! many may be at it at once.
+//! What a request or a connection may cost. Everything that comes from outside is bounded before it is believed: how long
+//! a body may be and how slowly it may arrive, how many items and classes it may have, how long names are, how much
+//! time it may take and how many requests and connections there may be at once.
 
 use std::time::Duration;
 
@@ -20,22 +20,34 @@ pub const MOST_NUMBERS: usize = 1 << 16;
 pub const LONGEST_NAME: usize = 512;
 /// Classifiers that are kept.
 pub const MOST_CLASSIFIERS: usize = 1_000;
+/// Bytes of a body that a client must send within [`Limits::stall_time`], unless it is complete before.
+pub const LEAST_PROGRESS: usize = 10 << 10;
 
-/// What whoever starts the server can choose.
+/// The limits that can be chosen when the server is started.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Bytes of a request's body.
+    /// Bytes of a request's body, and of an answer.
     pub body: usize,
-    /// Bytes of all bodies that are held at once.
+    /// Bytes of all bodies and answers that are held at once.
     pub bodies: usize,
     /// Pixels of a picture.
     pub pixels: u64,
+    /// Bytes that decoded pictures may take, over all threads; a picture that needs more is refused.
+    pub picture_memory: u64,
     /// How long a request may take, waiting included.
     pub time: Duration,
     /// Requests that are worked on at once.
     pub at_once: usize,
     /// Requests that may wait besides.
     pub waiting: usize,
+    /// Connections that may be open at once.
+    pub connections: usize,
+    /// How long the headers of a request may take to arrive.
+    pub header_time: Duration,
+    /// How long the server waits for [`LEAST_PROGRESS`] bytes of a body, or for a client to take some of its answer.
+    pub stall_time: Duration,
+    /// How long a connection may stay open between two requests.
+    pub idle_time: Duration,
 }
 
 impl Default for Limits {
@@ -44,9 +56,14 @@ impl Default for Limits {
             body: 64 << 20,
             bodies: 256 << 20,
             pixels: 50_000_000,
+            picture_memory: 384 << 20,
             time: Duration::from_secs(60),
             at_once: std::thread::available_parallelism().map_or(2, usize::from),
             waiting: 256,
+            connections: 512,
+            header_time: Duration::from_secs(10),
+            stall_time: Duration::from_secs(10),
+            idle_time: Duration::from_secs(75),
         }
     }
 }

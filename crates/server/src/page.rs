@@ -1,6 +1,7 @@
 //! The page, and what belongs to it: plain files that are part of the program. Nothing comes from elsewhere.
 
 use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
@@ -28,7 +29,8 @@ pub async fn index() -> Response {
 }
 
 /// Something that belongs to it.
-pub async fn asset(Path(name): Path<String>) -> Result<Response, Problem> {
+pub async fn asset(name: Result<Path<String>, PathRejection>) -> Result<Response, Problem> {
+    let name = name.map_or_else(|_| String::new(), |Path(name)| name);
     let found = ASSETS.iter().find(|(known, ..)| *known == name);
     found.map(|(_, kind, contents)| file(kind, contents)).ok_or_else(|| Problem::unknown("no such file"))
 }

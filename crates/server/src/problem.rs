@@ -69,7 +69,7 @@ impl Problem {
 
     /// Something of ours failed; what it was is for the log, not for strangers.
     pub fn failed(what: &str, why: impl std::fmt::Display) -> Self {
-        eprintln!("error: {what}: {why}");
+        eprintln!("error: {what}: {}", trueshot::report::visible(&why.to_string()));
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{what} failed; the server's log says why"))
     }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use trueshot::method::{Registry, TrainedRelabel};
-use trueshot_vision::Embedder;
+use trueshot_vision::{DecodeLimits, Embedder, memory};
 
 use crate::access::Access;
 use crate::gate::Gate;
@@ -38,12 +38,15 @@ pub struct App {
 pub type Shared = Arc<App>;
 
 impl App {
-    /// Puts a server together; classifiers that cannot be read are named in the second half.
+    /// Puts a server together; classifiers that cannot be read are named in the second half. The memory for decoded
+    /// pictures is the process's: see [`memory::pictures`].
     pub fn new(embedder: Embedder, settings: Settings) -> trueshot::Result<(Shared, Vec<String>)> {
         let Settings { data_dir, access, limits } = settings;
         let (store, unreadable) = Store::open(&data_dir)?;
+        memory::pictures().set_limit(limits.picture_memory);
+        let decoding = DecodeLimits { pixels: limits.pixels, memory: limits.picture_memory };
         let app = App {
-            embedder: embedder.with_most_pixels(limits.pixels),
+            embedder: embedder.with_decode_limits(decoding),
             head: TrainedRelabel::built_in()?,
             registry: Registry::default(),
             store,

@@ -1,6 +1,8 @@
 //! Classifiers that are kept. Each is one file, named by a hash of its contents: the name is ours, never a request's, the
 //! same classifier is kept once, and a file that has changed is noticed. A file appears whole and is on the disk before
-//! anybody is told that it is kept.
+//! the client is told that it is kept.
+//!
+//! The folder is locked while a server uses it, because each server has its own list of what is there.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +13,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use serde::Serialize;
 use trueshot::atomic::write_atomically;
+use trueshot::lock::Lock;
 use trueshot::predictor::Predictor;
+use trueshot::report::visible;
 use utoipa::ToSchema;
 
 use crate::limits::MOST_CLASSIFIERS;
@@ -50,17 +54,46 @@ pub struct Metadata {
 pub struct Store {
     folder: PathBuf,
     kept: Mutex<BTreeMap<String, Metadata>>,
-    /// The most recently used last.
-    ready: Mutex<Vec<(String, Arc<Predictor>)>>,
+    /// Classifiers in memory, the most recently used last.
+    ready: Mutex<Vec<Ready>>,
+    /// Held while a file is written or deleted together with its entry in the list.
+    changing: Mutex<()>,
+    _lock: Lock,
+}
+
+/// A classifier in memory.
+struct Ready {
+    id: String,
+    predictor: Arc<Predictor>,
+    /// The file as it was when it was read or written.
+    seen: Seen,
+}
+
+/// By what a changed file is noticed without reading it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    length: u64,
+    modified: SystemTime,
+}
+
+impl Seen {
+    fn of(path: &Path) -> std::io::Result<Self> {
+        let found = fs::metadata(path)?;
+        Ok(Seen { length: found.len(), modified: found.modified()? })
+    }
 }
 
 impl Store {
     /// Opens a folder, which is made if it is not there. Files that cannot be read stay where they are; the second half
     /// names them.
+    ///
+    /// # Errors
+    /// [`trueshot::Error::Locked`] if another server uses the folder.
     pub fn open(folder: &Path) -> trueshot::Result<(Self, Vec<String>)> {
         let folder = folder.join("classifiers");
         let refused = |source| trueshot::Error::Write { path: folder.clone(), source };
         fs::create_dir_all(&folder).map_err(refused)?;
+        let lock = Lock::on_folder(&folder)?;
         let (mut kept, mut unreadable) = (BTreeMap::new(), Vec::new());
         let mut files: Vec<PathBuf> =
             fs::read_dir(&folder).map_err(refused)?.flatten().map(|entry| entry.path()).collect();
@@ -75,8 +108,8 @@ impl Store {
                 Err(problem) => unreadable.push(format!("{} is skipped: {problem}", path.display())),
             }
         }
-        let store = Store { folder, kept: Mutex::new(kept), ready: Mutex::default() };
-        Ok((store, unreadable))
+        let (kept, ready, changing) = (Mutex::new(kept), Mutex::default(), Mutex::default());
+        Ok((Store { folder, kept, ready, changing, _lock: lock }, unreadable))
     }
 
     /// All of them, by name.
@@ -93,10 +126,12 @@ impl Store {
     pub fn keep(&self, predictor: Predictor) -> Result<Metadata, Problem> {
         let bytes = predictor.to_bytes();
         let id = hash(&bytes);
-        if let Ok(known) = self.metadata(&id) {
+        let _changing = locked(&self.changing);
+        let known = self.metadata(&id).ok();
+        if let Some(known) = known.clone().filter(|_| self.bytes(&id).is_ok()) {
             return Ok(known);
         }
-        if self.kept().len() >= MOST_CLASSIFIERS {
+        if known.is_none() && self.kept().len() >= MOST_CLASSIFIERS {
             let error = format!("{MOST_CLASSIFIERS} classifiers are kept already");
             return Err(Problem::new(StatusCode::CONFLICT, error).hint("delete some"));
         }
@@ -105,15 +140,21 @@ impl Store {
         sync_folder(&self.folder);
         let metadata = describe(&predictor, &id, bytes.len() as u64, SystemTime::now());
         self.kept().insert(id.clone(), metadata.clone());
-        self.hold_ready(&id, Arc::new(predictor));
+        if let Ok(seen) = Seen::of(&path) {
+            self.hold_ready(Ready { id, predictor: Arc::new(predictor), seen });
+        }
         Ok(metadata)
     }
 
     /// Makes one ready to be asked.
     pub fn predictor(&self, id: &str) -> Result<Arc<Predictor>, Problem> {
         self.metadata(id)?;
-        let found =
-            self.ready().iter().find(|(ready, _)| ready == id).map(|(_, predictor)| predictor.clone());
+        let seen = Seen::of(&self.path(id)).map_err(|error| unreadable(id, error))?;
+        let found = self
+            .ready()
+            .iter()
+            .find(|ready| ready.id == id && ready.seen == seen)
+            .map(|ready| ready.predictor.clone());
         let predictor = match found {
             Some(predictor) => predictor,
             None => {
@@ -121,21 +162,28 @@ impl Store {
                 Arc::new(predictor.map_err(|error| Problem::failed("opening a classifier", error))?)
             }
         };
-        self.hold_ready(id, predictor.clone());
+        self.hold_ready(Ready { id: id.to_owned(), predictor: predictor.clone(), seen });
         Ok(predictor)
     }
 
-    /// The file of one.
+    /// The file of one, if it still has the contents that it is named by.
     pub fn bytes(&self, id: &str) -> Result<Vec<u8>, Problem> {
         self.metadata(id)?;
-        fs::read(self.path(id)).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => no_such(id),
-            _ => Problem::failed("reading a classifier", error),
-        })
+        let bytes = fs::read(self.path(id)).map_err(|error| unreadable(id, error))?;
+        if hash(&bytes) != id {
+            let path = self.path(id).display().to_string();
+            eprintln!("error: {} has changed since it was kept, and is not used", visible(&path));
+            let error =
+                format!("the file of classifier '{id}' has changed on the server's disk since it was kept");
+            return Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error)
+                .hint("restore the file, make the classifier again, or delete it"));
+        }
+        Ok(bytes)
     }
 
-    /// Forgets one.
+    /// Deletes one.
     pub fn delete(&self, id: &str) -> Result<(), Problem> {
+        let _changing = locked(&self.changing);
         self.metadata(id)?;
         match fs::remove_file(self.path(id)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -144,7 +192,7 @@ impl Store {
             _ => sync_folder(&self.folder),
         }
         self.kept().remove(id);
-        self.ready().retain(|(ready, _)| ready != id);
+        self.ready().retain(|ready| ready.id != id);
         Ok(())
     }
 
@@ -153,25 +201,38 @@ impl Store {
         self.folder.join(id).with_extension(EXTENSION)
     }
 
-    fn hold_ready(&self, id: &str, predictor: Arc<Predictor>) {
+    fn hold_ready(&self, new: Ready) {
         let mut ready = self.ready();
-        ready.retain(|(other, _)| other != id);
+        ready.retain(|other| other.id != new.id);
         if ready.len() >= READY {
             ready.remove(0);
         }
-        ready.push((id.to_owned(), predictor));
+        ready.push(new);
     }
 
     fn kept(&self) -> MutexGuard<'_, BTreeMap<String, Metadata>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.kept)
     }
 
-    fn ready(&self) -> MutexGuard<'_, Vec<(String, Arc<Predictor>)>> {
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ready(&self) -> MutexGuard<'_, Vec<Ready>> {
+        locked(&self.ready)
     }
 }
 
-fn no_such(id: &str) -> Problem {
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why the file of a classifier cannot be read.
+fn unreadable(id: &str, error: std::io::Error) -> Problem {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => no_such(id),
+        _ => Problem::failed("reading a classifier", error),
+    }
+}
+
+/// There is no such classifier.
+pub fn no_such(id: &str) -> Problem {
     let short: String = id.chars().take(NAME).collect();
     Problem::unknown(format!("no classifier '{short}'")).hint("GET /api/v1/classifiers lists them")
 }
@@ -222,5 +283,46 @@ fn describe(predictor: &Predictor, id: &str, bytes: u64, created: SystemTime) ->
 fn sync_folder(folder: &Path) {
     if let Ok(folder) = fs::File::open(folder) {
         let _ = folder.sync_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trueshot::Embeddings;
+    use trueshot::method::Registry;
+
+    use super::*;
+
+    fn predictor() -> Predictor {
+        let labels = ["a", "a", "b", "b"].map(str::to_owned).to_vec();
+        let data = Embeddings::from_rows(vec![1.0, 0.0, 0.9, 0.1, 0.0, 1.0, 0.1, 0.9], 2, labels).unwrap();
+        Predictor::fit(data, &Registry::default().parse("protonet").unwrap(), None).unwrap()
+    }
+
+    #[test]
+    fn a_classifier_is_one_file_named_by_a_hash_of_its_contents() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(folder.path()).unwrap();
+        let kept = store.keep(predictor()).unwrap();
+        let files: Vec<PathBuf> = fs::read_dir(folder.path().join("classifiers"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        let named: Vec<&PathBuf> = files.iter().filter(|path| id_of(path).is_some()).collect();
+        let bytes = fs::read(named[0]).unwrap();
+        assert_eq!((named.len(), id_of(named[0])), (1, Some(kept.id.clone())));
+        assert_eq!(blake3::hash(&bytes).to_hex()[..32], kept.id);
+    }
+
+    #[test]
+    fn there_is_a_limit_on_classifiers() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(folder.path()).unwrap();
+        let metadata = describe(&predictor(), "", 0, UNIX_EPOCH);
+        store.kept().extend((0..MOST_CLASSIFIERS).map(|number| (number.to_string(), metadata.clone())));
+        assert_eq!(store.keep(predictor()).unwrap_err().status(), 409);
+        store.kept().remove("0");
+        let kept = store.keep(predictor()).unwrap();
+        assert_eq!(store.keep(predictor()).unwrap(), kept, "the same one is not one more");
     }
 }

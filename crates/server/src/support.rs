@@ -10,9 +10,10 @@ use trueshot::embeddings::Items;
 use trueshot_vision::Given;
 use utoipa::ToSchema;
 
-use crate::body::{Body, Picture};
+use crate::body::{Kind, Received};
 use crate::gate::Watch;
 use crate::limits::{LONGEST_NAME, MOST_CLASSES, MOST_ITEMS, MOST_NUMBERS};
+use crate::multipart::{Picture, pictures};
 use crate::problem::Problem;
 use crate::rows::{QueriesJson, Rows, SupportJson};
 use crate::state::App;
@@ -51,14 +52,15 @@ pub struct Queries {
 
 impl Support {
     /// Understands a body.
-    pub fn of(body: Body, app: &App, watch: &Watch) -> Result<Self, Problem> {
-        let support = match body {
-            Body::Json(bytes) => Self::of_json(parse(&bytes)?)?,
-            Body::Arrow(bytes) => {
+    pub fn of(body: Received, app: &App, watch: &Watch) -> Result<Self, Problem> {
+        let Received { kind, bytes } = body;
+        let support = match kind {
+            Kind::Json => Self::of_json(parse(&bytes)?)?,
+            Kind::Arrow => {
                 let data = Embeddings::receive_arrow(bytes.into(), app.limits.body as u64 * 2)?;
                 Support { data, confirmed: Vec::new(), skipped: Vec::new() }
             }
-            Body::Pictures(pictures) => Self::of_pictures(&pictures, app, watch)?,
+            Kind::Form(boundary) => Self::of_pictures(&pictures(&bytes, &boundary)?, app, watch)?,
         };
         check(&support.data)?;
         if support.data.classes().len() > MOST_CLASSES {
@@ -120,11 +122,13 @@ impl Support {
 
 impl Queries {
     /// Understands a body.
-    pub fn of(body: Body, app: &App, watch: &Watch) -> Result<Self, Problem> {
-        let (rows, items) = match body {
-            Body::Pictures(pictures) => return Self::of_pictures(&pictures, app, watch),
-            Body::Json(bytes) => {
+    pub fn of(body: Received, app: &App, watch: &Watch) -> Result<Self, Problem> {
+        let Received { kind, bytes } = body;
+        let (rows, items) = match kind {
+            Kind::Form(boundary) => return Self::of_pictures(&pictures(&bytes, &boundary)?, app, watch),
+            Kind::Json => {
                 let QueriesJson { rows, items } = parse(&bytes)?;
+                let items = items.filter(|items| !items.0.is_empty());
                 if let Some(items) = &items {
                     check_length("items", items.0.len(), &rows)?;
                 }
@@ -134,7 +138,7 @@ impl Queries {
                 let labels = vec![String::new(); rows.count];
                 (Embeddings::from_rows(rows.values, rows.dim, labels)?, items.map(|items| items.into_names()))
             }
-            Body::Arrow(bytes) => {
+            Kind::Arrow => {
                 (Embeddings::receive_unlabelled_arrow(bytes.into(), app.limits.body as u64 * 2)?, None)
             }
         };
@@ -158,7 +162,8 @@ impl Queries {
 
 /// Embeds pictures; those that cannot be read have a reason instead of a row.
 fn embed(pictures: &[Picture], app: &App, watch: &Watch) -> Result<Vec<Result<Vec<f32>, String>>, Problem> {
-    let given: Vec<Given<'_>> = pictures.iter().map(|picture| Given::Bytes(&picture.bytes)).collect();
+    let usable = pictures.iter().filter_map(|picture| picture.contents.as_ref().ok());
+    let given: Vec<Given<'_>> = usable.map(|bytes| Given::Bytes(bytes)).collect();
     let embedded =
         app.embedder.embed_pictures(&given, &|_| watch.goes_on()).map_err(|error| match error {
             trueshot_vision::Error::Interrupted => watch.late(),
@@ -167,7 +172,12 @@ fn embed(pictures: &[Picture], app: &App, watch: &Watch) -> Result<Vec<Result<Ve
     let made = embedded.rows.iter().filter(|row| row.is_ok()).count() - embedded.from_cache;
     app.metrics.pictures_embedded.fetch_add(made as u64, Ordering::Relaxed);
     app.metrics.pictures_from_cache.fetch_add(embedded.from_cache as u64, Ordering::Relaxed);
-    Ok(embedded.rows.into_iter().map(|row| row.map_err(|reason| reason.to_string())).collect())
+    let mut rows = embedded.rows.into_iter().map(|row| row.map_err(|reason| reason.to_string()));
+    let row = |picture: &Picture| match &picture.contents {
+        Ok(_) => rows.next().expect("a row for every picture that was given"),
+        Err(problem) => Err(problem.clone()),
+    };
+    Ok(pictures.iter().map(row).collect())
 }
 
 /// The class of a picture: the name of its field, or, for a field called `images`, the folder it is in.

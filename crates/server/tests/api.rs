@@ -42,6 +42,14 @@ fn arrow(support: &Value, labelled: bool) -> Vec<u8> {
     bytes
 }
 
+/// The same as a file instead of a stream.
+fn arrow_file(stream: &[u8]) -> Vec<u8> {
+    let reader = arrow_ipc::reader::StreamReader::try_new(stream, None).unwrap();
+    let mut writer = arrow_ipc::writer::FileWriter::try_new(Vec::new(), &reader.schema()).unwrap();
+    reader.for_each(|batch| writer.write(&batch.unwrap()).unwrap());
+    writer.into_inner().unwrap()
+}
+
 fn suspects(audit: &Value) -> Vec<(usize, String)> {
     let items = audit["items"].as_array().unwrap().iter().enumerate();
     let suspect = |(place, item): (usize, &Value)| {
@@ -63,6 +71,42 @@ fn an_audit_finds_what_is_filed_wrongly_whatever_it_is_sent_as() {
     let of_arrow = server.post("/api/v1/audit", "application/vnd.apache.arrow.stream", arrow(&support, true));
     assert_eq!(of_arrow.status, 200, "{}", of_arrow.text());
     assert_eq!(suspects(&of_arrow.json()), expected);
+    let file = arrow_file(&arrow(&support, true));
+    let of_file = server.post("/api/v1/audit", "application/vnd.apache.arrow.file", file);
+    assert_eq!(suspects(&of_file.json()), expected);
+}
+
+#[test]
+fn the_examples_in_the_documentation_are_answered_as_it_says() {
+    let page = include_str!("../../../docs/serve.md");
+    let server = Server::new();
+    let (_, rest) = page.split_once("-H 'content-type: application/json' -d '\n").unwrap();
+    let answer = server
+        .post("/api/v1/audit", "application/json", rest.split_once("'\n```").unwrap().0.to_owned())
+        .json();
+    let (_, shown) = page.split_once("```json\n{\"item\": \"4.jpg\"").unwrap();
+    let shown = format!("{{\"item\": \"4.jpg\"{}", shown.split_once(", ...]}").unwrap().0) + "]}";
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    let found = &answer["items"][3];
+    for key in ["item", "given", "verdict", "suggested"] {
+        assert_eq!(found[key], shown[key], "{key}");
+    }
+    for key in ["p_wrong", "weight", "p_outlier"] {
+        let difference = found[key].as_f64().unwrap() - shown[key].as_f64().unwrap();
+        assert!(difference.abs() < 1e-4, "{key}: {} and {}", found[key], shown[key]);
+    }
+    assert_eq!(found["neighbours"][0]["item"], shown["neighbours"][0]["item"]);
+    assert!((answer["expected_wrong"].as_f64().unwrap() - 2.0).abs() < 0.05, "{answer}");
+    for key in ["method", "classes", "expected_wrong", "duplicates", "embedder", "skipped"] {
+        assert!(answer.get(key).is_some(), "{key}");
+    }
+    let refused = server.post("/api/v1/audit", "application/x-www-form-urlencoded", "x").text();
+    let told: Value = serde_json::from_str(&refused).unwrap();
+    for text in [told["error"].as_str().unwrap(), told["hint"].as_str().unwrap()] {
+        assert!(page.contains(text), "{text}");
+    }
+    let refused = server.post("/api/v1/audit", "application/json", r#"{"rows": [[1, 2], [3]]}"#);
+    assert!(page.contains(&refused.error()), "{}", refused.error());
 }
 
 #[test]
@@ -199,6 +243,7 @@ fn classifiers_outlive_the_server_and_a_damaged_one_is_named_and_left_alone() {
         restarted.post_json(&path, &json!({ "rows": [row(1, 9)] })).json()["predictions"][0]["class"],
         "bee"
     );
+    drop(restarted);
 
     let files = folder.path().join("classifiers");
     let file = files.join(format!("{id}.safetensors"));
@@ -213,6 +258,82 @@ fn classifiers_outlive_the_server_and_a_damaged_one_is_named_and_left_alone() {
     assert!(damaged.warnings[1].contains(id) && damaged.warnings[1].contains("not those it was kept with"));
     assert_eq!(damaged.get("/api/v1/classifiers").json(), json!([]));
     assert!(file.exists(), "nothing is deleted");
+}
+
+#[test]
+fn a_classifier_that_changed_on_the_disk_is_not_used() {
+    let server = Server::new();
+    let made = server.post_json("/api/v1/classifiers", &noisy_support()).json();
+    let other = server.post_json("/api/v1/classifiers?method=protonet", &noisy_support()).json();
+    let (id, other) = (made["id"].as_str().unwrap(), other["id"].as_str().unwrap());
+    let path = format!("/api/v1/classifiers/{id}");
+    let file = |id: &str| server.folder.join(format!("classifiers/{id}.safetensors"));
+    let right = std::fs::read(file(id)).unwrap();
+    let ask = || server.post_json(&format!("{path}/predict"), &json!({ "rows": [row(1, 9)] }));
+    assert_eq!(ask().status, 200);
+
+    std::fs::copy(file(other), file(id)).unwrap();
+    for answer in [ask(), server.get(&format!("{path}/download"))] {
+        assert_eq!(answer.status, 500, "{}", answer.text());
+        assert!(answer.error().contains("has changed on the server's disk"), "{}", answer.text());
+    }
+    std::fs::write(file(id), &right).unwrap();
+    assert_eq!(ask().json()["predictions"][0]["class"], "bee", "a file that was restored is used again");
+
+    std::fs::write(file(id), b"nonsense").unwrap();
+    assert_eq!(server.post_json("/api/v1/classifiers", &noisy_support()).status, 201);
+    assert_eq!(std::fs::read(file(id)).unwrap(), right, "made again, it is on the disk again");
+    std::fs::remove_file(file(id)).unwrap();
+    assert_eq!(ask().status, 404);
+    assert_eq!(server.post_json("/api/v1/classifiers", &noisy_support()).status, 201);
+    assert_eq!(ask().status, 200);
+}
+
+#[test]
+fn a_classifier_made_and_deleted_at_once_is_on_the_disk_exactly_if_it_is_listed() {
+    let server = Server::new();
+    let made = server.post_json("/api/v1/classifiers?method=protonet", &noisy_support()).json();
+    let path = format!("/api/v1/classifiers/{}", made["id"].as_str().unwrap());
+    let file = server.folder.join(format!("classifiers/{}.safetensors", made["id"].as_str().unwrap()));
+    for _ in 0..40 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| server.post_json("/api/v1/classifiers?method=protonet", &noisy_support()));
+            scope.spawn(|| server.delete(&path));
+        });
+        assert_eq!(file.exists(), server.get(&path).status == 200);
+    }
+}
+
+#[test]
+fn two_servers_do_not_share_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = Server::on(folder.path(), Limits::default(), Access::default());
+    let refused = Server::try_on(folder.path(), Limits::default(), Access::default()).err().unwrap();
+    assert!(matches!(refused, trueshot::Error::Locked { .. }), "{refused}");
+    drop(first);
+    assert!(Server::try_on(folder.path(), Limits::default(), Access::default()).is_ok());
+}
+
+#[test]
+fn a_control_character_in_a_name_costs_that_picture_only() {
+    let server = Server::new();
+    let mut files = drawings();
+    files[4].1 = "ant-\u{7}.png".into();
+    let audit = server.post_form("/api/v1/audit", &files);
+    assert_eq!(audit.status, 200, "{}", audit.text());
+    assert_eq!(audit.json()["items"].as_array().unwrap().len(), 17);
+    let skipped = &audit.json()["skipped"][0];
+    assert_eq!(skipped["item"], "ant-\u{7}.png");
+    assert_eq!(skipped["class"], "ant");
+    assert!(skipped["reason"].as_str().unwrap().contains("control character (U+0007)"), "{skipped}");
+    let made = server.post_form("/api/v1/classifiers?method=protonet", &files).json();
+    assert_eq!((&made["items"], &made["skipped"][0]["class"]), (&json!(17), &json!("ant")));
+    let predict = format!("/api/v1/classifiers/{}/predict", made["id"].as_str().unwrap());
+    let predictions = server.post_form(&predict, &files[3..6]).json()["predictions"].clone();
+    assert_eq!(predictions[0]["class"], "ant");
+    assert!(predictions[1]["error"].is_string() && predictions[2]["class"].is_string(), "{predictions}");
+    let embedded = server.post_form("/api/v1/embed", &files[3..6]).json()["pictures"].clone();
+    assert!(embedded[0]["row"].is_array() && embedded[1]["error"].is_string(), "{embedded}");
 }
 
 #[test]
@@ -248,6 +369,29 @@ fn figures_and_description_are_there() {
             "/metrics"
         ]
     );
+    let operations = description["paths"]
+        .as_object()
+        .unwrap()
+        .values()
+        .flat_map(|path| path.as_object().unwrap().values());
+    let ids: Vec<&str> =
+        operations.clone().map(|operation| operation["operationId"].as_str().unwrap()).collect();
+    let different: std::collections::BTreeSet<&&str> = ids.iter().collect();
+    assert_eq!(different.len(), ids.len(), "{ids:?}");
+    for operation in operations {
+        let responses = operation["responses"].as_object().unwrap();
+        assert!(responses.contains_key("400") && responses.contains_key("421"), "{operation}");
+        for (status, response) in responses.iter().filter(|(status, _)| **status >= "400".to_owned()) {
+            let schema = &response["content"]["application/json"]["schema"]["$ref"];
+            assert_eq!(schema, "#/components/schemas/Problem", "{status}");
+            let is_temporary = ["429", "503"].contains(&status.as_str());
+            assert_eq!(response["headers"]["Retry-After"].is_object(), is_temporary, "{status}");
+        }
+    }
+    let made = &description["paths"]["/api/v1/classifiers"]["post"]["responses"]["201"];
+    let links: Vec<&String> = made["links"].as_object().unwrap().keys().collect();
+    assert_eq!(links, ["deleteClassifier", "downloadClassifier", "getClassifier", "predict"]);
+    assert!(links.iter().all(|link| ids.contains(&link.as_str())));
     assert_eq!(
         server.ask(asking::request(Method::HEAD, "/healthz").body(Default::default()).unwrap()).status,
         200

@@ -115,8 +115,9 @@ fn no_path_of_a_request_leads_anywhere_but_to_what_is_kept() {
     for id in ["nothing", "..%2Fsecret", "%2e%2e%2fsecret", "secret", "%00", "a%0Ab", "..", "%FF"] {
         for rest in ["", "/download"] {
             let answer = server.get(&format!("/api/v1/classifiers/{id}{rest}"));
-            assert!(answer.status == 404 || answer.status == 400, "{id}{rest}: {}", answer.status);
+            assert_eq!(answer.status, 404, "{id}{rest}");
             assert!(!answer.text().contains("secret\n"));
+            assert!(answer.json()["error"].is_string(), "{}", answer.text());
         }
         let path = format!("/api/v1/classifiers/{id}/predict");
         assert!(server.post_json(&path, &json!({ "rows": [[1]] })).status.is_client_error());
@@ -125,6 +126,7 @@ fn no_path_of_a_request_leads_anywhere_but_to_what_is_kept() {
         "/assets/../Cargo.toml",
         "/assets/%2e%2e%2flib.rs",
         "/assets/nothing.js",
+        "/assets/%FF",
         "/nothing",
         "/api",
         "/api/v2",
@@ -176,6 +178,34 @@ fn what_is_too_large_is_refused_announced_or_not() {
     let small = Server::with(Limits { pixels: 1000, ..Limits::default() }, Access::default());
     let embedded = small.post_form("/api/v1/embed", &drawings()[..1]).json();
     assert!(embedded["pictures"][0]["error"].as_str().unwrap().contains("1000 allowed"), "{embedded}");
+}
+
+#[test]
+fn more_than_can_be_learned_from_at_once_is_refused() {
+    let server = Server::new();
+    let rows: Vec<Vec<f32>> = (0..2001).map(|number| asking::row(number % 2, number)[..2].to_vec()).collect();
+    let labels: Vec<usize> = (0..2001).map(|number| number % 2).collect();
+    let refused = server.post_json("/api/v1/classifiers", &json!({ "rows": rows, "labels": labels }));
+    assert_eq!(refused.status, 413, "{}", refused.text());
+    assert!(refused.error().contains("2001 rows"), "{}", refused.text());
+    assert_eq!(server.post_json("/api/v1/audit", &json!({ "rows": rows, "labels": labels })).status, 200);
+}
+
+#[test]
+fn an_answer_that_would_be_too_long_is_refused_before_it_is_made() {
+    let server = Server::with(Limits { body: 600_000, ..Limits::default() }, Access::default());
+    let names: Vec<String> = (0..200).map(|row| format!("{row:0500}")).collect();
+    let labels: Vec<usize> = (0..200).map(|row| row % 2).collect();
+    let rows: Vec<Vec<f32>> = (0..200).map(|number| asking::row(number % 2, number)[..8].to_vec()).collect();
+    let support = json!({ "rows": rows, "labels": labels, "items": names });
+    assert_eq!(server.post_json("/api/v1/audit?neighbours=0", &support).status, 200);
+    let refused = server.post_json("/api/v1/audit?neighbours=50", &support);
+    assert_eq!(refused.status, 413, "{}", refused.text());
+    assert!(
+        refused.error().contains("the answer would be longer than the 600000 bytes"),
+        "{}",
+        refused.text()
+    );
 }
 
 #[test]

@@ -45,7 +45,9 @@ impl Dataset {
         for (round, entries) in collection.entries().chunks(ROUND).enumerate() {
             let read: Vec<_> = entries
                 .par_iter()
-                .map(|entry| Ok(prepared(collection.picture(entry, to.channels)?, to, augmented)))
+                .map(|entry| {
+                    collection.picture_then(entry, to.channels, |read| prepared(read, to, augmented))
+                })
                 .collect();
             for (entry, outcome) in entries.iter().zip(read) {
                 match outcome {

@@ -238,9 +238,8 @@ impl Bench {
     /// Appends the inputs made of one picture.
     fn read(&mut self, request: &Request<'_>, entry: &Entry) -> std::result::Result<(), Unreadable> {
         let to = request.backbone().preprocessing();
-        let picture = request.collection.picture(entry, to.channels)?;
         let Some((copies, augmentation)) = request.copies else { return Ok(()) };
-        let picture = prepared(picture, to, true);
+        let picture = request.collection.picture_then(entry, to.channels, |read| prepared(read, to, true))?;
         let start = self.inputs.len();
         self.inputs.resize(start + copies * to.values(), 0.0);
         let inputs = self.inputs[start..].chunks_exact_mut(to.values());

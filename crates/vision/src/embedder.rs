@@ -17,7 +17,7 @@ use trueshot_nn::Isa;
 use crate::backbone::{Backbone, Options, Scratch};
 use crate::cache::{Cache, Key, Place};
 use crate::error::{Error, Result, Skipped, Unreadable};
-use crate::picture::Picture;
+use crate::picture::{DecodeLimits, Picture};
 use crate::source::{self, Collection, Contents, Entry};
 
 /// Blocks of pictures that are in work before progress is told; for every thread.
@@ -74,7 +74,7 @@ pub struct EmbeddedCollection {
 pub struct Embedder {
     backbone: Backbone,
     cache: Option<Cache>,
-    most_pixels: u64,
+    limits: DecodeLimits,
     /// Working memory that no thread uses just now.
     idle: Mutex<Vec<Worker>>,
 }
@@ -97,12 +97,12 @@ impl Embedder {
     pub fn new(backbone: Backbone, place: &Place) -> Self {
         let folder = place.folder().filter(|_| *place != Place::Usual || backbone.is_costly());
         let cache = folder.map(|folder| Cache::open(&folder, &backbone.identity(), backbone.dim()));
-        Embedder { backbone, cache, most_pixels: u64::MAX, idle: Mutex::default() }
+        Embedder { backbone, cache, limits: DecodeLimits::default(), idle: Mutex::default() }
     }
 
-    /// Refuses pictures of more pixels: whoever takes them from strangers may want to spend less on one.
-    pub fn with_most_pixels(self, most_pixels: u64) -> Self {
-        Embedder { most_pixels, ..self }
+    /// Refuses pictures that cost more, as a server should that takes them from strangers.
+    pub fn with_decode_limits(self, limits: DecodeLimits) -> Self {
+        Embedder { limits, ..self }
     }
 
     /// What embeds.
@@ -234,11 +234,14 @@ impl Embedder {
         }
     }
 
-    fn decoded(&self, contents: Contents) -> std::result::Result<Picture, Unreadable> {
+    /// Decodes a picture and brings it to the size of the network.
+    fn fitted(&self, contents: Contents) -> std::result::Result<Picture, Unreadable> {
         let to = self.backbone.preprocessing();
         match contents {
-            Contents::Picture(picture) => Ok(picture),
-            Contents::File(bytes) => Picture::decode_within(&bytes, to.channels, self.most_pixels),
+            Contents::Picture(picture) => Ok(to.fitted(picture)),
+            Contents::File(bytes) => {
+                Picture::decode_then(&bytes, to.channels, &self.limits, |picture| to.fitted(picture))
+            }
         }
     }
 }
@@ -284,7 +287,7 @@ impl Worker {
                 return Ok(Origin::Cache(row));
             }
             let to = embedder.backbone.preprocessing();
-            let picture = to.fitted(embedder.decoded(contents)?);
+            let picture = embedder.fitted(contents)?;
             let start = self.inputs.len();
             self.inputs.resize(start + to.values(), 0.0);
             to.normalise(&picture, &mut self.inputs[start..]);

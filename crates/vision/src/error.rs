@@ -353,6 +353,31 @@ pub enum Unreadable {
         /// The limit.
         most: u64,
     },
+    /// A side longer than any camera's or scanner's.
+    #[error("{width} x {height} pixels: no side may be longer than {longest}")]
+    TooLong {
+        /// Pixels across.
+        width: u32,
+        /// Pixels down.
+        height: u32,
+        /// The limit.
+        longest: u32,
+    },
+    /// Decoding takes more memory than is allowed.
+    #[error(
+        "{width} x {height} pixels: decoding takes {} MiB of memory, and {} MiB are allowed; make it smaller",
+        need.div_ceil(1 << 20), most >> 20
+    )]
+    OverMemory {
+        /// Pixels across.
+        width: u32,
+        /// Pixels down.
+        height: u32,
+        /// Bytes that decoding takes.
+        need: u64,
+        /// The limit in bytes.
+        most: u64,
+    },
     /// The network made a number of it that is none.
     #[error("the backbone makes {value} of it (number {place})")]
     NotFinite {

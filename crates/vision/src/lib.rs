@@ -1,7 +1,7 @@
 //! Pictures: where they come from, and what turns them into numbers.
 //!
 //! - [`source`]: folders, archives and lists of labelled pictures, with [`split`] files;
-//! - [`picture`]: decoding, the gate for bytes from outside; [`resize`]; [`preprocess`]; [`augment`];
+//! - [`picture`]: decoding of files from outside, within a budget of [`memory`]; [`resize`]; [`preprocess`]; [`augment`];
 //! - [`backbone`], [`embedder`] and [`mod@embed`]: from pictures to embeddings in memory or in a file, those made before
 //!   from the [`cache`];
 //! - [`dataset`], [`loader`], [`overlap`] and [`training`]: pictures in memory, and a backbone trained on them;
@@ -23,8 +23,10 @@ pub mod drawing;
 pub mod embed;
 pub mod embedder;
 pub mod error;
+mod footprint;
 pub mod loader;
 pub mod maml;
+pub mod memory;
 pub mod omniglot;
 pub mod onnx;
 pub mod outliers;
@@ -38,6 +40,7 @@ pub mod split;
 pub mod survey;
 pub mod thumbnail;
 pub mod training;
+mod webp_tables;
 
 pub use augment::Augmentation;
 pub use backbone::Backbone;
@@ -46,7 +49,7 @@ pub use drawing::Bitmap;
 pub use embedder::{Embedded, Embedder, Given};
 pub use error::{Error, Result, Skipped, Unreadable};
 pub use omniglot::{Omniglot, OmniglotError, Split};
-pub use picture::{Channels, Picture};
+pub use picture::{Channels, DecodeLimits, Picture};
 pub use preprocess::Preprocessing;
 pub use resize::{Fit, Resampling};
 pub use source::{Collection, Reading};

@@ -18,7 +18,7 @@ use trueshot::rng::{Purpose, Rng, Urn};
 
 use crate::embed::key_of;
 use crate::error::{Error, Result};
-use crate::picture::{Channels, Picture};
+use crate::picture::{Channels, DecodeLimits, Picture};
 use crate::resize::Fit;
 use crate::source::picture_files;
 use crate::split::{Split, imagenet_outliers};
@@ -234,7 +234,7 @@ fn make_class(request: &Request<'_>, source: &Path, half: &Path, class: &str) ->
             break;
         }
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        match read(file) {
+        match read(file, request) {
             Some(picture) => write(&part.join(format!("{name}.png")), picture, request)?,
             None => {
                 unreadable += 1;
@@ -247,15 +247,17 @@ fn make_class(request: &Request<'_>, source: &Path, half: &Path, class: &str) ->
     Ok(Class { pictures, unreadable, was_there: false })
 }
 
-fn read(file: &Path) -> Option<Picture> {
+/// The picture at the size that was asked for.
+fn read(file: &Path, request: &Request<'_>) -> Option<Picture> {
     let bytes = crate::source::file_bytes(file).ok()?;
-    Picture::decode(&bytes, Channels::Colour).ok()
+    let fitted = |picture: Picture| picture.fitted(request.size, request.fit);
+    Picture::decode_then(&bytes, Channels::Colour, &DecodeLimits::default(), fitted).ok()
 }
 
 fn write(path: &Path, picture: Picture, request: &Request<'_>) -> Result<()> {
     let size = request.size as u32;
-    let pixels = picture.fitted(request.size, request.fit).pixels;
-    let image = image::RgbImage::from_raw(size, size, pixels).expect("a fitted picture has that size");
+    let image =
+        image::RgbImage::from_raw(size, size, picture.pixels).expect("a fitted picture has that size");
     image.save_with_format(path, image::ImageFormat::Png).map_err(|error| {
         let source = std::io::Error::other(error.to_string());
         trueshot::Error::Write { path: path.into(), source }.into()

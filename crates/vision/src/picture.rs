@@ -1,10 +1,10 @@
-//! A picture: rows of pixels of one or three bytes, and the gate that files pass to become one.
+//! A picture: rows of pixels of one or three bytes, and the decoding of files from outside.
 //!
 //! Whatever a file holds (grey, colour, transparency, 16 bits, CMYK, an animation, a camera held sideways)
 //! comes out upright, opaque and in eight bits: transparency is laid on white, of an animation the first frame
 //! is taken, EXIF's orientation is applied. Bytes come from outside, so the size that a header claims is
-//! compared with the file's length before anything is allocated, the decoders get a limit on memory, and a
-//! panic in one of them becomes a reason to skip the file.
+//! compared with the file's length before anything is allocated, the memory that decoding takes is computed and taken
+//! from the [budget](crate::memory) of the process, and a panic in a decoder becomes a reason to skip the file.
 
 use std::io::Cursor;
 
@@ -14,22 +14,28 @@ use image::codecs::jpeg::JpegEncoder;
 use image::codecs::png::PngEncoder;
 use image::metadata::Orientation;
 use image::{
-    DynamicImage, ExtendedColorType, GrayImage, ImageDecoder, ImageEncoder, ImageFormat, ImageReader, Limits,
-    RgbImage,
+    ColorType, DynamicImage, ExtendedColorType, GrayImage, ImageDecoder, ImageEncoder, ImageFormat,
+    ImageReader, ImageResult, Limits, RgbImage,
 };
 
 use crate::error::Unreadable;
+use crate::footprint::Header;
+use crate::memory::{self, Share};
 
 /// The most pixels a picture may have: beyond every camera, and below what exhausts memory.
 const MOST_PIXELS: u64 = 1 << 27;
+/// The longest side a picture may have, which is what JPEG allows. Resizing needs memory in proportion to a side.
+const LONGEST_SIDE: u32 = (1 << 16) - 1;
 /// So many pixels are always believed; above, a byte of the file must account for at most [`PIXELS_A_BYTE`].
 const BELIEVED_PIXELS: u64 = 1 << 22;
 /// A blank page in PNG packs about a thousand pixels into a byte; photographs some tens.
 const PIXELS_A_BYTE: u64 = 2048;
-/// What a decoder may hold at once, the picture included.
+/// The most memory that decoding one picture may take, unless the caller allows less.
 const MOST_MEMORY: u64 = 1 << 30;
-/// A decoder may take so many bytes for a pixel: sixteen bits a channel, and as much again for its own work.
-const MEMORY_A_PIXEL: u64 = 16;
+/// What a decoder may allocate before the size of the picture is known: colour profiles and other metadata.
+const HEADER_MEMORY: u64 = 8 << 20;
+/// Bytes that are converted to eight opaque bits per channel at a time.
+const STRIP: usize = 1 << 16;
 /// The largest file that is read.
 pub(crate) const MOST_BYTES: u64 = 1 << 29;
 
@@ -49,6 +55,21 @@ impl Channels {
             Channels::Grey => 1,
             Channels::Colour => 3,
         }
+    }
+}
+
+/// What one picture may cost, for callers that allow less than the library does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeLimits {
+    /// The most pixels of a picture.
+    pub pixels: u64,
+    /// The most bytes that decoding a picture may take.
+    pub memory: u64,
+}
+
+impl Default for DecodeLimits {
+    fn default() -> Self {
+        DecodeLimits { pixels: MOST_PIXELS, memory: MOST_MEMORY }
     }
 }
 
@@ -76,19 +97,30 @@ impl Picture {
         Picture { width, height, channels, pixels }
     }
 
-    /// Decodes a file's bytes.
+    /// Decodes a file's bytes. The memory is counted in the [budget](crate::memory) until this returns; the caller
+    /// answers for the picture afterwards. [`Self::decode_then`] is better where many pictures are decoded.
     pub fn decode(bytes: &[u8], channels: Channels) -> Result<Self, Unreadable> {
-        Self::decode_within(bytes, channels, u64::MAX)
+        Self::decode_then(bytes, channels, &DecodeLimits::default(), |picture| picture)
     }
 
-    /// Decodes a file's bytes if it has no more than so many pixels: whoever takes pictures from strangers may want
-    /// to spend less on one than the [general limit](self).
-    pub fn decode_within(bytes: &[u8], channels: Channels, most_pixels: u64) -> Result<Self, Unreadable> {
+    /// Decodes a file's bytes and calls `then` with the picture, whose memory is counted in the
+    /// [budget](crate::memory) until `then` returns. Waits until there is enough memory.
+    ///
+    /// `then` usually makes something small of the picture. It must not decode another one, nor wait for a thread that
+    /// does: its memory would be needed for that.
+    pub fn decode_then<T>(
+        bytes: &[u8],
+        channels: Channels,
+        limits: &DecodeLimits,
+        then: impl FnOnce(Picture) -> T,
+    ) -> Result<T, Unreadable> {
         if bytes.is_empty() {
             return Err(Unreadable::Empty);
         }
-        let caught = trueshot::guard::caught(|| decode(bytes, channels, most_pixels));
-        caught.unwrap_or_else(|| Err(Unreadable::Decoder("its contents contradict each other".into())))
+        let caught = trueshot::guard::caught(|| decode(bytes, channels, limits));
+        let contradiction = || Err(Unreadable::Decoder("its contents contradict each other".into()));
+        let (picture, _share) = caught.unwrap_or_else(contradiction)?;
+        Ok(then(picture))
     }
 
     /// The same in colour or in grey.
@@ -101,7 +133,8 @@ impl Picture {
             Channels::Grey => GrayImage::from_raw(width, height, self.pixels).map(DynamicImage::from),
             Channels::Colour => RgbImage::from_raw(width, height, self.pixels).map(DynamicImage::from),
         };
-        opaque(image.expect("a picture has as many bytes as its size says"), channels)
+        let image = image.expect("a picture has as many bytes as its size says");
+        Picture::new(self.width, self.height, channels, opaque(image, channels))
     }
 
     /// The picture as a `data:` address for a page, no side longer than `most`: a PNG of a drawing, a JPEG of a
@@ -147,27 +180,43 @@ impl Picture {
     }
 }
 
-fn decode(bytes: &[u8], channels: Channels, most_pixels: u64) -> Result<Picture, Unreadable> {
+/// Decodes a picture, and takes its share of the memory for pictures before it does.
+fn decode(
+    bytes: &[u8],
+    channels: Channels,
+    limits: &DecodeLimits,
+) -> Result<(Picture, Share<'static>), Unreadable> {
     let format = image::guess_format(bytes).map_err(|_| unknown_format(bytes))?;
     if format == ImageFormat::Jpeg && is_cut_off(bytes) {
         return Err(Unreadable::CutOff);
     }
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
-    let mut limits = Limits::default();
-    // A file that claims little may still hold a frame that claims much.
-    limits.max_alloc = Some(MOST_MEMORY.min(believed_pixels(bytes.len()) * MEMORY_A_PIXEL));
-    reader.limits(limits);
+    reader.limits(decoder_limits(HEADER_MEMORY));
     let mut decoder = reader.into_decoder().map_err(in_words)?;
     let (width, height) = decoder.dimensions();
-    check_size(width, height, bytes.len())?;
-    if u64::from(width) * u64::from(height) > most_pixels {
-        return Err(Unreadable::OverLimit { width, height, most: most_pixels });
-    }
+    let orientation = Orientation::NoTransforms;
+    let mut header = Header { bytes, format, width, height, color: decoder.color_type(), orientation };
+    check_size(&header, limits)?;
+    // A file that claims little may still hold a frame that claims much.
+    decoder.set_limits(decoder_limits(header.decoder_limit())).map_err(in_words)?;
     // A damaged note about the orientation is no reason to refuse the picture.
-    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
-    let mut image = DynamicImage::from_decoder(decoder).map_err(in_words)?;
-    image.apply_orientation(orientation);
-    Ok(opaque(image, channels))
+    header.orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let need = header.peak(channels);
+    if need > limits.memory.min(MOST_MEMORY) {
+        return Err(Unreadable::OverMemory { width, height, need, most: limits.memory.min(MOST_MEMORY) });
+    }
+    let share = memory::pictures().take(need);
+    let mut raw = vec![0; decoder.total_bytes() as usize];
+    let color = header.color;
+    decoder.read_image(&mut raw).map_err(in_words)?;
+    let pixels = converted(raw, color, width, channels);
+    Ok((upright(pixels, width, height, channels, header.orientation), share))
+}
+
+fn decoder_limits(memory: u64) -> Limits {
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(memory);
+    limits
 }
 
 /// Phones send HEIC under the name of a JPEG.
@@ -186,11 +235,16 @@ fn believed_pixels(bytes: usize) -> u64 {
     MOST_PIXELS.min((bytes as u64).saturating_mul(PIXELS_A_BYTE).max(BELIEVED_PIXELS))
 }
 
-fn check_size(width: u32, height: u32, bytes: usize) -> Result<(), Unreadable> {
-    let pixels = u64::from(width) * u64::from(height);
+fn check_size(header: &Header<'_>, limits: &DecodeLimits) -> Result<(), Unreadable> {
+    let (width, height, bytes) = (header.width, header.height, header.bytes.len());
+    let pixels = header.pixels();
     match pixels {
-        0 => Err(Unreadable::NoPixels { width, height }),
+        _ if width == 0 || height == 0 => Err(Unreadable::NoPixels { width, height }),
         _ if pixels > believed_pixels(bytes) => Err(Unreadable::TooManyPixels { width, height, bytes }),
+        _ if pixels > limits.pixels => Err(Unreadable::OverLimit { width, height, most: limits.pixels }),
+        _ if width.max(height) > LONGEST_SIDE => {
+            Err(Unreadable::TooLong { width, height, longest: LONGEST_SIDE })
+        }
         _ => Ok(()),
     }
 }
@@ -211,10 +265,65 @@ fn in_words(error: image::ImageError) -> Unreadable {
     }
 }
 
-/// Eight bits a channel; transparency is laid on white.
-fn opaque(image: DynamicImage, channels: Channels) -> Picture {
-    let (width, height) = (image.width() as usize, image.height() as usize);
-    let pixels = match (image.color().has_alpha(), channels) {
+/// Turns decoded bytes into eight opaque bits per channel. Works in the same memory, strip by strip, because a second
+/// copy of a large picture is expensive.
+fn converted(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Channels) -> Vec<u8> {
+    if matches!((color, channels), (ColorType::Rgb8, Channels::Colour) | (ColorType::L8, Channels::Grey)) {
+        return raw;
+    }
+    let row = width as usize * usize::from(color.bytes_per_pixel());
+    let converted_row = width as usize * channels.count();
+    let rows = raw.len() / row;
+    let at_once = (STRIP / row).max(1);
+    let convert = |raw: &mut [u8], first: usize| {
+        let end = rows.min(first + at_once);
+        let strip = Strip { bytes: &raw[first * row..end * row], color, width };
+        let image = DynamicImage::from_decoder(strip).expect("a strip has as many bytes as its size says");
+        raw[first * converted_row..end * converted_row].copy_from_slice(&opaque(image, channels));
+    };
+    let strips = (0..rows).step_by(at_once);
+    if converted_row > row {
+        // Rows that become longer are written from the last to the first, so that none is overwritten before it is read.
+        raw.resize(rows * converted_row, 0);
+        strips.rev().for_each(|first| convert(&mut raw, first));
+    } else {
+        strips.for_each(|first| convert(&mut raw, first));
+        raw.truncate(rows * converted_row);
+        raw.shrink_to_fit();
+    }
+    raw
+}
+
+/// Some rows of a decoded picture, in the form that the `image` crate makes a picture of.
+struct Strip<'a> {
+    bytes: &'a [u8],
+    color: ColorType,
+    width: u32,
+}
+
+impl ImageDecoder for Strip<'_> {
+    fn dimensions(&self) -> (u32, u32) {
+        let row = self.width as usize * usize::from(self.color.bytes_per_pixel());
+        (self.width, (self.bytes.len() / row) as u32)
+    }
+
+    fn color_type(&self) -> ColorType {
+        self.color
+    }
+
+    fn read_image(self, buffer: &mut [u8]) -> ImageResult<()> {
+        buffer.copy_from_slice(self.bytes);
+        Ok(())
+    }
+
+    fn read_image_boxed(self: Box<Self>, buffer: &mut [u8]) -> ImageResult<()> {
+        (*self).read_image(buffer)
+    }
+}
+
+/// Eight bits per channel; transparency is laid on white.
+fn opaque(image: DynamicImage, channels: Channels) -> Vec<u8> {
+    match (image.color().has_alpha(), channels) {
         (false, Channels::Colour) => image.into_rgb8().into_raw(),
         (false, Channels::Grey) => image.into_luma8().into_raw(),
         (true, Channels::Colour) => image
@@ -227,8 +336,24 @@ fn opaque(image: DynamicImage, channels: Channels) -> Picture {
         (true, Channels::Grey) => {
             image.into_luma_alpha8().as_chunks::<2>().0.iter().map(|&[v, a]| on_white(v, a)).collect()
         }
+    }
+}
+
+/// The picture as it is to be looked at, by the orientation that the camera noted.
+fn upright(
+    pixels: Vec<u8>,
+    width: u32,
+    height: u32,
+    channels: Channels,
+    orientation: Orientation,
+) -> Picture {
+    let image = match channels {
+        Channels::Grey => GrayImage::from_raw(width, height, pixels).map(DynamicImage::from),
+        Channels::Colour => RgbImage::from_raw(width, height, pixels).map(DynamicImage::from),
     };
-    Picture::new(width, height, channels, pixels)
+    let mut image = image.expect("a picture has as many bytes as its size says");
+    image.apply_orientation(orientation);
+    Picture::new(image.width() as usize, image.height() as usize, channels, image.into_bytes())
 }
 
 fn on_white(value: u8, alpha: u8) -> u8 {

@@ -2,7 +2,10 @@
 //!
 //! The arithmetic is Pillow's, which torchvision uses on pictures: columns first, then rows, weights of 22 bits,
 //! each pass rounded to a byte. So networks trained elsewhere see here what they saw there, and integer sums
-//! are the same on every processor.
+//! are the same on every processor. Both passes run row by row: a picture of which only the columns are resized is never
+//! held, since it can be larger than the picture itself (one pixel wide and thousands high, for instance).
+
+use std::collections::VecDeque;
 
 use crate::picture::Picture;
 
@@ -100,6 +103,14 @@ impl Taps {
         (self.starts[output] as usize, &self.rounded[output * self.width..(output + 1) * self.width])
     }
 
+    /// Weights of `from` pixels for `to` outputs, and the same as whole numbers.
+    fn whole(resampling: Resampling, from: usize, to: usize) -> (Self, Vec<i32>) {
+        let mut taps = Taps::default();
+        taps.set_for(resampling, from, to);
+        let weights = taps.whole_numbers();
+        (taps, weights)
+    }
+
     fn whole_numbers(&self) -> Vec<i32> {
         self.weights.iter().map(|&weight| (weight * f64::from(1 << BITS)).round() as i32).collect()
     }
@@ -131,39 +142,111 @@ impl Picture {
 
     /// The picture in another size, with a choice of how pixels in between are made.
     pub fn resized_by(self, width: usize, height: usize, resampling: Resampling) -> Picture {
-        let narrowed = if width == self.width { self } else { columns(&self, width, resampling) };
-        if height == narrowed.height { narrowed } else { rows(&narrowed, height, resampling) }
+        if (width, height) == (self.width, self.height) {
+            return self;
+        }
+        let columns = Columns::new(&self, width, resampling);
+        let mut row = Vec::with_capacity(columns.length());
+        let mut rows = Rows::new(&self, columns.length(), height, resampling);
+        for source in self.pixels.chunks_exact(self.width * self.channels.count()) {
+            row.clear();
+            columns.apply(source, &mut row);
+            rows.add(&row);
+        }
+        Picture::new(width, height, self.channels, rows.pixels)
     }
 
-    fn middle(self) -> Picture {
+    fn middle(mut self) -> Picture {
         let side = self.width.min(self.height);
         if self.width == self.height {
             return self;
         }
         let count = self.channels.count();
         let (left, top) = ((self.width - side) / 2, (self.height - side) / 2);
-        let row = |y: usize| &self.pixels[((top + y) * self.width + left) * count..][..side * count];
-        let pixels = (0..side).flat_map(|y| row(y).iter().copied()).collect();
-        Picture::new(side, side, self.channels, pixels)
+        for y in 0..side {
+            let start = ((top + y) * self.width + left) * count;
+            self.pixels.copy_within(start..start + side * count, y * side * count);
+        }
+        self.pixels.truncate(side * side * count);
+        Picture::new(side, side, self.channels, self.pixels)
     }
 }
 
-fn columns(picture: &Picture, width: usize, resampling: Resampling) -> Picture {
-    let mut taps = Taps::default();
-    taps.set_for(resampling, picture.width, width);
-    let weights = taps.whole_numbers();
-    let count = picture.channels.count();
-    let mut pixels = Vec::with_capacity(width * picture.height * count);
-    for row in picture.pixels.chunks_exact(picture.width * count) {
+/// Brings one row after the other to another width.
+struct Columns {
+    /// `None` if rows keep their width.
+    taps: Option<(Taps, Vec<i32>)>,
+    width: usize,
+    count: usize,
+}
+
+impl Columns {
+    fn new(picture: &Picture, width: usize, resampling: Resampling) -> Self {
+        let taps = (width != picture.width).then(|| Taps::whole(resampling, picture.width, width));
+        Columns { taps, width, count: picture.channels.count() }
+    }
+
+    /// Bytes of a resized row.
+    fn length(&self) -> usize {
+        self.width * self.count
+    }
+
+    fn apply(&self, source: &[u8], row: &mut Vec<u8>) {
+        let Some((taps, weights)) = &self.taps else { return row.extend_from_slice(source) };
         for (&start, weights) in taps.starts.iter().zip(weights.chunks_exact(taps.width)) {
-            let window = &row[start as usize * count..][..taps.width * count];
-            match count {
-                1 => pixels.extend(weighted::<1>(window, weights)),
-                _ => pixels.extend(weighted::<3>(window, weights)),
+            let window = &source[start as usize * self.count..][..taps.width * self.count];
+            match self.count {
+                1 => row.extend(weighted::<1>(window, weights)),
+                _ => row.extend(weighted::<3>(window, weights)),
             }
         }
     }
-    Picture::new(width, picture.height, picture.channels, pixels)
+}
+
+/// Sums rows, as they come, into the rows of a picture of another height.
+struct Rows {
+    taps: Taps,
+    weights: Vec<i32>,
+    /// Rows added so far.
+    added: usize,
+    /// Outputs that are complete.
+    done: usize,
+    /// The sums of the outputs that some of the added rows belong to, starting with output `done`.
+    open: VecDeque<Vec<i32>>,
+    length: usize,
+    pixels: Vec<u8>,
+}
+
+impl Rows {
+    fn new(picture: &Picture, length: usize, height: usize, resampling: Resampling) -> Self {
+        let (taps, weights) = Taps::whole(resampling, picture.height, height);
+        let pixels = Vec::with_capacity(length * height);
+        Rows { taps, weights, added: 0, done: 0, open: VecDeque::new(), length, pixels }
+    }
+
+    fn add(&mut self, row: &[u8]) {
+        let number = self.added;
+        self.added += 1;
+        // Windows are equally long and begin in the order of their outputs, so they also end in that order.
+        let begins_here =
+            |output: usize| self.taps.starts.get(output).is_some_and(|&start| start as usize <= number);
+        while begins_here(self.done + self.open.len()) {
+            self.open.push_back(vec![1 << (BITS - 1); self.length]);
+        }
+        for (output, sums) in (self.done..).zip(&mut self.open) {
+            let place = number - self.taps.starts[output] as usize;
+            let weight = self.weights[output * self.taps.width + place];
+            for (sum, &value) in sums.iter_mut().zip(row) {
+                *sum += i32::from(value) * weight;
+            }
+        }
+        let ends_here = |output: usize| self.taps.starts[output] as usize + self.taps.width == self.added;
+        while !self.open.is_empty() && ends_here(self.done) {
+            let sums = self.open.pop_front().expect("an output is open");
+            self.pixels.extend(sums.into_iter().map(to_byte));
+            self.done += 1;
+        }
+    }
 }
 
 fn weighted<const COUNT: usize>(window: &[u8], weights: &[i32]) -> [u8; COUNT] {
@@ -174,26 +257,6 @@ fn weighted<const COUNT: usize>(window: &[u8], weights: &[i32]) -> [u8; COUNT] {
         }
     }
     sums.map(to_byte)
-}
-
-fn rows(picture: &Picture, height: usize, resampling: Resampling) -> Picture {
-    let mut taps = Taps::default();
-    taps.set_for(resampling, picture.height, height);
-    let weights = taps.whole_numbers();
-    let stride = picture.width * picture.channels.count();
-    let mut sums = vec![0; stride];
-    let mut pixels = Vec::with_capacity(stride * height);
-    for (&start, weights) in taps.starts.iter().zip(weights.chunks_exact(taps.width)) {
-        sums.fill(1 << (BITS - 1));
-        let window = &picture.pixels[start as usize * stride..];
-        for (row, &weight) in window.chunks_exact(stride).zip(weights) {
-            for (sum, &value) in sums.iter_mut().zip(row) {
-                *sum += i32::from(value) * weight;
-            }
-        }
-        pixels.extend(sums.iter().map(|&sum| to_byte(sum)));
-    }
-    Picture::new(picture.width, height, picture.channels, pixels)
 }
 
 fn to_byte(sum: i32) -> u8 {
@@ -240,6 +303,63 @@ mod tests {
             values.resized_by(11, 1, Resampling::Bicubic).pixels,
             [0, 0, 21, 153, 242, 255, 103, 28, 86, 86, 76]
         );
+    }
+
+    /// Both passes over whole pictures, one after the other.
+    fn in_two_passes(picture: &Picture, width: usize, height: usize, resampling: Resampling) -> Picture {
+        let count = picture.channels.count();
+        let (taps, weights) = Taps::whole(resampling, picture.width, width);
+        let mut narrowed = Vec::new();
+        for row in picture.pixels.chunks_exact(picture.width * count) {
+            for output in 0..width {
+                for channel in 0..count {
+                    let start = taps.starts[output] as usize;
+                    let sum: i32 = (0..taps.width)
+                        .map(|tap| {
+                            i32::from(row[(start + tap) * count + channel])
+                                * weights[output * taps.width + tap]
+                        })
+                        .sum();
+                    narrowed.push(to_byte(sum + (1 << (BITS - 1))));
+                }
+            }
+        }
+        let (taps, weights) = Taps::whole(resampling, picture.height, height);
+        let mut pixels = Vec::new();
+        for output in 0..height {
+            for place in 0..width * count {
+                let start = taps.starts[output] as usize;
+                let sum: i32 = (0..taps.width)
+                    .map(|tap| {
+                        let value = narrowed[(start + tap) * width * count + place];
+                        i32::from(value) * weights[output * taps.width + tap]
+                    })
+                    .sum();
+                pixels.push(to_byte(sum + (1 << (BITS - 1))));
+            }
+        }
+        Picture::new(width, height, picture.channels, pixels)
+    }
+
+    #[test]
+    fn row_by_row_gives_the_same_bytes_as_two_passes() {
+        let sizes = [(1, 1), (1, 40), (40, 1), (3, 7), (17, 17), (64, 30), (100, 3)];
+        for (channels, resampling) in [
+            (Channels::Grey, Resampling::Bilinear),
+            (Channels::Colour, Resampling::Bilinear),
+            (Channels::Colour, Resampling::Bicubic),
+        ] {
+            for (width, height) in sizes {
+                let bytes =
+                    (0..width * height * channels.count()).map(|place| (place * place * 7 + place / 3) as u8);
+                let picture = Picture::new(width, height, channels, bytes.collect());
+                for (to_width, to_height) in sizes {
+                    let expected = in_two_passes(&picture, to_width, to_height, resampling);
+                    let found = picture.clone().resized_by(to_width, to_height, resampling);
+                    assert_eq!(found, expected, "{width} x {height} to {to_width} x {to_height}");
+                }
+            }
+        }
     }
 
     #[test]

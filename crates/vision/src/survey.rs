@@ -43,11 +43,12 @@ impl Survey {
     pub fn read(collection: &Collection, goes_on: &dyn Fn(usize) -> bool) -> Result<Self> {
         let mut survey = Self::listed(collection);
         for (round, entries) in collection.entries().chunks(ROUND).enumerate() {
-            let read: Vec<_> =
-                entries.par_iter().map(|entry| collection.picture(entry, Channels::Colour)).collect();
+            let size =
+                |entry| collection.picture_then(entry, Channels::Colour, |read| (read.width, read.height));
+            let read: Vec<_> = entries.par_iter().map(size).collect();
             for (entry, outcome) in entries.iter().zip(read) {
                 match outcome {
-                    Ok(picture) => *survey.sizes.entry((picture.width, picture.height)).or_default() += 1,
+                    Ok(size) => *survey.sizes.entry(size).or_default() += 1,
                     Err(reason) => {
                         let class = &collection.classes()[entry.class as usize];
                         survey.classes.entry(class.clone()).and_modify(|count| *count -= 1);

@@ -15,10 +15,12 @@ const QUALITY: u8 = 72;
 
 /// The middle of a picture as a square of so many pixels: a JPEG in a data URI.
 pub fn data_uri(collection: &Collection, entry: &Entry, side: usize) -> Result<String, Unreadable> {
-    let picture = collection.picture(entry, Channels::Colour)?;
-    // Enlarging a small picture is for whoever shows it.
-    let side = side.min(picture.width.min(picture.height)).max(1);
-    let jpeg = jpeg(&picture.fitted(side, Fit::Crop))?;
+    let small = collection.picture_then(entry, Channels::Colour, |picture| {
+        // A picture smaller than the thumbnail is enlarged by the page.
+        let side = side.min(picture.width.min(picture.height)).max(1);
+        picture.fitted(side, Fit::Crop)
+    })?;
+    let jpeg = jpeg(&small)?;
     Ok(format!("data:image/jpeg;base64,{}", BASE64.encode(jpeg)))
 }
 

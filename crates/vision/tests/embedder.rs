@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use image::{ImageFormat, Rgb, RgbImage};
 use trueshot_vision::backbone::{EFFICIENTNET, Options};
 use trueshot_vision::cache::Place;
-use trueshot_vision::{Backbone, Collection, Embedder, Error, Given, Reading, Unreadable};
+use trueshot_vision::{Backbone, Collection, DecodeLimits, Embedder, Error, Given, Reading, Unreadable};
 
 /// Small pictures keep the network quick.
 fn small() -> Options {
@@ -111,7 +111,8 @@ fn the_second_time_no_network_runs_and_not_a_bit_differs() {
 
 #[test]
 fn limits_on_pixels_hold_before_anything_is_decoded() {
-    let embedder = embedder(&Place::Nowhere).with_most_pixels(1000);
+    let embedder = embedder(&Place::Nowhere)
+        .with_decode_limits(DecodeLimits { pixels: 1000, ..DecodeLimits::default() });
     let rows = embedder.embed_bytes(&[picture(1), b"no picture".to_vec(), Vec::new()]).unwrap();
     assert_eq!(rows[0], Err(Unreadable::OverLimit { width: 40, height: 30, most: 1000 }));
     assert_eq!(rows[1], Err(Unreadable::Format));

@@ -63,7 +63,7 @@ function updateCard(card, picture, state) {
   card.querySelector(".advice").textContent = advice ?? "";
   const accept = card.querySelector(".accept");
   accept.hidden = !verdict?.suggested;
-  accept.setAttribute("aria-label", `Move ${picture.name} to ${verdict?.suggested}`);
+  accept.setAttribute("aria-label", `Move there: ${picture.name} to ${verdict?.suggested}`);
   card.querySelector(".keep").hidden = !undecided;
   const move = card.querySelector(".move");
   const wanted = ["", ...state.classes.filter((name) => name !== picture.place)];

@@ -5,6 +5,7 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::description::document;
 use crate::limits::{MOST_CLASSES, MOST_FITTED_ITEMS, MOST_ITEMS};
 use crate::state::Shared;
 
@@ -70,4 +71,9 @@ pub async fn about(State(app): State<Shared>) -> Json<About> {
 #[utoipa::path(get, path = "/healthz", tag = "operation", responses((status = 200, description = "it is there", content_type = "text/plain", body = String)))]
 pub async fn healthz() -> &'static str {
     "ok\n"
+}
+
+/// The description of the API.
+pub async fn description(State(app): State<Shared>) -> Json<serde_json::Value> {
+    Json(document(&super::classifiers::usable_methods(&app)))
 }

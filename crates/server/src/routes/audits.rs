@@ -1,16 +1,15 @@
 //! Which labels are wrong.
 
-use axum::Json;
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
 use trueshot::audit::{Audit, Certainty, Options, audit};
 use utoipa::IntoParams;
 
-use super::Asked;
+use super::{Asked, JsonBytes};
 use crate::body::receive;
-use crate::description::{AuditBody, PicturesBody, SupportBody};
-use crate::gate::Watch;
-use crate::problem::{Problem, ProblemBody};
+use crate::description::{AuditBody, Binary, PicturesBody, SupportBody};
+use crate::gate::{Watch, answer_too_long};
+use crate::problem::Problem;
 use crate::state::{App, Shared};
 use crate::support::{Skipped, Support};
 
@@ -40,31 +39,26 @@ pub struct AuditReply {
 }
 
 /// Finds items that are filed under the wrong class, and says where they belong.
-#[utoipa::path(post, path = "/api/v1/audit", tag = "labels", params(AuditOptions),
+#[utoipa::path(post, operation_id = "audit", path = "/api/v1/audit", tag = "labels", params(AuditOptions),
     request_body(description = "labelled rows, or pictures in fields named by their class",
-        content((SupportBody = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"), (PicturesBody = "multipart/form-data"))),
+        content((SupportBody = "application/json"), (Binary = "application/vnd.apache.arrow.stream"), (Binary = "application/vnd.apache.arrow.file"), (PicturesBody = "multipart/form-data"))),
     responses(
-        (status = 200, description = "a verdict for every item", body = AuditBody),
-        (status = 400, description = "not of the right form", body = ProblemBody),
-        (status = 413, description = "too much", body = ProblemBody),
-        (status = 415, description = "another content type", body = ProblemBody),
-        (status = 422, description = "cannot be used", body = ProblemBody),
-        (status = 429, description = "too many requests are waiting", body = ProblemBody),
-        (status = 503, description = "not done in time", body = ProblemBody)))]
+        (status = 200, description = "a verdict for every item", body = AuditBody)))]
 pub async fn post(
     State(app): State<Shared>,
     Asked(options): Asked<AuditOptions>,
     request: Request,
-) -> Result<Json<AuditReply>, Problem> {
+) -> Result<JsonBytes, Problem> {
     let options = options.checked()?;
     let (ticket, body) = receive(&app, request).await?;
-    let reply = ticket.work(move |watch| {
-        let support = Support::of(body, &app, watch)?;
-        let audit = look(&support, &options, &app, watch)?;
+    let reply = ticket.work(move |job| {
+        let support = Support::of(body, &app, &job.watch)?;
+        check_answer(&support, &options, app.limits.body)?;
+        let audit = look(&support, &options, &app, &job.watch)?;
         let embedder = support.data.backbone().map(str::to_owned);
-        Ok(AuditReply { audit, embedder, skipped: support.skipped })
+        job.json(&AuditReply { audit, embedder, skipped: support.skipped })
     });
-    Ok(Json(reply.await?))
+    Ok(JsonBytes(reply.await?))
 }
 
 impl AuditOptions {
@@ -87,6 +81,26 @@ impl AuditOptions {
             expected_noise: self.expected_noise,
             neighbours: self.neighbours.unwrap_or(usual.neighbours),
         })
+    }
+}
+
+/// Refuses to make an answer that can only be too long: every item names its neighbours and their classes, and may be the
+/// duplicate of eight others. What is made in memory is several times as long as what is sent in most cases, so a
+/// support set may promise more than an answer may have, but not much more.
+fn check_answer(support: &Support, options: &Options, most: usize) -> Result<(), Problem> {
+    /// Names of a duplicate pair for every item.
+    const DUPLICATES: usize = 16;
+    /// The keys and numbers beside a name.
+    const REST: usize = 64;
+    /// By how much the longest name may be longer than the others.
+    const SPREAD: usize = 4;
+    let data = &support.data;
+    let item = (0..data.len()).filter_map(|row| data.item(row)).map(str::len).max().unwrap_or(8);
+    let class = data.classes().iter().map(String::len).max().unwrap_or(0);
+    let names = options.neighbours.min(data.len()) + 1 + DUPLICATES;
+    match data.len() * names * (item + class + REST) > SPREAD * most {
+        true => Err(answer_too_long(most)),
+        false => Ok(()),
     }
 }
 

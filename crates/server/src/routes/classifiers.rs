@@ -1,7 +1,7 @@
 //! Classifiers: made, listed, fetched, deleted.
 
 use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
@@ -10,9 +10,9 @@ use trueshot::method::{MethodInfo, NamedMethod};
 use trueshot::predictor::Predictor;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{Asked, audits};
+use super::{Asked, Id, JsonBytes, audits};
 use crate::body::receive;
-use crate::description::{PicturesBody, SupportBody};
+use crate::description::{Binary, PicturesBody, SupportBody};
 use crate::limits::{MOST_FITTED_ITEMS, MOST_FITTED_PAIRS, MOST_FITTED_WEIGHTS};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::{App, Shared};
@@ -38,18 +38,12 @@ pub struct Made {
 }
 
 /// Learns a classifier and keeps it. The same support set makes the same classifier, with the same id.
-#[utoipa::path(post, path = "/api/v1/classifiers", tag = "classifiers", params(FitOptions),
+#[utoipa::path(post, operation_id = "makeClassifier", path = "/api/v1/classifiers", tag = "classifiers", params(FitOptions),
     request_body(description = "labelled rows, or pictures in fields named by their class",
-        content((SupportBody = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"), (PicturesBody = "multipart/form-data"))),
+        content((SupportBody = "application/json"), (Binary = "application/vnd.apache.arrow.stream"), (Binary = "application/vnd.apache.arrow.file"), (PicturesBody = "multipart/form-data"))),
     responses(
-        (status = 201, description = "it is kept", body = Made),
-        (status = 400, description = "not of the right form", body = ProblemBody),
-        (status = 409, description = "too many are kept", body = ProblemBody),
-        (status = 413, description = "too much", body = ProblemBody),
-        (status = 415, description = "another content type", body = ProblemBody),
-        (status = 422, description = "cannot be used", body = ProblemBody),
-        (status = 429, description = "too many requests are waiting", body = ProblemBody),
-        (status = 503, description = "not done in time", body = ProblemBody)))]
+        (status = 201, description = "it is kept", body = Made, headers(("location" = String, description = "its path"))),
+        (status = 409, description = "too many are kept", body = ProblemBody)))]
 pub async fn post(
     State(app): State<Shared>,
     Asked(options): Asked<FitOptions>,
@@ -57,16 +51,17 @@ pub async fn post(
 ) -> Result<impl IntoResponse, Problem> {
     let method = method_of(&app, options.method.as_deref().unwrap_or("relabel"))?;
     let (ticket, body) = receive(&app, request).await?;
-    let made = ticket.work(move |watch| {
-        let support = Support::of(body, &app, watch)?;
+    let made = ticket.work(move |job| {
+        let support = Support::of(body, &app, &job.watch)?;
         check_size(&support)?;
-        let audit = audits::look(&support, &Options::default(), &app, watch)?;
+        let audit = audits::look(&support, &Options::default(), &app, &job.watch)?;
         let predictor = Predictor::fit(support.data, &method, Some(&audit))?;
-        Ok(Made { metadata: app.store.keep(predictor)?, skipped: support.skipped })
+        let metadata = app.store.keep(predictor)?;
+        let place = format!("/api/v1/classifiers/{}", metadata.id);
+        Ok((place, job.json(&Made { metadata, skipped: support.skipped })?))
     });
-    let made = made.await?;
-    let place = format!("/api/v1/classifiers/{}", made.metadata.id);
-    Ok((StatusCode::CREATED, [(header::LOCATION, place)], Json(made)))
+    let (place, made) = made.await?;
+    Ok((StatusCode::CREATED, [(header::LOCATION, place)], JsonBytes(made)))
 }
 
 /// Whether a request may ask for a method: not if it needs the truth, or a file, for no request names one.
@@ -74,9 +69,13 @@ pub fn is_usable(info: &MethodInfo) -> bool {
     info.is_complete() && info.name != "oracle"
 }
 
+/// The names of the methods that a request may ask for.
+pub fn usable_methods(app: &App) -> Vec<&'static str> {
+    app.registry.infos().iter().filter(|info| is_usable(info)).map(|info| info.name).collect()
+}
+
 fn method_of(app: &App, name: &str) -> Result<NamedMethod, Problem> {
-    let usable: Vec<&str> =
-        app.registry.infos().iter().filter(|info| is_usable(info)).map(|info| info.name).collect();
+    let usable = usable_methods(app);
     if !usable.contains(&name) {
         let given: String = name.chars().take(40).collect();
         let error = format!("no method '{given}' here; there are {}", usable.join(", "));
@@ -103,47 +102,45 @@ fn check_size(support: &Support) -> Result<(), Problem> {
 }
 
 /// Lists all classifiers.
-#[utoipa::path(get, path = "/api/v1/classifiers", tag = "classifiers",
+#[utoipa::path(get, operation_id = "listClassifiers", path = "/api/v1/classifiers", tag = "classifiers",
     responses((status = 200, description = "all classifiers", body = Vec<Metadata>)))]
 pub async fn list(State(app): State<Shared>) -> Json<Vec<Metadata>> {
     Json(app.store.list())
 }
 
 /// Says what a classifier is.
-#[utoipa::path(get, path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id")),
+#[utoipa::path(get, operation_id = "getClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id", pattern = "^[0-9a-f]{32}$")),
     responses(
         (status = 200, description = "what it is", body = Metadata),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
-pub async fn get(State(app): State<Shared>, Path(id): Path<String>) -> Result<Json<Metadata>, Problem> {
+pub async fn get(State(app): State<Shared>, Id(id): Id) -> Result<Json<Metadata>, Problem> {
     app.store.metadata(&id).map(Json)
 }
 
 /// The file of a classifier, which `trueshot predict` takes.
-#[utoipa::path(get, path = "/api/v1/classifiers/{id}/download", tag = "classifiers", params(("id" = String, Path, description = "its id")),
+#[utoipa::path(get, operation_id = "downloadClassifier", path = "/api/v1/classifiers/{id}/download", tag = "classifiers", params(("id" = String, Path, description = "its id", pattern = "^[0-9a-f]{32}$")),
     responses(
-        (status = 200, description = "its file", content_type = "application/octet-stream", body = Vec<u8>),
+        (status = 200, description = "its file", content_type = "application/octet-stream", body = Binary),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
-pub async fn download(
-    State(app): State<Shared>,
-    Path(id): Path<String>,
-) -> Result<impl IntoResponse, Problem> {
+pub async fn download(State(app): State<Shared>, Id(id): Id) -> Result<impl IntoResponse, Problem> {
     let metadata = app.store.metadata(&id)?;
-    let ticket = app.gate.enter(Some(metadata.bytes.min(app.limits.body as u64))).await?;
+    let mut ticket = app.gate.enter(None)?;
+    ticket.hold(app.limits.body.min(metadata.bytes as usize)).await?;
     let name = format!("attachment; filename=\"{}.safetensors\"", metadata.id);
-    let bytes = ticket.work(move |_| app.store.bytes(&id)).await?;
+    let bytes = ticket.work(move |job| job.answer(app.store.bytes(&id)?)).await?;
     let headers: [(HeaderName, String); 2] =
         [(header::CONTENT_TYPE, "application/octet-stream".into()), (header::CONTENT_DISPOSITION, name)];
     Ok((headers, bytes))
 }
 
 /// Deletes a classifier.
-#[utoipa::path(delete, path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id")),
+#[utoipa::path(delete, operation_id = "deleteClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id", pattern = "^[0-9a-f]{32}$")),
     responses(
         (status = 204, description = "it is gone"),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
-pub async fn delete(State(app): State<Shared>, Path(id): Path<String>) -> Result<StatusCode, Problem> {
+pub async fn delete(State(app): State<Shared>, Id(id): Id) -> Result<StatusCode, Problem> {
     app.store.metadata(&id)?;
-    let ticket = app.gate.enter(Some(0)).await?;
+    let ticket = app.gate.enter(None)?;
     ticket.work(move |_| app.store.delete(&id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

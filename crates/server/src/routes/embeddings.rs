@@ -1,15 +1,15 @@
 //! Pictures to rows. Whoever asks about the same pictures many times, as the page does, sends them once and then works
 //! with their rows.
 
-use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::body::{Body, receive};
+use super::JsonBytes;
+use crate::body::{Kind, receive};
 use crate::description::PicturesBody;
-use crate::problem::{Problem, ProblemBody};
+use crate::problem::Problem;
 use crate::state::Shared;
 use crate::support::Queries;
 
@@ -38,30 +38,24 @@ pub struct EmbeddedPicture {
 }
 
 /// Turns pictures into rows.
-#[utoipa::path(post, path = "/api/v1/embed", tag = "pictures",
+#[utoipa::path(post, operation_id = "embed", path = "/api/v1/embed", tag = "pictures",
     request_body(description = "pictures in fields of any name", content((PicturesBody = "multipart/form-data"))),
     responses(
-        (status = 200, description = "a row for every picture", body = EmbeddedPictures),
-        (status = 400, description = "not of the right form", body = ProblemBody),
-        (status = 413, description = "too much", body = ProblemBody),
-        (status = 415, description = "another content type", body = ProblemBody),
-        (status = 422, description = "cannot be used", body = ProblemBody),
-        (status = 429, description = "too many requests are waiting", body = ProblemBody),
-        (status = 503, description = "not done in time", body = ProblemBody)))]
-pub async fn post(State(app): State<Shared>, request: Request) -> Result<Json<EmbeddedPictures>, Problem> {
+        (status = 200, description = "a row for every picture", body = EmbeddedPictures)))]
+pub async fn post(State(app): State<Shared>, request: Request) -> Result<JsonBytes, Problem> {
     let (ticket, body) = receive(&app, request).await?;
-    if !matches!(body, Body::Pictures(_)) {
+    if !matches!(body.kind, Kind::Form(_)) {
         let error = "only pictures can be embedded";
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error).hint("send multipart/form-data"));
     }
-    let embedded = ticket.work(move |watch| {
-        let Queries { items, rows, embedder } = Queries::of(body, &app, watch)?;
+    let embedded = ticket.work(move |job| {
+        let Queries { items, rows, embedder } = Queries::of(body, &app, &job.watch)?;
         let picture = |(item, row): (String, Result<Vec<f32>, String>)| match row {
             Ok(row) => EmbeddedPicture { item, row: Some(row), error: None },
             Err(error) => EmbeddedPicture { item, row: None, error: Some(error) },
         };
         let pictures = items.into_iter().zip(rows).map(picture).collect();
-        Ok(EmbeddedPictures { embedder: embedder.unwrap_or_default(), pictures })
+        job.json(&EmbeddedPictures { embedder: embedder.unwrap_or_default(), pictures })
     });
-    Ok(Json(embedded.await?))
+    Ok(JsonBytes(embedded.await?))
 }

@@ -7,11 +7,15 @@ pub mod embeddings;
 pub mod predictions;
 
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{FromRequestParts, Query};
+use axum::extract::{FromRequestParts, Path, Query};
+use axum::http::header;
 use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::problem::Problem;
+use crate::store::no_such;
 
 /// The parameters behind the question mark; what is wrong with them is told like all else.
 pub struct Asked<T>(pub T);
@@ -22,5 +26,26 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         let refused = |refused: QueryRejection| Problem::malformed(refused.body_text());
         Query::try_from_uri(&parts.uri).map(|Query(asked)| Asked(asked)).map_err(refused)
+    }
+}
+
+/// The id in the path of a request. One that is not even text is refused like any other that is not known.
+pub struct Id(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        path.map(|Path(id)| Id(id)).map_err(|_| no_such(""))
+    }
+}
+
+/// An answer that is JSON already.
+pub struct JsonBytes(pub Bytes);
+
+impl IntoResponse for JsonBytes {
+    fn into_response(self) -> Response {
+        ([(header::CONTENT_TYPE, "application/json")], self.0).into_response()
     }
 }

@@ -1,14 +1,13 @@
 //! What a classifier says of rows and pictures.
 
-use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
 use trueshot::predictor::{Prediction, Predictor};
 use utoipa::{IntoParams, ToSchema};
 
-use super::Asked;
-use crate::body::receive;
-use crate::description::{PicturesBody, QueriesBody};
+use super::{Asked, Id, JsonBytes};
+use crate::body::{Kind, receive};
+use crate::description::{Binary, PicturesBody, QueriesBody};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
 use crate::support::Queries;
@@ -63,37 +62,31 @@ pub enum Answer {
 }
 
 /// Says which class rows or pictures are of.
-#[utoipa::path(post, path = "/api/v1/classifiers/{id}/predict", tag = "classifiers",
-    params(("id" = String, Path, description = "its id"), PredictOptions),
+#[utoipa::path(post, operation_id = "predict", path = "/api/v1/classifiers/{id}/predict", tag = "classifiers",
+    params(("id" = String, Path, description = "its id", pattern = "^[0-9a-f]{32}$"), PredictOptions),
     request_body(description = "rows, or pictures",
-        content((QueriesBody = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"), (PicturesBody = "multipart/form-data"))),
+        content((QueriesBody = "application/json"), (Binary = "application/vnd.apache.arrow.stream"), (Binary = "application/vnd.apache.arrow.file"), (PicturesBody = "multipart/form-data"))),
     responses(
         (status = 200, description = "an answer for every one", body = Predictions),
-        (status = 400, description = "not of the right form", body = ProblemBody),
-        (status = 404, description = "no such classifier", body = ProblemBody),
-        (status = 413, description = "too much", body = ProblemBody),
-        (status = 415, description = "another content type", body = ProblemBody),
-        (status = 422, description = "cannot be used", body = ProblemBody),
-        (status = 429, description = "too many requests are waiting", body = ProblemBody),
-        (status = 503, description = "not done in time", body = ProblemBody)))]
+        (status = 404, description = "no such classifier", body = ProblemBody)))]
 pub async fn post(
     State(app): State<Shared>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Asked(options): Asked<PredictOptions>,
     request: Request,
-) -> Result<Json<Predictions>, Problem> {
+) -> Result<JsonBytes, Problem> {
     app.store.metadata(&id)?;
     let (ticket, body) = receive(&app, request).await?;
-    let answered = ticket.work(move |watch| {
+    let answered = ticket.work(move |job| {
         let predictor = app.store.predictor(&id)?;
-        if matches!(body, crate::body::Body::Pictures(_)) {
+        if matches!(body.kind, Kind::Form(_)) {
             check_embedder(&predictor, app.embedder.backbone().name())?;
         }
-        let queries = Queries::of(body, &app, watch)?;
+        let queries = Queries::of(body, &app, &job.watch)?;
         let predictions = answers(&predictor, queries, options.probabilities)?;
-        Ok(Predictions { classifier: id, classes: predictor.classes().to_vec(), predictions })
+        job.json(&Predictions { classifier: id, classes: predictor.classes().to_vec(), predictions })
     });
-    Ok(Json(answered.await?))
+    Ok(JsonBytes(answered.await?))
 }
 
 /// A classifier can be asked about pictures only if we make of them what it learned from.

@@ -53,10 +53,14 @@ impl Server {
     }
 
     pub fn on(folder: &std::path::Path, limits: Limits, access: Access) -> Self {
+        Self::try_on(folder, limits, access).unwrap()
+    }
+
+    pub fn try_on(folder: &std::path::Path, limits: Limits, access: Access) -> trueshot::Result<Self> {
         let embedder = Embedder::open("omniglot-conv4", &Options::default(), &Place::Nowhere).unwrap();
         let settings = Settings { data_dir: folder.to_owned(), access, limits };
-        let (state, warnings) = App::new(embedder, settings).unwrap();
-        Server { router: app(state), warnings, folder: folder.to_owned(), _own: None }
+        let (state, warnings) = App::new(embedder, settings)?;
+        Ok(Server { router: app(state), warnings, folder: folder.to_owned(), _own: None })
     }
 
     pub fn ask(&self, request: Request<Body>) -> Answer {

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result, Skipped, Unreadable};
-use crate::picture::{Channels, Picture};
+use crate::picture::{Channels, DecodeLimits, Picture};
 use crate::split::Split;
 
 /// Whether a path is not one but the name of the built-in data set; a file or folder of that name is meant
@@ -247,11 +247,22 @@ impl Collection {
         });
     }
 
-    /// Reads one picture.
+    /// Reads one picture. [`Self::picture_then`] is better where many pictures are read.
     pub fn picture(&self, entry: &Entry, channels: Channels) -> Result<Picture, Unreadable> {
+        self.picture_then(entry, channels, |picture| picture)
+    }
+
+    /// Reads one picture and calls `then` with it, whose memory is counted until `then` returns: see
+    /// [`Picture::decode_then`].
+    pub fn picture_then<T>(
+        &self,
+        entry: &Entry,
+        channels: Channels,
+        then: impl FnOnce(Picture) -> T,
+    ) -> Result<T, Unreadable> {
         match self.contents(entry, channels)? {
-            Contents::File(bytes) => Picture::decode(&bytes, channels),
-            Contents::Picture(picture) => Ok(picture),
+            Contents::File(bytes) => Picture::decode_then(&bytes, channels, &DecodeLimits::default(), then),
+            Contents::Picture(picture) => Ok(then(picture)),
         }
     }
 

@@ -1,5 +1,5 @@
-//! What a refused request still had to say. A connection that is closed while its client is sending tells the client that it
-//! was reset, and the answer is lost: a clean "come again" needs the rest of the body to be read, and thrown away.
+//! Reads the rest of a refused body. A connection that is closed while its client is sending tells the client that it was
+//! reset, and the answer is lost: for a refusal to arrive, the rest of the body must be read, and thrown away.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,15 +14,17 @@ use axum::response::Response;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
+use crate::connections::Connection;
+use crate::progress::ProgressBody;
 use crate::state::Shared;
 
-/// How long a client may take to send what nobody wants.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest time that the rest of a refused body may take.
+const LONGEST: Duration = Duration::from_secs(10);
 
-/// A body that is lent to whoever answers.
-struct Lent(Arc<Mutex<Body>>);
+/// A body that is lent to the handler of a request.
+struct Lent(Arc<Mutex<ProgressBody>>);
 
-fn locked(body: &Mutex<Body>) -> MutexGuard<'_, Body> {
+fn locked(body: &Mutex<ProgressBody>) -> MutexGuard<'_, ProgressBody> {
     body.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -46,19 +48,20 @@ impl HttpBody for Lent {
     }
 }
 
-/// Reads to the end what was refused, unless the client waits to be asked for it.
+/// Answers a request and, if it is refused, reads its body to the end, unless the client waits to be asked for it.
 pub async fn finish(State(app): State<Shared>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let waits = parts.headers.contains_key(header::EXPECT);
-    let body = Arc::new(Mutex::new(body));
+    let connection = parts.extensions.get::<Arc<Connection>>().cloned();
+    let body = Arc::new(Mutex::new(ProgressBody::new(body, app.limits.stall_time, connection)));
     let response = next.run(Request::from_parts(parts, Body::new(Lent(body.clone())))).await;
     if !waits && !response.status().is_success() {
-        let _ = tokio::time::timeout(PATIENCE, discard(&body, 2 * app.limits.body)).await;
+        let _ = tokio::time::timeout(LONGEST, discard(&body, 2 * app.limits.body)).await;
     }
     response
 }
 
-async fn discard(body: &Mutex<Body>, most: usize) {
+async fn discard(body: &Mutex<ProgressBody>, most: usize) {
     let mut left = most;
     let next = || std::future::poll_fn(|context| Pin::new(&mut *locked(body)).poll_frame(context));
     while let Some(Ok(frame)) = next().await {

@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+"""Measure `trueshot serve` for ordinary clients while other clients keep it waiting.
+
+    python bench/measure/serve_slow.py
+    python bench/measure/serve_slow.py --descriptors 256
+
+Starts the server on a free port of this machine. 1,000 connections send half a header; 50 uploads announce 64 MiB and
+send one byte. Each of them that the server closes is opened again after a second. Meanwhile 20 ordinary clients send
+small audits, one after the other. Prints one JSON object: response times of the ordinary clients, anything else that
+happened to them, the peak memory of the server, and the time from SIGTERM to its end while the slow clients are still
+connected. Exits with 1 if a bar is missed. Needs no packages. docs/results/serve.md has the figures.
+"""
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchlib  # noqa: E402
+
+HOST = "127.0.0.1"
+SUPPORT_SET = json.dumps({
+    "rows": [[1, 0, 0], [0.9, 0.1, 0], [0.8, 0.2, 0.1], [0, 1, 0], [0.1, 0.9, 0.2], [0.9, 0, 0.1]],
+    "labels": ["a", "a", "a", "b", "b", "b"],
+}).encode()
+BARS = {"p99_ms": 2000, "memory_peak_mib": 400, "stop_seconds": 3}
+
+
+@dataclass
+class Tally:
+    """What happened to the clients."""
+
+    seconds: list[float] = field(default_factory=list)
+    """Response times of ordinary clients, including the time for connecting again."""
+    reconnected: int = 0
+    """Connections of ordinary clients that were closed before a response."""
+    problems: list[str] = field(default_factory=list)
+    half_open: int = 0
+    stalled: int = 0
+    stalled_408: int = 0
+    """Stalled uploads that were refused with 408; others were closed to make room."""
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = benchlib.new_parser(__doc__)
+    parser.add_argument("--half-open", type=benchlib.positive, default=1000, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--stalled", type=benchlib.positive, default=50, metavar="N", help="[default: %(default)s]")
+    parser.add_argument("--clients", type=benchlib.positive, default=20, metavar="N",
+                        help="ordinary clients [default: %(default)s]")
+    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="[default: %(default)s]")
+    parser.add_argument("--descriptors", type=benchlib.positive, metavar="N",
+                        help="start the server with this limit on open files, soft and hard")
+    parser.add_argument("--serve", default="", metavar="OPTIONS",
+                        help="more options of `trueshot serve`, in one string")
+    benchlib.add_trueshot(parser)
+    return parser.parse_args()
+
+
+async def send_half_a_header(port: int, tally: Tally) -> None:
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(HOST, port)
+            tally.half_open += 1
+            writer.write(b"POST /api/v1/audit HTTP/1.1\r\nhost: 127.0.0.1\r\nx-")
+            await reader.read()
+            writer.close()
+        except OSError:
+            pass
+        await asyncio.sleep(1)
+
+
+async def stall_an_upload(port: int, tally: Tally) -> None:
+    head = (f"POST /api/v1/audit HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
+            f"content-length: {64 << 20}\r\n\r\n")
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(HOST, port)
+            tally.stalled += 1
+            writer.write(head.encode() + b"{")
+            tally.stalled_408 += (await reader.read()).startswith(b"HTTP/1.1 408")
+            writer.close()
+        except OSError:
+            pass
+        await asyncio.sleep(1)
+
+
+async def audit(port: int, reader, writer) -> int:
+    """One audit on an open connection; returns the status."""
+    head = (f"POST /api/v1/audit HTTP/1.1\r\nhost: {HOST}:{port}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(SUPPORT_SET)}\r\n\r\n")
+    writer.write(head.encode() + SUPPORT_SET)
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    length = next(int(line.split(": ")[1]) for line in lines if line.lower().startswith("content-length"))
+    await reader.readexactly(length)
+    return int(lines[0].split()[1])
+
+
+async def ordinary_client(number: int, port: int, until: float, tally: Tally) -> None:
+    """Audits until the time is over. Every second client opens a new connection for each audit. If a connection is
+    closed before the response, the client connects again, as browsers do, and the time goes on."""
+    reader = writer = begin = None
+    while time.monotonic() < until:
+        begin = begin or time.monotonic()
+        try:
+            if writer is None:
+                reader, writer = await asyncio.open_connection(HOST, port)
+            status = await audit(port, reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError) as problem:
+            if getattr(problem, "partial", b""):
+                tally.problems.append(repr(problem))
+            tally.reconnected += 1
+            writer = None
+            continue
+        tally.seconds.append(time.monotonic() - begin)
+        if status != 200:
+            tally.problems.append(str(status))
+        if number % 2:
+            writer.close()
+            writer = None
+        begin = None
+        await asyncio.sleep(0.05)
+    if writer:
+        writer.close()
+
+
+def start_server(arguments: argparse.Namespace, folder: str) -> tuple[subprocess.Popen, int]:
+    """The server and its port, which is the end of the address it prints."""
+    def limit() -> None:
+        if arguments.descriptors:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.descriptors, arguments.descriptors))
+
+    command = [arguments.trueshot, "serve", "--port", "0", "--data-dir", folder, "--no-cache",
+               *shlex.split(arguments.serve)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=limit)
+    address = server.stdout.readline().strip()
+    port = address.rpartition(":")[2]
+    if not port.isdigit():
+        server.terminate()
+        benchlib.fail(f"the server did not start: {' '.join(map(str, command))} printed '{address}'")
+    return server, int(port)
+
+
+async def measure(arguments: argparse.Namespace, server: subprocess.Popen, port: int) -> tuple[Tally, dict, float]:
+    """All clients at once; then the server's memory and the seconds it takes to stop."""
+    tally = Tally()
+    slow = [asyncio.create_task(send_half_a_header(port, tally)) for _ in range(arguments.half_open)]
+    slow += [asyncio.create_task(stall_an_upload(port, tally)) for _ in range(arguments.stalled)]
+    await asyncio.sleep(2)
+    until = time.monotonic() + arguments.seconds
+    await asyncio.gather(*(ordinary_client(number, port, until, tally) for number in range(arguments.clients)))
+    memory = benchlib.process_memory(server.pid)
+    begin = time.monotonic()
+    server.terminate()
+    while server.poll() is None and time.monotonic() - begin < 60:
+        await asyncio.sleep(0.01)
+    seconds = time.monotonic() - begin
+    for task in slow:
+        task.cancel()
+    return tally, memory, seconds
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    needed = arguments.half_open + arguments.stalled + arguments.clients + 100
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(needed, hard)), hard))
+    machine = benchlib.describe_machine()
+    with tempfile.TemporaryDirectory() as folder:
+        server, port = start_server(arguments, folder)
+        idle = benchlib.process_memory(server.pid)
+        tally, memory, stop_seconds = asyncio.run(measure(arguments, server, port))
+        exit_status = server.wait(timeout=60)
+    seconds = sorted(tally.seconds)
+
+    def milliseconds(share: float) -> int | None:
+        return round(1000 * seconds[min(len(seconds) - 1, int(share * len(seconds)))]) if seconds else None
+
+    def mebibytes(memory: dict[str, int], key: str) -> int | None:
+        return round(memory[key] / 2**20) if key in memory else None
+
+    figures = {
+        "half_open": arguments.half_open, "stalled": arguments.stalled, "clients": arguments.clients,
+        "seconds": arguments.seconds, "descriptors": arguments.descriptors,
+        "answered": len(seconds), "reconnected": tally.reconnected, "problems": len(tally.problems),
+        "first_problems": tally.problems[:3],
+        "p50_ms": milliseconds(0.5), "p90_ms": milliseconds(0.9), "p99_ms": milliseconds(0.99), "longest_ms": milliseconds(1),
+        "half_open_connections": tally.half_open, "stalled_uploads": tally.stalled, "stalled_408": tally.stalled_408,
+        "memory_idle_mib": mebibytes(idle, "VmRSS"), "memory_peak_mib": mebibytes(memory, "VmHWM"),
+        "stop_seconds": round(stop_seconds, 2), "exit_status": exit_status,
+        "versions": {"trueshot": benchlib.trueshot_version(arguments.trueshot)}, "machine": machine,
+    }
+    missed = [name for name, bar in BARS.items() if figures[name] is None or figures[name] > bar]
+    print(json.dumps({**figures, "bars": BARS, "missed": missed}, indent=1))
+    sys.exit(1 if missed or tally.problems or exit_status != 0 else 0)
+
+
+if __name__ == "__main__":
+    main()

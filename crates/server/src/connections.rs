@@ -1,0 +1,538 @@
+//! The connections that are open: how many, what each is doing, and when one is closed that keeps the server waiting.
+//!
+//! There is a limit on connections, because each takes a descriptor and some memory. When it is reached and one more client
+//! connects, the connection is closed whose client has kept the server waiting longest: it has sent no request yet, or
+//! sends nothing of a body, or takes nothing of an answer. So clients that open connections and send nothing cannot keep
+//! others out. Connections on which a request was answered before may wait ten times as long. Only when all requests are
+//! being worked on does a new client wait.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, HttpBody};
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::limits::Limits;
+
+/// Descriptors that are left for files, standard streams and the runtime.
+const OTHER_DESCRIPTORS: usize = 64;
+/// How much longer than others a connection may wait on which a request was answered, when one must be closed.
+const PATIENCE: u32 = 10;
+/// Connections that are allowed even where the system allows few descriptors.
+const LEAST: usize = 16;
+
+/// All open connections.
+pub struct Connections {
+    open: Mutex<HashMap<u64, Arc<Connection>>>,
+    limit: usize,
+    /// Notified when a connection has been closed.
+    freed: Notify,
+    header_time: Duration,
+    stall_time: Duration,
+    idle_time: Duration,
+}
+
+/// One open connection.
+pub struct Connection {
+    activity: Mutex<Activity>,
+    close: Notify,
+}
+
+struct Activity {
+    phase: Phase,
+    /// Since when the server waits for the client to send something; `None` while it does not.
+    reading: Option<Instant>,
+    /// Since when the server waits for the client to take some of an answer; `None` while it does not.
+    writing: Option<Instant>,
+    /// Whether a request was answered.
+    has_answered: bool,
+}
+
+impl Activity {
+    /// How long the server has been waiting for the client, weighed by [`PATIENCE`]; `None` if it does not.
+    fn waiting(&self) -> Option<Duration> {
+        let since = self.reading.into_iter().chain(self.writing).min()?;
+        Some(since.elapsed() / if self.has_answered { PATIENCE } else { 1 })
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// The headers of a request are awaited.
+    Head,
+    /// A request was answered, and nothing of the next one has arrived.
+    Idle,
+    /// The body of a request is being received.
+    Body,
+    /// A complete request is being worked on or answered.
+    Work,
+    /// The connection is to be closed.
+    Closing,
+}
+
+impl Connections {
+    /// No connections yet.
+    pub fn new(limits: &Limits) -> Arc<Self> {
+        Arc::new(Connections {
+            open: Mutex::default(),
+            limit: limits.connections.min(allowed_by_system(limits.connections)).max(1),
+            freed: Notify::new(),
+            header_time: limits.header_time,
+            stall_time: limits.stall_time,
+            idle_time: limits.idle_time,
+        })
+    }
+
+    /// Counts a connection that was accepted. Waits until there is room for it.
+    pub async fn add(self: &Arc<Self>, number: u64) -> Open {
+        loop {
+            {
+                let mut open = self.open();
+                if open.len() < self.limit {
+                    let connection = Arc::new(Connection::new());
+                    open.insert(number, connection.clone());
+                    return Open { all: self.clone(), number, connection };
+                }
+                close_longest_waiting(&open);
+            }
+            self.freed.notified().await;
+        }
+    }
+
+    /// Closes the connection whose client has kept the server waiting longest.
+    pub fn close_one(&self) {
+        close_longest_waiting(&self.open());
+    }
+
+    /// Closes connections whose clients have kept the server waiting for too long.
+    pub fn close_overdue(&self) {
+        self.close_if(|activity| {
+            let longest = match activity.phase {
+                Phase::Head => self.header_time,
+                Phase::Idle => self.idle_time,
+                // A body that stalls is refused after the stall time; this is for a client that does not notice.
+                Phase::Body => 2 * self.stall_time,
+                Phase::Work | Phase::Closing => Duration::MAX,
+            };
+            lasts(activity.reading, longest) || lasts(activity.writing, self.stall_time)
+        });
+    }
+
+    /// Closes connections that have no complete request and those whose clients do not take their answers.
+    pub fn close_incomplete(&self, patience: Duration) {
+        self.close_if(|activity| activity.phase != Phase::Work || lasts(activity.writing, patience));
+    }
+
+    /// Closes connections that have not begun a request.
+    pub fn close_without_request(&self) {
+        self.close_if(|activity| matches!(activity.phase, Phase::Head | Phase::Idle));
+    }
+
+    fn close_if(&self, is_unwanted: impl Fn(&Activity) -> bool) {
+        for connection in self.open().values() {
+            let mut activity = connection.activity();
+            if is_unwanted(&activity) {
+                connection.close(&mut activity);
+            }
+        }
+    }
+
+    /// Waits until no connection is open.
+    pub async fn all_closed(&self) {
+        while !self.open().is_empty() {
+            self.freed.notified().await;
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<u64, Arc<Connection>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether something that began at `since` lasts longer than `longest`.
+fn lasts(since: Option<Instant>, longest: Duration) -> bool {
+    since.is_some_and(|since| since.elapsed() > longest)
+}
+
+fn close_longest_waiting(open: &HashMap<u64, Arc<Connection>>) {
+    let waiting = open.values().filter_map(|connection| Some((connection.activity().waiting()?, connection)));
+    if let Some((_, connection)) = waiting.max_by_key(|(waiting, _)| *waiting) {
+        connection.close(&mut connection.activity());
+    }
+}
+
+/// Connections for which the system has descriptors. The soft limit is raised as far as is needed and allowed.
+#[cfg(unix)]
+fn allowed_by_system(wanted: usize) -> usize {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let needed = (wanted + OTHER_DESCRIPTORS) as u64;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let most = maximum.unwrap_or(u64::MAX);
+    let mut allowed = current.unwrap_or(u64::MAX);
+    if allowed < needed.min(most) {
+        let raised = Rlimit { current: Some(needed.min(most)), maximum };
+        if setrlimit(Resource::Nofile, raised).is_ok() {
+            allowed = needed.min(most);
+        }
+    }
+    (allowed as usize).saturating_sub(OTHER_DESCRIPTORS).max(LEAST)
+}
+
+#[cfg(not(unix))]
+fn allowed_by_system(wanted: usize) -> usize {
+    wanted
+}
+
+/// A connection that is counted; it is no longer on drop.
+pub struct Open {
+    all: Arc<Connections>,
+    number: u64,
+    /// What it is doing.
+    pub connection: Arc<Connection>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.all.open().remove(&self.number);
+        self.all.freed.notify_one();
+    }
+}
+
+impl Connection {
+    fn new() -> Self {
+        let (phase, reading) = (Phase::Head, Some(Instant::now()));
+        let activity = Activity { phase, reading, writing: None, has_answered: false };
+        Connection { activity: Mutex::new(activity), close: Notify::new() }
+    }
+
+    fn activity(&self) -> MutexGuard<'_, Activity> {
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self, activity: &mut Activity) {
+        (activity.phase, activity.reading, activity.writing) = (Phase::Closing, None, None);
+        self.close.notify_one();
+    }
+
+    fn enter(&self, phase: Phase, reading: Option<Instant>) {
+        let mut activity = self.activity();
+        if activity.phase != Phase::Closing {
+            (activity.phase, activity.reading) = (phase, reading);
+        }
+    }
+
+    /// Waits until the connection is to be closed.
+    pub async fn closing(&self) {
+        self.close.notified().await;
+    }
+
+    /// Bytes have arrived.
+    fn received(&self) {
+        let mut activity = self.activity();
+        if activity.phase == Phase::Idle {
+            (activity.phase, activity.reading) = (Phase::Head, Some(Instant::now()));
+        }
+    }
+
+    /// The headers of a request are complete.
+    pub fn request_begins(&self) {
+        self.enter(Phase::Body, None);
+    }
+
+    /// The body of a request is complete.
+    pub fn body_ends(&self) {
+        self.enter(Phase::Work, None);
+    }
+
+    /// The server waits for more of a body, or it need not any longer.
+    pub fn awaits_body(&self, waits: bool) {
+        let mut activity = self.activity();
+        if activity.phase == Phase::Body {
+            activity.reading = waits.then(|| activity.reading.unwrap_or_else(Instant::now));
+        }
+    }
+
+    /// The client takes nothing more of an answer just now, or it does again.
+    fn is_writable(&self, is_writable: bool) {
+        let mut activity = self.activity();
+        if activity.phase != Phase::Closing {
+            activity.writing = (!is_writable).then(|| activity.writing.unwrap_or_else(Instant::now));
+        }
+    }
+
+    /// The whole answer has been handed over.
+    fn answered(&self) {
+        self.activity().has_answered = true;
+        self.enter(Phase::Idle, Some(Instant::now()));
+    }
+}
+
+/// A socket that notes when bytes arrive and when the client does not take any.
+pub struct ClientStream {
+    stream: TcpStream,
+    connection: Arc<Connection>,
+}
+
+impl ClientStream {
+    /// The socket of a connection.
+    pub fn new(stream: TcpStream, connection: Arc<Connection>) -> Self {
+        ClientStream { stream, connection }
+    }
+
+    fn note<T>(&self, written: Poll<T>) -> Poll<T> {
+        self.connection.is_writable(written.is_ready());
+        written
+    }
+}
+
+impl AsyncRead for ClientStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if buffer.filled().len() > before {
+            self.connection.received();
+        }
+        read
+    }
+}
+
+impl AsyncWrite for ClientStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.note(written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.note(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// The body of an answer, which tells its connection when it has been handed over.
+pub struct AnswerBody {
+    body: Body,
+    connection: Arc<Connection>,
+}
+
+impl AnswerBody {
+    /// The body of an answer on a connection.
+    pub fn new(body: Body, connection: Arc<Connection>) -> Self {
+        AnswerBody { body, connection }
+    }
+}
+
+impl Drop for AnswerBody {
+    fn drop(&mut self) {
+        self.connection.answered();
+    }
+}
+
+impl HttpBody for AnswerBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connections(limit: usize) -> Arc<Connections> {
+        Connections::new(&Limits { connections: limit, ..Limits::default() })
+    }
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_time().start_paused(true).build().unwrap().block_on(future)
+    }
+
+    fn is_closing(open: &Open) -> bool {
+        open.connection.activity().phase == Phase::Closing
+    }
+
+    async fn pass(seconds: u64) {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+    }
+
+    #[test]
+    fn a_new_client_takes_the_place_of_the_one_that_waits_longest() {
+        run(async {
+            let all = connections(3);
+            let working = all.add(0).await;
+            working.connection.request_begins();
+            working.connection.body_ends();
+            pass(1).await;
+            let old = all.add(1).await;
+            pass(1).await;
+            let young = all.add(2).await;
+            let next = tokio::spawn({
+                let all = all.clone();
+                async move { all.add(3).await }
+            });
+            old.connection.closing().await;
+            assert!(!next.is_finished(), "the old one is still open");
+            drop(old);
+            let next = next.await.unwrap();
+            assert!(!is_closing(&young) && !is_closing(&working) && !is_closing(&next));
+        });
+    }
+
+    #[test]
+    fn a_client_that_was_answered_may_pause_for_longer_than_one_that_sent_nothing() {
+        run(async {
+            let all = connections(2);
+            let answered = all.add(0).await;
+            answered.connection.request_begins();
+            answered.connection.answered();
+            pass(5).await;
+            let half_open = all.add(1).await;
+            pass(1).await;
+            all.close_one();
+            assert!(is_closing(&half_open) && !is_closing(&answered));
+            drop(half_open);
+            pass(60).await;
+            let new = all.add(2).await;
+            pass(1).await;
+            all.close_one();
+            assert!(is_closing(&answered) && !is_closing(&new));
+        });
+    }
+
+    #[test]
+    fn while_all_requests_are_worked_on_a_new_client_waits() {
+        run(async {
+            let all = connections(1);
+            let working = all.add(0).await;
+            working.connection.request_begins();
+            let next = tokio::time::timeout(Duration::from_secs(3600), all.add(1)).await;
+            assert!(next.is_err() && !is_closing(&working));
+            drop(working);
+            all.add(2).await;
+        });
+    }
+
+    #[test]
+    fn headers_bodies_answers_and_pauses_each_have_their_time() {
+        run(async {
+            let all = connections(9);
+            let (head, idle, body, answer, working) =
+                (all.add(0).await, all.add(1).await, all.add(2).await, all.add(3).await, all.add(4).await);
+            for open in [&idle, &body, &answer, &working] {
+                open.connection.request_begins();
+            }
+            idle.connection.answered();
+            body.connection.awaits_body(true);
+            answer.connection.body_ends();
+            answer.connection.is_writable(false);
+            working.connection.body_ends();
+            for (seconds, closed) in [(9, 0), (2, 2), (10, 3), (60, 4), (3600, 4)] {
+                pass(seconds).await;
+                all.close_overdue();
+                let closing = [&head, &answer, &body, &idle, &working].map(is_closing);
+                assert_eq!(closing.iter().filter(|closing| **closing).count(), closed, "{closing:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn an_answer_that_is_handed_over_and_not_taken_stalls() {
+        run(async {
+            let all = connections(1);
+            let open = all.add(0).await;
+            open.connection.request_begins();
+            open.connection.body_ends();
+            open.connection.answered();
+            open.connection.is_writable(false);
+            pass(11).await;
+            all.close_overdue();
+            assert!(is_closing(&open));
+        });
+    }
+
+    #[test]
+    fn a_header_that_comes_byte_by_byte_gains_no_time() {
+        run(async {
+            let all = connections(1);
+            let open = all.add(0).await;
+            open.connection.request_begins();
+            open.connection.answered();
+            pass(70).await;
+            for _ in 0..11 {
+                open.connection.received();
+                all.close_overdue();
+                assert!(!is_closing(&open));
+                pass(1).await;
+            }
+            all.close_overdue();
+            assert!(is_closing(&open));
+        });
+    }
+
+    #[test]
+    fn at_the_end_only_work_and_answers_that_are_taken_may_go_on() {
+        run(async {
+            let all = connections(9);
+            let (head, body, stuck, working) =
+                (all.add(0).await, all.add(1).await, all.add(2).await, all.add(3).await);
+            for open in [&body, &stuck, &working] {
+                open.connection.request_begins();
+            }
+            stuck.connection.body_ends();
+            stuck.connection.is_writable(false);
+            working.connection.body_ends();
+            all.close_without_request();
+            assert!(is_closing(&head) && !is_closing(&body));
+            pass(2).await;
+            all.close_incomplete(Duration::from_secs(1));
+            assert!(is_closing(&body) && is_closing(&stuck) && !is_closing(&working));
+            drop((head, body, stuck, working));
+            all.all_closed().await;
+        });
+    }
+}

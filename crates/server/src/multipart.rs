@@ -1,0 +1,377 @@
+//! Forms (`multipart/form-data`, RFC 7578) that have been received completely. Files are slices of the body.
+//!
+//! A form is refused only if its structure cannot be read. A file whose name cannot be used is returned with the reason,
+//! so that the other files of the form are not lost.
+
+use bytes::Bytes;
+use memchr::memmem;
+
+use crate::limits::{LONGEST_NAME, MOST_ITEMS};
+use crate::problem::Problem;
+
+/// The longest boundary that RFC 2046 allows.
+const LONGEST_BOUNDARY: usize = 70;
+/// Bytes of the headers of a file.
+const LONGEST_HEADERS: usize = 16 << 10;
+
+/// A file of a form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Picture {
+    /// The name of its field.
+    pub field: String,
+    /// The name of the file, maybe with folders.
+    pub file: String,
+    /// Its contents, or why it cannot be used.
+    pub contents: Result<Bytes, String>,
+}
+
+/// The boundary that the content type of a form names.
+pub fn boundary_of(content_type: &str) -> Result<String, Problem> {
+    let boundary = parameter(content_type.as_bytes(), "boundary").map(|boundary| boundary.text);
+    let usable = boundary.filter(|boundary| (1..=LONGEST_BOUNDARY).contains(&boundary.len()));
+    usable.ok_or_else(|| {
+        let error = format!(
+            "the form cannot be read: its content type names no boundary of 1 to {LONGEST_BOUNDARY} bytes"
+        );
+        Problem::malformed(error)
+    })
+}
+
+/// The files of a form.
+pub fn pictures(body: &Bytes, boundary: &str) -> Result<Vec<Picture>, Problem> {
+    let mut pictures = Vec::new();
+    for part in parts(body, boundary)? {
+        if pictures.len() == MOST_ITEMS {
+            return Err(Problem::too_large(format!("more than {MOST_ITEMS} pictures")));
+        }
+        pictures.push(picture(&part, pictures.len() + 1)?);
+    }
+    if pictures.is_empty() {
+        return Err(Problem::unusable("the form has no pictures"));
+    }
+    Ok(pictures)
+}
+
+fn unreadable(problem: &str) -> Problem {
+    Problem::malformed(format!("the form cannot be read: {problem}"))
+}
+
+/// What lies between the boundaries.
+fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
+    let delimiter = format!("\r\n--{boundary}");
+    let finder = memmem::Finder::new(&delimiter);
+    let mut parts = Vec::new();
+    // The first boundary needs no line before it.
+    let mut at = match body.starts_with(&delimiter.as_bytes()[2..]) {
+        true => delimiter.len() - 2,
+        false => {
+            finder.find(body).ok_or_else(|| unreadable("the boundary does not occur in it"))?
+                + delimiter.len()
+        }
+    };
+    while !body[at..].starts_with(b"--") {
+        let padding = body[at..].iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+        let start = at + padding;
+        if !body[start..].starts_with(b"\r\n") {
+            return Err(unreadable("a boundary is not followed by a new line"));
+        }
+        // The line break may belong to the next boundary, if there is nothing in between.
+        let length =
+            finder.find(&body[start..]).ok_or_else(|| unreadable("it ends before its last boundary"))?;
+        parts.push(body.slice((start + 2).min(start + length)..start + length));
+        at = start + length + delimiter.len();
+    }
+    Ok(parts)
+}
+
+fn picture(part: &Bytes, number: usize) -> Result<Picture, Problem> {
+    let (headers, contents) = match memmem::find(part, b"\r\n\r\n") {
+        _ if part.starts_with(b"\r\n") => (&part[..0], part.slice(2..)),
+        Some(end) => (&part[..end], part.slice(end + 4..)),
+        None => return Err(unreadable(&format!("part {number} has no end of its headers"))),
+    };
+    if headers.len() > LONGEST_HEADERS {
+        return Err(unreadable(&format!("part {number} has headers of more than {LONGEST_HEADERS} bytes")));
+    }
+    let disposition = disposition(headers);
+    let field = parameter(disposition, "name").unwrap_or_default();
+    let file = parameter(disposition, "filename").filter(|file| !file.text.is_empty());
+    if field.text.len().max(file.as_ref().map_or(0, |file| file.text.len())) > LONGEST_NAME {
+        return Err(Problem::unusable(format!(
+            "picture {number} has a name of more than {LONGEST_NAME} bytes"
+        )));
+    }
+    let problem = field.problem("name of its field").or_else(|| file.as_ref()?.problem("file name"));
+    let file = file.map_or_else(|| format!("picture {number}"), |file| file.text);
+    Ok(Picture { field: field.text, file, contents: problem.map_or(Ok(contents), Err) })
+}
+
+/// The value of the header that has the names.
+fn disposition(headers: &[u8]) -> &[u8] {
+    const NAME: &[u8] = b"content-disposition:";
+    let mut start = 0;
+    for end in memmem::find_iter(headers, b"\r\n").chain([headers.len()]) {
+        let line = &headers[start..end];
+        if line.get(..NAME.len()).is_some_and(|name| name.eq_ignore_ascii_case(NAME)) {
+            // A line break within a quoted name belongs to the name, though no client should send one.
+            let is_open = unescaped_quotes(line) % 2 == 1;
+            return if is_open { &headers[start + NAME.len()..] } else { &line[NAME.len()..] };
+        }
+        start = end + 2;
+    }
+    &[]
+}
+
+fn unescaped_quotes(line: &[u8]) -> usize {
+    let mut is_escaped = false;
+    let mut count = 0;
+    for byte in line {
+        count += usize::from(*byte == b'"' && !is_escaped);
+        is_escaped = *byte == b'\\' && !is_escaped;
+    }
+    count
+}
+
+/// The value of a parameter of a header.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Value {
+    text: String,
+    /// Whether the closing quotation mark is there.
+    is_closed: bool,
+}
+
+impl Value {
+    /// Why it cannot be used as a name.
+    fn problem(&self, what: &str) -> Option<String> {
+        match self.text.chars().find(|character| character.is_control()) {
+            Some(character) => {
+                let code = u32::from(character);
+                Some(format!("the {what} has a control character (U+{code:04X}); rename it"))
+            }
+            None if !self.is_closed => Some(format!("the {what} has no closing quotation mark")),
+            None => None,
+        }
+    }
+}
+
+/// Finds a parameter in the value of a header: `form-data; name="a"; filename=b`.
+fn parameter(header: &[u8], name: &str) -> Option<Value> {
+    let mut rest = header;
+    loop {
+        // The next semicolon; those in quotation marks were skipped with their values.
+        let next = memchr::memchr(b';', rest)?;
+        rest = rest[next + 1..].trim_ascii_start();
+        let end = rest.iter().position(|byte| matches!(byte, b'=' | b';'))?;
+        let key = rest[..end].trim_ascii_end();
+        if rest[end] == b';' {
+            rest = &rest[end..];
+            continue;
+        }
+        let (value, after) = value(rest[end + 1..].trim_ascii_start());
+        if key.eq_ignore_ascii_case(name.as_bytes()) {
+            return Some(value);
+        }
+        rest = after;
+    }
+}
+
+/// A value in quotation marks or without, and what follows it.
+fn value(text: &[u8]) -> (Value, &[u8]) {
+    let Some(quoted) = text.strip_prefix(b"\"") else {
+        let end = text.iter().position(|byte| matches!(byte, b';' | b' ' | b'\t')).unwrap_or(text.len());
+        let value = String::from_utf8_lossy(&text[..end]).into_owned();
+        return (Value { text: value, is_closed: true }, &text[end..]);
+    };
+    let mut bytes = Vec::new();
+    let mut at = 0;
+    while let Some(&byte) = quoted.get(at) {
+        match byte {
+            b'"' => break,
+            // Browsers send backslashes as they are, other clients put one before quotation marks.
+            b'\\' if quoted.get(at + 1) == Some(&b'"') => {
+                bytes.push(b'"');
+                at += 1;
+            }
+            byte => bytes.push(byte),
+        }
+        at += 1;
+    }
+    let is_closed = at < quoted.len();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    (Value { text, is_closed }, quoted.get(at + 1..).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn form(parts: &[(&str, &str)]) -> Bytes {
+        let part = |(head, contents): &(&str, &str)| format!("--edge\r\n{head}\r\n\r\n{contents}\r\n");
+        format!("{}--edge--\r\n", parts.iter().map(part).collect::<String>()).into()
+    }
+
+    fn one(head: &str) -> Picture {
+        pictures(&form(&[(head, "contents")]), "edge").unwrap().remove(0)
+    }
+
+    fn named(rest: &str) -> Picture {
+        one(&format!("Content-Disposition: form-data; {rest}\r\nContent-Type: image/png"))
+    }
+
+    #[test]
+    fn boundaries_are_found_however_they_are_written() {
+        for (content_type, boundary) in [
+            ("multipart/form-data; boundary=edge", "edge"),
+            ("multipart/form-data; charset=utf-8; Boundary=\"an edge; of it\"", "an edge; of it"),
+            ("multipart/form-data;boundary=----WebKitFormBoundary7M", "----WebKitFormBoundary7M"),
+        ] {
+            assert_eq!(boundary_of(content_type).unwrap(), boundary);
+        }
+        let long = format!("multipart/form-data; boundary={}", "x".repeat(71));
+        for content_type in ["multipart/form-data", "multipart/form-data; boundary=", &long] {
+            assert!(boundary_of(content_type).is_err(), "{content_type}");
+        }
+    }
+
+    #[test]
+    fn fields_files_and_contents_come_out_as_they_went_in() {
+        let body = form(&[
+            ("content-disposition: form-data; name=\"cat\"; filename=\"1.jpg\"", "one\r\n--edg\r\n"),
+            ("Content-Type: image/png\r\nContent-Disposition:form-data;filename=2.png;name=dog", ""),
+        ]);
+        let found = pictures(&body, "edge").unwrap();
+        assert_eq!((found[0].field.as_str(), found[0].file.as_str()), ("cat", "1.jpg"));
+        assert_eq!(found[0].contents.as_deref(), Ok(&b"one\r\n--edg\r\n"[..]));
+        assert_eq!((found[1].field.as_str(), found[1].file.as_str()), ("dog", "2.png"));
+        assert_eq!(found[1].contents.as_deref(), Ok(&b""[..]));
+        let with_preamble = [b"to be ignored\r\n".as_slice(), &body, b"this too"].concat();
+        assert_eq!(pictures(&with_preamble.into(), "edge").unwrap(), found);
+        assert_eq!(
+            pictures(&Bytes::from_static(b"--edge \t\r\n\r\nbare\r\n--edge--"), "edge").unwrap()[0]
+                .contents
+                .as_deref(),
+            Ok(&b"bare"[..])
+        );
+    }
+
+    #[test]
+    fn names_of_browsers_and_of_other_programs_are_understood() {
+        assert_eq!(
+            named("name=\"a\"; filename=\"K\u{e4}fer \u{1f41e}.png\"").file,
+            "K\u{e4}fer \u{1f41e}.png"
+        );
+        assert_eq!(
+            named("name=\"a\"; filename=\"with \\\"quotes\\\"; and more.png\"").file,
+            "with \"quotes\"; and more.png"
+        );
+        assert_eq!(named("name=\"a\"; filename=\"C:\\photos\\cat.png\"").file, "C:\\photos\\cat.png");
+        assert_eq!(named("NAME=\"a\"; FileName=\"b\"").file, "b");
+        assert_eq!(named("filename=\"name=x; b\"; name=\"a\"").field, "a");
+        assert_eq!(named("name=\"a\"").file, "picture 1");
+        assert_eq!(one("Content-Type: image/png").field, "");
+    }
+
+    #[test]
+    fn a_control_character_in_a_name_spoils_its_own_file_only() {
+        for (name, code) in [
+            ("a\u{7}.png", "0007"),
+            ("a\0.png", "0000"),
+            ("a\n.png", "000A"),
+            ("a\r\n.png", "000D"),
+            ("a\u{85}.png", "0085"),
+        ] {
+            let head = format!("Content-Disposition: form-data; name=\"cat\"; filename=\"{name}\"");
+            let good = "Content-Disposition: form-data; name=\"dog\"; filename=\"good.png\"";
+            let found = pictures(&form(&[(good, "1"), (&head, "2"), (good, "3")]), "edge").unwrap();
+            assert_eq!(found[1].file, name);
+            let expected = format!("the file name has a control character (U+{code}); rename it");
+            assert_eq!(found[1].contents, Err(expected));
+            assert_eq!(found[0].contents.as_deref(), Ok(&b"1"[..]));
+            assert_eq!(found[2].contents.as_deref(), Ok(&b"3"[..]));
+        }
+        assert!(
+            named("name=\"a\u{1b}\"; filename=\"b\"").contents.unwrap_err().contains("name of its field")
+        );
+        assert!(named("name=\"a\"; filename=\"b").contents.is_err());
+    }
+
+    #[test]
+    fn what_is_not_a_form_is_refused() {
+        for body in [
+            "",
+            "nonsense",
+            "--edge",
+            "--edge\r\n",
+            "--edgeX\r\n\r\n\r\n--edge--",
+            "--edge\r\nhead\r\n--edge--",
+            "--edge\r\nhead\r\n\r\ncontents",
+            "--edge\r\n\r\na\r\n--edge",
+        ] {
+            assert!(pictures(&Bytes::from(body), "edge").is_err(), "{body:?}");
+        }
+        let long = format!("X: {}", "x".repeat(LONGEST_HEADERS));
+        assert!(pictures(&form(&[(&long, "")]), "edge").is_err());
+    }
+
+    #[test]
+    fn too_many_files_and_names_that_are_too_long_are_refused() {
+        let many = "--edge\r\n\r\n\r\n".repeat(MOST_ITEMS + 1) + "--edge--";
+        assert_eq!(pictures(&many.into(), "edge").unwrap_err().status(), 413);
+        let long = "x".repeat(LONGEST_NAME + 1);
+        for rest in [format!("name=\"{long}\""), format!("name=\"a\"; filename=\"{long}\"")] {
+            let head = format!("Content-Disposition: form-data; {rest}");
+            assert_eq!(pictures(&form(&[(&head, "")]), "edge").unwrap_err().status(), 422);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(pieces in prop::collection::vec(piece(), 0..40)) {
+            let body: Bytes = pieces.concat().into();
+            let _ = pictures(&body, "edge");
+        }
+
+        #[test]
+        fn any_files_are_found_again(files in prop::collection::vec(("[a-z]{1,8}", prop::collection::vec(any::<u8>(), 0..60)), 1..10)) {
+            prop_assume!(files.iter().all(|(_, contents)| memmem::find(contents, b"--edge").is_none()));
+            let mut body = Vec::new();
+            for (name, contents) in &files {
+                body.extend(format!("--edge\r\nContent-Disposition: form-data; name=\"f\"; filename=\"{name}\"\r\n\r\n").bytes());
+                body.extend(contents);
+                body.extend(b"\r\n");
+            }
+            body.extend(b"--edge--\r\n");
+            let found = pictures(&body.into(), "edge").unwrap();
+            prop_assert_eq!(found.len(), files.len());
+            for (found, (name, contents)) in found.iter().zip(&files) {
+                prop_assert_eq!(&found.file, name);
+                prop_assert_eq!(found.contents.as_deref(), Ok(&contents[..]));
+            }
+        }
+    }
+
+    /// What forms are made of, and any byte now and then.
+    fn piece() -> impl Strategy<Value = Vec<u8>> {
+        let known: Vec<&'static [u8]> = vec![
+            b"--edge",
+            b"--edge--",
+            b"\r\n",
+            b"\r\n\r\n",
+            b"\r",
+            b"\n",
+            b"Content-Disposition: form-data",
+            b"; name=",
+            b"; filename=",
+            b"\"",
+            b"\\",
+            b"=",
+            b";",
+            b"a",
+            b"\0",
+            b" ",
+        ];
+        prop_oneof![20 => prop::sample::select(known).prop_map(<[u8]>::to_vec), 1 => any::<u8>().prop_map(|byte| vec![byte])]
+    }
+}

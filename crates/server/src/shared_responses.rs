@@ -1,0 +1,96 @@
+//! What the descriptions of all operations have in common: refusals and the token.
+
+use utoipa::Modify;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{ContentBuilder, Header, OpenApi, Ref, RefOr, Response, ResponseBuilder};
+
+/// The name of the security scheme.
+const TOKEN: &str = "token";
+
+/// Which operations answer with a status.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    /// All of them.
+    Every,
+    /// Those that need the token.
+    Guarded,
+    /// Those that change something or may be made to work.
+    Unsafe,
+    /// Those that take a place and a turn.
+    Working,
+    /// Those with a body.
+    Receiving,
+}
+
+const REFUSALS: [(u16, Of, &str); 11] = [
+    (400, Of::Every, "cannot be read"),
+    (401, Of::Guarded, "the token is missing or wrong"),
+    (403, Of::Unsafe, "comes from a page of another origin"),
+    (408, Of::Receiving, "the body arrived too slowly"),
+    (413, Of::Receiving, "too much was sent, or the answer would be too long"),
+    (415, Of::Receiving, "another content type"),
+    (421, Of::Every, "meant for a host of another name"),
+    (422, Of::Receiving, "can be read and not used"),
+    (429, Of::Working, "too many requests are waiting"),
+    (500, Of::Working, "a fault of the server; its log says more"),
+    (503, Of::Working, "not done in time"),
+];
+
+/// Adds what operations have in common.
+pub struct SharedResponses;
+
+impl Modify for SharedResponses {
+    fn modify(&self, api: &mut OpenApi) {
+        for (path, item) in &mut api.paths.paths {
+            let is_guarded = path.starts_with("/api/") || path == "/metrics";
+            let has_work = path.ends_with("/download");
+            let kinds = [
+                (false, false, &mut item.get),
+                (true, true, &mut item.post),
+                (true, false, &mut item.delete),
+            ];
+            for (is_unsafe, receives, operation) in kinds {
+                let Some(operation) = operation else { continue };
+                add_refusals(operation, |of| match of {
+                    Of::Every => true,
+                    Of::Guarded => is_guarded,
+                    Of::Unsafe => is_unsafe,
+                    Of::Working => is_unsafe || has_work,
+                    Of::Receiving => receives,
+                });
+                if is_guarded {
+                    let token = SecurityRequirement::new::<_, _, &str>(TOKEN, []);
+                    operation.security = Some(vec![SecurityRequirement::default(), token]);
+                }
+            }
+        }
+        let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer);
+        let scheme = scheme.description(Some("needed if the server was started with a token"));
+        let components = api.components.get_or_insert_default();
+        components.add_security_scheme(TOKEN, SecurityScheme::Http(scheme.build()));
+    }
+}
+
+fn add_refusals(operation: &mut Operation, answers: impl Fn(Of) -> bool) {
+    for (status, of, description) in REFUSALS {
+        if answers(of) {
+            let response = refusal(description, [429, 503].contains(&status));
+            operation.responses.responses.insert(status.to_string(), RefOr::T(response));
+        }
+    }
+}
+
+fn refusal(description: &str, has_retry_after: bool) -> Response {
+    let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
+    let response = ResponseBuilder::new().description(description).content("application/json", content);
+    match has_retry_after {
+        true => {
+            let mut header = Header::new(ObjectBuilder::new().schema_type(Type::Integer));
+            header.description = Some("seconds to wait before asking again".into());
+            response.header("Retry-After", header).build()
+        }
+        false => response.build(),
+    }
+}

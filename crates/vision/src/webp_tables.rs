@@ -1,0 +1,480 @@
+//! The memory that the prefix codes of a lossless WebP take.
+//!
+//! A lossless WebP may have up to 65,536 groups of five prefix codes, each described by a few bits. The decoder builds the
+//! tables of all groups before it decodes a pixel, so half a megabyte can make it allocate gigabytes. Nothing in the
+//! header says how large they are. So the bit stream is read here up to the last table, as the decoder reads it, and
+//! the tables are counted instead of built. A stream that ends or makes no sense is counted up to that place, because
+//! that is how far the decoder gets.
+//!
+//! The format is described at <https://developers.google.com/speed/webp/docs/webp_lossless_bitstream_specification>.
+
+/// The order in which the lengths of the codes for code lengths are stored.
+const ORDER: [usize; 19] = [17, 18, 0, 1, 2, 3, 4, 5, 16, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+/// Symbols of the five codes of a group: green and lengths, red, blue, alpha, distances.
+const ALPHABETS: [usize; 5] = [256 + 24, 256, 256, 256, 40];
+/// The decoder looks up so many bits in a table; longer codes continue in a tree.
+const TABLE_BITS: usize = 10;
+const TABLE_ENTRY: u64 = 4;
+const TREE_NODE: u64 = 16;
+/// The five structures of a group, in a vector that grows by doubling.
+const GROUP: u64 = 1 << 10;
+/// A code of two symbols.
+const PAIR: u64 = 128;
+
+/// Neighbours that short distances stand for, as x and y.
+#[rustfmt::skip]
+const NEIGHBOURS: [(i64, i64); 120] = [
+    (0, 1),  (1, 0),  (1, 1),  (-1, 1), (0, 2),  (2, 0),  (1, 2),  (-1, 2),
+    (2, 1),  (-2, 1), (2, 2),  (-2, 2), (0, 3),  (3, 0),  (1, 3),  (-1, 3),
+    (3, 1),  (-3, 1), (2, 3),  (-2, 3), (3, 2),  (-3, 2), (0, 4),  (4, 0),
+    (1, 4),  (-1, 4), (4, 1),  (-4, 1), (3, 3),  (-3, 3), (2, 4),  (-2, 4),
+    (4, 2),  (-4, 2), (0, 5),  (3, 4),  (-3, 4), (4, 3),  (-4, 3), (5, 0),
+    (1, 5),  (-1, 5), (5, 1),  (-5, 1), (2, 5),  (-2, 5), (5, 2),  (-5, 2),
+    (4, 4),  (-4, 4), (3, 5),  (-3, 5), (5, 3),  (-5, 3), (0, 6),  (6, 0),
+    (1, 6),  (-1, 6), (6, 1),  (-6, 1), (2, 6),  (-2, 6), (6, 2),  (-6, 2),
+    (4, 5),  (-4, 5), (5, 4),  (-5, 4), (3, 6),  (-3, 6), (6, 3),  (-6, 3),
+    (0, 7),  (7, 0),  (1, 7),  (-1, 7), (5, 5),  (-5, 5), (7, 1),  (-7, 1),
+    (4, 6),  (-4, 6), (6, 4),  (-6, 4), (2, 7),  (-2, 7), (7, 2),  (-7, 2),
+    (3, 7),  (-3, 7), (7, 3),  (-7, 3), (5, 6),  (-5, 6), (6, 5),  (-6, 5),
+    (8, 0),  (4, 7),  (-4, 7), (7, 4),  (-7, 4), (8, 1),  (8, 2),  (6, 6),
+    (-6, 6), (8, 3),  (5, 7),  (-5, 7), (7, 5),  (-7, 5), (8, 4),  (6, 7),
+    (-6, 7), (7, 6),  (-7, 6), (8, 5),  (7, 7),  (-7, 7), (8, 6),  (8, 7),
+];
+
+/// Bytes that the tables of a WebP file take at most, if it is a picture of `width` x `height` pixels.
+pub(crate) fn table_bytes(file: &[u8], width: u32, height: u32) -> u64 {
+    let size = (width as usize, height as usize);
+    // The decoder takes the first chunk of each kind, and of an animation the first frame.
+    let first = |kind: &[u8]| Chunks(file.get(12..).unwrap_or_default()).find(|(found, _)| *found == kind);
+    let frame = first(b"ANMF").map_or(&[][..], |(_, data)| data);
+    let frame_size = (three_bytes(frame, 6) + 1, three_bytes(frame, 9) + 1);
+    let parts = Chunks(frame.get(16..).unwrap_or_default()).take(2).map(|part| (part, frame_size));
+    let parts = parts.filter(|_| frame_size.0 <= size.0 && frame_size.1 <= size.1);
+    let whole = [first(b"VP8L"), first(b"ALPH")].into_iter().flatten().map(|part| (part, size));
+    let counted = whole.chain(parts).map(|((kind, data), size)| match kind {
+        b"VP8L" => of_image(data, size),
+        b"ALPH" => of_transparency(data, size),
+        _ => 0,
+    });
+    counted.max().unwrap_or(0)
+}
+
+fn three_bytes(bytes: &[u8], at: usize) -> usize {
+    bytes.get(at..at + 3).map_or(0, |three| u32::from_le_bytes([three[0], three[1], three[2], 0]) as usize)
+}
+
+/// Kinds and contents of the chunks of a file.
+struct Chunks<'a>(&'a [u8]);
+
+impl<'a> Iterator for Chunks<'a> {
+    type Item = (&'a [u8], &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (kind, rest) = self.0.split_at_checked(4)?;
+        let (length, rest) = rest.split_first_chunk::<4>()?;
+        let length = u32::from_le_bytes(*length) as usize;
+        let data = &rest[..length.min(rest.len())];
+        self.0 = rest.get(length.saturating_add(length % 2)..).unwrap_or_default();
+        Some((kind, data))
+    }
+}
+
+/// Tables of a picture, which begins with its size. The decoder refuses another size than expected.
+fn of_image(data: &[u8], (width, height): (usize, usize)) -> u64 {
+    let mut bits = Bits { bytes: data, at: 8 };
+    let found = bits.read(14).zip(bits.read(14));
+    bits.at = 40;
+    match found == Some((width - 1, height - 1)) {
+        true => of_stream(&mut bits, width, height),
+        false => 0,
+    }
+}
+
+/// Tables of the transparency of a lossy picture, which has the size of the picture.
+fn of_transparency(data: &[u8], (width, height): (usize, usize)) -> u64 {
+    match data.split_first() {
+        Some((kind, data)) if kind & 3 == 1 => of_stream(&mut Bits { bytes: data, at: 0 }, width, height),
+        _ => 0,
+    }
+}
+
+fn of_stream(bits: &mut Bits<'_>, width: usize, height: usize) -> u64 {
+    let mut bytes = 0;
+    // Where the stream ends, so does the decoder.
+    let _ = count(bits, width, height, &mut bytes);
+    bytes
+}
+
+/// Adds the tables of a stream to `bytes`.
+fn count(bits: &mut Bits<'_>, mut width: usize, height: usize, bytes: &mut u64) -> Option<()> {
+    // Each kind of transformation occurs once.
+    for _ in 0..4 {
+        if bits.read(1)? == 0 {
+            break;
+        }
+        match bits.read(2)? {
+            0 | 1 => {
+                let block = bits.read(3)? + 2;
+                drop(image(bits, blocks(width, block), blocks(height, block))?);
+            }
+            2 => {}
+            _ => {
+                let colours = bits.read(8)? + 1;
+                drop(image(bits, colours, 1)?);
+                width =
+                    blocks(width, [3, 2, 1, 0][[2, 4, 16].iter().filter(|most| colours > **most).count()]);
+            }
+        }
+    }
+    let cache = cache_bits(bits)?;
+    let mut groups = 1;
+    if bits.read(1)? == 1 {
+        let block = bits.read(3)? + 2;
+        let numbers = image(bits, blocks(width, block), blocks(height, block))?;
+        groups = numbers.iter().map(|pixel| (pixel >> 8 & 0xffff) as usize).max().unwrap_or(0) + 1;
+    }
+    for _ in 0..groups {
+        *bytes += GROUP;
+        for alphabet in alphabets(cache) {
+            *bytes += code(bits, alphabet)?.bytes;
+        }
+    }
+    Some(())
+}
+
+/// Blocks of `1 << bits` pixels that cover a side.
+fn blocks(side: usize, bits: usize) -> usize {
+    side.div_ceil(1 << bits)
+}
+
+/// Bits of the colour cache; 0 if there is none.
+fn cache_bits(bits: &mut Bits<'_>) -> Option<usize> {
+    match bits.read(1)? {
+        0 => Some(0),
+        _ => bits.read(4).filter(|bits| (1..=11).contains(bits)),
+    }
+}
+
+fn alphabets(cache: usize) -> [usize; 5] {
+    let mut alphabets = ALPHABETS;
+    alphabets[0] += if cache == 0 { 0 } else { 1 << cache };
+    alphabets
+}
+
+/// Decodes a small picture that the main one depends on, as ARGB.
+fn image(bits: &mut Bits<'_>, width: usize, height: usize) -> Option<Vec<u32>> {
+    let cache = cache_bits(bits)?;
+    let mut codes = Vec::with_capacity(5);
+    for alphabet in alphabets(cache) {
+        codes.push(code(bits, alphabet)?);
+    }
+    let mut recent = vec![0_u32; 1 << cache];
+    let slot = |pixel: u32| {
+        if cache == 0 { 0 } else { (0x1e35_a7bd_u32.wrapping_mul(pixel) >> (32 - cache)) as usize }
+    };
+    let count = width * height;
+    let mut pixels: Vec<u32> = Vec::new();
+    while pixels.len() < count {
+        let symbol = codes[0].read(bits)?;
+        match symbol {
+            0..256 => {
+                let (red, blue, alpha) = (codes[1].read(bits)?, codes[2].read(bits)?, codes[3].read(bits)?);
+                let pixel = (alpha << 24 | red << 16 | symbol << 8 | blue) as u32;
+                // A picture of one colour takes no bits.
+                let repeat = if codes[..4].iter().all(Code::is_single) { count - pixels.len() } else { 1 };
+                pixels.resize(pixels.len() + repeat, pixel);
+                recent[slot(pixel)] = pixel;
+            }
+            256..280 => {
+                let length = amount(bits, symbol - 256)?;
+                let symbol = codes[4].read(bits)?;
+                let distance = distance(amount(bits, symbol)?, width);
+                if distance > pixels.len() || length > count - pixels.len() {
+                    return None;
+                }
+                for _ in 0..length {
+                    let pixel = pixels[pixels.len() - distance];
+                    pixels.push(pixel);
+                    recent[slot(pixel)] = pixel;
+                }
+            }
+            _ => pixels.push(*recent.get(symbol - 280).filter(|_| cache > 0)?),
+        }
+    }
+    Some(pixels)
+}
+
+/// A length or a distance.
+fn amount(bits: &mut Bits<'_>, symbol: usize) -> Option<usize> {
+    if symbol < 4 {
+        return Some(symbol + 1);
+    }
+    let extra = (symbol - 2) >> 1;
+    Some(((2 + (symbol & 1)) << extra) + bits.read(extra)? + 1)
+}
+
+fn distance(code: usize, width: usize) -> usize {
+    match NEIGHBOURS.get(code - 1) {
+        Some((x, y)) => (x + y * width as i64).max(1) as usize,
+        None => code - NEIGHBOURS.len(),
+    }
+}
+
+/// A prefix code.
+struct Code {
+    /// Codes of each length.
+    counts: [u16; 16],
+    /// In the order of their codes; of a code with one symbol, which takes no bits, only that.
+    symbols: Vec<u16>,
+    /// What the decoder's tables of it take.
+    bytes: u64,
+}
+
+impl Code {
+    fn new(lengths: &[u8]) -> Option<Self> {
+        let mut counts = [0_u16; 16];
+        lengths.iter().for_each(|&length| counts[usize::from(length)] += 1);
+        counts[0] = 0;
+        let mut by_length: Vec<u16> =
+            (0..lengths.len() as u16).filter(|&symbol| lengths[usize::from(symbol)] > 0).collect();
+        by_length.sort_by_key(|&symbol| lengths[usize::from(symbol)]);
+        match by_length.len() {
+            0 => return None,
+            1 => return Some(Code { counts: [0; 16], symbols: by_length, bytes: 0 }),
+            _ => {}
+        }
+        // All codes must be used.
+        let used: u32 =
+            counts.iter().enumerate().skip(1).map(|(length, &count)| u32::from(count) << (15 - length)).sum();
+        if used != 1 << 15 {
+            return None;
+        }
+        let longest = counts.iter().rposition(|&count| count > 0).unwrap_or(0);
+        let beyond: u64 = counts.iter().skip(TABLE_BITS + 1).map(|&count| u64::from(count)).sum();
+        let bytes = PAIR + (TABLE_ENTRY << longest.min(TABLE_BITS)) + 2 * beyond * TREE_NODE;
+        Some(Code { counts, symbols: by_length, bytes })
+    }
+
+    fn single(symbol: u16) -> Self {
+        Code { counts: [0; 16], symbols: vec![symbol], bytes: 0 }
+    }
+
+    fn pair(first: u16, second: u16) -> Self {
+        let mut counts = [0; 16];
+        counts[1] = 2;
+        Code { counts, symbols: vec![first, second], bytes: PAIR }
+    }
+
+    fn is_single(&self) -> bool {
+        self.symbols.len() == 1
+    }
+
+    fn read(&self, bits: &mut Bits<'_>) -> Option<usize> {
+        if self.is_single() {
+            return Some(usize::from(self.symbols[0]));
+        }
+        let (mut code, mut first, mut index) = (0, 0, 0);
+        for count in &self.counts[1..] {
+            let count = usize::from(*count);
+            code |= bits.read(1)?;
+            if code < first + count {
+                return self.symbols.get(index + code - first).map(|&symbol| usize::from(symbol));
+            }
+            index += count;
+            first = (first + count) << 1;
+            code <<= 1;
+        }
+        None
+    }
+}
+
+/// Reads the description of a prefix code.
+fn code(bits: &mut Bits<'_>, alphabet: usize) -> Option<Code> {
+    if bits.read(1)? == 1 {
+        let is_pair = bits.read(1)? == 1;
+        let width = if bits.read(1)? == 1 { 8 } else { 1 };
+        let first = bits.read(width)?;
+        let second = if is_pair { Some(bits.read(8)?) } else { None };
+        if first.max(second.unwrap_or(0)) >= alphabet {
+            return None;
+        }
+        return Some(
+            second.map_or(Code::single(first as u16), |second| Code::pair(first as u16, second as u16)),
+        );
+    }
+    let mut lengths = [0_u8; 19];
+    let count = 4 + bits.read(4)?;
+    for place in &ORDER[..count] {
+        lengths[*place] = bits.read(3)? as u8;
+    }
+    let code = Code::new(&lengths)?;
+    let mut left = alphabet;
+    if bits.read(1)? == 1 {
+        let width = 2 + 2 * bits.read(3)?;
+        left = bits.read(width).map(|left| left + 2).filter(|left| *left <= alphabet)?;
+    }
+    let (mut lengths, mut previous) = (Vec::with_capacity(alphabet), 8);
+    while lengths.len() < alphabet && left > 0 {
+        left -= 1;
+        let (length, repeat) = match code.read(bits)? {
+            symbol @ 0..16 => (symbol as u8, 1),
+            16 => (previous, bits.read(2)? + 3),
+            17 => (0, bits.read(3)? + 3),
+            _ => (0, bits.read(7)? + 11),
+        };
+        if length != 0 {
+            previous = length;
+        }
+        if lengths.len() + repeat > alphabet {
+            return None;
+        }
+        lengths.resize(lengths.len() + repeat, length);
+    }
+    lengths.resize(alphabet, 0);
+    Code::new(&lengths)
+}
+
+/// Bits from the lowest of the first byte on.
+struct Bits<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Bits<'_> {
+    /// The next `count` bits as a number, the first being the lowest; `None` at the end.
+    fn read(&mut self, count: usize) -> Option<usize> {
+        let mut value = 0;
+        for place in 0..count {
+            let byte = *self.bytes.get(self.at / 8)?;
+            value |= usize::from(byte >> (self.at % 8) & 1) << place;
+            self.at += 1;
+        }
+        Some(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Channels, Picture, Unreadable};
+
+    /// Writes bits, from the lowest of the first byte on.
+    #[derive(Default)]
+    struct Writer {
+        bytes: Vec<u8>,
+        count: usize,
+    }
+
+    impl Writer {
+        fn put(&mut self, value: usize, count: usize) {
+            for place in 0..count {
+                if self.count % 8 == 0 {
+                    self.bytes.push(0);
+                }
+                *self.bytes.last_mut().unwrap() |= ((value >> place & 1) << (self.count % 8)) as u8;
+                self.count += 1;
+            }
+        }
+
+        /// A code with one symbol.
+        fn put_single(&mut self, symbol: usize) {
+            self.put(0b101, 3);
+            self.put(symbol, 8);
+        }
+    }
+
+    /// A lossless WebP of 8 x 8 pixels with `groups` groups of prefix codes, each of 2,048 codes of 11 bits.
+    fn many_tables(groups: usize) -> Vec<u8> {
+        let mut bits = Writer::default();
+        bits.put(0x2f, 8);
+        bits.put(7, 14);
+        bits.put(7, 14);
+        bits.put(0, 4);
+        bits.put(0, 1); // No transformation.
+        bits.put(1, 1);
+        bits.put(11, 4); // A colour cache.
+        bits.put(1, 1);
+        bits.put(0, 3); // Groups for blocks of 4 x 4 pixels.
+        bits.put(0, 1);
+        for symbol in [(groups - 1) & 0xff, (groups - 1) >> 8, 0, 0, 0] {
+            bits.put_single(symbol);
+        }
+        for _ in 0..groups {
+            bits.put(0, 1);
+            bits.put(15 - 4, 4);
+            for length in &ORDER[..15] {
+                bits.put(usize::from(*length == 11), 3);
+            }
+            bits.put(1, 1);
+            bits.put(5, 3);
+            bits.put(2048 - 2, 12);
+            for _ in 0..4 {
+                bits.put_single(0);
+            }
+        }
+        (0..64).for_each(|_| bits.put(0, 11)); // Every pixel is the first symbol.
+        let data = bits.bytes;
+        let mut file = b"RIFF".to_vec();
+        file.extend((data.len() as u32 + 12).to_le_bytes());
+        file.extend(b"WEBPVP8L");
+        file.extend((data.len() as u32).to_le_bytes());
+        file.extend(data);
+        file
+    }
+
+    #[test]
+    fn tables_are_counted_one_by_one() {
+        let each = GROUP + PAIR + (4 << 10) + 2 * 2048 * 16;
+        for groups in [1, 2, 300] {
+            assert_eq!(table_bytes(&many_tables(groups), 8, 8), groups as u64 * each, "{groups}");
+        }
+    }
+
+    #[test]
+    fn a_stream_that_ends_is_counted_to_its_end() {
+        let file = many_tables(20);
+        let counts: Vec<u64> = (0..file.len()).map(|end| table_bytes(&file[..end], 8, 8)).collect();
+        assert!(counts.is_sorted() && counts[0] == 0);
+    }
+
+    #[test]
+    fn real_files_are_read_to_their_last_table() {
+        for (name, kind, start, least) in [
+            ("lossless-groups.webp", b"VP8L", 40, 5),
+            ("lossless-palette.webp", b"VP8L", 40, 1),
+            ("lossy-packed-alpha.webp", b"ALPH", 8, 1),
+        ] {
+            let file = std::fs::read(format!("tests/large/{name}")).unwrap();
+            let (_, data) = Chunks(&file[12..]).find(|(found, _)| found == kind).unwrap();
+            let (mut bytes, mut bits) = (0, Bits { bytes: data, at: start });
+            assert!(count(&mut bits, 640, 480, &mut bytes).is_some(), "{name}");
+            assert!(bytes > least * GROUP && bytes < 4 << 20, "{name}: {bytes}");
+            assert_eq!(table_bytes(&file, 640, 480), bytes, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_small_file_with_gigabytes_of_tables_is_refused() {
+        let file = many_tables(1 << 16);
+        assert!(file.len() < 1_000_000);
+        let refused = Picture::decode(&file, Channels::Colour).unwrap_err();
+        assert!(matches!(refused, Unreadable::OverMemory { need: 4_000_000_000.., .. }), "{refused}");
+    }
+
+    #[test]
+    fn any_bytes_are_counted_without_a_panic() {
+        let mut state = 1_u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize
+        };
+        for round in 0..3000 {
+            let mut file = many_tables(1 + round % 3);
+            for _ in 0..1 + random() % 6 {
+                let place = 12 + random() % (file.len() - 12);
+                file[place] = random() as u8;
+            }
+            table_bytes(&file, 8, 8);
+        }
+    }
+}
