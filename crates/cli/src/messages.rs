@@ -59,7 +59,7 @@ pub fn say_usage(asked_or_refused: &clap::Error, arguments: &[OsString]) -> u8 {
 #[derive(Debug)]
 pub struct Hinted {
     message: String,
-    hint: String,
+    pub hint: String,
 }
 
 /// The error with this message and this hint. A hint may name options of the command that fails, and no others.

@@ -196,7 +196,7 @@ fn hints_name_only_options_that_the_command_has() {
         }
     }
     let said = text(&run(&photos, &["audit", "splits"]).stderr);
-    assert!(said.contains("hint: give one of these folders\n"), "{said}");
+    assert!(said.contains("hint: give one of them\n"), "{said}");
     let said = text(&run(&photos, &["embed", "splits", "-o", "x.safetensors"]).stderr);
     assert!(said.contains("--split") && said.contains("--pool"), "{said}");
 }

@@ -230,8 +230,8 @@ impl Error {
             )),
             Error::SplitFolders { .. } => {
                 let ways = [
-                    (true, "give one of these folders"),
-                    (has("--split"), "name one with --split"),
+                    (true, "give one of them"),
+                    (has("--split"), "name it with --split NAME"),
                     (has("--pool"), "take the pictures of all together with --pool"),
                 ];
                 let ways: Vec<&str> = ways.iter().filter(|(is_there, _)| *is_there).map(|(_, way)| *way).collect();
@@ -435,6 +435,6 @@ mod tests {
         }
         let splits = Error::SplitFolders { path: path(), found: name() };
         let hint = splits.hint_for(&|option| option == "--pool").unwrap();
-        assert_eq!(hint, "give one of these folders, or take the pictures of all together with --pool");
+        assert_eq!(hint, "give one of them, or take the pictures of all together with --pool");
     }
 }

@@ -314,6 +314,7 @@ mod tests {
     #[test]
     fn an_unknown_name_is_answered_with_the_known_ones() {
         let error = Experiments::of_the_paper().unwrap().chosen(&["tabel".into()]).unwrap_err();
-        assert!(error.to_string().contains("sym_swap_5w5k"), "{error}");
+        let hint = &error.downcast_ref::<crate::messages::Hinted>().unwrap().hint;
+        assert!(hint.contains("sym_swap_5w5k"), "{error}: {hint}");
     }
 }
