@@ -137,7 +137,7 @@ class Lab:
         last = self.start(place, 1, "--resume")
         said = last.communicate()[1]
         expect(last.returncode == 0, f"resuming failed with {last.returncode}: {said}")
-        expect("going on behind step" in said or not has_checkpoint or not kept, f"it did not go on: {said}")
+        expect("resuming after step" in said or not has_checkpoint or not kept, f"it did not go on: {said}")
         same(place, self.whole[1])
 
     def holder(self, place):

@@ -67,7 +67,7 @@ const SMALL: [&str; 6] = ["--classes-count", "5", "--per-class", "4", "--size", 
 fn outliers_are_taken_resized_and_halved_and_the_seed_decides() {
     let place = Place::imagenet(&CLASSES, 6);
     let said = text(&place.outliers(&SMALL).assert().success().stdout("").get_output().stderr);
-    assert!(said.contains("out: 3 classes in train, 2 in test, 20 pictures written"), "{said}");
+    assert!(said.contains("out: 3 classes in train, 2 in test, 20 images written"), "{said}");
     assert_eq!(place.names("out"), ["outliers.json", "test", "train"]);
     assert_eq!(place.names("out/train"), ["n01514668", "n01518878", "n01614925"]);
     assert_eq!(place.names("out/test"), ["n01514859", "n01608432"]);
@@ -98,7 +98,7 @@ fn work_that_was_stopped_goes_on_and_other_work_is_refused() {
     std::fs::remove_dir_all(place.path("out/train/n01518878")).unwrap();
     std::fs::create_dir(place.path("out/train/.n01518878.part")).unwrap();
     let said = text(&place.outliers(&SMALL).assert().success().get_output().stderr);
-    assert!(said.contains("4 pictures written; 4 classes were there already"), "{said}");
+    assert!(said.contains("4 images written; 4 classes already existed"), "{said}");
     assert_eq!(place.names("out/train"), ["n01514668", "n01518878", "n01614925"]);
     refused(
         place.outliers(&[&SMALL[..], &["--seed", "9"]].concat()),
@@ -120,8 +120,8 @@ fn classes_that_run_short_and_pictures_that_cannot_be_read_are_counted() {
     }
     let said = text(&place.outliers(&SMALL).assert().success().get_output().stderr);
     for part in [
-        "1 of 5 classes have fewer than 4 pictures; the fewest, 3, has 'n01518878'",
-        "3 pictures could not be read",
+        "1 of 5 classes have fewer than 4 images; 'n01518878' has the fewest, 3",
+        "3 images could not be read",
     ] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
@@ -167,7 +167,7 @@ fn a_check_says_what_there_is_and_what_differs_from_what_was_published() {
     ] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
-    assert!(text(&output.stderr).contains("things are not as they should be"));
+    assert!(text(&output.stderr).contains("problems found"));
     // A folder called as a split that is built in is not taken for a split file.
     std::fs::create_dir(place.path("fc100")).unwrap();
     let output =
@@ -194,7 +194,7 @@ fn published_data_sets_are_embedded_and_trained_on_by_split() {
     train("imagenet/train").assert().success();
     // Its training split is found; two pictures of a class are too few to learn from.
     let said = text(&train(&published("mini-4")).arg("--overwrite").assert().code(1).get_output().stderr);
-    for part in ["6 pictures of 3 classes to train on", "class 'n01' has 2 items"] {
+    for part in ["6 images of 3 classes to train on", "class 'n01' has 2 items"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
     let embed = |arguments: &[&str]| {

@@ -68,8 +68,7 @@ fn a_backbone_is_trained_and_embeds_a_folder() {
     let gallery = Gallery::new();
     let trained = gallery.train(&["pictures/train", "--val", "pictures/val"]).assert().success();
     let said = text(&trained.get_output().stderr);
-    for part in
-        ["32 pictures of 4 classes to train on", "16 pictures of 2 classes to validate on", "validation"]
+    for part in ["32 images of 4 classes to train on", "16 images of 2 classes to validate on", "validation"]
     {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
@@ -79,7 +78,7 @@ fn a_backbone_is_trained_and_embeds_a_folder() {
     let embedded =
         gallery.embed(&["pictures/train", "-o", "train.safetensors"]).assert().success().stdout("");
     let said = text(&embedded.get_output().stderr);
-    assert!(said.contains("32 rows of 64 numbers, from 32 pictures of 4 classes"), "{said}");
+    assert!(said.contains("32 embeddings of 64 dimensions, from 32 images of 4 classes"), "{said}");
     let read = gallery.read("train.safetensors");
     assert_eq!((read.len(), read.dim(), read.classes().len()), (32, 64, 4));
     assert_eq!(read.item(0), Some("class 0/0.png"));
@@ -139,7 +138,7 @@ fn splits_are_pooled_and_chosen_by_a_file() {
     let said = gallery.embed(&chosen("test")).assert().success();
     let said = text(&said.get_output().stderr);
     assert!(
-        said.contains("warning: 1 classes of split 'test' are not there, the first is 'class 9'"),
+        said.contains("warning: 1 classes of split 'test' are missing, the first is 'class 9'"),
         "{said}"
     );
     let read = gallery.read("x.safetensors");
@@ -207,18 +206,18 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
     };
     refused(
         outliers(&[]),
-        &["outlier noise in training needs pictures of other classes", "hint: give them with --outliers"],
+        &["outlier noise in training needs images of other classes", "hint: give them with --outliers"],
     );
     refused(
         outliers(&["--outliers", "pictures/val"]),
-        &["outlier noise in validation needs pictures of other classes", "--val-outliers DATASET"],
+        &["outlier noise in validation needs images of other classes", "--val-outliers DATASET"],
     );
     std::fs::create_dir_all(gallery.path().join("others")).unwrap();
     std::fs::rename(gallery.path().join("pictures/val/class 5"), gallery.path().join("others/class 3"))
         .unwrap();
     refused(
         outliers(&["--outliers", "others", "--val-outliers", "others"]),
-        &["class 'class 3' is both among the outliers and to be trained on", "hint: take it out of others"],
+        &["class 'class 3' is both in the outliers and in the training data", "hint: remove it from others"],
     );
     misused(
         gallery.trueshot(&[
@@ -241,7 +240,7 @@ fn a_backbone_is_trained_with_outliers_and_its_configuration_names_them() {
     let outliers = ["--outliers", "pictures/val", "--val-outliers", "pictures/train"];
     let said =
         text(&gallery.train(&[&arguments[..], &outliers].concat()).assert().success().get_output().stderr);
-    for part in ["16 pictures of 2 classes as outliers\n", "as outliers of validation", "outlier 50 %"] {
+    for part in ["16 images of 2 classes as outliers\n", "as outliers for validation", "outlier 50 %"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
     let written = std::fs::read_to_string(gallery.path().join("conv4.toml")).unwrap();
@@ -280,13 +279,16 @@ fn the_support_set_of_an_episode_is_drawn_with_frames() {
         |more: &[&str]| gallery.trueshot(&[&["episode", "pictures/train"], &small[..], more].concat());
     let outliers = ["--noise", "outlier=50", "--outliers", "pictures/val"];
     let said = text(&episode(&outliers).assert().success().stdout("").get_output().stderr);
-    assert!(said.contains("outlier noise of 50 %") && said.contains("1 of 2 wrong, really class"), "{said}");
+    assert!(
+        said.contains("outlier noise of 50 %") && said.contains("1 of 2 wrong, true class class"),
+        "{said}"
+    );
     let svg = std::fs::read_to_string(gallery.path().join("set.svg")).unwrap();
     assert_eq!(svg.matches("data:image/jpeg;base64,").count(), 4, "{svg}");
-    assert_eq!(svg.matches("wrong label, really class").count(), 2, "{svg}");
+    assert_eq!(svg.matches("wrong label, true class class").count(), 2, "{svg}");
     episode(&[&outliers[..], &["--threads", "1"]].concat()).assert().success();
     assert_eq!(std::fs::read_to_string(gallery.path().join("set.svg")).unwrap(), svg, "always the same");
-    refused(episode(&["--noise", "symmetric=0,50"]), &["--noise has 2 levels; one episode has one"]);
+    refused(episode(&["--noise", "symmetric=0,50"]), &["--noise has 2 levels, but an episode has one"]);
     refused(episode(&["--noise", "outlier=50"]), &["outlier noise needs a pool"]);
     std::fs::write(gallery.path().join("pictures/train/class 0/0.png"), b"no picture").unwrap();
     let broken: Vec<String> = (0..8).map(|number| number.to_string()).collect();
@@ -308,9 +310,9 @@ fn photographs_need_no_backbone_and_the_second_time_no_network() {
         (text(&done.get_output().stderr), std::fs::read(gallery.path().join(output)).unwrap())
     };
     let (said, first) = embed("first.safetensors", &[]);
-    assert!(said.contains("16 rows of 1280 numbers") && !said.contains("known"), "{said}");
+    assert!(said.contains("16 embeddings of 1280 dimensions") && !said.contains("from the cache"), "{said}");
     let (said, second) = embed("second.safetensors", &["--threads", "1"]);
-    assert!(said.contains("16 were known"), "{said}");
+    assert!(said.contains("16 from the cache"), "{said}");
     assert_eq!(first, second);
     let (said, third) = embed("third.safetensors", &["--no-cache"]);
     assert!(!said.contains("known"), "{said}");
@@ -319,7 +321,7 @@ fn photographs_need_no_backbone_and_the_second_time_no_network() {
     assert!(!said.contains("known") && gallery.path().join("elsewhere").is_dir(), "{said}");
     std::fs::write(gallery.path().join("file"), "").unwrap();
     let (said, fifth) = embed("fifth.safetensors", &["--cache", "file"]);
-    assert!(said.contains("warning: embeddings are not kept for the next time"), "{said}");
+    assert!(said.contains("warning: the embeddings could not be cached"), "{said}");
     assert_eq!(first, fifth);
     let name = gallery.read("first.safetensors").backbone().unwrap().to_owned();
     assert!(name.starts_with("efficientnet-lite0 (efficientnet-lite0, 32 px, "), "{name}");

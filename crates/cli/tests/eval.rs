@@ -45,7 +45,7 @@ fn own_figures(found: &Value, method: &str) -> Vec<Value> {
 #[test]
 fn the_table_names_the_experiment_and_every_method_within_80_columns() {
     let shown = Folder::new().stdout(&ALL_NOISE);
-    assert!(shown.starts_with("5-way 5-shot, 15 queries a class, 30 episodes, seed 0\n"), "{shown}");
+    assert!(shown.starts_with("5-way 5-shot, 15 queries per class, 30 episodes, seed 0\n"), "{shown}");
     for title in [
         "Accuracy in percent, symmetric noise",
         "Accuracy in percent, paired noise",

@@ -130,7 +130,7 @@ fn features_of(rows: &ArrayRef, labels: usize) -> Result<Features, Refusal> {
         return flat(rows, dim);
     }
     if rows.is_empty() {
-        return Err("no rows of features: nothing to work on".into());
+        return Err("the data has no rows".into());
     }
     if rows.len() != labels {
         return Err(format!("{} rows of features but {labels} labels", rows.len()));

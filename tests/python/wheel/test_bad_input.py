@@ -109,7 +109,7 @@ except MemoryError as problem:
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("asks the kernel of Linux what is used")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "no room for 6000 rows of 3001 numbers\n", done.stderr
+    assert done.stdout == "not enough memory for 6000 rows of 3001 values\n", done.stderr
 
 
 def test_threads_that_come_and_go_leave_nothing_behind():

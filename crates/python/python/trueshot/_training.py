@@ -38,7 +38,7 @@ class _Run:
     def __init__(self, output: Any, start: str, save_every: Any, record_every: Any, threads: int | None) -> None:
         self.output = os.fspath(output)
         if not str(self.output).endswith(".safetensors"):
-            raise ValueError(f"a model's name ends in .safetensors, got {self.output!r}")
+            raise ValueError(f"the model file must end in .safetensors, got {self.output!r}")
         self.start = start
         self.save_every = float(save_every)
         if not 0 <= self.save_every < 1e9:
