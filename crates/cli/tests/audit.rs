@@ -84,8 +84,8 @@ fn everything_odd_in_a_folder_is_named_and_the_rest_is_done() {
         "rings/phone.HEIC: HEIC is not read: convert it to JPEG or PNG first",
         "rings/camera.nef: a camera's RAW file is not read",
         "rings/film.mp4: a video",
-        "rings/notes.txt: not a picture by its name",
-        "rings/broken.jpg: no known picture format",
+        "rings/notes.txt: not an image by its file extension",
+        "rings/broken.jpg: unknown image format",
         "rings/sent.jpg: HEIC is not read",
         "note: 'empty' is an empty folder",
         "note: class 'alone' has a single item",
@@ -155,7 +155,7 @@ fn what_cannot_be_audited_is_refused_in_one_line() {
     misused(photos.audit(&["--expected-noise", "120"]), &["from 0 to below 100"]);
     misused(photos.audit(&["--certainty", "0.2"]), &["from 0.5 to 1"]);
     std::fs::create_dir(photos.path("nothing")).unwrap();
-    refused(photos.trueshot(&["audit", "nothing"]), &["no pictures in nothing"]);
+    refused(photos.trueshot(&["audit", "nothing"]), &["no images in nothing"]);
 }
 
 #[test]

@@ -213,6 +213,6 @@ fn published_data_sets_are_embedded_and_trained_on_by_split() {
     );
     misused(embed(&[&published("mini-0"), "--split", "val"]), &["no split 'val'", "there are train"]);
     std::fs::write(place.path("evil.pkl"), b"cos\nsystem\n(S'touch called'\ntR.").unwrap();
-    refused(embed(&["evil.pkl"]), &["evil.pkl is no pickle that can be read: it wants to call os.system"]);
+    refused(embed(&["evil.pkl"]), &["evil.pkl is not a readable pickle: it wants to call os.system"]);
     assert!(!place.path("called").exists());
 }

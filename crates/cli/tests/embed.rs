@@ -129,7 +129,10 @@ fn augmented_copies_are_the_same_with_any_number_of_threads() {
 #[test]
 fn splits_are_pooled_and_chosen_by_a_file() {
     let gallery = Gallery::with_backbone();
-    refused(gallery.embed(&["pictures", "-o", "x.safetensors"]), &["holds train, val", "hint: ", "--pool"]);
+    refused(
+        gallery.embed(&["pictures", "-o", "x.safetensors"]),
+        &["contains train, val", "hint: ", "--pool"],
+    );
     let splits = r#"{"train": ["class 0"], "test": ["class 5", "class 3", "class 9"], "val": ["owl"]}"#;
     std::fs::write(gallery.path().join("splits.json"), splits).unwrap();
     let chosen = |split| {
@@ -162,7 +165,7 @@ fn what_cannot_be_read_is_listed_with_the_reason_and_a_class_must_not_run_out() 
     for part in [
         "warning: 2 files were skipped:",
         "class 1/3.png: empty file",
-        "notes.txt: not a picture by its name",
+        "notes.txt: not an image by its file extension",
     ] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
@@ -172,7 +175,7 @@ fn what_cannot_be_read_is_listed_with_the_reason_and_a_class_must_not_run_out() 
     let strict = [&arguments[..], &["--least-per-class", "8"]].concat();
     refused(
         gallery.embed(&strict),
-        &["class 'class 1' has 7 readable pictures, but 8 are needed; 1 were skipped"],
+        &["class 'class 1' has 7 readable images, but 8 are needed; 1 were skipped"],
     );
     assert!(std::fs::read(gallery.path().join("x.safetensors")).unwrap() == before, "the old file stays");
 }
@@ -196,7 +199,7 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
         &["cannot write no/x.safetensors"],
     );
     refused(gallery.train(&["pictures/none"]), &["cannot read pictures/none"]);
-    refused(gallery.train(&["pictures"]), &["holds train, val"]);
+    refused(gallery.train(&["pictures"]), &["contains train, val"]);
     let small =
         gallery.trueshot(&["train", "backbone", "pictures/train", "-o", "x.safetensors", "--size", "9"]);
     misused(small, &["pictures.size is 9; allowed: 16 to 1024"]);

@@ -186,7 +186,7 @@ def test_a_table_of_another_form_is_a_type_error():
         (whole.drop_columns(["labels"]), "no column 'labels'; it has: task, features"),
         (whole.set_column(1, "features", whole["task"]), "column 'features' is Utf8"),
         (whole.set_column(1, "features", pa.array([[1]] * 12)), "column 'features' is List"),
-        (whole.set_column(2, "labels", pa.array([[0.5]] * 12)), "names or of whole numbers"),
+        (whole.set_column(2, "labels", pa.array([[0.5]] * 12)), "expected a list of strings or integers"),
         (whole["labels"], None),
         ([1, 2], "__arrow_c_stream__"),
         (None, "NoneType"),
@@ -200,7 +200,7 @@ def test_a_table_of_another_form_is_a_type_error():
 
 
 def test_a_column_that_would_be_there_twice_is_refused():
-    with pytest.raises(TypeError, match="column 'error' would be there twice"):
+    with pytest.raises(TypeError, match="column 'error' would occur twice"):
         ts.audit_batch(table(error=pa.array(["x"] * len(TASKS))), carry=["error"])
 
 
