@@ -162,8 +162,8 @@ fn a_check_says_what_there_is_and_what_differs_from_what_was_published() {
     let said = text(&output.stdout);
     for part in [
         "! train: 3 classes instead of 64",
-        "! train: without 600 pictures are 3 classes: n01 (2), n02 (2), n03 (2)",
-        "! val: 2 pictures are not of 84 x 84 px",
+        "! train: 3 classes without exactly 600 images: n01 (2), n02 (2), n03 (2)",
+        "! val: 2 images are not 84 x 84 px",
     ] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }

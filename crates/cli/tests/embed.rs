@@ -341,7 +341,7 @@ fn a_backbone_that_is_none_is_refused_with_what_there_is() {
         &["model.onnx cannot be used as a backbone", "no ONNX file"],
     );
     refused(embed(&["--backbone", "resnet"]), &["no such file", "efficientnet-lite0", "hint: "]);
-    misused(embed(&["--size", "7"]), &["the size of pictures is 7", "32 to 1024"]);
+    misused(embed(&["--size", "7"]), &["the image size is 7", "32 to 1024"]);
     misused(embed(&["--mean", "0,0,0"]), &["ONNX models only"]);
     misused(embed(&["--cache", "c", "--no-cache"]), &["--no-cache"]);
 }
