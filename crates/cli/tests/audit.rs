@@ -62,7 +62,7 @@ fn a_confirmed_label_is_never_doubted_again() {
     std::fs::write(photos.path("list.txt"), "rings/0.png\n").unwrap();
     let shown = photos.audit(&["--confirmed", "list.txt", "--check"]).assert().code(3);
     assert!(text(&shown.get_output().stdout).contains("1 confirmed"));
-    refused(photos.audit(&["--confirm", "rings/99.png"]), &["no item 'rings/99.png' to confirm"]);
+    refused(photos.audit(&["--confirm", "rings/99.png"]), &["no item is named 'rings/99.png'"]);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn classes_that_are_the_same_and_photos_that_are_all_the_same_are_said() {
         photos.write(&format!("{class}/{number}.png"), &one);
     }
     let shown = text(&photos.audit(&["--html", "same.html"]).assert().success().get_output().stdout);
-    assert!(shown.contains("all items are the same"), "{shown}");
+    assert!(shown.contains("all items are identical"), "{shown}");
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn what_cannot_be_audited_is_refused_in_one_line() {
     refused(photos.trueshot(&["audit", "photos/rings"]), &["not in a class folder"]);
     std::fs::create_dir(photos.path("one")).unwrap();
     std::fs::rename(photos.path("photos/checks"), photos.path("one/checks")).unwrap();
-    refused(photos.trueshot(&["audit", "one"]), &["there is only one"]);
+    refused(photos.trueshot(&["audit", "one"]), &["at least two classes"]);
     refused(photos.audit(&["--html", "no/such/folder.html"]), &["cannot write no/such/folder.html"]);
     misused(photos.audit(&["--expected-noise", "120"]), &["from 0 to below 100"]);
     misused(photos.audit(&["--certainty", "0.2"]), &["from 0.5 to 1"]);

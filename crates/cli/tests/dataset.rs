@@ -133,14 +133,14 @@ fn outliers_that_are_in_a_split_or_not_there_are_refused() {
     std::fs::write(place.path("list.txt"), "n01514668\n\nn01532829\n").unwrap();
     refused(
         place.outliers(&["--classes", "list.txt", "--classes-count", "2"]),
-        &["class 'n01532829' is to be an outlier but is in split 'train' of miniimagenet", "hint: "],
+        &["class 'n01532829' is listed as an outlier but is in split 'train' of miniimagenet", "hint: "],
     );
     refused(
         place.outliers(&["--per-class", "4"]),
         &["has 5 of the 350 classes that may be outliers, but 350 are needed", "--classes-count 5"],
     );
     refused(place.trueshot(&["dataset", "outliers", "none", "-o", "out"]), &["cannot read none"]);
-    misused(place.outliers(&["--exclude", "imagenette"]), &["none of that name is built in"]);
+    misused(place.outliers(&["--exclude", "imagenette"]), &["no built-in split has that name"]);
     misused(place.outliers(&["--classes-count", "1"]), &["--classes-count"]);
     // All folders that the split leaves over.
     std::fs::write(place.path("splits.json"), r#"{"train": ["n01514668"], "test": ["n01532829"]}"#).unwrap();
@@ -209,7 +209,7 @@ fn published_data_sets_are_embedded_and_trained_on_by_split() {
     refused(embed(&[&published("mini-4")]), &["holds train, val, test", "--split NAME"]);
     refused(
         embed(&[&published("cifar-100-python"), "--split", "test"]),
-        &["does not say itself what is in split 'test'", "hint: --split-file"],
+        &["has no splits, so split 'test' is unknown", "hint: --split-file"],
     );
     misused(embed(&[&published("mini-0"), "--split", "val"]), &["no split 'val'", "there are train"]);
     std::fs::write(place.path("evil.pkl"), b"cos\nsystem\n(S'touch called'\ntR.").unwrap();

@@ -91,7 +91,7 @@ fn a_run_that_was_stopped_ends_in_the_same_model() {
     let model = || std::fs::read(gallery.path().join("conv4.safetensors")).unwrap();
     let expected = model();
     let data = ["pictures/train", "--val", "pictures/val"];
-    refused_because(gallery.train(&data), "conv4.safetensors is already there");
+    refused_because(gallery.train(&data), "conv4.safetensors already exists");
     gallery.train(&[&data[..], &["--overwrite", "--threads", "1"]].concat()).assert().success();
     assert!(model() == expected, "one thread");
     let config = ["--config", "conv4.toml", "-o", "again.safetensors"];
@@ -269,7 +269,7 @@ fn classes_and_pictures_that_training_shares_with_validation_are_warned_of() {
     let gallery = Gallery::new();
     let said = gallery.train(&["pictures/train", "--val", "pictures/train"]).assert().success();
     let said = text(&said.get_output().stderr);
-    for part in ["4 classes are in both training and validation", "nearly the same as one of training"] {
+    for part in ["4 classes are in both training and validation", "nearly the same as a training image"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
 }
@@ -338,7 +338,7 @@ fn a_backbone_that_is_none_is_refused_with_what_there_is() {
         |more: &[&str]| gallery.trueshot(&[&["embed", "pictures/val", "-o", "x.safetensors"], more].concat());
     refused(
         embed(&["--backbone", "model.onnx"]),
-        &["model.onnx cannot be used as a backbone", "no ONNX file"],
+        &["model.onnx cannot be used as a backbone", "not an ONNX file"],
     );
     refused(embed(&["--backbone", "resnet"]), &["no such file", "efficientnet-lite0", "hint: "]);
     misused(embed(&["--size", "7"]), &["the image size is 7", "32 to 1024"]);

@@ -107,7 +107,7 @@ fn what_cannot_be_used_is_refused_and_what_cannot_be_read_is_skipped() {
     std::fs::create_dir_all(photos.path().join("one/class")).unwrap();
     photos.add("one/class/a.png", [1, 2, 3], 1);
     photos.add("one/class/b.png", [9, 2, 3], 2);
-    refused(photos.trueshot(&["fit", "one", "-o", "x.safetensors"]), &["there is only one"]);
+    refused(photos.trueshot(&["fit", "one", "-o", "x.safetensors"]), &["at least two classes"]);
     let done = photos.trueshot(&["fit", "photos", "-m", "medain", "-o", "x.safetensors"]).assert().code(2);
     assert!(text(&done.get_output().stderr).contains("unknown method 'medain'"));
 }

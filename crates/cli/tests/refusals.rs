@@ -106,7 +106,7 @@ fn an_outlier_pool_too_small_for_one_episode_is_refused() {
 fn a_pool_that_nothing_draws_from_is_worth_a_warning() {
     let assert = Folder::new().eval(&["--outliers", "outliers.safetensors"]).assert().success();
     let message = fixture::text(&assert.get_output().stderr);
-    assert!(message.contains("warning: --outliers is given but no outlier noise is asked for"), "{message}");
+    assert!(message.contains("warning: --outliers has no effect without outlier noise"), "{message}");
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn a_plan_says_what_where_why_and_what_it_is_good_for() {
             line["item"].is_string() && line["to"].is_string() && line["effect"].as_f64().unwrap() > 0.0,
             "{line}"
         );
-        assert!(line["reason"].as_str().unwrap().starts_with("most like"), "{line}");
+        assert!(line["reason"].as_str().unwrap().starts_with("most similar to"), "{line}");
     }
     assert_eq!(lines[3]["listing"].as_array().unwrap().len(), 18);
     let shown = photos.trueshot(&["repair", "plan.jsonl"]).assert().success();
@@ -51,7 +51,7 @@ fn a_repaired_copy_is_clean_and_the_original_is_as_it_was() {
     assert_eq!(after["rings/0-2.png"], before["stripes/0.png"]);
     assert_eq!(after.len(), before.len() + 1, "and the log");
     photos.trueshot(&["audit", "clean", "--check"]).assert().code(0);
-    refused(photos.trueshot(&["repair", "plan.jsonl", "--into", "clean"]), &["it is already there"]);
+    refused(photos.trueshot(&["repair", "plan.jsonl", "--into", "clean"]), &["it already exists"]);
 }
 
 #[test]

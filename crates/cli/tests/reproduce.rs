@@ -84,7 +84,7 @@ fn what_is_done_stays_done_and_what_was_tampered_with_is_made_again() {
     let cut = std::fs::read(note).unwrap();
     std::fs::write(note, &cut[..cut.len() / 2]).unwrap();
     let mended = reproduce(out);
-    assert_eq!(mended.matches("making it again").count(), 2, "{mended}");
+    assert_eq!(mended.matches("computing it again").count(), 2, "{mended}");
     assert!(reports(out) == first);
 }
 
@@ -106,7 +106,7 @@ fn a_report_says_what_was_shortened_and_what_is_missing() {
     let report = std::fs::read_to_string(out.path().join("report.md")).unwrap();
     assert!(report.contains("0.5 of its length"), "{report}");
     assert!(report.contains("| NegMargin | - (69.66) | - (59.88) | - (47.53) | - (35.67) |"), "{report}");
-    assert!(report.contains("no folder of data was given"), "{report}");
+    assert!(report.contains("no data folder was given"), "{report}");
 }
 
 #[test]

@@ -150,7 +150,7 @@ fn a_run_killed_at_any_moment_goes_on_to_the_same_bytes() {
     assert_eq!(read("whole.curves.svg"), read("parts.curves.svg"));
     // To resume what is finished does nothing; to begin it again needs a word.
     lab.train("parts.safetensors", &[&more[..], &["--resume"]].concat()).assert().success();
-    refused(lab.train("parts.safetensors", &more), &["parts.safetensors is already there", "--overwrite"]);
+    refused(lab.train("parts.safetensors", &more), &["parts.safetensors already exists", "--overwrite"]);
 }
 
 /// The files of a run with their bytes, the metrics without their times.
@@ -246,7 +246,7 @@ fn ctrl_c_finishes_the_step_and_saves_and_nothing_takes_that_away() {
     assert!(said.contains("all saved; resume with the same command and --resume"), "{said}");
     let checkpoint = lab.path("m.checkpoint");
     let saved = std::fs::read(&checkpoint).unwrap();
-    refused(lab.train("m.safetensors", &ENDLESS), &["m.checkpoint is already there", "--resume"]);
+    refused(lab.train("m.safetensors", &ENDLESS), &["m.checkpoint already exists", "--resume"]);
     let other = [&ENDLESS[..], &["--resume", "--rate", "0.5"]].concat();
     refused_after_reading(
         lab.train("m.safetensors", &other),
@@ -596,6 +596,6 @@ fn attention_is_drawn_and_written_down() {
     misused(show("0.1"), &["'0' is not a whole number of at least 1"]);
     refused(
         lab.folder.trueshot(&[&draw[..], &["--noise", "symmetric=0,20"]].concat()),
-        &["one episode has one"],
+        &["an episode has one"],
     );
 }

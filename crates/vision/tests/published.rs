@@ -162,7 +162,7 @@ fn files_that_are_something_else_are_refused_with_the_reason() {
         format!("{error}\n{}", error.hint().unwrap_or_default())
     };
     let whole = std::fs::read(at("mini-4/mini-imagenet-cache-train.pkl")).unwrap();
-    assert!(said(&whole[..whole.len() / 2]).contains("it is cut off at byte 297\nfetch the file again"));
+    assert!(said(&whole[..whole.len() / 2]).contains("it is truncated at byte 297\ndownload the file again"));
     assert!(said(b"cos\nsystem\n(S'true'\ntR.").contains("it wants to call os.system"));
     assert!(said(b"\x80\x02K\x07.").contains("it is a whole number instead of a dictionary"));
     assert!(said(b"\x80\x02}U\x01aK\x01s.").contains("it has no image_data or data, but a"));
@@ -189,13 +189,13 @@ fn cifars_binary_files_of_another_length_are_refused() {
     for length in [0, 1, 2, 3073, 3075, 4000, whole.len() - 1] {
         let refused = cifar_with("test.bin", &whole[..length]);
         assert!(
-            refused.contains(&format!("{length} bytes are no whole number of records of 3074")),
+            refused.contains(&format!("{length} bytes are not a multiple of the record size 3074")),
             "{refused}"
         );
     }
     for more in [1, 2, 3073] {
         let refused = cifar_with("test.bin", &[&whole[..], &vec![0; more]].concat());
-        assert!(refused.contains("no whole number of records"), "{refused}");
+        assert!(refused.contains("not a multiple of the record size"), "{refused}");
     }
 }
 

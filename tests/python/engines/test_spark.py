@@ -116,7 +116,7 @@ def test_samples_in_rows_of_their_own_are_what_one_process_finds(spark):
             given = [row[column] for row in rows]
             assert given == (whole[column] if whole["error"] is None else [None] * len(rows)), name
         assert {row["error"] for row in rows} == {whole["error"]}
-    assert len(by_task["one class"]) == 3 and "there is only one" in by_task["one class"][2]["error"]
+    assert len(by_task["one class"]) == 3 and "at least two classes" in by_task["one class"][2]["error"]
     assert by_task[None][0]["error"] == "the task is null"
 
 

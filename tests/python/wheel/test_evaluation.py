@@ -172,7 +172,7 @@ def test_training_refuses_what_makes_no_sense_and_can_be_stopped(bank, tmp_path)
         ts.train("relabel", (X, y), output, options={"model": {"layer": 1}})
     with pytest.raises(ValueError, match="unknown head 'maml'"):
         ts.train("maml", (X, y), output)
-    with pytest.raises(ValueError, match="ends in .safetensors"):
+    with pytest.raises(ValueError, match="end in .safetensors"):
         ts.train("relabel", (X, y), tmp_path / "head.bin")
     with pytest.raises(TypeError, match="pair"):
         ts.train("relabel", [X, y], output)
