@@ -152,7 +152,7 @@ def two_in_place(one: Round) -> str:
 def two_copies(one: Round) -> str:
     results = [finish(process) for process in [one.start("plan.jsonl", "--into", "clean") for _ in range(2)]]
     for code, message in results:
-        if code == 1 and "it is already there" in message:
+        if code == 1 and "it already exists" in message:
             continue
         require_refusal(code, message)
     if [code for code, _ in results].count(0) != 1:

@@ -137,7 +137,7 @@ class Lab:
         last = self.start(place, 1, "--resume")
         said = last.communicate()[1]
         expect(last.returncode == 0, f"resuming failed with {last.returncode}: {said}")
-        expect("going on behind step" in said or not has_checkpoint or not kept, f"it did not go on: {said}")
+        expect("resuming after step" in said or not has_checkpoint or not kept, f"it did not go on: {said}")
         same(place, self.whole[1])
 
     def holder(self, place):
@@ -169,7 +169,7 @@ def told_apart(said, other):
     """Why a training was refused; the holder of the output must be named."""
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     expect(len(errors) == 1, f"a refused training said: {said}")
-    if "already there" in errors[0]:
+    if "already exists" in errors[0]:
         return "refused: an earlier run is there"
     expect(re.search(rf"\b{other}\b", errors[0]), f"process {other} is not named: {errors[0]}")
     return "refused: another process trains"

@@ -71,7 +71,7 @@ describe("somebody who looks for suspects", () => {
 
   test("gets from the map to the item", async () => {
     const { page } = await open();
-    await page.getByRole("button", { name: /cannot tell/ }).click();
+    await page.getByRole("button", { name: /undecided/ }).click();
     await page.locator(".map a:has(.ring)").first().click();
     const target = await page.evaluate(() => document.activeElement.className);
     assert.match(target, /item relabel/);

@@ -92,4 +92,4 @@ def test_a_cut_file_is_said_to_be_cut_wherever_the_cut_is(check, tmp_path):
     for whole in (pickle.dumps({"data": images(2, 3, 3), "labels": [0, 1]}, 5), python2({"data": images(2, 3, 3), "labels": [0, 1]})):
         for length in range(0, len(whole), 17):
             path.write_bytes(whole[:length])
-            assert "it is cut off at byte" in check(path, code=1)
+            assert "it is truncated at byte" in check(path, code=1)

@@ -13,12 +13,12 @@ use crate::messages::say;
 use crate::output::write_file;
 use crate::threads::Threads;
 
-/// Draw where a trained TraNFS looks: every layer and head, for one episode
+/// Draw the attention maps of a trained TraNFS model for one episode
 ///
-/// Writes a picture (PNG) of every layer and head and of the mean over the heads of every layer, all numbers as
-/// attention.json, and index.html to look at them together. Rows look at columns: class tokens first (C0, C1, ..),
-/// then the items by the class they are filed under. Wrongly labelled items are red; over the class tokens' rows of
-/// the last layer stands the true class of every item ("-": none of the episode's).
+/// Writes one PNG image per layer and head and one per layer for the mean over its heads, all attention weights as
+/// attention.json, and index.html, which shows all maps. Rows are queries and columns are keys: class tokens first
+/// (C0, C1, ..), then the items, ordered by their label. Wrongly labelled items are red; above the class token rows of the
+/// last layer is the true class of every item ("-": not a class of the episode).
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot attention tranfs.safetensors test.safetensors -o attention
@@ -26,23 +26,23 @@ use crate::threads::Threads;
   trueshot attention tranfs.safetensors test.safetensors -o attention --images pictures/
   trueshot attention tranfs.safetensors test.safetensors -o maps.png --show last.mean,last.best")]
 pub struct Arguments {
-    /// The model, as `trueshot train tranfs` writes it
+    /// Model file written by `trueshot train tranfs`
     #[arg(value_name = "MODEL")]
     model: PathBuf,
-    /// The embeddings
+    /// Embeddings file
     #[arg(value_name = "EMBEDDINGS")]
     embeddings: PathBuf,
-    /// The folder to write to; it is made if it is not there
+    /// Output folder, created if it does not exist; with --show, the PNG file
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
-    /// Embeddings of other classes, which outlier noise draws from
+    /// Embeddings of other classes for outlier noise
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,
-    /// A folder below which the items' names are paths of pictures, to show them in index.html
+    /// Folder of the images, if item names are paths relative to it; shows them in index.html
     #[arg(long, value_name = "DIR")]
     images: Option<PathBuf>,
-    /// Draw these maps alone, side by side, into one picture (PNG), which OUT then is: LAYER.HEAD, LAYER.mean, or
-    /// LAYER.best, the head whose class tokens look most at items that are really of their class; `last` is a layer as well
+    /// Draw only these maps side by side into one PNG file, OUT: LAYER.HEAD, LAYER.mean, or LAYER.best, the head whose class
+    /// tokens attend most to items that truly belong to their class; LAYER can be `last`
     #[arg(long, value_name = "LAYER.HEAD,..", value_delimiter = ',', value_parser = parse_shown)]
     show: Vec<Shown>,
     #[command(flatten)]
@@ -71,7 +71,7 @@ fn parse_shown(text: &str) -> Result<Shown, String> {
     let (layer, head) = text.split_once('.').ok_or("expected LAYER.HEAD such as 1.2, 3.mean or last.best")?;
     let number = |text: &str| match text.parse() {
         Ok(number) if number > 0 => Ok(number),
-        _ => Err(format!("'{text}' is no number from 1 on")),
+        _ => Err(format!("'{text}' is not a whole number of at least 1")),
     };
     let layer = if layer == "last" { None } else { Some(number(layer)?) };
     let head = match head {
@@ -102,7 +102,7 @@ impl Arguments {
     fn write_shown(&self, maps: &AttentionMaps) -> anyhow::Result<()> {
         let pictures =
             self.show.iter().map(|shown| shown.picture(maps)).collect::<anyhow::Result<Vec<_>>>()?;
-        let bytes = Picture::beside(&pictures).context("no map is asked for")?.to_png();
+        let bytes = Picture::beside(&pictures).context("--show names no map")?.to_png();
         trueshot::atomic::write_atomically(&self.output, |file| file.write_all(&bytes))?;
         say!("{}: {} maps", self.output.display(), pictures.len());
         Ok(())
@@ -111,11 +111,11 @@ impl Arguments {
     /// Everything, into a folder.
     fn write_all(&self, maps: &AttentionMaps, title: &str) -> anyhow::Result<()> {
         std::fs::create_dir_all(&self.output)
-            .with_context(|| format!("cannot make the folder {}", self.output.display()))?;
+            .with_context(|| format!("cannot create the folder {}", self.output.display()))?;
         let pictures = self.write_pictures(maps)?;
         write_file(&self.output.join("attention.json"), &(serde_json::to_string(maps)? + "\n"))?;
         write_file(&self.output.join("index.html"), &self.page(title, maps, &pictures))?;
-        say!("wrote {} pictures, attention.json and index.html to {}", pictures.len(), self.output.display());
+        say!("wrote {} images, attention.json and index.html to {}", pictures.len(), self.output.display());
         Ok(())
     }
 
@@ -173,7 +173,7 @@ impl Arguments {
         };
         let truth = truth.map_or("none".to_string(), |truth| format!("C{truth}"));
         Some(match wrong {
-            true => format!("<span class=\"item wrong\">{shown} really {truth}</span> "),
+            true => format!("<span class=\"item wrong\">{shown} true class: {truth}</span> "),
             false => format!("<span class=\"item\">{shown}</span> "),
         })
     }

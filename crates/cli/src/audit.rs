@@ -20,12 +20,12 @@ use crate::progress::Progress;
 use crate::support::{Support, SupportArgument};
 use crate::threads::Threads;
 
-/// Find labels that are wrong, and say what is right
+/// Find wrong labels and suggest the right ones
 ///
 /// SUPPORT is a folder of class folders, an archive of one, a list of paths and labels, or embeddings; classes may have
-/// any size. Every item gets a verdict (keep, relabel, none of these classes, or cannot tell), the probability
-/// that its label is wrong, and the items it is most like. Nothing is changed: --plan writes down what `trueshot repair`
-/// would do.
+/// any size. Every item gets a verdict (keep, relabel, none of these classes, or undecided), the probability that its
+/// label is wrong, and its most similar items. The audit changes no file: --plan writes the suggested changes to a file
+/// for `trueshot repair`.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot audit photos/
@@ -35,45 +35,45 @@ use crate::threads::Threads;
 pub struct Arguments {
     #[command(flatten)]
     support: SupportArgument,
-    /// How to show what was found
+    /// Output format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     #[command(flatten)]
     output: Output,
-    /// Show items that are kept, too
+    /// Also show the items whose label is kept
     #[arg(long)]
     all: bool,
-    /// Also write a page with thumbnails and a map to FILE
+    /// Also write an HTML report with thumbnails and a map to FILE
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Also write everything as JSON to FILE
+    /// Also write the whole result as JSON to FILE
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also write a line for every item to FILE
+    /// Also write one CSV line per item to FILE
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Write what to change to FILE, for `trueshot repair`
+    /// Write the suggested changes to FILE, for `trueshot repair`
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Exit with status 3 if something is suspect
+    /// Exit with status 3 if any label is suspect
     #[arg(long)]
     check: bool,
-    /// How many labels are wrong, if you know [default: found out]
+    /// Share of wrong labels in percent, if known [default: estimated]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     expected_noise: Option<f64>,
-    /// How probable a verdict must be, from 0.5 to 1; below, it is `cannot tell` [default: 0.75]
+    /// Minimum probability of a verdict, from 0.5 to 1; below it, the verdict is `undecided` [default: 0.75]
     #[arg(long, value_name = "P", value_parser = certainty)]
     certainty: Option<f32>,
-    /// Judge with a head of `trueshot train relabel` [default: the one that is built in]
+    /// Use a head trained with `trueshot train relabel` [default: the built-in head]
     #[arg(long, value_name = "FILE")]
     head: Option<PathBuf>,
-    /// Labels that somebody confirmed: JSON lines or names of items [default: .trueshot-confirmed in SUPPORT]
+    /// File with confirmed labels, as JSON lines or item names [default: .trueshot-confirmed in SUPPORT]
     #[arg(long, value_name = "FILE")]
     confirmed: Option<PathBuf>,
-    /// Confirm the labels of these items, now and for every later audit
+    /// Mark the labels of these items as confirmed, for this and every later audit
     #[arg(long, value_name = "ITEM", num_args = 1..)]
     confirm: Vec<String>,
-    /// How many similar items to name for each
+    /// Number of similar items to report per item
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=100))]
     neighbours: u16,
     #[command(flatten)]
@@ -92,14 +92,14 @@ fn percent(text: &str) -> Result<f64, String> {
     let given = text.trim().trim_end_matches('%').trim_end().parse::<f64>();
     match given {
         Ok(percent) if (0.0..100.0).contains(&percent) => Ok(percent / 100.0),
-        _ => Err("a number from 0 to below 100 is wanted".into()),
+        _ => Err("expected a number from 0 to below 100".into()),
     }
 }
 
 fn certainty(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(given) if (0.5..=1.0).contains(&given) => Ok(given),
-        _ => Err("a number from 0.5 to 1 is wanted".into()),
+        _ => Err("expected a number from 0.5 to 1".into()),
     }
 }
 
@@ -157,7 +157,7 @@ impl Arguments {
             let changes = plan.changes.len();
             let place = path.display();
             say!(
-                "{place}: {changes} changes; items that the others recognise: {before:.1} % now, {after:.1} % then"
+                "{place}: {changes} changes; leave-one-out accuracy: {before:.1} % now, {after:.1} % after all changes"
             );
         }
         match self.format {

@@ -10,45 +10,58 @@ use trueshot_vision::{Backbone, Collection, Embedder, Resampling};
 use crate::messages::{hinted, say};
 use crate::pictures_argument::FitArgument;
 
-/// What embeds pictures.
+/// Options for embedding images.
 #[derive(Args)]
+#[command(next_help_heading = "Embedding images")]
 pub struct BackboneArgument {
-    /// The backbone: efficientnet-lite0 or omniglot-conv4, which are built in, an ONNX image model (.onnx), or one of
+    /// Backbone: the built-in efficientnet-lite0 or omniglot-conv4, an ONNX image model (.onnx), or a model from
     /// `train backbone` (.safetensors) [default: efficientnet-lite0; omniglot-conv4 for omniglot]
     #[arg(short, long, value_name = "NAME|FILE")]
     backbone: Option<PathBuf>,
-    /// Height and width that pictures are brought to (efficientnet-lite0, and ONNX models that leave it open)
+    /// Height and width to resize images to (efficientnet-lite0, and ONNX models without a fixed input size)
     #[arg(long, value_name = "PX", value_parser = clap::value_parser!(u32).range(1..))]
     size: Option<u32>,
-    /// What an ONNX model wants subtracted from colours in 0..1 [default: ImageNet's mean]
-    #[arg(long, value_name = "R,G,B", value_delimiter = ',', allow_negative_numbers = true)]
+    /// Mean to subtract from colour values in 0..1 [default: ImageNet's mean]
+    #[arg(
+        long,
+        help_heading = "ONNX models",
+        value_name = "R,G,B",
+        value_delimiter = ',',
+        allow_negative_numbers = true
+    )]
     mean: Option<Vec<f32>>,
-    /// What an ONNX model wants them divided by then [default: ImageNet's deviation]
-    #[arg(long, value_name = "R,G,B", value_delimiter = ',', allow_negative_numbers = true)]
+    /// Standard deviation to divide by after subtracting the mean [default: ImageNet's standard deviation]
+    #[arg(
+        long,
+        help_heading = "ONNX models",
+        value_name = "R,G,B",
+        value_delimiter = ',',
+        allow_negative_numbers = true
+    )]
     std: Option<Vec<f32>>,
-    /// The output of an ONNX model to take [default: the first with a row for each picture]
-    #[arg(long, value_name = "NAME")]
+    /// Output of the model to use [default: the first output with one row per image]
+    #[arg(long, help_heading = "ONNX models", value_name = "NAME")]
     output_name: Option<String>,
-    /// What becomes of a picture that is no square [default: squash]
+    /// How to handle an image that is not square [default: squash]
     #[arg(long, value_enum)]
     fit: Option<FitArgument>,
-    /// How a picture is brought to its size [default: as the backbone says, or bilinear]
+    /// Interpolation for resizing images [default: the one the backbone specifies, or bilinear]
     #[arg(long, value_enum)]
     resampling: Option<ResamplingArgument>,
-    /// Keep embeddings in DIR [default: trueshot in the user's folder for caches]
+    /// Cache directory for embeddings [default: trueshot in the user's cache directory]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
-    /// Neither look for embeddings made before nor keep these
+    /// Do not use the cache of embeddings
     #[arg(long, conflicts_with = "cache")]
     no_cache: bool,
 }
 
-/// How pixels in between are made.
+/// Interpolation for resizing.
 #[derive(Clone, Copy, ValueEnum)]
 enum ResamplingArgument {
-    /// As torchvision's default
+    /// Bilinear, as torchvision does by default
     Bilinear,
-    /// A little sharper
+    /// Bicubic, slightly sharper
     Bicubic,
 }
 
@@ -71,8 +84,8 @@ impl BackboneArgument {
         anyhow::ensure!(
             built_in.contains(&name),
             hinted(
-                format!("the classifier learned from embeddings of {name}, which is not built in"),
-                "give its file with --backbone"
+                format!("the classifier was trained on embeddings of {name}, which is not built in"),
+                "give the file of the backbone with --backbone"
             )
         );
         Ok(self.at_work(Backbone::find(name, &self.options())?))
@@ -81,7 +94,7 @@ impl BackboneArgument {
     /// Says why nothing was kept, if so.
     pub fn tell(&self, embedder: &Embedder) {
         if let Some(problem) = embedder.cache().and_then(|cache| cache.finish()) {
-            say!("warning: embeddings are not kept for the next time: {problem}");
+            say!("warning: the embeddings could not be cached: {problem}");
         }
     }
 

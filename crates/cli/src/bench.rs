@@ -21,20 +21,21 @@ use trueshot_vision::training::{Aggregate, Roles, loss};
 use crate::output::print;
 use crate::threads::Threads;
 
-/// Time fixed workloads and print one line of JSON each
+/// Measure the time of fixed workloads and print one line of JSON per workload
 ///
-/// peak: as many multiply-adds as the cores can do; its `gflops` is what the others' can be held against.
-/// eval_mean, eval_median, eval_cosine: 1,000 episodes (5-way 5-shot, 15 queries, no noise) drawn from a bank of
-/// 20 x 600 rows of 1600 numbers, sampling included. embed84: 100 pictures through Conv4. proto84, proto32: one
-/// training step of Conv4 on an episode of 100 pictures, AdamW included. tranfs16: one of a TraNFS of three layers on
-/// 16 episodes of 1600 numbers. tranfs_fwd64: its prototypes of 64 episodes. maml32: a step of second-order MAML on 4
-/// episodes of 100 pictures, 5 steps of adaptation, Adam included; fomaml32: the same of first order. `bench/peers/torch_workloads.py` does the same in PyTorch.
+/// peak: multiply-adds at the maximum rate of the cores, an upper bound for the `gflops` of the others. eval_mean,
+/// eval_median, eval_cosine: 1,000 episodes (5-way 5-shot, 15 queries, no noise) from 20 classes of 600 embeddings with
+/// 1600 dimensions, including sampling. embed84: 100 images through Conv4. proto84, proto32: one training step of Conv4 on
+/// an episode of 100 images, including AdamW. tranfs16: one training step of a three-layer TraNFS on 16 episodes with 1600
+/// dimensions. tranfs_fwd64: the TraNFS prototypes of 64 episodes. maml32: one step of second-order MAML on 4 episodes of
+/// 100 images with 5 adaptation steps, including Adam; fomaml32: the same with first-order MAML.
+/// `bench/peers/torch_workloads.py` measures the same workloads in PyTorch.
 #[derive(Args)]
 pub struct Arguments {
     /// Workloads, separated by commas [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     only: Vec<String>,
-    /// How long to repeat each, at least
+    /// Minimum time to repeat each workload, in seconds
     #[arg(long, default_value_t = 3.0, value_name = "S")]
     seconds: f64,
     #[command(flatten)]

@@ -43,7 +43,7 @@ impl Confirmed {
 
     /// Confirms more items, and keeps that.
     pub fn confirm(&mut self, items: &[String], support: &Path, data: &Embeddings) -> anyhow::Result<()> {
-        let path = self.path.clone().context("nowhere to keep what is confirmed; give --confirmed FILE")?;
+        let path = self.path.clone().context("no file for confirmed labels; give --confirmed FILE")?;
         // Another audit may have confirmed items since this one read the file.
         let _lock = trueshot::lock::Lock::beside(&path)?;
         if path.exists() {
@@ -53,7 +53,7 @@ impl Confirmed {
             let row = (0..data.len()).find(|&row| is_called(data, row, given, support));
             let row = row.with_context(|| {
                 let example = visible(&name(data, 0));
-                format!("no item '{}' to confirm; items are called like '{example}'", visible(given))
+                format!("no item is named '{}'; item names look like '{example}'", visible(given))
             })?;
             let class = data.classes()[data.labels()[row] as usize].clone();
             let confirmation = Confirmation { item: name(data, row), given: Some(class) };
@@ -83,7 +83,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<Confirmation>> {
     let one = |(number, line): (usize, &str)| match line.starts_with('{') {
         false => Ok(Confirmation { item: line.trim_end_matches('\r').into(), given: None }),
         true => serde_json::from_str(line)
-            .with_context(|| format!("{}, line {number}: not a confirmation", path.display())),
+            .with_context(|| format!("{}, line {number}: not a confirmed label", path.display())),
     };
     lines.map(one).collect()
 }

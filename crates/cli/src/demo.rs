@@ -20,19 +20,19 @@ use crate::output::{check_writable, print, write_file};
 use crate::progress::Progress;
 use crate::threads::Threads;
 
-/// Tell the whole story on built-in data and write a page to look at
+/// Demonstrate trueshot on built-in data and write a report page
 ///
-/// Takes handwritten characters (Omniglot), files some drawings under the wrong character, and shows how well
-/// each method still recognises new drawings, and which labels it distrusts. Needs no files and no network.
+/// Takes handwritten characters (Omniglot), gives some drawings a wrong label, and shows how accurately each method still
+/// classifies new drawings and which labels it gives a low weight. Needs no files and no network.
 #[derive(Args)]
 pub struct Arguments {
-    /// Where to write the page
+    /// Report page to write
     #[arg(short, long, default_value = "report.html", value_name = "FILE")]
     output: PathBuf,
-    /// Episodes to evaluate on
+    /// Number of episodes
     #[arg(short, long, default_value_t = 300)]
     episodes: u64,
-    /// Another seed draws other characters
+    /// Random seed that selects the characters
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
@@ -57,7 +57,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let characters = embed(&backbone, "test")?;
         let others = embed(&backbone, "val")?;
         say!(
-            "{} drawings of {} characters, {} numbers each ({:.1} s)",
+            "{} drawings of {} characters as {}-dimensional embeddings ({:.1} s)",
             characters.len(),
             characters.classes().len(),
             characters.dim(),
@@ -71,13 +71,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         write_file(&arguments.output, &page.render())?;
         let tables = report::accuracies(&found);
         let place = arguments.output.display();
-        print(&format!("{tables}\nLook at {place}: a noisy support set, and accuracy against noise.\n"))
+        print(&format!(
+            "{tables}\nOpen {place} to see a noisy support set and the accuracy at each noise level.\n"
+        ))
     })
 }
 
-const INTRODUCTION: &str = "Five drawings of each of ten characters, and some of them were filed under the wrong \
-    one. Every method builds a classifier from such a support set and then names new drawings. ProtoNet trusts \
-    all labels alike; the oracle knows which are wrong and drops them; the others have to find out.";
+const INTRODUCTION: &str = "Five drawings of each of ten characters, and some of them have a wrong label. \
+    Every method builds a classifier from such a support set and then classifies new drawings. ProtoNet trusts \
+    all labels equally; the oracle knows which labels are wrong and ignores those drawings; the other methods estimate it.";
 
 impl Arguments {
     fn evaluate(&self, characters: &Embeddings, others: &Embeddings) -> anyhow::Result<evaluate::Evaluation> {
@@ -142,10 +144,9 @@ impl Arguments {
         });
         Ok(Picture {
             title: "A noisy support set".into(),
-            caption:
-                "Two drawings in every row belong to another character of the same set. The methods do not \
-                know which; a good one gives those less weight."
-                    .into(),
+            caption: "In every row, two drawings show another character of the same set. The methods do not \
+                know which; a good method gives them less weight."
+                .into(),
             classes: classes.collect::<anyhow::Result<_>>()?,
         })
     }

@@ -15,15 +15,16 @@ use crate::pictures_argument::{Pictures, tell_skipped};
 use crate::progress::Progress;
 use crate::threads::Threads;
 
-/// Turn pictures into embeddings
+/// Compute the embeddings of images
 ///
-/// IMAGES is a folder of class folders, a .tar or .tar.gz of one, a .csv or .jsonl list of path and label, a data set as
-/// it is published (miniImageNet's and TieredImageNet's .pkl and .npz files, CIFAR-100's python and binary files, Ravi's
-/// lists; or the folder they are in), or `omniglot`, the drawings that are built in. Files may be BMP, GIF, JPEG, PNG, TIFF or WebP; what cannot be read
-/// is skipped and listed. The same seed gives the same file, whatever the number of threads.
+/// IMAGES is a folder of class folders, a .tar or .tar.gz of one, a .csv or .jsonl list of paths and labels, a data set in
+/// its published form (miniImageNet's and TieredImageNet's .pkl and .npz files, CIFAR-100's python and binary files, Ravi's
+/// lists; or the folder that contains them), or `omniglot`, which is built in. Supported formats are BMP, GIF, JPEG, PNG,
+/// TIFF and WebP; files that cannot be read are skipped and listed. The same seed gives the same file with any number of
+/// threads.
 ///
-/// Without --backbone, EfficientNet-Lite0 embeds, which is part of the program (and a Conv4 the drawings of omniglot).
-/// Embeddings are kept by the contents of the pictures, so what was embedded before is not embedded again.
+/// The default backbone is the built-in EfficientNet-Lite0 (for omniglot, a built-in Conv4). Embeddings are cached by the
+/// contents of the images, so an image is not embedded again.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot embed photos/ -o photos.safetensors
@@ -35,32 +36,32 @@ use crate::threads::Threads;
   trueshot embed mini/train -o train.safetensors --backbone conv4.safetensors --augment --copies 8 --precision f16
   trueshot embed omniglot --split test -o drawings.safetensors --backbone drawings-conv4.safetensors")]
 pub struct Arguments {
-    /// The pictures: a folder of class folders, .tar, .tar.gz, .csv, .jsonl, a published data set, or omniglot
+    /// Images: a folder of class folders, .tar, .tar.gz, .csv, .jsonl, a published data set, or omniglot
     #[arg(value_name = "IMAGES")]
     images: PathBuf,
-    /// The file to write (.safetensors)
+    /// Embeddings file to write (.safetensors)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]
     backbone: BackboneArgument,
     #[command(flatten)]
     pictures: Pictures,
-    /// Change every picture at random: flip, crop, colour
+    /// Augment every image: random flip, crop and colour changes
     #[arg(long)]
     augment: bool,
-    /// Embed every picture so often, each time changed differently; items are called NAME#1, NAME#2, ..
+    /// Embed every image N times, each with a different augmentation; items are named NAME#1, NAME#2, ..
     #[arg(long, default_value_t = 1, value_name = "N", requires = "augment", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     copies: u32,
-    /// Another seed draws other changes
+    /// Random seed of the augmentation
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
-    /// How numbers are stored
+    /// Precision of the stored embeddings
     #[arg(long, value_enum, default_value_t = Stored::F32)]
     precision: Stored,
-    /// Fail if a class is left with fewer readable pictures
+    /// Fail if a class has fewer than N readable images
     #[arg(long, default_value_t = 1, value_name = "N")]
     least_per_class: usize,
-    /// Write the names of skipped files and the reasons to FILE
+    /// Write the names of skipped files, with the reasons, to FILE
     #[arg(long, value_name = "FILE")]
     skipped: Option<PathBuf>,
     #[command(flatten)]
@@ -86,9 +87,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         arguments.backbone.tell(&embedder);
         let (rows, dim) = (report.rows, embedder.backbone().dim());
         let (seconds, known) = (start.elapsed().as_secs_f64(), report.from_cache);
-        let known = if known > 0 { format!("; {known} were known") } else { String::new() };
+        let known = if known > 0 { format!("; {known} from the cache") } else { String::new() };
         say!(
-            "{}: {rows} rows of {dim} numbers, from {} pictures of {} classes ({seconds:.1} s{known})",
+            "{}: {rows} embeddings of {dim} dimensions, from {} images of {} classes ({seconds:.1} s{known})",
             arguments.output.display(),
             report.pictures,
             collection.classes().len(),
@@ -111,7 +112,7 @@ impl Arguments {
             seed: self.seed,
             least_per_class: self.least_per_class,
         };
-        let progress = Progress::counting(collection.entries().len() as u64, "pictures");
+        let progress = Progress::counting(collection.entries().len() as u64, "images");
         let report = embed(&request, &self.output, &|done| progress.moves_to(done as u64));
         progress.finish();
         Ok(report?)

@@ -16,29 +16,29 @@ use crate::output::{check_writable, write_file};
 use crate::pictures_argument::{Part, Pictures};
 use crate::threads::Threads;
 
-/// Draw the noisy support set of an episode: a row for every class, a frame around every picture
+/// Draw the noisy support set of an episode as an SVG image, with one row per class
 ///
-/// A solid green frame is a right label, a dashed red one a wrong one, with what the picture really is below it. With the
-/// same seed, shots and queries it is the episode that `trueshot eval` draws from the pictures' embeddings. DATASET is what
-/// `trueshot embed` takes.
+/// A solid green frame marks a right label, a dashed red frame a wrong label, with the true class below the image. With
+/// the same seed, shots and queries it is the episode that `trueshot eval` draws from the embeddings of these images.
+/// DATASET is any data set that `trueshot embed` accepts.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot episode omniglot --split test --queries 10 -o set.svg
   trueshot episode mini/test --noise paired=40 --episode 7 -o set.svg
   trueshot episode mini/test --noise outlier=40 --outliers outliers/test -o set.svg")]
 pub struct Arguments {
-    /// The pictures
+    /// Images
     #[arg(value_name = "DATASET")]
     pictures: PathBuf,
     #[command(flatten)]
     part: Pictures,
-    /// The picture to write (SVG); it holds the pictures itself
+    /// SVG file to write, with the images embedded in it
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Pictures of other classes, which outlier noise draws from
+    /// Images of other classes for outlier noise
     #[arg(long, value_name = "DATASET")]
     outliers: Option<PathBuf>,
-    /// Which split of these, where they have several
+    /// Split of the outliers to use, if there are several
     #[arg(long, value_name = "NAME", requires = "outliers")]
     outliers_split: Option<String>,
     #[command(flatten)]
@@ -50,22 +50,22 @@ pub struct Arguments {
 /// Which episode.
 #[derive(Args)]
 pub struct Which {
-    /// Which episode
+    /// Number of the episode, from 0
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     episode: u64,
-    /// Its noise: a type and one level in percent
+    /// Noise type and one level in percent
     #[arg(short, long, default_value = "symmetric=40", value_name = "TYPE=LEVEL")]
     noise: NoiseLevels,
-    /// Classes of the episode
+    /// Classes per episode
     #[arg(long, default_value_t = 5)]
     ways: usize,
-    /// Labelled items a class
+    /// Labelled items per class
     #[arg(long, default_value_t = 5)]
     shots: usize,
-    /// Queries a class: they are not looked at, but decide with the seed which episode it is
+    /// Queries per class; they are not drawn, but together with the seed they determine the episode
     #[arg(long, default_value_t = 15)]
     queries: usize,
-    /// The seed behind the episodes
+    /// Random seed of the episodes
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
 }
@@ -78,7 +78,7 @@ impl Which {
         outliers: Option<&Embeddings>,
     ) -> anyhow::Result<(Noise, DrawnEpisode)> {
         let &[noise] = self.noise.0.as_slice() else {
-            anyhow::bail!("--noise has {} levels; one episode has one", self.noise.0.len());
+            anyhow::bail!("--noise has {} levels, but an episode has one", self.noise.0.len());
         };
         let Which { ways, queries, seed, .. } = *self;
         let spec = EpisodeSpec { ways, shots: Shots::exactly(self.shots), queries, seed };

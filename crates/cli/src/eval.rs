@@ -20,8 +20,8 @@ use crate::threads::Threads;
 
 /// Evaluate methods on noisy few-shot episodes drawn from embeddings
 ///
-/// Every method, noise type and level of one call meets the same episodes, so differences are paired. The same
-/// seed gives the same result to the last byte, whatever the number of threads.
+/// All methods, noise types and noise levels of one run use the same episodes, so differences are paired. The same seed
+/// gives byte-identical results with any number of threads.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot eval test.safetensors
@@ -31,70 +31,69 @@ use crate::threads::Threads;
   trueshot eval --pictures cifar/test --methods maml:model=maml.safetensors
   trueshot eval --list-methods")]
 pub struct Arguments {
-    /// The embeddings file
+    /// Embeddings file
     #[arg(value_name = "EMBEDDINGS", required_unless_present_any = ["list_methods", "pictures"])]
     embeddings: Option<PathBuf>,
-    /// Draw episodes of pictures, for methods that look at these (maml): a folder, archive, list or
-    /// `omniglot`, as `trueshot embed` takes them
+    /// Draw episodes of images, for methods that take images (maml): a folder, archive, list or `omniglot`, as for
+    /// `trueshot embed`
     #[arg(long, value_name = "DATASET", conflicts_with_all = ["embeddings", "labels"])]
     pictures: Option<PathBuf>,
     #[command(flatten)]
     part: Pictures,
-    /// Labels of a .npy file, where they do not lie beside it
+    /// Labels for a .npy file, if they are not next to it
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
-    /// Methods, separated by commas; parameters follow after colons [default: all that
-    /// need no model]
+    /// Methods, separated by commas, with parameters after colons [default: all methods that need no model file]
     #[arg(short, long, value_delimiter = ',', value_name = "METHOD")]
     methods: Vec<String>,
-    /// List all methods with their parameters and stop
+    /// List all methods with their parameters and exit
     #[arg(long)]
     list_methods: bool,
-    /// A noise type and its levels in percent: symmetric, paired or outlier; can be repeated
+    /// Noise type (symmetric, paired or outlier) and its levels in percent; can be repeated
     /// [default: symmetric=0,20,40,60]
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Vec<NoiseLevels>,
-    /// Embeddings of other classes, which outlier noise draws from; with --pictures, pictures of them. The same file as
-    /// the data: outliers are of classes that an episode has not
+    /// Embeddings (with --pictures: images) of other classes for outlier noise. If it is the data file, outliers come from
+    /// classes that are not in the episode
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,
-    /// Classes of an episode
+    /// Classes per episode
     #[arg(long, default_value_t = 5)]
     ways: usize,
-    /// Labelled items a class: a number, or a range such as 3-10 to draw each class's number from
+    /// Labelled items per class: a number, or a range such as 3-10 from which each class draws its own
     #[arg(long, default_value = "5", value_parser = parse_shots, value_name = "K")]
     shots: Shots,
-    /// Queries a class; 0 to look at the support sets only
+    /// Queries per class; with 0, only the detection of wrong labels is evaluated
     #[arg(long, default_value_t = 15)]
     queries: usize,
-    /// Episodes
+    /// Number of episodes
     #[arg(short, long, default_value_t = 10_000)]
     episodes: u64,
-    /// Same seed, same episodes, same result
+    /// Random seed; the same seed gives the same episodes and the same result
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
-    /// What differences are taken against [default: protonet]
+    /// Method to which all others are compared [default: protonet]
     #[arg(long, value_name = "METHOD")]
     baseline: Option<String>,
-    /// Also report the accuracy on every class
+    /// Also report the accuracy per class
     #[arg(long)]
     per_class: bool,
-    /// Also report how often one class was taken for another (JSON and HTML)
+    /// Also report the confusion matrix (JSON and HTML)
     #[arg(long)]
     confusion: bool,
-    /// Also compare every method with every other (JSON and HTML always do)
+    /// Also compare all pairs of methods (JSON and HTML always do)
     #[arg(long)]
     significance: bool,
-    /// Write the episodes to FILE, one line of JSON each, before they are evaluated
+    /// Write the episodes to FILE before the evaluation, one line of JSON each
     #[arg(long, value_name = "FILE", conflicts_with = "manifest")]
     write_manifest: Option<PathBuf>,
-    /// Replay the episodes of FILE; ways, shots, queries, noise and seed are the file's
+    /// Replay the episodes of FILE, including its ways, shots, queries, noise and seed
     #[arg(long, value_name = "FILE", conflicts_with_all = ["noise", "ways", "shots", "queries", "seed"])]
     manifest: Option<PathBuf>,
-    /// How to show the result
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     format: Format,
-    /// Also write a page with plots to FILE
+    /// Also write an HTML report with plots to FILE
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     #[command(flatten)]
@@ -172,7 +171,11 @@ impl Arguments {
             names.iter().map(|name| registry.parse(name)).collect::<Result<_, _>>()?;
         for (place, method) in methods.iter().enumerate() {
             let again = methods[..place].iter().any(|earlier| earlier.label == method.label);
-            anyhow::ensure!(!again, "method '{}' is asked for twice; name one with as=NAME", method.label);
+            anyhow::ensure!(
+                !again,
+                "method '{}' is given twice; rename one of them with as=NAME",
+                method.label
+            );
         }
         if let Some(baseline) = &self.baseline {
             let known: Vec<&str> = methods.iter().map(|method| method.label.as_str()).collect();
@@ -188,12 +191,10 @@ impl Arguments {
         let Some(path) = &self.pictures else {
             if let Some(method) = methods.iter().find(|method| method.method.pictures().is_some()) {
                 let label = &method.label;
-                anyhow::bail!(
-                    "method '{label}' looks at pictures, not at embeddings: give --pictures DATASET"
-                );
+                anyhow::bail!("method '{label}' takes images, not embeddings: give --pictures DATASET");
             }
             self.part.refuse()?;
-            let path = self.embeddings.as_deref().context("no embeddings file given")?;
+            let path = self.embeddings.as_deref().context("no embeddings file was given")?;
             let embeddings = open(path, self.labels.as_deref())?;
             let apart = outliers.filter(|_| !self.draws_own_outliers());
             return Ok((embeddings, apart.map(|path| open(path, None)).transpose()?));
@@ -218,7 +219,7 @@ impl Arguments {
         let noise = if self.noise.is_empty() { &default[..] } else { &self.noise[..] };
         let settings = noise::settings(noise);
         if outliers.is_some() && !settings.iter().any(|noise| noise.kind == NoiseKind::Outlier) {
-            say!("warning: --outliers is given but no outlier noise is asked for; add --noise outlier=40");
+            say!("warning: --outliers has no effect without outlier noise; add --noise outlier=40");
         }
         Ok(Box::new(Sampler::new(embeddings, outliers, spec, settings)?))
     }
@@ -245,7 +246,7 @@ impl Arguments {
         progress.finish();
         let found = found?;
         if found.interrupted {
-            say!("stopped early: what follows are the episodes done so far");
+            say!("stopped early: the results cover the episodes finished so far");
         }
         if let Some(path) = &self.html {
             write_file(path, &report::evaluation(&found, report::Format::Html, Tables::Usual))?;
@@ -271,11 +272,11 @@ fn registry() -> Registry {
 fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
     let mut wanted = methods.iter().filter_map(|method| Some((&method.label, method.method.pictures()?)));
     let (label, first) = wanted.next().context(
-        "none of the methods looks at pictures: ask for maml:model=FILE, or embed the pictures first (trueshot embed)",
+        "none of the methods takes images: use maml:model=FILE, or embed the images first (trueshot embed)",
     )?;
     if let Some((other, rows)) = wanted.find(|(_, rows)| *rows != first) {
         anyhow::bail!(
-            "'{label}' takes pictures of {} px and {} channels, '{other}' of {} px and {}: ask for one at a time",
+            "'{label}' takes images of {} px and {} channels, '{other}' of {} px and {}: evaluate them one at a time",
             first.size,
             first.channels,
             rows.size,
@@ -290,7 +291,7 @@ fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
 
 /// Pictures as rows of numbers from 0 to 255.
 fn picture_rows(collection: &Collection, to: &Preprocessing) -> anyhow::Result<Embeddings> {
-    let progress = Progress::counting(collection.entries().len() as u64, "pictures");
+    let progress = Progress::counting(collection.entries().len() as u64, "images");
     let loaded = Dataset::load(collection, to, false, &|done| progress.moves_to(done as u64));
     progress.finish();
     let dataset = loaded?;

@@ -16,11 +16,11 @@ use crate::progress::Progress;
 use crate::support::{Support, SupportArgument};
 use crate::threads::Threads;
 
-/// Build a classifier from labelled examples, some of which may be wrong
+/// Train a classifier on labelled examples, some of which may be wrongly labelled
 ///
-/// Looks through the examples first (see `trueshot audit`): those that are filed under the wrong class count for the right one,
-/// and the file keeps what was found. It holds everything that is needed to predict, but for the backbone where that is not
-/// built in.
+/// Audits the examples first (see `trueshot audit`): mislabelled examples count for their estimated class, and the result of
+/// the audit is stored in the file. The file contains everything that prediction needs, except a backbone that is not built
+/// in.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot fit photos -o animals.safetensors
@@ -30,13 +30,13 @@ use crate::threads::Threads;
 pub struct Arguments {
     #[command(flatten)]
     support: SupportArgument,
-    /// The classifier to write, ending in .safetensors
+    /// Classifier file to write (.safetensors)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// The method; `trueshot eval --list-methods` shows all
+    /// Method; `trueshot eval --list-methods` lists all methods
     #[arg(short, long, default_value = "relabel")]
     method: String,
-    /// Add these examples, or new classes, to those of an earlier classifier
+    /// Add the examples and classes to those of an existing classifier
     #[arg(long, value_name = "CLASSIFIER")]
     add: Option<PathBuf>,
     #[command(flatten)]
@@ -73,7 +73,7 @@ fn together(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings>
     let old = earlier.support();
     anyhow::ensure!(
         old.dim() == new.dim(),
-        "the classifier learned from rows of {} numbers, these have {}",
+        "the classifier was trained on {}-dimensional embeddings, but these have {} dimensions",
         old.dim(),
         new.dim()
     );
@@ -81,7 +81,7 @@ fn together(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings>
         anyhow::ensure!(
             then == now,
             hinted(
-                format!("the classifier learned from embeddings of {then}, these are of {now}"),
+                format!("the classifier was trained on embeddings of {then}, but these are from {now}"),
                 "embed both with the same backbone"
             )
         );
@@ -116,7 +116,7 @@ fn tell(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
     let suspects = found.items.iter().filter(|item| item.is_suspect()).count();
     if suspects > 0 {
         let path = arguments.support.support.display();
-        say!("{suspects} of the examples look misfiled; see `trueshot audit {path}`");
+        say!("{suspects} examples probably have a wrong label; see `trueshot audit {path}`");
     }
 }
 

@@ -8,20 +8,20 @@ use trueshot::report;
 
 use crate::output::Output;
 
-/// Say what an embeddings file holds and what is wrong with it
+/// Show the contents of an embeddings file and check it for problems
 ///
-/// Reads .safetensors, .npy (labels beside it), .npz, .parquet, .arrow and .feather. Shows shape, precision,
-/// classes and their sizes, lengths of the rows, duplicates, values that are not finite, and the fingerprint by
-/// which results name the data.
+/// Reads .safetensors, .npy (with the labels next to it), .npz, .parquet, .arrow and .feather. Shows shape, precision,
+/// classes and their sizes, norms of the rows, duplicates, values that are not finite, and the fingerprint that identifies
+/// the data in results.
 #[derive(Args)]
 pub struct Arguments {
-    /// The embeddings file
+    /// Embeddings file
     #[arg(value_name = "PATH")]
     path: PathBuf,
-    /// Labels of a .npy file, where they do not lie beside it
+    /// Labels for a .npy file, if they are not next to it
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
-    /// How to show it
+    /// Output format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     #[command(flatten)]

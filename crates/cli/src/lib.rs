@@ -1,5 +1,6 @@
-//! The command `trueshot`: one file per command. Data goes to standard output, progress and messages to
-//! standard error. A library, so that the Python package has the same command.
+//! The command line of trueshot, which finds wrong labels and learns classifiers despite them; one file per command.
+//! Data goes to standard output, progress and messages to standard error. It is a library, so that the Python package
+//! has the same command.
 
 mod attention;
 mod audit;
@@ -30,7 +31,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-/// Learn from a handful of labelled examples when some labels are wrong.
+/// Find wrong labels in small labelled data sets, and train few-shot classifiers that stay accurate despite them.
 #[derive(Parser)]
 #[command(name = "trueshot", version, about, max_term_width = 100, arg_required_else_help = true)]
 struct Arguments {
@@ -57,8 +58,8 @@ enum Command {
     Bench(bench::Arguments),
 }
 
-/// Runs the command with these arguments, the first of which names the program, and says how it ended: 0 done, 1 failed,
-/// 2 asked for wrongly, 3 looked for something wrong and found it.
+/// Runs the command with these arguments, the first of which names the program, and returns its exit status: 0 success,
+/// 1 failure, 2 wrong usage, 3 a check found problems.
 pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     if arguments.len() == 2 && arguments[1] == this_program::ONNX_WORKER {

@@ -22,8 +22,8 @@ pub fn say_line(line: &str) {
 /// The long options of the command that runs, without the dashes.
 pub type Options = HashSet<String>;
 
-/// Prints an error with its hint and turns the result into an exit status: 0 done, 1 failed, 2 asked
-/// for wrongly, 3 looked for something wrong and found it.
+/// Prints an error with its hint and turns the result into an exit status: 0 success, 1 failure,
+/// 2 wrong usage, 3 a check found problems.
 pub fn exit_status(result: anyhow::Result<()>, options: &Options) -> u8 {
     let Err(error) = result else { return 0 };
     if is_closed_pipe(&error) {
@@ -75,15 +75,15 @@ impl std::fmt::Display for Hinted {
 
 impl std::error::Error for Hinted {}
 
-/// A check that did its work and found so many things wrong, which it has listed.
+/// A check that succeeded and found this number of problems, which it has listed.
 #[derive(Debug)]
 pub struct Found(pub usize);
 
 impl std::fmt::Display for Found {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
-            1 => write!(f, "1 thing is not as it should be"),
-            count => write!(f, "{count} things are not as they should be"),
+            1 => write!(f, "1 problem found"),
+            count => write!(f, "{count} problems found"),
         }
     }
 }

@@ -10,20 +10,20 @@ use trueshot_vision::{Collection, Fit, Reading, Skipped};
 
 use crate::messages::say;
 
-/// How the source of pictures is to be understood.
+/// Which images of a source to use.
 #[derive(Args)]
 pub struct Pictures {
-    /// Which classes are in which split: a JSON file {"train": [..], "val": [..], "test": [..]}, or cifar-fs, cub,
-    /// fc100, miniimagenet or tieredimagenet, which are built in
+    /// Classes of each split: a JSON file {"train": [..], "val": [..], "test": [..]}, or one of the built-in splits
+    /// cifar-fs, cub, fc100, miniimagenet and tieredimagenet
     #[arg(long, value_name = "JSON|NAME")]
     pub split_file: Option<PathBuf>,
-    /// Which split to take: of the split file, of omniglot, or of IMAGES, where it has a folder or file for each
+    /// Split to use: of the split file, of omniglot, or of the data set, if it has one folder or file per split
     #[arg(long, value_name = "NAME")]
     split: Option<String>,
-    /// Take the pictures in train/, val/ and test/ together; classes are the folders below
+    /// Use the images in train/, val/ and test/ together; the folders in them are the classes
     #[arg(long)]
     pub pool: bool,
-    /// Take the first N pictures of every class, by name
+    /// Use only the first N images of each class, sorted by name
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit_per_class: Option<u32>,
 }
@@ -38,7 +38,7 @@ impl Pictures {
             ("--limit-per-class", self.limit_per_class.is_some()),
         ];
         match given.into_iter().find(|(_, given)| *given) {
-            Some((flag, _)) => anyhow::bail!("{flag} is about pictures: it goes with --pictures DATASET"),
+            Some((flag, _)) => anyhow::bail!("{flag} applies to images: use it with --pictures DATASET"),
             None => Ok(()),
         }
     }
@@ -74,7 +74,7 @@ impl Part<'_> {
             let missing = collection.keep_split(&split)?;
             if let Some(first) = missing.first() {
                 let (count, name) = (missing.len(), &split.name);
-                say!("warning: {count} classes of split '{name}' are not there, the first is '{first}'");
+                say!("warning: {count} classes of split '{name}' are missing, the first is '{first}'");
             }
         }
         if let Some(limit) = self.limit_per_class {
@@ -87,19 +87,19 @@ impl Part<'_> {
         Ok(match (self.split_file, self.split) {
             (Some(file), Some(name)) => Some(Split::open(file, name)?),
             (None, Some(name)) if collection.is_built_in() => Some(Split::of_omniglot(name)?),
-            (Some(_), None) => anyhow::bail!("--split-file is given but no --split NAME"),
+            (Some(_), None) => anyhow::bail!("--split-file also needs --split NAME"),
             (None, _) => None,
         })
     }
 }
 
-/// What becomes of a picture that is no square.
+/// How to handle an image that is not square.
 #[derive(Clone, Copy, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FitArgument {
-    /// Stretch the whole picture
+    /// Resize the whole image without keeping its aspect ratio
     Squash,
-    /// Take the square in its middle
+    /// Crop the central square
     Crop,
 }
 

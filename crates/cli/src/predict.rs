@@ -20,32 +20,32 @@ use crate::progress::{Progress, goes_on};
 use crate::support::is_embeddings;
 use crate::threads::Threads;
 
-/// Ask a classifier about pictures or embeddings
+/// Classify images or embeddings with a classifier from `trueshot fit`
 ///
-/// Says for every one the most probable class, how probable it is, and how strange it is: above 0.5 it is probably of none of
-/// the classes. INPUT is a picture, a folder (with all folders below), an archive, a list, or embeddings.
+/// Prints the most probable class of every input, its probability, and a novelty score: above 0.5 the input probably
+/// belongs to none of the classes. INPUT is an image, a folder (searched recursively), an archive, a list, or embeddings.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot predict animals.safetensors new.jpg
   trueshot predict animals.safetensors inbox/ --format csv -o answers.csv
   trueshot predict animals.safetensors embeddings.npz --format jsonl --all")]
 pub struct Arguments {
-    /// The classifier, as `trueshot fit` wrote it
+    /// Classifier file written by `trueshot fit`
     #[arg(value_name = "CLASSIFIER")]
     classifier: PathBuf,
-    /// What to ask about
+    /// Images or embeddings to classify
     #[arg(value_name = "INPUT", required = true)]
     inputs: Vec<PathBuf>,
-    /// How to show it
+    /// Output format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
-    /// The probability of every class, not only of the most probable one (csv and jsonl)
+    /// Print the probability of every class, not only of the most probable one (csv and jsonl)
     #[arg(long)]
     all: bool,
-    /// Call it unknown from this strangeness on
+    /// Novelty score from which an input is marked as unknown
     #[arg(long, value_name = "U", default_value_t = 0.5)]
     unknown: f32,
-    /// Write the answers to FILE instead of standard output
+    /// Write the predictions to FILE instead of standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let predictor = open_classifier(&arguments.classifier)?;
     let inputs = &arguments.inputs;
     inputs.iter().try_for_each(|path| {
-        anyhow::ensure!(path.exists(), "there is no {}", path.display());
+        anyhow::ensure!(path.exists(), "{} does not exist", path.display());
         Ok(())
     })?;
     arguments.threads.run(|| {
@@ -93,8 +93,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 false => answers.of_pictures(input)?,
             }
         }
-        answers.out.flush().context("cannot write the answers")?;
-        anyhow::ensure!(answers.answered > 0 || answers.failed == 0, "none of the pictures could be read");
+        answers.out.flush().context("cannot write the predictions")?;
+        anyhow::ensure!(answers.answered > 0 || answers.failed == 0, "none of the images could be read");
         Ok(())
     })
 }
@@ -172,7 +172,7 @@ impl Answers<'_> {
     }
 
     fn ask_all(&mut self, embedder: &Embedder, asked: &[(String, Given<'_>)]) -> anyhow::Result<()> {
-        let progress = Progress::counting(asked.len() as u64, "pictures");
+        let progress = Progress::counting(asked.len() as u64, "images");
         for (number, part) in asked.chunks(AT_ONCE).enumerate() {
             self.ask(embedder, part, (&progress, number * AT_ONCE))?;
             if !goes_on() {
@@ -226,8 +226,10 @@ impl Answers<'_> {
             anyhow::ensure!(
                 learned == given,
                 hinted(
-                    format!("the classifier learned from embeddings of {learned}, these are of {given}"),
-                    "give the same with --backbone"
+                    format!(
+                        "the classifier was trained on embeddings of {learned}, but these are from {given}"
+                    ),
+                    "give the same backbone with --backbone"
                 )
             );
         }
@@ -271,7 +273,7 @@ impl Answers<'_> {
             true => writeln!(self.out, "{}", visible_lines(line)),
             false => writeln!(self.out, "{line}"),
         };
-        result.context("cannot write the answers")
+        result.context("cannot write the predictions")
     }
 }
 

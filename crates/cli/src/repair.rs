@@ -16,12 +16,13 @@ use crate::output::{check_writable, print, write_file};
 use crate::progress::Progress;
 use crate::support::listing;
 
-/// Carry out the plan of an audit: move misfiled items to their class, quarantine outliers
+/// Apply the changes of an audit plan: move mislabelled items to their class, quarantine outliers
 ///
 /// PLAN is a file written by `trueshot audit --plan`; you may edit or delete lines. Without an option, the changes are
-/// shown and nothing is done. --into writes a repaired copy and leaves the original alone. --in-place moves files and writes
-/// an undo file first: if it is interrupted, the same command finishes the work, and --undo takes it back. No file is
-/// ever deleted or overwritten: items that belong to no class go to _quarantine/, and a name that is taken gets a number.
+/// listed and nothing is changed. --into writes a repaired copy and leaves the original as it is. --in-place moves files
+/// and writes an undo file first: if it is interrupted, the same command finishes the work, and --undo reverts it. No file
+/// is ever deleted or overwritten: items that belong to no class go to _quarantine/, and a file whose name is already used
+/// gets a number appended.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot repair plan.jsonl
@@ -30,25 +31,25 @@ use crate::support::listing;
   trueshot repair --undo plan.undo.jsonl
   trueshot repair plan.jsonl --labels labels.csv --label-studio tasks.json --fiftyone labels.json")]
 pub struct Arguments {
-    /// The plan
+    /// Plan file
     #[arg(value_name = "PLAN", required_unless_present = "undo")]
     plan: Option<PathBuf>,
     /// Write a repaired copy to a new folder; for embeddings, to a .safetensors file
     #[arg(long, value_name = "DIR|FILE", conflicts_with = "in_place")]
     into: Option<PathBuf>,
-    /// Move the files of the original
+    /// Move the original files
     #[arg(long)]
     in_place: bool,
-    /// Where --in-place writes how to take it back [default: PLAN with .undo.jsonl]
+    /// Undo file that --in-place writes [default: PLAN with the extension .undo.jsonl]
     #[arg(long, value_name = "FILE", requires = "in_place")]
     undo_file: Option<PathBuf>,
-    /// Take back what --in-place did, as recorded in its undo file
+    /// Revert an --in-place repair, given its undo file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["plan", "into", "in_place"])]
     undo: Option<PathBuf>,
-    /// Where the collection is now, if it was moved since the audit
+    /// Current path of the audited data, if it was moved since the audit
     #[arg(long, value_name = "PATH")]
     root: Option<PathBuf>,
-    /// Write the cleaned labels as CSV: path, label, and what it was
+    /// Write the cleaned labels as CSV: path, label and previous label
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     /// Write the cleaned labels as tasks for Label Studio
@@ -63,7 +64,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.undo {
         return arguments.undo(path);
     }
-    let path = arguments.plan.as_ref().context("no plan")?;
+    let path = arguments.plan.as_ref().context("no plan file was given")?;
     let files = [&arguments.labels, &arguments.label_studio, &arguments.fiftyone];
     check_writable(files.into_iter().flatten())?;
     let text = std::fs::read_to_string(path)
@@ -73,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         plan.header.root = std::fs::canonicalize(root).unwrap_or_else(|_| root.clone());
     }
     if arguments.in_place && plan.header.kind != Kind::Folder {
-        anyhow::bail!("--in-place moves files in class folders, and this plan is for {}", kind(&plan));
+        anyhow::bail!("--in-place moves files between class folders, but this plan is for {}", kind(&plan));
     }
     match plan.header.kind {
         Kind::Embeddings => arguments.repair_rows(plan),
@@ -92,7 +93,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn kind(plan: &Plan) -> &'static str {
     match plan.header.kind {
         Kind::Folder => "a folder",
-        Kind::Pictures => "pictures in a list or an archive",
+        Kind::Pictures => "images in a list or an archive",
         Kind::Embeddings => "embeddings",
     }
 }
@@ -121,7 +122,7 @@ impl Arguments {
         report_moves(&folder, &outcome, "moved back", "already back");
         if !outcome.problems.is_empty() {
             anyhow::bail!(
-                "{} of {} files could not be moved back; {} is kept, so the command can be repeated",
+                "{} of {} files could not be moved back; {} is kept: run the same command again to retry",
                 outcome.problems.len(),
                 journal.moves().len(),
                 path.display()
@@ -162,10 +163,10 @@ impl Arguments {
         progress.finish();
         let outcome = outcome?;
         report_moves(&folder, &outcome, "moved", "already moved");
-        say!("hint: `trueshot repair --undo {}` takes it back", undo.display());
+        say!("hint: revert with `trueshot repair --undo {}`", undo.display());
         if !outcome.problems.is_empty() {
             let (failed, all) = (outcome.problems.len(), journal.moves().len());
-            anyhow::bail!("{failed} of {all} files could not be moved; the same command tries them again");
+            anyhow::bail!("{failed} of {all} files could not be moved; run the same command again to retry");
         }
         let base = self.base(root);
         self.write_labels(&labelled(plan, &plan.listing, journal.moves(), base.as_deref(), &|_| None))
@@ -178,13 +179,13 @@ impl Arguments {
         let journal = journal.with_root(plan.header.root.clone());
         let (root, undo) = (plan.header.root.display(), undo.display());
         let state = match (journal.pending(), journal.moves().len()) {
-            (0, _) => "this plan has been carried out in place".to_string(),
+            (0, _) => "this plan was already applied in place".to_string(),
             (pending, all) => format!(
-                "a repair is half done ({} of {all} files moved): run it again with --in-place",
+                "a repair was interrupted ({} of {all} files moved): run it again with --in-place",
                 all - pending
             ),
         };
-        Some(anyhow::anyhow!("{root}: {state}; `trueshot repair --undo {undo}` takes it back"))
+        Some(anyhow::anyhow!("{root}: {state}; revert with `trueshot repair --undo {undo}`"))
     }
 
     fn repair_pictures(&self, plan: &Plan) -> anyhow::Result<()> {
@@ -223,7 +224,7 @@ impl Arguments {
     fn copy(&self, plan: &Plan, into: &Path, moves: &[Move]) -> anyhow::Result<()> {
         if plan.header.kind != Kind::Folder {
             anyhow::bail!(
-                "--into copies class folders, and this plan is for {}; --labels writes a list",
+                "--into copies class folders, but this plan is for {}; use --labels to write a list",
                 kind(plan)
             );
         }
@@ -232,7 +233,7 @@ impl Arguments {
         progress.finish();
         let copied = copied?;
         for item in copied.left_out {
-            say!("warning: {} is not copied: no file, or a link that leads nowhere", visible(&item));
+            say!("warning: {} is not copied: not a file, or a broken link", visible(&item));
         }
         let quarantined = moves.iter().filter(|one| one.to.starts_with(repair::QUARANTINE)).count();
         let moved = moves.len() - quarantined;
@@ -248,7 +249,7 @@ impl Arguments {
         let root = plan.header.root.clone();
         let data = Embeddings::open(&root)?;
         if plan.header.fingerprint.as_deref() != Some(data.fingerprint().to_string().as_str()) {
-            let problem = "its rows or labels are others".into();
+            let problem = "its rows or labels differ".into();
             return Err(trueshot::Error::CollectionChanged { root, problem }.into());
         }
         let listed = |row: usize| Listed {
@@ -385,8 +386,8 @@ fn shown(plan: &Plan, moves: &[Move]) -> String {
     let (before, after) = (100.0 * plan.header.accuracy, 100.0 * plan.header.accuracy_after);
     let count = plan.changes.len();
     text + &format!(
-        "{count} changes; items that the others recognise: {before:.1} % now, {after:.1} % with the whole plan\n\
-         nothing was done yet: --into DIR writes a repaired copy, --in-place moves files, --labels FILE writes a list\n"
+        "{count} changes; leave-one-out accuracy: {before:.1} % now, {after:.1} % after all changes\n\
+         nothing was changed: --into DIR writes a repaired copy, --in-place moves files, --labels FILE writes a list\n"
     )
 }
 

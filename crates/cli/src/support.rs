@@ -19,14 +19,14 @@ use crate::progress::Progress;
 /// Endings of files that hold rows rather than pictures.
 const EMBEDDINGS: [&str; 8] = ["safetensors", "npy", "npz", "parquet", "arrow", "feather", "ipc", "arrows"];
 
-/// The labelled examples, and what embeds them.
+/// The labelled examples and how to embed them.
 #[derive(Args)]
 pub struct SupportArgument {
-    /// The labelled examples: a folder of class folders, .tar, .tar.gz, a .csv or .jsonl of path and label, or
-    /// embeddings (.safetensors, .npz, .npy, .parquet, .arrow)
+    /// Labelled examples: a folder of class folders, a .tar or .tar.gz of one, a .csv or .jsonl list of paths and labels,
+    /// or embeddings (.safetensors, .npz, .npy, .parquet, .arrow)
     #[arg(value_name = "SUPPORT")]
     pub support: PathBuf,
-    /// Labels of a .npy file, where they do not lie beside it
+    /// Labels for a .npy file, if they are not next to it
     #[arg(long, value_name = "FILE")]
     labels_of_rows: Option<PathBuf>,
     #[command(flatten)]
@@ -102,7 +102,7 @@ impl SupportArgument {
         let given = self.backbone.open()?;
         let collection = Collection::open(&self.support, Reading::default())?;
         let embedder = given.map_or_else(|| self.backbone.open_default(&collection), Ok)?;
-        let progress = Progress::counting(collection.entries().len() as u64, "pictures");
+        let progress = Progress::counting(collection.entries().len() as u64, "images");
         let embedded = embedder.embed_collection(&collection, &|done| progress.moves_to(done as u64));
         progress.finish();
         let EmbeddedCollection { embeddings, entries, skipped, hashes, .. } = embedded?;
@@ -130,9 +130,13 @@ impl Support {
             _ => notes.push(format!("{} {many}: {}", names.len(), shortened(&names))),
         };
         add(self.empty_folders(), "is an empty folder", "folders are empty");
-        add(self.unreadable_classes(), "has no picture that can be read", "classes have no readable picture");
+        add(self.unreadable_classes(), "has no readable image", "classes have no readable image");
         let one = self.classes_of_one();
-        add(one, "has a single item, which nothing can confirm", "classes have a single item");
+        add(
+            one,
+            "has a single item, whose label cannot be checked",
+            "classes have a single item, whose label cannot be checked",
+        );
         notes
     }
 

@@ -33,7 +33,7 @@ fn the_table_has_suspects_first_and_a_summary() {
     photos.exchange("rings/0.png", "stripes/0.png");
     let shown = text(&photos.audit(&[]).assert().success().get_output().stdout);
     let lines: Vec<&str> = shown.lines().collect();
-    assert!(lines[0].contains("wrong") && lines[0].contains("filed under"), "{shown}");
+    assert!(lines[0].contains("wrong") && lines[0].contains("suggested"), "{shown}");
     assert!(lines[1].contains("0.png") && lines[2].contains("0.png"), "{shown}");
     assert!(shown.contains("18 items of 3 classes: 2 to relabel, 16 kept"), "{shown}");
     assert!(!shown.contains("5.png"), "what is kept is only counted: {shown}");
@@ -62,7 +62,7 @@ fn a_confirmed_label_is_never_doubted_again() {
     std::fs::write(photos.path("list.txt"), "rings/0.png\n").unwrap();
     let shown = photos.audit(&["--confirmed", "list.txt", "--check"]).assert().code(3);
     assert!(text(&shown.get_output().stdout).contains("1 confirmed"));
-    refused(photos.audit(&["--confirm", "rings/99.png"]), &["no item 'rings/99.png' to confirm"]);
+    refused(photos.audit(&["--confirm", "rings/99.png"]), &["no item is named 'rings/99.png'"]);
 }
 
 #[test]
@@ -84,8 +84,8 @@ fn everything_odd_in_a_folder_is_named_and_the_rest_is_done() {
         "rings/phone.HEIC: HEIC is not read: convert it to JPEG or PNG first",
         "rings/camera.nef: a camera's RAW file is not read",
         "rings/film.mp4: a video",
-        "rings/notes.txt: not a picture by its name",
-        "rings/broken.jpg: no known picture format",
+        "rings/notes.txt: not an image by its file extension",
+        "rings/broken.jpg: unknown image format",
         "rings/sent.jpg: HEIC is not read",
         "note: 'empty' is an empty folder",
         "note: class 'alone' has a single item",
@@ -122,7 +122,7 @@ fn classes_that_are_the_same_and_photos_that_are_all_the_same_are_said() {
         photos.write(&format!("copies/{number}.png"), &copy);
     }
     let shown = text(&photos.audit(&[]).assert().success().get_output().stdout);
-    assert!(shown.contains("classes 'copies' and 'rings' hold the same items"), "{shown}");
+    assert!(shown.contains("classes 'copies' and 'rings' contain the same items"), "{shown}");
     assert!(shown.contains("copies/0.png is rings/0.png"), "{shown}");
     let one = std::fs::read(photos.path("photos/rings/0.png")).unwrap();
     for (class, number) in
@@ -131,7 +131,7 @@ fn classes_that_are_the_same_and_photos_that_are_all_the_same_are_said() {
         photos.write(&format!("{class}/{number}.png"), &one);
     }
     let shown = text(&photos.audit(&["--html", "same.html"]).assert().success().get_output().stdout);
-    assert!(shown.contains("all items are the same"), "{shown}");
+    assert!(shown.contains("all items are identical"), "{shown}");
 }
 
 #[test]
@@ -150,12 +150,12 @@ fn what_cannot_be_audited_is_refused_in_one_line() {
     refused(photos.trueshot(&["audit", "photos/rings"]), &["not in a class folder"]);
     std::fs::create_dir(photos.path("one")).unwrap();
     std::fs::rename(photos.path("photos/checks"), photos.path("one/checks")).unwrap();
-    refused(photos.trueshot(&["audit", "one"]), &["there is only one"]);
+    refused(photos.trueshot(&["audit", "one"]), &["at least two classes"]);
     refused(photos.audit(&["--html", "no/such/folder.html"]), &["cannot write no/such/folder.html"]);
     misused(photos.audit(&["--expected-noise", "120"]), &["from 0 to below 100"]);
     misused(photos.audit(&["--certainty", "0.2"]), &["from 0.5 to 1"]);
     std::fs::create_dir(photos.path("nothing")).unwrap();
-    refused(photos.trueshot(&["audit", "nothing"]), &["no pictures in nothing"]);
+    refused(photos.trueshot(&["audit", "nothing"]), &["no images in nothing"]);
 }
 
 #[test]

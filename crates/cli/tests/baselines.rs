@@ -132,7 +132,7 @@ fn is_resumed_to_the_byte(kind: &str, flags: &[&str]) {
         assert!(studio.0.path().join("parts.checkpoint").exists(), "{kind} ended before it was killed");
     }
     let last = studio.run(&[&arguments("parts.safetensors", &["--resume"])]).assert().success();
-    assert!(text(&last.get_output().stderr).contains("going on behind step "));
+    assert!(text(&last.get_output().stderr).contains("resuming after step "));
     for extension in ["safetensors", "curves.svg", "toml"] {
         let read = |name: &str| studio.read(&format!("{name}.{extension}"));
         assert!(read("whole") == read("parts"), "{kind}: {extension}");
@@ -187,15 +187,15 @@ fn what_does_not_fit_is_told_apart() {
     );
     refused(
         studio.on_pictures(&["-m", "protonet"]),
-        &["none of the methods looks at pictures: ask for maml:model=FILE"],
+        &["none of the methods takes images: use maml:model=FILE"],
     );
     refused(
         studio.run(&[&["eval", "any.safetensors", "-m", "maml:model=maml.safetensors"]]),
-        &["method 'maml:model=maml' looks at pictures, not at embeddings: give --pictures DATASET"],
+        &["method 'maml:model=maml' takes images, not embeddings: give --pictures DATASET"],
     );
     refused(
         studio.run(&[&["eval", "any.safetensors", "--split", "test", "-m", "protonet"]]),
-        &["--split is about pictures"],
+        &["--split applies to images"],
     );
     let five = studio.run(&[
         &[

@@ -67,7 +67,7 @@ const SMALL: [&str; 6] = ["--classes-count", "5", "--per-class", "4", "--size", 
 fn outliers_are_taken_resized_and_halved_and_the_seed_decides() {
     let place = Place::imagenet(&CLASSES, 6);
     let said = text(&place.outliers(&SMALL).assert().success().stdout("").get_output().stderr);
-    assert!(said.contains("out: 3 classes in train, 2 in test, 20 pictures written"), "{said}");
+    assert!(said.contains("out: 3 classes in train, 2 in test, 20 images written"), "{said}");
     assert_eq!(place.names("out"), ["outliers.json", "test", "train"]);
     assert_eq!(place.names("out/train"), ["n01514668", "n01518878", "n01614925"]);
     assert_eq!(place.names("out/test"), ["n01514859", "n01608432"]);
@@ -98,7 +98,7 @@ fn work_that_was_stopped_goes_on_and_other_work_is_refused() {
     std::fs::remove_dir_all(place.path("out/train/n01518878")).unwrap();
     std::fs::create_dir(place.path("out/train/.n01518878.part")).unwrap();
     let said = text(&place.outliers(&SMALL).assert().success().get_output().stderr);
-    assert!(said.contains("4 pictures written; 4 classes were there already"), "{said}");
+    assert!(said.contains("4 images written; 4 classes already existed"), "{said}");
     assert_eq!(place.names("out/train"), ["n01514668", "n01518878", "n01614925"]);
     refused(
         place.outliers(&[&SMALL[..], &["--seed", "9"]].concat()),
@@ -120,8 +120,8 @@ fn classes_that_run_short_and_pictures_that_cannot_be_read_are_counted() {
     }
     let said = text(&place.outliers(&SMALL).assert().success().get_output().stderr);
     for part in [
-        "1 of 5 classes have fewer than 4 pictures; the fewest, 3, has 'n01518878'",
-        "3 pictures could not be read",
+        "1 of 5 classes have fewer than 4 images; 'n01518878' has the fewest, 3",
+        "3 images could not be read",
     ] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
@@ -133,14 +133,14 @@ fn outliers_that_are_in_a_split_or_not_there_are_refused() {
     std::fs::write(place.path("list.txt"), "n01514668\n\nn01532829\n").unwrap();
     refused(
         place.outliers(&["--classes", "list.txt", "--classes-count", "2"]),
-        &["class 'n01532829' is to be an outlier but is in split 'train' of miniimagenet", "hint: "],
+        &["class 'n01532829' is listed as an outlier but is in split 'train' of miniimagenet", "hint: "],
     );
     refused(
         place.outliers(&["--per-class", "4"]),
         &["has 5 of the 350 classes that may be outliers, but 350 are needed", "--classes-count 5"],
     );
     refused(place.trueshot(&["dataset", "outliers", "none", "-o", "out"]), &["cannot read none"]);
-    misused(place.outliers(&["--exclude", "imagenette"]), &["none of that name is built in"]);
+    misused(place.outliers(&["--exclude", "imagenette"]), &["no built-in split has that name"]);
     misused(place.outliers(&["--classes-count", "1"]), &["--classes-count"]);
     // All folders that the split leaves over.
     std::fs::write(place.path("splits.json"), r#"{"train": ["n01514668"], "test": ["n01532829"]}"#).unwrap();
@@ -162,12 +162,12 @@ fn a_check_says_what_there_is_and_what_differs_from_what_was_published() {
     let said = text(&output.stdout);
     for part in [
         "! train: 3 classes instead of 64",
-        "! train: without 600 pictures are 3 classes: n01 (2), n02 (2), n03 (2)",
-        "! val: 2 pictures are not of 84 x 84 px",
+        "! train: 3 classes without exactly 600 images: n01 (2), n02 (2), n03 (2)",
+        "! val: 2 images are not 84 x 84 px",
     ] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
-    assert!(text(&output.stderr).contains("things are not as they should be"));
+    assert!(text(&output.stderr).contains("problems found"));
     // A folder called as a split that is built in is not taken for a split file.
     std::fs::create_dir(place.path("fc100")).unwrap();
     let output =
@@ -194,7 +194,7 @@ fn published_data_sets_are_embedded_and_trained_on_by_split() {
     train("imagenet/train").assert().success();
     // Its training split is found; two pictures of a class are too few to learn from.
     let said = text(&train(&published("mini-4")).arg("--overwrite").assert().code(1).get_output().stderr);
-    for part in ["6 pictures of 3 classes to train on", "class 'n01' has 2 items"] {
+    for part in ["6 images of 3 classes to train on", "class 'n01' has 2 items"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
     let embed = |arguments: &[&str]| {
@@ -209,10 +209,10 @@ fn published_data_sets_are_embedded_and_trained_on_by_split() {
     refused(embed(&[&published("mini-4")]), &["holds train, val, test", "--split NAME"]);
     refused(
         embed(&[&published("cifar-100-python"), "--split", "test"]),
-        &["does not say itself what is in split 'test'", "hint: --split-file"],
+        &["has no splits, so split 'test' is unknown", "hint: --split-file"],
     );
     misused(embed(&[&published("mini-0"), "--split", "val"]), &["no split 'val'", "there are train"]);
     std::fs::write(place.path("evil.pkl"), b"cos\nsystem\n(S'touch called'\ntR.").unwrap();
-    refused(embed(&["evil.pkl"]), &["evil.pkl is no pickle that can be read: it wants to call os.system"]);
+    refused(embed(&["evil.pkl"]), &["evil.pkl is not a readable pickle: it wants to call os.system"]);
     assert!(!place.path("called").exists());
 }

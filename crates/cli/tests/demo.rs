@@ -9,7 +9,7 @@ fn the_demo_prints_tables_and_writes_a_page_with_a_noisy_support_set() {
     let folder = Folder::new();
     let assert = folder.trueshot(&["demo", "--episodes", "5", "-o", "page.html"]).assert().success();
     let shown = text(&assert.get_output().stdout);
-    assert!(shown.starts_with("10-way 5-shot, 10 queries a class, 5 episodes, seed 0\n"), "{shown}");
+    assert!(shown.starts_with("10-way 5-shot, 10 queries per class, 5 episodes, seed 0\n"), "{shown}");
     assert!(shown.trim_end().lines().last().unwrap().contains("page.html"), "{shown}");
     let page = std::fs::read_to_string(folder.path("page.html")).unwrap();
     assert!(page.contains("<svg") && page.trim_end().ends_with("</html>"));

@@ -68,8 +68,7 @@ fn a_backbone_is_trained_and_embeds_a_folder() {
     let gallery = Gallery::new();
     let trained = gallery.train(&["pictures/train", "--val", "pictures/val"]).assert().success();
     let said = text(&trained.get_output().stderr);
-    for part in
-        ["32 pictures of 4 classes to train on", "16 pictures of 2 classes to validate on", "validation"]
+    for part in ["32 images of 4 classes to train on", "16 images of 2 classes to validate on", "validation"]
     {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
@@ -79,7 +78,7 @@ fn a_backbone_is_trained_and_embeds_a_folder() {
     let embedded =
         gallery.embed(&["pictures/train", "-o", "train.safetensors"]).assert().success().stdout("");
     let said = text(&embedded.get_output().stderr);
-    assert!(said.contains("32 rows of 64 numbers, from 32 pictures of 4 classes"), "{said}");
+    assert!(said.contains("32 embeddings of 64 dimensions, from 32 images of 4 classes"), "{said}");
     let read = gallery.read("train.safetensors");
     assert_eq!((read.len(), read.dim(), read.classes().len()), (32, 64, 4));
     assert_eq!(read.item(0), Some("class 0/0.png"));
@@ -92,7 +91,7 @@ fn a_run_that_was_stopped_ends_in_the_same_model() {
     let model = || std::fs::read(gallery.path().join("conv4.safetensors")).unwrap();
     let expected = model();
     let data = ["pictures/train", "--val", "pictures/val"];
-    refused_because(gallery.train(&data), "conv4.safetensors is already there");
+    refused_because(gallery.train(&data), "conv4.safetensors already exists");
     gallery.train(&[&data[..], &["--overwrite", "--threads", "1"]].concat()).assert().success();
     assert!(model() == expected, "one thread");
     let config = ["--config", "conv4.toml", "-o", "again.safetensors"];
@@ -130,7 +129,10 @@ fn augmented_copies_are_the_same_with_any_number_of_threads() {
 #[test]
 fn splits_are_pooled_and_chosen_by_a_file() {
     let gallery = Gallery::with_backbone();
-    refused(gallery.embed(&["pictures", "-o", "x.safetensors"]), &["holds train, val", "hint: ", "--pool"]);
+    refused(
+        gallery.embed(&["pictures", "-o", "x.safetensors"]),
+        &["contains train, val", "hint: ", "--pool"],
+    );
     let splits = r#"{"train": ["class 0"], "test": ["class 5", "class 3", "class 9"], "val": ["owl"]}"#;
     std::fs::write(gallery.path().join("splits.json"), splits).unwrap();
     let chosen = |split| {
@@ -139,7 +141,7 @@ fn splits_are_pooled_and_chosen_by_a_file() {
     let said = gallery.embed(&chosen("test")).assert().success();
     let said = text(&said.get_output().stderr);
     assert!(
-        said.contains("warning: 1 classes of split 'test' are not there, the first is 'class 9'"),
+        said.contains("warning: 1 classes of split 'test' are missing, the first is 'class 9'"),
         "{said}"
     );
     let read = gallery.read("x.safetensors");
@@ -163,7 +165,7 @@ fn what_cannot_be_read_is_listed_with_the_reason_and_a_class_must_not_run_out() 
     for part in [
         "warning: 2 files were skipped:",
         "class 1/3.png: empty file",
-        "notes.txt: not a picture by its name",
+        "notes.txt: not an image by its file extension",
     ] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
@@ -173,7 +175,7 @@ fn what_cannot_be_read_is_listed_with_the_reason_and_a_class_must_not_run_out() 
     let strict = [&arguments[..], &["--least-per-class", "8"]].concat();
     refused(
         gallery.embed(&strict),
-        &["class 'class 1' has 7 readable pictures, but 8 are needed; 1 were skipped"],
+        &["class 'class 1' has 7 readable images, but 8 are needed; 1 were skipped"],
     );
     assert!(std::fs::read(gallery.path().join("x.safetensors")).unwrap() == before, "the old file stays");
 }
@@ -197,7 +199,7 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
         &["cannot write no/x.safetensors"],
     );
     refused(gallery.train(&["pictures/none"]), &["cannot read pictures/none"]);
-    refused(gallery.train(&["pictures"]), &["holds train, val"]);
+    refused(gallery.train(&["pictures"]), &["contains train, val"]);
     let small =
         gallery.trueshot(&["train", "backbone", "pictures/train", "-o", "x.safetensors", "--size", "9"]);
     misused(small, &["pictures.size is 9; allowed: 16 to 1024"]);
@@ -207,18 +209,18 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
     };
     refused(
         outliers(&[]),
-        &["outlier noise in training needs pictures of other classes", "hint: give them with --outliers"],
+        &["outlier noise in training needs images of other classes", "hint: give them with --outliers"],
     );
     refused(
         outliers(&["--outliers", "pictures/val"]),
-        &["outlier noise in validation needs pictures of other classes", "--val-outliers DATASET"],
+        &["outlier noise in validation needs images of other classes", "--val-outliers DATASET"],
     );
     std::fs::create_dir_all(gallery.path().join("others")).unwrap();
     std::fs::rename(gallery.path().join("pictures/val/class 5"), gallery.path().join("others/class 3"))
         .unwrap();
     refused(
         outliers(&["--outliers", "others", "--val-outliers", "others"]),
-        &["class 'class 3' is both among the outliers and to be trained on", "hint: take it out of others"],
+        &["class 'class 3' is both in the outliers and in the training data", "hint: remove it from others"],
     );
     misused(
         gallery.trueshot(&[
@@ -241,7 +243,7 @@ fn a_backbone_is_trained_with_outliers_and_its_configuration_names_them() {
     let outliers = ["--outliers", "pictures/val", "--val-outliers", "pictures/train"];
     let said =
         text(&gallery.train(&[&arguments[..], &outliers].concat()).assert().success().get_output().stderr);
-    for part in ["16 pictures of 2 classes as outliers\n", "as outliers of validation", "outlier 50 %"] {
+    for part in ["16 images of 2 classes as outliers\n", "as outliers for validation", "outlier 50 %"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
     let written = std::fs::read_to_string(gallery.path().join("conv4.toml")).unwrap();
@@ -267,7 +269,7 @@ fn classes_and_pictures_that_training_shares_with_validation_are_warned_of() {
     let gallery = Gallery::new();
     let said = gallery.train(&["pictures/train", "--val", "pictures/train"]).assert().success();
     let said = text(&said.get_output().stderr);
-    for part in ["4 classes are in both training and validation", "nearly the same as one of training"] {
+    for part in ["4 classes are in both training and validation", "nearly the same as a training image"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
 }
@@ -280,13 +282,16 @@ fn the_support_set_of_an_episode_is_drawn_with_frames() {
         |more: &[&str]| gallery.trueshot(&[&["episode", "pictures/train"], &small[..], more].concat());
     let outliers = ["--noise", "outlier=50", "--outliers", "pictures/val"];
     let said = text(&episode(&outliers).assert().success().stdout("").get_output().stderr);
-    assert!(said.contains("outlier noise of 50 %") && said.contains("1 of 2 wrong, really class"), "{said}");
+    assert!(
+        said.contains("outlier noise of 50 %") && said.contains("1 of 2 wrong, true class class"),
+        "{said}"
+    );
     let svg = std::fs::read_to_string(gallery.path().join("set.svg")).unwrap();
     assert_eq!(svg.matches("data:image/jpeg;base64,").count(), 4, "{svg}");
-    assert_eq!(svg.matches("wrong label, really class").count(), 2, "{svg}");
+    assert_eq!(svg.matches("wrong label, true class class").count(), 2, "{svg}");
     episode(&[&outliers[..], &["--threads", "1"]].concat()).assert().success();
     assert_eq!(std::fs::read_to_string(gallery.path().join("set.svg")).unwrap(), svg, "always the same");
-    refused(episode(&["--noise", "symmetric=0,50"]), &["--noise has 2 levels; one episode has one"]);
+    refused(episode(&["--noise", "symmetric=0,50"]), &["--noise has 2 levels, but an episode has one"]);
     refused(episode(&["--noise", "outlier=50"]), &["outlier noise needs a pool"]);
     std::fs::write(gallery.path().join("pictures/train/class 0/0.png"), b"no picture").unwrap();
     let broken: Vec<String> = (0..8).map(|number| number.to_string()).collect();
@@ -308,9 +313,9 @@ fn photographs_need_no_backbone_and_the_second_time_no_network() {
         (text(&done.get_output().stderr), std::fs::read(gallery.path().join(output)).unwrap())
     };
     let (said, first) = embed("first.safetensors", &[]);
-    assert!(said.contains("16 rows of 1280 numbers") && !said.contains("known"), "{said}");
+    assert!(said.contains("16 embeddings of 1280 dimensions") && !said.contains("from the cache"), "{said}");
     let (said, second) = embed("second.safetensors", &["--threads", "1"]);
-    assert!(said.contains("16 were known"), "{said}");
+    assert!(said.contains("16 from the cache"), "{said}");
     assert_eq!(first, second);
     let (said, third) = embed("third.safetensors", &["--no-cache"]);
     assert!(!said.contains("known"), "{said}");
@@ -319,7 +324,7 @@ fn photographs_need_no_backbone_and_the_second_time_no_network() {
     assert!(!said.contains("known") && gallery.path().join("elsewhere").is_dir(), "{said}");
     std::fs::write(gallery.path().join("file"), "").unwrap();
     let (said, fifth) = embed("fifth.safetensors", &["--cache", "file"]);
-    assert!(said.contains("warning: embeddings are not kept for the next time"), "{said}");
+    assert!(said.contains("warning: the embeddings could not be cached"), "{said}");
     assert_eq!(first, fifth);
     let name = gallery.read("first.safetensors").backbone().unwrap().to_owned();
     assert!(name.starts_with("efficientnet-lite0 (efficientnet-lite0, 32 px, "), "{name}");
@@ -333,10 +338,10 @@ fn a_backbone_that_is_none_is_refused_with_what_there_is() {
         |more: &[&str]| gallery.trueshot(&[&["embed", "pictures/val", "-o", "x.safetensors"], more].concat());
     refused(
         embed(&["--backbone", "model.onnx"]),
-        &["model.onnx cannot be used as a backbone", "no ONNX file"],
+        &["model.onnx cannot be used as a backbone", "not an ONNX file"],
     );
     refused(embed(&["--backbone", "resnet"]), &["no such file", "efficientnet-lite0", "hint: "]);
-    misused(embed(&["--size", "7"]), &["the size of pictures is 7", "32 to 1024"]);
+    misused(embed(&["--size", "7"]), &["the image size is 7", "32 to 1024"]);
     misused(embed(&["--mean", "0,0,0"]), &["ONNX models only"]);
     misused(embed(&["--cache", "c", "--no-cache"]), &["--no-cache"]);
 }

@@ -45,7 +45,7 @@ fn own_figures(found: &Value, method: &str) -> Vec<Value> {
 #[test]
 fn the_table_names_the_experiment_and_every_method_within_80_columns() {
     let shown = Folder::new().stdout(&ALL_NOISE);
-    assert!(shown.starts_with("5-way 5-shot, 15 queries a class, 30 episodes, seed 0\n"), "{shown}");
+    assert!(shown.starts_with("5-way 5-shot, 15 queries per class, 30 episodes, seed 0\n"), "{shown}");
     for title in [
         "Accuracy in percent, symmetric noise",
         "Accuracy in percent, paired noise",
@@ -161,7 +161,7 @@ fn the_page_is_complete_has_plots_and_needs_nothing_from_outside() {
     for foreign in ["<script", "http://", "https://", "<link", "@import", "NaN"] {
         assert!(!page.contains(foreign), "{foreign}");
     }
-    assert!(page.contains("data.safetensors") && page.contains("Which differences are real"));
+    assert!(page.contains("data.safetensors") && page.contains("Significance of the differences"));
     folder.eval(&["--html", "page.html"]).assert().success();
     assert!(std::fs::read_to_string(folder.path("page.html")).unwrap().contains("<svg"));
 }
@@ -329,7 +329,7 @@ fn confusion_counts_every_query_once_and_agrees_with_the_accuracy() {
     let accuracy = 100.0 * right as f64 / total as f64;
     assert!((accuracy - entry["accuracy"].as_f64().unwrap()).abs() < 1e-3);
     let page = folder.stdout(&[&arguments[..], &["--format", "html"]].concat());
-    assert!(page.contains("What was taken for what"));
+    assert!(page.contains("Confusion matrices"));
 }
 
 #[test]

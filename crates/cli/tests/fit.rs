@@ -95,19 +95,19 @@ fn what_cannot_be_used_is_refused_and_what_cannot_be_read_is_skipped() {
     assert!(text(&done.get_output().stderr).contains("broken.png is skipped"));
     assert_eq!(text(&done.get_output().stdout).lines().count(), 15);
     let done = photos.predict(&["photos/red/broken.png"]).assert().code(1);
-    assert!(text(&done.get_output().stderr).contains("none of the pictures could be read"));
-    refused(photos.predict(&["nowhere.png"]), &["there is no nowhere.png"]);
+    assert!(text(&done.get_output().stderr).contains("none of the images could be read"));
+    refused(photos.predict(&["nowhere.png"]), &["nowhere.png does not exist"]);
     let other = ["predict", "photos/red/0.png", "photos/red/0.png"];
     refused(photos.trueshot(&other), &["cannot use photos/red/0.png as a classifier"]);
     let size = ["predict", "colours.safetensors", "photos", "--size", "96"];
     refused(
         photos.trueshot(&size),
-        &["the classifier learned from embeddings of", "64 px", "96 px", "hint: "],
+        &["the classifier was trained on embeddings of", "64 px", "96 px", "hint: "],
     );
     std::fs::create_dir_all(photos.path().join("one/class")).unwrap();
     photos.add("one/class/a.png", [1, 2, 3], 1);
     photos.add("one/class/b.png", [9, 2, 3], 2);
-    refused(photos.trueshot(&["fit", "one", "-o", "x.safetensors"]), &["there is only one"]);
+    refused(photos.trueshot(&["fit", "one", "-o", "x.safetensors"]), &["at least two classes"]);
     let done = photos.trueshot(&["fit", "photos", "-m", "medain", "-o", "x.safetensors"]).assert().code(2);
     assert!(text(&done.get_output().stderr).contains("unknown method 'medain'"));
 }

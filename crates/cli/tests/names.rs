@@ -138,14 +138,14 @@ fn predict_says_which_files_it_skips_and_why() {
         "3 files were skipped",
         "1.HEIC: HEIC is not read: convert it",
         "clip.mov: a video",
-        "notes.txt: not a picture",
+        "notes.txt: not an image",
     ] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
     assert_eq!(text(&output.stdout).lines().count(), 18);
     let output = run(&photos, &["predict", "classifier.safetensors", "photos/holiday"]);
     let said = text(&output.stderr);
-    assert!(!output.status.success() && said.contains("no pictures in photos/holiday"), "{said}");
+    assert!(!output.status.success() && said.contains("no images in photos/holiday"), "{said}");
     assert!(said.contains("the first file skipped: photos/holiday/1.HEIC"), "{said}");
 }
 
@@ -196,7 +196,7 @@ fn hints_name_only_options_that_the_command_has() {
         }
     }
     let said = text(&run(&photos, &["audit", "splits"]).stderr);
-    assert!(said.contains("hint: give one of them\n"), "{said}");
+    assert!(said.contains("hint: give one of these folders\n"), "{said}");
     let said = text(&run(&photos, &["embed", "splits", "-o", "x.safetensors"]).stderr);
     assert!(said.contains("--split") && said.contains("--pool"), "{said}");
 }

@@ -160,7 +160,7 @@ fn ctrl_c_prints_what_is_done_so_far() {
     let output = child.wait_with_output().unwrap();
     let (shown, messages) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{messages}");
-    assert_eq!(messages, "stopped early: what follows are the episodes done so far\n");
+    assert_eq!(messages, "stopped early: the results cover the episodes finished so far\n");
     assert!(shown.lines().next().unwrap().contains("episodes, stopped early, seed 0"), "{shown}");
     assert!(shown.contains("Accuracy in percent") && shown.contains("\n  median"), "{shown}");
 }

@@ -33,7 +33,7 @@ fn an_absurd_number_of_shots_is_refused_like_any_other() {
 
 #[test]
 fn fewer_classes_than_ways_say_how_many_there_are() {
-    let expected = ["9 ways asked for, but the data has 8 classes", "hint: ask for at most 8 ways"];
+    let expected = ["9 ways requested, but the data has 8 classes", "hint: use at most 8 ways"];
     refused(Folder::new().eval(&["--ways", "9"]), &expected);
 }
 
@@ -76,7 +76,7 @@ fn a_level_without_a_valid_draw_says_which_levels_have_one() {
 #[test]
 fn outlier_noise_without_a_pool_asks_for_one() {
     let expected = [
-        "outlier noise needs a pool of outliers, and none was given",
+        "outlier noise needs a pool of outliers, but none was given",
         "hint: give embeddings of other classes with --outliers FILE",
     ];
     refused(Folder::new().eval(&["--noise", "outlier=40"]), &expected);
@@ -106,7 +106,7 @@ fn an_outlier_pool_too_small_for_one_episode_is_refused() {
 fn a_pool_that_nothing_draws_from_is_worth_a_warning() {
     let assert = Folder::new().eval(&["--outliers", "outliers.safetensors"]).assert().success();
     let message = fixture::text(&assert.get_output().stderr);
-    assert!(message.contains("warning: --outliers is given but no outlier noise is asked for"), "{message}");
+    assert!(message.contains("warning: --outliers has no effect without outlier noise"), "{message}");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn labels_and_features_of_different_length_are_refused() {
     let labels = |count: i64| (0..count).flat_map(|i| (i % 5).to_le_bytes()).collect();
     std::fs::write(folder.path("x.npy"), npy("<f4", "50, 2", values)).unwrap();
     let inspect = |path: &str| folder.trueshot(&["inspect", path]);
-    refused(inspect("x.npy"), &["no labels beside x.npy; looked for x.labels.npy", "hint: "]);
+    refused(inspect("x.npy"), &["no labels next to x.npy; looked for x.labels.npy", "hint: "]);
     std::fs::write(folder.path("y.npy"), npy("<i8", "49,", labels(49))).unwrap();
     refused(inspect("x.npy"), &["50 rows of features but 49 labels"]);
     refused(folder.trueshot(&["eval", "x.npy"]), &["50 rows of features but 49 labels"]);
@@ -209,7 +209,7 @@ fn labels_that_name_no_class_are_refused() {
         "labels": tensor("I64", &[2], 0, 16), "features": tensor("F32", &[2, 2], 16, 32),
     });
     std::fs::write(folder.path("lie.safetensors"), safetensors(&header, 32)).unwrap();
-    let expected = ["label 0 in row 0 names no class; there are 0, counted from 0"];
+    let expected = ["label 0 in row 0 is not a class; there are 0 classes, counted from 0"];
     refused(folder.trueshot(&["eval", "lie.safetensors"]), &expected);
 }
 
@@ -230,7 +230,7 @@ fn unknown_methods_are_answered_with_the_nearest_name() {
     let expected =
         ["unknown method 'medain'; known: oracle, protonet, median", "hint: did you mean 'median'?"];
     misused(folder.eval(&["--methods", "protonet,medain"]), &expected);
-    refused(folder.eval(&["--methods", "protonet,protonet"]), &["method 'protonet' is asked for twice"]);
+    refused(folder.eval(&["--methods", "protonet,protonet"]), &["method 'protonet' is given twice"]);
 }
 
 #[test]

@@ -29,13 +29,13 @@ fn a_plan_says_what_where_why_and_what_it_is_good_for() {
             line["item"].is_string() && line["to"].is_string() && line["effect"].as_f64().unwrap() > 0.0,
             "{line}"
         );
-        assert!(line["reason"].as_str().unwrap().starts_with("most like"), "{line}");
+        assert!(line["reason"].as_str().unwrap().starts_with("most similar to"), "{line}");
     }
     assert_eq!(lines[3]["listing"].as_array().unwrap().len(), 18);
     let shown = photos.trueshot(&["repair", "plan.jsonl"]).assert().success();
     let shown = text(&shown.get_output().stdout);
     assert!(
-        shown.contains("rings/0.png -> stripes/0-2.png") && shown.contains("nothing was done yet"),
+        shown.contains("rings/0.png -> stripes/0-2.png") && shown.contains("nothing was changed"),
         "{shown}"
     );
 }
@@ -51,7 +51,7 @@ fn a_repaired_copy_is_clean_and_the_original_is_as_it_was() {
     assert_eq!(after["rings/0-2.png"], before["stripes/0.png"]);
     assert_eq!(after.len(), before.len() + 1, "and the log");
     photos.trueshot(&["audit", "clean", "--check"]).assert().code(0);
-    refused(photos.trueshot(&["repair", "plan.jsonl", "--into", "clean"]), &["it is already there"]);
+    refused(photos.trueshot(&["repair", "plan.jsonl", "--into", "clean"]), &["it already exists"]);
 }
 
 #[test]
@@ -141,11 +141,11 @@ fn undo_says_how_many_files_moved_and_lists_what_it_could_not_move() {
 fn a_repair_that_is_half_done_is_called_so() {
     let photos = planned();
     photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
-    let carried_out = ["this plan has been carried out in place", "repair --undo plan.undo.jsonl"];
+    let carried_out = ["this plan was already applied in place", "repair --undo plan.undo.jsonl"];
     refused(photos.trueshot(&["repair", "plan.jsonl"]), &carried_out);
     // As after a kill between two moves.
     std::fs::rename(photos.path("photos/stripes/0-2.png"), photos.path("photos/rings/0.png")).unwrap();
-    let half_done = ["a repair is half done (1 of 2 files moved): run it again with --in-place", "--undo"];
+    let half_done = ["a repair was interrupted (1 of 2 files moved): run it again with --in-place", "--undo"];
     refused(photos.trueshot(&["repair", "plan.jsonl"]), &half_done);
     refused(photos.trueshot(&["repair", "plan.jsonl", "--into", "clean"]), &half_done);
     photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
@@ -264,6 +264,6 @@ fn rows_get_their_labels_in_a_new_file() {
     folder.spoil(0, 0, 0.25);
     refused(
         folder.trueshot(&["repair", "plan.jsonl", "--into", "b.safetensors"]),
-        &["its rows or labels are others"],
+        &["its rows or labels differ"],
     );
 }

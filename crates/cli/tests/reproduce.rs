@@ -84,7 +84,7 @@ fn what_is_done_stays_done_and_what_was_tampered_with_is_made_again() {
     let cut = std::fs::read(note).unwrap();
     std::fs::write(note, &cut[..cut.len() / 2]).unwrap();
     let mended = reproduce(out);
-    assert_eq!(mended.matches("making it again").count(), 2, "{mended}");
+    assert_eq!(mended.matches("computing it again").count(), 2, "{mended}");
     assert!(reports(out) == first);
 }
 
@@ -106,7 +106,7 @@ fn a_report_says_what_was_shortened_and_what_is_missing() {
     let report = std::fs::read_to_string(out.path().join("report.md")).unwrap();
     assert!(report.contains("0.5 of its length"), "{report}");
     assert!(report.contains("| NegMargin | - (69.66) | - (59.88) | - (47.53) | - (35.67) |"), "{report}");
-    assert!(report.contains("no folder of data was given"), "{report}");
+    assert!(report.contains("no data folder was given"), "{report}");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn figures_are_drawn_into_the_page() {
         "10 of 25 labels are wrong in each set"
     );
     assert_eq!(page.matches("<img class=\"map\" alt=\"TraNFS-3 on Omniglot with ").count(), 3);
-    assert!(page.contains("mislabelled samples of 5 a class, symmetric noise"), "the axis of the curves");
+    assert!(page.contains("mislabelled samples of 5 per class, symmetric noise"), "the axis of the curves");
     assert!(!page.contains("src=\"http"), "nothing is fetched");
     let report = std::fs::read_to_string(out.path().join("report.md")).unwrap();
     for part in [
@@ -171,7 +171,7 @@ fn support_sets_of_folders_are_drawn_as_far_as_there_are_pictures() {
     write_classes(&data.path().join("outliers/test"), &["elm"], 12);
     let page = draw();
     assert_eq!(page.matches("data:image/jpeg;base64,").count(), 3 * 25);
-    assert_eq!(page.matches("wrong label, really elm").count(), 10);
+    assert_eq!(page.matches("wrong label, true class elm").count(), 10);
 }
 
 fn refused(arguments: &[&str]) -> String {
@@ -194,7 +194,7 @@ fn mistakes_are_answered_before_anything_is_done() {
     let told = refused(&["reproduce", "all", "--backbone", "omniglot"]);
     assert!(told.contains("DATASET=FILE"), "{told}");
     let told = refused(&["reproduce", "all", "--data", "nowhere"]);
-    assert!(told.contains("there is no folder"), "{told}");
+    assert!(told.contains("does not exist"), "{told}");
 }
 
 #[test]

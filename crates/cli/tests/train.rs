@@ -142,7 +142,7 @@ fn a_run_killed_at_any_moment_goes_on_to_the_same_bytes() {
     child.wait().unwrap();
     assert!(lab.path("parts.checkpoint").exists(), "it was killed before its end");
     let again = lab.train("parts.safetensors", &[&more[..], &["--resume"]].concat()).assert().success();
-    assert!(text(&again.get_output().stderr).contains("going on behind step "));
+    assert!(text(&again.get_output().stderr).contains("resuming after step "));
     let read = |name: &str| std::fs::read(lab.path(name)).unwrap();
     assert_eq!(read("whole.safetensors"), read("parts.safetensors"));
     let metrics = |name: &str| metrics_without_times(&lab.path(name));
@@ -150,7 +150,7 @@ fn a_run_killed_at_any_moment_goes_on_to_the_same_bytes() {
     assert_eq!(read("whole.curves.svg"), read("parts.curves.svg"));
     // To resume what is finished does nothing; to begin it again needs a word.
     lab.train("parts.safetensors", &[&more[..], &["--resume"]].concat()).assert().success();
-    refused(lab.train("parts.safetensors", &more), &["parts.safetensors is already there", "--overwrite"]);
+    refused(lab.train("parts.safetensors", &more), &["parts.safetensors already exists", "--overwrite"]);
 }
 
 /// The files of a run with their bytes, the metrics without their times.
@@ -220,7 +220,7 @@ fn a_training_that_comes_second_changes_nothing_and_a_killed_one_blocks_nobody()
     interrupt(&child);
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130), "{}", text(&ended.stderr));
-    assert!(text(&ended.stderr).contains("going on behind step "));
+    assert!(text(&ended.stderr).contains("resuming after step "));
     assert!(!lab.folder.files().iter().any(|name| name.ends_with("lock")), "{:?}", lab.folder.files());
 }
 
@@ -243,10 +243,10 @@ fn neither_threads_nor_the_way_options_are_given_change_the_model() {
 fn ctrl_c_finishes_the_step_and_saves_and_nothing_takes_that_away() {
     let lab = Lab::new();
     let said = lab.stopped("m.safetensors");
-    assert!(said.contains("all saved; go on with the same command and --resume"), "{said}");
+    assert!(said.contains("all saved; resume with the same command and --resume"), "{said}");
     let checkpoint = lab.path("m.checkpoint");
     let saved = std::fs::read(&checkpoint).unwrap();
-    refused(lab.train("m.safetensors", &ENDLESS), &["m.checkpoint is already there", "--resume"]);
+    refused(lab.train("m.safetensors", &ENDLESS), &["m.checkpoint already exists", "--resume"]);
     let other = [&ENDLESS[..], &["--resume", "--rate", "0.5"]].concat();
     refused_after_reading(
         lab.train("m.safetensors", &other),
@@ -313,7 +313,7 @@ fn data_are_known_by_what_they_hold_not_by_where_they_lie() {
     interrupt(&child);
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130), "{}", text(&ended.stderr));
-    assert!(text(&ended.stderr).contains("going on behind step "));
+    assert!(text(&ended.stderr).contains("resuming after step "));
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn options_that_make_no_sense_are_refused_by_name() {
     misuse(&["--steps", "0"], &["steps is 0; allowed: 1 or more"]);
     misuse(&["--noise", "gaussian=3"], &["unknown noise type 'gaussian'"]);
     misuse(&["--outliers", "a", "b"], &["data.outliers is 2 files; allowed: none or 1"]);
-    misused(lab.train("m.bin", &[]), &["a model's name ends in .safetensors"]);
+    misused(lab.train("m.bin", &[]), &["the model file must end in .safetensors"]);
     refused_after_reading(
         lab.train("m.safetensors", &["--noise", "paired=60"]),
         &["paired noise of 60 % is impossible"],
@@ -460,7 +460,7 @@ fn models_and_data_that_do_not_fit_are_told_apart() {
     );
     refused(
         eval("val.safetensors", own, "4"),
-        &["4 classes, but the model in m.safetensors knows 3", "at most 3 ways"],
+        &["4 classes, but the model in m.safetensors supports 3", "at most 3 ways"],
     );
     refused(
         eval("val.safetensors", "relabel:model=m.safetensors", "3"),
@@ -560,7 +560,7 @@ fn attention_is_drawn_and_written_down() {
     assert_eq!(text(&read("index.html")).matches("class=\"item wrong\"").count(), 3);
     let row: f64 = maps["layers"][0][1][4].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).sum();
     assert!((row - 1.0).abs() < 1e-4, "{row}");
-    assert!(text(&read("index.html")).contains("really C"));
+    assert!(text(&read("index.html")).contains("true class: C"));
     let show = |what: &'static str| {
         let some = [
             "attention",
@@ -593,9 +593,9 @@ fn attention_is_drawn_and_written_down() {
     refused(show("2.mean"), &["--show asks for layer 2; the model has 1"]);
     refused(show("1.3"), &["--show asks for head 3; layer 1 has 2"]);
     misused(show("first"), &["expected LAYER.HEAD"]);
-    misused(show("0.1"), &["'0' is no number from 1 on"]);
+    misused(show("0.1"), &["'0' is not a whole number of at least 1"]);
     refused(
         lab.folder.trueshot(&[&draw[..], &["--noise", "symmetric=0,20"]].concat()),
-        &["one episode has one"],
+        &["an episode has one"],
     );
 }

@@ -62,14 +62,14 @@ pub enum Error {
     },
     /// The name of the file does not tell a format we read.
     #[error(
-        "{path} is of no known format; known are .safetensors, .npy, .npz, .parquet, .arrow, .feather and .ipc"
+        "{path}: unknown format; supported: .safetensors, .npy, .npz, .parquet, .arrow, .feather and .ipc"
     )]
     UnknownFormat {
         /// The file.
         path: PathBuf,
     },
     /// The labels that belong to a `.npy` file of features cannot be found.
-    #[error("no labels beside {path}; looked for {looked_for}")]
+    #[error("no labels next to {path}; looked for {looked_for}")]
     NoLabels {
         /// The file of features.
         path: PathBuf,
@@ -107,7 +107,7 @@ pub enum Error {
         labels: usize,
     },
     /// A label names no class.
-    #[error("label {label} in row {row} names no class; there are {classes}, counted from 0")]
+    #[error("label {label} in row {row} is not a class; there are {classes} classes, counted from 0")]
     LabelOutOfRange {
         /// The row, from 0.
         row: usize,
@@ -117,11 +117,11 @@ pub enum Error {
         classes: usize,
     },
     /// There is nothing to work on.
-    #[error("no rows of features: nothing to work on")]
+    #[error("the data has no rows")]
     Empty,
 
     /// An audit of a single class.
-    #[error("an audit compares classes, and there is only one")]
+    #[error("an audit needs at least two classes, but the data has one")]
     OneClass,
 
     /// A plan or an undo file that cannot be used.
@@ -153,11 +153,11 @@ pub enum Error {
     },
 
     /// The watcher wanted no more.
-    #[error("stopped before it was done")]
+    #[error("interrupted")]
     Interrupted,
 
     /// The data has fewer classes than an episode needs.
-    #[error("{ways} ways asked for, but the data has {classes} classes")]
+    #[error("{ways} ways requested, but the data has {classes} classes")]
     TooFewClasses {
         /// Classes of an episode.
         ways: usize,
@@ -166,7 +166,7 @@ pub enum Error {
     },
     /// A class has too few items for an episode.
     #[error(
-        "class '{class}' has {have} items, but {shots} shots, as many for the noise pool and {queries} queries need {need}"
+        "class '{class}' has {have} items, but {shots} shots, {shots} for the noise pool and {queries} queries need {need}"
     )]
     TooFewItems {
         /// The smallest class.
@@ -207,7 +207,7 @@ pub enum Error {
         valid: String,
     },
     /// Outlier noise needs items of classes outside the data.
-    #[error("outlier noise needs a pool of outliers, and none was given")]
+    #[error("outlier noise needs a pool of outliers, but none was given")]
     NoOutlierPool,
     /// The outlier pool was made by another backbone.
     #[error("the outlier pool has {pool} dimensions, the data {data}")]
@@ -261,7 +261,9 @@ pub enum Error {
         allowed: &'static str,
     },
     /// The oracle was asked to work without the truth.
-    #[error("method '{method}' needs the true labels, which only an experiment with injected noise knows")]
+    #[error(
+        "method '{method}' needs the true labels, which are known only in experiments with injected noise"
+    )]
     NeedsTruth {
         /// The method.
         method: &'static str,
@@ -288,7 +290,7 @@ pub enum Error {
         model: usize,
     },
     /// Rows that a classifier cannot be asked about.
-    #[error("the rows have {rows} dimensions, but the classifier learned from {classifier}")]
+    #[error("the rows have {rows} dimensions, but the classifier was trained on {classifier}")]
     ClassifierDimension {
         /// Dimensions of the rows.
         rows: usize,
@@ -296,7 +298,7 @@ pub enum Error {
         classifier: usize,
     },
     /// A classifier that cannot be put into a file.
-    #[error("what method '{method}' learns cannot be kept in a file")]
+    #[error("a classifier of method '{method}' cannot be saved to a file")]
     NotKept {
         /// The method.
         method: String,
@@ -308,7 +310,7 @@ pub enum Error {
         method: String,
     },
     /// The task has more classes than the model has tokens for.
-    #[error("the task has {classes} classes, but the model in {path} knows {model}")]
+    #[error("the task has {classes} classes, but the model in {path} supports {model}")]
     TooManyClasses {
         /// The model's file.
         path: PathBuf,
@@ -368,7 +370,7 @@ pub enum Error {
         now: String,
     },
     /// Training would overwrite what an earlier run left.
-    #[error("{path} is already there")]
+    #[error("{path} already exists")]
     AlreadyThere {
         /// The model or the checkpoint.
         path: PathBuf,
@@ -438,47 +440,47 @@ impl Error {
             Error::Locked { .. } => {
                 Some("nothing was changed; try again when that process has finished".into())
             }
-            Error::TooFewClasses { classes, .. } => Some(format!("ask for at most {classes} ways")),
+            Error::TooFewClasses { classes, .. } => Some(format!("use at most {classes} ways")),
             Error::UnknownMethod { nearest: Some(name), .. }
             | Error::UnknownParameter { nearest: Some(name), .. } => Some(format!("did you mean '{name}'?")),
             Error::UnknownKey { nearest: Some(key), .. } => Some(format!("did you mean '{key}'?")),
             Error::OtherModel { found, .. } if ["tranfs", "relabel", "maml"].contains(&found.as_str()) => {
                 Some(match has("--methods") {
-                    true => format!("ask for it with --methods {found}:model=FILE"),
+                    true => format!("use it with --methods {found}:model=FILE"),
                     false => format!("the method for it is {found}:model=FILE"),
                 })
             }
             Error::OtherDimension { .. } => Some(match has("--item-width") {
                 true => {
-                    "embed all of them with the same backbone; only relabel without --item-width takes any"
+                    "embed all of them with the same backbone; only relabel without --item-width accepts different ones"
                         .into()
                 }
                 false => "embed all of them with the same backbone".into(),
             }),
             Error::ModelDimension { .. } => Some(
-                "a head goes with its backbone: embed the images with the one it was trained with, \
-                 or train it on these features"
+                "a head works with one backbone: embed the images with the backbone it was trained with, \
+                 or train a head on these features"
                     .into(),
             ),
             Error::TooManyClasses { model, .. } => {
-                Some(format!("ask for at most {model} ways, or train a model for more classes"))
+                Some(format!("use at most {model} ways, or train a model for more classes"))
             }
             Error::Diverged { .. } => Some(match has("--rate") && has("--warm-up") {
                 true => "the last checkpoint is intact; a lower --rate or a longer --warm-up may help".into(),
                 false => "the last checkpoint is intact; a lower rate or a longer warm-up may help".into(),
             }),
             Error::OtherConfiguration { .. } => Some(match has("--overwrite") {
-                true => "go on with the settings of the run, or begin again with --overwrite".into(),
-                false => "go on with the settings of the run, or choose another name".into(),
+                true => "resume with the settings of the run, or start again with --overwrite".into(),
+                false => "resume with the settings of the run, or choose another name".into(),
             }),
             Error::AlreadyThere { unfinished: true, .. } => {
                 Some(match has("--resume") && has("--overwrite") {
-                    true => "go on with --resume, or begin again with --overwrite".into(),
+                    true => "resume with --resume, or start again with --overwrite".into(),
                     false => "resume that run, or overwrite it".into(),
                 })
             }
             Error::AlreadyThere { unfinished: false, .. } => Some(match has("--overwrite") {
-                true => "choose another name, or say --overwrite".into(),
+                true => "choose another name, or overwrite it with --overwrite".into(),
                 false => "choose another name, or overwrite it".into(),
             }),
             Error::NoOutlierPool => Some(match has("--outliers") {
@@ -486,7 +488,7 @@ impl Error {
                 false => "give embeddings of other classes as outliers".into(),
             }),
             Error::OutlierDimension { .. } => {
-                Some("embed the outliers with the backbone that made the data".into())
+                Some("embed the outliers with the same backbone as the data".into())
             }
             Error::NoLabels { .. } => Some("save the labels under one of these names".into()),
             Error::NotFinite { .. } => Some("`trueshot inspect` counts all such values".into()),
@@ -494,7 +496,7 @@ impl Error {
                 Some("replay a manifest on the file it was written from, or draw new episodes".into())
             }
             Error::Damaged { .. } => Some(
-                "the file was changed after it was written; copy it again from its source, or make it again"
+                "the file was changed after it was written; copy it again from its source, or create it again"
                     .into(),
             ),
             Error::TooLarge { .. } => Some("convert the file to .safetensors, which is read in place".into()),

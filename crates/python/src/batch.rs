@@ -67,15 +67,15 @@ fn answered<A: Answers>(
     let mut names = HashSet::new();
     if let Some(twice) = fields.iter().find(|field| !names.insert(field.name())) {
         let twice = twice.name();
-        return Err(PyTypeError::new_err(format!(
-            "column '{twice}' would be there twice: do not carry it through"
-        )));
+        return Err(PyTypeError::new_err(format!("column '{twice}' would occur twice: do not carry it")));
     }
     let output = Arc::new(Schema::new(fields));
     let one = |support: Outcome<Embeddings>| -> Outcome<A::Answer> {
         let answer = answer(support?).map_err(|error: Error| in_words(&error))?;
         match A::size(&answer) {
-            size if size > MOST => Err(format!("the answer is too large for a table: {size} of {MOST}")),
+            size if size > MOST => {
+                Err(format!("the result is too large for a table: {size}, the maximum is {MOST}"))
+            }
             _ => Ok(answer),
         }
     };
@@ -97,8 +97,7 @@ fn answered<A: Answers>(
     let done = work::on_threads(py, threads, || {
         Ok(batches.map(|batch| whole(batch?)).collect::<Result<Vec<Vec<RecordBatch>>, _>>())
     })?;
-    let done =
-        done.map_err(|error| PyTypeError::new_err(format!("cannot read these Arrow data: {error}")))?;
+    let done = done.map_err(|error| PyTypeError::new_err(format!("cannot read this Arrow data: {error}")))?;
     Ok(Batches::new(output, done.concat()))
 }
 
@@ -126,9 +125,7 @@ fn carried(schema: &Schema, names: Option<Vec<String>>) -> Result<Vec<usize>, St
         None => Ok(schema.index_of("task").ok().into_iter().collect()),
         Some(names) => {
             let place = |name: &String| {
-                schema
-                    .index_of(name)
-                    .map_err(|_| format!("the table has no column '{name}' to carry through"))
+                schema.index_of(name).map_err(|_| format!("the table has no column '{name}' to carry"))
             };
             names.iter().map(place).collect()
         }

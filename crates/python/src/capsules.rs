@@ -60,7 +60,7 @@ fn single(schema: &Bound<'_, PyCapsule>, array: &Bound<'_, PyCapsule>) -> PyResu
     let (array, schema) = unsafe { (FFI_ArrowArray::from_raw(array.as_ptr()), schema.as_ref()) };
     if array.is_released() {
         return Err(PyTypeError::new_err(
-            "this array of Arrow was taken before: its producer must make a new one",
+            "this Arrow array was already consumed: its producer must make a new one",
         ));
     }
     // SAFETY: both are of one producer, which says that they belong together.
@@ -92,11 +92,11 @@ fn rows(table: StructArray) -> Result<RecordBatch, ArrowError> {
 }
 
 fn not_arrow() -> PyErr {
-    PyTypeError::new_err("cannot take these Arrow data: they are not what they say")
+    PyTypeError::new_err("cannot read this Arrow data: it does not match its schema")
 }
 
 fn not_a_table(error: ArrowError) -> PyErr {
-    PyTypeError::new_err(format!("cannot take these Arrow data: {error}"))
+    PyTypeError::new_err(format!("cannot read this Arrow data: {error}"))
 }
 
 /// A table of results: batches that any Arrow library takes through the PyCapsule interface.
@@ -143,7 +143,7 @@ impl Batches {
             more => {
                 let count = more.len();
                 return Err(PyValueError::new_err(format!(
-                    "{count} batches are no single one: take the stream"
+                    "the table has {count} batches, not one: use the stream"
                 )));
             }
         };

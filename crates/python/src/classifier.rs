@@ -217,7 +217,7 @@ impl Classifier {
         let data = match &self.origin {
             Some((_, data)) => data,
             None if self.learned.support().len() < self.predictor_rows() => {
-                return Err(wrong("the file keeps only some of the rows it was learned from"));
+                return Err(wrong("the file contains only some of the rows it was trained on"));
             }
             None => self.learned.support(),
         };

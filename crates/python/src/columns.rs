@@ -52,7 +52,7 @@ impl Layout {
         match element(kind(layout.labels)) {
             Some(label) if is_label(label) => Ok(layout),
             _ => Err(format!(
-                "column '{labels}' is {}; a list of names or of whole numbers is wanted",
+                "column '{labels}' is {}; expected a list of strings or integers",
                 kind(layout.labels)
             )),
         }
@@ -68,7 +68,7 @@ impl Layout {
 }
 
 fn not_features(name: &str, kind: &DataType) -> String {
-    format!("column '{name}' is {kind}; a list of lists of float, half or double is wanted, one list a row")
+    format!("column '{name}' is {kind}; expected a list of lists of float, half or double, one list per row")
 }
 
 /// What a list is of.
@@ -126,11 +126,11 @@ fn features_of(rows: &ArrayRef, labels: usize) -> Result<Features, Refusal> {
     if is_number(rows.data_type()) {
         let fits = labels > 0 && !rows.is_empty() && rows.len().is_multiple_of(labels);
         let dim = fits.then(|| rows.len() / labels);
-        let dim = dim.ok_or_else(|| format!("{} numbers cannot be shared by {labels} labels", rows.len()))?;
+        let dim = dim.ok_or_else(|| format!("{} values cannot be divided into {labels} rows", rows.len()))?;
         return flat(rows, dim);
     }
     if rows.is_empty() {
-        return Err("no rows of features: nothing to work on".into());
+        return Err("the data has no rows".into());
     }
     if rows.len() != labels {
         return Err(format!("{} rows of features but {labels} labels", rows.len()));

@@ -68,7 +68,7 @@ fn methods(names: Vec<String>) -> PyResult<Vec<NamedMethod>> {
         let method = registry.parse(name).map_err(raised)?;
         if methods.iter().any(|earlier| earlier.label == method.label) {
             let label = method.label;
-            return Err(wrong(format!("method '{label}' is asked for twice; name one with as=NAME")));
+            return Err(wrong(format!("method '{label}' is given twice; rename one of them with as=NAME")));
         }
         methods.push(method);
     }

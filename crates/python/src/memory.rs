@@ -72,6 +72,8 @@ pub fn room([rows, columns]: [usize; 2]) -> PyResult<Vec<f32>> {
     let reserved = rows.checked_mul(columns).is_some_and(|count| numbers.try_reserve_exact(count).is_ok());
     match reserved {
         true => Ok(numbers),
-        false => Err(PyMemoryError::new_err(format!("no room for {rows} rows of {columns} numbers"))),
+        false => {
+            Err(PyMemoryError::new_err(format!("not enough memory for {rows} rows of {columns} values")))
+        }
     }
 }

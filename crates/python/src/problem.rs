@@ -45,4 +45,4 @@ pub fn broken() -> PyErr {
 }
 
 /// The same in the row of a task.
-pub const BROKEN: &str = "trueshot broke a promise of its own on this input: please report it";
+pub const BROKEN: &str = "internal error of trueshot on this input: please report it";

@@ -186,7 +186,7 @@ fn a_classifier_of_pictures_is_asked_about_pictures() {
     asked.push(("images".into(), "no.png".into(), b"no picture".to_vec()));
     let answers = server.post_form(&path, &asked).json();
     assert_eq!(answers["predictions"][2]["class"], "cow", "{answers}");
-    assert!(answers["predictions"][3]["error"].as_str().unwrap().contains("no known picture format"));
+    assert!(answers["predictions"][3]["error"].as_str().unwrap().contains("unknown image format"));
     let of_rows = server.post_json("/api/v1/classifiers", &noisy_support()).json();
     let path = format!("/api/v1/classifiers/{}/predict", of_rows["id"].as_str().unwrap());
     let refused = server.post_form(&path, &asked);

@@ -80,7 +80,7 @@ fn forms_that_are_none_are_refused() {
     let text = ("ant".to_owned(), "a.txt".to_owned(), b"text".to_vec());
     let unreadable = server.post_form("/api/v1/audit", &[text.clone(), text]);
     assert_eq!(unreadable.status, 422);
-    assert!(unreadable.error().contains("no known picture format"), "{}", unreadable.text());
+    assert!(unreadable.error().contains("unknown image format"), "{}", unreadable.text());
     let without = ("images".to_owned(), "a.png".to_owned(), drawings()[0].2.clone());
     let refused = server.post_form("/api/v1/audit", &[without]);
     assert!(refused.error().contains("which class"), "{}", refused.text());

@@ -149,7 +149,7 @@ impl Backbone {
         let size = preprocessing.size;
         if !(efficientnet::SMALLEST..=efficientnet::LARGEST).contains(&size) {
             return Err(Error::OutOfRange {
-                what: "the size of pictures",
+                what: "the image size",
                 given: size.to_string(),
                 allowed: format!("{} to {}", efficientnet::SMALLEST, efficientnet::LARGEST),
             });
@@ -270,7 +270,7 @@ fn opened(path: &Path) -> Result<Tensors> {
         let known = format!("{EFFICIENTNET} and {}", built_in::DRAWINGS);
         return Err(Error::NotABackbone {
             path: path.into(),
-            problem: format!("there is no such file, and built in are {known}"),
+            problem: format!("no such file, and no built-in backbone has that name; built in: {known}"),
         });
     }
     Ok(Tensors::open(path)?)
@@ -281,7 +281,7 @@ fn refuse_options(options: &Options, is_efficientnet: bool) -> Result<()> {
         ("the mean", options.mean.is_some()),
         ("the standard deviation", options.std.is_some()),
         ("the output", options.output.is_some()),
-        ("the size of pictures", options.size.is_some() && !is_efficientnet),
+        ("the image size", options.size.is_some() && !is_efficientnet),
     ];
     match given.into_iter().find(|(_, given)| *given) {
         None => Ok(()),
@@ -327,7 +327,7 @@ pub(crate) fn preprocessing_of(tensors: &Tensors, wanted: &str) -> Result<Prepro
     let channels = match mean.len() {
         1 => Channels::Grey,
         3 => Channels::Colour,
-        other => return Err(bad(format!("its note 'mean' has {other} numbers; pictures have 1 or 3"))),
+        other => return Err(bad(format!("its note 'mean' has {other} numbers; expected 1 or 3"))),
     };
     let size = note("input_size")?;
     let size = size.trim().parse().map_err(|_| bad(format!("its note 'input_size' is '{size}'")))?;

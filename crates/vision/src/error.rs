@@ -22,7 +22,7 @@ pub enum Error {
     #[error(transparent)]
     Drawings(#[from] OmniglotError),
     /// There is no picture at all.
-    #[error("no pictures in {path}{}", .skipped.as_ref().map(|first| format!("; the first file skipped: {first}")).unwrap_or_default())]
+    #[error("no images in {path}{}", .skipped.as_ref().map(|first| format!("; the first file skipped: {first}")).unwrap_or_default())]
     NoPictures {
         /// The folder, archive or list.
         path: PathBuf,
@@ -30,7 +30,7 @@ pub enum Error {
         skipped: Option<String>,
     },
     /// The folders are splits, not classes.
-    #[error("{path} holds {found}, which are splits rather than classes")]
+    #[error("{path} contains {found}, which are splits rather than classes")]
     SplitFolders {
         /// The folder or archive.
         path: PathBuf,
@@ -39,14 +39,14 @@ pub enum Error {
     },
     /// Pictures in an archive that we do not unpack.
     #[error(
-        "{path} is of no known form; known are a folder, .tar, .tar.gz, .tgz, .csv, .jsonl, .pkl, .pickle, .npz, CIFAR-100's own files and 'omniglot'"
+        "{path}: unknown kind of data set; supported: a folder, .tar, .tar.gz, .tgz, .csv, .jsonl, .pkl, .pickle, .npz, CIFAR-100's own files and 'omniglot'"
     )]
     UnknownSource {
         /// What was given.
         path: PathBuf,
     },
     /// A pickle that cannot or must not be read.
-    #[error("{path} is no pickle that can be read: {problem}")]
+    #[error("{path} is not a readable pickle: {problem}")]
     BadPickle {
         /// The file.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub enum Error {
         problem: Problem,
     },
     /// A file in the form of a published data set whose contents are something else.
-    #[error("{path} is not as data sets are published: {problem}")]
+    #[error("{path} is not a data set in its published form: {problem}")]
     BadForm {
         /// The file.
         path: PathBuf,
@@ -62,7 +62,7 @@ pub enum Error {
         problem: String,
     },
     /// A split is asked for of something that has none of its own.
-    #[error("{path} does not say itself what is in split '{split}'")]
+    #[error("{path} has no splits, so split '{split}' is unknown")]
     NoSplits {
         /// The pictures.
         path: PathBuf,
@@ -70,7 +70,7 @@ pub enum Error {
         split: String,
     },
     /// A name that is neither a split file nor one that is built in.
-    #[error("no split file {given}, and none of that name is built in; built in are {known}")]
+    #[error("no split file {given}, and no built-in split has that name; built in: {known}")]
     UnknownSplitFile {
         /// What was given.
         given: String,
@@ -112,7 +112,7 @@ pub enum Error {
         problem: String,
     },
     /// The split file has no such split.
-    #[error("no split '{split}' in {origin}; there are {known}")]
+    #[error("no split '{split}' in {origin}; it has: {known}")]
     UnknownSplit {
         /// Where it was looked for.
         origin: String,
@@ -134,7 +134,7 @@ pub enum Error {
         found: String,
     },
     /// A class lost too many pictures.
-    #[error("class '{class}' has {have} readable pictures, but {need} are needed; {skipped} were skipped")]
+    #[error("class '{class}' has {have} readable images, but {need} are needed; {skipped} were skipped")]
     TooFewPictures {
         /// The class.
         class: String,
@@ -146,7 +146,7 @@ pub enum Error {
         skipped: usize,
     },
     /// The model is no backbone we know.
-    #[error("{path} is no backbone: {problem}")]
+    #[error("{path} is not a backbone: {problem}")]
     NotABackbone {
         /// The file.
         path: PathBuf,
@@ -186,7 +186,7 @@ pub enum Error {
         asked: usize,
     },
     /// A class is to be an outlier and belongs to a split.
-    #[error("class '{class}' is to be an outlier but is in split '{split}' of {origin}{}", more(*.count))]
+    #[error("class '{class}' is listed as an outlier but is in split '{split}' of {origin}{}", more(*.count))]
     OutlierOverlap {
         /// The first such class.
         class: String,
@@ -206,10 +206,10 @@ pub enum Error {
         problem: String,
     },
     /// Somebody pressed Ctrl-C; what is complete is kept.
-    #[error("stopped; what is complete is kept, and the same command goes on")]
+    #[error("interrupted; completed work is kept, run the same command again to continue")]
     Stopped,
     /// Somebody pressed Ctrl-C; nothing was written.
-    #[error("stopped; nothing was written")]
+    #[error("interrupted; nothing was written")]
     Interrupted,
 }
 
@@ -230,42 +230,42 @@ impl Error {
             )),
             Error::SplitFolders { .. } => {
                 let ways = [
-                    (true, "give one of them"),
-                    (has("--split"), "name it with --split NAME"),
-                    (has("--pool"), "take the pictures of all together with --pool"),
+                    (true, "give one of these folders"),
+                    (has("--split"), "select one with --split"),
+                    (has("--pool"), "use the images of all splits with --pool"),
                 ];
                 let ways: Vec<&str> = ways.iter().filter(|(is_there, _)| *is_there).map(|(_, way)| *way).collect();
                 Some(ways.join(", or "))
             }
             Error::NoSplits { .. } if has("--split-file") => Some(
-                "--split-file says which classes are in it: a JSON file, or cifar-fs, cub, fc100, miniimagenet or tieredimagenet"
+                "give its classes with --split-file: a JSON file, or cifar-fs, cub, fc100, miniimagenet or tieredimagenet"
                     .into(),
             ),
             Error::BadPickle { problem: Problem::Call(_), .. } => Some(
-                "do not open it with Python either unless you trust whoever made it".into(),
+                "do not open it with Python either, unless you trust its author".into(),
             ),
-            Error::BadPickle { problem: Problem::CutOff(_), .. } => Some("fetch the file again".into()),
+            Error::BadPickle { problem: Problem::CutOff(_), .. } => Some("download the file again".into()),
             Error::UnknownSource { path } if is_packed(path) => {
                 Some("unpack the archive first (tar xf), and give the folder".into())
             }
             Error::TooFewClasses { have, .. } if *have >= 2 && has("--classes-count") => {
-                Some(format!("--classes-count {have} takes as many as there are"))
+                Some(format!("use all of them with --classes-count {have}"))
             }
             Error::TooFewClasses { .. } => Some(
-                "give the folder that has a folder for each class, such as n01514668; archives are to be unpacked first"
+                "give the folder that contains one folder per class, such as n01514668; unpack archives first"
                     .into(),
             ),
             Error::OutlierOverlap { .. } => Some(match has("--exclude") {
-                true => "leave it off the list, or name the splits that matter with --exclude".into(),
-                false => "leave it off the list".into(),
+                true => "remove it from the list, or name the splits to exclude with --exclude".into(),
+                false => "remove it from the list".into(),
             }),
-            Error::BadOutput { .. } => Some("give a new folder, or the options it was begun with".into()),
+            Error::BadOutput { .. } => Some("give a new folder, or the options of the earlier run".into()),
             Error::NoClassOfSplit { .. } => Some(match has("--pool") {
-                true => "the split file must name the class folders; --pool looks below train/, val/ and test/".into(),
+                true => "the split file must name the class folders; with --pool they are searched in train/, val/ and test/".into(),
                 false => "the split file must name the class folders".into(),
             }),
             Error::NotABackbone { .. } => Some(
-                "a backbone is efficientnet-lite0, an .onnx image model, or a .safetensors file as `trueshot train backbone` writes it"
+                "a backbone is efficientnet-lite0, an .onnx image model, or a .safetensors file written by `trueshot train backbone`"
                     .into(),
             ),
             Error::BadModel { hint, .. } => hint.clone(),
@@ -299,16 +299,16 @@ pub enum Unreadable {
     #[error("cannot be read: {0}")]
     File(String),
     /// Its name is not that of a picture.
-    #[error("not a picture by its name")]
+    #[error("not an image by its file extension")]
     Name,
     /// Its name, or that of a folder it lies in.
     #[error("its name is not valid UTF-8: rename it")]
     NotUtf8,
     /// A kind of picture that must be converted before it can be read.
-    #[error("{0} is not read: convert it to JPEG or PNG first")]
+    #[error("{0} is not supported: convert it to JPEG or PNG first")]
     ConvertFirst(&'static str),
     /// A video.
-    #[error("a video, not a picture: take single frames out of it")]
+    #[error("a video, not an image: extract single frames")]
     Video,
     /// A link to a folder that it lies in.
     #[error("a link that leads back to a folder above it")]
@@ -320,13 +320,13 @@ pub enum Unreadable {
     #[error("empty file")]
     Empty,
     /// No known format.
-    #[error("no known picture format; known are BMP, GIF, JPEG, PNG, TIFF and WebP")]
+    #[error("unknown image format; supported: BMP, GIF, JPEG, PNG, TIFF and WebP")]
     Format,
     /// More bytes than a picture has.
-    #[error("{0} bytes are more than a picture may have")]
+    #[error("{0} bytes are too many for an image")]
     FileSize(u64),
     /// A side of length zero.
-    #[error("a picture of {width} x {height} pixels")]
+    #[error("an image of {width} x {height} pixels")]
     NoPixels {
         /// Pixels across.
         width: u32,
@@ -379,7 +379,7 @@ pub enum Unreadable {
         most: u64,
     },
     /// The network made a number of it that is none.
-    #[error("the backbone makes {value} of it (number {place})")]
+    #[error("its embedding contains {value} (dimension {place})")]
     NotFinite {
         /// Which number of the embedding, from 0.
         place: usize,
@@ -390,7 +390,7 @@ pub enum Unreadable {
     #[error("the backbone fails on it: {0}")]
     Network(String),
     /// The file ends in the middle.
-    #[error("cut off")]
+    #[error("truncated")]
     CutOff,
     /// The decoder gave up.
     #[error("{0}")]
@@ -435,6 +435,10 @@ mod tests {
         }
         let splits = Error::SplitFolders { path: path(), found: name() };
         let hint = splits.hint_for(&|option| option == "--pool").unwrap();
-        assert_eq!(hint, "give one of them, or take the pictures of all together with --pool");
+<<<<<<< HEAD
+        assert_eq!(hint, "give one of these folders, or use the images of all splits with --pool");
+=======
+        assert_eq!(hint, "give one of these folders, or use the images of all splits with --pool");
+>>>>>>> texts
     }
 }

@@ -28,19 +28,19 @@ pub const MOST_WAYS: usize = 1000;
 
 const INFO: MethodInfo = MethodInfo {
     name: KIND,
-    summary: "a network adapted to the support set by gradient descent; looks at pictures",
+    summary: "a network adapted to the support set by gradient descent; takes images",
     parameters: &[
-        Parameter {
-            name: "model",
-            default: "",
-            meaning: "the model file, as `trueshot train maml` writes it",
-        },
+        Parameter { name: "model", default: "", meaning: "model file written by `trueshot train maml`" },
         Parameter {
             name: "steps",
             default: "trained",
-            meaning: "steps of adaptation, or 'trained': the model's",
+            meaning: "adaptation steps, or 'trained': those of the model",
         },
-        Parameter { name: "rate", default: "trained", meaning: "their rate, or 'trained': the model's" },
+        Parameter {
+            name: "rate",
+            default: "trained",
+            meaning: "learning rate of the adaptation, or 'trained': that of the model",
+        },
     ],
     build: |given: &Parameters| {
         let path = given.file("model", "a model file, as `trueshot train maml` writes it")?;

@@ -50,9 +50,9 @@ impl Overlap {
         }
         for (list, how) in [(&self.same, "the same as"), (&self.alike, "nearly the same as")] {
             if let Some((first, second)) = list.first() {
-                let pictures = many(list.len(), "picture of validation is", "pictures of validation are");
+                let pictures = many(list.len(), "validation image is", "validation images are");
                 warnings
-                    .push(format!("{pictures} {how} one of training, the first: '{second}' and '{first}'"));
+                    .push(format!("{pictures} {how} a training image, the first: '{second}' and '{first}'"));
             }
         }
         warnings

@@ -259,7 +259,7 @@ fn is_cut_off(bytes: &[u8]) -> bool {
 fn in_words(error: image::ImageError) -> Unreadable {
     use image::ImageError::*;
     match error {
-        Limits(_) => Unreadable::Decoder("needs more memory than a picture may take".into()),
+        Limits(_) => Unreadable::Decoder("needs more memory than is allowed for an image".into()),
         IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Unreadable::CutOff,
         other => Unreadable::Decoder(other.to_string().trim().replace('\n', " ")),
     }

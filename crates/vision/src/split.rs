@@ -71,7 +71,7 @@ impl Split {
         };
         let mut classes = BTreeSet::new();
         gather("", found, &mut classes)
-            .map_err(|place| bad(format!("'{name}{place}' is no list of names")))?;
+            .map_err(|place| bad(format!("'{name}{place}' is not a list of names")))?;
         Ok(Split { name: name.into(), classes })
     }
 
@@ -109,7 +109,7 @@ fn splits(path: &Path) -> Result<Map<String, Value>> {
     let bad = |problem: String| Error::BadSplitFile { path: path.into(), problem };
     match serde_json::from_str(&text(path)?) {
         Ok(Value::Object(splits)) => Ok(splits),
-        Ok(_) => Err(bad("it is no JSON object of splits".into())),
+        Ok(_) => Err(bad("it is not a JSON object of splits".into())),
         Err(problem) => Err(bad(problem.to_string())),
     }
 }
@@ -196,7 +196,7 @@ mod tests {
         let problem = |json, name| split(json, name).unwrap_err().to_string();
         assert!(problem(r#"{"train": []}"#, "val").contains("no split 'val'"));
         assert!(
-            problem(r#"{"train": {"a": {"b": 3}}}"#, "train").contains("'train.a.b' is no list of names")
+            problem(r#"{"train": {"a": {"b": 3}}}"#, "train").contains("'train.a.b' is not a list of names")
         );
         assert!(problem("[1]", "train").contains("no JSON object of splits"));
         assert!(problem("{", "train").contains("not a valid split file"));

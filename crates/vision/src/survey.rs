@@ -141,20 +141,24 @@ impl Published {
             let wrong = survey.classes.iter().filter(|(_, count)| **count != per_class);
             let wrong: Vec<String> = wrong.map(|(class, count)| format!("{class} ({count})")).collect();
             if !wrong.is_empty() {
-                say(format!("without {per_class} pictures are {}: {}", classes(wrong.len()), listed(&wrong)));
+                say(format!(
+                    "{} without exactly {per_class} images: {}",
+                    classes(wrong.len()),
+                    listed(&wrong)
+                ));
             }
         }
         if let Some(pictures) = self.pictures.map(|pictures| pictures[number]) {
             let have = survey.pictures();
             if have != pictures {
-                say(format!("{have} pictures instead of {pictures}"));
+                say(format!("{have} images instead of {pictures}"));
             }
         }
         if let Some(size) = self.size {
             let wrong: usize =
                 survey.sizes.iter().filter(|(found, _)| **found != (size, size)).map(|(_, n)| n).sum();
             if wrong > 0 {
-                say(format!("{wrong} pictures are not of {size} x {size} px"));
+                say(format!("{wrong} images are not {size} x {size} px"));
             }
         }
         if let Some(first) = survey.skipped.first() {
@@ -216,8 +220,8 @@ mod tests {
             [
                 "val: 15 classes instead of 16",
                 "val: missing are 1 class: class 15",
-                "val: without 600 pictures are 1 class: class 03 (599)",
-                "val: 7 pictures are not of 84 x 84 px",
+                "val: 1 class without exactly 600 images: class 03 (599)",
+                "val: 7 images are not 84 x 84 px",
             ]
         );
     }

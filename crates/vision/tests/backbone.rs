@@ -99,7 +99,7 @@ fn a_folder_becomes_rows_by_class_and_name_and_what_is_no_picture_is_listed() {
     let read = Embeddings::open(&path).unwrap();
     assert_eq!((read.len(), read.dim(), report.pictures), (12, 64, 12));
     assert_eq!(report.skipped.len(), 1);
-    assert!(report.skipped[0].to_string().starts_with("odd/broken.jpg: no known picture format"));
+    assert!(report.skipped[0].to_string().starts_with("odd/broken.jpg: unknown image format"));
     assert_eq!(read.classes(), ["even", "odd"]);
     let names: Vec<_> = (0..12).map(|row| read.item(row).unwrap().to_string()).collect();
     assert!(names.is_sorted(), "{names:?}");
@@ -154,7 +154,7 @@ fn a_class_that_is_left_with_nothing_ends_the_work_and_leaves_no_file() {
     };
     let output = folder.path().join("out.safetensors");
     let refused = embed(&request, &output, &|_| true).unwrap_err();
-    let expected = "class 'none' has 0 readable pictures, but 1 are needed; 1 were skipped";
+    let expected = "class 'none' has 0 readable images, but 1 are needed; 1 were skipped";
     assert_eq!(refused.to_string(), expected);
     let stopped = embed(&Request { least_per_class: 0, ..request }, &output, &|_| false).unwrap_err();
     assert!(matches!(stopped, Error::Interrupted));

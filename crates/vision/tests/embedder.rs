@@ -140,7 +140,7 @@ fn names_and_options_that_fit_no_backbone_are_refused() {
     assert!(
         problem(EFFICIENTNET, &Options { mean: Some(vec![0.0]), ..small() }).contains("ONNX models only")
     );
-    assert!(problem("omniglot-conv4", &small()).contains("the size of pictures"));
+    assert!(problem("omniglot-conv4", &small()).contains("the image size"));
     assert!(problem("missing.safetensors", &small()).contains("missing.safetensors"));
 }
 

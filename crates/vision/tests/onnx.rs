@@ -216,7 +216,7 @@ fn what_is_no_model_is_said_to_be_none() {
     for bytes in [&b""[..], b"not a model", b"\x89PNG\r\n\x1a\n", &[0xff; 64]] {
         let error = from_bytes(bytes.to_vec(), &Options::default()).err().unwrap();
         assert!(
-            error.to_string().contains("x.onnx cannot be used as a backbone: it is no ONNX file"),
+            error.to_string().contains("x.onnx cannot be used as a backbone: it is not an ONNX file"),
             "{error}"
         );
     }
@@ -304,7 +304,7 @@ fn a_small_model_that_asks_for_gigabytes_is_refused_by_the_memory_limit() {
         let (factors, product) = huge();
         let graph = with_more([factors, tensors].concat(), [vec![product], nodes].concat());
         let problem = opened(&graph, &plain()).err().unwrap_or_else(|| panic!("{what} is not refused"));
-        assert!(problem.contains("more than 1 GiB of memory for one picture"), "{what}: {problem}");
+        assert!(problem.contains("more than 1 GiB of memory for one image"), "{what}: {problem}");
     };
     let one = || vec![tensor("1", FLOAT, &[1, 1], &1_f32.to_le_bytes())];
     refused("ConstantOfShape", vec![], vec![node("ConstantOfShape", &["huge"], "more", &[])]);
@@ -359,7 +359,7 @@ fn body(graph: &Graph) -> Vec<u8> {
 fn a_computation_without_end_is_refused_by_the_time_limit() {
     let refused = |what: &str, graph: &Graph| {
         let problem = opened(graph, &plain()).err().unwrap_or_else(|| panic!("{what} is not refused"));
-        assert!(problem.contains("more than 3 s of processor time for one picture"), "{what}: {problem}");
+        assert!(problem.contains("more than 3 s of processor time for one image"), "{what}: {problem}");
     };
     let step = Graph {
         nodes: vec![node("Identity", &["going"], "goes", &[]), node("Relu", &["state"], "next", &[])],

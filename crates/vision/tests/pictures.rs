@@ -117,5 +117,5 @@ fn a_frame_that_claims_more_than_its_file_is_refused() {
     let place = gif.windows(frame.len()).position(|window| window == frame).unwrap();
     gif[place + 5..place + 9].copy_from_slice(&[0x40, 0x1f, 0x40, 0x1f]);
     let told = Picture::decode(&gif, Channels::Colour).unwrap_err().to_string();
-    assert!(told.contains("more memory than a picture may take"), "{told}");
+    assert!(told.contains("more memory than is allowed for an image"), "{told}");
 }

@@ -162,11 +162,11 @@ fn files_that_are_something_else_are_refused_with_the_reason() {
         format!("{error}\n{}", error.hint().unwrap_or_default())
     };
     let whole = std::fs::read(at("mini-4/mini-imagenet-cache-train.pkl")).unwrap();
-    assert!(said(&whole[..whole.len() / 2]).contains("it is cut off at byte 297\nfetch the file again"));
+    assert!(said(&whole[..whole.len() / 2]).contains("it is truncated at byte 297\ndownload the file again"));
     assert!(said(b"cos\nsystem\n(S'true'\ntR.").contains("it wants to call os.system"));
     assert!(said(b"\x80\x02K\x07.").contains("it is a whole number instead of a dictionary"));
     assert!(said(b"\x80\x02}U\x01aK\x01s.").contains("it has no image_data or data, but a"));
-    assert!(said(b"\x80\x02}U\x04dataK\x01s.").contains("its pictures are a whole number"));
+    assert!(said(b"\x80\x02}U\x04dataK\x01s.").contains("its images are a whole number"));
     assert!(said(b"\x80\x02].").contains("X_labels.pkl"));
 }
 
@@ -189,13 +189,13 @@ fn cifars_binary_files_of_another_length_are_refused() {
     for length in [0, 1, 2, 3073, 3075, 4000, whole.len() - 1] {
         let refused = cifar_with("test.bin", &whole[..length]);
         assert!(
-            refused.contains(&format!("{length} bytes are no whole number of records of 3074")),
+            refused.contains(&format!("{length} bytes are not a multiple of the record size 3074")),
             "{refused}"
         );
     }
     for more in [1, 2, 3073] {
         let refused = cifar_with("test.bin", &[&whole[..], &vec![0; more]].concat());
-        assert!(refused.contains("no whole number of records"), "{refused}");
+        assert!(refused.contains("not a multiple of the record size"), "{refused}");
     }
 }
 
@@ -209,11 +209,11 @@ fn labels_of_cifar_that_have_no_name_or_contradict_each_other_are_refused_with_t
     };
     let refused = with(3074 + 1, 200);
     assert!(
-        refused.contains("test.bin") && refused.contains("picture 1 has the labels 200 and 0"),
+        refused.contains("test.bin") && refused.contains("image 1 has the labels 200 and 0"),
         "{refused}"
     );
     assert!(refused.contains("there are 3 and 3 names"), "{refused}");
-    assert!(with(0, 3).contains("picture 0 has the labels 0 and 3"), "{}", with(0, 3));
+    assert!(with(0, 3).contains("image 0 has the labels 0 and 3"), "{}", with(0, 3));
     // The training file says that apples are fruit.
     let refused = with(0, 2);
     assert!(
@@ -242,14 +242,14 @@ fn rows_and_labels_that_do_not_fit_the_pictures_are_refused() {
         (bytes[place + 1], bytes[place + 3]) = (rows[0], rows[1]);
         problem("cache.pkl", &bytes).to_string()
     };
-    assert!(with([0, 6]).contains("class 'n02' has row 6, but there are 6 pictures"), "{}", with([0, 6]));
+    assert!(with([0, 6]).contains("class 'n02' has row 6, but there are 6 images"), "{}", with([0, 6]));
     assert!(with([0, 5]).contains("row 5 is listed twice"), "{}", with([0, 5]));
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(at("tiered/train_images_png.pkl"), folder.path().join("train_images_png.pkl")).unwrap();
     let read = || Collection::open(folder.path(), Reading::default()).unwrap_err().to_string();
     assert!(read().contains("its labels are missing"), "{}", read());
     std::fs::write(folder.path().join("train_labels.pkl"), b"\x80\x02](K\x01K\x02e.").unwrap();
-    assert!(read().contains("3 pictures but 2 labels beside it"), "{}", read());
+    assert!(read().contains("3 images but 2 labels next to it"), "{}", read());
 }
 
 #[test]

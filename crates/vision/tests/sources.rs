@@ -100,7 +100,7 @@ fn what_is_missing_or_of_no_known_form_is_said() {
     std::fs::write(folder.path().join("cut.tar"), &tar("")[..700]).unwrap();
     assert!(problem("cut.tar").contains("not a valid archive"), "{}", problem("cut.tar"));
     std::fs::create_dir(folder.path().join("empty")).unwrap();
-    assert!(problem("empty").contains("no pictures in"));
+    assert!(problem("empty").contains("no images in"));
 }
 
 #[test]

@@ -109,7 +109,7 @@ except MemoryError as problem:
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("asks the kernel of Linux what is used")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "no room for 6000 rows of 3001 numbers\n", done.stderr
+    assert done.stdout == "not enough memory for 6000 rows of 3001 values\n", done.stderr
 
 
 def test_threads_that_come_and_go_leave_nothing_behind():
@@ -152,7 +152,7 @@ def test_queries_of_another_form_are_refused():
         clf.predict(X[:, :5])
     with pytest.raises(ValueError, match="row 2, column 5 is NaN"):
         clf.predict_proba(with_value((2, 5), np.nan))
-    with pytest.raises(ValueError, match="has not learned anything yet"):
+    with pytest.raises(ValueError, match="is not fitted yet"):
         ts.FewShotClassifier().predict(X)
     model = ts.load_model(clf._model.to_bytes())
     with pytest.raises(ValueError, match="X has 5 features, but this classifier is expecting 8"):

@@ -115,8 +115,8 @@ def test_one_bad_task_is_an_error_row_and_the_others_do_not_notice():
         "feature in row 2, column 5 is NaN": (nan, names),
         "4 rows of features but 3 labels": (rows, names[:3]),
         "the label in row 0 is null": (rows, [None, *names[1:]]),
-        "there is only one": (rows, ["a"] * 4),
-        "no rows of features": ([], []),
+        "at least two classes": (rows, ["a"] * 4),
+        "the data has no rows": ([], []),
         "row 2 of the features has 3 numbers, row 0 has 16": (rows[:2] + [[1, 2, 3]] + rows[3:], names),
         "have no numbers": ([[], [], [], []], names),
         "4 rows of features but 0 labels": (rows, []),
@@ -186,7 +186,7 @@ def test_a_table_of_another_form_is_a_type_error():
         (whole.drop_columns(["labels"]), "no column 'labels'; it has: task, features"),
         (whole.set_column(1, "features", whole["task"]), "column 'features' is Utf8"),
         (whole.set_column(1, "features", pa.array([[1]] * 12)), "column 'features' is List"),
-        (whole.set_column(2, "labels", pa.array([[0.5]] * 12)), "names or of whole numbers"),
+        (whole.set_column(2, "labels", pa.array([[0.5]] * 12)), "expected a list of strings or integers"),
         (whole["labels"], None),
         ([1, 2], "__arrow_c_stream__"),
         (None, "NoneType"),
@@ -200,7 +200,7 @@ def test_a_table_of_another_form_is_a_type_error():
 
 
 def test_a_column_that_would_be_there_twice_is_refused():
-    with pytest.raises(TypeError, match="column 'error' would be there twice"):
+    with pytest.raises(TypeError, match="column 'error' would occur twice"):
         ts.audit_batch(table(error=pa.array(["x"] * len(TASKS))), carry=["error"])
 
 

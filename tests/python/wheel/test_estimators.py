@@ -122,7 +122,7 @@ def test_large_sets_are_fitted_by_what_an_audit_believes():
     X, y, truth = support_set(ways=6, shots=100, wrong=range(0, 600, 9))
     clf = ts.FewShotClassifier("relabel").fit(X, y)
     assert clf.score(X, truth) > 0.99 and len(clf.audit_) == 600
-    with pytest.raises(AttributeError, match="keeps only some"):
+    with pytest.raises(AttributeError, match="contains only some"):
         pickle.loads(pickle.dumps(clf)).audit_
 
 

@@ -13,12 +13,11 @@ use crate::pictures_argument::Part;
 use crate::progress::Progress;
 use crate::threads::Threads;
 
-/// Say what a data set is made of, and what differs from what was published
+/// Count the classes and images of a data set and compare them with the published numbers
 ///
-/// Reads every picture and reports classes, pictures and sizes: of each split where DATASET has splits (train/, val/
-/// and test/, or a file for each), and of everything together where it has none. With --expect the numbers are
-/// compared with the published ones, the splits being those of the built-in split file where DATASET has none; the
-/// exit status is 3 if something differs.
+/// Reads every image and reports classes, images and sizes per split (train/, val/ and test/, or one file each), or for the
+/// whole data set if it has no splits. With --expect the numbers are compared with the published ones, using the built-in
+/// split file if DATASET has no splits; the exit status is 3 if something differs.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot dataset check mini/ --expect mini
@@ -26,16 +25,16 @@ use crate::threads::Threads;
   trueshot dataset check cifar/ --pool --expect fc100
   trueshot dataset check photos/")]
 pub struct Arguments {
-    /// The pictures, in any form that `trueshot embed` takes
+    /// Images, in any form that `trueshot embed` accepts
     #[arg(value_name = "DATASET")]
     path: PathBuf,
-    /// Which data set it should be
+    /// Published data set to compare with
     #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(PUBLISHED.map(|published| published.name)))]
     expect: Option<String>,
-    /// Take the pictures in train/, val/ and test/ together: the splits are those of the built-in split file
+    /// Use the images in train/, val/ and test/ together, split by the built-in split file
     #[arg(long)]
     pool: bool,
-    /// Count the pictures without reading them
+    /// Count the images without reading them
     #[arg(long)]
     quick: bool,
     #[command(flatten)]
@@ -101,7 +100,7 @@ impl Arguments {
         if self.quick {
             return Ok(Survey::listed(collection));
         }
-        let progress = Progress::counting(collection.entries().len() as u64, "pictures");
+        let progress = Progress::counting(collection.entries().len() as u64, "images");
         let survey = Survey::read(collection, &|done| progress.moves_to(done as u64));
         progress.finish();
         Ok(survey?)
@@ -120,7 +119,7 @@ fn compare(expected: &Published, parts: &[(String, Survey)]) -> anyhow::Result<V
                 let split = Split::open(expected.name.as_ref(), name)?;
                 problems.extend(expected.problems(number, survey, Some(&split)));
             }
-            None => problems.push(format!("{name}: it is not there")),
+            None => problems.push(format!("{name}: this split is missing")),
         }
     }
     Ok(problems)
@@ -129,7 +128,7 @@ fn compare(expected: &Published, parts: &[(String, Survey)]) -> anyhow::Result<V
 /// One line a split.
 fn table(parts: &[(String, Survey)]) -> String {
     let mut text =
-        format!("{:<6} {:>8} {:>9}  {:<12} {}\n", "split", "classes", "pictures", "per class", "sizes");
+        format!("{:<6} {:>8} {:>9}  {:<12} {}\n", "split", "classes", "images", "per class", "sizes");
     for (name, survey) in parts {
         let (fewest, most) = (survey.classes.values().min(), survey.classes.values().max());
         let per_class = match (fewest, most) {

@@ -5,7 +5,7 @@ mod outliers;
 
 use clap::{Args, Subcommand};
 
-/// Check data sets against their published numbers, and make the set of outliers
+/// Check data sets against their published statistics, and build a set of outliers
 #[derive(Args)]
 #[command(arg_required_else_help = true)]
 pub struct Arguments {

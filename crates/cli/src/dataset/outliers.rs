@@ -16,12 +16,12 @@ use crate::threads::Threads;
 /// What no outlier may be in, unless told otherwise.
 const USUAL: [&str; 2] = ["miniimagenet", "tieredimagenet"];
 
-/// Make a set of outliers out of ImageNet
+/// Build a set of outliers from ImageNet
 ///
-/// As in the paper: the 350 classes that are neither in miniImageNet nor in TieredImageNet, 600 pictures each,
-/// brought to 84 px; the classes go in turn to DIR/train and DIR/test. IMAGENET_DIR has a folder for each class, called
-/// by its WordNet number (n01514668), maybe below train/. Pictures that cannot be read are replaced by others. If the
-/// work is stopped, the same command goes on where it was.
+/// As in the paper: 350 classes that are in neither miniImageNet nor TieredImageNet, 600 images each, resized to 84 px;
+/// the classes are assigned alternately to DIR/train and DIR/test. IMAGENET_DIR has one folder per class, named by its
+/// WordNet ID (n01514668), directly or in train/. Images that cannot be read are replaced by others. If the command is
+/// interrupted, run it again to continue.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot dataset outliers imagenet/ -o outliers
@@ -29,32 +29,32 @@ const USUAL: [&str; 2] = ["miniimagenet", "tieredimagenet"];
   trueshot dataset outliers imagenet/ -o outliers --exclude my-splits.json --classes-count 100
   trueshot embed outliers/test -o outliers.safetensors --backbone conv4.safetensors")]
 pub struct Arguments {
-    /// The folder of ImageNet's class folders
+    /// Folder with ImageNet's class folders
     #[arg(value_name = "IMAGENET_DIR")]
     source: PathBuf,
-    /// The folder to write: DIR/train, DIR/test and DIR/outliers.json, which says what is in them
+    /// Output folder: DIR/train, DIR/test and DIR/outliers.json, which lists their contents
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// A text file with the classes that may be outliers, one a line [default: the 350 of the paper]
+    /// Text file with the classes to use as outliers, one per line [default: the 350 of the paper]
     #[arg(long, value_name = "FILE")]
     classes: Option<PathBuf>,
-    /// Split files (or names of built-in ones) whose classes are no outliers; without --classes, all other folders may
-    /// be [default: miniimagenet, tieredimagenet]
+    /// Split files, or names of built-in splits, whose classes must not be outliers; without --classes, all other folders
+    /// can be used [default: miniimagenet, tieredimagenet]
     #[arg(long, value_name = "SPLITS", value_delimiter = ',')]
     exclude: Option<Vec<PathBuf>>,
-    /// How many classes to take; drawn by the seed where there are more
+    /// Number of classes; selected by the seed if there are more
     #[arg(long, default_value_t = 350, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     classes_count: u32,
-    /// How many pictures of each class to take
+    /// Images per class
     #[arg(long, default_value_t = 600, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     per_class: u32,
-    /// Height and width of the pictures
+    /// Height and width of the images
     #[arg(long, default_value_t = 84, value_name = "PX", value_parser = clap::value_parser!(u32).range(8..=1024))]
     size: u32,
-    /// What becomes of a picture that is no square
+    /// How to handle an image that is not square
     #[arg(long, value_enum, default_value_t = FitArgument::Squash)]
     fit: FitArgument,
-    /// Another seed takes other pictures
+    /// Random seed that selects classes and images
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
@@ -92,7 +92,7 @@ impl Arguments {
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let names: Vec<String> =
             text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
-        anyhow::ensure!(!names.is_empty(), "{} names no class", path.display());
+        anyhow::ensure!(!names.is_empty(), "{} contains no class names", path.display());
         Ok(Candidates::Named(names))
     }
 
@@ -110,21 +110,21 @@ impl Arguments {
         if let Some((class, have)) = report.short.iter().min_by_key(|(_, have)| have) {
             let count = report.short.len();
             say!(
-                "warning: {count} of {} classes have fewer than {} pictures; the fewest, {have}, has '{class}'",
+                "warning: {count} of {} classes have fewer than {} images; '{class}' has the fewest, {have}",
                 report.classes,
                 plan.per_class
             );
         }
         if report.unreadable > 0 {
-            say!("warning: {} pictures could not be read and were replaced by others", report.unreadable);
+            say!("warning: {} images could not be read and were replaced by others", report.unreadable);
         }
         let seconds = start.elapsed().as_secs_f64();
         let kept = match report.kept {
             0 => String::new(),
-            kept => format!("; {kept} classes were there already"),
+            kept => format!("; {kept} classes already existed"),
         };
         say!(
-            "{}: {} classes in train, {} in test, {} pictures written{kept} ({seconds:.1} s)",
+            "{}: {} classes in train, {} in test, {} images written{kept} ({seconds:.1} s)",
             self.output.display(),
             plan.train.len(),
             plan.test.len(),

@@ -52,7 +52,7 @@ impl Cache {
     pub fn lock(&self) -> anyhow::Result<File> {
         let lock = File::create(self.folder.join("cache").join("lock"))?;
         if lock.try_lock().is_err() {
-            say!("waiting for another run, or for a step that one left behind, in {}", self.folder.display());
+            say!("waiting for another run, or a step that is still running, in {}", self.folder.display());
             lock.lock()?;
         }
         Ok(lock)

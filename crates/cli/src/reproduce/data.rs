@@ -107,7 +107,7 @@ impl Found {
             let split = Pictures::built_in;
             return Ok(Found { train: split("train"), val: split("val"), test: split("test") });
         }
-        let Some(data) = data else { return Err("no folder of data was given (--data)".into()) };
+        let Some(data) = data else { return Err("no data folder was given (--data)".into()) };
         let folders = || dataset.data.iter().map(|name| data.join(name));
         let Some(folder) = folders().find(|folder| folder.is_dir()) else {
             let names = dataset.data.join("/ or ");
@@ -130,7 +130,7 @@ impl Found {
 impl Outliers {
     /// Looks for outliers.
     pub fn look(data: Option<&Path>) -> Result<Self, String> {
-        let Some(data) = data else { return Err("no folder of data was given (--data)".into()) };
+        let Some(data) = data else { return Err("no data folder was given (--data)".into()) };
         let half = |name: &str| Pictures::in_folder(data.join("outliers").join(name));
         let missing = |name: &str| format!("there is no outliers/{name}/ in {}", data.display());
         Ok(Outliers {

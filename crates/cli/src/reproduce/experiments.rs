@@ -151,7 +151,7 @@ impl Experiments {
     /// A table by its name.
     pub fn table(&self, name: &str) -> anyhow::Result<&Table> {
         let found = self.table.iter().find(|table| table.name == name);
-        found.with_context(|| format!("there is no table '{name}'"))
+        found.with_context(|| format!("unknown table '{name}'"))
     }
 
     /// Every table in order.
@@ -170,7 +170,7 @@ impl Experiments {
             let known = || all.iter().map(Experiment::name).collect::<Vec<_>>().join(", ");
             let found = all.iter().find(|known| known.name() == name).copied();
             found.ok_or_else(|| {
-                hinted(format!("there is no experiment '{name}'"), format!("all, or any of {}", known()))
+                hinted(format!("unknown experiment '{name}'"), format!("known: all, {}", known()))
             })
         };
         names.iter().map(find).collect()
@@ -183,7 +183,7 @@ impl Experiments {
         let known = || names.iter().copied().collect::<Vec<_>>().join(", ");
         anyhow::ensure!(
             names.contains(name),
-            hinted(format!("there is no row '{name}'"), format!("there are {}", known()))
+            hinted(format!("unknown row '{name}'"), format!("known: {}", known()))
         );
         Ok(())
     }

@@ -31,12 +31,13 @@ use self::steps::Steps;
 use crate::messages::{hinted, say};
 use crate::output::{print, write_file};
 
-/// Reproduce the paper's tables and figures, from the data to a page
+/// Reproduce the tables and figures of the paper
 ///
-/// Trains what must be trained, evaluates, and writes report.html, report.md, report.tex and report.json: every cell beside the
-/// paper's figure. DATA holds miniimagenet/, tieredimagenet/ and cifar-fs/, each with train/, val/ and test/ (class folders), and
-/// outliers/ with train/ and test/; what is not there is shown as not measured. Omniglot is built in. Features and models are
-/// kept in OUT/cache and shared by all tables; a run that was stopped goes on where it was.
+/// Trains the required models, evaluates them, and writes report.html, report.md, report.tex and report.json, with every
+/// result next to the number of the paper. The data folder contains miniimagenet/, tieredimagenet/ and cifar-fs/, each with
+/// train/, val/ and test/ (class folders), and outliers/ with train/ and test/; missing data sets are shown as not measured.
+/// Omniglot is built in. Features and models are cached in the output folder and shared by all tables; an interrupted run
+/// continues where it stopped.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot reproduce --list
@@ -44,43 +45,43 @@ use crate::output::{print, write_file};
   trueshot reproduce sym_swap_5w5k pair_swap_5w5k outlier_5w5k --data data --out report --dry-run
   trueshot reproduce all --data data --dataset miniimagenet --out report --backbone miniimagenet=conv4.safetensors")]
 pub struct Arguments {
-    /// The tables and figures, or `all`
+    /// Tables and figures to reproduce, or `all`
     #[arg(value_name = "TABLE", required_unless_present = "list")]
     names: Vec<String>,
-    /// List all tables and figures and stop
+    /// List all tables and figures and exit
     #[arg(long)]
     list: bool,
-    /// The folder of datasets
+    /// Folder with the data sets
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// The folder for features, models and the report
+    /// Output folder for features, models and the report
     #[arg(long, value_name = "DIR", required_unless_present = "list")]
     out: Option<PathBuf>,
-    /// Only these datasets [default: all that a table has]
+    /// Data sets to use [default: all data sets of each table]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     dataset: Vec<String>,
-    /// A backbone that is there already, instead of training one; can be repeated
+    /// Use an existing backbone instead of training one; can be repeated
     #[arg(long, value_name = "DATASET=FILE")]
     backbone: Vec<String>,
-    /// Multiply the length of all training, and of evaluation below 1, by this; every output says so
+    /// Factor for the number of training steps and, if below 1, of evaluation episodes; noted in every output
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Episodes of every evaluation [default: 10,000 times the scale, at least 200 and at most 10,000]
+    /// Episodes per evaluation [default: 10,000 times the scale, at least 200 and at most 10,000]
     #[arg(short, long)]
     episodes: Option<u64>,
-    /// The seed of the evaluation's episodes
+    /// Random seed of the evaluation episodes
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
-    /// Print what would be done and how long it would take, and stop
+    /// Print the steps and their estimated duration, and exit
     #[arg(long)]
     dry_run: bool,
-    /// Leave rows out, such as MAML, whose training takes longest; can be repeated
+    /// Skip a row, such as MAML, whose training takes longest; can be repeated
     #[arg(long, value_name = "ROW")]
     without: Vec<String>,
-    /// How many steps to run side by side, each on its share of the threads; for machines of many cores
+    /// Number of steps to run in parallel, each with its share of the threads
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
-    /// Threads to use [default: all cores]
+    /// Number of threads [default: all cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 }
@@ -172,7 +173,7 @@ impl Arguments {
         for given in &self.backbone {
             let (dataset, path) = given.split_once('=').ok_or_else(|| {
                 let hint = "write DATASET=FILE, such as miniimagenet=conv4.safetensors";
-                hinted(format!("'{given}' is no backbone"), hint)
+                hinted(format!("'{given}' does not name a backbone"), hint)
             })?;
             known(experiments, dataset)?;
             let print = cache::sha256(Path::new(path));
@@ -188,7 +189,7 @@ impl Arguments {
         self.dataset.iter().try_for_each(|name| known(experiments, name))?;
         let data = self.data.as_ref().map(std::path::absolute).transpose()?;
         if let Some(data) = &data {
-            anyhow::ensure!(data.is_dir(), "there is no folder {}", data.display());
+            anyhow::ensure!(data.is_dir(), "the folder {} does not exist", data.display());
         }
         let outliers = Outliers::look(data.as_deref());
         let chosen = experiments
@@ -210,7 +211,7 @@ fn known(experiments: &Experiments, dataset: &str) -> anyhow::Result<()> {
     let names = || experiments.dataset.keys().cloned().collect::<Vec<_>>().join(", ");
     anyhow::ensure!(
         experiments.dataset.contains_key(dataset),
-        hinted(format!("there is no dataset '{dataset}'"), format!("there are {}", names()))
+        hinted(format!("unknown data set '{dataset}'"), format!("known: {}", names()))
     );
     Ok(())
 }
@@ -255,7 +256,7 @@ fn plan_text(jobs: &Jobs, needed: &[usize], plan: &Plan<'_>, cache: &Cache) -> S
         let (name, dataset) = (&figure.figure.name, &figure.dataset.title);
         for reason in figure.missing() {
             text.push_str(&format!(
-                "{:>10}  {name}, {dataset}: a picture will not be drawn: {reason}\n",
+                "{:>10}  {name}, {dataset}: one image will not be drawn: {reason}\n",
                 "-"
             ));
         }

@@ -142,7 +142,8 @@ impl<'a> Planner<'a> {
         for (number, row) in table.rows.iter().enumerate() {
             let ready = source.ready_for(row.noise.as_ref().or(table.noise.as_ref()));
             let reason = small.clone().filter(|_| source.found.is_ok()).or(ready.err());
-            let unwanted = self.settings.without.contains(&row.row).then(|| "left out".to_string());
+            let unwanted =
+                self.settings.without.contains(&row.row).then(|| "skipped (--without)".to_string());
             let reason = reason.or(row.missing.clone()).or(unwanted);
             planned.missing.extend(reason.map(|reason| (number, reason)));
         }
@@ -294,7 +295,9 @@ impl<'a> Planner<'a> {
         line.extend(words(&format!("{shape} --seed {} --format json", self.settings.seed)));
         if has_outliers(noise) {
             let outliers = match &source.outliers {
-                _ if dataset.built_in => return Err("outliers of the drawings do not lie in a folder".into()),
+                _ if dataset.built_in => {
+                    return Err("the outliers of Omniglot are built in and not in a folder".into());
+                }
                 Err(reason) => return Err(reason.clone()),
                 Ok(outliers) => outliers.test.path(),
             };

@@ -16,20 +16,20 @@ pub fn of_all(settings: &Settings) -> Vec<String> {
     let mut warnings = Vec::new();
     if settings.scale != 1.0 {
         warnings.push(format!(
-            "Training was brought to {} of its length: the figures of trained rows are not those of full training.",
+            "Training was shortened to {} of its length: trained rows are not comparable with full training.",
             settings.scale
         ));
     }
     if settings.episodes < EPISODES {
         warnings.push(format!(
-            "{} episodes a setting; the paper had {EPISODES}. Intervals are wider by {:.1} times.",
+            "{} episodes per setting; the paper used {EPISODES}. Intervals are {:.1} times as wide.",
             settings.episodes,
             (EPISODES as f64 / settings.episodes as f64).sqrt()
         ));
     }
     for (dataset, (path, _)) in &settings.backbones {
         warnings.push(format!(
-            "The backbone of {dataset} was given ({}): whether it has seen test classes cannot be checked here.",
+            "The backbone of {dataset} was given ({}): whether it was trained on test classes cannot be checked.",
             path.file_name().unwrap_or_default().display()
         ));
     }
@@ -47,8 +47,8 @@ pub fn of_table(
     let rows = || planned.rows().map(|(_, row)| row);
     if rows().any(|row| row.method.as_deref() == Some("relabel")) {
         warnings.push(
-            "Relabel, built in, was trained on training classes of miniImageNet, CIFAR-FS, CUB and Omniglot, most with other \
-             backbones: it had more data than the other rows."
+            "The built-in Relabel head was trained on the training classes of miniImageNet, CIFAR-FS, CUB and Omniglot, mostly \
+             with other backbones: it had more training data than the other rows."
                 .into(),
         );
     }
@@ -56,7 +56,7 @@ pub fn of_table(
     let on_pictures = planned.rows().any(|(number, row)| row.pictures.is_some() && shown(&number));
     if on_pictures && settings.episodes > PICTURE_EPISODES {
         warnings.push(format!(
-            "MAML: the first {PICTURE_EPISODES} of these episodes, for it adapts to pictures."
+            "MAML: only the first {PICTURE_EPISODES} of these episodes, because it adapts to the images of each episode."
         ));
     }
     let Some(Features { train, val, test, .. }) = &planned.features else { return Ok(warnings) };
@@ -86,7 +86,7 @@ pub fn check(source: &Source<'_>) -> anyhow::Result<()> {
                 let title = &source.dataset.title;
                 return Err(hinted(
                     format!("{title}: class '{shared}' is both in {first} and in {second}"),
-                    "nothing may be tested on what was trained on; take it out of one of them",
+                    "training and test classes must differ; remove the class from one of them",
                 ));
             }
         }

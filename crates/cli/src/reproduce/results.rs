@@ -49,7 +49,7 @@ impl Evaluated {
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        serde_json::from_str(&text).with_context(|| format!("{} is no evaluation", path.display()))
+        serde_json::from_str(&text).with_context(|| format!("{} is not an evaluation", path.display()))
     }
 
     fn setting(&self, level: f64) -> Option<&Setting> {
@@ -199,7 +199,7 @@ fn notes(planned: &Planned<'_>, evaluated: &[Evaluated]) -> Vec<String> {
             let Some((pair, ci95)) = pair.and_then(|pair| Some((pair, pair.ci95?))) else { continue };
             if pair.difference.abs() <= ci95 {
                 notes.push(format!(
-                    "At {:.0} % these episodes do not tell {} and {} apart: {:.2} ±{ci95:.2} points.",
+                    "At {:.0} % these episodes are too few to separate {} and {}: {:.2} ±{ci95:.2} points.",
                     100.0 * setting.level,
                     name(best),
                     name(second),

@@ -90,7 +90,7 @@ impl Steps<'_> {
             State::Done => return Ok(()),
             State::Open => (),
             State::Changed => {
-                say!("{} is not what was noted when it was made: making it again", job.output.display());
+                say!("{} differs from its recorded checksum: computing it again", job.output.display());
                 self.cache.forget(job)?;
             }
         }
@@ -99,7 +99,7 @@ impl Steps<'_> {
         let start = Instant::now();
         let status = self.command(job, lock)?.status().context("cannot start this program again")?;
         if status.code() == Some(130) || status.code().is_none() {
-            say!("stopped; the same command goes on from here");
+            say!("stopped; run the same command again to continue");
             std::process::exit(130);
         }
         let log = self.log(job);

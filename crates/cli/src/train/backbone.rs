@@ -9,11 +9,12 @@ use trueshot_vision::training::{BackboneTrainee, Configuration};
 use super::RunArguments;
 use super::pictures::{Lesson, Options, settle};
 
-/// Train a backbone, a network that turns pictures into embeddings
+/// Train a backbone, the network that embeds images
 ///
-/// Learns from episodes of pictures: one a step, clean unless noise is asked for, every picture flipped, cropped and
-/// coloured at random. DATASET is a folder of class folders, a .tar or .tar.gz of one, a .csv or .jsonl list of path
-/// and label, a data set as it is published (see `trueshot embed --help`), or `omniglot`, the drawings that are built in. All pictures are held in memory.
+/// Trains a Conv4 on episodes of images, one episode per step, without noise unless --noise is given; images are augmented
+/// by random flips, crops and colour changes. DATASET is a folder of class folders, a .tar or .tar.gz of one, a .csv or
+/// .jsonl list of paths and labels, a data set in its published form (see `trueshot embed --help`), or `omniglot`, which is
+/// built in. All images are held in memory.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot train backbone omniglot -o drawings.safetensors --steps 5000
@@ -34,7 +35,7 @@ pub struct Arguments {
     own: Own,
 }
 
-/// What this network alone can be told.
+/// Options of backbones.
 #[derive(Args, Serialize)]
 struct Own {
     #[command(flatten)]
@@ -44,19 +45,19 @@ struct Own {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Training episodes")]
 struct EpisodeFlags {
-    /// Classes
+    /// Classes per episode
     #[arg(long, value_name = "N")]
     ways: Option<usize>,
-    /// Labelled pictures a class
+    /// Labelled images per class
     #[arg(long, value_name = "K")]
     shots: Option<usize>,
-    /// Queries a class
+    /// Queries per class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
-    /// A noise type (symmetric, paired, outlier) and the levels to draw from, in percent; can be repeated
+    /// Noise type (symmetric, paired or outlier) and the levels to draw from, in percent; can be repeated
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
-    /// What prototypes are made by
+    /// How prototypes are computed from the embeddings of a class
     #[arg(long, value_enum)]
     aggregate: Option<AggregateArgument>,
 }

@@ -63,7 +63,7 @@ impl Display {
         self.bar.set_length(steps);
         self.bar.set_position(done);
         if done > 0 {
-            self.say(&format!("going on behind step {done}"));
+            self.say(&format!("resuming after step {done}"));
         }
     }
 

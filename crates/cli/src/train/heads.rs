@@ -20,9 +20,9 @@ use crate::messages::say;
 
 /// Train TraNFS, a transformer that turns a noisy support set into prototypes
 ///
-/// Learns from episodes drawn from embeddings with noise put into their support sets, on frozen features: one model
-/// for one backbone. Where several augmented copies of an image are in the file (their item names end in #1, #2,
-/// ..), an episode takes any one of them.
+/// Trains on episodes with noisy support sets, drawn from the embeddings of a frozen backbone; the model works with that
+/// backbone only. If the file contains several augmented copies of an image (item names ending in #1, #2, ..), an episode
+/// uses one of them at random.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot train tranfs train.safetensors --val val.safetensors -o tranfs.safetensors
@@ -48,10 +48,10 @@ pub fn train_tranfs(arguments: &TranfsArguments) -> anyhow::Result<()> {
     train(&arguments.run, Configuration::<TranfsOptions>::tranfs(), flags)
 }
 
-/// Train Relabel, which says of every support item whose it really is
+/// Train Relabel, a head that estimates the true class of every support item
 ///
-/// Learns from relations between items only, so that one model serves features of any backbone: train it on several
-/// files of different dimensions if you have them. With --item-width it also sees the items of one backbone.
+/// Uses only relations between items, so that one model works with any backbone: train it on several files with different
+/// dimensions if possible. With --item-width it also uses the embeddings themselves, and works with one backbone only.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot train relabel train.safetensors --val val.safetensors -o relabel.safetensors
@@ -75,7 +75,7 @@ pub fn train_relabel(arguments: &RelabelArguments) -> anyhow::Result<()> {
     train(&arguments.run, Configuration::<RelabelOptions>::relabel(), flags)
 }
 
-/// What all heads have in common.
+/// Options of all heads.
 #[derive(Args, Serialize)]
 struct Options {
     #[command(flatten)]
@@ -86,16 +86,16 @@ struct Options {
     validation: ValidationFlags,
     #[command(flatten)]
     optimiser: OptimiserFlags,
-    /// Updates of the parameters
+    /// Number of training steps
     #[arg(long, help_heading = "Optimiser")]
     steps: Option<u64>,
     /// Start from the parameters of another model of the same kind and size
     #[arg(long, value_name = "MODEL", help_heading = "Optimiser")]
     from: Option<PathBuf>,
-    /// Same seed, same model
+    /// Random seed; the same seed gives the same model
     #[arg(short, long, help_heading = "The run")]
     seed: Option<u64>,
-    /// Pieces a step's episodes are cut into, at most as many threads are used
+    /// Number of parts the episodes of a step are split into, which limits the number of threads used
     #[arg(long, help_heading = "The run")]
     parts: Option<usize>,
 }
@@ -106,13 +106,13 @@ struct DataFlags {
     /// Embeddings to train on
     #[arg(value_name = "EMBEDDINGS", required_unless_present = "config")]
     train: Option<Vec<PathBuf>>,
-    /// Embeddings of other classes that outlier noise draws from; one file for each of the above
+    /// Embeddings of other classes for outlier noise, one file per training file
     #[arg(long, value_name = "FILE", num_args = 1..)]
     outliers: Option<Vec<PathBuf>>,
-    /// Embeddings of further classes to choose the best model by
+    /// Embeddings of other classes for validation, which selects the best model
     #[arg(id = "val", long = "val", value_name = "FILE", num_args = 1..)]
     validation: Option<Vec<PathBuf>>,
-    /// Outliers for validation
+    /// Embeddings for outlier noise in validation, one file per validation file
     #[arg(id = "val-outliers", long = "val-outliers", value_name = "FILE", num_args = 1..)]
     validation_outliers: Option<Vec<PathBuf>>,
 }
@@ -120,26 +120,25 @@ struct DataFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Training episodes")]
 struct EpisodeFlags {
-    /// Episodes a step
+    /// Episodes per step
     #[arg(long, value_name = "N")]
     per_step: Option<usize>,
-    /// Classes of an episode: numbers or ranges to draw from, such as 5 or 3-10
+    /// Classes per episode: numbers or ranges to draw from, such as 5 or 3-10
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     ways: Option<Vec<Span>>,
-    /// Labelled items a class: numbers to draw from, such as 1,2,5,10; of a range (3-10) every class draws its own
+    /// Labelled items per class: numbers to draw from, such as 1,2,5,10; from a range (3-10) each class draws its own
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     shots: Option<Vec<Span>>,
-    /// Queries a class
+    /// Queries per class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
-    /// A noise type and the levels to draw from, in percent; can be repeated, all are equally likely
+    /// Noise type and the levels to draw from, in percent; can be repeated, all are equally likely
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
-    /// The share of classes that are blends of two, and of outliers: a head that sees items then learns less by heart
+    /// Share of classes and outliers that are blends of two, which reduces overfitting with --item-width
     #[arg(long, value_name = "SHARE")]
     blended: Option<f64>,
-    /// The share of episodes whose noise is mixed with outliers and differs from class to class, as it does in collections
-    /// of people
+    /// Share of episodes in which noise is mixed with outliers and its level differs between classes, as in real data sets
     #[arg(long, value_name = "SHARE")]
     mixed: Option<f64>,
 }
@@ -147,25 +146,25 @@ struct EpisodeFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Validation")]
 struct ValidationFlags {
-    /// Steps between two validations
+    /// Steps between validations
     #[arg(id = "val_every", long = "val-every", value_name = "STEPS")]
     every: Option<u64>,
-    /// Episodes of a validation, the same ones every time
+    /// Episodes per validation, the same ones every time
     #[arg(id = "val_episodes", long = "val-episodes", value_name = "N")]
     episodes: Option<u64>,
-    /// Classes of an episode [default: as in training]
+    /// Classes per episode [default: as in training]
     #[arg(id = "val_ways", long = "val-ways", value_name = "N,..", value_delimiter = ',')]
     ways: Option<Vec<Span>>,
-    /// Labelled items a class [default: as in training]
+    /// Labelled items per class [default: as in training]
     #[arg(id = "val_shots", long = "val-shots", value_name = "K,..", value_delimiter = ',')]
     shots: Option<Vec<Span>>,
-    /// Queries a class
+    /// Queries per class
     #[arg(id = "val_queries", long = "val-queries", value_name = "Q")]
     queries: Option<usize>,
     /// Noise types and levels; the score is the mean accuracy over all of them [default: as in training]
     #[arg(id = "val_noise", long = "val-noise", value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
-    /// The seed of the episodes
+    /// Random seed of the validation episodes
     #[arg(id = "val_seed", long = "val-seed", value_name = "SEED")]
     seed: Option<u64>,
 }
@@ -173,28 +172,28 @@ struct ValidationFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Optimiser")]
 pub(super) struct OptimiserFlags {
-    /// The highest learning rate of AdamW
+    /// Maximum learning rate of AdamW
     #[arg(long)]
     rate: Option<f64>,
-    /// How strongly parameters are drawn to zero
+    /// Weight decay
     #[arg(long)]
     weight_decay: Option<f64>,
-    /// The share of the run over which the rate rises
+    /// Warm-up of the learning rate, as a share of the run
     #[arg(long, value_name = "SHARE")]
     warm_up: Option<f64>,
-    /// How the rate falls
+    /// Learning rate schedule after the warm-up
     #[arg(long, value_enum)]
     schedule: Option<Fall>,
-    /// Where a cosine ends, as a share of the rate
+    /// Final learning rate of the cosine schedule, as a share of the maximum
     #[arg(long, value_name = "SHARE")]
     floor: Option<f64>,
-    /// With --schedule steps: what the rate is multiplied by
+    /// With --schedule steps: factor of each decrease
     #[arg(long, value_name = "FACTOR")]
     decay: Option<f64>,
-    /// With --schedule steps: how often, as a share of the run
+    /// With --schedule steps: interval between decreases, as a share of the run
     #[arg(long, value_name = "SHARE")]
     decay_every: Option<f64>,
-    /// The longest gradient; 0: any
+    /// Maximum gradient norm; 0: no clipping
     #[arg(long, value_name = "LENGTH")]
     clip: Option<f64>,
 }
@@ -210,40 +209,40 @@ pub(super) enum Fall {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Model")]
 struct TranfsFlags {
-    /// The most classes the model can tell apart; 0: as many as training episodes have
+    /// Maximum number of classes of the model; 0: the number of classes of training episodes
     #[arg(long, value_name = "N")]
     classes: Option<usize>,
-    /// Layers of the encoder
+    /// Number of encoder layers
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Numbers of a token
+    /// Width of a token
     #[arg(long, value_name = "N")]
     width: Option<usize>,
     /// Attention heads, a divisor of the width
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
-    /// Width of the feed-forward part
+    /// Width of the feed-forward layers
     #[arg(long, value_name = "N")]
     feed_forward: Option<usize>,
-    /// The share of numbers dropped in training
+    /// Dropout rate
     #[arg(long, value_name = "SHARE")]
     dropout: Option<f64>,
-    /// What class tokens are
+    /// Kind of class tokens
     #[arg(long, value_enum)]
     class_tokens: Option<TokenKind>,
-    /// What is added to the tokens of a class
+    /// Kind of position embedding added to the tokens of a class
     #[arg(long, value_enum)]
     positions: Option<PositionKind>,
-    /// Whether the way back to features is the transpose of the way in
+    /// Tie the output projection to the input projection
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
     tied: Option<bool>,
-    /// How prototypes are drawn to the mean of the clean items
+    /// Loss between prototypes and the mean of the clean items
     #[arg(long, value_enum)]
     clean_loss: Option<CleanKind>,
-    /// The weight of that loss
+    /// Weight of the clean prototype loss
     #[arg(long, value_name = "W")]
     clean_weight: Option<f64>,
-    /// The weight of telling which labels are wrong
+    /// Weight of the loss for detecting wrong labels
     #[arg(long, value_name = "W")]
     mislabelled_weight: Option<f64>,
 }
@@ -251,41 +250,41 @@ struct TranfsFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Model")]
 struct RelabelFlags {
-    /// Layers
+    /// Number of layers
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Numbers of a state
+    /// Width of a state
     #[arg(long, value_name = "N")]
     width: Option<usize>,
     /// Attention heads, a divisor of the width
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
-    /// Hidden units of a layer's second half
+    /// Hidden units of the feed-forward part of a layer
     #[arg(long, value_name = "N")]
     hidden: Option<usize>,
     /// Hidden units of the network over pairs of items
     #[arg(long, value_name = "N")]
     edge_hidden: Option<usize>,
-    /// Whether to subtract the mean of the support items and scale to unit length first
+    /// Subtract the mean of the support items and normalise to unit length first
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
     centred: Option<bool>,
-    /// For one backbone only: numbers an item itself is seen by (64 works); 0: relations only
+    /// Width of the item view, which ties the model to one backbone (64 works well); 0: relations only
     #[arg(long, value_name = "N")]
     item_width: Option<usize>,
-    /// The share of an item's numbers that training hides from that view
+    /// Dropout rate of the item view
     #[arg(long, value_name = "SHARE")]
     item_dropout: Option<f64>,
-    /// What that view speaks to: everything, or only whether an item is of none of the classes
+    /// What the item view affects: all states, or only 'none', that an item belongs to no class
     #[arg(long, value_name = "WHAT", value_parser = ["states", "none"])]
     item_reach: Option<String>,
-    /// The least an item counts in the prototype of its given class
+    /// Minimum weight of an item in the prototype of its given class
     #[arg(long = "least-share", value_name = "SHARE")]
     #[serde(rename = "floor")]
     least_share: Option<f64>,
-    /// The weight of telling whose every item is
+    /// Weight of the loss for the true class of every item
     #[arg(long, value_name = "W")]
     items_weight: Option<f64>,
-    /// The weight of answering the queries
+    /// Weight of the loss on the queries
     #[arg(long, value_name = "W")]
     queries_weight: Option<f64>,
 }
@@ -359,10 +358,10 @@ fn train<M: HeadOptions + Send + Sync>(
 /// Says which noise there will not be.
 fn tell(left_out: LeftOut) {
     if left_out.training {
-        say!("no outliers were given (--outliers), so there will be no outlier noise in training");
+        say!("no outliers were given (--outliers): training without outlier noise");
     }
     if left_out.validation {
-        say!("no outliers were given for validation (--val-outliers), so it will have no outlier noise");
+        say!("no outliers were given for validation (--val-outliers): validating without outlier noise");
     }
 }
 
@@ -375,7 +374,7 @@ fn open_all<M>(configuration: &Configuration<M>) -> anyhow::Result<BTreeMap<&Pat
         if !files.contains_key(path.as_path()) {
             let embeddings = crate::eval::open(path, None)?;
             say!(
-                "{}: {} rows of {} numbers, {} classes",
+                "{}: {} embeddings of {} dimensions, {} classes",
                 path.display(),
                 grouped(embeddings.len()),
                 embeddings.dim(),

@@ -9,11 +9,11 @@ use trueshot_vision::training::maml::{Configuration, MamlTrainee};
 use super::RunArguments;
 use super::pictures::{Lesson, Options, settle};
 
-/// Train MAML, a network that a few steps of gradient descent adapt to a support set
+/// Train MAML, a network that adapts to a support set with a few steps of gradient descent
 ///
-/// Every step takes several tasks: the network is adapted to the support set of each, and changed so that its queries
-/// would have been answered better. DATASET is what `train backbone` takes. The model is asked with
-/// `trueshot eval --pictures`, since it looks at pictures rather than embeddings.
+/// Every step uses several episodes: the network is adapted to the support set of each, and its parameters are updated to
+/// reduce the loss on the queries after adaptation. DATASET is what `train backbone` accepts. Evaluate the model with
+/// `trueshot eval --pictures`, because it takes images rather than embeddings.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot train maml omniglot -o maml.safetensors --steps 500 --tasks 4
@@ -28,7 +28,7 @@ pub struct Arguments {
     own: Own,
 }
 
-/// What this network alone can be told.
+/// Options of MAML.
 #[derive(Args, Serialize)]
 struct Own {
     #[command(flatten)]
@@ -40,19 +40,19 @@ struct Own {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Training episodes")]
 struct EpisodeFlags {
-    /// Episodes a step [default: 32]
+    /// Episodes per step [default: 32]
     #[arg(id = "tasks", long = "tasks", value_name = "N")]
     per_step: Option<usize>,
-    /// Classes; the network is made for so many
+    /// Classes per episode; the network is built for this number of classes
     #[arg(long, value_name = "N")]
     ways: Option<usize>,
-    /// Labelled pictures a class
+    /// Labelled images per class
     #[arg(long, value_name = "K")]
     shots: Option<usize>,
-    /// Queries a class
+    /// Queries per class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
-    /// A noise type (symmetric, paired, outlier) and the levels to draw from, in percent; can be repeated
+    /// Noise type (symmetric, paired or outlier) and the levels to draw from, in percent; can be repeated
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
 }
@@ -60,16 +60,16 @@ struct EpisodeFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Adaptation")]
 struct AdaptationFlags {
-    /// How far a step of adaptation goes along the gradient [default: 0.01]
+    /// Learning rate of the adaptation [default: 0.01]
     #[arg(long, value_name = "RATE")]
     inner_rate: Option<f64>,
-    /// Steps of adaptation in training [default: 5]
+    /// Adaptation steps in training [default: 5]
     #[arg(long, value_name = "N")]
     inner_steps: Option<usize>,
-    /// Steps of adaptation in validation and at test [default: 10]
+    /// Adaptation steps in validation and at test time [default: 10]
     #[arg(long, value_name = "N")]
     test_steps: Option<usize>,
-    /// Whether the gradient goes through the steps (second) or not (first) [default: second]
+    /// Whether to differentiate through the adaptation steps (second) or not (first) [default: second]
     #[arg(long, value_enum)]
     order: Option<OrderArgument>,
 }

@@ -18,11 +18,10 @@ use crate::progress::listen_for_interrupts;
 use crate::threads::Threads;
 use display::Display;
 
-/// Train a model
+/// Train a backbone or a few-shot model
 ///
-/// A run writes its best model so far, its whole configuration, its metrics and its learning curves side by side.
-/// It can be stopped with Ctrl-C, killed or cut off: `--resume` goes on from the last checkpoint and ends in the
-/// same model, to the byte.
+/// A run writes the best model so far and, next to it, the configuration, the metrics and the learning curves. If it is
+/// stopped with Ctrl-C or killed, `--resume` continues from the last checkpoint and ends in a byte-identical model.
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -52,22 +51,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 #[derive(Args)]
 #[command(next_help_heading = "The run")]
 pub struct RunArguments {
-    /// The model file to write, ending in .safetensors; the other files of the run lie beside it
+    /// Model file to write (.safetensors); the other files of the run are written next to it
     #[arg(short, long, value_name = "MODEL", value_parser = model_path)]
     pub output: PathBuf,
-    /// Read options from FILE (TOML); flags come on top
+    /// Read options from FILE (TOML); options on the command line take precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Go on from the last checkpoint, if there is one
+    /// Resume from the last checkpoint, if there is one
     #[arg(long, conflicts_with = "overwrite")]
     resume: bool,
-    /// Begin again, even if there is an earlier model or a run to go on with
+    /// Start from step 0 and overwrite an existing model or checkpoint
     #[arg(long)]
     overwrite: bool,
-    /// The longest time between two checkpoints, in seconds; there is one after every validation anyway
+    /// Maximum time between checkpoints, in seconds; a checkpoint is also written after every validation
     #[arg(long, default_value_t = 60.0, value_name = "S")]
     save_every: f64,
-    /// Steps between two lines of metrics
+    /// Steps between lines in the metrics file
     #[arg(long, default_value_t = 100, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     record_every: u64,
     #[command(flatten)]
@@ -115,7 +114,7 @@ impl RunArguments {
             identity: course.identity,
         };
         if self.resume && !plan.output.exists() && !Files::of(&plan.output).checkpoint.exists() {
-            say!("there is no checkpoint beside {} yet: beginning", plan.output.display());
+            say!("no checkpoint next to {}: starting from step 0", plan.output.display());
         }
         listen_for_interrupts();
         let mut display = Display::new();
@@ -132,10 +131,10 @@ impl RunArguments {
             say!("{}: the model of step {}{score}", files.model.display(), outcome.best_step);
         }
         if outcome.finished {
-            say!("{}: how it was learnt", files.curves.display());
+            say!("{}: learning curves", files.curves.display());
         } else {
             say!(
-                "stopped after {} of {steps} steps, all saved; go on with the same command and --resume",
+                "stopped after {} of {steps} steps, all saved; resume with the same command and --resume",
                 outcome.done
             );
             std::process::exit(130);
@@ -147,6 +146,6 @@ fn model_path(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     match path.extension().is_some_and(|extension| extension == "safetensors") {
         true => Ok(path),
-        false => Err("a model's name ends in .safetensors".into()),
+        false => Err("the model file must end in .safetensors".into()),
     }
 }

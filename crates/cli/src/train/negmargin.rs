@@ -8,10 +8,10 @@ use trueshot_vision::training::negmargin::{Configuration, NegMarginTrainee};
 use super::RunArguments;
 use super::pictures::{Lesson, Options, settle};
 
-/// Train a backbone as NegMargin does: all classes at once, by cosines with a negative margin
+/// Train a backbone with NegMargin: a cosine softmax over all classes with a negative margin
 ///
-/// Every step takes a batch of pictures of all classes. DATASET is what `train backbone` takes, and so is the model a
-/// backbone; at test its embeddings go with `--methods baseline++`, which validation asks too.
+/// Every step uses a batch of images of all classes. DATASET is what `train backbone` accepts, and the model is a backbone;
+/// evaluate its embeddings with `--methods baseline++`, which is also used for validation.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot train negmargin omniglot -o negmargin.safetensors --steps 2000
@@ -27,7 +27,7 @@ pub struct Arguments {
     own: Own,
 }
 
-/// What this network alone can be told.
+/// Options of NegMargin.
 #[derive(Args, Serialize)]
 struct Own {
     #[command(flatten)]
@@ -37,13 +37,13 @@ struct Own {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Loss")]
 struct LossFlags {
-    /// Pictures a step [default: 128]
+    /// Images per step [default: 128]
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
-    /// What cosines are multiplied by [default: 30]
+    /// Scale of the cosines [default: 30]
     #[arg(long)]
     scale: Option<f64>,
-    /// What is subtracted from the right class's cosine before [default: -0.02]
+    /// Margin subtracted from the cosine of the true class before scaling [default: -0.02]
     #[arg(long, allow_negative_numbers = true)]
     margin: Option<f64>,
 }

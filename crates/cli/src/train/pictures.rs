@@ -18,7 +18,7 @@ use crate::messages::{hinted, say};
 use crate::pictures_argument::{FitArgument, Part, tell_skipped};
 use crate::progress::Progress;
 
-/// What all training on pictures can be told.
+/// Options of all training on images.
 #[derive(Args, Serialize)]
 pub struct Options {
     #[command(flatten)]
@@ -29,13 +29,13 @@ pub struct Options {
     validation: ValidationFlags,
     #[command(flatten)]
     optimiser: OptimiserFlags,
-    /// Updates of the parameters
+    /// Number of training steps
     #[arg(long, help_heading = "Optimiser")]
     steps: Option<u64>,
     /// Start from the parameters of another model of the same kind
     #[arg(long, value_name = "MODEL", help_heading = "Optimiser")]
     from: Option<PathBuf>,
-    /// Same seed, same model
+    /// Random seed; the same seed gives the same model
     #[arg(short, long, help_heading = "The run")]
     seed: Option<u64>,
 }
@@ -43,52 +43,52 @@ pub struct Options {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Data")]
 struct DataFlags {
-    /// The pictures to train on
+    /// Images to train on
     #[arg(value_name = "DATASET", required_unless_present = "config")]
     train: Option<PathBuf>,
-    /// Pictures of other classes, which outlier noise in training draws from
+    /// Images of other classes for outlier noise in training
     #[arg(long, value_name = "DATASET")]
     outliers: Option<PathBuf>,
-    /// The pictures to choose the best model by, where they are not classes of DATASET
+    /// Images for validation, which selects the best model, if they are not in DATASET
     #[arg(id = "val", long = "val", value_name = "DATASET")]
     validation: Option<PathBuf>,
-    /// Outliers for validation
+    /// Images of other classes for outlier noise in validation
     #[arg(id = "val-outliers", long = "val-outliers", value_name = "DATASET")]
     validation_outliers: Option<PathBuf>,
-    /// Which classes are in which split: a JSON file {"train": [..], "val": [..], "test": [..]}, or cifar-fs, cub,
-    /// fc100, miniimagenet or tieredimagenet, which are built in
+    /// Classes of each split: a JSON file {"train": [..], "val": [..], "test": [..]}, or one of the built-in splits
+    /// cifar-fs, cub, fc100, miniimagenet and tieredimagenet
     #[arg(long, value_name = "JSON|NAME")]
     split_file: Option<PathBuf>,
-    /// The split to train on [default: train]
+    /// Split to train on [default: train]
     #[arg(long, value_name = "NAME")]
     train_split: Option<String>,
-    /// The split to validate on; '' for none [default: val]
+    /// Split to validate on; '' for none [default: val]
     #[arg(id = "val-split", long = "val-split", value_name = "NAME")]
     validation_split: Option<String>,
-    /// Take the pictures in train/, val/ and test/ together; classes are the folders below
+    /// Use the images in train/, val/ and test/ together; the folders in them are the classes
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pool: Option<bool>,
-    /// Take the first N pictures of every class, by name
+    /// Use only the first N images of each class, sorted by name
     #[arg(long, value_name = "N")]
     limit_per_class: Option<usize>,
 }
 
 #[derive(Args, Serialize)]
-#[command(next_help_heading = "Pictures")]
+#[command(next_help_heading = "Images")]
 struct PictureFlags {
-    /// Height and width the network works on [default: 84; omniglot: 28]
+    /// Height and width of the network input [default: 84; omniglot: 28]
     #[arg(long, value_name = "PX")]
     size: Option<usize>,
-    /// Colour, or drawings with dark ink on white paper [default: true; omniglot: false]
+    /// Colour images (true) or grey drawings, dark on white (false) [default: true; omniglot: false]
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
     colour: Option<bool>,
-    /// What becomes of a picture that is no square
+    /// How to handle an image that is not square
     #[arg(long, value_enum)]
     fit: Option<FitArgument>,
-    /// Change pictures at random [default: true; omniglot: false]
+    /// Augment images with random changes [default: true; omniglot: false]
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
     augment: Option<bool>,
-    /// Add classes turned by 90, 180 and 270 degrees, as is usual for drawings of characters
+    /// Add every class rotated by 90, 180 and 270 degrees as new classes, as is usual for Omniglot
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     rotations: Option<bool>,
 }
@@ -96,25 +96,25 @@ struct PictureFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Validation")]
 struct ValidationFlags {
-    /// Steps between two validations
+    /// Steps between validations
     #[arg(id = "val-every", long = "val-every", value_name = "STEPS")]
     every: Option<u64>,
-    /// Episodes of a validation, the same ones every time
+    /// Episodes per validation, the same ones every time
     #[arg(id = "val-episodes", long = "val-episodes", value_name = "N")]
     episodes: Option<u64>,
-    /// Classes of an episode
+    /// Classes per episode
     #[arg(id = "val-ways", long = "val-ways", value_name = "N")]
     ways: Option<usize>,
-    /// Labelled pictures a class
+    /// Labelled images per class
     #[arg(id = "val-shots", long = "val-shots", value_name = "K")]
     shots: Option<usize>,
-    /// Queries a class
+    /// Queries per class
     #[arg(id = "val-queries", long = "val-queries", value_name = "Q")]
     queries: Option<usize>,
     /// Noise types and levels; the score is the mean accuracy over all of them [default: as in training]
     #[arg(id = "val-noise", long = "val-noise", value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
-    /// The seed of the episodes
+    /// Random seed of the validation episodes
     #[arg(id = "val-seed", long = "val-seed", value_name = "SEED")]
     seed: Option<u64>,
 }
@@ -203,7 +203,7 @@ pub fn settle(
     match (noise.iter().any(is_outlier), has_outliers) {
         (true, false) => anyhow::bail!(no_outliers("training", "--outliers")),
         (false, true) => {
-            say!("warning: --outliers is given but no outlier noise is asked for; add --noise outlier=40");
+            say!("warning: --outliers has no effect without outlier noise; add --noise outlier=40");
         }
         _ => (),
     }
@@ -211,7 +211,7 @@ pub fn settle(
         return Ok(());
     }
     if validation.noise.is_empty() && noise.iter().any(is_outlier) && !noise.iter().all(is_outlier) {
-        say!("no outliers were given for validation (--val-outliers), so it will have no outlier noise");
+        say!("no outliers were given for validation (--val-outliers): validating without outlier noise");
         validation.noise = noise.iter().filter(|levels| !is_outlier(levels)).cloned().collect();
     }
     let judged = if validation.noise.is_empty() { noise } else { &validation.noise };
@@ -221,7 +221,7 @@ pub fn settle(
 
 fn no_outliers(place: &str, flag: &str) -> anyhow::Error {
     hinted(
-        format!("outlier noise in {place} needs pictures of other classes, and none were given"),
+        format!("outlier noise in {place} needs images of other classes, but none were given"),
         format!("give them with {flag} DATASET"),
     )
 }
@@ -244,7 +244,7 @@ fn validates(data: &training::Data) -> bool {
 fn load(data: &training::Data, pictures: &training::Pictures) -> anyhow::Result<Datasets> {
     anyhow::ensure!(
         given(&data.train),
-        "no pictures to train on: give DATASET, or data.train in the configuration"
+        "no images to train on: give DATASET, or data.train in the configuration"
     );
     let train = part(data, &data.train, &data.train_split)?;
     let others = given(&data.outliers).then(|| outliers(data, &data.outliers)).transpose()?;
@@ -254,7 +254,7 @@ fn load(data: &training::Data, pictures: &training::Pictures) -> anyhow::Result<
         datasets.outliers = Some(Arc::new(read(pictures, others, Use::Outliers)?));
     }
     if !validates(data) {
-        say!("nothing to validate on (--val, --split-file): the last model will be kept");
+        say!("no validation data (--val, --split-file): the model of the last step will be kept");
         return Ok(datasets);
     }
     let source = if given(&data.validation) { &data.validation } else { &data.train };
@@ -298,7 +298,7 @@ fn outliers(data: &training::Data, path: &Path) -> anyhow::Result<Collection> {
 fn check_outliers(data: &training::Data, train: &Collection, outliers: &Collection) -> anyhow::Result<()> {
     if data.outliers == data.train {
         say!(
-            "warning: the outliers are the pictures to train on: now and then one is of a class of its episode"
+            "warning: the outliers are the training images: an outlier can belong to a class of its episode"
         );
         return Ok(());
     }
@@ -307,8 +307,8 @@ fn check_outliers(data: &training::Data, train: &Collection, outliers: &Collecti
     let known = train.classes();
     if let Some(class) = outliers.classes().iter().filter(is_name).find(|class| known.contains(class)) {
         return Err(hinted(
-            format!("class '{class}' is both among the outliers and to be trained on"),
-            format!("take it out of {} or of {}", data.outliers.display(), data.train.display()),
+            format!("class '{class}' is both in the outliers and in the training data"),
+            format!("remove it from {} or from {}", data.outliers.display(), data.train.display()),
         ));
     }
     Ok(())
@@ -324,7 +324,7 @@ enum Use {
 }
 
 fn read(pictures: &training::Pictures, collection: &Collection, used: Use) -> anyhow::Result<Dataset> {
-    let progress = Progress::counting(collection.entries().len() as u64, "pictures");
+    let progress = Progress::counting(collection.entries().len() as u64, "images");
     let augmented = matches!(used, Use::Training | Use::Outliers) && pictures.augment;
     let to = pictures.preprocessing();
     let loaded = Dataset::load(collection, &to, augmented, &|done| progress.moves_to(done as u64));
@@ -340,7 +340,7 @@ fn read(pictures: &training::Pictures, collection: &Collection, used: Use) -> an
         dataset = dataset.with_rotations()?;
     }
     say!(
-        "{}: {} pictures of {} classes {}",
+        "{}: {} images of {} classes {}",
         collection.path().display(),
         grouped(dataset.pictures().len()),
         grouped(dataset.labels().classes().len()),
@@ -348,7 +348,7 @@ fn read(pictures: &training::Pictures, collection: &Collection, used: Use) -> an
             Use::Training => "to train on",
             Use::Outliers => "as outliers",
             Use::Validation => "to validate on",
-            Use::ValidationOutliers => "as outliers of validation",
+            Use::ValidationOutliers => "as outliers for validation",
         },
     );
     Ok(dataset)

@@ -117,7 +117,7 @@ fn equal_pairs(data: &Embeddings, group: &[u32]) -> Vec<Pair> {
 /// Classes that cannot be told apart, because their items are the same.
 fn warnings(data: &Embeddings, groups: &[Vec<u32>]) -> Vec<String> {
     if groups.len() == 1 && data.len() > 1 {
-        return vec!["all items are the same: nothing can be told from them".into()];
+        return vec!["all items are identical: their labels cannot be checked".into()];
     }
     let mut contents: Vec<Vec<usize>> = vec![Vec::new(); data.classes().len()];
     for (place, group) in groups.iter().enumerate() {
@@ -136,7 +136,7 @@ fn warnings(data: &Embeddings, groups: &[Vec<u32>]) -> Vec<String> {
             Entry::Occupied(first) => {
                 let name = |class: usize| visible(&data.classes()[class]);
                 let (first, class) = (name(*first.get()), name(class));
-                warnings.push(format!("classes '{first}' and '{class}' hold the same items"));
+                warnings.push(format!("classes '{first}' and '{class}' contain the same items"));
             }
         }
     }

@@ -196,7 +196,7 @@ fn judge(
             return Err(Error::Interrupted);
         }
     }
-    Ok(judged.into_iter().map(|judged| judged.expect("every item is asked about in one room")).collect())
+    Ok(judged.into_iter().map(|judged| judged.expect("every item is scored in one chunk")).collect())
 }
 
 impl Audit {

@@ -85,7 +85,7 @@ impl Room {
         let values = decode(data, rows);
         let place = |row: &u32| {
             let class = data.labels()[*row as usize];
-            self.classes.iter().position(|c| *c == class).expect("a room has its items' classes") as u32
+            self.classes.iter().position(|c| *c == class).expect("a chunk has its items' classes") as u32
         };
         let given: Vec<u32> = rows.iter().map(place).collect();
         let support = Support::new(values.chunks_exact(data.dim()).collect(), given, self.classes.len());

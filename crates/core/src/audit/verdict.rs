@@ -113,7 +113,7 @@ impl Opinion {
         let other = self.best_other().filter(|(_, share)| *share > self.none);
         let Some((other, _)) = other else {
             return format!(
-                "look at it: it may belong to none of the classes, or be an unusual item of {}",
+                "check it: it may belong to no class, or be an unusual item of {}",
                 name(self.given)
             );
         };
@@ -208,6 +208,6 @@ mod tests {
             undecided.advice(|class| [9, 9, 2][class as usize], name),
             "cat or dog: three more of dog would help"
         );
-        assert!(opinion(&[(0, 0.4), (2, 0.1)], 0.5).advice(|_| 3, name).starts_with("look at it"));
+        assert!(opinion(&[(0, 0.4), (2, 0.1)], 0.5).advice(|_| 3, name).starts_with("check it"));
     }
 }

@@ -11,8 +11,12 @@ use crate::task::Task;
 
 pub(super) const INFO: MethodInfo = MethodInfo {
     name: "absolute",
-    summary: "class mean, weighted by absolute distance to the class mates",
-    parameters: &[Parameter { name: "T", default: "25", meaning: "temperature: lower trusts fewer items" }],
+    summary: "class mean, weighted by absolute distance to the other items of the class",
+    parameters: &[Parameter {
+        name: "T",
+        default: "25",
+        meaning: "temperature; lower values concentrate the weight on fewer items",
+    }],
     build: |given: &Parameters| Ok(Box::new(Absolute { temperature: given.positive("T")? })),
 };
 

@@ -9,8 +9,12 @@ use crate::task::Task;
 
 pub(super) const INFO: MethodInfo = MethodInfo {
     name: "cosine",
-    summary: "class mean, weighted by cosine with the class mates",
-    parameters: &[Parameter { name: "T", default: "0.2", meaning: "temperature: lower trusts fewer items" }],
+    summary: "class mean, weighted by cosine with the other items of the class",
+    parameters: &[Parameter {
+        name: "T",
+        default: "0.2",
+        meaning: "temperature; lower values concentrate the weight on fewer items",
+    }],
     build: |given: &Parameters| Ok(Box::new(Cosine { temperature: given.positive("T")? })),
 };
 

@@ -9,8 +9,12 @@ use crate::task::Task;
 
 pub(super) const INFO: MethodInfo = MethodInfo {
     name: "euclidean",
-    summary: "class mean, weighted by squared distance to the class mates",
-    parameters: &[Parameter { name: "T", default: "25", meaning: "temperature: lower trusts fewer items" }],
+    summary: "class mean, weighted by squared distance to the other items of the class",
+    parameters: &[Parameter {
+        name: "T",
+        default: "25",
+        meaning: "temperature; lower values concentrate the weight on fewer items",
+    }],
     build: |given: &Parameters| Ok(Box::new(Euclidean { temperature: given.positive("T")? })),
 };
 

@@ -13,7 +13,11 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     name: "linear",
     summary: "a linear layer trained on the given labels, full batches of AdamW",
     parameters: &[
-        Parameter { name: "steps", default: "101", meaning: "updates (the paper: 100, its program: 101)" },
+        Parameter {
+            name: "steps",
+            default: "101",
+            meaning: "training steps (100 in the paper, 101 in its code)",
+        },
         Parameter { name: "rate", default: "0.001", meaning: "learning rate" },
         Parameter { name: "decay", default: "0.01", meaning: "weight decay" },
     ],

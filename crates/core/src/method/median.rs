@@ -18,7 +18,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     name: "median",
     summary: "nearest geometric median of the class",
     parameters: &[
-        Parameter { name: "steps", default: "5", meaning: "a number of Newton steps, or 'converge'" },
+        Parameter { name: "steps", default: "5", meaning: "number of Newton steps, or 'converge'" },
         Parameter { name: "eps", default: "0.5", meaning: "smoothing, in units of the features" },
         Parameter { name: "hessian", default: "diagonal", meaning: "'diagonal' (the paper) or 'full'" },
     ],

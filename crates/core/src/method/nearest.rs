@@ -10,7 +10,7 @@ use crate::task::Task;
 pub(super) const INFO: MethodInfo = MethodInfo {
     name: "nearest",
     summary: "plurality among the k nearest items, ties broken at random",
-    parameters: &[Parameter { name: "k", default: "1", meaning: "how many items vote" }],
+    parameters: &[Parameter { name: "k", default: "1", meaning: "number of neighbours" }],
     build: |given: &Parameters| Ok(Box::new(Nearest { k: given.count("k")? })),
 };
 

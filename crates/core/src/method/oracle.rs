@@ -11,7 +11,7 @@ use crate::task::Task;
 
 pub(super) const INFO: MethodInfo = MethodInfo {
     name: "oracle",
-    summary: "mean of the rightly labelled items; knows the truth, experiments only",
+    summary: "mean of the correctly labelled items; needs the true labels, for experiments only",
     parameters: &[],
     build: |_: &Parameters| Ok(Box::new(Oracle)),
 };

@@ -21,12 +21,8 @@ use crate::task::Task;
 
 pub(super) const INFO: MethodInfo = MethodInfo {
     name: KIND,
-    summary: "prototypes of all items by whose they probably are (`trueshot train relabel`)",
-    parameters: &[Parameter {
-        name: "model",
-        default: BUILT_IN,
-        meaning: "a model file, or the general one that is built in",
-    }],
+    summary: "prototypes of all items, weighted by their estimated class (`trueshot train relabel`)",
+    parameters: &[Parameter { name: "model", default: BUILT_IN, meaning: "a model file, or 'built-in'" }],
     build: |given: &Parameters| match given.text("model") {
         BUILT_IN => Ok(Box::new(TrainedRelabel::built_in()?)),
         _ => {

@@ -14,10 +14,10 @@ use crate::task::Task;
 
 pub(super) const INFO: MethodInfo = MethodInfo {
     name: "rnnp",
-    summary: "class means refined by k-means over items and mixtures of two",
+    summary: "class means refined by k-means over items and mixtures of two items",
     parameters: &[
         Parameter { name: "share", default: "0.8", meaning: "share of the first item in a mixture of two" },
-        Parameter { name: "rounds", default: "100", meaning: "most rounds of k-means" },
+        Parameter { name: "rounds", default: "100", meaning: "maximum number of k-means iterations" },
     ],
     build: |given: &Parameters| {
         Ok(Box::new(Rnnp { share: given.share("share")?, rounds: given.count("rounds")? }))

@@ -516,7 +516,7 @@ mod heads {
         let many = Problem::new(&[3; 5], DIM, 23);
         let error = tranfs(1).fit(&many.task(), &mut rng()).err().unwrap();
         assert!(matches!(error, Error::TooManyClasses { classes: 5, model: 4, .. }), "{error}");
-        assert!(error.hint().unwrap().starts_with("ask for at most 4 ways"));
+        assert!(error.hint().unwrap().starts_with("use at most 4 ways"));
     }
 
     #[test]

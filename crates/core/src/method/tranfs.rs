@@ -22,8 +22,8 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     name: KIND,
     summary: "prototypes from a trained transformer (`trueshot train tranfs`)",
     parameters: &[
-        Parameter { name: "model", default: "", meaning: "the model file; must be given" },
-        Parameter { name: "orders", default: "1", meaning: "orders of the classes to average over" },
+        Parameter { name: "model", default: "", meaning: "model file (required)" },
+        Parameter { name: "orders", default: "1", meaning: "number of class orders to average over" },
     ],
     build: |given: &Parameters| {
         let path = given.file("model", "a model file, as `trueshot train tranfs` writes it")?;

@@ -152,7 +152,7 @@ fn check_version(file: &Tensors) -> Result<()> {
     match file.note("format") {
         Some(VERSION) => Ok(()),
         Some(other) => Err(file.malformed(format!("its format is '{other}', not '{VERSION}'"))),
-        None => Err(file.malformed("it is no classifier (`trueshot fit` writes them)")),
+        None => Err(file.malformed("it is not a classifier written by `trueshot fit`")),
     }
 }
 
@@ -164,7 +164,7 @@ fn note<T: serde::de::DeserializeOwned>(file: &Tensors, key: &str) -> Result<T> 
 fn support(file: &Tensors, classes: Vec<String>) -> Result<Embeddings> {
     let tensor = file.get("support").ok_or_else(|| file.malformed("it has no tensor 'support'"))?;
     let &[rows, dim] = &tensor.shape[..] else {
-        return Err(file.malformed("its tensor 'support' is no table"));
+        return Err(file.malformed("its tensor 'support' is not a table"));
     };
     let labels: Vec<i64> = note(file, "labels")?;
     if rows == 0 || dim == 0 || labels.len() != rows {

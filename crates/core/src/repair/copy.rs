@@ -99,7 +99,7 @@ impl Unfinished {
             }
         }
         if into.exists() && !fs::read_dir(into).is_ok_and(|mut found| found.next().is_none()) {
-            return refused("it is already there");
+            return refused("it already exists");
         }
         if part.exists() {
             return refused("the hidden folder it would be built in exists already");
@@ -118,7 +118,7 @@ fn refuse_overlap(root: &Path, into: &Path) -> Result<()> {
     };
     let parent = fs::canonicalize(parent).map_err(|source| Error::Write { path: into.into(), source })?;
     if parent.starts_with(&root) {
-        let source = std::io::Error::other("it lies inside of what is to be copied");
+        let source = std::io::Error::other("it is inside the folder to be copied");
         return Err(Error::Write { path: into.into(), source });
     }
     Ok(())

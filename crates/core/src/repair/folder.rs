@@ -111,7 +111,7 @@ impl LockedFolder {
             Ok(Some(_)) => {
                 return Some(format!("{shown} is a link or not a file; --into makes a copy instead"));
             }
-            Ok(None) => return Some(format!("{shown} is not there")),
+            Ok(None) => return Some(format!("{shown} does not exist")),
             Err(error) => return Some(format!("{shown}: {error}")),
         }
         let outcome = self.root.check_writable(from).and_then(|()| self.root.check_writable(to));

@@ -188,12 +188,12 @@ fn make(folder: &LockedFolder, from: &str, to: &str) -> std::result::Result<bool
         (Some(source), None) if source.is_file => folder.move_file(from, to).map(|()| true).map_err(failed),
         (Some(_), None) => Err(format!("{} is a link or not a file", visible(from))),
         (None, Some(_)) => Ok(false),
-        (None, None) => Err(format!("neither {} nor {} is there", visible(from), visible(to))),
+        (None, None) => Err(format!("neither {} nor {} exists", visible(from), visible(to))),
         (Some(source), Some(target)) => {
             match folder.compare((from, source), (to, target)).map_err(failed)? {
                 Pair::TwoNames | Pair::Copy => finish(),
                 Pair::OneName => Err(format!("{} and {} are the same file", visible(from), visible(to))),
-                Pair::Different => Err(format!("{} is there already", visible(to))),
+                Pair::Different => Err(format!("{} already exists", visible(to))),
             }
         }
     }

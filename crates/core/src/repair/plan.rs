@@ -181,7 +181,7 @@ impl Plan {
         match self.changes.iter().find(|change| !seen.insert((&change.item, &change.from))) {
             None => Ok(()),
             Some(change) => {
-                let problem = format!("{} is to be changed twice", visible(&change.item));
+                let problem = format!("{} is changed twice", visible(&change.item));
                 Err(Error::BadPlan { path: path.into(), line: 0, problem })
             }
         }
@@ -280,7 +280,7 @@ impl PlannedChange {
             to: item.suggested.clone(),
             quarantine: item.verdict == Verdict::Outlier,
             p_wrong: Some(item.p_wrong),
-            reason: Some(format!("most like {}", like.join(", "))),
+            reason: Some(format!("most similar to {}", like.join(", "))),
             effect: Some(rounded(effect)),
         }
     }

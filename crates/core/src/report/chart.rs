@@ -56,7 +56,7 @@ impl Axis {
         let name = |&level: &f64| Noise { kind, level }.noisy_places(shots).to_string();
         Axis {
             names: levels.iter().map(name).collect(),
-            title: format!("mislabelled samples of {shots} a class, {kind} noise"),
+            title: format!("mislabelled samples of {shots} per class, {kind} noise"),
         }
     }
 }

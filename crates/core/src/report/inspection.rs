@@ -25,7 +25,7 @@ pub fn inspection_text(found: &Inspection) -> String {
     fact("classes", sizes(found));
     if let Some(norms) = &found.norms {
         let zero = if norms.zero > 0 { format!("; {} rows are all zero", norms.zero) } else { String::new() };
-        fact("lengths", format!("{:.4} to {:.4}, median {:.4}{zero}", norms.min, norms.max, norms.median));
+        fact("norms", format!("{:.4} to {:.4}, median {:.4}{zero}", norms.min, norms.max, norms.median));
     }
     let duplicates = &found.duplicates;
     fact(
@@ -33,7 +33,10 @@ pub fn inspection_text(found: &Inspection) -> String {
         match duplicates.rows {
             0 => "none".into(),
             rows => {
-                format!("{rows} rows repeat an earlier one; {} sets cross classes", duplicates.across_classes)
+                format!(
+                    "{rows} rows repeat an earlier row; {} groups of duplicates span several classes",
+                    duplicates.across_classes
+                )
             }
         },
     );

@@ -4,7 +4,7 @@ use super::grids::{Cell, Grid};
 use crate::evaluate::Evaluation;
 
 pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
-    let mut text = format!("{}. Bold: best of its column, the oracle apart.\n", super::caption(evaluation));
+    let mut text = format!("{}. Bold: best in its column (oracle excluded).\n", super::caption(evaluation));
     for grid in grids {
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
         text.push_str(&format!("\n**{}**\n\n", escaped(&grid.title)));

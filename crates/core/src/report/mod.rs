@@ -76,7 +76,7 @@ fn caption(evaluation: &Evaluation) -> String {
     let Some(setting) = evaluation.settings.first() else { return "no noise setting".into() };
     let stopped = if evaluation.interrupted { ", stopped early" } else { "" };
     format!(
-        "{}-way {}-shot, {} queries a class, {} episodes{stopped}, seed {}",
+        "{}-way {}-shot, {} queries per class, {} episodes{stopped}, seed {}",
         setting.ways,
         setting.shots,
         setting.queries,

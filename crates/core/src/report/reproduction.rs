@@ -234,9 +234,9 @@ impl Cell {
             parts.extend(measured.gap_closed.map(|gap| format!("{:.0} % of the gap to Oracle", 100.0 * gap)));
         }
         if let Some(Order { place, published, reversed }) = &self.order {
-            parts.push(format!("place {place} of its column, {published} in the paper"));
+            parts.push(format!("rank {place} in its column, {published} in the paper"));
             if !reversed.is_empty() {
-                parts.push(format!("the other way round than there against {}", reversed.join(", ")));
+                parts.push(format!("in the opposite order to the paper against {}", reversed.join(", ")));
             }
         }
         parts.join("; ")
@@ -322,10 +322,10 @@ impl Table {
         let mut parts = vec![
             format!("{} cells agree with the paper", of(Agreement::Agrees)),
             format!("{} partly", of(Agreement::Partly)),
-            format!("{} do not", of(Agreement::Differs)),
+            format!("{} disagree", of(Agreement::Differs)),
         ];
         if !self.has_published() {
-            parts = vec!["the paper has no figures on these data".into()];
+            parts = vec!["the paper has no results on this data set".into()];
         }
         if missing > 0 {
             parts.push(format!("{missing} not measured"));
@@ -334,10 +334,10 @@ impl Table {
         if !orders.is_empty() {
             let same = orders.iter().filter(|order| order.place == order.published).count();
             let reversed = orders.iter().map(|order| order.reversed.len()).sum::<usize>() / 2;
-            parts.push(format!("{same} of {} at the paper's place in their column", orders.len()));
+            parts.push(format!("{same} of {} with the same rank as in the paper", orders.len()));
             parts.push(match reversed {
-                1 => "1 pair of rows the other way round".into(),
-                _ => format!("{reversed} pairs of rows the other way round"),
+                1 => "1 pair of rows in the opposite order".into(),
+                _ => format!("{reversed} pairs of rows in the opposite order"),
             });
         }
         parts.join(", ")
@@ -462,12 +462,12 @@ impl Reproduction {
 }
 
 /// What the marks of Markdown mean.
-const LEGEND: &str = "Accuracy in percent with its 95 % interval, the paper's figure in brackets. `!`: more than 2 points off the \
-paper's accuracy and more than 1.2 off its difference to ProtoNet; `?`: one of the two.";
+const LEGEND: &str = "Accuracy in percent with its 95 % interval, the paper's result in brackets. `!`: differs by more than 2 points from the \
+paper's accuracy and by more than 1.2 points from its difference to ProtoNet; `?`: one of the two.";
 
 /// What places mean.
-const PLACES: &str = "`#2 (#1)`: second best of its column here, best in the paper. `≠`: stands to another row the other way \
-round than in the paper, both times by more than the intervals.";
+const PLACES: &str = "`#2 (#1)`: second best in its column here, best in the paper. `≠`: in the opposite order to another \
+row than in the paper, in both cases by more than the confidence intervals.";
 
 #[cfg(test)]
 mod tests {
@@ -563,7 +563,7 @@ mod tests {
         assert_eq!(table.rows[2].cells[0].text(), "58.00 ±0.10 (55.00) ? #1 (#4) ≠");
         assert!(
             table.count().ends_with(
-                "0 of 4 at the paper's place in their column, 3 pairs of rows the other way round"
+                "0 of 4 with the same rank as in the paper, 3 pairs of rows in the opposite order"
             )
         );
     }
@@ -575,7 +575,7 @@ mod tests {
         assert_eq!(table.columns(), ["0 of 5", "2 of 5"]);
         table.rows[0].cells[1] = table.rows[0].cells[0].clone();
         let chart = table.chart().unwrap();
-        assert!(chart.contains("mislabelled samples of 5 a class, symmetric noise"), "{chart}");
+        assert!(chart.contains("mislabelled samples of 5 per class, symmetric noise"), "{chart}");
     }
 
     #[test]

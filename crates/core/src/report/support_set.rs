@@ -75,7 +75,7 @@ impl Picture {
             match wrong.is_empty() {
                 true => format!("{}: all {} right", class.name, class.items.len()),
                 false => format!(
-                    "{}: {} of {} wrong, really {}",
+                    "{}: {} of {} wrong, true class {}",
                     class.name,
                     wrong.len(),
                     class.items.len(),
@@ -106,8 +106,10 @@ impl PictureItem {
         let (frame, paper, (x, y)) = (SIDE + 8, SIDE + 4, (left + 6, top + 6));
         let colour = if self.is_wrong() { "var(--wrong,#cf222e)" } else { "var(--right,#1a7f37)" };
         let dashes = if self.is_wrong() { " stroke-dasharray=\"9 5\"" } else { "" };
-        let title =
-            self.truth.as_ref().map_or("right label".into(), |truth| format!("wrong label, really {truth}"));
+        let title = self
+            .truth
+            .as_ref()
+            .map_or("right label".into(), |truth| format!("wrong label, true class {truth}"));
         // White is the paper of drawings, in the dark as well; it ends within the frame, whose gaps show the page.
         let mut svg = format!(
             "<g><title>{}</title><rect x=\"{}\" y=\"{}\" width=\"{paper}\" height=\"{paper}\" rx=\"3\" fill=\"#fff\"/>\
@@ -168,8 +170,11 @@ mod tests {
         let svg = picture.svg();
         assert_eq!(svg.matches("var(--right,").count(), 1, "{svg}");
         assert_eq!(svg.matches("stroke-dasharray").count(), 1, "{svg}");
-        assert!(svg.contains("wrong label, really dog &amp; co") && svg.contains("A &lt;set&gt;"), "{svg}");
+        assert!(
+            svg.contains("wrong label, true class dog &amp; co") && svg.contains("A &lt;set&gt;"),
+            "{svg}"
+        );
         assert_eq!(shortened("n01532829 & co", 9), "n015…&amp; co");
-        assert_eq!(picture.description(), "A <set>. cat: 1 of 2 wrong, really dog & co");
+        assert_eq!(picture.description(), "A <set>. cat: 1 of 2 wrong, true class dog & co");
     }
 }

@@ -6,7 +6,7 @@ use crate::evaluate::Evaluation;
 /// Tables, one below the other.
 pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     let mut text = super::caption(evaluation) + "\n";
-    text.push_str("* best of its column, the oracle apart\n");
+    text.push_str("* best in its column (oracle excluded)\n");
     for grid in grids {
         text.push('\n');
         text.push_str(&table(grid));

@@ -5,7 +5,7 @@
 >>> kinds = np.repeat([0, 1, 2], 5)
 >>> X = rng.normal(size=(15, 64)) + 8 * np.eye(3, 64)[kinds]
 >>> y = np.array(["ant", "bee", "cow"])[kinds]
->>> y[4] = "cow"                                         # an ant that was filed under cow
+>>> y[4] = "cow"                                         # an ant with the wrong label
 >>> ts.audit(X, y).suggested[4]
 'ant'
 """

@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> int:
-    """Runs the command that the arguments of the program ask for."""
+    """Run the command line with the arguments of the program."""
     from . import _native
 
     # `reproduce` runs other commands of this program, and finds it by this.

@@ -1,7 +1,7 @@
 """Features as the library takes them: two dimensions, C-contiguous, float32 or float16.
 
-Arrays of that form are used where they lie. Others are converted: doubles and whole numbers to float32, strides to
-rows. Tensors of other libraries come in by DLPack.
+Arrays of that form are used without a copy. Others are converted: float64 and integers to float32, strided arrays to
+contiguous ones. Tensors of other libraries are read through DLPack.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _STORED = (np.dtype(np.float32), np.dtype(np.float16))
 
 
 def as_features(features: Any, name: str = "X") -> np.ndarray:
-    """A two-dimensional array of float32 or float16, C-contiguous; a copy only where the form asks for one."""
+    """A two-dimensional array of float32 or float16, C-contiguous; copied only if necessary."""
     array = as_array(features, name)
     if array.ndim != 2:
         raise ValueError(_not_two_dimensional(array, name))
@@ -28,7 +28,7 @@ def as_features(features: Any, name: str = "X") -> np.ndarray:
 
 
 def as_array(given: Any, name: str) -> np.ndarray:
-    """A NumPy array of anything array-like, by DLPack where that spares a copy."""
+    """Convert anything array-like to a NumPy array, through DLPack if that avoids a copy."""
     if isinstance(given, np.ndarray):
         return np.asarray(given)
     if hasattr(given, "toarray") and hasattr(given, "tocsr"):
@@ -56,7 +56,7 @@ def _from_dlpack(given: Any, name: str) -> np.ndarray:
                 return np.from_dlpack(given.cpu().float().contiguous())
             if way == "astype" and hasattr(given, "astype"):
                 return np.asarray(given.astype("float32"))
-        raise TypeError(f"{name} cannot be read by DLPack: {problem}") from None
+        raise TypeError(f"{name} cannot be read through DLPack: {problem}") from None
 
 
 def _as_single(array: np.ndarray, name: str) -> np.ndarray:

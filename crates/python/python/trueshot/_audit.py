@@ -1,4 +1,4 @@
-"""Audits: which labels are wrong, and what would be right."""
+"""Audits, which find wrong labels and suggest the right ones."""
 
 from __future__ import annotations
 
@@ -28,31 +28,32 @@ def audit(
     head: str | os.PathLike[str] | None = None,
     threads: int | None = None,
 ) -> Audit:
-    """Looks through labelled rows for labels that are wrong.
+    """Find wrong labels and suggest the right ones.
 
     Parameters
     ----------
-    X : array of shape (rows, numbers)
-        Embeddings. float32 and float16 arrays in C order are used where they lie; others are converted. Tensors of torch
-        and JAX are taken by DLPack.
-    y : labels, one a row
-        Of any type: names, whole numbers, booleans.
-    items : names of the rows, optional
-    pictures : one a row, optional
-        File names, bytes of pictures, arrays of shape (height, width[, 3 or 4]) or PIL images: what notebooks and
-        pages show.
-    confirmed : booleans, one a row, optional
-        Labels that somebody has looked at: they are right.
+    X : array of shape (rows, dimensions)
+        Embeddings. float32 and float16 arrays in C order are used without a copy; others are converted. Tensors of torch
+        and JAX are read through DLPack.
+    y : labels, one per row
+        Strings, integers or booleans.
+    items : list of str, optional
+        Names of the rows.
+    pictures : sequence with one image per row, optional
+        Paths, bytes of image files, arrays of shape (height, width[, 3 or 4]) or PIL images, shown in notebooks and
+        HTML reports.
+    confirmed : booleans, one per row, optional
+        Labels that are known to be right.
     certainty : float, optional
-        How probable a verdict must be, from 0.5 to 1; below, it is "unsure". 0.75 if not given.
+        Minimum probability of a verdict, from 0.5 to 1; below it, the verdict is "unsure". Default: 0.75.
     expected_noise : float, optional
-        The share of labels that are wrong, if you know; otherwise it is found out.
+        Share of wrong labels, from 0 to below 1, if known. Default: estimated.
     neighbours : int
-        How many similar rows to name for each.
+        Number of similar rows to report per row. Default: 5.
     head : path, optional
-        A head of ``trueshot train relabel``; otherwise the one that is built in.
+        Head trained with ``trueshot train relabel``. Default: the built-in head.
     threads : int, optional
-        Results do not depend on it. Otherwise RAYON_NUM_THREADS, or all cores.
+        Number of threads; results do not depend on it. Default: RAYON_NUM_THREADS, or all cores.
 
     Returns
     -------
@@ -88,7 +89,7 @@ def audit(
 
 
 def item_names(items: Sequence[str] | None, rows: int) -> list[str] | None:
-    """Names of rows, one each."""
+    """Check that there is one name per row."""
     if items is None:
         return None
     names = [str(item) for item in items]
@@ -108,17 +109,17 @@ def _confirmed(confirmed: Any, rows: int) -> list[bool]:
 
 def _count(neighbours: int) -> int:
     if not isinstance(neighbours, (int, np.integer)) or isinstance(neighbours, bool):
-        raise TypeError(f"neighbours must be a whole number, got {neighbours!r}")
+        raise TypeError(f"neighbours must be an integer, got {neighbours!r}")
     if not 0 <= neighbours <= 100:
         raise ValueError(f"neighbours is {neighbours}; allowed are 0 to 100")
     return int(neighbours)
 
 
 class Audit:
-    """What an audit found, one entry a row. :func:`audit` makes them.
+    """Result of :func:`audit`, with one entry per row.
 
-    In a notebook an audit shows itself as a page: rows of every class, the suspects framed, with thumbnails if it knows
-    pictures.
+    In a notebook an audit is displayed as an HTML report: the rows of every class, with the suspect ones framed, and
+    thumbnails if pictures were given.
     """
 
     def __init__(self, native: Any, labels: Labels, pictures: Sequence[Any] | None = None) -> None:
@@ -139,7 +140,7 @@ class Audit:
         return self._native.text(False)
 
     def __reduce__(self) -> Any:
-        raise TypeError("an Audit cannot be pickled: keep to_dict(), to_json() or to_pandas()")
+        raise TypeError("an Audit cannot be pickled: store to_dict(), to_json() or to_pandas() instead")
 
     @property
     def classes(self) -> np.ndarray:
@@ -148,32 +149,32 @@ class Audit:
 
     @cached_property
     def given(self) -> np.ndarray:
-        """The label every row came with."""
+        """The given label of every row."""
         return self._labels.of(self._labels.codes)
 
     @cached_property
     def p_wrong(self) -> np.ndarray:
-        """The probability that a label is wrong."""
+        """The probability that the given label is wrong, per row."""
         return self._native.p_wrong
 
     @cached_property
     def p_outlier(self) -> np.ndarray:
-        """The probability that a row belongs to none of the classes."""
+        """The probability that a row belongs to none of the classes, per row."""
         return self._native.p_outlier
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """The probability of every class for every row; the last column is that it belongs to none."""
+        """The probabilities of the classes, per row; the last column is the probability of none of them."""
         return self._native.probabilities
 
     @cached_property
     def verdict(self) -> np.ndarray:
-        """What to do: 'keep', 'relabel', 'outlier' or 'unsure'."""
+        """The verdict per row: 'keep', 'relabel', 'outlier' or 'unsure'."""
         return np.array(self._native.verdict, dtype=object)
 
     @cached_property
     def suggested(self) -> np.ndarray:
-        """The label a row should have, where that is clear and another one; None elsewhere."""
+        """The suggested label of rows with verdict 'relabel'; None for all others."""
         codes = self._native.suggested
         found = np.full(len(codes), None, dtype=object)
         classes = self.classes.tolist()
@@ -183,46 +184,46 @@ class Audit:
 
     @cached_property
     def weight(self) -> np.ndarray:
-        """How much a row counts in its class, 1 being an ordinary one."""
+        """The weight of every row in its class; the average weight is 1."""
         return self._native.weight
 
     @cached_property
     def suspect(self) -> np.ndarray:
-        """Whether somebody should look: a verdict of relabel or outlier, or more likely wrong than right."""
+        """Whether a label is suspect: verdict 'relabel' or 'outlier', or more likely wrong than right."""
         return self._native.suspect
 
     @cached_property
     def neighbours(self) -> np.ndarray:
-        """The rows most like every row, the most like first; -1 where there are no more."""
+        """The most similar rows of every row, the most similar first; padded with -1."""
         return self._native.neighbour_rows
 
     @cached_property
     def similarities(self) -> np.ndarray:
-        """The cosines of every row with its neighbours, after the mean is subtracted."""
+        """The cosine similarities of every row with its neighbours, after subtracting the mean."""
         return self._native.neighbour_similarities
 
     @cached_property
     def advice(self) -> list[str | None]:
-        """What would settle it, for rows whose verdict is 'unsure'."""
+        """What would help to decide, for rows with verdict 'unsure'."""
         return self._native.advice
 
     @cached_property
     def ranking(self) -> np.ndarray:
-        """All rows, the most suspicious first."""
+        """All rows, the most probably wrong first."""
         return self._native.ranking
 
     @property
     def expected_wrong(self) -> float:
-        """How many labels are wrong, by the sum of their probabilities."""
+        """The expected number of wrong labels, the sum of their probabilities."""
         return self._native.expected_wrong
 
     @property
     def warnings(self) -> list[str]:
-        """What is odd about whole classes."""
+        """Warnings about whole classes."""
         return self._native.warnings
 
     def cleaned(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows to keep, and their labels: suggestions taken, outliers left out, the rest as it was.
+        """Return the rows to keep and their labels: suggestions applied, outliers removed, all others unchanged.
 
         >>> import numpy as np, trueshot as ts
         >>> rng = np.random.default_rng(0)
@@ -241,11 +242,11 @@ class Audit:
         return rows, self._labels.of(codes[rows])
 
     def to_json(self) -> str:
-        """Everything, as ``trueshot audit --format json`` writes it."""
+        """The whole result, as ``trueshot audit --format json`` writes it."""
         return self._native.to_json()
 
     def to_csv(self) -> str:
-        """One line a row, as ``trueshot audit --format csv`` writes it."""
+        """One line per row, as ``trueshot audit --format csv`` writes it."""
         return self._native.to_csv()
 
     def to_dict(self) -> dict[str, Any]:
@@ -253,7 +254,7 @@ class Audit:
         return json.loads(self.to_json())
 
     def to_pandas(self) -> Any:
-        """A data frame with one line a row, in the order of the data."""
+        """A data frame with one line per row, in the order of the data."""
         import pandas
 
         columns = {
@@ -268,9 +269,9 @@ class Audit:
         return pandas.DataFrame(columns)
 
     def to_html(self, title: str = "Audit") -> str:
-        """The page that ``trueshot audit --html`` writes, with thumbnails if pictures were given.
+        """The HTML report that ``trueshot audit --html`` writes, with thumbnails if pictures were given.
 
-        Its map is drawn from X as it is now: an audit keeps no copy.
+        The map is computed from the current contents of X: an audit does not copy it.
         """
         from ._pictures import thumbnails
 

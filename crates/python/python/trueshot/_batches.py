@@ -1,7 +1,7 @@
-"""Many tasks at once: a table with a task a row in, a table with an answer a row out.
+"""Many tasks at once, from Arrow tables with one task per row.
 
-Tables are anything that speaks the Arrow PyCapsule interface (``__arrow_c_stream__`` or ``__arrow_c_array__``): pyarrow,
-polars, arro3, nanoarrow, duckdb. Results are such tables, too: ``pyarrow.table(result)``, ``polars.from_arrow(result)``.
+Tables are objects with the Arrow PyCapsule interface (``__arrow_c_stream__`` or ``__arrow_c_array__``): pyarrow,
+polars, arro3, nanoarrow, duckdb. Results are such tables as well: ``pyarrow.table(result)``, ``polars.from_arrow(result)``.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ def audit_batch(
     head: str | os.PathLike[str] | None = None,
     threads: int | None = None,
 ) -> Any:
-    """Looks through the labels of many support sets, one a row.
+    """Audit many support sets, one per row of the table.
 
     Parameters
     ----------
     table : anything with ``__arrow_c_stream__`` or ``__arrow_c_array__``
-        One row a task. ``features`` is a list of lists of half, float or double (inner lists of fixed size are best: they
-        are used where they lie), or a flat list of all numbers of a task. ``labels`` is a list of names or whole
-        numbers. Large lists, list views, string views and dictionaries are fine.
-    features, labels : names of these columns
-    carry : names of columns, optional
-        They go through unchanged. ``task``, where there is one, if not given.
+        One row per task. ``features`` is a list of lists of half, float or double (inner lists of fixed size are best: they
+        are not copied), or a flat list of all values of a task. ``labels`` is a list of strings or integers. Large
+        lists, list views, string views and dictionaries are supported.
+    features, labels : str
+        Names of these columns.
+    carry : list of str, optional
+        Columns that are copied to the result. Default: ``task``, if there is one.
     certainty, expected_noise, head, threads :
         As in :func:`audit`.
 
     Returns
     -------
     Batches
-        ``p_wrong``, ``verdict``, ``suggested`` and ``weight`` are lists with an entry a row of the support set,
-        ``expected_wrong`` is a number, ``error`` says why there is no answer. The same numbers as :func:`audit` gives for
-        the same rows, whatever else is in the table.
+        ``p_wrong``, ``verdict``, ``suggested`` and ``weight`` are lists with one entry per row of the support set,
+        ``expected_wrong`` is a number, ``error`` is the reason if a task failed. The values are those of :func:`audit`
+        for the same rows; they do not depend on other tasks in the table.
 
     Examples
     --------
@@ -73,10 +74,10 @@ def fit_batch(
     carry: Sequence[str] | None = None,
     threads: int | None = None,
 ) -> Any:
-    """Builds a classifier of every support set, as ``trueshot fit`` does.
+    """Train one classifier per support set, as ``trueshot fit`` does.
 
-    ``classifier`` is the file that command would write, which :func:`load_model` takes; ``classes`` its classes;
-    ``error`` says why there is none. See :func:`audit_batch` for the table.
+    ``classifier`` contains the bytes of the file that ``trueshot fit`` would write, for :func:`load_model`; ``classes``
+    its classes; ``error`` the reason if a task failed. See :func:`audit_batch` for the table.
     """
     return _native.fit_batch(table, features, labels, _carried(carry), method, threads)
 
@@ -90,16 +91,16 @@ def prototypes_batch(
     carry: Sequence[str] | None = None,
     threads: int | None = None,
 ) -> Any:
-    """One vector a class of every support set, for whoever compares rows with them elsewhere.
+    """Compute one prototype per class for every support set, to classify rows elsewhere.
 
-    ``prototypes`` has a list of numbers for every one of ``classes``. Where ``centre`` is not null, it is subtracted from a row
-    and the row brought to unit length before it is compared. The nearest vector wins; with method ``baseline++`` the one
-    with the largest cosine. See :func:`audit_batch` for the table.
+    ``prototypes`` has one vector for each of ``classes``. If ``centre`` is not null, subtract it from a row and normalise
+    the row to unit length before comparing. The predicted class has the nearest prototype; with method ``baseline++``,
+    the prototype with the largest cosine. See :func:`audit_batch` for the table.
     """
     return _native.prototypes_batch(table, features, labels, _carried(carry), method, threads)
 
 
 def _carried(carry: Sequence[str] | None) -> list[str] | None:
     if isinstance(carry, str):
-        raise TypeError(f"carry must be a list of names, got the text {carry!r}")
+        raise TypeError(f"carry must be a list of names, got the string {carry!r}")
     return None if carry is None else list(carry)

@@ -1,7 +1,7 @@
-"""cleanlab's habits: the same questions, answered from labels and features instead of a model's predictions.
+"""Functions with the interface of cleanlab, which take labels and features instead of predicted probabilities.
 
-cleanlab wants probabilities that a model gave for rows it was not trained on, which takes cross-validation and more rows than
-a few-shot set has. Here the built-in head looks at the set itself, so two rows a class are enough.
+cleanlab needs out-of-sample predicted probabilities, which requires cross-validation and more rows than a few-shot set has.
+Here the built-in head uses the set itself, so two rows per class are enough.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _SCORES = ("self_confidence", "normalized_margin")
 def get_label_quality_scores(
     labels: Any, features: Any, *, method: str = "self_confidence", threads: int | None = None
 ) -> np.ndarray:
-    """How good every label is, from 0 (wrong) to 1 (right): what ``cleanlab.rank.get_label_quality_scores`` tells.
+    """Quality score of every label, from 0 (wrong) to 1 (right), like ``cleanlab.rank.get_label_quality_scores``.
 
-    ``self_confidence`` is the probability of the given label, ``normalized_margin`` how far that is ahead of the most
-    probable other answer.
+    ``self_confidence`` is the probability of the given label, ``normalized_margin`` its margin over the most
+    probable other answer, scaled to 0 to 1.
 
     >>> import numpy as np, trueshot as ts
     >>> rng = np.random.default_rng(0)
-    >>> labels = np.repeat([0, 1, 2], 2)                       # two rows a class
+    >>> labels = np.repeat([0, 1, 2], 2)                       # two rows per class
     >>> features = rng.normal(size=(6, 64)) / 2 + 8 * np.eye(3, 64)[labels]
     >>> ts.get_label_quality_scores(labels, features).shape
     (6,)
@@ -44,9 +44,9 @@ def find_label_issues(
     expected_noise: float | None = None,
     threads: int | None = None,
 ) -> np.ndarray:
-    """Which labels are issues: a mask, or with ``return_indices_ranked_by`` the rows, the worst first.
+    """Find suspect labels: a mask, or with ``return_indices_ranked_by`` the rows, the worst first.
 
-    What ``cleanlab.filter.find_label_issues`` tells, from labels and features.
+    Like ``cleanlab.filter.find_label_issues``, but from labels and features.
 
     >>> import numpy as np, trueshot as ts
     >>> rng = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def find_label_issues(
 def get_pred_probs(labels: Any, features: Any, *, threads: int | None = None) -> np.ndarray:
     """The probability of every class for every row, for functions of cleanlab that take ``pred_probs``.
 
-    Rows sum to 1: what may belong to none of the classes is shared among them in proportion.
+    Rows sum to 1: the probability of none of the classes is distributed over the classes in proportion.
     """
     shares = audit(features, labels, neighbours=0, threads=threads).probabilities[:, :-1]
     shares = np.maximum(shares, np.finfo(np.float32).tiny)

@@ -1,4 +1,4 @@
-"""Methods against noise on thousands of episodes, from arrays; the numbers of ``trueshot eval`` for the same seed."""
+"""Evaluation of methods on noisy episodes drawn from arrays, with the same results as ``trueshot eval``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shots = int | tuple[int, int]
 
 
 class _Shape:
-    """What episodes are like, checked."""
+    """Validated parameters of episodes."""
 
     def __init__(self, ways: Any, shots: Any, queries: Any, seed: Any, noise: Any) -> None:
         self.ways = whole(ways, "ways", 2)
@@ -34,35 +34,35 @@ def _levels(noise: Mapping[str, Any] | None) -> list[tuple[str, list[float]]]:
     if noise is None:
         return []
     if not isinstance(noise, Mapping):
-        raise TypeError(f"noise is a dictionary of types and levels such as {{'symmetric': [0, 0.4]}}, got {noise!r}")
+        raise TypeError(f"noise must be a dictionary of types and levels such as {{'symmetric': [0, 0.4]}}, got {noise!r}")
     return [(str(kind), _level_list(kind, levels)) for kind, levels in noise.items()]
 
 
 def _level_list(kind: Any, levels: Any) -> list[float]:
     array = np.atleast_1d(np.asarray(levels, dtype=np.float64))
     if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"levels of {kind!r} noise are a share or a list of them, got an array of shape {array.shape}")
+        raise ValueError(f"levels of {kind!r} noise must be a number or a list of numbers, got an array of shape {array.shape}")
     return array.tolist()
 
 
 def whole(given: Any, name: str, least: int) -> int:
-    """A whole number that is large enough."""
+    """Check that an argument is an integer of at least ``least``."""
     if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
-        raise TypeError(f"{name} must be a whole number, got {given!r}")
+        raise TypeError(f"{name} must be an integer, got {given!r}")
     if not least <= given < 2**63:
         raise ValueError(f"{name} is {given}; allowed are {least} or more")
     return int(given)
 
 
 def given_rows(X: Any, y: Any, items: Sequence[str] | None = None) -> tuple[Any, Labels]:
-    """Labelled rows as the native half takes them, and their labels."""
+    """Labelled rows in the form of the native module, and their labels."""
     features = as_features(X)
     labels = encode(y, len(features))
     return (features, labels.codes, labels.names, item_names(items, len(features))), labels
 
 
 def _outliers(outliers: Any) -> tuple[Any, bool]:
-    """A pool of other rows, or whether classes that an episode has not are the pool."""
+    """A pool of other rows, or whether the pool is the classes that are not in the episode."""
     if outliers is None:
         return None, False
     if isinstance(outliers, str):
@@ -94,26 +94,32 @@ def evaluate(
     threads: int | None = None,
     progress: bool | Callable[[int, int], Any] = False,
 ) -> Evaluation:
-    """Evaluates methods on noisy few-shot episodes drawn from labelled rows.
+    """Evaluate methods on noisy few-shot episodes drawn from labelled rows.
 
-    Every method, noise type and level of one call meets the same episodes, so differences are paired. The same seed gives the
-    same result to the last digit, whatever the number of threads, and that of ``trueshot eval``.
+    All methods, noise types and noise levels of one call use the same episodes, so differences are paired. The same seed
+    gives identical results with any number of threads and with ``trueshot eval``.
 
     Parameters
     ----------
-    X, y : rows and their labels
+    X, y : embeddings and their labels
     methods : names with parameters, such as ``["protonet", "median", "cosine:T=0.1"]``
-        All that need no model file, if not given.
+        Default: all methods that need no model file.
     noise : levels as shares by type, such as ``{"symmetric": [0, 0.2, 0.4], "outlier": 0.4}``
-        ``{"symmetric": [0, 0.2, 0.4, 0.6]}`` if not given.
-    ways, queries : classes of an episode, queries a class
-    shots : labelled rows a class, or the ends of a range to draw from
-    episodes, seed : how many, and which
-    outliers : rows of other classes, which outlier noise draws from
-        Or the text "other classes": those of the data that an episode has not.
-    baseline : what differences are taken against; protonet if not given
-    per_class, confusion : report these too
-    progress : True for a bar, or what to call with the episodes done and their number
+        Default: ``{"symmetric": [0, 0.2, 0.4, 0.6]}``.
+    ways, queries : int
+        Classes per episode, queries per class.
+    shots : int or pair of int
+        Labelled rows per class, or the range (minimum, maximum) from which each class draws its own.
+    episodes, seed : int
+        Number of episodes, and the random seed that determines them.
+    outliers : rows of other classes for outlier noise
+        Or the string "other classes": the classes of the data that are not in the episode.
+    baseline : str, optional
+        Method to which all others are compared. Default: protonet.
+    per_class, confusion : bool
+        Also report the accuracy per class, and the confusion matrix.
+    progress : bool or callable
+        True for a progress bar, or a function that is called with the number of finished episodes and the total.
 
     Examples
     --------
@@ -139,26 +145,26 @@ def evaluate(
 
 
 class Evaluation:
-    """What :func:`evaluate` found."""
+    """Result of :func:`evaluate`."""
 
     def __init__(self, native: Any) -> None:
         self._native = native
         self._found: dict[str, Any] | None = None
 
     def to_json(self) -> str:
-        """Everything, as ``trueshot eval --format json`` writes it."""
+        """The whole result, as ``trueshot eval --format json`` writes it."""
         return self._native.render("json", False)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as dictionaries and lists."""
+        """The same as :meth:`to_json`, as dictionaries and lists."""
         return json.loads(self.to_json())
 
     def render(self, format: str = "table", *, significance: bool = False) -> str:
-        """As ``trueshot eval --format`` shows it: table, json, csv, md, latex or html."""
+        """Format the result like ``trueshot eval --format``: table, json, csv, md, latex or html."""
         return self._native.render(format, significance)
 
     def to_pandas(self) -> Any:
-        """A data frame with a line for every setting and method."""
+        """A data frame with one row per noise setting and method."""
         import pandas
 
         rows = [
@@ -176,7 +182,7 @@ class Evaluation:
         return pandas.DataFrame(rows)
 
     def accuracy(self, method: str, noise: str, level: float) -> float:
-        """The mean accuracy in percent of a method under one setting."""
+        """The mean accuracy of a method in one noise setting, in percent."""
         for setting in self._settings():
             # Without noise all types are the same, and it is reported once.
             is_kind = setting["noise"] == noise or level == 0
@@ -184,7 +190,7 @@ class Evaluation:
                 for found in setting["methods"]:
                     if found["method"] == method:
                         return found["accuracy"]
-        raise KeyError(f"no {method} under {noise} {level}")
+        raise KeyError(f"method {method!r} was not evaluated with {noise} noise of level {level}")
 
     def _settings(self) -> list[dict[str, Any]]:
         if self._found is None:
@@ -211,11 +217,11 @@ class SupportSet:
     noise: str
     level: float
     rows: np.ndarray
-    """Rows of the data; of the outliers where ``is_outlier``, if these are a pool of their own."""
+    """Indices of rows in the data or, where ``is_outlier``, in the outlier pool if there is one."""
     labels: np.ndarray
-    """The class each is filed under, as a place among the episode's classes."""
+    """The given class of each row, as an index into the classes of the episode."""
     truth: np.ndarray
-    """The class each is really of; -1 for none of the episode's."""
+    """The true class of each row, as such an index; -1 if it is not a class of the episode."""
     is_outlier: np.ndarray
 
     @property
@@ -226,15 +232,15 @@ class SupportSet:
 
 @dataclass(frozen=True)
 class Episode:
-    """A small classification problem: classes, queries, and a support set for every noise setting."""
+    """A few-shot task: classes, queries, and one support set per noise setting."""
 
     index: int
     classes: np.ndarray
     """The labels of its classes."""
     queries: np.ndarray
-    """Rows to classify."""
+    """Indices of the query rows."""
     query_labels: np.ndarray
-    """Their classes, as places among the episode's."""
+    """The classes of the queries, as indices into the classes of the episode."""
     supports: list[SupportSet]
 
     @property
@@ -257,10 +263,10 @@ def sample_episodes(
     outliers: Any = None,
     items: Sequence[str] | None = None,
 ) -> list[Episode]:
-    """Draws episodes: those that :func:`evaluate` and ``trueshot eval`` meet with the same seed.
+    """Draw episodes, the same ones as :func:`evaluate` and ``trueshot eval`` with the same seed.
 
-    Any episode can be drawn alone: ``first`` is the number of the first one. See :func:`evaluate` for the rest;
-    without ``noise``, support sets are clean.
+    ``n`` is the number of episodes and ``first`` the number of the first one, so any episode can be drawn alone. See
+    :func:`evaluate` for the other parameters; without ``noise``, support sets have no noise.
 
     >>> import numpy as np, trueshot as ts
     >>> y = np.repeat(["ant", "bee", "cow"], 40)

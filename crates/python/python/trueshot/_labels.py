@@ -1,4 +1,4 @@
-"""Labels of any type as numbers, and back.
+"""Conversion of labels of any type to class indices and back.
 
 The classes are the labels that occur, sorted: whole numbers by value, names by code point. Files are read the same way, so the
 same rows give the same result in Python and on the command line.
@@ -15,22 +15,22 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels as places among the classes."""
+    """Labels as indices into the classes."""
 
     codes: np.ndarray
-    """The place of every row's class."""
+    """The class index of every row."""
     classes: np.ndarray
-    """The classes, in the type they came in."""
+    """The classes, in their original type."""
     names: list[str]
     """The classes' names."""
 
     def of(self, codes: np.ndarray) -> np.ndarray:
-        """Labels of places."""
+        """The labels of class indices."""
         return self.classes[codes]
 
 
 def encode(labels: Any, rows: int | None = None, name: str = "y") -> Labels:
-    """Numbers the labels of ``rows`` rows."""
+    """Convert labels to class indices."""
     array = _one_dimensional(labels, name)
     if rows is not None and len(array) != rows:
         raise ValueError(
@@ -46,7 +46,7 @@ def encode(labels: Any, rows: int | None = None, name: str = "y") -> Labels:
 
 
 def class_name(label: Any) -> str:
-    """What files and reports call a class."""
+    """The name of a class in files and reports."""
     return label.decode("utf-8", "backslashreplace") if isinstance(label, bytes) else str(label)
 
 
@@ -96,7 +96,7 @@ def _comparable(labels: np.ndarray, name: str) -> np.ndarray:
         return _whole(labels, name)
     if kind == "O" or kind == "T":
         return _objects(labels.astype(object), name)
-    raise ValueError(f"Unknown label type: {name} has dtype {labels.dtype}; names or whole numbers are wanted")
+    raise ValueError(f"Unknown label type: {name} has dtype {labels.dtype}; expected strings or integers")
 
 
 def _whole(labels: np.ndarray, name: str) -> np.ndarray:
@@ -126,7 +126,7 @@ def _objects(labels: np.ndarray, name: str) -> np.ndarray:
         (first, row), (second, other) = list(kinds.items())[:2]
         raise TypeError(
             f"labels of different types cannot be compared: row {row} has a {first.__name__}, row {other} "
-            f"a {second.__name__}; make all of them names or all of them numbers"
+            f"a {second.__name__}; make all of them strings or all of them numbers"
         )
     family = next(iter(kinds), str)
     if family is float:

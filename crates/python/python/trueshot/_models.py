@@ -12,9 +12,9 @@ from ._arrays import as_features
 
 
 def load_model(source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> Model:
-    """Reads a classifier that ``trueshot fit``, :meth:`FewShotClassifier.save` or :func:`fit_batch` made.
+    """Load a classifier written by ``trueshot fit``, :meth:`FewShotClassifier.save` or :func:`fit_batch`.
 
-    ``source`` is a path, or the bytes of such a file. Heads that ``trueshot train`` makes are methods: name their file,
+    ``source`` is a path, or the bytes of such a file. Heads trained with ``trueshot train`` are methods: use
     ``FewShotClassifier("relabel:model=head.safetensors")``.
 
     >>> import numpy as np, trueshot as ts
@@ -30,19 +30,19 @@ def load_model(source: str | os.PathLike[str] | bytes | bytearray | memoryview) 
 
 
 class Model:
-    """A classifier from a file. Its classes are names."""
+    """A classifier loaded from a file. Its classes are strings."""
 
     def __init__(self, native: Any) -> None:
         self._native = native
         self.classes: list[str] = native.classes
         """The names of the classes."""
         self.method: str = native.method
-        """What it was learned by."""
+        """The method it was trained with."""
         self.n_features_in_: int = native.dim
-        """Numbers in a row."""
+        """Number of features."""
 
     def predict(self, X: Any, *, threads: int | None = None) -> np.ndarray:
-        """The class of every row."""
+        """Predict the class of every row."""
         codes = self._native.predict(self._rows(X), threads)
         return np.array(self.classes, dtype=object)[codes]
 
@@ -51,15 +51,15 @@ class Model:
         return self._native.predict_proba(self._rows(X), threads)
 
     def unknown(self, X: Any, *, threads: int | None = None) -> np.ndarray:
-        """How strange every row is, from 0 to 1."""
+        """Novelty score of every row, from 0 (like its class) to 1 (unlike all classes)."""
         return self._native.unknown(self._rows(X), threads)
 
     def to_bytes(self) -> bytes:
-        """The bytes of its file."""
+        """The bytes of the classifier file."""
         return self._native.to_bytes()
 
     def __repr__(self) -> str:
-        return f"<Model of {len(self.classes)} classes by {self.method}, {self.n_features_in_} numbers a row>"
+        return f"<Model of {len(self.classes)} classes by {self.method}, {self.n_features_in_} features>"
 
     def _rows(self, X: Any) -> np.ndarray:
         features = as_features(X)

@@ -1,4 +1,4 @@
-"""Small pictures for pages: whatever stands for a picture as a data URI."""
+"""Thumbnails for HTML reports, as data URIs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS = (
 
 
 def thumbnails(pictures: Sequence[Any] | None) -> list[str | None]:
-    """Data URIs of pictures; none for rows without one."""
+    """Data URIs of images; None for rows without an image."""
     return [] if pictures is None else [_data_uri(picture) for picture in pictures]
 
 
@@ -56,7 +56,7 @@ def _encoded(data: bytes) -> str | None:
 
 
 def _smaller(data: bytes) -> bytes | None:
-    """The picture as a small PNG, by Pillow where it is installed."""
+    """The image as a small PNG, if Pillow is installed."""
     try:
         from PIL import Image
     except ImportError:
@@ -75,7 +75,7 @@ def _pixels(picture: Any) -> np.ndarray:
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4) or 0 in pixels.shape:
-        raise ValueError(f"a picture is an array of shape (height, width[, 3 or 4]), got {pixels.shape}")
+        raise ValueError(f"an image must be an array of shape (height, width[, 3 or 4]), got {pixels.shape}")
     step = max(1, -(-max(pixels.shape[:2]) // _SIDE))
     pixels = pixels[::step, ::step]
     if pixels.dtype == bool:
@@ -100,6 +100,6 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def framed(page: str) -> str:
-    """A whole page inside another one, whose styles it neither takes nor changes."""
+    """A page inside an iframe, isolated from the styles of the notebook."""
     inside = html.escape(page, quote=True)
     return f'<iframe srcdoc="{inside}" sandbox="allow-scripts" style="width:100%;height:640px;border:0"></iframe>'

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar of tqdm where it is installed, or whatever the caller wants to do."""
+"""Progress reporting: a tqdm bar if tqdm is installed, or a function of the caller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def counting(progress: bool | Callable[..., Any], total: int, unit: str) -> Iterator[Callable[..., None] | None]:
-    """What to call with the number of things done, and of all if that is found out late; None if nobody wants to know."""
+    """The function to call with the number done and, if it is known only later, the total; None without reporting."""
     if callable(progress):
         yield lambda done, known=total: progress(done, known)
     elif not progress:
@@ -44,7 +44,7 @@ class _Tqdm:
 
 
 class _Lines:
-    """A line for every tenth, on standard error."""
+    """One line for every 10 %, on standard error."""
 
     def __init__(self, total: int, unit: str) -> None:
         self._total, self._unit, self._tenths = total, unit, 0

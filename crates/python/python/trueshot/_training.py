@@ -1,4 +1,4 @@
-"""Heads trained on arrays: what ``trueshot train relabel`` and ``trueshot train tranfs`` do with files."""
+"""Training of heads on arrays, like ``trueshot train relabel`` and ``trueshot train tranfs``."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ._progress import counting
 
 @dataclass(frozen=True)
 class Training:
-    """How a training ended."""
+    """Result of :func:`train`."""
 
     path: str
-    """The model file. The configuration, the metrics and the curves lie beside it."""
+    """The model file. The configuration, the metrics and the learning curves are next to it."""
     done: int
-    """Steps done."""
+    """Number of finished steps."""
     finished: bool
-    """Whether these were all."""
+    """Whether all steps have finished."""
     best_step: int
-    """The step the model is of."""
+    """The step of the best model, which is in the file."""
     best_score: float | None
-    """Its accuracy in validation, in percent."""
+    """The validation accuracy of the best model, in percent."""
 
     def method(self, kind: str) -> str:
-        """What :class:`FewShotClassifier` and :func:`evaluate` call it."""
+        """The name of the method for :class:`FewShotClassifier` and :func:`evaluate`."""
         return f"{kind}:model={self.path}"
 
 
@@ -38,7 +38,7 @@ class _Run:
     def __init__(self, output: Any, start: str, save_every: Any, record_every: Any, threads: int | None) -> None:
         self.output = os.fspath(output)
         if not str(self.output).endswith(".safetensors"):
-            raise ValueError(f"a model's name ends in .safetensors, got {self.output!r}")
+            raise ValueError(f"the model file must end in .safetensors, got {self.output!r}")
         self.start = start
         self.save_every = float(save_every)
         if not 0 <= self.save_every < 1e9:
@@ -66,30 +66,35 @@ def train(
     progress: bool | Callable[[int, int], Any] = False,
     callback: Callable[[dict[str, Any]], Any] | None = None,
 ) -> Training:
-    """Trains a head on noisy episodes drawn from labelled rows, and writes it to a file.
+    """Train a head on noisy episodes drawn from labelled rows, and write it to a file.
 
-    The same rows, options and seed give the same file, to the byte, as ``trueshot train``.
+    The same rows, options and seed give a byte-identical file with ``trueshot train``.
 
     Parameters
     ----------
     head : "relabel" or "tranfs"
     data : pair (X, y), or a list of pairs
-        Rows of several backbones at once, for a head that serves all of them. A third entry names the rows: those whose
-        names end in #1, #2, .. are augmented copies of the same picture.
-    output : the file to write, ending in .safetensors
+        Several pairs, of different backbones, train a head for all of them. A third entry of a pair has the names of the
+        rows: names ending in #1, #2, .. are augmented copies of the same image.
+    output : path
+        Model file to write (.safetensors).
     validation, outliers, validation_outliers : as ``data``
-        Classes to choose the best model by, and classes that outlier noise draws from, one set for each of ``data``.
-    steps, seed : updates of the parameters, and which
+        Classes for validation, which selects the best model, and classes for outlier noise, one set per entry of ``data``.
+    steps, seed : int
+        Number of training steps, and the random seed.
     options : sections and keys of the configuration file
         Such as ``{"episodes": {"ways": [5], "noise": ["symmetric=0,20,40"]}, "model": {"layers": 2},
-        "validation": {"every": 500}}``. The file beside a model lists all. Names in ``data`` are what the file calls the rows.
-    resume, overwrite : go on from the last checkpoint, or begin again
-    progress : True for a bar, or what to call with the steps done and their number
-    callback : called with every line of metrics, a dictionary
-        What it raises ends the training; all that was done is saved.
+        "validation": {"every": 500}}``. The configuration file next to a model lists all keys. Names in ``data`` name the data
+        sets in that file.
+    resume, overwrite : bool
+        Resume from the last checkpoint, or start from step 0 and overwrite an existing model.
+    progress : bool or callable
+        True for a progress bar, or a function that is called with the number of finished steps and the total.
+    callback : callable, optional
+        Called with every record of metrics, a dictionary. An exception ends the training; all finished steps are saved.
     """
     if resume and overwrite:
-        raise ValueError("resume and overwrite exclude each other")
+        raise ValueError("resume and overwrite cannot be combined")
     sets = [_sets(given, name) for given, name in _named(data, outliers, validation, validation_outliers)]
     start = "resume" if resume else "overwrite" if overwrite else "fresh"
     run = _Run(output, start, save_every, record_every, threads)

@@ -1,12 +1,12 @@
-"""easyfsl's habits: a few-shot classifier that is shown a support set and then asked about queries, on torch tensors.
+"""A few-shot classifier with the interface of easyfsl, on torch tensors.
 
 >>> from trueshot.easyfsl import FewShotClassifier                                  # doctest: +SKIP
 >>> model = FewShotClassifier(backbone, method="relabel")                           # doctest: +SKIP
 >>> model.process_support_set(support_images, support_labels)                       # doctest: +SKIP
 >>> scores = model(query_images)                                                    # doctest: +SKIP
 
-With ``method="protonet"`` the scores are those of ``easyfsl.methods.PrototypicalNetworks``. There is no gradient through the
-support set: it is for inference.
+With ``method="protonet"`` the scores are those of ``easyfsl.methods.PrototypicalNetworks``. There are no gradients through
+the support set: use it for inference only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ try:
     import torch
     from torch import Tensor, nn
 except ImportError as problem:
-    raise ImportError(f"trueshot.easyfsl works on tensors of torch: {problem}\nhint: pip install torch") from None
+    raise ImportError(f"trueshot.easyfsl needs torch: {problem}\nhint: pip install torch") from None
 
 from ._labels import encode
 from . import _native
@@ -26,12 +26,12 @@ __all__ = ["FewShotClassifier"]
 
 
 class FewShotClassifier(nn.Module):
-    """A classifier in the manner of ``easyfsl.methods.FewShotClassifier``.
+    """A classifier with the interface of ``easyfsl.methods.FewShotClassifier``.
 
     Parameters
     ----------
-    backbone : module that turns images into features; the images are features without one
-    use_softmax : whether scores are probabilities
+    backbone : module that computes the features of images; without one, the images are features
+    use_softmax : whether to return probabilities
     method : as in :class:`trueshot.FewShotClassifier`
     """
 
@@ -56,11 +56,11 @@ class FewShotClassifier(nn.Module):
         """Features of images, one row each."""
         features = self.backbone(images)
         if features.dim() != 2:
-            raise ValueError(f"the backbone must give one row an image, got a tensor of shape {tuple(features.shape)}")
+            raise ValueError(f"the backbone must return one row per image, got a tensor of shape {tuple(features.shape)}")
         return features
 
     def process_support_set(self, support_images: Tensor, support_labels: Tensor) -> None:
-        """Learns from labelled images. Labels are 0, 1, .., one number a class."""
+        """Fit to labelled images. Labels are the class indices 0, 1, .."""
         features = self.compute_features(support_images)
         labels = encode(support_labels.cpu().numpy(), len(features), "support_labels")
         rows = _rows(features)
@@ -74,9 +74,9 @@ class FewShotClassifier(nn.Module):
             self._centre = None if centre is None else torch.from_numpy(centre).to(features.device)
 
     def forward(self, query_images: Tensor) -> Tensor:
-        """Scores of every class for every image; the largest wins."""
+        """Scores of every class for every image; the predicted class has the largest."""
         if self._model is None:
-            raise RuntimeError("process_support_set() must be called before queries are asked about")
+            raise RuntimeError("call process_support_set() before classifying queries")
         scores = self._scores(self.compute_features(query_images))
         return scores.softmax(-1) if self.use_softmax else scores
 
@@ -93,7 +93,7 @@ class FewShotClassifier(nn.Module):
 
     @staticmethod
     def is_transductive() -> bool:
-        """Queries are answered one by one."""
+        """False: every query is classified independently."""
         return False
 
 

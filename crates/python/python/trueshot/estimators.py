@@ -1,4 +1,4 @@
-"""Estimators as scikit-learn has them. They work without it, and are its own kind where it is installed."""
+"""Estimators with the interface of scikit-learn, which does not have to be installed."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ __all__ = ["FewShotClassifier", "LabelAuditor"]
 
 
 class FewShotClassifier(ClassifierMixin, BaseEstimator):
-    """Classifies rows by a handful of labelled ones, some of which may be wrong.
+    """Few-shot classifier for labelled rows, some of which may have a wrong label.
 
     Parameters
     ----------
     method : str
-        What learns: ``relabel`` (the default: finds out which labels are wrong and uses those rows where they belong),
+        Method: ``relabel`` (the default: estimates the true class of every row and uses the row for that class),
         ``protonet``, ``median``, ``cosine``, ``nearest:k=3``, ``linear`` and others, with parameters after colons, as
         ``trueshot eval --list-methods`` lists them.
     threads : int, optional
-        Results do not depend on it. Otherwise RAYON_NUM_THREADS, or all cores.
+        Number of threads; results do not depend on it. Default: RAYON_NUM_THREADS, or all cores.
 
     Attributes
     ----------
-    classes_ : the labels that occurred, sorted
-    n_features_in_ : numbers in a row
+    classes_ : array
+        The classes, sorted.
+    n_features_in_ : int
+        Number of features.
     audit_ : Audit
-        What is wrong with the labels it was fitted on, found out when it is first asked for.
-    prototypes_ : array of shape (classes, numbers)
-        One vector a class, for methods that have them.
+        Audit of the labels it was fitted on, computed on first access.
+    prototypes_ : array of shape (classes, features)
+        One prototype per class, for methods that have prototypes.
 
     Examples
     --------
@@ -66,7 +68,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         self.threads = threads
 
     def fit(self, X: Any, y: Any) -> FewShotClassifier:
-        """Learns from labelled rows."""
+        """Fit the classifier to labelled rows."""
         features = as_features(X)
         labels = encode(y, len(features))
         if len(labels.classes) < 2:
@@ -82,12 +84,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The label of every row."""
+        """Predict the label of every row."""
         features = self._queries(X)
         return self.classes_[self._model.predict(features, self.threads)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The probability of every class for every row, calibrated by leaving rows out."""
+        """The probability of every class for every row, calibrated by leave-one-out."""
         return self._model_of_fit().predict_proba(self._queries(X), self.threads)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
@@ -96,12 +98,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             return np.log(self.predict_proba(X))
 
     def unknown(self, X: Any) -> np.ndarray:
-        """How strange every row is, from 0 (like the rows of its class) to 1 (like nothing that was seen)."""
+        """Novelty score of every row, from 0 (like its class) to 1 (unlike all classes)."""
         return self._model_of_fit().unknown(self._queries(X), self.threads)
 
     @property
     def audit_(self) -> Audit:
-        """What is wrong with the labels it was fitted on."""
+        """Audit of the labels the classifier was fitted on."""
         try:
             native = self._model_of_fit().audit(self.threads)
         except ValueError as problem:
@@ -111,14 +113,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def prototypes_(self) -> np.ndarray:
-        """One vector a class."""
+        """One prototype per class."""
         known = self._model_of_fit().prototypes()
         if known is None:
             raise AttributeError(f"method {self.method!r} has no prototypes")
         return known[0]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file that ``trueshot predict`` and :func:`load_model` read."""
+        """Write the classifier to a file for ``trueshot predict`` and :func:`load_model`."""
         data = self._model_of_fit().to_bytes(self.threads)
         with open(path, "wb") as file:
             file.write(data)
@@ -131,7 +133,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
     def _model_of_fit(self) -> Any:
         if not hasattr(self, "_model"):
-            raise NotFittedError(f"this {type(self).__name__} has not learned anything yet: call fit(X, y) first")
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet: call fit(X, y) first")
         return self._model
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -139,7 +141,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
 
 class LabelAuditor(OutlierMixin, BaseEstimator):
-    """Finds rows whose label is wrong, in the manner of an outlier detector: 1 is fine, -1 is suspect.
+    """Find rows with a wrong label, with the interface of an outlier detector: 1 is right, -1 is suspect.
 
     Parameters
     ----------
@@ -149,10 +151,10 @@ class LabelAuditor(OutlierMixin, BaseEstimator):
     Attributes
     ----------
     audit_ : Audit
-        Everything that was found.
-    labels_ : array of 1 and -1
+        The whole result.
+    labels_ : array of 1 (right) and -1 (suspect)
     scores_ : array
-        How probable every label is: low is suspect, as with scikit-learn's outlier detectors.
+        Probability that the label is right: low is suspect, as with scikit-learn's outlier detectors.
 
     Examples
     --------
@@ -177,7 +179,7 @@ class LabelAuditor(OutlierMixin, BaseEstimator):
         self.threads = threads
 
     def fit(self, X: Any, y: Any) -> LabelAuditor:
-        """Looks through labelled rows."""
+        """Audit labelled rows."""
         features = as_features(X)
         found = audit(
             features, y, certainty=self.certainty, expected_noise=self.expected_noise, threads=self.threads
@@ -190,14 +192,14 @@ class LabelAuditor(OutlierMixin, BaseEstimator):
         return self
 
     def fit_predict(self, X: Any, y: Any = None) -> np.ndarray:
-        """Looks through labelled rows: 1 for those that are fine, -1 for those that somebody should look at."""
+        """Audit labelled rows: 1 for right labels, -1 for suspect ones."""
         return self.fit(X, y).labels_
 
     @property
     def audit_(self) -> Audit:
-        """Everything that was found."""
+        """The whole result."""
         if not hasattr(self, "labels_"):
-            raise NotFittedError(f"this {type(self).__name__} has not looked at anything yet: call fit(X, y) first")
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet: call fit(X, y) first")
         if not hasattr(self, "_audit"):
             raise AttributeError("the audit was not pickled, only labels_ and scores_: call fit(X, y) again")
         return self._audit

@@ -24,7 +24,7 @@ def _axes(ax: Any) -> Any:
 
 
 def suspects(found: Audit, ax: Any = None, *, most: int = 20) -> Any:
-    """The rows that are most probably wrong, with their probabilities.
+    """Plot the rows that are most probably wrong, with their probabilities.
 
     >>> import matplotlib; matplotlib.use("Agg")
     >>> import numpy as np, trueshot as ts
@@ -58,7 +58,7 @@ def scatter(found: Audit, X: Any, ax: Any = None) -> Any:
     ax = _axes(ax)
     rows = as_features(X).astype(np.float64)
     if len(rows) != len(found):
-        raise ValueError(f"X has {len(rows)} rows, the audit is of {len(found)}")
+        raise ValueError(f"X has {len(rows)} rows, but the audit has {len(found)}")
     centred = rows - rows.mean(axis=0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     points = np.zeros((len(rows), 2))
@@ -74,11 +74,11 @@ def scatter(found: Audit, X: Any, ax: Any = None) -> Any:
 
 
 def accuracy(found: Evaluation, ax: Any = None, *, noise: str = "symmetric") -> Any:
-    """Accuracy against the level of noise, a line a method, with 95 % intervals."""
+    """Plot the accuracy against the noise level, one line per method, with 95 % intervals."""
     ax = _axes(ax)
     lines: dict[str, list[tuple[float, float, float]]] = {}
     if all(setting["noise"] != noise for setting in found._settings()):
-        raise ValueError(f"nothing was evaluated under {noise} noise")
+        raise ValueError(f"the evaluation has no {noise} noise")
     for setting in found._settings():
         if setting["noise"] == noise or setting["level"] == 0:
             for method in setting["methods"]:
@@ -95,7 +95,7 @@ def accuracy(found: Evaluation, ax: Any = None, *, noise: str = "symmetric") -> 
 
 
 def calibration(probabilities: Any, y: Any, classes: Any, ax: Any = None, *, bins: int = 10) -> Any:
-    """How often answers of a certain probability are right: a classifier that knows itself is on the diagonal."""
+    """Plot a reliability diagram: a calibrated classifier is on the diagonal."""
     ax = _axes(ax)
     probabilities = np.asarray(probabilities)
     sure = probabilities.max(axis=1)
@@ -105,5 +105,5 @@ def calibration(probabilities: Any, y: Any, classes: Any, ax: Any = None, *, bin
     ax.plot([0, 1], [0, 1], color="grey", linestyle=":")
     ax.plot([sure[place == n].mean() for n in filled], [right[place == n].mean() for n in filled], marker="o")
     ax.set_xlabel("probability")
-    ax.set_ylabel("share that is right")
+    ax.set_ylabel("share of correct predictions")
     return ax

@@ -1,4 +1,4 @@
-"""Tasks by the million on Ray Data: a dataset with a task a row in, a dataset with an answer a row out.
+"""Many tasks on Ray Data, from datasets with one task per row.
 
 >>> import ray, trueshot as ts                                                      # doctest: +SKIP
 >>> ts.ray.audit(ray.data.read_parquet("tasks/")).write_parquet("audited/")         # doctest: +SKIP
@@ -42,7 +42,7 @@ def audit(
     batch_size: int | None = None,
     **actor_options: Any,
 ) -> Dataset:
-    """Looks through the labels of many support sets, one a row: :func:`trueshot.audit_batch`, spread over a cluster.
+    """Audit many support sets, one per row: :func:`trueshot.audit_batch`, distributed over a cluster.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def fit(
     batch_size: int | None = None,
     **actor_options: Any,
 ) -> Dataset:
-    """Builds a classifier of every support set: :func:`trueshot.fit_batch`, spread over a cluster as :func:`audit` is."""
+    """Train one classifier per support set: :func:`trueshot.fit_batch`, distributed over a cluster like :func:`audit`."""
     options = dict(method=method, features=features, labels=labels, carry=carry, threads=threads)
     return _spread(ds, _batches.fit_batch, options, actors, batch_size, actor_options)
 
@@ -95,7 +95,7 @@ def prototypes(
     batch_size: int | None = None,
     **actor_options: Any,
 ) -> Dataset:
-    """One vector a class of every support set: :func:`trueshot.prototypes_batch`, spread over a cluster as :func:`audit` is."""
+    """Compute one prototype per class: :func:`trueshot.prototypes_batch`, distributed over a cluster like :func:`audit`."""
     options = dict(method=method, features=features, labels=labels, carry=carry, threads=threads)
     return _spread(ds, _batches.prototypes_batch, options, actors, batch_size, actor_options)
 

@@ -1,4 +1,4 @@
-"""Tasks by the million on Spark: a data frame with a task a row, or a sample a row, in; one with the answers out.
+"""Many tasks on Spark, from data frames with one task, or one sample, per row.
 
 >>> import trueshot as ts                                                           # doctest: +SKIP
 >>> ts.spark.audit(spark.read.parquet("tasks/")).write.parquet("audited/")          # doctest: +SKIP
@@ -53,7 +53,7 @@ def audit(
     head: str | os.PathLike[str] | None = None,
     threads: int = 1,
 ) -> Any:
-    """Looks through the labels of many support sets, one a row: :func:`trueshot.audit_batch`, spread over executors.
+    """Audit many support sets, one per row: :func:`trueshot.audit_batch`, distributed over executors.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def fit(
     carry: Sequence[str] | None = None,
     threads: int = 1,
 ) -> Any:
-    """Builds a classifier of every support set: :func:`trueshot.fit_batch`, spread over executors as :func:`audit` is."""
+    """Train one classifier per support set: :func:`trueshot.fit_batch`, distributed over executors like :func:`audit`."""
     return _spread(df, _batches.fit_batch, features, labels, carry, {"method": method, "threads": threads}, _CLASSIFIERS)
 
 
@@ -95,7 +95,7 @@ def prototypes(
     carry: Sequence[str] | None = None,
     threads: int = 1,
 ) -> Any:
-    """One vector a class of every support set: :func:`trueshot.prototypes_batch`, spread over executors as :func:`audit` is."""
+    """Compute one prototype per class: :func:`trueshot.prototypes_batch`, distributed over executors like :func:`audit`."""
     return _spread(df, _batches.prototypes_batch, features, labels, carry, {"method": method, "threads": threads}, _VECTORS)
 
 
@@ -112,7 +112,7 @@ def audit_samples(
     head: str | os.PathLike[str] | None = None,
     threads: int = 1,
 ) -> Any:
-    """Looks through the labels of samples that lie in rows of their own: those of a task are brought together by a shuffle.
+    """Audit samples that are rows of their own; a shuffle groups the samples of each task.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ pub(super) enum Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Problem::NotOnnx => write!(f, "it is no ONNX file, or it is cut off"),
+            Problem::NotOnnx => write!(f, "it is not an ONNX file, or it is truncated"),
             Problem::Refused(problem) => write!(f, "{problem}"),
         }
     }

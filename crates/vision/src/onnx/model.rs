@@ -46,10 +46,7 @@ impl Loaded {
         let grey = vec![0.0; size * size * channels.count()];
         let row = loaded.run(&grey, &one_thread())?;
         if !(1..=WIDEST).contains(&row.len()) {
-            return Err(format!(
-                "its output has {} numbers per picture; allowed are 1 to {WIDEST}",
-                row.len()
-            ));
+            return Err(format!("its output has {} values per image; allowed are 1 to {WIDEST}", row.len()));
         }
         let output = name(&loaded.model, output);
         Ok((loaded, Description { size, channels: channels.count(), dim: row.len(), output }))
@@ -87,7 +84,7 @@ impl Loaded {
         let (shape, values) = (tensor.shape().to_vec(), tensor.to_vec());
         if shape.first() != Some(&1) {
             return Err(format!(
-                "its output has shape {shape:?} for one picture; the first axis must be pictures"
+                "its output has shape {shape:?} for one image; the first axis must be the batch"
             ));
         }
         match (&shape[1..], self.layout) {
@@ -102,9 +99,7 @@ impl Loaded {
                 let mean = |channel| values.iter().skip(channel).step_by(*channels).sum::<f32>() / places;
                 Ok((0..*channels).map(mean).collect())
             }
-            _ => Err(format!(
-                "its output has shape {shape:?}; features are a row, tokens or planes per picture"
-            )),
+            _ => Err(format!("its output has shape {shape:?}; expected one row, tokens or planes per image")),
         }
     }
 }
@@ -147,7 +142,7 @@ impl Input {
         };
         let info = model.node_info(*node);
         if let Some(kind) = info.as_ref().and_then(|info| info.dtype()).filter(|kind| !is_float(*kind)) {
-            return Err(format!("its input is of type {kind:?}; pictures are given as 32-bit floats"));
+            return Err(format!("its input is of type {kind:?}; images are given as 32-bit floats"));
         }
         let shape = info.and_then(|info| info.shape()).ok_or("the shape of its input is not given")?;
         let [batch, a, b, c] = &shape[..] else {
@@ -202,7 +197,7 @@ fn size(sides: [&Dimension; 2], asked: Option<usize>) -> Result<usize, String> {
     };
     match size {
         1..=LARGEST_SIZE => Ok(size),
-        _ => Err(format!("pictures may have 1 to {LARGEST_SIZE} px")),
+        _ => Err(format!("allowed image sizes: 1 to {LARGEST_SIZE} px")),
     }
 }
 

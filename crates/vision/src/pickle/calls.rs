@@ -51,7 +51,7 @@ impl Machine {
     /// Does what a function would have done with these arguments.
     pub(super) fn call(&mut self, function: Id, arguments: Id) -> Result<Id, Problem> {
         let &Node::Function(function) = self.node(function) else {
-            return Err(Problem::Call("something that is no function".into()));
+            return Err(Problem::Call("something that is not a function".into()));
         };
         let Node::Tuple(arguments) = self.node(arguments) else {
             return Err(self.malformed("a call without arguments"));
@@ -131,7 +131,7 @@ impl Machine {
         let data = match *self.node(data) {
             Node::Bytes(span) => self.bytes(span),
             Node::List(_) => return Err(Problem::Unknown("an array of Python objects".into())),
-            _ => return Err(self.malformed("an array whose contents are no bytes")),
+            _ => return Err(self.malformed("an array whose contents are not bytes")),
         };
         let shape = self.shape(shape)?;
         let (claimed, length) = (format!("{shape:?}"), data.len());
@@ -144,7 +144,7 @@ impl Machine {
     }
 
     fn shape(&self, shape: Id) -> Result<Vec<usize>, Problem> {
-        let refused = || self.malformed("the shape of an array is no tuple of sizes");
+        let refused = || self.malformed("the shape of an array is not a tuple of sizes");
         let Node::Tuple(sizes) = self.node(shape) else { return Err(refused()) };
         if sizes.len() > MOST_DIMENSIONS {
             return Err(refused());

@@ -97,7 +97,7 @@ impl Machine {
             0x97 | 0x98 => Problem::Outside("a buffer"),
             0x82..=0x84 => Problem::Call("a registered extension".into()),
             0x8f..=0x91 => Problem::Unknown("a set".into()),
-            other => self.malformed(&format!("{other:#04x} is no instruction of a pickle")),
+            other => self.malformed(&format!("{other:#04x} is not a pickle opcode")),
         }
     }
 
@@ -214,7 +214,7 @@ impl Machine {
         let list = self.top()?;
         match &mut self.nodes[list as usize] {
             Node::List(items) => items.extend(added),
-            _ => return Err(self.malformed("something is added to what is no list")),
+            _ => return Err(self.malformed("an item is appended to something that is not a list")),
         }
         Ok(())
     }
@@ -254,7 +254,7 @@ impl Machine {
         let dictionary = self.top()?;
         match &mut self.nodes[dictionary as usize] {
             Node::Dict(present) => present.extend(pairs),
-            _ => return Err(self.malformed("a key is set in what is no dictionary")),
+            _ => return Err(self.malformed("a key is set in something that is not a dictionary")),
         }
         Ok(())
     }
@@ -297,7 +297,7 @@ impl Machine {
             0x93 => {
                 let (name, module) = (self.pop()?, self.pop()?);
                 let (Some(module), Some(name)) = (self.name(module), self.name(name)) else {
-                    return Err(self.malformed("a function whose name is no string"));
+                    return Err(self.malformed("a function whose name is not a string"));
                 };
                 let function = Function::named(module, name)?;
                 self.put_new(Node::Function(function))
@@ -381,7 +381,7 @@ impl Machine {
 
     fn top(&self) -> Result<Id, Problem> {
         let above = self.stack.get(self.floor()..).and_then(|above| above.last());
-        above.copied().ok_or_else(|| self.malformed("a value is asked for and there is none"))
+        above.copied().ok_or_else(|| self.malformed("the stack is empty"))
     }
 
     fn pop(&mut self) -> Result<Id, Problem> {

@@ -33,7 +33,7 @@ pub enum Problem {
     )]
     Call(String),
     /// It ends in the middle.
-    #[error("it is cut off at byte {0}")]
+    #[error("it is truncated at byte {0}")]
     CutOff(usize),
     /// It refers to something that it does not hold.
     #[error("it refers to {0}, which lies outside the file")]

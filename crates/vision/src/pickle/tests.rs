@@ -42,7 +42,7 @@ fn whatever_wants_to_be_called_is_refused_by_name() {
     assert!(refusal(b"Pname\n.").contains("outside the file"));
     assert!(refusal(b"\x80\x05\x97.").contains("a buffer, which lies outside the file"));
     assert!(refusal(b"}}b.").contains("sets the state of an object"));
-    assert!(refusal(b"K\x01)R.").contains("something that is no function"));
+    assert!(refusal(b"K\x01)R.").contains("something that is not a function"));
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn claims_beyond_the_file_cost_nothing() {
     assert!(refusal(b"T\xff\xff\xff\xff.").contains("cut off"));
     assert!(refusal(b"X\x10\x00\x00\x00abc").contains("cut off"));
     assert!(refusal(b"S'abc'").contains("cut off"));
-    assert!(refusal(b"").contains("cut off at byte 0"));
+    assert!(refusal(b"").contains("truncated at byte 0"));
     let element = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tRq\x000";
     let empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR";
     let state = b"(K\x01(J\xff\xff\xff\x7fJ\xff\xff\xff\x7fth\x00I00\nU\x01atb.";

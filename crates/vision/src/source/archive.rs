@@ -32,7 +32,7 @@ pub(super) fn list(path: &Path, reading: Reading<'_>) -> Result<Collection> {
         let end = size.checked_next_multiple_of(BLOCK).and_then(|size| offset.checked_add(size));
         match end.is_some_and(|end| end <= length) {
             true => Ok(Place::Part { offset, length: size }),
-            false => Err("its last member is cut off".to_string()),
+            false => Err("its last member is truncated".to_string()),
         }
     };
     // Seeking over the members reads the headers alone.

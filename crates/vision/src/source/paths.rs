@@ -78,7 +78,7 @@ pub(super) fn is_hidden(name: &str) -> bool {
     name.starts_with('.') || droppings || name == QUARANTINE || name == REPAIR_LOG
 }
 
-/// Why a file that is not a picture by its name is left out.
+/// Why a file that is not an image by its file extension is left out.
 pub(super) fn refusal(item: &str) -> Option<Unreadable> {
     (!is_picture(item)).then(|| known_refusal(item).unwrap_or(Unreadable::Name))
 }
@@ -187,8 +187,8 @@ mod tests {
             skipped,
             [
                 "cover.jpg: not in a class folder",
-                "owl/README: not a picture by its name",
-                "owl/notes.txt: not a picture by its name"
+                "owl/README: not an image by its file extension",
+                "owl/notes.txt: not an image by its file extension"
             ]
         );
     }
@@ -202,7 +202,7 @@ mod tests {
             [
                 "owl/2.HEIC: HEIC is not read: convert it to JPEG or PNG first",
                 "owl/3.nef: a camera's RAW file is not read: convert it to JPEG or PNG first",
-                "owl/4.mov: a video, not a picture: take single frames out of it"
+                "owl/4.mov: a video, not an image: extract single frames"
             ]
         );
     }

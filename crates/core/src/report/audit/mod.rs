@@ -26,7 +26,16 @@ fn in_words(item: &Audited) -> String {
         Verdict::Keep => "keep".into(),
         Verdict::Relabel => item.suggested.clone().unwrap_or_default(),
         Verdict::Outlier => "none of these".into(),
-        Verdict::Unsure => "cannot tell".into(),
+        Verdict::Unsure => "undecided".into(),
+    }
+}
+
+/// The expected number of wrong labels as a sentence, rounded to a whole number.
+fn about_wrong(expected: f64) -> String {
+    match expected.round() as usize {
+        0 => "probably no label is wrong".into(),
+        1 => "about 1 label is probably wrong".into(),
+        count => format!("about {count} labels are probably wrong"),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use askama::Template;
 
-use super::{in_words, percent, scatter, short_name};
+use super::{about_wrong, in_words, percent, scatter, short_name};
 use crate::audit::{Audit, Audited, Duplicate, DuplicateKind, Verdict};
 use crate::embeddings::Embeddings;
 
@@ -81,6 +81,7 @@ impl AuditPage<'_> {
             unsure: count(Verdict::Unsure),
             left_out: self.audit.items.len() - shown.len(),
             duplicates: duplicates.clone().take(DUPLICATES).map(duplicate_in_words).collect(),
+            about_wrong: about_wrong(self.audit.expected_wrong),
             more_duplicates: self.audit.duplicates.len().saturating_sub(DUPLICATES),
             version: env!("CARGO_PKG_VERSION"),
         };
@@ -124,7 +125,7 @@ impl AuditPage<'_> {
 }
 
 fn duplicate_in_words(pair: &Duplicate) -> String {
-    let same = if pair.kind == DuplicateKind::Exact { "is the same as" } else { "is nearly the same as" };
+    let same = if pair.kind == DuplicateKind::Exact { "is identical to" } else { "is nearly identical to" };
     format!("{} {same} {}", pair.item, pair.other)
 }
 
@@ -159,6 +160,7 @@ struct View<'a> {
     unsure: usize,
     left_out: usize,
     duplicates: Vec<String>,
+    about_wrong: String,
     more_duplicates: usize,
     version: &'static str,
 }

@@ -26,7 +26,7 @@ pub(super) fn svg(
 ) -> String {
     let frame = Frame::around(points);
     let mut svg = format!(
-        "<svg class=\"map\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"group\" aria-label=\"Map of {} items: those alike lie together, suspects have a ring\">\n",
+        "<svg class=\"map\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"group\" aria-label=\"Map of {} items: similar items are close together, suspect items have a ring\">\n",
         points.len()
     );
     for row in order(audit) {
@@ -34,7 +34,7 @@ pub(super) fn svg(
         let class = data.labels()[row] as usize;
         let (x, y) = frame.place(points[row]);
         let suspect = item.is_suspect();
-        let said = format!("{}, filed under {}: {} wrong", item.item, item.given, percent(item.p_wrong));
+        let said = format!("{}, label {}: {} wrong", item.item, item.given, percent(item.p_wrong));
         let link = has_item(row).then(|| {
             // Only suspects are stops on the way through the page with the keyboard.
             let stop = if suspect { "" } else { " tabindex=\"-1\"" };

@@ -129,7 +129,7 @@ fn invented() -> Audit {
             other_given: "owl".into(),
             rows: [2, 0],
         }],
-        warnings: vec!["classes 'ani' and 'owl' hold the same items".into()],
+        warnings: vec!["classes 'ani' and 'owl' contain the same items".into()],
         shares: Vec::new(),
     }
 }

@@ -1,6 +1,6 @@
 //! A ranked table for a terminal of 80 columns: what to look at first, then how much there is of it.
 
-use super::{in_words, percent, short_name};
+use super::{about_wrong, in_words, percent, short_name};
 use crate::audit::{Audit, AuditedClass, Duplicate, DuplicateKind, Verdict};
 use crate::report::visible::{columns, padded, shortened, visible};
 
@@ -38,7 +38,7 @@ impl AuditTable<'_> {
         if rows.is_empty() {
             return String::new();
         }
-        let mut lines = vec![Line::new(["wrong", "item", "filed under", "is rather"].map(String::from))];
+        let mut lines = vec![Line::new(["wrong", "item", "label", "suggested"].map(String::from))];
         for row in rows {
             let item = &self.audit.items[row];
             let names = [short_name(item), &item.given, &in_words(item)].map(visible);
@@ -57,18 +57,14 @@ impl AuditTable<'_> {
         let found = [
             of(count(Verdict::Relabel), "to relabel"),
             of(count(Verdict::Outlier), "of none of these classes"),
-            of(count(Verdict::Unsure), "cannot be told"),
+            of(count(Verdict::Unsure), "undecided"),
             of(audit.items.iter().filter(|item| item.confirmed).count(), "confirmed"),
             Some(format!("{} kept", count(Verdict::Keep))),
         ];
         let found: Vec<String> = found.into_iter().flatten().collect();
         let (items, classes) = (audit.items.len(), audit.classes.len());
         let counted = format!("{items} items of {classes} classes: {}", found.join(", "));
-        format!(
-            "{}\nabout {:.1} labels are wrong\n",
-            wrapped(&counted, WIDTH).join("\n"),
-            audit.expected_wrong
-        )
+        format!("{}\n{}\n", wrapped(&counted, WIDTH).join("\n"), about_wrong(audit.expected_wrong))
     }
 
     fn warnings(&self) -> String {
@@ -141,19 +137,19 @@ fn classes(audit: &Audit) -> String {
     let shown = &worth[..worth.len() - more];
     let names: Vec<String> = shown.iter().map(|class| shortened(&visible(&class.class), 44)).collect();
     let width = names.iter().map(|name| columns(name)).max().unwrap_or(0).max(5);
-    let mut text = format!("{}  items  wrong  found elsewhere\n", padded("class", width));
+    let mut text = format!("{}  items  wrong  found in other classes\n", padded("class", width));
     for (class, name) in shown.iter().zip(&names) {
         let (items, wrong, found) = (class.items, class.expected_wrong, class.found_elsewhere);
-        text.push_str(&format!("{}  {items:>5}  {wrong:>5.1}  {found:>15}\n", padded(name, width)));
+        text.push_str(&format!("{}  {items:>5}  {wrong:>5.1}  {found:>22}\n", padded(name, width)));
     }
     let quiet = audit.classes.len() - worth.len();
     if more > 0 {
-        text.push_str(&format!("and {more} more such classes\n"));
+        text.push_str(&format!("and {more} more classes\n"));
     }
     match quiet {
         0 => {}
-        1 => text.push_str("1 class is without suspicion\n"),
-        quiet => text.push_str(&format!("{quiet} classes are without suspicion\n")),
+        1 => text.push_str("no suspect items in 1 other class\n"),
+        quiet => text.push_str(&format!("no suspect items in {quiet} other classes\n")),
     }
     text
 }
@@ -164,11 +160,12 @@ fn duplicates(found: &[Duplicate]) -> String {
     let within = found.len() - across.len();
     let mut text = String::new();
     if !across.is_empty() {
-        text.push_str("filed twice, under different classes:\n");
+        text.push_str("duplicates with different labels:\n");
     }
     for pair in across.iter().take(LISTED) {
-        let same = if pair.kind == DuplicateKind::Exact { "is" } else { "is nearly" };
-        let [item, other] = [&pair.item, &pair.other].map(|name| shortened(&visible(name), 33));
+        let same =
+            if pair.kind == DuplicateKind::Exact { "is identical to" } else { "is nearly identical to" };
+        let [item, other] = [&pair.item, &pair.other].map(|name| shortened(&visible(name), 27));
         text.push_str(&format!("  {item} {same} {other}\n"));
     }
     if across.len() > LISTED {
@@ -176,8 +173,8 @@ fn duplicates(found: &[Duplicate]) -> String {
     }
     match within {
         0 => {}
-        1 => text.push_str("1 item is there twice within its class\n"),
-        more => text.push_str(&format!("{more} items are there twice within their class\n")),
+        1 => text.push_str("1 duplicate within its class\n"),
+        more => text.push_str(&format!("{more} duplicates within their class\n")),
     }
     text
 }

@@ -15,15 +15,12 @@ use crate::source::Place;
 
 pub(super) fn read(path: &Path, value: Value<'_>) -> Result<Rows> {
     if value.pairs().is_none() {
-        return Err(bad(
-            path,
-            format!("it is {} instead of a dictionary or a list of pictures", value.kind()),
-        ));
+        return Err(bad(path, format!("it is {} instead of a dictionary or a list of images", value.kind())));
     }
     let images = value.get("image_data").or(value.get("data"));
     let images =
         images.ok_or_else(|| bad(path, format!("it has no image_data or data, but {}", keys(value))))?;
-    let array = images.array().ok_or_else(|| bad(path, format!("its pictures are {}", images.kind())))?;
+    let array = images.array().ok_or_else(|| bad(path, format!("its images are {}", images.kind())))?;
     let stack = Stack::new(array).map_err(|problem| bad(path, problem))?;
     if let Some(classes) = value.get("class_dict") {
         return by_class(path, &stack, classes);
@@ -42,13 +39,13 @@ fn by_class(path: &Path, stack: &Stack<'_>, classes: Value<'_>) -> Result<Rows> 
     let mut rows = Rows::new();
     let mut seen = vec![false; stack.count];
     for (class, members) in pairs {
-        let class = class.text().ok_or_else(|| bad(path, "a name in its class_dict is no string"))?;
+        let class = class.text().ok_or_else(|| bad(path, "a name in its class_dict is not a string"))?;
         let members = members.whole_numbers();
-        let members = members.ok_or_else(|| bad(path, format!("class '{class}' is no list of rows")))?;
+        let members = members.ok_or_else(|| bad(path, format!("class '{class}' is not a list of rows")))?;
         for row in members {
             let place = usize::try_from(row).ok().and_then(|row| Some((row, stack.get(row)?)));
             let (row, pixels) = place.ok_or_else(|| {
-                bad(path, format!("class '{class}' has row {row}, but there are {} pictures", stack.count))
+                bad(path, format!("class '{class}' has row {row}, but there are {} images", stack.count))
             })?;
             if std::mem::replace(&mut seen[row], true) {
                 return Err(bad(
@@ -65,7 +62,7 @@ fn by_class(path: &Path, stack: &Stack<'_>, classes: Value<'_>) -> Result<Rows> 
 /// Every row has a class.
 pub(super) fn labelled(path: &Path, stack: &Stack<'_>, classes: &[String]) -> Result<Rows> {
     if classes.len() != stack.count {
-        return Err(bad(path, format!("{} pictures but {} labels", stack.count, classes.len())));
+        return Err(bad(path, format!("{} images but {} labels", stack.count, classes.len())));
     }
     let row = |(row, class): (usize, &String)| {
         let place = Place::Pixels(stack.get(row)?);
@@ -105,7 +102,7 @@ fn by_number(path: &Path, names: Value<'_>) -> Result<BTreeMap<i64, String>> {
     let pairs = names.pairs().and_then(|pairs| {
         pairs.map(|(name, number)| Some((number.integer()?, text(name)?))).collect::<Option<BTreeMap<_, _>>>()
     });
-    pairs.ok_or_else(|| bad(path, "its catname2label is no dictionary of names and numbers"))
+    pairs.ok_or_else(|| bad(path, "its catname2label is not a dictionary of names and numbers"))
 }
 
 fn keys(value: Value<'_>) -> String {

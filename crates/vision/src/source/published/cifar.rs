@@ -154,7 +154,7 @@ impl Found {
             .get("filenames")
             .and_then(|names| Some(names.items()?.map(Value::text).collect::<Vec<_>>()));
         if fine.len() != stack.count || coarse.len() != stack.count {
-            let problem = format!("{} pictures but {} and {} labels", stack.count, fine.len(), coarse.len());
+            let problem = format!("{} images but {} and {} labels", stack.count, fine.len(), coarse.len());
             return Err(bad(path, problem));
         }
         for row in 0..stack.count {
@@ -170,7 +170,7 @@ impl Found {
         let bytes = map(path)?;
         if bytes.is_empty() || bytes.len() % RECORD != 0 {
             let problem = format!(
-                "{} bytes are no whole number of records of {RECORD}; it may be cut off",
+                "{} bytes are not a multiple of the record size {RECORD}; it may be truncated",
                 bytes.len()
             );
             return Err(bad(path, problem));
@@ -195,14 +195,14 @@ impl Found {
         let (class, above) = self.names.of(fine, coarse).ok_or_else(|| {
             let (fines, coarses) = (self.names.fine.len(), self.names.coarse.len());
             format!(
-                "picture {row} has the labels {fine} and {coarse} (class and superclass), but there are \
+                "image {row} has the labels {fine} and {coarse} (class and superclass), but there are \
                  {fines} and {coarses} names"
             )
         })?;
         match self.superclasses.get(class) {
             Some(before) if before != above => {
                 let problem = format!(
-                    "picture {row} puts the class '{class}' into the superclass '{above}', others into '{before}'"
+                    "image {row} puts the class '{class}' into the superclass '{above}', others into '{before}'"
                 );
                 return Err(problem);
             }

@@ -21,10 +21,10 @@ const IMAGES: [&str; 4] = ["images", "image_data", "data", "arr_0"];
 /// Reads a list of PNG files, each an array of bytes.
 pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<Rows> {
     let classes = classes(path)?;
-    let files = pickle.value().items().ok_or_else(|| bad(path, "it is no list of pictures"))?;
+    let files = pickle.value().items().ok_or_else(|| bad(path, "it is not a list of images"))?;
     let count = files.len();
     if count != classes.len() {
-        return Err(bad(path, format!("{count} pictures but {} labels beside it", classes.len())));
+        return Err(bad(path, format!("{count} images but {} labels next to it", classes.len())));
     }
     let mut rows = Rows::with_capacity(count);
     for ((row, file), class) in files.enumerate().zip(classes) {
@@ -35,7 +35,7 @@ pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<Rows> {
         };
         let kind = file.kind();
         let bytes = bytes
-            .ok_or_else(|| bad(path, format!("picture {row} is {kind} instead of the bytes of a file")))?;
+            .ok_or_else(|| bad(path, format!("image {row} is {kind} instead of the bytes of a file")))?;
         let name = item(&class, row, count);
         rows.push((class, name, Place::Held(bytes)));
     }
@@ -68,7 +68,7 @@ fn labels_beside(images: &Path) -> Result<PathBuf> {
     let split =
         ["_images_png.pkl", "_images.npz", "_images.npy"].iter().find_map(|ending| name.strip_suffix(ending));
     let split = split.ok_or_else(|| {
-        bad(images, "pictures without labels belong to a file of labels beside them: X_images_png.pkl or X_images.npz and X_labels.pkl")
+        bad(images, "images without labels need a file of labels next to them: X_images_png.pkl or X_images.npz and X_labels.pkl")
     })?;
     let labels = images.with_file_name(format!("{split}_labels.pkl"));
     match labels.is_file() {
@@ -82,7 +82,7 @@ fn distinct(path: &Path, names: Value<'_>) -> Result<BTreeMap<i64, String>> {
     let words = names.items().and_then(|items| {
         items.map(|name| Some(name.text()?.replace('/', " "))).collect::<Option<Vec<String>>>()
     });
-    let words = words.ok_or_else(|| bad(path, "its label_specific_str is no list of names"))?;
+    let words = words.ok_or_else(|| bad(path, "its label_specific_str is not a list of names"))?;
     let mut taken = BTreeSet::new();
     let name = |(number, word): (usize, String)| {
         let name = if taken.insert(word.clone()) { word } else { format!("{word} {number}") };
