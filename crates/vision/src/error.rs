@@ -435,10 +435,6 @@ mod tests {
         }
         let splits = Error::SplitFolders { path: path(), found: name() };
         let hint = splits.hint_for(&|option| option == "--pool").unwrap();
-<<<<<<< HEAD
         assert_eq!(hint, "give one of these folders, or use the images of all splits with --pool");
-=======
-        assert_eq!(hint, "give one of these folders, or use the images of all splits with --pool");
->>>>>>> texts
     }
 }
