@@ -23,7 +23,7 @@ fn the_demo_prints_tables_and_writes_a_page_with_a_noisy_support_set() {
 fn the_demo_refuses_a_page_it_cannot_write_before_any_work() {
     let folder = Folder::new();
     let command = folder.trueshot(&["demo", "--episodes", "1000000000", "-o", "nowhere/page.html"]);
-    refused(command, &["cannot write nowhere/page.html: nowhere is no folder"]);
+    refused(command, &["cannot write nowhere/page.html: nowhere is not a folder"]);
 }
 
 #[test]

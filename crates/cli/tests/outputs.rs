@@ -33,7 +33,7 @@ fn a_path_in_a_folder_that_does_not_exist_is_refused_before_any_work() {
     // Episodes for a day: the refusal comes first.
     for option in ["--output", "--html", "--write-manifest"] {
         let command = folder.eval(&["--episodes=1000000000", option, "nowhere/found"]);
-        refused(command, &["cannot write nowhere/found: nowhere is no folder"]);
+        refused(command, &["cannot write nowhere/found: nowhere is not a folder"]);
     }
     std::fs::create_dir(folder.path("taken")).unwrap();
     refused(folder.eval(&["--episodes=1000000000", "-o", "taken"]), &["cannot write taken: it is a folder"]);
