@@ -136,7 +136,7 @@ fn predict_says_which_files_it_skips_and_why() {
     let said = text(&output.stderr);
     for part in [
         "3 files were skipped",
-        "1.HEIC: HEIC is not read: convert it",
+        "1.HEIC: HEIC is not supported: convert it",
         "clip.mov: a video",
         "notes.txt: not an image",
     ] {

@@ -185,10 +185,10 @@ fn refused(arguments: &[&str]) -> String {
 #[test]
 fn mistakes_are_answered_before_anything_is_done() {
     let told = refused(&["reproduce", "table_1"]);
-    assert!(told.contains("no experiment 'table_1'") && told.contains("sym_swap_5w5k"), "{told}");
+    assert!(told.contains("unknown experiment 'table_1'") && told.contains("sym_swap_5w5k"), "{told}");
     assert!(told.contains("noise_curve, support_sets, attention_maps"), "{told}");
     let told = refused(&["reproduce", "all", "--dataset", "imagenet"]);
-    assert!(told.contains("no dataset 'imagenet'") && told.contains("omniglot"), "{told}");
+    assert!(told.contains("unknown data set 'imagenet'") && told.contains("omniglot"), "{told}");
     let told = refused(&["reproduce", "all", "--scale", "0"]);
     assert!(told.contains("--scale is 0; allowed: above 0"), "{told}");
     let told = refused(&["reproduce", "all", "--backbone", "omniglot"]);

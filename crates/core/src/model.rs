@@ -122,7 +122,7 @@ pub fn flat(layout: &Layout, tensors: &Tensors) -> Result<Vec<f32>> {
     if let Some((extra, _)) =
         tensors.iter().find(|(name, _)| !layout.tensors().iter().any(|known| known.name == *name))
     {
-        return Err(problem(format!("its configuration knows no tensor '{extra}'")));
+        return Err(problem(format!("tensor '{extra}' is not part of its configuration")));
     }
     // Shapes first: only then is it known that no more is allocated than the file holds.
     for wanted in layout.tensors() {
@@ -188,7 +188,7 @@ mod tests {
         assert!(problem(&larger).contains("no tensor 'second.bias'"));
         let mut smaller = Layout::default();
         smaller.add("table", &[3], Role::Constant);
-        assert!(problem(&smaller).contains("knows no tensor 'first.weight'"));
+        assert!(problem(&smaller).contains("tensor 'first.weight' is not part of its configuration"));
     }
 
     #[test]

@@ -198,7 +198,7 @@ mod tests {
         assert!(
             problem(r#"{"train": {"a": {"b": 3}}}"#, "train").contains("'train.a.b' is not a list of names")
         );
-        assert!(problem("[1]", "train").contains("no JSON object of splits"));
+        assert!(problem("[1]", "train").contains("not a JSON object of splits"));
         assert!(problem("{", "train").contains("not a valid split file"));
     }
 

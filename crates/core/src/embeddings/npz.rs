@@ -158,7 +158,9 @@ fn inflate(member: impl Read, claimed: u64, packed: u64) -> std::io::Result<Byte
     member.take(claimed.saturating_add(1)).read_to_end(&mut unpacked)?;
     match unpacked.len() as u64 == claimed {
         true => Ok(unpacked.into()),
-        false => Err(std::io::Error::other(format!("a member claims {claimed} bytes and has others"))),
+        false => {
+            Err(std::io::Error::other(format!("a member claims {claimed} bytes but has a different size")))
+        }
     }
 }
 

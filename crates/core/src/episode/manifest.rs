@@ -273,7 +273,7 @@ impl Check<'_> {
     fn truth(&self, line: &Line, row: u32, truth: i64, kind: NoiseKind) -> Result<Option<u32>, String> {
         if kind == NoiseKind::Outlier {
             let known = self.outliers.is_some_and(|pool| (row as usize) < pool.len());
-            require(known && truth == -1, || format!("row {row} is no row of the outlier pool"))?;
+            require(known && truth == -1, || format!("row {row} is not in the outlier pool"))?;
             return Ok(None);
         }
         let class = usize::try_from(truth).ok().and_then(|truth| line.classes.get(truth));
@@ -360,7 +360,7 @@ mod tests {
             ("used twice", |v| v["queries"][0][0] = v["queries"][0][1].clone()),
             ("is not of class", |v| v["support"][0][0] = 100_000.into()),
             ("has no place", |v| v["replaced"][0][0][1] = 50.into()),
-            ("is no row of the outlier pool", |v| v["replaced"][2][0][2] = 4_000_000.into()),
+            ("is not in the outlier pool", |v| v["replaced"][2][0][2] = 4_000_000.into()),
             ("different classes", |v| v["classes"][0] = v["classes"][1].clone()),
             ("where 1 was expected", |v| v["episode"] = 7.into()),
         ];

@@ -124,7 +124,7 @@ impl Predictor {
             }
             ("neighbours", k) => match k.parse() {
                 Ok(k) if k > 0 => Rule::Items(Classifier::Neighbours(k)),
-                _ => return Err(file.malformed(format!("it asks {k} neighbours"))),
+                _ => return Err(file.malformed(format!("its number of neighbours is {k}"))),
             },
             ("matching", _) => Rule::Items(Classifier::Matching),
             (other, _) => return Err(file.malformed(format!("its rule is '{other}', which is unknown"))),

@@ -596,7 +596,7 @@ mod tests {
         let markdown = small().markdown();
         assert!(markdown.contains("| A\\_row | 57.00 ±0.10 (59.90) ! | - |"), "{markdown}");
         assert!(
-            markdown.contains("1 cells agree with the paper, 0 partly, 1 do not, 2 not measured"),
+            markdown.contains("1 cells agree with the paper, 0 partly, 1 disagree, 2 not measured"),
             "{markdown}"
         );
         let latex = small().latex();

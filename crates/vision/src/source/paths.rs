@@ -173,7 +173,7 @@ mod tests {
         let refused = collection(&items, false).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "source holds test, train, val, which are splits rather than classes"
+            "source contains test, train, val, which are splits rather than classes"
         );
         // A single class called `train` is a class: there is nothing below it to be split.
         assert_eq!(classes(&["x/train/1.jpg", "x/ship/1.jpg"], false), ["ship", "train"]);
@@ -200,8 +200,8 @@ mod tests {
         assert_eq!(
             skipped,
             [
-                "owl/2.HEIC: HEIC is not read: convert it to JPEG or PNG first",
-                "owl/3.nef: a camera's RAW file is not read: convert it to JPEG or PNG first",
+                "owl/2.HEIC: HEIC is not supported: convert it to JPEG or PNG first",
+                "owl/3.nef: a camera's RAW file is not supported: convert it to JPEG or PNG first",
                 "owl/4.mov: a video, not an image: extract single frames"
             ]
         );
