@@ -81,12 +81,12 @@ fn everything_odd_in_a_folder_is_named_and_the_rest_is_done() {
     let done = photos.audit(&["--html", "a.html", "--json", "a.json"]).assert().success();
     let said = text(&done.get_output().stderr);
     for part in [
-        "rings/phone.HEIC: HEIC is not read: convert it to JPEG or PNG first",
-        "rings/camera.nef: a camera's RAW file is not read",
+        "rings/phone.HEIC: HEIC is not supported: convert it to JPEG or PNG first",
+        "rings/camera.nef: a camera's RAW file is not supported",
         "rings/film.mp4: a video",
         "rings/notes.txt: not an image by its file extension",
         "rings/broken.jpg: unknown image format",
-        "rings/sent.jpg: HEIC is not read",
+        "rings/sent.jpg: HEIC is not supported",
         "note: 'empty' is an empty folder",
         "note: class 'alone' has a single item",
         #[cfg(unix)]
@@ -123,7 +123,7 @@ fn classes_that_are_the_same_and_photos_that_are_all_the_same_are_said() {
     }
     let shown = text(&photos.audit(&[]).assert().success().get_output().stdout);
     assert!(shown.contains("classes 'copies' and 'rings' contain the same items"), "{shown}");
-    assert!(shown.contains("copies/0.png is rings/0.png"), "{shown}");
+    assert!(shown.contains("copies/0.png is identical to rings/0.png"), "{shown}");
     let one = std::fs::read(photos.path("photos/rings/0.png")).unwrap();
     for (class, number) in
         ["copies", "rings", "stripes", "checks"].iter().flat_map(|c| (0..6).map(move |n| (c, n)))

@@ -126,7 +126,7 @@ fn undo_says_how_many_files_moved_and_lists_what_it_could_not_move() {
     std::fs::rename(photos.path("photos/stripes/0-2.png"), photos.path("away.png")).unwrap();
     let failed = photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().code(1);
     let message = text(&failed.get_output().stderr);
-    for part in ["1 file moved back", "neither stripes/0-2.png nor rings/0.png is there", "1 of 2 files"] {
+    for part in ["1 file moved back", "neither stripes/0-2.png nor rings/0.png exists", "1 of 2 files"] {
         assert!(message.contains(part), "'{part}' is missing in: {message}");
     }
     std::fs::rename(photos.path("away.png"), photos.path("photos/stripes/0-2.png")).unwrap();

@@ -224,7 +224,7 @@ fn nothing_is_ever_overwritten() {
     let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
     fs::write(root.path().join("all/dog/2-2.jpg"), "somebody else's").unwrap();
     let done = journal.apply(&locked(root.path()), &all).unwrap();
-    assert_eq!((done.moved, &done.problems[..]), (3, &["all/dog/2-2.jpg is there already".to_string()][..]));
+    assert_eq!((done.moved, &done.problems[..]), (3, &["all/dog/2-2.jpg already exists".to_string()][..]));
     assert_eq!(fs::read_to_string(root.path().join("all/cat/2.jpg")).unwrap(), "a dog");
     assert_eq!(fs::read_to_string(root.path().join("all/dog/2-2.jpg")).unwrap(), "somebody else's");
     let others = moves(&plan(root.path()), ["all/DOG/2-2.jpg".to_string()]);
@@ -327,7 +327,7 @@ fn undo_brings_back_what_it_can_and_can_be_repeated() {
     fs::rename(&missing, &kept).unwrap();
     let done = journal.undo(&locked(root.path()), &all).unwrap();
     assert_eq!((done.moved, done.before), (3, 0));
-    assert_eq!(done.problems, ["neither all/dog/2-2.jpg nor all/cat/2.jpg is there"]);
+    assert_eq!(done.problems, ["neither all/dog/2-2.jpg nor all/cat/2.jpg exists"]);
     fs::rename(&kept, &missing).unwrap();
     assert_eq!(journal.undo(&locked(root.path()), &all).unwrap(), outcome(1, 3));
     assert_eq!(contents(root.path()), before);
