@@ -206,12 +206,12 @@ fn published_data_sets_are_embedded_and_trained_on_by_split() {
     embed(&[&published("cifar-100-python"), "--split-file", "cifar-fs", "--split", "train"])
         .assert()
         .success();
-    refused(embed(&[&published("mini-4")]), &["holds train, val, test", "--split NAME"]);
+    refused(embed(&[&published("mini-4")]), &["contains train, val, test", "--split"]);
     refused(
         embed(&[&published("cifar-100-python"), "--split", "test"]),
         &["has no splits, so split 'test' is unknown", "hint: --split-file"],
     );
-    misused(embed(&[&published("mini-0"), "--split", "val"]), &["no split 'val'", "there are train"]);
+    misused(embed(&[&published("mini-0"), "--split", "val"]), &["no split 'val'", "it has: train"]);
     std::fs::write(place.path("evil.pkl"), b"cos\nsystem\n(S'touch called'\ntR.").unwrap();
     refused(embed(&["evil.pkl"]), &["evil.pkl is not a readable pickle: it wants to call os.system"]);
     assert!(!place.path("called").exists());

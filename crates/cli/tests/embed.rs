@@ -148,7 +148,7 @@ fn splits_are_pooled_and_chosen_by_a_file() {
     assert_eq!(read.classes(), ["class 3", "class 5"]);
     assert_eq!(read.item(0), Some("train/class 3/0.png"));
     refused(gallery.embed(&chosen("val")), &["none of the 1 classes of split 'val'"]);
-    misused(gallery.embed(&chosen("trial")), &["no split 'trial'", "there are test, train, val"]);
+    misused(gallery.embed(&chosen("trial")), &["no split 'trial'", "it has: test, train, val"]);
     let limited = ["pictures/train", "--limit-per-class", "2", "-o", "x.safetensors"];
     gallery.embed(&limited).assert().success();
     assert_eq!(gallery.read("x.safetensors").len(), 8);

@@ -87,7 +87,7 @@ fn an_outlier_pool_of_another_dimension_is_refused() {
     let folder = Folder::new();
     bank("other", 1, 4, 20, 3).write(folder.path("narrow.safetensors")).unwrap();
     let expected =
-        ["the outlier pool has 3 dimensions, the data 16", "hint: embed the outliers with the backbone"];
+        ["the outlier pool has 3 dimensions, the data 16", "hint: embed the outliers with the same backbone"];
     refused(folder.eval(&["--noise", "outlier=40", "--outliers", "narrow.safetensors"]), &expected);
 }
 
@@ -221,7 +221,7 @@ fn files_that_are_missing_or_of_no_known_kind_are_refused() {
     let eval = |path: &str| folder.trueshot(&["eval", path]);
     refused(eval("none.safetensors"), &["cannot read none.safetensors: No such file"]);
     refused(eval("folder.safetensors"), &["it is a folder"]);
-    refused(eval("notes.txt"), &["notes.txt is of no known format; known are .safetensors, .npy"]);
+    refused(eval("notes.txt"), &["notes.txt: unknown format; supported: .safetensors, .npy"]);
 }
 
 #[test]

@@ -456,7 +456,7 @@ fn models_and_data_that_do_not_fit_are_told_apart() {
     let own = "tranfs:model=m.safetensors";
     refused(
         eval("wide.safetensors", own, "3"),
-        &["24 dimensions", "m.safetensors was trained on 16", "hint: a head goes with"],
+        &["24 dimensions", "m.safetensors was trained on 16", "hint: a head works with"],
     );
     refused(
         eval("val.safetensors", own, "4"),

@@ -94,7 +94,7 @@ fn picture(part: &Bytes, number: usize) -> Result<Picture, Problem> {
         return Err(unreadable(&format!("part {number} has headers of more than {LONGEST_HEADERS} bytes")));
     }
     let disposition = disposition(headers);
-    let field = parameter(disposition, "name").unwrap_or_default();
+    let field = parameter(disposition, "name").unwrap_or(Value { text: String::new(), is_closed: true });
     let file = parameter(disposition, "filename").filter(|file| !file.text.is_empty());
     if field.text.len().max(file.as_ref().map_or(0, |file| file.text.len())) > LONGEST_NAME {
         return Err(Problem::unusable(format!(
@@ -133,7 +133,7 @@ fn unescaped_quotes(line: &[u8]) -> usize {
 }
 
 /// The value of a parameter of a header.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 struct Value {
     text: String,
     /// Whether the closing quotation mark is there.

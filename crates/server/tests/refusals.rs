@@ -32,7 +32,7 @@ fn every_bad_body_has_its_status_and_its_reason() {
         (422, "'labels' has 1 entries for 2 rows", r#"{"rows":[[1],[2]],"labels":["a"]}"#.into()),
         (422, "'items' has 3", r#"{"rows":[[1],[2]],"labels":["a","b"],"items":["x","y","z"]}"#.into()),
         (422, "'confirmed' has 1", r#"{"rows":[[1],[2]],"labels":["a","b"],"confirmed":[true]}"#.into()),
-        (422, "only one", r#"{"rows":[[1],[2]],"labels":["a","a"]}"#.into()),
+        (422, "needs at least two classes", r#"{"rows":[[1],[2]],"labels":["a","a"]}"#.into()),
         (422, "must be finite", r#"{"rows":[[1],[1e39]],"labels":["a","b"]}"#.into()),
         (422, "up to 1e15", r#"{"rows":[[1],[1e20]],"labels":["a","b"]}"#.into()),
         (422, "invalid type: null", r#"{"rows":[[1],[null]],"labels":["a","b"]}"#.into()),

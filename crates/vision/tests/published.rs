@@ -65,7 +65,7 @@ fn a_folder_of_caches_is_opened_by_split_or_pooled() {
     assert_holds(&of_split("mini-4", "train"), &MINI, 4, 5);
     assert_holds(&of_split("mini-4", "test"), &[("n05/0", "n05", 0), ("n05/1", "n05", 1)], 4, 5);
     let refused = Collection::open(at("mini-4"), Reading::default()).unwrap_err();
-    assert!(refused.to_string().contains("holds train, val, test, which are splits"), "{refused}");
+    assert!(refused.to_string().contains("contains train, val, test, which are splits"), "{refused}");
     let pooled = Collection::open(at("mini-4"), Reading { pool: true, split: None }).unwrap();
     assert_eq!(pooled.classes(), ["n01", "n02", "n03", "n04", "n05"]);
     assert_eq!(pooled.entries()[0].item, "train/n01/1");
@@ -257,7 +257,7 @@ fn splits_by_name_are_known_and_unknown_ones_are_answered_with_the_known() {
     assert_eq!(Split::open(Path::new("mini"), "val").unwrap().classes.len(), 16);
     assert_eq!(Split::all(Path::new("tieredimagenet")).unwrap().len(), 3);
     let unknown = Split::open(Path::new("imagenette"), "val").unwrap_err();
-    assert!(unknown.to_string().contains("built in are cifar-fs, cub, fc100, miniimagenet, tieredimagenet"));
+    assert!(unknown.to_string().contains("built in: cifar-fs, cub, fc100, miniimagenet, tieredimagenet"));
     let outliers: Vec<&str> = trueshot_vision::split::imagenet_outliers().collect();
     assert_eq!(outliers.len(), 350);
     for split in ["mini", "tiered"].iter().flat_map(|name| Split::all(Path::new(name)).unwrap()) {
