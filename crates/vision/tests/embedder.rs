@@ -133,9 +133,7 @@ fn names_and_options_that_fit_no_backbone_are_refused() {
         let error = Backbone::find(name, options).err().unwrap();
         format!("{error} {}", error.hint().unwrap_or_default())
     };
-    assert!(
-        problem("efficientnet-b0", &small()).contains("built in: efficientnet-lite0 and omniglot-conv4")
-    );
+    assert!(problem("efficientnet-b0", &small()).contains("built in: efficientnet-lite0 and omniglot-conv4"));
     assert!(problem(EFFICIENTNET, &Options { size: Some(8), ..small() }).contains("32 to 1024"));
     assert!(
         problem(EFFICIENTNET, &Options { mean: Some(vec![0.0]), ..small() }).contains("ONNX models only")
