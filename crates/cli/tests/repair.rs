@@ -109,7 +109,8 @@ fn two_repairs_and_an_undo_started_together_lose_nothing() {
         running.iter_mut().for_each(|process| assert!(matches!(process.wait().unwrap().code(), Some(0 | 1))));
         let mut found: Vec<Vec<u8>> = photos.contents("photos").into_values().collect();
         let mut expected: Vec<Vec<u8>> = before.values().cloned().collect();
-        (found.sort(), expected.sort());
+        found.sort();
+        expected.sort();
         assert!(found == expected, "every picture is there once");
         if photos.path("plan.undo.jsonl").exists() {
             photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().success();

@@ -381,7 +381,7 @@ fn figures_and_description_are_there() {
     for operation in operations {
         let responses = operation["responses"].as_object().unwrap();
         assert!(responses.contains_key("400") && responses.contains_key("421"), "{operation}");
-        for (status, response) in responses.iter().filter(|(status, _)| **status >= "400".to_owned()) {
+        for (status, response) in responses.iter().filter(|(status, _)| status.as_str() >= "400") {
             let schema = &response["content"]["application/json"]["schema"]["$ref"];
             assert_eq!(schema, "#/components/schemas/Problem", "{status}");
             let is_temporary = ["429", "503"].contains(&status.as_str());

@@ -368,7 +368,7 @@ mod tests {
     impl Writer {
         fn put(&mut self, value: usize, count: usize) {
             for place in 0..count {
-                if self.count % 8 == 0 {
+                if self.count.is_multiple_of(8) {
                     self.bytes.push(0);
                 }
                 *self.bytes.last_mut().unwrap() |= ((value >> place & 1) << (self.count % 8)) as u8;
