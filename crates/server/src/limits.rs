@@ -44,7 +44,7 @@ pub struct Limits {
     pub connections: usize,
     /// How long the headers of a request may take to arrive.
     pub header_time: Duration,
-    /// How long the server waits for [`LEAST_PROGRESS`] bytes of a body, or for a client to take some of its answer.
+    /// How long the server waits for `LEAST_PROGRESS` bytes of a body, or for a client to take some of its answer.
     pub stall_time: Duration,
     /// How long a connection may stay open between two requests.
     pub idle_time: Duration,
