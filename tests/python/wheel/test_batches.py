@@ -167,7 +167,7 @@ def test_a_struct_is_a_table_and_where_it_is_null_its_task_is():
 
     once = Again()
     assert len(ts.audit_batch(once)) == 2
-    with pytest.raises(TypeError, match="taken before"):
+    with pytest.raises(TypeError, match="already consumed"):
         ts.audit_batch(once)
 
 

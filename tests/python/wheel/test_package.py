@@ -78,7 +78,7 @@ def test_onnx_models_run_in_a_process_of_the_same_interpreter(tmp_path):
     main = "import sys; sys.path.pop(0); from trueshot.__main__ import main; sys.exit(main())"
     command = [sys.executable, "-c", main, "embed", "photos", "-o", "rows.safetensors", "--no-cache", "--backbone", model]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "4 rows of 3 numbers" in done.stderr, done.stderr
+    assert done.returncode == 0 and "4 embeddings of 3 dimensions" in done.stderr, done.stderr
 
 
 def test_the_drawings_of_the_demo_are_left_out_and_it_says_where_they_are(tmp_path):
