@@ -209,7 +209,7 @@ fn published_data_sets_are_embedded_and_trained_on_by_split() {
     refused(embed(&[&published("mini-4")]), &["contains train, val, test", "--split"]);
     refused(
         embed(&[&published("cifar-100-python"), "--split", "test"]),
-        &["has no splits, so split 'test' is unknown", "hint: --split-file"],
+        &["has no splits, so split 'test' is unknown", "--split-file"],
     );
     misused(embed(&[&published("mini-0"), "--split", "val"]), &["no split 'val'", "it has: train"]);
     std::fs::write(place.path("evil.pkl"), b"cos\nsystem\n(S'touch called'\ntR.").unwrap();
