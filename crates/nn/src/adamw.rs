@@ -146,14 +146,14 @@ impl<T: Real> Update<T> {
     fn new(settings: Settings, rate: f64, scale: f64, step: u64) -> Self {
         let corrected = |beta: f64| 1.0 - beta.powf(step as f64);
         Update {
-            scale: T::of(scale),
-            beta1: T::of(settings.beta1),
-            beta2: T::of(settings.beta2),
-            keep: T::of(1.0 - rate * settings.decay),
-            pull: T::of(settings.pull),
-            rate: T::of(rate / corrected(settings.beta1)),
-            second_scale: T::of(corrected(settings.beta2).sqrt().recip()),
-            epsilon: T::of(settings.epsilon),
+            scale: T::from_f64(scale),
+            beta1: T::from_f64(settings.beta1),
+            beta2: T::from_f64(settings.beta2),
+            keep: T::from_f64(1.0 - rate * settings.decay),
+            pull: T::from_f64(settings.pull),
+            rate: T::from_f64(rate / corrected(settings.beta1)),
+            second_scale: T::from_f64(corrected(settings.beta2).sqrt().recip()),
+            epsilon: T::from_f64(settings.epsilon),
         }
     }
 }
@@ -217,7 +217,7 @@ kernel! {
             *gradient = T::ZERO;
             *m = beta1 * *m + (T::ONE - beta1) * slope;
             *v = beta2 * *v + (T::ONE - beta2) * slope * slope;
-            *value = *value * keep - rate * *m / (v.root() * second_scale + epsilon);
+            *value = *value * keep - rate * *m / (v.sqrt() * second_scale + epsilon);
         }
     }
 }

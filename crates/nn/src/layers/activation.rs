@@ -7,7 +7,7 @@ kernel! {
     /// `max(x, 0)`, in place.
     pub fn relu<'a, T>(x: &'a mut [T]) {
         for x in x {
-            *x = (*x).larger(T::ZERO);
+            *x = (*x).max(T::ZERO);
         }
     }
 }
@@ -34,7 +34,7 @@ kernel! {
     /// Turns the gradient of GELU's output into that of its input, in place; `x` is the input.
     pub fn gelu_backward<'a, T>(x: &'a [T], d: &'a mut [T]) {
         for (d, &x) in d.iter_mut().zip(x) {
-            let density = T::of(0.398_942_280_401_432_7) * (T::of(-0.5) * x * x).exponential();
+            let density = T::from_f64(0.398_942_280_401_432_7) * (T::from_f64(-0.5) * x * x).exp();
             *d *= below(x) + x * density;
         }
     }
@@ -43,7 +43,7 @@ kernel! {
 /// The normal distribution function.
 #[inline(always)]
 fn below<T: Real>(x: T) -> T {
-    T::of(0.5) * (T::ONE + (x * T::of(std::f64::consts::FRAC_1_SQRT_2)).error_function())
+    T::from_f64(0.5) * (T::ONE + (x * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf())
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ fn part_mut<'a, T>(
 }
 
 fn scale<T: Real>(heads: Heads) -> T {
-    T::of(1.0 / (heads.width as f64).sqrt())
+    T::from_f64(1.0 / (heads.width as f64).sqrt())
 }
 
 /// `out = dropout(softmax(q k^T / sqrt(width))) v`, for each head.

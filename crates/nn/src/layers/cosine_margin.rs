@@ -39,11 +39,11 @@ pub fn cosine_margin<T: Real>(
     let mut logits = vec![T::ZERO; rows * classes];
     multiply(isa, features, weight.transposed(), Write::Set, ViewMut::new(&mut logits, rows, classes));
     for (logits, &target) in logits.chunks_exact_mut(classes).zip(targets) {
-        logits[target as usize] -= T::of(margin.margin);
-        logits.iter_mut().for_each(|logit| *logit *= T::of(margin.scale));
+        logits[target as usize] -= T::from_f64(margin.margin);
+        logits.iter_mut().for_each(|logit| *logit *= T::from_f64(margin.scale));
     }
     let loss = cross_entropy(&mut logits, targets, T::ONE);
-    logits.iter_mut().for_each(|d_cosine| *d_cosine *= T::of(margin.scale));
+    logits.iter_mut().for_each(|d_cosine| *d_cosine *= T::from_f64(margin.scale));
     let d_cosines = View::new(&logits, rows, classes);
     multiply(isa, d_cosines, weight, Write::Set, ViewMut::new(d_features, rows, dim));
     unit_features.backward(d_features);
@@ -66,7 +66,7 @@ impl<T: Real> Units<T> {
     fn of(values: &[T], dim: usize) -> Self {
         let (mut rows, mut inverse) = (values.to_vec(), Vec::with_capacity(values.len() / dim));
         for row in rows.chunks_exact_mut(dim) {
-            let length = dot(row, row).root();
+            let length = dot(row, row).sqrt();
             let scale = if length > T::ZERO { T::ONE / length } else { T::ZERO };
             row.iter_mut().for_each(|value| *value *= scale);
             inverse.push(scale);

@@ -71,7 +71,7 @@ impl Dropout {
             low: self.seed as u32,
             high: (self.seed >> 32) as u32,
             threshold: (self.rate * (1u64 << 31) as f64) as u32,
-            growth: T::of(1.0 / (1.0 - self.rate)),
+            growth: T::from_f64(1.0 / (1.0 - self.rate)),
         }
     }
 }

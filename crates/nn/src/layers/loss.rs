@@ -14,24 +14,24 @@ use crate::real::{Real, dot};
 pub fn cross_entropy<T: Real>(logits: &mut [T], targets: &[u32], weight: T) -> f64 {
     let classes = logits.len() / targets.len().max(1);
     assert_eq!(logits.len(), classes * targets.len(), "logits by row");
-    let share = weight / T::of(targets.len().max(1) as f64);
+    let share = weight / T::from_f64(targets.len().max(1) as f64);
     let mut total = 0.0;
     for (row, &target) in logits.chunks_exact_mut(classes.max(1)).zip(targets) {
         let target = target as usize;
-        let highest = row.iter().fold(row[0], |highest, &logit| logit.larger(highest));
+        let highest = row.iter().fold(row[0], |highest, &logit| logit.max(highest));
         let right = row[target] - highest;
         let mut sum = T::ZERO;
         for logit in &mut *row {
-            *logit = (*logit - highest).exponential();
+            *logit = (*logit - highest).exp();
             sum += *logit;
         }
-        total += (sum.logarithm() - right).wide();
+        total += (sum.ln() - right).to_f64();
         for logit in &mut *row {
             *logit *= share / sum;
         }
         row[target] -= share;
     }
-    total * share.wide()
+    total * share.to_f64()
 }
 
 /// Mean binary cross-entropy; the logits turn into their gradient in place.
@@ -40,21 +40,21 @@ pub fn cross_entropy<T: Real>(logits: &mut [T], targets: &[u32], weight: T) -> f
 /// If there are not as many targets as logits.
 pub fn binary_cross_entropy<T: Real>(logits: &mut [T], targets: &[bool], weight: T) -> f64 {
     assert_eq!(logits.len(), targets.len());
-    let share = weight / T::of(targets.len().max(1) as f64);
+    let share = weight / T::from_f64(targets.len().max(1) as f64);
     let mut total = 0.0;
     for (logit, &target) in logits.iter_mut().zip(targets) {
         let signed = if target { *logit } else { -*logit };
         // ln(1 + e^-signed), without overflow.
-        let small = (-signed.magnitude()).exponential();
-        total += ((-signed).larger(T::ZERO) + (T::ONE + small).logarithm()).wide();
+        let small = (-signed.abs()).exp();
+        total += ((-signed).max(T::ZERO) + (T::ONE + small).ln()).to_f64();
         *logit = share * (logit.sigmoid() - if target { T::ONE } else { T::ZERO });
     }
-    total * share.wide()
+    total * share.to_f64()
 }
 
 /// `weight ‖p - target‖²`; adds to the gradient of `p`.
 pub fn squared_distance<T: Real>(isa: Isa, p: &[T], target: &[T], weight: T, d_p: &mut [T]) -> f64 {
-    weight.wide() * pull(isa, p, target, weight + weight, d_p).wide()
+    weight.to_f64() * pull(isa, p, target, weight + weight, d_p).to_f64()
 }
 
 kernel! {
@@ -69,7 +69,7 @@ kernel! {
                 *d_p += factor * off;
             }
         }
-        crate::real::join(sums)
+        crate::real::sum_lanes(sums)
     }
 }
 
@@ -77,7 +77,7 @@ kernel! {
     /// `-weight cos(p, target)`; adds to the gradient of `p`. 0 if either has no direction.
     pub fn negative_cosine<'a, T>(p: &'a [T], target: &'a [T], weight: T, d_p: &'a mut [T]) -> f64 {
         let (product, square, other) = (dot(p, target), dot(p, p), dot(target, target));
-        let norms = (square * other).root();
+        let norms = (square * other).sqrt();
         if norms <= T::ZERO {
             return 0.0;
         }
@@ -85,7 +85,7 @@ kernel! {
         for ((d_p, &p), &target) in d_p.iter_mut().zip(p).zip(target) {
             *d_p += back * p - toward * target;
         }
-        -(weight * product / norms).wide()
+        -(weight * product / norms).to_f64()
     }
 }
 

@@ -58,13 +58,13 @@ kernel! {
 /// Normalises a row in place, and returns one over its deviation.
 #[inline(always)]
 fn row<T: Real>(row: &mut [T], scale: &[T], shift: &[T], y: &mut [T]) -> T {
-    let share = T::ONE / T::of(row.len() as f64);
+    let share = T::ONE / T::from_f64(row.len() as f64);
     let mean = sum(row) * share;
     for value in &mut *row {
         *value -= mean;
     }
     let variance = dot(row, row) * share;
-    let inverse = T::ONE / (variance + T::of(EPSILON)).root();
+    let inverse = T::ONE / (variance + T::from_f64(EPSILON)).sqrt();
     for (((value, y), &scale), &shift) in row.iter_mut().zip(y).zip(scale).zip(shift) {
         *value *= inverse;
         *y = *value * scale + shift;
@@ -95,7 +95,7 @@ kernel! {
             for ((d_x, &d_y), &scale) in d_x.iter_mut().zip(d_y).zip(scale) {
                 *d_x = d_y * scale;
             }
-            let share = T::ONE / T::of(width as f64);
+            let share = T::ONE / T::from_f64(width as f64);
             let (mean, slope) = (sum(d_x) * share, dot(d_x, normalised) * share);
             for (d_x, &normalised) in d_x.iter_mut().zip(normalised) {
                 *d_x = inverse * (*d_x - mean - normalised * slope);

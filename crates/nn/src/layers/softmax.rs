@@ -5,7 +5,7 @@
 //! held against its neighbours, which is several times as fast where rows are short.
 
 use crate::kernel::kernel;
-use crate::real::{LANES, Real, dot, maximum, sum};
+use crate::real::{LANES, Real, dot, max_of, sum};
 
 kernel! {
     /// The shares of `scale * logits`, in place. Numbers between the rows become 0.
@@ -18,17 +18,17 @@ kernel! {
 
 #[inline(always)]
 fn shares<T: Real>(row: &mut [T], width: usize, scale: T) {
-    let lowest = T::of(-1e30);
+    let lowest = T::from_f64(-1e30);
     row[width..].fill(lowest);
-    let highest = maximum(row, lowest) * scale;
+    let highest = max_of(row, lowest) * scale;
     let (whole, rest) = row.as_chunks_mut::<LANES>();
     for values in whole {
         for value in values {
-            *value = (*value * scale - highest).exponential();
+            *value = (*value * scale - highest).exp();
         }
     }
     for value in rest {
-        *value = (*value * scale - highest).exponential();
+        *value = (*value * scale - highest).exp();
     }
     row[width..].fill(T::ZERO);
     let share = T::ONE / sum(row);
@@ -74,18 +74,18 @@ kernel! {
         let lines = stride / LANES;
         let vectors = rows.as_chunks_mut::<LANES>().0;
         for line in 0..lines {
-            let mut highest = [T::of(-1e30); LANES];
+            let mut highest = [T::from_f64(-1e30); LANES];
             for vector in vectors[line..].iter().step_by(lines) {
                 let values = *vector;
                 for lane in 0..LANES {
-                    highest[lane] = values[lane].larger(highest[lane]);
+                    highest[lane] = values[lane].max(highest[lane]);
                 }
             }
             let mut sums = [T::ZERO; LANES];
             for vector in vectors[line..].iter_mut().step_by(lines) {
                 let mut values = *vector;
                 for lane in 0..LANES {
-                    values[lane] = ((values[lane] - highest[lane]) * scale).exponential();
+                    values[lane] = ((values[lane] - highest[lane]) * scale).exp();
                 }
                 for lane in 0..LANES {
                     sums[lane] += values[lane];

@@ -11,7 +11,7 @@ use super::batch::Place;
 use crate::isa::Isa;
 use crate::kernel::kernel;
 use crate::matmul::{View, ViewMut, Write, multiply};
-use crate::real::{Real, dot, maximum, sum};
+use crate::real::{Real, dot, max_of, sum};
 
 /// Widths of a layer's attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl Shape {
 
     /// What products of queries and keys are multiplied by.
     fn scale<T: Real>(self) -> T {
-        T::of((self.head_width() as f64).sqrt().recip())
+        T::from_f64((self.head_width() as f64).sqrt().recip())
     }
 }
 
@@ -166,9 +166,9 @@ kernel! {
             for (logit, &product) in row.iter_mut().zip(products) {
                 *logit += scale * product;
             }
-            let highest = maximum(row, row[0]);
+            let highest = max_of(row, row[0]);
             for value in row.iter_mut() {
-                *value = (*value - highest).exponential();
+                *value = (*value - highest).exp();
             }
             let scale = T::ONE / sum(row);
             for value in row.iter_mut() {

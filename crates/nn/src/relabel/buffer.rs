@@ -34,7 +34,7 @@ impl<T: Real> Buffer<T> {
         numbers.resize(len, T::ZERO);
         // Whoever reads before writing is found out.
         #[cfg(test)]
-        numbers.fill(T::of(f64::NAN));
+        numbers.fill(T::from_f64(f64::NAN));
         Buffer(numbers)
     }
 }

@@ -136,7 +136,7 @@ fn unit_sums<T: Real>(planes: [&[T]; PAIR_FEATURES], weights: &[T], bias: &[T], 
 /// The share of a standard normal distribution below x.
 #[inline(always)]
 fn normal_share<T: Real>(x: T) -> T {
-    T::of(0.5) * (T::ONE + (x * T::of(std::f64::consts::FRAC_1_SQRT_2)).error_function())
+    T::from_f64(0.5) * (T::ONE + (x * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf())
 }
 
 kernel! {
@@ -172,13 +172,13 @@ kernel! {
         slopes: &'a mut [T],
     ) {
         let planes = planes(features, pairs, start, count);
-        let density = T::of(0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2);
+        let density = T::from_f64(0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2);
         let rows = hidden.chunks_exact_mut(count).zip(slopes.chunks_exact_mut(count));
         for (unit, (hidden, slopes)) in rows.enumerate() {
             unit_sums(planes, weights, bias, unit, hidden);
             for (value, slope) in hidden.iter_mut().zip(slopes) {
                 let (x, share) = (*value, normal_share(*value));
-                *slope = share + x * density * (T::of(-0.5) * x * x).exponential();
+                *slope = share + x * density * (T::from_f64(-0.5) * x * x).exp();
                 *value = x * share;
             }
         }

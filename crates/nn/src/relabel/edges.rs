@@ -87,7 +87,7 @@ fn rank_shares<T: Real>(distances: &[T], items: usize, out: &mut [T]) {
         let mut place = 0;
         for tied in order.chunk_by(|a, b| a.0 == b.0) {
             let middle = place as f64 + 0.5 * tied.len() as f64;
-            let share = T::of(middle / order.len() as f64);
+            let share = T::from_f64(middle / order.len() as f64);
             tied.iter().for_each(|&(_, j)| out[j] = share);
             place += tied.len();
         }
@@ -98,11 +98,11 @@ fn rank_shares<T: Real>(distances: &[T], items: usize, out: &mut [T]) {
 /// Distances over their mean, minus 1.
 fn over_mean<T: Real>(distances: &mut [T], gram: &[T], items: usize) {
     let pairs = (items * items - items).max(1) as f64;
-    let mean = distances.iter().map(|distance| distance.wide()).sum::<f64>() / pairs;
-    let squares = (0..items).map(|i| gram[i * items + i].wide()).sum::<f64>() / items.max(1) as f64;
+    let mean = distances.iter().map(|distance| distance.to_f64()).sum::<f64>() / pairs;
+    let squares = (0..items).map(|i| gram[i * items + i].to_f64()).sum::<f64>() / items.max(1) as f64;
     if mean > ROUNDING * squares {
-        let scale = T::of(1.0 / mean);
-        distances.iter_mut().for_each(|d| *d = within(*d * scale - T::ONE, T::of(FARTHEST)));
+        let scale = T::from_f64(1.0 / mean);
+        distances.iter_mut().for_each(|d| *d = within(*d * scale - T::ONE, T::from_f64(FARTHEST)));
     } else {
         distances.fill(T::ZERO);
     }
@@ -112,14 +112,14 @@ fn over_mean<T: Real>(distances: &mut [T], gram: &[T], items: usize) {
 fn standardise<T: Real>(plane: &mut [T], items: usize) {
     let pairs = (items * items - items).max(1) as f64;
     let others = || {
-        let apart = |(place, value): (usize, &T)| (place % (items + 1) != 0).then(|| value.wide());
+        let apart = |(place, value): (usize, &T)| (place % (items + 1) != 0).then(|| value.to_f64());
         plane.iter().enumerate().filter_map(apart)
     };
     let mean = others().sum::<f64>() / pairs;
     let variance = others().map(|value| (value - mean) * (value - mean)).sum::<f64>() / pairs;
-    let scale = T::of(1.0 / variance.root().max(LEAST_SPREAD));
-    let mean = T::of(mean);
-    plane.iter_mut().for_each(|value| *value = within((*value - mean) * scale, T::of(FARTHEST)));
+    let scale = T::from_f64(1.0 / variance.sqrt().max(LEAST_SPREAD));
+    let mean = T::from_f64(mean);
+    plane.iter_mut().for_each(|value| *value = within((*value - mean) * scale, T::from_f64(FARTHEST)));
 }
 
 fn within<T: Real>(value: T, bound: T) -> T {

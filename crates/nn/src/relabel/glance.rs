@@ -171,7 +171,7 @@ impl Suspicion {
 /// An item minus the mean, at unit length; one that is the mean itself is zero.
 fn place<T: Real>(isa: Isa, row: &[T], mean: &[T], out: &mut [T]) {
     subtract(isa, row, mean, out);
-    let length = square(isa, out).root();
+    let length = square(isa, out).sqrt();
     if length > T::ZERO {
         multiply(isa, T::ONE / length, out);
     }

@@ -29,9 +29,9 @@ pub(super) fn items_loss<T: Real>(
     let mut d_logits = shares.to_vec();
     for (d_row, class) in d_logits.chunks_exact_mut(classes + 1).zip(truth) {
         let place = class.map_or(classes, |class| class as usize);
-        loss -= each * d_row[place].wide().max(f64::MIN_POSITIVE).ln();
+        loss -= each * d_row[place].to_f64().max(f64::MIN_POSITIVE).ln();
         d_row[place] -= T::ONE;
-        d_row.iter_mut().for_each(|d| *d *= T::of(each));
+        d_row.iter_mut().for_each(|d| *d *= T::from_f64(each));
     }
     (loss, d_logits)
 }
@@ -81,11 +81,11 @@ pub(super) fn queries_loss<T: Real>(
         let loss = if count == 0 { 0.0 } else { weight * (distances.classes as f64).ln() };
         return QueriesLoss { loss, d_weights: vec![T::ZERO; weights.len()], d_log_scale: T::ZERO };
     }
-    let scale = T::of(log_scale.wide().exp() / mean);
+    let scale = T::from_f64(log_scale.to_f64().exp() / mean);
     let (loss, mut d_distances) = distances.cross_entropy(queries.classes, scale, weight / count as f64);
     // The loss sees distances times scale over mean: what grows with the one shrinks with the other.
     let growth = dot(&d_distances, &distances.all);
-    let through_mean = -growth / T::of(mean * d_distances.len() as f64);
+    let through_mean = -growth / T::from_f64(mean * d_distances.len() as f64);
     d_distances.iter_mut().for_each(|d| *d += through_mean);
     QueriesLoss { loss, d_weights: distances.backward(isa, queries, &d_distances), d_log_scale: growth }
 }
@@ -121,7 +121,7 @@ impl<T: Real> Distances<T> {
     }
 
     fn mean(&self) -> f64 {
-        self.all.iter().map(|distance| distance.wide()).sum::<f64>() / self.all.len().max(1) as f64
+        self.all.iter().map(|distance| distance.to_f64()).sum::<f64>() / self.all.len().max(1) as f64
     }
 
     /// The sum over the queries, each counting for `each`, and the gradient of the distances.
@@ -133,9 +133,9 @@ impl<T: Real> Distances<T> {
             let places = (query..self.all.len()).step_by(classes.len());
             row.iter_mut().zip(places.clone()).for_each(|(logit, place)| *logit = -scale * self.all[place]);
             softmax(&mut row);
-            loss -= each * row[class as usize].wide().max(f64::MIN_POSITIVE).ln();
+            loss -= each * row[class as usize].to_f64().max(f64::MIN_POSITIVE).ln();
             row[class as usize] -= T::ONE;
-            let slope = -scale * T::of(each);
+            let slope = -scale * T::from_f64(each);
             row.iter().zip(places).for_each(|(&error, place)| d_distances[place] = slope * error);
         }
         (loss, d_distances)
@@ -154,7 +154,7 @@ impl<T: Real> Distances<T> {
             let d_square = sum(d_row);
             for (d_weight, &with_item) in d_weights.iter_mut().zip(with_items) {
                 let d_product = *d_weight;
-                *d_weight = T::of(2.0) * (d_square * with_item - d_product);
+                *d_weight = T::from_f64(2.0) * (d_square * with_item - d_product);
             }
         }
         d_weights

@@ -79,7 +79,7 @@ impl Relabel {
 
     /// What squared distances to prototypes over their mean are multiplied by to be the logits of a query.
     pub fn scale<T: Real>(&self, parameters: &[T]) -> T {
-        parameters[self.network.log_scale.start].exponential()
+        parameters[self.network.log_scale.start].exp()
     }
 }
 

@@ -203,7 +203,7 @@ impl<T: Real> Outputs<T> {
         let each = column(2);
         let mut none = Vec::with_capacity(batch.items);
         for place in &batch.places {
-            let share = T::of(1.0 / place.classes as f64);
+            let share = T::from_f64(1.0 / place.classes as f64);
             let items = each[place.states()].chunks_exact(place.classes);
             none.extend(items.map(|states| states.iter().copied().sum::<T>() * share));
         }
@@ -213,7 +213,7 @@ impl<T: Real> Outputs<T> {
     fn join(&self, batch: &Batch) -> Vec<T> {
         let mut out = Vec::with_capacity(self.classes.len() * OUTPUTS);
         for place in &batch.places {
-            let share = T::of(1.0 / place.classes as f64);
+            let share = T::from_f64(1.0 / place.classes as f64);
             for (item, state) in place.states().enumerate() {
                 let none = self.none[place.items().start + item / place.classes];
                 out.extend([self.classes[state], self.multipliers[state], none * share]);

@@ -33,7 +33,7 @@ kernel! {
     /// For every item (M x 2 width) the mean over classes, and beside it the state at the class it is filed
     /// under.
     pub(super) fn mean_and_own<'a, T>(place: &'a Place, width: usize, states: &'a [T], out: &'a mut [T]) {
-        let share = T::of(1.0 / place.classes as f64);
+        let share = T::from_f64(1.0 / place.classes as f64);
         let rows = states.chunks_exact(place.classes * width).zip(out.chunks_exact_mut(2 * width));
         for ((states, out), &given) in rows.zip(&place.given) {
             let (mean, own) = out.split_at_mut(width);
@@ -53,7 +53,7 @@ kernel! {
         d_out: &'a [T],
         d_states: &'a mut [T],
     ) {
-        let share = T::of(1.0 / place.classes as f64);
+        let share = T::from_f64(1.0 / place.classes as f64);
         let rows = d_states.chunks_exact_mut(place.classes * width).zip(d_out.chunks_exact(2 * width));
         for ((d_states, d_out), &given) in rows.zip(&place.given) {
             let (d_mean, d_own) = d_out.split_at(width);
@@ -75,7 +75,7 @@ kernel! {
         out: &'a mut [T],
         highest: &'a mut [u32],
     ) {
-        let share = T::of(1.0 / place.classes as f64);
+        let share = T::from_f64(1.0 / place.classes as f64);
         let rows = states.chunks_exact(place.classes * width).zip(out.chunks_exact_mut(2 * width));
         for ((states, out), highest) in rows.zip(highest.chunks_exact_mut(width)) {
             let (mean, maximum) = out.split_at_mut(width);
@@ -102,7 +102,7 @@ kernel! {
         highest: &'a [u32],
         d_states: &'a mut [T],
     ) {
-        let share = T::of(1.0 / place.classes as f64);
+        let share = T::from_f64(1.0 / place.classes as f64);
         let rows = d_states.chunks_exact_mut(place.classes * width).zip(d_out.chunks_exact(2 * width));
         for ((d_states, d_out), highest) in rows.zip(highest.chunks_exact(width)) {
             let (d_mean, d_maximum) = d_out.split_at(width);
@@ -123,7 +123,7 @@ kernel! {
         out.fill(T::ZERO);
         for (states, &given) in states.chunks_exact(place.classes * width).zip(&place.given) {
             let from = given as usize * width;
-            let share = T::of(1.0 / place.counts[given as usize] as f64);
+            let share = T::from_f64(1.0 / place.counts[given as usize] as f64);
             add_scaled(&mut out[from..from + width], &states[from..from + width], share);
         }
     }
@@ -138,7 +138,7 @@ kernel! {
     ) {
         for (d_states, &given) in d_states.chunks_exact_mut(place.classes * width).zip(&place.given) {
             let from = given as usize * width;
-            let share = T::of(1.0 / place.counts[given as usize] as f64);
+            let share = T::from_f64(1.0 / place.counts[given as usize] as f64);
             add_scaled(&mut d_states[from..from + width], &d_out[from..from + width], share);
         }
     }

@@ -84,7 +84,7 @@ impl<T: Real> Space<T> {
         for row in products.chunks_exact(queries.max(1)) {
             with_mean.iter_mut().zip(row).for_each(|(sum, &product)| *sum += product);
         }
-        let share = T::of(1.0 / self.items as f64);
+        let share = T::from_f64(1.0 / self.items as f64);
         with_mean.iter_mut().for_each(|sum| *sum *= share);
         let lengths = squared_lengths.iter().zip(&with_mean);
         let scales: Vec<T> =
@@ -107,7 +107,7 @@ impl<T: Real> Space<T> {
         let Some(centre) = &self.centre else { return weights.to_vec() };
         let scaled: Vec<T> = weights.iter().zip(&centre.scales).map(|(&w, &s)| w * s).collect();
         let total = scaled.iter().fold(T::ZERO, |sum, &w| sum + w);
-        let mean = total * T::of(1.0 / self.items as f64);
+        let mean = total * T::from_f64(1.0 / self.items as f64);
         scaled.into_iter().map(|w| w - mean).collect()
     }
 }
@@ -120,7 +120,7 @@ pub(super) struct Means<T> {
 
 impl<T: Real> Means<T> {
     pub(super) fn of(gram: &[T], items: usize) -> Self {
-        let share = T::of(1.0 / items as f64);
+        let share = T::from_f64(1.0 / items as f64);
         let sum = |numbers: &[T]| numbers.iter().fold(T::ZERO, |sum, &number| sum + number) * share;
         let with_mean: Vec<T> = gram.chunks_exact(items).map(sum).collect();
         Means { mean_square: sum(&with_mean), with_mean }
@@ -135,7 +135,7 @@ pub(super) fn shifted<T: Real>(product: T, a_with_mean: T, b_with_mean: T, mean_
 /// `1 / ‖a - m‖`, or zero where a is m up to rounding.
 pub(super) fn inverse_length<T: Real>(square: T, with_mean: T, mean_square: T) -> T {
     let left = shifted(square, with_mean, with_mean, mean_square);
-    if left > T::of(ROUNDING) * (square + mean_square) { T::ONE / left.root() } else { T::ZERO }
+    if left > T::from_f64(ROUNDING) * (square + mean_square) { T::ONE / left.sqrt() } else { T::ZERO }
 }
 
 #[cfg(test)]
@@ -159,7 +159,7 @@ mod tests {
     fn moved(rows: &[Vec<f64>], mean: &[f64]) -> Vec<Vec<f64>> {
         let shift = |row: &Vec<f64>| -> Vec<f64> { row.iter().zip(mean).map(|(a, m)| a - m).collect() };
         let unit = |row: Vec<f64>| {
-            let length = dot(&row, &row).root();
+            let length = dot(&row, &row).sqrt();
             row.into_iter().map(|a| a / length).collect()
         };
         rows.iter().map(|row| unit(shift(row))).collect()

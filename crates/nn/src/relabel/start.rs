@@ -23,10 +23,10 @@ pub(super) fn start_features<T: Real>(place: &Place, planes: [&[T]; EDGE_FEATURE
             let row = rows.next().expect("a row for every state");
             let filed = place.given[item] as usize == class;
             let others = members.len() - usize::from(filed);
-            row[0] = T::of(f64::from(u8::from(filed)));
-            row[1] = T::of(members.len() as f64 / place.items as f64);
-            row[2] = T::of(f64::from(u8::from(others == 0)));
-            row[3] = T::of(1.0 / (1 + others) as f64);
+            row[0] = T::from_f64(f64::from(u8::from(filed)));
+            row[1] = T::from_f64(members.len() as f64 / place.items as f64);
+            row[2] = T::from_f64(f64::from(u8::from(others == 0)));
+            row[3] = T::from_f64(1.0 / (1 + others) as f64);
             for (feature, plane) in planes.iter().enumerate() {
                 let relations = &plane[item * place.items..(item + 1) * place.items];
                 let summary = summary(item, relations, members, NEUTRAL[feature]);
@@ -57,8 +57,8 @@ fn summary<T: Real>(item: usize, relations: &[T], members: &[usize], neutral: f6
         let (high, low) = bounds.unwrap_or((value, value));
         bounds = Some((if value > high { value } else { high }, if value < low { value } else { low }));
     }
-    let Some((high, low)) = bounds else { return [T::of(neutral); 3] };
-    [sum * T::of(1.0 / f64::from(count)), high, low]
+    let Some((high, low)) = bounds else { return [T::from_f64(neutral); 3] };
+    [sum * T::from_f64(1.0 / f64::from(count)), high, low]
 }
 
 #[cfg(test)]

@@ -121,9 +121,9 @@ impl Place {
     /// An empty class rests on all items alike.
     fn floor<T: Real>(&self, item: usize, class: usize, floor: f64) -> T {
         if self.counts[class] == 0 {
-            T::of(floor / self.items as f64)
+            T::from_f64(floor / self.items as f64)
         } else if self.given[item] as usize == class {
-            T::of(floor)
+            T::from_f64(floor)
         } else {
             T::ZERO
         }
@@ -132,7 +132,7 @@ impl Place {
 
 fn shares<T: Real>(place: &Place, prior: &[T], evidence: &Evidence<&[T]>) -> Vec<T> {
     let classes = place.classes;
-    let others = T::of(-(classes.max(2) as f64 - 1.0).ln());
+    let others = T::from_f64(-(classes.max(2) as f64 - 1.0).ln());
     let mut shares = Vec::with_capacity(place.items * (classes + 1));
     for item in 0..place.items {
         let start = shares.len();
@@ -150,7 +150,7 @@ pub(super) fn softmax<T: Real>(row: &mut [T]) {
     let highest = row.iter().fold(row[0], |high, &value| if value > high { value } else { high });
     let mut total = T::ZERO;
     for value in row.iter_mut() {
-        *value = (*value - highest).exponential();
+        *value = (*value - highest).exp();
         total += *value;
     }
     let scale = T::ONE / total;
@@ -158,12 +158,12 @@ pub(super) fn softmax<T: Real>(row: &mut [T]) {
 }
 
 fn multiplier<T: Real>(logit: T) -> T {
-    let bound = T::of(MULTIPLIER_BOUND);
-    (bound * (logit / bound).hyperbolic_tangent()).exponential()
+    let bound = T::from_f64(MULTIPLIER_BOUND);
+    (bound * (logit / bound).tanh()).exp()
 }
 
 /// Derivative of the multiplier's logarithm.
 fn multiplier_slope<T: Real>(logit: T) -> T {
-    let tanh = (logit / T::of(MULTIPLIER_BOUND)).hyperbolic_tangent();
+    let tanh = (logit / T::from_f64(MULTIPLIER_BOUND)).tanh();
     T::ONE - tanh * tanh
 }

@@ -213,7 +213,7 @@ impl Tranfs {
                 .collect();
             let sorted = Sorted { rows, given: &tokens.given[place.items.clone()], wrong: &wrong };
             terms[1] += self.clean_loss(isa, sorted, prototypes, clean, d_prototypes);
-            let weight = T::of(self.config.mislabelled_weight);
+            let weight = T::from_f64(self.config.mislabelled_weight);
             terms[2] += loss::binary_cross_entropy(&mut logits[place.items.clone()], &wrong, weight);
         }
         terms
@@ -232,7 +232,7 @@ impl Tranfs {
         if weight == 0.0 {
             return 0.0;
         }
-        let weight = T::of(weight / (prototypes.len() / dim).max(1) as f64);
+        let weight = T::from_f64(weight / (prototypes.len() / dim).max(1) as f64);
         let clean = fit(clean, dim);
         let rows = prototypes.chunks_exact(dim).zip(d_prototypes.chunks_exact_mut(dim));
         let mut total = 0.0;
@@ -359,7 +359,7 @@ impl<T: Real> Sorted<'_, T> {
         mean.fill(T::ZERO);
         for item in places.filter(|&item| !self.wrong[item]) {
             let row = &self.rows[item * mean.len()..(item + 1) * mean.len()];
-            add_scaled(isa, row, T::ONE / T::of(right as f64), mean);
+            add_scaled(isa, row, T::ONE / T::from_f64(right as f64), mean);
         }
         right > 0
     }
@@ -371,7 +371,7 @@ fn shares<T: Real>(tokens: &Tokens, place: &Place) -> Vec<T> {
     for &class in &tokens.given[place.items.clone()] {
         counts[class as usize] += 1;
     }
-    counts.into_iter().map(|count| T::of(1.0 / f64::from(count.max(1)))).collect()
+    counts.into_iter().map(|count| T::from_f64(1.0 / f64::from(count.max(1)))).collect()
 }
 
 /// Calls in a row of a bank, which may lie anywhere.
