@@ -9,8 +9,7 @@ use std::fmt::Debug;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssign};
 
-use crate::isa::Isa;
-use crate::matmul::{self, Start, View, ViewMut};
+use crate::matmul::{self, InitialSum, Matrix, MatrixMut};
 use crate::products;
 
 /// Partial results of a reduction.
@@ -89,18 +88,17 @@ pub trait Real:
 
     /// Matrix product, see [`matmul::multiply`].
     fn multiply(
-        isa: Isa,
-        a: View<'_, Self>,
-        b: View<'_, Self>,
-        start: Start<'_, Self>,
-        c: &mut ViewMut<'_, Self>,
+        a: Matrix<'_, Self>,
+        b: Matrix<'_, Self>,
+        start: InitialSum<'_, Self>,
+        c: &mut MatrixMut<'_, Self>,
     );
 
     /// Inner products of rows, see [`products::products`].
-    fn products(isa: Isa, left: &[&[Self]], right: &[&[Self]], out: &mut [Self]);
+    fn products(left: &[&[Self]], right: &[&[Self]], out: &mut [Self]);
 
     /// Weighted sums of rows, see [`matmul::add_weighted_rows`].
-    fn add_weighted_rows(isa: Isa, rows: &[&[Self]], weights: &[Self], out: &mut [Self]);
+    fn add_weighted_rows(rows: &[&[Self]], weights: &[Self], out: &mut [Self]);
 }
 
 impl Real for f32 {
@@ -168,21 +166,20 @@ impl Real for f32 {
     }
 
     fn multiply(
-        isa: Isa,
-        a: View<'_, f32>,
-        b: View<'_, f32>,
-        start: Start<'_, f32>,
-        c: &mut ViewMut<'_, f32>,
+        a: Matrix<'_, f32>,
+        b: Matrix<'_, f32>,
+        start: InitialSum<'_, f32>,
+        c: &mut MatrixMut<'_, f32>,
     ) {
-        matmul::multiply_tuned(isa, a, b, start, c);
+        matmul::multiply_tuned(a, b, start, c);
     }
 
-    fn products(isa: Isa, left: &[&[f32]], right: &[&[f32]], out: &mut [f32]) {
-        products::products(isa, left, right, out);
+    fn products(left: &[&[f32]], right: &[&[f32]], out: &mut [f32]) {
+        products::products(left, right, out);
     }
 
-    fn add_weighted_rows(isa: Isa, rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
-        matmul::add_weighted_rows_tuned(isa, rows, weights, out);
+    fn add_weighted_rows(rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
+        matmul::add_weighted_rows_tuned(rows, weights, out);
     }
 }
 
@@ -225,11 +222,16 @@ impl Real for f64 {
         libm::erf(self)
     }
 
-    fn multiply(_: Isa, a: View<'_, f64>, b: View<'_, f64>, start: Start<'_, f64>, c: &mut ViewMut<'_, f64>) {
+    fn multiply(
+        a: Matrix<'_, f64>,
+        b: Matrix<'_, f64>,
+        start: InitialSum<'_, f64>,
+        c: &mut MatrixMut<'_, f64>,
+    ) {
         matmul::multiply_reference(a, b, start, c);
     }
 
-    fn products(_: Isa, left: &[&[f64]], right: &[&[f64]], out: &mut [f64]) {
+    fn products(left: &[&[f64]], right: &[&[f64]], out: &mut [f64]) {
         for (out, right) in out.chunks_exact_mut(left.len().max(1)).zip(right) {
             for (out, left) in out.iter_mut().zip(left) {
                 *out = dot(left, right);
@@ -237,7 +239,7 @@ impl Real for f64 {
         }
     }
 
-    fn add_weighted_rows(_: Isa, rows: &[&[f64]], weights: &[f64], out: &mut [f64]) {
+    fn add_weighted_rows(rows: &[&[f64]], weights: &[f64], out: &mut [f64]) {
         matmul::add_weighted_rows_reference(rows, weights, out);
     }
 }
