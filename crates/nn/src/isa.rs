@@ -7,7 +7,7 @@
 //! Why a scope and not a field of every model: nothing but tests ever chooses, and most kernels are free functions
 //! over slices that many unrelated callers use, so a field would travel through all of them again. A scope costs one
 //! thread-local read per kernel call. It holds on the calling thread only: code that fans out to other threads inside
-//! a scope enters it again there, as [`for_each_in_parallel`] and [`crate::adamw::AdamW::pieces`] do.
+//! a scope enters it again there, as `for_each_in_parallel` and [`crate::adamw::AdamW::chunks`] do.
 //!
 //! Sums are grouped by the width of a vector, so results agree to the bit only within one set. `TRUESHOT_ISA` pins the
 //! set of a process where a mixed cluster must agree.
