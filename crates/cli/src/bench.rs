@@ -10,11 +10,10 @@ use trueshot::evaluate::{self, Details, Experiment};
 use trueshot::method::Registry;
 use trueshot::noise::{Noise, NoiseKind};
 use trueshot::rng::{Purpose, Rng};
-use trueshot_nn::Isa;
-use trueshot_nn::adamw::{self, AdamW};
-use trueshot_nn::conv4::{self, Embedder, Shape, Training};
+use trueshot_nn::adamw::{AdamW, AdamWConfig};
+use trueshot_nn::conv4::{self, Conv4Embedder, Shape, TrainingPass};
 use trueshot_nn::head::{Episode, Head};
-use trueshot_nn::maml::{self, Adaptation, Labelled, Learner, Order, Size};
+use trueshot_nn::maml::{self, Adaptation, GradientOrder, LabelledImages, MamlLearner, ModelSize};
 use trueshot_nn::tranfs::{self, Tranfs};
 use trueshot_vision::training::{Aggregate, Roles, loss};
 
@@ -62,8 +61,8 @@ const WORKLOADS: [(&str, SetUp); 11] = [
     ("embed84", || Ok(embedding(Shape { size: 84, channels: 3 }))),
     ("proto84", || Ok(backbone_step(Shape { size: 84, channels: 3 }))),
     ("proto32", || Ok(backbone_step(Shape { size: 32, channels: 3 }))),
-    ("maml32", || Ok(maml_step(Order::Second))),
-    ("fomaml32", || Ok(maml_step(Order::First))),
+    ("maml32", || Ok(maml_step(GradientOrder::Second))),
+    ("fomaml32", || Ok(maml_step(GradientOrder::First))),
     ("tranfs16", tranfs_step),
     ("tranfs_fwd64", tranfs_prototypes),
 ];
@@ -103,8 +102,8 @@ fn evaluation(method: &'static str) -> anyhow::Result<Workload> {
 /// All threads multiply and add.
 fn peak() -> Workload {
     let threads = rayon::current_num_threads();
-    let busy = || rayon::broadcast(|_| trueshot_nn::peak::busy(Isa::current())).iter().sum::<u64>();
-    let operations = trueshot_nn::peak::busy(Isa::current()) * threads as u64;
+    let busy = || rayon::broadcast(|_| trueshot_nn::peak::busy()).iter().sum::<u64>();
+    let operations = trueshot_nn::peak::busy() * threads as u64;
     Workload {
         work: Box::new(move |_| {
             std::hint::black_box(busy());
@@ -126,14 +125,11 @@ fn fresh_backbone(shape: Shape) -> Vec<f32> {
 }
 
 fn embedding(shape: Shape) -> Workload {
-    let (images, embedder) = (pictures(shape), Embedder::new(shape, &fresh_backbone(shape)));
+    let (images, embedder) = (pictures(shape), Conv4Embedder::new(shape, &fresh_backbone(shape)));
     let mut features = vec![0.0; IMAGES * shape.features()];
     let work = move |_| {
         let parts = images.par_chunks(4 * shape.pixels()).zip(features.par_chunks_mut(4 * shape.features()));
-        parts.for_each_init(
-            || embedder.scratch(),
-            |scratch, (images, out)| embedder.embed(Isa::current(), images, out, scratch),
-        );
+        parts.for_each_init(|| embedder.session(), |session, (images, out)| session.embed(images, out));
         Ok(())
     };
     Workload { work: Box::new(work), operations: Some(IMAGES as u64 * shape.operations().0) }
@@ -169,10 +165,10 @@ fn evaluate_once(bank: &Embeddings, method: &str, run: u64) -> anyhow::Result<()
 
 /// One training step on an episode of 5 x 20 pictures: forward, the loss of nearest prototypes, backward, AdamW.
 fn backbone_step(shape: Shape) -> Workload {
-    let (isa, images) = (Isa::current(), pictures(shape));
+    let images = pictures(shape);
     let mut parameters = fresh_backbone(shape);
-    let mut training = Training::new(isa, shape, IMAGES);
-    let mut optimiser = AdamW::new(&conv4::layout(shape.channels), adamw::Settings::default());
+    let mut training = TrainingPass::new(shape, IMAGES);
+    let mut optimiser = AdamW::new(&conv4::layout(shape.channels), AdamWConfig::default());
     let mut gradients = [vec![0.0; parameters.len()]];
     let mut d_features = vec![0.0; IMAGES * shape.features()];
     let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
@@ -180,9 +176,9 @@ fn backbone_step(shape: Shape) -> Workload {
     let work = move |_| {
         let roles = Roles { classes: 5, given: &given, query_classes: &query_classes };
         loss(training.forward(&parameters, &images), roles, Aggregate::Mean, &mut d_features);
-        training.backward(&parameters, &d_features, &mut gradients[0]);
+        training.backward(&d_features, &mut gradients[0]);
         training.update_running(&mut parameters);
-        optimiser.step(isa, 1e-3, 1.0, &mut parameters, &mut gradients);
+        optimiser.step(1e-3, 1.0, &mut parameters, &mut gradients);
         Ok(())
     };
     let (forward, backward) = shape.operations();
@@ -190,27 +186,27 @@ fn backbone_step(shape: Shape) -> Workload {
 }
 
 /// One step of MAML on four tasks of 25 and 75 pictures of 32 px.
-fn maml_step(order: Order) -> Workload {
+fn maml_step(order: GradientOrder) -> Workload {
     const TASKS: usize = 4;
-    let (isa, size) = (Isa::current(), Size { shape: Shape { size: 32, channels: 3 }, ways: 5 });
+    let size = ModelSize { shape: Shape { size: 32, channels: 3 }, ways: 5 };
     let mut rng = Rng::new(0, Purpose::Items, 4);
     let mut parameters = maml::initial(size, &mut || rng.fraction());
-    let settings = adamw::Settings { decay: 0.0, ..adamw::Settings::default() };
-    let mut optimiser = AdamW::new(&maml::layout(size), settings);
+    let config = AdamWConfig { weight_decay: 0.0, ..AdamWConfig::default() };
+    let mut optimiser = AdamW::new(&maml::layout(size), config);
     let mut gradients = vec![vec![0.0; parameters.len()]; TASKS];
-    let mut learners: Vec<Learner> = (0..TASKS).map(|_| Learner::new(isa, size)).collect();
+    let mut learners: Vec<MamlLearner> = (0..TASKS).map(|_| MamlLearner::new(size)).collect();
     let images = pictures(size.shape);
     let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
     let answers: Vec<u32> = (0..75).map(|query| query / 15).collect();
     let work = move |_| {
         let (support, queries) = images.split_at(25 * size.shape.pixels());
-        let support = Labelled { images: support, classes: &given };
-        let queries = Labelled { images: queries, classes: &answers };
+        let support = LabelledImages { images: support, classes: &given };
+        let queries = LabelledImages { images: queries, classes: &answers };
         let adaptation = Adaptation { rate: 0.01, steps: 5 };
         learners.par_iter_mut().zip(&mut gradients).for_each(|(learner, gradient)| {
             learner.meta_gradient(&parameters, support, queries, adaptation, order, gradient);
         });
-        optimiser.step(isa, 3e-3, 1.0 / TASKS as f64, &mut parameters, &mut gradients);
+        optimiser.step(3e-3, 1.0 / TASKS as f64, &mut parameters, &mut gradients);
         Ok(())
     };
     Workload { work: Box::new(work), operations: None }
@@ -239,8 +235,8 @@ fn rows(bank: &Embeddings, episodes: usize, each: usize) -> Vec<Vec<&[f32]>> {
 fn tranfs_step() -> anyhow::Result<Workload> {
     const PARTS: usize = 4;
     let (network, mut parameters) = tranfs()?;
-    let (isa, bank) = (Isa::current(), bank()?);
-    let mut optimiser = AdamW::new(network.layout(), adamw::Settings::default());
+    let bank = bank()?;
+    let mut optimiser = AdamW::new(network.layout(), AdamWConfig::default());
     let mut gradients = vec![vec![0.0; parameters.len()]; PARTS];
     let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
     let query_classes: Vec<u32> = (0..75).map(|query| query / 15).collect();
@@ -264,11 +260,11 @@ fn tranfs_step() -> anyhow::Result<Workload> {
         let parts = episodes.par_chunks(TRANFS_EPISODES / PARTS).zip(&mut gradients).enumerate();
         parts.for_each(|(part, (episodes, gradient))| {
             let seed = run * PARTS as u64 + part as u64;
-            network.losses(isa, &parameters, episodes, seed, gradient);
+            network.losses(&parameters, episodes, seed, gradient);
         });
         let scale = 1.0 / TRANFS_EPISODES as f64;
-        let pieces = optimiser.pieces(5e-4, scale, &mut parameters, &mut gradients, 1 << 14);
-        pieces.into_par_iter().for_each(|piece| piece.apply(isa));
+        let chunks = optimiser.chunks(5e-4, scale, &mut parameters, &mut gradients, 1 << 14);
+        chunks.into_par_iter().for_each(|chunk| chunk.apply());
         Ok(())
     };
     Ok(Workload { work: Box::new(work), operations: None })
@@ -277,16 +273,16 @@ fn tranfs_step() -> anyhow::Result<Workload> {
 /// Prototypes of 64 episodes, in four parts.
 fn tranfs_prototypes() -> anyhow::Result<Workload> {
     let (network, parameters) = tranfs()?;
-    let (isa, bank) = (Isa::current(), bank()?);
+    let bank = bank()?;
     let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
     let work = move |_| {
         let rows = rows(&bank, 64, 25);
-        let supports: Vec<tranfs::Support<'_>> = rows
+        let inputs: Vec<tranfs::TranfsInput<'_>> = rows
             .iter()
-            .map(|items| tranfs::Support { classes: 5, items, given: &given, order: None })
+            .map(|items| tranfs::TranfsInput { classes: 5, items, given: &given, order: None })
             .collect();
-        supports.par_chunks(16).for_each(|supports| {
-            std::hint::black_box(network.prototypes(isa, &parameters, supports));
+        inputs.par_chunks(16).for_each(|inputs| {
+            std::hint::black_box(network.prototypes(&parameters, inputs));
         });
         Ok(())
     };

@@ -8,8 +8,8 @@
 
 use std::sync::Arc;
 
-use trueshot_nn::relabel::Space;
-use trueshot_nn::{Isa, products, short};
+use trueshot_nn::products;
+use trueshot_nn::relabel::GramSpace;
 
 use crate::rng::Rng;
 use crate::task::{Queries, Task};
@@ -64,7 +64,7 @@ impl Mixture {
                 class.iter().map(|&(item, _)| task.support.rows()[item as usize]).collect();
             let weights: Vec<f32> = class.iter().map(|&(_, weight)| weight).collect();
             let mut sum = vec![0.0; task.support.dim()];
-            products::weighted_sum(Isa::current(), &rows, &weights, &mut sum);
+            products::weighted_sum(&rows, &weights, &mut sum);
             sum
         };
         self.terms.iter().map(vector).collect()
@@ -117,17 +117,17 @@ impl Mixture {
 /// length. Distances there, too, follow from inner products.
 #[derive(Debug, Clone)]
 pub struct PlacedMixture {
-    space: Space<f32>,
+    space: GramSpace<f32>,
     weights: Vec<Vec<f32>>,
     squared_norms: Vec<f32>,
 }
 
 impl PlacedMixture {
     /// Weights of all items in all classes.
-    pub fn new(space: Space<f32>, weights: Vec<Vec<f32>>) -> Self {
+    pub fn new(space: GramSpace<f32>, weights: Vec<Vec<f32>>) -> Self {
         let (gram, n) = (space.gram(), space.items());
         let squared_norm = |weights: &Vec<f32>| -> f32 {
-            let product = |i: usize| short::dot(&gram[i * n..(i + 1) * n], weights);
+            let product = |i: usize| products::short_dot(&gram[i * n..(i + 1) * n], weights);
             weights.iter().enumerate().map(|(i, weight)| weight * product(i)).sum()
         };
         let squared_norms = weights.iter().map(squared_norm).collect();
@@ -139,11 +139,11 @@ impl PlacedMixture {
         let rows = task.support.rows();
         let sum = |weights: &[f32]| {
             let mut sum = vec![0.0; task.support.dim()];
-            products::weighted_sum(Isa::current(), rows, weights, &mut sum);
+            products::weighted_sum(rows, weights, &mut sum);
             sum
         };
         let mean = sum(&vec![1.0 / rows.len() as f32; rows.len()]);
-        (mean, self.weights.iter().map(|weights| sum(&self.space.weights_of_rows(weights))).collect())
+        (mean, self.weights.iter().map(|weights| sum(&self.space.row_weights(weights))).collect())
     }
 
     /// For every class the weight of every item.
@@ -154,7 +154,7 @@ impl PlacedMixture {
     fn scores(&self, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
         let count = queries.len();
         let mut products = products.to_vec();
-        self.space.place(&mut products, &mut queries.squared_norms().to_vec());
+        self.space.transform_queries(&mut products, &mut queries.squared_norms().to_vec());
         let score = |(weights, norm): (&Vec<f32>, &f32)| {
             let mut sum = vec![-norm; count];
             for (weight, row) in weights.iter().zip(products.chunks_exact(count)) {
@@ -251,7 +251,7 @@ impl Classifier {
                 let rows: Vec<&[f32]> = vectors.iter().map(Vec::as_slice).collect();
                 let products = queries.products(&rows);
                 let score = |(row, products): (&&[f32], &[f32])| {
-                    let norm = products::squared_norm(Isa::current(), row);
+                    let norm = products::squared_norm(row);
                     products.iter().map(|product| 2.0 * product - norm).collect()
                 };
                 rows.iter().zip(products.chunks_exact(count)).map(score).collect()

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use trueshot_nn::parameters::Layout;
+use trueshot_nn::parameters::ParameterLayout;
 
 use crate::error::{Error, Result};
 use crate::tensors::Tensors;
@@ -23,7 +23,7 @@ pub struct Model {
 
 impl Model {
     /// Names the parameters of a model.
-    pub fn new(kind: &str, config: &impl Serialize, layout: &Layout, parameters: &[f32]) -> Self {
+    pub fn new(kind: &str, config: &impl Serialize, layout: &ParameterLayout, parameters: &[f32]) -> Self {
         let mut tensors = named(layout, parameters);
         tensors.set_note("format", VERSION);
         tensors.set_note("kind", kind);
@@ -67,7 +67,7 @@ impl Model {
     }
 
     /// Its parameters as a flat buffer.
-    pub fn parameters(&self, layout: &Layout) -> Result<Vec<f32>> {
+    pub fn parameters(&self, layout: &ParameterLayout) -> Result<Vec<f32>> {
         flat(layout, &self.tensors)
     }
 
@@ -107,7 +107,7 @@ fn check_format(tensors: &Tensors) -> Result<()> {
 }
 
 /// A flat buffer as named tensors.
-pub fn named(layout: &Layout, parameters: &[f32]) -> Tensors {
+pub fn named(layout: &ParameterLayout, parameters: &[f32]) -> Tensors {
     let mut tensors = Tensors::default();
     for tensor in layout.tensors() {
         tensors.insert(&tensor.name, &tensor.shape, parameters[tensor.range.clone()].to_vec());
@@ -116,7 +116,7 @@ pub fn named(layout: &Layout, parameters: &[f32]) -> Tensors {
 }
 
 /// Named tensors as a flat buffer: exactly those of the layout, in their shapes.
-pub fn flat(layout: &Layout, tensors: &Tensors) -> Result<Vec<f32>> {
+pub fn flat(layout: &ParameterLayout, tensors: &Tensors) -> Result<Vec<f32>> {
     let problem =
         |problem: String| Error::Malformed { path: tensors.path().into(), format: "model", problem };
     if let Some((extra, _)) =
@@ -146,8 +146,8 @@ mod tests {
     use crate::tensors::tests::{flips, without_checksum};
     use trueshot_nn::parameters::Role;
 
-    fn layout(width: usize) -> Layout {
-        let mut layout = Layout::default();
+    fn layout(width: usize) -> ParameterLayout {
+        let mut layout = ParameterLayout::default();
         layout.add("first.weight", &[2, width], Role::Trained);
         layout.add("table", &[3], Role::Constant);
         layout
@@ -181,12 +181,12 @@ mod tests {
 
     #[test]
     fn tensors_that_are_missing_misshapen_or_too_many_are_named() {
-        let problem = |layout: &Layout| sample().parameters(layout).unwrap_err().to_string();
+        let problem = |layout: &ParameterLayout| sample().parameters(layout).unwrap_err().to_string();
         assert!(problem(&layout(5)).contains("'first.weight' has shape [2, 4] instead of [2, 5]"));
         let mut larger = layout(4);
         larger.add("second.bias", &[1], Role::Trained);
         assert!(problem(&larger).contains("no tensor 'second.bias'"));
-        let mut smaller = Layout::default();
+        let mut smaller = ParameterLayout::default();
         smaller.add("table", &[3], Role::Constant);
         assert!(problem(&smaller).contains("tensor 'first.weight' is not part of its configuration"));
     }

@@ -6,7 +6,7 @@
 
 use std::sync::OnceLock;
 
-use trueshot_nn::{Isa, products, short};
+use trueshot_nn::products;
 
 /// Labelled rows, ragged: an episode's support set, a user's folder and a row of a batch are all this.
 pub struct Support<'a> {
@@ -129,7 +129,7 @@ impl<'a> Task<'a> {
 
 fn gram_of(rows: &[&[f32]]) -> Vec<f32> {
     let mut gram = vec![0.0; rows.len().pow(2)];
-    products::gram(Isa::current(), rows, &mut gram);
+    products::gram(rows, &mut gram);
     gram
 }
 
@@ -173,7 +173,7 @@ impl Gram {
 
     /// The Gram matrix times a vector of weights.
     pub fn times(&self, weights: &[f32]) -> Vec<f32> {
-        (0..self.n).map(|i| short::dot(self.row(i), weights)).collect()
+        (0..self.n).map(|i| products::short_dot(self.row(i), weights)).collect()
     }
 }
 
@@ -206,14 +206,13 @@ impl<'a> Queries<'a> {
 
     /// Squared lengths.
     pub fn squared_norms(&self) -> &[f32] {
-        self.squared_norms
-            .get_or_init(|| self.rows.iter().map(|row| products::squared_norm(Isa::current(), row)).collect())
+        self.squared_norms.get_or_init(|| self.rows.iter().map(|row| products::squared_norm(row)).collect())
     }
 
     /// Inner products with some vectors: for every vector those with all queries.
     pub fn products(&self, vectors: &[&[f32]]) -> Vec<f32> {
         let mut out = vec![0.0; vectors.len() * self.len()];
-        products::products(Isa::current(), &self.rows, vectors, &mut out);
+        products::products(&self.rows, vectors, &mut out);
         out
     }
 }

@@ -1,51 +1,70 @@
-//! AdamW as PyTorch has it: the decay is decoupled from the gradient; and Adam, where it is part of it.
+//! The optimiser AdamW (decoupled weight decay, as PyTorch has it), and Adam with L2 regularisation.
 //!
-//! A step is cut into pieces that share nothing, so that a pool of threads can work on them in any order. Each
-//! adds up the gradients of a step's parts in their order, updates its stretch of the parameters, and leaves
-//! the gradients at zero for the next step: four passes over memory in one. Constant tensors are not touched.
+//! A step is split into [`ParameterChunk`]s that share nothing, so a pool of threads can work on them in any order. A
+//! chunk sums the gradients of the step's parts in their order, updates its range of the parameters, and sets the
+//! gradients to zero for the next step: four passes over memory in one. Constant tensors are not touched.
 
 use std::ops::Range;
 
 use crate::isa::Isa;
 use crate::kernel::kernel;
-use crate::parameters::{Layout, Role};
+use crate::parameters::{ParameterLayout, Role};
 use crate::real::Real;
 
-/// What stays the same throughout a training.
+/// The hyperparameters that stay the same throughout training.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Settings {
-    /// How slowly the mean of gradients forgets.
+pub struct AdamWConfig {
+    /// Decay rate of the running mean of gradients.
     pub beta1: f64,
-    /// How slowly the mean of squared gradients forgets.
+    /// Decay rate of the running mean of squared gradients.
     pub beta2: f64,
-    /// Keeps quotients finite.
+    /// Added to the denominator.
     pub epsilon: f64,
-    /// Decoupled weight decay.
-    pub decay: f64,
-    /// Weight decay as part of the gradient: Adam's own.
-    pub pull: f64,
+    /// Decoupled weight decay: a step shrinks parameters by the learning rate times this.
+    pub weight_decay: f64,
+    /// L2 regularisation as in Adam: this times the parameter is added to its gradient.
+    pub l2: f64,
 }
 
-impl Default for Settings {
-    /// PyTorch's.
+impl Default for AdamWConfig {
+    /// PyTorch's defaults.
     fn default() -> Self {
-        Settings { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, decay: 0.01, pull: 0.0 }
+        AdamWConfig { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01, l2: 0.0 }
     }
 }
 
-/// The optimiser with its memory.
+/// The optimiser and its state.
+///
+/// ```
+/// use trueshot_nn::adamw::{AdamW, AdamWConfig};
+/// use trueshot_nn::parameters::{ParameterLayout, Role};
+///
+/// let mut layout = ParameterLayout::default();
+/// layout.add("x", &[1], Role::Trained);
+/// let mut optimiser = AdamW::new(&layout, AdamWConfig::default());
+/// // Minimise x², whose gradient is 2 x.
+/// let mut x = [1.0];
+/// for _ in 0..500 {
+///     let mut gradients = [vec![2.0 * x[0]]];
+///     optimiser.step(0.01, 1.0, &mut x, &mut gradients);
+/// }
+/// assert!(x[0].abs() < 0.01);
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdamW {
-    settings: Settings,
+    config: AdamWConfig,
     step: u64,
-    first: Vec<f32>,
-    second: Vec<f32>,
+    /// Running mean of gradients (m), one number per parameter.
+    first_moments: Vec<f32>,
+    /// Running mean of squared gradients (v), one number per parameter.
+    second_moments: Vec<f32>,
+    /// The ranges of trained tensors, adjacent ones merged.
     trained: Vec<Range<usize>>,
 }
 
 impl AdamW {
-    /// One that has seen nothing yet.
-    pub fn new(layout: &Layout, settings: Settings) -> Self {
+    /// An optimiser that has taken no step.
+    pub fn new(layout: &ParameterLayout, config: AdamWConfig) -> Self {
         let mut trained: Vec<Range<usize>> = Vec::new();
         for tensor in layout.tensors().iter().filter(|tensor| tensor.role == Role::Trained) {
             match trained.last_mut() {
@@ -54,148 +73,152 @@ impl AdamW {
             }
         }
         let zeros = vec![0.0; layout.len()];
-        AdamW { settings, step: 0, first: zeros.clone(), second: zeros, trained }
+        AdamW { config, step: 0, first_moments: zeros.clone(), second_moments: zeros, trained }
     }
 
-    /// Goes on from what [`AdamW::memory`] said.
+    /// The same optimiser with a state that [`AdamW::state`] returned.
     ///
     /// # Panics
-    /// If the memory is not as long as the parameters.
+    /// If the moments are not as long as the parameters.
     #[must_use]
-    pub fn resumed(mut self, step: u64, first: Vec<f32>, second: Vec<f32>) -> Self {
-        assert_eq!((first.len(), second.len()), (self.first.len(), self.second.len()));
-        (self.step, self.first, self.second) = (step, first, second);
+    pub fn with_state(mut self, step: u64, first_moments: Vec<f32>, second_moments: Vec<f32>) -> Self {
+        let expected = (self.first_moments.len(), self.second_moments.len());
+        assert_eq!((first_moments.len(), second_moments.len()), expected, "lengths of the moments");
+        (self.step, self.first_moments, self.second_moments) = (step, first_moments, second_moments);
         self
     }
 
-    /// Steps taken, and the running means of gradients and of their squares: all it remembers.
-    pub fn memory(&self) -> (u64, &[f32], &[f32]) {
-        (self.step, &self.first, &self.second)
+    /// The number of steps taken, and the running means of gradients and of squared gradients.
+    pub fn state(&self) -> (u64, &[f32], &[f32]) {
+        (self.step, &self.first_moments, &self.second_moments)
     }
 
-    /// The pieces of the next step, of at most `size` numbers each; the step is done when each was applied.
-    /// The gradient is the sum of `gradients` (in their order) times `scale`.
+    /// Starts the next step and returns its chunks of at most `size` parameters. The step is complete when each chunk
+    /// has been applied, on any thread and in any order. The gradient is the sum of `gradients` (in their order)
+    /// times `scale`.
     ///
     /// # Panics
     /// If a buffer is not as long as the parameters.
-    pub fn pieces<'a>(
+    pub fn chunks<'a>(
         &'a mut self,
         rate: f64,
         scale: f64,
         parameters: &'a mut [f32],
         gradients: &'a mut [Vec<f32>],
         size: usize,
-    ) -> Vec<Piece<'a>> {
-        assert_eq!(parameters.len(), self.first.len());
+    ) -> Vec<ParameterChunk<'a>> {
+        assert_eq!(parameters.len(), self.first_moments.len());
         assert!(gradients.iter().all(|gradient| gradient.len() == parameters.len()));
         self.step += 1;
-        let update = Update::new(self.settings, rate, scale, self.step);
-        let mut rest = Piece {
-            update,
+        let mut rest = ParameterChunk {
+            isa: Isa::current(),
+            factors: StepFactors::new(self.config, rate, scale, self.step),
             parameters,
-            first: &mut self.first,
-            second: &mut self.second,
+            first_moments: &mut self.first_moments,
+            second_moments: &mut self.second_moments,
             gradients: gradients.iter_mut().map(Vec::as_mut_slice).collect(),
         };
-        let (mut pieces, mut at) = (Vec::new(), 0);
+        let (mut chunks, mut position) = (Vec::new(), 0);
         for range in &self.trained {
-            rest.split_off(range.start - at);
-            at = range.end;
+            rest.split_off(range.start - position);
+            position = range.end;
             let mut left = range.len();
             while left > 0 {
                 let length = left.min(size.max(1));
-                pieces.push(rest.split_off(length));
+                chunks.push(rest.split_off(length));
                 left -= length;
             }
         }
-        pieces
+        chunks
     }
 
-    /// A whole step on this thread.
+    /// Takes a whole step on the calling thread, see [`AdamW::chunks`].
     ///
     /// # Panics
     /// If a buffer is not as long as the parameters.
-    pub fn step(
-        &mut self,
-        isa: Isa,
-        rate: f64,
-        scale: f64,
-        parameters: &mut [f32],
-        gradients: &mut [Vec<f32>],
-    ) {
-        for piece in self.pieces(rate, scale, parameters, gradients, 1 << 14) {
-            piece.apply(isa);
+    pub fn step(&mut self, rate: f64, scale: f64, parameters: &mut [f32], gradients: &mut [Vec<f32>]) {
+        for chunk in self.chunks(rate, scale, parameters, gradients, 1 << 14) {
+            chunk.apply();
         }
     }
 }
 
-/// The numbers of one step.
+/// The numbers that all parameters of one step share.
 #[derive(Debug, Clone, Copy)]
-struct Update<T> {
+struct StepFactors<T> {
     scale: T,
     beta1: T,
     beta2: T,
+    /// `1 - rate * weight_decay`
     keep: T,
-    pull: T,
+    l2: T,
+    /// The learning rate over the bias correction of m.
     rate: T,
+    /// One over the square root of the bias correction of v.
     second_scale: T,
     epsilon: T,
 }
 
-impl<T: Real> Update<T> {
-    fn new(settings: Settings, rate: f64, scale: f64, step: u64) -> Self {
-        let corrected = |beta: f64| 1.0 - beta.powf(step as f64);
-        Update {
-            scale: T::of(scale),
-            beta1: T::of(settings.beta1),
-            beta2: T::of(settings.beta2),
-            keep: T::of(1.0 - rate * settings.decay),
-            pull: T::of(settings.pull),
-            rate: T::of(rate / corrected(settings.beta1)),
-            second_scale: T::of(corrected(settings.beta2).sqrt().recip()),
-            epsilon: T::of(settings.epsilon),
+impl<T: Real> StepFactors<T> {
+    fn new(config: AdamWConfig, rate: f64, scale: f64, step: u64) -> Self {
+        let bias_correction = |beta: f64| 1.0 - beta.powf(step as f64);
+        StepFactors {
+            scale: T::from_f64(scale),
+            beta1: T::from_f64(config.beta1),
+            beta2: T::from_f64(config.beta2),
+            keep: T::from_f64(1.0 - rate * config.weight_decay),
+            l2: T::from_f64(config.l2),
+            rate: T::from_f64(rate / bias_correction(config.beta1)),
+            second_scale: T::from_f64(bias_correction(config.beta2).sqrt().recip()),
+            epsilon: T::from_f64(config.epsilon),
         }
     }
 }
 
-/// A stretch of the parameters in one step.
+/// A range of the parameters in one step, with its moments and gradients.
 #[derive(Debug)]
-pub struct Piece<'a> {
-    update: Update<f32>,
+pub struct ParameterChunk<'a> {
+    /// The instruction set of the thread that started the step.
+    isa: Isa,
+    factors: StepFactors<f32>,
     parameters: &'a mut [f32],
-    first: &'a mut [f32],
-    second: &'a mut [f32],
+    first_moments: &'a mut [f32],
+    second_moments: &'a mut [f32],
     gradients: Vec<&'a mut [f32]>,
 }
 
-impl<'a> Piece<'a> {
-    /// Cuts off the front.
-    fn split_off(&mut self, length: usize) -> Piece<'a> {
-        let cut = |slice: &mut &'a mut [f32]| -> &'a mut [f32] {
-            slice.split_off_mut(..length).expect("ranges lie in the buffer, in order")
+impl<'a> ParameterChunk<'a> {
+    /// Splits the first `length` parameters off.
+    fn split_off(&mut self, length: usize) -> ParameterChunk<'a> {
+        let split = |slice: &mut &'a mut [f32]| -> &'a mut [f32] {
+            slice.split_off_mut(..length).expect("ranges are within the buffer and in order")
         };
-        Piece {
-            update: self.update,
-            parameters: cut(&mut self.parameters),
-            first: cut(&mut self.first),
-            second: cut(&mut self.second),
-            gradients: self.gradients.iter_mut().map(cut).collect(),
+        ParameterChunk {
+            isa: self.isa,
+            factors: self.factors,
+            parameters: split(&mut self.parameters),
+            first_moments: split(&mut self.first_moments),
+            second_moments: split(&mut self.second_moments),
+            gradients: self.gradients.iter_mut().map(split).collect(),
         }
     }
 
-    /// Does it: parameters and memory move on, gradients become zero.
-    pub fn apply(self, isa: Isa) {
-        let Piece { update, parameters, first, second, mut gradients } = self;
+    /// Updates parameters and moments, and sets the gradients to zero.
+    pub fn apply(self) {
+        let ParameterChunk { isa, factors, parameters, first_moments, second_moments, mut gradients } = self;
         let Some((gradient, others)) = gradients.split_first_mut() else { return };
-        for other in others {
-            gather(isa, other, gradient);
-        }
-        change(isa, update, gradient, parameters, first, second);
+        isa.scope(|| {
+            for other in others {
+                move_into(other, gradient);
+            }
+            update(factors, gradient, parameters, first_moments, second_moments);
+        });
     }
 }
 
 kernel! {
-    fn gather<'a, T>(from: &'a mut [T], to: &'a mut [T]) {
+    /// `to += from; from = 0`
+    fn move_into<'a, T>(from: &'a mut [T], to: &'a mut [T]) {
         for (to, from) in to.iter_mut().zip(from) {
             *to += *from;
             *from = T::ZERO;
@@ -204,20 +227,21 @@ kernel! {
 }
 
 kernel! {
-    fn change<'a, T>(
-        update: Update<T>,
+    fn update<'a, T>(
+        factors: StepFactors<T>,
         gradient: &'a mut [T],
         parameters: &'a mut [T],
-        first: &'a mut [T],
-        second: &'a mut [T],
+        first_moments: &'a mut [T],
+        second_moments: &'a mut [T],
     ) {
-        let Update { scale, beta1, beta2, keep, pull, rate, second_scale, epsilon } = update;
-        for (((gradient, value), m), v) in gradient.iter_mut().zip(parameters).zip(first).zip(second) {
-            let slope = *gradient * scale + pull * *value;
+        let StepFactors { scale, beta1, beta2, keep, l2, rate, second_scale, epsilon } = factors;
+        let moments = first_moments.iter_mut().zip(second_moments);
+        for ((gradient, value), (m, v)) in gradient.iter_mut().zip(parameters).zip(moments) {
+            let g = *gradient * scale + l2 * *value;
             *gradient = T::ZERO;
-            *m = beta1 * *m + (T::ONE - beta1) * slope;
-            *v = beta2 * *v + (T::ONE - beta2) * slope * slope;
-            *value = *value * keep - rate * *m / (v.root() * second_scale + epsilon);
+            *m = beta1 * *m + (T::ONE - beta1) * g;
+            *v = beta2 * *v + (T::ONE - beta2) * g * g;
+            *value = *value * keep - rate * *m / (v.sqrt() * second_scale + epsilon);
         }
     }
 }
@@ -225,76 +249,86 @@ kernel! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::differences::Numbers;
+    use crate::gradient_check::TestRng;
 
-    fn layout() -> Layout {
-        let mut layout = Layout::default();
+    fn layout() -> ParameterLayout {
+        let mut layout = ParameterLayout::default();
         layout.add("a", &[7, 5], Role::Trained);
         layout.add("b", &[20], Role::Trained);
-        layout.add("still", &[9], Role::Constant);
+        layout.add("constant", &[9], Role::Constant);
         layout.add("c", &[41], Role::Trained);
         layout
     }
 
-    /// The textbook, in f64 and one number after the other.
-    fn textbook(settings: Settings, value: f64, slopes: &[f64], rate: f64) -> f64 {
+    /// The textbook's AdamW for one parameter, in f64.
+    fn reference(config: AdamWConfig, value: f64, gradients: &[f64], rate: f64) -> f64 {
         let (mut value, mut m, mut v) = (value, 0.0, 0.0);
-        for (step, slope) in slopes.iter().enumerate() {
-            let slope = slope + settings.pull * value;
-            m = settings.beta1 * m + (1.0 - settings.beta1) * slope;
-            v = settings.beta2 * v + (1.0 - settings.beta2) * slope * slope;
-            let m = m / (1.0 - settings.beta1.powi(step as i32 + 1));
-            let v = v / (1.0 - settings.beta2.powi(step as i32 + 1));
-            value -= rate * settings.decay * value;
-            value -= rate * m / (v.sqrt() + settings.epsilon);
+        for (step, gradient) in gradients.iter().enumerate() {
+            let g = gradient + config.l2 * value;
+            m = config.beta1 * m + (1.0 - config.beta1) * g;
+            v = config.beta2 * v + (1.0 - config.beta2) * g * g;
+            let m = m / (1.0 - config.beta1.powi(step as i32 + 1));
+            let v = v / (1.0 - config.beta2.powi(step as i32 + 1));
+            value -= rate * config.weight_decay * value;
+            value -= rate * m / (v.sqrt() + config.epsilon);
         }
         value
     }
 
     #[test]
-    fn any_pieces_on_any_instruction_set_agree_with_the_textbook() {
+    fn chunks_of_any_size_agree_with_the_textbook_on_every_instruction_set() {
         let layout = layout();
-        let settings = Settings { decay: 0.1, pull: 0.03, ..Settings::default() };
-        let mut numbers = Numbers::new(2);
-        let start = numbers.singles(layout.len());
-        let slopes: Vec<[Vec<f32>; 2]> =
-            (0..20).map(|_| [numbers.singles(layout.len()), numbers.singles(layout.len())]).collect();
-        for (isa, size) in
-            Isa::ALL.into_iter().filter(|isa| isa.is_usable()).flat_map(|i| [(i, 13), (i, 1000)])
-        {
-            let (mut optimiser, mut parameters) = (AdamW::new(&layout, settings), start.clone());
-            for slopes in &slopes {
-                let mut gradients = slopes.to_vec();
-                for piece in optimiser.pieces(0.01, 0.5, &mut parameters, &mut gradients, size) {
-                    piece.apply(isa);
-                }
+        let config = AdamWConfig { weight_decay: 0.1, l2: 0.03, ..AdamWConfig::default() };
+        let mut rng = TestRng::new(2);
+        let start = rng.f32s(layout.len());
+        let steps: Vec<[Vec<f32>; 2]> =
+            (0..20).map(|_| [rng.f32s(layout.len()), rng.f32s(layout.len())]).collect();
+        for (isa, size) in Isa::usable().flat_map(|isa| [(isa, 13), (isa, 1000)]) {
+            let (mut optimiser, mut parameters) = (AdamW::new(&layout, config), start.clone());
+            for gradients in &steps {
+                let mut gradients = gradients.to_vec();
+                isa.scope(|| {
+                    let chunks = optimiser.chunks(0.01, 0.5, &mut parameters, &mut gradients, size);
+                    chunks.into_iter().for_each(ParameterChunk::apply);
+                });
                 let trained = (0..55).chain(64..105);
                 assert!(trained.into_iter().all(|i| gradients[0][i] == 0.0 && gradients[1][i] == 0.0));
             }
             assert_eq!(parameters[55..64], start[55..64], "constants stay");
             for i in (0..55).chain(64..105) {
-                let slopes: Vec<f64> = slopes.iter().map(|s| 0.5 * f64::from(s[0][i] + s[1][i])).collect();
-                let expected = textbook(settings, f64::from(start[i]), &slopes, 0.01);
+                let gradients: Vec<f64> = steps.iter().map(|s| 0.5 * f64::from(s[0][i] + s[1][i])).collect();
+                let expected = reference(config, f64::from(start[i]), &gradients, 0.01);
                 assert!((f64::from(parameters[i]) - expected).abs() < 1e-5, "{isa:?}, {size}");
             }
         }
     }
 
     #[test]
-    fn a_resumed_optimiser_goes_on_as_if_nothing_had_happened() {
+    fn a_chunk_runs_with_the_instruction_set_that_its_step_was_started_with() {
         let layout = layout();
-        let mut numbers = Numbers::new(3);
-        let gradients: Vec<Vec<f32>> = (0..6).map(|_| numbers.singles(layout.len())).collect();
-        let run = |stop: usize| {
-            let mut optimiser = AdamW::new(&layout, Settings::default());
+        for isa in Isa::usable() {
+            let mut optimiser = AdamW::new(&layout, AdamWConfig::default());
+            let (mut parameters, mut gradients) = (vec![0.5; layout.len()], vec![vec![0.1; layout.len()]]);
+            let chunks = isa.scope(|| optimiser.chunks(0.1, 1.0, &mut parameters, &mut gradients, 50));
+            assert!(chunks.iter().all(|chunk| chunk.isa == isa));
+        }
+    }
+
+    #[test]
+    fn an_optimiser_restored_from_its_state_takes_the_same_steps() {
+        let layout = layout();
+        let mut rng = TestRng::new(3);
+        let gradients: Vec<Vec<f32>> = (0..6).map(|_| rng.f32s(layout.len())).collect();
+        let run = |restore_at: usize| {
+            let mut optimiser = AdamW::new(&layout, AdamWConfig::default());
             let mut parameters = vec![0.5; layout.len()];
             for (i, gradient) in gradients.iter().enumerate() {
-                if i == stop {
-                    let (step, first, second) = optimiser.memory();
+                if i == restore_at {
+                    let (step, first, second) = optimiser.state();
                     let (first, second) = (first.to_vec(), second.to_vec());
-                    optimiser = AdamW::new(&layout, Settings::default()).resumed(step, first, second);
+                    optimiser = AdamW::new(&layout, AdamWConfig::default()).with_state(step, first, second);
                 }
-                optimiser.step(Isa::current(), 0.1, 1.0, &mut parameters, &mut [gradient.clone()]);
+                optimiser.step(0.1, 1.0, &mut parameters, &mut [gradient.clone()]);
             }
             parameters
         };

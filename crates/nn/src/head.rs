@@ -1,54 +1,54 @@
-//! What the learned heads have in common: they are trained on episodes of embeddings.
+//! The interface of the learned heads ([`crate::tranfs::Tranfs`], [`crate::relabel::Relabel`]): models that are trained
+//! on episodes of embeddings.
 
-use crate::isa::Isa;
-use crate::parameters::Layout;
+use crate::parameters::ParameterLayout;
 
-/// One episode with everything a loss needs. Classes may be of any sizes; items come in any order.
+/// One episode with everything a loss needs. Classes may have any sizes, and items come in any order.
 #[derive(Debug, Clone, Copy)]
 pub struct Episode<'a, T = f32> {
     /// Number of classes.
     pub classes: usize,
-    /// The support items.
+    /// The embeddings of the support items.
     pub support: &'a [&'a [T]],
-    /// The class each is filed under.
+    /// The given label of each support item, possibly wrong.
     pub given: &'a [u32],
-    /// The class each really has, if any of the episode's.
+    /// The true class of each support item; `None` if it belongs to no class of the episode.
     pub truth: &'a [Option<u32>],
-    /// The queries.
+    /// The embeddings of the queries.
     pub queries: &'a [&'a [T]],
-    /// Their classes.
+    /// The true class of each query.
     pub query_classes: &'a [u32],
 }
 
-/// Training features as a whole.
+/// Statistics of all training features.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Cloud {
-    /// Their mean.
+pub struct FeatureStatistics {
+    /// The mean feature vector.
     pub mean: Vec<f32>,
-    /// How far they lie from it (root mean square).
+    /// The root mean square distance of features from their mean.
     pub spread: f64,
 }
 
 /// A model that is trained on episodes.
 pub trait Head: Send + Sync {
-    /// Its parameters.
-    fn layout(&self) -> &Layout;
+    /// Names, shapes and positions of the parameters.
+    fn layout(&self) -> &ParameterLayout;
 
-    /// Fresh parameters; `random` yields uniform numbers in [0, 1).
+    /// Initial parameters; `random` yields uniform numbers in [0, 1).
     fn initial(&self, random: &mut dyn FnMut() -> f64) -> Vec<f32>;
 
-    /// Suits fresh parameters to the features they are going to see. `cloud` looks at all of those, which takes a while.
-    fn suit(&self, _parameters: &mut [f32], _cloud: &dyn Fn() -> Cloud) {}
+    /// Adjusts initial parameters to the scale or mean of the training features. `statistics` reads all of those, which
+    /// takes time; a head that does not need them does not call it.
+    fn fit_normalisation(&self, _parameters: &mut [f32], _statistics: &dyn Fn() -> FeatureStatistics) {}
 
-    /// The names of the terms of its loss.
-    fn terms(&self) -> &'static [&'static str];
+    /// The names of the terms of the loss.
+    fn loss_terms(&self) -> &'static [&'static str];
 
-    /// Sums of the terms over some episodes (weighted as the loss weighs them: they add up to it), whose
-    /// gradient is added to `gradient`. On one thread; who has more hands each a part of a step's episodes.
-    /// `seed` decides what dropout drops.
+    /// The terms of the loss, each summed over the episodes and weighted so that the loss is the sum of the terms. Adds
+    /// the gradient of the loss to `gradient`. `seed` decides the dropout masks. Runs on the calling thread; a caller
+    /// with several threads gives each a part of the episodes and a gradient of its own.
     fn losses(
         &self,
-        isa: Isa,
         parameters: &[f32],
         episodes: &[Episode<'_>],
         seed: u64,

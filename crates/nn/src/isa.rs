@@ -1,33 +1,49 @@
-//! Which vector instructions the kernels use.
+//! The vector instruction set that kernels run with.
 //!
-//! The best set the processor has is found once, at run time. Sums are grouped by the width of a vector, so
-//! results agree to the bit only within one set: `TRUESHOT_ISA` pins it where a mixed cluster must agree.
+//! The best set the processor has is found once per process, at run time. A kernel asks for [`Isa::current`] when it
+//! is called, so no function has to hand an instruction set on. Tests, and callers that need a certain set, choose
+//! another one for a block of code with [`Isa::scope`].
+//!
+//! Why a scope and not a field of every model: nothing but tests ever chooses, and most kernels are free functions
+//! over slices that many unrelated callers use, so a field would travel through all of them again. A scope costs one
+//! thread-local read per kernel call. It holds on the calling thread only: code that fans out to other threads inside
+//! a scope enters it again there, as `for_each_in_parallel` and [`crate::adamw::AdamW::chunks`] do.
+//!
+//! Sums are grouped by the width of a vector, so results agree to the bit only within one set. `TRUESHOT_ISA` pins the
+//! set of a process where a mixed cluster must agree.
 
+use std::cell::Cell;
 use std::sync::OnceLock;
 
 use pulp::{Simd, WithSimd};
+use rayon::iter::ParallelIterator;
 
 /// A set of vector instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
-    /// 16 lanes (x86-64-v4).
+    /// x86-64-v4: 16 lanes of `f32`, 32 registers.
     Avx512,
-    /// 8 lanes with fused multiply-add (x86-64-v3).
+    /// x86-64-v3: 8 lanes of `f32`, 16 registers, fused multiply-add.
     Avx2,
-    /// 8 lanes in plain arithmetic, for every processor.
+    /// Plain arithmetic in groups of 8 `f32`, for every processor.
     Portable,
 }
 
-/// `TRUESHOT_ISA` asks for what cannot be had.
+thread_local! {
+    /// The set of the innermost [`Isa::scope`] on this thread.
+    static SCOPED: Cell<Option<Isa>> = const { Cell::new(None) };
+}
+
+/// `TRUESHOT_ISA` names an instruction set that does not exist or that this processor does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnusableIsa {
-    asked: String,
+    requested: String,
 }
 
 impl std::fmt::Display for UnusableIsa {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let usable: Vec<_> = Isa::ALL.into_iter().filter(|isa| isa.is_usable()).map(Isa::name).collect();
-        write!(f, "TRUESHOT_ISA is '{}'; usable on this processor: {}", self.asked, usable.join(", "))
+        let usable: Vec<_> = Isa::usable().map(Isa::name).collect();
+        write!(f, "TRUESHOT_ISA is '{}'; usable on this processor: {}", self.requested, usable.join(", "))
     }
 }
 
@@ -37,7 +53,7 @@ impl Isa {
     /// All sets, best first.
     pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
 
-    /// The name `TRUESHOT_ISA` knows it by.
+    /// The name of the set in `TRUESHOT_ISA` and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Avx512 => "avx512",
@@ -46,7 +62,7 @@ impl Isa {
         }
     }
 
-    /// Whether this processor has it.
+    /// Whether this processor has the set.
     pub fn is_usable(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -59,28 +75,66 @@ impl Isa {
         }
     }
 
-    /// The best set there is, or the one `TRUESHOT_ISA` names.
+    /// The sets this processor has, best first.
+    pub fn usable() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_usable())
+    }
+
+    /// The set that `TRUESHOT_ISA` names, or the best one if the variable is not set.
+    ///
+    /// # Errors
+    /// If the variable names a set that is unknown or that this processor does not have.
     pub fn from_environment() -> Result<Isa, UnusableIsa> {
-        let best = || Isa::ALL.into_iter().find(|isa| isa.is_usable()).unwrap_or(Isa::Portable);
         match std::env::var("TRUESHOT_ISA") {
-            Err(_) => Ok(best()),
-            Ok(asked) => {
-                let named = Isa::ALL.into_iter().find(|isa| isa.name() == asked);
-                named.filter(|isa| isa.is_usable()).ok_or(UnusableIsa { asked })
+            Err(_) => Ok(Isa::usable().next().unwrap_or(Isa::Portable)),
+            Ok(requested) => {
+                let named = Isa::usable().find(|isa| isa.name() == requested);
+                named.ok_or(UnusableIsa { requested })
             }
         }
     }
 
-    /// The set in use, settled at first use. An unusable wish falls back to the portable set, which every
-    /// machine shares; programs call [`Isa::from_environment`] at their start to refuse it instead.
+    /// The set that kernels called from here run with: that of the innermost [`scope`](Self::scope) on this thread,
+    /// otherwise that of the process.
+    ///
+    /// The set of the process is decided at first use by [`Isa::from_environment`]. If that fails it is the portable
+    /// set, which every machine has; programs call `from_environment` when they start and report the error instead.
+    #[inline]
     pub fn current() -> Isa {
-        static CURRENT: OnceLock<Isa> = OnceLock::new();
-        *CURRENT.get_or_init(|| Isa::from_environment().unwrap_or(Isa::Portable))
+        static PROCESS: OnceLock<Isa> = OnceLock::new();
+        SCOPED
+            .get()
+            .unwrap_or_else(|| *PROCESS.get_or_init(|| Isa::from_environment().unwrap_or(Isa::Portable)))
     }
 
-    /// Runs a kernel with these instructions.
+    /// Runs `job` with this set as the current one of this thread.
+    ///
+    /// ```
+    /// use trueshot_nn::{Isa, products::squared_norm};
+    ///
+    /// let row = [3.0, 4.0];
+    /// for isa in Isa::usable() {
+    ///     assert_eq!(isa.scope(|| squared_norm(&row)), 25.0);
+    /// }
+    /// ```
+    ///
+    /// # Panics
+    /// If this processor does not have the set.
+    pub fn scope<R>(self, job: impl FnOnce() -> R) -> R {
+        struct Restore(Option<Isa>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                SCOPED.set(self.0);
+            }
+        }
+        assert!(self.is_usable(), "this processor does not have the instruction set '{}'", self.name());
+        let _restore = Restore(SCOPED.replace(Some(self)));
+        job()
+    }
+
+    /// Runs a kernel with this set.
     #[inline]
-    pub fn run<Kernel: WithSimd>(self, kernel: Kernel) -> Kernel::Output {
+    pub(crate) fn run<Kernel: WithSimd>(self, kernel: Kernel) -> Kernel::Output {
         #[cfg(target_arch = "x86_64")]
         {
             if let (Isa::Avx512, Some(simd)) = (self, pulp::x86::V4::try_new()) {
@@ -94,13 +148,80 @@ impl Isa {
     }
 }
 
-/// `a b + c`, fused where there is an instruction for it. The portable set multiplies, then adds: its fused form would
-/// be a function call for every number.
+/// Runs a kernel with the current instruction set.
+#[inline]
+pub fn run<Kernel: WithSimd>(kernel: Kernel) -> Kernel::Output {
+    Isa::current().run(kernel)
+}
+
+/// Runs `job` for every item on the threads of the current rayon pool, each time with the caller's instruction set.
+pub(crate) fn for_each_in_parallel<I: ParallelIterator>(items: I, job: impl Fn(I::Item) + Send + Sync) {
+    let isa = Isa::current();
+    items.for_each(|item| isa.scope(|| job(item)));
+}
+
+/// `a b + c`, fused if the set has an instruction for it. The portable set multiplies and then adds, because there a
+/// fused multiply-add would be a function call per number.
 #[inline(always)]
 pub(crate) fn multiply_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s) -> S::f32s {
     if std::any::TypeId::of::<S>() == std::any::TypeId::of::<pulp::Scalar256b>() {
         simd.add_f32s(simd.mul_f32s(a, b), c)
     } else {
         simd.mul_add_e_f32s(a, b, c)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rayon::prelude::*;
+
+    #[test]
+    fn a_scope_holds_until_it_ends_even_by_a_panic() {
+        let outside = Isa::current();
+        for isa in Isa::usable() {
+            isa.scope(|| {
+                assert_eq!(Isa::current(), isa);
+                Isa::Portable.scope(|| assert_eq!(Isa::current(), Isa::Portable));
+                assert_eq!(Isa::current(), isa);
+                std::panic::catch_unwind(|| Isa::Portable.scope(|| panic!("expected"))).unwrap_err();
+                assert_eq!(Isa::current(), isa);
+            });
+            assert_eq!(Isa::current(), outside);
+        }
+    }
+
+    #[test]
+    fn parallel_sections_run_with_the_instruction_set_of_their_caller() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
+        for isa in Isa::usable() {
+            let mut seen = vec![None; 100];
+            pool.install(|| {
+                isa.scope(|| for_each_in_parallel(seen.par_iter_mut(), |seen| *seen = Some(Isa::current())));
+            });
+            assert!(seen.iter().all(|seen| *seen == Some(isa)), "{isa:?}");
+        }
+    }
+
+    /// The number of `f32` lanes that a kernel is compiled for.
+    struct Lanes;
+
+    impl WithSimd for Lanes {
+        type Output = usize;
+
+        fn with_simd<S: Simd>(self, _: S) -> usize {
+            S::F32_LANES
+        }
+    }
+
+    #[test]
+    fn a_kernel_runs_with_the_vectors_of_the_set_it_is_scoped_to() {
+        for isa in Isa::usable() {
+            let lanes = match isa {
+                Isa::Avx512 => 16,
+                Isa::Avx2 | Isa::Portable => 8,
+            };
+            assert_eq!(isa.scope(|| run(Lanes)), lanes, "{isa:?}");
+        }
     }
 }

@@ -1,10 +1,9 @@
-//! Plain loops that are compiled once for every instruction set.
+//! The macro `kernel!`, which compiles a plain loop once for every instruction set.
 //!
-//! Most of a layer is loops over slices that the compiler turns into vector instructions by itself, if only
-//! it is told which. `kernel!` writes what that takes: a function whose first argument is the [`crate::Isa`],
-//! around a body that is inlined into each set's context. Everything the body calls must be
-//! `#[inline(always)]`, and it must hand no vectors through closures: what is not inlined is compiled for
-//! the poorest processor.
+//! Most of a layer is loops over slices that the compiler vectorises by itself, if it is told which instructions it
+//! may use. `kernel!` turns such a loop into a function that runs with [`crate::Isa::current`]: its body is inlined
+//! into a context of each instruction set. Everything the body calls must be `#[inline(always)]`, and no vectors may
+//! pass through closures: what is not inlined is compiled for the oldest processor.
 
 /// `kernel! { /// What it does. pub fn name<'a, T>(x: &'a [T], y: &'a mut [T]) -> T { .. } }`, with `T: Real`.
 macro_rules! kernel {
@@ -15,10 +14,7 @@ macro_rules! kernel {
     ) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        $visibility fn $name<$life, $T: $crate::real::Real>(
-            isa: $crate::isa::Isa,
-            $($argument: $type),*
-        ) $(-> $output)? {
+        $visibility fn $name<$life, $T: $crate::real::Real>($($argument: $type),*) $(-> $output)? {
             struct Kernel<$life, $T> {
                 $($argument: $type,)*
                 marker: std::marker::PhantomData<&$life $T>,
@@ -32,7 +28,7 @@ macro_rules! kernel {
                     $body
                 }
             }
-            isa.run(Kernel { $($argument,)* marker: std::marker::PhantomData })
+            $crate::isa::run(Kernel { $($argument,)* marker: std::marker::PhantomData })
         }
     };
     (@output) => { () };

@@ -1,16 +1,22 @@
-//! Numbers only: the kernels, layers and models of trueshot (Conv4, EfficientNet-Lite0, MAML, TraNFS,
-//! Relabel), and their optimiser.
+//! CPU kernels, layers and models of trueshot, and their optimiser.
 //!
-//! Slices in, slices out. No files, and no threads but those of the pool a call runs in (Conv4 in training; all
-//! else works on the calling thread, and who has more hands each a part). Every tuned kernel stands beside a plain version that its tests hold it against.
+//! - Backbones: [`conv4`] (inference, training, Hessian-vector products) and [`efficientnet`] (inference).
+//! - Heads on embeddings: [`tranfs`] and [`relabel`], both a [`head::Head`]; [`maml`] for images.
+//! - Training: [`adamw`], [`schedule`], [`parameters`], [`initialisation`].
+//! - Kernels: [`matmul`], [`products`], [`layers`], [`softmax_regression`].
+//!
+//! All functions take slices. There is no file access, and all work runs on the calling thread, except training of
+//! Conv4, which uses the rayon pool it is called in. Every tuned kernel has a plain version next to it, which is the
+//! oracle of its tests. Kernels run with the instruction set of [`Isa::current`].
 
 pub mod adamw;
+mod buffer;
 pub mod conv4;
-#[cfg(test)]
-mod differences;
 pub mod efficientnet;
+#[cfg(test)]
+mod gradient_check;
 pub mod head;
-pub mod initial;
+pub mod initialisation;
 pub mod isa;
 mod kernel;
 pub mod layers;
@@ -23,7 +29,6 @@ pub mod products;
 pub mod real;
 pub mod relabel;
 pub mod schedule;
-pub mod short;
 pub mod softmax_regression;
 pub mod tranfs;
 

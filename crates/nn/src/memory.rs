@@ -1,19 +1,19 @@
-//! Getting rows into the processor: asking for them early, and widening half precision.
+//! Loading rows: prefetching, and widening half precision.
 
 use crate::isa::Isa;
 
-const LINE: usize = 64;
+const CACHE_LINE: usize = 64;
 
-/// Asks for some memory without waiting for it: rows of an episode lie far apart, and the processor's own
-/// prefetching starts anew at each of them.
+/// Prefetches `bytes` into the cache. The rows of an episode are far apart, and the hardware prefetcher starts anew at
+/// each of them.
 #[inline(always)]
 pub fn prefetch(bytes: &[u8]) {
-    for line in bytes.chunks(LINE) {
+    for line in bytes.chunks(CACHE_LINE) {
         prefetch_line(line.as_ptr());
     }
 }
 
-/// Asks for the cache line that an address lies in.
+/// Prefetches the cache line that holds an address.
 #[inline(always)]
 pub(crate) fn prefetch_line(address: *const u8) {
     // SAFETY: a prefetch is a hint: it reads nothing and never faults, whatever the address.
@@ -27,23 +27,22 @@ pub(crate) fn prefetch_line(address: *const u8) {
     let _ = address;
 }
 
-/// Turns half-precision numbers, given by their bits, into single precision. Returns `false`, having done
-/// nothing, where the instruction set has no way of its own to do it.
+/// Converts half-precision numbers, given as their bits, to single precision, if the current instruction set has an
+/// instruction for it. Otherwise returns `false` and leaves `to` unchanged.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn widen_f16(isa: Isa, from: &[u16], to: &mut [f32]) -> bool {
+pub fn widen_f16(from: &[u16], to: &mut [f32]) -> bool {
     assert_eq!(from.len(), to.len());
     #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Avx512 && isa.is_usable() {
-        // SAFETY: the instruction set was just found to be there.
+    if Isa::current() == Isa::Avx512 && Isa::Avx512.is_usable() {
+        // SAFETY: the processor has just been found to have the instruction set.
         #[allow(unsafe_code)]
         unsafe {
             widen_f16_avx512(from, to);
         }
         return true;
     }
-    let _ = isa;
     false
 }
 
@@ -52,18 +51,18 @@ pub fn widen_f16(isa: Isa, from: &[u16], to: &mut [f32]) -> bool {
 fn widen_f16_avx512(from: &[u16], to: &mut [f32]) {
     use std::arch::x86_64::{_mm256_loadu_si256, _mm512_cvtph_ps, _mm512_storeu_ps};
     const LANES: usize = 16;
-    let (whole, rest) = from.as_chunks::<LANES>();
-    let (to_whole, to_rest) = to.as_chunks_mut::<LANES>();
-    for (from, to) in whole.iter().zip(to_whole) {
-        // SAFETY: both pointers are those of arrays of 16 numbers, and neither access needs alignment.
+    let (from_chunks, from_tail) = from.as_chunks::<LANES>();
+    let (to_chunks, to_tail) = to.as_chunks_mut::<LANES>();
+    for (from, to) in from_chunks.iter().zip(to_chunks) {
+        // SAFETY: both pointers are to arrays of 16 numbers, and neither access needs alignment.
         #[allow(unsafe_code)]
         unsafe {
             _mm512_storeu_ps(to.as_mut_ptr(), _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())));
         }
     }
-    if !rest.is_empty() {
+    if !from_tail.is_empty() {
         let (mut padded, mut widened) = ([0; LANES], [0.0; LANES]);
-        padded[..rest.len()].copy_from_slice(rest);
+        padded[..from_tail.len()].copy_from_slice(from_tail);
         // SAFETY: as above.
         #[allow(unsafe_code)]
         unsafe {
@@ -72,6 +71,6 @@ fn widen_f16_avx512(from: &[u16], to: &mut [f32]) {
                 _mm512_cvtph_ps(_mm256_loadu_si256(padded.as_ptr().cast())),
             );
         }
-        to_rest.copy_from_slice(&widened[..rest.len()]);
+        to_tail.copy_from_slice(&widened[..from_tail.len()]);
     }
 }

@@ -1,40 +1,40 @@
-//! A model's parameters: named tensors that lie one behind the other in a flat buffer.
+//! The parameters of a model: named tensors, stored one after the other in a flat buffer.
 //!
-//! The optimiser, a checkpoint and the sum of gradients see the flat buffer; a layer sees the ranges it was
-//! given when the model was laid out; a file sees names and shapes.
+//! The optimiser, a checkpoint and the sum of gradients see the flat buffer; a layer sees the ranges it was given when
+//! the model was built; a model file sees names and shapes.
 
 use std::ops::Range;
 
-/// What becomes of a tensor in training.
+/// What happens to a tensor in training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// The optimiser changes it.
+    /// The optimiser updates it.
     Trained,
-    /// It stays as it was drawn, or is kept by the model itself (running statistics).
+    /// It keeps its initial values, or the model itself maintains it (running statistics).
     Constant,
 }
 
-/// One named tensor.
+/// One named tensor of a [`ParameterLayout`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
-    /// For instance `layer1.attention.out.weight`.
+    /// For example `layer1.attention.out.weight`.
     pub name: String,
     /// Row-major.
     pub shape: Vec<usize>,
-    /// Where it lies in the flat buffer.
+    /// The elements of the flat buffer that hold the tensor.
     pub range: Range<usize>,
-    /// Whether the optimiser changes it.
+    /// Whether the optimiser updates it.
     pub role: Role,
 }
 
-/// Where every tensor of a model lies.
+/// Names, shapes and positions of all tensors of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Layout {
+pub struct ParameterLayout {
     tensors: Vec<Tensor>,
 }
 
-impl Layout {
-    /// Puts a tensor behind those there are, and says where.
+impl ParameterLayout {
+    /// Appends a tensor and returns its range in the flat buffer.
     pub fn add(&mut self, name: impl Into<String>, shape: &[usize], role: Role) -> Range<usize> {
         let start = self.len();
         let range = start..start + shape.iter().product::<usize>();
@@ -42,22 +42,22 @@ impl Layout {
         range
     }
 
-    /// Numbers in the flat buffer.
+    /// The length of the flat buffer.
     pub fn len(&self) -> usize {
         self.tensors.last().map_or(0, |tensor| tensor.range.end)
     }
 
-    /// Whether there is no tensor.
+    /// Whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
 
-    /// All tensors in order.
+    /// All tensors, in the order of the flat buffer.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// Numbers the optimiser changes.
+    /// The number of parameters that the optimiser updates.
     pub fn trained(&self) -> usize {
         self.tensors
             .iter()

@@ -1,22 +1,23 @@
-//! The most multiply-adds a core can do, to hold the kernels against: nothing but independent ones in registers.
+//! The peak arithmetic rate of a core, to compare kernels with: independent multiply-adds in registers.
 
 use pulp::{Simd, WithSimd};
 
-use crate::isa::{Isa, multiply_add};
+use crate::isa::{self, multiply_add};
 
-/// Rounds over all registers.
+/// Multiply-adds of each chain.
 const ROUNDS: usize = 4_000_000;
-/// Enough to hide the latency of a multiply-add, and not more than the smaller sets have registers for.
+/// Independent chains: enough to hide the latency of a multiply-add, and no more than the smallest register file holds.
 const CHAINS: usize = 12;
 
-/// Keeps the calling thread's multiply-add units busy; says how many operations that was (two each).
-pub fn busy(isa: Isa) -> u64 {
-    isa.run(Busy)
+/// Keeps the multiply-add units of the calling thread busy. Returns the number of floating-point operations, two per
+/// multiply-add.
+pub fn busy() -> u64 {
+    isa::run(MultiplyAdds)
 }
 
-struct Busy;
+struct MultiplyAdds;
 
-impl WithSimd for Busy {
+impl WithSimd for MultiplyAdds {
     type Output = u64;
 
     #[inline(always)]
@@ -42,9 +43,10 @@ impl WithSimd for Busy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::Isa;
 
     #[test]
-    fn every_instruction_set_does_as_many_operations_as_it_has_lanes() {
-        assert_eq!(busy(Isa::Portable), (ROUNDS * CHAINS * 8 * 2) as u64);
+    fn the_operations_are_counted_per_lane() {
+        assert_eq!(Isa::Portable.scope(busy), (ROUNDS * CHAINS * 8 * 2) as u64);
     }
 }

@@ -1,35 +1,37 @@
-//! Inner products between rows: the one expensive thing most methods need.
+//! Inner products, weighted sums and distances of rows: the expensive part of most methods.
 //!
-//! Shapes: `left` L rows and `right` R rows of D numbers, `out` R x L. Rows are given as slices, because an
-//! episode's rows lie scattered over a bank and copying them together would cost as much as the arithmetic.
+//! Rows are separate slices, because the rows of an episode are scattered over a large array and copying them together
+//! would cost as much as the arithmetic.
 //!
-//! A tile of 5 x 5 products keeps 25 accumulators in registers; 5 left rows are fetched once and stay in the
-//! first-level cache while the right rows (few, and in the second-level cache) stream by. Every product is summed in the same order whatever tile it falls
-//! into, so it depends on its two rows alone.
+//! [`products`] works in tiles: 5 x 5 products keep 25 accumulators in registers; 5 left rows are loaded once and stay
+//! in the first-level cache, while the right rows (few, in the second-level cache) stream by. Every product is summed
+//! in the same order in any tile, so it depends on its two rows alone.
 
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
-use crate::isa::{Isa, multiply_add};
+use crate::isa::{self, multiply_add};
 use crate::memory::prefetch_line;
 
-/// `out[r][l] = left[l] . right[r]`: left rows are read once, right rows once for every five left ones.
+/// Inner products of all pairs of rows: `out[r][l] = left[l] . right[r]`, `out` is `[right.len(), left.len()]`.
+///
+/// Left rows are read once, right rows once per five left rows.
 ///
 /// # Panics
-/// If `out` is not R x L or the rows differ in length.
-pub fn products(isa: Isa, left: &[&[f32]], right: &[&[f32]], out: &mut [f32]) {
+/// If `out` has another length or the rows differ in length.
+pub fn products(left: &[&[f32]], right: &[&[f32]], out: &mut [f32]) {
     assert_eq!(out.len(), left.len() * right.len());
     let dim = left.iter().chain(right).map(|row| row.len()).next().unwrap_or(0);
     assert!(left.iter().chain(right).all(|row| row.len() == dim), "rows of different length");
-    isa.run(Products { left, right, out, dim });
+    isa::run(Products { left, right, out, dim });
 }
 
-/// `out[i][j] = rows[i] . rows[j]`, symmetric to the bit.
+/// Gram matrix of rows: `out[i][j] = rows[i] . rows[j]`, symmetric to the bit.
 ///
 /// # Panics
-/// If `out` is not square or the rows differ in length.
-pub fn gram(isa: Isa, rows: &[&[f32]], out: &mut [f32]) {
+/// If `out` does not have `rows.len()²` elements or the rows differ in length.
+pub fn gram(rows: &[&[f32]], out: &mut [f32]) {
     const BLOCK: usize = 5;
     let n = rows.len();
     assert_eq!(out.len(), n * n);
@@ -37,7 +39,7 @@ pub fn gram(isa: Isa, rows: &[&[f32]], out: &mut [f32]) {
     for start in (0..n).step_by(BLOCK) {
         let left = &rows[start..(start + BLOCK).min(n)];
         let block = &mut block[..left.len() * (n - start)];
-        products(isa, left, &rows[start..], block);
+        products(left, &rows[start..], block);
         for (j, column) in block.chunks_exact(left.len()).enumerate() {
             for (i, &value) in column.iter().enumerate().take(j + 1) {
                 out[(start + i) * n + start + j] = value;
@@ -47,7 +49,7 @@ pub fn gram(isa: Isa, rows: &[&[f32]], out: &mut [f32]) {
     }
 }
 
-/// The plain version, which the tests hold the tuned one against.
+/// The plain version of [`products`] in f64: the oracle of its tests.
 pub fn products_reference(left: &[&[f32]], right: &[&[f32]], out: &mut [f64]) {
     for (i, a) in left.iter().enumerate() {
         for (j, b) in right.iter().enumerate() {
@@ -76,11 +78,11 @@ impl Products<'_> {
     #[inline(always)]
     fn tiled<S: Simd, const L: usize, const R: usize>(mut self, simd: S) {
         let (left_count, right_count) = (self.left.len(), self.right.len());
-        let stretch = stretch(self.dim, (L + R) * size_of::<f32>(), S::F32_LANES);
+        let block = column_block(self.dim, (L + R) * size_of::<f32>(), S::F32_LANES);
         self.out.fill(0.0);
         for l in (0..left_count).step_by(L) {
-            for from in (0..self.dim).step_by(stretch) {
-                let columns = from..(from + stretch).min(self.dim);
+            for from in (0..self.dim).step_by(block) {
+                let columns = from..(from + block).min(self.dim);
                 for r in (0..right_count).step_by(R) {
                     self.add_tile::<S, L, R>(simd, l, r, columns.clone());
                 }
@@ -97,18 +99,20 @@ impl Products<'_> {
         columns: Range<usize>,
     ) {
         let (left_count, right_count) = (self.left.len(), self.right.len());
-        // A tile that would hang over the edge repeats the last row; what it repeats is not stored.
+        // A tile at the edge repeats the last row; the repeated products are not stored.
         let lefts: [&[f32]; L] =
             std::array::from_fn(|i| &self.left[(l + i).min(left_count - 1)][columns.clone()]);
         let rights: [&[f32]; R] =
             std::array::from_fn(|j| &self.right[(r + j).min(right_count - 1)][columns.clone()]);
-        // While this group is worked on, the rows of the next one are called in, shared out among its tiles.
+        // While the tiles of this group of left rows run, each prefetches its part of the next group.
         let (tile_number, tiles) = (r / R, right_count.div_ceil(R));
         let next = (l + L).min(left_count);
-        let share = |tile: usize| (next + tile * L / tiles).min(left_count);
-        let upcoming =
-            Upcoming { rows: &self.left[share(tile_number)..share(tile_number + 1)], from: columns.start };
-        let sums = tile::<S, L, R>(simd, lefts, rights, upcoming);
+        let first_of = |tile: usize| (next + tile * L / tiles).min(left_count);
+        let prefetched = Prefetch {
+            rows: &self.left[first_of(tile_number)..first_of(tile_number + 1)],
+            from: columns.start,
+        };
+        let sums = tile::<S, L, R>(simd, lefts, rights, prefetched);
         for (i, row) in sums.iter().enumerate().take(left_count - l) {
             for (j, &sum) in row.iter().enumerate().take(right_count - r) {
                 self.out[(r + j) * left_count + l + i] += sum;
@@ -117,27 +121,28 @@ impl Products<'_> {
     }
 }
 
-/// How many columns to work on at a time, so that the rows of a tile take up at most two thirds of a first-level
-/// cache of 48 KiB: the left ones are then still there when the next tile needs them. It depends on the
+/// The number of columns to work on at a time. The rows of a tile then take up at most 32 of the 48 KiB of a
+/// first-level cache, so the left rows are still there when the next tile needs them. The number depends on the
 /// dimension alone, and so does the order of summation.
-fn stretch(dim: usize, bytes_a_column: usize, lanes: usize) -> usize {
-    let most = (32 << 10) / bytes_a_column;
-    let stretches = dim.div_ceil(most).max(1);
-    dim.div_ceil(stretches).next_multiple_of(lanes).max(1)
+fn column_block(dim: usize, bytes_per_column: usize, lanes: usize) -> usize {
+    let most = (32 << 10) / bytes_per_column;
+    let blocks = dim.div_ceil(most).max(1);
+    dim.div_ceil(blocks).next_multiple_of(lanes).max(1)
 }
 
-/// Rows to call in while a tile is worked on, from some column.
-struct Upcoming<'a> {
+/// Rows to prefetch while a tile is computed, starting at column `from`.
+struct Prefetch<'a> {
     rows: &'a [&'a [f32]],
     from: usize,
 }
 
+/// The inner products of L left and R right rows, `[L, R]`.
 #[inline(always)]
 fn tile<S: Simd, const L: usize, const R: usize>(
     simd: S,
     left: [&[f32]; L],
     right: [&[f32]; R],
-    upcoming: Upcoming<'_>,
+    prefetched: Prefetch<'_>,
 ) -> [[f32; R]; L] {
     let dim = left[0].len();
     let lefts: [(&[S::f32s], &[f32]); L] = std::array::from_fn(|i| S::as_simd_f32s(&left[i][..dim]));
@@ -148,8 +153,8 @@ fn tile<S: Simd, const L: usize, const R: usize>(
     let rights_whole: [&[S::f32s]; R] = std::array::from_fn(|j| &rights[j].0[..steps]);
     let mut sums = [[simd.splat_f32s(0.0); R]; L];
     for step in 0..steps {
-        for row in upcoming.rows {
-            prefetch_line(row[upcoming.from + step * S::F32_LANES..].as_ptr().cast());
+        for row in prefetched.rows {
+            prefetch_line(row[prefetched.from + step * S::F32_LANES..].as_ptr().cast());
         }
         let mut a = [simd.splat_f32s(0.0); L];
         for i in 0..L {
@@ -170,8 +175,8 @@ fn tile<S: Simd, const L: usize, const R: usize>(
             }
         }
     }
-    // Plain loops: a closure would not inherit the caller's instruction set, and every vector in it would
-    // become a call.
+    // Plain loops: a closure is compiled without the caller's instruction set, and every vector operation in it
+    // would become a function call.
     let mut out = [[0.0; R]; L];
     for i in 0..L {
         for j in 0..R {
@@ -181,14 +186,14 @@ fn tile<S: Simd, const L: usize, const R: usize>(
     out
 }
 
-/// `out = sum of weights[i] * rows[i]`
+/// Weighted sum of rows: `out = sum over i of weights[i] rows[i]`.
 ///
 /// # Panics
-/// If there are not as many weights as rows, or the rows differ in length from `out`.
-pub fn weighted_sum(isa: Isa, rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
+/// If there is not one weight per row, or a row is not as long as `out`.
+pub fn weighted_sum(rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
     assert_eq!(rows.len(), weights.len());
     assert!(rows.iter().all(|row| row.len() == out.len()), "rows of different length");
-    isa.run(WeightedSum { rows, weights, out });
+    isa::run(WeightedSum { rows, weights, out });
 }
 
 struct WeightedSum<'a> {
@@ -221,21 +226,45 @@ impl WithSimd for WeightedSum<'_> {
     }
 }
 
-/// `row . row`
-pub fn squared_norm(isa: Isa, row: &[f32]) -> f32 {
-    isa.run(Reduction { left: row, right: row, term: Term::Product })
+/// Squared Euclidean norm: `row . row`.
+pub fn squared_norm(row: &[f32]) -> f32 {
+    isa::run(Reduction { left: row, right: row, term: Term::Product })
 }
 
-/// Sum of absolute differences of two rows.
+/// L1 distance of two rows.
 ///
 /// # Panics
 /// If the rows differ in length.
-pub fn absolute_distance(isa: Isa, left: &[f32], right: &[f32]) -> f32 {
+pub fn l1_distance(left: &[f32], right: &[f32]) -> f32 {
     assert_eq!(left.len(), right.len());
-    isa.run(Reduction { left, right, term: Term::AbsoluteDifference })
+    isa::run(Reduction { left, right, term: Term::AbsoluteDifference })
 }
 
-/// What is summed over two rows.
+/// Lanes of [`short_dot`].
+const SHORT_LANES: usize = 8;
+
+/// Inner product `a . b` of rows as short as a support set, for which choosing an instruction set at run time would
+/// cost more than it gains: eight partial sums that the compiler keeps in vectors of any instruction set.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn short_dot(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let mut sums = [0.0; SHORT_LANES];
+    let (a_chunks, a_tail) = a.as_chunks::<SHORT_LANES>();
+    let (b_chunks, b_tail) = b.as_chunks::<SHORT_LANES>();
+    for (a, b) in a_chunks.iter().zip(b_chunks) {
+        for lane in 0..SHORT_LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    for (sum, (a, b)) in sums.iter_mut().zip(a_tail.iter().zip(b_tail)) {
+        *sum += a * b;
+    }
+    sums.iter().sum()
+}
+
+/// The summand of a reduction over two rows.
 #[derive(Clone, Copy)]
 enum Term {
     Product,
@@ -271,7 +300,7 @@ impl WithSimd for Reduction<'_> {
 }
 
 impl Reduction<'_> {
-    /// Four sums at once: an addition takes four cycles, and a single chain would wait for itself.
+    /// Four independent sums: an addition takes four cycles, and a single chain would wait for itself.
     #[inline(always)]
     fn reduce<S: Simd>(self, simd: S, term: Term) -> f32 {
         let (left, left_tail) = S::as_simd_f32s(self.left);
@@ -297,6 +326,7 @@ impl Reduction<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::Isa;
     use proptest::prelude::*;
 
     fn rows(count: usize, dim: usize, seed: u32) -> Vec<Vec<f32>> {
@@ -308,10 +338,6 @@ mod tests {
         (0..count).map(|_| (0..dim).map(|_| next()).collect()).collect()
     }
 
-    fn usable() -> impl Iterator<Item = Isa> {
-        Isa::ALL.into_iter().filter(|isa| isa.is_usable())
-    }
-
     proptest! {
         #[test]
         fn tuned_products_agree_with_the_plain_ones(l in 1usize..12, r in 1usize..12, dim in 1usize..200, seed: u32) {
@@ -320,9 +346,9 @@ mod tests {
             let right: Vec<&[f32]> = right.iter().map(Vec::as_slice).collect();
             let mut expected = vec![0.0; l * r];
             products_reference(&left, &right, &mut expected);
-            for isa in usable() {
+            for isa in Isa::usable() {
                 let mut out = vec![0.0; l * r];
-                products(isa, &left, &right, &mut out);
+                isa.scope(|| products(&left, &right, &mut out));
                 for (a, b) in out.iter().zip(&expected) {
                     prop_assert!((f64::from(*a) - b).abs() <= 1e-5 * dim as f64, "{isa:?}: {a} and {b}");
                 }
@@ -333,13 +359,13 @@ mod tests {
         fn a_product_does_not_depend_on_its_neighbours(n in 1usize..14, dim in 1usize..100, seed: u32) {
             let owned = rows(n, dim, seed);
             let all: Vec<&[f32]> = owned.iter().map(Vec::as_slice).collect();
-            for isa in usable() {
+            for isa in Isa::usable() {
                 let mut out = vec![0.0; n * n];
-                gram(isa, &all, &mut out);
+                isa.scope(|| gram(&all, &mut out));
                 for i in 0..n {
                     for j in 0..n {
                         let mut alone = [0.0];
-                        products(isa, &all[i..=i], &all[j..=j], &mut alone);
+                        isa.scope(|| products(&all[i..=i], &all[j..=j], &mut alone));
                         prop_assert_eq!(alone[0].to_bits(), out[i * n + j].to_bits());
                     }
                 }
@@ -352,9 +378,9 @@ mod tests {
             let (weights, owned) = (&owned[0], &owned[1..]);
             let weights: Vec<f32> = (0..count).map(|i| weights[i % dim]).collect();
             let all: Vec<&[f32]> = owned.iter().map(Vec::as_slice).collect();
-            for isa in usable() {
+            for isa in Isa::usable() {
                 let mut out = vec![7.0; dim];
-                weighted_sum(isa, &all, &weights, &mut out);
+                isa.scope(|| weighted_sum(&all, &weights, &mut out));
                 for (column, found) in out.iter().enumerate() {
                     let expected: f64 = (0..count).map(|i| f64::from(weights[i]) * f64::from(all[i][column])).sum();
                     prop_assert!((f64::from(*found) - expected).abs() < 1e-5, "{isa:?}: {found} and {expected}");
@@ -366,12 +392,23 @@ mod tests {
         fn reductions_agree_with_the_plain_sums(dim in 0usize..200, seed: u32) {
             let pair = rows(2, dim, seed);
             let expected: f64 = pair[0].iter().zip(&pair[1]).map(|(&a, &b)| f64::from((a - b).abs())).sum();
-            for isa in usable() {
-                let found = f64::from(absolute_distance(isa, &pair[0], &pair[1]));
+            for isa in Isa::usable() {
+                let found = f64::from(isa.scope(|| l1_distance(&pair[0], &pair[1])));
                 prop_assert!((found - expected).abs() <= 1e-5 * (1.0 + expected), "{isa:?}: {found} and {expected}");
                 let squares: f64 = pair[0].iter().map(|&a| f64::from(a) * f64::from(a)).sum();
-                prop_assert!((f64::from(squared_norm(isa, &pair[0])) - squares).abs() <= 1e-5 * (1.0 + squares));
+                let found = f64::from(isa.scope(|| squared_norm(&pair[0])));
+                prop_assert!((found - squares).abs() <= 1e-5 * (1.0 + squares), "{isa:?}: {found} and {squares}");
             }
+        }
+    }
+
+    #[test]
+    fn a_short_dot_product_of_any_length_is_the_sum_of_products() {
+        for n in 0..40 {
+            let a: Vec<f32> = (0..n).map(|i| i as f32 - 3.0).collect();
+            let b: Vec<f32> = (0..n).map(|i| 2.0 * i as f32 + 1.0).collect();
+            let expected: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
+            assert_eq!(short_dot(&a, &b), expected, "integers of this size are exact");
         }
     }
 }

@@ -1,21 +1,24 @@
-//! The numbers a layer is written in: `f32` to run with, `f64` to check its backward pass by differences.
+//! The floating-point type a layer is generic over: `f32` to run with, `f64` to check gradients with.
 //!
-//! The elementary functions of `f32` are polynomials without branches, so that a plain loop over a slice turns
-//! into vector instructions of whatever set the loop was compiled for (see `kernel`). Sums go through
-//! sixteen lanes for the same reason, which also makes them the same on every set.
+//! [`Real`] holds the elementary functions. In `f32` they are branch-free polynomials, so that a plain loop over a
+//! slice turns into vector instructions of the instruction set the loop is compiled for (see `kernel`). Reductions
+//! ([`sum`], [`dot`], [`max_of`]) keep [`LANES`] partial results for the same reason, which also makes them equal to
+//! the bit on every instruction set.
 
 use std::fmt::Debug;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssign};
 
-use crate::isa::Isa;
-use crate::matmul::{self, Start, View, ViewMut};
+use crate::matmul::{self, InitialSum, Matrix, MatrixMut};
 use crate::products;
 
-/// Partial sums of a reduction.
+/// Partial results of a reduction.
 pub const LANES: usize = 16;
 
-/// `f32` or `f64`.
+/// A floating-point number: `f32` or `f64`.
+///
+/// The inherent methods of `f32` and `f64` win over those of this trait: `x.exp()` on an `f32` is the standard
+/// library's. Write `Real::exp(x)` where the type is known and this trait's function is meant.
 pub trait Real:
     Copy
     + Debug
@@ -40,38 +43,37 @@ pub trait Real:
     /// 1
     const ONE: Self;
 
-    /// The nearest number of this kind.
-    fn of(value: f64) -> Self;
+    /// The nearest number of this type.
+    fn from_f64(value: f64) -> Self;
 
     /// The same number in double precision.
-    fn wide(self) -> f64;
+    fn to_f64(self) -> f64;
 
-    /// The larger of two numbers; the second if either is not a number.
+    /// The larger of two numbers; `other` if either is NaN.
     #[inline(always)]
-    fn larger(self, other: Self) -> Self {
+    fn max(self, other: Self) -> Self {
         if self > other { self } else { other }
     }
 
     /// The absolute value.
-    fn magnitude(self) -> Self;
+    fn abs(self) -> Self;
 
     /// The square root.
-    fn root(self) -> Self;
+    fn sqrt(self) -> Self;
 
-    /// e to this power. In `f32` arguments below -87.3 count as -87.3 (1e-38 instead of 0) and those above
-    /// 88.3 as 88.3.
-    fn exponential(self) -> Self;
+    /// `e^x`. In `f32`, `x` is clamped to [-87.3, 88.3], so the result is never 0 and never infinite.
+    fn exp(self) -> Self;
 
     /// The natural logarithm.
-    fn logarithm(self) -> Self;
+    fn ln(self) -> Self;
 
     /// The error function.
-    fn error_function(self) -> Self;
+    fn erf(self) -> Self;
 
     /// The hyperbolic tangent.
     #[inline(always)]
-    fn hyperbolic_tangent(self) -> Self {
-        let small = (Self::of(-2.0) * self.magnitude()).exponential();
+    fn tanh(self) -> Self {
+        let small = Self::exp(Self::from_f64(-2.0) * Self::abs(self));
         let size = (Self::ONE - small) / (Self::ONE + small);
         if self < Self::ZERO { -size } else { size }
     }
@@ -79,25 +81,24 @@ pub trait Real:
     /// `1 / (1 + e^-x)`
     #[inline(always)]
     fn sigmoid(self) -> Self {
-        let small = (-self.magnitude()).exponential();
+        let small = Self::exp(-Self::abs(self));
         let share = Self::ONE / (Self::ONE + small);
         if self < Self::ZERO { small * share } else { share }
     }
 
-    /// A product of matrices: see [`matmul::multiply`].
+    /// Matrix product, see [`matmul::multiply`].
     fn multiply(
-        isa: Isa,
-        a: View<'_, Self>,
-        b: View<'_, Self>,
-        start: Start<'_, Self>,
-        c: &mut ViewMut<'_, Self>,
+        a: Matrix<'_, Self>,
+        b: Matrix<'_, Self>,
+        start: InitialSum<'_, Self>,
+        c: &mut MatrixMut<'_, Self>,
     );
 
-    /// `out[r][l] = left[l] . right[r]`: see [`products::products`].
-    fn products(isa: Isa, left: &[&[Self]], right: &[&[Self]], out: &mut [Self]);
+    /// Inner products of rows, see [`products::products`].
+    fn products(left: &[&[Self]], right: &[&[Self]], out: &mut [Self]);
 
-    /// `out[c] += sum over i of weights[i][c] rows[i]`: see [`matmul::add_weighted_rows`].
-    fn add_weighted_rows(isa: Isa, rows: &[&[Self]], weights: &[Self], out: &mut [Self]);
+    /// Weighted sums of rows, see [`matmul::add_weighted_rows`].
+    fn add_weighted_rows(rows: &[&[Self]], weights: &[Self], out: &mut [Self]);
 }
 
 impl Real for f32 {
@@ -105,30 +106,31 @@ impl Real for f32 {
     const ONE: f32 = 1.0;
 
     #[inline(always)]
-    fn of(value: f64) -> f32 {
+    fn from_f64(value: f64) -> f32 {
         value as f32
     }
 
     #[inline(always)]
-    fn wide(self) -> f64 {
+    fn to_f64(self) -> f64 {
         f64::from(self)
     }
 
     #[inline(always)]
-    fn magnitude(self) -> f32 {
-        self.abs()
+    fn abs(self) -> f32 {
+        f32::abs(self)
     }
 
     #[inline(always)]
-    fn root(self) -> f32 {
-        self.sqrt()
+    fn sqrt(self) -> f32 {
+        f32::sqrt(self)
     }
 
+    /// A polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], times a power of two. Off by less than 2e-7 of the value.
     #[inline(always)]
-    fn exponential(self) -> f32 {
-        // Adding this rounds to a whole number, which then stands in the lowest bits.
+    fn exp(self) -> f32 {
+        // Adding 1.5 * 2^23 rounds to an integer, which is then in the lowest bits of the mantissa.
         const ROUND: f32 = 12_582_912.0;
-        // Exact in few bits, so that its multiples are, too.
+        // ln 2 in two parts. The first has few bits, so its multiples are exact.
         const LN2_HIGH: f32 = 355.0 / 512.0;
         const LN2_LOW: f32 = -2.121_944_4e-4;
         let x = if self < -87.3 { -87.3 } else { self };
@@ -146,39 +148,38 @@ impl Real for f32 {
     }
 
     #[inline(always)]
-    fn logarithm(self) -> f32 {
-        self.ln()
+    fn ln(self) -> f32 {
+        f32::ln(self)
     }
 
-    /// Abramowitz and Stegun 7.1.26, off by less than 7e-7 in this precision.
+    /// Abramowitz and Stegun 7.1.26. Off by less than 7e-7.
     #[inline(always)]
-    fn error_function(self) -> f32 {
+    fn erf(self) -> f32 {
         let size = self.abs();
         let t = 1.0 / (1.0 + 0.327_591_1 * size);
         let series = 1.061_405_4 * t - 1.453_152;
         let series = series * t + 1.421_413_7;
         let series = series * t - 0.284_496_74;
         let series = (series * t + 0.254_829_6) * t;
-        let value = 1.0 - series * (-size * size).exponential();
+        let value = 1.0 - series * Real::exp(-size * size);
         if self < 0.0 { -value } else { value }
     }
 
     fn multiply(
-        isa: Isa,
-        a: View<'_, f32>,
-        b: View<'_, f32>,
-        start: Start<'_, f32>,
-        c: &mut ViewMut<'_, f32>,
+        a: Matrix<'_, f32>,
+        b: Matrix<'_, f32>,
+        start: InitialSum<'_, f32>,
+        c: &mut MatrixMut<'_, f32>,
     ) {
-        matmul::multiply_tuned(isa, a, b, start, c);
+        matmul::multiply_tuned(a, b, start, c);
     }
 
-    fn products(isa: Isa, left: &[&[f32]], right: &[&[f32]], out: &mut [f32]) {
-        products::products(isa, left, right, out);
+    fn products(left: &[&[f32]], right: &[&[f32]], out: &mut [f32]) {
+        products::products(left, right, out);
     }
 
-    fn add_weighted_rows(isa: Isa, rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
-        matmul::add_weighted_rows_tuned(isa, rows, weights, out);
+    fn add_weighted_rows(rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
+        matmul::add_weighted_rows_tuned(rows, weights, out);
     }
 }
 
@@ -187,45 +188,50 @@ impl Real for f64 {
     const ONE: f64 = 1.0;
 
     #[inline(always)]
-    fn of(value: f64) -> f64 {
+    fn from_f64(value: f64) -> f64 {
         value
     }
 
     #[inline(always)]
-    fn wide(self) -> f64 {
+    fn to_f64(self) -> f64 {
         self
     }
 
     #[inline(always)]
-    fn magnitude(self) -> f64 {
-        self.abs()
+    fn abs(self) -> f64 {
+        f64::abs(self)
     }
 
     #[inline(always)]
-    fn root(self) -> f64 {
-        self.sqrt()
+    fn sqrt(self) -> f64 {
+        f64::sqrt(self)
     }
 
     #[inline(always)]
-    fn exponential(self) -> f64 {
-        self.exp()
+    fn exp(self) -> f64 {
+        f64::exp(self)
     }
 
     #[inline(always)]
-    fn logarithm(self) -> f64 {
-        self.ln()
+    fn ln(self) -> f64 {
+        f64::ln(self)
     }
 
     #[inline(always)]
-    fn error_function(self) -> f64 {
+    fn erf(self) -> f64 {
         libm::erf(self)
     }
 
-    fn multiply(_: Isa, a: View<'_, f64>, b: View<'_, f64>, start: Start<'_, f64>, c: &mut ViewMut<'_, f64>) {
+    fn multiply(
+        a: Matrix<'_, f64>,
+        b: Matrix<'_, f64>,
+        start: InitialSum<'_, f64>,
+        c: &mut MatrixMut<'_, f64>,
+    ) {
         matmul::multiply_reference(a, b, start, c);
     }
 
-    fn products(_: Isa, left: &[&[f64]], right: &[&[f64]], out: &mut [f64]) {
+    fn products(left: &[&[f64]], right: &[&[f64]], out: &mut [f64]) {
         for (out, right) in out.chunks_exact_mut(left.len().max(1)).zip(right) {
             for (out, left) in out.iter_mut().zip(left) {
                 *out = dot(left, right);
@@ -233,70 +239,70 @@ impl Real for f64 {
         }
     }
 
-    fn add_weighted_rows(_: Isa, rows: &[&[f64]], weights: &[f64], out: &mut [f64]) {
+    fn add_weighted_rows(rows: &[&[f64]], weights: &[f64], out: &mut [f64]) {
         matmul::add_weighted_rows_reference(rows, weights, out);
     }
 }
 
-/// The sum of some numbers, in sixteen lanes.
+/// The sum of `values`, in [`LANES`] partial sums.
 #[inline(always)]
 pub fn sum<T: Real>(values: &[T]) -> T {
-    let (whole, rest) = values.as_chunks::<LANES>();
+    let (chunks, tail) = values.as_chunks::<LANES>();
     let mut sums = [T::ZERO; LANES];
-    for values in whole {
+    for values in chunks {
         for lane in 0..LANES {
             sums[lane] += values[lane];
         }
     }
-    for (sum, &value) in sums.iter_mut().zip(rest) {
+    for (sum, &value) in sums.iter_mut().zip(tail) {
         *sum += value;
     }
-    join(sums)
+    sum_lanes(sums)
 }
 
-/// `a . b`, in sixteen lanes. What is longer than the other is left out.
+/// The inner product `a . b`, in [`LANES`] partial sums, over the length of the shorter slice.
 #[inline(always)]
 pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
-    let (a_whole, a_rest) = a.as_chunks::<LANES>();
-    let (b_whole, b_rest) = b.as_chunks::<LANES>();
+    let (a_chunks, a_tail) = a.as_chunks::<LANES>();
+    let (b_chunks, b_tail) = b.as_chunks::<LANES>();
     let mut sums = [T::ZERO; LANES];
-    for (a, b) in a_whole.iter().zip(b_whole) {
+    for (a, b) in a_chunks.iter().zip(b_chunks) {
         for lane in 0..LANES {
             sums[lane] += a[lane] * b[lane];
         }
     }
-    for (sum, (&a, &b)) in sums.iter_mut().zip(a_rest.iter().zip(b_rest)) {
+    for (sum, (&a, &b)) in sums.iter_mut().zip(a_tail.iter().zip(b_tail)) {
         *sum += a * b;
     }
-    join(sums)
+    sum_lanes(sums)
 }
 
-/// The largest of some numbers, and of `least`.
+/// The largest of `values` and `least`.
 #[inline(always)]
-pub fn maximum<T: Real>(values: &[T], least: T) -> T {
-    let (whole, rest) = values.as_chunks::<LANES>();
+pub fn max_of<T: Real>(values: &[T], least: T) -> T {
+    let (chunks, tail) = values.as_chunks::<LANES>();
     let mut largest = [least; LANES];
-    for values in whole {
+    for values in chunks {
         for lane in 0..LANES {
-            largest[lane] = values[lane].larger(largest[lane]);
+            largest[lane] = values[lane].max(largest[lane]);
         }
     }
-    for (largest, &value) in largest.iter_mut().zip(rest) {
-        *largest = value.larger(*largest);
+    for (largest, &value) in largest.iter_mut().zip(tail) {
+        *largest = value.max(*largest);
     }
     let mut half = LANES / 2;
     while half > 0 {
         for lane in 0..half {
-            largest[lane] = largest[lane + half].larger(largest[lane]);
+            largest[lane] = largest[lane + half].max(largest[lane]);
         }
         half /= 2;
     }
     largest[0]
 }
 
-/// The lanes of a sum added up, halving.
+/// The sum of a reduction's partial sums, by halving.
 #[inline(always)]
-pub fn join<T: Real>(mut sums: [T; LANES]) -> T {
+pub fn sum_lanes<T: Real>(mut sums: [T; LANES]) -> T {
     let mut half = LANES / 2;
     while half > 0 {
         for lane in 0..half {
@@ -317,24 +323,24 @@ mod tests {
     }
 
     #[test]
-    fn the_exponential_in_single_precision_is_right_to_its_last_digits() {
+    fn exp_in_single_precision_is_accurate_to_two_parts_in_ten_million() {
         for x in grid(-87.2, 88.2) {
             let expected = f64::from(x).exp();
-            assert!((f64::from(x.exponential()) / expected - 1.0).abs() < 2e-7, "e^{x}");
+            assert!((f64::from(Real::exp(x)) / expected - 1.0).abs() < 2e-7, "e^{x}");
         }
-        assert!(f32::NAN.exponential().is_nan());
-        assert!(f32::NEG_INFINITY.exponential() < 2e-38);
-        assert!(f32::INFINITY.exponential() > 1e38);
+        assert!(Real::exp(f32::NAN).is_nan());
+        assert!(Real::exp(f32::NEG_INFINITY) < 2e-38);
+        assert!(Real::exp(f32::INFINITY) > 1e38);
     }
 
     #[test]
-    fn the_functions_made_of_it_are_right_to_a_few_parts_in_ten_million() {
+    fn tanh_erf_and_sigmoid_are_accurate_to_a_few_parts_in_ten_million() {
         for x in grid(-9.0, 9.0) {
             let wide = f64::from(x);
-            assert!((f64::from(x.hyperbolic_tangent()) - wide.tanh()).abs() < 3e-7, "tanh {x}");
-            assert!((f64::from(x.error_function()) - libm::erf(wide)).abs() < 7e-7, "erf {x}");
+            assert!((f64::from(Real::tanh(x)) - wide.tanh()).abs() < 3e-7, "tanh {x}");
+            assert!((f64::from(Real::erf(x)) - libm::erf(wide)).abs() < 7e-7, "erf {x}");
             assert!((f64::from(x.sigmoid()) - wide.sigmoid()).abs() < 2e-7, "sigmoid {x}");
-            assert!((wide.hyperbolic_tangent() - wide.tanh()).abs() < 1e-15);
+            assert!((Real::tanh(wide) - wide.tanh()).abs() < 1e-15);
         }
     }
 
@@ -344,7 +350,7 @@ mod tests {
             let a: Vec<f32> = (0..n).map(|i| (i * 7 % 11) as f32 - 4.0).collect();
             assert_eq!(sum(&a), a.iter().sum::<f32>());
             assert_eq!(dot(&a, &a), a.iter().map(|a| a * a).sum::<f32>());
-            assert_eq!(maximum(&a, -9.0), a.iter().copied().fold(-9.0, f32::max));
+            assert_eq!(max_of(&a, -9.0), a.iter().copied().fold(-9.0, f32::max));
         }
     }
 }

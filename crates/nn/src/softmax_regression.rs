@@ -1,41 +1,40 @@
-//! A linear classifier trained from scratch on a handful of rows: softmax cross-entropy, full batches, AdamW.
+//! Softmax regression: a linear classifier trained on a few rows with cross-entropy, full batches and AdamW.
 //!
-//! Shapes: R rows of D numbers, C classes, weights C x D. An episode's rows and weights fit into the
-//! second-level cache, so a step is two passes over them: the scores (inner products), then, for one stretch
-//! of dimensions after the other, gradient and update together, so that no gradient is ever stored.
+//! Shapes: R rows of D numbers, C classes, weights `[C, D]`. The rows and weights of an episode fit into the
+//! second-level cache, so a step is two passes over them: the logits (inner products), then, one block of columns after
+//! the other, gradient and update together, so that no gradient is ever stored.
 
 use pulp::{Simd, WithSimd};
 
-use crate::isa::{Isa, multiply_add};
+use crate::isa::{self, multiply_add};
 use crate::products::products;
 
-/// How to train.
+/// How a softmax regression is trained.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct SoftmaxRegressionConfig {
     /// Updates, each over all rows.
     pub steps: usize,
     /// Learning rate.
     pub rate: f32,
     /// Decoupled weight decay.
-    pub decay: f32,
+    pub weight_decay: f32,
 }
 
-/// AdamW's usual constants, as PyTorch has them.
+/// PyTorch's defaults of AdamW.
 const BETA1: f32 = 0.9;
 const BETA2: f32 = 0.999;
 const EPS: f32 = 1e-8;
 
-/// Trains `weights` (C x D) and `bias` (C) in place.
+/// Trains `weights` (`[C, D]`) and `bias` (`[C]`) in place.
 ///
 /// # Panics
 /// If shapes disagree or a label is not below C.
 pub fn train(
-    isa: Isa,
     rows: &[&[f32]],
     labels: &[u32],
     weights: &mut [f32],
     bias: &mut [f32],
-    settings: Settings,
+    config: SoftmaxRegressionConfig,
 ) {
     let (classes, dim) = (bias.len(), rows.first().map_or(0, |row| row.len()));
     assert_eq!(weights.len(), classes * dim);
@@ -43,52 +42,54 @@ pub fn train(
     let mut first = vec![0.0; weights.len()];
     let mut second = vec![0.0; weights.len()];
     let mut bias_moments = vec![(0.0, 0.0); classes];
-    let mut scores = vec![0.0; classes * rows.len()];
-    for step in 1..=settings.steps {
+    let mut logits = vec![0.0; classes * rows.len()];
+    for step in 1..=config.steps {
         let class_rows: Vec<&[f32]> = weights.chunks_exact(dim).collect();
-        products(isa, rows, &class_rows, &mut scores);
-        let errors = softmax_errors(&scores, labels, bias);
-        let update = Update::new(settings, step as i32);
+        products(rows, &class_rows, &mut logits);
+        let errors = softmax_errors(&logits, labels, bias);
+        let update = Update::new(config, step as i32);
         for ((bias, moments), errors) in
             bias.iter_mut().zip(&mut bias_moments).zip(errors.chunks_exact(rows.len()))
         {
             update.scalar(bias, moments, errors.iter().sum());
         }
-        let dim_step =
-            Step { rows, errors: &errors, weights, first: &mut first, second: &mut second, dim, update };
-        isa.run(dim_step);
+        let (first, second) = (&mut first, &mut second);
+        isa::run(WeightUpdate { rows, errors: &errors, weights, first, second, dim, update });
     }
 }
 
-/// For every class and row: the softmax's share minus one if it is the row's class, over the number of rows.
-fn softmax_errors(scores: &[f32], labels: &[u32], bias: &[f32]) -> Vec<f32> {
+/// The gradient of the mean cross-entropy with respect to the logits, `[C, R]`: `(p - [c is the label]) / R`.
+fn softmax_errors(logits: &[f32], labels: &[u32], bias: &[f32]) -> Vec<f32> {
     let rows = labels.len();
-    let mut errors = vec![0.0; scores.len()];
+    let mut errors = vec![0.0; logits.len()];
     for (row, &label) in labels.iter().enumerate() {
-        let score = |class: usize| scores[class * rows + row] + bias[class];
-        let highest = (0..bias.len()).map(score).fold(f32::NEG_INFINITY, f32::max);
-        let total: f32 = (0..bias.len()).map(|class| (score(class) - highest).exp()).sum();
+        let logit = |class: usize| logits[class * rows + row] + bias[class];
+        let max = (0..bias.len()).map(logit).fold(f32::NEG_INFINITY, f32::max);
+        let total: f32 = (0..bias.len()).map(|class| (logit(class) - max).exp()).sum();
         for class in 0..bias.len() {
             let target = if class == label as usize { 1.0 } else { 0.0 };
-            errors[class * rows + row] = ((score(class) - highest).exp() / total - target) / rows as f32;
+            errors[class * rows + row] = ((logit(class) - max).exp() / total - target) / rows as f32;
         }
     }
     errors
 }
 
-/// The numbers of one AdamW step.
+/// The factors of one AdamW step.
 #[derive(Clone, Copy)]
 struct Update {
+    /// `1 - rate * weight_decay`
     keep: f32,
+    /// The learning rate over the bias correction of the first moment.
     rate: f32,
+    /// One over the square root of the bias correction of the second moment.
     second_scale: f32,
 }
 
 impl Update {
-    fn new(settings: Settings, step: i32) -> Self {
+    fn new(config: SoftmaxRegressionConfig, step: i32) -> Self {
         Update {
-            keep: 1.0 - settings.rate * settings.decay,
-            rate: settings.rate / (1.0 - BETA1.powi(step)),
+            keep: 1.0 - config.rate * config.weight_decay,
+            rate: config.rate / (1.0 - BETA1.powi(step)),
             second_scale: (1.0 - BETA2.powi(step)).sqrt().recip(),
         }
     }
@@ -113,21 +114,21 @@ impl Update {
         let fresh2 = simd.mul_f32s(simd.splat_f32s(1.0 - BETA2), simd.mul_f32s(gradient, gradient));
         *first = multiply_add(simd, beta1, *first, fresh1);
         *second = multiply_add(simd, beta2, *second, fresh2);
-        let spread = multiply_add(
+        let denominator = multiply_add(
             simd,
             simd.sqrt_f32s(*second),
             simd.splat_f32s(self.second_scale),
             simd.splat_f32s(EPS),
         );
-        let change = simd.div_f32s(simd.mul_f32s(simd.splat_f32s(self.rate), *first), spread);
+        let change = simd.div_f32s(simd.mul_f32s(simd.splat_f32s(self.rate), *first), denominator);
         *value = simd.sub_f32s(simd.mul_f32s(*value, simd.splat_f32s(self.keep)), change);
     }
 }
 
-/// Gradient and update of all weights, a few vectors of dimensions at a time.
-struct Step<'a> {
+/// The gradient and update of all weights, a few vectors of columns at a time.
+struct WeightUpdate<'a> {
     rows: &'a [&'a [f32]],
-    /// C x R
+    /// `[C, R]`
     errors: &'a [f32],
     weights: &'a mut [f32],
     first: &'a mut [f32],
@@ -136,38 +137,40 @@ struct Step<'a> {
     update: Update,
 }
 
-/// Classes whose gradients are held in registers together, and vectors of each.
+/// Classes whose gradients are accumulated in registers together.
 const GROUP: usize = 5;
-const STRETCH: usize = 4;
+/// Vectors of each gradient that are accumulated together.
+const VECTORS: usize = 4;
 
-impl WithSimd for Step<'_> {
+impl WithSimd for WeightUpdate<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         let lanes = S::F32_LANES;
-        let whole = self.dim / (STRETCH * lanes) * (STRETCH * lanes);
+        let whole = self.dim / (VECTORS * lanes) * (VECTORS * lanes);
         let classes = self.weights.len() / self.dim;
         for start in (0..classes).step_by(GROUP) {
-            for from in (0..whole).step_by(STRETCH * lanes) {
-                self.stretch::<S, STRETCH>(simd, start, from);
+            for from in (0..whole).step_by(VECTORS * lanes) {
+                self.update_group::<S, VECTORS>(simd, start, from);
             }
             for from in (whole..self.dim / lanes * lanes).step_by(lanes) {
-                self.stretch::<S, 1>(simd, start, from);
+                self.update_group::<S, 1>(simd, start, from);
             }
             for column in self.dim / lanes * lanes..self.dim {
-                self.column(start, column);
+                self.update_column(start, column);
             }
         }
     }
 }
 
-impl Step<'_> {
+impl WeightUpdate<'_> {
+    /// V vectors, from column `from` on, of the [`GROUP`] classes from `start` on.
     #[inline(always)]
-    fn stretch<S: Simd, const V: usize>(&mut self, simd: S, start: usize, from: usize) {
+    fn update_group<S: Simd, const V: usize>(&mut self, simd: S, start: usize, from: usize) {
         let (count, classes) = (self.rows.len(), self.weights.len() / self.dim);
         let width = V * S::F32_LANES;
-        // A group that hangs over the edge repeats the last class and drops the repetition.
+        // A group at the edge repeats the last class; the repetitions are not stored.
         let errors: [&[f32]; GROUP] = std::array::from_fn(|g| {
             let class = (start + g).min(classes - 1);
             &self.errors[class * count..(class + 1) * count]
@@ -183,26 +186,26 @@ impl Step<'_> {
             }
         }
         for (g, gradients) in gradients.iter().enumerate().take(classes - start) {
-            let place = (start + g) * self.dim + from;
-            let values = S::as_mut_simd_f32s(&mut self.weights[place..place + width]).0;
-            let first = S::as_mut_simd_f32s(&mut self.first[place..place + width]).0;
-            let second = S::as_mut_simd_f32s(&mut self.second[place..place + width]).0;
+            let range = (start + g) * self.dim + from..(start + g) * self.dim + from + width;
+            let values = S::as_mut_simd_f32s(&mut self.weights[range.clone()]).0;
+            let first = S::as_mut_simd_f32s(&mut self.first[range.clone()]).0;
+            let second = S::as_mut_simd_f32s(&mut self.second[range]).0;
             for v in 0..V {
                 self.update.vector(simd, &mut values[v], &mut first[v], &mut second[v], gradients[v]);
             }
         }
     }
 
-    /// What is left where D is no multiple of a vector.
-    fn column(&mut self, start: usize, column: usize) {
+    /// One of the last columns, if D is not a multiple of the vector length.
+    fn update_column(&mut self, start: usize, column: usize) {
         let (count, classes) = (self.rows.len(), self.weights.len() / self.dim);
         for class in start..(start + GROUP).min(classes) {
             let errors = &self.errors[class * count..(class + 1) * count];
             let gradient = self.rows.iter().zip(errors).map(|(row, error)| row[column] * error).sum();
-            let place = class * self.dim + column;
-            let mut moments = (self.first[place], self.second[place]);
-            self.update.scalar(&mut self.weights[place], &mut moments, gradient);
-            (self.first[place], self.second[place]) = moments;
+            let index = class * self.dim + column;
+            let mut moments = (self.first[index], self.second[index]);
+            self.update.scalar(&mut self.weights[index], &mut moments, gradient);
+            (self.first[index], self.second[index]) = moments;
         }
     }
 }
@@ -210,41 +213,41 @@ impl Step<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::Isa;
 
-    /// The textbook version in f64, weights and bias together.
+    /// The textbook version in f64.
     fn train_reference(
         rows: &[&[f32]],
         labels: &[u32],
         weights: &mut [f64],
         bias: &mut [f64],
-        settings: Settings,
+        config: SoftmaxRegressionConfig,
     ) {
         let (classes, dim) = (bias.len(), rows[0].len());
         let mut moments = vec![(0.0, 0.0); weights.len() + classes];
-        for step in 1..=settings.steps {
+        for step in 1..=config.steps {
             let mut gradient = vec![0.0; weights.len() + classes];
             for (row, &label) in rows.iter().zip(labels) {
-                let score = |c: usize| {
+                let logit = |c: usize| {
                     bias[c] + (0..dim).map(|d| weights[c * dim + d] * f64::from(row[d])).sum::<f64>()
                 };
-                let shares: Vec<f64> = (0..classes).map(|c| score(c).exp()).collect();
+                let exps: Vec<f64> = (0..classes).map(|c| logit(c).exp()).collect();
                 for c in 0..classes {
                     let target = if c == label as usize { 1.0 } else { 0.0 };
-                    let error = (shares[c] / shares.iter().sum::<f64>() - target) / rows.len() as f64;
+                    let error = (exps[c] / exps.iter().sum::<f64>() - target) / rows.len() as f64;
                     (0..dim).for_each(|d| gradient[c * dim + d] += error * f64::from(row[d]));
                     gradient[weights.len() + c] += error;
                 }
             }
-            let count = weights.len();
             for (i, (value, (m, v))) in
                 weights.iter_mut().chain(bias.iter_mut()).zip(&mut moments).enumerate()
             {
-                debug_assert!(i < count + classes);
                 *m = 0.9 * *m + 0.1 * gradient[i];
                 *v = 0.999 * *v + 0.001 * gradient[i] * gradient[i];
                 let (m, v) = (*m / (1.0 - 0.9f64.powi(step as i32)), *v / (1.0 - 0.999f64.powi(step as i32)));
-                let rate = f64::from(settings.rate);
-                *value = *value * (1.0 - rate * f64::from(settings.decay)) - rate * m / (v.sqrt() + 1e-8);
+                let rate = f64::from(config.rate);
+                *value =
+                    *value * (1.0 - rate * f64::from(config.weight_decay)) - rate * m / (v.sqrt() + 1e-8);
             }
         }
     }
@@ -258,13 +261,13 @@ mod tests {
             let rows: Vec<&[f32]> = owned.iter().map(Vec::as_slice).collect();
             let labels: Vec<u32> = (0..count).map(|r| (r % classes) as u32).collect();
             let start: Vec<f32> = (0..classes * dim).map(|i| value(i * 31 + 5) - 0.2).collect();
-            let settings = Settings { steps: 60, rate: 0.01, decay: 0.05 };
+            let config = SoftmaxRegressionConfig { steps: 60, rate: 0.01, weight_decay: 0.05 };
             let mut expected: Vec<f64> = start.iter().map(|&w| f64::from(w)).collect();
             let mut expected_bias = vec![0.0; classes];
-            train_reference(&rows, &labels, &mut expected, &mut expected_bias, settings);
-            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_usable()) {
+            train_reference(&rows, &labels, &mut expected, &mut expected_bias, config);
+            for isa in Isa::usable() {
                 let (mut weights, mut bias) = (start.clone(), vec![0.0; classes]);
-                train(isa, &rows, &labels, &mut weights, &mut bias, settings);
+                isa.scope(|| train(&rows, &labels, &mut weights, &mut bias, config));
                 let pairs = weights.iter().chain(&bias).zip(expected.iter().chain(&expected_bias));
                 let worst = pairs.map(|(&a, &b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
                 assert!(worst < 2e-3, "{isa:?}, {count} x {dim} x {classes}: off by {worst}");

@@ -12,7 +12,7 @@
 
 use pulp::{Simd, WithSimd};
 use trueshot::rng::{Purpose, Rng};
-use trueshot_nn::Isa;
+use trueshot_nn::isa;
 
 use crate::picture::{Channels, Picture};
 use crate::preprocess::Preprocessing;
@@ -153,14 +153,7 @@ impl Augmenter {
     ///
     /// # Panics
     /// If the change was drawn for another size, or there is not the right room.
-    pub fn apply(
-        &mut self,
-        isa: Isa,
-        picture: &Picture,
-        change: &Change,
-        to: &Preprocessing,
-        out: &mut [f32],
-    ) {
+    pub fn apply(&mut self, picture: &Picture, change: &Change, to: &Preprocessing, out: &mut [f32]) {
         assert!(change.left + change.width <= picture.width && change.top + change.height <= picture.height);
         assert_eq!(picture.channels, to.channels, "channels of the picture");
         assert_eq!(out.len(), to.values(), "room for the picture");
@@ -169,7 +162,7 @@ impl Augmenter {
         self.row.resize(change.width * picture.channels.count(), 0.0);
         self.planes.resize(to.values(), 0.0);
         let normalisation = to.scale_and_shift(1.0);
-        isa.run(Kernel { scratch: self, picture, change, size: to.size, normalisation, out });
+        isa::run(Kernel { scratch: self, picture, change, size: to.size, normalisation, out });
     }
 }
 
@@ -393,6 +386,7 @@ fn interleave(planes: &[f32], normalisation: &[[f32; 2]; 3], out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use trueshot_nn::Isa;
 
     fn picture(width: usize, height: usize, channels: Channels) -> Picture {
         let mut rng = Rng::new(3, Purpose::Items, 0);
@@ -406,9 +400,9 @@ mod tests {
         Picture::new(width, height, channels, pixels)
     }
 
-    fn changed(isa: Isa, picture: &Picture, change: &Change, to: &Preprocessing) -> Vec<f32> {
+    fn changed(picture: &Picture, change: &Change, to: &Preprocessing) -> Vec<f32> {
         let mut out = vec![0.0; to.values()];
-        Augmenter::default().apply(isa, picture, change, to, &mut out);
+        Augmenter::default().apply(picture, change, to, &mut out);
         out
     }
 
@@ -488,7 +482,7 @@ mod tests {
             let to = Preprocessing::colour(size);
             for copy in 0..8 {
                 let change = augmentation.draw(number as u64, 5, copy, width, height);
-                let found = changed(Isa::current(), &picture, &change, &to);
+                let found = changed(&picture, &change, &to);
                 for (found, expected) in found.iter().zip(plain(&picture, &change, &to)) {
                     assert!((f64::from(*found) - expected).abs() < 2e-4, "{found} {expected} {change:?}");
                 }
@@ -501,9 +495,9 @@ mod tests {
         let picture = picture(61, 50, Channels::Colour);
         let to = Preprocessing::colour(33);
         let change = Augmentation::default().draw(1, 2, 3, 61, 50);
-        let plain = changed(Isa::Portable, &picture, &change, &to);
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_usable()) {
-            assert_eq!(changed(isa, &picture, &change, &to), plain, "{isa:?}");
+        let plain = Isa::Portable.scope(|| changed(&picture, &change, &to));
+        for isa in Isa::usable() {
+            assert_eq!(isa.scope(|| changed(&picture, &change, &to)), plain, "{isa:?}");
         }
     }
 
@@ -517,7 +511,7 @@ mod tests {
             };
             let mut expected = vec![0.0; to.values()];
             to.normalise(&picture, &mut expected);
-            let found = changed(Isa::current(), &picture, &Change::none(28, 28), &to);
+            let found = changed(&picture, &Change::none(28, 28), &to);
             assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5));
         }
     }
@@ -566,7 +560,7 @@ mod tests {
                 let start = std::time::Instant::now();
                 for copy in 0..100 {
                     let change = Augmentation::default().draw(0, round, copy, size, size);
-                    augmenter.apply(Isa::current(), &picture, &change, &to, &mut out);
+                    augmenter.apply(&picture, &change, &to, &mut out);
                 }
                 best = best.min(start.elapsed().as_secs_f64() / 100.0);
             }

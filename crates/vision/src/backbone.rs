@@ -9,8 +9,9 @@ use std::path::Path;
 use serde::Deserialize;
 use trueshot::model;
 use trueshot::tensors::Tensors;
-use trueshot_nn::conv4::{self, Shape};
-use trueshot_nn::{Isa, efficientnet};
+use trueshot_nn::Isa;
+use trueshot_nn::conv4::{self, Conv4Embedder, Conv4Session, Shape};
+use trueshot_nn::efficientnet::{self, EfficientNetEmbedder, EfficientNetSession};
 
 use crate::built_in;
 use crate::error::{Error, Result, Unreadable};
@@ -59,8 +60,8 @@ impl Options {
 }
 
 enum Network {
-    Conv4(Box<conv4::Embedder>),
-    EfficientNet(Box<efficientnet::Embedder>),
+    Conv4(Conv4Embedder),
+    EfficientNet(EfficientNetEmbedder),
     Onnx(Box<onnx::Network>),
 }
 
@@ -76,8 +77,8 @@ pub struct Backbone {
 pub struct Scratch(Memory);
 
 enum Memory {
-    Conv4(conv4::Scratch),
-    EfficientNet(efficientnet::Scratch),
+    Conv4(Conv4Session),
+    EfficientNet(EfficientNetSession),
     /// The worker process has its own.
     Onnx,
 }
@@ -141,7 +142,7 @@ impl Backbone {
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
         let parameters = model::flat(&conv4::layout(shape.channels), tensors)?;
         let name = format!("{name} ({ARCHITECTURE}, {})", hash(&parameters));
-        let network = Network::Conv4(Box::new(conv4::Embedder::new(shape, &parameters)));
+        let network = Network::Conv4(Conv4Embedder::new(shape, &parameters));
         Ok(Backbone { network, preprocessing, name, warning: None })
     }
 
@@ -160,7 +161,7 @@ impl Backbone {
         }
         let parameters = model::flat(&efficientnet::layout(), tensors)?;
         let name = format!("{name} ({EFFICIENTNET}, {size} px, {})", hash(&parameters));
-        let network = Network::EfficientNet(Box::new(efficientnet::Embedder::new(size, &parameters)));
+        let network = Network::EfficientNet(EfficientNetEmbedder::new(size, &parameters));
         Ok(Backbone { network, preprocessing, name, warning: None })
     }
 
@@ -168,7 +169,7 @@ impl Backbone {
     pub fn from_parameters(preprocessing: Preprocessing, parameters: &[f32]) -> Self {
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
         let name = format!("{ARCHITECTURE}, {}", hash(parameters));
-        let network = Network::Conv4(Box::new(conv4::Embedder::new(shape, parameters)));
+        let network = Network::Conv4(Conv4Embedder::new(shape, parameters));
         Backbone { network, preprocessing, name, warning: None }
     }
 
@@ -222,8 +223,8 @@ impl Backbone {
     /// Working memory for one thread.
     pub fn scratch(&self) -> Scratch {
         Scratch(match &self.network {
-            Network::Conv4(network) => Memory::Conv4(network.scratch()),
-            Network::EfficientNet(network) => Memory::EfficientNet(network.scratch()),
+            Network::Conv4(network) => Memory::Conv4(network.session()),
+            Network::EfficientNet(network) => Memory::EfficientNet(network.session()),
             Network::Onnx(_) => Memory::Onnx,
         })
     }
@@ -232,18 +233,10 @@ impl Backbone {
     ///
     /// # Panics
     /// If the scratch is that of a backbone of another kind.
-    pub fn embed(
-        &self,
-        isa: Isa,
-        pictures: &[f32],
-        out: &mut [f32],
-        scratch: &mut Scratch,
-    ) -> Result<(), Unreadable> {
+    pub fn embed(&self, pictures: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<(), Unreadable> {
         match (&self.network, &mut scratch.0) {
-            (Network::Conv4(network), Memory::Conv4(scratch)) => network.embed(isa, pictures, out, scratch),
-            (Network::EfficientNet(network), Memory::EfficientNet(scratch)) => {
-                network.embed(isa, pictures, out, scratch);
-            }
+            (Network::Conv4(_), Memory::Conv4(session)) => session.embed(pictures, out),
+            (Network::EfficientNet(_), Memory::EfficientNet(session)) => session.embed(pictures, out),
             (Network::Onnx(network), Memory::Onnx) => {
                 let rows = out.chunks_exact_mut(network.dim());
                 for (picture, row) in pictures.chunks_exact(self.preprocessing.values()).zip(rows) {

@@ -6,7 +6,6 @@
 use rayon::prelude::*;
 use trueshot::model::Model;
 use trueshot::tensors::Tensors;
-use trueshot_nn::Isa;
 
 use crate::backbone::{Backbone, EFFICIENTNET};
 use crate::embed::prepared;
@@ -68,7 +67,7 @@ pub fn embed_drawings(backbone: &Backbone, drawings: &[(usize, usize)]) -> Vec<f
     blocks.for_each_init(
         || backbone.scratch(),
         |scratch, (drawings, out)| {
-            let embedded = backbone.embed(Isa::current(), &inputs(backbone, drawings), out, scratch);
+            let embedded = backbone.embed(&inputs(backbone, drawings), out, scratch);
             embedded.expect("networks of our own do not fail");
         },
     );

@@ -9,7 +9,6 @@ use std::path::Path;
 
 use rayon::prelude::*;
 use trueshot::embeddings::{Precision, Writer};
-use trueshot_nn::Isa;
 
 use crate::augment::{Augmentation, Augmenter};
 use crate::backbone::{Backbone, Scratch};
@@ -204,7 +203,6 @@ pub(crate) fn prepared(picture: Picture, to: &Preprocessing, augmented: bool) ->
 
 /// One thread's working memory.
 struct Bench {
-    isa: Isa,
     augmenter: Augmenter,
     scratch: Scratch,
     inputs: Vec<f32>,
@@ -214,8 +212,8 @@ struct Bench {
 impl Bench {
     fn new(backbone: &Backbone) -> Self {
         let (inputs, features) = (Vec::new(), Vec::new());
-        let (isa, augmenter) = (Isa::current(), Augmenter::default());
-        Bench { isa, augmenter, scratch: backbone.scratch(), inputs, features }
+        let augmenter = Augmenter::default();
+        Bench { augmenter, scratch: backbone.scratch(), inputs, features }
     }
 
     /// The rows of some pictures.
@@ -226,7 +224,7 @@ impl Bench {
             entries.iter().map(|entry| self.read(request, entry)).collect();
         let values = backbone.preprocessing().values();
         self.features.resize(self.inputs.len() / values * backbone.dim(), 0.0);
-        let outcome = backbone.embed(self.isa, &self.inputs, &mut self.features, &mut self.scratch);
+        let outcome = backbone.embed(&self.inputs, &mut self.features, &mut self.scratch);
         let mut rows = self.features.chunks_exact(request.copies() * backbone.dim());
         let encode = |read: std::result::Result<(), Unreadable>| match read.and(outcome.clone()) {
             Err(reason) => Ok(Err(reason)),
@@ -246,7 +244,7 @@ impl Bench {
         let key = key_of(&entry.item);
         for (copy, input) in (1..).zip(inputs) {
             let change = augmentation.draw(request.seed, key, copy, picture.width, picture.height);
-            self.augmenter.apply(self.isa, &picture, &change, to, input);
+            self.augmenter.apply(&picture, &change, to, input);
         }
         Ok(())
     }

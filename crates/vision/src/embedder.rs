@@ -12,7 +12,6 @@ use bytes::Bytes;
 use rayon::prelude::*;
 use trueshot::Embeddings;
 use trueshot::embeddings::Items;
-use trueshot_nn::Isa;
 
 use crate::backbone::{Backbone, Options, Scratch};
 use crate::cache::{Cache, Key, Place};
@@ -260,7 +259,7 @@ impl Worker {
         let origins: Vec<(Origin, Option<Key>)> =
             pictures.iter().map(|given| self.origin(embedder, given)).collect();
         self.features.resize(self.inputs.len() / backbone.preprocessing().values() * backbone.dim(), 0.0);
-        let outcome = backbone.embed(Isa::current(), &self.inputs, &mut self.features, &mut self.scratch);
+        let outcome = backbone.embed(&self.inputs, &mut self.features, &mut self.scratch);
         let mut rows = self.features.chunks_exact(backbone.dim());
         let mut row = |(origin, hash)| {
             let (row, was_cached) = match origin {

@@ -13,9 +13,8 @@ use trueshot::model::Model;
 use trueshot::rng::Rng;
 use trueshot::task::{Queries, Task};
 use trueshot::tensors::Tensors;
-use trueshot_nn::Isa;
 use trueshot_nn::conv4::Shape;
-use trueshot_nn::maml::{self, Adaptation, Labelled, Learner, Size};
+use trueshot_nn::maml::{self, Adaptation, LabelledImages, MamlLearner, ModelSize};
 
 use crate::backbone::{note_preprocessing, preprocessing_of};
 use crate::error::Error;
@@ -80,10 +79,10 @@ pub struct Maml {
 
 /// A network with working memory for the threads that use it.
 struct Network {
-    size: Size,
+    size: ModelSize,
     preprocessing: Preprocessing,
     parameters: Vec<f32>,
-    learners: Mutex<Vec<Learner>>,
+    learners: Mutex<Vec<MamlLearner>>,
     path: PathBuf,
 }
 
@@ -128,8 +127,8 @@ pub fn model_file(preprocessing: &Preprocessing, config: &Config, parameters: &[
 }
 
 /// The network that takes such pictures.
-pub fn size(preprocessing: &Preprocessing, ways: usize) -> Size {
-    Size { shape: Shape { size: preprocessing.size, channels: preprocessing.channels.count() }, ways }
+pub fn size(preprocessing: &Preprocessing, ways: usize) -> ModelSize {
+    ModelSize { shape: Shape { size: preprocessing.size, channels: preprocessing.channels.count() }, ways }
 }
 
 impl Method for Maml {
@@ -137,7 +136,7 @@ impl Method for Maml {
         let (network, support) = (&self.network, &task.support);
         network.check(support.dim(), support.classes())?;
         let images = network.normalised(support.rows());
-        let support = Labelled { images: &images, classes: support.given() };
+        let support = LabelledImages { images: &images, classes: support.given() };
         let adapted = network.lend(|learner| learner.adapt(&network.parameters, support, self.adaptation));
         let scorer = Adapted { network: Arc::clone(network), parameters: adapted };
         Ok(Fitted { classifier: Classifier::Scored(Arc::new(scorer)), verdicts: None })
@@ -151,7 +150,7 @@ impl Method for Maml {
 
 impl Network {
     fn check(&self, dim: usize, classes: usize) -> trueshot::Result<()> {
-        let Size { shape, ways } = self.size;
+        let ModelSize { shape, ways } = self.size;
         if dim != shape.pixels() {
             let (path, model) = (self.path.clone(), shape.pixels());
             return Err(trueshot::Error::ModelDimension { path, features: dim, model });
@@ -178,9 +177,9 @@ impl Network {
     }
 
     /// Lends working memory.
-    fn lend<T>(&self, work: impl FnOnce(&mut Learner) -> T) -> T {
+    fn lend<T>(&self, work: impl FnOnce(&mut MamlLearner) -> T) -> T {
         let taken = self.learners.lock().expect("nobody panics while holding it").pop();
-        let mut learner = taken.unwrap_or_else(|| Learner::new(Isa::current(), self.size));
+        let mut learner = taken.unwrap_or_else(|| MamlLearner::new(self.size));
         let out = work(&mut learner);
         self.learners.lock().expect("nobody panics while holding it").push(learner);
         out
@@ -202,7 +201,7 @@ impl std::fmt::Debug for Adapted {
 impl Scorer for Adapted {
     fn scores(&self, queries: &Queries<'_>) -> Vec<Vec<f32>> {
         let images = self.network.normalised(queries.rows());
-        let logits = self.network.lend(|learner| learner.answer(&self.parameters, &images));
+        let logits = self.network.lend(|learner| learner.logits(&self.parameters, &images));
         let ways = self.network.size.ways;
         (0..ways).map(|class| logits.iter().skip(class).step_by(ways).copied().collect()).collect()
     }

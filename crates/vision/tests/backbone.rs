@@ -10,7 +10,7 @@ use trueshot::embeddings::Precision;
 use trueshot::model::named;
 use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
-use trueshot_nn::{Isa, conv4};
+use trueshot_nn::conv4;
 use trueshot_vision::cache::Place;
 use trueshot_vision::embed::{Report, Request, embed};
 use trueshot_vision::{
@@ -86,7 +86,7 @@ fn features_of_the_reference_backbone_are_those_of_the_reference_program() {
         inputs.extend(input);
     }
     let mut found = vec![0.0; inputs.len() / to.values() * backbone.dim()];
-    backbone.embed(Isa::current(), &inputs, &mut found, &mut backbone.scratch()).unwrap();
+    backbone.embed(&inputs, &mut found, &mut backbone.scratch()).unwrap();
     let expected = features.data().as_chunks::<4>().0.iter().map(|&stored| f32::from_le_bytes(stored));
     let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst < 1e-3, "{worst}");

@@ -9,6 +9,7 @@ mod font;
 mod picture;
 
 use serde::Serialize;
+use trueshot_nn::tranfs::TranfsToken;
 
 use crate::embeddings::Embeddings;
 use crate::episode::{DrawnEpisode, Item};
@@ -68,9 +69,9 @@ impl AttentionMaps {
             let class = drawn.episode.classes[class as usize].class as usize;
             bank.embeddings.classes()[class].clone()
         };
-        let token = |token: &trueshot_nn::tranfs::Token| match *token {
-            trueshot_nn::tranfs::Token::Class(class) => Token::Class { class, name: name(class) },
-            trueshot_nn::tranfs::Token::Item(place) => item_token(bank, &items[place]),
+        let token = |token: &TranfsToken| match *token {
+            TranfsToken::Class(class) => Token::Class { class, name: name(class) },
+            TranfsToken::Item(place) => item_token(bank, &items[place]),
         };
         let tokens: Vec<Token> = found.tokens.iter().map(token).collect();
         let map = |layer: usize, head: usize| {

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 
 use rayon::prelude::*;
 use serde::Serialize;
-use trueshot_nn::{Isa, products};
+use trueshot_nn::products;
 
 use super::{Poll, item_name};
 use crate::embeddings::Embeddings;
@@ -152,8 +152,7 @@ fn near_pairs(data: &Embeddings, firsts: &[u32], poll: &Poll<'_>) -> Result<Vec<
         data.features().decode_row(*row as usize, out);
     });
     let rows: Vec<&[f32]> = values.chunks_exact(dim).collect();
-    let lengths: Vec<f32> =
-        rows.iter().map(|row| products::squared_norm(Isa::current(), row).sqrt()).collect();
+    let lengths: Vec<f32> = rows.iter().map(|row| products::squared_norm(row).sqrt()).collect();
     let starts: Vec<usize> = (0..rows.len()).step_by(BLOCK).collect();
     let found = starts.par_iter().map(|&start| {
         let left = start..(start + BLOCK).min(rows.len());
@@ -163,7 +162,7 @@ fn near_pairs(data: &Embeddings, firsts: &[u32], poll: &Poll<'_>) -> Result<Vec<
             poll.check()?;
             let right = start..(start + BLOCK).min(rows.len());
             let mut out = vec![0.0; left.len() * right.len()];
-            products::products(Isa::current(), &rows[right.clone()], &rows[left.clone()], &mut out);
+            products::products(&rows[right.clone()], &rows[left.clone()], &mut out);
             for ((i, named), out) in left.clone().zip(&mut named).zip(out.chunks_exact(right.len())) {
                 for (j, &product) in right.clone().zip(out).filter(|(j, _)| *j > i) {
                     let across = data.labels()[firsts[i] as usize] != data.labels()[firsts[j] as usize];

@@ -6,7 +6,7 @@
 //! computed once and put right with the products of the row that moves.
 
 use rayon::prelude::*;
-use trueshot_nn::{Isa, products};
+use trueshot_nn::products;
 
 use super::rows::centred;
 use crate::embeddings::Embeddings;
@@ -79,17 +79,17 @@ impl<'a> Standing<'a> {
                     .map(|(row, _)| *row)
                     .collect();
                 let mut sum = vec![0.0; rows[0].len()];
-                products::weighted_sum(Isa::current(), &members, &vec![1.0; members.len()], &mut sum);
+                products::weighted_sum(&members, &vec![1.0; members.len()], &mut sum);
                 sum
             })
             .collect();
         let views: Vec<&[f32]> = sums.iter().map(Vec::as_slice).collect();
         let mut all = vec![0.0; rows.len() * classes];
         all.par_chunks_exact_mut(classes).zip(rows).for_each(|(out, row)| {
-            products::products(Isa::current(), &views, &[row], out);
+            products::products(&views, &[row], out);
         });
-        let lengths = views.iter().map(|sum| products::squared_norm(Isa::current(), sum)).collect();
-        let own = rows.iter().map(|row| products::squared_norm(Isa::current(), row).round()).collect();
+        let lengths = views.iter().map(|sum| products::squared_norm(sum)).collect();
+        let own = rows.iter().map(|row| products::squared_norm(row).round()).collect();
         let mut standing =
             Standing { rows, labels, classes, products: all, lengths, own, nearest: Vec::new() };
         standing.nearest = (0..rows.len()).into_par_iter().map(|row| standing.nearest_to(row)).collect();
@@ -129,7 +129,7 @@ impl<'a> Standing<'a> {
         let moved = change.row as usize;
         let from = self.labels[moved];
         let mut with_moved = vec![0.0; self.rows.len()];
-        products::products(Isa::current(), self.rows, &[self.rows[moved]], &mut with_moved);
+        products::products(self.rows, &[self.rows[moved]], &mut with_moved);
         let product_with = |class: u32| self.products[moved * self.classes + class as usize];
         let own = with_moved[moved];
         let length_without = |class: u32| self.lengths[class as usize] - 2.0 * product_with(class) + own;

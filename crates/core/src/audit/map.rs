@@ -5,7 +5,7 @@
 //! fixes: the same items give the same map.
 
 use rayon::prelude::*;
-use trueshot_nn::{Isa, products};
+use trueshot_nn::products;
 
 use super::Poll;
 use super::rows::centred;
@@ -64,7 +64,7 @@ fn project(rows: &[&[f32]], axes: &[Vec<f32>; 2]) -> Vec<Point> {
     let views = [axes[0].as_slice(), axes[1].as_slice()];
     let place = |row: &&[f32]| {
         let mut point = [0.0; 2];
-        products::products(Isa::current(), &views, &[*row], &mut point);
+        products::products(&views, &[*row], &mut point);
         point
     };
     rows.par_iter().map(place).collect()
@@ -75,7 +75,7 @@ fn turned(rows: &[&[f32]], placed: &[Point]) -> [Vec<f32>; 2] {
     let axis = |axis: usize| {
         let weights: Vec<f32> = placed.iter().map(|point| point[axis]).collect();
         let mut sum = vec![0.0; rows[0].len()];
-        products::weighted_sum(Isa::current(), rows, &weights, &mut sum);
+        products::weighted_sum(rows, &weights, &mut sum);
         sum
     };
     let (first, second) = rayon::join(|| axis(0), || axis(1));
@@ -134,7 +134,7 @@ fn affinities(rows: &[&[f32]]) -> Vec<f32> {
     let perplexity = 30.0f32.min((items - 1) as f32 / 3.0);
     let mut wanted = vec![0.0; items * items];
     wanted.par_chunks_exact_mut(items).enumerate().for_each(|(item, out)| {
-        products::products(Isa::current(), rows, &[rows[item]], out);
+        products::products(rows, &[rows[item]], out);
         let distances: Vec<f32> = out.iter().map(|cosine| (2.0 - 2.0 * cosine).max(0.0)).collect();
         weigh(&distances, item, perplexity.ln(), out);
     });

@@ -7,8 +7,8 @@
 //! it should. Whoever is as close to the centre of another class as its own items are is therefore taken to be of that class.
 
 use rayon::prelude::*;
-use trueshot_nn::relabel::{Judgement, Space};
-use trueshot_nn::{Isa, products};
+use trueshot_nn::products;
+use trueshot_nn::relabel::{GramSpace, RelabelOutput};
 
 use super::verdict::Opinion;
 use super::{Judged, Poll};
@@ -90,9 +90,9 @@ impl Room {
         let given: Vec<u32> = rows.iter().map(place).collect();
         let support = Support::new(values.chunks_exact(data.dim()).collect(), given, self.classes.len());
         let task = Task::new(support);
-        let Judgement { shares, weights, .. } = head.judge(&[&task])?.remove(0);
+        let RelabelOutput { probabilities, weights, .. } = head.judge(&[&task])?.remove(0);
         let nearest = self.neighbours(&task, neighbours);
-        let judged = shares.chunks_exact(self.classes.len() + 1).zip(nearest).enumerate();
+        let judged = probabilities.chunks_exact(self.classes.len() + 1).zip(nearest).enumerate();
         let judged = judged.map(|(item, (shares, neighbours))| {
             let own = task.support.given()[item] as usize;
             let (&none, classes) = shares.split_last().expect("a share for none");
@@ -110,7 +110,7 @@ impl Room {
     /// For every item those most like it: rows and similarities.
     fn neighbours(&self, task: &Task<'_>, count: usize) -> Vec<Vec<(u32, f32)>> {
         let items = self.rows.len();
-        let space = Space::new(task.gram().to_vec(), items, true);
+        let space = GramSpace::new(task.gram().to_vec(), items, true);
         let of_item = |(item, row): (usize, &[f32])| {
             let mut others: Vec<(u32, f32)> = self.rows.iter().copied().zip(row.iter().copied()).collect();
             others.remove(item);
@@ -182,7 +182,7 @@ impl Layout {
         let items: Vec<&[f32]> = placed.chunks_exact(data.dim()).collect();
         let centres: Vec<&[f32]> = self.centres.iter().map(Vec::as_slice).collect();
         let mut cosines = vec![0.0; items.len() * centres.len()];
-        products::products(Isa::current(), &items, &centres, &mut cosines);
+        products::products(&items, &centres, &mut cosines);
         let cosine = |class: u32, item: usize| cosines[class as usize * items.len() + item];
         let ranked: Vec<Vec<u32>> = (0..items.len())
             .map(|item| {
@@ -288,7 +288,7 @@ fn placed(data: &Embeddings, rows: &[u32], mean: &[f32]) -> Vec<f32> {
 
 fn sum(rows: &[&[f32]], weights: &[f32]) -> Vec<f32> {
     let mut sum = vec![0.0; rows.first().map_or(0, |row| row.len())];
-    products::weighted_sum(Isa::current(), rows, weights, &mut sum);
+    products::weighted_sum(rows, weights, &mut sum);
     sum
 }
 

@@ -7,7 +7,7 @@ use arrow_buffer::Buffer;
 use bytes::Bytes;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use trueshot_nn::{Isa, memory};
+use trueshot_nn::memory;
 
 /// How a feature is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -154,7 +154,7 @@ pub fn decode(bytes: &[u8], precision: Precision, out: &mut [f32]) {
             }
         }
         (Precision::F16, Some(halves)) => {
-            if !memory::widen_f16(Isa::current(), halves, out) {
+            if !memory::widen_f16(halves, out) {
                 bytemuck::cast_slice::<u16, f16>(halves).convert_to_f32_slice(out);
             }
         }

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use trueshot_nn::{Isa, memory, products};
+use trueshot_nn::{memory, products};
 
 use crate::embeddings::{Embeddings, Features};
 use crate::episode::{DrawnEpisode, Item};
@@ -192,7 +192,7 @@ impl Shared {
         // about a few prototypes rather than all items: both may be little.
         let gram = (settings > 1 && rows.len() <= SHARED_ITEMS).then(|| {
             let mut gram = vec![0.0; rows.len().pow(2)];
-            products::gram(Isa::current(), rows, &mut gram);
+            products::gram(rows, &mut gram);
             gram
         });
         let products = (settings * methods > 1).then(|| queries.products(rows));

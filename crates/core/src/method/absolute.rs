@@ -1,6 +1,6 @@
 //! Weights from minus the absolute (L1) distance between the items of a class.
 
-use trueshot_nn::{Isa, products};
+use trueshot_nn::products;
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::similarity::{self, Similarities};
@@ -26,11 +26,10 @@ struct Absolute {
 
 impl Method for Absolute {
     fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
-        let isa = Isa::current();
         Ok(similarity::fit(task, self.temperature, |class| {
             let members = &task.support.members()[class];
             let row = |i: usize| task.support.rows()[members[i] as usize];
-            Similarities::of_pairs(members.len(), |i, j| -products::absolute_distance(isa, row(i), row(j)))
+            Similarities::of_pairs(members.len(), |i, j| -products::l1_distance(row(i), row(j)))
         }))
     }
 }

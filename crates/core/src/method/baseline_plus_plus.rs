@@ -3,7 +3,7 @@
 //! W starts as a combination of unit-length items (or a random vector) and SGD only ever adds items to it, so
 //! training runs on combinations and cosines: a step costs the same whatever the dimension of the features.
 
-use trueshot_nn::{Isa, products, short};
+use trueshot_nn::products;
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Fitted, Method};
@@ -99,8 +99,9 @@ struct Direction {
 impl Direction {
     fn length(&self) -> f32 {
         let w = &self.weight;
-        let among_items = short::dot(&w.items, &w.products);
-        let with_start = if w.start == 0.0 { 0.0 } else { short::dot(&w.items, &self.start_products) };
+        let among_items = products::short_dot(&w.items, &w.products);
+        let with_start =
+            if w.start == 0.0 { 0.0 } else { products::short_dot(&w.items, &self.start_products) };
         (among_items + w.start * (with_start + w.start * self.start_squared)).max(1e-12).sqrt()
     }
 }
@@ -215,10 +216,9 @@ fn start(
     let mut weight = nothing.clone();
     let (mut start_products, mut start_squared) = (vec![0.0; n], 0.0);
     if let Some(random) = random {
-        let isa = Isa::current();
-        products::products(isa, task.support.rows(), &[random], &mut start_products);
+        products::products(task.support.rows(), &[random], &mut start_products);
         start_products.iter_mut().zip(lengths).for_each(|(product, length)| *product /= length);
-        start_squared = products::squared_norm(isa, random);
+        start_squared = products::squared_norm(random);
         weight.start = 1.0;
         weight.products.copy_from_slice(&start_products);
     } else {

@@ -1,6 +1,6 @@
 //! A linear layer trained on the given labels, episode by episode: what people try first.
 
-use trueshot_nn::{Isa, softmax_regression};
+use trueshot_nn::softmax_regression::{self, SoftmaxRegressionConfig};
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Fitted, Method};
@@ -43,9 +43,9 @@ impl Method for Linear {
         let mut uniform = || bound * (2.0 * rng.uniform() - 1.0);
         let mut weights: Vec<f32> = (0..classes * dim).map(|_| uniform()).collect();
         let mut bias: Vec<f32> = (0..classes).map(|_| uniform()).collect();
-        let settings = softmax_regression::Settings { steps: self.steps, rate: self.rate, decay: self.decay };
+        let config = SoftmaxRegressionConfig { steps: self.steps, rate: self.rate, weight_decay: self.decay };
         let (rows, given) = (task.support.rows(), task.support.given());
-        softmax_regression::train(Isa::current(), rows, given, &mut weights, &mut bias, settings);
+        softmax_regression::train(rows, given, &mut weights, &mut bias, config);
         let weights = weights.chunks_exact(dim).map(<[f32]>::to_vec).collect();
         Ok(Fitted { classifier: Classifier::Linear { weights, bias }, verdicts: None })
     }

@@ -7,9 +7,8 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use trueshot_nn::Isa;
 use trueshot_nn::head::Head;
-use trueshot_nn::relabel::{Config, ItemView, Judgement, Reach, Relabel, Support};
+use trueshot_nn::relabel::{Config, ItemView, Relabel, RelabelInput, RelabelOutput, ViewTarget};
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Call, Fitted, Method, Verdict};
@@ -135,11 +134,11 @@ impl RelabelOptions {
     /// The network; features of `dim` numbers matter to it only if it sees items.
     pub fn network(&self, dim: usize) -> Result<Relabel> {
         self.check()?;
-        let reach = match self.item_reach {
-            ItemReach::States => Reach::States,
-            ItemReach::None => Reach::None,
+        let target = match self.item_reach {
+            ItemReach::States => ViewTarget::States,
+            ItemReach::None => ViewTarget::Outlier,
         };
-        let view = ItemView { dim, width: self.item_width, dropout: self.item_dropout, reach };
+        let view = ItemView { dim, width: self.item_width, dropout: self.item_dropout, target };
         Ok(Relabel::new(Config {
             width: self.width,
             layers: self.layers,
@@ -211,18 +210,18 @@ impl TrainedRelabel {
 
 impl TrainedRelabel {
     /// What the head says of some support sets.
-    pub(crate) fn judge(&self, tasks: &[&Task<'_>]) -> Result<Vec<Judgement>> {
+    pub(crate) fn judge(&self, tasks: &[&Task<'_>]) -> Result<Vec<RelabelOutput>> {
         tasks.iter().try_for_each(|task| self.check(task.support.dim()))?;
-        let mut supports = Vec::with_capacity(tasks.len());
+        let mut inputs = Vec::with_capacity(tasks.len());
         for task in tasks {
-            supports.push(Support {
+            inputs.push(RelabelInput {
                 classes: task.support.classes(),
                 given: task.support.given(),
                 rows: task.support.rows(),
                 gram: Some(task.gram()),
             });
         }
-        Ok(self.network.judge(Isa::current(), &self.parameters, &supports))
+        Ok(self.network.predict(&self.parameters, &inputs))
     }
 }
 
@@ -233,15 +232,15 @@ impl Method for TrainedRelabel {
     }
 
     fn fit_batch(&self, tasks: &[&Task<'_>], _rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
-        let judged = self.judge(tasks)?;
-        Ok(tasks.iter().zip(judged).map(|(task, judgement)| fitted(task, judgement)).collect())
+        let outputs = self.judge(tasks)?;
+        Ok(tasks.iter().zip(outputs).map(|(task, output)| fitted(task, output)).collect())
     }
 }
 
-fn fitted(task: &Task<'_>, judgement: Judgement) -> Fitted {
-    let Judgement { shares, weights, space } = judgement;
+fn fitted(task: &Task<'_>, output: RelabelOutput) -> Fitted {
+    let RelabelOutput { probabilities, weights, space } = output;
     let weights: Vec<Vec<f32>> = weights.chunks_exact(task.support.len()).map(<[f32]>::to_vec).collect();
-    let verdicts = verdicts(task, &shares, &weights);
+    let verdicts = verdicts(task, &probabilities, &weights);
     let classifier = match space.is_centred() {
         true => Classifier::Placed(PlacedMixture::new(space, weights)),
         false => Classifier::Prototypes(Mixture::across_classes(task, &weights)),
@@ -249,10 +248,10 @@ fn fitted(task: &Task<'_>, judgement: Judgement) -> Fitted {
     Fitted { classifier, verdicts: Some(verdicts) }
 }
 
-fn verdicts(task: &Task<'_>, shares: &[f32], weights: &[Vec<f32>]) -> Vec<Verdict> {
+fn verdicts(task: &Task<'_>, probabilities: &[f32], weights: &[Vec<f32>]) -> Vec<Verdict> {
     let members = task.support.members();
     let given = task.support.given().iter().map(|&class| class as usize).enumerate();
-    let shares = shares.chunks_exact(task.support.classes() + 1);
+    let shares = probabilities.chunks_exact(task.support.classes() + 1);
     let verdict = |((item, class), shares): ((usize, usize), &[f32])| Verdict {
         weight: weights[class][item] * members[class].len() as f32,
         p_wrong: Some((1.0 - shares[class]).clamp(0.0, 1.0)),

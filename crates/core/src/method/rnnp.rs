@@ -3,7 +3,7 @@
 //! Hybrids mix two items filed under one class. Every point is a combination of items, so k-means runs on
 //! combinations and inner products.
 
-use trueshot_nn::short;
+use trueshot_nn::products::short_dot;
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Fitted, Method, Verdict};
@@ -120,7 +120,7 @@ fn squared_norm(task: &Task<'_>, centre: &[f32]) -> f32 {
     let rows = task.gram().chunks_exact(task.support.len());
     rows.zip(centre)
         .filter(|&(_, &weight)| weight != 0.0)
-        .map(|(row, weight)| weight * short::dot(row, centre))
+        .map(|(row, weight)| weight * short_dot(row, centre))
         .sum()
 }
 

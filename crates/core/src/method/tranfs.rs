@@ -6,9 +6,10 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use trueshot_nn::Isa;
 use trueshot_nn::head::Head;
-use trueshot_nn::tranfs::{Aggregate, Attention, ClassTokens, CleanLoss, Config, Positions, Support, Tranfs};
+use trueshot_nn::tranfs::{
+    ClassTokens, CleanLoss, Config, Positions, Tranfs, TranfsAttention, TranfsInput, TranfsOutput,
+};
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Fitted, Method, Verdict};
@@ -222,10 +223,10 @@ impl TrainedTranfs {
     }
 
     /// Where every token of a support set looks.
-    pub fn attention(&self, rows: &[&[f32]], given: &[u32], classes: usize) -> Result<Attention> {
+    pub fn attention(&self, rows: &[&[f32]], given: &[u32], classes: usize) -> Result<TranfsAttention> {
         self.check(rows.first().map_or(0, |row| row.len()), classes)?;
-        let support = Support { classes, items: rows, given, order: None };
-        Ok(self.network.attention(Isa::current(), &self.parameters, support))
+        let input = TranfsInput { classes, items: rows, given, order: None };
+        Ok(self.network.attention(&self.parameters, input))
     }
 
     fn check(&self, features: usize, classes: usize) -> Result<()> {
@@ -263,20 +264,20 @@ impl Method for TrainedTranfs {
         let orders: Vec<Vec<Vec<u32>>> = tasks.iter().zip(rngs).map(draw).collect();
         let mut supports = Vec::with_capacity(tasks.len() * self.orders);
         for (task, orders) in tasks.iter().zip(&orders) {
-            supports.extend(orders.iter().map(|order| Support {
+            supports.extend(orders.iter().map(|order| TranfsInput {
                 classes: task.support.classes(),
                 items: task.support.rows(),
                 given: task.support.given(),
                 order: Some(order.as_slice()),
             }));
         }
-        let answers = self.network.prototypes(Isa::current(), &self.parameters, &supports);
+        let answers = self.network.prototypes(&self.parameters, &supports);
         let dim = self.network.config().dim;
         Ok(answers.chunks_exact(self.orders).map(|answers| fitted(&mean(answers), dim)).collect())
     }
 }
 
-fn mean(answers: &[Aggregate]) -> Aggregate {
+fn mean(answers: &[TranfsOutput]) -> TranfsOutput {
     let share = 1.0 / answers.len() as f32;
     let mut sum = answers[0].clone();
     for answer in &answers[1..] {
@@ -287,7 +288,7 @@ fn mean(answers: &[Aggregate]) -> Aggregate {
     sum
 }
 
-fn fitted(answer: &Aggregate, dim: usize) -> Fitted {
+fn fitted(answer: &TranfsOutput, dim: usize) -> Fitted {
     let prototypes = answer.prototypes.chunks_exact(dim).map(<[f32]>::to_vec).collect();
     let verdict = |&p_wrong: &f32| Verdict { weight: 1.0 - p_wrong, p_wrong: Some(p_wrong), call: None };
     Fitted {

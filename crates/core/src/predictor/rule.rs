@@ -1,6 +1,6 @@
 //! How a kept classifier scores a row: what its method learned, as vectors that need nothing else.
 
-use trueshot_nn::{Isa, products};
+use trueshot_nn::products;
 
 use super::calibration::Beliefs;
 use crate::classifier::Classifier;
@@ -82,7 +82,7 @@ impl Rule {
 /// A row minus the mean, at unit length; nothing is left of the mean itself.
 pub(super) fn place(row: &[f32], mean: &[f32]) -> Vec<f32> {
     let moved: Vec<f32> = row.iter().zip(mean).map(|(value, mean)| value - mean).collect();
-    let length = products::squared_norm(Isa::current(), &moved).sqrt();
+    let length = products::squared_norm(&moved).sqrt();
     let scale = if length > 0.0 { length.recip() } else { 0.0 };
     moved.into_iter().map(|value| value * scale).collect()
 }

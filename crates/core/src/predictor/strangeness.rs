@@ -5,7 +5,7 @@
 //! tells them apart; and the cosine with the nearest item. Their sum is held against what the support items themselves
 //! reach when each is left out.
 
-use trueshot_nn::{Isa, products};
+use trueshot_nn::products;
 
 use super::calibration::Beliefs;
 use super::rule::place;
@@ -112,12 +112,12 @@ fn sums(rows: &[Vec<f32>], beliefs: &Beliefs) -> Vec<Vec<f32>> {
 
 fn sum(rows: &[&[f32]], weights: &[f32]) -> Vec<f32> {
     let mut sum = vec![0.0; rows.first().map_or(0, |row| row.len())];
-    products::weighted_sum(Isa::current(), rows, weights, &mut sum);
+    products::weighted_sum(rows, weights, &mut sum);
     sum
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut out = [0.0];
-    products::products(Isa::current(), &[a], &[b], &mut out);
+    products::products(&[a], &[b], &mut out);
     out[0]
 }

@@ -1,199 +1,217 @@
-//! Pictures to embeddings, batch norm folded into the filters.
+//! Inference: images to embeddings, with batch norm folded into the filters.
+
+use std::sync::Arc;
 
 use pulp::{Simd, WithSimd};
 
+use super::filters::{first_block_taps, taps};
 use super::plane::{Pixel, Plane, vectors};
-use super::tiles::{self, Block, Points};
-use super::winograd::{self, FilterPoints, Filters, Taps};
-use super::{BLOCKS, BlockRanges, EPS, Shape, TAPS, WIDTH, first, ranges};
-use crate::isa::Isa;
+use super::tiles::{self, TileBlock, TilePoints};
+use super::winograd::{self, FilterTransform, Filters};
+use super::{BLOCKS, BlockRanges, EPSILON, Shape, TAPS, WIDTH, first_block, layout_and_ranges};
+use crate::isa;
 
-/// Images that go through the later blocks together: enough tiles to fill whole blocks.
+/// Images that pass blocks 3 and 4 together: enough tiles to fill whole tile blocks.
 const GROUP: usize = 4;
 
-/// A Conv4 ready to embed.
-pub struct Embedder {
+/// A Conv4 for inference.
+///
+/// Threads share the network; each has a [`Conv4Session`] with the memory it computes in.
+///
+/// ```
+/// use trueshot_nn::conv4::{self, Conv4Embedder, Shape};
+///
+/// let shape = Shape { size: 28, channels: 1 };
+/// let mut state = 1u64;
+/// let parameters = conv4::initial(shape.channels, &mut || {
+///     state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+///     (state >> 11) as f64 / (1u64 << 53) as f64
+/// });
+/// let embedder = Conv4Embedder::new(shape, &parameters);
+/// let images = vec![0.5; 3 * shape.pixels()];
+/// let mut embeddings = vec![0.0; 3 * shape.features()];
+/// embedder.session().embed(&images, &mut embeddings);
+/// assert_eq!(embeddings[..64], embeddings[64..128], "the same image has the same embedding");
+/// ```
+#[derive(Clone)]
+pub struct Conv4Embedder(Arc<FoldedNetwork>);
+
+/// Filters and biases with batch norm folded in.
+struct FoldedNetwork {
     shape: Shape,
+    /// `[tap, input channel, 64]`
     first: Vec<Pixel>,
-    later: Vec<Filters>,
-    /// What is added behind each block's convolution.
+    /// Filters of blocks 2 to 4.
+    winograd: Vec<Filters>,
+    /// Added after the convolution of each block.
     bias: [Pixel; BLOCKS],
 }
 
-/// Working memory of one thread.
-pub struct Scratch {
+/// A [`Conv4Embedder`] with the memory of one thread.
+pub struct Conv4Session {
+    network: Arc<FoldedNetwork>,
+    /// One image with its margin.
     padded: Vec<f32>,
-    /// The inputs of blocks 2 to 4; only one image of the first.
-    planes: Vec<Vec<Pixel>>,
-    points: Points,
-    products: Points,
+    /// The inputs of blocks 2 to 4; that of block 2 holds one image, the others a group.
+    planes: [Vec<Pixel>; BLOCKS - 1],
+    scratch: BlockScratch,
+    /// The output of block 4.
     pooled: Vec<Pixel>,
 }
 
-impl Embedder {
-    /// From parameters laid out as [`layout`](super::layout) says.
+/// The memory that a Winograd block computes in.
+struct BlockScratch {
+    points: TilePoints,
+    products: TilePoints,
+}
+
+impl Conv4Embedder {
+    /// Takes parameters of [`layout`](super::layout).
     ///
     /// # Panics
-    /// If the shape is not possible or the parameters are not of that layout.
+    /// If the shape is not possible or the number of parameters is not that of the layout.
     pub fn new(shape: Shape, parameters: &[f32]) -> Self {
         assert!(shape.is_possible(), "{shape:?}");
-        let (layout, blocks) = ranges(shape.channels);
-        assert_eq!(parameters.len(), layout.len());
+        let (layout, blocks) = layout_and_ranges(shape.channels);
+        assert_eq!(parameters.len(), layout.len(), "number of parameters");
         let folded: Vec<(Pixel, Pixel)> = blocks.iter().map(|block| fold(block, parameters)).collect();
         let mut first = vec![Pixel::ZERO; TAPS * shape.channels];
-        for (o, weights) in
-            parameters[blocks[0].weight.clone()].chunks_exact(TAPS * shape.channels).enumerate()
-        {
-            for (place, tap) in first.iter_mut().enumerate() {
-                tap.0[o] = weights[place % shape.channels * TAPS + place / shape.channels] * folded[0].0.0[o];
-            }
-        }
-        let later = blocks[1..].iter().zip(&folded[1..]).map(|(block, (scale, _))| {
-            let mut points = winograd::no_filters();
+        first_block_taps(&parameters[blocks[0].weight.clone()], &folded[0].0, &mut first);
+        let winograd = blocks[1..].iter().zip(&folded[1..]).map(|(block, (scale, _))| {
+            let mut points = winograd::zero_filters();
             let taps = taps(&parameters[block.weight.clone()], scale);
-            Isa::current().run(FilterPoints { taps: &taps, points: &mut points });
+            isa::run(FilterTransform { taps: &taps, points: &mut points });
             points
         });
-        let later = later.collect();
+        let winograd = winograd.collect();
         let mut bias = [Pixel::ZERO; BLOCKS];
         bias.iter_mut().zip(&folded).for_each(|(bias, folded)| *bias = folded.1);
-        Embedder { shape, first, later, bias }
+        Conv4Embedder(Arc::new(FoldedNetwork { shape, first, winograd, bias }))
     }
 
-    /// The pictures it is made for.
+    /// The shape of the images it takes.
     pub fn shape(&self) -> Shape {
-        self.shape
+        self.0.shape
     }
 
-    /// Working memory for one thread.
-    pub fn scratch(&self) -> Scratch {
-        let plane = |block: usize| Plane { side: self.shape.side(block) };
+    /// A session for one thread.
+    pub fn session(&self) -> Conv4Session {
+        let shape = self.0.shape;
+        let plane = |block: usize| Plane { side: shape.side(block) };
         let images = |block: usize| if block == 1 { 1 } else { GROUP };
-        Scratch {
-            padded: vec![0.0; first::padded_len(self.shape)],
-            planes: (1..BLOCKS).map(|block| plane(block).zeros(images(block))).collect(),
-            points: Points::new(),
-            products: Points::new(),
-            pooled: vec![Pixel::ZERO; GROUP * self.shape.side(BLOCKS).pow(2)],
+        Conv4Session {
+            network: Arc::clone(&self.0),
+            padded: vec![0.0; first_block::padded_len(shape)],
+            planes: std::array::from_fn(|index| plane(index + 1).zeros(images(index + 1))),
+            scratch: BlockScratch { points: TilePoints::new(), products: TilePoints::new() },
+            pooled: vec![Pixel::ZERO; GROUP * shape.side(BLOCKS).pow(2)],
         }
     }
+}
 
-    /// Embeds normalised pictures (images x rows x columns x channels) on the calling thread; embeddings are in
-    /// channel-row-column order.
+impl Conv4Session {
+    /// Embeds normalised images (`[images, rows, columns, channels]`) on the calling thread. An embedding is
+    /// `[64, rows, columns]`.
     ///
     /// # Panics
-    /// If the lengths do not belong to one number of pictures.
-    pub fn embed(&self, isa: Isa, images: &[f32], out: &mut [f32], scratch: &mut Scratch) {
-        let (pixels, features) = (self.shape.pixels(), self.shape.features());
-        assert_eq!(images.len() / pixels * pixels, images.len(), "whole pictures");
-        assert_eq!(images.len() / pixels * features, out.len(), "an embedding a picture");
+    /// If the lengths are not those of a whole number of images.
+    pub fn embed(&mut self, images: &[f32], out: &mut [f32]) {
+        let (pixels, features) = (self.network.shape.pixels(), self.network.shape.features());
+        assert_eq!(images.len() / pixels * pixels, images.len(), "whole images");
+        assert_eq!(images.len() / pixels * features, out.len(), "one embedding per image");
         for (images, out) in images.chunks(GROUP * pixels).zip(out.chunks_mut(GROUP * features)) {
-            self.group(isa, images, out, scratch);
+            self.embed_group(images, out);
         }
     }
 
-    fn group(&self, isa: Isa, images: &[f32], out: &mut [f32], scratch: &mut Scratch) {
-        let count = images.len() / self.shape.pixels();
-        let Scratch { padded, planes, points, products, pooled } = scratch;
-        let [plane1, plane2, plane3] = &mut planes[..] else { unreachable!("three blocks have a plane") };
-        let plane = |block: usize| Plane { side: self.shape.side(block) };
-        for (number, image) in images.chunks_exact(self.shape.pixels()).enumerate() {
-            first::pad(self.shape, image, padded);
-            isa.run(first::Forward {
-                shape: self.shape,
+    fn embed_group(&mut self, images: &[f32], out: &mut [f32]) {
+        let Conv4Session { network, padded, planes: [plane1, plane2, plane3], scratch, pooled } = self;
+        let shape = network.shape;
+        let count = images.len() / shape.pixels();
+        let plane = |block: usize| Plane { side: shape.side(block) };
+        for (number, image) in images.chunks_exact(shape.pixels()).enumerate() {
+            first_block::pad(shape, image, padded);
+            isa::run(first_block::Forward {
+                shape,
                 padded,
-                taps: &self.first,
-                bias: &self.bias[0],
+                taps: &network.first,
+                bias: &network.bias[0],
                 plane: plane(1),
                 out: plane1,
-                places: None,
+                argmax: None,
             });
-            let to = Target::Plane(plane(2), &mut plane2[number * plane(2).len()..]);
-            self.block(isa, 1, 1, plane1, to, points, products);
+            let to = PoolTarget::Plane(plane(2), &mut plane2[number * plane(2).len()..]);
+            network.winograd_block(1, 1, plane1, to, scratch);
         }
-        self.block(isa, 2, count, plane2, Target::Plane(plane(3), plane3), points, products);
-        let side = self.shape.side(BLOCKS);
-        self.block(isa, 3, count, plane3, Target::Plain(side, pooled), points, products);
-        for (pixels, out) in pooled.chunks_exact(side * side).zip(out.chunks_exact_mut(self.shape.features()))
-        {
-            for (place, pixel) in pixels.iter().enumerate() {
+        network.winograd_block(2, count, plane2, PoolTarget::Plane(plane(3), plane3), scratch);
+        let side = shape.side(BLOCKS);
+        network.winograd_block(3, count, plane3, PoolTarget::Flat(side, pooled), scratch);
+        for (pixels, out) in pooled.chunks_exact(side * side).zip(out.chunks_exact_mut(shape.features())) {
+            for (position, pixel) in pixels.iter().enumerate() {
                 for (channel, value) in pixel.0.iter().enumerate() {
-                    out[channel * side * side + place] = *value;
+                    out[channel * side * side + position] = *value;
                 }
             }
         }
     }
+}
 
-    /// One of blocks 2 to 4, by its number from 0.
-    #[allow(clippy::too_many_arguments)]
-    fn block(
+impl FoldedNetwork {
+    /// Convolution, pooling, bias and ReLU of block 2, 3 or 4 (`block` counts from 0).
+    fn winograd_block(
         &self,
-        isa: Isa,
         block: usize,
         images: usize,
         pixels: &[Pixel],
-        mut to: Target<'_>,
-        points: &mut Points,
-        products: &mut Points,
+        mut to: PoolTarget<'_>,
+        scratch: &mut BlockScratch,
     ) {
+        let BlockScratch { points, products } = scratch;
         let plane = Plane { side: self.shape.side(block) };
         for tiles in tiles::blocks(plane, images) {
-            isa.run(tiles::Input { block: tiles, pixels, points });
-            let filters = &self.later[block - 1];
-            isa.run(tiles::Products { count: tiles.count, terms: [(points, filters)], out: products });
-            isa.run(Pool { block: tiles, points: products, bias: &self.bias[block], to: &mut to });
+            isa::run(tiles::InputTransform { block: tiles, pixels, points });
+            let filters = &self.winograd[block - 1];
+            isa::run(tiles::PointProducts { count: tiles.count, terms: [(points, filters)], out: products });
+            isa::run(Pool { block: tiles, points: products, bias: &self.bias[block], to: &mut to });
         }
     }
 }
 
-/// Scale and shift that do what batch norm does with its running statistics.
+/// Scale and shift that have the effect of batch norm with running statistics.
 fn fold(block: &BlockRanges, parameters: &[f32]) -> (Pixel, Pixel) {
     let (mut scale, mut shift) = (Pixel::ZERO, Pixel::ZERO);
     for c in 0..WIDTH {
         let at = |range: &std::ops::Range<usize>| parameters[range.start + c];
-        scale.0[c] = at(&block.gamma) / (at(&block.running_var) + EPS).sqrt();
+        scale.0[c] = at(&block.gamma) / (at(&block.running_var) + EPSILON).sqrt();
         shift.0[c] = (at(&block.bias) - at(&block.running_mean)) * scale.0[c] + at(&block.beta);
     }
     (scale, shift)
 }
 
-/// Filters as [tap][from][to], each output channel scaled.
-pub(super) fn taps(weights: &[f32], scale: &Pixel) -> Taps {
-    let mut taps = vec![[Pixel::ZERO; WIDTH]; TAPS];
-    for (o, weights) in weights.chunks_exact(WIDTH * TAPS).enumerate() {
-        for (i, weights) in weights.chunks_exact(TAPS).enumerate() {
-            for (tap, weight) in taps.iter_mut().zip(weights) {
-                tap[i].0[o] = weight * scale.0[o];
-            }
-        }
-    }
-    taps
-}
-
-/// Where a block's pooled output goes.
-enum Target<'a> {
+/// Where the pooled output of a block is written.
+enum PoolTarget<'a> {
     /// Into the plane of the next block.
     Plane(Plane, &'a mut [Pixel]),
-    /// One behind the other, so many in a row.
-    Plain(usize, &'a mut [Pixel]),
+    /// `[images, side, side]` without margins.
+    Flat(usize, &'a mut [Pixel]),
 }
 
-impl Target<'_> {
+impl PoolTarget<'_> {
     #[inline(always)]
     fn pixel(&mut self, image: usize, row: usize, column: usize) -> &mut Pixel {
         match self {
-            Target::Plane(plane, pixels) => &mut pixels[image * plane.len() + plane.at(row, column)],
-            Target::Plain(side, pixels) => &mut pixels[(image * *side + row) * *side + column],
+            PoolTarget::Plane(plane, pixels) => &mut pixels[image * plane.len() + plane.at(row, column)],
+            PoolTarget::Flat(side, pixels) => &mut pixels[(image * *side + row) * *side + column],
         }
     }
 }
 
-/// Output transform, maximum of every window, bias, ReLU.
+/// Output transform, max-pool, bias and ReLU.
 struct Pool<'a, 'b> {
-    block: Block,
-    points: &'a Points,
+    block: TileBlock,
+    points: &'a TilePoints,
     bias: &'a Pixel,
-    to: &'a mut Target<'b>,
+    to: &'a mut PoolTarget<'b>,
 }
 
 impl WithSimd for Pool<'_, '_> {
@@ -201,13 +219,13 @@ impl WithSimd for Pool<'_, '_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Block { plane, first, count } = self.block;
+        let TileBlock { plane, first, count } = self.block;
         let side = plane.side / 2;
         for slot in 0..count {
             let tile = plane.tile(first + slot);
             let (row, column) = (tile.row / 2, tile.column / 2);
             for v in 0..vectors::<S>() {
-                let y = tiles::output(simd, self.points, slot, v);
+                let y = tiles::output_transform(simd, self.points, slot, v);
                 for r in 0..2 {
                     for c in 0..2 {
                         if row + r < side && column + c < side {

@@ -1,54 +1,57 @@
-//! Conv4, the backbone of the paper: four blocks of 3x3 convolution, batch norm, ReLU and 2x2 max-pool, each
-//! of 64 channels. Inference in [`Embedder`], training in [`Training`], Hessians times vectors in
-//! [`Tangent`].
+//! Conv4, the backbone of the paper: four blocks of 3x3 convolution with 64 channels, batch norm, ReLU and 2x2 max-pool.
 //!
-//! How it is laid out, and why:
-//! - Activations are NHWC: a pixel's 64 channels are a few whole vectors. They lie in planes with a margin of
-//!   one zero pixel, rounded up to whole Winograd tiles, so that no kernel asks where the picture ends.
-//! - Blocks 2 to 4 are Winograd F(4x4, 3x3) (`winograd`): a quarter of the multiplications of a direct
-//!   convolution. A tile of 4x4 outputs is four pooling windows, so pooling never leaves a tile.
-//! - Block 1 has 1 or 3 input channels (`first`) and is direct; its output, the largest array of the network,
-//!   is never stored.
-//! - Batch norm scales by |gamma|: a channel whose gamma is negative is computed with negated weights, so that
-//!   the maximum of a window before the norm is the maximum behind it, and only pooled values are normalised.
-//! - Work is split by image into a number of parts that does not depend on the threads; what parts sum up is
-//!   added in their order, so any number of threads gives the same bytes.
+//! [`Conv4Embedder`] is for inference, [`TrainingPass`] for gradients, and [`TangentPass`] for Hessian-vector products.
+//!
+//! How it is implemented, and why:
+//! - Activations are NHWC: the 64 channels of a pixel are a few whole vectors. They are stored in planes with a margin of
+//!   one zero pixel, rounded up to whole Winograd tiles, so that no kernel has to check for the edge of the image.
+//! - Blocks 2 to 4 use Winograd's F(4x4, 3x3) (`winograd`): a quarter of the multiplications of a direct convolution. A
+//!   tile of 4x4 outputs is four pooling windows, so pooling never crosses tiles.
+//! - Block 1 has 1 or 3 input channels (`first_block`) and is a direct convolution. Its output, the largest array of the
+//!   network, is never stored.
+//! - Batch norm scales by |gamma|: a channel whose gamma is negative is computed with negated weights, so the maximum of
+//!   a window before the norm is also the maximum after it, and only pooled values are normalised.
+//! - The images are split into a number of parts that does not depend on the number of threads, and the sums of the parts
+//!   are added in their order, so any number of threads gives the same bytes.
 
-// Kernels index their registers by plain loops: values in vectors must not pass through closures and iterator
-// adapters, which are compiled without the vector instructions.
+// Kernels index arrays of vectors with plain loops: closures and iterator adapters are compiled without the vector
+// instructions.
 #![allow(clippy::needless_range_loop)]
 
+mod batch_norm;
 mod embedder;
-mod first;
-mod passes;
+mod filters;
+mod first_block;
 #[cfg(target_arch = "x86_64")]
-mod permuted;
-#[cfg(test)]
-pub(crate) mod plain;
+mod first_block_avx512;
 mod plane;
+#[cfg(test)]
+pub(crate) mod reference;
 mod tangent;
+#[cfg(test)]
+mod tests;
 mod tiles;
 mod training;
 mod winograd;
 
 use std::ops::Range;
 
-pub use embedder::{Embedder, Scratch};
-pub use tangent::Tangent;
-pub use training::Training;
+pub use embedder::{Conv4Embedder, Conv4Session};
+pub use tangent::TangentPass;
+pub use training::TrainingPass;
 
-use crate::parameters::{Layout, Role};
+use crate::parameters::{ParameterLayout, Role};
 
 /// Channels of every block.
 pub const WIDTH: usize = 64;
-/// Blocks.
+/// Number of blocks.
 pub const BLOCKS: usize = 4;
-/// Added to a variance before its root is taken.
-pub const EPS: f32 = 1e-5;
+/// Added to the variance in batch norm.
+pub const EPSILON: f32 = 1e-5;
 /// Taps of a 3x3 kernel.
 const TAPS: usize = 9;
 
-/// The pictures a Conv4 is made for.
+/// The shape of the images that a Conv4 takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Height and width.
@@ -58,47 +61,47 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The smallest size that survives four poolings.
+    /// The smallest size: four poolings leave one pixel of it.
     pub const SMALLEST: usize = 1 << BLOCKS;
-    /// A size beyond which one picture's planes would take more memory than anybody means.
+    /// The largest size. Beyond it, the planes of a single image would take an unreasonable amount of memory.
     pub const LARGEST: usize = 1024;
 
-    /// Whether a Conv4 can be made for it.
+    /// Whether size and number of channels are supported.
     pub fn is_possible(self) -> bool {
         (Self::SMALLEST..=Self::LARGEST).contains(&self.size) && matches!(self.channels, 1 | 3)
     }
 
-    /// Height and width that a block gets; `side(BLOCKS)` is what comes out.
+    /// Height and width of a block's input; `side(BLOCKS)` is that of the output.
     pub fn side(self, block: usize) -> usize {
         self.size >> block
     }
 
-    /// Numbers of an embedding.
+    /// The length of an embedding.
     pub fn features(self) -> usize {
         WIDTH * self.side(BLOCKS).pow(2)
     }
 
-    /// Additions and multiplications our kernels do for the convolutions of one picture, forward and backward:
-    /// blocks 2 to 4 by Winograd, the first block's gradient at pooled places.
+    /// Floating-point operations of the convolutions of one image as implemented here, forward and backward: Winograd in
+    /// blocks 2 to 4, and the gradient of the first block at the maxima only.
     pub fn operations(self) -> (u64, u64) {
-        let later = |block: usize| {
+        let winograd = |block: usize| {
             (plane::Plane { side: self.side(block) }.tiles() * plane::POINTS * WIDTH * WIDTH * 2) as u64
         };
         let first = (self.size.pow(2) * self.channels * TAPS * WIDTH * 2) as u64;
-        let rest: u64 = (1..BLOCKS).map(later).sum();
+        let rest: u64 = (1..BLOCKS).map(winograd).sum();
         (first + rest, first + 2 * rest)
     }
 
-    /// Numbers of a picture.
+    /// The number of values of an image: height x width x channels.
     pub fn pixels(self) -> usize {
         self.size * self.size * self.channels
     }
 }
 
-/// Where the parameters of a block lie in the flat buffer.
+/// The ranges of a block's parameters in the flat buffer. All but the weight are `[64]`.
 #[derive(Debug, Clone)]
 struct BlockRanges {
-    /// [64, input channels, 3, 3], as PyTorch has it.
+    /// `[64, input channels, 3, 3]`, as in PyTorch.
     weight: Range<usize>,
     bias: Range<usize>,
     gamma: Range<usize>,
@@ -107,13 +110,13 @@ struct BlockRanges {
     running_var: Range<usize>,
 }
 
-/// The named parameters for pictures of so many channels.
-pub fn layout(channels: usize) -> Layout {
-    ranges(channels).0
+/// Names, shapes and positions of the parameters, for images with this number of channels.
+pub fn layout(channels: usize) -> ParameterLayout {
+    layout_and_ranges(channels).0
 }
 
-fn ranges(channels: usize) -> (Layout, Vec<BlockRanges>) {
-    let mut layout = Layout::default();
+fn layout_and_ranges(channels: usize) -> (ParameterLayout, Vec<BlockRanges>) {
+    let mut layout = ParameterLayout::default();
     let blocks = (0..BLOCKS).map(|block| {
         let inputs = if block == 0 { channels } else { WIDTH };
         let mut add =
@@ -131,10 +134,10 @@ fn ranges(channels: usize) -> (Layout, Vec<BlockRanges>) {
     (layout, blocks)
 }
 
-/// Fresh parameters: Xavier-uniform weights, no bias, norm weights uniform in [0, 1). `random` yields uniform
-/// numbers in [0, 1).
+/// Initial parameters: Xavier-uniform weights, zero biases, gammas uniform in [0, 1). `random` yields uniform numbers in
+/// [0, 1).
 pub fn initial(channels: usize, random: &mut dyn FnMut() -> f64) -> Vec<f32> {
-    let (layout, blocks) = ranges(channels);
+    let (layout, blocks) = layout_and_ranges(channels);
     let mut parameters = vec![0.0; layout.len()];
     for block in &blocks {
         let inputs = block.weight.len() / (WIDTH * TAPS);

@@ -1,10 +1,10 @@
-//! Where activations lie: planes of 64-channel pixels with a margin, and the tiles that cover them.
+//! Planes: the storage of activations as 64-channel pixels with a margin, and the tiles that cover them.
 
 use pulp::Simd;
 
 use super::WIDTH;
 
-/// The 64 channels of one place, on its own cache lines.
+/// The 64 channels of one position, aligned to cache lines.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Pixel(pub [f32; WIDTH]);
@@ -12,41 +12,42 @@ pub(super) struct Pixel(pub [f32; WIDTH]);
 impl Pixel {
     pub const ZERO: Pixel = Pixel([0.0; WIDTH]);
 
-    /// One vector of channels.
+    /// Vector number `vector` of the channels.
     #[inline(always)]
     pub fn get<S: Simd>(&self, vector: usize) -> S::f32s {
         S::as_simd_f32s(&self.0).0[vector]
     }
 
-    /// Writes one vector of channels.
+    /// Writes vector number `vector` of the channels.
     #[inline(always)]
     pub fn set<S: Simd>(&mut self, vector: usize, value: S::f32s) {
         S::as_mut_simd_f32s(&mut self.0).0[vector] = value;
     }
 }
 
-/// Vectors in a pixel.
+/// The number of vectors in a pixel.
 #[inline(always)]
 pub(super) fn vectors<S: Simd>() -> usize {
     WIDTH / S::F32_LANES
 }
 
-/// Outputs of a tile in each direction, and inputs it looks at.
+/// Height and width of a tile of outputs.
 pub(super) const TILE: usize = 4;
+/// Height and width of the input patch of a tile.
 pub(super) const PATCH: usize = TILE + 2;
-/// Products of a tile and channel pair.
+/// Winograd points of a tile: the products per pair of channels.
 pub(super) const POINTS: usize = PATCH * PATCH;
 
-/// The pictures of one block's input: S x S pixels, a margin of one pixel on all sides, and enough of a margin
-/// at the far sides for whole tiles.
+/// The storage of one block's input images: S x S pixels with a margin of one zero pixel on all sides, and a larger one
+/// at the bottom and right, so that the plane consists of whole tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Plane {
-    /// S, without margins.
+    /// S, the side without margins.
     pub side: usize,
 }
 
 impl Plane {
-    /// Tiles in each direction.
+    /// Tiles in a row or column.
     pub fn tiles_across(self) -> usize {
         self.side.div_ceil(TILE)
     }
@@ -66,30 +67,29 @@ impl Plane {
         self.stride().pow(2)
     }
 
-    /// The place of a pixel.
+    /// The index of a pixel within the image's plane.
     pub fn at(self, row: usize, column: usize) -> usize {
         (row + 1) * self.stride() + column + 1
     }
 
-    /// A tile by its number among those of many images.
+    /// The tile with this number, counted over many images.
     pub fn tile(self, number: usize) -> Tile {
         let (across, within) = (self.tiles_across(), number % self.tiles());
         Tile { image: number / self.tiles(), row: within / across * TILE, column: within % across * TILE }
     }
 
-    /// The place, among the pixels of all images, of the first input of a tile: one up and left of its first
-    /// output.
+    /// The index, among the pixels of all images, of a tile's first input: one up and left of its first output.
     pub fn patch(self, tile: Tile) -> usize {
         tile.image * self.len() + tile.row * self.stride() + tile.column
     }
 
-    /// Planes of zeros for so many images.
+    /// Planes of zeros for `images` images.
     pub fn zeros(self, images: usize) -> Vec<Pixel> {
         vec![Pixel::ZERO; images * self.len()]
     }
 }
 
-/// An image and the first output pixel of a tile.
+/// A tile, by its image and its first output pixel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tile {
     pub image: usize,

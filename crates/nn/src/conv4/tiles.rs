@@ -1,5 +1,7 @@
-//! Blocks of tiles on their way through a convolution: into the 36 points, products with the filters, and out
-//! again. A block's points, products and the filters fit into the second-level cache together.
+//! Winograd convolution of blocks of tiles: input transform to the 36 points, products with the filters, and output
+//! transform. The points and products of a block fit into the second-level cache together with the filters.
+
+use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
 
@@ -8,17 +10,17 @@ use super::plane::{PATCH, POINTS, Pixel, Plane, TILE, vectors};
 use super::winograd::{self, Filters};
 use crate::isa::multiply_add;
 
-/// Tiles of a block: whole groups of rows of the product kernel, and one place more so that the 36 points of a
-/// tile do not compete for the same cache sets.
+/// Tiles of a block: whole groups of rows of the product kernel.
 pub(super) const SLOTS: usize = 28;
+/// Pixels per point: one more than the tiles, so that the 36 points of a tile do not compete for the same cache sets.
 const STRIDE: usize = SLOTS + 1;
 
-/// For every point the channels of a block of tiles.
-pub(super) struct Points(Vec<[Pixel; STRIDE]>);
+/// The channels of a block of tiles at each Winograd point, `[36, tiles, 64]`.
+pub(super) struct TilePoints(Vec<[Pixel; STRIDE]>);
 
-impl Points {
+impl TilePoints {
     pub fn new() -> Self {
-        Points(vec![[Pixel::ZERO; STRIDE]; POINTS])
+        TilePoints(vec![[Pixel::ZERO; STRIDE]; POINTS])
     }
 
     #[inline(always)]
@@ -32,39 +34,44 @@ impl Points {
     }
 }
 
-/// A block of tiles: `count` (at most [`SLOTS`]) from number `first` on.
+/// A block of tiles: `count` (at most [`SLOTS`]) from tile number `first` on.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
+pub(super) struct TileBlock {
     pub plane: Plane,
     pub first: usize,
     pub count: usize,
 }
 
-/// The blocks of all tiles of some images.
-pub(super) fn blocks(plane: Plane, images: usize) -> impl Iterator<Item = Block> {
-    let tiles = images * plane.tiles();
-    (0..tiles).step_by(SLOTS).map(move |first| Block { plane, first, count: SLOTS.min(tiles - first) })
+/// The blocks of all tiles of `images` images.
+pub(super) fn blocks(plane: Plane, images: usize) -> impl Iterator<Item = TileBlock> {
+    blocks_of(plane, 0..images * plane.tiles())
 }
 
-/// A row of a patch.
+/// The blocks of a range of tiles.
+pub(super) fn blocks_of(plane: Plane, tiles: Range<usize>) -> impl Iterator<Item = TileBlock> {
+    let end = tiles.end;
+    tiles.step_by(SLOTS).map(move |first| TileBlock { plane, first, count: SLOTS.min(end - first) })
+}
+
+/// A row of a patch, from pixel `start` on.
 #[inline(always)]
 pub(super) fn row(pixels: &[Pixel], start: usize) -> &[Pixel; PATCH] {
     pixels[start..start + PATCH].first_chunk().expect("the slice has that length")
 }
 
-/// Bᵀ d B of every tile.
-pub(super) struct Input<'a> {
-    pub block: Block,
+/// The input transform Bᵀ d B of every tile.
+pub(super) struct InputTransform<'a> {
+    pub block: TileBlock,
     pub pixels: &'a [Pixel],
-    pub points: &'a mut Points,
+    pub points: &'a mut TilePoints,
 }
 
-impl WithSimd for Input<'_> {
+impl WithSimd for InputTransform<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Block { plane, first, count } = self.block;
+        let TileBlock { plane, first, count } = self.block;
         let (points, stride) = (self.points.all_mut(), plane.stride());
         for slot in 0..count.min(SLOTS) {
             let start = plane.patch(plane.tile(first + slot));
@@ -97,19 +104,19 @@ impl WithSimd for Input<'_> {
     }
 }
 
-/// B · Bᵀ of every tile, added to the planes.
-pub(super) struct InputBackward<'a> {
-    pub block: Block,
-    pub points: &'a Points,
+/// The backward pass of the input transform, B · Bᵀ of every tile, added to the gradient of the pixels.
+pub(super) struct InputTransformBackward<'a> {
+    pub block: TileBlock,
+    pub points: &'a TilePoints,
     pub pixels: &'a mut [Pixel],
 }
 
-impl WithSimd for InputBackward<'_> {
+impl WithSimd for InputTransformBackward<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Block { plane, first, count } = self.block;
+        let TileBlock { plane, first, count } = self.block;
         let (points, stride) = (self.points.all(), plane.stride());
         for slot in 0..count.min(SLOTS) {
             let start = plane.patch(plane.tile(first + slot));
@@ -144,9 +151,14 @@ impl WithSimd for InputBackward<'_> {
     }
 }
 
-/// Aᵀ m A of one tile and vector of channels.
+/// The output transform Aᵀ m A of one tile and vector of channels.
 #[inline(always)]
-pub(super) fn output<S: Simd>(simd: S, points: &Points, slot: usize, v: usize) -> [[S::f32s; TILE]; TILE] {
+pub(super) fn output_transform<S: Simd>(
+    simd: S,
+    points: &TilePoints,
+    slot: usize,
+    v: usize,
+) -> [[S::f32s; TILE]; TILE] {
     let points = points.all();
     let slot = slot.min(SLOTS);
     let mut half = [[simd.splat_f32s(0.0); TILE]; PATCH];
@@ -168,12 +180,12 @@ pub(super) fn output<S: Simd>(simd: S, points: &Points, slot: usize, v: usize) -
     out
 }
 
-/// A y Aᵀ of one tile and vector of channels.
+/// The backward pass of the output transform, A y Aᵀ, of one tile and vector of channels.
 #[inline(always)]
-pub(super) fn output_backward<S: Simd>(
+pub(super) fn output_transform_backward<S: Simd>(
     simd: S,
     outputs: [[S::f32s; TILE]; TILE],
-    points: &mut Points,
+    points: &mut TilePoints,
     slot: usize,
     v: usize,
 ) {
@@ -192,25 +204,25 @@ pub(super) fn output_backward<S: Simd>(
     }
 }
 
-/// For every point: the tiles' channels times the filters, summed over one or more pairs of them.
-pub(super) struct Products<'a, const TERMS: usize> {
+/// At every point the product of the tiles' channels and the filters, summed over one or more pairs of both.
+pub(super) struct PointProducts<'a, const TERMS: usize> {
     pub count: usize,
-    pub terms: [(&'a Points, &'a Filters); TERMS],
-    pub out: &'a mut Points,
+    pub terms: [(&'a TilePoints, &'a Filters); TERMS],
+    pub out: &'a mut TilePoints,
 }
 
-impl<const TERMS: usize> WithSimd for Products<'_, TERMS> {
+impl<const TERMS: usize> WithSimd for PointProducts<'_, TERMS> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // As many accumulators as registers allow: rows x 2 vectors, two for the filter, one for a tile's number.
+        // As many accumulators as registers allow: rows x 2 vectors, two for the filter, one for a number of the tile.
         if S::F32_LANES == 16 { self.groups::<S, 14, 8, 4>(simd) } else { self.groups::<S, 6, 4, 2>(simd) }
     }
 }
 
-impl<const TERMS: usize> Products<'_, TERMS> {
-    /// Groups of as many rows as there are registers for; smaller ones where fewer are left.
+impl<const TERMS: usize> PointProducts<'_, TERMS> {
+    /// Computes groups of as many rows as there are registers for, and smaller ones at the end.
     #[inline(always)]
     fn groups<S: Simd, const MANY: usize, const SOME: usize, const FEW: usize>(mut self, simd: S) {
         let mut first = 0;
@@ -223,8 +235,8 @@ impl<const TERMS: usize> Products<'_, TERMS> {
         }
     }
 
-    /// Computes a group of rows for every point and says how many they were. At the end of a block it reaches
-    /// back and computes some again.
+    /// Computes a group of rows for every point and returns their number. A group at the end of a block starts earlier
+    /// and computes some rows again.
     #[inline(always)]
     fn group<S: Simd, const ROWS: usize>(&mut self, simd: S, first: usize) -> usize {
         let from = first.min(SLOTS - ROWS);
@@ -233,11 +245,11 @@ impl<const TERMS: usize> Products<'_, TERMS> {
     }
 }
 
-/// A function of its own for every number of rows: inlined into one, they would compete for registers.
+/// A group of rows. One function per number of rows: the compiler allocates registers badly if all are inlined into one.
 struct Group<'a, const ROWS: usize, const TERMS: usize> {
     from: usize,
-    terms: [(&'a Points, &'a Filters); TERMS],
-    out: &'a mut Points,
+    terms: [(&'a TilePoints, &'a Filters); TERMS],
+    out: &'a mut TilePoints,
 }
 
 impl<const ROWS: usize, const TERMS: usize> WithSimd for Group<'_, ROWS, TERMS> {
@@ -260,6 +272,7 @@ impl<const ROWS: usize, const TERMS: usize> WithSimd for Group<'_, ROWS, TERMS> 
     }
 }
 
+/// Two vectors of output channels, from vector `column` on, of a group of rows.
 #[inline(always)]
 fn product<S: Simd, const ROWS: usize, const TERMS: usize>(
     simd: S,
@@ -284,11 +297,11 @@ fn product<S: Simd, const ROWS: usize, const TERMS: usize>(
     }
 }
 
-/// For every point: the gradient of the filters, [from channel][to channel], added up over the tiles.
+/// At every point the gradient of the filters, `[from, to]`, summed over the tiles and added to `gradient`.
 pub(super) struct FilterGradient<'a> {
     pub count: usize,
-    pub inputs: &'a Points,
-    pub outputs: &'a Points,
+    pub inputs: &'a TilePoints,
+    pub outputs: &'a TilePoints,
     pub gradient: &'a mut Filters,
 }
 
@@ -318,6 +331,7 @@ impl FilterGradient<'_> {
     }
 }
 
+/// Two vectors of output channels, from vector `column` on, for the input channels from `first` on.
 #[inline(always)]
 fn outer_products<S: Simd, const ROWS: usize>(
     simd: S,

@@ -1,179 +1,158 @@
-//! A training step of Conv4: batch statistics forward, gradients backward.
+//! The forward and backward pass of training, with batch statistics.
 //!
-//! Passes over memory cost as much as arithmetic here, so they are few. Forward, block 1 and 2 of an image follow
-//! each other; the output transform of blocks 2 to 4 also gives the sums for batch norm and the maximum of every
-//! window, so normalising touches pooled values only. Backward, the gradient at a pixel is
-//! `a dy + b y + c` with one a, b, c a channel, where dy is nowhere but at a window's maximum, found again from
-//! the stored outputs; block 2's input gradient stays in cache, because block 1 takes it up image by image.
+//! Passes over memory cost as much as arithmetic here, so there are few. Forward, block 2 of an image follows its block
+//! 1; the output transform of blocks 2 to 4 also yields the sums for batch norm and the maximum of every window, so
+//! normalising touches pooled values only. Backward, the gradient of batch norm at a pixel is
+//! `dy_factor dy + y_factor y + constant` with one triple per channel, where dy is nonzero only at a window's maximum,
+//! which is found again from the stored outputs; the gradient of block 2's input stays in the cache, because block 1 uses
+//! it image by image.
 
 use std::sync::Mutex;
 
 use rayon::prelude::*;
 
-use super::embedder::taps;
-use super::first::{self, Moments, PATCH_VALUES, Places};
-use super::passes::{Close, Normalise, Outputs, OutputsBackward};
+use super::batch_norm::{
+    BatchNorm, BatchNormBackward, NormaliseRelu, OutputTransform, OutputTransformBackward, ReluBackward,
+};
+use super::filters::{BlockFilters, first_block_taps};
+use super::first_block::{self, Moments, PATCH_VALUES, WindowArgmax};
 use super::plane::{Pixel, Plane};
-use super::tiles::{self, Block, Points};
-use super::winograd::{self, FilterPoints, FilterPointsBackward, Filters, Taps};
-use super::{BLOCKS, BlockRanges, EPS, Shape, TAPS, WIDTH, ranges};
-use crate::isa::Isa;
+use super::tiles::{self, TileBlock, TilePoints};
+use super::winograd::{self, FilterTransformBackward, Filters, Taps};
+use super::{BLOCKS, BlockRanges, Shape, TAPS, WIDTH, layout_and_ranges};
+use crate::isa;
 
-/// Parts that the images are split into, whatever the number of threads.
+/// The number of parts that the images are split into, for any number of threads.
 const PARTS: usize = 16;
-/// Blocks with 64 input channels.
-pub(super) const LATER: usize = BLOCKS - 1;
-/// How much a step moves the running statistics.
+/// Blocks 2 to 4. In arrays of this length, entry i belongs to block i + 1, counted from 0.
+pub(super) const WINOGRAD_BLOCKS: usize = BLOCKS - 1;
+/// How far a step moves the running statistics towards those of the batch.
 const MOMENTUM: f32 = 0.1;
 
-/// A step in progress: buffers for a fixed number of images, used again and again.
-pub struct Training {
+/// Forward and backward passes over batches of a fixed number of images. Owns the activations, which are reused.
+///
+/// ```
+/// use trueshot_nn::conv4::{self, Shape, TrainingPass};
+///
+/// let shape = Shape { size: 16, channels: 1 };
+/// let parameters = conv4::initial(shape.channels, &mut || 0.7);
+/// let images: Vec<f32> = (0..2 * shape.pixels()).map(|i| (i % 13) as f32 / 13.0).collect();
+/// let mut pass = TrainingPass::new(shape, 2);
+/// let features = pass.forward(&parameters, &images).to_vec();
+/// assert_eq!(features.len(), 2 * shape.features());
+/// // The gradient of half the squared length of all features.
+/// let mut gradient = vec![0.0; parameters.len()];
+/// pass.backward(&features, &mut gradient);
+/// ```
+pub struct TrainingPass {
     pub(super) shape: Shape,
-    pub(super) isa: Isa,
     pub(super) images: usize,
     pub(super) blocks: Vec<BlockRanges>,
-    pub(super) parts: Vec<Part>,
-    pub(super) later: Vec<Later>,
-    pub(super) first: Vec<Pixel>,
+    pub(super) parts: Vec<ImagePart>,
+    pub(super) filters: Vec<BlockFilters>,
+    /// Filters of the first block, `[tap, input channel, 64]`.
+    pub(super) first_taps: Vec<Pixel>,
+    /// Second moments of the patches of all images.
     pub(super) moments: Box<[[f64; PATCH_VALUES]; PATCH_VALUES]>,
-    pub(super) norms: [Norm; BLOCKS],
-    /// What the last way back did to the norms.
-    pub(super) backs: [NormBackward; BLOCKS],
+    pub(super) norms: [BatchNorm; BLOCKS],
+    /// The coefficients of the last backward pass.
+    pub(super) norms_backward: [BatchNormBackward; BLOCKS],
     features: Vec<f32>,
-    scratch: Mutex<Vec<Scratch>>,
+    /// Scratch memory that no thread is using.
+    scratch: Mutex<Vec<TrainingScratch>>,
 }
 
-/// A block of 64 input channels: its filters, and their transposes for the way back.
-pub(super) struct Later {
-    pub filters: Filters,
-    pub transposed: Filters,
-}
-
-impl Later {
-    pub fn none() -> Self {
-        Later { filters: winograd::no_filters(), transposed: winograd::no_filters() }
-    }
-
-    /// Takes the weights of a block, [to][from][tap], each output channel under its sign.
-    pub fn set(&mut self, isa: Isa, weights: &[f32], sign: &Pixel) {
-        isa.run(FilterPoints { taps: &taps(weights, sign), points: &mut self.filters });
-        isa.run(FilterPoints { taps: &taps_transposed(weights, sign), points: &mut self.transposed });
-    }
-}
-
-/// What batch norm did to a block. Channels with a negative gamma are negated throughout.
-#[derive(Clone)]
-pub(super) struct Norm {
-    pub sign: Pixel,
-    pub mean: [f64; WIDTH],
-    var: [f64; WIDTH],
-    /// 1 / sqrt(var + eps)
-    pub inverse: [f64; WIDTH],
-    /// |gamma| times that.
-    pub scale: Pixel,
-    pub shift: Pixel,
-    /// Pixels that were averaged.
-    pub count: f64,
-}
-
-impl Norm {
-    const NONE: Norm = Norm {
-        sign: Pixel::ZERO,
-        mean: [0.0; WIDTH],
-        var: [0.0; WIDTH],
-        inverse: [0.0; WIDTH],
-        scale: Pixel::ZERO,
-        shift: Pixel::ZERO,
-        count: 0.0,
-    };
-}
-
-/// The images of one part.
-pub(super) struct Part {
+/// The images of one part and their activations.
+pub(super) struct ImagePart {
+    /// The number of the first image.
     from: usize,
     images: usize,
     pub padded: Vec<f32>,
     moments: Box<[[f64; PATCH_VALUES]; PATCH_VALUES]>,
-    pub places: Vec<Places>,
-    /// Inputs of blocks 2 to 4.
-    pub inputs: [Vec<Pixel>; LATER],
-    /// Outputs of their convolutions, S x S, and the maxima of their windows.
-    pub outputs: [Vec<Pixel>; LATER],
-    pub maxima: [Vec<Pixel>; LATER],
-    /// Gradients behind their ReLU and pooling, as planes; zero where the ReLU was closed.
-    pub d_pooled: [Vec<Pixel>; LATER],
-    /// Sums over pixels: forward of y and y², backward of dy and dy y.
+    /// The positions of the maxima in the windows of the first block.
+    pub argmax: Vec<WindowArgmax>,
+    /// Inputs of blocks 2 to 4, in planes.
+    pub inputs: [Vec<Pixel>; WINOGRAD_BLOCKS],
+    /// Outputs of their convolutions, `[images, side, side]`.
+    pub outputs: [Vec<Pixel>; WINOGRAD_BLOCKS],
+    /// The maxima of the pooling windows, `[images, side / 2, side / 2]`.
+    pub maxima: [Vec<Pixel>; WINOGRAD_BLOCKS],
+    /// Gradients after pooling and ReLU, in planes; 0 where the ReLU is inactive.
+    pub d_pooled: [Vec<Pixel>; WINOGRAD_BLOCKS],
+    /// Sums over pixels: of y and y² in the forward pass, of dy and dy y in the backward pass.
     sums: [[f64; WIDTH]; 2],
-    d_taps: [Taps; LATER],
-    pub d_first: Vec<Pixel>,
+    d_taps: [Taps; WINOGRAD_BLOCKS],
+    /// The gradient at the maxima of the first block times their patches, `[tap, input channel, 64]`.
+    pub d_first_taps: Vec<Pixel>,
+    /// The sum of that gradient.
     d_first_sum: [f64; WIDTH],
 }
 
-/// Working memory of one thread.
-struct Scratch {
-    points: Points,
-    products: Points,
-    gradient: Filters,
+/// The memory that one thread computes in.
+struct TrainingScratch {
+    points: TilePoints,
+    products: TilePoints,
+    d_filters: Filters,
     d_plane: Vec<Pixel>,
 }
 
-impl Training {
-    /// Room for steps over so many images.
+impl TrainingPass {
+    /// A pass over batches of `images` images, on all threads of the rayon pool it is called in.
     ///
     /// # Panics
     /// If the shape is not possible.
-    pub fn new(isa: Isa, shape: Shape, images: usize) -> Self {
-        Self::in_parts(isa, shape, images, PARTS)
+    pub fn new(shape: Shape, images: usize) -> Self {
+        Self::with_parts(shape, images, PARTS)
     }
 
-    /// The same as one part, for batches that are too small to share: who has many gives each thread its own.
+    /// A pass over batches that are too small to be split: everything runs on one thread.
     ///
     /// # Panics
     /// If the shape is not possible.
-    pub fn undivided(isa: Isa, shape: Shape, images: usize) -> Self {
-        Self::in_parts(isa, shape, images, 1)
+    pub fn undivided(shape: Shape, images: usize) -> Self {
+        Self::with_parts(shape, images, 1)
     }
 
-    fn in_parts(isa: Isa, shape: Shape, images: usize, count: usize) -> Self {
+    fn with_parts(shape: Shape, images: usize, count: usize) -> Self {
         assert!(shape.is_possible(), "{shape:?}");
         let bounds = |part: usize| images * part / count;
-        let parts = (0..count).map(|part| Part::new(shape, bounds(part), bounds(part + 1) - bounds(part)));
-        Training {
+        let parts =
+            (0..count).map(|part| ImagePart::new(shape, bounds(part), bounds(part + 1) - bounds(part)));
+        TrainingPass {
             shape,
-            isa,
             images,
-            blocks: ranges(shape.channels).1,
+            blocks: layout_and_ranges(shape.channels).1,
             parts: parts.filter(|part| part.images > 0).collect(),
-            later: (0..LATER).map(|_| Later::none()).collect(),
-            first: vec![Pixel::ZERO; TAPS * shape.channels],
+            filters: (0..WINOGRAD_BLOCKS).map(|_| BlockFilters::zeros()).collect(),
+            first_taps: vec![Pixel::ZERO; TAPS * shape.channels],
             moments: Box::new([[0.0; PATCH_VALUES]; PATCH_VALUES]),
-            norms: [Norm::NONE; BLOCKS],
-            backs: [NormBackward::NONE; BLOCKS],
+            norms: [BatchNorm::ZERO; BLOCKS],
+            norms_backward: [BatchNormBackward::ZERO; BLOCKS],
             features: vec![0.0; images * shape.features()],
             scratch: Mutex::new(Vec::new()),
         }
     }
 
-    /// The embeddings of normalised pictures under the statistics of this batch.
+    /// The embeddings (`[images, features]`) of normalised images (`[images, rows, columns, channels]`) with the
+    /// statistics of this batch.
     ///
     /// # Panics
-    /// If the lengths are not those of the layout and the number of images.
+    /// If the lengths are not those of the layout and of the number of images.
     pub fn forward(&mut self, parameters: &[f32], images: &[f32]) -> &[f32] {
-        self.take_images(images);
+        self.set_images(images);
         self.forward_again(parameters)
     }
 
-    /// Takes in the pictures of the next [`forward_again`](Self::forward_again).
+    /// Sets the images of the next [`forward_again`](Self::forward_again).
     ///
     /// # Panics
-    /// If they are not as many as there is room for.
-    pub fn take_images(&mut self, images: &[f32]) {
+    /// If their number is not that of the pass.
+    pub fn set_images(&mut self, images: &[f32]) {
         assert_eq!(images.len(), self.images * self.shape.pixels());
-        let (shape, isa) = (self.shape, self.isa);
-        self.parts.par_iter_mut().for_each(|part| {
+        let shape = self.shape;
+        isa::for_each_in_parallel(self.parts.par_iter_mut(), |part| {
             let from = part.from * shape.pixels();
-            let images = &images[from..from + part.images * shape.pixels()];
-            part.take_images(isa, shape, images);
+            part.set_images(shape, &images[from..from + part.images * shape.pixels()]);
         });
         self.moments.iter_mut().for_each(|row| row.fill(0.0));
         for part in &self.parts {
@@ -183,26 +162,26 @@ impl Training {
         }
     }
 
-    /// Takes over the pictures of another, which has as many.
-    pub fn share_images(&mut self, other: &Training) {
+    /// Sets the images to those of another pass of the same shape.
+    pub fn copy_images(&mut self, other: &TrainingPass) {
         for (part, other) in self.parts.iter_mut().zip(&other.parts) {
             part.padded.clone_from(&other.padded);
         }
         self.moments.clone_from(&other.moments);
     }
 
-    /// The embeddings of the pictures it has, under other parameters.
+    /// The embeddings of the images that are set, with other parameters.
     ///
     /// # Panics
-    /// If the parameters are fewer than those of the layout.
+    /// If there are fewer parameters than in the layout.
     pub fn forward_again(&mut self, parameters: &[f32]) -> &[f32] {
-        self.prepare(parameters);
-        self.first_statistics(parameters);
-        self.first_and_second();
-        self.statistics(1, parameters);
+        self.set_filters(parameters);
+        self.first_block_statistics(parameters);
+        self.forward_blocks_1_and_2();
+        self.set_statistics(1, parameters);
         for block in 2..BLOCKS {
-            self.later_block(block);
-            self.statistics(block, parameters);
+            self.forward_block(block);
+            self.set_statistics(block, parameters);
         }
         self.collect_features();
         &self.features
@@ -210,16 +189,19 @@ impl Training {
 
     /// Adds the gradient of the parameters to `gradient`, given that of the embeddings of the last
     /// [`forward`](Self::forward).
-    pub fn backward(&mut self, parameters: &[f32], d_features: &[f32], gradient: &mut [f32]) {
+    ///
+    /// # Panics
+    /// If `d_features` is not as long as the embeddings.
+    pub fn backward(&mut self, d_features: &[f32], gradient: &mut [f32]) {
         assert_eq!(d_features.len(), self.images * self.shape.features());
-        self.take_features(d_features);
+        self.set_d_features(d_features);
         for block in (1..BLOCKS).rev() {
-            let back = self.norm_backward(block, gradient);
-            self.later_backward(block, &back);
+            let norm_backward = self.norm_backward(block, gradient);
+            self.backward_block(block, &norm_backward);
             self.collect_taps(block, gradient);
-            self.backs[block] = back;
+            self.norms_backward[block] = norm_backward;
         }
-        self.first_backward(parameters, gradient);
+        self.first_block_backward(gradient);
     }
 
     /// Moves the running statistics towards those of the last [`forward`](Self::forward).
@@ -240,103 +222,94 @@ impl Training {
         Plane { side: self.shape.side(block) }
     }
 
-    /// Signs and filters of this step.
-    fn prepare(&mut self, parameters: &[f32]) {
+    /// Sets the signs and filters of this step.
+    fn set_filters(&mut self, parameters: &[f32]) {
         for (block, norm) in self.blocks.iter().zip(&mut self.norms) {
             for (sign, gamma) in norm.sign.0.iter_mut().zip(&parameters[block.gamma.clone()]) {
                 *sign = if *gamma < 0.0 { -1.0 } else { 1.0 };
             }
         }
-        let isa = self.isa;
-        first_taps(&parameters[self.blocks[0].weight.clone()], &self.norms[0].sign, &mut self.first);
-        let jobs = self.later.par_iter_mut().zip(&self.blocks[1..]).zip(&self.norms[1..]);
-        jobs.for_each(|((later, block), norm)| {
-            later.set(isa, &parameters[block.weight.clone()], &norm.sign);
+        let first_weight = &parameters[self.blocks[0].weight.clone()];
+        first_block_taps(first_weight, &self.norms[0].sign, &mut self.first_taps);
+        let jobs = self.filters.par_iter_mut().zip(&self.blocks[1..]).zip(&self.norms[1..]);
+        isa::for_each_in_parallel(jobs, |((filters, block), norm)| {
+            filters.set(&parameters[block.weight.clone()], &norm.sign);
         });
     }
 
-    /// The first block's mean and variance from the second moments of its patches.
-    fn first_statistics(&mut self, parameters: &[f32]) {
+    /// Sets mean and variance of the first block from the second moments of its patches.
+    fn first_block_statistics(&mut self, parameters: &[f32]) {
         let count = (self.images * self.shape.size.pow(2)) as f64;
-        let one = self.first.len();
+        let one = self.first_taps.len();
         let mut sums = [[0.0; WIDTH]; 2];
         for c in 0..WIDTH {
-            let weights: Vec<f64> = self.first.iter().map(|tap| f64::from(tap.0[c])).collect();
+            let weights: Vec<f64> = self.first_taps.iter().map(|tap| f64::from(tap.0[c])).collect();
             let times = |row: &[f64; PATCH_VALUES]| weights.iter().zip(row).map(|(w, m)| w * m).sum::<f64>();
             sums[0][c] = times(&self.moments[one]);
             sums[1][c] = self.moments[..one].iter().zip(&weights).map(|(row, w)| w * times(row)).sum();
         }
-        self.settle(0, parameters, &sums, count);
+        self.set_norm(0, parameters, &sums, count);
     }
 
-    /// Turns sums of y and y² into what the norm does.
-    fn settle(&mut self, block: usize, parameters: &[f32], sums: &[[f64; WIDTH]; 2], count: f64) {
-        let (ranges, norm) = (&self.blocks[block], &mut self.norms[block]);
-        norm.count = count;
-        for c in 0..WIDTH {
-            let (gamma, beta) = (parameters[ranges.gamma.start + c], parameters[ranges.beta.start + c]);
-            norm.mean[c] = sums[0][c] / count;
-            norm.var[c] = (sums[1][c] / count - norm.mean[c].powi(2)).max(0.0);
-            norm.inverse[c] = (norm.var[c] + f64::from(EPS)).sqrt().recip();
-            let scale = f64::from(gamma.abs()) * norm.inverse[c];
-            norm.scale.0[c] = scale as f32;
-            norm.shift.0[c] = (f64::from(beta) - scale * norm.mean[c]) as f32;
-        }
+    fn set_norm(&mut self, block: usize, parameters: &[f32], sums: &[[f64; WIDTH]; 2], count: f64) {
+        let ranges = &self.blocks[block];
+        let (gamma, beta) = (&parameters[ranges.gamma.clone()], &parameters[ranges.beta.clone()]);
+        self.norms[block].set(gamma, beta, sums, count);
     }
 
-    fn first_and_second(&mut self) {
-        let (shape, isa, plane) = (self.shape, self.isa, self.plane(1));
+    fn forward_blocks_1_and_2(&mut self) {
+        let (shape, plane) = (self.shape, self.plane(1));
         let norm = &self.norms[0];
-        let mut folded = self.first.clone();
+        let mut folded = self.first_taps.clone();
         for tap in &mut folded {
             tap.0.iter_mut().zip(&norm.scale.0).for_each(|(tap, scale)| *tap *= scale);
         }
-        let (filters, scratch) = (&self.later[0].filters, &self.scratch);
-        self.parts.par_iter_mut().for_each(|part| {
+        let (filters, scratch) = (&self.filters[0].filters, &self.scratch);
+        isa::for_each_in_parallel(self.parts.par_iter_mut(), |part| {
             with_scratch(scratch, plane, |scratch| {
                 part.sums = [[0.0; WIDTH]; 2];
-                let padded = first::padded_len(shape);
+                let padded = first_block::padded_len(shape);
                 let windows = plane.side.pow(2);
                 for image in 0..part.images {
-                    isa.run(first::Forward {
+                    isa::run(first_block::Forward {
                         shape,
                         padded: &part.padded[image * padded..(image + 1) * padded],
                         taps: &folded,
                         bias: &norm.shift,
                         plane,
                         out: &mut part.inputs[0][image * plane.len()..(image + 1) * plane.len()],
-                        places: Some(&mut part.places[image * windows..(image + 1) * windows]),
+                        argmax: Some(&mut part.argmax[image * windows..(image + 1) * windows]),
                     });
                     let tiles = image * plane.tiles()..(image + 1) * plane.tiles();
-                    part.convolve(isa, 0, plane, tiles, filters, scratch);
+                    part.convolve(0, plane, tiles, filters, scratch);
                 }
             });
         });
     }
 
-    /// Normalises what the block before left, and convolves it.
-    fn later_block(&mut self, block: usize) {
-        let (isa, plane) = (self.isa, self.plane(block));
+    /// Normalises the maxima of the previous block and convolves them.
+    fn forward_block(&mut self, block: usize) {
+        let plane = self.plane(block);
         let (first, norm) = (self.plane(1), &self.norms[block - 1]);
-        let (filters, scratch) = (&self.later[block - 1].filters, &self.scratch);
-        self.parts.par_iter_mut().for_each(|part| {
+        let (filters, scratch) = (&self.filters[block - 1].filters, &self.scratch);
+        isa::for_each_in_parallel(self.parts.par_iter_mut(), |part| {
             with_scratch(scratch, first, |scratch| {
                 part.sums = [[0.0; WIDTH]; 2];
                 let (maxima, to) = (&part.maxima[block - 2], &mut part.inputs[block - 1]);
-                isa.run(Normalise { norm, plane, maxima, to });
-                part.convolve(isa, block - 1, plane, 0..part.images * plane.tiles(), filters, scratch);
+                isa::run(NormaliseRelu { norm, plane, maxima, to });
+                part.convolve(block - 1, plane, 0..part.images * plane.tiles(), filters, scratch);
             });
         });
     }
 
-    fn statistics(&mut self, block: usize, parameters: &[f32]) {
-        let sums = self.summed();
+    fn set_statistics(&mut self, block: usize, parameters: &[f32]) {
+        let sums = self.total_sums();
         let count = (self.images * self.shape.side(block).pow(2)) as f64;
-        self.settle(block, parameters, &sums, count);
+        self.set_norm(block, parameters, &sums, count);
     }
 
-    /// The parts' sums in their order.
-    fn summed(&self) -> [[f64; WIDTH]; 2] {
+    /// The sums of all parts, added in the order of the parts.
+    fn total_sums(&self) -> [[f64; WIDTH]; 2] {
         let mut sums = [[0.0; WIDTH]; 2];
         for part in &self.parts {
             for (sums, values) in sums.iter_mut().zip(&part.sums) {
@@ -346,70 +319,73 @@ impl Training {
         sums
     }
 
+    /// Normalises the maxima of block 4 and writes them in the order of embeddings.
     fn collect_features(&mut self) {
-        let (places, norm) = (self.shape.side(BLOCKS).pow(2), &self.norms[BLOCKS - 1]);
-        let maxima = self.parts.iter().flat_map(|part| part.maxima[LATER - 1].chunks_exact(places));
+        let (positions, norm) = (self.shape.side(BLOCKS).pow(2), &self.norms[BLOCKS - 1]);
+        let last = WINOGRAD_BLOCKS - 1;
+        let maxima = self.parts.iter().flat_map(|part| part.maxima[last].chunks_exact(positions));
         for (maxima, out) in maxima.zip(self.features.chunks_exact_mut(self.shape.features())) {
-            for (place, pixel) in maxima.iter().enumerate() {
+            for (position, pixel) in maxima.iter().enumerate() {
                 for c in 0..WIDTH {
-                    out[c * places + place] = (norm.scale.0[c] * pixel.0[c] + norm.shift.0[c]).max(0.0);
+                    out[c * positions + position] = (norm.scale.0[c] * pixel.0[c] + norm.shift.0[c]).max(0.0);
                 }
             }
         }
     }
 
-    /// Brings the gradient of the embeddings into planes, closed where the ReLU was, with the norm's sums.
-    fn take_features(&mut self, d_features: &[f32]) {
-        let (shape, isa, norm) = (self.shape, self.isa, &self.norms[BLOCKS - 1]);
+    /// Copies the gradient of the embeddings into planes, and applies the backward pass of block 4's ReLU.
+    fn set_d_features(&mut self, d_features: &[f32]) {
+        let (shape, norm) = (self.shape, &self.norms[BLOCKS - 1]);
         let plane = self.plane(BLOCKS);
-        self.parts.par_iter_mut().for_each(|part| {
+        let last = WINOGRAD_BLOCKS - 1;
+        isa::for_each_in_parallel(self.parts.par_iter_mut(), |part| {
             let from = part.from * shape.features();
             let d_features = &d_features[from..from + part.images * shape.features()];
-            let places = plane.side.pow(2);
+            let positions = plane.side.pow(2);
             for (image, d_features) in d_features.chunks_exact(shape.features()).enumerate() {
-                for place in 0..places {
-                    let at = image * plane.len() + plane.at(place / plane.side, place % plane.side);
+                for position in 0..positions {
+                    let at = image * plane.len() + plane.at(position / plane.side, position % plane.side);
                     for c in 0..WIDTH {
-                        part.d_pooled[LATER - 1][at].0[c] = d_features[c * places + place];
+                        part.d_pooled[last][at].0[c] = d_features[c * positions + position];
                     }
                 }
             }
             part.sums = [[0.0; WIDTH]; 2];
-            part.close(isa, LATER - 1, plane, norm, 0..part.images);
+            part.relu_backward(last, plane, norm);
         });
     }
 
-    /// The gradients of gamma and beta, and the coefficients of the gradient at every pixel.
-    fn norm_backward(&self, block: usize, gradient: &mut [f32]) -> NormBackward {
-        let sums = self.summed();
+    /// The coefficients of the norm's backward pass; adds to the gradients of gamma and beta.
+    fn norm_backward(&self, block: usize, gradient: &mut [f32]) -> BatchNormBackward {
+        let sums = self.total_sums();
         let mut products = [0.0; WIDTH];
         let norm = &self.norms[block];
         for c in 0..WIDTH {
-            products[c] = norm.inverse[c] * (sums[1][c] - norm.mean[c] * sums[0][c]);
+            products[c] = norm.inverse_std[c] * (sums[1][c] - norm.mean[c] * sums[0][c]);
         }
-        NormBackward::new(&self.blocks[block], norm, &sums[0], &products, gradient)
+        BatchNormBackward::new(&self.blocks[block], norm, &sums[0], &products, gradient)
     }
 
-    fn later_backward(&mut self, block: usize, back: &NormBackward) {
-        let (isa, shape, plane, first) = (self.isa, self.shape, self.plane(block), self.plane(1));
-        let before = &self.norms[block - 1];
-        let (filters, scratch) = (&self.later[block - 1].transposed, &self.scratch);
-        self.parts.par_iter_mut().for_each(|part| {
+    fn backward_block(&mut self, block: usize, norm_backward: &BatchNormBackward) {
+        let (shape, plane, first) = (self.shape, self.plane(block), self.plane(1));
+        let previous_norm = &self.norms[block - 1];
+        let (filters, scratch) = (&self.filters[block - 1].transposed, &self.scratch);
+        isa::for_each_in_parallel(self.parts.par_iter_mut(), |part| {
             with_scratch(scratch, first, |scratch| {
                 part.sums = [[0.0; WIDTH]; 2];
-                scratch.gradient.iter_mut().for_each(|matrix| matrix.fill(Pixel::ZERO));
+                scratch.d_filters.iter_mut().for_each(|matrix| matrix.fill(Pixel::ZERO));
                 if block == 1 {
-                    part.second_and_first_backward(isa, shape, plane, back, filters, scratch);
+                    part.backward_blocks_2_and_1(shape, plane, norm_backward, filters, scratch);
                 } else {
-                    part.backward(isa, block, plane, back, before, filters, scratch);
+                    part.backward_block(block, plane, norm_backward, previous_norm, filters, scratch);
                 }
                 let taps = &mut part.d_taps[block - 1];
-                isa.run(FilterPointsBackward { points: &scratch.gradient, taps });
+                isa::run(FilterTransformBackward { points: &scratch.d_filters, taps });
             });
         });
     }
 
-    /// Adds the parts' filter gradients, in their order, to those of the weights.
+    /// Adds the filter gradients of all parts, in the order of the parts, to the gradient of the weights.
     fn collect_taps(&self, block: usize, gradient: &mut [f32]) {
         let sign = &self.norms[block].sign.0;
         let weights = &mut gradient[self.blocks[block].weight.clone()];
@@ -425,179 +401,118 @@ impl Training {
                 sum
             })
             .collect();
-        weights.par_chunks_exact_mut(WIDTH * TAPS).zip(sign).enumerate().for_each(|(o, (weights, sign))| {
-            for (place, weight) in weights.iter_mut().enumerate() {
-                *weight += sign * columns[place % TAPS][place / TAPS].0[o];
+        weights.par_chunks_exact_mut(WIDTH * TAPS).zip(sign).enumerate().for_each(|(to, (weights, sign))| {
+            for (index, weight) in weights.iter_mut().enumerate() {
+                *weight += sign * columns[index % TAPS][index / TAPS].0[to];
             }
         });
     }
 
-    fn first_backward(&mut self, parameters: &[f32], gradient: &mut [f32]) {
-        let values = self.first.len();
+    fn first_block_backward(&mut self, gradient: &mut [f32]) {
+        let values = self.first_taps.len();
         let (block, norm) = (&self.blocks[0], &self.norms[0]);
-        let (mut reached, mut sum) = (vec![[0.0f64; WIDTH]; values], [0.0; WIDTH]);
+        let (mut dy_patches, mut dy_sum) = (vec![[0.0f64; WIDTH]; values], [0.0; WIDTH]);
         for part in &self.parts {
-            for (reached, tap) in reached.iter_mut().zip(&part.d_first) {
-                reached.iter_mut().zip(&tap.0).for_each(|(sum, value)| *sum += f64::from(*value));
+            for (sums, tap) in dy_patches.iter_mut().zip(&part.d_first_taps) {
+                sums.iter_mut().zip(&tap.0).for_each(|(sum, value)| *sum += f64::from(*value));
             }
-            sum.iter_mut().zip(&part.d_first_sum).for_each(|(sum, value)| *sum += value);
+            dy_sum.iter_mut().zip(&part.d_first_sum).for_each(|(sum, value)| *sum += value);
         }
         let mut products = [0.0; WIDTH];
         for c in 0..WIDTH {
-            // The sum of dy y, since y is the patch times the weights.
-            let dy_y: f64 = self.first.iter().zip(&reached).map(|(w, r)| f64::from(w.0[c]) * r[c]).sum();
-            products[c] = norm.inverse[c] * (dy_y - norm.mean[c] * sum[c]);
+            // The sum of dy y: y is the inner product of patch and weights.
+            let dy_y: f64 =
+                self.first_taps.iter().zip(&dy_patches).map(|(w, r)| f64::from(w.0[c]) * r[c]).sum();
+            products[c] = norm.inverse_std[c] * (dy_y - norm.mean[c] * dy_sum[c]);
         }
-        let back = NormBackward::new(block, norm, &sum, &products, gradient);
+        let backward = BatchNormBackward::new(block, norm, &dy_sum, &products, gradient);
         let channels = self.shape.channels;
-        debug_assert_eq!(parameters[block.weight.clone()].len(), WIDTH * values);
         for c in 0..WIDTH {
-            for place in 0..values {
-                let row = &self.moments[place];
-                let y_patch: f64 = self.first.iter().zip(row).map(|(w, m)| f64::from(w.0[c]) * m).sum();
-                let patches = row[values];
-                let value = f64::from(back.reached.0[c]) * reached[place][c]
-                    + f64::from(back.output.0[c]) * y_patch
-                    + f64::from(back.constant.0[c]) * patches;
-                let at = block.weight.start + c * values + place % channels * TAPS + place / channels;
-                gradient[at] += norm.sign.0[c] * value as f32;
+            for value in 0..values {
+                let row = &self.moments[value];
+                let y_patch: f64 = self.first_taps.iter().zip(row).map(|(w, m)| f64::from(w.0[c]) * m).sum();
+                let patch_sum = row[values];
+                let d_weight = f64::from(backward.dy_factor.0[c]) * dy_patches[value][c]
+                    + f64::from(backward.y_factor.0[c]) * y_patch
+                    + f64::from(backward.constant.0[c]) * patch_sum;
+                let at = block.weight.start + c * values + value % channels * TAPS + value / channels;
+                gradient[at] += norm.sign.0[c] * d_weight as f32;
             }
         }
-        self.backs[0] = back;
+        self.norms_backward[0] = backward;
     }
 }
 
-/// The gradient at a pixel before the norm: `reached` times what reached it, `output` times its own value, plus
-/// `constant`.
-#[derive(Clone)]
-pub(super) struct NormBackward {
-    pub reached: Pixel,
-    pub output: Pixel,
-    pub constant: Pixel,
-    /// The sums it was made of: of dy, and of dy times the normalised output.
-    pub sums: [f64; WIDTH],
-    pub products: [f64; WIDTH],
-}
-
-impl NormBackward {
-    const NONE: NormBackward = NormBackward {
-        reached: Pixel::ZERO,
-        output: Pixel::ZERO,
-        constant: Pixel::ZERO,
-        sums: [0.0; WIDTH],
-        products: [0.0; WIDTH],
-    };
-
-    /// From the sums of dy and of dy times the normalised output; adds the gradients of gamma and beta.
-    fn new(
-        block: &BlockRanges,
-        norm: &Norm,
-        sums: &[f64; WIDTH],
-        products: &[f64; WIDTH],
-        gradient: &mut [f32],
-    ) -> Self {
-        let mut back = NormBackward { sums: *sums, products: *products, ..NormBackward::NONE };
-        for c in 0..WIDTH {
-            gradient[block.gamma.start + c] += norm.sign.0[c] * products[c] as f32;
-            gradient[block.beta.start + c] += sums[c] as f32;
-            let scale = f64::from(norm.scale.0[c]);
-            let output = -scale * norm.inverse[c] * products[c] / norm.count;
-            back.reached.0[c] = scale as f32;
-            back.output.0[c] = output as f32;
-            back.constant.0[c] = (-scale * sums[c] / norm.count - output * norm.mean[c]) as f32;
-        }
-        back
-    }
-}
-
-/// The first block's filters as [tap][from][to], each output channel under its sign.
-pub(super) fn first_taps(weights: &[f32], sign: &Pixel, taps: &mut [Pixel]) {
-    let channels = taps.len() / TAPS;
-    for (o, weights) in weights.chunks_exact(taps.len()).enumerate() {
-        for (place, tap) in taps.iter_mut().enumerate() {
-            tap.0[o] = weights[place % channels * TAPS + place / channels] * sign.0[o];
-        }
-    }
-}
-
-/// Filters as [tap][to][from], for the way back.
-fn taps_transposed(weights: &[f32], sign: &Pixel) -> Taps {
-    let mut taps = vec![[Pixel::ZERO; WIDTH]; TAPS];
-    for (o, weights) in weights.chunks_exact(WIDTH * TAPS).enumerate() {
-        for (place, weight) in weights.iter().enumerate() {
-            taps[place % TAPS][o].0[place / TAPS] = weight * sign.0[o];
-        }
-    }
-    taps
-}
-
-/// Lends working memory to some work.
-fn with_scratch(pool: &Mutex<Vec<Scratch>>, first: Plane, work: impl FnOnce(&mut Scratch)) {
-    let taken = pool.lock().expect("nobody panics while holding it").pop();
-    let mut scratch = taken.unwrap_or_else(|| Scratch {
-        points: Points::new(),
-        products: Points::new(),
-        gradient: winograd::no_filters(),
-        d_plane: first.zeros(1),
+/// Runs `job` with scratch memory that no other thread is using.
+fn with_scratch(
+    idle: &Mutex<Vec<TrainingScratch>>,
+    first_plane: Plane,
+    job: impl FnOnce(&mut TrainingScratch),
+) {
+    let taken = idle.lock().expect("no thread panics while it holds the lock").pop();
+    let mut scratch = taken.unwrap_or_else(|| TrainingScratch {
+        points: TilePoints::new(),
+        products: TilePoints::new(),
+        d_filters: winograd::zero_filters(),
+        d_plane: first_plane.zeros(1),
     });
-    work(&mut scratch);
-    pool.lock().expect("nobody panics while holding it").push(scratch);
+    job(&mut scratch);
+    idle.lock().expect("no thread panics while it holds the lock").push(scratch);
 }
 
-impl Part {
+impl ImagePart {
     fn new(shape: Shape, from: usize, images: usize) -> Self {
-        let side = |later: usize| shape.side(later + 1);
-        let plane = |later: usize| Plane { side: side(later) };
-        let pixels = |later: usize| vec![Pixel::ZERO; images * side(later).pow(2)];
-        Part {
+        let side = |index: usize| shape.side(index + 1);
+        let plane = |index: usize| Plane { side: side(index) };
+        let pixels = |index: usize| vec![Pixel::ZERO; images * side(index).pow(2)];
+        ImagePart {
             from,
             images,
-            padded: vec![0.0; images * first::padded_len(shape)],
+            padded: vec![0.0; images * first_block::padded_len(shape)],
             moments: Box::new([[0.0; PATCH_VALUES]; PATCH_VALUES]),
-            places: vec![[0; WIDTH]; images * side(0).pow(2)],
-            inputs: std::array::from_fn(|later| plane(later).zeros(images)),
+            argmax: vec![[0; WIDTH]; images * side(0).pow(2)],
+            inputs: std::array::from_fn(|index| plane(index).zeros(images)),
             outputs: std::array::from_fn(pixels),
-            maxima: std::array::from_fn(|later| pixels(later + 1)),
-            d_pooled: std::array::from_fn(|later| plane(later + 1).zeros(images)),
+            maxima: std::array::from_fn(|index| pixels(index + 1)),
+            d_pooled: std::array::from_fn(|index| plane(index + 1).zeros(images)),
             sums: [[0.0; WIDTH]; 2],
             d_taps: std::array::from_fn(|_| vec![[Pixel::ZERO; WIDTH]; TAPS]),
-            d_first: vec![Pixel::ZERO; TAPS * shape.channels],
+            d_first_taps: vec![Pixel::ZERO; TAPS * shape.channels],
             d_first_sum: [0.0; WIDTH],
         }
     }
 
-    fn take_images(&mut self, isa: Isa, shape: Shape, images: &[f32]) {
+    fn set_images(&mut self, shape: Shape, images: &[f32]) {
         self.moments.iter_mut().for_each(|row| row.fill(0.0));
-        let padded = self.padded.chunks_exact_mut(first::padded_len(shape));
+        let padded = self.padded.chunks_exact_mut(first_block::padded_len(shape));
         for (padded, image) in padded.zip(images.chunks_exact(shape.pixels())) {
-            first::pad(shape, image, padded);
+            first_block::pad(shape, image, padded);
             let mut moments: Moments = [[0.0; PATCH_VALUES]; PATCH_VALUES];
-            isa.run(first::PatchMoments { shape, padded, moments: &mut moments });
+            isa::run(first_block::PatchMoments { shape, padded, moments: &mut moments });
             for (sums, row) in self.moments.iter_mut().zip(&moments) {
                 sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
             }
         }
     }
 
+    /// The convolution of a range of tiles, from `inputs[index]` to `outputs[index]` and `maxima[index]`.
     fn convolve(
         &mut self,
-        isa: Isa,
-        later: usize,
+        index: usize,
         plane: Plane,
         tiles: std::ops::Range<usize>,
         filters: &Filters,
-        scratch: &mut Scratch,
+        scratch: &mut TrainingScratch,
     ) {
-        let Scratch { points, products, .. } = scratch;
-        for first in tiles.clone().step_by(tiles::SLOTS) {
-            let block = Block { plane, first, count: tiles::SLOTS.min(tiles.end - first) };
-            isa.run(tiles::Input { block, pixels: &self.inputs[later], points });
-            isa.run(tiles::Products { count: block.count, terms: [(points, filters)], out: products });
-            let [sum, squares] = isa.run(Outputs {
+        let TrainingScratch { points, products, .. } = scratch;
+        for block in tiles::blocks_of(plane, tiles) {
+            isa::run(tiles::InputTransform { block, pixels: &self.inputs[index], points });
+            isa::run(tiles::PointProducts { count: block.count, terms: [(points, filters)], out: products });
+            let [sum, squares] = isa::run(OutputTransform {
                 block,
                 points: products,
-                outputs: &mut self.outputs[later],
-                maxima: &mut self.maxima[later],
+                outputs: &mut self.outputs[index],
+                maxima: &mut self.maxima[index],
             });
             self.add_sums(&sum, &squares);
         }
@@ -609,103 +524,99 @@ impl Part {
         }
     }
 
-    /// Takes the ReLU into account and sums up what the norm's backward pass needs.
-    fn close(&mut self, isa: Isa, later: usize, plane: Plane, norm: &Norm, images: std::ops::Range<usize>) {
-        for image in images {
+    /// Applies the backward pass of the ReLU to `d_pooled[index]`, and sums up what the norm's backward pass needs.
+    fn relu_backward(&mut self, index: usize, plane: Plane, norm: &BatchNorm) {
+        for image in 0..self.images {
             let windows = plane.side.pow(2);
-            let [sum, products] = isa.run(Close {
+            let [sum, products] = isa::run(ReluBackward {
                 norm,
                 plane,
-                maxima: &self.maxima[later][image * windows..(image + 1) * windows],
-                gradient: &mut self.d_pooled[later][image * plane.len()..(image + 1) * plane.len()],
+                maxima: &self.maxima[index][image * windows..(image + 1) * windows],
+                gradient: &mut self.d_pooled[index][image * plane.len()..(image + 1) * plane.len()],
             });
             self.add_sums(&sum, &products);
         }
     }
 
-    /// Blocks 3 and 4: the filters' gradient, and the input's, closed by the ReLU of the block before.
-    #[allow(clippy::too_many_arguments)]
-    fn backward(
+    /// The backward pass of block 3 or 4: the gradient of its filters and, through the ReLU of the previous block, that of
+    /// its input.
+    fn backward_block(
         &mut self,
-        isa: Isa,
         block: usize,
         plane: Plane,
-        back: &NormBackward,
-        before: &Norm,
+        norm_backward: &BatchNormBackward,
+        previous_norm: &BatchNorm,
         filters: &Filters,
-        scratch: &mut Scratch,
+        scratch: &mut TrainingScratch,
     ) {
-        let later = block - 1;
-        let mut d_input = std::mem::take(&mut self.d_pooled[later - 1]);
+        let index = block - 1;
+        let mut d_input = std::mem::take(&mut self.d_pooled[index - 1]);
         d_input.fill(Pixel::ZERO);
         for tiles in tiles::blocks(plane, self.images) {
-            self.tiles_backward(isa, later, tiles, back, filters, scratch);
-            isa.run(tiles::InputBackward { block: tiles, points: &scratch.points, pixels: &mut d_input });
+            self.backward_tiles(index, tiles, norm_backward, filters, scratch);
+            let (points, pixels) = (&scratch.points, &mut d_input);
+            isa::run(tiles::InputTransformBackward { block: tiles, points, pixels });
         }
-        self.d_pooled[later - 1] = d_input;
-        self.close(isa, later - 1, plane, before, 0..self.images);
+        self.d_pooled[index - 1] = d_input;
+        self.relu_backward(index - 1, plane, previous_norm);
     }
 
-    /// Blocks 2 and 1, image by image.
-    fn second_and_first_backward(
+    /// The backward pass of blocks 2 and 1, image by image.
+    fn backward_blocks_2_and_1(
         &mut self,
-        isa: Isa,
         shape: Shape,
         plane: Plane,
-        back: &NormBackward,
+        norm_backward: &BatchNormBackward,
         filters: &Filters,
-        scratch: &mut Scratch,
+        scratch: &mut TrainingScratch,
     ) {
-        self.d_first.fill(Pixel::ZERO);
+        self.d_first_taps.fill(Pixel::ZERO);
         self.d_first_sum.fill(0.0);
-        let (padded, windows) = (first::padded_len(shape), plane.side.pow(2));
+        let (padded, windows) = (first_block::padded_len(shape), plane.side.pow(2));
         for image in 0..self.images {
             scratch.d_plane.fill(Pixel::ZERO);
-            for first in (0..plane.tiles()).step_by(tiles::SLOTS) {
-                let count = tiles::SLOTS.min(plane.tiles() - first);
-                let tiles = Block { plane, first: image * plane.tiles() + first, count };
-                self.tiles_backward(isa, 0, tiles, back, filters, scratch);
-                let alone = Block { plane, first, count };
-                let Scratch { points, d_plane, .. } = scratch;
-                isa.run(tiles::InputBackward { block: alone, points, pixels: d_plane });
+            for within_image in tiles::blocks(plane, 1) {
+                let first = image * plane.tiles() + within_image.first;
+                self.backward_tiles(0, TileBlock { first, ..within_image }, norm_backward, filters, scratch);
+                let TrainingScratch { points, d_plane, .. } = scratch;
+                isa::run(tiles::InputTransformBackward { block: within_image, points, pixels: d_plane });
             }
             let mut sum = Pixel::ZERO;
-            isa.run(first::Backward {
+            isa::run(first_block::Backward {
                 shape,
                 padded: &self.padded[image * padded..(image + 1) * padded],
                 plane,
                 out: &self.inputs[0][image * plane.len()..(image + 1) * plane.len()],
-                places: &self.places[image * windows..(image + 1) * windows],
+                argmax: &self.argmax[image * windows..(image + 1) * windows],
                 d_out: &scratch.d_plane,
-                taps: &mut self.d_first,
+                taps: &mut self.d_first_taps,
                 sum: &mut sum,
             });
             self.d_first_sum.iter_mut().zip(&sum.0).for_each(|(sum, value)| *sum += f64::from(*value));
         }
     }
 
-    /// Leaves the gradient of a block of tiles' points in `scratch.points`, having added the filters' gradient.
-    fn tiles_backward(
+    /// Adds to the gradient of the filters, and leaves the gradient of the input's points in `scratch.points`.
+    fn backward_tiles(
         &mut self,
-        isa: Isa,
-        later: usize,
-        block: Block,
-        back: &NormBackward,
+        index: usize,
+        block: TileBlock,
+        norm_backward: &BatchNormBackward,
         filters: &Filters,
-        scratch: &mut Scratch,
+        scratch: &mut TrainingScratch,
     ) {
-        let Scratch { points, products, gradient, .. } = scratch;
-        isa.run(tiles::Input { block, pixels: &self.inputs[later], points });
-        isa.run(OutputsBackward {
+        let TrainingScratch { points, products, d_filters, .. } = scratch;
+        isa::run(tiles::InputTransform { block, pixels: &self.inputs[index], points });
+        isa::run(OutputTransformBackward {
             block,
-            back,
-            outputs: &self.outputs[later],
+            norm_backward,
+            outputs: &self.outputs[index],
             pooled: Plane { side: block.plane.side / 2 },
-            d_pooled: &self.d_pooled[later],
+            d_pooled: &self.d_pooled[index],
             points: products,
         });
         let count = block.count;
-        isa.run(tiles::FilterGradient { count, inputs: points, outputs: products, gradient });
-        isa.run(tiles::Products { count, terms: [(products, filters)], out: points });
+        isa::run(tiles::FilterGradient { count, inputs: points, outputs: products, gradient: d_filters });
+        isa::run(tiles::PointProducts { count, terms: [(products, filters)], out: points });
     }
 }

@@ -1,10 +1,10 @@
-//! Winograd's F(4x4, 3x3): four outputs of a three-tap filter from six products, in both directions.
+//! Winograd's F(4x4, 3x3) (Lavin and Gray, 2016): four outputs of a three-tap filter from six products, in both
+//! directions.
 //!
-//! With the matrices B, G and A of the points 0, 1, -1, 2, -2 and infinity, outputs are
-//! `Aᵀ [(G g Gᵀ) * (Bᵀ d B)] A`: per pair of channels 36 products for 16 outputs, where a direct convolution
-//! has 144. The backward pass uses the same matrices the other way round: the gradient of the products is
-//! `A dy Aᵀ`, that of the input `B · Bᵀ`, that of the filter `Gᵀ · G`. In f32 the error stays below 1e-5 of the
-//! largest value.
+//! With the matrices B, G and A of the points 0, 1, -1, 2, -2 and infinity, the outputs are
+//! `Aᵀ [(G g Gᵀ) * (Bᵀ d B)] A`: 36 products per pair of channels for 16 outputs, where a direct convolution has 144. The
+//! backward pass uses the transposed matrices: the gradient of the products is `A dy Aᵀ`, that of the input `B · Bᵀ`,
+//! that of the filter `Gᵀ · G`. In f32 the error stays below 1e-5 of the largest value.
 
 use pulp::{Simd, WithSimd};
 
@@ -84,13 +84,13 @@ pub(super) fn output_backward<S: Simd>(simd: S, y: [S::f32s; TILE]) -> [S::f32s;
 /// G g: three taps to six points.
 #[inline(always)]
 fn filter<S: Simd>(simd: S, g: [S::f32s; 3]) -> [S::f32s; PATCH] {
-    let share = |simd: S, of: f32| simd.splat_f32s(of.recip());
-    let outer = simd.mul_f32s(share(simd, -6.0), simd.add_f32s(g[0], g[2]));
-    let inner = simd.mul_f32s(share(simd, -6.0), g[1]);
-    let outer2 = multiply_add(simd, share(simd, 24.0), g[0], simd.mul_f32s(share(simd, 6.0), g[2]));
-    let inner2 = simd.mul_f32s(share(simd, 12.0), g[1]);
+    let fraction = |simd: S, of: f32| simd.splat_f32s(of.recip());
+    let outer = simd.mul_f32s(fraction(simd, -6.0), simd.add_f32s(g[0], g[2]));
+    let inner = simd.mul_f32s(fraction(simd, -6.0), g[1]);
+    let outer2 = multiply_add(simd, fraction(simd, 24.0), g[0], simd.mul_f32s(fraction(simd, 6.0), g[2]));
+    let inner2 = simd.mul_f32s(fraction(simd, 12.0), g[1]);
     [
-        simd.mul_f32s(share(simd, 4.0), g[0]),
+        simd.mul_f32s(fraction(simd, 4.0), g[0]),
         simd.add_f32s(outer, inner),
         simd.sub_f32s(outer, inner),
         simd.add_f32s(outer2, inner2),
@@ -102,36 +102,36 @@ fn filter<S: Simd>(simd: S, g: [S::f32s; 3]) -> [S::f32s; PATCH] {
 /// Gᵀ u: the gradient of three taps from that of six points.
 #[inline(always)]
 fn filter_backward<S: Simd>(simd: S, u: [S::f32s; PATCH]) -> [S::f32s; 3] {
-    let share = |simd: S, of: f32| simd.splat_f32s(of.recip());
-    let sum1 = simd.mul_f32s(share(simd, 6.0), simd.add_f32s(u[1], u[2]));
-    let difference1 = simd.mul_f32s(share(simd, 6.0), simd.sub_f32s(u[2], u[1]));
+    let fraction = |simd: S, of: f32| simd.splat_f32s(of.recip());
+    let sum1 = simd.mul_f32s(fraction(simd, 6.0), simd.add_f32s(u[1], u[2]));
+    let difference1 = simd.mul_f32s(fraction(simd, 6.0), simd.sub_f32s(u[2], u[1]));
     let sum2 = simd.add_f32s(u[3], u[4]);
-    let first = multiply_add(simd, share(simd, 4.0), u[0], simd.mul_f32s(share(simd, 24.0), sum2));
+    let first = multiply_add(simd, fraction(simd, 4.0), u[0], simd.mul_f32s(fraction(simd, 24.0), sum2));
     [
         simd.sub_f32s(first, sum1),
-        multiply_add(simd, share(simd, 12.0), simd.sub_f32s(u[3], u[4]), difference1),
-        simd.sub_f32s(multiply_add(simd, share(simd, 6.0), sum2, u[5]), sum1),
+        multiply_add(simd, fraction(simd, 12.0), simd.sub_f32s(u[3], u[4]), difference1),
+        simd.sub_f32s(multiply_add(simd, fraction(simd, 6.0), sum2, u[5]), sum1),
     ]
 }
 
-/// The 36 matrices of a block's filters, each 64 x 64.
+/// The filters of a block at the Winograd points, `[36, 64, 64]`.
 pub(super) type Filters = Vec<[Pixel; WIDTH]>;
 
-/// No filters.
-pub(super) fn no_filters() -> Filters {
+/// Filters of zeros.
+pub(super) fn zero_filters() -> Filters {
     vec![[Pixel::ZERO; WIDTH]; POINTS]
 }
 
-/// The nine matrices of a block's taps.
+/// The filters of a block by tap, `[9, 64, 64]`.
 pub(super) type Taps = Vec<[Pixel; WIDTH]>;
 
-/// G g Gᵀ of all pairs of channels.
-pub(super) struct FilterPoints<'a> {
+/// The filter transform G g Gᵀ of all pairs of channels.
+pub(super) struct FilterTransform<'a> {
     pub taps: &'a Taps,
     pub points: &'a mut Filters,
 }
 
-impl WithSimd for FilterPoints<'_> {
+impl WithSimd for FilterTransform<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -161,13 +161,13 @@ impl WithSimd for FilterPoints<'_> {
     }
 }
 
-/// Gᵀ u G: the gradient of the taps from that of the points.
-pub(super) struct FilterPointsBackward<'a> {
+/// The backward pass of the filter transform, Gᵀ u G: the gradient of the taps from that of the points.
+pub(super) struct FilterTransformBackward<'a> {
     pub points: &'a Filters,
     pub taps: &'a mut Taps,
 }
 
-impl WithSimd for FilterPointsBackward<'_> {
+impl WithSimd for FilterTransformBackward<'_> {
     type Output = ();
 
     #[inline(always)]

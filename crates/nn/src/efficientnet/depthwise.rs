@@ -1,59 +1,59 @@
-//! A filter for every channel by itself: K x K taps, a bias, ReLU6.
+//! Depthwise convolution with bias and ReLU6.
 //!
-//! Shapes: the input is S x S places of C channels, the output T x T. Taps are [K x K, C]. A vector of channels keeps
-//! its taps in the first-level cache while it moves along a row; [`GROUP`] neighbouring outputs share what they read.
-//! Where the filter sticks out of the picture its taps are left out, which is a margin of zeros without storing one.
+//! Shapes: input `[S, S, C]`, output `[T, T, C]`, taps `[K, K, C]`. The taps of a vector of channels stay in the
+//! first-level cache along a row of outputs, and [`GROUP`] adjacent outputs share the inputs they load. Taps outside the
+//! image are skipped, which has the effect of zero padding without storing it.
 
 use pulp::{Simd, WithSimd};
 
-use super::BOUNDS;
+use super::RELU6_BOUNDS;
 use crate::isa::multiply_add;
 
-/// Outputs of a row that are made together.
+/// Adjacent outputs of a row that are computed together.
 const GROUP: usize = 4;
 
-/// What a depthwise convolution is.
+/// The shape of a depthwise convolution.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Geometry {
     /// K: 3 or 5.
     pub kernel: usize,
     /// 1 or 2.
     pub stride: usize,
-    /// C, a multiple of 16.
+    /// C: a multiple of 16.
     pub channels: usize,
-    /// S.
+    /// S: height and width of the input.
     pub side: usize,
-    /// T.
+    /// T: height and width of the output.
     pub outputs: usize,
-    /// How far the filter of the first output sticks out above and to the left.
+    /// Padding at the top and left.
     pub margin: usize,
 }
 
 impl Geometry {
-    /// The taps of an output's row (or column) that lie within the picture, by their first and end.
+    /// The taps of an output row (or column) that are within the image: first and end.
     #[inline(always)]
-    fn inside(&self, output: usize) -> (usize, usize) {
+    fn taps_inside(&self, output: usize) -> (usize, usize) {
         let start = output * self.stride;
         (self.margin.saturating_sub(start), (self.side + self.margin - start).min(self.kernel))
     }
 
-    /// The rows of the input that some rows of the output look at, by their first and end.
-    pub fn looked_at(&self, outputs: std::ops::Range<usize>) -> (usize, usize) {
+    /// The input rows that some output rows depend on: first and end.
+    pub fn input_rows(&self, outputs: std::ops::Range<usize>) -> (usize, usize) {
         let first = (outputs.start * self.stride).saturating_sub(self.margin);
         let end = ((outputs.end - 1) * self.stride + self.kernel).saturating_sub(self.margin);
         (first, end.min(self.side))
     }
 }
 
-/// Some rows of the output.
+/// The convolution of some rows of the output.
 pub(super) struct Depthwise<'a> {
     pub geometry: Geometry,
     pub taps: &'a [f32],
     pub bias: &'a [f32],
-    /// Rows of the input from `input_start` on.
+    /// Input rows from `input_start` on.
     pub input: &'a [f32],
     pub input_start: usize,
-    /// Rows of the output from `output_start` on.
+    /// Output rows from `output_start` on.
     pub output: &'a mut [f32],
     pub output_start: usize,
 }
@@ -64,19 +64,21 @@ impl WithSimd for Depthwise<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         match (self.geometry.kernel, self.geometry.stride) {
-            (3, 1) => simd.vectorize(Sized::<3, 1, 6>(self)),
-            (3, 2) => simd.vectorize(Sized::<3, 2, 9>(self)),
-            (5, 1) => simd.vectorize(Sized::<5, 1, 8>(self)),
-            (5, 2) => simd.vectorize(Sized::<5, 2, 11>(self)),
-            other => unreachable!("no depthwise filter of {other:?}"),
+            (3, 1) => simd.vectorize(SizedDepthwise::<3, 1, 6>(self)),
+            (3, 2) => simd.vectorize(SizedDepthwise::<3, 2, 9>(self)),
+            (5, 1) => simd.vectorize(SizedDepthwise::<5, 1, 8>(self)),
+            (5, 2) => simd.vectorize(SizedDepthwise::<5, 2, 11>(self)),
+            other => unreachable!("kernel and stride {other:?}"),
         }
     }
 }
 
-/// K taps across, outputs STRIDE apart; a group of them looks at SPAN = (GROUP - 1) STRIDE + K inputs.
-struct Sized<'a, const K: usize, const STRIDE: usize, const SPAN: usize>(Depthwise<'a>);
+/// The convolution for one kernel size and stride; a group of outputs reads SPAN = (GROUP - 1) STRIDE + K inputs of a row.
+struct SizedDepthwise<'a, const K: usize, const STRIDE: usize, const SPAN: usize>(Depthwise<'a>);
 
-impl<const K: usize, const STRIDE: usize, const SPAN: usize> WithSimd for Sized<'_, K, STRIDE, SPAN> {
+impl<const K: usize, const STRIDE: usize, const SPAN: usize> WithSimd
+    for SizedDepthwise<'_, K, STRIDE, SPAN>
+{
     type Output = ();
 
     #[inline(always)]
@@ -92,9 +94,10 @@ impl<const K: usize, const STRIDE: usize, const SPAN: usize> WithSimd for Sized<
         };
         let line = geometry.side * vectors;
         let (input, output) = (S::as_simd_f32s(input).0, S::as_mut_simd_f32s(output).0);
-        for (place, output) in (output_start..).zip(output.chunks_exact_mut(geometry.outputs * vectors)) {
-            let (first, end) = geometry.inside(place);
-            let start = place * STRIDE + first - geometry.margin - input_start;
+        let rows = output.chunks_exact_mut(geometry.outputs * vectors);
+        for (output_row, output) in (output_start..).zip(rows) {
+            let (first, end) = geometry.taps_inside(output_row);
+            let start = output_row * STRIDE + first - geometry.margin - input_start;
             let input = &input[start * line..(start + end - first) * line];
             for vector in 0..vectors {
                 row.run(simd, vector, first, input, output);
@@ -103,7 +106,7 @@ impl<const K: usize, const STRIDE: usize, const SPAN: usize> WithSimd for Sized<
     }
 }
 
-/// One vector of channels along a row of outputs.
+/// The computation of one vector of channels along a row of outputs.
 struct Row<'a, S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> {
     geometry: Geometry,
     vectors: usize,
@@ -112,11 +115,11 @@ struct Row<'a, S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> 
 }
 
 impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S, K, STRIDE, SPAN> {
-    /// `input` are the rows that the taps from row `first` on meet.
+    /// `input` are the rows of the taps from row `first` on.
     #[inline(always)]
     fn run(&self, simd: S, vector: usize, first: usize, input: &[S::f32s], output: &mut [S::f32s]) {
         let Geometry { side, outputs, margin, .. } = self.geometry;
-        // Outputs whose filter lies within the row.
+        // The outputs whose taps are all within the row: from `inner` to `end`.
         let inner = margin.div_ceil(STRIDE);
         let end = if side + margin < K { 0 } else { ((side + margin - K) / STRIDE + 1).min(outputs) };
         let mut column = 0;
@@ -134,6 +137,7 @@ impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S,
         }
     }
 
+    /// [`GROUP`] outputs from `column` on, whose taps are all within the row.
     #[inline(always)]
     fn group(
         &self,
@@ -150,8 +154,8 @@ impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S,
             let window = &line[start..start + (SPAN - 1) * vectors + 1];
             let taps = &self.taps[(first + row) * K * vectors + vector..][..(K - 1) * vectors + 1];
             let mut values = [sums[0]; SPAN];
-            for place in 0..SPAN {
-                values[place] = window[place * vectors];
+            for column in 0..SPAN {
+                values[column] = window[column * vectors];
             }
             for tap in 0..K {
                 let weight = taps[tap * vectors];
@@ -161,15 +165,16 @@ impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S,
             }
         }
         for number in 0..GROUP {
-            sums[number] = bounded(simd, sums[number]);
+            sums[number] = relu6(simd, sums[number]);
         }
         sums
     }
 
+    /// The output at `column`, near the edge.
     #[inline(always)]
     fn single(&self, simd: S, vector: usize, first: usize, column: usize, input: &[S::f32s]) -> S::f32s {
         let vectors = self.vectors;
-        let (first_tap, end) = self.geometry.inside(column);
+        let (first_tap, end) = self.geometry.taps_inside(column);
         let start = column * STRIDE + first_tap - self.geometry.margin;
         let mut sum = self.bias[vector];
         for (row, line) in input.chunks_exact(self.geometry.side * vectors).enumerate() {
@@ -179,12 +184,12 @@ impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S,
                 sum = multiply_add(simd, value, weight, sum);
             }
         }
-        bounded(simd, sum)
+        relu6(simd, sum)
     }
 }
 
 #[inline(always)]
-fn bounded<S: Simd>(simd: S, sum: S::f32s) -> S::f32s {
-    let [least, most] = BOUNDS;
+fn relu6<S: Simd>(simd: S, sum: S::f32s) -> S::f32s {
+    let [least, most] = RELU6_BOUNDS;
     simd.min_f32s(simd.max_f32s(sum, simd.splat_f32s(least)), simd.splat_f32s(most))
 }

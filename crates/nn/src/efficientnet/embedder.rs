@@ -1,142 +1,182 @@
-//! Pictures to embeddings.
+//! Inference: images to embeddings.
+
+use std::sync::Arc;
 
 use pulp::{Simd, WithSimd};
 
 use super::depthwise::{Depthwise, Geometry};
-use super::{BOUNDS, Block, FEATURES, LARGEST, SMALLEST, STEM, blocks, layout, same};
-use crate::isa::Isa;
-use crate::matmul::{View, ViewMut, Write, multiply, multiply_and_add_row};
+use super::{
+    BottleneckShape, FEATURES, LARGEST, RELU6_BOUNDS, SMALLEST, STEM, bottlenecks, layout, same_padding,
+};
+use crate::isa;
+use crate::matmul::{Matrix, MatrixMut, Write, multiply, multiply_and_add_row};
 
-/// Numbers that the first convolution looks at.
+/// Values of an input patch of the stem.
 const PATCH: usize = 3 * 3 * 3;
-/// Rows of the first convolution's output that are made at once, so that their patches stay in the cache.
+/// Output rows of the stem that are computed at once, so that their patches stay in the cache.
 const STEM_ROWS: usize = 8;
-/// A block is run through in strips of rows, so that what lies between its layers, six times as wide as what comes in
-/// and goes out, stays in the second-level cache: at most so many numbers, if that is a row at all.
-const STRIP_NUMBERS: usize = 1 << 17;
+/// A bottleneck is computed in strips of rows, so that the activations between its convolutions, six times as wide as its
+/// input and output, stay in the second-level cache: at most this many values, but at least one row.
+const STRIP_VALUES: usize = 1 << 17;
 
-/// A network ready to embed.
-pub struct Embedder {
+/// An EfficientNet-Lite0 for images of one size.
+///
+/// Threads share the network; each has an [`EfficientNetSession`] with the memory it computes in.
+///
+/// ```
+/// use trueshot_nn::efficientnet::{self, EfficientNetEmbedder, FEATURES};
+///
+/// let parameters = vec![0.01; efficientnet::layout().len()];
+/// let embedder = EfficientNetEmbedder::new(32, &parameters);
+/// let image = vec![0.5; 32 * 32 * 3];
+/// let mut embedding = vec![0.0; FEATURES];
+/// embedder.session().embed(&image, &mut embedding);
+/// assert!(embedding[0] > 0.0);
+/// ```
+#[derive(Clone)]
+pub struct EfficientNetEmbedder(Arc<Network>);
+
+struct Network {
     size: usize,
-    stem: Layer,
-    blocks: Vec<Bottleneck>,
-    head: Layer,
+    stem: Pointwise,
+    bottlenecks: Vec<Bottleneck>,
+    head: Pointwise,
 }
 
-/// A product with a bias: weights are [inputs, outputs].
-struct Layer {
+/// A pointwise convolution: a matrix product and a bias.
+struct Pointwise {
     inputs: usize,
+    /// `[inputs, outputs]`
     weights: Vec<f32>,
     bias: Vec<f32>,
 }
 
 struct Bottleneck {
-    block: Block,
+    shape: BottleneckShape,
     geometry: Geometry,
-    expand: Option<Layer>,
-    /// [K x K, channels].
+    expand: Option<Pointwise>,
+    /// `[K, K, channels]`
     taps: Vec<f32>,
     taps_bias: Vec<f32>,
-    project: Layer,
+    project: Pointwise,
 }
 
-/// Working memory of one thread.
-pub struct Scratch {
+/// An [`EfficientNetEmbedder`] with the memory of one thread.
+pub struct EfficientNetSession {
+    network: Arc<Network>,
+    activations: Activations,
+}
+
+/// The activations of one image.
+struct Activations {
+    /// Patches of some rows of the stem.
     patches: Vec<f32>,
-    /// What goes from block to block, and where a block puts it.
+    /// The input of the current bottleneck.
     pixels: Vec<f32>,
+    /// The output of the current bottleneck, unless it is added to the input.
     next: Vec<f32>,
+    /// A strip after the first pointwise convolution.
     expanded: Vec<f32>,
+    /// A strip after the depthwise convolution.
     filtered: Vec<f32>,
 }
 
-impl Embedder {
-    /// For pictures of a size, from parameters laid out as [`layout`] says.
+impl EfficientNetEmbedder {
+    /// Takes the image size and parameters of [`layout`].
     ///
     /// # Panics
-    /// If the size is not possible or the parameters are not of that layout.
+    /// If the size is not possible or the number of parameters is not that of the layout.
     pub fn new(size: usize, parameters: &[f32]) -> Self {
-        assert!((SMALLEST..=LARGEST).contains(&size), "pictures of {size}");
-        let mut parameters = Parameters::new(parameters);
-        let (mut side, _) = same(size, 3, 2);
+        assert!((SMALLEST..=LARGEST).contains(&size), "image size {size}; allowed: {SMALLEST} to {LARGEST}");
+        let mut parameters = ParameterReader::new(parameters);
+        let (mut side, _) = same_padding(size, 3, 2);
         let stem = parameters.stem();
-        let blocks = blocks().into_iter().map(|block| {
-            let bottleneck = parameters.bottleneck(block, side);
+        let bottlenecks = bottlenecks().into_iter().map(|shape| {
+            let bottleneck = parameters.bottleneck(shape, side);
             side = bottleneck.geometry.outputs;
             bottleneck
         });
-        Embedder { size, stem, blocks: blocks.collect(), head: parameters.layer() }
+        let bottlenecks = bottlenecks.collect();
+        EfficientNetEmbedder(Arc::new(Network { size, stem, bottlenecks, head: parameters.pointwise() }))
     }
 
-    /// Height and width of its pictures.
+    /// Height and width of the images it takes.
     pub fn size(&self) -> usize {
-        self.size
+        self.0.size
     }
 
-    /// Working memory for one thread.
-    pub fn scratch(&self) -> Scratch {
-        let (side, _) = same(self.size, 3, 2);
-        let most = |of: &dyn Fn(&Bottleneck) -> usize| self.blocks.iter().map(of).max().unwrap_or(0);
-        let outputs = most(&|block| block.geometry.outputs.pow(2) * block.block.output);
+    /// A session for one thread.
+    pub fn session(&self) -> EfficientNetSession {
+        EfficientNetSession { network: Arc::clone(&self.0), activations: self.0.activations() }
+    }
+}
+
+impl EfficientNetSession {
+    /// Embeds normalised images (`[images, rows, columns, 3]`) on the calling thread.
+    ///
+    /// # Panics
+    /// If the lengths are not those of a whole number of images.
+    pub fn embed(&mut self, images: &[f32], out: &mut [f32]) {
+        let pixels = self.network.size * self.network.size * 3;
+        assert_eq!(images.len() / pixels * pixels, images.len(), "whole images");
+        assert_eq!(images.len() / pixels * FEATURES, out.len(), "one embedding per image");
+        for (image, out) in images.chunks_exact(pixels).zip(out.chunks_exact_mut(FEATURES)) {
+            self.network.embed(image, out, &mut self.activations);
+        }
+    }
+}
+
+impl Network {
+    fn activations(&self) -> Activations {
+        let (side, _) = same_padding(self.size, 3, 2);
+        let most = |of: &dyn Fn(&Bottleneck) -> usize| self.bottlenecks.iter().map(of).max().unwrap_or(0);
+        let outputs = most(&|bottleneck| bottleneck.geometry.outputs.pow(2) * bottleneck.shape.output);
         let pixels = outputs.max(side * side * STEM);
-        let filtered = most(&|block| block.strip_lengths().1);
-        Scratch {
+        let filtered = most(&|bottleneck| bottleneck.strip_lengths().1);
+        Activations {
             patches: vec![0.0; STEM_ROWS * side * PATCH],
             pixels: vec![0.0; pixels],
             next: vec![0.0; pixels],
-            expanded: vec![0.0; most(&|block| block.strip_lengths().0)],
-            filtered: vec![0.0; filtered.max(self.places() * FEATURES)],
+            expanded: vec![0.0; most(&|bottleneck| bottleneck.strip_lengths().0)],
+            filtered: vec![0.0; filtered.max(self.positions() * FEATURES)],
         }
     }
 
-    /// Places that are left at the end.
-    fn places(&self) -> usize {
-        self.blocks.last().map_or(0, |block| block.geometry.outputs.pow(2))
+    /// The number of positions of the last bottleneck's output.
+    fn positions(&self) -> usize {
+        self.bottlenecks.last().map_or(0, |bottleneck| bottleneck.geometry.outputs.pow(2))
     }
 
-    /// Embeds normalised pictures (images x rows x columns x 3) on the calling thread.
-    ///
-    /// # Panics
-    /// If the lengths do not belong to one number of pictures.
-    pub fn embed(&self, isa: Isa, images: &[f32], out: &mut [f32], scratch: &mut Scratch) {
-        let pixels = self.size * self.size * 3;
-        assert_eq!(images.len() / pixels * pixels, images.len(), "whole pictures");
-        assert_eq!(images.len() / pixels * FEATURES, out.len(), "an embedding a picture");
-        for (image, out) in images.chunks_exact(pixels).zip(out.chunks_exact_mut(FEATURES)) {
-            self.embed_one(isa, image, out, scratch);
+    fn embed(&self, image: &[f32], out: &mut [f32], activations: &mut Activations) {
+        self.run_stem(image, activations);
+        for bottleneck in &self.bottlenecks {
+            bottleneck.run(activations);
         }
-    }
-
-    fn embed_one(&self, isa: Isa, image: &[f32], out: &mut [f32], scratch: &mut Scratch) {
-        self.first(isa, image, scratch);
-        for bottleneck in &self.blocks {
-            bottleneck.run(isa, scratch);
-        }
-        let places = self.places();
-        let filtered = &mut scratch.filtered[..places * FEATURES];
-        self.head.run_bounded(isa, &scratch.pixels[..places * self.head.inputs], filtered);
+        let positions = self.positions();
+        let filtered = &mut activations.filtered[..positions * FEATURES];
+        self.head.run_relu6(&activations.pixels[..positions * self.head.inputs], filtered);
         out.fill(0.0);
-        for place in filtered.chunks_exact(FEATURES) {
-            out.iter_mut().zip(place).for_each(|(sum, value)| *sum += value);
+        for position in filtered.chunks_exact(FEATURES) {
+            out.iter_mut().zip(position).for_each(|(sum, value)| *sum += value);
         }
-        out.iter_mut().for_each(|sum| *sum /= places as f32);
+        out.iter_mut().for_each(|sum| *sum /= positions as f32);
     }
 
-    fn first(&self, isa: Isa, image: &[f32], scratch: &mut Scratch) {
-        let (side, margin) = same(self.size, 3, 2);
+    fn run_stem(&self, image: &[f32], activations: &mut Activations) {
+        let (side, margin) = same_padding(self.size, 3, 2);
         for start in (0..side).step_by(STEM_ROWS) {
             let rows = STEM_ROWS.min(side - start);
-            let patches = &mut scratch.patches[..rows * side * PATCH];
+            let patches = &mut activations.patches[..rows * side * PATCH];
             for (row, patches) in (start..).zip(patches.chunks_exact_mut(side * PATCH)) {
-                self.patches(image, 2 * row, margin, patches);
+                self.copy_patches(image, 2 * row, margin, patches);
             }
-            let pixels = &mut scratch.pixels[start * side * STEM..][..rows * side * STEM];
-            self.stem.run_bounded(isa, patches, pixels);
+            let pixels = &mut activations.pixels[start * side * STEM..][..rows * side * STEM];
+            self.stem.run_relu6(patches, pixels);
         }
     }
 
-    /// What a row of the first convolution looks at, from image row `top - margin` on: 3 x 3 pixels for every output.
-    fn patches(&self, image: &[f32], top: usize, margin: usize, patches: &mut [f32]) {
+    /// Copies the input patches of one output row of the stem, from image row `top - margin` on, `[columns, 3, 3, 3]`.
+    fn copy_patches(&self, image: &[f32], top: usize, margin: usize, patches: &mut [f32]) {
         patches.fill(0.0);
         for (tap, y) in (top..top + 3).enumerate() {
             let Some(y) = y.checked_sub(margin).filter(|y| *y < self.size) else { continue };
@@ -152,161 +192,163 @@ impl Embedder {
     }
 }
 
-/// ReLU6.
-struct Bound<'a>(&'a mut [f32]);
+/// ReLU6 in place.
+struct Relu6<'a>(&'a mut [f32]);
 
-impl WithSimd for Bound<'_> {
+impl WithSimd for Relu6<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let [least, most] = BOUNDS;
+        let [least, most] = RELU6_BOUNDS;
         for value in self.0 {
-            // A number that is none stays so.
+            // These comparisons keep NaN.
             let above = if *value < least { least } else { *value };
             *value = if above > most { most } else { above };
         }
     }
 }
 
-impl Layer {
-    /// With ReLU6 behind it. That is a pass of its own: strips of rows are in the cache still.
-    fn run_bounded(&self, isa: Isa, input: &[f32], output: &mut [f32]) {
-        self.run(isa, input, output);
-        isa.run(Bound(output));
+impl Pointwise {
+    /// The convolution and ReLU6, as two passes: a strip of rows stays in the cache between them.
+    fn run_relu6(&self, input: &[f32], output: &mut [f32]) {
+        self.run(input, output);
+        isa::run(Relu6(output));
     }
 
-    fn run(&self, isa: Isa, input: &[f32], output: &mut [f32]) {
+    fn run(&self, input: &[f32], output: &mut [f32]) {
         let (rows, columns) = (input.len() / self.inputs, self.bias.len());
-        let (a, b) = (View::new(input, rows, self.inputs), View::new(&self.weights, self.inputs, columns));
-        multiply_and_add_row(isa, a, b, &self.bias, ViewMut::new(output, rows, columns));
+        let a = Matrix::new(input, rows, self.inputs);
+        let b = Matrix::new(&self.weights, self.inputs, columns);
+        multiply_and_add_row(a, b, &self.bias, MatrixMut::new(output, rows, columns));
     }
 
-    /// Adds the product and the bias to the output.
-    fn add(&self, isa: Isa, input: &[f32], output: &mut [f32]) {
+    /// Adds the convolution to the output.
+    fn add(&self, input: &[f32], output: &mut [f32]) {
         let (rows, columns) = (input.len() / self.inputs, self.bias.len());
         for row in output.chunks_exact_mut(columns) {
             row.iter_mut().zip(&self.bias).for_each(|(value, bias)| *value += bias);
         }
-        let (a, b) = (View::new(input, rows, self.inputs), View::new(&self.weights, self.inputs, columns));
-        multiply(isa, a, b, Write::Add, ViewMut::new(output, rows, columns));
+        let a = Matrix::new(input, rows, self.inputs);
+        let b = Matrix::new(&self.weights, self.inputs, columns);
+        multiply(a, b, Write::Add, MatrixMut::new(output, rows, columns));
     }
 }
 
 impl Bottleneck {
-    /// Rows of the output that are made at once.
-    fn strip(&self) -> usize {
+    /// Output rows of a strip.
+    fn strip_rows(&self) -> usize {
         let Geometry { side, kernel, stride, outputs, .. } = self.geometry;
-        let rows = STRIP_NUMBERS / (side * self.block.inner);
+        let rows = STRIP_VALUES / (side * self.shape.inner);
         (rows.saturating_sub(kernel) / stride).clamp(1, outputs)
     }
 
-    /// Numbers of the widened rows that a strip looks at, and of what the filters make of them.
+    /// The numbers of values of a strip after the first pointwise and after the depthwise convolution.
     fn strip_lengths(&self) -> (usize, usize) {
         let Geometry { side, kernel, stride, outputs, .. } = self.geometry;
-        let rows = ((self.strip() - 1) * stride + kernel).min(side);
-        (rows * side * self.block.inner, self.strip() * outputs * self.block.inner)
+        let rows = ((self.strip_rows() - 1) * stride + kernel).min(side);
+        (rows * side * self.shape.inner, self.strip_rows() * outputs * self.shape.inner)
     }
 
-    /// From `pixels` to `next`, or to `pixels` itself where the input is added.
-    fn run(&self, isa: Isa, scratch: &mut Scratch) {
+    /// From `pixels` to `pixels`, through `next` if there is no residual connection.
+    fn run(&self, activations: &mut Activations) {
         let Geometry { side, outputs, .. } = self.geometry;
-        let Scratch { pixels, next, expanded, filtered, .. } = scratch;
-        // The widened rows that there are, by their first and end.
-        let mut have = (0, 0);
-        for start in (0..outputs).step_by(self.strip()) {
-            let end = (start + self.strip()).min(outputs);
-            let filtered = &mut filtered[..(end - start) * outputs * self.block.inner];
-            let wanted = self.geometry.looked_at(start..end);
+        let Activations { pixels, next, expanded, filtered, .. } = activations;
+        // The rows that are in `expanded`: first and end.
+        let mut present = (0, 0);
+        for start in (0..outputs).step_by(self.strip_rows()) {
+            let end = (start + self.strip_rows()).min(outputs);
+            let filtered = &mut filtered[..(end - start) * outputs * self.shape.inner];
+            let needed = self.geometry.input_rows(start..end);
             let input = match &self.expand {
-                None => &pixels[wanted.0 * side * self.block.input..wanted.1 * side * self.block.input],
+                None => &pixels[needed.0 * side * self.shape.input..needed.1 * side * self.shape.input],
                 Some(expand) => {
-                    self.widen(isa, expand, have, wanted, pixels, expanded);
-                    have = wanted;
-                    &expanded[..(wanted.1 - wanted.0) * side * self.block.inner]
+                    self.expand_rows(expand, present, needed, pixels, expanded);
+                    present = needed;
+                    &expanded[..(needed.1 - needed.0) * side * self.shape.inner]
                 }
             };
-            isa.run(Depthwise {
+            isa::run(Depthwise {
                 geometry: self.geometry,
                 taps: &self.taps,
                 bias: &self.taps_bias,
                 input,
-                input_start: wanted.0,
+                input_start: needed.0,
                 output: filtered,
                 output_start: start,
             });
-            let rows = start * outputs * self.block.output..end * outputs * self.block.output;
-            if self.block.adds_input() {
-                // What later strips look at of these rows has been widened already.
-                self.project.add(isa, filtered, &mut pixels[rows]);
+            let rows = start * outputs * self.shape.output..end * outputs * self.shape.output;
+            if self.shape.adds_input() {
+                // The input rows that later strips need have already been expanded.
+                self.project.add(filtered, &mut pixels[rows]);
             } else {
-                self.project.run(isa, filtered, &mut next[rows]);
+                self.project.run(filtered, &mut next[rows]);
             }
         }
-        if !self.block.adds_input() {
+        if !self.shape.adds_input() {
             std::mem::swap(pixels, next);
         }
     }
 
-    /// Keeps of the widened rows what is wanted again, at the front, and makes those that are missing.
-    fn widen(
+    /// Moves the rows of `expanded` that are needed again to the front, and computes those that are missing.
+    fn expand_rows(
         &self,
-        isa: Isa,
-        expand: &Layer,
-        have: (usize, usize),
-        wanted: (usize, usize),
+        expand: &Pointwise,
+        present: (usize, usize),
+        needed: (usize, usize),
         pixels: &[f32],
         expanded: &mut [f32],
     ) {
-        let (input, line) = (self.geometry.side * self.block.input, self.geometry.side * self.block.inner);
-        let kept = have.1.saturating_sub(wanted.0);
-        expanded.copy_within((wanted.0.min(have.1) - have.0) * line..(have.1 - have.0) * line, 0);
-        let missing = wanted.0 + kept..wanted.1;
-        let expanded = &mut expanded[kept * line..(wanted.1 - wanted.0) * line];
-        expand.run_bounded(isa, &pixels[missing.start * input..missing.end * input], expanded);
+        let (input, line) = (self.geometry.side * self.shape.input, self.geometry.side * self.shape.inner);
+        let kept = present.1.saturating_sub(needed.0);
+        let first_kept = needed.0.min(present.1) - present.0;
+        expanded.copy_within(first_kept * line..(present.1 - present.0) * line, 0);
+        let missing = needed.0 + kept..needed.1;
+        let expanded = &mut expanded[kept * line..(needed.1 - needed.0) * line];
+        expand.run_relu6(&pixels[missing.start * input..missing.end * input], expanded);
     }
 }
 
-/// Hands out the parameters in the order of the layout.
-struct Parameters<'a> {
+/// Reads the parameters in the order of the layout.
+struct ParameterReader<'a> {
     rest: std::vec::IntoIter<(Vec<usize>, &'a [f32])>,
 }
 
-impl<'a> Parameters<'a> {
+impl<'a> ParameterReader<'a> {
     fn new(parameters: &'a [f32]) -> Self {
         let layout = layout();
-        assert_eq!(parameters.len(), layout.len(), "parameters of the layout");
+        assert_eq!(parameters.len(), layout.len(), "number of parameters");
         let tensors = layout.tensors().iter();
         let tensors = tensors.map(|tensor| (tensor.shape.clone(), &parameters[tensor.range.clone()]));
-        Parameters { rest: tensors.collect::<Vec<_>>().into_iter() }
+        ParameterReader { rest: tensors.collect::<Vec<_>>().into_iter() }
     }
 
     fn next(&mut self) -> (Vec<usize>, &'a [f32]) {
-        self.rest.next().expect("a tensor of the layout")
+        self.rest.next().expect("the layout has one more tensor")
     }
 
-    /// A weight [outputs, ..] turned round, and its bias.
-    fn layer(&mut self) -> Layer {
+    /// A weight `[outputs, ..]`, transposed, and its bias.
+    fn pointwise(&mut self) -> Pointwise {
         let ((shape, weights), (_, bias)) = (self.next(), self.next());
         let inputs = shape[1..].iter().product();
-        Layer { inputs, weights: transposed(weights, inputs), bias: bias.to_vec() }
+        Pointwise { inputs, weights: transposed(weights, inputs), bias: bias.to_vec() }
     }
 
-    /// The first convolution: [outputs, channels, taps] becomes [taps, channels, outputs], as patches lie.
-    fn stem(&mut self) -> Layer {
-        let Layer { inputs, weights, bias } = self.layer();
-        let rows = (0..inputs).map(|place| place % 3 * 9 + place / 3);
+    /// The stem: `[outputs, channels, taps]` becomes `[taps, channels, outputs]`, the order of patches.
+    fn stem(&mut self) -> Pointwise {
+        let Pointwise { inputs, weights, bias } = self.pointwise();
+        let rows = (0..inputs).map(|index| index % 3 * 9 + index / 3);
         let weights = rows.flat_map(|row| weights[row * STEM..][..STEM].iter().copied()).collect();
-        Layer { inputs, weights, bias }
+        Pointwise { inputs, weights, bias }
     }
 
-    fn bottleneck(&mut self, block: Block, side: usize) -> Bottleneck {
-        let (outputs, margin) = same(side, block.kernel, block.stride);
-        let Block { kernel, stride, inner: channels, .. } = block;
+    fn bottleneck(&mut self, shape: BottleneckShape, side: usize) -> Bottleneck {
+        let (outputs, margin) = same_padding(side, shape.kernel, shape.stride);
+        let BottleneckShape { kernel, stride, inner: channels, .. } = shape;
         let geometry = Geometry { kernel, stride, channels, side, outputs, margin };
-        let expand = block.expands().then(|| self.layer());
-        let Layer { weights: taps, bias: taps_bias, .. } = self.layer();
-        Bottleneck { block, geometry, expand, taps, taps_bias, project: self.layer() }
+        let expand = shape.expands().then(|| self.pointwise());
+        let Pointwise { weights: taps, bias: taps_bias, .. } = self.pointwise();
+        Bottleneck { shape, geometry, expand, taps, taps_bias, project: self.pointwise() }
     }
 }
 

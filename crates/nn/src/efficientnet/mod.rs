@@ -1,42 +1,43 @@
-//! EfficientNet-Lite0, inference only: a network for photographs that is small and good enough to ship.
+//! EfficientNet-Lite0 for inference: a backbone for photographs that is small and accurate enough to ship.
 //!
-//! A 3x3 convolution with stride 2, sixteen inverted bottlenecks (a pointwise product to six times the channels, a
-//! depthwise filter of 3x3 or 5x5, a pointwise product back, and the input added where shapes agree), a last
-//! product to 1,280 channels and their mean over all places. Batch norm is folded into the weights of the file.
+//! A 3x3 convolution with stride 2 (the stem); sixteen inverted bottlenecks (a pointwise convolution to six times the
+//! channels, a depthwise convolution of 3x3 or 5x5, a pointwise convolution back, and a residual connection where the
+//! shapes agree); a pointwise convolution to 1,280 channels; and their mean over all positions. Batch norm is folded into
+//! the weights of the model file.
 //!
-//! How it is laid out, and why:
-//! - Activations are NHWC, so a pointwise convolution is one product of matrices as they lie, and a depthwise filter
+//! How it is implemented, and why:
+//! - Activations are NHWC, so a pointwise convolution is one matrix product without copying, and a depthwise convolution
 //!   works on whole vectors of channels.
-//! - What lies between the layers of a block is six times as wide as its ends and lives only in strips of rows, in the
-//!   second-level cache.
-//! - One picture at a time on one thread: an embedding depends on its picture alone, and who has more threads gives
-//!   each a picture.
-//! - Margins are as TensorFlow has them (`SAME`): with a stride, the odd one is below and to the right.
+//! - The activations within a bottleneck are six times as wide as its input and output. They exist only in strips of
+//!   rows, which stay in the second-level cache.
+//! - An [`EfficientNetSession`] embeds one image at a time on one thread: an embedding depends on its image alone, and a
+//!   caller with several threads has one session per thread.
+//! - Padding is TensorFlow's `SAME`: with stride 2 and an odd total, the larger part is at the bottom and right.
 
-// Kernels index their registers by plain loops: see `conv4`.
+// Kernels index arrays of vectors with plain loops, see `conv4`.
 #![allow(clippy::needless_range_loop)]
 
 mod depthwise;
 mod embedder;
 #[cfg(test)]
-mod plain;
+mod reference;
 
-pub use embedder::{Embedder, Scratch};
+pub use embedder::{EfficientNetEmbedder, EfficientNetSession};
 
-use crate::parameters::{Layout, Role};
+use crate::parameters::{ParameterLayout, Role};
 
-/// Numbers of an embedding.
+/// The length of an embedding.
 pub const FEATURES: usize = 1280;
-/// Channels behind the first convolution.
+/// Output channels of the stem.
 const STEM: usize = 32;
-/// The smallest picture: one place is left of it at the end.
+/// The smallest image size: the last layer has one position then.
 pub const SMALLEST: usize = 32;
-/// A size beyond which one picture's planes would take more memory than anybody means.
+/// The largest image size. Beyond it, the activations of a single image would take an unreasonable amount of memory.
 pub const LARGEST: usize = 1024;
-/// What ReLU6 keeps its numbers between.
-const BOUNDS: [f32; 2] = [0.0, 6.0];
+/// The bounds of ReLU6.
+const RELU6_BOUNDS: [f32; 2] = [0.0, 6.0];
 
-/// Blocks of one kind: the first has the stride and changes the number of channels.
+/// Bottlenecks of one kind. Only the first has the stride and changes the number of channels.
 struct Stage {
     kernel: usize,
     stride: usize,
@@ -59,18 +60,20 @@ const STAGES: [Stage; 7] = [
     stage(3, 1, 6, 320, 1),
 ];
 
-/// One inverted bottleneck.
+/// The shape of an inverted bottleneck.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Block {
+struct BottleneckShape {
     kernel: usize,
     stride: usize,
+    /// Input channels.
     input: usize,
-    /// Channels between the two pointwise products; as many as come in where there is only the second.
+    /// Channels between the two pointwise convolutions; those of the input if there is only the second.
     inner: usize,
+    /// Output channels.
     output: usize,
 }
 
-impl Block {
+impl BottleneckShape {
     fn expands(self) -> bool {
         self.inner != self.input
     }
@@ -80,29 +83,29 @@ impl Block {
     }
 }
 
-fn blocks() -> Vec<Block> {
+fn bottlenecks() -> Vec<BottleneckShape> {
     let mut input = STEM;
-    let mut blocks = Vec::new();
+    let mut shapes = Vec::new();
     for stage in &STAGES {
         for number in 0..stage.blocks {
             let stride = if number == 0 { stage.stride } else { 1 };
             let (inner, output) = (input * stage.expansion, stage.channels);
-            blocks.push(Block { kernel: stage.kernel, stride, input, inner, output });
+            shapes.push(BottleneckShape { kernel: stage.kernel, stride, input, inner, output });
             input = stage.channels;
         }
     }
-    blocks
+    shapes
 }
 
-/// The named parameters, in shapes as PyTorch has them: a weight and a bias for every convolution.
-pub fn layout() -> Layout {
-    let mut layout = Layout::default();
+/// Names, shapes and positions of the parameters: a weight (in PyTorch's order) and a bias per convolution.
+pub fn layout() -> ParameterLayout {
+    let mut layout = ParameterLayout::default();
     let mut add = |name: String, shape: &[usize]| {
         layout.add(format!("{name}.weight"), shape, Role::Constant);
         layout.add(format!("{name}.bias"), &shape[..1], Role::Constant);
     };
     add("stem".into(), &[STEM, 3, 3, 3]);
-    for (number, block) in (1..).zip(blocks()) {
+    for (number, block) in (1..).zip(bottlenecks()) {
         if block.expands() {
             add(format!("block{number}.expand"), &[block.inner, block.input]);
         }
@@ -113,8 +116,8 @@ pub fn layout() -> Layout {
     layout
 }
 
-/// How many places a stride leaves of a side, and the margin above and to the left.
-fn same(side: usize, kernel: usize, stride: usize) -> (usize, usize) {
+/// The number of outputs in a row or column, and the padding at the top or left, with `SAME` padding.
+fn same_padding(side: usize, kernel: usize, stride: usize) -> (usize, usize) {
     let outputs = side.div_ceil(stride);
     let margins = ((outputs - 1) * stride + kernel).saturating_sub(side);
     (outputs, margins / 2)

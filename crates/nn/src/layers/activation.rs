@@ -1,31 +1,22 @@
-//! ReLU and GELU (the exact one, with the error function).
+//! The activation functions ReLU and GELU (the exact one, with the error function).
 
 use crate::kernel::kernel;
 use crate::real::Real;
 
 kernel! {
-    /// `max(x, 0)`, in place.
+    /// ReLU: `max(x, 0)`, in place.
     pub fn relu<'a, T>(x: &'a mut [T]) {
         for x in x {
-            *x = (*x).larger(T::ZERO);
+            *x = (*x).max(T::ZERO);
         }
     }
 }
 
 kernel! {
-    /// Turns the gradient of ReLU's output into that of its input, in place; `y` is the output.
-    pub fn relu_backward<'a, T>(y: &'a [T], d: &'a mut [T]) {
-        for (d, &y) in d.iter_mut().zip(y) {
-            *d = if y > T::ZERO { *d } else { T::ZERO };
-        }
-    }
-}
-
-kernel! {
-    /// `x P(a normal number is below x)`
+    /// GELU: `y = x Φ(x)`, with Φ the distribution function of the standard normal distribution.
     pub fn gelu<'a, T>(x: &'a [T], y: &'a mut [T]) {
         for (y, &x) in y.iter_mut().zip(x) {
-            *y = x * below(x);
+            *y = x * normal_cdf(x);
         }
     }
 }
@@ -34,44 +25,35 @@ kernel! {
     /// Turns the gradient of GELU's output into that of its input, in place; `x` is the input.
     pub fn gelu_backward<'a, T>(x: &'a [T], d: &'a mut [T]) {
         for (d, &x) in d.iter_mut().zip(x) {
-            let density = T::of(0.398_942_280_401_432_7) * (T::of(-0.5) * x * x).exponential();
-            *d *= below(x) + x * density;
+            let density = T::from_f64(0.398_942_280_401_432_7) * (T::from_f64(-0.5) * x * x).exp();
+            *d *= normal_cdf(x) + x * density;
         }
     }
 }
 
-/// The normal distribution function.
+/// Φ(x), the distribution function of the standard normal distribution.
 #[inline(always)]
-fn below<T: Real>(x: T) -> T {
-    T::of(0.5) * (T::ONE + (x * T::of(std::f64::consts::FRAC_1_SQRT_2)).error_function())
+pub(crate) fn normal_cdf<T: Real>(x: T) -> T {
+    T::from_f64(0.5) * (T::ONE + (x * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::differences::{Numbers, check};
+    use crate::gradient_check::{TestRng, check_gradient};
     use crate::isa::Isa;
     use crate::real::dot;
 
     #[test]
-    fn the_gradients_are_those_of_central_differences() {
-        let mut numbers = Numbers::new(3);
-        let x: Vec<f64> = numbers.doubles(75).iter().map(|x| 4.0 * x).collect();
-        let d_y = numbers.doubles(75);
-        let isa = Isa::current();
-        let (mut y, mut d) = (x.clone(), d_y.clone());
-        relu(isa, &mut y);
-        relu_backward(isa, &y, &mut d);
-        check("relu", &x, &d, |x| {
-            let mut y = x.to_vec();
-            relu(isa, &mut y);
-            dot(&y, &d_y)
-        });
+    fn the_gradient_of_gelu_agrees_with_central_differences() {
+        let mut rng = TestRng::new(3);
+        let x: Vec<f64> = rng.f64s(75).iter().map(|x| 4.0 * x).collect();
+        let d_y = rng.f64s(75);
         let mut d = d_y.clone();
-        gelu_backward(isa, &x, &mut d);
-        check("gelu", &x, &d, |x| {
+        gelu_backward(&x, &mut d);
+        check_gradient("gelu", &x, &d, |x| {
             let mut y = vec![0.0; x.len()];
-            gelu(isa, x, &mut y);
+            gelu(x, &mut y);
             dot(&y, &d_y)
         });
     }
@@ -79,13 +61,16 @@ mod tests {
     #[test]
     fn single_precision_agrees_with_double_on_every_instruction_set() {
         let x: Vec<f32> = (-400..400).map(|i| i as f32 / 50.0).collect();
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_usable()) {
+        for isa in Isa::usable() {
             let mut y = vec![0.0; x.len()];
-            gelu(isa, &x, &mut y);
+            isa.scope(|| gelu(&x, &mut y));
             for (&x, &y) in x.iter().zip(&y) {
-                let expected = f64::from(x) * below(f64::from(x));
+                let expected = f64::from(x) * normal_cdf(f64::from(x));
                 assert!((f64::from(y) - expected).abs() < 3e-6, "{isa:?} at {x}: {y} and {expected}");
             }
+            let mut y = x.clone();
+            isa.scope(|| relu(&mut y));
+            assert!(x.iter().zip(&y).all(|(&x, &y)| y == x.max(0.0)), "{isa:?}");
         }
     }
 }

@@ -1,44 +1,43 @@
 //! Multi-head self-attention within segments: a batch is a list of token sets of any sizes.
 //!
-//! Shapes: T tokens in all, segment s holds n of them; `qkv` T x 3 W (queries, keys, values, each H heads one
-//! behind the other), `out` T x W. For every segment and head, `shares` holds a square of n rows of n numbers,
-//! padded to whole vectors ([`padded`]), the tokens that look in columns and those looked at in rows: softmax is
-//! fastest down the columns, and the products take it either way.
+//! Shapes: T tokens in total, of which a segment holds n; `qkv` is `[T, 3 W]` (queries, keys and values, each with its
+//! H heads one after the other), `out` is `[T, W]`. For every segment and head the attention weights are a matrix of n
+//! rows, each padded to whole vectors ([`padded`]): query tokens in columns, key tokens in rows. Softmax over columns
+//! is the fastest, and the matrix products take the weights either way.
 
 use std::ops::Range;
 
-use crate::isa::Isa;
 use crate::layers::dropout::Dropout;
 use crate::layers::softmax;
-use crate::matmul::{View, ViewMut, Write, multiply};
+use crate::matmul::{Matrix, MatrixMut, Write, multiply};
 use crate::real::{LANES, Real};
 
-/// The shape of the heads.
+/// Number and width of the attention heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
-    /// How many.
+    /// H
     pub count: usize,
-    /// Numbers of a query, key or value.
+    /// Length of one head's query, key or value; W = H times this.
     pub width: usize,
 }
 
-/// What the backward pass needs, and room to work in. Reused from call to call.
+/// Activations kept for the backward pass, and scratch memory. Reused from call to call.
 #[derive(Debug, Clone, Default)]
-pub struct Kept<T> {
-    /// For every segment and head, a padded square of shares: column i says where token i looks.
-    pub shares: Vec<T>,
-    /// The same with some dropped, if any are.
+pub struct AttentionCache<T> {
+    /// For every segment and head the attention weights, `[n, padded(n)]`; column i are those of query token i.
+    pub weights: Vec<T>,
+    /// The weights after dropout, if there is any.
     dropped: Vec<T>,
-    d_shares: Vec<T>,
+    d_weights: Vec<T>,
 }
 
-/// How far apart the rows of a square of shares are.
+/// The distance between two rows of a matrix of attention weights.
 pub fn padded(tokens: usize) -> usize {
     tokens.next_multiple_of(LANES)
 }
 
-/// Where each head of each segment finds its square.
-fn squares(
+/// The weight matrices of all heads of all segments: tokens of the segment, head, range in the buffer of weights.
+fn weight_matrices(
     heads: Heads,
     segments: &[Range<usize>],
 ) -> impl Iterator<Item = (Range<usize>, usize, Range<usize>)> {
@@ -52,11 +51,11 @@ fn squares(
     })
 }
 
-/// One of the three parts of `qkv`, for one head of one segment.
-fn part<'a, T>(qkv: &'a [T], heads: Heads, tokens: &Range<usize>, part: usize, head: usize) -> View<'a, T> {
+/// The queries (`part` 0), keys (1) or values (2) of one head of one segment.
+fn part<'a, T>(qkv: &'a [T], heads: Heads, tokens: &Range<usize>, part: usize, head: usize) -> Matrix<'a, T> {
     let stride = 3 * heads.count * heads.width;
     let start = tokens.start * stride + (part * heads.count + head) * heads.width;
-    View::strided(&qkv[start..], tokens.len(), heads.width, stride)
+    Matrix::strided(&qkv[start..], tokens.len(), heads.width, stride)
 }
 
 fn part_mut<'a, T>(
@@ -65,14 +64,15 @@ fn part_mut<'a, T>(
     tokens: &Range<usize>,
     part: usize,
     head: usize,
-) -> ViewMut<'a, T> {
+) -> MatrixMut<'a, T> {
     let stride = 3 * heads.count * heads.width;
     let start = tokens.start * stride + (part * heads.count + head) * heads.width;
-    ViewMut::strided(&mut qkv[start..], tokens.len(), heads.width, stride)
+    MatrixMut::strided(&mut qkv[start..], tokens.len(), heads.width, stride)
 }
 
+/// What products of queries and keys are multiplied by: `1 / sqrt(width)`.
 fn scale<T: Real>(heads: Heads) -> T {
-    T::of(1.0 / (heads.width as f64).sqrt())
+    T::from_f64(1.0 / (heads.width as f64).sqrt())
 }
 
 /// `out = dropout(softmax(q k^T / sqrt(width))) v`, for each head.
@@ -80,32 +80,31 @@ fn scale<T: Real>(heads: Heads) -> T {
 /// # Panics
 /// If the segments do not fit `qkv` and `out`.
 pub fn forward<T: Real>(
-    isa: Isa,
     heads: Heads,
     segments: &[Range<usize>],
     dropout: Dropout,
     qkv: &[T],
-    kept: &mut Kept<T>,
+    cache: &mut AttentionCache<T>,
     out: &mut [T],
 ) {
     let width = heads.count * heads.width;
     let total: usize = segments.iter().map(|tokens| heads.count * tokens.len() * padded(tokens.len())).sum();
-    kept.shares.resize(total, T::ZERO);
-    kept.dropped.resize(if dropout.is_on() { total } else { 0 }, T::ZERO);
-    for (tokens, head, square) in squares(heads, segments) {
+    cache.weights.resize(total, T::ZERO);
+    cache.dropped.resize(if dropout.is_active() { total } else { 0 }, T::ZERO);
+    for (tokens, head, range) in weight_matrices(heads, segments) {
         let (n, stride) = (tokens.len(), padded(tokens.len()));
-        let shares = &mut kept.shares[square.clone()];
+        let weights = &mut cache.weights[range.clone()];
         let [q, k, v] = [0, 1, 2].map(|which| part(qkv, heads, &tokens, which, head));
-        multiply(isa, k, q.transposed(), Write::Set, ViewMut::padded(shares, n, n, stride));
-        softmax::forward_columns(isa, stride, scale(heads), shares);
-        let mut looks = &*shares;
-        if dropout.is_on() {
-            dropout.copy(isa, square.start, shares, &mut kept.dropped[square.clone()]);
-            looks = &kept.dropped[square];
+        multiply(k, q.transposed(), Write::Set, MatrixMut::padded(weights, n, n, stride));
+        softmax::forward_columns(stride, scale(heads), weights);
+        let mut weights = &*weights;
+        if dropout.is_active() {
+            dropout.apply_into(range.start, weights, &mut cache.dropped[range.clone()]);
+            weights = &cache.dropped[range];
         }
         let out = &mut out[tokens.start * width + head * heads.width..];
-        let out = ViewMut::strided(out, n, heads.width, width);
-        multiply(isa, View::strided(looks, n, n, stride).transposed(), v, Write::Set, out);
+        let out = MatrixMut::strided(out, n, heads.width, width);
+        multiply(Matrix::strided(weights, n, n, stride).transposed(), v, Write::Set, out);
     }
 }
 
@@ -113,89 +112,80 @@ pub fn forward<T: Real>(
 ///
 /// # Panics
 /// If the shapes differ from those of the forward pass.
-#[allow(clippy::too_many_arguments)]
 pub fn backward<T: Real>(
-    isa: Isa,
     heads: Heads,
     segments: &[Range<usize>],
     dropout: Dropout,
     qkv: &[T],
-    kept: &mut Kept<T>,
+    cache: &mut AttentionCache<T>,
     d_out: &[T],
     d_qkv: &mut [T],
 ) {
     let width = heads.count * heads.width;
-    let Kept { shares, dropped, d_shares } = kept;
-    for (tokens, head, square) in squares(heads, segments) {
+    let AttentionCache { weights, dropped, d_weights } = cache;
+    for (tokens, head, range) in weight_matrices(heads, segments) {
         let (n, stride) = (tokens.len(), padded(tokens.len()));
         let [q, k, v] = [0, 1, 2].map(|which| part(qkv, heads, &tokens, which, head));
         let d_out = &d_out[tokens.start * width + head * heads.width..];
-        let d_out = View::strided(d_out, n, heads.width, width);
-        let shares = &shares[square.clone()];
-        let looks = if dropout.is_on() { &dropped[square] } else { shares };
-        let looked = View::strided(looks, n, n, stride);
-        multiply(isa, looked, d_out, Write::Set, part_mut(d_qkv, heads, &tokens, 2, head));
-        d_shares.resize(n * stride, T::ZERO);
-        multiply(isa, v, d_out.transposed(), Write::Set, ViewMut::padded(d_shares, n, n, stride));
-        if dropout.is_on() {
-            // A share is never 0, so those that are have been dropped.
-            dropout.backward_positive(isa, looks, d_shares);
+        let d_out = Matrix::strided(d_out, n, heads.width, width);
+        let weights = &weights[range.clone()];
+        let used = if dropout.is_active() { &dropped[range] } else { weights };
+        let d_v = part_mut(d_qkv, heads, &tokens, 2, head);
+        multiply(Matrix::strided(used, n, n, stride), d_out, Write::Set, d_v);
+        d_weights.resize(n * stride, T::ZERO);
+        multiply(v, d_out.transposed(), Write::Set, MatrixMut::padded(d_weights, n, n, stride));
+        if dropout.is_active() {
+            // An attention weight is never 0, so those that are were dropped.
+            dropout.backward_from_output(used, d_weights);
         }
-        softmax::backward_columns(isa, stride, scale(heads), shares, d_shares);
-        let d_logits = View::strided(d_shares, n, n, stride);
-        multiply(isa, d_logits.transposed(), k, Write::Set, part_mut(d_qkv, heads, &tokens, 0, head));
-        multiply(isa, d_logits, q, Write::Set, part_mut(d_qkv, heads, &tokens, 1, head));
+        softmax::backward_columns(stride, scale(heads), weights, d_weights);
+        let d_logits = Matrix::strided(d_weights, n, n, stride);
+        multiply(d_logits.transposed(), k, Write::Set, part_mut(d_qkv, heads, &tokens, 0, head));
+        multiply(d_logits, q, Write::Set, part_mut(d_qkv, heads, &tokens, 1, head));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::differences::{Numbers, check};
+    use crate::gradient_check::{TestRng, check_gradient};
+    use crate::isa::Isa;
     use crate::real::dot;
 
     #[test]
-    fn the_gradient_over_ragged_segments_is_that_of_central_differences() {
+    fn the_gradient_over_ragged_segments_agrees_with_central_differences() {
         let heads = Heads { count: 3, width: 5 };
         let segments = [0..4, 4..5, 5..22];
         for dropout in [Dropout::NONE, Dropout::new(0.3, 5)] {
-            let mut numbers = Numbers::new(8);
-            let (qkv, d_out) = (numbers.doubles(22 * 45), numbers.doubles(22 * 15));
-            let isa = Isa::current();
+            let mut rng = TestRng::new(8);
+            let (qkv, d_out) = (rng.f64s(22 * 45), rng.f64s(22 * 15));
             let run = |qkv: &[f64]| {
-                let (mut kept, mut out) = (Kept::default(), vec![0.0; 22 * 15]);
-                forward(isa, heads, &segments, dropout, qkv, &mut kept, &mut out);
-                (kept, out)
+                let (mut cache, mut out) = (AttentionCache::default(), vec![0.0; 22 * 15]);
+                forward(heads, &segments, dropout, qkv, &mut cache, &mut out);
+                (cache, out)
             };
-            let (mut kept, _) = run(&qkv);
+            let (mut cache, _) = run(&qkv);
             let mut d_qkv = vec![3.0; qkv.len()];
-            backward(isa, heads, &segments, dropout, &qkv, &mut kept, &d_out, &mut d_qkv);
-            check("qkv", &qkv, &d_qkv, |qkv| dot(&run(qkv).1, &d_out));
+            backward(heads, &segments, dropout, &qkv, &mut cache, &d_out, &mut d_qkv);
+            check_gradient("qkv", &qkv, &d_qkv, |qkv| dot(&run(qkv).1, &d_out));
         }
     }
 
     #[test]
-    fn segments_do_not_see_each_other_on_any_instruction_set() {
+    fn segments_do_not_attend_to_each_other_on_any_instruction_set() {
         let heads = Heads { count: 2, width: 16 };
-        let mut numbers = Numbers::new(1);
-        let qkv = numbers.singles(70 * 96);
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_usable()) {
+        let mut rng = TestRng::new(1);
+        let qkv = rng.f32s(70 * 96);
+        let run = |segments: &[Range<usize>], qkv: &[f32], out: &mut [f32]| {
+            forward(heads, segments, Dropout::NONE, qkv, &mut AttentionCache::default(), out);
+        };
+        for isa in Isa::usable() {
             let (mut together, mut alone) = (vec![0.0; 70 * 32], vec![0.0; 70 * 32]);
-            forward(isa, heads, &[0..30, 30..70], Dropout::NONE, &qkv, &mut Kept::default(), &mut together);
+            isa.scope(|| run(&[0..30, 30..70], &qkv, &mut together));
             for tokens in [0..30, 30..70] {
-                let (qkv, out) = (
-                    &qkv[tokens.start * 96..tokens.end * 96],
-                    &mut alone[tokens.start * 32..tokens.end * 32],
-                );
-                forward(
-                    isa,
-                    heads,
-                    std::slice::from_ref(&(0..tokens.len())),
-                    Dropout::NONE,
-                    qkv,
-                    &mut Kept::default(),
-                    out,
-                );
+                let qkv = &qkv[tokens.start * 96..tokens.end * 96];
+                let out = &mut alone[tokens.start * 32..tokens.end * 32];
+                isa.scope(|| run(std::slice::from_ref(&(0..tokens.len())), qkv, out));
             }
             assert_eq!(together, alone, "{isa:?}");
         }

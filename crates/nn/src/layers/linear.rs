@@ -1,33 +1,31 @@
-//! A linear layer.
+//! Linear layers.
 //!
-//! Shapes: x R x I, weight I x O, bias O, y R x O. The weight lies as the product reads it, so that the forward
-//! pass and the weight's gradient take it as it is.
+//! Shapes: x `[R, I]`, weight `[I, O]`, bias `[O]`, y `[R, O]`. The weight is stored in the order in which the product
+//! reads it, so the forward pass and the gradient of the weight use it as it is.
 
 use std::ops::Range;
 
-use crate::isa::Isa;
 use crate::kernel::kernel;
-use crate::matmul::{View, ViewMut, Write, multiply, multiply_and_add_row};
-use crate::parameters::{Layout, Role};
+use crate::matmul::{Matrix, MatrixMut, Write, multiply, multiply_and_add_row};
+use crate::parameters::{ParameterLayout, Role};
 use crate::real::Real;
 
 /// `y = x W + b`
 ///
 /// # Panics
 /// If the shapes disagree.
-pub fn forward<T: Real>(isa: Isa, x: &[T], weight: &[T], bias: &[T], y: &mut [T]) {
+pub fn forward<T: Real>(x: &[T], weight: &[T], bias: &[T], y: &mut [T]) {
     let outputs = bias.len();
     let (rows, inputs) = (y.len() / outputs, weight.len() / outputs);
-    let (x, weight) = (View::new(x, rows, inputs), View::new(weight, inputs, outputs));
-    multiply_and_add_row(isa, x, weight, bias, ViewMut::new(y, rows, outputs));
+    let (x, weight) = (Matrix::new(x, rows, inputs), Matrix::new(weight, inputs, outputs));
+    multiply_and_add_row(x, weight, bias, MatrixMut::new(y, rows, outputs));
 }
 
-/// `d_W += x^T d_y`, `d_b += sum of d_y`, `d_x = d_y W^T` where it is wanted.
+/// `d_W += x^T d_y`, `d_b += sum over rows of d_y`, and, if `d_x` is given, `d_x = d_y W^T`.
 ///
 /// # Panics
 /// If the shapes disagree.
 pub fn backward<T: Real>(
-    isa: Isa,
     x: &[T],
     weight: &[T],
     d_y: &[T],
@@ -35,9 +33,9 @@ pub fn backward<T: Real>(
     d_bias: &mut [T],
     d_x: Option<&mut [T]>,
 ) {
-    backward_parameters(isa, x, d_y, d_weight, d_bias);
+    backward_parameters(x, d_y, d_weight, d_bias);
     if let Some(d_x) = d_x {
-        backward_input(isa, weight, d_y, d_bias.len(), Write::Set, d_x);
+        backward_input(weight, d_y, d_bias.len(), Write::Set, d_x);
     }
 }
 
@@ -45,88 +43,75 @@ pub fn backward<T: Real>(
 ///
 /// # Panics
 /// If the shapes disagree.
-pub fn backward_parameters<T: Real>(isa: Isa, x: &[T], d_y: &[T], d_weight: &mut [T], d_bias: &mut [T]) {
+pub fn backward_parameters<T: Real>(x: &[T], d_y: &[T], d_weight: &mut [T], d_bias: &mut [T]) {
     let outputs = d_bias.len();
     let (rows, inputs) = (d_y.len() / outputs, d_weight.len() / outputs);
-    add_columns(isa, d_y, d_bias);
-    let (x, d_y) = (View::new(x, rows, inputs).transposed(), View::new(d_y, rows, outputs));
-    multiply(isa, x, d_y, Write::Add, ViewMut::new(d_weight, inputs, outputs));
+    add_columns(d_y, d_bias);
+    let (x, d_y) = (Matrix::new(x, rows, inputs).transposed(), Matrix::new(d_y, rows, outputs));
+    multiply(x, d_y, Write::Add, MatrixMut::new(d_weight, inputs, outputs));
 }
 
 /// The part of the backward pass that sets the gradient of the input, or adds to it.
 ///
 /// # Panics
 /// If the shapes disagree.
-pub fn backward_input<T: Real>(
-    isa: Isa,
-    weight: &[T],
-    d_y: &[T],
-    outputs: usize,
-    write: Write,
-    d_x: &mut [T],
-) {
+pub fn backward_input<T: Real>(weight: &[T], d_y: &[T], outputs: usize, write: Write, d_x: &mut [T]) {
     let (rows, inputs) = (d_y.len() / outputs, weight.len() / outputs);
-    let weight = View::new(weight, inputs, outputs).transposed();
-    multiply(isa, View::new(d_y, rows, outputs), weight, write, ViewMut::new(d_x, rows, inputs));
+    let weight = Matrix::new(weight, inputs, outputs).transposed();
+    multiply(Matrix::new(d_y, rows, outputs), weight, write, MatrixMut::new(d_x, rows, inputs));
 }
 
-/// Where a linear layer finds its parameters in a model's flat buffer.
+/// A linear layer of a model: the ranges of its parameters in the flat buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Linear {
-    /// I x O
+    /// `[I, O]`
     pub weight: Range<usize>,
-    /// O
+    /// `[O]`
     pub bias: Range<usize>,
 }
 
 impl Linear {
-    /// Lays out `name.weight` and `name.bias`.
-    pub fn add(layout: &mut Layout, name: &str, inputs: usize, outputs: usize) -> Self {
+    /// Adds `name.weight` and `name.bias` to a layout.
+    pub fn add(layout: &mut ParameterLayout, name: &str, inputs: usize, outputs: usize) -> Self {
         let weight = layout.add(format!("{name}.weight"), &[inputs, outputs], Role::Trained);
         Linear { weight, bias: layout.add(format!("{name}.bias"), &[outputs], Role::Trained) }
     }
 
-    /// [`forward`]
-    pub fn forward<T: Real>(&self, isa: Isa, parameters: &[T], x: &[T], y: &mut [T]) {
-        forward(isa, x, &parameters[self.weight.clone()], &parameters[self.bias.clone()], y);
+    /// [`forward`] with the layer's parameters.
+    pub fn forward<T: Real>(&self, parameters: &[T], x: &[T], y: &mut [T]) {
+        forward(x, &parameters[self.weight.clone()], &parameters[self.bias.clone()], y);
     }
 
-    /// [`backward_parameters`]
-    pub fn backward_parameters<T: Real>(&self, isa: Isa, x: &[T], d_y: &[T], gradient: &mut [T]) {
-        let (d_weight, d_bias) = disjoint(gradient, &self.weight, &self.bias);
-        backward_parameters(isa, x, d_y, d_weight, d_bias);
+    /// [`backward_parameters`] into the layer's part of `gradient`.
+    pub fn backward_parameters<T: Real>(&self, x: &[T], d_y: &[T], gradient: &mut [T]) {
+        let (d_weight, d_bias) = disjoint_mut(gradient, &self.weight, &self.bias);
+        backward_parameters(x, d_y, d_weight, d_bias);
     }
 
-    /// [`backward_input`]
-    pub fn backward_input<T: Real>(
-        &self,
-        isa: Isa,
-        parameters: &[T],
-        d_y: &[T],
-        write: Write,
-        d_x: &mut [T],
-    ) {
-        backward_input(isa, &parameters[self.weight.clone()], d_y, self.bias.len(), write, d_x);
+    /// [`backward_input`] with the layer's parameters.
+    pub fn backward_input<T: Real>(&self, parameters: &[T], d_y: &[T], write: Write, d_x: &mut [T]) {
+        backward_input(&parameters[self.weight.clone()], d_y, self.bias.len(), write, d_x);
     }
 }
 
-/// Two ranges of a buffer at once.
+/// Mutable slices of two ranges of a buffer.
 ///
 /// # Panics
-/// If they overlap or lie outside.
-pub(crate) fn disjoint<'a, T>(
+/// If the ranges overlap or lie outside.
+pub(crate) fn disjoint_mut<'a, T>(
     buffer: &'a mut [T],
     one: &Range<usize>,
     other: &Range<usize>,
 ) -> (&'a mut [T], &'a mut [T]) {
-    let [one, other] =
-        buffer.get_disjoint_mut([one.clone(), other.clone()]).expect("tensors lie apart in the buffer");
+    let [one, other] = buffer
+        .get_disjoint_mut([one.clone(), other.clone()])
+        .expect("the tensors of a layout do not overlap");
     (one, other)
 }
 
 kernel! {
-    /// Adds all rows to one.
-    pub fn add_columns<'a, T>(rows: &'a [T], sums: &'a mut [T]) {
+    /// `sums += sum over rows`
+    fn add_columns<'a, T>(rows: &'a [T], sums: &'a mut [T]) {
         for row in rows.chunks_exact(sums.len()) {
             for (sum, &value) in sums.iter_mut().zip(row) {
                 *sum += value;
@@ -138,26 +123,26 @@ kernel! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::differences::{Numbers, check};
+    use crate::gradient_check::{TestRng, check_gradient};
     use crate::real::dot;
 
     #[test]
-    fn the_gradients_are_those_of_central_differences() {
+    fn the_gradients_agree_with_central_differences() {
         for (rows, inputs, outputs) in [(1, 1, 1), (5, 7, 3), (4, 17, 20)] {
-            let mut numbers = Numbers::new(rows as u64);
-            let (x, weight) = (numbers.doubles(rows * inputs), numbers.doubles(inputs * outputs));
-            let (bias, d_y) = (numbers.doubles(outputs), numbers.doubles(rows * outputs));
+            let mut rng = TestRng::new(rows as u64);
+            let (x, weight) = (rng.f64s(rows * inputs), rng.f64s(inputs * outputs));
+            let (bias, d_y) = (rng.f64s(outputs), rng.f64s(rows * outputs));
             let loss = |x: &[f64], weight: &[f64], bias: &[f64]| {
                 let mut y = vec![0.0; rows * outputs];
-                forward(Isa::current(), x, weight, bias, &mut y);
+                forward(x, weight, bias, &mut y);
                 dot(&y, &d_y)
             };
             let (mut d_weight, mut d_bias) = (vec![0.0; weight.len()], vec![0.0; outputs]);
             let mut d_x = vec![9.0; x.len()];
-            backward(Isa::current(), &x, &weight, &d_y, &mut d_weight, &mut d_bias, Some(&mut d_x));
-            check("x", &x, &d_x, |x| loss(x, &weight, &bias));
-            check("weight", &weight, &d_weight, |weight| loss(&x, weight, &bias));
-            check("bias", &bias, &d_bias, |bias| loss(&x, &weight, bias));
+            backward(&x, &weight, &d_y, &mut d_weight, &mut d_bias, Some(&mut d_x));
+            check_gradient("x", &x, &d_x, |x| loss(x, &weight, &bias));
+            check_gradient("weight", &weight, &d_weight, |weight| loss(&x, weight, &bias));
+            check_gradient("bias", &bias, &d_bias, |bias| loss(&x, &weight, bias));
         }
     }
 }

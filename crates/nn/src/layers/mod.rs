@@ -1,13 +1,14 @@
-//! What the learned heads are made of: functions over slices, each backward pass beside its forward pass.
+//! The layers that the learned heads are made of: functions over slices, each backward pass next to its forward pass.
 //!
-//! All are written once for `f32` and `f64`. A forward function says what it keeps for its backward one;
-//! gradients of parameters are added to what is there, gradients of activations are set unless said otherwise.
+//! All are generic over [`crate::real::Real`], so gradient checks in `f64` check the code that runs in `f32`. A
+//! forward function documents what it keeps for its backward function. Gradients of parameters are added to what is
+//! there, gradients of activations overwrite it, unless documented otherwise.
 
 pub mod activation;
 pub mod attention;
 pub mod cosine_margin;
 pub mod dropout;
+pub mod layer_norm;
 pub mod linear;
 pub mod loss;
-pub mod norm;
 pub mod softmax;

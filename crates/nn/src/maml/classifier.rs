@@ -1,20 +1,18 @@
-//! Conv4 and a linear layer over one batch of labelled pictures: loss, gradient, and the Hessian times a vector.
+//! Conv4 with a linear layer, over one batch of labelled images: loss, gradient, and Hessian-vector product.
 //!
-//! Shapes: R pictures, D features, N classes; features R x D, weight D x N, bias N, logits R x N.
+//! Shapes: R images, D features, N classes; features `[R, D]`, weight `[D, N]`, bias `[N]`, logits `[R, N]`.
 
 use std::ops::Range;
 
-use super::Size;
-use crate::conv4::{Tangent, Training, layout as conv4_layout};
-use crate::isa::Isa;
+use super::ModelSize;
+use crate::conv4::{TangentPass, TrainingPass, layout as conv4_layout};
 use crate::layers::linear;
 use crate::layers::loss::cross_entropy;
-use crate::matmul::{View, ViewMut, Write, multiply};
+use crate::matmul::{Matrix, MatrixMut, Write, multiply};
 
-/// A batch on its way through the network.
-pub(super) struct Pass {
-    training: Training,
-    isa: Isa,
+/// Forward and backward passes over batches of a fixed number of images. Owns the activations.
+pub(super) struct ClassifierPass {
+    training: TrainingPass,
     images: usize,
     ways: usize,
     weight: Range<usize>,
@@ -25,13 +23,12 @@ pub(super) struct Pass {
     d_features: Vec<f32>,
 }
 
-impl Pass {
-    pub fn new(isa: Isa, size: Size, images: usize) -> Self {
+impl ClassifierPass {
+    pub fn new(size: ModelSize, images: usize) -> Self {
         let (start, dim) = (conv4_layout(size.shape.channels).len(), size.shape.features());
         let weight = start..start + dim * size.ways;
-        Pass {
-            training: Training::undivided(isa, size.shape, images),
-            isa,
+        ClassifierPass {
+            training: TrainingPass::undivided(size.shape, images),
             images,
             ways: size.ways,
             bias: weight.end..weight.end + size.ways,
@@ -47,29 +44,29 @@ impl Pass {
         self.images
     }
 
-    pub fn take_images(&mut self, images: &[f32]) {
-        self.training.take_images(images);
+    pub fn set_images(&mut self, images: &[f32]) {
+        self.training.set_images(images);
     }
 
-    pub fn share_images(&mut self, other: &Pass) {
-        self.training.share_images(&other.training);
+    pub fn copy_images(&mut self, other: &ClassifierPass) {
+        self.training.copy_images(&other.training);
     }
 
+    /// The logits of the images that are set, `[R, N]`.
     pub fn logits(&mut self, parameters: &[f32]) -> &[f32] {
         self.features.copy_from_slice(self.training.forward_again(parameters));
         let (weight, bias) = (&parameters[self.weight.clone()], &parameters[self.bias.clone()]);
-        linear::forward(self.isa, &self.features, weight, bias, &mut self.logits);
+        linear::forward(&self.features, weight, bias, &mut self.logits);
         &self.logits
     }
 
-    /// The mean cross-entropy; adds its gradient.
+    /// The mean cross-entropy of the images that are set; adds its gradient to `gradient`.
     pub fn loss_and_gradient(&mut self, parameters: &[f32], classes: &[u32], gradient: &mut [f32]) -> f64 {
         self.logits(parameters);
         self.d_logits.clone_from(&self.logits);
         let loss = cross_entropy(&mut self.d_logits, classes, 1.0);
         let (before, bias) = gradient.split_at_mut(self.weight.end);
         linear::backward(
-            self.isa,
             &self.features,
             &parameters[self.weight.clone()],
             &self.d_logits,
@@ -77,91 +74,91 @@ impl Pass {
             &mut bias[..self.ways],
             Some(&mut self.d_features),
         );
-        self.training.backward(parameters, &self.d_features, gradient);
+        self.training.backward(&self.d_features, gradient);
         loss
     }
 }
 
-/// Room for the tangents of a pass.
-pub(super) struct PassTangent {
-    tangent: Tangent,
+/// The tangents of a [`ClassifierPass`]. Owns its memory.
+pub(super) struct ClassifierTangent {
+    tangent: TangentPass,
     images: usize,
     logits: Vec<f32>,
     d_features: Vec<f32>,
 }
 
-impl PassTangent {
-    pub fn new(of: &Pass) -> Self {
-        PassTangent {
-            tangent: Tangent::new(&of.training),
-            images: of.images,
-            logits: vec![0.0; of.logits.len()],
-            d_features: vec![0.0; of.d_features.len()],
+impl ClassifierTangent {
+    pub fn new(pass: &ClassifierPass) -> Self {
+        ClassifierTangent {
+            tangent: TangentPass::new(&pass.training),
+            images: pass.images,
+            logits: vec![0.0; pass.logits.len()],
+            d_features: vec![0.0; pass.d_features.len()],
         }
     }
 
-    pub fn fits(&self, pass: &Pass) -> bool {
+    pub fn fits(&self, pass: &ClassifierPass) -> bool {
         self.images == pass.images
     }
 
-    /// How the gradient of the last [`Pass::loss_and_gradient`] moves along a direction: H v.
+    /// The Hessian of the loss times `direction`, at the parameters of the last [`ClassifierPass::loss_and_gradient`].
     pub fn hessian_times(
         &mut self,
-        of: &Pass,
+        pass: &ClassifierPass,
         parameters: &[f32],
         classes: &[u32],
         direction: &[f32],
     ) -> Vec<f32> {
-        let mut moved = vec![0.0; parameters.len()];
-        let (isa, rows, ways) = (of.isa, of.images, of.ways);
-        let dim = of.features.len() / rows;
-        let weight = View::new(&parameters[of.weight.clone()], dim, ways);
-        let moved_weight = View::new(&direction[of.weight.clone()], dim, ways);
-        let moved_features = self.tangent.forward(&of.training, parameters, direction);
+        let mut tangent_gradient = vec![0.0; parameters.len()];
+        let (rows, ways) = (pass.images, pass.ways);
+        let dim = pass.features.len() / rows;
+        let weight = Matrix::new(&parameters[pass.weight.clone()], dim, ways);
+        let tangent_weight = Matrix::new(&direction[pass.weight.clone()], dim, ways);
+        let tangent_features = self.tangent.forward(&pass.training, parameters, direction);
         // (f W + b)˙ = f Ẇ + ḃ + ḟ W
-        let moved_bias = &direction[of.bias.clone()];
-        linear::forward(isa, &of.features, &direction[of.weight.clone()], moved_bias, &mut self.logits);
-        let moved_features = View::new(moved_features, rows, dim);
-        multiply(isa, moved_features, weight, Write::Add, ViewMut::new(&mut self.logits, rows, ways));
-        cross_entropy_tangent(&of.d_logits, classes, &mut self.logits);
-        let d_logits = View::new(&of.d_logits, rows, ways);
-        let moved_d_logits = View::new(&self.logits, rows, ways);
-        let (before, moved_d_bias) = moved.split_at_mut(of.weight.end);
-        let moved_d_weight = &mut before[of.weight.clone()];
+        let tangent_bias = &direction[pass.bias.clone()];
+        linear::forward(&pass.features, &direction[pass.weight.clone()], tangent_bias, &mut self.logits);
+        let tangent_features = Matrix::new(tangent_features, rows, dim);
+        multiply(tangent_features, weight, Write::Add, MatrixMut::new(&mut self.logits, rows, ways));
+        cross_entropy_tangent(&pass.d_logits, classes, &mut self.logits);
+        let d_logits = Matrix::new(&pass.d_logits, rows, ways);
+        let tangent_d_logits = Matrix::new(&self.logits, rows, ways);
+        let (before, tangent_d_bias) = tangent_gradient.split_at_mut(pass.weight.end);
+        let tangent_d_weight = &mut before[pass.weight.clone()];
         linear::backward_parameters(
-            isa,
-            &of.features,
+            &pass.features,
             &self.logits,
-            moved_d_weight,
-            &mut moved_d_bias[..ways],
+            tangent_d_weight,
+            &mut tangent_d_bias[..ways],
         );
-        let moved_d_weight = ViewMut::new(moved_d_weight, dim, ways);
-        multiply(isa, moved_features.transposed(), d_logits, Write::Add, moved_d_weight);
-        let out = ViewMut::new(&mut self.d_features, rows, dim);
-        multiply(isa, moved_d_logits, weight.transposed(), Write::Set, out);
-        let out = ViewMut::new(&mut self.d_features, rows, dim);
-        multiply(isa, d_logits, moved_weight.transposed(), Write::Add, out);
-        self.tangent.backward(&of.training, parameters, &self.d_features, &mut moved);
-        moved
+        let tangent_d_weight = MatrixMut::new(tangent_d_weight, dim, ways);
+        multiply(tangent_features.transposed(), d_logits, Write::Add, tangent_d_weight);
+        let out = MatrixMut::new(&mut self.d_features, rows, dim);
+        multiply(tangent_d_logits, weight.transposed(), Write::Set, out);
+        let out = MatrixMut::new(&mut self.d_features, rows, dim);
+        multiply(d_logits, tangent_weight.transposed(), Write::Add, out);
+        self.tangent.backward(&pass.training, parameters, &self.d_features, &mut tangent_gradient);
+        tangent_gradient
     }
 }
 
-/// How the gradient of the mean cross-entropy moves: moved logits turn into it in place. With shares p and R rows it
-/// is `p (l̇ - sum p l̇) / R`.
-fn cross_entropy_tangent(d_logits: &[f32], classes: &[u32], moved: &mut [f32]) {
+/// Turns the tangent l̇ of the logits into that of the gradient of the mean cross-entropy, in place. With probabilities p
+/// and R rows that is `p (l̇ - sum p l̇) / R`.
+fn cross_entropy_tangent(d_logits: &[f32], classes: &[u32], tangent: &mut [f32]) {
     let rows = classes.len();
-    let ways = moved.len() / rows;
-    for ((d_logits, &class), moved) in
-        d_logits.chunks_exact(ways).zip(classes).zip(moved.chunks_exact_mut(ways))
+    let ways = tangent.len() / rows;
+    for ((d_logits, &class), tangent) in
+        d_logits.chunks_exact(ways).zip(classes).zip(tangent.chunks_exact_mut(ways))
     {
-        let share = |other: usize| {
-            let wanted = if other == class as usize { 1.0 } else { 0.0 };
-            d_logits[other] + wanted / rows as f32
+        // p / R, from the gradient (p - [c is the class]) / R.
+        let scaled_probability = |other: usize| {
+            let target = if other == class as usize { 1.0 } else { 0.0 };
+            d_logits[other] + target / rows as f32
         };
-        // R times these shares are p, so p's mean needs the factor and the product does not.
-        let mean: f32 = (0..ways).map(|other| share(other) * moved[other]).sum::<f32>() * rows as f32;
-        for (other, moved) in moved.iter_mut().enumerate() {
-            *moved = share(other) * (*moved - mean);
+        let products = (0..ways).map(|other| scaled_probability(other) * tangent[other]);
+        let mean: f32 = products.sum::<f32>() * rows as f32;
+        for (other, tangent) in tangent.iter_mut().enumerate() {
+            *tangent = scaled_probability(other) * (*tangent - mean);
         }
     }
 }

@@ -1,8 +1,7 @@
-//! Products of matrices on one thread: `C = A B` or `C += A B` over strided views, either of A and B transposed.
+//! Matrix products on the calling thread: `C = A B` or `C += A B` over strided matrices, A or B possibly transposed.
 //!
-//! Shapes: A is M x K, B is K x N, C is M x N. Every element is summed over K in order, in stretches that depend on K
-//! alone, so it does not depend on the other rows and columns of the product. How the tuned version goes about it
-//! is told in `tiles`.
+//! Shapes: A is `[M, K]`, B is `[K, N]`, C is `[M, N]`. Every element is summed over K in order, in blocks that depend
+//! on K alone, so it does not depend on the other rows and columns of the product. `tiles` has the tuned version.
 
 mod pack;
 mod tiles;
@@ -12,12 +11,11 @@ pub(crate) use tiles::multiply_tuned;
 pub(crate) use weighted_rows::add_weighted_rows_tuned;
 pub use weighted_rows::{add_weighted_rows, add_weighted_rows_reference};
 
-use crate::isa::Isa;
 use crate::real::Real;
 
-/// A matrix to read: rows of consecutive numbers at equal distances, or the transpose of such.
+/// A matrix to read from: rows of adjacent numbers at equal distances, or the transpose of such a matrix.
 #[derive(Debug, Clone, Copy)]
-pub struct View<'a, T = f32> {
+pub struct Matrix<'a, T = f32> {
     data: &'a [T],
     rows: usize,
     columns: usize,
@@ -25,28 +23,28 @@ pub struct View<'a, T = f32> {
     column_stride: usize,
 }
 
-impl<'a, T> View<'a, T> {
-    /// Rows one behind the other.
+impl<'a, T> Matrix<'a, T> {
+    /// A matrix without gaps between its rows.
     ///
     /// # Panics
-    /// If `data` is not rows x columns long.
+    /// If `data` does not have `rows * columns` elements.
     pub fn new(data: &'a [T], rows: usize, columns: usize) -> Self {
         assert_eq!(Some(data.len()), rows.checked_mul(columns), "{rows} x {columns}");
-        View { data, rows, columns, row_stride: columns, column_stride: 1 }
+        Matrix { data, rows, columns, row_stride: columns, column_stride: 1 }
     }
 
-    /// Rows `stride` numbers apart.
+    /// A matrix whose rows start `stride` elements apart.
     ///
     /// # Panics
     /// If the last row ends beyond `data`, or rows overlap.
     pub fn strided(data: &'a [T], rows: usize, columns: usize, stride: usize) -> Self {
-        check(data.len(), rows, columns, stride);
-        View { data, rows, columns, row_stride: stride, column_stride: 1 }
+        check_bounds(data.len(), rows, columns, stride);
+        Matrix { data, rows, columns, row_stride: stride, column_stride: 1 }
     }
 
-    /// The same numbers with rows and columns exchanged.
+    /// The transpose, without copying.
     pub fn transposed(self) -> Self {
-        View {
+        Matrix {
             rows: self.columns,
             columns: self.rows,
             row_stride: self.column_stride,
@@ -56,123 +54,125 @@ impl<'a, T> View<'a, T> {
     }
 }
 
-/// A matrix to write to: rows at equal distances.
+/// A matrix to write to: rows of adjacent numbers at equal distances.
 #[derive(Debug)]
-pub struct ViewMut<'a, T = f32> {
+pub struct MatrixMut<'a, T = f32> {
     data: &'a mut [T],
     rows: usize,
     columns: usize,
     stride: usize,
-    /// Numbers behind each row that may be overwritten.
+    /// Elements after each row that may be overwritten.
     spare: usize,
 }
 
-impl<'a, T> ViewMut<'a, T> {
-    /// Rows one behind the other.
+impl<'a, T> MatrixMut<'a, T> {
+    /// A matrix without gaps between its rows.
     ///
     /// # Panics
-    /// If `data` is not rows x columns long.
+    /// If `data` does not have `rows * columns` elements.
     pub fn new(data: &'a mut [T], rows: usize, columns: usize) -> Self {
         assert_eq!(Some(data.len()), rows.checked_mul(columns), "{rows} x {columns}");
-        ViewMut { data, rows, columns, stride: columns, spare: 0 }
+        MatrixMut { data, rows, columns, stride: columns, spare: 0 }
     }
 
-    /// Rows `stride` numbers apart.
+    /// A matrix whose rows start `stride` elements apart.
     ///
     /// # Panics
     /// If the last row ends beyond `data`, or rows overlap.
     pub fn strided(data: &'a mut [T], rows: usize, columns: usize, stride: usize) -> Self {
-        check(data.len(), rows, columns, stride);
-        ViewMut { data, rows, columns, stride, spare: 0 }
+        check_bounds(data.len(), rows, columns, stride);
+        MatrixMut { data, rows, columns, stride, spare: 0 }
     }
 
-    /// Rows `stride` numbers apart; what lies between two rows may be overwritten with anything finite. That is
-    /// faster than to leave it alone.
+    /// A matrix whose rows start `stride` elements apart, and whose gaps between rows may be overwritten with any finite
+    /// numbers, which is faster than to preserve them.
     ///
     /// # Panics
-    /// If the space behind the last row ends beyond `data`, or rows overlap.
+    /// If the gap after the last row ends beyond `data`, or rows overlap.
     pub fn padded(data: &'a mut [T], rows: usize, columns: usize, stride: usize) -> Self {
-        check(data.len(), rows, stride, stride);
-        ViewMut { data, rows, columns, stride, spare: stride - columns }
+        check_bounds(data.len(), rows, stride, stride);
+        MatrixMut { data, rows, columns, stride, spare: stride - columns }
     }
 }
 
-fn check(len: usize, rows: usize, columns: usize, stride: usize) {
-    assert!(columns <= stride || rows <= 1, "rows of {columns} that are {stride} apart");
+fn check_bounds(len: usize, rows: usize, columns: usize, stride: usize) {
+    assert!(columns <= stride || rows <= 1, "rows of {columns} elements overlap at a stride of {stride}");
     let end = match rows {
         0 => Some(0),
         _ => (rows - 1).checked_mul(stride).and_then(|start| start.checked_add(columns)),
     };
-    assert!(end.is_some_and(|end| end <= len), "{rows} rows of {columns}, {stride} apart, in {len} numbers");
+    assert!(
+        end.is_some_and(|end| end <= len),
+        "{rows} rows of {columns} at a stride of {stride} do not fit into {len} elements"
+    );
 }
 
-/// What becomes of the numbers that C holds.
+/// Whether a product replaces the contents of C or is added to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Write {
-    /// They are overwritten, never read.
+    /// `C = A B`; the old contents are never read.
     Set,
-    /// The product is added to them.
+    /// `C += A B`
     Add,
 }
 
-/// `C = A B`, or `C += A B`.
+/// Matrix product: `C = A B` or `C += A B`.
 ///
 /// # Panics
 /// If the shapes disagree.
-pub fn multiply<T: Real>(isa: Isa, a: View<'_, T>, b: View<'_, T>, write: Write, c: ViewMut<'_, T>) {
+pub fn multiply<T: Real>(a: Matrix<'_, T>, b: Matrix<'_, T>, write: Write, c: MatrixMut<'_, T>) {
     let start = match write {
-        Write::Set => Start::Zero,
-        Write::Add => Start::Old,
+        Write::Set => InitialSum::Zero,
+        Write::Add => InitialSum::Existing,
     };
-    multiply_from(isa, a, b, start, c);
+    multiply_from(a, b, start, c);
 }
 
-/// `C = A B`, the same row added to all of its rows.
+/// Matrix product plus a row: `C = A B`, with the same row added to all rows.
 ///
 /// # Panics
 /// If the shapes disagree.
-pub fn multiply_and_add_row<T: Real>(isa: Isa, a: View<'_, T>, b: View<'_, T>, row: &[T], c: ViewMut<'_, T>) {
-    assert_eq!(row.len(), c.columns + c.spare, "a number for each column");
-    multiply_from(isa, a, b, Start::Row(row), c);
+pub fn multiply_and_add_row<T: Real>(a: Matrix<'_, T>, b: Matrix<'_, T>, row: &[T], c: MatrixMut<'_, T>) {
+    assert_eq!(row.len(), c.columns + c.spare, "one number per column");
+    multiply_from(a, b, InitialSum::Row(row), c);
 }
 
-/// What the sums start with.
+/// The values that the sums of a product start with.
 #[derive(Debug, Clone, Copy)]
-pub enum Start<'a, T> {
-    /// Nothing.
+pub enum InitialSum<'a, T> {
+    /// 0
     Zero,
-    /// What C holds.
-    Old,
-    /// The same row everywhere.
+    /// The contents of C.
+    Existing,
+    /// This row, in every row of C.
     Row(&'a [T]),
 }
 
 fn multiply_from<T: Real>(
-    isa: Isa,
-    a: View<'_, T>,
-    b: View<'_, T>,
-    start: Start<'_, T>,
-    mut c: ViewMut<'_, T>,
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+    start: InitialSum<'_, T>,
+    mut c: MatrixMut<'_, T>,
 ) {
-    assert_eq!((a.rows, a.columns, b.columns), (c.rows, b.rows, c.columns), "shapes of a product");
+    assert_eq!((a.rows, a.columns, b.columns), (c.rows, b.rows, c.columns), "shapes of C, A and B");
     if c.rows > 0 && c.columns > 0 {
-        T::multiply(isa, a, b, start, &mut c);
+        T::multiply(a, b, start, &mut c);
     }
 }
 
-/// The plain version, which the tests hold the tuned one against and which `f64` runs on.
+/// The plain version of the product: the oracle of the tests, and what `f64` runs with.
 pub fn multiply_reference<T: Real>(
-    a: View<'_, T>,
-    b: View<'_, T>,
-    start: Start<'_, T>,
-    c: &mut ViewMut<'_, T>,
+    a: Matrix<'_, T>,
+    b: Matrix<'_, T>,
+    start: InitialSum<'_, T>,
+    c: &mut MatrixMut<'_, T>,
 ) {
     for i in 0..c.rows {
         let row = &mut c.data[i * c.stride..i * c.stride + c.columns];
         match start {
-            Start::Zero => row.fill(T::ZERO),
-            Start::Old => (),
-            Start::Row(start) => row.copy_from_slice(start),
+            InitialSum::Zero => row.fill(T::ZERO),
+            InitialSum::Existing => (),
+            InitialSum::Row(start) => row.copy_from_slice(start),
         }
         for k in 0..a.columns {
             let factor = a.data[i * a.row_stride + k * a.column_stride];
@@ -186,19 +186,16 @@ pub fn multiply_reference<T: Real>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::differences::Numbers;
+    use crate::gradient_check::TestRng;
+    use crate::isa::Isa;
     use proptest::prelude::*;
 
-    fn usable() -> impl Iterator<Item = Isa> {
-        Isa::ALL.into_iter().filter(|isa| isa.is_usable())
-    }
-
-    /// A view of rows x columns, stored as it is or transposed, in rows `slack` longer than they need be.
-    fn view(data: &[f32], rows: usize, columns: usize, slack: usize, transposed: bool) -> View<'_> {
+    /// A `[rows, columns]` matrix, stored as it is or transposed, with gaps of `slack` between the stored rows.
+    fn matrix(data: &[f32], rows: usize, columns: usize, slack: usize, transposed: bool) -> Matrix<'_> {
         if transposed {
-            View::strided(data, columns, rows, rows + slack).transposed()
+            Matrix::strided(data, columns, rows, rows + slack).transposed()
         } else {
-            View::strided(data, rows, columns, columns + slack)
+            Matrix::strided(data, rows, columns, columns + slack)
         }
     }
 
@@ -210,17 +207,17 @@ mod tests {
         seed: u64,
     ) {
         let (m, k, n) = shape;
-        let mut numbers = Numbers::new(seed);
-        let a = numbers.singles((m + slack) * (k + slack) + slack);
-        let b = numbers.singles((k + slack) * (n + slack) + slack);
-        let c = numbers.singles(m * (n + slack));
-        let (a, b) = (view(&a, m, k, slack, transposed.0), view(&b, k, n, slack, transposed.1));
+        let mut rng = TestRng::new(seed);
+        let a = rng.f32s((m + slack) * (k + slack) + slack);
+        let b = rng.f32s((k + slack) * (n + slack) + slack);
+        let c = rng.f32s(m * (n + slack));
+        let (a, b) = (matrix(&a, m, k, slack, transposed.0), matrix(&b, k, n, slack, transposed.1));
         let mut expected = c.clone();
-        let start = if write == Write::Add { Start::Old } else { Start::Zero };
-        multiply_reference(a, b, start, &mut ViewMut::strided(&mut expected, m, n, n + slack));
-        for isa in usable() {
+        let start = if write == Write::Add { InitialSum::Existing } else { InitialSum::Zero };
+        multiply_reference(a, b, start, &mut MatrixMut::strided(&mut expected, m, n, n + slack));
+        for isa in Isa::usable() {
             let mut found = c.clone();
-            multiply(isa, a, b, write, ViewMut::strided(&mut found, m, n, n + slack));
+            isa.scope(|| multiply(a, b, write, MatrixMut::strided(&mut found, m, n, n + slack)));
             for (place, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 let close = (found - expected).abs() <= 2e-6 * (k as f32 + 4.0);
                 assert!(
@@ -256,14 +253,14 @@ mod tests {
     #[test]
     fn a_row_can_be_added_to_all_rows() {
         for (m, k, n) in [(1, 1, 1), (30, 16, 30), (33, 300, 70), (5, 0, 20)] {
-            let mut numbers = Numbers::new(4);
-            let (a, b, row) = (numbers.singles(m * k), numbers.singles(k * n), numbers.singles(n));
-            let (a, b) = (View::new(&a, m, k), View::new(&b, k, n));
+            let mut rng = TestRng::new(4);
+            let (a, b, row) = (rng.f32s(m * k), rng.f32s(k * n), rng.f32s(n));
+            let (a, b) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
             let mut expected = vec![0.0; m * n];
-            multiply_reference(a, b, Start::Row(&row), &mut ViewMut::new(&mut expected, m, n));
-            for isa in usable() {
+            multiply_reference(a, b, InitialSum::Row(&row), &mut MatrixMut::new(&mut expected, m, n));
+            for isa in Isa::usable() {
                 let mut found = vec![7.0; m * n];
-                multiply_and_add_row(isa, a, b, &row, ViewMut::new(&mut found, m, n));
+                isa.scope(|| multiply_and_add_row(a, b, &row, MatrixMut::new(&mut found, m, n)));
                 assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4), "{isa:?}");
             }
         }
@@ -272,15 +269,19 @@ mod tests {
     #[test]
     fn a_row_of_a_product_does_not_depend_on_the_others() {
         let (m, k, n) = (50, 300, 40);
-        let mut numbers = Numbers::new(4);
-        let (a, b) = (numbers.singles(m * k), numbers.singles(k * n));
-        for isa in usable() {
-            let mut all = vec![0.0; m * n];
-            multiply(isa, View::new(&a, m, k), View::new(&b, k, n), Write::Set, ViewMut::new(&mut all, m, n));
+        let mut rng = TestRng::new(4);
+        let (a, b) = (rng.f32s(m * k), rng.f32s(k * n));
+        let product = |a: &[f32]| {
+            let rows = a.len() / k;
+            let mut c = vec![0.0; rows * n];
+            let (a, b) = (Matrix::new(a, rows, k), Matrix::new(&b, k, n));
+            multiply(a, b, Write::Set, MatrixMut::new(&mut c, rows, n));
+            c
+        };
+        for isa in Isa::usable() {
+            let all = isa.scope(|| product(&a));
             for row in 0..m {
-                let mut alone = vec![0.0; n];
-                let a = View::new(&a[row * k..(row + 1) * k], 1, k);
-                multiply(isa, a, View::new(&b, k, n), Write::Set, ViewMut::new(&mut alone, 1, n));
+                let alone = isa.scope(|| product(&a[row * k..(row + 1) * k]));
                 assert_eq!(alone, all[row * n..(row + 1) * n], "{isa:?}");
             }
         }
@@ -288,7 +289,7 @@ mod tests {
 
     /// Prints speeds: `cargo test --release -p trueshot-nn speed_of_products -- --ignored --nocapture`.
     #[test]
-    #[ignore = "measures, checks nothing"]
+    #[ignore = "measures speed, checks nothing"]
     fn speed_of_products() {
         let shapes = [
             ((480, 128, 128), (false, false)),
@@ -309,17 +310,17 @@ mod tests {
             ((30, 30, 16), (false, false)),
             ((30, 30, 16), (true, false)),
         ];
-        let mut numbers = Numbers::new(1);
+        let mut rng = TestRng::new(1);
         for ((m, k, n), (left, right)) in shapes {
-            let (a, b, mut c) = (numbers.singles(m * k), numbers.singles(k * n), vec![0.0; m * n]);
-            let (a, b) = (view(&a, m, k, 0, left), view(&b, k, n, 0, right));
+            let (a, b, mut c) = (rng.f32s(m * k), rng.f32s(k * n), vec![0.0; m * n]);
+            let (a, b) = (matrix(&a, m, k, 0, left), matrix(&b, k, n, 0, right));
             let flops = 2.0 * (m * k * n) as f64;
             let rounds = (2e8 / flops).ceil() as usize;
             let best = (0..9)
                 .map(|_| {
                     let start = std::time::Instant::now();
                     for _ in 0..rounds {
-                        multiply(Isa::current(), a, b, Write::Add, ViewMut::new(&mut c, m, n));
+                        multiply(a, b, Write::Add, MatrixMut::new(&mut c, m, n));
                     }
                     start.elapsed().as_secs_f64() / rounds as f64
                 })

@@ -1,28 +1,28 @@
-//! Copying a part of B together, so that a tile reads it in order.
+//! Panels: a part of B copied together, so that a tile reads it in order.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
 
 use pulp::Simd;
 
-use super::View;
+use super::Matrix;
 use crate::memory::prefetch_line;
 
-/// How deep a panel of B is at most: 32 KiB of the first-level cache.
+/// The most rows of a panel: 32 KiB of the first-level cache.
 pub(super) const DEPTH: usize = 256;
 /// The most columns of a panel: two of the widest vectors.
 const WIDEST: usize = 32;
 
-/// A panel of B, as deep as the current stretch of K.
+/// A packed part of B, with as many rows as the current block of K.
 #[repr(align(64))]
 pub(super) struct Panel([MaybeUninit<f32>; DEPTH * WIDEST]);
 
-/// How many rows of B are called in ahead of the one that is copied.
+/// How many rows of B are prefetched ahead of the one that is copied.
 const AHEAD: usize = 12;
 
-/// A part of B that makes a panel.
-pub(super) struct Part<'a> {
-    pub b: View<'a>,
+/// The part of B that a panel is packed from: `depth` rows from row `from` on, `columns` columns from `column` on.
+pub(super) struct PanelSource<'a> {
+    pub b: Matrix<'a>,
     pub from: usize,
     pub depth: usize,
     pub column: usize,
@@ -39,19 +39,18 @@ impl Panel {
     }
 }
 
-impl Part<'_> {
-    /// Copies it into a panel of whole vectors. What fills up the last one is not stored later.
+impl PanelSource<'_> {
+    /// Copies the part into a panel of whole vectors. The padding of the last vector never reaches C.
     #[inline(always)]
     pub fn pack<S: Simd>(self, simd: S, panel: &mut Panel, avx: bool) {
         let width = self.columns.next_multiple_of(S::F32_LANES);
         let panel = &mut panel.0[..self.depth * width];
-        // SAFETY: plain numbers: what is not initialised yet is written below, every element of it, before any
-        // is read.
+        // SAFETY: `MaybeUninit<f32>` has the layout of `f32`, and every element is written below before any is read.
         let panel = unsafe { &mut *(std::ptr::from_mut(panel) as *mut [f32]) };
         if self.b.column_stride == 1 {
             for (k, to) in panel.chunks_exact_mut(width).enumerate() {
                 let start = (self.from + k) * self.b.row_stride + self.column;
-                // Short pieces far apart: the processor does not see by itself what comes next.
+                // Short rows far apart, which the hardware prefetcher does not recognise.
                 let ahead = self.b.data[start..].as_ptr().wrapping_add(AHEAD * self.b.row_stride);
                 for line in (0..width).step_by(16) {
                     prefetch_line(ahead.wrapping_add(line).cast());
@@ -63,8 +62,8 @@ impl Part<'_> {
         }
     }
 
-    /// Copies it where B lies transposed: in blocks of 8 x 8 where there are instructions for that, the rest
-    /// number for number. Columns beyond the last repeat it: what becomes of them is not stored.
+    /// Copies the part where B is transposed: in blocks of 8 x 8 if there is AVX, the rest element by element. Columns
+    /// beyond the last repeat it; they never reach C.
     #[inline(always)]
     fn transpose(&self, panel: &mut [f32], width: usize, avx: bool) {
         let whole = if avx { self.depth / BLOCK * BLOCK } else { 0 };
@@ -77,7 +76,8 @@ impl Part<'_> {
                 let (from, to) = (&from[column_from * stride + k..], &mut panel[k * width + column..]);
                 let last = valid.min(BLOCK) - 1;
                 assert!(from.len() > last * stride + 7 && to.len() > 7 * width + 7, "a block of 8 x 8");
-                // SAFETY: both blocks were just seen to lie in their slices, and AVX to be there.
+                // SAFETY: both blocks have just been found to lie within their slices, and `avx` says that the
+                // processor has AVX.
                 #[cfg(target_arch = "x86_64")]
                 unsafe {
                     transpose_block(from.as_ptr(), stride, last, to.as_mut_ptr(), width);
@@ -96,13 +96,14 @@ impl Part<'_> {
     }
 }
 
-/// Side of the squares that are transposed at once.
+/// Side of the blocks that are transposed at once.
 const BLOCK: usize = 8;
 
-/// `to[k][j] = from[j][k]` for 8 x 8 numbers; rows of `from` beyond the `last` are like that one.
+/// Transposes a block: `to[k][j] = from[min(j, last)][k]` for 8 x 8 numbers.
 ///
 /// # Safety
-/// `last` + 1 rows of 8 numbers can be read, 8 written, at these distances.
+/// `last + 1` rows of 8 numbers can be read at distances of `stride`, 8 rows written at distances of `width`, and the
+/// processor has AVX.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
 #[inline]
@@ -111,9 +112,9 @@ unsafe fn transpose_block(from: *const f32, stride: usize, last: usize, to: *mut
         __m256, _mm_loadu_ps, _mm256_castps128_ps256, _mm256_insertf128_ps, _mm256_setzero_ps,
         _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
     };
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe {
-        // Halves of rows j and j + 4 side by side: what crosses the halves happens while loading.
+        // Halves of rows j and j + 4 side by side: the exchange between halves happens while loading.
         let mut halves: [__m256; 8] = [_mm256_setzero_ps(); 8];
         for j in 0..4 {
             for half in 0..2 {

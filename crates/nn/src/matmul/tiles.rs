@@ -1,34 +1,40 @@
-//! The tuned product: tiles of C in registers.
+//! The tuned matrix product: tiles of C in registers.
 //!
-//! A tile of C (14 rows x 2 vectors with AVX-512, 6 x 2 with AVX2) stays in registers while K runs. A panel of B two
-//! vectors wide and at most [`DEPTH`] deep is copied together so that it lies in the first-level cache, and all rows
-//! of A pass by it; A itself is read where it lies, since one number of it at a time is spread over a vector anyway.
-//! A product with few rows reads B in place, too.
+//! A tile of C (14 rows x 2 vectors with 32 registers, 6 x 2 with 16) stays in registers while the product runs along
+//! K. A panel of B, two vectors wide and at most [`DEPTH`] rows deep, is packed so that it stays in the first-level
+//! cache for all rows of A. A itself is read in place, because one number at a time is broadcast to a vector. A product
+//! with few rows reads B in place, too.
 #![allow(unsafe_code)]
-// Indexed loops over small arrays of vectors: iterators and closures would not be inlined into the instruction set's
-// context.
+// Indexed loops over small arrays of vectors: iterator adapters and closures would not be compiled for the instruction
+// set.
 #![allow(clippy::needless_range_loop)]
 
 use pulp::{Simd, WithSimd};
 
-use super::pack::{DEPTH, Panel, Part};
-use super::{Start, View, ViewMut};
+use super::pack::{DEPTH, Panel, PanelSource};
+use super::{InitialSum, Matrix, MatrixMut};
 use crate::isa::{Isa, multiply_add};
 use crate::memory::prefetch_line;
 
-/// The tuned version; shapes have been checked and C is not empty.
-pub(crate) fn multiply_tuned(isa: Isa, a: View<'_>, b: View<'_>, start: Start<'_, f32>, c: &mut ViewMut<'_>) {
-    // The transposing copy below has instructions of its own.
-    let avx = isa != Isa::Portable && isa.is_usable();
+/// The tuned version; the caller has checked the shapes, and C is not empty.
+pub(crate) fn multiply_tuned(
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    start: InitialSum<'_, f32>,
+    c: &mut MatrixMut<'_>,
+) {
+    let isa = Isa::current();
+    // Packing a transposed B has code of its own for AVX.
+    let avx = matches!(isa, Isa::Avx512 | Isa::Avx2) && isa.is_usable();
     isa.run(Product { avx, a, b, start, c });
 }
 
 struct Product<'a, 'b> {
     avx: bool,
-    a: View<'a>,
-    b: View<'a>,
-    start: Start<'a, f32>,
-    c: &'a mut ViewMut<'b>,
+    a: Matrix<'a>,
+    b: Matrix<'a>,
+    start: InitialSum<'a, f32>,
+    c: &'a mut MatrixMut<'b>,
 }
 
 impl WithSimd for Product<'_, '_> {
@@ -36,15 +42,15 @@ impl WithSimd for Product<'_, '_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let (inner, tallest) = (self.a.columns, tallest::<S>());
+        let inner = self.a.columns;
         let width = 2 * S::F32_LANES;
         let mut panel = Panel::new();
-        let few_rows = self.c.rows <= 3 * tallest;
-        let stretches = inner.div_ceil(DEPTH).max(1);
-        let depth = inner.div_ceil(stretches).max(1);
+        let few_rows = self.c.rows <= 3 * max_height::<S>();
+        let blocks = inner.div_ceil(DEPTH).max(1);
+        let depth = inner.div_ceil(blocks).max(1);
         for from in (0..inner.max(1)).step_by(depth) {
             let depth = depth.min(inner - from);
-            let start = if from == 0 { self.start } else { Start::Old };
+            let start = if from == 0 { self.start } else { InitialSum::Existing };
             for column in (0..self.c.columns).step_by(width) {
                 let columns = width.min(self.c.columns - column);
                 let vectors = columns.div_ceil(S::F32_LANES);
@@ -53,17 +59,18 @@ impl WithSimd for Product<'_, '_> {
                 let (b, b_stride) = if in_place && depth > 0 {
                     (self.b.data[corner..].as_ptr(), self.b.row_stride)
                 } else {
-                    let part = Part { b: self.b, from, depth, column, columns };
-                    part.pack(simd, &mut panel, self.avx);
+                    let source = PanelSource { b: self.b, from, depth, column, columns };
+                    source.pack(simd, &mut panel, self.avx);
                     (panel.as_ptr(), vectors * S::F32_LANES)
                 };
-                // Whole vectors are written if what fills up the last one may be.
-                let room = self.c.columns + self.c.spare - column;
-                let columns = if room < vectors * S::F32_LANES { columns } else { vectors * S::F32_LANES };
+                // Whole vectors are written if the gap after the row has space for the last one.
+                let writable = self.c.columns + self.c.spare - column;
+                let columns =
+                    if writable < vectors * S::F32_LANES { columns } else { vectors * S::F32_LANES };
                 let tiles =
                     Tiles { a: self.a, from, depth, b, b_stride, start, column, columns, c: &mut *self.c };
-                // SAFETY: `b` holds `depth` rows of whole vectors, `b_stride` apart: the panel was just made
-                // so, or the numbers lie in B, whose view was checked against its data.
+                // SAFETY: `b` holds `depth` rows of whole vectors, `b_stride` apart: either the panel has just been
+                // packed so, or the rows are those of B, which was checked against its data.
                 unsafe {
                     if vectors == 1 {
                         tiles.run::<S, 1>(simd)
@@ -76,33 +83,34 @@ impl WithSimd for Product<'_, '_> {
     }
 }
 
-/// The most rows of a tile: two accumulators each, two vectors of B and one for the number of A.
-const fn tallest<S: Simd>() -> usize {
+/// The most rows of a tile: two accumulators per row, two vectors of B and one for the number of A.
+const fn max_height<S: Simd>() -> usize {
     if S::REGISTER_COUNT >= 32 { 14 } else { 6 }
 }
 
 /// All rows of C for one panel of B.
 struct Tiles<'a, 'b> {
-    a: View<'a>,
+    a: Matrix<'a>,
     from: usize,
     depth: usize,
     b: *const f32,
     b_stride: usize,
-    start: Start<'a, f32>,
+    start: InitialSum<'a, f32>,
     column: usize,
     columns: usize,
-    c: &'a mut ViewMut<'b>,
+    c: &'a mut MatrixMut<'b>,
 }
 
 impl Tiles<'_, '_> {
-    /// Rows are shared out evenly: two tiles of 8 beat one of 14 and one of 2.
+    /// Runs the tiles from top to bottom. They have equal heights as far as possible: two of 8 rows are faster than
+    /// one of 14 and one of 2.
     ///
     /// # Safety
     /// `b` holds `depth` rows of `V` vectors, `b_stride` apart.
     #[inline(always)]
     unsafe fn run<S: Simd, const V: usize>(self, simd: S) {
         let rows = self.c.rows;
-        let tiles = rows.div_ceil(tallest::<S>());
+        let tiles = rows.div_ceil(max_height::<S>());
         let mut row = 0;
         for tile in 0..tiles {
             let height = rows / tiles + usize::from(tile < rows % tiles);
@@ -110,14 +118,14 @@ impl Tiles<'_, '_> {
             let a = self.a.data.as_ptr().wrapping_add(corner);
             let c = self.c.data.as_mut_ptr().wrapping_add(row * self.c.stride + self.column);
             let (start, start_stride) = match self.start {
-                Start::Zero => (std::ptr::null(), 0),
-                Start::Old => (c.cast_const(), self.c.stride),
-                Start::Row(row) => (row[self.column..].as_ptr(), 0),
+                InitialSum::Zero => (std::ptr::null(), 0),
+                InitialSum::Existing => (c.cast_const(), self.c.stride),
+                InitialSum::Row(row) => (row[self.column..].as_ptr(), 0),
             };
-            if let Start::Old = self.start {
+            if let InitialSum::Existing = self.start {
                 self.prefetch(row + height, height);
             }
-            let place = Place {
+            let operands = TileOperands {
                 depth: self.depth,
                 a,
                 b: self.b,
@@ -129,15 +137,15 @@ impl Tiles<'_, '_> {
                 start_stride,
             };
             if self.a.column_stride == 1 {
-                place.run::<S, V, true>(simd, height, self.a.row_stride);
+                operands.run::<S, V, true>(simd, height, self.a.row_stride);
             } else {
-                place.run::<S, V, false>(simd, height, self.a.column_stride);
+                operands.run::<S, V, false>(simd, height, self.a.column_stride);
             }
             row += height;
         }
     }
 
-    /// Calls in some rows of C: a sum of gradients may not have been touched for long.
+    /// Prefetches rows of C: a sum of gradients may have left the cache since its last use.
     #[inline(always)]
     fn prefetch(&self, row: usize, height: usize) {
         for row in row..(row + height).min(self.c.rows) {
@@ -149,9 +157,9 @@ impl Tiles<'_, '_> {
     }
 }
 
-/// Where one tile of C finds its numbers.
+/// Pointers to the parts of A, B and C that one tile uses.
 #[derive(Clone, Copy)]
-struct Place {
+struct TileOperands {
     depth: usize,
     a: *const f32,
     b: *const f32,
@@ -159,19 +167,19 @@ struct Place {
     c: *mut f32,
     c_stride: usize,
     columns: usize,
-    /// Where the sums' first values are, if they do not start at 0.
+    /// The initial values of the sums; null if they start at 0.
     start: *const f32,
     start_stride: usize,
 }
 
-impl Place {
+impl TileOperands {
     #[inline(always)]
     fn run<S: Simd, const V: usize, const ROWS: bool>(self, simd: S, height: usize, a_stride: usize) {
         macro_rules! heights {
             ($($height:literal),*) => {
                 match height {
-                    // A function each: one that holds them all would be more than the compiler can handle well.
-                    $($height => simd.vectorize(Tile::<$height, V, ROWS> { place: self, a_stride }),)*
+                    // One function per height: the compiler allocates registers badly if all are inlined into one.
+                    $($height => simd.vectorize(Tile::<$height, V, ROWS> { operands: self, a_stride }),)*
                     _ => unreachable!("a tile of {height} rows"),
                 }
             };
@@ -184,10 +192,9 @@ impl Place {
     }
 }
 
-/// H rows x V vectors of C. A number of A in row i and depth k lies at `i a_stride + k` if ROWS, at
-/// `k a_stride + i` if not.
+/// A tile of C of H rows and V vectors. Element (i, k) of A is at `i a_stride + k` if ROWS, at `k a_stride + i` if not.
 struct Tile<const H: usize, const V: usize, const ROWS: bool> {
-    place: Place,
+    operands: TileOperands,
     a_stride: usize,
 }
 
@@ -196,11 +203,11 @@ impl<const H: usize, const V: usize, const ROWS: bool> WithSimd for Tile<H, V, R
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Place { depth, mut a, mut b, b_stride, .. } = self.place;
-        let mut sums = self.first(simd);
+        let TileOperands { depth, mut a, mut b, b_stride, .. } = self.operands;
+        let mut sums = self.initial_sums(simd);
         for _ in 0..depth {
-            // SAFETY: H rows of A and V vectors of B are `depth` deep from where these pointers start; numbers
-            // are read without regard to alignment.
+            // SAFETY: from where these pointers start, A has H rows of `depth` numbers and B `depth` rows of V
+            // vectors; the reads do not need alignment.
             unsafe {
                 let mut vectors = [simd.splat_f32s(0.0); V];
                 for v in 0..V {
@@ -222,10 +229,9 @@ impl<const H: usize, const V: usize, const ROWS: bool> WithSimd for Tile<H, V, R
 }
 
 impl<const H: usize, const V: usize, const ROWS: bool> Tile<H, V, ROWS> {
-    /// What the sums start with.
     #[inline(always)]
-    fn first<S: Simd>(&self, simd: S) -> [[S::f32s; V]; H] {
-        let Place { start, start_stride, columns, .. } = self.place;
+    fn initial_sums<S: Simd>(&self, simd: S) -> [[S::f32s; V]; H] {
+        let TileOperands { start, start_stride, columns, .. } = self.operands;
         let mut sums = [[simd.splat_f32s(0.0); V]; H];
         if start.is_null() {
             return sums;
@@ -233,13 +239,13 @@ impl<const H: usize, const V: usize, const ROWS: bool> Tile<H, V, ROWS> {
         for i in 0..H {
             for v in 0..V {
                 let width = columns.saturating_sub(v * S::F32_LANES).min(S::F32_LANES);
-                // SAFETY: the tile's rows and columns lie in C, or its columns in the row that is added.
+                // SAFETY: the rows and columns of the tile are within C, or its columns within the row that is added.
                 unsafe {
-                    let place = start.add(i * start_stride + v * S::F32_LANES);
+                    let from = start.add(i * start_stride + v * S::F32_LANES);
                     sums[i][v] = if width == S::F32_LANES {
-                        place.cast::<S::f32s>().read_unaligned()
+                        from.cast::<S::f32s>().read_unaligned()
                     } else {
-                        simd.partial_load_f32s(std::slice::from_raw_parts(place, width))
+                        simd.partial_load_f32s(std::slice::from_raw_parts(from, width))
                     };
                 }
             }
@@ -249,17 +255,17 @@ impl<const H: usize, const V: usize, const ROWS: bool> Tile<H, V, ROWS> {
 
     #[inline(always)]
     fn store<S: Simd>(self, simd: S, sums: [[S::f32s; V]; H]) {
-        let Place { c, c_stride, columns, .. } = self.place;
+        let TileOperands { c, c_stride, columns, .. } = self.operands;
         for i in 0..H {
             for v in 0..V {
                 let width = columns.saturating_sub(v * S::F32_LANES).min(S::F32_LANES);
-                // SAFETY: the tile's rows and columns lie in C, which nobody else holds.
+                // SAFETY: the rows and columns of the tile are within C, which is borrowed exclusively.
                 unsafe {
-                    let place = c.add(i * c_stride + v * S::F32_LANES);
+                    let to = c.add(i * c_stride + v * S::F32_LANES);
                     if width == S::F32_LANES {
-                        place.cast::<S::f32s>().write_unaligned(sums[i][v]);
+                        to.cast::<S::f32s>().write_unaligned(sums[i][v]);
                     } else {
-                        simd.partial_store_f32s(std::slice::from_raw_parts_mut(place, width), sums[i][v]);
+                        simd.partial_store_f32s(std::slice::from_raw_parts_mut(to, width), sums[i][v]);
                     }
                 }
             }

@@ -1,26 +1,26 @@
-//! A few weighted sums over many scattered rows.
+//! A few weighted sums of many scattered rows.
 #![allow(clippy::needless_range_loop)]
 
 use pulp::{Simd, WithSimd};
 
-use crate::isa::{Isa, multiply_add};
+use crate::isa::{self, multiply_add};
 use crate::real::Real;
 
-/// `out[c] += sum over i of weights[i][c] rows[i]`: what a few sums over many scattered rows are made of, for
-/// instance the gradient of an episode's prototypes from its queries.
+/// Adds weighted sums of rows: `out[c] += sum over i of weights[i][c] rows[i]`. The gradient of the prototypes of an
+/// episode from its queries is one.
 ///
-/// Shapes: R rows of D numbers, weights R x C, out C x D.
+/// Shapes: R rows of D numbers, weights `[R, C]`, out `[C, D]`.
 ///
 /// # Panics
 /// If the shapes disagree.
-pub fn add_weighted_rows<T: Real>(isa: Isa, rows: &[&[T]], weights: &[T], out: &mut [T]) {
+pub fn add_weighted_rows<T: Real>(rows: &[&[T]], weights: &[T], out: &mut [T]) {
     let Some(dim) = rows.first().map(|row| row.len()) else { return };
     assert!(rows.iter().all(|row| row.len() == dim), "rows of different length");
-    assert_eq!(weights.len() * dim, rows.len() * out.len(), "one weight for each row and sum");
-    T::add_weighted_rows(isa, rows, weights, out);
+    assert_eq!(weights.len() * dim, rows.len() * out.len(), "one weight per row and sum");
+    T::add_weighted_rows(rows, weights, out);
 }
 
-/// The plain version.
+/// The plain version of [`add_weighted_rows`]: the oracle of its tests, and what `f64` runs with.
 pub fn add_weighted_rows_reference<T: Real>(rows: &[&[T]], weights: &[T], out: &mut [T]) {
     let sums = weights.len() / rows.len();
     for (c, out) in out.chunks_exact_mut(rows[0].len().max(1)).enumerate() {
@@ -32,8 +32,8 @@ pub fn add_weighted_rows_reference<T: Real>(rows: &[&[T]], weights: &[T], out: &
     }
 }
 
-pub(crate) fn add_weighted_rows_tuned(isa: Isa, rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
-    isa.run(WeightedRows { rows, weights, out });
+pub(crate) fn add_weighted_rows_tuned(rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
+    isa::run(WeightedRows { rows, weights, out });
 }
 
 struct WeightedRows<'a> {
@@ -42,9 +42,10 @@ struct WeightedRows<'a> {
     out: &'a mut [f32],
 }
 
-/// Sums held in registers together, and vectors of each.
+/// Sums that are accumulated in registers together.
 const GROUP: usize = 5;
-const STRETCH: usize = 4;
+/// Vectors of each sum that are accumulated together.
+const VECTORS: usize = 4;
 
 impl WithSimd for WeightedRows<'_> {
     type Output = ();
@@ -52,15 +53,15 @@ impl WithSimd for WeightedRows<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         let dim = self.rows[0].len();
-        let width = STRETCH * S::F32_LANES;
+        let width = VECTORS * S::F32_LANES;
         let sums = self.weights.len() / self.rows.len();
         for from in (0..dim).step_by(width) {
             for start in (0..sums).step_by(GROUP) {
                 if from + width <= dim {
-                    self.stretch::<S, STRETCH>(simd, start, from);
+                    self.add_group::<S, VECTORS>(simd, start, from);
                 } else {
                     for from in (from..dim).step_by(S::F32_LANES) {
-                        self.stretch::<S, 1>(simd, start, from);
+                        self.add_group::<S, 1>(simd, start, from);
                     }
                 }
             }
@@ -69,8 +70,9 @@ impl WithSimd for WeightedRows<'_> {
 }
 
 impl WeightedRows<'_> {
+    /// V vectors, from column `from` on, of the [`GROUP`] sums from `start` on.
     #[inline(always)]
-    fn stretch<S: Simd, const V: usize>(&mut self, simd: S, start: usize, from: usize) {
+    fn add_group<S: Simd, const V: usize>(&mut self, simd: S, start: usize, from: usize) {
         let dim = self.rows[0].len();
         let sums = self.weights.len() / self.rows.len();
         let end = (from + V * S::F32_LANES).min(dim);
@@ -78,11 +80,11 @@ impl WeightedRows<'_> {
         for (row, weights) in self.rows.iter().zip(self.weights.chunks_exact(sums)) {
             let mut vectors = [simd.splat_f32s(0.0); V];
             for v in 0..V {
-                let place = from + v * S::F32_LANES;
-                vectors[v] = simd.partial_load_f32s(&row[place..end.min(place + S::F32_LANES)]);
+                let column = from + v * S::F32_LANES;
+                vectors[v] = simd.partial_load_f32s(&row[column..end.min(column + S::F32_LANES)]);
             }
             for g in 0..GROUP {
-                // A group that hangs over the edge repeats the last sum and drops the repetition.
+                // A group at the edge repeats the last sum; the repetitions are not stored.
                 let weight = simd.splat_f32s(weights[(start + g).min(sums - 1)]);
                 for v in 0..V {
                     totals[g][v] = multiply_add(simd, weight, vectors[v], totals[g][v]);
@@ -91,9 +93,9 @@ impl WeightedRows<'_> {
         }
         for (g, totals) in totals.iter().enumerate().take(sums - start) {
             for v in 0..V {
-                let place = from + v * S::F32_LANES;
+                let column = from + v * S::F32_LANES;
                 let row = (start + g) * dim;
-                let out = &mut self.out[row + place..row + end.min(place + S::F32_LANES)];
+                let out = &mut self.out[row + column..row + end.min(column + S::F32_LANES)];
                 let sum = simd.add_f32s(simd.partial_load_f32s(out), totals[v]);
                 simd.partial_store_f32s(out, sum);
             }
@@ -104,7 +106,8 @@ impl WeightedRows<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::differences::Numbers;
+    use crate::gradient_check::TestRng;
+    use crate::isa::Isa;
     use proptest::prelude::*;
 
     proptest! {
@@ -112,17 +115,17 @@ mod tests {
         fn weighted_rows_of_any_shape_agree_with_the_plain_ones(
             rows in 0usize..12, dim in 1usize..150, sums in 1usize..13, seed: u64,
         ) {
-            let mut numbers = Numbers::new(seed);
-            let owned: Vec<Vec<f32>> = (0..rows).map(|_| numbers.singles(dim)).collect();
+            let mut rng = TestRng::new(seed);
+            let owned: Vec<Vec<f32>> = (0..rows).map(|_| rng.f32s(dim)).collect();
             let owned: Vec<&[f32]> = owned.iter().map(Vec::as_slice).collect();
-            let (weights, out) = (numbers.singles(rows * sums), numbers.singles(sums * dim));
+            let (weights, out) = (rng.f32s(rows * sums), rng.f32s(sums * dim));
             let mut expected = out.clone();
             if rows > 0 {
                 add_weighted_rows_reference(&owned, &weights, &mut expected);
             }
-            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_usable()) {
+            for isa in Isa::usable() {
                 let mut found = out.clone();
-                add_weighted_rows(isa, &owned, &weights, &mut found);
+                isa.scope(|| add_weighted_rows(&owned, &weights, &mut found));
                 for (found, expected) in found.iter().zip(&expected) {
                     prop_assert!((found - expected).abs() < 1e-5, "{isa:?}: {found} and {expected}");
                 }

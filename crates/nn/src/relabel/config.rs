@@ -1,56 +1,56 @@
-//! What a head is built from.
+//! The configuration of a Relabel head.
 
-/// The shape of a head, and how its loss is weighed.
+/// The shape of the network and the weights of its loss.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// Numbers of a state.
+    /// W: length of a state.
     pub width: usize,
-    /// Layers.
+    /// Number of layers, each of attention and mixing.
     pub layers: usize,
-    /// Heads of attention; they divide the width.
+    /// H: attention heads; divides the width.
     pub heads: usize,
-    /// Hidden units of a layer's second half.
+    /// Hidden units of a mixing layer.
     pub hidden: usize,
-    /// Hidden units of the network over pairs of items.
+    /// Hidden units of the edge network.
     pub edge_hidden: usize,
-    /// Whether items and queries are taken minus the mean of the support items and at unit length.
+    /// Whether items and queries are centred at the mean of the support items and scaled to unit length.
     pub centred: bool,
-    /// Whether the head also sees the items themselves: for one backbone only.
+    /// How the head sees the items themselves, not only their relations. Such a head works for one backbone only.
     pub item_view: Option<ItemView>,
-    /// The least an item counts in the prototype of the class it is filed under, before scaling.
+    /// The smallest weight of an item in the prototype of its given class, before normalisation.
     pub floor: f64,
-    /// What the items' cross-entropy counts in the loss.
+    /// The weight of the items' cross-entropy in the loss.
     pub items_weight: f64,
-    /// What the queries' cross-entropy counts in the loss.
+    /// The weight of the queries' cross-entropy in the loss.
     pub queries_weight: f64,
 }
 
-/// How a head for one backbone sees an item.
+/// How a head for one backbone sees the items themselves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ItemView {
-    /// Numbers of an embedding.
+    /// D: length of an embedding.
     pub dim: usize,
-    /// Numbers it is projected to.
+    /// V: length of its projection.
     pub width: usize,
-    /// The share of an embedding's numbers that training drops.
+    /// The dropout rate of an embedding's numbers in training.
     pub dropout: f64,
-    /// What the view speaks to.
-    pub reach: Reach,
+    /// The part of the network that receives the projection.
+    pub target: ViewTarget,
 }
 
-/// What a view of items speaks to.
+/// The part of the network that receives the view of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
-    /// Everything: it is part of every state from the start.
+pub enum ViewTarget {
+    /// All states, from the input layer on.
     States,
-    /// Only whether an item is of none of the classes.
-    None,
+    /// Only the logit of "the item belongs to none of the classes".
+    Outlier,
 }
 
 impl ItemView {
-    /// A view of embeddings of this dimension.
+    /// The default view of embeddings of `dim` numbers.
     pub fn new(dim: usize) -> Self {
-        ItemView { dim, width: 64, dropout: 0.2, reach: Reach::States }
+        ItemView { dim, width: 64, dropout: 0.2, target: ViewTarget::States }
     }
 }
 

@@ -1,105 +1,95 @@
-//! A small network over what is known of two items, for all layers and heads of attention at once.
+//! The edge network: a network of one hidden layer over the features of a pair of items, for all layers and heads of
+//! attention at once.
 //!
-//! P pairs, F features, U hidden units, O numbers out (one for every head of every layer). Numbers lie in planes,
-//! a plane of P for every feature and every output, so that the loops run over pairs. Pairs pass through in blocks
-//! and hidden units are worked out again on the way back: there are far too many of them to keep.
+//! Shapes: P pairs, F features, U hidden units, O outputs (one per layer and head); features `[F, P]`, logits `[O, P]`,
+//! so that the loops run over pairs. Pairs are processed in blocks, and the backward pass computes the hidden units
+//! again: there are far too many of them to keep.
 
 use std::ops::Range;
 
-use super::buffer::Buffer;
-use super::edges::EDGE_FEATURES;
-use crate::isa::Isa;
+use super::network_input::PAIR_FEATURES;
+use crate::buffer::Buffer;
 use crate::kernel::kernel;
-use crate::matmul::{View, ViewMut, Write, multiply};
+use crate::layers::activation::normal_cdf;
+use crate::matmul::{Matrix, MatrixMut, Write, multiply};
 use crate::real::{Real, dot, sum};
 
-/// The edge features and whether both items are filed under the same class.
-pub(super) const PAIR_FEATURES: usize = EDGE_FEATURES + 1;
-
-/// Pairs that pass through together: what they need stays in the second-level cache.
+/// Pairs that are processed together: what they need stays in the second-level cache.
 const BLOCK: usize = 512;
 
-/// The network's parameters, or their gradients.
+/// The parameters of the network: their ranges, their values, or their gradients.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Weights<R> {
-    /// F x U
+pub(super) struct EdgeWeights<R> {
+    /// `[F, U]`
     pub(super) hidden: R,
-    /// U
+    /// `[U]`
     pub(super) bias: R,
-    /// U x O; a bias would drop out of every softmax.
+    /// `[U, O]`. There is no bias: it would cancel in every softmax.
     pub(super) out: R,
 }
 
-/// Writes the O planes of `logits` from the F planes of `features`.
-pub(super) fn forward<T: Real>(
-    isa: Isa,
-    pairs: usize,
-    weights: &Weights<&[T]>,
-    features: &[T],
-    logits: &mut [T],
-) {
+impl EdgeWeights<Range<usize>> {
+    /// The values of the parameters.
+    pub(super) fn of<'a, T>(&self, parameters: &'a [T]) -> EdgeWeights<&'a [T]> {
+        EdgeWeights {
+            hidden: &parameters[self.hidden.clone()],
+            bias: &parameters[self.bias.clone()],
+            out: &parameters[self.out.clone()],
+        }
+    }
+
+    /// The gradients of the parameters, whose ranges are adjacent.
+    pub(super) fn of_mut<'a, T>(&self, gradient: &'a mut [T]) -> EdgeWeights<&'a mut [T]> {
+        let all = &mut gradient[self.hidden.start..self.out.end];
+        let (hidden, rest) = all.split_at_mut(self.hidden.len());
+        let (bias, out) = rest.split_at_mut(self.bias.len());
+        EdgeWeights { hidden, bias, out }
+    }
+}
+
+/// Writes `logits` (`[O, P]`) from `features` (`[F, P]`).
+pub(super) fn forward<T: Real>(pairs: usize, weights: &EdgeWeights<&[T]>, features: &[T], logits: &mut [T]) {
     let units = weights.bias.len();
     let outputs = weights.out.len() / units;
     let mut hidden = Buffer::new(units * BLOCK.min(pairs));
     for block in blocks(pairs) {
         let count = block.len();
         let hidden = &mut hidden[..units * count];
-        hidden_units(isa, features, pairs, block.start, count, weights.hidden, weights.bias, hidden);
+        hidden_units(features, pairs, block.start, count, weights.hidden, weights.bias, hidden);
         multiply(
-            isa,
-            View::new(weights.out, units, outputs).transposed(),
-            View::new(hidden, units, count),
+            Matrix::new(weights.out, units, outputs).transposed(),
+            Matrix::new(hidden, units, count),
             Write::Set,
-            ViewMut::strided(&mut logits[block.start..], outputs, count, pairs),
+            MatrixMut::strided(&mut logits[block.start..], outputs, count, pairs),
         );
     }
 }
 
 /// Adds to the gradients of the parameters.
 pub(super) fn backward<T: Real>(
-    isa: Isa,
     pairs: usize,
-    weights: &Weights<&[T]>,
+    weights: &EdgeWeights<&[T]>,
     features: &[T],
     d_logits: &[T],
-    gradients: &mut Weights<&mut [T]>,
+    gradients: &mut EdgeWeights<&mut [T]>,
 ) {
     let units = weights.bias.len();
     let outputs = weights.out.len() / units;
-    let room = || Buffer::new(units * BLOCK.min(pairs));
-    let (mut hidden, mut slopes, mut d_hidden) = (room(), room(), room());
-    for block in blocks(pairs) {
-        let count = block.len();
+    let buffer = || Buffer::new(units * BLOCK.min(pairs));
+    let (mut hidden, mut slopes, mut d_hidden) = (buffer(), buffer(), buffer());
+    for Range { start, end } in blocks(pairs) {
+        let count = end - start;
         let hidden = &mut hidden[..units * count];
         let (slopes, d_hidden) = (&mut slopes[..units * count], &mut d_hidden[..units * count]);
-        let (start, from) = (block.start, &d_logits[block.start..]);
-        hidden_units_and_slopes(
-            isa,
-            features,
-            pairs,
-            start,
-            count,
-            weights.hidden,
-            weights.bias,
-            hidden,
-            slopes,
-        );
-        let d_out = View::strided(from, outputs, count, pairs);
-        let out = View::new(weights.out, units, outputs);
-        multiply(isa, out, d_out, Write::Set, ViewMut::new(d_hidden, units, count));
-        let d_weights = ViewMut::new(gradients.out, units, outputs);
-        multiply(isa, View::new(hidden, units, count), d_out.transposed(), Write::Add, d_weights);
-        hidden_units_backward(
-            isa,
-            features,
-            pairs,
-            start,
-            count,
-            slopes,
-            d_hidden,
-            gradients.hidden,
-            gradients.bias,
-        );
+        let EdgeWeights { hidden: weight, bias, .. } = *weights;
+        hidden_units_and_slopes(features, pairs, start, count, weight, bias, hidden, slopes);
+        let d_out = Matrix::strided(&d_logits[start..], outputs, count, pairs);
+        let out = Matrix::new(weights.out, units, outputs);
+        multiply(out, d_out, Write::Set, MatrixMut::new(d_hidden, units, count));
+        let d_weights = MatrixMut::new(gradients.out, units, outputs);
+        multiply(Matrix::new(hidden, units, count), d_out.transposed(), Write::Add, d_weights);
+        let EdgeWeights { hidden: d_weight, bias: d_bias, .. } = gradients;
+        hidden_units_backward(features, pairs, start, count, slopes, d_hidden, d_weight, d_bias);
     }
 }
 
@@ -107,7 +97,7 @@ fn blocks(pairs: usize) -> impl Iterator<Item = Range<usize>> {
     (0..pairs).step_by(BLOCK).map(move |start| start..(start + BLOCK).min(pairs))
 }
 
-/// The planes' numbers of some pairs.
+/// The features of `count` pairs from `start` on, one slice per feature.
 #[inline(always)]
 fn planes<T>(features: &[T], pairs: usize, start: usize, count: usize) -> [&[T]; PAIR_FEATURES] {
     let mut planes = [&features[..0]; PAIR_FEATURES];
@@ -117,9 +107,15 @@ fn planes<T>(features: &[T], pairs: usize, start: usize, count: usize) -> [&[T];
     planes
 }
 
-/// What unit `unit` makes of the pairs, before it is bent.
+/// The pre-activations of one hidden unit for all pairs.
 #[inline(always)]
-fn unit_sums<T: Real>(planes: [&[T]; PAIR_FEATURES], weights: &[T], bias: &[T], unit: usize, out: &mut [T]) {
+fn pre_activations<T: Real>(
+    planes: [&[T]; PAIR_FEATURES],
+    weights: &[T],
+    bias: &[T],
+    unit: usize,
+    out: &mut [T],
+) {
     let units = bias.len();
     let mut w = [T::ZERO; PAIR_FEATURES];
     for (feature, w) in w.iter_mut().enumerate() {
@@ -133,13 +129,8 @@ fn unit_sums<T: Real>(planes: [&[T]; PAIR_FEATURES], weights: &[T], bias: &[T], 
     }
 }
 
-/// The share of a standard normal distribution below x.
-#[inline(always)]
-fn normal_share<T: Real>(x: T) -> T {
-    T::of(0.5) * (T::ONE + (x * T::of(std::f64::consts::FRAC_1_SQRT_2)).error_function())
-}
-
 kernel! {
+    /// Hidden units after GELU, `[U, count]`.
     fn hidden_units<'a, T>(
         features: &'a [T],
         pairs: usize,
@@ -151,16 +142,16 @@ kernel! {
     ) {
         let planes = planes(features, pairs, start, count);
         for (unit, hidden) in hidden.chunks_exact_mut(count).enumerate() {
-            unit_sums(planes, weights, bias, unit, hidden);
+            pre_activations(planes, weights, bias, unit, hidden);
             for value in hidden {
-                *value *= normal_share(*value);
+                *value *= normal_cdf(*value);
             }
         }
     }
 }
 
 kernel! {
-    /// Hidden units, and what they grow by per unit of what comes in.
+    /// Hidden units after GELU, and the derivatives of GELU, both `[U, count]`.
     fn hidden_units_and_slopes<'a, T>(
         features: &'a [T],
         pairs: usize,
@@ -172,20 +163,21 @@ kernel! {
         slopes: &'a mut [T],
     ) {
         let planes = planes(features, pairs, start, count);
-        let density = T::of(0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2);
+        let density = T::from_f64(0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2);
         let rows = hidden.chunks_exact_mut(count).zip(slopes.chunks_exact_mut(count));
         for (unit, (hidden, slopes)) in rows.enumerate() {
-            unit_sums(planes, weights, bias, unit, hidden);
+            pre_activations(planes, weights, bias, unit, hidden);
             for (value, slope) in hidden.iter_mut().zip(slopes) {
-                let (x, share) = (*value, normal_share(*value));
-                *slope = share + x * density * (T::of(-0.5) * x * x).exponential();
-                *value = x * share;
+                let (x, cdf) = (*value, normal_cdf(*value));
+                *slope = cdf + x * density * (T::from_f64(-0.5) * x * x).exp();
+                *value = x * cdf;
             }
         }
     }
 }
 
 kernel! {
+    /// Adds to the gradients of the hidden layer's weight and bias; `d_hidden` becomes the gradient of the pre-activations.
     fn hidden_units_backward<'a, T>(
         features: &'a [T],
         pairs: usize,

@@ -1,115 +1,201 @@
-//! Relabel: a head that says of every support item whose it is, and builds prototypes by that.
+//! Relabel: a head that estimates the true class of every support item and builds prototypes from that.
 //!
-//! A wrong item of a class is often a right one of another: whoever finds out which has more to build on than
-//! who only drops it. For every item the head gives P(it is of class c) for all classes and "none of them", and a
-//! prototype is made of *all* items by that. It sees relations between items only (unless told to see items, for one
-//! backbone), so one head serves embeddings of any dimension; and it treats classes and items alike by
-//! construction, so their numbers are free, and a set in another order gets the same answer in that order.
+//! A mislabelled item often belongs to another class of the same support set, so finding its class is worth more than
+//! dropping it. For every item the head computes P(it belongs to class c) for all classes and "none of them", and each
+//! prototype is a weighted mean of *all* items by these probabilities. The head reads relations between items only
+//! (unless it has an item view, for one backbone), so one trained head works for embeddings of any dimension. It is
+//! equivariant to permutations of items and of classes, and their numbers are free.
 //!
-//! How it goes: products between items ([`Space`]), five numbers for each pair of items ([`edge_features`]), a
-//! state for every item and class, and layers in which items listen to each other and states of one item or class
-//! take counsel. The networks run over the states of all episodes of a call as one matrix.
+//! In the order of computation:
+//! 1. `gram_space`: inner products between items, possibly centred and scaled ([`GramSpace`]);
+//! 2. `edge_features` and `network_input`: features of each pair of items and of each state (item and class);
+//! 3. `edge_network`: attention logits of each pair, for all layers and heads;
+//! 4. `input_layer` (with `item_view`): the initial states;
+//! 5. `attention_layer` and `mixing_layer`, alternating: attention between items, then mixing within items and classes;
+//! 6. `posterior`: probabilities of each item and weights of each prototype;
+//! 7. `losses` and `training`: cross-entropies of items and queries, and the backward pass.
 //!
-//! Memory grows with items x classes (2 KB each while a set is judged, 12 KB in training) and with the square of the
-//! items (100 bytes each): a thousand items in 200 classes take half a gigabyte. A set of several thousand items in
-//! as many classes should be judged in parts.
+//! The networks run over the states of all episodes of a call as one matrix (`episode_batch`).
+//!
+//! Memory is proportional to items x classes (2 KB each in inference, 12 KB in training) and to the square of the items
+//! (100 bytes each): a thousand items in 200 classes take half a gigabyte. Split larger support sets.
 
-mod attention;
-mod batch;
-mod beginning;
-mod buffer;
+mod attention_layer;
 mod config;
+mod edge_features;
 mod edge_network;
-mod edges;
-mod glance;
-mod judgement;
-mod listening;
+mod episode_batch;
+mod gram_space;
+mod input_layer;
+mod item_view;
 mod losses;
-mod mixing;
+mod mixing_layer;
+mod modules;
 mod network;
-mod parts;
-mod pooling;
-mod prepare;
-mod space;
-mod start;
+mod network_input;
+mod posterior;
 #[cfg(test)]
 mod tests;
 mod training;
-mod verdict;
 
-pub use config::{Config, ItemView, Reach};
-pub use edges::{EDGE_FEATURES, NEUTRAL, edge_features};
-pub use judgement::Judgement;
-pub use prepare::Support;
-pub use space::Space;
+pub use config::{Config, ItemView, ViewTarget};
+pub use gram_space::GramSpace;
+pub use network_input::RelabelInput;
 
-use crate::head::{Cloud, Episode, Head};
-use crate::isa::Isa;
-use crate::parameters::Layout;
+use crate::head::{Episode, FeatureStatistics, Head};
+use crate::parameters::ParameterLayout;
 use crate::real::Real;
+use episode_batch::split_into_batches;
+use modules::ParameterBuilder;
 use network::Network;
-use parts::Plan;
+use network_input::NetworkInput;
+use posterior::Posterior;
 
-/// The head.
+/// The head without its parameters: their layout, and the computations with them.
+///
+/// ```
+/// use trueshot_nn::head::Head;
+/// use trueshot_nn::relabel::{Config, Relabel, RelabelInput};
+///
+/// let head = Relabel::new(Config::default());
+/// let mut state = 1u64;
+/// let parameters = head.initial(&mut || {
+///     state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+///     (state >> 11) as f64 / (1u64 << 53) as f64
+/// });
+/// // Four items with labels 0, 0, 1, 1.
+/// let rows: [&[f32]; 4] = [&[1.0, 0.1], &[0.9, 0.0], &[0.1, 1.0], &[0.0, 0.8]];
+/// let input = RelabelInput { classes: 2, given: &[0, 0, 1, 1], rows: &rows, gram: None };
+/// let output = &head.predict(&parameters, &[input])[0];
+/// // P(class 0), P(class 1) and P(neither) of the first item. An untrained head keeps the given label.
+/// let first = &output.probabilities[..3];
+/// assert!((first.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+/// assert!(first[0] > first[1] && first[0] > first[2]);
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Relabel {
     config: Config,
-    plan: Plan,
+    builder: ParameterBuilder,
     network: Network,
 }
 
+/// What Relabel computes for one support set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RelabelOutput<T = f32> {
+    /// P(item belongs to class c), `[M, C + 1]`; the last column is P(none of the classes).
+    pub probabilities: Vec<T>,
+    /// The weights of the items in each prototype, in `space`, `[C, M]`; every row sums to 1.
+    pub weights: Vec<T>,
+    /// The space of prototypes and distances.
+    pub space: GramSpace<T>,
+}
+
 impl Relabel {
-    /// A head of this shape.
+    /// A head of this configuration.
     ///
     /// # Panics
-    /// If the heads of attention do not divide the width, or a size is zero.
+    /// If the attention heads do not divide the width, or a size is zero.
     pub fn new(config: Config) -> Self {
         let sizes = [config.width, config.layers, config.heads, config.hidden, config.edge_hidden];
-        assert!(sizes.iter().all(|&size| size > 0), "a size of zero in {config:?}");
-        assert!(config.width.is_multiple_of(config.heads), "{} heads for {}", config.heads, config.width);
-        let mut plan = Plan::default();
-        let network = Network::new(&mut plan, &config);
-        Relabel { config, plan, network }
+        assert!(sizes.iter().all(|&size| size > 0), "all sizes must be at least 1: {config:?}");
+        assert!(
+            config.width.is_multiple_of(config.heads),
+            "{} heads do not divide a width of {}",
+            config.heads,
+            config.width
+        );
+        let mut builder = ParameterBuilder::default();
+        let network = Network::new(&mut builder, &config);
+        Relabel { config, builder, network }
     }
 
-    /// Its shape.
+    /// The configuration of the head.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What squared distances to prototypes over their mean are multiplied by to be the logits of a query.
+    /// The scale of a query's logits: they are minus this times the squared distances to the prototypes over the mean of
+    /// those distances.
     pub fn scale<T: Real>(&self, parameters: &[T]) -> T {
-        parameters[self.network.log_scale.start].exponential()
+        parameters[self.network.log_scale.start].exp()
+    }
+
+    /// Computes posteriors and prototypes of support sets. Sets of a few items are best passed together, because they
+    /// share the passes of the network.
+    ///
+    /// # Panics
+    /// If a set has no items or no classes, or its shapes disagree.
+    pub fn predict<T: Real>(
+        &self,
+        parameters: &[T],
+        inputs: &[RelabelInput<'_, T>],
+    ) -> Vec<RelabelOutput<T>> {
+        let states = inputs.iter().map(|input| input.classes * input.given.len());
+        let batches = split_into_batches(states).into_iter();
+        batches.flat_map(|batch| self.predict_batch(parameters, &inputs[batch])).collect()
+    }
+
+    fn predict_batch<T: Real>(
+        &self,
+        parameters: &[T],
+        inputs: &[RelabelInput<'_, T>],
+    ) -> Vec<RelabelOutput<T>> {
+        inputs.iter().for_each(|input| self.check_input(input));
+        let network_input = NetworkInput::new(inputs, self.config.centred);
+        let logits = self.network.infer(parameters, &network_input);
+        let prior = &parameters[self.network.prior.clone()];
+        let NetworkInput { batch, spaces, .. } = network_input;
+        let outputs = batch.spans.iter().zip(spaces).map(|(span, space)| {
+            let posterior = Posterior::new(span, prior, logits.of(span), self.config.floor);
+            RelabelOutput { probabilities: posterior.probabilities, weights: posterior.weights, space }
+        });
+        outputs.collect()
+    }
+
+    /// # Panics
+    /// If a set has no items or no classes, or its shapes disagree.
+    fn check_input<T>(&self, input: &RelabelInput<'_, T>) {
+        let items = input.given.len();
+        assert!(
+            items > 0 && input.classes > 0,
+            "a support set of {items} items in {} classes",
+            input.classes
+        );
+        let needs_rows = input.gram.is_none() || self.config.item_view.is_some();
+        assert!(!needs_rows || input.rows.len() == items, "one row per item");
+        if let Some(view) = &self.config.item_view {
+            assert!(input.rows.iter().all(|row| row.len() == view.dim), "rows of {} numbers", view.dim);
+        }
     }
 }
 
 impl Head for Relabel {
-    fn layout(&self) -> &Layout {
-        &self.plan.layout
+    fn layout(&self) -> &ParameterLayout {
+        &self.builder.layout
     }
 
     fn initial(&self, random: &mut dyn FnMut() -> f64) -> Vec<f32> {
-        self.plan.initial(random)
+        self.builder.initial(random)
     }
 
-    fn suit(&self, parameters: &mut [f32], cloud: &dyn Fn() -> Cloud) {
-        if let Some(place) = self.network.mean() {
-            parameters[place].copy_from_slice(&cloud().mean);
+    /// Sets the mean of the item view to that of the features.
+    fn fit_normalisation(&self, parameters: &mut [f32], statistics: &dyn Fn() -> FeatureStatistics) {
+        if let Some(mean) = self.network.feature_mean() {
+            parameters[mean].copy_from_slice(&statistics().mean);
         }
     }
 
-    fn terms(&self) -> &'static [&'static str] {
+    fn loss_terms(&self) -> &'static [&'static str] {
         &training::TERMS
     }
 
     fn losses(
         &self,
-        isa: Isa,
         parameters: &[f32],
         episodes: &[Episode<'_>],
         seed: u64,
         gradient: &mut [f32],
     ) -> Vec<f64> {
-        self.losses_of(isa, parameters, episodes, seed, gradient)
+        self.losses_and_gradient(parameters, episodes, seed, gradient)
     }
 }

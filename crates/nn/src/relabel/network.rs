@@ -1,259 +1,212 @@
-//! The network: from prepared support sets to a logit for every state, and all the way back.
+//! The network: from features of pairs and states to the logits of each item, forward and backward.
+//!
+//! The edge network turns pair features into attention logits of all layers; the input layer turns state features into
+//! states; each layer is attention between items ([`AttentionLayer`]) followed by mixing within items and classes
+//! ([`MixingLayer`]); a last linear map reads three numbers off every state.
 
 use std::ops::Range;
 
-use super::attention::Shape;
-use super::batch::{Batch, Pass, Place};
-use super::beginning::{Beginning, Begun};
-use super::buffer::Buffer;
-use super::config::{Config, Reach};
-use super::edge_network::{self, PAIR_FEATURES, Weights};
-use super::glance::{Suspected, Suspicion};
-use super::listening::{Listened, Listening};
-use super::losses::LOG_SCALE_START;
-use super::mixing::{Mixed, Mixing};
-use super::parts::{Norm, Normed, Plan, Product, Start};
-use super::prepare::Prepared;
-use super::verdict::{Evidence, PRIOR_START};
-use crate::isa::Isa;
+use super::attention_layer::{AttentionLayer, AttentionLayerCache, AttentionShape};
+use super::config::{Config, ViewTarget};
+use super::edge_network::{self, EdgeWeights};
+use super::episode_batch::{EpisodeBatch, PassContext};
+use super::input_layer::{InputLayer, InputLayerCache};
+use super::item_view::{OutlierBranch, OutlierBranchCache};
+use super::losses::INITIAL_LOG_SCALE;
+use super::mixing_layer::{MixingLayer, MixingLayerCache};
+use super::modules::{BiasFreeLinear, Initialiser, LayerNormOutput, ParameterBuilder};
+use super::network_input::{NetworkInput, PAIR_FEATURES};
+use super::posterior::{INITIAL_PRIOR, Logits};
+use crate::buffer::Buffer;
+use crate::layers::layer_norm::LayerNorm;
 use crate::matmul::Write;
 use crate::real::Real;
 
-/// Numbers that come out of a state: evidence for its class, logarithm of its multiplier, evidence for "none".
+/// Outputs per state: the logit of its class, the logarithm of its multiplier, and its vote for "none of the classes".
 const OUTPUTS: usize = 3;
 
-/// Where the parameters lie.
+/// The parameters of the network.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Network {
     heads: usize,
-    edges: Weights<Range<usize>>,
-    beginning: Beginning,
-    layers: Vec<(Listening, Mixing)>,
-    norm: Norm,
-    out: Product,
-    suspicion: Option<Suspicion>,
+    edges: EdgeWeights<Range<usize>>,
+    input_layer: InputLayer,
+    layers: Vec<(AttentionLayer, MixingLayer)>,
+    norm: LayerNorm,
+    out: BiasFreeLinear,
+    outlier_branch: Option<OutlierBranch>,
     pub(super) prior: Range<usize>,
     pub(super) log_scale: Range<usize>,
 }
 
-/// What the way back needs.
-pub(super) struct Kept<T: Real> {
-    /// A plane of all pairs for every head of every layer.
-    shares: Buffer<T>,
-    begun: Begun<T>,
-    layers: Vec<(Listened<T>, Mixed<T>)>,
-    last: Normed<T>,
-    suspected: Option<Suspected<T>>,
-}
-
-/// What comes out, for all episodes one behind the other; also its gradient.
-#[derive(Debug, Clone)]
-pub(super) struct Outputs<T> {
-    /// A number for every state.
-    pub(super) classes: Vec<T>,
-    /// A number for every state.
-    pub(super) multipliers: Vec<T>,
-    /// A number for every item.
-    pub(super) none: Vec<T>,
+/// Activations kept for the backward pass.
+pub(super) struct NetworkCache<T: Real> {
+    /// Attention weights of all layers and heads, `[layers H, pairs]`.
+    attention_weights: Buffer<T>,
+    input_layer: InputLayerCache<T>,
+    layers: Vec<(AttentionLayerCache<T>, MixingLayerCache<T>)>,
+    /// The normalised states after the last layer.
+    normed: LayerNormOutput<T>,
+    outlier_branch: Option<OutlierBranchCache<T>>,
 }
 
 impl Network {
-    pub(super) fn new(plan: &mut Plan, config: &Config) -> Self {
+    pub(super) fn new(builder: &mut ParameterBuilder, config: &Config) -> Self {
         let Config { width, heads, hidden, edge_hidden, layers, .. } = *config;
-        let edges = Weights {
-            hidden: plan.product("edges.hidden", PAIR_FEATURES, edge_hidden, PAIR_FEATURES).weight,
-            bias: plan.add("edges.hidden.bias".into(), &[edge_hidden], Start::Uniform(0.5)),
-            out: plan.product("edges.out", edge_hidden, layers * heads, edge_hidden).weight,
+        let edges = EdgeWeights {
+            hidden: builder.weight("edges.hidden", PAIR_FEATURES, edge_hidden, PAIR_FEATURES).weight,
+            bias: builder.tensor("edges.hidden.bias".into(), &[edge_hidden], Initialiser::Uniform(0.5)),
+            out: builder.weight("edges.out", edge_hidden, layers * heads, edge_hidden).weight,
         };
-        let beginning = Beginning::new(plan, config);
+        let input_layer = InputLayer::new(builder, config);
         let layer = |layer: usize| {
-            let listening = Listening::new(plan, &format!("layer{layer}.attention"), Shape { width, heads });
-            (listening, Mixing::new(plan, &format!("layer{layer}.mixing"), width, hidden))
+            let shape = AttentionShape { width, heads };
+            let attention = AttentionLayer::new(builder, &format!("layer{layer}.attention"), shape);
+            (attention, MixingLayer::new(builder, &format!("layer{layer}.mixing"), width, hidden))
         };
+        let layers = (0..layers).map(layer).collect();
+        let outlier_view = config.item_view.as_ref().filter(|view| view.target == ViewTarget::Outlier);
+        let prior = Initialiser::Values(INITIAL_PRIOR.to_vec());
         Network {
             heads,
             edges,
-            beginning,
-            layers: (0..layers).map(layer).collect(),
-            norm: plan.norm("out.norm", width),
-            // Zero: before training a prototype is what the prior makes of it.
-            out: plan.product_from("out", width, OUTPUTS, Start::Fill(0.0)),
-            suspicion: config
-                .item_view
-                .as_ref()
-                .filter(|view| view.reach == Reach::None)
-                .map(|view| Suspicion::new(plan, view, width)),
-            prior: plan.add("prior".into(), &[PRIOR_START.len()], Start::Values(PRIOR_START.to_vec())),
-            log_scale: plan.add("log_scale".into(), &[1], Start::Fill(LOG_SCALE_START)),
+            input_layer,
+            layers,
+            norm: builder.layer_norm("out.norm", width),
+            // Zero: before training, prototypes follow from the prior alone.
+            out: builder.weight_with("out", width, OUTPUTS, Initialiser::Fill(0.0)),
+            outlier_branch: outlier_view.map(|view| OutlierBranch::new(builder, view, width)),
+            prior: builder.tensor("prior".into(), &[INITIAL_PRIOR.len()], prior),
+            log_scale: builder.tensor("log_scale".into(), &[1], Initialiser::Fill(INITIAL_LOG_SCALE)),
         }
     }
 
-    /// Where the mean of the training data lies, if the head sees items.
-    pub(super) fn mean(&self) -> Option<Range<usize>> {
-        self.suspicion.as_ref().map(Suspicion::mean).or_else(|| self.beginning.mean())
+    /// The range of the training features' mean, if the head has an item view.
+    pub(super) fn feature_mean(&self) -> Option<Range<usize>> {
+        let of_branch = self.outlier_branch.as_ref().map(OutlierBranch::feature_mean);
+        of_branch.or_else(|| self.input_layer.feature_mean())
     }
 
-    /// What comes out in training, and all that was met on the way.
+    /// The forward pass of training, with dropout.
     pub(super) fn forward<T: Real>(
         &self,
-        isa: Isa,
         parameters: &[T],
-        prepared: &Prepared<'_, T>,
+        input: &NetworkInput<'_, T>,
         seed: u64,
-    ) -> (Outputs<T>, Kept<T>) {
-        let pass = Pass { isa, parameters, batch: &prepared.batch };
-        let mut shares = self.edge_logits(pass, prepared);
-        let (mut states, begun) = self.beginning.forward(pass, prepared, Some(seed));
-        let planes = shares.chunks_exact_mut(self.planes(pass));
-        let layers = self.layers.iter().zip(planes).map(|((listening, mixing), shares)| {
-            let listened = listening.forward(pass, &mut states, shares);
-            (listened, mixing.forward(pass, &mut states))
+    ) -> (Logits<Vec<T>>, NetworkCache<T>) {
+        let context = PassContext { parameters, batch: &input.batch };
+        let mut attention_weights = self.edge_logits(context, input);
+        let (mut states, input_layer) = self.input_layer.forward(context, input, Some(seed));
+        let planes = attention_weights.chunks_exact_mut(self.heads * input.batch.pairs);
+        let layers = self.layers.iter().zip(planes).map(|((attention, mixing), weights)| {
+            let attention_cache = attention.forward(context, &mut states, weights);
+            (attention_cache, mixing.forward(context, &mut states))
         });
         let layers = layers.collect();
-        let (mut outputs, last) = self.read(pass, &states);
-        let suspicion = self.suspicion.as_ref();
-        let suspected =
-            suspicion.map(|suspicion| suspicion.forward(pass, prepared, Some(seed), &mut outputs.none));
-        (outputs, Kept { shares, begun, layers, last, suspected })
+        let (mut logits, normed) = self.output(context, &states);
+        let outlier_branch = self
+            .outlier_branch
+            .as_ref()
+            .map(|branch| branch.forward(context, input, Some(seed), &mut logits.outlier));
+        (logits, NetworkCache { attention_weights, input_layer, layers, normed, outlier_branch })
     }
 
-    /// What comes out where only that is wanted: items are seen whole, and nothing is kept.
-    pub(super) fn outputs<T: Real>(
-        &self,
-        isa: Isa,
-        parameters: &[T],
-        prepared: &Prepared<'_, T>,
-    ) -> Outputs<T> {
-        let pass = Pass { isa, parameters, batch: &prepared.batch };
-        let mut shares = self.edge_logits(pass, prepared);
-        let mut states = self.beginning.forward(pass, prepared, None).0;
-        let planes = shares.chunks_exact_mut(self.planes(pass));
-        for ((listening, mixing), shares) in self.layers.iter().zip(planes) {
-            listening.forward(pass, &mut states, shares);
-            mixing.forward(pass, &mut states);
+    /// The forward pass of inference: no dropout, and no activations are kept.
+    pub(super) fn infer<T: Real>(&self, parameters: &[T], input: &NetworkInput<'_, T>) -> Logits<Vec<T>> {
+        let context = PassContext { parameters, batch: &input.batch };
+        let mut attention_weights = self.edge_logits(context, input);
+        let mut states = self.input_layer.forward(context, input, None).0;
+        let planes = attention_weights.chunks_exact_mut(self.heads * input.batch.pairs);
+        for ((attention, mixing), weights) in self.layers.iter().zip(planes) {
+            attention.forward(context, &mut states, weights);
+            mixing.forward(context, &mut states);
         }
-        let mut outputs = self.read(pass, &states).0;
-        if let Some(suspicion) = &self.suspicion {
-            suspicion.forward(pass, prepared, None, &mut outputs.none);
+        let mut logits = self.output(context, &states).0;
+        if let Some(branch) = &self.outlier_branch {
+            branch.forward(context, input, None, &mut logits.outlier);
         }
-        outputs
-    }
-
-    /// Numbers in a layer's planes of pairs.
-    fn planes<T>(&self, pass: Pass<'_, T>) -> usize {
-        self.heads * pass.batch.pairs
-    }
-
-    fn edge_logits<T: Real>(&self, pass: Pass<'_, T>, prepared: &Prepared<'_, T>) -> Buffer<T> {
-        let Pass { isa, parameters, batch } = pass;
-        let mut logits = Buffer::new(self.layers.len() * self.planes(pass));
-        let edges = self.edges.of(parameters);
-        edge_network::forward(isa, batch.pairs, &edges, &prepared.pair_features, &mut logits);
         logits
     }
 
-    fn read<T: Real>(&self, pass: Pass<'_, T>, states: &[T]) -> (Outputs<T>, Normed<T>) {
-        let Pass { isa, parameters, batch } = pass;
-        let last = self.norm.forward(isa, parameters, states);
-        let mut out = Buffer::new(batch.states * OUTPUTS);
-        self.out.forward(isa, parameters, &last.out, Write::Set, &mut out);
-        (Outputs::split(batch, &out), last)
+    /// The logits of the edge network, `[layers H, pairs]`.
+    fn edge_logits<T: Real>(&self, context: PassContext<'_, T>, input: &NetworkInput<'_, T>) -> Buffer<T> {
+        let PassContext { parameters, batch } = context;
+        let mut logits = Buffer::new(self.layers.len() * self.heads * batch.pairs);
+        let edges = self.edges.of(parameters);
+        edge_network::forward(batch.pairs, &edges, &input.pair_features, &mut logits);
+        logits
     }
 
-    /// Adds to the gradient of the parameters.
+    fn output<T: Real>(
+        &self,
+        context: PassContext<'_, T>,
+        states: &[T],
+    ) -> (Logits<Vec<T>>, LayerNormOutput<T>) {
+        let PassContext { parameters, batch } = context;
+        let normed = LayerNormOutput::forward(&self.norm, parameters, states);
+        let mut out = Buffer::new(batch.states * OUTPUTS);
+        self.out.forward(parameters, &normed.out, Write::Set, &mut out);
+        (split_outputs(batch, &out), normed)
+    }
+
+    /// Adds to the gradients of the parameters.
     pub(super) fn backward<T: Real>(
         &self,
-        isa: Isa,
         parameters: &[T],
-        prepared: &Prepared<'_, T>,
-        kept: &Kept<T>,
-        d_outputs: &Outputs<T>,
+        input: &NetworkInput<'_, T>,
+        cache: &NetworkCache<T>,
+        d_logits: &Logits<Vec<T>>,
         gradient: &mut [T],
     ) {
-        let batch = &prepared.batch;
-        let pass = Pass { isa, parameters, batch };
-        if let (Some(suspicion), Some(suspected)) = (&self.suspicion, &kept.suspected) {
-            suspicion.backward(pass, suspected, &d_outputs.none, gradient);
+        let batch = &input.batch;
+        let context = PassContext { parameters, batch };
+        if let (Some(branch), Some(branch_cache)) = (&self.outlier_branch, &cache.outlier_branch) {
+            branch.backward(context, branch_cache, &d_logits.outlier, gradient);
         }
-        let d_out = d_outputs.join(batch);
-        let mut d_last = Buffer::new(kept.last.out.len());
-        let into = Some((Write::Set, &mut *d_last));
-        self.out.backward(isa, parameters, &kept.last.out, &d_out, gradient, into);
-        let mut d_states = Buffer::new(d_last.len());
-        self.norm.backward(isa, parameters, &kept.last, &d_last, gradient, &mut d_states);
-        let mut d_logits = Buffer::new(kept.shares.len());
-        let planes = self.planes(pass);
-        let layers = self.layers.iter().zip(&kept.layers);
-        let pairs = kept.shares.chunks_exact(planes).zip(d_logits.chunks_exact_mut(planes));
-        for (((listening, mixing), (listened, mixed)), (shares, d_logits)) in layers.zip(pairs).rev() {
-            mixing.backward(pass, mixed, &mut d_states, gradient);
-            listening.backward(pass, listened, shares, &mut d_states, d_logits, gradient);
+        let d_out = join_outputs(batch, d_logits);
+        let mut d_normed = Buffer::new(cache.normed.out.len());
+        let d_x = Some((Write::Set, &mut *d_normed));
+        self.out.backward(parameters, &cache.normed.out, &d_out, gradient, d_x);
+        let mut d_states = Buffer::new(d_normed.len());
+        cache.normed.backward(&self.norm, parameters, &d_normed, gradient, &mut d_states);
+        let mut d_edge_logits = Buffer::new(cache.attention_weights.len());
+        let plane = self.heads * batch.pairs;
+        let layers = self.layers.iter().zip(&cache.layers);
+        let planes = cache.attention_weights.chunks_exact(plane).zip(d_edge_logits.chunks_exact_mut(plane));
+        for (((attention, mixing), (attention_cache, mixing_cache)), (weights, d_logits)) in
+            layers.zip(planes).rev()
+        {
+            mixing.backward(context, mixing_cache, &mut d_states, gradient);
+            attention.backward(context, attention_cache, weights, &mut d_states, d_logits, gradient);
         }
-        self.beginning.backward(pass, prepared, &kept.begun, &d_states, gradient);
+        self.input_layer.backward(context, input, &cache.input_layer, &d_states, gradient);
         let (edges, mut d_edges) = (self.edges.of(parameters), self.edges.of_mut(gradient));
-        let features = &prepared.pair_features;
-        edge_network::backward(isa, batch.pairs, &edges, features, &d_logits, &mut d_edges);
+        edge_network::backward(batch.pairs, &edges, &input.pair_features, &d_edge_logits, &mut d_edges);
     }
 }
 
-impl<T: Real> Outputs<T> {
-    /// Evidence for "none" is a mean over the item's states.
-    fn split(batch: &Batch, out: &[T]) -> Self {
-        let column = |place: usize| out.chunks_exact(OUTPUTS).map(|row| row[place]).collect::<Vec<T>>();
-        let each = column(2);
-        let mut none = Vec::with_capacity(batch.items);
-        for place in &batch.places {
-            let share = T::of(1.0 / place.classes as f64);
-            let items = each[place.states()].chunks_exact(place.classes);
-            none.extend(items.map(|states| states.iter().copied().sum::<T>() * share));
-        }
-        Outputs { classes: column(0), multipliers: column(1), none }
+/// Splits the output of all states (`[states, OUTPUTS]`). The logit of "none" is the mean over the item's states.
+fn split_outputs<T: Real>(batch: &EpisodeBatch, out: &[T]) -> Logits<Vec<T>> {
+    let column = |index: usize| out.chunks_exact(OUTPUTS).map(|row| row[index]).collect::<Vec<T>>();
+    let votes = column(2);
+    let mut outlier = Vec::with_capacity(batch.items);
+    for span in &batch.spans {
+        let inverse_count = T::from_f64(1.0 / span.classes as f64);
+        let items = votes[span.states()].chunks_exact(span.classes);
+        outlier.extend(items.map(|states| states.iter().copied().sum::<T>() * inverse_count));
     }
-
-    fn join(&self, batch: &Batch) -> Vec<T> {
-        let mut out = Vec::with_capacity(self.classes.len() * OUTPUTS);
-        for place in &batch.places {
-            let share = T::of(1.0 / place.classes as f64);
-            for (item, state) in place.states().enumerate() {
-                let none = self.none[place.items().start + item / place.classes];
-                out.extend([self.classes[state], self.multipliers[state], none * share]);
-            }
-        }
-        out
-    }
-
-    /// The part of one episode.
-    pub(super) fn of(&self, place: &Place) -> Evidence<&[T]> {
-        Evidence {
-            classes: &self.classes[place.states()],
-            multipliers: &self.multipliers[place.states()],
-            none: &self.none[place.items()],
-        }
-    }
-
-    /// The part of one episode, to be changed.
-    pub(super) fn of_mut(&mut self, place: &Place) -> Evidence<&mut [T]> {
-        Evidence {
-            classes: &mut self.classes[place.states()],
-            multipliers: &mut self.multipliers[place.states()],
-            none: &mut self.none[place.items()],
-        }
-    }
+    Logits { classes: column(0), outlier, multipliers: column(1) }
 }
 
-impl Weights<Range<usize>> {
-    fn of<'a, T>(&self, numbers: &'a [T]) -> Weights<&'a [T]> {
-        Weights {
-            hidden: &numbers[self.hidden.clone()],
-            bias: &numbers[self.bias.clone()],
-            out: &numbers[self.out.clone()],
+/// The backward pass of [`split_outputs`].
+fn join_outputs<T: Real>(batch: &EpisodeBatch, d_logits: &Logits<Vec<T>>) -> Vec<T> {
+    let mut out = Vec::with_capacity(d_logits.classes.len() * OUTPUTS);
+    for span in &batch.spans {
+        let inverse_count = T::from_f64(1.0 / span.classes as f64);
+        for (index, state) in span.states().enumerate() {
+            let outlier = d_logits.outlier[span.items().start + index / span.classes];
+            out.extend([d_logits.classes[state], d_logits.multipliers[state], outlier * inverse_count]);
         }
     }
-
-    fn of_mut<'a, T>(&self, numbers: &'a mut [T]) -> Weights<&'a mut [T]> {
-        let all = &mut numbers[self.hidden.start..self.out.end];
-        let (hidden, rest) = all.split_at_mut(self.hidden.len());
-        let (bias, out) = rest.split_at_mut(self.bias.len());
-        Weights { hidden, bias, out }
-    }
+    out
 }

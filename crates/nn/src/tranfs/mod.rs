@@ -1,91 +1,93 @@
-//! TraNFS: a transformer that looks at a noisy support set and answers with a prototype for each class.
+//! TraNFS: a transformer that reads a support set with label noise and outputs a prototype for each class.
 //!
-//! Shapes: D numbers of an embedding, W of a token. An episode is N class tokens, then its items in order of
-//! class, projected from D to W; whatever class a token stands for, that class's position is added to it. After
-//! the encoder, the class tokens are projected back to D: the prototypes. A linear layer D -> 1 on the items,
-//! projected back too, gives the logit of "mislabelled"; it is worked out as the token times (up-projection
-//! times that layer), so that no item is ever really projected back.
+//! Shapes: D the dimension of an embedding, W the width of a token, C classes. The tokens of an episode are C class
+//! tokens, then its items sorted by class and projected from D to W; to each token the position embedding of its class
+//! is added. After the encoder, the class tokens are projected back to D: the prototypes. A linear layer D -> 1 on the
+//! items, also projected back, gives the logit of "mislabelled"; it is computed as the token times (up-projection times
+//! that layer), so no item is actually projected back.
 //!
-//! The episodes of a call go through all products of matrices together.
+//! All episodes of a call share the matrix products. `token_layout` has the order of the tokens, `projections` what
+//! happens before and after the `encoder`, `inference` and `training` the two uses of the model.
 
 mod encoder;
 mod inference;
-mod tokens;
+mod projections;
+mod token_layout;
 mod training;
 
 use std::ops::Range;
 use std::sync::Mutex;
 
-pub use inference::{Aggregate, Attention, Support, Token};
+pub use inference::{TranfsAttention, TranfsOutput, TranfsToken};
+pub use token_layout::TranfsInput;
 
-use crate::head::{Cloud, Episode, Head};
-use crate::isa::Isa;
-use crate::parameters::{Layout, Role};
+use crate::head::{Episode, FeatureStatistics, Head};
+use crate::parameters::{ParameterLayout, Role};
 use encoder::Encoder;
-use training::Work;
+use projections::Workspace;
 
-/// What the class tokens are.
+/// The kind of class tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClassTokens {
-    /// Drawn once and left alone.
+    /// Random and constant.
     Random,
-    /// Drawn, then trained.
+    /// Trained.
     Learned,
     /// The mean of the class's projected items.
     ClassMean,
 }
 
-/// What is added to the tokens of a class.
+/// The kind of position embeddings, one per class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Positions {
-    /// Drawn, then trained.
+    /// Trained.
     Learned,
-    /// Drawn once and left alone.
+    /// Random and constant.
     Random,
 }
 
-/// How a prototype is drawn to the mean of its class's clean items.
+/// The distance of a prototype to the mean of its class's correctly labelled items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CleanLoss {
-    /// By the squared distance.
+    /// The squared distance.
     SquaredDistance,
-    /// By minus the cosine.
+    /// Minus the cosine.
     NegativeCosine,
 }
 
-/// Everything a model is made by.
+/// The shape of the model and the weights of its loss.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// Numbers of an embedding.
+    /// D: dimension of embeddings.
     pub dim: usize,
     /// The most classes of an episode.
     pub classes: usize,
-    /// Numbers of a token.
+    /// W: width of tokens.
     pub width: usize,
-    /// Heads of the attention; their number divides the width.
+    /// Attention heads; divides the width.
     pub heads: usize,
-    /// Width of the feed-forward part.
+    /// Hidden units of the feed-forward network.
     pub feed_forward: usize,
     /// Layers of the encoder.
     pub layers: usize,
-    /// Share of numbers dropped in training.
+    /// Dropout rate in training.
     pub dropout: f64,
-    /// What the class tokens are.
+    /// The kind of class tokens.
     pub class_tokens: ClassTokens,
-    /// What is added to the tokens of a class.
+    /// The kind of position embeddings.
     pub positions: Positions,
-    /// Whether the way back to D is the transpose of the way in, or has weights of its own that start so.
+    /// Whether the up-projection is the transpose of the down-projection; otherwise it only starts so.
     pub tied: bool,
-    /// The form of the clean loss.
+    /// The distance of the clean loss.
     pub clean_loss: CleanLoss,
-    /// Its weight (lambda_c).
+    /// The weight of the clean loss (lambda_c).
     pub clean_weight: f64,
     /// The weight of the cross-entropy of "mislabelled" (lambda_b).
     pub mislabelled_weight: f64,
 }
 
 impl Config {
-    /// The defaults for embeddings of `dim` numbers.
+    /// The default configuration for embeddings of `dim` numbers.
     pub fn new(dim: usize) -> Self {
         Config {
             dim,
@@ -104,7 +106,10 @@ impl Config {
         }
     }
 
-    /// What is wrong with it, if anything.
+    /// Checks all values.
+    ///
+    /// # Errors
+    /// Names the first value that is not allowed, and what is.
     pub fn check(&self) -> Result<(), String> {
         let sizes = [
             ("dim", self.dim),
@@ -115,7 +120,7 @@ impl Config {
             ("layers", self.layers),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(format!("{name} is 0; at least 1 is needed"));
+            return Err(format!("{name} is 0; allowed: 1 and more"));
         }
         if !self.width.is_multiple_of(self.heads) {
             return Err(format!("{} heads do not divide a width of {}", self.heads, self.width));
@@ -131,70 +136,89 @@ impl Config {
     }
 }
 
-/// A model without its parameters: what they are, and what to do with them.
+/// The model without its parameters: their layout, and the computations with them.
+///
+/// ```
+/// use trueshot_nn::head::Head;
+/// use trueshot_nn::tranfs::{Config, Tranfs, TranfsInput};
+///
+/// let model = Tranfs::new(Config::new(2))?;
+/// let mut state = 1u64;
+/// let parameters = model.initial(&mut || {
+///     state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+///     (state >> 11) as f64 / (1u64 << 53) as f64
+/// });
+/// // Four items with labels 0, 0, 1, 1.
+/// let items: [&[f32]; 4] = [&[1.0, 0.1], &[0.9, 0.0], &[0.1, 1.0], &[0.0, 0.8]];
+/// let input = TranfsInput { classes: 2, items: &items, given: &[0, 0, 1, 1], order: None };
+/// let output = &model.prototypes(&parameters, &[input])[0];
+/// assert_eq!(output.prototypes.len(), 2 * 2);
+/// assert_eq!(output.mislabelled.len(), 4);
+/// # Ok::<(), String>(())
+/// ```
 #[derive(Debug)]
 pub struct Tranfs {
     config: Config,
-    layout: Layout,
-    places: Places,
+    layout: ParameterLayout,
+    ranges: ParameterRanges,
     encoder: Encoder,
-    /// Room for intermediate results, lent to one call at a time: fresh memory would cost more than using it.
-    idle: Mutex<Vec<Work<f32>>>,
+    /// Workspaces that no call is using. A call takes one and puts it back, because allocating a new one would take
+    /// longer than the call.
+    idle: Mutex<Vec<Workspace<f32>>>,
 }
 
-/// Where the parameters outside the encoder lie.
+/// The ranges of the parameters outside the encoder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Places {
-    /// D x W
+struct ParameterRanges {
+    /// `[D, W]`
     down: Range<usize>,
-    /// D x W, too; the same as `down` if tied.
+    /// `[D, W]`; the same as `down` if tied.
     up: Range<usize>,
-    /// C x W
+    /// `[classes, W]`
     positions: Range<usize>,
-    /// C x W; none if they are class means.
+    /// `[classes, W]`; `None` if the class tokens are class means.
     class_tokens: Option<Range<usize>>,
-    /// D
+    /// `[D]`
     mislabelled: Range<usize>,
-    /// 1
     mislabelled_bias: usize,
 }
 
 impl Tranfs {
-    /// Lays out a model.
+    /// A model of this configuration.
     ///
     /// # Errors
-    /// If the configuration makes no sense; says why.
+    /// If the configuration is invalid, see [`Config::check`].
     pub fn new(config: Config) -> Result<Self, String> {
         config.check()?;
-        let mut layout = Layout::default();
+        let mut layout = ParameterLayout::default();
         let (dim, width, table) = (config.dim, config.width, [config.classes, config.width]);
         let down = layout.add("down.weight", &[dim, width], Role::Trained);
         let up =
             if config.tied { down.clone() } else { layout.add("up.weight", &[dim, width], Role::Trained) };
-        let drawn = |learned| if learned { Role::Trained } else { Role::Constant };
-        let positions = layout.add("positions", &table, drawn(config.positions == Positions::Learned));
+        let role = |learned| if learned { Role::Trained } else { Role::Constant };
+        let positions = layout.add("positions", &table, role(config.positions == Positions::Learned));
         let class_tokens = match config.class_tokens {
             ClassTokens::ClassMean => None,
-            kind => Some(layout.add("class_tokens", &table, drawn(kind == ClassTokens::Learned))),
+            kind => Some(layout.add("class_tokens", &table, role(kind == ClassTokens::Learned))),
         };
         let encoder = Encoder::add(&mut layout, &config);
         let mislabelled = layout.add("mislabelled.weight", &[dim], Role::Trained);
         let mislabelled_bias = layout.add("mislabelled.bias", &[1], Role::Trained).start;
-        let places = Places { down, up, positions, class_tokens, mislabelled, mislabelled_bias };
-        Ok(Tranfs { config, layout, places, encoder, idle: Mutex::default() })
+        let ranges = ParameterRanges { down, up, positions, class_tokens, mislabelled, mislabelled_bias };
+        Ok(Tranfs { config, layout, ranges, encoder, idle: Mutex::default() })
     }
 
-    /// What it was made by.
+    /// The configuration of the model.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Lends out room to work in.
-    fn with_work<R>(&self, job: impl FnOnce(&mut Work<f32>) -> R) -> R {
-        let lent = self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
-        let mut work = lent.unwrap_or_default();
-        let result = job(&mut work);
-        self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(work);
+    /// Runs `job` with an idle workspace.
+    fn with_workspace<R>(&self, job: impl FnOnce(&mut Workspace<f32>) -> R) -> R {
+        let idle = self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+        let mut workspace = idle.unwrap_or_default();
+        let result = job(&mut workspace);
+        self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(workspace);
         result
     }
 }
@@ -204,7 +228,7 @@ impl Clone for Tranfs {
         Tranfs {
             config: self.config.clone(),
             layout: self.layout.clone(),
-            places: self.places.clone(),
+            ranges: self.ranges.clone(),
             encoder: self.encoder.clone(),
             idle: Mutex::default(),
         }
@@ -212,59 +236,61 @@ impl Clone for Tranfs {
 }
 
 impl Head for Tranfs {
-    fn layout(&self) -> &Layout {
+    fn layout(&self) -> &ParameterLayout {
         &self.layout
     }
 
     fn initial(&self, random: &mut dyn FnMut() -> f64) -> Vec<f32> {
-        use crate::initial::{fill_normal, fill_uniform, orthogonal};
+        use crate::initialisation::{fill_normal, fill_orthogonal, fill_uniform};
         let mut parameters = vec![0.0; self.layout.len()];
         let Config { dim, width, .. } = self.config;
-        orthogonal(&mut parameters[self.places.down.clone()], dim, width, random);
-        parameters.copy_within(self.places.down.clone(), self.places.up.start);
-        fill_normal(&mut parameters[self.places.positions.clone()], random);
-        if let Some(class_tokens) = &self.places.class_tokens {
+        fill_orthogonal(&mut parameters[self.ranges.down.clone()], dim, width, random);
+        parameters.copy_within(self.ranges.down.clone(), self.ranges.up.start);
+        fill_normal(&mut parameters[self.ranges.positions.clone()], random);
+        if let Some(class_tokens) = &self.ranges.class_tokens {
             fill_normal(&mut parameters[class_tokens.clone()], random);
         }
         self.encoder.initialise(&mut parameters, random);
         let bound = 1.0 / (dim as f64).sqrt();
-        fill_uniform(&mut parameters[self.places.mislabelled.clone()], bound, random);
-        let bias = self.places.mislabelled_bias;
+        fill_uniform(&mut parameters[self.ranges.mislabelled.clone()], bound, random);
+        let bias = self.ranges.mislabelled_bias;
         fill_uniform(&mut parameters[bias..=bias], bound, random);
         parameters
     }
 
-    /// Positions and class tokens are as long as the square root of the width. Features must be no shorter where they meet them,
-    /// or nothing is left of them after a few layers; and prototypes as long as the features differ, since a scale that has to
-    /// shrink first takes the classes' differences with it.
-    fn suit(&self, parameters: &mut [f32], cloud: &dyn Fn() -> Cloud) {
+    /// Scales the projections and the encoder's output to the spread of the features. Positions and class tokens have a
+    /// length of about sqrt(W). Projected features must not be shorter, or they vanish within a few layers; and
+    /// prototypes must be as long as the features differ, since a scale that first has to shrink would shrink the
+    /// differences between classes with it.
+    fn fit_normalisation(&self, parameters: &mut [f32], statistics: &dyn Fn() -> FeatureStatistics) {
         let Config { dim, width, tied, .. } = self.config;
-        let spread = cloud().spread;
+        let spread = statistics().spread;
         if !(spread.is_finite() && spread > 0.0) {
             return;
         }
         let gain = (dim as f64).sqrt() / spread;
         let scale = spread / (gain * (width as f64).sqrt());
-        let projections = [Some(&self.places.down), (!tied).then_some(&self.places.up)];
+        let projections = [Some(&self.ranges.down), (!tied).then_some(&self.ranges.up)];
         for projection in projections.into_iter().flatten() {
             parameters[projection.clone()].iter_mut().for_each(|weight| *weight *= gain as f32);
         }
         parameters[self.encoder.last_scale()].fill(scale as f32);
     }
 
-    fn terms(&self) -> &'static [&'static str] {
+    fn loss_terms(&self) -> &'static [&'static str] {
         &["queries", "clean", "mislabelled"]
     }
 
     fn losses(
         &self,
-        isa: Isa,
         parameters: &[f32],
         episodes: &[Episode<'_>],
         seed: u64,
         gradient: &mut [f32],
     ) -> Vec<f64> {
-        self.with_work(|work| self.losses_with(isa, parameters, episodes, seed, gradient, work)).to_vec()
+        self.with_workspace(|workspace| {
+            self.losses_and_gradient(parameters, episodes, seed, gradient, workspace).to_vec()
+        })
     }
 }
 

@@ -1,7 +1,10 @@
-use super::*;
-use crate::differences::{Numbers, check};
+//! Tests of the whole model: gradients, precision, permutations, and agreement with PyTorch.
 
-/// Episodes that own their rows, in either precision.
+use super::*;
+use crate::gradient_check::{TestRng, check_gradient};
+use crate::isa::Isa;
+
+/// An episode that owns its rows.
 struct Owned<T> {
     classes: usize,
     support: Vec<Vec<T>>,
@@ -11,32 +14,26 @@ struct Owned<T> {
     query_classes: Vec<u32>,
 }
 
-/// Class sizes of the first episode, of the second, ..; items come shuffled.
+/// Episodes with these class sizes, items shuffled.
 fn episodes(dim: usize, sizes: &[&[usize]], seed: u64) -> Vec<Owned<f64>> {
-    let mut numbers = Numbers::new(seed);
+    let mut rng = TestRng::new(seed);
     let one = |sizes: &&[usize]| {
         let classes = sizes.len();
         let mut given: Vec<u32> =
             sizes.iter().enumerate().flat_map(|(c, &n)| std::iter::repeat_n(c as u32, n)).collect();
         for i in (1..given.len()).rev() {
-            given.swap(i, numbers.below(i + 1));
+            given.swap(i, rng.below(i + 1));
         }
-        let wrong = |numbers: &mut Numbers| match numbers.below(4) {
+        let mut true_class = |given: u32| match rng.below(4) {
             0 => None,
-            1 => Some(numbers.below(classes) as u32),
-            _ => Some(u32::MAX),
+            1 => Some(rng.below(classes) as u32),
+            _ => Some(given),
         };
-        let truth = given
-            .iter()
-            .map(|&given| match wrong(&mut numbers) {
-                Some(u32::MAX) => Some(given),
-                other => other,
-            })
-            .collect();
-        let rows = |count: usize, numbers: &mut Numbers| (0..count).map(|_| numbers.doubles(dim)).collect();
-        let support = rows(given.len(), &mut numbers);
-        let queries = rows(2 * classes + 1, &mut numbers);
-        let query_classes = (0..2 * classes + 1).map(|_| numbers.below(classes) as u32).collect();
+        let truth = given.iter().map(|&given| true_class(given)).collect();
+        let rows = |count: usize, rng: &mut TestRng| (0..count).map(|_| rng.f64s(dim)).collect();
+        let support = rows(given.len(), &mut rng);
+        let queries = rows(2 * classes + 1, &mut rng);
+        let query_classes = (0..2 * classes + 1).map(|_| rng.below(classes) as u32).collect();
         Owned { classes, support, given, truth, queries, query_classes }
     };
     sizes.iter().map(one).collect()
@@ -83,39 +80,40 @@ fn small() -> Config {
 
 fn model(config: &Config) -> (Tranfs, Vec<f32>) {
     let model = Tranfs::new(config.clone()).unwrap();
-    let mut numbers = Numbers::new(12);
-    let parameters = model.initial(&mut || numbers.uniform());
+    let mut rng = TestRng::new(12);
+    let parameters = model.initial(&mut || rng.uniform());
     (model, parameters)
 }
 
-/// Where its items go, a class's prototype goes, from the first step on: a model that has to find that out first may not.
+/// If the items of a class move, its prototype moves with them from the first step on: a model that has to learn that
+/// first may not succeed.
 #[test]
-fn the_prototypes_of_a_fresh_model_follow_their_items() {
+fn the_prototypes_of_an_untrained_model_move_with_their_items() {
     let (dim, classes, shots) = (64, 5, 5);
     let (model, mut parameters) = model(&Config { dropout: 0.0, ..Config::new(dim) });
-    let mut numbers = Numbers::new(7);
-    let mut row = || -> Vec<f32> { (0..dim).map(|_| numbers.uniform() as f32 - 0.5).collect() };
+    let mut rng = TestRng::new(7);
+    let mut row = || -> Vec<f32> { (0..dim).map(|_| rng.uniform() as f32 - 0.5).collect() };
     let spread = (dim as f64 / 12.0).sqrt();
-    model.suit(&mut parameters, &|| Cloud { mean: vec![0.0; dim], spread });
+    model.fit_normalisation(&mut parameters, &|| FeatureStatistics { mean: vec![0.0; dim], spread });
     let given: Vec<u32> = (0..classes * shots).map(|item| (item / shots) as u32).collect();
     let items: Vec<Vec<f32>> = given.iter().map(|_| row()).collect();
-    let way = row();
+    let direction = row();
     let prototypes = |moved: Option<u32>| {
-        let step = |item: &[f32]| item.iter().zip(&way).map(|(value, way)| value + way).collect();
+        let step = |item: &[f32]| item.iter().zip(&direction).map(|(value, step)| value + step).collect();
         let items: Vec<Vec<f32>> = items
             .iter()
             .zip(&given)
             .map(|(item, &class)| if moved == Some(class) { step(item) } else { item.clone() })
             .collect();
         let items: Vec<&[f32]> = items.iter().map(Vec::as_slice).collect();
-        let support = Support { classes, items: &items, given: &given, order: None };
-        model.prototypes(Isa::current(), &parameters, &[support]).remove(0).prototypes
+        let input = TranfsInput { classes, items: &items, given: &given, order: None };
+        model.prototypes(&parameters, &[input]).remove(0).prototypes
     };
     let before = prototypes(None);
     for class in 0..classes {
         let after = prototypes(Some(class as u32));
         let along = |class: usize| -> f32 {
-            (0..dim).map(|d| (after[class * dim + d] - before[class * dim + d]) * way[d]).sum()
+            (0..dim).map(|d| (after[class * dim + d] - before[class * dim + d]) * direction[d]).sum()
         };
         let others = (0..classes).filter(|&other| other != class).map(along).fold(f32::MIN, f32::max);
         assert!(along(class) > 1.2 * others.max(0.0), "{class}: {} and {others}", along(class));
@@ -126,17 +124,16 @@ const SIZES: &[&[usize]] = &[&[3, 1, 2], &[2, 0, 4, 1], &[1]];
 
 fn check_whole_model(name: &str, config: Config) {
     let (model, parameters) = model(&config);
-    let mut numbers = Numbers::new(4);
-    // Away from the start, where biases are zero and scales one.
-    let at: Vec<f64> = parameters.iter().map(|&p| f64::from(p) + 0.2 * (numbers.uniform() - 0.5)).collect();
+    let mut rng = TestRng::new(4);
+    // Not at the initial values, where biases are zero and scales one.
+    let at: Vec<f64> = parameters.iter().map(|&p| f64::from(p) + 0.2 * (rng.uniform() - 0.5)).collect();
     let owned = episodes(config.dim, SIZES, 5);
-    let isa = Isa::current();
     borrowed(&owned, |episodes| {
         let mut gradient = vec![0.0; at.len()];
-        model.losses_with(isa, &at, episodes, 77, &mut gradient, &mut Work::default());
+        model.losses_and_gradient(&at, episodes, 77, &mut gradient, &mut Workspace::default());
         for tensor in model.layout.tensors() {
             let range = tensor.range.clone();
-            check(
+            check_gradient(
                 &format!("{name}: {}", tensor.name),
                 &at[range.clone()],
                 &gradient[range.clone()],
@@ -144,8 +141,13 @@ fn check_whole_model(name: &str, config: Config) {
                     let mut parameters = at.clone();
                     parameters[range.clone()].copy_from_slice(moved);
                     let mut ignored = vec![0.0; at.len()];
-                    let terms =
-                        model.losses_with(isa, &parameters, episodes, 77, &mut ignored, &mut Work::default());
+                    let terms = model.losses_and_gradient(
+                        &parameters,
+                        episodes,
+                        77,
+                        &mut ignored,
+                        &mut Workspace::default(),
+                    );
                     terms.iter().sum()
                 },
             );
@@ -154,14 +156,14 @@ fn check_whole_model(name: &str, config: Config) {
 }
 
 #[test]
-fn the_gradient_of_every_parameter_is_that_of_central_differences() {
+fn the_gradient_of_every_parameter_agrees_with_central_differences() {
     check_whole_model("tied", small());
     check_whole_model("untied", Config { tied: false, ..small() });
     check_whole_model("dropout", Config { dropout: 0.3, layers: 1, ..small() });
 }
 
 #[test]
-fn so_it_is_with_every_kind_of_table_and_loss() {
+fn the_gradients_with_every_kind_of_table_and_loss_agree_with_central_differences() {
     let learned = Config { class_tokens: ClassTokens::Learned, ..small() };
     check_whole_model("learned class tokens", learned.clone());
     check_whole_model("random positions", Config { positions: Positions::Random, ..learned });
@@ -182,27 +184,27 @@ fn single_precision_agrees_with_double_on_every_instruction_set() {
         let wide: Vec<f64> = parameters.iter().map(|&p| f64::from(p)).collect();
         let owned = episodes(config.dim, &[&[5; 5], &[5, 9, 2, 1, 0, 3, 4], &[10, 10]], 3);
         let mut expected_gradient = vec![0.0; wide.len()];
-        let isa = Isa::current();
         let expected = borrowed(&owned, |episodes| {
-            model.losses_with(isa, &wide, episodes, 5, &mut expected_gradient, &mut Work::default())
+            model.losses_and_gradient(&wide, episodes, 5, &mut expected_gradient, &mut Workspace::default())
         });
         let size = expected_gradient.iter().fold(0.0f64, |largest, g| largest.max(g.abs()));
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_usable()) {
+        for isa in Isa::usable() {
             let mut gradient = vec![0.0; wide.len()];
-            let terms = borrowed(&narrowed(&owned), |e| model.losses(isa, &parameters, e, 5, &mut gradient));
+            let terms =
+                borrowed(&narrowed(&owned), |e| isa.scope(|| model.losses(&parameters, e, 5, &mut gradient)));
             for (term, expected) in terms.iter().zip(expected) {
                 assert!((term - expected).abs() < 1e-4 * (1.0 + expected), "{isa:?}: {term} and {expected}");
             }
-            for (place, (g, expected)) in gradient.iter().zip(&expected_gradient).enumerate() {
-                let off = (f64::from(*g) - expected).abs();
-                assert!(off < 1e-4 * size, "{isa:?} at {place}: {g} and {expected}");
+            for (index, (g, expected)) in gradient.iter().zip(&expected_gradient).enumerate() {
+                let error = (f64::from(*g) - expected).abs();
+                assert!(error < 1e-4 * size, "{isa:?} at {index}: {g} and {expected}");
             }
         }
     }
 }
 
-/// A PyTorch model of `TransformerEncoderLayer`s with the parameters 0.4 sin(1.7 i + 0.5) (one more for the scales of
-/// norms), items sin(0.9 i) and queries cos(0.7 i), gave the figures.
+/// The expected values are those of a PyTorch model of `TransformerEncoderLayer`s with the parameters
+/// 0.4 sin(1.7 i + 0.5) (plus 1 for the scales of norms), items sin(0.9 i) and queries cos(0.7 i).
 #[test]
 fn the_model_computes_what_pytorch_does() {
     let sizes = Config { classes: 3, width: 8, heads: 2, feed_forward: 10, layers: 2, ..Config::new(6) };
@@ -224,27 +226,27 @@ fn the_model_computes_what_pytorch_does() {
     }];
     let mut gradient = vec![0.0; parameters.len()];
     let terms = borrowed(&owned, |episodes| {
-        model.losses_with(Isa::current(), &parameters, episodes, 0, &mut gradient, &mut Work::default())
+        model.losses_and_gradient(&parameters, episodes, 0, &mut gradient, &mut Workspace::default())
     });
     let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found}, {expected}");
     for (term, expected) in terms.into_iter().zip([1.072280355, 11.233081634, 0.591509522]) {
         close(term, expected);
     }
     let parameters: Vec<f32> = parameters.iter().map(|&p| p as f32).collect();
-    let answer = &answers(&model, &parameters, &narrowed(&owned), None)[0];
+    let output = &outputs(&model, &parameters, &narrowed(&owned), None)[0];
     let prototype = [-0.108746647, -1.528037196, -1.45505882, 0.038918381, 1.494888202, 1.490962141];
-    for (&found, expected) in answer.prototypes[6..12].iter().zip(prototype) {
+    for (&found, expected) in output.prototypes[6..12].iter().zip(prototype) {
         close(f64::from(found) / 10.0, expected / 10.0);
     }
     for (&found, expected) in
-        answer.mislabelled.iter().zip([0.877991397, 0.811267372, 0.637651215, 0.534593815, 0.395051224])
+        output.mislabelled.iter().zip([0.877991397, 0.811267372, 0.637651215, 0.534593815, 0.395051224])
     {
         close(f64::from(found), expected);
     }
 }
 
 #[test]
-fn the_same_call_gives_the_same_bits_whatever_was_worked_on_before() {
+fn the_same_call_gives_the_same_bits_after_any_other_call() {
     let config = Config { classes: 7, ..Config::new(40) };
     let (model, parameters) = model(&config);
     let (one, other) = (
@@ -253,7 +255,7 @@ fn the_same_call_gives_the_same_bits_whatever_was_worked_on_before() {
     );
     let run = |owned: &[Owned<f32>]| {
         let mut gradient = vec![0.0; parameters.len()];
-        let terms = borrowed(owned, |e| model.losses(Isa::current(), &parameters, e, 8, &mut gradient));
+        let terms = borrowed(owned, |e| model.losses(&parameters, e, 8, &mut gradient));
         (terms, gradient)
     };
     let first = run(&one);
@@ -262,112 +264,110 @@ fn the_same_call_gives_the_same_bits_whatever_was_worked_on_before() {
     assert_eq!(model.clone().layout(), model.layout());
 }
 
-/// Supports of some episodes, with an order for each or none.
-fn answers(
+/// The outputs for the support sets of episodes, with an order for each or `None`.
+fn outputs(
     model: &Tranfs,
     parameters: &[f32],
     owned: &[Owned<f32>],
     orders: Option<&[Vec<u32>]>,
-) -> Vec<Aggregate> {
+) -> Vec<TranfsOutput> {
     borrowed(owned, |episodes| {
-        let supports: Vec<Support<'_>> = episodes
+        let inputs: Vec<TranfsInput<'_>> = episodes
             .iter()
             .enumerate()
-            .map(|(i, e)| Support {
+            .map(|(i, e)| TranfsInput {
                 classes: e.classes,
                 items: e.support,
                 given: e.given,
                 order: orders.map(|orders| orders[i].as_slice()),
             })
             .collect();
-        model.prototypes(Isa::current(), parameters, &supports)
+        model.prototypes(parameters, &inputs)
     })
 }
 
 #[test]
-fn a_support_set_gets_the_same_answer_alone_and_among_others() {
+fn a_support_set_has_the_same_output_alone_and_among_others() {
     let (model, parameters) = model(&Config { classes: 5, ..Config::new(50) });
     let sizes: Vec<&[usize]> = (0..20).map(|i| [&[5usize, 5, 5][..], &[1, 4, 2, 0, 3]][i % 2]).collect();
     let owned = narrowed(&episodes(50, &sizes, 6));
-    let all = answers(&model, &parameters, &owned, None);
-    for (i, answer) in all.iter().enumerate() {
-        assert_eq!(answers(&model, &parameters, &owned[i..=i], None)[0], *answer);
-        assert!(answer.mislabelled.iter().all(|p| (0.0..=1.0).contains(p)));
-        assert_eq!(answer.prototypes.len(), owned[i].classes * 50);
+    let all = outputs(&model, &parameters, &owned, None);
+    for (i, output) in all.iter().enumerate() {
+        assert_eq!(outputs(&model, &parameters, &owned[i..=i], None)[0], *output);
+        assert!(output.mislabelled.iter().all(|p| (0.0..=1.0).contains(p)));
+        assert_eq!(output.prototypes.len(), owned[i].classes * 50);
     }
 }
 
 #[test]
-fn the_order_of_items_does_not_matter_and_that_of_classes_only_by_the_tables() {
+fn the_order_of_items_does_not_matter_and_that_of_classes_only_through_the_tables() {
     let (model, parameters) = model(&Config { classes: 6, ..Config::new(30) });
     let owned = narrowed(&episodes(30, &[&[4, 3, 5]], 6));
-    let answer = &answers(&model, &parameters, &owned, None)[0];
+    let output = &outputs(&model, &parameters, &owned, None)[0];
     let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4);
 
     let mut reversed = narrowed(&episodes(30, &[&[4, 3, 5]], 6));
     reversed[0].support.reverse();
     reversed[0].given.reverse();
-    let mut backwards = answers(&model, &parameters, &reversed, None).remove(0);
-    backwards.mislabelled.reverse();
-    assert!(close(&backwards.prototypes, &answer.prototypes));
-    assert!(close(&backwards.mislabelled, &answer.mislabelled));
+    let mut of_reversed = outputs(&model, &parameters, &reversed, None).remove(0);
+    of_reversed.mislabelled.reverse();
+    assert!(close(&of_reversed.prototypes, &output.prototypes));
+    assert!(close(&of_reversed.mislabelled, &output.mislabelled));
 
     // Classes renamed 0 -> 1 -> 2 -> 0, each with the row of the tables it had.
     let mut renamed = narrowed(&episodes(30, &[&[4, 3, 5]], 6));
     renamed[0].given.iter_mut().for_each(|class| *class = (*class + 1) % 3);
-    let found = &answers(&model, &parameters, &renamed, Some(&[vec![2, 0, 1]]))[0];
-    assert!(close(&found.mislabelled, &answer.mislabelled));
-    assert!(close(&found.prototypes[30..], &answer.prototypes[..60]));
-    let other = &answers(&model, &parameters, &renamed, Some(&[vec![5, 0, 1]]))[0];
-    assert!(!close(&other.prototypes, &found.prototypes), "another row, another answer");
+    let found = &outputs(&model, &parameters, &renamed, Some(&[vec![2, 0, 1]]))[0];
+    assert!(close(&found.mislabelled, &output.mislabelled));
+    assert!(close(&found.prototypes[30..], &output.prototypes[..60]));
+    let other = &outputs(&model, &parameters, &renamed, Some(&[vec![5, 0, 1]]))[0];
+    assert!(!close(&other.prototypes, &found.prototypes), "another row of the tables changes the output");
 }
 
 #[test]
-fn attention_is_shares_of_every_layer_and_head() {
+fn attention_maps_have_rows_that_sum_to_1_for_every_layer_and_head() {
     let (model, parameters) = model(&small());
     let owned = narrowed(&episodes(11, &[&[4, 1, 5]], 6));
-    let map = borrowed(&owned, |e| {
-        let support = Support { classes: 3, items: e[0].support, given: e[0].given, order: None };
-        model.attention(Isa::current(), &parameters, support)
+    let maps = borrowed(&owned, |e| {
+        let input = TranfsInput { classes: 3, items: e[0].support, given: e[0].given, order: None };
+        model.attention(&parameters, input)
     });
-    assert_eq!((map.tokens.len(), map.shares.len()), (13, 2 * 2 * 13 * 13));
-    assert_eq!(map.tokens[..3], [Token::Class(0), Token::Class(1), Token::Class(2)]);
-    let classes: Vec<u32> = map.tokens[3..]
+    assert_eq!((maps.tokens.len(), maps.weights.len()), (13, 2 * 2 * 13 * 13));
+    assert_eq!(maps.tokens[..3], [TranfsToken::Class(0), TranfsToken::Class(1), TranfsToken::Class(2)]);
+    let classes: Vec<u32> = maps.tokens[3..]
         .iter()
         .map(|token| match token {
-            Token::Item(item) => owned[0].given[*item],
-            Token::Class(_) => panic!("items follow the classes"),
+            TranfsToken::Item(item) => owned[0].given[*item],
+            TranfsToken::Class(_) => panic!("items follow the classes"),
         })
         .collect();
     assert!(classes.is_sorted());
-    for row in map.shares.chunks_exact(13) {
+    for row in maps.weights.chunks_exact(13) {
         assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-5);
     }
-    assert_eq!(map.head(1, 1).len(), 169);
+    assert_eq!(maps.head(1, 1).len(), 169);
 }
 
 #[test]
 fn a_few_steps_of_training_lower_every_term() {
-    use crate::adamw::{AdamW, Settings};
+    use crate::adamw::{AdamW, AdamWConfig};
     let config = Config { dropout: 0.0, ..Config::new(24) };
     let (model, mut parameters) = model(&config);
     let owned = narrowed(&episodes(24, &[&[5; 5], &[5; 5]], 2));
-    let mut optimiser = AdamW::new(model.layout(), Settings::default());
+    let mut optimiser = AdamW::new(model.layout(), AdamWConfig::default());
     let mut gradients = vec![vec![0.0; parameters.len()]];
     let mut history = Vec::new();
     for step in 0..60 {
-        history.push(borrowed(&owned, |e| {
-            model.losses(Isa::current(), &parameters, e, step, &mut gradients[0])
-        }));
-        optimiser.step(Isa::current(), 2e-3, 0.5, &mut parameters, &mut gradients);
+        history.push(borrowed(&owned, |e| model.losses(&parameters, e, step, &mut gradients[0])));
+        optimiser.step(2e-3, 0.5, &mut parameters, &mut gradients);
     }
-    for (term, name) in model.terms().iter().enumerate() {
+    for (term, name) in model.loss_terms().iter().enumerate() {
         assert!(history[59][term] < 0.9 * history[0][term], "{name}: {:?} {:?}", history[0], history[59]);
     }
 }
 
 #[test]
-fn constant_tables_get_no_say_in_training_and_a_senseless_configuration_is_refused() {
+fn constant_tables_are_not_trained_and_an_invalid_configuration_is_refused() {
     let (model, _) = model(&small());
     let constant: Vec<&str> = model
         .layout
@@ -377,24 +377,24 @@ fn constant_tables_get_no_say_in_training_and_a_senseless_configuration_is_refus
         .map(|tensor| tensor.name.as_str())
         .collect();
     assert_eq!(constant, ["class_tokens"]);
-    let refusal = Tranfs::new(Config { heads: 3, ..small() }).unwrap_err();
-    assert_eq!(refusal, "3 heads do not divide a width of 8");
+    let error = Tranfs::new(Config { heads: 3, ..small() }).unwrap_err();
+    assert_eq!(error, "3 heads do not divide a width of 8");
     assert!(Tranfs::new(Config { layers: 0, ..small() }).is_err());
     assert!(Tranfs::new(Config { dropout: 1.0, ..small() }).is_err());
 }
 
-/// 64 episodes of 5 ways, 5 shots and 15 queries, with 1600 numbers a row.
-fn usual_episodes() -> Vec<Owned<f32>> {
+/// 64 episodes of 5 classes with 5 shots and 15 queries each, and embeddings of 1600 numbers.
+fn benchmark_episodes() -> Vec<Owned<f32>> {
     let mut owned = narrowed(&episodes(1600, &[&[5; 5][..]; 64], 2));
-    let mut numbers = Numbers::new(3);
+    let mut rng = TestRng::new(3);
     for owned in &mut owned {
-        owned.queries = (0..75).map(|_| numbers.singles(1600)).collect();
+        owned.queries = (0..75).map(|_| rng.f32s(1600)).collect();
         owned.query_classes = (0..75).map(|i| i / 15).collect();
     }
     owned
 }
 
-/// Milliseconds of the fastest of many runs.
+/// The fastest of many runs, in milliseconds.
 fn best(mut job: impl FnMut()) -> f64 {
     let timed = |_| {
         let start = std::time::Instant::now();
@@ -406,18 +406,17 @@ fn best(mut job: impl FnMut()) -> f64 {
 
 /// Prints milliseconds: `cargo test --release -p trueshot-nn speed_of_ -- --ignored --nocapture`.
 #[test]
-#[ignore = "measures, checks nothing"]
+#[ignore = "measures speed, checks nothing"]
 fn speed_of_a_training_step() {
-    use crate::adamw::{AdamW, Settings};
+    use crate::adamw::{AdamW, AdamWConfig};
     const PARTS: usize = 4;
     let (model, mut parameters) = model(&Config::new(1600));
-    let isa = Isa::current();
-    let mut optimiser = AdamW::new(model.layout(), Settings::default());
+    let mut optimiser = AdamW::new(model.layout(), AdamWConfig::default());
     let mut gradients = vec![vec![0.0; parameters.len()]; PARTS];
-    borrowed(&usual_episodes()[..16], |episodes| {
+    borrowed(&benchmark_episodes()[..16], |episodes| {
         let part = |number: usize, parameters: &[f32], gradient: &mut [f32]| {
             let episodes = &episodes[number * 16 / PARTS..(number + 1) * 16 / PARTS];
-            model.losses(isa, parameters, episodes, number as u64, gradient);
+            model.losses(parameters, episodes, number as u64, gradient);
         };
         for threads in [1, 2] {
             let step = best(|| {
@@ -431,11 +430,11 @@ fn speed_of_a_training_step() {
                         });
                     }
                 });
-                let mut pieces = optimiser.pieces(1e-5, 1.0 / 16.0, &mut parameters, &mut gradients, 1 << 14);
+                let mut chunks = optimiser.chunks(1e-5, 1.0 / 16.0, &mut parameters, &mut gradients, 1 << 14);
                 std::thread::scope(|scope| {
-                    while !pieces.is_empty() {
-                        let share = pieces.split_off(pieces.len() - pieces.len().div_ceil(threads));
-                        scope.spawn(move || share.into_iter().for_each(|piece| piece.apply(isa)));
+                    while !chunks.is_empty() {
+                        let share = chunks.split_off(chunks.len() - chunks.len().div_ceil(threads));
+                        scope.spawn(move || share.into_iter().for_each(|chunk| chunk.apply()));
                     }
                 });
             });
@@ -444,22 +443,22 @@ fn speed_of_a_training_step() {
     });
 }
 
-/// Prints milliseconds.
+/// Prints milliseconds, see [`speed_of_a_training_step`].
 #[test]
-#[ignore = "measures, checks nothing"]
+#[ignore = "measures speed, checks nothing"]
 fn speed_of_prototypes() {
     let (model, parameters) = model(&Config::new(1600));
-    borrowed(&usual_episodes(), |episodes| {
-        let supports: Vec<Support<'_>> = episodes
+    borrowed(&benchmark_episodes(), |episodes| {
+        let inputs: Vec<TranfsInput<'_>> = episodes
             .iter()
-            .map(|e| Support { classes: e.classes, items: e.support, given: e.given, order: None })
+            .map(|e| TranfsInput { classes: e.classes, items: e.support, given: e.given, order: None })
             .collect();
         for threads in [1, 2] {
             let forward = best(|| {
                 std::thread::scope(|scope| {
-                    for share in supports.chunks(64 / threads) {
+                    for share in inputs.chunks(64 / threads) {
                         let (model, parameters) = (&model, &parameters);
-                        scope.spawn(move || model.prototypes(Isa::current(), parameters, share));
+                        scope.spawn(move || model.prototypes(parameters, share));
                     }
                 });
             });

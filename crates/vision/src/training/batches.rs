@@ -6,7 +6,6 @@ use std::sync::Arc;
 use trueshot::episode::{EpisodeSpec, Episodes, Sampler};
 use trueshot::noise::Noise;
 use trueshot::rng::{Purpose, Rng, Urn};
-use trueshot_nn::Isa;
 use trueshot_nn::conv4::Shape;
 
 use crate::augment::{Augmentation, Augmenter};
@@ -26,7 +25,6 @@ pub(super) struct Painter {
 /// One thread's working memory for it.
 pub(super) struct Brush {
     augmenter: Augmenter,
-    isa: Isa,
 }
 
 impl Painter {
@@ -40,7 +38,7 @@ impl Painter {
     }
 
     fn brush(&self) -> Brush {
-        Brush { augmenter: Augmenter::default(), isa: Isa::current() }
+        Brush { augmenter: Augmenter::default() }
     }
 
     /// Some pictures, each a row of a data set, changed as they are in that step.
@@ -54,7 +52,7 @@ impl Painter {
                 Some(augmentation) => {
                     let key = dataset.key(row as usize);
                     let change = augmentation.draw(self.seed, key, step, picture.width, picture.height);
-                    brush.augmenter.apply(brush.isa, picture, &change, &self.preprocessing, image);
+                    brush.augmenter.apply(picture, &change, &self.preprocessing, image);
                 }
             }
         }

@@ -16,9 +16,8 @@ use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
 use trueshot::training::heads::configuration::{Fall, Optimiser, allowed};
 use trueshot::training::{Trainee, Validation as Judgement};
-use trueshot_nn::Isa;
-use trueshot_nn::adamw;
-use trueshot_nn::maml::{self, Labelled, Learner, Size};
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::maml::{self, GradientOrder, LabelledImages, MamlLearner, ModelSize};
 
 use super::batches::{Batch, Batches, Painter, Tasks};
 use super::configuration::{self as shared, Data, Pictures, Validation};
@@ -160,7 +159,7 @@ impl Configuration {
         self.validation.judge(&self.episodes.noise)
     }
 
-    fn size(&self) -> Size {
+    fn size(&self) -> ModelSize {
         size(&self.pictures.preprocessing(), self.episodes.ways)
     }
 
@@ -174,7 +173,7 @@ impl Configuration {
 /// MAML in training.
 pub struct MamlTrainee {
     weights: Weights,
-    learners: Mutex<Vec<Learner>>,
+    learners: Mutex<Vec<MamlLearner>>,
     loader: Loader<Tasks>,
     /// What to validate on, and its outliers.
     validation: Option<(Embeddings, Option<Embeddings>)>,
@@ -213,10 +212,10 @@ impl MamlTrainee {
                 model.parameters(&layout)?
             }
         };
-        let settings = adamw::Settings { decay: configuration.optimiser.weight_decay, ..Default::default() };
+        let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
         Ok(MamlTrainee {
-            weights: Weights::new(layout, parameters, per_step, settings, optimiser, steps),
+            weights: Weights::new(layout, parameters, per_step, config, optimiser, steps),
             learners: Mutex::default(),
             loader: loader(Tasks { episodes, per_step }),
             validation,
@@ -238,7 +237,7 @@ impl MamlTrainee {
             .zip(tasks)
             .map(|(gradient, task)| {
                 let taken = learners.lock().expect("nobody panics while holding it").pop();
-                let mut learner = taken.unwrap_or_else(|| Learner::new(Isa::current(), configuration.size()));
+                let mut learner = taken.unwrap_or_else(|| MamlLearner::new(configuration.size()));
                 let loss = task_gradient(&mut learner, configuration, parameters, task, gradient);
                 learners.lock().expect("nobody panics while holding it").push(learner);
                 loss
@@ -249,7 +248,7 @@ impl MamlTrainee {
 }
 
 fn task_gradient(
-    learner: &mut Learner,
+    learner: &mut MamlLearner,
     configuration: &Configuration,
     parameters: &[f32],
     task: &Batch,
@@ -259,13 +258,13 @@ fn task_gradient(
     let (support, queries) = task.images.split_at(task.given.len() * pixels);
     let Adaptation { inner_rate, inner_steps, order, .. } = configuration.adaptation;
     let order = match order {
-        Order::First => maml::Order::First,
-        Order::Second => maml::Order::Second,
+        Order::First => GradientOrder::First,
+        Order::Second => GradientOrder::Second,
     };
     learner.meta_gradient(
         parameters,
-        Labelled { images: support, classes: &task.given },
-        Labelled { images: queries, classes: &task.query_classes },
+        LabelledImages { images: support, classes: &task.given },
+        LabelledImages { images: queries, classes: &task.query_classes },
         maml::Adaptation { rate: inner_rate as f32, steps: inner_steps },
         order,
         gradient,

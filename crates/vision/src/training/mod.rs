@@ -23,10 +23,9 @@ use trueshot::model::{self, Model};
 use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
 use trueshot::training::{Trainee, Validation as Judgement};
-use trueshot_nn::Isa;
-use trueshot_nn::adamw;
-use trueshot_nn::conv4::{self, Shape, Training};
-use trueshot_nn::parameters::Layout;
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::conv4::{self, Shape, TrainingPass};
+use trueshot_nn::parameters::ParameterLayout;
 
 pub use configuration::{Configuration, Data, Episodes, Pictures, Validation};
 pub use datasets::Datasets;
@@ -46,7 +45,7 @@ const THREADS_A_LOADER: usize = 8;
 /// A Conv4 in training.
 pub struct BackboneTrainee {
     weights: Weights,
-    training: Training,
+    training: TrainingPass,
     loader: Loader<Batches>,
     datasets: Datasets,
     configuration: Configuration,
@@ -68,14 +67,14 @@ impl BackboneTrainee {
         }
         let layout = conv4::layout(shape.channels);
         let parameters = start(&configuration.from, configuration.seed, &layout, shape.channels)?;
-        let settings = adamw::Settings { decay: configuration.optimiser.weight_decay, ..Default::default() };
+        let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
         Ok(BackboneTrainee {
-            training: Training::new(Isa::current(), shape, batches.images()),
+            training: TrainingPass::new(shape, batches.images()),
             weights: Weights::new(
                 layout,
                 parameters,
                 1,
-                settings,
+                config,
                 &configuration.optimiser,
                 configuration.steps,
             ),
@@ -101,7 +100,7 @@ impl BackboneTrainee {
         let mut d_features = vec![0.0; features.len()];
         let loss = loss(features, roles, self.configuration.episodes.aggregate, &mut d_features);
         if loss.is_finite() {
-            self.training.backward(parameters, &d_features, &mut gradients[0]);
+            self.training.backward(&d_features, &mut gradients[0]);
             self.training.update_running(parameters);
             self.weights.update(step, 1.0);
         }
@@ -170,7 +169,7 @@ fn shape(preprocessing: &Preprocessing) -> Shape {
 }
 
 /// Fresh parameters, or those of the backbone to start from.
-fn start(from: &std::path::Path, seed: u64, layout: &Layout, channels: usize) -> Result<Vec<f32>> {
+fn start(from: &std::path::Path, seed: u64, layout: &ParameterLayout, channels: usize) -> Result<Vec<f32>> {
     if from.as_os_str().is_empty() {
         let mut rng = Rng::new(seed, Purpose::Parameters, 0);
         return Ok(conv4::initial(channels, &mut || rng.fraction()));

@@ -11,10 +11,9 @@ use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
 use trueshot::training::heads::configuration::{Fall, Optimiser, allowed};
 use trueshot::training::{Trainee, Validation as Judgement};
-use trueshot_nn::Isa;
-use trueshot_nn::adamw;
-use trueshot_nn::conv4::{self, Training};
-use trueshot_nn::initial;
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::conv4::{self, TrainingPass};
+use trueshot_nn::initialisation;
 use trueshot_nn::layers::cosine_margin::{Margin, cosine_margin};
 use trueshot_nn::parameters::Role;
 
@@ -119,7 +118,7 @@ impl Configuration {
 pub struct NegMarginTrainee {
     /// Those of the Conv4, and behind them one direction for every class.
     weights: Weights,
-    training: Training,
+    training: TrainingPass,
     loader: Loader<Shuffled>,
     datasets: Datasets,
     configuration: Configuration,
@@ -143,18 +142,18 @@ impl NegMarginTrainee {
         let mut parameters = start(&configuration.from, seed, &layout, shape.channels)?;
         let place = layout.add("directions", &[classes, shape.features()], Role::Trained);
         let (mut directions, mut rng) = (vec![0.0; place.len()], Rng::new(seed, Purpose::Parameters, 1));
-        let bound = initial::xavier(shape.features(), classes);
-        initial::fill_uniform(&mut directions, bound, &mut || rng.fraction());
+        let bound = initialisation::xavier_bound(shape.features(), classes);
+        initialisation::fill_uniform(&mut directions, bound, &mut || rng.fraction());
         parameters.extend(directions);
-        let pull = configuration.optimiser.weight_decay;
-        let settings = adamw::Settings { decay: 0.0, pull, ..Default::default() };
+        let l2 = configuration.optimiser.weight_decay;
+        let config = AdamWConfig { weight_decay: 0.0, l2, ..Default::default() };
         Ok(NegMarginTrainee {
-            training: Training::new(Isa::current(), shape, batch),
+            training: TrainingPass::new(shape, batch),
             weights: Weights::new(
                 layout,
                 parameters,
                 1,
-                settings,
+                config,
                 &configuration.optimiser,
                 configuration.steps,
             ),
@@ -181,7 +180,6 @@ impl NegMarginTrainee {
         let mut d_features = vec![0.0; features.len()];
         let Loss { scale, margin, .. } = self.configuration.loss;
         let loss = cosine_margin(
-            Isa::current(),
             features,
             &parameters[backbone..],
             classes,
@@ -190,7 +188,7 @@ impl NegMarginTrainee {
             &mut gradients[0][backbone..],
         );
         if loss.is_finite() {
-            self.training.backward(parameters, &d_features, &mut gradients[0]);
+            self.training.backward(&d_features, &mut gradients[0]);
             self.training.update_running(parameters);
             self.weights.update(step, 1.0);
         }

@@ -7,7 +7,6 @@ use trueshot::evaluate::{Details, Experiment, SettingResult, evaluate};
 use trueshot::method::NamedMethod;
 use trueshot::noise::Noise;
 use trueshot::training::Validation as Judgement;
-use trueshot_nn::Isa;
 
 use super::Datasets;
 use crate::backbone::Backbone;
@@ -18,7 +17,7 @@ const EMBEDDED_AT_ONCE: usize = 16;
 
 /// All pictures of a data set, embedded as they are.
 fn embedded(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddings> {
-    let (to, dim, isa) = (backbone.preprocessing(), backbone.dim(), Isa::current());
+    let (to, dim) = (backbone.preprocessing(), backbone.dim());
     let mut features = vec![0.0; dataset.pictures().len() * dim];
     dataset
         .pictures()
@@ -30,7 +29,7 @@ fn embedded(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddin
                 for (picture, input) in pictures.iter().zip(inputs.chunks_exact_mut(to.values())) {
                     to.normalise(picture, input);
                 }
-                let embedded = backbone.embed(isa, &inputs[..pictures.len() * to.values()], out, scratch);
+                let embedded = backbone.embed(&inputs[..pictures.len() * to.values()], out, scratch);
                 embedded.expect("networks of our own do not fail");
             },
         );

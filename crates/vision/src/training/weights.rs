@@ -4,9 +4,8 @@ use rayon::prelude::*;
 use trueshot::model::{flat, named};
 use trueshot::tensors::Tensors;
 use trueshot::training::heads::configuration::Optimiser;
-use trueshot_nn::Isa;
-use trueshot_nn::adamw::{AdamW, Settings};
-use trueshot_nn::parameters::Layout;
+use trueshot_nn::adamw::{AdamW, AdamWConfig};
+use trueshot_nn::parameters::ParameterLayout;
 use trueshot_nn::schedule::Schedule;
 
 /// Numbers that one thread updates at once.
@@ -14,7 +13,7 @@ const PIECE: usize = 1 << 14;
 
 /// What a step changes.
 pub(super) struct Weights {
-    pub layout: Layout,
+    pub layout: ParameterLayout,
     pub parameters: Vec<f32>,
     /// Summed in their order; each as long as the parameters, left at zero by an update.
     pub gradients: Vec<Vec<f32>>,
@@ -26,16 +25,16 @@ pub(super) struct Weights {
 impl Weights {
     /// Takes parameters of that layout; a step sums up so many gradients.
     pub fn new(
-        layout: Layout,
+        layout: ParameterLayout,
         parameters: Vec<f32>,
         gradients: usize,
-        settings: Settings,
+        config: AdamWConfig,
         optimiser: &Optimiser,
         steps: u64,
     ) -> Self {
         Weights {
             gradients: vec![vec![0.0; layout.len()]; gradients],
-            optimiser: AdamW::new(&layout, settings),
+            optimiser: AdamW::new(&layout, config),
             schedule: optimiser.schedule(steps),
             clip: optimiser.clip,
             layout,
@@ -49,9 +48,9 @@ impl Weights {
 
     /// Changes the parameters by the sum of the gradients times `scale`.
     pub fn update(&mut self, step: u64, scale: f64) {
-        let (isa, rate, scale) = (Isa::current(), self.rate(step), self.shortened(scale));
-        let pieces = self.optimiser.pieces(rate, scale, &mut self.parameters, &mut self.gradients, PIECE);
-        pieces.into_par_iter().for_each(|piece| piece.apply(isa));
+        let (rate, scale) = (self.rate(step), self.shortened(scale));
+        let chunks = self.optimiser.chunks(rate, scale, &mut self.parameters, &mut self.gradients, PIECE);
+        chunks.into_par_iter().for_each(|chunk| chunk.apply());
     }
 
     /// The scale at which the gradient is no longer than allowed.
@@ -67,7 +66,7 @@ impl Weights {
 
     /// All that a step depends on.
     pub fn state(&self) -> Tensors {
-        let (steps, first, second) = self.optimiser.memory();
+        let (steps, first, second) = self.optimiser.state();
         let mut state = Tensors::default();
         for (prefix, values) in
             [("parameters.", &self.parameters[..]), ("first.", first), ("second.", second)]
@@ -87,7 +86,7 @@ impl Weights {
             format: "checkpoint",
             problem: "it does not say how many steps were taken".into(),
         })?;
-        let optimiser = self.optimiser.clone().resumed(steps, part("first.")?, part("second.")?);
+        let optimiser = self.optimiser.clone().with_state(steps, part("first.")?, part("second.")?);
         self.parameters = part("parameters.")?;
         self.optimiser = optimiser;
         Ok(())

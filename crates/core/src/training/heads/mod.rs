@@ -21,9 +21,9 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use toml::Table;
 use trueshot_nn::Isa;
-use trueshot_nn::adamw::{self, AdamW};
-use trueshot_nn::head::{Cloud, Head};
-use trueshot_nn::parameters::Layout;
+use trueshot_nn::adamw::{AdamW, AdamWConfig};
+use trueshot_nn::head::{FeatureStatistics, Head};
+use trueshot_nn::parameters::ParameterLayout;
 use trueshot_nn::schedule::Schedule;
 
 use self::validation::Judge;
@@ -130,8 +130,8 @@ impl<'a> HeadTrainee<'a> {
     ) -> Result<Self> {
         let layout = head.head().layout();
         let parameters = start(&*head, configuration, &training)?;
-        let settings = adamw::Settings { decay: configuration.optimiser.weight_decay, ..Default::default() };
-        let optimiser = AdamW::new(layout, settings);
+        let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
+        let optimiser = AdamW::new(layout, config);
         let gradients = vec![vec![0.0; layout.len()]; configuration.parts];
         Ok(HeadTrainee {
             parameters,
@@ -164,7 +164,7 @@ impl<'a> HeadTrainee<'a> {
                 numbers.map(|number| episodes.draw(number, &mut bench.urn)).collect::<Result<_>>()?;
             let dropout = Rng::new(seed, Purpose::Dropout, step * parts as u64 + part as u64).number();
             Ok(episodes.with_rows(&drawn, &mut bench.rows, |episodes| {
-                head.losses(isa, parameters, episodes, dropout, gradient)
+                isa.scope(|| head.losses(parameters, episodes, dropout, gradient))
             }))
         };
         let sums: Vec<Vec<f64>> = self
@@ -174,7 +174,7 @@ impl<'a> HeadTrainee<'a> {
             .enumerate()
             .map(work)
             .collect::<Result<_>>()?;
-        let mut terms = vec![0.0; head.terms().len()];
+        let mut terms = vec![0.0; head.loss_terms().len()];
         for part in sums {
             terms.iter_mut().zip(part).for_each(|(term, part)| *term += part);
         }
@@ -185,9 +185,8 @@ impl<'a> HeadTrainee<'a> {
         let scale = 1.0 / self.per_step as f64;
         let scale = scale * self.shortening(scale);
         let rate = self.schedule.at(step);
-        let isa = Isa::current();
-        let pieces = self.optimiser.pieces(rate, scale, &mut self.parameters, &mut self.gradients, PIECE);
-        pieces.into_par_iter().for_each(|piece| piece.apply(isa));
+        let chunks = self.optimiser.chunks(rate, scale, &mut self.parameters, &mut self.gradients, PIECE);
+        chunks.into_par_iter().for_each(|chunk| chunk.apply());
         self.check_finite(step)
     }
 
@@ -225,7 +224,7 @@ impl<'a> HeadTrainee<'a> {
         Err(Error::Diverged { step: step + 1, what: format!("parameter '{name}'"), value: value.into() })
     }
 
-    fn layout(&self) -> &Layout {
+    fn layout(&self) -> &ParameterLayout {
         self.head.head().layout()
     }
 }
@@ -254,7 +253,7 @@ fn start<M: HeadOptions>(
         let mut rng = Rng::new(configuration.seed, Purpose::Parameters, 0);
         let mut parameters = head.head().initial(&mut || rng.fraction());
         let banks: Vec<&Embeddings> = training.iter().map(|bank| bank.embeddings).collect();
-        head.head().suit(&mut parameters, &|| cloud(&banks));
+        head.head().fit_normalisation(&mut parameters, &|| feature_statistics(&banks));
         return Ok(parameters);
     }
     let model = Model::open(&configuration.from)?;
@@ -262,8 +261,8 @@ fn start<M: HeadOptions>(
     model.parameters(head.head().layout())
 }
 
-/// Where all rows of some embeddings of one dimension lie.
-fn cloud(banks: &[&Embeddings]) -> Cloud {
+/// Mean and spread of all rows of embeddings of one dimension.
+fn feature_statistics(banks: &[&Embeddings]) -> FeatureStatistics {
     const ROWS: usize = 4096;
     let dim = banks.first().map_or(0, |bank| bank.dim());
     let sum = |bank: &Embeddings, from: usize| {
@@ -283,12 +282,12 @@ fn cloud(banks: &[&Embeddings]) -> Cloud {
         (0..dim).map(|place| sums.iter().map(|(sums, _)| sums[place]).sum::<f64>() / rows).collect();
     let squares = sums.iter().map(|(_, squares)| squares).sum::<f64>() / rows;
     let spread = (squares - mean.iter().map(|mean| mean * mean).sum::<f64>()).max(0.0).sqrt();
-    Cloud { mean: mean.into_iter().map(|mean| mean as f32).collect(), spread }
+    FeatureStatistics { mean: mean.into_iter().map(|mean| mean as f32).collect(), spread }
 }
 
 impl Trainee for HeadTrainee<'_> {
     fn terms(&self) -> Vec<String> {
-        self.head.head().terms().iter().map(|term| term.to_string()).collect()
+        self.head.head().loss_terms().iter().map(|term| term.to_string()).collect()
     }
 
     fn step(&mut self, step: u64) -> Result<Vec<f64>> {
@@ -310,14 +309,14 @@ impl Trainee for HeadTrainee<'_> {
     }
 
     fn state(&self) -> Tensors {
-        let (_, first, second) = self.optimiser.memory();
+        let (_, first, second) = self.optimiser.state();
         let mut state = Tensors::default();
         for (prefix, values) in
             [("parameters.", &self.parameters[..]), ("first.", first), ("second.", second)]
         {
             state.insert_all(prefix, &named(self.layout(), values));
         }
-        state.set_note("steps", self.optimiser.memory().0.to_string());
+        state.set_note("steps", self.optimiser.state().0.to_string());
         state
     }
 
@@ -326,7 +325,7 @@ impl Trainee for HeadTrainee<'_> {
         let part = |prefix: &str| flat(&layout, &state.with_prefix(prefix));
         let steps = state.note("steps").and_then(|text| text.parse().ok());
         let steps = steps.ok_or_else(|| state.malformed("it does not say how many steps were taken"))?;
-        let optimiser = self.optimiser.clone().resumed(steps, part("first.")?, part("second.")?);
+        let optimiser = self.optimiser.clone().with_state(steps, part("first.")?, part("second.")?);
         self.parameters = part("parameters.")?;
         self.optimiser = optimiser;
         Ok(())

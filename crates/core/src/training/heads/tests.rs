@@ -18,7 +18,7 @@ use crate::training::{Plan, Start, train};
 
 /// Learns to shift every feature by one number: the loss is its squared distance from 1 plus what noise it sees.
 struct Shift {
-    layout: Layout,
+    layout: ParameterLayout,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ struct ShiftOptions {
 }
 
 impl Head for Shift {
-    fn layout(&self) -> &Layout {
+    fn layout(&self) -> &ParameterLayout {
         &self.layout
     }
 
@@ -35,13 +35,12 @@ impl Head for Shift {
         (0..self.layout.len()).map(|_| random() as f32).collect()
     }
 
-    fn terms(&self) -> &'static [&'static str] {
+    fn loss_terms(&self) -> &'static [&'static str] {
         &["distance", "noise"]
     }
 
     fn losses(
         &self,
-        _isa: Isa,
         parameters: &[f32],
         episodes: &[Episode<'_>],
         seed: u64,
@@ -97,7 +96,7 @@ impl HeadOptions for ShiftOptions {
     }
 
     fn build(&self, _dim: usize) -> Result<Box<dyn LearnedHead>> {
-        let mut layout = Layout::default();
+        let mut layout = ParameterLayout::default();
         layout.add("shift", &[self.width], Role::Trained);
         Ok(Box::new(Shift { layout }))
     }
@@ -232,9 +231,9 @@ fn a_blended_class_is_the_same_blend_of_two_in_all_its_items_and_queries() {
 #[test]
 fn a_head_that_wants_the_mean_of_the_data_starts_with_it() {
     let (first, second) = (indicators(6, 0), indicators(2, 6));
-    let cloud = cloud(&[&first, &second]);
-    assert_eq!(cloud.mean, [1.0 / 8.0; 8]);
-    assert!((cloud.spread - (7.0f64 / 8.0).sqrt()).abs() < 1e-12, "{}", cloud.spread);
+    let statistics = feature_statistics(&[&first, &second]);
+    assert_eq!(statistics.mean, [1.0 / 8.0; 8]);
+    assert!((statistics.spread - (7.0f64 / 8.0).sqrt()).abs() < 1e-12, "{}", statistics.spread);
 }
 
 #[test]

@@ -1,382 +1,384 @@
-//! How a pass of Conv4 moves when its parameters do: the R-operator (Pearlmutter, 1994), tangents carried through
-//! the forward and the backward pass. The tangent of a gradient is the Hessian times the direction, exactly, at
-//! twice the cost of the gradient.
+//! Hessian-vector products by the R-operator (Pearlmutter, 1994): tangents along a direction of the parameters, carried
+//! through the forward and the backward pass. The tangent of the gradient is exactly the Hessian times the direction, at
+//! about twice the cost of the gradient.
 //!
-//! Convolutions are linear in pictures and in filters, so a moved output is two of them, and a moved gradient
-//! again: the same Winograd kernels, on sums of two products. Batch norm is one scale and one shift a channel
-//! forward, and `a dy + b y + c` backward; all of these move, and how follows from sums over pixels as they
-//! do themselves. The first block is again never stored: its input stands still, so its moments serve the
-//! tangents too. Names: what is moved is `moved_*`, in formulas a dot.
+//! A convolution is linear in images and in filters, so the tangent of an output is the sum of two convolutions, and
+//! likewise that of a gradient: the same Winograd kernels, on sums of two products. Batch norm is one scale and one shift
+//! per channel forward, and `dy_factor dy + y_factor y + constant` backward; the tangents of these coefficients follow
+//! from sums over pixels, as they do themselves. The first block is never stored here either: its input is constant, so
+//! its moments also yield the tangents. Tangents are named `tangent_*`; in formulas they have a dot.
 
-mod passes;
+mod batch_norm;
 
-use super::first::{self, PATCH_VALUES};
-use super::passes as still;
-use super::plane::{Pixel, Plane};
-use super::tiles::{self, Points};
-use super::training::{LATER, Later, Norm, NormBackward, Part, Training, first_taps};
-use super::winograd::{self, FilterPointsBackward, Filters, Taps};
+use super::batch_norm::{self as primal, BatchNormBackward};
+use super::filters::{BlockFilters, first_block_taps};
+use super::first_block::{self, PATCH_VALUES};
+use super::plane::Pixel;
+use super::tiles::{self, TilePoints};
+use super::training::{TrainingPass, WINOGRAD_BLOCKS};
+use super::winograd::{self, FilterTransformBackward, Filters, Taps};
 use super::{BLOCKS, TAPS, WIDTH};
+use crate::isa;
+use batch_norm::BatchNormTangent;
 
-/// How batch norm moves.
-#[derive(Clone)]
-struct NormTangent {
-    mean: [f64; WIDTH],
-    inverse: [f64; WIDTH],
-    scale: Pixel,
-    shift: Pixel,
-}
-
-/// Room for the tangents of a pass, used again and again.
-pub struct Tangent {
-    inputs: [Vec<Pixel>; LATER],
-    outputs: [Vec<Pixel>; LATER],
-    maxima: [Vec<Pixel>; LATER],
-    d_pooled: [Vec<Pixel>; LATER],
+/// The tangents of an undivided [`TrainingPass`]. Owns its memory, which is reused.
+pub struct TangentPass {
+    /// Tangents of the arrays of the same names in the pass.
+    inputs: [Vec<Pixel>; WINOGRAD_BLOCKS],
+    outputs: [Vec<Pixel>; WINOGRAD_BLOCKS],
+    maxima: [Vec<Pixel>; WINOGRAD_BLOCKS],
+    d_pooled: [Vec<Pixel>; WINOGRAD_BLOCKS],
+    /// The tangent of the gradient of block 2's input.
     d_plane: Vec<Pixel>,
-    later: Vec<Later>,
-    first: Vec<Pixel>,
-    norms: [NormTangent; BLOCKS],
+    filters: Vec<BlockFilters>,
+    first_taps: Vec<Pixel>,
+    norms: [BatchNormTangent; BLOCKS],
     features: Vec<f32>,
-    scratch: Scratch,
+    scratch: TangentScratch,
 }
 
-/// Tiles on their way: inputs and outputs, as they are and moved.
-struct Scratch {
-    inputs: Points,
-    moved_inputs: Points,
-    outputs: Points,
-    moved_outputs: Points,
-    gradient: Filters,
+/// The memory that a block of tiles is computed in.
+struct TangentScratch {
+    inputs: TilePoints,
+    tangent_inputs: TilePoints,
+    outputs: TilePoints,
+    tangent_outputs: TilePoints,
+    d_filters: Filters,
     d_taps: Taps,
 }
 
-impl Tangent {
-    /// Room for the tangents of such passes.
+impl TangentPass {
+    /// Memory for the tangents of passes of the same shape and number of images.
     ///
     /// # Panics
-    /// If the pass is in several parts.
-    pub fn new(of: &Training) -> Self {
-        assert_eq!(of.parts.len(), 1, "an undivided pass");
-        let (images, shape) = (of.images, of.shape);
-        let pixels = |later: usize| vec![Pixel::ZERO; images * shape.side(later + 1).pow(2)];
-        let none = || NormTangent {
-            mean: [0.0; WIDTH],
-            inverse: [0.0; WIDTH],
-            scale: Pixel::ZERO,
-            shift: Pixel::ZERO,
-        };
-        Tangent {
-            inputs: std::array::from_fn(|later| of.plane(later + 1).zeros(images)),
+    /// If the pass is split into several parts.
+    pub fn new(pass: &TrainingPass) -> Self {
+        assert_eq!(pass.parts.len(), 1, "an undivided pass");
+        let (images, shape) = (pass.images, pass.shape);
+        let pixels = |index: usize| vec![Pixel::ZERO; images * shape.side(index + 1).pow(2)];
+        TangentPass {
+            inputs: std::array::from_fn(|index| pass.plane(index + 1).zeros(images)),
             outputs: std::array::from_fn(pixels),
-            maxima: std::array::from_fn(|later| pixels(later + 1)),
-            d_pooled: std::array::from_fn(|later| of.plane(later + 2).zeros(images)),
-            d_plane: of.plane(1).zeros(images),
-            later: (0..LATER).map(|_| Later::none()).collect(),
-            first: vec![Pixel::ZERO; TAPS * shape.channels],
-            norms: std::array::from_fn(|_| none()),
+            maxima: std::array::from_fn(|index| pixels(index + 1)),
+            d_pooled: std::array::from_fn(|index| pass.plane(index + 2).zeros(images)),
+            d_plane: pass.plane(1).zeros(images),
+            filters: (0..WINOGRAD_BLOCKS).map(|_| BlockFilters::zeros()).collect(),
+            first_taps: vec![Pixel::ZERO; TAPS * shape.channels],
+            norms: [BatchNormTangent::ZERO; BLOCKS],
             features: vec![0.0; images * shape.features()],
-            scratch: Scratch {
-                inputs: Points::new(),
-                moved_inputs: Points::new(),
-                outputs: Points::new(),
-                moved_outputs: Points::new(),
-                gradient: winograd::no_filters(),
+            scratch: TangentScratch {
+                inputs: TilePoints::new(),
+                tangent_inputs: TilePoints::new(),
+                outputs: TilePoints::new(),
+                tangent_outputs: TilePoints::new(),
+                d_filters: winograd::zero_filters(),
                 d_taps: vec![[Pixel::ZERO; WIDTH]; TAPS],
             },
         }
     }
 
-    /// How the embeddings of the last forward pass move with the parameters, along `direction`.
-    pub fn forward(&mut self, of: &Training, parameters: &[f32], direction: &[f32]) -> &[f32] {
-        for ((later, block), norm) in self.later.iter_mut().zip(&of.blocks[1..]).zip(&of.norms[1..]) {
-            later.set(of.isa, &direction[block.weight.clone()], &norm.sign);
+    /// The tangent of the last forward pass's embeddings along `direction`.
+    pub fn forward(&mut self, pass: &TrainingPass, parameters: &[f32], direction: &[f32]) -> &[f32] {
+        for ((filters, block), norm) in self.filters.iter_mut().zip(&pass.blocks[1..]).zip(&pass.norms[1..]) {
+            filters.set(&direction[block.weight.clone()], &norm.sign);
         }
-        first_taps(&direction[of.blocks[0].weight.clone()], &of.norms[0].sign, &mut self.first);
-        self.first_block(of, parameters, direction);
+        let first_direction = &direction[pass.blocks[0].weight.clone()];
+        first_block_taps(first_direction, &pass.norms[0].sign, &mut self.first_taps);
+        self.forward_first_block(pass, parameters, direction);
         for block in 1..BLOCKS {
             if block > 1 {
-                self.normalise(of, block);
+                self.normalise(pass, block);
             }
-            let sums = self.convolve(of, block);
-            self.norms[block] = NormTangent::new(of, block, parameters, direction, &sums);
+            let sums = self.convolve(pass, block);
+            self.set_norm(pass, block, parameters, direction, &sums);
         }
-        self.collect_features(of);
+        self.collect_features(pass);
         &self.features
     }
 
-    /// Adds how the gradient of the last backward pass moves to `moved_gradient`, given how that of the
-    /// embeddings does: after [`forward`](Self::forward), with the same parameters and direction.
+    /// Adds the tangent of the last backward pass's gradient to `tangent_gradient`, given the tangent of the embeddings'
+    /// gradient. Call [`forward`](Self::forward) with the same parameters first.
     pub fn backward(
         &mut self,
-        of: &Training,
+        pass: &TrainingPass,
         parameters: &[f32],
-        moved_d_features: &[f32],
-        moved_gradient: &mut [f32],
+        tangent_d_features: &[f32],
+        tangent_gradient: &mut [f32],
     ) {
-        self.take_features(of, moved_d_features);
+        self.set_d_features(pass, tangent_d_features);
         for block in (1..BLOCKS).rev() {
-            let sums = self.close(of, block);
-            let back = self.norm_backward(of, block, parameters, &sums, moved_gradient);
-            self.block_backward(of, block, &back);
-            self.collect_taps(of, block, moved_gradient);
+            let sums = self.relu_backward(pass, block);
+            let norm_backward = self.norm_backward(pass, block, parameters, &sums, tangent_gradient);
+            self.backward_block(pass, block, &norm_backward);
+            self.collect_taps(pass, block, tangent_gradient);
         }
-        self.first_backward(of, parameters, moved_gradient);
+        self.backward_first_block(pass, parameters, tangent_gradient);
     }
 
-    fn first_block(&mut self, of: &Training, parameters: &[f32], direction: &[f32]) {
-        let one = self.first.len();
+    fn set_norm(
+        &mut self,
+        pass: &TrainingPass,
+        block: usize,
+        parameters: &[f32],
+        direction: &[f32],
+        sums: &[[f64; WIDTH]; 2],
+    ) {
+        let (ranges, norm) = (&pass.blocks[block], &pass.norms[block]);
+        self.norms[block] = BatchNormTangent::new(ranges, norm, parameters, direction, sums);
+    }
+
+    fn norm_backward(
+        &self,
+        pass: &TrainingPass,
+        block: usize,
+        parameters: &[f32],
+        sums: &[[f64; WIDTH]; 2],
+        tangent_gradient: &mut [f32],
+    ) -> BatchNormBackward {
+        let (ranges, norm, backward) = (&pass.blocks[block], &pass.norms[block], &pass.norms_backward[block]);
+        self.norms[block].backward(ranges, norm, backward, parameters, sums, tangent_gradient)
+    }
+
+    fn forward_first_block(&mut self, pass: &TrainingPass, parameters: &[f32], direction: &[f32]) {
+        let one = self.first_taps.len();
         let mut sums = [[0.0; WIDTH]; 2];
         for c in 0..WIDTH {
-            let (weights, moved) = (channel(&of.first, c), channel(&self.first, c));
-            sums[0][c] = dot(&moved, &of.moments[one]);
-            sums[1][c] = of.moments[..one].iter().zip(&weights).map(|(row, w)| w * dot(&moved, row)).sum();
+            let (weights, tangent) = (channel(&pass.first_taps, c), channel(&self.first_taps, c));
+            sums[0][c] = dot(&tangent, &pass.moments[one]);
+            sums[1][c] =
+                pass.moments[..one].iter().zip(&weights).map(|(row, w)| w * dot(&tangent, row)).sum();
         }
-        self.norms[0] = NormTangent::new(of, 0, parameters, direction, &sums);
-        let (norm, moved) = (&of.norms[0], &self.norms[0]);
-        let mut folded = self.first.clone();
-        for (folded, tap) in folded.iter_mut().zip(&of.first) {
+        self.set_norm(pass, 0, parameters, direction, &sums);
+        let (norm, tangent_norm) = (&pass.norms[0], &self.norms[0]);
+        let mut folded = self.first_taps.clone();
+        for (folded, tap) in folded.iter_mut().zip(&pass.first_taps) {
             for c in 0..WIDTH {
-                folded.0[c] = moved.scale.0[c] * tap.0[c] + norm.scale.0[c] * folded.0[c];
+                folded.0[c] = tangent_norm.scale.0[c] * tap.0[c] + norm.scale.0[c] * folded.0[c];
             }
         }
-        let (plane, padded, part) = (of.plane(1), first::padded_len(of.shape), &of.parts[0]);
+        let (plane, padded, part) = (pass.plane(1), first_block::padded_len(pass.shape), &pass.parts[0]);
         let windows = plane.side.pow(2);
-        for image in 0..of.images {
+        for image in 0..pass.images {
             let pixels = image * plane.len()..(image + 1) * plane.len();
-            of.isa.run(first::ForwardTangent {
-                shape: of.shape,
+            isa::run(first_block::ForwardTangent {
+                shape: pass.shape,
                 padded: &part.padded[image * padded..(image + 1) * padded],
                 taps: &folded,
-                bias: &moved.shift,
+                bias: &tangent_norm.shift,
                 plane,
                 out: &part.inputs[0][pixels.clone()],
-                places: &part.places[image * windows..(image + 1) * windows],
+                argmax: &part.argmax[image * windows..(image + 1) * windows],
                 tangent: &mut self.inputs[0][pixels],
             });
         }
     }
 
-    fn normalise(&mut self, of: &Training, block: usize) {
-        let before = block - 2;
-        of.isa.run(passes::Normalise {
-            norm: &of.norms[block - 1],
-            moved_norm: &self.norms[block - 1],
-            plane: of.plane(block),
-            maxima: &of.parts[0].maxima[before],
-            moved_maxima: &self.maxima[before],
+    fn normalise(&mut self, pass: &TrainingPass, block: usize) {
+        let previous = block - 2;
+        isa::run(batch_norm::NormaliseRelu {
+            norm: &pass.norms[block - 1],
+            tangent_norm: &self.norms[block - 1],
+            plane: pass.plane(block),
+            maxima: &pass.parts[0].maxima[previous],
+            tangent_maxima: &self.maxima[previous],
             to: &mut self.inputs[block - 1],
         });
     }
 
-    /// `(x * W)˙ = ẋ * W + x * Ẇ`, with the sums of ẏ and y ẏ.
-    fn convolve(&mut self, of: &Training, block: usize) -> [[f64; WIDTH]; 2] {
-        let (later, isa, part) = (block - 1, of.isa, &of.parts[0]);
-        let Scratch { inputs, moved_inputs, moved_outputs, .. } = &mut self.scratch;
+    /// `(x * W)˙ = ẋ * W + x * Ẇ`; returns the sums of ẏ and y ẏ.
+    fn convolve(&mut self, pass: &TrainingPass, block: usize) -> [[f64; WIDTH]; 2] {
+        let (index, part) = (block - 1, &pass.parts[0]);
+        let TangentScratch { inputs, tangent_inputs, tangent_outputs, .. } = &mut self.scratch;
         let mut sums = [[0.0; WIDTH]; 2];
-        for tiles in tiles::blocks(of.plane(block), of.images) {
-            isa.run(tiles::Input { block: tiles, pixels: &part.inputs[later], points: inputs });
-            isa.run(tiles::Input { block: tiles, pixels: &self.inputs[later], points: moved_inputs });
-            let terms = [(&*moved_inputs, &of.later[later].filters), (&*inputs, &self.later[later].filters)];
-            isa.run(tiles::Products { count: tiles.count, terms, out: moved_outputs });
-            let found = isa.run(passes::Outputs {
+        for tiles in tiles::blocks(pass.plane(block), pass.images) {
+            let (pixels, tangent_pixels) = (&part.inputs[index], &self.inputs[index]);
+            isa::run(tiles::InputTransform { block: tiles, pixels, points: inputs });
+            isa::run(tiles::InputTransform { block: tiles, pixels: tangent_pixels, points: tangent_inputs });
+            let terms =
+                [(&*tangent_inputs, &pass.filters[index].filters), (&*inputs, &self.filters[index].filters)];
+            isa::run(tiles::PointProducts { count: tiles.count, terms, out: tangent_outputs });
+            let block_sums = isa::run(batch_norm::OutputTransform {
                 block: tiles,
-                points: moved_outputs,
-                outputs: &part.outputs[later],
-                moved: &mut self.outputs[later],
-                moved_maxima: &mut self.maxima[later],
+                points: tangent_outputs,
+                outputs: &part.outputs[index],
+                tangent_outputs: &mut self.outputs[index],
+                tangent_maxima: &mut self.maxima[index],
             });
-            add(&mut sums, &found);
+            add(&mut sums, &block_sums);
         }
         sums
     }
 
-    fn collect_features(&mut self, of: &Training) {
-        let (places, norm, moved) =
-            (of.shape.side(BLOCKS).pow(2), &of.norms[BLOCKS - 1], &self.norms[BLOCKS - 1]);
-        let maxima = of.parts[0].maxima[LATER - 1].chunks_exact(places);
-        let maxima = maxima.zip(self.maxima[LATER - 1].chunks_exact(places));
-        for ((maxima, moved_maxima), out) in maxima.zip(self.features.chunks_exact_mut(of.shape.features())) {
-            for (place, (y, moved_y)) in maxima.iter().zip(moved_maxima).enumerate() {
+    fn collect_features(&mut self, pass: &TrainingPass) {
+        let (norm, tangent_norm) = (&pass.norms[BLOCKS - 1], &self.norms[BLOCKS - 1]);
+        let positions = pass.shape.side(BLOCKS).pow(2);
+        let maxima = pass.parts[0].maxima[WINOGRAD_BLOCKS - 1].chunks_exact(positions);
+        let maxima = maxima.zip(self.maxima[WINOGRAD_BLOCKS - 1].chunks_exact(positions));
+        let features = self.features.chunks_exact_mut(pass.shape.features());
+        for ((maxima, tangent_maxima), out) in maxima.zip(features) {
+            for (position, (y, tangent_y)) in maxima.iter().zip(tangent_maxima).enumerate() {
                 for c in 0..WIDTH {
-                    let is_open = norm.scale.0[c] * y.0[c] + norm.shift.0[c] > 0.0;
-                    let value = moved.scale.0[c] * y.0[c] + norm.scale.0[c] * moved_y.0[c] + moved.shift.0[c];
-                    out[c * places + place] = if is_open { value } else { 0.0 };
+                    let is_active = norm.scale.0[c] * y.0[c] + norm.shift.0[c] > 0.0;
+                    let value = tangent_norm.scale.0[c] * y.0[c]
+                        + norm.scale.0[c] * tangent_y.0[c]
+                        + tangent_norm.shift.0[c];
+                    out[c * positions + position] = if is_active { value } else { 0.0 };
                 }
             }
         }
     }
 
-    fn take_features(&mut self, of: &Training, moved_d_features: &[f32]) {
-        let plane = of.plane(BLOCKS);
-        let places = plane.side.pow(2);
-        for (image, features) in moved_d_features.chunks_exact(of.shape.features()).enumerate() {
-            for place in 0..places {
-                let at = image * plane.len() + plane.at(place / plane.side, place % plane.side);
+    fn set_d_features(&mut self, pass: &TrainingPass, tangent_d_features: &[f32]) {
+        let plane = pass.plane(BLOCKS);
+        let positions = plane.side.pow(2);
+        for (image, features) in tangent_d_features.chunks_exact(pass.shape.features()).enumerate() {
+            for position in 0..positions {
+                let at = image * plane.len() + plane.at(position / plane.side, position % plane.side);
                 for c in 0..WIDTH {
-                    self.d_pooled[LATER - 1][at].0[c] = features[c * places + place];
+                    self.d_pooled[WINOGRAD_BLOCKS - 1][at].0[c] = features[c * positions + position];
                 }
             }
         }
     }
 
-    /// Takes a block's ReLU into account, with the sums of ġ and of (g y)˙.
-    fn close(&mut self, of: &Training, block: usize) -> [[f64; WIDTH]; 2] {
-        let (later, plane, part) = (block - 1, of.plane(block + 1), &of.parts[0]);
+    /// Applies the backward pass of a block's ReLU; returns the sums of ġ and of (g y)˙.
+    fn relu_backward(&mut self, pass: &TrainingPass, block: usize) -> [[f64; WIDTH]; 2] {
+        let (index, plane, part) = (block - 1, pass.plane(block + 1), &pass.parts[0]);
         let windows = plane.side.pow(2);
         let mut sums = [[0.0; WIDTH]; 2];
-        for image in 0..of.images {
+        for image in 0..pass.images {
             let (pooled, pixels) =
                 (image * windows..(image + 1) * windows, image * plane.len()..(image + 1) * plane.len());
-            let found = of.isa.run(passes::Close {
-                norm: &of.norms[block],
+            let image_sums = isa::run(batch_norm::ReluBackward {
+                norm: &pass.norms[block],
                 plane,
-                maxima: &part.maxima[later][pooled.clone()],
-                moved_maxima: &self.maxima[later][pooled],
-                gradient: &part.d_pooled[later][pixels.clone()],
-                moved_gradient: &mut self.d_pooled[later][pixels],
+                maxima: &part.maxima[index][pooled.clone()],
+                tangent_maxima: &self.maxima[index][pooled],
+                gradient: &part.d_pooled[index][pixels.clone()],
+                tangent_gradient: &mut self.d_pooled[index][pixels],
             });
-            add(&mut sums, &found);
+            add(&mut sums, &image_sums);
         }
         sums
     }
 
-    /// Adds the moved gradients of gamma and beta; how the coefficients of the gradient at every pixel move.
-    fn norm_backward(
-        &self,
-        of: &Training,
+    /// The tangent `(x ⋆ dy)˙` of the filters' gradient, into the scratch, and that of the input's gradient.
+    fn backward_block(
+        &mut self,
+        pass: &TrainingPass,
         block: usize,
-        parameters: &[f32],
-        sums: &[[f64; WIDTH]; 2],
-        moved_gradient: &mut [f32],
-    ) -> NormBackward {
-        let (norm, moved, back) = (&of.norms[block], &self.norms[block], &of.backs[block]);
-        let ranges = &of.blocks[block];
-        let mut out = back.clone();
-        for c in 0..WIDTH {
-            let (sum, product) = (back.sums[c], back.products[c]);
-            let (inverse, moved_inverse) = (norm.inverse[c], moved.inverse[c]);
-            // Of `inverse (sum of g y - mean sum of g)`.
-            let moved_product = moved_inverse * product / inverse
-                + inverse * (sums[1][c] - moved.mean[c] * sum - norm.mean[c] * sums[0][c]);
-            moved_gradient[ranges.gamma.start + c] += norm.sign.0[c] * moved_product as f32;
-            moved_gradient[ranges.beta.start + c] += sums[0][c] as f32;
-            let gamma = f64::from(parameters[ranges.gamma.start + c].abs());
-            let (scale, moved_scale) = (gamma * inverse, f64::from(moved.scale.0[c]));
-            let output = -scale * inverse * product / norm.count;
-            let moved_output = -(moved_scale * inverse * product
-                + scale * moved_inverse * product
-                + scale * inverse * moved_product)
-                / norm.count;
-            out.reached.0[c] = moved_scale as f32;
-            out.output.0[c] = moved_output as f32;
-            out.constant.0[c] = (-(moved_scale * sum + scale * sums[0][c]) / norm.count
-                - moved_output * norm.mean[c]
-                - output * moved.mean[c]) as f32;
-        }
-        out
-    }
-
-    /// `(x ⋆ dy)˙` into the scratch's filter gradient, and the moved gradient of the input.
-    fn block_backward(&mut self, of: &Training, block: usize, moved_back: &NormBackward) {
-        let (later, isa, part) = (block - 1, of.isa, &of.parts[0]);
-        let pooled = of.plane(block + 1);
-        let d_input = if later == 0 { &mut self.d_plane } else { &mut self.d_pooled[later - 1] };
+        tangent_norm_backward: &BatchNormBackward,
+    ) {
+        let (index, part) = (block - 1, &pass.parts[0]);
+        let pooled = pass.plane(block + 1);
+        let d_input = if index == 0 { &mut self.d_plane } else { &mut self.d_pooled[index - 1] };
         let mut d_input = std::mem::take(d_input);
         d_input.fill(Pixel::ZERO);
-        let Scratch { inputs, moved_inputs, outputs, moved_outputs, gradient, d_taps } = &mut self.scratch;
-        gradient.iter_mut().for_each(|matrix| matrix.fill(Pixel::ZERO));
-        for tiles in tiles::blocks(of.plane(block), of.images) {
+        let TangentScratch { inputs, tangent_inputs, outputs, tangent_outputs, d_filters, d_taps } =
+            &mut self.scratch;
+        d_filters.iter_mut().for_each(|matrix| matrix.fill(Pixel::ZERO));
+        for tiles in tiles::blocks(pass.plane(block), pass.images) {
             let count = tiles.count;
-            isa.run(tiles::Input { block: tiles, pixels: &part.inputs[later], points: inputs });
-            isa.run(tiles::Input { block: tiles, pixels: &self.inputs[later], points: moved_inputs });
-            isa.run(still::OutputsBackward {
+            let (pixels, tangent_pixels) = (&part.inputs[index], &self.inputs[index]);
+            isa::run(tiles::InputTransform { block: tiles, pixels, points: inputs });
+            isa::run(tiles::InputTransform { block: tiles, pixels: tangent_pixels, points: tangent_inputs });
+            isa::run(primal::OutputTransformBackward {
                 block: tiles,
-                back: &of.backs[block],
-                outputs: &part.outputs[later],
+                norm_backward: &pass.norms_backward[block],
+                outputs: &part.outputs[index],
                 pooled,
-                d_pooled: &part.d_pooled[later],
+                d_pooled: &part.d_pooled[index],
                 points: outputs,
             });
-            isa.run(passes::OutputsBackward {
+            isa::run(batch_norm::OutputTransformBackward {
                 block: tiles,
-                back: &of.backs[block],
-                moved_back,
-                outputs: &part.outputs[later],
-                moved: &self.outputs[later],
+                norm_backward: &pass.norms_backward[block],
+                tangent_norm_backward,
+                outputs: &part.outputs[index],
+                tangent_outputs: &self.outputs[index],
                 pooled,
-                d_pooled: &part.d_pooled[later],
-                moved_d_pooled: &self.d_pooled[later],
-                points: moved_outputs,
+                d_pooled: &part.d_pooled[index],
+                tangent_d_pooled: &self.d_pooled[index],
+                points: tangent_outputs,
             });
-            isa.run(tiles::FilterGradient { count, inputs: moved_inputs, outputs, gradient });
-            isa.run(tiles::FilterGradient { count, inputs, outputs: moved_outputs, gradient });
-            let terms =
-                [(&*moved_outputs, &of.later[later].transposed), (&*outputs, &self.later[later].transposed)];
-            isa.run(tiles::Products { count, terms, out: inputs });
-            isa.run(tiles::InputBackward { block: tiles, points: inputs, pixels: &mut d_input });
+            let gradient = &mut *d_filters;
+            isa::run(tiles::FilterGradient { count, inputs: tangent_inputs, outputs, gradient });
+            let gradient = &mut *d_filters;
+            isa::run(tiles::FilterGradient { count, inputs, outputs: tangent_outputs, gradient });
+            let (filters, tangent_filters) =
+                (&pass.filters[index].transposed, &self.filters[index].transposed);
+            let terms = [(&*tangent_outputs, filters), (&*outputs, tangent_filters)];
+            isa::run(tiles::PointProducts { count, terms, out: inputs });
+            isa::run(tiles::InputTransformBackward { block: tiles, points: inputs, pixels: &mut d_input });
         }
-        isa.run(FilterPointsBackward { points: gradient, taps: d_taps });
-        let place = if later == 0 { &mut self.d_plane } else { &mut self.d_pooled[later - 1] };
-        *place = d_input;
+        isa::run(FilterTransformBackward { points: d_filters, taps: d_taps });
+        let target = if index == 0 { &mut self.d_plane } else { &mut self.d_pooled[index - 1] };
+        *target = d_input;
     }
 
-    fn collect_taps(&self, of: &Training, block: usize, moved_gradient: &mut [f32]) {
-        let sign = &of.norms[block].sign.0;
-        let weights = &mut moved_gradient[of.blocks[block].weight.clone()];
-        for (o, weights) in weights.chunks_exact_mut(WIDTH * TAPS).enumerate() {
-            for (place, weight) in weights.iter_mut().enumerate() {
-                *weight += sign[o] * self.scratch.d_taps[place % TAPS][place / TAPS].0[o];
+    fn collect_taps(&self, pass: &TrainingPass, block: usize, tangent_gradient: &mut [f32]) {
+        let sign = &pass.norms[block].sign.0;
+        let weights = &mut tangent_gradient[pass.blocks[block].weight.clone()];
+        for (to, weights) in weights.chunks_exact_mut(WIDTH * TAPS).enumerate() {
+            for (index, weight) in weights.iter_mut().enumerate() {
+                *weight += sign[to] * self.scratch.d_taps[index % TAPS][index / TAPS].0[to];
             }
         }
     }
 
-    fn first_backward(&mut self, of: &Training, parameters: &[f32], moved_gradient: &mut [f32]) {
-        let (moved_reached, moved_sum) = self.first_reached(of);
-        let values = self.first.len();
-        let reached = &of.parts[0].d_first;
-        let mut sums = [moved_sum, [0.0; WIDTH]];
+    fn backward_first_block(
+        &mut self,
+        pass: &TrainingPass,
+        parameters: &[f32],
+        tangent_gradient: &mut [f32],
+    ) {
+        let (tangent_dy_patches, tangent_dy_sum) = self.first_block_gradient(pass);
+        let values = self.first_taps.len();
+        let dy_patches = &pass.parts[0].d_first_taps;
+        let mut sums = [tangent_dy_sum, [0.0; WIDTH]];
         for c in 0..WIDTH {
-            // Of the sum of g y, since y is the patch times the weights.
-            let pairs = of.first.iter().zip(&self.first).zip(reached.iter().zip(&moved_reached));
-            let terms = pairs.map(|((w, moved_w), (r, moved_r))| {
-                f64::from(w.0[c]) * f64::from(moved_r.0[c]) + f64::from(moved_w.0[c]) * f64::from(r.0[c])
-            });
+            // The tangent of the sum of g y: y is the inner product of patch and weights.
+            let taps = pass.first_taps.iter().zip(&self.first_taps);
+            let terms = taps.zip(dy_patches.iter().zip(&tangent_dy_patches)).map(
+                |((w, tangent_w), (r, tangent_r))| {
+                    f64::from(w.0[c]) * f64::from(tangent_r.0[c])
+                        + f64::from(tangent_w.0[c]) * f64::from(r.0[c])
+                },
+            );
             sums[1][c] = terms.sum();
         }
-        let moved_back = self.norm_backward(of, 0, parameters, &sums, moved_gradient);
-        let (back, block, channels) = (&of.backs[0], &of.blocks[0], of.shape.channels);
+        let tangent_backward = self.norm_backward(pass, 0, parameters, &sums, tangent_gradient);
+        let (backward, block, channels) = (&pass.norms_backward[0], &pass.blocks[0], pass.shape.channels);
         for c in 0..WIDTH {
-            let (weights, moved) = (channel(&of.first, c), channel(&self.first, c));
+            let (weights, tangent) = (channel(&pass.first_taps, c), channel(&self.first_taps, c));
             let of_channel = |pixel: &Pixel| f64::from(pixel.0[c]);
-            for place in 0..values {
-                let row = &of.moments[place];
-                let value = of_channel(&moved_back.reached) * of_channel(&reached[place])
-                    + of_channel(&back.reached) * of_channel(&moved_reached[place])
-                    + of_channel(&moved_back.output) * dot(&weights, row)
-                    + of_channel(&back.output) * dot(&moved, row)
-                    + of_channel(&moved_back.constant) * row[values];
-                let at = block.weight.start + c * values + place % channels * TAPS + place / channels;
-                moved_gradient[at] += of.norms[0].sign.0[c] * value as f32;
+            for value in 0..values {
+                let row = &pass.moments[value];
+                let d_weight = of_channel(&tangent_backward.dy_factor) * of_channel(&dy_patches[value])
+                    + of_channel(&backward.dy_factor) * of_channel(&tangent_dy_patches[value])
+                    + of_channel(&tangent_backward.y_factor) * dot(&weights, row)
+                    + of_channel(&backward.y_factor) * dot(&tangent, row)
+                    + of_channel(&tangent_backward.constant) * row[values];
+                let at = block.weight.start + c * values + value % channels * TAPS + value / channels;
+                tangent_gradient[at] += pass.norms[0].sign.0[c] * d_weight as f32;
             }
         }
     }
 
-    /// The moved gradient that reaches the first block's maxima, times their patches, and its sum.
-    fn first_reached(&self, of: &Training) -> (Vec<Pixel>, [f64; WIDTH]) {
-        let (plane, padded, part): (Plane, usize, &Part) =
-            (of.plane(1), first::padded_len(of.shape), &of.parts[0]);
+    /// The tangent of the gradient at the first block's maxima, times their patches, and its sum.
+    fn first_block_gradient(&self, pass: &TrainingPass) -> (Vec<Pixel>, [f64; WIDTH]) {
+        let (plane, padded, part) = (pass.plane(1), first_block::padded_len(pass.shape), &pass.parts[0]);
         let windows = plane.side.pow(2);
-        let (mut taps, mut total) = (vec![Pixel::ZERO; self.first.len()], [0.0; WIDTH]);
-        for image in 0..of.images {
+        let (mut taps, mut total) = (vec![Pixel::ZERO; self.first_taps.len()], [0.0; WIDTH]);
+        for image in 0..pass.images {
             let pixels = image * plane.len()..(image + 1) * plane.len();
             let mut sum = Pixel::ZERO;
-            of.isa.run(first::Backward {
-                shape: of.shape,
+            isa::run(first_block::Backward {
+                shape: pass.shape,
                 padded: &part.padded[image * padded..(image + 1) * padded],
                 plane,
                 out: &part.inputs[0][pixels.clone()],
-                places: &part.places[image * windows..(image + 1) * windows],
+                argmax: &part.argmax[image * windows..(image + 1) * windows],
                 d_out: &self.d_plane[pixels],
                 taps: &mut taps,
                 sum: &mut sum,
@@ -387,38 +389,8 @@ impl Tangent {
     }
 }
 
-impl NormTangent {
-    /// From the sums of ẏ and y ẏ.
-    fn new(
-        of: &Training,
-        block: usize,
-        parameters: &[f32],
-        direction: &[f32],
-        sums: &[[f64; WIDTH]; 2],
-    ) -> Self {
-        let (norm, ranges): (&Norm, _) = (&of.norms[block], &of.blocks[block]);
-        let mut out =
-            NormTangent { mean: [0.0; WIDTH], inverse: [0.0; WIDTH], scale: Pixel::ZERO, shift: Pixel::ZERO };
-        for c in 0..WIDTH {
-            let (gamma, moved_gamma) =
-                (parameters[ranges.gamma.start + c].abs(), direction[ranges.gamma.start + c]);
-            out.mean[c] = sums[0][c] / norm.count;
-            let moved_var = 2.0 * (sums[1][c] / norm.count - norm.mean[c] * out.mean[c]);
-            out.inverse[c] = -0.5 * norm.inverse[c].powi(3) * moved_var;
-            let gamma = f64::from(gamma);
-            let moved_gamma = f64::from(norm.sign.0[c] * moved_gamma);
-            let moved_scale = moved_gamma * norm.inverse[c] + gamma * out.inverse[c];
-            out.scale.0[c] = moved_scale as f32;
-            let moved_beta = f64::from(direction[ranges.beta.start + c]);
-            out.shift.0[c] =
-                (moved_beta - moved_scale * norm.mean[c] - gamma * norm.inverse[c] * out.mean[c]) as f32;
-        }
-        out
-    }
-}
-
-fn add(sums: &mut [[f64; WIDTH]; 2], found: &[Pixel; 2]) {
-    for (sums, pixel) in sums.iter_mut().zip(found) {
+fn add(sums: &mut [[f64; WIDTH]; 2], values: &[Pixel; 2]) {
+    for (sums, pixel) in sums.iter_mut().zip(values) {
         sums.iter_mut().zip(&pixel.0).for_each(|(sum, value)| *sum += f64::from(*value));
     }
 }
@@ -428,7 +400,7 @@ fn channel(taps: &[Pixel], c: usize) -> Vec<f64> {
     taps.iter().map(|tap| f64::from(tap.0[c])).collect()
 }
 
-/// Weights times moments; a row of moments is longer by the one and what rounds it up.
+/// Weights times a row of moments, which also has the constant 1 and padding.
 fn dot(weights: &[f64], row: &[f64; PATCH_VALUES]) -> f64 {
     weights.iter().zip(row).map(|(w, m)| w * m).sum()
 }

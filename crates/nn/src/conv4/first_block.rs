@@ -1,27 +1,26 @@
-//! The first block: 1 or 3 input channels, so that a patch has 9 or 27 values and a direct convolution is best.
+//! The first block: a direct convolution, since patches of 1 or 3 input channels have only 9 or 27 values.
 //!
-//! Its output is the largest array of the network and is never stored. Forward, a pooling window's four outputs
-//! live in registers. What batch norm needs over all pixels follows from the second moments of the patches
-//! (with a constant one as a further value): the mean of a channel is its weights times the patches' sum, its
-//! mean square a quadratic form; and the backward pass meets the same matrix, because the norm's gradient at a
-//! pixel is linear in that pixel's output.
+//! Its output is the largest array of the network and is never stored. In the forward pass, the four outputs of a pooling
+//! window stay in registers. The statistics of batch norm follow from the second moments of the patches, extended by a
+//! constant 1: the mean of a channel is linear in its weights, its mean square is a quadratic form. The backward pass
+//! uses the same matrix, because the gradient of the norm at a pixel is linear in that pixel's output.
 
 use pulp::{Simd, WithSimd};
 
 #[cfg(target_arch = "x86_64")]
-use super::permuted::{self, Reached};
+use super::first_block_avx512::{self, WindowGradient};
 use super::plane::{Pixel, Plane, vectors};
 use super::{Shape, WIDTH};
 use crate::isa::multiply_add;
 
-/// Values of a patch with its one, rounded up to whole vectors.
+/// Values of a patch and the constant 1, padded to whole vectors.
 pub(super) const PATCH_VALUES: usize = 32;
-/// Second moments of patches.
+/// Second moments of patches, `[values, values]`.
 pub(super) type Moments = [[f32; PATCH_VALUES]; PATCH_VALUES];
-/// Where in a pooling window the maximum was: 0 to 3, row by row, for every channel.
-pub(super) type Places = [u8; WIDTH];
+/// The position of the maximum in a pooling window, 0 to 3 row by row, for each channel.
+pub(super) type WindowArgmax = [u8; WIDTH];
 
-/// A picture with a margin of one zero pixel.
+/// Copies an image to `out`, which has a margin of one zero pixel.
 pub(super) fn pad(shape: Shape, image: &[f32], out: &mut [f32]) {
     let (line, padded) = (shape.size * shape.channels, padded_line(shape));
     for (row, image) in image.chunks_exact(line).enumerate() {
@@ -30,28 +29,28 @@ pub(super) fn pad(shape: Shape, image: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Numbers in a row of a padded picture.
+/// Values in a row of a padded image.
 fn padded_line(shape: Shape) -> usize {
     (shape.size + 2) * shape.channels
 }
 
-/// Numbers of a padded picture.
+/// Values of a padded image.
 pub(super) fn padded_len(shape: Shape) -> usize {
     padded_line(shape) * (shape.size + 2)
 }
 
-/// Convolution, maximum of every window, ReLU. Norm and bias are folded into `taps` ([3 x 3 x channels]) and
+/// Convolution, max-pool and ReLU of one image. Batch norm and bias are folded into `taps` (`[3, 3, channels, 64]`) and
 /// `bias`.
 pub(super) struct Forward<'a> {
     pub shape: Shape,
     pub padded: &'a [f32],
     pub taps: &'a [Pixel],
     pub bias: &'a Pixel,
-    /// The next block's input, one image.
     pub plane: Plane,
+    /// The input of the next block.
     pub out: &'a mut [Pixel],
-    /// Where the maxima were, if anybody asks.
-    pub places: Option<&'a mut [Places]>,
+    /// The positions of the maxima, if they are needed.
+    pub argmax: Option<&'a mut [WindowArgmax]>,
 }
 
 impl WithSimd for Forward<'_> {
@@ -69,7 +68,7 @@ impl WithSimd for Forward<'_> {
 }
 
 impl Forward<'_> {
-    /// C input channels, V vectors of output channels at a time.
+    /// All windows, for C input channels, V vectors of output channels at a time.
     #[inline(always)]
     fn windows<S: Simd, const C: usize, const V: usize>(mut self, simd: S) {
         let line = padded_line(self.shape);
@@ -78,22 +77,22 @@ impl Forward<'_> {
             for column in 0..side {
                 let start = 2 * row * line + 2 * column * C;
                 let rows = window::<C>(self.padded, start, line);
-                let place = self.plane.at(row, column);
-                let mut index = Pixel::ZERO;
+                let pixel = self.plane.at(row, column);
+                let mut positions = Pixel::ZERO;
                 for v in (0..vectors::<S>()).step_by(V) {
                     let sums = convolve::<S, C, V>(simd, rows, self.taps, self.bias, v);
                     for j in 0..V {
                         let four = [sums[0][j], sums[1][j], sums[2][j], sums[3][j]];
-                        let (highest, at) = maximum(simd, four);
-                        let out = simd.max_f32s(highest, simd.splat_f32s(0.0));
-                        self.out[place].set::<S>(v + j, out);
-                        index.set::<S>(v + j, at);
+                        let (max, position) = max_and_position(simd, four);
+                        let out = simd.max_f32s(max, simd.splat_f32s(0.0));
+                        self.out[pixel].set::<S>(v + j, out);
+                        positions.set::<S>(v + j, position);
                     }
                 }
-                if let Some(places) = &mut self.places {
-                    let places = &mut places[row * side + column];
+                if let Some(argmax) = &mut self.argmax {
+                    let argmax = &mut argmax[row * side + column];
                     for c in 0..WIDTH {
-                        places[c] = index.0[c] as u8;
+                        argmax[c] = positions.0[c] as u8;
                     }
                 }
             }
@@ -101,16 +100,16 @@ impl Forward<'_> {
     }
 }
 
-/// How what went forward moves: a convolution with the moved taps and bias, at the maxima that were open.
+/// The tangent of [`Forward`]: a convolution with the tangents of taps and bias, at the maxima where the ReLU is active.
 pub(super) struct ForwardTangent<'a> {
     pub shape: Shape,
     pub padded: &'a [f32],
     pub taps: &'a [Pixel],
     pub bias: &'a Pixel,
     pub plane: Plane,
-    /// What went forward; zero where the ReLU closed.
+    /// The output of [`Forward`]; 0 where the ReLU is inactive.
     pub out: &'a [Pixel],
-    pub places: &'a [Places],
+    pub argmax: &'a [WindowArgmax],
     pub tangent: &'a mut [Pixel],
 }
 
@@ -132,26 +131,26 @@ impl ForwardTangent<'_> {
     #[inline(always)]
     fn windows<S: Simd, const C: usize, const V: usize>(self, simd: S) {
         let (line, side, zero) = (padded_line(self.shape), self.plane.side, simd.splat_f32s(0.0));
-        let mut index = Pixel::ZERO;
+        let mut positions = Pixel::ZERO;
         for row in 0..side {
             for column in 0..side {
                 let rows = window::<C>(self.padded, 2 * row * line + 2 * column * C, line);
                 let at = self.plane.at(row, column);
-                let places = &self.places[row * side + column];
+                let argmax = &self.argmax[row * side + column];
                 for c in 0..WIDTH {
-                    index.0[c] = f32::from(places[c]);
+                    positions.0[c] = f32::from(argmax[c]);
                 }
                 for v in (0..vectors::<S>()).step_by(V) {
                     let sums = convolve::<S, C, V>(simd, rows, self.taps, self.bias, v);
                     for j in 0..V {
-                        let place = index.get::<S>(v + j);
+                        let position = positions.get::<S>(v + j);
                         let mut chosen = sums[0][j];
                         for k in 1..4 {
-                            let here = simd.equal_f32s(place, simd.splat_f32s(k as f32));
+                            let here = simd.equal_f32s(position, simd.splat_f32s(k as f32));
                             chosen = simd.select_f32s(here, sums[k][j], chosen);
                         }
-                        let open = simd.greater_than_f32s(self.out[at].get::<S>(v + j), zero);
-                        self.tangent[at].set::<S>(v + j, simd.select_f32s(open, chosen, zero));
+                        let active = simd.greater_than_f32s(self.out[at].get::<S>(v + j), zero);
+                        self.tangent[at].set::<S>(v + j, simd.select_f32s(active, chosen, zero));
                     }
                 }
             }
@@ -159,7 +158,7 @@ impl ForwardTangent<'_> {
     }
 }
 
-/// The four rows of input that a pooling window's outputs look at.
+/// The four rows of the input patch of a pooling window.
 #[inline(always)]
 fn window<const C: usize>(padded: &[f32], start: usize, line: usize) -> [&[f32]; 4] {
     [
@@ -170,6 +169,7 @@ fn window<const C: usize>(padded: &[f32], start: usize, line: usize) -> [&[f32];
     ]
 }
 
+/// The four outputs of a pooling window, for V vectors of channels from vector `v` on.
 #[inline(always)]
 fn convolve<S: Simd, const C: usize, const V: usize>(
     simd: S,
@@ -202,27 +202,27 @@ fn convolve<S: Simd, const C: usize, const V: usize>(
     sums
 }
 
-/// The largest of four and its place; the first where they are equal.
+/// The maximum of four values and its position; the first position if several are equal.
 #[inline(always)]
-fn maximum<S: Simd>(simd: S, values: [S::f32s; 4]) -> (S::f32s, S::f32s) {
-    let (mut highest, mut place) = (values[0], simd.splat_f32s(0.0));
+fn max_and_position<S: Simd>(simd: S, values: [S::f32s; 4]) -> (S::f32s, S::f32s) {
+    let (mut max, mut position) = (values[0], simd.splat_f32s(0.0));
     for (i, value) in values.into_iter().enumerate().skip(1) {
-        let above = simd.greater_than_f32s(value, highest);
-        highest = simd.select_f32s(above, value, highest);
-        place = simd.select_f32s(above, simd.splat_f32s(i as f32), place);
+        let above = simd.greater_than_f32s(value, max);
+        max = simd.select_f32s(above, value, max);
+        position = simd.select_f32s(above, simd.splat_f32s(i as f32), position);
     }
-    (highest, place)
+    (max, position)
 }
 
-/// The second moments of all patches of a picture, added up.
+/// Adds the second moments of all patches of an image to `moments`.
 pub(super) struct PatchMoments<'a> {
     pub shape: Shape,
     pub padded: &'a [f32],
     pub moments: &'a mut Moments,
 }
 
-/// Patches of a row of pixels.
-type PatchRow = [f32; PATCH_VALUES];
+/// The values of one patch.
+type Patch = [f32; PATCH_VALUES];
 
 impl WithSimd for PatchMoments<'_> {
     type Output = ();
@@ -249,8 +249,9 @@ impl WithSimd for PatchMoments<'_> {
     }
 }
 
+/// Adds the second moments of some patches, in groups of ROWS rows of the matrix.
 #[inline(always)]
-fn accumulate<S: Simd, const ROWS: usize>(simd: S, patches: &[PatchRow], values: usize, out: &mut Moments) {
+fn accumulate<S: Simd, const ROWS: usize>(simd: S, patches: &[Patch], values: usize, out: &mut Moments) {
     for first in (0..values).step_by(ROWS) {
         for column in (0..PATCH_VALUES / S::F32_LANES).step_by(2) {
             let mut sums = [[simd.splat_f32s(0.0); 2]; ROWS];
@@ -274,14 +275,15 @@ fn accumulate<S: Simd, const ROWS: usize>(simd: S, patches: &[PatchRow], values:
     }
 }
 
-/// The gradient that reaches the maxima, times their patches: added to `taps` ([3 x 3 x channels]) and `sum`.
+/// The gradient at the maxima times their patches, added to `taps` (`[3, 3, channels, 64]`), and the sum of that
+/// gradient, added to `sum`.
 pub(super) struct Backward<'a> {
     pub shape: Shape,
     pub padded: &'a [f32],
     pub plane: Plane,
-    /// What went forward; zero where the ReLU closed.
+    /// The output of [`Forward`]; 0 where the ReLU is inactive.
     pub out: &'a [Pixel],
-    pub places: &'a [Places],
+    pub argmax: &'a [WindowArgmax],
     /// The gradient of `out`, in the same plane.
     pub d_out: &'a [Pixel],
     pub taps: &'a mut [Pixel],
@@ -296,8 +298,8 @@ impl WithSimd for Backward<'_> {
         #[cfg(target_arch = "x86_64")]
         if let (16, Some(simd)) = (S::F32_LANES, pulp::x86::V4::try_new()) {
             return match self.shape.channels {
-                1 => self.rows_by_permutation::<1>(simd),
-                _ => self.rows_by_permutation::<3>(simd),
+                1 => self.rows_avx512::<1>(simd),
+                _ => self.rows_avx512::<3>(simd),
             };
         }
         match self.shape.channels {
@@ -308,70 +310,72 @@ impl WithSimd for Backward<'_> {
 }
 
 impl Backward<'_> {
-    /// C input channels.
+    /// All rows of windows, for C input channels.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn rows_by_permutation<const C: usize>(self, simd: pulp::x86::V4) {
+    fn rows_avx512<const C: usize>(self, simd: pulp::x86::V4) {
         let (line, side) = (padded_line(self.shape), self.plane.side);
-        let mut reached = vec![Reached::NOTHING; side];
+        let mut windows = vec![WindowGradient::ZERO; side];
         for row in 0..side {
-            for (column, reached) in reached.iter_mut().enumerate() {
+            for (column, window) in windows.iter_mut().enumerate() {
                 let at = self.plane.at(row, column);
-                open(&self.out[at], &self.d_out[at], &mut reached.gradient, self.sum);
-                reached.point::<C>(&self.places[row * side + column]);
+                relu_backward(&self.out[at], &self.d_out[at], &mut window.gradient, self.sum);
+                window.set_indices::<C>(&self.argmax[row * side + column]);
             }
-            permuted::taps::<C>(simd, &reached, &self.padded[2 * row * line..], line, self.taps);
+            let padded = &self.padded[2 * row * line..];
+            first_block_avx512::add_taps::<C>(simd, &windows, padded, line, self.taps);
         }
     }
 
-    /// C input channels.
+    /// All rows of windows, for C input channels.
     #[inline(always)]
     fn rows<S: Simd, const C: usize>(self, simd: S) {
         let (line, side) = (padded_line(self.shape), self.plane.side);
-        let mut reached = vec![(Pixel::ZERO, Pixel::ZERO); side];
+        let mut windows = vec![(Pixel::ZERO, Pixel::ZERO); side];
         for row in 0..side {
-            for (column, (gradient, index)) in reached.iter_mut().enumerate() {
+            for (column, (gradient, positions)) in windows.iter_mut().enumerate() {
                 let at = self.plane.at(row, column);
-                open(&self.out[at], &self.d_out[at], gradient, self.sum);
-                let places = &self.places[row * side + column];
-                index.0.iter_mut().zip(places).for_each(|(index, &place)| *index = f32::from(place));
+                relu_backward(&self.out[at], &self.d_out[at], gradient, self.sum);
+                let argmax = &self.argmax[row * side + column];
+                positions.0.iter_mut().zip(argmax).for_each(|(position, &max)| *position = f32::from(max));
             }
             for v in 0..vectors::<S>() {
                 for dy in 0..3 {
                     let start = (2 * row + dy) * line;
-                    taps::<S, C>(simd, &reached, &self.padded[start..], line, dy, v, self.taps);
+                    add_row_of_taps::<S, C>(simd, &windows, &self.padded[start..], line, dy, v, self.taps);
                 }
             }
         }
     }
 }
 
-/// The gradient where the ReLU let something through; adds it to `sum`.
+/// Writes the gradient where the ReLU is active and 0 elsewhere; adds it to `sum`.
 #[inline(always)]
-fn open(out: &Pixel, d_out: &Pixel, gradient: &mut Pixel, sum: &mut Pixel) {
+fn relu_backward(out: &Pixel, d_out: &Pixel, gradient: &mut Pixel, sum: &mut Pixel) {
     for c in 0..WIDTH {
         gradient.0[c] = if out.0[c] > 0.0 { d_out.0[c] } else { 0.0 };
         sum.0[c] += gradient.0[c];
     }
 }
 
-/// One row of taps; all four outputs of a window, three of which have no gradient.
+/// Adds the gradient of one row of taps, from all four outputs of each window, three of which have gradient 0. `windows`
+/// are the gradients and the positions of the maxima.
 #[inline(always)]
-fn taps<S: Simd, const C: usize>(
+fn add_row_of_taps<S: Simd, const C: usize>(
     simd: S,
-    reached: &[(Pixel, Pixel)],
+    windows: &[(Pixel, Pixel)],
     padded: &[f32],
     line: usize,
     dy: usize,
     v: usize,
     out: &mut [Pixel],
 ) {
-    // 3 x C taps a row, of which 9 is the most.
+    // A row has 3 C taps, at most 9.
     let mut sums = [simd.splat_f32s(0.0); 9];
-    for (column, (gradient, index)) in reached.iter().enumerate() {
-        let (gradient, index) = (gradient.get::<S>(v), index.get::<S>(v));
+    for (column, (gradient, positions)) in windows.iter().enumerate() {
+        let (gradient, positions) = (gradient.get::<S>(v), positions.get::<S>(v));
         for at in 0..4 {
-            let here = simd.equal_f32s(index, simd.splat_f32s(at as f32));
+            let here = simd.equal_f32s(positions, simd.splat_f32s(at as f32));
             let gradient = simd.select_f32s(here, gradient, simd.splat_f32s(0.0));
             let start = at / 2 * line + (2 * column + at % 2) * C;
             let values = &padded[start..start + 3 * C];

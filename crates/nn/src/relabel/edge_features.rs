@@ -1,29 +1,33 @@
-//! What the head knows of two items: five numbers that hold for embeddings of any dimension and scale.
+//! Edge features: five relations of two items that do not depend on the dimension or scale of the embeddings.
 //!
-//! Planes of M x M numbers, one a feature; row i, column j is what i knows of j. All follow from the items'
-//! products. Statistics are over pairs of different items. Where there is nothing to tell (one item, all equal,
-//! a zero vector) a feature is its neutral value, never the quotient of two roundings.
+//! One plane `[M, M]` per feature; row i, column j describes j as seen from i. All follow from the Gram matrix of the
+//! items. Statistics are over pairs of different items. Where there is nothing to compare (one item, all items equal, a
+//! zero vector) a feature has its neutral value, never the quotient of two rounding errors.
 
-use super::space::{Means, ROUNDING, inverse_length, shifted};
+use super::gram_space::{MeanProducts, ROUNDING, centred_product, inverse_centred_length};
 use crate::real::Real;
 
 /// Number of features.
-pub const EDGE_FEATURES: usize = 5;
+pub(super) const EDGE_FEATURES: usize = 5;
 
-/// What each is where there is nothing to compare.
-pub const NEUTRAL: [f64; EDGE_FEATURES] = [0.0, 0.0, 0.5, 0.5, 0.0];
+/// The value of each feature where there is nothing to compare.
+pub(super) const NEUTRAL: [f64; EDGE_FEATURES] = [0.0, 0.0, 0.5, 0.5, 0.0];
 
-/// A spread of cosines below this is none.
-const LEAST_SPREAD: f64 = 1e-3;
-/// Features without a natural bound end here, so that one far item cannot flood a network.
-const FARTHEST: f64 = 8.0;
+/// The smallest standard deviation that cosines are divided by.
+const MIN_DEVIATION: f64 = 1e-3;
+/// Features without a natural bound are clamped to this, so that one distant item cannot dominate the network.
+const MAX_FEATURE: f64 = 8.0;
 
-/// Writes the features of one episode: cosine after subtracting the mean of the items; squared distance over its
-/// mean, minus 1; the rank of j among i's neighbours as a share, and of i among j's; raw cosine, standardised.
+/// Writes the features of one episode:
+/// 0. the cosine of the items centred at their mean,
+/// 1. the squared distance over its mean, minus 1,
+/// 2. the relative rank of j among the neighbours of i,
+/// 3. the relative rank of i among the neighbours of j,
+/// 4. the cosine of the items as they are, standardised.
 ///
 /// # Panics
-/// If there are not `items` x `items` products, or the planes are not of that size.
-pub fn edge_features<T: Real>(gram: &[T], items: usize, mut planes: [&mut [T]; EDGE_FEATURES]) {
+/// If `gram` or a plane does not have `items²` elements.
+pub(super) fn edge_features<T: Real>(gram: &[T], items: usize, mut planes: [&mut [T]; EDGE_FEATURES]) {
     assert_eq!(gram.len(), items * items);
     assert!(planes.iter().all(|plane| plane.len() == gram.len()));
     if items == 0 {
@@ -32,33 +36,34 @@ pub fn edge_features<T: Real>(gram: &[T], items: usize, mut planes: [&mut [T]; E
     let [centred, distances, ranks, reverse_ranks, raw] = &mut planes;
     centred_cosines(gram, items, centred);
     squared_distances(gram, items, distances);
-    rank_shares(distances, items, ranks);
+    relative_ranks(distances, items, ranks);
     for i in 0..items {
         (0..items).for_each(|j| reverse_ranks[i * items + j] = ranks[j * items + i]);
     }
-    over_mean(distances, gram, items);
+    divide_by_mean(distances, gram, items);
     raw_cosines(gram, items, raw);
     standardise(raw, items);
 }
 
 fn centred_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
-    let Means { with_mean, mean_square } = Means::of(gram, items);
-    let scale = |i: usize| inverse_length(gram[i * items + i], with_mean[i], mean_square);
+    let MeanProducts { with_mean, mean_square } = MeanProducts::of(gram, items);
+    let scale = |i: usize| inverse_centred_length(gram[i * items + i], with_mean[i], mean_square);
     let scales: Vec<T> = (0..items).map(scale).collect();
     for i in 0..items {
         for j in 0..items {
-            let product = shifted(gram[i * items + j], with_mean[i], with_mean[j], mean_square);
-            out[i * items + j] = within(product * (scales[i] * scales[j]), T::ONE);
+            let product = centred_product(gram[i * items + j], with_mean[i], with_mean[j], mean_square);
+            out[i * items + j] = clamp(product * (scales[i] * scales[j]), T::ONE);
         }
         out[i * items + i] = T::ONE;
     }
 }
 
 fn raw_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
-    let scales: Vec<T> = (0..items).map(|i| inverse_length(gram[i * items + i], T::ZERO, T::ZERO)).collect();
+    let scale = |i: usize| inverse_centred_length(gram[i * items + i], T::ZERO, T::ZERO);
+    let scales: Vec<T> = (0..items).map(scale).collect();
     for i in 0..items {
         for j in 0..items {
-            out[i * items + j] = within(gram[i * items + j] * (scales[i] * scales[j]), T::ONE);
+            out[i * items + j] = clamp(gram[i * items + j] * (scales[i] * scales[j]), T::ONE);
         }
         out[i * items + i] = T::ONE;
     }
@@ -67,62 +72,64 @@ fn raw_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
 fn squared_distances<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
     for i in 0..items {
         for j in 0..items {
-            let apart =
+            let distance =
                 gram[i * items + i] + gram[j * items + j] - (gram[i * items + j] + gram[i * items + j]);
-            out[i * items + j] = if apart > T::ZERO { apart } else { T::ZERO };
+            out[i * items + j] = if distance > T::ZERO { distance } else { T::ZERO };
         }
         out[i * items + i] = T::ZERO;
     }
 }
 
-/// For every i the place of j among the other items by distance, in (0, 1): the nearest of M - 1 has
-/// 0.5 / (M - 1). Equal distances share the mean of their places, so that the order of the items never shows.
-/// An item's share with itself is 0.
-fn rank_shares<T: Real>(distances: &[T], items: usize, out: &mut [T]) {
+/// For every i the relative rank of j among the other items by distance, in (0, 1): the nearest of M - 1 items has
+/// 0.5 / (M - 1). Equal distances get the mean of their ranks, so the order of the items does not matter. The rank of
+/// an item relative to itself is 0.
+fn relative_ranks<T: Real>(distances: &[T], items: usize, out: &mut [T]) {
     let mut order: Vec<(T, usize)> = Vec::with_capacity(items);
     for (i, (row, out)) in distances.chunks_exact(items.max(1)).zip(out.chunks_exact_mut(items)).enumerate() {
         order.clear();
         order.extend((0..items).filter(|&j| j != i).map(|j| (row[j], j)));
         order.sort_unstable_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(std::cmp::Ordering::Equal));
-        let mut place = 0;
+        let mut nearer = 0;
         for tied in order.chunk_by(|a, b| a.0 == b.0) {
-            let middle = place as f64 + 0.5 * tied.len() as f64;
-            let share = T::of(middle / order.len() as f64);
-            tied.iter().for_each(|&(_, j)| out[j] = share);
-            place += tied.len();
+            let rank = nearer as f64 + 0.5 * tied.len() as f64;
+            let relative_rank = T::from_f64(rank / order.len() as f64);
+            tied.iter().for_each(|&(_, j)| out[j] = relative_rank);
+            nearer += tied.len();
         }
         out[i] = T::ZERO;
     }
 }
 
-/// Distances over their mean, minus 1.
-fn over_mean<T: Real>(distances: &mut [T], gram: &[T], items: usize) {
+/// Turns distances into distances over their mean, minus 1.
+fn divide_by_mean<T: Real>(distances: &mut [T], gram: &[T], items: usize) {
     let pairs = (items * items - items).max(1) as f64;
-    let mean = distances.iter().map(|distance| distance.wide()).sum::<f64>() / pairs;
-    let squares = (0..items).map(|i| gram[i * items + i].wide()).sum::<f64>() / items.max(1) as f64;
+    let mean = distances.iter().map(|distance| distance.to_f64()).sum::<f64>() / pairs;
+    let squares = (0..items).map(|i| gram[i * items + i].to_f64()).sum::<f64>() / items.max(1) as f64;
     if mean > ROUNDING * squares {
-        let scale = T::of(1.0 / mean);
-        distances.iter_mut().for_each(|d| *d = within(*d * scale - T::ONE, T::of(FARTHEST)));
+        let scale = T::from_f64(1.0 / mean);
+        distances.iter_mut().for_each(|d| *d = clamp(*d * scale - T::ONE, T::from_f64(MAX_FEATURE)));
     } else {
         distances.fill(T::ZERO);
     }
     (0..items).for_each(|i| distances[i * items + i] = -T::ONE);
 }
 
+/// Scales a plane so that its values off the diagonal have mean 0 and variance 1.
 fn standardise<T: Real>(plane: &mut [T], items: usize) {
     let pairs = (items * items - items).max(1) as f64;
-    let others = || {
-        let apart = |(place, value): (usize, &T)| (place % (items + 1) != 0).then(|| value.wide());
-        plane.iter().enumerate().filter_map(apart)
+    let off_diagonal = || {
+        let value = |(index, value): (usize, &T)| (index % (items + 1) != 0).then(|| value.to_f64());
+        plane.iter().enumerate().filter_map(value)
     };
-    let mean = others().sum::<f64>() / pairs;
-    let variance = others().map(|value| (value - mean) * (value - mean)).sum::<f64>() / pairs;
-    let scale = T::of(1.0 / variance.root().max(LEAST_SPREAD));
-    let mean = T::of(mean);
-    plane.iter_mut().for_each(|value| *value = within((*value - mean) * scale, T::of(FARTHEST)));
+    let mean = off_diagonal().sum::<f64>() / pairs;
+    let variance = off_diagonal().map(|value| (value - mean) * (value - mean)).sum::<f64>() / pairs;
+    let scale = T::from_f64(1.0 / variance.sqrt().max(MIN_DEVIATION));
+    let mean = T::from_f64(mean);
+    plane.iter_mut().for_each(|value| *value = clamp((*value - mean) * scale, T::from_f64(MAX_FEATURE)));
 }
 
-fn within<T: Real>(value: T, bound: T) -> T {
+/// `value` within [-bound, bound].
+fn clamp<T: Real>(value: T, bound: T) -> T {
     if value > bound {
         bound
     } else if value < -bound {
@@ -135,7 +142,7 @@ fn within<T: Real>(value: T, bound: T) -> T {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::differences::Numbers;
+    use crate::gradient_check::TestRng;
 
     fn features<T: Real>(gram: &[T], items: usize) -> Vec<Vec<T>> {
         let mut planes = vec![vec![T::ZERO; items * items]; EDGE_FEATURES];
@@ -149,7 +156,7 @@ mod tests {
         rows.iter().flat_map(|a| rows.iter().map(move |b| dot(a, b))).collect()
     }
 
-    /// From the vectors themselves, as one would write it down.
+    /// The features computed from the vectors themselves, by definition.
     fn from_vectors(rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
         let (n, dim) = (rows.len(), rows[0].len());
         let pairs = || (0..n).flat_map(|i| (0..n).map(move |j| (i, j)));
@@ -175,33 +182,33 @@ mod tests {
         let variance = apart().map(|(i, j)| (raw(i, j) - raw_mean).powi(2)).sum::<f64>() / count;
         vec![
             pairs().map(|(i, j)| cosine(&rows[i], &rows[j], &mean)).collect(),
-            pairs().map(|(i, j)| (distance(i, j) / mean_distance - 1.0).min(FARTHEST)).collect(),
+            pairs().map(|(i, j)| (distance(i, j) / mean_distance - 1.0).min(MAX_FEATURE)).collect(),
             pairs().map(|(i, j)| rank(i, j)).collect(),
             pairs().map(|(i, j)| rank(j, i)).collect(),
-            pairs().map(|(i, j)| ((raw(i, j) - raw_mean) / variance.sqrt()).min(FARTHEST)).collect(),
+            pairs().map(|(i, j)| ((raw(i, j) - raw_mean) / variance.sqrt()).min(MAX_FEATURE)).collect(),
         ]
     }
 
     #[test]
-    fn features_from_products_are_those_of_the_vectors() {
-        let mut numbers = Numbers::new(3);
+    fn features_from_inner_products_are_those_of_the_vectors() {
+        let mut rng = TestRng::new(3);
         for (items, dim) in [(2, 3), (3, 2), (9, 5), (25, 40)] {
-            let rows: Vec<Vec<f64>> = (0..items).map(|_| numbers.doubles(dim)).collect();
+            let rows: Vec<Vec<f64>> = (0..items).map(|_| rng.f64s(dim)).collect();
             let expected = from_vectors(&rows);
             for (feature, (found, expected)) in
                 features(&gram(&rows), items).iter().zip(&expected).enumerate()
             {
-                // Two items have one cosine, which has no spread.
+                // Two items have one cosine, so its variance is 0.
                 let compared = if items == 2 && feature == 4 { 0 } else { found.len() };
-                for (place, (a, b)) in found.iter().zip(expected).take(compared).enumerate() {
-                    assert!((a - b).abs() < 1e-9, "{items} items, feature {feature}, pair {place}: {a}, {b}");
+                for (pair, (a, b)) in found.iter().zip(expected).take(compared).enumerate() {
+                    assert!((a - b).abs() < 1e-9, "{items} items, feature {feature}, pair {pair}: {a}, {b}");
                 }
             }
         }
     }
 
     #[test]
-    fn equal_distances_share_their_places() {
+    fn equal_distances_get_the_mean_of_their_ranks() {
         // A square: two neighbours at the same distance, one opposite corner.
         let rows = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]].map(|row| row.to_vec());
         let ranks = &features(&gram(&rows), 4)[2];
@@ -209,12 +216,12 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_nothing_to_tell_features_are_neutral() {
+    fn features_are_neutral_if_there_is_nothing_to_compare() {
         let same = features(&[0.3f32; 9], 3);
         assert!(same[0][1] == 0.0 && same[1][1] == 0.0 && same[2][1] == 0.5 && same[4][1] == 0.0);
-        let strange =
+        let degenerate =
             [vec![0.0f32; 9], vec![1.0], vec![0.0], vec![0.0, 0.0, 0.0, 1e-30], vec![1e30, 0.0, 0.0, 1.0]];
-        for gram in strange {
+        for gram in degenerate {
             let items = gram.len().isqrt();
             assert!(features(&gram, items).iter().flatten().all(|value| value.is_finite()), "{gram:?}");
         }

@@ -1,0 +1,274 @@
+//! Batch norm in training, fused with the output transform, pooling and ReLU around it.
+//!
+//! With batch statistics, normalising is `scale y + shift` per channel. Its gradient at a pixel is
+//! `dy_factor dy + y_factor y + constant`, where dy is the gradient after pooling and ReLU and thus nonzero only at the
+//! maximum of a window. The coefficients follow from sums over all pixels ([`BatchNorm`], [`BatchNormBackward`]); the
+//! kernels compute those sums and apply the coefficients.
+
+use pulp::{Simd, WithSimd};
+
+use super::plane::{Pixel, Plane, TILE, vectors};
+use super::tiles::{self, TileBlock, TilePoints};
+use super::{BlockRanges, EPSILON, WIDTH};
+use crate::isa::multiply_add;
+
+/// The batch norm of a block with the statistics of a batch. Channels with a negative gamma are negated throughout.
+#[derive(Clone)]
+pub(super) struct BatchNorm {
+    /// The sign of gamma.
+    pub sign: Pixel,
+    pub mean: [f64; WIDTH],
+    pub var: [f64; WIDTH],
+    /// `1 / sqrt(var + epsilon)`
+    pub inverse_std: [f64; WIDTH],
+    /// `|gamma| inverse_std`
+    pub scale: Pixel,
+    /// `beta - scale mean`
+    pub shift: Pixel,
+    /// The number of pixels that the statistics are over.
+    pub count: f64,
+}
+
+impl BatchNorm {
+    pub const ZERO: BatchNorm = BatchNorm {
+        sign: Pixel::ZERO,
+        mean: [0.0; WIDTH],
+        var: [0.0; WIDTH],
+        inverse_std: [0.0; WIDTH],
+        scale: Pixel::ZERO,
+        shift: Pixel::ZERO,
+        count: 0.0,
+    };
+
+    /// Sets the statistics from the sums of y and y² over `count` pixels.
+    pub fn set(&mut self, gamma: &[f32], beta: &[f32], sums: &[[f64; WIDTH]; 2], count: f64) {
+        self.count = count;
+        for c in 0..WIDTH {
+            self.mean[c] = sums[0][c] / count;
+            self.var[c] = (sums[1][c] / count - self.mean[c].powi(2)).max(0.0);
+            self.inverse_std[c] = (self.var[c] + f64::from(EPSILON)).sqrt().recip();
+            let scale = f64::from(gamma[c].abs()) * self.inverse_std[c];
+            self.scale.0[c] = scale as f32;
+            self.shift.0[c] = (f64::from(beta[c]) - scale * self.mean[c]) as f32;
+        }
+    }
+}
+
+/// The gradient of a pixel before the norm: `dy_factor dy + y_factor y + constant`.
+#[derive(Clone)]
+pub(super) struct BatchNormBackward {
+    pub dy_factor: Pixel,
+    pub y_factor: Pixel,
+    pub constant: Pixel,
+    /// The sum of dy over all pixels.
+    pub sums: [f64; WIDTH],
+    /// The sum over all pixels of dy times the normalised output.
+    pub products: [f64; WIDTH],
+}
+
+impl BatchNormBackward {
+    pub const ZERO: BatchNormBackward = BatchNormBackward {
+        dy_factor: Pixel::ZERO,
+        y_factor: Pixel::ZERO,
+        constant: Pixel::ZERO,
+        sums: [0.0; WIDTH],
+        products: [0.0; WIDTH],
+    };
+
+    /// From the sums of dy and of dy times the normalised output; adds to the gradients of gamma and beta.
+    pub fn new(
+        block: &BlockRanges,
+        norm: &BatchNorm,
+        sums: &[f64; WIDTH],
+        products: &[f64; WIDTH],
+        gradient: &mut [f32],
+    ) -> Self {
+        let mut backward = BatchNormBackward { sums: *sums, products: *products, ..BatchNormBackward::ZERO };
+        for c in 0..WIDTH {
+            gradient[block.gamma.start + c] += norm.sign.0[c] * products[c] as f32;
+            gradient[block.beta.start + c] += sums[c] as f32;
+            let scale = f64::from(norm.scale.0[c]);
+            let y_factor = -scale * norm.inverse_std[c] * products[c] / norm.count;
+            backward.dy_factor.0[c] = scale as f32;
+            backward.y_factor.0[c] = y_factor as f32;
+            backward.constant.0[c] = (-scale * sums[c] / norm.count - y_factor * norm.mean[c]) as f32;
+        }
+        backward
+    }
+}
+
+/// The output transform of a block of tiles. Stores the outputs y and the maxima of the pooling windows; returns the sums
+/// of y and y².
+pub(super) struct OutputTransform<'a> {
+    pub block: TileBlock,
+    pub points: &'a TilePoints,
+    /// `[images, side, side]`
+    pub outputs: &'a mut [Pixel],
+    /// `[images, side / 2, side / 2]`
+    pub maxima: &'a mut [Pixel],
+}
+
+impl WithSimd for OutputTransform<'_> {
+    type Output = [Pixel; 2];
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> [Pixel; 2] {
+        let TileBlock { plane, first, count } = self.block;
+        let (side, pooled) = (plane.side, plane.side / 2);
+        let (mut total, mut total_squares) = (Pixel::ZERO, Pixel::ZERO);
+        for v in 0..vectors::<S>() {
+            let (mut sum, mut squares) = (simd.splat_f32s(0.0), simd.splat_f32s(0.0));
+            for slot in 0..count {
+                let tile = plane.tile(first + slot);
+                let y = tiles::output_transform(simd, self.points, slot, v);
+                let start = (tile.image * side + tile.row) * side + tile.column;
+                for r in 0..TILE {
+                    for c in 0..TILE {
+                        if tile.row + r < side && tile.column + c < side {
+                            self.outputs[start + r * side + c].set::<S>(v, y[r][c]);
+                            sum = simd.add_f32s(sum, y[r][c]);
+                            squares = multiply_add(simd, y[r][c], y[r][c], squares);
+                        }
+                    }
+                }
+                let (row, column) = (tile.row / 2, tile.column / 2);
+                for r in 0..2 {
+                    for c in 0..2 {
+                        if row + r < pooled && column + c < pooled {
+                            let upper = simd.max_f32s(y[2 * r][2 * c], y[2 * r][2 * c + 1]);
+                            let lower = simd.max_f32s(y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
+                            let at = (tile.image * pooled + row + r) * pooled + column + c;
+                            self.maxima[at].set::<S>(v, simd.max_f32s(upper, lower));
+                        }
+                    }
+                }
+            }
+            total.set::<S>(v, sum);
+            total_squares.set::<S>(v, squares);
+        }
+        [total, total_squares]
+    }
+}
+
+/// The gradient of every output of a block of tiles, and its transform to the Winograd points.
+pub(super) struct OutputTransformBackward<'a> {
+    pub block: TileBlock,
+    pub norm_backward: &'a BatchNormBackward,
+    /// `[images, side, side]`
+    pub outputs: &'a [Pixel],
+    pub pooled: Plane,
+    /// The gradient of the maxima, in planes of `pooled`.
+    pub d_pooled: &'a [Pixel],
+    pub points: &'a mut TilePoints,
+}
+
+impl WithSimd for OutputTransformBackward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let TileBlock { plane, first, count } = self.block;
+        let (side, pooled) = (plane.side, self.pooled);
+        for v in 0..vectors::<S>() {
+            let y_factor = self.norm_backward.y_factor.get::<S>(v);
+            let constant = self.norm_backward.constant.get::<S>(v);
+            let dy_factor = self.norm_backward.dy_factor.get::<S>(v);
+            for slot in 0..count {
+                let tile = plane.tile(first + slot);
+                let start = (tile.image * side + tile.row) * side + tile.column;
+                let mut y = [[simd.splat_f32s(0.0); TILE]; TILE];
+                let mut d = [[simd.splat_f32s(0.0); TILE]; TILE];
+                for r in 0..TILE {
+                    for c in 0..TILE {
+                        if tile.row + r < side && tile.column + c < side {
+                            y[r][c] = self.outputs[start + r * side + c].get::<S>(v);
+                            d[r][c] = multiply_add(simd, y_factor, y[r][c], constant);
+                        }
+                    }
+                }
+                let (row, column) = (tile.row / 2, tile.column / 2);
+                for r in 0..2 {
+                    for c in 0..2 {
+                        if row + r < pooled.side && column + c < pooled.side {
+                            let at = tile.image * pooled.len() + pooled.at(row + r, column + c);
+                            let mut dy = simd.mul_f32s(self.d_pooled[at].get::<S>(v), dy_factor);
+                            let upper = simd.max_f32s(y[2 * r][2 * c], y[2 * r][2 * c + 1]);
+                            let lower = simd.max_f32s(y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
+                            let max = simd.max_f32s(upper, lower);
+                            for k in 0..4 {
+                                let (i, j) = (2 * r + k / 2, 2 * c + k % 2);
+                                let here = simd.equal_f32s(y[i][j], max);
+                                let sum = simd.add_f32s(d[i][j], dy);
+                                d[i][j] = simd.select_f32s(here, sum, d[i][j]);
+                                // Of several equal maxima the first gets the gradient.
+                                dy = simd.select_f32s(here, simd.splat_f32s(0.0), dy);
+                            }
+                        }
+                    }
+                }
+                tiles::output_transform_backward(simd, d, self.points, slot, v);
+            }
+        }
+    }
+}
+
+/// Batch norm and ReLU of the maxima, into the planes of the next block.
+pub(super) struct NormaliseRelu<'a> {
+    pub norm: &'a BatchNorm,
+    pub plane: Plane,
+    pub maxima: &'a [Pixel],
+    pub to: &'a mut [Pixel],
+}
+
+impl WithSimd for NormaliseRelu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let side = self.plane.side;
+        for (index, from) in self.maxima.iter().enumerate() {
+            let (image, row) = (index / (side * side), index / side % side);
+            let to = &mut self.to[image * self.plane.len() + self.plane.at(row, index % side)];
+            for v in 0..vectors::<S>() {
+                let (scale, shift) = (self.norm.scale.get::<S>(v), self.norm.shift.get::<S>(v));
+                let value = multiply_add(simd, scale, from.get::<S>(v), shift);
+                to.set::<S>(v, simd.max_f32s(value, simd.splat_f32s(0.0)));
+            }
+        }
+    }
+}
+
+/// Sets the gradient of one image to 0 where the ReLU is inactive; returns the sums of dy and of dy y.
+pub(super) struct ReluBackward<'a> {
+    pub norm: &'a BatchNorm,
+    pub plane: Plane,
+    pub maxima: &'a [Pixel],
+    pub gradient: &'a mut [Pixel],
+}
+
+impl WithSimd for ReluBackward<'_> {
+    type Output = [Pixel; 2];
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> [Pixel; 2] {
+        let (mut total, mut total_products) = (Pixel::ZERO, Pixel::ZERO);
+        let side = self.plane.side;
+        for v in 0..vectors::<S>() {
+            let (scale, shift) = (self.norm.scale.get::<S>(v), self.norm.shift.get::<S>(v));
+            let (mut sum, mut products) = (simd.splat_f32s(0.0), simd.splat_f32s(0.0));
+            for (index, y) in self.maxima.iter().enumerate() {
+                let gradient = &mut self.gradient[self.plane.at(index / side, index % side)];
+                let y = y.get::<S>(v);
+                let active =
+                    simd.greater_than_f32s(multiply_add(simd, scale, y, shift), simd.splat_f32s(0.0));
+                let d = simd.select_f32s(active, gradient.get::<S>(v), simd.splat_f32s(0.0));
+                gradient.set::<S>(v, d);
+                sum = simd.add_f32s(sum, d);
+                products = multiply_add(simd, d, y, products);
+            }
+            total.set::<S>(v, sum);
+            total_products.set::<S>(v, products);
+        }
+        [total, total_products]
+    }
+}

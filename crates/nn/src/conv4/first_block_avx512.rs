@@ -1,0 +1,93 @@
+//! The gradient of the first block's taps with AVX-512's permutations.
+//!
+//! Of the four outputs of a pooling window only the maximum has a gradient, and it is at a different position for every
+//! channel. The input patch of the window is four rows of at most twelve numbers. Two of those rows are the two tables of
+//! one permutation, whose index is the position of the maximum of each channel: a tap takes one permutation and one
+//! multiply-add instead of four multiply-adds, three of them with zeros.
+
+use pulp::Simd;
+use pulp::x86::V4;
+
+use super::WIDTH;
+use super::plane::{Pixel, vectors};
+
+/// Lanes of a vector: the index of the second table's first number.
+const LANES: usize = 16;
+/// Taps of a row whose sums fit into registers next to the tables.
+const MAX_TAPS: usize = 5;
+
+/// The gradient at the maxima of one window.
+#[derive(Clone)]
+#[repr(C, align(64))]
+pub(super) struct WindowGradient {
+    pub gradient: Pixel,
+    /// The index of the first number of a maximum's patch in the tables of rows 0 and 1.
+    indices: [u32; WIDTH],
+}
+
+impl WindowGradient {
+    pub const ZERO: WindowGradient = WindowGradient { gradient: Pixel::ZERO, indices: [0; WIDTH] };
+
+    /// Sets the indices from the positions of the maxima, for C input channels.
+    #[inline(always)]
+    pub fn set_indices<const C: usize>(&mut self, argmax: &[u8; WIDTH]) {
+        for (index, &position) in self.indices.iter_mut().zip(argmax) {
+            *index = u32::from(position >> 1) * LANES as u32 + u32::from(position & 1) * C as u32;
+        }
+    }
+}
+
+/// Adds the gradient of the taps from one row of windows; `padded` starts at the input of the first window.
+#[inline(always)]
+pub(super) fn add_taps<const C: usize>(
+    simd: V4,
+    windows: &[WindowGradient],
+    padded: &[f32],
+    line: usize,
+    out: &mut [Pixel],
+) {
+    for v in 0..vectors::<V4>() {
+        if 3 * C <= MAX_TAPS {
+            add_some_taps::<C, 0, 3>(simd, windows, padded, line, v, out);
+        } else {
+            add_some_taps::<C, 0, 5>(simd, windows, padded, line, v, out);
+            add_some_taps::<C, 5, 4>(simd, windows, padded, line, v, out);
+        }
+    }
+}
+
+/// Adds the gradient of COUNT taps, from tap FROM on, of each of the three rows of taps.
+#[inline(always)]
+fn add_some_taps<const C: usize, const FROM: usize, const COUNT: usize>(
+    simd: V4,
+    windows: &[WindowGradient],
+    padded: &[f32],
+    line: usize,
+    v: usize,
+    out: &mut [Pixel],
+) {
+    let mut sums = [[simd.splat_f32s(0.0); COUNT]; 3];
+    for (column, WindowGradient { gradient, indices }) in windows.iter().enumerate() {
+        let gradient = gradient.get::<V4>(v);
+        let indices = V4::as_simd_u32s(indices).0[v];
+        let row = |row: usize| {
+            let start = row * line + 2 * column * C;
+            pulp::cast(simd.partial_load_f32s(&padded[start..start + 4 * C]))
+        };
+        let rows = [row(0), row(1), row(2), row(3)];
+        for k in 0..COUNT {
+            let index = pulp::cast(simd.add_u32s(indices, simd.splat_u32s((FROM + k) as u32)));
+            for dy in 0..3 {
+                let picked = simd.avx512f._mm512_permutex2var_ps(rows[dy], index, rows[dy + 1]);
+                sums[dy][k] = simd.mul_add_e_f32s(pulp::cast(picked), gradient, sums[dy][k]);
+            }
+        }
+    }
+    for (dy, sums) in sums.into_iter().enumerate() {
+        for (k, sum) in sums.into_iter().enumerate() {
+            let tap = &mut out[dy * 3 * C + FROM + k];
+            let sum = simd.add_f32s(tap.get::<V4>(v), sum);
+            tap.set::<V4>(v, sum);
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! The tangents of batch norm and of the output transform, pooling and ReLU around it: each item here is the tangent of
+//! the item of the same name in `conv4::batch_norm`. The positions of the maxima and the activity of the ReLUs are
+//! constant under the tangent.
+
+use pulp::{Simd, WithSimd};
+
+use crate::conv4::batch_norm::{BatchNorm, BatchNormBackward};
+use crate::conv4::plane::{Pixel, Plane, TILE, vectors};
+use crate::conv4::tiles::{self, TileBlock, TilePoints};
+use crate::conv4::{BlockRanges, WIDTH};
+use crate::isa::multiply_add;
+
+/// The tangent of [`BatchNorm`].
+#[derive(Clone)]
+pub(super) struct BatchNormTangent {
+    pub mean: [f64; WIDTH],
+    pub inverse_std: [f64; WIDTH],
+    pub scale: Pixel,
+    pub shift: Pixel,
+}
+
+impl BatchNormTangent {
+    pub const ZERO: BatchNormTangent = BatchNormTangent {
+        mean: [0.0; WIDTH],
+        inverse_std: [0.0; WIDTH],
+        scale: Pixel::ZERO,
+        shift: Pixel::ZERO,
+    };
+
+    /// From the sums of ẏ and y ẏ over all pixels.
+    pub fn new(
+        block: &BlockRanges,
+        norm: &BatchNorm,
+        parameters: &[f32],
+        direction: &[f32],
+        sums: &[[f64; WIDTH]; 2],
+    ) -> Self {
+        let mut tangent = BatchNormTangent::ZERO;
+        for c in 0..WIDTH {
+            let gamma = f64::from(parameters[block.gamma.start + c].abs());
+            let tangent_gamma = f64::from(norm.sign.0[c] * direction[block.gamma.start + c]);
+            tangent.mean[c] = sums[0][c] / norm.count;
+            let tangent_var = 2.0 * (sums[1][c] / norm.count - norm.mean[c] * tangent.mean[c]);
+            tangent.inverse_std[c] = -0.5 * norm.inverse_std[c].powi(3) * tangent_var;
+            let tangent_scale = tangent_gamma * norm.inverse_std[c] + gamma * tangent.inverse_std[c];
+            tangent.scale.0[c] = tangent_scale as f32;
+            let tangent_beta = f64::from(direction[block.beta.start + c]);
+            tangent.shift.0[c] = (tangent_beta
+                - tangent_scale * norm.mean[c]
+                - gamma * norm.inverse_std[c] * tangent.mean[c]) as f32;
+        }
+        tangent
+    }
+
+    /// The tangent of the coefficients `backward`, from the sums of ġ and of (g y)˙ over all pixels, with g the gradient
+    /// after pooling and ReLU. Adds to the tangents of the gradients of gamma and beta.
+    pub fn backward(
+        &self,
+        block: &BlockRanges,
+        norm: &BatchNorm,
+        backward: &BatchNormBackward,
+        parameters: &[f32],
+        sums: &[[f64; WIDTH]; 2],
+        tangent_gradient: &mut [f32],
+    ) -> BatchNormBackward {
+        let mut tangent = backward.clone();
+        for c in 0..WIDTH {
+            let (sum, product) = (backward.sums[c], backward.products[c]);
+            let (inverse, tangent_inverse) = (norm.inverse_std[c], self.inverse_std[c]);
+            // The tangent of `inverse (sum of g y - mean sum of g)`.
+            let tangent_product = tangent_inverse * product / inverse
+                + inverse * (sums[1][c] - self.mean[c] * sum - norm.mean[c] * sums[0][c]);
+            tangent_gradient[block.gamma.start + c] += norm.sign.0[c] * tangent_product as f32;
+            tangent_gradient[block.beta.start + c] += sums[0][c] as f32;
+            let gamma = f64::from(parameters[block.gamma.start + c].abs());
+            let (scale, tangent_scale) = (gamma * inverse, f64::from(self.scale.0[c]));
+            let y_factor = -scale * inverse * product / norm.count;
+            let tangent_y_factor = -(tangent_scale * inverse * product
+                + scale * tangent_inverse * product
+                + scale * inverse * tangent_product)
+                / norm.count;
+            tangent.dy_factor.0[c] = tangent_scale as f32;
+            tangent.y_factor.0[c] = tangent_y_factor as f32;
+            tangent.constant.0[c] = (-(tangent_scale * sum + scale * sums[0][c]) / norm.count
+                - tangent_y_factor * norm.mean[c]
+                - y_factor * self.mean[c]) as f32;
+        }
+        tangent
+    }
+}
+
+/// The output transform of a tangent. Stores it, and its values at the maxima of the windows; returns the sums of ẏ and
+/// y ẏ.
+pub(super) struct OutputTransform<'a> {
+    pub block: TileBlock,
+    pub points: &'a TilePoints,
+    /// y, `[images, side, side]`.
+    pub outputs: &'a [Pixel],
+    /// ẏ, `[images, side, side]`.
+    pub tangent_outputs: &'a mut [Pixel],
+    /// `[images, side / 2, side / 2]`
+    pub tangent_maxima: &'a mut [Pixel],
+}
+
+impl WithSimd for OutputTransform<'_> {
+    type Output = [Pixel; 2];
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> [Pixel; 2] {
+        let TileBlock { plane, first, count } = self.block;
+        let (side, pooled) = (plane.side, plane.side / 2);
+        let (mut total, mut total_products) = (Pixel::ZERO, Pixel::ZERO);
+        for v in 0..vectors::<S>() {
+            let (mut sum, mut products) = (simd.splat_f32s(0.0), simd.splat_f32s(0.0));
+            for slot in 0..count {
+                let tile = plane.tile(first + slot);
+                let tangent = tiles::output_transform(simd, self.points, slot, v);
+                let start = (tile.image * side + tile.row) * side + tile.column;
+                let mut y = [[simd.splat_f32s(0.0); TILE]; TILE];
+                for r in 0..TILE {
+                    for c in 0..TILE {
+                        if tile.row + r < side && tile.column + c < side {
+                            let at = start + r * side + c;
+                            y[r][c] = self.outputs[at].get::<S>(v);
+                            self.tangent_outputs[at].set::<S>(v, tangent[r][c]);
+                            sum = simd.add_f32s(sum, tangent[r][c]);
+                            products = multiply_add(simd, y[r][c], tangent[r][c], products);
+                        }
+                    }
+                }
+                let (row, column) = (tile.row / 2, tile.column / 2);
+                for r in 0..2 {
+                    for c in 0..2 {
+                        if row + r < pooled && column + c < pooled {
+                            // Of several equal maxima the first counts, as in the backward pass.
+                            let (mut max, mut chosen) = (y[2 * r][2 * c], tangent[2 * r][2 * c]);
+                            for k in 1..4 {
+                                let (i, j) = (2 * r + k / 2, 2 * c + k % 2);
+                                let above = simd.greater_than_f32s(y[i][j], max);
+                                max = simd.select_f32s(above, y[i][j], max);
+                                chosen = simd.select_f32s(above, tangent[i][j], chosen);
+                            }
+                            let at = (tile.image * pooled + row + r) * pooled + column + c;
+                            self.tangent_maxima[at].set::<S>(v, chosen);
+                        }
+                    }
+                }
+            }
+            total.set::<S>(v, sum);
+            total_products.set::<S>(v, products);
+        }
+        [total, total_products]
+    }
+}
+
+/// Batch norm and ReLU of the maxima's tangents, into the planes of the next block.
+pub(super) struct NormaliseRelu<'a> {
+    pub norm: &'a BatchNorm,
+    pub tangent_norm: &'a BatchNormTangent,
+    pub plane: Plane,
+    pub maxima: &'a [Pixel],
+    pub tangent_maxima: &'a [Pixel],
+    pub to: &'a mut [Pixel],
+}
+
+impl WithSimd for NormaliseRelu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (side, zero) = (self.plane.side, simd.splat_f32s(0.0));
+        for (index, (y, tangent)) in self.maxima.iter().zip(self.tangent_maxima).enumerate() {
+            let (image, row) = (index / (side * side), index / side % side);
+            let to = &mut self.to[image * self.plane.len() + self.plane.at(row, index % side)];
+            for v in 0..vectors::<S>() {
+                let (scale, shift) = (self.norm.scale.get::<S>(v), self.norm.shift.get::<S>(v));
+                let y = y.get::<S>(v);
+                let active = simd.greater_than_f32s(multiply_add(simd, scale, y, shift), zero);
+                let (tangent_scale, tangent_shift) =
+                    (self.tangent_norm.scale.get::<S>(v), self.tangent_norm.shift.get::<S>(v));
+                let value = multiply_add(simd, tangent_scale, y, tangent_shift);
+                let value = multiply_add(simd, scale, tangent.get::<S>(v), value);
+                to.set::<S>(v, simd.select_f32s(active, value, zero));
+            }
+        }
+    }
+}
+
+/// Sets the tangent of one image's gradient to 0 where the ReLU is inactive; returns the sums of ġ and of (g y)˙.
+pub(super) struct ReluBackward<'a> {
+    pub norm: &'a BatchNorm,
+    pub plane: Plane,
+    pub maxima: &'a [Pixel],
+    pub tangent_maxima: &'a [Pixel],
+    /// g, already 0 where the ReLU is inactive.
+    pub gradient: &'a [Pixel],
+    pub tangent_gradient: &'a mut [Pixel],
+}
+
+impl WithSimd for ReluBackward<'_> {
+    type Output = [Pixel; 2];
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> [Pixel; 2] {
+        let (mut total, mut total_products) = (Pixel::ZERO, Pixel::ZERO);
+        let (side, zero) = (self.plane.side, simd.splat_f32s(0.0));
+        for v in 0..vectors::<S>() {
+            let (scale, shift) = (self.norm.scale.get::<S>(v), self.norm.shift.get::<S>(v));
+            let (mut sum, mut products) = (zero, zero);
+            for (index, (y, tangent)) in self.maxima.iter().zip(self.tangent_maxima).enumerate() {
+                let at = self.plane.at(index / side, index % side);
+                let (y, tangent) = (y.get::<S>(v), tangent.get::<S>(v));
+                let active = simd.greater_than_f32s(multiply_add(simd, scale, y, shift), zero);
+                let d = simd.select_f32s(active, self.tangent_gradient[at].get::<S>(v), zero);
+                self.tangent_gradient[at].set::<S>(v, d);
+                sum = simd.add_f32s(sum, d);
+                products = multiply_add(simd, d, y, products);
+                products = multiply_add(simd, self.gradient[at].get::<S>(v), tangent, products);
+            }
+            total.set::<S>(v, sum);
+            total_products.set::<S>(v, products);
+        }
+        [total, total_products]
+    }
+}
+
+/// The tangent of the gradient of every output of a block of tiles, and its transform to the Winograd points.
+pub(super) struct OutputTransformBackward<'a> {
+    pub block: TileBlock,
+    pub norm_backward: &'a BatchNormBackward,
+    pub tangent_norm_backward: &'a BatchNormBackward,
+    pub outputs: &'a [Pixel],
+    pub tangent_outputs: &'a [Pixel],
+    pub pooled: Plane,
+    pub d_pooled: &'a [Pixel],
+    pub tangent_d_pooled: &'a [Pixel],
+    pub points: &'a mut TilePoints,
+}
+
+impl WithSimd for OutputTransformBackward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let TileBlock { plane, first, count } = self.block;
+        let (side, pooled) = (plane.side, self.pooled);
+        for v in 0..vectors::<S>() {
+            let y_factor = self.norm_backward.y_factor.get::<S>(v);
+            let tangent_y_factor = self.tangent_norm_backward.y_factor.get::<S>(v);
+            let tangent_constant = self.tangent_norm_backward.constant.get::<S>(v);
+            let dy_factor = self.norm_backward.dy_factor.get::<S>(v);
+            let tangent_dy_factor = self.tangent_norm_backward.dy_factor.get::<S>(v);
+            for slot in 0..count {
+                let tile = plane.tile(first + slot);
+                let start = (tile.image * side + tile.row) * side + tile.column;
+                let mut y = [[simd.splat_f32s(0.0); TILE]; TILE];
+                let mut d = [[simd.splat_f32s(0.0); TILE]; TILE];
+                for r in 0..TILE {
+                    for c in 0..TILE {
+                        if tile.row + r < side && tile.column + c < side {
+                            let at = start + r * side + c;
+                            y[r][c] = self.outputs[at].get::<S>(v);
+                            let of_y = multiply_add(simd, tangent_y_factor, y[r][c], tangent_constant);
+                            let tangent_y = self.tangent_outputs[at].get::<S>(v);
+                            d[r][c] = multiply_add(simd, y_factor, tangent_y, of_y);
+                        }
+                    }
+                }
+                let (row, column) = (tile.row / 2, tile.column / 2);
+                for r in 0..2 {
+                    for c in 0..2 {
+                        if row + r < pooled.side && column + c < pooled.side {
+                            let at = tile.image * pooled.len() + pooled.at(row + r, column + c);
+                            let of_dy = simd.mul_f32s(self.d_pooled[at].get::<S>(v), tangent_dy_factor);
+                            let tangent_dy = self.tangent_d_pooled[at].get::<S>(v);
+                            let mut dy = multiply_add(simd, tangent_dy, dy_factor, of_dy);
+                            let upper = simd.max_f32s(y[2 * r][2 * c], y[2 * r][2 * c + 1]);
+                            let lower = simd.max_f32s(y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
+                            let max = simd.max_f32s(upper, lower);
+                            for k in 0..4 {
+                                let (i, j) = (2 * r + k / 2, 2 * c + k % 2);
+                                let here = simd.equal_f32s(y[i][j], max);
+                                let sum = simd.add_f32s(d[i][j], dy);
+                                d[i][j] = simd.select_f32s(here, sum, d[i][j]);
+                                dy = simd.select_f32s(here, simd.splat_f32s(0.0), dy);
+                            }
+                        }
+                    }
+                }
+                tiles::output_transform_backward(simd, d, self.points, slot, v);
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Test helpers: a random number generator, and gradient checks by central differences.
+
+/// A small random number generator (SplitMix64).
+pub struct TestRng(u64);
+
+impl TestRng {
+    pub fn new(seed: u64) -> Self {
+        TestRng(seed)
+    }
+
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number in [0, 1).
+    pub fn uniform(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// An integer in [0, n).
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.uniform() * n as f64) as usize
+    }
+
+    /// `count` numbers in [-1, 1).
+    pub fn f64s(&mut self, count: usize) -> Vec<f64> {
+        (0..count).map(|_| 2.0 * self.uniform() - 1.0).collect()
+    }
+
+    /// `count` numbers in [-1, 1).
+    pub fn f32s(&mut self, count: usize) -> Vec<f32> {
+        self.f64s(count).into_iter().map(|value| value as f32).collect()
+    }
+}
+
+/// Compares every element of a gradient with the central difference of its loss.
+///
+/// # Panics
+/// If one is off by more than 1e-5 of the largest.
+pub fn check_gradient(what: &str, at: &[f64], gradient: &[f64], mut loss: impl FnMut(&[f64]) -> f64) {
+    check_gradient_at(what, at, gradient, 0..at.len(), &mut loss);
+}
+
+/// Compares some elements of a gradient, see [`check_gradient`].
+pub fn check_gradient_at(
+    what: &str,
+    at: &[f64],
+    gradient: &[f64],
+    indices: impl Iterator<Item = usize>,
+    mut loss: impl FnMut(&[f64]) -> f64,
+) {
+    const STEP: f64 = 1e-5;
+    assert_eq!(at.len(), gradient.len(), "{what}");
+    let mut moved = at.to_vec();
+    let scale = gradient.iter().fold(1e-3f64, |largest, g| largest.max(g.abs()));
+    for index in indices {
+        let mut at_offset = |offset: f64| {
+            moved[index] = at[index] + offset;
+            loss(&moved)
+        };
+        let expected = (at_offset(STEP) - at_offset(-STEP)) / (2.0 * STEP);
+        moved[index] = at[index];
+        let error = (gradient[index] - expected).abs();
+        assert!(error <= 1e-5 * scale, "{what} [{index}]: {} instead of {expected}", gradient[index]);
+    }
+}

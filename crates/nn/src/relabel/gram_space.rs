@@ -1,0 +1,215 @@
+//! Geometry of an episode from inner products alone.
+//!
+//! M items, Q queries. Everything the head reads, and every distance of a query to a prototype, follows from the Gram
+//! matrix of the items (`[M, M]`), the inner products of items and queries (`[M, Q]`) and the squared lengths of the
+//! queries. So the head can also work in a transformed space: centred at the mean of the items and scaled to unit
+//! length, which only takes sums and quotients of the same products. The mean is that of the support set, because that
+//! is all a user has.
+//!
+//! An item that equals the mean has no direction. It becomes the zero vector; what rounding leaves of it is ignored.
+
+use crate::real::Real;
+
+/// A squared length below this fraction of the terms it is the difference of is considered rounding error.
+pub(super) const ROUNDING: f64 = 1e-6;
+
+/// The space that prototypes and distances live in: that of the embeddings, or centred and scaled to unit length.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GramSpace<T> {
+    items: usize,
+    gram: Vec<T>,
+    centring: Option<Centring<T>>,
+}
+
+/// What it takes to centre a vector and scale it to unit length.
+#[derive(Debug, Clone, PartialEq)]
+struct Centring<T> {
+    /// Inner products of the items with their mean, `[M]`.
+    with_mean: Vec<T>,
+    /// The squared length of the mean.
+    mean_square: T,
+    /// One over the length of each centred item, `[M]`.
+    scales: Vec<T>,
+}
+
+impl<T: Real> GramSpace<T> {
+    /// The space of items with the Gram matrix `gram` (`[M, M]`), as they are or `centred` at their mean and scaled to
+    /// unit length.
+    ///
+    /// # Panics
+    /// If `gram` does not have `items²` elements.
+    pub fn new(gram: Vec<T>, items: usize, centred: bool) -> Self {
+        assert_eq!(gram.len(), items * items, "inner products of all pairs of items");
+        if !centred || items == 0 {
+            return GramSpace { items, gram, centring: None };
+        }
+        let MeanProducts { with_mean, mean_square } = MeanProducts::of(&gram, items);
+        let scales: Vec<T> = (0..items)
+            .map(|i| inverse_centred_length(gram[i * items + i], with_mean[i], mean_square))
+            .collect();
+        let mut centred = gram;
+        for (i, row) in centred.chunks_exact_mut(items).enumerate() {
+            for (j, product) in row.iter_mut().enumerate() {
+                *product = centred_product(*product, with_mean[i], with_mean[j], mean_square)
+                    * (scales[i] * scales[j]);
+            }
+        }
+        GramSpace { items, gram: centred, centring: Some(Centring { with_mean, mean_square, scales }) }
+    }
+
+    /// M
+    pub fn items(&self) -> usize {
+        self.items
+    }
+
+    /// Inner products of the items in this space, `[M, M]`.
+    pub fn gram(&self) -> &[T] {
+        &self.gram
+    }
+
+    /// Whether vectors are centred at the mean of the items and scaled to unit length.
+    pub fn is_centred(&self) -> bool {
+        self.centring.is_some()
+    }
+
+    /// Transforms queries into this space, in place: their inner products with the items (`[M, Q]`) and their squared
+    /// lengths (`[Q]`).
+    ///
+    /// # Panics
+    /// If the numbers of products and lengths disagree.
+    pub fn transform_queries(&self, products: &mut [T], squared_lengths: &mut [T]) {
+        let queries = squared_lengths.len();
+        assert_eq!(products.len(), self.items * queries, "inner products of all items with all queries");
+        let Some(centring) = &self.centring else { return };
+        let mut with_mean = vec![T::ZERO; queries];
+        for row in products.chunks_exact(queries.max(1)) {
+            with_mean.iter_mut().zip(row).for_each(|(sum, &product)| *sum += product);
+        }
+        let inverse_count = T::from_f64(1.0 / self.items as f64);
+        with_mean.iter_mut().for_each(|sum| *sum *= inverse_count);
+        let lengths = squared_lengths.iter().zip(&with_mean);
+        let scales: Vec<T> = lengths
+            .map(|(&square, &mean)| inverse_centred_length(square, mean, centring.mean_square))
+            .collect();
+        for (i, row) in products.chunks_exact_mut(queries.max(1)).enumerate() {
+            for ((product, &mean), &scale) in row.iter_mut().zip(&with_mean).zip(&scales) {
+                let centred = centred_product(*product, centring.with_mean[i], mean, centring.mean_square);
+                *product = centred * (centring.scales[i] * scale);
+            }
+        }
+        for (square, &scale) in squared_lengths.iter_mut().zip(&scales) {
+            *square = if scale > T::ZERO { T::ONE } else { T::ZERO };
+        }
+    }
+
+    /// The weights of the original rows whose sum is the sum of the transformed items by `weights`: what it takes to
+    /// compute a prototype as a vector.
+    ///
+    /// # Panics
+    /// If there is not one weight per item.
+    pub fn row_weights(&self, weights: &[T]) -> Vec<T> {
+        assert_eq!(weights.len(), self.items);
+        let Some(centring) = &self.centring else { return weights.to_vec() };
+        let scaled: Vec<T> = weights.iter().zip(&centring.scales).map(|(&w, &s)| w * s).collect();
+        let total = scaled.iter().fold(T::ZERO, |sum, &w| sum + w);
+        let mean = total * T::from_f64(1.0 / self.items as f64);
+        scaled.into_iter().map(|w| w - mean).collect()
+    }
+}
+
+/// Inner products of items with their mean m (`[M]`), and m . m.
+pub(super) struct MeanProducts<T> {
+    pub(super) with_mean: Vec<T>,
+    pub(super) mean_square: T,
+}
+
+impl<T: Real> MeanProducts<T> {
+    pub(super) fn of(gram: &[T], items: usize) -> Self {
+        let inverse_count = T::from_f64(1.0 / items as f64);
+        let mean = |numbers: &[T]| numbers.iter().fold(T::ZERO, |sum, &number| sum + number) * inverse_count;
+        let with_mean: Vec<T> = gram.chunks_exact(items).map(mean).collect();
+        MeanProducts { mean_square: mean(&with_mean), with_mean }
+    }
+}
+
+/// `(a - m) . (b - m)` from `a . b`, `a . m`, `b . m` and `m . m`.
+pub(super) fn centred_product<T: Real>(product: T, a_with_mean: T, b_with_mean: T, mean_square: T) -> T {
+    product - a_with_mean - b_with_mean + mean_square
+}
+
+/// `1 / ‖a - m‖`, or 0 if a equals m up to rounding.
+pub(super) fn inverse_centred_length<T: Real>(square: T, with_mean: T, mean_square: T) -> T {
+    let centred = centred_product(square, with_mean, with_mean, mean_square);
+    if centred > T::from_f64(ROUNDING) * (square + mean_square) { T::ONE / centred.sqrt() } else { T::ZERO }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(count: usize, dim: usize) -> Vec<Vec<f64>> {
+        let value = |i: usize| ((i * 7919 + 13) % 997) as f64 / 997.0;
+        (0..count).map(|r| (0..dim).map(|d| value(r * dim + d)).collect()).collect()
+    }
+
+    fn dot(a: &[f64], b: &[f64]) -> f64 {
+        a.iter().zip(b).map(|(a, b)| a * b).sum()
+    }
+
+    fn products(left: &[Vec<f64>], right: &[Vec<f64>]) -> Vec<f64> {
+        left.iter().flat_map(|a| right.iter().map(move |b| dot(a, b))).collect()
+    }
+
+    /// Centring and scaling of the vectors themselves.
+    fn centred(rows: &[Vec<f64>], mean: &[f64]) -> Vec<Vec<f64>> {
+        let shift = |row: &Vec<f64>| -> Vec<f64> { row.iter().zip(mean).map(|(a, m)| a - m).collect() };
+        let unit = |row: Vec<f64>| {
+            let length = dot(&row, &row).sqrt();
+            row.into_iter().map(|a| a / length).collect()
+        };
+        rows.iter().map(|row| unit(shift(row))).collect()
+    }
+
+    #[test]
+    fn the_centred_space_is_that_of_the_centred_vectors() {
+        let (items, queries) = (rows(6, 9), rows(14, 9).split_off(10));
+        let mean: Vec<f64> = (0..9).map(|d| items.iter().map(|row| row[d]).sum::<f64>() / 6.0).collect();
+        let (centred_items, centred_queries) = (centred(&items, &mean), centred(&queries, &mean));
+        let space = GramSpace::new(products(&items, &items), 6, true);
+        let mut with_queries = products(&items, &queries);
+        let mut squares: Vec<f64> = queries.iter().map(|q| dot(q, q)).collect();
+        space.transform_queries(&mut with_queries, &mut squares);
+        let expected = [products(&centred_items, &centred_items), products(&centred_items, &centred_queries)];
+        let found = space.gram().iter().chain(&with_queries);
+        assert!(found.zip(expected.iter().flatten()).all(|(a, b)| (a - b).abs() < 1e-12));
+        assert_eq!(squares, [1.0; 4]);
+
+        let weights = [0.5, 0.1, 0.0, 0.3, 0.1, 0.0];
+        let row_weights = space.row_weights(&weights);
+        for d in 0..9 {
+            let expected: f64 = weights.iter().zip(&centred_items).map(|(w, row)| w * row[d]).sum();
+            let found: f64 = row_weights.iter().zip(&items).map(|(w, row)| w * row[d]).sum();
+            assert!((found - expected).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn items_at_the_mean_become_zero_instead_of_noise() {
+        let same = vec![0.1f32 * 0.3; 16];
+        let space = GramSpace::new(same, 4, true);
+        assert_eq!(space.gram(), [0.0; 16]);
+        let (mut products, mut squares) = (vec![0.03f32; 4], vec![0.03f32]);
+        space.transform_queries(&mut products, &mut squares);
+        assert!(products.iter().chain(&squares).all(|&number| number == 0.0));
+    }
+
+    #[test]
+    fn an_uncentred_space_changes_nothing() {
+        let space = GramSpace::new(vec![2.0, 1.0, 1.0, 3.0], 2, false);
+        assert_eq!(space.gram(), [2.0, 1.0, 1.0, 3.0]);
+        let (mut products, mut squares) = (vec![0.5, 0.25], vec![4.0]);
+        space.transform_queries(&mut products, &mut squares);
+        assert_eq!((products, squares), (vec![0.5, 0.25], vec![4.0]));
+        assert_eq!(space.row_weights(&[0.25, 0.75]), [0.25, 0.75]);
+    }
+}

@@ -1,0 +1,150 @@
+//! The input layer: the states before the first attention layer.
+//!
+//! A network of one hidden layer over the state features ([`super::network_input`]) and, in a head for one backbone,
+//! the view of the item ([`super::item_view`]). The view passes the first weight once per item, not once per state.
+
+use std::ops::Range;
+
+use super::config::{Config, ViewTarget};
+use super::episode_batch::{EpisodeSpan, PassContext, elements};
+use super::item_view::{ItemViewCache, ItemViewEncoder};
+use super::modules::{BiasFreeLinear, ParameterBuilder, add_row};
+use super::network_input::{NetworkInput, STATE_FEATURES};
+use crate::buffer::Buffer;
+use crate::kernel::kernel;
+use crate::layers::activation::{gelu, gelu_backward};
+use crate::layers::linear::Linear;
+use crate::matmul::Write;
+use crate::real::Real;
+
+/// The parameters of the input layer.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct InputLayer {
+    width: usize,
+    item_view: Option<ItemViewInput>,
+    features: Linear,
+    out: Linear,
+}
+
+/// The part that reads the items themselves.
+#[derive(Debug, Clone, PartialEq)]
+struct ItemViewInput {
+    encoder: ItemViewEncoder,
+    hidden: BiasFreeLinear,
+}
+
+/// Activations kept for the backward pass.
+pub(super) struct InputLayerCache<T: Real> {
+    item_view: Option<ItemViewCache<T>>,
+    /// `[states, W]`, before GELU.
+    hidden: Buffer<T>,
+    /// `[states, W]`, after GELU.
+    activated: Buffer<T>,
+}
+
+impl InputLayer {
+    pub(super) fn new(builder: &mut ParameterBuilder, config: &Config) -> Self {
+        let width = config.width;
+        let view = config.item_view.as_ref().filter(|view| view.target == ViewTarget::States);
+        let fan_in = STATE_FEATURES + view.map_or(0, |view| view.width);
+        let item_view = view.map(|view| ItemViewInput {
+            encoder: ItemViewEncoder::new(builder, view),
+            hidden: builder.weight("start.item", view.width, width, fan_in),
+        });
+        InputLayer {
+            width,
+            item_view,
+            features: builder.linear("start.features", STATE_FEATURES, width, fan_in),
+            out: builder.linear("start.out", width, width, width),
+        }
+    }
+
+    /// The range of the training features' mean, if this layer sees items.
+    pub(super) fn feature_mean(&self) -> Option<Range<usize>> {
+        self.item_view.as_ref().map(|view| view.encoder.feature_mean())
+    }
+
+    /// Returns the states, `[states, W]`. Without a seed there is no dropout.
+    pub(super) fn forward<T: Real>(
+        &self,
+        context: PassContext<'_, T>,
+        input: &NetworkInput<'_, T>,
+        seed: Option<u64>,
+    ) -> (Buffer<T>, InputLayerCache<T>) {
+        let PassContext { parameters, batch } = context;
+        let mut hidden = Buffer::new(batch.states * self.width);
+        self.features.forward(parameters, &input.state_features, &mut hidden);
+        let item_view = self.item_view.as_ref().map(|view| {
+            let cache = view.encoder.forward(context, input, seed);
+            let mut of_items = Buffer::new(batch.items * self.width);
+            view.hidden.forward(parameters, cache.view(), Write::Set, &mut of_items);
+            for span in &batch.spans {
+                let of_items = &of_items[elements(span.items(), self.width)];
+                let hidden = &mut hidden[elements(span.states(), self.width)];
+                add_to_states(span, self.width, of_items, hidden);
+            }
+            cache
+        });
+        let (mut activated, mut states) = (Buffer::new(hidden.len()), Buffer::new(hidden.len()));
+        gelu(&hidden, &mut activated);
+        self.out.forward(parameters, &activated, &mut states);
+        (states, InputLayerCache { item_view, hidden, activated })
+    }
+
+    /// Adds to the gradients of the parameters.
+    pub(super) fn backward<T: Real>(
+        &self,
+        context: PassContext<'_, T>,
+        input: &NetworkInput<'_, T>,
+        cache: &InputLayerCache<T>,
+        d_states: &[T],
+        gradient: &mut [T],
+    ) {
+        let PassContext { parameters, batch } = context;
+        let mut d_hidden = Buffer::new(cache.hidden.len());
+        self.out.backward_parameters(&cache.activated, d_states, gradient);
+        self.out.backward_input(parameters, d_states, Write::Set, &mut d_hidden);
+        gelu_backward(&cache.hidden, &mut d_hidden);
+        self.features.backward_parameters(&input.state_features, &d_hidden, gradient);
+        let (Some(view), Some(view_cache)) = (&self.item_view, &cache.item_view) else { return };
+        let mut d_of_items = Buffer::new(batch.items * self.width);
+        for span in &batch.spans {
+            let d_of_items = &mut d_of_items[elements(span.items(), self.width)];
+            let d_hidden = &d_hidden[elements(span.states(), self.width)];
+            add_to_states_backward(span, self.width, d_hidden, d_of_items);
+        }
+        let mut d_view = Buffer::new(view_cache.view().len());
+        let d_x = Some((Write::Set, &mut *d_view));
+        view.hidden.backward(parameters, view_cache.view(), &d_of_items, gradient, d_x);
+        view.encoder.backward(parameters, view_cache, &d_view, gradient);
+    }
+}
+
+kernel! {
+    /// Adds the row of each item (`[M, width]`) to all its states (`[M C, width]`).
+    fn add_to_states<'a, T>(span: &'a EpisodeSpan, width: usize, of_items: &'a [T], states: &'a mut [T]) {
+        for (states, item) in states.chunks_exact_mut(span.classes * width).zip(of_items.chunks_exact(width)) {
+            for state in states.chunks_exact_mut(width) {
+                add_row(state, item);
+            }
+        }
+    }
+}
+
+kernel! {
+    /// Sets the gradient of the items' rows.
+    fn add_to_states_backward<'a, T>(
+        span: &'a EpisodeSpan,
+        width: usize,
+        d_states: &'a [T],
+        d_of_items: &'a mut [T],
+    ) {
+        let rows = d_states.chunks_exact(span.classes * width).zip(d_of_items.chunks_exact_mut(width));
+        for (d_states, d_item) in rows {
+            d_item.fill(T::ZERO);
+            for d_state in d_states.chunks_exact(width) {
+                add_row(d_item, d_state);
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The item view: how a head for one backbone sees the items themselves.
+//!
+//! The view is `norm(h P)`, with P of `[D, V]` and h the embedding minus the mean of the training features, scaled to
+//! unit length, with dropout in training. The mean is that of the training data, not of the support set: the view of an
+//! item must not depend on the other items, and a dropped number is replaced by its most likely value.
+//!
+//! The view either enters the states in the input layer, or, where that would memorise the training classes, only adds
+//! to the logit of "none of the classes" ([`OutlierBranch`]): relations tell classes apart, but they do not tell what
+//! an outlier looks like.
+
+use std::ops::Range;
+
+use super::config::ItemView;
+use super::episode_batch::PassContext;
+use super::modules::{BiasFreeLinear, Initialiser, LayerNormOutput, ParameterBuilder};
+use super::network_input::NetworkInput;
+use crate::buffer::Buffer;
+use crate::kernel::kernel;
+use crate::layers::activation::{gelu, gelu_backward};
+use crate::layers::dropout::Dropout;
+use crate::layers::layer_norm::LayerNorm;
+use crate::layers::linear::Linear;
+use crate::layers::loss::squared_norm;
+use crate::matmul::Write;
+use crate::real::Real;
+
+/// The encoder that computes the view of each item.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ItemViewEncoder {
+    config: ItemView,
+    mean: Range<usize>,
+    projection: BiasFreeLinear,
+    norm: LayerNorm,
+}
+
+/// The views, with the activations for the backward pass.
+pub(super) struct ItemViewCache<T: Real> {
+    /// h after dropout, `[items, D]`.
+    items: Buffer<T>,
+    /// `[items, V]`
+    normed: LayerNormOutput<T>,
+}
+
+impl<T: Real> ItemViewCache<T> {
+    /// The views, `[items, V]`.
+    pub(super) fn view(&self) -> &[T] {
+        &self.normed.out
+    }
+}
+
+impl ItemViewEncoder {
+    pub(super) fn new(builder: &mut ParameterBuilder, config: &ItemView) -> Self {
+        let ItemView { dim, width, .. } = *config;
+        ItemViewEncoder {
+            config: config.clone(),
+            mean: builder.constant("item.mean", dim),
+            projection: builder.weight_with("item.projection", dim, width, Initialiser::Orthogonal),
+            norm: builder.layer_norm("item.norm", width),
+        }
+    }
+
+    /// The range of the training features' mean.
+    pub(super) fn feature_mean(&self) -> Range<usize> {
+        self.mean.clone()
+    }
+
+    /// Without a seed there is no dropout.
+    pub(super) fn forward<T: Real>(
+        &self,
+        context: PassContext<'_, T>,
+        input: &NetworkInput<'_, T>,
+        seed: Option<u64>,
+    ) -> ItemViewCache<T> {
+        let PassContext { parameters, batch } = context;
+        let dim = self.config.dim;
+        let dropout = seed.map_or(Dropout::NONE, |seed| Dropout::new(self.config.dropout, seed));
+        let mut items = Buffer::new(batch.items * dim);
+        let mean = &parameters[self.mean.clone()];
+        let rows = input.rows.iter().flat_map(|rows| rows.iter());
+        for (row, out) in rows.zip(items.chunks_exact_mut(dim)) {
+            centre_and_scale(row, mean, out);
+        }
+        dropout.apply(0, &mut items);
+        let mut projected = Buffer::new(batch.items * self.config.width);
+        self.projection.forward(parameters, &items, Write::Set, &mut projected);
+        ItemViewCache { items, normed: LayerNormOutput::forward(&self.norm, parameters, &projected) }
+    }
+
+    /// Adds to the gradients of the parameters.
+    pub(super) fn backward<T: Real>(
+        &self,
+        parameters: &[T],
+        cache: &ItemViewCache<T>,
+        d_view: &[T],
+        gradient: &mut [T],
+    ) {
+        let mut d_projected = Buffer::new(d_view.len());
+        cache.normed.backward(&self.norm, parameters, d_view, gradient, &mut d_projected);
+        self.projection.backward(parameters, &cache.items, &d_projected, gradient, None);
+    }
+}
+
+/// A branch that adds to the logit of "none of the classes" from the view of an item.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct OutlierBranch {
+    encoder: ItemViewEncoder,
+    hidden: Linear,
+    out: BiasFreeLinear,
+    width: usize,
+}
+
+/// Activations kept for the backward pass.
+pub(super) struct OutlierBranchCache<T: Real> {
+    item_view: ItemViewCache<T>,
+    /// `[items, W]`, before GELU.
+    hidden: Buffer<T>,
+    /// `[items, W]`, after GELU.
+    activated: Buffer<T>,
+}
+
+impl OutlierBranch {
+    pub(super) fn new(builder: &mut ParameterBuilder, config: &ItemView, width: usize) -> Self {
+        OutlierBranch {
+            encoder: ItemViewEncoder::new(builder, config),
+            hidden: builder.linear("item.hidden", config.width, width, config.width),
+            out: builder.weight_with("item.out", width, 1, Initialiser::Fill(0.0)),
+            width,
+        }
+    }
+
+    /// The range of the training features' mean.
+    pub(super) fn feature_mean(&self) -> Range<usize> {
+        self.encoder.feature_mean()
+    }
+
+    /// Adds to the logits of "none of the classes", `[items]`. Without a seed there is no dropout.
+    pub(super) fn forward<T: Real>(
+        &self,
+        context: PassContext<'_, T>,
+        input: &NetworkInput<'_, T>,
+        seed: Option<u64>,
+        outlier_logits: &mut [T],
+    ) -> OutlierBranchCache<T> {
+        let PassContext { parameters, batch } = context;
+        let item_view = self.encoder.forward(context, input, seed);
+        let mut hidden = Buffer::new(batch.items * self.width);
+        self.hidden.forward(parameters, item_view.view(), &mut hidden);
+        let mut activated = Buffer::new(hidden.len());
+        gelu(&hidden, &mut activated);
+        self.out.forward(parameters, &activated, Write::Add, outlier_logits);
+        OutlierBranchCache { item_view, hidden, activated }
+    }
+
+    /// Adds to the gradients of the parameters.
+    pub(super) fn backward<T: Real>(
+        &self,
+        context: PassContext<'_, T>,
+        cache: &OutlierBranchCache<T>,
+        d_outlier_logits: &[T],
+        gradient: &mut [T],
+    ) {
+        let parameters = context.parameters;
+        let mut d_hidden = Buffer::new(cache.hidden.len());
+        let d_x = Some((Write::Set, &mut *d_hidden));
+        self.out.backward(parameters, &cache.activated, d_outlier_logits, gradient, d_x);
+        gelu_backward(&cache.hidden, &mut d_hidden);
+        self.hidden.backward_parameters(cache.item_view.view(), &d_hidden, gradient);
+        let mut d_view = Buffer::new(cache.item_view.view().len());
+        self.hidden.backward_input(parameters, &d_hidden, Write::Set, &mut d_view);
+        self.encoder.backward(parameters, &cache.item_view, &d_view, gradient);
+    }
+}
+
+/// `out = (row - mean) / ‖row - mean‖`; zero if the row equals the mean.
+fn centre_and_scale<T: Real>(row: &[T], mean: &[T], out: &mut [T]) {
+    subtract(row, mean, out);
+    let length = squared_norm(out).sqrt();
+    if length > T::ZERO {
+        scale(T::ONE / length, out);
+    }
+}
+
+kernel! {
+    /// `out = row - mean`
+    fn subtract<'a, T>(row: &'a [T], mean: &'a [T], out: &'a mut [T]) {
+        for ((out, &value), &mean) in out.iter_mut().zip(row).zip(mean) {
+            *out = value - mean;
+        }
+    }
+}
+
+kernel! {
+    /// `values *= factor`
+    fn scale<'a, T>(factor: T, values: &'a mut [T]) {
+        values.iter_mut().for_each(|value| *value *= factor);
+    }
+}

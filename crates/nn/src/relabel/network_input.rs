@@ -1,0 +1,171 @@
+//! What the network reads, computed from support sets before any parameter is involved.
+//!
+//! - Pair features: the edge features of two items, and whether they have the same given label.
+//! - State features: what the given labels and the edge features say about "item i belongs to class c".
+
+use super::edge_features::{EDGE_FEATURES, NEUTRAL, edge_features};
+use super::episode_batch::{EpisodeBatch, EpisodeSpan, elements};
+use super::gram_space::GramSpace;
+use crate::buffer::Buffer;
+use crate::real::Real;
+
+/// One support set as Relabel reads it.
+#[derive(Debug, Clone, Copy)]
+pub struct RelabelInput<'a, T = f32> {
+    /// Number of classes.
+    pub classes: usize,
+    /// The given label of each item.
+    pub given: &'a [u32],
+    /// The embeddings of the items. May be empty if `gram` is given and the head has no item view.
+    pub rows: &'a [&'a [T]],
+    /// The inner products of the items with each other, `[M, M]`, if the caller already has them.
+    pub gram: Option<&'a [T]>,
+}
+
+/// Features of a pair of items: the edge features, and whether the given labels are the same.
+pub(super) const PAIR_FEATURES: usize = EDGE_FEATURES + 1;
+
+/// Features of a state that follow from the given labels.
+const LABEL_FEATURES: usize = 4;
+
+/// Features of a state: those of the labels, and three statistics of each edge feature.
+pub(super) const STATE_FEATURES: usize = LABEL_FEATURES + 3 * EDGE_FEATURES;
+
+/// Everything the network reads of a batch.
+pub(super) struct NetworkInput<'a, T: Real> {
+    pub(super) batch: EpisodeBatch,
+    /// The space of each episode.
+    pub(super) spaces: Vec<GramSpace<T>>,
+    /// The embeddings of each episode's items.
+    pub(super) rows: Vec<&'a [&'a [T]]>,
+    /// `[PAIR_FEATURES, pairs]`
+    pub(super) pair_features: Buffer<T>,
+    /// `[states, STATE_FEATURES]`
+    pub(super) state_features: Buffer<T>,
+}
+
+impl<'a, T: Real> NetworkInput<'a, T> {
+    /// `centred`: see [`super::Config::centred`].
+    pub(super) fn new(inputs: &[RelabelInput<'a, T>], centred: bool) -> Self {
+        let mut batch = EpisodeBatch::default();
+        inputs.iter().for_each(|input| batch.add(input.classes, input.given));
+        let space = |input: &RelabelInput<'a, T>| {
+            let gram = input.gram.map_or_else(|| gram(input.rows), <[T]>::to_vec);
+            GramSpace::new(gram, input.given.len(), centred)
+        };
+        let mut network_input = NetworkInput {
+            spaces: inputs.iter().map(space).collect(),
+            rows: inputs.iter().map(|input| input.rows).collect(),
+            pair_features: Buffer::new(PAIR_FEATURES * batch.pairs),
+            state_features: Buffer::new(STATE_FEATURES * batch.states),
+            batch,
+        };
+        network_input.compute_features();
+        network_input
+    }
+
+    fn compute_features(&mut self) {
+        for (span, space) in self.batch.spans.iter().zip(&self.spaces) {
+            let mut planes = self.pair_features.chunks_exact_mut(self.batch.pairs.max(1));
+            let mut plane = || &mut planes.next().expect("one plane per feature")[span.pairs()];
+            let (mut edges, same) = ([plane(), plane(), plane(), plane(), plane()], plane());
+            edge_features(space.gram(), span.items, edges.each_mut().map(|plane| &mut **plane));
+            same_label(span, same);
+            let rows = &mut self.state_features[elements(span.states(), STATE_FEATURES)];
+            state_features(span, edges.each_ref().map(|plane| &**plane), rows);
+        }
+    }
+}
+
+const _: () =
+    assert!(PAIR_FEATURES == EDGE_FEATURES + 1, "the plane of labels follows those of the edge features");
+
+fn gram<T: Real>(rows: &[&[T]]) -> Vec<T> {
+    let mut gram = vec![T::ZERO; rows.len() * rows.len()];
+    T::products(rows, rows, &mut gram);
+    gram
+}
+
+/// Writes 1 for each pair of items with the same given label and 0 for the others, `[M, M]`.
+fn same_label<T: Real>(span: &EpisodeSpan, plane: &mut [T]) {
+    for (row, own) in plane.chunks_exact_mut(span.items.max(1)).zip(&span.given) {
+        for (same, other) in row.iter_mut().zip(&span.given) {
+            *same = if own == other { T::ONE } else { T::ZERO };
+        }
+    }
+}
+
+/// Writes the features of one episode's states, `[M C, STATE_FEATURES]`, from its edge features. For item i and class c:
+/// 0. whether c is the given label of i,
+/// 1. the fraction of items with label c,
+/// 2. whether no item other than i has label c,
+/// 3. 1 / (1 + number of items other than i with label c), which says how reliable the rest is,
+///
+/// then mean, maximum and minimum of each edge feature from i to the items other than i with label c.
+fn state_features<T: Real>(span: &EpisodeSpan, planes: [&[T]; EDGE_FEATURES], out: &mut [T]) {
+    let members = members(span);
+    let mut rows = out.chunks_exact_mut(STATE_FEATURES);
+    for item in 0..span.items {
+        for (class, members) in members.iter().enumerate() {
+            let row = rows.next().expect("one row per state");
+            let is_given = span.given[item] as usize == class;
+            let others = members.len() - usize::from(is_given);
+            row[0] = T::from_f64(f64::from(u8::from(is_given)));
+            row[1] = T::from_f64(members.len() as f64 / span.items as f64);
+            row[2] = T::from_f64(f64::from(u8::from(others == 0)));
+            row[3] = T::from_f64(1.0 / (1 + others) as f64);
+            for (feature, plane) in planes.iter().enumerate() {
+                let edges = &plane[item * span.items..(item + 1) * span.items];
+                let statistics = edge_statistics(item, edges, members, NEUTRAL[feature]);
+                let from = LABEL_FEATURES + 3 * feature;
+                row[from..from + 3].copy_from_slice(&statistics);
+            }
+        }
+    }
+}
+
+/// The items with each given label.
+fn members(span: &EpisodeSpan) -> Vec<Vec<usize>> {
+    let mut members = vec![Vec::new(); span.classes];
+    for (item, &class) in span.given.iter().enumerate() {
+        members[class as usize].push(item);
+    }
+    members
+}
+
+/// Mean, maximum and minimum of one edge feature from `item` to the other members of a class; `neutral` if there are none.
+fn edge_statistics<T: Real>(item: usize, edges: &[T], members: &[usize], neutral: f64) -> [T; 3] {
+    let (mut sum, mut count) = (T::ZERO, 0);
+    let mut bounds: Option<(T, T)> = None;
+    for &member in members.iter().filter(|&&member| member != item) {
+        let value = edges[member];
+        sum += value;
+        count += 1;
+        let (max, min) = bounds.unwrap_or((value, value));
+        bounds = Some((if value > max { value } else { max }, if value < min { value } else { min }));
+    }
+    let Some((max, min)) = bounds else { return [T::from_f64(neutral); 3] };
+    [sum * T::from_f64(1.0 / f64::from(count)), max, min]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_features_describe_the_label_and_the_edges_to_the_other_items_of_the_class() {
+        let mut batch = EpisodeBatch::default();
+        batch.add(3, &[0, 1, 0, 0]);
+        let plane: Vec<f64> = (0..16).map(f64::from).collect();
+        let other = [0.25; 16];
+        let mut rows = vec![0.0; 12 * STATE_FEATURES];
+        state_features(&batch.spans[0], [&plane, &other, &other, &other, &other], &mut rows);
+        let row = |item: usize, class: usize| &rows[(item * 3 + class) * STATE_FEATURES..][..STATE_FEATURES];
+        // Item 2 and the items 0 and 3 of its class: edges 8 and 11.
+        assert_eq!(row(2, 0)[..7], [1.0, 0.75, 0.0, 1.0 / 3.0, 9.5, 11.0, 8.0]);
+        // Item 1 is alone in its class, and the last class is empty.
+        assert_eq!(row(1, 1)[..7], [1.0, 0.25, 1.0, 1.0, 0.0, 0.0, 0.0]);
+        assert_eq!(row(1, 1)[10..13], [0.5; 3]);
+        assert_eq!(row(0, 2)[..4], [0.0, 0.0, 1.0, 1.0]);
+    }
+}

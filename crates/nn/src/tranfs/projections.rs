@@ -1,0 +1,311 @@
+//! The projections before and after the encoder, forward and backward, for all support sets of a call together.
+//!
+//! Shapes: D the dimension of embeddings, W the width of tokens; I items, C class tokens and T = I + C tokens of all
+//! support sets. The gradient of the projections is a product of two stacks of rows. Left (each D wide): the items, the
+//! gradients of the prototypes, and the weight of the "mislabelled" layer. Right (each W wide): what each of them is
+//! multiplied with, namely the gradients of the projected items, the output states of the class tokens, and the gradient
+//! of the projected weight. With tied projections this is one matrix product.
+
+use super::Tranfs;
+use super::encoder::{EncoderLayerCache, EncoderScratch, resized};
+use super::token_layout::{SupportSpan, TokenLayout, TranfsInput};
+use crate::kernel::kernel;
+use crate::matmul::{Matrix, MatrixMut, Write, multiply};
+use crate::memory::prefetch_line;
+use crate::real::{Real, dot};
+
+/// Memory for the activations of a call, reused from call to call.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Workspace<T> {
+    pub layout: TokenLayout,
+    /// The tokens that enter the encoder, `[T, W]`.
+    pub states: Vec<T>,
+    pub caches: Vec<EncoderLayerCache<T>>,
+    pub scratch: EncoderScratch<T>,
+    pub buffers: ProjectionBuffers<T>,
+}
+
+/// Inputs, outputs and gradients of the projections.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ProjectionBuffers<T> {
+    /// The left stack, `[I + C + 1, D]`: items, gradients of the prototypes, weight of "mislabelled".
+    pub left: Vec<T>,
+    /// The right stack, `[I + C + 1, W]`: projected items and later their gradients, output states of the class tokens,
+    /// gradient of the projected weight.
+    right: Vec<T>,
+    /// The projected weight of "mislabelled", `[W]`.
+    direction: Vec<T>,
+    /// `[C, D]`
+    pub prototypes: Vec<T>,
+    /// Logits of "mislabelled", `[I]`; later their gradients.
+    pub logits: Vec<T>,
+    /// `[C, W]`
+    d_class_states: Vec<T>,
+    /// `[T, W]`
+    pub d_states: Vec<T>,
+    /// `[Q, C]` of one episode.
+    pub query_logits: Vec<T>,
+    /// The mean of a class's correctly labelled items, `[D]`.
+    pub clean_mean: Vec<T>,
+}
+
+impl Tranfs {
+    /// Copies the items to the left stack, projects them, and sets the tokens that enter the encoder.
+    pub(super) fn embed<'a, T: Real>(
+        &self,
+        parameters: &[T],
+        layout: &TokenLayout,
+        inputs: impl Iterator<Item = TranfsInput<'a, T>>,
+        buffers: &mut ProjectionBuffers<T>,
+        states: &mut Vec<T>,
+    ) {
+        let (dim, width) = (self.config.dim, self.config.width);
+        let ProjectionBuffers { left, right, .. } = buffers;
+        let (items, rows) = (layout.items(), layout.items() + layout.classes() + 1);
+        resized(left, rows * dim);
+        resized(right, rows * width);
+        for (input, span) in inputs.zip(&layout.spans) {
+            let rows = left[span.items.start * dim..span.items.end * dim].chunks_exact_mut(dim);
+            let sources = &layout.sources[span.items.clone()];
+            for (number, to) in rows.enumerate() {
+                if let Some(&ahead) = sources.get(number + 2) {
+                    prefetch_row(input.items[ahead]);
+                }
+                to.copy_from_slice(input.items[sources[number]]);
+            }
+        }
+        let (left, projected) = (&left[..items * dim], &mut right[..items * width]);
+        let down = Matrix::new(&parameters[self.ranges.down.clone()], dim, width);
+        let out = MatrixMut::new(projected, items, width);
+        multiply(Matrix::new(left, items, dim), down, Write::Set, out);
+        resized(states, layout.tokens() * width);
+        for span in &layout.spans {
+            self.set_tokens(parameters, layout, span, projected, states);
+        }
+    }
+
+    /// Sets the tokens of one support set: class tokens and projected items, with positions added.
+    fn set_tokens<T: Real>(
+        &self,
+        parameters: &[T],
+        layout: &TokenLayout,
+        span: &SupportSpan,
+        projected: &[T],
+        states: &mut [T],
+    ) {
+        let width = self.config.width;
+        let table_rows = &layout.table_rows[span.classes.clone()];
+        let positions = &parameters[self.ranges.positions.clone()];
+        let states = &mut states[span.tokens.start * width..span.tokens.end * width];
+        let (class_states, item_states) = states.split_at_mut(table_rows.len() * width);
+        class_states.fill(T::ZERO);
+        let inverse_counts = inverse_counts(layout, span);
+        for (item, state) in span.items.clone().zip(item_states.chunks_exact_mut(width)) {
+            let class = layout.given[item] as usize;
+            let projected = &projected[item * width..(item + 1) * width];
+            let position = &positions[table_rows[class] * width..(table_rows[class] + 1) * width];
+            for ((state, &projected), &position) in state.iter_mut().zip(projected).zip(position) {
+                *state = projected + position;
+            }
+            if self.ranges.class_tokens.is_none() {
+                let class_state = &mut class_states[class * width..(class + 1) * width];
+                add_scaled_token(class_state, projected, inverse_counts[class]);
+            }
+        }
+        for (&row, state) in table_rows.iter().zip(class_states.chunks_exact_mut(width)) {
+            add_scaled_token(state, &positions[row * width..(row + 1) * width], T::ONE);
+            if let Some(class_tokens) = &self.ranges.class_tokens {
+                let class_token = &parameters[class_tokens.clone()][row * width..(row + 1) * width];
+                add_scaled_token(state, class_token, T::ONE);
+            }
+        }
+    }
+
+    /// Backward pass of [`Tranfs::embed`]: adds to the gradients of tables and projections.
+    pub(super) fn embed_backward<T: Real>(
+        &self,
+        layout: &TokenLayout,
+        gradient: &mut [T],
+        buffers: &mut ProjectionBuffers<T>,
+    ) {
+        let (dim, width) = (self.config.dim, self.config.width);
+        let ProjectionBuffers { left, right, d_states, .. } = buffers;
+        let items = layout.items();
+        let d_projected = &mut right[..items * width];
+        for span in &layout.spans {
+            self.set_tokens_backward(layout, span, d_states, d_projected, gradient);
+        }
+        let mut add_product = |rows: std::ops::Range<usize>, into: std::ops::Range<usize>| {
+            let left = Matrix::new(&left[rows.start * dim..rows.end * dim], rows.len(), dim).transposed();
+            let right = Matrix::new(&right[rows.start * width..rows.end * width], rows.len(), width);
+            multiply(left, right, Write::Add, MatrixMut::new(&mut gradient[into], dim, width));
+        };
+        let all = left.len() / dim;
+        if self.config.tied {
+            add_product(0..all, self.ranges.down.clone());
+        } else {
+            add_product(0..items, self.ranges.down.clone());
+            add_product(items..all, self.ranges.up.clone());
+        }
+    }
+
+    /// Sets the gradients of the projected items and adds to those of positions and class tokens.
+    fn set_tokens_backward<T: Real>(
+        &self,
+        layout: &TokenLayout,
+        span: &SupportSpan,
+        d_states: &[T],
+        d_projected: &mut [T],
+        gradient: &mut [T],
+    ) {
+        let width = self.config.width;
+        let table_rows = &layout.table_rows[span.classes.clone()];
+        let d_states = &d_states[span.tokens.start * width..span.tokens.end * width];
+        let (d_class_states, d_item_states) = d_states.split_at(table_rows.len() * width);
+        let inverse_counts = inverse_counts::<T>(layout, span);
+        let position = |row: usize| self.ranges.positions.start + row * width;
+        for (item, d_state) in span.items.clone().zip(d_item_states.chunks_exact(width)) {
+            let class = layout.given[item] as usize;
+            let d_projected = &mut d_projected[item * width..(item + 1) * width];
+            d_projected.copy_from_slice(d_state);
+            if self.ranges.class_tokens.is_none() {
+                let d_class_state = &d_class_states[class * width..(class + 1) * width];
+                add_scaled_token(d_projected, d_class_state, inverse_counts[class]);
+            }
+            add_scaled_token(&mut gradient[position(table_rows[class])..][..width], d_state, T::ONE);
+        }
+        for (&row, d_state) in table_rows.iter().zip(d_class_states.chunks_exact(width)) {
+            add_scaled_token(&mut gradient[position(row)..][..width], d_state, T::ONE);
+            if let Some(class_tokens) = &self.ranges.class_tokens {
+                let d_class_token = &mut gradient[class_tokens.start + row * width..][..width];
+                add_scaled_token(d_class_token, d_state, T::ONE);
+            }
+        }
+    }
+
+    /// Projects the encoder's output back: prototypes from the class tokens, logits of "mislabelled" from the items.
+    pub(super) fn project_output<T: Real>(
+        &self,
+        parameters: &[T],
+        layout: &TokenLayout,
+        out: &[T],
+        buffers: &mut ProjectionBuffers<T>,
+    ) {
+        let (dim, width) = (self.config.dim, self.config.width);
+        let ProjectionBuffers { right, direction, prototypes, logits, .. } = buffers;
+        let (items, classes) = (layout.items(), layout.classes());
+        let class_states = &mut right[items * width..(items + classes) * width];
+        for span in &layout.spans {
+            let from = &out[span.tokens.start * width..][..span.classes.len() * width];
+            class_states[span.classes.start * width..span.classes.end * width].copy_from_slice(from);
+        }
+        let up = Matrix::new(&parameters[self.ranges.up.clone()], dim, width);
+        let prototypes = MatrixMut::new(resized(prototypes, classes * dim), classes, dim);
+        multiply(Matrix::new(class_states, classes, width), up.transposed(), Write::Set, prototypes);
+        let weight = Matrix::new(&parameters[self.ranges.mislabelled.clone()], 1, dim);
+        multiply(weight, up, Write::Set, MatrixMut::new(resized(direction, width), 1, width));
+        let bias = parameters[self.ranges.mislabelled_bias];
+        resized(logits, items);
+        for span in &layout.spans {
+            let states = &out[span.item_tokens().start * width..span.tokens.end * width];
+            project(states, direction, bias, &mut logits[span.items.clone()]);
+        }
+    }
+
+    /// Backward pass of [`Tranfs::project_output`]: sets the gradient of the encoder's output and completes the stacks for
+    /// [`Tranfs::embed_backward`].
+    pub(super) fn project_output_backward<T: Real>(
+        &self,
+        parameters: &[T],
+        layout: &TokenLayout,
+        out: &[T],
+        gradient: &mut [T],
+        buffers: &mut ProjectionBuffers<T>,
+    ) {
+        let (dim, width) = (self.config.dim, self.config.width);
+        let ProjectionBuffers { left, right, direction, logits, d_class_states, d_states, .. } = buffers;
+        let (items, classes) = (layout.items(), layout.classes());
+        resized(d_states, layout.tokens() * width);
+        let weight = &parameters[self.ranges.mislabelled.clone()];
+        left[(items + classes) * dim..].copy_from_slice(weight);
+        let up = Matrix::new(&parameters[self.ranges.up.clone()], dim, width);
+        let d_class_states = resized(d_class_states, classes * width);
+        let d_prototypes = Matrix::new(&left[items * dim..(items + classes) * dim], classes, dim);
+        multiply(d_prototypes, up, Write::Set, MatrixMut::new(d_class_states, classes, width));
+        let d_direction = &mut right[(items + classes) * width..];
+        d_direction.fill(T::ZERO);
+        for span in &layout.spans {
+            let from = &d_class_states[span.classes.start * width..span.classes.end * width];
+            d_states[span.tokens.start * width..][..from.len()].copy_from_slice(from);
+            let range = span.item_tokens().start * width..span.tokens.end * width;
+            let d_logits = &logits[span.items.clone()];
+            project_backward(&out[range.clone()], direction, d_logits, &mut d_states[range], d_direction);
+        }
+        gradient[self.ranges.mislabelled_bias] += logits.iter().copied().sum();
+        let d_weight = &mut gradient[self.ranges.mislabelled.clone()];
+        add_projected(&parameters[self.ranges.up.clone()], d_direction, d_weight);
+    }
+}
+
+/// One over the number of items of each class.
+fn inverse_counts<T: Real>(layout: &TokenLayout, span: &SupportSpan) -> Vec<T> {
+    let mut counts = vec![0u32; span.classes.len()];
+    for &class in &layout.given[span.items.clone()] {
+        counts[class as usize] += 1;
+    }
+    counts.into_iter().map(|count| T::from_f64(1.0 / f64::from(count.max(1)))).collect()
+}
+
+/// Prefetches an embedding, which may be anywhere in memory.
+fn prefetch_row<T>(row: &[T]) {
+    for line in row.chunks(64 / size_of::<T>()) {
+        prefetch_line(line.as_ptr().cast());
+    }
+}
+
+/// `to += factor from`, for rows as short as a token.
+fn add_scaled_token<T: Real>(to: &mut [T], from: &[T], factor: T) {
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to += factor * from;
+    }
+}
+
+kernel! {
+    /// `out[i] = rows[i] . direction + bias`
+    fn project<'a, T>(rows: &'a [T], direction: &'a [T], bias: T, out: &'a mut [T]) {
+        for (row, out) in rows.chunks_exact(direction.len()).zip(out) {
+            *out = dot(row, direction) + bias;
+        }
+    }
+}
+
+kernel! {
+    /// Backward pass of [`project`]: sets the gradient of the rows and adds to that of the direction.
+    fn project_backward<'a, T>(
+        rows: &'a [T],
+        direction: &'a [T],
+        d_out: &'a [T],
+        d_rows: &'a mut [T],
+        d_direction: &'a mut [T],
+    ) {
+        let width = direction.len();
+        let pairs = rows.chunks_exact(width).zip(d_rows.chunks_exact_mut(width));
+        for ((row, d_row), &d_out) in pairs.zip(d_out) {
+            for ((d_row, &direction), (d_direction, &row)) in
+                d_row.iter_mut().zip(direction).zip(d_direction.iter_mut().zip(row))
+            {
+                *d_row = d_out * direction;
+                *d_direction += d_out * row;
+            }
+        }
+    }
+}
+
+kernel! {
+    /// `out += matrix direction`
+    fn add_projected<'a, T>(matrix: &'a [T], direction: &'a [T], out: &'a mut [T]) {
+        for (row, out) in matrix.chunks_exact(direction.len()).zip(out) {
+            *out += dot(row, direction);
+        }
+    }
+}
