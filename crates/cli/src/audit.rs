@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use trueshot::progress::Progress;
 
 use clap::{Args, ValueEnum};
 use rayon::prelude::*;
@@ -16,7 +17,7 @@ use crate::confirmed::Confirmed;
 use crate::messages::Found;
 use crate::messages::say;
 use crate::output::{Output, check_writable, write_file};
-use crate::progress::Progress;
+use crate::progress::ProgressDisplay;
 use crate::support::{Support, SupportArgument};
 use crate::threads::Threads;
 
@@ -133,7 +134,7 @@ impl Arguments {
             expected_noise: self.expected_noise,
             neighbours: usize::from(self.neighbours),
         };
-        let progress = Progress::counting(support.embeddings.len() as u64, "items");
+        let progress = ProgressDisplay::counting(support.embeddings.len() as u64, "items");
         let found = audit::audit(&support.embeddings, head, &options, confirmed, &progress);
         progress.finish();
         Ok(found?)
@@ -185,7 +186,7 @@ impl Arguments {
     fn page(&self, support: &Support, found: &Audit) -> anyhow::Result<String> {
         let data = &support.embeddings;
         let thumbnails = thumbnails(support, &report::shown_rows(found, data))?;
-        let points = audit::map(data, &Progress::counting(data.len() as u64, "items"))?;
+        let points = audit::map(data, &ProgressDisplay::counting(data.len() as u64, "items"))?;
         let title = format!("Audit of {}", called(&self.support.support));
         let notes = support.skipped.iter().map(ToString::to_string).collect();
         let page =
@@ -224,16 +225,17 @@ fn called(path: &Path) -> String {
 /// Small pictures of some rows, on all threads; none for what has vanished meanwhile.
 fn thumbnails(support: &Support, rows: &[usize]) -> anyhow::Result<Vec<Option<String>>> {
     let Some(pictures) = &support.pictures else { return Ok(Vec::new()) };
-    let progress = Progress::counting(rows.len() as u64, "thumbnails");
+    let progress = ProgressDisplay::counting(rows.len() as u64, "thumbnails");
     let done = AtomicU64::new(0);
     let one = |&row: &usize| {
         let made = thumbnail::data_uri(&pictures.collection, pictures.entry(row), THUMBNAIL).ok();
-        progress.moves_to(done.fetch_add(1, Ordering::Relaxed) + 1).then_some((row, made))
+        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+        progress.check(done, rows.len() as u64).map(|()| (row, made))
     };
-    let made: Option<Vec<(usize, Option<String>)>> = rows.par_iter().map(one).collect();
+    let made: trueshot::Result<Vec<(usize, Option<String>)>> = rows.par_iter().map(one).collect();
     progress.finish();
     let mut all = vec![None; support.embeddings.len()];
-    for (row, made) in made.ok_or(trueshot::Error::Interrupted)? {
+    for (row, made) in made? {
         all[row] = made;
     }
     Ok(all)

@@ -17,7 +17,7 @@ use trueshot_vision::{Backbone, Omniglot, built_in};
 
 use crate::messages::say;
 use crate::output::{check_writable, print, write_file};
-use crate::progress::Progress;
+use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
 /// Demonstrate trueshot on built-in data and write a report page
@@ -95,7 +95,7 @@ impl Arguments {
             complete.map(|info| registry.parse(info.name)).collect::<Result<_, _>>()?;
         let tranfs = TrainedTranfs::from_model(&built_in::tranfs()?)?;
         methods.push(NamedMethod { label: "tranfs".into(), method: Box::new(tranfs) });
-        let progress = Progress::over(self.episodes);
+        let progress = ProgressDisplay::over(self.episodes);
         let experiment = Experiment {
             embeddings: characters,
             outliers: Some(others),

@@ -12,7 +12,7 @@ use crate::backbone_argument::BackboneArgument;
 use crate::messages::say;
 use crate::output::{check_writable, write_file};
 use crate::pictures_argument::{Pictures, tell_skipped};
-use crate::progress::Progress;
+use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
 /// Compute the embeddings of images
@@ -112,8 +112,8 @@ impl Arguments {
             seed: self.seed,
             least_per_class: self.least_per_class,
         };
-        let progress = Progress::counting(collection.entries().len() as u64, "images");
-        let report = embed(&request, &self.output, &|done| progress.moves_to(done as u64));
+        let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
+        let report = embed(&request, &self.output, &progress);
         progress.finish();
         Ok(report?)
     }

@@ -15,7 +15,7 @@ use trueshot_vision::{Collection, Dataset, Preprocessing, Reading, maml};
 use crate::messages::say;
 use crate::output::{Output, check_writable, write_file};
 use crate::pictures_argument::{Pictures, tell_skipped};
-use crate::progress::{Progress, goes_on, listen_for_interrupts};
+use crate::progress::{ProgressDisplay, listen_for_interrupts, unless_interrupted};
 use crate::threads::Threads;
 
 /// Evaluate methods on noisy few-shot episodes drawn from embeddings
@@ -147,7 +147,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if let Some(path) = &arguments.write_manifest {
             listen_for_interrupts();
             let count = arguments.episodes;
-            let hash = write_manifest(path, &*episodes, count, &embeddings, outliers, &goes_on)?;
+            let hash = write_manifest(path, &*episodes, count, &embeddings, outliers, &|_: u64, _: u64| {
+                unless_interrupted()
+            })?;
             say!("wrote {} episodes to {}, SHA-256 {hash}", arguments.episodes, path.display());
         }
         arguments.evaluate(&embeddings, outliers, &*episodes, &methods)
@@ -232,7 +234,7 @@ impl Arguments {
         methods: &[NamedMethod],
     ) -> anyhow::Result<()> {
         let count = episodes.limit().unwrap_or(self.episodes).min(self.episodes);
-        let progress = Progress::over(count);
+        let progress = ProgressDisplay::over(count);
         let experiment = Experiment {
             embeddings,
             outliers,
@@ -291,8 +293,8 @@ fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
 
 /// Pictures as rows of numbers from 0 to 255.
 fn picture_rows(collection: &Collection, to: &Preprocessing) -> anyhow::Result<Embeddings> {
-    let progress = Progress::counting(collection.entries().len() as u64, "images");
-    let loaded = Dataset::load(collection, to, false, &|done| progress.moves_to(done as u64));
+    let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
+    let loaded = Dataset::load(collection, to, false, &progress);
     progress.finish();
     let dataset = loaded?;
     tell_skipped(collection.skipped().iter().chain(dataset.skipped()));

@@ -12,7 +12,7 @@ use trueshot::predictor::Predictor;
 
 use crate::messages::{hinted, say};
 use crate::output::check_writable;
-use crate::progress::Progress;
+use crate::progress::ProgressDisplay;
 use crate::support::{Support, SupportArgument};
 use crate::threads::Threads;
 
@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn look_through(data: &Embeddings) -> anyhow::Result<Audit> {
-    let progress = Progress::counting(data.len() as u64, "examples");
+    let progress = ProgressDisplay::counting(data.len() as u64, "examples");
     let found = audit::audit(data, &TrainedRelabel::built_in()?, &audit::Options::default(), &[], &progress);
     progress.finish();
     Ok(found?)

@@ -2,6 +2,7 @@
 
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use trueshot::progress::Progress;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -16,7 +17,7 @@ use crate::backbone_argument::BackboneArgument;
 use crate::fit::open_classifier;
 use crate::messages::{hinted, say};
 use crate::pictures_argument::tell_skipped;
-use crate::progress::{Progress, goes_on};
+use crate::progress::{ProgressDisplay, unless_interrupted};
 use crate::support::is_embeddings;
 use crate::threads::Threads;
 
@@ -122,7 +123,7 @@ impl Answers<'_> {
     fn of_rows(&mut self, path: &Path) -> anyhow::Result<()> {
         let data = Embeddings::open(path)?;
         self.check(data.backbone())?;
-        let progress = Progress::counting(data.len() as u64, "rows");
+        let progress = ProgressDisplay::counting(data.len() as u64, "rows");
         for start in (0..data.len()).step_by(AT_ONCE) {
             let count = AT_ONCE.min(data.len() - start);
             let mut values = vec![0.0; count * data.dim()];
@@ -135,7 +136,7 @@ impl Answers<'_> {
                 let name = data.item(row).map_or_else(|| format!("row {row}"), str::to_string);
                 self.show(&name, prediction)?;
             }
-            if !progress.moves_to((start + count) as u64) {
+            if progress.update((start + count) as u64, data.len() as u64).is_break() {
                 break;
             }
         }
@@ -172,10 +173,10 @@ impl Answers<'_> {
     }
 
     fn ask_all(&mut self, embedder: &Embedder, asked: &[(String, Given<'_>)]) -> anyhow::Result<()> {
-        let progress = Progress::counting(asked.len() as u64, "images");
+        let progress = ProgressDisplay::counting(asked.len() as u64, "images");
         for (number, part) in asked.chunks(AT_ONCE).enumerate() {
             self.ask(embedder, part, (&progress, number * AT_ONCE))?;
-            if !goes_on() {
+            if unless_interrupted().is_break() {
                 break;
             }
         }
@@ -187,10 +188,10 @@ impl Answers<'_> {
         &mut self,
         embedder: &Embedder,
         asked: &[(String, Given<'_>)],
-        (progress, before): (&Progress, usize),
+        (progress, before): (&ProgressDisplay, usize),
     ) -> anyhow::Result<()> {
         let given: Vec<Given<'_>> = asked.iter().map(|(_, given)| *given).collect();
-        let told = |done: usize| progress.moves_to((before + done) as u64);
+        let told = |done: u64, total: u64| progress.update(before as u64 + done, total);
         let embedded = embedder.embed_pictures(&given, &told)?;
         let mut rows: Vec<(&str, &[f32])> = Vec::new();
         for ((name, _), row) in asked.iter().zip(&embedded.rows) {

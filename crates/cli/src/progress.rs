@@ -1,56 +1,52 @@
-//! Progress of long work: a bar on a terminal, nothing elsewhere; Ctrl-C ends the work, not the program.
+//! Progress of long work: a bar on a terminal, nothing elsewhere. Ctrl-C stops the work, not the program.
 
+use std::ops::ControlFlow;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use trueshot::evaluate::Watcher;
+use trueshot::progress::Progress;
 
 use crate::messages::say;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// A bar over a known number of things, most often episodes.
-pub struct Progress {
+/// A progress bar over a known number of items, most often episodes.
+pub struct ProgressDisplay {
     bar: ProgressBar,
 }
 
-impl Progress {
+impl ProgressDisplay {
     /// Shows a bar (where standard error is a terminal) and listens for Ctrl-C.
     pub fn over(episodes: u64) -> Self {
         Self::counting(episodes, "episodes")
     }
 
-    /// The same over so many other things.
+    /// As [`ProgressDisplay::over`], for `count` items of another kind.
     pub fn counting(count: u64, things: &str) -> Self {
         listen_for_interrupts();
         let bar = ProgressBar::new(count);
         let style = format!("{{bar:30}} {{human_pos}}/{{human_len}} {things}  {{per_sec}}  {{eta}} left");
         bar.set_style(ProgressStyle::with_template(&style).expect("the template is ours"));
-        Progress { bar }
+        ProgressDisplay { bar }
     }
 
-    /// Moves the bar; `false` once somebody pressed Ctrl-C.
-    pub fn moves_to(&self, done: u64) -> bool {
-        self.bar.set_position(done);
-        goes_on()
-    }
-
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-impl Watcher for Progress {
-    fn progress(&self, done: u64) -> bool {
-        self.moves_to(done)
+impl Progress for ProgressDisplay {
+    fn update(&self, done: u64, _total: u64) -> ControlFlow<()> {
+        self.bar.set_position(done);
+        unless_interrupted()
     }
 }
 
-/// Whether nobody pressed Ctrl-C yet.
-pub fn goes_on() -> bool {
-    !INTERRUPTED.load(Ordering::Relaxed)
+/// [`ControlFlow::Break`] once the user has pressed Ctrl-C.
+pub fn unless_interrupted() -> ControlFlow<()> {
+    if INTERRUPTED.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 /// The first Ctrl-C asks the work to stop after the current round; the second ends the program.

@@ -13,7 +13,7 @@ use trueshot_vision::{Collection, Reading};
 
 use crate::messages::say;
 use crate::output::{check_writable, print, write_file};
-use crate::progress::Progress;
+use crate::progress::ProgressDisplay;
 use crate::support::listing;
 
 /// Apply the changes of an audit plan: move mislabelled items to their class, quarantine outliers
@@ -115,8 +115,8 @@ impl Arguments {
         let folder = LockedFolder::open(open()?.root())?;
         // Read again: the process that held the lock before may have finished with this file.
         let journal = open()?;
-        let progress = Progress::counting(journal.moves().len() as u64, "files");
-        let outcome = journal.undo(&folder, &|done| progress.moves_to(done as u64));
+        let progress = ProgressDisplay::counting(journal.moves().len() as u64, "files");
+        let outcome = journal.undo(&folder, &progress);
         progress.finish();
         let outcome = outcome?;
         report_moves(&folder, &outcome, "moved back", "already back");
@@ -158,8 +158,8 @@ impl Arguments {
                 journal
             }
         };
-        let progress = Progress::counting(journal.moves().len() as u64, "files");
-        let outcome = journal.apply(&folder, &|done| progress.moves_to(done as u64));
+        let progress = ProgressDisplay::counting(journal.moves().len() as u64, "files");
+        let outcome = journal.apply(&folder, &progress);
         progress.finish();
         let outcome = outcome?;
         report_moves(&folder, &outcome, "moved", "already moved");
@@ -228,8 +228,8 @@ impl Arguments {
                 kind(plan)
             );
         }
-        let progress = Progress::counting(plan.listing.len() as u64, "files");
-        let copied = repair::copy(&plan.header.root, into, moves, &|done| progress.moves_to(done as u64));
+        let progress = ProgressDisplay::counting(plan.listing.len() as u64, "files");
+        let copied = repair::copy(&plan.header.root, into, moves, &progress);
         progress.finish();
         let copied = copied?;
         for item in copied.left_out {

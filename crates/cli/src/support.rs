@@ -14,7 +14,7 @@ use trueshot_vision::{Collection, Reading, Skipped};
 use crate::backbone_argument::BackboneArgument;
 use crate::messages::say;
 use crate::pictures_argument::tell_skipped;
-use crate::progress::Progress;
+use crate::progress::ProgressDisplay;
 
 /// Endings of files that hold rows rather than pictures.
 const EMBEDDINGS: [&str; 8] = ["safetensors", "npy", "npz", "parquet", "arrow", "feather", "ipc", "arrows"];
@@ -102,8 +102,8 @@ impl SupportArgument {
         let given = self.backbone.open()?;
         let collection = Collection::open(&self.support, Reading::default())?;
         let embedder = given.map_or_else(|| self.backbone.open_default(&collection), Ok)?;
-        let progress = Progress::counting(collection.entries().len() as u64, "images");
-        let embedded = embedder.embed_collection(&collection, &|done| progress.moves_to(done as u64));
+        let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
+        let embedded = embedder.embed_collection(&collection, &progress);
         progress.finish();
         let EmbeddedCollection { embeddings, entries, skipped, hashes, .. } = embedded?;
         self.backbone.tell(&embedder);

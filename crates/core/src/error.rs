@@ -152,7 +152,7 @@ pub enum Error {
         holder: String,
     },
 
-    /// The watcher wanted no more.
+    /// The work was stopped through its [`Progress`](crate::progress::Progress).
     #[error("interrupted")]
     Interrupted,
 

@@ -51,6 +51,7 @@ pub mod method;
 pub mod model;
 pub mod noise;
 pub mod predictor;
+pub mod progress;
 pub mod repair;
 pub mod report;
 pub mod rng;

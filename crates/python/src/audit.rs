@@ -111,10 +111,10 @@ pub fn audit(
         let (rows, entries) = (rows.labels.len(), confirmed.len());
         return Err(wrong(format!("{rows} rows but {entries} entries in confirmed")));
     }
-    work::on_matrix(py, threads, rows.shape(), |watcher| {
+    work::on_matrix(py, threads, rows.shape(), |progress| {
         let head = methods::head(head.as_deref())?;
         let data = rows.embeddings()?;
-        let found = library::audit(&data, &head, &options, &confirmed, watcher)?;
+        let found = library::audit(&data, &head, &options, &confirmed, progress)?;
         Ok(Audit::new(Arc::new(found), Arc::new(data)))
     })
 }
@@ -230,8 +230,8 @@ impl Audit {
 
     fn page(&self, py: Python<'_>, title: &str, thumbnails: Vec<Option<String>>) -> PyResult<String> {
         let (audit, data, thumbnails) = (&self.found, &*self.data, &thumbnails);
-        work::on_matrix(py, None, (data.len(), data.dim()), |watcher| {
-            let points = library::map(data, watcher)?;
+        work::on_matrix(py, None, (data.len(), data.dim()), |progress| {
+            let points = library::map(data, progress)?;
             let notes = Vec::new();
             Ok(AuditPage { title, audit, data, thumbnails, points: &points, notes }.render())
         })

@@ -10,9 +10,9 @@ use rayon::prelude::*;
 use trueshot::Embeddings;
 use trueshot::audit as library;
 use trueshot::embeddings::Features;
-use trueshot::evaluate::Watcher;
 use trueshot::method::NamedMethod;
 use trueshot::predictor::{Learned, Prediction, Predictor, is_large};
+use trueshot::progress::Progress;
 
 use crate::audit::{Audit, Numbered};
 use crate::problem::{raised, wrong};
@@ -34,21 +34,21 @@ pub struct Classifier {
     predictor: OnceLock<Predictor>,
 }
 
-fn look_through(data: &Embeddings, watcher: &dyn Watcher) -> trueshot::Result<Arc<library::Audit>> {
+fn look_through(data: &Embeddings, progress: &dyn Progress) -> trueshot::Result<Arc<library::Audit>> {
     let options = library::Options::default();
-    Ok(Arc::new(library::audit(data, &*methods::head(None)?, &options, &[], watcher)?))
+    Ok(Arc::new(library::audit(data, &*methods::head(None)?, &options, &[], progress)?))
 }
 
 impl Classifier {
     fn learned_from(
         data: Embeddings,
         method: Arc<NamedMethod>,
-        watcher: &dyn Watcher,
+        progress: &dyn Progress,
     ) -> trueshot::Result<Self> {
         let data = Arc::new(data);
         let found = OnceLock::new();
         if is_large(data.len()) {
-            let _ = found.set(look_through(&data, watcher)?);
+            let _ = found.set(look_through(&data, progress)?);
         }
         let learned = Learned::fit(data.clone(), &method, found.get().map(AsRef::as_ref))?;
         let (learned, origin) = (Arc::new(learned), Some((method, data)));
@@ -60,21 +60,21 @@ impl Classifier {
         Classifier { learned, origin: None, found: OnceLock::new(), predictor: predictor.into() }
     }
 
-    fn found(&self, data: &Embeddings, watcher: &dyn Watcher) -> trueshot::Result<&Arc<library::Audit>> {
+    fn found(&self, data: &Embeddings, progress: &dyn Progress) -> trueshot::Result<&Arc<library::Audit>> {
         if let Some(found) = self.found.get() {
             return Ok(found);
         }
-        let found = look_through(data, watcher)?;
+        let found = look_through(data, progress)?;
         Ok(self.found.get_or_init(|| found))
     }
 
     /// Calibrated, as `trueshot fit` would write it.
-    fn predictor(&self, watcher: &dyn Watcher) -> trueshot::Result<&Predictor> {
+    fn predictor(&self, progress: &dyn Progress) -> trueshot::Result<&Predictor> {
         if let Some(predictor) = self.predictor.get() {
             return Ok(predictor);
         }
         let (method, data) = self.origin.as_ref().expect("one that was read has its predictor");
-        let predictor = self.learned.clone().calibrated(method, Some(self.found(data, watcher)?))?;
+        let predictor = self.learned.clone().calibrated(method, Some(self.found(data, progress)?))?;
         Ok(self.predictor.get_or_init(|| predictor))
     }
 
@@ -104,8 +104,8 @@ impl Classifier {
         threads: Option<i64>,
     ) -> PyResult<Vec<Prediction>> {
         let features = memory::features(features)?;
-        work::on_matrix(py, threads, (features.rows(), features.dim()), |watcher| {
-            let predictor = self.predictor(watcher)?;
+        work::on_matrix(py, threads, (features.rows(), features.dim()), |progress| {
+            let predictor = self.predictor(progress)?;
             self.answers(&features, |rows| predictor.predict(rows))
         })
     }
@@ -127,8 +127,8 @@ impl Classifier {
         // A copy: what is asked later must not depend on what became of the array.
         let (features, labels) = (memory::copied_features(features)?, labels.as_slice()?.to_vec());
         let rows = Numbered { features, labels, classes, items: None };
-        work::on_matrix(py, threads, rows.shape(), |watcher| {
-            Classifier::learned_from(rows.embeddings()?, method, watcher)
+        work::on_matrix(py, threads, rows.shape(), |progress| {
+            Classifier::learned_from(rows.embeddings()?, method, progress)
         })
     }
 
@@ -148,7 +148,7 @@ impl Classifier {
     #[pyo3(signature = (threads=None))]
     fn to_bytes<'py>(&self, py: Python<'py>, threads: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
         let shape = (self.learned.support().len(), self.learned.dim());
-        let bytes = work::on_matrix(py, threads, shape, |watcher| Ok(self.predictor(watcher)?.to_bytes()))?;
+        let bytes = work::on_matrix(py, threads, shape, |progress| Ok(self.predictor(progress)?.to_bytes()))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
@@ -222,7 +222,7 @@ impl Classifier {
             None => self.learned.support(),
         };
         let shape = (data.len(), data.dim());
-        let found = work::on_matrix(py, threads, shape, |watcher| self.found(data, watcher).cloned())?;
+        let found = work::on_matrix(py, threads, shape, |progress| self.found(data, progress).cloned())?;
         Ok(Audit::new(found, data.clone()))
     }
 

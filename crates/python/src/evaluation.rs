@@ -3,17 +3,19 @@
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+use std::ops::ControlFlow;
 use trueshot::Embeddings;
 use trueshot::episode::{EpisodeSpec, Episodes, Item, Sampler, Shots};
-use trueshot::evaluate::{self as library, Details, Experiment, Watcher};
+use trueshot::evaluate::{self as library, Details, Experiment};
 use trueshot::method::{NamedMethod, Registry};
 use trueshot::noise::{self, Noise, NoiseKind, NoiseLevels};
+use trueshot::progress::Progress;
 use trueshot::report::{self, Format, Tables};
 use trueshot::rng::Urn;
 
 use crate::audit::Numbered;
 use crate::problem::{raised, wrong};
-use crate::watched::{Wire, watched};
+use crate::watched::{Channel, watched};
 use crate::{memory, work};
 
 /// Labelled rows as the Python half hands them over: features, places of classes, names of classes, names of rows.
@@ -75,12 +77,13 @@ fn methods(names: Vec<String>) -> PyResult<Vec<NamedMethod>> {
     Ok(methods)
 }
 
-struct Progress<'a>(&'a Wire<'a, u64>);
+/// Sends the number of finished episodes to Python.
+struct EpisodeProgress<'a>(&'a Channel<'a, u64>);
 
-impl Watcher for Progress<'_> {
-    fn progress(&self, done: u64) -> bool {
+impl Progress for EpisodeProgress<'_> {
+    fn update(&self, done: u64, _total: u64) -> ControlFlow<()> {
         self.0.tell(done);
-        self.0.goes_on()
+        self.0.unless_stopped()
     }
 }
 
@@ -115,7 +118,7 @@ pub fn evaluate(
     let (data, outliers) = (taken(data)?, outliers.map(taken).transpose()?);
     let details = Details { per_class: details.0, confusion: details.1 };
     let baseline = baseline.as_deref().unwrap_or("protonet");
-    let run = |wire: &Wire<'_, u64>| {
+    let run = |channel: &Channel<'_, u64>| {
         let data = checked(data)?;
         let apart = outliers.map(checked).transpose()?;
         let outliers = if own_outliers { Some(&data) } else { apart.as_ref() };
@@ -129,7 +132,7 @@ pub fn evaluate(
             baseline,
             details,
         };
-        library::evaluate(&experiment, &Progress(wire))
+        library::evaluate(&experiment, &EpisodeProgress(channel))
     };
     let tell = |done: u64| callback.iter().try_for_each(|callback| callback.call1((done,)).map(drop));
     Ok(Evaluation(watched(py, threads, run, tell)?))

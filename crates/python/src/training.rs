@@ -1,8 +1,10 @@
 //! Heads trained on arrays: the loop, the files beside the model and, for the same numbers and seed, the model's bytes are
 //! those of `trueshot train`.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
+use trueshot::progress::Progress;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -12,12 +14,12 @@ use trueshot::method::{RelabelOptions, TranfsOptions};
 use trueshot::training::configuration;
 use trueshot::training::heads::configuration::Configuration;
 use trueshot::training::heads::{self, Bank, HeadOptions, HeadTrainee};
-use trueshot::training::{Event, Outcome, Plan, Record, Start, Watcher, train};
+use trueshot::training::{Event, Observer, Outcome, Plan, Record, Start, train};
 
 use crate::audit::Numbered;
 use crate::evaluation::{Given, taken};
 use crate::problem::wrong;
-use crate::watched::{Wire, watched};
+use crate::watched::{Channel, watched};
 
 /// The data of a run, in the order of a configuration's lists.
 type Sets<T> = [Vec<T>; 4];
@@ -30,27 +32,29 @@ enum Told {
 }
 
 struct Listener<'a> {
-    wire: &'a Wire<'a, Told>,
+    channel: &'a Channel<'a, Told>,
     steps: u64,
 }
 
-impl Watcher for Listener<'_> {
+impl Observer for Listener<'_> {
     fn event(&mut self, event: &Event<'_>) {
         match event {
             Event::Begins { steps, .. } => self.steps = *steps,
             Event::Stepped { done, terms } => {
-                self.wire.tell(Told::Step { done: *done, steps: self.steps, loss: terms.iter().sum() });
+                self.channel.tell(Told::Step { done: *done, steps: self.steps, loss: terms.iter().sum() });
             }
             Event::Recorded { record, is_best } => {
-                self.wire.tell(Told::Record((*record).clone(), *is_best));
+                self.channel.tell(Told::Record((*record).clone(), *is_best));
             }
-            Event::Warning(text) => self.wire.tell(Told::Warning(text.to_string())),
+            Event::Warning(text) => self.channel.tell(Told::Warning(text.to_string())),
             Event::Saved { .. } => {}
         }
     }
+}
 
-    fn goes_on(&self) -> bool {
-        self.wire.goes_on()
+impl Progress for Listener<'_> {
+    fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
+        self.channel.unless_stopped()
     }
 }
 
@@ -106,12 +110,12 @@ fn trained<M: HeadOptions + Send + Sync>(
         "overwrite" => Start::Overwrite,
         _ => Start::Fresh,
     };
-    let work = |wire: &Wire<'_, Told>| {
+    let work = |channel: &Channel<'_, Told>| {
         let configuration = settled(&defaults, given, &taken_sets)?;
         let [train_on, outliers, validation, validation_outliers] = &opened(taken_sets)?;
         let (training, validation) = (banks(train_on, outliers), banks(validation, validation_outliers));
         for overlap in heads::overlaps(&training, &validation) {
-            wire.tell(Told::Warning(overlap.to_string()));
+            channel.tell(Told::Warning(overlap.to_string()));
         }
         let plan = Plan {
             output: run.output,
@@ -129,7 +133,7 @@ fn trained<M: HeadOptions + Send + Sync>(
             identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
         };
         let mut trainee = HeadTrainee::new(&configuration, training, validation)?;
-        train(&mut trainee, &plan, start, &mut Listener { wire, steps: plan.steps })
+        train(&mut trainee, &plan, start, &mut Listener { channel, steps: plan.steps })
     };
     watched(py, run.threads, work, |told| match told {
         Told::Step { done, steps, loss } => hear.call1(("step", done, steps, loss)).map(drop),

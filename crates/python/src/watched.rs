@@ -1,68 +1,71 @@
-//! Long work that somebody watches: it runs on threads of its own, while the one that called hears of the progress, tells
-//! Python of it, and looks whether somebody pressed Ctrl-C, which Python notices on its main thread only.
+//! Long work with progress and Ctrl-C: it runs on threads of its own, while the calling thread passes progress messages to
+//! Python and checks for signals, which Python handles on its main thread only.
 
+use std::ops::ControlFlow;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use trueshot::evaluate::Watcher;
 use trueshot::guard::caught;
+use trueshot::progress::Progress;
 
 use crate::problem::{broken, raised};
 use crate::work::pool;
 
-/// How long Ctrl-C may go unnoticed.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// The interval at which Ctrl-C is checked for.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How work tells of its progress, and learns that it should stop.
-pub struct Wire<'a, M> {
+/// The connection between work on its own threads and the Python thread that called it: progress messages in one
+/// direction, the request to stop in the other.
+pub struct Channel<'a, M> {
     sender: Mutex<Sender<M>>,
     stopped: &'a AtomicBool,
 }
 
-impl<M> Wire<'_, M> {
-    /// Tells something; nobody listening is fine.
+impl<M> Channel<'_, M> {
+    /// Sends a message; it is dropped if the other side is gone.
     pub fn tell(&self, message: M) {
         if let Ok(sender) = self.sender.lock() {
             let _ = sender.send(message);
         }
     }
 
-    /// Whether nobody wants it to stop.
-    pub fn goes_on(&self) -> bool {
-        !self.stopped.load(Ordering::Relaxed)
+    /// [`ControlFlow::Break`] once the caller wants the work to stop.
+    pub fn unless_stopped(&self) -> ControlFlow<()> {
+        if self.stopped.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 }
 
-/// Work that tells of no progress, and only learns that it should stop.
-impl Watcher for Wire<'_, ()> {
-    fn progress(&self, _done: u64) -> bool {
-        self.goes_on()
+/// For work that only needs to know when to stop.
+impl Progress for Channel<'_, ()> {
+    fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
+        self.unless_stopped()
     }
 }
 
-/// Runs work on so many threads. What `hear` raises ends it, as Ctrl-C does.
+/// Runs `work` on `threads` threads and passes its messages to `hear`. An exception of `hear` stops the work, as Ctrl-C does.
 pub fn watched<T: Send, M: Send>(
     py: Python<'_>,
     threads: Option<i64>,
-    work: impl FnOnce(&Wire<'_, M>) -> trueshot::Result<T> + Send,
+    work: impl FnOnce(&Channel<'_, M>) -> trueshot::Result<T> + Send,
     mut hear: impl FnMut(M) -> PyResult<()>,
 ) -> PyResult<T> {
     let pool = pool(threads)?;
-    let (sender, receiver) = channel();
+    let (sender, receiver) = mpsc::channel();
     let receiver = Mutex::new(receiver);
     let stopped = AtomicBool::new(false);
-    let wire = Wire { sender: Mutex::new(sender), stopped: &stopped };
+    let channel = Channel { sender: Mutex::new(sender), stopped: &stopped };
     let mut refused = None;
     let outcome = std::thread::scope(|scope| {
-        // The wire goes when the work is done, and whoever waits at its other end knows at once.
-        let worker = scope.spawn(move || pool.install(|| caught(|| work(&wire))));
+        // The channel is dropped when the work is done, which wakes the receiving thread at once.
+        let worker = scope.spawn(move || pool.install(|| caught(|| work(&channel))));
         loop {
-            let next = py.detach(|| receiver.lock().ok().map(|receiver| receiver.recv_timeout(PATIENCE)));
+            let next =
+                py.detach(|| receiver.lock().ok().map(|receiver| receiver.recv_timeout(SIGNAL_INTERVAL)));
             let told = match next {
-                // Whoever wanted it to stop hears no more.
+                // After a request to stop no more messages are passed on.
                 Some(Ok(_)) if refused.is_some() => Ok(()),
                 Some(Ok(message)) => hear(message),
                 Some(Err(RecvTimeoutError::Timeout)) => Ok(()),

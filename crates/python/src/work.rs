@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use trueshot::evaluate::Watcher;
 use trueshot::guard::caught;
+use trueshot::progress::Progress;
 
 use crate::problem::{broken, raised, wrong};
 use crate::watched::watched;
@@ -59,16 +59,16 @@ pub fn on_threads<T: Send>(
 const FEW: usize = 1 << 17;
 
 /// Runs work on a matrix. A small one stays on the calling thread, unless the number of threads is given; that takes
-/// milliseconds at most. A large one runs on threads of its own while the calling thread looks for Ctrl-C, of which the
-/// watcher tells the work.
+/// milliseconds at most. A large one runs on threads of its own while the calling thread checks for Ctrl-C, which
+/// stops the work through its `Progress`.
 pub fn on_matrix<T: Send>(
     py: Python<'_>,
     threads: Option<i64>,
     (rows, dim): (usize, usize),
-    work: impl FnOnce(&dyn Watcher) -> trueshot::Result<T> + Send,
+    work: impl FnOnce(&dyn Progress) -> trueshot::Result<T> + Send,
 ) -> PyResult<T> {
     if rows.saturating_mul(dim) > FEW {
-        return watched(py, threads, |wire| work(wire), |()| Ok(()));
+        return watched(py, threads, |channel| work(channel), |()| Ok(()));
     }
     if threads.is_some() {
         return on_threads(py, threads, || work(&()));

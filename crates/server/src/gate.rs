@@ -5,6 +5,7 @@
 //! A request takes its place only when its body is complete, so clients that send slowly keep nobody else from being
 //! served. Work is told of a client that has gone, and of time that is over, wherever it asks whether to go on.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use trueshot::evaluate::Watcher;
+use trueshot::progress::Progress;
 
 use crate::limits::Limits;
 use crate::memory::{Held, Memory};
@@ -41,7 +42,7 @@ pub struct Ticket {
 
 /// A request at work.
 pub struct Job {
-    /// Whether the client still waits.
+    /// Whether the client is still connected and the time for the request is not over.
     pub watch: Watch,
     memory: Option<Held>,
     body: usize,
@@ -119,7 +120,7 @@ impl Ticket {
         let turn = watch.within(turns.acquire_owned()).await?.expect("the gate is never closed");
         let mut job = Job { watch: watch.clone(), memory: Some(memory), body };
         let task = tokio::task::spawn_blocking(move || {
-            let outcome = if job.watch.goes_on() { work(&mut job) } else { Err(job.watch.late()) };
+            let outcome = if job.watch.is_waiting() { work(&mut job) } else { Err(job.watch.late()) };
             drop((turn, place, job));
             outcome
         });
@@ -176,8 +177,8 @@ pub fn answer_too_long(most: usize) -> Problem {
 }
 
 impl Watch {
-    /// Whether the client still waits.
-    pub fn goes_on(&self) -> bool {
+    /// Whether the client is still connected and the time for the request is not over.
+    pub fn is_waiting(&self) -> bool {
         !self.gone.load(Ordering::Relaxed) && Instant::now() < self.deadline
     }
 
@@ -191,9 +192,9 @@ impl Watch {
     }
 }
 
-impl Watcher for Watch {
-    fn progress(&self, _done: u64) -> bool {
-        self.goes_on()
+impl Progress for Watch {
+    fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
+        if self.is_waiting() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 }
 
@@ -282,7 +283,7 @@ mod tests {
             let (end, may_end) = std::sync::mpsc::channel::<()>();
             let ticket = gate.enter(Some(1)).unwrap();
             let work = ticket.work(move |job| {
-                while job.watch.goes_on() {
+                while job.watch.is_waiting() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 told.send(()).unwrap();

@@ -164,11 +164,10 @@ impl Queries {
 fn embed(pictures: &[Picture], app: &App, watch: &Watch) -> Result<Vec<Result<Vec<f32>, String>>, Problem> {
     let usable = pictures.iter().filter_map(|picture| picture.contents.as_ref().ok());
     let given: Vec<Given<'_>> = usable.map(|bytes| Given::Bytes(bytes)).collect();
-    let embedded =
-        app.embedder.embed_pictures(&given, &|_| watch.goes_on()).map_err(|error| match error {
-            trueshot_vision::Error::Interrupted => watch.late(),
-            error => Problem::failed("embedding pictures", error),
-        })?;
+    let embedded = app.embedder.embed_pictures(&given, watch).map_err(|error| match error {
+        trueshot_vision::Error::Core(trueshot::Error::Interrupted) => watch.late(),
+        error => Problem::failed("embedding pictures", error),
+    })?;
     let made = embedded.rows.iter().filter(|row| row.is_ok()).count() - embedded.from_cache;
     app.metrics.pictures_embedded.fetch_add(made as u64, Ordering::Relaxed);
     app.metrics.pictures_from_cache.fetch_add(embedded.from_cache as u64, Ordering::Relaxed);

@@ -4,6 +4,7 @@
 //! has detail to show. What cannot be read is left out and listed.
 
 use std::path::Path;
+use trueshot::progress::Progress;
 
 use bytes::Bytes;
 use half::f16;
@@ -12,7 +13,7 @@ use trueshot::Embeddings;
 use trueshot::embeddings::{Features, Precision};
 
 use crate::embed::{key_of, prepared};
-use crate::error::{Error, Result, Skipped};
+use crate::error::{Result, Skipped};
 use crate::picture::Picture;
 use crate::preprocess::Preprocessing;
 use crate::source::Collection;
@@ -33,13 +34,12 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Decodes a collection on all threads. `goes_on` is told how many pictures are done, and ends the work by
-    /// answering `false`.
+    /// Decodes a collection on all threads. The progress counts the images.
     pub fn load(
         collection: &Collection,
         to: &Preprocessing,
         augmented: bool,
-        goes_on: &dyn Fn(usize) -> bool,
+        progress: &dyn Progress,
     ) -> Result<Self> {
         let (mut pictures, mut items, mut classes, mut skipped) = (vec![], vec![], vec![], vec![]);
         for (round, entries) in collection.entries().chunks(ROUND).enumerate() {
@@ -61,9 +61,7 @@ impl Dataset {
                     }
                 }
             }
-            if !goes_on(round * ROUND + entries.len()) {
-                return Err(Error::Interrupted);
-            }
+            progress.check((round * ROUND + entries.len()) as u64, collection.entries().len() as u64)?;
         }
         Self::new(pictures, items, classes, skipped)
     }

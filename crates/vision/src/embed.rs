@@ -6,6 +6,7 @@
 //! depend neither on threads nor on which other pictures there are.
 
 use std::path::Path;
+use trueshot::progress::Progress;
 
 use rayon::prelude::*;
 use trueshot::embeddings::{Precision, Writer};
@@ -55,13 +56,8 @@ pub struct Report {
 /// A picture's rows, encoded; or why there are none.
 type Rows = std::result::Result<Vec<u8>, Unreadable>;
 
-/// Embeds all pictures into a file that appears when it is complete. `goes_on` is told how many pictures are
-/// done, and ends the work by answering `false`.
-pub fn embed(
-    request: &Request<'_>,
-    output: &Path,
-    goes_on: &(dyn Fn(usize) -> bool + Sync),
-) -> Result<Report> {
+/// Embeds all pictures into a file that appears when it is complete. The progress counts the images.
+pub fn embed(request: &Request<'_>, output: &Path, progress: &dyn Progress) -> Result<Report> {
     let entries = request.collection.entries();
     let mut writer = request.begin(output)?;
     let mut report = Report { rows: 0, pictures: 0, from_cache: 0, skipped: Vec::new() };
@@ -75,9 +71,7 @@ pub fn embed(
             request.write(&mut writer, entry, rows, &mut report)?;
         }
         done += window.len();
-        if !goes_on(done) {
-            return Err(Error::Interrupted);
-        }
+        progress.check(done as u64, entries.len() as u64)?;
     }
     request.check_classes(&report)?;
     report.rows = writer.rows();

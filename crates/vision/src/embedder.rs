@@ -7,6 +7,7 @@
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+use trueshot::progress::Progress;
 
 use bytes::Bytes;
 use rayon::prelude::*;
@@ -114,14 +115,9 @@ impl Embedder {
         self.cache.as_ref()
     }
 
-    /// Embeds pictures on all threads of the current pool. `goes_on` is told how many are done, and ends the work by
-    /// answering `false`.
-    pub fn embed_pictures(
-        &self,
-        pictures: &[Given<'_>],
-        goes_on: &(dyn Fn(usize) -> bool + Sync),
-    ) -> Result<Embedded> {
-        let window = self.window();
+    /// Embeds pictures on all threads of the current pool. The progress counts the images.
+    pub fn embed_pictures(&self, pictures: &[Given<'_>], progress: &dyn Progress) -> Result<Embedded> {
+        let (window, total) = (self.window(), pictures.len() as u64);
         let mut embedded =
             Embedded { rows: Vec::with_capacity(pictures.len()), from_cache: 0, hashes: Vec::new() };
         for pictures in pictures.chunks(window) {
@@ -130,9 +126,7 @@ impl Embedder {
                 embedded.rows.push(made.row);
                 embedded.hashes.push(made.hash);
             }
-            if !goes_on(embedded.rows.len()) {
-                return Err(Error::Interrupted);
-            }
+            progress.check(embedded.rows.len() as u64, total)?;
         }
         if let Some(cache) = &self.cache {
             cache.flush();
@@ -143,18 +137,18 @@ impl Embedder {
     /// Embeds files that are held in memory.
     pub fn embed_bytes(&self, files: &[impl AsRef<[u8]> + Sync]) -> Result<Vec<Row>> {
         let given: Vec<Given<'_>> = files.iter().map(|file| Given::Bytes(file.as_ref())).collect();
-        Ok(self.embed_pictures(&given, &|_| true)?.rows)
+        Ok(self.embed_pictures(&given, &())?.rows)
     }
 
     /// Embeds all pictures of a collection that can be read.
     pub fn embed_collection(
         &self,
         collection: &Collection,
-        goes_on: &(dyn Fn(usize) -> bool + Sync),
+        progress: &dyn Progress,
     ) -> Result<EmbeddedCollection> {
         let given: Vec<Given<'_>> =
             collection.entries().iter().map(|entry| Given::Entry(collection, entry)).collect();
-        let Embedded { rows, from_cache, hashes } = self.embed_pictures(&given, goes_on)?;
+        let Embedded { rows, from_cache, hashes } = self.embed_pictures(&given, progress)?;
         let mut skipped = collection.skipped().to_vec();
         let (mut values, mut labels, mut items, mut entries) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());

@@ -205,12 +205,6 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
-    /// Somebody pressed Ctrl-C; what is complete is kept.
-    #[error("interrupted; completed work is kept, run the same command again to continue")]
-    Stopped,
-    /// Somebody pressed Ctrl-C; nothing was written.
-    #[error("interrupted; nothing was written")]
-    Interrupted,
 }
 
 impl Error {

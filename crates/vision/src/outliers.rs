@@ -9,7 +9,8 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use trueshot::progress::Progress;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -155,24 +156,21 @@ fn class_folders(request: &Request<'_>) -> Result<BTreeSet<String>> {
     Ok(folders)
 }
 
-/// Makes what is planned and not there yet. `goes_on` is told how many classes are done, and ends the work by
-/// answering `false`.
-pub fn make(request: &Request<'_>, plan: &Plan, goes_on: &(dyn Fn(usize) -> bool + Sync)) -> Result<Report> {
+/// Makes what is planned and not there yet. The progress counts the classes.
+pub fn make(request: &Request<'_>, plan: &Plan, progress: &dyn Progress) -> Result<Report> {
     begin(request.output, plan)?;
     let halves = [("train", &plan.train), ("test", &plan.test)];
     let classes: Vec<(PathBuf, &String)> = halves
         .iter()
         .flat_map(|(half, classes)| classes.iter().map(move |class| (request.output.join(half), class)))
         .collect();
-    let (done, root) = (AtomicUsize::new(0), root(request));
+    let (done, root) = (AtomicU64::new(0), root(request));
     let made: Vec<Class> = classes
         .par_iter()
         .map(|(half, class)| {
             let made = make_class(request, &root.join(class), half, class)?;
-            match goes_on(done.fetch_add(1, Ordering::Relaxed) + 1) {
-                true => Ok(made),
-                false => Err(Error::Stopped),
-            }
+            progress.check(done.fetch_add(1, Ordering::Relaxed) + 1, classes.len() as u64)?;
+            Ok(made)
         })
         .collect::<Result<_>>()?;
     let mut report = Report { classes: classes.len(), ..Report::default() };

@@ -4,10 +4,11 @@
 //! name may be cut off. A [`Published`] data set has known numbers; what differs is said in plain sentences.
 
 use std::collections::BTreeMap;
+use trueshot::progress::Progress;
 
 use rayon::prelude::*;
 
-use crate::error::{Error, Result, Skipped};
+use crate::error::{Result, Skipped};
 use crate::picture::Channels;
 use crate::source::Collection;
 use crate::split::Split;
@@ -38,9 +39,8 @@ impl Survey {
         Survey { classes, sizes: BTreeMap::new(), skipped: collection.skipped().to_vec() }
     }
 
-    /// Reads every picture of a collection on all threads. `goes_on` is told how many are done, and ends the work
-    /// by answering `false`.
-    pub fn read(collection: &Collection, goes_on: &dyn Fn(usize) -> bool) -> Result<Self> {
+    /// Reads every picture of a collection on all threads. The progress counts the images.
+    pub fn read(collection: &Collection, progress: &dyn Progress) -> Result<Self> {
         let mut survey = Self::listed(collection);
         for (round, entries) in collection.entries().chunks(ROUND).enumerate() {
             let size =
@@ -57,9 +57,7 @@ impl Survey {
                     }
                 }
             }
-            if !goes_on(round * ROUND + entries.len()) {
-                return Err(Error::Interrupted);
-            }
+            progress.check((round * ROUND + entries.len()) as u64, collection.entries().len() as u64)?;
         }
         Ok(survey)
     }

@@ -2,6 +2,7 @@
 
 mod kinds;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use image::ImageFormat;
@@ -62,7 +63,7 @@ fn embedded(folder: &Path, copies: Option<usize>, threads: usize) -> (Vec<u8>, R
         least_per_class: 1,
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    let report = pool.install(|| embed(&request, &output, &|_| true)).unwrap();
+    let report = pool.install(|| embed(&request, &output, &())).unwrap();
     (std::fs::read(&output).unwrap(), report, output)
 }
 
@@ -153,11 +154,13 @@ fn a_class_that_is_left_with_nothing_ends_the_work_and_leaves_no_file() {
         least_per_class: 1,
     };
     let output = folder.path().join("out.safetensors");
-    let refused = embed(&request, &output, &|_| true).unwrap_err();
+    let refused = embed(&request, &output, &()).unwrap_err();
     let expected = "class 'none' has 0 readable images, but 1 are needed; 1 were skipped";
     assert_eq!(refused.to_string(), expected);
-    let stopped = embed(&Request { least_per_class: 0, ..request }, &output, &|_| false).unwrap_err();
-    assert!(matches!(stopped, Error::Interrupted));
+    let stopped =
+        embed(&Request { least_per_class: 0, ..request }, &output, &|_: u64, _: u64| ControlFlow::Break(()))
+            .unwrap_err();
+    assert!(matches!(stopped, Error::Core(trueshot::Error::Interrupted)));
     let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()).collect();
     assert!(left.iter().all(|path| path.is_dir()), "{left:?}");
 }

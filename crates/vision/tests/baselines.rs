@@ -18,7 +18,7 @@ use trueshot_vision::{Backbone, Collection, Dataset, Reading};
 
 fn dataset(folder: &Path, pictures: &Pictures, augmented: bool) -> Dataset {
     let collection = Collection::open(folder, Reading::default()).unwrap();
-    Dataset::load(&collection, &pictures.preprocessing(), augmented, &|_| true).unwrap()
+    Dataset::load(&collection, &pictures.preprocessing(), augmented, &()).unwrap()
 }
 
 fn small(validation: Validation) -> Validation {

@@ -2,6 +2,7 @@
 
 mod kinds;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use image::{ImageFormat, Rgb, RgbImage};
@@ -58,7 +59,7 @@ fn the_built_in_backbone_says_what_it_is() {
 fn a_broken_picture_is_an_answer_like_the_others() {
     let folder = folder();
     let collection = Collection::open(folder.path(), Reading::default()).unwrap();
-    let embedded = embedder(&Place::Nowhere).embed_collection(&collection, &|_| true).unwrap();
+    let embedded = embedder(&Place::Nowhere).embed_collection(&collection, &()).unwrap();
     assert_eq!(
         (embedded.embeddings.len(), embedded.embeddings.classes()),
         (6, &["ant".into(), "owl".into()][..])
@@ -79,7 +80,7 @@ fn files_bytes_and_entries_give_the_same_rows_on_any_number_of_threads() {
     let embedder = embedder(&Place::Nowhere);
     let rows = |given: &[Given<'_>], threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| embedder.embed_pictures(given, &|_| true)).unwrap().rows
+        pool.install(|| embedder.embed_pictures(given, &())).unwrap().rows
     };
     let expected = rows(&entries(&collection), 1);
     assert_eq!(rows(&entries(&collection), 4), expected);
@@ -92,7 +93,7 @@ fn the_second_time_no_network_runs_and_not_a_bit_differs() {
     let (folder, cache) = (folder(), tempfile::tempdir().unwrap());
     let place = Place::Folder(cache.path().into());
     let collection = Collection::open(folder.path(), Reading::default()).unwrap();
-    let run = |place: &Place| embedder(place).embed_pictures(&entries(&collection), &|_| true).unwrap();
+    let run = |place: &Place| embedder(place).embed_pictures(&entries(&collection), &()).unwrap();
     let plain = run(&Place::Nowhere);
     let (first, second) = (run(&place), run(&place));
     assert_eq!((first.from_cache, second.from_cache), (0, 6));
@@ -102,11 +103,11 @@ fn the_second_time_no_network_runs_and_not_a_bit_differs() {
     std::fs::rename(folder.path().join("ant/0.png"), folder.path().join("ant/renamed.png")).unwrap();
     std::fs::write(folder.path().join("ant/1.png"), picture(222)).unwrap();
     let collection = Collection::open(folder.path(), Reading::default()).unwrap();
-    let third = embedder(&place).embed_pictures(&entries(&collection), &|_| true).unwrap();
+    let third = embedder(&place).embed_pictures(&entries(&collection), &()).unwrap();
     assert_eq!(third.from_cache, 5);
     // Another size is another backbone.
     let larger = Embedder::open(EFFICIENTNET, &Options { size: Some(48), ..small() }, &place).unwrap();
-    assert_eq!(larger.embed_pictures(&entries(&collection), &|_| true).unwrap().from_cache, 0);
+    assert_eq!(larger.embed_pictures(&entries(&collection), &()).unwrap().from_cache, 0);
 }
 
 #[test]
@@ -123,8 +124,9 @@ fn limits_on_pixels_hold_before_anything_is_decoded() {
 fn work_that_is_stopped_says_so() {
     let folder = folder();
     let collection = Collection::open(folder.path(), Reading::default()).unwrap();
-    let outcome = embedder(&Place::Nowhere).embed_pictures(&entries(&collection), &|_| false);
-    assert!(matches!(outcome, Err(Error::Interrupted)));
+    let outcome = embedder(&Place::Nowhere)
+        .embed_pictures(&entries(&collection), &|_: u64, _: u64| ControlFlow::Break(()));
+    assert!(matches!(outcome, Err(Error::Core(trueshot::Error::Interrupted))));
 }
 
 #[test]

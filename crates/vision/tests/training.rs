@@ -14,7 +14,7 @@ use stripes::folder;
 
 fn dataset(folder: &Path, configuration: &Configuration, augmented: bool) -> Dataset {
     let collection = Collection::open(folder, Reading::default()).unwrap();
-    Dataset::load(&collection, &configuration.preprocessing(), augmented, &|_| true).unwrap()
+    Dataset::load(&collection, &configuration.preprocessing(), augmented, &()).unwrap()
 }
 
 fn configuration() -> Configuration {

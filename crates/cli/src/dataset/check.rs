@@ -10,7 +10,7 @@ use trueshot_vision::{Collection, Error};
 use crate::messages::Found;
 use crate::output::print;
 use crate::pictures_argument::Part;
-use crate::progress::Progress;
+use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
 /// Count the classes and images of a data set and compare them with the published numbers
@@ -100,8 +100,8 @@ impl Arguments {
         if self.quick {
             return Ok(Survey::listed(collection));
         }
-        let progress = Progress::counting(collection.entries().len() as u64, "images");
-        let survey = Survey::read(collection, &|done| progress.moves_to(done as u64));
+        let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
+        let survey = Survey::read(collection, &progress);
         progress.finish();
         Ok(survey?)
     }

@@ -10,7 +10,7 @@ use trueshot_vision::split::Split;
 
 use crate::messages::say;
 use crate::pictures_argument::FitArgument;
-use crate::progress::Progress;
+use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
 /// What no outlier may be in, unless told otherwise.
@@ -76,8 +76,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let start = Instant::now();
     let plan = plan(&request)?;
-    let progress = Progress::counting((plan.train.len() + plan.test.len()) as u64, "classes");
-    let made = arguments.threads.run(|| Ok(make(&request, &plan, &|done| progress.moves_to(done as u64))?));
+    let progress = ProgressDisplay::counting((plan.train.len() + plan.test.len()) as u64, "classes");
+    let made = arguments.threads.run(|| Ok(make(&request, &plan, &progress)?));
     progress.finish();
     arguments.tell(&plan, &made?, start);
     Ok(())

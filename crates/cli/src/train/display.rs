@@ -1,13 +1,15 @@
 //! How training looks: on a terminal a bar, the losses and the last validation, kept up to date below a line for
 //! every validation; elsewhere just those lines.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use trueshot::training::{Event, Record, Watcher};
+use trueshot::progress::Progress;
+use trueshot::training::{Event, Observer, Record};
 
 use crate::messages::say;
-use crate::progress::goes_on;
+use crate::progress::unless_interrupted;
 
 /// How much of a step's loss enters the mean that is shown.
 const FRESHNESS: f64 = 0.03;
@@ -118,7 +120,7 @@ impl Display {
     }
 }
 
-impl Watcher for Display {
+impl Observer for Display {
     fn event(&mut self, event: &Event<'_>) {
         match event {
             Event::Begins { done, steps, terms } => self.begin(*done, *steps, terms),
@@ -128,9 +130,11 @@ impl Watcher for Display {
             Event::Warning(text) => self.say(&format!("warning: {text}")),
         }
     }
+}
 
-    fn goes_on(&self) -> bool {
-        goes_on()
+impl Progress for Display {
+    fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
+        unless_interrupted()
     }
 }
 

@@ -16,7 +16,7 @@ use super::heads::{OptimiserFlags, grouped};
 use super::{Course, RunArguments};
 use crate::messages::{hinted, say};
 use crate::pictures_argument::{FitArgument, Part, tell_skipped};
-use crate::progress::Progress;
+use crate::progress::ProgressDisplay;
 
 /// Options of all training on images.
 #[derive(Args, Serialize)]
@@ -324,10 +324,10 @@ enum Use {
 }
 
 fn read(pictures: &training::Pictures, collection: &Collection, used: Use) -> anyhow::Result<Dataset> {
-    let progress = Progress::counting(collection.entries().len() as u64, "images");
+    let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
     let augmented = matches!(used, Use::Training | Use::Outliers) && pictures.augment;
     let to = pictures.preprocessing();
-    let loaded = Dataset::load(collection, &to, augmented, &|done| progress.moves_to(done as u64));
+    let loaded = Dataset::load(collection, &to, augmented, &progress);
     progress.finish();
     let mut dataset = loaded?;
     tell_skipped(collection.skipped().iter().chain(dataset.skipped()));

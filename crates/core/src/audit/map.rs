@@ -11,7 +11,7 @@ use super::Poll;
 use super::rows::centred;
 use crate::embeddings::Embeddings;
 use crate::error::Result;
-use crate::evaluate::Watcher;
+use crate::progress::Progress;
 
 /// A place on the map.
 pub type Point = [f32; 2];
@@ -21,9 +21,9 @@ const NEIGHBOURS: usize = 1000;
 /// Rounds in which components are turned towards the widest spread.
 const TURNS: usize = 30;
 
-/// The place of every item, in no particular scale. The watcher is asked after every round whether to go on.
-pub fn map(data: &Embeddings, watcher: &dyn Watcher) -> Result<Vec<Point>> {
-    let poll = Poll { watcher, done: data.len() as u64 };
+/// The place of every item, in no particular scale. `progress` is called after every round, so that the work can be stopped.
+pub fn map(data: &Embeddings, progress: &dyn Progress) -> Result<Vec<Point>> {
+    let poll = Poll::at_end(data, progress);
     let values = centred(data);
     let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
     let components = components(&rows, &poll)?;

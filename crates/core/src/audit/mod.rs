@@ -23,8 +23,8 @@ use self::verdict::Opinion;
 pub use self::verdict::{Certainty, Verdict};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
-use crate::evaluate::Watcher;
 use crate::method::TrainedRelabel;
+use crate::progress::Progress;
 
 /// How to look.
 #[derive(Debug, Clone)]
@@ -128,14 +128,14 @@ struct Judged {
 
 /// Looks through labelled items. Those that are `confirmed` (one entry a row, or none at all) stay where they are.
 ///
-/// The watcher is told how many items have been judged, and is asked in between, from any thread and with the same
-/// number again, whether to go on.
+/// The progress is the number of items that have been scored. Between two of these updates `progress` is called again with
+/// the same number, from any thread, so that an audit can be stopped at any time.
 pub fn audit(
     data: &Embeddings,
     head: &TrainedRelabel,
     options: &Options,
     confirmed: &[bool],
-    watcher: &dyn Watcher,
+    progress: &dyn Progress,
 ) -> Result<Audit> {
     if data.classes().len() < 2 {
         return Err(Error::OneClass);
@@ -145,7 +145,7 @@ pub fn audit(
         let allowed = "a share from 0 to below 1".to_string();
         return Err(Error::OutOfRange { what: "the expected noise", given: given.to_string(), allowed });
     }
-    let mut judged = judge(data, head, options.neighbours, watcher)?;
+    let mut judged = judge(data, head, options.neighbours, progress)?;
     let is_confirmed = |row: usize| confirmed.get(row).copied().unwrap_or(false);
     for (row, judged) in judged.iter_mut().enumerate().filter(|(row, _)| is_confirmed(*row)) {
         judged.opinion.settle(data.labels()[row]);
@@ -154,20 +154,26 @@ pub fn audit(
         let mut opinions: Vec<&mut Opinion> = judged.iter_mut().map(|judged| &mut judged.opinion).collect();
         verdict::expect(&mut opinions, share);
     }
-    let sameness = duplicates::find(data, &Poll { watcher, done: data.len() as u64 })?;
+    let sameness = duplicates::find(data, &Poll::at_end(data, progress))?;
     Ok(Audit::of(data, judged, options.certainty, is_confirmed, sameness))
 }
 
-/// Asks the watcher whether to go on, in phases during which the number of finished items stays the same. Every loop that
-/// can take long calls [`Poll::check`], on whatever thread it runs.
+/// Checks for cancellation in phases during which the number of finished items stays the same. Every loop that can take
+/// long calls [`Poll::check`], on whatever thread it runs.
 struct Poll<'a> {
-    watcher: &'a dyn Watcher,
+    progress: &'a dyn Progress,
     done: u64,
+    total: u64,
 }
 
-impl Poll<'_> {
+impl<'a> Poll<'a> {
+    /// Every item has been scored.
+    fn at_end(data: &Embeddings, progress: &'a dyn Progress) -> Self {
+        Poll { progress, done: data.len() as u64, total: data.len() as u64 }
+    }
+
     fn check(&self) -> Result<()> {
-        if self.watcher.progress(self.done) { Ok(()) } else { Err(Error::Interrupted) }
+        self.progress.check(self.done, self.total)
     }
 }
 
@@ -176,13 +182,14 @@ fn judge(
     data: &Embeddings,
     head: &TrainedRelabel,
     neighbours: usize,
-    watcher: &dyn Watcher,
+    progress: &dyn Progress,
 ) -> Result<Vec<Judged>> {
-    let rooms = Rooms::new(data, &Poll { watcher, done: 0 })?;
+    let total = data.len() as u64;
+    let rooms = Rooms::new(data, &Poll { progress, done: 0, total })?;
     let mut judged: Vec<Option<Judged>> = (0..data.len()).map(|_| None).collect();
     let mut done = 0;
     for group in rooms.all().chunks(rooms::AT_ONCE) {
-        let poll = Poll { watcher, done };
+        let poll = Poll { progress, done, total };
         let judge = |room: &Room| {
             poll.check()?;
             room.judge(data, head, neighbours)
@@ -192,9 +199,7 @@ fn judge(
             judged[row as usize] = Some(found);
         }
         done += group.iter().map(Room::asked).sum::<usize>() as u64;
-        if !watcher.progress(done) {
-            return Err(Error::Interrupted);
-        }
+        progress.check(done, total)?;
     }
     Ok(judged.into_iter().map(|judged| judged.expect("every item is scored in one chunk")).collect())
 }

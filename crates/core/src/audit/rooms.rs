@@ -28,7 +28,7 @@ const REPRESENTATIVES: usize = 10;
 const WANTED: usize = REPRESENTATIVES + ASKED;
 /// Classes every item may belong to besides its own.
 const CANDIDATES: usize = 3;
-/// Rooms between two words to the watcher.
+/// Chunks between two progress updates.
 pub(super) const AT_ONCE: usize = 64;
 
 /// Items that are looked at together; some of them are asked about.

@@ -1,3 +1,4 @@
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
@@ -128,7 +129,7 @@ fn a_single_class_and_impossible_expectations_are_refused() {
 fn of_many_equal_items_only_some_pairs_are_named() {
     let labels = (0..600).map(|row| format!("class {}", row % 2)).collect();
     let data = Embeddings::from_rows(vec![1.0; 600 * 2], 2, labels).unwrap();
-    let found = super::duplicates::find(&data, &Poll { watcher: &(), done: 0 }).unwrap();
+    let found = super::duplicates::find(&data, &Poll::at_end(&data, &())).unwrap();
     assert!(found.duplicates.len() <= 600 * 8, "{} pairs", found.duplicates.len());
     let named: std::collections::HashSet<u32> = found.duplicates.iter().flat_map(|pair| pair.rows).collect();
     assert_eq!(named.len(), 600, "every one is named");
@@ -142,25 +143,25 @@ struct Refusal {
     asked_afterwards: AtomicUsize,
 }
 
-impl Watcher for Refusal {
-    fn progress(&self, done: u64) -> bool {
+impl Progress for Refusal {
+    fn update(&self, done: u64, _total: u64) -> ControlFlow<()> {
         if done != self.done {
-            return true;
+            return ControlFlow::Continue(());
         }
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
         self.asked_afterwards.fetch_add(usize::from(asked > self.patience), Ordering::Relaxed);
-        asked < self.patience
+        if asked < self.patience { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 }
 
-/// Stops an audit and returns how often the watcher was asked after it refused.
+/// Stops an audit and returns how often the progress was updated after it had asked to stop.
 fn stopped(data: &Embeddings, done: u64, patience: usize) -> usize {
-    let watcher = Refusal { done, patience, asked: 0.into(), asked_afterwards: 0.into() };
+    let refusal = Refusal { done, patience, asked: 0.into(), asked_afterwards: 0.into() };
     let head = TrainedRelabel::built_in().unwrap();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    let found = pool.install(|| audit(data, &head, &Options::default(), &[], &watcher));
+    let found = pool.install(|| audit(data, &head, &Options::default(), &[], &refusal));
     assert!(matches!(found, Err(Error::Interrupted)), "{done} done, {patience} times answered");
-    watcher.asked_afterwards.into_inner()
+    refusal.asked_afterwards.into_inner()
 }
 
 #[test]
@@ -187,9 +188,9 @@ fn a_map_can_be_interrupted() {
         let (data, _) = collection(classes, items, 24);
         for patience in [0, 1, 20] {
             let done = data.len() as u64;
-            let watcher = Refusal { done, patience, asked: 0.into(), asked_afterwards: 0.into() };
-            assert!(matches!(map(&data, &watcher), Err(Error::Interrupted)));
-            assert_eq!(watcher.asked_afterwards.into_inner(), 0);
+            let refusal = Refusal { done, patience, asked: 0.into(), asked_afterwards: 0.into() };
+            assert!(matches!(map(&data, &refusal), Err(Error::Interrupted)));
+            assert_eq!(refusal.asked_afterwards.into_inner(), 0);
         }
     }
 }

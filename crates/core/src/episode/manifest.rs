@@ -4,6 +4,7 @@
 //! program, and we can run theirs. Its first line says what it was drawn from, and its SHA-256 names it in
 //! results. Every line is checked against the data before anything is computed from it.
 
+use crate::progress::Progress;
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -52,7 +53,7 @@ pub fn write_manifest(
     count: u64,
     embeddings: &Embeddings,
     outliers: Option<&Embeddings>,
-    go_on: &dyn Fn() -> bool,
+    progress: &dyn Progress,
 ) -> Result<String> {
     let header = Header {
         format: FORMAT.into(),
@@ -70,7 +71,7 @@ pub fn write_manifest(
         };
         write_line(serde_json::to_string(&header)? + "\n")?;
         for index in 0..count {
-            if !go_on() {
+            if progress.update(index, count).is_break() {
                 return Err(std::io::Error::other("stopped before all episodes were written"));
             }
             let drawn = episodes.draw(index, &mut urn).map_err(std::io::Error::other)?;
@@ -307,7 +308,7 @@ mod tests {
         let spec = EpisodeSpec { ways: 4, shots: Shots { min: 4, max: 7 }, queries: 3, seed: 5 };
         let hash = {
             let sampler = Sampler::new(&data, Some(&pool), spec, noises()).unwrap();
-            write_manifest(&path, &sampler, 20, &data, Some(&pool), &|| true).unwrap()
+            write_manifest(&path, &sampler, 20, &data, Some(&pool), &()).unwrap()
         };
         (data, pool, path, hash)
     }

@@ -1,8 +1,8 @@
 //! Evaluation: every method, noise type and level of one call meets the same episodes.
 //!
 //! Episodes run in parallel and their outcomes are added up in the order of their numbers, so the result does
-//! not depend on the number of threads. Work goes in rounds; after each one a watcher hears of the progress and
-//! may stop, and what is done by then is a valid, shorter evaluation.
+//! not depend on the number of threads. Work goes in rounds; after each round the progress is reported, and
+//! an evaluation that is stopped there is valid and shorter.
 
 mod detection;
 mod statistics;
@@ -19,6 +19,7 @@ use crate::embeddings::Embeddings;
 use crate::episode::Episodes;
 use crate::error::{Error, Result};
 use crate::method::NamedMethod;
+use crate::progress::Progress;
 use tally::Tally;
 use workbench::Workbench;
 pub(crate) use workbench::{Banks, fetch};
@@ -50,24 +51,11 @@ pub struct Details {
     pub confusion: bool,
 }
 
-/// Hears of progress, and may end the evaluation early.
-pub trait Watcher: Sync {
-    /// So many episodes are done. Return `false` to stop here.
-    fn progress(&self, done: u64) -> bool;
-}
-
-/// Nobody watches.
-impl Watcher for () {
-    fn progress(&self, _done: u64) -> bool {
-        true
-    }
-}
-
-/// Episodes between two words to the watcher.
+/// Episodes between two progress updates.
 const ROUND: u64 = 256;
 
 /// Runs an experiment on the threads of the current rayon pool.
-pub fn evaluate(experiment: &Experiment<'_>, watcher: &dyn Watcher) -> Result<Evaluation> {
+pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<Evaluation> {
     let count = experiment.episodes.limit().map_or(experiment.count, |limit| limit.min(experiment.count));
     if count == 0 {
         return Err(Error::OutOfRange {
@@ -91,7 +79,7 @@ pub fn evaluate(experiment: &Experiment<'_>, watcher: &dyn Watcher) -> Result<Ev
         let outcomes: Vec<_> =
             round.into_par_iter().map_init(Workbench::default, run).collect::<Result<_>>()?;
         outcomes.into_iter().for_each(|(drawn, outcome)| tally.add(&drawn, outcome));
-        if !watcher.progress(done) {
+        if progress.update(done, count).is_break() {
             break;
         }
     }

@@ -2,6 +2,7 @@
 //! so the destination never holds half a copy; what a killed attempt left there is removed and made again. The destination
 //! is locked against other copies, and the source against repairs in place.
 
+use crate::progress::Progress;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,13 +23,12 @@ pub struct Copied {
     pub left_out: Vec<String>,
 }
 
-/// Copies a folder with files moved. `goes_on` is given the number of files copied, and stops the work by returning
-/// `false`.
+/// Copies a folder with files moved. The progress counts the files copied.
 ///
 /// # Errors
 /// [`Error::Locked`] if another process copies to the same place or repairs the source; [`Error::Write`] if the
-/// destination exists, lies inside the source or cannot be written; [`Error::Interrupted`] if `goes_on` stopped it.
-pub fn copy(root: &Path, into: &Path, moves: &[Move], goes_on: &dyn Fn(usize) -> bool) -> Result<Copied> {
+/// destination exists, lies inside the source or cannot be written; [`Error::Interrupted`] if `progress` stopped it.
+pub fn copy(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -> Result<Copied> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| Error::Write { path: path.clone(), source }
@@ -45,14 +45,12 @@ pub fn copy(root: &Path, into: &Path, moves: &[Move], goes_on: &dyn Fn(usize) ->
     for folder in &found.folders {
         fs::create_dir_all(part.join(folder)).map_err(failed(&part.join(folder)))?;
     }
-    for (done, (item, path)) in found.files.iter().enumerate() {
+    for (done, (item, path)) in (1..).zip(&found.files) {
         // What stays keeps its name to the byte, even one that is no text.
         let stays = path.strip_prefix(root).unwrap_or(Path::new(item));
         let target = part.join(targets.get(item.as_str()).map_or(stays, Path::new));
         copy_file(path, &target).map_err(failed(&target))?;
-        if !goes_on(done + 1) {
-            return Err(Error::Interrupted);
-        }
+        progress.check(done, found.files.len() as u64)?;
     }
     write_log(&part.join(LOG), moves).map_err(failed(&part))?;
     // An empty folder may be there; one with something in it is not replaced.

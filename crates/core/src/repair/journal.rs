@@ -5,6 +5,7 @@
 //! ([`Journal::apply`]) or taken back ([`Journal::undo`]), any number of times. A move that cannot be made does not stop
 //! the others.
 
+use crate::progress::Progress;
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -130,24 +131,23 @@ impl Journal {
         self.moves.iter().filter_map(|one| folder.obstacle(&one.from, &one.to)).collect()
     }
 
-    /// Makes all moves that are not made yet. `goes_on` is given the number of moves looked at, and stops the work by
-    /// returning `false`.
+    /// Makes all moves that are not made yet. The progress counts the moves.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] if `goes_on` stopped it. A move that cannot be made is not an error but one of
+    /// [`Error::Interrupted`] if `progress` stopped it. A move that cannot be made is not an error but one of
     /// [`Outcome::problems`].
-    pub fn apply(&self, folder: &LockedFolder, goes_on: &dyn Fn(usize) -> bool) -> Result<Outcome> {
+    pub fn apply(&self, folder: &LockedFolder, progress: &dyn Progress) -> Result<Outcome> {
         let moves = self.moves.iter().map(|one| (one.from.as_str(), one.to.as_str()));
-        make_all(folder, moves, goes_on)
+        make_all(folder, moves, progress)
     }
 
     /// Takes back all moves that were made, and removes the folders that were made for them if they are empty.
     ///
     /// # Errors
     /// As for [`Journal::apply`].
-    pub fn undo(&self, folder: &LockedFolder, goes_on: &dyn Fn(usize) -> bool) -> Result<Outcome> {
+    pub fn undo(&self, folder: &LockedFolder, progress: &dyn Progress) -> Result<Outcome> {
         let moves = self.moves.iter().rev().map(|one| (one.to.as_str(), one.from.as_str()));
-        let outcome = make_all(folder, moves, goes_on)?;
+        let outcome = make_all(folder, moves, progress)?;
         for made in self.header.folders.iter().rev() {
             // A folder in which the user has put something since is not empty, and stays.
             let _ = folder.remove_empty_folder(made);
@@ -163,19 +163,18 @@ fn folders_above(name: &str) -> impl Iterator<Item = &str> {
 
 fn make_all<'a>(
     folder: &LockedFolder,
-    moves: impl Iterator<Item = (&'a str, &'a str)>,
-    goes_on: &dyn Fn(usize) -> bool,
+    moves: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
+    progress: &dyn Progress,
 ) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    for (done, (from, to)) in moves.enumerate() {
+    let total = moves.len() as u64;
+    for (done, (from, to)) in (1..).zip(moves) {
         match make(folder, from, to) {
             Ok(true) => outcome.moved += 1,
             Ok(false) => outcome.before += 1,
             Err(problem) => outcome.problems.push(problem),
         }
-        if !goes_on(done + 1) {
-            return Err(Error::Interrupted);
-        }
+        progress.check(done, total)?;
     }
     Ok(outcome)
 }

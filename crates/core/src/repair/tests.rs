@@ -1,5 +1,7 @@
+use crate::progress::Progress;
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use super::*;
@@ -42,10 +44,6 @@ fn hash(content: &str) -> String {
 fn unchanged(listed: &Listed) -> Option<String> {
     let content = FILES.into_iter().find(|(name, _)| *name == listed.item)?.1;
     Some(hash(content))
-}
-
-fn all(_: usize) -> bool {
-    true
 }
 
 fn locked(root: &Path) -> LockedFolder {
@@ -118,24 +116,24 @@ fn a_copy_is_repaired_and_the_original_stays() {
     plan.check(&listing(), &unchanged).unwrap();
     let moves = moves(&plan, []);
     let into = out.path().join("clean");
-    let copied = copy(root.path(), &into, &moves, &|_| true).unwrap();
+    let copied = copy(root.path(), &into, &moves, &()).unwrap();
     assert_eq!(copied.files, 6);
     let mut found = contents(&into);
     assert!(found.remove("trueshot-repair.jsonl").unwrap().contains("lynx"));
     assert_eq!(found, repaired());
     assert_eq!(contents(root.path()), before);
-    assert!(matches!(copy(root.path(), &into, &moves, &|_| true), Err(Error::Write { .. })), "not twice");
+    assert!(matches!(copy(root.path(), &into, &moves, &()), Err(Error::Write { .. })), "not twice");
     let inside = root.path().join("all/copy");
-    assert!(matches!(copy(root.path(), &inside, &moves, &|_| true), Err(Error::Write { .. })), "not inside");
+    assert!(matches!(copy(root.path(), &inside, &moves, &()), Err(Error::Write { .. })), "not inside");
 }
 
 #[test]
 fn a_copy_that_was_cut_off_is_made_again() {
     let (root, out) = (folder(), tempfile::tempdir().unwrap());
     let (moves, into) = (moves(&plan(root.path()), []), out.path().join("clean"));
-    assert!(matches!(copy(root.path(), &into, &moves, &|done| done < 3), Err(Error::Interrupted)));
+    assert!(matches!(copy(root.path(), &into, &moves, &stop_after(3)), Err(Error::Interrupted)));
     assert!(!into.exists());
-    copy(root.path(), &into, &moves, &|_| true).unwrap();
+    copy(root.path(), &into, &moves, &()).unwrap();
     assert_eq!(contents(&into).len(), 7);
     assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "nothing else is left");
 }
@@ -148,20 +146,20 @@ fn a_copy_killed_before_its_first_or_after_its_last_file_does_not_block_the_next
         (out.path().join(".clean.trueshot-part"), out.path().join(".clean.trueshot-unfinished"));
     // Between the mark and the folder; and with half of the folder removed by the next attempt.
     fs::write(&mark, "").unwrap();
-    copy(root.path(), &into, &moves, &|_| true).unwrap();
+    copy(root.path(), &into, &moves, &()).unwrap();
     fs::remove_dir_all(&into).unwrap();
     fs::write(&mark, "").unwrap();
     fs::create_dir_all(part.join("all")).unwrap();
-    copy(root.path(), &into, &moves, &|_| true).unwrap();
+    copy(root.path(), &into, &moves, &()).unwrap();
     // Between the last rename and the removal of the mark.
     fs::write(&mark, "").unwrap();
-    assert!(copy(root.path(), &into, &moves, &|_| true).is_err(), "it is there");
+    assert!(copy(root.path(), &into, &moves, &()).is_err(), "it is there");
     assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "nothing else is left");
     // A folder of the user is not touched.
     fs::remove_dir_all(&into).unwrap();
     fs::create_dir(&part).unwrap();
     fs::write(part.join("mine"), "mine").unwrap();
-    assert!(copy(root.path(), &into, &moves, &|_| true).is_err());
+    assert!(copy(root.path(), &into, &moves, &()).is_err());
     assert_eq!(fs::read_to_string(part.join("mine")).unwrap(), "mine");
 }
 
@@ -176,12 +174,12 @@ fn moves_in_place_are_made_once_and_taken_back() {
     let read = Journal::open(&path).unwrap();
     assert!(read == journal && read.is_of(&text) && !read.is_of("another"));
     let folder = locked(root.path());
-    assert_eq!(read.apply(&folder, &all).unwrap(), outcome(4, 0));
-    assert_eq!(read.apply(&folder, &all).unwrap(), outcome(0, 4));
+    assert_eq!(read.apply(&folder, &()).unwrap(), outcome(4, 0));
+    assert_eq!(read.apply(&folder, &()).unwrap(), outcome(0, 4));
     assert!(matches!(LockedFolder::open(root.path()), Err(Error::Locked { .. })), "one repair at a time");
     drop(folder);
     assert_eq!(contents(root.path()), repaired());
-    assert_eq!(read.undo(&locked(root.path()), &all).unwrap(), outcome(4, 0));
+    assert_eq!(read.undo(&locked(root.path()), &()).unwrap(), outcome(4, 0));
     assert_eq!(contents(root.path()), before);
     assert!(!root.path().join("_quarantine").exists() && !root.path().join("all/lynx").exists());
     fs::remove_file(path).unwrap();
@@ -206,11 +204,11 @@ fn wherever_it_was_cut_off_it_can_be_finished_or_undone() {
             fs::hard_link(root.path().join(&one.from), target).unwrap();
             match undoes {
                 false => {
-                    journal.apply(&locked(root.path()), &all).unwrap();
+                    journal.apply(&locked(root.path()), &()).unwrap();
                     assert_eq!(contents(root.path()), repaired(), "{cut}");
                 }
                 true => {
-                    journal.undo(&locked(root.path()), &all).unwrap();
+                    journal.undo(&locked(root.path()), &()).unwrap();
                     assert_eq!(contents(root.path()), before, "{cut}");
                 }
             }
@@ -223,7 +221,7 @@ fn nothing_is_ever_overwritten() {
     let root = folder();
     let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
     fs::write(root.path().join("all/dog/2-2.jpg"), "somebody else's").unwrap();
-    let done = journal.apply(&locked(root.path()), &all).unwrap();
+    let done = journal.apply(&locked(root.path()), &()).unwrap();
     assert_eq!((done.moved, &done.problems[..]), (3, &["all/dog/2-2.jpg already exists".to_string()][..]));
     assert_eq!(fs::read_to_string(root.path().join("all/cat/2.jpg")).unwrap(), "a dog");
     assert_eq!(fs::read_to_string(root.path().join("all/dog/2-2.jpg")).unwrap(), "somebody else's");
@@ -322,14 +320,14 @@ fn undo_brings_back_what_it_can_and_can_be_repeated() {
     let root = folder();
     let before = contents(root.path());
     let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
-    journal.apply(&locked(root.path()), &all).unwrap();
+    journal.apply(&locked(root.path()), &()).unwrap();
     let (missing, kept) = (root.path().join("all/dog/2-2.jpg"), root.path().with_extension("kept"));
     fs::rename(&missing, &kept).unwrap();
-    let done = journal.undo(&locked(root.path()), &all).unwrap();
+    let done = journal.undo(&locked(root.path()), &()).unwrap();
     assert_eq!((done.moved, done.before), (3, 0));
     assert_eq!(done.problems, ["neither all/dog/2-2.jpg nor all/cat/2.jpg exists"]);
     fs::rename(&kept, &missing).unwrap();
-    assert_eq!(journal.undo(&locked(root.path()), &all).unwrap(), outcome(1, 3));
+    assert_eq!(journal.undo(&locked(root.path()), &()).unwrap(), outcome(1, 3));
     assert_eq!(contents(root.path()), before);
 }
 
@@ -384,9 +382,9 @@ fn links_in_the_folder_are_never_followed() {
         let obstacles = journal.obstacles(&folder);
         assert!(obstacles.len() == 1 && obstacles[0].contains("is a link or not a folder"), "{obstacles:?}");
         // A link swapped in after that check does not help either: that move fails, the others are made.
-        let done = journal.apply(&folder, &all).unwrap();
+        let done = journal.apply(&folder, &()).unwrap();
         assert_eq!((done.moved, done.problems.len()), (3, 1));
-        journal.undo(&folder, &all).unwrap();
+        journal.undo(&folder, &()).unwrap();
         drop(folder);
         fs::remove_file(root.path().join(link)).unwrap();
         assert_eq!(contents(root.path()), before);
@@ -421,14 +419,14 @@ fn a_move_to_another_file_system_copies_and_can_be_finished_or_undone() {
     let journal = Journal::new(Path::new("/"), "", vec![Move { from: name(&from), to: name(&to) }]);
     let moved = |done: Result<Outcome, Error>| done.unwrap().moved;
     let folder = LockedFolder::unlocked(Path::new("/"));
-    assert_eq!(moved(journal.apply(&folder, &all)), 1);
+    assert_eq!(moved(journal.apply(&folder, &())), 1);
     assert!(!from.exists() && fs::read_to_string(&to).unwrap() == "cat one");
     assert_eq!(fs::read_dir(other.path().join("lynx")).unwrap().count(), 1, "no part is left");
     // Cut off after the copy: the source is still there.
     fs::copy(&to, &from).unwrap();
-    assert_eq!(moved(journal.apply(&folder, &all)), 1);
+    assert_eq!(moved(journal.apply(&folder, &())), 1);
     assert!(!from.exists());
-    assert_eq!(moved(journal.undo(&folder, &all)), 1);
+    assert_eq!(moved(journal.undo(&folder, &())), 1);
     assert!(!to.exists());
     assert_eq!(contents(root.path()), before);
 }
@@ -457,4 +455,9 @@ fn a_long_name_that_is_taken_is_cut_to_make_room_for_its_number() {
     let to = &moves(&plan, [])[0].to;
     let last = to.rsplit('/').next().unwrap();
     assert!(last.len() <= 255 && last.ends_with("ü-2.jpg"), "{to}");
+}
+
+/// Progress that stops the work when `most` files are done.
+fn stop_after(most: u64) -> impl Progress {
+    move |done: u64, _total: u64| if done < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
 }

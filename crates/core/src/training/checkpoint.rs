@@ -22,9 +22,9 @@ pub(super) struct Best {
     pub model: Tensors,
 }
 
-/// Where a run stands.
+/// The state of a run, apart from what is trained.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Progress {
+pub(super) struct RunState {
     pub done: u64,
     pub seconds: f64,
     pub best: Option<Best>,
@@ -34,7 +34,7 @@ pub(super) struct Progress {
     pub window: Window,
 }
 
-impl Progress {
+impl RunState {
     /// Saves everything.
     pub fn write(&self, path: &Path, state: &Tensors, identity: &Table) -> Result<()> {
         let mut file = Tensors::default();
@@ -72,7 +72,7 @@ impl Progress {
         let (count, sums): (u64, Vec<u64>) =
             serde_json::from_str(note("window")?).map_err(|_| broken("window"))?;
         let best = file.note("best").map(|text| read_best(&file, text).ok_or_else(|| broken("best")));
-        let progress = Progress {
+        let run = RunState {
             done: note("done")?.parse().map_err(|_| broken("done"))?,
             seconds: note("seconds")?.parse().map_err(|_| broken("seconds"))?,
             best: best.transpose()?,
@@ -81,7 +81,7 @@ impl Progress {
         };
         let mut state = file.with_prefix("state.");
         set_notes(&mut state, note("state")?).ok_or_else(|| broken("state"))?;
-        Ok((progress, state))
+        Ok((run, state))
     }
 }
 

@@ -21,6 +21,7 @@ pub use metrics::Record;
 pub use trainer::{Claim, Files, Outcome, Plan, Start, train};
 
 use crate::error::Result;
+use crate::progress::Progress;
 use crate::tensors::Tensors;
 
 /// Anything that is trained step by step.
@@ -57,19 +58,14 @@ pub struct Validation {
     pub figures: Vec<(String, f64)>,
 }
 
-/// Hears how training goes, and may end it.
-pub trait Watcher {
+/// Receives the events of a training run. The run calls [`Progress::update`] after every step; a break saves and stops.
+pub trait Observer: Progress {
     /// Something happened.
     fn event(&mut self, event: &Event<'_>);
-
-    /// Asked after every step; `false` saves and stops.
-    fn goes_on(&self) -> bool {
-        true
-    }
 }
 
-/// Nobody watches.
-impl Watcher for () {
+/// No reporting.
+impl Observer for () {
     fn event(&mut self, _event: &Event<'_>) {}
 }
 

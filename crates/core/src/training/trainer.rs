@@ -1,6 +1,6 @@
 //! The loop.
 //!
-//! A checkpoint is written after every validation, every so many seconds in between, and when the watcher wants
+//! A checkpoint is written after every validation, every so many seconds in between, and when the observer wants
 //! to stop. The other files follow from it, so they are written after it: whatever moment the process dies at,
 //! the run goes on from a checkpoint that is whole, and what comes after it is done again, the same.
 //!
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use toml::Table;
 
-use super::checkpoint::{Best, Progress};
-use super::{Event, Record, Trainee, Watcher, curves};
+use super::checkpoint::{Best, RunState};
+use super::{Event, Observer, Record, Trainee, curves};
 use crate::atomic::{check_writable, write_atomically};
 use crate::error::{Error, Result};
 use crate::lock::Lock;
@@ -120,15 +120,19 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Trains until all steps are done or the watcher wants no more.
+    /// Trains until all steps are done or the observer stops the run.
     ///
     /// # Panics
     /// If the plan is for another output.
-    pub fn train(self, trainee: &mut dyn Trainee, plan: &Plan, watcher: &mut dyn Watcher) -> Result<Outcome> {
+    pub fn train(
+        self,
+        trainee: &mut dyn Trainee,
+        plan: &Plan,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome> {
         assert_eq!(self.files.model, plan.output, "the claim is for the output of the plan");
         let files = self.files.clone();
-        let mut run =
-            Run { trainee, plan, files, watcher, progress: Progress::default(), unsaved_best: false };
+        let mut run = Run { trainee, plan, files, observer, state: RunState::default(), unsaved_best: false };
         if let Some(outcome) = run.begin(self.start)? {
             return Ok(outcome);
         }
@@ -136,22 +140,22 @@ impl Claim {
     }
 }
 
-/// Trains until all steps are done or the watcher wants no more.
+/// Trains until all steps are done or the observer stops the run.
 pub fn train(
     trainee: &mut dyn Trainee,
     plan: &Plan,
     start: Start,
-    watcher: &mut dyn Watcher,
+    observer: &mut dyn Observer,
 ) -> Result<Outcome> {
-    Files::of(&plan.output).claim(start)?.train(trainee, plan, watcher)
+    Files::of(&plan.output).claim(start)?.train(trainee, plan, observer)
 }
 
 struct Run<'a> {
     trainee: &'a mut dyn Trainee,
     plan: &'a Plan,
     files: Files,
-    watcher: &'a mut dyn Watcher,
-    progress: Progress,
+    observer: &'a mut dyn Observer,
+    state: RunState,
     /// Whether the best model is newer than its file.
     unsaved_best: bool,
 }
@@ -173,16 +177,16 @@ impl Run<'_> {
             self.save()?;
         }
         let terms = self.trainee.terms();
-        let (done, steps) = (self.progress.done, self.plan.steps);
-        self.watcher.event(&Event::Begins { done, steps, terms: &terms });
+        let (done, steps) = (self.state.done, self.plan.steps);
+        self.observer.event(&Event::Begins { done, steps, terms: &terms });
         Ok(None)
     }
 
     fn resume(&mut self) -> Result<()> {
-        let (progress, state) = Progress::read(&self.files.checkpoint, &self.plan.identity)?;
+        let (run, state) = RunState::read(&self.files.checkpoint, &self.plan.identity)?;
         self.trainee.restore(&state)?;
-        self.progress = progress;
-        self.unsaved_best = self.progress.best.is_some();
+        self.state = run;
+        self.unsaved_best = self.state.best.is_some();
         Ok(())
     }
 
@@ -206,17 +210,17 @@ impl Run<'_> {
 
     fn go(&mut self) -> Result<Outcome> {
         let (mut clock, mut last_save) = (Instant::now(), Instant::now());
-        while self.progress.done < self.plan.steps {
+        while self.state.done < self.plan.steps {
             self.step()?;
-            let done = self.progress.done;
+            let done = self.state.done;
             let is_last = done == self.plan.steps;
             let validates = is_last || done.is_multiple_of(self.plan.validate_every);
-            self.progress.seconds += clock.elapsed().as_secs_f64();
+            self.state.seconds += clock.elapsed().as_secs_f64();
             clock = Instant::now();
             if validates || done.is_multiple_of(self.plan.record_every) {
                 self.record(validates)?;
             }
-            let stops = !self.watcher.goes_on();
+            let stops = self.observer.update(done, self.plan.steps).is_break();
             if validates || stops || last_save.elapsed() >= self.plan.save_every {
                 self.save()?;
                 last_save = Instant::now();
@@ -229,23 +233,23 @@ impl Run<'_> {
     }
 
     fn step(&mut self) -> Result<()> {
-        let step = self.progress.done;
+        let step = self.state.done;
         let terms = self.trainee.step(step)?;
         if let Some(place) = terms.iter().position(|term| !term.is_finite()) {
             let what = format!("the loss term '{}'", self.trainee.terms()[place]);
             return Err(Error::Diverged { step: step + 1, what, value: terms[place] });
         }
-        self.progress.done += 1;
-        self.progress.window.add(&terms);
-        self.watcher.event(&Event::Stepped { done: step + 1, terms: &terms });
+        self.state.done += 1;
+        self.state.window.add(&terms);
+        self.observer.event(&Event::Stepped { done: step + 1, terms: &terms });
         Ok(())
     }
 
     /// Writes a line of metrics, with a validation or without.
     fn record(&mut self, validates: bool) -> Result<()> {
         let validation = if validates { self.trainee.validate()? } else { None };
-        let means = self.progress.window.take();
-        let done = self.progress.done;
+        let means = self.state.window.take();
+        let done = self.state.done;
         let score = validation.as_ref().map(|validation| validation.score);
         let record = Record {
             step: done,
@@ -254,21 +258,21 @@ impl Run<'_> {
             terms: self.trainee.terms().into_iter().zip(means).collect(),
             score,
             validation: validation.map_or(Vec::new(), |validation| validation.figures),
-            seconds: (self.progress.seconds * 1e3).round() / 1e3,
+            seconds: (self.state.seconds * 1e3).round() / 1e3,
         };
         let is_best = validates && self.is_best(score);
         if is_best {
-            self.progress.best = Some(Best { step: done, score, model: self.model(score) });
+            self.state.best = Some(Best { step: done, score, model: self.model(score) });
             self.unsaved_best = true;
         }
-        self.progress.lines.push(record.line());
-        self.watcher.event(&Event::Recorded { record: &record, is_best });
+        self.state.lines.push(record.line());
+        self.observer.event(&Event::Recorded { record: &record, is_best });
         Ok(())
     }
 
     /// Without validation the latest is the best.
     fn is_best(&self, score: Option<f64>) -> bool {
-        match (&self.progress.best, score) {
+        match (&self.state.best, score) {
             (Some(Best { score: Some(best), .. }), Some(score)) => score > *best,
             _ => true,
         }
@@ -278,7 +282,7 @@ impl Run<'_> {
         let mut model = self.trainee.model();
         model.set_note("training", &self.plan.configuration);
         model.set_note("identity", self.plan.identity.to_string());
-        model.set_note("step", self.progress.done.to_string());
+        model.set_note("step", self.state.done.to_string());
         if let Some(score) = score {
             model.set_note("score", score.to_string());
         }
@@ -289,21 +293,21 @@ impl Run<'_> {
     fn save(&mut self) -> Result<()> {
         let state = self.trainee.state();
         if let Some((name, value)) = state.not_finite() {
-            let (step, what) = (self.progress.done, format!("tensor '{name}'"));
+            let (step, what) = (self.state.done, format!("tensor '{name}'"));
             return Err(Error::Diverged { step, what, value: value.into() });
         }
-        self.progress.write(&self.files.checkpoint, &state, &self.plan.identity)?;
+        self.state.write(&self.files.checkpoint, &state, &self.plan.identity)?;
         self.write_results()?;
-        self.watcher.event(&Event::Saved { done: self.progress.done });
+        self.observer.event(&Event::Saved { done: self.state.done });
         Ok(())
     }
 
     fn write_results(&mut self) -> Result<()> {
-        if let Some(best) = self.progress.best.as_ref().filter(|_| self.unsaved_best) {
+        if let Some(best) = self.state.best.as_ref().filter(|_| self.unsaved_best) {
             best.model.write(&self.files.model)?;
             self.unsaved_best = false;
         }
-        let lines = &self.progress.lines;
+        let lines = &self.state.lines;
         write_text(&self.files.metrics, &lines.iter().flat_map(|line| [line, "\n"]).collect::<String>())?;
         let records: Vec<Record> = lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
         write_text(&self.files.curves, &curves::draw(&self.plan.title, &records))
@@ -317,9 +321,9 @@ impl Run<'_> {
     }
 
     fn outcome(&self, finished: bool) -> Outcome {
-        let best = self.progress.best.as_ref();
+        let best = self.state.best.as_ref();
         Outcome {
-            done: self.progress.done,
+            done: self.state.done,
             finished,
             best_step: best.map_or(0, |best| best.step),
             best_score: best.and_then(|best| best.score),

@@ -220,7 +220,7 @@ mod tests {
             Pictures { size: 8, colour: false, augment: false, ..configuration.pictures };
         let collection = crate::Collection::open(folder.path(), crate::Reading::default()).unwrap();
         let preprocessing = configuration.pictures.preprocessing();
-        let dataset = Dataset::load(&collection, &preprocessing, false, &|_| true).unwrap();
+        let dataset = Dataset::load(&collection, &preprocessing, false, &()).unwrap();
         let painter =
             Painter::new(Arc::new(dataset), &configuration.pictures, &configuration.augmentation, 5);
         let batches = Shuffled { painter, size: 3 };

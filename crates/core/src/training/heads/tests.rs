@@ -1,6 +1,7 @@
 //! The trainee with a head small enough to know by heart: prototypes are class means times one number, and a
 //! wrong label weighs as much as a right one times another.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -248,14 +249,16 @@ fn levels_that_no_shape_allows_are_refused() {
 
 fn run(threads: usize, stops: &[u64]) -> Vec<u8> {
     struct Patience(u64);
-    impl crate::training::Watcher for Patience {
+    impl crate::training::Observer for Patience {
         fn event(&mut self, event: &crate::training::Event<'_>) {
             if let crate::training::Event::Stepped { .. } = event {
                 self.0 = self.0.saturating_sub(1);
             }
         }
-        fn goes_on(&self) -> bool {
-            self.0 > 0
+    }
+    impl crate::progress::Progress for Patience {
+        fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
+            if self.0 > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         }
     }
     let (train_data, pool, val) = (data(6, 1), data(2, 2), data(5, 3));

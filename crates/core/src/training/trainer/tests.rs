@@ -1,6 +1,8 @@
 //! The loop with something small to train: a point that walks towards another.
 
+use crate::progress::Progress;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 use super::*;
 use crate::rng::{Purpose, Rng};
@@ -62,15 +64,17 @@ impl Trainee for Walker {
 /// Stops after some steps.
 struct Patience(u64);
 
-impl Watcher for Patience {
+impl Observer for Patience {
     fn event(&mut self, event: &Event<'_>) {
         if let Event::Stepped { .. } = event {
             self.0 -= 1;
         }
     }
+}
 
-    fn goes_on(&self) -> bool {
-        self.0 > 0
+impl Progress for Patience {
+    fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
+        if self.0 > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 }
 
@@ -157,8 +161,8 @@ fn a_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint() {
     let mut trips = Walker { trips: Some((33, f64::NAN)), ..Walker::new() };
     let error = train(&mut trips, &plan, Start::Fresh, &mut ()).unwrap_err();
     assert_eq!(error.to_string(), "training diverged in step 34: the loss term 'y' is NaN");
-    let (progress, _) = Progress::read(&Files::of(&plan.output).checkpoint, &plan.identity).unwrap();
-    assert_eq!(progress.done, 30);
+    let (run, _) = RunState::read(&Files::of(&plan.output).checkpoint, &plan.identity).unwrap();
+    assert_eq!(run.done, 30);
 }
 
 #[test]
@@ -240,7 +244,7 @@ fn a_checkpoint_with_any_bit_flipped_is_refused() {
     let saved = std::fs::read(&path).unwrap();
     for (bit, damaged) in flips(&saved).enumerate() {
         std::fs::write(&path, damaged).unwrap();
-        assert!(Progress::read(&path, &plan.identity).is_err(), "bit {bit}");
+        assert!(RunState::read(&path, &plan.identity).is_err(), "bit {bit}");
     }
 }
 
@@ -309,7 +313,9 @@ struct Diary {
     saved: Vec<u64>,
 }
 
-impl Watcher for Diary {
+impl Progress for Diary {}
+
+impl Observer for Diary {
     fn event(&mut self, event: &Event<'_>) {
         match event {
             Event::Recorded { record, .. } => self.recorded.push(record.step),
@@ -364,7 +370,9 @@ fn metrics_have_the_lines_that_were_asked_for_with_means_since_the_line_before()
 /// Puts a folder where a file is about to be written, once a step is recorded.
 struct Obstacle(u64, PathBuf);
 
-impl Watcher for Obstacle {
+impl Progress for Obstacle {}
+
+impl Observer for Obstacle {
     fn event(&mut self, event: &Event<'_>) {
         if let Event::Recorded { record, .. } = event
             && record.step == self.0
@@ -388,8 +396,8 @@ fn the_checkpoint_is_written_before_the_files_that_follow_from_it() {
         let mut obstacle = Obstacle(20, file(&files).clone());
         let error = train(&mut Walker::new(), &plan, Start::Fresh, &mut obstacle).unwrap_err();
         assert!(matches!(&error, Error::Write { path, .. } if path == file(&files)), "{error}");
-        let (progress, _) = Progress::read(&files.checkpoint, &plan.identity).unwrap();
-        assert_eq!(progress.done, 20, "the step whose files could not be written is not lost");
+        let (run, _) = RunState::read(&files.checkpoint, &plan.identity).unwrap();
+        assert_eq!(run.done, 20, "the step whose files could not be written is not lost");
         std::fs::remove_dir(file(&files)).unwrap();
         train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap();
         assert_eq!(std::fs::read(&files.model).unwrap(), std::fs::read(&whole.model).unwrap());
