@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use trueshot::attention::{AttentionMaps, Picture, Token};
+use trueshot::attention::{AttentionImage, AttentionMaps, Token};
+use trueshot::episode::EpisodeData;
 use trueshot::method::TrainedTranfs;
-use trueshot::training::heads::Bank;
 
 use crate::episode::Which;
 use crate::messages::say;
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let embeddings = crate::eval::open(&arguments.embeddings, None)?;
         let outliers = arguments.outliers.as_deref().map(|path| crate::eval::open(path, None)).transpose()?;
         let (noise, drawn) = arguments.which.draw(&embeddings, outliers.as_ref())?;
-        let bank = Bank { embeddings: &embeddings, outliers: outliers.as_ref() };
+        let bank = EpisodeData { embeddings: &embeddings, outliers: outliers.as_ref() };
         let maps = AttentionMaps::of(&model, bank, &drawn, 0)?;
         if !arguments.show.is_empty() {
             return arguments.write_shown(&maps);
@@ -102,7 +102,7 @@ impl Arguments {
     fn write_shown(&self, maps: &AttentionMaps) -> anyhow::Result<()> {
         let pictures =
             self.show.iter().map(|shown| shown.picture(maps)).collect::<anyhow::Result<Vec<_>>>()?;
-        let bytes = Picture::beside(&pictures).context("--show names no map")?.to_png();
+        let bytes = AttentionImage::beside(&pictures).context("--show names no map")?.to_png();
         trueshot::atomic::write_atomically(&self.output, |file| file.write_all(&bytes))?;
         say!("{}: {} maps", self.output.display(), pictures.len());
         Ok(())
@@ -180,7 +180,7 @@ impl Arguments {
 }
 
 impl Shown {
-    fn picture(self, maps: &AttentionMaps) -> anyhow::Result<Picture> {
+    fn picture(self, maps: &AttentionMaps) -> anyhow::Result<AttentionImage> {
         let layers = maps.layers.len();
         let layer = self.layer.unwrap_or(layers);
         anyhow::ensure!(layer <= layers, "--show asks for layer {layer}; the model has {layers}");

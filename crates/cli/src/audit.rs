@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 use trueshot::audit::{self, Audit, Certainty, Options};
 use trueshot::method::TrainedRelabel;
-use trueshot::repair::{Kind, Plan};
+use trueshot::repair::{Kind, RepairPlan};
 use trueshot::report::{self, AuditPage, AuditTable};
 use trueshot_vision::thumbnail;
 
@@ -168,11 +168,11 @@ impl Arguments {
         }
     }
 
-    fn plan(&self, support: &Support, found: &Audit) -> Plan {
+    fn plan(&self, support: &Support, found: &Audit) -> RepairPlan {
         let root =
             std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
         let files = support.pictures.as_ref().map(|pictures| pictures.listing());
-        Plan::of(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
+        RepairPlan::of(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
     }
 
     fn kind(&self, support: &Support) -> Kind {

@@ -10,9 +10,9 @@ use trueshot::episode::{EpisodeSpec, Episodes, Item, Sampler, Shots};
 use trueshot::evaluate::{self, Details, Experiment};
 use trueshot::method::{NamedMethod, Registry, TrainedTranfs};
 use trueshot::noise::{Noise, NoiseKind};
-use trueshot::report::{self, Page, Picture, PictureClass, PictureItem};
-use trueshot::rng::{Purpose, Rng, Urn};
-use trueshot::task::{Support, Task};
+use trueshot::report::{self, FigureClass, FigureItem, Page, SupportSetFigure};
+use trueshot::rng::{IndexSampler, Purpose, Rng};
+use trueshot::task::{SupportSet, Task};
 use trueshot_vision::{Backbone, Omniglot, built_in};
 
 use crate::messages::say;
@@ -115,10 +115,10 @@ impl Arguments {
     }
 
     /// One support set with two of five labels wrong, and what some methods make of it.
-    fn picture(&self, characters: &Embeddings) -> anyhow::Result<Picture> {
+    fn picture(&self, characters: &Embeddings) -> anyhow::Result<SupportSetFigure> {
         let noise = Noise { kind: NoiseKind::Symmetric, level: 0.4 };
         let sampler = Sampler::new(characters, None, self.spec(PICTURE_WAYS), vec![noise])?;
-        let drawn = sampler.draw(0, &mut Urn::default())?;
+        let drawn = sampler.draw(0, &mut IndexSampler::default())?;
         let names: Vec<&str> = drawn
             .episode
             .classes
@@ -131,7 +131,7 @@ impl Arguments {
             let mut items = Vec::new();
             for (place, item) in support.iter().enumerate().filter(|(_, item)| item.given == class) {
                 let truth = item.truth.filter(|_| item.is_wrong());
-                items.push(PictureItem {
+                items.push(FigureItem {
                     image: image(characters, item)?,
                     truth: truth.map(|truth| names[truth as usize].to_string()),
                     opinions: opinions
@@ -140,9 +140,9 @@ impl Arguments {
                         .collect(),
                 });
             }
-            Ok(PictureClass { name: name.to_string(), items })
+            Ok(FigureClass { name: name.to_string(), items })
         });
-        Ok(Picture {
+        Ok(SupportSetFigure {
             title: "A noisy support set".into(),
             caption: "In every row, two drawings show another character of the same set. The methods do not \
                 know which; a good method gives them less weight."
@@ -159,12 +159,12 @@ fn opinions(characters: &Embeddings, support: &[Item]) -> anyhow::Result<Vec<(&'
     let rows =
         support.iter().map(|item| &all[item.row as usize * dim..(item.row as usize + 1) * dim]).collect();
     let given = support.iter().map(|item| item.given).collect();
-    let task = Task::new(Support::new(rows, given, PICTURE_WAYS));
+    let task = Task::new(SupportSet::new(rows, given, PICTURE_WAYS));
     let weigh = |name: &'static str| {
         let fitted =
             Registry::default().parse(name)?.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
-        let verdicts = fitted.verdicts.unwrap_or_default();
-        Ok((name, verdicts.iter().map(|verdict| verdict.weight).collect()))
+        let assessments = fitted.assessments.unwrap_or_default();
+        Ok((name, assessments.iter().map(|assessment| assessment.weight).collect()))
     };
     OPINIONS.into_iter().map(weigh).collect()
 }

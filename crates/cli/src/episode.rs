@@ -7,8 +7,8 @@ use clap::Args;
 use trueshot::Embeddings;
 use trueshot::episode::{DrawnEpisode, EpisodeSpec, Episodes, Item, Sampler, Shots};
 use trueshot::noise::{Noise, NoiseLevels};
-use trueshot::report::{Picture, PictureClass, PictureItem};
-use trueshot::rng::Urn;
+use trueshot::report::{FigureClass, FigureItem, SupportSetFigure};
+use trueshot::rng::IndexSampler;
 use trueshot_vision::{Channels, Collection};
 
 use crate::messages::say;
@@ -83,7 +83,7 @@ impl Which {
         let Which { ways, queries, seed, .. } = *self;
         let spec = EpisodeSpec { ways, shots: Shots::exactly(self.shots), queries, seed };
         let sampler = Sampler::new(rows, outliers, spec, vec![noise])?;
-        Ok((noise, sampler.draw(self.episode, &mut Urn::default())?))
+        Ok((noise, sampler.draw(self.episode, &mut IndexSampler::default())?))
     }
 
     /// Its number.
@@ -156,10 +156,10 @@ fn picture(
     others: Option<&Shelf>,
     noise: Noise,
     drawn: &DrawnEpisode,
-) -> anyhow::Result<Picture> {
+) -> anyhow::Result<SupportSetFigure> {
     let item = |item: &Item| {
         let place = others.filter(|_| item.truth.is_none()).unwrap_or(shelf);
-        Ok(PictureItem {
+        Ok(FigureItem {
             image: place.image(item.row)?,
             truth: item.is_wrong().then(|| place.name(place.class_of(item.row))),
             opinions: Vec::new(),
@@ -167,12 +167,12 @@ fn picture(
     };
     let class = |(number, class): (usize, &trueshot::episode::ClassDraw)| {
         let filed = drawn.supports[0].iter().filter(|item| item.given as usize == number);
-        Ok(PictureClass {
+        Ok(FigureClass {
             name: shelf.name(class.class as usize),
             items: filed.map(item).collect::<anyhow::Result<_>>()?,
         })
     };
-    Ok(Picture {
+    Ok(SupportSetFigure {
         title: format!(
             "The support set of episode {}, {} noise of {} %",
             drawn.episode.index,

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use trueshot::Embeddings;
 use trueshot::embeddings::Writer;
-use trueshot::repair::{self, Journal, Kind, Labelled, Listed, LockedFolder, Move, Outcome, Plan};
+use trueshot::repair::{self, Journal, Kind, Labelled, Listed, LockedFolder, Move, Outcome, RepairPlan};
 use trueshot::report::visible;
 use trueshot_vision::{Collection, Reading};
 
@@ -31,7 +31,7 @@ use crate::support::listing;
   trueshot repair --undo plan.undo.jsonl
   trueshot repair plan.jsonl --labels labels.csv --label-studio tasks.json --fiftyone labels.json")]
 pub struct Arguments {
-    /// Plan file
+    /// RepairPlan file
     #[arg(value_name = "PLAN", required_unless_present = "undo")]
     plan: Option<PathBuf>,
     /// Write a repaired copy to a new folder; for embeddings, to a .safetensors file
@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable(files.into_iter().flatten())?;
     let text = std::fs::read_to_string(path)
         .map_err(|source| trueshot::Error::Read { path: path.into(), source })?;
-    let mut plan = Plan::parse(&text, path)?;
+    let mut plan = RepairPlan::parse(&text, path)?;
     if let Some(root) = &arguments.root {
         plan.header.root = std::fs::canonicalize(root).unwrap_or_else(|_| root.clone());
     }
@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
 }
 
-fn kind(plan: &Plan) -> &'static str {
+fn kind(plan: &RepairPlan) -> &'static str {
     match plan.header.kind {
         Kind::Folder => "a folder",
         Kind::Pictures => "images in a list or an archive",
@@ -132,7 +132,7 @@ impl Arguments {
     }
 
     /// Moves the files of a folder, or finishes a repair by the same plan that was interrupted.
-    fn repair_in_place(&self, plan: &Plan, path: &Path, text: &str) -> anyhow::Result<()> {
+    fn repair_in_place(&self, plan: &RepairPlan, path: &Path, text: &str) -> anyhow::Result<()> {
         let root = &plan.header.root;
         let folder = LockedFolder::open(root)?;
         let undo = self.undo_file(path);
@@ -173,7 +173,7 @@ impl Arguments {
     }
 
     /// The error to show if this plan's repair in place was interrupted.
-    fn half_done(&self, plan: &Plan, path: &Path, text: &str) -> Option<anyhow::Error> {
+    fn half_done(&self, plan: &RepairPlan, path: &Path, text: &str) -> Option<anyhow::Error> {
         let undo = self.undo_file(path);
         let journal = Journal::open(&undo).ok().filter(|journal| journal.is_of(text))?;
         let journal = journal.with_root(plan.header.root.clone());
@@ -188,7 +188,7 @@ impl Arguments {
         Some(anyhow::anyhow!("{root}: {state}; revert with `trueshot repair --undo {undo}`"))
     }
 
-    fn repair_pictures(&self, plan: &Plan) -> anyhow::Result<()> {
+    fn repair_pictures(&self, plan: &RepairPlan) -> anyhow::Result<()> {
         let root = &plan.header.root;
         let collection = Collection::open(root, Reading::default())?;
         check(plan, &collection)?;
@@ -221,7 +221,7 @@ impl Arguments {
         }
     }
 
-    fn copy(&self, plan: &Plan, into: &Path, moves: &[Move]) -> anyhow::Result<()> {
+    fn copy(&self, plan: &RepairPlan, into: &Path, moves: &[Move]) -> anyhow::Result<()> {
         if plan.header.kind != Kind::Folder {
             anyhow::bail!(
                 "--into copies class folders, but this plan is for {}; use --labels to write a list",
@@ -245,7 +245,7 @@ impl Arguments {
         Ok(())
     }
 
-    fn repair_rows(&self, mut plan: Plan) -> anyhow::Result<()> {
+    fn repair_rows(&self, mut plan: RepairPlan) -> anyhow::Result<()> {
         let root = plan.header.root.clone();
         let data = Embeddings::open(&root)?;
         if plan.header.fingerprint.as_deref() != Some(data.fingerprint().to_string().as_str()) {
@@ -289,7 +289,7 @@ impl Arguments {
 }
 
 /// Refuses a collection that has changed since the audit.
-fn check(plan: &Plan, collection: &Collection) -> trueshot::Result<()> {
+fn check(plan: &RepairPlan, collection: &Collection) -> trueshot::Result<()> {
     let paths: HashMap<(&str, &str), &Path> = collection
         .entries()
         .iter()
@@ -322,7 +322,7 @@ fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &
 
 /// Every item with its label after the plan. Files lie below `base`, where they have moved.
 fn labelled(
-    plan: &Plan,
+    plan: &RepairPlan,
     listing: &[Listed],
     moves: &[Move],
     base: Option<&Path>,
@@ -375,7 +375,7 @@ fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::
 }
 
 /// What would be done.
-fn shown(plan: &Plan, moves: &[Move]) -> String {
+fn shown(plan: &RepairPlan, moves: &[Move]) -> String {
     let targets: HashMap<&str, &str> = moves.iter().map(|one| (one.from.as_str(), one.to.as_str())).collect();
     let mut text = String::new();
     for change in &plan.changes {

@@ -16,8 +16,8 @@ use trueshot::evaluate::Detection;
 use trueshot::method::{Registry, TrainedRelabel};
 use trueshot::noise::{Noise, NoiseLevels};
 use trueshot::predictor::Predictor;
-use trueshot::rng::{Purpose, Rng, Urn};
-use trueshot::task::{Support, Task};
+use trueshot::rng::{IndexSampler, Purpose, Rng};
+use trueshot::task::{SupportSet, Task};
 
 struct Arguments {
     data: Embeddings,
@@ -59,7 +59,7 @@ fn main() {
         let looked: Vec<Looked> = (0..arguments.sets)
             .into_par_iter()
             .map(|index| {
-                let drawn = sampler.draw(index, &mut Urn::default()).expect("a set");
+                let drawn = sampler.draw(index, &mut IndexSampler::default()).expect("a set");
                 look(&arguments, pool, &head, &drawn, index)
             })
             .collect();
@@ -143,7 +143,7 @@ fn strangers(
 }
 
 fn calls(found: &Audit, truths: impl Iterator<Item = Option<u32>>) -> Vec<(Verdict, bool)> {
-    let call = |(item, truth): (&audit::Audited, Option<u32>)| {
+    let call = |(item, truth): (&audit::AuditedItem, Option<u32>)| {
         let truth = truth.map(|class| class.to_string());
         let right = match item.verdict {
             Verdict::Keep => truth.as_deref() == Some(&item.given[..]),
@@ -161,10 +161,10 @@ fn cosine_suspicion(set: &Embeddings) -> Vec<f32> {
     let mut values = vec![0.0; set.len() * set.dim()];
     values.chunks_exact_mut(set.dim()).enumerate().for_each(|(row, out)| set.features().decode_row(row, out));
     let rows = values.chunks_exact(set.dim()).collect();
-    let task = Task::new(Support::new(rows, set.labels().to_vec(), set.classes().len()));
+    let task = Task::new(SupportSet::new(rows, set.labels().to_vec(), set.classes().len()));
     let method = Registry::default().parse("cosine").expect("it exists");
     let fitted = method.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0)).expect("it fits");
-    fitted.verdicts.into_iter().flatten().map(|verdict| verdict.suspicion()).collect()
+    fitted.assessments.into_iter().flatten().map(|assessment| assessment.suspicion()).collect()
 }
 
 fn report(arguments: &Arguments, noise: Noise, looked: &[Looked]) -> serde_json::Value {

@@ -52,6 +52,7 @@ pub mod model;
 pub mod noise;
 pub mod predictor;
 pub mod progress;
+pub mod ranges;
 pub mod repair;
 pub mod report;
 pub mod rng;

@@ -119,12 +119,12 @@ impl Rng {
 /// them back, so it costs the same from a thousand rows as from a million. A shorter draw with the same
 /// numbers is a prefix of a longer one.
 #[derive(Debug, Default)]
-pub struct Urn {
+pub struct IndexSampler {
     identity: Vec<u32>,
     swaps: Vec<u32>,
 }
 
-impl Urn {
+impl IndexSampler {
     /// Draws `count` distinct numbers below `n`.
     ///
     /// # Panics
@@ -178,8 +178,8 @@ mod tests {
 
     #[test]
     fn an_urn_gives_distinct_numbers_and_is_as_new_afterwards() {
-        let mut urn = Urn::default();
-        let draw = |urn: &mut Urn, n, count| urn.draw(&mut Rng::new(9, Purpose::Items, 5), n, count);
+        let mut urn = IndexSampler::default();
+        let draw = |urn: &mut IndexSampler, n, count| urn.draw(&mut Rng::new(9, Purpose::Items, 5), n, count);
         let long = draw(&mut urn, 40, 40);
         let mut sorted = long.clone();
         sorted.sort_unstable();

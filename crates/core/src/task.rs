@@ -9,13 +9,13 @@ use std::sync::OnceLock;
 use trueshot_nn::products;
 
 /// Labelled rows, ragged: an episode's support set, a user's folder and a row of a batch are all this.
-pub struct Support<'a> {
+pub struct SupportSet<'a> {
     rows: Vec<&'a [f32]>,
     given: Vec<u32>,
     members: Vec<Vec<u32>>,
 }
 
-impl<'a> Support<'a> {
+impl<'a> SupportSet<'a> {
     /// Rows of one length with the class each is filed under, in any order.
     ///
     /// # Panics
@@ -26,7 +26,7 @@ impl<'a> Support<'a> {
         for (item, &class) in given.iter().enumerate() {
             members[class as usize].push(item as u32);
         }
-        Support { rows, given, members }
+        SupportSet { rows, given, members }
     }
 
     /// Number of items.
@@ -72,7 +72,7 @@ pub type Truth = [Option<u32>];
 /// A support set for a method to learn from.
 pub struct Task<'a> {
     /// The labelled items.
-    pub support: Support<'a>,
+    pub support: SupportSet<'a>,
     /// Their true classes, in experiments.
     pub truth: Option<&'a Truth>,
     gram: OnceLock<Vec<f32>>,
@@ -81,7 +81,7 @@ pub struct Task<'a> {
 
 impl<'a> Task<'a> {
     /// A task whose truth nobody knows.
-    pub fn new(support: Support<'a>) -> Self {
+    pub fn new(support: SupportSet<'a>) -> Self {
         let class_grams = (0..support.classes()).map(|_| OnceLock::new()).collect();
         Task { support, truth: None, gram: OnceLock::new(), class_grams }
     }

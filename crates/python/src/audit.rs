@@ -6,7 +6,7 @@ use std::sync::Arc;
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
 use pyo3::prelude::*;
 use trueshot::Embeddings;
-use trueshot::audit::{self as library, Audited, Certainty, Options, Verdict};
+use trueshot::audit::{self as library, AuditedItem, Certainty, Options, Verdict};
 use trueshot::embeddings::{Features, Items};
 use trueshot::report::{self, AuditPage, AuditTable};
 
@@ -26,7 +26,7 @@ impl Audit {
         Audit { found, data }
     }
 
-    fn column<T: numpy::Element>(&self, py: Python<'_>, of: impl Fn(&Audited) -> T) -> Py<PyArray1<T>> {
+    fn column<T: numpy::Element>(&self, py: Python<'_>, of: impl Fn(&AuditedItem) -> T) -> Py<PyArray1<T>> {
         PyArray1::from_vec(py, self.found.items.iter().map(of).collect()).unbind()
     }
 
@@ -39,7 +39,7 @@ impl Audit {
     ) -> PyResult<Py<PyArray2<T>>> {
         let items = &self.found.items;
         let most = items.iter().map(|item| item.neighbours.len()).max().unwrap_or(0);
-        let row = |item: &Audited| {
+        let row = |item: &AuditedItem| {
             let known: Vec<T> = item.neighbours.iter().map(&of).collect();
             known.into_iter().chain(std::iter::repeat(nothing)).take(most).collect::<Vec<T>>()
         };
@@ -157,7 +157,7 @@ impl Audit {
 
     #[getter]
     fn suspect(&self, py: Python<'_>) -> Py<PyArray1<bool>> {
-        self.column(py, Audited::is_suspect)
+        self.column(py, AuditedItem::is_suspect)
     }
 
     /// Places of the suggested classes; -1 where nothing is suggested.

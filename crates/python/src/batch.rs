@@ -19,7 +19,7 @@ use rayon::prelude::*;
 use trueshot::audit::{self, Audit, Options};
 use trueshot::guard::caught;
 use trueshot::method::{NamedMethod, TrainedRelabel};
-use trueshot::predictor::{Learned, Predictor, is_large};
+use trueshot::predictor::{Predictor, UncalibratedPredictor, is_large};
 use trueshot::{Embeddings, Error};
 
 use crate::capsules::{Batches, reader};
@@ -184,12 +184,12 @@ impl Answers for Audits {
     }
 
     fn columns(answers: &[Outcome<Audit>]) -> Vec<ArrayRef> {
-        let numbers = |of: fn(&audit::Audited) -> f32| {
+        let numbers = |of: fn(&audit::AuditedItem) -> f32| {
             lists(answers, Float32Builder::new(), |list, audit: &Audit| {
                 audit.items.iter().for_each(|item| list.append_value(of(item)));
             })
         };
-        let names = |of: fn(&audit::Audited) -> Option<&str>| {
+        let names = |of: fn(&audit::AuditedItem) -> Option<&str>| {
             lists(answers, StringBuilder::new(), |list, audit: &Audit| {
                 audit.items.iter().for_each(|item| list.append_option(of(item)));
             })
@@ -278,7 +278,7 @@ pub fn fit_batch(
 struct Vectors;
 
 impl Answers for Vectors {
-    type Answer = Learned;
+    type Answer = UncalibratedPredictor;
 
     fn fields() -> Vec<Field> {
         let vector = list_of("item", DataType::Float32).data_type().clone();
@@ -289,18 +289,18 @@ impl Answers for Vectors {
         ]
     }
 
-    fn size(learned: &Learned) -> usize {
+    fn size(learned: &UncalibratedPredictor) -> usize {
         named(learned.classes()).max(learned.classes().len().saturating_mul(learned.dim()))
     }
 
-    fn columns(answers: &[Outcome<Learned>]) -> Vec<ArrayRef> {
-        let prototypes = |learned: &Learned| {
+    fn columns(answers: &[Outcome<UncalibratedPredictor>]) -> Vec<ArrayRef> {
+        let prototypes = |learned: &UncalibratedPredictor| {
             learned
                 .prototypes()
                 .map(|prototypes| (prototypes.vectors.to_vec(), prototypes.centre.map(<[f32]>::to_vec)))
         };
         let known: Vec<_> = answers.iter().map(|answer| answer.as_ref().ok().and_then(prototypes)).collect();
-        let classes = lists(answers, StringBuilder::new(), |list, learned: &Learned| {
+        let classes = lists(answers, StringBuilder::new(), |list, learned: &UncalibratedPredictor| {
             learned.classes().iter().for_each(|class| list.append_value(class));
         });
         let mut vectors = ListBuilder::new(ListBuilder::new(Float32Builder::new()));
@@ -337,12 +337,16 @@ pub fn prototypes_batch(
     })
 }
 
-fn prototypes(data: Embeddings, method: &NamedMethod, head: &TrainedRelabel) -> trueshot::Result<Learned> {
+fn prototypes(
+    data: Embeddings,
+    method: &NamedMethod,
+    head: &TrainedRelabel,
+) -> trueshot::Result<UncalibratedPredictor> {
     let found = match is_large(data.len()) {
         true => Some(audit::audit(&data, head, &Options::default(), &[], &())?),
         false => None,
     };
-    let learned = Learned::fit(data, method, found.as_ref())?;
+    let learned = UncalibratedPredictor::fit(data, method, found.as_ref())?;
     match learned.prototypes() {
         Some(_) => Ok(learned),
         None => Err(Error::NoPrototypes { method: method.label.clone() }),

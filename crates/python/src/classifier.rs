@@ -11,7 +11,7 @@ use trueshot::Embeddings;
 use trueshot::audit as library;
 use trueshot::embeddings::Features;
 use trueshot::method::NamedMethod;
-use trueshot::predictor::{Learned, Prediction, Predictor, is_large};
+use trueshot::predictor::{Prediction, Predictor, UncalibratedPredictor, is_large};
 use trueshot::progress::Progress;
 
 use crate::audit::{Audit, Numbered};
@@ -27,7 +27,7 @@ type PrototypeArrays = (Py<PyArray2<f32>>, Option<Py<PyArray1<f32>>>, bool);
 /// What a method learned; `trueshot.FewShotClassifier` wraps it.
 #[pyclass(frozen, module = "trueshot._native")]
 pub struct Classifier {
-    learned: Arc<Learned>,
+    learned: Arc<UncalibratedPredictor>,
     /// What it was learned by and from; unknown of one that was read from a file.
     origin: Option<(Arc<NamedMethod>, Arc<Embeddings>)>,
     found: OnceLock<Arc<library::Audit>>,
@@ -50,7 +50,7 @@ impl Classifier {
         if is_large(data.len()) {
             let _ = found.set(look_through(&data, progress)?);
         }
-        let learned = Learned::fit(data.clone(), &method, found.get().map(AsRef::as_ref))?;
+        let learned = UncalibratedPredictor::fit(data.clone(), &method, found.get().map(AsRef::as_ref))?;
         let (learned, origin) = (Arc::new(learned), Some((method, data)));
         Ok(Classifier { learned, origin, found, predictor: OnceLock::new() })
     }

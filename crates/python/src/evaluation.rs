@@ -11,7 +11,7 @@ use trueshot::method::{NamedMethod, Registry};
 use trueshot::noise::{self, Noise, NoiseKind, NoiseLevels};
 use trueshot::progress::Progress;
 use trueshot::report::{self, Format, Tables};
-use trueshot::rng::Urn;
+use trueshot::rng::IndexSampler;
 
 use crate::audit::Numbered;
 use crate::problem::{raised, wrong};
@@ -185,7 +185,7 @@ pub fn sample_episodes<'py>(
         let apart = outliers.map(Numbered::embeddings).transpose()?;
         let outliers = if own_outliers { Some(&data) } else { apart.as_ref() };
         let sampler = Sampler::new(&data, outliers, spec, noise.clone())?;
-        let mut urn = Urn::default();
+        let mut urn = IndexSampler::default();
         (first..first.saturating_add(count))
             .map(|index| sampler.draw(index, &mut urn))
             .collect::<trueshot::Result<Vec<_>>>()

@@ -10,11 +10,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use toml::Table;
 use trueshot::Embeddings;
+use trueshot::episode::EpisodeData;
 use trueshot::method::{RelabelOptions, TranfsOptions};
 use trueshot::training::configuration;
 use trueshot::training::heads::configuration::Configuration;
-use trueshot::training::heads::{self, Bank, HeadOptions, HeadTrainee};
-use trueshot::training::{Event, Observer, Outcome, Plan, Record, Start, train};
+use trueshot::training::heads::{self, HeadOptions, HeadTrainee};
+use trueshot::training::{Event, Observer, Outcome, Record, RunOptions, Start, train};
 
 use crate::audit::Numbered;
 use crate::evaluation::{Given, taken};
@@ -117,7 +118,7 @@ fn trained<M: HeadOptions + Send + Sync>(
         for overlap in heads::overlaps(&training, &validation) {
             channel.tell(Told::Warning(overlap.to_string()));
         }
-        let plan = Plan {
+        let plan = RunOptions {
             output: run.output,
             title: format!(
                 "{}, {} steps of {} episodes",
@@ -178,7 +179,7 @@ fn opened(sets: Sets<Numbered>) -> trueshot::Result<Sets<Embeddings>> {
     Ok(opened)
 }
 
-fn banks<'a>(data: &'a [Embeddings], outliers: &'a [Embeddings]) -> Vec<Bank<'a>> {
-    let bank = |(place, embeddings)| Bank { embeddings, outliers: outliers.get(place) };
+fn banks<'a>(data: &'a [Embeddings], outliers: &'a [Embeddings]) -> Vec<EpisodeData<'a>> {
+    let bank = |(place, embeddings)| EpisodeData { embeddings, outliers: outliers.get(place) };
     data.iter().enumerate().map(bank).collect()
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 use trueshot::classifier::{Classifier, Scorer};
-use trueshot::method::{Fitted, Method, MethodInfo, Parameter, Parameters, PictureRows, Registry};
+use trueshot::method::{Fitted, ImageRows, Method, MethodInfo, Parameter, Parameters, Registry};
 use trueshot::model::Model;
 use trueshot::rng::Rng;
 use trueshot::task::{Queries, Task};
@@ -139,12 +139,12 @@ impl Method for Maml {
         let support = LabelledImages { images: &images, classes: support.given() };
         let adapted = network.lend(|learner| learner.adapt(&network.parameters, support, self.adaptation));
         let scorer = Adapted { network: Arc::clone(network), parameters: adapted };
-        Ok(Fitted { classifier: Classifier::Scored(Arc::new(scorer)), verdicts: None })
+        Ok(Fitted { classifier: Classifier::Scored(Arc::new(scorer)), assessments: None })
     }
 
-    fn pictures(&self) -> Option<PictureRows> {
+    fn pictures(&self) -> Option<ImageRows> {
         let Shape { size, channels } = self.network.size.shape;
-        Some(PictureRows { size, channels })
+        Some(ImageRows { size, channels })
     }
 }
 

@@ -15,7 +15,7 @@ use trueshot::progress::Progress;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use trueshot::atomic::write_atomically;
-use trueshot::rng::{Purpose, Rng, Urn};
+use trueshot::rng::{IndexSampler, Purpose, Rng};
 
 use crate::embed::key_of;
 use crate::error::{Error, Result};
@@ -104,7 +104,7 @@ pub fn plan(request: &Request<'_>) -> Result<Plan> {
         return Err(Error::TooFewClasses { path: request.source.into(), have, need, asked });
     }
     let mut rng = Rng::new(request.seed, Purpose::Items, 0);
-    let drawn = Urn::default().draw(&mut rng, chosen.len(), request.classes);
+    let drawn = IndexSampler::default().draw(&mut rng, chosen.len(), request.classes);
     let drawn: BTreeSet<&String> = drawn.into_iter().map(|place| &chosen[place as usize]).collect();
     let half = |odd: usize| drawn.iter().skip(odd).step_by(2).map(|class| class.to_string()).collect();
     let Request { seed, per_class, size, .. } = *request;
@@ -225,7 +225,7 @@ fn make_class(request: &Request<'_>, source: &Path, half: &Path, class: &str) ->
     std::fs::create_dir_all(&part).map_err(failed)?;
     let (files, refused) = picture_files(source)?;
     let mut rng = Rng::of_item(request.seed, Purpose::Items, key_of(class), 1);
-    let order = Urn::default().draw(&mut rng, files.len(), files.len());
+    let order = IndexSampler::default().draw(&mut rng, files.len(), files.len());
     let (mut pictures, mut unreadable) = (0, refused);
     for file in order.into_iter().map(|place| &files[place as usize]) {
         if pictures == request.per_class {

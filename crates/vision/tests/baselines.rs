@@ -9,7 +9,7 @@ use trueshot::episode::{EpisodeSpec, Episodes, Sampler, Shots};
 use trueshot::evaluate::{Details, Experiment, evaluate};
 use trueshot::method::Registry;
 use trueshot::noise::{Noise, NoiseKind};
-use trueshot::rng::Urn;
+use trueshot::rng::IndexSampler;
 use trueshot::training::Trainee;
 use trueshot_vision::training::maml::{self, MamlTrainee, Order};
 use trueshot_vision::training::negmargin::{self, NegMarginTrainee};
@@ -170,7 +170,7 @@ fn episodes_of_pictures_are_those_of_their_embeddings() {
     let of_rows = Sampler::new(&rows, None, spec, noise.clone()).unwrap();
     let of_labels = Sampler::new(dataset.labels(), None, spec, noise).unwrap();
     for index in 0..10 {
-        let mut urn = Urn::default();
+        let mut urn = IndexSampler::default();
         assert_eq!(of_rows.draw(index, &mut urn).unwrap(), of_labels.draw(index, &mut urn).unwrap());
     }
 }

@@ -1,7 +1,8 @@
 //! Whether a comparison is fair: what the reader of a table must know before believing it.
 
 use trueshot::Embeddings;
-use trueshot::training::heads::{Bank, overlaps};
+use trueshot::episode::EpisodeData;
+use trueshot::training::heads::overlaps;
 
 use super::cache::Cache;
 use super::jobs::Jobs;
@@ -64,7 +65,7 @@ pub fn of_table(
     for (name, seen) in [("training", train), ("validation", val)] {
         // Rows without training leave those features alone.
         let Ok(seen) = open(seen) else { continue };
-        let bank = |embeddings| Bank { embeddings, outliers: None };
+        let bank = |embeddings| EpisodeData { embeddings, outliers: None };
         let overlaps = overlaps(&[bank(&seen)], &[bank(&open(test)?)]);
         warnings.extend(overlaps.iter().map(|overlap| format!("Test against {name}: {overlap}.")));
     }

@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use trueshot::Embeddings;
+use trueshot::episode::EpisodeData;
 use trueshot::method::{RelabelOptions, TranfsOptions};
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
-use trueshot::training::heads::configuration::{Configuration, LeftOut, Span};
-use trueshot::training::heads::{self, Bank, HeadOptions, HeadTrainee};
+use trueshot::training::heads::configuration::{Configuration, CountRange, UnusedOptions};
+use trueshot::training::heads::{self, HeadOptions, HeadTrainee};
 
 use super::{Course, RunArguments};
 
@@ -125,10 +126,10 @@ struct EpisodeFlags {
     per_step: Option<usize>,
     /// Classes per episode: numbers or ranges to draw from, such as 5 or 3-10
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
-    ways: Option<Vec<Span>>,
+    ways: Option<Vec<CountRange>>,
     /// Labelled items per class: numbers to draw from, such as 1,2,5,10; from a range (3-10) each class draws its own
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
-    shots: Option<Vec<Span>>,
+    shots: Option<Vec<CountRange>>,
     /// Queries per class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
@@ -154,10 +155,10 @@ struct ValidationFlags {
     episodes: Option<u64>,
     /// Classes per episode [default: as in training]
     #[arg(id = "val_ways", long = "val-ways", value_name = "N,..", value_delimiter = ',')]
-    ways: Option<Vec<Span>>,
+    ways: Option<Vec<CountRange>>,
     /// Labelled items per class [default: as in training]
     #[arg(id = "val_shots", long = "val-shots", value_name = "K,..", value_delimiter = ',')]
-    shots: Option<Vec<Span>>,
+    shots: Option<Vec<CountRange>>,
     /// Queries per class
     #[arg(id = "val_queries", long = "val-queries", value_name = "Q")]
     queries: Option<usize>,
@@ -183,7 +184,7 @@ pub(super) struct OptimiserFlags {
     warm_up: Option<f64>,
     /// Learning rate schedule after the warm-up
     #[arg(long, value_enum)]
-    schedule: Option<Fall>,
+    schedule: Option<ScheduleFlag>,
     /// Final learning rate of the cosine schedule, as a share of the maximum
     #[arg(long, value_name = "SHARE")]
     floor: Option<f64>,
@@ -200,7 +201,7 @@ pub(super) struct OptimiserFlags {
 
 #[derive(Clone, Copy, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Fall {
+pub(super) enum ScheduleFlag {
     Cosine,
     Steps,
     Constant,
@@ -327,8 +328,8 @@ fn train<M: HeadOptions + Send + Sync>(
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
         let files = open_all(&configuration)?;
-        let banks = |data: &[PathBuf], outliers: &[PathBuf]| -> Vec<Bank<'_>> {
-            let bank = |(place, path): (usize, &PathBuf)| Bank {
+        let banks = |data: &[PathBuf], outliers: &[PathBuf]| -> Vec<EpisodeData<'_>> {
+            let bank = |(place, path): (usize, &PathBuf)| EpisodeData {
                 embeddings: &files[path.as_path()],
                 outliers: outliers.get(place).map(|path| &files[path.as_path()]),
             };
@@ -356,7 +357,7 @@ fn train<M: HeadOptions + Send + Sync>(
 }
 
 /// Says which noise there will not be.
-fn tell(left_out: LeftOut) {
+fn tell(left_out: UnusedOptions) {
     if left_out.training {
         say!("no outliers were given (--outliers): training without outlier noise");
     }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use trueshot::training::{Claim, Files, Outcome, Plan, Start, Trainee};
+use trueshot::training::{Claim, Files, Outcome, RunOptions, Start, Trainee};
 
 use crate::messages::say;
 use crate::progress::listen_for_interrupts;
@@ -103,7 +103,7 @@ impl RunArguments {
             "--save-every is {}; allowed: 0 or more seconds",
             self.save_every
         );
-        let plan = Plan {
+        let plan = RunOptions {
             output: self.output.clone(),
             title: course.title,
             steps: course.steps,

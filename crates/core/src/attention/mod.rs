@@ -6,18 +6,17 @@
 //! the right items only.
 
 mod font;
-mod picture;
+mod image;
 
 use serde::Serialize;
 use trueshot_nn::tranfs::TranfsToken;
 
 use crate::embeddings::Embeddings;
-use crate::episode::{DrawnEpisode, Item};
+use crate::episode::{DrawnEpisode, EpisodeData, Item};
 use crate::error::Result;
 use crate::method::TrainedTranfs;
-use crate::training::heads::Bank;
 
-pub use picture::Picture;
+pub use image::AttentionImage;
 
 /// What a row or a column stands for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -59,7 +58,12 @@ pub struct AttentionMaps {
 
 impl AttentionMaps {
     /// The attention of a model for one support set of a drawn episode.
-    pub fn of(model: &TrainedTranfs, bank: Bank<'_>, drawn: &DrawnEpisode, setting: usize) -> Result<Self> {
+    pub fn of(
+        model: &TrainedTranfs,
+        bank: EpisodeData<'_>,
+        drawn: &DrawnEpisode,
+        setting: usize,
+    ) -> Result<Self> {
         let items = &drawn.supports[setting];
         let rows: Vec<Vec<f32>> = items.iter().map(|item| features(bank, item)).collect();
         let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
@@ -115,15 +119,15 @@ impl AttentionMaps {
     }
 
     /// The picture of one head, or of the mean of all.
-    pub fn picture(&self, layer: usize, head: Option<usize>) -> Picture {
+    pub fn picture(&self, layer: usize, head: Option<usize>) -> AttentionImage {
         let map = head.map_or_else(|| self.mean(layer), |head| self.layers[layer][head].clone());
         let which = head.map_or("mean of heads".to_string(), |head| format!("head {}", head + 1));
         let title = format!("layer {} of {}, {which}", layer + 1, self.layers.len());
-        Picture::draw(&title, &self.tokens, &map, layer + 1 == self.layers.len())
+        AttentionImage::draw(&title, &self.tokens, &map, layer + 1 == self.layers.len())
     }
 }
 
-fn item_token(bank: Bank<'_>, item: &Item) -> Token {
+fn item_token(bank: EpisodeData<'_>, item: &Item) -> Token {
     Token::Item {
         given: item.given,
         truth: item.truth,
@@ -133,12 +137,12 @@ fn item_token(bank: Bank<'_>, item: &Item) -> Token {
     }
 }
 
-fn source<'a>(bank: Bank<'a>, item: &Item) -> &'a Embeddings {
+fn source<'a>(bank: EpisodeData<'a>, item: &Item) -> &'a Embeddings {
     let pool = bank.outliers.filter(|_| item.truth.is_none());
     pool.unwrap_or(bank.embeddings)
 }
 
-fn features(bank: Bank<'_>, item: &Item) -> Vec<f32> {
+fn features(bank: EpisodeData<'_>, item: &Item) -> Vec<f32> {
     let features = source(bank, item).features();
     let mut row = vec![0.0; features.dim()];
     features.decode_row(item.row as usize, &mut row);

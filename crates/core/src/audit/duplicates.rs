@@ -53,7 +53,7 @@ const NAMED: usize = 4;
 type Pair = (u32, u32, DuplicateKind);
 
 /// Items that are the same.
-pub(super) struct Sameness {
+pub(super) struct DuplicateFindings {
     /// Pairs, those across classes first.
     pub duplicates: Vec<Duplicate>,
     /// What is odd about whole classes.
@@ -61,7 +61,7 @@ pub(super) struct Sameness {
 }
 
 /// Finds all that are the same: equal ones by the first of them, others pair by pair.
-pub(super) fn find(data: &Embeddings, poll: &Poll<'_>) -> Result<Sameness> {
+pub(super) fn find(data: &Embeddings, poll: &Poll<'_>) -> Result<DuplicateFindings> {
     let groups = equal_rows(data, poll)?;
     let mut pairs: Vec<Pair> = groups.iter().flat_map(|group| equal_pairs(data, group)).collect();
     if data.len() <= ALL_PAIRS {
@@ -80,7 +80,7 @@ pub(super) fn find(data: &Embeddings, poll: &Poll<'_>) -> Result<Sameness> {
         rows: [one, other],
     };
     let duplicates = pairs.into_iter().map(in_words).collect();
-    Ok(Sameness { duplicates, warnings: warnings(data, &groups) })
+    Ok(DuplicateFindings { duplicates, warnings: warnings(data, &groups) })
 }
 
 /// Rows with equal numbers, by their first; most are alone.

@@ -1,25 +1,25 @@
 //! Looking through labelled items: which are filed under the wrong class, where they belong, and how sure that is.
 //!
-//! The Relabel head says of every item whose it probably is. It looks at some dozens of items at once (`rooms`), so a
+//! The Relabel head says of every item whose it probably is. It looks at some dozens of items at once (`chunks`), so a
 //! large collection is shown to it piece by piece, every item in the company of those it might belong to. From its
 //! probabilities follow the verdicts (`verdict`); the nearest items it was compared with are the reason that is given.
 
+mod chunks;
 mod duplicates;
-mod effect;
+mod effects;
 mod map;
-mod rooms;
 mod rows;
 mod verdict;
 
 use rayon::prelude::*;
 use serde::Serialize;
 
-use self::duplicates::Sameness;
+use self::chunks::{Chunk, Chunks};
+use self::duplicates::DuplicateFindings;
 pub use self::duplicates::{Duplicate, DuplicateKind};
-pub use self::effect::{Change, Effects, effects};
+pub use self::effects::{Change, Effects, effects};
 pub use self::map::map;
-use self::rooms::{Room, Rooms};
-use self::verdict::Opinion;
+use self::verdict::Posterior;
 pub use self::verdict::{Certainty, Verdict};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
@@ -49,7 +49,7 @@ pub struct Audit {
     /// What judged.
     pub method: String,
     /// Every item, in the order of the data.
-    pub items: Vec<Audited>,
+    pub items: Vec<AuditedItem>,
     /// Every class.
     pub classes: Vec<AuditedClass>,
     /// How many labels are wrong, by the sum of their probabilities.
@@ -66,7 +66,7 @@ pub struct Audit {
 
 /// One item.
 #[derive(Debug, Clone, Serialize)]
-pub struct Audited {
+pub struct AuditedItem {
     /// Its name.
     pub item: String,
     /// The class it is filed under.
@@ -119,8 +119,8 @@ pub struct AuditedClass {
 }
 
 /// What the head says of one item, before it is put into words.
-struct Judged {
-    opinion: Opinion,
+struct ScoredItem {
+    posterior: Posterior,
     weight: f32,
     /// Row and similarity.
     neighbours: Vec<(u32, f32)>,
@@ -148,14 +148,15 @@ pub fn audit(
     let mut judged = judge(data, head, options.neighbours, progress)?;
     let is_confirmed = |row: usize| confirmed.get(row).copied().unwrap_or(false);
     for (row, judged) in judged.iter_mut().enumerate().filter(|(row, _)| is_confirmed(*row)) {
-        judged.opinion.settle(data.labels()[row]);
+        judged.posterior.settle(data.labels()[row]);
     }
     if let Some(share) = options.expected_noise {
-        let mut opinions: Vec<&mut Opinion> = judged.iter_mut().map(|judged| &mut judged.opinion).collect();
-        verdict::expect(&mut opinions, share);
+        let mut posteriors: Vec<&mut Posterior> =
+            judged.iter_mut().map(|judged| &mut judged.posterior).collect();
+        verdict::expect(&mut posteriors, share);
     }
-    let sameness = duplicates::find(data, &Poll::at_end(data, progress))?;
-    Ok(Audit::of(data, judged, options.certainty, is_confirmed, sameness))
+    let duplicates = duplicates::find(data, &Poll::at_end(data, progress))?;
+    Ok(Audit::of(data, judged, options.certainty, is_confirmed, duplicates))
 }
 
 /// Checks for cancellation in phases during which the number of finished items stays the same. Every loop that can take
@@ -177,28 +178,28 @@ impl<'a> Poll<'a> {
     }
 }
 
-/// Asks the head about every item, room by room.
+/// Asks the head about every item, chunk by chunk.
 fn judge(
     data: &Embeddings,
     head: &TrainedRelabel,
     neighbours: usize,
     progress: &dyn Progress,
-) -> Result<Vec<Judged>> {
+) -> Result<Vec<ScoredItem>> {
     let total = data.len() as u64;
-    let rooms = Rooms::new(data, &Poll { progress, done: 0, total })?;
-    let mut judged: Vec<Option<Judged>> = (0..data.len()).map(|_| None).collect();
+    let chunks = Chunks::new(data, &Poll { progress, done: 0, total })?;
+    let mut judged: Vec<Option<ScoredItem>> = (0..data.len()).map(|_| None).collect();
     let mut done = 0;
-    for group in rooms.all().chunks(rooms::AT_ONCE) {
+    for group in chunks.all().chunks(chunks::CHUNKS_PER_UPDATE) {
         let poll = Poll { progress, done, total };
-        let judge = |room: &Room| {
+        let judge = |chunk: &Chunk| {
             poll.check()?;
-            room.judge(data, head, neighbours)
+            chunk.judge(data, head, neighbours)
         };
-        let found: Vec<Vec<(u32, Judged)>> = group.par_iter().map(judge).collect::<Result<_>>()?;
+        let found: Vec<Vec<(u32, ScoredItem)>> = group.par_iter().map(judge).collect::<Result<_>>()?;
         for (row, found) in found.into_iter().flatten() {
             judged[row as usize] = Some(found);
         }
-        done += group.iter().map(Room::asked).sum::<usize>() as u64;
+        done += group.iter().map(Chunk::asked).sum::<usize>() as u64;
         progress.check(done, total)?;
     }
     Ok(judged.into_iter().map(|judged| judged.expect("every item is scored in one chunk")).collect())
@@ -207,10 +208,10 @@ fn judge(
 impl Audit {
     fn of(
         data: &Embeddings,
-        judged: Vec<Judged>,
+        judged: Vec<ScoredItem>,
         certainty: Certainty,
         is_confirmed: impl Fn(usize) -> bool,
-        Sameness { duplicates, warnings }: Sameness,
+        DuplicateFindings { duplicates, warnings }: DuplicateFindings,
     ) -> Self {
         let name = |row: u32| item_name(data, row as usize);
         let class_name = |class: u32| data.classes()[class as usize].clone();
@@ -218,12 +219,12 @@ impl Audit {
             data.classes().iter().enumerate().map(AuditedClass::empty).collect();
         let mut items = Vec::with_capacity(judged.len());
         let mut shares = Vec::with_capacity(judged.len());
-        for (row, Judged { opinion, weight, neighbours }) in judged.into_iter().enumerate() {
+        for (row, ScoredItem { posterior, weight, neighbours }) in judged.into_iter().enumerate() {
             let given = data.labels()[row];
-            let (verdict, suggested) = opinion.verdict(certainty);
+            let (verdict, suggested) = posterior.verdict(certainty);
             let own = &mut classes[given as usize];
             own.items += 1;
-            own.expected_wrong += f64::from(opinion.p_wrong());
+            own.expected_wrong += f64::from(posterior.p_wrong());
             if let Some(class) = suggested {
                 classes[class as usize].found_elsewhere += 1;
             }
@@ -234,19 +235,19 @@ impl Audit {
                 similarity,
             };
             let counts = |class: u32| data.rows_of(class as usize).len();
-            items.push(Audited {
+            items.push(AuditedItem {
                 item: name(row as u32),
                 given: class_name(given),
-                p_wrong: opinion.p_wrong(),
+                p_wrong: posterior.p_wrong(),
                 verdict,
                 suggested: suggested.map(class_name),
                 weight,
-                p_outlier: opinion.p_none(),
-                advice: (verdict == Verdict::Unsure).then(|| opinion.advice(counts, class_name)),
+                p_outlier: posterior.p_none(),
+                advice: (verdict == Verdict::Unsure).then(|| posterior.advice(counts, class_name)),
                 confirmed: is_confirmed(row),
                 neighbours: neighbours.iter().map(neighbour).collect(),
             });
-            shares.push(opinion.into_shares());
+            shares.push(posterior.into_shares());
         }
         let expected_wrong = classes.iter().map(|class| class.expected_wrong).sum();
         Audit { method: "relabel".into(), items, classes, expected_wrong, duplicates, warnings, shares }
@@ -265,7 +266,7 @@ impl Audit {
     }
 }
 
-impl Audited {
+impl AuditedItem {
     /// Whether it should be looked at.
     pub fn is_suspect(&self) -> bool {
         match self.verdict {

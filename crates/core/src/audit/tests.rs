@@ -167,12 +167,12 @@ fn stopped(data: &Embeddings, done: u64, patience: usize) -> usize {
 #[test]
 fn an_interrupt_is_honoured_in_every_phase() {
     let (data, _) = collection(30, 40, 24);
-    let rooms_of_a_chunk = rooms::AT_ONCE as u64;
-    // While the rooms are laid out: means, centres, usual cosines and the rooms of 30 classes.
+    let rooms_of_a_chunk = chunks::CHUNKS_PER_UPDATE as u64;
+    // While the chunks are laid out: means, centres, usual cosines and the chunks of 30 classes.
     for patience in [0, 1, 40, 100, 200] {
         assert_eq!(stopped(&data, 0, patience), 0);
     }
-    // Within the second chunk of rooms.
+    // Within the second chunk of chunks.
     for patience in [0, 1, 30] {
         assert_eq!(stopped(&data, 10 * rooms_of_a_chunk, patience), 0);
     }

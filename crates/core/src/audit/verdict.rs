@@ -46,7 +46,7 @@ impl Certainty {
 
 /// Where an item belongs, with probabilities.
 #[derive(Debug, Clone)]
-pub(super) struct Opinion {
+pub(super) struct Posterior {
     given: u32,
     /// Classes and probabilities, the most probable first; without those that were not thought of.
     classes: Vec<(u32, f32)>,
@@ -55,11 +55,11 @@ pub(super) struct Opinion {
     count: u32,
 }
 
-impl Opinion {
+impl Posterior {
     /// `shares` of some of `count` classes, and of none.
     pub fn new(given: u32, mut classes: Vec<(u32, f32)>, none: f32, count: usize) -> Self {
         classes.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        Opinion { given, classes, none, count: count as u32 }
+        Posterior { given, classes, none, count: count as u32 }
     }
 
     /// Somebody knows.
@@ -149,10 +149,10 @@ const ENOUGH: usize = 5;
 
 /// Brings the expected number of wrong labels to the share that somebody expects: what is suspicious becomes more or
 /// less so, in the same order.
-pub(super) fn expect(opinions: &mut [&mut Opinion], share: f64) {
-    let wanted = share * opinions.len() as f64;
+pub(super) fn expect(posteriors: &mut [&mut Posterior], share: f64) {
+    let wanted = share * posteriors.len() as f64;
     let expected = |log_odds: f64| -> f64 {
-        opinions.iter().map(|opinion| shifted(f64::from(opinion.p_wrong()), log_odds)).sum()
+        posteriors.iter().map(|posterior| shifted(f64::from(posterior.p_wrong()), log_odds)).sum()
     };
     let (mut low, mut high) = (-40.0, 40.0);
     for _ in 0..60 {
@@ -160,7 +160,7 @@ pub(super) fn expect(opinions: &mut [&mut Opinion], share: f64) {
         if expected(middle) < wanted { low = middle } else { high = middle }
     }
     let middle = (low + high) / 2.0;
-    opinions.iter_mut().for_each(|opinion| opinion.shift(middle));
+    posteriors.iter_mut().for_each(|posterior| posterior.shift(middle));
 }
 
 /// A probability with other odds.
@@ -175,13 +175,13 @@ fn shifted(probability: f64, log_odds: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn opinion(classes: &[(u32, f32)], none: f32) -> Opinion {
-        Opinion::new(0, classes.to_vec(), none, 3)
+    fn posterior(classes: &[(u32, f32)], none: f32) -> Posterior {
+        Posterior::new(0, classes.to_vec(), none, 3)
     }
 
     #[test]
     fn verdicts_follow_what_is_probable_enough() {
-        let verdict = |classes: &[(u32, f32)], none| opinion(classes, none).verdict(Certainty::of_all(0.7));
+        let verdict = |classes: &[(u32, f32)], none| posterior(classes, none).verdict(Certainty::of_all(0.7));
         assert_eq!(verdict(&[(0, 0.8), (1, 0.1)], 0.1), (Verdict::Keep, None));
         assert_eq!(verdict(&[(0, 0.1), (2, 0.8)], 0.1), (Verdict::Relabel, Some(2)));
         assert_eq!(verdict(&[(0, 0.1), (2, 0.1)], 0.8), (Verdict::Outlier, None));
@@ -190,24 +190,24 @@ mod tests {
 
     #[test]
     fn expecting_more_wrong_labels_keeps_their_order_and_meets_the_number() {
-        let mut all = [opinion(&[(0, 0.9), (1, 0.06)], 0.04), opinion(&[(0, 0.3), (1, 0.5)], 0.2)];
+        let mut all = [posterior(&[(0, 0.9), (1, 0.06)], 0.04), posterior(&[(0, 0.3), (1, 0.5)], 0.2)];
         expect(&mut all.iter_mut().collect::<Vec<_>>(), 0.75);
-        let wrong: Vec<f32> = all.iter().map(Opinion::p_wrong).collect();
+        let wrong: Vec<f32> = all.iter().map(Posterior::p_wrong).collect();
         assert!((wrong[0] + wrong[1] - 1.5).abs() < 1e-4 && wrong[0] < wrong[1], "{wrong:?}");
-        for opinion in &all {
-            let total: f32 = opinion.classes.iter().map(|(_, share)| share).sum::<f32>() + opinion.none;
-            assert!((total - 1.0).abs() < 1e-5, "{opinion:?}");
+        for posterior in &all {
+            let total: f32 = posterior.classes.iter().map(|(_, share)| share).sum::<f32>() + posterior.none;
+            assert!((total - 1.0).abs() < 1e-5, "{posterior:?}");
         }
     }
 
     #[test]
     fn advice_asks_for_more_of_the_smaller_class() {
-        let undecided = opinion(&[(0, 0.4), (2, 0.5)], 0.1);
+        let undecided = posterior(&[(0, 0.4), (2, 0.5)], 0.1);
         let name = |class: u32| ["cat", "cow", "dog"][class as usize].to_string();
         assert_eq!(
             undecided.advice(|class| [9, 9, 2][class as usize], name),
             "cat or dog: three more of dog would help"
         );
-        assert!(opinion(&[(0, 0.4), (2, 0.1)], 0.5).advice(|_| 3, name).starts_with("check it"));
+        assert!(posterior(&[(0, 0.4), (2, 0.1)], 0.5).advice(|_| 3, name).starts_with("check it"));
     }
 }

@@ -37,29 +37,29 @@ pub(crate) fn read_unlabelled(source: &Source) -> Result<Parts> {
 }
 
 fn read_columns(source: &Source, choose: fn(&Schema) -> Result<Columns, String>) -> Result<Parts> {
-    let layout = guarded(source, FORMAT, || Layout::of(source))?;
-    let columns = choose(&layout.schema).map_err(|problem| source.malformed(FORMAT, problem))?;
-    let unpacked = layout.check_blocks(source)?;
+    let index = guarded(source, FORMAT, || BlockIndex::of(source))?;
+    let columns = choose(&index.schema).map_err(|problem| source.malformed(FORMAT, problem))?;
+    let unpacked = index.check_blocks(source)?;
     source.allow(unpacked)?;
-    guarded(source, FORMAT, || decode(source, layout, columns))
+    guarded(source, FORMAT, || decode(source, index, columns))
 }
 
 /// Where everything is, in the order in which it must be read.
-struct Layout {
+struct BlockIndex {
     schema: Arc<Schema>,
     version: MetadataVersion,
     blocks: Vec<Block>,
 }
 
-impl Layout {
+impl BlockIndex {
     fn of(source: &Source) -> Result<Self> {
         let bytes = &source.bytes[..];
-        let layout = match bytes {
+        let index = match bytes {
             _ if bytes.starts_with(MAGIC) => Self::of_file(bytes),
             _ if bytes.starts_with(b"FEA1") => Err("it is Feather version 1; readable is version 2".into()),
             _ => Self::of_stream(bytes),
         };
-        layout.map_err(|problem| source.malformed(FORMAT, problem))
+        index.map_err(|problem| source.malformed(FORMAT, problem))
     }
 
     /// A file: the footer lists all blocks, dictionaries first.
@@ -74,7 +74,7 @@ impl Layout {
         let batches = footer.recordBatches().into_iter().flatten().copied();
         let blocks = dictionaries.chain(batches).collect();
         let schema = schema_of(footer.schema().ok_or("its footer has no schema")?)?;
-        Ok(Layout { schema, version: footer.version(), blocks })
+        Ok(BlockIndex { schema, version: footer.version(), blocks })
     }
 
     /// A stream: a schema, then messages until the end.
@@ -89,7 +89,7 @@ impl Layout {
             blocks.push(block);
             at = behind;
         }
-        Ok(Layout { schema, version, blocks })
+        Ok(BlockIndex { schema, version, blocks })
     }
 
     /// Looks at every block; returns how many bytes they become.
@@ -192,13 +192,13 @@ fn check_buffers(batch: RecordBatch<'_>, body: &[u8]) -> Result<u64, String> {
 }
 
 /// Decodes the chosen columns of every batch.
-fn decode(source: &Source, layout: Layout, columns: Columns) -> Result<Parts> {
+fn decode(source: &Source, index: BlockIndex, columns: Columns) -> Result<Parts> {
     let malformed = |problem: &dyn std::fmt::Display| source.malformed(FORMAT, problem);
-    let dictionaries = dictionaries_of(&layout.schema, &columns);
+    let dictionaries = dictionaries_of(&index.schema, &columns);
     let whole = Buffer::from(source.bytes.clone());
-    let mut decoder = FileDecoder::new(layout.schema, layout.version).with_projection(columns.places());
+    let mut decoder = FileDecoder::new(index.schema, index.version).with_projection(columns.places());
     let mut table = Table::new(source, FORMAT, columns);
-    for block in &layout.blocks {
+    for block in &index.blocks {
         let (metadata, body) = bytes_of(&source.bytes, block).ok_or_else(|| malformed(&"a block moved"))?;
         let data = whole.slice_with_length(block.offset() as usize, metadata.len() + body.len());
         let message = message_of(metadata).map_err(|problem| malformed(&problem))?;

@@ -101,12 +101,12 @@ pub struct NonFinite {
     /// How many.
     pub count: usize,
     /// The first in row order.
-    pub first: Option<Place>,
+    pub first: Option<ValueLocation>,
 }
 
 /// One value and where it is.
 #[derive(Debug, Clone, Serialize)]
-pub struct Place {
+pub struct ValueLocation {
     /// The row, from 0.
     pub row: usize,
     /// The column, from 0.
@@ -212,7 +212,7 @@ impl Findings {
     fn note_non_finite(&mut self, row: usize, values: &[f32]) {
         let bad = || values.iter().enumerate().filter(|(_, value)| !value.is_finite());
         self.non_finite.count += bad().count();
-        let place = |(column, value): (usize, &f32)| Place { row, column, value: value.to_string() };
+        let place = |(column, value): (usize, &f32)| ValueLocation { row, column, value: value.to_string() };
         self.non_finite.first = self.non_finite.first.take().or_else(|| bad().next().map(place));
     }
 

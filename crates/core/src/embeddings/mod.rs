@@ -31,7 +31,7 @@ use std::sync::OnceLock;
 pub use features::{Features, Precision, decode};
 pub use fingerprint::Fingerprint;
 pub(crate) use guard::guarded;
-pub use inspect::{ClassCount, Duplicates, Inspection, NonFinite, Norms, Place, inspect};
+pub use inspect::{ClassCount, Duplicates, Inspection, NonFinite, Norms, ValueLocation, inspect};
 pub use items::Items;
 pub(crate) use npy::read_array as npy_array;
 pub(crate) use npz::read_array as npz_array;

@@ -2,7 +2,7 @@
 
 use super::{Episode, Item};
 use crate::noise::Noise;
-use crate::rng::{Rng, Urn};
+use crate::rng::{IndexSampler, Rng};
 
 /// Symmetric and paired draws that fail are started again; so many failures in a row mean that classes of
 /// unequal size leave no way to satisfy the rules.
@@ -90,7 +90,7 @@ pub(super) fn outlier(
     noise: Noise,
     rng: &mut Rng,
     pool_rows: usize,
-    urn: &mut Urn,
+    urn: &mut IndexSampler,
 ) -> Replaced {
     let noisy: Vec<usize> = episode.classes.iter().map(|c| noise.noisy_places(c.support.len())).collect();
     let drawn = urn.draw(rng, pool_rows, noisy.iter().sum());

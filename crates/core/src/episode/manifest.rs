@@ -17,7 +17,7 @@ use crate::atomic::write_atomically;
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::noise::{Noise, NoiseKind};
-use crate::rng::Urn;
+use crate::rng::IndexSampler;
 
 const FORMAT: &str = "trueshot-manifest/1";
 
@@ -63,7 +63,7 @@ pub fn write_manifest(
         outliers: outliers.map(|pool| pool.fingerprint().to_string()),
     };
     let mut hash = Sha256::new();
-    let mut urn = Urn::default();
+    let mut urn = IndexSampler::default();
     write_atomically(path, |file| {
         let mut write_line = |line: String| {
             hash.update(line.as_bytes());
@@ -155,7 +155,7 @@ impl Episodes for Manifest {
         &self.noises
     }
 
-    fn draw(&self, index: u64, _urn: &mut Urn) -> Result<DrawnEpisode> {
+    fn draw(&self, index: u64, _urn: &mut IndexSampler) -> Result<DrawnEpisode> {
         Ok(self.episodes[index as usize].clone())
     }
 
@@ -323,8 +323,8 @@ mod tests {
         let sampler = Sampler::new(&data, Some(&pool), *manifest.spec(), noises()).unwrap();
         for index in 0..20 {
             let (ours, theirs) = (
-                sampler.draw(index, &mut Urn::default()).unwrap(),
-                manifest.draw(index, &mut Urn::default()).unwrap(),
+                sampler.draw(index, &mut IndexSampler::default()).unwrap(),
+                manifest.draw(index, &mut IndexSampler::default()).unwrap(),
             );
             assert_eq!(ours.supports, theirs.supports);
             for (a, b) in ours.episode.classes.iter().zip(&theirs.episode.classes) {

@@ -6,20 +6,21 @@
 //!
 //! [`Sampler`] draws episodes from a seed; [`Manifest`] replays the ones a file lists.
 
+mod augmented_copies;
 mod corrupt;
-mod images;
 mod manifest;
 mod sampler;
 
-pub use images::{Images, image_name};
+pub use augmented_copies::{AugmentedCopies, image_name};
 pub use manifest::{Manifest, write_manifest};
 pub use sampler::Sampler;
 
 use serde::{Deserialize, Serialize};
 
+use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::noise::Noise;
-use crate::rng::Urn;
+use crate::rng::IndexSampler;
 
 /// How many labelled examples a class has: always the same, or drawn for every class from a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,6 +127,15 @@ pub struct DrawnEpisode {
     pub supports: Vec<Vec<Item>>,
 }
 
+/// Embeddings that episodes are drawn from, with the outliers that belong to them.
+#[derive(Clone, Copy)]
+pub struct EpisodeData<'a> {
+    /// The labelled rows.
+    pub embeddings: &'a Embeddings,
+    /// Rows of other classes, for outlier noise.
+    pub outliers: Option<&'a Embeddings>,
+}
+
 /// Where episodes come from.
 pub trait Episodes: Sync {
     /// Their shape.
@@ -133,7 +143,7 @@ pub trait Episodes: Sync {
     /// The noise settings each of them comes with.
     fn noises(&self) -> &[Noise];
     /// One of them. The urn is scratch space, kept by whoever draws many.
-    fn draw(&self, index: u64, urn: &mut Urn) -> Result<DrawnEpisode>;
+    fn draw(&self, index: u64, urn: &mut IndexSampler) -> Result<DrawnEpisode>;
     /// How many there are, where that is limited.
     fn limit(&self) -> Option<u64> {
         None

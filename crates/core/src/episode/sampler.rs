@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use super::{ClassDraw, DrawnEpisode, Episode, EpisodeSpec, Episodes, Images, Item, corrupt};
+use super::{AugmentedCopies, ClassDraw, DrawnEpisode, Episode, EpisodeSpec, Episodes, Item, corrupt};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::noise::{Noise, NoiseKind};
-use crate::rng::{Purpose, Rng, Urn};
+use crate::rng::{IndexSampler, Purpose, Rng};
 
 /// Draws any episode of an experiment, in any order.
 pub struct Sampler<'a> {
     embeddings: &'a Embeddings,
-    images: Option<Arc<Images>>,
+    images: Option<Arc<AugmentedCopies>>,
     spec: EpisodeSpec,
     noises: Vec<Noise>,
     outliers: Pool,
@@ -34,14 +34,14 @@ impl<'a> Sampler<'a> {
         spec: EpisodeSpec,
         noises: Vec<Noise>,
     ) -> Result<Self> {
-        let images = Images::of(embeddings).map(Arc::new);
+        let images = AugmentedCopies::of(embeddings).map(Arc::new);
         Self::with_images(embeddings, images, outliers, spec, noises)
     }
 
     /// The same, where the images behind the rows are known already.
     pub(crate) fn with_images(
         embeddings: &'a Embeddings,
-        images: Option<Arc<Images>>,
+        images: Option<Arc<AugmentedCopies>>,
         outliers: Option<&Embeddings>,
         spec: EpisodeSpec,
         noises: Vec<Noise>,
@@ -62,7 +62,7 @@ impl<'a> Sampler<'a> {
     }
 
     /// Draws an episode without noise.
-    pub fn episode(&self, index: u64, urn: &mut Urn) -> Episode {
+    pub fn episode(&self, index: u64, urn: &mut IndexSampler) -> Episode {
         let EpisodeSpec { ways, shots, queries, seed } = self.spec;
         let mut items = Rng::new(seed, Purpose::Items, index);
         let mut sizes = Rng::new(seed, Purpose::Shots, index);
@@ -109,7 +109,7 @@ impl<'a> Sampler<'a> {
     }
 
     /// Puts noise into the support set of an episode.
-    pub fn corrupt(&self, episode: &Episode, noise: Noise, urn: &mut Urn) -> Result<Vec<Item>> {
+    pub fn corrupt(&self, episode: &Episode, noise: Noise, urn: &mut IndexSampler) -> Result<Vec<Item>> {
         let replaced = match noise.kind {
             _ if noise.level == 0.0 => corrupt::none(episode),
             NoiseKind::Symmetric => {
@@ -139,7 +139,7 @@ impl Sampler<'_> {
         episode: &Episode,
         noise: Noise,
         rng: &mut Rng,
-        urn: &mut Urn,
+        urn: &mut IndexSampler,
     ) -> corrupt::Replaced {
         let has = |class: usize| episode.classes.iter().any(|draw| draw.class as usize == class);
         let others = || (0..self.embeddings.classes().len()).filter(|&class| !has(class));
@@ -169,7 +169,7 @@ impl Episodes for Sampler<'_> {
         &self.noises
     }
 
-    fn draw(&self, index: u64, urn: &mut Urn) -> Result<DrawnEpisode> {
+    fn draw(&self, index: u64, urn: &mut IndexSampler) -> Result<DrawnEpisode> {
         let episode = self.episode(index, urn);
         let supports =
             self.noises.iter().map(|&noise| self.corrupt(&episode, noise, urn)).collect::<Result<_>>()?;
@@ -177,11 +177,11 @@ impl Episodes for Sampler<'_> {
     }
 }
 
-fn count_images(embeddings: &Embeddings, images: Option<&Images>, class: usize) -> usize {
+fn count_images(embeddings: &Embeddings, images: Option<&AugmentedCopies>, class: usize) -> usize {
     images.map_or_else(|| embeddings.rows_of(class).len(), |images| images.count(class))
 }
 
-fn check_items(embeddings: &Embeddings, images: Option<&Images>, spec: &EpisodeSpec) -> Result<()> {
+fn check_items(embeddings: &Embeddings, images: Option<&AugmentedCopies>, spec: &EpisodeSpec) -> Result<()> {
     let classes = embeddings.classes();
     if spec.ways > classes.len() {
         return Err(Error::TooFewClasses { ways: spec.ways, classes: classes.len() });
@@ -293,7 +293,7 @@ mod tests {
         let (data, pool) = (bank(12, 30), bank(3, 10));
         let sampler = Sampler::new(&data, Some(&pool), spec(5, Shots::exactly(5), 15), noises(&ALL)).unwrap();
         for index in 0..300 {
-            let drawn = sampler.draw(index, &mut Urn::default()).unwrap();
+            let drawn = sampler.draw(index, &mut IndexSampler::default()).unwrap();
             for (support, noise) in drawn.supports.iter().zip(sampler.noises()) {
                 for class in 0..5 {
                     let wrong = support.iter().filter(|i| i.given == class && i.is_wrong()).count();
@@ -312,7 +312,7 @@ mod tests {
         let sampler = Sampler::new(&data, Some(&data), spec(5, Shots::exactly(5), 5), noise.clone()).unwrap();
         let mut seen = HashSet::new();
         for index in 0..200 {
-            let drawn = sampler.draw(index, &mut Urn::default()).unwrap();
+            let drawn = sampler.draw(index, &mut IndexSampler::default()).unwrap();
             let outliers: Vec<u32> =
                 drawn.supports[0].iter().filter(|item| item.truth.is_none()).map(|item| item.row).collect();
             assert_eq!(outliers.len(), 10);
@@ -336,7 +336,7 @@ mod tests {
             let sampler =
                 Sampler::new(&data, None, spec(ways, Shots::exactly(shots), 5), noises(&settings)).unwrap();
             for index in 0..200 {
-                for support in sampler.draw(index, &mut Urn::default()).unwrap().supports {
+                for support in sampler.draw(index, &mut IndexSampler::default()).unwrap().supports {
                     for given in 0..ways as u32 {
                         let count = |truth| {
                             support.iter().filter(|i| i.given == given && i.truth == Some(truth)).count()
@@ -361,7 +361,7 @@ mod tests {
         let sampler = Sampler::new(&data, None, shape, noises(&[(NoiseKind::Symmetric, 0.4)])).unwrap();
         let mut used = HashSet::new();
         for index in 0..50 {
-            let drawn = sampler.draw(index, &mut Urn::default()).unwrap();
+            let drawn = sampler.draw(index, &mut IndexSampler::default()).unwrap();
             let queries = drawn.episode.classes.iter().flat_map(|class| class.queries.iter().copied());
             let rows: Vec<u32> = drawn.supports[0].iter().map(|item| item.row).chain(queries).collect();
             let images: HashSet<u32> = rows.iter().map(|row| row % 120).collect();
@@ -389,7 +389,7 @@ mod tests {
         );
         let sampler = sampler.unwrap();
         for index in 0..100 {
-            let supports = sampler.draw(index, &mut Urn::default()).unwrap().supports;
+            let supports = sampler.draw(index, &mut IndexSampler::default()).unwrap().supports;
             for place in 0..supports[0].len() {
                 let wrong: Vec<bool> = supports.iter().map(|s| s[place].is_wrong()).collect();
                 assert!(!wrong[0] && wrong[1] <= wrong[2] && wrong[2] == wrong[3], "{wrong:?}");
@@ -406,9 +406,10 @@ mod tests {
         let shape = spec(5, Shots::exactly(5), 15);
         let all = Sampler::new(&data, Some(&pool), shape, noises(&ALL)).unwrap();
         let alone = Sampler::new(&data, None, shape, noises(&ALL[3..4])).unwrap();
-        let mut urn = Urn::default();
+        let mut urn = IndexSampler::default();
         (0..50).for_each(|index| drop(all.draw(index, &mut urn).unwrap()));
-        let (one, other) = (all.draw(77, &mut urn).unwrap(), alone.draw(77, &mut Urn::default()).unwrap());
+        let (one, other) =
+            (all.draw(77, &mut urn).unwrap(), alone.draw(77, &mut IndexSampler::default()).unwrap());
         assert_eq!(one.episode, other.episode);
         assert_eq!(one.supports[3], other.supports[0]);
     }
@@ -419,7 +420,7 @@ mod tests {
         let shape = spec(5, Shots { min: 5, max: 12 }, 5);
         let sampler = Sampler::new(&data, None, shape, noises(&[(NoiseKind::Paired, 0.4)])).unwrap();
         for index in 0..200 {
-            let support = &sampler.draw(index, &mut Urn::default()).unwrap().supports[0];
+            let support = &sampler.draw(index, &mut IndexSampler::default()).unwrap().supports[0];
             let mut sources = HashSet::new();
             for given in 0..5 {
                 let wrong = support.iter().filter(|i| i.given == given && i.is_wrong());

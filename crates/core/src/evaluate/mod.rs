@@ -5,9 +5,9 @@
 //! an evaluation that is stopped there is valid and shorter.
 
 mod detection;
+mod episode_runner;
 mod statistics;
 mod tally;
-mod workbench;
 
 pub use detection::Detection;
 pub use statistics::{Estimate, holm};
@@ -16,13 +16,13 @@ pub use tally::{ClassAccuracy, Comparison, Difference, Evaluation, MethodResult,
 use rayon::prelude::*;
 
 use crate::embeddings::Embeddings;
-use crate::episode::Episodes;
+use crate::episode::{EpisodeData, Episodes};
 use crate::error::{Error, Result};
 use crate::method::NamedMethod;
 use crate::progress::Progress;
+use episode_runner::EpisodeRunner;
+pub(crate) use episode_runner::fetch;
 use tally::Tally;
-use workbench::Workbench;
-pub(crate) use workbench::{Banks, fetch};
 
 /// What to evaluate.
 pub struct Experiment<'a> {
@@ -64,11 +64,11 @@ pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<
             allowed: "1 or more".into(),
         });
     }
-    let banks = Banks { embeddings: experiment.embeddings, outliers: experiment.outliers };
+    let banks = EpisodeData { embeddings: experiment.embeddings, outliers: experiment.outliers };
     let seed = experiment.episodes.spec().seed;
-    let run = |bench: &mut Workbench, index: u64| {
-        let drawn = experiment.episodes.draw(index, &mut bench.urn)?;
-        let outcome = bench.run(&banks, &drawn, experiment.methods, seed)?;
+    let run = |runner: &mut EpisodeRunner, index: u64| {
+        let drawn = experiment.episodes.draw(index, &mut runner.urn)?;
+        let outcome = runner.run(&banks, &drawn, experiment.methods, seed)?;
         Ok((drawn, outcome))
     };
     let mut tally = Tally::new(experiment);
@@ -77,7 +77,7 @@ pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<
         let round = done..(done + ROUND).min(count);
         done = round.end;
         let outcomes: Vec<_> =
-            round.into_par_iter().map_init(Workbench::default, run).collect::<Result<_>>()?;
+            round.into_par_iter().map_init(EpisodeRunner::default, run).collect::<Result<_>>()?;
         outcomes.into_iter().for_each(|(drawn, outcome)| tally.add(&drawn, outcome));
         if progress.update(done, count).is_break() {
             break;

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::detection::Detection;
+use super::episode_runner::{EpisodeOutcome, Outcome};
 use super::statistics::{Estimate, holm};
-use super::workbench::{EpisodeOutcome, Outcome};
 use super::{Details, Experiment};
 use crate::embeddings::Embeddings;
 use crate::episode::{DrawnEpisode, Shots};

@@ -114,7 +114,7 @@ impl Method for BaselinePlusPlus {
             .map(|class| start(task, class, &cosines, &lengths, random.get(class)))
             .collect();
         self.train(task.support.given(), &cosines, &mut directions, rng);
-        Ok(Fitted { classifier: finish(task, &directions, &lengths, &random), verdicts: None })
+        Ok(Fitted { classifier: finish(task, &directions, &lengths, &random), assessments: None })
     }
 }
 

@@ -47,6 +47,6 @@ impl Method for Linear {
         let (rows, given) = (task.support.rows(), task.support.given());
         softmax_regression::train(rows, given, &mut weights, &mut bias, config);
         let weights = weights.chunks_exact(dim).map(<[f32]>::to_vec).collect();
-        Ok(Fitted { classifier: Classifier::Linear { weights, bias }, verdicts: None })
+        Ok(Fitted { classifier: Classifier::Linear { weights, bias }, assessments: None })
     }
 }

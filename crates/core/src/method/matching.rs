@@ -19,6 +19,6 @@ struct Matching;
 
 impl Method for Matching {
     fn fit(&self, _task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
-        Ok(Fitted { classifier: Classifier::Matching, verdicts: None })
+        Ok(Fitted { classifier: Classifier::Matching, assessments: None })
     }
 }

@@ -43,14 +43,14 @@ pub trait Method: Send + Sync {
     }
 
     /// What its rows must be, if they are not embeddings but pictures.
-    fn pictures(&self) -> Option<PictureRows> {
+    fn pictures(&self) -> Option<ImageRows> {
         None
     }
 }
 
 /// Rows that hold pictures: `[row][column][channel]`, numbers from 0 to 255.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PictureRows {
+pub struct ImageRows {
     /// Height and width.
     pub size: usize,
     /// Numbers of a pixel.
@@ -63,23 +63,23 @@ pub struct Fitted {
     /// How to answer queries.
     pub classifier: Classifier,
     /// What it thinks of every support item, where it tells them apart.
-    pub verdicts: Option<Vec<Verdict>>,
+    pub assessments: Option<Vec<ItemAssessment>>,
 }
 
 /// What a method thinks of one support item.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Verdict {
+pub struct ItemAssessment {
     /// Its share in its class, 1 being an ordinary one. Not a probability.
     pub weight: f32,
     /// The probability that its label is wrong, from methods that estimate one.
     pub p_wrong: Option<f32>,
     /// What to do with it, from methods that can tell.
-    pub call: Option<Call>,
+    pub decision: Option<Decision>,
 }
 
 /// What to do with a support item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Call {
+pub enum Decision {
     /// Its label is right.
     Keep,
     /// It belongs to this class.
@@ -90,7 +90,7 @@ pub enum Call {
     Unsure,
 }
 
-impl Verdict {
+impl ItemAssessment {
     /// How strongly it speaks for a wrong label, for ranking: the probability, or else the lack of weight.
     pub fn suspicion(&self) -> f32 {
         self.p_wrong.unwrap_or(-self.weight)
@@ -99,14 +99,15 @@ impl Verdict {
 
 /// Nearest prototypes from weights within classes (which sum to 1), and what the weights say of the items.
 fn weighted_prototypes(task: &Task<'_>, weights: &[Vec<f32>]) -> Fitted {
-    let mut verdicts = vec![Verdict { weight: 0.0, p_wrong: None, call: None }; task.support.len()];
+    let mut assessments =
+        vec![ItemAssessment { weight: 0.0, p_wrong: None, decision: None }; task.support.len()];
     for (members, weights) in task.support.members().iter().zip(weights) {
         for (&item, weight) in members.iter().zip(weights) {
-            verdicts[item as usize].weight = weight * members.len() as f32;
+            assessments[item as usize].weight = weight * members.len() as f32;
         }
     }
     let mixture = Mixture::within_classes(task, weights);
-    Fitted { classifier: Classifier::Prototypes(mixture), verdicts: Some(verdicts) }
+    Fitted { classifier: Classifier::Prototypes(mixture), assessments: Some(assessments) }
 }
 
 #[cfg(test)]

@@ -20,6 +20,6 @@ struct Nearest {
 
 impl Method for Nearest {
     fn fit(&self, _task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
-        Ok(Fitted { classifier: Classifier::Neighbours(self.k), verdicts: None })
+        Ok(Fitted { classifier: Classifier::Neighbours(self.k), assessments: None })
     }
 }

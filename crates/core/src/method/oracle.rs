@@ -1,6 +1,6 @@
 //! The oracle: the mean of the items whose label is right. What dropping wrong items could reach at best.
 //!
-//! It gives no verdicts: its weights are the truth itself, and scoring them would say nothing.
+//! It gives no assessments: its weights are the truth itself, and scoring them would say nothing.
 
 use super::registry::{MethodInfo, Parameters};
 use super::{Fitted, Method};
@@ -28,6 +28,6 @@ impl Method for Oracle {
         };
         let weights: Vec<Vec<f32>> = (0..).zip(task.support.members()).map(clean_mean).collect();
         let classifier = Classifier::Prototypes(Mixture::within_classes(task, &weights));
-        Ok(Fitted { classifier, verdicts: None })
+        Ok(Fitted { classifier, assessments: None })
     }
 }

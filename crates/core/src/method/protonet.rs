@@ -21,6 +21,6 @@ impl Method for ProtoNet {
         let equal = |members: &Vec<u32>| vec![1.0 / members.len() as f32; members.len()];
         let weights: Vec<Vec<f32>> = task.support.members().iter().map(equal).collect();
         let classifier = Classifier::Prototypes(Mixture::within_classes(task, &weights));
-        Ok(Fitted { classifier, verdicts: None })
+        Ok(Fitted { classifier, assessments: None })
     }
 }

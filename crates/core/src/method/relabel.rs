@@ -11,7 +11,7 @@ use trueshot_nn::head::Head;
 use trueshot_nn::relabel::{Config, ItemView, Relabel, RelabelInput, RelabelOutput, ViewTarget};
 
 use super::registry::{MethodInfo, Parameter, Parameters};
-use super::{Call, Fitted, Method, Verdict};
+use super::{Decision, Fitted, ItemAssessment, Method};
 use crate::classifier::{Classifier, Mixture, PlacedMixture};
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -108,25 +108,25 @@ impl Default for RelabelOptions {
 impl RelabelOptions {
     /// Refuses sizes no model has: files come from elsewhere, and sizes decide what is allocated.
     pub fn check(&self) -> Result<()> {
-        use crate::training::heads::configuration::allowed;
+        use crate::ranges::require;
         let size = |what, given: usize, most: usize| {
-            allowed(what, given, (1..=most).contains(&given), &format!("1 to {most}"))
+            require(what, given, (1..=most).contains(&given), &format!("1 to {most}"))
         };
         size("model.layers", self.layers, 64)?;
         size("model.width", self.width, 4096)?;
         size("model.hidden", self.hidden, 1 << 16)?;
         size("model.edge_hidden", self.edge_hidden, 1 << 16)?;
         let divides = self.heads >= 1 && self.width.is_multiple_of(self.heads);
-        allowed("model.heads", self.heads, divides, &format!("a divisor of the width, {}", self.width))?;
-        allowed("model.item_width", self.item_width, self.item_width <= 4096, "0 to 4096")?;
+        require("model.heads", self.heads, divides, &format!("a divisor of the width, {}", self.width))?;
+        require("model.item_width", self.item_width, self.item_width <= 4096, "0 to 4096")?;
         let drops = (0.0..1.0).contains(&self.item_dropout);
-        allowed("model.item_dropout", self.item_dropout, drops, "a share from 0 to below 1")?;
+        require("model.item_dropout", self.item_dropout, drops, "a share from 0 to below 1")?;
         for (what, weight) in [
             ("model.floor", self.floor),
             ("model.items_weight", self.items_weight),
             ("model.queries_weight", self.queries_weight),
         ] {
-            allowed(what, weight, weight.is_finite() && weight >= 0.0, "a number, 0 or above")?;
+            require(what, weight, weight.is_finite() && weight >= 0.0, "a number, 0 or above")?;
         }
         Ok(())
     }
@@ -240,34 +240,34 @@ impl Method for TrainedRelabel {
 fn fitted(task: &Task<'_>, output: RelabelOutput) -> Fitted {
     let RelabelOutput { probabilities, weights, space } = output;
     let weights: Vec<Vec<f32>> = weights.chunks_exact(task.support.len()).map(<[f32]>::to_vec).collect();
-    let verdicts = verdicts(task, &probabilities, &weights);
+    let assessments = assessments(task, &probabilities, &weights);
     let classifier = match space.is_centred() {
         true => Classifier::Placed(PlacedMixture::new(space, weights)),
         false => Classifier::Prototypes(Mixture::across_classes(task, &weights)),
     };
-    Fitted { classifier, verdicts: Some(verdicts) }
+    Fitted { classifier, assessments: Some(assessments) }
 }
 
-fn verdicts(task: &Task<'_>, probabilities: &[f32], weights: &[Vec<f32>]) -> Vec<Verdict> {
+fn assessments(task: &Task<'_>, probabilities: &[f32], weights: &[Vec<f32>]) -> Vec<ItemAssessment> {
     let members = task.support.members();
     let given = task.support.given().iter().map(|&class| class as usize).enumerate();
     let shares = probabilities.chunks_exact(task.support.classes() + 1);
-    let verdict = |((item, class), shares): ((usize, usize), &[f32])| Verdict {
+    let assessment = |((item, class), shares): ((usize, usize), &[f32])| ItemAssessment {
         weight: weights[class][item] * members[class].len() as f32,
         p_wrong: Some((1.0 - shares[class]).clamp(0.0, 1.0)),
-        call: Some(call(class, shares)),
+        decision: Some(decision(class, shares)),
     };
-    given.zip(shares).map(verdict).collect()
+    given.zip(shares).map(assessment).collect()
 }
 
 /// What the likeliest answer means, if it is likely enough; the last share is "none of the classes".
-fn call(given: usize, shares: &[f32]) -> Call {
+fn decision(given: usize, shares: &[f32]) -> Decision {
     let likeliest = (0..shares.len()).max_by(|&a, &b| shares[a].total_cmp(&shares[b])).unwrap_or(given);
     match likeliest {
-        _ if shares[likeliest] < SURE => Call::Unsure,
-        class if class == given => Call::Keep,
-        class if class + 1 == shares.len() => Call::Outlier,
-        class => Call::Relabel(class as u32),
+        _ if shares[likeliest] < SURE => Decision::Unsure,
+        class if class == given => Decision::Keep,
+        class if class + 1 == shares.len() => Decision::Outlier,
+        class => Decision::Relabel(class as u32),
     }
 }
 
@@ -277,9 +277,9 @@ mod tests {
 
     #[test]
     fn calls_follow_the_likeliest_answer() {
-        assert_eq!(call(0, &[0.7, 0.2, 0.1]), Call::Keep);
-        assert_eq!(call(0, &[0.2, 0.7, 0.1]), Call::Relabel(1));
-        assert_eq!(call(0, &[0.2, 0.2, 0.6]), Call::Outlier);
-        assert_eq!(call(0, &[0.4, 0.35, 0.25]), Call::Unsure);
+        assert_eq!(decision(0, &[0.7, 0.2, 0.1]), Decision::Keep);
+        assert_eq!(decision(0, &[0.2, 0.7, 0.1]), Decision::Relabel(1));
+        assert_eq!(decision(0, &[0.2, 0.2, 0.6]), Decision::Outlier);
+        assert_eq!(decision(0, &[0.4, 0.35, 0.25]), Decision::Unsure);
     }
 }

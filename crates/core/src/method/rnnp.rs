@@ -6,7 +6,7 @@
 use trueshot_nn::products::short_dot;
 
 use super::registry::{MethodInfo, Parameter, Parameters};
-use super::{Fitted, Method, Verdict};
+use super::{Fitted, ItemAssessment, Method};
 use crate::classifier::{Classifier, Mixture};
 use crate::error::Result;
 use crate::rng::Rng;
@@ -49,9 +49,9 @@ impl Method for Rnnp {
             assignment = next;
             self.move_centres(&points, &assignment, &mut centres);
         }
-        let verdicts = verdicts(task, &centres);
+        let assessments = assessments(task, &centres);
         let mixture = Mixture::across_classes(task, &centres);
-        Ok(Fitted { classifier: Classifier::Prototypes(mixture), verdicts: Some(verdicts) })
+        Ok(Fitted { classifier: Classifier::Prototypes(mixture), assessments: Some(assessments) })
     }
 }
 
@@ -125,10 +125,10 @@ fn squared_norm(task: &Task<'_>, centre: &[f32]) -> f32 {
 }
 
 /// An item's weight is its share in the centre of the class it is filed under.
-fn verdicts(task: &Task<'_>, centres: &[Vec<f32>]) -> Vec<Verdict> {
+fn assessments(task: &Task<'_>, centres: &[Vec<f32>]) -> Vec<ItemAssessment> {
     let weight = |(item, &class): (usize, &u32)| {
         let members = task.support.members()[class as usize].len() as f32;
-        Verdict { weight: centres[class as usize][item] * members, p_wrong: None, call: None }
+        ItemAssessment { weight: centres[class as usize][item] * members, p_wrong: None, decision: None }
     };
     task.support.given().iter().enumerate().map(weight).collect()
 }

@@ -1,9 +1,9 @@
 //! Methods against their definitions, written out plainly over the vectors themselves in f64.
 
-use super::{Registry, Verdict};
+use super::{ItemAssessment, Registry};
 use crate::classifier::Classifier;
 use crate::rng::{Purpose, Rng};
-use crate::task::{Queries, Support, Task};
+use crate::task::{Queries, SupportSet, Task};
 
 /// A small ragged problem: rows, given labels, true labels, queries.
 struct Problem {
@@ -38,7 +38,7 @@ impl Problem {
 
     fn task(&self) -> Task<'_> {
         let rows = self.rows.iter().map(Vec::as_slice).collect();
-        Task::new(Support::new(rows, self.given.clone(), self.classes)).with_truth(&self.truth)
+        Task::new(SupportSet::new(rows, self.given.clone(), self.classes)).with_truth(&self.truth)
     }
 
     fn members(&self, class: usize) -> Vec<&Vec<f32>> {
@@ -50,9 +50,9 @@ impl Problem {
             .collect()
     }
 
-    fn fit(&self, method: &str) -> (Classifier, Option<Vec<Verdict>>) {
+    fn fit(&self, method: &str) -> (Classifier, Option<Vec<ItemAssessment>>) {
         let fitted = Registry::default().parse(method).unwrap().method.fit(&self.task(), &mut rng()).unwrap();
-        (fitted.classifier, fitted.verdicts)
+        (fitted.classifier, fitted.assessments)
     }
 
     fn prototypes(&self, method: &str) -> Vec<Vec<f32>> {
@@ -163,7 +163,7 @@ fn similarity_weights_follow_their_definitions() {
         ("cosine:T=0.05", cosine, 0.05),
     ];
     for (method, similarity, temperature) in cases {
-        let verdicts = problem.fit(method).1.unwrap();
+        let assessments = problem.fit(method).1.unwrap();
         let mut item = 0;
         for (class, found) in problem.prototypes(method).iter().enumerate() {
             let members = problem.members(class);
@@ -176,7 +176,7 @@ fn similarity_weights_follow_their_definitions() {
             assert_near(found, &weighted_sum(&members, &weights), method);
             for weight in &weights {
                 let expected = weight / weights.iter().sum::<f64>() * members.len() as f64;
-                assert!((f64::from(verdicts[item].weight) - expected).abs() < 1e-3, "{method}");
+                assert!((f64::from(assessments[item].weight) - expected).abs() < 1e-3, "{method}");
                 item += 1;
             }
         }
@@ -348,11 +348,11 @@ fn one_shot_and_lone_items_give_finite_answers_everywhere() {
             let answers = problem.answers(info.name);
             assert_eq!(answers.len(), 6 * sizes.len(), "{}", info.name);
             assert!(answers.iter().all(|&answer| (answer as usize) < sizes.len()), "{}", info.name);
-            let verdicts = problem.fit(info.name).1.unwrap_or_default();
-            assert!(verdicts.iter().all(|verdict| verdict.weight.is_finite()), "{}", info.name);
+            let assessments = problem.fit(info.name).1.unwrap_or_default();
+            assert!(assessments.iter().all(|assessment| assessment.weight.is_finite()), "{}", info.name);
             if sizes == [1, 1, 1] && ["median", "euclidean", "absolute", "cosine"].contains(&info.name) {
                 assert!(
-                    verdicts.iter().all(|verdict| verdict.weight == 1.0),
+                    assessments.iter().all(|assessment| assessment.weight == 1.0),
                     "a lone item of {} weighs 1",
                     info.name
                 );
@@ -367,8 +367,8 @@ fn rows_of_zeros_and_equal_rows_do_no_harm() {
     problem.rows.iter_mut().for_each(|row| row.fill(0.0));
     for info in Registry::default().infos().iter().filter(|info| info.is_complete()) {
         assert_eq!(problem.answers(info.name).len(), 12, "{}", info.name);
-        let verdicts = problem.fit(info.name).1.unwrap_or_default();
-        assert!(verdicts.iter().all(|verdict| verdict.weight.is_finite()), "{}", info.name);
+        let assessments = problem.fit(info.name).1.unwrap_or_default();
+        assert!(assessments.iter().all(|assessment| assessment.weight.is_finite()), "{}", info.name);
     }
 }
 
@@ -393,7 +393,7 @@ fn the_order_of_items_does_not_matter() {
 fn the_oracle_refuses_to_work_without_the_truth() {
     let problem = Problem::new(&[2, 2], 5, 11);
     let rows = problem.rows.iter().map(Vec::as_slice).collect();
-    let task = Task::new(Support::new(rows, problem.given.clone(), 2));
+    let task = Task::new(SupportSet::new(rows, problem.given.clone(), 2));
     let error = Registry::default().parse("oracle").unwrap().method.fit(&task, &mut rng()).err().unwrap();
     assert!(error.to_string().contains("needs the true labels"));
 }
@@ -448,7 +448,7 @@ mod heads {
             let together = method.fit_batch(&tasks.iter().collect::<Vec<_>>(), &mut rngs).unwrap();
             for ((problem, task), among) in problems.iter().zip(&tasks).zip(together) {
                 let alone = method.fit(task, &mut rng()).unwrap();
-                assert_eq!(alone.verdicts, among.verdicts, "{name}");
+                assert_eq!(alone.assessments, among.assessments, "{name}");
                 let rows = queries(problem);
                 let queries = Queries::new(rows.iter().map(Vec::as_slice).collect());
                 let answers = |fitted: &Classifier| fitted.classify(task, &queries, &mut rng());
@@ -468,9 +468,10 @@ mod heads {
                 problem.rows.iter_mut().filter(|_| zeros).for_each(|row| row.fill(0.0));
                 for (name, method) in all() {
                     let fitted = method.fit(&problem.task(), &mut rng()).unwrap();
-                    let verdicts = fitted.verdicts.unwrap();
-                    let fine = |v: &Verdict| v.weight.is_finite() && v.p_wrong.is_some_and(|p| p.is_finite());
-                    assert!(verdicts.iter().all(fine), "{name}");
+                    let assessments = fitted.assessments.unwrap();
+                    let fine =
+                        |v: &ItemAssessment| v.weight.is_finite() && v.p_wrong.is_some_and(|p| p.is_finite());
+                    assert!(assessments.iter().all(fine), "{name}");
                 }
             }
         }

@@ -12,7 +12,7 @@ use trueshot_nn::tranfs::{
 };
 
 use super::registry::{MethodInfo, Parameter, Parameters};
-use super::{Fitted, Method, Verdict};
+use super::{Fitted, ItemAssessment, Method};
 use crate::classifier::Classifier;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -119,23 +119,23 @@ impl Default for TranfsOptions {
 impl TranfsOptions {
     /// Refuses sizes no model has: files come from elsewhere, and sizes decide what is allocated.
     pub fn check(&self) -> Result<()> {
-        use crate::training::heads::configuration::allowed;
+        use crate::ranges::require;
         let size = |what, given: usize, most: usize| {
-            allowed(what, given, (1..=most).contains(&given), &format!("1 to {most}"))
+            require(what, given, (1..=most).contains(&given), &format!("1 to {most}"))
         };
-        allowed("model.classes", self.classes, self.classes <= 10_000, "up to 10000")?;
+        require("model.classes", self.classes, self.classes <= 10_000, "up to 10000")?;
         size("model.layers", self.layers, 64)?;
         size("model.width", self.width, 4096)?;
         size("model.feed_forward", self.feed_forward, 1 << 16)?;
         let divides = self.heads >= 1 && self.width.is_multiple_of(self.heads);
-        allowed("model.heads", self.heads, divides, &format!("a divisor of the width, {}", self.width))?;
+        require("model.heads", self.heads, divides, &format!("a divisor of the width, {}", self.width))?;
         let drops = (0.0..1.0).contains(&self.dropout);
-        allowed("model.dropout", self.dropout, drops, "a share from 0 to below 1")?;
+        require("model.dropout", self.dropout, drops, "a share from 0 to below 1")?;
         let weighs = |weight: f64| weight.is_finite() && weight >= 0.0;
         let expected = "a number, 0 or above";
-        allowed("model.clean_weight", self.clean_weight, weighs(self.clean_weight), expected)?;
+        require("model.clean_weight", self.clean_weight, weighs(self.clean_weight), expected)?;
         let (given, fine) = (self.mislabelled_weight, weighs(self.mislabelled_weight));
-        allowed("model.mislabelled_weight", given, fine, expected)
+        require("model.mislabelled_weight", given, fine, expected)
     }
 
     fn config(&self, dim: usize) -> Config {
@@ -290,9 +290,10 @@ fn mean(answers: &[TranfsOutput]) -> TranfsOutput {
 
 fn fitted(answer: &TranfsOutput, dim: usize) -> Fitted {
     let prototypes = answer.prototypes.chunks_exact(dim).map(<[f32]>::to_vec).collect();
-    let verdict = |&p_wrong: &f32| Verdict { weight: 1.0 - p_wrong, p_wrong: Some(p_wrong), call: None };
+    let assessment =
+        |&p_wrong: &f32| ItemAssessment { weight: 1.0 - p_wrong, p_wrong: Some(p_wrong), decision: None };
     Fitted {
         classifier: Classifier::Vectors(prototypes),
-        verdicts: Some(answer.mislabelled.iter().map(verdict).collect()),
+        assessments: Some(answer.mislabelled.iter().map(assessment).collect()),
     }
 }

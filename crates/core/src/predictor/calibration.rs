@@ -6,18 +6,18 @@ use crate::embeddings::Embeddings;
 use crate::error::Result;
 use crate::method::NamedMethod;
 use crate::rng::{Purpose, Rng};
-use crate::task::{Support, Task};
+use crate::task::{SupportSet, Task};
 
-use super::rule::Rule;
+use super::scoring_rule::ScoringRule;
 
 /// How much every item belongs to every class.
-pub(super) struct Beliefs {
+pub(super) struct LabelPosterior {
     /// Of every item the classes it may belong to.
     shares: Vec<Vec<(u32, f32)>>,
     classes: usize,
 }
 
-impl Beliefs {
+impl LabelPosterior {
     /// What an audit thinks, or else that all labels are right.
     pub fn of(data: &Embeddings, audit: Option<&Audit>) -> Self {
         let classes = data.classes().len();
@@ -25,7 +25,7 @@ impl Beliefs {
             Some(audit) => audit.shares.clone(),
             None => data.labels().iter().map(|&class| vec![(class, 1.0)]).collect(),
         };
-        Beliefs { shares, classes }
+        LabelPosterior { shares, classes }
     }
 
     pub fn shares(&self) -> &[Vec<(u32, f32)>] {
@@ -104,12 +104,12 @@ pub(super) fn sharpness(
     rows: &[&[f32]],
     data: &Embeddings,
     method: &NamedMethod,
-    beliefs: &Beliefs,
-    rule: &Rule,
+    posterior: &LabelPosterior,
+    rule: &ScoringRule,
 ) -> Result<f32> {
     let spread = spread(&rule.scores(&rows[..rows.len().min(MOST_ITEMS)], data));
     let usual = USUAL / spread.max(LEAST_SPREAD);
-    let left_out = leave_out(rows, data, method, beliefs)?;
+    let left_out = leave_out(rows, data, method, posterior)?;
     Ok(WITH_ALL * most_likely(&left_out, usual))
 }
 
@@ -118,7 +118,7 @@ fn leave_out(
     rows: &[&[f32]],
     data: &Embeddings,
     method: &NamedMethod,
-    beliefs: &Beliefs,
+    posterior: &LabelPosterior,
 ) -> Result<Vec<LeftOut>> {
     let mut left_out = Vec::new();
     let classes = data.classes().len();
@@ -138,13 +138,13 @@ fn leave_out(
         }
         let labels = kept.iter().map(|&row| data.labels()[row]).collect();
         let items: Vec<&[f32]> = kept.iter().map(|&row| rows[row]).collect();
-        let task = Task::new(Support::new(items, labels, classes));
+        let task = Task::new(SupportSet::new(items, labels, classes));
         let fitted = method.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
         let asked: Vec<&[f32]> = out.iter().map(|&row| rows[row]).collect();
         let scores = fitted.classifier.asked(&task, &asked);
         left_out.extend(out.iter().zip(scores).map(|(&row, scores)| LeftOut {
             scores,
-            shares: beliefs.shares[row].iter().copied().filter(|(c, _)| (*c as usize) < classes).collect(),
+            shares: posterior.shares[row].iter().copied().filter(|(c, _)| (*c as usize) < classes).collect(),
         }));
     }
     Ok(left_out)

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::rule::Rule;
-use super::strangeness::Strangeness;
-use super::{Learned, Predictor};
+use super::novelty::Novelty;
+use super::scoring_rule::ScoringRule;
+use super::{Predictor, UncalibratedPredictor};
 use crate::classifier::Classifier;
 use crate::embeddings::{Embeddings, Features, Items, Labels, Parts};
 use crate::error::Result;
@@ -64,7 +64,7 @@ impl Predictor {
         }
         let dim = self.dim();
         file.insert("support", &[self.support().len(), dim], super::all_rows(self.support()));
-        let Strangeness { mean, plain, placed, items: _, usual, spread } = &self.strangeness;
+        let Novelty { mean, plain, placed, items: _, usual, spread } = &self.novelty;
         file.insert("mean", &[dim], mean.clone());
         file.insert("unknown.plain", &[plain.len(), dim], plain.concat());
         file.insert("unknown.placed", &[placed.len(), dim], placed.concat());
@@ -78,17 +78,17 @@ impl Predictor {
             file.insert("vectors", &[vectors.len(), self.dim()], vectors.concat());
         };
         let (rule, more) = match &self.learned.rule {
-            Rule::Vectors(Classifier::Vectors(all)) => (vectors(all), ("nearest".into(), None)).1,
-            Rule::Vectors(Classifier::CosineVectors(all)) => (vectors(all), ("cosine".into(), None)).1,
-            Rule::Vectors(Classifier::Linear { weights, bias }) => {
+            ScoringRule::Vectors(Classifier::Vectors(all)) => (vectors(all), ("nearest".into(), None)).1,
+            ScoringRule::Vectors(Classifier::CosineVectors(all)) => (vectors(all), ("cosine".into(), None)).1,
+            ScoringRule::Vectors(Classifier::Linear { weights, bias }) => {
                 vectors(weights);
                 ("linear".into(), Some(("bias", bias.clone())))
             }
-            Rule::Placed { mean, vectors: all } => {
+            ScoringRule::Placed { mean, vectors: all } => {
                 vectors(all);
                 ("placed".into(), Some(("centre", mean.clone())))
             }
-            Rule::Items(Classifier::Neighbours(k)) => (format!("neighbours {k}"), None),
+            ScoringRule::Items(Classifier::Neighbours(k)) => (format!("neighbours {k}"), None),
             _ => ("matching".into(), None),
         };
         file.set_note("rule", rule);
@@ -113,38 +113,39 @@ impl Predictor {
             .split_once(' ')
             .unwrap_or((file.note("rule").unwrap_or_default(), ""))
         {
-            ("nearest", _) => Rule::Vectors(Classifier::Vectors(vectors("vectors")?)),
-            ("cosine", _) => Rule::Vectors(Classifier::CosineVectors(vectors("vectors")?)),
+            ("nearest", _) => ScoringRule::Vectors(Classifier::Vectors(vectors("vectors")?)),
+            ("cosine", _) => ScoringRule::Vectors(Classifier::CosineVectors(vectors("vectors")?)),
             ("linear", _) => {
                 let bias = file.values("bias", classes.len())?.to_vec();
-                Rule::Vectors(Classifier::Linear { weights: vectors("vectors")?, bias })
+                ScoringRule::Vectors(Classifier::Linear { weights: vectors("vectors")?, bias })
             }
-            ("placed", _) => {
-                Rule::Placed { mean: file.values("centre", dim)?.to_vec(), vectors: vectors("vectors")? }
-            }
+            ("placed", _) => ScoringRule::Placed {
+                mean: file.values("centre", dim)?.to_vec(),
+                vectors: vectors("vectors")?,
+            },
             ("neighbours", k) => match k.parse() {
-                Ok(k) if k > 0 => Rule::Items(Classifier::Neighbours(k)),
+                Ok(k) if k > 0 => ScoringRule::Items(Classifier::Neighbours(k)),
                 _ => return Err(file.malformed(format!("its number of neighbours is {k}"))),
             },
-            ("matching", _) => Rule::Items(Classifier::Matching),
+            ("matching", _) => ScoringRule::Items(Classifier::Matching),
             (other, _) => return Err(file.malformed(format!("its rule is '{other}', which is unknown"))),
         };
         let &[sharpness, usual, spread] = file.values("numbers", 3)? else {
             unreachable!("three were asked for")
         };
-        let strangeness = Strangeness {
+        let novelty = Novelty {
             mean: file.values("mean", dim)?.to_vec(),
             plain: vectors("unknown.plain")?,
             placed: vectors("unknown.placed")?,
-            items: super::strangeness::units(&support),
+            items: super::novelty::units(&support),
             usual,
             spread,
         };
         let audit = file.note("audit").map(str::to_string);
         let method = file.note("method").unwrap_or("unknown").to_string();
         let support = Arc::new(support);
-        let learned = Arc::new(Learned { method, classes, rule, support, chosen_by: None });
-        Ok(Predictor { learned, sharpness, strangeness, audit })
+        let learned = Arc::new(UncalibratedPredictor { method, classes, rule, support, chosen_by: None });
+        Ok(Predictor { learned, sharpness, novelty, audit })
     }
 }
 

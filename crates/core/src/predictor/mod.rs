@@ -2,21 +2,21 @@
 //!
 //! A [`Predictor`] knows its classes, which embedder its rows came from, and the support set itself, so that more can be
 //! added to it ([`Predictor::support`]). Probabilities are those of a softmax whose sharpness is found by leaving items
-//! out (`calibration`); how strange a row is follows from its cosine with the nearest class (`strangeness`).
+//! out (`calibration`); how strange a row is follows from its cosine with the nearest class (`novelty`).
 
 mod calibration;
 mod file;
-mod learned;
-mod rule;
-mod strangeness;
+mod novelty;
+mod scoring_rule;
+mod uncalibrated;
 
 use std::sync::Arc;
 
 use serde::Serialize;
 
-use self::calibration::Beliefs;
-pub use self::learned::{Learned, Prototypes};
-use self::strangeness::Strangeness;
+use self::calibration::LabelPosterior;
+use self::novelty::Novelty;
+pub use self::uncalibrated::{Prototypes, UncalibratedPredictor};
 use crate::audit::{Audit, item_name};
 use crate::embeddings::{Embeddings, Features, Items, Labels, Parts};
 use crate::error::{Error, Result};
@@ -29,9 +29,9 @@ const KEPT: usize = 50;
 
 /// A classifier that is ready to be asked.
 pub struct Predictor {
-    learned: Arc<Learned>,
+    learned: Arc<UncalibratedPredictor>,
     sharpness: f32,
-    strangeness: Strangeness,
+    novelty: Novelty,
     /// What was found in the support set, as JSON.
     audit: Option<String>,
 }
@@ -54,11 +54,11 @@ impl Predictor {
     /// Learns from a support set. With an audit, labels count as far as it believes in them when the answers are
     /// calibrated, and its findings are kept in the file.
     pub fn fit(data: Embeddings, method: &NamedMethod, audit: Option<&Audit>) -> Result<Self> {
-        Arc::new(Learned::fit(data, method, audit)?).calibrated(method, audit)
+        Arc::new(UncalibratedPredictor::fit(data, method, audit)?).calibrated(method, audit)
     }
 
     /// What it answers by.
-    pub fn learned(&self) -> &Arc<Learned> {
+    pub fn learned(&self) -> &Arc<UncalibratedPredictor> {
         &self.learned
     }
 
@@ -99,10 +99,10 @@ impl Predictor {
         }
         check_rows(rows, self.dim())?;
         let scores = self.learned.rule.scores(rows, self.support());
-        let strange = self.strangeness.of_rows(rows);
+        let strange = self.novelty.of_rows(rows);
         let answer = |(scores, unknown): (Vec<f32>, f32)| {
             let probabilities = calibration::softmax(&scores, self.sharpness);
-            let class = learned::best(&scores);
+            let class = uncalibrated::best(&scores);
             Prediction { class, probability: probabilities[class as usize], unknown, probabilities }
         };
         Ok(scores.into_iter().zip(strange).map(answer).collect())
@@ -122,8 +122,12 @@ fn check_rows(rows: &[&[f32]], dim: usize) -> Result<()> {
 }
 
 /// The items of every class that belong to it most, filed under it.
-fn thinned(data: &Embeddings, beliefs: &Beliefs, most: usize) -> Result<(Embeddings, Beliefs)> {
-    let chosen = beliefs.most_typical(most);
+fn thinned(
+    data: &Embeddings,
+    posterior: &LabelPosterior,
+    most: usize,
+) -> Result<(Embeddings, LabelPosterior)> {
+    let chosen = posterior.most_typical(most);
     let mut values = vec![0.0; chosen.len() * data.dim()];
     for (&(row, _), out) in chosen.iter().zip(values.chunks_exact_mut(data.dim())) {
         data.features().decode_row(row as usize, out);
@@ -139,8 +143,8 @@ fn thinned(data: &Embeddings, beliefs: &Beliefs, most: usize) -> Result<(Embeddi
     };
     let mut kept = Embeddings::from_parts(parts, None)?;
     kept.check()?;
-    let beliefs = Beliefs::of(&kept, None);
-    Ok((kept, beliefs))
+    let posterior = LabelPosterior::of(&kept, None);
+    Ok((kept, posterior))
 }
 
 /// All rows of a support set, one after the other.

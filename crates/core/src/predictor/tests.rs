@@ -141,7 +141,7 @@ fn a_large_collection_is_kept_as_its_most_typical_items() {
 fn what_is_learned_names_the_classes_that_the_calibrated_one_names() {
     let registry = Registry::default();
     for method in ["relabel", "protonet", "cosine", "nearest:k=3", "linear"] {
-        let learned = Learned::fit(support(), &registry.parse(method).unwrap(), None).unwrap();
+        let learned = UncalibratedPredictor::fit(support(), &registry.parse(method).unwrap(), None).unwrap();
         let queries: Vec<Vec<f32>> = (0..3).map(query).collect();
         let rows: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
         let calibrated = fit(method).predict(&rows).unwrap();
@@ -155,7 +155,8 @@ fn what_is_learned_names_the_classes_that_the_calibrated_one_names() {
 #[test]
 fn prototypes_are_known_of_methods_that_have_one_vector_a_class() {
     let of = |method: &str| {
-        let learned = Learned::fit(support(), &Registry::default().parse(method).unwrap(), None).unwrap();
+        let learned =
+            UncalibratedPredictor::fit(support(), &Registry::default().parse(method).unwrap(), None).unwrap();
         learned.prototypes().map(|known| (known.vectors.len(), known.by_cosine))
     };
     assert_eq!(of("protonet"), Some((3, false)));

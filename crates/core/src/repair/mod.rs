@@ -1,4 +1,4 @@
-//! Repairs: an audit becomes a [`Plan`] that a person can read and edit, and a plan becomes a repaired [`copy`], a folder
+//! Repairs: an audit becomes a [`RepairPlan`] that a person can read and edit, and a plan becomes a repaired [`copy`], a folder
 //! repaired in place with an undo file ([`Journal`]), or a list of labels for other programs.
 //!
 //! Nothing here deletes or overwrites a file. A copy appears whole under its name or not at all. In place, every move is
@@ -17,7 +17,7 @@ pub use self::exports::{Labelled, fiftyone, label_studio, labels_csv};
 pub use self::folder::LockedFolder;
 pub use self::journal::{Journal, Outcome};
 pub use self::moves::{Move, QUARANTINE, moves};
-pub use self::plan::{Kind, Listed, Plan, PlanHeader, PlannedChange};
+pub use self::plan::{Kind, Listed, PlanHeader, PlannedChange, RepairPlan};
 
 #[cfg(test)]
 mod tests;

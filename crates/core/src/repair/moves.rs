@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::plan::{Listed, Plan};
+use super::plan::{Listed, RepairPlan};
 
 /// The folder for what belongs to no class.
 pub const QUARANTINE: &str = "_quarantine";
@@ -20,7 +20,7 @@ pub struct Move {
 }
 
 /// The moves of a plan. `taken` are other files that are there.
-pub fn moves(plan: &Plan, taken: impl IntoIterator<Item = String>) -> Vec<Move> {
+pub fn moves(plan: &RepairPlan, taken: impl IntoIterator<Item = String>) -> Vec<Move> {
     let folders = ClassFolders::of(&plan.listing);
     // Case does not tell files apart everywhere.
     let mut names: HashSet<String> = taken.into_iter().map(|name| name.to_lowercase()).collect();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::moves::LONGEST_NAME;
-use crate::audit::{Audit, Audited, Change, Effects, Verdict, effects};
+use crate::audit::{Audit, AuditedItem, Change, Effects, Verdict, effects};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::report::visible;
@@ -107,7 +107,7 @@ struct Listing {
 
 /// What to change in a collection.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Plan {
+pub struct RepairPlan {
     /// What it is for.
     pub header: PlanHeader,
     /// What to do.
@@ -116,7 +116,7 @@ pub struct Plan {
     pub listing: Vec<Listed>,
 }
 
-impl Plan {
+impl RepairPlan {
     /// What an audit suggests, the surest first. `listing` has the files, where there are any.
     pub fn of(audit: &Audit, data: &Embeddings, kind: Kind, root: &Path, listing: Vec<Listed>) -> Self {
         let acts = |row: &usize| matches!(audit.items[*row].verdict, Verdict::Relabel | Verdict::Outlier);
@@ -139,7 +139,7 @@ impl Plan {
             accuracy: rounded(before),
             accuracy_after: rounded(after),
         };
-        Plan { header, changes: planned.collect(), listing }
+        RepairPlan { header, changes: planned.collect(), listing }
     }
 
     /// The plan as it is written.
@@ -161,7 +161,7 @@ impl Plan {
             .ok()
             .filter(|header: &PlanHeader| header.format == FORMAT)
             .ok_or_else(|| bad(number, "not a plan that `trueshot audit --plan` wrote".into()))?;
-        let mut plan = Plan { header, changes: Vec::new(), listing: Vec::new() };
+        let mut plan = RepairPlan { header, changes: Vec::new(), listing: Vec::new() };
         for (number, line) in lines {
             if let Ok(found) = serde_json::from_str::<Listing>(line) {
                 plan.listing = found.listing;
@@ -267,7 +267,7 @@ fn counted(names: &[&str], what: &str) -> Option<String> {
 }
 
 impl PlannedChange {
-    fn of(item: &Audited, effect: f64) -> Self {
+    fn of(item: &AuditedItem, effect: f64) -> Self {
         let like: Vec<String> = item
             .neighbours
             .iter()

@@ -104,8 +104,8 @@ fn repaired() -> BTreeMap<String, String> {
     names.into_iter().map(|(name, content)| (name.into(), content.into())).collect()
 }
 
-fn plan(root: &Path) -> Plan {
-    Plan::parse(&plan_text(root), Path::new("plan.jsonl")).unwrap()
+fn plan(root: &Path) -> RepairPlan {
+    RepairPlan::parse(&plan_text(root), Path::new("plan.jsonl")).unwrap()
 }
 
 #[test]
@@ -253,7 +253,8 @@ fn plans_that_make_no_sense_are_refused_with_the_line() {
     let text = plan_text(Path::new("photos"));
     let refused = |from: &str, to: &str, expected: &str| {
         assert!(text.contains(from), "{from}");
-        let message = Plan::parse(&text.replace(from, to), Path::new("p.jsonl")).unwrap_err().to_string();
+        let message =
+            RepairPlan::parse(&text.replace(from, to), Path::new("p.jsonl")).unwrap_err().to_string();
         assert!(message.contains(expected), "'{expected}' is missing in: {message}");
     };
     refused("trueshot-plan/1", "trueshot-plan/9", "line 1: not a plan");
@@ -308,7 +309,7 @@ fn an_edit_that_keeps_the_size_is_noticed() {
     let with_time = |time| -> Vec<Listed> {
         listing().into_iter().map(|listed| Listed { modified: Some(time), ..listed }).collect()
     };
-    let timed = Plan { listing: with_time(1), ..plan };
+    let timed = RepairPlan { listing: with_time(1), ..plan };
     timed.check(&with_time(1), &edited("all/dog/1.jpg")).unwrap();
     timed.check(&with_time(2), &unchanged).unwrap();
     assert!(timed.check(&with_time(2), &edited("all/dog/1.jpg")).is_err());

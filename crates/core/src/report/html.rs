@@ -3,7 +3,7 @@
 use askama::Template;
 
 use super::grids::{self, Grid};
-use super::support_set::Picture;
+use super::support_set_figure::SupportSetFigure;
 use super::{caption, chart};
 use crate::evaluate::{Evaluation, SettingResult};
 use crate::noise::NoiseKind;
@@ -12,7 +12,7 @@ use crate::noise::NoiseKind;
 pub struct Page<'a> {
     title: &'a str,
     introduction: Vec<String>,
-    pictures: Vec<Picture>,
+    pictures: Vec<SupportSetFigure>,
     evaluation: &'a Evaluation,
 }
 
@@ -29,7 +29,7 @@ impl<'a> Page<'a> {
     }
 
     /// Adds a picture of a support set.
-    pub fn show(mut self, picture: Picture) -> Self {
+    pub fn show(mut self, picture: SupportSetFigure) -> Self {
         self.pictures.push(picture);
         self
     }

@@ -9,7 +9,7 @@ mod inspection;
 mod latex;
 mod markdown;
 pub mod reproduction;
-mod support_set;
+mod support_set_figure;
 mod text;
 mod visible;
 
@@ -17,7 +17,7 @@ pub use audit::{AuditPage, AuditTable, audit_csv, audit_json, shown_rows};
 pub use csv::{csv_field, without_apostrophe};
 pub use html::Page;
 pub use inspection::inspection_text;
-pub use support_set::{Picture, PictureClass, PictureItem};
+pub use support_set_figure::{FigureClass, FigureItem, SupportSetFigure};
 pub use visible::{visible, visible_lines};
 
 use crate::evaluate::Evaluation;

@@ -1,6 +1,6 @@
 //! Reports hold what they should: snapshots of what people read, and names that try to break out of a format.
 
-use super::{Format, Page, Picture, PictureClass, PictureItem, Tables, accuracies, chart};
+use super::{FigureClass, FigureItem, Format, Page, SupportSetFigure, Tables, accuracies, chart};
 use crate::episode::Shots;
 use crate::evaluate::{
     ClassAccuracy, Comparison, Detection, Difference, Evaluation, MethodResult, SettingResult, Source,
@@ -219,15 +219,15 @@ fn latex_escapes_awkward_names() {
 #[test]
 fn the_page_escapes_awkward_names() {
     let found = awkward();
-    let item = PictureItem {
+    let item = FigureItem {
         image: "data:,".into(),
         truth: Some(AWKWARD.into()),
         opinions: vec![(AWKWARD.into(), 1.0)],
     };
-    let picture = Picture {
+    let picture = SupportSetFigure {
         title: AWKWARD.into(),
         caption: AWKWARD.into(),
-        classes: vec![PictureClass { name: AWKWARD.into(), items: vec![item] }],
+        classes: vec![FigureClass { name: AWKWARD.into(), items: vec![item] }],
     };
     let shown = Page::new(AWKWARD, &found).introduce(AWKWARD).show(picture).render();
     assert!(!shown.contains("<a>") && !shown.contains("&\"") && !shown.contains("\"b\""), "{shown}");

@@ -15,10 +15,12 @@ pub mod configuration;
 mod curves;
 pub mod heads;
 mod metrics;
+mod optimiser;
 mod trainer;
 
 pub use metrics::Record;
-pub use trainer::{Claim, Files, Outcome, Plan, Start, train};
+pub use optimiser::{Optimiser, ScheduleKind};
+pub use trainer::{Claim, Files, Outcome, RunOptions, Start, train};
 
 use crate::error::Result;
 use crate::progress::Progress;

@@ -21,7 +21,7 @@ use crate::tensors::Tensors;
 
 /// How a run goes, apart from what is trained.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct RunOptions {
     /// The model file; the others lie beside it.
     pub output: PathBuf,
     /// What the curves are headed by.
@@ -123,16 +123,17 @@ impl Claim {
     /// Trains until all steps are done or the observer stops the run.
     ///
     /// # Panics
-    /// If the plan is for another output.
+    /// If the options is for another output.
     pub fn train(
         self,
         trainee: &mut dyn Trainee,
-        plan: &Plan,
+        options: &RunOptions,
         observer: &mut dyn Observer,
     ) -> Result<Outcome> {
-        assert_eq!(self.files.model, plan.output, "the claim is for the output of the plan");
+        assert_eq!(self.files.model, options.output, "the claim is for the output of the options");
         let files = self.files.clone();
-        let mut run = Run { trainee, plan, files, observer, state: RunState::default(), unsaved_best: false };
+        let mut run =
+            Run { trainee, options, files, observer, state: RunState::default(), unsaved_best: false };
         if let Some(outcome) = run.begin(self.start)? {
             return Ok(outcome);
         }
@@ -143,16 +144,16 @@ impl Claim {
 /// Trains until all steps are done or the observer stops the run.
 pub fn train(
     trainee: &mut dyn Trainee,
-    plan: &Plan,
+    options: &RunOptions,
     start: Start,
     observer: &mut dyn Observer,
 ) -> Result<Outcome> {
-    Files::of(&plan.output).claim(start)?.train(trainee, plan, observer)
+    Files::of(&options.output).claim(start)?.train(trainee, options, observer)
 }
 
 struct Run<'a> {
     trainee: &'a mut dyn Trainee,
-    plan: &'a Plan,
+    options: &'a RunOptions,
     files: Files,
     observer: &'a mut dyn Observer,
     state: RunState,
@@ -171,19 +172,19 @@ impl Run<'_> {
             Start::Resume if model => return self.finished_before().map(Some),
             _ => {}
         }
-        write_text(&self.files.configuration, &self.plan.configuration)?;
+        write_text(&self.files.configuration, &self.options.configuration)?;
         if !checkpoint || start == Start::Overwrite {
             // From the first moment on there is something to resume, and nothing of an older run.
             self.save()?;
         }
         let terms = self.trainee.terms();
-        let (done, steps) = (self.state.done, self.plan.steps);
+        let (done, steps) = (self.state.done, self.options.steps);
         self.observer.event(&Event::Begins { done, steps, terms: &terms });
         Ok(None)
     }
 
     fn resume(&mut self) -> Result<()> {
-        let (run, state) = RunState::read(&self.files.checkpoint, &self.plan.identity)?;
+        let (run, state) = RunState::read(&self.files.checkpoint, &self.options.identity)?;
         self.trainee.restore(&state)?;
         self.state = run;
         self.unsaved_best = self.state.best.is_some();
@@ -196,32 +197,32 @@ impl Run<'_> {
         let identity = model.note("identity").and_then(|text| text.parse::<Table>().ok());
         let then = identity
             .ok_or_else(|| Error::AlreadyThere { path: self.files.model.clone(), unfinished: false })?;
-        if let Some((key, then, now)) = super::configuration::difference(&then, &self.plan.identity) {
+        if let Some((key, then, now)) = super::configuration::difference(&then, &self.options.identity) {
             return Err(Error::OtherConfiguration { path: self.files.model.clone(), key, then, now });
         }
         let number = |key: &str| model.note(key).and_then(|text| text.parse().ok());
         Ok(Outcome {
-            done: self.plan.steps,
+            done: self.options.steps,
             finished: true,
-            best_step: number("step").unwrap_or(self.plan.steps as f64) as u64,
+            best_step: number("step").unwrap_or(self.options.steps as f64) as u64,
             best_score: number("score"),
         })
     }
 
     fn go(&mut self) -> Result<Outcome> {
         let (mut clock, mut last_save) = (Instant::now(), Instant::now());
-        while self.state.done < self.plan.steps {
+        while self.state.done < self.options.steps {
             self.step()?;
             let done = self.state.done;
-            let is_last = done == self.plan.steps;
-            let validates = is_last || done.is_multiple_of(self.plan.validate_every);
+            let is_last = done == self.options.steps;
+            let validates = is_last || done.is_multiple_of(self.options.validate_every);
             self.state.seconds += clock.elapsed().as_secs_f64();
             clock = Instant::now();
-            if validates || done.is_multiple_of(self.plan.record_every) {
+            if validates || done.is_multiple_of(self.options.record_every) {
                 self.record(validates)?;
             }
-            let stops = self.observer.update(done, self.plan.steps).is_break();
-            if validates || stops || last_save.elapsed() >= self.plan.save_every {
+            let stops = self.observer.update(done, self.options.steps).is_break();
+            if validates || stops || last_save.elapsed() >= self.options.save_every {
                 self.save()?;
                 last_save = Instant::now();
             }
@@ -280,8 +281,8 @@ impl Run<'_> {
 
     fn model(&self, score: Option<f64>) -> Tensors {
         let mut model = self.trainee.model();
-        model.set_note("training", &self.plan.configuration);
-        model.set_note("identity", self.plan.identity.to_string());
+        model.set_note("training", &self.options.configuration);
+        model.set_note("identity", self.options.identity.to_string());
         model.set_note("step", self.state.done.to_string());
         if let Some(score) = score {
             model.set_note("score", score.to_string());
@@ -296,7 +297,7 @@ impl Run<'_> {
             let (step, what) = (self.state.done, format!("tensor '{name}'"));
             return Err(Error::Diverged { step, what, value: value.into() });
         }
-        self.state.write(&self.files.checkpoint, &state, &self.plan.identity)?;
+        self.state.write(&self.files.checkpoint, &state, &self.options.identity)?;
         self.write_results()?;
         self.observer.event(&Event::Saved { done: self.state.done });
         Ok(())
@@ -310,7 +311,7 @@ impl Run<'_> {
         let lines = &self.state.lines;
         write_text(&self.files.metrics, &lines.iter().flat_map(|line| [line, "\n"]).collect::<String>())?;
         let records: Vec<Record> = lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        write_text(&self.files.curves, &curves::draw(&self.plan.title, &records))
+        write_text(&self.files.curves, &curves::draw(&self.options.title, &records))
     }
 
     fn finish(&mut self) -> Result<Outcome> {

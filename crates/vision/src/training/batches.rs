@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use trueshot::episode::{EpisodeSpec, Episodes, Sampler};
 use trueshot::noise::Noise;
-use trueshot::rng::{Purpose, Rng, Urn};
+use trueshot::rng::{IndexSampler, Purpose, Rng};
 use trueshot_nn::conv4::Shape;
 
 use crate::augment::{Augmentation, Augmenter};
@@ -94,7 +94,7 @@ impl Batches {
         self.spec.ways * (self.spec.shots.max + self.spec.queries)
     }
 
-    fn draw(&self, step: u64, urn: &mut Urn) -> (Vec<(&Dataset, u32)>, Vec<u32>, Vec<u32>) {
+    fn draw(&self, step: u64, urn: &mut IndexSampler) -> (Vec<(&Dataset, u32)>, Vec<u32>, Vec<u32>) {
         let chosen = Rng::new(self.spec.seed, Purpose::Training, step).below(self.noises.len());
         let sampler = self.sampler(vec![self.noises[chosen]]).expect("checked before");
         let drawn = sampler.draw(step, urn).expect("a possible noise has a draw");
@@ -115,13 +115,13 @@ impl Batches {
 
 impl Make for Batches {
     type Batch = Batch;
-    type Scratch = (Urn, Brush);
+    type Scratch = (IndexSampler, Brush);
 
-    fn scratch(&self) -> (Urn, Brush) {
-        (Urn::default(), self.painter.brush())
+    fn scratch(&self) -> (IndexSampler, Brush) {
+        (IndexSampler::default(), self.painter.brush())
     }
 
-    fn make(&self, step: u64, (urn, brush): &mut (Urn, Brush), old: Option<Batch>) -> Batch {
+    fn make(&self, step: u64, (urn, brush): &mut (IndexSampler, Brush), old: Option<Batch>) -> Batch {
         let (rows, given, query_classes) = self.draw(step, urn);
         let mut images = old.map(|batch| batch.images).unwrap_or_default();
         self.painter.paint(&rows, step, brush, &mut images);
@@ -137,13 +137,13 @@ pub(super) struct Tasks {
 
 impl Make for Tasks {
     type Batch = Vec<Batch>;
-    type Scratch = (Urn, Brush);
+    type Scratch = (IndexSampler, Brush);
 
-    fn scratch(&self) -> (Urn, Brush) {
+    fn scratch(&self) -> (IndexSampler, Brush) {
         self.episodes.scratch()
     }
 
-    fn make(&self, step: u64, scratch: &mut (Urn, Brush), old: Option<Vec<Batch>>) -> Vec<Batch> {
+    fn make(&self, step: u64, scratch: &mut (IndexSampler, Brush), old: Option<Vec<Batch>>) -> Vec<Batch> {
         let mut old = old.unwrap_or_default().into_iter();
         let first = step * self.per_step as u64;
         let episodes = first..first + self.per_step as u64;

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use trueshot::episode::{EpisodeSpec, Shots};
 use trueshot::noise::{self, Noise, NoiseKind, NoiseLevels};
-use trueshot::training::heads::configuration::{Fall, Optimiser, allowed};
+use trueshot::ranges::require;
+use trueshot::training::{Optimiser, ScheduleKind};
 
 use super::loss::Aggregate;
 use super::validation::Judge;
@@ -142,7 +143,7 @@ impl Configuration {
             },
             optimiser: Optimiser {
                 warm_up: 0.0,
-                schedule: Fall::Steps,
+                schedule: ScheduleKind::Steps,
                 decay: 0.7,
                 decay_every: 0.1,
                 ..Optimiser::default()
@@ -205,15 +206,15 @@ impl Pictures {
         use trueshot_nn::conv4::Shape;
         let possible = (Shape { size: self.size, channels: 3 }).is_possible();
         let (least, most) = (Shape::SMALLEST, Shape::LARGEST);
-        Ok(allowed("pictures.size", self.size, possible, &format!("{least} to {most}"))?)
+        Ok(require("pictures.size", self.size, possible, &format!("{least} to {most}"))?)
     }
 }
 
 impl Validation {
     fn check(&self) -> Result<()> {
-        allowed("validation.every", self.every, self.every > 0, "1 or more")?;
-        allowed("validation.episodes", self.episodes, self.episodes > 0, "1 or more")?;
-        Ok(allowed("validation.queries", self.queries, self.queries > 0, "1 or more")?)
+        require("validation.every", self.every, self.every > 0, "1 or more")?;
+        require("validation.episodes", self.episodes, self.episodes > 0, "1 or more")?;
+        Ok(require("validation.queries", self.queries, self.queries > 0, "1 or more")?)
     }
 
     /// Who judges, by these noise settings or, if there are none, by those of training.
@@ -243,8 +244,8 @@ pub(super) fn check_usual(
     validation: &Validation,
     optimiser: &Optimiser,
 ) -> Result<()> {
-    allowed("steps", steps, steps > 0, "1 or more")?;
-    allowed("seed", seed, i64::try_from(seed).is_ok(), "0 to 2^63 - 1")?;
+    require("steps", steps, steps > 0, "1 or more")?;
+    require("seed", seed, i64::try_from(seed).is_ok(), "0 to 2^63 - 1")?;
     validation.check()?;
     pictures.check()?;
     check_augmentation(augmentation)?;
@@ -252,13 +253,13 @@ pub(super) fn check_usual(
 }
 
 pub(super) fn check_noise(noises: &[Noise]) -> Result<()> {
-    Ok(allowed("episodes.noise", "empty", !noises.is_empty(), "at least one noise type with a level")?)
+    Ok(require("episodes.noise", "empty", !noises.is_empty(), "at least one noise type with a level")?)
 }
 
 pub(super) fn check_episodes(ways: usize, shots: usize, queries: usize) -> Result<()> {
     let images = ways.saturating_mul(shots.saturating_add(queries));
-    allowed("pictures an episode", images, images <= MOST_IMAGES, "1 to 10000")?;
-    Ok(allowed("episodes.queries", queries, queries > 0, "1 or more")?)
+    require("pictures an episode", images, images <= MOST_IMAGES, "1 to 10000")?;
+    Ok(require("episodes.queries", queries, queries > 0, "1 or more")?)
 }
 
 fn check_augmentation(given: &Augmentation) -> Result<()> {

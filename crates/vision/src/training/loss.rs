@@ -210,13 +210,13 @@ mod tests {
     #[test]
     fn the_median_is_that_of_the_method() {
         use trueshot::method::Registry;
-        use trueshot::task::{Support, Task};
+        use trueshot::task::{SupportSet, Task};
         let rows: Vec<f32> = features().iter().map(|&value| value as f32).collect();
         let support: Vec<&[f32]> = rows.chunks_exact(DIM).take(GIVEN.len()).collect();
-        let task = Task::new(Support::new(support.clone(), GIVEN.to_vec(), 3));
+        let task = Task::new(SupportSet::new(support.clone(), GIVEN.to_vec(), 3));
         let method = Registry::default().parse("median").unwrap().method;
         let fitted = method.fit(&task, &mut Rng::new(0, Purpose::Method, 0)).unwrap();
-        let verdicts = fitted.verdicts.unwrap();
+        let assessments = fitted.assessments.unwrap();
         for class in 0..3 {
             let wide: Vec<Vec<f64>> = (0..GIVEN.len())
                 .filter(|&item| GIVEN[item] == class)
@@ -227,9 +227,9 @@ mod tests {
             let weights = &prototype.weights[STEPS - 1];
             let total: f64 = weights.iter().sum();
             let of_class = (0..GIVEN.len()).filter(|&item| GIVEN[item] == class);
-            let scale: f32 = of_class.clone().map(|item| verdicts[item].weight).sum();
+            let scale: f32 = of_class.clone().map(|item| assessments[item].weight).sum();
             for (item, weight) in of_class.zip(weights) {
-                let expected = f64::from(verdicts[item].weight / scale);
+                let expected = f64::from(assessments[item].weight / scale);
                 assert!((weight / total - expected).abs() < 1e-5);
             }
         }

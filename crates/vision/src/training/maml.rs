@@ -12,9 +12,10 @@ use trueshot::episode::{EpisodeSpec, Shots};
 use trueshot::method::NamedMethod;
 use trueshot::model;
 use trueshot::noise::NoiseLevels;
+use trueshot::ranges::require;
 use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
-use trueshot::training::heads::configuration::{Fall, Optimiser, allowed};
+use trueshot::training::{Optimiser, ScheduleKind};
 use trueshot::training::{Trainee, Validation as Judgement};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::maml::{self, GradientOrder, LabelledImages, MamlLearner, ModelSize};
@@ -117,7 +118,7 @@ impl Configuration {
                 rate: 3e-3,
                 weight_decay: 0.0,
                 warm_up: 0.0,
-                schedule: Fall::Constant,
+                schedule: ScheduleKind::Constant,
                 ..Optimiser::default()
             },
         }
@@ -137,20 +138,20 @@ impl Configuration {
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
         let Episodes { per_step, ways, shots, queries, .. } = self.episodes;
-        allowed("episodes.per_step", per_step, (1..=1024).contains(&per_step), "1 to 1024")?;
-        allowed("episodes.ways", ways, (2..=MOST_WAYS).contains(&ways), &format!("2 to {MOST_WAYS}"))?;
+        require("episodes.per_step", per_step, (1..=1024).contains(&per_step), "1 to 1024")?;
+        require("episodes.ways", ways, (2..=MOST_WAYS).contains(&ways), &format!("2 to {MOST_WAYS}"))?;
         shared::check_noise(&shared::all(&self.episodes.noise))?;
         shared::check_episodes(ways, shots, queries)?;
         let Adaptation { inner_rate, inner_steps, test_steps, .. } = self.adaptation;
         let rate_fits = inner_rate > 0.0 && inner_rate.is_finite();
-        allowed("adaptation.inner_rate", inner_rate, rate_fits, "a number above 0")?;
+        require("adaptation.inner_rate", inner_rate, rate_fits, "a number above 0")?;
         for (what, steps) in [("adaptation.inner_steps", inner_steps), ("adaptation.test_steps", test_steps)]
         {
-            allowed(what, steps, (1..=MOST_STEPS).contains(&steps), &format!("1 to {MOST_STEPS}"))?;
+            require(what, steps, (1..=MOST_STEPS).contains(&steps), &format!("1 to {MOST_STEPS}"))?;
         }
         let same = self.validation.ways == ways;
         let expected = format!("{ways}, as in training: the network has a fixed number of classes");
-        allowed("validation.ways", self.validation.ways, same, &expected)?;
+        require("validation.ways", self.validation.ways, same, &expected)?;
         let Configuration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
         shared::check_usual(*steps, *seed, pictures, augmentation, validation, optimiser)
     }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use trueshot::method::Registry;
+use trueshot::ranges::require;
 use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
-use trueshot::training::heads::configuration::{Fall, Optimiser, allowed};
+use trueshot::training::{Optimiser, ScheduleKind};
 use trueshot::training::{Trainee, Validation as Judgement};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{self, TrainingPass};
@@ -79,7 +80,7 @@ impl Configuration {
             optimiser: Optimiser {
                 weight_decay: 1e-4,
                 warm_up: 0.0,
-                schedule: Fall::Constant,
+                schedule: ScheduleKind::Constant,
                 ..Optimiser::default()
             },
         }
@@ -98,12 +99,12 @@ impl Configuration {
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
         let Loss { batch, scale, margin } = self.loss;
-        allowed("loss.batch", batch, (2..=MOST_IMAGES).contains(&batch), &format!("2 to {MOST_IMAGES}"))?;
-        allowed("loss.scale", scale, scale > 0.0 && scale.is_finite(), "a number above 0")?;
-        allowed("loss.margin", margin, (-2.0..=2.0).contains(&margin), "a number from -2 to 2")?;
+        require("loss.batch", batch, (2..=MOST_IMAGES).contains(&batch), &format!("2 to {MOST_IMAGES}"))?;
+        require("loss.scale", scale, scale > 0.0 && scale.is_finite(), "a number above 0")?;
+        require("loss.margin", margin, (-2.0..=2.0).contains(&margin), "a number from -2 to 2")?;
         let outliers = &self.data.outliers;
         let none = outliers.as_os_str().is_empty();
-        allowed("data.outliers", outliers.display(), none, "none, for batches of NegMargin have no noise")?;
+        require("data.outliers", outliers.display(), none, "none, for batches of NegMargin have no noise")?;
         shared::check_noise(&shared::all(&self.validation.noise))?;
         let Configuration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
         shared::check_usual(*steps, *seed, pictures, augmentation, validation, optimiser)
@@ -131,8 +132,8 @@ impl NegMarginTrainee {
         let train = Arc::clone(&datasets.train);
         let (seed, batch) = (configuration.seed, configuration.loss.batch);
         let (pictures, classes) = (train.pictures().len(), train.labels().classes().len());
-        allowed("classes to train on", classes, classes >= 2, "2 or more")?;
-        allowed("loss.batch", batch, batch <= pictures, &format!("2 to {pictures}, the pictures there are"))?;
+        require("classes to train on", classes, classes >= 2, "2 or more")?;
+        require("loss.batch", batch, batch <= pictures, &format!("2 to {pictures}, the pictures there are"))?;
         if let Some((rows, outliers)) = datasets.validation_labels() {
             configuration.judge().check(rows, outliers)?;
         }

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use trueshot::model::{flat, named};
 use trueshot::tensors::Tensors;
-use trueshot::training::heads::configuration::Optimiser;
+use trueshot::training::Optimiser;
 use trueshot_nn::adamw::{AdamW, AdamWConfig};
 use trueshot_nn::parameters::ParameterLayout;
 use trueshot_nn::schedule::Schedule;

@@ -1,6 +1,6 @@
 //! One line an item, for spreadsheets and data frames.
 
-use crate::audit::{Audit, Audited, Verdict};
+use crate::audit::{Audit, AuditedItem, Verdict};
 use crate::report::csv::csv_field;
 
 const HEADER: &str = "item,given,p_wrong,verdict,suggested,weight,p_outlier,confirmed,advice,neighbours";
@@ -14,7 +14,7 @@ pub(super) fn items(audit: &Audit) -> String {
     text
 }
 
-fn line(item: &Audited) -> String {
+fn line(item: &AuditedItem) -> String {
     let neighbours: Vec<&str> = item.neighbours.iter().map(|neighbour| neighbour.item.as_str()).collect();
     let fields = [
         csv_field(&item.item),

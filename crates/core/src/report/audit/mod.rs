@@ -7,7 +7,7 @@ mod text;
 
 pub use self::page::{AuditPage, shown_rows};
 pub use self::text::AuditTable;
-use crate::audit::{Audit, Audited, Verdict};
+use crate::audit::{Audit, AuditedItem, Verdict};
 
 /// Everything, for programs.
 pub fn audit_json(audit: &Audit) -> String {
@@ -20,7 +20,7 @@ pub fn audit_csv(audit: &Audit) -> String {
 }
 
 /// The verdict in words.
-fn in_words(item: &Audited) -> String {
+fn in_words(item: &AuditedItem) -> String {
     match item.verdict {
         Verdict::Keep if item.confirmed => "confirmed".into(),
         Verdict::Keep => "keep".into(),
@@ -40,7 +40,7 @@ fn about_wrong(expected: f64) -> String {
 }
 
 /// An item's name without the class it is filed under, which is said beside it.
-fn short_name(item: &Audited) -> &str {
+fn short_name(item: &AuditedItem) -> &str {
     let rest = item.item.strip_prefix(item.given.as_str()).and_then(|rest| rest.strip_prefix('/'));
     rest.unwrap_or(&item.item)
 }

@@ -4,7 +4,7 @@
 use askama::Template;
 
 use super::{about_wrong, in_words, percent, scatter, short_name};
-use crate::audit::{Audit, Audited, Duplicate, DuplicateKind, Verdict};
+use crate::audit::{Audit, AuditedItem, Duplicate, DuplicateKind, Verdict};
 use crate::embeddings::Embeddings;
 
 /// Items on a page; more thumbnails than these make it slow to open.
@@ -140,7 +140,7 @@ struct ClassView<'a> {
 
 struct ItemView<'a> {
     row: usize,
-    item: &'a Audited,
+    item: &'a AuditedItem,
     kind: &'static str,
     image: Option<&'a str>,
     name: &'a str,

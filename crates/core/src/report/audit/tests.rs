@@ -87,18 +87,19 @@ fn of_a_large_collection_suspects_and_some_of_every_class_are_shown() {
 /// An audit whose numbers no head will ever change.
 fn invented() -> Audit {
     use crate::audit::{AuditedClass, Duplicate, DuplicateKind};
-    let item = |item: &str, given: &str, p_wrong: f32, verdict: Verdict, suggested: Option<&str>| Audited {
-        item: format!("{given}/{item}"),
-        given: given.into(),
-        p_wrong,
-        verdict,
-        suggested: suggested.map(String::from),
-        weight: 1.0,
-        p_outlier: 0.0,
-        advice: (verdict == Verdict::Unsure).then(|| "owl or ani: two more of ani would help".into()),
-        confirmed: false,
-        neighbours: Vec::new(),
-    };
+    let item =
+        |item: &str, given: &str, p_wrong: f32, verdict: Verdict, suggested: Option<&str>| AuditedItem {
+            item: format!("{given}/{item}"),
+            given: given.into(),
+            p_wrong,
+            verdict,
+            suggested: suggested.map(String::from),
+            weight: 1.0,
+            p_outlier: 0.0,
+            advice: (verdict == Verdict::Unsure).then(|| "owl or ani: two more of ani would help".into()),
+            confirmed: false,
+            neighbours: Vec::new(),
+        };
     let class = |class: &str, items, expected_wrong, found_elsewhere| AuditedClass {
         class: class.into(),
         items,

@@ -4,11 +4,12 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use trueshot_nn::schedule::{Decay, Schedule};
 
 use crate::episode::Shots;
 use crate::error::{Error, Result};
 use crate::noise::{NoiseKind, NoiseLevels};
+use crate::ranges::{at_least, require};
+use crate::training::Optimiser;
 
 /// How to train a head with options `M` of its own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,9 +56,9 @@ pub struct Episodes {
     /// Episodes a step.
     pub per_step: usize,
     /// Numbers of classes to choose from.
-    pub ways: Vec<Span>,
+    pub ways: Vec<CountRange>,
     /// Numbers of labelled items a class to choose from; of a range every class draws its own.
-    pub shots: Vec<Span>,
+    pub shots: Vec<CountRange>,
     /// Queries a class.
     pub queries: usize,
     /// Noise types and levels; a type listed twice is twice as likely. Levels that are impossible with the
@@ -87,9 +88,9 @@ pub struct Validation {
     /// Episodes of each.
     pub episodes: u64,
     /// Numbers of classes; none: as in training.
-    pub ways: Vec<Span>,
+    pub ways: Vec<CountRange>,
     /// Numbers of labelled items; none: as in training.
-    pub shots: Vec<Span>,
+    pub shots: Vec<CountRange>,
     /// Queries a class.
     pub queries: usize,
     /// Noise types and levels; none: as in training.
@@ -98,84 +99,35 @@ pub struct Validation {
     pub seed: u64,
 }
 
-/// AdamW and its learning rate.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Optimiser {
-    /// The highest learning rate.
-    pub rate: f64,
-    /// How strongly parameters are drawn to zero.
-    pub weight_decay: f64,
-    /// The share of the run over which the rate rises to its height.
-    pub warm_up: f64,
-    /// How it falls from there.
-    pub schedule: Fall,
-    /// The lowest rate of a cosine, as a share of the highest.
-    pub floor: f64,
-    /// What `steps` multiplies the rate by.
-    pub decay: f64,
-    /// The share of the run between two such cuts.
-    pub decay_every: f64,
-    /// The longest gradient; a longer one is scaled down to it. 0: any.
-    pub clip: f64,
-}
-
-/// How the learning rate falls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Fall {
-    /// Along a cosine to the floor.
-    Cosine,
-    /// In cuts.
-    Steps,
-    /// It does not.
-    Constant,
-}
-
-impl Default for Optimiser {
-    fn default() -> Self {
-        Optimiser {
-            rate: 1e-3,
-            weight_decay: 0.01,
-            warm_up: 0.03,
-            schedule: Fall::Cosine,
-            floor: 0.02,
-            decay: 0.7,
-            decay_every: 0.125,
-            clip: 0.0,
-        }
-    }
-}
-
 /// A number, or a range of numbers: `5`, `"3-10"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct CountRange {
     /// The lowest.
     pub min: usize,
     /// The highest.
     pub max: usize,
 }
 
-impl Span {
+impl CountRange {
     /// One number.
     pub fn exactly(number: usize) -> Self {
-        Span { min: number, max: number }
+        CountRange { min: number, max: number }
     }
 }
 
-impl From<Span> for Shots {
-    fn from(span: Span) -> Self {
+impl From<CountRange> for Shots {
+    fn from(span: CountRange) -> Self {
         Shots { min: span.min, max: span.max }
     }
 }
 
-impl std::fmt::Display for Span {
+impl std::fmt::Display for CountRange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         Shots::from(*self).fmt(f)
     }
 }
 
-impl std::str::FromStr for Span {
+impl std::str::FromStr for CountRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -183,19 +135,19 @@ impl std::str::FromStr for Span {
             text.trim().parse().map_err(|_| format!("'{text}' is neither a number nor a range such as 3-10"))
         };
         match text.split_once('-') {
-            Some((min, max)) => Ok(Span { min: number(min)?, max: number(max)? }),
-            None => number(text).map(Span::exactly),
+            Some((min, max)) => Ok(CountRange { min: number(min)?, max: number(max)? }),
+            None => number(text).map(CountRange::exactly),
         }
     }
 }
 
-impl Serialize for Span {
+impl Serialize for CountRange {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.min == self.max { self.min.serialize(serializer) } else { serializer.collect_str(self) }
     }
 }
 
-impl<'de> Deserialize<'de> for Span {
+impl<'de> Deserialize<'de> for CountRange {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged, expecting = "a number or a range such as \"3-10\"")]
@@ -204,7 +156,7 @@ impl<'de> Deserialize<'de> for Span {
             Text(String),
         }
         match Written::deserialize(deserializer)? {
-            Written::Number(number) => Ok(Span::exactly(number)),
+            Written::Number(number) => Ok(CountRange::exactly(number)),
             Written::Text(text) => text.parse().map_err(serde::de::Error::custom),
         }
     }
@@ -212,7 +164,7 @@ impl<'de> Deserialize<'de> for Span {
 
 /// Noise that was left out because there is nothing to make it of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct UnusedOptions {
     /// Outlier noise in training.
     pub training: bool,
     /// Outlier noise in validation.
@@ -222,10 +174,10 @@ pub struct LeftOut {
 impl<M> Configuration<M> {
     /// Fills in what follows from the rest: validation is like training unless said otherwise, and there is no outlier
     /// noise without outliers unless somebody asks for it.
-    pub fn settle(&mut self, defaults: &Configuration<M>) -> LeftOut {
+    pub fn settle(&mut self, defaults: &Configuration<M>) -> UnusedOptions {
         let is_outlier = |levels: &NoiseLevels| levels.0.iter().any(|noise| noise.kind == NoiseKind::Outlier);
         let (episodes, validation, data) = (&mut self.episodes, &mut self.validation, &self.data);
-        let mut left_out = LeftOut { training: false, validation: false };
+        let mut left_out = UnusedOptions { training: false, validation: false };
         let has_outliers = episodes.noise.iter().any(is_outlier);
         if has_outliers && data.outliers.is_empty() && episodes.noise == defaults.episodes.noise {
             left_out.training = true;
@@ -254,15 +206,15 @@ impl<M> Configuration<M> {
     pub fn check(&self) -> Result<()> {
         self.data.check(&self.episodes.noise, &self.validation.noise)?;
         at_least("steps", self.steps as usize, 1)?;
-        allowed("parts", self.parts, (1..=256).contains(&self.parts), "1 to 256")?;
-        allowed("seed", self.seed, i64::try_from(self.seed).is_ok(), "0 to 2^63 - 1")?;
+        require("parts", self.parts, (1..=256).contains(&self.parts), "1 to 256")?;
+        require("seed", self.seed, i64::try_from(self.seed).is_ok(), "0 to 2^63 - 1")?;
         let episodes = &self.episodes;
         at_least("episodes.per_step", episodes.per_step, 1)?;
         at_least("episodes.queries", episodes.queries, 1)?;
         let blends = (0.0..=1.0).contains(&episodes.blended);
-        allowed("episodes.blended", episodes.blended, blends, "a share from 0 to 1")?;
+        require("episodes.blended", episodes.blended, blends, "a share from 0 to 1")?;
         let mixes = (0.0..=1.0).contains(&episodes.mixed);
-        allowed("episodes.mixed", episodes.mixed, mixes, "a share from 0 to 1")?;
+        require("episodes.mixed", episodes.mixed, mixes, "a share from 0 to 1")?;
         check_spans("episodes.ways", &episodes.ways, 2)?;
         check_spans("episodes.shots", &episodes.shots, 1)?;
         check_list("episodes.noise", &episodes.noise)?;
@@ -292,60 +244,19 @@ impl Data {
             }
             let fits = outliers.is_empty() || outliers.len() == data.len();
             let count = format!("none or {}, one for each file of data", data.len());
-            allowed(what, format!("{} files", outliers.len()), fits, &count)?;
+            require(what, format!("{} files", outliers.len()), fits, &count)?;
         }
         Ok(())
     }
 }
 
-impl Optimiser {
-    /// The learning rate over a run of so many steps.
-    pub fn schedule(&self, steps: u64) -> Schedule {
-        let share = |share: f64| (share * steps as f64).round() as u64;
-        let decay = match self.schedule {
-            Fall::Cosine => Decay::Cosine { floor: self.floor },
-            Fall::Steps => Decay::Steps { factor: self.decay, every: share(self.decay_every) },
-            Fall::Constant => Decay::Constant,
-        };
-        Schedule { rate: self.rate, warm_up: share(self.warm_up), steps, decay }
-    }
-
-    /// Refuses numbers that make no sense, with those that would.
-    pub fn check(&self) -> Result<()> {
-        let share = |value: f64| (0.0..=1.0).contains(&value);
-        let not_negative = |value: f64| value >= 0.0 && value.is_finite();
-        let rate_fits = self.rate > 0.0 && self.rate.is_finite();
-        allowed("optimiser.rate", self.rate, rate_fits, "a number above 0")?;
-        let decays = not_negative(self.weight_decay);
-        allowed("optimiser.weight_decay", self.weight_decay, decays, "a number, 0 or above")?;
-        allowed("optimiser.warm_up", self.warm_up, share(self.warm_up), "a share from 0 to 1")?;
-        allowed("optimiser.floor", self.floor, share(self.floor), "a share from 0 to 1")?;
-        allowed("optimiser.decay", self.decay, share(self.decay), "a share from 0 to 1")?;
-        let cuts = share(self.decay_every) && self.decay_every > 0.0;
-        allowed("optimiser.decay_every", self.decay_every, cuts, "a share above 0, up to 1")?;
-        allowed("optimiser.clip", self.clip, not_negative(self.clip), "a number, 0 or above")
-    }
-}
-
-/// Refuses a value, saying what would be allowed.
-pub fn allowed(what: &'static str, given: impl std::fmt::Display, fine: bool, allowed: &str) -> Result<()> {
-    match fine {
-        true => Ok(()),
-        false => Err(Error::OutOfRange { what, given: given.to_string(), allowed: allowed.into() }),
-    }
-}
-
-fn at_least(what: &'static str, given: usize, least: usize) -> Result<()> {
-    allowed(what, given, given >= least, &format!("{least} or more"))
-}
-
 fn check_list<T>(what: &'static str, list: &[T]) -> Result<()> {
-    allowed(what, "an empty list", !list.is_empty(), "one or more entries")
+    require(what, "an empty list", !list.is_empty(), "one or more entries")
 }
 
-fn check_spans(what: &'static str, spans: &[Span], least: usize) -> Result<()> {
+fn check_spans(what: &'static str, spans: &[CountRange], least: usize) -> Result<()> {
     check_list(what, spans)?;
     let broken = spans.iter().find(|span| span.min < least || span.max < span.min || span.max > 1000);
     let expected = format!("numbers from {least} to 1000, or ranges of them such as 3-10");
-    broken.map_or(Ok(()), |span| allowed(what, span, false, &expected))
+    broken.map_or(Ok(()), |span| require(what, span, false, &expected))
 }

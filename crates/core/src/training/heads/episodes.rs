@@ -5,26 +5,16 @@ use std::sync::Arc;
 
 use trueshot_nn::head;
 
-use super::configuration::{self, Span};
-use crate::embeddings::Embeddings;
-use crate::episode::{Episode, EpisodeSpec, Images, Item, Sampler};
+use super::configuration::{self, CountRange};
+use crate::episode::{AugmentedCopies, Episode, EpisodeData, EpisodeSpec, Item, Sampler};
 use crate::error::{Error, Result};
-use crate::evaluate::{Banks, fetch};
+use crate::evaluate::fetch;
 use crate::noise::{Noise, NoiseKind, NoiseLevels};
-use crate::rng::{Purpose, Rng, Urn};
-
-/// Embeddings with the outliers that belong to them.
-#[derive(Clone, Copy)]
-pub struct Bank<'a> {
-    /// The data.
-    pub embeddings: &'a Embeddings,
-    /// Items of other classes.
-    pub outliers: Option<&'a Embeddings>,
-}
+use crate::rng::{IndexSampler, Purpose, Rng};
 
 /// Draws training episodes.
 pub struct TrainingEpisodes<'a> {
-    banks: Vec<Bank<'a>>,
+    banks: Vec<EpisodeData<'a>>,
     /// By bank, ways and shots.
     shapes: Vec<Vec<Vec<Shape<'a>>>>,
     blended: f64,
@@ -71,15 +61,20 @@ pub struct Rows {
 
 impl<'a> TrainingEpisodes<'a> {
     /// Checks once that every episode can be drawn.
-    pub fn new(banks: Vec<Bank<'a>>, episodes: &configuration::Episodes, seed: u64) -> Result<Self> {
+    pub fn new(banks: Vec<EpisodeData<'a>>, episodes: &configuration::Episodes, seed: u64) -> Result<Self> {
         let ways: Vec<usize> = numbers(&episodes.ways).collect();
-        let spec =
-            |ways, shots: Span| EpisodeSpec { ways, shots: shots.into(), queries: episodes.queries, seed };
+        let spec = |ways, shots: CountRange| EpisodeSpec {
+            ways,
+            shots: shots.into(),
+            queries: episodes.queries,
+            seed,
+        };
         let several = banks.len() > 1;
-        let of_bank = |bank: &Bank<'a>| -> Result<Vec<Vec<Shape<'a>>>> {
-            let images = Images::of(bank.embeddings).map(Arc::new);
-            let shape =
-                |ways, &shots: &Span| Shape::new(*bank, images.clone(), spec(ways, shots), &episodes.noise);
+        let of_bank = |bank: &EpisodeData<'a>| -> Result<Vec<Vec<Shape<'a>>>> {
+            let images = AugmentedCopies::of(bank.embeddings).map(Arc::new);
+            let shape = |ways, &shots: &CountRange| {
+                Shape::new(*bank, images.clone(), spec(ways, shots), &episodes.noise)
+            };
             ways.iter()
                 .map(|&ways| those_that_fit(&episodes.shots, several, |shots| shape(ways, shots)))
                 .collect()
@@ -91,7 +86,7 @@ impl<'a> TrainingEpisodes<'a> {
     }
 
     /// One of them.
-    pub fn draw(&self, index: u64, urn: &mut Urn) -> Result<Drawn> {
+    pub fn draw(&self, index: u64, urn: &mut IndexSampler) -> Result<Drawn> {
         let mut rng = Rng::new(self.seed, Purpose::Training, index);
         let bank = rng.below(self.banks.len());
         let by_ways = &self.shapes[bank];
@@ -122,7 +117,7 @@ impl<'a> TrainingEpisodes<'a> {
         queries: &[(u32, u32)],
         rng: &mut Rng,
     ) -> Vec<Blend> {
-        let Bank { embeddings, outliers } = self.banks[bank];
+        let EpisodeData { embeddings, outliers } = self.banks[bank];
         let others = embeddings.classes().len() - classes.len();
         if self.blended == 0.0 {
             return Vec::new();
@@ -165,14 +160,14 @@ impl<'a> TrainingEpisodes<'a> {
     }
 
     fn gather<'b>(&'b self, drawn: &Drawn, buffer: &'b mut Rows) -> Gathered<'b> {
-        let Bank { embeddings, outliers } = self.banks[drawn.bank];
+        let EpisodeData { embeddings, outliers } = self.banks[drawn.bank];
         let items = drawn.items.iter().map(|item| (item.row, item.truth.is_none()));
         let queries = drawn.queries.iter().map(|&(row, _)| (row, false));
         let mut wanted: Vec<(u32, bool)> = items.chain(queries).collect();
         let count = wanted.len();
         let others = drawn.blends.iter().map(|blend| (blend.other, wanted[blend.place].1));
         wanted.extend(others.collect::<Vec<_>>());
-        let mut rows = fetch(&Banks { embeddings, outliers }, &wanted, &mut buffer.decoded);
+        let mut rows = fetch(&EpisodeData { embeddings, outliers }, &wanted, &mut buffer.decoded);
         let others = rows.split_off(count);
         blend(&drawn.blends, &mut rows, &others, &mut buffer.blended);
         Gathered {
@@ -235,8 +230,8 @@ impl Gathered<'_> {
 impl<'a> Shape<'a> {
     /// Keeps the noise that is possible in episodes of that shape.
     pub fn new(
-        bank: Bank<'a>,
-        images: Option<Arc<Images>>,
+        bank: EpisodeData<'a>,
+        images: Option<Arc<AugmentedCopies>>,
         spec: EpisodeSpec,
         noise: &[NoiseLevels],
     ) -> Result<Self> {
@@ -265,7 +260,13 @@ impl<'a> Shape<'a> {
 impl Shape<'_> {
     /// Makes noise as people make it: some of what is wrong are outliers, whatever the type of noise, and some places
     /// are spared, so that classes differ and a single wrong item among many occurs.
-    fn mix(&self, episode: &Episode, items: &mut [Item], rng: &mut Rng, urn: &mut Urn) -> Result<()> {
+    fn mix(
+        &self,
+        episode: &Episode,
+        items: &mut [Item],
+        rng: &mut Rng,
+        urn: &mut IndexSampler,
+    ) -> Result<()> {
         let outlier = |noise: &&Noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0;
         let levels: Vec<Noise> = self.noises.iter().flatten().filter(outlier).copied().collect();
         if !levels.is_empty() {
@@ -284,9 +285,9 @@ impl Shape<'_> {
 /// The shapes of all numbers of shots. Of one file of several, those that its classes are too small for are left
 /// out, so that they do not forbid many shots in the others.
 fn those_that_fit<'a>(
-    shots: &[Span],
+    shots: &[CountRange],
     several: bool,
-    shape: impl Fn(&Span) -> Result<Shape<'a>>,
+    shape: impl Fn(&CountRange) -> Result<Shape<'a>>,
 ) -> Result<Vec<Shape<'a>>> {
     let (mut fitting, mut misfit) = (Vec::new(), None);
     for shots in shots {
@@ -317,7 +318,7 @@ pub(super) fn check_used<'s, 'a: 's>(
 }
 
 /// All numbers of some spans; one that is named more often is drawn more often.
-pub(super) fn numbers(spans: &[Span]) -> impl Iterator<Item = usize> {
+pub(super) fn numbers(spans: &[CountRange]) -> impl Iterator<Item = usize> {
     spans.iter().flat_map(|span| span.min..=span.max)
 }
 

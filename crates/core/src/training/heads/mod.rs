@@ -13,7 +13,7 @@ mod tranfs;
 mod validation;
 
 pub use configuration::Configuration;
-pub use episodes::{Bank, Drawn, Rows, TrainingEpisodes};
+pub use episodes::{Drawn, Rows, TrainingEpisodes};
 pub use overlap::overlaps;
 
 use std::sync::Arc;
@@ -26,13 +26,15 @@ use trueshot_nn::head::{FeatureStatistics, Head};
 use trueshot_nn::parameters::ParameterLayout;
 use trueshot_nn::schedule::Schedule;
 
-use self::validation::Judge;
+use self::validation::Validator;
 use super::{Trainee, Validation};
 use crate::embeddings::Embeddings;
+use crate::episode::EpisodeData;
 use crate::error::{Error, Result};
 use crate::method::Method;
 use crate::model::{Model, flat, named};
-use crate::rng::{Purpose, Rng, Urn};
+use crate::ranges::require;
+use crate::rng::{IndexSampler, Purpose, Rng};
 use crate::tensors::Tensors;
 
 /// A head with all that is needed to write it down and to use it.
@@ -87,15 +89,15 @@ pub struct HeadTrainee<'a> {
     episodes: TrainingEpisodes<'a>,
     per_step: usize,
     seed: u64,
-    benches: Vec<Bench>,
+    scratch: Vec<PartScratch>,
     gradients: Vec<Vec<f32>>,
-    judge: Judge<'a>,
+    validator: Validator<'a>,
 }
 
 /// Scratch space of one part.
 #[derive(Default)]
-struct Bench {
-    urn: Urn,
+struct PartScratch {
+    urn: IndexSampler,
     rows: Vec<Rows>,
 }
 
@@ -103,18 +105,18 @@ impl<'a> HeadTrainee<'a> {
     /// A head with fresh parameters, or those of another model.
     pub fn new<M: HeadOptions>(
         configuration: &Configuration<M>,
-        training: Vec<Bank<'a>>,
-        validation: Vec<Bank<'a>>,
+        training: Vec<EpisodeData<'a>>,
+        validation: Vec<EpisodeData<'a>>,
     ) -> Result<Self> {
         configuration.check()?;
-        let most = |spans: &[configuration::Span]| spans.iter().map(|span| span.max).max().unwrap_or(0);
+        let most = |spans: &[configuration::CountRange]| spans.iter().map(|span| span.max).max().unwrap_or(0);
         let ways = most(&configuration.episodes.ways);
         let options = configuration.model.for_episodes(ways);
         options.check()?;
         if let Some(classes) = options.most_classes() {
             let needed = ways.max(most(&configuration.validation.ways));
             let fits = format!("{needed} or more, the most ways of an episode");
-            configuration::allowed("model.classes", classes, classes >= needed, &fits)?;
+            require("model.classes", classes, classes >= needed, &fits)?;
         }
         let dim = check_dimensions(&options, &training, &validation)?;
         let head: Arc<dyn LearnedHead> = options.build(dim)?.into();
@@ -125,8 +127,8 @@ impl<'a> HeadTrainee<'a> {
     pub fn with_head<M: HeadOptions>(
         head: Arc<dyn LearnedHead>,
         configuration: &Configuration<M>,
-        training: Vec<Bank<'a>>,
-        validation: Vec<Bank<'a>>,
+        training: Vec<EpisodeData<'a>>,
+        validation: Vec<EpisodeData<'a>>,
     ) -> Result<Self> {
         let layout = head.head().layout();
         let parameters = start(&*head, configuration, &training)?;
@@ -141,9 +143,9 @@ impl<'a> HeadTrainee<'a> {
             episodes: TrainingEpisodes::new(training, &configuration.episodes, configuration.seed)?,
             per_step: configuration.episodes.per_step,
             seed: configuration.seed,
-            benches: (0..configuration.parts).map(|_| Bench::default()).collect(),
+            scratch: (0..configuration.parts).map(|_| PartScratch::default()).collect(),
             gradients,
-            judge: Judge::new(validation, &configuration.validation)?,
+            validator: Validator::new(validation, &configuration.validation)?,
             head,
         })
     }
@@ -158,17 +160,17 @@ impl<'a> HeadTrainee<'a> {
         let (isa, parts) = (Isa::current(), self.gradients.len());
         let (head, parameters) = (self.head.head(), &self.parameters);
         let (episodes, per_step, seed) = (&self.episodes, self.per_step, self.seed);
-        let work = |(part, (bench, gradient)): (usize, (&mut Bench, &mut Vec<f32>))| {
+        let work = |(part, (scratch, gradient)): (usize, (&mut PartScratch, &mut Vec<f32>))| {
             let numbers = episodes::part(step, per_step, part, parts);
             let drawn: Vec<Drawn> =
-                numbers.map(|number| episodes.draw(number, &mut bench.urn)).collect::<Result<_>>()?;
+                numbers.map(|number| episodes.draw(number, &mut scratch.urn)).collect::<Result<_>>()?;
             let dropout = Rng::new(seed, Purpose::Dropout, step * parts as u64 + part as u64).number();
-            Ok(episodes.with_rows(&drawn, &mut bench.rows, |episodes| {
+            Ok(episodes.with_rows(&drawn, &mut scratch.rows, |episodes| {
                 isa.scope(|| head.losses(parameters, episodes, dropout, gradient))
             }))
         };
         let sums: Vec<Vec<f64>> = self
-            .benches
+            .scratch
             .par_iter_mut()
             .zip(&mut self.gradients)
             .enumerate()
@@ -232,8 +234,8 @@ impl<'a> HeadTrainee<'a> {
 /// The dimension of the features, which must be one unless the head takes any.
 fn check_dimensions<M: HeadOptions>(
     options: &M,
-    training: &[Bank<'_>],
-    validation: &[Bank<'_>],
+    training: &[EpisodeData<'_>],
+    validation: &[EpisodeData<'_>],
 ) -> Result<usize> {
     let mut dims = training.iter().chain(validation).map(|bank| bank.embeddings.dim());
     let first = dims.next().unwrap_or(0);
@@ -247,7 +249,7 @@ fn check_dimensions<M: HeadOptions>(
 fn start<M: HeadOptions>(
     head: &dyn LearnedHead,
     configuration: &Configuration<M>,
-    training: &[Bank<'_>],
+    training: &[EpisodeData<'_>],
 ) -> Result<Vec<f32>> {
     if configuration.from.as_os_str().is_empty() {
         let mut rng = Rng::new(configuration.seed, Purpose::Parameters, 0);
@@ -305,7 +307,7 @@ impl Trainee for HeadTrainee<'_> {
     }
 
     fn validate(&mut self) -> Result<Option<Validation>> {
-        self.judge.judge(self.head.method(&self.parameters))
+        self.validator.validate(self.head.method(&self.parameters))
     }
 
     fn state(&self) -> Tensors {
@@ -338,13 +340,16 @@ impl Trainee for HeadTrainee<'_> {
 
 /// What must be the same for a run to be gone on with: the configuration, with what the files hold instead of
 /// where they lie.
-pub fn identity<M: HeadOptions>(configuration: &Configuration<M>, banks: &[(&str, &[Bank<'_>])]) -> Table {
+pub fn identity<M: HeadOptions>(
+    configuration: &Configuration<M>,
+    banks: &[(&str, &[EpisodeData<'_>])],
+) -> Table {
     let mut identity = super::configuration::table(configuration);
     identity.remove("data");
     let mut data = Table::new();
     for (name, banks) in banks {
-        let print = |bank: &Bank<'_>| bank.embeddings.fingerprint().to_string();
-        let pool = |bank: &Bank<'_>| bank.outliers.map(|pool| pool.fingerprint().to_string());
+        let print = |bank: &EpisodeData<'_>| bank.embeddings.fingerprint().to_string();
+        let pool = |bank: &EpisodeData<'_>| bank.outliers.map(|pool| pool.fingerprint().to_string());
         data.insert(name.to_string(), banks.iter().map(print).collect::<Vec<_>>().into());
         data.insert(format!("{name}_outliers"), banks.iter().filter_map(pool).collect::<Vec<_>>().into());
     }

@@ -5,17 +5,17 @@ use std::hash::{DefaultHasher, Hasher};
 
 use rayon::prelude::*;
 
-use super::Bank;
 use crate::embeddings::Embeddings;
+use crate::episode::EpisodeData;
 use crate::episode::image_name;
 
 /// A sentence for each kind of overlap there is.
-pub fn overlaps(training: &[Bank<'_>], validation: &[Bank<'_>]) -> Vec<String> {
+pub fn overlaps(training: &[EpisodeData<'_>], validation: &[EpisodeData<'_>]) -> Vec<String> {
     type Names = fn(&Embeddings) -> HashSet<String>;
     let kinds: [(&str, Names); 2] = [("classes", class_names), ("items", item_names)];
     let mut found = Vec::new();
     for (what, names) in kinds {
-        let all = |banks: &[Bank<'_>]| -> HashSet<String> {
+        let all = |banks: &[EpisodeData<'_>]| -> HashSet<String> {
             banks.iter().flat_map(|bank| names(bank.embeddings)).collect()
         };
         let (train, judge) = (all(training), all(validation));
@@ -28,7 +28,7 @@ pub fn overlaps(training: &[Bank<'_>], validation: &[Bank<'_>]) -> Vec<String> {
             ));
         }
     }
-    let rows = |banks: &[Bank<'_>]| -> HashSet<u64> {
+    let rows = |banks: &[EpisodeData<'_>]| -> HashSet<u64> {
         banks.iter().flat_map(|bank| row_hashes(bank.embeddings)).collect()
     };
     let same = rows(training).intersection(&rows(validation)).count();
@@ -76,7 +76,7 @@ mod tests {
     }
 
     fn between(train: &Embeddings, judge: &Embeddings) -> Vec<String> {
-        let bank = |embeddings| [Bank { embeddings, outliers: None }];
+        let bank = |embeddings| [EpisodeData { embeddings, outliers: None }];
         overlaps(&bank(train), &bank(judge))
     }
 

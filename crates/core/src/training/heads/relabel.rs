@@ -3,11 +3,12 @@
 use trueshot_nn::head::Head;
 use trueshot_nn::relabel::Relabel;
 
-use super::configuration::{Configuration, Data, Episodes, Optimiser, Span, Validation};
+use super::configuration::{Configuration, CountRange, Data, Episodes, Validation};
 use super::{HeadOptions, LearnedHead};
 use crate::error::Result;
 use crate::method::{Method, RELABEL, RelabelConfig, RelabelOptions, TrainedRelabel};
 use crate::model::Model;
+use crate::training::Optimiser;
 
 impl Configuration<RelabelOptions> {
     /// One model for all noise: all types alike, and shots of several numbers, one among them (with nothing
@@ -22,8 +23,8 @@ impl Configuration<RelabelOptions> {
             data: Data::default(),
             episodes: Episodes {
                 per_step: 32,
-                ways: vec![Span::exactly(5)],
-                shots: [1, 2, 3, 5, 10].map(Span::exactly).to_vec(),
+                ways: vec![CountRange::exactly(5)],
+                shots: [1, 2, 3, 5, 10].map(CountRange::exactly).to_vec(),
                 queries: 15,
                 noise: noise.map(|levels| levels.parse().expect("ours")).to_vec(),
                 blended: 0.0,
@@ -33,7 +34,7 @@ impl Configuration<RelabelOptions> {
                 every: 1000,
                 episodes: 500,
                 ways: vec![],
-                shots: vec![Span::exactly(5)],
+                shots: vec![CountRange::exactly(5)],
                 queries: 15,
                 noise: vec![],
                 seed: 0,

@@ -9,13 +9,14 @@ use serde::{Deserialize, Serialize};
 use trueshot_nn::head::Episode;
 use trueshot_nn::parameters::Role;
 
-use super::configuration::{Data, Episodes, Optimiser, Span};
+use super::configuration::{CountRange, Data, Episodes};
 use super::*;
 use crate::Embeddings;
 use crate::classifier::{Classifier, Mixture};
 use crate::method::Fitted;
 use crate::task::Task;
-use crate::training::{Plan, Start, train};
+use crate::training::Optimiser;
+use crate::training::{RunOptions, Start, train};
 
 /// Learns to shift every feature by one number: the loss is its squared distance from 1 plus what noise it sees.
 struct Shift {
@@ -71,7 +72,7 @@ impl Method for MeanMethod {
         let weights: Vec<Vec<f32>> =
             task.support.members().iter().map(|m| vec![1.0 / m.len() as f32; m.len()]).collect();
         let classifier = Classifier::Prototypes(Mixture::within_classes(task, &weights));
-        Ok(Fitted { classifier, verdicts: None })
+        Ok(Fitted { classifier, assessments: None })
     }
 }
 
@@ -93,7 +94,7 @@ impl HeadOptions for ShiftOptions {
     const KIND: &'static str = "shift";
 
     fn check(&self) -> Result<()> {
-        configuration::allowed("model.width", self.width, self.width > 0, "1 or more")
+        crate::ranges::require("model.width", self.width, self.width > 0, "1 or more")
     }
 
     fn build(&self, _dim: usize) -> Result<Box<dyn LearnedHead>> {
@@ -113,8 +114,8 @@ fn configuration() -> Configuration<ShiftOptions> {
         data: Data { train: vec!["train".into()], outliers: vec!["pool".into()], ..Data::default() },
         episodes: Episodes {
             per_step: 6,
-            ways: vec![Span { min: 2, max: 4 }],
-            shots: vec![Span::exactly(1), Span::exactly(5), Span { min: 3, max: 6 }],
+            ways: vec![CountRange { min: 2, max: 4 }],
+            shots: vec![CountRange::exactly(1), CountRange::exactly(5), CountRange { min: 3, max: 6 }],
             queries: 3,
             noise: vec![noise("symmetric=0,20,40"), noise("paired=0,20"), noise("outlier=0,40")],
             blended: 0.3,
@@ -123,8 +124,8 @@ fn configuration() -> Configuration<ShiftOptions> {
         validation: configuration::Validation {
             every: 10,
             episodes: 30,
-            ways: vec![Span::exactly(3)],
-            shots: vec![Span::exactly(5)],
+            ways: vec![CountRange::exactly(3)],
+            shots: vec![CountRange::exactly(5)],
             queries: 5,
             noise: vec![noise("symmetric=0,20")],
             seed: 0,
@@ -144,14 +145,16 @@ fn data(classes: usize, seed: u64) -> Embeddings {
 #[test]
 fn episodes_follow_from_their_number_and_hold_what_was_asked_for() {
     let (train, pool) = (data(6, 1), data(2, 2));
-    let banks = || vec![Bank { embeddings: &train, outliers: Some(&pool) }];
+    let banks = || vec![EpisodeData { embeddings: &train, outliers: Some(&pool) }];
     let options = configuration().episodes;
     let episodes = TrainingEpisodes::new(banks(), &options, 3).unwrap();
     let again = TrainingEpisodes::new(banks(), &options, 3).unwrap();
     let mut shapes = std::collections::HashSet::new();
     for index in 0..300 {
-        let (one, other) =
-            (episodes.draw(index, &mut Urn::default()), again.draw(index, &mut Urn::default()));
+        let (one, other) = (
+            episodes.draw(index, &mut IndexSampler::default()),
+            again.draw(index, &mut IndexSampler::default()),
+        );
         let look = |drawn: Drawn| {
             episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
                 let episode = episodes[0];
@@ -180,11 +183,11 @@ fn indicators(classes: usize, first: usize) -> Embeddings {
 #[test]
 fn in_mixed_episodes_outliers_and_items_of_other_classes_are_wrong_side_by_side() {
     let (train, pool) = (data(6, 1), data(2, 2));
-    let banks = vec![Bank { embeddings: &train, outliers: Some(&pool) }];
+    let banks = vec![EpisodeData { embeddings: &train, outliers: Some(&pool) }];
     let options = Episodes { blended: 0.0, mixed: 1.0, ..configuration().episodes };
     let episodes = TrainingEpisodes::new(banks, &options, 5).unwrap();
     let drawn: Vec<Drawn> =
-        (0..400).map(|index| episodes.draw(index, &mut Urn::default()).unwrap()).collect();
+        (0..400).map(|index| episodes.draw(index, &mut IndexSampler::default()).unwrap()).collect();
     let both = episodes.with_rows(&drawn, &mut Vec::new(), |all| {
         let has_both = |episode: &&Episode<'_>| {
             let wrong =
@@ -200,12 +203,12 @@ fn in_mixed_episodes_outliers_and_items_of_other_classes_are_wrong_side_by_side(
 #[test]
 fn a_blended_class_is_the_same_blend_of_two_in_all_its_items_and_queries() {
     let (train, pool) = (indicators(6, 0), indicators(2, 6));
-    let banks = vec![Bank { embeddings: &train, outliers: Some(&pool) }];
+    let banks = vec![EpisodeData { embeddings: &train, outliers: Some(&pool) }];
     let options = Episodes { blended: 1.0, ..configuration().episodes };
     let episodes = TrainingEpisodes::new(banks, &options, 5).unwrap();
     let mut outliers = 0;
     for index in 0..100 {
-        let drawn = episodes.draw(index, &mut Urn::default()).unwrap();
+        let drawn = episodes.draw(index, &mut IndexSampler::default()).unwrap();
         episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
             let Episode { classes, support, truth, queries, query_classes, .. } = episodes[0];
             let of = |class: u32| {
@@ -242,7 +245,7 @@ fn levels_that_no_shape_allows_are_refused() {
     let train = data(6, 1);
     let mut options = configuration().episodes;
     options.noise = vec!["paired=0,60".parse().unwrap()];
-    let banks = vec![Bank { embeddings: &train, outliers: None }];
+    let banks = vec![EpisodeData { embeddings: &train, outliers: None }];
     let error = TrainingEpisodes::new(banks, &options, 0).err().unwrap().to_string();
     assert!(error.starts_with("paired noise of 60 % is impossible"), "{error}");
 }
@@ -264,9 +267,9 @@ fn run(threads: usize, stops: &[u64]) -> Vec<u8> {
     let (train_data, pool, val) = (data(6, 1), data(2, 2), data(5, 3));
     let configuration = configuration();
     let folder = tempfile::tempdir().unwrap();
-    let training = vec![Bank { embeddings: &train_data, outliers: Some(&pool) }];
-    let validation = vec![Bank { embeddings: &val, outliers: None }];
-    let plan = Plan {
+    let training = vec![EpisodeData { embeddings: &train_data, outliers: Some(&pool) }];
+    let validation = vec![EpisodeData { embeddings: &val, outliers: None }];
+    let plan = RunOptions {
         output: folder.path().join("m.safetensors"),
         title: "shift".into(),
         steps: configuration.steps,
@@ -302,7 +305,7 @@ fn a_head_can_start_from_another_of_its_kind() {
     let mut configuration = configuration();
     configuration.episodes.noise = vec!["symmetric=0".parse().unwrap()];
     configuration.from = path;
-    let banks = || vec![Bank { embeddings: &train, outliers: None }];
+    let banks = || vec![EpisodeData { embeddings: &train, outliers: None }];
     let trainee = HeadTrainee::new(&configuration, banks(), vec![]).unwrap();
     let model = Model::open(&configuration.from).unwrap();
     assert_eq!(trainee.parameters(), model.tensors().values("shift", 3).unwrap());
@@ -320,7 +323,9 @@ fn numbers_out_of_range_are_refused_by_name() {
         wrong.check().unwrap_err().to_string()
     };
     assert_eq!(refuse(|c| c.optimiser.rate = -1.0), "optimiser.rate is -1; allowed: a number above 0");
-    assert!(refuse(|c| c.episodes.ways = vec![Span::exactly(1)]).starts_with("episodes.ways is 1; allowed"));
+    assert!(
+        refuse(|c| c.episodes.ways = vec![CountRange::exactly(1)]).starts_with("episodes.ways is 1; allowed")
+    );
     assert!(refuse(|c| c.optimiser.warm_up = f64::NAN).starts_with("optimiser.warm_up is NaN"));
     assert!(refuse(|c| c.steps = 0).contains("1 or more"));
     assert!(refuse(|c| c.data.outliers.clear()).starts_with("outlier noise needs a pool"));
@@ -330,10 +335,10 @@ fn numbers_out_of_range_are_refused_by_name() {
 /// The number of wrong labels of every support set of many episodes, with the number of its items per class.
 fn wrong_labels(options: &Episodes, count: u64) -> Vec<(usize, usize)> {
     let (train, pool) = (data(6, 1), data(2, 2));
-    let banks = vec![Bank { embeddings: &train, outliers: Some(&pool) }];
+    let banks = vec![EpisodeData { embeddings: &train, outliers: Some(&pool) }];
     let episodes = TrainingEpisodes::new(banks, options, 3).unwrap();
     let look = |index| {
-        let drawn = episodes.draw(index, &mut Urn::default()).unwrap();
+        let drawn = episodes.draw(index, &mut IndexSampler::default()).unwrap();
         episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
             let episode = episodes[0];
             let pairs = episode.given.iter().zip(episode.truth);
@@ -346,8 +351,8 @@ fn wrong_labels(options: &Episodes, count: u64) -> Vec<(usize, usize)> {
 
 fn plain_episodes(shots: &[usize], noise: &[&str]) -> Episodes {
     Episodes {
-        ways: vec![Span::exactly(3)],
-        shots: shots.iter().map(|&shots| Span::exactly(shots)).collect(),
+        ways: vec![CountRange::exactly(3)],
+        shots: shots.iter().map(|&shots| CountRange::exactly(shots)).collect(),
         noise: noise.iter().map(|text| text.parse().unwrap()).collect(),
         blended: 0.0,
         ..configuration().episodes
@@ -376,11 +381,11 @@ fn levels_that_an_episode_cannot_have_are_left_out_there() {
 #[test]
 fn an_episode_is_of_one_file_and_all_files_have_their_turn() {
     let (narrow, wide) = (data(6, 1), indicators(6, 0));
-    let banks = [&narrow, &wide].map(|embeddings| Bank { embeddings, outliers: None });
+    let banks = [&narrow, &wide].map(|embeddings| EpisodeData { embeddings, outliers: None });
     let options = plain_episodes(&[5], &["symmetric=0,40"]);
     let episodes = TrainingEpisodes::new(banks.to_vec(), &options, 3).unwrap();
     let width = |index| {
-        let drawn = episodes.draw(index, &mut Urn::default()).unwrap();
+        let drawn = episodes.draw(index, &mut IndexSampler::default()).unwrap();
         episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
             let rows = episodes[0].support.iter().chain(episodes[0].queries);
             let widths: std::collections::BTreeSet<usize> = rows.map(|row| row.len()).collect();
@@ -402,11 +407,11 @@ fn two_copies_of_one_image_are_never_in_one_training_episode() {
         images.enumerate().map(|(row, image)| format!("{image}.png#{}", row % 4 + 1)).collect();
     let data = Embeddings::from_rows(values, 2, labels).unwrap();
     let data = data.with_items(crate::embeddings::Items::from_names(names)).unwrap();
-    let banks = vec![Bank { embeddings: &data, outliers: None }];
+    let banks = vec![EpisodeData { embeddings: &data, outliers: None }];
     let options = plain_episodes(&[5], &["symmetric=0,40", "paired=20"]);
     let episodes = TrainingEpisodes::new(banks, &options, 3).unwrap();
     for index in 0..300 {
-        let drawn = episodes.draw(index, &mut Urn::default()).unwrap();
+        let drawn = episodes.draw(index, &mut IndexSampler::default()).unwrap();
         episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
             let mut seen = std::collections::BTreeSet::new();
             for row in episodes[0].support.iter().chain(episodes[0].queries) {

@@ -3,11 +3,12 @@
 use trueshot_nn::head::Head;
 use trueshot_nn::tranfs::Tranfs;
 
-use super::configuration::{Configuration, Data, Episodes, Optimiser, Span, Validation};
+use super::configuration::{Configuration, CountRange, Data, Episodes, Validation};
 use super::{HeadOptions, LearnedHead};
 use crate::error::Result;
 use crate::method::{Method, TRANFS, TrainedTranfs, TranfsConfig, TranfsOptions};
 use crate::model::Model;
+use crate::training::Optimiser;
 
 impl Configuration<TranfsOptions> {
     /// How the figures of the paper's main setting came about: one model for symmetric noise.
@@ -21,8 +22,8 @@ impl Configuration<TranfsOptions> {
             data: Data::default(),
             episodes: Episodes {
                 per_step: 16,
-                ways: vec![Span::exactly(5)],
-                shots: vec![Span::exactly(5)],
+                ways: vec![CountRange::exactly(5)],
+                shots: vec![CountRange::exactly(5)],
                 queries: 15,
                 noise,
                 blended: 0.0,

@@ -78,8 +78,8 @@ impl Progress for Patience {
     }
 }
 
-fn plan(folder: &Path) -> Plan {
-    Plan {
+fn options(folder: &Path) -> RunOptions {
+    RunOptions {
         output: folder.join("walk.safetensors"),
         title: "a walk".into(),
         steps: 57,
@@ -99,21 +99,21 @@ fn without_times(path: &Path) -> String {
 #[test]
 fn a_resumed_run_ends_in_the_same_bytes_as_an_unbroken_one() {
     let (unbroken, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let outcome = train(&mut Walker::new(), &plan(unbroken.path()), Start::Fresh, &mut ()).unwrap();
+    let outcome = train(&mut Walker::new(), &options(unbroken.path()), Start::Fresh, &mut ()).unwrap();
     assert!(outcome.finished);
-    let plan = plan(broken.path());
+    let options = options(broken.path());
     for stop in [3, 1, 9, 1, 20] {
         let mut watcher = Patience(stop);
-        let outcome = train(&mut Walker::new(), &plan, Start::Resume, &mut watcher).unwrap();
+        let outcome = train(&mut Walker::new(), &options, Start::Resume, &mut watcher).unwrap();
         assert!(!outcome.finished);
     }
-    assert_eq!(train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap(), outcome);
-    let (whole, parts) = (Files::of(&unbroken.path().join("walk.safetensors")), Files::of(&plan.output));
+    assert_eq!(train(&mut Walker::new(), &options, Start::Resume, &mut ()).unwrap(), outcome);
+    let (whole, parts) = (Files::of(&unbroken.path().join("walk.safetensors")), Files::of(&options.output));
     assert_eq!(std::fs::read(whole.model).unwrap(), std::fs::read(&parts.model).unwrap());
     assert_eq!(without_times(&whole.metrics), without_times(&parts.metrics));
     assert_eq!(std::fs::read(whole.curves).unwrap(), std::fs::read(parts.curves).unwrap());
     assert!(!parts.checkpoint.exists(), "a finished run leaves no checkpoint");
-    let again = train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap();
+    let again = train(&mut Walker::new(), &options, Start::Resume, &mut ()).unwrap();
     assert_eq!(again, outcome, "to resume a finished run does nothing");
 }
 
@@ -147,30 +147,30 @@ fn the_model_file_is_the_best_not_the_last() {
         }
     }
     let folder = tempfile::tempdir().unwrap();
-    let plan = plan(folder.path());
-    let outcome = train(&mut Peak(0.0), &plan, Start::Fresh, &mut ()).unwrap();
+    let options = options(folder.path());
+    let outcome = train(&mut Peak(0.0), &options, Start::Fresh, &mut ()).unwrap();
     assert_eq!((outcome.best_step, outcome.best_score), (20, Some(0.0)));
-    let model = Tensors::open(&plan.output).unwrap();
+    let model = Tensors::open(&options.output).unwrap();
     assert_eq!((model.get("x").unwrap().values[0], model.note("step")), (20.0, Some("20")));
 }
 
 #[test]
 fn a_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
-    let plan = plan(folder.path());
+    let options = options(folder.path());
     let mut trips = Walker { trips: Some((33, f64::NAN)), ..Walker::new() };
-    let error = train(&mut trips, &plan, Start::Fresh, &mut ()).unwrap_err();
+    let error = train(&mut trips, &options, Start::Fresh, &mut ()).unwrap_err();
     assert_eq!(error.to_string(), "training diverged in step 34: the loss term 'y' is NaN");
-    let (run, _) = RunState::read(&Files::of(&plan.output).checkpoint, &plan.identity).unwrap();
+    let (run, _) = RunState::read(&Files::of(&options.output).checkpoint, &options.identity).unwrap();
     assert_eq!(run.done, 30);
 }
 
 #[test]
 fn a_parameter_that_is_not_finite_is_never_saved() {
     let folder = tempfile::tempdir().unwrap();
-    let plan = plan(folder.path());
-    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(12)).unwrap();
-    let before = std::fs::read(Files::of(&plan.output).checkpoint).unwrap();
+    let options = options(folder.path());
+    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(12)).unwrap();
+    let before = std::fs::read(Files::of(&options.output).checkpoint).unwrap();
     struct Broken(Walker);
     impl Trainee for Broken {
         fn terms(&self) -> Vec<String> {
@@ -198,25 +198,25 @@ fn a_parameter_that_is_not_finite_is_never_saved() {
         }
     }
     let error =
-        train(&mut Broken(Walker::new()), &plan, Start::Resume, &mut Patience(1)).unwrap_err().to_string();
+        train(&mut Broken(Walker::new()), &options, Start::Resume, &mut Patience(1)).unwrap_err().to_string();
     assert_eq!(error, "training diverged in step 13: tensor 'place' is inf");
-    assert_eq!(std::fs::read(Files::of(&plan.output).checkpoint).unwrap(), before);
+    assert_eq!(std::fs::read(Files::of(&options.output).checkpoint).unwrap(), before);
 }
 
 #[test]
 fn earlier_runs_are_neither_overwritten_nor_mixed_up_by_accident() {
     let folder = tempfile::tempdir().unwrap();
-    let plan = plan(folder.path());
-    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(12)).unwrap();
-    let begin = |plan: &Plan, start| train(&mut Walker::new(), plan, start, &mut Patience(1));
-    let error = begin(&plan, Start::Fresh).unwrap_err();
+    let options = options(folder.path());
+    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(12)).unwrap();
+    let begin = |options: &RunOptions, start| train(&mut Walker::new(), options, start, &mut Patience(1));
+    let error = begin(&options, Start::Fresh).unwrap_err();
     assert!(error.hint().unwrap().contains("--resume"), "{error}");
-    let other = Plan { identity: "seed = 2".parse().unwrap(), ..plan.clone() };
+    let other = RunOptions { identity: "seed = 2".parse().unwrap(), ..options.clone() };
     let error = begin(&other, Start::Resume).unwrap_err().to_string();
     assert!(error.ends_with("was written with seed = 1, but now seed = 2"), "{error}");
-    assert_eq!(begin(&plan, Start::Overwrite).unwrap().done, 1);
-    train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap();
-    let error = begin(&plan, Start::Fresh).unwrap_err();
+    assert_eq!(begin(&options, Start::Overwrite).unwrap().done, 1);
+    train(&mut Walker::new(), &options, Start::Resume, &mut ()).unwrap();
+    let error = begin(&options, Start::Fresh).unwrap_err();
     assert!(error.hint().unwrap().contains("--overwrite"), "{error}");
     assert!(matches!(begin(&other, Start::Resume), Err(Error::OtherConfiguration { .. })));
 }
@@ -224,13 +224,13 @@ fn earlier_runs_are_neither_overwritten_nor_mixed_up_by_accident() {
 #[test]
 fn a_checkpoint_cut_in_the_middle_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let plan = plan(folder.path());
-    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(12)).unwrap();
-    let path = Files::of(&plan.output).checkpoint;
+    let options = options(folder.path());
+    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(12)).unwrap();
+    let path = Files::of(&options.output).checkpoint;
     let bytes = std::fs::read(&path).unwrap();
     for length in [0, 5, 100, bytes.len() / 2, bytes.len() - 1] {
         std::fs::write(&path, &bytes[..length]).unwrap();
-        let error = train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap_err();
+        let error = train(&mut Walker::new(), &options, Start::Resume, &mut ()).unwrap_err();
         assert!(error.to_string().contains("walk.checkpoint is not a valid"), "{error}");
     }
 }
@@ -238,27 +238,27 @@ fn a_checkpoint_cut_in_the_middle_is_refused() {
 #[test]
 fn a_checkpoint_with_any_bit_flipped_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let plan = plan(folder.path());
-    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(22)).unwrap();
-    let path = Files::of(&plan.output).checkpoint;
+    let options = options(folder.path());
+    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(22)).unwrap();
+    let path = Files::of(&options.output).checkpoint;
     let saved = std::fs::read(&path).unwrap();
     for (bit, damaged) in flips(&saved).enumerate() {
         std::fs::write(&path, damaged).unwrap();
-        assert!(RunState::read(&path, &plan.identity).is_err(), "bit {bit}");
+        assert!(RunState::read(&path, &options.identity).is_err(), "bit {bit}");
     }
 }
 
 #[test]
 fn a_damaged_checkpoint_is_refused_before_anything_is_written() {
     let folder = tempfile::tempdir().unwrap();
-    let plan = plan(folder.path());
-    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(22)).unwrap();
-    let path = Files::of(&plan.output).checkpoint;
+    let options = options(folder.path());
+    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(22)).unwrap();
+    let path = Files::of(&options.output).checkpoint;
     let mut damaged = std::fs::read(&path).unwrap();
     *damaged.last_mut().unwrap() ^= 1;
     std::fs::write(&path, damaged).unwrap();
     let before = contents(folder.path());
-    let error = train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap_err();
+    let error = train(&mut Walker::new(), &options, Start::Resume, &mut ()).unwrap_err();
     assert!(matches!(error, Error::Damaged { .. }), "{error}");
     assert_eq!(contents(folder.path()), before);
 }
@@ -266,13 +266,13 @@ fn a_damaged_checkpoint_is_refused_before_anything_is_written() {
 #[test]
 fn a_checkpoint_of_an_earlier_version_without_a_checksum_is_resumed() {
     let (unbroken, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    train(&mut Walker::new(), &plan(unbroken.path()), Start::Fresh, &mut ()).unwrap();
-    let plan = plan(broken.path());
-    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(22)).unwrap();
-    let path = Files::of(&plan.output).checkpoint;
+    train(&mut Walker::new(), &options(unbroken.path()), Start::Fresh, &mut ()).unwrap();
+    let options = options(broken.path());
+    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(22)).unwrap();
+    let path = Files::of(&options.output).checkpoint;
     let earlier = without_checksum(&std::fs::read(&path).unwrap());
     std::fs::write(&path, earlier).unwrap();
-    train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap();
+    train(&mut Walker::new(), &options, Start::Resume, &mut ()).unwrap();
     let model = |folder: &Path| std::fs::read(folder.join("walk.safetensors")).unwrap();
     assert_eq!(model(unbroken.path()), model(broken.path()));
 }
@@ -286,21 +286,21 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 #[test]
 fn a_claimed_output_is_refused_to_others_and_nothing_of_it_is_touched() {
     let folder = tempfile::tempdir().unwrap();
-    let plan = plan(folder.path());
-    train(&mut Walker::new(), &plan, Start::Fresh, &mut Patience(12)).unwrap();
-    let claim = Files::of(&plan.output).claim(Start::Resume).unwrap();
+    let options = options(folder.path());
+    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(12)).unwrap();
+    let claim = Files::of(&options.output).claim(Start::Resume).unwrap();
     let before = contents(folder.path());
     for start in [Start::Fresh, Start::Resume, Start::Overwrite] {
-        match train(&mut Walker::new(), &plan, start, &mut ()) {
+        match train(&mut Walker::new(), &options, start, &mut ()) {
             Err(Error::Locked { path, holder }) => {
-                assert_eq!(path, plan.output);
+                assert_eq!(path, options.output);
                 assert!(holder.starts_with(&format!("process {} ", std::process::id())), "{holder}");
             }
             other => panic!("{start:?}: {other:?}"),
         }
         assert_eq!(contents(folder.path()), before, "{start:?}");
     }
-    assert!(claim.train(&mut Walker::new(), &plan, &mut ()).unwrap().finished);
+    assert!(claim.train(&mut Walker::new(), &options, &mut ()).unwrap().finished);
     let names: Vec<_> =
         contents(folder.path()).into_keys().map(|path| path.file_name().unwrap().to_owned()).collect();
     assert_eq!(names, ["walk.curves.svg", "walk.metrics.jsonl", "walk.safetensors", "walk.toml"]);
@@ -328,11 +328,11 @@ impl Observer for Diary {
 #[test]
 fn there_is_a_checkpoint_after_every_validation_and_whenever_the_time_is_up() {
     let folder = tempfile::tempdir().unwrap();
-    let plan = plan(folder.path());
+    let options = options(folder.path());
     let mut diary = Diary::default();
-    train(&mut Walker::new(), &plan, Start::Fresh, &mut diary).unwrap();
+    train(&mut Walker::new(), &options, Start::Fresh, &mut diary).unwrap();
     assert_eq!(diary.saved, [0, 10, 20, 30, 40, 50, 57]);
-    let always = Plan { save_every: Duration::ZERO, ..plan };
+    let always = RunOptions { save_every: Duration::ZERO, ..options };
     let mut diary = Diary::default();
     train(&mut Walker::new(), &always, Start::Overwrite, &mut diary).unwrap();
     assert_eq!(diary.saved, (0..=57).collect::<Vec<u64>>());
@@ -341,12 +341,12 @@ fn there_is_a_checkpoint_after_every_validation_and_whenever_the_time_is_up() {
 #[test]
 fn metrics_have_the_lines_that_were_asked_for_with_means_since_the_line_before() {
     let folder = tempfile::tempdir().unwrap();
-    let plan = plan(folder.path());
+    let options = options(folder.path());
     let mut diary = Diary::default();
-    train(&mut Walker::new(), &plan, Start::Fresh, &mut diary).unwrap();
+    train(&mut Walker::new(), &options, Start::Fresh, &mut diary).unwrap();
     let steps: Vec<u64> = (1..=57).filter(|step| step % 4 == 0 || step % 10 == 0 || *step == 57).collect();
     assert_eq!(diary.recorded, steps);
-    let text = std::fs::read_to_string(Files::of(&plan.output).metrics).unwrap();
+    let text = std::fs::read_to_string(Files::of(&options.output).metrics).unwrap();
     let records: Vec<Record> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(records.iter().map(|record| record.step).collect::<Vec<u64>>(), steps);
     let mut walker = Walker::new();
@@ -386,20 +386,20 @@ impl Observer for Obstacle {
 #[test]
 fn the_checkpoint_is_written_before_the_files_that_follow_from_it() {
     let whole = tempfile::tempdir().unwrap();
-    train(&mut Walker::new(), &plan(whole.path()), Start::Fresh, &mut ()).unwrap();
-    let whole = Files::of(&plan(whole.path()).output);
+    train(&mut Walker::new(), &options(whole.path()), Start::Fresh, &mut ()).unwrap();
+    let whole = Files::of(&options(whole.path()).output);
     let file: [fn(&Files) -> &PathBuf; 3] = [|f| &f.model, |f| &f.metrics, |f| &f.curves];
     for file in file {
         let folder = tempfile::tempdir().unwrap();
-        let plan = plan(folder.path());
-        let files = Files::of(&plan.output);
+        let options = options(folder.path());
+        let files = Files::of(&options.output);
         let mut obstacle = Obstacle(20, file(&files).clone());
-        let error = train(&mut Walker::new(), &plan, Start::Fresh, &mut obstacle).unwrap_err();
+        let error = train(&mut Walker::new(), &options, Start::Fresh, &mut obstacle).unwrap_err();
         assert!(matches!(&error, Error::Write { path, .. } if path == file(&files)), "{error}");
-        let (run, _) = RunState::read(&files.checkpoint, &plan.identity).unwrap();
+        let (run, _) = RunState::read(&files.checkpoint, &options.identity).unwrap();
         assert_eq!(run.done, 20, "the step whose files could not be written is not lost");
         std::fs::remove_dir(file(&files)).unwrap();
-        train(&mut Walker::new(), &plan, Start::Resume, &mut ()).unwrap();
+        train(&mut Walker::new(), &options, Start::Resume, &mut ()).unwrap();
         assert_eq!(std::fs::read(&files.model).unwrap(), std::fs::read(&whole.model).unwrap());
         assert_eq!(without_times(&files.metrics), without_times(&whole.metrics));
     }
@@ -432,9 +432,9 @@ fn without_validation_the_model_of_the_last_step_is_kept() {
         }
     }
     let folder = tempfile::tempdir().unwrap();
-    let plan = plan(folder.path());
+    let options = options(folder.path());
     let mut trainee = Unjudged(Walker::new());
-    let outcome = train(&mut trainee, &plan, Start::Fresh, &mut ()).unwrap();
+    let outcome = train(&mut trainee, &options, Start::Fresh, &mut ()).unwrap();
     assert_eq!((outcome.best_step, outcome.best_score), (57, None));
-    assert_eq!(Tensors::open(&plan.output).unwrap().values("place", 2).unwrap(), trainee.0.place);
+    assert_eq!(Tensors::open(&options.output).unwrap().values("place", 2).unwrap(), trainee.0.place);
 }

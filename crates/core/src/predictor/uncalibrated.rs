@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use super::calibration::{self, Beliefs};
-use super::rule::Rule;
+use super::calibration::{self, LabelPosterior};
+use super::scoring_rule::ScoringRule;
 use super::{KEPT, Predictor, all_rows, check_rows, is_large, thinned};
 use crate::audit::Audit;
 use crate::classifier::Classifier;
@@ -12,16 +12,16 @@ use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::method::{NamedMethod, RELABEL};
 use crate::rng::{Purpose, Rng};
-use crate::task::{Support, Task};
+use crate::task::{SupportSet, Task};
 
 /// A rule that scores classes, and what it was learned from.
-pub struct Learned {
+pub struct UncalibratedPredictor {
     pub(super) method: String,
     pub(super) classes: Vec<String>,
-    pub(super) rule: Rule,
+    pub(super) rule: ScoringRule,
     pub(super) support: Arc<Embeddings>,
     /// What was believed of the items of a large set when some of them were chosen.
-    pub(super) chosen_by: Option<Beliefs>,
+    pub(super) chosen_by: Option<LabelPosterior>,
 }
 
 /// One vector a class; the nearest, or the one with the largest cosine, wins.
@@ -35,7 +35,7 @@ pub struct Prototypes<'a> {
     pub by_cosine: bool,
 }
 
-impl Learned {
+impl UncalibratedPredictor {
     /// Learns. Of a large set (see [`is_large`]) only some items are kept, chosen by what the audit believes of them.
     pub fn fit(
         data: impl Into<Arc<Embeddings>>,
@@ -49,15 +49,21 @@ impl Learned {
         let (method_name, classes) = (method.label.clone(), data.classes().to_vec());
         if !is_large(data.len()) {
             let rule = rule_of(&data, method)?;
-            return Ok(Learned { method: method_name, classes, rule, support: data, chosen_by: None });
+            return Ok(UncalibratedPredictor {
+                method: method_name,
+                classes,
+                rule,
+                support: data,
+                chosen_by: None,
+            });
         }
-        let beliefs = Beliefs::of(&data, audit);
-        // The head is for small sets; what it said of every item of a large one is in the beliefs.
-        let all = is_relabel(&method.label).then(|| Rule::of_beliefs(&data, &beliefs));
-        let (support, beliefs) = thinned(&data, &beliefs, KEPT)?;
+        let posterior = LabelPosterior::of(&data, audit);
+        // The head is for small sets; what it said of every item of a large one is in the posterior.
+        let all = is_relabel(&method.label).then(|| ScoringRule::from_posterior(&data, &posterior));
+        let (support, posterior) = thinned(&data, &posterior, KEPT)?;
         let support = Arc::new(support);
         let rule = all.map_or_else(|| rule_of(&support, method), Ok)?;
-        Ok(Learned { method: method_name, classes, rule, support, chosen_by: Some(beliefs) })
+        Ok(UncalibratedPredictor { method: method_name, classes, rule, support, chosen_by: Some(posterior) })
     }
 
     /// The method it was learned by.
@@ -92,13 +98,13 @@ impl Learned {
     /// The vectors it compares with, if it is a matter of one vector a class.
     pub fn prototypes(&self) -> Option<Prototypes<'_>> {
         match &self.rule {
-            Rule::Vectors(Classifier::Vectors(vectors)) => {
+            ScoringRule::Vectors(Classifier::Vectors(vectors)) => {
                 Some(Prototypes { vectors, centre: None, by_cosine: false })
             }
-            Rule::Vectors(Classifier::CosineVectors(vectors)) => {
+            ScoringRule::Vectors(Classifier::CosineVectors(vectors)) => {
                 Some(Prototypes { vectors, centre: None, by_cosine: true })
             }
-            Rule::Placed { mean, vectors } => {
+            ScoringRule::Placed { mean, vectors } => {
                 Some(Prototypes { vectors, centre: Some(mean), by_cosine: false })
             }
             _ => None,
@@ -107,14 +113,14 @@ impl Learned {
 
     /// Finds out how sure its answers may be. `method` and `audit` are those it was learned with, if not of fewer items.
     pub fn calibrated(self: Arc<Self>, method: &NamedMethod, audit: Option<&Audit>) -> Result<Predictor> {
-        let fresh = self.chosen_by.is_none().then(|| Beliefs::of(&self.support, audit));
-        let beliefs = fresh.as_ref().or(self.chosen_by.as_ref()).expect("one of the two is there");
+        let fresh = self.chosen_by.is_none().then(|| LabelPosterior::of(&self.support, audit));
+        let posterior = fresh.as_ref().or(self.chosen_by.as_ref()).expect("one of the two is there");
         let values = all_rows(&self.support);
         let rows: Vec<&[f32]> = values.chunks_exact(self.support.dim()).collect();
-        let sharpness = calibration::sharpness(&rows, &self.support, method, beliefs, &self.rule)?;
-        let strangeness = super::Strangeness::of(&rows, beliefs);
+        let sharpness = calibration::sharpness(&rows, &self.support, method, posterior, &self.rule)?;
+        let novelty = super::Novelty::of(&rows, posterior);
         let audit = audit.map(|audit| serde_json::to_string(audit).expect("plain data"));
-        Ok(Predictor { learned: self, sharpness, strangeness, audit })
+        Ok(Predictor { learned: self, sharpness, novelty, audit })
     }
 }
 
@@ -124,12 +130,12 @@ pub(super) fn best(scores: &[f32]) -> u32 {
     places.max_by(|&a, &b| scores[a].total_cmp(&scores[b]).then(b.cmp(&a))).unwrap_or(0) as u32
 }
 
-fn rule_of(data: &Embeddings, method: &NamedMethod) -> Result<Rule> {
+fn rule_of(data: &Embeddings, method: &NamedMethod) -> Result<ScoringRule> {
     let values = all_rows(data);
     let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
-    let task = Task::new(Support::new(rows, data.labels().to_vec(), data.classes().len()));
+    let task = Task::new(SupportSet::new(rows, data.labels().to_vec(), data.classes().len()));
     let fitted = method.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
-    Rule::of(fitted.classifier, &task, &method.label)
+    ScoringRule::of(fitted.classifier, &task, &method.label)
 }
 
 /// Whether a method is the head, built in or from a file.

@@ -9,7 +9,7 @@ use crate::embeddings::Embeddings;
 
 /// Which rows show the same image, class by class.
 #[derive(Debug)]
-pub struct Images {
+pub struct AugmentedCopies {
     classes: Vec<Copies>,
 }
 
@@ -21,17 +21,17 @@ struct Copies {
     starts: Vec<u32>,
 }
 
-impl Images {
+impl AugmentedCopies {
     /// Groups rows by image; `None` where there are no copies.
     pub fn of(embeddings: &Embeddings) -> Option<Self> {
         let items = embeddings.items()?;
         (0..items.len()).any(|row| items.get(row).is_some_and(is_copy)).then(|| {
             let class = |class: usize| Copies::of(embeddings, embeddings.rows_of(class));
-            Images { classes: (0..embeddings.classes().len()).map(class).collect() }
+            AugmentedCopies { classes: (0..embeddings.classes().len()).map(class).collect() }
         })
     }
 
-    /// Images of a class.
+    /// AugmentedCopies of a class.
     pub fn count(&self, class: usize) -> usize {
         self.classes[class].starts.len() - 1
     }
@@ -84,9 +84,9 @@ mod tests {
         let names = ["a/1.jpg", "a/2.jpg", "b/1.jpg", "a/1.jpg#1", "b/1.jpg#1", "a/1.jpg#2", "a/C#"];
         let labels = ["a", "a", "b", "a", "b", "a", "a"].map(str::to_string).to_vec();
         let plain = Embeddings::from_rows(vec![0.5; 7], 1, labels).unwrap();
-        assert!(Images::of(&plain).is_none());
+        assert!(AugmentedCopies::of(&plain).is_none());
         let named = plain.with_items(Items::from_names(names)).unwrap();
-        let images = Images::of(&named).unwrap();
+        let images = AugmentedCopies::of(&named).unwrap();
         assert_eq!((images.count(0), images.count(1)), (3, 1));
         assert_eq!(images.rows(0, 0), [0, 3, 5]);
         assert_eq!(images.rows(0, 2), [6], "a # without a number is part of the name");

@@ -1,26 +1,26 @@
 //! Who is looked at together. The head compares all items of a set with each other for all classes, which is meant for
-//! some dozens of items. A small collection is one room. Of a large one, every room has a few items of one class, the
+//! some dozens of items. A small collection is one chunk. Of a large one, every chunk has a few items of one class, the
 //! classes they resemble, and representatives of those.
 //!
 //! Representatives are picked evenly, wrong ones too: from picked ones the head would learn that there is no noise. But what
-//! is wrong among them is mostly of classes that the room has not, so it calls what is wrong an outlier more often than
+//! is wrong among them is mostly of classes that the chunk has not, so it calls what is wrong an outlier more often than
 //! it should. Whoever is as close to the centre of another class as its own items are is therefore taken to be of that class.
 
 use rayon::prelude::*;
 use trueshot_nn::products;
 use trueshot_nn::relabel::{GramSpace, RelabelOutput};
 
-use super::verdict::Opinion;
-use super::{Judged, Poll};
+use super::verdict::Posterior;
+use super::{Poll, ScoredItem};
 use crate::embeddings::Embeddings;
 use crate::error::Result;
 use crate::method::TrainedRelabel;
-use crate::task::{Support, Task};
+use crate::task::{SupportSet, Task};
 
-/// A collection of at most so many items and classes is one room.
-const ROOM_ITEMS: usize = 120;
-const ROOM_CLASSES: usize = 8;
-/// Items of a class that are asked about in one room.
+/// A collection of at most so many items and classes is one chunk.
+const CHUNK_ITEMS: usize = 120;
+const CHUNK_CLASSES: usize = 8;
+/// Items of a class that are asked about in one chunk.
 const ASKED: usize = 10;
 /// Others of every class that they are compared with.
 const REPRESENTATIVES: usize = 10;
@@ -29,10 +29,10 @@ const WANTED: usize = REPRESENTATIVES + ASKED;
 /// Classes every item may belong to besides its own.
 const CANDIDATES: usize = 3;
 /// Chunks between two progress updates.
-pub(super) const AT_ONCE: usize = 64;
+pub(super) const CHUNKS_PER_UPDATE: usize = 64;
 
 /// Items that are looked at together; some of them are asked about.
-pub(super) struct Room {
+pub(super) struct Chunk {
     /// Numbers of classes in the data.
     classes: Vec<u32>,
     /// Rows of the data; those that are asked about come first.
@@ -43,32 +43,32 @@ pub(super) struct Room {
     closest: Vec<(u32, f32)>,
 }
 
-/// All rooms; every item is asked about in one.
-pub(super) struct Rooms(Vec<Room>);
+/// All chunks; every item is asked about in one.
+pub(super) struct Chunks(Vec<Chunk>);
 
-impl Rooms {
+impl Chunks {
     pub fn new(data: &Embeddings, poll: &Poll<'_>) -> Result<Self> {
         let classes = data.classes().len();
-        if data.len() <= ROOM_ITEMS && classes <= ROOM_CLASSES {
-            let room = Room {
+        if data.len() <= CHUNK_ITEMS && classes <= CHUNK_CLASSES {
+            let chunk = Chunk {
                 classes: (0..classes as u32).collect(),
                 rows: (0..data.len() as u32).collect(),
                 asked: data.len(),
                 closest: Vec::new(),
             };
-            return Ok(Rooms(vec![room]));
+            return Ok(Chunks(vec![chunk]));
         }
-        let layout = Layout::of(data, poll)?;
-        let rooms = (0..classes).into_par_iter().map(|class| layout.rooms(data, class, poll));
-        Ok(Rooms(rooms.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()))
+        let geometry = ClassGeometry::of(data, poll)?;
+        let chunks = (0..classes).into_par_iter().map(|class| geometry.chunks(data, class, poll));
+        Ok(Chunks(chunks.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()))
     }
 
-    pub fn all(&self) -> &[Room] {
+    pub fn all(&self) -> &[Chunk] {
         &self.0
     }
 }
 
-impl Room {
+impl Chunk {
     /// How many items are asked about.
     pub fn asked(&self) -> usize {
         self.asked
@@ -80,7 +80,7 @@ impl Room {
         data: &Embeddings,
         head: &TrainedRelabel,
         neighbours: usize,
-    ) -> Result<Vec<(u32, Judged)>> {
+    ) -> Result<Vec<(u32, ScoredItem)>> {
         let rows = &self.rows;
         let values = decode(data, rows);
         let place = |row: &u32| {
@@ -88,7 +88,7 @@ impl Room {
             self.classes.iter().position(|c| *c == class).expect("a chunk has its items' classes") as u32
         };
         let given: Vec<u32> = rows.iter().map(place).collect();
-        let support = Support::new(values.chunks_exact(data.dim()).collect(), given, self.classes.len());
+        let support = SupportSet::new(values.chunks_exact(data.dim()).collect(), given, self.classes.len());
         let task = Task::new(support);
         let RelabelOutput { probabilities, weights, .. } = head.judge(&[&task])?.remove(0);
         let nearest = self.neighbours(&task, neighbours);
@@ -97,12 +97,12 @@ impl Room {
             let own = task.support.given()[item] as usize;
             let (&none, classes) = shares.split_last().expect("a share for none");
             let classes = self.classes.iter().copied().zip(classes.iter().copied()).collect();
-            let mut opinion = Opinion::new(self.classes[own], classes, none, data.classes().len());
+            let mut posterior = Posterior::new(self.classes[own], classes, none, data.classes().len());
             if let Some(&(class, readiness)) = self.closest.get(item) {
-                opinion.prefer(class, readiness);
+                posterior.prefer(class, readiness);
             }
             let weight = weights[own * rows.len() + item] * task.support.members()[own].len() as f32;
-            (rows[item], Judged { opinion, weight, neighbours })
+            (rows[item], ScoredItem { posterior, weight, neighbours })
         });
         Ok(judged.collect())
     }
@@ -123,7 +123,7 @@ impl Room {
 }
 
 /// Where the classes of a large collection lie.
-struct Layout {
+struct ClassGeometry {
     mean: Vec<f32>,
     /// One a class, of unit length, in the space minus the mean.
     centres: Vec<Vec<f32>>,
@@ -133,7 +133,7 @@ struct Layout {
     usual: Vec<Vec<f32>>,
 }
 
-impl Layout {
+impl ClassGeometry {
     fn of(data: &Embeddings, poll: &Poll<'_>) -> Result<Self> {
         let count = data.classes().len();
         let means = of_classes(count, poll, |class| Ok(mean_of(data, class)))?;
@@ -143,9 +143,9 @@ impl Layout {
         }
         let centres = of_classes(count, poll, |class| centre(data, class, &mean, poll))?;
         let representatives = (0..count).map(|class| spread(data.rows_of(class), WANTED)).collect();
-        let mut layout = Layout { mean, centres, representatives, usual: Vec::new() };
-        layout.usual = of_classes(count, poll, |class| Ok(layout.usual_of(data, class)))?;
-        Ok(layout)
+        let mut geometry = ClassGeometry { mean, centres, representatives, usual: Vec::new() };
+        geometry.usual = of_classes(count, poll, |class| Ok(geometry.usual_of(data, class)))?;
+        Ok(geometry)
     }
 
     fn usual_of(&self, data: &Embeddings, class: usize) -> Vec<f32> {
@@ -164,20 +164,20 @@ impl Layout {
         (5.0 * no_closer as f32 / usual.len().max(1) as f32).min(1.0)
     }
 
-    /// The rooms in which the items of one class are asked about.
-    fn rooms(&self, data: &Embeddings, class: usize, poll: &Poll<'_>) -> Result<Vec<Room>> {
+    /// The chunks in which the items of one class are asked about.
+    fn chunks(&self, data: &Embeddings, class: usize, poll: &Poll<'_>) -> Result<Vec<Chunk>> {
         let rows = data.rows_of(class);
         let count = rows.len().div_ceil(ASKED);
-        // Neighbours in the file are often alike, wrong ones too: every room gets some from everywhere.
-        let asked = |room: usize| rows.iter().copied().skip(room).step_by(count).collect::<Vec<u32>>();
-        let room = |room: usize| {
+        // Neighbours in the file are often alike, wrong ones too: every chunk gets some from everywhere.
+        let asked = |chunk: usize| rows.iter().copied().skip(chunk).step_by(count).collect::<Vec<u32>>();
+        let chunk = |chunk: usize| {
             poll.check()?;
-            Ok(self.room(data, class as u32, &asked(room)))
+            Ok(self.chunk(data, class as u32, &asked(chunk)))
         };
-        (0..count).map(room).collect()
+        (0..count).map(chunk).collect()
     }
 
-    fn room(&self, data: &Embeddings, class: u32, asked: &[u32]) -> Room {
+    fn chunk(&self, data: &Embeddings, class: u32, asked: &[u32]) -> Chunk {
         let placed = placed(data, asked, &self.mean);
         let items: Vec<&[f32]> = placed.chunks_exact(data.dim()).collect();
         let centres: Vec<&[f32]> = self.centres.iter().map(Vec::as_slice).collect();
@@ -204,7 +204,7 @@ impl Layout {
             let own = if class == classes[0] { asked.len() } else { 0 };
             rows.extend(spread(&others, REPRESENTATIVES.saturating_sub(own)));
         }
-        Room { closest: closest.collect(), rows, classes, asked: asked.len() }
+        Chunk { closest: closest.collect(), rows, classes, asked: asked.len() }
     }
 }
 
@@ -231,7 +231,7 @@ fn candidates(class: u32, ranked: &[Vec<u32>], cosine: &impl Fn(u32, usize) -> f
     wanted.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
     let mut classes = vec![class];
     for (.., other) in wanted {
-        if classes.len() < ROOM_CLASSES && !classes.contains(&other) {
+        if classes.len() < CHUNK_CLASSES && !classes.contains(&other) {
             classes.push(other);
         }
     }

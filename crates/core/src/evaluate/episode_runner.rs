@@ -8,12 +8,12 @@ use std::collections::HashMap;
 
 use trueshot_nn::{memory, products};
 
-use crate::embeddings::{Embeddings, Features};
-use crate::episode::{DrawnEpisode, Item};
+use crate::embeddings::Features;
+use crate::episode::{DrawnEpisode, EpisodeData, Item};
 use crate::error::Result;
 use crate::method::{Fitted, Method, NamedMethod};
-use crate::rng::{Purpose, Rng, Urn};
-use crate::task::{Queries, Support, Task};
+use crate::rng::{IndexSampler, Purpose, Rng};
+use crate::task::{Queries, SupportSet, Task};
 
 /// Above so many items in the union, products are left to the methods: most need few of them, and all of
 /// them would not fit.
@@ -22,16 +22,10 @@ const SHARED_ITEMS: usize = 4096;
 /// How many rows before its turn a row is called in from memory.
 const ROWS_AHEAD: usize = 4;
 
-/// Where the rows of an episode come from.
-pub(crate) struct Banks<'a> {
-    pub embeddings: &'a Embeddings,
-    pub outliers: Option<&'a Embeddings>,
-}
-
 /// Scratch space of one thread.
 #[derive(Default)]
-pub(super) struct Workbench {
-    pub urn: Urn,
+pub(super) struct EpisodeRunner {
+    pub urn: IndexSampler,
     decoded: Vec<f32>,
 }
 
@@ -72,11 +66,11 @@ impl Union {
     }
 }
 
-impl Workbench {
+impl EpisodeRunner {
     /// Runs all methods in all settings of an episode.
     pub fn run(
         &mut self,
-        banks: &Banks<'_>,
+        banks: &EpisodeData<'_>,
         drawn: &DrawnEpisode,
         methods: &[NamedMethod],
         seed: u64,
@@ -98,7 +92,7 @@ impl Workbench {
             .map(|((items, places), truth)| {
                 let rows = places.iter().map(|&place| support_rows[place as usize]).collect();
                 let given = items.iter().map(|item| item.given).collect();
-                let support = Support::new(rows, given, drawn.episode.classes.len());
+                let support = SupportSet::new(rows, given, drawn.episode.classes.len());
                 shared.fill(Task::new(support).with_truth(truth), places)
             })
             .collect();
@@ -131,9 +125,12 @@ fn attempt(
             None => fitted.classifier.classify(task, queries, rng),
         };
         let correct = predictions.iter().zip(answers).filter(|(a, b)| a == b).count() as u32;
-        let are_probabilities =
-            fitted.verdicts.as_ref().is_some_and(|v| v.iter().all(|verdict| verdict.p_wrong.is_some()));
-        let suspicion = fitted.verdicts.map(|v| v.iter().map(|verdict| verdict.suspicion()).collect());
+        let are_probabilities = fitted
+            .assessments
+            .as_ref()
+            .is_some_and(|v| v.iter().all(|assessment| assessment.p_wrong.is_some()));
+        let suspicion =
+            fitted.assessments.map(|v| v.iter().map(|assessment| assessment.suspicion()).collect());
         Outcome { correct, suspicion, are_probabilities, predictions }
     };
     Ok(fitted.into_iter().zip(prepared).zip(&mut rngs).map(outcome).collect())
@@ -141,7 +138,7 @@ fn attempt(
 
 /// The rows asked for: as they lie in the bank if they are `f32`, else decoded into `buffer`.
 pub(crate) fn fetch<'a>(
-    banks: &Banks<'a>,
+    banks: &EpisodeData<'a>,
     wanted: &[(u32, bool)],
     buffer: &'a mut Vec<f32>,
 ) -> Vec<&'a [f32]> {

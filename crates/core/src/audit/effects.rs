@@ -36,19 +36,19 @@ pub fn effects(data: &Embeddings, changes: &[Change]) -> Effects {
     let values = centred(data);
     let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
     let given: Vec<Option<u32>> = data.labels().iter().copied().map(Some).collect();
-    let standing = Standing::new(&rows, given.clone(), data.classes().len());
+    let standing = LeaveOneOut::new(&rows, given.clone(), data.classes().len());
     let before = standing.accuracy();
     let alone = changes.par_iter().map(|change| standing.accuracy_after(change) - before).collect();
     let mut changed = given;
     for change in changes {
         changed[change.row as usize] = change.to;
     }
-    let after = Standing::new(&rows, changed, data.classes().len()).accuracy();
+    let after = LeaveOneOut::new(&rows, changed, data.classes().len()).accuracy();
     Effects { before, after, alone }
 }
 
 /// How rows stand to the sums of the classes.
-struct Standing<'a> {
+struct LeaveOneOut<'a> {
     rows: &'a [&'a [f32]],
     labels: Vec<Option<u32>>,
     classes: usize,
@@ -67,7 +67,7 @@ const ABSENT: f32 = f32::NEG_INFINITY;
 /// Sums of unit rows that are shorter are nothing but rounding.
 const LEAST_LENGTH: f32 = 1e-6;
 
-impl<'a> Standing<'a> {
+impl<'a> LeaveOneOut<'a> {
     fn new(rows: &'a [&'a [f32]], labels: Vec<Option<u32>>, classes: usize) -> Self {
         let sums: Vec<Vec<f32>> = (0..classes as u32)
             .into_par_iter()
@@ -91,7 +91,7 @@ impl<'a> Standing<'a> {
         let lengths = views.iter().map(|sum| products::squared_norm(sum)).collect();
         let own = rows.iter().map(|row| products::squared_norm(row).round()).collect();
         let mut standing =
-            Standing { rows, labels, classes, products: all, lengths, own, nearest: Vec::new() };
+            LeaveOneOut { rows, labels, classes, products: all, lengths, own, nearest: Vec::new() };
         standing.nearest = (0..rows.len()).into_par_iter().map(|row| standing.nearest_to(row)).collect();
         standing
     }

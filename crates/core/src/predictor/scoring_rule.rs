@@ -2,14 +2,14 @@
 
 use trueshot_nn::products;
 
-use super::calibration::Beliefs;
+use super::calibration::LabelPosterior;
 use crate::classifier::Classifier;
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
-use crate::task::{Queries, Support, Task};
+use crate::task::{Queries, SupportSet, Task};
 
 /// Scores of classes; the largest wins.
-pub(super) enum Rule {
+pub(super) enum ScoringRule {
     /// Vectors, asked as the library's classifiers are: nearest, cosine or linear.
     Vectors(Classifier),
     /// The support items are asked themselves, in the votes of neighbours and of matching.
@@ -18,30 +18,34 @@ pub(super) enum Rule {
     Placed { mean: Vec<f32>, vectors: Vec<Vec<f32>> },
 }
 
-impl Rule {
+impl ScoringRule {
     /// What is left of a classifier when its support set is gone.
     pub fn of(classifier: Classifier, task: &Task<'_>, method: &str) -> Result<Self> {
         Ok(match classifier {
-            Classifier::Prototypes(mixture) => Rule::Vectors(Classifier::Vectors(mixture.vectors(task))),
-            Classifier::Cosine(mixture) => Rule::Vectors(Classifier::CosineVectors(mixture.vectors(task))),
+            Classifier::Prototypes(mixture) => {
+                ScoringRule::Vectors(Classifier::Vectors(mixture.vectors(task)))
+            }
+            Classifier::Cosine(mixture) => {
+                ScoringRule::Vectors(Classifier::CosineVectors(mixture.vectors(task)))
+            }
             Classifier::Placed(mixture) => {
                 let (mean, vectors) = mixture.vectors(task);
-                Rule::Placed { mean, vectors }
+                ScoringRule::Placed { mean, vectors }
             }
-            Classifier::Neighbours(_) | Classifier::Matching => Rule::Items(classifier),
+            Classifier::Neighbours(_) | Classifier::Matching => ScoringRule::Items(classifier),
             Classifier::Vectors(_) | Classifier::CosineVectors(_) | Classifier::Linear { .. } => {
-                Rule::Vectors(classifier)
+                ScoringRule::Vectors(classifier)
             }
             Classifier::Scored(_) => return Err(Error::NotKept { method: method.into() }),
         })
     }
 
     /// The mean of every class, its items weighing as much as they belong to it.
-    pub fn of_beliefs(data: &Embeddings, beliefs: &Beliefs) -> Self {
-        let totals = beliefs.totals();
+    pub fn from_posterior(data: &Embeddings, posterior: &LabelPosterior) -> Self {
+        let totals = posterior.totals();
         let mut vectors = vec![vec![0.0f32; data.dim()]; data.classes().len()];
         let mut values = vec![0.0; data.dim()];
-        for (row, shares) in beliefs.shares().iter().enumerate() {
+        for (row, shares) in posterior.shares().iter().enumerate() {
             data.features().decode_row(row, &mut values);
             for &(class, share) in shares.iter().filter(|(class, _)| (*class as usize) < totals.len()) {
                 let weight = share / totals[class as usize].max(f32::MIN_POSITIVE);
@@ -51,27 +55,27 @@ impl Rule {
                     .for_each(|(sum, value)| *sum += weight * value);
             }
         }
-        Rule::Vectors(Classifier::Vectors(vectors))
+        ScoringRule::Vectors(Classifier::Vectors(vectors))
     }
 
     /// For every row a score of every class.
     pub fn scores(&self, rows: &[&[f32]], support: &Embeddings) -> Vec<Vec<f32>> {
         let by_class = match self {
-            Rule::Vectors(classifier) => {
-                let nothing = Task::new(Support::new(Vec::new(), Vec::new(), 0));
+            ScoringRule::Vectors(classifier) => {
+                let nothing = Task::new(SupportSet::new(Vec::new(), Vec::new(), 0));
                 classifier.scores(&nothing, &Queries::new(rows.to_vec()), &[])
             }
-            Rule::Placed { mean, vectors } => {
+            ScoringRule::Placed { mean, vectors } => {
                 let placed: Vec<Vec<f32>> = rows.iter().map(|row| place(row, mean)).collect();
                 let placed: Vec<&[f32]> = placed.iter().map(Vec::as_slice).collect();
-                let nothing = Task::new(Support::new(Vec::new(), Vec::new(), 0));
+                let nothing = Task::new(SupportSet::new(Vec::new(), Vec::new(), 0));
                 Classifier::Vectors(vectors.clone()).scores(&nothing, &Queries::new(placed), &[])
             }
-            Rule::Items(classifier) => {
+            ScoringRule::Items(classifier) => {
                 let values = super::all_rows(support);
                 let items: Vec<&[f32]> = values.chunks_exact(support.dim()).collect();
                 let labels = support.labels().to_vec();
-                let task = Task::new(Support::new(items, labels, support.classes().len()));
+                let task = Task::new(SupportSet::new(items, labels, support.classes().len()));
                 return classifier.asked(&task, rows);
             }
         };

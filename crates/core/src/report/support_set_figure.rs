@@ -5,25 +5,25 @@
 //! own.
 
 /// A support set to look at.
-pub struct Picture {
+pub struct SupportSetFigure {
     /// What it shows.
     pub title: String,
     /// What to look for in it.
     pub caption: String,
     /// Its classes, a row each.
-    pub classes: Vec<PictureClass>,
+    pub classes: Vec<FigureClass>,
 }
 
 /// The items filed under one class.
-pub struct PictureClass {
+pub struct FigureClass {
     /// The class.
     pub name: String,
     /// Its items.
-    pub items: Vec<PictureItem>,
+    pub items: Vec<FigureItem>,
 }
 
 /// One item of a support set.
-pub struct PictureItem {
+pub struct FigureItem {
     /// Its picture, as a data URI.
     pub image: String,
     /// What it really is, if its label is wrong.
@@ -32,7 +32,7 @@ pub struct PictureItem {
     pub opinions: Vec<(String, f32)>,
 }
 
-impl PictureItem {
+impl FigureItem {
     /// Whether its label is wrong.
     pub fn is_wrong(&self) -> bool {
         self.truth.is_some()
@@ -51,7 +51,7 @@ const EDGE: usize = 8;
 const NAME_LETTERS: usize = 22;
 const TRUTH_LETTERS: usize = 16;
 
-impl Picture {
+impl SupportSetFigure {
     /// The set as a picture of its own.
     pub fn svg(&self) -> String {
         let items = self.classes.iter().map(|class| class.items.len()).max().unwrap_or(0);
@@ -70,7 +70,7 @@ impl Picture {
 
     /// What is in it, for those who do not see it.
     pub fn description(&self) -> String {
-        let class = |class: &PictureClass| {
+        let class = |class: &FigureClass| {
             let wrong: Vec<&str> = class.items.iter().filter_map(|item| item.truth.as_deref()).collect();
             match wrong.is_empty() {
                 true => format!("{}: all {} right", class.name, class.items.len()),
@@ -87,7 +87,7 @@ impl Picture {
     }
 }
 
-impl PictureClass {
+impl FigureClass {
     fn svg(&self, top: usize) -> String {
         let middle = top + SIDE / 2 + 8;
         let mut svg = format!(
@@ -101,7 +101,7 @@ impl PictureClass {
     }
 }
 
-impl PictureItem {
+impl FigureItem {
     fn svg(&self, left: usize, top: usize) -> String {
         let (frame, paper, (x, y)) = (SIDE + 8, SIDE + 4, (left + 6, top + 6));
         let colour = if self.is_wrong() { "var(--wrong,#cf222e)" } else { "var(--right,#1a7f37)" };
@@ -154,15 +154,15 @@ mod tests {
 
     #[test]
     fn a_wrong_item_has_another_frame_and_says_what_it_is() {
-        let item = |truth: Option<&str>| PictureItem {
+        let item = |truth: Option<&str>| FigureItem {
             image: "data:image/png;base64,AAAA".into(),
             truth: truth.map(str::to_string),
             opinions: vec![],
         };
-        let picture = Picture {
+        let picture = SupportSetFigure {
             title: "A <set>".into(),
             caption: String::new(),
-            classes: vec![PictureClass {
+            classes: vec![FigureClass {
                 name: "cat".into(),
                 items: vec![item(None), item(Some("dog & co"))],
             }],

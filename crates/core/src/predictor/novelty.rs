@@ -7,8 +7,8 @@
 
 use trueshot_nn::products;
 
-use super::calibration::Beliefs;
-use super::rule::place;
+use super::calibration::LabelPosterior;
+use super::scoring_rule::place;
 use crate::embeddings::Embeddings;
 
 /// Cosines as they are count so many times as much as those without the mean.
@@ -16,7 +16,7 @@ const PLAIN_WEIGHT: f32 = 2.0;
 
 /// What is needed to tell.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Strangeness {
+pub(super) struct Novelty {
     pub mean: Vec<f32>,
     /// A prototype a class, at unit length: as they come, and without the mean.
     pub plain: Vec<Vec<f32>>,
@@ -28,19 +28,19 @@ pub(super) struct Strangeness {
     pub spread: f32,
 }
 
-impl Strangeness {
-    pub fn of(rows: &[&[f32]], beliefs: &Beliefs) -> Self {
+impl Novelty {
+    pub fn of(rows: &[&[f32]], posterior: &LabelPosterior) -> Self {
         let dim = rows.first().map_or(0, |row| row.len());
         let zero = vec![0.0; dim];
         let all = vec![1.0 / rows.len() as f32; rows.len()];
         let mean = sum(rows, &all);
         let plain_rows: Vec<Vec<f32>> = rows.iter().map(|row| place(row, &zero)).collect();
         let placed_rows: Vec<Vec<f32>> = rows.iter().map(|row| place(row, &mean)).collect();
-        let (plain_sums, placed_sums) = (sums(&plain_rows, beliefs), sums(&placed_rows, beliefs));
-        let totals = beliefs.totals();
+        let (plain_sums, placed_sums) = (sums(&plain_rows, posterior), sums(&placed_rows, posterior));
+        let totals = posterior.totals();
         let mut reached = Vec::new();
         for item in 0..rows.len() {
-            let Some((class, share)) = beliefs.of_item(item).filter(|(_, share)| *share >= 0.5) else {
+            let Some((class, share)) = posterior.of_item(item).filter(|(_, share)| *share >= 0.5) else {
                 continue;
             };
             let without = |own: &[f32], total: &[f32]| {
@@ -58,7 +58,7 @@ impl Strangeness {
         }
         let (usual, spread) = usual(&reached);
         let units = |sums: Vec<Vec<f32>>| sums.iter().map(|sum| place(sum, &zero)).collect();
-        Strangeness {
+        Novelty {
             mean,
             plain: units(plain_sums),
             placed: units(placed_sums),
@@ -105,9 +105,9 @@ fn usual(reached: &[f32]) -> (f32, f32) {
 }
 
 /// The sum of all items of every class, by how much they belong to it.
-fn sums(rows: &[Vec<f32>], beliefs: &Beliefs) -> Vec<Vec<f32>> {
+fn sums(rows: &[Vec<f32>], posterior: &LabelPosterior) -> Vec<Vec<f32>> {
     let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-    (0..beliefs.classes()).map(|class| sum(&rows, &beliefs.shares_of(class))).collect()
+    (0..posterior.classes()).map(|class| sum(&rows, &posterior.shares_of(class))).collect()
 }
 
 fn sum(rows: &[&[f32]], weights: &[f32]) -> Vec<f32> {

@@ -4,7 +4,7 @@ use super::{Token, font};
 
 /// An RGB picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Picture {
+pub struct AttentionImage {
     width: usize,
     height: usize,
     pixels: Vec<u8>,
@@ -29,12 +29,12 @@ const EDGE: usize = 12;
 /// Dots of letters are drawn so large.
 const DOT: usize = 1;
 
-impl Picture {
+impl AttentionImage {
     /// Draws a map. With `truths`, the true class of every item stands where class tokens look at it.
     pub(super) fn draw(title: &str, tokens: &[Token], map: &[Vec<f32>], truths: bool) -> Self {
         let side = tokens.len() * CELL;
         let (width, height) = (LEFT + side + EDGE, TOP + side + EDGE + 2 * font::HEIGHT);
-        let mut picture = Picture { width, height, pixels: PAPER.repeat(width * height) };
+        let mut picture = AttentionImage { width, height, pixels: PAPER.repeat(width * height) };
         picture.text(EDGE, 10, title, INK, 2 * DOT);
         let scale = Scale::of(map);
         for (row, shares) in map.iter().enumerate() {
@@ -59,10 +59,10 @@ impl Picture {
     }
 
     /// Pictures side by side; none if there are none.
-    pub fn beside(pictures: &[Picture]) -> Option<Self> {
+    pub fn beside(pictures: &[AttentionImage]) -> Option<Self> {
         let height = pictures.iter().map(|picture| picture.height).max()?;
         let width = pictures.iter().map(|picture| picture.width).sum();
-        let mut all = Picture { width, height, pixels: PAPER.repeat(width * height) };
+        let mut all = AttentionImage { width, height, pixels: PAPER.repeat(width * height) };
         let mut left = 0;
         for picture in pictures {
             for (row, pixels) in picture.pixels.chunks_exact(3 * picture.width).enumerate() {
@@ -208,7 +208,7 @@ mod tests {
             wrong: row > 1,
         }));
         let map = vec![vec![0.25, 0.0, 0.5, 0.1, 0.1, 0.05]; 6];
-        let picture = Picture::draw("layer 1 of 1, head 1", &tokens, &map, true);
+        let picture = AttentionImage::draw("layer 1 of 1, head 1", &tokens, &map, true);
         assert_eq!(picture.size().0, LEFT + 6 * CELL + EDGE);
         let decoder = png::Decoder::new(std::io::Cursor::new(picture.to_png()));
         let mut reader = decoder.read_info().unwrap();
@@ -220,9 +220,9 @@ mod tests {
             pixels[place]
         };
         assert!(at(2) < at(0) && at(0) < at(1), "more attention is darker");
-        let twice = Picture::beside(&[picture.clone(), picture.clone()]).unwrap();
+        let twice = AttentionImage::beside(&[picture.clone(), picture.clone()]).unwrap();
         assert_eq!(twice.size(), (2 * picture.width, picture.height));
-        let row = |picture: &Picture| picture.pixels[..3 * picture.width].to_vec();
+        let row = |picture: &AttentionImage| picture.pixels[..3 * picture.width].to_vec();
         assert_eq!(row(&twice), row(&picture).repeat(2));
     }
 }
