@@ -7,7 +7,7 @@ use trueshot::progress::Progress;
 use clap::{Args, ValueEnum};
 use rayon::prelude::*;
 use serde::Serialize;
-use trueshot::audit::{self, Audit, Certainty, Options};
+use trueshot::audit::{self, Audit, Certainty, MAX_NEIGHBOURS, Options};
 use trueshot::method::TrainedRelabel;
 use trueshot::repair::{Kind, RepairPlan};
 use trueshot::report::{self, AuditPage, AuditTable};
@@ -75,7 +75,7 @@ pub struct Arguments {
     #[arg(long, value_name = "ITEM", num_args = 1..)]
     confirm: Vec<String>,
     /// Number of similar items to report per item
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=100))]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=MAX_NEIGHBOURS as i64))]
     neighbours: u16,
     #[command(flatten)]
     threads: Threads,
@@ -130,12 +130,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 impl Arguments {
     fn look(&self, support: &Support, head: &TrainedRelabel, confirmed: &[bool]) -> anyhow::Result<Audit> {
         let options = Options {
-            certainty: self.certainty.map_or_else(Certainty::default, Certainty::of_all),
+            certainty: self.certainty.map_or_else(Certainty::default, Certainty::uniform),
             expected_noise: self.expected_noise,
             neighbours: usize::from(self.neighbours),
         };
         let progress = ProgressDisplay::counting(support.embeddings.len() as u64, "items");
-        let found = audit::audit(&support.embeddings, head, &options, confirmed, &progress);
+        let found = Audit::of(&support.embeddings)
+            .head(head)
+            .options(options)
+            .confirmed(confirmed)
+            .progress(&progress)
+            .run();
         progress.finish();
         Ok(found?)
     }

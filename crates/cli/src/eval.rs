@@ -163,26 +163,9 @@ impl Arguments {
     }
 
     fn methods(&self) -> anyhow::Result<Vec<NamedMethod>> {
-        let registry = registry();
-        let complete = registry.infos().iter().filter(|info| info.is_complete());
-        let names: Vec<String> = match self.methods.is_empty() {
-            true => complete.map(|info| info.name.to_string()).collect(),
-            false => self.methods.clone(),
-        };
-        let methods: Vec<NamedMethod> =
-            names.iter().map(|name| registry.parse(name)).collect::<Result<_, _>>()?;
-        for (place, method) in methods.iter().enumerate() {
-            let again = methods[..place].iter().any(|earlier| earlier.label == method.label);
-            anyhow::ensure!(
-                !again,
-                "method '{}' is given twice; rename one of them with as=NAME",
-                method.label
-            );
-        }
+        let methods = registry().parse_all(&self.methods)?;
         if let Some(baseline) = &self.baseline {
-            let known: Vec<&str> = methods.iter().map(|method| method.label.as_str()).collect();
-            let among = known.contains(&baseline.as_str());
-            anyhow::ensure!(among, "baseline '{baseline}' is not among the methods: {}", known.join(", "));
+            evaluate::check_baseline(baseline, &methods)?;
         }
         Ok(methods)
     }
@@ -241,7 +224,7 @@ impl Arguments {
             episodes,
             count,
             methods,
-            baseline: self.baseline.as_deref().unwrap_or("protonet"),
+            baseline: self.baseline.as_deref().unwrap_or(evaluate::DEFAULT_BASELINE),
             details: Details { per_class: self.per_class, confusion: self.confusion },
         };
         let found = evaluate::evaluate(&experiment, &progress);

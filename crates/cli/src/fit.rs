@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use trueshot::Embeddings;
-use trueshot::audit::{self, Audit};
+use trueshot::audit::Audit;
 use trueshot::embeddings::{Features, Items};
-use trueshot::method::{Registry, TrainedRelabel};
+use trueshot::method::Registry;
 use trueshot::predictor::Predictor;
 
 use crate::messages::{hinted, say};
@@ -63,7 +63,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn look_through(data: &Embeddings) -> anyhow::Result<Audit> {
     let progress = ProgressDisplay::counting(data.len() as u64, "examples");
-    let found = audit::audit(data, &TrainedRelabel::built_in()?, &audit::Options::default(), &[], &progress);
+    let found = Audit::of(data).progress(&progress).run();
     progress.finish();
     Ok(found?)
 }

@@ -92,7 +92,7 @@ fn look(
         items.iter().flat_map(|item| row(if item.truth.is_none() { pool } else { data }, item.row)).collect();
     let labels = items.iter().map(|item| item.given.to_string()).collect();
     let set = Embeddings::from_rows(rows.clone(), data.dim(), labels).expect("rows");
-    let found = audit::audit(&set, head, &audit::Options::default(), &[], &()).expect("an audit");
+    let found = Audit::of(&set).head(head).run().expect("an audit");
     let mut looked = Looked {
         suspicion: found.items.iter().map(|item| item.p_wrong).collect(),
         cosine: cosine_suspicion(&set),

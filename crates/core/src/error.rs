@@ -180,6 +180,28 @@ pub enum Error {
         /// `2 * shots + queries`.
         need: usize,
     },
+    /// A noise setting that is not of the form `TYPE=LEVEL,..`.
+    #[error("noise '{text}': {problem}")]
+    BadNoise {
+        /// The text of the setting.
+        text: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Two methods of one evaluation have the same label.
+    #[error("method '{label}' is given twice")]
+    MethodTwice {
+        /// The label.
+        label: String,
+    },
+    /// The baseline of an evaluation is not one of its methods.
+    #[error("baseline '{baseline}' is not among the methods: {known}")]
+    UnknownBaseline {
+        /// The label of the baseline.
+        baseline: String,
+        /// The labels of the methods.
+        known: String,
+    },
     /// A number of an experiment makes no sense.
     #[error("{what} is {given}; allowed: {allowed}")]
     OutOfRange {
@@ -414,6 +436,9 @@ impl Error {
                 | UnknownParameter { .. }
                 | BadParameter { .. }
                 | OutOfRange { .. }
+                | BadNoise { .. }
+                | MethodTwice { .. }
+                | UnknownBaseline { .. }
                 | BadConfiguration { .. }
                 | UnknownKey { .. }
         )
@@ -440,6 +465,7 @@ impl Error {
             Error::Locked { .. } => {
                 Some("nothing was changed; try again when that process has finished".into())
             }
+            Error::MethodTwice { .. } => Some("rename one of them with as=NAME".into()),
             Error::TooFewClasses { classes, .. } => Some(format!("use at most {classes} ways")),
             Error::UnknownMethod { nearest: Some(name), .. }
             | Error::UnknownParameter { nearest: Some(name), .. } => Some(format!("did you mean '{name}'?")),

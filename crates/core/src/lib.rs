@@ -60,8 +60,10 @@ pub mod task;
 pub mod tensors;
 pub mod training;
 
+pub use audit::{Audit, Verdict};
 pub use embeddings::Embeddings;
 pub use error::{Error, Result};
+pub use evaluate::Evaluation;
 
 /// Refuses a `TRUESHOT_ISA` that this processor does not have: programs call it at their start.
 pub fn check_instructions() -> std::result::Result<(), impl std::error::Error + Send + Sync> {

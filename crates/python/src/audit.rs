@@ -10,7 +10,7 @@ use trueshot::audit::{self as library, AuditedItem, Certainty, Options, Verdict}
 use trueshot::embeddings::{Features, Items};
 use trueshot::report::{self, AuditPage, AuditTable};
 
-use crate::problem::wrong;
+use crate::problem::{raised, wrong};
 use crate::{memory, methods, work};
 
 /// What was found; `trueshot.Audit` wraps it.
@@ -50,14 +50,10 @@ impl Audit {
 
 /// Settings of an audit, checked.
 pub fn options(certainty: Option<f32>, expected_noise: Option<f64>, neighbours: usize) -> PyResult<Options> {
-    if let Some(given) = certainty.filter(|given| !(0.5..=1.0).contains(given)) {
-        return Err(wrong(format!("certainty is {given}; allowed are 0.5 to 1")));
-    }
-    if let Some(given) = expected_noise.filter(|given| !(0.0..1.0).contains(given)) {
-        return Err(wrong(format!("expected_noise is {given}; allowed is a share from 0 to below 1")));
-    }
-    let certainty = certainty.map_or_else(Certainty::default, Certainty::of_all);
-    Ok(Options { certainty, expected_noise, neighbours })
+    let certainty = certainty.map_or_else(Certainty::default, Certainty::uniform);
+    let options = Options { certainty, expected_noise, neighbours };
+    options.validate().map_err(raised)?;
+    Ok(options)
 }
 
 /// Labelled rows that the Python half has checked the form of and numbered the classes of.
@@ -114,7 +110,12 @@ pub fn audit(
     work::on_matrix(py, threads, rows.shape(), |progress| {
         let head = methods::head(head.as_deref())?;
         let data = rows.embeddings()?;
-        let found = library::audit(&data, &head, &options, &confirmed, progress)?;
+        let found = library::Audit::of(&data)
+            .head(&head)
+            .options(options)
+            .confirmed(&confirmed)
+            .progress(progress)
+            .run()?;
         Ok(Audit::new(Arc::new(found), Arc::new(data)))
     })
 }

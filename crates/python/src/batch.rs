@@ -16,7 +16,7 @@ use arrow_schema::{DataType, Field, Schema};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use rayon::prelude::*;
-use trueshot::audit::{self, Audit, Options};
+use trueshot::audit::{self, Audit};
 use trueshot::guard::caught;
 use trueshot::method::{NamedMethod, TrainedRelabel};
 use trueshot::predictor::{Predictor, UncalibratedPredictor, is_large};
@@ -226,7 +226,7 @@ pub fn audit_batch(
     let options = crate::audit::options(certainty, expected_noise, 0)?;
     let head = methods::head(head.as_deref()).map_err(raised)?;
     answered::<Audits>(py, table, Columns { features, labels, carried }, threads, |data| {
-        audit::audit(&data, &head, &options, &[], &())
+        Audit::of(&data).head(&head).options(options.clone()).run()
     })
 }
 
@@ -268,7 +268,7 @@ pub fn fit_batch(
     let method = methods::method(method).map_err(raised)?;
     let head = methods::head(None).map_err(raised)?;
     answered::<Classifiers>(py, table, Columns { features, labels, carried }, threads, |data| {
-        let found = audit::audit(&data, &head, &Options::default(), &[], &())?;
+        let found = Audit::of(&data).head(&head).run()?;
         let predictor = Predictor::fit(data, &method, Some(&found))?;
         Ok((predictor.classes().to_vec(), predictor.to_bytes()))
     })
@@ -343,7 +343,7 @@ fn prototypes(
     head: &TrainedRelabel,
 ) -> trueshot::Result<UncalibratedPredictor> {
     let found = match is_large(data.len()) {
-        true => Some(audit::audit(&data, head, &Options::default(), &[], &())?),
+        true => Some(Audit::of(&data).head(head).run()?),
         false => None,
     };
     let learned = UncalibratedPredictor::fit(data, method, found.as_ref())?;

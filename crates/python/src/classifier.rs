@@ -35,8 +35,7 @@ pub struct Classifier {
 }
 
 fn look_through(data: &Embeddings, progress: &dyn Progress) -> trueshot::Result<Arc<library::Audit>> {
-    let options = library::Options::default();
-    Ok(Arc::new(library::audit(data, &*methods::head(None)?, &options, &[], progress)?))
+    Ok(Arc::new(library::Audit::of(data).head(&*methods::head(None)?).progress(progress).run()?))
 }
 
 impl Classifier {

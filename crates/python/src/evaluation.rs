@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use trueshot::Embeddings;
 use trueshot::episode::{EpisodeSpec, Episodes, Item, Sampler, Shots};
 use trueshot::evaluate::{self as library, Details, Experiment};
-use trueshot::method::{NamedMethod, Registry};
+use trueshot::method::Registry;
 use trueshot::noise::{self, Noise, NoiseKind, NoiseLevels};
 use trueshot::progress::Progress;
 use trueshot::report::{self, Format, Tables};
@@ -61,22 +61,6 @@ impl Shape {
     }
 }
 
-fn methods(names: Vec<String>) -> PyResult<Vec<NamedMethod>> {
-    let registry = Registry::default();
-    let complete = registry.infos().iter().filter(|info| info.is_complete());
-    let names = if names.is_empty() { complete.map(|info| info.name.to_string()).collect() } else { names };
-    let mut methods: Vec<NamedMethod> = Vec::new();
-    for name in &names {
-        let method = registry.parse(name).map_err(raised)?;
-        if methods.iter().any(|earlier| earlier.label == method.label) {
-            let label = method.label;
-            return Err(wrong(format!("method '{label}' is given twice; rename one of them with as=NAME")));
-        }
-        methods.push(method);
-    }
-    Ok(methods)
-}
-
 /// Sends the number of finished episodes to Python.
 struct EpisodeProgress<'a>(&'a Channel<'a, u64>);
 
@@ -107,17 +91,14 @@ pub fn evaluate(
     threads: Option<i64>,
     callback: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Evaluation> {
-    let methods = methods(names)?;
-    if let Some(baseline) = &baseline
-        && !methods.iter().any(|method| method.label == *baseline)
-    {
-        let known: Vec<&str> = methods.iter().map(|method| method.label.as_str()).collect();
-        return Err(wrong(format!("baseline '{baseline}' is not among the methods: {}", known.join(", "))));
+    let methods = Registry::default().parse_all(&names).map_err(raised)?;
+    if let Some(baseline) = &baseline {
+        library::check_baseline(baseline, &methods).map_err(raised)?;
     }
     let (spec, noise) = (shape.spec(), shape.noise()?);
     let (data, outliers) = (taken(data)?, outliers.map(taken).transpose()?);
     let details = Details { per_class: details.0, confusion: details.1 };
-    let baseline = baseline.as_deref().unwrap_or("protonet");
+    let baseline = baseline.as_deref().unwrap_or(library::DEFAULT_BASELINE);
     let run = |channel: &Channel<'_, u64>| {
         let data = checked(data)?;
         let apart = outliers.map(checked).transpose()?;

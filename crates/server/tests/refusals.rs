@@ -94,7 +94,7 @@ fn options_names_methods_and_types_that_do_not_exist_are_refused() {
     assert_eq!(audit("expected_noise=1").status, 422);
     assert_eq!(audit("expected_noise=NaN").status, 422);
     assert_eq!(audit("certainty=0.1").status, 422);
-    assert_eq!(audit("neighbours=51").status, 422);
+    assert_eq!(audit("neighbours=101").status, 422);
     assert_eq!(audit("neighbours=-1").status, 400);
     assert_eq!(audit("colour=red").status, 400);
     assert_eq!(audit("expected_noise=0.2&certainty=0.9&neighbours=0").status, 200);

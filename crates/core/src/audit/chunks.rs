@@ -1,10 +1,13 @@
-//! Who is looked at together. The head compares all items of a set with each other for all classes, which is meant for
-//! some dozens of items. A small collection is one chunk. Of a large one, every chunk has a few items of one class, the
-//! classes they resemble, and representatives of those.
+//! Splits a collection into chunks of items that the head scores together.
 //!
-//! Representatives are picked evenly, wrong ones too: from picked ones the head would learn that there is no noise. But what
-//! is wrong among them is mostly of classes that the chunk has not, so it calls what is wrong an outlier more often than
-//! it should. Whoever is as close to the centre of another class as its own items are is therefore taken to be of that class.
+//! The Relabel head compares all items of a set with each other and with all classes, so it is meant for some dozens of
+//! items. A small collection is one chunk. In a large one, each chunk has up to [`CHUNK_QUERIES`] query items of one
+//! class, the classes that they resemble, and representatives of those classes. Every item is a query in one chunk.
+//!
+//! Representatives are taken at even distances, wrongly labelled items included: a cleaned selection would look to the
+//! head like a collection without noise. Most wrong items among them belong to classes outside the chunk, so the head
+//! takes wrong items for outliers too often. To correct this, an item that is as close to the centre of another class as
+//! that class's own items moves probability from "none of the classes" to that class.
 
 use rayon::prelude::*;
 use trueshot_nn::products;
@@ -17,33 +20,33 @@ use crate::error::Result;
 use crate::method::TrainedRelabel;
 use crate::task::{SupportSet, Task};
 
-/// A collection of at most so many items and classes is one chunk.
+/// A collection with at most this many items and classes is one chunk.
 const CHUNK_ITEMS: usize = 120;
 const CHUNK_CLASSES: usize = 8;
-/// Items of a class that are asked about in one chunk.
-const ASKED: usize = 10;
-/// Others of every class that they are compared with.
+/// Query items per chunk.
+const CHUNK_QUERIES: usize = 10;
+/// Representatives per class in a chunk.
 const REPRESENTATIVES: usize = 10;
-/// Representatives that are kept: a few more than are needed, for some may be asked about themselves.
-const WANTED: usize = REPRESENTATIVES + ASKED;
-/// Classes every item may belong to besides its own.
+/// Representatives to select per class: more than a chunk needs, because some may be its queries.
+const SELECTED_REPRESENTATIVES: usize = REPRESENTATIVES + CHUNK_QUERIES;
+/// Classes besides its own that an item adds to its chunk.
 const CANDIDATES: usize = 3;
 /// Chunks between two progress updates.
 pub(super) const CHUNKS_PER_UPDATE: usize = 64;
 
-/// Items that are looked at together; some of them are asked about.
+/// Items that are scored together. The first [`Chunk::queries`] rows are the queries, the others are representatives.
 pub(super) struct Chunk {
-    /// Numbers of classes in the data.
+    /// Class numbers of the data; the class of the queries comes first.
     classes: Vec<u32>,
-    /// Rows of the data; those that are asked about come first.
+    /// Rows of the data, queries first.
     rows: Vec<u32>,
-    asked: usize,
-    /// For those that are asked about in a large collection the class they are closest to besides their own, and how
-    /// readily they would be taken for one of its items, from 0 to 1.
+    queries: usize,
+    /// Per query the closest class besides its own, and how typical the query would be there, from 0 to 1. Empty if the
+    /// collection is one chunk.
     closest: Vec<(u32, f32)>,
 }
 
-/// All chunks; every item is asked about in one.
+/// All chunks of a collection. Every item is a query in exactly one.
 pub(super) struct Chunks(Vec<Chunk>);
 
 impl Chunks {
@@ -53,12 +56,12 @@ impl Chunks {
             let chunk = Chunk {
                 classes: (0..classes as u32).collect(),
                 rows: (0..data.len() as u32).collect(),
-                asked: data.len(),
+                queries: data.len(),
                 closest: Vec::new(),
             };
             return Ok(Chunks(vec![chunk]));
         }
-        let geometry = ClassGeometry::of(data, poll)?;
+        let geometry = ClassGeometry::new(data, poll)?;
         let chunks = (0..classes).into_par_iter().map(|class| geometry.chunks(data, class, poll));
         Ok(Chunks(chunks.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()))
     }
@@ -69,45 +72,45 @@ impl Chunks {
 }
 
 impl Chunk {
-    /// How many items are asked about.
-    pub fn asked(&self) -> usize {
-        self.asked
+    /// The number of query items.
+    pub fn queries(&self) -> usize {
+        self.queries
     }
 
-    /// What the head says of those that are asked about, by row.
-    pub fn judge(
+    /// Scores the query items; the result has the row of each.
+    pub fn score(
         &self,
         data: &Embeddings,
         head: &TrainedRelabel,
         neighbours: usize,
     ) -> Result<Vec<(u32, ScoredItem)>> {
         let rows = &self.rows;
-        let values = decode(data, rows);
-        let place = |row: &u32| {
+        let values = data.gather(rows);
+        let class_index = |row: &u32| {
             let class = data.labels()[*row as usize];
             self.classes.iter().position(|c| *c == class).expect("a chunk has its items' classes") as u32
         };
-        let given: Vec<u32> = rows.iter().map(place).collect();
+        let given: Vec<u32> = rows.iter().map(class_index).collect();
         let support = SupportSet::new(values.chunks_exact(data.dim()).collect(), given, self.classes.len());
         let task = Task::new(support);
         let RelabelOutput { probabilities, weights, .. } = head.judge(&[&task])?.remove(0);
         let nearest = self.neighbours(&task, neighbours);
-        let judged = probabilities.chunks_exact(self.classes.len() + 1).zip(nearest).enumerate();
-        let judged = judged.map(|(item, (shares, neighbours))| {
+        let scored = probabilities.chunks_exact(self.classes.len() + 1).zip(nearest).enumerate();
+        let scored = scored.map(|(item, (shares, neighbours))| {
             let own = task.support.given()[item] as usize;
             let (&none, classes) = shares.split_last().expect("a share for none");
             let classes = self.classes.iter().copied().zip(classes.iter().copied()).collect();
             let mut posterior = Posterior::new(self.classes[own], classes, none, data.classes().len());
-            if let Some(&(class, readiness)) = self.closest.get(item) {
-                posterior.prefer(class, readiness);
+            if let Some(&(class, typicality)) = self.closest.get(item) {
+                posterior.prefer(class, typicality);
             }
             let weight = weights[own * rows.len() + item] * task.support.members()[own].len() as f32;
             (rows[item], ScoredItem { posterior, weight, neighbours })
         });
-        Ok(judged.collect())
+        Ok(scored.collect())
     }
 
-    /// For every item those most like it: rows and similarities.
+    /// Per query the most similar items of the chunk: rows and similarities.
     fn neighbours(&self, task: &Task<'_>, count: usize) -> Vec<Vec<(u32, f32)>> {
         let items = self.rows.len();
         let space = GramSpace::new(task.gram().to_vec(), items, true);
@@ -118,68 +121,71 @@ impl Chunk {
             others.truncate(count);
             others
         };
-        space.gram().chunks_exact(items).enumerate().take(self.asked).map(of_item).collect()
+        space.gram().chunks_exact(items).enumerate().take(self.queries).map(of_item).collect()
     }
 }
 
-/// Where the classes of a large collection lie.
+/// Centres and representatives of the classes of a large collection.
 struct ClassGeometry {
+    /// The mean of the class means.
     mean: Vec<f32>,
-    /// One a class, of unit length, in the space minus the mean.
+    /// One centre per class, of unit length, after subtraction of the mean.
     centres: Vec<Vec<f32>>,
-    /// Of every class rows from its beginning to its end.
+    /// Per class, rows at even distances.
     representatives: Vec<Vec<u32>>,
-    /// The cosines of the better part of every class with its centre, the smallest first.
-    usual: Vec<Vec<f32>>,
+    /// Per class the cosines of its items with its centre in ascending order, without the lowest third.
+    typical_cosines: Vec<Vec<f32>>,
 }
 
 impl ClassGeometry {
-    fn of(data: &Embeddings, poll: &Poll<'_>) -> Result<Self> {
+    fn new(data: &Embeddings, poll: &Poll<'_>) -> Result<Self> {
         let count = data.classes().len();
-        let means = of_classes(count, poll, |class| Ok(mean_of(data, class)))?;
+        let means = per_class(count, poll, |class| Ok(mean_of(data, class)))?;
         let mut mean = vec![0.0; data.dim()];
         for class in &means {
             mean.iter_mut().zip(class).for_each(|(mean, value)| *mean += value / count as f32);
         }
-        let centres = of_classes(count, poll, |class| centre(data, class, &mean, poll))?;
-        let representatives = (0..count).map(|class| spread(data.rows_of(class), WANTED)).collect();
-        let mut geometry = ClassGeometry { mean, centres, representatives, usual: Vec::new() };
-        geometry.usual = of_classes(count, poll, |class| Ok(geometry.usual_of(data, class)))?;
+        let centres = per_class(count, poll, |class| centre(data, class, &mean, poll))?;
+        let representatives =
+            (0..count).map(|class| spread(data.rows_of(class), SELECTED_REPRESENTATIVES)).collect();
+        let mut geometry = ClassGeometry { mean, centres, representatives, typical_cosines: Vec::new() };
+        geometry.typical_cosines =
+            per_class(count, poll, |class| Ok(geometry.typical_cosines_of(data, class)))?;
         Ok(geometry)
     }
 
-    fn usual_of(&self, data: &Embeddings, class: usize) -> Vec<f32> {
-        let placed = placed(data, data.rows_of(class), &self.mean);
+    fn typical_cosines_of(&self, data: &Embeddings, class: usize) -> Vec<f32> {
+        let centred = centred(data, data.rows_of(class), &self.mean);
         let mut cosines: Vec<f32> =
-            placed.chunks_exact(data.dim()).map(|row| dot(row, &self.centres[class])).collect();
+            centred.chunks_exact(data.dim()).map(|row| dot(row, &self.centres[class])).collect();
         cosines.sort_by(f32::total_cmp);
         cosines.split_off(cosines.len() / 3)
     }
 
-    /// How readily an item with that cosine to a class's centre would be taken for one of it: fully if a fifth of the
-    /// better items is no closer.
-    fn readiness(&self, class: u32, cosine: f32) -> f32 {
-        let usual = &self.usual[class as usize];
-        let no_closer = usual.iter().filter(|&&own| own <= cosine).count();
-        (5.0 * no_closer as f32 / usual.len().max(1) as f32).min(1.0)
+    /// How typical an item with this cosine to the centre would be for a class, from 0 to 1: 1 if at least a fifth of the
+    /// typical items are no closer.
+    fn typicality(&self, class: u32, cosine: f32) -> f32 {
+        let typical_cosines = &self.typical_cosines[class as usize];
+        let no_closer = typical_cosines.iter().filter(|&&own| own <= cosine).count();
+        (5.0 * no_closer as f32 / typical_cosines.len().max(1) as f32).min(1.0)
     }
 
-    /// The chunks in which the items of one class are asked about.
+    /// The chunks whose queries are the items of one class.
     fn chunks(&self, data: &Embeddings, class: usize, poll: &Poll<'_>) -> Result<Vec<Chunk>> {
         let rows = data.rows_of(class);
-        let count = rows.len().div_ceil(ASKED);
-        // Neighbours in the file are often alike, wrong ones too: every chunk gets some from everywhere.
-        let asked = |chunk: usize| rows.iter().copied().skip(chunk).step_by(count).collect::<Vec<u32>>();
+        let count = rows.len().div_ceil(CHUNK_QUERIES);
+        // Items next to each other in a file are often similar, wrong ones too: every chunk takes items from the whole class.
+        let queries = |chunk: usize| rows.iter().copied().skip(chunk).step_by(count).collect::<Vec<u32>>();
         let chunk = |chunk: usize| {
             poll.check()?;
-            Ok(self.chunk(data, class as u32, &asked(chunk)))
+            Ok(self.chunk(data, class as u32, &queries(chunk)))
         };
         (0..count).map(chunk).collect()
     }
 
-    fn chunk(&self, data: &Embeddings, class: u32, asked: &[u32]) -> Chunk {
-        let placed = placed(data, asked, &self.mean);
-        let items: Vec<&[f32]> = placed.chunks_exact(data.dim()).collect();
+    fn chunk(&self, data: &Embeddings, class: u32, queries: &[u32]) -> Chunk {
+        let centred = centred(data, queries, &self.mean);
+        let items: Vec<&[f32]> = centred.chunks_exact(data.dim()).collect();
         let centres: Vec<&[f32]> = self.centres.iter().map(Vec::as_slice).collect();
         let mut cosines = vec![0.0; items.len() * centres.len()];
         products::products(&items, &centres, &mut cosines);
@@ -195,21 +201,21 @@ impl ClassGeometry {
         let closest = ranked
             .iter()
             .enumerate()
-            .map(|(item, best)| (best[0], self.readiness(best[0], cosine(best[0], item))));
+            .map(|(item, best)| (best[0], self.typicality(best[0], cosine(best[0], item))));
         let classes = candidates(class, &ranked, &cosine);
-        let mut rows = asked.to_vec();
+        let mut rows = queries.to_vec();
         for &class in &classes {
             let mut others = self.representatives[class as usize].clone();
-            others.retain(|row| !asked.contains(row));
-            let own = if class == classes[0] { asked.len() } else { 0 };
+            others.retain(|row| !queries.contains(row));
+            let own = if class == classes[0] { queries.len() } else { 0 };
             rows.extend(spread(&others, REPRESENTATIVES.saturating_sub(own)));
         }
-        Chunk { closest: closest.collect(), rows, classes, asked: asked.len() }
+        Chunk { closest: closest.collect(), rows, classes, queries: queries.len() }
     }
 }
 
-/// Something of every class, on all threads.
-fn of_classes<T: Send>(
+/// Computes something for every class in parallel.
+fn per_class<T: Send>(
     count: usize,
     poll: &Poll<'_>,
     of_class: impl Fn(usize) -> Result<T> + Sync,
@@ -221,8 +227,8 @@ fn of_classes<T: Send>(
     (0..count).into_par_iter().map(of_class).collect()
 }
 
-/// The class itself and those that its items resemble most: first everybody's first choice, among equal ranks those that are
-/// closest.
+/// The class of the queries, then the classes they resemble most: ordered by rank in the queries' lists, and by cosine among
+/// equal ranks.
 fn candidates(class: u32, ranked: &[Vec<u32>], cosine: &impl Fn(u32, usize) -> f32) -> Vec<u32> {
     let mut wanted: Vec<(usize, f32, u32)> = Vec::new();
     for (item, best) in ranked.iter().enumerate() {
@@ -241,8 +247,8 @@ fn candidates(class: u32, ranked: &[Vec<u32>], cosine: &impl Fn(u32, usize) -> f
 /// The centre of a class in the space minus the mean, for which what is far from it counts little.
 fn centre(data: &Embeddings, class: usize, mean: &[f32], poll: &Poll<'_>) -> Result<Vec<f32>> {
     let rows = data.rows_of(class);
-    let placed = placed(data, rows, mean);
-    let items: Vec<&[f32]> = placed.chunks_exact(data.dim()).collect();
+    let centred = centred(data, rows, mean);
+    let items: Vec<&[f32]> = centred.chunks_exact(data.dim()).collect();
     let mut centre = unit(&sum(&items, &vec![1.0; items.len()]));
     for _ in 0..3 {
         poll.check()?;
@@ -254,7 +260,7 @@ fn centre(data: &Embeddings, class: usize, mean: &[f32], poll: &Poll<'_>) -> Res
     Ok(centre)
 }
 
-/// So many of some rows, from the first to the last.
+/// Up to `wanted` rows at even distances.
 fn spread(rows: &[u32], wanted: usize) -> Vec<u32> {
     let wanted = wanted.min(rows.len());
     (0..wanted).map(|n| rows[n * rows.len() / wanted]).collect()
@@ -262,22 +268,14 @@ fn spread(rows: &[u32], wanted: usize) -> Vec<u32> {
 
 fn mean_of(data: &Embeddings, class: usize) -> Vec<f32> {
     let rows = data.rows_of(class);
-    let values = decode(data, rows);
+    let values = data.gather(rows);
     let items: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
     sum(&items, &vec![1.0 / rows.len().max(1) as f32; rows.len()])
 }
 
-fn decode(data: &Embeddings, rows: &[u32]) -> Vec<f32> {
-    let mut values = vec![0.0; rows.len() * data.dim()];
-    for (row, out) in rows.iter().zip(values.chunks_exact_mut(data.dim())) {
-        data.features().decode_row(*row as usize, out);
-    }
-    values
-}
-
-/// Rows minus the mean, at unit length.
-fn placed(data: &Embeddings, rows: &[u32], mean: &[f32]) -> Vec<f32> {
-    let mut values = decode(data, rows);
+/// The rows after subtraction of the mean, at unit length.
+fn centred(data: &Embeddings, rows: &[u32], mean: &[f32]) -> Vec<f32> {
+    let mut values = data.gather(rows).into_owned();
     for row in values.chunks_exact_mut(data.dim()) {
         row.iter_mut().zip(mean).for_each(|(value, mean)| *value -= mean);
         let scale = inverse_length(row);

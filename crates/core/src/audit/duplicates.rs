@@ -1,4 +1,4 @@
-//! Items that are there twice: the same numbers, or as good as the same.
+//! Finds duplicates: items with equal features, and pairs that are nearly equal.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,66 +12,66 @@ use crate::embeddings::Embeddings;
 use crate::error::Result;
 use crate::report::visible;
 
-/// Two items that are the same.
+/// Two items with equal or nearly equal features.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Duplicate {
-    /// How much the same.
+    /// Whether they are equal or nearly equal.
     pub kind: DuplicateKind,
-    /// One.
+    /// The name of the first item.
     pub item: String,
-    /// The class it is filed under.
+    /// Its label.
     pub given: String,
-    /// The other.
+    /// The name of the second item.
     pub other: String,
-    /// The class that one is filed under.
+    /// The label of the second item.
     pub other_given: String,
-    /// The places of both in the data.
+    /// The rows of both.
     #[serde(skip)]
     pub rows: [u32; 2],
 }
 
-/// How much two items are the same.
+/// How similar two duplicates are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DuplicateKind {
-    /// All numbers are equal.
+    /// All features are equal.
     Exact,
-    /// Nothing that a network looks at tells them apart: the same picture in another size or compression.
+    /// The cosine is at least 0.99: typically the same image in another size or compression.
     Near,
 }
 
-/// The cosine from which on two items are as good as the same.
+/// The smallest cosine of near duplicates.
 const NEAR: f32 = 0.99;
 
-/// Above so many items only equal ones are looked for: all pairs would take minutes.
-const ALL_PAIRS: usize = 20_000;
+/// The largest collection in which near duplicates are searched: comparing all pairs of more items takes minutes.
+const MAX_ITEMS_FOR_PAIRS: usize = 20_000;
 
-/// Of those as good as the same as an item, so many are named of its own class and of others: the frames of a video
-/// would be millions of pairs.
-const NAMED: usize = 4;
+/// Near duplicates reported per item within its class, and across classes: the frames of a video would otherwise give
+/// millions of pairs.
+const MAX_PAIRS_PER_ITEM: usize = 4;
 
 type Pair = (u32, u32, DuplicateKind);
 
-/// Items that are the same.
+/// Duplicates, and warnings about whole classes.
 pub(super) struct DuplicateFindings {
-    /// Pairs, those across classes first.
+    /// Pairs across classes first.
     pub duplicates: Vec<Duplicate>,
-    /// What is odd about whole classes.
+    /// Classes with the same items.
     pub warnings: Vec<String>,
 }
 
-/// Finds all that are the same: equal ones by the first of them, others pair by pair.
+/// Finds duplicates. Equal items form groups, which are reported by their first item.
 pub(super) fn find(data: &Embeddings, poll: &Poll<'_>) -> Result<DuplicateFindings> {
     let groups = equal_rows(data, poll)?;
     let mut pairs: Vec<Pair> = groups.iter().flat_map(|group| equal_pairs(data, group)).collect();
-    if data.len() <= ALL_PAIRS {
+    if data.len() <= MAX_ITEMS_FOR_PAIRS {
         let firsts: Vec<u32> = groups.iter().map(|group| group[0]).collect();
         pairs.extend(near_pairs(data, &firsts, poll)?);
     }
     let class = |row: u32| data.labels()[row as usize];
     pairs.sort_by_key(|pair| (class(pair.0) == class(pair.1), pair.0, pair.1));
     let name = |row: u32| data.classes()[class(row) as usize].clone();
-    let in_words = |(one, other, kind): Pair| Duplicate {
+    let to_duplicate = |(one, other, kind): Pair| Duplicate {
         kind,
         item: item_name(data, one as usize),
         given: name(one),
@@ -79,28 +79,29 @@ pub(super) fn find(data: &Embeddings, poll: &Poll<'_>) -> Result<DuplicateFindin
         other_given: name(other),
         rows: [one, other],
     };
-    let duplicates = pairs.into_iter().map(in_words).collect();
+    let duplicates = pairs.into_iter().map(to_duplicate).collect();
     Ok(DuplicateFindings { duplicates, warnings: warnings(data, &groups) })
 }
 
-/// Rows with equal numbers, by their first; most are alone.
+/// Groups of rows with equal features, ordered by their first row; most groups have one row.
 fn equal_rows(data: &Embeddings, poll: &Poll<'_>) -> Result<Vec<Vec<u32>>> {
-    let mut places = HashMap::new();
+    let mut group_of = HashMap::new();
     let mut groups: Vec<Vec<u32>> = Vec::new();
     for row in 0..data.len() {
         if row % 1024 == 0 {
             poll.check()?;
         }
-        let place = *places.entry(data.features().bytes_of(row..row + 1)).or_insert_with(|| {
+        let group = *group_of.entry(data.features().bytes_of(row..row + 1)).or_insert_with(|| {
             groups.push(Vec::new());
             groups.len() - 1
         });
-        groups[place].push(row as u32);
+        groups[group].push(row as u32);
     }
     Ok(groups)
 }
 
-/// Every row of a group but the first, with the first of its class; and these with the first of all.
+/// Pairs each row of a group with the first row of its class in the group, and the first rows of the classes with the
+/// first row of the group.
 fn equal_pairs(data: &Embeddings, group: &[u32]) -> Vec<Pair> {
     let mut firsts: HashMap<u32, u32> = HashMap::new();
     let mut pairs = Vec::new();
@@ -114,7 +115,7 @@ fn equal_pairs(data: &Embeddings, group: &[u32]) -> Vec<Pair> {
     pairs
 }
 
-/// Classes that cannot be told apart, because their items are the same.
+/// Warnings about classes that cannot be distinguished because they contain the same items.
 fn warnings(data: &Embeddings, groups: &[Vec<u32>]) -> Vec<String> {
     if groups.len() == 1 && data.len() > 1 {
         return vec!["all items are identical: their labels cannot be checked".into()];
@@ -143,32 +144,29 @@ fn warnings(data: &Embeddings, groups: &[Vec<u32>]) -> Vec<String> {
     warnings
 }
 
-/// Compares blocks of rows with blocks of rows.
+/// Compares all pairs of groups, block by block, in parallel.
 fn near_pairs(data: &Embeddings, firsts: &[u32], poll: &Poll<'_>) -> Result<Vec<Pair>> {
     const BLOCK: usize = 256;
     let dim = data.dim();
-    let mut values = vec![0.0; firsts.len() * dim];
-    values.par_chunks_exact_mut(dim).zip(firsts).for_each(|(out, row)| {
-        data.features().decode_row(*row as usize, out);
-    });
+    let values = data.gather(firsts);
     let rows: Vec<&[f32]> = values.chunks_exact(dim).collect();
     let lengths: Vec<f32> = rows.iter().map(|row| products::squared_norm(row).sqrt()).collect();
     let starts: Vec<usize> = (0..rows.len()).step_by(BLOCK).collect();
     let found = starts.par_iter().map(|&start| {
         let left = start..(start + BLOCK).min(rows.len());
         let mut found = Vec::new();
-        let mut named = vec![[0; 2]; left.len()];
+        let mut reported = vec![[0; 2]; left.len()];
         for start in (start..rows.len()).step_by(BLOCK) {
             poll.check()?;
             let right = start..(start + BLOCK).min(rows.len());
             let mut out = vec![0.0; left.len() * right.len()];
             products::products(&rows[right.clone()], &rows[left.clone()], &mut out);
-            for ((i, named), out) in left.clone().zip(&mut named).zip(out.chunks_exact(right.len())) {
+            for ((i, reported), out) in left.clone().zip(&mut reported).zip(out.chunks_exact(right.len())) {
                 for (j, &product) in right.clone().zip(out).filter(|(j, _)| *j > i) {
                     let across = data.labels()[firsts[i] as usize] != data.labels()[firsts[j] as usize];
                     let near = product >= NEAR * lengths[i] * lengths[j] && lengths[i] > 0.0;
-                    if near && named[usize::from(across)] < NAMED {
-                        named[usize::from(across)] += 1;
+                    if near && reported[usize::from(across)] < MAX_PAIRS_PER_ITEM {
+                        reported[usize::from(across)] += 1;
                         found.push((firsts[i], firsts[j], DuplicateKind::Near));
                     }
                 }

@@ -1,9 +1,8 @@
-//! What a change of labels is good for: the accuracy of nearest prototypes when every item in turn is left out and
-//! must be recognised by the others.
+//! The effect of label changes: the leave-one-out accuracy of nearest prototypes before and after.
 //!
-//! A prototype is the sum of its class's rows, minus the mean and at unit length; whether an item is near it is a cosine.
-//! Leaving an item out, or moving one to another class, changes two sums by one row, so products with the sums are
-//! computed once and put right with the products of the row that moves.
+//! A prototype is the sum of the centred, normalised rows of its class, and an item is classified by the largest cosine.
+//! Leaving an item out, or moving one to another class, changes two sums by one row. So the products of rows and sums
+//! are computed once and corrected with the products of the row that moves.
 
 use rayon::prelude::*;
 use trueshot_nn::products;
@@ -11,34 +10,34 @@ use trueshot_nn::products;
 use super::rows::centred;
 use crate::embeddings::Embeddings;
 
-/// An item that changes its class, or leaves.
+/// A change of one label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
-    /// Its place in the data.
+    /// The row whose label changes.
     pub row: u32,
-    /// The class it goes to, if it is one of the data's.
+    /// The new class; `None` removes the item.
     pub to: Option<u32>,
 }
 
-/// What changes do to the accuracy, as shares of 1.
+/// The leave-one-out accuracy before and after changes, from 0 to 1.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Effects {
-    /// With the labels as they are.
+    /// The accuracy with the given labels.
     pub before: f64,
-    /// With all changes made.
+    /// The accuracy with all changes.
     pub after: f64,
-    /// What each change alone adds.
+    /// Per change, the increase of the accuracy if only this change is made.
     pub alone: Vec<f64>,
 }
 
-/// Finds out what changes are good for.
+/// Computes the effect of each change alone and of all changes together.
 pub fn effects(data: &Embeddings, changes: &[Change]) -> Effects {
     let values = centred(data);
     let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
     let given: Vec<Option<u32>> = data.labels().iter().copied().map(Some).collect();
-    let standing = LeaveOneOut::new(&rows, given.clone(), data.classes().len());
-    let before = standing.accuracy();
-    let alone = changes.par_iter().map(|change| standing.accuracy_after(change) - before).collect();
+    let leave_one_out = LeaveOneOut::new(&rows, given.clone(), data.classes().len());
+    let before = leave_one_out.accuracy();
+    let alone = changes.par_iter().map(|change| leave_one_out.accuracy_after(change) - before).collect();
     let mut changed = given;
     for change in changes {
         changed[change.row as usize] = change.to;
@@ -47,7 +46,7 @@ pub fn effects(data: &Embeddings, changes: &[Change]) -> Effects {
     Effects { before, after, alone }
 }
 
-/// How rows stand to the sums of the classes.
+/// The products of rows with the sums of the classes.
 struct LeaveOneOut<'a> {
     rows: &'a [&'a [f32]],
     labels: Vec<Option<u32>>,
@@ -56,16 +55,16 @@ struct LeaveOneOut<'a> {
     products: Vec<f32>,
     /// Squared lengths of the sums.
     lengths: Vec<f32>,
-    /// Squared lengths of the rows: 1, or 0 for one that is the mean.
+    /// Squared lengths of the rows: 1, or 0 for a row that equals the mean.
     own: Vec<f32>,
-    /// For every row the classes it is nearest to: as many as can be out of the race, and one.
+    /// Per row the three nearest classes: a change affects two classes, so one of the three is unaffected.
     nearest: Vec<[(u32, f32); 3]>,
 }
 
-/// No prototype is as far away as one that is not there.
+/// The score of a class without items.
 const ABSENT: f32 = f32::NEG_INFINITY;
-/// Sums of unit rows that are shorter are nothing but rounding.
-const LEAST_LENGTH: f32 = 1e-6;
+/// Sums with a smaller squared length are rounding errors.
+const MIN_SQUARED_LENGTH: f32 = 1e-6;
 
 impl<'a> LeaveOneOut<'a> {
     fn new(rows: &'a [&'a [f32]], labels: Vec<Option<u32>>, classes: usize) -> Self {
@@ -90,10 +89,11 @@ impl<'a> LeaveOneOut<'a> {
         });
         let lengths = views.iter().map(|sum| products::squared_norm(sum)).collect();
         let own = rows.iter().map(|row| products::squared_norm(row).round()).collect();
-        let mut standing =
+        let mut leave_one_out =
             LeaveOneOut { rows, labels, classes, products: all, lengths, own, nearest: Vec::new() };
-        standing.nearest = (0..rows.len()).into_par_iter().map(|row| standing.nearest_to(row)).collect();
-        standing
+        leave_one_out.nearest =
+            (0..rows.len()).into_par_iter().map(|row| leave_one_out.nearest_to(row)).collect();
+        leave_one_out
     }
 
     /// The cosine of a row with a class, without the row itself.
@@ -119,12 +119,12 @@ impl<'a> LeaveOneOut<'a> {
     fn accuracy(&self) -> f64 {
         let known = self.labels.iter().filter(|label| label.is_some()).count();
         let right = (0..self.rows.len())
-            .filter(|&row| self.labels[row].is_some() && answer(&self.nearest[row]) == self.labels[row])
+            .filter(|&row| self.labels[row].is_some() && best_class(&self.nearest[row]) == self.labels[row])
             .count();
         right as f64 / known.max(1) as f64
     }
 
-    /// The accuracy if one row changes its class.
+    /// The accuracy after one change.
     fn accuracy_after(&self, change: &Change) -> f64 {
         let moved = change.row as usize;
         let from = self.labels[moved];
@@ -148,24 +148,25 @@ impl<'a> LeaveOneOut<'a> {
             candidates.extend(from.map(|class| changed_score(class, -1.0, length_without(class))));
             candidates.extend(change.to.map(|class| changed_score(class, 1.0, length_with(class))));
             known += 1;
-            right += usize::from(answer(&candidates) == Some(label));
+            right += usize::from(best_class(&candidates) == Some(label));
         }
         f64::from(right as u32) / f64::from(known.max(1) as u32)
     }
 }
 
-/// The cosine of a row with a sum; without the row, of which `own`, its squared length, is part of the sum or nothing.
+/// The cosine of a row with a sum. If the row is part of the sum, `own` is its squared length and the row is left out;
+/// otherwise `own` is 0.
 fn score(product: f32, squared_length: f32, own: f32) -> f32 {
     let (product, squared) = if own > 0.0 {
         (product - own, squared_length - 2.0 * product + own)
     } else {
         (product, squared_length)
     };
-    if squared > LEAST_LENGTH { product / squared.sqrt() } else { ABSENT }
+    if squared > MIN_SQUARED_LENGTH { product / squared.sqrt() } else { ABSENT }
 }
 
-/// The nearest class that is there at all.
-fn answer(candidates: &[(u32, f32)]) -> Option<u32> {
+/// The class with the highest score, if any class has items.
+fn best_class(candidates: &[(u32, f32)]) -> Option<u32> {
     let best = candidates.iter().max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))?;
     (best.1 > ABSENT).then_some(best.0)
 }
@@ -174,7 +175,7 @@ fn answer(candidates: &[(u32, f32)]) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// Two heaps on a line and one item in the wrong one.
+    /// Two clusters on a curve, with one item of each in the wrong class.
     fn data() -> Embeddings {
         let places = [-1.0, -1.2, -0.9, 1.1, 1.0, 1.3, 0.9, -1.1];
         let values = places.iter().flat_map(|place| [*place, 0.3 * place * place]).collect();
@@ -182,7 +183,7 @@ mod tests {
         Embeddings::from_rows(values, 2, labels).unwrap()
     }
 
-    /// The same by its definition.
+    /// The leave-one-out accuracy by its definition.
     fn plain(data: &Embeddings, labels: &[Option<u32>]) -> f64 {
         let values = centred(data);
         let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();

@@ -1,8 +1,8 @@
-//! A map: items as points in the plane, those alike near each other.
+//! Places items in the plane so that similar items are close to each other, for the scatter plot of a report.
 //!
-//! The first two principal components say where classes lie; t-SNE, started from them, pulls neighbours together. It
-//! looks at all pairs, so larger collections stay with the components. Everything is computed in an order that the data
-//! fixes: the same items give the same map.
+//! Collections of up to 1,000 items use exact t-SNE, initialised with the first two principal components. t-SNE compares
+//! all pairs, so larger collections use the principal components alone. The order of all computations is fixed by the
+//! data: the same items give the same map.
 
 use rayon::prelude::*;
 use trueshot_nn::products;
@@ -13,15 +13,15 @@ use crate::embeddings::Embeddings;
 use crate::error::Result;
 use crate::progress::Progress;
 
-/// A place on the map.
+/// A position in the plane.
 pub type Point = [f32; 2];
 
-/// Up to so many items neighbours are looked at.
-const NEIGHBOURS: usize = 1000;
-/// Rounds in which components are turned towards the widest spread.
-const TURNS: usize = 30;
+/// The largest collection for t-SNE.
+const MAX_TSNE_ITEMS: usize = 1000;
+/// Iterations of the power method.
+const POWER_ITERATIONS: usize = 30;
 
-/// The place of every item, in no particular scale. `progress` is called after every round, so that the work can be stopped.
+/// The position of every item, in arbitrary units. `progress` is called after every round, so that the work can be stopped.
 pub fn map(data: &Embeddings, progress: &dyn Progress) -> Result<Vec<Point>> {
     let poll = Poll::at_end(data, progress);
     let values = centred(data);
@@ -29,7 +29,7 @@ pub fn map(data: &Embeddings, progress: &dyn Progress) -> Result<Vec<Point>> {
     let components = components(&rows, &poll)?;
     match rows.len() {
         0..=5 => Ok(components),
-        6..=NEIGHBOURS => attract(&rows, components, &poll),
+        6..=MAX_TSNE_ITEMS => tsne(&rows, components, &poll),
         _ => Ok(components),
     }
 }
@@ -37,20 +37,20 @@ pub fn map(data: &Embeddings, progress: &dyn Progress) -> Result<Vec<Point>> {
 /// The first two principal components of every row.
 fn components(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Vec<Point>> {
     let dim = rows[0].len();
-    // Any start will do that is not at right angles to what is looked for.
+    // Any start works that is not orthogonal to the components.
     let start = |seed: usize| -> Vec<f32> {
         (0..dim).map(|place| ((place * 2 + seed) as f32 * 12.9898).sin() + 0.01).collect()
     };
     let mut axes = [start(0), start(1)];
-    for _ in 0..TURNS {
+    for _ in 0..POWER_ITERATIONS {
         poll.check()?;
         orthonormal(&mut axes);
         let placed = project(rows, &axes);
-        axes = turned(rows, &placed);
+        axes = power_iteration(rows, &placed);
     }
     orthonormal(&mut axes);
     for axis in &mut axes {
-        // An axis has no sign; the map should have one.
+        // The sign of a component is arbitrary; the largest coefficient is made positive.
         let largest =
             axis.iter().fold(0.0f32, |best, value| if value.abs() > best.abs() { *value } else { best });
         if largest < 0.0 {
@@ -70,8 +70,8 @@ fn project(rows: &[&[f32]], axes: &[Vec<f32>; 2]) -> Vec<Point> {
     rows.par_iter().map(place).collect()
 }
 
-/// Sums of rows by their places on each axis: the axes, turned.
-fn turned(rows: &[&[f32]], placed: &[Point]) -> [Vec<f32>; 2] {
+/// One power iteration: the sums of the rows, weighted by their projections on each axis.
+fn power_iteration(rows: &[&[f32]], placed: &[Point]) -> [Vec<f32>; 2] {
     let axis = |axis: usize| {
         let weights: Vec<f32> = placed.iter().map(|point| point[axis]).collect();
         let mut sum = vec![0.0; rows[0].len()];
@@ -96,39 +96,41 @@ fn orthonormal(axes: &mut [Vec<f32>; 2]) {
     unit(second);
 }
 
-/// Rounds of t-SNE, the first of which pull harder.
-const ROUNDS: usize = 400;
-const HARD_ROUNDS: usize = 120;
-const HARDER: f32 = 12.0;
+/// Iterations of t-SNE; the first ones exaggerate the affinities.
+const ITERATIONS: usize = 400;
+const EXAGGERATED_ITERATIONS: usize = 120;
+const EXAGGERATION: f32 = 12.0;
 
-/// Exact t-SNE.
-fn attract(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point>> {
+/// Exact t-SNE with momentum and adaptive gains (van der Maaten and Hinton, 2008).
+fn tsne(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point>> {
     let items = rows.len();
-    let wanted = affinities(rows);
+    let affinities = affinities(rows);
     let spread = (start.iter().map(|point| point[0] * point[0]).sum::<f32>() / items as f32).sqrt();
     let scale = if spread > 0.0 { 1e-2 / spread } else { 0.0 };
     let mut points: Vec<Point> = start.iter().map(|point| point.map(|value| value * scale)).collect();
-    let mut speeds = vec![[0.0f32; 2]; items];
+    let mut velocities = vec![[0.0f32; 2]; items];
     let mut gains = vec![[1.0f32; 2]; items];
-    let rate = (items as f32 / HARDER / 4.0).max(12.0);
-    for round in 0..ROUNDS {
+    let rate = (items as f32 / EXAGGERATION / 4.0).max(12.0);
+    for iteration in 0..ITERATIONS {
         poll.check()?;
-        let (pull, momentum) = if round < HARD_ROUNDS { (HARDER, 0.5) } else { (1.0, 0.8) };
-        let slopes = slopes(&points, &wanted, pull);
+        let (exaggeration, momentum) =
+            if iteration < EXAGGERATED_ITERATIONS { (EXAGGERATION, 0.5) } else { (1.0, 0.8) };
+        let gradients = gradients(&points, &affinities, exaggeration);
         for item in 0..items {
             for axis in 0..2 {
-                let (slope, speed) = (slopes[item][axis], &mut speeds[item][axis]);
+                let (gradient, velocity) = (gradients[item][axis], &mut velocities[item][axis]);
                 let gain = &mut gains[item][axis];
-                *gain = if (slope > 0.0) == (*speed > 0.0) { (*gain * 0.8).max(0.01) } else { *gain + 0.2 };
-                *speed = momentum * *speed - rate * *gain * slope;
-                points[item][axis] += *speed;
+                *gain =
+                    if (gradient > 0.0) == (*velocity > 0.0) { (*gain * 0.8).max(0.01) } else { *gain + 0.2 };
+                *velocity = momentum * *velocity - rate * *gain * gradient;
+                points[item][axis] += *velocity;
             }
         }
     }
     Ok(points)
 }
 
-/// How much every item wants every other beside it; all together 1.
+/// The symmetric affinities of t-SNE, `[items, items]`, which sum to 1.
 fn affinities(rows: &[&[f32]]) -> Vec<f32> {
     let items = rows.len();
     let perplexity = 30.0f32.min((items - 1) as f32 / 3.0);
@@ -136,47 +138,47 @@ fn affinities(rows: &[&[f32]]) -> Vec<f32> {
     wanted.par_chunks_exact_mut(items).enumerate().for_each(|(item, out)| {
         products::products(rows, &[rows[item]], out);
         let distances: Vec<f32> = out.iter().map(|cosine| (2.0 - 2.0 * cosine).max(0.0)).collect();
-        weigh(&distances, item, perplexity.ln(), out);
+        conditional_affinities(&distances, item, perplexity.ln(), out);
     });
-    let both = |(place, one): (usize, &f32)| {
-        let (row, column) = (place / items, place % items);
+    let symmetric = |(index, one): (usize, &f32)| {
+        let (row, column) = (index / items, index % items);
         (one + wanted[column * items + row]) / (2.0 * items as f32)
     };
-    wanted.iter().enumerate().map(both).collect()
+    wanted.iter().enumerate().map(symmetric).collect()
 }
 
-/// Weights that fall with the distance, as fast as leaves the wanted entropy.
-fn weigh(distances: &[f32], item: usize, entropy: f32, out: &mut [f32]) {
+/// Gaussian weights of the distances from one item, with the precision that gives the wanted entropy.
+fn conditional_affinities(distances: &[f32], item: usize, entropy: f32, out: &mut [f32]) {
     let nearest = distances
         .iter()
         .enumerate()
         .filter(|(other, _)| *other != item)
         .map(|(_, d)| *d)
         .fold(f32::MAX, f32::min);
-    let (mut low, mut high, mut sharpness) = (0.0f32, f32::INFINITY, 1.0f32);
+    let (mut low, mut high, mut precision) = (0.0f32, f32::INFINITY, 1.0f32);
     for _ in 0..50 {
         let (mut total, mut mean) = (0.0, 0.0);
         for (other, (out, distance)) in out.iter_mut().zip(distances).enumerate() {
-            *out = if other == item { 0.0 } else { (-(distance - nearest) * sharpness).exp() };
+            *out = if other == item { 0.0 } else { (-(distance - nearest) * precision).exp() };
             total += *out;
             mean += *out * (distance - nearest);
         }
         out.iter_mut().for_each(|value| *value /= total);
-        let found = total.ln() + sharpness * mean / total;
+        let found = total.ln() + precision * mean / total;
         if (found - entropy).abs() < 1e-4 {
             break;
         }
         if found > entropy {
-            low = sharpness
+            low = precision
         } else {
-            high = sharpness
+            high = precision
         }
-        sharpness = if high.is_finite() { (low + high) / 2.0 } else { sharpness * 2.0 };
+        precision = if high.is_finite() { (low + high) / 2.0 } else { precision * 2.0 };
     }
 }
 
-/// Where every point is drawn from: away from where it is wanted.
-fn slopes(points: &[Point], wanted: &[f32], pull: f32) -> Vec<Point> {
+/// The gradient of the t-SNE objective at every point.
+fn gradients(points: &[Point], affinities: &[f32], exaggeration: f32) -> Vec<Point> {
     let items = points.len();
     let near = |a: Point, b: Point| {
         let (x, y) = (a[0] - b[0], a[1] - b[1]);
@@ -185,17 +187,17 @@ fn slopes(points: &[Point], wanted: &[f32], pull: f32) -> Vec<Point> {
     let sums: Vec<f32> =
         points.par_iter().map(|a| points.iter().map(|b| near(*a, *b)).sum::<f32>() - 1.0).collect();
     let total: f32 = sums.iter().sum::<f32>().max(1e-12);
-    let slope = |(a, wanted): (&Point, &[f32])| {
-        let mut slope = [0.0; 2];
-        for (b, wanted) in points.iter().zip(wanted) {
+    let gradient = |(a, affinities): (&Point, &[f32])| {
+        let mut gradient = [0.0; 2];
+        for (b, affinity) in points.iter().zip(affinities) {
             let near = near(*a, *b);
-            let force = 4.0 * (pull * wanted - near / total) * near;
-            slope[0] += force * (a[0] - b[0]);
-            slope[1] += force * (a[1] - b[1]);
+            let force = 4.0 * (exaggeration * affinity - near / total) * near;
+            gradient[0] += force * (a[0] - b[0]);
+            gradient[1] += force * (a[1] - b[1]);
         }
-        slope
+        gradient
     };
-    points.par_iter().zip(wanted.par_chunks_exact(items)).map(slope).collect()
+    points.par_iter().zip(affinities.par_chunks_exact(items)).map(gradient).collect()
 }
 
 #[cfg(test)]

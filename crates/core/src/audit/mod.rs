@@ -1,9 +1,28 @@
-//! Looking through labelled items: which are filed under the wrong class, where they belong, and how sure that is.
+//! Audits: which labels of a collection are wrong, which label each item should have, and how certain that is.
 //!
-//! The Relabel head says of every item whose it probably is. It looks at some dozens of items at once (`chunks`), so a
-//! large collection is shown to it piece by piece, every item in the company of those it might belong to. From its
-//! probabilities follow the verdicts (`verdict`); the nearest items it was compared with are the reason that is given.
+//! Start with [`Audit::of`]:
+//!
+//! ```
+//! use trueshot::{Audit, Embeddings, Verdict};
+//!
+//! // Two classes in the plane; the last item of "cat" lies among the dogs. `Embeddings::open` reads a file instead.
+//! let values = vec![1.0, 0.0, 0.9, 0.1, 0.8, 0.0, 1.0, 0.1, 0.0, 0.9, 0.0, 1.0, 0.1, 0.9, 0.2, 1.0, 0.0, 0.8];
+//! let labels = ["cat"; 5].iter().chain(&["dog"; 4]).map(|label| label.to_string()).collect();
+//! let rows = Embeddings::from_rows(values, 2, labels)?;
+//!
+//! let audit = Audit::of(&rows).certainty(0.7).run()?;
+//! let most_suspect = &audit.items[audit.ranking()[0]];
+//! assert_eq!((most_suspect.item.as_str(), most_suspect.given.as_str()), ("row 4", "cat"));
+//! assert!(most_suspect.p_wrong > 0.5 && most_suspect.verdict != Verdict::Keep);
+//! # Ok::<(), trueshot::Error>(())
+//! ```
+//!
+//! The Relabel head computes for every item the probability of every class, and of none. It compares some dozens of
+//! items at a time, so a large collection is scored in [chunks](mod@chunks), each with the classes that its items may
+//! belong to. The probabilities become a [`Verdict`] and the nearest items are reported as evidence.
+//! [`effects`] computes what a change of labels is worth, and [`map`] places the items in the plane.
 
+mod builder;
 mod chunks;
 mod duplicates;
 mod effects;
@@ -14,6 +33,7 @@ mod verdict;
 use rayon::prelude::*;
 use serde::Serialize;
 
+pub use self::builder::{AuditBuilder, MAX_NEIGHBOURS, Options};
 use self::chunks::{Chunk, Chunks};
 use self::duplicates::DuplicateFindings;
 pub use self::duplicates::{Duplicate, DuplicateKind};
@@ -22,141 +42,114 @@ pub use self::map::map;
 use self::verdict::Posterior;
 pub use self::verdict::{Certainty, Verdict};
 use crate::embeddings::Embeddings;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::method::TrainedRelabel;
 use crate::progress::Progress;
 
-/// How to look.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// How sure a verdict must be.
-    pub certainty: Certainty,
-    /// The share of wrong labels, from somebody who knows; otherwise it is found out.
-    pub expected_noise: Option<f64>,
-    /// How many neighbours to name.
-    pub neighbours: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { certainty: Certainty::default(), expected_noise: None, neighbours: 5 }
-    }
-}
-
-/// What was found.
+/// The result of an audit.
+///
+/// Made by [`Audit::of`]. Serialises to the JSON that `trueshot audit --format json` writes.
 #[derive(Debug, Clone, Serialize)]
 pub struct Audit {
-    /// What judged.
+    /// The name of the method that scored the items.
     pub method: String,
-    /// Every item, in the order of the data.
+    /// All items, in the order of the rows.
     pub items: Vec<AuditedItem>,
-    /// Every class.
+    /// All classes, in the order of [`Embeddings::classes`].
     pub classes: Vec<AuditedClass>,
-    /// How many labels are wrong, by the sum of their probabilities.
+    /// The expected number of wrong labels: the sum of [`AuditedItem::p_wrong`].
     pub expected_wrong: f64,
-    /// Items that are there twice.
+    /// Pairs of items that are equal or nearly equal.
     pub duplicates: Vec<Duplicate>,
-    /// What is odd about whole classes: two with the same items, or nothing but one item over and over.
+    /// Problems with whole classes: two classes with the same items, or a collection of one repeated item.
     pub warnings: Vec<String>,
-    /// For every item the classes it may belong to with their probabilities, most probable first; the last class
-    /// stands for none of them.
+    /// Per item, the classes it may belong to with their probabilities, most probable first. The class number
+    /// `classes.len()` stands for "none of the classes".
     #[serde(skip)]
     pub shares: Vec<Vec<(u32, f32)>>,
 }
 
-/// One item.
+/// The findings about one item.
 #[derive(Debug, Clone, Serialize)]
 pub struct AuditedItem {
-    /// Its name.
+    /// The name of the item: its path in a folder, or "row N".
     pub item: String,
-    /// The class it is filed under.
+    /// The label in the data.
     pub given: String,
-    /// The probability that this is wrong.
+    /// The probability that the label is wrong, from 0 to 1.
     pub p_wrong: f32,
-    /// What to do with it.
+    /// What to do with the item.
     pub verdict: Verdict,
-    /// Where it belongs, if that is clear and elsewhere.
+    /// The label that the item should have, if the verdict is [`Verdict::Relabel`].
     pub suggested: Option<String>,
-    /// How much it counts in its class, 1 being an ordinary item.
+    /// The weight of the item in the prototype of its class, relative to an equal share (1).
     pub weight: f32,
-    /// The probability that it belongs to no class.
+    /// The probability that the item belongs to none of the classes.
     pub p_outlier: f32,
-    /// What would settle it, if it is not clear.
+    /// What would help to decide, if the verdict is [`Verdict::Unsure`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
-    /// Whether somebody has confirmed its label.
+    /// Whether the user has confirmed the label.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub confirmed: bool,
-    /// The items most like it, the most like first.
+    /// The most similar items, in descending order of similarity.
     pub neighbours: Vec<Neighbour>,
 }
 
-/// An item like another.
+/// An item that is similar to another one.
 #[derive(Debug, Clone, Serialize)]
 pub struct Neighbour {
-    /// Its place in the data.
+    /// The row of the similar item.
     #[serde(skip)]
     pub row: u32,
-    /// Its name.
+    /// The name of the similar item.
     pub item: String,
-    /// The class it is filed under.
+    /// Its label in the data.
     pub given: String,
-    /// The cosine of the two, after the mean of what they were compared with is subtracted.
+    /// The cosine of the two items, after subtraction of the mean of their chunk.
     pub similarity: f32,
 }
 
-/// One class.
+/// The findings about one class.
 #[derive(Debug, Clone, Serialize)]
 pub struct AuditedClass {
-    /// Its name.
+    /// The name of the class.
     pub class: String,
-    /// Items filed under it.
+    /// The number of items with this label.
     pub items: usize,
-    /// How many of them are wrong, by the sum of their probabilities.
+    /// The expected number of wrong labels among them.
     pub expected_wrong: f64,
-    /// Items of other classes that belong to it.
+    /// The number of items with other labels that belong to this class.
     pub found_elsewhere: usize,
 }
 
-/// What the head says of one item, before it is put into words.
+/// The scores of one item, before they become a verdict.
 struct ScoredItem {
     posterior: Posterior,
     weight: f32,
-    /// Row and similarity.
+    /// Rows and similarities, in descending order of similarity.
     neighbours: Vec<(u32, f32)>,
 }
 
-/// Looks through labelled items. Those that are `confirmed` (one entry a row, or none at all) stay where they are.
-///
-/// The progress is the number of items that have been scored. Between two of these updates `progress` is called again with
-/// the same number, from any thread, so that an audit can be stopped at any time.
-pub fn audit(
+/// Scores all items and turns the probabilities into verdicts: what [`AuditBuilder::run`] does after its checks.
+fn run(
     data: &Embeddings,
     head: &TrainedRelabel,
     options: &Options,
     confirmed: &[bool],
     progress: &dyn Progress,
 ) -> Result<Audit> {
-    if data.classes().len() < 2 {
-        return Err(Error::OneClass);
-    }
-    assert!(confirmed.is_empty() || confirmed.len() == data.len(), "one entry a row");
-    if let Some(given) = options.expected_noise.filter(|share| !(0.0..1.0).contains(share)) {
-        let allowed = "a share from 0 to below 1".to_string();
-        return Err(Error::OutOfRange { what: "the expected noise", given: given.to_string(), allowed });
-    }
-    let mut judged = judge(data, head, options.neighbours, progress)?;
+    let mut scored = score_items(data, head, options.neighbours, progress)?;
     let is_confirmed = |row: usize| confirmed.get(row).copied().unwrap_or(false);
-    for (row, judged) in judged.iter_mut().enumerate().filter(|(row, _)| is_confirmed(*row)) {
-        judged.posterior.settle(data.labels()[row]);
+    for (row, item) in scored.iter_mut().enumerate().filter(|(row, _)| is_confirmed(*row)) {
+        item.posterior.settle(data.labels()[row]);
     }
     if let Some(share) = options.expected_noise {
-        let mut posteriors: Vec<&mut Posterior> =
-            judged.iter_mut().map(|judged| &mut judged.posterior).collect();
+        let mut posteriors: Vec<&mut Posterior> = scored.iter_mut().map(|item| &mut item.posterior).collect();
         verdict::expect(&mut posteriors, share);
     }
     let duplicates = duplicates::find(data, &Poll::at_end(data, progress))?;
-    Ok(Audit::of(data, judged, options.certainty, is_confirmed, duplicates))
+    Ok(Audit::new(data, scored, options.certainty, is_confirmed, duplicates))
 }
 
 /// Checks for cancellation in phases during which the number of finished items stays the same. Every loop that can take
@@ -178,8 +171,8 @@ impl<'a> Poll<'a> {
     }
 }
 
-/// Asks the head about every item, chunk by chunk.
-fn judge(
+/// Runs the head on every item, chunk by chunk. The result is in the order of the rows.
+fn score_items(
     data: &Embeddings,
     head: &TrainedRelabel,
     neighbours: usize,
@@ -187,28 +180,33 @@ fn judge(
 ) -> Result<Vec<ScoredItem>> {
     let total = data.len() as u64;
     let chunks = Chunks::new(data, &Poll { progress, done: 0, total })?;
-    let mut judged: Vec<Option<ScoredItem>> = (0..data.len()).map(|_| None).collect();
+    let mut scored: Vec<Option<ScoredItem>> = (0..data.len()).map(|_| None).collect();
     let mut done = 0;
     for group in chunks.all().chunks(chunks::CHUNKS_PER_UPDATE) {
         let poll = Poll { progress, done, total };
-        let judge = |chunk: &Chunk| {
+        let score = |chunk: &Chunk| {
             poll.check()?;
-            chunk.judge(data, head, neighbours)
+            chunk.score(data, head, neighbours)
         };
-        let found: Vec<Vec<(u32, ScoredItem)>> = group.par_iter().map(judge).collect::<Result<_>>()?;
-        for (row, found) in found.into_iter().flatten() {
-            judged[row as usize] = Some(found);
+        let found: Vec<Vec<(u32, ScoredItem)>> = group.par_iter().map(score).collect::<Result<_>>()?;
+        for (row, item) in found.into_iter().flatten() {
+            scored[row as usize] = Some(item);
         }
-        done += group.iter().map(Chunk::asked).sum::<usize>() as u64;
+        done += group.iter().map(Chunk::queries).sum::<usize>() as u64;
         progress.check(done, total)?;
     }
-    Ok(judged.into_iter().map(|judged| judged.expect("every item is scored in one chunk")).collect())
+    Ok(scored.into_iter().map(|item| item.expect("every item is scored in one chunk")).collect())
 }
 
 impl Audit {
-    fn of(
+    /// Starts an audit of labelled rows: set options on the builder, then call [`AuditBuilder::run`].
+    pub fn of(data: &Embeddings) -> AuditBuilder<'_> {
+        AuditBuilder::new(data)
+    }
+
+    fn new(
         data: &Embeddings,
-        judged: Vec<ScoredItem>,
+        scored: Vec<ScoredItem>,
         certainty: Certainty,
         is_confirmed: impl Fn(usize) -> bool,
         DuplicateFindings { duplicates, warnings }: DuplicateFindings,
@@ -217,9 +215,9 @@ impl Audit {
         let class_name = |class: u32| data.classes()[class as usize].clone();
         let mut classes: Vec<AuditedClass> =
             data.classes().iter().enumerate().map(AuditedClass::empty).collect();
-        let mut items = Vec::with_capacity(judged.len());
-        let mut shares = Vec::with_capacity(judged.len());
-        for (row, ScoredItem { posterior, weight, neighbours }) in judged.into_iter().enumerate() {
+        let mut items = Vec::with_capacity(scored.len());
+        let mut shares = Vec::with_capacity(scored.len());
+        for (row, ScoredItem { posterior, weight, neighbours }) in scored.into_iter().enumerate() {
             let given = data.labels()[row];
             let (verdict, suggested) = posterior.verdict(certainty);
             let own = &mut classes[given as usize];
@@ -253,21 +251,22 @@ impl Audit {
         Audit { method: "relabel".into(), items, classes, expected_wrong, duplicates, warnings, shares }
     }
 
-    /// The places of all items, the most suspicious first.
+    /// The indices of all items, in descending order of the probability that the label is wrong.
     pub fn ranking(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.items.len()).collect();
         order.sort_by(|&a, &b| self.items[b].p_wrong.total_cmp(&self.items[a].p_wrong));
         order
     }
 
-    /// Whether anything should be looked at: an item that is wrong, or one that may be.
+    /// Whether at least one item is suspect.
     pub fn finds_something(&self) -> bool {
         self.items.iter().any(|item| item.is_suspect())
     }
 }
 
 impl AuditedItem {
-    /// Whether it should be looked at.
+    /// Whether a person should look at the item: the verdict is not "keep", and if it is "unsure", the label is more
+    /// likely wrong than right.
     pub fn is_suspect(&self) -> bool {
         match self.verdict {
             Verdict::Keep => false,
@@ -283,7 +282,7 @@ impl AuditedClass {
     }
 }
 
-/// What an item is called where the data has no name for it.
+/// The name of an item; "row N" if the data has no names.
 pub(crate) fn item_name(data: &Embeddings, row: usize) -> String {
     data.item(row).map_or_else(|| format!("row {row}"), str::to_string)
 }

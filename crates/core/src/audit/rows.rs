@@ -1,22 +1,21 @@
-//! Rows as they are compared: minus the mean of all, at unit length.
+//! Rows prepared for cosines: after subtraction of the mean of all rows, at unit length.
 
 use rayon::prelude::*;
 
 use crate::embeddings::Embeddings;
 
-/// Rows whose sum is taken at once; fixed, so that the number of threads changes nothing.
+/// Rows per partial sum. Fixed, so that the sums do not depend on the number of threads.
 const CHUNK: usize = 256;
 
-/// All rows, one after the other. Those that are the mean itself are all zero.
+/// All rows, centred and normalised, one after the other. A row that equals the mean becomes zero.
 pub(super) fn centred(data: &Embeddings) -> Vec<f32> {
     let dim = data.dim();
-    let mut values = vec![0.0; data.len() * dim];
-    values.par_chunks_exact_mut(dim).enumerate().for_each(|(row, out)| data.features().decode_row(row, out));
+    let mut values = data.all_rows().into_owned();
     let mean = mean(&values, dim);
     values.par_chunks_exact_mut(dim).for_each(|row| {
         row.iter_mut().zip(&mean).for_each(|(value, mean)| *value -= mean);
         let length = row.iter().map(|value| value * value).sum::<f32>().sqrt();
-        // What rounding leaves of rows that are all the same is no direction.
+        // If all rows are equal, only rounding errors are left, which have no direction.
         let scale = if length > 1e-6 { length.recip() } else { 0.0 };
         row.iter_mut().for_each(|value| *value *= scale);
     });

@@ -2,6 +2,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
+use crate::error::Error;
 
 /// Classes around places of their own; the last item of every class is one of the next class.
 fn collection(classes: usize, items: usize, dim: usize) -> (Embeddings, Vec<bool>) {
@@ -26,7 +27,7 @@ fn collection(classes: usize, items: usize, dim: usize) -> (Embeddings, Vec<bool
 }
 
 fn look(data: &Embeddings, options: &Options, confirmed: &[bool]) -> Audit {
-    audit(data, &TrainedRelabel::built_in().unwrap(), options, confirmed, &()).unwrap()
+    Audit::of(data).options(options.clone()).confirmed(confirmed).run().unwrap()
 }
 
 fn check(data: &Embeddings, wrong: &[bool]) {
@@ -52,7 +53,7 @@ fn misfiled_items_are_found_and_sent_where_they_belong() {
 }
 
 #[test]
-fn a_collection_of_many_rooms_is_judged_like_a_small_one() {
+fn a_collection_of_many_chunks_is_scored_like_a_small_one() {
     let (data, wrong) = collection(30, 40, 24);
     check(&data, &wrong);
 }
@@ -118,11 +119,10 @@ fn classes_with_the_same_items_and_items_that_are_all_the_same_are_said() {
 #[test]
 fn a_single_class_and_impossible_expectations_are_refused() {
     let data = Embeddings::from_rows(vec![1.0, 2.0, 3.0], 1, vec!["a".into(); 3]).unwrap();
-    let head = TrainedRelabel::built_in().unwrap();
-    assert!(matches!(audit(&data, &head, &Options::default(), &[], &()), Err(Error::OneClass)));
+    assert!(matches!(Audit::of(&data).run(), Err(Error::OneClass)));
     let (data, _) = collection(3, 3, 8);
     let options = Options { expected_noise: Some(1.0), ..Options::default() };
-    assert!(matches!(audit(&data, &head, &options, &[], &()), Err(Error::OutOfRange { .. })));
+    assert!(matches!(Audit::of(&data).options(options).run(), Err(Error::OutOfRange { .. })));
 }
 
 #[test]
@@ -157,9 +157,8 @@ impl Progress for Refusal {
 /// Stops an audit and returns how often the progress was updated after it had asked to stop.
 fn stopped(data: &Embeddings, done: u64, patience: usize) -> usize {
     let refusal = Refusal { done, patience, asked: 0.into(), asked_afterwards: 0.into() };
-    let head = TrainedRelabel::built_in().unwrap();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    let found = pool.install(|| audit(data, &head, &Options::default(), &[], &refusal));
+    let found = pool.install(|| Audit::of(data).progress(&refusal).run());
     assert!(matches!(found, Err(Error::Interrupted)), "{done} done, {patience} times answered");
     refusal.asked_afterwards.into_inner()
 }

@@ -3,10 +3,14 @@
 //! The bytes stay where they are (a memory map, or a vector a reader decoded into) and rows are
 //! turned into `f32` only when an episode touches them, so a bank larger than memory can be used.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use arrow_buffer::Buffer;
 use bytes::Bytes;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use rayon::prelude::*;
 use trueshot_nn::memory;
 
 /// How a feature is stored.
@@ -138,7 +142,49 @@ impl Features {
         }
     }
 
-    /// Turns one row into `f32`.
+    /// One row as `f32`: borrowed if the matrix is stored as `f32`, otherwise decoded.
+    pub fn row(&self, row: usize) -> Cow<'_, [f32]> {
+        self.rows_between(row..row + 1)
+    }
+
+    /// Consecutive rows as `f32`, one after the other: borrowed if the matrix is stored as `f32`, otherwise decoded.
+    pub fn rows_between(&self, rows: Range<usize>) -> Cow<'_, [f32]> {
+        if let Some(all) = self.as_f32() {
+            return Cow::Borrowed(&all[rows.start * self.dim..rows.end * self.dim]);
+        }
+        self.decoded(rows.len(), |index| rows.start + index)
+    }
+
+    /// The given rows as `f32`, one after the other, in the given order. Borrowed if the matrix is stored as `f32` and the
+    /// rows are consecutive.
+    ///
+    /// # Panics
+    /// If a row is out of range.
+    pub fn gather(&self, rows: &[u32]) -> Cow<'_, [f32]> {
+        let first = rows.first().map_or(0, |&row| row as usize);
+        if self.as_f32().is_some()
+            && rows.iter().zip(first..).all(|(&row, expected)| row as usize == expected)
+        {
+            return self.rows_between(first..first + rows.len());
+        }
+        self.decoded(rows.len(), |index| rows[index] as usize)
+    }
+
+    fn decoded(&self, count: usize, row: impl Fn(usize) -> usize + Sync) -> Cow<'_, [f32]> {
+        /// Values below which starting other threads takes longer than decoding.
+        const SERIAL: usize = 1 << 18;
+        let mut values = vec![0.0; count * self.dim];
+        if values.len() <= SERIAL {
+            let out = values.chunks_exact_mut(self.dim.max(1)).enumerate();
+            out.for_each(|(index, out)| self.decode_row(row(index), out));
+        } else {
+            let out = values.par_chunks_exact_mut(self.dim).enumerate();
+            out.for_each(|(index, out)| self.decode_row(row(index), out));
+        }
+        Cow::Owned(values)
+    }
+
+    /// Decodes one row into `out`.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         decode(self.bytes_of(row..row + 1), self.precision, out);
     }

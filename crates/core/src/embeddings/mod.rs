@@ -24,6 +24,7 @@ mod thrift;
 mod warnings;
 mod writer;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -268,6 +269,28 @@ impl Embeddings {
     /// Where it was read from.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// One row as `f32`, borrowed if possible; see [`Features::row`].
+    pub fn row(&self, row: usize) -> Cow<'_, [f32]> {
+        self.features.row(row)
+    }
+
+    /// The given rows as `f32`, one after the other, borrowed if possible; see [`Features::gather`].
+    ///
+    /// ```
+    /// let labels = ["a", "b", "a"].map(String::from).to_vec();
+    /// let rows = trueshot::Embeddings::from_rows(vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0], 2, labels)?;
+    /// assert_eq!(*rows.gather(rows.rows_of(0)), [0.0, 1.0, 4.0, 5.0]);
+    /// # Ok::<(), trueshot::Error>(())
+    /// ```
+    pub fn gather(&self, rows: &[u32]) -> Cow<'_, [f32]> {
+        self.features.gather(rows)
+    }
+
+    /// All rows as `f32`, one after the other, borrowed if possible.
+    pub fn all_rows(&self) -> Cow<'_, [f32]> {
+        self.features.rows_between(0..self.len())
     }
 
     /// The fingerprint of features, labels and class names; the same for every file format. Taken when it is first

@@ -38,6 +38,12 @@ impl Shots {
     }
 }
 
+impl From<usize> for Shots {
+    fn from(shots: usize) -> Self {
+        Shots::exactly(shots)
+    }
+}
+
 impl std::fmt::Display for Shots {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.min == self.max { write!(f, "{}", self.min) } else { write!(f, "{}-{}", self.min, self.max) }

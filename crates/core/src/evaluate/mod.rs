@@ -1,14 +1,34 @@
-//! Evaluation: every method, noise type and level of one call meets the same episodes.
+//! Evaluations: the accuracy of methods on noisy episodes drawn from embeddings.
 //!
-//! Episodes run in parallel and their outcomes are added up in the order of their numbers, so the result does
-//! not depend on the number of threads. Work goes in rounds; after each round the progress is reported, and
+//! Start with [`Evaluation::of`]:
+//!
+//! ```
+//! use trueshot::{Embeddings, Evaluation};
+//!
+//! // Five classes of thirty points; `Embeddings::open` reads a file instead.
+//! let value = |i: usize| ((i * 7919) % 997) as f32 / 400.0 + if i / (8 * 30) == i % 8 { 3.0 } else { 0.0 };
+//! let labels = (0..150).map(|row| format!("class {}", row / 30)).collect();
+//! let rows = Embeddings::from_rows((0..150 * 8).map(value).collect(), 8, labels)?;
+//!
+//! let evaluation = Evaluation::of(&rows).noise("symmetric=40")?.methods("protonet,median:eps=0.1")?.episodes(100).run()?;
+//! let [protonet, median] = &evaluation.settings[0].methods[..] else { unreachable!() };
+//! assert!(median.accuracy > protonet.accuracy);
+//! # Ok::<(), trueshot::Error>(())
+//! ```
+//!
+//! All methods, noise types and levels of one evaluation use the same episodes, so their differences are paired.
+//!
+//! Episodes run in parallel and their outcomes are added in the order of their numbers, so the result does not depend on
+//! the number of threads. Episodes are run in rounds; after each round the progress is reported, and
 //! an evaluation that is stopped there is valid and shorter.
 
+mod builder;
 mod detection;
 mod episode_runner;
 mod statistics;
 mod tally;
 
+pub use builder::{DEFAULT_BASELINE, EvaluationBuilder};
 pub use detection::Detection;
 pub use statistics::{Estimate, holm};
 pub use tally::{ClassAccuracy, Comparison, Difference, Evaluation, MethodResult, SettingResult, Source};
@@ -24,7 +44,7 @@ use episode_runner::EpisodeRunner;
 pub(crate) use episode_runner::fetch;
 use tally::Tally;
 
-/// What to evaluate.
+/// The parts of an evaluation, for callers that draw episodes in their own way; others use [`Evaluation::of`].
 pub struct Experiment<'a> {
     /// The data.
     pub embeddings: &'a Embeddings,
@@ -53,6 +73,26 @@ pub struct Details {
 
 /// Episodes between two progress updates.
 const ROUND: u64 = 256;
+
+impl Evaluation {
+    /// Starts an evaluation of methods on labelled rows: set options on the builder, then call
+    /// [`EvaluationBuilder::run`].
+    pub fn of(data: &Embeddings) -> EvaluationBuilder<'_> {
+        EvaluationBuilder::new(data)
+    }
+}
+
+/// Checks that the baseline is the label of one of the methods.
+///
+/// # Errors
+/// [`Error::UnknownBaseline`] with the labels that there are.
+pub fn check_baseline(baseline: &str, methods: &[NamedMethod]) -> Result<()> {
+    let known: Vec<&str> = methods.iter().map(|method| method.label.as_str()).collect();
+    match known.contains(&baseline) {
+        true => Ok(()),
+        false => Err(Error::UnknownBaseline { baseline: baseline.into(), known: known.join(", ") }),
+    }
+}
 
 /// Runs an experiment on the threads of the current rayon pool.
 pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<Evaluation> {

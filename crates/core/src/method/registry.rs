@@ -180,6 +180,28 @@ impl Registry {
         Ok(NamedMethod { label, method: (info.build)(&parameters)? })
     }
 
+    /// Makes all methods of a list; of an empty list, all methods that need no model file.
+    ///
+    /// # Errors
+    /// [`Error::MethodTwice`] if two methods have the same label, and the errors of [`Registry::parse`].
+    pub fn parse_all<S: AsRef<str>>(&self, names: &[S]) -> Result<Vec<NamedMethod>> {
+        let mut methods: Vec<NamedMethod> = match names.is_empty() {
+            true => {
+                let complete = self.infos.iter().filter(|info| info.is_complete());
+                complete.map(|info| self.parse(info.name)).collect::<Result<_>>()?
+            }
+            false => Vec::with_capacity(names.len()),
+        };
+        for name in names {
+            let method = self.parse(name.as_ref())?;
+            if methods.iter().any(|earlier| earlier.label == method.label) {
+                return Err(Error::MethodTwice { label: method.label });
+            }
+            methods.push(method);
+        }
+        Ok(methods)
+    }
+
     fn unknown_method(&self, name: &str) -> Error {
         let names: Vec<&str> = self.infos.iter().map(|info| info.name).collect();
         Error::UnknownMethod { name: name.into(), nearest: nearest(name, &names), known: names.join(", ") }

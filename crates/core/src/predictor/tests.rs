@@ -1,5 +1,5 @@
 use super::*;
-use crate::audit::{self, audit};
+use crate::audit::Audit;
 use crate::method::{Registry, TrainedRelabel};
 use crate::tensors::tests::{flips, without_checksum};
 
@@ -24,8 +24,7 @@ fn support() -> Embeddings {
 
 fn fit(method: &str) -> Predictor {
     let data = support();
-    let found =
-        audit(&data, &TrainedRelabel::built_in().unwrap(), &audit::Options::default(), &[], &()).unwrap();
+    let found = Audit::of(&data).run().unwrap();
     Predictor::fit(data, &Registry::default().parse(method).unwrap(), Some(&found)).unwrap()
 }
 
@@ -111,7 +110,7 @@ fn a_large_collection_is_kept_as_its_most_typical_items() {
     }
     let data = Embeddings::from_rows(values, 16, labels).unwrap();
     let head = TrainedRelabel::built_in().unwrap();
-    let found = audit(&data, &head, &audit::Options::default(), &[], &()).unwrap();
+    let found = Audit::of(&data).head(&head).run().unwrap();
     for method in ["relabel", "protonet"] {
         let named = Registry::default().parse(method).unwrap();
         let data = Embeddings::from_rows(

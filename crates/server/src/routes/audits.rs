@@ -2,7 +2,7 @@
 
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
-use trueshot::audit::{Audit, Certainty, Options, audit};
+use trueshot::audit::{Audit, Certainty, Options};
 use utoipa::IntoParams;
 
 use super::{Asked, JsonBytes};
@@ -64,23 +64,13 @@ pub async fn post(
 impl AuditOptions {
     fn checked(&self) -> Result<Options, Problem> {
         let usual = Options::default();
-        let outside = |what: &str, given: &dyn std::fmt::Display, allowed: &str| {
-            Problem::unusable(format!("{what} is {given}; allowed: {allowed}"))
-        };
-        if let Some(share) = self.expected_noise.filter(|share| !(0.0..1.0).contains(share)) {
-            return Err(outside("expected_noise", &share, "a share from 0 to below 1"));
-        }
-        if let Some(sure) = self.certainty.filter(|sure| !(0.5..=1.0).contains(sure)) {
-            return Err(outside("certainty", &sure, "a probability from 0.5 to 1"));
-        }
-        if let Some(count) = self.neighbours.filter(|count| *count > 50) {
-            return Err(outside("neighbours", &count, "0 to 50"));
-        }
-        Ok(Options {
-            certainty: self.certainty.map_or(usual.certainty, Certainty::of_all),
+        let options = Options {
+            certainty: self.certainty.map_or(usual.certainty, Certainty::uniform),
             expected_noise: self.expected_noise,
             neighbours: self.neighbours.unwrap_or(usual.neighbours),
-        })
+        };
+        options.validate()?;
+        Ok(options)
     }
 }
 
@@ -106,7 +96,12 @@ fn check_answer(support: &Support, options: &Options, most: usize) -> Result<(),
 
 /// Looks through a support set.
 pub fn look(support: &Support, options: &Options, app: &App, watch: &Watch) -> Result<Audit, Problem> {
-    let found = audit(&support.data, &app.head, options, &support.confirmed, watch);
+    let found = Audit::of(&support.data)
+        .head(&app.head)
+        .options(options.clone())
+        .confirmed(&support.confirmed)
+        .progress(watch)
+        .run();
     let found = found.map_err(|error| match error {
         trueshot::Error::Interrupted => watch.late(),
         error => error.into(),
@@ -133,9 +128,9 @@ mod tests {
         let data = Embeddings::from_rows(values, 2, labels).unwrap();
         let head = TrainedRelabel::built_in().unwrap();
         // So sure that something is left open, which has advice.
-        let options = Options { certainty: Certainty::of_all(0.999_999), ..Options::default() };
+        let options = Options { certainty: Certainty::uniform(0.999_999), ..Options::default() };
         let confirmed = [true, false, false, false, false];
-        let audit = audit(&data, &head, &options, &confirmed, &()).unwrap();
+        let audit = Audit::of(&data).head(&head).options(options).confirmed(&confirmed).run().unwrap();
         let skipped = vec![Skipped { item: "x".into(), class: "a".into(), reason: "cut off".into() }];
         let reply = serde_json::to_value(AuditReply { audit, embedder: None, skipped }).unwrap();
         assert!(

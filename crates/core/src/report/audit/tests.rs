@@ -1,7 +1,5 @@
 use super::*;
-use crate::audit::{Options, audit};
 use crate::embeddings::{Embeddings, Items};
-use crate::method::TrainedRelabel;
 
 fn scatter(row: usize, column: usize) -> f32 {
     let mixed = ((row * 65_537 + column) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -23,8 +21,7 @@ fn looked_at() -> (Embeddings, Audit) {
     }
     let data =
         Embeddings::from_rows(values, 24, labels).unwrap().with_items(Items::from_names(items)).unwrap();
-    let head = TrainedRelabel::built_in().unwrap();
-    let found = audit(&data, &head, &Options::default(), &[], &()).unwrap();
+    let found = Audit::of(&data).run().unwrap();
     (data, found)
 }
 
@@ -76,8 +73,7 @@ fn of_a_large_collection_suspects_and_some_of_every_class_are_shown() {
     let values = (0..2000).flat_map(|row| (0..8).map(move |column| value(row, column))).collect();
     let labels = (0..2000).map(|row| format!("class {}", row / 500)).collect();
     let data = Embeddings::from_rows(values, 8, labels).unwrap();
-    let head = TrainedRelabel::built_in().unwrap();
-    let found = audit(&data, &head, &Options::default(), &[], &()).unwrap();
+    let found = Audit::of(&data).run().unwrap();
     let shown = shown_rows(&found, &data);
     assert!(shown.len() <= 1200 && shown.len() >= 12, "{}", shown.len());
     let suspects: Vec<usize> = (0..2000).filter(|row| found.items[*row].verdict != Verdict::Keep).collect();

@@ -268,10 +268,10 @@ fn feature_statistics(banks: &[&Embeddings]) -> FeatureStatistics {
     const ROWS: usize = 4096;
     let dim = banks.first().map_or(0, |bank| bank.dim());
     let sum = |bank: &Embeddings, from: usize| {
-        let (mut sums, mut squares, mut row) = (vec![0.0; dim], 0.0, vec![0.0f32; dim]);
+        let (mut sums, mut squares) = (vec![0.0; dim], 0.0);
         for place in from..(from + ROWS).min(bank.len()) {
-            bank.features().decode_row(place, &mut row);
-            sums.iter_mut().zip(&row).for_each(|(sum, &value)| *sum += f64::from(value));
+            let row = bank.row(place);
+            sums.iter_mut().zip(&*row).for_each(|(sum, &value)| *sum += f64::from(value));
             squares += row.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>();
         }
         (sums, squares)

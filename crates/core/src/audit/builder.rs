@@ -1,0 +1,161 @@
+//! The builder of an audit, and its options with their ranges.
+
+use super::{Audit, Certainty, run};
+use crate::embeddings::Embeddings;
+use crate::error::{Error, Result};
+use crate::method::TrainedRelabel;
+use crate::progress::Progress;
+use crate::ranges::require;
+
+/// The largest number of neighbours that can be reported per item.
+pub const MAX_NEIGHBOURS: usize = 100;
+
+/// Options of an audit, with the same ranges on the command line, in the HTTP API and in Python.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// How probable something must be before an audit says it.
+    pub certainty: Certainty,
+    /// The share of wrong labels, if it is known, from 0 to below 1. Otherwise it is estimated.
+    pub expected_noise: Option<f64>,
+    /// The number of similar items to report per item, up to [`MAX_NEIGHBOURS`].
+    pub neighbours: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { certainty: Certainty::default(), expected_noise: None, neighbours: 5 }
+    }
+}
+
+impl Options {
+    /// Checks that all options are in their ranges.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], which names the option, the value and the range.
+    pub fn validate(&self) -> Result<()> {
+        let Certainty { keep, relabel, outlier } = self.certainty;
+        for certainty in [keep, relabel, outlier] {
+            require("certainty", certainty, (0.5..=1.0).contains(&certainty), "a probability from 0.5 to 1")?;
+        }
+        if let Some(share) = self.expected_noise {
+            require("expected_noise", share, (0.0..1.0).contains(&share), "a share from 0 to below 1")?;
+        }
+        let allowed = format!("0 to {MAX_NEIGHBOURS}");
+        require("neighbours", self.neighbours, self.neighbours <= MAX_NEIGHBOURS, &allowed)
+    }
+}
+
+/// An audit before it runs: made by [`Audit::of`], started by [`AuditBuilder::run`].
+#[must_use = "an audit does nothing until `run` is called"]
+#[derive(Clone)]
+pub struct AuditBuilder<'a> {
+    data: &'a Embeddings,
+    head: Option<&'a TrainedRelabel>,
+    options: Options,
+    confirmed: &'a [bool],
+    progress: &'a dyn Progress,
+}
+
+impl<'a> AuditBuilder<'a> {
+    pub(super) fn new(data: &'a Embeddings) -> Self {
+        AuditBuilder { data, head: None, options: Options::default(), confirmed: &[], progress: &() }
+    }
+
+    /// How probable a verdict must be, from 0.5 to 1; below it the verdict is [`Unsure`](super::Verdict::Unsure).
+    pub fn certainty(mut self, probability: f32) -> Self {
+        self.options.certainty = Certainty::uniform(probability);
+        self
+    }
+
+    /// The share of wrong labels, from 0 to below 1. Without it, the share is estimated.
+    pub fn expected_noise(mut self, share: f64) -> Self {
+        self.options.expected_noise = Some(share);
+        self
+    }
+
+    /// The number of similar items to report per item.
+    pub fn neighbours(mut self, count: usize) -> Self {
+        self.options.neighbours = count;
+        self
+    }
+
+    /// All options at once.
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Which labels the user has confirmed, one entry per row. These items keep their labels, and help to judge others.
+    pub fn confirmed(mut self, confirmed: &'a [bool]) -> Self {
+        self.confirmed = confirmed;
+        self
+    }
+
+    /// A trained head, instead of the built-in one.
+    pub fn head(mut self, head: &'a TrainedRelabel) -> Self {
+        self.head = Some(head);
+        self
+    }
+
+    /// Reports the number of scored items and allows to stop. Between two of these updates `progress` is called again
+    /// with the same number, from any thread, so that an audit can be stopped at any time.
+    pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
+        self.progress = progress;
+        self
+    }
+
+    /// Runs the audit on the threads of the current rayon pool.
+    ///
+    /// # Errors
+    /// [`Error::OneClass`] if the data has fewer than two classes, [`Error::OutOfRange`] for an option or a wrong number
+    /// of confirmed entries, [`Error::Interrupted`] if the progress stopped it.
+    pub fn run(self) -> Result<Audit> {
+        self.options.validate()?;
+        if self.data.classes().len() < 2 {
+            return Err(Error::OneClass);
+        }
+        let (entries, rows) = (self.confirmed.len(), self.data.len());
+        let allowed = format!("{rows} entries, one per row");
+        require("confirmed", format!("a list of {entries}"), entries == 0 || entries == rows, &allowed)?;
+        let built_in;
+        let head = match self.head {
+            Some(head) => head,
+            None => {
+                built_in = TrainedRelabel::built_in()?;
+                &built_in
+            }
+        };
+        run(self.data, head, &self.options, self.confirmed, self.progress)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_outside_their_ranges_are_refused_by_name() {
+        let problem = |options: Options| options.validate().unwrap_err().to_string();
+        let usual = Options::default;
+        let unsure = Options { certainty: Certainty::uniform(0.4), ..usual() };
+        assert_eq!(problem(unsure), "certainty is 0.4; allowed: a probability from 0.5 to 1");
+        for share in [-0.1, 1.0, f64::NAN] {
+            assert!(
+                problem(Options { expected_noise: Some(share), ..usual() }).starts_with("expected_noise is ")
+            );
+        }
+        assert_eq!(problem(Options { neighbours: 101, ..usual() }), "neighbours is 101; allowed: 0 to 100");
+        usual().validate().unwrap();
+    }
+
+    #[test]
+    fn confirmed_entries_must_match_the_rows() {
+        let labels = ["a", "a", "b", "b"].map(String::from).to_vec();
+        let data = Embeddings::from_rows(vec![1.0, 0.0, 0.9, 0.1, 0.0, 1.0, 0.1, 0.9], 2, labels).unwrap();
+        let error = Audit::of(&data).confirmed(&[true, false]).run().unwrap_err();
+        assert_eq!(error.to_string(), "confirmed is a list of 2; allowed: 4 entries, one per row");
+        assert!(
+            Audit::of(&data).confirmed(&[true; 4]).run().unwrap().items.iter().all(|item| item.confirmed)
+        );
+    }
+}

@@ -1,0 +1,196 @@
+//! The builder of an evaluation.
+
+use super::{Details, Evaluation, Experiment, check_baseline, evaluate};
+use crate::embeddings::Embeddings;
+use crate::episode::{EpisodeSpec, Sampler, Shots};
+use crate::error::{Error, Result};
+use crate::method::{NamedMethod, Registry};
+use crate::noise::{self, NoiseLevels};
+use crate::progress::Progress;
+
+/// The method to which others are compared unless another one is chosen.
+pub const DEFAULT_BASELINE: &str = "protonet";
+
+/// An evaluation before it runs: made by [`Evaluation::of`], started by [`EvaluationBuilder::run`].
+///
+/// Without further settings: all methods that need no model file, 10,000 episodes of 5 ways, 5 shots and 15 queries per
+/// class, with symmetric noise of 0, 20, 40 and 60 %.
+#[must_use = "an evaluation does nothing until `run` is called"]
+pub struct EvaluationBuilder<'a> {
+    data: &'a Embeddings,
+    outliers: Option<&'a Embeddings>,
+    noise: Vec<NoiseLevels>,
+    methods: Option<Vec<NamedMethod>>,
+    spec: EpisodeSpec,
+    episodes: u64,
+    baseline: Option<String>,
+    details: Details,
+    progress: &'a dyn Progress,
+}
+
+impl<'a> EvaluationBuilder<'a> {
+    pub(super) fn new(data: &'a Embeddings) -> Self {
+        EvaluationBuilder {
+            data,
+            outliers: None,
+            noise: Vec::new(),
+            methods: None,
+            spec: EpisodeSpec::default(),
+            episodes: 10_000,
+            baseline: None,
+            details: Details::default(),
+            progress: &(),
+        }
+    }
+
+    /// Adds a noise type with its levels in percent, such as `symmetric=20,40`.
+    ///
+    /// # Errors
+    /// [`Error::BadNoise`] if the text is not of this form.
+    pub fn noise(mut self, levels: &str) -> Result<Self> {
+        let parsed = levels.parse();
+        self.noise.push(parsed.map_err(|problem| Error::BadNoise { text: levels.into(), problem })?);
+        Ok(self)
+    }
+
+    /// Sets the methods: names separated by commas, each with its parameters after colons, such as
+    /// `protonet,median:eps=0.1`.
+    ///
+    /// # Errors
+    /// Unknown methods and parameters, values outside their ranges, and methods that are given twice.
+    pub fn methods(mut self, names: &str) -> Result<Self> {
+        let names: Vec<&str> = names.split(',').collect();
+        self.methods = Some(Registry::default().parse_all(&names)?);
+        Ok(self)
+    }
+
+    /// Rows of other classes, for outlier noise.
+    pub fn outliers(mut self, outliers: &'a Embeddings) -> Self {
+        self.outliers = Some(outliers);
+        self
+    }
+
+    /// Classes per episode.
+    pub fn ways(mut self, ways: usize) -> Self {
+        self.spec.ways = ways;
+        self
+    }
+
+    /// Labelled items per class: a number, or a range from which every class draws its own.
+    pub fn shots(mut self, shots: impl Into<Shots>) -> Self {
+        self.spec.shots = shots.into();
+        self
+    }
+
+    /// Queries per class.
+    pub fn queries(mut self, queries: usize) -> Self {
+        self.spec.queries = queries;
+        self
+    }
+
+    /// The number of episodes.
+    pub fn episodes(mut self, episodes: u64) -> Self {
+        self.episodes = episodes;
+        self
+    }
+
+    /// The random seed: the same seed gives the same episodes and the same result.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.spec.seed = seed;
+        self
+    }
+
+    /// The label of the method to which the others are compared; `protonet` without this call.
+    pub fn baseline(mut self, label: impl Into<String>) -> Self {
+        self.baseline = Some(label.into());
+        self
+    }
+
+    /// What to report beyond accuracies.
+    pub fn details(mut self, details: Details) -> Self {
+        self.details = details;
+        self
+    }
+
+    /// Reports the number of finished episodes. An evaluation that is stopped returns what is done by then.
+    pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
+        self.progress = progress;
+        self
+    }
+
+    /// Runs the evaluation on the threads of the current rayon pool.
+    ///
+    /// # Errors
+    /// If the baseline is not among the methods, the data has too few classes or items for the episodes, or the noise is impossible with their shape.
+    pub fn run(self) -> Result<Evaluation> {
+        let methods = self.methods.map_or_else(|| Registry::default().parse_all::<&str>(&[]), Ok)?;
+        if let Some(baseline) = &self.baseline {
+            check_baseline(baseline, &methods)?;
+        }
+        let usual = [NoiseLevels::default()];
+        let settings = noise::settings(if self.noise.is_empty() { &usual } else { &self.noise });
+        let sampler = Sampler::new(self.data, self.outliers, self.spec, settings)?;
+        let experiment = Experiment {
+            embeddings: self.data,
+            outliers: self.outliers,
+            episodes: &sampler,
+            count: self.episodes,
+            methods: &methods,
+            baseline: self.baseline.as_deref().unwrap_or(DEFAULT_BASELINE),
+            details: self.details,
+        };
+        evaluate(&experiment, self.progress)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data() -> Embeddings {
+        let value =
+            |i: usize| ((i * 7919) % 997) as f32 / 400.0 + if i / (8 * 30) == i % 8 { 3.0 } else { 0.0 };
+        let labels = (0..180).map(|row| format!("class {}", row / 30)).collect();
+        Embeddings::from_rows((0..180 * 8).map(value).collect(), 8, labels).unwrap()
+    }
+
+    #[test]
+    fn a_builder_gives_what_its_parts_give() {
+        let data = data();
+        let built =
+            Evaluation::of(&data).noise("symmetric=0,40").unwrap().methods("protonet,median").unwrap();
+        let built = built.ways(3).shots(4).queries(5).episodes(300).seed(7).run().unwrap();
+        let spec = EpisodeSpec { ways: 3, shots: 4.into(), queries: 5, seed: 7 };
+        let settings = noise::settings(&["symmetric=0,40".parse().unwrap()]);
+        let sampler = Sampler::new(&data, None, spec, settings).unwrap();
+        let methods = Registry::default().parse_all(&["protonet", "median"]).unwrap();
+        let experiment = Experiment {
+            embeddings: &data,
+            outliers: None,
+            episodes: &sampler,
+            count: 300,
+            methods: &methods,
+            baseline: "protonet",
+            details: Details::default(),
+        };
+        let by_hand = evaluate(&experiment, &()).unwrap();
+        assert_eq!(serde_json::to_string(&built).unwrap(), serde_json::to_string(&by_hand).unwrap());
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let data = data();
+        let problem = |result: Result<EvaluationBuilder<'_>>| result.err().unwrap().to_string();
+        assert!(
+            problem(Evaluation::of(&data).noise("gaussian=10")).starts_with("noise 'gaussian=10': unknown")
+        );
+        assert!(problem(Evaluation::of(&data).methods("protonet,medain")).contains("medain"));
+        let twice = problem(Evaluation::of(&data).methods("median,median"));
+        assert_eq!(twice, "method 'median' is given twice");
+        let baseline = Evaluation::of(&data).methods("protonet,median").unwrap().baseline("mean").run();
+        assert_eq!(
+            baseline.err().unwrap().to_string(),
+            "baseline 'mean' is not among the methods: protonet, median"
+        );
+    }
+}
