@@ -87,7 +87,7 @@ pub enum Error {
         value: f32,
     },
     /// A feature whose square would overflow.
-    #[error("feature in row {row}, column {column} is {value:e}; allowed are numbers up to {largest:e}")]
+    #[error("feature in row {row}, column {column} is {value:e}; allowed: numbers up to {largest:e}")]
     LargeFeature {
         /// The row, from 0.
         row: usize,
@@ -431,11 +431,11 @@ impl Error {
             Error::TooFewItems { have, shots, .. } => Some(match have.checked_sub(shots.saturating_mul(2)) {
                 Some(largest) => format!("the largest number of queries that fits is {largest}"),
                 None => {
-                    format!("no number of queries fits; the most shots this class allows is {}", have / 2)
+                    format!("no number of queries fits; the largest number of shots for this class is {}", have / 2)
                 }
             }),
             Error::CollectionChanged { .. } => {
-                Some("audit it again and take the new plan; nothing was overwritten".into())
+                Some("audit it again and use the new plan; nothing was overwritten".into())
             }
             Error::Locked { .. } => {
                 Some("nothing was changed; try again when that process has finished".into())

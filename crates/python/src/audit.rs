@@ -51,10 +51,10 @@ impl Audit {
 /// Settings of an audit, checked.
 pub fn options(certainty: Option<f32>, expected_noise: Option<f64>, neighbours: usize) -> PyResult<Options> {
     if let Some(given) = certainty.filter(|given| !(0.5..=1.0).contains(given)) {
-        return Err(wrong(format!("certainty is {given}; allowed are 0.5 to 1")));
+        return Err(wrong(format!("certainty is {given}; allowed: 0.5 to 1")));
     }
     if let Some(given) = expected_noise.filter(|given| !(0.0..1.0).contains(given)) {
-        return Err(wrong(format!("expected_noise is {given}; allowed is a share from 0 to below 1")));
+        return Err(wrong(format!("expected_noise is {given}; allowed: a share from 0 to below 1")));
     }
     let certainty = certainty.map_or_else(Certainty::default, Certainty::of_all);
     Ok(Options { certainty, expected_noise, neighbours })

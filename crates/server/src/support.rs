@@ -44,7 +44,7 @@ pub struct Skipped {
 pub struct Queries {
     /// The names of the queries.
     pub items: Vec<String>,
-    /// The rows, or why there is none.
+    /// The rows, or why an image cannot be read.
     pub rows: Vec<Result<Vec<f32>, String>>,
     /// The name of the server's network, if it computed the rows.
     pub embedder: Option<String>,

@@ -196,7 +196,7 @@ fn what_cannot_be_trained_is_refused_with_what_could() {
     configuration.loss.batch = 97;
     let train = dataset(&folder.path().join("train"), &configuration.pictures, true);
     let problem = NegMarginTrainee::new(configuration, Datasets::new(train, None)).err().unwrap().to_string();
-    assert!(problem.contains("loss.batch is 97; allowed: 2 to 96, the pictures there are"), "{problem}");
+    assert!(problem.contains("loss.batch is 97; allowed: 2 to 96, the number of images"), "{problem}");
 }
 
 /// `docs/training.md` names numbers; they are those of the configurations.

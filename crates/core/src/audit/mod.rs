@@ -140,7 +140,7 @@ pub fn audit(
     if data.classes().len() < 2 {
         return Err(Error::OneClass);
     }
-    assert!(confirmed.is_empty() || confirmed.len() == data.len(), "one entry a row");
+    assert!(confirmed.is_empty() || confirmed.len() == data.len(), "one entry per row");
     if let Some(given) = options.expected_noise.filter(|share| !(0.0..1.0).contains(share)) {
         let allowed = "a share from 0 to below 1".to_string();
         return Err(Error::OutOfRange { what: "the expected noise", given: given.to_string(), allowed });

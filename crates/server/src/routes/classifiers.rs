@@ -96,7 +96,7 @@ fn check_size(support: &Support) -> Result<(), Problem> {
     let error =
         format!("{items} rows of {numbers} numbers in {classes} classes are too many to fit a classifier on");
     Err(Problem::too_large(error).hint(format!(
-        "allowed are {MOST_FITTED_ITEMS} rows, {MOST_FITTED_PAIRS} for rows times classes, and {MOST_FITTED_WEIGHTS} for \
+        "allowed: {MOST_FITTED_ITEMS} rows, {MOST_FITTED_PAIRS} for rows times classes, and {MOST_FITTED_WEIGHTS} for \
          classes times numbers per row"
     )))
 }

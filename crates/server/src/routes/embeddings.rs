@@ -22,7 +22,7 @@ pub struct EmbeddedPictures {
     pictures: Vec<EmbeddedPicture>,
 }
 
-/// The row of an image, or the reason why there is none.
+/// The row of an image, or why the image cannot be read.
 #[derive(Serialize, ToSchema)]
 pub struct EmbeddedPicture {
     /// The name of the file.

@@ -33,7 +33,7 @@ pub struct Predictions {
     predictions: Vec<Answer>,
 }
 
-/// A prediction, or the reason why there is none.
+/// A prediction, or why the image cannot be read.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Answer {

@@ -257,7 +257,7 @@ pub(super) fn check_noise(noises: &[Noise]) -> Result<()> {
 
 pub(super) fn check_episodes(ways: usize, shots: usize, queries: usize) -> Result<()> {
     let images = ways.saturating_mul(shots.saturating_add(queries));
-    allowed("pictures an episode", images, images <= MOST_IMAGES, "1 to 10000")?;
+    allowed("images per episode", images, images <= MOST_IMAGES, "1 to 10000")?;
     Ok(allowed("episodes.queries", queries, queries > 0, "1 or more")?)
 }
 
