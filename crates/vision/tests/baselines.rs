@@ -215,7 +215,7 @@ fn the_defaults_are_those_that_the_documentation_names() {
         assert_eq!(maml.episodes.noise, ["symmetric=0".parse().unwrap()], "no noise unless asked for");
     }
     for negmargin in [negmargin::Configuration::photographs(), negmargin::Configuration::drawings()] {
-        says(format!("batches of `--batch` ({}) pictures", negmargin.loss.batch));
+        says(format!("batches of `--batch` ({}) images", negmargin.loss.batch));
         says(format!("`--scale` {} and `--margin` {}", negmargin.loss.scale, negmargin.loss.margin));
         says(format!("Adam has a rate of {}", negmargin.optimiser.rate));
         assert_eq!(negmargin.optimiser.weight_decay, 1e-4);
