@@ -143,7 +143,7 @@ fn an_address_that_others_reach_needs_a_token() {
         .unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(1));
-    assert!(said.contains("needs a token\nhint: --token-file"), "{said}");
+    assert!(said.contains("needs a token\nhint: give one with --token-file"), "{said}");
 }
 
 /// What is sent back until the server closes the connection.
