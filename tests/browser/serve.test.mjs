@@ -1,5 +1,5 @@
-// The served page as people use it: drop pictures of which some are misfiled, see them framed, put them right, ask about
-// new ones, take the results away, come back later. Also by keyboard, in the dark and on a telephone.
+// The served page as people use it: drop images of which some have wrong labels, see them framed, correct them, predict
+// the class of new ones, download the results, come back later. Also by keyboard, in dark mode and on a phone.
 import assert from "node:assert/strict";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -19,16 +19,16 @@ const launching = {
 before(async () => { browser = await chromium.launch(launching); });
 after(() => browser.close());
 
-/** Waits until something holds. Playwright's own way evaluates strings in the page, which its policy rightly forbids. */
+/** Waits until a condition holds. Playwright's waitForFunction evaluates strings, which the page's policy forbids. */
 async function until(page, holds) {
   for (let tries = 0; tries < 600; tries++) {
     if (await page.evaluate(holds)) return;
     await new Promise((done) => setTimeout(done, 50));
   }
-  assert.fail(`never: ${holds}; the page says: ${await page.textContent("#status")} ${await page.textContent("#alert")}`);
+  assert.fail(`never true: ${holds}; the page shows: ${await page.textContent("#status")} ${await page.textContent("#alert")}`);
 }
 
-/** A page, and everything that goes wrong on it or goes outside. */
+/** Opens a page, and collects its errors and its requests to other servers. */
 async function open(options = {}, address = server, isReady = () => document.getElementById("about").textContent !== "") {
   const context = await browser.newContext({ viewport: { width: 1100, height: 900 }, acceptDownloads: true, permissions: ["camera"], ...options });
   const page = await context.newPage();
@@ -36,7 +36,7 @@ async function open(options = {}, address = server, isReady = () => document.get
   page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
   page.on("pageerror", (error) => problems.push(String(error)));
   page.on("request", (request) => {
-    if (!request.url().startsWith(address) && !/^(data|blob):/.test(request.url())) problems.push(`asks for ${request.url()}`);
+    if (!request.url().startsWith(address) && !/^(data|blob):/.test(request.url())) problems.push(`requests ${request.url()}`);
   });
   page.on("dialog", (dialog) => dialog.accept());
   await page.goto(address);
@@ -44,7 +44,7 @@ async function open(options = {}, address = server, isReady = () => document.get
   return { context, page, problems };
 }
 
-/** A drawing as a PNG, made in the browser: strokes of a class, shaken a little. */
+/** A drawing as a PNG, made in the browser: the strokes of a class with small random displacements. */
 async function drawing(page, kind, number) {
   const base64 = await page.evaluate(([kind, number]) => {
     let seed = number * 7919 + kind.length * 104729 + 1;
@@ -64,7 +64,7 @@ async function drawing(page, kind, number) {
 }
 
 const kinds = ["ring", "cross", "comb"];
-/** Six of each; the first of each kind lies in the folder of the next. */
+/** Six drawings per class; the first of each class is in the folder of the next one. */
 async function noisySet(page) {
   const files = [];
   for (const [place, kind] of kinds.entries()) {
@@ -77,7 +77,7 @@ async function noisySet(page) {
   return files;
 }
 
-/** Drops a folder: real entries cannot be made by a script, so what the page asks of them is imitated. */
+/** Drops a folder: a script cannot create real file system entries, so the part of their API that the page uses is mocked. */
 function dropFolder(page, selector, files) {
   return page.evaluate(([selector, files]) => {
     const bytes = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
@@ -98,13 +98,13 @@ function dropFolder(page, selector, files) {
   }, [selector, files]);
 }
 
-const settled = (page) => until(page, () => /misfiled/.test(document.getElementById("status").textContent));
+const settled = (page) => until(page, () => /suspect label/.test(document.getElementById("status").textContent));
 const framed = (page) => page.$$eval(".card.suspect .name", (names) => names.map((name) => name.textContent).sort());
 const placeOf = (page, name) => page.evaluate((name) => [...document.querySelectorAll(".class .name")].find((found) => found.textContent === name).closest(".class").dataset.class, name);
 const card = (page, name) => page.locator(".class .card", { has: page.locator(".name", { hasText: name }) });
 
 async function faults(page) {
-  // The policy forbids scripts that are not the server's, so axe comes in by the debugger.
+  // The policy forbids scripts that are not the server's, so axe is injected through the debugger.
   await page.evaluate(axe);
   const found = await page.evaluate(() => window.axe.run());
   return found.violations.filter(({ impact }) => ["serious", "critical"].includes(impact)).map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html).slice(0, 3).join(" | ")}`);
@@ -116,29 +116,29 @@ async function download(page, id) {
 }
 
 describe("the served page", () => {
-  test("frames what is misfiled, takes corrections, answers, and is the same after a reload", async () => {
-    // High enough that nothing scrolls while a card is dragged.
+  test("frames wrong labels, accepts corrections, predicts, and is the same after a reload", async () => {
+    // The viewport is high enough that nothing scrolls while a card is dragged.
     const { page, problems, context } = await open({ viewport: { width: 1100, height: 2400 } });
     assert.deepEqual(await faults(page), []);
     await dropFolder(page, "#intake", await noisySet(page));
     await settled(page);
     assert.deepEqual(await framed(page), ["comb-0.png", "cross-0.png", "ring-0.png"]);
-    assert.match(await page.textContent("#status"), /3 pictures look misfiled/);
+    assert.match(await page.textContent("#status"), /3 suspect labels/);
     assert.match(await page.textContent("#skipped summary"), /1 file was skipped/);
     assert.match(await card(page, "broken.png").locator(".verdict").textContent(), /Cannot be read/);
-    assert.match(await card(page, "ring-0.png").locator(".verdict").textContent(), /Wrong: .* %. Looks like ring/);
+    assert.match(await card(page, "ring-0.png").locator(".verdict").textContent(), /Wrong: .* %. Suggested: ring/);
     assert.deepEqual(await faults(page), []);
 
-    // One by its own button, one by the menu, which is the keyboard's way; one by dragging.
+    // One label is corrected with its button, one with the menu, as by keyboard, and one by dragging.
     await card(page, "ring-0.png").locator(".accept").click();
-    await until(page, () => /2 pictures look misfiled/.test(document.getElementById("status").textContent));
+    await until(page, () => /2 suspect labels/.test(document.getElementById("status").textContent));
     assert.equal(await placeOf(page, "ring-0.png"), "ring");
     await card(page, "cross-0.png").locator(".move").focus();
     await card(page, "cross-0.png").locator(".move").selectOption("cross");
-    await until(page, () => /1 picture looks misfiled/.test(document.getElementById("status").textContent));
-    assert.equal(await page.evaluate(() => document.activeElement.className), "move", "the focus goes with the card");
+    await until(page, () => /1 suspect label\b/.test(document.getElementById("status").textContent));
+    assert.equal(await page.evaluate(() => document.activeElement.className), "move", "the focus follows the card");
     await page.dragAndDrop(".class[data-class=ring] .card.suspect img", ".class[data-class=comb] header");
-    await until(page, () => /Nothing looks misfiled/.test(document.getElementById("status").textContent));
+    await until(page, () => /No suspect labels/.test(document.getElementById("status").textContent));
     assert.equal(await placeOf(page, "comb-0.png"), "comb");
 
     const asked = await drawing(page, "cross", 99);
@@ -151,7 +151,7 @@ describe("the served page", () => {
 
     await page.reload();
     await settled(page);
-    assert.match(await page.textContent("#status"), /Nothing looks misfiled/);
+    assert.match(await page.textContent("#status"), /No suspect labels/);
     assert.equal(await page.locator(".class .card").count(), 19);
     for (const kind of kinds) assert.equal(await placeOf(page, `${kind}-0.png`), kind);
     const broken = await page.$$eval(".class img", (images) => images.filter((image) => image.complete && image.naturalWidth === 0).map((image) => image.alt));
@@ -160,7 +160,7 @@ describe("the served page", () => {
     await context.close();
   });
 
-  test("takes pictures class by class, all suggestions at once, and gives plan and reports away", async () => {
+  test("adds images class by class, accepts all suggestions at once, and downloads plan and reports", async () => {
     const { page, problems, context } = await open();
     for (const kind of kinds) {
       await page.click("#new-class");
@@ -176,7 +176,7 @@ describe("the served page", () => {
       }
       await page.setInputFiles(`.class[data-class=${kind}] input[type=file]`, files);
     }
-    await until(page, () => /3 pictures look misfiled/.test(document.getElementById("status").textContent));
+    await until(page, () => /3 suspect labels/.test(document.getElementById("status").textContent));
     const plan = await download(page, "#take-plan");
     const lines = plan.text.toString().trim().split("\n").map((line) => JSON.parse(line));
     assert.equal(lines[0].format, "trueshot-plan/1");
@@ -189,7 +189,7 @@ describe("the served page", () => {
     assert.equal(html.match(/class="suspect"/g).length, 3);
     assert.equal(html.match(/src="data:image\/jpeg/g).length, 18);
     await page.click("#accept-all");
-    await until(page, () => /Nothing looks misfiled/.test(document.getElementById("status").textContent));
+    await until(page, () => /No suspect labels/.test(document.getElementById("status").textContent));
     await page.click("text=Start over");
     await until(page, () => document.querySelectorAll(".class").length === 0);
     await page.reload();
@@ -198,7 +198,7 @@ describe("the served page", () => {
     await context.close();
   });
 
-  test("answers what is pasted and what the camera sees", async () => {
+  test("predicts the class of pasted images and of camera images", async () => {
     const { page, problems, context } = await open();
     await dropFolder(page, "body", await noisySet(page));
     await settled(page);
@@ -218,7 +218,7 @@ describe("the served page", () => {
     await context.close();
   });
 
-  test("embeds a picture once, audits after every change, and asks no more about what is kept", async () => {
+  test("embeds an image once, audits after every change, and sends confirmed labels as confirmed", async () => {
     const { page, problems, context } = await open();
     const asked = [];
     page.on("request", (request) => request.method() === "POST" && asked.push({ path: new URL(request.url()).pathname, body: request.postData() }));
@@ -229,32 +229,32 @@ describe("the served page", () => {
     for (const [change, wanted] of [["ring-0.png", 2], ["cross-0.png", 1]]) {
       const before = count("/api/v1/audit");
       await card(page, change).locator(".accept").click();
-      await until(page, wanted === 2 ? () => /2 pictures look misfiled/.test(document.getElementById("status").textContent) : () => /1 picture looks misfiled/.test(document.getElementById("status").textContent));
+      await until(page, wanted === 2 ? () => /2 suspect labels/.test(document.getElementById("status").textContent) : () => /1 suspect label\b/.test(document.getElementById("status").textContent));
       assert.ok(count("/api/v1/audit") > before, "the others are audited again");
     }
     await card(page, "comb-0.png").locator(".keep").click();
-    await until(page, () => /Nothing looks misfiled/.test(document.getElementById("status").textContent));
+    await until(page, () => /No suspect labels/.test(document.getElementById("status").textContent));
     assert.match(await card(page, "comb-0.png").locator(".verdict").textContent(), /Confirmed/);
     const last = JSON.parse(asked.filter((request) => request.path === "/api/v1/audit").at(-1).body);
     assert.equal(last.confirmed.filter(Boolean).length, 1, "the one that was kept");
-    assert.equal(count("/api/v1/embed"), embedded, "no picture is sent twice");
+    assert.equal(count("/api/v1/embed"), embedded, "no image is sent twice");
     assert.deepEqual(problems, []);
     await context.close();
   });
 
-  test("shows with a dashed frame what cannot be told, and what would help", async () => {
+  test("shows undecided images with a dashed frame and advice", async () => {
     const { page, problems, context } = await open();
     await page.route("**/api/v1/audit", async (route) => {
       const response = await route.fetch();
       const found = await response.json();
-      Object.assign(found.items[0], { verdict: "unsure", suggested: null, advice: "add more pictures" });
+      Object.assign(found.items[0], { verdict: "unsure", suggested: null, advice: "add more images" });
       await route.fulfill({ response, json: found });
     });
     await dropFolder(page, "#intake", await noisySet(page));
     await settled(page);
-    const unsure = page.locator(".class .card.unsure", { has: page.locator(".advice", { hasText: "add more pictures" }) });
+    const unsure = page.locator(".class .card.unsure", { has: page.locator(".advice", { hasText: "add more images" }) });
     assert.equal(await unsure.count(), 1);
-    assert.match(await unsure.locator(".verdict").textContent(), /Cannot tell/);
+    assert.match(await unsure.locator(".verdict").textContent(), /Undecided/);
     assert.equal(await unsure.evaluate((card) => getComputedStyle(card).borderTopStyle), "dashed");
     assert.deepEqual(problems, []);
     await context.close();
@@ -287,12 +287,12 @@ describe("the served page", () => {
   });
 
   for (const colorScheme of ["light", "dark"]) {
-    test(`has no serious fault for those who see or work otherwise, ${colorScheme}, and fits a telephone`, async () => {
+    test(`has no serious accessibility fault, ${colorScheme}, and fits the screen of a phone`, async () => {
       const { page, problems, context } = await open({ colorScheme, viewport: { width: 360, height: 740 }, reducedMotion: "reduce" });
       await dropFolder(page, "#intake", await noisySet(page));
       await settled(page);
       assert.deepEqual(await faults(page), []);
-      assert.ok(await page.evaluate(() => document.documentElement.scrollWidth) <= 360, "hangs over the edge");
+      assert.ok(await page.evaluate(() => document.documentElement.scrollWidth) <= 360, "wider than the screen");
       assert.deepEqual(problems, []);
       await context.close();
     });

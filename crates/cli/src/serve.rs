@@ -88,13 +88,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         token.is_some() || arguments.address.is_loopback(),
         hinted(
             format!("others can reach the server on {}, so it needs a token", arguments.address),
-            format!("--token-file FILE, or the variable {TOKEN}")
+            format!("give one with --token-file FILE or the variable {TOKEN}")
         )
     );
     let data_dir = match &arguments.data_dir {
         Some(folder) => folder.clone(),
         None => usual_folder(&|name| std::env::var_os(name).map(PathBuf::from))
-            .ok_or_else(|| hinted("no folder for data is known", "give one with --data-dir"))?,
+            .ok_or_else(|| hinted("the data folder of the user is not known", "give one with --data-dir"))?,
     };
     let settings = Settings {
         data_dir,
@@ -115,7 +115,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let listening = tokio::net::TcpListener::bind(address).await;
         let listener = listening.with_context(|| format!("cannot listen on {address}"))?;
         output::print(&format!("http://{}\n", listener.local_addr()?))?;
-        say!("the page and the API are there; Ctrl-C stops");
+        say!("serving the page and the API; press Ctrl-C to stop");
         trueshot_server::serve(listener, app).await;
         Ok(())
     });
@@ -168,7 +168,7 @@ fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
         length >= SHORTEST_TOKEN,
         hinted(
             format!("the token has {length} characters; at least {SHORTEST_TOKEN} are needed"),
-            "openssl rand -hex 16 makes one"
+            "`openssl rand -hex 16` generates one"
         )
     );
     Ok(Some(token))

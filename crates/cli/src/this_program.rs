@@ -35,6 +35,6 @@ fn limit(variable: &str, most: u64) -> anyhow::Result<Option<u64>> {
     let Some(given) = std::env::var_os(variable) else { return Ok(None) };
     let limit =
         given.to_str().and_then(|given| given.parse().ok()).filter(|limit| (1..=most).contains(limit));
-    anyhow::ensure!(limit.is_some(), "{variable} is {given:?}; allowed are whole numbers from 1 to {most}");
+    anyhow::ensure!(limit.is_some(), "{variable} is {given:?}; allowed: whole numbers from 1 to {most}");
     Ok(limit)
 }

@@ -102,7 +102,7 @@ fn work_that_was_stopped_goes_on_and_other_work_is_refused() {
     assert_eq!(place.names("out/train"), ["n01514668", "n01518878", "n01614925"]);
     refused(
         place.outliers(&[&SMALL[..], &["--seed", "9"]].concat()),
-        &["cannot write to out: it was begun with other", "hint: give a new folder"],
+        &["cannot write to out: it was started with other", "hint: give a new folder"],
     );
     std::fs::create_dir(place.path("used")).unwrap();
     std::fs::write(place.path("used/notes.txt"), "mine").unwrap();
@@ -173,7 +173,7 @@ fn a_check_says_what_there_is_and_what_differs_from_what_was_published() {
     let output =
         check(&[&published("cifar-100-python"), "--expect", "fc100"]).assert().code(3).get_output().clone();
     let said = text(&output.stdout);
-    for part in ["! train: 2 classes instead of 60", "! train: missing are 58 classes", "! test: 1 classes"] {
+    for part in ["! train: 2 classes instead of 60", "! train: 58 classes missing", "! test: 1 classes"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
     misused(
@@ -213,6 +213,6 @@ fn published_data_sets_are_embedded_and_trained_on_by_split() {
     );
     misused(embed(&[&published("mini-0"), "--split", "val"]), &["no split 'val'", "it has: train"]);
     std::fs::write(place.path("evil.pkl"), b"cos\nsystem\n(S'touch called'\ntR.").unwrap();
-    refused(embed(&["evil.pkl"]), &["evil.pkl is not a readable pickle: it wants to call os.system"]);
+    refused(embed(&["evil.pkl"]), &["evil.pkl is not a readable pickle: it calls os.system"]);
     assert!(!place.path("called").exists());
 }

@@ -232,7 +232,7 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
             "--outliers",
             "others",
         ]),
-        &["data.outliers is others; allowed: none, for batches of NegMargin have no noise"],
+        &["data.outliers is others; allowed: none, because batches of NegMargin have no noise"],
     );
 }
 

@@ -17,7 +17,7 @@ fn too_few_items_in_a_class_say_how_many_queries_fit() {
     refused(folder.eval(&["--queries", "31"]), &expected);
     refused(
         folder.eval(&["--shots", "21", "--queries", "0"]),
-        &["hint: no number of queries fits; the most shots this class allows is 20"],
+        &["hint: no number of queries fits; the largest number of shots for this class is 20"],
     );
     folder.eval(&["--queries", "30"]).assert().success();
 }
@@ -27,7 +27,7 @@ fn an_absurd_number_of_shots_is_refused_like_any_other() {
     let shots = (1u64 << 63).to_string();
     refused(
         Folder::new().eval(&["--shots", &shots]),
-        &["has 40 items", "the most shots this class allows is 20"],
+        &["has 40 items", "the largest number of shots for this class is 20"],
     );
 }
 

@@ -143,7 +143,7 @@ fn an_address_that_others_reach_needs_a_token() {
         .unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(1));
-    assert!(said.contains("needs a token\nhint: --token-file"), "{said}");
+    assert!(said.contains("needs a token\nhint: give one with --token-file"), "{said}");
 }
 
 /// What is sent back until the server closes the connection.
@@ -355,7 +355,7 @@ fn it_says_how_to_stop_it_and_names_damaged_classifiers() {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let warning = lines.next().unwrap().unwrap();
     assert!(warning.contains(&"0".repeat(32)) && warning.contains("is skipped"), "{warning}");
-    assert_eq!(lines.next().unwrap().unwrap(), "the page and the API are there; Ctrl-C stops");
+    assert_eq!(lines.next().unwrap().unwrap(), "serving the page and the API; press Ctrl-C to stop");
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     assert!(child.wait().unwrap().success(), "it ends well");
     assert!(damaged.exists());

@@ -1,4 +1,4 @@
-//! Everything that can go wrong in the library, one variant each.
+//! The errors of the library.
 //!
 //! A message says what failed, the value given and the values allowed, in lower case without a full
 //! stop. What to do about it is a [`hint`](Error::hint), which the command line prints on its own line.
@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 use crate::noise::NoiseKind;
 
-/// The library's result.
+/// Result type of the library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong in the library.
+/// An error of the library.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -30,7 +30,7 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The bytes are not what the format says they must be.
+    /// The contents of a file violate its format.
     #[error("{path} is not a valid {format} file: {problem}")]
     Malformed {
         /// The file.
@@ -48,19 +48,19 @@ pub enum Error {
         /// The part whose checksum differs.
         what: String,
     },
-    /// The file claims more data than its own size can justify.
+    /// The file claims to unpack to more data than is allowed for its size.
     #[error(
         "{path} claims to unpack to {claimed} bytes, more than the {allowed} allowed for a file of its size"
     )]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// What it claims.
+        /// The claimed size in bytes.
         claimed: u64,
-        /// What the gate lets through.
+        /// The allowed size in bytes.
         allowed: u64,
     },
-    /// The name of the file does not tell a format we read.
+    /// The extension of the file is not that of a supported format.
     #[error(
         "{path}: unknown format; supported: .safetensors, .npy, .npz, .parquet, .arrow, .feather and .ipc"
     )]
@@ -73,7 +73,7 @@ pub enum Error {
     NoLabels {
         /// The file of features.
         path: PathBuf,
-        /// The names tried in its folder.
+        /// The file names that were tried.
         looked_for: String,
     },
     /// A feature is not a number.
@@ -87,7 +87,7 @@ pub enum Error {
         value: f32,
     },
     /// A feature whose square would overflow.
-    #[error("feature in row {row}, column {column} is {value:e}; allowed are numbers up to {largest:e}")]
+    #[error("feature in row {row}, column {column} is {value:e}; allowed: numbers up to {largest:e}")]
     LargeFeature {
         /// The row, from 0.
         row: usize,
@@ -98,7 +98,7 @@ pub enum Error {
         /// The largest that is allowed.
         largest: f32,
     },
-    /// Labels do not belong to the features.
+    /// The numbers of labels and of rows differ.
     #[error("{features} rows of features but {labels} labels")]
     LengthMismatch {
         /// Rows of features.
@@ -106,7 +106,7 @@ pub enum Error {
         /// Labels.
         labels: usize,
     },
-    /// A label names no class.
+    /// A label is not an index into the list of classes.
     #[error("label {label} in row {row} is not a class; there are {classes} classes, counted from 0")]
     LabelOutOfRange {
         /// The row, from 0.
@@ -116,7 +116,7 @@ pub enum Error {
         /// How many classes there are.
         classes: usize,
     },
-    /// There is nothing to work on.
+    /// The data has no rows.
     #[error("the data has no rows")]
     Empty,
 
@@ -129,12 +129,12 @@ pub enum Error {
     BadPlan {
         /// The file.
         path: PathBuf,
-        /// The line, from 1; 0 if it is about all of it.
+        /// The line, from 1; 0 if the problem concerns the whole file.
         line: usize,
         /// What is wrong with it.
         problem: String,
     },
-    /// What is to be repaired is not what was looked at.
+    /// The collection to repair has changed since it was audited.
     #[error("{root} has changed since the audit: {problem}")]
     CollectionChanged {
         /// The collection.
@@ -202,17 +202,17 @@ pub enum Error {
         /// The labels of the methods.
         known: String,
     },
-    /// A number of an experiment makes no sense.
+    /// A parameter is outside its allowed range.
     #[error("{what} is {given}; allowed: {allowed}")]
     OutOfRange {
-        /// Which number.
+        /// The name of the parameter.
         what: &'static str,
         /// What was given.
         given: String,
         /// What would be allowed.
         allowed: String,
     },
-    /// No support set with that much noise satisfies the rules.
+    /// No support set with this noise level satisfies the rules.
     #[error(
         "{kind} noise of {percent} % is impossible with {ways} ways and {shots} shots; possible: {valid}"
     )]
@@ -248,10 +248,10 @@ pub enum Error {
         need: usize,
     },
 
-    /// No method of that name.
+    /// There is no method with this name.
     #[error("unknown method '{name}'; known: {known}")]
     UnknownMethod {
-        /// What was asked for.
+        /// The given name.
         name: String,
         /// All names.
         known: String,
@@ -263,14 +263,14 @@ pub enum Error {
     UnknownParameter {
         /// The method.
         method: &'static str,
-        /// What was asked for.
+        /// The given name.
         name: String,
-        /// Its parameters.
+        /// All parameters of the method.
         known: String,
         /// The nearest name.
         nearest: Option<String>,
     },
-    /// A parameter's value cannot be used.
+    /// The value of a parameter is not allowed.
     #[error("method '{method}': {name}={given} is not allowed; {name} is {allowed}")]
     BadParameter {
         /// The method.
@@ -282,7 +282,7 @@ pub enum Error {
         /// What would be allowed.
         allowed: &'static str,
     },
-    /// The oracle was asked to work without the truth.
+    /// A method that needs the true labels is used without them.
     #[error(
         "method '{method}' needs the true labels, which are known only in experiments with injected noise"
     )]
@@ -291,41 +291,41 @@ pub enum Error {
         method: &'static str,
     },
 
-    /// A file holds another model than the one asked for.
+    /// A file contains a model of another kind.
     #[error("{path} is a model of kind '{found}', not '{wanted}'")]
     OtherModel {
         /// The file.
         path: PathBuf,
-        /// What it holds.
+        /// The kind of the model in the file.
         found: String,
-        /// What was wanted.
+        /// The expected kind.
         wanted: &'static str,
     },
-    /// The features are not those the model was trained on.
+    /// The features do not have the dimension that the model was trained on.
     #[error("the features have {features} dimensions, but the model in {path} was trained on {model}")]
     ModelDimension {
         /// The model's file.
         path: PathBuf,
         /// Dimensions of the features.
         features: usize,
-        /// Dimensions the model knows.
+        /// Dimension that the model was trained on.
         model: usize,
     },
-    /// Rows that a classifier cannot be asked about.
+    /// The rows do not have the dimension of the classifier.
     #[error("the rows have {rows} dimensions, but the classifier was trained on {classifier}")]
     ClassifierDimension {
         /// Dimensions of the rows.
         rows: usize,
-        /// Dimensions it knows.
+        /// Dimension of the classifier.
         classifier: usize,
     },
-    /// A classifier that cannot be put into a file.
+    /// The classifier of this method cannot be saved to a file.
     #[error("a classifier of method '{method}' cannot be saved to a file")]
     NotKept {
         /// The method.
         method: String,
     },
-    /// A method whose classifier is not one vector a class.
+    /// The classifier of this method has no prototypes.
     #[error("method '{method}' has no prototypes; protonet, median, cosine, rnnp and relabel do")]
     NoPrototypes {
         /// The method.
@@ -338,11 +338,11 @@ pub enum Error {
         path: PathBuf,
         /// Classes of the task.
         classes: usize,
-        /// Classes the model can tell apart.
+        /// Maximum number of classes of the model.
         model: usize,
     },
 
-    /// Files that should be alike were made by different backbones.
+    /// Files of one training have features of different dimensions.
     #[error("one file has features of {first} dimensions, another of {other}")]
     OtherDimension {
         /// Dimensions of the first file.
@@ -364,12 +364,12 @@ pub enum Error {
     UnknownKey {
         /// What was given.
         key: String,
-        /// The keys of that section.
+        /// All keys of the section.
         known: String,
         /// The nearest key.
         nearest: Option<String>,
     },
-    /// A number in training is not finite any more.
+    /// A term of the loss or a parameter became infinite or NaN in training.
     #[error("training diverged in step {step}: {what} is {value}")]
     Diverged {
         /// The step, from 1.
@@ -391,12 +391,12 @@ pub enum Error {
         /// Its value now.
         now: String,
     },
-    /// Training would overwrite what an earlier run left.
+    /// Training would overwrite the files of an earlier run.
     #[error("{path} already exists")]
     AlreadyThere {
         /// The model or the checkpoint.
         path: PathBuf,
-        /// Whether it is a run that can be gone on with.
+        /// Whether the earlier run can be resumed.
         unfinished: bool,
     },
 
@@ -427,7 +427,7 @@ fn at_line(line: usize) -> String {
 }
 
 impl Error {
-    /// Whether it was asked for wrongly, as opposed to asked for rightly and failed.
+    /// Whether the error is wrong usage (exit status 2), as opposed to a failure (exit status 1).
     pub fn is_wrong_usage(&self) -> bool {
         use Error::*;
         matches!(
@@ -444,23 +444,23 @@ impl Error {
         )
     }
 
-    /// What the user can do about it, where we know, with all options of the command line that help.
+    /// What the user can do about the error, if known, with all options of the command line that help.
     pub fn hint(&self) -> Option<String> {
         self.hint_for(&|_| true)
     }
 
-    /// What the user can do about it, where we know. Options of the command line are named only if `has` says that the
-    /// program at hand has them, such as `--outliers`.
+    /// What the user can do about the error, if known. An option of the command line such as `--outliers` is named only
+    /// if `has` returns true for it.
     pub fn hint_for(&self, has: &dyn Fn(&str) -> bool) -> Option<String> {
         match self {
             Error::TooFewItems { have, shots, .. } => Some(match have.checked_sub(shots.saturating_mul(2)) {
                 Some(largest) => format!("the largest number of queries that fits is {largest}"),
                 None => {
-                    format!("no number of queries fits; the most shots this class allows is {}", have / 2)
+                    format!("no number of queries fits; the largest number of shots for this class is {}", have / 2)
                 }
             }),
             Error::CollectionChanged { .. } => {
-                Some("audit it again and take the new plan; nothing was overwritten".into())
+                Some("audit it again and use the new plan; nothing was overwritten".into())
             }
             Error::Locked { .. } => {
                 Some("nothing was changed; try again when that process has finished".into())

@@ -127,7 +127,7 @@ fn open(path: &Path) -> std::io::Result<File> {
         || (found.len() > 0 && !read_text(&mut file)?.starts_with(MAGIC))
         || has_other_names(&found)
     {
-        return Err(std::io::Error::other("a file of that name is there, and it is not a lock of trueshot"));
+        return Err(std::io::Error::other("a file with that name exists and is not a lock file of trueshot"));
     }
     Ok(file)
 }

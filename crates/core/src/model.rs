@@ -63,7 +63,8 @@ impl Model {
     /// Its configuration.
     pub fn config<C: DeserializeOwned>(&self) -> Result<C> {
         let text = self.tensors.note("config").unwrap_or_default();
-        serde_json::from_str(text).map_err(|problem| self.malformed(format!("its note 'config': {problem}")))
+        serde_json::from_str(text)
+            .map_err(|problem| self.malformed(format!("its metadata 'config': {problem}")))
     }
 
     /// Its parameters as a flat buffer.
@@ -100,8 +101,8 @@ impl Model {
 fn check_format(tensors: &Tensors) -> Result<()> {
     let problem = match tensors.note("format") {
         Some(VERSION) => return Ok(()),
-        Some(other) => format!("its format is '{other}'; a model's is '{VERSION}'"),
-        None => format!("it has no note 'format'; a model's is '{VERSION}'"),
+        Some(other) => format!("its format is '{other}'; a model has '{VERSION}'"),
+        None => format!("it has no metadata 'format'; a model has '{VERSION}'"),
     };
     Err(Error::Malformed { path: tensors.path().into(), format: "model", problem })
 }
@@ -196,6 +197,6 @@ mod tests {
         let mut tensors = Tensors::default();
         tensors.set_note("format", "trueshot-embeddings/1");
         let problem = check_format(&tensors).unwrap_err().to_string();
-        assert!(problem.contains("its format is 'trueshot-embeddings/1'; a model's is"), "{problem}");
+        assert!(problem.contains("its format is 'trueshot-embeddings/1'; a model has"), "{problem}");
     }
 }

@@ -21,7 +21,7 @@ impl<'a> SupportSet<'a> {
     /// # Panics
     /// If labels and rows differ in number, or a label is not below `classes`.
     pub fn new(rows: Vec<&'a [f32]>, given: Vec<u32>, classes: usize) -> Self {
-        assert_eq!(rows.len(), given.len(), "one label a row");
+        assert_eq!(rows.len(), given.len(), "one label per row");
         let mut members = vec![Vec::new(); classes];
         for (item, &class) in given.iter().enumerate() {
             members[class as usize].push(item as u32);
@@ -88,7 +88,7 @@ impl<'a> Task<'a> {
 
     /// Adds the true classes.
     pub fn with_truth(mut self, truth: &'a Truth) -> Self {
-        assert_eq!(truth.len(), self.support.len(), "one true class an item");
+        assert_eq!(truth.len(), self.support.len(), "one true class per item");
         self.truth = Some(truth);
         self
     }

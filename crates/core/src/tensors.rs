@@ -75,7 +75,9 @@ impl Tensors {
                 .ok_or_else(|| source.malformed(FORMAT, format!("tensor '{name}' lies outside the file")))?;
             let values = numbers(source, &name, info.dtype, bytes)?;
             if info.shape.iter().product::<usize>() != values.len() {
-                return Err(source.malformed(FORMAT, format!("the size of '{name}' contradicts its shape")));
+                return Err(
+                    source.malformed(FORMAT, format!("the size of '{name}' does not match its shape"))
+                );
             }
             file.tensors.insert(name, Tensor { shape: info.shape.clone(), values });
         }
@@ -246,7 +248,7 @@ fn numbers(source: &Source, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<Ve
         Dtype::F16 => Precision::F16,
         Dtype::BF16 => Precision::Bf16,
         other => {
-            let problem = format!("tensor '{name}' is {other:?}; readable are F16, BF16 and F32");
+            let problem = format!("tensor '{name}' is {other:?}; supported: F16, BF16 and F32");
             return Err(source.malformed(FORMAT, problem));
         }
     };

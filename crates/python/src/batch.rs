@@ -67,7 +67,9 @@ fn answered<A: Answers>(
     let mut names = HashSet::new();
     if let Some(twice) = fields.iter().find(|field| !names.insert(field.name())) {
         let twice = twice.name();
-        return Err(PyTypeError::new_err(format!("column '{twice}' would occur twice: do not carry it")));
+        return Err(PyTypeError::new_err(format!(
+            "column '{twice}' would occur twice: remove it from carry"
+        )));
     }
     let output = Arc::new(Schema::new(fields));
     let one = |support: Outcome<Embeddings>| -> Outcome<A::Answer> {

@@ -99,6 +99,6 @@ fn checked(threads: Option<i64>) -> PyResult<usize> {
     match threads {
         None => Ok(0),
         Some(threads) if (1..=MOST_THREADS).contains(&threads) => Ok(threads as usize),
-        Some(threads) => Err(wrong(format!("threads is {threads}; allowed are 1 to {MOST_THREADS}"))),
+        Some(threads) => Err(wrong(format!("threads is {threads}; allowed: 1 to {MOST_THREADS}"))),
     }
 }

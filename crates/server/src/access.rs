@@ -54,13 +54,13 @@ impl Access {
     fn check(&self, request: &Request) -> Result<(), Problem> {
         let host = host_of(request)?;
         if !self.knows(host.host()) {
-            let error = format!("this server is not called '{}'", host.host());
+            let error = format!("the host name '{}' is not allowed", host.host());
             return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, error)
-                .hint("use its address, or start it with --allow-host NAME"));
+                .hint("use the IP address of the server, or start it with --allow-host NAME"));
         }
         let reads = [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method());
         if !reads && !is_own_origin(request.headers(), &host) {
-            let error = "a page of another origin may not ask for this";
+            let error = "requests from pages of another origin are not allowed";
             return Err(Problem::new(StatusCode::FORBIDDEN, error));
         }
         let path = request.uri().path();
@@ -89,7 +89,7 @@ impl Access {
 fn host_of(request: &Request) -> Result<Authority, Problem> {
     let header = request.headers().get(header::HOST);
     let named = header.and_then(|host| Authority::try_from(host.as_bytes()).ok());
-    named.ok_or_else(|| Problem::malformed("the request does not say which host it is for"))
+    named.ok_or_else(|| Problem::malformed("the request has no valid Host header"))
 }
 
 /// Programs send no origin; a browser does with everything that may change something.

@@ -52,8 +52,10 @@ fn kind_of(request: &Request) -> Result<Kind, Problem> {
         "application/vnd.apache.arrow.file" | "application/vnd.apache.arrow.stream" => Ok(Kind::Arrow),
         "multipart/form-data" => Ok(Kind::Form(boundary_of(given)?)),
         _ => {
-            let given = if essence.is_empty() { "not said".into() } else { format!("'{essence}'") };
-            let error = format!("the content type is {given}");
+            let error = match essence.as_str() {
+                "" => "the request has no content type".into(),
+                _ => format!("the content type '{essence}' is not supported"),
+            };
             Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error).hint(
                 "send application/json, application/vnd.apache.arrow.stream (or .file) or multipart/form-data",
             ))

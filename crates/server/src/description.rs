@@ -1,7 +1,7 @@
-//! The API described for programs (OpenAPI 3.1).
+//! The OpenAPI 3.1 description of the API.
 //!
-//! Types that are only sent, or that the library owns, are described by the ones here; a test reads real answers into
-//! them, so that the description cannot drift away.
+//! Responses that have no deserializable type of their own are described by the types here. A test deserializes real
+//! responses into them, so that the description stays true.
 
 use std::borrow::Cow;
 
@@ -25,30 +25,30 @@ use crate::support::Skipped;
 #[schema(as = Support)]
 #[allow(dead_code)]
 pub struct SupportBody {
-    /// A row of numbers for every item, all of the same length.
+    /// One row of numbers (an embedding) per item, all of the same length.
     #[schema(schema_with = support_rows, example = json!([[0.9, 0.1], [1.0, 0.2], [0.1, 0.8], [0.2, 1.0]]))]
     rows: Vec<Vec<f32>>,
-    /// The class of every item, at least two different ones.
+    /// The label of every item, as text or an integer; at least two different labels.
     #[schema(schema_with = labels, example = json!(["cat", "cat", "dog", "dog"]))]
     labels: Vec<String>,
     /// The names of the items.
     #[schema(schema_with = names, required = false)]
     items: Option<Vec<String>>,
-    /// Whether the label of an item has been confirmed; such items stay where they are.
+    /// Whether the label of an item is known to be right; such items are never suggested for relabelling.
     #[schema(required = false, max_items = 20000)]
     confirmed: Option<Vec<bool>>,
-    /// What made the rows.
+    /// The name of the network that computed the rows.
     #[schema(required = false, max_length = 512)]
     embedder: Option<String>,
 }
 
-/// Rows whose class is asked for.
+/// Query rows as JSON.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Queries)]
 #[allow(dead_code)]
 pub struct QueriesBody {
-    /// A row of numbers for every query, as many as the classifier has.
+    /// One row of numbers (an embedding) per query, with the dimension of the classifier.
     #[schema(schema_with = query_rows)]
     rows: Vec<Vec<f32>>,
     /// The names of the queries.
@@ -78,7 +78,7 @@ fn names() -> Schema {
     ArrayBuilder::new().items(name()).max_items(Some(MOST_ITEMS)).into()
 }
 
-/// A name is text or a whole number.
+/// The schema of a name: text or an integer.
 fn name() -> OneOfBuilder {
     let text = ObjectBuilder::new().schema_type(Type::String).max_length(Some(LONGEST_NAME));
     let number = ObjectBuilder::new()
@@ -87,7 +87,7 @@ fn name() -> OneOfBuilder {
     OneOfBuilder::new().item(text).item(number)
 }
 
-/// Bytes that JSON Schema does not describe.
+/// The schema of binary data.
 pub struct Binary;
 
 impl ToSchema for Binary {}
@@ -99,8 +99,8 @@ impl PartialSchema for Binary {
     }
 }
 
-/// Pictures as a form: the name of a field is the class of its pictures. In a field `images`, the class is the folder in
-/// the file's name.
+/// Images as a form: the name of a field is the class of its images. In a field `images`, the class is the folder in the
+/// file name.
 pub struct PicturesBody;
 
 impl ToSchema for PicturesBody {
@@ -114,8 +114,8 @@ impl PartialSchema for PicturesBody {
         let files: Schema = ArrayBuilder::new().items(Binary::schema()).into();
         ObjectBuilder::new()
             .description(Some(
-                "The name of a field is the class of its pictures. In a field `images`, the class is the folder in the \
-                 file's name.",
+                "The name of a field is the class of its images. In a field `images`, the class is the folder in the \
+                 file name (`cat/1.jpg`).",
             ))
             .additional_properties(Some(files))
             .min_properties(Some(1))
@@ -123,113 +123,113 @@ impl PartialSchema for PicturesBody {
     }
 }
 
-/// What was found.
+/// The result of an audit.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Audit)]
 #[allow(dead_code)]
 pub struct AuditBody {
-    /// What judged.
+    /// The method that judged the labels.
     method: String,
-    /// Every item, in the order of the request; without the pictures that were skipped.
+    /// All items, in the order of the request, without the images that were skipped.
     items: Vec<AuditedItem>,
-    /// Every class.
+    /// All classes.
     classes: Vec<AuditedClass>,
-    /// How many labels are wrong, by the sum of their probabilities.
+    /// Expected number of wrong labels: the sum of `p_wrong` over all items.
     expected_wrong: f64,
-    /// Items that are there twice.
+    /// Pairs of identical or nearly identical items.
     duplicates: Vec<Duplicate>,
-    /// What is odd about whole classes.
+    /// Problems of whole classes.
     warnings: Vec<String>,
-    /// What made the rows, if that is known.
+    /// The name of the network that computed the rows, if known.
     embedder: Option<String>,
-    /// Pictures that could not be read.
+    /// Images that could not be read.
     skipped: Vec<Skipped>,
 }
 
-/// One item.
+/// The verdict on one item.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code)]
 pub struct AuditedItem {
-    /// Its name.
+    /// The name of the item.
     item: String,
-    /// The class it is filed under.
+    /// The label of the item in the request.
     given: String,
-    /// The probability that this is wrong.
+    /// The probability that the label is wrong.
     p_wrong: f32,
-    /// What to do with it: keep, relabel, outlier or unsure.
+    /// The verdict: keep, relabel, outlier (none of these classes) or unsure (undecided).
     #[schema(value_type = String)]
     verdict: Verdict,
-    /// Where it belongs, if that is clear and elsewhere.
+    /// The suggested label, if the verdict is relabel.
     suggested: Option<String>,
-    /// How much it counts in its class, 1 being an ordinary item.
+    /// The weight of the item in its class; the average item has weight 1.
     weight: f32,
-    /// The probability that it belongs to no class.
+    /// The probability that the item belongs to none of the classes.
     p_outlier: f32,
-    /// What would settle it, if it is not clear.
+    /// What would help to decide, if the verdict is unsure.
     #[schema(required = false, nullable = false)]
     #[serde(default)]
     advice: Option<String>,
-    /// Whether somebody has confirmed its label.
+    /// Whether the label was confirmed in the request.
     #[serde(default)]
     #[schema(required = false)]
     confirmed: bool,
-    /// The items most like it, the most like first.
+    /// The most similar items, the most similar first.
     neighbours: Vec<Neighbour>,
 }
 
-/// An item like another.
+/// An item that is similar to an audited one.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code)]
 pub struct Neighbour {
-    /// Its name.
+    /// The name of the similar item.
     item: String,
-    /// The class it is filed under.
+    /// The label of the similar item in the request.
     given: String,
-    /// The cosine of the two.
+    /// The cosine similarity of the two rows.
     similarity: f32,
 }
 
-/// One class.
+/// Counts of one class.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code)]
 pub struct AuditedClass {
-    /// Its name.
+    /// The name of the class.
     class: String,
-    /// Items filed under it.
+    /// Number of items with this label.
     items: usize,
-    /// How many of them are wrong, by the sum of their probabilities.
+    /// Expected number of wrong labels among them: the sum of their `p_wrong`.
     expected_wrong: f64,
-    /// Items of other classes that belong to it.
+    /// Number of items of other classes for which this class is suggested.
     found_elsewhere: usize,
 }
 
-/// Two items that are the same.
+/// Two identical or nearly identical items.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code)]
 pub struct Duplicate {
-    /// How much the same: exact or near.
+    /// The kind of match: exact or near.
     kind: String,
-    /// One.
+    /// The name of the first item.
     item: String,
-    /// The class it is filed under.
+    /// The label of the first item.
     given: String,
-    /// The other.
+    /// The name of the second item.
     other: String,
-    /// The class that one is filed under.
+    /// The label of the second item.
     other_given: String,
 }
 
-/// The whole description.
+/// The OpenAPI document as utoipa derives it.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "trueshot",
-        description = "Few labelled examples, some of them wrong: finds the wrong ones, and learns a classifier that does not mind them."
+        description = "Few-shot learning with wrong labels: audits a small labelled set, and fits classifiers that tolerate wrong labels."
     ),
     paths(
         about::about,
@@ -249,7 +249,7 @@ pub struct Duplicate {
 )]
 struct Description;
 
-/// The description as it is served. What depends on the program at run time, and what utoipa cannot write, is added here.
+/// The description as it is served, with the parts that are known only at run time or that utoipa cannot express.
 pub fn document(methods: &[&str]) -> Value {
     let mut document = serde_json::to_value(Description::openapi()).expect("the description is plain data");
     let classifiers = &mut document["paths"]["/api/v1/classifiers"];
@@ -258,7 +258,7 @@ pub fn document(methods: &[&str]) -> Value {
     document
 }
 
-/// The operations that the id of a new classifier is for. (utoipa writes the names of the fields of a link wrongly.)
+/// Links from a new classifier to the operations that take its id. (utoipa misspells the field names of links.)
 fn links() -> Value {
     let operations = ["getClassifier", "downloadClassifier", "predict", "deleteClassifier"];
     let id = "$response.body#/id";

@@ -95,8 +95,9 @@ impl Gate {
 
 /// A body is too long.
 pub fn over_limit(most: usize) -> Problem {
-    let error = format!("the body is longer than the {most} bytes allowed");
-    Problem::too_large(error).hint("send it in parts, or start the server with a larger --max-body")
+    let error = format!("the body is longer than the allowed {most} bytes");
+    Problem::too_large(error)
+        .hint("split it into several requests, or start the server with a larger --max-body")
 }
 
 impl Ticket {
@@ -126,7 +127,7 @@ impl Ticket {
         });
         let outcome = watch.within(task).await?;
         drop(presence);
-        outcome.unwrap_or_else(|panic| Err(Problem::failed("the work", panic)))
+        outcome.unwrap_or_else(|panic| Err(Problem::failed("the computation", panic)))
     }
 }
 
@@ -137,7 +138,7 @@ impl Job {
         match serde_json::to_writer(&mut written, answer) {
             Ok(()) => self.answer(written.bytes),
             Err(error) if error.is_io() => Err(answer_too_long(self.body)),
-            Err(error) => Err(Problem::failed("writing an answer", error)),
+            Err(error) => Err(Problem::failed("writing the response", error)),
         }
     }
 
@@ -172,8 +173,8 @@ impl std::io::Write for Limited {
 
 /// An answer is too long.
 pub fn answer_too_long(most: usize) -> Problem {
-    let error = format!("the answer would be longer than the {most} bytes allowed");
-    Problem::too_large(error).hint("send fewer items at once, or ask for fewer neighbours")
+    let error = format!("the response would be longer than the allowed {most} bytes");
+    Problem::too_large(error).hint("send fewer items per request, or ask for fewer neighbours")
 }
 
 impl Watch {

@@ -59,11 +59,11 @@ pub fn app(state: Shared) -> Router {
         .route("/api/v1/classifiers/{id}/download", get(classifiers::download))
         .route("/api/v1/classifiers/{id}/predict", post(predictions::post))
         .fallback(async || {
-            Problem::unknown("there is nothing here").hint("GET /openapi.json describes what there is")
+            Problem::unknown("this path does not exist").hint("GET /openapi.json describes all paths")
         })
         .method_not_allowed_fallback(async || {
-            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here")
-                .hint("GET /openapi.json describes what can")
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not support this HTTP method")
+                .hint("GET /openapi.json describes all paths and their methods")
         })
         .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn_with_state(state.clone(), access::guard))

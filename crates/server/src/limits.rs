@@ -1,50 +1,49 @@
-//! What a request or a connection may cost. Everything that comes from outside is bounded before it is believed: how long
-//! a body may be and how slowly it may arrive, how many items and classes it may have, how long names are, how much
-//! time it may take and how many requests and connections there may be at once.
+//! Limits on requests and connections: length and speed of a body, numbers of items and classes, lengths of names, time,
+//! and numbers of simultaneous requests and connections. All are checked before the work that they bound.
 
 use std::time::Duration;
 
-/// Items of a request.
+/// Maximum number of items in a request.
 pub const MOST_ITEMS: usize = 20_000;
-/// Items a classifier may be made of: all of them are compared with each other at once.
+/// Maximum number of items to fit a classifier on: all pairs of items are compared at once.
 pub const MOST_FITTED_ITEMS: usize = 2_000;
-/// Classes of a support set.
+/// Maximum number of classes in a support set.
 pub const MOST_CLASSES: usize = 500;
-/// Items times classes a classifier may be made of, for the same reason.
+/// Maximum of items times classes to fit a classifier on, for the same reason.
 pub const MOST_FITTED_PAIRS: usize = 100_000;
-/// Classes times numbers of a row a classifier may have: some methods learn a weight for each.
+/// Maximum of classes times dimensions of a classifier: some methods learn a weight for each pair.
 pub const MOST_FITTED_WEIGHTS: usize = 1 << 22;
-/// Numbers of a row.
+/// Maximum dimension of a row.
 pub const MOST_NUMBERS: usize = 1 << 16;
-/// Bytes of a name, of an item or of a class: replies repeat them for every neighbour.
+/// Maximum length in bytes of the name of an item or a class: responses repeat names for every neighbour.
 pub const LONGEST_NAME: usize = 512;
-/// Classifiers that are kept.
+/// Maximum number of stored classifiers.
 pub const MOST_CLASSIFIERS: usize = 1_000;
-/// Bytes of a body that a client must send within [`Limits::stall_time`], unless it is complete before.
+/// Number of bytes of a body that must arrive within every [`Limits::stall_time`], unless the body is complete before.
 pub const LEAST_PROGRESS: usize = 10 << 10;
 
-/// The limits that can be chosen when the server is started.
+/// The limits that the user can set when the server is started.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Bytes of a request's body, and of an answer.
+    /// Maximum length in bytes of a request body, and of a response.
     pub body: usize,
-    /// Bytes of all bodies and answers that are held at once.
+    /// Maximum number of bytes of all bodies and responses in memory.
     pub bodies: usize,
-    /// Pixels of a picture.
+    /// Maximum number of pixels of an image.
     pub pixels: u64,
-    /// Bytes that decoded pictures may take, over all threads; a picture that needs more is refused.
+    /// Memory budget in bytes for decoded images, over all threads; an image that needs more is refused.
     pub picture_memory: u64,
-    /// How long a request may take, waiting included.
+    /// How long a request may take, including the time in the queue.
     pub time: Duration,
-    /// Requests that are worked on at once.
+    /// Maximum number of requests that compute at once.
     pub at_once: usize,
-    /// Requests that may wait besides.
+    /// Maximum number of requests in the queue.
     pub waiting: usize,
-    /// Connections that may be open at once.
+    /// Maximum number of open connections.
     pub connections: usize,
     /// How long the headers of a request may take to arrive.
     pub header_time: Duration,
-    /// How long the server waits for `LEAST_PROGRESS` bytes of a body, or for a client to take some of its answer.
+    /// How long the server waits for `LEAST_PROGRESS` bytes of a body, or for a client to read some of its response.
     pub stall_time: Duration,
     /// How long a connection may stay open between two requests.
     pub idle_time: Duration,

@@ -87,11 +87,16 @@ impl Metrics {
             let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n");
         };
         let in_flight = self.in_flight.load(Ordering::Relaxed);
-        single("trueshot_requests_in_flight", "gauge", "Requests that are being answered.", in_flight);
+        single("trueshot_requests_in_flight", "gauge", "Requests in flight.", in_flight);
         let embedded = self.pictures_embedded.load(Ordering::Relaxed) as i64;
-        single("trueshot_pictures_embedded_total", "counter", "Pictures put through the network.", embedded);
+        single("trueshot_pictures_embedded_total", "counter", "Images embedded by the network.", embedded);
         let cached = self.pictures_from_cache.load(Ordering::Relaxed) as i64;
-        single("trueshot_embedding_cache_hits_total", "counter", "Pictures found in the cache.", cached);
+        single(
+            "trueshot_embedding_cache_hits_total",
+            "counter",
+            "Images whose embedding was in the cache.",
+            cached,
+        );
         self.routes_into(&mut text);
         text
     }
@@ -107,7 +112,7 @@ impl Metrics {
             }
         }
         let name = "trueshot_request_duration_seconds";
-        let _ = write!(text, "# HELP {name} How long requests took.\n# TYPE {name} histogram\n");
+        let _ = write!(text, "# HELP {name} Duration of requests.\n# TYPE {name} histogram\n");
         for ((route, method), counts) in routes.iter() {
             let labels = format!(r#"route="{route}",method="{method}""#);
             for (end, count) in BUCKETS.iter().zip(counts.buckets) {
@@ -120,9 +125,9 @@ impl Metrics {
     }
 }
 
-/// Figures for Prometheus: requests by route and status, how long they took, pictures embedded, cache hits.
+/// Returns Prometheus metrics: requests by route and status, their durations, embedded images and cache hits.
 #[utoipa::path(get, path = "/metrics", tag = "operation",
-    responses((status = 200, description = "figures as text", content_type = "text/plain", body = String)))]
+    responses((status = 200, description = "metrics as text", content_type = "text/plain", body = String)))]
 pub async fn metrics(State(app): State<Shared>) -> impl IntoResponse {
     (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.text())
 }

@@ -31,7 +31,7 @@ pub fn boundary_of(content_type: &str) -> Result<String, Problem> {
     let usable = boundary.filter(|boundary| (1..=LONGEST_BOUNDARY).contains(&boundary.len()));
     usable.ok_or_else(|| {
         let error = format!(
-            "the form cannot be read: its content type names no boundary of 1 to {LONGEST_BOUNDARY} bytes"
+            "the form cannot be parsed: its content type has no boundary of 1 to {LONGEST_BOUNDARY} bytes"
         );
         Problem::malformed(error)
     })
@@ -42,18 +42,18 @@ pub fn pictures(body: &Bytes, boundary: &str) -> Result<Vec<Picture>, Problem> {
     let mut pictures = Vec::new();
     for part in parts(body, boundary)? {
         if pictures.len() == MOST_ITEMS {
-            return Err(Problem::too_large(format!("more than {MOST_ITEMS} pictures")));
+            return Err(Problem::too_large(format!("the form has more than {MOST_ITEMS} images")));
         }
         pictures.push(picture(&part, pictures.len() + 1)?);
     }
     if pictures.is_empty() {
-        return Err(Problem::unusable("the form has no pictures"));
+        return Err(Problem::unusable("the form contains no images"));
     }
     Ok(pictures)
 }
 
 fn unreadable(problem: &str) -> Problem {
-    Problem::malformed(format!("the form cannot be read: {problem}"))
+    Problem::malformed(format!("the form cannot be parsed: {problem}"))
 }
 
 /// What lies between the boundaries.
@@ -65,7 +65,7 @@ fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
     let mut at = match body.starts_with(&delimiter.as_bytes()[2..]) {
         true => delimiter.len() - 2,
         false => {
-            finder.find(body).ok_or_else(|| unreadable("the boundary does not occur in it"))?
+            finder.find(body).ok_or_else(|| unreadable("its boundary does not occur in the body"))?
                 + delimiter.len()
         }
     };
@@ -73,7 +73,7 @@ fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
         let padding = body[at..].iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
         let start = at + padding;
         if !body[start..].starts_with(b"\r\n") {
-            return Err(unreadable("a boundary is not followed by a new line"));
+            return Err(unreadable("a boundary is not followed by a line break"));
         }
         // The line break may belong to the next boundary, if there is nothing in between.
         let length =
@@ -88,21 +88,23 @@ fn picture(part: &Bytes, number: usize) -> Result<Picture, Problem> {
     let (headers, contents) = match memmem::find(part, b"\r\n\r\n") {
         _ if part.starts_with(b"\r\n") => (&part[..0], part.slice(2..)),
         Some(end) => (&part[..end], part.slice(end + 4..)),
-        None => return Err(unreadable(&format!("part {number} has no end of its headers"))),
+        None => return Err(unreadable(&format!("the headers of part {number} do not end"))),
     };
     if headers.len() > LONGEST_HEADERS {
-        return Err(unreadable(&format!("part {number} has headers of more than {LONGEST_HEADERS} bytes")));
+        return Err(unreadable(&format!(
+            "the headers of part {number} have more than {LONGEST_HEADERS} bytes"
+        )));
     }
     let disposition = disposition(headers);
     let field = parameter(disposition, "name").unwrap_or(Value { text: String::new(), is_closed: true });
     let file = parameter(disposition, "filename").filter(|file| !file.text.is_empty());
     if field.text.len().max(file.as_ref().map_or(0, |file| file.text.len())) > LONGEST_NAME {
         return Err(Problem::unusable(format!(
-            "picture {number} has a name of more than {LONGEST_NAME} bytes"
+            "the name of image {number} has more than {LONGEST_NAME} bytes"
         )));
     }
-    let problem = field.problem("name of its field").or_else(|| file.as_ref()?.problem("file name"));
-    let file = file.map_or_else(|| format!("picture {number}"), |file| file.text);
+    let problem = field.problem("name of the field").or_else(|| file.as_ref()?.problem("file name"));
+    let file = file.map_or_else(|| format!("image {number}"), |file| file.text);
     Ok(Picture { field: field.text, file, contents: problem.map_or(Ok(contents), Err) })
 }
 
@@ -146,7 +148,7 @@ impl Value {
         match self.text.chars().find(|character| character.is_control()) {
             Some(character) => {
                 let code = u32::from(character);
-                Some(format!("the {what} has a control character (U+{code:04X}); rename it"))
+                Some(format!("the {what} contains a control character (U+{code:04X}); rename it"))
             }
             None if !self.is_closed => Some(format!("the {what} has no closing quotation mark")),
             None => None,
@@ -269,7 +271,7 @@ mod tests {
         assert_eq!(named("name=\"a\"; filename=\"C:\\photos\\cat.png\"").file, "C:\\photos\\cat.png");
         assert_eq!(named("NAME=\"a\"; FileName=\"b\"").file, "b");
         assert_eq!(named("filename=\"name=x; b\"; name=\"a\"").field, "a");
-        assert_eq!(named("name=\"a\"").file, "picture 1");
+        assert_eq!(named("name=\"a\"").file, "image 1");
         assert_eq!(one("Content-Type: image/png").field, "");
     }
 
@@ -286,13 +288,13 @@ mod tests {
             let good = "Content-Disposition: form-data; name=\"dog\"; filename=\"good.png\"";
             let found = pictures(&form(&[(good, "1"), (&head, "2"), (good, "3")]), "edge").unwrap();
             assert_eq!(found[1].file, name);
-            let expected = format!("the file name has a control character (U+{code}); rename it");
+            let expected = format!("the file name contains a control character (U+{code}); rename it");
             assert_eq!(found[1].contents, Err(expected));
             assert_eq!(found[0].contents.as_deref(), Ok(&b"1"[..]));
             assert_eq!(found[2].contents.as_deref(), Ok(&b"3"[..]));
         }
         assert!(
-            named("name=\"a\u{1b}\"; filename=\"b\"").contents.unwrap_err().contains("name of its field")
+            named("name=\"a\u{1b}\"; filename=\"b\"").contents.unwrap_err().contains("name of the field")
         );
         assert!(named("name=\"a\"; filename=\"b").contents.is_err());
     }

@@ -32,7 +32,9 @@ pub async fn index() -> Response {
 pub async fn asset(name: Result<Path<String>, PathRejection>) -> Result<Response, Problem> {
     let name = name.map_or_else(|_| String::new(), |Path(name)| name);
     let found = ASSETS.iter().find(|(known, ..)| *known == name);
-    found.map(|(_, kind, contents)| file(kind, contents)).ok_or_else(|| Problem::unknown("no such file"))
+    found
+        .map(|(_, kind, contents)| file(kind, contents))
+        .ok_or_else(|| Problem::unknown("this file does not exist"))
 }
 
 fn file(kind: &'static str, contents: &'static str) -> Response {

@@ -1,5 +1,4 @@
-//! What a refused request is told: a status, one line that says what is wrong and, where we know, one that says what to
-//! do about it.
+//! Error responses: a status, a message that says what is wrong and, if possible, a hint on what to do about it.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -7,13 +6,13 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The body of every refusal.
+/// The body of every error response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Problem)]
 pub struct ProblemBody {
     /// What is wrong.
     pub error: String,
-    /// What to do about it.
+    /// What to do about the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub hint: Option<String>,
@@ -28,58 +27,61 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A refusal.
+    /// A problem without a hint.
     pub fn new(status: StatusCode, error: impl Into<String>) -> Self {
         Problem { status, body: ProblemBody { error: error.into(), hint: None }, retry_after: None }
     }
 
-    /// The request is not even of the right form.
+    /// The request cannot be parsed.
     pub fn malformed(error: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, error)
     }
 
-    /// The request can be read, and what it asks for cannot be done.
+    /// The request can be parsed but not carried out.
     pub fn unusable(error: impl Into<String>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, error)
     }
 
-    /// Too much was sent.
+    /// The request is larger than a limit.
     pub fn too_large(error: impl Into<String>) -> Self {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, error)
     }
 
-    /// There is no such thing.
+    /// The path or the classifier does not exist.
     pub fn unknown(error: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, error)
     }
 
-    /// More is asked than can be done at once.
+    /// The queue of requests is full.
     pub fn busy() -> Self {
-        let problem = Self::new(StatusCode::TOO_MANY_REQUESTS, "too many requests are waiting already");
-        Problem { retry_after: Some(1), ..problem }.hint("ask again in a second")
+        let problem = Self::new(StatusCode::TOO_MANY_REQUESTS, "too many requests are waiting");
+        Problem { retry_after: Some(1), ..problem }.hint("repeat the request after a second")
     }
 
-    /// The time for a request is over.
+    /// The request took longer than the limit of `seconds`.
     pub fn late(seconds: u64) -> Self {
-        let error = format!("not done within {seconds} s");
+        let error = format!("the request was not finished within {seconds} s");
         let problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, error);
         Problem { retry_after: Some(5), ..problem }
-            .hint("send fewer items at once, or start the server with a larger --timeout")
+            .hint("send fewer items per request, or start the server with a larger --timeout")
     }
 
-    /// Something of ours failed; what it was is for the log, not for strangers.
+    /// An internal error: the details go to the log of the server, not to the client.
     pub fn failed(what: &str, why: impl std::fmt::Display) -> Self {
         eprintln!("error: {what}: {}", trueshot::report::visible(&why.to_string()));
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{what} failed; the server's log says why"))
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("{what} failed; details are in the log of the server"),
+        )
     }
 
-    /// Adds what to do about it.
+    /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.body.hint = Some(hint.into());
         self
     }
 
-    /// The status it is answered with.
+    /// The status of the response.
     #[cfg(test)]
     pub fn status(&self) -> StatusCode {
         self.status
@@ -103,7 +105,7 @@ impl From<trueshot::Error> for Problem {
     }
 }
 
-/// Whether a hint of the library helps somebody who sent a request, rather than a command.
+/// Whether a hint of the library helps the sender of a request; most hints name options of the command line.
 fn speaks_of_requests(error: &trueshot::Error) -> bool {
     matches!(error, trueshot::Error::UnknownMethod { .. })
 }

@@ -1,5 +1,5 @@
-//! Rows as JSON. A list of lists is read straight into one block of numbers, and every list stops where it is longer
-//! than allowed: a body of brackets must not become many times its size in memory.
+//! Rows as JSON. A list of lists is parsed directly into one array of numbers, and parsing stops as soon as a list is
+//! longer than allowed, so that a body of brackets cannot take many times its size in memory.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -23,7 +23,7 @@ pub struct SupportJson {
     pub embedder: Option<Name>,
 }
 
-/// Rows that ask for their class, as JSON.
+/// Query rows as JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueriesJson {
@@ -32,7 +32,7 @@ pub struct QueriesJson {
     pub items: Option<Bounded<Name>>,
 }
 
-/// A table of numbers.
+/// Rows of equal length in one array: `[count, dim]`.
 #[derive(Default)]
 pub struct Rows {
     pub values: Vec<f32>,
@@ -40,10 +40,10 @@ pub struct Rows {
     pub count: usize,
 }
 
-/// A list of no more than [`MOST_ITEMS`].
+/// A list of at most [`MOST_ITEMS`] entries.
 pub struct Bounded<T>(pub Vec<T>);
 
-/// A name, given as text or as a whole number.
+/// A name, given as text or as an integer.
 pub struct Name(pub String);
 
 impl Bounded<Name> {
@@ -125,7 +125,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Bounded<T> {
             type Value = Bounded<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a list of at most {MOST_ITEMS}")
+                write!(f, "a list of at most {MOST_ITEMS} entries")
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Bounded<T>, A::Error> {
@@ -150,7 +150,7 @@ impl<'de> Deserialize<'de> for Name {
             type Value = Name;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a name of at most {LONGEST_NAME} bytes, or a whole number")
+                write!(f, "a name of at most {LONGEST_NAME} bytes, or an integer")
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Name, E> {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_table_is_refused_with_its_place() {
+    fn rows_of_unequal_length_and_wrong_types_are_refused_with_their_position() {
         assert!(
             refused(r#"{"rows": [[1, 2], [3]], "labels": []}"#).contains("row 1 has 1 numbers, row 0 has 2")
         );

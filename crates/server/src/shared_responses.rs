@@ -1,4 +1,4 @@
-//! What the descriptions of all operations have in common: refusals and the token.
+//! The parts of the OpenAPI description that operations have in common: error responses and the token.
 
 use utoipa::Modify;
 use utoipa::openapi::path::Operation;
@@ -25,17 +25,17 @@ enum Of {
 }
 
 const REFUSALS: [(u16, Of, &str); 11] = [
-    (400, Of::Every, "cannot be read"),
+    (400, Of::Every, "the request cannot be parsed"),
     (401, Of::Guarded, "the token is missing or wrong"),
-    (403, Of::Unsafe, "comes from a page of another origin"),
+    (403, Of::Unsafe, "the request comes from a page of another origin"),
     (408, Of::Receiving, "the body arrived too slowly"),
-    (413, Of::Receiving, "too much was sent, or the answer would be too long"),
-    (415, Of::Receiving, "another content type"),
-    (421, Of::Every, "meant for a host of another name"),
-    (422, Of::Receiving, "can be read and not used"),
+    (413, Of::Receiving, "the request is too large, or the response would be"),
+    (415, Of::Receiving, "the content type is not supported"),
+    (421, Of::Every, "the host name of the request is not allowed"),
+    (422, Of::Receiving, "the request can be parsed but not carried out"),
     (429, Of::Working, "too many requests are waiting"),
-    (500, Of::Working, "a fault of the server; its log says more"),
-    (503, Of::Working, "not done in time"),
+    (500, Of::Working, "an error of the server; details are in its log"),
+    (503, Of::Working, "the request was not finished in time"),
 ];
 
 /// Adds what operations have in common.
@@ -88,7 +88,7 @@ fn refusal(description: &str, has_retry_after: bool) -> Response {
     match has_retry_after {
         true => {
             let mut header = Header::new(ObjectBuilder::new().schema_type(Type::Integer));
-            header.description = Some("seconds to wait before asking again".into());
+            header.description = Some("seconds to wait before the next attempt".into());
             response.header("Retry-After", header).build()
         }
         false => response.build(),

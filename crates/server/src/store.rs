@@ -29,24 +29,24 @@ const READY: usize = 8;
 /// Unfinished files of a process that was killed are older than this.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// What a classifier is.
+/// Description of a stored classifier.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct Metadata {
-    /// What it is asked for by.
+    /// The id of the classifier: a hash of its file.
     pub id: String,
-    /// The method it was learned by.
+    /// The method that the classifier was fitted with.
     pub method: String,
-    /// Its classes.
+    /// The names of the classes.
     pub classes: Vec<String>,
-    /// Items it was learned from.
+    /// Number of items in the support set.
     pub items: usize,
-    /// Numbers of a row.
+    /// Dimension of the rows.
     pub numbers: usize,
-    /// What made the rows, if that is known; pictures can be asked about if it is the server's.
+    /// The network that computed the rows, if known. Images can be classified if it is the network of the server.
     pub embedder: Option<String>,
-    /// When it was kept, in seconds since 1970.
+    /// When the classifier was stored, in seconds since 1970.
     pub created: u64,
-    /// Bytes of its file.
+    /// Length of the file in bytes.
     pub bytes: u64,
 }
 
@@ -132,8 +132,9 @@ impl Store {
             return Ok(known);
         }
         if known.is_none() && self.kept().len() >= MOST_CLASSIFIERS {
-            let error = format!("{MOST_CLASSIFIERS} classifiers are kept already");
-            return Err(Problem::new(StatusCode::CONFLICT, error).hint("delete some"));
+            let error = format!("{MOST_CLASSIFIERS} classifiers are stored already, which is the maximum");
+            return Err(Problem::new(StatusCode::CONFLICT, error)
+                .hint("delete classifiers that are no longer needed"));
         }
         let path = self.path(&id);
         write_atomically(&path, |file| file.write_all(&bytes))?;
@@ -172,11 +173,11 @@ impl Store {
         let bytes = fs::read(self.path(id)).map_err(|error| unreadable(id, error))?;
         if hash(&bytes) != id {
             let path = self.path(id).display().to_string();
-            eprintln!("error: {} has changed since it was kept, and is not used", visible(&path));
+            eprintln!("error: {} has changed since it was stored, and is not used", visible(&path));
             let error =
-                format!("the file of classifier '{id}' has changed on the server's disk since it was kept");
+                format!("the file of classifier '{id}' has changed on the server's disk since it was stored");
             return Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error)
-                .hint("restore the file, make the classifier again, or delete it"));
+                .hint("restore the file, fit the classifier again, or delete it"));
         }
         Ok(bytes)
     }
@@ -234,7 +235,8 @@ fn unreadable(id: &str, error: std::io::Error) -> Problem {
 /// There is no such classifier.
 pub fn no_such(id: &str) -> Problem {
     let short: String = id.chars().take(NAME).collect();
-    Problem::unknown(format!("no classifier '{short}'")).hint("GET /api/v1/classifiers lists them")
+    Problem::unknown(format!("there is no classifier '{short}'"))
+        .hint("GET /api/v1/classifiers lists all of them")
 }
 
 fn hash(bytes: &[u8]) -> String {
@@ -257,7 +259,7 @@ fn is_abandoned(path: &Path) -> bool {
 fn read(path: &Path, id: &str) -> Result<Metadata, String> {
     let bytes = fs::read(path).map_err(|error| error.to_string())?;
     if hash(&bytes) != id {
-        return Err("its contents are not those it was kept with".into());
+        return Err("its contents do not match its name".into());
     }
     let length = bytes.len() as u64;
     let predictor = Predictor::read_bytes(bytes, id).map_err(|error| error.to_string())?;

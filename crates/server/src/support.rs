@@ -1,5 +1,5 @@
-//! From what was sent to what can be worked with: a support set, or rows that ask for their class. Runs where
-//! computing is allowed, because pictures are embedded here.
+//! Converts the body of a request to a support set or to queries. Runs among the computing requests, because images are
+//! embedded here.
 
 use std::sync::atomic::Ordering;
 
@@ -18,40 +18,40 @@ use crate::problem::Problem;
 use crate::rows::{QueriesJson, Rows, SupportJson};
 use crate::state::App;
 
-/// Labelled rows that passed every check.
+/// A support set that has passed all checks.
 pub struct Support {
     /// The rows.
     pub data: Embeddings,
-    /// Which labels somebody has confirmed; empty if nobody said.
+    /// Which labels are confirmed; empty if the request does not say.
     pub confirmed: Vec<bool>,
-    /// Pictures that could not be read.
+    /// Images that could not be read.
     pub skipped: Vec<Skipped>,
 }
 
-/// A picture that was left out.
+/// An image that could not be used and was skipped.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Skipped {
     /// The name of the file.
     pub item: String,
-    /// The class it was sent for.
+    /// The class of the image in the request.
     pub class: String,
-    /// Why it could not be used.
+    /// Why the image could not be used.
     pub reason: String,
 }
 
-/// Rows that ask for their class; a picture that cannot be read has a reason instead.
+/// Query rows; an image that cannot be read has a reason instead of a row.
 pub struct Queries {
-    /// What they are called.
+    /// The names of the queries.
     pub items: Vec<String>,
-    /// Their numbers.
+    /// The rows, or why an image cannot be read.
     pub rows: Vec<Result<Vec<f32>, String>>,
-    /// What made them, if we did.
+    /// The name of the server's network, if it computed the rows.
     pub embedder: Option<String>,
 }
 
 impl Support {
-    /// Understands a body.
+    /// Parses a body.
     pub fn of(body: Received, app: &App, watch: &Watch) -> Result<Self, Problem> {
         let Received { kind, bytes } = body;
         let support = match kind {
@@ -111,7 +111,7 @@ impl Support {
             }
         }
         if let (true, Some(first)) = (labels.is_empty(), skipped.first()) {
-            let error = format!("none of the pictures can be read; {}: {}", first.item, first.reason);
+            let error = format!("none of the images can be read; {}: {}", first.item, first.reason);
             return Err(Problem::unusable(error));
         }
         let data = Embeddings::from_rows(values, app.embedder.backbone().dim(), labels)?;
@@ -121,7 +121,7 @@ impl Support {
 }
 
 impl Queries {
-    /// Understands a body.
+    /// Parses a body.
     pub fn of(body: Received, app: &App, watch: &Watch) -> Result<Self, Problem> {
         let Received { kind, bytes } = body;
         let (rows, items) = match kind {
@@ -160,48 +160,50 @@ impl Queries {
     }
 }
 
-/// Embeds pictures; those that cannot be read have a reason instead of a row.
+/// Embeds images; those that cannot be read have a reason instead of a row.
 fn embed(pictures: &[Picture], app: &App, watch: &Watch) -> Result<Vec<Result<Vec<f32>, String>>, Problem> {
     let usable = pictures.iter().filter_map(|picture| picture.contents.as_ref().ok());
     let given: Vec<Given<'_>> = usable.map(|bytes| Given::Bytes(bytes)).collect();
     let embedded = app.embedder.embed_pictures(&given, watch).map_err(|error| match error {
         trueshot_vision::Error::Core(trueshot::Error::Interrupted) => watch.late(),
-        error => Problem::failed("embedding pictures", error),
+        error => Problem::failed("embedding images", error),
     })?;
     let made = embedded.rows.iter().filter(|row| row.is_ok()).count() - embedded.from_cache;
     app.metrics.pictures_embedded.fetch_add(made as u64, Ordering::Relaxed);
     app.metrics.pictures_from_cache.fetch_add(embedded.from_cache as u64, Ordering::Relaxed);
     let mut rows = embedded.rows.into_iter().map(|row| row.map_err(|reason| reason.to_string()));
     let row = |picture: &Picture| match &picture.contents {
-        Ok(_) => rows.next().expect("a row for every picture that was given"),
+        Ok(_) => rows.next().expect("one row per image"),
         Err(problem) => Err(problem.clone()),
     };
     Ok(pictures.iter().map(row).collect())
 }
 
-/// The class of a picture: the name of its field, or, for a field called `images`, the folder it is in.
+/// The class of an image: the name of its field, or, in a field called `images`, the folder in the file name.
 fn class_of(picture: &Picture) -> Result<String, Problem> {
     if picture.field != "images" {
         return match picture.field.is_empty() {
-            true => {
-                Err(Problem::unusable(format!("'{}' has no field name, which is its class", picture.file)))
-            }
+            true => Err(Problem::unusable(format!(
+                "the field of '{}' has no name, which would be its class",
+                picture.file
+            ))),
             false => Ok(picture.field.clone()),
         };
     }
     let mut folders = picture.file.rsplit(['/', '\\']).skip(1);
     let folder = folders.find(|folder| !folder.is_empty() && *folder != ".");
     folder.map(str::to_owned).ok_or_else(|| {
-        let error = format!("nothing says which class '{}' is of", picture.file);
-        Problem::unusable(error)
-            .hint("name the field by the class, or the file 'CLASS/FILE' in a field 'images'")
+        let error = format!("the request does not say which class '{}' belongs to", picture.file);
+        Problem::unusable(error).hint(
+            "use the class as the name of the field, or 'CLASS/FILE' as the file name in a field 'images'",
+        )
     })
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     serde_json::from_slice(bytes).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => Problem::unusable(format!("the body cannot be used: {error}")),
-        _ => Problem::malformed(format!("the body is no JSON: {error}")),
+        _ => Problem::malformed(format!("the body is not valid JSON: {error}")),
     })
 }
 
@@ -212,7 +214,7 @@ fn check_length(what: &str, length: usize, rows: &Rows) -> Result<(), Problem> {
     }
 }
 
-/// What every table must keep to, whichever way it came.
+/// Checks the limits that hold for rows of every format.
 fn check(data: &Embeddings) -> Result<(), Problem> {
     if data.len() > MOST_ITEMS {
         return Err(Problem::too_large(format!("{} rows; at most {MOST_ITEMS} are allowed", data.len())));

@@ -255,7 +255,7 @@ fn classifiers_outlive_the_server_and_a_damaged_one_is_named_and_left_alone() {
     std::fs::write(files.join("notes.txt"), b"not ours").unwrap();
     let damaged = start();
     assert_eq!(damaged.warnings.len(), 2, "{:?}", damaged.warnings);
-    assert!(damaged.warnings[1].contains(id) && damaged.warnings[1].contains("not those it was kept with"));
+    assert!(damaged.warnings[1].contains(id) && damaged.warnings[1].contains("do not match its name"));
     assert_eq!(damaged.get("/api/v1/classifiers").json(), json!([]));
     assert!(file.exists(), "nothing is deleted");
 }

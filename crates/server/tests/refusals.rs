@@ -20,9 +20,9 @@ fn every_bad_body_has_its_status_and_its_reason() {
     let many = format!(r#"{{"rows":[{}],"labels":[]}}"#, vec!["[1]"; 20_001].join(","));
     let classes: Vec<String> = (0..501).map(|class| format!("c{class}")).collect();
     let cases: Vec<(u16, &str, String)> = vec![
-        (400, "no JSON", "".into()),
-        (400, "no JSON", "{".into()),
-        (400, "no JSON", "nonsense".into()),
+        (400, "not valid JSON", "".into()),
+        (400, "not valid JSON", "{".into()),
+        (400, "not valid JSON", "nonsense".into()),
         (422, "expected struct", "[]".into()),
         (422, "missing field", "{}".into()),
         (422, "unknown field", r#"{"rows":[[1],[2]],"labels":["a","b"],"path":"/etc/passwd"}"#.into()),
@@ -101,7 +101,7 @@ fn options_names_methods_and_types_that_do_not_exist_are_refused() {
     for method in ["oracle", "tranfs", "tranfs:model=/etc/passwd", "relabel:model=../x", "nonsense", ""] {
         let refused = server.post_json(&format!("/api/v1/classifiers?method={method}"), &support);
         assert_eq!(refused.status, 422, "{method}");
-        assert!(refused.error().contains("no method"), "{}", refused.text());
+        assert!(refused.error().contains("unknown method"), "{}", refused.text());
     }
     assert_eq!(server.post("/api/v1/audit", "text/plain", "x").status, 415);
     assert_eq!(server.post("/api/v1/audit", "", "x").status, 415);
@@ -202,7 +202,7 @@ fn an_answer_that_would_be_too_long_is_refused_before_it_is_made() {
     let refused = server.post_json("/api/v1/audit?neighbours=50", &support);
     assert_eq!(refused.status, 413, "{}", refused.text());
     assert!(
-        refused.error().contains("the answer would be longer than the 600000 bytes"),
+        refused.error().contains("the response would be longer than the allowed 600000 bytes"),
         "{}",
         refused.text()
     );

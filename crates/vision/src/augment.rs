@@ -155,8 +155,8 @@ impl Augmenter {
     /// If the change was drawn for another size, or there is not the right room.
     pub fn apply(&mut self, picture: &Picture, change: &Change, to: &Preprocessing, out: &mut [f32]) {
         assert!(change.left + change.width <= picture.width && change.top + change.height <= picture.height);
-        assert_eq!(picture.channels, to.channels, "channels of the picture");
-        assert_eq!(out.len(), to.values(), "room for the picture");
+        assert_eq!(picture.channels, to.channels, "channels of the image");
+        assert_eq!(out.len(), to.values(), "length of the output");
         self.columns.set(change.width, to.size);
         self.rows.set(change.height, to.size);
         self.row.resize(change.width * picture.channels.count(), 0.0);

@@ -156,7 +156,7 @@ impl Backbone {
             });
         }
         if preprocessing.channels != Channels::Colour {
-            let problem = "its note 'mean' has 1 number; it wants colour, so 3".into();
+            let problem = "its metadata 'mean' has 1 number; a network for colour images needs 3".into();
             return Err(Error::NotABackbone { path: tensors.path().into(), problem });
         }
         let parameters = model::flat(&efficientnet::layout(), tensors)?;
@@ -281,7 +281,7 @@ fn refuse_options(options: &Options, is_efficientnet: bool) -> Result<()> {
         Some((what, _)) => Err(Error::OutOfRange {
             what,
             given: "given".into(),
-            allowed: "for ONNX models only; this backbone's file says it".into(),
+            allowed: "for ONNX models only, because the file of this backbone defines it".into(),
         }),
     }
 }
@@ -306,7 +306,7 @@ pub(crate) fn note_preprocessing(tensors: &mut Tensors, preprocessing: &Preproce
 
 pub(crate) fn preprocessing_of(tensors: &Tensors, wanted: &str) -> Result<Preprocessing> {
     let bad = |problem: String| Error::NotABackbone { path: tensors.path().into(), problem };
-    let note = |key: &str| tensors.note(key).ok_or_else(|| bad(format!("it has no note '{key}'")));
+    let note = |key: &str| tensors.note(key).ok_or_else(|| bad(format!("it has no metadata '{key}'")));
     let architecture = note("architecture")?;
     if architecture != wanted {
         return Err(bad(format!("its architecture is '{architecture}'; known is '{wanted}'")));
@@ -314,25 +314,27 @@ pub(crate) fn preprocessing_of(tensors: &Tensors, wanted: &str) -> Result<Prepro
     let numbers = |key: &str| -> Result<Vec<f32>> {
         let text = note(key)?;
         let numbers = text.split(',').map(|number| number.trim().parse());
-        numbers.collect::<Result<_, _>>().map_err(|_| bad(format!("its note '{key}' is '{text}'")))
+        numbers.collect::<Result<_, _>>().map_err(|_| bad(format!("its metadata '{key}' is '{text}'")))
     };
     let (mean, std) = (numbers("mean")?, numbers("std")?);
     let channels = match mean.len() {
         1 => Channels::Grey,
         3 => Channels::Colour,
-        other => return Err(bad(format!("its note 'mean' has {other} numbers; expected 1 or 3"))),
+        other => return Err(bad(format!("its metadata 'mean' has {other} numbers; expected 1 or 3"))),
     };
     let size = note("input_size")?;
-    let size = size.trim().parse().map_err(|_| bad(format!("its note 'input_size' is '{size}'")))?;
+    let size = size.trim().parse().map_err(|_| bad(format!("its metadata 'input_size' is '{size}'")))?;
     if !(Shape { size, channels: channels.count() }).is_possible() {
         let (least, most) = (Shape::SMALLEST, Shape::LARGEST);
-        return Err(bad(format!("its note 'input_size' is {size}; possible are {least} to {most}")));
+        return Err(bad(format!("its metadata 'input_size' is {size}; allowed: {least} to {most}")));
     }
     let resampling = match tensors.note("resampling") {
         None | Some("bilinear") => Resampling::Bilinear,
         Some("bicubic") => Resampling::Bicubic,
         Some(other) => {
-            return Err(bad(format!("its note 'resampling' is '{other}'; known are bilinear and bicubic")));
+            return Err(bad(format!(
+                "its metadata 'resampling' is '{other}'; supported: bilinear and bicubic"
+            )));
         }
     };
     let preprocessing = Preprocessing { size, channels, mean, std, fit: Fit::default(), resampling };

@@ -1,32 +1,32 @@
-//! Everything that can go wrong with pictures, one variant each.
+//! The errors of this crate.
 //!
-//! What is wrong with a single picture is an [`Unreadable`]: it is listed and skipped, and ends the work only
-//! if too little is left. What is wrong with the whole request is an [`Error`].
+//! [`Unreadable`] is a problem of a single image: the image is listed and skipped, and the work fails only if too few
+//! images are left. [`Error`] is a problem of the whole operation.
 
 use std::path::PathBuf;
 
 use crate::omniglot::OmniglotError;
 use crate::pickle::Problem;
 
-/// This library's result.
+/// Result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong with a set of pictures.
+/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Something that the core does failed.
+    /// An error of the core library.
     #[error(transparent)]
     Core(#[from] trueshot::Error),
-    /// The built-in drawings are not there, or not whole.
+    /// The built-in drawings are missing or damaged.
     #[error(transparent)]
     Drawings(#[from] OmniglotError),
-    /// There is no picture at all.
+    /// The source contains no images.
     #[error("no images in {path}{}", .skipped.as_ref().map(|first| format!("; the first file skipped: {first}")).unwrap_or_default())]
     NoPictures {
         /// The folder, archive or list.
         path: PathBuf,
-        /// What was there instead.
+        /// The first file that was skipped, with the reason.
         skipped: Option<String>,
     },
     /// The folders are splits, not classes.
@@ -34,10 +34,10 @@ pub enum Error {
     SplitFolders {
         /// The folder or archive.
         path: PathBuf,
-        /// Their names.
+        /// The names of the folders.
         found: String,
     },
-    /// Pictures in an archive that we do not unpack.
+    /// The source is of a kind that is not supported.
     #[error(
         "{path}: unknown kind of data set; supported: a folder, .tar, .tar.gz, .tgz, .csv, .jsonl, .pkl, .pickle, .npz, CIFAR-100's own files and 'omniglot'"
     )]
@@ -45,7 +45,7 @@ pub enum Error {
         /// What was given.
         path: PathBuf,
     },
-    /// A pickle that cannot or must not be read.
+    /// A pickle that is malformed or calls functions.
     #[error("{path} is not a readable pickle: {problem}")]
     BadPickle {
         /// The file.
@@ -53,7 +53,7 @@ pub enum Error {
         /// What is wrong with it.
         problem: Problem,
     },
-    /// A file in the form of a published data set whose contents are something else.
+    /// A file that has the name of a published data set, but other contents.
     #[error("{path} is not a data set in its published form: {problem}")]
     BadForm {
         /// The file.
@@ -61,31 +61,31 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
-    /// A split is asked for of something that has none of its own.
+    /// A split was requested from a source without splits.
     #[error("{path} has no splits, so split '{split}' is unknown")]
     NoSplits {
-        /// The pictures.
+        /// The source.
         path: PathBuf,
-        /// What was asked for.
+        /// The requested split.
         split: String,
     },
-    /// A name that is neither a split file nor one that is built in.
+    /// A name that is neither a split file nor a built-in split.
     #[error("no split file {given}, and no built-in split has that name; built in: {known}")]
     UnknownSplitFile {
         /// What was given.
         given: String,
-        /// What there is.
+        /// The built-in splits.
         known: String,
     },
-    /// An archive that unpacks to more than its size can justify.
+    /// An archive that unpacks to more than is allowed for its size.
     #[error("{path} unpacks to more than {allowed} bytes, the most allowed for a file of its size")]
     TooLarge {
         /// The archive.
         path: PathBuf,
-        /// What the gate lets through.
+        /// The allowed size in bytes.
         allowed: u64,
     },
-    /// An archive that is none.
+    /// A file that is not a valid archive.
     #[error("{path} is not a valid archive: {problem}")]
     BadArchive {
         /// The file.
@@ -93,7 +93,7 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
-    /// A list that cannot be used.
+    /// A list of images with an invalid line.
     #[error("{path}, line {line}: {problem}")]
     BadList {
         /// The file.
@@ -103,7 +103,7 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
-    /// A split file that is none.
+    /// A file that is not a valid split file.
     #[error("{path} is not a valid split file: {problem}")]
     BadSplitFile {
         /// The file.
@@ -114,38 +114,38 @@ pub enum Error {
     /// The split file has no such split.
     #[error("no split '{split}' in {origin}; it has: {known}")]
     UnknownSplit {
-        /// Where it was looked for.
+        /// The split file or data set.
         origin: String,
-        /// What was asked for.
+        /// The requested split.
         split: String,
-        /// What there is.
+        /// All splits.
         known: String,
     },
-    /// None of a split's classes is there.
+    /// None of the classes of a split is in the source.
     #[error("none of the {wanted} classes of split '{split}' is in {path}, which has {found}")]
     NoClassOfSplit {
-        /// The pictures.
+        /// The source.
         path: PathBuf,
         /// The split.
         split: String,
-        /// How many classes it names.
+        /// Number of classes of the split.
         wanted: usize,
-        /// The first classes there are.
+        /// The first classes of the source.
         found: String,
     },
-    /// A class lost too many pictures.
+    /// A class has too few readable images.
     #[error("class '{class}' has {have} readable images, but {need} are needed; {skipped} were skipped")]
     TooFewPictures {
         /// The class.
         class: String,
-        /// What is left.
+        /// Number of readable images.
         have: usize,
-        /// What is needed.
+        /// Number of images that are needed.
         need: usize,
-        /// How many were skipped in that class.
+        /// Number of skipped images of the class.
         skipped: usize,
     },
-    /// The model is no backbone we know.
+    /// The file is not a supported backbone.
     #[error("{path} is not a backbone: {problem}")]
     NotABackbone {
         /// The file.
@@ -153,7 +153,7 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
-    /// An ONNX model, or what stands beside it, that cannot be used.
+    /// An ONNX model, or the options file next to it, that cannot be used.
     #[error("{path} cannot be used as a backbone: {problem}")]
     BadModel {
         /// The file.
@@ -163,34 +163,34 @@ pub enum Error {
         /// What may help.
         hint: Option<String>,
     },
-    /// A number makes no sense.
+    /// A parameter is outside its allowed range.
     #[error("{what} is {given}; allowed: {allowed}")]
     OutOfRange {
-        /// Which number.
+        /// The name of the parameter.
         what: &'static str,
         /// What was given.
         given: String,
         /// What would be allowed.
         allowed: String,
     },
-    /// Too few of the classes that could be outliers are there.
+    /// The source has too few of the classes that can be outliers.
     #[error("{path} has {have} of the {asked} classes that may be outliers, but {need} are needed")]
     TooFewClasses {
-        /// Where they were looked for.
+        /// The source.
         path: PathBuf,
-        /// Those that are there.
+        /// Number of those classes in the source.
         have: usize,
-        /// Those that are needed.
+        /// Number of classes that are needed.
         need: usize,
-        /// Those that would do.
+        /// Number of classes in the list of outliers.
         asked: usize,
     },
-    /// A class is to be an outlier and belongs to a split.
+    /// A class in the list of outliers belongs to a split.
     #[error("class '{class}' is listed as an outlier but is in split '{split}' of {origin}{}", more(*.count))]
     OutlierOverlap {
         /// The first such class.
         class: String,
-        /// How many there are.
+        /// Number of such classes.
         count: usize,
         /// The split.
         split: String,
@@ -208,13 +208,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the user can do about it, where we know, with all options of the command line that help.
+    /// What the user can do about the error, if known, with all options of the command line that help.
     pub fn hint(&self) -> Option<String> {
         self.hint_for(&|_| true)
     }
 
-    /// What the user can do about it, where we know. Options of the command line are named only if `has` says that the
-    /// program at hand has them, such as `--pool`.
+    /// What the user can do about the error, if known. An option of the command line such as `--pool` is named only if
+    /// `has` returns true for it.
     pub fn hint_for(&self, has: &dyn Fn(&str) -> bool) -> Option<String> {
         match self {
             Error::Core(error) => error.hint_for(has),
@@ -267,7 +267,7 @@ impl Error {
         }
     }
 
-    /// Whether it was asked for wrongly, as opposed to asked for rightly and failed.
+    /// Whether the error is wrong usage (exit status 2), as opposed to a failure (exit status 1).
     pub fn is_wrong_usage(&self) -> bool {
         match self {
             Error::Core(error) => error.is_wrong_usage(),
@@ -286,37 +286,37 @@ fn is_packed(path: &std::path::Path) -> bool {
     matches!(extension.as_deref(), Some("xz" | "zst" | "bz2" | "zip" | "7z" | "txz" | "tbz2"))
 }
 
-/// Why a picture was skipped.
+/// Why an image was skipped.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// The operating system refused.
+    /// The operating system refused to read the file.
     #[error("cannot be read: {0}")]
     File(String),
-    /// Its name is not that of a picture.
+    /// The file extension is not that of an image.
     #[error("not an image by its file extension")]
     Name,
-    /// Its name, or that of a folder it lies in.
+    /// The name of the file, or of a folder that contains it, is not valid UTF-8.
     #[error("its name is not valid UTF-8: rename it")]
     NotUtf8,
-    /// A kind of picture that must be converted before it can be read.
+    /// An image format that is not supported and must be converted first.
     #[error("{0} is not supported: convert it to JPEG or PNG first")]
     ConvertFirst(&'static str),
     /// A video.
     #[error("a video, not an image: extract single frames")]
     Video,
-    /// A link to a folder that it lies in.
+    /// A link to a folder that contains it.
     #[error("a link that leads back to a folder above it")]
     Loop,
-    /// It lies beside the class folders.
+    /// The file is not in a class folder.
     #[error("not in a class folder")]
     NoClass,
-    /// Nothing in it.
+    /// The file is empty.
     #[error("empty file")]
     Empty,
-    /// No known format.
+    /// The contents are not in a supported image format.
     #[error("unknown image format; supported: BMP, GIF, JPEG, PNG, TIFF and WebP")]
     Format,
-    /// More bytes than a picture has.
+    /// The file is too large for an image.
     #[error("{0} bytes are too many for an image")]
     FileSize(u64),
     /// A side of length zero.
@@ -327,7 +327,7 @@ pub enum Unreadable {
         /// Pixels down.
         height: u32,
     },
-    /// Too many pixels, or more than so few bytes can hold.
+    /// Too many pixels, or too many for the size of the file.
     #[error("{width} x {height} pixels are too many for {bytes} bytes")]
     TooManyPixels {
         /// Pixels across.
@@ -337,7 +337,7 @@ pub enum Unreadable {
         /// Bytes of the file.
         bytes: usize,
     },
-    /// More pixels than whoever asks allows.
+    /// More pixels than the limit that the caller set.
     #[error("{width} x {height} pixels are more than the {most} allowed here")]
     OverLimit {
         /// Pixels across.
@@ -347,7 +347,7 @@ pub enum Unreadable {
         /// The limit.
         most: u64,
     },
-    /// A side longer than any camera's or scanner's.
+    /// A side that is longer than the limit.
     #[error("{width} x {height} pixels: no side may be longer than {longest}")]
     TooLong {
         /// Pixels across.
@@ -372,7 +372,7 @@ pub enum Unreadable {
         /// The limit in bytes.
         most: u64,
     },
-    /// The network made a number of it that is none.
+    /// The embedding contains a number that is not finite.
     #[error("its embedding contains {value} (dimension {place})")]
     NotFinite {
         /// Which number of the embedding, from 0.
@@ -380,25 +380,25 @@ pub enum Unreadable {
         /// `NaN`, `inf` or `-inf`.
         value: String,
     },
-    /// The network failed on it.
+    /// The network failed on this image.
     #[error("the backbone fails on it: {0}")]
     Network(String),
-    /// The file ends in the middle.
+    /// The file is truncated.
     #[error("truncated")]
     CutOff,
-    /// The decoder gave up.
+    /// The decoder reported an error.
     #[error("{0}")]
     Decoder(String),
 }
 
-/// A picture that was left out, and why.
+/// A skipped image and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Skipped {
-    /// Its name within the source.
+    /// The name of the image within the source.
     pub item: String,
-    /// The class it would have belonged to.
+    /// The class of the image, if it has one.
     pub class: Option<u32>,
-    /// Why.
+    /// Why the image was skipped.
     pub reason: Unreadable,
 }
 

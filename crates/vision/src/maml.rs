@@ -178,10 +178,10 @@ impl Network {
 
     /// Lends working memory.
     fn lend<T>(&self, work: impl FnOnce(&mut MamlLearner) -> T) -> T {
-        let taken = self.learners.lock().expect("nobody panics while holding it").pop();
+        let taken = self.learners.lock().expect("no thread panics while it holds the lock").pop();
         let mut learner = taken.unwrap_or_else(|| MamlLearner::new(self.size));
         let out = work(&mut learner);
-        self.learners.lock().expect("nobody panics while holding it").push(learner);
+        self.learners.lock().expect("no thread panics while it holds the lock").push(learner);
         out
     }
 }

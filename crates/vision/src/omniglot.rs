@@ -74,7 +74,7 @@ pub enum OmniglotError {
     #[error("not a packed omniglot file: it does not start with `OMNIGLT1`")]
     Magic,
     /// The bytes end before what they announce.
-    #[error("packed omniglot file is cut off: {what} needs {needed} bytes, {left} are left")]
+    #[error("the packed omniglot file is truncated: {what} needs {needed} bytes, {left} are left")]
     CutOff {
         /// What was being read.
         what: &'static str,
@@ -84,7 +84,7 @@ pub enum OmniglotError {
         left: usize,
     },
     /// A number in the file is outside what it can be.
-    #[error("packed omniglot file says {what} is {given}, allowed are {least} to {most}")]
+    #[error("{what} is {given} in the packed omniglot file; allowed: {least} to {most}")]
     OutOfRange {
         /// What the number counts.
         what: &'static str,
@@ -116,7 +116,7 @@ pub enum OmniglotError {
         reason: String,
     },
     /// There is no such character.
-    #[error("no character {given}, allowed are 0 to {most}")]
+    #[error("there is no character {given}; allowed: 0 to {most}")]
     NoCharacter {
         /// The index asked for.
         given: usize,
@@ -124,7 +124,7 @@ pub enum OmniglotError {
         most: usize,
     },
     /// There is no such drawing of a character.
-    #[error("no drawing {given} of a character, allowed are 0 to {most}")]
+    #[error("there is no drawing {given} of a character; allowed: 0 to {most}")]
     NoDrawing {
         /// The index asked for.
         given: usize,

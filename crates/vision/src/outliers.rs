@@ -193,13 +193,13 @@ fn begin(output: &Path, plan: &Plan) -> Result<()> {
         let before: Option<Plan> = serde_json::from_str(&text).ok();
         return match before.as_ref() == Some(plan) {
             true => Ok(()),
-            false => Err(refused("it was begun with other classes, numbers or another seed")),
+            false => Err(refused("it was started with other classes, numbers or another seed")),
         };
     }
     let failed = |source| trueshot::Error::Write { path: output.into(), source };
     std::fs::create_dir_all(output).map_err(failed)?;
     if std::fs::read_dir(output).map_err(failed)?.next().is_some() {
-        return Err(refused("it is not empty and holds no set of outliers"));
+        return Err(refused("it is not empty and contains no set of outliers"));
     }
     let text = serde_json::to_string_pretty(plan).expect("names and numbers");
     write_atomically(&path, |file| writeln!(file, "{text}"))?;

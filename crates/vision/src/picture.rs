@@ -118,7 +118,7 @@ impl Picture {
             return Err(Unreadable::Empty);
         }
         let caught = trueshot::guard::caught(|| decode(bytes, channels, limits));
-        let contradiction = || Err(Unreadable::Decoder("its contents contradict each other".into()));
+        let contradiction = || Err(Unreadable::Decoder("its contents are inconsistent".into()));
         let (picture, _share) = caught.unwrap_or_else(contradiction)?;
         Ok(then(picture))
     }

@@ -85,8 +85,8 @@ impl Preprocessing {
     /// # Panics
     /// If it has not.
     pub fn normalise(&self, picture: &Picture, out: &mut [f32]) {
-        assert_eq!((picture.width, picture.height), (self.size, self.size), "a fitted picture");
-        assert_eq!(out.len(), picture.pixels.len(), "room for the picture");
+        assert_eq!((picture.width, picture.height), (self.size, self.size), "size of the fitted image");
+        assert_eq!(out.len(), picture.pixels.len(), "length of the output");
         let pairs = self.scale_and_shift(255.0);
         let count = self.channels.count();
         for (out, pixel) in out.chunks_exact_mut(count).zip(picture.pixels.chunks_exact(count)) {

@@ -128,11 +128,11 @@ impl Published {
         if let Some(split) = known {
             let missing = split.missing(&present);
             if !missing.is_empty() {
-                say(format!("missing are {}: {}", classes(missing.len()), listed(&missing)));
+                say(format!("{} missing: {}", classes(missing.len()), listed(&missing)));
             }
             let strange: Vec<String> = present.into_iter().filter(|class| !split.holds(class)).collect();
             if !strange.is_empty() {
-                say(format!("not of this split are {}: {}", classes(strange.len()), listed(&strange)));
+                say(format!("{} not in this split: {}", classes(strange.len()), listed(&strange)));
             }
         }
         if let Some(per_class) = self.per_class {
@@ -217,7 +217,7 @@ mod tests {
             mini.problems(1, &found, Some(&split)),
             [
                 "val: 15 classes instead of 16",
-                "val: missing are 1 class: class 15",
+                "val: 1 class missing: class 15",
                 "val: 1 class without exactly 600 images: class 03 (599)",
                 "val: 7 images are not 84 x 84 px",
             ]

@@ -188,10 +188,10 @@ fn what_is_no_backbone_is_told_so() {
         Backbone::from_tensors(&changed, "x").map(drop).unwrap_err().to_string()
     };
     assert!(problem(&|t| t.set_note("architecture", "resnet")).contains("its architecture is 'resnet'"));
-    assert!(problem(&|t| t.set_note("mean", "0.5,x,1")).contains("its note 'mean' is '0.5,x,1'"));
+    assert!(problem(&|t| t.set_note("mean", "0.5,x,1")).contains("its metadata 'mean' is '0.5,x,1'"));
     assert!(problem(&|t| t.set_note("mean", "0.5,1")).contains("has 2 numbers"));
     assert!(problem(&|t| t.set_note("std", "0,1,1")).contains("std not 0"));
-    assert!(problem(&|t| t.set_note("input_size", "8")).contains("possible are 16 to"));
+    assert!(problem(&|t| t.set_note("input_size", "8")).contains("allowed: 16 to"));
     assert!(problem(&|t| t.insert("extra", &[1], vec![0.0])).contains("'extra'"));
 }
 

@@ -196,7 +196,7 @@ fn what_cannot_be_trained_is_refused_with_what_could() {
     configuration.loss.batch = 97;
     let train = dataset(&folder.path().join("train"), &configuration.pictures, true);
     let problem = NegMarginTrainee::new(configuration, Datasets::new(train, None)).err().unwrap().to_string();
-    assert!(problem.contains("loss.batch is 97; allowed: 2 to 96, the pictures there are"), "{problem}");
+    assert!(problem.contains("loss.batch is 97; allowed: 2 to 96, the number of images"), "{problem}");
 }
 
 /// `docs/training.md` names numbers; they are those of the configurations.
@@ -215,7 +215,7 @@ fn the_defaults_are_those_that_the_documentation_names() {
         assert_eq!(maml.episodes.noise, ["symmetric=0".parse().unwrap()], "no noise unless asked for");
     }
     for negmargin in [negmargin::Configuration::photographs(), negmargin::Configuration::drawings()] {
-        says(format!("batches of `--batch` ({}) pictures", negmargin.loss.batch));
+        says(format!("batches of `--batch` ({}) images", negmargin.loss.batch));
         says(format!("`--scale` {} and `--margin` {}", negmargin.loss.scale, negmargin.loss.margin));
         says(format!("Adam has a rate of {}", negmargin.optimiser.rate));
         assert_eq!(negmargin.optimiser.weight_decay, 1e-4);

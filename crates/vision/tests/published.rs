@@ -163,10 +163,10 @@ fn files_that_are_something_else_are_refused_with_the_reason() {
     };
     let whole = std::fs::read(at("mini-4/mini-imagenet-cache-train.pkl")).unwrap();
     assert!(said(&whole[..whole.len() / 2]).contains("it is truncated at byte 297\ndownload the file again"));
-    assert!(said(b"cos\nsystem\n(S'true'\ntR.").contains("it wants to call os.system"));
-    assert!(said(b"\x80\x02K\x07.").contains("it is a whole number instead of a dictionary"));
+    assert!(said(b"cos\nsystem\n(S'true'\ntR.").contains("it calls os.system"));
+    assert!(said(b"\x80\x02K\x07.").contains("it is an integer instead of a dictionary"));
     assert!(said(b"\x80\x02}U\x01aK\x01s.").contains("it has no image_data or data, but a"));
-    assert!(said(b"\x80\x02}U\x04dataK\x01s.").contains("its images are a whole number"));
+    assert!(said(b"\x80\x02}U\x04dataK\x01s.").contains("its images are an integer"));
     assert!(said(b"\x80\x02].").contains("X_labels.pkl"));
 }
 

@@ -31,7 +31,7 @@ FEATURES = {
     "NaN": (with_value((2, 5), np.nan), ValueError, "row 2, column 5 is NaN"),
     "infinity": (with_value((1, 0), -np.inf), ValueError, "row 1, column 0 is -inf"),
     "too large for single precision": (X.astype(float) * 1e300, ValueError, "is (-)?inf"),
-    "squares beyond single precision": (with_value((4, 1), 1e30), ValueError, "row 4, column 1 is 1e30; allowed are numbers up to 1e15"),
+    "squares beyond single precision": (with_value((4, 1), 1e30), ValueError, "row 4, column 1 is 1e30; allowed: numbers up to 1e15"),
     "whole numbers beyond floats": ([[10**400] * 8] * 12, ValueError, "row 0, column 0 that is too large for a float"),
     "one dimension": (X[0], ValueError, r"Expected 2D array, got 1D array instead: X has shape \(8,\)"),
     "three dimensions": (X[None], ValueError, r"dim 3.*shape \(1, 12, 8\)"),
@@ -161,14 +161,14 @@ def test_queries_of_another_form_are_refused():
 
 def test_settings_out_of_range_say_what_is_allowed(tmp_path):
     for settings, said in [
-        ({"certainty": 0.2}, "certainty is 0.2; allowed are 0.5 to 1"),
+        ({"certainty": 0.2}, "certainty is 0.2; allowed: 0.5 to 1"),
         ({"expected_noise": 1.0}, "expected_noise is 1; allowed"),
-        ({"neighbours": 101}, "neighbours is 101; allowed are 0 to 100"),
-        ({"threads": 0}, "threads is 0; allowed are 1 to 1024"),
+        ({"neighbours": 101}, "neighbours is 101; allowed: 0 to 100"),
+        ({"threads": 0}, "threads is 0; allowed: 1 to 1024"),
         ({"threads": 5000}, "threads is 5000"),
         ({"confirmed": [True]}, "confirmed must be 12 booleans"),
         ({"items": ["a"]}, "12 rows but 1 items"),
-        ({"threads": -1}, "threads is -1; allowed are 1 to 1024"),
+        ({"threads": -1}, "threads is -1; allowed: 1 to 1024"),
         ({"pictures": [None]}, "12 rows but 1 pictures"),
     ]:
         with pytest.raises(ValueError, match=said):

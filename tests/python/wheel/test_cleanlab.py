@@ -18,9 +18,9 @@ def test_masks_rankings_and_scores_agree_with_the_audit(rows):
         scores = ts.get_label_quality_scores(y, X, method=ranked_by)
         assert scores.argmin() == 3 and (0 <= scores).all() and (scores <= 1).all()
     assert np.array_equal(ts.get_label_quality_scores(y, X), 1 - found.p_wrong)
-    with pytest.raises(ValueError, match="allowed are None, self_confidence, normalized_margin"):
+    with pytest.raises(ValueError, match="allowed: None, self_confidence, normalized_margin"):
         ts.find_label_issues(y, X, return_indices_ranked_by="entropy")
-    with pytest.raises(ValueError, match="allowed are self_confidence"):
+    with pytest.raises(ValueError, match="allowed: self_confidence"):
         ts.get_label_quality_scores(y, X, method="entropy")
 
 

@@ -56,7 +56,9 @@ impl BlockIndex {
         let bytes = &source.bytes[..];
         let index = match bytes {
             _ if bytes.starts_with(MAGIC) => Self::of_file(bytes),
-            _ if bytes.starts_with(b"FEA1") => Err("it is Feather version 1; readable is version 2".into()),
+            _ if bytes.starts_with(b"FEA1") => {
+                Err("it is Feather version 1; only version 2 is supported".into())
+            }
             _ => Self::of_stream(bytes),
         };
         index.map_err(|problem| source.malformed(FORMAT, problem))
@@ -64,7 +66,7 @@ impl BlockIndex {
 
     /// A file: the footer lists all blocks, dictionaries first.
     fn of_file(bytes: &[u8]) -> Result<Self, String> {
-        let body = bytes.strip_suffix(MAGIC).ok_or("it does not end with ARROW1: it may be cut off")?;
+        let body = bytes.strip_suffix(MAGIC).ok_or("it does not end with ARROW1: it may be truncated")?;
         let (body, length) = body.split_last_chunk::<4>().ok_or("it ends within its footer")?;
         let length = u32::from_le_bytes(*length) as usize;
         let start = body.len().checked_sub(length).ok_or("its footer is longer than the file")?;
@@ -107,14 +109,14 @@ impl BlockIndex {
 
 fn schema_of(schema: arrow_ipc::Schema<'_>) -> Result<Arc<Schema>, String> {
     if schema.endianness() != Endianness::Little {
-        return Err("its numbers are big-endian; readable are little-endian ones".into());
+        return Err("its numbers are big-endian; only little-endian numbers are supported".into());
     }
     try_fb_to_schema(schema).map(Arc::new).map_err(|problem| format!("its schema is damaged: {problem}"))
 }
 
 /// The message of a stream that begins at `at`, as a block, and where the next one begins.
 fn next_message(bytes: &[u8], at: usize) -> Result<Option<(Block, Message<'_>, usize)>, String> {
-    const CUT: &str = "it ends within a message: it may be cut off";
+    const CUT: &str = "it ends within a message: it may be truncated";
     let rest = bytes.get(at..).unwrap_or_default();
     let Some((word, behind)) = rest.split_first_chunk::<4>() else {
         // A stream may end without an end mark, but not within one.
@@ -161,7 +163,7 @@ fn check_block(bytes: &[u8], block: &Block) -> Result<u64, String> {
 }
 
 fn message_of(metadata: &[u8]) -> Result<Message<'_>, String> {
-    let flat = metadata.strip_prefix(&CONTINUATION).unwrap_or(metadata).get(4..).ok_or("it is cut off")?;
+    let flat = metadata.strip_prefix(&CONTINUATION).unwrap_or(metadata).get(4..).ok_or("it is truncated")?;
     root_as_message(flat).map_err(|problem| problem.to_string())
 }
 

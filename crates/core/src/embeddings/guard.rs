@@ -10,7 +10,7 @@ pub(crate) fn guarded<T>(
     format: &'static str,
     decode: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    caught(decode).unwrap_or_else(|| Err(source.malformed(format, "its contents contradict each other")))
+    caught(decode).unwrap_or_else(|| Err(source.malformed(format, "its contents are inconsistent")))
 }
 
 #[cfg(test)]

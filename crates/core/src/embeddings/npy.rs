@@ -128,7 +128,7 @@ impl<'a> Array<'a> {
             ('f', 8) => return Ok(Features::from_f32(self.singles(), dim)),
             _ => {
                 let given = &self.header.descr;
-                return Err(self.malformed(format!("features are '{given}'; readable are f2, f4 and f8")));
+                return Err(self.malformed(format!("features are '{given}'; supported: f2, f4 and f8")));
             }
         };
         let in_order = !self.header.fortran_order && !self.header.big_endian;
@@ -173,7 +173,7 @@ impl<'a> Array<'a> {
             'i' | 'u' | 'b' if matches!(width, 1 | 2 | 4 | 8) => {
                 whole_numbers(&self.data, width, kind == 'i', big_endian)
                     .map(Column::Numbers)
-                    .ok_or_else(|| self.malformed(format!("labels hold a number beyond {}", i64::MAX)))
+                    .ok_or_else(|| self.malformed(format!("the labels contain a number above {}", i64::MAX)))
             }
             'U' | 'S' => {
                 let mut names = Names::default();
@@ -182,7 +182,7 @@ impl<'a> Array<'a> {
             }
             _ => {
                 let given = &self.header.descr;
-                Err(self.malformed(format!("labels are '{given}'; readable are whole numbers and strings")))
+                Err(self.malformed(format!("labels are '{given}'; supported: integers and strings")))
             }
         }
     }
@@ -256,12 +256,12 @@ struct Header {
 impl Header {
     /// The header, and where the data begins.
     fn parse(bytes: &[u8]) -> Result<(Self, usize), String> {
-        let rest = bytes.strip_prefix(MAGIC).ok_or("it does not begin with the magic of NumPy")?;
+        let rest = bytes.strip_prefix(MAGIC).ok_or("it does not begin with the magic bytes of NumPy")?;
         let (length, start) = match *rest {
             [1, _, a, b, ..] => (usize::from(u16::from_le_bytes([a, b])), 10usize),
             [2 | 3, _, a, b, c, d, ..] => (u32::from_le_bytes([a, b, c, d]) as usize, 12),
             [version, _, ..] if version > 3 => {
-                return Err(format!("its version is {version}; known are 1 to 3"));
+                return Err(format!("its version is {version}; supported: 1 to 3"));
             }
             _ => return Err("it ends within the header".into()),
         };
@@ -277,7 +277,8 @@ impl Header {
         let kind = letters.next().ok_or_else(unknown)?;
         if kind == 'O' {
             return Err(
-                "it holds Python objects (a pickle), which are never opened; save numbers or strings".into(),
+                "it contains Python objects (a pickle), which are never loaded; save numbers or strings"
+                    .into(),
             );
         }
         let count: usize = letters.as_str().parse().map_err(|_| unknown())?;
@@ -340,14 +341,14 @@ impl Literal<'_> {
         if quote == '\'' {
             self.expect('\'')?;
         }
-        let (string, rest) = self.rest.split_once(quote).ok_or("its header has a string without an end")?;
+        let (string, rest) = self.rest.split_once(quote).ok_or("its header has an unterminated string")?;
         self.rest = rest;
         Ok(string.into())
     }
 
     fn descr(&mut self) -> Result<String, String> {
         match self.accept('[') {
-            true => Err("it is a structured array; readable are plain arrays".into()),
+            true => Err("it is a structured array; only plain arrays are supported".into()),
             false => self.string(),
         }
     }
@@ -360,7 +361,7 @@ impl Literal<'_> {
                 return Ok(value);
             }
         }
-        Err("its header does not say True or False for 'fortran_order'".into())
+        Err("'fortran_order' in its header is neither True nor False".into())
     }
 
     fn shape(&mut self) -> Result<Vec<usize>, String> {
@@ -370,7 +371,7 @@ impl Literal<'_> {
             self.rest = self.rest.trim_start();
             let digits = self.rest.len() - self.rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
             let (number, rest) = self.rest.split_at(digits);
-            shape.push(number.parse().map_err(|_| "its shape is not a list of whole numbers")?);
+            shape.push(number.parse().map_err(|_| "its shape is not a list of integers")?);
             // Python 2 wrote long integers with an L.
             self.rest = rest.strip_prefix('L').unwrap_or(rest);
             if !self.accept(',') {

@@ -123,7 +123,7 @@ impl<'a> Archive<'a> {
                 inflate(member, claimed, packed).map_err(|problem| malformed(&problem))
             }
             other => Err(malformed(&format!(
-                "a member is compressed with {other}; readable are stored and deflated"
+                "a member is compressed with {other}; supported: stored and deflated"
             ))),
         }
     }

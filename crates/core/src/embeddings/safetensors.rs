@@ -94,12 +94,12 @@ impl<'a> Tensors<'a> {
             Dtype::F64 => return Ok(Features::from_f32(narrowed(&bytes), dim)),
             other => {
                 return Err(
-                    self.malformed(format!("features are {other:?}; readable are F16, BF16, F32 and F64"))
+                    self.malformed(format!("features are {other:?}; supported: F16, BF16, F32 and F64"))
                 );
             }
         };
         if Features::byte_len(rows, dim, precision) != Some(bytes.len()) {
-            return Err(self.malformed("the size of the features contradicts their shape"));
+            return Err(self.malformed("the size of the features does not match their shape"));
         }
         Ok(Features::new(bytes, precision, rows, dim))
     }
@@ -126,10 +126,10 @@ impl<'a> Tensors<'a> {
             Dtype::I32 => (4, true),
             Dtype::U64 => (8, false),
             Dtype::I64 => (8, true),
-            other => return Err(self.malformed(format!("{name} are {other:?}; readable are whole numbers"))),
+            other => return Err(self.malformed(format!("{name} are {other:?}; supported: integers"))),
         };
         whole_numbers(&bytes, width, signed, false)
-            .ok_or_else(|| self.malformed(format!("{name} hold a number beyond {}", i64::MAX)))
+            .ok_or_else(|| self.malformed(format!("{name} contain a number above {}", i64::MAX)))
     }
 
     fn items(&self, rows: usize) -> Result<Option<Items>> {
@@ -138,7 +138,7 @@ impl<'a> Tensors<'a> {
                 let offsets =
                     self.integers("item_offsets")?.into_iter().map(|offset| offset as u64).collect();
                 Items::from_packed(text, offsets)
-                    .ok_or_else(|| self.malformed("item_offsets do not cut items into names"))?
+                    .ok_or_else(|| self.malformed("item_offsets do not divide items into names"))?
             }
             (Some((info, _)), _) => {
                 return Err(

@@ -209,11 +209,12 @@ impl<'a> Table<'a> {
         if let Some(row) = first_null(column) {
             return Err(self.malformed(format!("the features of row {} are null", self.rows + row)));
         }
-        let lists = Lists::of(column).ok_or_else(|| self.malformed("the features are no lists"))?;
+        let lists = Lists::of(column).ok_or_else(|| self.malformed("the features are not lists"))?;
         let dim = self.matrix.as_ref().map_or(lists.span(0).1, |matrix| matrix.dim);
         self.check_spans(&lists, dim)?;
-        let (precision, stored) = stored_numbers(&lists.values)
-            .ok_or_else(|| self.malformed("the features are no numbers of 16, 32 or 64 bits"))?;
+        let (precision, stored) = stored_numbers(&lists.values).ok_or_else(|| {
+            self.malformed("the features are not floating-point numbers of 16, 32 or 64 bits")
+        })?;
         let (first, width) = (lists.span(0).0, dim * precision.size());
         let contiguous = (0..lists.rows).all(|row| lists.span(row).0 == first + row * dim);
         let matrix =
@@ -262,7 +263,7 @@ impl<'a> Table<'a> {
                 .map_err(|problem| source.malformed(format, problem));
         }
         let numbers = whole_numbers(column)
-            .ok_or_else(|| self.malformed(format!("the labels hold a number beyond {}", i64::MAX)))?;
+            .ok_or_else(|| self.malformed(format!("the labels contain a number above {}", i64::MAX)))?;
         self.numbers.extend(numbers);
         Ok(())
     }
@@ -271,7 +272,7 @@ impl<'a> Table<'a> {
         if let Some(row) = first_null(column) {
             return Err(self.malformed(format!("the item name of row {} is null", self.rows + row)));
         }
-        let texts = Texts::of(column).ok_or_else(|| self.malformed("the item names are no text"))?;
+        let texts = Texts::of(column).ok_or_else(|| self.malformed("the item names are not strings"))?;
         for row in 0..column.len() {
             let name = texts.get(row);
             self.items_length = self.items_length.saturating_add(name.len() as u64);

@@ -45,7 +45,7 @@ fn repetitions(found: &Inspection) -> Option<String> {
 fn zero_rows(found: &Inspection) -> Option<String> {
     let zero = found.norms.as_ref()?.zero;
     let rows = counted(zero, "row is", "rows are");
-    (zero > 0).then(|| format!("{rows} all zero: methods that compare directions cannot place them"))
+    (zero > 0).then(|| format!("{rows} all zero: methods that compare directions cannot classify them"))
 }
 
 fn constant_dimensions(found: &Inspection) -> Option<String> {
@@ -89,7 +89,7 @@ fn few_shots(found: &Inspection) -> Option<String> {
     let episodes = format!("{WAYS}-way episodes with {QUERIES} queries");
     match found.largest_shots {
         None => Some(format!("no {episodes} fit: {limit}, and 1 shot needs {}", QUERIES + 2)),
-        Some(shots @ ..5) => Some(format!("the most shots for {episodes} is {shots}: {limit}")),
+        Some(shots @ ..5) => Some(format!("the largest number of shots for {episodes} is {shots}: {limit}")),
         Some(_) => None,
     }
 }

@@ -194,7 +194,7 @@ impl TrainedRelabel {
         let config: RelabelConfig = model.config()?;
         let dim = config.dim.unwrap_or(1);
         let fits = (1..=1 << 20).contains(&dim) && config.dim.is_some() == (config.options.item_width > 0);
-        let sizes = || model.malformed("its note 'config' has sizes that no model has");
+        let sizes = || model.malformed("its metadata 'config' has sizes that no model has");
         let network = config.options.network(dim).ok().filter(|_| fits).ok_or_else(sizes)?;
         let parameters = model.parameters(network.layout())?;
         Ok(TrainedRelabel { network, parameters, path: model.tensors().path().into() })

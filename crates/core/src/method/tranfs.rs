@@ -209,7 +209,7 @@ impl TrainedTranfs {
         model.expect_kind(KIND)?;
         let config: TranfsConfig = model.config()?;
         let fits = (1..=1 << 20).contains(&config.dim) && config.options.classes > 0;
-        let sizes = || model.malformed("its note 'config' has sizes that no model has");
+        let sizes = || model.malformed("its metadata 'config' has sizes that no model has");
         let network = config.options.network(config.dim).ok().filter(|_| fits).ok_or_else(sizes)?;
         let parameters = model.parameters(network.layout())?;
         Ok(TrainedTranfs { network, parameters, path: model.tensors().path().into(), orders: 1 })

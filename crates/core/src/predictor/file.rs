@@ -158,8 +158,8 @@ fn check_version(file: &Tensors) -> Result<()> {
 }
 
 fn note<T: serde::de::DeserializeOwned>(file: &Tensors, key: &str) -> Result<T> {
-    let text = file.note(key).ok_or_else(|| file.malformed(format!("it has no note '{key}'")))?;
-    serde_json::from_str(text).map_err(|problem| file.malformed(format!("its note '{key}': {problem}")))
+    let text = file.note(key).ok_or_else(|| file.malformed(format!("it has no metadata '{key}'")))?;
+    serde_json::from_str(text).map_err(|problem| file.malformed(format!("its metadata '{key}': {problem}")))
 }
 
 fn support(file: &Tensors, classes: Vec<String>) -> Result<Embeddings> {

@@ -287,8 +287,8 @@ impl PlannedChange {
 
     fn check(&self) -> std::result::Result<(), String> {
         match (&self.to, self.quarantine) {
-            (None, false) => Err("neither 'to' nor 'quarantine': where should it go?".into()),
-            (Some(_), true) => Err("both 'to' and 'quarantine': where should it go?".into()),
+            (None, false) => Err("it has neither 'to' nor 'quarantine'; exactly one is needed".into()),
+            (Some(_), true) => Err("it has both 'to' and 'quarantine'; exactly one is needed".into()),
             (Some(to), false) if !is_class_name(to) => {
                 Err(format!("'{}' cannot be the name of a class", visible(to)))
             }

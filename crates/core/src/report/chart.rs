@@ -48,7 +48,10 @@ impl Axis {
     /// The levels themselves.
     pub fn of_shares(kind: NoiseKind, levels: &[f64]) -> Self {
         let name = |level: &f64| format!("{} %", (level * 1e4).round() / 1e2);
-        Axis { names: levels.iter().map(name).collect(), title: format!("labels made wrong, {kind} noise") }
+        Axis {
+            names: levels.iter().map(name).collect(),
+            title: format!("share of wrong labels, {kind} noise"),
+        }
     }
 
     /// How many of a class's samples that makes wrong.

@@ -63,8 +63,8 @@ impl RunState {
         if file.note("format") != Some(VERSION) {
             return Err(malformed(format!("its format is not '{VERSION}'")));
         }
-        let note = |key: &str| file.note(key).ok_or_else(|| malformed(format!("it has no note '{key}'")));
-        let broken = |key: &str| malformed(format!("its note '{key}' cannot be read"));
+        let note = |key: &str| file.note(key).ok_or_else(|| malformed(format!("it has no metadata '{key}'")));
+        let broken = |key: &str| malformed(format!("its metadata '{key}' cannot be parsed"));
         let then: Table = note("identity")?.parse().map_err(|_| broken("identity"))?;
         if let Some((key, then, now)) = super::configuration::difference(&then, identity) {
             return Err(Error::OtherConfiguration { path: path.into(), key, then, now });

@@ -111,7 +111,7 @@ def _count(neighbours: int) -> int:
     if not isinstance(neighbours, (int, np.integer)) or isinstance(neighbours, bool):
         raise TypeError(f"neighbours must be an integer, got {neighbours!r}")
     if not 0 <= neighbours <= 100:
-        raise ValueError(f"neighbours is {neighbours}; allowed are 0 to 100")
+        raise ValueError(f"neighbours is {neighbours}; allowed: 0 to 100")
     return int(neighbours)
 
 

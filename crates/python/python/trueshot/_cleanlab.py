@@ -31,7 +31,7 @@ def get_label_quality_scores(
     (6,)
     """
     if method not in _SCORES:
-        raise ValueError(f"method is {method!r}; allowed are {', '.join(_SCORES)}")
+        raise ValueError(f"method is {method!r}; allowed: {', '.join(_SCORES)}")
     return _scores(audit(features, labels, neighbours=0, threads=threads), method)
 
 
@@ -58,7 +58,7 @@ def find_label_issues(
     """
     if return_indices_ranked_by is not None and return_indices_ranked_by not in _SCORES:
         allowed = ", ".join(_SCORES)
-        raise ValueError(f"return_indices_ranked_by is {return_indices_ranked_by!r}; allowed are None, {allowed}")
+        raise ValueError(f"return_indices_ranked_by is {return_indices_ranked_by!r}; allowed: None, {allowed}")
     found = audit(
         features, labels, certainty=certainty, expected_noise=expected_noise, neighbours=0, threads=threads
     )

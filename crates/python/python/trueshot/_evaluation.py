@@ -50,7 +50,7 @@ def whole(given: Any, name: str, least: int) -> int:
     if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
         raise TypeError(f"{name} must be an integer, got {given!r}")
     if not least <= given < 2**63:
-        raise ValueError(f"{name} is {given}; allowed are {least} or more")
+        raise ValueError(f"{name} is {given}; allowed: {least} or more")
     return int(given)
 
 
@@ -67,7 +67,7 @@ def _outliers(outliers: Any) -> tuple[Any, bool]:
         return None, False
     if isinstance(outliers, str):
         if outliers != "other classes":
-            raise ValueError(f"outliers is {outliers!r}; allowed are an array, a pair (X, y) or 'other classes'")
+            raise ValueError(f"outliers is {outliers!r}; allowed: an array, a pair (X, y) or 'other classes'")
         return None, True
     if isinstance(outliers, tuple) and len(outliers) == 2:
         return given_rows(*outliers)[0], False

@@ -1,4 +1,4 @@
-"""scikit-learn where it is installed, and the few lines of it that the estimators need where it is not."""
+"""Base classes of scikit-learn if it is installed, and minimal replacements for the estimators if it is not."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ except ImportError:
     HAS_SKLEARN = False
 
     class NotFittedError(ValueError, AttributeError):  # type: ignore[no-redef]
-        """An estimator was asked before it was fitted."""
+        """Raised when an estimator is used before it was fitted."""
 
     class BaseEstimator:  # type: ignore[no-redef]
-        """Parameters by name, as scikit-learn's estimators have them."""
+        """Parameters by name, as in estimators of scikit-learn."""
 
         @classmethod
         def _parameter_names(cls) -> list[str]:
@@ -30,7 +30,7 @@ except ImportError:
             return {name: getattr(self, name) for name in self._parameter_names()}
 
         def set_params(self, **parameters: Any) -> Any:
-            """Sets parameters by name."""
+            """Set parameters by name."""
             for name, value in parameters.items():
                 if name not in self._parameter_names():
                     raise ValueError(f"Invalid parameter {name!r} for estimator {self!r}")
@@ -42,19 +42,19 @@ except ImportError:
             return f"{type(self).__name__}({given})"
 
     class ClassifierMixin:  # type: ignore[no-redef]
-        """What all classifiers have."""
+        """Methods that all classifiers have."""
 
         def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-            """The share of rows whose label is predicted."""
+            """The share of rows whose label is predicted correctly."""
             right = np.asarray(self.predict(X)) == np.asarray(y)  # type: ignore[attr-defined]
             return float(np.average(right, weights=sample_weight))
 
     class OutlierMixin:  # type: ignore[no-redef]
-        """What all outlier detectors have."""
+        """Methods that all outlier detectors have."""
 
 
 def column_names(X: Any) -> np.ndarray | None:
-    """The names of a data frame's columns, if all of them are texts."""
+    """The column names of a data frame, if all of them are strings."""
     columns = getattr(X, "columns", None)
     if columns is None:
         return None
@@ -73,7 +73,7 @@ def column_names(X: Any) -> np.ndarray | None:
 
 
 def remember_columns(estimator: Any, X: Any, features: np.ndarray) -> None:
-    """Keeps the form of what an estimator was fitted on."""
+    """Store the number and names of the features that an estimator was fitted on."""
     names = column_names(X)
     if names is not None:
         estimator.feature_names_in_ = names
@@ -83,7 +83,7 @@ def remember_columns(estimator: Any, X: Any, features: np.ndarray) -> None:
 
 
 def check_columns(estimator: Any, X: Any, features: np.ndarray) -> None:
-    """Refuses rows of another form than the estimator was fitted on."""
+    """Raise an error if rows have other features than the estimator was fitted on."""
     if HAS_SKLEARN and (hasattr(X, "columns") or hasattr(estimator, "feature_names_in_")):
         from sklearn.utils.validation import _check_feature_names
 

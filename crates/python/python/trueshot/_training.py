@@ -42,7 +42,7 @@ class _Run:
         self.start = start
         self.save_every = float(save_every)
         if not 0 <= self.save_every < 1e9:
-            raise ValueError(f"save_every is {save_every}; allowed are 0 or more seconds")
+            raise ValueError(f"save_every is {save_every}; allowed: 0 or more seconds")
         self.record_every = whole(record_every, "record_every", 1)
         self.threads = threads
 

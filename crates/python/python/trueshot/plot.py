@@ -1,6 +1,6 @@
-"""What was found, drawn on axes of matplotlib.
+"""Plots of audits, evaluations and classifiers on matplotlib axes.
 
-Every function takes ``ax`` and returns it, so that plots can be put together and restyled.
+Every function accepts ``ax`` and returns it, so that plots can be combined and restyled.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _named(found: Audit, row: int) -> str:
 
 
 def scatter(found: Audit, X: Any, ax: Any = None) -> Any:
-    """All rows on the plane of their two largest components, coloured by verdict; the larger, the more probably wrong."""
+    """Plot all rows on their two principal components, coloured by verdict; larger marks are more probably wrong."""
     from ._arrays import as_features
 
     ax = _axes(ax)

@@ -47,7 +47,7 @@ def audit(
     Parameters
     ----------
     ds : ray.data.Dataset
-        One row a task. ``features`` and ``labels`` are lists as :func:`trueshot.audit_batch` takes them, or Ray's tensors.
+        One row per task. ``features`` and ``labels`` are lists as :func:`trueshot.audit_batch` takes them, or Ray's tensors.
     features, labels, carry, certainty, expected_noise, head :
         As in :func:`trueshot.audit_batch`. The file of a ``head`` must be at the same path on every node.
     threads : threads, and cores, of an actor
@@ -101,7 +101,7 @@ def prototypes(
 
 
 class _Worker:
-    """What an actor is: a function on tables with its options."""
+    """The class of the actors: a function on tables with its options."""
 
     def __init__(self, work: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self._work = work
@@ -150,7 +150,7 @@ def _pool(actors: int | tuple[int, int] | None, threads: int) -> ActorPoolStrate
 
 
 def _as_lists(tasks: pyarrow.Table, names: Sequence[str]) -> pyarrow.Table:
-    """Ray's tensors of varying shapes as the lists of numbers they are stored in; a task's labels tell its rows."""
+    """Convert Ray tensors of varying shapes to the flat lists that they are stored in; the labels of a task give its rows."""
     for name in names:
         place = tasks.schema.get_field_index(name)
         kind = tasks.schema.field(place).type if place >= 0 else None

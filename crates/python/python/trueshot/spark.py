@@ -58,7 +58,7 @@ def audit(
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-        One row a task. ``features`` is an array of arrays of float or double, or one array of all numbers of a task;
+        One row per task. ``features`` is an array of arrays of float or double, or one array of all numbers of a task;
         ``labels`` an array of strings or whole numbers.
     features, labels, carry, certainty, expected_noise, head :
         As in :func:`trueshot.audit_batch`. The file of a ``head`` must be at the same path wherever executors run.
@@ -112,12 +112,12 @@ def audit_samples(
     head: str | os.PathLike[str] | None = None,
     threads: int = 1,
 ) -> Any:
-    """Audit samples that are rows of their own; a shuffle groups the samples of each task.
+    """Audit data frames with one row per sample; a shuffle groups the samples of each task.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-        One row a sample. ``features`` is an array of float or double, ``label`` a string or a whole number.
+        One row per sample. ``features`` is an array of float or double, ``label`` a string or a whole number.
     task : column that says which samples belong together
     order : column that puts the samples of a task in order
         A shuffle does not keep the order of rows, and sums taken in another order may differ in their last bit. With a column
@@ -187,7 +187,7 @@ def _names(df: Any) -> list[str]:
 
 
 def _chosen(df: Any, wanted: Sequence[str]) -> Any:
-    """Only the columns that are needed, each once."""
+    """Select the columns that are needed, each once."""
     known = _names(df)
     for name in wanted:
         if name not in known:
@@ -200,7 +200,7 @@ def _schema(df: Any, carried: Sequence[str], answers: StructType) -> StructType:
 
 
 def _gathered(samples: pyarrow.Table, features: str, label: str) -> pyarrow.Table:
-    """All samples as one task, in a table of one row."""
+    """Combine all samples into one task, a table of one row."""
 
     def as_list(name: str) -> pyarrow.Array:
         values = samples[name].combine_chunks()
@@ -210,7 +210,7 @@ def _gathered(samples: pyarrow.Table, features: str, label: str) -> pyarrow.Tabl
 
 
 def _with_answers(carried: pyarrow.Table, found: pyarrow.Table | None) -> pyarrow.Table:
-    """The answers of a task beside its samples; no answers stand for samples of no task."""
+    """Join the results of a task with its samples; without results, the samples belong to no task."""
     error = "the task is null" if found is None else found["error"][0].as_py()
     for field in _SAMPLE_COLUMNS:
         if field.name == "error":

@@ -1,16 +1,16 @@
-// Pictures that ask for their class: chosen, dropped, pasted, or from the camera.
+// Predictions for query images: chosen, dropped, pasted, or taken with the camera.
 
 import * as collection from "./collection.js";
 import { element, percent } from "./drawing.js";
 import * as server from "./server.js";
 
-/** From so much on a picture is more like nothing than like its class. */
+/** An image with this novelty score or a higher one probably belongs to none of the classes. */
 const STRANGE = 0.5;
 
-/** Asks about files and shows the answers, the latest first. */
+/** Predicts the classes of files and shows them, the latest first. */
 export async function ask(files, say) {
   const list = document.getElementById("answers");
-  say(files.length === 1 ? "Looking at the picture" : `Looking at ${files.length} pictures`);
+  say(files.length === 1 ? "Predicting the class of the image" : `Predicting the classes of ${files.length} images`);
   const [{ pictures }, id] = await Promise.all([server.embed(files), collection.classifier()]);
   const read = pictures.filter(({ row }) => row);
   const { predictions } = read.length > 0 ? await server.predict(id, read.map(({ row }) => row)) : { predictions: [] };
@@ -24,12 +24,12 @@ function card(file, answer) {
   const words = answer.error
     ? [element("p", { textContent: `Cannot be read: ${answer.error}` })]
     : [
-        element("p", { className: "class-name", textContent: answer.unknown > STRANGE ? `${answer.class}?` : answer.class }),
-        element("p", { textContent: `${percent(answer.probability)} among these classes` }),
+        element("p", { className: "class-name", textContent: answer.unknown >= STRANGE ? `${answer.class}?` : answer.class }),
+        element("p", { textContent: `Probability among these classes: ${percent(answer.probability)}` }),
         bar(answer.probability),
-        element("p", { className: "unknown", textContent: answer.unknown > STRANGE ? `Perhaps none of them: unlike all that was seen (${percent(answer.unknown)})` : `Unknown: ${percent(answer.unknown)}` }),
+        element("p", { className: "unknown", textContent: answer.unknown >= STRANGE ? `Probably none of these classes (novelty score: ${answer.unknown.toFixed(2)})` : `Novelty score: ${answer.unknown.toFixed(2)}` }),
       ];
-  return element("li", { className: `card answer ${answer.unknown > STRANGE ? "strange" : ""}` }, image, ...words, element("p", { className: "name", textContent: file.name }));
+  return element("li", { className: `card answer ${answer.unknown >= STRANGE ? "strange" : ""}` }, image, ...words, element("p", { className: "name", textContent: file.name }));
 }
 
 function bar(share) {
@@ -40,7 +40,7 @@ function bar(share) {
   return outer;
 }
 
-/** Lets the camera be used where the browser allows it. */
+/** Shows the camera button if the browser has access to a camera. */
 export function setUpCamera(take, fail) {
   if (!navigator.mediaDevices?.getUserMedia) return;
   const [opener, dialog, video] = ["camera", "camera-dialog", "camera-picture"].map((id) => document.getElementById(id));
@@ -50,7 +50,7 @@ export function setUpCamera(take, fail) {
     try {
       stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
     } catch {
-      return fail("the camera cannot be used");
+      return fail("The camera cannot be used. Check that the browser may access it.");
     }
     video.srcObject = stream;
     dialog.showModal();

@@ -1,6 +1,6 @@
-// The pictures, their classes, and what the server says of them. Whoever shows them subscribes; nothing here touches the
-// page. A picture: {id, name, path, origin (the class it came in), place (the class it is in now), blob, url, row, problem,
-// confirmed, number}.
+// The state of the page: images, their classes, and the verdicts of the server. Views subscribe to changes; nothing here
+// touches the DOM. A picture is {id, name, path, origin (its class when it was added), place (its class now), blob, url,
+// row (its embedding), problem (why it has no row), confirmed, number (order of adding)}.
 
 import * as keeping from "./keeping.js";
 import * as server from "./server.js";
@@ -36,10 +36,10 @@ export const inClass = (place) => [...state.pictures.values()].filter((picture) 
 export const verdictOf = (id) => state.verdicts.get(id) ?? null;
 export const suggestions = () => [...state.verdicts].filter(([id, verdict]) => verdict.suggested && state.pictures.has(id)).map(([id]) => id);
 
-/** Takes up what an earlier visit left. */
+/** Restores the state of an earlier visit. */
 export async function recall(embedder) {
   const { pictures, notes } = await keeping.recall();
-  // Rows of another backbone say nothing to this one.
+  // Rows of another backbone cannot be compared with new ones: the images are embedded again.
   const usable = notes?.embedder === embedder;
   state.embedder = embedder;
   state.classes = notes?.classes ?? [];
@@ -72,7 +72,7 @@ export async function add(files) {
   embedQueue();
 }
 
-/** Sends what has no row yet, a few at a time, so that something can be seen soon. */
+/** Embeds the queued images in small batches, so that progress is visible. */
 async function embedQueue() {
   if (embedding) return;
   embedding = true;
@@ -94,7 +94,7 @@ async function embedQueue() {
   changed();
 }
 
-/** Rows for some pictures; one by one where they are too much together. */
+/** Embeds a batch; one image at a time if the server refuses the batch as too large. */
 async function embed(batch) {
   try {
     const { pictures } = await server.embed(batch.map((picture) => new File([picture.blob], picture.name)));
@@ -109,7 +109,7 @@ async function embed(batch) {
   keeping.keepPictures(batch.filter((picture) => state.pictures.has(picture.id)));
 }
 
-/** The labelled rows, as the server wants them, and the pictures they are of. */
+/** The support set as a request body, and the pictures of its rows in the same order. */
 export function support() {
   const usable = [...state.pictures.values()].filter((picture) => picture.row);
   return {
@@ -126,7 +126,7 @@ export function support() {
 
 export const classesInUse = () => new Set([...state.pictures.values()].filter((picture) => picture.row).map((picture) => picture.place)).size;
 
-/** Something is not as it was: show it, and ask anew as soon as nothing else happens. */
+/** Shows a change of the collection and schedules an audit; changes in quick succession cause one audit. */
 function changed() {
   state.classifier = null;
   keepNotes();
@@ -162,7 +162,7 @@ async function audit() {
 export function move(id, place) {
   const picture = state.pictures.get(id);
   if (!picture || picture.place === place) return;
-  // What somebody moved by hand is where they want it.
+  // A label that the user chose is confirmed.
   Object.assign(picture, { place, confirmed: true });
   keeping.keepPictures([picture]);
   state.verdicts.delete(id);
@@ -226,7 +226,7 @@ export async function clear() {
   changed();
 }
 
-/** A classifier of the pictures as they are filed now; made when it is first needed. */
+/** The id of a classifier for the current labels, fitted when it is first needed. */
 export async function classifier() {
   if (state.classifier && await server.isKept(state.classifier)) return state.classifier;
   const made = await server.fit(support().body);

@@ -1,7 +1,7 @@
-// What can be taken away: a plan, a report, a classifier.
+// Downloads: a plan, reports, and a classifier.
 
 import * as collection from "./collection.js";
-import { percent, standing } from "./drawing.js";
+import { aboutWrong, standing } from "./drawing.js";
 import * as server from "./server.js";
 
 const THUMBNAIL = 160;
@@ -14,21 +14,21 @@ export function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** The folder that everything came in, if it was one, and what pictures are called within it. */
+/** The folder that all images were dropped in, if there is exactly one, and the paths of images within it. */
 function rooted(pictures) {
   const tops = new Set(pictures.map(({ path }) => (path.split("/").length > 2 ? path.split("/")[0] : null)));
   const [top] = tops;
   return tops.size === 1 && top ? { kind: "folder", root: top, within: (path) => path.slice(top.length + 1) } : { kind: "pictures", root: ".", within: (path) => path };
 }
 
-/** What becomes of a picture, compared with how it came: moves that were made, and those that are suggested. */
+/** The change of an image since it was added: a move that the user made, or one that is suggested; null if none. */
 function change(picture, verdict) {
   if (verdict?.suggested) return { to: verdict.suggested, p_wrong: verdict.p_wrong, reason: "suggested" };
-  if (verdict?.verdict === "outlier" && !verdict.confirmed) return { quarantine: true, p_wrong: verdict.p_wrong, reason: "like none of the classes" };
+  if (verdict?.verdict === "outlier" && !verdict.confirmed) return { quarantine: true, p_wrong: verdict.p_wrong, reason: "none of these classes" };
   return picture.place === picture.origin ? null : { to: picture.place, reason: picture.confirmed ? "moved by hand" : "accepted" };
 }
 
-/** A plan as `trueshot repair` reads it: what it is for, a line for every change, what there was. */
+/** A plan for `trueshot repair` as JSON lines: a header, one line per change, and the list of all items. */
 export function plan() {
   const pictures = [...collection.look().pictures.values()];
   const { kind, root, within } = rooted(pictures);
@@ -72,7 +72,7 @@ async function thumbnail(blob) {
 
 const STYLE = "body{font:16px/1.45 system-ui,sans-serif;max-width:70rem;margin:1rem auto;padding:0 1rem;color:#1d2227;background:#fff}ul{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:.6rem}li{width:10rem;padding:.3rem;border:2px solid transparent;overflow-wrap:anywhere;font-size:.875rem}li.suspect{border-color:#b3380a}li.unsure{border:2px dashed #7a5a00}img{max-width:100%;display:block}";
 
-/** One page that needs nothing else. */
+/** Saves a report as one self-contained HTML file. */
 export async function saveHtml() {
   const state = collection.look();
   const parts = [];
@@ -84,7 +84,7 @@ export async function saveHtml() {
     }
     parts.push("</ul>");
   }
-  const expected = state.found ? `<p>Wrong labels expected: ${state.found.expected_wrong.toFixed(1)} of ${state.found.items.length} (${percent(state.found.expected_wrong / state.found.items.length)}).</p>` : "";
+  const expected = state.found ? `<p>${state.found.items.length} images of ${state.found.classes.length} classes; ${aboutWrong(state.found.expected_wrong)}.</p>` : "";
   const page = `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>trueshot report</title><style>${STYLE}</style></head><body><h1>trueshot report</h1>${expected}${parts.join("")}</body></html>`;
   save("trueshot-report.html", new Blob([page], { type: "text/html" }));
 }

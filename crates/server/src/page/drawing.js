@@ -1,5 +1,5 @@
-// What the page looks like for a collection. Cards and classes are kept and changed in place, so that the keyboard's
-// focus stays where it is while verdicts come in.
+// Renders a collection. Elements of cards and classes are updated in place, so that the keyboard focus does not move when
+// verdicts arrive.
 
 import * as collection from "./collection.js";
 
@@ -12,18 +12,30 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-export const percent = (share) => `${share > 0.995 && share < 1 ? "over 99" : Math.round(100 * share)} %`;
+/** A probability in percent, rounded as in the reports of the command line. */
+export function percent(share) {
+  if (share > 0.995 && share < 1) return ">99 %";
+  if (share > 0 && share < 0.005) return "<1 %";
+  return `${Math.round(100 * share)} %`;
+}
 
-/** How a picture stands: the style of its card, what is said of it, what would help, and whether it may be kept as it is. */
+/** The expected number of wrong labels as a sentence, worded as in the reports of the command line. */
+export function aboutWrong(expected) {
+  const count = Math.round(expected);
+  if (count === 0) return "probably no label is wrong";
+  return count === 1 ? "about 1 label is probably wrong" : `about ${count} labels are probably wrong`;
+}
+
+/** How the card of an image shows its verdict: style, text, advice, and whether the user can still confirm the label. */
 export function standing(picture, verdict) {
   if (picture.problem) return { style: "unsure", text: `Cannot be read: ${picture.problem}`, undecided: false };
   if (!verdict) return { style: "", text: picture.row ? "" : "Waiting", undecided: false };
   if (verdict.confirmed) return { style: "confirmed", text: "Confirmed", undecided: false };
   const wrong = percent(verdict.p_wrong);
   switch (verdict.verdict) {
-    case "relabel": return { style: "suspect", text: `Wrong: ${wrong}. Looks like ${verdict.suggested}`, undecided: true };
+    case "relabel": return { style: "suspect", text: `Wrong: ${wrong}. Suggested: ${verdict.suggested}`, undecided: true };
     case "outlier": return { style: "suspect", text: `Wrong: ${wrong}. None of these classes`, undecided: true };
-    case "unsure": return { style: "unsure", text: `Cannot tell (wrong: ${wrong})`, advice: verdict.advice, undecided: true };
+    case "unsure": return { style: "unsure", text: `Undecided (wrong: ${wrong})`, advice: verdict.advice, undecided: true };
     default: return { style: "", text: "", undecided: false };
   }
 }
@@ -78,7 +90,7 @@ function newSection(name, actions) {
   const section = element("section", { className: "class" });
   const title = element("h2", { textContent: name });
   const input = element("input", { type: "file", accept: "image/*", multiple: true, hidden: true });
-  input.setAttribute("aria-label", `Add pictures to ${name}`);
+  input.setAttribute("aria-label", `Add images to ${name}`);
   const button = (text, action) => {
     const made = element("button", { type: "button", textContent: text, onclick: action });
     made.setAttribute("aria-label", `${text}: ${name}`);
@@ -86,7 +98,7 @@ function newSection(name, actions) {
   };
   input.onchange = () => { actions.choose(input, name); };
   section.append(
-    element("header", {}, title, element("span", { className: "count" }), button("Add pictures", () => input.click()), input,
+    element("header", {}, title, element("span", { className: "count" }), button("Add images", () => input.click()), input,
       button("Rename", () => actions.rename(name)), button("Remove class", () => actions.removeClass(name))),
     element("ul", { className: "cards" }));
   section.setAttribute("aria-label", name);
@@ -99,11 +111,11 @@ function updateSection(section, name, state, actions) {
   const pictures = collection.inClass(name);
   const rank = (picture) => collection.verdictOf(picture.id)?.p_wrong ?? 0;
   const suspicious = (picture) => ["suspect", "unsure"].includes(standing(picture, collection.verdictOf(picture.id)).style);
-  // What needs a look comes first; the rest stays in the order it came in.
+  // Suspects and undecided images come first, the most probably wrong at the front; the rest keeps its order.
   const ordered = [...pictures.filter(suspicious).sort((a, b) => rank(b) - rank(a)), ...pictures.filter((picture) => !suspicious(picture))];
   const wrong = pictures.filter((picture) => standing(picture, collection.verdictOf(picture.id)).style === "suspect").length;
-  const count = `${pictures.length} ${pictures.length === 1 ? "picture" : "pictures"}`;
-  section.querySelector(".count").textContent = wrong > 0 ? `${count}, ${wrong} suspicious` : count;
+  const count = `${pictures.length} ${pictures.length === 1 ? "image" : "images"}`;
+  section.querySelector(".count").textContent = wrong > 0 ? `${count}, ${wrong} suspect` : count;
   const list = section.querySelector(".cards");
   const wanted = ordered.map((picture) => {
     if (!cards.has(picture.id)) cards.set(picture.id, newCard(picture, actions));
@@ -113,7 +125,7 @@ function updateSection(section, name, state, actions) {
   if (wanted.length !== list.children.length || wanted.some((card, place) => list.children[place] !== card)) list.replaceChildren(...wanted);
 }
 
-/** Shows a collection. */
+/** Updates the page to the state of the collection. */
 export function draw(state, actions) {
   const focused = document.activeElement;
   for (const id of [...cards.keys()].filter((id) => !state.pictures.has(id))) cards.delete(id);
@@ -128,7 +140,7 @@ export function draw(state, actions) {
     updateSection(section, name, state, actions);
     if (holder.children[place] !== section) holder.insertBefore(section, holder.children[place] ?? null);
   });
-  // A card that moved to another class takes the focus with it; a button that is gone leaves it to the card's menu.
+  // The focus follows a card that moved to another class; if the focused button is hidden now, the card's menu gets it.
   if (focused !== document.activeElement && focused?.isConnected) {
     const card = focused.closest(".card");
     (focused.hidden ? card?.querySelector(".move") : focused)?.focus();

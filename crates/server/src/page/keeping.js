@@ -1,6 +1,6 @@
-// What survives a reload: pictures with their rows and classes, in the browser's own database. Files are kept apart from
-// what changes, so that moving a picture does not write it again. If the browser keeps nothing (a private window), the
-// page works all the same, until it is closed.
+// Stores the state of the page in the browser's database (IndexedDB), so that it survives a reload. Image files are stored
+// separately from their labels, so that moving an image does not write the file again. If the database is not available
+// (a private window), the page works without it and its state is lost when it is closed.
 
 let opened = null;
 
@@ -43,7 +43,7 @@ export const keepNotes = (notes) => within(["notes"], "readwrite", (store) => st
 
 export const forgetAll = () => within(["files", "pictures", "notes"], "readwrite", (...stores) => stores.forEach((store) => store.clear()));
 
-/** Everything that was kept: {pictures, notes}. */
+/** Everything that is stored: {pictures, notes}. */
 export async function recall() {
   const found = await within(["files", "pictures", "notes"], "readonly", (files, records, notes) => ({
     files: files.getAll(), names: files.getAllKeys(), records: records.getAll(), notes: notes.get("page"),

@@ -1,9 +1,9 @@
-// Puts the page together: what is pressed, dropped and pasted, and what is said about it.
+// Entry point of the page: handlers for buttons, drag and drop and the clipboard, and the status line.
 
 import { ask, setUpCamera } from "./asking.js";
 import * as collection from "./collection.js";
 import * as downloads from "./downloads.js";
-import { draw, element } from "./drawing.js";
+import { aboutWrong, draw, element } from "./drawing.js";
 import { chosen, dropped, folderOf, sorted } from "./receiving.js";
 import * as server from "./server.js";
 
@@ -15,7 +15,7 @@ function complain(message) {
   byId("alert").replaceChildren(element("p", { textContent: message }));
 }
 
-/** Says something until the collection has something to say. */
+/** Shows a message in the status line instead of the summary; an empty message shows the summary again. */
 function say(message) {
   spoken = message;
   show(collection.look());
@@ -46,17 +46,17 @@ function askName(title, value = "") {
   });
 }
 
-/** Adds files to a class; without one, to the classes their folders name. */
+/** Adds files to the class `place`, or, if it is null, to the classes named by their folders. */
 async function take(files, place = null) {
   const { kept, skipped: left } = sorted(files);
   skipped.push(...left);
   let named = kept.map((entry) => ({ ...entry, place: place ?? folderOf(entry.path) }));
   if (named.some((entry) => !entry.place)) {
-    const name = await askName("Which class are these pictures of?");
+    const name = await askName("Which class do these images belong to?");
     named = named.map((entry) => ({ ...entry, place: entry.place ?? name })).filter((entry) => entry.place);
   }
   if (named.length === 0 && left.length === 0) return;
-  if (named.length === 0) complain("there was no picture among these files");
+  if (named.length === 0) complain("None of these files is an image.");
   await collection.add(named);
 }
 
@@ -67,11 +67,11 @@ const actions = {
   move: (id, place) => place && collection.move(id, place),
   choose: guarded(async (input, place) => { const files = chosen(input); input.value = ""; await take(files, place); }),
   rename: async (name) => { const to = await askName(`Rename ${name}`, name); if (to) collection.renameClass(name, to); },
-  removeClass: (name) => { if (collection.inClass(name).length === 0 || confirm(`Remove ${name} and its pictures from this page?`)) collection.removeClass(name); },
+  removeClass: (name) => { if (collection.inClass(name).length === 0 || confirm(`Remove the class ${name} and its images from this page?`)) collection.removeClass(name); },
   target: (section, place) => target(section, (files) => take(files, place), (id) => collection.move(id, place)),
 };
 
-/** Makes an element take files, and cards if it wants them. */
+/** Makes an element a drop target for files and, if `takeCard` is given, for cards. */
 function target(holder, takeFiles, takeCard = null) {
   const wants = (event) => event.dataTransfer.types.includes("Files") || (takeCard && event.dataTransfer.types.includes("application/x-trueshot"));
   holder.addEventListener("dragover", (event) => { if (wants(event)) { event.preventDefault(); event.stopPropagation(); holder.classList.add("over"); } });
@@ -90,15 +90,15 @@ function target(holder, takeFiles, takeCard = null) {
 function summary(state) {
   const pictures = [...state.pictures.values()];
   if (spoken) return spoken;
-  if (pictures.length === 0) return state.classes.length > 0 ? "Add pictures to the classes." : "";
-  if (state.waiting > 0) return `Looking at pictures: ${state.total - state.waiting} of ${state.total}`;
-  if (collection.classesInUse() < 2) return "Pictures of a second class are needed: classes are compared with each other.";
-  if (state.looking) return "Comparing";
+  if (pictures.length === 0) return state.classes.length > 0 ? "Add images to the classes." : "";
+  if (state.waiting > 0) return `Embedding images: ${state.total - state.waiting} of ${state.total}`;
+  if (collection.classesInUse() < 2) return "Add images of a second class: labels are checked by comparing classes.";
+  if (state.looking) return "Checking labels";
   if (!state.found) return "";
   const suspects = state.found.items.filter((item) => ["relabel", "outlier"].includes(item.verdict)).length;
   const unsure = state.found.items.filter((item) => item.verdict === "unsure").length;
-  const said = suspects === 0 ? "Nothing looks misfiled" : suspects === 1 ? "1 picture looks misfiled" : `${suspects} pictures look misfiled`;
-  return `${said}${unsure > 0 ? `, ${unsure} cannot be told` : ""}. ${state.found.items.length} pictures of ${state.found.classes.length} classes; wrong labels expected: ${state.found.expected_wrong.toFixed(1)}.`;
+  const counted = `${suspects === 0 ? "No" : suspects} suspect ${suspects === 1 ? "label" : "labels"}${unsure > 0 ? `, ${unsure} undecided` : ""}`;
+  return `${counted}. ${state.found.items.length} images of ${state.found.classes.length} classes; ${aboutWrong(state.found.expected_wrong)}.`;
 }
 
 function show(state) {
@@ -131,14 +131,14 @@ function setUp() {
   byId("query-input").onchange = (event) => { const files = [...event.target.files]; event.target.value = ""; question(files); };
   byId("new-class").onclick = async () => { const name = await askName("New class"); if (name) collection.addClass(name); };
   byId("accept-all").onclick = () => collection.accept(collection.suggestions());
-  byId("start-over").onclick = () => { if (confirm("Remove all pictures from this page?")) { skipped.length = 0; collection.clear(); } };
+  byId("start-over").onclick = () => { if (confirm("Remove all images from this page?")) { skipped.length = 0; collection.clear(); } };
   byId("take-plan").onclick = guarded(downloads.savePlan);
   byId("take-json").onclick = guarded(downloads.saveJson);
   byId("take-html").onclick = guarded(downloads.saveHtml);
   byId("take-classifier").onclick = guarded(downloads.saveClassifier);
   target(byId("intake"), (files) => take(files));
   target(byId("try"), (files) => question(files.map(({ file }) => file)));
-  // A file dropped beside everything must not replace the page.
+  // Without this, the browser would open a file that is dropped outside the other targets.
   target(document.body, (files) => take(files));
   document.addEventListener("paste", (event) => {
     const files = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));

@@ -1,32 +1,32 @@
-// Files as browsers hand them over: chosen, dropped, or whole folders of them.
+// Files from the browser: chosen in a dialog, dropped, or contained in a chosen or dropped folder.
 
 const PICTURES = /\.(bmp|gif|jpe?g|png|tiff?|webp)$/i;
 
-/** What is no picture, with the reason: skipped without being sent. */
+/** Separates images from other files, which are skipped with a reason and never sent. */
 export function sorted(files) {
   const kept = [], skipped = [];
   for (const entry of files) {
     const { file } = entry;
     if (/\.(heic|heif|avif|cr2|nef|arw|dng)$/i.test(file.name)) {
-      skipped.push({ name: entry.path, reason: "this format cannot be read; export it as JPEG" });
+      skipped.push({ name: entry.path, reason: "this format is not supported; convert it to JPEG or PNG" });
     } else if (PICTURES.test(file.name) || /^image\/(bmp|gif|jpeg|png|tiff|webp)$/.test(file.type)) {
       kept.push(entry);
     } else if (!/^(\.|thumbs\.db$|desktop\.ini$)/i.test(file.name)) {
-      skipped.push({ name: entry.path, reason: "no picture by its name" });
+      skipped.push({ name: entry.path, reason: "not an image, by its file name" });
     }
   }
   return { kept, skipped };
 }
 
-/** The folder a file is in, which is its class. */
+/** The name of the folder that contains a file: its class. */
 export const folderOf = (path) => path.split("/").slice(-2, -1)[0] ?? null;
 
-/** From an input for files or for a folder. */
+/** The files of an input element for files or for a folder. */
 export const chosen = (input) => [...input.files].map((file) => ({ file, path: file.webkitRelativePath || file.name }));
 
-/** From something dropped, folders and all that is in them. */
+/** The dropped files, and all files in dropped folders. */
 export async function dropped(transfer) {
-  // The list is emptied as soon as we wait for anything.
+  // The browser empties the list at the first await.
   const entries = [...transfer.items].filter((item) => item.kind === "file").map((item) => item.webkitGetAsEntry?.() ?? item.getAsFile());
   const all = [];
   for (const entry of entries) {
@@ -43,7 +43,7 @@ async function walk(entry, folder, all) {
     return;
   }
   const reader = entry.createReader();
-  // A folder is read in pieces, the last of which is empty.
+  // readEntries returns a part of the folder at a time, and an empty list at the end.
   for (;;) {
     const piece = await new Promise((done) => reader.readEntries(done, () => done([])));
     if (piece.length === 0) return;

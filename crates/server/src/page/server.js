@@ -1,9 +1,8 @@
-// What the page asks the server. Everything it needs is in the answers: nothing here knows of the page but the dialog for
-// the token.
+// Client of the HTTP API. The only part of the page that it touches is the dialog for the token.
 
 const TOKEN = "trueshot-token";
 
-/** A refusal in words for people. */
+/** A refused request, with the server's error and hint as its message. */
 export class Refusal extends Error {
   constructor(status, body) {
     super(body?.hint ? `${body.error} (${body.hint})` : (body?.error ?? `the server answered ${status}`));
@@ -20,7 +19,7 @@ async function ask(path, options = {}, patience = 5) {
     response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("the server cannot be reached");
+    throw new Error("The server cannot be reached. Check that `trueshot serve` is still running.");
   }
   if (response.status === 401) {
     await newToken();
@@ -36,7 +35,7 @@ async function ask(path, options = {}, patience = 5) {
 
 let asking = null;
 
-/** Asks for the token, once even if many requests were refused. */
+/** Asks the user for the token, once even if many requests were refused. */
 function newToken() {
   asking ??= new Promise((done) => {
     const dialog = document.getElementById("token-dialog");
@@ -59,7 +58,7 @@ const json = (body, signal) => ({ method: "POST", body: JSON.stringify(body), he
 
 export const about = async () => (await ask("/api/v1")).json();
 
-/** Rows of pictures: [{row} or {error}], in their order. */
+/** Embeds image files: {pictures: [{row} or {error}]}, in the order of the files. */
 export async function embed(files, signal) {
   const form = new FormData();
   for (const file of files) form.append("images", file, file.name || "picture");

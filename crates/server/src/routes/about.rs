@@ -1,4 +1,4 @@
-//! What this server is.
+//! Version, methods and limits of the server, its health check, and the description of the API.
 
 use axum::Json;
 use axum::extract::State;
@@ -9,47 +9,47 @@ use crate::description::document;
 use crate::limits::{MOST_CLASSES, MOST_FITTED_ITEMS, MOST_ITEMS};
 use crate::state::Shared;
 
-/// What this server is and allows.
+/// Version, embedder, methods and limits of the server.
 #[derive(Serialize, ToSchema)]
 pub struct About {
-    /// The version of the program.
+    /// The version of trueshot.
     version: &'static str,
-    /// What embeds pictures.
+    /// The name of the network that embeds images.
     embedder: String,
-    /// Methods that a classifier can be made by.
+    /// The methods that can fit a classifier.
     methods: Vec<KnownMethod>,
-    /// What a request may cost.
+    /// The limits on requests.
     limits: KnownLimits,
 }
 
-/// A method.
+/// A method that can fit a classifier.
 #[derive(Serialize, ToSchema)]
 pub struct KnownMethod {
-    /// Its name.
+    /// The value of the parameter `method`.
     name: &'static str,
-    /// What it does.
+    /// What the method does, in one sentence.
     summary: &'static str,
 }
 
-/// What a request may cost.
+/// Limits on requests.
 #[derive(Serialize, ToSchema)]
 pub struct KnownLimits {
-    /// Bytes of a body.
+    /// Maximum length of a body in bytes.
     body_bytes: usize,
-    /// Pixels of a picture.
+    /// Maximum number of pixels of an image.
     pixels: u64,
-    /// Items of a request.
+    /// Maximum number of items in a request.
     items: usize,
-    /// Items a classifier may be made of.
+    /// Maximum number of items to fit a classifier on.
     fitted_items: usize,
-    /// Classes.
+    /// Maximum number of classes.
     classes: usize,
-    /// Seconds a request may take.
+    /// Maximum duration of a request in seconds.
     seconds: u64,
 }
 
-/// What this server is and allows.
-#[utoipa::path(get, path = "/api/v1", tag = "operation", responses((status = 200, description = "what this server is", body = About)))]
+/// Returns version, embedder, methods and limits of the server.
+#[utoipa::path(get, path = "/api/v1", tag = "operation", responses((status = 200, description = "version, embedder, methods and limits", body = About)))]
 pub async fn about(State(app): State<Shared>) -> Json<About> {
     let usable = app.registry.infos().iter().filter(|info| super::classifiers::is_usable(info));
     Json(About {
@@ -67,13 +67,13 @@ pub async fn about(State(app): State<Shared>) -> Json<About> {
     })
 }
 
-/// Whether the server is there.
-#[utoipa::path(get, path = "/healthz", tag = "operation", responses((status = 200, description = "it is there", content_type = "text/plain", body = String)))]
+/// Health check.
+#[utoipa::path(get, path = "/healthz", tag = "operation", responses((status = 200, description = "the server is running", content_type = "text/plain", body = String)))]
 pub async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// The description of the API.
+/// Returns the OpenAPI description of the API.
 pub async fn description(State(app): State<Shared>) -> Json<serde_json::Value> {
     Json(document(&super::classifiers::usable_methods(&app)))
 }

@@ -1,4 +1,4 @@
-//! Which labels are wrong.
+//! `POST /api/v1/audit`: finds wrong labels.
 
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
@@ -13,23 +13,23 @@ use crate::problem::Problem;
 use crate::state::{App, Shared};
 use crate::support::{Skipped, Support};
 
-/// How to look.
+/// Options of an audit.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct AuditOptions {
-    /// The share of wrong labels, from somebody who knows it.
+    /// The share of wrong labels, if it is known; estimated by default.
     #[param(minimum = 0, exclusive_maximum = 1)]
     expected_noise: Option<f64>,
-    /// How sure a verdict must be.
+    /// The probability that a verdict needs; items below it are undecided.
     #[param(minimum = 0.5, maximum = 1)]
     certainty: Option<f32>,
-    /// How many neighbours to name.
+    /// How many of the most similar items to list per item.
     #[param(minimum = 0, maximum = 50)]
     neighbours: Option<usize>,
 }
 
-/// What was found.
+/// The response to an audit request.
 #[derive(Serialize)]
 pub struct AuditReply {
     #[serde(flatten)]
@@ -38,12 +38,12 @@ pub struct AuditReply {
     skipped: Vec<Skipped>,
 }
 
-/// Finds items that are filed under the wrong class, and says where they belong.
+/// Finds items with wrong labels and suggests the right ones.
 #[utoipa::path(post, operation_id = "audit", path = "/api/v1/audit", tag = "labels", params(AuditOptions),
-    request_body(description = "labelled rows, or pictures in fields named by their class",
+    request_body(description = "labelled rows, or images in fields named by their class",
         content((SupportBody = "application/json"), (Binary = "application/vnd.apache.arrow.stream"), (Binary = "application/vnd.apache.arrow.file"), (PicturesBody = "multipart/form-data"))),
     responses(
-        (status = 200, description = "a verdict for every item", body = AuditBody)))]
+        (status = 200, description = "one verdict per item", body = AuditBody)))]
 pub async fn post(
     State(app): State<Shared>,
     Asked(options): Asked<AuditOptions>,
@@ -74,15 +74,15 @@ impl AuditOptions {
     }
 }
 
-/// Refuses to make an answer that can only be too long: every item names its neighbours and their classes, and may be the
-/// duplicate of eight others. What is made in memory is several times as long as what is sent in most cases, so a
-/// support set may promise more than an answer may have, but not much more.
+/// Refuses a request whose response would certainly be too long: every item lists its neighbours and their classes, and
+/// may be a duplicate of eight others. This upper bound is several times the usual length, so it may exceed the limit on
+/// responses by a factor of `SPREAD`.
 fn check_answer(support: &Support, options: &Options, most: usize) -> Result<(), Problem> {
-    /// Names of a duplicate pair for every item.
+    /// Names in the duplicate pairs of one item.
     const DUPLICATES: usize = 16;
-    /// The keys and numbers beside a name.
+    /// Bytes of keys and numbers next to a name.
     const REST: usize = 64;
-    /// By how much the longest name may be longer than the others.
+    /// Assumed ratio of the upper bound, which uses the longest name everywhere, to the real length.
     const SPREAD: usize = 4;
     let data = &support.data;
     let item = (0..data.len()).filter_map(|row| data.item(row)).map(str::len).max().unwrap_or(8);
@@ -94,7 +94,7 @@ fn check_answer(support: &Support, options: &Options, most: usize) -> Result<(),
     }
 }
 
-/// Looks through a support set.
+/// Audits a support set.
 pub fn look(support: &Support, options: &Options, app: &App, watch: &Watch) -> Result<Audit, Problem> {
     let found = Audit::of(&support.data)
         .head(&app.head)
@@ -107,9 +107,10 @@ pub fn look(support: &Support, options: &Options, app: &App, watch: &Watch) -> R
         error => error.into(),
     })?;
     match found.items.iter().find(|item| !item.p_wrong.is_finite()) {
-        Some(item) => {
-            Err(Problem::unusable(format!("nothing can be said of {}: its numbers lead to none", item.item)))
-        }
+        Some(item) => Err(Problem::unusable(format!(
+            "the audit of {} failed: its numbers lead to NaN or infinity",
+            item.item
+        ))),
         None => Ok(found),
     }
 }
@@ -127,16 +128,16 @@ mod tests {
         let labels = ["a", "a", "b", "b", "b"].map(str::to_owned).to_vec();
         let data = Embeddings::from_rows(values, 2, labels).unwrap();
         let head = TrainedRelabel::built_in().unwrap();
-        // So sure that something is left open, which has advice.
+        // A certainty that leaves some items undecided, which then have advice.
         let options = Options { certainty: Certainty::uniform(0.999_999), ..Options::default() };
         let confirmed = [true, false, false, false, false];
         let audit = Audit::of(&data).head(&head).options(options).confirmed(&confirmed).run().unwrap();
-        let skipped = vec![Skipped { item: "x".into(), class: "a".into(), reason: "cut off".into() }];
+        let skipped = vec![Skipped { item: "x".into(), class: "a".into(), reason: "truncated".into() }];
         let reply = serde_json::to_value(AuditReply { audit, embedder: None, skipped }).unwrap();
         assert!(
             reply["items"][1]["advice"].is_string() && reply["duplicates"][0]["kind"] == "exact",
             "{reply}"
         );
-        serde_json::from_value::<AuditBody>(reply).expect("no field more, none less");
+        serde_json::from_value::<AuditBody>(reply).expect("exactly the described fields");
     }
 }

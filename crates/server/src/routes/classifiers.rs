@@ -1,4 +1,4 @@
-//! Classifiers: made, listed, fetched, deleted.
+//! `/api/v1/classifiers`: fits, lists, describes, downloads and deletes classifiers.
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -19,31 +19,31 @@ use crate::state::{App, Shared};
 use crate::store::Metadata;
 use crate::support::{Skipped, Support};
 
-/// How to learn.
+/// Options for fitting a classifier.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct FitOptions {
-    /// The method, relabel if nothing is said; GET /api/v1 lists them.
+    /// The method, by default relabel; GET /api/v1 lists all of them.
     method: Option<String>,
 }
 
-/// A classifier that was made.
+/// A new classifier.
 #[derive(Serialize, ToSchema)]
 pub struct Made {
     #[serde(flatten)]
     metadata: Metadata,
-    /// Pictures that could not be read.
+    /// Images that could not be read.
     skipped: Vec<Skipped>,
 }
 
-/// Learns a classifier and keeps it. The same support set makes the same classifier, with the same id.
+/// Fits a classifier and stores it. The same support set and method give the same classifier, with the same id.
 #[utoipa::path(post, operation_id = "makeClassifier", path = "/api/v1/classifiers", tag = "classifiers", params(FitOptions),
-    request_body(description = "labelled rows, or pictures in fields named by their class",
+    request_body(description = "labelled rows, or images in fields named by their class",
         content((SupportBody = "application/json"), (Binary = "application/vnd.apache.arrow.stream"), (Binary = "application/vnd.apache.arrow.file"), (PicturesBody = "multipart/form-data"))),
     responses(
-        (status = 201, description = "it is kept", body = Made, headers(("location" = String, description = "its path"))),
-        (status = 409, description = "too many are kept", body = ProblemBody)))]
+        (status = 201, description = "the classifier is stored", body = Made, headers(("location" = String, description = "path of the classifier"))),
+        (status = 409, description = "too many classifiers are stored", body = ProblemBody)))]
 pub async fn post(
     State(app): State<Shared>,
     Asked(options): Asked<FitOptions>,
@@ -64,12 +64,12 @@ pub async fn post(
     Ok((StatusCode::CREATED, [(header::LOCATION, place)], JsonBytes(made)))
 }
 
-/// Whether a request may ask for a method: not if it needs the truth, or a file, for no request names one.
+/// Whether a request may use a method: not if it needs the true labels or a file, which a request cannot name.
 pub fn is_usable(info: &MethodInfo) -> bool {
     info.is_complete() && info.name != "oracle"
 }
 
-/// The names of the methods that a request may ask for.
+/// The names of the methods that a request may use.
 pub fn usable_methods(app: &App) -> Vec<&'static str> {
     app.registry.infos().iter().filter(|info| is_usable(info)).map(|info| info.name).collect()
 }
@@ -78,13 +78,13 @@ fn method_of(app: &App, name: &str) -> Result<NamedMethod, Problem> {
     let usable = usable_methods(app);
     if !usable.contains(&name) {
         let given: String = name.chars().take(40).collect();
-        let error = format!("no method '{given}' here; there are {}", usable.join(", "));
+        let error = format!("unknown method '{given}'; known: {}", usable.join(", "));
         return Err(Problem::unusable(error));
     }
     Ok(app.registry.parse(name)?)
 }
 
-/// Learning cannot be interrupted, so what it may cost is bounded before it begins.
+/// Fitting cannot be interrupted, so its cost is bounded before it begins.
 fn check_size(support: &Support) -> Result<(), Problem> {
     let (items, classes, numbers) = (support.data.len(), support.data.classes().len(), support.data.dim());
     let fits = items <= MOST_FITTED_ITEMS
@@ -94,10 +94,10 @@ fn check_size(support: &Support) -> Result<(), Problem> {
         return Ok(());
     }
     let error =
-        format!("{items} rows of {numbers} numbers in {classes} classes are too much to learn from at once");
+        format!("{items} rows of {numbers} numbers in {classes} classes are too many to fit a classifier on");
     Err(Problem::too_large(error).hint(format!(
-        "at most {MOST_FITTED_ITEMS} rows, rows times classes at most {MOST_FITTED_PAIRS}, classes times numbers at most \
-         {MOST_FITTED_WEIGHTS}"
+        "allowed: {MOST_FITTED_ITEMS} rows, {MOST_FITTED_PAIRS} for rows times classes, and {MOST_FITTED_WEIGHTS} for \
+         classes times numbers per row"
     )))
 }
 
@@ -108,19 +108,19 @@ pub async fn list(State(app): State<Shared>) -> Json<Vec<Metadata>> {
     Json(app.store.list())
 }
 
-/// Says what a classifier is.
-#[utoipa::path(get, operation_id = "getClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id", pattern = "^[0-9a-f]{32}$")),
+/// Describes a classifier.
+#[utoipa::path(get, operation_id = "getClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "id of the classifier", pattern = "^[0-9a-f]{32}$")),
     responses(
-        (status = 200, description = "what it is", body = Metadata),
+        (status = 200, description = "the classifier", body = Metadata),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
 pub async fn get(State(app): State<Shared>, Id(id): Id) -> Result<Json<Metadata>, Problem> {
     app.store.metadata(&id).map(Json)
 }
 
-/// The file of a classifier, which `trueshot predict` takes.
-#[utoipa::path(get, operation_id = "downloadClassifier", path = "/api/v1/classifiers/{id}/download", tag = "classifiers", params(("id" = String, Path, description = "its id", pattern = "^[0-9a-f]{32}$")),
+/// Downloads the file of a classifier, which `trueshot predict` reads.
+#[utoipa::path(get, operation_id = "downloadClassifier", path = "/api/v1/classifiers/{id}/download", tag = "classifiers", params(("id" = String, Path, description = "id of the classifier", pattern = "^[0-9a-f]{32}$")),
     responses(
-        (status = 200, description = "its file", content_type = "application/octet-stream", body = Binary),
+        (status = 200, description = "the file of the classifier", content_type = "application/octet-stream", body = Binary),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
 pub async fn download(State(app): State<Shared>, Id(id): Id) -> Result<impl IntoResponse, Problem> {
     let metadata = app.store.metadata(&id)?;
@@ -134,9 +134,9 @@ pub async fn download(State(app): State<Shared>, Id(id): Id) -> Result<impl Into
 }
 
 /// Deletes a classifier.
-#[utoipa::path(delete, operation_id = "deleteClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "its id", pattern = "^[0-9a-f]{32}$")),
+#[utoipa::path(delete, operation_id = "deleteClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "id of the classifier", pattern = "^[0-9a-f]{32}$")),
     responses(
-        (status = 204, description = "it is gone"),
+        (status = 204, description = "the classifier is deleted"),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
 pub async fn delete(State(app): State<Shared>, Id(id): Id) -> Result<StatusCode, Problem> {
     app.store.metadata(&id)?;

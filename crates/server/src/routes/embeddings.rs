@@ -1,5 +1,5 @@
-//! Pictures to rows. Whoever asks about the same pictures many times, as the page does, sends them once and then works
-//! with their rows.
+//! `POST /api/v1/embed`: computes the rows of images. A client that sends many requests about the same images, as the page
+//! does, uploads them once and then sends their rows.
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -13,39 +13,39 @@ use crate::problem::Problem;
 use crate::state::Shared;
 use crate::support::Queries;
 
-/// Rows, one for every picture.
+/// The rows of images.
 #[derive(Serialize, ToSchema)]
 pub struct EmbeddedPictures {
-    /// What made them.
+    /// The name of the network that computed the rows.
     embedder: String,
-    /// The rows.
+    /// One entry per image, in the order of the request.
     pictures: Vec<EmbeddedPicture>,
 }
 
-/// A picture's row, or why there is none.
+/// The row of an image, or why the image cannot be read.
 #[derive(Serialize, ToSchema)]
 pub struct EmbeddedPicture {
     /// The name of the file.
     item: String,
-    /// Its numbers.
+    /// The embedding of the image.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     row: Option<Vec<f32>>,
-    /// Why it cannot be read.
+    /// Why the image cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     error: Option<String>,
 }
 
-/// Turns pictures into rows.
+/// Embeds images.
 #[utoipa::path(post, operation_id = "embed", path = "/api/v1/embed", tag = "pictures",
-    request_body(description = "pictures in fields of any name", content((PicturesBody = "multipart/form-data"))),
+    request_body(description = "images in fields of any name", content((PicturesBody = "multipart/form-data"))),
     responses(
-        (status = 200, description = "a row for every picture", body = EmbeddedPictures)))]
+        (status = 200, description = "one row per image", body = EmbeddedPictures)))]
 pub async fn post(State(app): State<Shared>, request: Request) -> Result<JsonBytes, Problem> {
     let (ticket, body) = receive(&app, request).await?;
     if !matches!(body.kind, Kind::Form(_)) {
-        let error = "only pictures can be embedded";
+        let error = "only images can be embedded";
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error).hint("send multipart/form-data"));
     }
     let embedded = ticket.work(move |job| {

@@ -1,4 +1,4 @@
-//! What can be asked, one file a subject.
+//! The handlers of the API, one file per resource.
 
 pub mod about;
 pub mod audits;
@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use crate::problem::Problem;
 use crate::store::no_such;
 
-/// The parameters behind the question mark; what is wrong with them is told like all else.
+/// Query parameters, whose errors have the form of all error responses.
 pub struct Asked<T>(pub T);
 
 impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
@@ -29,7 +29,7 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
     }
 }
 
-/// The id in the path of a request. One that is not even text is refused like any other that is not known.
+/// The id in the path of a request. An id that is not valid UTF-8 is refused like an unknown one.
 pub struct Id(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
@@ -41,7 +41,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     }
 }
 
-/// An answer that is JSON already.
+/// A response that is serialized already.
 pub struct JsonBytes(pub Bytes);
 
 impl IntoResponse for JsonBytes {

@@ -1,4 +1,4 @@
-//! What a classifier says of rows and pictures.
+//! `POST /api/v1/classifiers/{id}/predict`: predicts the classes of rows and images.
 
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
@@ -12,62 +12,62 @@ use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
 use crate::support::Queries;
 
-/// What to answer.
+/// Options of a prediction.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct PredictOptions {
-    /// Whether to give the probability of every class.
+    /// Whether to return the probabilities of all classes.
     #[serde(default)]
     probabilities: bool,
 }
 
-/// Answers, one for every row or picture.
+/// The predictions of a classifier.
 #[derive(Serialize, ToSchema)]
 pub struct Predictions {
-    /// The classifier that was asked.
+    /// The id of the classifier.
     classifier: String,
-    /// Its classes, in the order of probabilities.
+    /// The classes of the classifier, in the order of `probabilities`.
     classes: Vec<String>,
-    /// The answers.
+    /// One prediction per row or image, in the order of the request.
     predictions: Vec<Answer>,
 }
 
-/// An answer.
+/// A prediction, or why the image cannot be read.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Answer {
-    /// What it is.
+    /// The prediction for a row or image.
     Predicted {
-        /// What was asked about.
+        /// The name of the query.
         item: String,
         /// The most probable class.
         class: String,
-        /// How probable it is, if it is one of the classes at all.
+        /// The probability of that class, given that the query belongs to one of the classes.
         probability: f32,
-        /// How strange it is: 0 is like the items of its class, 1 like nothing that was seen.
+        /// The novelty score: 0 is like the items of the class, 1 unlike all items that the classifier was fitted on.
         unknown: f32,
-        /// The probability of every class.
+        /// The probabilities of all classes.
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schema(nullable = false)]
         probabilities: Option<Vec<f32>>,
     },
-    /// Why nothing can be said.
+    /// An image that cannot be read.
     Unreadable {
-        /// What was asked about.
+        /// The name of the query.
         item: String,
-        /// Why it cannot be read.
+        /// Why the image cannot be read.
         error: String,
     },
 }
 
-/// Says which class rows or pictures are of.
+/// Predicts the classes of rows or images.
 #[utoipa::path(post, operation_id = "predict", path = "/api/v1/classifiers/{id}/predict", tag = "classifiers",
-    params(("id" = String, Path, description = "its id", pattern = "^[0-9a-f]{32}$"), PredictOptions),
-    request_body(description = "rows, or pictures",
+    params(("id" = String, Path, description = "id of the classifier", pattern = "^[0-9a-f]{32}$"), PredictOptions),
+    request_body(description = "rows or images",
         content((QueriesBody = "application/json"), (Binary = "application/vnd.apache.arrow.stream"), (Binary = "application/vnd.apache.arrow.file"), (PicturesBody = "multipart/form-data"))),
     responses(
-        (status = 200, description = "an answer for every one", body = Predictions),
+        (status = 200, description = "one prediction per row or image", body = Predictions),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
 pub async fn post(
     State(app): State<Shared>,
@@ -89,17 +89,18 @@ pub async fn post(
     Ok(JsonBytes(answered.await?))
 }
 
-/// A classifier can be asked about pictures only if we make of them what it learned from.
+/// A classifier can predict images only if the server embeds them with the network of its support set.
 fn check_embedder(predictor: &Predictor, ours: &str) -> Result<(), Problem> {
     match predictor.embedder() {
         Some(theirs) if theirs == ours => Ok(()),
         Some(theirs) => {
-            let error =
-                format!("this classifier was made with '{theirs}', but pictures are embedded with '{ours}'");
-            Err(Problem::unusable(error).hint("start the server with its --backbone, or send rows"))
+            let error = format!(
+                "this classifier was fitted on rows of '{theirs}', but images are embedded by '{ours}'"
+            );
+            Err(Problem::unusable(error).hint("start the server with that --backbone, or send rows"))
         }
-        None => Err(Problem::unusable("this classifier was made of rows whose embedder is not known")
-            .hint("send rows, or name the 'embedder' when the classifier is made")),
+        None => Err(Problem::unusable("this classifier was fitted on rows whose embedder is not known")
+            .hint("send rows, or give the 'embedder' when fitting the classifier")),
     }
 }
 
@@ -108,14 +109,16 @@ fn answers(predictor: &Predictor, queries: Queries, all: bool) -> Result<Vec<Ans
     let mut predicted = predictor.predict(&rows)?.into_iter();
     let answer = |(item, row): (String, &Result<Vec<f32>, String>)| match row {
         Err(error) => Ok(Answer::Unreadable { item, error: error.clone() }),
-        Ok(_) => worded(predictor, item, predicted.next().expect("an answer for every row"), all),
+        Ok(_) => worded(predictor, item, predicted.next().expect("one prediction per row"), all),
     };
     queries.items.into_iter().zip(&queries.rows).map(answer).collect()
 }
 
 fn worded(predictor: &Predictor, item: String, found: Prediction, all: bool) -> Result<Answer, Problem> {
     if !(found.probability.is_finite() && found.unknown.is_finite()) {
-        return Err(Problem::unusable(format!("nothing can be said of {item}: its numbers lead to none")));
+        return Err(Problem::unusable(format!(
+            "the prediction for {item} failed: its numbers lead to NaN or infinity"
+        )));
     }
     Ok(Answer::Predicted {
         item,

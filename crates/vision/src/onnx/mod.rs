@@ -98,7 +98,7 @@ pub(crate) fn open(path: &Path, given: &Options) -> Result<Opened> {
     let failed = |source| trueshot::Error::Read { path: path.into(), source };
     let length = std::fs::metadata(path).map_err(failed)?.len();
     if length > MOST_BYTES {
-        return Err(bad(path, format!("it has {length} bytes; the most is {MOST_BYTES}")));
+        return Err(bad(path, format!("it has {length} bytes; the maximum is {MOST_BYTES}")));
     }
     let options = given.clone().or(beside(path)?);
     read(std::fs::read(path).map_err(failed)?, path, &options)
@@ -114,7 +114,7 @@ fn beside(path: &Path) -> Result<Options> {
     };
     toml::from_str(&text).map_err(|problem| Error::BadModel {
         problem: problem.to_string().trim().replace('\n', " "),
-        hint: Some("known are size, mean, std, fit, resampling and output".into()),
+        hint: Some("allowed keys: size, mean, std, fit, resampling and output".into()),
         path,
     })
 }
@@ -130,8 +130,9 @@ pub(crate) fn read(bytes: Vec<u8>, path: &Path, options: &Options) -> Result<Ope
     let process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let process = process.ok_or_else(|| Error::BadModel {
         path: path.into(),
-        problem: "ONNX models run in a process of their own, and this program has not said how to start it"
-            .into(),
+        problem:
+            "ONNX models run in a process of their own, and this program does not define how to start it"
+                .into(),
         hint: Some("call trueshot_vision::onnx::run_models_in first".into()),
     })?;
     let hash = blake3::hash(&bytes).to_hex()[..16].to_owned();

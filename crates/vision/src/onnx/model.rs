@@ -46,7 +46,7 @@ impl Loaded {
         let grey = vec![0.0; size * size * channels.count()];
         let row = loaded.run(&grey, &one_thread())?;
         if !(1..=WIDEST).contains(&row.len()) {
-            return Err(format!("its output has {} values per image; allowed are 1 to {WIDEST}", row.len()));
+            return Err(format!("its output has {} values per image; allowed: 1 to {WIDEST}", row.len()));
         }
         let output = name(&loaded.model, output);
         Ok((loaded, Description { size, channels: channels.count(), dim: row.len(), output }))

@@ -61,7 +61,7 @@ impl Machine {
         let node = match (function, &arguments[..]) {
             (Function::Reconstruct, [kind, ..]) => match self.node(*kind) {
                 Node::Function(Function::ArrayType) => Node::EmptyArray,
-                _ => return Err(Problem::Unknown("an array of a type of its own".into())),
+                _ => return Err(Problem::Unknown("an array of another class than numpy.ndarray".into())),
             },
             (Function::ElementType, [name, ..]) => Node::Element(self.element(*name)?),
             (Function::FromBuffer, [buffer, element, shape, order]) => {

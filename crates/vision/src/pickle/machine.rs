@@ -93,7 +93,7 @@ impl Machine {
     /// Why an instruction is not carried out.
     fn refusal(&self, instruction: u8) -> Problem {
         match instruction {
-            b'P' | b'Q' => Problem::Outside("an object by a name of its own"),
+            b'P' | b'Q' => Problem::Outside("an object by a persistent id"),
             0x97 | 0x98 => Problem::Outside("a buffer"),
             0x82..=0x84 => Problem::Call("a registered extension".into()),
             0x8f..=0x91 => Problem::Unknown("a set".into()),
@@ -141,7 +141,7 @@ impl Machine {
     }
 
     fn beyond(&self) -> Problem {
-        self.malformed("no whole number of at most 64 bits")
+        self.malformed("not an integer of at most 64 bits")
     }
 
     fn float(&mut self, instruction: u8) -> Result<(), Problem> {
@@ -149,7 +149,7 @@ impl Machine {
             b'G' => f64::from_be_bytes(self.take()?),
             _ => {
                 let number = std::str::from_utf8(self.line()?).ok().and_then(|text| text.parse().ok());
-                number.ok_or_else(|| self.malformed("no number"))?
+                number.ok_or_else(|| self.malformed("not a number"))?
             }
         };
         self.put_new(Node::Float(number))
@@ -187,7 +187,7 @@ impl Machine {
 
     fn mark(&mut self) -> Result<(), Problem> {
         if self.marks.len() == DEEPEST {
-            return Err(Problem::TooMuch(format!("{DEEPEST} collections within each other")));
+            return Err(Problem::TooMuch(format!("{DEEPEST} nested collections")));
         }
         self.marks.push(self.stack.len());
         Ok(())
@@ -272,7 +272,8 @@ impl Machine {
     fn recall(&mut self, instruction: u8) -> Result<(), Problem> {
         let key = self.memo_key(instruction)?;
         let id = self.memo.get(&key).copied();
-        let id = id.ok_or_else(|| self.malformed(&format!("value {key} is asked for and was never kept")))?;
+        let id =
+            id.ok_or_else(|| self.malformed(&format!("memo entry {key} is read but was never written")))?;
         self.put(id)
     }
 
@@ -282,7 +283,7 @@ impl Machine {
             b'r' | b'j' => self.take().map(|key| u64::from(u32::from_le_bytes(key))),
             _ => {
                 let key = std::str::from_utf8(self.line()?).ok().and_then(|text| text.parse().ok());
-                key.ok_or_else(|| self.malformed("no number of a value"))
+                key.ok_or_else(|| self.malformed("not the number of a memo entry"))
             }
         }
     }
@@ -391,7 +392,8 @@ impl Machine {
     }
 
     fn since_mark(&mut self) -> Result<Vec<Id>, Problem> {
-        let mark = self.marks.pop().ok_or_else(|| self.malformed("a collection ends that never began"))?;
+        let mark =
+            self.marks.pop().ok_or_else(|| self.malformed("a collection ends that was never started"))?;
         Ok(self.stack.split_off(mark))
     }
 

@@ -29,7 +29,7 @@ use trueshot::arrays::{Array, Element};
 pub enum Problem {
     /// It wants something called.
     #[error(
-        "it wants to call {0}; nothing is ever called, and only what NumPy's arrays are made of is known"
+        "it calls {0}; only functions that restore NumPy arrays are known, and no function is ever executed"
     )]
     Call(String),
     /// It ends in the middle.
@@ -42,7 +42,7 @@ pub enum Problem {
     #[error("it is made of more than {0}")]
     TooMuch(String),
     /// It has something that this reader leaves out.
-    #[error("it holds {0}, which no data set needs")]
+    #[error("it contains {0}, which no supported data set contains")]
     Unknown(String),
     /// It contradicts itself.
     #[error("at byte {at}: {problem}")]
@@ -142,7 +142,7 @@ impl<'a> Value<'a> {
         match self.node() {
             Node::None => "nothing",
             Node::Bool(_) => "a truth value",
-            Node::Int(_) => "a whole number",
+            Node::Int(_) => "an integer",
             Node::Float(_) => "a number",
             Node::Text(_) => "a string",
             Node::Bytes(_) => "bytes",

@@ -101,7 +101,7 @@ fn members_of<R: Read>(
 
 fn collect(path: &Path, files: Option<Files>, reading: Reading<'_>) -> Result<Collection> {
     let bad = |problem| Error::BadArchive { path: path.into(), problem };
-    let found = files.unwrap_or_else(|| Err("its contents contradict each other".into()));
+    let found = files.unwrap_or_else(|| Err("its contents are inconsistent".into()));
     let (files, skipped) = found.map_err(bad)?;
     let mut collection = paths::collect(path, files, reading)?;
     collection.skipped.extend(skipped);

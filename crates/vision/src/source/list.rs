@@ -176,7 +176,7 @@ fn from_json_lines(path: &Path, text: &str) -> Result<Rows> {
             match found {
                 Some(serde_json::Value::String(text)) => Ok(text.clone()),
                 Some(serde_json::Value::Number(number)) => Ok(number.to_string()),
-                _ => Err(bad(format!("no {what}; it is looked for under {}", names.join(", ")))),
+                _ => Err(bad(format!("no {what}; looked for the keys {}", names.join(", ")))),
             }
         };
         Ok((value(&PATHS, "path")?, value(&LABELS, "label")?))

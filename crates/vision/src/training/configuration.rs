@@ -258,7 +258,7 @@ pub(super) fn check_noise(noises: &[Noise]) -> Result<()> {
 
 pub(super) fn check_episodes(ways: usize, shots: usize, queries: usize) -> Result<()> {
     let images = ways.saturating_mul(shots.saturating_add(queries));
-    require("pictures an episode", images, images <= MOST_IMAGES, "1 to 10000")?;
+    require("images per episode", images, images <= MOST_IMAGES, "1 to 10000")?;
     Ok(require("episodes.queries", queries, queries > 0, "1 or more")?)
 }
 

@@ -237,10 +237,10 @@ impl MamlTrainee {
             .par_iter_mut()
             .zip(tasks)
             .map(|(gradient, task)| {
-                let taken = learners.lock().expect("nobody panics while holding it").pop();
+                let taken = learners.lock().expect("no thread panics while it holds the lock").pop();
                 let mut learner = taken.unwrap_or_else(|| MamlLearner::new(configuration.size()));
                 let loss = task_gradient(&mut learner, configuration, parameters, task, gradient);
-                learners.lock().expect("nobody panics while holding it").push(learner);
+                learners.lock().expect("no thread panics while it holds the lock").push(learner);
                 loss
             })
             .collect();

@@ -104,7 +104,12 @@ impl Configuration {
         require("loss.margin", margin, (-2.0..=2.0).contains(&margin), "a number from -2 to 2")?;
         let outliers = &self.data.outliers;
         let none = outliers.as_os_str().is_empty();
-        require("data.outliers", outliers.display(), none, "none, for batches of NegMargin have no noise")?;
+        require(
+            "data.outliers",
+            outliers.display(),
+            none,
+            "none, because batches of NegMargin have no noise",
+        )?;
         shared::check_noise(&shared::all(&self.validation.noise))?;
         let Configuration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
         shared::check_usual(*steps, *seed, pictures, augmentation, validation, optimiser)
@@ -133,7 +138,7 @@ impl NegMarginTrainee {
         let (seed, batch) = (configuration.seed, configuration.loss.batch);
         let (pictures, classes) = (train.pictures().len(), train.labels().classes().len());
         require("classes to train on", classes, classes >= 2, "2 or more")?;
-        require("loss.batch", batch, batch <= pictures, &format!("2 to {pictures}, the pictures there are"))?;
+        require("loss.batch", batch, batch <= pictures, &format!("2 to {pictures}, the number of images"))?;
         if let Some((rows, outliers)) = datasets.validation_labels() {
             configuration.judge().check(rows, outliers)?;
         }

@@ -81,8 +81,12 @@ pub(super) fn class_names(
         return Ok(words);
     }
     let numbers = labels.whole_numbers();
-    let numbers =
-        numbers.ok_or_else(|| bad(path, format!("its labels are {} of other things", labels.kind())))?;
+    let numbers = numbers.ok_or_else(|| {
+        bad(
+            path,
+            format!("its labels are {} that does not contain only integers or only strings", labels.kind()),
+        )
+    })?;
     let width = numbers.iter().max().map_or(1, |largest| largest.max(&1).ilog10() as usize + 1);
     let name = |number: i64| match names {
         None => Ok(format!("{number:0width$}")),

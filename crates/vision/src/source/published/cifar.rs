@@ -147,7 +147,7 @@ impl Found {
         let stack = Stack::new(array).map_err(|problem| bad(path, problem))?;
         let numbers = |key: &str| {
             let labels = value.get(key).and_then(Value::whole_numbers);
-            labels.ok_or_else(|| bad(path, format!("it has no whole numbers called {key}")))
+            labels.ok_or_else(|| bad(path, format!("it has no integers called {key}")))
         };
         let (fine, coarse) = (numbers("fine_labels")?, numbers("coarse_labels")?);
         let files = value

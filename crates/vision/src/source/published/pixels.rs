@@ -62,8 +62,8 @@ impl<'a> Stack<'a> {
             let Array { kind, width, shape, fortran_order, .. } = array;
             let order = if *fortran_order { ", columns first" } else { "" };
             format!(
-                "its pictures are an array of type {kind}{width} and shape {shape:?}{order}; readable are bytes (u1) \
-                 of [pictures, height, width, 3], [pictures, 3, height, width] and [pictures, height, width]"
+                "its images are an array of type {kind}{width} and shape {shape:?}{order}; supported: bytes (u1) \
+                 of [images, height, width, 3], [images, 3, height, width] and [images, height, width]"
             )
         };
         let (count, shape) = array.byte_rows().ok_or_else(refused)?;
