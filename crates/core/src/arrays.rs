@@ -7,7 +7,9 @@ use std::path::Path;
 
 use bytes::Bytes;
 
-use crate::embeddings::{Source, npy_array, npz_array, whole_numbers};
+#[cfg(feature = "npz")]
+use crate::embeddings::npz_array;
+use crate::embeddings::{Source, npy_array, whole_numbers};
 use crate::error::Result;
 
 /// An array whose shape fits its bytes.
@@ -75,6 +77,7 @@ pub fn from_npy(path: &Path) -> Result<Array> {
 }
 
 /// The first array there is of several names in a `.npz` file.
+#[cfg(feature = "npz")]
 pub fn from_npz(path: &Path, names: &[&str]) -> Result<Array> {
     npz_array(&Source::open(path)?, names)
 }

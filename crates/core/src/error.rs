@@ -180,6 +180,16 @@ pub enum Error {
         /// `2 * shots + queries`.
         need: usize,
     },
+    /// The format is known, but its reader was left out when the library was compiled.
+    #[error(
+        "{path} cannot be read: this build of trueshot has no support for its format (feature '{feature}')"
+    )]
+    FeatureNotBuilt {
+        /// The file.
+        path: PathBuf,
+        /// The Cargo feature that adds the reader.
+        feature: &'static str,
+    },
     /// A noise setting that is not of the form `TYPE=LEVEL,..`.
     #[error("noise '{text}': {problem}")]
     BadNoise {
@@ -465,6 +475,7 @@ impl Error {
             Error::Locked { .. } => {
                 Some("nothing was changed; try again when that process has finished".into())
             }
+            Error::FeatureNotBuilt { .. } => Some("convert the file to .safetensors or .npy".into()),
             Error::MethodTwice { .. } => Some("rename one of them with as=NAME".into()),
             Error::TooFewClasses { classes, .. } => Some(format!("use at most {classes} ways")),
             Error::UnknownMethod { nearest: Some(name), .. }

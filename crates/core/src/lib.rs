@@ -36,11 +36,19 @@
 //! # Ok::<(), trueshot::Error>(())
 //! ```
 
+// Code that several optional parts share is unused if they are all left out.
+#![cfg_attr(
+    not(all(feature = "npz", feature = "parquet", feature = "report", feature = "train")),
+    allow(dead_code)
+)]
+
 pub mod arrays;
 pub mod atomic;
+#[cfg(feature = "report")]
 pub mod attention;
 pub mod audit;
 pub mod classifier;
+mod csv_field;
 pub mod embeddings;
 pub mod episode;
 pub mod error;
@@ -54,11 +62,14 @@ pub mod predictor;
 pub mod progress;
 pub mod ranges;
 pub mod repair;
+#[cfg(feature = "report")]
 pub mod report;
 pub mod rng;
 pub mod task;
 pub mod tensors;
+#[cfg(feature = "train")]
 pub mod training;
+mod visible;
 
 pub use audit::{Audit, Verdict};
 pub use embeddings::Embeddings;

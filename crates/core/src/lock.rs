@@ -184,7 +184,7 @@ fn holder(file: &mut File) -> String {
         let mut lines = text.lines().skip(1);
         let (process, command) = (lines.next().and_then(|line| line.parse::<u32>().ok()), lines.next());
         if let (Some(process), Some(command), true) = (process, command, text.ends_with('\n')) {
-            return format!("process {process} ({})", crate::report::visible(command));
+            return format!("process {process} ({})", crate::visible::visible(command));
         }
         std::thread::sleep(std::time::Duration::from_millis(5));
     }

@@ -10,7 +10,7 @@ use trueshot_nn::products;
 use super::{Poll, item_name};
 use crate::embeddings::Embeddings;
 use crate::error::Result;
-use crate::report::visible;
+use crate::visible::visible;
 
 /// Two items with equal or nearly equal features.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -6,7 +6,6 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use arrow_buffer::Buffer;
 use bytes::Bytes;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -104,8 +103,7 @@ impl Features {
     /// read rows a line at a time, and lines that straddle two cost double.
     pub fn from_f32(values: Vec<f32>, dim: usize) -> Self {
         let rows = values.len().checked_div(dim).unwrap_or(0);
-        let aligned = Buffer::from_slice_ref(&values);
-        Features::new(Bytes::from_owner(aligned), Precision::F32, rows, dim)
+        Features::new(on_cache_lines(&values), Precision::F32, rows, dim)
     }
 
     /// The bytes such a matrix takes, or `None` if that overflows.
@@ -190,7 +188,25 @@ impl Features {
     }
 }
 
-/// Turns stored numbers into `f32`.
+/// A copy of numbers that begins on a cache line.
+fn on_cache_lines(values: &[f32]) -> Bytes {
+    const LINE: usize = 64;
+    const MARGIN: usize = LINE / size_of::<f32>();
+    /// Numbers as the owner of their bytes.
+    struct Numbers(Vec<f32>);
+    impl AsRef<[u8]> for Numbers {
+        fn as_ref(&self) -> &[u8] {
+            bytemuck::cast_slice(&self.0)
+        }
+    }
+    let mut padded: Vec<f32> = Vec::with_capacity(values.len() + MARGIN);
+    let start = padded.as_ptr().align_offset(LINE).min(MARGIN);
+    padded.resize(start, 0.0);
+    padded.extend_from_slice(values);
+    Bytes::from_owner(Numbers(padded)).slice(start * size_of::<f32>()..)
+}
+
+/// Decodes stored numbers to `f32`.
 pub fn decode(bytes: &[u8], precision: Precision, out: &mut [f32]) {
     let halves = bytemuck::try_cast_slice::<u8, u16>(bytes).ok().filter(|_| cfg!(target_endian = "little"));
     match (precision, halves) {

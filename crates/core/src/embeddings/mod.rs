@@ -7,6 +7,7 @@
 //!
 //! Each format has one file here, which is the only gate its bytes pass.
 
+#[cfg(feature = "arrow")]
 mod arrow;
 mod features;
 mod fingerprint;
@@ -15,11 +16,15 @@ mod inspect;
 mod items;
 mod names;
 mod npy;
+#[cfg(feature = "npz")]
 mod npz;
+#[cfg(feature = "parquet")]
 mod parquet;
 mod safetensors;
 mod source;
+#[cfg(feature = "arrow")]
 mod table;
+#[cfg(feature = "parquet")]
 mod thrift;
 mod warnings;
 mod writer;
@@ -35,6 +40,7 @@ pub(crate) use guard::guarded;
 pub use inspect::{ClassCount, Duplicates, Inspection, NonFinite, Norms, ValueLocation, inspect};
 pub use items::Items;
 pub(crate) use npy::read_array as npy_array;
+#[cfg(feature = "npz")]
 pub(crate) use npz::read_array as npz_array;
 pub(crate) use safetensors::whole_numbers;
 pub(crate) use source::Source;
@@ -89,10 +95,13 @@ impl Embeddings {
         let parts = match extension.as_deref() {
             Some("safetensors") => safetensors::read(&Source::open(path)?),
             Some("npy") => npy::read_pair(&Source::open(path)?, &Source::open(&npy::labels_beside(path)?)?),
+            #[cfg(feature = "npz")]
             Some("npz") => npz::read(&Source::open(path)?),
+            #[cfg(feature = "parquet")]
             Some("parquet") => parquet::read(&Source::open(path)?),
+            #[cfg(feature = "arrow")]
             Some("arrow" | "feather" | "ipc" | "arrows") => arrow::read(&Source::open(path)?),
-            _ => Err(Error::UnknownFormat { path: path.into() }),
+            other => Err(unknown_format(other, path)),
         }?;
         Self::from_parts(parts, Some(path))
     }
@@ -110,24 +119,30 @@ impl Embeddings {
         let parts = match extension {
             "safetensors" => safetensors::read(&source),
             "npy" => npy::read_pair(&source, &source),
+            #[cfg(feature = "npz")]
             "npz" => npz::read(&source),
+            #[cfg(feature = "parquet")]
             "parquet" => parquet::read(&source),
+            #[cfg(feature = "arrow")]
             "arrow" => arrow::read(&source),
-            _ => Err(Error::UnknownFormat { path: source.path.clone() }),
+            other => Err(unknown_format(Some(other), &source.path)),
         }?;
         Self::from_parts(parts, None)
     }
 
-    /// Reads Arrow that somebody sent, checked, if it unpacks to no more than so many bytes.
+    /// Reads and checks an Arrow stream from the network that unpacks to at most `most_bytes` bytes.
+    #[cfg(feature = "arrow")]
     pub fn receive_arrow(bytes: Vec<u8>, most_bytes: u64) -> Result<Self> {
         Self::received(arrow::read(&Source::in_memory(bytes, "arrow").within(most_bytes))?)
     }
 
-    /// The same for rows without labels: all are of one class.
+    /// As [`Embeddings::receive_arrow`], for rows without labels: all rows get the same class.
+    #[cfg(feature = "arrow")]
     pub fn receive_unlabelled_arrow(bytes: Vec<u8>, most_bytes: u64) -> Result<Self> {
         Self::received(arrow::read_unlabelled(&Source::in_memory(bytes, "arrow").within(most_bytes))?)
     }
 
+    #[cfg(feature = "arrow")]
     fn received(parts: Parts) -> Result<Self> {
         let mut embeddings = Self::from_parts(parts, None)?;
         embeddings.check()?;
@@ -302,6 +317,17 @@ impl Embeddings {
         let taken = || fingerprint::check_and_fingerprint(self).expect("checked values are finite");
         self.fingerprint.get_or_init(taken)
     }
+}
+
+/// The error about a format that is unknown, or was left out when the library was compiled.
+fn unknown_format(extension: Option<&str>, path: &Path) -> Error {
+    let feature = match extension {
+        Some("npz") => "npz",
+        Some("parquet") => "parquet",
+        Some("arrow" | "feather" | "ipc" | "arrows") => "arrow",
+        _ => return Error::UnknownFormat { path: path.into() },
+    };
+    Error::FeatureNotBuilt { path: path.into(), feature }
 }
 
 /// Turns labels into places in a list of class names.

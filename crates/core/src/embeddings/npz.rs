@@ -131,7 +131,7 @@ impl<'a> Archive<'a> {
 
 /// A member's name for a message.
 fn shown(name: &[u8]) -> String {
-    crate::report::visible(&String::from_utf8_lossy(name))
+    crate::visible::visible(&String::from_utf8_lossy(name))
 }
 
 /// The name in the header in front of a member.

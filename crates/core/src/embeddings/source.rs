@@ -27,12 +27,8 @@ impl Source {
         if metadata.len() == 0 {
             return Ok(Source { path: path.into(), bytes: Bytes::new(), most: u64::MAX });
         }
-        // SAFETY: the map is read-only and private to this process. As with every mapped file, somebody
-        // who truncates it while we read ends the process (SIGBUS); our own writers never do that, they
-        // rename a complete file into place, which leaves existing maps whole.
-        #[allow(unsafe_code)]
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(read_error)?;
-        Ok(Source { path: path.into(), bytes: Bytes::from_owner(map), most: u64::MAX })
+        let bytes = contents(file).map_err(read_error)?;
+        Ok(Source { path: path.into(), bytes, most: u64::MAX })
     }
 
     /// Bytes that never were a file.
@@ -71,4 +67,23 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// The contents of a file, as a memory map.
+#[cfg(feature = "mmap")]
+fn contents(file: File) -> std::io::Result<Bytes> {
+    // SAFETY: the map is read-only and private to this process. If another process truncates the file while it is read,
+    // this process ends with SIGBUS, as with every mapped file. trueshot itself never does that: it renames complete
+    // files into place, which leaves existing maps intact.
+    #[allow(unsafe_code)]
+    let map = unsafe { memmap2::Mmap::map(&file) }?;
+    Ok(Bytes::from_owner(map))
+}
+
+/// The contents of a file, read into memory.
+#[cfg(not(feature = "mmap"))]
+fn contents(mut file: File) -> std::io::Result<Bytes> {
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut file, &mut bytes)?;
+    Ok(bytes.into())
 }

@@ -41,6 +41,7 @@ use crate::error::{Error, Result};
 use crate::method::NamedMethod;
 use crate::progress::Progress;
 use episode_runner::EpisodeRunner;
+#[cfg(feature = "train")]
 pub(crate) use episode_runner::fetch;
 use tally::Tally;
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::report::csv_field;
+use crate::csv_field::csv_field;
 
 /// An item as it is labelled after a repair.
 #[derive(Debug, Clone, PartialEq, Eq)]

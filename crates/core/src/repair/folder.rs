@@ -105,7 +105,7 @@ impl LockedFolder {
 
     /// Why a move could not be made, as far as that can be told without making it.
     pub(super) fn obstacle(&self, from: &str, to: &str) -> Option<String> {
-        let shown = crate::report::visible(from);
+        let shown = crate::visible::visible(from);
         match self.find(from) {
             Ok(Some(found)) if found.is_file => {}
             Ok(Some(_)) => {
@@ -117,7 +117,7 @@ impl LockedFolder {
         let outcome = self.root.check_writable(from).and_then(|()| self.root.check_writable(to));
         outcome
             .err()
-            .map(|error| format!("{shown} cannot be moved to {}: {error}", crate::report::visible(to)))
+            .map(|error| format!("{shown} cannot be moved to {}: {error}", crate::visible::visible(to)))
     }
 }
 
@@ -242,7 +242,7 @@ mod system {
     fn named(part: &str, error: Errno) -> io::Error {
         match error {
             Errno::NOTDIR | Errno::LOOP => {
-                let part = crate::report::visible(part);
+                let part = crate::visible::visible(part);
                 io::Error::other(format!("'{part}' is a link or not a folder; --into makes a copy instead"))
             }
             error => error.into(),
@@ -312,7 +312,7 @@ mod system {
             let mut above = path.parent();
             while let Some(folder) = above.filter(|folder| *folder != self.0) {
                 if fs::symlink_metadata(folder).is_ok_and(|found| !found.is_dir()) {
-                    let shown = crate::report::visible(&folder.to_string_lossy());
+                    let shown = crate::visible::visible(&folder.to_string_lossy());
                     return Err(io::Error::other(format!("'{shown}' is a link or not a folder")));
                 }
                 above = folder.parent();

@@ -16,7 +16,7 @@ use super::folder::{LockedFolder, Pair, is_inside};
 use super::moves::Move;
 use crate::atomic::write_atomically;
 use crate::error::{Error, Result};
-use crate::report::visible;
+use crate::visible::visible;
 
 const FORMAT: &str = "trueshot-undo/1";
 

@@ -11,7 +11,7 @@ use super::moves::LONGEST_NAME;
 use crate::audit::{Audit, AuditedItem, Change, Effects, Verdict, effects};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
-use crate::report::visible;
+use crate::visible::visible;
 
 const FORMAT: &str = "trueshot-plan/1";
 /// Items named when a collection has changed.

@@ -1,5 +1,6 @@
 //! One line a setting and method, for spreadsheets and data frames.
 
+use crate::csv_field::csv_field;
 use crate::evaluate::{Evaluation, MethodResult, SettingResult};
 
 const HEADER: &str = "noise,level,ways,shots,queries,episodes,method,accuracy,ci95,difference,difference_ci95,\
@@ -37,66 +38,4 @@ fn line(setting: &SettingResult, method: &MethodResult) -> String {
         number(detection.and_then(|detection| detection.calibration_error)),
     ];
     fields.join(",")
-}
-
-/// A name as a field of CSV.
-///
-/// Commas, quotes, line ends and spaces at an end put it in quotes. A field that a spreadsheet would take for a formula,
-/// because it starts with `=`, `+`, `-`, `@`, a tab or a carriage return and is not a number, gets an apostrophe in front,
-/// by which spreadsheets know text. So does one that starts with apostrophes and one of these, so that
-/// [`without_apostrophe`] gives exactly the name back.
-pub fn csv_field(name: &str) -> String {
-    let field = if is_formula(name) { format!("'{name}") } else { name.into() };
-    if field.contains([',', '"', '\n', '\r']) || field.trim() != field {
-        format!("\"{}\"", field.replace('"', "\"\""))
-    } else {
-        field
-    }
-}
-
-/// The name that [`csv_field`] wrote as this field, without the apostrophe that marks text. Quotes are the reader's
-/// business.
-pub fn without_apostrophe(field: &str) -> &str {
-    field.strip_prefix('\'').filter(|name| is_formula(name)).unwrap_or(field)
-}
-
-fn is_formula(field: &str) -> bool {
-    let field = field.trim_start_matches('\'');
-    match field.strip_prefix(['+', '-']) {
-        Some(digits) => !digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.'),
-        None => field.starts_with(['=', '@', '\t', '\r']),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_spreadsheet_would_run_is_marked_as_text_and_read_back_as_it_was() {
-        let marked = [
-            ("=1+2", "'=1+2"),
-            ("@SUM(A1)", "'@SUM(A1)"),
-            ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
-            ("-2+3", "'-2+3"),
-            ("\t=1", "'\t=1"),
-            ("\r=1", "\"'\r=1\""),
-            ("=HYPERLINK(\"x\",\"y\")", "\"'=HYPERLINK(\"\"x\"\",\"\"y\"\")\""),
-            ("'=1", "''=1"),
-            ("''-a", "'''-a"),
-        ];
-        for (name, field) in marked {
-            assert_eq!(csv_field(name), field);
-            assert_eq!(without_apostrophe(&format!("'{name}")), name);
-        }
-    }
-
-    #[test]
-    fn other_names_and_numbers_stay_as_they_are() {
-        for name in ["a.jpg", "-1", "+2.5", "'-1", "a=b", "'quoted'", "'", "it's", "1-2"] {
-            assert_eq!(csv_field(name), name);
-            assert_eq!(without_apostrophe(name), name);
-        }
-        assert_eq!(csv_field(" a"), "\" a\"");
-    }
 }

@@ -11,14 +11,13 @@ mod markdown;
 pub mod reproduction;
 mod support_set_figure;
 mod text;
-mod visible;
 
+pub use crate::csv_field::{csv_field, without_apostrophe};
+pub use crate::visible::{visible, visible_lines};
 pub use audit::{AuditPage, AuditTable, audit_csv, audit_json, shown_rows};
-pub use csv::{csv_field, without_apostrophe};
 pub use html::Page;
 pub use inspection::inspection_text;
 pub use support_set_figure::{FigureClass, FigureItem, SupportSetFigure};
-pub use visible::{visible, visible_lines};
 
 use crate::evaluate::Evaluation;
 use crate::noise::NoiseKind;

@@ -1,7 +1,7 @@
 //! One line an item, for spreadsheets and data frames.
 
 use crate::audit::{Audit, AuditedItem, Verdict};
-use crate::report::csv::csv_field;
+use crate::csv_field::csv_field;
 
 const HEADER: &str = "item,given,p_wrong,verdict,suggested,weight,p_outlier,confirmed,advice,neighbours";
 

@@ -30,7 +30,7 @@ fn the_table_fits_a_terminal_whatever_the_names() {
     let (_, found) = looked_at();
     let shown = AuditTable { audit: &found, all: true }.render();
     for line in shown.lines() {
-        assert!(crate::report::visible::columns(line) <= 80, "{line}");
+        assert!(crate::visible::columns(line) <= 80, "{line}");
     }
     assert!(shown.contains("two\\nlines"), "{shown}");
     let suspects = AuditTable { audit: &found, all: false }.render();

@@ -2,7 +2,7 @@
 
 use super::{about_wrong, in_words, percent, short_name};
 use crate::audit::{Audit, AuditedClass, Duplicate, DuplicateKind, Verdict};
-use crate::report::visible::{columns, padded, shortened, visible};
+use crate::visible::{columns, padded, shortened, visible};
 
 const WIDTH: usize = 80;
 /// A column is never made narrower.

@@ -1,5 +1,5 @@
-//! Names of files and classes where people read them: they come from outside and may hold anything, line ends and
-//! marks that turn the direction of writing included.
+//! Makes names of files and classes safe to print: control characters, line ends and marks that change the direction of
+//! writing are escaped.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -28,12 +28,12 @@ fn is_disguise(letter: char) -> bool {
 }
 
 /// The columns a text takes in a terminal.
-pub(super) fn columns(text: &str) -> usize {
+pub(crate) fn columns(text: &str) -> usize {
     text.width()
 }
 
 /// A text in at most so many columns; what is left out in its middle is marked.
-pub(super) fn shortened(text: &str, most: usize) -> String {
+pub(crate) fn shortened(text: &str, most: usize) -> String {
     if columns(text) <= most {
         return text.into();
     }
@@ -55,7 +55,7 @@ fn taken(letters: impl Iterator<Item = char>, room: usize) -> String {
 }
 
 /// A text followed by spaces up to so many columns.
-pub(super) fn padded(text: &str, width: usize) -> String {
+pub(crate) fn padded(text: &str, width: usize) -> String {
     format!("{text}{}", " ".repeat(width.saturating_sub(columns(text))))
 }
 
