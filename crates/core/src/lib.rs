@@ -1,40 +1,67 @@
-//! Few-shot learning when some labels are wrong.
+//! Few-shot learning when some labels are wrong: find them, learn in spite of them, and measure how well that works.
 //!
-//! How data walks through this library: [`embeddings`] (feature vectors in a file) become episodes
-//! ([`episode`]), an episode under one kind of [`noise`] becomes a [`task`], a [`method`] learns from it and
-//! yields a [`classifier`], [`evaluate`] does so ten thousand times and [`report`] shows what came out.
+//! The library works on feature vectors ([`Embeddings`]) that any network may have computed; `trueshot-vision` computes
+//! them from images. Three calls cover most uses.
+//!
+//! **Audit** labelled rows: which labels are wrong, and what should they be?
 //!
 //! ```
-//! use trueshot::episode::{EpisodeSpec, Sampler};
-//! use trueshot::evaluate::{Details, Experiment, evaluate};
-//! use trueshot::method::Registry;
-//! use trueshot::noise::{Noise, NoiseKind};
+//! use trueshot::{Audit, Embeddings};
+//! # fn example() -> trueshot::Result<()> {
 //!
-//! // Five classes of thirty points around different places; `Embeddings::open` reads a file instead.
-//! let scatter = |row: usize, column: usize| ((row * 7919 + column * 104_729) % 997) as f32 / 400.0;
-//! let place = |row: usize, column: usize| scatter(row, column) + if row / 30 == column { 3.0 } else { 0.0 };
-//! let values = (0..150 * 8).map(|i| place(i / 8, i % 8)).collect();
-//! let labels = (0..150).map(|row| format!("class {}", row / 30)).collect();
-//! let data = trueshot::Embeddings::from_rows(values, 8, labels)?;
-//!
-//! let noise = vec![Noise::new(NoiseKind::Symmetric, 0.4)?];
-//! let episodes = Sampler::new(&data, None, EpisodeSpec::default(), noise)?;
-//! let registry = Registry::default();
-//! let methods = [registry.parse("protonet")?, registry.parse("median:eps=0.1")?];
-//! let experiment = Experiment {
-//!     embeddings: &data,
-//!     outliers: None,
-//!     episodes: &episodes,
-//!     count: 100,
-//!     methods: &methods,
-//!     baseline: "protonet",
-//!     details: Details::default(),
-//! };
-//! let found = evaluate(&experiment, &())?;
-//! let [protonet, median] = &found.settings[0].methods[..] else { unreachable!() };
-//! assert!(median.accuracy > protonet.accuracy);
-//! # Ok::<(), trueshot::Error>(())
+//! let rows = Embeddings::open("features.safetensors")?;
+//! let audit = Audit::of(&rows).certainty(0.8).run()?;
+//! for item in audit.items.iter().filter(|item| item.is_suspect()) {
+//!     println!("{}: {} -> {:?} ({:.0} %)", item.item, item.given, item.suggested, 100.0 * item.p_wrong);
+//! }
+//! # Ok(())
+//! # }
 //! ```
+//!
+//! **Fit** a classifier that withstands wrong labels, and **predict** with calibrated probabilities:
+//!
+//! ```
+//! use trueshot::{Embeddings, Predictor};
+//! # fn example(query: &[f32]) -> trueshot::Result<()> {
+//!
+//! let classifier = Predictor::of(Embeddings::open("features.safetensors")?).fit()?;
+//! let prediction = &classifier.predict(&[query])?[0];
+//! println!("{} ({:.2})", classifier.classes()[prediction.class as usize], prediction.probability);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **Evaluate** methods on thousands of small classification problems with a known share of wrong labels:
+//!
+//! ```
+//! use trueshot::{Embeddings, Evaluation};
+//! # fn example() -> trueshot::Result<()> {
+//!
+//! let rows = Embeddings::open("features.safetensors")?;
+//! let table = Evaluation::of(&rows).noise("symmetric=20,40")?.methods("protonet,median,relabel")?.run()?;
+//! println!("{table}");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! These examples open a file; those of [`audit`], [`predictor::Predictor::of`] and [`evaluate`] make their own data and
+//! run as they are.
+//!
+//! # Modules
+//!
+//! From data to results: [`embeddings`] (rows and labels, from files or memory) -> [`episode`] (small problems drawn from
+//! them, with [`noise`]) -> [`task`] (one support set with its queries) -> [`method`] (what learns from it) ->
+//! [`classifier`] (what was learned) -> [`evaluate`] (accuracy over many episodes) -> `report`.
+//! For collections: [`audit`] -> [`repair`] (carry out its suggestions) and [`predictor`] (a classifier in a file).
+//! `training` trains the heads TraNFS and Relabel.
+//!
+//! # Features
+//!
+//! All are on by default. `arrow`, `npz` and `parquet` read these formats (`.safetensors` and `.npy` are always read),
+//! `mmap` maps files into memory instead of reading them, `report` formats results as text, pages and plots, `train` adds
+//! training. Without them the library builds in a fraction of the time, and for WebAssembly.
+//!
+//! Results depend on the seed and the instruction set, never on the number of threads.
 
 // Code that several optional parts share is unused if they are all left out.
 #![cfg_attr(
@@ -42,7 +69,9 @@
     allow(dead_code)
 )]
 
+#[doc(hidden)]
 pub mod arrays;
+#[doc(hidden)]
 pub mod atomic;
 #[cfg(feature = "report")]
 pub mod attention;
@@ -53,19 +82,23 @@ pub mod embeddings;
 pub mod episode;
 pub mod error;
 pub mod evaluate;
+#[doc(hidden)]
 pub mod guard;
+#[doc(hidden)]
 pub mod lock;
 pub mod method;
 pub mod model;
 pub mod noise;
 pub mod predictor;
 pub mod progress;
+#[doc(hidden)]
 pub mod ranges;
 pub mod repair;
 #[cfg(feature = "report")]
 pub mod report;
 pub mod rng;
 pub mod task;
+#[doc(hidden)]
 pub mod tensors;
 #[cfg(feature = "train")]
 pub mod training;
@@ -75,8 +108,13 @@ pub use audit::{Audit, Verdict};
 pub use embeddings::Embeddings;
 pub use error::{Error, Result};
 pub use evaluate::Evaluation;
+pub use method::Registry;
+pub use noise::{Noise, NoiseKind};
+pub use predictor::{Prediction, Predictor};
+pub use progress::Progress;
+pub use repair::RepairPlan;
 
-/// Refuses a `TRUESHOT_ISA` that this processor does not have: programs call it at their start.
+/// Checks that this processor has the instruction set that `TRUESHOT_ISA` names. Programs call it when they start.
 pub fn check_instructions() -> std::result::Result<(), impl std::error::Error + Send + Sync> {
     trueshot_nn::Isa::from_environment().map(drop)
 }

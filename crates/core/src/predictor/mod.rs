@@ -4,6 +4,7 @@
 //! added to it ([`Predictor::support`]). Probabilities are those of a softmax whose sharpness is found by leaving items
 //! out (`calibration`); how strange a row is follows from its cosine with the nearest class (`novelty`).
 
+mod builder;
 mod calibration;
 mod file;
 mod novelty;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+pub use self::builder::{DEFAULT_METHOD, PredictorBuilder};
 use self::calibration::LabelPosterior;
 use self::novelty::Novelty;
 pub use self::uncalibrated::{Prototypes, UncalibratedPredictor};
@@ -51,6 +53,22 @@ pub struct Prediction {
 }
 
 impl Predictor {
+    /// Starts a classifier from labelled rows: choose a method on the builder, then call [`PredictorBuilder::fit`].
+    ///
+    /// ```
+    /// use trueshot::{Embeddings, Predictor};
+    ///
+    /// let labels = ["cat", "cat", "cat", "dog", "dog", "dog"].map(String::from).to_vec();
+    /// let values = vec![1.0, 0.0, 0.9, 0.1, 0.8, 0.1, 0.0, 1.0, 0.2, 0.9, 0.1, 0.8];
+    /// let classifier = Predictor::of(Embeddings::from_rows(values, 2, labels)?).fit()?;
+    /// let prediction = &classifier.predict(&[&[0.1, 1.0]])?[0];
+    /// assert_eq!(classifier.classes()[prediction.class as usize], "dog");
+    /// # Ok::<(), trueshot::Error>(())
+    /// ```
+    pub fn of<'a>(data: Embeddings) -> PredictorBuilder<'a> {
+        PredictorBuilder::new(data)
+    }
+
     /// Learns from a support set. With an audit, labels count as far as it believes in them when the answers are
     /// calibrated, and its findings are kept in the file.
     pub fn fit(data: Embeddings, method: &NamedMethod, audit: Option<&Audit>) -> Result<Self> {

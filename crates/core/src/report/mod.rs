@@ -70,6 +70,13 @@ pub fn accuracies(evaluation: &Evaluation) -> String {
     text::tables(evaluation, &accuracies.collect::<Vec<_>>())
 }
 
+/// The tables of `trueshot eval` for a terminal.
+impl std::fmt::Display for Evaluation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&evaluation(self, Format::Table, Tables::Usual))
+    }
+}
+
 /// What was evaluated, in one line.
 fn caption(evaluation: &Evaluation) -> String {
     let Some(setting) = evaluation.settings.first() else { return "no noise setting".into() };

@@ -9,6 +9,13 @@ pub use self::page::{AuditPage, shown_rows};
 pub use self::text::AuditTable;
 use crate::audit::{Audit, AuditedItem, Verdict};
 
+/// The table of `trueshot audit` for a terminal: the suspect items, then a summary.
+impl std::fmt::Display for Audit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&AuditTable { audit: self, all: false }.render())
+    }
+}
+
 /// Everything, for programs.
 pub fn audit_json(audit: &Audit) -> String {
     serde_json::to_string_pretty(audit).expect("plain data serialises") + "\n"
