@@ -25,6 +25,8 @@ pub enum Isa {
     Avx512,
     /// x86-64-v3: 8 lanes of `f32`, 16 registers, fused multiply-add.
     Avx2,
+    /// NEON of 64-bit ARM: 4 lanes of `f32`, 32 registers, fused multiply-add.
+    Neon,
     /// Plain arithmetic in groups of 8 `f32`, for every processor.
     Portable,
 }
@@ -51,13 +53,14 @@ impl std::error::Error for UnusableIsa {}
 
 impl Isa {
     /// All sets, best first.
-    pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
+    pub const ALL: [Isa; 4] = [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
     /// The name of the set in `TRUESHOT_ISA` and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
+            Isa::Neon => "neon",
             Isa::Portable => "portable",
         }
     }
@@ -71,6 +74,10 @@ impl Isa {
             Isa::Avx2 => pulp::x86::V3::is_available(),
             #[cfg(not(target_arch = "x86_64"))]
             Isa::Avx512 | Isa::Avx2 => false,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => pulp::aarch64::Neon::is_available(),
+            #[cfg(not(target_arch = "aarch64"))]
+            Isa::Neon => false,
             Isa::Portable => true,
         }
     }
@@ -144,6 +151,10 @@ impl Isa {
                 return Simd::vectorize(simd, kernel);
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        if let (Isa::Neon, Some(simd)) = (self, pulp::aarch64::Neon::try_new()) {
+            return Simd::vectorize(simd, kernel);
+        }
         Simd::vectorize(pulp::Scalar256b, kernel)
     }
 }
@@ -169,6 +180,18 @@ pub(crate) fn multiply_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s)
     } else {
         simd.mul_add_e_f32s(a, b, c)
     }
+}
+
+/// The larger of `a` and `b`; `b` where `a` is NaN, so that ReLU maps NaN to 0 on every set.
+///
+/// NEON's maximum returns NaN where either number is NaN, so there the numbers are compared and selected.
+#[inline(always)]
+pub(crate) fn max<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
+    #[cfg(target_arch = "aarch64")]
+    if std::any::TypeId::of::<S>() == std::any::TypeId::of::<pulp::aarch64::Neon>() {
+        return simd.select_f32s(simd.greater_than_f32s(a, b), a, b);
+    }
+    simd.max_f32s(a, b)
 }
 
 #[cfg(test)]
@@ -220,8 +243,41 @@ mod tests {
             let lanes = match isa {
                 Isa::Avx512 => 16,
                 Isa::Avx2 | Isa::Portable => 8,
+                Isa::Neon => 4,
             };
             assert_eq!(isa.scope(|| run(Lanes)), lanes, "{isa:?}");
+        }
+    }
+
+    /// The mean over the lanes of the maximum of two numbers.
+    struct Max(f32, f32);
+
+    impl WithSimd for Max {
+        type Output = f32;
+
+        fn with_simd<S: Simd>(self, simd: S) -> f32 {
+            let lanes = max(simd, simd.splat_f32s(self.0), simd.splat_f32s(self.1));
+            simd.reduce_sum_f32s(lanes) / S::F32_LANES as f32
+        }
+    }
+
+    #[test]
+    fn the_maximum_of_nan_and_zero_is_zero_on_every_set() {
+        for isa in Isa::usable() {
+            assert_eq!(isa.scope(|| run(Max(f32::NAN, 0.0))), 0.0, "{isa:?}");
+            assert_eq!(isa.scope(|| run(Max(3.0, 0.0))), 3.0, "{isa:?}");
+            assert_eq!(isa.scope(|| run(Max(-3.0, 0.0))), 0.0, "{isa:?}");
+            assert_eq!(isa.scope(|| run(Max(f32::NEG_INFINITY, -2.0))), -2.0, "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn only_one_family_of_sets_is_usable_and_the_portable_set_always_is() {
+        let names: Vec<_> = Isa::usable().map(Isa::name).collect();
+        assert_eq!(names.last(), Some(&"portable"));
+        assert_eq!(Isa::Neon.is_usable(), cfg!(target_arch = "aarch64"));
+        if cfg!(not(target_arch = "x86_64")) {
+            assert!(!Isa::Avx512.is_usable() && !Isa::Avx2.is_usable(), "{names:?}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Loading rows: prefetching, and widening half precision.
 
+#[cfg(target_arch = "x86_64")]
 use crate::isa::Isa;
 
 const CACHE_LINE: usize = 64;

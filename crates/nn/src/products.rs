@@ -154,7 +154,7 @@ fn tile<S: Simd, const L: usize, const R: usize>(
     let mut sums = [[simd.splat_f32s(0.0); R]; L];
     for step in 0..steps {
         for row in prefetched.rows {
-            prefetch_line(row[prefetched.from + step * S::F32_LANES..].as_ptr().cast());
+            prefetch_line(row.as_ptr().wrapping_add(prefetched.from + step * S::F32_LANES).cast());
         }
         let mut a = [simd.splat_f32s(0.0); L];
         for i in 0..L {
@@ -168,10 +168,18 @@ fn tile<S: Simd, const L: usize, const R: usize>(
         }
     }
     if !dim.is_multiple_of(S::F32_LANES) {
+        // Partial loads in loops of their own: with NEON they are long, and a loop that contains them is not unrolled.
+        // If it used the sums, these would have to be in memory, in the loop above, too.
+        let (mut a, mut b) = ([simd.splat_f32s(0.0); L], [simd.splat_f32s(0.0); R]);
         for i in 0..L {
-            let a = simd.partial_load_f32s(lefts[i].1);
+            a[i] = simd.partial_load_f32s(lefts[i].1);
+        }
+        for j in 0..R {
+            b[j] = simd.partial_load_f32s(rights[j].1);
+        }
+        for i in 0..L {
             for j in 0..R {
-                sums[i][j] = multiply_add(simd, a, simd.partial_load_f32s(rights[j].1), sums[i][j]);
+                sums[i][j] = multiply_add(simd, a[i], b[j], sums[i][j]);
             }
         }
     }

@@ -10,7 +10,7 @@ use pulp::{Simd, WithSimd};
 use super::plane::{Pixel, Plane, TILE, vectors};
 use super::tiles::{self, TileBlock, TilePoints};
 use super::{BlockRanges, EPSILON, WIDTH};
-use crate::isa::multiply_add;
+use crate::isa::{self, multiply_add};
 
 /// The batch norm of a block with the statistics of a batch. Channels with a negative gamma are negated throughout.
 #[derive(Clone)]
@@ -135,10 +135,10 @@ impl WithSimd for OutputTransform<'_> {
                 for r in 0..2 {
                     for c in 0..2 {
                         if row + r < pooled && column + c < pooled {
-                            let upper = simd.max_f32s(y[2 * r][2 * c], y[2 * r][2 * c + 1]);
-                            let lower = simd.max_f32s(y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
+                            let upper = isa::max(simd, y[2 * r][2 * c], y[2 * r][2 * c + 1]);
+                            let lower = isa::max(simd, y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
                             let at = (tile.image * pooled + row + r) * pooled + column + c;
-                            self.maxima[at].set::<S>(v, simd.max_f32s(upper, lower));
+                            self.maxima[at].set::<S>(v, isa::max(simd, upper, lower));
                         }
                     }
                 }
@@ -192,9 +192,9 @@ impl WithSimd for OutputTransformBackward<'_> {
                         if row + r < pooled.side && column + c < pooled.side {
                             let at = tile.image * pooled.len() + pooled.at(row + r, column + c);
                             let mut dy = simd.mul_f32s(self.d_pooled[at].get::<S>(v), dy_factor);
-                            let upper = simd.max_f32s(y[2 * r][2 * c], y[2 * r][2 * c + 1]);
-                            let lower = simd.max_f32s(y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
-                            let max = simd.max_f32s(upper, lower);
+                            let upper = isa::max(simd, y[2 * r][2 * c], y[2 * r][2 * c + 1]);
+                            let lower = isa::max(simd, y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
+                            let max = isa::max(simd, upper, lower);
                             for k in 0..4 {
                                 let (i, j) = (2 * r + k / 2, 2 * c + k % 2);
                                 let here = simd.equal_f32s(y[i][j], max);
@@ -232,7 +232,7 @@ impl WithSimd for NormaliseRelu<'_> {
             for v in 0..vectors::<S>() {
                 let (scale, shift) = (self.norm.scale.get::<S>(v), self.norm.shift.get::<S>(v));
                 let value = multiply_add(simd, scale, from.get::<S>(v), shift);
-                to.set::<S>(v, simd.max_f32s(value, simd.splat_f32s(0.0)));
+                to.set::<S>(v, isa::max(simd, value, simd.splat_f32s(0.0)));
             }
         }
     }

@@ -229,10 +229,10 @@ impl WithSimd for Pool<'_, '_> {
                 for r in 0..2 {
                     for c in 0..2 {
                         if row + r < side && column + c < side {
-                            let upper = simd.max_f32s(y[2 * r][2 * c], y[2 * r][2 * c + 1]);
-                            let lower = simd.max_f32s(y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
-                            let sum = simd.add_f32s(simd.max_f32s(upper, lower), self.bias.get::<S>(v));
-                            let out = simd.max_f32s(sum, simd.splat_f32s(0.0));
+                            let upper = isa::max(simd, y[2 * r][2 * c], y[2 * r][2 * c + 1]);
+                            let lower = isa::max(simd, y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
+                            let sum = simd.add_f32s(isa::max(simd, upper, lower), self.bias.get::<S>(v));
+                            let out = isa::max(simd, sum, simd.splat_f32s(0.0));
                             self.to.pixel(tile.image, row + r, column + c).set::<S>(v, out);
                         }
                     }

@@ -11,7 +11,7 @@ use pulp::{Simd, WithSimd};
 use super::first_block_avx512::{self, WindowGradient};
 use super::plane::{Pixel, Plane, vectors};
 use super::{Shape, WIDTH};
-use crate::isa::multiply_add;
+use crate::isa::{self, multiply_add};
 
 /// Values of a patch and the constant 1, padded to whole vectors.
 pub(super) const PATCH_VALUES: usize = 32;
@@ -58,11 +58,11 @@ impl WithSimd for Forward<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        match (self.shape.channels, S::F32_LANES) {
-            (1, 16) => self.windows::<S, 1, 4>(simd),
-            (1, _) => self.windows::<S, 1, 2>(simd),
-            (_, 16) => self.windows::<S, 3, 4>(simd),
-            (_, _) => self.windows::<S, 3, 2>(simd),
+        match (self.shape.channels, S::REGISTER_COUNT >= 32) {
+            (1, true) => self.windows::<S, 1, 4>(simd),
+            (1, false) => self.windows::<S, 1, 2>(simd),
+            (_, true) => self.windows::<S, 3, 4>(simd),
+            (_, false) => self.windows::<S, 3, 2>(simd),
         }
     }
 }
@@ -84,7 +84,7 @@ impl Forward<'_> {
                     for j in 0..V {
                         let four = [sums[0][j], sums[1][j], sums[2][j], sums[3][j]];
                         let (max, position) = max_and_position(simd, four);
-                        let out = simd.max_f32s(max, simd.splat_f32s(0.0));
+                        let out = isa::max(simd, max, simd.splat_f32s(0.0));
                         self.out[pixel].set::<S>(v + j, out);
                         positions.set::<S>(v + j, position);
                     }
@@ -118,11 +118,11 @@ impl WithSimd for ForwardTangent<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        match (self.shape.channels, S::F32_LANES) {
-            (1, 16) => self.windows::<S, 1, 4>(simd),
-            (1, _) => self.windows::<S, 1, 2>(simd),
-            (_, 16) => self.windows::<S, 3, 4>(simd),
-            (_, _) => self.windows::<S, 3, 2>(simd),
+        match (self.shape.channels, S::REGISTER_COUNT >= 32) {
+            (1, true) => self.windows::<S, 1, 4>(simd),
+            (1, false) => self.windows::<S, 1, 2>(simd),
+            (_, true) => self.windows::<S, 3, 4>(simd),
+            (_, false) => self.windows::<S, 3, 2>(simd),
         }
     }
 }
@@ -240,7 +240,7 @@ impl WithSimd for PatchMoments<'_> {
                 patch[3 * run] = 1.0;
             }
             let values = 3 * run + 1;
-            if S::F32_LANES == 16 {
+            if S::REGISTER_COUNT >= 32 {
                 accumulate::<S, 14>(simd, &patches, values, self.moments);
             } else {
                 accumulate::<S, 6>(simd, &patches, values, self.moments);

@@ -217,7 +217,11 @@ impl<const TERMS: usize> WithSimd for PointProducts<'_, TERMS> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         // As many accumulators as registers allow: rows x 2 vectors, two for the filter, one for a number of the tile.
-        if S::F32_LANES == 16 { self.groups::<S, 14, 8, 4>(simd) } else { self.groups::<S, 6, 4, 2>(simd) }
+        if S::REGISTER_COUNT >= 32 {
+            self.groups::<S, 14, 8, 4>(simd)
+        } else {
+            self.groups::<S, 6, 4, 2>(simd)
+        }
     }
 }
 
@@ -310,7 +314,7 @@ impl WithSimd for FilterGradient<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        if S::F32_LANES == 16 { self.groups::<S, 8>(simd) } else { self.groups::<S, 4>(simd) }
+        if S::REGISTER_COUNT >= 32 { self.groups::<S, 8>(simd) } else { self.groups::<S, 4>(simd) }
     }
 }
 

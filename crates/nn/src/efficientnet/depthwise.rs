@@ -7,7 +7,7 @@
 use pulp::{Simd, WithSimd};
 
 use super::RELU6_BOUNDS;
-use crate::isa::multiply_add;
+use crate::isa::{self, multiply_add};
 
 /// Adjacent outputs of a row that are computed together.
 const GROUP: usize = 4;
@@ -191,5 +191,5 @@ impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S,
 #[inline(always)]
 fn relu6<S: Simd>(simd: S, sum: S::f32s) -> S::f32s {
     let [least, most] = RELU6_BOUNDS;
-    simd.min_f32s(simd.max_f32s(sum, simd.splat_f32s(least)), simd.splat_f32s(most))
+    simd.min_f32s(isa::max(simd, sum, simd.splat_f32s(least)), simd.splat_f32s(most))
 }

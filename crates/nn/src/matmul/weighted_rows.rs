@@ -81,7 +81,7 @@ impl WeightedRows<'_> {
             let mut vectors = [simd.splat_f32s(0.0); V];
             for v in 0..V {
                 let column = from + v * S::F32_LANES;
-                vectors[v] = simd.partial_load_f32s(&row[column..end.min(column + S::F32_LANES)]);
+                vectors[v] = load(simd, &row[column..end.min(column + S::F32_LANES)]);
             }
             for g in 0..GROUP {
                 // A group at the edge repeats the last sum; the repetitions are not stored.
@@ -96,10 +96,29 @@ impl WeightedRows<'_> {
                 let column = from + v * S::F32_LANES;
                 let row = (start + g) * dim;
                 let out = &mut self.out[row + column..row + end.min(column + S::F32_LANES)];
-                let sum = simd.add_f32s(simd.partial_load_f32s(out), totals[v]);
-                simd.partial_store_f32s(out, sum);
+                let sum = simd.add_f32s(load(simd, out), totals[v]);
+                store(simd, out, sum);
             }
         }
+    }
+}
+
+/// Loads at most one vector. A whole one is loaded without a mask: NEON has no masked loads, and `pulp` reads number by
+/// number instead.
+#[inline(always)]
+fn load<S: Simd>(simd: S, from: &[f32]) -> S::f32s {
+    match S::as_simd_f32s(from).0 {
+        [vector] => *vector,
+        _ => simd.partial_load_f32s(from),
+    }
+}
+
+/// Stores the numbers of a vector that `to` has room for, see [`load`].
+#[inline(always)]
+fn store<S: Simd>(simd: S, to: &mut [f32], vector: S::f32s) {
+    match S::as_mut_simd_f32s(to).0 {
+        [to] => *to = vector,
+        _ => simd.partial_store_f32s(to, vector),
     }
 }
 

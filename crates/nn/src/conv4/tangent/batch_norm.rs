@@ -8,7 +8,7 @@ use crate::conv4::batch_norm::{BatchNorm, BatchNormBackward};
 use crate::conv4::plane::{Pixel, Plane, TILE, vectors};
 use crate::conv4::tiles::{self, TileBlock, TilePoints};
 use crate::conv4::{BlockRanges, WIDTH};
-use crate::isa::multiply_add;
+use crate::isa::{self, multiply_add};
 
 /// The tangent of [`BatchNorm`].
 #[derive(Clone)]
@@ -274,9 +274,9 @@ impl WithSimd for OutputTransformBackward<'_> {
                             let of_dy = simd.mul_f32s(self.d_pooled[at].get::<S>(v), tangent_dy_factor);
                             let tangent_dy = self.tangent_d_pooled[at].get::<S>(v);
                             let mut dy = multiply_add(simd, tangent_dy, dy_factor, of_dy);
-                            let upper = simd.max_f32s(y[2 * r][2 * c], y[2 * r][2 * c + 1]);
-                            let lower = simd.max_f32s(y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
-                            let max = simd.max_f32s(upper, lower);
+                            let upper = isa::max(simd, y[2 * r][2 * c], y[2 * r][2 * c + 1]);
+                            let lower = isa::max(simd, y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
+                            let max = isa::max(simd, upper, lower);
                             for k in 0..4 {
                                 let (i, j) = (2 * r + k / 2, 2 * c + k % 2);
                                 let here = simd.equal_f32s(y[i][j], max);
