@@ -16,10 +16,12 @@ mod curves;
 pub mod heads;
 mod metrics;
 mod optimiser;
+mod session;
 mod trainer;
 
 pub use metrics::Record;
 pub use optimiser::{Optimiser, ScheduleKind};
+pub use session::{CpuWeights, TrainingSession};
 pub use trainer::{Claim, Files, Outcome, RunOptions, Start, train};
 
 use crate::error::Result;

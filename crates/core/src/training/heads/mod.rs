@@ -1,60 +1,58 @@
-//! Trains heads on embeddings.
+//! Training of the heads TraNFS and Relabel on embeddings.
 //!
-//! A step's episodes are drawn from streams keyed by the seed and their numbers, cut into a fixed number of
-//! parts, and every part fills a gradient of its own; the sum is taken in the order of the parts. So threads
-//! decide how fast a step is, never what comes out. Rows are gathered by the part that uses them, while they
-//! still fit its cache.
+//! Start with [`HeadTrainee::new`], which [`super::train`] then trains. The episodes of a step are drawn from random
+//! streams that depend on the seed and the numbers of the episodes only; a [`TrainingSession`] computes the step.
 
 pub mod configuration;
 mod episodes;
 mod overlap;
 mod relabel;
+mod session;
 mod tranfs;
 mod validation;
 
 pub use configuration::Configuration;
 pub use episodes::{Drawn, Rows, TrainingEpisodes};
 pub use overlap::overlaps;
+pub use session::{CpuHeadSession, HeadBatch};
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 use toml::Table;
-use trueshot_nn::Isa;
-use trueshot_nn::adamw::{AdamW, AdamWConfig};
+use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::head::{FeatureStatistics, Head};
-use trueshot_nn::parameters::ParameterLayout;
-use trueshot_nn::schedule::Schedule;
 
 use self::validation::Validator;
-use super::{Trainee, Validation};
+use super::{CpuWeights, Trainee, TrainingSession, Validation};
 use crate::embeddings::Embeddings;
 use crate::episode::EpisodeData;
 use crate::error::{Error, Result};
 use crate::method::Method;
-use crate::model::{Model, flat, named};
+use crate::model::Model;
 use crate::ranges::require;
 use crate::rng::{IndexSampler, Purpose, Rng};
 use crate::tensors::Tensors;
 
-/// A head with all that is needed to write it down and to use it.
+/// A head together with its file format and its use as a method.
 pub trait LearnedHead: Send + Sync {
-    /// The model itself.
+    /// The network.
     fn head(&self) -> &dyn Head;
 
-    /// The file of a trained one.
+    /// The model file of the head with these parameters.
     fn model(&self, parameters: &[f32]) -> Model;
 
-    /// A trained one as a method.
+    /// The head with these parameters as a method.
     fn method(&self, parameters: &[f32]) -> Box<dyn Method>;
 }
 
 /// The options of one kind of head.
 pub trait HeadOptions: serde::Serialize + serde::de::DeserializeOwned + Clone {
-    /// Refuses numbers that make no sense.
+    /// Refuses values outside their ranges.
     fn check(&self) -> Result<()>;
 
-    /// The same with what follows from the largest number of ways in training episodes.
+    /// The options with everything filled in that follows from the largest number of ways in training.
     fn for_episodes(&self, _ways: usize) -> Self {
         self.clone()
     }
@@ -69,40 +67,27 @@ pub trait HeadOptions: serde::Serialize + serde::de::DeserializeOwned + Clone {
         false
     }
 
-    /// The head for features of so many dimensions.
+    /// The head for features of `dim` dimensions.
     fn build(&self, dim: usize) -> Result<Box<dyn LearnedHead>>;
 
-    /// The kind's name in files.
+    /// The name of this kind of head in model files.
     const KIND: &'static str;
 }
 
-/// Numbers of parameters that are updated at once.
-const PIECE: usize = 1 << 15;
-
-/// A head in training.
+/// A head in training: draws the episodes of each step and validates, while a [`TrainingSession`] computes.
 pub struct HeadTrainee<'a> {
     head: Arc<dyn LearnedHead>,
-    parameters: Vec<f32>,
-    optimiser: AdamW,
-    schedule: Schedule,
-    clip: f64,
-    episodes: TrainingEpisodes<'a>,
+    session: Box<dyn TrainingSession<Batch = HeadBatch> + 'a>,
+    episodes: Arc<TrainingEpisodes<'a>>,
     per_step: usize,
     seed: u64,
-    scratch: Vec<PartScratch>,
-    gradients: Vec<Vec<f32>>,
+    /// One per part of a batch.
+    samplers: Vec<IndexSampler>,
     validator: Validator<'a>,
 }
 
-/// Scratch space of one part.
-#[derive(Default)]
-struct PartScratch {
-    urn: IndexSampler,
-    rows: Vec<Rows>,
-}
-
 impl<'a> HeadTrainee<'a> {
-    /// A head with fresh parameters, or those of another model.
+    /// A head with initial parameters, or with those of the model `configuration.from`.
     pub fn new<M: HeadOptions>(
         configuration: &Configuration<M>,
         training: Vec<EpisodeData<'a>>,
@@ -123,111 +108,47 @@ impl<'a> HeadTrainee<'a> {
         Self::with_head(head, configuration, training, validation)
     }
 
-    /// The same, where the head is built already.
+    /// As [`HeadTrainee::new`], for a head that is already built.
     pub fn with_head<M: HeadOptions>(
         head: Arc<dyn LearnedHead>,
         configuration: &Configuration<M>,
         training: Vec<EpisodeData<'a>>,
         validation: Vec<EpisodeData<'a>>,
     ) -> Result<Self> {
-        let layout = head.head().layout();
+        let Configuration { optimiser, parts, steps, seed, .. } = configuration;
         let parameters = start(&*head, configuration, &training)?;
-        let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
-        let optimiser = AdamW::new(layout, config);
-        let gradients = vec![vec![0.0; layout.len()]; configuration.parts];
+        let config = AdamWConfig { weight_decay: optimiser.weight_decay, ..Default::default() };
+        let layout = head.head().layout().clone();
+        let weights = CpuWeights::new(layout, parameters, *parts, config, optimiser, *steps);
+        let episodes = Arc::new(TrainingEpisodes::new(training, &configuration.episodes, *seed)?);
         Ok(HeadTrainee {
-            parameters,
-            optimiser,
-            schedule: configuration.optimiser.schedule(configuration.steps),
-            clip: configuration.optimiser.clip,
-            episodes: TrainingEpisodes::new(training, &configuration.episodes, configuration.seed)?,
+            session: Box::new(CpuHeadSession::new(head.clone(), episodes.clone(), weights)),
+            episodes,
             per_step: configuration.episodes.per_step,
-            seed: configuration.seed,
-            scratch: (0..configuration.parts).map(|_| PartScratch::default()).collect(),
-            gradients,
+            seed: *seed,
+            samplers: (0..*parts).map(|_| IndexSampler::default()).collect(),
             validator: Validator::new(validation, &configuration.validation)?,
             head,
         })
     }
 
-    /// The parameters as they are.
-    pub fn parameters(&self) -> &[f32] {
-        &self.parameters
+    /// The current parameters.
+    pub fn parameters(&self) -> Cow<'_, [f32]> {
+        self.session.parameters()
     }
 
-    /// Sums of the loss terms over a step's episodes; the gradients are left in their parts.
-    fn losses(&mut self, step: u64) -> Result<Vec<f64>> {
-        let (isa, parts) = (Isa::current(), self.gradients.len());
-        let (head, parameters) = (self.head.head(), &self.parameters);
+    /// Draws the episodes of a step. All that is random follows from the seed and the step.
+    fn batch(&mut self, step: u64) -> Result<HeadBatch> {
+        let parts = self.samplers.len();
         let (episodes, per_step, seed) = (&self.episodes, self.per_step, self.seed);
-        let work = |(part, (scratch, gradient)): (usize, (&mut PartScratch, &mut Vec<f32>))| {
+        let draw = |(part, sampler): (usize, &mut IndexSampler)| {
             let numbers = episodes::part(step, per_step, part, parts);
-            let drawn: Vec<Drawn> =
-                numbers.map(|number| episodes.draw(number, &mut scratch.urn)).collect::<Result<_>>()?;
-            let dropout = Rng::new(seed, Purpose::Dropout, step * parts as u64 + part as u64).number();
-            Ok(episodes.with_rows(&drawn, &mut scratch.rows, |episodes| {
-                isa.scope(|| head.losses(parameters, episodes, dropout, gradient))
-            }))
+            numbers.map(|number| episodes.draw(number, sampler)).collect::<Result<Vec<Drawn>>>()
         };
-        let sums: Vec<Vec<f64>> = self
-            .scratch
-            .par_iter_mut()
-            .zip(&mut self.gradients)
-            .enumerate()
-            .map(work)
-            .collect::<Result<_>>()?;
-        let mut terms = vec![0.0; head.loss_terms().len()];
-        for part in sums {
-            terms.iter_mut().zip(part).for_each(|(term, part)| *term += part);
-        }
-        Ok(terms)
-    }
-
-    fn update(&mut self, step: u64) -> Result<()> {
-        let scale = 1.0 / self.per_step as f64;
-        let scale = scale * self.shortening(scale);
-        let rate = self.schedule.at(step);
-        let chunks = self.optimiser.chunks(rate, scale, &mut self.parameters, &mut self.gradients, PIECE);
-        chunks.into_par_iter().for_each(|chunk| chunk.apply());
-        self.check_finite(step)
-    }
-
-    /// What the gradient is multiplied by so that it is no longer than allowed.
-    fn shortening(&self, scale: f64) -> f64 {
-        if self.clip == 0.0 {
-            return 1.0;
-        }
-        let squares = |start: usize| -> f64 {
-            let end = (start + PIECE).min(self.parameters.len());
-            let sum = |i: usize| self.gradients.iter().map(|part| part[i]).sum::<f32>();
-            (start..end).map(|i| f64::from(sum(i)).powi(2)).sum()
-        };
-        let starts: Vec<usize> = (0..self.parameters.len()).step_by(PIECE).collect();
-        let pieces: Vec<f64> = starts.into_par_iter().map(squares).collect();
-        let length = pieces.iter().sum::<f64>().sqrt() * scale;
-        if length > self.clip { self.clip / length } else { 1.0 }
-    }
-
-    fn check_finite(&self, step: u64) -> Result<()> {
-        if self
-            .parameters
-            .par_chunks(PIECE)
-            .all(|piece| piece.iter().fold(true, |all, v| all & v.is_finite()))
-        {
-            return Ok(());
-        }
-        let layout = self.head.head().layout();
-        let broken = |values: &[f32]| values.iter().copied().find(|value| !value.is_finite());
-        let found = layout
-            .tensors()
-            .iter()
-            .find_map(|tensor| Some((&tensor.name, broken(&self.parameters[tensor.range.clone()])?)));
-        let (name, value) = found.expect("every parameter belongs to a tensor");
-        Err(Error::Diverged { step: step + 1, what: format!("parameter '{name}'"), value: value.into() })
-    }
-
-    fn layout(&self) -> &ParameterLayout {
-        self.head.head().layout()
+        let drawn = self.samplers.par_iter_mut().enumerate().map(draw).collect::<Result<_>>()?;
+        let dropout_seed =
+            |part: usize| Rng::new(seed, Purpose::Dropout, step * parts as u64 + part as u64).number();
+        Ok(HeadBatch { parts: drawn, dropout_seeds: (0..parts).map(dropout_seed).collect() })
     }
 }
 
@@ -245,7 +166,7 @@ fn check_dimensions<M: HeadOptions>(
     }
 }
 
-/// Fresh parameters, or those of the model to start from.
+/// Initial parameters, or those of the model to start from.
 fn start<M: HeadOptions>(
     head: &dyn LearnedHead,
     configuration: &Configuration<M>,
@@ -293,53 +214,32 @@ impl Trainee for HeadTrainee<'_> {
     }
 
     fn step(&mut self, step: u64) -> Result<Vec<f64>> {
-        let sums = self.losses(step)?;
-        let terms: Vec<f64> = sums.into_iter().map(|sum| sum / self.per_step as f64).collect();
-        // The trainer refuses what is not finite; the parameters must not have seen it.
-        if terms.iter().all(|term| term.is_finite()) {
-            self.update(step)?;
-        }
-        Ok(terms)
+        let batch = self.batch(step)?;
+        self.session.step(step, &batch)
     }
 
     fn rate(&self, step: u64) -> f64 {
-        self.schedule.at(step)
+        self.session.rate(step)
     }
 
     fn validate(&mut self) -> Result<Option<Validation>> {
-        self.validator.validate(self.head.method(&self.parameters))
+        self.validator.validate(self.head.method(&self.session.parameters()))
     }
 
     fn state(&self) -> Tensors {
-        let (_, first, second) = self.optimiser.state();
-        let mut state = Tensors::default();
-        for (prefix, values) in
-            [("parameters.", &self.parameters[..]), ("first.", first), ("second.", second)]
-        {
-            state.insert_all(prefix, &named(self.layout(), values));
-        }
-        state.set_note("steps", self.optimiser.state().0.to_string());
-        state
+        self.session.save()
     }
 
     fn restore(&mut self, state: &Tensors) -> Result<()> {
-        let layout = self.layout().clone();
-        let part = |prefix: &str| flat(&layout, &state.with_prefix(prefix));
-        let steps = state.note("steps").and_then(|text| text.parse().ok());
-        let steps = steps.ok_or_else(|| state.malformed("it does not say how many steps were taken"))?;
-        let optimiser = self.optimiser.clone().with_state(steps, part("first.")?, part("second.")?);
-        self.parameters = part("parameters.")?;
-        self.optimiser = optimiser;
-        Ok(())
+        self.session.load(state)
     }
 
     fn model(&self) -> Tensors {
-        self.head.model(&self.parameters).tensors().clone()
+        self.head.model(&self.session.parameters()).tensors().clone()
     }
 }
 
-/// What must be the same for a run to be gone on with: the configuration, with what the files hold instead of
-/// where they lie.
+/// What must be equal for a run to be resumable: the configuration, with fingerprints of the data instead of paths.
 pub fn identity<M: HeadOptions>(
     configuration: &Configuration<M>,
     banks: &[(&str, &[EpisodeData<'_>])],

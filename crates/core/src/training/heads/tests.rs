@@ -11,6 +11,7 @@ use trueshot_nn::parameters::Role;
 
 use super::configuration::{CountRange, Data, Episodes};
 use super::*;
+use trueshot_nn::parameters::ParameterLayout;
 use crate::Embeddings;
 use crate::classifier::{Classifier, Mixture};
 use crate::method::Fitted;

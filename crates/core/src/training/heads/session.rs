@@ -1,0 +1,91 @@
+//! The training session of a head on the CPU.
+//!
+//! The episodes of a step are divided into a fixed number of parts. Each part gathers its rows, while they still fit the
+//! cache, and fills a gradient of its own; the gradients are added in the order of the parts. So the number of threads
+//! changes the speed of a step and never its result.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use trueshot_nn::Isa;
+
+use super::LearnedHead;
+use super::episodes::{Drawn, Rows, TrainingEpisodes};
+use crate::error::Result;
+use crate::tensors::Tensors;
+use crate::training::{CpuWeights, TrainingSession};
+
+/// The episodes of one step, divided into parts.
+pub struct HeadBatch {
+    /// Drawn episodes: classes, items, labels and noise, as indices into the data.
+    pub parts: Vec<Vec<Drawn>>,
+    /// The seed of dropout, one per part.
+    pub dropout_seeds: Vec<u64>,
+}
+
+/// A head in training on the CPU.
+pub struct CpuHeadSession<'a> {
+    head: Arc<dyn LearnedHead>,
+    episodes: Arc<TrainingEpisodes<'a>>,
+    weights: CpuWeights,
+    /// Row buffers, one list per part.
+    rows: Vec<Vec<Rows>>,
+}
+
+impl<'a> CpuHeadSession<'a> {
+    /// A session for batches with as many parts as `weights` has gradients. Rows are read from the data of `episodes`.
+    pub fn new(head: Arc<dyn LearnedHead>, episodes: Arc<TrainingEpisodes<'a>>, weights: CpuWeights) -> Self {
+        let rows = weights.gradients.iter().map(|_| Vec::new()).collect();
+        CpuHeadSession { head, episodes, weights, rows }
+    }
+
+    /// Sums of the loss terms over all episodes of a batch; the gradients are left in their parts.
+    fn losses(&mut self, batch: &HeadBatch) -> Vec<f64> {
+        let isa = Isa::current();
+        let (head, parameters, episodes) = (self.head.head(), &self.weights.parameters, &self.episodes);
+        let inputs = batch.parts.par_iter().zip(&batch.dropout_seeds);
+        let sums: Vec<Vec<f64>> = inputs
+            .zip(self.rows.par_iter_mut().zip(&mut self.weights.gradients))
+            .map(|((drawn, &dropout), (rows, gradient))| {
+                episodes.with_rows(drawn, rows, |episodes| {
+                    isa.scope(|| head.losses(parameters, episodes, dropout, gradient))
+                })
+            })
+            .collect();
+        let mut terms = vec![0.0; head.loss_terms().len()];
+        for part in sums {
+            terms.iter_mut().zip(part).for_each(|(term, part)| *term += part);
+        }
+        terms
+    }
+}
+
+impl TrainingSession for CpuHeadSession<'_> {
+    type Batch = HeadBatch;
+
+    fn step(&mut self, step: u64, batch: &HeadBatch) -> Result<Vec<f64>> {
+        let episodes = batch.parts.iter().map(Vec::len).sum::<usize>() as f64;
+        let terms: Vec<f64> = self.losses(batch).into_iter().map(|sum| sum / episodes).collect();
+        if terms.iter().all(|term| term.is_finite()) {
+            self.weights.update(step, 1.0 / episodes)?;
+        }
+        Ok(terms)
+    }
+
+    fn rate(&self, step: u64) -> f64 {
+        self.weights.rate(step)
+    }
+
+    fn parameters(&self) -> Cow<'_, [f32]> {
+        Cow::Borrowed(&self.weights.parameters)
+    }
+
+    fn save(&self) -> Tensors {
+        self.weights.save()
+    }
+
+    fn load(&mut self, state: &Tensors) -> Result<()> {
+        self.weights.load(state)
+    }
+}

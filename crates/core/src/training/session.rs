@@ -1,0 +1,155 @@
+//! The seam between the training of a model and the device that computes it.
+//!
+//! A [`TrainingSession`] owns the parameters, the state of the optimiser and the activations of one model, wherever they
+//! are: in the memory of this process or on a GPU. The host draws what is random in a step (which items, which noise,
+//! which augmentation) and passes it as a batch, so that a run sees the same episodes on every device.
+//! [`CpuWeights`] is the part that all sessions on the CPU have in common.
+
+use std::borrow::Cow;
+
+use rayon::prelude::*;
+use trueshot_nn::adamw::{AdamW, AdamWConfig};
+use trueshot_nn::parameters::ParameterLayout;
+use trueshot_nn::schedule::Schedule;
+
+use super::Optimiser;
+use crate::error::{Error, Result};
+use crate::model::{flat, named};
+use crate::tensors::Tensors;
+
+/// One model in training on one device.
+pub trait TrainingSession {
+    /// What the host draws for one step.
+    type Batch: ?Sized;
+
+    /// Step number `step`, counted from 0: the loss terms of the batch, followed by an update of the parameters. If a
+    /// term is not finite, the parameters stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::Diverged`] if a parameter is not finite after the update.
+    fn step(&mut self, step: u64, batch: &Self::Batch) -> Result<Vec<f64>>;
+
+    /// The learning rate of a step.
+    fn rate(&self, step: u64) -> f64;
+
+    /// The current parameters, running statistics included.
+    fn parameters(&self) -> Cow<'_, [f32]>;
+
+    /// Everything that later steps depend on: parameters and the state of the optimiser.
+    fn save(&self) -> Tensors;
+
+    /// Restores what [`TrainingSession::save`] returned, on this or another device.
+    ///
+    /// # Errors
+    /// If tensors are missing or have other shapes.
+    fn load(&mut self, state: &Tensors) -> Result<()>;
+}
+
+/// Numbers of parameters that one thread updates at a time.
+const PIECE: usize = 1 << 15;
+
+/// Parameters in the memory of this process, with their gradients, the optimiser and its schedule.
+pub struct CpuWeights {
+    /// Where each tensor is among the parameters.
+    pub layout: ParameterLayout,
+    /// The parameters, as the layout orders them.
+    pub parameters: Vec<f32>,
+    /// Partial gradients, each as long as the parameters. An update adds them in their order and sets them to zero.
+    pub gradients: Vec<Vec<f32>>,
+    optimiser: AdamW,
+    schedule: Schedule,
+    clip: f64,
+}
+
+impl CpuWeights {
+    /// Takes parameters of a layout. A step adds `gradients` partial gradients; the run has `steps` steps.
+    pub fn new(
+        layout: ParameterLayout,
+        parameters: Vec<f32>,
+        gradients: usize,
+        config: AdamWConfig,
+        optimiser: &Optimiser,
+        steps: u64,
+    ) -> Self {
+        CpuWeights {
+            gradients: vec![vec![0.0; layout.len()]; gradients],
+            optimiser: AdamW::new(&layout, config),
+            schedule: optimiser.schedule(steps),
+            clip: optimiser.clip,
+            layout,
+            parameters,
+        }
+    }
+
+    /// The learning rate of a step.
+    pub fn rate(&self, step: u64) -> f64 {
+        self.schedule.at(step)
+    }
+
+    /// Updates the parameters with the sum of the gradients times `scale`, clipped to the largest norm.
+    ///
+    /// # Errors
+    /// [`Error::Diverged`] with the name of a tensor that is not finite afterwards.
+    pub fn update(&mut self, step: u64, scale: f64) -> Result<()> {
+        let (rate, scale) = (self.rate(step), scale * self.clipping(scale));
+        let chunks = self.optimiser.chunks(rate, scale, &mut self.parameters, &mut self.gradients, PIECE);
+        chunks.into_par_iter().for_each(|chunk| chunk.apply());
+        self.check_finite(step)
+    }
+
+    /// The factor by which the scaled gradient must be multiplied to be no longer than allowed.
+    fn clipping(&self, scale: f64) -> f64 {
+        if self.clip == 0.0 {
+            return 1.0;
+        }
+        let squares = |start: usize| -> f64 {
+            let end = (start + PIECE).min(self.parameters.len());
+            let sum = |i: usize| self.gradients.iter().map(|part| part[i]).sum::<f32>();
+            (start..end).map(|i| f64::from(sum(i)).powi(2)).sum()
+        };
+        let starts: Vec<usize> = (0..self.parameters.len()).step_by(PIECE).collect();
+        let pieces: Vec<f64> = starts.into_par_iter().map(squares).collect();
+        let length = pieces.iter().sum::<f64>().sqrt() * scale;
+        if length > self.clip { self.clip / length } else { 1.0 }
+    }
+
+    fn check_finite(&self, step: u64) -> Result<()> {
+        let is_finite = |piece: &[f32]| piece.iter().fold(true, |all, value| all & value.is_finite());
+        if self.parameters.par_chunks(PIECE).all(is_finite) {
+            return Ok(());
+        }
+        let broken = |values: &[f32]| values.iter().copied().find(|value| !value.is_finite());
+        let tensors = self.layout.tensors().iter();
+        let mut found = tensors
+            .filter_map(|tensor| Some((&tensor.name, broken(&self.parameters[tensor.range.clone()])?)));
+        let (name, value) = found.next().expect("every parameter belongs to a tensor");
+        Err(Error::Diverged { step: step + 1, what: format!("parameter '{name}'"), value: value.into() })
+    }
+
+    /// The parameters and the state of the optimiser, by name.
+    pub fn save(&self) -> Tensors {
+        let (steps, first, second) = self.optimiser.state();
+        let mut state = Tensors::default();
+        for (prefix, values) in
+            [("parameters.", &self.parameters[..]), ("first.", first), ("second.", second)]
+        {
+            state.insert_all(prefix, &named(&self.layout, values));
+        }
+        state.set_note("steps", steps.to_string());
+        state
+    }
+
+    /// Restores what [`CpuWeights::save`] returned.
+    ///
+    /// # Errors
+    /// If tensors are missing or have other shapes.
+    pub fn load(&mut self, state: &Tensors) -> Result<()> {
+        let part = |prefix: &str| flat(&self.layout, &state.with_prefix(prefix));
+        let steps = state.note("steps").and_then(|text| text.parse().ok());
+        let steps = steps.ok_or_else(|| state.malformed("it does not say how many steps were taken"))?;
+        let optimiser = self.optimiser.clone().with_state(steps, part("first.")?, part("second.")?);
+        self.parameters = part("parameters.")?;
+        self.optimiser = optimiser;
+        Ok(())
+    }
+}
