@@ -13,7 +13,7 @@ use trueshot::predictor::Predictor;
 use crate::messages::{hinted, say};
 use crate::output::check_writable;
 use crate::progress::ProgressDisplay;
-use crate::support::{Support, SupportArgument};
+use crate::support_argument::{Support, SupportArgument};
 use crate::threads::Threads;
 
 /// Train a classifier on labelled examples, some of which may be wrongly labelled
@@ -50,18 +50,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arguments.threads.run(|| {
         let Support { embeddings, .. } = arguments.support.open()?;
         let data = match &earlier {
-            Some(earlier) => together(earlier, &embeddings)?,
+            Some(earlier) => with_earlier_examples(earlier, &embeddings)?,
             None => embeddings,
         };
-        let found = look_through(&data)?;
+        let found = audit_examples(&data)?;
         let predictor = Predictor::fit(data, &method, Some(&found))?;
         predictor.write(&arguments.output)?;
-        tell(arguments, &predictor, &found);
+        print_summary(arguments, &predictor, &found);
         Ok(())
     })
 }
 
-fn look_through(data: &Embeddings) -> anyhow::Result<Audit> {
+fn audit_examples(data: &Embeddings) -> anyhow::Result<Audit> {
     let progress = ProgressDisplay::counting(data.len() as u64, "examples");
     let found = audit::audit(data, &TrainedRelabel::built_in()?, &audit::Options::default(), &[], &progress);
     progress.finish();
@@ -69,7 +69,7 @@ fn look_through(data: &Embeddings) -> anyhow::Result<Audit> {
 }
 
 /// The examples of an earlier classifier and new ones.
-fn together(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings> {
+fn with_earlier_examples(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings> {
     let old = earlier.support();
     anyhow::ensure!(
         old.dim() == new.dim(),
@@ -102,7 +102,7 @@ fn together(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings>
     })
 }
 
-fn tell(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
+fn print_summary(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
     let support = predictor.support();
     let bytes = std::fs::metadata(&arguments.output).map_or(0, |file| file.len());
     say!(

@@ -9,12 +9,12 @@ use trueshot::Embeddings;
 use trueshot::embeddings::Writer;
 use trueshot::repair::{self, Journal, Kind, Labelled, Listed, LockedFolder, Move, Outcome, Plan};
 use trueshot::report::visible;
-use trueshot_vision::{Collection, Reading};
+use trueshot_vision::{Collection, SourceOptions};
 
 use crate::messages::say;
 use crate::output::{check_writable, print, write_file};
 use crate::progress::ProgressDisplay;
-use crate::support::listing;
+use crate::support_argument::listing;
 
 /// Apply the changes of an audit plan: move mislabelled items to their class, quarantine outliers
 ///
@@ -148,7 +148,7 @@ impl Arguments {
                 journal.with_root(root.clone())
             }
             false => {
-                let collection = Collection::open(root, Reading::default())?;
+                let collection = Collection::open(root, SourceOptions::default())?;
                 check(plan, &collection)?;
                 let journal = Journal::new(root, text, repair::moves(plan, repair::files_below(root)?));
                 if let Some(problem) = journal.obstacles(&folder).first() {
@@ -190,7 +190,7 @@ impl Arguments {
 
     fn repair_pictures(&self, plan: &Plan) -> anyhow::Result<()> {
         let root = &plan.header.root;
-        let collection = Collection::open(root, Reading::default())?;
+        let collection = Collection::open(root, SourceOptions::default())?;
         check(plan, &collection)?;
         let moves = match plan.header.kind {
             Kind::Folder => repair::moves(plan, repair::files_below(root)?),

@@ -10,8 +10,8 @@ use trueshot::audit::{self as library, Audited, Certainty, Options, Verdict};
 use trueshot::embeddings::{Features, Items};
 use trueshot::report::{self, AuditPage, AuditTable};
 
-use crate::problem::wrong;
-use crate::{memory, methods, work};
+use crate::exceptions::value_error;
+use crate::{methods, numpy_features, thread_pools};
 
 /// What was found; `trueshot.Audit` wraps it.
 #[pyclass(frozen, module = "trueshot._native")]
@@ -51,17 +51,17 @@ impl Audit {
 /// Settings of an audit, checked.
 pub fn options(certainty: Option<f32>, expected_noise: Option<f64>, neighbours: usize) -> PyResult<Options> {
     if let Some(given) = certainty.filter(|given| !(0.5..=1.0).contains(given)) {
-        return Err(wrong(format!("certainty is {given}; allowed are 0.5 to 1")));
+        return Err(value_error(format!("certainty is {given}; allowed are 0.5 to 1")));
     }
     if let Some(given) = expected_noise.filter(|given| !(0.0..1.0).contains(given)) {
-        return Err(wrong(format!("expected_noise is {given}; allowed is a share from 0 to below 1")));
+        return Err(value_error(format!("expected_noise is {given}; allowed is a share from 0 to below 1")));
     }
     let certainty = certainty.map_or_else(Certainty::default, Certainty::of_all);
     Ok(Options { certainty, expected_noise, neighbours })
 }
 
 /// Labelled rows that the Python half has checked the form of and numbered the classes of.
-pub struct Numbered {
+pub struct NumberedRows {
     /// The rows.
     pub features: Features,
     /// Places in the list of classes.
@@ -72,7 +72,7 @@ pub struct Numbered {
     pub items: Option<Vec<String>>,
 }
 
-impl Numbered {
+impl NumberedRows {
     /// Rows, and numbers in each.
     pub fn shape(&self) -> (usize, usize) {
         (self.features.rows(), self.features.dim())
@@ -106,12 +106,12 @@ pub fn audit(
 ) -> PyResult<Audit> {
     let options = options(certainty, expected_noise, neighbours)?;
     let labels = labels.as_slice()?.to_vec();
-    let rows = Numbered { features: memory::features(features)?, labels, classes, items };
+    let rows = NumberedRows { features: numpy_features::features(features)?, labels, classes, items };
     if !confirmed.is_empty() && confirmed.len() != rows.labels.len() {
         let (rows, entries) = (rows.labels.len(), confirmed.len());
-        return Err(wrong(format!("{rows} rows but {entries} entries in confirmed")));
+        return Err(value_error(format!("{rows} rows but {entries} entries in confirmed")));
     }
-    work::on_matrix(py, threads, rows.shape(), |progress| {
+    thread_pools::run_on_matrix(py, threads, rows.shape(), |progress| {
         let head = methods::head(head.as_deref())?;
         let data = rows.embeddings()?;
         let found = library::audit(&data, &head, &options, &confirmed, progress)?;
@@ -192,7 +192,7 @@ impl Audit {
     #[getter]
     fn probabilities(&self, py: Python<'_>) -> PyResult<Py<PyArray2<f32>>> {
         let width = self.data.classes().len() + 1;
-        let mut flat = memory::room([self.found.shares.len(), width])?;
+        let mut flat = numpy_features::allocate_results([self.found.shares.len(), width])?;
         flat.resize(self.found.shares.len() * width, 0.0);
         for (row, shares) in flat.chunks_exact_mut(width).zip(&self.found.shares) {
             shares.iter().for_each(|&(class, share)| row[class as usize] += share);
@@ -230,7 +230,7 @@ impl Audit {
 
     fn page(&self, py: Python<'_>, title: &str, thumbnails: Vec<Option<String>>) -> PyResult<String> {
         let (audit, data, thumbnails) = (&self.found, &*self.data, &thumbnails);
-        work::on_matrix(py, None, (data.len(), data.dim()), |progress| {
+        thread_pools::run_on_matrix(py, None, (data.len(), data.dim()), |progress| {
             let points = library::map(data, progress)?;
             let notes = Vec::new();
             Ok(AuditPage { title, audit, data, thumbnails, points: &points, notes }.render())

@@ -5,19 +5,19 @@
 //! (`problem`). What can be said in Python is said there, in `python/trueshot/`: labels of any type, estimators,
 //! defaults and documentation. Nothing in here is meant to be called by users.
 
+mod arrow_capsules;
 mod audit;
 mod batch;
-mod capsules;
 mod classifier;
 mod columns;
 mod command_line;
 mod evaluation;
-mod memory;
+mod exceptions;
+mod interruptible;
 mod methods;
-mod problem;
+mod numpy_features;
+mod thread_pools;
 mod training;
-mod watched;
-mod work;
 
 use pyo3::prelude::*;
 
@@ -25,11 +25,11 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::arrow_capsules::Batches;
+    #[pymodule_export]
     use crate::audit::{Audit, audit};
     #[pymodule_export]
     use crate::batch::{audit_batch, fit_batch, prototypes_batch};
-    #[pymodule_export]
-    use crate::capsules::Batches;
     #[pymodule_export]
     use crate::classifier::Classifier;
     #[pymodule_export]

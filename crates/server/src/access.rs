@@ -14,7 +14,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::problem::Problem;
-use crate::state::Shared;
+use crate::state::SharedApp;
 
 /// Who may ask.
 #[derive(Debug, Clone, Default)]
@@ -25,7 +25,7 @@ pub struct Access {
 }
 
 /// What every answer says to browsers.
-const HEADERS: [(&str, &str); 7] = [
+const SECURITY_HEADERS: [(&str, &str); 7] = [
     (
         "content-security-policy",
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; \
@@ -51,9 +51,9 @@ impl Access {
         self.token.is_some()
     }
 
-    fn check(&self, request: &Request) -> Result<(), Problem> {
-        let host = host_of(request)?;
-        if !self.knows(host.host()) {
+    fn check_request(&self, request: &Request) -> Result<(), Problem> {
+        let host = parse_host(request)?;
+        if !self.is_known_host(host.host()) {
             let error = format!("this server is not called '{}'", host.host());
             return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, error)
                 .hint("use its address, or start it with --allow-host NAME"));
@@ -68,7 +68,7 @@ impl Access {
         if is_guarded { self.check_token(request.headers()) } else { Ok(()) }
     }
 
-    fn knows(&self, host: &str) -> bool {
+    fn is_known_host(&self, host: &str) -> bool {
         let name = host.to_ascii_lowercase();
         let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(&name);
         bare.parse::<IpAddr>().is_ok() || name == "localhost" || self.names.contains(&name)
@@ -86,7 +86,7 @@ impl Access {
     }
 }
 
-fn host_of(request: &Request) -> Result<Authority, Problem> {
+fn parse_host(request: &Request) -> Result<Authority, Problem> {
     let header = request.headers().get(header::HOST);
     let named = header.and_then(|host| Authority::try_from(host.as_bytes()).ok());
     named.ok_or_else(|| Problem::malformed("the request does not say which host it is for"))
@@ -101,13 +101,13 @@ fn is_own_origin(headers: &HeaderMap, host: &Authority) -> bool {
 }
 
 /// Refuses those who may not ask, and puts the headers on every answer.
-pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
-    let mut response = match app.access.check(&request) {
+pub async fn check_access(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
+    let mut response = match app.access.check_request(&request) {
         Ok(()) => next.run(request).await,
         Err(problem) => problem.into_response(),
     };
     let headers = response.headers_mut();
-    for (name, value) in HEADERS {
+    for (name, value) in SECURITY_HEADERS {
         headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));

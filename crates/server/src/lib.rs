@@ -8,25 +8,25 @@
 //! no name or path of a request ever reaches the file system.
 
 mod access;
+mod admission;
 mod body;
+mod body_memory;
 mod connections;
-mod description;
 mod drain;
-mod gate;
+mod http_server;
+mod json_rows;
 mod limits;
-mod memory;
 mod metrics;
 mod multipart;
+mod openapi;
 mod page;
 mod problem;
-mod progress;
+mod request_rows;
 mod routes;
-mod rows;
-mod serving;
 mod shared_responses;
+mod stall_timeout;
 mod state;
 mod store;
-mod support;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -35,15 +35,15 @@ use axum::{Router, middleware};
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use access::Access;
+pub use http_server::serve;
 pub use limits::Limits;
-pub use serving::serve;
-pub use state::{App, Settings, Shared};
+pub use state::{App, ServerSettings, SharedApp};
 
 use problem::Problem;
 use routes::{about, audits, classifiers, embeddings, predictions};
 
 /// Everything that can be asked.
-pub fn app(state: Shared) -> Router {
+pub fn app(state: SharedApp) -> Router {
     let one = get(classifiers::get).delete(classifiers::delete);
     Router::new()
         .route("/", get(page::index))
@@ -65,14 +65,14 @@ pub fn app(state: Shared) -> Router {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here")
                 .hint("GET /openapi.json describes what can")
         })
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(middleware::from_fn_with_state(state.clone(), access::guard))
-        .layer(middleware::from_fn_with_state(state.clone(), metrics::count))
-        .layer(middleware::from_fn_with_state(state.clone(), drain::finish))
+        .layer(CatchPanicLayer::custom(panic_response))
+        .layer(middleware::from_fn_with_state(state.clone(), access::check_access))
+        .layer(middleware::from_fn_with_state(state.clone(), metrics::count_request))
+        .layer(middleware::from_fn_with_state(state.clone(), drain::drain_refused_body))
         .with_state(state)
 }
 
 /// A fault of ours: the panic itself is in the log already.
-fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+fn panic_response(_: Box<dyn std::any::Any + Send>) -> Response {
     Problem::failed("answering", "it panicked").into_response()
 }

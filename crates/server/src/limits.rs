@@ -5,23 +5,23 @@
 use std::time::Duration;
 
 /// Items of a request.
-pub const MOST_ITEMS: usize = 20_000;
+pub const MAX_ITEMS: usize = 20_000;
 /// Items a classifier may be made of: all of them are compared with each other at once.
-pub const MOST_FITTED_ITEMS: usize = 2_000;
+pub const MAX_FITTED_ITEMS: usize = 2_000;
 /// Classes of a support set.
-pub const MOST_CLASSES: usize = 500;
+pub const MAX_CLASSES: usize = 500;
 /// Items times classes a classifier may be made of, for the same reason.
-pub const MOST_FITTED_PAIRS: usize = 100_000;
+pub const MAX_FITTED_PAIRS: usize = 100_000;
 /// Classes times numbers of a row a classifier may have: some methods learn a weight for each.
-pub const MOST_FITTED_WEIGHTS: usize = 1 << 22;
+pub const MAX_FITTED_WEIGHTS: usize = 1 << 22;
 /// Numbers of a row.
-pub const MOST_NUMBERS: usize = 1 << 16;
+pub const MAX_DIM: usize = 1 << 16;
 /// Bytes of a name, of an item or of a class: replies repeat them for every neighbour.
-pub const LONGEST_NAME: usize = 512;
+pub const MAX_NAME_BYTES: usize = 512;
 /// Classifiers that are kept.
-pub const MOST_CLASSIFIERS: usize = 1_000;
+pub const MAX_CLASSIFIERS: usize = 1_000;
 /// Bytes of a body that a client must send within [`Limits::stall_time`], unless it is complete before.
-pub const LEAST_PROGRESS: usize = 10 << 10;
+pub const MIN_PROGRESS_BYTES: usize = 10 << 10;
 
 /// The limits that can be chosen when the server is started.
 #[derive(Debug, Clone)]
@@ -35,16 +35,16 @@ pub struct Limits {
     /// Bytes that decoded pictures may take, over all threads; a picture that needs more is refused.
     pub picture_memory: u64,
     /// How long a request may take, waiting included.
-    pub time: Duration,
+    pub request_time: Duration,
     /// Requests that are worked on at once.
-    pub at_once: usize,
+    pub concurrent_requests: usize,
     /// Requests that may wait besides.
-    pub waiting: usize,
+    pub queued_requests: usize,
     /// Connections that may be open at once.
     pub connections: usize,
     /// How long the headers of a request may take to arrive.
     pub header_time: Duration,
-    /// How long the server waits for `LEAST_PROGRESS` bytes of a body, or for a client to take some of its answer.
+    /// How long the server waits for `MIN_PROGRESS_BYTES` bytes of a body, or for a client to take some of its answer.
     pub stall_time: Duration,
     /// How long a connection may stay open between two requests.
     pub idle_time: Duration,
@@ -57,9 +57,9 @@ impl Default for Limits {
             bodies: 256 << 20,
             pixels: 50_000_000,
             picture_memory: 384 << 20,
-            time: Duration::from_secs(60),
-            at_once: std::thread::available_parallelism().map_or(2, usize::from),
-            waiting: 256,
+            request_time: Duration::from_secs(60),
+            concurrent_requests: std::thread::available_parallelism().map_or(2, usize::from),
+            queued_requests: 256,
             connections: 512,
             header_time: Duration::from_secs(10),
             stall_time: Duration::from_secs(10),

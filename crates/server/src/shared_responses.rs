@@ -11,7 +11,7 @@ const TOKEN: &str = "token";
 
 /// Which operations answer with a status.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
+enum Operations {
     /// All of them.
     Every,
     /// Those that need the token.
@@ -24,18 +24,18 @@ enum Of {
     Receiving,
 }
 
-const REFUSALS: [(u16, Of, &str); 11] = [
-    (400, Of::Every, "cannot be read"),
-    (401, Of::Guarded, "the token is missing or wrong"),
-    (403, Of::Unsafe, "comes from a page of another origin"),
-    (408, Of::Receiving, "the body arrived too slowly"),
-    (413, Of::Receiving, "too much was sent, or the answer would be too long"),
-    (415, Of::Receiving, "another content type"),
-    (421, Of::Every, "meant for a host of another name"),
-    (422, Of::Receiving, "can be read and not used"),
-    (429, Of::Working, "too many requests are waiting"),
-    (500, Of::Working, "a fault of the server; its log says more"),
-    (503, Of::Working, "not done in time"),
+const REFUSALS: [(u16, Operations, &str); 11] = [
+    (400, Operations::Every, "cannot be read"),
+    (401, Operations::Guarded, "the token is missing or wrong"),
+    (403, Operations::Unsafe, "comes from a page of another origin"),
+    (408, Operations::Receiving, "the body arrived too slowly"),
+    (413, Operations::Receiving, "too much was sent, or the answer would be too long"),
+    (415, Operations::Receiving, "another content type"),
+    (421, Operations::Every, "meant for a host of another name"),
+    (422, Operations::Receiving, "can be read and not used"),
+    (429, Operations::Working, "too many requests are waiting"),
+    (500, Operations::Working, "a fault of the server; its log says more"),
+    (503, Operations::Working, "not done in time"),
 ];
 
 /// Adds what operations have in common.
@@ -53,12 +53,12 @@ impl Modify for SharedResponses {
             ];
             for (is_unsafe, receives, operation) in kinds {
                 let Some(operation) = operation else { continue };
-                add_refusals(operation, |of| match of {
-                    Of::Every => true,
-                    Of::Guarded => is_guarded,
-                    Of::Unsafe => is_unsafe,
-                    Of::Working => is_unsafe || has_work,
-                    Of::Receiving => receives,
+                add_refusals(operation, |operations| match operations {
+                    Operations::Every => true,
+                    Operations::Guarded => is_guarded,
+                    Operations::Unsafe => is_unsafe,
+                    Operations::Working => is_unsafe || has_work,
+                    Operations::Receiving => receives,
                 });
                 if is_guarded {
                     let token = SecurityRequirement::new::<_, _, &str>(TOKEN, []);
@@ -73,9 +73,9 @@ impl Modify for SharedResponses {
     }
 }
 
-fn add_refusals(operation: &mut Operation, answers: impl Fn(Of) -> bool) {
-    for (status, of, description) in REFUSALS {
-        if answers(of) {
+fn add_refusals(operation: &mut Operation, answers: impl Fn(Operations) -> bool) {
+    for (status, operations, description) in REFUSALS {
+        if answers(operations) {
             let response = refusal(description, [429, 503].contains(&status));
             operation.responses.responses.insert(status.to_string(), RefOr::T(response));
         }

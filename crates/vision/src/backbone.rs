@@ -22,15 +22,15 @@ use crate::resize::{Fit, Resampling};
 use crate::source::Collection;
 
 /// The architecture that is trained here.
-pub const ARCHITECTURE: &str = "conv4";
+pub const CONV4_ARCHITECTURE: &str = "conv4";
 /// The architecture of the built-in backbone for photographs.
-pub const EFFICIENTNET: &str = "efficientnet-lite0";
+pub const EFFICIENTNET_ARCHITECTURE: &str = "efficientnet-lite0";
 
 /// What a model's own file does not say, or what is wanted otherwise. In `model.toml` beside `model.onnx` the same
 /// keys may stand.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Options {
+pub struct BackboneOptions {
     /// Height and width of pictures.
     pub size: Option<usize>,
     /// Subtracted from a value in [0, 1], for each channel.
@@ -45,10 +45,10 @@ pub struct Options {
     pub output: Option<String>,
 }
 
-impl Options {
+impl BackboneOptions {
     /// These, and others for what they leave open.
-    pub fn or(self, others: Options) -> Options {
-        Options {
+    pub fn or(self, others: BackboneOptions) -> BackboneOptions {
+        BackboneOptions {
             size: self.size.or(others.size),
             mean: self.mean.or(others.mean),
             std: self.std.or(others.std),
@@ -62,7 +62,7 @@ impl Options {
 enum Network {
     Conv4(Conv4Embedder),
     EfficientNet(EfficientNetEmbedder),
-    Onnx(Box<onnx::Network>),
+    Onnx(Box<onnx::OnnxNetwork>),
 }
 
 /// A backbone ready to embed.
@@ -85,30 +85,31 @@ enum Memory {
 
 impl Backbone {
     /// The backbone of a name (`efficientnet-lite0`, `omniglot-conv4`), or of a file.
-    pub fn find(name_or_path: impl AsRef<Path>, options: &Options) -> Result<Self> {
+    pub fn find(name_or_path: impl AsRef<Path>, options: &BackboneOptions) -> Result<Self> {
         let path = name_or_path.as_ref();
         // A file of that name is meant by its path: `./efficientnet-lite0`.
         match path.to_str().and_then(built_in::tensors) {
             Some(tensors) => Self::with_options(&tensors?, &path.to_string_lossy(), options),
             None if has_extension(path, "onnx") => Self::from_opened(onnx::open(path, options)?, path),
-            None => Self::with_options(&opened(path)?, &stem(path), options),
+            None => Self::with_options(&open_tensors(path)?, &file_stem(path), options),
         }
     }
 
     /// What is taken for pictures if nothing is said: the Conv4 for drawings, EfficientNet-Lite0 for all else.
-    pub fn default_for(collection: &Collection, options: &Options) -> Result<Self> {
-        let name = if collection.is_built_in() { built_in::DRAWINGS } else { EFFICIENTNET };
+    pub fn default_for(collection: &Collection, options: &BackboneOptions) -> Result<Self> {
+        let name =
+            if collection.is_built_in() { built_in::OMNIGLOT_CONV4 } else { EFFICIENTNET_ARCHITECTURE };
         Self::find(name, options)
     }
 
     /// Reads a file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::find(path, &Options::default())
+        Self::find(path, &BackboneOptions::default())
     }
 
     /// Takes the bytes of an ONNX file; `name` is what results call the backbone by.
-    pub fn from_onnx(bytes: Vec<u8>, name: &str, options: &Options) -> Result<Self> {
-        Self::from_opened(onnx::read(bytes, Path::new(name), options)?, Path::new(name))
+    pub fn from_onnx(bytes: Vec<u8>, name: &str, options: &BackboneOptions) -> Result<Self> {
+        Self::from_opened(onnx::load(bytes, Path::new(name), options)?, Path::new(name))
     }
 
     /// Whether bytes pass the gate for ONNX files; that they do says nothing yet about the model in them, which is only
@@ -117,22 +118,23 @@ impl Backbone {
         onnx::check(bytes, Path::new(name))
     }
 
-    fn from_opened(opened: onnx::Opened, path: &Path) -> Result<Self> {
-        let onnx::Opened { network, preprocessing, output, hash, warning } = opened;
-        let name = format!("{} (onnx, {} px, output '{output}', {hash})", stem(path), preprocessing.size);
+    fn from_opened(opened: onnx::OnnxModel, path: &Path) -> Result<Self> {
+        let onnx::OnnxModel { network, preprocessing, output, hash, warning } = opened;
+        let name =
+            format!("{} (onnx, {} px, output '{output}', {hash})", file_stem(path), preprocessing.size);
         Ok(Backbone { network: Network::Onnx(Box::new(network)), preprocessing, name, warning })
     }
 
     /// Takes tensors with their notes; `name` is what results call the backbone by, with a hash behind it.
     pub fn from_tensors(tensors: &Tensors, name: &str) -> Result<Self> {
-        Self::with_options(tensors, name, &Options::default())
+        Self::with_options(tensors, name, &BackboneOptions::default())
     }
 
-    fn with_options(tensors: &Tensors, name: &str, options: &Options) -> Result<Self> {
-        let is_efficientnet = tensors.note("architecture") == Some(EFFICIENTNET);
-        let architecture = if is_efficientnet { EFFICIENTNET } else { ARCHITECTURE };
-        refuse_options(options, is_efficientnet)?;
-        let mut preprocessing = preprocessing_of(tensors, architecture)?;
+    fn with_options(tensors: &Tensors, name: &str, options: &BackboneOptions) -> Result<Self> {
+        let is_efficientnet = tensors.note("architecture") == Some(EFFICIENTNET_ARCHITECTURE);
+        let architecture = if is_efficientnet { EFFICIENTNET_ARCHITECTURE } else { CONV4_ARCHITECTURE };
+        check_options(options, is_efficientnet)?;
+        let mut preprocessing = read_preprocessing_notes(tensors, architecture)?;
         preprocessing.size = options.size.unwrap_or(preprocessing.size);
         preprocessing.fit = options.fit.unwrap_or(preprocessing.fit);
         preprocessing.resampling = options.resampling.unwrap_or(preprocessing.resampling);
@@ -141,7 +143,7 @@ impl Backbone {
         }
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
         let parameters = model::flat(&conv4::layout(shape.channels), tensors)?;
-        let name = format!("{name} ({ARCHITECTURE}, {})", hash(&parameters));
+        let name = format!("{name} ({CONV4_ARCHITECTURE}, {})", parameter_hash(&parameters));
         let network = Network::Conv4(Conv4Embedder::new(shape, &parameters));
         Ok(Backbone { network, preprocessing, name, warning: None })
     }
@@ -160,7 +162,8 @@ impl Backbone {
             return Err(Error::NotABackbone { path: tensors.path().into(), problem });
         }
         let parameters = model::flat(&efficientnet::layout(), tensors)?;
-        let name = format!("{name} ({EFFICIENTNET}, {size} px, {})", hash(&parameters));
+        let name =
+            format!("{name} ({EFFICIENTNET_ARCHITECTURE}, {size} px, {})", parameter_hash(&parameters));
         let network = Network::EfficientNet(EfficientNetEmbedder::new(size, &parameters));
         Ok(Backbone { network, preprocessing, name, warning: None })
     }
@@ -168,7 +171,7 @@ impl Backbone {
     /// Takes parameters of a Conv4 in memory, for instance in the middle of training.
     pub fn from_parameters(preprocessing: Preprocessing, parameters: &[f32]) -> Self {
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
-        let name = format!("{ARCHITECTURE}, {}", hash(parameters));
+        let name = format!("{CONV4_ARCHITECTURE}, {}", parameter_hash(parameters));
         let network = Network::Conv4(Conv4Embedder::new(shape, parameters));
         Backbone { network, preprocessing, name, warning: None }
     }
@@ -239,7 +242,7 @@ impl Backbone {
             (Network::EfficientNet(_), Memory::EfficientNet(session)) => session.embed(pictures, out),
             (Network::Onnx(network), Memory::Onnx) => {
                 let rows = out.chunks_exact_mut(network.dim());
-                for (picture, row) in pictures.chunks_exact(self.preprocessing.values()).zip(rows) {
+                for (picture, row) in pictures.chunks_exact(self.preprocessing.input_len()).zip(rows) {
                     network.embed(picture, row)?;
                 }
             }
@@ -253,14 +256,14 @@ fn has_extension(path: &Path, wanted: &str) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(wanted))
 }
 
-fn stem(path: &Path) -> String {
+fn file_stem(path: &Path) -> String {
     path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 /// A name that is neither a file nor built in is likelier a misspelt name than a missing file.
-fn opened(path: &Path) -> Result<Tensors> {
+fn open_tensors(path: &Path) -> Result<Tensors> {
     if path.extension().is_none() && !path.exists() {
-        let known = format!("{EFFICIENTNET} and {}", built_in::DRAWINGS);
+        let known = format!("{EFFICIENTNET_ARCHITECTURE} and {}", built_in::OMNIGLOT_CONV4);
         return Err(Error::NotABackbone {
             path: path.into(),
             problem: format!("no such file, and no built-in backbone has that name; built in: {known}"),
@@ -269,7 +272,7 @@ fn opened(path: &Path) -> Result<Tensors> {
     Ok(Tensors::open(path)?)
 }
 
-fn refuse_options(options: &Options, is_efficientnet: bool) -> Result<()> {
+fn check_options(options: &BackboneOptions, is_efficientnet: bool) -> Result<()> {
     let given = [
         ("the mean", options.mean.is_some()),
         ("the standard deviation", options.std.is_some()),
@@ -287,7 +290,7 @@ fn refuse_options(options: &Options, is_efficientnet: bool) -> Result<()> {
 }
 
 /// The first 16 digits of the parameters' hash.
-fn hash(parameters: &[f32]) -> String {
+fn parameter_hash(parameters: &[f32]) -> String {
     let mut hasher = blake3::Hasher::new();
     for value in parameters {
         hasher.update(&value.to_le_bytes());
@@ -296,7 +299,11 @@ fn hash(parameters: &[f32]) -> String {
 }
 
 /// The notes that belong to preprocessing, as training writes them.
-pub(crate) fn note_preprocessing(tensors: &mut Tensors, preprocessing: &Preprocessing, architecture: &str) {
+pub(crate) fn write_preprocessing_notes(
+    tensors: &mut Tensors,
+    preprocessing: &Preprocessing,
+    architecture: &str,
+) {
     let list = |values: &[f32]| values.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
     tensors.set_note("architecture", architecture);
     tensors.set_note("input_size", preprocessing.size.to_string());
@@ -304,7 +311,7 @@ pub(crate) fn note_preprocessing(tensors: &mut Tensors, preprocessing: &Preproce
     tensors.set_note("std", list(&preprocessing.std));
 }
 
-pub(crate) fn preprocessing_of(tensors: &Tensors, wanted: &str) -> Result<Preprocessing> {
+pub(crate) fn read_preprocessing_notes(tensors: &Tensors, wanted: &str) -> Result<Preprocessing> {
     let bad = |problem: String| Error::NotABackbone { path: tensors.path().into(), problem };
     let note = |key: &str| tensors.note(key).ok_or_else(|| bad(format!("it has no note '{key}'")));
     let architecture = note("architecture")?;

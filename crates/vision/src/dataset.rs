@@ -12,14 +12,14 @@ use rayon::prelude::*;
 use trueshot::Embeddings;
 use trueshot::embeddings::{Features, Precision};
 
-use crate::embed::{key_of, prepared};
+use crate::embed::{item_seed, resize_for_training};
 use crate::error::{Result, Skipped};
 use crate::picture::Picture;
 use crate::preprocess::Preprocessing;
 use crate::source::Collection;
 
 /// Pictures that are decoded before anybody is told.
-const ROUND: usize = 512;
+const CHUNK: usize = 512;
 
 /// Labelled pictures in memory.
 pub struct Dataset {
@@ -42,11 +42,12 @@ impl Dataset {
         progress: &dyn Progress,
     ) -> Result<Self> {
         let (mut pictures, mut items, mut classes, mut skipped) = (vec![], vec![], vec![], vec![]);
-        for (round, entries) in collection.entries().chunks(ROUND).enumerate() {
+        for (round, entries) in collection.entries().chunks(CHUNK).enumerate() {
             let read: Vec<_> = entries
                 .par_iter()
                 .map(|entry| {
-                    collection.picture_then(entry, to.channels, |read| prepared(read, to, augmented))
+                    collection
+                        .read_image_then(entry, to.channels, |read| resize_for_training(read, to, augmented))
                 })
                 .collect();
             for (entry, outcome) in entries.iter().zip(read) {
@@ -61,7 +62,7 @@ impl Dataset {
                     }
                 }
             }
-            progress.check((round * ROUND + entries.len()) as u64, collection.entries().len() as u64)?;
+            progress.check((round * CHUNK + entries.len()) as u64, collection.entries().len() as u64)?;
         }
         Self::new(pictures, items, classes, skipped)
     }
@@ -72,7 +73,7 @@ impl Dataset {
         classes: Vec<String>,
         skipped: Vec<Skipped>,
     ) -> Result<Self> {
-        let keys = items.iter().map(|item| key_of(item)).collect();
+        let keys = items.iter().map(|item| item_seed(item)).collect();
         let labels = Embeddings::from_rows(vec![0.0; pictures.len()], 1, classes)?;
         Ok(Dataset { pictures, items, keys, labels, skipped })
     }
@@ -83,7 +84,7 @@ impl Dataset {
         let (mut pictures, mut items, mut classes) = (vec![], vec![], vec![]);
         for quarters in 0..4 {
             let suffix = if quarters == 0 { String::new() } else { format!(" turned {}", 90 * quarters) };
-            pictures.extend(self.pictures.iter().map(|picture| picture.turned(quarters)));
+            pictures.extend(self.pictures.iter().map(|picture| picture.rotated(quarters)));
             items.extend(self.items.iter().map(|item| format!("{item}{suffix}")));
             let class = |row: usize| format!("{}{suffix}", self.class_name(row));
             classes.extend((0..self.items.len()).map(class));

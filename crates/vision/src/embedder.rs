@@ -14,46 +14,46 @@ use rayon::prelude::*;
 use trueshot::Embeddings;
 use trueshot::embeddings::Items;
 
-use crate::backbone::{Backbone, Options, Scratch};
-use crate::cache::{Cache, Key, Place};
+use crate::backbone::{Backbone, BackboneOptions, Scratch};
+use crate::cache::{CacheLocation, ContentHash, EmbeddingCache};
 use crate::error::{Error, Result, Skipped, Unreadable};
 use crate::picture::{DecodeLimits, Picture};
-use crate::source::{self, Collection, Contents, Entry};
+use crate::source::{self, Collection, ImageContents, ImageEntry};
 
 /// Blocks of pictures that are in work before progress is told; for every thread.
-const BLOCKS_A_THREAD: usize = 16;
+const BLOCKS_PER_THREAD: usize = 16;
 
 /// A picture to embed.
 #[derive(Debug, Clone, Copy)]
-pub enum Given<'a> {
+pub enum ImageInput<'a> {
     /// A file.
     File(&'a Path),
     /// The bytes of a file.
     Bytes(&'a [u8]),
     /// One of a collection.
-    Entry(&'a Collection, &'a Entry),
+    Entry(&'a Collection, &'a ImageEntry),
 }
 
 /// The numbers of a picture, or why there are none.
-pub type Row = std::result::Result<Vec<f32>, Unreadable>;
+pub type EmbeddingResult = std::result::Result<Vec<f32>, Unreadable>;
 
 /// What came of some pictures.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Embedded {
+pub struct EmbeddedImages {
     /// For every picture that was given, in that order.
-    pub rows: Vec<Row>,
+    pub rows: Vec<EmbeddingResult>,
     /// How many of them had been made before.
     pub from_cache: usize,
     /// For every picture that was given the BLAKE3 hash of its file; `None` for what is not a file or cannot be read.
-    pub hashes: Vec<Option<Key>>,
+    pub hashes: Vec<Option<ContentHash>>,
 }
 
 /// One embedded picture.
-pub(crate) struct Made {
-    pub row: Row,
+pub(crate) struct EmbeddedImage {
+    pub row: EmbeddingResult,
     pub was_cached: bool,
     /// The BLAKE3 hash of its file.
-    pub hash: Option<Key>,
+    pub hash: Option<ContentHash>,
 }
 
 /// The embeddings of a collection.
@@ -67,20 +67,20 @@ pub struct EmbeddedCollection {
     /// How many rows had been made before.
     pub from_cache: usize,
     /// For every entry of the collection the BLAKE3 hash of its file as it was embedded.
-    pub hashes: Vec<Option<Key>>,
+    pub hashes: Vec<Option<ContentHash>>,
 }
 
 /// A backbone at work.
 pub struct Embedder {
     backbone: Backbone,
-    cache: Option<Cache>,
+    cache: Option<EmbeddingCache>,
     limits: DecodeLimits,
     /// Working memory that no thread uses just now.
-    idle: Mutex<Vec<Worker>>,
+    idle: Mutex<Vec<EmbedWorker>>,
 }
 
 /// One thread's working memory.
-struct Worker {
+struct EmbedWorker {
     scratch: Scratch,
     inputs: Vec<f32>,
     features: Vec<f32>,
@@ -88,15 +88,20 @@ struct Worker {
 
 impl Embedder {
     /// Finds a backbone by its name or its file; embeddings are kept in a place.
-    pub fn open(name_or_path: impl AsRef<Path>, options: &Options, place: &Place) -> Result<Self> {
-        Ok(Self::new(Backbone::find(name_or_path, options)?, place))
+    pub fn open(
+        name_or_path: impl AsRef<Path>,
+        options: &BackboneOptions,
+        location: &CacheLocation,
+    ) -> Result<Self> {
+        Ok(Self::new(Backbone::find(name_or_path, options)?, location))
     }
 
     /// Puts a backbone to work. A Conv4 costs less than looking up and keeping what it makes of a whole data set, so
     /// that is kept only in a folder that is named.
-    pub fn new(backbone: Backbone, place: &Place) -> Self {
-        let folder = place.folder().filter(|_| *place != Place::Usual || backbone.is_costly());
-        let cache = folder.map(|folder| Cache::open(&folder, &backbone.identity(), backbone.dim()));
+    pub fn new(backbone: Backbone, location: &CacheLocation) -> Self {
+        let folder =
+            location.folder().filter(|_| *location != CacheLocation::Default || backbone.is_costly());
+        let cache = folder.map(|folder| EmbeddingCache::open(&folder, &backbone.identity(), backbone.dim()));
         Embedder { backbone, cache, limits: DecodeLimits::default(), idle: Mutex::default() }
     }
 
@@ -111,20 +116,24 @@ impl Embedder {
     }
 
     /// Where embeddings are kept, if anywhere.
-    pub fn cache(&self) -> Option<&Cache> {
+    pub fn cache(&self) -> Option<&EmbeddingCache> {
         self.cache.as_ref()
     }
 
     /// Embeds pictures on all threads of the current pool. The progress counts the images.
-    pub fn embed_pictures(&self, pictures: &[Given<'_>], progress: &dyn Progress) -> Result<Embedded> {
-        let (window, total) = (self.window(), pictures.len() as u64);
+    pub fn embed_images(
+        &self,
+        pictures: &[ImageInput<'_>],
+        progress: &dyn Progress,
+    ) -> Result<EmbeddedImages> {
+        let (window, total) = (self.window_len(), pictures.len() as u64);
         let mut embedded =
-            Embedded { rows: Vec::with_capacity(pictures.len()), from_cache: 0, hashes: Vec::new() };
+            EmbeddedImages { rows: Vec::with_capacity(pictures.len()), from_cache: 0, hashes: Vec::new() };
         for pictures in pictures.chunks(window) {
-            for made in self.embed_window(pictures) {
-                embedded.from_cache += usize::from(made.was_cached);
-                embedded.rows.push(made.row);
-                embedded.hashes.push(made.hash);
+            for image in self.embed_window(pictures) {
+                embedded.from_cache += usize::from(image.was_cached);
+                embedded.rows.push(image.row);
+                embedded.hashes.push(image.hash);
             }
             progress.check(embedded.rows.len() as u64, total)?;
         }
@@ -135,9 +144,9 @@ impl Embedder {
     }
 
     /// Embeds files that are held in memory.
-    pub fn embed_bytes(&self, files: &[impl AsRef<[u8]> + Sync]) -> Result<Vec<Row>> {
-        let given: Vec<Given<'_>> = files.iter().map(|file| Given::Bytes(file.as_ref())).collect();
-        Ok(self.embed_pictures(&given, &())?.rows)
+    pub fn embed_bytes(&self, files: &[impl AsRef<[u8]> + Sync]) -> Result<Vec<EmbeddingResult>> {
+        let given: Vec<ImageInput<'_>> = files.iter().map(|file| ImageInput::Bytes(file.as_ref())).collect();
+        Ok(self.embed_images(&given, &())?.rows)
     }
 
     /// Embeds all pictures of a collection that can be read.
@@ -146,19 +155,19 @@ impl Embedder {
         collection: &Collection,
         progress: &dyn Progress,
     ) -> Result<EmbeddedCollection> {
-        let given: Vec<Given<'_>> =
-            collection.entries().iter().map(|entry| Given::Entry(collection, entry)).collect();
-        let Embedded { rows, from_cache, hashes } = self.embed_pictures(&given, progress)?;
+        let given: Vec<ImageInput<'_>> =
+            collection.entries().iter().map(|entry| ImageInput::Entry(collection, entry)).collect();
+        let EmbeddedImages { rows, from_cache, hashes } = self.embed_images(&given, progress)?;
         let mut skipped = collection.skipped().to_vec();
         let (mut values, mut labels, mut items, mut entries) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for ((entry, place), row) in collection.entries().iter().zip(0..).zip(rows) {
+        for ((entry, number), row) in collection.entries().iter().zip(0..).zip(rows) {
             match row {
                 Ok(row) => {
                     values.extend(row);
                     labels.push(collection.classes()[entry.class as usize].clone());
                     items.push(entry.item.clone());
-                    entries.push(place);
+                    entries.push(number);
                 }
                 Err(reason) => {
                     skipped.push(Skipped { item: entry.item.clone(), class: Some(entry.class), reason });
@@ -167,7 +176,7 @@ impl Embedder {
         }
         if labels.is_empty() {
             let skipped = skipped.first().map(Skipped::to_string);
-            return Err(Error::NoPictures { path: collection.path().into(), skipped });
+            return Err(Error::NoImages { path: collection.path().into(), skipped });
         }
         let embeddings = Embeddings::from_rows(values, self.backbone.dim(), labels)?;
         let embeddings = embeddings.with_items(Items::from_names(items))?.with_backbone(self.backbone.name());
@@ -175,14 +184,14 @@ impl Embedder {
     }
 
     /// Pictures that are in work at once.
-    pub(crate) fn window(&self) -> usize {
-        self.backbone.pictures_at_once() * BLOCKS_A_THREAD * rayon::current_num_threads().max(1)
+    pub(crate) fn window_len(&self) -> usize {
+        self.backbone.pictures_at_once() * BLOCKS_PER_THREAD * rayon::current_num_threads().max(1)
     }
 
     /// Embeds some pictures on all threads.
-    pub(crate) fn embed_window(&self, pictures: &[Given<'_>]) -> Vec<Made> {
+    pub(crate) fn embed_window(&self, pictures: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let blocks = pictures.par_chunks(self.backbone.pictures_at_once());
-        let rows: Vec<Vec<Made>> = blocks.map(|block| self.embed_block(block)).collect();
+        let rows: Vec<Vec<EmbeddedImage>> = blocks.map(|block| self.embed_block(block)).collect();
         if let Some(cache) = &self.cache {
             cache.flush_if_large();
         }
@@ -190,10 +199,10 @@ impl Embedder {
     }
 
     /// The same for the pictures of one thread.
-    fn embed_block(&self, pictures: &[Given<'_>]) -> Vec<Made> {
+    fn embed_block(&self, pictures: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let found = idle().pop();
-        let mut worker = found.unwrap_or_else(|| Worker {
+        let mut worker = found.unwrap_or_else(|| EmbedWorker {
             scratch: self.backbone.scratch(),
             inputs: Vec::new(),
             features: Vec::new(),
@@ -204,10 +213,10 @@ impl Embedder {
     }
 
     /// What a picture is looked up by in the cache.
-    fn key_of(contents: &Contents) -> Key {
+    fn content_hash(contents: &ImageContents) -> ContentHash {
         match contents {
-            Contents::File(bytes) => *blake3::hash(bytes).as_bytes(),
-            Contents::Picture(picture) => {
+            ImageContents::File(bytes) => *blake3::hash(bytes).as_bytes(),
+            ImageContents::Picture(picture) => {
                 let mut hasher = blake3::Hasher::new_derive_key("trueshot pixels 1");
                 for number in [picture.width, picture.height, picture.channels.count()] {
                     hasher.update(&(number as u64).to_le_bytes());
@@ -217,22 +226,22 @@ impl Embedder {
         }
     }
 
-    fn contents(&self, given: &Given<'_>) -> std::result::Result<Contents, Unreadable> {
+    fn read_contents(&self, given: &ImageInput<'_>) -> std::result::Result<ImageContents, Unreadable> {
         match given {
-            Given::File(path) => Ok(Contents::File(source::file_bytes(path)?.into())),
-            Given::Bytes(bytes) => Ok(Contents::File(Bytes::copy_from_slice(bytes))),
-            Given::Entry(collection, entry) => {
+            ImageInput::File(path) => Ok(ImageContents::File(source::file_bytes(path)?.into())),
+            ImageInput::Bytes(bytes) => Ok(ImageContents::File(Bytes::copy_from_slice(bytes))),
+            ImageInput::Entry(collection, entry) => {
                 collection.contents(entry, self.backbone.preprocessing().channels)
             }
         }
     }
 
     /// Decodes a picture and brings it to the size of the network.
-    fn fitted(&self, contents: Contents) -> std::result::Result<Picture, Unreadable> {
+    fn decode_and_resize(&self, contents: ImageContents) -> std::result::Result<Picture, Unreadable> {
         let to = self.backbone.preprocessing();
         match contents {
-            Contents::Picture(picture) => Ok(to.fitted(picture)),
-            Contents::File(bytes) => {
+            ImageContents::Picture(picture) => Ok(to.fitted(picture)),
+            ImageContents::File(bytes) => {
                 Picture::decode_then(&bytes, to.channels, &self.limits, |picture| to.fitted(picture))
             }
         }
@@ -240,59 +249,59 @@ impl Embedder {
 }
 
 /// Where the row of a picture comes from.
-enum Origin {
+enum RowSource {
     Cache(Vec<f32>),
-    Network(Key),
-    Nowhere(Unreadable),
+    Network(ContentHash),
+    Unreadable(Unreadable),
 }
 
-impl Worker {
-    fn embed(&mut self, embedder: &Embedder, pictures: &[Given<'_>]) -> Vec<Made> {
+impl EmbedWorker {
+    fn embed(&mut self, embedder: &Embedder, pictures: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let backbone = &embedder.backbone;
         self.inputs.clear();
-        let origins: Vec<(Origin, Option<Key>)> =
-            pictures.iter().map(|given| self.origin(embedder, given)).collect();
-        self.features.resize(self.inputs.len() / backbone.preprocessing().values() * backbone.dim(), 0.0);
+        let sources: Vec<(RowSource, Option<ContentHash>)> =
+            pictures.iter().map(|given| self.prepare(embedder, given)).collect();
+        self.features.resize(self.inputs.len() / backbone.preprocessing().input_len() * backbone.dim(), 0.0);
         let outcome = backbone.embed(&self.inputs, &mut self.features, &mut self.scratch);
         let mut rows = self.features.chunks_exact(backbone.dim());
-        let mut row = |(origin, hash)| {
-            let (row, was_cached) = match origin {
-                Origin::Cache(row) => (Ok(row), true),
-                Origin::Nowhere(reason) => (Err(reason), false),
-                Origin::Network(key) => {
+        let mut row = |(source, hash)| {
+            let (row, was_cached) = match source {
+                RowSource::Cache(row) => (Ok(row), true),
+                RowSource::Unreadable(reason) => (Err(reason), false),
+                RowSource::Network(key) => {
                     let row = rows.next().expect("a row for every picture that was read");
-                    (outcome.clone().and_then(|()| finite(row, key, embedder)), false)
+                    (outcome.clone().and_then(|()| check_and_cache(row, key, embedder)), false)
                 }
             };
-            Made { row, was_cached, hash }
+            EmbeddedImage { row, was_cached, hash }
         };
-        origins.into_iter().map(&mut row).collect()
+        sources.into_iter().map(&mut row).collect()
     }
 
     /// Looks a picture up, or appends the input made of it; with the hash of its file.
-    fn origin(&mut self, embedder: &Embedder, given: &Given<'_>) -> (Origin, Option<Key>) {
+    fn prepare(&mut self, embedder: &Embedder, given: &ImageInput<'_>) -> (RowSource, Option<ContentHash>) {
         let mut hash = None;
         let mut attempt = || {
-            let contents = embedder.contents(given)?;
-            let key = Embedder::key_of(&contents);
-            hash = matches!(contents, Contents::File(_)).then_some(key);
+            let contents = embedder.read_contents(given)?;
+            let key = Embedder::content_hash(&contents);
+            hash = matches!(contents, ImageContents::File(_)).then_some(key);
             if let Some(row) = embedder.cache.as_ref().and_then(|cache| cache.get(&key)) {
-                return Ok(Origin::Cache(row));
+                return Ok(RowSource::Cache(row));
             }
             let to = embedder.backbone.preprocessing();
-            let picture = embedder.fitted(contents)?;
+            let picture = embedder.decode_and_resize(contents)?;
             let start = self.inputs.len();
-            self.inputs.resize(start + to.values(), 0.0);
+            self.inputs.resize(start + to.input_len(), 0.0);
             to.normalise(&picture, &mut self.inputs[start..]);
-            Ok(Origin::Network(key))
+            Ok(RowSource::Network(key))
         };
-        let origin = attempt().unwrap_or_else(Origin::Nowhere);
-        (origin, hash)
+        let source = attempt().unwrap_or_else(RowSource::Unreadable);
+        (source, hash)
     }
 }
 
 /// A row that may go on, and into the cache.
-fn finite(row: &[f32], key: Key, embedder: &Embedder) -> Row {
+fn check_and_cache(row: &[f32], key: ContentHash, embedder: &Embedder) -> EmbeddingResult {
     if let Some(place) = row.iter().position(|value| !value.is_finite()) {
         return Err(Unreadable::NotFinite { place, value: row[place].to_string() });
     }

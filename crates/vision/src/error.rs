@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use crate::omniglot::OmniglotError;
-use crate::pickle::Problem;
+use crate::pickle::PickleError;
 
 /// This library's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -23,7 +23,7 @@ pub enum Error {
     Drawings(#[from] OmniglotError),
     /// There is no picture at all.
     #[error("no images in {path}{}", .skipped.as_ref().map(|first| format!("; the first file skipped: {first}")).unwrap_or_default())]
-    NoPictures {
+    NoImages {
         /// The folder, archive or list.
         path: PathBuf,
         /// What was there instead.
@@ -51,7 +51,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        problem: Problem,
+        problem: PickleError,
     },
     /// A file in the form of a published data set whose contents are something else.
     #[error("{path} is not a data set in its published form: {problem}")]
@@ -135,7 +135,7 @@ pub enum Error {
     },
     /// A class lost too many pictures.
     #[error("class '{class}' has {have} readable images, but {need} are needed; {skipped} were skipped")]
-    TooFewPictures {
+    TooFewImages {
         /// The class.
         class: String,
         /// What is left.
@@ -220,7 +220,7 @@ impl Error {
             Error::Core(error) => error.hint_for(has),
             Error::Drawings(OmniglotError::NotBuiltIn) => Some(format!(
                 "get the folder `crates/vision/assets` of the sources of trueshot, and set {} to its path",
-                crate::omniglot::ELSEWHERE
+                crate::omniglot::ASSETS_VARIABLE
             )),
             Error::SplitFolders { .. } => {
                 let ways = [
@@ -235,10 +235,10 @@ impl Error {
                 "give its classes with --split-file: a JSON file, or cifar-fs, cub, fc100, miniimagenet or tieredimagenet"
                     .into(),
             ),
-            Error::BadPickle { problem: Problem::Call(_), .. } => Some(
+            Error::BadPickle { problem: PickleError::Call(_), .. } => Some(
                 "do not open it with Python either, unless you trust its author".into(),
             ),
-            Error::BadPickle { problem: Problem::CutOff(_), .. } => Some("download the file again".into()),
+            Error::BadPickle { problem: PickleError::CutOff(_), .. } => Some("download the file again".into()),
             Error::UnknownSource { path } if is_packed(path) => {
                 Some("unpack the archive first (tar xf), and give the folder".into())
             }

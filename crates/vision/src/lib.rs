@@ -1,7 +1,7 @@
 //! Pictures: where they come from, and what turns them into numbers.
 //!
 //! - [`source`]: folders, archives and lists of labelled pictures, with [`split`] files;
-//! - [`picture`]: decoding of files from outside, within a budget of [`memory`]; [`resize`]; [`preprocess`]; [`augment`];
+//! - [`picture`]: decoding of files from outside, within a budget of [`memory_budget`]; [`resize`]; [`preprocess`]; [`augment`];
 //! - [`backbone`], [`embedder`] and [`mod@embed`]: from pictures to embeddings in memory or in a file, those made before
 //!   from the [`cache`];
 //! - [`dataset`], [`loader`], [`overlap`] and [`training`]: pictures in memory, and a backbone trained on them;
@@ -19,14 +19,14 @@ pub mod backbone;
 pub mod built_in;
 pub mod cache;
 pub mod dataset;
+mod decode_memory;
 pub mod drawing;
 pub mod embed;
 pub mod embedder;
 pub mod error;
-mod footprint;
 pub mod loader;
 pub mod maml;
-pub mod memory;
+pub mod memory_budget;
 pub mod omniglot;
 pub mod onnx;
 pub mod outliers;
@@ -46,10 +46,10 @@ pub use augment::Augmentation;
 pub use backbone::Backbone;
 pub use dataset::Dataset;
 pub use drawing::Bitmap;
-pub use embedder::{Embedded, Embedder, Given};
+pub use embedder::{EmbeddedImages, Embedder, ImageInput};
 pub use error::{Error, Result, Skipped, Unreadable};
-pub use omniglot::{Omniglot, OmniglotError, Split};
+pub use omniglot::{Omniglot, OmniglotError, OmniglotHalf};
 pub use picture::{Channels, DecodeLimits, Picture};
 pub use preprocess::Preprocessing;
 pub use resize::{Fit, Resampling};
-pub use source::{Collection, Reading};
+pub use source::{Collection, SourceOptions};

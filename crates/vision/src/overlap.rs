@@ -29,8 +29,9 @@ impl Overlap {
         let names: HashSet<&String> = first.labels().classes().iter().collect();
         let classes = second.labels().classes().iter().filter(|class| names.contains(class)).cloned();
         let mut overlap = Overlap { classes: classes.collect(), ..Overlap::default() };
-        let (known, looked_for) = (Known::of(first), looks(second));
-        let found: Vec<Option<(usize, bool)>> = looked_for.par_iter().map(|look| known.find(look)).collect();
+        let (known, wanted) = (ImageIndex::new(first), signatures(second));
+        let found: Vec<Option<(usize, bool)>> =
+            wanted.par_iter().map(|signature| known.find(signature)).collect();
         for (row, found) in found.into_iter().enumerate() {
             let Some((other, is_same)) = found else { continue };
             let pair = (first.items()[other].clone(), second.items()[row].clone());
@@ -60,34 +61,34 @@ impl Overlap {
 }
 
 /// Pictures to look others up among.
-struct Known {
-    looks: Vec<Look>,
+struct ImageIndex {
+    signatures: Vec<ImageSignature>,
     by_pixels: HashMap<blake3::Hash, usize>,
     /// Pictures by each quarter of their pattern: of two patterns that differ in three places, a quarter is
     /// the same.
     by_quarter: HashMap<(usize, u16), Vec<usize>>,
 }
 
-impl Known {
-    fn of(dataset: &Dataset) -> Self {
-        let looks = looks(dataset);
+impl ImageIndex {
+    fn new(dataset: &Dataset) -> Self {
+        let signatures = signatures(dataset);
         let (mut by_pixels, mut by_quarter) = (HashMap::new(), HashMap::<_, Vec<usize>>::new());
-        for (row, look) in looks.iter().enumerate() {
-            by_pixels.entry(look.pixels).or_insert(row);
-            for quarter in look.quarters() {
+        for (row, signature) in signatures.iter().enumerate() {
+            by_pixels.entry(signature.pixels).or_insert(row);
+            for quarter in signature.quarters() {
                 by_quarter.entry(quarter).or_default().push(row);
             }
         }
-        Known { looks, by_pixels, by_quarter }
+        ImageIndex { signatures, by_pixels, by_quarter }
     }
 
     /// The first picture that is the same, or else that looks the same; and which of the two it is.
-    fn find(&self, look: &Look) -> Option<(usize, bool)> {
-        if let Some(&same) = self.by_pixels.get(&look.pixels) {
+    fn find(&self, signature: &ImageSignature) -> Option<(usize, bool)> {
+        if let Some(&same) = self.by_pixels.get(&signature.pixels) {
             return Some((same, true));
         }
-        let candidates = look.quarters().filter_map(|quarter| self.by_quarter.get(&quarter)).flatten();
-        let alike = candidates.copied().filter(|&other| look.resembles(&self.looks[other])).min();
+        let candidates = signature.quarters().filter_map(|quarter| self.by_quarter.get(&quarter)).flatten();
+        let alike = candidates.copied().filter(|&other| signature.is_similar(&self.signatures[other])).min();
         alike.map(|other| (other, false))
     }
 }
@@ -95,14 +96,14 @@ impl Known {
 const COLUMNS: usize = 9;
 const ROWS: usize = 8;
 /// How far the brightness of two cells may be apart, of 255.
-const TOLERANCE: u8 = 12;
+const BRIGHTNESS_TOLERANCE: u8 = 12;
 /// In how many places the patterns of two pictures may differ.
-const MOST_DIFFERENT: u32 = 6;
+const MAX_DIFFERENT_BITS: u32 = 6;
 /// Cells of a picture that shows next to nothing differ by less.
-const FLAT: u8 = 6;
+const FLAT_SPREAD: u8 = 6;
 
 /// What a picture looks like from afar.
-struct Look {
+struct ImageSignature {
     pixels: blake3::Hash,
     /// For each of 8 x 8 places, whether the left of two cells is brighter.
     pattern: u64,
@@ -110,9 +111,9 @@ struct Look {
     is_flat: bool,
 }
 
-impl Look {
-    fn of(picture: &Picture) -> Self {
-        let cells = grey(picture).resized(COLUMNS, ROWS).pixels;
+impl ImageSignature {
+    fn new(picture: &Picture) -> Self {
+        let cells = to_grey(picture).resized(COLUMNS, ROWS).pixels;
         let mut pattern = 0;
         for row in cells.chunks_exact(COLUMNS) {
             for pair in row.windows(2) {
@@ -120,7 +121,12 @@ impl Look {
             }
         }
         let spread = cells.iter().max().zip(cells.iter().min()).map_or(0, |(most, least)| most - least);
-        Look { pixels: blake3::hash(&picture.pixels), pattern, is_flat: spread < FLAT, cells }
+        ImageSignature {
+            pixels: blake3::hash(&picture.pixels),
+            pattern,
+            is_flat: spread < FLAT_SPREAD,
+            cells,
+        }
     }
 
     /// The quarters of the pattern by which it is looked up. Blank ones say nothing, and many have them.
@@ -130,17 +136,17 @@ impl Look {
         quarters.filter(move |(_, quarter)| !is_flat && *quarter != 0)
     }
 
-    fn resembles(&self, other: &Look) -> bool {
-        let near = (self.pattern ^ other.pattern).count_ones() <= MOST_DIFFERENT;
-        near && self.cells.iter().zip(&other.cells).all(|(a, b)| a.abs_diff(*b) <= TOLERANCE)
+    fn is_similar(&self, other: &ImageSignature) -> bool {
+        let near = (self.pattern ^ other.pattern).count_ones() <= MAX_DIFFERENT_BITS;
+        near && self.cells.iter().zip(&other.cells).all(|(a, b)| a.abs_diff(*b) <= BRIGHTNESS_TOLERANCE)
     }
 }
 
-fn looks(dataset: &Dataset) -> Vec<Look> {
-    dataset.pictures().par_iter().map(Look::of).collect()
+fn signatures(dataset: &Dataset) -> Vec<ImageSignature> {
+    dataset.pictures().par_iter().map(ImageSignature::new).collect()
 }
 
-fn grey(picture: &Picture) -> Picture {
+fn to_grey(picture: &Picture) -> Picture {
     let pixels = match picture.channels {
         Channels::Grey => picture.pixels.clone(),
         Channels::Colour => {

@@ -4,7 +4,7 @@
 //! comes out upright, opaque and in eight bits: transparency is laid on white, of an animation the first frame
 //! is taken, EXIF's orientation is applied. Bytes come from outside, so the size that a header claims is
 //! compared with the file's length before anything is allocated, the memory that decoding takes is computed and taken
-//! from the [budget](crate::memory) of the process, and a panic in a decoder becomes a reason to skip the file.
+//! from the [budget](crate::memory_budget) of the process, and a panic in a decoder becomes a reason to skip the file.
 
 use std::io::Cursor;
 
@@ -18,26 +18,26 @@ use image::{
     ImageReader, ImageResult, Limits, RgbImage,
 };
 
+use crate::decode_memory::ImageHeader;
 use crate::error::Unreadable;
-use crate::footprint::Header;
-use crate::memory::{self, Share};
+use crate::memory_budget::{self, Share};
 
 /// The most pixels a picture may have: beyond every camera, and below what exhausts memory.
-const MOST_PIXELS: u64 = 1 << 27;
+const MAX_PIXELS: u64 = 1 << 27;
 /// The longest side a picture may have, which is what JPEG allows. Resizing needs memory in proportion to a side.
-const LONGEST_SIDE: u32 = (1 << 16) - 1;
-/// So many pixels are always believed; above, a byte of the file must account for at most [`PIXELS_A_BYTE`].
-const BELIEVED_PIXELS: u64 = 1 << 22;
+const MAX_SIDE: u32 = (1 << 16) - 1;
+/// So many pixels are always believed; above, a byte of the file must account for at most [`MAX_PIXELS_PER_BYTE`].
+const ALWAYS_ALLOWED_PIXELS: u64 = 1 << 22;
 /// A blank page in PNG packs about a thousand pixels into a byte; photographs some tens.
-const PIXELS_A_BYTE: u64 = 2048;
+const MAX_PIXELS_PER_BYTE: u64 = 2048;
 /// The most memory that decoding one picture may take, unless the caller allows less.
-const MOST_MEMORY: u64 = 1 << 30;
+const MAX_DECODE_MEMORY: u64 = 1 << 30;
 /// What a decoder may allocate before the size of the picture is known: colour profiles and other metadata.
 const HEADER_MEMORY: u64 = 8 << 20;
 /// Bytes that are converted to eight opaque bits per channel at a time.
-const STRIP: usize = 1 << 16;
+const STRIP_BYTES: usize = 1 << 16;
 /// The largest file that is read.
-pub(crate) const MOST_BYTES: u64 = 1 << 29;
+pub(crate) const MAX_FILE_BYTES: u64 = 1 << 29;
 
 /// Whether pictures have colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub struct DecodeLimits {
 
 impl Default for DecodeLimits {
     fn default() -> Self {
-        DecodeLimits { pixels: MOST_PIXELS, memory: MOST_MEMORY }
+        DecodeLimits { pixels: MAX_PIXELS, memory: MAX_DECODE_MEMORY }
     }
 }
 
@@ -97,14 +97,14 @@ impl Picture {
         Picture { width, height, channels, pixels }
     }
 
-    /// Decodes a file's bytes. The memory is counted in the [budget](crate::memory) until this returns; the caller
+    /// Decodes a file's bytes. The memory is counted in the [budget](crate::memory_budget) until this returns; the caller
     /// answers for the picture afterwards. [`Self::decode_then`] is better where many pictures are decoded.
     pub fn decode(bytes: &[u8], channels: Channels) -> Result<Self, Unreadable> {
         Self::decode_then(bytes, channels, &DecodeLimits::default(), |picture| picture)
     }
 
     /// Decodes a file's bytes and calls `then` with the picture, whose memory is counted in the
-    /// [budget](crate::memory) until `then` returns. Waits until there is enough memory.
+    /// [budget](crate::memory_budget) until `then` returns. Waits until there is enough memory.
     ///
     /// `then` usually makes something small of the picture. It must not decode another one, nor wait for a thread that
     /// does: its memory would be needed for that.
@@ -134,7 +134,7 @@ impl Picture {
             Channels::Colour => RgbImage::from_raw(width, height, self.pixels).map(DynamicImage::from),
         };
         let image = image.expect("a picture has as many bytes as its size says");
-        Picture::new(self.width, self.height, channels, opaque(image, channels))
+        Picture::new(self.width, self.height, channels, to_opaque_bytes(image, channels))
     }
 
     /// The picture as a `data:` address for a page, no side longer than `most`: a PNG of a drawing, a JPEG of a
@@ -161,7 +161,7 @@ impl Picture {
     }
 
     /// The picture turned clockwise by so many quarters.
-    pub fn turned(&self, quarters: usize) -> Picture {
+    pub fn rotated(&self, quarters: usize) -> Picture {
         let count = self.channels.count();
         let (width, height) =
             if quarters.is_multiple_of(2) { (self.width, self.height) } else { (self.height, self.width) };
@@ -187,30 +187,35 @@ fn decode(
     limits: &DecodeLimits,
 ) -> Result<(Picture, Share<'static>), Unreadable> {
     let format = image::guess_format(bytes).map_err(|_| unknown_format(bytes))?;
-    if format == ImageFormat::Jpeg && is_cut_off(bytes) {
+    if format == ImageFormat::Jpeg && is_truncated_jpeg(bytes) {
         return Err(Unreadable::CutOff);
     }
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
     reader.limits(decoder_limits(HEADER_MEMORY));
-    let mut decoder = reader.into_decoder().map_err(in_words)?;
+    let mut decoder = reader.into_decoder().map_err(decode_error)?;
     let (width, height) = decoder.dimensions();
     let orientation = Orientation::NoTransforms;
-    let mut header = Header { bytes, format, width, height, color: decoder.color_type(), orientation };
+    let mut header = ImageHeader { bytes, format, width, height, color: decoder.color_type(), orientation };
     check_size(&header, limits)?;
     // A file that claims little may still hold a frame that claims much.
-    decoder.set_limits(decoder_limits(header.decoder_limit())).map_err(in_words)?;
+    decoder.set_limits(decoder_limits(header.decoder_limit())).map_err(decode_error)?;
     // A damaged note about the orientation is no reason to refuse the picture.
     header.orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
-    let need = header.peak(channels);
-    if need > limits.memory.min(MOST_MEMORY) {
-        return Err(Unreadable::OverMemory { width, height, need, most: limits.memory.min(MOST_MEMORY) });
+    let need = header.peak_bytes(channels);
+    if need > limits.memory.min(MAX_DECODE_MEMORY) {
+        return Err(Unreadable::OverMemory {
+            width,
+            height,
+            need,
+            most: limits.memory.min(MAX_DECODE_MEMORY),
+        });
     }
-    let share = memory::pictures().take(need);
+    let share = memory_budget::decoded_images().take(need);
     let mut raw = vec![0; decoder.total_bytes() as usize];
     let color = header.color;
-    decoder.read_image(&mut raw).map_err(in_words)?;
-    let pixels = converted(raw, color, width, channels);
-    Ok((upright(pixels, width, height, channels, header.orientation), share))
+    decoder.read_image(&mut raw).map_err(decode_error)?;
+    let pixels = convert_channels(raw, color, width, channels);
+    Ok((apply_orientation(pixels, width, height, channels, header.orientation), share))
 }
 
 fn decoder_limits(memory: u64) -> Limits {
@@ -231,32 +236,30 @@ fn unknown_format(bytes: &[u8]) -> Unreadable {
 }
 
 /// How many pixels a file of so many bytes may have.
-fn believed_pixels(bytes: usize) -> u64 {
-    MOST_PIXELS.min((bytes as u64).saturating_mul(PIXELS_A_BYTE).max(BELIEVED_PIXELS))
+fn max_pixels_of_file(bytes: usize) -> u64 {
+    MAX_PIXELS.min((bytes as u64).saturating_mul(MAX_PIXELS_PER_BYTE).max(ALWAYS_ALLOWED_PIXELS))
 }
 
-fn check_size(header: &Header<'_>, limits: &DecodeLimits) -> Result<(), Unreadable> {
+fn check_size(header: &ImageHeader<'_>, limits: &DecodeLimits) -> Result<(), Unreadable> {
     let (width, height, bytes) = (header.width, header.height, header.bytes.len());
     let pixels = header.pixels();
     match pixels {
         _ if width == 0 || height == 0 => Err(Unreadable::NoPixels { width, height }),
-        _ if pixels > believed_pixels(bytes) => Err(Unreadable::TooManyPixels { width, height, bytes }),
+        _ if pixels > max_pixels_of_file(bytes) => Err(Unreadable::TooManyPixels { width, height, bytes }),
         _ if pixels > limits.pixels => Err(Unreadable::OverLimit { width, height, most: limits.pixels }),
-        _ if width.max(height) > LONGEST_SIDE => {
-            Err(Unreadable::TooLong { width, height, longest: LONGEST_SIDE })
-        }
+        _ if width.max(height) > MAX_SIDE => Err(Unreadable::TooLong { width, height, longest: MAX_SIDE }),
         _ => Ok(()),
     }
 }
 
 /// The decoder is lenient and fills what is missing with grey; half a picture is none, though. The mark of the
 /// end cannot occur within a scan, so it must stand behind the start of the last one.
-fn is_cut_off(bytes: &[u8]) -> bool {
+fn is_truncated_jpeg(bytes: &[u8]) -> bool {
     let last = |mark: [u8; 2]| bytes.windows(2).rposition(|window| window == mark);
     last([0xff, 0xd9]) <= last([0xff, 0xda])
 }
 
-fn in_words(error: image::ImageError) -> Unreadable {
+fn decode_error(error: image::ImageError) -> Unreadable {
     use image::ImageError::*;
     match error {
         Limits(_) => Unreadable::Decoder("needs more memory than is allowed for an image".into()),
@@ -267,21 +270,21 @@ fn in_words(error: image::ImageError) -> Unreadable {
 
 /// Turns decoded bytes into eight opaque bits per channel. Works in the same memory, strip by strip, because a second
 /// copy of a large picture is expensive.
-fn converted(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Channels) -> Vec<u8> {
+fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Channels) -> Vec<u8> {
     if matches!((color, channels), (ColorType::Rgb8, Channels::Colour) | (ColorType::L8, Channels::Grey)) {
         return raw;
     }
     let row = width as usize * usize::from(color.bytes_per_pixel());
     let converted_row = width as usize * channels.count();
     let rows = raw.len() / row;
-    let at_once = (STRIP / row).max(1);
+    let rows_per_strip = (STRIP_BYTES / row).max(1);
     let convert = |raw: &mut [u8], first: usize| {
-        let end = rows.min(first + at_once);
+        let end = rows.min(first + rows_per_strip);
         let strip = Strip { bytes: &raw[first * row..end * row], color, width };
         let image = DynamicImage::from_decoder(strip).expect("a strip has as many bytes as its size says");
-        raw[first * converted_row..end * converted_row].copy_from_slice(&opaque(image, channels));
+        raw[first * converted_row..end * converted_row].copy_from_slice(&to_opaque_bytes(image, channels));
     };
-    let strips = (0..rows).step_by(at_once);
+    let strips = (0..rows).step_by(rows_per_strip);
     if converted_row > row {
         // Rows that become longer are written from the last to the first, so that none is overwritten before it is read.
         raw.resize(rows * converted_row, 0);
@@ -322,7 +325,7 @@ impl ImageDecoder for Strip<'_> {
 }
 
 /// Eight bits per channel; transparency is laid on white.
-fn opaque(image: DynamicImage, channels: Channels) -> Vec<u8> {
+fn to_opaque_bytes(image: DynamicImage, channels: Channels) -> Vec<u8> {
     match (image.color().has_alpha(), channels) {
         (false, Channels::Colour) => image.into_rgb8().into_raw(),
         (false, Channels::Grey) => image.into_luma8().into_raw(),
@@ -340,7 +343,7 @@ fn opaque(image: DynamicImage, channels: Channels) -> Vec<u8> {
 }
 
 /// The picture as it is to be looked at, by the orientation that the camera noted.
-fn upright(
+fn apply_orientation(
     pixels: Vec<u8>,
     width: u32,
     height: u32,

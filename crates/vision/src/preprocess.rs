@@ -67,7 +67,7 @@ impl Preprocessing {
     }
 
     /// Numbers of a network's input.
-    pub fn values(&self) -> usize {
+    pub fn input_len(&self) -> usize {
         self.size * self.size * self.channels.count()
     }
 

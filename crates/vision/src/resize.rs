@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use crate::picture::Picture;
 
 /// Bits behind the point of a weight: 32, less 8 of the value, less 2 for sign and overflow.
-const BITS: u32 = 22;
+const WEIGHT_BITS: u32 = 22;
 
 /// What a picture of another shape becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -36,7 +36,7 @@ pub enum Resampling {
 
 impl Resampling {
     /// How far a pixel's influence reaches, in pixels of the smaller picture.
-    fn reach(self) -> f64 {
+    fn support(self) -> f64 {
         match self {
             Resampling::Bilinear => 1.0,
             Resampling::Bicubic => 2.0,
@@ -69,13 +69,13 @@ pub(crate) struct Taps {
 impl Taps {
     /// Computes the bilinear weights of `from` pixels for `to` outputs, reusing the memory.
     pub fn set(&mut self, from: usize, to: usize) {
-        self.set_for(Resampling::Bilinear, from, to);
+        self.set_resampling(Resampling::Bilinear, from, to);
     }
 
-    fn set_for(&mut self, resampling: Resampling, from: usize, to: usize) {
+    fn set_resampling(&mut self, resampling: Resampling, from: usize, to: usize) {
         let scale = from as f64 / to as f64;
         let stretch = scale.max(1.0);
-        let reach = stretch * resampling.reach();
+        let reach = stretch * resampling.support();
         self.width = ((2.0 * reach).ceil() as usize).min(from);
         self.starts.clear();
         self.weights.clear();
@@ -99,20 +99,20 @@ impl Taps {
 
     /// First pixel and weights of an output.
     #[inline(always)]
-    pub fn of(&self, output: usize) -> (usize, &[f32]) {
+    pub fn output(&self, output: usize) -> (usize, &[f32]) {
         (self.starts[output] as usize, &self.rounded[output * self.width..(output + 1) * self.width])
     }
 
     /// Weights of `from` pixels for `to` outputs, and the same as whole numbers.
-    fn whole(resampling: Resampling, from: usize, to: usize) -> (Self, Vec<i32>) {
+    fn with_integers(resampling: Resampling, from: usize, to: usize) -> (Self, Vec<i32>) {
         let mut taps = Taps::default();
-        taps.set_for(resampling, from, to);
-        let weights = taps.whole_numbers();
+        taps.set_resampling(resampling, from, to);
+        let weights = taps.integer_weights();
         (taps, weights)
     }
 
-    fn whole_numbers(&self) -> Vec<i32> {
-        self.weights.iter().map(|&weight| (weight * f64::from(1 << BITS)).round() as i32).collect()
+    fn integer_weights(&self) -> Vec<i32> {
+        self.weights.iter().map(|&weight| (weight * f64::from(1 << WEIGHT_BITS)).round() as i32).collect()
     }
 }
 
@@ -124,14 +124,14 @@ impl Picture {
 
     /// The same with a choice of how pixels in between are made.
     pub fn fitted_by(self, size: usize, fit: Fit, resampling: Resampling) -> Picture {
-        self.framed(fit).resized_by(size, size, resampling)
+        self.cropped_for(fit).resized_by(size, size, resampling)
     }
 
     /// The part of the picture that is to be used, in its own size.
-    pub(crate) fn framed(self, fit: Fit) -> Picture {
+    pub(crate) fn cropped_for(self, fit: Fit) -> Picture {
         match fit {
             Fit::Squash => self,
-            Fit::Crop => self.middle(),
+            Fit::Crop => self.central_square(),
         }
     }
 
@@ -145,9 +145,9 @@ impl Picture {
         if (width, height) == (self.width, self.height) {
             return self;
         }
-        let columns = Columns::new(&self, width, resampling);
+        let columns = RowResizer::new(&self, width, resampling);
         let mut row = Vec::with_capacity(columns.length());
-        let mut rows = Rows::new(&self, columns.length(), height, resampling);
+        let mut rows = ColumnResizer::new(&self, columns.length(), height, resampling);
         for source in self.pixels.chunks_exact(self.width * self.channels.count()) {
             row.clear();
             columns.apply(source, &mut row);
@@ -156,7 +156,7 @@ impl Picture {
         Picture::new(width, height, self.channels, rows.pixels)
     }
 
-    fn middle(mut self) -> Picture {
+    fn central_square(mut self) -> Picture {
         let side = self.width.min(self.height);
         if self.width == self.height {
             return self;
@@ -173,17 +173,17 @@ impl Picture {
 }
 
 /// Brings one row after the other to another width.
-struct Columns {
+struct RowResizer {
     /// `None` if rows keep their width.
     taps: Option<(Taps, Vec<i32>)>,
     width: usize,
     count: usize,
 }
 
-impl Columns {
+impl RowResizer {
     fn new(picture: &Picture, width: usize, resampling: Resampling) -> Self {
-        let taps = (width != picture.width).then(|| Taps::whole(resampling, picture.width, width));
-        Columns { taps, width, count: picture.channels.count() }
+        let taps = (width != picture.width).then(|| Taps::with_integers(resampling, picture.width, width));
+        RowResizer { taps, width, count: picture.channels.count() }
     }
 
     /// Bytes of a resized row.
@@ -196,15 +196,15 @@ impl Columns {
         for (&start, weights) in taps.starts.iter().zip(weights.chunks_exact(taps.width)) {
             let window = &source[start as usize * self.count..][..taps.width * self.count];
             match self.count {
-                1 => row.extend(weighted::<1>(window, weights)),
-                _ => row.extend(weighted::<3>(window, weights)),
+                1 => row.extend(weighted_pixel::<1>(window, weights)),
+                _ => row.extend(weighted_pixel::<3>(window, weights)),
             }
         }
     }
 }
 
 /// Sums rows, as they come, into the rows of a picture of another height.
-struct Rows {
+struct ColumnResizer {
     taps: Taps,
     weights: Vec<i32>,
     /// Rows added so far.
@@ -217,11 +217,11 @@ struct Rows {
     pixels: Vec<u8>,
 }
 
-impl Rows {
+impl ColumnResizer {
     fn new(picture: &Picture, length: usize, height: usize, resampling: Resampling) -> Self {
-        let (taps, weights) = Taps::whole(resampling, picture.height, height);
+        let (taps, weights) = Taps::with_integers(resampling, picture.height, height);
         let pixels = Vec::with_capacity(length * height);
-        Rows { taps, weights, added: 0, done: 0, open: VecDeque::new(), length, pixels }
+        ColumnResizer { taps, weights, added: 0, done: 0, open: VecDeque::new(), length, pixels }
     }
 
     fn add(&mut self, row: &[u8]) {
@@ -231,7 +231,7 @@ impl Rows {
         let begins_here =
             |output: usize| self.taps.starts.get(output).is_some_and(|&start| start as usize <= number);
         while begins_here(self.done + self.open.len()) {
-            self.open.push_back(vec![1 << (BITS - 1); self.length]);
+            self.open.push_back(vec![1 << (WEIGHT_BITS - 1); self.length]);
         }
         for (output, sums) in (self.done..).zip(&mut self.open) {
             let place = number - self.taps.starts[output] as usize;
@@ -249,8 +249,8 @@ impl Rows {
     }
 }
 
-fn weighted<const COUNT: usize>(window: &[u8], weights: &[i32]) -> [u8; COUNT] {
-    let mut sums = [1 << (BITS - 1); COUNT];
+fn weighted_pixel<const COUNT: usize>(window: &[u8], weights: &[i32]) -> [u8; COUNT] {
+    let mut sums = [1 << (WEIGHT_BITS - 1); COUNT];
     for (pixel, &weight) in window.as_chunks::<COUNT>().0.iter().zip(weights) {
         for (sum, &value) in sums.iter_mut().zip(pixel) {
             *sum += i32::from(value) * weight;
@@ -260,7 +260,7 @@ fn weighted<const COUNT: usize>(window: &[u8], weights: &[i32]) -> [u8; COUNT] {
 }
 
 fn to_byte(sum: i32) -> u8 {
-    (sum >> BITS).clamp(0, 255) as u8
+    (sum >> WEIGHT_BITS).clamp(0, 255) as u8
 }
 
 #[cfg(test)]
@@ -308,7 +308,7 @@ mod tests {
     /// Both passes over whole pictures, one after the other.
     fn in_two_passes(picture: &Picture, width: usize, height: usize, resampling: Resampling) -> Picture {
         let count = picture.channels.count();
-        let (taps, weights) = Taps::whole(resampling, picture.width, width);
+        let (taps, weights) = Taps::with_integers(resampling, picture.width, width);
         let mut narrowed = Vec::new();
         for row in picture.pixels.chunks_exact(picture.width * count) {
             for output in 0..width {
@@ -320,11 +320,11 @@ mod tests {
                                 * weights[output * taps.width + tap]
                         })
                         .sum();
-                    narrowed.push(to_byte(sum + (1 << (BITS - 1))));
+                    narrowed.push(to_byte(sum + (1 << (WEIGHT_BITS - 1))));
                 }
             }
         }
-        let (taps, weights) = Taps::whole(resampling, picture.height, height);
+        let (taps, weights) = Taps::with_integers(resampling, picture.height, height);
         let mut pixels = Vec::new();
         for output in 0..height {
             for place in 0..width * count {
@@ -335,7 +335,7 @@ mod tests {
                         i32::from(value) * weights[output * taps.width + tap]
                     })
                     .sum();
-                pixels.push(to_byte(sum + (1 << (BITS - 1))));
+                pixels.push(to_byte(sum + (1 << (WEIGHT_BITS - 1))));
             }
         }
         Picture::new(width, height, picture.channels, pixels)
@@ -377,8 +377,8 @@ mod tests {
     #[test]
     fn four_quarter_turns_lead_back() {
         let picture = Picture::new(3, 2, Channels::Grey, vec![1, 2, 3, 4, 5, 6]);
-        assert_eq!(picture.turned(1).pixels, [4, 1, 5, 2, 6, 3]);
-        assert_eq!(picture.turned(1).turned(1), picture.turned(2));
-        assert_eq!(picture.turned(3).turned(1), picture);
+        assert_eq!(picture.rotated(1).pixels, [4, 1, 5, 2, 6, 3]);
+        assert_eq!(picture.rotated(1).rotated(1), picture.rotated(2));
+        assert_eq!(picture.rotated(3).rotated(1), picture);
     }
 }

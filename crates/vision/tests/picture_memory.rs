@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use cap::Cap;
 use image::{GrayAlphaImage, GrayImage, ImageBuffer, ImageFormat, RgbImage, RgbaImage};
 use kinds::file;
-use trueshot_vision::{Channels, DecodeLimits, Picture, Unreadable, memory};
+use trueshot_vision::{Channels, DecodeLimits, Picture, Unreadable, memory_budget};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
@@ -98,8 +98,8 @@ fn pictures_on_many_threads_share_one_budget() {
     // 16 bits and transparency: 8 bytes per pixel while it is decoded, 32 MB in all, from a file of some kilobytes.
     let bytes = file(ImageBuffer::<image::Rgba<u16>, _>::new(2000, 2000), ImageFormat::Png);
     assert!(bytes.len() < 200_000, "{}", bytes.len());
-    let (default, need) = (memory::pictures().limit(), need(&bytes, Channels::Colour));
-    memory::pictures().set_limit(2 * need);
+    let (default, need) = (memory_budget::decoded_images().limit(), need(&bytes, Channels::Colour));
+    memory_budget::decoded_images().set_limit(2 * need);
     MEMORY.set_limit(MEMORY.allocated() + 2 * need as usize + 16 * SPARE).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..12 {
@@ -112,15 +112,15 @@ fn pictures_on_many_threads_share_one_budget() {
         }
     });
     MEMORY.set_limit(usize::MAX).unwrap();
-    memory::pictures().set_limit(default);
+    memory_budget::decoded_images().set_limit(default);
 }
 
 #[test]
 fn a_picture_that_needs_more_than_the_whole_budget_is_decoded_alone() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     let bytes = file(RgbImage::new(1000, 1000), ImageFormat::Png);
-    let (default, need) = (memory::pictures().limit(), need(&bytes, Channels::Colour));
-    memory::pictures().set_limit(need / 3);
+    let (default, need) = (memory_budget::decoded_images().limit(), need(&bytes, Channels::Colour));
+    memory_budget::decoded_images().set_limit(need / 3);
     MEMORY.set_limit(MEMORY.allocated() + need as usize + 8 * SPARE).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..6 {
@@ -131,7 +131,7 @@ fn a_picture_that_needs_more_than_the_whole_budget_is_decoded_alone() {
         }
     });
     MEMORY.set_limit(usize::MAX).unwrap();
-    memory::pictures().set_limit(default);
+    memory_budget::decoded_images().set_limit(default);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use trueshot_vision::pickle::{Pickle, Value};
 use trueshot_vision::split::Split;
-use trueshot_vision::{Channels, Collection, Picture, Reading};
+use trueshot_vision::{Channels, Collection, Picture, SourceOptions};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, 512 << 20);
@@ -95,9 +95,9 @@ fn read_all(name: &str, bytes: &[u8]) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     std::fs::write(&path, bytes).unwrap();
-    let Ok(collection) = Collection::open(&path, Reading::default()) else { return };
+    let Ok(collection) = Collection::open(&path, SourceOptions::default()) else { return };
     for entry in collection.entries() {
-        let _ = collection.picture(entry, Channels::Colour);
+        let _ = collection.read_image(entry, Channels::Colour);
     }
 }
 
@@ -126,9 +126,9 @@ impl Cifar {
         let folder = tempfile::tempdir().unwrap();
         self.files.iter().for_each(|name| std::fs::write(folder.path().join(name), self.read(name)).unwrap());
         std::fs::write(folder.path().join(file), bytes).unwrap();
-        let collection = Collection::open(folder.path(), Reading::default()).ok()?;
+        let collection = Collection::open(folder.path(), SourceOptions::default()).ok()?;
         let rows = collection.entries().iter().map(|entry| {
-            let pixels = collection.picture(entry, Channels::Colour).unwrap().pixels;
+            let pixels = collection.read_image(entry, Channels::Colour).unwrap().pixels;
             (entry.item.clone(), collection.classes()[entry.class as usize].clone(), pixels)
         });
         Some(rows.collect())
@@ -301,6 +301,6 @@ fn an_archive_that_unpacks_to_gigabytes_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("bomb.tgz");
     std::fs::write(&path, encoder.finish().unwrap()).unwrap();
-    let refused = Collection::open(&path, Reading::default()).unwrap_err();
+    let refused = Collection::open(&path, SourceOptions::default()).unwrap_err();
     assert!(refused.to_string().contains("unpacks to more than"), "{refused}");
 }

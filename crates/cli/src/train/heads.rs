@@ -14,7 +14,7 @@ use trueshot::training::configuration;
 use trueshot::training::heads::configuration::{Configuration, LeftOut, Span};
 use trueshot::training::heads::{self, Bank, HeadOptions, HeadTrainee};
 
-use super::{Course, RunArguments};
+use super::{RunArguments, TrainingRun};
 
 use crate::messages::say;
 
@@ -37,7 +37,7 @@ pub struct TranfsArguments {
     #[command(flatten)]
     run: RunArguments,
     #[command(flatten)]
-    options: Options,
+    options: HeadFlags,
     #[command(flatten)]
     model: TranfsFlags,
 }
@@ -64,7 +64,7 @@ pub struct RelabelArguments {
     #[command(flatten)]
     run: RunArguments,
     #[command(flatten)]
-    options: Options,
+    options: HeadFlags,
     #[command(flatten)]
     model: RelabelFlags,
 }
@@ -77,7 +77,7 @@ pub fn train_relabel(arguments: &RelabelArguments) -> anyhow::Result<()> {
 
 /// Options of all heads.
 #[derive(Args, Serialize)]
-struct Options {
+struct HeadFlags {
     #[command(flatten)]
     data: DataFlags,
     #[command(flatten)]
@@ -183,7 +183,7 @@ pub(super) struct OptimiserFlags {
     warm_up: Option<f64>,
     /// Learning rate schedule after the warm-up
     #[arg(long, value_enum)]
-    schedule: Option<Fall>,
+    schedule: Option<ScheduleArgument>,
     /// Final learning rate of the cosine schedule, as a share of the maximum
     #[arg(long, value_name = "SHARE")]
     floor: Option<f64>,
@@ -200,7 +200,7 @@ pub(super) struct OptimiserFlags {
 
 #[derive(Clone, Copy, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Fall {
+pub(super) enum ScheduleArgument {
     Cosine,
     Steps,
     Constant,
@@ -318,7 +318,7 @@ fn train<M: HeadOptions + Send + Sync>(
     flags: toml::Table,
 ) -> anyhow::Result<()> {
     let mut configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
-    tell(configuration.settle(&defaults));
+    print_omitted_noise(configuration.settle(&defaults));
     let ways = configuration.episodes.ways.iter().map(|ways| ways.max).max().unwrap_or(0);
     configuration.model = configuration.model.for_episodes(ways);
     configuration.check()?;
@@ -340,7 +340,7 @@ fn train<M: HeadOptions + Send + Sync>(
         for overlap in heads::overlaps(&training, &validation) {
             say!("warning: {overlap}");
         }
-        let course = Course {
+        let training_run = TrainingRun {
             title: format!("{}, {} steps of {} episodes", M::KIND, steps, configuration.episodes.per_step),
             steps,
             validate_every: configuration.validation.every,
@@ -348,15 +348,15 @@ fn train<M: HeadOptions + Send + Sync>(
             identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
         };
         let mut trainee = HeadTrainee::new(&configuration, training, validation)?;
-        say!("{} parameters, seed {}", grouped(trainee.parameters().len()), configuration.seed);
-        run.train(claim, &mut trainee, course)
+        say!("{} parameters, seed {}", with_separators(trainee.parameters().len()), configuration.seed);
+        run.train(claim, &mut trainee, training_run)
     })?;
-    run.conclude(&outcome, steps);
+    run.print_outcome(&outcome, steps);
     Ok(())
 }
 
 /// Says which noise there will not be.
-fn tell(left_out: LeftOut) {
+fn print_omitted_noise(left_out: LeftOut) {
     if left_out.training {
         say!("no outliers were given (--outliers): training without outlier noise");
     }
@@ -376,7 +376,7 @@ fn open_all<M>(configuration: &Configuration<M>) -> anyhow::Result<BTreeMap<&Pat
             say!(
                 "{}: {} embeddings of {} dimensions, {} classes",
                 path.display(),
-                grouped(embeddings.len()),
+                with_separators(embeddings.len()),
                 embeddings.dim(),
                 embeddings.classes().len()
             );
@@ -386,7 +386,7 @@ fn open_all<M>(configuration: &Configuration<M>) -> anyhow::Result<BTreeMap<&Pat
     Ok(files)
 }
 
-pub(super) fn grouped(number: usize) -> String {
+pub(super) fn with_separators(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> = digits
         .as_bytes()

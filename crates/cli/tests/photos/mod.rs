@@ -10,11 +10,11 @@ const CLASSES: [&str; 3] = ["checks", "rings", "stripes"];
 const PICTURES: u32 = 6;
 
 /// A folder that holds `photos`, with six pictures of each of three classes.
-pub struct Photos(tempfile::TempDir);
+pub struct PhotoFolder(tempfile::TempDir);
 
-impl Photos {
+impl PhotoFolder {
     pub fn new() -> Self {
-        let photos = Photos(tempfile::tempdir().unwrap());
+        let photos = PhotoFolder(tempfile::tempdir().unwrap());
         for (kind, class) in CLASSES.iter().enumerate() {
             std::fs::create_dir_all(photos.path("photos").join(class)).unwrap();
             for number in 0..PICTURES {

@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 use trueshot::audit::{Audit, Certainty, Options, audit};
 use utoipa::IntoParams;
 
-use super::{Asked, JsonBytes};
+use super::{JsonBytes, QueryParameters};
+use crate::admission::{Cancellation, response_too_long};
 use crate::body::receive;
-use crate::description::{AuditBody, Binary, PicturesBody, SupportBody};
-use crate::gate::{Watch, answer_too_long};
+use crate::openapi::{AuditBody, Binary, PicturesBody, SupportBody};
 use crate::problem::Problem;
-use crate::state::{App, Shared};
-use crate::support::{Skipped, Support};
+use crate::request_rows::{Skipped, Support};
+use crate::state::{App, SharedApp};
 
 /// How to look.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -45,24 +45,24 @@ pub struct AuditReply {
     responses(
         (status = 200, description = "a verdict for every item", body = AuditBody)))]
 pub async fn post(
-    State(app): State<Shared>,
-    Asked(options): Asked<AuditOptions>,
+    State(app): State<SharedApp>,
+    QueryParameters(options): QueryParameters<AuditOptions>,
     request: Request,
 ) -> Result<JsonBytes, Problem> {
-    let options = options.checked()?;
-    let (ticket, body) = receive(&app, request).await?;
-    let reply = ticket.work(move |job| {
-        let support = Support::of(body, &app, &job.watch)?;
-        check_answer(&support, &options, app.limits.body)?;
-        let audit = look(&support, &options, &app, &job.watch)?;
+    let options = options.into_options()?;
+    let (admitted, body) = receive(&app, request).await?;
+    let reply = admitted.run(move |job| {
+        let support = Support::of(body, &app, &job.cancellation)?;
+        check_response_size(&support, &options, app.limits.body)?;
+        let audit = audit_rows(&support, &options, &app, &job.cancellation)?;
         let embedder = support.data.backbone().map(str::to_owned);
-        job.json(&AuditReply { audit, embedder, skipped: support.skipped })
+        job.json_response(&AuditReply { audit, embedder, skipped: support.skipped })
     });
     Ok(JsonBytes(reply.await?))
 }
 
 impl AuditOptions {
-    fn checked(&self) -> Result<Options, Problem> {
+    fn into_options(&self) -> Result<Options, Problem> {
         let usual = Options::default();
         let outside = |what: &str, given: &dyn std::fmt::Display, allowed: &str| {
             Problem::unusable(format!("{what} is {given}; allowed: {allowed}"))
@@ -87,7 +87,7 @@ impl AuditOptions {
 /// Refuses to make an answer that can only be too long: every item names its neighbours and their classes, and may be the
 /// duplicate of eight others. What is made in memory is several times as long as what is sent in most cases, so a
 /// support set may promise more than an answer may have, but not much more.
-fn check_answer(support: &Support, options: &Options, most: usize) -> Result<(), Problem> {
+fn check_response_size(support: &Support, options: &Options, most: usize) -> Result<(), Problem> {
     /// Names of a duplicate pair for every item.
     const DUPLICATES: usize = 16;
     /// The keys and numbers beside a name.
@@ -99,16 +99,21 @@ fn check_answer(support: &Support, options: &Options, most: usize) -> Result<(),
     let class = data.classes().iter().map(String::len).max().unwrap_or(0);
     let names = options.neighbours.min(data.len()) + 1 + DUPLICATES;
     match data.len() * names * (item + class + REST) > SPREAD * most {
-        true => Err(answer_too_long(most)),
+        true => Err(response_too_long(most)),
         false => Ok(()),
     }
 }
 
 /// Looks through a support set.
-pub fn look(support: &Support, options: &Options, app: &App, watch: &Watch) -> Result<Audit, Problem> {
-    let found = audit(&support.data, &app.head, options, &support.confirmed, watch);
+pub fn audit_rows(
+    support: &Support,
+    options: &Options,
+    app: &App,
+    cancellation: &Cancellation,
+) -> Result<Audit, Problem> {
+    let found = audit(&support.data, &app.head, options, &support.confirmed, cancellation);
     let found = found.map_err(|error| match error {
-        trueshot::Error::Interrupted => watch.late(),
+        trueshot::Error::Interrupted => cancellation.timed_out(),
         error => error.into(),
     })?;
     match found.items.iter().find(|item| !item.p_wrong.is_finite()) {

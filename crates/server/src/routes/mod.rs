@@ -15,29 +15,29 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::problem::Problem;
-use crate::store::no_such;
+use crate::store::no_such_classifier;
 
 /// The parameters behind the question mark; what is wrong with them is told like all else.
-pub struct Asked<T>(pub T);
+pub struct QueryParameters<T>(pub T);
 
-impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for QueryParameters<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         let refused = |refused: QueryRejection| Problem::malformed(refused.body_text());
-        Query::try_from_uri(&parts.uri).map(|Query(asked)| Asked(asked)).map_err(refused)
+        Query::try_from_uri(&parts.uri).map(|Query(asked)| QueryParameters(asked)).map_err(refused)
     }
 }
 
 /// The id in the path of a request. One that is not even text is refused like any other that is not known.
-pub struct Id(pub String);
+pub struct ClassifierId(pub String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Id {
+impl<S: Send + Sync> FromRequestParts<S> for ClassifierId {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let path = Path::<String>::from_request_parts(parts, state).await;
-        path.map(|Path(id)| Id(id)).map_err(|_| no_such(""))
+        path.map(|Path(id)| ClassifierId(id)).map_err(|_| no_such_classifier(""))
     }
 }
 

@@ -24,28 +24,28 @@
 //! If a worker ends, every picture that was in work is tried again in a worker of its own, so only the pictures that
 //! are to blame are lost. The gate looks at a file first, because it can say more precisely what is wrong.
 
-mod gate;
-mod limits;
+mod file_check;
 mod model;
 mod process;
-mod wire;
+mod process_limits;
+mod protocol;
 mod worker;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use process::ModelProcess;
-use process::Worker;
-use wire::{Description, Order};
+use process::WorkerProcess;
+use protocol::{LoadRequest, ModelDescription};
 pub use worker::serve;
 
-use crate::backbone::Options;
+use crate::backbone::BackboneOptions;
 use crate::error::{Error, Result, Unreadable};
 use crate::picture::Channels;
 use crate::preprocess::Preprocessing;
 
 /// The largest file that is read as a model.
-const MOST_BYTES: u64 = 2 << 30;
+const MAX_MODEL_BYTES: u64 = 2 << 30;
 /// Numbers of classes that ImageNet's classifiers have: with or without a background, of 1k, 21k and 22k.
 const CLASS_COUNTS: [usize; 5] = [1000, 1001, 21_841, 21_843, 11_221];
 
@@ -70,20 +70,20 @@ pub fn run_models_in(process: ModelProcess) {
 }
 
 /// A model that runs in a worker process.
-pub(crate) struct Network {
+pub(crate) struct OnnxNetwork {
     process: ModelProcess,
     /// The file, for a new worker when one has ended.
     bytes: Vec<u8>,
-    order: Order,
-    description: Description,
-    worker: Mutex<Arc<Worker>>,
+    request: LoadRequest,
+    description: ModelDescription,
+    worker: Mutex<Arc<WorkerProcess>>,
     /// Held while a picture is tried in a worker of its own, so that there is one such worker at a time.
     alone: Mutex<()>,
 }
 
 /// What a model turned out to be.
-pub(crate) struct Opened {
-    pub network: Network,
+pub(crate) struct OnnxModel {
+    pub network: OnnxNetwork,
     pub preprocessing: Preprocessing,
     /// The name of the output.
     pub output: String,
@@ -94,22 +94,22 @@ pub(crate) struct Opened {
 }
 
 /// Reads a file, with the options beside it for what is not given.
-pub(crate) fn open(path: &Path, given: &Options) -> Result<Opened> {
+pub(crate) fn open(path: &Path, given: &BackboneOptions) -> Result<OnnxModel> {
     let failed = |source| trueshot::Error::Read { path: path.into(), source };
     let length = std::fs::metadata(path).map_err(failed)?.len();
-    if length > MOST_BYTES {
-        return Err(bad(path, format!("it has {length} bytes; the most is {MOST_BYTES}")));
+    if length > MAX_MODEL_BYTES {
+        return Err(bad(path, format!("it has {length} bytes; the most is {MAX_MODEL_BYTES}")));
     }
-    let options = given.clone().or(beside(path)?);
-    read(std::fs::read(path).map_err(failed)?, path, &options)
+    let options = given.clone().or(options_beside(path)?);
+    load(std::fs::read(path).map_err(failed)?, path, &options)
 }
 
 /// What stands in `model.toml` beside `model.onnx`.
-fn beside(path: &Path) -> Result<Options> {
+fn options_beside(path: &Path) -> Result<BackboneOptions> {
     let path = path.with_extension("toml");
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Options::default()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BackboneOptions::default()),
         Err(source) => return Err(trueshot::Error::Read { path, source }.into()),
     };
     toml::from_str(&text).map_err(|problem| Error::BadModel {
@@ -121,11 +121,11 @@ fn beside(path: &Path) -> Result<Options> {
 
 /// Refuses what is not an ONNX file or claims what it does not hold.
 pub(crate) fn check(bytes: &[u8], path: &Path) -> Result<()> {
-    gate::check(bytes).map_err(|problem| bad(path, problem.to_string()))
+    file_check::check(bytes).map_err(|problem| bad(path, problem.to_string()))
 }
 
 /// Opens a model in memory; `path` stands for it in messages.
-pub(crate) fn read(bytes: Vec<u8>, path: &Path, options: &Options) -> Result<Opened> {
+pub(crate) fn load(bytes: Vec<u8>, path: &Path, options: &BackboneOptions) -> Result<OnnxModel> {
     check(&bytes, path)?;
     let process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let process = process.ok_or_else(|| Error::BadModel {
@@ -135,7 +135,7 @@ pub(crate) fn read(bytes: Vec<u8>, path: &Path, options: &Options) -> Result<Ope
         hint: Some("call trueshot_vision::onnx::run_models_in first".into()),
     })?;
     let hash = blake3::hash(&bytes).to_hex()[..16].to_owned();
-    let order = Order {
+    let request = LoadRequest {
         bytes: bytes.len() as u64,
         size: options.size,
         output: options.output.clone(),
@@ -143,19 +143,19 @@ pub(crate) fn read(bytes: Vec<u8>, path: &Path, options: &Options) -> Result<Ope
         seconds: process.seconds,
     };
     let (worker, description) =
-        Worker::start(&process, &bytes, &order).map_err(|problem| bad(path, problem))?;
+        WorkerProcess::start(&process, &bytes, &request).map_err(|problem| bad(path, problem))?;
     let preprocessing = preprocessing(&description, options)?;
     let (output, warning) = (description.output.clone(), warning(&description));
     let worker = Mutex::new(Arc::new(worker));
-    let network = Network { process, bytes, order, description, worker, alone: Mutex::default() };
-    Ok(Opened { network, preprocessing, output, hash, warning })
+    let network = OnnxNetwork { process, bytes, request, description, worker, alone: Mutex::default() };
+    Ok(OnnxModel { network, preprocessing, output, hash, warning })
 }
 
 fn bad(path: &Path, problem: impl Into<String>) -> Error {
     Error::BadModel { path: path.into(), problem: problem.into(), hint: None }
 }
 
-fn preprocessing(model: &Description, options: &Options) -> Result<Preprocessing> {
+fn preprocessing(model: &ModelDescription, options: &BackboneOptions) -> Result<Preprocessing> {
     let usual = Preprocessing::colour(model.size);
     let (channels, mean, std) = match model.channels {
         1 => (Channels::Grey, vec![0.5], vec![0.5]),
@@ -173,8 +173,8 @@ fn preprocessing(model: &Description, options: &Options) -> Result<Preprocessing
     Ok(preprocessing)
 }
 
-fn warning(model: &Description) -> Option<String> {
-    let Description { output, dim, .. } = model;
+fn warning(model: &ModelDescription) -> Option<String> {
+    let ModelDescription { output, dim, .. } = model;
     let lower = output.to_lowercase();
     let named = ["logit", "prob", "softmax", "class"].iter().any(|word| lower.contains(word));
     (named || CLASS_COUNTS.contains(dim)).then(|| {
@@ -184,17 +184,17 @@ fn warning(model: &Description) -> Option<String> {
     })
 }
 
-impl Network {
+impl OnnxNetwork {
     pub fn dim(&self) -> usize {
         self.description.dim
     }
 
     /// Embeds one normalised picture (`[row, column, channel]`). Any number of threads may call this at the same time.
     pub fn embed(&self, picture: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
-        let row = match self.shared().and_then(|worker| worker.embed(picture)) {
+        let row = match self.shared_worker().and_then(|worker| worker.embed(picture)) {
             Ok(row) => row,
             // This picture may be to blame, or another that was in work at the same time.
-            Err(_) => self.embed_alone(picture),
+            Err(_) => self.embed_in_own_worker(picture),
         };
         let row = row.map_err(Unreadable::Network)?;
         if row.len() != out.len() {
@@ -205,7 +205,7 @@ impl Network {
     }
 
     /// The worker of all threads; a new one if it has ended.
-    fn shared(&self) -> Result<Arc<Worker>, String> {
+    fn shared_worker(&self) -> Result<Arc<WorkerProcess>, String> {
         let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.has_ended() {
             *worker = Arc::new(self.start()?);
@@ -213,12 +213,12 @@ impl Network {
         Ok(worker.clone())
     }
 
-    fn embed_alone(&self, picture: &[f32]) -> wire::Row {
+    fn embed_in_own_worker(&self, picture: &[f32]) -> protocol::EmbeddingReply {
         let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         self.start()?.embed(picture)?
     }
 
-    fn start(&self) -> Result<Worker, String> {
-        Ok(Worker::start(&self.process, &self.bytes, &self.order)?.0)
+    fn start(&self) -> Result<WorkerProcess, String> {
+        Ok(WorkerProcess::start(&self.process, &self.bytes, &self.request)?.0)
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-fn read(bytes: &[u8]) -> Result<Pickle, Problem> {
+fn read(bytes: &[u8]) -> Result<Pickle, PickleError> {
     Pickle::read(Bytes::copy_from_slice(bytes))
 }
 

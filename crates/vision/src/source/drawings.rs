@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Collection, Place};
+use super::{Collection, ImageLocation};
 use crate::error::{Result, Unreadable};
 use crate::omniglot::{Character, Omniglot};
 use crate::picture::{Channels, Picture};
@@ -18,7 +18,7 @@ pub(super) fn list() -> Result<Collection> {
         for number in 0..omniglot.drawings_per_character() {
             let class = class_name(found);
             let item = format!("{class}/{:02}", number + 1);
-            pictures.push((class, item, Place::Drawing { character, number }));
+            pictures.push((class, item, ImageLocation::Drawing { character, number }));
         }
     }
     Ok(Collection::new(Path::new(NAME), pictures, Vec::new()))
@@ -29,7 +29,7 @@ pub(crate) fn class_name(character: &Character<'_>) -> String {
 }
 
 /// Black ink on white paper, as the published files have it.
-pub(crate) fn picture(character: usize, number: usize, channels: Channels) -> Result<Picture, Unreadable> {
+pub(crate) fn image(character: usize, number: usize, channels: Channels) -> Result<Picture, Unreadable> {
     let drawing = Omniglot::embedded().and_then(|omniglot| omniglot.drawing(character, number));
     let drawing = drawing.map_err(|error| Unreadable::Decoder(error.to_string()))?;
     let (width, height) = (drawing.width(), drawing.height());

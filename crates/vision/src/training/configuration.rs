@@ -8,7 +8,7 @@ use trueshot::noise::{self, Noise, NoiseKind, NoiseLevels};
 use trueshot::training::heads::configuration::{Fall, Optimiser, allowed};
 
 use super::loss::Aggregate;
-use super::validation::Judge;
+use super::validation::Validator;
 use crate::augment::Augmentation;
 use crate::error::{Error, Result};
 use crate::preprocess::Preprocessing;
@@ -17,7 +17,7 @@ use crate::resize::Fit;
 /// How to train a backbone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Configuration {
+pub struct BackboneConfiguration {
     /// Same seed, same model.
     pub seed: u64,
     /// Updates of the parameters, each on one episode.
@@ -25,15 +25,15 @@ pub struct Configuration {
     /// A backbone to start from; empty for a fresh one.
     pub from: PathBuf,
     /// What to train and validate on.
-    pub data: Data,
+    pub data: DataSettings,
     /// What becomes of the pictures.
-    pub pictures: Pictures,
+    pub pictures: ImageSettings,
     /// What training episodes are like.
-    pub episodes: Episodes,
+    pub episodes: EpisodeSettings,
     /// How pictures are changed in training.
     pub augmentation: Augmentation,
     /// How the model is judged on the way.
-    pub validation: Validation,
+    pub validation: ValidationSettings,
     /// How the parameters are changed.
     pub optimiser: Optimiser,
 }
@@ -41,7 +41,7 @@ pub struct Configuration {
 /// What to train and validate on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Data {
+pub struct DataSettings {
     /// The pictures to train on: folder, archive, list or `omniglot`.
     pub train: PathBuf,
     /// Pictures of other classes, which outlier noise in training draws from; empty: none.
@@ -65,7 +65,7 @@ pub struct Data {
 /// What becomes of the pictures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Pictures {
+pub struct ImageSettings {
     /// Height and width.
     pub size: usize,
     /// Colour, or drawings with dark ink on white paper.
@@ -81,7 +81,7 @@ pub struct Pictures {
 /// What training episodes are like.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Episodes {
+pub struct EpisodeSettings {
     /// Classes.
     pub ways: usize,
     /// Labelled pictures a class.
@@ -97,7 +97,7 @@ pub struct Episodes {
 /// How the model is judged on the way: the mean accuracy over all settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Validation {
+pub struct ValidationSettings {
     /// Steps between two validations.
     pub every: u64,
     /// Episodes of each.
@@ -114,24 +114,34 @@ pub struct Validation {
     pub seed: u64,
 }
 
-impl Configuration {
+impl BackboneConfiguration {
     /// The paper's training on photographs.
     pub fn photographs() -> Self {
-        Configuration {
+        BackboneConfiguration {
             seed: 0,
             steps: 100_000,
             from: PathBuf::new(),
-            data: Data { train_split: "train".into(), validation_split: "val".into(), ..Data::default() },
-            pictures: Pictures { size: 84, colour: true, fit: Fit::Squash, augment: true, rotations: false },
-            episodes: Episodes {
+            data: DataSettings {
+                train_split: "train".into(),
+                validation_split: "val".into(),
+                ..DataSettings::default()
+            },
+            pictures: ImageSettings {
+                size: 84,
+                colour: true,
+                fit: Fit::Squash,
+                augment: true,
+                rotations: false,
+            },
+            episodes: EpisodeSettings {
                 ways: 5,
                 shots: 5,
                 queries: 15,
-                noise: vec![clean()],
+                noise: vec![no_noise()],
                 aggregate: Aggregate::Mean,
             },
             augmentation: Augmentation::default(),
-            validation: Validation {
+            validation: ValidationSettings {
                 every: 1000,
                 episodes: 600,
                 ways: 5,
@@ -154,10 +164,10 @@ impl Configuration {
     /// there are twenty drawings of a character.
     pub fn drawings() -> Self {
         let photographs = Self::photographs();
-        Configuration {
-            pictures: Pictures { size: 28, colour: false, augment: false, ..photographs.pictures },
-            episodes: Episodes { queries: 10, ..photographs.episodes },
-            validation: Validation { queries: 10, ..photographs.validation },
+        BackboneConfiguration {
+            pictures: ImageSettings { size: 28, colour: false, augment: false, ..photographs.pictures },
+            episodes: EpisodeSettings { queries: 10, ..photographs.episodes },
+            validation: ValidationSettings { queries: 10, ..photographs.validation },
             ..photographs
         }
     }
@@ -165,10 +175,10 @@ impl Configuration {
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
         check_noise(&self.noises())?;
-        let Episodes { ways, shots, queries, .. } = self.episodes;
+        let EpisodeSettings { ways, shots, queries, .. } = self.episodes;
         check_episodes(ways, shots, queries)?;
-        let Configuration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
-        check_usual(*steps, *seed, pictures, augmentation, validation, optimiser)
+        let BackboneConfiguration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
+        check_common(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
     /// What the network's pictures must be.
@@ -178,20 +188,20 @@ impl Configuration {
 
     /// All noise settings of training.
     pub(super) fn noises(&self) -> Vec<Noise> {
-        all(&self.episodes.noise)
+        flatten_noise(&self.episodes.noise)
     }
 
     pub(super) fn spec(&self) -> EpisodeSpec {
-        let Episodes { ways, shots, queries, .. } = self.episodes;
+        let EpisodeSettings { ways, shots, queries, .. } = self.episodes;
         EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed: self.seed }
     }
 
-    pub(super) fn judge(&self) -> Judge {
-        self.validation.judge(&self.episodes.noise)
+    pub(super) fn validator(&self) -> Validator {
+        self.validation.validator(&self.episodes.noise)
     }
 }
 
-impl Pictures {
+impl ImageSettings {
     /// What the network's pictures must be.
     pub fn preprocessing(&self) -> Preprocessing {
         let usual = match self.colour {
@@ -209,7 +219,7 @@ impl Pictures {
     }
 }
 
-impl Validation {
+impl ValidationSettings {
     fn check(&self) -> Result<()> {
         allowed("validation.every", self.every, self.every > 0, "1 or more")?;
         allowed("validation.episodes", self.episodes, self.episodes > 0, "1 or more")?;
@@ -217,30 +227,30 @@ impl Validation {
     }
 
     /// Who judges, by these noise settings or, if there are none, by those of training.
-    pub(super) fn judge(&self, training: &[NoiseLevels]) -> Judge {
-        let Validation { ways, shots, queries, seed, episodes, .. } = *self;
+    pub(super) fn validator(&self, training: &[NoiseLevels]) -> Validator {
+        let ValidationSettings { ways, shots, queries, seed, episodes, .. } = *self;
         let spec = EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed };
         let given = if self.noise.is_empty() { training } else { &self.noise };
-        Judge { spec, noises: noise::settings(given), episodes }
+        Validator { spec, noises: noise::settings(given), episodes }
     }
 }
 
 /// Noise of no kind.
-pub(super) fn clean() -> NoiseLevels {
+pub(super) fn no_noise() -> NoiseLevels {
     NoiseLevels(vec![Noise { kind: NoiseKind::Symmetric, level: 0.0 }])
 }
 
-pub(super) fn all(levels: &[NoiseLevels]) -> Vec<Noise> {
+pub(super) fn flatten_noise(levels: &[NoiseLevels]) -> Vec<Noise> {
     levels.iter().flat_map(|levels| levels.0.iter().copied()).collect()
 }
 
 /// Refuses what makes no sense for any network.
-pub(super) fn check_usual(
+pub(super) fn check_common(
     steps: u64,
     seed: u64,
-    pictures: &Pictures,
+    pictures: &ImageSettings,
     augmentation: &Augmentation,
-    validation: &Validation,
+    validation: &ValidationSettings,
     optimiser: &Optimiser,
 ) -> Result<()> {
     allowed("steps", steps, steps > 0, "1 or more")?;
@@ -257,7 +267,7 @@ pub(super) fn check_noise(noises: &[Noise]) -> Result<()> {
 
 pub(super) fn check_episodes(ways: usize, shots: usize, queries: usize) -> Result<()> {
     let images = ways.saturating_mul(shots.saturating_add(queries));
-    allowed("pictures an episode", images, images <= MOST_IMAGES, "1 to 10000")?;
+    allowed("pictures an episode", images, images <= MAX_IMAGES, "1 to 10000")?;
     Ok(allowed("episodes.queries", queries, queries > 0, "1 or more")?)
 }
 
@@ -278,4 +288,4 @@ fn check_augmentation(given: &Augmentation) -> Result<()> {
 }
 
 /// Beyond this a step's activations fill any memory.
-pub(super) const MOST_IMAGES: usize = 10_000;
+pub(super) const MAX_IMAGES: usize = 10_000;

@@ -14,10 +14,10 @@ use utoipa::openapi::schema::{
 };
 use utoipa::{OpenApi, PartialSchema, ToSchema};
 
-use crate::limits::{LONGEST_NAME, MOST_ITEMS, MOST_NUMBERS};
+use crate::limits::{MAX_DIM, MAX_ITEMS, MAX_NAME_BYTES};
+use crate::request_rows::Skipped;
 use crate::routes::{about, audits, classifiers, embeddings, predictions};
 use crate::shared_responses::SharedResponses;
-use crate::support::Skipped;
 
 /// A support set as JSON.
 #[derive(Deserialize, ToSchema)]
@@ -26,13 +26,13 @@ use crate::support::Skipped;
 #[allow(dead_code)]
 pub struct SupportBody {
     /// A row of numbers for every item, all of the same length.
-    #[schema(schema_with = support_rows, example = json!([[0.9, 0.1], [1.0, 0.2], [0.1, 0.8], [0.2, 1.0]]))]
+    #[schema(schema_with = support_rows_schema, example = json!([[0.9, 0.1], [1.0, 0.2], [0.1, 0.8], [0.2, 1.0]]))]
     rows: Vec<Vec<f32>>,
     /// The class of every item, at least two different ones.
-    #[schema(schema_with = labels, example = json!(["cat", "cat", "dog", "dog"]))]
+    #[schema(schema_with = labels_schema, example = json!(["cat", "cat", "dog", "dog"]))]
     labels: Vec<String>,
     /// The names of the items.
-    #[schema(schema_with = names, required = false)]
+    #[schema(schema_with = names_schema, required = false)]
     items: Option<Vec<String>>,
     /// Whether the label of an item has been confirmed; such items stay where they are.
     #[schema(required = false, max_items = 20000)]
@@ -49,38 +49,38 @@ pub struct SupportBody {
 #[allow(dead_code)]
 pub struct QueriesBody {
     /// A row of numbers for every query, as many as the classifier has.
-    #[schema(schema_with = query_rows)]
+    #[schema(schema_with = query_rows_schema)]
     rows: Vec<Vec<f32>>,
     /// The names of the queries.
-    #[schema(schema_with = names, required = false)]
+    #[schema(schema_with = names_schema, required = false)]
     items: Option<Vec<String>>,
 }
 
-fn support_rows() -> Schema {
-    rows(2)
+fn support_rows_schema() -> Schema {
+    rows_schema(2)
 }
 
-fn query_rows() -> Schema {
-    rows(1)
+fn query_rows_schema() -> Schema {
+    rows_schema(1)
 }
 
-fn rows(least: usize) -> Schema {
+fn rows_schema(least: usize) -> Schema {
     let number = ObjectBuilder::new().schema_type(Type::Number).minimum(Some(-1e15)).maximum(Some(1e15));
-    let row = ArrayBuilder::new().items(number).min_items(Some(1)).max_items(Some(MOST_NUMBERS));
-    ArrayBuilder::new().items(row).min_items(Some(least)).max_items(Some(MOST_ITEMS)).into()
+    let row = ArrayBuilder::new().items(number).min_items(Some(1)).max_items(Some(MAX_DIM));
+    ArrayBuilder::new().items(row).min_items(Some(least)).max_items(Some(MAX_ITEMS)).into()
 }
 
-fn labels() -> Schema {
-    ArrayBuilder::new().items(name()).min_items(Some(2)).max_items(Some(MOST_ITEMS)).into()
+fn labels_schema() -> Schema {
+    ArrayBuilder::new().items(name_schema()).min_items(Some(2)).max_items(Some(MAX_ITEMS)).into()
 }
 
-fn names() -> Schema {
-    ArrayBuilder::new().items(name()).max_items(Some(MOST_ITEMS)).into()
+fn names_schema() -> Schema {
+    ArrayBuilder::new().items(name_schema()).max_items(Some(MAX_ITEMS)).into()
 }
 
 /// A name is text or a whole number.
-fn name() -> OneOfBuilder {
-    let text = ObjectBuilder::new().schema_type(Type::String).max_length(Some(LONGEST_NAME));
+fn name_schema() -> OneOfBuilder {
+    let text = ObjectBuilder::new().schema_type(Type::String).max_length(Some(MAX_NAME_BYTES));
     let number = ObjectBuilder::new()
         .schema_type(Type::Integer)
         .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)));
@@ -247,11 +247,12 @@ pub struct Duplicate {
     components(schemas(crate::problem::ProblemBody)),
     modifiers(&SharedResponses)
 )]
-struct Description;
+struct ApiDescription;
 
 /// The description as it is served. What depends on the program at run time, and what utoipa cannot write, is added here.
 pub fn document(methods: &[&str]) -> Value {
-    let mut document = serde_json::to_value(Description::openapi()).expect("the description is plain data");
+    let mut document =
+        serde_json::to_value(ApiDescription::openapi()).expect("the description is plain data");
     let classifiers = &mut document["paths"]["/api/v1/classifiers"];
     classifiers["post"]["parameters"][0]["schema"] = json!({ "type": "string", "enum": methods });
     classifiers["post"]["responses"]["201"]["links"] = links();

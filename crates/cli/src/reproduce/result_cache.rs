@@ -14,7 +14,7 @@ use crate::output::write_file;
 
 /// The note beside a result.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Note {
+pub struct ResultRecord {
     /// The job's key.
     pub key: String,
     /// The command.
@@ -28,23 +28,23 @@ pub struct Note {
 }
 
 /// What is known of a job's result.
-pub enum State {
+pub enum ResultState {
     Done,
     /// Nothing, or part of it.
-    Open,
+    Missing,
     /// There is a result, but not the one that was noted.
     Changed,
 }
 
 /// The folder of results.
-pub struct Cache {
+pub struct ResultCache {
     folder: PathBuf,
 }
 
-impl Cache {
-    pub fn in_folder(folder: &Path) -> anyhow::Result<Self> {
+impl ResultCache {
+    pub fn open(folder: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(folder.join("cache"))?;
-        Ok(Cache { folder: folder.into() })
+        Ok(ResultCache { folder: folder.into() })
     }
 
     /// Keeps other runs out of the folder. Every step holds on to it as well ([`File`] is its standard input), so that one
@@ -62,19 +62,19 @@ impl Cache {
         self.folder.join(&job.output)
     }
 
-    fn note_path(&self, job: &Job) -> PathBuf {
+    fn record_path(&self, job: &Job) -> PathBuf {
         self.path(job).with_extension("done.json")
     }
 
-    pub fn state(&self, job: &Job) -> State {
-        let Ok(text) = std::fs::read_to_string(self.note_path(job)) else { return State::Open };
-        let Ok(note) = serde_json::from_str::<Note>(&text) else { return State::Changed };
-        let same = note.key == job.key && sha256(&self.path(job)).is_ok_and(|hash| hash == note.sha256);
-        if same { State::Done } else { State::Changed }
+    pub fn state(&self, job: &Job) -> ResultState {
+        let Ok(text) = std::fs::read_to_string(self.record_path(job)) else { return ResultState::Missing };
+        let Ok(record) = serde_json::from_str::<ResultRecord>(&text) else { return ResultState::Changed };
+        let same = record.key == job.key && sha256(&self.path(job)).is_ok_and(|hash| hash == record.sha256);
+        if same { ResultState::Done } else { ResultState::Changed }
     }
 
     /// Forgets a result that is not what it should be, with all that lies beside it.
-    pub fn forget(&self, job: &Job) -> anyhow::Result<()> {
+    pub fn remove(&self, job: &Job) -> anyhow::Result<()> {
         let path = self.path(job);
         let stem = path.file_stem().map(|stem| format!("{}.", stem.display())).unwrap_or_default();
         for entry in std::fs::read_dir(self.folder.join("cache"))? {
@@ -87,15 +87,15 @@ impl Cache {
     }
 
     /// Notes that a job is done.
-    pub fn note(&self, job: &Job, command: String, seconds: f64) -> anyhow::Result<()> {
-        let note = Note {
+    pub fn record(&self, job: &Job, command: String, seconds: f64) -> anyhow::Result<()> {
+        let record = ResultRecord {
             key: job.key.clone(),
             command,
             sha256: sha256(&self.path(job))?,
             seconds,
             version: env!("CARGO_PKG_VERSION").into(),
         };
-        write_file(&self.note_path(job), &(serde_json::to_string_pretty(&note)? + "\n"))
+        write_file(&self.record_path(job), &(serde_json::to_string_pretty(&record)? + "\n"))
     }
 }
 

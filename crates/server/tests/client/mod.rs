@@ -7,18 +7,18 @@ use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
-use trueshot_server::{Access, App, Limits, Settings, app};
-use trueshot_vision::backbone::Options;
-use trueshot_vision::cache::Place;
+use trueshot_server::{Access, App, Limits, ServerSettings, app};
+use trueshot_vision::backbone::BackboneOptions;
+use trueshot_vision::cache::CacheLocation;
 use trueshot_vision::{Embedder, Omniglot};
 
-pub struct Answer {
+pub struct TestResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub bytes: Vec<u8>,
 }
 
-impl Answer {
+impl TestResponse {
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.bytes).unwrap_or_else(|_| panic!("no JSON: {}", self.text()))
     }
@@ -34,14 +34,14 @@ impl Answer {
     }
 }
 
-pub struct Server {
+pub struct TestServer {
     pub router: Router,
     pub warnings: Vec<String>,
     pub folder: std::path::PathBuf,
     _own: Option<tempfile::TempDir>,
 }
 
-impl Server {
+impl TestServer {
     pub fn new() -> Self {
         Self::with(Limits::default(), Access::default())
     }
@@ -49,7 +49,7 @@ impl Server {
     pub fn with(limits: Limits, access: Access) -> Self {
         let own = tempfile::tempdir().unwrap();
         let server = Self::on(own.path(), limits, access);
-        Server { _own: Some(own), ..server }
+        TestServer { _own: Some(own), ..server }
     }
 
     pub fn on(folder: &std::path::Path, limits: Limits, access: Access) -> Self {
@@ -57,44 +57,45 @@ impl Server {
     }
 
     pub fn try_on(folder: &std::path::Path, limits: Limits, access: Access) -> trueshot::Result<Self> {
-        let embedder = Embedder::open("omniglot-conv4", &Options::default(), &Place::Nowhere).unwrap();
-        let settings = Settings { data_dir: folder.to_owned(), access, limits };
+        let embedder =
+            Embedder::open("omniglot-conv4", &BackboneOptions::default(), &CacheLocation::Disabled).unwrap();
+        let settings = ServerSettings { data_dir: folder.to_owned(), access, limits };
         let (state, warnings) = App::new(embedder, settings)?;
-        Ok(Server { router: app(state), warnings, folder: folder.to_owned(), _own: None })
+        Ok(TestServer { router: app(state), warnings, folder: folder.to_owned(), _own: None })
     }
 
-    pub fn ask(&self, request: Request<Body>) -> Answer {
+    pub fn send(&self, request: Request<Body>) -> TestResponse {
         let router = self.router.clone();
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        runtime.block_on(answer(router, request))
+        runtime.block_on(send_to(router, request))
     }
 
-    pub fn get(&self, path: &str) -> Answer {
-        self.ask(request(Method::GET, path).body(Body::empty()).unwrap())
+    pub fn get(&self, path: &str) -> TestResponse {
+        self.send(request(Method::GET, path).body(Body::empty()).unwrap())
     }
 
-    pub fn delete(&self, path: &str) -> Answer {
-        self.ask(request(Method::DELETE, path).body(Body::empty()).unwrap())
+    pub fn delete(&self, path: &str) -> TestResponse {
+        self.send(request(Method::DELETE, path).body(Body::empty()).unwrap())
     }
 
-    pub fn post(&self, path: &str, kind: &str, body: impl Into<Body>) -> Answer {
+    pub fn post(&self, path: &str, kind: &str, body: impl Into<Body>) -> TestResponse {
         let request = request(Method::POST, path).header(header::CONTENT_TYPE, kind);
-        self.ask(request.body(body.into()).unwrap())
+        self.send(request.body(body.into()).unwrap())
     }
 
-    pub fn post_json(&self, path: &str, body: &Value) -> Answer {
+    pub fn post_json(&self, path: &str, body: &Value) -> TestResponse {
         self.post(path, "application/json", body.to_string())
     }
 
-    pub fn post_form(&self, path: &str, files: &[(String, String, Vec<u8>)]) -> Answer {
+    pub fn post_form(&self, path: &str, files: &[(String, String, Vec<u8>)]) -> TestResponse {
         self.post(path, "multipart/form-data; boundary=edge", form(files))
     }
 }
 
-pub async fn answer(router: Router, request: Request<Body>) -> Answer {
+pub async fn send_to(router: Router, request: Request<Body>) -> TestResponse {
     let (parts, body) = router.oneshot(request).await.unwrap().into_parts();
     let bytes = body.collect().await.unwrap().to_bytes().to_vec();
-    Answer { status: parts.status, headers: parts.headers, bytes }
+    TestResponse { status: parts.status, headers: parts.headers, bytes }
 }
 
 pub fn request(method: Method, path: &str) -> axum::http::request::Builder {
@@ -118,7 +119,7 @@ pub fn form(files: &[(String, String, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// A number that looks drawn by lot.
-fn scatter(seed: usize) -> f32 {
+fn pseudo_random(seed: usize) -> f32 {
     let mixed = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as f32 / 8_388_608.0 - 1.0
 }
@@ -126,7 +127,8 @@ fn scatter(seed: usize) -> f32 {
 /// A row near the place of a class.
 pub fn row(class: usize, number: usize) -> Vec<f32> {
     let place = |column: usize| {
-        3.0 * scatter(class * 1000 + column) + 0.6 * scatter(class * 77_777 + number * 101 + column)
+        3.0 * pseudo_random(class * 1000 + column)
+            + 0.6 * pseudo_random(class * 77_777 + number * 101 + column)
     };
     (0..32).map(place).collect()
 }

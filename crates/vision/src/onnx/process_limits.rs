@@ -3,7 +3,7 @@
 use std::io;
 
 /// How much memory and processor time the worker process may take.
-pub struct Limits {
+pub struct ProcessLimits {
     /// Bytes that do not depend on the number of pictures: the interpreter, the model, its stack.
     fixed: u64,
     /// Bytes for each thread that embeds.
@@ -12,19 +12,19 @@ pub struct Limits {
     seconds: u64,
 }
 
-impl Limits {
+impl ProcessLimits {
     pub fn new(model: u64, memory: u64, seconds: u64) -> Self {
         // If memory runs out in spite of the limit, the system should end this process and no other.
         let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
-        Limits { fixed: model.saturating_add(data_size()), memory, seconds }
+        ProcessLimits { fixed: model.saturating_add(data_bytes_in_use()), memory, seconds }
     }
 }
 
 #[cfg(unix)]
-impl Limits {
+impl ProcessLimits {
     /// Sets the limits for a number of threads and the number of pictures that they work on now. Processor time counts
     /// from now on.
-    pub fn set(&self, threads: usize, pictures: usize) -> io::Result<()> {
+    pub fn apply(&self, threads: usize, pictures: usize) -> io::Result<()> {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let set = |resource, wanted: u64| {
             let maximum = getrlimit(resource).maximum;
@@ -47,16 +47,16 @@ fn processor_seconds() -> u64 {
 }
 
 #[cfg(not(unix))]
-impl Limits {
+impl ProcessLimits {
     /// Sets nothing: only Unix has such limits.
-    pub fn set(&self, _threads: usize, _pictures: usize) -> io::Result<()> {
+    pub fn apply(&self, _threads: usize, _pictures: usize) -> io::Result<()> {
         let _ = (self.fixed, self.memory, self.seconds);
         Ok(())
     }
 }
 
 /// Bytes of memory in use already, as the limit counts them; 0 where the system does not say.
-fn data_size() -> u64 {
+fn data_bytes_in_use() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmData:"));
     let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 
 use trueshot::noise::{NoiseKind, NoiseLevels};
 
-use super::data::{Found, Outliers, Pictures};
+use super::dataset_files::{DatasetSplits, OutlierSplits, SplitImages};
 use super::experiments::{Dataset, Row, Table};
 use super::figures::Figure;
-use super::jobs::{Jobs, Kind, Word, words};
+use super::jobs::{CommandWord, JobKind, Jobs, plain_words};
 
 /// How experiments are run.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct ReproduceSettings {
     /// What training steps and episodes are multiplied by.
     pub scale: f64,
     pub episodes: u64,
@@ -25,20 +25,20 @@ pub struct Settings {
 }
 
 /// A table on one dataset.
-pub struct Planned<'a> {
+pub struct PlannedTable<'a> {
     pub table: &'a Table,
     pub name: &'a str,
     pub dataset: &'a Dataset,
-    pub evaluations: Vec<Evaluation>,
+    pub evaluations: Vec<EvaluationJob>,
     /// Why a row is not measured.
     pub missing: BTreeMap<usize, String>,
     /// The features it trains and tests on, where it does.
-    pub features: Option<Features>,
+    pub features: Option<FeatureJobs>,
     /// The figure that draws some of its rows as curves, where it is that which is asked for.
     pub curve: Option<&'a Figure>,
 }
 
-impl<'a> Planned<'a> {
+impl<'a> PlannedTable<'a> {
     /// The rows that are asked for, with their numbers.
     pub fn rows(&self) -> impl Iterator<Item = (usize, &'a Row)> {
         let chosen = self.curve.and_then(Figure::rows);
@@ -48,7 +48,7 @@ impl<'a> Planned<'a> {
 }
 
 /// Rows that are evaluated together.
-pub struct Evaluation {
+pub struct EvaluationJob {
     pub job: usize,
     /// Rows of the table, as the evaluation calls them: r0, r1, ..
     pub rows: Vec<usize>,
@@ -57,7 +57,7 @@ pub struct Evaluation {
 
 /// The features one backbone gives.
 #[derive(Debug, Clone)]
-pub struct Features {
+pub struct FeatureJobs {
     pub train: usize,
     pub val: usize,
     pub test: usize,
@@ -67,40 +67,40 @@ pub struct Features {
 
 /// What a row looks with: a backbone (the dataset's, or one of its own), or a model for pictures.
 #[derive(Clone, Copy, PartialEq)]
-enum Eyes<'a> {
+enum RowInput<'a> {
     Backbone(Option<&'a str>),
-    Pictures(&'a str),
+    Images(&'a str),
 }
 
-impl<'a> Eyes<'a> {
-    fn of(row: &'a Row) -> Self {
+impl<'a> RowInput<'a> {
+    fn new(row: &'a Row) -> Self {
         match &row.pictures {
-            Some(model) => Eyes::Pictures(model),
-            None => Eyes::Backbone(row.backbone.as_deref()),
+            Some(model) => RowInput::Images(model),
+            None => RowInput::Backbone(row.backbone.as_deref()),
         }
     }
 }
 
 /// The most episodes for models that look at pictures.
-pub const PICTURE_EPISODES: u64 = 600;
+pub const IMAGE_MODEL_EPISODES: u64 = 600;
 
 /// What a name of a row in an evaluation is.
-pub fn label(row: usize) -> String {
+pub fn row_label(row: usize) -> String {
     format!("r{row}")
 }
 
 /// A dataset and the outliers that go with it.
-pub struct Source<'a> {
+pub struct DatasetSource<'a> {
     pub name: &'a str,
     pub dataset: &'a Dataset,
-    pub found: Result<Found, String>,
-    pub outliers: Result<Outliers, String>,
+    pub found: Result<DatasetSplits, String>,
+    pub outliers: Result<OutlierSplits, String>,
 }
 
-impl Source<'_> {
+impl DatasetSource<'_> {
     /// The splits; the reason where they are not there, or where noise asks for outliers and these are not. Of the
     /// drawings, other characters are.
-    pub fn ready_for(&self, noise: Option<&NoiseLevels>) -> Result<&Found, String> {
+    pub fn splits_for(&self, noise: Option<&NoiseLevels>) -> Result<&DatasetSplits, String> {
         let found = self.found.as_ref().map_err(String::clone)?;
         let wanted = noise.is_some_and(has_outliers) && !self.dataset.built_in;
         match &self.outliers {
@@ -110,26 +110,26 @@ impl Source<'_> {
     }
 
     /// The words that give training on pictures its outliers.
-    fn outlier_words(&self, found: &Found) -> Vec<Word> {
+    fn outlier_words(&self, found: &DatasetSplits) -> Vec<CommandWord> {
         let (train, val) = match &self.outliers {
             _ if self.dataset.built_in => (&found.train, &found.train),
             Ok(outliers) => (&outliers.train, outliers.val.as_ref().unwrap_or(&outliers.train)),
             Err(_) => return Vec::new(),
         };
-        vec![Word::of("--outliers"), train.path(), Word::of("--val-outliers"), val.path()]
+        vec![CommandWord::text("--outliers"), train.path(), CommandWord::text("--val-outliers"), val.path()]
     }
 }
 
 pub struct Planner<'a> {
     pub jobs: Jobs,
-    pub settings: &'a Settings,
+    pub settings: &'a ReproduceSettings,
 }
 
 impl<'a> Planner<'a> {
     /// All jobs of a table on one dataset.
-    pub fn plan(&mut self, table: &'a Table, source: &Source<'a>) -> Planned<'a> {
-        let Source { name, dataset, .. } = *source;
-        let mut planned = Planned {
+    pub fn plan(&mut self, table: &'a Table, source: &DatasetSource<'a>) -> PlannedTable<'a> {
+        let DatasetSource { name, dataset, .. } = *source;
+        let mut planned = PlannedTable {
             table,
             name,
             dataset,
@@ -140,7 +140,7 @@ impl<'a> Planner<'a> {
         };
         let small = dataset.too_small_for(table.shots);
         for (number, row) in table.rows.iter().enumerate() {
-            let ready = source.ready_for(row.noise.as_ref().or(table.noise.as_ref()));
+            let ready = source.splits_for(row.noise.as_ref().or(table.noise.as_ref()));
             let reason = small.clone().filter(|_| source.found.is_ok()).or(ready.err());
             let unwanted =
                 self.settings.without.contains(&row.row).then(|| "skipped (--without)".to_string());
@@ -148,22 +148,22 @@ impl<'a> Planner<'a> {
             planned.missing.extend(reason.map(|reason| (number, reason)));
         }
         let Ok(found) = &source.found else { return planned };
-        let mut together: Vec<(Eyes<'_>, &NoiseLevels, Vec<usize>)> = Vec::new();
+        let mut together: Vec<(RowInput<'_>, &NoiseLevels, Vec<usize>)> = Vec::new();
         for (number, row) in table.rows.iter().enumerate() {
             let Some(noise) = row.noise.as_ref().or(table.noise.as_ref()) else { continue };
             if planned.missing.contains_key(&number) {
                 continue;
             }
-            let eyes = Eyes::of(row);
-            match together.iter_mut().find(|(e, n, _)| (*e, *n) == (eyes, noise)) {
+            let input = RowInput::new(row);
+            match together.iter_mut().find(|(e, n, _)| (*e, *n) == (input, noise)) {
                 Some((_, _, rows)) => rows.push(number),
-                None => together.push((eyes, noise, vec![number])),
+                None => together.push((input, noise, vec![number])),
             }
         }
-        for (eyes, noise, rows) in together {
-            let job = match eyes {
-                Eyes::Pictures(model) => {
-                    match self.on_pictures(table, source, found, model, noise, rows[0]) {
+        for (input, noise, rows) in together {
+            let job = match input {
+                RowInput::Images(model) => {
+                    match self.evaluate_on_images(table, source, found, model, noise, rows[0]) {
                         Ok(job) => job,
                         Err(reason) => {
                             planned.missing.insert(rows[0], reason);
@@ -171,32 +171,37 @@ impl<'a> Planner<'a> {
                         }
                     }
                 }
-                Eyes::Backbone(own) => {
+                RowInput::Backbone(own) => {
                     let features = self.features(source, found, own);
                     let job = self.evaluation(table, source, &features, noise, &rows);
                     planned.features.get_or_insert(features);
                     job
                 }
             };
-            planned.evaluations.push(Evaluation { job, rows, noise: noise.clone() });
+            planned.evaluations.push(EvaluationJob { job, rows, noise: noise.clone() });
         }
         planned
     }
 
-    pub fn features(&mut self, source: &Source<'_>, found: &Found, own: Option<&str>) -> Features {
+    pub fn features(
+        &mut self,
+        source: &DatasetSource<'_>,
+        found: &DatasetSplits,
+        own: Option<&str>,
+    ) -> FeatureJobs {
         let backbone = self.backbone(source, found, own);
         let copies = source.dataset.copies;
-        let mut embed = |what: &str, pictures: &Pictures, copies: u32| {
-            let mut line = vec![Word::of("embed")];
+        let mut embed = |what: &str, pictures: &SplitImages, copies: u32| {
+            let mut line = vec![CommandWord::text("embed")];
             line.extend(pictures.words());
-            line.extend([Word::of("--backbone"), backbone.clone()]);
+            line.extend([CommandWord::text("--backbone"), backbone.clone()]);
             if copies > 1 {
-                line.extend(words(&format!("--augment --copies {copies}")));
+                line.extend(plain_words(&format!("--augment --copies {copies}")));
             }
-            line.extend(words("--precision f16"));
+            line.extend(plain_words("--precision f16"));
             let label = format!("{}: features of {what}", source.dataset.title);
             let estimate = 0.0006 * f64::from(copies) * pictures.count() as f64;
-            self.jobs.add(Kind::Features, label, estimate, line)
+            self.jobs.add(JobKind::Features, label, estimate, line)
         };
         let train = embed("the training classes", &found.train, copies);
         let val = embed("the validation classes", &found.val, 1);
@@ -211,13 +216,18 @@ impl<'a> Planner<'a> {
                 Some([own, between.unwrap_or(own), embed("outliers to test on", &outliers.test, 1)])
             }
         };
-        Features { train, val, test, outliers }
+        FeatureJobs { train, val, test, outliers }
     }
 
     /// The backbone's file: the one given, or one that is trained.
-    fn backbone(&mut self, source: &Source<'_>, found: &Found, own: Option<&str>) -> Word {
+    fn backbone(
+        &mut self,
+        source: &DatasetSource<'_>,
+        found: &DatasetSplits,
+        own: Option<&str>,
+    ) -> CommandWord {
         if let (None, Some((path, print))) = (own, self.settings.backbones.get(source.name)) {
-            return Word::outside(path, print);
+            return CommandWord::external(path, print);
         }
         let (trainer, more) = own.unwrap_or("backbone").split_once(' ').unwrap_or(("backbone", ""));
         let flags = match trainer {
@@ -228,31 +238,31 @@ impl<'a> Planner<'a> {
             None => format!("{}: the backbone", source.dataset.title),
             Some(own) => format!("{}: a backbone of its own ({own})", source.dataset.title),
         };
-        Word::result(self.train_on_pictures(Kind::Backbone, label, source, found, trainer, &flags))
+        CommandWord::result(self.train_on_images(JobKind::Backbone, label, source, found, trainer, &flags))
     }
 
     /// `trueshot train TRAINER` on the pictures of a dataset.
-    fn train_on_pictures(
+    fn train_on_images(
         &mut self,
-        kind: Kind,
+        kind: JobKind,
         label: String,
-        source: &Source<'_>,
-        found: &Found,
+        source: &DatasetSource<'_>,
+        found: &DatasetSplits,
         trainer: &str,
         flags: &str,
     ) -> usize {
         let dataset = source.dataset;
-        let mut line = vec![Word::of("train"), Word::of(trainer), found.train.path()];
+        let mut line = vec![CommandWord::text("train"), CommandWord::text(trainer), found.train.path()];
         line.extend(found.train.split_file_words());
         if !found.val.is_shared() {
-            line.extend([Word::of("--val"), found.val.path()]);
+            line.extend([CommandWord::text("--val"), found.val.path()]);
         }
         if flags.contains("outlier=") {
             line.extend(source.outlier_words(found));
         }
-        line.extend(words(&dataset.pictures));
-        let (flags, steps) = self.scaled(flags, 100_000);
-        line.extend(words(&flags));
+        line.extend(plain_words(&dataset.pictures));
+        let (flags, steps) = self.scale_flags(flags, 100_000);
+        line.extend(plain_words(&flags));
         let each = match () {
             () if dataset.built_in => 0.013,
             () if dataset.pictures.contains("--size 32") => 0.03,
@@ -265,11 +275,11 @@ impl<'a> Planner<'a> {
 
     /// A row whose model looks at pictures: trained on them and evaluated on them, on fewer episodes, for each takes as long
     /// as hundreds of others. The reason where that cannot be.
-    fn on_pictures(
+    fn evaluate_on_images(
         &mut self,
         table: &Table,
-        source: &Source<'_>,
-        found: &Found,
+        source: &DatasetSource<'_>,
+        found: &DatasetSplits,
         model: &str,
         noise: &NoiseLevels,
         row: usize,
@@ -280,19 +290,19 @@ impl<'a> Planner<'a> {
         let flags =
             format!("{flags} --queries {queries} --val-queries {queries} --val-shots {}", table.shots);
         let label = format!("{}: {} ({flags})", dataset.title, table.rows[row].row);
-        let trained = self.train_on_pictures(Kind::Whole, label, source, found, trainer, &flags);
+        let trained = self.train_on_images(JobKind::ImageModel, label, source, found, trainer, &flags);
         let method = table.rows[row].method.as_deref().unwrap_or_default();
         let (before, after) = method.split_once("{head}").unwrap_or((method, ""));
-        let method = Word::of(before)
-            .then(Word::result(trained))
-            .then(Word::of(format!("{after}:as={}", self::label(row))));
-        let mut line = vec![Word::of("eval"), Word::of("--pictures")];
+        let method = CommandWord::text(before)
+            .concat(CommandWord::result(trained))
+            .concat(CommandWord::text(format!("{after}:as={}", self::row_label(row))));
+        let mut line = vec![CommandWord::text("eval"), CommandWord::text("--pictures")];
         line.extend(found.test.words());
-        line.extend([Word::of("--methods"), method]);
-        let episodes = self.settings.episodes.min(PICTURE_EPISODES);
+        line.extend([CommandWord::text("--methods"), method]);
+        let episodes = self.settings.episodes.min(IMAGE_MODEL_EPISODES);
         let shape =
             format!("--shots {} --queries {queries} --noise {noise} --episodes {episodes}", table.shots);
-        line.extend(words(&format!("{shape} --seed {} --format json", self.settings.seed)));
+        line.extend(plain_words(&format!("{shape} --seed {} --format json", self.settings.seed)));
         if has_outliers(noise) {
             let outliers = match &source.outliers {
                 _ if dataset.built_in => {
@@ -301,80 +311,86 @@ impl<'a> Planner<'a> {
                 Err(reason) => return Err(reason.clone()),
                 Ok(outliers) => outliers.test.path(),
             };
-            line.extend([Word::of("--outliers"), outliers]);
+            line.extend([CommandWord::text("--outliers"), outliers]);
         }
         let estimate = 0.1 * episodes as f64 * noise.0.len() as f64;
         let label = format!("{}: {}, {}", dataset.title, table.name, table.rows[row].row);
-        Ok(self.jobs.add(Kind::Evaluation, label, estimate, line))
+        Ok(self.jobs.add(JobKind::Evaluation, label, estimate, line))
     }
 
     /// The file of a row's head; none where the data for it is missing.
-    pub fn head(&mut self, source: &Source<'_>, features: &Features, row: &Row) -> Option<usize> {
+    pub fn head(&mut self, source: &DatasetSource<'_>, features: &FeatureJobs, row: &Row) -> Option<usize> {
         let flags = row.head.as_deref()?.replace("{several_shots}", source.dataset.several_shots());
-        let (flags, steps) = self.scaled(&flags, 25_000);
+        let (flags, steps) = self.scale_flags(&flags, 25_000);
         let (kind, flags) = flags.split_once(' ')?;
-        let mut line = vec![Word::of("train"), Word::of(kind), Word::result(features.train)];
-        line.extend([Word::of("--val"), Word::result(features.val)]);
+        let mut line =
+            vec![CommandWord::text("train"), CommandWord::text(kind), CommandWord::result(features.train)];
+        line.extend([CommandWord::text("--val"), CommandWord::result(features.val)]);
         let mut flags = flags.to_string();
         match features.outliers {
             Some([train, val, _]) if flags.contains("outlier=") => {
-                line.extend([Word::of("--outliers"), Word::result(train)]);
-                line.extend([Word::of("--val-outliers"), Word::result(val)]);
+                line.extend([CommandWord::text("--outliers"), CommandWord::result(train)]);
+                line.extend([CommandWord::text("--val-outliers"), CommandWord::result(val)]);
             }
             // A head for several types of noise learns the others.
             None => flags = without_outliers(&flags),
             _ => (),
         }
-        line.extend(words(&flags));
+        line.extend(plain_words(&flags));
         if !flags.contains("--queries") {
-            line.extend(words(&format!("--queries {}", source.dataset.queries)));
+            line.extend(plain_words(&format!("--queries {}", source.dataset.queries)));
         }
-        line.extend(words(&format!("--val-queries {}", source.dataset.queries)));
+        line.extend(plain_words(&format!("--val-queries {}", source.dataset.queries)));
         let each = if kind == "relabel" { 0.055 } else { 0.018 };
         let label = format!("{}: {} ({flags})", source.dataset.title, row.row);
-        Some(self.jobs.add(Kind::Head, label, each * steps as f64, line))
+        Some(self.jobs.add(JobKind::Head, label, each * steps as f64, line))
     }
 
     fn evaluation(
         &mut self,
         table: &Table,
-        source: &Source<'_>,
-        features: &Features,
+        source: &DatasetSource<'_>,
+        features: &FeatureJobs,
         noise: &NoiseLevels,
         rows: &[usize],
     ) -> usize {
-        let mut methods = Word::default();
+        let mut methods = CommandWord::default();
         let mut each = 0.0;
         for &number in rows {
             let row = &table.rows[number];
             let method = row.method.as_deref().unwrap_or_default();
             let (before, after) = method.split_once("{head}").unwrap_or((method, ""));
             let comma = if number == rows[0] { "" } else { "," };
-            methods = methods.then(Word::of(format!("{comma}{before}")));
+            methods = methods.concat(CommandWord::text(format!("{comma}{before}")));
             if let Some(head) = self.head(source, features, row) {
-                methods = methods.then(Word::result(head));
+                methods = methods.concat(CommandWord::result(head));
             }
-            methods = methods.then(Word::of(format!("{after}:as={}", label(number))));
-            each += cost(method);
+            methods = methods.concat(CommandWord::text(format!("{after}:as={}", row_label(number))));
+            each += seconds_per_episode(method);
         }
-        let mut line = vec![Word::of("eval"), Word::result(features.test), Word::of("--methods"), methods];
-        let Settings { episodes, seed, .. } = self.settings;
+        let mut line = vec![
+            CommandWord::text("eval"),
+            CommandWord::result(features.test),
+            CommandWord::text("--methods"),
+            methods,
+        ];
+        let ReproduceSettings { episodes, seed, .. } = self.settings;
         let (shots, queries) = (table.shots, source.dataset.queries);
         let shape = format!("--shots {shots} --queries {queries} --noise {noise} --episodes {episodes}");
-        line.extend(words(&format!("{shape} --seed {seed} --format json")));
+        line.extend(plain_words(&format!("{shape} --seed {seed} --format json")));
         if let Some(base) = rows.iter().find(|&&row| table.rows[row].method.as_deref() == Some("protonet")) {
-            line.extend(words(&format!("--baseline {}", label(*base))));
+            line.extend(plain_words(&format!("--baseline {}", row_label(*base))));
         }
         if let Some([.., outliers]) = features.outliers.filter(|_| has_outliers(noise)) {
-            line.extend([Word::of("--outliers"), Word::result(outliers)]);
+            line.extend([CommandWord::text("--outliers"), CommandWord::result(outliers)]);
         }
         let estimate = each * (*episodes as f64) * noise.0.len() as f64;
         let label = format!("{}: {}", source.dataset.title, table.name);
-        self.jobs.add(Kind::Evaluation, label, estimate, line)
+        self.jobs.add(JobKind::Evaluation, label, estimate, line)
     }
 
     /// Flags with their steps, and what goes with them, brought to scale.
-    fn scaled(&self, flags: &str, default: u64) -> (String, u64) {
+    fn scale_flags(&self, flags: &str, default: u64) -> (String, u64) {
         let given: Vec<&str> = flags.split_whitespace().collect();
         let value =
             |flag: &str| given.iter().position(|word| *word == flag).and_then(|place| given.get(place + 1));
@@ -416,7 +432,7 @@ fn without_outliers(flags: &str) -> String {
 }
 
 /// About how long a method takes for an episode, in seconds.
-fn cost(method: &str) -> f64 {
+fn seconds_per_episode(method: &str) -> f64 {
     let name = method.split(':').next().unwrap_or(method);
     match name {
         "linear" => 0.0012,
@@ -431,23 +447,23 @@ mod tests {
     use super::super::experiments::Experiments;
     use super::*;
 
-    fn settings(scale: f64) -> Settings {
-        Settings { scale, episodes: 200, seed: 0, backbones: BTreeMap::new(), without: vec![] }
+    fn settings(scale: f64) -> ReproduceSettings {
+        ReproduceSettings { scale, episodes: 200, seed: 0, backbones: BTreeMap::new(), without: vec![] }
     }
 
-    fn omniglot(experiments: &Experiments) -> Source<'_> {
+    fn omniglot(experiments: &Experiments) -> DatasetSource<'_> {
         let dataset = &experiments.dataset["omniglot"];
-        Source {
+        DatasetSource {
             name: "omniglot",
             dataset,
-            found: Found::look("omniglot", dataset, None),
-            outliers: Outliers::look(None),
+            found: DatasetSplits::find("omniglot", dataset, None),
+            outliers: OutlierSplits::find(None),
         }
     }
 
     #[test]
     fn tables_share_what_they_have_in_common() {
-        let experiments = Experiments::of_the_paper().unwrap();
+        let experiments = Experiments::load_paper().unwrap();
         let settings = settings(0.01);
         let mut planner = Planner { jobs: Jobs::default(), settings: &settings };
         let source = omniglot(&experiments);
@@ -457,10 +473,10 @@ mod tests {
             planner.plan(table, &source);
         }
         let count = |kind| planner.jobs.all().iter().filter(|job| job.kind == kind).count();
-        assert_eq!(count(Kind::Backbone), 8, "one, six that are trained with noise, and NegMargin's");
-        assert_eq!(count(Kind::Whole), 2, "MAML for five shots and for three");
+        assert_eq!(count(JobKind::Backbone), 8, "one, six that are trained with noise, and NegMargin's");
+        assert_eq!(count(JobKind::ImageModel), 2, "MAML for five shots and for three");
         let main = planner.jobs.all().iter().filter(|job| {
-            job.kind == Kind::Head
+            job.kind == JobKind::Head
                 && planner
                     .jobs
                     .command(job)
@@ -473,17 +489,17 @@ mod tests {
     fn a_scale_shortens_steps_and_says_so_on_the_command_line() {
         let settings = settings(0.1);
         let planner = Planner { jobs: Jobs::default(), settings: &settings };
-        let (flags, steps) = planner.scaled("tranfs --steps 13000 --layers 2", 25_000);
+        let (flags, steps) = planner.scale_flags("tranfs --steps 13000 --layers 2", 25_000);
         assert_eq!(
             (flags.as_str(), steps),
             ("tranfs --layers 2 --steps 1300 --val-every 100 --val-episodes 40", 1300)
         );
-        assert_eq!(planner.scaled("tranfs", 25_000).1, 2500);
+        assert_eq!(planner.scale_flags("tranfs", 25_000).1, 2500);
     }
 
     #[test]
     fn classes_that_are_too_small_are_said_to_be() {
-        let experiments = Experiments::of_the_paper().unwrap();
+        let experiments = Experiments::load_paper().unwrap();
         let settings = settings(1.0);
         let mut planner = Planner { jobs: Jobs::default(), settings: &settings };
         let table = experiments.tables().iter().find(|table| table.name == "sym_swap_5w10k").unwrap();

@@ -4,37 +4,37 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 
-use super::calls::Function;
-use super::{Id, Node, Pickle, Problem, Span, escapes, owner};
+use super::functions::Function;
+use super::{Node, Pickle, PickleError, Span, ValueId, owner, string_escapes};
 
 /// TieredImageNet's largest file needs four million values.
-const MOST_VALUES: usize = 1 << 25;
+const MAX_VALUES: usize = 1 << 25;
 /// A collection within a collection, so often; data sets need two or three.
-const DEEPEST: usize = 256;
+const MAX_DEPTH: usize = 256;
 /// Bytes of a function's or type's name.
-const LONGEST_NAME: usize = 256;
+const MAX_NAME_BYTES: usize = 256;
 /// Strings that are put together anew, beyond the length of the file.
-const ALWAYS_MADE: usize = 1 << 16;
+const ALWAYS_ALLOWED_VALUES: usize = 1 << 16;
 
 /// The state of the machine.
-pub(super) struct Machine {
+pub(super) struct StackMachine {
     file: Bytes,
     /// Where the next instruction or argument is, and where the present instruction began.
     place: usize,
     at: usize,
     nodes: Vec<Node>,
-    stack: Vec<Id>,
+    stack: Vec<ValueId>,
     marks: Vec<usize>,
-    memo: HashMap<u64, Id>,
+    memo: HashMap<u64, ValueId>,
     /// Small whole numbers are the same wherever they occur.
-    small: Vec<Option<Id>>,
+    small: Vec<Option<ValueId>>,
     made: Vec<Bytes>,
     made_bytes: usize,
 }
 
-impl Machine {
+impl StackMachine {
     pub fn new(file: Bytes) -> Self {
-        Machine {
+        StackMachine {
             file,
             place: 0,
             at: 0,
@@ -48,7 +48,7 @@ impl Machine {
         }
     }
 
-    pub fn run(mut self) -> Result<Pickle, Problem> {
+    pub fn run(mut self) -> Result<Pickle, PickleError> {
         loop {
             self.at = self.place;
             let [instruction] = self.take()?;
@@ -56,7 +56,7 @@ impl Machine {
                 break;
             }
             self.step(instruction)?;
-            if self.stack.len() > MOST_VALUES || self.memo.len() > MOST_VALUES {
+            if self.stack.len() > MAX_VALUES || self.memo.len() > MAX_VALUES {
                 return Err(too_many());
             }
         }
@@ -64,7 +64,7 @@ impl Machine {
         Ok(Pickle { nodes: self.nodes, root, file: self.file, made: self.made })
     }
 
-    fn step(&mut self, instruction: u8) -> Result<(), Problem> {
+    fn step(&mut self, instruction: u8) -> Result<(), PickleError> {
         match instruction {
             0x80 => self.protocol(),
             // Frames are for reading ahead; what they hold is read all the same.
@@ -91,24 +91,24 @@ impl Machine {
     }
 
     /// Why an instruction is not carried out.
-    fn refusal(&self, instruction: u8) -> Problem {
+    fn refusal(&self, instruction: u8) -> PickleError {
         match instruction {
-            b'P' | b'Q' => Problem::Outside("an object by a name of its own"),
-            0x97 | 0x98 => Problem::Outside("a buffer"),
-            0x82..=0x84 => Problem::Call("a registered extension".into()),
-            0x8f..=0x91 => Problem::Unknown("a set".into()),
+            b'P' | b'Q' => PickleError::Outside("an object by a name of its own"),
+            0x97 | 0x98 => PickleError::Outside("a buffer"),
+            0x82..=0x84 => PickleError::Call("a registered extension".into()),
+            0x8f..=0x91 => PickleError::Unknown("a set".into()),
             other => self.malformed(&format!("{other:#04x} is not a pickle opcode")),
         }
     }
 
-    fn protocol(&mut self) -> Result<(), Problem> {
+    fn protocol(&mut self) -> Result<(), PickleError> {
         match self.take()? {
             [0..=5] => Ok(()),
-            [version] => Err(Problem::Unknown(format!("a pickle of protocol {version}"))),
+            [version] => Err(PickleError::Unknown(format!("a pickle of protocol {version}"))),
         }
     }
 
-    fn number(&mut self, instruction: u8) -> Result<(), Problem> {
+    fn number(&mut self, instruction: u8) -> Result<(), PickleError> {
         let number = match instruction {
             b'J' => i64::from(i32::from_le_bytes(self.take()?)),
             b'K' => i64::from(u8::from_le_bytes(self.take()?)),
@@ -140,11 +140,11 @@ impl Machine {
         self.put(id)
     }
 
-    fn beyond(&self) -> Problem {
+    fn beyond(&self) -> PickleError {
         self.malformed("no whole number of at most 64 bits")
     }
 
-    fn float(&mut self, instruction: u8) -> Result<(), Problem> {
+    fn float(&mut self, instruction: u8) -> Result<(), PickleError> {
         let number = match instruction {
             b'G' => f64::from_be_bytes(self.take()?),
             _ => {
@@ -155,10 +155,10 @@ impl Machine {
         self.put_new(Node::Float(number))
     }
 
-    fn byte_string(&mut self, instruction: u8) -> Result<(), Problem> {
+    fn byte_string(&mut self, instruction: u8) -> Result<(), PickleError> {
         let span = match instruction {
             b'S' => {
-                let bytes = escapes::quoted(self.line()?);
+                let bytes = string_escapes::quoted(self.line()?);
                 let bytes = bytes.ok_or_else(|| self.malformed("a string with a wrong quote or escape"))?;
                 self.make(bytes)?
             }
@@ -170,9 +170,9 @@ impl Machine {
         self.put_new(Node::Bytes(span))
     }
 
-    fn unicode(&mut self, instruction: u8) -> Result<(), Problem> {
+    fn unicode(&mut self, instruction: u8) -> Result<(), PickleError> {
         if instruction == b'V' {
-            let text = escapes::unicode(self.line()?);
+            let text = string_escapes::unicode(self.line()?);
             let text = text.ok_or_else(|| self.malformed("a string with a wrong escape"))?;
             let span = self.make(text.into_bytes())?;
             return self.put_new(Node::Text(span));
@@ -185,23 +185,23 @@ impl Machine {
         self.put_new(Node::Text(span))
     }
 
-    fn mark(&mut self) -> Result<(), Problem> {
-        if self.marks.len() == DEEPEST {
-            return Err(Problem::TooMuch(format!("{DEEPEST} collections within each other")));
+    fn mark(&mut self) -> Result<(), PickleError> {
+        if self.marks.len() == MAX_DEPTH {
+            return Err(PickleError::TooMuch(format!("{MAX_DEPTH} collections within each other")));
         }
         self.marks.push(self.stack.len());
         Ok(())
     }
 
     /// Python's own rule: a mark on top goes before what lies below it.
-    fn discard(&mut self) -> Result<(), Problem> {
+    fn discard(&mut self) -> Result<(), PickleError> {
         match self.marks.last() == Some(&self.stack.len()) {
             true => self.marks.pop().map(drop).ok_or_else(|| self.malformed("nothing to discard")),
             false => self.pop().map(drop),
         }
     }
 
-    fn list(&mut self, instruction: u8) -> Result<(), Problem> {
+    fn list(&mut self, instruction: u8) -> Result<(), PickleError> {
         let added = match instruction {
             b']' => return self.put_new(Node::List(Vec::new())),
             b'l' => {
@@ -219,7 +219,7 @@ impl Machine {
         Ok(())
     }
 
-    fn tuple(&mut self, instruction: u8) -> Result<(), Problem> {
+    fn tuple(&mut self, instruction: u8) -> Result<(), PickleError> {
         let mut items = Vec::new();
         match instruction {
             b')' => {}
@@ -234,7 +234,7 @@ impl Machine {
         self.put_new(Node::Tuple(items))
     }
 
-    fn dictionary(&mut self, instruction: u8) -> Result<(), Problem> {
+    fn dictionary(&mut self, instruction: u8) -> Result<(), PickleError> {
         let added = match instruction {
             b'}' => return self.put_new(Node::Dict(Vec::new())),
             b's' => {
@@ -259,7 +259,7 @@ impl Machine {
         Ok(())
     }
 
-    fn remember(&mut self, instruction: u8) -> Result<(), Problem> {
+    fn remember(&mut self, instruction: u8) -> Result<(), PickleError> {
         let key = match instruction {
             0x94 => self.memo.len() as u64,
             _ => self.memo_key(instruction)?,
@@ -269,14 +269,14 @@ impl Machine {
         Ok(())
     }
 
-    fn recall(&mut self, instruction: u8) -> Result<(), Problem> {
+    fn recall(&mut self, instruction: u8) -> Result<(), PickleError> {
         let key = self.memo_key(instruction)?;
         let id = self.memo.get(&key).copied();
         let id = id.ok_or_else(|| self.malformed(&format!("value {key} is asked for and was never kept")))?;
         self.put(id)
     }
 
-    fn memo_key(&mut self, instruction: u8) -> Result<u64, Problem> {
+    fn memo_key(&mut self, instruction: u8) -> Result<u64, PickleError> {
         match instruction {
             b'q' | b'h' => self.take().map(|[key]| u64::from(key)),
             b'r' | b'j' => self.take().map(|key| u64::from(u32::from_le_bytes(key))),
@@ -287,7 +287,7 @@ impl Machine {
         }
     }
 
-    fn function(&mut self, instruction: u8) -> Result<(), Problem> {
+    fn function(&mut self, instruction: u8) -> Result<(), PickleError> {
         match instruction {
             b'c' => {
                 let module = String::from_utf8_lossy(self.line()?).into_owned();
@@ -306,7 +306,7 @@ impl Machine {
                 let module = String::from_utf8_lossy(self.line()?).into_owned();
                 let name = String::from_utf8_lossy(self.line()?).into_owned();
                 Function::named(&module, &name)?;
-                Err(Problem::Call(format!("{module}.{name} as a class")))
+                Err(PickleError::Call(format!("{module}.{name} as a class")))
             }
             b'R' => {
                 let (arguments, function) = (self.pop()?, self.pop()?);
@@ -317,89 +317,90 @@ impl Machine {
                 let (state, target) = (self.pop()?, self.top()?);
                 self.build(target, state)
             }
-            _ => Err(Problem::Call("the constructor of a class".into())),
+            _ => Err(PickleError::Call("the constructor of a class".into())),
         }
     }
 
     /// The length that stands before what it is of.
-    fn length(&mut self, instruction: u8) -> Result<usize, Problem> {
+    fn length(&mut self, instruction: u8) -> Result<usize, PickleError> {
         let length = match instruction {
             b'U' | b'C' | 0x8c | 0x8a => self.take().map(|[length]| u64::from(length))?,
             0x8d | 0x8e | 0x96 => u64::from_le_bytes(self.take()?),
             _ => u64::from(u32::from_le_bytes(self.take()?)),
         };
         // What does not fit into memory does not fit into the file either.
-        usize::try_from(length).map_err(|_| Problem::CutOff(self.file.len()))
+        usize::try_from(length).map_err(|_| PickleError::CutOff(self.file.len()))
     }
 
-    fn take<const COUNT: usize>(&mut self) -> Result<[u8; COUNT], Problem> {
+    fn take<const COUNT: usize>(&mut self) -> Result<[u8; COUNT], PickleError> {
         let found = self.file.get(self.place..).and_then(|rest| rest.first_chunk::<COUNT>());
-        let found = *found.ok_or(Problem::CutOff(self.file.len()))?;
+        let found = *found.ok_or(PickleError::CutOff(self.file.len()))?;
         self.place += COUNT;
         Ok(found)
     }
 
-    fn span(&mut self, length: usize) -> Result<Span, Problem> {
+    fn span(&mut self, length: usize) -> Result<Span, PickleError> {
         let end = self.place.checked_add(length).filter(|&end| end <= self.file.len());
-        let end = end.ok_or(Problem::CutOff(self.file.len()))?;
+        let end = end.ok_or(PickleError::CutOff(self.file.len()))?;
         let span = Span { owner: 0, start: self.place, end };
         self.place = end;
         Ok(span)
     }
 
     /// What stands before the end of the line.
-    fn line(&mut self) -> Result<&[u8], Problem> {
+    fn line(&mut self) -> Result<&[u8], PickleError> {
         let rest = &self.file[self.place..];
-        let length = rest.iter().position(|&byte| byte == b'\n').ok_or(Problem::CutOff(self.file.len()))?;
+        let length =
+            rest.iter().position(|&byte| byte == b'\n').ok_or(PickleError::CutOff(self.file.len()))?;
         self.place += length + 1;
         let line = &rest[..length];
         Ok(line.strip_suffix(b"\r").unwrap_or(line))
     }
 
-    fn put(&mut self, id: Id) -> Result<(), Problem> {
+    fn put(&mut self, id: ValueId) -> Result<(), PickleError> {
         self.stack.push(id);
         Ok(())
     }
 
-    fn put_new(&mut self, node: Node) -> Result<(), Problem> {
+    fn put_new(&mut self, node: Node) -> Result<(), PickleError> {
         let id = self.push(node)?;
         self.put(id)
     }
 
     /// Adds a value, which is on the stack only when it is put there.
-    pub fn push(&mut self, node: Node) -> Result<Id, Problem> {
-        if self.nodes.len() >= MOST_VALUES {
+    pub fn push(&mut self, node: Node) -> Result<ValueId, PickleError> {
+        if self.nodes.len() >= MAX_VALUES {
             return Err(too_many());
         }
         self.nodes.push(node);
-        Ok((self.nodes.len() - 1) as Id)
+        Ok((self.nodes.len() - 1) as ValueId)
     }
 
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
 
-    fn top(&self) -> Result<Id, Problem> {
+    fn top(&self) -> Result<ValueId, PickleError> {
         let above = self.stack.get(self.floor()..).and_then(|above| above.last());
         above.copied().ok_or_else(|| self.malformed("the stack is empty"))
     }
 
-    fn pop(&mut self) -> Result<Id, Problem> {
+    fn pop(&mut self) -> Result<ValueId, PickleError> {
         let top = self.top()?;
         self.stack.pop();
         Ok(top)
     }
 
-    fn since_mark(&mut self) -> Result<Vec<Id>, Problem> {
+    fn since_mark(&mut self) -> Result<Vec<ValueId>, PickleError> {
         let mark = self.marks.pop().ok_or_else(|| self.malformed("a collection ends that never began"))?;
         Ok(self.stack.split_off(mark))
     }
 
-    pub fn node(&self, id: Id) -> &Node {
+    pub fn node(&self, id: ValueId) -> &Node {
         &self.nodes[id as usize]
     }
 
-    pub fn replace(&mut self, id: Id, node: Node) {
+    pub fn replace(&mut self, id: ValueId, node: Node) {
         self.nodes[id as usize] = node;
     }
 
@@ -408,9 +409,9 @@ impl Machine {
     }
 
     /// A short string, if a value is one: names are asked for again and again, and may not cost more each time.
-    pub fn name(&self, id: Id) -> Option<&str> {
+    pub fn name(&self, id: ValueId) -> Option<&str> {
         match *self.node(id) {
-            Node::Text(span) | Node::Bytes(span) if span.end - span.start <= LONGEST_NAME => {
+            Node::Text(span) | Node::Bytes(span) if span.end - span.start <= MAX_NAME_BYTES => {
                 std::str::from_utf8(&owner(&self.file, &self.made, span)[span.start..span.end]).ok()
             }
             _ => None,
@@ -418,16 +419,16 @@ impl Machine {
     }
 
     /// Refuses to make more than the file can account for: a string can be encoded again and again.
-    pub fn afford(&self, length: usize) -> Result<(), Problem> {
-        let most = self.file.len().saturating_add(ALWAYS_MADE);
+    pub fn afford(&self, length: usize) -> Result<(), PickleError> {
+        let most = self.file.len().saturating_add(ALWAYS_ALLOWED_VALUES);
         match self.made_bytes.saturating_add(length) > most {
-            true => Err(Problem::TooMuch(format!("{most} bytes of strings"))),
+            true => Err(PickleError::TooMuch(format!("{most} bytes of strings"))),
             false => Ok(()),
         }
     }
 
     /// Keeps bytes that are not in the file as they are.
-    pub fn make(&mut self, bytes: Vec<u8>) -> Result<Span, Problem> {
+    pub fn make(&mut self, bytes: Vec<u8>) -> Result<Span, PickleError> {
         self.afford(bytes.len())?;
         self.made_bytes += bytes.len();
         let end = bytes.len();
@@ -435,13 +436,13 @@ impl Machine {
         Ok(Span { owner: self.made.len() as u32, start: 0, end })
     }
 
-    pub fn malformed(&self, problem: &str) -> Problem {
-        Problem::Malformed { at: self.at, problem: problem.into() }
+    pub fn malformed(&self, problem: &str) -> PickleError {
+        PickleError::Malformed { at: self.at, problem: problem.into() }
     }
 }
 
-fn too_many() -> Problem {
-    Problem::TooMuch(format!("{MOST_VALUES} values"))
+fn too_many() -> PickleError {
+    PickleError::TooMuch(format!("{MAX_VALUES} values"))
 }
 
 /// A whole number in as many bytes as it needs, the last of which carries the sign.

@@ -10,30 +10,30 @@
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// The default limit on a machine with few cores.
-const LEAST: u64 = 512 << 20;
+const MIN_LIMIT: u64 = 512 << 20;
 /// Memory for a photograph of 20 megapixels. The default limit grows with the number of threads, so that none of them
 /// has to wait for memory while it decodes ordinary photographs.
-const PER_THREAD: u64 = 64 << 20;
+const BYTES_PER_THREAD: u64 = 64 << 20;
 
-static PICTURES: LazyLock<Budget> = LazyLock::new(|| {
+static DECODED_IMAGES: LazyLock<Budget> = LazyLock::new(|| {
     let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-    Budget::new(LEAST.max(threads * PER_THREAD))
+    Budget::new(MIN_LIMIT.max(threads * BYTES_PER_THREAD))
 });
 
 /// The budget for the decoded pictures of this process: 512 MiB, or 64 MiB per core if that is more.
-pub fn pictures() -> &'static Budget {
-    &PICTURES
+pub fn decoded_images() -> &'static Budget {
+    &DECODED_IMAGES
 }
 
 /// A number of bytes that threads take shares of.
 #[derive(Debug)]
 pub struct Budget {
-    state: Mutex<State>,
+    state: Mutex<BudgetState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct BudgetState {
     limit: u64,
     taken: u64,
     /// The number that the next caller of [`Budget::take`] gets.
@@ -52,7 +52,7 @@ pub struct Share<'a> {
 impl Budget {
     /// A budget of `limit` bytes.
     pub const fn new(limit: u64) -> Self {
-        let state = State { limit, taken: 0, next: 0, turn: 0 };
+        let state = BudgetState { limit, taken: 0, next: 0, turn: 0 };
         Budget { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -82,12 +82,12 @@ impl Budget {
         Share { budget: self, bytes }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BudgetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl BudgetState {
     fn fits(&self, bytes: u64) -> bool {
         self.taken == 0 || self.taken.saturating_add(bytes) <= self.limit
     }

@@ -7,15 +7,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use trueshot::Embeddings;
 use trueshot::embeddings::Items;
-use trueshot_vision::Given;
+use trueshot_vision::ImageInput;
 use utoipa::ToSchema;
 
-use crate::body::{Kind, Received};
-use crate::gate::Watch;
-use crate::limits::{LONGEST_NAME, MOST_CLASSES, MOST_ITEMS, MOST_NUMBERS};
-use crate::multipart::{Picture, pictures};
+use crate::admission::Cancellation;
+use crate::body::{BodyKind, RequestBody};
+use crate::json_rows::{JsonRows, QueriesJson, SupportJson};
+use crate::limits::{MAX_CLASSES, MAX_DIM, MAX_ITEMS, MAX_NAME_BYTES};
+use crate::multipart::{FormFile, form_files};
 use crate::problem::Problem;
-use crate::rows::{QueriesJson, Rows, SupportJson};
 use crate::state::App;
 
 /// Labelled rows that passed every check.
@@ -52,20 +52,22 @@ pub struct Queries {
 
 impl Support {
     /// Understands a body.
-    pub fn of(body: Received, app: &App, watch: &Watch) -> Result<Self, Problem> {
-        let Received { kind, bytes } = body;
+    pub fn of(body: RequestBody, app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
+        let RequestBody { kind, bytes } = body;
         let support = match kind {
-            Kind::Json => Self::of_json(parse(&bytes)?)?,
-            Kind::Arrow => {
+            BodyKind::Json => Self::of_json(parse(&bytes)?)?,
+            BodyKind::Arrow => {
                 let data = Embeddings::receive_arrow(bytes.into(), app.limits.body as u64 * 2)?;
                 Support { data, confirmed: Vec::new(), skipped: Vec::new() }
             }
-            Kind::Form(boundary) => Self::of_pictures(&pictures(&bytes, &boundary)?, app, watch)?,
+            BodyKind::Form(boundary) => {
+                Self::of_pictures(&form_files(&bytes, &boundary)?, app, cancellation)?
+            }
         };
         check(&support.data)?;
-        if support.data.classes().len() > MOST_CLASSES {
+        if support.data.classes().len() > MAX_CLASSES {
             let classes = support.data.classes().len();
-            return Err(Problem::unusable(format!("{classes} classes; at most {MOST_CLASSES} are allowed")));
+            return Err(Problem::unusable(format!("{classes} classes; at most {MAX_CLASSES} are allowed")));
         }
         Ok(support)
     }
@@ -94,9 +96,9 @@ impl Support {
         Ok(Support { data, confirmed, skipped: Vec::new() })
     }
 
-    fn of_pictures(pictures: &[Picture], app: &App, watch: &Watch) -> Result<Self, Problem> {
+    fn of_pictures(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
         let classes: Vec<String> = pictures.iter().map(class_of).collect::<Result<_, _>>()?;
-        let rows = embed(pictures, app, watch)?;
+        let rows = embed(pictures, app, cancellation)?;
         let (mut values, mut labels, mut items, mut skipped) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for ((picture, class), row) in pictures.iter().zip(classes).zip(rows) {
@@ -122,11 +124,13 @@ impl Support {
 
 impl Queries {
     /// Understands a body.
-    pub fn of(body: Received, app: &App, watch: &Watch) -> Result<Self, Problem> {
-        let Received { kind, bytes } = body;
+    pub fn of(body: RequestBody, app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
+        let RequestBody { kind, bytes } = body;
         let (rows, items) = match kind {
-            Kind::Form(boundary) => return Self::of_pictures(&pictures(&bytes, &boundary)?, app, watch),
-            Kind::Json => {
+            BodyKind::Form(boundary) => {
+                return Self::of_pictures(&form_files(&bytes, &boundary)?, app, cancellation);
+            }
+            BodyKind::Json => {
                 let QueriesJson { rows, items } = parse(&bytes)?;
                 let items = items.filter(|items| !items.0.is_empty());
                 if let Some(items) = &items {
@@ -138,7 +142,7 @@ impl Queries {
                 let labels = vec![String::new(); rows.count];
                 (Embeddings::from_rows(rows.values, rows.dim, labels)?, items.map(|items| items.into_names()))
             }
-            Kind::Arrow => {
+            BodyKind::Arrow => {
                 (Embeddings::receive_unlabelled_arrow(bytes.into(), app.limits.body as u64 * 2)?, None)
             }
         };
@@ -153,26 +157,30 @@ impl Queries {
         Ok(Queries { items, rows: (0..rows.len()).map(numbers).collect(), embedder: None })
     }
 
-    fn of_pictures(pictures: &[Picture], app: &App, watch: &Watch) -> Result<Self, Problem> {
-        let rows = embed(pictures, app, watch)?;
+    fn of_pictures(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
+        let rows = embed(pictures, app, cancellation)?;
         let items = pictures.iter().map(|picture| picture.file.clone()).collect();
         Ok(Queries { items, rows, embedder: Some(app.embedder.backbone().name().to_owned()) })
     }
 }
 
 /// Embeds pictures; those that cannot be read have a reason instead of a row.
-fn embed(pictures: &[Picture], app: &App, watch: &Watch) -> Result<Vec<Result<Vec<f32>, String>>, Problem> {
+fn embed(
+    pictures: &[FormFile],
+    app: &App,
+    cancellation: &Cancellation,
+) -> Result<Vec<Result<Vec<f32>, String>>, Problem> {
     let usable = pictures.iter().filter_map(|picture| picture.contents.as_ref().ok());
-    let given: Vec<Given<'_>> = usable.map(|bytes| Given::Bytes(bytes)).collect();
-    let embedded = app.embedder.embed_pictures(&given, watch).map_err(|error| match error {
-        trueshot_vision::Error::Core(trueshot::Error::Interrupted) => watch.late(),
+    let given: Vec<ImageInput<'_>> = usable.map(|bytes| ImageInput::Bytes(bytes)).collect();
+    let embedded = app.embedder.embed_images(&given, cancellation).map_err(|error| match error {
+        trueshot_vision::Error::Core(trueshot::Error::Interrupted) => cancellation.timed_out(),
         error => Problem::failed("embedding pictures", error),
     })?;
     let made = embedded.rows.iter().filter(|row| row.is_ok()).count() - embedded.from_cache;
     app.metrics.pictures_embedded.fetch_add(made as u64, Ordering::Relaxed);
     app.metrics.pictures_from_cache.fetch_add(embedded.from_cache as u64, Ordering::Relaxed);
     let mut rows = embedded.rows.into_iter().map(|row| row.map_err(|reason| reason.to_string()));
-    let row = |picture: &Picture| match &picture.contents {
+    let row = |picture: &FormFile| match &picture.contents {
         Ok(_) => rows.next().expect("a row for every picture that was given"),
         Err(problem) => Err(problem.clone()),
     };
@@ -180,7 +188,7 @@ fn embed(pictures: &[Picture], app: &App, watch: &Watch) -> Result<Vec<Result<Ve
 }
 
 /// The class of a picture: the name of its field, or, for a field called `images`, the folder it is in.
-fn class_of(picture: &Picture) -> Result<String, Problem> {
+fn class_of(picture: &FormFile) -> Result<String, Problem> {
     if picture.field != "images" {
         return match picture.field.is_empty() {
             true => {
@@ -205,7 +213,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     })
 }
 
-fn check_length(what: &str, length: usize, rows: &Rows) -> Result<(), Problem> {
+fn check_length(what: &str, length: usize, rows: &JsonRows) -> Result<(), Problem> {
     match length == rows.count {
         true => Ok(()),
         false => Err(Problem::unusable(format!("'{what}' has {length} entries for {} rows", rows.count))),
@@ -214,17 +222,17 @@ fn check_length(what: &str, length: usize, rows: &Rows) -> Result<(), Problem> {
 
 /// What every table must keep to, whichever way it came.
 fn check(data: &Embeddings) -> Result<(), Problem> {
-    if data.len() > MOST_ITEMS {
-        return Err(Problem::too_large(format!("{} rows; at most {MOST_ITEMS} are allowed", data.len())));
+    if data.len() > MAX_ITEMS {
+        return Err(Problem::too_large(format!("{} rows; at most {MAX_ITEMS} are allowed", data.len())));
     }
-    if data.dim() > MOST_NUMBERS {
-        let error = format!("rows of {} numbers; at most {MOST_NUMBERS} are allowed", data.dim());
+    if data.dim() > MAX_DIM {
+        let error = format!("rows of {} numbers; at most {MAX_DIM} are allowed", data.dim());
         return Err(Problem::too_large(error));
     }
     let classes = data.classes().iter().map(String::as_str);
     let items = (0..data.len()).filter_map(|row| data.item(row));
-    if classes.chain(items).any(|name| name.len() > LONGEST_NAME) {
-        return Err(Problem::unusable(format!("a name has more than {LONGEST_NAME} bytes")));
+    if classes.chain(items).any(|name| name.len() > MAX_NAME_BYTES) {
+        return Err(Problem::unusable(format!("a name has more than {MAX_NAME_BYTES} bytes")));
     }
     Ok(data.features().check()?)
 }

@@ -8,12 +8,12 @@ use clap::Args;
 use trueshot::Embeddings;
 use trueshot::repair::Listed;
 use trueshot_vision::embedder::EmbeddedCollection;
-use trueshot_vision::source::Entry;
-use trueshot_vision::{Collection, Reading, Skipped};
+use trueshot_vision::source::ImageEntry;
+use trueshot_vision::{Collection, Skipped, SourceOptions};
 
 use crate::backbone_argument::BackboneArgument;
+use crate::images_argument::print_skipped;
 use crate::messages::say;
-use crate::pictures_argument::tell_skipped;
 use crate::progress::ProgressDisplay;
 
 /// Endings of files that hold rows rather than pictures.
@@ -69,7 +69,7 @@ impl SupportPictures {
     }
 
     /// The picture behind a row.
-    pub fn entry(&self, row: usize) -> &Entry {
+    pub fn entry(&self, row: usize) -> &ImageEntry {
         &self.collection.entries()[self.entries[row] as usize]
     }
 }
@@ -100,13 +100,13 @@ impl SupportArgument {
     fn embed(&self) -> anyhow::Result<Support> {
         // A backbone that cannot be opened is said before a large folder is looked through.
         let given = self.backbone.open()?;
-        let collection = Collection::open(&self.support, Reading::default())?;
+        let collection = Collection::open(&self.support, SourceOptions::default())?;
         let embedder = given.map_or_else(|| self.backbone.open_default(&collection), Ok)?;
         let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
         let embedded = embedder.embed_collection(&collection, &progress);
         progress.finish();
         let EmbeddedCollection { embeddings, entries, skipped, hashes, .. } = embedded?;
-        self.backbone.tell(&embedder);
+        self.backbone.report_cache_problem(&embedder);
         let pictures = SupportPictures { collection, entries, hashes };
         Ok(Support { embeddings, pictures: Some(pictures), skipped })
     }
@@ -115,7 +115,7 @@ impl SupportArgument {
 impl Support {
     /// Says what was skipped, and which classes are too small to say much.
     fn tell(&self) {
-        tell_skipped(self.skipped.iter());
+        print_skipped(self.skipped.iter());
         for note in self.notes() {
             say!("note: {note}");
         }

@@ -13,19 +13,19 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use trueshot::guard::caught;
 use trueshot::progress::Progress;
 
-use crate::problem::{broken, raised, wrong};
-use crate::watched::watched;
+use crate::exceptions::{internal_error, to_exception, value_error};
+use crate::interruptible::run_interruptible;
 
 /// More threads than this are a mistake.
-const MOST_THREADS: i64 = 1024;
+const MAX_THREADS: i64 = 1024;
 
 /// Process and number of threads; 0 stands for as many as `RAYON_NUM_THREADS` or the machine say.
-type Key = (u32, usize);
+type PoolKey = (u32, usize);
 
 /// A pool of so many threads.
 pub fn pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
-    let threads = checked(threads)?;
-    static POOLS: Mutex<Option<HashMap<Key, Arc<ThreadPool>>>> = Mutex::new(None);
+    let threads = check_threads(threads)?;
+    static POOLS: Mutex<Option<HashMap<PoolKey, Arc<ThreadPool>>>> = Mutex::new(None);
     let key = (std::process::id(), threads);
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     let pools = pools.get_or_insert_default();
@@ -33,17 +33,18 @@ pub fn pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
         return Ok(pool.clone());
     }
     // Dropping the pool of a parent would wait for threads that are not there.
-    let foreign: Vec<Key> = pools.keys().copied().filter(|(process, _)| *process != key.0).collect();
+    let foreign: Vec<PoolKey> = pools.keys().copied().filter(|(process, _)| *process != key.0).collect();
     foreign.iter().for_each(|key| std::mem::forget(pools.remove(key)));
     let built =
         ThreadPoolBuilder::new().num_threads(threads).thread_name(|n| format!("trueshot-{n}")).build();
-    let pool = Arc::new(built.map_err(|error| wrong(format!("cannot start {threads} threads: {error}")))?);
+    let pool =
+        Arc::new(built.map_err(|error| value_error(format!("cannot start {threads} threads: {error}")))?);
     pools.insert(key, pool.clone());
     Ok(pool)
 }
 
 /// Runs work on so many threads.
-pub fn on_threads<T: Send>(
+pub fn run_on_pool<T: Send>(
     py: Python<'_>,
     threads: Option<i64>,
     work: impl FnOnce() -> trueshot::Result<T> + Send,
@@ -51,54 +52,54 @@ pub fn on_threads<T: Send>(
     let pool = pool(threads)?;
     // Caught where it happens: there nothing is printed of it.
     let done = py.detach(|| pool.install(|| caught(work)));
-    done.ok_or_else(broken)?.map_err(raised)
+    done.ok_or_else(internal_error)?.map_err(to_exception)
 }
 
 /// So many numbers or fewer are worked on by whoever asks: waking other threads would take longer than they could save, much
 /// longer on a machine that is busy.
-const FEW: usize = 1 << 17;
+const SMALL_MATRIX: usize = 1 << 17;
 
 /// Runs work on a matrix. A small one stays on the calling thread, unless the number of threads is given; that takes
 /// milliseconds at most. A large one runs on threads of its own while the calling thread checks for Ctrl-C, which
 /// stops the work through its `Progress`.
-pub fn on_matrix<T: Send>(
+pub fn run_on_matrix<T: Send>(
     py: Python<'_>,
     threads: Option<i64>,
     (rows, dim): (usize, usize),
     work: impl FnOnce(&dyn Progress) -> trueshot::Result<T> + Send,
 ) -> PyResult<T> {
-    if rows.saturating_mul(dim) > FEW {
-        return watched(py, threads, |channel| work(channel), |()| Ok(()));
+    if rows.saturating_mul(dim) > SMALL_MATRIX {
+        return run_interruptible(py, threads, |channel| work(channel), |()| Ok(()));
     }
     if threads.is_some() {
-        return on_threads(py, threads, || work(&()));
+        return run_on_pool(py, threads, || work(&()));
     }
-    let here = HERE.with(|pool| pool.get_or_init(alone).clone());
-    let Some(pool) = here else { return on_threads(py, Some(1), || work(&())) };
+    let here = CALLER_POOL.with(|pool| pool.get_or_init(new_caller_pool).clone());
+    let Some(pool) = here else { return run_on_pool(py, Some(1), || work(&())) };
     let done = py.detach(|| pool.install(|| caught(|| work(&()))));
-    done.ok_or_else(broken)?.map_err(raised)
+    done.ok_or_else(internal_error)?.map_err(to_exception)
 }
 
 /// A pool that a thread is all of stays when the thread is gone: only the first threads get one.
-const MOST_ALONE: usize = 64;
+const MAX_CALLER_POOLS: usize = 64;
 
 thread_local! {
     /// A pool that this thread is all of; none if it belongs to another, or many have one.
-    static HERE: OnceCell<Option<Arc<ThreadPool>>> = const { OnceCell::new() };
+    static CALLER_POOL: OnceCell<Option<Arc<ThreadPool>>> = const { OnceCell::new() };
 }
 
-fn alone() -> Option<Arc<ThreadPool>> {
-    static MADE: AtomicUsize = AtomicUsize::new(0);
-    if MADE.fetch_add(1, Ordering::Relaxed) >= MOST_ALONE {
+fn new_caller_pool() -> Option<Arc<ThreadPool>> {
+    static CALLER_POOLS: AtomicUsize = AtomicUsize::new(0);
+    if CALLER_POOLS.fetch_add(1, Ordering::Relaxed) >= MAX_CALLER_POOLS {
         return None;
     }
     ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().ok().map(Arc::new)
 }
 
-fn checked(threads: Option<i64>) -> PyResult<usize> {
+fn check_threads(threads: Option<i64>) -> PyResult<usize> {
     match threads {
         None => Ok(0),
-        Some(threads) if (1..=MOST_THREADS).contains(&threads) => Ok(threads as usize),
-        Some(threads) => Err(wrong(format!("threads is {threads}; allowed are 1 to {MOST_THREADS}"))),
+        Some(threads) if (1..=MAX_THREADS).contains(&threads) => Ok(threads as usize),
+        Some(threads) => Err(value_error(format!("threads is {threads}; allowed are 1 to {MAX_THREADS}"))),
     }
 }

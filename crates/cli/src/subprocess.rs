@@ -8,7 +8,7 @@ use trueshot_vision::onnx::{self, ModelProcess};
 pub const ONNX_WORKER: &str = "onnx-worker";
 
 /// This program and its first arguments: itself, or the Python interpreter that runs it as a module.
-pub fn this_program() -> std::io::Result<(OsString, Vec<OsString>)> {
+pub fn own_command() -> std::io::Result<(OsString, Vec<OsString>)> {
     match std::env::var_os("TRUESHOT_PYTHON") {
         None => Ok((std::env::current_exe()?.into(), Vec::new())),
         Some(interpreter) => Ok((interpreter, vec!["-m".into(), "trueshot".into()])),
@@ -16,22 +16,22 @@ pub fn this_program() -> std::io::Result<(OsString, Vec<OsString>)> {
 }
 
 /// Has ONNX models run in worker processes of this program, within the limits that the environment sets.
-pub fn run_onnx_models() -> anyhow::Result<()> {
+pub fn configure_onnx_worker() -> anyhow::Result<()> {
     // A system that does not say where this program is keeps all other commands from nothing.
-    let Ok((program, mut arguments)) = this_program() else { return Ok(()) };
+    let Ok((program, mut arguments)) = own_command() else { return Ok(()) };
     arguments.push(ONNX_WORKER.into());
     let mut process = ModelProcess::new(program, arguments);
-    if let Some(gigabytes) = limit("TRUESHOT_ONNX_MEMORY", 1 << 20)? {
+    if let Some(gigabytes) = limit_from_env("TRUESHOT_ONNX_MEMORY", 1 << 20)? {
         process.memory = gigabytes << 30;
     }
-    if let Some(seconds) = limit("TRUESHOT_ONNX_SECONDS", 1 << 30)? {
+    if let Some(seconds) = limit_from_env("TRUESHOT_ONNX_SECONDS", 1 << 30)? {
         process.seconds = seconds;
     }
     onnx::run_models_in(process);
     Ok(())
 }
 
-fn limit(variable: &str, most: u64) -> anyhow::Result<Option<u64>> {
+fn limit_from_env(variable: &str, most: u64) -> anyhow::Result<Option<u64>> {
     let Some(given) = std::env::var_os(variable) else { return Ok(None) };
     let limit =
         given.to_str().and_then(|given| given.parse().ok()).filter(|limit| (1..=most).contains(limit));

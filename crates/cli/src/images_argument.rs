@@ -6,13 +6,13 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use trueshot_vision::source::is_built_in;
 use trueshot_vision::split::Split;
-use trueshot_vision::{Collection, Fit, Reading, Skipped};
+use trueshot_vision::{Collection, Fit, Skipped, SourceOptions};
 
 use crate::messages::say;
 
 /// Which images of a source to use.
 #[derive(Args)]
-pub struct Pictures {
+pub struct ImagesArgument {
     /// Classes of each split: a JSON file {"train": [..], "val": [..], "test": [..]}, or one of the built-in splits
     /// cifar-fs, cub, fc100, miniimagenet and tieredimagenet
     #[arg(long, value_name = "JSON|NAME")]
@@ -28,9 +28,9 @@ pub struct Pictures {
     pub limit_per_class: Option<u32>,
 }
 
-impl Pictures {
+impl ImagesArgument {
     /// Refuses them where there are no pictures.
-    pub fn refuse(&self) -> anyhow::Result<()> {
+    pub fn check_unused(&self) -> anyhow::Result<()> {
         let given = [
             ("--split-file", self.split_file.is_some()),
             ("--split", self.split.is_some()),
@@ -45,7 +45,7 @@ impl Pictures {
 
     /// Lists the pictures.
     pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
-        let part = Part {
+        let part = ImageSelection {
             split_file: self.split_file.as_deref(),
             split: self.split.as_deref(),
             pool: self.pool,
@@ -57,20 +57,20 @@ impl Pictures {
 
 /// Which part of a source to take.
 #[derive(Clone, Copy)]
-pub struct Part<'a> {
+pub struct ImageSelection<'a> {
     pub split_file: Option<&'a Path>,
     pub split: Option<&'a str>,
     pub pool: bool,
     pub limit_per_class: Option<usize>,
 }
 
-impl Part<'_> {
+impl ImageSelection<'_> {
     /// Lists the pictures of that part.
     pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
         // Without a split file, the source must know its splits.
         let own_split = self.split.filter(|_| self.split_file.is_none() && !is_built_in(path));
-        let mut collection = Collection::open(path, Reading { pool: self.pool, split: own_split })?;
-        if let Some(split) = self.split(&collection)? {
+        let mut collection = Collection::open(path, SourceOptions { pool: self.pool, split: own_split })?;
+        if let Some(split) = self.open_split(&collection)? {
             let missing = collection.keep_split(&split)?;
             if let Some(first) = missing.first() {
                 let (count, name) = (missing.len(), &split.name);
@@ -83,10 +83,10 @@ impl Part<'_> {
         Ok(collection)
     }
 
-    fn split(&self, collection: &Collection) -> anyhow::Result<Option<Split>> {
+    fn open_split(&self, collection: &Collection) -> anyhow::Result<Option<Split>> {
         Ok(match (self.split_file, self.split) {
             (Some(file), Some(name)) => Some(Split::open(file, name)?),
-            (None, Some(name)) if collection.is_built_in() => Some(Split::of_omniglot(name)?),
+            (None, Some(name)) if collection.is_built_in() => Some(Split::omniglot(name)?),
             (Some(_), None) => anyhow::bail!("--split-file also needs --split NAME"),
             (None, _) => None,
         })
@@ -113,20 +113,20 @@ impl From<FitArgument> for Fit {
 }
 
 /// The most files that are listed one by one.
-const LISTED: usize = 20;
+const MAX_LISTED: usize = 20;
 
 /// Says what was skipped and why.
-pub fn tell_skipped<'a>(skipped: impl Iterator<Item = &'a Skipped>) {
+pub fn print_skipped<'a>(skipped: impl Iterator<Item = &'a Skipped>) {
     let skipped: Vec<&Skipped> = skipped.collect();
     if skipped.is_empty() {
         return;
     }
     let files = if skipped.len() == 1 { "file was" } else { "files were" };
     say!("warning: {} {files} skipped:", skipped.len());
-    for file in skipped.iter().take(LISTED) {
+    for file in skipped.iter().take(MAX_LISTED) {
         say!("  {file}");
     }
-    if skipped.len() > LISTED {
-        say!("  and {} more", skipped.len() - LISTED);
+    if skipped.len() > MAX_LISTED {
+        say!("  and {} more", skipped.len() - MAX_LISTED);
     }
 }

@@ -11,8 +11,8 @@ use trueshot::Error;
 use trueshot::report::visible;
 
 /// The exception for an error.
-pub fn raised(error: Error) -> PyErr {
-    let message = in_words(&error);
+pub fn to_exception(error: Error) -> PyErr {
+    let message = error_text(&error);
     match error {
         Error::Interrupted => PyKeyboardInterrupt::new_err(message),
         Error::Read { source, .. } | Error::Write { source, .. } => match source.kind() {
@@ -26,7 +26,7 @@ pub fn raised(error: Error) -> PyErr {
 
 /// An error and what to do about it, without options of the command line. Control characters of names are escaped: a
 /// traceback prints the message as it is.
-pub fn in_words(error: &Error) -> String {
+pub fn error_text(error: &Error) -> String {
     let message = visible(&error.to_string());
     match error.hint_for(&|_| false) {
         Some(hint) => format!("{message}\nhint: {}", visible(&hint)),
@@ -35,14 +35,14 @@ pub fn in_words(error: &Error) -> String {
 }
 
 /// What was given has the wrong form.
-pub fn wrong(message: impl Into<String>) -> PyErr {
+pub fn value_error(message: impl Into<String>) -> PyErr {
     PyValueError::new_err(message.into())
 }
 
 /// What a broken promise of our own becomes: an exception that `except Exception` catches.
-pub fn broken() -> PyErr {
-    PyRuntimeError::new_err(BROKEN)
+pub fn internal_error() -> PyErr {
+    PyRuntimeError::new_err(INTERNAL_ERROR)
 }
 
 /// The same in the row of a task.
-pub const BROKEN: &str = "internal error of trueshot on this input: please report it";
+pub const INTERNAL_ERROR: &str = "internal error of trueshot on this input: please report it";

@@ -12,12 +12,12 @@ use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use crate::connections::Connection;
-use crate::limits::LEAST_PROGRESS;
+use crate::limits::MIN_PROGRESS_BYTES;
 use crate::problem::Problem;
 
-/// A body that fails with [`Stalled`] when fewer than [`LEAST_PROGRESS`] bytes arrive while the server waits for
+/// A body that fails with [`Stalled`] when fewer than [`MIN_PROGRESS_BYTES`] bytes arrive while the server waits for
 /// `stall_time`.
-pub struct ProgressBody {
+pub struct StallTimeoutBody {
     body: Body,
     stall_time: Duration,
     /// What is left of the stall time.
@@ -37,7 +37,7 @@ pub struct Stalled(Duration);
 impl std::fmt::Display for Stalled {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let seconds = self.0.as_secs_f32();
-        write!(f, "the body stalled: fewer than {LEAST_PROGRESS} bytes of it arrived in {seconds} s")
+        write!(f, "the body stalled: fewer than {MIN_PROGRESS_BYTES} bytes of it arrived in {seconds} s")
     }
 }
 
@@ -45,7 +45,7 @@ impl std::error::Error for Stalled {}
 
 impl Stalled {
     /// Finds out whether a body failed because it stalled.
-    pub fn find(error: &axum::Error) -> Option<Stalled> {
+    pub fn from_error(error: &axum::Error) -> Option<Stalled> {
         let first: &(dyn std::error::Error + 'static) = error;
         std::iter::successors(Some(first), |error| error.source())
             .find_map(|error| error.downcast_ref::<Stalled>().copied())
@@ -60,36 +60,37 @@ impl From<Stalled> for Problem {
     }
 }
 
-impl ProgressBody {
+impl StallTimeoutBody {
     /// A body on a connection.
     pub fn new(body: Body, stall_time: Duration, connection: Option<Arc<Connection>>) -> Self {
-        let body = ProgressBody { body, stall_time, left: stall_time, arrived: 0, waiting: None, connection };
-        body.note_end();
+        let body =
+            StallTimeoutBody { body, stall_time, left: stall_time, arrived: 0, waiting: None, connection };
+        body.check_end();
         body
     }
 
-    fn note_end(&self) {
+    fn check_end(&self) {
         if let Some(connection) = self.connection.as_ref().filter(|_| self.body.is_end_stream()) {
-            connection.body_ends();
+            connection.body_complete();
         }
     }
 
-    fn has_arrived(&mut self, bytes: usize) {
+    fn add_arrived(&mut self, bytes: usize) {
         if let Some((since, _)) = self.waiting.take() {
             self.left = self.left.saturating_sub(since.elapsed());
         }
         self.arrived += bytes;
-        if self.arrived >= LEAST_PROGRESS {
+        if self.arrived >= MIN_PROGRESS_BYTES {
             (self.arrived, self.left) = (0, self.stall_time);
         }
         if let Some(connection) = &self.connection {
-            connection.awaits_body(false);
+            connection.set_awaits_body(false);
         }
     }
 
     fn poll_stalled(&mut self, context: &mut Context<'_>) -> Poll<Stalled> {
         if let Some(connection) = &self.connection {
-            connection.awaits_body(true);
+            connection.set_awaits_body(true);
         }
         let left = self.left;
         let begin = || (Instant::now(), Box::pin(tokio::time::sleep(left)));
@@ -98,7 +99,7 @@ impl ProgressBody {
     }
 }
 
-impl HttpBody for ProgressBody {
+impl HttpBody for StallTimeoutBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -113,10 +114,10 @@ impl HttpBody for ProgressBody {
             }
             Poll::Ready(frame) => {
                 let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
-                self.has_arrived(data.map_or(0, Bytes::len));
+                self.add_arrived(data.map_or(0, Bytes::len));
             }
         }
-        self.note_end();
+        self.check_end();
         polled
     }
 
@@ -138,9 +139,9 @@ mod tests {
     use super::*;
 
     /// A body that sends frames after pauses of so many seconds.
-    struct Slow(VecDeque<(u64, usize)>, Option<Pin<Box<Sleep>>>);
+    struct SlowBody(VecDeque<(u64, usize)>, Option<Pin<Box<Sleep>>>);
 
-    impl HttpBody for Slow {
+    impl HttpBody for SlowBody {
         type Data = Bytes;
         type Error = axum::Error;
 
@@ -159,20 +160,20 @@ mod tests {
     }
 
     fn received(frames: &[(u64, usize)]) -> Result<usize, Stalled> {
-        let slow = Slow(frames.iter().copied().collect(), None);
-        let body = ProgressBody::new(Body::new(slow), Duration::from_secs(10), None);
+        let slow = SlowBody(frames.iter().copied().collect(), None);
+        let body = StallTimeoutBody::new(Body::new(slow), Duration::from_secs(10), None);
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let collected =
             builder.enable_time().start_paused(true).build().unwrap().block_on(Body::new(body).collect());
         collected
             .map(|body| body.to_bytes().len())
-            .map_err(|error| Stalled::find(&error).expect("it stalled"))
+            .map_err(|error| Stalled::from_error(&error).expect("it stalled"))
     }
 
     #[test]
     fn a_body_that_makes_progress_may_take_long() {
-        assert_eq!(received(&[(9, LEAST_PROGRESS); 20]).unwrap(), 20 * LEAST_PROGRESS);
-        assert_eq!(received(&[(1, LEAST_PROGRESS / 8); 100]).unwrap(), 100 * LEAST_PROGRESS / 8);
+        assert_eq!(received(&[(9, MIN_PROGRESS_BYTES); 20]).unwrap(), 20 * MIN_PROGRESS_BYTES);
+        assert_eq!(received(&[(1, MIN_PROGRESS_BYTES / 8); 100]).unwrap(), 100 * MIN_PROGRESS_BYTES / 8);
     }
 
     #[test]
@@ -185,7 +186,7 @@ mod tests {
     fn a_body_that_stops_or_drips_stalls() {
         assert!(received(&[(0, 1), (3600, 1)]).is_err());
         assert!(received(&[(1, 100); 20]).is_err(), "a little at a time is not progress");
-        let stops = [vec![(1, LEAST_PROGRESS); 5], vec![(11, 1)]].concat();
+        let stops = [vec![(1, MIN_PROGRESS_BYTES); 5], vec![(11, 1)]].concat();
         assert_eq!(
             received(&stops).unwrap_err().to_string(),
             "the body stalled: fewer than 10240 bytes of it arrived in 10 s"

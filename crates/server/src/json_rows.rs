@@ -7,67 +7,67 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
 
-use crate::limits::{LONGEST_NAME, MOST_ITEMS, MOST_NUMBERS};
+use crate::limits::{MAX_DIM, MAX_ITEMS, MAX_NAME_BYTES};
 
 /// A support set as JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SupportJson {
-    pub rows: Rows,
-    pub labels: Bounded<Name>,
+    pub rows: JsonRows,
+    pub labels: BoundedList<JsonName>,
     #[serde(default)]
-    pub items: Option<Bounded<Name>>,
+    pub items: Option<BoundedList<JsonName>>,
     #[serde(default)]
-    pub confirmed: Option<Bounded<bool>>,
+    pub confirmed: Option<BoundedList<bool>>,
     #[serde(default)]
-    pub embedder: Option<Name>,
+    pub embedder: Option<JsonName>,
 }
 
 /// Rows that ask for their class, as JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueriesJson {
-    pub rows: Rows,
+    pub rows: JsonRows,
     #[serde(default)]
-    pub items: Option<Bounded<Name>>,
+    pub items: Option<BoundedList<JsonName>>,
 }
 
 /// A table of numbers.
 #[derive(Default)]
-pub struct Rows {
+pub struct JsonRows {
     pub values: Vec<f32>,
     pub dim: usize,
     pub count: usize,
 }
 
-/// A list of no more than [`MOST_ITEMS`].
-pub struct Bounded<T>(pub Vec<T>);
+/// A list of no more than [`MAX_ITEMS`].
+pub struct BoundedList<T>(pub Vec<T>);
 
 /// A name, given as text or as a whole number.
-pub struct Name(pub String);
+pub struct JsonName(pub String);
 
-impl Bounded<Name> {
+impl BoundedList<JsonName> {
     /// The names.
     pub fn into_names(self) -> Vec<String> {
         self.0.into_iter().map(|name| name.0).collect()
     }
 }
 
-impl<'de> Deserialize<'de> for Rows {
+impl<'de> Deserialize<'de> for JsonRows {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Table;
-        impl<'de> Visitor<'de> for Table {
-            type Value = Rows;
+        struct RowsVisitor;
+        impl<'de> Visitor<'de> for RowsVisitor {
+            type Value = JsonRows;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a list of at most {MOST_ITEMS} rows, each a list of numbers")
+                write!(f, "a list of at most {MAX_ITEMS} rows, each a list of numbers")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Rows, A::Error> {
-                let mut rows = Rows::default();
-                while let Some(length) = list.next_element_seed(Row(&mut rows.values))? {
-                    if rows.count == MOST_ITEMS {
-                        return Err(A::Error::custom(format!("more than {MOST_ITEMS} rows")));
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<JsonRows, A::Error> {
+                let mut rows = JsonRows::default();
+                while let Some(length) = list.next_element_seed(RowSeed(&mut rows.values))? {
+                    if rows.count == MAX_ITEMS {
+                        return Err(A::Error::custom(format!("more than {MAX_ITEMS} rows")));
                     }
                     if rows.count > 0 && length != rows.dim {
                         let (row, first) = (rows.count, rows.dim);
@@ -81,14 +81,14 @@ impl<'de> Deserialize<'de> for Rows {
                 Ok(rows)
             }
         }
-        deserializer.deserialize_seq(Table)
+        deserializer.deserialize_seq(RowsVisitor)
     }
 }
 
 /// Appends a row to the numbers; its value is how many there were.
-struct Row<'a>(&'a mut Vec<f32>);
+struct RowSeed<'a>(&'a mut Vec<f32>);
 
-impl<'de> DeserializeSeed<'de> for Row<'_> {
+impl<'de> DeserializeSeed<'de> for RowSeed<'_> {
     type Value = usize;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<usize, D::Error> {
@@ -96,18 +96,18 @@ impl<'de> DeserializeSeed<'de> for Row<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Row<'_> {
+impl<'de> Visitor<'de> for RowSeed<'_> {
     type Value = usize;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a row of 1 to {MOST_NUMBERS} numbers")
+        write!(f, "a row of 1 to {MAX_DIM} numbers")
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<usize, A::Error> {
         let start = self.0.len();
         while let Some(number) = list.next_element()? {
-            if self.0.len() - start == MOST_NUMBERS {
-                return Err(A::Error::custom(format!("a row has more than {MOST_NUMBERS} numbers")));
+            if self.0.len() - start == MAX_DIM {
+                return Err(A::Error::custom(format!("a row has more than {MAX_DIM} numbers")));
             }
             self.0.push(number);
         }
@@ -118,59 +118,59 @@ impl<'de> Visitor<'de> for Row<'_> {
     }
 }
 
-impl<'de, T: DeserializeOwned> Deserialize<'de> for Bounded<T> {
+impl<'de, T: DeserializeOwned> Deserialize<'de> for BoundedList<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct List<T>(PhantomData<T>);
-        impl<'de, T: DeserializeOwned> Visitor<'de> for List<T> {
-            type Value = Bounded<T>;
+        struct ListVisitor<T>(PhantomData<T>);
+        impl<'de, T: DeserializeOwned> Visitor<'de> for ListVisitor<T> {
+            type Value = BoundedList<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a list of at most {MOST_ITEMS}")
+                write!(f, "a list of at most {MAX_ITEMS}")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Bounded<T>, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<BoundedList<T>, A::Error> {
                 let mut all = Vec::new();
                 while let Some(one) = list.next_element()? {
-                    if all.len() == MOST_ITEMS {
-                        return Err(A::Error::custom(format!("a list has more than {MOST_ITEMS} entries")));
+                    if all.len() == MAX_ITEMS {
+                        return Err(A::Error::custom(format!("a list has more than {MAX_ITEMS} entries")));
                     }
                     all.push(one);
                 }
-                Ok(Bounded(all))
+                Ok(BoundedList(all))
             }
         }
-        deserializer.deserialize_seq(List(PhantomData))
+        deserializer.deserialize_seq(ListVisitor(PhantomData))
     }
 }
 
-impl<'de> Deserialize<'de> for Name {
+impl<'de> Deserialize<'de> for JsonName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-        impl Visitor<'_> for Text {
-            type Value = Name;
+        struct NameVisitor;
+        impl Visitor<'_> for NameVisitor {
+            type Value = JsonName;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a name of at most {LONGEST_NAME} bytes, or a whole number")
+                write!(f, "a name of at most {MAX_NAME_BYTES} bytes, or a whole number")
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Name, E> {
+            fn visit_str<E: Error>(self, text: &str) -> Result<JsonName, E> {
                 match text.len() {
-                    0..=LONGEST_NAME => Ok(Name(text.to_owned())),
+                    0..=MAX_NAME_BYTES => Ok(JsonName(text.to_owned())),
                     length => Err(E::custom(format!(
-                        "a name has {length} bytes; at most {LONGEST_NAME} are allowed"
+                        "a name has {length} bytes; at most {MAX_NAME_BYTES} are allowed"
                     ))),
                 }
             }
 
-            fn visit_u64<E: Error>(self, number: u64) -> Result<Name, E> {
-                Ok(Name(number.to_string()))
+            fn visit_u64<E: Error>(self, number: u64) -> Result<JsonName, E> {
+                Ok(JsonName(number.to_string()))
             }
 
-            fn visit_i64<E: Error>(self, number: i64) -> Result<Name, E> {
-                Ok(Name(number.to_string()))
+            fn visit_i64<E: Error>(self, number: i64) -> Result<JsonName, E> {
+                Ok(JsonName(number.to_string()))
             }
         }
-        deserializer.deserialize_any(Text)
+        deserializer.deserialize_any(NameVisitor)
     }
 }
 
@@ -204,12 +204,12 @@ mod tests {
 
     #[test]
     fn lists_end_where_they_are_longer_than_allowed() {
-        let many = |one: &str| format!("[{}]", vec![one; MOST_ITEMS + 1].join(","));
+        let many = |one: &str| format!("[{}]", vec![one; MAX_ITEMS + 1].join(","));
         assert!(
             refused(&format!(r#"{{"rows": {}, "labels": []}}"#, many("[1]"))).contains("more than 20000")
         );
         assert!(refused(&format!(r#"{{"labels": {}, "rows": []}}"#, many("1"))).contains("more than 20000"));
-        let name = "x".repeat(LONGEST_NAME + 1);
+        let name = "x".repeat(MAX_NAME_BYTES + 1);
         assert!(refused(&format!(r#"{{"labels": ["{name}"], "rows": []}}"#)).contains("513 bytes"));
     }
 }

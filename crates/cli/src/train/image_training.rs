@@ -9,18 +9,18 @@ use serde::de::DeserializeOwned;
 use trueshot::noise::{NoiseKind, NoiseLevels};
 use trueshot::training::{Trainee, configuration};
 use trueshot_vision::overlap::Overlap;
-use trueshot_vision::training::{self, Datasets, Validation};
+use trueshot_vision::training::{self, Datasets, ValidationSettings};
 use trueshot_vision::{Collection, Dataset, Error};
 
-use super::heads::{OptimiserFlags, grouped};
-use super::{Course, RunArguments};
+use super::heads::{OptimiserFlags, with_separators};
+use super::{RunArguments, TrainingRun};
+use crate::images_argument::{FitArgument, ImageSelection, print_skipped};
 use crate::messages::{hinted, say};
-use crate::pictures_argument::{FitArgument, Part, tell_skipped};
 use crate::progress::ProgressDisplay;
 
 /// Options of all training on images.
 #[derive(Args, Serialize)]
-pub struct Options {
+pub struct ImageTrainingFlags {
     #[command(flatten)]
     data: DataFlags,
     #[command(flatten)]
@@ -119,7 +119,7 @@ struct ValidationFlags {
     seed: Option<u64>,
 }
 
-impl Options {
+impl ImageTrainingFlags {
     /// The configuration: of a file and of flags, among them those of this kind of network alone.
     pub fn read<C: Serialize + DeserializeOwned>(
         &self,
@@ -150,18 +150,18 @@ impl DataFlags {
 }
 
 /// A network to be trained on pictures.
-pub struct Lesson<'a> {
+pub struct ImageTraining<'a> {
     pub title: String,
     pub seed: u64,
     pub steps: u64,
-    pub data: &'a training::Data,
-    pub pictures: &'a training::Pictures,
+    pub data: &'a training::DataSettings,
+    pub pictures: &'a training::ImageSettings,
     pub validate_every: u64,
     /// What its parameters are called.
     pub parameters: &'static str,
 }
 
-impl Lesson<'_> {
+impl ImageTraining<'_> {
     /// Reads the pictures and trains what `make` makes of them, with the number of its parameters.
     pub fn train<T: Trainee>(
         self,
@@ -172,8 +172,8 @@ impl Lesson<'_> {
         let claim = run.claim()?;
         let (steps, seed) = (self.steps, self.seed);
         let outcome = run.threads.run(|| {
-            let datasets = load(self.data, self.pictures)?;
-            let course = Course {
+            let datasets = load_datasets(self.data, self.pictures)?;
+            let training_run = TrainingRun {
                 title: self.title,
                 steps,
                 validate_every: self.validate_every,
@@ -181,10 +181,10 @@ impl Lesson<'_> {
                 identity: datasets.identity(configuration),
             };
             let (mut trainee, count) = make(datasets)?;
-            say!("{} {}, seed {seed}", grouped(count), self.parameters);
-            run.train(claim, &mut trainee, course)
+            say!("{} {}, seed {seed}", with_separators(count), self.parameters);
+            run.train(claim, &mut trainee, training_run)
         })?;
-        run.conclude(&outcome, steps);
+        run.print_outcome(&outcome, steps);
         Ok(())
     }
 }
@@ -194,20 +194,20 @@ const VALIDATION_OUTLIERS: usize = 5000;
 
 /// Sees to the outliers that noise asks for: none in training is a mistake; none in validation where that has no noise
 /// of its own is left out, as long as other noise remains.
-pub fn settle(
-    data: &training::Data,
+pub fn resolve_outliers(
+    data: &training::DataSettings,
     noise: &[NoiseLevels],
-    validation: &mut Validation,
+    validation: &mut ValidationSettings,
 ) -> anyhow::Result<()> {
-    let has_outliers = given(&data.outliers);
+    let has_outliers = is_given(&data.outliers);
     match (noise.iter().any(is_outlier), has_outliers) {
-        (true, false) => anyhow::bail!(no_outliers("training", "--outliers")),
+        (true, false) => anyhow::bail!(missing_outliers("training", "--outliers")),
         (false, true) => {
             say!("warning: --outliers has no effect without outlier noise; add --noise outlier=40");
         }
         _ => (),
     }
-    if !validates(data) || given(&data.validation_outliers) {
+    if !has_validation(data) || is_given(&data.validation_outliers) {
         return Ok(());
     }
     if validation.noise.is_empty() && noise.iter().any(is_outlier) && !noise.iter().all(is_outlier) {
@@ -215,11 +215,11 @@ pub fn settle(
         validation.noise = noise.iter().filter(|levels| !is_outlier(levels)).cloned().collect();
     }
     let judged = if validation.noise.is_empty() { noise } else { &validation.noise };
-    anyhow::ensure!(!judged.iter().any(is_outlier), no_outliers("validation", "--val-outliers"));
+    anyhow::ensure!(!judged.iter().any(is_outlier), missing_outliers("validation", "--val-outliers"));
     Ok(())
 }
 
-fn no_outliers(place: &str, flag: &str) -> anyhow::Error {
+fn missing_outliers(place: &str, flag: &str) -> anyhow::Error {
     hinted(
         format!("outlier noise in {place} needs images of other classes, but none were given"),
         format!("give them with {flag} DATASET"),
@@ -230,51 +230,55 @@ fn is_outlier(levels: &NoiseLevels) -> bool {
     levels.0.iter().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0)
 }
 
-fn given(path: &Path) -> bool {
+fn is_given(path: &Path) -> bool {
     !path.as_os_str().is_empty()
 }
 
 /// Whether there is something to validate on.
-fn validates(data: &training::Data) -> bool {
-    let has_split = given(&data.split_file) || trueshot_vision::source::has_splits(&data.train);
-    given(&data.validation) || (has_split && !data.validation_split.is_empty())
+fn has_validation(data: &training::DataSettings) -> bool {
+    let has_split = is_given(&data.split_file) || trueshot_vision::source::has_splits(&data.train);
+    is_given(&data.validation) || (has_split && !data.validation_split.is_empty())
 }
 
 /// Reads the pictures to train on, those to validate on if there are any, and outliers for both.
-fn load(data: &training::Data, pictures: &training::Pictures) -> anyhow::Result<Datasets> {
+fn load_datasets(
+    data: &training::DataSettings,
+    pictures: &training::ImageSettings,
+) -> anyhow::Result<Datasets> {
     anyhow::ensure!(
-        given(&data.train),
+        is_given(&data.train),
         "no images to train on: give DATASET, or data.train in the configuration"
     );
-    let train = part(data, &data.train, &data.train_split)?;
-    let others = given(&data.outliers).then(|| outliers(data, &data.outliers)).transpose()?;
+    let train = open_split(data, &data.train, &data.train_split)?;
+    let others = is_given(&data.outliers).then(|| open_outliers(data, &data.outliers)).transpose()?;
     others.iter().try_for_each(|others| check_outliers(data, &train, others))?;
-    let mut datasets = Datasets::new(read(pictures, &train, Use::Training)?, None);
+    let mut datasets = Datasets::new(load_images(pictures, &train, ImageUse::Training)?, None);
     if let Some(others) = &others {
-        datasets.outliers = Some(Arc::new(read(pictures, others, Use::Outliers)?));
+        datasets.outliers = Some(Arc::new(load_images(pictures, others, ImageUse::Outliers)?));
     }
-    if !validates(data) {
+    if !has_validation(data) {
         say!("no validation data (--val, --split-file): the model of the last step will be kept");
         return Ok(datasets);
     }
-    let source = if given(&data.validation) { &data.validation } else { &data.train };
-    let validation = read(pictures, &part(data, source, &data.validation_split)?, Use::Validation)?;
+    let source = if is_given(&data.validation) { &data.validation } else { &data.train };
+    let validation =
+        load_images(pictures, &open_split(data, source, &data.validation_split)?, ImageUse::Validation)?;
     for warning in Overlap::between(&datasets.train, &validation).warnings() {
         say!("warning: {warning}");
     }
-    if given(&data.validation_outliers) {
-        let mut outliers = outliers(data, &data.validation_outliers)?;
+    if is_given(&data.validation_outliers) {
+        let mut outliers = open_outliers(data, &data.validation_outliers)?;
         outliers.keep_first(VALIDATION_OUTLIERS.div_ceil(outliers.classes().len()));
-        datasets.validation_outliers = Some(read(pictures, &outliers, Use::ValidationOutliers)?);
+        datasets.validation_outliers = Some(load_images(pictures, &outliers, ImageUse::ValidationOutliers)?);
     }
     datasets.validation = Some(validation);
     Ok(datasets)
 }
 
-fn part(data: &training::Data, path: &Path, split: &str) -> anyhow::Result<Collection> {
-    let is_split = given(&data.split_file) || trueshot_vision::source::has_splits(path);
-    let part = Part {
-        split_file: given(&data.split_file).then_some(&data.split_file),
+fn open_split(data: &training::DataSettings, path: &Path, split: &str) -> anyhow::Result<Collection> {
+    let is_split = is_given(&data.split_file) || trueshot_vision::source::has_splits(path);
+    let part = ImageSelection {
+        split_file: is_given(&data.split_file).then_some(&data.split_file),
         split: is_split.then_some(split),
         pool: data.pool,
         limit_per_class: (data.limit_per_class > 0).then_some(data.limit_per_class),
@@ -284,8 +288,8 @@ fn part(data: &training::Data, path: &Path, split: &str) -> anyhow::Result<Colle
 
 /// Outliers are taken whole; of a source that knows its splits, the one that is trained on, so that neither validation
 /// nor test is given away.
-fn outliers(data: &training::Data, path: &Path) -> anyhow::Result<Collection> {
-    let part = Part {
+fn open_outliers(data: &training::DataSettings, path: &Path) -> anyhow::Result<Collection> {
+    let part = ImageSelection {
         split_file: None,
         split: trueshot_vision::source::has_splits(path).then_some(&data.train_split),
         pool: false,
@@ -295,7 +299,11 @@ fn outliers(data: &training::Data, path: &Path) -> anyhow::Result<Collection> {
 }
 
 /// An outlier that is of a class to be learnt is none.
-fn check_outliers(data: &training::Data, train: &Collection, outliers: &Collection) -> anyhow::Result<()> {
+fn check_outliers(
+    data: &training::DataSettings,
+    train: &Collection,
+    outliers: &Collection,
+) -> anyhow::Result<()> {
     if data.outliers == data.train {
         say!(
             "warning: the outliers are the training images: an outlier can belong to a class of its episode"
@@ -316,39 +324,43 @@ fn check_outliers(data: &training::Data, train: &Collection, outliers: &Collecti
 
 /// What pictures are read for.
 #[derive(Clone, Copy, PartialEq)]
-enum Use {
+enum ImageUse {
     Training,
     Outliers,
     Validation,
     ValidationOutliers,
 }
 
-fn read(pictures: &training::Pictures, collection: &Collection, used: Use) -> anyhow::Result<Dataset> {
+fn load_images(
+    pictures: &training::ImageSettings,
+    collection: &Collection,
+    used: ImageUse,
+) -> anyhow::Result<Dataset> {
     let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
-    let augmented = matches!(used, Use::Training | Use::Outliers) && pictures.augment;
+    let augmented = matches!(used, ImageUse::Training | ImageUse::Outliers) && pictures.augment;
     let to = pictures.preprocessing();
     let loaded = Dataset::load(collection, &to, augmented, &progress);
     progress.finish();
     let mut dataset = loaded?;
-    tell_skipped(collection.skipped().iter().chain(dataset.skipped()));
+    print_skipped(collection.skipped().iter().chain(dataset.skipped()));
     if let Some(empty) = collection.classes().iter().find(|class| !dataset.labels().classes().contains(class))
     {
         let (class, skipped) = (empty.clone(), dataset.skipped().len());
-        return Err(Error::TooFewPictures { class, have: 0, need: 1, skipped }.into());
+        return Err(Error::TooFewImages { class, have: 0, need: 1, skipped }.into());
     }
-    if used == Use::Training && pictures.rotations {
+    if used == ImageUse::Training && pictures.rotations {
         dataset = dataset.with_rotations()?;
     }
     say!(
         "{}: {} images of {} classes {}",
         collection.path().display(),
-        grouped(dataset.pictures().len()),
-        grouped(dataset.labels().classes().len()),
+        with_separators(dataset.pictures().len()),
+        with_separators(dataset.labels().classes().len()),
         match used {
-            Use::Training => "to train on",
-            Use::Outliers => "as outliers",
-            Use::Validation => "to validate on",
-            Use::ValidationOutliers => "as outliers for validation",
+            ImageUse::Training => "to train on",
+            ImageUse::Outliers => "as outliers",
+            ImageUse::Validation => "to validate on",
+            ImageUse::ValidationOutliers => "as outliers for validation",
         },
     );
     Ok(dataset)

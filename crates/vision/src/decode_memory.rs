@@ -11,14 +11,14 @@ use crate::picture::Channels;
 use crate::webp_tables::table_bytes;
 
 /// Tables, rows in work and other small buffers of a decoder.
-const SMALL_BUFFERS: u64 = 1 << 20;
+const SMALL_BUFFER_BYTES: u64 = 1 << 20;
 /// Rows of its own that a PNG or BMP decoder may hold.
-const ROWS: u64 = 8;
+const DECODER_ROWS: u64 = 8;
 /// Bytes that the JPEG decoder holds per pixel of a row: samples of 16 bits in blocks of 8 or 16 rows, upsampled.
-const JPEG_ROW: u64 = 1 << 10;
+const JPEG_BYTES_PER_ROW_PIXEL: u64 = 1 << 10;
 
 /// What is known of a picture before it is decoded.
-pub(crate) struct Header<'a> {
+pub(crate) struct ImageHeader<'a> {
     pub bytes: &'a [u8],
     pub format: ImageFormat,
     pub width: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Header<'a> {
     pub orientation: Orientation,
 }
 
-impl Header<'_> {
+impl ImageHeader<'_> {
     /// Pixels of the picture, or of its largest frame if that claims more.
     pub fn pixels(&self) -> u64 {
         let frame = if self.format == ImageFormat::WebP { largest_webp_frame(self.bytes) } else { 0 };
@@ -35,18 +35,18 @@ impl Header<'_> {
     }
 
     /// The most bytes that are in use at once until the picture has become one of `channels`.
-    pub fn peak(&self, channels: Channels) -> u64 {
+    pub fn peak_bytes(&self, channels: Channels) -> u64 {
         let pixels = self.pixels();
         let decoded = pixels * u64::from(self.color.bytes_per_pixel());
         let converted = pixels * channels.count() as u64;
-        let decoding = decoded + self.decoder() + SMALL_BUFFERS;
+        let decoding = decoded + self.decoder_bytes() + SMALL_BUFFER_BYTES;
         let converting = if converted > decoded { decoded + converted } else { decoded };
         let rotating = if swaps_sides(self.orientation) { 2 * converted } else { 0 };
         decoding.max(converting).max(rotating)
     }
 
     /// What the decoder itself needs besides the decoded picture.
-    pub fn decoder(&self) -> u64 {
+    pub fn decoder_bytes(&self) -> u64 {
         let (pixels, length) = (self.pixels(), self.bytes.len() as u64);
         let row = u64::from(self.width) * u64::from(self.color.bytes_per_pixel());
         match self.format {
@@ -54,7 +54,7 @@ impl Header<'_> {
             ImageFormat::Jpeg => {
                 length
                     + jpeg_coefficients(self.bytes, self.width, self.height)
-                    + u64::from(self.width) * JPEG_ROW
+                    + u64::from(self.width) * JPEG_BYTES_PER_ROW_PIXEL
             }
             // A frame that does not fill the picture is decoded on its own, with four bytes per pixel.
             ImageFormat::Gif => 4 * pixels,
@@ -64,7 +64,7 @@ impl Header<'_> {
                 let tables = table_bytes(self.bytes, self.width, self.height);
                 length + pixels * webp_bytes_per_pixel(self.bytes) + tables
             }
-            _ => ROWS * row,
+            _ => DECODER_ROWS * row,
         }
     }
 
@@ -72,8 +72,8 @@ impl Header<'_> {
     pub fn decoder_limit(&self) -> u64 {
         match self.format {
             // The frame alone is checked.
-            ImageFormat::Gif => self.decoder(),
-            _ => self.pixels() * u64::from(self.color.bytes_per_pixel()) + self.decoder(),
+            ImageFormat::Gif => self.decoder_bytes(),
+            _ => self.pixels() * u64::from(self.color.bytes_per_pixel()) + self.decoder_bytes(),
         }
     }
 }
@@ -103,19 +103,19 @@ fn jpeg_coefficients(bytes: &[u8], width: u32, height: u32) -> u64 {
             (0xda, Some((is_progressive, components))) => {
                 let in_first_scan = segment.first().copied().map_or(0, usize::from);
                 let keeps_all = is_progressive || in_first_scan != components.len() / 3;
-                return if keeps_all { samples(components, width, height) * 2 } else { 0 };
+                return if keeps_all { jpeg_samples(components, width, height) * 2 } else { 0 };
             }
             _ => {}
         }
         rest = after.get(usize::from(u16::from_be_bytes([*high, *low]))..).unwrap_or_default();
     }
     // Markers that are not understood here may be understood by the decoder: four components of full size.
-    samples(&[0, 0x44, 0].repeat(4), width, height) * 2
+    jpeg_samples(&[0, 0x44, 0].repeat(4), width, height) * 2
 }
 
 /// Samples of all components of a JPEG, each described by three bytes of which the second has the sampling factors.
 /// Blocks at the edge are stored whole.
-fn samples(components: &[u8], width: u32, height: u32) -> u64 {
+fn jpeg_samples(components: &[u8], width: u32, height: u32) -> u64 {
     let factors =
         || components.iter().skip(1).step_by(3).map(|both| (u64::from(both >> 4), u64::from(both & 15)));
     let (across, down) = factors().fold((1, 1), |most, factor| (factor.0.max(most.0), factor.1.max(most.1)));
@@ -175,8 +175,12 @@ mod tests {
             let mut bytes = jpeg(frame, 3);
             bytes.resize(30 << 20, 0);
             let (format, color) = (ImageFormat::Jpeg, ColorType::Rgb8);
-            let header = Header { bytes: &bytes, format, width, height, color, orientation };
-            assert!(header.peak(Channels::Colour) < 384 << 20, "{}", header.peak(Channels::Colour));
+            let header = ImageHeader { bytes: &bytes, format, width, height, color, orientation };
+            assert!(
+                header.peak_bytes(Channels::Colour) < 384 << 20,
+                "{}",
+                header.peak_bytes(Channels::Colour)
+            );
         }
     }
 

@@ -3,16 +3,16 @@
 use trueshot::Embeddings;
 use trueshot::training::heads::{Bank, overlaps};
 
-use super::cache::Cache;
 use super::jobs::Jobs;
-use super::plan::{Features, PICTURE_EPISODES, Planned, Settings, Source};
+use super::planner::{DatasetSource, FeatureJobs, IMAGE_MODEL_EPISODES, PlannedTable, ReproduceSettings};
+use super::result_cache::ResultCache;
 use crate::messages::hinted;
 
 /// Episodes of the paper.
-const EPISODES: u64 = 10_000;
+const PAPER_EPISODES: u64 = 10_000;
 
 /// What holds for everything.
-pub fn of_all(settings: &Settings) -> Vec<String> {
+pub fn general_warnings(settings: &ReproduceSettings) -> Vec<String> {
     let mut warnings = Vec::new();
     if settings.scale != 1.0 {
         warnings.push(format!(
@@ -20,11 +20,11 @@ pub fn of_all(settings: &Settings) -> Vec<String> {
             settings.scale
         ));
     }
-    if settings.episodes < EPISODES {
+    if settings.episodes < PAPER_EPISODES {
         warnings.push(format!(
-            "{} episodes per setting; the paper used {EPISODES}. Intervals are {:.1} times as wide.",
+            "{} episodes per setting; the paper used {PAPER_EPISODES}. Intervals are {:.1} times as wide.",
             settings.episodes,
-            (EPISODES as f64 / settings.episodes as f64).sqrt()
+            (PAPER_EPISODES as f64 / settings.episodes as f64).sqrt()
         ));
     }
     for (dataset, (path, _)) in &settings.backbones {
@@ -37,11 +37,11 @@ pub fn of_all(settings: &Settings) -> Vec<String> {
 }
 
 /// What holds for one table: classes and pictures that are on both sides, and rows that had more to learn from.
-pub fn of_table(
-    planned: &Planned<'_>,
-    settings: &Settings,
+pub fn table_warnings(
+    planned: &PlannedTable<'_>,
+    settings: &ReproduceSettings,
     jobs: &Jobs,
-    cache: &Cache,
+    cache: &ResultCache,
 ) -> anyhow::Result<Vec<String>> {
     let mut warnings = Vec::new();
     let rows = || planned.rows().map(|(_, row)| row);
@@ -54,12 +54,12 @@ pub fn of_table(
     }
     let shown = |number: &usize| !planned.missing.contains_key(number);
     let on_pictures = planned.rows().any(|(number, row)| row.pictures.is_some() && shown(&number));
-    if on_pictures && settings.episodes > PICTURE_EPISODES {
+    if on_pictures && settings.episodes > IMAGE_MODEL_EPISODES {
         warnings.push(format!(
-            "MAML: only the first {PICTURE_EPISODES} of these episodes, because it adapts to the images of each episode."
+            "MAML: only the first {IMAGE_MODEL_EPISODES} of these episodes, because it adapts to the images of each episode."
         ));
     }
-    let Some(Features { train, val, test, .. }) = &planned.features else { return Ok(warnings) };
+    let Some(FeatureJobs { train, val, test, .. }) = &planned.features else { return Ok(warnings) };
     let open = |&job: &usize| Embeddings::open(cache.path(&jobs.all()[job]));
     for (name, seen) in [("training", train), ("validation", val)] {
         // Rows without training leave those features alone.
@@ -72,7 +72,7 @@ pub fn of_table(
 }
 
 /// Refuses splits that share classes, and outliers that are of a split.
-pub fn check(source: &Source<'_>) -> anyhow::Result<()> {
+pub fn check_class_overlap(source: &DatasetSource<'_>) -> anyhow::Result<()> {
     let Ok(found) = &source.found else { return Ok(()) };
     let mut parts =
         vec![("train", found.train.classes()), ("val", found.val.classes()), ("test", found.test.classes())];

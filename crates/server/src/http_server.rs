@@ -16,27 +16,27 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tower_service::Service;
 
-use crate::connections::{AnswerBody, ClientStream, Connection, Connections, Open};
-use crate::state::Shared;
+use crate::connections::{ClientStream, Connection, Connections, OpenConnection, ResponseBody};
+use crate::state::SharedApp;
 
 /// How long complete requests may be worked on when the server is told to stop.
 const WORK_GRACE: Duration = Duration::from_secs(10);
 /// How long bodies may still arrive then.
 const BODY_GRACE: Duration = Duration::from_secs(1);
 /// How often connections are looked at that keep the server waiting.
-const TICK: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// The pause after a connection could not be accepted.
-const PAUSE: Duration = Duration::from_millis(20);
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Bytes of a connection that are read ahead, so also the longest headers.
 const READ_AHEAD: usize = 64 << 10;
 
 /// Answers until Ctrl-C or SIGTERM. Requests that are complete by then are still answered, for some seconds.
-pub async fn serve(listener: TcpListener, app: Shared) {
+pub async fn serve(listener: TcpListener, app: SharedApp) {
     serve_until(listener, app, stop_signal()).await;
 }
 
 /// Answers until `stop` is ready.
-async fn serve_until(listener: TcpListener, app: Shared, stop: impl Future<Output = ()>) {
+async fn serve_until(listener: TcpListener, app: SharedApp, stop: impl Future<Output = ()>) {
     let connections = Connections::new(&app.limits);
     let (stopping, is_stopping) = watch::channel(false);
     tokio::select! {
@@ -67,18 +67,18 @@ async fn accept(
                 Err(_) => {
                     // The system has no descriptor or no memory left.
                     connections.close_one();
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 }
             }
         };
         let open = connections.add(number).await;
-        tokio::spawn(converse(stream, open, router.clone(), is_stopping.clone()));
+        tokio::spawn(serve_connection(stream, open, router.clone(), is_stopping.clone()));
     }
 }
 
 async fn close_overdue(connections: &Connections) {
     loop {
-        tokio::time::sleep(TICK).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         connections.close_overdue();
     }
 }
@@ -91,14 +91,19 @@ async fn close_gradually(connections: &Connections) {
     let work = async {
         loop {
             connections.close_incomplete(BODY_GRACE);
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
     let _ = tokio::time::timeout(WORK_GRACE, work).await;
 }
 
 /// Answers the requests of one connection, one after the other.
-async fn converse(stream: TcpStream, open: Open, router: Router, mut is_stopping: watch::Receiver<bool>) {
+async fn serve_connection(
+    stream: TcpStream,
+    open: OpenConnection,
+    router: Router,
+    mut is_stopping: watch::Receiver<bool>,
+) {
     let _ = stream.set_nodelay(true);
     let connection = &open.connection;
     let io = TokioIo::new(ClientStream::new(stream, connection.clone()));
@@ -109,13 +114,13 @@ async fn converse(stream: TcpStream, open: Open, router: Router, mut is_stopping
     // Errors are the client's: it has gone, or does not speak HTTP, which it has been told.
     tokio::select! {
         _ = conversation.as_mut() => return,
-        () = connection.closing() => return,
+        () = connection.close_requested() => return,
         _ = is_stopping.wait_for(|is_stopping| *is_stopping) => {}
     }
     conversation.as_mut().graceful_shutdown();
     tokio::select! {
         _ = conversation => {}
-        () = connection.closing() => {}
+        () = connection.close_requested() => {}
     }
 }
 
@@ -124,11 +129,11 @@ async fn respond(
     connection: Arc<Connection>,
     request: hyper::Request<hyper::body::Incoming>,
 ) -> Result<Response, Infallible> {
-    connection.request_begins();
+    connection.request_started();
     let mut request: Request = request.map(Body::new);
     request.extensions_mut().insert(connection.clone());
     let response = router.call(request).await?;
-    Ok(response.map(|body| Body::new(AnswerBody::new(body, connection))))
+    Ok(response.map(|body| Body::new(ResponseBody::new(body, connection))))
 }
 
 async fn stop_signal() {

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::experiments::Dataset;
-use super::jobs::{Word, hex};
+use super::jobs::{CommandWord, hex};
 
 /// The pictures of one split.
 #[derive(Debug, Clone)]
-pub struct Pictures {
+pub struct SplitImages {
     path: PathBuf,
-    print: String,
+    fingerprint: String,
     count: usize,
     /// The split's name, where the path holds several.
     split: Option<&'static str>,
@@ -26,30 +26,30 @@ pub struct Pictures {
 
 /// The splits of a dataset that is there.
 #[derive(Debug, Clone)]
-pub struct Found {
-    pub train: Pictures,
-    pub val: Pictures,
-    pub test: Pictures,
+pub struct DatasetSplits {
+    pub train: SplitImages,
+    pub val: SplitImages,
+    pub test: SplitImages,
 }
 
 /// Classes of no dataset, in halves; perhaps some more to validate on.
 #[derive(Debug, Clone)]
-pub struct Outliers {
-    pub train: Pictures,
-    pub val: Option<Pictures>,
-    pub test: Pictures,
+pub struct OutlierSplits {
+    pub train: SplitImages,
+    pub val: Option<SplitImages>,
+    pub test: SplitImages,
 }
 
-impl Pictures {
-    fn in_folder(path: PathBuf) -> Option<Self> {
-        let (print, count) = print(&path).ok()?;
-        Some(Pictures { path, print, count, split: None, split_file: None })
+impl SplitImages {
+    fn open(path: PathBuf) -> Option<Self> {
+        let (fingerprint, count) = fingerprint(&path).ok()?;
+        Some(SplitImages { path, fingerprint, count, split: None, split_file: None })
     }
 
-    fn built_in(split: &'static str) -> Self {
-        Pictures {
+    fn omniglot(split: &'static str) -> Self {
+        SplitImages {
             path: "omniglot".into(),
-            print: "omniglot".into(),
+            fingerprint: "omniglot".into(),
             count: 10_000,
             split: Some(split),
             split_file: None,
@@ -57,21 +57,26 @@ impl Pictures {
     }
 
     /// The words that name it on a command line of `trueshot embed`.
-    pub fn words(&self) -> Vec<Word> {
-        let mut words = vec![Word::outside(&self.path, &self.print)];
+    pub fn words(&self) -> Vec<CommandWord> {
+        let mut words = vec![CommandWord::external(&self.path, &self.fingerprint)];
         words.extend(self.split_file_words());
-        words.extend(self.split.iter().flat_map(|split| [Word::of("--split"), Word::of(*split)]));
+        words.extend(
+            self.split.iter().flat_map(|split| [CommandWord::text("--split"), CommandWord::text(*split)]),
+        );
         words
     }
 
     /// The path alone.
-    pub fn path(&self) -> Word {
-        Word::outside(&self.path, &self.print)
+    pub fn path(&self) -> CommandWord {
+        CommandWord::external(&self.path, &self.fingerprint)
     }
 
     /// The words that name the split it is of, where it takes any.
-    pub fn split_file_words(&self) -> Vec<Word> {
-        self.split_file.iter().flat_map(|name| [Word::of("--split-file"), Word::of(name)]).collect()
+    pub fn split_file_words(&self) -> Vec<CommandWord> {
+        self.split_file
+            .iter()
+            .flat_map(|name| [CommandWord::text("--split-file"), CommandWord::text(name)])
+            .collect()
     }
 
     /// Whether the path holds all splits.
@@ -80,8 +85,8 @@ impl Pictures {
     }
 
     /// What tells its contents.
-    pub fn print(&self) -> &str {
-        &self.print
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
     }
 
     /// The classes, as their folders are called; none where they do not lie in folders.
@@ -100,12 +105,12 @@ impl Pictures {
     }
 }
 
-impl Found {
+impl DatasetSplits {
     /// Looks for a dataset; the reason where it is not there.
-    pub fn look(name: &str, dataset: &Dataset, data: Option<&Path>) -> Result<Self, String> {
+    pub fn find(name: &str, dataset: &Dataset, data: Option<&Path>) -> Result<Self, String> {
         if dataset.built_in {
-            let split = Pictures::built_in;
-            return Ok(Found { train: split("train"), val: split("val"), test: split("test") });
+            let split = SplitImages::omniglot;
+            return Ok(DatasetSplits { train: split("train"), val: split("val"), test: split("test") });
         }
         let Some(data) = data else { return Err("no data folder was given (--data)".into()) };
         let folders = || dataset.data.iter().map(|name| data.join(name));
@@ -114,26 +119,27 @@ impl Found {
             return Err(format!("there is no {names}/ in {}", data.display()));
         };
         if let [Some(train), Some(val), Some(test)] =
-            ["train", "val", "test"].map(|split| Pictures::in_folder(folder.join(split)))
+            ["train", "val", "test"].map(|split| SplitImages::open(folder.join(split)))
         {
-            return Ok(Found { train, val, test });
+            return Ok(DatasetSplits { train, val, test });
         }
-        let whole = Pictures::in_folder(folder.clone());
+        let whole = SplitImages::open(folder.clone());
         let whole = whole.ok_or_else(|| format!("{} cannot be read", folder.display()))?;
         let knows_its_splits = trueshot_vision::source::has_splits(&folder);
         let split_file = (!knows_its_splits).then(|| name.to_string());
-        let split = |split| Pictures { split: Some(split), split_file: split_file.clone(), ..whole.clone() };
-        Ok(Found { train: split("train"), val: split("val"), test: split("test") })
+        let split =
+            |split| SplitImages { split: Some(split), split_file: split_file.clone(), ..whole.clone() };
+        Ok(DatasetSplits { train: split("train"), val: split("val"), test: split("test") })
     }
 }
 
-impl Outliers {
+impl OutlierSplits {
     /// Looks for outliers.
-    pub fn look(data: Option<&Path>) -> Result<Self, String> {
+    pub fn find(data: Option<&Path>) -> Result<Self, String> {
         let Some(data) = data else { return Err("no data folder was given (--data)".into()) };
-        let half = |name: &str| Pictures::in_folder(data.join("outliers").join(name));
+        let half = |name: &str| SplitImages::open(data.join("outliers").join(name));
         let missing = |name: &str| format!("there is no outliers/{name}/ in {}", data.display());
-        Ok(Outliers {
+        Ok(OutlierSplits {
             train: half("train").ok_or_else(|| missing("train"))?,
             val: half("val"),
             test: half("test").ok_or_else(|| missing("test"))?,
@@ -142,7 +148,7 @@ impl Outliers {
 }
 
 /// A hash of the names and sizes of all files below a folder, and their number.
-fn print(folder: &Path) -> std::io::Result<(String, usize)> {
+fn fingerprint(folder: &Path) -> std::io::Result<(String, usize)> {
     let mut files = Vec::new();
     let mut open = vec![folder.to_path_buf()];
     while let Some(next) = open.pop() {

@@ -9,10 +9,10 @@ use trueshot_nn::parameters::ParameterLayout;
 use trueshot_nn::schedule::Schedule;
 
 /// Numbers that one thread updates at once.
-const PIECE: usize = 1 << 14;
+const CHUNK: usize = 1 << 14;
 
 /// What a step changes.
-pub(super) struct Weights {
+pub(super) struct ParameterState {
     pub layout: ParameterLayout,
     pub parameters: Vec<f32>,
     /// Summed in their order; each as long as the parameters, left at zero by an update.
@@ -22,7 +22,7 @@ pub(super) struct Weights {
     clip: f64,
 }
 
-impl Weights {
+impl ParameterState {
     /// Takes parameters of that layout; a step sums up so many gradients.
     pub fn new(
         layout: ParameterLayout,
@@ -32,7 +32,7 @@ impl Weights {
         optimiser: &Optimiser,
         steps: u64,
     ) -> Self {
-        Weights {
+        ParameterState {
             gradients: vec![vec![0.0; layout.len()]; gradients],
             optimiser: AdamW::new(&layout, config),
             schedule: optimiser.schedule(steps),
@@ -48,13 +48,13 @@ impl Weights {
 
     /// Changes the parameters by the sum of the gradients times `scale`.
     pub fn update(&mut self, step: u64, scale: f64) {
-        let (rate, scale) = (self.rate(step), self.shortened(scale));
-        let chunks = self.optimiser.chunks(rate, scale, &mut self.parameters, &mut self.gradients, PIECE);
+        let (rate, scale) = (self.rate(step), self.clipped_scale(scale));
+        let chunks = self.optimiser.chunks(rate, scale, &mut self.parameters, &mut self.gradients, CHUNK);
         chunks.into_par_iter().for_each(|chunk| chunk.apply());
     }
 
     /// The scale at which the gradient is no longer than allowed.
-    fn shortened(&self, scale: f64) -> f64 {
+    fn clipped_scale(&self, scale: f64) -> f64 {
         if self.clip == 0.0 {
             return scale;
         }

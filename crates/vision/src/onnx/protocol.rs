@@ -1,6 +1,6 @@
 //! The messages between this program and the worker process that runs an ONNX model.
 //!
-//! The worker writes [`GREETING`], reads an [`Order`] and the bytes of the model, and answers with a
+//! The worker writes [`GREETING`], reads an [`LoadRequest`] and the bytes of the model, and answers with a
 //! `Result<Description, String>`. After that every request is a number and a picture, and every reply the number of its
 //! request and a row or an error. Both ends are the same build on the same machine, so numbers are in native byte order.
 
@@ -9,18 +9,18 @@ use std::io::{self, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::model::WIDEST;
+use super::model::MAX_DIM;
 
 /// The first bytes of a worker. Whatever comes before them, such as output of an interpreter that starts up, is skipped.
 pub const GREETING: &[u8] = b"trueshot onnx worker 1\n";
 /// The most bytes that are skipped in search of the greeting.
-const MOST_SKIPPED: usize = 1 << 16;
+const MAX_SKIPPED_BYTES: usize = 1 << 16;
 /// The longest message of JSON, and the longest error.
-const LONGEST: usize = 1 << 16;
+const MAX_MESSAGE_BYTES: usize = 1 << 16;
 
 /// What the worker must know before it loads a model.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Order {
+pub struct LoadRequest {
     /// Length of the model in bytes, which follow.
     pub bytes: u64,
     /// Height and width of pictures, for a model that leaves them open.
@@ -35,7 +35,7 @@ pub struct Order {
 
 /// What a model turned out to be.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Description {
+pub struct ModelDescription {
     /// Height and width of pictures.
     pub size: usize,
     /// 1 or 3.
@@ -47,12 +47,12 @@ pub struct Description {
 }
 
 /// The row of one picture, or why there is none.
-pub type Row = Result<Vec<f32>, String>;
+pub type EmbeddingReply = Result<Vec<f32>, String>;
 
 /// Reads up to and including the greeting.
 pub fn skip_to_greeting(reader: &mut impl Read) -> io::Result<()> {
     let mut last = Vec::with_capacity(GREETING.len());
-    for _ in 0..MOST_SKIPPED {
+    for _ in 0..MAX_SKIPPED_BYTES {
         let mut byte = [0];
         reader.read_exact(&mut byte)?;
         if last.len() == GREETING.len() {
@@ -72,7 +72,7 @@ pub fn write_json(writer: &mut impl Write, message: &impl Serialize) -> io::Resu
 }
 
 pub fn read_json<T: DeserializeOwned>(reader: &mut impl Read) -> io::Result<T> {
-    Ok(serde_json::from_slice(&read_bytes(reader, LONGEST)?)?)
+    Ok(serde_json::from_slice(&read_bytes(reader, MAX_MESSAGE_BYTES)?)?)
 }
 
 pub fn write_request(writer: &mut impl Write, number: u64, picture: &[f32]) -> io::Result<()> {
@@ -82,7 +82,7 @@ pub fn write_request(writer: &mut impl Write, number: u64, picture: &[f32]) -> i
 }
 
 /// The number of the next request; `None` when there are no more.
-pub fn read_number(reader: &mut impl Read) -> io::Result<Option<u64>> {
+pub fn read_request_number(reader: &mut impl Read) -> io::Result<Option<u64>> {
     let mut number = [0; 8];
     match reader.read_exact(&mut number) {
         Ok(()) => Ok(Some(u64::from_ne_bytes(number))),
@@ -91,13 +91,13 @@ pub fn read_number(reader: &mut impl Read) -> io::Result<Option<u64>> {
     }
 }
 
-pub fn read_picture(reader: &mut impl Read, values: usize) -> io::Result<Vec<f32>> {
+pub fn read_image(reader: &mut impl Read, values: usize) -> io::Result<Vec<f32>> {
     let mut picture = vec![0.0; values];
     reader.read_exact(bytemuck::cast_slice_mut(&mut picture))?;
     Ok(picture)
 }
 
-pub fn write_reply(writer: &mut impl Write, number: u64, row: &Row) -> io::Result<()> {
+pub fn write_reply(writer: &mut impl Write, number: u64, row: &EmbeddingReply) -> io::Result<()> {
     writer.write_all(&number.to_ne_bytes())?;
     match row {
         Ok(row) => {
@@ -112,11 +112,11 @@ pub fn write_reply(writer: &mut impl Write, number: u64, row: &Row) -> io::Resul
     writer.flush()
 }
 
-pub fn read_reply(reader: &mut impl Read) -> io::Result<Option<(u64, Row)>> {
-    let Some(number) = read_number(reader)? else { return Ok(None) };
+pub fn read_reply(reader: &mut impl Read) -> io::Result<Option<(u64, EmbeddingReply)>> {
+    let Some(number) = read_request_number(reader)? else { return Ok(None) };
     let mut is_row = [0];
     reader.read_exact(&mut is_row)?;
-    let bytes = read_bytes(reader, LONGEST.max(WIDEST * size_of::<f32>()))?;
+    let bytes = read_bytes(reader, MAX_MESSAGE_BYTES.max(MAX_DIM * size_of::<f32>()))?;
     let row = match is_row {
         [1] => Ok(bytemuck::pod_collect_to_vec(&bytes)),
         _ => Err(String::from_utf8_lossy(&bytes).into_owned()),
@@ -130,11 +130,11 @@ fn write_bytes(writer: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     writer.write_all(bytes)
 }
 
-fn read_bytes(reader: &mut impl Read, most: usize) -> io::Result<Vec<u8>> {
+fn read_bytes(reader: &mut impl Read, max: usize) -> io::Result<Vec<u8>> {
     let mut length = [0; 4];
     reader.read_exact(&mut length)?;
     let length = u32::from_ne_bytes(length) as usize;
-    if length > most {
+    if length > max {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut bytes = vec![0; length];

@@ -7,11 +7,11 @@
 use bytes::Bytes;
 use trueshot::arrays::{Array, Element};
 
-use super::machine::Machine;
-use super::{Id, Node, Problem};
+use super::stack_machine::StackMachine;
+use super::{Node, PickleError, ValueId};
 
 /// NumPy allows 64.
-const MOST_DIMENSIONS: usize = 64;
+const MAX_DIMENSIONS: usize = 64;
 
 /// What a pickle may name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) enum Function {
 
 impl Function {
     /// The function of that name, where it is one of ours.
-    pub fn named(module: &str, name: &str) -> Result<Self, Problem> {
+    pub fn named(module: &str, name: &str) -> Result<Self, PickleError> {
         Ok(match (module, name) {
             ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct") => Function::Reconstruct,
             ("numpy.core.multiarray" | "numpy._core.multiarray", "scalar") => Function::Scalar,
@@ -41,27 +41,27 @@ impl Function {
             _ => {
                 let shown: String =
                     format!("{module}.{name}").chars().filter(|c| !c.is_control()).take(80).collect();
-                return Err(Problem::Call(shown));
+                return Err(PickleError::Call(shown));
             }
         })
     }
 }
 
-impl Machine {
+impl StackMachine {
     /// Does what a function would have done with these arguments.
-    pub(super) fn call(&mut self, function: Id, arguments: Id) -> Result<Id, Problem> {
+    pub(super) fn call(&mut self, function: ValueId, arguments: ValueId) -> Result<ValueId, PickleError> {
         let &Node::Function(function) = self.node(function) else {
-            return Err(Problem::Call("something that is not a function".into()));
+            return Err(PickleError::Call("something that is not a function".into()));
         };
         let Node::Tuple(arguments) = self.node(arguments) else {
             return Err(self.malformed("a call without arguments"));
         };
         // All of these have at most four; a longer tuple is not worth a copy.
-        let arguments: Vec<Id> = arguments.iter().take(5).copied().collect();
+        let arguments: Vec<ValueId> = arguments.iter().take(5).copied().collect();
         let node = match (function, &arguments[..]) {
             (Function::Reconstruct, [kind, ..]) => match self.node(*kind) {
                 Node::Function(Function::ArrayType) => Node::EmptyArray,
-                _ => return Err(Problem::Unknown("an array of a type of its own".into())),
+                _ => return Err(PickleError::Unknown("an array of a type of its own".into())),
             },
             (Function::ElementType, [name, ..]) => Node::Element(self.element(*name)?),
             (Function::FromBuffer, [buffer, element, shape, order]) => {
@@ -85,11 +85,11 @@ impl Machine {
     }
 
     /// Gives an empty array its contents, or a type the order of its bytes.
-    pub(super) fn build(&mut self, target: Id, state: Id) -> Result<(), Problem> {
+    pub(super) fn build(&mut self, target: ValueId, state: ValueId) -> Result<(), PickleError> {
         let Node::Tuple(parts) = self.node(state) else {
-            return Err(Problem::Call("a method that sets the state of an object".into()));
+            return Err(PickleError::Call("a method that sets the state of an object".into()));
         };
-        let parts: Vec<Id> = parts.iter().take(16).copied().collect();
+        let parts: Vec<ValueId> = parts.iter().take(16).copied().collect();
         let node = match *self.node(target) {
             Node::EmptyArray => {
                 // The version in front came with NumPy 1.
@@ -104,17 +104,18 @@ impl Machine {
                 let order = parts.get(1).and_then(|&order| self.name(order));
                 Node::Element(Element { big_endian: order == Some(">"), ..element })
             }
-            _ => return Err(Problem::Call("a method that sets the state of an object".into())),
+            _ => return Err(PickleError::Call("a method that sets the state of an object".into())),
         };
         self.replace(target, node);
         Ok(())
     }
 
     /// `u1`, `<f4`, `S10`, `b1`.
-    fn element(&self, name: Id) -> Result<Element, Problem> {
+    fn element(&self, name: ValueId) -> Result<Element, PickleError> {
         let name = self.name(name).unwrap_or_default();
-        let unknown =
-            || Problem::Unknown(format!("elements of type '{}'", name.chars().take(20).collect::<String>()));
+        let unknown = || {
+            PickleError::Unknown(format!("elements of type '{}'", name.chars().take(20).collect::<String>()))
+        };
         let big_endian = name.starts_with('>');
         let mut letters = name.trim_start_matches(['<', '>', '|', '=']).chars();
         let kind = letters.next().filter(|kind| "biufSU".contains(*kind)).ok_or_else(unknown)?;
@@ -124,13 +125,19 @@ impl Machine {
         Ok(Element { kind, width, big_endian })
     }
 
-    fn array(&self, element: Id, fortran: bool, shape: Id, data: Id) -> Result<Array, Problem> {
+    fn array(
+        &self,
+        element: ValueId,
+        fortran: bool,
+        shape: ValueId,
+        data: ValueId,
+    ) -> Result<Array, PickleError> {
         let &Node::Element(element) = self.node(element) else {
             return Err(self.malformed("an array without a type of its elements"));
         };
         let data = match *self.node(data) {
             Node::Bytes(span) => self.bytes(span),
-            Node::List(_) => return Err(Problem::Unknown("an array of Python objects".into())),
+            Node::List(_) => return Err(PickleError::Unknown("an array of Python objects".into())),
             _ => return Err(self.malformed("an array whose contents are not bytes")),
         };
         let shape = self.shape(shape)?;
@@ -143,20 +150,20 @@ impl Machine {
         })
     }
 
-    fn shape(&self, shape: Id) -> Result<Vec<usize>, Problem> {
+    fn shape(&self, shape: ValueId) -> Result<Vec<usize>, PickleError> {
         let refused = || self.malformed("the shape of an array is not a tuple of sizes");
         let Node::Tuple(sizes) = self.node(shape) else { return Err(refused()) };
-        if sizes.len() > MOST_DIMENSIONS {
+        if sizes.len() > MAX_DIMENSIONS {
             return Err(refused());
         }
-        let size = |&id: &Id| match *self.node(id) {
+        let size = |&id: &ValueId| match *self.node(id) {
             Node::Int(size) => usize::try_from(size).ok(),
             _ => None,
         };
         sizes.iter().map(size).collect::<Option<_>>().ok_or_else(refused)
     }
 
-    fn scalar(&self, element: Id, bytes: Id) -> Result<Node, Problem> {
+    fn scalar(&self, element: ValueId, bytes: ValueId) -> Result<Node, PickleError> {
         let (&Node::Element(element), &Node::Bytes(span)) = (self.node(element), self.node(bytes)) else {
             return Err(self.malformed("a number without its type or its bytes"));
         };
@@ -181,10 +188,10 @@ impl Machine {
     }
 
     /// Text as the bytes of Latin-1: how Python 3 writes bytes for Python 2.
-    fn encode(&mut self, text: Id, encoding: Option<Id>) -> Result<Id, Problem> {
+    fn encode(&mut self, text: ValueId, encoding: Option<ValueId>) -> Result<ValueId, PickleError> {
         let encoding = encoding.and_then(|encoding| self.name(encoding)).unwrap_or("utf-8");
         if !matches!(encoding, "latin1" | "latin-1") {
-            return Err(Problem::Call("_codecs.encode with another encoding than latin1".into()));
+            return Err(PickleError::Call("_codecs.encode with another encoding than latin1".into()));
         }
         let &Node::Text(span) = self.node(text) else { return Err(self.malformed("no text to encode")) };
         self.afford(span.end - span.start)?;
