@@ -1,8 +1,9 @@
-//! A trained backbone: what turns pictures into embeddings.
+//! [`Backbone`]: a trained network together with its preprocessing, which turns images into embeddings.
 //!
-//! There are three kinds: a Conv4, as training here makes it; EfficientNet-Lite0, which comes with the program; and any
-//! image model in ONNX. The first two are safetensors files with named tensors, whose notes say `architecture`
-//! (`conv4`, `efficientnet-lite0`), `input_size`, `mean` and `std` of every channel, and maybe `resampling`.
+//! A backbone is read from a file or is built in. There are three kinds of networks: Conv4, which `trueshot train` trains;
+//! EfficientNet-Lite0, which is built in; and any image model in ONNX. The first two are safetensors files with named
+//! tensors and the notes `architecture` (`conv4`, `efficientnet-lite0`), `input_size`, `mean` and `std` per channel, and
+//! optionally `resampling`. [`network`](crate::network) is the interface that all networks implement.
 
 use std::path::Path;
 
@@ -10,11 +11,12 @@ use serde::Deserialize;
 use trueshot::model;
 use trueshot::tensors::Tensors;
 use trueshot_nn::Isa;
-use trueshot_nn::conv4::{self, Conv4Embedder, Conv4Session, Shape};
-use trueshot_nn::efficientnet::{self, EfficientNetEmbedder, EfficientNetSession};
+use trueshot_nn::conv4::{self, Conv4Embedder, Shape};
+use trueshot_nn::efficientnet::{self, EfficientNetEmbedder};
 
 use crate::built_in;
-use crate::error::{Error, Result, Unreadable};
+use crate::error::{Error, Result};
+use crate::network::{EmbeddingNetwork, EmbeddingSession};
 use crate::onnx;
 use crate::picture::Channels;
 use crate::preprocess::Preprocessing;
@@ -59,28 +61,25 @@ impl BackboneOptions {
     }
 }
 
-enum Network {
-    Conv4(Conv4Embedder),
-    EfficientNet(EfficientNetEmbedder),
-    Onnx(Box<onnx::OnnxNetwork>),
-}
-
-/// A backbone ready to embed.
+/// A network that embeds images, with its preprocessing.
+///
+/// ```
+/// use trueshot_vision::{Backbone, DecodedImage, backbone::BackboneOptions};
+///
+/// let backbone = Backbone::find("omniglot-conv4", &BackboneOptions::default())?;
+/// let preprocessing = backbone.preprocessing();
+/// let white = DecodedImage::new(28, 28, preprocessing.channels, vec![255; 28 * 28]);
+/// let mut input = vec![0.0; preprocessing.input_len()];
+/// preprocessing.normalise(&white, &mut input);
+/// let mut embedding = vec![0.0; backbone.dim()];
+/// backbone.session().embed(&input, &mut embedding).expect("built-in networks do not fail");
+/// # Ok::<(), trueshot_vision::Error>(())
+/// ```
 pub struct Backbone {
-    network: Network,
+    network: Box<dyn EmbeddingNetwork>,
     preprocessing: Preprocessing,
     name: String,
     warning: Option<String>,
-}
-
-/// Working memory of one thread.
-pub struct Scratch(Memory);
-
-enum Memory {
-    Conv4(Conv4Session),
-    EfficientNet(EfficientNetSession),
-    /// The worker process has its own.
-    Onnx,
 }
 
 impl Backbone {
@@ -122,7 +121,7 @@ impl Backbone {
         let onnx::OnnxModel { network, preprocessing, output, hash, warning } = opened;
         let name =
             format!("{} (onnx, {} px, output '{output}', {hash})", file_stem(path), preprocessing.size);
-        Ok(Backbone { network: Network::Onnx(Box::new(network)), preprocessing, name, warning })
+        Ok(Backbone { network: Box::new(network), preprocessing, name, warning })
     }
 
     /// Takes tensors with their notes; `name` is what results call the backbone by, with a hash behind it.
@@ -144,7 +143,7 @@ impl Backbone {
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
         let parameters = model::flat(&conv4::layout(shape.channels), tensors)?;
         let name = format!("{name} ({CONV4_ARCHITECTURE}, {})", parameter_hash(&parameters));
-        let network = Network::Conv4(Conv4Embedder::new(shape, &parameters));
+        let network = Box::new(Conv4Embedder::new(shape, &parameters));
         Ok(Backbone { network, preprocessing, name, warning: None })
     }
 
@@ -164,7 +163,7 @@ impl Backbone {
         let parameters = model::flat(&efficientnet::layout(), tensors)?;
         let name =
             format!("{name} ({EFFICIENTNET_ARCHITECTURE}, {size} px, {})", parameter_hash(&parameters));
-        let network = Network::EfficientNet(EfficientNetEmbedder::new(size, &parameters));
+        let network = Box::new(EfficientNetEmbedder::new(size, &parameters));
         Ok(Backbone { network, preprocessing, name, warning: None })
     }
 
@@ -172,8 +171,64 @@ impl Backbone {
     pub fn from_parameters(preprocessing: Preprocessing, parameters: &[f32]) -> Self {
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
         let name = format!("{CONV4_ARCHITECTURE}, {}", parameter_hash(parameters));
-        let network = Network::Conv4(Conv4Embedder::new(shape, parameters));
+        let network = Box::new(Conv4Embedder::new(shape, parameters));
         Backbone { network, preprocessing, name, warning: None }
+    }
+
+    /// Any network, with the preprocessing of its images. `name` identifies the network in files and in the cache, so two
+    /// networks that give different embeddings must have different names.
+    ///
+    /// ```
+    /// use trueshot_vision::network::{EmbeddingNetwork, EmbeddingSession};
+    /// use trueshot_vision::{Backbone, Preprocessing, Unreadable};
+    ///
+    /// /// Embeds an image as its mean colour.
+    /// struct MeanColour;
+    ///
+    /// impl EmbeddingNetwork for MeanColour {
+    ///     fn dim(&self) -> usize {
+    ///         3
+    ///     }
+    ///     fn input_len(&self) -> usize {
+    ///         8 * 8 * 3
+    ///     }
+    ///     fn batch_size(&self) -> usize {
+    ///         4
+    ///     }
+    ///     fn is_costly(&self) -> bool {
+    ///         false
+    ///     }
+    ///     fn session(&self) -> Box<dyn EmbeddingSession> {
+    ///         Box::new(MeanColour)
+    ///     }
+    /// }
+    ///
+    /// impl EmbeddingSession for MeanColour {
+    ///     fn embed(&mut self, images: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
+    ///         for (image, mean) in images.chunks_exact(8 * 8 * 3).zip(out.chunks_exact_mut(3)) {
+    ///             for (channel, mean) in mean.iter_mut().enumerate() {
+    ///                 *mean = image.iter().skip(channel).step_by(3).sum::<f32>() / 64.0;
+    ///             }
+    ///         }
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// let backbone = Backbone::from_network(Box::new(MeanColour), Preprocessing::colour(8), "mean colour");
+    /// let mut embedding = [0.0; 3];
+    /// backbone.session().embed(&[0.5; 8 * 8 * 3], &mut embedding).unwrap();
+    /// assert_eq!(embedding, [0.5; 3]);
+    /// ```
+    ///
+    /// # Panics
+    /// If the network takes images of another size.
+    pub fn from_network(
+        network: Box<dyn EmbeddingNetwork>,
+        preprocessing: Preprocessing,
+        name: impl Into<String>,
+    ) -> Self {
+        assert_eq!(network.input_len(), preprocessing.input_len(), "values of an input image");
+        Backbone { network, preprocessing, name: name.into(), warning: None }
     }
 
     /// What it is called in the files it makes: name, architecture and a hash of its parameters.
@@ -201,54 +256,24 @@ impl Backbone {
         self.preprocessing.fit = fit;
     }
 
-    /// Numbers of an embedding.
+    /// Length of an embedding.
     pub fn dim(&self) -> usize {
-        match &self.network {
-            Network::Conv4(network) => network.shape().features(),
-            Network::EfficientNet(_) => efficientnet::FEATURES,
-            Network::Onnx(network) => network.dim(),
-        }
+        self.network.dim()
     }
 
-    /// How many pictures one thread should take at once; more would be no faster.
-    pub fn pictures_at_once(&self) -> usize {
-        match &self.network {
-            Network::Conv4(_) => 16,
-            Network::EfficientNet(_) | Network::Onnx(_) => 1,
-        }
+    /// Number of images that one thread should embed per call; more would not be faster.
+    pub fn batch_size(&self) -> usize {
+        self.network.batch_size()
     }
 
-    /// Whether a picture takes longer to embed than to read.
+    /// Whether embedding an image takes longer than reading it.
     pub fn is_costly(&self) -> bool {
-        !matches!(self.network, Network::Conv4(_))
+        self.network.is_costly()
     }
 
-    /// Working memory for one thread.
-    pub fn scratch(&self) -> Scratch {
-        Scratch(match &self.network {
-            Network::Conv4(network) => Memory::Conv4(network.session()),
-            Network::EfficientNet(network) => Memory::EfficientNet(network.session()),
-            Network::Onnx(_) => Memory::Onnx,
-        })
-    }
-
-    /// Embeds normalised pictures on the calling thread. Only an ONNX model can fail.
-    ///
-    /// # Panics
-    /// If the scratch is that of a backbone of another kind.
-    pub fn embed(&self, pictures: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<(), Unreadable> {
-        match (&self.network, &mut scratch.0) {
-            (Network::Conv4(_), Memory::Conv4(session)) => session.embed(pictures, out),
-            (Network::EfficientNet(_), Memory::EfficientNet(session)) => session.embed(pictures, out),
-            (Network::Onnx(network), Memory::Onnx) => {
-                let rows = out.chunks_exact_mut(network.dim());
-                for (picture, row) in pictures.chunks_exact(self.preprocessing.input_len()).zip(rows) {
-                    network.embed(picture, row)?;
-                }
-            }
-            _ => panic!("a scratch of another backbone"),
-        }
-        Ok(())
+    /// A session of the network for one thread. It takes images that are normalised as [`Backbone::preprocessing`] says.
+    pub fn session(&self) -> Box<dyn EmbeddingSession> {
+        self.network.session()
     }
 }
 

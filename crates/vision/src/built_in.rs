@@ -67,9 +67,9 @@ pub fn embed_drawings(backbone: &Backbone, drawings: &[(usize, usize)]) -> Vec<f
         .par_chunks(DRAWINGS_PER_CALL)
         .zip(features.par_chunks_mut(DRAWINGS_PER_CALL * backbone.dim()));
     blocks.for_each_init(
-        || backbone.scratch(),
-        |scratch, (drawings, out)| {
-            let embedded = backbone.embed(&network_inputs(backbone, drawings), out, scratch);
+        || backbone.session(),
+        |session, (drawings, out)| {
+            let embedded = session.embed(&network_inputs(backbone, drawings), out);
             embedded.expect("networks of our own do not fail");
         },
     );

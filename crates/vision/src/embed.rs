@@ -12,9 +12,10 @@ use rayon::prelude::*;
 use trueshot::embeddings::{Precision, Writer};
 
 use crate::augment::{Augmentation, Augmenter};
-use crate::backbone::{Backbone, Scratch};
+use crate::backbone::Backbone;
 use crate::embedder::{EmbeddedImage, Embedder, ImageInput};
 use crate::error::{Error, Result, Skipped, Unreadable};
+use crate::network::EmbeddingSession;
 use crate::picture::Picture;
 use crate::preprocess::Preprocessing;
 use crate::source::{Collection, ImageEntry};
@@ -204,7 +205,7 @@ pub(crate) fn resize_for_training(picture: Picture, to: &Preprocessing, augmente
 /// One thread's working memory.
 struct AugmentWorker {
     augmenter: Augmenter,
-    scratch: Scratch,
+    session: Box<dyn EmbeddingSession>,
     inputs: Vec<f32>,
     features: Vec<f32>,
 }
@@ -213,7 +214,7 @@ impl AugmentWorker {
     fn new(backbone: &Backbone) -> Self {
         let (inputs, features) = (Vec::new(), Vec::new());
         let augmenter = Augmenter::default();
-        AugmentWorker { augmenter, scratch: backbone.scratch(), inputs, features }
+        AugmentWorker { augmenter, session: backbone.session(), inputs, features }
     }
 
     /// The rows of some pictures.
@@ -224,7 +225,7 @@ impl AugmentWorker {
             entries.iter().map(|entry| self.read(request, entry)).collect();
         let values = backbone.preprocessing().input_len();
         self.features.resize(self.inputs.len() / values * backbone.dim(), 0.0);
-        let outcome = backbone.embed(&self.inputs, &mut self.features, &mut self.scratch);
+        let outcome = self.session.embed(&self.inputs, &mut self.features);
         let mut rows = self.features.chunks_exact(request.copies() * backbone.dim());
         let encode = |read: std::result::Result<(), Unreadable>| match read.and(outcome.clone()) {
             Err(reason) => Ok(Err(reason)),

@@ -14,9 +14,10 @@ use rayon::prelude::*;
 use trueshot::Embeddings;
 use trueshot::embeddings::Items;
 
-use crate::backbone::{Backbone, BackboneOptions, Scratch};
+use crate::backbone::{Backbone, BackboneOptions};
 use crate::cache::{CacheLocation, ContentHash, EmbeddingCache};
 use crate::error::{Error, Result, Skipped, Unreadable};
+use crate::network::EmbeddingSession;
 use crate::picture::{DecodeLimits, Picture};
 use crate::source::{self, Collection, ImageContents, ImageEntry};
 
@@ -81,7 +82,7 @@ pub struct Embedder {
 
 /// One thread's working memory.
 struct EmbedWorker {
-    scratch: Scratch,
+    session: Box<dyn EmbeddingSession>,
     inputs: Vec<f32>,
     features: Vec<f32>,
 }
@@ -185,12 +186,12 @@ impl Embedder {
 
     /// Pictures that are in work at once.
     pub(crate) fn window_len(&self) -> usize {
-        self.backbone.pictures_at_once() * BLOCKS_PER_THREAD * rayon::current_num_threads().max(1)
+        self.backbone.batch_size() * BLOCKS_PER_THREAD * rayon::current_num_threads().max(1)
     }
 
     /// Embeds some pictures on all threads.
     pub(crate) fn embed_window(&self, pictures: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
-        let blocks = pictures.par_chunks(self.backbone.pictures_at_once());
+        let blocks = pictures.par_chunks(self.backbone.batch_size());
         let rows: Vec<Vec<EmbeddedImage>> = blocks.map(|block| self.embed_block(block)).collect();
         if let Some(cache) = &self.cache {
             cache.flush_if_large();
@@ -203,7 +204,7 @@ impl Embedder {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let found = idle().pop();
         let mut worker = found.unwrap_or_else(|| EmbedWorker {
-            scratch: self.backbone.scratch(),
+            session: self.backbone.session(),
             inputs: Vec::new(),
             features: Vec::new(),
         });
@@ -262,7 +263,7 @@ impl EmbedWorker {
         let sources: Vec<(RowSource, Option<ContentHash>)> =
             pictures.iter().map(|given| self.prepare(embedder, given)).collect();
         self.features.resize(self.inputs.len() / backbone.preprocessing().input_len() * backbone.dim(), 0.0);
-        let outcome = backbone.embed(&self.inputs, &mut self.features, &mut self.scratch);
+        let outcome = self.session.embed(&self.inputs, &mut self.features);
         let mut rows = self.features.chunks_exact(backbone.dim());
         let mut row = |(source, hash)| {
             let (row, was_cached) = match source {

@@ -27,6 +27,7 @@ pub mod error;
 pub mod loader;
 pub mod maml;
 pub mod memory_budget;
+pub mod network;
 pub mod omniglot;
 pub mod onnx;
 pub mod outliers;

@@ -87,7 +87,7 @@ fn features_of_the_reference_backbone_are_those_of_the_reference_program() {
         inputs.extend(input);
     }
     let mut found = vec![0.0; inputs.len() / to.input_len() * backbone.dim()];
-    backbone.embed(&inputs, &mut found, &mut backbone.scratch()).unwrap();
+    backbone.session().embed(&inputs, &mut found).unwrap();
     let expected = features.data().as_chunks::<4>().0.iter().map(|&stored| f32::from_le_bytes(stored));
     let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst < 1e-3, "{worst}");

@@ -41,6 +41,7 @@ pub use worker::serve;
 
 use crate::backbone::BackboneOptions;
 use crate::error::{Error, Result, Unreadable};
+use crate::network::{EmbeddingNetwork, EmbeddingSession};
 use crate::picture::Channels;
 use crate::preprocess::Preprocessing;
 
@@ -69,8 +70,14 @@ pub fn run_models_in(process: ModelProcess) {
     *PROCESS.lock().unwrap_or_else(PoisonError::into_inner) = Some(process);
 }
 
-/// A model that runs in a worker process.
-pub(crate) struct OnnxNetwork {
+/// A model that runs in a worker process, as a network.
+pub(crate) struct OnnxNetwork(Arc<OnnxWorker>);
+
+/// A session of an [`OnnxNetwork`]. The memory of the computation is in the worker process.
+struct OnnxSession(Arc<OnnxWorker>);
+
+/// The worker process of a model, and what is needed to start another one.
+struct OnnxWorker {
     process: ModelProcess,
     /// The file, for a new worker when one has ended.
     bytes: Vec<u8>,
@@ -147,7 +154,8 @@ pub(crate) fn load(bytes: Vec<u8>, path: &Path, options: &BackboneOptions) -> Re
     let preprocessing = preprocessing(&description, options)?;
     let (output, warning) = (description.output.clone(), warning(&description));
     let worker = Mutex::new(Arc::new(worker));
-    let network = OnnxNetwork { process, bytes, request, description, worker, alone: Mutex::default() };
+    let worker = OnnxWorker { process, bytes, request, description, worker, alone: Mutex::default() };
+    let network = OnnxNetwork(Arc::new(worker));
     Ok(OnnxModel { network, preprocessing, output, hash, warning })
 }
 
@@ -184,13 +192,46 @@ fn warning(model: &ModelDescription) -> Option<String> {
     })
 }
 
-impl OnnxNetwork {
-    pub fn dim(&self) -> usize {
-        self.description.dim
+impl EmbeddingNetwork for OnnxNetwork {
+    fn dim(&self) -> usize {
+        self.0.description.dim
     }
 
-    /// Embeds one normalised picture (`[row, column, channel]`). Any number of threads may call this at the same time.
-    pub fn embed(&self, picture: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
+    fn input_len(&self) -> usize {
+        self.0.input_len()
+    }
+
+    fn batch_size(&self) -> usize {
+        1
+    }
+
+    fn is_costly(&self) -> bool {
+        true
+    }
+
+    fn session(&self) -> Box<dyn EmbeddingSession> {
+        Box::new(OnnxSession(Arc::clone(&self.0)))
+    }
+}
+
+impl EmbeddingSession for OnnxSession {
+    fn embed(&mut self, images: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
+        let (pixels, dim) = (self.0.input_len(), self.0.description.dim);
+        assert_eq!(images.len() / pixels * pixels, images.len(), "whole images");
+        assert_eq!(images.len() / pixels * dim, out.len(), "one embedding per image");
+        let mut pairs = images.chunks_exact(pixels).zip(out.chunks_exact_mut(dim));
+        pairs.try_for_each(|(image, row)| self.0.embed(image, row))
+    }
+}
+
+impl OnnxWorker {
+    /// Values of one input image.
+    fn input_len(&self) -> usize {
+        self.description.size * self.description.size * self.description.channels
+    }
+
+    /// Embeds one normalised image (`[row, column, channel]`). Any number of threads may call this at the same time.
+    fn embed(&self, picture: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
         let row = match self.shared_worker().and_then(|worker| worker.embed(picture)) {
             Ok(row) => row,
             // This picture may be to blame, or another that was in work at the same time.

@@ -24,12 +24,12 @@ fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Emb
         .par_chunks(IMAGES_PER_CALL)
         .zip(features.par_chunks_mut(IMAGES_PER_CALL * dim))
         .for_each_init(
-            || (backbone.scratch(), vec![0.0; IMAGES_PER_CALL * to.input_len()]),
-            |(scratch, inputs), (pictures, out)| {
+            || (backbone.session(), vec![0.0; IMAGES_PER_CALL * to.input_len()]),
+            |(session, inputs), (pictures, out)| {
                 for (picture, input) in pictures.iter().zip(inputs.chunks_exact_mut(to.input_len())) {
                     to.normalise(picture, input);
                 }
-                let embedded = backbone.embed(&inputs[..pictures.len() * to.input_len()], out, scratch);
+                let embedded = session.embed(&inputs[..pictures.len() * to.input_len()], out);
                 embedded.expect("networks of our own do not fail");
             },
         );
