@@ -11,14 +11,14 @@ use trueshot::audit::{self, Audit, Certainty, Options};
 use trueshot::method::TrainedRelabel;
 use trueshot::repair::{Kind, Plan};
 use trueshot::report::{self, AuditPage, AuditTable};
-use trueshot_vision::thumbnail;
+use trueshot_vision::{LabelledRows, thumbnail};
 
 use crate::confirmed_labels::ConfirmedLabels;
 use crate::messages::ProblemsFound;
 use crate::messages::say;
 use crate::output::{Output, check_writable, write_file};
 use crate::progress::ProgressDisplay;
-use crate::support_argument::{Support, SupportArgument};
+use crate::support_argument::{SupportArgument, audited_files};
 use crate::threads::Threads;
 
 /// Find wrong labels and suggest the right ones
@@ -116,11 +116,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let path = &arguments.support.support;
     let mut confirmed = ConfirmedLabels::open(path, arguments.confirmed.as_ref(), confirms)?;
     arguments.threads.run(|| {
-        let support = arguments.support.open()?;
+        let mut support = arguments.support.open()?;
         if confirms {
             confirmed.confirm(&arguments.confirm, path, &support.embeddings)?;
         }
-        let found = arguments.run_audit(&support, &head, &confirmed.confirmed_rows(&support.embeddings))?;
+        support.confirmed = confirmed.confirmed_rows(&support.embeddings);
+        let found = arguments.run_audit(&support, &head)?;
         arguments.write(&support, &found)?;
         let suspects = found.items.iter().filter(|item| item.is_suspect()).count();
         if arguments.check && suspects > 0 { Err(ProblemsFound(suspects).into()) } else { Ok(()) }
@@ -128,25 +129,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    fn run_audit(
-        &self,
-        support: &Support,
-        head: &TrainedRelabel,
-        confirmed: &[bool],
-    ) -> anyhow::Result<Audit> {
+    fn run_audit(&self, support: &LabelledRows, head: &TrainedRelabel) -> anyhow::Result<Audit> {
         let options = Options {
             certainty: self.certainty.map_or_else(Certainty::default, Certainty::of_all),
             expected_noise: self.expected_noise,
             neighbours: usize::from(self.neighbours),
         };
         let progress = ProgressDisplay::counting(support.embeddings.len() as u64, "items");
-        let found = audit::audit(&support.embeddings, head, &options, confirmed, &progress);
+        let found = audit::audit(&support.embeddings, head, &options, &support.confirmed, &progress);
         progress.finish();
         Ok(found?)
     }
 
     /// Files first: whoever closes the pipe after a few lines still gets them.
-    fn write(&self, support: &Support, found: &Audit) -> anyhow::Result<()> {
+    fn write(&self, support: &LabelledRows, found: &Audit) -> anyhow::Result<()> {
         if let Some(path) = &self.html {
             write_file(path, &self.page(support, found)?)?;
         }
@@ -173,22 +169,22 @@ impl Arguments {
         }
     }
 
-    fn plan(&self, support: &Support, found: &Audit) -> Plan {
+    fn plan(&self, support: &LabelledRows, found: &Audit) -> Plan {
         let root =
             std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
-        let files = support.pictures.as_ref().map(|pictures| pictures.listing());
+        let files = support.images.as_ref().map(audited_files);
         Plan::of(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
     }
 
-    fn kind(&self, support: &Support) -> Kind {
-        match &support.pictures {
+    fn kind(&self, support: &LabelledRows) -> Kind {
+        match &support.images {
             None => Kind::Embeddings,
-            Some(pictures) if pictures.is_folder() => Kind::Folder,
+            Some(images) if images.is_folder() => Kind::Folder,
             Some(_) => Kind::Pictures,
         }
     }
 
-    fn page(&self, support: &Support, found: &Audit) -> anyhow::Result<String> {
+    fn page(&self, support: &LabelledRows, found: &Audit) -> anyhow::Result<String> {
         let data = &support.embeddings;
         let thumbnails = thumbnails(support, &report::shown_rows(found, data))?;
         let points = audit::map(data, &ProgressDisplay::counting(data.len() as u64, "items"))?;
@@ -201,7 +197,7 @@ impl Arguments {
 }
 
 /// The audit for programs, with what was left out if anything was.
-fn audit_json(support: &Support, audit: &Audit) -> String {
+fn audit_json(support: &LabelledRows, audit: &Audit) -> String {
     #[derive(Serialize)]
     struct AuditWithSkipped<'a> {
         #[serde(flatten)]
@@ -229,12 +225,12 @@ fn display_name(path: &Path) -> String {
 }
 
 /// Small pictures of some rows, on all threads; none for what has vanished meanwhile.
-fn thumbnails(support: &Support, rows: &[usize]) -> anyhow::Result<Vec<Option<String>>> {
-    let Some(pictures) = &support.pictures else { return Ok(Vec::new()) };
+fn thumbnails(support: &LabelledRows, rows: &[usize]) -> anyhow::Result<Vec<Option<String>>> {
+    let Some(images) = &support.images else { return Ok(Vec::new()) };
     let progress = ProgressDisplay::counting(rows.len() as u64, "thumbnails");
     let done = AtomicU64::new(0);
     let one = |&row: &usize| {
-        let made = thumbnail::data_uri(&pictures.collection, pictures.entry(row), THUMBNAIL_SIDE).ok();
+        let made = thumbnail::data_uri(&images.collection, images.entry(row), THUMBNAIL_SIDE).ok();
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         progress.check(done, rows.len() as u64).map(|()| (row, made))
     };

@@ -123,8 +123,7 @@ struct LabelledCollection {
 
 impl LabelledCollection {
     fn new(collection: Collection) -> anyhow::Result<Self> {
-        let classes =
-            collection.entries().iter().map(|entry| collection.classes()[entry.class as usize].clone());
+        let classes = collection.entries().iter().map(|entry| collection.class_of(entry).to_owned());
         let labels = Embeddings::from_rows(vec![0.0; collection.entries().len()], 1, classes.collect())?;
         Ok(LabelledCollection { collection, labels })
     }

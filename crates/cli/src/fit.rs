@@ -9,11 +9,12 @@ use trueshot::audit::{self, Audit};
 use trueshot::embeddings::{Features, Items};
 use trueshot::method::{Registry, TrainedRelabel};
 use trueshot::predictor::Predictor;
+use trueshot_vision::LabelledRows;
 
 use crate::messages::{hinted, say};
 use crate::output::check_writable;
 use crate::progress::ProgressDisplay;
-use crate::support_argument::{Support, SupportArgument};
+use crate::support_argument::SupportArgument;
 use crate::threads::Threads;
 
 /// Train a classifier on labelled examples, some of which may be wrongly labelled
@@ -48,7 +49,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let method = Registry::default().parse(&arguments.method)?;
     let earlier = arguments.add.as_ref().map(Predictor::open).transpose()?;
     arguments.threads.run(|| {
-        let Support { embeddings, .. } = arguments.support.open()?;
+        let LabelledRows { embeddings, .. } = arguments.support.open()?;
         let data = match &earlier {
             Some(earlier) => with_earlier_examples(earlier, &embeddings)?,
             None => embeddings,

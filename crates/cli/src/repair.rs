@@ -294,7 +294,7 @@ fn check(plan: &Plan, collection: &Collection) -> trueshot::Result<()> {
         .entries()
         .iter()
         .filter_map(|entry| {
-            let class = collection.classes()[entry.class as usize].as_str();
+            let class = collection.class_of(entry);
             Some(((entry.item.as_str(), class), entry.path()?))
         })
         .collect();

@@ -15,7 +15,7 @@ use utoipa::openapi::schema::{
 use utoipa::{OpenApi, PartialSchema, ToSchema};
 
 use crate::limits::{MAX_DIM, MAX_ITEMS, MAX_NAME_BYTES};
-use crate::request_rows::Skipped;
+use crate::request_rows::SkippedItem;
 use crate::routes::{about, audits, classifiers, embeddings, predictions};
 use crate::shared_responses::SharedResponses;
 
@@ -144,7 +144,7 @@ pub struct AuditBody {
     /// What made the rows, if that is known.
     embedder: Option<String>,
     /// Pictures that could not be read.
-    skipped: Vec<Skipped>,
+    skipped: Vec<SkippedItem>,
 }
 
 /// One item.

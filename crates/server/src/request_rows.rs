@@ -1,5 +1,5 @@
-//! From what was sent to what can be worked with: a support set, or rows that ask for their class. Runs where
-//! computing is allowed, because pictures are embedded here.
+//! From the body of a request to rows: [`parse_labelled_rows`] for support sets, [`Queries`] for rows to classify. Images
+//! of a form are embedded here, so this runs in a compute slot (see `admission`).
 
 use std::sync::atomic::Ordering;
 
@@ -7,7 +7,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use trueshot::Embeddings;
 use trueshot::embeddings::Items;
-use trueshot_vision::ImageInput;
+use trueshot_vision::embedder::EmbeddingResult;
+use trueshot_vision::{ImageInput, LabelledRows, Skipped, Unreadable};
 use utoipa::ToSchema;
 
 use crate::admission::Cancellation;
@@ -18,20 +19,11 @@ use crate::multipart::{FormFile, form_files};
 use crate::problem::Problem;
 use crate::state::App;
 
-/// Labelled rows that passed every check.
-pub struct Support {
-    /// The rows.
-    pub data: Embeddings,
-    /// Which labels somebody has confirmed; empty if nobody said.
-    pub confirmed: Vec<bool>,
-    /// Pictures that could not be read.
-    pub skipped: Vec<Skipped>,
-}
-
 /// A picture that was left out.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Skipped {
+#[schema(as = Skipped)]
+pub struct SkippedItem {
     /// The name of the file.
     pub item: String,
     /// The class it was sent for.
@@ -40,95 +32,96 @@ pub struct Skipped {
     pub reason: String,
 }
 
+impl From<Skipped> for SkippedItem {
+    fn from(skipped: Skipped) -> Self {
+        let class = skipped.class.unwrap_or_default();
+        SkippedItem { item: skipped.item, class, reason: skipped.reason.to_string() }
+    }
+}
+
 /// Rows that ask for their class; a picture that cannot be read has a reason instead.
 pub struct Queries {
     /// What they are called.
     pub items: Vec<String>,
     /// Their numbers.
-    pub rows: Vec<Result<Vec<f32>, String>>,
+    pub rows: Vec<EmbeddingResult>,
     /// What made them, if we did.
     pub embedder: Option<String>,
 }
 
-impl Support {
-    /// Understands a body.
-    pub fn of(body: RequestBody, app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
-        let RequestBody { kind, bytes } = body;
-        let support = match kind {
-            BodyKind::Json => Self::of_json(parse(&bytes)?)?,
-            BodyKind::Arrow => {
-                let data = Embeddings::receive_arrow(bytes.into(), app.limits.body as u64 * 2)?;
-                Support { data, confirmed: Vec::new(), skipped: Vec::new() }
-            }
-            BodyKind::Form(boundary) => {
-                Self::of_pictures(&form_files(&bytes, &boundary)?, app, cancellation)?
-            }
-        };
-        check(&support.data)?;
-        if support.data.classes().len() > MAX_CLASSES {
-            let classes = support.data.classes().len();
-            return Err(Problem::unusable(format!("{classes} classes; at most {MAX_CLASSES} are allowed")));
-        }
-        Ok(support)
+/// Reads the labelled rows of a body: a support set as JSON or Arrow, or images in a form.
+pub fn parse_labelled_rows(
+    body: RequestBody,
+    app: &App,
+    cancellation: &Cancellation,
+) -> Result<LabelledRows, Problem> {
+    let RequestBody { kind, bytes } = body;
+    let rows = match kind {
+        BodyKind::Json => parse_support_json(parse(&bytes)?)?,
+        BodyKind::Arrow => Embeddings::receive_arrow(bytes.into(), app.limits.body as u64 * 2)?.into(),
+        BodyKind::Form(boundary) => embed_labelled(&form_files(&bytes, &boundary)?, app, cancellation)?,
+    };
+    check(&rows.embeddings)?;
+    if rows.embeddings.classes().len() > MAX_CLASSES {
+        let classes = rows.embeddings.classes().len();
+        return Err(Problem::unusable(format!("{classes} classes; at most {MAX_CLASSES} are allowed")));
     }
+    Ok(rows)
+}
 
-    fn of_json(given: SupportJson) -> Result<Self, Problem> {
-        let SupportJson { rows, labels, items, confirmed, embedder } = given;
-        let items = items.filter(|items| !items.0.is_empty());
-        let confirmed = confirmed.map_or_else(Vec::new, |confirmed| confirmed.0);
-        check_length("labels", labels.0.len(), &rows)?;
-        if !confirmed.is_empty() {
-            check_length("confirmed", confirmed.len(), &rows)?;
-        }
-        if rows.count == 0 {
-            return Err(trueshot::Error::Empty.into());
-        }
-        if let Some(items) = &items {
-            check_length("items", items.0.len(), &rows)?;
-        }
-        let mut data = Embeddings::from_rows(rows.values, rows.dim, labels.into_names())?;
-        if let Some(items) = items {
-            data = data.with_items(Items::from_names(items.into_names()))?;
-        }
-        if let Some(embedder) = embedder {
-            data = data.with_backbone(embedder.0);
-        }
-        Ok(Support { data, confirmed, skipped: Vec::new() })
+fn parse_support_json(given: SupportJson) -> Result<LabelledRows, Problem> {
+    let SupportJson { rows, labels, items, confirmed, embedder } = given;
+    let items = items.filter(|items| !items.0.is_empty());
+    let confirmed = confirmed.map_or_else(Vec::new, |confirmed| confirmed.0);
+    check_length("labels", labels.0.len(), &rows)?;
+    if !confirmed.is_empty() {
+        check_length("confirmed", confirmed.len(), &rows)?;
     }
+    if rows.count == 0 {
+        return Err(trueshot::Error::Empty.into());
+    }
+    if let Some(items) = &items {
+        check_length("items", items.0.len(), &rows)?;
+    }
+    let mut data = Embeddings::from_rows(rows.values, rows.dim, labels.into_names())?;
+    if let Some(items) = items {
+        data = data.with_items(Items::from_names(items.into_names()))?;
+    }
+    if let Some(embedder) = embedder {
+        data = data.with_backbone(embedder.0);
+    }
+    Ok(LabelledRows { confirmed, ..data.into() })
+}
 
-    fn of_pictures(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
-        let classes: Vec<String> = pictures.iter().map(class_of).collect::<Result<_, _>>()?;
-        let rows = embed(pictures, app, cancellation)?;
-        let (mut values, mut labels, mut items, mut skipped) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for ((picture, class), row) in pictures.iter().zip(classes).zip(rows) {
-            let item = picture.file.clone();
-            match row {
-                Ok(row) => {
-                    values.extend(row);
-                    labels.push(class);
-                    items.push(item);
-                }
-                Err(reason) => skipped.push(Skipped { item, class, reason }),
-            }
-        }
-        if let (true, Some(first)) = (labels.is_empty(), skipped.first()) {
-            let error = format!("none of the pictures can be read; {}: {}", first.item, first.reason);
-            return Err(Problem::unusable(error));
-        }
-        let data = Embeddings::from_rows(values, app.embedder.backbone().dim(), labels)?;
-        let data = data.with_items(Items::from_names(items))?.with_backbone(app.embedder.backbone().name());
-        Ok(Support { data, confirmed: Vec::new(), skipped })
+/// Embeds the images of a form, whose classes follow from their fields.
+fn embed_labelled(
+    files: &[FormFile],
+    app: &App,
+    cancellation: &Cancellation,
+) -> Result<LabelledRows, Problem> {
+    let classes: Vec<String> = files.iter().map(class_of).collect::<Result<_, _>>()?;
+    let rows = embed(files, app, cancellation)?;
+    if let (None, Some((file, Err(reason)))) =
+        (rows.iter().find(|row| row.is_ok()), files.iter().zip(&rows).next())
+    {
+        let error = format!("none of the pictures can be read; {}: {}", file.file, reason);
+        return Err(Problem::unusable(error));
     }
+    let results =
+        files.iter().zip(classes).zip(rows).map(|((file, class), row)| (file.file.clone(), class, row));
+    LabelledRows::from_results(results, app.embedder.backbone()).map_err(|error| match error {
+        trueshot_vision::Error::Core(error) => error.into(),
+        error => Problem::failed("embedding pictures", error),
+    })
 }
 
 impl Queries {
-    /// Understands a body.
-    pub fn of(body: RequestBody, app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
+    /// Reads the queries of a body: rows as JSON or Arrow, or images in a form.
+    pub fn parse(body: RequestBody, app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
         let RequestBody { kind, bytes } = body;
         let (rows, items) = match kind {
             BodyKind::Form(boundary) => {
-                return Self::of_pictures(&form_files(&bytes, &boundary)?, app, cancellation);
+                return Self::embed(&form_files(&bytes, &boundary)?, app, cancellation);
             }
             BodyKind::Json => {
                 let QueriesJson { rows, items } = parse(&bytes)?;
@@ -157,19 +150,19 @@ impl Queries {
         Ok(Queries { items, rows: (0..rows.len()).map(numbers).collect(), embedder: None })
     }
 
-    fn of_pictures(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
+    fn embed(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
         let rows = embed(pictures, app, cancellation)?;
         let items = pictures.iter().map(|picture| picture.file.clone()).collect();
         Ok(Queries { items, rows, embedder: Some(app.embedder.backbone().name().to_owned()) })
     }
 }
 
-/// Embeds pictures; those that cannot be read have a reason instead of a row.
+/// Embeds images; those that cannot be read have a reason instead of a row.
 fn embed(
     pictures: &[FormFile],
     app: &App,
     cancellation: &Cancellation,
-) -> Result<Vec<Result<Vec<f32>, String>>, Problem> {
+) -> Result<Vec<EmbeddingResult>, Problem> {
     let usable = pictures.iter().filter_map(|picture| picture.contents.as_ref().ok());
     let given: Vec<ImageInput<'_>> = usable.map(|bytes| ImageInput::Bytes(bytes)).collect();
     let embedded = app.embedder.embed_images(&given, cancellation).map_err(|error| match error {
@@ -179,10 +172,10 @@ fn embed(
     let made = embedded.rows.iter().filter(|row| row.is_ok()).count() - embedded.from_cache;
     app.metrics.pictures_embedded.fetch_add(made as u64, Ordering::Relaxed);
     app.metrics.pictures_from_cache.fetch_add(embedded.from_cache as u64, Ordering::Relaxed);
-    let mut rows = embedded.rows.into_iter().map(|row| row.map_err(|reason| reason.to_string()));
+    let mut rows = embedded.rows.into_iter();
     let row = |picture: &FormFile| match &picture.contents {
         Ok(_) => rows.next().expect("a row for every picture that was given"),
-        Err(problem) => Err(problem.clone()),
+        Err(problem) => Err(Unreadable::BadName(problem.clone())),
     };
     Ok(pictures.iter().map(row).collect())
 }

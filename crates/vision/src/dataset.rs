@@ -55,10 +55,11 @@ impl Dataset {
                     Ok(picture) => {
                         pictures.push(picture);
                         items.push(entry.item.clone());
-                        classes.push(collection.classes()[entry.class as usize].clone());
+                        classes.push(collection.class_of(entry).to_owned());
                     }
                     Err(reason) => {
-                        skipped.push(Skipped { item: entry.item.clone(), class: Some(entry.class), reason });
+                        let class = Some(collection.class_of(entry).to_owned());
+                        skipped.push(Skipped { item: entry.item.clone(), class, reason });
                     }
                 }
             }

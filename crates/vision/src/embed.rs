@@ -145,7 +145,8 @@ impl EmbedRequest<'_> {
         let rows = match rows {
             Ok(rows) => rows,
             Err(reason) => {
-                report.skipped.push(Skipped { item: entry.item.clone(), class: Some(entry.class), reason });
+                let class = Some(self.collection.class_of(entry).to_owned());
+                report.skipped.push(Skipped { item: entry.item.clone(), class, reason });
                 return Ok(());
             }
         };
@@ -164,9 +165,11 @@ impl EmbedRequest<'_> {
         let classes = self.collection.classes();
         let (mut have, mut skipped) = (vec![0_usize; classes.len()], vec![0_usize; classes.len()]);
         self.collection.entries().iter().for_each(|entry| have[entry.class as usize] += 1);
-        for class in report.skipped.iter().filter_map(|skipped| skipped.class) {
-            have[class as usize] -= 1;
-            skipped[class as usize] += 1;
+        for class in
+            report.skipped.iter().filter_map(|skipped| classes.binary_search(skipped.class.as_ref()?).ok())
+        {
+            have[class] -= 1;
+            skipped[class] += 1;
         }
         let short = (0..classes.len()).find(|&class| have[class] < self.min_per_class);
         match short {

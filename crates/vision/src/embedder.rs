@@ -12,11 +12,11 @@ use trueshot::progress::Progress;
 use bytes::Bytes;
 use rayon::prelude::*;
 use trueshot::Embeddings;
-use trueshot::embeddings::Items;
 
 use crate::backbone::{Backbone, BackboneOptions};
 use crate::cache::{CacheLocation, ContentHash, EmbeddingCache};
 use crate::error::{Error, Result, Skipped, Unreadable};
+use crate::labelled::LabelledRows;
 use crate::network::EmbeddingSession;
 use crate::picture::{DecodeLimits, Picture};
 use crate::source::{self, Collection, ImageContents, ImageEntry};
@@ -160,27 +160,27 @@ impl Embedder {
             collection.entries().iter().map(|entry| ImageInput::Entry(collection, entry)).collect();
         let EmbeddedImages { rows, from_cache, hashes } = self.embed_images(&given, progress)?;
         let mut skipped = collection.skipped().to_vec();
-        let (mut values, mut labels, mut items, mut entries) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for ((entry, number), row) in collection.entries().iter().zip(0..).zip(rows) {
-            match row {
-                Ok(row) => {
-                    values.extend(row);
-                    labels.push(collection.classes()[entry.class as usize].clone());
-                    items.push(entry.item.clone());
-                    entries.push(number);
-                }
-                Err(reason) => {
-                    skipped.push(Skipped { item: entry.item.clone(), class: Some(entry.class), reason });
-                }
-            }
+        let entries: Vec<u32> =
+            (0..).zip(&rows).filter(|(_, row)| row.is_ok()).map(|(entry, _)| entry).collect();
+        if entries.is_empty() {
+            let unreadable = collection.entries().iter().zip(rows).filter_map(|(entry, row)| {
+                let class = Some(collection.class_of(entry).to_owned());
+                Some(Skipped { item: entry.item.clone(), class, reason: row.err()? })
+            });
+            let first = skipped.into_iter().chain(unreadable).next();
+            return Err(Error::NoImages {
+                path: collection.path().into(),
+                skipped: first.as_ref().map(Skipped::to_string),
+            });
         }
-        if labels.is_empty() {
-            let skipped = skipped.first().map(Skipped::to_string);
-            return Err(Error::NoImages { path: collection.path().into(), skipped });
-        }
-        let embeddings = Embeddings::from_rows(values, self.backbone.dim(), labels)?;
-        let embeddings = embeddings.with_items(Items::from_names(items))?.with_backbone(self.backbone.name());
+        let results = collection
+            .entries()
+            .iter()
+            .zip(rows)
+            .map(|(entry, row)| (entry.item.clone(), collection.class_of(entry).to_owned(), row));
+        let LabelledRows { embeddings, skipped: unreadable, .. } =
+            LabelledRows::from_results(results, &self.backbone)?;
+        skipped.extend(unreadable);
         Ok(EmbeddedCollection { embeddings, entries, skipped, from_cache, hashes })
     }
 

@@ -292,6 +292,9 @@ pub enum Unreadable {
     /// The operating system refused.
     #[error("cannot be read: {0}")]
     File(String),
+    /// The name that a client sent with it cannot be used.
+    #[error("{0}")]
+    BadName(String),
     /// Its name is not that of a picture.
     #[error("not an image by its file extension")]
     Name,
@@ -397,7 +400,7 @@ pub struct Skipped {
     /// Its name within the source.
     pub item: String,
     /// The class it would have belonged to.
-    pub class: Option<u32>,
+    pub class: Option<String>,
     /// Why.
     pub reason: Unreadable,
 }

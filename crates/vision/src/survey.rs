@@ -34,7 +34,7 @@ impl Survey {
     pub fn count(collection: &Collection) -> Self {
         let mut classes: BTreeMap<String, usize> = BTreeMap::new();
         for entry in collection.entries() {
-            *classes.entry(collection.classes()[entry.class as usize].clone()).or_default() += 1;
+            *classes.entry(collection.class_of(entry).to_owned()).or_default() += 1;
         }
         Survey { classes, sizes: BTreeMap::new(), skipped: collection.skipped().to_vec() }
     }
@@ -50,10 +50,9 @@ impl Survey {
                 match outcome {
                     Ok(size) => *survey.sizes.entry(size).or_default() += 1,
                     Err(reason) => {
-                        let class = &collection.classes()[entry.class as usize];
+                        let class = collection.class_of(entry).to_owned();
                         survey.classes.entry(class.clone()).and_modify(|count| *count -= 1);
-                        let (item, class) = (entry.item.clone(), Some(entry.class));
-                        survey.skipped.push(Skipped { item, class, reason });
+                        survey.skipped.push(Skipped { item: entry.item.clone(), class: Some(class), reason });
                     }
                 }
             }

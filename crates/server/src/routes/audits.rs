@@ -3,6 +3,7 @@
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
 use trueshot::audit::{Audit, Certainty, Options, audit};
+use trueshot_vision::LabelledRows;
 use utoipa::IntoParams;
 
 use super::{JsonBytes, QueryParameters};
@@ -10,7 +11,7 @@ use crate::admission::{Cancellation, response_too_long};
 use crate::body::receive;
 use crate::openapi::{AuditBody, Binary, PicturesBody, SupportBody};
 use crate::problem::Problem;
-use crate::request_rows::{Skipped, Support};
+use crate::request_rows::{SkippedItem, parse_labelled_rows};
 use crate::state::{App, SharedApp};
 
 /// How to look.
@@ -35,7 +36,7 @@ pub struct AuditReply {
     #[serde(flatten)]
     audit: Audit,
     embedder: Option<String>,
-    skipped: Vec<Skipped>,
+    skipped: Vec<SkippedItem>,
 }
 
 /// Finds items that are filed under the wrong class, and says where they belong.
@@ -52,11 +53,12 @@ pub async fn post(
     let options = options.into_options()?;
     let (admitted, body) = receive(&app, request).await?;
     let reply = admitted.run(move |job| {
-        let support = Support::of(body, &app, &job.cancellation)?;
+        let support = parse_labelled_rows(body, &app, &job.cancellation)?;
         check_response_size(&support, &options, app.limits.body)?;
         let audit = audit_rows(&support, &options, &app, &job.cancellation)?;
-        let embedder = support.data.backbone().map(str::to_owned);
-        job.json_response(&AuditReply { audit, embedder, skipped: support.skipped })
+        let embedder = support.embeddings.backbone().map(str::to_owned);
+        let skipped = support.skipped.into_iter().map(Into::into).collect();
+        job.json_response(&AuditReply { audit, embedder, skipped })
     });
     Ok(JsonBytes(reply.await?))
 }
@@ -87,14 +89,14 @@ impl AuditOptions {
 /// Refuses to make an answer that can only be too long: every item names its neighbours and their classes, and may be the
 /// duplicate of eight others. What is made in memory is several times as long as what is sent in most cases, so a
 /// support set may promise more than an answer may have, but not much more.
-fn check_response_size(support: &Support, options: &Options, most: usize) -> Result<(), Problem> {
+fn check_response_size(support: &LabelledRows, options: &Options, most: usize) -> Result<(), Problem> {
     /// Names of a duplicate pair for every item.
     const DUPLICATES: usize = 16;
     /// The keys and numbers beside a name.
     const REST: usize = 64;
     /// By how much the longest name may be longer than the others.
     const SPREAD: usize = 4;
-    let data = &support.data;
+    let data = &support.embeddings;
     let item = (0..data.len()).filter_map(|row| data.item(row)).map(str::len).max().unwrap_or(8);
     let class = data.classes().iter().map(String::len).max().unwrap_or(0);
     let names = options.neighbours.min(data.len()) + 1 + DUPLICATES;
@@ -106,12 +108,12 @@ fn check_response_size(support: &Support, options: &Options, most: usize) -> Res
 
 /// Looks through a support set.
 pub fn audit_rows(
-    support: &Support,
+    support: &LabelledRows,
     options: &Options,
     app: &App,
     cancellation: &Cancellation,
 ) -> Result<Audit, Problem> {
-    let found = audit(&support.data, &app.head, options, &support.confirmed, cancellation);
+    let found = audit(&support.embeddings, &app.head, options, &support.confirmed, cancellation);
     let found = found.map_err(|error| match error {
         trueshot::Error::Interrupted => cancellation.timed_out(),
         error => error.into(),
@@ -141,7 +143,7 @@ mod tests {
         let options = Options { certainty: Certainty::of_all(0.999_999), ..Options::default() };
         let confirmed = [true, false, false, false, false];
         let audit = audit(&data, &head, &options, &confirmed, &()).unwrap();
-        let skipped = vec![Skipped { item: "x".into(), class: "a".into(), reason: "cut off".into() }];
+        let skipped = vec![SkippedItem { item: "x".into(), class: "a".into(), reason: "cut off".into() }];
         let reply = serde_json::to_value(AuditReply { audit, embedder: None, skipped }).unwrap();
         assert!(
             reply["items"][1]["advice"].is_string() && reply["duplicates"][0]["kind"] == "exact",

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use trueshot::audit::Options;
 use trueshot::method::{MethodInfo, NamedMethod};
 use trueshot::predictor::Predictor;
+use trueshot_vision::LabelledRows;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{ClassifierId, JsonBytes, QueryParameters, audits};
@@ -15,7 +16,7 @@ use crate::body::receive;
 use crate::limits::{MAX_FITTED_ITEMS, MAX_FITTED_PAIRS, MAX_FITTED_WEIGHTS};
 use crate::openapi::{Binary, PicturesBody, SupportBody};
 use crate::problem::{Problem, ProblemBody};
-use crate::request_rows::{Skipped, Support};
+use crate::request_rows::{SkippedItem, parse_labelled_rows};
 use crate::state::{App, SharedApp};
 use crate::store::Metadata;
 
@@ -34,7 +35,7 @@ pub struct Made {
     #[serde(flatten)]
     metadata: Metadata,
     /// Pictures that could not be read.
-    skipped: Vec<Skipped>,
+    skipped: Vec<SkippedItem>,
 }
 
 /// Learns a classifier and keeps it. The same support set makes the same classifier, with the same id.
@@ -52,13 +53,14 @@ pub async fn post(
     let method = parse_method(&app, options.method.as_deref().unwrap_or("relabel"))?;
     let (admitted, body) = receive(&app, request).await?;
     let made = admitted.run(move |job| {
-        let support = Support::of(body, &app, &job.cancellation)?;
+        let support = parse_labelled_rows(body, &app, &job.cancellation)?;
         check_fit_size(&support)?;
         let audit = audits::audit_rows(&support, &Options::default(), &app, &job.cancellation)?;
-        let predictor = Predictor::fit(support.data, &method, Some(&audit))?;
+        let predictor = Predictor::fit(support.embeddings, &method, Some(&audit))?;
         let metadata = app.store.save(predictor)?;
         let place = format!("/api/v1/classifiers/{}", metadata.id);
-        Ok((place, job.json_response(&Made { metadata, skipped: support.skipped })?))
+        let skipped = support.skipped.into_iter().map(Into::into).collect();
+        Ok((place, job.json_response(&Made { metadata, skipped })?))
     });
     let (place, made) = made.await?;
     Ok((StatusCode::CREATED, [(header::LOCATION, place)], JsonBytes(made)))
@@ -85,8 +87,9 @@ fn parse_method(app: &App, name: &str) -> Result<NamedMethod, Problem> {
 }
 
 /// Learning cannot be interrupted, so what it may cost is bounded before it begins.
-fn check_fit_size(support: &Support) -> Result<(), Problem> {
-    let (items, classes, numbers) = (support.data.len(), support.data.classes().len(), support.data.dim());
+fn check_fit_size(support: &LabelledRows) -> Result<(), Problem> {
+    let (items, classes, numbers) =
+        (support.embeddings.len(), support.embeddings.classes().len(), support.embeddings.dim());
     let fits = items <= MAX_FITTED_ITEMS
         && items * classes <= MAX_FITTED_PAIRS
         && classes * numbers <= MAX_FITTED_WEIGHTS;

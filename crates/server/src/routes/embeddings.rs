@@ -4,6 +4,7 @@
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use serde::Serialize;
+use trueshot_vision::embedder::EmbeddingResult;
 use utoipa::ToSchema;
 
 use super::JsonBytes;
@@ -49,10 +50,10 @@ pub async fn post(State(app): State<SharedApp>, request: Request) -> Result<Json
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error).hint("send multipart/form-data"));
     }
     let embedded = admitted.run(move |job| {
-        let Queries { items, rows, embedder } = Queries::of(body, &app, &job.cancellation)?;
-        let picture = |(item, row): (String, Result<Vec<f32>, String>)| match row {
+        let Queries { items, rows, embedder } = Queries::parse(body, &app, &job.cancellation)?;
+        let picture = |(item, row): (String, EmbeddingResult)| match row {
             Ok(row) => EmbeddedPicture { item, row: Some(row), error: None },
-            Err(error) => EmbeddedPicture { item, row: None, error: Some(error) },
+            Err(error) => EmbeddedPicture { item, row: None, error: Some(error.to_string()) },
         };
         let pictures = items.into_iter().zip(rows).map(picture).collect();
         job.json_response(&EmbeddedPictures { embedder: embedder.unwrap_or_default(), pictures })

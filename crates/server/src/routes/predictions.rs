@@ -3,6 +3,7 @@
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
 use trueshot::predictor::{Prediction, Predictor};
+use trueshot_vision::embedder::EmbeddingResult;
 use utoipa::{IntoParams, ToSchema};
 
 use super::{ClassifierId, JsonBytes, QueryParameters};
@@ -82,7 +83,7 @@ pub async fn post(
         if matches!(body.kind, BodyKind::Form(_)) {
             check_embedder(&predictor, app.embedder.backbone().name())?;
         }
-        let queries = Queries::of(body, &app, &job.cancellation)?;
+        let queries = Queries::parse(body, &app, &job.cancellation)?;
         let predictions = predict(&predictor, queries, options.probabilities)?;
         job.json_response(&Predictions { classifier: id, classes: predictor.classes().to_vec(), predictions })
     });
@@ -106,8 +107,8 @@ fn check_embedder(predictor: &Predictor, ours: &str) -> Result<(), Problem> {
 fn predict(predictor: &Predictor, queries: Queries, all: bool) -> Result<Vec<Answer>, Problem> {
     let rows: Vec<&[f32]> = queries.rows.iter().flatten().map(Vec::as_slice).collect();
     let mut predicted = predictor.predict(&rows)?.into_iter();
-    let answer = |(item, row): (String, &Result<Vec<f32>, String>)| match row {
-        Err(error) => Ok(Answer::Unreadable { item, error: error.clone() }),
+    let answer = |(item, row): (String, &EmbeddingResult)| match row {
+        Err(error) => Ok(Answer::Unreadable { item, error: error.to_string() }),
         Ok(_) => prediction_entry(predictor, item, predicted.next().expect("an answer for every row"), all),
     };
     queries.items.into_iter().zip(&queries.rows).map(answer).collect()

@@ -194,6 +194,11 @@ impl Collection {
         &self.entries
     }
 
+    /// The name of an entry's class.
+    pub fn class_of(&self, entry: &ImageEntry) -> &str {
+        &self.classes[entry.class as usize]
+    }
+
     /// Files that were left out already by their name or place.
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
