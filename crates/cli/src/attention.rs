@@ -98,7 +98,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    /// The maps that are asked for, in one picture.
+    /// The maps that are asked for, in one image.
     fn write_selected(&self, maps: &AttentionMaps) -> anyhow::Result<()> {
         let pictures =
             self.show.iter().map(|shown| shown.picture(maps)).collect::<anyhow::Result<Vec<_>>>()?;
@@ -119,7 +119,7 @@ impl Arguments {
         Ok(())
     }
 
-    /// One picture a layer and head, and the mean of every layer first; their names.
+    /// One image a layer and head, and the mean of every layer first; their names.
     fn write_pictures(&self, maps: &AttentionMaps) -> anyhow::Result<Vec<String>> {
         let mut names = Vec::new();
         for (layer, heads) in maps.layers.iter().enumerate() {
@@ -158,7 +158,7 @@ impl Arguments {
         page + "</html>\n"
     }
 
-    /// An item of a class: its picture if there is one, else its name or row; in red with its true class if wrong.
+    /// An item of a class: its image if there is one, else its name or row; in red with its true class if wrong.
     fn item(&self, token: &Token, class: u32) -> Option<String> {
         let Token::Item { given, truth, row, item, wrong } = token else { return None };
         if *given != class {
@@ -204,7 +204,7 @@ fn class_token(token: &Token) -> Option<(u32, &str)> {
     }
 }
 
-/// The picture behind an item's name, if it is below the folder.
+/// The image behind an item's name, if it is below the folder.
 fn picture_path(folder: &Path, item: &str) -> Option<String> {
     let name = Path::new(trueshot::episode::image_name(item));
     let stays_below = name.components().all(|part| matches!(part, std::path::Component::Normal(_)));

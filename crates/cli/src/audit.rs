@@ -224,7 +224,7 @@ fn display_name(path: &Path) -> String {
     whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Small pictures of some rows, on all threads; none for what has vanished meanwhile.
+/// Small images of some rows, on all threads; none for what has vanished meanwhile.
 fn thumbnails(support: &LabelledRows, rows: &[usize]) -> anyhow::Result<Vec<Option<String>>> {
     let Some(images) = &support.images else { return Ok(Vec::new()) };
     let progress = ProgressDisplay::counting(rows.len() as u64, "thumbnails");

@@ -72,7 +72,7 @@ impl BackboneArgument {
         Ok(backbone.transpose()?.map(|backbone| self.embedder(backbone)))
     }
 
-    /// The backbone for such pictures.
+    /// The backbone for such images.
     pub fn open_default(&self, collection: &Collection) -> anyhow::Result<Embedder> {
         Ok(self.embedder(Backbone::default_for(collection, &self.options())?))
     }

@@ -113,7 +113,7 @@ fn peak() -> Workload {
     }
 }
 
-/// Some pictures that are already normalised.
+/// Some images that are already normalised.
 fn random_images(shape: Shape) -> Vec<f32> {
     let mut rng = Rng::new(0, Purpose::Items, 1);
     (0..IMAGES * shape.pixels()).map(|_| 4.0 * rng.uniform() - 2.0).collect()
@@ -163,7 +163,7 @@ fn evaluate_once(bank: &Embeddings, method: &str, run: u64) -> anyhow::Result<()
     Ok(())
 }
 
-/// One training step on an episode of 5 x 20 pictures: forward, the loss of nearest prototypes, backward, AdamW.
+/// One training step on an episode of 5 x 20 images: forward, the loss of nearest prototypes, backward, AdamW.
 fn backbone_step(shape: Shape) -> Workload {
     let images = random_images(shape);
     let mut parameters = fresh_backbone(shape);
@@ -185,7 +185,7 @@ fn backbone_step(shape: Shape) -> Workload {
     Workload { work: Box::new(work), operations: Some(IMAGES as u64 * (forward + backward)) }
 }
 
-/// One step of MAML on four tasks of 25 and 75 pictures of 32 px.
+/// One step of MAML on four tasks of 25 and 75 images of 32 px.
 fn maml_step(order: GradientOrder) -> Workload {
     const TASKS: usize = 4;
     let size = ModelSize { shape: Shape { size: 32, channels: 3 }, ways: 5 };

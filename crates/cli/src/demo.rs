@@ -44,9 +44,9 @@ const SHOTS: usize = 5;
 const QUERIES: usize = 10;
 /// Five characters are too easy for a backbone that reaches 99 % on them.
 const WAYS: usize = 10;
-/// The support set in the picture.
+/// The support set in the image.
 const FIGURE_WAYS: usize = 5;
-/// Whose weights the picture shows.
+/// Whose weights the image shows.
 const WEIGHTED_METHODS: [&str; 3] = ["median", "cosine", "relabel"];
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! `trueshot embed`: from pictures to a file of embeddings.
+//! `trueshot embed`: from images to a file of embeddings.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -91,7 +91,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         say!(
             "{}: {rows} embeddings of {dim} dimensions, from {} images of {} classes ({seconds:.1} s{known})",
             arguments.output.display(),
-            report.pictures,
+            report.images,
             collection.classes().len(),
         );
         Ok(())

@@ -115,7 +115,7 @@ impl Arguments {
     }
 }
 
-/// Pictures that are read one by one, and which is of which class.
+/// Images that are read one by one, and which is of which class.
 struct LabelledCollection {
     collection: Collection,
     labels: Embeddings,
@@ -150,7 +150,7 @@ impl LabelledCollection {
     }
 }
 
-/// Pictures are shown at 64 px; sharp screens have twice as many.
+/// Images are shown at 64 px; sharp screens have twice as many.
 const MAX_IMAGE_SIDE: usize = 96;
 
 fn support_set_figure(

@@ -263,14 +263,14 @@ impl Arguments {
     }
 }
 
-/// All methods, those that look at pictures among them.
+/// All methods, those that look at images among them.
 fn registry() -> Registry {
     let mut registry = Registry::default();
     maml::register(&mut registry);
     registry
 }
 
-/// What pictures must be for all methods that look at them. Only size and channels matter: methods normalise.
+/// What images must be for all methods that look at them. Only size and channels matter: methods normalise.
 fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
     let mut wanted = methods.iter().filter_map(|method| Some((&method.label, method.method.pictures()?)));
     let (label, first) = wanted.next().context(
@@ -291,7 +291,7 @@ fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
     })
 }
 
-/// Pictures as rows of numbers from 0 to 255.
+/// Images as rows of numbers from 0 to 255.
 fn image_rows(collection: &Collection, to: &Preprocessing) -> anyhow::Result<Embeddings> {
     let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
     let loaded = Dataset::load(collection, to, false, &progress);

@@ -1,4 +1,4 @@
-//! Which pictures a command works on: a source, and which part of it.
+//! Which images a command works on: a source, and which part of it.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ pub struct ImagesArgument {
 }
 
 impl ImagesArgument {
-    /// Refuses them where there are no pictures.
+    /// Refuses them where there are no images.
     pub fn check_unused(&self) -> anyhow::Result<()> {
         let given = [
             ("--split-file", self.split_file.is_some()),
@@ -43,7 +43,7 @@ impl ImagesArgument {
         }
     }
 
-    /// Lists the pictures.
+    /// Lists the images.
     pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
         let part = ImageSelection {
             split_file: self.split_file.as_deref(),
@@ -65,7 +65,7 @@ pub struct ImageSelection<'a> {
 }
 
 impl ImageSelection<'_> {
-    /// Lists the pictures of that part.
+    /// Lists the images of that part.
     pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
         // Without a split file, the source must know its splits.
         let own_split = self.split.filter(|_| self.split_file.is_none() && !is_built_in(path));

@@ -1,4 +1,4 @@
-//! `trueshot predict`: what a classifier says of pictures or rows.
+//! `trueshot predict`: what a classifier says of images or rows.
 
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ enum Format {
     Jsonl,
 }
 
-/// Pictures that are in work at once.
+/// Images that are in work at once.
 const CHUNK: usize = 512;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {

@@ -49,10 +49,10 @@ struct LimitArguments {
     /// Largest body of a request, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_body: u32,
-    /// Largest picture, in millions of pixels
+    /// Largest image, in millions of pixels
     #[arg(long, value_name = "MP", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     max_pixels: u32,
-    /// Memory for decoding pictures, in MiB, over all threads; a picture that needs more is refused
+    /// Memory for decoding images, in MiB, over all threads; an image that needs more is refused
     #[arg(long, value_name = "MIB", default_value_t = 384, value_parser = clap::value_parser!(u32).range(16..))]
     picture_memory: u32,
     /// Longest time for a request, in seconds

@@ -14,7 +14,7 @@ use crate::images_argument::print_skipped;
 use crate::messages::say;
 use crate::progress::ProgressDisplay;
 
-/// Endings of files that hold rows rather than pictures.
+/// Endings of files that hold rows rather than images.
 const EMBEDDINGS: [&str; 8] = ["safetensors", "npy", "npz", "parquet", "arrow", "feather", "ipc", "arrows"];
 
 /// The labelled examples and how to embed them.
@@ -31,14 +31,14 @@ pub struct SupportArgument {
     pub backbone: BackboneArgument,
 }
 
-/// Whether a path names rows rather than pictures.
+/// Whether a path names rows rather than images.
 pub fn is_embeddings(path: &Path) -> bool {
     let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
     extension.is_some_and(|extension| EMBEDDINGS.contains(&extension.as_str())) && !path.is_dir()
 }
 
 impl SupportArgument {
-    /// Reads rows, or embeds pictures with progress on a terminal; says what was skipped and what looks odd.
+    /// Reads rows, or embeds images with progress on a terminal; says what was skipped and what looks odd.
     pub fn open(&self) -> anyhow::Result<LabelledRows> {
         let support = if is_embeddings(&self.support) { self.read()? } else { self.embed()? };
         print_notes(&support);

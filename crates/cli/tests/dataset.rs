@@ -26,7 +26,7 @@ impl TestFolder {
         command
     }
 
-    /// Class folders of small pictures of many shapes.
+    /// Class folders of small images of many shapes.
     fn imagenet(classes: &[&str], pictures: u32) -> Self {
         let place = TestFolder::new();
         for (number, class) in classes.iter().enumerate() {
@@ -192,7 +192,7 @@ fn published_data_sets_are_embedded_and_trained_on_by_split() {
         place.trueshot(&[&["train", "backbone", data], &small[..], &rest].concat())
     };
     train("imagenet/train").assert().success();
-    // Its training split is found; two pictures of a class are too few to learn from.
+    // Its training split is found; two images of a class are too few to learn from.
     let said = text(&train(&published("mini-4")).arg("--overwrite").assert().code(1).get_output().stderr);
     for part in ["6 images of 3 classes to train on", "class 'n01' has 2 items"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");

@@ -9,7 +9,7 @@ use fixture::{TRUESHOT, misused, refused, text};
 use image::{Rgb, RgbImage};
 use trueshot::Embeddings;
 
-/// A folder with pictures of six classes, four of them below `train/`, two below `val/`, and a small backbone.
+/// A folder with images of six classes, four of them below `train/`, two below `val/`, and a small backbone.
 struct ImageFolder(tempfile::TempDir);
 
 const PICTURES: usize = 8;
@@ -40,7 +40,7 @@ impl ImageFolder {
         command
     }
 
-    /// Three steps on tiny pictures.
+    /// Three steps on tiny images.
     fn train(&self, more: &[&str]) -> Command {
         let small = ["--size", "16", "--steps", "3", "--ways", "2", "--shots", "2", "--queries", "2"];
         let judged = ["--val-every", "2", "--val-episodes", "5", "--val-ways", "2", "--val-shots", "2"];

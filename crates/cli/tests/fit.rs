@@ -8,7 +8,7 @@ use assert_cmd::Command;
 use fixture::{TRUESHOT, refused, text};
 use image::{Rgb, RgbImage};
 
-/// A folder of three classes of stripes in colours of their own, five pictures each.
+/// A folder of three classes of stripes in colours of their own, five images each.
 struct PhotoFolder(tempfile::TempDir);
 
 impl PhotoFolder {

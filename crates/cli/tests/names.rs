@@ -30,7 +30,7 @@ fn said_plainly(photos: &PhotoFolder, arguments: &[&str]) -> String {
     text(&output.stderr)
 }
 
-/// Pictures with such names, under a class with such a name.
+/// Images with such names, under a class with such a name.
 fn disguised() -> PhotoFolder {
     let photos = PhotoFolder::new();
     let read = |name: &str| std::fs::read(photos.path("photos").join(name)).unwrap();

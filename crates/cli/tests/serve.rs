@@ -256,7 +256,7 @@ fn a_second_server_on_the_same_folder_is_refused() {
     ServerProcess::start(folder.path(), &[]);
 }
 
-/// A form with pictures, and its header.
+/// A form with images, and its header.
 #[cfg(target_os = "linux")]
 fn form(pictures: &[(&str, &[u8])]) -> (String, Vec<u8>) {
     let mut body = Vec::new();

@@ -579,7 +579,7 @@ fn attention_is_drawn_and_written_down() {
         ];
         folder.folder.trueshot(&[&some[..], &["--noise", "symmetric=20", "--show", what]].concat())
     };
-    // The pictures of the support set, where the names of items are paths below a folder.
+    // The images of the support set, where the names of items are paths below a folder.
     let data = bank("unseen", 7, 6, 30, fixture::DIM);
     let names = (0..data.len()).map(|row| format!("{row}.png#1"));
     data.with_items(Items::from_names(names)).unwrap().write(folder.path("val.safetensors")).unwrap();

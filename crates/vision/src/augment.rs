@@ -1,11 +1,11 @@
-//! Augmentation: a picture that is flipped, cropped and coloured a little differently every time.
+//! Augmentation: an image that is flipped, cropped and coloured a little differently every time.
 //!
 //! Flip, crop and the four colour jitters are torchvision's (`RandomHorizontalFlip`, `RandomResizedCrop`,
-//! `ColorJitter` on floating-point pictures), jitters in random order. What is random follows from the seed, the
-//! picture and the number of the copy or step alone ([`Augmentation::draw`]), so neither threads nor the order
+//! `ColorJitter` on floating-point images), jitters in random order. What is random follows from the seed, the
+//! image and the number of the copy or step alone ([`Augmentation::draw`]), so neither threads nor the order
 //! of work can change it.
 //!
-//! One picture costs a few passes over memory that stays in the cache: the crop is resampled row by row from
+//! One image costs a few passes over memory that stays in the cache: the crop is resampled row by row from
 //! bytes into one plane a channel, jitters work on planes, and the last pass normalises and interleaves. All of
 //! it runs under the chosen instruction set, in plain loops that the compiler turns into vectors. Every value is
 //! computed on its own, and the one sum has a fixed order, so the set does not change the result.
@@ -14,15 +14,15 @@ use pulp::{Simd, WithSimd};
 use trueshot::rng::{Purpose, Rng};
 use trueshot_nn::isa;
 
-use crate::picture::{Channels, Picture};
+use crate::decoded_image::{Channels, DecodedImage};
 use crate::preprocess::Preprocessing;
 use crate::resize::Taps;
 
-/// How much pictures are changed.
+/// How much images are changed.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Augmentation {
-    /// Whether half of the pictures are mirrored.
+    /// Whether half of the images are mirrored.
     pub flip: bool,
     /// The share of the area that a crop keeps: least and most.
     pub crop_scale: [f32; 2],
@@ -57,15 +57,15 @@ impl Default for Augmentation {
 enum Jitter {
     /// The factor of every value.
     Brightness(f32),
-    /// The share of the picture, the rest being its mean grey.
+    /// The share of the image, the rest being its mean grey.
     Contrast(f32),
-    /// The share of the picture, the rest being its own grey version.
+    /// The share of the image, the rest being its own grey version.
     Saturation(f32),
     /// The shift around the circle of hues, in sixths.
     Hue(f32),
 }
 
-/// One way to change a picture.
+/// One way to change an image.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DrawnAugmentation {
     left: usize,
@@ -76,13 +76,13 @@ pub struct DrawnAugmentation {
     jitters: [Jitter; 4],
 }
 
-/// How often a crop is tried before the middle of the picture is taken.
+/// How often a crop is tried before the middle of the image is taken.
 const CROP_TRIES: usize = 10;
 
 impl Augmentation {
-    /// Draws the change of one copy (or in one step) of a picture of some size.
-    pub fn draw(&self, seed: u64, picture: u64, copy: u64, width: usize, height: usize) -> DrawnAugmentation {
-        let rng = &mut Rng::of_item(seed, Purpose::Augmentation, picture, copy);
+    /// Draws the change of one copy (or in one step) of an image of some size.
+    pub fn draw(&self, seed: u64, image: u64, copy: u64, width: usize, height: usize) -> DrawnAugmentation {
+        let rng = &mut Rng::of_item(seed, Purpose::Augmentation, image, copy);
         let flip = self.flip && rng.below(2) == 1;
         let (left, top, crop_width, crop_height) = self.crop(rng, width, height);
         let mut around_one = |most: f32| 1.0 + most * (2.0 * rng.uniform() - 1.0);
@@ -129,7 +129,7 @@ impl Augmentation {
 }
 
 impl DrawnAugmentation {
-    /// No change at all: the whole picture, brought to size.
+    /// No change at all: the whole image, brought to size.
     pub fn identity(width: usize, height: usize) -> Self {
         let jitters =
             [Jitter::Brightness(1.0), Jitter::Contrast(1.0), Jitter::Saturation(1.0), Jitter::Hue(0.0)];
@@ -137,7 +137,7 @@ impl DrawnAugmentation {
     }
 }
 
-/// Changes pictures; holds the working memory of one thread.
+/// Changes images; holds the working memory of one thread.
 #[derive(Debug, Default)]
 pub struct Augmenter {
     columns: Taps,
@@ -149,33 +149,33 @@ pub struct Augmenter {
 }
 
 impl Augmenter {
-    /// Changes a picture and normalises it: `[row][column][channel]`.
+    /// Changes an image and normalises it: `[row][column][channel]`.
     ///
     /// # Panics
     /// If the change was drawn for another size, or there is not the right room.
     pub fn apply(
         &mut self,
-        picture: &Picture,
+        image: &DecodedImage,
         drawn: &DrawnAugmentation,
         to: &Preprocessing,
         out: &mut [f32],
     ) {
-        assert!(drawn.left + drawn.width <= picture.width && drawn.top + drawn.height <= picture.height);
-        assert_eq!(picture.channels, to.channels, "channels of the picture");
+        assert!(drawn.left + drawn.width <= image.width && drawn.top + drawn.height <= image.height);
+        assert_eq!(image.channels, to.channels, "channels of the picture");
         assert_eq!(out.len(), to.input_len(), "room for the picture");
         self.columns.set(drawn.width, to.size);
         self.rows.set(drawn.height, to.size);
-        self.row.resize(drawn.width * picture.channels.count(), 0.0);
+        self.row.resize(drawn.width * image.channels.count(), 0.0);
         self.planes.resize(to.input_len(), 0.0);
         let normalisation = to.scale_and_shift(1.0);
-        isa::run(AugmentKernel { scratch: self, picture, drawn, size: to.size, normalisation, out });
+        isa::run(AugmentKernel { scratch: self, image, drawn, size: to.size, normalisation, out });
     }
 }
 
-/// The whole work on one picture.
+/// The whole work on one image.
 struct AugmentKernel<'a> {
     scratch: &'a mut Augmenter,
-    picture: &'a Picture,
+    image: &'a DecodedImage,
     drawn: &'a DrawnAugmentation,
     size: usize,
     normalisation: [[f32; 2]; 3],
@@ -187,7 +187,7 @@ impl WithSimd for AugmentKernel<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _simd: S) {
-        match self.picture.channels {
+        match self.image.channels {
             Channels::Grey => self.grey(),
             Channels::Colour => self.colour(),
         }
@@ -197,7 +197,7 @@ impl WithSimd for AugmentKernel<'_> {
 impl AugmentKernel<'_> {
     #[inline(always)]
     fn grey(self) {
-        resample::<1>(self.scratch, self.picture, self.drawn, self.size);
+        resample::<1>(self.scratch, self.image, self.drawn, self.size);
         let plane = &mut self.scratch.planes[..];
         for jitter in self.drawn.jitters {
             match jitter {
@@ -218,7 +218,7 @@ impl AugmentKernel<'_> {
 
     #[inline(always)]
     fn colour(self) {
-        resample::<3>(self.scratch, self.picture, self.drawn, self.size);
+        resample::<3>(self.scratch, self.image, self.drawn, self.size);
         let planes = &mut self.scratch.planes[..];
         for jitter in self.drawn.jitters {
             match jitter {
@@ -240,7 +240,7 @@ impl AugmentKernel<'_> {
 #[inline(always)]
 fn resample<const COUNT: usize>(
     scratch: &mut Augmenter,
-    picture: &Picture,
+    image: &DecodedImage,
     drawn: &DrawnAugmentation,
     size: usize,
 ) {
@@ -249,9 +249,9 @@ fn resample<const COUNT: usize>(
         let (start, weights) = rows.output(y);
         row.fill(0.0);
         for (line, &weight) in weights.iter().enumerate() {
-            let place = ((drawn.top + start + line) * picture.width + drawn.left) * COUNT;
+            let place = ((drawn.top + start + line) * image.width + drawn.left) * COUNT;
             let weight = weight / 255.0;
-            for (sum, &value) in row.iter_mut().zip(&picture.pixels[place..place + drawn.width * COUNT]) {
+            for (sum, &value) in row.iter_mut().zip(&image.pixels[place..place + drawn.width * COUNT]) {
                 *sum += weight * f32::from(value);
             }
         }
@@ -287,7 +287,7 @@ fn scale_brightness(values: &mut [f32], factor: f32) {
     }
 }
 
-/// A share of the picture and, for the rest, one grey.
+/// A share of the image and, for the rest, one grey.
 #[inline(always)]
 fn blend(values: &mut [f32], share: f32, grey: f32) {
     let rest = (1.0 - share) * grey;
@@ -399,7 +399,7 @@ mod tests {
     use super::*;
     use trueshot_nn::Isa;
 
-    fn picture(width: usize, height: usize, channels: Channels) -> Picture {
+    fn image(width: usize, height: usize, channels: Channels) -> DecodedImage {
         let mut rng = Rng::new(3, Purpose::Items, 0);
         // Blocks of colour, so that hues are anything but grey and neighbours are alike.
         let mut pixels = vec![0; width * height * channels.count()];
@@ -408,17 +408,17 @@ mod tests {
             let block = (x / 9 * 31 + y / 7 * 17 + place % channels.count() * 101) % 256;
             *value = (block / 2 + rng.below(128)) as u8;
         }
-        Picture::new(width, height, channels, pixels)
+        DecodedImage::new(width, height, channels, pixels)
     }
 
-    fn augmented(picture: &Picture, drawn: &DrawnAugmentation, to: &Preprocessing) -> Vec<f32> {
+    fn augmented(image: &DecodedImage, drawn: &DrawnAugmentation, to: &Preprocessing) -> Vec<f32> {
         let mut out = vec![0.0; to.input_len()];
-        Augmenter::default().apply(picture, drawn, to, &mut out);
+        Augmenter::default().apply(image, drawn, to, &mut out);
         out
     }
 
     /// The same, pixel by pixel and step by step, as torchvision's documentation has it; in f64.
-    fn reference(picture: &Picture, drawn: &DrawnAugmentation, to: &Preprocessing) -> Vec<f64> {
+    fn reference(image: &DecodedImage, drawn: &DrawnAugmentation, to: &Preprocessing) -> Vec<f64> {
         let size = to.size;
         let axis = |length: usize| {
             let mut taps = Taps::default();
@@ -426,28 +426,28 @@ mod tests {
             taps
         };
         let (columns, rows) = (axis(drawn.width), axis(drawn.height));
-        let mut image = vec![[0.0; 3]; size * size];
-        for (place, pixel) in image.iter_mut().enumerate() {
+        let mut reference = vec![[0.0; 3]; size * size];
+        for (place, pixel) in reference.iter_mut().enumerate() {
             let (x, y) = (place % size, place / size);
             let ((left, across), (top, down)) =
                 (columns.output(if drawn.flip { size - 1 - x } else { x }), rows.output(y));
             for (dy, weight_y) in down.iter().enumerate() {
                 for (dx, weight_x) in across.iter().enumerate() {
-                    let place = (drawn.top + top + dy) * picture.width + drawn.left + left + dx;
+                    let place = (drawn.top + top + dy) * image.width + drawn.left + left + dx;
                     for (channel, sum) in pixel.iter_mut().enumerate() {
-                        let value = f64::from(picture.pixels[place * 3 + channel]) / 255.0;
+                        let value = f64::from(image.pixels[place * 3 + channel]) / 255.0;
                         *sum += f64::from(*weight_x) * f64::from(*weight_y) * value;
                     }
                 }
             }
         }
         for jitter in drawn.jitters {
-            reference_jitter(&mut image, jitter);
+            reference_jitter(&mut reference, jitter);
         }
         let normal = |(channel, value): (usize, f64)| {
             (value - f64::from(to.mean[channel])) / f64::from(to.std[channel])
         };
-        image.into_iter().flat_map(|pixel| pixel.into_iter().enumerate().map(normal)).collect()
+        reference.into_iter().flat_map(|pixel| pixel.into_iter().enumerate().map(normal)).collect()
     }
 
     fn reference_jitter(image: &mut [[f64; 3]], jitter: Jitter) {
@@ -489,12 +489,12 @@ mod tests {
         for (number, (width, height, size)) in
             [(84, 84, 84), (100, 60, 84), (32, 32, 32), (20, 33, 28), (150, 90, 33)].into_iter().enumerate()
         {
-            let picture = picture(width, height, Channels::Colour);
+            let image = image(width, height, Channels::Colour);
             let to = Preprocessing::colour(size);
             for copy in 0..8 {
                 let drawn = augmentation.draw(number as u64, 5, copy, width, height);
-                let found = augmented(&picture, &drawn, &to);
-                for (found, expected) in found.iter().zip(reference(&picture, &drawn, &to)) {
+                let found = augmented(&image, &drawn, &to);
+                for (found, expected) in found.iter().zip(reference(&image, &drawn, &to)) {
                     assert!((f64::from(*found) - expected).abs() < 2e-4, "{found} {expected} {drawn:?}");
                 }
             }
@@ -503,33 +503,33 @@ mod tests {
 
     #[test]
     fn every_instruction_set_gives_the_same_bits() {
-        let picture = picture(61, 50, Channels::Colour);
+        let image = image(61, 50, Channels::Colour);
         let to = Preprocessing::colour(33);
         let drawn = Augmentation::default().draw(1, 2, 3, 61, 50);
-        let plain = Isa::Portable.scope(|| augmented(&picture, &drawn, &to));
+        let plain = Isa::Portable.scope(|| augmented(&image, &drawn, &to));
         for isa in Isa::usable() {
-            assert_eq!(isa.scope(|| augmented(&picture, &drawn, &to)), plain, "{isa:?}");
+            assert_eq!(isa.scope(|| augmented(&image, &drawn, &to)), plain, "{isa:?}");
         }
     }
 
     #[test]
     fn no_change_is_normalising() {
         for channels in [Channels::Grey, Channels::Colour] {
-            let picture = picture(28, 28, channels);
+            let image = image(28, 28, channels);
             let to = match channels {
                 Channels::Grey => Preprocessing::drawings(28),
                 Channels::Colour => Preprocessing::colour(28),
             };
             let mut expected = vec![0.0; to.input_len()];
-            to.normalise(&picture, &mut expected);
-            let found = augmented(&picture, &DrawnAugmentation::identity(28, 28), &to);
+            to.normalise(&image, &mut expected);
+            let found = augmented(&image, &DrawnAugmentation::identity(28, 28), &to);
             assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5));
         }
     }
 
     #[test]
     fn a_change_depends_on_seed_picture_and_copy_and_on_nothing_else() {
-        let draw = |seed, picture, copy| Augmentation::default().draw(seed, picture, copy, 84, 84);
+        let draw = |seed, image, copy| Augmentation::default().draw(seed, image, copy, 84, 84);
         assert_eq!(draw(1, 2, 3), draw(1, 2, 3));
         assert!([draw(0, 2, 3), draw(1, 0, 3), draw(1, 2, 0)].iter().all(|other| *other != draw(1, 2, 3)));
     }
@@ -564,14 +564,14 @@ mod tests {
     #[ignore = "prints timings"]
     fn time_of_augmenting() {
         for size in [84, 32] {
-            let (picture, to) = (picture(size, size, Channels::Colour), Preprocessing::colour(size));
+            let (image, to) = (image(size, size, Channels::Colour), Preprocessing::colour(size));
             let (mut augmenter, mut out) = (Augmenter::default(), vec![0.0; to.input_len()]);
             let mut best = f64::MAX;
             for round in 0..20 {
                 let start = std::time::Instant::now();
                 for copy in 0..100 {
                     let drawn = Augmentation::default().draw(0, round, copy, size, size);
-                    augmenter.apply(&picture, &drawn, &to, &mut out);
+                    augmenter.apply(&image, &drawn, &to, &mut out);
                 }
                 best = best.min(start.elapsed().as_secs_f64() / 100.0);
             }

@@ -15,10 +15,10 @@ use trueshot_nn::conv4::{self, Conv4Embedder, Shape};
 use trueshot_nn::efficientnet::{self, EfficientNetEmbedder};
 
 use crate::built_in;
+use crate::decoded_image::Channels;
 use crate::error::{Error, Result};
 use crate::network::{EmbeddingNetwork, EmbeddingSession};
 use crate::onnx;
-use crate::picture::Channels;
 use crate::preprocess::Preprocessing;
 use crate::resize::{Fit, Resampling};
 use crate::source::Collection;
@@ -33,15 +33,15 @@ pub const EFFICIENTNET_ARCHITECTURE: &str = "efficientnet-lite0";
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackboneOptions {
-    /// Height and width of pictures.
+    /// Height and width of images.
     pub size: Option<usize>,
     /// Subtracted from a value in [0, 1], for each channel.
     pub mean: Option<Vec<f32>>,
     /// What is left is divided by this.
     pub std: Option<Vec<f32>>,
-    /// What a picture of another shape becomes.
+    /// What an image of another shape becomes.
     pub fit: Option<Fit>,
-    /// How a picture is brought to its size.
+    /// How an image is brought to its size.
     pub resampling: Option<Resampling>,
     /// Which output of an ONNX model to take.
     pub output: Option<String>,
@@ -94,7 +94,7 @@ impl Backbone {
         }
     }
 
-    /// What is taken for pictures if nothing is said: the Conv4 for drawings, EfficientNet-Lite0 for all else.
+    /// What is taken for images if nothing is said: the Conv4 for drawings, EfficientNet-Lite0 for all else.
     pub fn default_for(collection: &Collection, options: &BackboneOptions) -> Result<Self> {
         let name =
             if collection.is_built_in() { built_in::OMNIGLOT_CONV4 } else { EFFICIENTNET_ARCHITECTURE };
@@ -241,17 +241,17 @@ impl Backbone {
         self.warning.as_deref()
     }
 
-    /// All that an embedding depends on besides its picture: two backbones that say the same give the same numbers.
+    /// All that an embedding depends on besides its image: two backbones that say the same give the same numbers.
     pub fn identity(&self) -> String {
         format!("{} {:?} {}", self.name, self.preprocessing, Isa::current().name())
     }
 
-    /// What its pictures must be.
+    /// What its images must be.
     pub fn preprocessing(&self) -> &Preprocessing {
         &self.preprocessing
     }
 
-    /// Decides what becomes of pictures that are no squares.
+    /// Decides what becomes of images that are no squares.
     pub fn set_fit(&mut self, fit: Fit) {
         self.preprocessing.fit = fit;
     }

@@ -80,9 +80,8 @@ fn network_inputs(backbone: &Backbone, drawings: &[(usize, usize)]) -> Vec<f32> 
     let to = backbone.preprocessing();
     let mut inputs = vec![0.0; drawings.len() * to.input_len()];
     for (&(character, number), input) in drawings.iter().zip(inputs.chunks_exact_mut(to.input_len())) {
-        let picture =
-            drawing_image(character, number, to.channels).expect("built-in drawings can be unpacked");
-        to.normalise(&resize_for_training(picture, to, false), input);
+        let image = drawing_image(character, number, to.channels).expect("built-in drawings can be unpacked");
+        to.normalise(&resize_for_training(image, to, false), input);
     }
     inputs
 }

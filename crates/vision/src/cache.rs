@@ -1,15 +1,15 @@
-//! Embeddings that were made before, by the contents of their pictures.
+//! Embeddings that were made before, by the contents of their images.
 //!
-//! An embedding depends on a picture's bytes and on the backbone with its preprocessing, so that is what it is kept
+//! An embedding depends on an image's bytes and on the backbone with its preprocessing, so that is what it is kept
 //! by: a folder for every backbone, named by a hash of its identity, and in it packs of rows, each with the hash of its
-//! picture. A pack is written whole and never changed, so any number of programs may share the folder without locks;
+//! image. A pack is written whole and never changed, so any number of programs may share the folder without locks;
 //! every row carries a checksum and is not believed without it. All this is for speed only: what cannot be read is
 //! made again, what cannot be written is not kept, and neither is an error.
 //!
 //! Packs that were not used for longest go first when all of them together are too large.
 //!
 //! A pack is `trucach1`, the numbers of a row and the rows (u32 each, little-endian), then for every row the hash of its
-//! picture (32 bytes) and its checksum (8), then the rows (f32).
+//! image (32 bytes) and its checksum (8), then the rows (f32).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,7 +32,7 @@ const SMALL_PACK_BYTES: u64 = 8 << 20;
 /// Numbers that wait to be written before they are a pack: 16 MiB.
 const MAX_PENDING_VALUES: usize = 4 << 20;
 
-/// The hash of a picture's contents.
+/// The hash of an image's contents.
 pub type ContentHash = [u8; 32];
 
 /// Where embeddings are kept.
@@ -280,7 +280,7 @@ impl Drop for EmbeddingCache {
     }
 }
 
-/// A change in how pictures are decoded or resized needs another version, or old rows would stand beside new ones.
+/// A change in how images are decoded or resized needs another version, or old rows would stand beside new ones.
 fn folder_name(identity: &str) -> String {
     blake3::hash(format!("pictures/1 {identity}").as_bytes()).to_hex()[..16].to_owned()
 }

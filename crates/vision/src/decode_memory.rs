@@ -1,4 +1,4 @@
-//! How much memory decoding a picture takes at most, known before it is decoded.
+//! How much memory decoding an image takes at most, known before it is decoded.
 //!
 //! The decoders of the `image` crate check only some of their buffers against a limit: the coefficients of a progressive
 //! JPEG and the frames of a WebP, for instance, are allocated without a question. So the size of those buffers is
@@ -7,7 +7,7 @@
 use image::metadata::Orientation;
 use image::{ColorType, ImageFormat};
 
-use crate::picture::Channels;
+use crate::decoded_image::Channels;
 use crate::webp_tables::table_bytes;
 
 /// Tables, rows in work and other small buffers of a decoder.
@@ -17,7 +17,7 @@ const DECODER_ROWS: u64 = 8;
 /// Bytes that the JPEG decoder holds per pixel of a row: samples of 16 bits in blocks of 8 or 16 rows, upsampled.
 const JPEG_BYTES_PER_ROW_PIXEL: u64 = 1 << 10;
 
-/// What is known of a picture before it is decoded.
+/// What is known of an image before it is decoded.
 pub(crate) struct ImageHeader<'a> {
     pub bytes: &'a [u8],
     pub format: ImageFormat,
@@ -28,13 +28,13 @@ pub(crate) struct ImageHeader<'a> {
 }
 
 impl ImageHeader<'_> {
-    /// Pixels of the picture, or of its largest frame if that claims more.
+    /// Pixels of the image, or of its largest frame if that claims more.
     pub fn pixels(&self) -> u64 {
         let frame = if self.format == ImageFormat::WebP { largest_webp_frame(self.bytes) } else { 0 };
         (u64::from(self.width) * u64::from(self.height)).max(frame)
     }
 
-    /// The most bytes that are in use at once until the picture has become one of `channels`.
+    /// The most bytes that are in use at once until the image has become one of `channels`.
     pub fn peak_bytes(&self, channels: Channels) -> u64 {
         let pixels = self.pixels();
         let decoded = pixels * u64::from(self.color.bytes_per_pixel());
@@ -45,7 +45,7 @@ impl ImageHeader<'_> {
         decoding.max(converting).max(rotating)
     }
 
-    /// What the decoder itself needs besides the decoded picture.
+    /// What the decoder itself needs besides the decoded image.
     pub fn decoder_bytes(&self) -> u64 {
         let (pixels, length) = (self.pixels(), self.bytes.len() as u64);
         let row = u64::from(self.width) * u64::from(self.color.bytes_per_pixel());
@@ -56,9 +56,9 @@ impl ImageHeader<'_> {
                     + jpeg_coefficients(self.bytes, self.width, self.height)
                     + u64::from(self.width) * JPEG_BYTES_PER_ROW_PIXEL
             }
-            // A frame that does not fill the picture is decoded on its own, with four bytes per pixel.
+            // A frame that does not fill the image is decoded on its own, with four bytes per pixel.
             ImageFormat::Gif => 4 * pixels,
-            // The whole picture a second time, with four channels if it is CMYK, and the packed strip.
+            // The whole image a second time, with four channels if it is CMYK, and the packed strip.
             ImageFormat::Tiff => pixels * u64::from(self.color.bytes_per_pixel()) * 4 / 3 + length,
             ImageFormat::WebP => {
                 let tables = table_bytes(self.bytes, self.width, self.height);
@@ -83,7 +83,7 @@ fn swaps_sides(orientation: Orientation) -> bool {
     matches!(orientation, Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH)
 }
 
-/// Bytes of the coefficients that the decoder keeps for the whole picture: 16 bits each, for a progressive JPEG or one
+/// Bytes of the coefficients that the decoder keeps for the whole image: 16 bits each, for a progressive JPEG or one
 /// whose components come in separate scans; nothing for the usual kind.
 fn jpeg_coefficients(bytes: &[u8], width: u32, height: u32) -> u64 {
     let mut rest = bytes.get(2..).unwrap_or_default();
@@ -136,7 +136,7 @@ fn webp_bytes_per_pixel(bytes: &[u8]) -> u64 {
 }
 
 /// Pixels of the largest frame that a lossy WebP holds. The decoder allocates a frame by the frame's own size and only
-/// then compares it with the size of the picture.
+/// then compares it with the size of the image.
 fn largest_webp_frame(bytes: &[u8]) -> u64 {
     let side = |at: usize| {
         bytes.get(at..at + 2).map_or(0, |side| u64::from(u16::from_le_bytes([side[0], side[1]]) & 0x3fff))

@@ -1,9 +1,9 @@
-//! Embeds a collection of pictures into a file, without holding either in memory.
+//! Embeds a collection of images into a file, without holding either in memory.
 //!
-//! Pictures are decoded, changed, embedded and encoded in small blocks, many blocks at once on all threads, and
-//! written in the order of the collection: by class, picture and copy. What cannot be read is skipped and
-//! listed. How a picture is changed follows from the seed, its name and the copy's number, so the file's bytes
-//! depend neither on threads nor on which other pictures there are.
+//! Images are decoded, changed, embedded and encoded in small blocks, many blocks at once on all threads, and
+//! written in the order of the collection: by class, image and copy. What cannot be read is skipped and
+//! listed. How an image is changed follows from the seed, its name and the copy's number, so the file's bytes
+//! depend neither on threads nor on which other images there are.
 
 use std::path::Path;
 use trueshot::progress::Progress;
@@ -13,10 +13,10 @@ use trueshot::embeddings::{Precision, Writer};
 
 use crate::augment::{Augmentation, Augmenter};
 use crate::backbone::Backbone;
+use crate::decoded_image::DecodedImage;
 use crate::embedder::{EmbeddedImage, Embedder, ImageInput};
 use crate::error::{Error, Result, Skipped, Unreadable};
 use crate::network::EmbeddingSession;
-use crate::picture::Picture;
 use crate::preprocess::Preprocessing;
 use crate::source::{Collection, ImageEntry};
 
@@ -27,17 +27,17 @@ const BLOCKS_PER_THREAD: usize = 16;
 
 /// What to embed, with what, how.
 pub struct EmbedRequest<'a> {
-    /// The pictures.
+    /// The images.
     pub collection: &'a Collection,
     /// What embeds them.
     pub embedder: &'a Embedder,
-    /// Each picture so often, each time changed differently; `None` embeds it once, as it is.
+    /// Each image so often, each time changed differently; `None` embeds it once, as it is.
     pub copies: Option<(usize, &'a Augmentation)>,
     /// How numbers are stored.
     pub precision: Precision,
     /// Another seed, other changes.
     pub seed: u64,
-    /// Every class must be left with so many readable pictures.
+    /// Every class must be left with so many readable images.
     pub min_per_class: usize,
 }
 
@@ -46,22 +46,22 @@ pub struct EmbedRequest<'a> {
 pub struct EmbedReport {
     /// Rows of the file.
     pub rows: usize,
-    /// Pictures that were read.
-    pub pictures: usize,
+    /// Images that were read.
+    pub images: usize,
     /// How many of them had been embedded before.
     pub from_cache: usize,
     /// What was skipped while reading.
     pub skipped: Vec<Skipped>,
 }
 
-/// A picture's rows, encoded; or why there are none.
+/// An image's rows, encoded; or why there are none.
 type EncodedRows = std::result::Result<Vec<u8>, Unreadable>;
 
-/// Embeds all pictures into a file that appears when it is complete. The progress counts the images.
+/// Embeds all images into a file that appears when it is complete. The progress counts the images.
 pub fn embed(request: &EmbedRequest<'_>, output: &Path, progress: &dyn Progress) -> Result<EmbedReport> {
     let entries = request.collection.entries();
     let mut writer = request.create_writer(output)?;
-    let mut report = EmbedReport { rows: 0, pictures: 0, from_cache: 0, skipped: Vec::new() };
+    let mut report = EmbedReport { rows: 0, images: 0, from_cache: 0, skipped: Vec::new() };
     let (window, mut done) = (request.window_len(), 0);
     for window in entries.chunks(window) {
         let rows = match request.copies {
@@ -93,7 +93,7 @@ impl EmbedRequest<'_> {
         ROWS_PER_BLOCK.div_ceil(self.copies()).max(1)
     }
 
-    /// Pictures that are in work before their rows are written.
+    /// Images that are in work before their rows are written.
     fn window_len(&self) -> usize {
         match self.copies {
             None => self.embedder.window_len(),
@@ -101,7 +101,7 @@ impl EmbedRequest<'_> {
         }
     }
 
-    /// The rows of pictures as they are.
+    /// The rows of images as they are.
     fn rows(&self, entries: &[ImageEntry], report: &mut EmbedReport) -> Result<Vec<EncodedRows>> {
         let given: Vec<ImageInput<'_>> =
             entries.iter().map(|entry| ImageInput::Entry(self.collection, entry)).collect();
@@ -115,7 +115,7 @@ impl EmbedRequest<'_> {
         self.embedder.embed_window(&given).into_iter().map(&mut encode).collect()
     }
 
-    /// The rows of pictures that are changed at random.
+    /// The rows of images that are changed at random.
     fn augmented_rows(&self, entries: &[ImageEntry]) -> Result<Vec<EncodedRows>> {
         let blocks: Vec<Vec<EncodedRows>> = entries
             .par_chunks(self.images_per_block())
@@ -150,7 +150,7 @@ impl EmbedRequest<'_> {
                 return Ok(());
             }
         };
-        report.pictures += 1;
+        report.images += 1;
         let length = self.backbone().dim() * self.precision.size();
         for (copy, row) in rows.chunks_exact(length).enumerate() {
             match self.copies {
@@ -184,25 +184,25 @@ impl EmbedRequest<'_> {
     }
 }
 
-/// A number for a picture's name: what its random changes are keyed by.
+/// A number for an image's name: what its random changes are keyed by.
 pub(crate) fn item_seed(item: &str) -> u64 {
     let hash = blake3::hash(item.as_bytes());
     u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
 }
 
-/// The largest side that is kept of a picture that will be cropped, in sixteenths of the network's size.
+/// The largest side that is kept of an image that will be cropped, in sixteenths of the network's size.
 const CROP_MARGIN_SIXTEENTHS: usize = 20;
 
-/// A picture as it is kept for a network: at the network's size; or, if it will be cropped, with as much more
+/// An image as it is kept for a network: at the network's size; or, if it will be cropped, with as much more
 /// detail as a crop may use, and no enlarging.
-pub(crate) fn resize_for_training(picture: Picture, to: &Preprocessing, augmented: bool) -> Picture {
+pub(crate) fn resize_for_training(image: DecodedImage, to: &Preprocessing, augmented: bool) -> DecodedImage {
     if !augmented {
-        return to.fitted(picture);
+        return to.fitted(image);
     }
     let most = to.size * CROP_MARGIN_SIXTEENTHS / 16;
-    let picture = picture.cropped_for(to.fit);
-    let (width, height) = (picture.width.min(most), picture.height.min(most));
-    picture.resized(width, height)
+    let image = image.cropped_for(to.fit);
+    let (width, height) = (image.width.min(most), image.height.min(most));
+    image.resized(width, height)
 }
 
 /// One thread's working memory.
@@ -220,7 +220,7 @@ impl AugmentWorker {
         AugmentWorker { augmenter, session: backbone.session(), inputs, features }
     }
 
-    /// The rows of some pictures.
+    /// The rows of some images.
     fn embed(&mut self, request: &EmbedRequest<'_>, entries: &[ImageEntry]) -> Result<Vec<EncodedRows>> {
         let backbone = request.backbone();
         self.inputs.clear();
@@ -237,7 +237,7 @@ impl AugmentWorker {
         read.into_iter().map(encode).collect()
     }
 
-    /// Appends the inputs made of one picture.
+    /// Appends the inputs made of one image.
     fn read(
         &mut self,
         request: &EmbedRequest<'_>,
@@ -245,7 +245,7 @@ impl AugmentWorker {
     ) -> std::result::Result<(), Unreadable> {
         let to = request.backbone().preprocessing();
         let Some((copies, augmentation)) = request.copies else { return Ok(()) };
-        let picture = request
+        let image = request
             .collection
             .read_image_then(entry, to.channels, |read| resize_for_training(read, to, true))?;
         let start = self.inputs.len();
@@ -253,8 +253,8 @@ impl AugmentWorker {
         let inputs = self.inputs[start..].chunks_exact_mut(to.input_len());
         let key = item_seed(&entry.item);
         for (copy, input) in (1..).zip(inputs) {
-            let drawn = augmentation.draw(request.seed, key, copy, picture.width, picture.height);
-            self.augmenter.apply(&picture, &drawn, to, input);
+            let drawn = augmentation.draw(request.seed, key, copy, image.width, image.height);
+            self.augmenter.apply(&image, &drawn, to, input);
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! Pictures to embeddings in memory, with what was made before taken from the cache.
+//! Images to embeddings in memory, with what was made before taken from the cache.
 //!
-//! This is what everything asks that wants embeddings of a few or of many pictures: files, parts of archives, bytes that
-//! came over a network. A picture that cannot be read is an answer like the others, so one broken file among good
-//! ones costs nothing but itself. Rows depend on their pictures alone: neither threads nor neighbours nor the cache change
+//! This is what everything asks that wants embeddings of a few or of many images: files, parts of archives, bytes that
+//! came over a network. An image that cannot be read is an answer like the others, so one broken file among good
+//! ones costs nothing but itself. Rows depend on their images alone: neither threads nor neighbours nor the cache change
 //! a bit.
 
 use std::path::Path;
@@ -15,16 +15,16 @@ use trueshot::Embeddings;
 
 use crate::backbone::{Backbone, BackboneOptions};
 use crate::cache::{CacheLocation, ContentHash, EmbeddingCache};
+use crate::decoded_image::{DecodeLimits, DecodedImage};
 use crate::error::{Error, Result, Skipped, Unreadable};
 use crate::labelled::LabelledRows;
 use crate::network::EmbeddingSession;
-use crate::picture::{DecodeLimits, Picture};
 use crate::source::{self, Collection, ImageContents, ImageEntry};
 
-/// Blocks of pictures that are in work before progress is told; for every thread.
+/// Blocks of images that are in work before progress is told; for every thread.
 const BLOCKS_PER_THREAD: usize = 16;
 
-/// A picture to embed.
+/// An image to embed.
 #[derive(Debug, Clone, Copy)]
 pub enum ImageInput<'a> {
     /// A file.
@@ -35,21 +35,21 @@ pub enum ImageInput<'a> {
     Entry(&'a Collection, &'a ImageEntry),
 }
 
-/// The numbers of a picture, or why there are none.
+/// The numbers of an image, or why there are none.
 pub type EmbeddingResult = std::result::Result<Vec<f32>, Unreadable>;
 
-/// What came of some pictures.
+/// What came of some images.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EmbeddedImages {
-    /// For every picture that was given, in that order.
+    /// For every image that was given, in that order.
     pub rows: Vec<EmbeddingResult>,
     /// How many of them had been made before.
     pub from_cache: usize,
-    /// For every picture that was given the BLAKE3 hash of its file; `None` for what is not a file or cannot be read.
+    /// For every image that was given the BLAKE3 hash of its file; `None` for what is not a file or cannot be read.
     pub hashes: Vec<Option<ContentHash>>,
 }
 
-/// One embedded picture.
+/// One embedded image.
 pub(crate) struct EmbeddedImage {
     pub row: EmbeddingResult,
     pub was_cached: bool,
@@ -61,7 +61,7 @@ pub(crate) struct EmbeddedImage {
 pub struct EmbeddedCollection {
     /// Rows with classes, items and the name of the backbone.
     pub embeddings: Embeddings,
-    /// For every row the place of its picture among the collection's entries.
+    /// For every row the place of its image among the collection's entries.
     pub entries: Vec<u32>,
     /// What could not be read, with what was skipped when the collection was listed.
     pub skipped: Vec<Skipped>,
@@ -106,7 +106,7 @@ impl Embedder {
         Embedder { backbone, cache, limits: DecodeLimits::default(), idle: Mutex::default() }
     }
 
-    /// Refuses pictures that cost more, as a server should that takes them from strangers.
+    /// Refuses images that cost more, as a server should that takes them from strangers.
     pub fn with_decode_limits(self, limits: DecodeLimits) -> Self {
         Embedder { limits, ..self }
     }
@@ -121,17 +121,13 @@ impl Embedder {
         self.cache.as_ref()
     }
 
-    /// Embeds pictures on all threads of the current pool. The progress counts the images.
-    pub fn embed_images(
-        &self,
-        pictures: &[ImageInput<'_>],
-        progress: &dyn Progress,
-    ) -> Result<EmbeddedImages> {
-        let (window, total) = (self.window_len(), pictures.len() as u64);
+    /// Embeds images on all threads of the current pool. The progress counts the images.
+    pub fn embed_images(&self, images: &[ImageInput<'_>], progress: &dyn Progress) -> Result<EmbeddedImages> {
+        let (window, total) = (self.window_len(), images.len() as u64);
         let mut embedded =
-            EmbeddedImages { rows: Vec::with_capacity(pictures.len()), from_cache: 0, hashes: Vec::new() };
-        for pictures in pictures.chunks(window) {
-            for image in self.embed_window(pictures) {
+            EmbeddedImages { rows: Vec::with_capacity(images.len()), from_cache: 0, hashes: Vec::new() };
+        for images in images.chunks(window) {
+            for image in self.embed_window(images) {
                 embedded.from_cache += usize::from(image.was_cached);
                 embedded.rows.push(image.row);
                 embedded.hashes.push(image.hash);
@@ -150,7 +146,7 @@ impl Embedder {
         Ok(self.embed_images(&given, &())?.rows)
     }
 
-    /// Embeds all pictures of a collection that can be read.
+    /// Embeds all images of a collection that can be read.
     pub fn embed_collection(
         &self,
         collection: &Collection,
@@ -184,14 +180,14 @@ impl Embedder {
         Ok(EmbeddedCollection { embeddings, entries, skipped, from_cache, hashes })
     }
 
-    /// Pictures that are in work at once.
+    /// Images that are in work at once.
     pub(crate) fn window_len(&self) -> usize {
         self.backbone.batch_size() * BLOCKS_PER_THREAD * rayon::current_num_threads().max(1)
     }
 
-    /// Embeds some pictures on all threads.
-    pub(crate) fn embed_window(&self, pictures: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
-        let blocks = pictures.par_chunks(self.backbone.batch_size());
+    /// Embeds some images on all threads.
+    pub(crate) fn embed_window(&self, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
+        let blocks = images.par_chunks(self.backbone.batch_size());
         let rows: Vec<Vec<EmbeddedImage>> = blocks.map(|block| self.embed_block(block)).collect();
         if let Some(cache) = &self.cache {
             cache.flush_if_large();
@@ -199,8 +195,8 @@ impl Embedder {
         rows.into_iter().flatten().collect()
     }
 
-    /// The same for the pictures of one thread.
-    fn embed_block(&self, pictures: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
+    /// The same for the images of one thread.
+    fn embed_block(&self, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let found = idle().pop();
         let mut worker = found.unwrap_or_else(|| EmbedWorker {
@@ -208,21 +204,21 @@ impl Embedder {
             inputs: Vec::new(),
             features: Vec::new(),
         });
-        let rows = worker.embed(self, pictures);
+        let rows = worker.embed(self, images);
         idle().push(worker);
         rows
     }
 
-    /// What a picture is looked up by in the cache.
+    /// What an image is looked up by in the cache.
     fn content_hash(contents: &ImageContents) -> ContentHash {
         match contents {
             ImageContents::File(bytes) => *blake3::hash(bytes).as_bytes(),
-            ImageContents::Picture(picture) => {
+            ImageContents::Pixels(image) => {
                 let mut hasher = blake3::Hasher::new_derive_key("trueshot pixels 1");
-                for number in [picture.width, picture.height, picture.channels.count()] {
+                for number in [image.width, image.height, image.channels.count()] {
                     hasher.update(&(number as u64).to_le_bytes());
                 }
-                *hasher.update(&picture.pixels).finalize().as_bytes()
+                *hasher.update(&image.pixels).finalize().as_bytes()
             }
         }
     }
@@ -237,19 +233,19 @@ impl Embedder {
         }
     }
 
-    /// Decodes a picture and brings it to the size of the network.
-    fn decode_and_resize(&self, contents: ImageContents) -> std::result::Result<Picture, Unreadable> {
+    /// Decodes an image and brings it to the size of the network.
+    fn decode_and_resize(&self, contents: ImageContents) -> std::result::Result<DecodedImage, Unreadable> {
         let to = self.backbone.preprocessing();
         match contents {
-            ImageContents::Picture(picture) => Ok(to.fitted(picture)),
+            ImageContents::Pixels(image) => Ok(to.fitted(image)),
             ImageContents::File(bytes) => {
-                Picture::decode_then(&bytes, to.channels, &self.limits, |picture| to.fitted(picture))
+                DecodedImage::decode_then(&bytes, to.channels, &self.limits, |image| to.fitted(image))
             }
         }
     }
 }
 
-/// Where the row of a picture comes from.
+/// Where the row of an image comes from.
 enum RowSource {
     Cache(Vec<f32>),
     Network(ContentHash),
@@ -257,11 +253,11 @@ enum RowSource {
 }
 
 impl EmbedWorker {
-    fn embed(&mut self, embedder: &Embedder, pictures: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
+    fn embed(&mut self, embedder: &Embedder, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let backbone = &embedder.backbone;
         self.inputs.clear();
         let sources: Vec<(RowSource, Option<ContentHash>)> =
-            pictures.iter().map(|given| self.prepare(embedder, given)).collect();
+            images.iter().map(|given| self.prepare(embedder, given)).collect();
         self.features.resize(self.inputs.len() / backbone.preprocessing().input_len() * backbone.dim(), 0.0);
         let outcome = self.session.embed(&self.inputs, &mut self.features);
         let mut rows = self.features.chunks_exact(backbone.dim());
@@ -279,7 +275,7 @@ impl EmbedWorker {
         sources.into_iter().map(&mut row).collect()
     }
 
-    /// Looks a picture up, or appends the input made of it; with the hash of its file.
+    /// Looks an image up, or appends the input made of it; with the hash of its file.
     fn prepare(&mut self, embedder: &Embedder, given: &ImageInput<'_>) -> (RowSource, Option<ContentHash>) {
         let mut hash = None;
         let mut attempt = || {
@@ -290,10 +286,10 @@ impl EmbedWorker {
                 return Ok(RowSource::Cache(row));
             }
             let to = embedder.backbone.preprocessing();
-            let picture = embedder.decode_and_resize(contents)?;
+            let image = embedder.decode_and_resize(contents)?;
             let start = self.inputs.len();
             self.inputs.resize(start + to.input_len(), 0.0);
-            to.normalise(&picture, &mut self.inputs[start..]);
+            to.normalise(&image, &mut self.inputs[start..]);
             Ok(RowSource::Network(key))
         };
         let source = attempt().unwrap_or_else(RowSource::Unreadable);

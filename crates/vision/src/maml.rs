@@ -1,7 +1,7 @@
 //! MAML as a method: a network that is adapted to every support set.
 //!
-//! It looks at pictures, not at embeddings: its rows hold pixels ([`Dataset::rows`](crate::Dataset::rows)).
-//! [`register`] makes it known to the core, which does not know pictures.
+//! It looks at images, not at embeddings: its rows hold pixels ([`Dataset::rows`](crate::Dataset::rows)).
+//! [`register`] makes it known to the core, which does not know images.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -131,7 +131,7 @@ pub fn model_file(preprocessing: &Preprocessing, config: &MamlConfig, parameters
     tensors
 }
 
-/// The network that takes such pictures.
+/// The network that takes such images.
 pub fn model_size(preprocessing: &Preprocessing, ways: usize) -> ModelSize {
     ModelSize { shape: Shape { size: preprocessing.size, channels: preprocessing.channels.count() }, ways }
 }

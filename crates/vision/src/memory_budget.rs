@@ -1,10 +1,10 @@
-//! The memory that decoded pictures may take together, over all threads of the process.
+//! The memory that decoded images may take together, over all threads of the process.
 //!
-//! A small file can hold a picture of many pixels, so what must be limited is the sum over all threads, not one
-//! picture. [`pictures`] is the budget of the process. [`Picture::decode_then`](crate::Picture::decode_then) takes a
-//! share of it before it decodes and gives it back when the picture is dropped; a thread whose share is not free waits.
+//! A small file can hold an image of many pixels, so what must be limited is the sum over all threads, not one
+//! image. [`pictures`] is the budget of the process. [`DecodedImage::decode_then`](crate::DecodedImage::decode_then) takes a
+//! share of it before it decodes and gives it back when the image is dropped; a thread whose share is not free waits.
 //!
-//! Shares are given in the order in which they were asked for, so a large picture is not overtaken forever by small
+//! Shares are given in the order in which they were asked for, so a large image is not overtaken forever by small
 //! ones. A thread must not ask for a second share while it holds one: two such threads could wait for each other.
 
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ static DECODED_IMAGES: LazyLock<Budget> = LazyLock::new(|| {
     Budget::new(MIN_LIMIT.max(threads * BYTES_PER_THREAD))
 });
 
-/// The budget for the decoded pictures of this process: 512 MiB, or 64 MiB per core if that is more.
+/// The budget for the decoded images of this process: 512 MiB, or 64 MiB per core if that is more.
 pub fn decoded_images() -> &'static Budget {
     &DECODED_IMAGES
 }

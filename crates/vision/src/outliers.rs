@@ -1,7 +1,7 @@
-//! Makes a set of outliers out of ImageNet: pictures of classes that no split has.
+//! Makes a set of outliers out of ImageNet: images of classes that no split has.
 //!
-//! The paper takes 350 classes of 600 pictures at 84 px, half of the classes for meta-training and half for
-//! meta-test. Classes are in order of their names and go to the halves in turn. Which pictures of a class are taken
+//! The paper takes 350 classes of 600 images at 84 px, half of the classes for meta-training and half for
+//! meta-test. Classes are in order of their names and go to the halves in turn. Which images of a class are taken
 //! follows from the seed and the class alone; one that cannot be read makes room for the next.
 //!
 //! A class is written to a hidden folder that is renamed when it is complete, and `outliers.json` says what the set
@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use trueshot::atomic::write_atomically;
 use trueshot::rng::{Purpose, Rng, Urn};
 
+use crate::decoded_image::{Channels, DecodeLimits, DecodedImage};
 use crate::embed::item_seed;
 use crate::error::{Error, Result};
-use crate::picture::{Channels, DecodeLimits, Picture};
 use crate::resize::Fit;
 use crate::source::class_images;
 use crate::split::{Split, imagenet_outliers};
@@ -50,13 +50,13 @@ pub struct OutlierRequest<'a> {
     pub candidates: Candidates,
     /// How many of them are taken.
     pub classes: usize,
-    /// Pictures of each.
+    /// Images of each.
     pub per_class: usize,
     /// Width and height in pixels.
     pub size: usize,
-    /// What becomes of a picture that is no square.
+    /// What becomes of an image that is no square.
     pub fit: Fit,
-    /// Another seed, other pictures.
+    /// Another seed, other images.
     pub seed: u64,
     /// Splits that no class may be in, each with where it is from.
     pub exclude: &'a [(String, Split)],
@@ -65,9 +65,9 @@ pub struct OutlierRequest<'a> {
 /// What is to be made, as it is written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutlierPlan {
-    /// Another seed, other pictures.
+    /// Another seed, other images.
     pub seed: u64,
-    /// Pictures of each class.
+    /// Images of each class.
     pub per_class: usize,
     /// Width and height.
     pub size: usize,
@@ -84,11 +84,11 @@ pub struct OutlierReport {
     pub classes: usize,
     /// Of these, those that were there already.
     pub kept: usize,
-    /// Pictures written.
-    pub pictures: usize,
-    /// Pictures that could not be read.
+    /// Images written.
+    pub images: usize,
+    /// Images that could not be read.
     pub unreadable: usize,
-    /// Classes with fewer pictures than asked for, and how many they have.
+    /// Classes with fewer images than asked for, and how many they have.
     pub short: Vec<(String, usize)>,
 }
 
@@ -180,10 +180,10 @@ pub fn write_outliers(
     let mut report = OutlierReport { classes: classes.len(), ..OutlierReport::default() };
     for ((_, class), made) in classes.into_iter().zip(made) {
         report.kept += usize::from(made.existed);
-        report.pictures += if made.existed { 0 } else { made.pictures };
+        report.images += if made.existed { 0 } else { made.images };
         report.unreadable += made.unreadable;
-        if made.pictures < request.per_class {
-            report.short.push((class.clone(), made.pictures));
+        if made.images < request.per_class {
+            report.short.push((class.clone(), made.images));
         }
     }
     Ok(report)
@@ -211,7 +211,7 @@ fn write_or_compare_plan(output: &Path, plan: &OutlierPlan) -> Result<()> {
 }
 
 struct WrittenClass {
-    pictures: usize,
+    images: usize,
     unreadable: usize,
     existed: bool,
 }
@@ -224,8 +224,8 @@ fn write_class(
 ) -> Result<WrittenClass> {
     let (finished, part) = (half.join(class), half.join(format!(".{class}.part")));
     if finished.is_dir() {
-        let pictures = class_images(&finished)?.0.len();
-        return Ok(WrittenClass { pictures, unreadable: 0, existed: true });
+        let images = class_images(&finished)?.0.len();
+        return Ok(WrittenClass { images, unreadable: 0, existed: true });
     }
     let failed = |source| trueshot::Error::Write { path: finished.clone(), source };
     if part.exists() {
@@ -235,36 +235,35 @@ fn write_class(
     let (files, refused) = class_images(source)?;
     let mut rng = Rng::of_item(request.seed, Purpose::Items, item_seed(class), 1);
     let order = Urn::default().draw(&mut rng, files.len(), files.len());
-    let (mut pictures, mut unreadable) = (0, refused);
+    let (mut images, mut unreadable) = (0, refused);
     for file in order.into_iter().map(|place| &files[place as usize]) {
-        if pictures == request.per_class {
+        if images == request.per_class {
             break;
         }
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         match read_image(file, request) {
-            Some(picture) => write_png(&part.join(format!("{name}.png")), picture, request)?,
+            Some(image) => write_png(&part.join(format!("{name}.png")), image, request)?,
             None => {
                 unreadable += 1;
                 continue;
             }
         }
-        pictures += 1;
+        images += 1;
     }
     std::fs::rename(&part, &finished).map_err(failed)?;
-    Ok(WrittenClass { pictures, unreadable, existed: false })
+    Ok(WrittenClass { images, unreadable, existed: false })
 }
 
-/// The picture at the size that was asked for.
-fn read_image(file: &Path, request: &OutlierRequest<'_>) -> Option<Picture> {
+/// The image at the size that was asked for.
+fn read_image(file: &Path, request: &OutlierRequest<'_>) -> Option<DecodedImage> {
     let bytes = crate::source::file_bytes(file).ok()?;
-    let fitted = |picture: Picture| picture.fitted(request.size, request.fit);
-    Picture::decode_then(&bytes, Channels::Colour, &DecodeLimits::default(), fitted).ok()
+    let fitted = |image: DecodedImage| image.fitted(request.size, request.fit);
+    DecodedImage::decode_then(&bytes, Channels::Colour, &DecodeLimits::default(), fitted).ok()
 }
 
-fn write_png(path: &Path, picture: Picture, request: &OutlierRequest<'_>) -> Result<()> {
+fn write_png(path: &Path, image: DecodedImage, request: &OutlierRequest<'_>) -> Result<()> {
     let size = request.size as u32;
-    let image =
-        image::RgbImage::from_raw(size, size, picture.pixels).expect("a fitted picture has that size");
+    let image = image::RgbImage::from_raw(size, size, image.pixels).expect("a fitted picture has that size");
     image.save_with_format(path, image::ImageFormat::Png).map_err(|error| {
         let source = std::io::Error::other(error.to_string());
         trueshot::Error::Write { path: path.into(), source }.into()

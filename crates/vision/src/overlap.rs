@@ -1,25 +1,25 @@
-//! What training and validation share: classes of one name, and pictures that are the same or nearly so.
+//! What training and validation share: classes of one name, and images that are the same or nearly so.
 //!
 //! A validation that has seen the answers is worth nothing, so this is looked for before training begins. Two
-//! pictures are the same if their pixels are. They are nearly the same if in a grid of 9 x 8 cells both the
+//! images are the same if their pixels are. They are nearly the same if in a grid of 9 x 8 cells both the
 //! brightness of cells and which of two neighbours is brighter agree but for a little, which survives another
-//! size or quality of the file. Pictures that show next to nothing all look alike and are left out of this.
+//! size or quality of the file. Images that show next to nothing all look alike and are left out of this.
 
 use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
 
 use crate::dataset::Dataset;
-use crate::picture::{Channels, Picture};
+use crate::decoded_image::{Channels, DecodedImage};
 
-/// What two sets of pictures share.
+/// What two sets of images share.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// Names of classes that are in both.
     pub classes: Vec<String>,
-    /// Pictures with the same pixels: name in the first and in the second set.
+    /// Images with the same pixels: name in the first and in the second set.
     pub same: Vec<(String, String)>,
-    /// Pictures that look the same.
+    /// Images that look the same.
     pub alike: Vec<(String, String)>,
 }
 
@@ -51,20 +51,20 @@ impl Overlap {
         }
         for (list, how) in [(&self.same, "the same as"), (&self.alike, "nearly the same as")] {
             if let Some((first, second)) = list.first() {
-                let pictures = many(list.len(), "validation image is", "validation images are");
+                let images = many(list.len(), "validation image is", "validation images are");
                 warnings
-                    .push(format!("{pictures} {how} a training image, the first: '{second}' and '{first}'"));
+                    .push(format!("{images} {how} a training image, the first: '{second}' and '{first}'"));
             }
         }
         warnings
     }
 }
 
-/// Pictures to look others up among.
+/// Images to look others up among.
 struct ImageIndex {
     signatures: Vec<ImageSignature>,
     by_pixels: HashMap<blake3::Hash, usize>,
-    /// Pictures by each quarter of their pattern: of two patterns that differ in three places, a quarter is
+    /// Images by each quarter of their pattern: of two patterns that differ in three places, a quarter is
     /// the same.
     by_quarter: HashMap<(usize, u16), Vec<usize>>,
 }
@@ -82,7 +82,7 @@ impl ImageIndex {
         ImageIndex { signatures, by_pixels, by_quarter }
     }
 
-    /// The first picture that is the same, or else that looks the same; and which of the two it is.
+    /// The first image that is the same, or else that looks the same; and which of the two it is.
     fn find(&self, signature: &ImageSignature) -> Option<(usize, bool)> {
         if let Some(&same) = self.by_pixels.get(&signature.pixels) {
             return Some((same, true));
@@ -97,12 +97,12 @@ const COLUMNS: usize = 9;
 const ROWS: usize = 8;
 /// How far the brightness of two cells may be apart, of 255.
 const BRIGHTNESS_TOLERANCE: u8 = 12;
-/// In how many places the patterns of two pictures may differ.
+/// In how many places the patterns of two images may differ.
 const MAX_DIFFERENT_BITS: u32 = 6;
-/// Cells of a picture that shows next to nothing differ by less.
+/// Cells of an image that shows next to nothing differ by less.
 const FLAT_SPREAD: u8 = 6;
 
-/// What a picture looks like from afar.
+/// What an image looks like from afar.
 struct ImageSignature {
     pixels: blake3::Hash,
     /// For each of 8 x 8 places, whether the left of two cells is brighter.
@@ -112,8 +112,8 @@ struct ImageSignature {
 }
 
 impl ImageSignature {
-    fn new(picture: &Picture) -> Self {
-        let cells = to_grey(picture).resized(COLUMNS, ROWS).pixels;
+    fn new(image: &DecodedImage) -> Self {
+        let cells = to_grey(image).resized(COLUMNS, ROWS).pixels;
         let mut pattern = 0;
         for row in cells.chunks_exact(COLUMNS) {
             for pair in row.windows(2) {
@@ -121,12 +121,7 @@ impl ImageSignature {
             }
         }
         let spread = cells.iter().max().zip(cells.iter().min()).map_or(0, |(most, least)| most - least);
-        ImageSignature {
-            pixels: blake3::hash(&picture.pixels),
-            pattern,
-            is_flat: spread < FLAT_SPREAD,
-            cells,
-        }
+        ImageSignature { pixels: blake3::hash(&image.pixels), pattern, is_flat: spread < FLAT_SPREAD, cells }
     }
 
     /// The quarters of the pattern by which it is looked up. Blank ones say nothing, and many have them.
@@ -143,18 +138,18 @@ impl ImageSignature {
 }
 
 fn signatures(dataset: &Dataset) -> Vec<ImageSignature> {
-    dataset.pictures().par_iter().map(ImageSignature::new).collect()
+    dataset.images().par_iter().map(ImageSignature::new).collect()
 }
 
-fn to_grey(picture: &Picture) -> Picture {
-    let pixels = match picture.channels {
-        Channels::Grey => picture.pixels.clone(),
+fn to_grey(image: &DecodedImage) -> DecodedImage {
+    let pixels = match image.channels {
+        Channels::Grey => image.pixels.clone(),
         Channels::Colour => {
             let grey = |&[r, g, b]: &[u8; 3]| {
                 ((299 * u32::from(r) + 587 * u32::from(g) + 114 * u32::from(b) + 500) / 1000) as u8
             };
-            picture.pixels.as_chunks::<3>().0.iter().map(grey).collect()
+            image.pixels.as_chunks::<3>().0.iter().map(grey).collect()
         }
     };
-    Picture::new(picture.width, picture.height, Channels::Grey, pixels)
+    DecodedImage::new(image.width, image.height, Channels::Grey, pixels)
 }

@@ -1,6 +1,6 @@
 //! What a data set is made of, and how that compares with what was published.
 //!
-//! A [`Survey`] counts classes, pictures and sizes, and reads every picture if asked to, since a file of the right
+//! A [`Survey`] counts classes, images and sizes, and reads every image if asked to, since a file of the right
 //! name may be cut off. A [`Published`] data set has known numbers; what differs is said in plain sentences.
 
 use std::collections::BTreeMap;
@@ -8,12 +8,12 @@ use trueshot::progress::Progress;
 
 use rayon::prelude::*;
 
+use crate::decoded_image::Channels;
 use crate::error::{Result, Skipped};
-use crate::picture::Channels;
 use crate::source::Collection;
 use crate::split::Split;
 
-/// Pictures that are read before anybody is told.
+/// Images that are read before anybody is told.
 const CHUNK: usize = 512;
 /// Names that are listed before it says "and more".
 const MAX_LISTED: usize = 3;
@@ -21,16 +21,16 @@ const MAX_LISTED: usize = 3;
 /// What one part of a data set holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Survey {
-    /// Pictures of each class that can be read.
+    /// Images of each class that can be read.
     pub classes: BTreeMap<String, usize>,
-    /// How many pictures have which width and height; empty if none was read.
+    /// How many images have which width and height; empty if none was read.
     pub sizes: BTreeMap<(usize, usize), usize>,
     /// What was skipped.
     pub skipped: Vec<Skipped>,
 }
 
 impl Survey {
-    /// Counts the pictures of a collection without reading any.
+    /// Counts the images of a collection without reading any.
     pub fn count(collection: &Collection) -> Self {
         let mut classes: BTreeMap<String, usize> = BTreeMap::new();
         for entry in collection.entries() {
@@ -39,7 +39,7 @@ impl Survey {
         Survey { classes, sizes: BTreeMap::new(), skipped: collection.skipped().to_vec() }
     }
 
-    /// Reads every picture of a collection on all threads. The progress counts the images.
+    /// Reads every image of a collection on all threads. The progress counts the images.
     pub fn read(collection: &Collection, progress: &dyn Progress) -> Result<Self> {
         let mut survey = Self::count(collection);
         for (round, entries) in collection.entries().chunks(CHUNK).enumerate() {
@@ -61,8 +61,8 @@ impl Survey {
         Ok(survey)
     }
 
-    /// All pictures that can be read.
-    pub fn pictures(&self) -> usize {
+    /// All images that can be read.
+    pub fn images(&self) -> usize {
         self.classes.values().sum()
     }
 }
@@ -74,10 +74,10 @@ pub struct PublishedDataset {
     pub name: &'static str,
     /// Classes for training, validation and test.
     pub classes: [usize; 3],
-    /// Pictures of every class, where they are as many.
+    /// Images of every class, where they are as many.
     pub per_class: Option<usize>,
-    /// Pictures of the three splits, where it is not the same for every class.
-    pub pictures: Option<[usize; 3]>,
+    /// Images of the three splits, where it is not the same for every class.
+    pub images: Option<[usize; 3]>,
     /// Width and height, where they are the same for all.
     pub size: Option<usize>,
 }
@@ -91,31 +91,31 @@ pub const PUBLISHED_DATASETS: [PublishedDataset; 5] = [
         name: "mini",
         classes: [64, 16, 20],
         per_class: Some(600),
-        pictures: None,
+        images: None,
         size: Some(84),
     },
     PublishedDataset {
         name: "tiered",
         classes: [351, 97, 160],
         per_class: None,
-        pictures: Some([448_695, 124_261, 206_209]),
+        images: Some([448_695, 124_261, 206_209]),
         size: Some(84),
     },
     PublishedDataset {
         name: "cifar-fs",
         classes: [64, 16, 20],
         per_class: Some(600),
-        pictures: None,
+        images: None,
         size: Some(32),
     },
     PublishedDataset {
         name: "fc100",
         classes: [60, 20, 20],
         per_class: Some(600),
-        pictures: None,
+        images: None,
         size: Some(32),
     },
-    PublishedDataset { name: "cub", classes: [100, 50, 50], per_class: None, pictures: None, size: None },
+    PublishedDataset { name: "cub", classes: [100, 50, 50], per_class: None, images: None, size: None },
 ];
 
 impl PublishedDataset {
@@ -161,10 +161,10 @@ impl PublishedDataset {
                 ));
             }
         }
-        if let Some(pictures) = self.pictures.map(|pictures| pictures[number]) {
-            let have = survey.pictures();
-            if have != pictures {
-                add(format!("{have} images instead of {pictures}"));
+        if let Some(images) = self.images.map(|images| images[number]) {
+            let have = survey.images();
+            if have != images {
+                add(format!("{have} images instead of {images}"));
             }
         }
         if let Some(size) = self.size {
@@ -210,8 +210,8 @@ fn list_names(names: &[String]) -> String {
 mod tests {
     use super::*;
 
-    fn survey(classes: usize, pictures: usize) -> Survey {
-        let classes = (0..classes).map(|class| (format!("class {class:02}"), pictures)).collect();
+    fn survey(classes: usize, images: usize) -> Survey {
+        let classes = (0..classes).map(|class| (format!("class {class:02}"), images)).collect();
         Survey { classes, sizes: BTreeMap::from([((84, 84), 1)]), skipped: Vec::new() }
     }
 

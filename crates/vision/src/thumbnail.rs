@@ -1,34 +1,34 @@
-//! Small pictures for pages.
+//! Small images for pages.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use image::ExtendedColorType;
 use image::codecs::jpeg::JpegEncoder;
 
+use crate::decoded_image::{Channels, DecodedImage};
 use crate::error::Unreadable;
-use crate::picture::{Channels, Picture};
 use crate::resize::Fit;
 use crate::source::{Collection, ImageEntry};
 
 /// Good enough for something so small, and a third of the bytes of more.
 const JPEG_QUALITY: u8 = 72;
 
-/// The middle of a picture as a square of so many pixels: a JPEG in a data URI.
+/// The middle of an image as a square of so many pixels: a JPEG in a data URI.
 pub fn data_uri(collection: &Collection, entry: &ImageEntry, side: usize) -> Result<String, Unreadable> {
-    let small = collection.read_image_then(entry, Channels::Colour, |picture| {
-        // A picture smaller than the thumbnail is enlarged by the page.
-        let side = side.min(picture.width.min(picture.height)).max(1);
-        picture.fitted(side, Fit::Crop)
+    let small = collection.read_image_then(entry, Channels::Colour, |image| {
+        // An image smaller than the thumbnail is enlarged by the page.
+        let side = side.min(image.width.min(image.height)).max(1);
+        image.fitted(side, Fit::Crop)
     })?;
     let jpeg = jpeg(&small)?;
     Ok(format!("data:image/jpeg;base64,{}", BASE64.encode(jpeg)))
 }
 
-fn jpeg(picture: &Picture) -> Result<Vec<u8>, Unreadable> {
+fn jpeg(image: &DecodedImage) -> Result<Vec<u8>, Unreadable> {
     let mut bytes = Vec::new();
-    let (width, height) = (picture.width as u32, picture.height as u32);
+    let (width, height) = (image.width as u32, image.height as u32);
     JpegEncoder::new_with_quality(&mut bytes, JPEG_QUALITY)
-        .encode(&picture.pixels, width, height, ExtendedColorType::Rgb8)
+        .encode(&image.pixels, width, height, ExtendedColorType::Rgb8)
         .map_err(|problem| Unreadable::Decoder(problem.to_string()))?;
     Ok(bytes)
 }
@@ -47,7 +47,7 @@ mod tests {
         let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
         let uri = data_uri(&collection, &collection.entries()[0], 96).unwrap();
         let bytes = BASE64.decode(uri.strip_prefix("data:image/jpeg;base64,").unwrap()).unwrap();
-        let small = Picture::decode(&bytes, Channels::Colour).unwrap();
+        let small = DecodedImage::decode(&bytes, Channels::Colour).unwrap();
         assert_eq!((small.width, small.height), (96, 96));
         assert!(bytes.len() < 5000, "{}", bytes.len());
     }

@@ -41,7 +41,7 @@ const NEIGHBOURS: [(i64, i64); 120] = [
     (-6, 7), (7, 6),  (-7, 6), (8, 5),  (7, 7),  (-7, 7), (8, 6),  (8, 7),
 ];
 
-/// Bytes that the tables of a WebP file take at most, if it is a picture of `width` x `height` pixels.
+/// Bytes that the tables of a WebP file take at most, if it is an image of `width` x `height` pixels.
 pub(crate) fn table_bytes(file: &[u8], width: u32, height: u32) -> u64 {
     let size = (width as usize, height as usize);
     // The decoder takes the first chunk of each kind, and of an animation the first frame.
@@ -80,7 +80,7 @@ impl<'a> Iterator for RiffChunks<'a> {
     }
 }
 
-/// Tables of a picture, which begins with its size. The decoder refuses another size than expected.
+/// Tables of an image, which begins with its size. The decoder refuses another size than expected.
 fn lossless_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
     let mut bits = BitReader { bytes: data, at: 8 };
     let found = bits.read(14).zip(bits.read(14));
@@ -91,7 +91,7 @@ fn lossless_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
     }
 }
 
-/// Tables of the transparency of a lossy picture, which has the size of the picture.
+/// Tables of the transparency of a lossy image, which has the size of the image.
 fn alpha_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
     match data.split_first() {
         Some((kind, data)) if kind & 3 == 1 => {
@@ -171,7 +171,7 @@ fn alphabet_sizes(cache: usize) -> [usize; 5] {
     alphabets
 }
 
-/// Decodes a small picture that the main one depends on, as ARGB.
+/// Decodes a small image that the main one depends on, as ARGB.
 fn decode_subimage(bits: &mut BitReader<'_>, width: usize, height: usize) -> Option<Vec<u32>> {
     let cache = cache_bits(bits)?;
     let mut codes = Vec::with_capacity(5);
@@ -190,7 +190,7 @@ fn decode_subimage(bits: &mut BitReader<'_>, width: usize, height: usize) -> Opt
             0..256 => {
                 let (red, blue, alpha) = (codes[1].read(bits)?, codes[2].read(bits)?, codes[3].read(bits)?);
                 let pixel = (alpha << 24 | red << 16 | symbol << 8 | blue) as u32;
-                // A picture of one colour takes no bits.
+                // An image of one colour takes no bits.
                 let repeat =
                     if codes[..4].iter().all(PrefixCode::is_single) { count - pixels.len() } else { 1 };
                 pixels.resize(pixels.len() + repeat, pixel);
@@ -368,7 +368,7 @@ impl BitReader<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Channels, Picture, Unreadable};
+    use crate::{Channels, DecodedImage, Unreadable};
 
     /// Writes bits, from the lowest of the first byte on.
     #[derive(Default)]
@@ -469,7 +469,7 @@ mod tests {
     fn a_small_file_with_gigabytes_of_tables_is_refused() {
         let file = many_tables(1 << 16);
         assert!(file.len() < 1_000_000);
-        let refused = Picture::decode(&file, Channels::Colour).unwrap_err();
+        let refused = DecodedImage::decode(&file, Channels::Colour).unwrap_err();
         assert!(matches!(refused, Unreadable::OverMemory { need: 4_000_000_000.., .. }), "{refused}");
     }
 

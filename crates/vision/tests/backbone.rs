@@ -1,6 +1,6 @@
 //! The reference backbone, and embedding with one of our own.
 
-mod kinds;
+mod image_kinds;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use trueshot_nn::conv4;
 use trueshot_vision::cache::CacheLocation;
 use trueshot_vision::embed::{EmbedReport, EmbedRequest, embed};
 use trueshot_vision::{
-    Augmentation, Backbone, Channels, Collection, Embedder, Error, Picture, Preprocessing, SourceOptions,
+    Augmentation, Backbone, Channels, Collection, DecodedImage, Embedder, Error, Preprocessing, SourceOptions,
 };
 
 const SIZE: usize = 20;
@@ -37,10 +37,10 @@ fn backbone() -> Backbone {
     Backbone::from_tensors(&tensors(3), "random").unwrap()
 }
 
-/// Two classes of pictures of every kind, and something that is none.
+/// Two classes of images of every kind, and something that is none.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for (number, (name, bytes)) in kinds::coloured().into_iter().enumerate() {
+    for (number, (name, bytes)) in image_kinds::coloured().into_iter().enumerate() {
         let class = folder.path().join(["even", "odd"][number % 2]);
         std::fs::create_dir_all(&class).unwrap();
         std::fs::write(class.join(format!("kind.{name}")), bytes).unwrap();
@@ -81,7 +81,7 @@ fn features_of_the_reference_backbone_are_those_of_the_reference_program() {
     let to = backbone.preprocessing();
     let mut inputs = Vec::new();
     for pixels in images.data().chunks_exact(84 * 84 * 3) {
-        let picture = Picture::new(84, 84, Channels::Colour, pixels.to_vec());
+        let picture = DecodedImage::new(84, 84, Channels::Colour, pixels.to_vec());
         let mut input = vec![0.0; to.input_len()];
         to.normalise(&picture, &mut input);
         inputs.extend(input);
@@ -98,7 +98,7 @@ fn a_folder_becomes_rows_by_class_and_name_and_what_is_no_picture_is_listed() {
     let folder = folder();
     let (_, report, path) = embedded(folder.path(), None, 2);
     let read = Embeddings::open(&path).unwrap();
-    assert_eq!((read.len(), read.dim(), report.pictures), (12, 64, 12));
+    assert_eq!((read.len(), read.dim(), report.images), (12, 64, 12));
     assert_eq!(report.skipped.len(), 1);
     assert!(report.skipped[0].to_string().starts_with("odd/broken.jpg: unknown image format"));
     assert_eq!(read.classes(), ["even", "odd"]);
@@ -171,8 +171,8 @@ fn built_in_drawings_look_as_their_published_files_do() {
     let drawings = Collection::open("omniglot", SourceOptions::default()).unwrap();
     let drawing = drawings.read_image(&drawings.entries()[0], Channels::Grey).unwrap();
     let image = image::GrayImage::from_raw(105, 105, drawing.pixels.clone()).unwrap();
-    let published = kinds::file(image, ImageFormat::Png);
-    assert_eq!(Picture::decode(&published, Channels::Grey).unwrap(), drawing);
+    let published = image_kinds::file(image, ImageFormat::Png);
+    assert_eq!(DecodedImage::decode(&published, Channels::Grey).unwrap(), drawing);
     // Ink is 1 and paper 0 for the network.
     let to = Preprocessing::drawings(28);
     let mut input = vec![0.0; to.input_len()];

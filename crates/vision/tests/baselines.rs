@@ -1,7 +1,7 @@
 //! The two baselines with backbones of their own learn, the same way whatever the threads, and go on where they
-//! stopped; MAML's model answers episodes of pictures.
+//! stopped; MAML's model answers episodes of images.
 
-mod stripes;
+mod striped_images;
 
 use std::path::Path;
 
@@ -72,7 +72,7 @@ fn on<T: Send>(threads: usize, work: impl Fn() -> T + Send) -> T {
 
 #[test]
 fn maml_learns_and_its_model_file_answers_episodes_of_pictures() {
-    let folder = stripes::folder();
+    let folder = striped_images::folder();
     for order in [GradientOrderSetting::Second, GradientOrderSetting::First] {
         let mut configuration = maml_configuration();
         configuration.adaptation.order = order;
@@ -109,7 +109,7 @@ fn maml_learns_and_its_model_file_answers_episodes_of_pictures() {
 
 #[test]
 fn negmargin_learns_and_its_model_is_a_backbone() {
-    let folder = stripes::folder();
+    let folder = striped_images::folder();
     let configuration = negmargin_configuration();
     let mut trainee = negmargin_trainee(folder.path(), &configuration);
     let losses = run(&mut trainee, 0..80);
@@ -129,7 +129,7 @@ fn negmargin_learns_and_its_model_is_a_backbone() {
 
 #[test]
 fn threads_change_nothing_and_runs_that_were_stopped_go_on_the_same() {
-    let folder = stripes::folder();
+    let folder = striped_images::folder();
     let path = folder.path();
     let (maml, negmargin) = (maml_configuration(), negmargin_configuration());
     let make: [&(dyn Fn() -> Box<dyn Trainee> + Sync); 2] =
@@ -157,13 +157,13 @@ fn threads_change_nothing_and_runs_that_were_stopped_go_on_the_same() {
 
 #[test]
 fn episodes_of_pictures_are_those_of_their_embeddings() {
-    let folder = stripes::folder();
+    let folder = striped_images::folder();
     let dataset = dataset(&folder.path().join("val"), &maml_configuration().pictures, false);
     let rows = dataset.rows(Some(Path::new("val"))).unwrap();
-    assert_eq!((rows.len(), rows.dim()), (dataset.pictures().len(), 20 * 20 * 3));
+    assert_eq!((rows.len(), rows.dim()), (dataset.images().len(), 20 * 20 * 3));
     let mut first = vec![0.0; rows.dim()];
     rows.features().decode_row(0, &mut first);
-    let pixels: Vec<f32> = dataset.pictures()[0].pixels.iter().map(|&value| f32::from(value)).collect();
+    let pixels: Vec<f32> = dataset.images()[0].pixels.iter().map(|&value| f32::from(value)).collect();
     assert_eq!(first, pixels);
     let spec = EpisodeSpec { ways: 3, shots: Shots::exactly(3), queries: 2, seed: 5 };
     let noise = vec![Noise { kind: NoiseKind::Paired, level: 1.0 / 3.0 }];
@@ -177,7 +177,7 @@ fn episodes_of_pictures_are_those_of_their_embeddings() {
 
 #[test]
 fn what_cannot_be_trained_is_refused_with_what_could() {
-    let folder = stripes::folder();
+    let folder = striped_images::folder();
     let problem = |change: &dyn Fn(&mut maml::MamlConfiguration)| {
         let mut configuration = maml_configuration();
         change(&mut configuration);

@@ -1,6 +1,6 @@
 //! Embedding in memory: files, bytes and collections, with and without a cache.
 
-mod kinds;
+mod image_kinds;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use trueshot_vision::{
     Backbone, Collection, DecodeLimits, Embedder, Error, ImageInput, SourceOptions, Unreadable,
 };
 
-/// Small pictures keep the network quick.
+/// Small images keep the network quick.
 fn small() -> BackboneOptions {
     BackboneOptions { size: Some(32), ..BackboneOptions::default() }
 }
@@ -23,10 +23,10 @@ fn embedder(place: &CacheLocation) -> Embedder {
 
 fn picture(shade: u8) -> Vec<u8> {
     let at = |x: u32, y: u32| Rgb([shade, (x * 7) as u8, (y * 5) as u8 ^ shade]);
-    kinds::file(RgbImage::from_fn(40, 30, at), ImageFormat::Png)
+    image_kinds::file(RgbImage::from_fn(40, 30, at), ImageFormat::Png)
 }
 
-/// Two classes of three pictures, and a broken one in the second.
+/// Two classes of three images, and a broken one in the second.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for number in 0..6 {

@@ -1,4 +1,4 @@
-//! ONNX models as backbones: what they make of pictures, and what is refused.
+//! ONNX models as backbones: what they make of images, and what is refused.
 
 mod tiny_onnx;
 
@@ -60,7 +60,7 @@ fn opened(graph: &Graph, options: &BackboneOptions) -> Result<Backbone, String> 
     backbone.map_err(|error| format!("{error} {}", error.hint().unwrap_or_default()))
 }
 
-/// A picture of one colour.
+/// An image of one colour.
 fn picture(colour: [u8; 3]) -> Vec<u8> {
     let mut file = Cursor::new(Vec::new());
     RgbImage::from_pixel(10, 7, Rgb(colour)).write_to(&mut file, ImageFormat::Png).unwrap();
@@ -314,7 +314,7 @@ fn a_small_model_that_asks_for_gigabytes_is_refused_by_the_memory_limit() {
     refused("Tile", one(), vec![node("Tile", &["1", "huge"], "more", &[])]);
     let range = vec![scalar("from", 0.0), scalar("to", 3e10), scalar("step", 1.0)];
     refused("Range", range, vec![node("Range", &["from", "to", "step"], "more", &[])]);
-    // Not constant, so not evaluated while it is loaded: the shape is that of the picture, enlarged.
+    // Not constant, so not evaluated while it is loaded: the shape is that of the image, enlarged.
     let shaped = vec![
         node("Shape", &["input"], "shape", &[]),
         node("Mul", &["shape", "thousand"], "larger", &[]),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use trueshot_vision::split::Split;
-use trueshot_vision::{Channels, Collection, Error, Picture, SourceOptions};
+use trueshot_vision::{Channels, Collection, DecodedImage, Error, SourceOptions};
 
 fn at(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/published").join(name)
@@ -19,16 +19,16 @@ fn of_split(name: &str, split: &str) -> Collection {
 }
 
 /// Every byte as the script makes it.
-fn expected(row: usize, height: usize, width: usize) -> Picture {
+fn expected(row: usize, height: usize, width: usize) -> DecodedImage {
     let mut pixels = Vec::new();
     for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
         pixels.extend([0, 1, 2].map(|channel| ((row * 31 + y * 7 + x * 3 + channel * 101) % 256) as u8));
     }
-    Picture::new(width, height, Channels::Colour, pixels)
+    DecodedImage::new(width, height, Channels::Colour, pixels)
 }
 
-/// Class and picture of every item.
-fn contents(collection: &Collection) -> BTreeMap<String, (String, Picture)> {
+/// Class and image of every item.
+fn contents(collection: &Collection) -> BTreeMap<String, (String, DecodedImage)> {
     let entries = collection.entries().iter().map(|entry| {
         let class = collection.classes()[entry.class as usize].clone();
         (entry.item.clone(), (class, collection.read_image(entry, Channels::Colour).unwrap()))

@@ -1,6 +1,6 @@
-//! Folders, archives and lists of the same pictures are the same collection.
+//! Folders, archives and lists of the same images are the same collection.
 
-mod kinds;
+mod image_kinds;
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ const NAMES: [&str; 4] = ["ant/1.png", "ant/2.png", "owl/1.png", "owl/3.png"];
 
 fn picture(number: usize) -> Vec<u8> {
     let shade = image::Luma([60 * number as u8]);
-    kinds::file(image::GrayImage::from_pixel(3, 3, shade), ImageFormat::Png)
+    image_kinds::file(image::GrayImage::from_pixel(3, 3, shade), ImageFormat::Png)
 }
 
 fn folder() -> tempfile::TempDir {
@@ -40,7 +40,7 @@ fn open(path: &Path) -> Collection {
     Collection::open(path, SourceOptions::default()).unwrap()
 }
 
-/// Class names, and class, name and first pixel of every picture.
+/// Class names, and class, name and first pixel of every image.
 fn contents(collection: &Collection) -> (Vec<String>, Vec<(u32, String, u8)>) {
     let entries = collection.entries().iter().map(|entry| {
         let picture = collection.read_image(entry, Channels::Grey).unwrap();
@@ -182,7 +182,7 @@ fn names_that_are_not_utf8_hide_no_picture_and_are_refused_one_by_one() {
 
     let found = trueshot_vision::source::images_below(folder.path()).unwrap();
     assert_eq!(found.files.len(), NAMES.len());
-    // The archive and three pictures.
+    // The archive and three images.
     assert_eq!(found.skipped.len(), 4, "{found:?}");
 }
 

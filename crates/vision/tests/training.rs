@@ -1,6 +1,6 @@
 //! A backbone learns, the same way whatever the threads, and goes on where it stopped.
 
-mod stripes;
+mod striped_images;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use trueshot_vision::overlap::Overlap;
 use trueshot_vision::training::{Aggregate, BackboneConfiguration, BackboneTrainee, Datasets};
 use trueshot_vision::{Backbone, Collection, Dataset, SourceOptions};
 
-use stripes::folder;
+use striped_images::folder;
 
 fn dataset(folder: &Path, configuration: &BackboneConfiguration, augmented: bool) -> Dataset {
     let collection = Collection::open(folder, SourceOptions::default()).unwrap();
@@ -141,7 +141,7 @@ fn what_training_and_validation_share_is_found() {
     assert!(Overlap::between(&read("train"), &read("val")).warnings().is_empty());
     let (train, val) = (folder.path().join("train/class 3"), folder.path().join("val/class 9"));
     std::fs::copy(train.join("0.png"), val.join("same.png")).unwrap();
-    // The same picture after a change of size and a loss of quality.
+    // The same image after a change of size and a loss of quality.
     let larger = image::open(train.join("1.png")).unwrap();
     larger.resize(60, 60, image::imageops::FilterType::Triangle).save(val.join("alike.jpg")).unwrap();
     std::fs::create_dir(folder.path().join("val/class 5")).unwrap();
@@ -157,11 +157,11 @@ fn what_training_and_validation_share_is_found() {
 fn turned_classes_are_classes_of_their_own() {
     let folder = folder();
     let dataset = dataset(&folder.path().join("val"), &configuration(), false);
-    let (pictures, classes) = (dataset.pictures().len(), dataset.labels().classes().len());
-    let first = dataset.pictures()[0].clone();
+    let (pictures, classes) = (dataset.images().len(), dataset.labels().classes().len());
+    let first = dataset.images()[0].clone();
     let turned = dataset.with_rotations().unwrap();
-    assert_eq!((turned.pictures().len(), turned.labels().classes().len()), (4 * pictures, 4 * classes));
-    assert_eq!(turned.pictures()[pictures], first.rotated(1));
+    assert_eq!((turned.images().len(), turned.labels().classes().len()), (4 * pictures, 4 * classes));
+    assert_eq!(turned.images()[pictures], first.rotated(1));
     assert_eq!(turned.items()[pictures], "class 10/0.png turned 90");
 }
 

@@ -138,7 +138,7 @@ fn table(parts: &[(String, Survey)]) -> String {
             (Some(fewest), Some(most)) => format!("{fewest} to {most}"),
             _ => "-".into(),
         };
-        let (classes, pictures) = (survey.classes.len(), survey.pictures());
+        let (classes, pictures) = (survey.classes.len(), survey.images());
         text.push_str(&format!("{name:<6} {classes:>8} {pictures:>9}  {per_class:<12} {}\n", sizes(survey)));
     }
     text

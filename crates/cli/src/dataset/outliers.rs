@@ -1,4 +1,4 @@
-//! `trueshot dataset outliers`: pictures of classes that no split has.
+//! `trueshot dataset outliers`: images of classes that no split has.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -130,7 +130,7 @@ impl Arguments {
             self.output.display(),
             plan.train.len(),
             plan.test.len(),
-            report.pictures
+            report.images
         );
     }
 }

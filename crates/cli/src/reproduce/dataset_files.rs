@@ -3,7 +3,7 @@
 //! A dataset is a folder below the folder of data: with train/, val/ and test/, in a published form that has its splits, or with
 //! all classes together, of which the built-in split of that name says which is where. Outliers are outliers/train and
 //! outliers/test, classes that are in no dataset. Their fingerprint is made of names and sizes: reading fifty
-//! thousand pictures to find out that nothing changed would take longer than many a table.
+//! thousand images to find out that nothing changed would take longer than many a table.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::experiments::Dataset;
 use super::jobs::{CommandWord, hex};
 
-/// The pictures of one split.
+/// The images of one split.
 #[derive(Debug, Clone)]
 pub struct SplitImages {
     path: PathBuf,

@@ -34,12 +34,12 @@ pub struct Dataset {
     pub data: Vec<String>,
     #[serde(default)]
     pub built_in: bool,
-    /// What all training on its pictures is given.
+    /// What all training on its images is given.
     #[serde(default)]
     pub pictures: String,
     /// How its backbone is trained besides.
     pub backbone: String,
-    /// Augmented copies of every training picture.
+    /// Augmented copies of every training image.
     pub copies: u32,
     /// Queries a class.
     #[serde(default = "default_queries")]
@@ -110,7 +110,7 @@ pub struct Row {
     pub head: Option<String>,
     /// What `trueshot train` is given for a backbone of its own.
     pub backbone: Option<String>,
-    /// What `trueshot train` is given for a model that looks at pictures itself.
+    /// What `trueshot train` is given for a model that looks at images itself.
     pub pictures: Option<String>,
     /// Noise of its own.
     pub noise: Option<NoiseLevels>,

@@ -36,7 +36,7 @@ pub fn general_warnings(settings: &ReproduceSettings) -> Vec<String> {
     warnings
 }
 
-/// What holds for one table: classes and pictures that are on both sides, and rows that had more to learn from.
+/// What holds for one table: classes and images that are on both sides, and rows that had more to learn from.
 pub fn table_warnings(
     planned: &PlannedTable<'_>,
     settings: &ReproduceSettings,

@@ -1,4 +1,4 @@
-//! Figures: curves that are rows of tables drawn over the number of wrong samples, and pictures, which are made by
+//! Figures: curves that are rows of tables drawn over the number of wrong samples, and images, which are made by
 //! commands of this program like everything else and put into the page.
 
 use std::path::Path;
@@ -45,7 +45,7 @@ pub struct AttentionMap {
     pub noise: NoiseLevels,
 }
 
-/// A figure of pictures on one dataset.
+/// A figure of images on one dataset.
 pub struct PlannedFigure<'a> {
     pub figure: &'a Figure,
     pub dataset: &'a Dataset,
@@ -83,7 +83,7 @@ impl PlannedFigure<'_> {
         self.panels.iter().filter_map(|panel| panel.job.as_ref().err())
     }
 
-    /// The figure with its pictures.
+    /// The figure with its images.
     pub fn drawn(&self, jobs: &Jobs, folder: &Path) -> anyhow::Result<reproduction::Figure> {
         let panel = |panel: &PlannedPanel| {
             let (markup, missing) = match &panel.job {
@@ -104,7 +104,7 @@ impl PlannedFigure<'_> {
     }
 }
 
-/// A picture as part of a page.
+/// An image as part of a page.
 fn markup(title: &str, path: &Path) -> anyhow::Result<String> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     if path.extension().is_some_and(|extension| extension == "svg") {
@@ -134,7 +134,7 @@ impl<'a> Planner<'a> {
         all
     }
 
-    /// All jobs of a figure of pictures on one dataset; none for curves.
+    /// All jobs of a figure of images on one dataset; none for curves.
     pub fn figure(
         &mut self,
         figure: &'a Figure,
@@ -209,7 +209,7 @@ impl<'a> Planner<'a> {
 /// Shots of the support sets that are shown.
 const SHOTS: usize = 5;
 
-/// The words that give a picture of a support set its outliers, as [`Planner::features`] has them.
+/// The words that give an image of a support set its outliers, as [`Planner::features`] has them.
 fn test_outliers(source: &DatasetSource<'_>, found: &DatasetSplits) -> Vec<CommandWord> {
     match &source.outliers {
         _ if source.dataset.built_in => {

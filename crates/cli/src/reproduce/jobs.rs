@@ -20,12 +20,12 @@ pub enum JobKind {
     Backbone,
     Features,
     Head,
-    /// A model that looks at pictures itself.
+    /// A model that looks at images itself.
     ImageModel,
     Evaluation,
-    /// A picture of a noisy support set.
+    /// A image of a noisy support set.
     SupportSet,
-    /// A picture of where a head looks.
+    /// An image of where a head looks.
     Attention,
 }
 

@@ -65,7 +65,7 @@ pub struct FeatureJobs {
     pub outliers: Option<[usize; 3]>,
 }
 
-/// What a row looks with: a backbone (the dataset's, or one of its own), or a model for pictures.
+/// What a row looks with: a backbone (the dataset's, or one of its own), or a model for images.
 #[derive(Clone, Copy, PartialEq)]
 enum RowInput<'a> {
     Backbone(Option<&'a str>),
@@ -81,7 +81,7 @@ impl<'a> RowInput<'a> {
     }
 }
 
-/// The most episodes for models that look at pictures.
+/// The most episodes for models that look at images.
 pub const IMAGE_MODEL_EPISODES: u64 = 600;
 
 /// What a name of a row in an evaluation is.
@@ -109,7 +109,7 @@ impl DatasetSource<'_> {
         }
     }
 
-    /// The words that give training on pictures its outliers.
+    /// The words that give training on images its outliers.
     fn outlier_words(&self, found: &DatasetSplits) -> Vec<CommandWord> {
         let (train, val) = match &self.outliers {
             _ if self.dataset.built_in => (&found.train, &found.train),
@@ -241,7 +241,7 @@ impl<'a> Planner<'a> {
         CommandWord::result(self.train_on_images(JobKind::Backbone, label, source, found, trainer, &flags))
     }
 
-    /// `trueshot train TRAINER` on the pictures of a dataset.
+    /// `trueshot train TRAINER` on the images of a dataset.
     fn train_on_images(
         &mut self,
         kind: JobKind,
@@ -268,12 +268,12 @@ impl<'a> Planner<'a> {
             () if dataset.pictures.contains("--size 32") => 0.03,
             () => 0.17,
         };
-        // A step of MAML goes through four tasks some ten times, one of NegMargin through more pictures.
+        // A step of MAML goes through four tasks some ten times, one of NegMargin through more images.
         let each = each * if trainer == "maml" { 12.0 } else { 1.3 };
         self.jobs.add(kind, label, each * steps as f64, line)
     }
 
-    /// A row whose model looks at pictures: trained on them and evaluated on them, on fewer episodes, for each takes as long
+    /// A row whose model looks at images: trained on them and evaluated on them, on fewer episodes, for each takes as long
     /// as hundreds of others. The reason where that cannot be.
     fn evaluate_on_images(
         &mut self,

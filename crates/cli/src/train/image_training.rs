@@ -1,4 +1,4 @@
-//! What all training on pictures shares: which pictures, what becomes of them, and how a model is judged.
+//! What all training on images shares: which images, what becomes of them, and how a model is judged.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -149,7 +149,7 @@ impl DataFlags {
     }
 }
 
-/// A network to be trained on pictures.
+/// A network to be trained on images.
 pub struct ImageTraining<'a> {
     pub title: String,
     pub seed: u64,
@@ -162,7 +162,7 @@ pub struct ImageTraining<'a> {
 }
 
 impl ImageTraining<'_> {
-    /// Reads the pictures and trains what `make` makes of them, with the number of its parameters.
+    /// Reads the images and trains what `make` makes of them, with the number of its parameters.
     pub fn train<T: Trainee>(
         self,
         run: &RunArguments,
@@ -240,7 +240,7 @@ fn has_validation(data: &training::DataSettings) -> bool {
     is_given(&data.validation) || (has_split && !data.validation_split.is_empty())
 }
 
-/// Reads the pictures to train on, those to validate on if there are any, and outliers for both.
+/// Reads the images to train on, those to validate on if there are any, and outliers for both.
 fn load_datasets(
     data: &training::DataSettings,
     pictures: &training::ImageSettings,
@@ -322,7 +322,7 @@ fn check_outliers(
     Ok(())
 }
 
-/// What pictures are read for.
+/// What images are read for.
 #[derive(Clone, Copy, PartialEq)]
 enum ImageUse {
     Training,
@@ -354,7 +354,7 @@ fn load_images(
     say!(
         "{}: {} images of {} classes {}",
         collection.path().display(),
-        with_separators(dataset.pictures().len()),
+        with_separators(dataset.images().len()),
         with_separators(dataset.labels().classes().len()),
         match used {
             ImageUse::Training => "to train on",

@@ -1,9 +1,9 @@
 //! Image models in ONNX, as other programs export them.
 //!
-//! What a model wants is found from the shape of its input: which axis the channels are on, and the size of a picture if
+//! What a model wants is found from the shape of its input: which axis the channels are on, and the size of an image if
 //! it is fixed. What is not in the file (mean, deviation, which output) comes from options or from a TOML file next to
-//! the model, and has ImageNet's usual values otherwise. One picture goes through the network at a time, on one thread,
-//! so that an embedding depends on nothing but its picture.
+//! the model, and has ImageNet's usual values otherwise. One image goes through the network at a time, on one thread,
+//! so that an embedding depends on nothing but its image.
 //!
 //! # A process of its own
 //!
@@ -15,13 +15,13 @@
 //! So a model is loaded and run in a worker process (`worker`): the same program, started with other arguments
 //! ([`ModelProcess`]), with limits on memory and processor time that the operating system keeps, and a large stack. A
 //! model that exceeds a limit ends its worker, and this program reports which limit it was. One worker serves all
-//! threads, so the weights are in memory once; a picture costs a copy through a pipe.
+//! threads, so the weights are in memory once; an image costs a copy through a pipe.
 //!
 //! The alternative, to compute the shapes of all values before anything is run, would need a rule for each of the 150
 //! operators that rten knows, would have to refuse all shapes that depend on values, and would still trust rten to
 //! allocate nothing else.
 //!
-//! If a worker ends, every picture that was in work is tried again in a worker of its own, so only the pictures that
+//! If a worker ends, every image that was in work is tried again in a worker of its own, so only the images that
 //! are to blame are lost. The gate looks at a file first, because it can say more precisely what is wrong.
 
 mod file_check;
@@ -40,9 +40,9 @@ use protocol::{LoadRequest, ModelDescription};
 pub use worker::serve;
 
 use crate::backbone::BackboneOptions;
+use crate::decoded_image::Channels;
 use crate::error::{Error, Result, Unreadable};
 use crate::network::{EmbeddingNetwork, EmbeddingSession};
-use crate::picture::Channels;
 use crate::preprocess::Preprocessing;
 
 /// The largest file that is read as a model.
@@ -84,7 +84,7 @@ struct OnnxWorker {
     request: LoadRequest,
     description: ModelDescription,
     worker: Mutex<Arc<WorkerProcess>>,
-    /// Held while a picture is tried in a worker of its own, so that there is one such worker at a time.
+    /// Held while an image is tried in a worker of its own, so that there is one such worker at a time.
     alone: Mutex<()>,
 }
 
@@ -231,11 +231,11 @@ impl OnnxWorker {
     }
 
     /// Embeds one normalised image (`[row, column, channel]`). Any number of threads may call this at the same time.
-    fn embed(&self, picture: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
-        let row = match self.shared_worker().and_then(|worker| worker.embed(picture)) {
+    fn embed(&self, image: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
+        let row = match self.shared_worker().and_then(|worker| worker.embed(image)) {
             Ok(row) => row,
-            // This picture may be to blame, or another that was in work at the same time.
-            Err(_) => self.embed_in_own_worker(picture),
+            // This image may be to blame, or another that was in work at the same time.
+            Err(_) => self.embed_in_own_worker(image),
         };
         let row = row.map_err(Unreadable::Network)?;
         if row.len() != out.len() {
@@ -254,9 +254,9 @@ impl OnnxWorker {
         Ok(worker.clone())
     }
 
-    fn embed_in_own_worker(&self, picture: &[f32]) -> protocol::EmbeddingReply {
+    fn embed_in_own_worker(&self, image: &[f32]) -> protocol::EmbeddingReply {
         let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
-        self.start()?.embed(picture)?
+        self.start()?.embed(image)?
     }
 
     fn start(&self) -> Result<WorkerProcess, String> {

@@ -1,4 +1,4 @@
-//! An ONNX model loaded by rten, ready to run on one picture at a time. Only the worker process uses this module.
+//! An ONNX model loaded by rten, ready to run on one image at a time. Only the worker process uses this module.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use rten_tensor::{AsView, Layout as _};
 use trueshot::guard::caught;
 
 use super::protocol::{LoadRequest, ModelDescription};
-use crate::picture::Channels;
+use crate::decoded_image::Channels;
 
 /// The largest height and width of a model's input.
 const MAX_SIZE: usize = 2048;
@@ -17,9 +17,9 @@ pub(super) const MAX_DIM: usize = 1 << 16;
 /// Where the channels of a model's input are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TensorLayout {
-    /// `[picture, channel, row, column]`, as PyTorch exports.
+    /// `[image, channel, row, column]`, as PyTorch exports.
     ChannelsFirst,
-    /// `[picture, row, column, channel]`, as TensorFlow exports.
+    /// `[image, row, column, channel]`, as TensorFlow exports.
     ChannelsLast,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Loads a model, chooses its input and output, and runs it once on a grey picture to learn how long an embedding
+    /// Loads a model, chooses its input and output, and runs it once on a grey image to learn how long an embedding
     /// is and to make the execution plan, which later runs share.
     pub fn load(bytes: Vec<u8>, request: &LoadRequest) -> Result<(Self, ModelDescription), String> {
         let model = caught(|| ModelOptions::with_all_ops().prepack_weights(true).load(bytes))
@@ -52,18 +52,18 @@ impl LoadedModel {
         Ok((loaded, ModelDescription { size, channels: channels.count(), dim: row.len(), output }))
     }
 
-    /// Numbers of one input picture.
+    /// Numbers of one input image.
     pub fn values(&self) -> usize {
         self.size * self.size * self.channels
     }
 
-    /// Embeds one normalised picture (`[row, column, channel]`).
-    pub fn run(&self, picture: &[f32], pool: &Arc<ThreadPool>) -> Result<Vec<f32>, String> {
+    /// Embeds one normalised image (`[row, column, channel]`).
+    pub fn run(&self, image: &[f32], pool: &Arc<ThreadPool>) -> Result<Vec<f32>, String> {
         let (size, channels) = (self.size, self.channels);
         let (shape, values) = match self.layout {
-            TensorLayout::ChannelsLast => ([1, size, size, channels], picture.to_vec()),
+            TensorLayout::ChannelsLast => ([1, size, size, channels], image.to_vec()),
             TensorLayout::ChannelsFirst => {
-                let plane = |channel: usize| picture.iter().skip(channel).step_by(channels).copied();
+                let plane = |channel: usize| image.iter().skip(channel).step_by(channels).copied();
                 ([1, channels, size, size], (0..channels).flat_map(plane).collect())
             }
         };
@@ -127,7 +127,7 @@ fn shape_text(shape: &[Dimension]) -> String {
     format!("[{}]", shape.iter().map(side).collect::<Vec<_>>().join(", "))
 }
 
-/// A model's input: which node it is and what a picture must be for it.
+/// A model's input: which node it is and what an image must be for it.
 struct ModelInput {
     node: NodeId,
     layout: TensorLayout,
@@ -201,7 +201,7 @@ fn choose_size(sides: [&Dimension; 2], asked: Option<usize>) -> Result<usize, St
     }
 }
 
-/// The output of the given name; or the first of rank 2 (a row per picture), or the first of rank 4 (planes).
+/// The output of the given name; or the first of rank 2 (a row per image), or the first of rank 4 (planes).
 fn choose_output(model: &Model, wanted: Option<&str>) -> Result<NodeId, String> {
     let outputs = model.output_ids();
     if let Some(wanted) = wanted {

@@ -1,4 +1,4 @@
-//! This program's end of the worker process: starts it, sends pictures, and says why it ended if it did.
+//! This program's end of the worker process: starts it, sends images, and says why it ended if it did.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -19,9 +19,9 @@ pub struct ModelProcess {
     pub program: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// Memory in bytes for each picture that is embedded at the same time, besides the model itself.
+    /// Memory in bytes for each image that is embedded at the same time, besides the model itself.
     pub memory: u64,
-    /// Processor seconds for one picture, and for loading the model.
+    /// Processor seconds for one image, and for loading the model.
     pub seconds: u64,
 }
 
@@ -115,9 +115,9 @@ impl WorkerProcess {
         Ok((worker, description))
     }
 
-    /// Embeds one normalised picture. Any number of threads may call this at the same time. The outer error says why the
-    /// process ended, whichever picture was to blame.
-    pub fn embed(&self, picture: &[f32]) -> Result<EmbeddingReply, String> {
+    /// Embeds one normalised image. Any number of threads may call this at the same time. The outer error says why the
+    /// process ended, whichever image was to blame.
+    pub fn embed(&self, image: &[f32]) -> Result<EmbeddingReply, String> {
         let (sender, receiver) = sync_channel(1);
         let number = {
             let mut pending = lock(&self.pending);
@@ -130,7 +130,7 @@ impl WorkerProcess {
             number
         };
         // If the pipe is closed, the listener says why.
-        let _ = protocol::write_request(&mut *lock(&self.requests), number, picture);
+        let _ = protocol::write_request(&mut *lock(&self.requests), number, image);
         receiver.recv().map_err(|_| lock(&self.pending).ended.clone().unwrap_or_default())
     }
 

@@ -4,11 +4,11 @@ use std::io;
 
 /// How much memory and processor time the worker process may take.
 pub struct ProcessLimits {
-    /// Bytes that do not depend on the number of pictures: the interpreter, the model, its stack.
+    /// Bytes that do not depend on the number of images: the interpreter, the model, its stack.
     fixed: u64,
     /// Bytes for each thread that embeds.
     memory: u64,
-    /// Processor seconds for each picture.
+    /// Processor seconds for each image.
     seconds: u64,
 }
 
@@ -22,9 +22,9 @@ impl ProcessLimits {
 
 #[cfg(unix)]
 impl ProcessLimits {
-    /// Sets the limits for a number of threads and the number of pictures that they work on now. Processor time counts
+    /// Sets the limits for a number of threads and the number of images that they work on now. Processor time counts
     /// from now on.
-    pub fn apply(&self, threads: usize, pictures: usize) -> io::Result<()> {
+    pub fn apply(&self, threads: usize, images: usize) -> io::Result<()> {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let set = |resource, wanted: u64| {
             let maximum = getrlimit(resource).maximum;
@@ -33,7 +33,7 @@ impl ProcessLimits {
         };
         let memory = self.memory.saturating_mul(threads as u64).saturating_add(self.fixed);
         set(Resource::Data, memory)?;
-        let seconds = self.seconds.saturating_mul(pictures as u64).saturating_add(processor_seconds());
+        let seconds = self.seconds.saturating_mul(images as u64).saturating_add(processor_seconds());
         set(Resource::Cpu, seconds)?;
         // A process that exceeds a limit should leave no dump of its memory behind.
         set(Resource::Core, 0)

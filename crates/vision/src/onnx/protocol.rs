@@ -1,7 +1,7 @@
 //! The messages between this program and the worker process that runs an ONNX model.
 //!
 //! The worker writes [`GREETING`], reads an [`LoadRequest`] and the bytes of the model, and answers with a
-//! `Result<Description, String>`. After that every request is a number and a picture, and every reply the number of its
+//! `Result<Description, String>`. After that every request is a number and an image, and every reply the number of its
 //! request and a row or an error. Both ends are the same build on the same machine, so numbers are in native byte order.
 
 use std::io::{self, Read, Write};
@@ -23,20 +23,20 @@ const MAX_MESSAGE_BYTES: usize = 1 << 16;
 pub struct LoadRequest {
     /// Length of the model in bytes, which follow.
     pub bytes: u64,
-    /// Height and width of pictures, for a model that leaves them open.
+    /// Height and width of images, for a model that leaves them open.
     pub size: Option<usize>,
     /// The output that was asked for.
     pub output: Option<String>,
-    /// Memory in bytes for each picture that is embedded at the same time.
+    /// Memory in bytes for each image that is embedded at the same time.
     pub memory: u64,
-    /// Processor seconds for one picture.
+    /// Processor seconds for one image.
     pub seconds: u64,
 }
 
 /// What a model turned out to be.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ModelDescription {
-    /// Height and width of pictures.
+    /// Height and width of images.
     pub size: usize,
     /// 1 or 3.
     pub channels: usize,
@@ -46,7 +46,7 @@ pub struct ModelDescription {
     pub output: String,
 }
 
-/// The row of one picture, or why there is none.
+/// The row of one image, or why there is none.
 pub type EmbeddingReply = Result<Vec<f32>, String>;
 
 /// Reads up to and including the greeting.
@@ -75,9 +75,9 @@ pub fn read_json<T: DeserializeOwned>(reader: &mut impl Read) -> io::Result<T> {
     Ok(serde_json::from_slice(&read_bytes(reader, MAX_MESSAGE_BYTES)?)?)
 }
 
-pub fn write_request(writer: &mut impl Write, number: u64, picture: &[f32]) -> io::Result<()> {
+pub fn write_request(writer: &mut impl Write, number: u64, image: &[f32]) -> io::Result<()> {
     writer.write_all(&number.to_ne_bytes())?;
-    writer.write_all(bytemuck::cast_slice(picture))?;
+    writer.write_all(bytemuck::cast_slice(image))?;
     writer.flush()
 }
 
@@ -92,9 +92,9 @@ pub fn read_request_number(reader: &mut impl Read) -> io::Result<Option<u64>> {
 }
 
 pub fn read_image(reader: &mut impl Read, values: usize) -> io::Result<Vec<f32>> {
-    let mut picture = vec![0.0; values];
-    reader.read_exact(bytemuck::cast_slice_mut(&mut picture))?;
-    Ok(picture)
+    let mut image = vec![0.0; values];
+    reader.read_exact(bytemuck::cast_slice_mut(&mut image))?;
+    Ok(image)
 }
 
 pub fn write_reply(writer: &mut impl Write, number: u64, row: &EmbeddingReply) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! The worker process: loads one model, within limits, and embeds the pictures that come in on standard input.
+//! The worker process: loads one model, within limits, and embeds the images that come in on standard input.
 //!
 //! The main thread reads requests, so that it notices when the program that started it is gone, and the process ends
 //! then whatever the model is doing. A thread with a large stack loads the model: rten's planner recurses once for
@@ -63,7 +63,7 @@ fn serve_requests(mut requests: impl Read) -> io::Result<()> {
     dispatch_requests(requests, first, &model, &limits)
 }
 
-/// A picture to embed, and the number of its request.
+/// An image to embed, and the number of its request.
 type ImageRequest = (u64, Vec<f32>);
 
 fn dispatch_requests(
@@ -77,7 +77,7 @@ fn dispatch_requests(
     let busy = Arc::new(AtomicUsize::new(0));
     let (mut threads, mut number) = (0, first);
     loop {
-        let picture = protocol::read_image(&mut requests, model.values())?;
+        let image = protocol::read_image(&mut requests, model.values())?;
         let in_work = busy.fetch_add(1, Ordering::SeqCst) + 1;
         let is_new = in_work > threads;
         threads = threads.max(in_work);
@@ -86,7 +86,7 @@ fn dispatch_requests(
             let (model, receiver, busy) = (model.clone(), receiver.clone(), busy.clone());
             thread::Builder::new().spawn(move || embed_requests(&model, &receiver, &busy))?;
         }
-        if sender.send((number, picture)).is_err() {
+        if sender.send((number, image)).is_err() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         match protocol::read_request_number(&mut requests)? {
@@ -100,8 +100,8 @@ fn embed_requests(model: &LoadedModel, requests: &Mutex<Receiver<ImageRequest>>,
     let pool = single_thread_pool();
     loop {
         let next = requests.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok((number, picture)) = next else { return };
-        let row = model.run(&picture, &pool);
+        let Ok((number, image)) = next else { return };
+        let row = model.run(&image, &pool);
         // Before the reply: the next request may follow at once, and must find this thread counted as free.
         busy.fetch_sub(1, Ordering::SeqCst);
         if protocol::write_reply(&mut io::stdout().lock(), number, &row).is_err() {

@@ -1,4 +1,4 @@
-//! Pictures in a tar: plain, whose members are read where they lie, or packed with gzip, which is unpacked into
+//! Images in a tar: plain, whose members are read where they lie, or packed with gzip, which is unpacked into
 //! memory once. Other packings (xz, zstd, zip) are for `tar xf` to undo.
 //!
 //! An archive comes from outside. Only regular members count; links and sparse files are passed over, names
@@ -12,10 +12,10 @@ use flate2::bufread::MultiGzDecoder;
 use tar::{Archive, EntryType};
 
 use super::{Collection, ImageLocation, SourceOptions, paths};
+use crate::decoded_image::MAX_FILE_BYTES;
 use crate::error::{Error, Result, Skipped, Unreadable};
-use crate::picture::MAX_FILE_BYTES;
 
-/// Pictures hardly compress; a hundred times their size is a lie.
+/// Images hardly compress; a hundred times their size is a lie.
 const MAX_RATIO: u64 = 64;
 /// What a tar is cut into.
 const BLOCK_BYTES: u64 = 512;

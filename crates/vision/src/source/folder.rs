@@ -4,8 +4,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::{Collection, ImageLocation, SourceOptions, paths};
+use crate::decoded_image::MAX_FILE_BYTES;
 use crate::error::{Result, Skipped, Unreadable};
-use crate::picture::MAX_FILE_BYTES;
 
 /// Folders nest no deeper.
 const MAX_DEPTH: usize = 8;
@@ -78,7 +78,7 @@ impl FolderWalk {
     }
 }
 
-/// The pictures below a folder, and what else is there.
+/// The images below a folder, and what else is there.
 #[derive(Debug, Default)]
 pub struct ImageFiles {
     /// Their names, which are their paths, and the paths.
@@ -87,7 +87,7 @@ pub struct ImageFiles {
     pub skipped: Vec<Skipped>,
 }
 
-/// A picture by its path, or all pictures in a folder and the folders below. Unlike in a [`Collection`], folders are not classes: they may nest to any
+/// An image by its path, or all images in a folder and the folders below. Unlike in a [`Collection`], folders are not classes: they may nest to any
 /// depth, and links to folders are not followed, because they may lead back.
 pub fn images_below(path: &Path) -> Result<ImageFiles> {
     let ImageFiles { mut files, mut skipped } = ImageFiles::default();
@@ -128,7 +128,7 @@ pub fn images_below(path: &Path) -> Result<ImageFiles> {
     Ok(ImageFiles { files, skipped })
 }
 
-/// The files in a class folder that are pictures by their name, sorted, and how many were left out because of it;
+/// The files in a class folder that are images by their name, sorted, and how many were left out because of it;
 /// Tiny-ImageNet has them one folder deeper.
 pub(crate) fn class_images(folder: &Path) -> Result<(Vec<PathBuf>, usize)> {
     let deeper = folder.join("images");
@@ -144,7 +144,7 @@ pub(crate) fn class_images(folder: &Path) -> Result<(Vec<PathBuf>, usize)> {
     Ok((files, walk.skipped.iter().filter(is_refused).count()))
 }
 
-/// A file's bytes, if it is no larger than a picture may be.
+/// A file's bytes, if it is no larger than an image may be.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Unreadable> {
     let refused = |error: std::io::Error| Unreadable::File(error.to_string());
     // Before it is opened: opening a pipe would wait for whoever writes to it.

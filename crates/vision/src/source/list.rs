@@ -1,4 +1,4 @@
-//! A list of pictures and their labels: CSV, or one JSON object a line.
+//! A list of images and their labels: CSV, or one JSON object a line.
 //!
 //! CSV may have a header that names the columns; without one the first column is the path and the second the
 //! label. Paths are relative to the list, or to a folder `images` beside it or beside its folder, as Ravi and
@@ -18,30 +18,30 @@ const LABEL_COLUMNS: [&str; 4] = ["label", "class", "category", "given"];
 const MAX_BYTES: u64 = 1 << 30;
 
 pub(super) fn read(path: &Path) -> Result<Collection> {
-    let (mut pictures, mut skipped) = (Vec::new(), Vec::new());
+    let (mut images, mut skipped) = (Vec::new(), Vec::new());
     for (class, item, location) in rows(path)? {
         match paths::known_skip_reason(&item) {
             Some(reason) => skipped.push(Skipped { item, class: None, reason }),
-            None => pictures.push((class, item, location)),
+            None => images.push((class, item, location)),
         }
     }
-    Ok(Collection::new(path, pictures, skipped))
+    Ok(Collection::new(path, images, skipped))
 }
 
-/// Class, name and place of every picture in a list.
+/// Class, name and place of every image in a list.
 pub(super) fn rows(path: &Path) -> Result<Vec<(String, String, ImageLocation)>> {
     let text = read_text(path)?;
     let is_csv = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
     let rows = if is_csv { parse_csv(path, &text)? } else { parse_json_lines(path, &text)? };
     let folder = folder_of(path, rows.first().map(|(item, _)| item.as_str()));
-    let pictures = rows.into_iter().map(|(item, label)| {
+    let images = rows.into_iter().map(|(item, label)| {
         let location = ImageLocation::File(folder.join(&item));
         (label, item, location)
     });
-    Ok(pictures.collect())
+    Ok(images.collect())
 }
 
-/// The folder that paths are relative to: the first that has the first picture.
+/// The folder that paths are relative to: the first that has the first image.
 fn folder_of(path: &Path, first: Option<&str>) -> PathBuf {
     let beside = path.parent().unwrap_or(Path::new(""));
     let folders = [beside.to_owned(), beside.join("images"), beside.join("../images")];

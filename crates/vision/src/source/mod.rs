@@ -1,9 +1,9 @@
-//! Where labelled pictures come from: a folder of class folders, an archive of them, a list of paths and
+//! Where labelled images come from: a folder of class folders, an archive of them, a list of paths and
 //! labels, a data set in a form in which it is published, or the drawings that are built in.
 //!
-//! Opening a source lists what is there and reads no picture; a [`Collection`] is that list, in an order that
+//! Opening a source lists what is there and reads no image; a [`Collection`] is that list, in an order that
 //! depends on names alone: classes by name, within a class items by name. Items are called by their path within
-//! the source, so that what is said about one can be looked up. Reading one picture is
+//! the source, so that what is said about one can be looked up. Reading one image is
 //! [`Collection::picture`]; what cannot be read is a reason, not an error, and the caller decides what is left
 //! to work with.
 
@@ -21,8 +21,8 @@ pub(crate) use folder::{class_images, read as file_bytes};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::decoded_image::{Channels, DecodeLimits, DecodedImage};
 use crate::error::{Error, Result, Skipped, Unreadable};
-use crate::picture::{Channels, DecodeLimits, Picture};
 use crate::split::Split;
 
 /// Whether a path is not one but the name of the built-in data set; a file or folder of that name is meant
@@ -51,7 +51,7 @@ pub struct SourceOptions<'a> {
     pub split: Option<&'a str>,
 }
 
-/// One labelled picture of a source.
+/// One labelled image of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageEntry {
     /// Its class, as a place among the classes' names.
@@ -61,7 +61,7 @@ pub struct ImageEntry {
     location: ImageLocation,
 }
 
-/// Where the bytes of a picture are.
+/// Where the bytes of an image are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ImageLocation {
     /// In a file of its own.
@@ -76,14 +76,14 @@ enum ImageLocation {
     Drawing { character: usize, number: usize },
 }
 
-/// A list of labelled pictures.
+/// A list of labelled images.
 #[derive(Debug, Clone)]
 pub struct Collection {
     path: PathBuf,
     classes: Vec<String>,
     /// By class, within a class by name.
     entries: Vec<ImageEntry>,
-    /// What was seen and is no picture.
+    /// What was seen and is no image.
     skipped: Vec<Skipped>,
     /// The superclass of each class, where the source has them.
     superclasses: BTreeMap<String, String>,
@@ -102,7 +102,7 @@ impl ImageEntry {
 }
 
 impl Collection {
-    /// Lists the pictures of a source: a folder, `.tar`, `.tar.gz` (`.tgz`), `.csv`, `.jsonl`, a published form
+    /// Lists the images of a source: a folder, `.tar`, `.tar.gz` (`.tgz`), `.csv`, `.jsonl`, a published form
     /// (`.pkl`, `.npz`, CIFAR-100's files), or `omniglot`, of which a split is not chosen here but kept
     /// ([`Collection::keep_split`]).
     pub fn open(path: impl AsRef<Path>, options: SourceOptions<'_>) -> Result<Self> {
@@ -141,10 +141,10 @@ impl Collection {
         }
     }
 
-    /// Puts named pictures in order.
-    fn new(path: &Path, pictures: Vec<(String, String, ImageLocation)>, mut skipped: Vec<Skipped>) -> Self {
+    /// Puts named images in order.
+    fn new(path: &Path, images: Vec<(String, String, ImageLocation)>, mut skipped: Vec<Skipped>) -> Self {
         let mut by_class: BTreeMap<String, BTreeMap<String, ImageLocation>> = BTreeMap::new();
-        for (class, item, location) in pictures {
+        for (class, item, location) in images {
             by_class.entry(class).or_default().insert(item, location);
         }
         skipped.sort_by(|a, b| a.item.cmp(&b.item));
@@ -189,7 +189,7 @@ impl Collection {
         &self.classes
     }
 
-    /// The pictures: by class, within a class by name.
+    /// The images: by class, within a class by name.
     pub fn entries(&self) -> &[ImageEntry] {
         &self.entries
     }
@@ -204,7 +204,7 @@ impl Collection {
         &self.skipped
     }
 
-    /// Folders with nothing in them: most often classes that wait for their pictures.
+    /// Folders with nothing in them: most often classes that wait for their images.
     pub fn empty_folders(&self) -> &[String] {
         &self.empty_folders
     }
@@ -248,7 +248,7 @@ impl Collection {
         });
     }
 
-    /// Keeps the first pictures of every class.
+    /// Keeps the first images of every class.
     pub fn keep_first(&mut self, per_class: usize) {
         let mut seen = vec![0; self.classes.len()];
         self.entries.retain(|entry| {
@@ -257,28 +257,28 @@ impl Collection {
         });
     }
 
-    /// Reads one picture. [`Self::picture_then`] is better where many pictures are read.
-    pub fn read_image(&self, entry: &ImageEntry, channels: Channels) -> Result<Picture, Unreadable> {
-        self.read_image_then(entry, channels, |picture| picture)
+    /// Reads one image. [`Self::picture_then`] is better where many images are read.
+    pub fn read_image(&self, entry: &ImageEntry, channels: Channels) -> Result<DecodedImage, Unreadable> {
+        self.read_image_then(entry, channels, |image| image)
     }
 
-    /// Reads one picture and calls `then` with it, whose memory is counted until `then` returns: see
-    /// [`Picture::decode_then`].
+    /// Reads one image and calls `then` with it, whose memory is counted until `then` returns: see
+    /// [`DecodedImage::decode_then`].
     pub fn read_image_then<T>(
         &self,
         entry: &ImageEntry,
         channels: Channels,
-        then: impl FnOnce(Picture) -> T,
+        then: impl FnOnce(DecodedImage) -> T,
     ) -> Result<T, Unreadable> {
         match self.contents(entry, channels)? {
             ImageContents::File(bytes) => {
-                Picture::decode_then(&bytes, channels, &DecodeLimits::default(), then)
+                DecodedImage::decode_then(&bytes, channels, &DecodeLimits::default(), then)
             }
-            ImageContents::Picture(picture) => Ok(then(picture)),
+            ImageContents::Pixels(image) => Ok(then(image)),
         }
     }
 
-    /// What a picture is made of, before it is decoded; pixels that lie in an array are one already.
+    /// What an image is made of, before it is decoded; pixels that lie in an array are one already.
     pub(crate) fn contents(
         &self,
         entry: &ImageEntry,
@@ -290,18 +290,18 @@ impl Collection {
                 ImageContents::File(archive::read(&self.path, *offset, *length)?.into())
             }
             ImageLocation::Memory(bytes) => ImageContents::File(bytes.clone()),
-            ImageLocation::Pixels(pixels) => ImageContents::Picture(pixels.to_image(channels)),
+            ImageLocation::Pixels(pixels) => ImageContents::Pixels(pixels.to_image(channels)),
             ImageLocation::Drawing { character, number } => {
-                ImageContents::Picture(drawings::image(*character, *number, channels)?)
+                ImageContents::Pixels(drawings::image(*character, *number, channels)?)
             }
         })
     }
 }
 
-/// What there is of a picture.
+/// What there is of an image.
 pub(crate) enum ImageContents {
     /// The bytes of a file.
     File(bytes::Bytes),
     /// Pixels.
-    Picture(Picture),
+    Pixels(DecodedImage),
 }

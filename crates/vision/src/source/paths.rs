@@ -1,6 +1,6 @@
-//! What paths within a folder or an archive say: which files are pictures, and which class each is of.
+//! What paths within a folder or an archive say: which files are images, and which class each is of.
 //!
-//! The class of a picture is the folder it lies in. What all paths share in front is left off (archives often
+//! The class of an image is the folder it lies in. What all paths share in front is left off (archives often
 //! have one folder around everything), and with pooling so are the folders of splits.
 
 use std::collections::BTreeSet;
@@ -45,16 +45,16 @@ pub(super) fn collect(
     files: Vec<(String, ImageLocation)>,
     options: SourceOptions<'_>,
 ) -> Result<Collection> {
-    let (mut pictures, mut skipped) = (Vec::new(), Vec::new());
+    let (mut images, mut skipped) = (Vec::new(), Vec::new());
     for (item, location) in files {
         match skip_reason(&item) {
             Some(reason) => skipped.push(Skipped { item, class: None, reason }),
-            None => pictures.push((item, location)),
+            None => images.push((item, location)),
         }
     }
-    let depth = shared_depth(pictures.iter().map(|(item, _)| item.as_str()));
-    let mut labelled = Vec::with_capacity(pictures.len());
-    for (item, location) in pictures {
+    let depth = shared_depth(images.iter().map(|(item, _)| item.as_str()));
+    let mut labelled = Vec::with_capacity(images.len());
+    for (item, location) in images {
         match class_of(&item, depth, options) {
             Some(class) => labelled.push((class, item, location)),
             None => skipped.push(Skipped { item, class: None, reason: Unreadable::NoClass }),
@@ -103,12 +103,12 @@ fn extension(item: &str) -> Option<String> {
     name.rsplit_once('.').map(|(_, extension)| extension.to_lowercase())
 }
 
-/// Whether a file is a picture by its name.
+/// Whether a file is an image by its name.
 pub(super) fn is_image(item: &str) -> bool {
     extension(item).is_some_and(|extension| IMAGE_EXTENSIONS.contains(&extension.as_str()))
 }
 
-/// How many folders all pictures have in common above the folder of their class.
+/// How many folders all images have in common above the folder of their class.
 fn shared_depth<'a>(mut items: impl Iterator<Item = &'a str>) -> usize {
     fn folders(item: &str) -> Vec<&str> {
         let mut parts: Vec<&str> = item.split('/').collect();

@@ -1,4 +1,4 @@
-//! The pictures of a training step, drawn, changed and normalised: of an episode ([`Batches`]), of several
+//! The images of a training step, drawn, changed and normalised: of an episode ([`Batches`]), of several
 //! ([`Tasks`]), or of all classes ([`ShuffledBatches`]).
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::loader::BatchSource;
 use crate::preprocess::Preprocessing;
 use crate::training::configuration::ImageSettings;
 
-/// Makes pictures ready for a network.
+/// Makes images ready for a network.
 pub(super) struct ImagePreparer {
     pub dataset: Arc<Dataset>,
     preprocessing: Preprocessing,
@@ -46,7 +46,7 @@ impl ImagePreparer {
         PrepareScratch { augmenter: Augmenter::default() }
     }
 
-    /// Some pictures, each a row of a data set, changed as they are in that step.
+    /// Some images, each a row of a data set, changed as they are in that step.
     fn prepare(
         &self,
         rows: &[(&Dataset, u32)],
@@ -57,7 +57,7 @@ impl ImagePreparer {
         let values = self.preprocessing.input_len();
         images.resize(rows.len() * values, 0.0);
         for (&(dataset, row), image) in rows.iter().zip(images.chunks_exact_mut(values)) {
-            let picture = &dataset.pictures()[row as usize];
+            let picture = &dataset.images()[row as usize];
             match &self.augmentation {
                 None => self.preprocessing.normalise(picture, image),
                 Some(augmentation) => {
@@ -72,7 +72,7 @@ impl ImagePreparer {
 
 /// An episode ready for the network.
 pub(super) struct EpisodeBatch {
-    /// Support items, then queries: `[picture][row][column][channel]`, normalised.
+    /// Support items, then queries: `[image][row][column][channel]`, normalised.
     pub images: Vec<f32>,
     /// The class that each support item is filed under.
     pub given: Vec<u32>,
@@ -80,7 +80,7 @@ pub(super) struct EpisodeBatch {
     pub query_classes: Vec<u32>,
 }
 
-/// Draws episodes and makes their pictures.
+/// Draws episodes and makes their images.
 pub(super) struct EpisodeBatches {
     pub preparer: ImagePreparer,
     /// What outlier noise draws from.
@@ -100,7 +100,7 @@ impl EpisodeBatches {
         Sampler::new(self.preparer.dataset.labels(), outliers, self.spec, noises)
     }
 
-    /// Pictures of an episode.
+    /// Images of an episode.
     pub fn images(&self) -> usize {
         self.spec.ways * (self.spec.shots.max + self.spec.queries)
     }
@@ -172,20 +172,20 @@ impl BatchSource for TaskBatches {
     }
 }
 
-/// Pictures of all classes, pass after pass, each in a new random order. Pictures that would not fill the last batch of
+/// Images of all classes, pass after pass, each in a new random order. Images that would not fill the last batch of
 /// a pass are left out of that pass.
 pub(super) struct ShuffledBatches {
     pub preparer: ImagePreparer,
     pub size: usize,
 }
 
-/// Pictures with their classes.
+/// Images with their classes.
 pub(super) struct LabelledBatch {
     pub images: Vec<f32>,
     pub classes: Vec<u32>,
 }
 
-/// The order of one pass over all pictures.
+/// The order of one pass over all images.
 pub(super) struct PassOrder {
     pass: u64,
     rows: Vec<u32>,
@@ -193,7 +193,7 @@ pub(super) struct PassOrder {
 
 impl ShuffledBatches {
     fn order(&self, pass: u64) -> PassOrder {
-        let mut rows: Vec<u32> = (0..self.preparer.dataset.pictures().len() as u32).collect();
+        let mut rows: Vec<u32> = (0..self.preparer.dataset.images().len() as u32).collect();
         Rng::new(self.preparer.seed, Purpose::Training, pass).shuffle(&mut rows);
         PassOrder { pass, rows }
     }
@@ -251,7 +251,7 @@ mod tests {
             ImagePreparer::new(Arc::new(dataset), &configuration.pictures, &configuration.augmentation, 5);
         let batches = ShuffledBatches { preparer, size: 3 };
         let mut scratch = batches.scratch();
-        // Every picture has one colour, which tells it from the others.
+        // Every image has one colour, which tells it from the others.
         let mut pass = |pass: u64| -> Vec<u32> {
             let steps = 3 * pass..3 * pass + 3;
             let batch = |step| batches.make(step, &mut scratch, None).images;

@@ -26,11 +26,11 @@ pub struct BackboneConfiguration {
     pub from: PathBuf,
     /// What to train and validate on.
     pub data: DataSettings,
-    /// What becomes of the pictures.
+    /// What becomes of the images.
     pub pictures: ImageSettings,
     /// What training episodes are like.
     pub episodes: EpisodeSettings,
-    /// How pictures are changed in training.
+    /// How images are changed in training.
     pub augmentation: Augmentation,
     /// How the model is judged on the way.
     pub validation: ValidationSettings,
@@ -42,11 +42,11 @@ pub struct BackboneConfiguration {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataSettings {
-    /// The pictures to train on: folder, archive, list or `omniglot`.
+    /// The images to train on: folder, archive, list or `omniglot`.
     pub train: PathBuf,
-    /// Pictures of other classes, which outlier noise in training draws from; empty: none.
+    /// Images of other classes, which outlier noise in training draws from; empty: none.
     pub outliers: PathBuf,
-    /// The pictures to validate on; empty: other classes of the same.
+    /// The images to validate on; empty: other classes of the same.
     pub validation: PathBuf,
     /// Outliers for validation; empty: none.
     pub validation_outliers: PathBuf,
@@ -56,13 +56,13 @@ pub struct DataSettings {
     pub train_split: String,
     /// The split to validate on.
     pub validation_split: String,
-    /// Whether the pictures in train/, val/ and test/ are taken together.
+    /// Whether the images in train/, val/ and test/ are taken together.
     pub pool: bool,
-    /// The most pictures of a class; 0: all.
+    /// The most images of a class; 0: all.
     pub limit_per_class: usize,
 }
 
-/// What becomes of the pictures.
+/// What becomes of the images.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageSettings {
@@ -70,9 +70,9 @@ pub struct ImageSettings {
     pub size: usize,
     /// Colour, or drawings with dark ink on white paper.
     pub colour: bool,
-    /// What becomes of a picture that is no square.
+    /// What becomes of an image that is no square.
     pub fit: Fit,
-    /// Whether pictures are changed at random in training.
+    /// Whether images are changed at random in training.
     pub augment: bool,
     /// Whether classes turned by quarters are classes of their own.
     pub rotations: bool,
@@ -84,7 +84,7 @@ pub struct ImageSettings {
 pub struct EpisodeSettings {
     /// Classes.
     pub ways: usize,
-    /// Labelled pictures a class.
+    /// Labelled images a class.
     pub shots: usize,
     /// Queries a class.
     pub queries: usize,
@@ -104,7 +104,7 @@ pub struct ValidationSettings {
     pub episodes: u64,
     /// Classes.
     pub ways: usize,
-    /// Labelled pictures a class.
+    /// Labelled images a class.
     pub shots: usize,
     /// Queries a class.
     pub queries: usize,
@@ -181,7 +181,7 @@ impl BackboneConfiguration {
         check_common(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
-    /// What the network's pictures must be.
+    /// What the network's images must be.
     pub fn preprocessing(&self) -> Preprocessing {
         self.pictures.preprocessing()
     }
@@ -202,7 +202,7 @@ impl BackboneConfiguration {
 }
 
 impl ImageSettings {
-    /// What the network's pictures must be.
+    /// What the network's images must be.
     pub fn preprocessing(&self) -> Preprocessing {
         let usual = match self.colour {
             true => Preprocessing::colour(self.size),

@@ -1,6 +1,6 @@
 //! Trains MAML: every step several tasks, each the work of one thread, their gradients added up in order.
 //!
-//! Validation adapts the network to episodes of pictures it never learnt from, as at test.
+//! Validation adapts the network to episodes of images it never learnt from, as at test.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -42,13 +42,13 @@ pub struct MamlConfiguration {
     pub from: PathBuf,
     /// What to train and validate on.
     pub data: DataSettings,
-    /// What becomes of the pictures.
+    /// What becomes of the images.
     pub pictures: ImageSettings,
     /// What training episodes are like.
     pub episodes: MamlEpisodeSettings,
     /// How the network is adapted to a support set.
     pub adaptation: AdaptationSettings,
-    /// How pictures are changed in training.
+    /// How images are changed in training.
     pub augmentation: Augmentation,
     /// How the model is judged on the way.
     pub validation: ValidationSettings,
@@ -64,7 +64,7 @@ pub struct MamlEpisodeSettings {
     pub per_step: usize,
     /// Classes.
     pub ways: usize,
-    /// Labelled pictures a class.
+    /// Labelled images a class.
     pub shots: usize,
     /// Queries a class.
     pub queries: usize,

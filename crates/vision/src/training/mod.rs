@@ -1,9 +1,9 @@
-//! Trains networks on pictures. Here is the Conv4 of the paper: one episode a step, batch norm over its pictures,
+//! Trains networks on images. Here is the Conv4 of the paper: one episode a step, batch norm over its images,
 //! the loss of nearest prototypes, AdamW. [`maml`] and [`negmargin`] are the two baselines that have backbones of
 //! their own.
 //!
 //! The loop is the core's ([`trueshot::training`]); here is what it trains. While a step runs, a [`Loader`] draws
-//! and changes the pictures of the next. Validation embeds all its pictures once under the running statistics
+//! and changes the images of the next. Validation embeds all its images once under the running statistics
 //! and lets the core evaluate episodes of these embeddings, which costs less than embedding episode by episode.
 
 mod batches;
@@ -41,7 +41,7 @@ use batches::{EpisodeBatch, EpisodeBatches, ImagePreparer};
 use parameter_state::ParameterState;
 use validation::validate_backbone;
 
-/// Threads of the pool for each thread that prepares pictures: a step does over ten times their work.
+/// Threads of the pool for each thread that prepares images: a step does over ten times their work.
 const THREADS_PER_LOADER: usize = 8;
 
 /// A Conv4 in training.

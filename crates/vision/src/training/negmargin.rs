@@ -39,11 +39,11 @@ pub struct NegMarginConfiguration {
     pub from: PathBuf,
     /// What to train and validate on.
     pub data: DataSettings,
-    /// What becomes of the pictures.
+    /// What becomes of the images.
     pub pictures: ImageSettings,
     /// The loss and what it is taken over.
     pub loss: LossSettings,
-    /// How pictures are changed in training.
+    /// How images are changed in training.
     pub augmentation: Augmentation,
     /// How the model is judged on the way.
     pub validation: ValidationSettings,
@@ -55,7 +55,7 @@ pub struct NegMarginConfiguration {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossSettings {
-    /// Pictures a step.
+    /// Images a step.
     pub batch: usize,
     /// What cosines are multiplied by.
     pub scale: f64,
@@ -130,7 +130,7 @@ impl NegMarginTrainee {
         configuration.check()?;
         let train = Arc::clone(&datasets.train);
         let (seed, batch) = (configuration.seed, configuration.loss.batch);
-        let (pictures, classes) = (train.pictures().len(), train.labels().classes().len());
+        let (pictures, classes) = (train.images().len(), train.labels().classes().len());
         allowed("classes to train on", classes, classes >= 2, "2 or more")?;
         allowed("loss.batch", batch, batch <= pictures, &format!("2 to {pictures}, the pictures there are"))?;
         if let Some((rows, outliers)) = datasets.validation_labels() {

@@ -1,4 +1,4 @@
-//! How a model is judged on the way: by the episodes of pictures it never learns from.
+//! How a model is judged on the way: by the episodes of images it never learns from.
 
 use rayon::prelude::*;
 use trueshot::Embeddings;
@@ -12,24 +12,24 @@ use super::Datasets;
 use crate::backbone::Backbone;
 use crate::dataset::Dataset;
 
-/// Pictures that one thread embeds at once.
+/// Images that one thread embeds at once.
 const IMAGES_PER_CALL: usize = 16;
 
-/// All pictures of a data set, embedded as they are.
+/// All images of a data set, embedded as they are.
 fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddings> {
     let (to, dim) = (backbone.preprocessing(), backbone.dim());
-    let mut features = vec![0.0; dataset.pictures().len() * dim];
+    let mut features = vec![0.0; dataset.images().len() * dim];
     dataset
-        .pictures()
+        .images()
         .par_chunks(IMAGES_PER_CALL)
         .zip(features.par_chunks_mut(IMAGES_PER_CALL * dim))
         .for_each_init(
             || (backbone.session(), vec![0.0; IMAGES_PER_CALL * to.input_len()]),
-            |(session, inputs), (pictures, out)| {
-                for (picture, input) in pictures.iter().zip(inputs.chunks_exact_mut(to.input_len())) {
-                    to.normalise(picture, input);
+            |(session, inputs), (images, out)| {
+                for (image, input) in images.iter().zip(inputs.chunks_exact_mut(to.input_len())) {
+                    to.normalise(image, input);
                 }
-                let embedded = session.embed(&inputs[..pictures.len() * to.input_len()], out);
+                let embedded = session.embed(&inputs[..images.len() * to.input_len()], out);
                 embedded.expect("networks of our own do not fail");
             },
         );

@@ -4,7 +4,7 @@
 //! `filenames`, and `meta` with the names of the labels. `cifar-100-binary`: `train.bin` and `test.bin` of records
 //! of two labels and 3,072 bytes, with `fine_label_names.txt` and `coarse_label_names.txt`.
 //!
-//! CIFAR-FS and FC100 divide the 100 classes and take the 600 pictures that both files have of each. So a folder is
+//! CIFAR-FS and FC100 divide the 100 classes and take the 600 images that both files have of each. So a folder is
 //! both files together, and a split file says which classes to take, by their own names or by those of their
 //! superclasses.
 
@@ -59,7 +59,7 @@ impl CifarFiles {
         })
     }
 
-    /// Lists the pictures.
+    /// Lists the images.
     pub fn list(&self, path: &Path) -> Result<Collection> {
         let names = if self.is_binary {
             LabelNames::from_text(&self.folder)?

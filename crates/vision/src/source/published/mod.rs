@@ -2,7 +2,7 @@
 //!
 //! What a file is follows from its name and then from what is in it; what a folder is, from the names of the
 //! files in it ([`FILE_NAMES`]). A folder that has one file for each split is opened one split at a time, or all
-//! together with pooling. Pixels stay in the memory map of the file until a picture is asked for.
+//! together with pooling. Pixels stay in the memory map of the file until an image is asked for.
 
 mod arrays;
 mod cifar;
@@ -36,7 +36,7 @@ const FILE_NAMES: [&str; 11] = [
     "{}.csv",
     "split/{}.csv",
 ];
-/// The training pictures of training classes, among files that hold others of these classes as well.
+/// The training images of training classes, among files that hold others of these classes as well.
 const TRAINING_PHASE_NAME: &str = "train_phase_train";
 
 /// Class, name within the source, and where the pixels are.
@@ -47,7 +47,7 @@ pub(super) fn splits(path: &Path) -> Vec<&'static str> {
     split_files(path).into_iter().map(|(split, _)| split).collect()
 }
 
-/// Lists the pictures of a published form; `None` if this is none.
+/// Lists the images of a published form; `None` if this is none.
 pub(super) fn open(path: &Path, options: SourceOptions<'_>) -> Result<Option<Collection>> {
     if let Some(files) = cifar::CifarFiles::find(path) {
         return match options.split {

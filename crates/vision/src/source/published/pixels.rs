@@ -1,11 +1,11 @@
-//! Pictures whose pixels lie in an array, one after the other.
+//! Images whose pixels lie in an array, one after the other.
 
 use bytes::Bytes;
 use trueshot::arrays::Array;
 
-use crate::picture::{Channels, Picture};
+use crate::decoded_image::{Channels, DecodedImage};
 
-/// How the bytes of a picture lie.
+/// How the bytes of an image lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PixelLayout {
     /// One byte a pixel.
@@ -16,7 +16,7 @@ enum PixelLayout {
     Planar,
 }
 
-/// One picture's bytes.
+/// One image's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::source) struct Pixels {
     bytes: Bytes,
@@ -31,8 +31,8 @@ impl Pixels {
         Pixels { bytes, width: 32, height: 32, layout: PixelLayout::Planar }
     }
 
-    /// The picture.
-    pub fn to_image(&self, channels: Channels) -> Picture {
+    /// The image.
+    pub fn to_image(&self, channels: Channels) -> DecodedImage {
         let (pixels, stored) = match self.layout {
             PixelLayout::Grey => (self.bytes.to_vec(), Channels::Grey),
             PixelLayout::Interleaved => (self.bytes.to_vec(), Channels::Colour),
@@ -42,11 +42,11 @@ impl Pixels {
                 ((0..count).flat_map(pixel).collect(), Channels::Colour)
             }
         };
-        Picture::new(self.width, self.height, stored, pixels).with_channels(channels)
+        DecodedImage::new(self.width, self.height, stored, pixels).with_channels(channels)
     }
 }
 
-/// An array of pictures.
+/// An array of images.
 pub(super) struct ImageArray<'a> {
     array: &'a Array,
     pub count: usize,
@@ -56,7 +56,7 @@ pub(super) struct ImageArray<'a> {
 }
 
 impl<'a> ImageArray<'a> {
-    /// Understands an array as pictures; `Err` is what it is instead.
+    /// Understands an array as images; `Err` is what it is instead.
     pub fn new(array: &'a Array) -> Result<Self, String> {
         let refused = || {
             let Array { kind, width, shape, fortran_order, .. } = array;
@@ -80,7 +80,7 @@ impl<'a> ImageArray<'a> {
         Ok(ImageArray { array, count, width, height, layout })
     }
 
-    /// One picture; `None` beyond the last.
+    /// One image; `None` beyond the last.
     pub fn get(&self, row: usize) -> Option<Pixels> {
         let length = self.array.data.len() / self.count;
         let (width, height, layout) = (self.width, self.height, self.layout);

@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::pickle::{Pickle, Value};
 use crate::source::ImageLocation;
 
-/// What the arrays of pictures are called.
+/// What the arrays of images are called.
 const ARRAY_NAMES: [&str; 4] = ["images", "image_data", "data", "arr_0"];
 
 /// Reads a list of PNG files, each an array of bytes.
@@ -50,7 +50,7 @@ pub(super) fn from_array(path: &Path) -> Result<ListedImages> {
     list_labelled(path, &stack, &read_classes(path)?)
 }
 
-/// The class of every picture, from the file beside it.
+/// The class of every image, from the file beside it.
 fn read_classes(images: &Path) -> Result<Vec<String>> {
     let path = labels_file(images)?;
     let pickle = unpickle(&path)?;

@@ -1,13 +1,13 @@
-//! Every odd kind of picture comes out upright, opaque and in eight bits; what is none is refused with a reason.
+//! Every odd kind of image comes out upright, opaque and in eight bits; what is none is refused with a reason.
 
-mod kinds;
+mod image_kinds;
 
 use image::ImageFormat;
-use kinds::{HEIGHT, QUARTERS, WIDTH, claiming, coloured, file, grey, held, inks, quarters};
-use trueshot_vision::{Channels, Picture, Unreadable};
+use image_kinds::{HEIGHT, QUARTERS, WIDTH, claiming, coloured, file, grey, held, inks, quarters};
+use trueshot_vision::{Channels, DecodedImage, Unreadable};
 
 /// The colour in the middle of each quarter: upper left, upper right, lower right, lower left.
-fn middles(picture: &Picture) -> [[u8; 3]; 4] {
+fn middles(picture: &DecodedImage) -> [[u8; 3]; 4] {
     let at = |x: usize, y: usize| {
         let place = (y * picture.width + x) * 3;
         [picture.pixels[place], picture.pixels[place + 1], picture.pixels[place + 2]]
@@ -25,7 +25,7 @@ fn assert_close(found: [[u8; 3]; 4], expected: [[u8; 3]; 4], what: &str) {
 #[test]
 fn every_format_and_depth_shows_the_same_colours() {
     for (name, bytes) in coloured() {
-        let picture = Picture::decode(&bytes, Channels::Colour).unwrap();
+        let picture = DecodedImage::decode(&bytes, Channels::Colour).unwrap();
         assert_eq!((picture.width, picture.height), (WIDTH as usize, HEIGHT as usize), "{name}");
         assert_close(middles(&picture), QUARTERS, name);
     }
@@ -34,8 +34,8 @@ fn every_format_and_depth_shows_the_same_colours() {
 #[test]
 fn grey_pictures_become_colour_and_stay_grey() {
     for (name, bytes) in grey() {
-        let colour = Picture::decode(&bytes, Channels::Colour).unwrap();
-        let grey = Picture::decode(&bytes, Channels::Grey).unwrap();
+        let colour = DecodedImage::decode(&bytes, Channels::Colour).unwrap();
+        let grey = DecodedImage::decode(&bytes, Channels::Grey).unwrap();
         for (pixel, &value) in colour.pixels.as_chunks::<3>().0.iter().zip(&grey.pixels) {
             assert_eq!(*pixel, [value; 3], "{name}");
         }
@@ -46,10 +46,10 @@ fn grey_pictures_become_colour_and_stay_grey() {
 #[test]
 fn half_transparency_is_laid_on_white() {
     let half = image::ImageBuffer::from_pixel(2, 2, image::Rgba([0_u8, 100, 255, 128]));
-    let picture = Picture::decode(&file(half, ImageFormat::Png), Channels::Colour).unwrap();
+    let picture = DecodedImage::decode(&file(half, ImageFormat::Png), Channels::Colour).unwrap();
     assert_eq!(picture.pixels[..3], [127, 177, 255]);
     let grey = image::ImageBuffer::from_pixel(2, 2, image::LumaA([0_u8, 0]));
-    let picture = Picture::decode(&file(grey, ImageFormat::Png), Channels::Grey).unwrap();
+    let picture = DecodedImage::decode(&file(grey, ImageFormat::Png), Channels::Grey).unwrap();
     assert_eq!(picture.pixels, [255; 4]);
 }
 
@@ -59,7 +59,7 @@ fn a_camera_held_sideways_or_upside_down_is_put_right() {
     for (orientation, expected) in
         [(1, [a, b, c, d]), (2, [b, a, d, c]), (3, [c, d, a, b]), (6, [d, a, b, c]), (8, [b, c, d, a])]
     {
-        let picture = Picture::decode(&held(orientation), Channels::Colour).unwrap();
+        let picture = DecodedImage::decode(&held(orientation), Channels::Colour).unwrap();
         assert_eq!(picture.width == WIDTH as usize, orientation < 5);
         assert_close(middles(&picture), expected, &format!("orientation {orientation}"));
     }
@@ -73,7 +73,7 @@ fn four_inks_become_three_colours() {
         (inks(0, 0, 0, 255), [0, 0, 0]),
         (inks(0, 0, 0, 0), [255, 255, 255]),
     ] {
-        let picture = Picture::decode(&inks, Channels::Colour).unwrap();
+        let picture = DecodedImage::decode(&inks, Channels::Colour).unwrap();
         assert_eq!((picture.width, picture.height), (8, 8));
         assert_close(middles(&picture), [expected; 4], "inks");
     }
@@ -81,7 +81,7 @@ fn four_inks_become_three_colours() {
 
 #[test]
 fn what_is_no_picture_is_refused_with_a_reason() {
-    let refused = |bytes: &[u8]| Picture::decode(bytes, Channels::Colour).unwrap_err();
+    let refused = |bytes: &[u8]| DecodedImage::decode(bytes, Channels::Colour).unwrap_err();
     assert_eq!(refused(&[]), Unreadable::Empty);
     assert_eq!(refused(b"<html>not found</html>"), Unreadable::Format);
     let jpeg = file(quarters(), ImageFormat::Jpeg);
@@ -96,17 +96,18 @@ fn what_is_no_picture_is_refused_with_a_reason() {
 
 #[test]
 fn sizes_that_cannot_be_are_refused_before_memory_is_taken() {
-    let refused = |width, height| Picture::decode(&claiming(width, height), Channels::Colour).unwrap_err();
+    let refused =
+        |width, height| DecodedImage::decode(&claiming(width, height), Channels::Colour).unwrap_err();
     assert!(matches!(refused(60_000, 60_000), Unreadable::TooManyPixels { .. } | Unreadable::Decoder(_)));
     assert!(matches!(refused(5_000, 5_000), Unreadable::TooManyPixels { width: 5_000, .. }));
-    // The decoder knows that a side of zero is no picture before we do.
+    // The decoder knows that a side of zero is no image before we do.
     assert!(matches!(refused(0, 5), Unreadable::NoPixels { .. } | Unreadable::Decoder(_)));
 }
 
 #[test]
 fn the_largest_pages_that_compress_well_are_still_read() {
     let page = image::GrayImage::from_pixel(3_000, 2_000, image::Luma([255]));
-    let picture = Picture::decode(&file(page, ImageFormat::Png), Channels::Grey).unwrap();
+    let picture = DecodedImage::decode(&file(page, ImageFormat::Png), Channels::Grey).unwrap();
     assert_eq!((picture.width, picture.height), (3_000, 2_000));
 }
 
@@ -116,6 +117,6 @@ fn a_frame_that_claims_more_than_its_file_is_refused() {
     let frame = [0x2c, 0, 0, 0, 0, 1, 0, 1, 0];
     let place = gif.windows(frame.len()).position(|window| window == frame).unwrap();
     gif[place + 5..place + 9].copy_from_slice(&[0x40, 0x1f, 0x40, 0x1f]);
-    let told = Picture::decode(&gif, Channels::Colour).unwrap_err().to_string();
+    let told = DecodedImage::decode(&gif, Channels::Colour).unwrap_err().to_string();
     assert!(told.contains("more memory than is allowed for an image"), "{told}");
 }

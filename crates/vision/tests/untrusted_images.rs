@@ -1,9 +1,9 @@
-//! Damaged pictures, archives and lists are read or refused: no panic, no memory taken on their word.
+//! Damaged images, archives and lists are read or refused: no panic, no memory taken on their word.
 //!
 //! The allocator of this test refuses to go beyond a limit, which ends the process: a decoder that reserves what
 //! a header claims does not pass.
 
-mod kinds;
+mod image_kinds;
 
 use std::alloc::System;
 use std::sync::LazyLock;
@@ -13,14 +13,14 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use trueshot_vision::pickle::{Pickle, Value};
 use trueshot_vision::split::Split;
-use trueshot_vision::{Channels, Collection, Picture, SourceOptions};
+use trueshot_vision::{Channels, Collection, DecodedImage, SourceOptions};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, 512 << 20);
 
 static FILES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
-    let all = kinds::coloured().into_iter().chain(kinds::grey()).map(|(_, bytes)| bytes);
-    all.chain([kinds::held(6), kinds::inks(1, 2, 3, 4), kinds::claiming(70_000, 70_000)]).collect()
+    let all = image_kinds::coloured().into_iter().chain(image_kinds::grey()).map(|(_, bytes)| bytes);
+    all.chain([image_kinds::held(6), image_kinds::inks(1, 2, 3, 4), image_kinds::claiming(70_000, 70_000)]).collect()
 });
 
 /// Pickles as data sets are published in, in every protocol.
@@ -83,7 +83,7 @@ fn damage() -> impl Strategy<Value = Damage> {
 
 fn archive() -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
-    for (number, (name, bytes)) in kinds::coloured().into_iter().enumerate() {
+    for (number, (name, bytes)) in image_kinds::coloured().into_iter().enumerate() {
         let mut header = tar::Header::new_gnu();
         header.set_size(bytes.len() as u64);
         builder.append_data(&mut header, format!("class{}/{number}-{name}", number % 2), &bytes[..]).unwrap();
@@ -162,7 +162,7 @@ proptest! {
     fn damaged_pictures_never_panic(which: Index, (changes, cut, splice) in damage()) {
         let bytes = damaged(&FILES[which.index(FILES.len())], &changes, cut, splice);
         for channels in [Channels::Colour, Channels::Grey] {
-            if let Ok(picture) = Picture::decode(&bytes, channels) {
+            if let Ok(picture) = DecodedImage::decode(&bytes, channels) {
                 prop_assert_eq!(picture.pixels.len(), picture.width * picture.height * channels.count());
             }
         }

@@ -1,11 +1,11 @@
-//! Pictures that are easy to tell apart and quick to make.
+//! Images that are easy to tell apart and quick to make.
 
 use std::path::Path;
 
 use image::{Rgb, RgbImage};
 use trueshot::rng::{Purpose, Rng};
 
-/// Classes of stripes: each its own direction and width, every picture shifted and speckled.
+/// Classes of stripes: each its own direction and width, every image shifted and speckled.
 fn write_classes(folder: &Path, classes: std::ops::Range<usize>, pictures: usize) {
     for class in classes {
         let place = folder.join(format!("class {class}"));
@@ -24,7 +24,7 @@ fn write_classes(folder: &Path, classes: std::ops::Range<usize>, pictures: usize
     }
 }
 
-/// Eight classes to train on and four to validate on, twelve pictures each.
+/// Eight classes to train on and four to validate on, twelve images each.
 pub fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     write_classes(&folder.path().join("train"), 0..8, 12);

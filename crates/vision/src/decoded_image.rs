@@ -1,4 +1,4 @@
-//! A picture: rows of pixels of one or three bytes, and the decoding of files from outside.
+//! An image: rows of pixels of one or three bytes, and the decoding of files from outside.
 //!
 //! Whatever a file holds (grey, colour, transparency, 16 bits, CMYK, an animation, a camera held sideways)
 //! comes out upright, opaque and in eight bits: transparency is laid on white, of an animation the first frame
@@ -22,24 +22,24 @@ use crate::decode_memory::ImageHeader;
 use crate::error::Unreadable;
 use crate::memory_budget::{self, Share};
 
-/// The most pixels a picture may have: beyond every camera, and below what exhausts memory.
+/// The most pixels an image may have: beyond every camera, and below what exhausts memory.
 const MAX_PIXELS: u64 = 1 << 27;
-/// The longest side a picture may have, which is what JPEG allows. Resizing needs memory in proportion to a side.
+/// The longest side an image may have, which is what JPEG allows. Resizing needs memory in proportion to a side.
 const MAX_SIDE: u32 = (1 << 16) - 1;
 /// So many pixels are always believed; above, a byte of the file must account for at most [`MAX_PIXELS_PER_BYTE`].
 const ALWAYS_ALLOWED_PIXELS: u64 = 1 << 22;
 /// A blank page in PNG packs about a thousand pixels into a byte; photographs some tens.
 const MAX_PIXELS_PER_BYTE: u64 = 2048;
-/// The most memory that decoding one picture may take, unless the caller allows less.
+/// The most memory that decoding one image may take, unless the caller allows less.
 const MAX_DECODE_MEMORY: u64 = 1 << 30;
-/// What a decoder may allocate before the size of the picture is known: colour profiles and other metadata.
+/// What a decoder may allocate before the size of the image is known: colour profiles and other metadata.
 const HEADER_MEMORY: u64 = 8 << 20;
 /// Bytes that are converted to eight opaque bits per channel at a time.
 const STRIP_BYTES: usize = 1 << 16;
 /// The largest file that is read.
 pub(crate) const MAX_FILE_BYTES: u64 = 1 << 29;
 
-/// Whether pictures have colour.
+/// Whether images have colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Channels {
     /// One byte a pixel: luminance.
@@ -58,12 +58,12 @@ impl Channels {
     }
 }
 
-/// What one picture may cost, for callers that allow less than the library does.
+/// What one image may cost, for callers that allow less than the library does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeLimits {
-    /// The most pixels of a picture.
+    /// The most pixels of an image.
     pub pixels: u64,
-    /// The most bytes that decoding a picture may take.
+    /// The most bytes that decoding an image may take.
     pub memory: u64,
 }
 
@@ -75,7 +75,7 @@ impl Default for DecodeLimits {
 
 /// Pixels in rows from the top.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Picture {
+pub struct DecodedImage {
     /// Pixels from left to right.
     pub width: usize,
     /// Pixels from top to bottom.
@@ -86,7 +86,7 @@ pub struct Picture {
     pub pixels: Vec<u8>,
 }
 
-impl Picture {
+impl DecodedImage {
     /// Takes pixels.
     ///
     /// # Panics
@@ -94,37 +94,37 @@ impl Picture {
     pub fn new(width: usize, height: usize, channels: Channels, pixels: Vec<u8>) -> Self {
         assert!(width > 0 && height > 0, "a picture of {width} x {height}");
         assert_eq!(pixels.len(), width * height * channels.count(), "bytes of a picture");
-        Picture { width, height, channels, pixels }
+        DecodedImage { width, height, channels, pixels }
     }
 
     /// Decodes a file's bytes. The memory is counted in the [budget](crate::memory_budget) until this returns; the caller
-    /// answers for the picture afterwards. [`Self::decode_then`] is better where many pictures are decoded.
+    /// answers for the image afterwards. [`Self::decode_then`] is better where many images are decoded.
     pub fn decode(bytes: &[u8], channels: Channels) -> Result<Self, Unreadable> {
-        Self::decode_then(bytes, channels, &DecodeLimits::default(), |picture| picture)
+        Self::decode_then(bytes, channels, &DecodeLimits::default(), |image| image)
     }
 
-    /// Decodes a file's bytes and calls `then` with the picture, whose memory is counted in the
+    /// Decodes a file's bytes and calls `then` with the image, whose memory is counted in the
     /// [budget](crate::memory_budget) until `then` returns. Waits until there is enough memory.
     ///
-    /// `then` usually makes something small of the picture. It must not decode another one, nor wait for a thread that
+    /// `then` usually makes something small of the image. It must not decode another one, nor wait for a thread that
     /// does: its memory would be needed for that.
     pub fn decode_then<T>(
         bytes: &[u8],
         channels: Channels,
         limits: &DecodeLimits,
-        then: impl FnOnce(Picture) -> T,
+        then: impl FnOnce(DecodedImage) -> T,
     ) -> Result<T, Unreadable> {
         if bytes.is_empty() {
             return Err(Unreadable::Empty);
         }
         let caught = trueshot::guard::caught(|| decode(bytes, channels, limits));
         let contradiction = || Err(Unreadable::Decoder("its contents contradict each other".into()));
-        let (picture, _share) = caught.unwrap_or_else(contradiction)?;
-        Ok(then(picture))
+        let (image, _share) = caught.unwrap_or_else(contradiction)?;
+        Ok(then(image))
     }
 
     /// The same in colour or in grey.
-    pub(crate) fn with_channels(self, channels: Channels) -> Picture {
+    pub(crate) fn with_channels(self, channels: Channels) -> DecodedImage {
         if self.channels == channels {
             return self;
         }
@@ -134,10 +134,10 @@ impl Picture {
             Channels::Colour => RgbImage::from_raw(width, height, self.pixels).map(DynamicImage::from),
         };
         let image = image.expect("a picture has as many bytes as its size says");
-        Picture::new(self.width, self.height, channels, to_opaque_bytes(image, channels))
+        DecodedImage::new(self.width, self.height, channels, to_opaque_bytes(image, channels))
     }
 
-    /// The picture as a `data:` address for a page, no side longer than `most`: a PNG of a drawing, a JPEG of a
+    /// The image as a `data:` address for a page, no side longer than `most`: a PNG of a drawing, a JPEG of a
     /// photograph, which is a fifth as large.
     pub fn to_data_uri(self, most: usize) -> String {
         let longest = self.width.max(self.height);
@@ -160,8 +160,8 @@ impl Picture {
         format!("data:image/{kind};base64,{}", BASE64.encode(bytes))
     }
 
-    /// The picture turned clockwise by so many quarters.
-    pub fn rotated(&self, quarters: usize) -> Picture {
+    /// The image turned clockwise by so many quarters.
+    pub fn rotated(&self, quarters: usize) -> DecodedImage {
         let count = self.channels.count();
         let (width, height) =
             if quarters.is_multiple_of(2) { (self.width, self.height) } else { (self.height, self.width) };
@@ -176,16 +176,16 @@ impl Picture {
             let place = (from_y * self.width + from_x) * count;
             pixels.extend_from_slice(&self.pixels[place..place + count]);
         }
-        Picture::new(width, height, self.channels, pixels)
+        DecodedImage::new(width, height, self.channels, pixels)
     }
 }
 
-/// Decodes a picture, and takes its share of the memory for pictures before it does.
+/// Decodes an image, and takes its share of the memory for images before it does.
 fn decode(
     bytes: &[u8],
     channels: Channels,
     limits: &DecodeLimits,
-) -> Result<(Picture, Share<'static>), Unreadable> {
+) -> Result<(DecodedImage, Share<'static>), Unreadable> {
     let format = image::guess_format(bytes).map_err(|_| unknown_format(bytes))?;
     if format == ImageFormat::Jpeg && is_truncated_jpeg(bytes) {
         return Err(Unreadable::CutOff);
@@ -199,7 +199,7 @@ fn decode(
     check_size(&header, limits)?;
     // A file that claims little may still hold a frame that claims much.
     decoder.set_limits(decoder_limits(header.decoder_limit())).map_err(decode_error)?;
-    // A damaged note about the orientation is no reason to refuse the picture.
+    // A damaged note about the orientation is no reason to refuse the image.
     header.orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let need = header.peak_bytes(channels);
     if need > limits.memory.min(MAX_DECODE_MEMORY) {
@@ -252,7 +252,7 @@ fn check_size(header: &ImageHeader<'_>, limits: &DecodeLimits) -> Result<(), Unr
     }
 }
 
-/// The decoder is lenient and fills what is missing with grey; half a picture is none, though. The mark of the
+/// The decoder is lenient and fills what is missing with grey; half an image is none, though. The mark of the
 /// end cannot occur within a scan, so it must stand behind the start of the last one.
 fn is_truncated_jpeg(bytes: &[u8]) -> bool {
     let last = |mark: [u8; 2]| bytes.windows(2).rposition(|window| window == mark);
@@ -269,7 +269,7 @@ fn decode_error(error: image::ImageError) -> Unreadable {
 }
 
 /// Turns decoded bytes into eight opaque bits per channel. Works in the same memory, strip by strip, because a second
-/// copy of a large picture is expensive.
+/// copy of a large image is expensive.
 fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Channels) -> Vec<u8> {
     if matches!((color, channels), (ColorType::Rgb8, Channels::Colour) | (ColorType::L8, Channels::Grey)) {
         return raw;
@@ -297,7 +297,7 @@ fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Ch
     raw
 }
 
-/// Some rows of a decoded picture, in the form that the `image` crate makes a picture of.
+/// Some rows of a decoded image, in the form that the `image` crate makes an image of.
 struct Strip<'a> {
     bytes: &'a [u8],
     color: ColorType,
@@ -342,21 +342,21 @@ fn to_opaque_bytes(image: DynamicImage, channels: Channels) -> Vec<u8> {
     }
 }
 
-/// The picture as it is to be looked at, by the orientation that the camera noted.
+/// The image as it is to be looked at, by the orientation that the camera noted.
 fn apply_orientation(
     pixels: Vec<u8>,
     width: u32,
     height: u32,
     channels: Channels,
     orientation: Orientation,
-) -> Picture {
+) -> DecodedImage {
     let image = match channels {
         Channels::Grey => GrayImage::from_raw(width, height, pixels).map(DynamicImage::from),
         Channels::Colour => RgbImage::from_raw(width, height, pixels).map(DynamicImage::from),
     };
     let mut image = image.expect("a picture has as many bytes as its size says");
     image.apply_orientation(orientation);
-    Picture::new(image.width() as usize, image.height() as usize, channels, image.into_bytes())
+    DecodedImage::new(image.width() as usize, image.height() as usize, channels, image.into_bytes())
 }
 
 fn on_white(value: u8, alpha: u8) -> u8 {

@@ -1,4 +1,4 @@
-//! Small pictures of every odd kind, made here: files as they come from cameras, scanners and other programs.
+//! Small images of every odd kind, made here: files as they come from cameras, scanners and other programs.
 #![allow(dead_code)]
 
 use std::io::Cursor;

@@ -2,15 +2,15 @@
 //! and a decoder that goes beyond it ends the process. And no more than the budget over all threads.
 #![allow(missing_docs)]
 
-mod kinds;
+mod image_kinds;
 
 use std::alloc::System;
 use std::sync::Mutex;
 
 use cap::Cap;
 use image::{GrayAlphaImage, GrayImage, ImageBuffer, ImageFormat, RgbImage, RgbaImage};
-use kinds::file;
-use trueshot_vision::{Channels, DecodeLimits, Picture, Unreadable, memory_budget};
+use image_kinds::file;
+use trueshot_vision::{Channels, DecodeLimits, DecodedImage, Unreadable, memory_budget};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
@@ -24,7 +24,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// What decoding takes by its header.
 fn need(bytes: &[u8], channels: Channels) -> u64 {
     let nothing = DecodeLimits { memory: 0, ..DecodeLimits::default() };
-    match Picture::decode_then(bytes, channels, &nothing, drop) {
+    match DecodedImage::decode_then(bytes, channels, &nothing, drop) {
         Err(Unreadable::OverMemory { need, .. }) => need,
         other => panic!("{other:?}"),
     }
@@ -80,12 +80,12 @@ fn every_format_is_decoded_within_the_memory_computed_from_its_header() {
             let need = need(&bytes, channels) as usize;
             eprintln!("{name} as {channels:?}: {need} bytes");
             MEMORY.set_limit(MEMORY.allocated() + need + SPARE).unwrap();
-            let size = Picture::decode_then(&bytes, channels, &DecodeLimits::default(), |picture| {
+            let size = DecodedImage::decode_then(&bytes, channels, &DecodeLimits::default(), |picture| {
                 (picture.width, picture.height)
             });
             MEMORY.set_limit(usize::MAX).unwrap();
             let (width, height) = size.unwrap_or_else(|reason| panic!("{name}: {reason}"));
-            // Neither is so much reserved that ordinary pictures would have to wait for each other.
+            // Neither is so much reserved that ordinary images would have to wait for each other.
             let is_ordinary = name != "tables.webp";
             assert!(!is_ordinary || need <= width * height * 24 + (64 << 20), "{name}: {need} bytes");
         }
@@ -105,8 +105,8 @@ fn pictures_on_many_threads_share_one_budget() {
         for _ in 0..12 {
             scope.spawn(|| {
                 let limits = DecodeLimits::default();
-                let small = |picture: Picture| picture.resized(32, 32);
-                let picture = Picture::decode_then(&bytes, Channels::Colour, &limits, small).unwrap();
+                let small = |picture: DecodedImage| picture.resized(32, 32);
+                let picture = DecodedImage::decode_then(&bytes, Channels::Colour, &limits, small).unwrap();
                 assert_eq!(picture.width, 32);
             });
         }
@@ -126,7 +126,7 @@ fn a_picture_that_needs_more_than_the_whole_budget_is_decoded_alone() {
         for _ in 0..6 {
             scope.spawn(|| {
                 let limits = DecodeLimits::default();
-                Picture::decode_then(&bytes, Channels::Colour, &limits, |picture| picture.width).unwrap()
+                DecodedImage::decode_then(&bytes, Channels::Colour, &limits, |picture| picture.width).unwrap()
             });
         }
     });
@@ -139,7 +139,7 @@ fn a_picture_over_the_callers_limit_is_refused_with_both_numbers() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     let bytes = file(ImageBuffer::<image::Rgba<u16>, _>::new(3000, 2000), ImageFormat::Png);
     let limits = DecodeLimits { memory: 16 << 20, ..DecodeLimits::default() };
-    let refused = Picture::decode_then(&bytes, Channels::Colour, &limits, drop).unwrap_err();
+    let refused = DecodedImage::decode_then(&bytes, Channels::Colour, &limits, drop).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "3000 x 2000 pixels: decoding takes 47 MiB of memory, and 16 MiB are allowed; make it smaller"
@@ -150,7 +150,7 @@ fn a_picture_over_the_callers_limit_is_refused_with_both_numbers() {
 fn a_side_that_is_too_long_is_refused_before_it_is_resized() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     let bytes = file(GrayImage::new(70_000, 2), ImageFormat::Png);
-    let refused = Picture::decode(&bytes, Channels::Colour).unwrap_err();
+    let refused = DecodedImage::decode(&bytes, Channels::Colour).unwrap_err();
     assert_eq!(refused, Unreadable::TooLong { width: 70_000, height: 2, longest: 65_535 });
 }
 
@@ -158,7 +158,7 @@ fn a_side_that_is_too_long_is_refused_before_it_is_resized() {
 fn a_narrow_picture_is_resized_without_a_larger_one_in_between() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     // At 224 columns it would have 44 MB before its rows are resized.
-    let picture = Picture::new(1, 65_535, Channels::Colour, vec![7; 65_535 * 3]);
+    let picture = DecodedImage::new(1, 65_535, Channels::Colour, vec![7; 65_535 * 3]);
     MEMORY.set_limit(MEMORY.allocated() + (8 << 20)).unwrap();
     let small = picture.resized(224, 224);
     MEMORY.set_limit(usize::MAX).unwrap();
