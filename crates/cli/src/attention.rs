@@ -1,4 +1,4 @@
-//! `trueshot attention`: where a trained TraNFS looks in one episode.
+//! `trueshot attention`: draws the attention maps of a trained TraNFS model for one episode.
 
 use std::path::{Path, PathBuf};
 

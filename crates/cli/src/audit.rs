@@ -1,4 +1,4 @@
-//! `trueshot audit`: which labels are wrong, and what would be right.
+//! `trueshot audit`: finds wrong labels and suggests the right ones.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Which backbone a command embeds with, and where it keeps what it made.
+//! The options that select a backbone and its cache, shared by all commands that embed images.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `trueshot bench`: fixed workloads, timed, for comparison with other programs that do the same.
+//! `trueshot bench`: times fixed workloads, for comparison with other programs that run the same workloads.
 
 use std::time::{Duration, Instant};
 

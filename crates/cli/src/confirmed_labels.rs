@@ -1,5 +1,5 @@
-//! Labels that somebody has confirmed. They are kept in a small file, inside of the folder they are about unless told
-//! otherwise, and no later audit doubts them: a line of JSON an item, or just its name.
+//! Labels that a user has confirmed, which no later audit doubts. They are kept in a file, by default inside the
+//! audited folder, with one item per line: its name, or a JSON object.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `trueshot demo`: the whole story on built-in data, with a page to look at.
+//! `trueshot demo`: evaluates all methods on built-in data and writes a report page.
 
 use std::path::PathBuf;
 use std::time::Instant;

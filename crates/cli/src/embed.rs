@@ -1,4 +1,4 @@
-//! `trueshot embed`: from images to a file of embeddings.
+//! `trueshot embed`: embeds images into an embeddings file.
 
 use std::path::PathBuf;
 use std::time::Instant;

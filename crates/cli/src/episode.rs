@@ -1,4 +1,4 @@
-//! `trueshot episode`: what a noisy support set looks like.
+//! `trueshot episode`: draws the noisy support set of one episode as an SVG image.
 
 use std::path::{Path, PathBuf};
 

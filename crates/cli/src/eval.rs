@@ -1,4 +1,4 @@
-//! `trueshot eval`: methods against noise, on thousands of episodes.
+//! `trueshot eval`: evaluates methods on thousands of noisy episodes.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! `trueshot fit`: labelled examples to a classifier in one file.
+//! `trueshot fit`: trains a classifier on labelled examples and writes it to one file.
 
 use std::path::PathBuf;
 

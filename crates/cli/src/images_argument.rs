@@ -1,4 +1,4 @@
-//! Which images a command works on: a source, and which part of it.
+//! The options that select which images of a data set a command uses, and the list of files it skipped.
 
 use std::path::{Path, PathBuf};
 

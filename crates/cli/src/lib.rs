@@ -1,6 +1,5 @@
-//! The command line of trueshot, which finds wrong labels and learns classifiers despite them; one file per command.
-//! Data goes to standard output, progress and messages to standard error. It is a library, so that the Python package
-//! has the same command.
+//! The command line of trueshot: one file per command, and shared arguments and output. Data goes to standard output,
+//! progress and messages to standard error. It is a library, so that the Python package has the same command.
 
 mod attention;
 mod audit;

@@ -1,4 +1,5 @@
-//! How failures reach people: one line that says what failed, and one that says what to do about it.
+//! Messages on standard error: errors with their hints, exit statuses, and the macro `say!` through which every message
+//! goes.
 
 use std::collections::HashSet;
 use std::ffi::OsString;

@@ -1,4 +1,4 @@
-//! `trueshot predict`: what a classifier says of images or rows.
+//! `trueshot predict`: classifies images or embeddings with a classifier from `trueshot fit`.
 
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};

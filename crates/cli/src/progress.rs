@@ -1,4 +1,4 @@
-//! Progress of long work: a bar on a terminal, nothing elsewhere. Ctrl-C stops the work, not the program.
+//! Progress bars for long work, and Ctrl-C, which stops the work but not the program.
 
 use std::ops::ControlFlow;
 use std::sync::OnceLock;

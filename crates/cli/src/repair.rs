@@ -1,4 +1,4 @@
-//! `trueshot repair`: carries out the plan of an audit.
+//! `trueshot repair`: applies the changes of an audit plan, and reverts them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

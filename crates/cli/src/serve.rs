@@ -1,4 +1,4 @@
-//! `trueshot serve`: the API and the page, on this machine's own address unless told otherwise.
+//! `trueshot serve`: serves the HTTP API and the web page, by default on the loopback address.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};

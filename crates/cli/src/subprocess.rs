@@ -1,4 +1,4 @@
-//! How this program is started once more: by `reproduce` for its steps, and as the worker process for ONNX models.
+//! How this program starts itself: for the steps of `reproduce`, and as the worker process that runs ONNX models.
 
 use std::ffi::OsString;
 

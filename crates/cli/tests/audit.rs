@@ -1,4 +1,4 @@
-//! `trueshot audit`, as somebody with a folder of photos meets it.
+//! Tests of `trueshot audit` on a folder of photos.
 
 mod fixture;
 mod photos;

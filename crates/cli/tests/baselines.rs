@@ -1,4 +1,4 @@
-//! `trueshot train maml`, `trueshot train negmargin` and `trueshot eval --pictures`, on the built-in drawings.
+//! Tests of `trueshot train maml`, `trueshot train negmargin` and `trueshot eval --pictures` on the built-in drawings.
 
 mod fixture;
 

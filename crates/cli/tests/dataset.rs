@@ -1,4 +1,4 @@
-//! `trueshot dataset`, and published data sets on the command line, as a user meets them.
+//! Tests of `trueshot dataset`, and of published data sets on the command line.
 
 mod fixture;
 

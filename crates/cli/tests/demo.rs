@@ -1,4 +1,4 @@
-//! `trueshot demo`: the whole story without a file or a network.
+//! Test of `trueshot demo`: it runs without a file or a network.
 
 mod fixture;
 

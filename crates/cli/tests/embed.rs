@@ -1,4 +1,4 @@
-//! `trueshot train backbone` and `trueshot embed`, as a user meets them.
+//! Tests of `trueshot train backbone` and `trueshot embed`.
 
 mod fixture;
 

@@ -1,4 +1,4 @@
-//! `trueshot eval`: what a user gets, in every format, and that it is the same every time.
+//! Tests of `trueshot eval`: its result in every format, and that the same command gives the same bytes.
 
 mod fixture;
 

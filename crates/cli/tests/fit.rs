@@ -1,4 +1,4 @@
-//! `trueshot fit` and `trueshot predict`, as a user meets them.
+//! Tests of `trueshot fit` and `trueshot predict`.
 
 mod fixture;
 

@@ -1,4 +1,4 @@
-//! `trueshot inspect`: what is in a file, and what is wrong with it.
+//! Tests of `trueshot inspect`: what it shows of a file, and which problems it finds.
 
 mod fixture;
 

@@ -1,5 +1,5 @@
-//! Names of files and classes are other people's: whatever is in them, messages and tables stay readable, spreadsheets run
-//! nothing, and nobody is sent to an option that is not there.
+//! Tests with odd names of files and classes: messages and tables stay readable, spreadsheets do not execute them, and
+//! hints name only options that exist.
 
 mod photos;
 

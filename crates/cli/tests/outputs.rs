@@ -1,4 +1,4 @@
-//! Where results go, and what is left when they cannot go there.
+//! Tests of outputs: where results are written, and what is left when they cannot be written.
 
 mod fixture;
 

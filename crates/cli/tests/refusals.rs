@@ -1,4 +1,4 @@
-//! Every bad input has its own clear answer.
+//! Tests of bad input: every kind has its own clear error.
 
 mod fixture;
 

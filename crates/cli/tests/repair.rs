@@ -1,4 +1,4 @@
-//! `trueshot repair`, as somebody with a plan meets it.
+//! Tests of `trueshot repair`: applying a plan, interrupting it, and undoing it.
 
 mod fixture;
 mod photos;

@@ -1,4 +1,4 @@
-//! `reproduce` as a user meets it: on the drawings that are built in, at a scale of next to nothing.
+//! Tests of `trueshot reproduce` on the built-in drawings, at a very small scale.
 
 mod fixture;
 

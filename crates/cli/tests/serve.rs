@@ -1,5 +1,4 @@
-//! `trueshot serve` as a user starts it: it says where it is, answers there, keeps what it said it kept even when it is
-//! killed, and stops when it is told.
+//! Tests of `trueshot serve` as a process: its address, its limits, stored classifiers after `kill -9`, and stopping.
 #![allow(missing_docs)]
 #![cfg(unix)]
 

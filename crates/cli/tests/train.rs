@@ -1,4 +1,4 @@
-//! Training as a user meets it: on small data with small models, interrupted and misused.
+//! Tests of `trueshot train` on small data with small models: interrupted, resumed and misused.
 
 mod fixture;
 

@@ -1,5 +1,5 @@
-//! Arrow across the border, by the PyCapsule interface: a producer hands over pointers to structures of the C data
-//! interface, whoever takes them takes the data. Nothing is copied, and no Arrow library of Python is needed.
+//! Arrow tables in and out of Python by the PyCapsule interface: producer and consumer exchange pointers to structures
+//! of the C data interface, so nothing is copied and no Arrow library for Python is needed.
 
 #![allow(
     unsafe_code,

@@ -1,4 +1,4 @@
-//! An audit of arrays: what was found, as arrays.
+//! Audits of NumPy arrays: the function `audit` and its result, whose columns are arrays.
 
 use std::collections::HashMap;
 use std::sync::Arc;

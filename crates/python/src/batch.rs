@@ -1,4 +1,4 @@
-//! Many tasks at once: a table with a task a row in, a table with an answer a row out.
+//! Many tasks in one call: an Arrow table with one task per row in, an Arrow table with one result per row out.
 //!
 //! Tasks are shared among threads and do not know of each other, so an answer depends on its own row alone, wherever
 //! an engine put it. A task that cannot be worked on has an `error` instead of an answer; only a table of another form

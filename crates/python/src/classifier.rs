@@ -1,5 +1,5 @@
-//! A classifier of a support set: quick to make, since what only some ask for (probabilities, an audit) is found out when
-//! it is asked for.
+//! Classifiers for Python: fitted quickly, because probabilities and the audit are computed when they are first
+//! requested.
 
 use std::sync::{Arc, OnceLock};
 

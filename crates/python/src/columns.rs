@@ -1,4 +1,4 @@
-//! Columns of tasks: one row a task, its support set in two lists.
+//! The columns of a table of tasks: one row per task, with its support set in two list columns (features and labels).
 //!
 //! Whatever kind of list a library made of them (plain, large, of fixed size, views), the numbers of a task that lie side by
 //! side are used where they lie. What is wrong with a column is wrong for all tasks and an exception; what is wrong

@@ -1,4 +1,4 @@
-//! Evaluations of arrays, and the episodes behind them: those that `trueshot eval` draws for the same seed.
+//! Evaluations of arrays, and their episodes: the same ones that `trueshot eval` draws with the same seed.
 
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;

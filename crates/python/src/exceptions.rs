@@ -1,5 +1,5 @@
-//! Errors of the library as exceptions: `ValueError` for what was given wrongly, `OSError` for files,
-//! `KeyboardInterrupt` for whoever pressed Ctrl-C. The message is the library's, its hint on a line of its own.
+//! Errors of the library as Python exceptions: `ValueError` for invalid arguments, `OSError` for files,
+//! `KeyboardInterrupt` for Ctrl-C. The message is the library's, with its hint on a line of its own.
 
 use std::io::ErrorKind;
 

@@ -1,5 +1,5 @@
-//! Long work with progress and Ctrl-C: it runs on threads of its own, while the calling thread passes progress messages to
-//! Python and checks for signals, which Python handles on its main thread only.
+//! Long work with progress and Ctrl-C: it runs on threads of its own, while the calling thread passes progress messages
+//! to Python and checks for signals, which Python handles on its main thread only.
 
 use std::ops::ControlFlow;
 use std::sync::Mutex;

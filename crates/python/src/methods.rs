@@ -1,5 +1,5 @@
-//! Methods by name. Those that come with the library are made once: the built-in head is a megabyte to read, and an
-//! estimator is fitted in less time than that takes.
+//! Methods and heads by name. The built-in ones are loaded once: reading the built-in head takes longer than fitting an
+//! estimator.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Features from NumPy: the numbers stay in the array. The Python half has made it two-dimensional, C-contiguous and of
-//! single or half precision before.
+//! Features from NumPy arrays without a copy. The Python half of the package has made the array two-dimensional,
+//! C-contiguous and of single or half precision.
 
 #![allow(unsafe_code, reason = "a view into an array that outlives this call; see Shared")]
 

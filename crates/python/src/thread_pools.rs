@@ -1,4 +1,4 @@
-//! Where work runs: on pools of our own, with the interpreter's lock released.
+//! The thread pools that the library computes on, with the GIL released.
 //!
 //! Pools belong to a process: one that was forked off has the pool of its parent but none of its threads, and would wait
 //! for them forever. A panic ends the call, not the interpreter.

@@ -1,5 +1,4 @@
-//! Heads trained on arrays: the loop, the files beside the model and, for the same numbers and seed, the model's bytes are
-//! those of `trueshot train`.
+//! Training of heads on arrays: with the same data and seed, the files are byte-identical to those of `trueshot train`.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;

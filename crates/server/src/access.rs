@@ -1,4 +1,4 @@
-//! Who may ask, and what browsers are told.
+//! Access control: which hosts, origins and tokens are accepted, and the security headers of every response.
 //!
 //! A server on this machine's own address can be reached by every page that the user's browser has open. Such a page
 //! can send some requests without asking, and by a name that it makes point to 127.0.0.1 it could read the answers too.

@@ -1,5 +1,5 @@
-//! The body of a request: numbers as JSON or Arrow, or pictures as a form. Its header says which. Here it is only
-//! received, within the limits, and not yet understood.
+//! Receives the body of a request within the limits, and its kind from the content type: JSON, Arrow, or images in a
+//! form. It is parsed in `request_rows`.
 
 use std::pin::Pin;
 

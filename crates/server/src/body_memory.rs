@@ -1,5 +1,5 @@
-//! The memory for bodies of requests and for answers. It is taken as bytes arrive, never by the length that a client
-//! announces: a client that announces much and sends little holds little.
+//! The memory budget for request bodies and responses. Memory is reserved as bytes arrive, never by the length that a
+//! client announces: a client that announces much and sends little holds little.
 //!
 //! Uploads that take memory piece by piece could wait for each other for ever: each holds a part and needs more. So one
 //! body's worth is kept in reserve, for one upload at a time. The upload that has the reserve needs nothing more from the

@@ -1,4 +1,5 @@
-//! The connections that are open: how many, what each is doing, and when one is closed that keeps the server waiting.
+//! The open connections: how many there are, what each is doing, and which one is closed because its client keeps the
+//! server waiting.
 //!
 //! There is a limit on connections, because each takes a descriptor and some memory. When it is reached and one more client
 //! connects, the connection is closed whose client has kept the server waiting longest: it has sent no request yet, or

@@ -1,5 +1,5 @@
-//! Reads the rest of a refused body. A connection that is closed while its client is sending tells the client that it was
-//! reset, and the answer is lost: for a refusal to arrive, the rest of the body must be read, and thrown away.
+//! Reads and discards the rest of a refused body. If the server closed the connection while the client is sending, the
+//! client would see a reset instead of the response.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! A server on a socket: accepts connections, closes those that keep it waiting, and stops when it is told to.
+//! The server on a socket: accepts connections, closes those that keep it waiting, and stops on Ctrl-C or SIGTERM.
 
 use std::convert::Infallible;
 use std::io::ErrorKind;

@@ -1,5 +1,5 @@
-//! Rows as JSON. A list of lists is read straight into one block of numbers, and every list stops where it is longer
-//! than allowed: a body of brackets must not become many times its size in memory.
+//! Rows and labels as JSON. A list of lists is read straight into one block of numbers, and every list is limited while
+//! it is read: a body of brackets must not become many times its size in memory.
 
 use std::fmt;
 use std::marker::PhantomData;

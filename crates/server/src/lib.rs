@@ -1,11 +1,11 @@
-//! trueshot over HTTP: an API to audit labels, to make, keep and ask classifiers, and a page for the browser.
+//! The HTTP server of trueshot: an API that audits labels and creates, stores and queries classifiers, and a web page.
 //!
-//! [`app`] is everything but the socket, so tests ask it directly; [`serve`] is the socket. A connection is one of
-//! `connections`, which closes those that keep the server waiting. A request passes `access` (who may ask), is counted
-//! (`metrics`), is let in by the `gate` (how much there may be at once), received (`body`, with some `progress` and
-//! within a budget of `memory`) and understood (`support`, `rows`, `multipart`), and answered by one of the `routes`;
-//! what is refused is a `problem`, after the rest of its body was read (`drain`). Classifiers are kept in a `store`, and
-//! no name or path of a request ever reaches the file system.
+//! [`app`] is the router without a socket, which the tests call directly; [`serve`] runs it on a socket (`http_server`).
+//! `connections` closes connections whose clients keep the server waiting. A request passes `drain` (which reads the rest
+//! of a refused body), `metrics` and `access`, is admitted (`admission`) and received (`body`, with a `stall_timeout` and
+//! within the budget of `body_memory`). `request_rows` turns the body into rows (`json_rows`, `multipart`), one of the
+//! `routes` answers, and every refusal is a `problem`. Classifiers are in the `store`; no name or path of a request ever
+//! reaches the file system. `openapi` describes the API.
 
 mod access;
 mod admission;

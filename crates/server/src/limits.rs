@@ -1,6 +1,5 @@
-//! What a request or a connection may cost. Everything that comes from outside is bounded before it is believed: how long
-//! a body may be and how slowly it may arrive, how many items and classes it may have, how long names are, how much
-//! time it may take and how many requests and connections there may be at once.
+//! The limits on requests and connections: length and speed of bodies, numbers of items and classes, length of names,
+//! time, and how many requests and connections there may be at the same time.
 
 use std::time::Duration;
 

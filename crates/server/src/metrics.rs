@@ -1,4 +1,4 @@
-//! What happened so far, as Prometheus reads it.
+//! Counters of requests, durations and embedded images, in the text format of Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

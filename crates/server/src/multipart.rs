@@ -1,4 +1,4 @@
-//! Forms (`multipart/form-data`, RFC 7578) that have been received completely. Files are slices of the body.
+//! Parser of forms (`multipart/form-data`, RFC 7578) that have been received completely. Files are slices of the body.
 //!
 //! A form is refused only if its structure cannot be read. A file whose name cannot be used is returned with the reason,
 //! so that the other files of the form are not lost.

@@ -1,4 +1,4 @@
-//! The API described for programs (OpenAPI 3.1).
+//! The OpenAPI 3.1 description of the API.
 //!
 //! Types that are only sent, or that the library owns, are described by the ones here; a test reads real answers into
 //! them, so that the description cannot drift away.

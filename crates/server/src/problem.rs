@@ -1,5 +1,4 @@
-//! What a refused request is told: a status, one line that says what is wrong and, where we know, one that says what to
-//! do about it.
+//! The one form of every refusal: a status, a line that says what is wrong and, if known, a hint.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};

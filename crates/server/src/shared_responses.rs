@@ -1,4 +1,4 @@
-//! What the descriptions of all operations have in common: refusals and the token.
+//! Responses and security that all operations of the OpenAPI description share.
 
 use utoipa::Modify;
 use utoipa::openapi::path::Operation;

@@ -1,5 +1,6 @@
-//! The body of a request, which must arrive with some speed. A limit on the whole time is not enough: a client that sends a
-//! byte now and then would hold its connection and its memory until the end of it.
+//! A request body that must keep arriving: it fails when too few bytes arrive within the stall time. A limit on the
+//! whole time is not enough, because a client that sends a byte now and then would hold its connection and its memory
+//! until the end of it.
 
 use std::pin::Pin;
 use std::sync::Arc;

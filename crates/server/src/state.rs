@@ -1,4 +1,4 @@
-//! What all requests share.
+//! The state that all requests share: embedder, head, store, limits and metrics.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub type SharedApp = Arc<App>;
 
 impl App {
     /// Puts a server together; classifiers that cannot be read are named in the second half. The memory for decoded
-    /// pictures is the process's: see [`memory::pictures`].
+    /// pictures is the process's: see [`memory_budget::decoded_images`].
     pub fn new(embedder: Embedder, settings: ServerSettings) -> trueshot::Result<(SharedApp, Vec<String>)> {
         let ServerSettings { data_dir, access, limits } = settings;
         let (store, unreadable) = Store::open(&data_dir)?;

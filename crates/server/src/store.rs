@@ -1,6 +1,6 @@
-//! Classifiers that are kept. Each is one file, named by a hash of its contents: the name is ours, never a request's, the
-//! same classifier is kept once, and a file that has changed is noticed. A file appears whole and is on the disk before
-//! the client is told that it is kept.
+//! The store of classifiers. Each is one file, named by a hash of its contents: names never come from a request, the
+//! same classifier is stored once, and a file that has changed is noticed. A file appears completely and is on the disk
+//! before the client gets its response.
 //!
 //! The folder is locked while a server uses it, because each server has its own list of what is there.
 

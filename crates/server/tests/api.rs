@@ -1,4 +1,4 @@
-//! The API as a program meets it: what it does with what is right.
+//! Tests of the API with valid requests.
 #![allow(missing_docs)]
 
 mod client;

@@ -1,4 +1,4 @@
-//! What is refused, and how: the right status, one form of message, and never a fault of the server's.
+//! Tests of refusals: the right status, one form of message, and never an internal error.
 #![allow(missing_docs)]
 
 mod client;

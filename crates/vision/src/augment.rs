@@ -1,4 +1,4 @@
-//! Augmentation: an image that is flipped, cropped and coloured a little differently every time.
+//! Random augmentation of images: flips, crops and colour changes, as torchvision does them.
 //!
 //! Flip, crop and the four colour jitters are torchvision's (`RandomHorizontalFlip`, `RandomResizedCrop`,
 //! `ColorJitter` on floating-point images), jitters in random order. What is random follows from the seed, the

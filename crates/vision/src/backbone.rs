@@ -111,7 +111,7 @@ impl Backbone {
         Self::from_opened(onnx::load(bytes, Path::new(name), options)?, Path::new(name))
     }
 
-    /// Whether bytes pass the gate for ONNX files; that they do says nothing yet about the model in them, which is only
+    /// Whether bytes pass the check of ONNX files; that they do says nothing yet about the model in them, which is only
     /// known when it is opened.
     pub fn check_onnx(bytes: &[u8], name: &str) -> Result<()> {
         onnx::check(bytes, Path::new(name))

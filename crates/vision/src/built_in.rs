@@ -1,5 +1,5 @@
-//! Models that come with the program: EfficientNet-Lite0 for photographs, a Conv4 trained on the built-in drawings,
-//! and a TraNFS head for that.
+//! The models that are built in: EfficientNet-Lite0 for photographs, a Conv4 trained on the built-in drawings, and a
+//! TraNFS head for its embeddings.
 //!
 //! `docs/built-in.md` has the commands that made them. The latter two saw the characters of the split `train` only.
 

@@ -1,4 +1,4 @@
-//! Embeddings that were made before, by the contents of their images.
+//! The cache of embeddings on disk, keyed by backbone and by the contents of the image.
 //!
 //! An embedding depends on an image's bytes and on the backbone with its preprocessing, so that is what it is kept
 //! by: a folder for every backbone, named by a hash of its identity, and in it packs of rows, each with the hash of its

@@ -1,4 +1,4 @@
-//! Images held in memory, for training: decoded once, read thousands of times.
+//! Data sets held in memory for training: images are decoded once and read thousands of times.
 //!
 //! Each is kept as bytes at the size the network works on; a little larger if it will be cropped, so that a crop
 //! has detail to show. What cannot be read is left out and listed.

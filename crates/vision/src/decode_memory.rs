@@ -1,4 +1,4 @@
-//! How much memory decoding an image takes at most, known before it is decoded.
+//! Computes from the header of an image file how much memory decoding it takes at most.
 //!
 //! The decoders of the `image` crate check only some of their buffers against a limit: the coefficients of a progressive
 //! JPEG and the frames of a WebP, for instance, are allocated without a question. So the size of those buffers is

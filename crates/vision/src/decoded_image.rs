@@ -1,4 +1,4 @@
-//! An image: rows of pixels of one or three bytes, and the decoding of files from outside.
+//! [`DecodedImage`]: the pixels of an image, in one or three channels of eight bits, and the decoding of image files.
 //!
 //! Whatever a file holds (grey, colour, transparency, 16 bits, CMYK, an animation, a camera held sideways)
 //! comes out upright, opaque and in eight bits: transparency is laid on white, of an animation the first frame

@@ -1,4 +1,4 @@
-//! A drawing: ink on paper, one bit a pixel.
+//! A drawing: an image of one bit per pixel, ink or paper.
 //!
 //! The room between the packed data set and everything that looks at an image: networks want grey values of
 //! a small square ([`Bitmap::to_grey`]), people want to see it in a page ([`Bitmap::to_png_data_uri`]).

@@ -1,4 +1,4 @@
-//! Embeds a collection of images into a file, without holding either in memory.
+//! Embeds a collection of images into a file, without holding the images or the embeddings in memory.
 //!
 //! Images are decoded, changed, embedded and encoded in small blocks, many blocks at once on all threads, and
 //! written in the order of the collection: by class, image and copy. What cannot be read is skipped and

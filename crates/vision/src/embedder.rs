@@ -1,4 +1,4 @@
-//! Images to embeddings in memory, with what was made before taken from the cache.
+//! [`Embedder`]: images to embeddings in memory, on all threads, with known embeddings taken from the cache.
 //!
 //! This is what everything asks that wants embeddings of a few or of many images: files, parts of archives, bytes that
 //! came over a network. An image that cannot be read is an answer like the others, so one broken file among good
@@ -71,7 +71,20 @@ pub struct EmbeddedCollection {
     pub hashes: Vec<Option<ContentHash>>,
 }
 
-/// A backbone at work.
+/// A backbone with a cache and the memory of its threads: embeds images from files, bytes and collections.
+///
+/// ```
+/// use trueshot_vision::backbone::BackboneOptions;
+/// use trueshot_vision::cache::CacheLocation;
+/// use trueshot_vision::{Bitmap, Embedder};
+///
+/// let png = Bitmap::from_fn(28, 28, |x, y| x == y).to_png();
+/// let embedder = Embedder::open("omniglot-conv4", &BackboneOptions::default(), &CacheLocation::Disabled)?;
+/// let rows = embedder.embed_bytes(&[&png[..], &b"not an image"[..]])?;
+/// assert_eq!(rows[0].as_ref().unwrap().len(), embedder.backbone().dim());
+/// assert!(rows[1].is_err(), "a file that cannot be read does not spoil the others");
+/// # Ok::<(), trueshot_vision::Error>(())
+/// ```
 pub struct Embedder {
     backbone: Backbone,
     cache: Option<EmbeddingCache>,

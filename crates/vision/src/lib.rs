@@ -1,18 +1,32 @@
-//! Pictures: where they come from, and what turns them into numbers.
+//! Images for trueshot: reading data sets, embedding images, and training the networks that embed them.
 //!
-//! - [`source`]: folders, archives and lists of labelled images, with [`split`] files;
-//! - [`picture`]: decoding of files from outside, within a budget of [`memory_budget`]; [`resize`]; [`preprocess`]; [`augment`];
-//! - [`backbone`], [`embedder`] and [`mod@embed`]: from images to embeddings in memory or in a file, those made before
-//!   from the [`cache`];
-//! - [`dataset`], [`loader`], [`overlap`] and [`training`]: images in memory, and a backbone trained on them;
-//! - [`pickle`]: Python's pickles, read without executing anything; [`survey`]: what a data set is made of;
-//!   [`outliers`]: a set of outliers made out of ImageNet;
-//! - [`onnx`]: image models of other programs, in a process of their own;
-//! - [`maml`]: the one method that looks at images themselves;
-//! - [`thumbnail`]: small images for pages;
-//! - [`omniglot`]: the built-in data set, 1,623 characters of 50 alphabets, each drawn by 20 people, made of
-//!   [`drawing`]s: ink on paper, with their form in an HTML page;
-//! - [`built_in`]: the models that come with the program, trained on them.
+//! Start with [`Collection`], which lists the labelled images of a folder, an archive, a list or a published data set, and
+//! [`Embedder`], which embeds them:
+//!
+//! ```
+//! use trueshot_vision::backbone::BackboneOptions;
+//! use trueshot_vision::cache::CacheLocation;
+//! use trueshot_vision::{Collection, Embedder, SourceOptions};
+//!
+//! # if trueshot_vision::Omniglot::embedded().is_err() { return Ok(()) }
+//! let mut images = Collection::open("omniglot", SourceOptions::default())?;
+//! images.keep_first(1);
+//! let embedder = Embedder::open("omniglot-conv4", &BackboneOptions::default(), &CacheLocation::Disabled)?;
+//! let embedded = embedder.embed_collection(&images, &())?;
+//! assert_eq!(embedded.embeddings.len(), images.classes().len());
+//! # Ok::<(), trueshot_vision::Error>(())
+//! ```
+//!
+//! - Sources: [`source`] and [`split`]; [`survey`] compares a data set with its published numbers; [`outliers`] builds a set
+//!   of outliers from ImageNet; [`pickle`] reads Python's pickles without calling functions; [`omniglot`] is the built-in
+//!   data set, made of [`drawing`]s.
+//! - Images: [`decoded_image`] decodes files within a [`memory_budget`]; [`resize`], [`preprocess`], [`augment`],
+//!   [`thumbnail`].
+//! - Embedding: [`backbone`], the interface of its networks ([`network`]), [`onnx`] models in worker processes, [`embedder`]
+//!   (in memory), [`mod@embed`] (into a file), the [`cache`], and the [`built_in`] models. [`labelled`] holds embeddings with
+//!   their labels and images.
+//! - Training: [`training`], its [`dataset`]s and batch [`loader`], the [`overlap`] of training and validation, and the
+//!   method [`maml`].
 
 pub mod augment;
 pub mod backbone;

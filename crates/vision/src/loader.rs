@@ -1,4 +1,4 @@
-//! Prepares the next steps' batches while a step runs.
+//! Prepares the batches of the next training steps on threads of its own while a step runs.
 //!
 //! Batch `n` is made by a function of `n` alone, so what comes out does not depend on timing. Threads of their
 //! own make every w-th batch each and hold a few ready in a bounded channel; used memory goes back to them. They

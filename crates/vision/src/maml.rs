@@ -1,4 +1,4 @@
-//! MAML as a method: a network that is adapted to every support set.
+//! MAML as a method: a network that is adapted to every support set by gradient descent.
 //!
 //! It looks at images, not at embeddings: its rows hold pixels ([`Dataset::rows`](crate::Dataset::rows)).
 //! [`register`] makes it known to the core, which does not know images.

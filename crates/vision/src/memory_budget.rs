@@ -1,7 +1,7 @@
-//! The memory that decoded images may take together, over all threads of the process.
+//! The memory budget for decoded images, shared by all threads of the process.
 //!
 //! A small file can hold an image of many pixels, so what must be limited is the sum over all threads, not one
-//! image. [`pictures`] is the budget of the process. [`DecodedImage::decode_then`](crate::DecodedImage::decode_then) takes a
+//! image. [`decoded_images`] is the budget of the process. [`DecodedImage::decode_then`](crate::DecodedImage::decode_then) takes a
 //! share of it before it decodes and gives it back when the image is dropped; a thread whose share is not free waits.
 //!
 //! Shares are given in the order in which they were asked for, so a large image is not overtaken forever by small

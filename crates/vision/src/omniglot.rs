@@ -1,4 +1,4 @@
-//! Omniglot: 1,623 handwritten characters of 50 alphabets, each drawn once by 20 people, built in.
+//! Omniglot, the built-in data set: 1,623 handwritten characters of 50 alphabets, each drawn by 20 people.
 //!
 //! The data set of the demo, and the smallest honest one to train on: whoever has the program has it. Lake,
 //! Salakhutdinov and Tenenbaum published it under the MIT licence; `docs/built-in.md` says how the file was

@@ -1,4 +1,4 @@
-//! Makes a set of outliers out of ImageNet: images of classes that no split has.
+//! Builds a set of outliers from ImageNet: images of classes that are in no split.
 //!
 //! The paper takes 350 classes of 600 images at 84 px, half of the classes for meta-training and half for
 //! meta-test. Classes are in order of their names and go to the halves in turn. Which images of a class are taken

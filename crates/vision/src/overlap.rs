@@ -1,4 +1,5 @@
-//! What training and validation share: classes of one name, and images that are the same or nearly so.
+//! Finds classes and images that training and validation data share: images with the same pixels, and images that are
+//! nearly the same.
 //!
 //! A validation that has seen the answers is worth nothing, so this is looked for before training begins. Two
 //! images are the same if their pixels are. They are nearly the same if in a grid of 9 x 8 cells both the

@@ -1,4 +1,4 @@
-//! What a backbone wants its images to be: size, channels, and which number a byte becomes.
+//! Preprocessing: the size, channels and normalisation of the images that a network takes.
 
 use crate::decoded_image::{Channels, DecodedImage};
 use crate::error::{Error, Result};

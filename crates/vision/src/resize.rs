@@ -1,4 +1,4 @@
-//! Brings an image to another size: bilinear or bicubic, with the filter widened when shrinking (antialias).
+//! Resizes images: bilinear or bicubic, with antialiasing when shrinking.
 //!
 //! The arithmetic is Pillow's, which torchvision uses on images: columns first, then rows, weights of 22 bits,
 //! each pass rounded to a byte. So networks trained elsewhere see here what they saw there, and integer sums

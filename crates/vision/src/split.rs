@@ -1,4 +1,4 @@
-//! Which classes are for training, validation and test: split files.
+//! Splits: which classes are for training, validation and test, read from split files or built in.
 //!
 //! A JSON object whose members are splits: each a list of class names, or objects of lists (Omniglot's halves
 //! and alphabets), whose names then lead to the class: `Latin/character01`. A name also stands for the classes

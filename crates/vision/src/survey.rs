@@ -1,7 +1,7 @@
-//! What a data set is made of, and how that compares with what was published.
+//! Surveys of data sets: numbers of classes and images and the sizes of images, compared with the published numbers.
 //!
 //! A [`Survey`] counts classes, images and sizes, and reads every image if asked to, since a file of the right
-//! name may be cut off. A [`Published`] data set has known numbers; what differs is said in plain sentences.
+//! name may be cut off. A [`PublishedDataset`] has known numbers; what differs is said in plain sentences.
 
 use std::collections::BTreeMap;
 use trueshot::progress::Progress;

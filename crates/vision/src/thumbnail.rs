@@ -1,4 +1,4 @@
-//! Small images for pages.
+//! Thumbnails of images as data URIs, for HTML reports.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;

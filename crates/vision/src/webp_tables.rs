@@ -1,4 +1,4 @@
-//! The memory that the prefix codes of a lossless WebP take.
+//! Computes the memory that the prefix code tables of a lossless WebP file take.
 //!
 //! A lossless WebP may have up to 65,536 groups of five prefix codes, each described by a few bits. The decoder builds the
 //! tables of all groups before it decodes a pixel, so half a megabyte can make it allocate gigabytes. Nothing in the

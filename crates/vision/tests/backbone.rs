@@ -1,4 +1,4 @@
-//! The reference backbone, and embedding with one of our own.
+//! Tests of the built-in backbone against its reference, and of embedding with a backbone trained here.
 
 mod image_kinds;
 

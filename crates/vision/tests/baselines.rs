@@ -1,5 +1,5 @@
-//! The two baselines with backbones of their own learn, the same way whatever the threads, and go on where they
-//! stopped; MAML's model answers episodes of images.
+//! Tests of the training of MAML and NegMargin: they learn, give the same result with any number of threads, and can be
+//! resumed.
 
 mod striped_images;
 

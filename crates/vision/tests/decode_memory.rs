@@ -1,5 +1,5 @@
-//! Decoding takes no more memory than was computed from the header: for every format the allocator is given that limit,
-//! and a decoder that goes beyond it ends the process. And no more than the budget over all threads.
+//! Tests of the memory that decoding takes: never more than was computed from the header (the allocator enforces it),
+//! and never more than the budget over all threads.
 #![allow(missing_docs)]
 
 mod image_kinds;

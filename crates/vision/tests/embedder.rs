@@ -1,4 +1,4 @@
-//! Embedding in memory: files, bytes and collections, with and without a cache.
+//! Tests of embedding in memory: files, bytes and collections, with and without a cache.
 
 mod image_kinds;
 

@@ -1,4 +1,5 @@
-//! Every odd kind of image comes out upright, opaque and in eight bits; what is none is refused with a reason.
+//! Tests of decoding: every kind of image comes out upright, opaque and in eight bits, and files that are not images
+//! are refused with a reason.
 
 mod image_kinds;
 

@@ -1,4 +1,4 @@
-//! ONNX models as backbones: what they make of images, and what is refused.
+//! Tests of ONNX models as backbones: their embeddings, and which models are refused.
 
 mod tiny_onnx;
 

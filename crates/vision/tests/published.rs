@@ -1,4 +1,5 @@
-//! Data sets in their published forms, written by Python (`tests/python/write_published.py`), compared pixel by pixel.
+//! Tests of data sets in their published forms, written by Python (`tests/python/write_published.py`) and compared
+//! pixel by pixel.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

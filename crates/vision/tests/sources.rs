@@ -1,4 +1,4 @@
-//! Folders, archives and lists of the same images are the same collection.
+//! Tests of folders, archives and lists of the same images: they are the same collection.
 
 mod image_kinds;
 

@@ -1,4 +1,5 @@
-//! A backbone learns, the same way whatever the threads, and goes on where it stopped.
+//! Tests of the training of a backbone: it learns, gives the same result with any number of threads, and can be
+//! resumed.
 
 mod striped_images;
 

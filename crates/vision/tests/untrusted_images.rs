@@ -1,4 +1,5 @@
-//! Damaged images, archives and lists are read or refused: no panic, no memory taken on their word.
+//! Tests of damaged images, archives and lists: they are read or refused, without a panic and without memory taken on
+//! the word of a header.
 //!
 //! The allocator of this test refuses to go beyond a limit, which ends the process: a decoder that reserves what
 //! a header claims does not pass.
@@ -20,7 +21,8 @@ static MEMORY: Cap<System> = Cap::new(System, 512 << 20);
 
 static FILES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
     let all = image_kinds::coloured().into_iter().chain(image_kinds::grey()).map(|(_, bytes)| bytes);
-    all.chain([image_kinds::held(6), image_kinds::inks(1, 2, 3, 4), image_kinds::claiming(70_000, 70_000)]).collect()
+    all.chain([image_kinds::held(6), image_kinds::inks(1, 2, 3, 4), image_kinds::claiming(70_000, 70_000)])
+        .collect()
 });
 
 /// Pickles as data sets are published in, in every protocol.

@@ -1,4 +1,4 @@
-//! `trueshot dataset check`: what a data set is made of, and what is wrong with it.
+//! `trueshot dataset check`: counts the classes and images of a data set and compares them with the published numbers.
 
 use std::path::PathBuf;
 

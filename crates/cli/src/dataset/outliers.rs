@@ -1,4 +1,4 @@
-//! `trueshot dataset outliers`: images of classes that no split has.
+//! `trueshot dataset outliers`: builds a set of outliers from ImageNet, from classes that are in no split.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

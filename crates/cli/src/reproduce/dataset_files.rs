@@ -1,4 +1,4 @@
-//! Where the datasets lie, and what tells one from another.
+//! Finds the data sets of the paper in a folder, and fingerprints them.
 //!
 //! A dataset is a folder below the folder of data: with train/, val/ and test/, in a published form that has its splits, or with
 //! all classes together, of which the built-in split of that name says which is where. Outliers are outliers/train and

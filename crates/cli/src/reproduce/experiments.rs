@@ -1,4 +1,5 @@
-//! What there is to reproduce, read from `experiments/paper.toml`, and what the paper says, from `paper.csv` beside it.
+//! The tables and figures to reproduce, read from `experiments/paper.toml`, and the published numbers, read from
+//! `paper.csv` next to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

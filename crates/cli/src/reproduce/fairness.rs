@@ -1,4 +1,5 @@
-//! Whether a comparison is fair: what the reader of a table must know before believing it.
+//! Warnings on comparisons that are not fair: shortened training, fewer episodes than in the paper, rows that had more
+//! training data, and classes or images in both training and test.
 
 use trueshot::Embeddings;
 use trueshot::training::heads::{Bank, overlaps};

@@ -1,5 +1,5 @@
-//! Figures: curves that are rows of tables drawn over the number of wrong samples, and images, which are made by
-//! commands of this program like everything else and put into the page.
+//! Figures of the report: curves, which are rows of tables over the number of wrong labels, and images, which are drawn
+//! by commands of this program.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Jobs: commands of this program whose results others need. A job's name is a hash of everything it depends on, so that tables
-//! share models and features, and an interrupted run finds what is done.
+//! Jobs: commands of this program whose results other jobs need. A job is named by a hash of everything it depends on,
+//! so tables share models and features, and an interrupted run finds what is done.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,8 @@
-//! `trueshot reproduce`: the paper's tables and figures, from data to a page, as commands of this program.
+//! `trueshot reproduce`: reproduces the tables and figures of the paper, from the data to a report.
 //!
-//! Every step is a command that can be given by hand, and is run as one: what is written beside a table is what was done. Steps
-//! are named by a hash of all they depend on ([`jobs`]), noted when they are done ([`cache`]), and go on where they stopped.
+//! Every step is a command that can be run by hand, so the commands shown next to a table are the commands that were run.
+//! Steps are named by a hash of everything they depend on ([`jobs`]), recorded when they are done ([`result_cache`]), and
+//! resumed where they stopped.
 
 mod dataset_files;
 mod experiments;

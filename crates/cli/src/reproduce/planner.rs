@@ -1,5 +1,5 @@
-//! From tables to jobs: a backbone, features of every split, heads, and an evaluation for the rows that share features and
-//! noise.
+//! Turns tables into jobs: a backbone, features of every split, heads, and one evaluation for the rows that share
+//! features and noise.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! What is done: beside every result a note of what it is and of its bytes. A result without one, or that is not what its
-//! note says, is made again.
+//! The results that are done: next to every result is a record of its job and its checksum. A result without a record,
+//! or one that differs from it, is computed again.
 
 use std::fs::File;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! From evaluations to cells beside the paper's.
+//! Turns the results of evaluations into the cells of a table, next to the published numbers.
 
 use std::path::Path;
 

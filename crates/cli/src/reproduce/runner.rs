@@ -1,4 +1,4 @@
-//! Running the jobs: those whose needs are met, some side by side, each as a command of this program.
+//! Runs the jobs, some of them in parallel, each as a command of this program in a process of its own.
 
 use std::fs::File;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `trueshot train backbone`: a Conv4 on images.
+//! `trueshot train backbone`: trains a Conv4 on images.
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;

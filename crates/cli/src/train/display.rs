@@ -1,5 +1,5 @@
-//! How training looks: on a terminal a bar, the losses and the last validation, kept up to date below a line for
-//! every validation; elsewhere just those lines.
+//! The display of a training run: on a terminal a progress bar, the losses and the last validation; elsewhere one line
+//! per validation.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! `trueshot train tranfs`, `trueshot train relabel`: heads on embeddings.
+//! `trueshot train tranfs` and `trueshot train relabel`: train heads on embeddings.
 //!
 //! Flags are a table with the sections of the configuration file, so that they can be laid over it as they are.
 

@@ -1,4 +1,4 @@
-//! What all training on images shares: which images, what becomes of them, and how a model is judged.
+//! What all training on images shares: the options, loading of images and outliers, and the run itself.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

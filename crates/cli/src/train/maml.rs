@@ -1,4 +1,4 @@
-//! `trueshot train maml`: a network that learns to be adapted.
+//! `trueshot train maml`: trains MAML, a network that adapts to a support set.
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;

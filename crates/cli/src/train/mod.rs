@@ -1,4 +1,4 @@
-//! `trueshot train`: one module a family of models, one display for all.
+//! `trueshot train`: the commands that train models, and the options and display they share.
 
 mod backbone;
 mod display;

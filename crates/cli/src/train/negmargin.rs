@@ -1,4 +1,4 @@
-//! `trueshot train negmargin`: a Conv4 by a cosine softmax with a negative margin.
+//! `trueshot train negmargin`: trains a Conv4 with a cosine softmax with a negative margin.
 
 use clap::Args;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! A folder of images that any backbone tells apart, and `trueshot` run beside it as a user would run it.
+//! Test fixture: a folder of images that any backbone tells apart, next to which `trueshot` is run.
 #![allow(dead_code)]
 
 use std::path::PathBuf;

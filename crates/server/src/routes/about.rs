@@ -1,4 +1,4 @@
-//! What this server is.
+//! The operations that describe the server: version, methods, limits, health and the OpenAPI description.
 
 use axum::Json;
 use axum::extract::State;

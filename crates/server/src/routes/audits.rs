@@ -1,4 +1,4 @@
-//! Which labels are wrong.
+//! The operation that audits a support set.
 
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};

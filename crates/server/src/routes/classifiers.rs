@@ -1,4 +1,4 @@
-//! Classifiers: made, listed, fetched, deleted.
+//! The operations on classifiers: create, list, get, download and delete.
 
 use axum::Json;
 use axum::extract::{Request, State};

@@ -1,5 +1,5 @@
-//! Pictures to rows. Whoever asks about the same pictures many times, as the page does, sends them once and then works
-//! with their rows.
+//! The operation that embeds images. A client that uses the same images many times, as the web page does, sends them
+//! once and then works with their rows.
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;

@@ -1,4 +1,4 @@
-//! What can be asked, one file a subject.
+//! The operations of the API, one file per subject, and the extractors they share.
 
 pub mod about;
 pub mod audits;

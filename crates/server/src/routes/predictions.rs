@@ -1,4 +1,4 @@
-//! What a classifier says of rows and pictures.
+//! The operation that classifies rows or images with a stored classifier.
 
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};

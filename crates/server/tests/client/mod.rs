@@ -1,4 +1,4 @@
-//! Asking the server without a socket: a request goes in, status, headers and body come out.
+//! Test fixture: sends requests to the server without a socket and returns status, headers and body.
 #![allow(dead_code, missing_docs, reason = "every test file uses some of it")]
 
 use axum::Router;

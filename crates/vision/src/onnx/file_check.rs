@@ -1,4 +1,4 @@
-//! The gate that an ONNX file passes before the library that runs it may see it.
+//! Checks the bytes of an ONNX file before the library that runs it sees them.
 //!
 //! ONNX is protocol buffers: nested messages of numbered fields. We walk through all of them without allocating
 //! and refuse files that are not ONNX, tensors that claim more numbers than they hold, weights in other files, graphs of

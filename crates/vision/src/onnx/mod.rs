@@ -1,4 +1,4 @@
-//! Image models in ONNX, as other programs export them.
+//! Image models in ONNX as backbones. Each model runs in a worker process.
 //!
 //! What a model wants is found from the shape of its input: which axis the channels are on, and the size of an image if
 //! it is fixed. What is not in the file (mean, deviation, which output) comes from options or from a TOML file next to
@@ -22,7 +22,7 @@
 //! allocate nothing else.
 //!
 //! If a worker ends, every image that was in work is tried again in a worker of its own, so only the images that
-//! are to blame are lost. The gate looks at a file first, because it can say more precisely what is wrong.
+//! are to blame are lost. `file_check` looks at a file first, because it can say more precisely what is wrong.
 
 mod file_check;
 mod model;

@@ -1,4 +1,4 @@
-//! An ONNX model loaded by rten, ready to run on one image at a time. Only the worker process uses this module.
+//! An ONNX model loaded by rten, which embeds one image at a time. Only the worker process uses this module.
 
 use std::sync::Arc;
 

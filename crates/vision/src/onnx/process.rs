@@ -1,4 +1,4 @@
-//! This program's end of the worker process: starts it, sends images, and says why it ended if it did.
+//! The parent's side of the worker process: starts it, sends images, receives embeddings, and reports why it ended.
 
 use std::collections::HashMap;
 use std::ffi::OsString;

@@ -1,4 +1,4 @@
-//! Limits of the worker process on memory and processor time, kept by the operating system.
+//! Limits of the worker process on memory and processor time, enforced by the operating system.
 
 use std::io;
 

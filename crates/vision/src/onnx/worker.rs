@@ -1,4 +1,4 @@
-//! The worker process: loads one model, within limits, and embeds the images that come in on standard input.
+//! The worker process: loads one ONNX model within limits and embeds the images that arrive on standard input.
 //!
 //! The main thread reads requests, so that it notices when the program that started it is gone, and the process ends
 //! then whatever the model is doing. A thread with a large stack loads the model: rten's planner recurses once for
@@ -15,8 +15,8 @@ use super::model::{LoadedModel, single_thread_pool};
 use super::process_limits::ProcessLimits;
 use super::protocol::{self, LoadRequest};
 
-/// Stack for loading and planning. A chain of nodes takes less than 1 KiB per node, and the gate lets
-/// [`super::gate::MOST_NODES`] through.
+/// Stack for loading and planning. A chain of nodes takes less than 1 KiB per node, and the file check lets
+/// [`super::file_check::MAX_NODES`] through.
 const STACK_BYTES: usize = 256 << 20;
 
 /// The main function of a worker process: serves one model over standard input and output until the input ends, and

@@ -1,4 +1,5 @@
-//! The functions that a pickle may ask for, and what is done in their place.
+//! The functions that a pickle may call: the few of NumPy that build arrays, types and numbers, each replaced by code
+//! of this module.
 //!
 //! NumPy pickles an array as "reconstruct an empty one, then give it this state", or, from protocol 5 on, as
 //! "make one of this buffer"; a type as its name and a state with the order of its bytes; a number with a type

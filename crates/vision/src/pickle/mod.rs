@@ -1,4 +1,4 @@
-//! A reader of pickles that executes nothing.
+//! A reader of Python's pickles that calls no functions of Python.
 //!
 //! Python's `pickle` is a program for a small stack machine whose instructions can call any function there is.
 //! Data sets are published in it all the same, so this is the machine without the calls: it knows numbers,

@@ -1,4 +1,4 @@
-//! The stack machine: one instruction after the other, none of which goes back.
+//! The stack machine that executes the opcodes of a pickle, one after the other; there are no jumps.
 
 use std::collections::HashMap;
 

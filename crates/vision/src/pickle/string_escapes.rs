@@ -1,4 +1,4 @@
-//! Strings of the oldest protocol, in which what is not ASCII is written as an escape.
+//! String escapes of pickle protocol 0, in which characters other than ASCII are escaped.
 
 /// The text of a Unicode string: `\uXXXX` and `\UXXXXXXXX`, all else Latin-1.
 pub(super) fn unicode(line: &[u8]) -> Option<String> {

@@ -1,3 +1,5 @@
+//! Tests of the pickle reader: what is read, and what is refused.
+
 use super::*;
 
 fn read(bytes: &[u8]) -> Result<Pickle, PickleError> {

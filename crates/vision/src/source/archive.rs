@@ -1,5 +1,5 @@
-//! Images in a tar: plain, whose members are read where they lie, or packed with gzip, which is unpacked into
-//! memory once. Other packings (xz, zstd, zip) are for `tar xf` to undo.
+//! Images in a tar archive: plain, whose members are read in place, or compressed with gzip, which is decompressed into
+//! memory once. Other compressions must be unpacked first.
 //!
 //! An archive comes from outside. Only regular members count; links and sparse files are passed over, names
 //! are never used as paths in the file system, and what gzip unpacks to is limited by the size of the file.

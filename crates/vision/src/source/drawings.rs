@@ -1,4 +1,4 @@
-//! The built-in drawings as a source: `omniglot`.
+//! The built-in drawings (`omniglot`) as a source of images.
 
 use std::path::Path;
 

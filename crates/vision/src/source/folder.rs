@@ -1,4 +1,4 @@
-//! A folder of class folders.
+//! Images in a folder of class folders.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A list of images and their labels: CSV, or one JSON object a line.
+//! Images in a list of paths and labels: CSV, or one JSON object per line.
 //!
 //! CSV may have a header that names the columns; without one the first column is the path and the second the
 //! label. Paths are relative to the list, or to a folder `images` beside it or beside its folder, as Ravi and

@@ -1,10 +1,10 @@
-//! Where labelled images come from: a folder of class folders, an archive of them, a list of paths and
-//! labels, a data set in a form in which it is published, or the drawings that are built in.
+//! Sources of labelled images: a folder of class folders, an archive of one, a list of paths and labels, a published
+//! data set, or the built-in drawings. [`Collection`] is where to start.
 //!
 //! Opening a source lists what is there and reads no image; a [`Collection`] is that list, in an order that
 //! depends on names alone: classes by name, within a class items by name. Items are called by their path within
 //! the source, so that what is said about one can be looked up. Reading one image is
-//! [`Collection::picture`]; what cannot be read is a reason, not an error, and the caller decides what is left
+//! [`Collection::read_image`]; what cannot be read is a reason, not an error, and the caller decides what is left
 //! to work with.
 
 mod archive;
@@ -76,7 +76,21 @@ enum ImageLocation {
     Drawing { character: usize, number: usize },
 }
 
-/// A list of labelled images.
+/// A list of labelled images, in an order that depends on their names only.
+///
+/// ```
+/// use trueshot_vision::{Bitmap, Channels, Collection, SourceOptions};
+///
+/// let folder = tempfile::tempdir()?;
+/// std::fs::create_dir(folder.path().join("diagonal"))?;
+/// std::fs::write(folder.path().join("diagonal/1.png"), Bitmap::from_fn(9, 9, |x, y| x == y).to_png())?;
+///
+/// let images = Collection::open(folder.path(), SourceOptions::default())?;
+/// assert_eq!(images.classes(), ["diagonal"]);
+/// let image = images.read_image(&images.entries()[0], Channels::Grey)?;
+/// assert_eq!((image.width, image.height), (9, 9));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Collection {
     path: PathBuf,
@@ -257,7 +271,7 @@ impl Collection {
         });
     }
 
-    /// Reads one image. [`Self::picture_then`] is better where many images are read.
+    /// Reads one image. [`Self::read_image_then`] is better where many images are read.
     pub fn read_image(&self, entry: &ImageEntry, channels: Channels) -> Result<DecodedImage, Unreadable> {
         self.read_image_then(entry, channels, |image| image)
     }

@@ -1,4 +1,4 @@
-//! What paths within a folder or an archive say: which files are images, and which class each is of.
+//! Classes from paths: which files of a folder or an archive are images, and which class each belongs to.
 //!
 //! The class of an image is the folder it lies in. What all paths share in front is left off (archives often
 //! have one folder around everything), and with pooling so are the folders of splits.

@@ -1,5 +1,5 @@
-//! The images of a training step, drawn, changed and normalised: of an episode ([`Batches`]), of several
-//! ([`Tasks`]), or of all classes ([`ShuffledBatches`]).
+//! Batches of images for training steps, drawn, augmented and normalised: of one episode ([`EpisodeBatches`]), of
+//! several episodes ([`TaskBatches`]), or of all classes ([`ShuffledBatches`]).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Everything that can be set when a backbone is trained.
+//! The configuration of the training of a backbone, and the settings that it shares with the other trainings on images.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What a network is trained and judged on: images with their classes, and outliers where noise asks for them.
+//! The data sets of a training run: images to train and validate on, and outliers for both.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use trueshot::Embeddings;
 
 use crate::dataset::Dataset;
 
-/// The data sets of a run. All must have been loaded with [`super::Pictures::preprocessing`]; those to train on augmented
+/// The data sets of a run. All must have been loaded with [`super::ImageSettings::preprocessing`]; those to train on augmented
 /// if the configuration says so, those to validate on not.
 pub struct Datasets {
     /// What is learnt from.

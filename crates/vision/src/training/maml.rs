@@ -1,4 +1,4 @@
-//! Trains MAML: every step several tasks, each the work of one thread, their gradients added up in order.
+//! Training of MAML: several tasks per step, each computed on one thread, with their gradients summed in order.
 //!
 //! Validation adapts the network to episodes of images it never learnt from, as at test.
 

@@ -1,6 +1,6 @@
-//! Trains networks on images. Here is the Conv4 of the paper: one episode a step, batch norm over its images,
-//! the loss of nearest prototypes, AdamW. [`maml`] and [`negmargin`] are the two baselines that have backbones of
-//! their own.
+//! Training on images. This file trains the Conv4 of the paper: one episode per step, batch norm over its images, the
+//! loss of nearest prototypes, AdamW. [`maml`] and [`negmargin`] train the two baselines that have networks of their
+//! own.
 //!
 //! The loop is the core's ([`trueshot::training`]); here is what it trains. While a step runs, a [`Loader`] draws
 //! and changes the images of the next. Validation embeds all its images once under the running statistics

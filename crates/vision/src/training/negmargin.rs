@@ -1,6 +1,6 @@
-//! Trains a Conv4 as NegMargin does (Liu et al., ECCV 2020): on batches of all classes at once, by a cosine softmax
-//! with a negative margin, with Adam. What comes out is a backbone like any other; at test its embeddings go with a
-//! cosine classifier (`baseline++`), which is also what validation asks.
+//! Training of a Conv4 with NegMargin (Liu et al., ECCV 2020): batches of all classes, a cosine softmax with a negative
+//! margin, Adam. The result is a backbone; its embeddings are used with a cosine classifier (`baseline++`), which is
+//! also used for validation.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Parameters in training: with their gradients, the optimiser and its rate.
+//! The parameters of a network in training, with their gradients, the optimiser and the learning rate schedule.
 
 use rayon::prelude::*;
 use trueshot::model::{flat, named};
@@ -77,7 +77,7 @@ impl ParameterState {
         state
     }
 
-    /// Becomes what [`Weights::state`] wrote down.
+    /// Becomes what [`ParameterState::state`] wrote down.
     pub fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
         let part = |prefix: &str| flat(&self.layout, &state.with_prefix(prefix));
         let steps = state.note("steps").and_then(|text| text.parse().ok());

@@ -1,4 +1,4 @@
-//! How a model is judged on the way: by the episodes of images it never learns from.
+//! Validation during training: the accuracy on episodes of images that are not trained on.
 
 use rayon::prelude::*;
 use trueshot::Embeddings;

@@ -1,4 +1,4 @@
-//! Small images of every odd kind, made here: files as they come from cameras, scanners and other programs.
+//! Test fixture: small images of many kinds and formats, as cameras, scanners and other programs write them.
 #![allow(dead_code)]
 
 use std::io::Cursor;

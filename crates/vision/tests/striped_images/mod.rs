@@ -1,4 +1,4 @@
-//! Images that are easy to tell apart and quick to make.
+//! Test fixture: striped images that are easy to tell apart and quick to make.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A dictionary with an array of images and which class each is of.
+//! Published data sets that are a dictionary with an array of images and their classes.
 //!
 //! Two forms are about. miniImageNet's caches (few-shot-ssl, learn2learn) have `image_data` and `class_dict`, which
 //! lists the rows of every class; files for miniImageNet, CIFAR-FS and FC100 (MetaOptNet and its successors) have

@@ -1,4 +1,4 @@
-//! CIFAR-100's own files, in their two published forms.
+//! CIFAR-100's own files, in their two published forms (python and binary).
 //!
 //! `cifar-100-python`: pickles `train` and `test` of rows of 3,072 bytes with `fine_labels`, `coarse_labels` and
 //! `filenames`, and `meta` with the names of the labels. `cifar-100-binary`: `train.bin` and `test.bin` of records

@@ -1,4 +1,4 @@
-//! Data sets as they are published: pickled and zipped arrays, CIFAR-100's own files, lists beside a folder.
+//! Data sets in their published form: pickled and zipped arrays, CIFAR-100's own files, lists next to a folder.
 //!
 //! What a file is follows from its name and then from what is in it; what a folder is, from the names of the
 //! files in it ([`FILE_NAMES`]). A folder that has one file for each split is opened one split at a time, or all

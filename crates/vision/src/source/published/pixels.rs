@@ -1,4 +1,4 @@
-//! Images whose pixels lie in an array, one after the other.
+//! Images that are stored as an array of pixels, one image after the other.
 
 use bytes::Bytes;
 use trueshot::arrays::Array;

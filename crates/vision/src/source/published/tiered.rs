@@ -1,4 +1,4 @@
-//! TieredImageNet: PNG files in a pickled list, or an array of pixels; the labels in a file beside it.
+//! TieredImageNet: PNG files in a pickled list, or an array of pixels, with the labels in a file next to it.
 //!
 //! `train_images_png.pkl` (few-shot-ssl) or `train_images.npz` (MetaOptNet; `.npy` if somebody unpacked it), and `train_labels.pkl` with the numbers
 //! under `label_specific` and their names under `label_specific_str`, or with `labels` alone.
