@@ -1,4 +1,4 @@
-//! A library that an interpreter loads: the linker leaves the interpreter's symbols open.
+//! Build script of the extension module: the linker leaves the symbols of the Python interpreter open.
 
 fn main() {
     pyo3_build_config::add_extension_module_link_args();

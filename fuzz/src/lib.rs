@@ -30,7 +30,7 @@ pub fn read_pickle(bytes: &[u8]) {
     look_at(pickle.value(), 3);
 }
 
-/// Looks at an ONNX file as the gate does. What passes is a program, and is not run here: what it asks for while it runs
+/// Looks at an ONNX file as `onnx::file_check` does. What passes is a program, and is not run here: what it asks for while it runs
 /// is its own business.
 pub fn check_model(bytes: &[u8]) {
     let _ = Backbone::check_onnx(bytes, "fuzzed");

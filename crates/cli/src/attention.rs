@@ -1,4 +1,4 @@
-//! `trueshot attention`: where a trained TraNFS looks in one episode.
+//! `trueshot attention`: draws the attention maps of a trained TraNFS model for one episode.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use trueshot::attention::{AttentionImage, AttentionMaps, Token};
 use trueshot::episode::EpisodeData;
 use trueshot::method::TrainedTranfs;
 
-use crate::episode::Which;
+use crate::episode::EpisodeArgument;
 use crate::messages::say;
 use crate::output::write_file;
 use crate::threads::Threads;
@@ -43,31 +43,31 @@ pub struct Arguments {
     images: Option<PathBuf>,
     /// Draw only these maps side by side into one PNG file, OUT: LAYER.HEAD, LAYER.mean, or LAYER.best, the head whose class
     /// tokens attend most to items that truly belong to their class; LAYER can be `last`
-    #[arg(long, value_name = "LAYER.HEAD,..", value_delimiter = ',', value_parser = parse_shown)]
-    show: Vec<Shown>,
+    #[arg(long, value_name = "LAYER.HEAD,..", value_delimiter = ',', value_parser = parse_map_selection)]
+    show: Vec<MapSelection>,
     #[command(flatten)]
-    which: Which,
+    which: EpisodeArgument,
     #[command(flatten)]
     threads: Threads,
 }
 
 /// A map to draw.
 #[derive(Clone, Copy)]
-struct Shown {
+struct MapSelection {
     /// From 1; none is the last.
     layer: Option<usize>,
-    head: Head,
+    head: HeadSelection,
 }
 
 #[derive(Clone, Copy)]
-enum Head {
+enum HeadSelection {
     /// From 1.
     Number(usize),
     Mean,
     Best,
 }
 
-fn parse_shown(text: &str) -> Result<Shown, String> {
+fn parse_map_selection(text: &str) -> Result<MapSelection, String> {
     let (layer, head) = text.split_once('.').ok_or("expected LAYER.HEAD such as 1.2, 3.mean or last.best")?;
     let number = |text: &str| match text.parse() {
         Ok(number) if number > 0 => Ok(number),
@@ -75,11 +75,11 @@ fn parse_shown(text: &str) -> Result<Shown, String> {
     };
     let layer = if layer == "last" { None } else { Some(number(layer)?) };
     let head = match head {
-        "mean" => Head::Mean,
-        "best" => Head::Best,
-        head => Head::Number(number(head)?),
+        "mean" => HeadSelection::Mean,
+        "best" => HeadSelection::Best,
+        head => HeadSelection::Number(number(head)?),
     };
-    Ok(Shown { layer, head })
+    Ok(MapSelection { layer, head })
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -91,15 +91,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let bank = EpisodeData { embeddings: &embeddings, outliers: outliers.as_ref() };
         let maps = AttentionMaps::of(&model, bank, &drawn, 0)?;
         if !arguments.show.is_empty() {
-            return arguments.write_shown(&maps);
+            return arguments.write_selected(&maps);
         }
-        arguments.write_all(&maps, &format!("Attention in episode {}, {noise}", arguments.which.number()))
+        arguments.write_all(&maps, &format!("Attention in episode {}, {noise}", arguments.which.index()))
     })
 }
 
 impl Arguments {
-    /// The maps that are asked for, in one picture.
-    fn write_shown(&self, maps: &AttentionMaps) -> anyhow::Result<()> {
+    /// The maps that are asked for, in one image.
+    fn write_selected(&self, maps: &AttentionMaps) -> anyhow::Result<()> {
         let pictures =
             self.show.iter().map(|shown| shown.picture(maps)).collect::<anyhow::Result<Vec<_>>>()?;
         let bytes = AttentionImage::beside(&pictures).context("--show names no map")?.to_png();
@@ -119,7 +119,7 @@ impl Arguments {
         Ok(())
     }
 
-    /// One picture a layer and head, and the mean of every layer first; their names.
+    /// One image a layer and head, and the mean of every layer first; their names.
     fn write_pictures(&self, maps: &AttentionMaps) -> anyhow::Result<Vec<String>> {
         let mut names = Vec::new();
         for (layer, heads) in maps.layers.iter().enumerate() {
@@ -140,11 +140,11 @@ impl Arguments {
              system-ui,sans-serif;margin:2rem;background:#fff;color:#1b1f24}}img.map{{max-width:100%}}.wrong{{color:#cf222e}}\
              td,th{{padding:.2rem .8rem .2rem 0;text-align:left}}td img{{display:block;height:84px}}.item{{display:inline-block;\
              margin:0 .5rem .3rem 0;vertical-align:top}}.wrong img{{outline:3px solid}}</style><h1>{0}</h1>\n",
-            escaped(title)
+            escape_html(title)
         );
         page.push_str("<table><tr><th>class<th>items\n");
         for (class, name) in maps.tokens.iter().filter_map(class_token) {
-            page.push_str(&format!("<tr><th>C{class} {}<td>", escaped(name)));
+            page.push_str(&format!("<tr><th>C{class} {}<td>", escape_html(name)));
             maps.tokens
                 .iter()
                 .filter_map(|token| self.item(token, class))
@@ -158,7 +158,7 @@ impl Arguments {
         page + "</html>\n"
     }
 
-    /// An item of a class: its picture if there is one, else its name or row; in red with its true class if wrong.
+    /// An item of a class: its image if there is one, else its name or row; in red with its true class if wrong.
     fn item(&self, token: &Token, class: u32) -> Option<String> {
         let Token::Item { given, truth, row, item, wrong } = token else { return None };
         if *given != class {
@@ -167,9 +167,9 @@ impl Arguments {
         let name = item.clone().unwrap_or_else(|| format!("row {row}"));
         let shown = match self.images.as_ref().map(|folder| picture_path(folder, &name)) {
             Some(Some(path)) => {
-                format!("<img src=\"{0}\" alt=\"{1}\" title=\"{1}\">", escaped(&path), escaped(&name))
+                format!("<img src=\"{0}\" alt=\"{1}\" title=\"{1}\">", escape_html(&path), escape_html(&name))
             }
-            _ => escaped(&name),
+            _ => escape_html(&name),
         };
         let truth = truth.map_or("none".to_string(), |truth| format!("C{truth}"));
         Some(match wrong {
@@ -179,16 +179,16 @@ impl Arguments {
     }
 }
 
-impl Shown {
+impl MapSelection {
     fn picture(self, maps: &AttentionMaps) -> anyhow::Result<AttentionImage> {
         let layers = maps.layers.len();
         let layer = self.layer.unwrap_or(layers);
         anyhow::ensure!(layer <= layers, "--show asks for layer {layer}; the model has {layers}");
         let heads = maps.layers[layer - 1].len();
         let head = match self.head {
-            Head::Mean => None,
-            Head::Best => Some(maps.best_head(layer - 1)),
-            Head::Number(head) => {
+            HeadSelection::Mean => None,
+            HeadSelection::Best => Some(maps.best_head(layer - 1)),
+            HeadSelection::Number(head) => {
                 anyhow::ensure!(head <= heads, "--show asks for head {head}; layer {layer} has {heads}");
                 Some(head - 1)
             }
@@ -204,7 +204,7 @@ fn class_token(token: &Token) -> Option<(u32, &str)> {
     }
 }
 
-/// The picture behind an item's name, if it is below the folder.
+/// The image behind an item's name, if it is below the folder.
 fn picture_path(folder: &Path, item: &str) -> Option<String> {
     let name = Path::new(trueshot::episode::image_name(item));
     let stays_below = name.components().all(|part| matches!(part, std::path::Component::Normal(_)));
@@ -213,6 +213,6 @@ fn picture_path(folder: &Path, item: &str) -> Option<String> {
     Some(found.display().to_string())
 }
 
-fn escaped(text: &str) -> String {
+fn escape_html(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

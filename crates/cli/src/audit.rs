@@ -1,4 +1,4 @@
-//! `trueshot audit`: which labels are wrong, and what would be right.
+//! `trueshot audit`: finds wrong labels and suggests the right ones.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +11,14 @@ use trueshot::audit::{self, Audit, Certainty, MAX_NEIGHBOURS, Options};
 use trueshot::method::TrainedRelabel;
 use trueshot::repair::{Kind, RepairPlan};
 use trueshot::report::{self, AuditPage, AuditTable};
-use trueshot_vision::thumbnail;
+use trueshot_vision::{LabelledRows, thumbnail};
 
-use crate::confirmed::Confirmed;
-use crate::messages::Found;
+use crate::confirmed_labels::ConfirmedLabels;
+use crate::messages::ProblemsFound;
 use crate::messages::say;
 use crate::output::{Output, check_writable, write_file};
 use crate::progress::ProgressDisplay;
-use crate::support::{Support, SupportArgument};
+use crate::support_argument::{SupportArgument, audited_files};
 use crate::threads::Threads;
 
 /// Find wrong labels and suggest the right ones
@@ -60,10 +60,10 @@ pub struct Arguments {
     #[arg(long)]
     check: bool,
     /// Share of wrong labels in percent, if known [default: estimated]
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     expected_noise: Option<f64>,
     /// Minimum probability of a verdict, from 0.5 to 1; below it, the verdict is `undecided` [default: 0.75]
-    #[arg(long, value_name = "P", value_parser = certainty)]
+    #[arg(long, value_name = "P", value_parser = parse_certainty)]
     certainty: Option<f32>,
     /// Use a head trained with `trueshot train relabel` [default: the built-in head]
     #[arg(long, value_name = "FILE")]
@@ -89,7 +89,7 @@ enum Format {
 }
 
 /// A share from percent.
-fn percent(text: &str) -> Result<f64, String> {
+fn parse_percent(text: &str) -> Result<f64, String> {
     let given = text.trim().trim_end_matches('%').trim_end().parse::<f64>();
     match given {
         Ok(percent) if (0.0..100.0).contains(&percent) => Ok(percent / 100.0),
@@ -97,7 +97,7 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-fn certainty(text: &str) -> Result<f32, String> {
+fn parse_certainty(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(given) if (0.5..=1.0).contains(&given) => Ok(given),
         _ => Err("expected a number from 0.5 to 1".into()),
@@ -105,7 +105,7 @@ fn certainty(text: &str) -> Result<f32, String> {
 }
 
 /// The side of a thumbnail: twice what a page shows would be sharper and four times the bytes.
-const THUMBNAIL: usize = 112;
+const THUMBNAIL_SIDE: usize = 112;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let files = [&arguments.html, &arguments.json, &arguments.csv, &arguments.plan, &arguments.output.output];
@@ -114,21 +114,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         arguments.head.as_ref().map_or_else(TrainedRelabel::built_in, |path| TrainedRelabel::open(path))?;
     let confirms = !arguments.confirm.is_empty();
     let path = &arguments.support.support;
-    let mut confirmed = Confirmed::open(path, arguments.confirmed.as_ref(), confirms)?;
+    let mut confirmed = ConfirmedLabels::open(path, arguments.confirmed.as_ref(), confirms)?;
     arguments.threads.run(|| {
-        let support = arguments.support.open()?;
+        let mut support = arguments.support.open()?;
         if confirms {
             confirmed.confirm(&arguments.confirm, path, &support.embeddings)?;
         }
-        let found = arguments.look(&support, &head, &confirmed.rows(&support.embeddings))?;
+        support.confirmed = confirmed.confirmed_rows(&support.embeddings);
+        let found = arguments.run_audit(&support, &head)?;
         arguments.write(&support, &found)?;
         let suspects = found.items.iter().filter(|item| item.is_suspect()).count();
-        if arguments.check && suspects > 0 { Err(Found(suspects).into()) } else { Ok(()) }
+        if arguments.check && suspects > 0 { Err(ProblemsFound(suspects).into()) } else { Ok(()) }
     })
 }
 
 impl Arguments {
-    fn look(&self, support: &Support, head: &TrainedRelabel, confirmed: &[bool]) -> anyhow::Result<Audit> {
+    fn run_audit(&self, support: &LabelledRows, head: &TrainedRelabel) -> anyhow::Result<Audit> {
         let options = Options {
             certainty: self.certainty.map_or_else(Certainty::default, Certainty::uniform),
             expected_noise: self.expected_noise,
@@ -138,7 +139,7 @@ impl Arguments {
         let found = Audit::of(&support.embeddings)
             .head(head)
             .options(options)
-            .confirmed(confirmed)
+            .confirmed(&support.confirmed)
             .progress(&progress)
             .run();
         progress.finish();
@@ -146,12 +147,12 @@ impl Arguments {
     }
 
     /// Files first: whoever closes the pipe after a few lines still gets them.
-    fn write(&self, support: &Support, found: &Audit) -> anyhow::Result<()> {
+    fn write(&self, support: &LabelledRows, found: &Audit) -> anyhow::Result<()> {
         if let Some(path) = &self.html {
             write_file(path, &self.page(support, found)?)?;
         }
         if let Some(path) = &self.json {
-            write_file(path, &json(support, found))?;
+            write_file(path, &audit_json(support, found))?;
         }
         if let Some(path) = &self.csv {
             write_file(path, &report::audit_csv(found))?;
@@ -168,31 +169,31 @@ impl Arguments {
         }
         match self.format {
             Format::Table => self.output.write_text(&AuditTable { audit: found, all: self.all }.render()),
-            Format::Json => self.output.write_data(&json(support, found)),
+            Format::Json => self.output.write_data(&audit_json(support, found)),
             Format::Csv => self.output.write_data(&report::audit_csv(found)),
         }
     }
 
-    fn plan(&self, support: &Support, found: &Audit) -> RepairPlan {
+    fn plan(&self, support: &LabelledRows, found: &Audit) -> RepairPlan {
         let root =
             std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
-        let files = support.pictures.as_ref().map(|pictures| pictures.listing());
+        let files = support.images.as_ref().map(audited_files);
         RepairPlan::of(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
     }
 
-    fn kind(&self, support: &Support) -> Kind {
-        match &support.pictures {
+    fn kind(&self, support: &LabelledRows) -> Kind {
+        match &support.images {
             None => Kind::Embeddings,
-            Some(pictures) if pictures.is_folder() => Kind::Folder,
+            Some(images) if images.is_folder() => Kind::Folder,
             Some(_) => Kind::Pictures,
         }
     }
 
-    fn page(&self, support: &Support, found: &Audit) -> anyhow::Result<String> {
+    fn page(&self, support: &LabelledRows, found: &Audit) -> anyhow::Result<String> {
         let data = &support.embeddings;
         let thumbnails = thumbnails(support, &report::shown_rows(found, data))?;
         let points = audit::map(data, &ProgressDisplay::counting(data.len() as u64, "items"))?;
-        let title = format!("Audit of {}", called(&self.support.support));
+        let title = format!("Audit of {}", display_name(&self.support.support));
         let notes = support.skipped.iter().map(ToString::to_string).collect();
         let page =
             AuditPage { title: &title, audit: found, data, thumbnails: &thumbnails, points: &points, notes };
@@ -201,15 +202,15 @@ impl Arguments {
 }
 
 /// The audit for programs, with what was left out if anything was.
-fn json(support: &Support, audit: &Audit) -> String {
+fn audit_json(support: &LabelledRows, audit: &Audit) -> String {
     #[derive(Serialize)]
-    struct Complete<'a> {
+    struct AuditWithSkipped<'a> {
         #[serde(flatten)]
         audit: &'a Audit,
-        skipped: Vec<LeftOut<'a>>,
+        skipped: Vec<SkippedJson<'a>>,
     }
     #[derive(Serialize)]
-    struct LeftOut<'a> {
+    struct SkippedJson<'a> {
         item: &'a str,
         reason: String,
     }
@@ -217,23 +218,24 @@ fn json(support: &Support, audit: &Audit) -> String {
         return report::audit_json(audit);
     }
     let skipped = support.skipped.iter();
-    let skipped = skipped.map(|one| LeftOut { item: &one.item, reason: one.reason.to_string() }).collect();
-    serde_json::to_string_pretty(&Complete { audit, skipped }).expect("plain data serialises") + "\n"
+    let skipped =
+        skipped.map(|one| SkippedJson { item: &one.item, reason: one.reason.to_string() }).collect();
+    serde_json::to_string_pretty(&AuditWithSkipped { audit, skipped }).expect("plain data serialises") + "\n"
 }
 
 /// What people call a path: its last part.
-fn called(path: &Path) -> String {
+fn display_name(path: &Path) -> String {
     let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Small pictures of some rows, on all threads; none for what has vanished meanwhile.
-fn thumbnails(support: &Support, rows: &[usize]) -> anyhow::Result<Vec<Option<String>>> {
-    let Some(pictures) = &support.pictures else { return Ok(Vec::new()) };
+/// Small images of some rows, on all threads; none for what has vanished meanwhile.
+fn thumbnails(support: &LabelledRows, rows: &[usize]) -> anyhow::Result<Vec<Option<String>>> {
+    let Some(images) = &support.images else { return Ok(Vec::new()) };
     let progress = ProgressDisplay::counting(rows.len() as u64, "thumbnails");
     let done = AtomicU64::new(0);
     let one = |&row: &usize| {
-        let made = thumbnail::data_uri(&pictures.collection, pictures.entry(row), THUMBNAIL).ok();
+        let made = thumbnail::data_uri(&images.collection, images.entry(row), THUMBNAIL_SIDE).ok();
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         progress.check(done, rows.len() as u64).map(|()| (row, made))
     };

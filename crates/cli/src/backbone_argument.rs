@@ -1,14 +1,14 @@
-//! Which backbone a command embeds with, and where it keeps what it made.
+//! The options that select a backbone and its cache, shared by all commands that embed images.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use trueshot_vision::backbone::Options;
-use trueshot_vision::cache::Place;
+use trueshot_vision::backbone::BackboneOptions;
+use trueshot_vision::cache::CacheLocation;
 use trueshot_vision::{Backbone, Collection, Embedder, Resampling};
 
+use crate::images_argument::FitArgument;
 use crate::messages::{hinted, say};
-use crate::pictures_argument::FitArgument;
 
 /// Options for embedding images.
 #[derive(Args)]
@@ -69,12 +69,12 @@ impl BackboneArgument {
     /// The backbone that is asked for, if one is.
     pub fn open(&self) -> anyhow::Result<Option<Embedder>> {
         let backbone = self.backbone.as_ref().map(|given| Backbone::find(given, &self.options()));
-        Ok(backbone.transpose()?.map(|backbone| self.at_work(backbone)))
+        Ok(backbone.transpose()?.map(|backbone| self.embedder(backbone)))
     }
 
-    /// The backbone for such pictures.
+    /// The backbone for such images.
     pub fn open_default(&self, collection: &Collection) -> anyhow::Result<Embedder> {
-        Ok(self.at_work(Backbone::default_for(collection, &self.options())?))
+        Ok(self.embedder(Backbone::default_for(collection, &self.options())?))
     }
 
     /// The backbone of that name, if it is built in.
@@ -88,30 +88,30 @@ impl BackboneArgument {
                 "give the file of the backbone with --backbone"
             )
         );
-        Ok(self.at_work(Backbone::find(name, &self.options())?))
+        Ok(self.embedder(Backbone::find(name, &self.options())?))
     }
 
     /// Says why nothing was kept, if so.
-    pub fn tell(&self, embedder: &Embedder) {
+    pub fn report_cache_problem(&self, embedder: &Embedder) {
         if let Some(problem) = embedder.cache().and_then(|cache| cache.finish()) {
             say!("warning: the embeddings could not be cached: {problem}");
         }
     }
 
-    fn at_work(&self, backbone: Backbone) -> Embedder {
+    fn embedder(&self, backbone: Backbone) -> Embedder {
         if let Some(warning) = backbone.warning() {
             say!("warning: {warning}");
         }
-        let place = match &self.cache {
-            _ if self.no_cache => Place::Nowhere,
-            Some(folder) => Place::Folder(folder.clone()),
-            None => Place::Usual,
+        let location = match &self.cache {
+            _ if self.no_cache => CacheLocation::Disabled,
+            Some(folder) => CacheLocation::Folder(folder.clone()),
+            None => CacheLocation::Default,
         };
-        Embedder::new(backbone, &place)
+        Embedder::new(backbone, &location)
     }
 
-    fn options(&self) -> Options {
-        Options {
+    fn options(&self) -> BackboneOptions {
+        BackboneOptions {
             size: self.size.map(|size| size as usize),
             mean: self.mean.clone(),
             std: self.std.clone(),

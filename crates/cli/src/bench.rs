@@ -1,4 +1,4 @@
-//! `trueshot bench`: fixed workloads, timed, for comparison with other programs that do the same.
+//! `trueshot bench`: times fixed workloads, for comparison with other programs that run the same workloads.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use trueshot_nn::conv4::{self, Conv4Embedder, Shape, TrainingPass};
 use trueshot_nn::head::{Episode, Head};
 use trueshot_nn::maml::{self, Adaptation, GradientOrder, LabelledImages, MamlLearner, ModelSize};
 use trueshot_nn::tranfs::{self, Tranfs};
-use trueshot_vision::training::{Aggregate, Roles, loss};
+use trueshot_vision::training::{Aggregate, EpisodeLabels, loss};
 
 use crate::output::print;
 use crate::threads::Threads;
@@ -42,12 +42,12 @@ pub struct Arguments {
 }
 
 /// What is done once; the number is that of the run.
-type Work = Box<dyn FnMut(u64) -> anyhow::Result<()>>;
+type WorkloadFn = Box<dyn FnMut(u64) -> anyhow::Result<()>>;
 type SetUp = fn() -> anyhow::Result<Workload>;
 
 /// Something to time.
 struct Workload {
-    work: Work,
+    work: WorkloadFn,
     /// Additions and multiplications it takes, where they are what counts.
     operations: Option<u64>,
 }
@@ -81,10 +81,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let wanted = |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|asked| asked == name);
         for (name, set_up) in WORKLOADS.into_iter().filter(|(name, _)| wanted(name)) {
             let mut workload = set_up()?;
-            let mut times = repeat(arguments.seconds, &mut workload.work)?;
+            let mut times = time_runs(arguments.seconds, &mut workload.work)?;
             times.sort_by(f64::total_cmp);
             let (median, min) = (times[times.len() / 2], times[0]);
-            let mut line = serde_json::json!({ "name": name, "ms": rounded(median), "min_ms": rounded(min), "reps": times.len() });
+            let mut line = serde_json::json!({ "name": name, "ms": round_time(median), "min_ms": round_time(min), "reps": times.len() });
             if let Some(operations) = workload.operations {
                 line["gflops"] = (operations as f64 / median / 1e6).round().into();
             }
@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn evaluation(method: &'static str) -> anyhow::Result<Workload> {
-    let bank = bank()?;
+    let bank = random_embeddings()?;
     Ok(Workload { work: Box::new(move |run| evaluate_once(&bank, method, run)), operations: None })
 }
 
@@ -113,8 +113,8 @@ fn peak() -> Workload {
     }
 }
 
-/// Some pictures that are already normalised.
-fn pictures(shape: Shape) -> Vec<f32> {
+/// Some images that are already normalised.
+fn random_images(shape: Shape) -> Vec<f32> {
     let mut rng = Rng::new(0, Purpose::Items, 1);
     (0..IMAGES * shape.pixels()).map(|_| 4.0 * rng.uniform() - 2.0).collect()
 }
@@ -125,7 +125,7 @@ fn fresh_backbone(shape: Shape) -> Vec<f32> {
 }
 
 fn embedding(shape: Shape) -> Workload {
-    let (images, embedder) = (pictures(shape), Conv4Embedder::new(shape, &fresh_backbone(shape)));
+    let (images, embedder) = (random_images(shape), Conv4Embedder::new(shape, &fresh_backbone(shape)));
     let mut features = vec![0.0; IMAGES * shape.features()];
     let work = move |_| {
         let parts = images.par_chunks(4 * shape.pixels()).zip(features.par_chunks_mut(4 * shape.features()));
@@ -136,7 +136,7 @@ fn embedding(shape: Shape) -> Workload {
 }
 
 /// Positive numbers like those behind a ReLU: half of them zero.
-fn bank() -> anyhow::Result<Embeddings> {
+fn random_embeddings() -> anyhow::Result<Embeddings> {
     let mut rng = Rng::new(0, Purpose::Items, 0);
     // Twelve uniform numbers less six are close to a normal one, and drawing them needs no tables.
     let mut normal = || (0..12).map(|_| rng.uniform()).sum::<f32>() - 6.0;
@@ -163,9 +163,9 @@ fn evaluate_once(bank: &Embeddings, method: &str, run: u64) -> anyhow::Result<()
     Ok(())
 }
 
-/// One training step on an episode of 5 x 20 pictures: forward, the loss of nearest prototypes, backward, AdamW.
+/// One training step on an episode of 5 x 20 images: forward, the loss of nearest prototypes, backward, AdamW.
 fn backbone_step(shape: Shape) -> Workload {
-    let images = pictures(shape);
+    let images = random_images(shape);
     let mut parameters = fresh_backbone(shape);
     let mut training = TrainingPass::new(shape, IMAGES);
     let mut optimiser = AdamW::new(&conv4::layout(shape.channels), AdamWConfig::default());
@@ -174,8 +174,8 @@ fn backbone_step(shape: Shape) -> Workload {
     let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
     let query_classes: Vec<u32> = (0..75).map(|query| query / 15).collect();
     let work = move |_| {
-        let roles = Roles { classes: 5, given: &given, query_classes: &query_classes };
-        loss(training.forward(&parameters, &images), roles, Aggregate::Mean, &mut d_features);
+        let labels = EpisodeLabels { classes: 5, given: &given, query_classes: &query_classes };
+        loss(training.forward(&parameters, &images), labels, Aggregate::Mean, &mut d_features);
         training.backward(&d_features, &mut gradients[0]);
         training.update_running(&mut parameters);
         optimiser.step(1e-3, 1.0, &mut parameters, &mut gradients);
@@ -185,7 +185,7 @@ fn backbone_step(shape: Shape) -> Workload {
     Workload { work: Box::new(work), operations: Some(IMAGES as u64 * (forward + backward)) }
 }
 
-/// One step of MAML on four tasks of 25 and 75 pictures of 32 px.
+/// One step of MAML on four tasks of 25 and 75 images of 32 px.
 fn maml_step(order: GradientOrder) -> Workload {
     const TASKS: usize = 4;
     let size = ModelSize { shape: Shape { size: 32, channels: 3 }, ways: 5 };
@@ -195,7 +195,7 @@ fn maml_step(order: GradientOrder) -> Workload {
     let mut optimiser = AdamW::new(&maml::layout(size), config);
     let mut gradients = vec![vec![0.0; parameters.len()]; TASKS];
     let mut learners: Vec<MamlLearner> = (0..TASKS).map(|_| MamlLearner::new(size)).collect();
-    let images = pictures(size.shape);
+    let images = random_images(size.shape);
     let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
     let answers: Vec<u32> = (0..75).map(|query| query / 15).collect();
     let work = move |_| {
@@ -225,7 +225,7 @@ fn tranfs() -> anyhow::Result<(Tranfs, Vec<f32>)> {
 }
 
 /// Rows of the bank, so many for each of some episodes.
-fn rows(bank: &Embeddings, episodes: usize, each: usize) -> Vec<Vec<&[f32]>> {
+fn episode_rows(bank: &Embeddings, episodes: usize, each: usize) -> Vec<Vec<&[f32]>> {
     let all = bank.features().as_f32().expect("made in memory, as f32");
     let row = |at: usize| &all[at % (CLASSES * ITEMS) * DIM..][..DIM];
     (0..episodes).map(|e| (0..each).map(|i| row(e * each + i)).collect()).collect()
@@ -235,7 +235,7 @@ fn rows(bank: &Embeddings, episodes: usize, each: usize) -> Vec<Vec<&[f32]>> {
 fn tranfs_step() -> anyhow::Result<Workload> {
     const PARTS: usize = 4;
     let (network, mut parameters) = tranfs()?;
-    let bank = bank()?;
+    let bank = random_embeddings()?;
     let mut optimiser = AdamW::new(network.layout(), AdamWConfig::default());
     let mut gradients = vec![vec![0.0; parameters.len()]; PARTS];
     let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
@@ -244,7 +244,7 @@ fn tranfs_step() -> anyhow::Result<Workload> {
     let truth: Vec<Option<u32>> =
         (0..25).map(|item| Some(if wrong(item) { (item / 5 + 1) % 5 } else { item / 5 })).collect();
     let work = move |run: u64| {
-        let rows = rows(&bank, TRANFS_EPISODES, ITEMS_AND_QUERIES);
+        let rows = episode_rows(&bank, TRANFS_EPISODES, ITEMS_AND_QUERIES);
         let episode = |rows| {
             let (support, queries) = <[&[f32]]>::split_at(rows, 25);
             Episode {
@@ -273,10 +273,10 @@ fn tranfs_step() -> anyhow::Result<Workload> {
 /// Prototypes of 64 episodes, in four parts.
 fn tranfs_prototypes() -> anyhow::Result<Workload> {
     let (network, parameters) = tranfs()?;
-    let bank = bank()?;
+    let bank = random_embeddings()?;
     let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
     let work = move |_| {
-        let rows = rows(&bank, 64, 25);
+        let rows = episode_rows(&bank, 64, 25);
         let inputs: Vec<tranfs::TranfsInput<'_>> = rows
             .iter()
             .map(|items| tranfs::TranfsInput { classes: 5, items, given: &given, order: None })
@@ -290,7 +290,7 @@ fn tranfs_prototypes() -> anyhow::Result<Workload> {
 }
 
 /// Runs work three times unseen, then at least five times and for so long; milliseconds of each.
-fn repeat(seconds: f64, mut work: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
+fn time_runs(seconds: f64, mut work: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
     (0..3).try_for_each(&mut work)?;
     let (start, mut times) = (Instant::now(), Vec::new());
     while times.len() < 5 || start.elapsed() < Duration::from_secs_f64(seconds) {
@@ -301,6 +301,6 @@ fn repeat(seconds: f64, mut work: impl FnMut(u64) -> anyhow::Result<()>) -> anyh
     Ok(times)
 }
 
-fn rounded(milliseconds: f64) -> f64 {
+fn round_time(milliseconds: f64) -> f64 {
     (milliseconds * 1e4).round() / 1e4
 }

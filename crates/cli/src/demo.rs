@@ -1,4 +1,4 @@
-//! `trueshot demo`: the whole story on built-in data, with a page to look at.
+//! `trueshot demo`: evaluates all methods on built-in data and writes a report page.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -44,16 +44,16 @@ const SHOTS: usize = 5;
 const QUERIES: usize = 10;
 /// Five characters are too easy for a backbone that reaches 99 % on them.
 const WAYS: usize = 10;
-/// The support set in the picture.
-const PICTURE_WAYS: usize = 5;
-/// Whose weights the picture shows.
-const OPINIONS: [&str; 3] = ["median", "cosine", "relabel"];
+/// The support set in the image.
+const FIGURE_WAYS: usize = 5;
+/// Whose weights the image shows.
+const WEIGHTED_METHODS: [&str; 3] = ["median", "cosine", "relabel"];
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output])?;
     arguments.threads.run(|| {
         let start = Instant::now();
-        let backbone = built_in::backbone()?;
+        let backbone = built_in::omniglot_conv4()?;
         let characters = embed(&backbone, "test")?;
         let others = embed(&backbone, "val")?;
         say!(
@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let found = arguments.evaluate(&characters, &others)?;
         let page = Page::new("Learning characters from five examples, some of them wrong", &found)
             .introduce(INTRODUCTION)
-            .show(arguments.picture(&characters)?);
+            .show(arguments.support_set_figure(&characters)?);
         // The page first: whoever closes the pipe after a few lines still gets it.
         write_file(&arguments.output, &page.render())?;
         let tables = report::accuracies(&found);
@@ -93,9 +93,9 @@ impl Arguments {
         let complete = registry.infos().iter().filter(|info| info.is_complete());
         let mut methods: Vec<NamedMethod> =
             complete.map(|info| registry.parse(info.name)).collect::<Result<_, _>>()?;
-        let tranfs = TrainedTranfs::from_model(&built_in::tranfs()?)?;
+        let tranfs = TrainedTranfs::from_model(&built_in::omniglot_tranfs()?)?;
         methods.push(NamedMethod { label: "tranfs".into(), method: Box::new(tranfs) });
-        let progress = ProgressDisplay::over(self.episodes);
+        let progress = ProgressDisplay::episodes(self.episodes);
         let experiment = Experiment {
             embeddings: characters,
             outliers: Some(others),
@@ -115,9 +115,9 @@ impl Arguments {
     }
 
     /// One support set with two of five labels wrong, and what some methods make of it.
-    fn picture(&self, characters: &Embeddings) -> anyhow::Result<SupportSetFigure> {
+    fn support_set_figure(&self, characters: &Embeddings) -> anyhow::Result<SupportSetFigure> {
         let noise = Noise { kind: NoiseKind::Symmetric, level: 0.4 };
-        let sampler = Sampler::new(characters, None, self.spec(PICTURE_WAYS), vec![noise])?;
+        let sampler = Sampler::new(characters, None, self.spec(FIGURE_WAYS), vec![noise])?;
         let drawn = sampler.draw(0, &mut IndexSampler::default())?;
         let names: Vec<&str> = drawn
             .episode
@@ -126,7 +126,7 @@ impl Arguments {
             .map(|class| characters.classes()[class.class as usize].as_str())
             .collect();
         let support = &drawn.supports[0];
-        let opinions = opinions(characters, support)?;
+        let opinions = item_weights(characters, support)?;
         let classes = names.iter().zip(0..).map(|(name, class)| {
             let mut items = Vec::new();
             for (place, item) in support.iter().enumerate().filter(|(_, item)| item.given == class) {
@@ -153,20 +153,20 @@ impl Arguments {
 }
 
 /// The weight each method gives to every item.
-fn opinions(characters: &Embeddings, support: &[Item]) -> anyhow::Result<Vec<(&'static str, Vec<f32>)>> {
+fn item_weights(characters: &Embeddings, support: &[Item]) -> anyhow::Result<Vec<(&'static str, Vec<f32>)>> {
     let all = characters.features().as_f32().expect("made in memory, as f32");
     let dim = characters.dim();
     let rows =
         support.iter().map(|item| &all[item.row as usize * dim..(item.row as usize + 1) * dim]).collect();
     let given = support.iter().map(|item| item.given).collect();
-    let task = Task::new(SupportSet::new(rows, given, PICTURE_WAYS));
+    let task = Task::new(SupportSet::new(rows, given, FIGURE_WAYS));
     let weigh = |name: &'static str| {
         let fitted =
             Registry::default().parse(name)?.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
         let assessments = fitted.assessments.unwrap_or_default();
         Ok((name, assessments.iter().map(|assessment| assessment.weight).collect()))
     };
-    OPINIONS.into_iter().map(weigh).collect()
+    WEIGHTED_METHODS.into_iter().map(weigh).collect()
 }
 
 /// The built-in drawings, or a word on where to get them.
@@ -185,7 +185,7 @@ fn image(characters: &Embeddings, item: &Item) -> anyhow::Result<String> {
 fn embed(backbone: &Backbone, split: &str) -> anyhow::Result<Embeddings> {
     let omniglot = drawings()?;
     let numbers = 0..omniglot.drawings_per_character();
-    let drawings: Vec<(usize, usize)> = built_in::characters_of(split)?
+    let drawings: Vec<(usize, usize)> = built_in::omniglot_characters(split)?
         .into_iter()
         .flat_map(|character| numbers.clone().map(move |number| (character, number)))
         .collect();

@@ -1,17 +1,17 @@
-//! `trueshot embed`: from pictures to a file of embeddings.
+//! `trueshot embed`: embeds images into an embeddings file.
 
 use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use trueshot::embeddings::Precision;
-use trueshot_vision::embed::{Report, Request, embed};
+use trueshot_vision::embed::{EmbedReport, EmbedRequest, embed};
 use trueshot_vision::{Augmentation, Collection, Embedder};
 
 use crate::backbone_argument::BackboneArgument;
+use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
 use crate::output::{check_writable, write_file};
-use crate::pictures_argument::{Pictures, tell_skipped};
 use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
@@ -45,7 +45,7 @@ pub struct Arguments {
     #[command(flatten)]
     backbone: BackboneArgument,
     #[command(flatten)]
-    pictures: Pictures,
+    pictures: ImagesArgument,
     /// Augment every image: random flip, crop and colour changes
     #[arg(long)]
     augment: bool,
@@ -56,8 +56,8 @@ pub struct Arguments {
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
     /// Precision of the stored embeddings
-    #[arg(long, value_enum, default_value_t = Stored::F32)]
-    precision: Stored,
+    #[arg(long, value_enum, default_value_t = PrecisionArgument::F32)]
+    precision: PrecisionArgument,
     /// Fail if a class has fewer than N readable images
     #[arg(long, default_value_t = 1, value_name = "N")]
     least_per_class: usize,
@@ -69,7 +69,7 @@ pub struct Arguments {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Stored {
+enum PrecisionArgument {
     F16,
     F32,
 }
@@ -83,15 +83,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let embedder = given.map_or_else(|| arguments.backbone.open_default(&collection), Ok)?;
         let start = Instant::now();
         let report = arguments.embed(&collection, &embedder)?;
-        arguments.tell(&collection, &report)?;
-        arguments.backbone.tell(&embedder);
+        arguments.report_skipped(&collection, &report)?;
+        arguments.backbone.report_cache_problem(&embedder);
         let (rows, dim) = (report.rows, embedder.backbone().dim());
         let (seconds, known) = (start.elapsed().as_secs_f64(), report.from_cache);
         let known = if known > 0 { format!("; {known} from the cache") } else { String::new() };
         say!(
             "{}: {rows} embeddings of {dim} dimensions, from {} images of {} classes ({seconds:.1} s{known})",
             arguments.output.display(),
-            report.pictures,
+            report.images,
             collection.classes().len(),
         );
         Ok(())
@@ -99,18 +99,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    fn embed(&self, collection: &Collection, embedder: &Embedder) -> anyhow::Result<Report> {
+    fn embed(&self, collection: &Collection, embedder: &Embedder) -> anyhow::Result<EmbedReport> {
         let augmentation = Augmentation::default();
-        let request = Request {
+        let request = EmbedRequest {
             collection,
             embedder,
             copies: self.augment.then_some((self.copies as usize, &augmentation)),
             precision: match self.precision {
-                Stored::F16 => Precision::F16,
-                Stored::F32 => Precision::F32,
+                PrecisionArgument::F16 => Precision::F16,
+                PrecisionArgument::F32 => Precision::F32,
             },
             seed: self.seed,
-            least_per_class: self.least_per_class,
+            min_per_class: self.least_per_class,
         };
         let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
         let report = embed(&request, &self.output, &progress);
@@ -118,9 +118,9 @@ impl Arguments {
         Ok(report?)
     }
 
-    fn tell(&self, collection: &Collection, report: &Report) -> anyhow::Result<()> {
+    fn report_skipped(&self, collection: &Collection, report: &EmbedReport) -> anyhow::Result<()> {
         let skipped = || collection.skipped().iter().chain(&report.skipped);
-        tell_skipped(skipped());
+        print_skipped(skipped());
         if let Some(path) = &self.skipped {
             write_file(path, &skipped().map(|file| format!("{file}\n")).collect::<String>())?;
         }

@@ -1,4 +1,4 @@
-//! `trueshot episode`: what a noisy support set looks like.
+//! `trueshot episode`: draws the noisy support set of one episode as an SVG image.
 
 use std::path::{Path, PathBuf};
 
@@ -11,9 +11,9 @@ use trueshot::report::{FigureClass, FigureItem, SupportSetFigure};
 use trueshot::rng::IndexSampler;
 use trueshot_vision::{Channels, Collection};
 
+use crate::images_argument::{ImageSelection, ImagesArgument};
 use crate::messages::say;
 use crate::output::{check_writable, write_file};
-use crate::pictures_argument::{Part, Pictures};
 use crate::threads::Threads;
 
 /// Draw the noisy support set of an episode as an SVG image, with one row per class
@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(value_name = "DATASET")]
     pictures: PathBuf,
     #[command(flatten)]
-    part: Pictures,
+    part: ImagesArgument,
     /// SVG file to write, with the images embedded in it
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -42,14 +42,14 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", requires = "outliers")]
     outliers_split: Option<String>,
     #[command(flatten)]
-    which: Which,
+    which: EpisodeArgument,
     #[command(flatten)]
     threads: Threads,
 }
 
 /// Which episode.
 #[derive(Args)]
-pub struct Which {
+pub struct EpisodeArgument {
     /// Number of the episode, from 0
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     episode: u64,
@@ -70,7 +70,7 @@ pub struct Which {
     seed: u64,
 }
 
-impl Which {
+impl EpisodeArgument {
     /// Draws it.
     pub fn draw(
         &self,
@@ -80,14 +80,14 @@ impl Which {
         let &[noise] = self.noise.0.as_slice() else {
             anyhow::bail!("--noise has {} levels, but an episode has one", self.noise.0.len());
         };
-        let Which { ways, queries, seed, .. } = *self;
+        let EpisodeArgument { ways, queries, seed, .. } = *self;
         let spec = EpisodeSpec { ways, shots: Shots::exactly(self.shots), queries, seed };
         let sampler = Sampler::new(rows, outliers, spec, vec![noise])?;
         Ok((noise, sampler.draw(self.episode, &mut IndexSampler::default())?))
     }
 
     /// Its number.
-    pub fn number(&self) -> u64 {
+    pub fn index(&self) -> u64 {
         self.episode
     }
 }
@@ -95,11 +95,11 @@ impl Which {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output])?;
     arguments.threads.run(|| {
-        let shelf = Shelf::new(arguments.part.open(&arguments.pictures)?)?;
+        let labelled = LabelledCollection::new(arguments.part.open(&arguments.pictures)?)?;
         let others = arguments.outliers.as_deref().map(|path| arguments.open_outliers(path)).transpose()?;
         let (noise, drawn) =
-            arguments.which.draw(&shelf.labels, others.as_ref().map(|others| &others.labels))?;
-        let picture = picture(&shelf, others.as_ref(), noise, &drawn)?;
+            arguments.which.draw(&labelled.labels, others.as_ref().map(|others| &others.labels))?;
+        let picture = support_set_figure(&labelled, others.as_ref(), noise, &drawn)?;
         write_file(&arguments.output, &picture.svg())?;
         say!("{}: {}", arguments.output.display(), picture.description());
         Ok(())
@@ -107,24 +107,25 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    fn open_outliers(&self, path: &Path) -> anyhow::Result<Shelf> {
+    fn open_outliers(&self, path: &Path) -> anyhow::Result<LabelledCollection> {
         let split = self.outliers_split.as_deref();
-        Shelf::new(Part { split_file: None, split, pool: false, limit_per_class: None }.open(path)?)
+        LabelledCollection::new(
+            ImageSelection { split_file: None, split, pool: false, limit_per_class: None }.open(path)?,
+        )
     }
 }
 
-/// Pictures that are read one by one, and which is of which class.
-struct Shelf {
+/// Images that are read one by one, and which is of which class.
+struct LabelledCollection {
     collection: Collection,
     labels: Embeddings,
 }
 
-impl Shelf {
+impl LabelledCollection {
     fn new(collection: Collection) -> anyhow::Result<Self> {
-        let classes =
-            collection.entries().iter().map(|entry| collection.classes()[entry.class as usize].clone());
+        let classes = collection.entries().iter().map(|entry| collection.class_of(entry).to_owned());
         let labels = Embeddings::from_rows(vec![0.0; collection.entries().len()], 1, classes.collect())?;
-        Ok(Shelf { collection, labels })
+        Ok(LabelledCollection { collection, labels })
     }
 
     /// The name of a class, as people write it.
@@ -143,22 +144,23 @@ impl Shelf {
     fn image(&self, row: u32) -> anyhow::Result<String> {
         let entry = &self.collection.entries()[row as usize];
         let channels = if self.collection.is_built_in() { Channels::Grey } else { Channels::Colour };
-        let image = self.collection.picture_then(entry, channels, |picture| picture.to_data_uri(IMAGE_SIDE));
+        let image =
+            self.collection.read_image_then(entry, channels, |picture| picture.to_data_uri(MAX_IMAGE_SIDE));
         image.with_context(|| format!("{} cannot be shown", entry.item))
     }
 }
 
-/// Pictures are shown at 64 px; sharp screens have twice as many.
-const IMAGE_SIDE: usize = 96;
+/// Images are shown at 64 px; sharp screens have twice as many.
+const MAX_IMAGE_SIDE: usize = 96;
 
-fn picture(
-    shelf: &Shelf,
-    others: Option<&Shelf>,
+fn support_set_figure(
+    labelled: &LabelledCollection,
+    others: Option<&LabelledCollection>,
     noise: Noise,
     drawn: &DrawnEpisode,
 ) -> anyhow::Result<SupportSetFigure> {
     let item = |item: &Item| {
-        let place = others.filter(|_| item.truth.is_none()).unwrap_or(shelf);
+        let place = others.filter(|_| item.truth.is_none()).unwrap_or(labelled);
         Ok(FigureItem {
             image: place.image(item.row)?,
             truth: item.is_wrong().then(|| place.name(place.class_of(item.row))),
@@ -168,7 +170,7 @@ fn picture(
     let class = |(number, class): (usize, &trueshot::episode::ClassDraw)| {
         let filed = drawn.supports[0].iter().filter(|item| item.given as usize == number);
         Ok(FigureClass {
-            name: shelf.name(class.class as usize),
+            name: labelled.name(class.class as usize),
             items: filed.map(item).collect::<anyhow::Result<_>>()?,
         })
     };

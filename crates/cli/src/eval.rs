@@ -1,4 +1,4 @@
-//! `trueshot eval`: methods against noise, on thousands of episodes.
+//! `trueshot eval`: evaluates methods on thousands of noisy episodes.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +10,12 @@ use trueshot::evaluate::{self, Details, Experiment};
 use trueshot::method::{NamedMethod, Registry};
 use trueshot::noise::{self, NoiseKind, NoiseLevels};
 use trueshot::report::{self, Tables};
-use trueshot_vision::{Collection, Dataset, Preprocessing, Reading, maml};
+use trueshot_vision::{Collection, Dataset, Preprocessing, SourceOptions, maml};
 
+use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
 use crate::output::{Output, check_writable, write_file};
-use crate::pictures_argument::{Pictures, tell_skipped};
-use crate::progress::{ProgressDisplay, listen_for_interrupts, unless_interrupted};
+use crate::progress::{ProgressDisplay, check_interrupted, handle_interrupts};
 use crate::threads::Threads;
 
 /// Evaluate methods on noisy few-shot episodes drawn from embeddings
@@ -39,7 +39,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DATASET", conflicts_with_all = ["embeddings", "labels"])]
     pictures: Option<PathBuf>,
     #[command(flatten)]
-    part: Pictures,
+    part: ImagesArgument,
     /// Labels for a .npy file, if they are not next to it
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
@@ -142,13 +142,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable(arguments.output.output.iter().chain(&arguments.html).chain(&arguments.write_manifest))?;
     arguments.threads.run(|| {
         let (embeddings, outliers) = arguments.rows(&methods)?;
-        let outliers = if arguments.draws_own_outliers() { Some(&embeddings) } else { outliers.as_ref() };
+        let outliers = if arguments.uses_data_as_outliers() { Some(&embeddings) } else { outliers.as_ref() };
         let episodes = arguments.episodes(&embeddings, outliers)?;
         if let Some(path) = &arguments.write_manifest {
-            listen_for_interrupts();
+            handle_interrupts();
             let count = arguments.episodes;
             let hash = write_manifest(path, &*episodes, count, &embeddings, outliers, &|_: u64, _: u64| {
-                unless_interrupted()
+                check_interrupted()
             })?;
             say!("wrote {} episodes to {}, SHA-256 {hash}", arguments.episodes, path.display());
         }
@@ -158,7 +158,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 impl Arguments {
     /// Whether outliers come from the classes of the data that an episode has not.
-    fn draws_own_outliers(&self) -> bool {
+    fn uses_data_as_outliers(&self) -> bool {
         self.outliers.is_some() && self.outliers == self.embeddings
     }
 
@@ -178,16 +178,16 @@ impl Arguments {
                 let label = &method.label;
                 anyhow::bail!("method '{label}' takes images, not embeddings: give --pictures DATASET");
             }
-            self.part.refuse()?;
+            self.part.check_unused()?;
             let path = self.embeddings.as_deref().context("no embeddings file was given")?;
             let embeddings = open(path, self.labels.as_deref())?;
-            let apart = outliers.filter(|_| !self.draws_own_outliers());
-            return Ok((embeddings, apart.map(|path| open(path, None)).transpose()?));
+            let separate = outliers.filter(|_| !self.uses_data_as_outliers());
+            return Ok((embeddings, separate.map(|path| open(path, None)).transpose()?));
         };
         let preprocessing = preprocessing(methods)?;
-        let rows = picture_rows(&self.part.open(path)?, &preprocessing)?;
-        let whole = |path| Collection::open(path, Reading::default());
-        let outliers = outliers.map(|path| picture_rows(&whole(path)?, &preprocessing)).transpose()?;
+        let rows = image_rows(&self.part.open(path)?, &preprocessing)?;
+        let whole = |path| Collection::open(path, SourceOptions::default());
+        let outliers = outliers.map(|path| image_rows(&whole(path)?, &preprocessing)).transpose()?;
         Ok((rows, outliers))
     }
 
@@ -217,7 +217,7 @@ impl Arguments {
         methods: &[NamedMethod],
     ) -> anyhow::Result<()> {
         let count = episodes.limit().unwrap_or(self.episodes).min(self.episodes);
-        let progress = ProgressDisplay::over(count);
+        let progress = ProgressDisplay::episodes(count);
         let experiment = Experiment {
             embeddings,
             outliers,
@@ -246,14 +246,14 @@ impl Arguments {
     }
 }
 
-/// All methods, those that look at pictures among them.
+/// All methods, those that look at images among them.
 fn registry() -> Registry {
     let mut registry = Registry::default();
     maml::register(&mut registry);
     registry
 }
 
-/// What pictures must be for all methods that look at them. Only size and channels matter: methods normalise.
+/// What images must be for all methods that look at them. Only size and channels matter: methods normalise.
 fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
     let mut wanted = methods.iter().filter_map(|method| Some((&method.label, method.method.pictures()?)));
     let (label, first) = wanted.next().context(
@@ -274,13 +274,13 @@ fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
     })
 }
 
-/// Pictures as rows of numbers from 0 to 255.
-fn picture_rows(collection: &Collection, to: &Preprocessing) -> anyhow::Result<Embeddings> {
+/// Images as rows of numbers from 0 to 255.
+fn image_rows(collection: &Collection, to: &Preprocessing) -> anyhow::Result<Embeddings> {
     let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
     let loaded = Dataset::load(collection, to, false, &progress);
     progress.finish();
     let dataset = loaded?;
-    tell_skipped(collection.skipped().iter().chain(dataset.skipped()));
+    print_skipped(collection.skipped().iter().chain(dataset.skipped()));
     Ok(dataset.rows(Some(collection.path()))?)
 }
 

@@ -1,4 +1,4 @@
-//! `trueshot fit`: labelled examples to a classifier in one file.
+//! `trueshot fit`: trains a classifier on labelled examples and writes it to one file.
 
 use std::path::PathBuf;
 
@@ -9,11 +9,12 @@ use trueshot::audit::Audit;
 use trueshot::embeddings::{Features, Items};
 use trueshot::method::Registry;
 use trueshot::predictor::Predictor;
+use trueshot_vision::LabelledRows;
 
 use crate::messages::{hinted, say};
 use crate::output::check_writable;
 use crate::progress::ProgressDisplay;
-use crate::support::{Support, SupportArgument};
+use crate::support_argument::SupportArgument;
 use crate::threads::Threads;
 
 /// Train a classifier on labelled examples, some of which may be wrongly labelled
@@ -48,20 +49,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let method = Registry::default().parse(&arguments.method)?;
     let earlier = arguments.add.as_ref().map(Predictor::open).transpose()?;
     arguments.threads.run(|| {
-        let Support { embeddings, .. } = arguments.support.open()?;
+        let LabelledRows { embeddings, .. } = arguments.support.open()?;
         let data = match &earlier {
-            Some(earlier) => together(earlier, &embeddings)?,
+            Some(earlier) => with_earlier_examples(earlier, &embeddings)?,
             None => embeddings,
         };
-        let found = look_through(&data)?;
+        let found = audit_examples(&data)?;
         let predictor = Predictor::fit(data, &method, Some(&found))?;
         predictor.write(&arguments.output)?;
-        tell(arguments, &predictor, &found);
+        print_summary(arguments, &predictor, &found);
         Ok(())
     })
 }
 
-fn look_through(data: &Embeddings) -> anyhow::Result<Audit> {
+fn audit_examples(data: &Embeddings) -> anyhow::Result<Audit> {
     let progress = ProgressDisplay::counting(data.len() as u64, "examples");
     let found = Audit::of(data).progress(&progress).run();
     progress.finish();
@@ -69,7 +70,7 @@ fn look_through(data: &Embeddings) -> anyhow::Result<Audit> {
 }
 
 /// The examples of an earlier classifier and new ones.
-fn together(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings> {
+fn with_earlier_examples(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings> {
     let old = earlier.support();
     anyhow::ensure!(
         old.dim() == new.dim(),
@@ -102,7 +103,7 @@ fn together(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings>
     })
 }
 
-fn tell(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
+fn print_summary(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
     let support = predictor.support();
     let bytes = std::fs::metadata(&arguments.output).map_or(0, |file| file.len());
     say!(

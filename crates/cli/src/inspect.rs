@@ -1,4 +1,4 @@
-//! `trueshot inspect`: what is in a file, and what is wrong with it.
+//! `trueshot inspect`: shows the contents of an embeddings file and checks it for problems.
 
 use std::path::PathBuf;
 

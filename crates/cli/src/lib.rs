@@ -1,29 +1,28 @@
-//! The command line of trueshot, which finds wrong labels and learns classifiers despite them; one file per command.
-//! Data goes to standard output, progress and messages to standard error. It is a library, so that the Python package
-//! has the same command.
+//! The command line of trueshot: one file per command, and shared arguments and output. Data goes to standard output,
+//! progress and messages to standard error. It is a library, so that the Python package has the same command.
 
 mod attention;
 mod audit;
 mod backbone_argument;
 mod bench;
-mod confirmed;
+mod confirmed_labels;
 mod dataset;
 mod demo;
 mod embed;
 mod episode;
 mod eval;
 mod fit;
+mod images_argument;
 mod inspect;
 mod messages;
 mod output;
-mod pictures_argument;
 mod predict;
 mod progress;
 mod repair;
 mod reproduce;
 mod serve;
-mod support;
-mod this_program;
+mod subprocess;
+mod support_argument;
 mod threads;
 mod train;
 
@@ -62,20 +61,20 @@ enum Command {
 /// 1 failure, 2 wrong usage, 3 a check found problems.
 pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    if arguments.len() == 2 && arguments[1] == this_program::ONNX_WORKER {
+    if arguments.len() == 2 && arguments[1] == subprocess::ONNX_WORKER {
         return trueshot_vision::onnx::serve();
     }
     let parsed = Arguments::command().try_get_matches_from(&arguments).and_then(|matches| {
-        let options = options_of(&Arguments::command(), &matches);
+        let options = option_names(&Arguments::command(), &matches);
         Ok((Arguments::from_arg_matches(&matches)?, options))
     });
     let (arguments, options) = match parsed {
         Ok(parsed) => parsed,
-        Err(asked_or_refused) => return messages::say_usage(&asked_or_refused, &arguments),
+        Err(help_or_error) => return messages::print_usage(&help_or_error, &arguments),
     };
     let run = || -> anyhow::Result<()> {
         trueshot::check_instructions()?;
-        this_program::run_onnx_models()?;
+        subprocess::configure_onnx_worker()?;
         match arguments.command {
             Command::Demo(arguments) => demo::run(&arguments),
             Command::Inspect(arguments) => inspect::run(&arguments),
@@ -98,10 +97,10 @@ pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone
 }
 
 /// The long options of the command that was given, such as `train backbone`.
-fn options_of(command: &clap::Command, matches: &clap::ArgMatches) -> messages::Options {
+fn option_names(command: &clap::Command, matches: &clap::ArgMatches) -> messages::OptionNames {
     let below = matches.subcommand().and_then(|(name, below)| Some((command.find_subcommand(name)?, below)));
     match below {
-        Some((command, matches)) => options_of(command, matches),
+        Some((command, matches)) => option_names(command, matches),
         None => command.get_arguments().filter_map(|option| option.get_long()).map(str::to_owned).collect(),
     }
 }

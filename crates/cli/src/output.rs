@@ -1,4 +1,4 @@
-//! Where results go: standard output, or a file that appears whole.
+//! Output of results: to standard output, or to a file that appears completely or not at all.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};

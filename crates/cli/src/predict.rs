@@ -1,4 +1,4 @@
-//! `trueshot predict`: what a classifier says of pictures or rows.
+//! `trueshot predict`: classifies images or embeddings with a classifier from `trueshot fit`.
 
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -9,16 +9,16 @@ use clap::{Args, ValueEnum};
 use trueshot::Embeddings;
 use trueshot::predictor::{Prediction, Predictor};
 use trueshot::report::{csv_field, visible, visible_lines};
-use trueshot_vision::embedder::Given;
-use trueshot_vision::source::{PictureFiles, pictures_below};
-use trueshot_vision::{Collection, Embedder, Reading, Skipped};
+use trueshot_vision::embedder::ImageInput;
+use trueshot_vision::source::{ImageFiles, images_below};
+use trueshot_vision::{Collection, Embedder, Skipped, SourceOptions};
 
 use crate::backbone_argument::BackboneArgument;
 use crate::fit::open_classifier;
+use crate::images_argument::print_skipped;
 use crate::messages::{hinted, say};
-use crate::pictures_argument::tell_skipped;
-use crate::progress::{ProgressDisplay, unless_interrupted};
-use crate::support::is_embeddings;
+use crate::progress::{ProgressDisplay, check_interrupted};
+use crate::support_argument::is_embeddings;
 use crate::threads::Threads;
 
 /// Classify images or embeddings with a classifier from `trueshot fit`
@@ -62,8 +62,8 @@ enum Format {
     Jsonl,
 }
 
-/// Pictures that are in work at once.
-const AT_ONCE: usize = 512;
+/// Images that are in work at once.
+const CHUNK: usize = 512;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let predictor = open_classifier(&arguments.classifier)?;
@@ -79,53 +79,53 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             ),
             None => Box::new(std::io::stdout().lock()),
         };
-        let mut answers = Answers {
+        let mut writer = PredictionWriter {
             arguments,
             predictor: &predictor,
             out: BufWriter::new(out),
             is_terminal: arguments.output.is_none() && std::io::stdout().is_terminal(),
-            answered: 0,
+            written: 0,
             failed: 0,
         };
-        answers.begin()?;
+        writer.write_header()?;
         for input in inputs {
             match is_embeddings(input) {
-                true => answers.of_rows(input)?,
-                false => answers.of_pictures(input)?,
+                true => writer.predict_rows(input)?,
+                false => writer.predict_images(input)?,
             }
         }
-        answers.out.flush().context("cannot write the predictions")?;
-        anyhow::ensure!(answers.answered > 0 || answers.failed == 0, "none of the images could be read");
+        writer.out.flush().context("cannot write the predictions")?;
+        anyhow::ensure!(writer.written > 0 || writer.failed == 0, "none of the images could be read");
         Ok(())
     })
 }
 
 /// Where answers go, as they come.
-struct Answers<'a> {
+struct PredictionWriter<'a> {
     arguments: &'a Arguments,
     predictor: &'a Predictor,
     out: BufWriter<Box<dyn Write>>,
     is_terminal: bool,
-    answered: usize,
+    written: usize,
     failed: usize,
 }
 
-impl Answers<'_> {
-    fn begin(&mut self) -> anyhow::Result<()> {
+impl PredictionWriter<'_> {
+    fn write_header(&mut self) -> anyhow::Result<()> {
         if self.arguments.format == Format::Csv {
             let classes = self.predictor.classes().iter().filter(|_| self.arguments.all);
             let all: String = classes.map(|class| format!(",{}", csv_field(class))).collect();
-            self.line(&format!("item,class,probability,unknown{all}"))?;
+            self.write_line(&format!("item,class,probability,unknown{all}"))?;
         }
         Ok(())
     }
 
-    fn of_rows(&mut self, path: &Path) -> anyhow::Result<()> {
+    fn predict_rows(&mut self, path: &Path) -> anyhow::Result<()> {
         let data = Embeddings::open(path)?;
         self.check(data.backbone())?;
         let progress = ProgressDisplay::counting(data.len() as u64, "rows");
-        for start in (0..data.len()).step_by(AT_ONCE) {
-            let count = AT_ONCE.min(data.len() - start);
+        for start in (0..data.len()).step_by(CHUNK) {
+            let count = CHUNK.min(data.len() - start);
             let mut values = vec![0.0; count * data.dim()];
             for (row, out) in (start..).zip(values.chunks_exact_mut(data.dim())) {
                 data.features().decode_row(row, out);
@@ -134,7 +134,7 @@ impl Answers<'_> {
             let found = self.predictor.predict(&rows)?;
             for (row, prediction) in (start..).zip(&found) {
                 let name = data.item(row).map_or_else(|| format!("row {row}"), str::to_string);
-                self.show(&name, prediction)?;
+                self.write_prediction(&name, prediction)?;
             }
             if progress.update((start + count) as u64, data.len() as u64).is_break() {
                 break;
@@ -144,39 +144,44 @@ impl Answers<'_> {
         Ok(())
     }
 
-    fn of_pictures(&mut self, path: &Path) -> anyhow::Result<()> {
+    fn predict_images(&mut self, path: &Path) -> anyhow::Result<()> {
         let embedder = self.embedder()?;
         if is_list_or_archive(path) {
-            let collection = Collection::open(path, Reading::default())?;
-            self.skip(collection.skipped());
+            let collection = Collection::open(path, SourceOptions::default())?;
+            self.report_skipped(collection.skipped());
             let entries = collection.entries().iter();
-            let asked: Vec<_> =
-                entries.map(|entry| (entry.item.clone(), Given::Entry(&collection, entry))).collect();
-            self.ask_all(&embedder, &asked)?;
+            let inputs: Vec<_> =
+                entries.map(|entry| (entry.item.clone(), ImageInput::Entry(&collection, entry))).collect();
+            self.predict_all(&embedder, &inputs)?;
         } else {
-            let PictureFiles { files, skipped } = pictures_below(path)?;
+            let ImageFiles { files, skipped } = images_below(path)?;
             if files.is_empty() {
                 let skipped = skipped.first().map(Skipped::to_string);
-                return Err(trueshot_vision::Error::NoPictures { path: path.into(), skipped }.into());
+                return Err(trueshot_vision::Error::NoImages { path: path.into(), skipped }.into());
             }
-            self.skip(&skipped);
-            let asked: Vec<_> = files.iter().map(|(name, file)| (name.clone(), Given::File(file))).collect();
-            self.ask_all(&embedder, &asked)?;
+            self.report_skipped(&skipped);
+            let inputs: Vec<_> =
+                files.iter().map(|(name, file)| (name.clone(), ImageInput::File(file))).collect();
+            self.predict_all(&embedder, &inputs)?;
         }
-        self.arguments.backbone.tell(&embedder);
+        self.arguments.backbone.report_cache_problem(&embedder);
         Ok(())
     }
 
-    fn skip(&mut self, skipped: &[Skipped]) {
+    fn report_skipped(&mut self, skipped: &[Skipped]) {
         self.failed += skipped.len();
-        tell_skipped(skipped.iter());
+        print_skipped(skipped.iter());
     }
 
-    fn ask_all(&mut self, embedder: &Embedder, asked: &[(String, Given<'_>)]) -> anyhow::Result<()> {
-        let progress = ProgressDisplay::counting(asked.len() as u64, "images");
-        for (number, part) in asked.chunks(AT_ONCE).enumerate() {
-            self.ask(embedder, part, (&progress, number * AT_ONCE))?;
-            if unless_interrupted().is_break() {
+    fn predict_all(
+        &mut self,
+        embedder: &Embedder,
+        inputs: &[(String, ImageInput<'_>)],
+    ) -> anyhow::Result<()> {
+        let progress = ProgressDisplay::counting(inputs.len() as u64, "images");
+        for (number, part) in inputs.chunks(CHUNK).enumerate() {
+            self.predict_chunk(embedder, part, (&progress, number * CHUNK))?;
+            if check_interrupted().is_break() {
                 break;
             }
         }
@@ -184,17 +189,17 @@ impl Answers<'_> {
         Ok(())
     }
 
-    fn ask(
+    fn predict_chunk(
         &mut self,
         embedder: &Embedder,
-        asked: &[(String, Given<'_>)],
+        inputs: &[(String, ImageInput<'_>)],
         (progress, before): (&ProgressDisplay, usize),
     ) -> anyhow::Result<()> {
-        let given: Vec<Given<'_>> = asked.iter().map(|(_, given)| *given).collect();
-        let told = |done: u64, total: u64| progress.update(before as u64 + done, total);
-        let embedded = embedder.embed_pictures(&given, &told)?;
+        let given: Vec<ImageInput<'_>> = inputs.iter().map(|(_, given)| *given).collect();
+        let chunk_progress = |done: u64, total: u64| progress.update(before as u64 + done, total);
+        let embedded = embedder.embed_images(&given, &chunk_progress)?;
         let mut rows: Vec<(&str, &[f32])> = Vec::new();
-        for ((name, _), row) in asked.iter().zip(&embedded.rows) {
+        for ((name, _), row) in inputs.iter().zip(&embedded.rows) {
             match row {
                 Ok(row) => rows.push((name, row)),
                 Err(problem) => {
@@ -205,7 +210,7 @@ impl Answers<'_> {
         }
         let values: Vec<&[f32]> = rows.iter().map(|(_, row)| *row).collect();
         for ((name, _), prediction) in rows.iter().zip(self.predictor.predict(&values)?) {
-            self.show(name, &prediction)?;
+            self.write_prediction(name, &prediction)?;
         }
         Ok(())
     }
@@ -237,15 +242,15 @@ impl Answers<'_> {
         Ok(())
     }
 
-    fn show(&mut self, name: &str, prediction: &Prediction) -> anyhow::Result<()> {
+    fn write_prediction(&mut self, name: &str, prediction: &Prediction) -> anyhow::Result<()> {
         let Prediction { class, probability, unknown, probabilities } = prediction;
         let class = &self.predictor.classes()[*class as usize];
-        self.answered += 1;
+        self.written += 1;
         let line = match self.arguments.format {
             Format::Table => {
-                let said = if *unknown >= self.arguments.unknown { " (unknown?)" } else { "" };
+                let unknown_mark = if *unknown >= self.arguments.unknown { " (unknown?)" } else { "" };
                 let name = visible(name);
-                format!("{:>4.0} %  {:<24}  {name}{said}", 100.0 * probability, visible(class))
+                format!("{:>4.0} %  {:<24}  {name}{unknown_mark}", 100.0 * probability, visible(class))
             }
             Format::Csv => {
                 let all: String = match self.arguments.all {
@@ -266,10 +271,10 @@ impl Answers<'_> {
                 line.to_string()
             }
         };
-        self.line(&line)
+        self.write_line(&line)
     }
 
-    fn line(&mut self, line: &str) -> anyhow::Result<()> {
+    fn write_line(&mut self, line: &str) -> anyhow::Result<()> {
         let result = match self.is_terminal {
             true => writeln!(self.out, "{}", visible_lines(line)),
             false => writeln!(self.out, "{line}"),

@@ -1,4 +1,4 @@
-//! Progress of long work: a bar on a terminal, nothing elsewhere. Ctrl-C stops the work, not the program.
+//! Progress bars for long work, and Ctrl-C, which stops the work but not the program.
 
 use std::ops::ControlFlow;
 use std::sync::OnceLock;
@@ -18,13 +18,13 @@ pub struct ProgressDisplay {
 
 impl ProgressDisplay {
     /// Shows a bar (where standard error is a terminal) and listens for Ctrl-C.
-    pub fn over(episodes: u64) -> Self {
+    pub fn episodes(episodes: u64) -> Self {
         Self::counting(episodes, "episodes")
     }
 
-    /// As [`ProgressDisplay::over`], for `count` items of another kind.
+    /// As [`ProgressDisplay::episodes`], for `count` items of another kind.
     pub fn counting(count: u64, things: &str) -> Self {
-        listen_for_interrupts();
+        handle_interrupts();
         let bar = ProgressBar::new(count);
         let style = format!("{{bar:30}} {{human_pos}}/{{human_len}} {things}  {{per_sec}}  {{eta}} left");
         bar.set_style(ProgressStyle::with_template(&style).expect("the template is ours"));
@@ -40,19 +40,19 @@ impl ProgressDisplay {
 impl Progress for ProgressDisplay {
     fn update(&self, done: u64, _total: u64) -> ControlFlow<()> {
         self.bar.set_position(done);
-        unless_interrupted()
+        check_interrupted()
     }
 }
 
 /// [`ControlFlow::Break`] once the user has pressed Ctrl-C.
-pub fn unless_interrupted() -> ControlFlow<()> {
+pub fn check_interrupted() -> ControlFlow<()> {
     if INTERRUPTED.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 /// The first Ctrl-C asks the work to stop after the current round; the second ends the program.
-pub fn listen_for_interrupts() {
-    static LISTENING: OnceLock<()> = OnceLock::new();
-    LISTENING.get_or_init(|| {
+pub fn handle_interrupts() {
+    static HANDLER: OnceLock<()> = OnceLock::new();
+    HANDLER.get_or_init(|| {
         let result = ctrlc::set_handler(|| {
             if INTERRUPTED.swap(true, Ordering::Relaxed) {
                 std::process::exit(130);

@@ -1,4 +1,4 @@
-//! `trueshot repair`: carries out the plan of an audit.
+//! `trueshot repair`: applies the changes of an audit plan, and reverts them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use trueshot::Embeddings;
 use trueshot::embeddings::Writer;
 use trueshot::repair::{self, Journal, Kind, Labelled, Listed, LockedFolder, Move, Outcome, RepairPlan};
 use trueshot::report::visible;
-use trueshot_vision::{Collection, Reading};
+use trueshot_vision::{Collection, SourceOptions};
 
 use crate::messages::say;
 use crate::output::{check_writable, print, write_file};
 use crate::progress::ProgressDisplay;
-use crate::support::listing;
+use crate::support_argument::listing;
 
 /// Apply the changes of an audit plan: move mislabelled items to their class, quarantine outliers
 ///
@@ -148,7 +148,7 @@ impl Arguments {
                 journal.with_root(root.clone())
             }
             false => {
-                let collection = Collection::open(root, Reading::default())?;
+                let collection = Collection::open(root, SourceOptions::default())?;
                 check(plan, &collection)?;
                 let journal = Journal::new(root, text, repair::moves(plan, repair::files_below(root)?));
                 if let Some(problem) = journal.obstacles(&folder).first() {
@@ -190,7 +190,7 @@ impl Arguments {
 
     fn repair_pictures(&self, plan: &RepairPlan) -> anyhow::Result<()> {
         let root = &plan.header.root;
-        let collection = Collection::open(root, Reading::default())?;
+        let collection = Collection::open(root, SourceOptions::default())?;
         check(plan, &collection)?;
         let moves = match plan.header.kind {
             Kind::Folder => repair::moves(plan, repair::files_below(root)?),
@@ -294,7 +294,7 @@ fn check(plan: &RepairPlan, collection: &Collection) -> trueshot::Result<()> {
         .entries()
         .iter()
         .filter_map(|entry| {
-            let class = collection.classes()[entry.class as usize].as_str();
+            let class = collection.class_of(entry);
             Some(((entry.item.as_str(), class), entry.path()?))
         })
         .collect();

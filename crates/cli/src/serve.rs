@@ -1,4 +1,4 @@
-//! `trueshot serve`: the API and the page, on this machine's own address unless told otherwise.
+//! `trueshot serve`: serves the HTTP API and the web page, by default on the loopback address.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use trueshot_server::{Access, App, Limits, Settings};
-use trueshot_vision::backbone::EFFICIENTNET;
+use trueshot_server::{Access, App, Limits, ServerSettings};
+use trueshot_vision::backbone::EFFICIENTNET_ARCHITECTURE;
 
 use crate::backbone_argument::BackboneArgument;
 use crate::messages::{hinted, say};
 use crate::output;
 
 /// The variable a token may be in: others can see arguments, so it is never one.
-const TOKEN: &str = "TRUESHOT_TOKEN";
+const TOKEN_VARIABLE: &str = "TRUESHOT_TOKEN";
 /// A shorter one can be guessed.
-const SHORTEST_TOKEN: usize = 16;
+const MIN_TOKEN_LEN: usize = 16;
 
 /// Serve an HTTP API and a page for the browser: audit, fit, predict
 #[derive(Args)]
@@ -49,10 +49,10 @@ struct LimitArguments {
     /// Largest body of a request, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_body: u32,
-    /// Largest picture, in millions of pixels
+    /// Largest image, in millions of pixels
     #[arg(long, value_name = "MP", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     max_pixels: u32,
-    /// Memory for decoding pictures, in MiB, over all threads; a picture that needs more is refused
+    /// Memory for decoding images, in MiB, over all threads; an image that needs more is refused
     #[arg(long, value_name = "MIB", default_value_t = 384, value_parser = clap::value_parser!(u32).range(16..))]
     picture_memory: u32,
     /// Longest time for a request, in seconds
@@ -79,7 +79,7 @@ struct LimitArguments {
 }
 
 /// How long work that cannot be interrupted may go on when the server has stopped.
-const LAST_WORK: Duration = Duration::from_secs(1);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -88,24 +88,24 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         token.is_some() || arguments.address.is_loopback(),
         hinted(
             format!("others can reach the server on {}, so it needs a token", arguments.address),
-            format!("give one with --token-file FILE or the variable {TOKEN}")
+            format!("give one with --token-file FILE or the variable {TOKEN_VARIABLE}")
         )
     );
     let data_dir = match &arguments.data_dir {
         Some(folder) => folder.clone(),
-        None => usual_folder(&|name| std::env::var_os(name).map(PathBuf::from))
+        None => default_data_folder(&|name| std::env::var_os(name).map(PathBuf::from))
             .ok_or_else(|| hinted("the data folder of the user is not known", "give one with --data-dir"))?,
     };
-    let settings = Settings {
+    let settings = ServerSettings {
         data_dir,
         access: Access::new(arguments.allow_host.clone(), token.as_deref()),
         limits: arguments.limits.limits(),
     };
     let embedder = match arguments.backbone.open()? {
         Some(embedder) => embedder,
-        None => arguments.backbone.open_named(EFFICIENTNET)?,
+        None => arguments.backbone.open_named(EFFICIENTNET_ARCHITECTURE)?,
     };
-    let (app, unreadable) = App::new(embedder, settings).map_err(in_use)?;
+    let (app, unreadable) = App::new(embedder, settings).map_err(add_lock_hint)?;
     for problem in unreadable {
         say!("warning: {problem}");
     }
@@ -119,12 +119,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         trueshot_server::serve(listener, app).await;
         Ok(())
     });
-    runtime.shutdown_timeout(LAST_WORK);
+    runtime.shutdown_timeout(SHUTDOWN_GRACE);
     outcome
 }
 
 /// Says what to do when another server uses the folder.
-fn in_use(error: trueshot::Error) -> anyhow::Error {
+fn add_lock_hint(error: trueshot::Error) -> anyhow::Error {
     match error {
         trueshot::Error::Locked { .. } => {
             anyhow::anyhow!("{error}\nhint: stop that server, or give another folder with --data-dir")
@@ -135,16 +135,16 @@ fn in_use(error: trueshot::Error) -> anyhow::Error {
 
 impl LimitArguments {
     fn limits(&self) -> Limits {
-        let usual = Limits::default();
+        let defaults = Limits::default();
         let body = (self.max_body as usize) << 20;
         Limits {
             body,
-            bodies: usual.bodies.max(2 * body),
+            bodies: defaults.bodies.max(2 * body),
             pixels: u64::from(self.max_pixels) * 1_000_000,
             picture_memory: u64::from(self.picture_memory) << 20,
-            time: Duration::from_secs(self.timeout.into()),
-            at_once: self.jobs.map_or(usual.at_once, usize::from),
-            waiting: self.queue.into(),
+            request_time: Duration::from_secs(self.timeout.into()),
+            concurrent_requests: self.jobs.map_or(defaults.concurrent_requests, usize::from),
+            queued_requests: self.queue.into(),
             connections: self.connections as usize,
             header_time: Duration::from_secs(self.header_timeout.into()),
             stall_time: Duration::from_secs(self.stall_timeout.into()),
@@ -158,16 +158,16 @@ fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
         Some(path) => {
             Some(std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?)
         }
-        None => std::env::var(TOKEN).ok(),
+        None => std::env::var(TOKEN_VARIABLE).ok(),
     };
     let Some(token) = given.map(|token| token.trim().to_owned()) else { return Ok(None) };
     let is_sendable = token.bytes().all(|byte| byte.is_ascii_graphic());
     anyhow::ensure!(is_sendable, "the token may have printable ASCII characters only, and no spaces");
     let length = token.len();
     anyhow::ensure!(
-        length >= SHORTEST_TOKEN,
+        length >= MIN_TOKEN_LEN,
         hinted(
-            format!("the token has {length} characters; at least {SHORTEST_TOKEN} are needed"),
+            format!("the token has {length} characters; at least {MIN_TOKEN_LEN} are needed"),
             "`openssl rand -hex 16` generates one"
         )
     );
@@ -175,7 +175,7 @@ fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
 }
 
 /// `$XDG_DATA_HOME/trueshot`, or what stands for it elsewhere. A relative path there is to be ignored.
-fn usual_folder(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+fn default_data_folder(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let absolute = |name: &str| variable(name).filter(|path| path.is_absolute());
     let home = || absolute("HOME").map(|home| home.join(".local/share"));
     let folder = absolute("XDG_DATA_HOME").or_else(|| absolute("LOCALAPPDATA")).or_else(home)?;
@@ -192,7 +192,7 @@ mod tests {
             let find = |name: &str| {
                 variables.iter().find(|(known, _)| *known == name).map(|(_, path)| PathBuf::from(path))
             };
-            usual_folder(&find)
+            default_data_folder(&find)
         };
         let home = ("HOME", "/home/ada");
         assert_eq!(folder(&[home]), Some("/home/ada/.local/share/trueshot".into()));

@@ -1,4 +1,4 @@
-//! How many threads a command may use.
+//! The option `--threads`: the number of threads that a command uses.
 
 use clap::Args;
 

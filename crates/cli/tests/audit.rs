@@ -1,15 +1,15 @@
-//! `trueshot audit`, as somebody with a folder of photos meets it.
+//! Tests of `trueshot audit` on a folder of photos.
 
 mod fixture;
 mod photos;
 
-use fixture::{Folder, misused, refused, text};
-use photos::Photos;
+use fixture::{EmbeddingsFolder, misused, refused, text};
+use photos::PhotoFolder;
 use serde_json::Value;
 
 #[test]
 fn misfiled_photos_are_found_and_sent_where_they_belong() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     photos.exchange("rings/0.png", "stripes/0.png");
     let found = photos.audit(&["--format", "json"]).assert().success();
     let found: Value = serde_json::from_slice(&found.get_output().stdout).unwrap();
@@ -29,7 +29,7 @@ fn misfiled_photos_are_found_and_sent_where_they_belong() {
 
 #[test]
 fn the_table_has_suspects_first_and_a_summary() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     photos.exchange("rings/0.png", "stripes/0.png");
     let shown = text(&photos.audit(&[]).assert().success().get_output().stdout);
     let lines: Vec<&str> = shown.lines().collect();
@@ -43,7 +43,7 @@ fn the_table_has_suspects_first_and_a_summary() {
 
 #[test]
 fn check_fails_with_three_only_when_something_is_suspect() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     photos.audit(&["--check"]).assert().code(0);
     photos.exchange("rings/0.png", "stripes/0.png");
     photos.audit(&["--check"]).assert().code(3);
@@ -52,7 +52,7 @@ fn check_fails_with_three_only_when_something_is_suspect() {
 
 #[test]
 fn a_confirmed_label_is_never_doubted_again() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     photos.exchange("rings/0.png", "stripes/0.png");
     let confirm = ["--confirm", "photos/rings/0.png", "stripes/0.png", "--check"];
     photos.audit(&confirm).assert().code(0);
@@ -67,7 +67,7 @@ fn a_confirmed_label_is_never_doubted_again() {
 
 #[test]
 fn everything_odd_in_a_folder_is_named_and_the_rest_is_done() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     photos.write("rings/phone.HEIC", b"heic");
     photos.write("rings/camera.nef", b"raw");
     photos.write("rings/film.mp4", b"video");
@@ -103,7 +103,7 @@ fn everything_odd_in_a_folder_is_named_and_the_rest_is_done() {
 
 #[test]
 fn names_of_any_script_and_with_line_ends_stay_in_their_line() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     std::fs::rename(photos.path("photos/rings"), photos.path("photos/кольца")).unwrap();
     #[cfg(unix)]
     std::fs::rename(photos.path("photos/кольца/3.png"), photos.path("photos/кольца/a\nb 環.png")).unwrap();
@@ -116,7 +116,7 @@ fn names_of_any_script_and_with_line_ends_stay_in_their_line() {
 
 #[test]
 fn classes_that_are_the_same_and_photos_that_are_all_the_same_are_said() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     for number in 0..6 {
         let copy = std::fs::read(photos.path(&format!("photos/rings/{number}.png"))).unwrap();
         photos.write(&format!("copies/{number}.png"), &copy);
@@ -136,7 +136,7 @@ fn classes_that_are_the_same_and_photos_that_are_all_the_same_are_said() {
 
 #[test]
 fn embeddings_are_audited_without_pictures() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let shown = folder.trueshot(&["audit", "data.safetensors", "--html", "a.html", "--csv", "a.csv"]);
     { shown }.assert().success();
     assert_eq!(std::fs::read_to_string(folder.path("a.csv")).unwrap().lines().count(), 1 + 8 * 40);
@@ -145,7 +145,7 @@ fn embeddings_are_audited_without_pictures() {
 
 #[test]
 fn what_cannot_be_audited_is_refused_in_one_line() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     refused(photos.trueshot(&["audit", "nowhere"]), &["nowhere"]);
     refused(photos.trueshot(&["audit", "photos/rings"]), &["not in a class folder"]);
     std::fs::create_dir(photos.path("one")).unwrap();
@@ -160,7 +160,7 @@ fn what_cannot_be_audited_is_refused_in_one_line() {
 
 #[test]
 fn the_second_audit_embeds_nothing_and_says_the_same() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     let first = photos.audit(&["--format", "json"]).assert().success().get_output().stdout.clone();
     assert!(photos.path("cache/trueshot").exists());
     let again =

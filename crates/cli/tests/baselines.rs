@@ -1,4 +1,4 @@
-//! `trueshot train maml`, `trueshot train negmargin` and `trueshot eval --pictures`, on the built-in drawings.
+//! Tests of `trueshot train maml`, `trueshot train negmargin` and `trueshot eval --pictures` on the built-in drawings.
 
 mod fixture;
 
@@ -6,7 +6,7 @@ use assert_cmd::Command;
 use fixture::{TRUESHOT, misused, refused, text};
 use serde_json::Value;
 
-struct Studio(tempfile::TempDir);
+struct TrainingFolder(tempfile::TempDir);
 
 /// Some drawings of every character, and episodes they suffice for.
 const FEW: [&str; 2] = ["--limit-per-class", "8"];
@@ -34,9 +34,9 @@ const MAML: [&str; 18] = [
 const NEGMARGIN: [&str; 10] =
     ["--batch", "16", "--val-shots", "2", "--val-queries", "3", "--val-episodes", "5", "--val-ways", "3"];
 
-impl Studio {
+impl TrainingFolder {
     fn new() -> Self {
-        Studio(tempfile::tempdir().unwrap())
+        TrainingFolder(tempfile::tempdir().unwrap())
     }
 
     fn run(&self, parts: &[&[&str]]) -> Command {
@@ -69,19 +69,19 @@ impl Studio {
 
 #[test]
 fn maml_is_trained_resumed_and_evaluated_on_the_episodes_of_embeddings() {
-    let studio = Studio::new();
-    studio.maml("whole.safetensors", &["--steps", "4", "--threads", "1"]).assert().success();
-    studio.maml("again.safetensors", &["--steps", "4", "--threads", "2"]).assert().success();
-    assert!(studio.read("whole.safetensors") == studio.read("again.safetensors"));
-    let again = studio.maml("whole.safetensors", &["--steps", "4", "--resume"]).assert().success();
+    let folder = TrainingFolder::new();
+    folder.maml("whole.safetensors", &["--steps", "4", "--threads", "1"]).assert().success();
+    folder.maml("again.safetensors", &["--steps", "4", "--threads", "2"]).assert().success();
+    assert!(folder.read("whole.safetensors") == folder.read("again.safetensors"));
+    let again = folder.maml("whole.safetensors", &["--steps", "4", "--resume"]).assert().success();
     assert!(text(&again.get_output().stderr).contains("whole.safetensors: the model of step"));
 
-    studio.negmargin("backbone.safetensors", &["--steps", "2"]).assert().success();
+    folder.negmargin("backbone.safetensors", &["--steps", "2"]).assert().success();
     let embed =
         ["embed", "omniglot", "--split", "test", "-b", "backbone.safetensors", "-o", "test.safetensors"];
-    studio.run(&[&embed, &FEW]).assert().success();
+    folder.run(&[&embed, &FEW]).assert().success();
     let noise = ["--noise", "symmetric=0", "--noise", "paired=0", "--format", "json"];
-    let found = studio
+    let found = folder
         .on_pictures(
             &[&noise[..], &["-m", "maml:model=whole.safetensors", "--write-manifest", "a.jsonl"]].concat(),
         )
@@ -92,9 +92,9 @@ fn maml_is_trained_resumed_and_evaluated_on_the_episodes_of_embeddings() {
     assert_eq!(found["settings"][0]["methods"][0]["method"], "maml:model=whole");
     assert!(found["settings"][0]["methods"][0]["accuracy"].as_f64().unwrap() > 20.0, "{found}");
     let on_embeddings = ["eval", "test.safetensors", "-m", "baseline++", "--write-manifest", "b.jsonl"];
-    studio.run(&[&on_embeddings, &EPISODES, &noise]).assert().success();
+    folder.run(&[&on_embeddings, &EPISODES, &noise]).assert().success();
     let episodes = |name: &str| -> Vec<String> {
-        String::from_utf8(studio.read(name)).unwrap().lines().skip(1).map(str::to_string).collect()
+        String::from_utf8(folder.read(name)).unwrap().lines().skip(1).map(str::to_string).collect()
     };
     assert_eq!(episodes("a.jsonl").len(), 6);
     assert_eq!(episodes("a.jsonl"), episodes("b.jsonl"));
@@ -108,18 +108,18 @@ fn metrics(bytes: &[u8]) -> Vec<String> {
 /// Trains without a break, then with two breaks by SIGKILL: the first in the middle of the steps, the second after
 /// a resumed run has written more metrics.
 fn is_resumed_to_the_byte(kind: &str, flags: &[&str]) {
-    let studio = Studio::new();
+    let folder = TrainingFolder::new();
     let steps = ["--steps", "12", "--val-every", "4", "--record-every", "1", "--save-every", "0"];
     let arguments = |output, more: &[&'static str]| {
         [&["train", kind, "omniglot", "-o", output][..], &FEW, flags, &steps, more].concat()
     };
-    studio.run(&[&arguments("whole.safetensors", &[])]).assert().success();
+    folder.run(&[&arguments("whole.safetensors", &[])]).assert().success();
     let lines = || {
-        std::fs::read(studio.0.path().join("parts.metrics.jsonl")).map_or(0, |bytes| metrics(&bytes).len())
+        std::fs::read(folder.0.path().join("parts.metrics.jsonl")).map_or(0, |bytes| metrics(&bytes).len())
     };
     for until in [3, 7] {
         let mut child = std::process::Command::new(TRUESHOT)
-            .current_dir(studio.0.path())
+            .current_dir(folder.0.path())
             .args(arguments("parts.safetensors", &["--resume"]))
             .stderr(std::process::Stdio::null())
             .spawn()
@@ -129,15 +129,15 @@ fn is_resumed_to_the_byte(kind: &str, flags: &[&str]) {
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(studio.0.path().join("parts.checkpoint").exists(), "{kind} ended before it was killed");
+        assert!(folder.0.path().join("parts.checkpoint").exists(), "{kind} ended before it was killed");
     }
-    let last = studio.run(&[&arguments("parts.safetensors", &["--resume"])]).assert().success();
+    let last = folder.run(&[&arguments("parts.safetensors", &["--resume"])]).assert().success();
     assert!(text(&last.get_output().stderr).contains("resuming after step "));
     for extension in ["safetensors", "curves.svg", "toml"] {
-        let read = |name: &str| studio.read(&format!("{name}.{extension}"));
+        let read = |name: &str| folder.read(&format!("{name}.{extension}"));
         assert!(read("whole") == read("parts"), "{kind}: {extension}");
     }
-    let lines = |name: &str| metrics(&studio.read(name));
+    let lines = |name: &str| metrics(&folder.read(name));
     assert_eq!(lines("whole.metrics.jsonl"), lines("parts.metrics.jsonl"), "{kind}");
 }
 
@@ -158,11 +158,11 @@ fn negmargin_killed_at_any_moment_is_resumed_to_the_same_bytes() {
 
 #[test]
 fn negmargin_goes_on_where_it_stopped() {
-    let studio = Studio::new();
-    studio.negmargin("whole.safetensors", &["--steps", "4", "--threads", "1"]).assert().success();
-    studio.negmargin("again.safetensors", &["--steps", "4", "--threads", "2"]).assert().success();
-    assert!(studio.read("whole.safetensors") == studio.read("again.safetensors"));
-    let other = studio.negmargin("whole.safetensors", &["--steps", "4", "--margin", "0.1", "--resume"]);
+    let folder = TrainingFolder::new();
+    folder.negmargin("whole.safetensors", &["--steps", "4", "--threads", "1"]).assert().success();
+    folder.negmargin("again.safetensors", &["--steps", "4", "--threads", "2"]).assert().success();
+    assert!(folder.read("whole.safetensors") == folder.read("again.safetensors"));
+    let other = folder.negmargin("whole.safetensors", &["--steps", "4", "--margin", "0.1", "--resume"]);
     refused_last(other, "loss.margin");
 }
 
@@ -174,30 +174,30 @@ fn refused_last(mut command: Command, expected: &str) {
 
 #[test]
 fn what_does_not_fit_is_told_apart() {
-    let studio = Studio::new();
-    studio.maml("maml.safetensors", &["--steps", "1"]).assert().success();
-    studio.negmargin("backbone.safetensors", &["--steps", "1"]).assert().success();
+    let folder = TrainingFolder::new();
+    folder.maml("maml.safetensors", &["--steps", "1"]).assert().success();
+    folder.negmargin("backbone.safetensors", &["--steps", "1"]).assert().success();
     misused(
-        studio.on_pictures(&["-m", "maml"]),
+        folder.on_pictures(&["-m", "maml"]),
         &["model is a model file, as `trueshot train maml` writes it"],
     );
     refused(
-        studio.on_pictures(&["-m", "maml:model=backbone.safetensors"]),
+        folder.on_pictures(&["-m", "maml:model=backbone.safetensors"]),
         &["is a model of kind 'conv4', not 'maml'"],
     );
     refused(
-        studio.on_pictures(&["-m", "protonet"]),
+        folder.on_pictures(&["-m", "protonet"]),
         &["none of the methods takes images: use maml:model=FILE"],
     );
     refused(
-        studio.run(&[&["eval", "any.safetensors", "-m", "maml:model=maml.safetensors"]]),
+        folder.run(&[&["eval", "any.safetensors", "-m", "maml:model=maml.safetensors"]]),
         &["method 'maml:model=maml' takes images, not embeddings: give --pictures DATASET"],
     );
     refused(
-        studio.run(&[&["eval", "any.safetensors", "--split", "test", "-m", "protonet"]]),
+        folder.run(&[&["eval", "any.safetensors", "--split", "test", "-m", "protonet"]]),
         &["--split applies to images"],
     );
-    let five = studio.run(&[
+    let five = folder.run(&[
         &[
             "eval",
             "--pictures",
@@ -215,7 +215,7 @@ fn what_does_not_fit_is_told_apart() {
         &["--noise", "symmetric=0", "-m", "maml:model=maml.safetensors"],
     ]);
     misused(five, &["the number of ways is 5; allowed: 3, the classes of the model in"]);
-    let many = studio.run(&[
+    let many = folder.run(&[
         &[
             "eval",
             "--pictures",
@@ -233,9 +233,9 @@ fn what_does_not_fit_is_told_apart() {
         &["-m", "maml:model=maml.safetensors"],
     ]);
     refused(many, &["has 8 items", "hint: the largest number of queries that fits is 4"]);
-    let ways = studio.maml("m.safetensors", &["--val-ways", "4"]);
+    let ways = folder.maml("m.safetensors", &["--val-ways", "4"]);
     misused(ways, &["validation.ways is 4; allowed: 3, as in training"]);
-    misused(studio.negmargin("n.safetensors", &["--scale", "0"]), &["loss.scale is 0"]);
+    misused(folder.negmargin("n.safetensors", &["--scale", "0"]), &["loss.scale is 0"]);
     let embed = ["embed", "omniglot", "--split", "test", "-b", "maml.safetensors", "-o", "test.safetensors"];
-    refused_last(studio.run(&[&embed]), "its architecture is 'maml'; known is 'conv4'");
+    refused_last(folder.run(&[&embed]), "its architecture is 'maml'; known is 'conv4'");
 }

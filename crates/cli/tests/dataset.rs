@@ -1,4 +1,4 @@
-//! `trueshot dataset`, and published data sets on the command line, as a user meets them.
+//! Tests of `trueshot dataset`, and of published data sets on the command line.
 
 mod fixture;
 
@@ -9,11 +9,11 @@ use fixture::{TRUESHOT, misused, refused, text};
 use image::{Rgb, RgbImage};
 
 /// A folder to work in.
-struct Place(tempfile::TempDir);
+struct TestFolder(tempfile::TempDir);
 
-impl Place {
+impl TestFolder {
     fn new() -> Self {
-        Place(tempfile::tempdir().unwrap())
+        TestFolder(tempfile::tempdir().unwrap())
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -26,9 +26,9 @@ impl Place {
         command
     }
 
-    /// Class folders of small pictures of many shapes.
+    /// Class folders of small images of many shapes.
     fn imagenet(classes: &[&str], pictures: u32) -> Self {
-        let place = Place::new();
+        let place = TestFolder::new();
         for (number, class) in classes.iter().enumerate() {
             let folder = place.path("imagenet/train").join(class);
             std::fs::create_dir_all(&folder).unwrap();
@@ -65,7 +65,7 @@ const SMALL: [&str; 6] = ["--classes-count", "5", "--per-class", "4", "--size", 
 
 #[test]
 fn outliers_are_taken_resized_and_halved_and_the_seed_decides() {
-    let place = Place::imagenet(&CLASSES, 6);
+    let place = TestFolder::imagenet(&CLASSES, 6);
     let said = text(&place.outliers(&SMALL).assert().success().stdout("").get_output().stderr);
     assert!(said.contains("out: 3 classes in train, 2 in test, 20 images written"), "{said}");
     assert_eq!(place.names("out"), ["outliers.json", "test", "train"]);
@@ -75,7 +75,7 @@ fn outliers_are_taken_resized_and_halved_and_the_seed_decides() {
     assert_eq!(taken.len(), 4);
     let picture = image::open(place.path("out/test/n01514859").join(&taken[0])).unwrap();
     assert_eq!((picture.width(), picture.height()), (16, 16));
-    let all = |place: &Place| {
+    let all = |place: &TestFolder| {
         CLASSES[..5]
             .iter()
             .flat_map(|class| {
@@ -84,7 +84,7 @@ fn outliers_are_taken_resized_and_halved_and_the_seed_decides() {
             })
             .collect::<Vec<_>>()
     };
-    let (again, other) = (Place::imagenet(&CLASSES, 6), Place::imagenet(&CLASSES, 6));
+    let (again, other) = (TestFolder::imagenet(&CLASSES, 6), TestFolder::imagenet(&CLASSES, 6));
     again.outliers(&[&SMALL[..], &["--threads", "1"]].concat()).assert().success();
     other.outliers(&[&SMALL[..], &["--seed", "1"]].concat()).assert().success();
     assert_eq!(all(&place), all(&again));
@@ -93,7 +93,7 @@ fn outliers_are_taken_resized_and_halved_and_the_seed_decides() {
 
 #[test]
 fn work_that_was_stopped_goes_on_and_other_work_is_refused() {
-    let place = Place::imagenet(&CLASSES, 6);
+    let place = TestFolder::imagenet(&CLASSES, 6);
     place.outliers(&SMALL).assert().success();
     std::fs::remove_dir_all(place.path("out/train/n01518878")).unwrap();
     std::fs::create_dir(place.path("out/train/.n01518878.part")).unwrap();
@@ -113,7 +113,7 @@ fn work_that_was_stopped_goes_on_and_other_work_is_refused() {
 
 #[test]
 fn classes_that_run_short_and_pictures_that_cannot_be_read_are_counted() {
-    let place = Place::imagenet(&CLASSES, 6);
+    let place = TestFolder::imagenet(&CLASSES, 6);
     let folder = place.path("imagenet/train/n01518878");
     for name in place.names("imagenet/train/n01518878").iter().take(3) {
         std::fs::write(folder.join(name), "no picture").unwrap();
@@ -129,7 +129,7 @@ fn classes_that_run_short_and_pictures_that_cannot_be_read_are_counted() {
 
 #[test]
 fn outliers_that_are_in_a_split_or_not_there_are_refused() {
-    let place = Place::imagenet(&CLASSES, 4);
+    let place = TestFolder::imagenet(&CLASSES, 4);
     std::fs::write(place.path("list.txt"), "n01514668\n\nn01532829\n").unwrap();
     refused(
         place.outliers(&["--classes", "list.txt", "--classes-count", "2"]),
@@ -152,7 +152,7 @@ fn outliers_that_are_in_a_split_or_not_there_are_refused() {
 
 #[test]
 fn a_check_says_what_there_is_and_what_differs_from_what_was_published() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let check = |arguments: &[&str]| place.trueshot(&[&["dataset", "check"], arguments].concat());
     let said = text(&check(&[&published("mini-4")]).assert().success().get_output().stdout);
     let lines: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -185,14 +185,14 @@ fn a_check_says_what_there_is_and_what_differs_from_what_was_published() {
 
 #[test]
 fn published_data_sets_are_embedded_and_trained_on_by_split() {
-    let place = Place::imagenet(&CLASSES[..3], 4);
+    let place = TestFolder::imagenet(&CLASSES[..3], 4);
     let train = |data: &str| {
         let small = ["--size", "16", "--steps", "1", "--ways", "2", "--shots", "1", "--queries", "1"];
         let rest = ["--val-split", "", "-o", "b.safetensors"];
         place.trueshot(&[&["train", "backbone", data], &small[..], &rest].concat())
     };
     train("imagenet/train").assert().success();
-    // Its training split is found; two pictures of a class are too few to learn from.
+    // Its training split is found; two images of a class are too few to learn from.
     let said = text(&train(&published("mini-4")).arg("--overwrite").assert().code(1).get_output().stderr);
     for part in ["6 images of 3 classes to train on", "class 'n01' has 2 items"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");

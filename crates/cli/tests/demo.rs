@@ -1,12 +1,12 @@
-//! `trueshot demo`: the whole story without a file or a network.
+//! Test of `trueshot demo`: it runs without a file or a network.
 
 mod fixture;
 
-use fixture::{Folder, refused, text};
+use fixture::{EmbeddingsFolder, refused, text};
 
 #[test]
 fn the_demo_prints_tables_and_writes_a_page_with_a_noisy_support_set() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let assert = folder.trueshot(&["demo", "--episodes", "5", "-o", "page.html"]).assert().success();
     let shown = text(&assert.get_output().stdout);
     assert!(shown.starts_with("10-way 5-shot, 10 queries per class, 5 episodes, seed 0\n"), "{shown}");
@@ -21,7 +21,7 @@ fn the_demo_prints_tables_and_writes_a_page_with_a_noisy_support_set() {
 
 #[test]
 fn the_demo_refuses_a_page_it_cannot_write_before_any_work() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let command = folder.trueshot(&["demo", "--episodes", "1000000000", "-o", "nowhere/page.html"]);
     refused(command, &["cannot write nowhere/page.html: nowhere is not a folder"]);
 }
@@ -29,7 +29,7 @@ fn the_demo_refuses_a_page_it_cannot_write_before_any_work() {
 #[test]
 #[cfg(unix)]
 fn whoever_has_seen_enough_of_the_demo_may_close_the_pipe() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let script = "{ \"$0\" demo --episodes 5; echo status $? >&2; } | false";
     let output = folder.command("sh").args(["-c", script, fixture::TRUESHOT]).output().unwrap();
     let messages = text(&output.stderr);

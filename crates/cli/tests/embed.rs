@@ -1,4 +1,4 @@
-//! `trueshot train backbone` and `trueshot embed`, as a user meets them.
+//! Tests of `trueshot train backbone` and `trueshot embed`.
 
 mod fixture;
 
@@ -9,17 +9,17 @@ use fixture::{TRUESHOT, misused, refused, text};
 use image::{Rgb, RgbImage};
 use trueshot::Embeddings;
 
-/// A folder with pictures of six classes, four of them below `train/`, two below `val/`, and a small backbone.
-struct Gallery(tempfile::TempDir);
+/// A folder with images of six classes, four of them below `train/`, two below `val/`, and a small backbone.
+struct ImageFolder(tempfile::TempDir);
 
 const PICTURES: usize = 8;
 
-impl Gallery {
+impl ImageFolder {
     fn new() -> Self {
-        let gallery = Gallery(tempfile::tempdir().unwrap());
+        let folder = ImageFolder(tempfile::tempdir().unwrap());
         for class in 0..6 {
             let split = if class < 4 { "train" } else { "val" };
-            let folder = gallery.path().join(format!("pictures/{split}/class {class}"));
+            let folder = folder.path().join(format!("pictures/{split}/class {class}"));
             std::fs::create_dir_all(&folder).unwrap();
             for number in 0..PICTURES {
                 let shade = |place: u32| (place * (class as u32 + 3) * 17 + number as u32 * 5) as u8;
@@ -27,7 +27,7 @@ impl Gallery {
                 image.save(folder.join(format!("{number}.png"))).unwrap();
             }
         }
-        gallery
+        folder
     }
 
     fn path(&self) -> &Path {
@@ -40,7 +40,7 @@ impl Gallery {
         command
     }
 
-    /// Three steps on tiny pictures.
+    /// Three steps on tiny images.
     fn train(&self, more: &[&str]) -> Command {
         let small = ["--size", "16", "--steps", "3", "--ways", "2", "--shots", "2", "--queries", "2"];
         let judged = ["--val-every", "2", "--val-episodes", "5", "--val-ways", "2", "--val-shots", "2"];
@@ -49,9 +49,9 @@ impl Gallery {
     }
 
     fn with_backbone() -> Self {
-        let gallery = Self::new();
-        gallery.train(&["pictures/train", "--val", "pictures/val"]).assert().success();
-        gallery
+        let folder = Self::new();
+        folder.train(&["pictures/train", "--val", "pictures/val"]).assert().success();
+        folder
     }
 
     fn embed(&self, more: &[&str]) -> Command {
@@ -65,21 +65,20 @@ impl Gallery {
 
 #[test]
 fn a_backbone_is_trained_and_embeds_a_folder() {
-    let gallery = Gallery::new();
-    let trained = gallery.train(&["pictures/train", "--val", "pictures/val"]).assert().success();
+    let folder = ImageFolder::new();
+    let trained = folder.train(&["pictures/train", "--val", "pictures/val"]).assert().success();
     let said = text(&trained.get_output().stderr);
     for part in ["32 images of 4 classes to train on", "16 images of 2 classes to validate on", "validation"]
     {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
     for name in ["conv4.toml", "conv4.metrics.jsonl", "conv4.curves.svg"] {
-        assert!(gallery.path().join(name).exists(), "{name}");
+        assert!(folder.path().join(name).exists(), "{name}");
     }
-    let embedded =
-        gallery.embed(&["pictures/train", "-o", "train.safetensors"]).assert().success().stdout("");
+    let embedded = folder.embed(&["pictures/train", "-o", "train.safetensors"]).assert().success().stdout("");
     let said = text(&embedded.get_output().stderr);
     assert!(said.contains("32 embeddings of 64 dimensions, from 32 images of 4 classes"), "{said}");
-    let read = gallery.read("train.safetensors");
+    let read = folder.read("train.safetensors");
     assert_eq!((read.len(), read.dim(), read.classes().len()), (32, 64, 4));
     assert_eq!(read.item(0), Some("class 0/0.png"));
     assert!(read.backbone().unwrap().starts_with("conv4 (conv4, "));
@@ -87,19 +86,16 @@ fn a_backbone_is_trained_and_embeds_a_folder() {
 
 #[test]
 fn a_run_that_was_stopped_ends_in_the_same_model() {
-    let gallery = Gallery::with_backbone();
-    let model = || std::fs::read(gallery.path().join("conv4.safetensors")).unwrap();
+    let folder = ImageFolder::with_backbone();
+    let model = || std::fs::read(folder.path().join("conv4.safetensors")).unwrap();
     let expected = model();
     let data = ["pictures/train", "--val", "pictures/val"];
-    refused_because(gallery.train(&data), "conv4.safetensors already exists");
-    gallery.train(&[&data[..], &["--overwrite", "--threads", "1"]].concat()).assert().success();
+    refused_because(folder.train(&data), "conv4.safetensors already exists");
+    folder.train(&[&data[..], &["--overwrite", "--threads", "1"]].concat()).assert().success();
     assert!(model() == expected, "one thread");
     let config = ["--config", "conv4.toml", "-o", "again.safetensors"];
-    gallery.trueshot(&[&["train", "backbone"], &config[..]].concat()).assert().success();
-    assert!(
-        std::fs::read(gallery.path().join("again.safetensors")).unwrap() == expected,
-        "from its own TOML"
-    );
+    folder.trueshot(&[&["train", "backbone"], &config[..]].concat()).assert().success();
+    assert!(std::fs::read(folder.path().join("again.safetensors")).unwrap() == expected, "from its own TOML");
 }
 
 /// Training says what it does before it fails, so only the last lines are the error.
@@ -112,56 +108,53 @@ fn refused_because(mut command: Command, expected: &str) {
 
 #[test]
 fn augmented_copies_are_the_same_with_any_number_of_threads() {
-    let gallery = Gallery::with_backbone();
+    let folder = ImageFolder::with_backbone();
     let augmented = ["pictures/val", "--augment", "--copies", "3", "--precision", "f16"];
     for threads in ["1", "2"] {
         let output = format!("{threads}.safetensors");
-        gallery.embed(&[&augmented[..], &["--threads", threads, "-o", &output]].concat()).assert().success();
+        folder.embed(&[&augmented[..], &["--threads", threads, "-o", &output]].concat()).assert().success();
     }
-    let bytes = |name: &str| std::fs::read(gallery.path().join(name)).unwrap();
+    let bytes = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
     assert!(bytes("1.safetensors") == bytes("2.safetensors"));
-    let read = gallery.read("1.safetensors");
+    let read = folder.read("1.safetensors");
     assert_eq!(read.len(), 2 * PICTURES * 3);
     assert_eq!((read.item(0), read.item(2)), (Some("class 4/0.png#1"), Some("class 4/0.png#3")));
-    misused(gallery.embed(&["pictures/val", "-o", "x.safetensors", "--copies", "2"]), &["--augment"]);
+    misused(folder.embed(&["pictures/val", "-o", "x.safetensors", "--copies", "2"]), &["--augment"]);
 }
 
 #[test]
 fn splits_are_pooled_and_chosen_by_a_file() {
-    let gallery = Gallery::with_backbone();
-    refused(
-        gallery.embed(&["pictures", "-o", "x.safetensors"]),
-        &["contains train, val", "hint: ", "--pool"],
-    );
+    let folder = ImageFolder::with_backbone();
+    refused(folder.embed(&["pictures", "-o", "x.safetensors"]), &["contains train, val", "hint: ", "--pool"]);
     let splits = r#"{"train": ["class 0"], "test": ["class 5", "class 3", "class 9"], "val": ["owl"]}"#;
-    std::fs::write(gallery.path().join("splits.json"), splits).unwrap();
+    std::fs::write(folder.path().join("splits.json"), splits).unwrap();
     let chosen = |split| {
         ["pictures", "--pool", "--split-file", "splits.json", "--split", split, "-o", "x.safetensors"]
     };
-    let said = gallery.embed(&chosen("test")).assert().success();
+    let said = folder.embed(&chosen("test")).assert().success();
     let said = text(&said.get_output().stderr);
     assert!(
         said.contains("warning: 1 classes of split 'test' are missing, the first is 'class 9'"),
         "{said}"
     );
-    let read = gallery.read("x.safetensors");
+    let read = folder.read("x.safetensors");
     assert_eq!(read.classes(), ["class 3", "class 5"]);
     assert_eq!(read.item(0), Some("train/class 3/0.png"));
-    refused(gallery.embed(&chosen("val")), &["none of the 1 classes of split 'val'"]);
-    misused(gallery.embed(&chosen("trial")), &["no split 'trial'", "it has: test, train, val"]);
+    refused(folder.embed(&chosen("val")), &["none of the 1 classes of split 'val'"]);
+    misused(folder.embed(&chosen("trial")), &["no split 'trial'", "it has: test, train, val"]);
     let limited = ["pictures/train", "--limit-per-class", "2", "-o", "x.safetensors"];
-    gallery.embed(&limited).assert().success();
-    assert_eq!(gallery.read("x.safetensors").len(), 8);
+    folder.embed(&limited).assert().success();
+    assert_eq!(folder.read("x.safetensors").len(), 8);
 }
 
 #[test]
 fn what_cannot_be_read_is_listed_with_the_reason_and_a_class_must_not_run_out() {
-    let gallery = Gallery::with_backbone();
-    let class = gallery.path().join("pictures/train/class 1");
+    let folder = ImageFolder::with_backbone();
+    let class = folder.path().join("pictures/train/class 1");
     std::fs::write(class.join("3.png"), b"").unwrap();
     std::fs::write(class.join("notes.txt"), b"two owls").unwrap();
     let arguments = ["pictures/train", "-o", "x.safetensors", "--skipped", "skipped.txt"];
-    let said = text(&gallery.embed(&arguments).assert().success().get_output().stderr);
+    let said = text(&folder.embed(&arguments).assert().success().get_output().stderr);
     for part in [
         "warning: 2 files were skipped:",
         "class 1/3.png: empty file",
@@ -169,27 +162,27 @@ fn what_cannot_be_read_is_listed_with_the_reason_and_a_class_must_not_run_out() 
     ] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
-    let listed = std::fs::read_to_string(gallery.path().join("skipped.txt")).unwrap();
+    let listed = std::fs::read_to_string(folder.path().join("skipped.txt")).unwrap();
     assert_eq!(listed.lines().count(), 2);
-    let before = std::fs::read(gallery.path().join("x.safetensors")).unwrap();
+    let before = std::fs::read(folder.path().join("x.safetensors")).unwrap();
     let strict = [&arguments[..], &["--least-per-class", "8"]].concat();
     refused(
-        gallery.embed(&strict),
+        folder.embed(&strict),
         &["class 'class 1' has 7 readable images, but 8 are needed; 1 were skipped"],
     );
-    assert!(std::fs::read(gallery.path().join("x.safetensors")).unwrap() == before, "the old file stays");
+    assert!(std::fs::read(folder.path().join("x.safetensors")).unwrap() == before, "the old file stays");
 }
 
 #[test]
 fn what_is_asked_for_wrongly_is_answered_before_any_work() {
-    let gallery = Gallery::new();
-    let embed = |arguments: &[&str]| gallery.trueshot(&[&["embed"], arguments].concat());
+    let folder = ImageFolder::new();
+    let embed = |arguments: &[&str]| folder.trueshot(&[&["embed"], arguments].concat());
     let output = ["-o", "x.safetensors"];
     refused(
         embed(&[&["pictures", "-b", "none.safetensors"], &output[..]].concat()),
         &["cannot read none.safetensors"],
     );
-    std::fs::write(gallery.path().join("b.safetensors"), b"nonsense").unwrap();
+    std::fs::write(folder.path().join("b.safetensors"), b"nonsense").unwrap();
     refused(
         embed(&[&["pictures", "-b", "b.safetensors"], &output[..]].concat()),
         &["not a valid safetensors file"],
@@ -198,13 +191,13 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
         embed(&["pictures", "-b", "b.safetensors", "-o", "no/x.safetensors"]),
         &["cannot write no/x.safetensors"],
     );
-    refused(gallery.train(&["pictures/none"]), &["cannot read pictures/none"]);
-    refused(gallery.train(&["pictures"]), &["contains train, val"]);
+    refused(folder.train(&["pictures/none"]), &["cannot read pictures/none"]);
+    refused(folder.train(&["pictures"]), &["contains train, val"]);
     let small =
-        gallery.trueshot(&["train", "backbone", "pictures/train", "-o", "x.safetensors", "--size", "9"]);
+        folder.trueshot(&["train", "backbone", "pictures/train", "-o", "x.safetensors", "--size", "9"]);
     misused(small, &["pictures.size is 9; allowed: 16 to 1024"]);
     let outliers = |more: &[&str]| {
-        gallery
+        folder
             .train(&[&["pictures/train", "--val", "pictures/val", "--noise", "outlier=0,50"], more].concat())
     };
     refused(
@@ -215,15 +208,15 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
         outliers(&["--outliers", "pictures/val"]),
         &["outlier noise in validation needs images of other classes", "--val-outliers DATASET"],
     );
-    std::fs::create_dir_all(gallery.path().join("others")).unwrap();
-    std::fs::rename(gallery.path().join("pictures/val/class 5"), gallery.path().join("others/class 3"))
+    std::fs::create_dir_all(folder.path().join("others")).unwrap();
+    std::fs::rename(folder.path().join("pictures/val/class 5"), folder.path().join("others/class 3"))
         .unwrap();
     refused(
         outliers(&["--outliers", "others", "--val-outliers", "others"]),
         &["class 'class 3' is both in the outliers and in the training data", "hint: remove it from others"],
     );
     misused(
-        gallery.trueshot(&[
+        folder.trueshot(&[
             "train",
             "negmargin",
             "pictures/train",
@@ -238,23 +231,23 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
 
 #[test]
 fn a_backbone_is_trained_with_outliers_and_its_configuration_names_them() {
-    let gallery = Gallery::new();
+    let folder = ImageFolder::new();
     let arguments = ["pictures/train", "--val", "pictures/val", "--noise", "outlier=0,50"];
     let outliers = ["--outliers", "pictures/val", "--val-outliers", "pictures/train"];
     let said =
-        text(&gallery.train(&[&arguments[..], &outliers].concat()).assert().success().get_output().stderr);
+        text(&folder.train(&[&arguments[..], &outliers].concat()).assert().success().get_output().stderr);
     for part in ["16 images of 2 classes as outliers\n", "as outliers for validation", "outlier 50 %"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
-    let written = std::fs::read_to_string(gallery.path().join("conv4.toml")).unwrap();
+    let written = std::fs::read_to_string(folder.path().join("conv4.toml")).unwrap();
     assert!(written.contains("outliers = \"pictures/val\""), "{written}");
-    let first = std::fs::read(gallery.path().join("conv4.safetensors")).unwrap();
-    gallery.train(&["--config", "conv4.toml", "--overwrite", "--threads", "1"]).assert().success();
-    assert!(std::fs::read(gallery.path().join("conv4.safetensors")).unwrap() == first, "the same model");
+    let first = std::fs::read(folder.path().join("conv4.safetensors")).unwrap();
+    folder.train(&["--config", "conv4.toml", "--overwrite", "--threads", "1"]).assert().success();
+    assert!(std::fs::read(folder.path().join("conv4.safetensors")).unwrap() == first, "the same model");
     let mixed =
         ["pictures/train", "--val", "pictures/val", "--noise", "outlier=50", "--noise", "symmetric=0"];
     let said = text(
-        &gallery
+        &folder
             .train(&[&mixed[..], &["--outliers", "pictures/val", "--overwrite"]].concat())
             .assert()
             .success()
@@ -266,8 +259,8 @@ fn a_backbone_is_trained_with_outliers_and_its_configuration_names_them() {
 
 #[test]
 fn classes_and_pictures_that_training_shares_with_validation_are_warned_of() {
-    let gallery = Gallery::new();
-    let said = gallery.train(&["pictures/train", "--val", "pictures/train"]).assert().success();
+    let folder = ImageFolder::new();
+    let said = folder.train(&["pictures/train", "--val", "pictures/train"]).assert().success();
     let said = text(&said.get_output().stderr);
     for part in ["4 classes are in both training and validation", "nearly the same as a training image"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
@@ -276,24 +269,24 @@ fn classes_and_pictures_that_training_shares_with_validation_are_warned_of() {
 
 #[test]
 fn the_support_set_of_an_episode_is_drawn_with_frames() {
-    let gallery = Gallery::new();
+    let folder = ImageFolder::new();
     let small = ["--ways", "2", "--shots", "2", "--queries", "2", "-o", "set.svg"];
     let episode =
-        |more: &[&str]| gallery.trueshot(&[&["episode", "pictures/train"], &small[..], more].concat());
+        |more: &[&str]| folder.trueshot(&[&["episode", "pictures/train"], &small[..], more].concat());
     let outliers = ["--noise", "outlier=50", "--outliers", "pictures/val"];
     let said = text(&episode(&outliers).assert().success().stdout("").get_output().stderr);
     assert!(
         said.contains("outlier noise of 50 %") && said.contains("1 of 2 wrong, true class class"),
         "{said}"
     );
-    let svg = std::fs::read_to_string(gallery.path().join("set.svg")).unwrap();
+    let svg = std::fs::read_to_string(folder.path().join("set.svg")).unwrap();
     assert_eq!(svg.matches("data:image/jpeg;base64,").count(), 4, "{svg}");
     assert_eq!(svg.matches("wrong label, true class class").count(), 2, "{svg}");
     episode(&[&outliers[..], &["--threads", "1"]].concat()).assert().success();
-    assert_eq!(std::fs::read_to_string(gallery.path().join("set.svg")).unwrap(), svg, "always the same");
+    assert_eq!(std::fs::read_to_string(folder.path().join("set.svg")).unwrap(), svg, "always the same");
     refused(episode(&["--noise", "symmetric=0,50"]), &["--noise has 2 levels, but an episode has one"]);
     refused(episode(&["--noise", "outlier=50"]), &["outlier noise needs a pool"]);
-    std::fs::write(gallery.path().join("pictures/train/class 0/0.png"), b"no picture").unwrap();
+    std::fs::write(folder.path().join("pictures/train/class 0/0.png"), b"no picture").unwrap();
     let broken: Vec<String> = (0..8).map(|number| number.to_string()).collect();
     let all = broken.iter().map(|number| episode(&["--noise", "symmetric=0", "--episode", number]));
     let failed = all.map(|mut command| command.output().unwrap()).filter(|done| !done.status.success());
@@ -306,11 +299,11 @@ fn the_support_set_of_an_episode_is_drawn_with_frames() {
 
 #[test]
 fn photographs_need_no_backbone_and_the_second_time_no_network() {
-    let gallery = Gallery::new();
+    let folder = ImageFolder::new();
     let embed = |output: &str, more: &[&str]| {
         let arguments = ["embed", "pictures/val", "-o", output, "--size", "32"];
-        let done = gallery.trueshot(&[&arguments[..], more].concat()).assert().success();
-        (text(&done.get_output().stderr), std::fs::read(gallery.path().join(output)).unwrap())
+        let done = folder.trueshot(&[&arguments[..], more].concat()).assert().success();
+        (text(&done.get_output().stderr), std::fs::read(folder.path().join(output)).unwrap())
     };
     let (said, first) = embed("first.safetensors", &[]);
     assert!(said.contains("16 embeddings of 1280 dimensions") && !said.contains("from the cache"), "{said}");
@@ -321,21 +314,21 @@ fn photographs_need_no_backbone_and_the_second_time_no_network() {
     assert!(!said.contains("known"), "{said}");
     assert_eq!(first, third);
     let (said, _) = embed("fourth.safetensors", &["--cache", "elsewhere"]);
-    assert!(!said.contains("known") && gallery.path().join("elsewhere").is_dir(), "{said}");
-    std::fs::write(gallery.path().join("file"), "").unwrap();
+    assert!(!said.contains("known") && folder.path().join("elsewhere").is_dir(), "{said}");
+    std::fs::write(folder.path().join("file"), "").unwrap();
     let (said, fifth) = embed("fifth.safetensors", &["--cache", "file"]);
     assert!(said.contains("warning: the embeddings could not be cached"), "{said}");
     assert_eq!(first, fifth);
-    let name = gallery.read("first.safetensors").backbone().unwrap().to_owned();
+    let name = folder.read("first.safetensors").backbone().unwrap().to_owned();
     assert!(name.starts_with("efficientnet-lite0 (efficientnet-lite0, 32 px, "), "{name}");
 }
 
 #[test]
 fn a_backbone_that_is_none_is_refused_with_what_there_is() {
-    let gallery = Gallery::new();
-    std::fs::write(gallery.path().join("model.onnx"), "not a model").unwrap();
+    let folder = ImageFolder::new();
+    std::fs::write(folder.path().join("model.onnx"), "not a model").unwrap();
     let embed =
-        |more: &[&str]| gallery.trueshot(&[&["embed", "pictures/val", "-o", "x.safetensors"], more].concat());
+        |more: &[&str]| folder.trueshot(&[&["embed", "pictures/val", "-o", "x.safetensors"], more].concat());
     refused(
         embed(&["--backbone", "model.onnx"]),
         &["model.onnx cannot be used as a backbone", "not an ONNX file"],

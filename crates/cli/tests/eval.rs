@@ -1,11 +1,11 @@
-//! `trueshot eval`: what a user gets, in every format, and that it is the same every time.
+//! Tests of `trueshot eval`: its result in every format, and that the same command gives the same bytes.
 
 mod fixture;
 
 use std::collections::HashSet;
 use std::io::Write;
 
-use fixture::{ALL_NOISE, CLASSES, Folder, refused, text};
+use fixture::{ALL_NOISE, CLASSES, EmbeddingsFolder, refused, text};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -44,7 +44,7 @@ fn own_figures(found: &Value, method: &str) -> Vec<Value> {
 
 #[test]
 fn the_table_names_the_experiment_and_every_method_within_80_columns() {
-    let shown = Folder::new().stdout(&ALL_NOISE);
+    let shown = EmbeddingsFolder::new().stdout(&ALL_NOISE);
     assert!(shown.starts_with("5-way 5-shot, 15 queries per class, 30 episodes, seed 0\n"), "{shown}");
     for title in [
         "Accuracy in percent, symmetric noise",
@@ -64,7 +64,7 @@ fn the_table_names_the_experiment_and_every_method_within_80_columns() {
 
 #[test]
 fn json_holds_every_figure_under_its_documented_name() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let found = folder.json(&[&ALL_NOISE[..], &["--seed", "7"]].concat());
     assert_eq!(found["seed"], 7);
     assert_eq!(found["interrupted"], false);
@@ -101,7 +101,7 @@ fn json_holds_every_figure_under_its_documented_name() {
 
 #[test]
 fn methods_that_weigh_items_find_wrong_labels_and_others_say_nothing_of_them() {
-    let found = Folder::new().json(&["--noise", "symmetric=0,40"]);
+    let found = EmbeddingsFolder::new().json(&["--noise", "symmetric=0,40"]);
     for method in ["median", "cosine", "euclidean", "absolute"] {
         let detection = entries(&found, method)[1]["detection"].clone();
         for figure in ["auroc", "average_precision"] {
@@ -116,7 +116,7 @@ fn methods_that_weigh_items_find_wrong_labels_and_others_say_nothing_of_them() {
 
 #[test]
 fn csv_has_one_record_a_setting_and_method() {
-    let shown = Folder::new().stdout(&["--noise", "symmetric=0,40", "--format", "csv"]);
+    let shown = EmbeddingsFolder::new().stdout(&["--noise", "symmetric=0,40", "--format", "csv"]);
     let records: Vec<Vec<&str>> = shown.lines().map(|line| line.split(',').collect()).collect();
     assert_eq!(records[0][..9].join(","), "noise,level,ways,shots,queries,episodes,method,accuracy,ci95");
     assert_eq!(records.len(), 1 + 2 * METHODS.len());
@@ -127,7 +127,7 @@ fn csv_has_one_record_a_setting_and_method() {
 
 #[test]
 fn markdown_tables_have_as_many_cells_in_every_row() {
-    let shown = Folder::new().stdout(&["--format", "md"]);
+    let shown = EmbeddingsFolder::new().stdout(&["--format", "md"]);
     let tables: Vec<&str> = shown.split("\n\n").filter(|part| part.starts_with("| method")).collect();
     assert!(tables.len() >= 3, "{shown}");
     for table in tables {
@@ -140,7 +140,7 @@ fn markdown_tables_have_as_many_cells_in_every_row() {
 
 #[test]
 fn latex_tables_are_complete_and_escaped() {
-    let shown = Folder::new().stdout(&["--format", "latex"]);
+    let shown = EmbeddingsFolder::new().stdout(&["--format", "latex"]);
     for (begin, end) in [("\\begin{table}", "\\end{table}"), ("\\begin{tabular}", "\\end{tabular}")] {
         assert_eq!(shown.matches(begin).count(), shown.matches(end).count());
         assert!(shown.contains(begin));
@@ -153,7 +153,7 @@ fn latex_tables_are_complete_and_escaped() {
 
 #[test]
 fn the_page_is_complete_has_plots_and_needs_nothing_from_outside() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let page = folder.stdout(&[&ALL_NOISE[..], &["--format", "html"]].concat());
     assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
     assert_eq!(page.matches("<svg").count(), 3);
@@ -168,7 +168,7 @@ fn the_page_is_complete_has_plots_and_needs_nothing_from_outside() {
 
 #[test]
 fn the_number_of_threads_does_not_change_a_byte() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let on = |threads| {
         let more =
             ["--format", "json", "--episodes", "300", "--per-class", "--confusion", "--threads", threads];
@@ -190,7 +190,7 @@ fn the_number_of_threads_does_not_change_a_byte() {
 
 #[test]
 fn ragged_support_sets_do_not_depend_on_threads_either() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let on = |threads| {
         folder.json(&["--shots", "2-6", "--noise", "symmetric=0,20", "--threads", threads, "--episodes=280"])
     };
@@ -204,7 +204,7 @@ fn ragged_support_sets_do_not_depend_on_threads_either() {
 
 #[test]
 fn a_method_has_the_same_figures_alone_as_among_others() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let together = folder.json(&ALL_NOISE);
     for method in METHODS {
         let alone = folder.json(&[&ALL_NOISE[..], &["--methods", method]].concat());
@@ -216,7 +216,7 @@ fn a_method_has_the_same_figures_alone_as_among_others() {
 
 #[test]
 fn another_seed_gives_other_figures_and_the_same_seed_the_same() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let seeded = |seed| folder.stdout(&["--format", "json", "--seed", seed]);
     assert_eq!(seeded("3"), seeded("3"));
     let (three, four) = (folder.json(&["--seed", "3"]), folder.json(&["--seed", "4"]));
@@ -225,7 +225,7 @@ fn another_seed_gives_other_figures_and_the_same_seed_the_same() {
 
 #[test]
 fn a_manifest_replays_the_same_figures_and_is_named_by_its_sha_256() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let written =
         folder.eval(&ALL_NOISE).args(["--write-manifest", "m.jsonl", "-f", "json"]).assert().success();
     let message = text(&written.get_output().stderr);
@@ -248,7 +248,7 @@ fn a_manifest_replays_the_same_figures_and_is_named_by_its_sha_256() {
 
 #[test]
 fn a_manifest_of_other_data_is_refused() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     folder.eval(&["--write-manifest", "m.jsonl"]).assert().success();
     fixture::bank("class", 9, CLASSES, 40, 16).write(folder.path("data.safetensors")).unwrap();
     let expected = ["the manifest was drawn from embeddings with fingerprint", "hint: replay a manifest"];
@@ -257,7 +257,7 @@ fn a_manifest_of_other_data_is_refused() {
 
 #[test]
 fn a_manifest_with_another_outlier_pool_is_refused() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     folder.eval(&ALL_NOISE).args(["--write-manifest", "m.jsonl"]).assert().success();
     let with = |pool: &str| folder.eval(&["--manifest", "m.jsonl", "--outliers", pool]);
     refused(with("data.safetensors"), &["drawn from an outlier pool with fingerprint"]);
@@ -266,7 +266,7 @@ fn a_manifest_with_another_outlier_pool_is_refused() {
 
 #[test]
 fn a_manifest_that_names_no_pool_still_needs_one_of_the_right_dimension() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     folder.eval(&ALL_NOISE).args(["--write-manifest", "m.jsonl"]).assert().success();
     let manifest = std::fs::read_to_string(folder.path("m.jsonl")).unwrap();
     let (header, episodes) = manifest.split_once('\n').unwrap();
@@ -280,7 +280,7 @@ fn a_manifest_that_names_no_pool_still_needs_one_of_the_right_dimension() {
 
 #[test]
 fn a_damaged_manifest_is_refused_by_line() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     folder.eval(&["--write-manifest", "m.jsonl"]).assert().success();
     let manifest = std::fs::read_to_string(folder.path("m.jsonl")).unwrap();
     std::fs::write(folder.path("m.jsonl"), &manifest[..manifest.len() - 40]).unwrap();
@@ -292,7 +292,7 @@ fn a_damaged_manifest_is_refused_by_line() {
 
 #[test]
 fn all_methods_are_listed_with_their_parameters() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let shown = text(&folder.trueshot(&["eval", "--list-methods"]).assert().success().get_output().stdout);
     for method in METHODS {
         assert!(shown.lines().any(|line| line.starts_with(&format!("{method} "))), "{method}: {shown}");
@@ -304,7 +304,7 @@ fn all_methods_are_listed_with_their_parameters() {
 
 #[test]
 fn per_class_adds_every_class_to_the_table_and_to_json() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let arguments = ["--per-class", "--noise", "symmetric=40", "--methods", "protonet,median"];
     let shown = folder.stdout(&arguments);
     assert!(shown.contains("Accuracy by class, symmetric noise of 40 %"), "{shown}");
@@ -318,7 +318,7 @@ fn per_class_adds_every_class_to_the_table_and_to_json() {
 
 #[test]
 fn confusion_counts_every_query_once_and_agrees_with_the_accuracy() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let arguments = ["--confusion", "--noise", "symmetric=40", "--methods", "protonet"];
     let found = folder.json(&arguments);
     let entry = entries(&found, "protonet")[0];
@@ -334,7 +334,7 @@ fn confusion_counts_every_query_once_and_agrees_with_the_accuracy() {
 
 #[test]
 fn without_queries_there_is_detection_and_no_accuracy() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let arguments = ["--queries", "0", "--noise", "symmetric=40"];
     let found = folder.json(&arguments);
     let cosine = entries(&found, "cosine")[0];
@@ -350,7 +350,7 @@ fn without_queries_there_is_detection_and_no_accuracy() {
 
 #[test]
 fn a_single_episode_has_figures_but_no_interval() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let found = folder.json(&["--episodes=1"]);
     let protonet = entries(&found, "protonet")[0];
     assert!(protonet["accuracy"].is_number() && protonet["ci95"].is_null());
@@ -362,7 +362,7 @@ fn a_single_episode_has_figures_but_no_interval() {
 
 #[test]
 fn every_instruction_set_gives_the_same_picture() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let run = |instructions: Option<&str>| -> Option<Value> {
         let mut command = folder.eval(&[&ALL_NOISE[..], &["--format", "json", "--episodes=200"]].concat());
         instructions.map(|name| command.env("TRUESHOT_ISA", name));

@@ -1,4 +1,4 @@
-//! `trueshot fit` and `trueshot predict`, as a user meets them.
+//! Tests of `trueshot fit` and `trueshot predict`.
 
 mod fixture;
 
@@ -8,12 +8,12 @@ use assert_cmd::Command;
 use fixture::{TRUESHOT, refused, text};
 use image::{Rgb, RgbImage};
 
-/// A folder of three classes of stripes in colours of their own, five pictures each.
-struct Photos(tempfile::TempDir);
+/// A folder of three classes of stripes in colours of their own, five images each.
+struct PhotoFolder(tempfile::TempDir);
 
-impl Photos {
+impl PhotoFolder {
     fn new() -> Self {
-        let photos = Photos(tempfile::tempdir().unwrap());
+        let photos = PhotoFolder(tempfile::tempdir().unwrap());
         for (class, colour) in [("red", [220, 30, 30]), ("green", [30, 200, 40]), ("blue", [30, 40, 220])] {
             for number in 0..5 {
                 photos.add(&format!("photos/{class}/{number}.png"), colour, number);
@@ -56,7 +56,7 @@ impl Photos {
 
 #[test]
 fn photos_become_a_classifier_that_answers_for_new_ones() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     let said = photos.fit(&[]);
     assert!(said.contains("colours.safetensors: 3 classes from 15 examples by relabel"), "{said}");
     photos.add("new/a.png", [210, 35, 25], 7);
@@ -75,7 +75,7 @@ fn photos_become_a_classifier_that_answers_for_new_ones() {
 
 #[test]
 fn more_examples_and_new_classes_are_added() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     photos.fit(&["-m", "median"]);
     (0..4).for_each(|number| photos.add(&format!("more/yellow/{number}.png"), [230, 220, 20], number));
     photos.add("more/red/9.png", [200, 20, 40], 9);
@@ -88,7 +88,7 @@ fn more_examples_and_new_classes_are_added() {
 
 #[test]
 fn what_cannot_be_used_is_refused_and_what_cannot_be_read_is_skipped() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     photos.fit(&[]);
     std::fs::write(photos.path().join("photos/red/broken.png"), "no picture").unwrap();
     let done = photos.predict(&["photos"]).assert().success();

@@ -1,18 +1,18 @@
-//! `trueshot inspect`: what is in a file, and what is wrong with it.
+//! Tests of `trueshot inspect`: what it shows of a file, and which problems it finds.
 
 mod fixture;
 
-use fixture::{Folder, text};
+use fixture::{EmbeddingsFolder, text};
 use serde_json::Value;
 
-fn inspect(folder: &Folder, arguments: &[&str]) -> String {
+fn inspect(folder: &EmbeddingsFolder, arguments: &[&str]) -> String {
     let command = [&["inspect", "data.safetensors"], arguments].concat();
     text(&folder.trueshot(&command).assert().success().stderr("").get_output().stdout)
 }
 
 #[test]
 fn a_good_file_is_described_without_a_warning() {
-    let shown = inspect(&Folder::new(), &[]);
+    let shown = inspect(&EmbeddingsFolder::new(), &[]);
     for part in ["data.safetensors", "320 rows of 16 (f32)", "8, each of 40 rows", "class 7"] {
         assert!(shown.contains(part), "'{part}' is missing in: {shown}");
     }
@@ -22,7 +22,7 @@ fn a_good_file_is_described_without_a_warning() {
 
 #[test]
 fn json_says_the_same_for_programs() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let found: Value = serde_json::from_str(&inspect(&folder, &["--format", "json"])).unwrap();
     assert_eq!((found["rows"].as_u64(), found["dim"].as_u64()), (Some(320), Some(16)));
     assert_eq!(found["classes"][7]["name"], "class 7");
@@ -36,7 +36,7 @@ fn json_says_the_same_for_programs() {
 
 #[test]
 fn values_that_are_not_finite_are_counted_and_the_first_is_named() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     folder.spoil(300, 1, f32::INFINITY);
     folder.spoil(12, 5, f32::NAN);
     let shown = inspect(&folder, &[]);
@@ -49,7 +49,7 @@ fn values_that_are_not_finite_are_counted_and_the_first_is_named() {
 
 #[test]
 fn the_same_row_in_two_classes_is_a_warning() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     for row in [0, 319] {
         (0..16).for_each(|column| folder.spoil(row, column, column as f32));
     }

@@ -1,16 +1,16 @@
-//! Names of files and classes are other people's: whatever is in them, messages and tables stay readable, spreadsheets run
-//! nothing, and nobody is sent to an option that is not there.
+//! Tests with odd names of files and classes: messages and tables stay readable, spreadsheets do not execute them, and
+//! hints name only options that exist.
 
 mod photos;
 
 use std::process::Output;
 
-use photos::Photos;
+use photos::PhotoFolder;
 
 /// Turns the terminal red, clears the screen, returns to the start of the line.
 const ESCAPE: &str = "\x1b[31m\x1b[2J\r\u{9b}1m";
 
-fn run(photos: &Photos, arguments: &[&str]) -> Output {
+fn run(photos: &PhotoFolder, arguments: &[&str]) -> Output {
     photos.trueshot(arguments).output().unwrap()
 }
 
@@ -20,7 +20,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Standard error of a command, in which and in whose standard output only line ends control anything.
 #[track_caller]
-fn said_plainly(photos: &Photos, arguments: &[&str]) -> String {
+fn said_plainly(photos: &PhotoFolder, arguments: &[&str]) -> String {
     let output = run(photos, arguments);
     for stream in [&output.stdout, &output.stderr] {
         let shown = text(stream);
@@ -30,9 +30,9 @@ fn said_plainly(photos: &Photos, arguments: &[&str]) -> String {
     text(&output.stderr)
 }
 
-/// Pictures with such names, under a class with such a name.
-fn disguised() -> Photos {
-    let photos = Photos::new();
+/// Images with such names, under a class with such a name.
+fn disguised() -> PhotoFolder {
+    let photos = PhotoFolder::new();
     let read = |name: &str| std::fs::read(photos.path("photos").join(name)).unwrap();
     for number in 0..4 {
         photos
@@ -73,7 +73,7 @@ fn no_command_sends_control_characters_of_names_to_the_terminal() {
 /// Every command on a path that is not there, or an argument that it does not take.
 #[test]
 fn no_error_sends_control_characters_of_arguments_to_the_terminal() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     let nowhere = format!("no{ESCAPE}where.safetensors");
     let (folder, model) = (format!("no{ESCAPE}where"), format!("no{ESCAPE}where.onnx"));
     let commands: [&[&str]; 26] = [
@@ -125,7 +125,7 @@ fn data_for_programs_keeps_names_exactly() {
 
 #[test]
 fn predict_says_which_files_it_skips_and_why() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     assert!(run(&photos, &["fit", "photos", "-o", "classifier.safetensors"]).status.success());
     photos.write("holiday/1.HEIC", b"a phone's picture");
     photos.write("holiday/clip.mov", b"a video");
@@ -158,7 +158,7 @@ fn options_in(said: &str) -> Vec<String> {
 
 #[test]
 fn hints_name_only_options_that_the_command_has() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     assert!(run(&photos, &["fit", "photos", "-o", "classifier.safetensors"]).status.success());
     assert!(run(&photos, &["embed", "photos", "-o", "rows.safetensors"]).status.success());
     std::fs::create_dir(photos.path("splits")).unwrap();
@@ -203,7 +203,7 @@ fn hints_name_only_options_that_the_command_has() {
 
 #[test]
 fn spreadsheets_take_no_name_for_a_formula_and_lists_of_labels_are_read_back() {
-    let photos = Photos::new();
+    let photos = PhotoFolder::new();
     std::fs::rename(photos.path("photos/rings"), photos.path("photos/=1+1")).unwrap();
     std::fs::rename(photos.path("photos/=1+1/0.png"), photos.path("photos/=1+1/-x,y .png")).unwrap();
     assert!(run(&photos, &["fit", "photos", "-o", "classifier.safetensors"]).status.success());

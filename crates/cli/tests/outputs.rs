@@ -1,12 +1,12 @@
-//! Where results go, and what is left when they cannot go there.
+//! Tests of outputs: where results are written, and what is left when they cannot be written.
 
 mod fixture;
 
-use fixture::{Folder, refused, text};
+use fixture::{EmbeddingsFolder, refused, text};
 
 #[test]
 fn data_goes_to_standard_output_and_messages_to_standard_error() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let assert =
         folder.eval(&["--html", "page.html", "--write-manifest", "m.jsonl", "-f", "json"]).assert().code(0);
     let output = assert.get_output();
@@ -18,7 +18,7 @@ fn data_goes_to_standard_output_and_messages_to_standard_error() {
 
 #[test]
 fn a_result_written_to_a_file_is_the_one_that_would_be_printed() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let printed = folder.stdout(&["--format", "csv"]);
     folder.eval(&["--format", "csv", "-o", "found.csv"]).assert().success().stdout("").stderr("");
     assert_eq!(std::fs::read_to_string(folder.path("found.csv")).unwrap(), printed);
@@ -29,7 +29,7 @@ fn a_result_written_to_a_file_is_the_one_that_would_be_printed() {
 
 #[test]
 fn a_path_in_a_folder_that_does_not_exist_is_refused_before_any_work() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     // Episodes for a day: the refusal comes first.
     for option in ["--output", "--html", "--write-manifest"] {
         let command = folder.eval(&["--episodes=1000000000", option, "nowhere/found"]);
@@ -42,7 +42,7 @@ fn a_path_in_a_folder_that_does_not_exist_is_refused_before_any_work() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_folder_that_cannot_be_written_is_an_error_with_the_path() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     refused(folder.eval(&["-o", "/proc/found.txt"]), &["cannot write /proc/found.txt: "]);
     refused(
         folder.trueshot(&["inspect", "data.safetensors", "-o", "/proc/found.txt"]),
@@ -53,7 +53,7 @@ fn a_folder_that_cannot_be_written_is_an_error_with_the_path() {
 #[test]
 #[cfg(target_os = "linux")]
 fn standard_output_on_a_full_disk_is_a_failure() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let script = "\"$0\" eval data.safetensors --episodes 30 > /dev/full";
     let mut command = folder.command("sh");
     command.args(["-c", script, fixture::TRUESHOT]);
@@ -63,7 +63,7 @@ fn standard_output_on_a_full_disk_is_a_failure() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_full_device_is_a_failure_and_stays_a_device() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     // Through a link, so that a mistake here replaces the link and not the device.
     std::os::unix::fs::symlink("/dev/full", folder.path("full")).unwrap();
     let before = folder.files();
@@ -76,7 +76,7 @@ fn a_full_device_is_a_failure_and_stays_a_device() {
 
 /// Runs with files limited to a few kilobytes, which fails as a full disk does.
 #[cfg(unix)]
-fn on_a_full_disk(folder: &Folder, arguments: &[&str]) -> assert_cmd::Command {
+fn on_a_full_disk(folder: &EmbeddingsFolder, arguments: &[&str]) -> assert_cmd::Command {
     let script = "trap '' XFSZ; ulimit -f 4; exec \"$0\" eval data.safetensors --episodes 30 \"$@\"";
     let mut command = folder.command("sh");
     command.args(["-c", script, fixture::TRUESHOT]).args(arguments);
@@ -86,7 +86,7 @@ fn on_a_full_disk(folder: &Folder, arguments: &[&str]) -> assert_cmd::Command {
 #[test]
 #[cfg(unix)]
 fn a_full_disk_leaves_nothing_half_written() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let before = folder.files();
     for arguments in
         [&["-f", "html", "-o", "found"][..], &["--html", "found"], &["--write-manifest", "found"]]
@@ -99,7 +99,7 @@ fn a_full_disk_leaves_nothing_half_written() {
 #[test]
 #[cfg(unix)]
 fn a_full_disk_leaves_the_old_file_as_it_was() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     std::fs::write(folder.path("found"), "old").unwrap();
     let before = folder.files();
     refused(on_a_full_disk(&folder, &["-f", "html", "-o", "found"]), &["cannot write found: "]);
@@ -110,7 +110,7 @@ fn a_full_disk_leaves_the_old_file_as_it_was() {
 #[test]
 #[cfg(unix)]
 fn a_link_to_a_file_stays_a_link() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     std::fs::write(folder.path("behind"), "old").unwrap();
     std::os::unix::fs::symlink("behind", folder.path("link")).unwrap();
     folder.eval(&["-o", "link"]).assert().success();
@@ -121,7 +121,7 @@ fn a_link_to_a_file_stays_a_link() {
 #[test]
 #[cfg(unix)]
 fn whoever_has_seen_enough_may_close_the_pipe() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     // `false` reads nothing, so the pipe is closed whatever comes first.
     for (command, reader) in [
         ("eval data.safetensors --episodes 30 -f html", "head -1"),
@@ -143,7 +143,7 @@ fn whoever_has_seen_enough_may_close_the_pipe() {
 #[test]
 #[cfg(target_os = "linux")]
 fn ctrl_c_prints_what_is_done_so_far() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let arguments = ["eval", "data.safetensors", "--episodes", "1000000000", "--methods", "protonet,median"];
     let child = std::process::Command::new(fixture::TRUESHOT)
         .args(arguments)

@@ -1,13 +1,13 @@
-//! Every bad input has its own clear answer.
+//! Tests of bad input: every kind has its own clear error.
 
 mod fixture;
 
-use fixture::{CLASSES, DIM, Folder, ITEMS, bank, misused, refused};
+use fixture::{CLASSES, DIM, EmbeddingsFolder, ITEMS, bank, misused, refused};
 use serde_json::json;
 
 #[test]
 fn too_few_items_in_a_class_say_how_many_queries_fit() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let expected = [
         "class 'class 0' has 40 items",
         "5 shots",
@@ -26,7 +26,7 @@ fn too_few_items_in_a_class_say_how_many_queries_fit() {
 fn an_absurd_number_of_shots_is_refused_like_any_other() {
     let shots = (1u64 << 63).to_string();
     refused(
-        Folder::new().eval(&["--shots", &shots]),
+        EmbeddingsFolder::new().eval(&["--shots", &shots]),
         &["has 40 items", "the largest number of shots for this class is 20"],
     );
 }
@@ -34,12 +34,12 @@ fn an_absurd_number_of_shots_is_refused_like_any_other() {
 #[test]
 fn fewer_classes_than_ways_say_how_many_there_are() {
     let expected = ["9 ways requested, but the data has 8 classes", "hint: use at most 8 ways"];
-    refused(Folder::new().eval(&["--ways", "9"]), &expected);
+    refused(EmbeddingsFolder::new().eval(&["--ways", "9"]), &expected);
 }
 
 #[test]
 fn numbers_that_make_no_episode_are_refused() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     misused(folder.eval(&["--ways", "1"]), &["the number of ways is 1; allowed: 2 or more"]);
     misused(folder.eval(&["--shots", "0"]), &["the number of shots is 0; allowed: 1 or more"]);
     misused(folder.eval(&["--shots", "6-3"]), &["the largest number of shots is 3"]);
@@ -50,7 +50,7 @@ fn numbers_that_make_no_episode_are_refused() {
 
 #[test]
 fn levels_outside_0_to_100_are_wrong_usage() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     for level in ["100", "-1", "250", "nan", "inf"] {
         let expected = ["the noise level is", "at least 0 and below 100 %"];
         misused(folder.eval(&["--noise", &format!("symmetric={level}")]), &expected);
@@ -65,7 +65,7 @@ fn levels_outside_0_to_100_are_wrong_usage() {
 
 #[test]
 fn a_level_without_a_valid_draw_says_which_levels_have_one() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let expected =
         ["symmetric noise of 80 % is impossible with 5 ways and 5 shots; possible: 0, 20, 40, 60 %"];
     refused(folder.eval(&["--noise", "symmetric=80"]), &expected);
@@ -79,12 +79,12 @@ fn outlier_noise_without_a_pool_asks_for_one() {
         "outlier noise needs a pool of outliers, but none was given",
         "hint: give embeddings of other classes with --outliers FILE",
     ];
-    refused(Folder::new().eval(&["--noise", "outlier=40"]), &expected);
+    refused(EmbeddingsFolder::new().eval(&["--noise", "outlier=40"]), &expected);
 }
 
 #[test]
 fn an_outlier_pool_of_another_dimension_is_refused() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     bank("other", 1, 4, 20, 3).write(folder.path("narrow.safetensors")).unwrap();
     let expected =
         ["the outlier pool has 3 dimensions, the data 16", "hint: embed the outliers with the same backbone"];
@@ -93,7 +93,7 @@ fn an_outlier_pool_of_another_dimension_is_refused() {
 
 #[test]
 fn an_outlier_pool_too_small_for_one_episode_is_refused() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     bank("other", 1, 2, 4, DIM).write(folder.path("small.safetensors")).unwrap();
     let with = |level: &str| {
         folder.eval(&["--outliers", "small.safetensors", "--noise", &format!("outlier={level}")])
@@ -104,7 +104,7 @@ fn an_outlier_pool_too_small_for_one_episode_is_refused() {
 
 #[test]
 fn a_pool_that_nothing_draws_from_is_worth_a_warning() {
-    let assert = Folder::new().eval(&["--outliers", "outliers.safetensors"]).assert().success();
+    let assert = EmbeddingsFolder::new().eval(&["--outliers", "outliers.safetensors"]).assert().success();
     let message = fixture::text(&assert.get_output().stderr);
     assert!(message.contains("warning: --outliers has no effect without outlier noise"), "{message}");
 }
@@ -112,7 +112,7 @@ fn a_pool_that_nothing_draws_from_is_worth_a_warning() {
 #[test]
 fn features_that_are_not_finite_are_named_by_row_and_column() {
     for (value, name) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
-        let folder = Folder::new();
+        let folder = EmbeddingsFolder::new();
         folder.spoil(123, 4, value);
         let expected = [&format!("feature in row 123, column 4 is {name}")[..], "hint: `trueshot inspect`"];
         refused(folder.eval(&[]), &expected);
@@ -135,7 +135,7 @@ fn npy(kind: &str, shape: &str, data: Vec<u8>) -> Vec<u8> {
 
 #[test]
 fn labels_and_features_of_different_length_are_refused() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let values = (0..100u32).flat_map(|i| (i as f32).to_le_bytes()).collect();
     let labels = |count: i64| (0..count).flat_map(|i| (i % 5).to_le_bytes()).collect();
     std::fs::write(folder.path("x.npy"), npy("<f4", "50, 2", values)).unwrap();
@@ -163,7 +163,7 @@ fn tensor(kind: &str, shape: &[u64], start: u64, end: u64) -> serde_json::Value 
 
 #[test]
 fn safetensors_that_are_cut_short_are_refused() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let whole = std::fs::read(folder.path("data.safetensors")).unwrap();
     for length in [0, 7, 8, 100, whole.len() / 2, whole.len() - 1] {
         std::fs::write(folder.path("data.safetensors"), &whole[..length]).unwrap();
@@ -175,7 +175,7 @@ fn safetensors_that_are_cut_short_are_refused() {
 
 #[test]
 fn safetensors_that_lie_about_themselves_are_refused() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let labels = tensor("I64", &[2], 0, 16);
     let features = |shape: &[u64], end| tensor("F32", shape, 16, end);
     let lies = [
@@ -203,7 +203,7 @@ fn safetensors_that_lie_about_themselves_are_refused() {
 
 #[test]
 fn labels_that_name_no_class_are_refused() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let header = json!({
         "__metadata__": { "classes": "[]" },
         "labels": tensor("I64", &[2], 0, 16), "features": tensor("F32", &[2, 2], 16, 32),
@@ -215,7 +215,7 @@ fn labels_that_name_no_class_are_refused() {
 
 #[test]
 fn files_that_are_missing_or_of_no_known_kind_are_refused() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     std::fs::create_dir(folder.path("folder.safetensors")).unwrap();
     std::fs::write(folder.path("notes.txt"), "hello").unwrap();
     let eval = |path: &str| folder.trueshot(&["eval", path]);
@@ -226,7 +226,7 @@ fn files_that_are_missing_or_of_no_known_kind_are_refused() {
 
 #[test]
 fn unknown_methods_are_answered_with_the_nearest_name() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let expected =
         ["unknown method 'medain'; known: oracle, protonet, median", "hint: did you mean 'median'?"];
     misused(folder.eval(&["--methods", "protonet,medain"]), &expected);
@@ -235,7 +235,7 @@ fn unknown_methods_are_answered_with_the_nearest_name() {
 
 #[test]
 fn unknown_parameters_are_answered_with_the_nearest_name() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let expected = [
         "method 'median' has no parameter 'step'; it has: steps, eps, hessian",
         "hint: did you mean 'steps'?",
@@ -249,7 +249,7 @@ fn unknown_parameters_are_answered_with_the_nearest_name() {
 
 #[test]
 fn bad_values_say_what_is_allowed() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     misused(
         folder.eval(&["--methods", "cosine:T=0"]),
         &["method 'cosine': T=0 is not allowed; T is a number above 0"],
@@ -259,7 +259,7 @@ fn bad_values_say_what_is_allowed() {
 
 #[test]
 fn mistakes_in_names_are_found_before_the_data_is_read() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     misused(
         folder.trueshot(&["eval", "none.safetensors", "--methods", "medain"]),
         &["unknown method 'medain'"],
@@ -268,7 +268,7 @@ fn mistakes_in_names_are_found_before_the_data_is_read() {
 
 #[test]
 fn a_baseline_that_is_not_among_the_methods_is_refused() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let baseline = |name: &str| folder.eval(&["--methods", "median,cosine", "--baseline", name]);
     refused(baseline("medain"), &["baseline 'medain' is not among the methods: median, cosine"]);
     baseline("cosine").assert().success();
@@ -277,7 +277,7 @@ fn a_baseline_that_is_not_among_the_methods_is_refused() {
 
 #[test]
 fn instructions_that_do_not_exist_are_refused() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let mut command = folder.eval(&[]);
     command.env("TRUESHOT_ISA", "nonsense");
     refused(command, &["TRUESHOT_ISA is 'nonsense'; usable on this processor: ", "portable"]);
@@ -285,7 +285,7 @@ fn instructions_that_do_not_exist_are_refused() {
 
 #[test]
 fn wrong_usage_has_exit_status_2() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     misused(folder.trueshot(&[]), &["Usage: trueshot"]);
     misused(folder.trueshot(&["evil"]), &["unrecognized subcommand 'evil'"]);
     misused(folder.trueshot(&["eval"]), &["<EMBEDDINGS>"]);

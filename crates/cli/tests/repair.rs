@@ -1,15 +1,15 @@
-//! `trueshot repair`, as somebody with a plan meets it.
+//! Tests of `trueshot repair`: applying a plan, interrupting it, and undoing it.
 
 mod fixture;
 mod photos;
 
-use fixture::{Folder, misused, refused, text};
-use photos::Photos;
+use fixture::{EmbeddingsFolder, misused, refused, text};
+use photos::PhotoFolder;
 use serde_json::Value;
 
 /// Photos with two exchanged, and a plan beside them.
-fn planned() -> Photos {
-    let photos = Photos::new();
+fn planned() -> PhotoFolder {
+    let photos = PhotoFolder::new();
     photos.exchange("rings/0.png", "stripes/0.png");
     let done = photos.audit(&["--plan", "plan.jsonl"]).assert().success();
     assert!(text(&done.get_output().stderr).contains("plan.jsonl: 2 changes"));
@@ -250,7 +250,7 @@ fn cleaned_labels_are_read_by_us_and_by_others() {
 
 #[test]
 fn rows_get_their_labels_in_a_new_file() {
-    let folder = Folder::new();
+    let folder = EmbeddingsFolder::new();
     let audit =
         ["audit", "data.safetensors", "--plan", "plan.jsonl", "--expected-noise", "20", "--certainty", "0.5"];
     folder.trueshot(&audit).assert().success();

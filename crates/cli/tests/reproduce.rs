@@ -1,4 +1,4 @@
-//! `reproduce` as a user meets it: on the drawings that are built in, at a scale of next to nothing.
+//! Tests of `trueshot reproduce` on the built-in drawings, at a very small scale.
 
 mod fixture;
 
@@ -137,7 +137,7 @@ fn figures_are_drawn_into_the_page() {
     assert!(!report.contains("| MAML |"), "only some rows are drawn");
 }
 
-/// Class folders of tiny pictures.
+/// Class folders of tiny images.
 fn write_classes(folder: &Path, classes: &[&str], pictures: u8) {
     for class in classes {
         let place = folder.join(class);

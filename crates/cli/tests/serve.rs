@@ -1,5 +1,4 @@
-//! `trueshot serve` as a user starts it: it says where it is, answers there, keeps what it said it kept even when it is
-//! killed, and stops when it is told.
+//! Tests of `trueshot serve` as a process: its address, its limits, stored classifiers after `kill -9`, and stopping.
 #![allow(missing_docs)]
 #![cfg(unix)]
 
@@ -8,12 +7,12 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-struct Server {
+struct ServerProcess {
     child: Child,
     address: String,
 }
 
-impl Server {
+impl ServerProcess {
     fn start(folder: &Path, more: &[&str]) -> Self {
         Self::start_by(Command::new(env!("CARGO_BIN_EXE_trueshot")), folder, more)
     }
@@ -37,7 +36,7 @@ impl Server {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().strip_prefix("http://").expect("it says where it is").to_owned();
-        Server { child, address }
+        ServerProcess { child, address }
     }
 
     fn ask(&self, verb: &str, path: &str, headers: &str, body: &str) -> String {
@@ -50,7 +49,7 @@ impl Server {
         answer
     }
 
-    /// A connection on which something has been sent. Reading from it fails after a minute, so no test hangs.
+    /// A connection on which something has been sent. SourceOptions from it fails after a minute, so no test hangs.
     fn send(&self, bytes: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
@@ -78,7 +77,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -91,14 +90,14 @@ const JSON: &str = "content-type: application/json\r\n";
 #[test]
 fn what_was_said_to_be_kept_outlives_a_killed_server() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = ServerProcess::start(folder.path(), &[]);
     assert!(server.address.starts_with("127.0.0.1:"), "{}", server.address);
     let made = server.ask("POST", "/api/v1/classifiers", JSON, SUPPORT);
     assert!(made.starts_with("HTTP/1.1 201"), "{made}");
     let place = made.lines().find_map(|line| line.strip_prefix("location: ")).unwrap().to_owned();
     server.signal("-KILL");
     drop(server);
-    let server = Server::start(folder.path(), &[]);
+    let server = ServerProcess::start(folder.path(), &[]);
     let answer = server.ask("POST", &format!("{place}/predict"), JSON, r#"{"rows":[[0,1,0.1]]}"#);
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(r#""class":"b""#), "{answer}");
 }
@@ -115,7 +114,7 @@ fn it_stops_when_it_is_told_and_asks_for_its_token() {
         .unwrap();
     assert!(String::from_utf8_lossy(&refused.stderr).contains("no spaces"), "{refused:?}");
     std::fs::write(&token, "0123456789abcdef\n").unwrap();
-    let mut server = Server::start(folder.path(), &["--token-file", token.to_str().unwrap()]);
+    let mut server = ServerProcess::start(folder.path(), &["--token-file", token.to_str().unwrap()]);
     assert!(server.ask("GET", "/api/v1", "", "").starts_with("HTTP/1.1 401"));
     let right = "authorization: Bearer 0123456789abcdef\r\n";
     assert!(server.ask("GET", "/api/v1", right, "").starts_with("HTTP/1.1 200"));
@@ -126,7 +125,7 @@ fn it_stops_when_it_is_told_and_asks_for_its_token() {
 #[test]
 fn a_refusal_arrives_though_the_body_is_long_and_unread() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = ServerProcess::start(folder.path(), &[]);
     let long = "x".repeat(8 << 20);
     let answer = server.ask("POST", "/api/v1/audit", "content-type: text/plain\r\n", &long);
     assert!(answer.starts_with("HTTP/1.1 415") && answer.contains("content type"), "{answer}");
@@ -159,7 +158,7 @@ fn rest(mut stream: TcpStream) -> String {
 #[test]
 fn a_connection_without_a_complete_request_is_closed() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--header-timeout", "1", "--idle-timeout", "1"]);
+    let server = ServerProcess::start(folder.path(), &["--header-timeout", "1", "--idle-timeout", "1"]);
     assert_eq!(rest(server.send(b"")), "", "nothing was sent");
     assert_eq!(
         rest(server.send(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n")),
@@ -174,7 +173,7 @@ fn a_connection_without_a_complete_request_is_closed() {
 #[test]
 fn a_body_that_stalls_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--stall-timeout", "1"]);
+    let server = ServerProcess::start(folder.path(), &["--stall-timeout", "1"]);
     let answer = rest(server.begin_upload(1000));
     assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("the body stalled"), "{answer}");
     assert!(answer.contains("--stall-timeout"), "{answer}");
@@ -183,7 +182,7 @@ fn a_body_that_stalls_is_refused() {
 #[test]
 fn a_client_that_does_not_take_its_answers_is_closed() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--stall-timeout", "1"]);
+    let server = ServerProcess::start(folder.path(), &["--stall-timeout", "1"]);
     let requests = "GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(2000);
     let mut stream = TcpStream::connect(&server.address).unwrap();
     stream.set_nonblocking(true).unwrap();
@@ -205,7 +204,7 @@ fn a_client_that_does_not_take_its_answers_is_closed() {
 #[test]
 fn connections_that_send_nothing_keep_nobody_out() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start_with_descriptors(128, folder.path(), &["--header-timeout", "600"]);
+    let server = ServerProcess::start_with_descriptors(128, folder.path(), &["--header-timeout", "600"]);
     let half_open: Vec<TcpStream> = (0..300).map(|_| server.send(b"GET / HTTP/1.1\r\n")).collect();
     for _ in 0..20 {
         assert!(server.ask("GET", "/healthz", "", "").starts_with("HTTP/1.1 200"));
@@ -217,7 +216,7 @@ fn connections_that_send_nothing_keep_nobody_out() {
 fn uploads_that_are_announced_and_not_sent_keep_nobody_waiting() {
     let folder = tempfile::tempdir().unwrap();
     let server =
-        Server::start(folder.path(), &["--stall-timeout", "600", "--timeout", "600", "--queue", "2"]);
+        ServerProcess::start(folder.path(), &["--stall-timeout", "600", "--timeout", "600", "--queue", "2"]);
     // Together they announce eight times the memory for bodies, and more of them than there are places.
     let stalled: Vec<TcpStream> = (0..32).map(|_| server.begin_upload(64 << 20)).collect();
     for _ in 0..5 {
@@ -231,7 +230,7 @@ fn uploads_that_are_announced_and_not_sent_keep_nobody_waiting() {
 fn it_stops_though_clients_keep_it_waiting() {
     let folder = tempfile::tempdir().unwrap();
     let more = ["--header-timeout", "600", "--stall-timeout", "600", "--timeout", "600"];
-    let mut server = Server::start(folder.path(), &more);
+    let mut server = ServerProcess::start(folder.path(), &more);
     let half_open: Vec<TcpStream> = (0..50).map(|_| server.send(b"GET / HTTP/1.1\r\n")).collect();
     let stalled: Vec<TcpStream> = (0..10).map(|_| server.begin_upload(64 << 20)).collect();
     server.signal("-TERM");
@@ -242,7 +241,7 @@ fn it_stops_though_clients_keep_it_waiting() {
 #[test]
 fn a_second_server_on_the_same_folder_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let first = Server::start(folder.path(), &[]);
+    let first = ServerProcess::start(folder.path(), &[]);
     let second = Command::new(env!("CARGO_BIN_EXE_trueshot"))
         .args(["serve", "--port", "0", "--backbone", "omniglot-conv4", "--data-dir"])
         .arg(folder.path())
@@ -253,10 +252,10 @@ fn a_second_server_on_the_same_folder_is_refused() {
     assert!(said.contains("is in use by") && said.contains(&first.child.id().to_string()), "{said}");
     assert!(said.contains("--data-dir"), "{said}");
     drop(first);
-    Server::start(folder.path(), &[]);
+    ServerProcess::start(folder.path(), &[]);
 }
 
-/// A form with pictures, and its header.
+/// A form with images, and its header.
 #[cfg(target_os = "linux")]
 fn form(pictures: &[(&str, &[u8])]) -> (String, Vec<u8>) {
     let mut body = Vec::new();
@@ -287,7 +286,7 @@ fn large_picture() -> Vec<u8> {
 #[cfg(target_os = "linux")]
 fn large_pictures_share_one_budget_of_memory() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &["--jobs", "4", "--picture-memory", "256"]);
+    let server = ServerProcess::start(folder.path(), &["--jobs", "4", "--picture-memory", "256"]);
     let large = large_picture();
     assert!(large.len() < 1_000_000, "{}", large.len());
     let (head, body) = form(&[("1.png", &large), ("2.png", &large), ("3.png", &large)]);
@@ -304,7 +303,7 @@ fn large_pictures_share_one_budget_of_memory() {
     }
     let peak = server.peak_memory();
     assert!(peak < 400, "{peak} MiB");
-    let small = Server::start(&folder.path().join("other"), &["--picture-memory", "64"]);
+    let small = ServerProcess::start(&folder.path().join("other"), &["--picture-memory", "64"]);
     let start = format!("POST /api/v1/embed HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{head}");
     let answer = rest(small.send(&[start.as_bytes(), &body].concat()));
     assert!(answer.contains("decoding takes 189 MiB of memory, and 64 MiB are allowed"), "{answer}");
@@ -369,9 +368,9 @@ fn the_built_in_backbone_is_used_unless_another_is_named() {
         .args(["serve", "--port", "0", "--no-cache", "--data-dir"])
         .arg(folder.path())
         .env_remove("TRUESHOT_TOKEN");
-    let usual = Server::spawn(command).ask("GET", "/api/v1", "", "");
+    let usual = ServerProcess::spawn(command).ask("GET", "/api/v1", "", "");
     assert!(usual.contains(r#""embedder":"efficientnet-lite0 "#), "{usual}");
-    let named = Server::start(folder.path(), &[]).ask("GET", "/api/v1", "", "");
+    let named = ServerProcess::start(folder.path(), &[]).ask("GET", "/api/v1", "", "");
     assert!(named.contains(r#""embedder":"omniglot-conv4"#), "{named}");
 }
 
@@ -381,7 +380,7 @@ fn a_token_may_be_in_the_environment() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trueshot"));
     command.args(["serve", "--port", "0", "--no-cache", "--backbone", "omniglot-conv4", "--data-dir"]);
     command.arg(folder.path()).env("TRUESHOT_TOKEN", "0123456789abcdef");
-    let server = Server::spawn(command);
+    let server = ServerProcess::spawn(command);
     assert!(server.ask("GET", "/api/v1", "", "").starts_with("HTTP/1.1 401"));
     let right = "authorization: Bearer 0123456789abcdef\r\n";
     assert!(server.ask("GET", "/api/v1", right, "").starts_with("HTTP/1.1 200"));
@@ -390,7 +389,7 @@ fn a_token_may_be_in_the_environment() {
 #[test]
 fn a_downloaded_classifier_is_what_predict_takes() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = ServerProcess::start(folder.path(), &[]);
     let made = server.ask("POST", "/api/v1/classifiers", JSON, SUPPORT);
     let place = made.lines().find_map(|line| line.strip_prefix("location: ")).unwrap().to_owned();
     let mut stream = server.send(
@@ -417,7 +416,8 @@ fn the_limit_on_descriptors_is_raised_where_that_is_allowed() {
     let folder = tempfile::tempdir().unwrap();
     let mut shell = Command::new("sh");
     shell.args(["-c", "ulimit -S -n 128 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_trueshot")]);
-    let server = Server::start_by(shell, folder.path(), &["--header-timeout", "600", "--connections", "400"]);
+    let server =
+        ServerProcess::start_by(shell, folder.path(), &["--header-timeout", "600", "--connections", "400"]);
     let mut first = server.send(b"GET /healthz HTTP/1.1\r\n");
     let others: Vec<TcpStream> = (0..300).map(|_| server.send(b"GET / HTTP/1.1\r\n")).collect();
     assert!(server.ask("GET", "/healthz", "", "").starts_with("HTTP/1.1 200"));
@@ -429,7 +429,7 @@ fn the_limit_on_descriptors_is_raised_where_that_is_allowed() {
 #[test]
 fn a_complete_request_is_answered_though_the_server_is_told_to_stop() {
     let folder = tempfile::tempdir().unwrap();
-    let mut server = Server::start(folder.path(), &[]);
+    let mut server = ServerProcess::start(folder.path(), &[]);
     let row = |number: usize| {
         (0..64).map(|place| ((number * 7 + place * 13) % 97).to_string()).collect::<Vec<_>>().join(",")
     };
@@ -469,7 +469,7 @@ fn sockets(pid: u32) -> Vec<String> {
 #[cfg(target_os = "linux")]
 fn it_talks_to_its_clients_only() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path(), &[]);
+    let server = ServerProcess::start(folder.path(), &[]);
     assert!(server.ask("POST", "/api/v1/classifiers", JSON, SUPPORT).starts_with("HTTP/1.1 201"));
     let port: u16 = server.address.rsplit_once(':').unwrap().1.parse().unwrap();
     let own = sockets(server.child.id());

@@ -1,4 +1,4 @@
-//! Training as a user meets it: on small data with small models, interrupted and misused.
+//! Tests of `trueshot train` on small data with small models: interrupted, resumed and misused.
 
 mod fixture;
 
@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
-use fixture::{Folder, TRUESHOT, bank, misused, refused, text};
+use fixture::{EmbeddingsFolder, TRUESHOT, bank, misused, refused, text};
 use trueshot::embeddings::Items;
 
 /// A model and a run small enough for a test.
@@ -36,15 +36,15 @@ const SMALL: [&str; 22] = [
     "20",
 ];
 
-struct Lab {
-    folder: Folder,
+struct TrainingFolder {
+    folder: EmbeddingsFolder,
 }
 
-impl Lab {
+impl TrainingFolder {
     fn new() -> Self {
-        let folder = Folder::new();
+        let folder = EmbeddingsFolder::new();
         bank("unseen", 7, 6, 30, fixture::DIM).write(folder.path("val.safetensors")).unwrap();
-        Lab { folder }
+        TrainingFolder { folder }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -104,13 +104,13 @@ fn metrics_without_times(path: &Path) -> Vec<String> {
 
 #[test]
 fn a_trained_tranfs_is_a_method_like_any_other() {
-    let lab = Lab::new();
+    let folder = TrainingFolder::new();
     let more = ["--steps", "400", "--class-tokens", "mean", "--val-every", "100", "--rate", "0.003"];
-    let assert = lab.train("m.safetensors", &more).assert().success();
+    let assert = folder.train("m.safetensors", &more).assert().success();
     let said = text(&assert.get_output().stderr);
     assert!(said.contains("step 400/400  loss ") && said.contains("validation "), "{said}");
     assert!(said.contains("m.safetensors: the model of step "), "{said}");
-    let files = lab.folder.files();
+    let files = folder.folder.files();
     for name in ["m.safetensors", "m.toml", "m.metrics.jsonl", "m.curves.svg"] {
         assert!(files.contains(&name.to_string()), "{name} in {files:?}");
     }
@@ -121,7 +121,7 @@ fn a_trained_tranfs_is_a_method_like_any_other() {
         "--methods",
         "protonet,tranfs:model=m.safetensors,tranfs:model=m.safetensors:orders=3:as=three",
     ];
-    let shown = lab.folder.trueshot(&[&eval[..], &methods[..], &["--format", "json"]].concat());
+    let shown = folder.folder.trueshot(&[&eval[..], &methods[..], &["--format", "json"]].concat());
     let shown = { shown }.assert().success();
     let found: serde_json::Value = serde_json::from_slice(&shown.get_output().stdout).unwrap();
     let methods = found["settings"][1]["methods"].as_array().unwrap();
@@ -133,32 +133,32 @@ fn a_trained_tranfs_is_a_method_like_any_other() {
 
 #[test]
 fn a_run_killed_at_any_moment_goes_on_to_the_same_bytes() {
-    let lab = Lab::new();
+    let folder = TrainingFolder::new();
     let more = ["--steps", "150", "--record-every", "7", "--save-every", "0"];
-    lab.train("whole.safetensors", &more).assert().success();
-    let mut child = lab.spawn("parts.safetensors", &more);
-    wait_for(&lab.path("parts.metrics.jsonl"), 3);
+    folder.train("whole.safetensors", &more).assert().success();
+    let mut child = folder.spawn("parts.safetensors", &more);
+    wait_for(&folder.path("parts.metrics.jsonl"), 3);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(lab.path("parts.checkpoint").exists(), "it was killed before its end");
-    let again = lab.train("parts.safetensors", &[&more[..], &["--resume"]].concat()).assert().success();
+    assert!(folder.path("parts.checkpoint").exists(), "it was killed before its end");
+    let again = folder.train("parts.safetensors", &[&more[..], &["--resume"]].concat()).assert().success();
     assert!(text(&again.get_output().stderr).contains("resuming after step "));
-    let read = |name: &str| std::fs::read(lab.path(name)).unwrap();
+    let read = |name: &str| std::fs::read(folder.path(name)).unwrap();
     assert_eq!(read("whole.safetensors"), read("parts.safetensors"));
-    let metrics = |name: &str| metrics_without_times(&lab.path(name));
+    let metrics = |name: &str| metrics_without_times(&folder.path(name));
     assert_eq!(metrics("whole.safetensors"), metrics("parts.safetensors"));
     assert_eq!(read("whole.curves.svg"), read("parts.curves.svg"));
     // To resume what is finished does nothing; to begin it again needs a word.
-    lab.train("parts.safetensors", &[&more[..], &["--resume"]].concat()).assert().success();
-    refused(lab.train("parts.safetensors", &more), &["parts.safetensors already exists", "--overwrite"]);
+    folder.train("parts.safetensors", &[&more[..], &["--resume"]].concat()).assert().success();
+    refused(folder.train("parts.safetensors", &more), &["parts.safetensors already exists", "--overwrite"]);
 }
 
 /// The files of a run with their bytes, the metrics without their times.
-fn files_of(lab: &Lab, name: &str) -> Vec<(&'static str, String)> {
+fn files_of(folder: &TrainingFolder, name: &str) -> Vec<(&'static str, String)> {
     let read = |extension: &'static str| {
-        let bytes = std::fs::read(lab.path(name).with_extension(extension)).unwrap();
+        let bytes = std::fs::read(folder.path(name).with_extension(extension)).unwrap();
         match extension {
-            "metrics.jsonl" => metrics_without_times(&lab.path(name)).join("\n"),
+            "metrics.jsonl" => metrics_without_times(&folder.path(name)).join("\n"),
             _ => String::from_utf8_lossy(&bytes).into_owned(),
         }
     };
@@ -169,18 +169,18 @@ fn files_of(lab: &Lab, name: &str) -> Vec<(&'static str, String)> {
 
 #[test]
 fn of_two_trainings_started_at_once_on_one_output_one_runs_and_the_other_names_it() {
-    let lab = Lab::new();
+    let folder = TrainingFolder::new();
     let seeds = ["1", "2"];
     // Long enough that the second starts before the first ends, even on a busy machine.
     let more = |seed| ["--steps", "600", "--record-every", "7", "--seed", seed];
     let whole = seeds.map(|seed| {
         let name = format!("whole{seed}.safetensors");
-        lab.train(&name, &more(seed)).assert().success();
-        files_of(&lab, &name)
+        folder.train(&name, &more(seed)).assert().success();
+        files_of(&folder, &name)
     });
-    let files = lab.folder.files();
+    let files = folder.folder.files();
     for _ in 0..4 {
-        let children = seeds.map(|seed| lab.spawn("m.safetensors", &more(seed)));
+        let children = seeds.map(|seed| folder.spawn("m.safetensors", &more(seed)));
         let processes = children.each_ref().map(Child::id);
         let ended = children.map(|child| child.wait_with_output().unwrap());
         let codes = ended.each_ref().map(|ended| ended.status.code());
@@ -194,96 +194,100 @@ fn of_two_trainings_started_at_once_on_one_output_one_runs_and_the_other_names_i
             format!("error: m.safetensors is in use by process {} (trueshot train)", processes[winner]);
         assert!(message.contains(&holder), "{message}");
         assert!(message.contains("hint: nothing was changed"), "{message}");
-        assert_eq!(files_of(&lab, "m.safetensors"), whole[winner]);
+        assert_eq!(files_of(&folder, "m.safetensors"), whole[winner]);
         for (extension, _) in &whole[winner] {
-            std::fs::remove_file(lab.path("m.safetensors").with_extension(extension)).unwrap();
+            std::fs::remove_file(folder.path("m.safetensors").with_extension(extension)).unwrap();
         }
-        assert_eq!(lab.folder.files(), files, "nothing else is left");
+        assert_eq!(folder.folder.files(), files, "nothing else is left");
     }
 }
 
 #[test]
 fn a_training_that_comes_second_changes_nothing_and_a_killed_one_blocks_nobody() {
-    let lab = Lab::new();
-    let mut first = lab.spawn("m.safetensors", &ENDLESS);
-    wait_for(&lab.path("m.metrics.jsonl"), 1);
+    let folder = TrainingFolder::new();
+    let mut first = folder.spawn("m.safetensors", &ENDLESS);
+    wait_for(&folder.path("m.metrics.jsonl"), 1);
     for more in [&[][..], &["--resume"], &["--overwrite"]] {
-        let second = lab.train("m.safetensors", &[&ENDLESS, more].concat());
+        let second = folder.train("m.safetensors", &[&ENDLESS, more].concat());
         refused_after_reading(second, &[&format!("m.safetensors is in use by process {}", first.id())]);
         assert!(first.try_wait().unwrap().is_none(), "the first goes on");
     }
     first.kill().unwrap();
     first.wait().unwrap();
-    let child = lab.spawn("m.safetensors", &[&ENDLESS[..], &["--resume"]].concat());
-    let lines = metrics_without_times(&lab.path("m.safetensors")).len();
-    wait_for(&lab.path("m.metrics.jsonl"), lines + 1);
+    let child = folder.spawn("m.safetensors", &[&ENDLESS[..], &["--resume"]].concat());
+    let lines = metrics_without_times(&folder.path("m.safetensors")).len();
+    wait_for(&folder.path("m.metrics.jsonl"), lines + 1);
     interrupt(&child);
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130), "{}", text(&ended.stderr));
     assert!(text(&ended.stderr).contains("resuming after step "));
-    assert!(!lab.folder.files().iter().any(|name| name.ends_with("lock")), "{:?}", lab.folder.files());
+    assert!(!folder.folder.files().iter().any(|name| name.ends_with("lock")), "{:?}", folder.folder.files());
 }
 
 #[test]
 fn neither_threads_nor_the_way_options_are_given_change_the_model() {
-    let lab = Lab::new();
-    lab.train("one.safetensors", &["--steps", "40", "--threads", "1"]).assert().success();
-    lab.train("two.safetensors", &["--steps", "40", "--threads", "2"]).assert().success();
-    let read = |name: &str| std::fs::read(lab.path(name)).unwrap();
+    let folder = TrainingFolder::new();
+    folder.train("one.safetensors", &["--steps", "40", "--threads", "1"]).assert().success();
+    folder.train("two.safetensors", &["--steps", "40", "--threads", "2"]).assert().success();
+    let read = |name: &str| std::fs::read(folder.path(name)).unwrap();
     assert_eq!(read("one.safetensors"), read("two.safetensors"));
     let by_file = ["train", "tranfs", "--config", "one.toml", "-o", "three.safetensors"];
-    lab.folder.trueshot(&by_file).assert().success();
+    folder.folder.trueshot(&by_file).assert().success();
     assert_eq!(read("one.safetensors"), read("three.safetensors"));
     assert_eq!(read("one.toml"), read("three.toml"));
-    lab.folder.trueshot(&[&by_file[..5], &["four.safetensors", "--seed", "1"]].concat()).assert().success();
+    folder
+        .folder
+        .trueshot(&[&by_file[..5], &["four.safetensors", "--seed", "1"]].concat())
+        .assert()
+        .success();
     assert_ne!(read("one.safetensors"), read("four.safetensors"));
 }
 
 #[test]
 fn ctrl_c_finishes_the_step_and_saves_and_nothing_takes_that_away() {
-    let lab = Lab::new();
-    let said = lab.stopped("m.safetensors");
+    let folder = TrainingFolder::new();
+    let said = folder.stopped("m.safetensors");
     assert!(said.contains("all saved; resume with the same command and --resume"), "{said}");
-    let checkpoint = lab.path("m.checkpoint");
+    let checkpoint = folder.path("m.checkpoint");
     let saved = std::fs::read(&checkpoint).unwrap();
-    refused(lab.train("m.safetensors", &ENDLESS), &["m.checkpoint already exists", "--resume"]);
+    refused(folder.train("m.safetensors", &ENDLESS), &["m.checkpoint already exists", "--resume"]);
     let other = [&ENDLESS[..], &["--resume", "--rate", "0.5"]].concat();
     refused_after_reading(
-        lab.train("m.safetensors", &other),
+        folder.train("m.safetensors", &other),
         &["optimiser.rate = 0.001, but now optimiser.rate = 0.5"],
     );
     let other = [&ENDLESS[..], &["--resume", "--parts", "2"]].concat();
-    refused_after_reading(lab.train("m.safetensors", &other), &["parts = 4, but now parts = 2"]);
+    refused_after_reading(folder.train("m.safetensors", &other), &["parts = 4, but now parts = 2"]);
     // Other data under the same name.
     bank("class", 9, fixture::CLASSES, fixture::ITEMS, fixture::DIM)
-        .write(lab.path("data.safetensors"))
+        .write(folder.path("data.safetensors"))
         .unwrap();
     let resume = [&ENDLESS[..], &["--resume"]].concat();
     refused_after_reading(
-        lab.train("m.safetensors", &resume),
+        folder.train("m.safetensors", &resume),
         &["m.checkpoint was written with data.train = "],
     );
-    let fresh = Lab::new();
-    std::fs::copy(fresh.path("data.safetensors"), lab.path("data.safetensors")).unwrap();
-    disk_full(&lab, &resume, &checkpoint, &saved);
+    let fresh = TrainingFolder::new();
+    std::fs::copy(fresh.path("data.safetensors"), folder.path("data.safetensors")).unwrap();
+    disk_full(&folder, &resume, &checkpoint, &saved);
     for length in [0, 20, saved.len() / 2, saved.len() - 1] {
         std::fs::write(&checkpoint, &saved[..length]).unwrap();
         refused_after_reading(
-            lab.train("m.safetensors", &resume),
+            folder.train("m.safetensors", &resume),
             &["m.checkpoint is not a valid safetensors file"],
         );
     }
 }
 
 /// Files may not grow beyond 4 KB, as on a full disk: the old checkpoint stays, and nothing is left behind.
-fn disk_full(lab: &Lab, arguments: &[&str], checkpoint: &Path, saved: &[u8]) {
-    let files = lab.folder.files();
+fn disk_full(folder: &TrainingFolder, arguments: &[&str], checkpoint: &Path, saved: &[u8]) {
+    let files = folder.folder.files();
     let script = "trap '' XFSZ; ulimit -f 8; exec \"$@\"";
-    let mut command = lab.folder.command("sh");
-    command.args(["-c", script, "sh", TRUESHOT]).args(lab.arguments("m.safetensors", arguments));
+    let mut command = folder.folder.command("sh");
+    command.args(["-c", script, "sh", TRUESHOT]).args(folder.arguments("m.safetensors", arguments));
     refused_after_reading(command, &["cannot write m.checkpoint: File too large"]);
     assert_eq!(std::fs::read(checkpoint).unwrap(), saved);
-    assert_eq!(lab.folder.files(), files);
+    assert_eq!(folder.folder.files(), files);
 }
 
 /// Fails like [`refused`], after lines about the data.
@@ -299,17 +303,17 @@ fn refused_after_reading(mut command: Command, expected: &[&str]) {
 
 #[test]
 fn data_are_known_by_what_they_hold_not_by_where_they_lie() {
-    let lab = Lab::new();
-    lab.stopped("m.safetensors");
-    let done = metrics_without_times(&lab.path("m.safetensors")).len();
-    std::fs::rename(lab.path("val.safetensors"), lab.path("moved.safetensors")).unwrap();
-    let mut arguments = lab.arguments("m.safetensors", &ENDLESS);
+    let folder = TrainingFolder::new();
+    folder.stopped("m.safetensors");
+    let done = metrics_without_times(&folder.path("m.safetensors")).len();
+    std::fs::rename(folder.path("val.safetensors"), folder.path("moved.safetensors")).unwrap();
+    let mut arguments = folder.arguments("m.safetensors", &ENDLESS);
     let place = arguments.iter().position(|argument| *argument == "val.safetensors").unwrap();
     arguments[place] = "moved.safetensors";
     arguments.push("--resume");
     let mut command = std::process::Command::new(TRUESHOT);
-    let child = command.current_dir(lab.path("")).args(arguments).stderr(Stdio::piped()).spawn().unwrap();
-    wait_for(&lab.path("m.metrics.jsonl"), done + 1);
+    let child = command.current_dir(folder.path("")).args(arguments).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for(&folder.path("m.metrics.jsonl"), done + 1);
     interrupt(&child);
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130), "{}", text(&ended.stderr));
@@ -318,11 +322,11 @@ fn data_are_known_by_what_they_hold_not_by_where_they_lie() {
 
 #[test]
 fn without_validation_data_the_last_model_is_kept() {
-    let lab = Lab::new();
+    let folder = TrainingFolder::new();
     let small = SMALL.chunks(2).filter(|flag| !flag[0].starts_with("--val")).flatten().copied();
     let mut arguments = vec!["train", "tranfs", "data.safetensors", "-o", "m.safetensors", "--steps", "7"];
     arguments.extend(small);
-    let assert = lab.folder.trueshot(&arguments).assert().success();
+    let assert = folder.folder.trueshot(&arguments).assert().success();
     let said = text(&assert.get_output().stderr);
     assert!(said.contains("m.safetensors: the model of step 7\n"), "{said}");
 }
@@ -330,16 +334,16 @@ fn without_validation_data_the_last_model_is_kept() {
 /// Every option of the configuration has a flag of its name, in the help with what it means.
 #[test]
 fn the_help_lists_every_key_of_a_configuration() {
-    let lab = Lab::new();
+    let folder = TrainingFolder::new();
     for (head, config) in [("tranfs", "--feed-forward"), ("relabel", "--edge-hidden")] {
         let output = format!("{head}.safetensors");
         let small = ["--steps", "1", "--per-step", "1", "--queries", "2", "--val-episodes", "2", config, "8"];
         let run =
             ["train", head, "data.safetensors", "-o", &output, "--noise", "symmetric=20", "--shots", "5"];
-        lab.folder.trueshot(&[&run[..], &small].concat()).assert().success();
-        let written = std::fs::read_to_string(lab.path(&output).with_extension("toml")).unwrap();
+        folder.folder.trueshot(&[&run[..], &small].concat()).assert().success();
+        let written = std::fs::read_to_string(folder.path(&output).with_extension("toml")).unwrap();
         let written: toml::Table = written.parse().unwrap();
-        let help = lab.folder.trueshot(&["train", head, "--help"]).assert().success();
+        let help = folder.folder.trueshot(&["train", head, "--help"]).assert().success();
         let help = text(&help.get_output().stdout);
         for (flag, default) in [("--save-every", "[default: 60]"), ("--record-every", "[default: 100]")] {
             let place = help.find(flag).unwrap();
@@ -374,10 +378,10 @@ fn the_help_lists_every_key_of_a_configuration() {
 /// `script` gives a program a terminal.
 #[test]
 fn on_a_terminal_a_bar_shows_losses_and_the_last_validation() {
-    let lab = Lab::new();
-    let arguments = lab.arguments("m.safetensors", &["--steps", "1500"]);
+    let folder = TrainingFolder::new();
+    let arguments = folder.arguments("m.safetensors", &["--steps", "1500"]);
     let line = [&[TRUESHOT], &arguments[..]].concat().join(" ");
-    let mut command = lab.folder.command("script");
+    let mut command = folder.folder.command("script");
     command.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm");
     let Ok(shown) = command.output() else {
         // Without `script` (util-linux) there is no terminal to test with.
@@ -393,44 +397,44 @@ fn on_a_terminal_a_bar_shows_losses_and_the_last_validation() {
 
 #[test]
 fn a_run_that_diverges_names_the_step_and_what() {
-    let lab = Lab::new();
+    let folder = TrainingFolder::new();
     let wild = ["--steps", "200", "--rate", "1e30", "--warm-up", "0"];
     refused_after_reading(
-        lab.train("m.safetensors", &wild),
+        folder.train("m.safetensors", &wild),
         &["training diverged in step ", "hint: the last checkpoint"],
     );
-    assert!(lab.path("m.checkpoint").exists());
+    assert!(folder.path("m.checkpoint").exists());
 }
 
 #[test]
 fn options_that_make_no_sense_are_refused_by_name() {
-    let lab = Lab::new();
-    let misuse = |more: &[&str], expected: &[&str]| misused(lab.train("m.safetensors", more), expected);
+    let folder = TrainingFolder::new();
+    let misuse = |more: &[&str], expected: &[&str]| misused(folder.train("m.safetensors", more), expected);
     misuse(&["--rate=-1"], &["optimiser.rate is -1; allowed: a number above 0"]);
     misuse(&["--dropout", "1"], &["model.dropout is 1; allowed: a share from 0 to below 1"]);
     misuse(&["--classes", "2"], &["model.classes is 2; allowed: 3 or more"]);
     misuse(&["--steps", "0"], &["steps is 0; allowed: 1 or more"]);
     misuse(&["--noise", "gaussian=3"], &["unknown noise type 'gaussian'"]);
     misuse(&["--outliers", "a", "b"], &["data.outliers is 2 files; allowed: none or 1"]);
-    misused(lab.train("m.bin", &[]), &["the model file must end in .safetensors"]);
+    misused(folder.train("m.bin", &[]), &["the model file must end in .safetensors"]);
     refused_after_reading(
-        lab.train("m.safetensors", &["--noise", "paired=60"]),
+        folder.train("m.safetensors", &["--noise", "paired=60"]),
         &["paired noise of 60 % is impossible"],
     );
     refused_after_reading(
-        lab.train("m.safetensors", &["--noise", "outlier=20"]),
+        folder.train("m.safetensors", &["--noise", "outlier=20"]),
         &["outlier noise needs a pool", "--outliers FILE"],
     );
-    refused_after_reading(lab.train("nowhere/m.safetensors", &[]), &["cannot write nowhere/m."]);
-    assert_eq!(lab.folder.files(), ["data.safetensors", "outliers.safetensors", "val.safetensors"]);
+    refused_after_reading(folder.train("nowhere/m.safetensors", &[]), &["cannot write nowhere/m."]);
+    assert_eq!(folder.folder.files(), ["data.safetensors", "outliers.safetensors", "val.safetensors"]);
 }
 
 #[test]
 fn a_configuration_file_is_read_with_care() {
-    let lab = Lab::new();
+    let folder = TrainingFolder::new();
     let with = |toml: &str| {
-        std::fs::write(lab.path("c.toml"), toml).unwrap();
-        lab.train("m.safetensors", &["--config", "c.toml"])
+        std::fs::write(folder.path("c.toml"), toml).unwrap();
+        folder.train("m.safetensors", &["--config", "c.toml"])
     };
     misused(
         with("[optimiser]\nrates = 1"),
@@ -441,17 +445,17 @@ fn a_configuration_file_is_read_with_care() {
     misused(with("seed = "), &["cannot use the configuration c.toml: TOML parse error at line 1"]);
     misused(with("[optimiser]\nfloor = 3"), &["optimiser.floor is 3; allowed: a share from 0 to 1"]);
     misused(with("[episodes]\nnoise = ['paired=200']"), &["the noise level is 200 %"]);
-    refused(lab.train("m.safetensors", &["--config", "nowhere.toml"]), &["cannot read nowhere.toml"]);
+    refused(folder.train("m.safetensors", &["--config", "nowhere.toml"]), &["cannot read nowhere.toml"]);
 }
 
 #[test]
 fn models_and_data_that_do_not_fit_are_told_apart() {
-    let lab = Lab::new();
-    lab.train("m.safetensors", &["--steps", "3"]).assert().success();
-    bank("wide", 3, 6, 30, 24).write(lab.path("wide.safetensors")).unwrap();
+    let folder = TrainingFolder::new();
+    folder.train("m.safetensors", &["--steps", "3"]).assert().success();
+    bank("wide", 3, 6, 30, 24).write(folder.path("wide.safetensors")).unwrap();
     let eval = |data: &'static str, method: &'static str, ways: &'static str| {
         let common = ["--noise", "symmetric=0", "-e", "5", "--queries", "5", "--ways", ways];
-        lab.folder.trueshot(&[&["eval", data, "--methods", method], &common[..]].concat())
+        folder.folder.trueshot(&[&["eval", data, "--methods", method], &common[..]].concat())
     };
     let own = "tranfs:model=m.safetensors";
     refused(
@@ -477,20 +481,20 @@ fn models_and_data_that_do_not_fit_are_told_apart() {
     misused(eval("val.safetensors", "tranfs", "3"), &["model is a model file"]);
     let from = ["--from", "m.safetensors", "--width", "32"];
     refused_after_reading(
-        lab.train("n.safetensors", &from),
+        folder.train("n.safetensors", &from),
         &["'down.weight' has shape [16, 16] instead of [16, 32]"],
     );
     let mixed =
         ["train", "tranfs", "data.safetensors", "wide.safetensors", "-o", "n.safetensors", "--queries", "5"];
-    refused_after_reading(lab.folder.trueshot(&mixed), &["features of 16 dimensions, another of 24"]);
-    lab.train("n.safetensors", &["--steps", "3", "--from", "m.safetensors"]).assert().success();
+    refused_after_reading(folder.folder.trueshot(&mixed), &["features of 16 dimensions, another of 24"]);
+    folder.train("n.safetensors", &["--steps", "3", "--from", "m.safetensors"]).assert().success();
 }
 
 #[test]
 fn validation_data_that_was_trained_on_is_warned_of() {
-    let lab = Lab::new();
-    std::fs::copy(lab.path("data.safetensors"), lab.path("val.safetensors")).unwrap();
-    let assert = lab.train("m.safetensors", &["--steps", "2"]).assert().success();
+    let folder = TrainingFolder::new();
+    std::fs::copy(folder.path("data.safetensors"), folder.path("val.safetensors")).unwrap();
+    let assert = folder.train("m.safetensors", &["--steps", "2"]).assert().success();
     let said = text(&assert.get_output().stderr);
     assert!(said.contains("warning: 8 classes are in the training and in the validation data"), "{said}");
     assert!(said.contains("warning: 320 rows of features are the same"), "{said}");
@@ -498,8 +502,8 @@ fn validation_data_that_was_trained_on_is_warned_of() {
 
 #[test]
 fn relabel_learns_from_files_of_several_dimensions_and_serves_any() {
-    let lab = Lab::new();
-    bank("wide", 3, 6, 40, 24).write(lab.path("wide.safetensors")).unwrap();
+    let folder = TrainingFolder::new();
+    bank("wide", 3, 6, 40, 24).write(folder.path("wide.safetensors")).unwrap();
     let mut arguments =
         vec!["train", "relabel", "data.safetensors", "wide.safetensors", "--val", "val.safetensors"];
     arguments.extend([
@@ -527,26 +531,26 @@ fn relabel_learns_from_files_of_several_dimensions_and_serves_any() {
         "5",
     ]);
     arguments.extend(["--val-queries", "5", "--steps", "40", "--val-every", "20", "--val-episodes", "20"]);
-    let assert = lab.folder.trueshot(&arguments).assert().success();
+    let assert = folder.folder.trueshot(&arguments).assert().success();
     let said = text(&assert.get_output().stderr);
     assert!(said.contains("no outliers were given (--outliers)"), "{said}");
     assert!(said.contains("5-way clean") && said.contains("3-way paired 40 %"), "{said}");
-    bank("new", 5, 6, 40, 10).write(lab.path("new.safetensors")).unwrap();
+    bank("new", 5, 6, 40, 10).write(folder.path("new.safetensors")).unwrap();
     let eval = ["eval", "new.safetensors", "--methods", "protonet,relabel:model=r.safetensors", "-e", "50"];
     let shown =
-        lab.folder.trueshot(&[&eval[..], &["--noise", "symmetric=20", "--noise", "paired=40"]].concat());
+        folder.folder.trueshot(&[&eval[..], &["--noise", "symmetric=20", "--noise", "paired=40"]].concat());
     let shown = text(&{ shown }.assert().success().get_output().stdout);
     assert!(shown.contains("relabel:model=r") && shown.contains("ECE"), "{shown}");
 }
 
 #[test]
 fn attention_is_drawn_and_written_down() {
-    let lab = Lab::new();
-    lab.train("m.safetensors", &["--steps", "3"]).assert().success();
+    let folder = TrainingFolder::new();
+    folder.train("m.safetensors", &["--steps", "3"]).assert().success();
     let draw =
         ["attention", "m.safetensors", "val.safetensors", "-o", "maps", "--ways", "3", "--queries", "5"];
-    lab.folder.trueshot(&[&draw[..], &["--noise", "symmetric=20"]].concat()).assert().success();
-    let read = |name: &str| std::fs::read(lab.path("maps").join(name)).unwrap();
+    folder.folder.trueshot(&[&draw[..], &["--noise", "symmetric=20"]].concat()).assert().success();
+    let read = |name: &str| std::fs::read(folder.path("maps").join(name)).unwrap();
     for name in ["layer1-mean.png", "layer1-head1.png", "layer1-head2.png"] {
         assert_eq!(&read(name)[..4], b"\x89PNG", "{name}");
     }
@@ -573,29 +577,30 @@ fn attention_is_drawn_and_written_down() {
             "--queries",
             "5",
         ];
-        lab.folder.trueshot(&[&some[..], &["--noise", "symmetric=20", "--show", what]].concat())
+        folder.folder.trueshot(&[&some[..], &["--noise", "symmetric=20", "--show", what]].concat())
     };
-    // The pictures of the support set, where the names of items are paths below a folder.
+    // The images of the support set, where the names of items are paths below a folder.
     let data = bank("unseen", 7, 6, 30, fixture::DIM);
     let names = (0..data.len()).map(|row| format!("{row}.png#1"));
-    data.with_items(Items::from_names(names)).unwrap().write(lab.path("val.safetensors")).unwrap();
-    std::fs::create_dir(lab.path("pictures")).unwrap();
+    data.with_items(Items::from_names(names)).unwrap().write(folder.path("val.safetensors")).unwrap();
+    std::fs::create_dir(folder.path("pictures")).unwrap();
     let picture = image::GrayImage::new(2, 2);
-    (0..180).for_each(|row| picture.save(lab.path(&format!("pictures/{row}.png"))).unwrap());
-    lab.folder
+    (0..180).for_each(|row| picture.save(folder.path(&format!("pictures/{row}.png"))).unwrap());
+    folder
+        .folder
         .trueshot(&[&draw[..], &["--noise", "symmetric=20", "--images", "pictures"]].concat())
         .assert()
         .success();
     assert_eq!(text(&read("index.html")).matches("<span class=\"item").count(), 15);
     assert_eq!(text(&read("index.html")).matches(".png\" alt=").count(), 15 + 3, "items and maps");
     show("1.mean,last.best,1.2").assert().success();
-    assert_eq!(&std::fs::read(lab.path("some.png")).unwrap()[..4], b"\x89PNG");
+    assert_eq!(&std::fs::read(folder.path("some.png")).unwrap()[..4], b"\x89PNG");
     refused(show("2.mean"), &["--show asks for layer 2; the model has 1"]);
     refused(show("1.3"), &["--show asks for head 3; layer 1 has 2"]);
     misused(show("first"), &["expected LAYER.HEAD"]);
     misused(show("0.1"), &["'0' is not a whole number of at least 1"]);
     refused(
-        lab.folder.trueshot(&[&draw[..], &["--noise", "symmetric=0,20"]].concat()),
+        folder.folder.trueshot(&[&draw[..], &["--noise", "symmetric=0,20"]].concat()),
         &["an episode has one"],
     );
 }

@@ -1,4 +1,4 @@
-//! An audit of arrays: what was found, as arrays.
+//! Audits of NumPy arrays: the function `audit` and its result, whose columns are arrays.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use trueshot::audit::{self as library, AuditedItem, Certainty, Options, Verdict}
 use trueshot::embeddings::{Features, Items};
 use trueshot::report::{self, AuditPage, AuditTable};
 
-use crate::problem::{raised, wrong};
-use crate::{memory, methods, work};
+use crate::exceptions::{to_exception, value_error};
+use crate::{methods, numpy_features, thread_pools};
 
 /// What was found; `trueshot.Audit` wraps it.
 #[pyclass(frozen, module = "trueshot._native")]
@@ -52,12 +52,12 @@ impl Audit {
 pub fn options(certainty: Option<f32>, expected_noise: Option<f64>, neighbours: usize) -> PyResult<Options> {
     let certainty = certainty.map_or_else(Certainty::default, Certainty::uniform);
     let options = Options { certainty, expected_noise, neighbours };
-    options.validate().map_err(raised)?;
+    options.validate().map_err(to_exception)?;
     Ok(options)
 }
 
 /// Labelled rows that the Python half has checked the form of and numbered the classes of.
-pub struct Numbered {
+pub struct NumberedRows {
     /// The rows.
     pub features: Features,
     /// Places in the list of classes.
@@ -68,7 +68,7 @@ pub struct Numbered {
     pub items: Option<Vec<String>>,
 }
 
-impl Numbered {
+impl NumberedRows {
     /// Rows, and numbers in each.
     pub fn shape(&self) -> (usize, usize) {
         (self.features.rows(), self.features.dim())
@@ -102,12 +102,12 @@ pub fn audit(
 ) -> PyResult<Audit> {
     let options = options(certainty, expected_noise, neighbours)?;
     let labels = labels.as_slice()?.to_vec();
-    let rows = Numbered { features: memory::features(features)?, labels, classes, items };
+    let rows = NumberedRows { features: numpy_features::features(features)?, labels, classes, items };
     if !confirmed.is_empty() && confirmed.len() != rows.labels.len() {
         let (rows, entries) = (rows.labels.len(), confirmed.len());
-        return Err(wrong(format!("{rows} rows but {entries} entries in confirmed")));
+        return Err(value_error(format!("{rows} rows but {entries} entries in confirmed")));
     }
-    work::on_matrix(py, threads, rows.shape(), |progress| {
+    thread_pools::run_on_matrix(py, threads, rows.shape(), |progress| {
         let head = methods::head(head.as_deref())?;
         let data = rows.embeddings()?;
         let found = library::Audit::of(&data)
@@ -193,7 +193,7 @@ impl Audit {
     #[getter]
     fn probabilities(&self, py: Python<'_>) -> PyResult<Py<PyArray2<f32>>> {
         let width = self.data.classes().len() + 1;
-        let mut flat = memory::room([self.found.shares.len(), width])?;
+        let mut flat = numpy_features::allocate_results([self.found.shares.len(), width])?;
         flat.resize(self.found.shares.len() * width, 0.0);
         for (row, shares) in flat.chunks_exact_mut(width).zip(&self.found.shares) {
             shares.iter().for_each(|&(class, share)| row[class as usize] += share);
@@ -231,7 +231,7 @@ impl Audit {
 
     fn page(&self, py: Python<'_>, title: &str, thumbnails: Vec<Option<String>>) -> PyResult<String> {
         let (audit, data, thumbnails) = (&self.found, &*self.data, &thumbnails);
-        work::on_matrix(py, None, (data.len(), data.dim()), |progress| {
+        thread_pools::run_on_matrix(py, None, (data.len(), data.dim()), |progress| {
             let points = library::map(data, progress)?;
             let notes = Vec::new();
             Ok(AuditPage { title, audit, data, thumbnails, points: &points, notes }.render())

@@ -1,4 +1,4 @@
-//! Many tasks at once: a table with a task a row in, a table with an answer a row out.
+//! Many tasks in one call: an Arrow table with one task per row in, an Arrow table with one result per row out.
 //!
 //! Tasks are shared among threads and do not know of each other, so an answer depends on its own row alone, wherever
 //! an engine put it. A task that cannot be worked on has an `error` instead of an answer; only a table of another form
@@ -22,45 +22,46 @@ use trueshot::method::{NamedMethod, TrainedRelabel};
 use trueshot::predictor::{Predictor, UncalibratedPredictor, is_large};
 use trueshot::{Embeddings, Error};
 
-use crate::capsules::{Batches, reader};
-use crate::columns::Layout;
-use crate::problem::{BROKEN, in_words, raised};
-use crate::{methods, work};
+use crate::arrow_capsules::{Batches, reader};
+use crate::columns::TaskSchema;
+use crate::exceptions::{INTERNAL_ERROR, error_text, to_exception};
+use crate::{methods, thread_pools};
 
 /// What becomes of a task: an answer, or why there is none.
-type Outcome<T> = Result<T, String>;
+type TaskResult<T> = Result<T, String>;
 
 /// A kind of answer, as columns.
-trait Answers: Send {
+trait TaskOutput: Send {
     /// What one task yields.
-    type Answer: Send;
+    type Output: Send;
     /// The columns behind those that are carried through, without the error.
     fn fields() -> Vec<Field>;
     /// At most so many bytes, or entries of a list, are in any column of this answer.
-    fn size(answer: &Self::Answer) -> usize;
+    fn size(answer: &Self::Output) -> usize;
     /// Columns of answers; nulls where there is none.
-    fn columns(answers: &[Outcome<Self::Answer>]) -> Vec<ArrayRef>;
+    fn columns(answers: &[TaskResult<Self::Output>]) -> Vec<ArrayRef>;
 }
 
 /// Which columns a table's tasks are in.
-struct Columns {
+struct ColumnNames {
     features: String,
     labels: String,
     carried: Option<Vec<String>>,
 }
 
 /// Answers all tasks of a table, batch by batch.
-fn answered<A: Answers>(
+fn run_tasks<A: TaskOutput>(
     py: Python<'_>,
     table: &Bound<'_, PyAny>,
-    columns: Columns,
+    columns: ColumnNames,
     threads: Option<i64>,
-    answer: impl Fn(Embeddings) -> trueshot::Result<A::Answer> + Sync + Send,
+    answer: impl Fn(Embeddings) -> trueshot::Result<A::Output> + Sync + Send,
 ) -> PyResult<Batches> {
     let batches = reader(table)?;
     let schema = batches.schema();
-    let layout = Layout::of(&schema, &columns.features, &columns.labels).map_err(PyTypeError::new_err)?;
-    let carried = carried(&schema, columns.carried).map_err(PyTypeError::new_err)?;
+    let task_schema =
+        TaskSchema::find(&schema, &columns.features, &columns.labels).map_err(PyTypeError::new_err)?;
+    let carried = carried_columns(&schema, columns.carried).map_err(PyTypeError::new_err)?;
     let mut fields: Vec<Field> = carried.iter().map(|place| schema.field(*place).clone()).collect();
     fields.extend(A::fields());
     fields.push(Field::new("error", DataType::Utf8, true));
@@ -72,16 +73,16 @@ fn answered<A: Answers>(
         )));
     }
     let output = Arc::new(Schema::new(fields));
-    let one = |support: Outcome<Embeddings>| -> Outcome<A::Answer> {
-        let answer = answer(support?).map_err(|error: Error| in_words(&error))?;
+    let one = |support: TaskResult<Embeddings>| -> TaskResult<A::Output> {
+        let answer = answer(support?).map_err(|error: Error| error_text(&error))?;
         match A::size(&answer) {
-            size if size > MOST => {
-                Err(format!("the result is too large for a table: {size}, the maximum is {MOST}"))
+            size if size > MAX_COLUMN_SIZE => {
+                Err(format!("the result is too large for a table: {size}, the maximum is {MAX_COLUMN_SIZE}"))
             }
             _ => Ok(answer),
         }
     };
-    let part = |batch: &RecordBatch, rows: Range<usize>, outcomes: &[Outcome<A::Answer>]| {
+    let part = |batch: &RecordBatch, rows: Range<usize>, outcomes: &[TaskResult<A::Output>]| {
         let carried = carried.iter().map(|place| batch.column(*place).slice(rows.start, rows.len()));
         let mut columns: Vec<ArrayRef> = carried.collect();
         columns.extend(A::columns(outcomes));
@@ -89,14 +90,17 @@ fn answered<A: Answers>(
         RecordBatch::try_new(output.clone(), columns)
     };
     let whole = |batch: RecordBatch| {
-        let tasks = layout.columns(&batch);
-        let work = |task: usize| caught(|| one(tasks.support(task))).unwrap_or_else(|| Err(BROKEN.into()));
-        let outcomes: Vec<Outcome<A::Answer>> = (0..batch.num_rows()).into_par_iter().map(work).collect();
+        let tasks = task_schema.columns(&batch);
+        let work =
+            |task: usize| caught(|| one(tasks.support(task))).unwrap_or_else(|| Err(INTERNAL_ERROR.into()));
+        let outcomes: Vec<TaskResult<A::Output>> = (0..batch.num_rows()).into_par_iter().map(work).collect();
         let sizes = outcomes.iter().map(|outcome| outcome.as_ref().map_or(0, A::size));
-        let parts = runs(sizes, MOST).into_iter().map(|rows| part(&batch, rows.clone(), &outcomes[rows]));
+        let parts = split_by_size(sizes, MAX_COLUMN_SIZE)
+            .into_iter()
+            .map(|rows| part(&batch, rows.clone(), &outcomes[rows]));
         parts.collect::<Result<Vec<RecordBatch>, _>>()
     };
-    let done = work::on_threads(py, threads, || {
+    let done = thread_pools::run_on_pool(py, threads, || {
         Ok(batches.map(|batch| whole(batch?)).collect::<Result<Vec<Vec<RecordBatch>>, _>>())
     })?;
     let done = done.map_err(|error| PyTypeError::new_err(format!("cannot read this Arrow data: {error}")))?;
@@ -104,10 +108,10 @@ fn answered<A: Answers>(
 }
 
 /// Offsets in a column of Arrow are 32 bits wide: so many bytes or entries are the most of one batch.
-const MOST: usize = i32::MAX as usize;
+const MAX_COLUMN_SIZE: usize = i32::MAX as usize;
 
 /// Cuts rows into runs whose sizes add up to no more than `most`; no rows are one run of none.
-fn runs(sizes: impl Iterator<Item = usize>, most: usize) -> Vec<Range<usize>> {
+fn split_by_size(sizes: impl Iterator<Item = usize>, most: usize) -> Vec<Range<usize>> {
     let (mut runs, mut start, mut end, mut total) = (Vec::new(), 0, 0, 0usize);
     for size in sizes {
         total = total.saturating_add(size);
@@ -122,7 +126,7 @@ fn runs(sizes: impl Iterator<Item = usize>, most: usize) -> Vec<Range<usize>> {
 }
 
 /// The places of columns that are carried through: those asked for, or `task` where there is one.
-fn carried(schema: &Schema, names: Option<Vec<String>>) -> Result<Vec<usize>, String> {
+fn carried_columns(schema: &Schema, names: Option<Vec<String>>) -> Result<Vec<usize>, String> {
     match names {
         None => Ok(schema.index_of("task").ok().into_iter().collect()),
         Some(names) => {
@@ -134,20 +138,20 @@ fn carried(schema: &Schema, names: Option<Vec<String>>) -> Result<Vec<usize>, St
     }
 }
 
-fn errors<T>(outcomes: &[Outcome<T>]) -> ArrayRef {
+fn errors<T>(outcomes: &[TaskResult<T>]) -> ArrayRef {
     let mut errors = StringBuilder::new();
     outcomes.iter().for_each(|outcome| errors.append_option(outcome.as_ref().err()));
     Arc::new(errors.finish())
 }
 
 /// Letters of names, and at least one each.
-fn named(classes: &[String]) -> usize {
+fn names_size(classes: &[String]) -> usize {
     classes.iter().map(|class| class.len().max(1)).sum()
 }
 
 /// A list for every task; null where there is no answer.
 fn lists<T, B: ArrayBuilder>(
-    answers: &[Outcome<T>],
+    answers: &[TaskResult<T>],
     builder: B,
     mut append: impl FnMut(&mut B, &T),
 ) -> ArrayRef {
@@ -165,10 +169,10 @@ fn list_of(name: &str, kind: DataType) -> Field {
     Field::new(name, DataType::List(Arc::new(Field::new("item", kind, true))), true)
 }
 
-struct Audits;
+struct AuditOutput;
 
-impl Answers for Audits {
-    type Answer = Audit;
+impl TaskOutput for AuditOutput {
+    type Output = Audit;
 
     fn fields() -> Vec<Field> {
         vec![
@@ -185,7 +189,7 @@ impl Answers for Audits {
         audit.items.iter().map(|item| item.suggested.as_ref().map_or(0, String::len).max(8)).sum()
     }
 
-    fn columns(answers: &[Outcome<Audit>]) -> Vec<ArrayRef> {
+    fn columns(answers: &[TaskResult<Audit>]) -> Vec<ArrayRef> {
         let numbers = |of: fn(&audit::AuditedItem) -> f32| {
             lists(answers, Float32Builder::new(), |list, audit: &Audit| {
                 audit.items.iter().for_each(|item| list.append_value(of(item)));
@@ -226,28 +230,28 @@ pub fn audit_batch(
 ) -> PyResult<Batches> {
     // Neighbours are not among the answers.
     let options = crate::audit::options(certainty, expected_noise, 0)?;
-    let head = methods::head(head.as_deref()).map_err(raised)?;
-    answered::<Audits>(py, table, Columns { features, labels, carried }, threads, |data| {
+    let head = methods::head(head.as_deref()).map_err(to_exception)?;
+    run_tasks::<AuditOutput>(py, table, ColumnNames { features, labels, carried }, threads, |data| {
         Audit::of(&data).head(&head).options(options.clone()).run()
     })
 }
 
 /// Class names, and the bytes of a classifier's file.
-struct Classifiers;
+struct ClassifierOutput;
 
-impl Answers for Classifiers {
-    type Answer = (Vec<String>, Vec<u8>);
+impl TaskOutput for ClassifierOutput {
+    type Output = (Vec<String>, Vec<u8>);
 
     fn fields() -> Vec<Field> {
         vec![list_of("classes", DataType::Utf8), Field::new("classifier", DataType::Binary, true)]
     }
 
-    fn size((classes, file): &Self::Answer) -> usize {
-        named(classes).max(file.len())
+    fn size((classes, file): &Self::Output) -> usize {
+        names_size(classes).max(file.len())
     }
 
-    fn columns(answers: &[Outcome<Self::Answer>]) -> Vec<ArrayRef> {
-        let classes = lists(answers, StringBuilder::new(), |list, (classes, _): &Self::Answer| {
+    fn columns(answers: &[TaskResult<Self::Output>]) -> Vec<ArrayRef> {
+        let classes = lists(answers, StringBuilder::new(), |list, (classes, _): &Self::Output| {
             classes.iter().for_each(|class| list.append_value(class));
         });
         let mut files = BinaryBuilder::new();
@@ -267,9 +271,9 @@ pub fn fit_batch(
     method: &str,
     threads: Option<i64>,
 ) -> PyResult<Batches> {
-    let method = methods::method(method).map_err(raised)?;
-    let head = methods::head(None).map_err(raised)?;
-    answered::<Classifiers>(py, table, Columns { features, labels, carried }, threads, |data| {
+    let method = methods::method(method).map_err(to_exception)?;
+    let head = methods::head(None).map_err(to_exception)?;
+    run_tasks::<ClassifierOutput>(py, table, ColumnNames { features, labels, carried }, threads, |data| {
         let found = Audit::of(&data).head(&head).run()?;
         let predictor = Predictor::fit(data, &method, Some(&found))?;
         Ok((predictor.classes().to_vec(), predictor.to_bytes()))
@@ -277,10 +281,10 @@ pub fn fit_batch(
 }
 
 /// Class names and vectors.
-struct Vectors;
+struct PrototypeOutput;
 
-impl Answers for Vectors {
-    type Answer = UncalibratedPredictor;
+impl TaskOutput for PrototypeOutput {
+    type Output = UncalibratedPredictor;
 
     fn fields() -> Vec<Field> {
         let vector = list_of("item", DataType::Float32).data_type().clone();
@@ -292,10 +296,10 @@ impl Answers for Vectors {
     }
 
     fn size(learned: &UncalibratedPredictor) -> usize {
-        named(learned.classes()).max(learned.classes().len().saturating_mul(learned.dim()))
+        names_size(learned.classes()).max(learned.classes().len().saturating_mul(learned.dim()))
     }
 
-    fn columns(answers: &[Outcome<UncalibratedPredictor>]) -> Vec<ArrayRef> {
+    fn columns(answers: &[TaskResult<UncalibratedPredictor>]) -> Vec<ArrayRef> {
         let prototypes = |learned: &UncalibratedPredictor| {
             learned
                 .prototypes()
@@ -332,9 +336,9 @@ pub fn prototypes_batch(
     method: &str,
     threads: Option<i64>,
 ) -> PyResult<Batches> {
-    let method = methods::method(method).map_err(raised)?;
-    let head = methods::head(None).map_err(raised)?;
-    answered::<Vectors>(py, table, Columns { features, labels, carried }, threads, |data| {
+    let method = methods::method(method).map_err(to_exception)?;
+    let head = methods::head(None).map_err(to_exception)?;
+    run_tasks::<PrototypeOutput>(py, table, ColumnNames { features, labels, carried }, threads, |data| {
         prototypes(data, &method, &head)
     })
 }

@@ -1,5 +1,5 @@
-//! A classifier of a support set: quick to make, since what only some ask for (probabilities, an audit) is found out when
-//! it is asked for.
+//! Classifiers for Python: fitted quickly, because probabilities and the audit are computed when they are first
+//! requested.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,12 +14,12 @@ use trueshot::method::NamedMethod;
 use trueshot::predictor::{Prediction, Predictor, UncalibratedPredictor, is_large};
 use trueshot::progress::Progress;
 
-use crate::audit::{Audit, Numbered};
-use crate::problem::{raised, wrong};
-use crate::{memory, methods, work};
+use crate::audit::{Audit, NumberedRows};
+use crate::exceptions::{to_exception, value_error};
+use crate::{methods, numpy_features, thread_pools};
 
 /// Rows that are answered at once on one thread.
-const CHUNK: usize = 256;
+const ROWS_PER_CHUNK: usize = 256;
 
 /// A prototype for every class, and what is subtracted from rows before they are compared.
 type PrototypeArrays = (Py<PyArray2<f32>>, Option<Py<PyArray1<f32>>>, bool);
@@ -34,12 +34,12 @@ pub struct Classifier {
     predictor: OnceLock<Predictor>,
 }
 
-fn look_through(data: &Embeddings, progress: &dyn Progress) -> trueshot::Result<Arc<library::Audit>> {
+fn audit_support(data: &Embeddings, progress: &dyn Progress) -> trueshot::Result<Arc<library::Audit>> {
     Ok(Arc::new(library::Audit::of(data).head(&*methods::head(None)?).progress(progress).run()?))
 }
 
 impl Classifier {
-    fn learned_from(
+    fn fit_rows(
         data: Embeddings,
         method: Arc<NamedMethod>,
         progress: &dyn Progress,
@@ -47,23 +47,27 @@ impl Classifier {
         let data = Arc::new(data);
         let found = OnceLock::new();
         if is_large(data.len()) {
-            let _ = found.set(look_through(&data, progress)?);
+            let _ = found.set(audit_support(&data, progress)?);
         }
         let learned = UncalibratedPredictor::fit(data.clone(), &method, found.get().map(AsRef::as_ref))?;
         let (learned, origin) = (Arc::new(learned), Some((method, data)));
         Ok(Classifier { learned, origin, found, predictor: OnceLock::new() })
     }
 
-    fn read(predictor: Predictor) -> Self {
+    fn from_predictor(predictor: Predictor) -> Self {
         let learned = predictor.learned().clone();
         Classifier { learned, origin: None, found: OnceLock::new(), predictor: predictor.into() }
     }
 
-    fn found(&self, data: &Embeddings, progress: &dyn Progress) -> trueshot::Result<&Arc<library::Audit>> {
+    fn audit_result(
+        &self,
+        data: &Embeddings,
+        progress: &dyn Progress,
+    ) -> trueshot::Result<&Arc<library::Audit>> {
         if let Some(found) = self.found.get() {
             return Ok(found);
         }
-        let found = look_through(data, progress)?;
+        let found = audit_support(data, progress)?;
         Ok(self.found.get_or_init(|| found))
     }
 
@@ -73,12 +77,12 @@ impl Classifier {
             return Ok(predictor);
         }
         let (method, data) = self.origin.as_ref().expect("one that was read has its predictor");
-        let predictor = self.learned.clone().calibrated(method, Some(self.found(data, progress)?))?;
+        let predictor = self.learned.clone().calibrated(method, Some(self.audit_result(data, progress)?))?;
         Ok(self.predictor.get_or_init(|| predictor))
     }
 
     /// Answers about rows, some of them at once on every thread.
-    fn answers<T: Send>(
+    fn map_rows<T: Send>(
         &self,
         features: &Features,
         answer: impl Fn(&[&[f32]]) -> trueshot::Result<Vec<T>> + Sync,
@@ -86,12 +90,12 @@ impl Classifier {
         features.check()?;
         let dim = features.dim();
         let chunk = |start: usize| {
-            let rows = start..(start + CHUNK).min(features.rows());
+            let rows = start..(start + ROWS_PER_CHUNK).min(features.rows());
             let mut values = vec![0.0; rows.len() * dim];
             rows.zip(values.chunks_exact_mut(dim)).for_each(|(row, out)| features.decode_row(row, out));
             answer(&values.chunks_exact(dim).collect::<Vec<_>>())
         };
-        let starts: Vec<usize> = (0..features.rows()).step_by(CHUNK).collect();
+        let starts: Vec<usize> = (0..features.rows()).step_by(ROWS_PER_CHUNK).collect();
         let parts: Vec<Vec<T>> = starts.into_par_iter().map(chunk).collect::<trueshot::Result<_>>()?;
         Ok(parts.into_iter().flatten().collect())
     }
@@ -102,10 +106,10 @@ impl Classifier {
         features: &Bound<'_, PyAny>,
         threads: Option<i64>,
     ) -> PyResult<Vec<Prediction>> {
-        let features = memory::features(features)?;
-        work::on_matrix(py, threads, (features.rows(), features.dim()), |progress| {
+        let features = numpy_features::features(features)?;
+        thread_pools::run_on_matrix(py, threads, (features.rows(), features.dim()), |progress| {
             let predictor = self.predictor(progress)?;
-            self.answers(&features, |rows| predictor.predict(rows))
+            self.map_rows(&features, |rows| predictor.predict(rows))
         })
     }
 }
@@ -122,32 +126,36 @@ impl Classifier {
         method: &str,
         threads: Option<i64>,
     ) -> PyResult<Self> {
-        let method = methods::method(method).map_err(raised)?;
+        let method = methods::method(method).map_err(to_exception)?;
         // A copy: what is asked later must not depend on what became of the array.
-        let (features, labels) = (memory::copied_features(features)?, labels.as_slice()?.to_vec());
-        let rows = Numbered { features, labels, classes, items: None };
-        work::on_matrix(py, threads, rows.shape(), |progress| {
-            Classifier::learned_from(rows.embeddings()?, method, progress)
+        let (features, labels) = (numpy_features::copied_features(features)?, labels.as_slice()?.to_vec());
+        let rows = NumberedRows { features, labels, classes, items: None };
+        thread_pools::run_on_matrix(py, threads, rows.shape(), |progress| {
+            Classifier::fit_rows(rows.embeddings()?, method, progress)
         })
     }
 
     /// Reads a file of `trueshot fit`.
     #[staticmethod]
     fn open(py: Python<'_>, path: &str) -> PyResult<Self> {
-        Ok(Classifier::read(work::on_threads(py, None, || Predictor::open(path))?))
+        Ok(Classifier::from_predictor(thread_pools::run_on_pool(py, None, || Predictor::open(path))?))
     }
 
     /// Reads the bytes of such a file.
     #[staticmethod]
     fn from_bytes(py: Python<'_>, bytes: Vec<u8>) -> PyResult<Self> {
-        Ok(Classifier::read(work::on_threads(py, None, || Predictor::read_bytes(bytes, "the bytes given"))?))
+        Ok(Classifier::from_predictor(thread_pools::run_on_pool(py, None, || {
+            Predictor::read_bytes(bytes, "the bytes given")
+        })?))
     }
 
     /// The bytes of the file that `trueshot fit` writes.
     #[pyo3(signature = (threads=None))]
     fn to_bytes<'py>(&self, py: Python<'py>, threads: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
         let shape = (self.learned.support().len(), self.learned.dim());
-        let bytes = work::on_matrix(py, threads, shape, |progress| Ok(self.predictor(progress)?.to_bytes()))?;
+        let bytes = thread_pools::run_on_matrix(py, threads, shape, |progress| {
+            Ok(self.predictor(progress)?.to_bytes())
+        })?;
         Ok(PyBytes::new(py, &bytes))
     }
 
@@ -178,10 +186,10 @@ impl Classifier {
         features: &Bound<'_, PyAny>,
         threads: Option<i64>,
     ) -> PyResult<Py<PyArray1<i64>>> {
-        let features = memory::features(features)?;
+        let features = numpy_features::features(features)?;
         let shape = (features.rows(), features.dim());
-        let answers = work::on_matrix(py, threads, shape, |_| {
-            self.answers(&features, |rows| self.learned.answer(rows))
+        let answers = thread_pools::run_on_matrix(py, threads, shape, |_| {
+            self.map_rows(&features, |rows| self.learned.answer(rows))
         })?;
         Ok(PyArray1::from_vec(py, answers.into_iter().map(i64::from).collect()).unbind())
     }
@@ -195,7 +203,7 @@ impl Classifier {
     ) -> PyResult<Py<PyArray2<f32>>> {
         let answers = self.predictions(py, features, threads)?;
         let shape = [answers.len(), self.learned.classes().len()];
-        let mut flat = memory::room(shape)?;
+        let mut flat = numpy_features::allocate_results(shape)?;
         flat.extend(answers.into_iter().flat_map(|answer| answer.probabilities));
         Ok(PyArray1::from_vec(py, flat).reshape(shape)?.unbind())
     }
@@ -215,13 +223,15 @@ impl Classifier {
     fn audit(&self, py: Python<'_>, threads: Option<i64>) -> PyResult<Audit> {
         let data = match &self.origin {
             Some((_, data)) => data,
-            None if self.learned.support().len() < self.predictor_rows() => {
-                return Err(wrong("the file contains only some of the rows it was trained on"));
+            None if self.learned.support().len() < self.audited_rows() => {
+                return Err(value_error("the file contains only some of the rows it was trained on"));
             }
             None => self.learned.support(),
         };
         let shape = (data.len(), data.dim());
-        let found = work::on_matrix(py, threads, shape, |progress| self.found(data, progress).cloned())?;
+        let found = thread_pools::run_on_matrix(py, threads, shape, |progress| {
+            self.audit_result(data, progress).cloned()
+        })?;
         Ok(Audit::new(found, data.clone()))
     }
 
@@ -238,7 +248,7 @@ impl Classifier {
 
 impl Classifier {
     /// How many rows a file's audit is of, where it has one.
-    fn predictor_rows(&self) -> usize {
+    fn audited_rows(&self) -> usize {
         let audit = self.predictor.get().and_then(Predictor::audit);
         let audit = audit.and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
         audit.and_then(|audit| audit["items"].as_array().map(Vec::len)).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Columns of tasks: one row a task, its support set in two lists.
+//! The columns of a table of tasks: one row per task, with its support set in two list columns (features and labels).
 //!
 //! Whatever kind of list a library made of them (plain, large, of fixed size, views), the numbers of a task that lie side by
 //! side are used where they lie. What is wrong with a column is wrong for all tasks and an exception; what is wrong
@@ -28,32 +28,32 @@ pub struct TaskColumns {
 }
 
 /// The names and places of the columns.
-pub struct Layout {
+pub struct TaskSchema {
     features: usize,
     labels: usize,
 }
 
-impl Layout {
+impl TaskSchema {
     /// Finds the columns; `Err` says what is wrong with the table.
-    pub fn of(schema: &Schema, features: &str, labels: &str) -> Result<Self, String> {
+    pub fn find(schema: &Schema, features: &str, labels: &str) -> Result<Self, String> {
         let place = |name: &str| {
             schema.index_of(name).map_err(|_| {
                 let known: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
                 format!("the table has no column '{name}'; it has: {}", known.join(", "))
             })
         };
-        let layout = Layout { features: place(features)?, labels: place(labels)? };
+        let task_schema = TaskSchema { features: place(features)?, labels: place(labels)? };
         let kind = |place: usize| schema.field(place).data_type();
-        let row =
-            element(kind(layout.features)).ok_or_else(|| not_features(features, kind(layout.features)))?;
-        if !is_number(row) && !element(row).is_some_and(is_number) {
-            return Err(not_features(features, kind(layout.features)));
+        let row = element_type(kind(task_schema.features))
+            .ok_or_else(|| not_features(features, kind(task_schema.features)))?;
+        if !is_number(row) && !element_type(row).is_some_and(is_number) {
+            return Err(not_features(features, kind(task_schema.features)));
         }
-        match element(kind(layout.labels)) {
-            Some(label) if is_label(label) => Ok(layout),
+        match element_type(kind(task_schema.labels)) {
+            Some(label) if is_label(label) => Ok(task_schema),
             _ => Err(format!(
                 "column '{labels}' is {}; expected a list of strings or integers",
-                kind(layout.labels)
+                kind(task_schema.labels)
             )),
         }
     }
@@ -72,7 +72,7 @@ fn not_features(name: &str, kind: &DataType) -> String {
 }
 
 /// What a list is of.
-fn element(kind: &DataType) -> Option<&DataType> {
+fn element_type(kind: &DataType) -> Option<&DataType> {
     match kind {
         DataType::List(field)
         | DataType::LargeList(field)
@@ -98,16 +98,17 @@ fn is_label(kind: &DataType) -> bool {
 impl TaskColumns {
     /// The support set of one task, checked.
     pub fn support(&self, task: usize) -> Result<Embeddings, Refusal> {
-        let labels = entry(&self.labels, task).ok_or("the labels are null")?;
+        let labels = list_entry(&self.labels, task).ok_or("the labels are null")?;
         let (labels, classes) = labels_of(&labels)?;
-        let features = entry(&self.features, task).ok_or("the features are null")?;
+        let features = list_entry(&self.features, task).ok_or("the features are null")?;
         let features = features_of(&features, labels.len())?;
-        Embeddings::from_numbered(features, labels, classes).map_err(|error| crate::problem::in_words(&error))
+        Embeddings::from_numbered(features, labels, classes)
+            .map_err(|error| crate::exceptions::error_text(&error))
     }
 }
 
 /// One entry of a list of any kind; none if it is null.
-fn entry(list: &ArrayRef, place: usize) -> Option<ArrayRef> {
+fn list_entry(list: &ArrayRef, place: usize) -> Option<ArrayRef> {
     if list.is_null(place) {
         return None;
     }
@@ -127,7 +128,7 @@ fn features_of(rows: &ArrayRef, labels: usize) -> Result<Features, Refusal> {
         let fits = labels > 0 && !rows.is_empty() && rows.len().is_multiple_of(labels);
         let dim = fits.then(|| rows.len() / labels);
         let dim = dim.ok_or_else(|| format!("{} values cannot be divided into {labels} rows", rows.len()))?;
-        return flat(rows, dim);
+        return contiguous_features(rows, dim);
     }
     if rows.is_empty() {
         return Err("the data has no rows".into());
@@ -141,23 +142,23 @@ fn features_of(rows: &ArrayRef, labels: usize) -> Result<Features, Refusal> {
     if let DataType::FixedSizeList(_, dim) = rows.data_type() {
         let list = rows.as_fixed_size_list();
         let start = list.value_offset_at(0);
-        return flat(&list.values().slice(start, rows.len() * *dim as usize), *dim as usize);
+        return contiguous_features(&list.values().slice(start, rows.len() * *dim as usize), *dim as usize);
     }
-    let (starts, dim) = even_rows(rows)?;
+    let (starts, dim) = row_starts(rows)?;
     let values = inner_values(rows);
     let side_by_side = starts.iter().enumerate().all(|(row, start)| *start == starts[0] + row * dim);
     match side_by_side {
-        true => flat(&values.slice(starts[0], rows.len() * dim), dim),
-        false => gathered(values, &starts, dim),
+        true => contiguous_features(&values.slice(starts[0], rows.len() * dim), dim),
+        false => gather_rows(values, &starts, dim),
     }
 }
 
 /// Where every row begins, and the length they all have.
-fn even_rows(rows: &ArrayRef) -> Result<(Vec<usize>, usize), Refusal> {
+fn row_starts(rows: &ArrayRef) -> Result<(Vec<usize>, usize), Refusal> {
     let place = |row: usize| -> (usize, usize) {
         match rows.data_type() {
-            DataType::List(_) => ends(rows.as_list::<i32>().value_offsets(), row),
-            DataType::LargeList(_) => ends(rows.as_list::<i64>().value_offsets(), row),
+            DataType::List(_) => start_and_length(rows.as_list::<i32>().value_offsets(), row),
+            DataType::LargeList(_) => start_and_length(rows.as_list::<i64>().value_offsets(), row),
             DataType::ListView(_) => {
                 let list = rows.as_list_view::<i32>();
                 (list.value_offset(row) as usize, list.value_size(row) as usize)
@@ -184,7 +185,7 @@ fn even_rows(rows: &ArrayRef) -> Result<(Vec<usize>, usize), Refusal> {
 }
 
 /// Start and length from offsets.
-fn ends<O: Copy + TryInto<usize>>(offsets: &[O], row: usize) -> (usize, usize) {
+fn start_and_length<O: Copy + TryInto<usize>>(offsets: &[O], row: usize) -> (usize, usize) {
     let at = |place: usize| offsets[place].try_into().unwrap_or(0);
     (at(row), at(row + 1) - at(row))
 }
@@ -199,7 +200,7 @@ fn inner_values(rows: &ArrayRef) -> &ArrayRef {
 }
 
 /// Rows that are scattered, copied together.
-fn gathered(values: &ArrayRef, starts: &[usize], dim: usize) -> Result<Features, Refusal> {
+fn gather_rows(values: &ArrayRef, starts: &[usize], dim: usize) -> Result<Features, Refusal> {
     // Views may lie over each other, and then a few numbers can claim to be any number of rows.
     if starts.len().saturating_mul(dim) > values.len() {
         let (rows, held) = (starts.len(), values.len());
@@ -208,9 +209,9 @@ fn gathered(values: &ArrayRef, starts: &[usize], dim: usize) -> Result<Features,
     let mut all = Vec::with_capacity(starts.len() * dim);
     for (row, &start) in starts.iter().enumerate() {
         let part = values.slice(start, dim);
-        no_nulls(&part, dim).map_err(|_| format!("a number in row {row} of the features is null"))?;
+        check_no_nulls(&part, dim).map_err(|_| format!("a number in row {row} of the features is null"))?;
         let mut copied = vec![0.0; dim];
-        let features = flat(&part, dim)?;
+        let features = contiguous_features(&part, dim)?;
         features.decode_row(0, &mut copied);
         all.extend(copied);
     }
@@ -218,11 +219,11 @@ fn gathered(values: &ArrayRef, starts: &[usize], dim: usize) -> Result<Features,
 }
 
 /// Numbers one after the other, used where they lie unless they are doubles.
-fn flat(values: &ArrayRef, dim: usize) -> Result<Features, Refusal> {
+fn contiguous_features(values: &ArrayRef, dim: usize) -> Result<Features, Refusal> {
     if dim == 0 {
         return Err("the rows of the features have no numbers".into());
     }
-    no_nulls(values, dim)?;
+    check_no_nulls(values, dim)?;
     let rows = values.len() / dim;
     let shared =
         |buffer: &Buffer, precision| Features::new(Bytes::from_owner(buffer.clone()), precision, rows, dim);
@@ -236,7 +237,7 @@ fn flat(values: &ArrayRef, dim: usize) -> Result<Features, Refusal> {
     })
 }
 
-fn no_nulls(values: &ArrayRef, dim: usize) -> Result<(), Refusal> {
+fn check_no_nulls(values: &ArrayRef, dim: usize) -> Result<(), Refusal> {
     if values.null_count() == 0 {
         return Ok(());
     }
@@ -260,16 +261,16 @@ fn labels_of(labels: &ArrayRef) -> Result<(Vec<i64>, Vec<String>), Refusal> {
                 return Err(format!("the label in row {row} is null"));
             }
             match names(values) {
-                Some(names) => Ok(numbered(keys.iter().map(|key| names[*key]))),
+                Some(names) => Ok(number_labels(keys.iter().map(|key| names[*key]))),
                 None => {
                     let numbers = whole_numbers(values)?;
-                    Ok(numbered(keys.iter().map(|key| numbers[*key])))
+                    Ok(number_labels(keys.iter().map(|key| numbers[*key])))
                 }
             }
         }
         _ => match names(labels) {
-            Some(names) => Ok(numbered(names.into_iter())),
-            None => Ok(numbered(whole_numbers(labels)?.into_iter())),
+            Some(names) => Ok(number_labels(names.into_iter())),
+            None => Ok(number_labels(whole_numbers(labels)?.into_iter())),
         },
     }
 }
@@ -315,7 +316,9 @@ fn whole_numbers(labels: &ArrayRef) -> Result<Vec<i64>, Refusal> {
     })
 }
 
-fn numbered<T: Ord + Clone + ToString>(labels: impl Iterator<Item = T> + Clone) -> (Vec<i64>, Vec<String>) {
+fn number_labels<T: Ord + Clone + ToString>(
+    labels: impl Iterator<Item = T> + Clone,
+) -> (Vec<i64>, Vec<String>) {
     let mut places: BTreeMap<T, i64> = labels.clone().map(|label| (label, 0)).collect();
     places.values_mut().zip(0..).for_each(|(place, n)| *place = n);
     (labels.map(|label| places[&label]).collect(), places.keys().map(ToString::to_string).collect())

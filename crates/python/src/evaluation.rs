@@ -1,4 +1,4 @@
-//! Evaluations of arrays, and the episodes behind them: those that `trueshot eval` draws for the same seed.
+//! Evaluations of arrays, and their episodes: the same ones that `trueshot eval` draws with the same seed.
 
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
@@ -13,24 +13,25 @@ use trueshot::progress::Progress;
 use trueshot::report::{self, Format, Tables};
 use trueshot::rng::IndexSampler;
 
-use crate::audit::Numbered;
-use crate::problem::{raised, wrong};
-use crate::watched::{Channel, watched};
-use crate::{memory, work};
+use crate::audit::NumberedRows;
+use crate::exceptions::{to_exception, value_error};
+use crate::interruptible::{Channel, run_interruptible};
+use crate::{numpy_features, thread_pools};
 
 /// Labelled rows as the Python half hands them over: features, places of classes, names of classes, names of rows.
-pub type Given<'py> = (Bound<'py, PyAny>, PyReadonlyArray1<'py, i64>, Vec<String>, Option<Vec<String>>);
+pub type LabelledArrays<'py> =
+    (Bound<'py, PyAny>, PyReadonlyArray1<'py, i64>, Vec<String>, Option<Vec<String>>);
 
 /// Takes labelled rows.
-pub fn taken(given: Given<'_>) -> PyResult<Numbered> {
+pub fn to_numbered_rows(given: LabelledArrays<'_>) -> PyResult<NumberedRows> {
     let (features, labels, classes, items) = given;
     let labels = labels.as_slice()?.to_vec();
-    Ok(Numbered { features: memory::features(&features)?, labels, classes, items })
+    Ok(NumberedRows { features: numpy_features::features(&features)?, labels, classes, items })
 }
 
 /// What episodes are like.
 #[derive(FromPyObject)]
-pub struct Shape {
+pub struct EpisodeShape {
     ways: usize,
     shots: (usize, usize),
     queries: usize,
@@ -38,7 +39,7 @@ pub struct Shape {
     noise: Vec<(String, Vec<f64>)>,
 }
 
-impl Shape {
+impl EpisodeShape {
     fn spec(&self) -> EpisodeSpec {
         let shots = Shots { min: self.shots.0, max: self.shots.1 };
         EpisodeSpec { ways: self.ways, shots, queries: self.queries, seed: self.seed }
@@ -49,10 +50,10 @@ impl Shape {
         for (name, levels) in &self.noise {
             let kind = NoiseKind::ALL.into_iter().find(|kind| kind.name() == name);
             let kind = kind.ok_or_else(|| {
-                wrong(format!("unknown noise type '{name}'; known: symmetric, paired, outlier"))
+                value_error(format!("unknown noise type '{name}'; known: symmetric, paired, outlier"))
             })?;
             let levels = levels.iter().map(|&level| Noise::new(kind, level));
-            all.push(NoiseLevels(levels.collect::<trueshot::Result<_>>().map_err(raised)?));
+            all.push(NoiseLevels(levels.collect::<trueshot::Result<_>>().map_err(to_exception)?));
         }
         Ok(match all.is_empty() {
             true => noise::settings(&[NoiseLevels::default()]),
@@ -66,8 +67,8 @@ struct EpisodeProgress<'a>(&'a Channel<'a, u64>);
 
 impl Progress for EpisodeProgress<'_> {
     fn update(&self, done: u64, _total: u64) -> ControlFlow<()> {
-        self.0.tell(done);
-        self.0.unless_stopped()
+        self.0.send(done);
+        self.0.check_stopped()
     }
 }
 
@@ -80,28 +81,28 @@ pub struct Evaluation(library::Evaluation);
 #[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
 pub fn evaluate(
     py: Python<'_>,
-    data: Given<'_>,
-    outliers: Option<Given<'_>>,
+    data: LabelledArrays<'_>,
+    outliers: Option<LabelledArrays<'_>>,
     own_outliers: bool,
     names: Vec<String>,
-    shape: Shape,
+    shape: EpisodeShape,
     episodes: u64,
     baseline: Option<String>,
     details: (bool, bool),
     threads: Option<i64>,
     callback: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Evaluation> {
-    let methods = Registry::default().parse_all(&names).map_err(raised)?;
+    let methods = Registry::default().parse_all(&names).map_err(to_exception)?;
     if let Some(baseline) = &baseline {
-        library::check_baseline(baseline, &methods).map_err(raised)?;
+        library::check_baseline(baseline, &methods).map_err(to_exception)?;
     }
     let (spec, noise) = (shape.spec(), shape.noise()?);
-    let (data, outliers) = (taken(data)?, outliers.map(taken).transpose()?);
+    let (data, outliers) = (to_numbered_rows(data)?, outliers.map(to_numbered_rows).transpose()?);
     let details = Details { per_class: details.0, confusion: details.1 };
     let baseline = baseline.as_deref().unwrap_or(library::DEFAULT_BASELINE);
     let run = |channel: &Channel<'_, u64>| {
-        let data = checked(data)?;
-        let apart = outliers.map(checked).transpose()?;
+        let data = check_rows(data)?;
+        let apart = outliers.map(check_rows).transpose()?;
         let outliers = if own_outliers { Some(&data) } else { apart.as_ref() };
         let sampler = Sampler::new(&data, outliers, spec, noise)?;
         let experiment = Experiment {
@@ -115,12 +116,12 @@ pub fn evaluate(
         };
         library::evaluate(&experiment, &EpisodeProgress(channel))
     };
-    let tell = |done: u64| callback.iter().try_for_each(|callback| callback.call1((done,)).map(drop));
-    Ok(Evaluation(watched(py, threads, run, tell)?))
+    let report = |done: u64| callback.iter().try_for_each(|callback| callback.call1((done,)).map(drop));
+    Ok(Evaluation(run_interruptible(py, threads, run, report)?))
 }
 
 /// Rows with their fingerprint, which results name.
-fn checked(rows: Numbered) -> trueshot::Result<Embeddings> {
+fn check_rows(rows: NumberedRows) -> trueshot::Result<Embeddings> {
     let mut data = rows.embeddings()?;
     data.check()?;
     Ok(data)
@@ -139,7 +140,7 @@ impl Evaluation {
             "html" => Format::Html,
             other => {
                 let known = "table, json, csv, md, latex, html";
-                return Err(wrong(format!("unknown format '{other}'; known: {known}")));
+                return Err(value_error(format!("unknown format '{other}'; known: {known}")));
             }
         };
         let tables = if significance { Tables::WithSignificance } else { Tables::Usual };
@@ -152,18 +153,18 @@ impl Evaluation {
 #[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
 pub fn sample_episodes<'py>(
     py: Python<'py>,
-    data: Given<'_>,
-    outliers: Option<Given<'_>>,
+    data: LabelledArrays<'_>,
+    outliers: Option<LabelledArrays<'_>>,
     own_outliers: bool,
-    shape: Shape,
+    shape: EpisodeShape,
     first: u64,
     count: u64,
 ) -> PyResult<Bound<'py, PyList>> {
     let (spec, noise) = (shape.spec(), shape.noise()?);
-    let (data, outliers) = (taken(data)?, outliers.map(taken).transpose()?);
-    let drawn = work::on_threads(py, None, || {
+    let (data, outliers) = (to_numbered_rows(data)?, outliers.map(to_numbered_rows).transpose()?);
+    let drawn = thread_pools::run_on_pool(py, None, || {
         let data = data.embeddings()?;
-        let apart = outliers.map(Numbered::embeddings).transpose()?;
+        let apart = outliers.map(NumberedRows::embeddings).transpose()?;
         let outliers = if own_outliers { Some(&data) } else { apart.as_ref() };
         let sampler = Sampler::new(&data, outliers, spec, noise.clone())?;
         let mut urn = IndexSampler::default();
@@ -180,28 +181,29 @@ pub fn sample_episodes<'py>(
         let truths =
             classes.iter().zip(0i64..).flat_map(|(class, n)| std::iter::repeat_n(n, class.queries.len()));
         entry.set_item("index", episode.episode.index)?;
-        entry.set_item("classes", numbers(py, classes.iter().map(|class| i64::from(class.class))))?;
+        entry.set_item("classes", int_array(py, classes.iter().map(|class| i64::from(class.class))))?;
         entry.set_item("queries", PyArray1::from_vec(py, queries))?;
-        entry.set_item("query_labels", numbers(py, truths))?;
-        let supports = episode.supports.iter().zip(&noise).map(|(items, noise)| support(py, items, *noise));
+        entry.set_item("query_labels", int_array(py, truths))?;
+        let supports =
+            episode.supports.iter().zip(&noise).map(|(items, noise)| support_dict(py, items, *noise));
         entry.set_item("supports", supports.collect::<PyResult<Vec<_>>>()?)?;
         list.append(entry)?;
     }
     Ok(list)
 }
 
-fn numbers<'py>(py: Python<'py>, values: impl Iterator<Item = i64>) -> Bound<'py, PyArray1<i64>> {
+fn int_array<'py>(py: Python<'py>, values: impl Iterator<Item = i64>) -> Bound<'py, PyArray1<i64>> {
     PyArray1::from_vec(py, values.collect())
 }
 
-fn support<'py>(py: Python<'py>, items: &[Item], noise: Noise) -> PyResult<Bound<'py, PyDict>> {
+fn support_dict<'py>(py: Python<'py>, items: &[Item], noise: Noise) -> PyResult<Bound<'py, PyDict>> {
     let entry = PyDict::new(py);
     let outlier = |item: &Item| noise.kind == NoiseKind::Outlier && item.truth.is_none();
     entry.set_item("noise", noise.kind.name())?;
     entry.set_item("level", noise.level)?;
-    entry.set_item("rows", numbers(py, items.iter().map(|item| i64::from(item.row))))?;
-    entry.set_item("labels", numbers(py, items.iter().map(|item| i64::from(item.given))))?;
-    entry.set_item("truth", numbers(py, items.iter().map(|item| item.truth.map_or(-1, i64::from))))?;
+    entry.set_item("rows", int_array(py, items.iter().map(|item| i64::from(item.row))))?;
+    entry.set_item("labels", int_array(py, items.iter().map(|item| i64::from(item.given))))?;
+    entry.set_item("truth", int_array(py, items.iter().map(|item| item.truth.map_or(-1, i64::from))))?;
     entry.set_item("is_outlier", PyArray1::from_vec(py, items.iter().map(outlier).collect()))?;
     Ok(entry)
 }

@@ -1,23 +1,24 @@
-//! The native half of the Python package `trueshot`: conversion only.
+//! The extension module of the Python package `trueshot`: it converts between Python and the library, and computes
+//! nothing itself.
 //!
-//! Arrays and Arrow come in without a copy where their form allows it (`memory`, `capsules`), work runs on threads of our
-//! own with the interpreter's lock released (`work`), and errors become the exceptions that users of scikit-learn expect
-//! (`problem`). What can be said in Python is said there, in `python/trueshot/`: labels of any type, estimators,
-//! defaults and documentation. Nothing in here is meant to be called by users.
+//! Arrays and Arrow tables come in without a copy if their layout allows it (`numpy_features`, `arrow_capsules`), work runs
+//! on thread pools of this module with the GIL released (`thread_pools`, `interruptible`), and errors become the exceptions
+//! that users of scikit-learn expect (`exceptions`). Labels of any type, estimators, defaults and documentation are written
+//! in Python, in `python/trueshot/`. Users do not call this module.
 
+mod arrow_capsules;
 mod audit;
 mod batch;
-mod capsules;
 mod classifier;
 mod columns;
 mod command_line;
 mod evaluation;
-mod memory;
+mod exceptions;
+mod interruptible;
 mod methods;
-mod problem;
+mod numpy_features;
+mod thread_pools;
 mod training;
-mod watched;
-mod work;
 
 use pyo3::prelude::*;
 
@@ -25,11 +26,11 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::arrow_capsules::Batches;
+    #[pymodule_export]
     use crate::audit::{Audit, audit};
     #[pymodule_export]
     use crate::batch::{audit_batch, fit_batch, prototypes_batch};
-    #[pymodule_export]
-    use crate::capsules::Batches;
     #[pymodule_export]
     use crate::classifier::Classifier;
     #[pymodule_export]

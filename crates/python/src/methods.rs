@@ -1,5 +1,5 @@
-//! Methods by name. Those that come with the library are made once: the built-in head is a megabyte to read, and an
-//! estimator is fitted in less time than that takes.
+//! Methods and heads by name. The built-in ones are loaded once: reading the built-in head takes longer than fitting an
+//! estimator.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,23 +9,23 @@ use trueshot::Result;
 use trueshot::method::{NamedMethod, Registry, TrainedRelabel};
 
 /// Texts that are remembered; whoever asks for more spellings has them made anew.
-const REMEMBERED: usize = 64;
+const MAX_CACHED: usize = 64;
 
 /// A method by its name and parameters, as on the command line.
 pub fn method(text: &str) -> Result<Arc<NamedMethod>> {
-    static KNOWN: Mutex<Option<HashMap<String, Arc<NamedMethod>>>> = Mutex::new(None);
+    static CACHED: Mutex<Option<HashMap<String, Arc<NamedMethod>>>> = Mutex::new(None);
     // A file may have changed since it was read.
     if text.contains("model=") {
         return Ok(Arc::new(Registry::default().parse(text)?));
     }
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = known.get_or_insert_default();
-    if let Some(method) = known.get(text) {
+    let mut cached = CACHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let cached = cached.get_or_insert_default();
+    if let Some(method) = cached.get(text) {
         return Ok(method.clone());
     }
     let method = Arc::new(Registry::default().parse(text)?);
-    if known.len() < REMEMBERED {
-        known.insert(text.into(), method.clone());
+    if cached.len() < MAX_CACHED {
+        cached.insert(text.into(), method.clone());
     }
     Ok(method)
 }

@@ -1,5 +1,4 @@
-//! Heads trained on arrays: the loop, the files beside the model and, for the same numbers and seed, the model's bytes are
-//! those of `trueshot train`.
+//! Training of heads on arrays: with the same data and seed, the files are byte-identical to those of `trueshot train`.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -17,51 +16,55 @@ use trueshot::training::heads::configuration::Configuration;
 use trueshot::training::heads::{self, HeadOptions, HeadTrainee};
 use trueshot::training::{Event, Observer, Outcome, Record, RunOptions, Start, train};
 
-use crate::audit::Numbered;
-use crate::evaluation::{Given, taken};
-use crate::problem::wrong;
-use crate::watched::{Channel, watched};
+use crate::audit::NumberedRows;
+use crate::evaluation::{LabelledArrays, to_numbered_rows};
+use crate::exceptions::value_error;
+use crate::interruptible::{Channel, run_interruptible};
 
 /// The data of a run, in the order of a configuration's lists.
-type Sets<T> = [Vec<T>; 4];
+type DataSets<T> = [Vec<T>; 4];
 
 /// What Python hears.
-enum Told {
+enum TrainingMessage {
     Step { done: u64, steps: u64, loss: f64 },
     Record(Record, bool),
     Warning(String),
 }
 
-struct Listener<'a> {
-    channel: &'a Channel<'a, Told>,
+struct TrainingObserver<'a> {
+    channel: &'a Channel<'a, TrainingMessage>,
     steps: u64,
 }
 
-impl Observer for Listener<'_> {
+impl Observer for TrainingObserver<'_> {
     fn event(&mut self, event: &Event<'_>) {
         match event {
             Event::Begins { steps, .. } => self.steps = *steps,
             Event::Stepped { done, terms } => {
-                self.channel.tell(Told::Step { done: *done, steps: self.steps, loss: terms.iter().sum() });
+                self.channel.send(TrainingMessage::Step {
+                    done: *done,
+                    steps: self.steps,
+                    loss: terms.iter().sum(),
+                });
             }
             Event::Recorded { record, is_best } => {
-                self.channel.tell(Told::Record((*record).clone(), *is_best));
+                self.channel.send(TrainingMessage::Record((*record).clone(), *is_best));
             }
-            Event::Warning(text) => self.channel.tell(Told::Warning(text.to_string())),
+            Event::Warning(text) => self.channel.send(TrainingMessage::Warning(text.to_string())),
             Event::Saved { .. } => {}
         }
     }
 }
 
-impl Progress for Listener<'_> {
+impl Progress for TrainingObserver<'_> {
     fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
-        self.channel.unless_stopped()
+        self.channel.check_stopped()
     }
 }
 
 /// How a run goes, apart from what is learned.
 #[derive(FromPyObject)]
-pub struct Run {
+pub struct RunSettings {
     output: PathBuf,
     start: String,
     save_every: f64,
@@ -74,17 +77,19 @@ pub struct Run {
 pub fn train_head<'py>(
     py: Python<'py>,
     kind: &str,
-    data: Sets<Given<'py>>,
+    data: DataSets<LabelledArrays<'py>>,
     options: &str,
-    run: Run,
-    hear: &Bound<'py, PyAny>,
+    run: RunSettings,
+    on_message: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let given: Table =
-        serde_json::from_str(options).map_err(|problem| wrong(format!("options: {problem}")))?;
+        serde_json::from_str(options).map_err(|problem| value_error(format!("options: {problem}")))?;
     let outcome = match kind {
-        "tranfs" => trained::<TranfsOptions>(py, Configuration::tranfs(), data, given, run, hear)?,
-        "relabel" => trained::<RelabelOptions>(py, Configuration::relabel(), data, given, run, hear)?,
-        other => return Err(wrong(format!("unknown head '{other}'; known: tranfs, relabel"))),
+        "tranfs" => run_training::<TranfsOptions>(py, Configuration::tranfs(), data, given, run, on_message)?,
+        "relabel" => {
+            run_training::<RelabelOptions>(py, Configuration::relabel(), data, given, run, on_message)?
+        }
+        other => return Err(value_error(format!("unknown head '{other}'; known: tranfs, relabel"))),
     };
     let found = PyDict::new(py);
     found.set_item("done", outcome.done)?;
@@ -94,29 +99,29 @@ pub fn train_head<'py>(
     Ok(found)
 }
 
-fn trained<M: HeadOptions + Send + Sync>(
+fn run_training<M: HeadOptions + Send + Sync>(
     py: Python<'_>,
     defaults: Configuration<M>,
-    data: Sets<Given<'_>>,
+    data: DataSets<LabelledArrays<'_>>,
     given: Table,
-    run: Run,
-    hear: &Bound<'_, PyAny>,
+    run: RunSettings,
+    on_message: &Bound<'_, PyAny>,
 ) -> PyResult<Outcome> {
-    let mut taken_sets: Sets<Numbered> = Default::default();
+    let mut taken_sets: DataSets<NumberedRows> = Default::default();
     for (sets, given) in taken_sets.iter_mut().zip(data) {
-        *sets = given.into_iter().map(taken).collect::<PyResult<_>>()?;
+        *sets = given.into_iter().map(to_numbered_rows).collect::<PyResult<_>>()?;
     }
     let start = match run.start.as_str() {
         "resume" => Start::Resume,
         "overwrite" => Start::Overwrite,
         _ => Start::Fresh,
     };
-    let work = |channel: &Channel<'_, Told>| {
-        let configuration = settled(&defaults, given, &taken_sets)?;
-        let [train_on, outliers, validation, validation_outliers] = &opened(taken_sets)?;
+    let work = |channel: &Channel<'_, TrainingMessage>| {
+        let configuration = resolve_configuration(&defaults, given, &taken_sets)?;
+        let [train_on, outliers, validation, validation_outliers] = &load_sets(taken_sets)?;
         let (training, validation) = (banks(train_on, outliers), banks(validation, validation_outliers));
         for overlap in heads::overlaps(&training, &validation) {
-            channel.tell(Told::Warning(overlap.to_string()));
+            channel.send(TrainingMessage::Warning(overlap.to_string()));
         }
         let plan = RunOptions {
             output: run.output,
@@ -134,21 +139,25 @@ fn trained<M: HeadOptions + Send + Sync>(
             identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
         };
         let mut trainee = HeadTrainee::new(&configuration, training, validation)?;
-        train(&mut trainee, &plan, start, &mut Listener { channel, steps: plan.steps })
+        train(&mut trainee, &plan, start, &mut TrainingObserver { channel, steps: plan.steps })
     };
-    watched(py, run.threads, work, |told| match told {
-        Told::Step { done, steps, loss } => hear.call1(("step", done, steps, loss)).map(drop),
-        Told::Record(record, is_best) => hear.call1(("record", record.line(), is_best)).map(drop),
-        Told::Warning(text) => hear.call1(("warning", text)).map(drop),
+    run_interruptible(py, run.threads, work, |message| match message {
+        TrainingMessage::Step { done, steps, loss } => {
+            on_message.call1(("step", done, steps, loss)).map(drop)
+        }
+        TrainingMessage::Record(record, is_best) => {
+            on_message.call1(("record", record.line(), is_best)).map(drop)
+        }
+        TrainingMessage::Warning(text) => on_message.call1(("warning", text)).map(drop),
     })
 }
 
 /// The configuration with what follows from it. Arrays have no paths, unless somebody names them; their number is what a
 /// configuration checks.
-fn settled<M: HeadOptions>(
+fn resolve_configuration<M: HeadOptions>(
     defaults: &Configuration<M>,
     given: Table,
-    sets: &Sets<Numbered>,
+    sets: &DataSets<NumberedRows>,
 ) -> trueshot::Result<Configuration<M>> {
     let mut configuration = configuration::read_table(defaults, given)?;
     let data = &mut configuration.data;
@@ -167,8 +176,8 @@ fn settled<M: HeadOptions>(
     Ok(configuration)
 }
 
-fn opened(sets: Sets<Numbered>) -> trueshot::Result<Sets<Embeddings>> {
-    let mut opened: Sets<Embeddings> = Default::default();
+fn load_sets(sets: DataSets<NumberedRows>) -> trueshot::Result<DataSets<Embeddings>> {
+    let mut opened: DataSets<Embeddings> = Default::default();
     for (opened, sets) in opened.iter_mut().zip(sets) {
         for rows in sets {
             let mut data = rows.embeddings()?;

@@ -1,4 +1,4 @@
-//! Who may ask, and what browsers are told.
+//! Access control: which hosts, origins and tokens are accepted, and the security headers of every response.
 //!
 //! A server on this machine's own address can be reached by every page that the user's browser has open. Such a page
 //! can send some requests without asking, and by a name that it makes point to 127.0.0.1 it could read the answers too.
@@ -14,7 +14,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::problem::Problem;
-use crate::state::Shared;
+use crate::state::SharedApp;
 
 /// Who may ask.
 #[derive(Debug, Clone, Default)]
@@ -25,7 +25,7 @@ pub struct Access {
 }
 
 /// What every answer says to browsers.
-const HEADERS: [(&str, &str); 7] = [
+const SECURITY_HEADERS: [(&str, &str); 7] = [
     (
         "content-security-policy",
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; \
@@ -51,9 +51,9 @@ impl Access {
         self.token.is_some()
     }
 
-    fn check(&self, request: &Request) -> Result<(), Problem> {
-        let host = host_of(request)?;
-        if !self.knows(host.host()) {
+    fn check_request(&self, request: &Request) -> Result<(), Problem> {
+        let host = parse_host(request)?;
+        if !self.is_known_host(host.host()) {
             let error = format!("the host name '{}' is not allowed", host.host());
             return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, error)
                 .hint("use the IP address of the server, or start it with --allow-host NAME"));
@@ -68,7 +68,7 @@ impl Access {
         if is_guarded { self.check_token(request.headers()) } else { Ok(()) }
     }
 
-    fn knows(&self, host: &str) -> bool {
+    fn is_known_host(&self, host: &str) -> bool {
         let name = host.to_ascii_lowercase();
         let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(&name);
         bare.parse::<IpAddr>().is_ok() || name == "localhost" || self.names.contains(&name)
@@ -86,7 +86,7 @@ impl Access {
     }
 }
 
-fn host_of(request: &Request) -> Result<Authority, Problem> {
+fn parse_host(request: &Request) -> Result<Authority, Problem> {
     let header = request.headers().get(header::HOST);
     let named = header.and_then(|host| Authority::try_from(host.as_bytes()).ok());
     named.ok_or_else(|| Problem::malformed("the request has no valid Host header"))
@@ -101,13 +101,13 @@ fn is_own_origin(headers: &HeaderMap, host: &Authority) -> bool {
 }
 
 /// Refuses those who may not ask, and puts the headers on every answer.
-pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
-    let mut response = match app.access.check(&request) {
+pub async fn check_access(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
+    let mut response = match app.access.check_request(&request) {
         Ok(()) => next.run(request).await,
         Err(problem) => problem.into_response(),
     };
     let headers = response.headers_mut();
-    for (name, value) in HEADERS {
+    for (name, value) in SECURITY_HEADERS {
         headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));

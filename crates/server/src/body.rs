@@ -1,5 +1,5 @@
-//! The body of a request: numbers as JSON or Arrow, or pictures as a form. Its header says which. Here it is only
-//! received, within the limits, and not yet understood.
+//! Receives the body of a request within the limits, and its kind from the content type: JSON, Arrow, or images in a
+//! form. It is parsed in `request_rows`.
 
 use std::pin::Pin;
 
@@ -8,23 +8,23 @@ use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use bytes::Bytes;
 
-use crate::gate::{Ticket, over_limit};
-use crate::multipart::boundary_of;
+use crate::admission::{AdmittedRequest, body_too_long};
+use crate::multipart::parse_boundary;
 use crate::problem::Problem;
-use crate::progress::Stalled;
-use crate::state::Shared;
+use crate::stall_timeout::Stalled;
+use crate::state::SharedApp;
 
 /// What was sent.
-pub struct Received {
+pub struct RequestBody {
     /// What it is.
-    pub kind: Kind,
+    pub kind: BodyKind,
     /// All of it.
     pub bytes: Bytes,
 }
 
 /// What a body is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+pub enum BodyKind {
     /// JSON.
     Json,
     /// Arrow IPC, as a file or as a stream.
@@ -34,23 +34,23 @@ pub enum Kind {
 }
 
 /// Lets a request in and receives its body.
-pub async fn receive(state: &Shared, request: Request) -> Result<(Ticket, Received), Problem> {
-    let kind = kind_of(&request)?;
-    let announced = request.headers().get(header::CONTENT_LENGTH);
-    let announced = announced.and_then(|length| length.to_str().ok()?.parse().ok());
-    let mut ticket = state.gate.enter(announced)?;
-    let bytes = whole(request, &mut ticket, state.limits.body).await?;
-    Ok((ticket, Received { kind, bytes }))
+pub async fn receive(state: &SharedApp, request: Request) -> Result<(AdmittedRequest, RequestBody), Problem> {
+    let kind = parse_content_type(&request)?;
+    let content_length = request.headers().get(header::CONTENT_LENGTH);
+    let content_length = content_length.and_then(|length| length.to_str().ok()?.parse().ok());
+    let mut admitted = state.admission.admit(content_length)?;
+    let bytes = read_to_end(request, &mut admitted, state.limits.body).await?;
+    Ok((admitted, RequestBody { kind, bytes }))
 }
 
-fn kind_of(request: &Request) -> Result<Kind, Problem> {
+fn parse_content_type(request: &Request) -> Result<BodyKind, Problem> {
     let given = request.headers().get(header::CONTENT_TYPE);
     let given = given.map_or("", |given| given.to_str().unwrap_or("?"));
     let essence = given.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     match essence.as_str() {
-        "application/json" => Ok(Kind::Json),
-        "application/vnd.apache.arrow.file" | "application/vnd.apache.arrow.stream" => Ok(Kind::Arrow),
-        "multipart/form-data" => Ok(Kind::Form(boundary_of(given)?)),
+        "application/json" => Ok(BodyKind::Json),
+        "application/vnd.apache.arrow.file" | "application/vnd.apache.arrow.stream" => Ok(BodyKind::Arrow),
+        "multipart/form-data" => Ok(BodyKind::Form(parse_boundary(given)?)),
         _ => {
             let error = match essence.as_str() {
                 "" => "the request has no content type".into(),
@@ -64,23 +64,27 @@ fn kind_of(request: &Request) -> Result<Kind, Problem> {
 }
 
 /// Receives all of a body. Memory is taken for what has arrived, whatever length was announced.
-async fn whole(request: Request, ticket: &mut Ticket, most: usize) -> Result<Bytes, Problem> {
+async fn read_to_end(
+    request: Request,
+    admitted: &mut AdmittedRequest,
+    max_bytes: usize,
+) -> Result<Bytes, Problem> {
     let mut body = request.into_body();
     let mut bytes = Vec::new();
     loop {
         let next = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
-        let Some(frame) = ticket.within(next).await? else { return Ok(bytes.into()) };
-        let Ok(data) = frame.map_err(|error| unreceived(&error))?.into_data() else { continue };
-        if bytes.len() + data.len() > most {
-            return Err(over_limit(most));
+        let Some(frame) = admitted.before_deadline(next).await? else { return Ok(bytes.into()) };
+        let Ok(data) = frame.map_err(|error| receive_problem(&error))?.into_data() else { continue };
+        if bytes.len() + data.len() > max_bytes {
+            return Err(body_too_long(max_bytes));
         }
-        ticket.hold(data.len()).await?;
+        admitted.reserve_memory(data.len()).await?;
         bytes.extend_from_slice(&data);
     }
 }
 
-fn unreceived(error: &axum::Error) -> Problem {
-    match Stalled::find(error) {
+fn receive_problem(error: &axum::Error) -> Problem {
+    match Stalled::from_error(error) {
         Some(stalled) => stalled.into(),
         None => Problem::malformed("the body ended before it was complete"),
     }

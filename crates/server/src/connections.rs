@@ -1,4 +1,5 @@
-//! The connections that are open: how many, what each is doing, and when one is closed that keeps the server waiting.
+//! The open connections: how many there are, what each is doing, and which one is closed because its client keeps the
+//! server waiting.
 //!
 //! There is a limit on connections, because each takes a descriptor and some memory. When it is reached and one more client
 //! connects, the connection is closed whose client has kept the server waiting longest: it has sent no request yet, or
@@ -25,9 +26,9 @@ use crate::limits::Limits;
 /// Descriptors that are left for files, standard streams and the runtime.
 const OTHER_DESCRIPTORS: usize = 64;
 /// How much longer than others a connection may wait on which a request was answered, when one must be closed.
-const PATIENCE: u32 = 10;
+const ANSWERED_PATIENCE: u32 = 10;
 /// Connections that are allowed even where the system allows few descriptors.
-const LEAST: usize = 16;
+const MIN_CONNECTIONS: usize = 16;
 
 /// All open connections.
 pub struct Connections {
@@ -57,10 +58,10 @@ struct Activity {
 }
 
 impl Activity {
-    /// How long the server has been waiting for the client, weighed by [`PATIENCE`]; `None` if it does not.
+    /// How long the server has been waiting for the client, weighed by [`ANSWERED_PATIENCE`]; `None` if it does not.
     fn waiting(&self) -> Option<Duration> {
         let since = self.reading.into_iter().chain(self.writing).min()?;
-        Some(since.elapsed() / if self.has_answered { PATIENCE } else { 1 })
+        Some(since.elapsed() / if self.has_answered { ANSWERED_PATIENCE } else { 1 })
     }
 }
 
@@ -92,14 +93,14 @@ impl Connections {
     }
 
     /// Counts a connection that was accepted. Waits until there is room for it.
-    pub async fn add(self: &Arc<Self>, number: u64) -> Open {
+    pub async fn add(self: &Arc<Self>, number: u64) -> OpenConnection {
         loop {
             {
                 let mut open = self.open();
                 if open.len() < self.limit {
                     let connection = Arc::new(Connection::new());
                     open.insert(number, connection.clone());
-                    return Open { all: self.clone(), number, connection };
+                    return OpenConnection { all: self.clone(), number, connection };
                 }
                 close_longest_waiting(&open);
             }
@@ -122,13 +123,13 @@ impl Connections {
                 Phase::Body => 2 * self.stall_time,
                 Phase::Work | Phase::Closing => Duration::MAX,
             };
-            lasts(activity.reading, longest) || lasts(activity.writing, self.stall_time)
+            is_longer_than(activity.reading, longest) || is_longer_than(activity.writing, self.stall_time)
         });
     }
 
     /// Closes connections that have no complete request and those whose clients do not take their answers.
     pub fn close_incomplete(&self, patience: Duration) {
-        self.close_if(|activity| activity.phase != Phase::Work || lasts(activity.writing, patience));
+        self.close_if(|activity| activity.phase != Phase::Work || is_longer_than(activity.writing, patience));
     }
 
     /// Closes connections that have not begun a request.
@@ -158,7 +159,7 @@ impl Connections {
 }
 
 /// Whether something that began at `since` lasts longer than `longest`.
-fn lasts(since: Option<Instant>, longest: Duration) -> bool {
+fn is_longer_than(since: Option<Instant>, longest: Duration) -> bool {
     since.is_some_and(|since| since.elapsed() > longest)
 }
 
@@ -183,7 +184,7 @@ fn allowed_by_system(wanted: usize) -> usize {
             allowed = needed.min(most);
         }
     }
-    (allowed as usize).saturating_sub(OTHER_DESCRIPTORS).max(LEAST)
+    (allowed as usize).saturating_sub(OTHER_DESCRIPTORS).max(MIN_CONNECTIONS)
 }
 
 #[cfg(not(unix))]
@@ -192,14 +193,14 @@ fn allowed_by_system(wanted: usize) -> usize {
 }
 
 /// A connection that is counted; it is no longer on drop.
-pub struct Open {
+pub struct OpenConnection {
     all: Arc<Connections>,
     number: u64,
     /// What it is doing.
     pub connection: Arc<Connection>,
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.all.open().remove(&self.number);
         self.all.freed.notify_one();
@@ -222,7 +223,7 @@ impl Connection {
         self.close.notify_one();
     }
 
-    fn enter(&self, phase: Phase, reading: Option<Instant>) {
+    fn set_phase(&self, phase: Phase, reading: Option<Instant>) {
         let mut activity = self.activity();
         if activity.phase != Phase::Closing {
             (activity.phase, activity.reading) = (phase, reading);
@@ -230,7 +231,7 @@ impl Connection {
     }
 
     /// Waits until the connection is to be closed.
-    pub async fn closing(&self) {
+    pub async fn close_requested(&self) {
         self.close.notified().await;
     }
 
@@ -243,17 +244,17 @@ impl Connection {
     }
 
     /// The headers of a request are complete.
-    pub fn request_begins(&self) {
-        self.enter(Phase::Body, None);
+    pub fn request_started(&self) {
+        self.set_phase(Phase::Body, None);
     }
 
     /// The body of a request is complete.
-    pub fn body_ends(&self) {
-        self.enter(Phase::Work, None);
+    pub fn body_complete(&self) {
+        self.set_phase(Phase::Work, None);
     }
 
     /// The server waits for more of a body, or it need not any longer.
-    pub fn awaits_body(&self, waits: bool) {
+    pub fn set_awaits_body(&self, waits: bool) {
         let mut activity = self.activity();
         if activity.phase == Phase::Body {
             activity.reading = waits.then(|| activity.reading.unwrap_or_else(Instant::now));
@@ -261,7 +262,7 @@ impl Connection {
     }
 
     /// The client takes nothing more of an answer just now, or it does again.
-    fn is_writable(&self, is_writable: bool) {
+    fn set_writable(&self, is_writable: bool) {
         let mut activity = self.activity();
         if activity.phase != Phase::Closing {
             activity.writing = (!is_writable).then(|| activity.writing.unwrap_or_else(Instant::now));
@@ -269,9 +270,9 @@ impl Connection {
     }
 
     /// The whole answer has been handed over.
-    fn answered(&self) {
+    fn response_sent(&self) {
         self.activity().has_answered = true;
-        self.enter(Phase::Idle, Some(Instant::now()));
+        self.set_phase(Phase::Idle, Some(Instant::now()));
     }
 }
 
@@ -287,8 +288,8 @@ impl ClientStream {
         ClientStream { stream, connection }
     }
 
-    fn note<T>(&self, written: Poll<T>) -> Poll<T> {
-        self.connection.is_writable(written.is_ready());
+    fn record_write<T>(&self, written: Poll<T>) -> Poll<T> {
+        self.connection.set_writable(written.is_ready());
         written
     }
 }
@@ -315,7 +316,7 @@ impl AsyncWrite for ClientStream {
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.note(written)
+        self.record_write(written)
     }
 
     fn poll_write_vectored(
@@ -324,7 +325,7 @@ impl AsyncWrite for ClientStream {
         slices: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.note(written)
+        self.record_write(written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -341,25 +342,25 @@ impl AsyncWrite for ClientStream {
 }
 
 /// The body of an answer, which tells its connection when it has been handed over.
-pub struct AnswerBody {
+pub struct ResponseBody {
     body: Body,
     connection: Arc<Connection>,
 }
 
-impl AnswerBody {
+impl ResponseBody {
     /// The body of an answer on a connection.
     pub fn new(body: Body, connection: Arc<Connection>) -> Self {
-        AnswerBody { body, connection }
+        ResponseBody { body, connection }
     }
 }
 
-impl Drop for AnswerBody {
+impl Drop for ResponseBody {
     fn drop(&mut self) {
-        self.connection.answered();
+        self.connection.response_sent();
     }
 }
 
-impl HttpBody for AnswerBody {
+impl HttpBody for ResponseBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -392,11 +393,11 @@ mod tests {
         builder.enable_time().start_paused(true).build().unwrap().block_on(future)
     }
 
-    fn is_closing(open: &Open) -> bool {
+    fn is_closing(open: &OpenConnection) -> bool {
         open.connection.activity().phase == Phase::Closing
     }
 
-    async fn pass(seconds: u64) {
+    async fn advance_seconds(seconds: u64) {
         tokio::time::advance(Duration::from_secs(seconds)).await;
     }
 
@@ -405,17 +406,17 @@ mod tests {
         run(async {
             let all = connections(3);
             let working = all.add(0).await;
-            working.connection.request_begins();
-            working.connection.body_ends();
-            pass(1).await;
+            working.connection.request_started();
+            working.connection.body_complete();
+            advance_seconds(1).await;
             let old = all.add(1).await;
-            pass(1).await;
+            advance_seconds(1).await;
             let young = all.add(2).await;
             let next = tokio::spawn({
                 let all = all.clone();
                 async move { all.add(3).await }
             });
-            old.connection.closing().await;
+            old.connection.close_requested().await;
             assert!(!next.is_finished(), "the old one is still open");
             drop(old);
             let next = next.await.unwrap();
@@ -428,17 +429,17 @@ mod tests {
         run(async {
             let all = connections(2);
             let answered = all.add(0).await;
-            answered.connection.request_begins();
-            answered.connection.answered();
-            pass(5).await;
+            answered.connection.request_started();
+            answered.connection.response_sent();
+            advance_seconds(5).await;
             let half_open = all.add(1).await;
-            pass(1).await;
+            advance_seconds(1).await;
             all.close_one();
             assert!(is_closing(&half_open) && !is_closing(&answered));
             drop(half_open);
-            pass(60).await;
+            advance_seconds(60).await;
             let new = all.add(2).await;
-            pass(1).await;
+            advance_seconds(1).await;
             all.close_one();
             assert!(is_closing(&answered) && !is_closing(&new));
         });
@@ -449,7 +450,7 @@ mod tests {
         run(async {
             let all = connections(1);
             let working = all.add(0).await;
-            working.connection.request_begins();
+            working.connection.request_started();
             let next = tokio::time::timeout(Duration::from_secs(3600), all.add(1)).await;
             assert!(next.is_err() && !is_closing(&working));
             drop(working);
@@ -464,15 +465,15 @@ mod tests {
             let (head, idle, body, answer, working) =
                 (all.add(0).await, all.add(1).await, all.add(2).await, all.add(3).await, all.add(4).await);
             for open in [&idle, &body, &answer, &working] {
-                open.connection.request_begins();
+                open.connection.request_started();
             }
-            idle.connection.answered();
-            body.connection.awaits_body(true);
-            answer.connection.body_ends();
-            answer.connection.is_writable(false);
-            working.connection.body_ends();
+            idle.connection.response_sent();
+            body.connection.set_awaits_body(true);
+            answer.connection.body_complete();
+            answer.connection.set_writable(false);
+            working.connection.body_complete();
             for (seconds, closed) in [(9, 0), (2, 2), (10, 3), (60, 4), (3600, 4)] {
-                pass(seconds).await;
+                advance_seconds(seconds).await;
                 all.close_overdue();
                 let closing = [&head, &answer, &body, &idle, &working].map(is_closing);
                 assert_eq!(closing.iter().filter(|closing| **closing).count(), closed, "{closing:?}");
@@ -485,11 +486,11 @@ mod tests {
         run(async {
             let all = connections(1);
             let open = all.add(0).await;
-            open.connection.request_begins();
-            open.connection.body_ends();
-            open.connection.answered();
-            open.connection.is_writable(false);
-            pass(11).await;
+            open.connection.request_started();
+            open.connection.body_complete();
+            open.connection.response_sent();
+            open.connection.set_writable(false);
+            advance_seconds(11).await;
             all.close_overdue();
             assert!(is_closing(&open));
         });
@@ -500,14 +501,14 @@ mod tests {
         run(async {
             let all = connections(1);
             let open = all.add(0).await;
-            open.connection.request_begins();
-            open.connection.answered();
-            pass(70).await;
+            open.connection.request_started();
+            open.connection.response_sent();
+            advance_seconds(70).await;
             for _ in 0..11 {
                 open.connection.received();
                 all.close_overdue();
                 assert!(!is_closing(&open));
-                pass(1).await;
+                advance_seconds(1).await;
             }
             all.close_overdue();
             assert!(is_closing(&open));
@@ -521,14 +522,14 @@ mod tests {
             let (head, body, stuck, working) =
                 (all.add(0).await, all.add(1).await, all.add(2).await, all.add(3).await);
             for open in [&body, &stuck, &working] {
-                open.connection.request_begins();
+                open.connection.request_started();
             }
-            stuck.connection.body_ends();
-            stuck.connection.is_writable(false);
-            working.connection.body_ends();
+            stuck.connection.body_complete();
+            stuck.connection.set_writable(false);
+            working.connection.body_complete();
             all.close_without_request();
             assert!(is_closing(&head) && !is_closing(&body));
-            pass(2).await;
+            advance_seconds(2).await;
             all.close_incomplete(Duration::from_secs(1));
             assert!(is_closing(&body) && is_closing(&stuck) && !is_closing(&working));
             drop((head, body, stuck, working));

@@ -1,5 +1,5 @@
-//! Reads the rest of a refused body. A connection that is closed while its client is sending tells the client that it was
-//! reset, and the answer is lost: for a refusal to arrive, the rest of the body must be read, and thrown away.
+//! Reads and discards the rest of a refused body. If the server closed the connection while the client is sending, the
+//! client would see a reset instead of the response.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,20 +15,20 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
 use crate::connections::Connection;
-use crate::progress::ProgressBody;
-use crate::state::Shared;
+use crate::stall_timeout::StallTimeoutBody;
+use crate::state::SharedApp;
 
 /// The longest time that the rest of a refused body may take.
-const LONGEST: Duration = Duration::from_secs(10);
+const MAX_DRAIN_TIME: Duration = Duration::from_secs(10);
 
 /// A body that is lent to the handler of a request.
-struct Lent(Arc<Mutex<ProgressBody>>);
+struct SharedBody(Arc<Mutex<StallTimeoutBody>>);
 
-fn locked(body: &Mutex<ProgressBody>) -> MutexGuard<'_, ProgressBody> {
+fn lock(body: &Mutex<StallTimeoutBody>) -> MutexGuard<'_, StallTimeoutBody> {
     body.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl HttpBody for Lent {
+impl HttpBody for SharedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -36,34 +36,34 @@ impl HttpBody for Lent {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut *locked(&self.0)).poll_frame(context)
+        Pin::new(&mut *lock(&self.0)).poll_frame(context)
     }
 
     fn is_end_stream(&self) -> bool {
-        locked(&self.0).is_end_stream()
+        lock(&self.0).is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        locked(&self.0).size_hint()
+        lock(&self.0).size_hint()
     }
 }
 
 /// Answers a request and, if it is refused, reads its body to the end, unless the client waits to be asked for it.
-pub async fn finish(State(app): State<Shared>, request: Request, next: Next) -> Response {
+pub async fn drain_refused_body(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
-    let waits = parts.headers.contains_key(header::EXPECT);
+    let expects_continue = parts.headers.contains_key(header::EXPECT);
     let connection = parts.extensions.get::<Arc<Connection>>().cloned();
-    let body = Arc::new(Mutex::new(ProgressBody::new(body, app.limits.stall_time, connection)));
-    let response = next.run(Request::from_parts(parts, Body::new(Lent(body.clone())))).await;
-    if !waits && !response.status().is_success() {
-        let _ = tokio::time::timeout(LONGEST, discard(&body, 2 * app.limits.body)).await;
+    let body = Arc::new(Mutex::new(StallTimeoutBody::new(body, app.limits.stall_time, connection)));
+    let response = next.run(Request::from_parts(parts, Body::new(SharedBody(body.clone())))).await;
+    if !expects_continue && !response.status().is_success() {
+        let _ = tokio::time::timeout(MAX_DRAIN_TIME, discard(&body, 2 * app.limits.body)).await;
     }
     response
 }
 
-async fn discard(body: &Mutex<ProgressBody>, most: usize) {
-    let mut left = most;
-    let next = || std::future::poll_fn(|context| Pin::new(&mut *locked(body)).poll_frame(context));
+async fn discard(body: &Mutex<StallTimeoutBody>, max_bytes: usize) {
+    let mut left = max_bytes;
+    let next = || std::future::poll_fn(|context| Pin::new(&mut *lock(body)).poll_frame(context));
     while let Some(Ok(frame)) = next().await {
         match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
             Some(rest) => left = rest,

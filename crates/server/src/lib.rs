@@ -1,32 +1,32 @@
-//! trueshot over HTTP: an API to audit labels, to make, keep and ask classifiers, and a page for the browser.
+//! The HTTP server of trueshot: an API that audits labels and creates, stores and queries classifiers, and a web page.
 //!
-//! [`app`] is everything but the socket, so tests ask it directly; [`serve`] is the socket. A connection is one of
-//! `connections`, which closes those that keep the server waiting. A request passes `access` (who may ask), is counted
-//! (`metrics`), is let in by the `gate` (how much there may be at once), received (`body`, with some `progress` and
-//! within a budget of `memory`) and understood (`support`, `rows`, `multipart`), and answered by one of the `routes`;
-//! what is refused is a `problem`, after the rest of its body was read (`drain`). Classifiers are kept in a `store`, and
-//! no name or path of a request ever reaches the file system.
+//! [`app`] is the router without a socket, which the tests call directly; [`serve`] runs it on a socket (`http_server`).
+//! `connections` closes connections whose clients keep the server waiting. A request passes `drain` (which reads the rest
+//! of a refused body), `metrics` and `access`, is admitted (`admission`) and received (`body`, with a `stall_timeout` and
+//! within the budget of `body_memory`). `request_rows` turns the body into rows (`json_rows`, `multipart`), one of the
+//! `routes` answers, and every refusal is a `problem`. Classifiers are in the `store`; no name or path of a request ever
+//! reaches the file system. `openapi` describes the API.
 
 mod access;
+mod admission;
 mod body;
+mod body_memory;
 mod connections;
-mod description;
 mod drain;
-mod gate;
+mod http_server;
+mod json_rows;
 mod limits;
-mod memory;
 mod metrics;
 mod multipart;
+mod openapi;
 mod page;
 mod problem;
-mod progress;
+mod request_rows;
 mod routes;
-mod rows;
-mod serving;
 mod shared_responses;
+mod stall_timeout;
 mod state;
 mod store;
-mod support;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -35,15 +35,15 @@ use axum::{Router, middleware};
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use access::Access;
+pub use http_server::serve;
 pub use limits::Limits;
-pub use serving::serve;
-pub use state::{App, Settings, Shared};
+pub use state::{App, ServerSettings, SharedApp};
 
 use problem::Problem;
 use routes::{about, audits, classifiers, embeddings, predictions};
 
 /// Everything that can be asked.
-pub fn app(state: Shared) -> Router {
+pub fn app(state: SharedApp) -> Router {
     let one = get(classifiers::get).delete(classifiers::delete);
     Router::new()
         .route("/", get(page::index))
@@ -65,14 +65,14 @@ pub fn app(state: Shared) -> Router {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not support this HTTP method")
                 .hint("GET /openapi.json describes all paths and their methods")
         })
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(middleware::from_fn_with_state(state.clone(), access::guard))
-        .layer(middleware::from_fn_with_state(state.clone(), metrics::count))
-        .layer(middleware::from_fn_with_state(state.clone(), drain::finish))
+        .layer(CatchPanicLayer::custom(panic_response))
+        .layer(middleware::from_fn_with_state(state.clone(), access::check_access))
+        .layer(middleware::from_fn_with_state(state.clone(), metrics::count_request))
+        .layer(middleware::from_fn_with_state(state.clone(), drain::drain_refused_body))
         .with_state(state)
 }
 
 /// A fault of ours: the panic itself is in the log already.
-fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+fn panic_response(_: Box<dyn std::any::Any + Send>) -> Response {
     Problem::failed("answering", "it panicked").into_response()
 }

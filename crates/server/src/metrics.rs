@@ -1,4 +1,4 @@
-//! What happened so far, as Prometheus reads it.
+//! Counters of requests, durations and embedded images, in the text format of Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,12 +11,12 @@ use axum::http::{Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::state::Shared;
+use crate::state::SharedApp;
 
 /// Upper ends of the classes of durations, in seconds.
 const BUCKETS: [f64; 13] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 /// What a request counts as whose client did not wait for the answer.
-const GONE: u16 = 499;
+const CLIENT_GONE_STATUS: u16 = 499;
 
 /// All counters.
 #[derive(Default)]
@@ -26,11 +26,11 @@ pub struct Metrics {
     pub pictures_embedded: AtomicU64,
     /// Pictures that had been embedded before.
     pub pictures_from_cache: AtomicU64,
-    routes: Mutex<BTreeMap<(String, &'static str), Route>>,
+    routes: Mutex<BTreeMap<(String, &'static str), RouteCounts>>,
 }
 
 #[derive(Default)]
-struct Route {
+struct RouteCounts {
     by_status: BTreeMap<u16, u64>,
     buckets: [u64; BUCKETS.len()],
     count: u64,
@@ -38,22 +38,23 @@ struct Route {
 }
 
 /// A request on its way; counted when it is dropped, so also when its client has gone.
-struct Counted {
-    app: Shared,
+struct RequestInFlight {
+    app: SharedApp,
     route: String,
     method: &'static str,
     status: u16,
-    began: Instant,
+    started: Instant,
 }
 
 /// Counts a request.
-pub async fn count(State(app): State<Shared>, request: Request, next: Next) -> Response {
+pub async fn count_request(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let method = known_method(request.method());
     app.metrics.in_flight.fetch_add(1, Ordering::Relaxed);
-    let mut counted = Counted { app, route, method, status: GONE, began: Instant::now() };
+    let mut in_flight =
+        RequestInFlight { app, route, method, status: CLIENT_GONE_STATUS, started: Instant::now() };
     let response = next.run(request).await;
-    counted.status = response.status().as_u16();
+    in_flight.status = response.status().as_u16();
     response
 }
 
@@ -63,11 +64,11 @@ fn known_method(method: &Method) -> &'static str {
     known.into_iter().find(|known| *known == method.as_str()).unwrap_or("other")
 }
 
-impl Drop for Counted {
+impl Drop for RequestInFlight {
     fn drop(&mut self) {
         let metrics = &self.app.metrics;
         metrics.in_flight.fetch_sub(1, Ordering::Relaxed);
-        let seconds = self.began.elapsed().as_secs_f64();
+        let seconds = self.started.elapsed().as_secs_f64();
         let mut routes = metrics.routes.lock().unwrap_or_else(PoisonError::into_inner);
         let route = routes.entry((std::mem::take(&mut self.route), self.method)).or_default();
         *route.by_status.entry(self.status).or_default() += 1;
@@ -81,7 +82,7 @@ impl Drop for Counted {
 
 impl Metrics {
     /// Everything as text.
-    pub fn text(&self) -> String {
+    pub fn render(&self) -> String {
         let mut text = String::new();
         let mut single = |name: &str, kind: &str, help: &str, value: i64| {
             let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n");
@@ -97,11 +98,11 @@ impl Metrics {
             "Images whose embedding was in the cache.",
             cached,
         );
-        self.routes_into(&mut text);
+        self.render_routes(&mut text);
         text
     }
 
-    fn routes_into(&self, text: &mut String) {
+    fn render_routes(&self, text: &mut String) {
         let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         text.push_str("# HELP trueshot_requests_total Requests by route and status.\n");
         text.push_str("# TYPE trueshot_requests_total counter\n");
@@ -128,6 +129,6 @@ impl Metrics {
 /// Returns Prometheus metrics: requests by route and status, their durations, embedded images and cache hits.
 #[utoipa::path(get, path = "/metrics", tag = "operation",
     responses((status = 200, description = "metrics as text", content_type = "text/plain", body = String)))]
-pub async fn metrics(State(app): State<Shared>) -> impl IntoResponse {
-    (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.text())
+pub async fn metrics(State(app): State<SharedApp>) -> impl IntoResponse {
+    (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.render())
 }

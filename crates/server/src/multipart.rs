@@ -1,4 +1,4 @@
-//! Forms (`multipart/form-data`, RFC 7578) that have been received completely. Files are slices of the body.
+//! Parser of forms (`multipart/form-data`, RFC 7578) that have been received completely. Files are slices of the body.
 //!
 //! A form is refused only if its structure cannot be read. A file whose name cannot be used is returned with the reason,
 //! so that the other files of the form are not lost.
@@ -6,17 +6,17 @@
 use bytes::Bytes;
 use memchr::memmem;
 
-use crate::limits::{LONGEST_NAME, MOST_ITEMS};
+use crate::limits::{MAX_ITEMS, MAX_NAME_BYTES};
 use crate::problem::Problem;
 
 /// The longest boundary that RFC 2046 allows.
-const LONGEST_BOUNDARY: usize = 70;
+const MAX_BOUNDARY_BYTES: usize = 70;
 /// Bytes of the headers of a file.
-const LONGEST_HEADERS: usize = 16 << 10;
+const MAX_HEADER_BYTES: usize = 16 << 10;
 
 /// A file of a form.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Picture {
+pub struct FormFile {
     /// The name of its field.
     pub field: String,
     /// The name of the file, maybe with folders.
@@ -26,30 +26,30 @@ pub struct Picture {
 }
 
 /// The boundary that the content type of a form names.
-pub fn boundary_of(content_type: &str) -> Result<String, Problem> {
-    let boundary = parameter(content_type.as_bytes(), "boundary").map(|boundary| boundary.text);
-    let usable = boundary.filter(|boundary| (1..=LONGEST_BOUNDARY).contains(&boundary.len()));
+pub fn parse_boundary(content_type: &str) -> Result<String, Problem> {
+    let boundary = find_parameter(content_type.as_bytes(), "boundary").map(|boundary| boundary.text);
+    let usable = boundary.filter(|boundary| (1..=MAX_BOUNDARY_BYTES).contains(&boundary.len()));
     usable.ok_or_else(|| {
         let error = format!(
-            "the form cannot be parsed: its content type has no boundary of 1 to {LONGEST_BOUNDARY} bytes"
+            "the form cannot be parsed: its content type has no boundary of 1 to {MAX_BOUNDARY_BYTES} bytes"
         );
         Problem::malformed(error)
     })
 }
 
 /// The files of a form.
-pub fn pictures(body: &Bytes, boundary: &str) -> Result<Vec<Picture>, Problem> {
-    let mut pictures = Vec::new();
+pub fn form_files(body: &Bytes, boundary: &str) -> Result<Vec<FormFile>, Problem> {
+    let mut files = Vec::new();
     for part in parts(body, boundary)? {
-        if pictures.len() == MOST_ITEMS {
-            return Err(Problem::too_large(format!("the form has more than {MOST_ITEMS} images")));
+        if files.len() == MAX_ITEMS {
+            return Err(Problem::too_large(format!("the form has more than {MAX_ITEMS} images")));
         }
-        pictures.push(picture(&part, pictures.len() + 1)?);
+        files.push(form_file(&part, files.len() + 1)?);
     }
-    if pictures.is_empty() {
+    if files.is_empty() {
         return Err(Problem::unusable("the form contains no images"));
     }
-    Ok(pictures)
+    Ok(files)
 }
 
 fn unreadable(problem: &str) -> Problem {
@@ -84,32 +84,33 @@ fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
     Ok(parts)
 }
 
-fn picture(part: &Bytes, number: usize) -> Result<Picture, Problem> {
+fn form_file(part: &Bytes, number: usize) -> Result<FormFile, Problem> {
     let (headers, contents) = match memmem::find(part, b"\r\n\r\n") {
         _ if part.starts_with(b"\r\n") => (&part[..0], part.slice(2..)),
         Some(end) => (&part[..end], part.slice(end + 4..)),
         None => return Err(unreadable(&format!("the headers of part {number} do not end"))),
     };
-    if headers.len() > LONGEST_HEADERS {
+    if headers.len() > MAX_HEADER_BYTES {
         return Err(unreadable(&format!(
-            "the headers of part {number} have more than {LONGEST_HEADERS} bytes"
+            "the headers of part {number} have more than {MAX_HEADER_BYTES} bytes"
         )));
     }
-    let disposition = disposition(headers);
-    let field = parameter(disposition, "name").unwrap_or(Value { text: String::new(), is_closed: true });
-    let file = parameter(disposition, "filename").filter(|file| !file.text.is_empty());
-    if field.text.len().max(file.as_ref().map_or(0, |file| file.text.len())) > LONGEST_NAME {
+    let disposition = content_disposition(headers);
+    let field = find_parameter(disposition, "name")
+        .unwrap_or(ParameterValue { text: String::new(), is_closed: true });
+    let file = find_parameter(disposition, "filename").filter(|file| !file.text.is_empty());
+    if field.text.len().max(file.as_ref().map_or(0, |file| file.text.len())) > MAX_NAME_BYTES {
         return Err(Problem::unusable(format!(
-            "the name of image {number} has more than {LONGEST_NAME} bytes"
+            "the name of image {number} has more than {MAX_NAME_BYTES} bytes"
         )));
     }
     let problem = field.problem("name of the field").or_else(|| file.as_ref()?.problem("file name"));
     let file = file.map_or_else(|| format!("image {number}"), |file| file.text);
-    Ok(Picture { field: field.text, file, contents: problem.map_or(Ok(contents), Err) })
+    Ok(FormFile { field: field.text, file, contents: problem.map_or(Ok(contents), Err) })
 }
 
 /// The value of the header that has the names.
-fn disposition(headers: &[u8]) -> &[u8] {
+fn content_disposition(headers: &[u8]) -> &[u8] {
     const NAME: &[u8] = b"content-disposition:";
     let mut start = 0;
     for end in memmem::find_iter(headers, b"\r\n").chain([headers.len()]) {
@@ -136,13 +137,13 @@ fn unescaped_quotes(line: &[u8]) -> usize {
 
 /// The value of a parameter of a header.
 #[derive(Debug, PartialEq, Eq)]
-struct Value {
+struct ParameterValue {
     text: String,
     /// Whether the closing quotation mark is there.
     is_closed: bool,
 }
 
-impl Value {
+impl ParameterValue {
     /// Why it cannot be used as a name.
     fn problem(&self, what: &str) -> Option<String> {
         match self.text.chars().find(|character| character.is_control()) {
@@ -157,7 +158,7 @@ impl Value {
 }
 
 /// Finds a parameter in the value of a header: `form-data; name="a"; filename=b`.
-fn parameter(header: &[u8], name: &str) -> Option<Value> {
+fn find_parameter(header: &[u8], name: &str) -> Option<ParameterValue> {
     let mut rest = header;
     loop {
         // The next semicolon; those in quotation marks were skipped with their values.
@@ -169,7 +170,7 @@ fn parameter(header: &[u8], name: &str) -> Option<Value> {
             rest = &rest[end..];
             continue;
         }
-        let (value, after) = value(rest[end + 1..].trim_ascii_start());
+        let (value, after) = parse_value(rest[end + 1..].trim_ascii_start());
         if key.eq_ignore_ascii_case(name.as_bytes()) {
             return Some(value);
         }
@@ -178,11 +179,11 @@ fn parameter(header: &[u8], name: &str) -> Option<Value> {
 }
 
 /// A value in quotation marks or without, and what follows it.
-fn value(text: &[u8]) -> (Value, &[u8]) {
+fn parse_value(text: &[u8]) -> (ParameterValue, &[u8]) {
     let Some(quoted) = text.strip_prefix(b"\"") else {
         let end = text.iter().position(|byte| matches!(byte, b';' | b' ' | b'\t')).unwrap_or(text.len());
         let value = String::from_utf8_lossy(&text[..end]).into_owned();
-        return (Value { text: value, is_closed: true }, &text[end..]);
+        return (ParameterValue { text: value, is_closed: true }, &text[end..]);
     };
     let mut bytes = Vec::new();
     let mut at = 0;
@@ -200,7 +201,7 @@ fn value(text: &[u8]) -> (Value, &[u8]) {
     }
     let is_closed = at < quoted.len();
     let text = String::from_utf8_lossy(&bytes).into_owned();
-    (Value { text, is_closed }, quoted.get(at + 1..).unwrap_or_default())
+    (ParameterValue { text, is_closed }, quoted.get(at + 1..).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -214,11 +215,11 @@ mod tests {
         format!("{}--edge--\r\n", parts.iter().map(part).collect::<String>()).into()
     }
 
-    fn one(head: &str) -> Picture {
-        pictures(&form(&[(head, "contents")]), "edge").unwrap().remove(0)
+    fn one(head: &str) -> FormFile {
+        form_files(&form(&[(head, "contents")]), "edge").unwrap().remove(0)
     }
 
-    fn named(rest: &str) -> Picture {
+    fn named(rest: &str) -> FormFile {
         one(&format!("Content-Disposition: form-data; {rest}\r\nContent-Type: image/png"))
     }
 
@@ -229,11 +230,11 @@ mod tests {
             ("multipart/form-data; charset=utf-8; Boundary=\"an edge; of it\"", "an edge; of it"),
             ("multipart/form-data;boundary=----WebKitFormBoundary7M", "----WebKitFormBoundary7M"),
         ] {
-            assert_eq!(boundary_of(content_type).unwrap(), boundary);
+            assert_eq!(parse_boundary(content_type).unwrap(), boundary);
         }
         let long = format!("multipart/form-data; boundary={}", "x".repeat(71));
         for content_type in ["multipart/form-data", "multipart/form-data; boundary=", &long] {
-            assert!(boundary_of(content_type).is_err(), "{content_type}");
+            assert!(parse_boundary(content_type).is_err(), "{content_type}");
         }
     }
 
@@ -243,15 +244,15 @@ mod tests {
             ("content-disposition: form-data; name=\"cat\"; filename=\"1.jpg\"", "one\r\n--edg\r\n"),
             ("Content-Type: image/png\r\nContent-Disposition:form-data;filename=2.png;name=dog", ""),
         ]);
-        let found = pictures(&body, "edge").unwrap();
+        let found = form_files(&body, "edge").unwrap();
         assert_eq!((found[0].field.as_str(), found[0].file.as_str()), ("cat", "1.jpg"));
         assert_eq!(found[0].contents.as_deref(), Ok(&b"one\r\n--edg\r\n"[..]));
         assert_eq!((found[1].field.as_str(), found[1].file.as_str()), ("dog", "2.png"));
         assert_eq!(found[1].contents.as_deref(), Ok(&b""[..]));
         let with_preamble = [b"to be ignored\r\n".as_slice(), &body, b"this too"].concat();
-        assert_eq!(pictures(&with_preamble.into(), "edge").unwrap(), found);
+        assert_eq!(form_files(&with_preamble.into(), "edge").unwrap(), found);
         assert_eq!(
-            pictures(&Bytes::from_static(b"--edge \t\r\n\r\nbare\r\n--edge--"), "edge").unwrap()[0]
+            form_files(&Bytes::from_static(b"--edge \t\r\n\r\nbare\r\n--edge--"), "edge").unwrap()[0]
                 .contents
                 .as_deref(),
             Ok(&b"bare"[..])
@@ -286,7 +287,7 @@ mod tests {
         ] {
             let head = format!("Content-Disposition: form-data; name=\"cat\"; filename=\"{name}\"");
             let good = "Content-Disposition: form-data; name=\"dog\"; filename=\"good.png\"";
-            let found = pictures(&form(&[(good, "1"), (&head, "2"), (good, "3")]), "edge").unwrap();
+            let found = form_files(&form(&[(good, "1"), (&head, "2"), (good, "3")]), "edge").unwrap();
             assert_eq!(found[1].file, name);
             let expected = format!("the file name contains a control character (U+{code}); rename it");
             assert_eq!(found[1].contents, Err(expected));
@@ -311,20 +312,20 @@ mod tests {
             "--edge\r\nhead\r\n\r\ncontents",
             "--edge\r\n\r\na\r\n--edge",
         ] {
-            assert!(pictures(&Bytes::from(body), "edge").is_err(), "{body:?}");
+            assert!(form_files(&Bytes::from(body), "edge").is_err(), "{body:?}");
         }
-        let long = format!("X: {}", "x".repeat(LONGEST_HEADERS));
-        assert!(pictures(&form(&[(&long, "")]), "edge").is_err());
+        let long = format!("X: {}", "x".repeat(MAX_HEADER_BYTES));
+        assert!(form_files(&form(&[(&long, "")]), "edge").is_err());
     }
 
     #[test]
     fn too_many_files_and_names_that_are_too_long_are_refused() {
-        let many = "--edge\r\n\r\n\r\n".repeat(MOST_ITEMS + 1) + "--edge--";
-        assert_eq!(pictures(&many.into(), "edge").unwrap_err().status(), 413);
-        let long = "x".repeat(LONGEST_NAME + 1);
+        let many = "--edge\r\n\r\n\r\n".repeat(MAX_ITEMS + 1) + "--edge--";
+        assert_eq!(form_files(&many.into(), "edge").unwrap_err().status(), 413);
+        let long = "x".repeat(MAX_NAME_BYTES + 1);
         for rest in [format!("name=\"{long}\""), format!("name=\"a\"; filename=\"{long}\"")] {
             let head = format!("Content-Disposition: form-data; {rest}");
-            assert_eq!(pictures(&form(&[(&head, "")]), "edge").unwrap_err().status(), 422);
+            assert_eq!(form_files(&form(&[(&head, "")]), "edge").unwrap_err().status(), 422);
         }
     }
 
@@ -332,7 +333,7 @@ mod tests {
         #[test]
         fn any_bytes_are_read_or_refused(pieces in prop::collection::vec(piece(), 0..40)) {
             let body: Bytes = pieces.concat().into();
-            let _ = pictures(&body, "edge");
+            let _ = form_files(&body, "edge");
         }
 
         #[test]
@@ -345,7 +346,7 @@ mod tests {
                 body.extend(b"\r\n");
             }
             body.extend(b"--edge--\r\n");
-            let found = pictures(&body.into(), "edge").unwrap();
+            let found = form_files(&body.into(), "edge").unwrap();
             prop_assert_eq!(found.len(), files.len());
             for (found, (name, contents)) in found.iter().zip(&files) {
                 prop_assert_eq!(&found.file, name);

@@ -1,4 +1,4 @@
-//! The page, and what belongs to it: plain files that are part of the program. Nothing comes from elsewhere.
+//! The web page and its assets, which are part of the program. Nothing is loaded from elsewhere.
 
 use axum::extract::Path;
 use axum::extract::rejection::PathRejection;

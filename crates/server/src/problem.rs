@@ -99,14 +99,14 @@ impl From<trueshot::Error> for Problem {
             }
             _ => StatusCode::UNPROCESSABLE_ENTITY,
         };
-        let hint = error.hint().filter(|_| speaks_of_requests(&error));
+        let hint = error.hint().filter(|_| applies_to_requests(&error));
         let problem = Problem::new(status, error.to_string());
         hint.into_iter().fold(problem, Problem::hint)
     }
 }
 
 /// Whether a hint of the library helps the sender of a request; most hints name options of the command line.
-fn speaks_of_requests(error: &trueshot::Error) -> bool {
+fn applies_to_requests(error: &trueshot::Error) -> bool {
     matches!(error, trueshot::Error::UnknownMethod { .. })
 }
 

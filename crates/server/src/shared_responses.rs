@@ -1,4 +1,4 @@
-//! The parts of the OpenAPI description that operations have in common: error responses and the token.
+//! Responses and security that all operations of the OpenAPI description share.
 
 use utoipa::Modify;
 use utoipa::openapi::path::Operation;
@@ -11,7 +11,7 @@ const TOKEN: &str = "token";
 
 /// Which operations answer with a status.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
+enum Operations {
     /// All of them.
     Every,
     /// Those that need the token.
@@ -24,18 +24,18 @@ enum Of {
     Receiving,
 }
 
-const REFUSALS: [(u16, Of, &str); 11] = [
-    (400, Of::Every, "the request cannot be parsed"),
-    (401, Of::Guarded, "the token is missing or wrong"),
-    (403, Of::Unsafe, "the request comes from a page of another origin"),
-    (408, Of::Receiving, "the body arrived too slowly"),
-    (413, Of::Receiving, "the request is too large, or the response would be"),
-    (415, Of::Receiving, "the content type is not supported"),
-    (421, Of::Every, "the host name of the request is not allowed"),
-    (422, Of::Receiving, "the request can be parsed but not carried out"),
-    (429, Of::Working, "too many requests are waiting"),
-    (500, Of::Working, "an error of the server; details are in its log"),
-    (503, Of::Working, "the request was not finished in time"),
+const REFUSALS: [(u16, Operations, &str); 11] = [
+    (400, Operations::Every, "the request cannot be parsed"),
+    (401, Operations::Guarded, "the token is missing or wrong"),
+    (403, Operations::Unsafe, "the request comes from a page of another origin"),
+    (408, Operations::Receiving, "the body arrived too slowly"),
+    (413, Operations::Receiving, "the request is too large, or the response would be"),
+    (415, Operations::Receiving, "the content type is not supported"),
+    (421, Operations::Every, "the host name of the request is not allowed"),
+    (422, Operations::Receiving, "the request can be parsed but not carried out"),
+    (429, Operations::Working, "too many requests are waiting"),
+    (500, Operations::Working, "an error of the server; details are in its log"),
+    (503, Operations::Working, "the request was not finished in time"),
 ];
 
 /// Adds what operations have in common.
@@ -53,12 +53,12 @@ impl Modify for SharedResponses {
             ];
             for (is_unsafe, receives, operation) in kinds {
                 let Some(operation) = operation else { continue };
-                add_refusals(operation, |of| match of {
-                    Of::Every => true,
-                    Of::Guarded => is_guarded,
-                    Of::Unsafe => is_unsafe,
-                    Of::Working => is_unsafe || has_work,
-                    Of::Receiving => receives,
+                add_refusals(operation, |operations| match operations {
+                    Operations::Every => true,
+                    Operations::Guarded => is_guarded,
+                    Operations::Unsafe => is_unsafe,
+                    Operations::Working => is_unsafe || has_work,
+                    Operations::Receiving => receives,
                 });
                 if is_guarded {
                     let token = SecurityRequirement::new::<_, _, &str>(TOKEN, []);
@@ -73,9 +73,9 @@ impl Modify for SharedResponses {
     }
 }
 
-fn add_refusals(operation: &mut Operation, answers: impl Fn(Of) -> bool) {
-    for (status, of, description) in REFUSALS {
-        if answers(of) {
+fn add_refusals(operation: &mut Operation, answers: impl Fn(Operations) -> bool) {
+    for (status, operations, description) in REFUSALS {
+        if answers(operations) {
             let response = refusal(description, [429, 503].contains(&status));
             operation.responses.responses.insert(status.to_string(), RefOr::T(response));
         }

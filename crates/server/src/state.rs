@@ -1,19 +1,19 @@
-//! What all requests share.
+//! The state that all requests share: embedder, head, store, limits and metrics.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use trueshot::method::{Registry, TrainedRelabel};
-use trueshot_vision::{DecodeLimits, Embedder, memory};
+use trueshot_vision::{DecodeLimits, Embedder, memory_budget};
 
 use crate::access::Access;
-use crate::gate::Gate;
+use crate::admission::Admission;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::store::Store;
 
 /// What a server is started with.
-pub struct Settings {
+pub struct ServerSettings {
     /// Where classifiers are kept.
     pub data_dir: PathBuf,
     /// Who may ask.
@@ -28,29 +28,29 @@ pub struct App {
     pub(crate) head: TrainedRelabel,
     pub(crate) registry: Registry,
     pub(crate) store: Store,
-    pub(crate) gate: Gate,
+    pub(crate) admission: Admission,
     pub(crate) access: Access,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
 }
 
 /// What handlers get.
-pub type Shared = Arc<App>;
+pub type SharedApp = Arc<App>;
 
 impl App {
     /// Puts a server together; classifiers that cannot be read are named in the second half. The memory for decoded
-    /// pictures is the process's: see [`memory::pictures`].
-    pub fn new(embedder: Embedder, settings: Settings) -> trueshot::Result<(Shared, Vec<String>)> {
-        let Settings { data_dir, access, limits } = settings;
+    /// pictures is the process's: see [`memory_budget::decoded_images`].
+    pub fn new(embedder: Embedder, settings: ServerSettings) -> trueshot::Result<(SharedApp, Vec<String>)> {
+        let ServerSettings { data_dir, access, limits } = settings;
         let (store, unreadable) = Store::open(&data_dir)?;
-        memory::pictures().set_limit(limits.picture_memory);
+        memory_budget::decoded_images().set_limit(limits.picture_memory);
         let decoding = DecodeLimits { pixels: limits.pixels, memory: limits.picture_memory };
         let app = App {
             embedder: embedder.with_decode_limits(decoding),
             head: TrainedRelabel::built_in()?,
             registry: Registry::default(),
             store,
-            gate: Gate::new(&limits),
+            admission: Admission::new(&limits),
             access,
             limits,
             metrics: Metrics::default(),

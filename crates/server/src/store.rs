@@ -1,6 +1,6 @@
-//! Classifiers that are kept. Each is one file, named by a hash of its contents: the name is ours, never a request's, the
-//! same classifier is kept once, and a file that has changed is noticed. A file appears whole and is on the disk before
-//! the client is told that it is kept.
+//! The store of classifiers. Each is one file, named by a hash of its contents: names never come from a request, the
+//! same classifier is stored once, and a file that has changed is noticed. A file appears completely and is on the disk
+//! before the client gets its response.
 //!
 //! The folder is locked while a server uses it, because each server has its own list of what is there.
 
@@ -18,16 +18,16 @@ use trueshot::predictor::Predictor;
 use trueshot::report::visible;
 use utoipa::ToSchema;
 
-use crate::limits::MOST_CLASSIFIERS;
+use crate::limits::MAX_CLASSIFIERS;
 use crate::problem::Problem;
 
 const EXTENSION: &str = "safetensors";
 /// Characters of a name.
-const NAME: usize = 32;
+const ID_LEN: usize = 32;
 /// Classifiers that are held ready.
-const READY: usize = 8;
+const MAX_LOADED: usize = 8;
 /// Unfinished files of a process that was killed are older than this.
-const ABANDONED: Duration = Duration::from_secs(3600);
+const ABANDONED_AGE: Duration = Duration::from_secs(3600);
 
 /// Description of a stored classifier.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
@@ -53,33 +53,33 @@ pub struct Metadata {
 /// The folder with all classifiers.
 pub struct Store {
     folder: PathBuf,
-    kept: Mutex<BTreeMap<String, Metadata>>,
+    metadata_by_id: Mutex<BTreeMap<String, Metadata>>,
     /// Classifiers in memory, the most recently used last.
-    ready: Mutex<Vec<Ready>>,
+    loaded: Mutex<Vec<LoadedClassifier>>,
     /// Held while a file is written or deleted together with its entry in the list.
-    changing: Mutex<()>,
+    change_lock: Mutex<()>,
     _lock: Lock,
 }
 
 /// A classifier in memory.
-struct Ready {
+struct LoadedClassifier {
     id: String,
     predictor: Arc<Predictor>,
     /// The file as it was when it was read or written.
-    seen: Seen,
+    stamp: FileStamp,
 }
 
 /// By what a changed file is noticed without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Seen {
+struct FileStamp {
     length: u64,
     modified: SystemTime,
 }
 
-impl Seen {
-    fn of(path: &Path) -> std::io::Result<Self> {
+impl FileStamp {
+    fn read(path: &Path) -> std::io::Result<Self> {
         let found = fs::metadata(path)?;
-        Ok(Seen { length: found.len(), modified: found.modified()? })
+        Ok(FileStamp { length: found.len(), modified: found.modified()? })
     }
 }
 
@@ -94,7 +94,7 @@ impl Store {
         let refused = |source| trueshot::Error::Write { path: folder.clone(), source };
         fs::create_dir_all(&folder).map_err(refused)?;
         let lock = Lock::on_folder(&folder)?;
-        let (mut kept, mut unreadable) = (BTreeMap::new(), Vec::new());
+        let (mut metadata_by_id, mut unreadable) = (BTreeMap::new(), Vec::new());
         let mut files: Vec<PathBuf> =
             fs::read_dir(&folder).map_err(refused)?.flatten().map(|entry| entry.path()).collect();
         files.sort();
@@ -102,37 +102,38 @@ impl Store {
             if is_abandoned(&path) {
                 let _ = fs::remove_file(&path);
             }
-            let Some(id) = id_of(&path) else { continue };
+            let Some(id) = parse_id(&path) else { continue };
             match read(&path, &id) {
-                Ok(metadata) => drop(kept.insert(id, metadata)),
+                Ok(metadata) => drop(metadata_by_id.insert(id, metadata)),
                 Err(problem) => unreadable.push(format!("{} is skipped: {problem}", path.display())),
             }
         }
-        let (kept, ready, changing) = (Mutex::new(kept), Mutex::default(), Mutex::default());
-        Ok((Store { folder, kept, ready, changing, _lock: lock }, unreadable))
+        let (metadata_by_id, loaded, change_lock) =
+            (Mutex::new(metadata_by_id), Mutex::default(), Mutex::default());
+        Ok((Store { folder, metadata_by_id, loaded, change_lock, _lock: lock }, unreadable))
     }
 
     /// All of them, by name.
     pub fn list(&self) -> Vec<Metadata> {
-        self.kept().values().cloned().collect()
+        self.metadata_by_id().values().cloned().collect()
     }
 
     /// What one is.
     pub fn metadata(&self, id: &str) -> Result<Metadata, Problem> {
-        self.kept().get(id).cloned().ok_or_else(|| no_such(id))
+        self.metadata_by_id().get(id).cloned().ok_or_else(|| no_such_classifier(id))
     }
 
     /// Keeps one. When this returns it is on the disk.
-    pub fn keep(&self, predictor: Predictor) -> Result<Metadata, Problem> {
+    pub fn save(&self, predictor: Predictor) -> Result<Metadata, Problem> {
         let bytes = predictor.to_bytes();
-        let id = hash(&bytes);
-        let _changing = locked(&self.changing);
+        let id = content_id(&bytes);
+        let _changing = lock(&self.change_lock);
         let known = self.metadata(&id).ok();
         if let Some(known) = known.clone().filter(|_| self.bytes(&id).is_ok()) {
             return Ok(known);
         }
-        if known.is_none() && self.kept().len() >= MOST_CLASSIFIERS {
-            let error = format!("{MOST_CLASSIFIERS} classifiers are stored already, which is the maximum");
+        if known.is_none() && self.metadata_by_id().len() >= MAX_CLASSIFIERS {
+            let error = format!("{MAX_CLASSIFIERS} classifiers are stored already, which is the maximum");
             return Err(Problem::new(StatusCode::CONFLICT, error)
                 .hint("delete classifiers that are no longer needed"));
         }
@@ -140,9 +141,9 @@ impl Store {
         write_atomically(&path, |file| file.write_all(&bytes))?;
         sync_folder(&self.folder);
         let metadata = describe(&predictor, &id, bytes.len() as u64, SystemTime::now());
-        self.kept().insert(id.clone(), metadata.clone());
-        if let Ok(seen) = Seen::of(&path) {
-            self.hold_ready(Ready { id, predictor: Arc::new(predictor), seen });
+        self.metadata_by_id().insert(id.clone(), metadata.clone());
+        if let Ok(stamp) = FileStamp::read(&path) {
+            self.keep_loaded(LoadedClassifier { id, predictor: Arc::new(predictor), stamp });
         }
         Ok(metadata)
     }
@@ -150,12 +151,12 @@ impl Store {
     /// Makes one ready to be asked.
     pub fn predictor(&self, id: &str) -> Result<Arc<Predictor>, Problem> {
         self.metadata(id)?;
-        let seen = Seen::of(&self.path(id)).map_err(|error| unreadable(id, error))?;
+        let stamp = FileStamp::read(&self.path(id)).map_err(|error| read_problem(id, error))?;
         let found = self
-            .ready()
+            .loaded()
             .iter()
-            .find(|ready| ready.id == id && ready.seen == seen)
-            .map(|ready| ready.predictor.clone());
+            .find(|loaded| loaded.id == id && loaded.stamp == stamp)
+            .map(|loaded| loaded.predictor.clone());
         let predictor = match found {
             Some(predictor) => predictor,
             None => {
@@ -163,15 +164,15 @@ impl Store {
                 Arc::new(predictor.map_err(|error| Problem::failed("opening a classifier", error))?)
             }
         };
-        self.hold_ready(Ready { id: id.to_owned(), predictor: predictor.clone(), seen });
+        self.keep_loaded(LoadedClassifier { id: id.to_owned(), predictor: predictor.clone(), stamp });
         Ok(predictor)
     }
 
     /// The file of one, if it still has the contents that it is named by.
     pub fn bytes(&self, id: &str) -> Result<Vec<u8>, Problem> {
         self.metadata(id)?;
-        let bytes = fs::read(self.path(id)).map_err(|error| unreadable(id, error))?;
-        if hash(&bytes) != id {
+        let bytes = fs::read(self.path(id)).map_err(|error| read_problem(id, error))?;
+        if content_id(&bytes) != id {
             let path = self.path(id).display().to_string();
             eprintln!("error: {} has changed since it was stored, and is not used", visible(&path));
             let error =
@@ -184,7 +185,7 @@ impl Store {
 
     /// Deletes one.
     pub fn delete(&self, id: &str) -> Result<(), Problem> {
-        let _changing = locked(&self.changing);
+        let _changing = lock(&self.change_lock);
         self.metadata(id)?;
         match fs::remove_file(self.path(id)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -192,8 +193,8 @@ impl Store {
             }
             _ => sync_folder(&self.folder),
         }
-        self.kept().remove(id);
-        self.ready().retain(|ready| ready.id != id);
+        self.metadata_by_id().remove(id);
+        self.loaded().retain(|loaded| loaded.id != id);
         Ok(())
     }
 
@@ -202,63 +203,63 @@ impl Store {
         self.folder.join(id).with_extension(EXTENSION)
     }
 
-    fn hold_ready(&self, new: Ready) {
-        let mut ready = self.ready();
-        ready.retain(|other| other.id != new.id);
-        if ready.len() >= READY {
-            ready.remove(0);
+    fn keep_loaded(&self, new: LoadedClassifier) {
+        let mut loaded = self.loaded();
+        loaded.retain(|other| other.id != new.id);
+        if loaded.len() >= MAX_LOADED {
+            loaded.remove(0);
         }
-        ready.push(new);
+        loaded.push(new);
     }
 
-    fn kept(&self) -> MutexGuard<'_, BTreeMap<String, Metadata>> {
-        locked(&self.kept)
+    fn metadata_by_id(&self) -> MutexGuard<'_, BTreeMap<String, Metadata>> {
+        lock(&self.metadata_by_id)
     }
 
-    fn ready(&self) -> MutexGuard<'_, Vec<Ready>> {
-        locked(&self.ready)
+    fn loaded(&self) -> MutexGuard<'_, Vec<LoadedClassifier>> {
+        lock(&self.loaded)
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Why the file of a classifier cannot be read.
-fn unreadable(id: &str, error: std::io::Error) -> Problem {
+fn read_problem(id: &str, error: std::io::Error) -> Problem {
     match error.kind() {
-        std::io::ErrorKind::NotFound => no_such(id),
+        std::io::ErrorKind::NotFound => no_such_classifier(id),
         _ => Problem::failed("reading a classifier", error),
     }
 }
 
 /// There is no such classifier.
-pub fn no_such(id: &str) -> Problem {
-    let short: String = id.chars().take(NAME).collect();
+pub fn no_such_classifier(id: &str) -> Problem {
+    let short: String = id.chars().take(ID_LEN).collect();
     Problem::unknown(format!("there is no classifier '{short}'"))
         .hint("GET /api/v1/classifiers lists all of them")
 }
 
-fn hash(bytes: &[u8]) -> String {
-    blake3::hash(bytes).to_hex()[..NAME].to_owned()
+fn content_id(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex()[..ID_LEN].to_owned()
 }
 
 /// The name of a file, if it is one that we give.
-fn id_of(path: &Path) -> Option<String> {
+fn parse_id(path: &Path) -> Option<String> {
     let name = path.file_stem()?.to_str()?;
-    let is_ours = name.len() == NAME && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_ours = name.len() == ID_LEN && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     (is_ours && path.extension()? == EXTENSION).then(|| name.to_owned())
 }
 
 fn is_abandoned(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let age = || fs::metadata(path).and_then(|found| found.modified()).ok()?.elapsed().ok();
-    name.starts_with(".trueshot-") && name.ends_with(".part") && age().is_some_and(|age| age > ABANDONED)
+    name.starts_with(".trueshot-") && name.ends_with(".part") && age().is_some_and(|age| age > ABANDONED_AGE)
 }
 
 fn read(path: &Path, id: &str) -> Result<Metadata, String> {
     let bytes = fs::read(path).map_err(|error| error.to_string())?;
-    if hash(&bytes) != id {
+    if content_id(&bytes) != id {
         return Err("its contents do not match its name".into());
     }
     let length = bytes.len() as u64;
@@ -305,15 +306,15 @@ mod tests {
     fn a_classifier_is_one_file_named_by_a_hash_of_its_contents() {
         let folder = tempfile::tempdir().unwrap();
         let (store, _) = Store::open(folder.path()).unwrap();
-        let kept = store.keep(predictor()).unwrap();
+        let saved = store.save(predictor()).unwrap();
         let files: Vec<PathBuf> = fs::read_dir(folder.path().join("classifiers"))
             .unwrap()
             .map(|entry| entry.unwrap().path())
             .collect();
-        let named: Vec<&PathBuf> = files.iter().filter(|path| id_of(path).is_some()).collect();
+        let named: Vec<&PathBuf> = files.iter().filter(|path| parse_id(path).is_some()).collect();
         let bytes = fs::read(named[0]).unwrap();
-        assert_eq!((named.len(), id_of(named[0])), (1, Some(kept.id.clone())));
-        assert_eq!(blake3::hash(&bytes).to_hex()[..32], kept.id);
+        assert_eq!((named.len(), parse_id(named[0])), (1, Some(saved.id.clone())));
+        assert_eq!(blake3::hash(&bytes).to_hex()[..32], saved.id);
     }
 
     #[test]
@@ -321,10 +322,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (store, _) = Store::open(folder.path()).unwrap();
         let metadata = describe(&predictor(), "", 0, UNIX_EPOCH);
-        store.kept().extend((0..MOST_CLASSIFIERS).map(|number| (number.to_string(), metadata.clone())));
-        assert_eq!(store.keep(predictor()).unwrap_err().status(), 409);
-        store.kept().remove("0");
-        let kept = store.keep(predictor()).unwrap();
-        assert_eq!(store.keep(predictor()).unwrap(), kept, "the same one is not one more");
+        store
+            .metadata_by_id()
+            .extend((0..MAX_CLASSIFIERS).map(|number| (number.to_string(), metadata.clone())));
+        assert_eq!(store.save(predictor()).unwrap_err().status(), 409);
+        store.metadata_by_id().remove("0");
+        let saved = store.save(predictor()).unwrap();
+        assert_eq!(store.save(predictor()).unwrap(), saved, "the same one is not one more");
     }
 }

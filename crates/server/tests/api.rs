@@ -1,14 +1,14 @@
-//! The API as a program meets it: what it does with what is right.
+//! Tests of the API with valid requests.
 #![allow(missing_docs)]
 
-mod asking;
+mod client;
 
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, FixedSizeListArray, Float32Array, RecordBatch, StringArray};
 use arrow_schema::{DataType, Field, Schema};
-use asking::{Server, drawings, noisy_support, row};
 use axum::http::{Method, header};
+use client::{TestServer, drawings, noisy_support, row};
 use serde_json::{Value, json};
 use trueshot::predictor::Predictor;
 use trueshot_server::{Access, Limits};
@@ -61,7 +61,7 @@ fn suspects(audit: &Value) -> Vec<(usize, String)> {
 
 #[test]
 fn an_audit_finds_what_is_filed_wrongly_whatever_it_is_sent_as() {
-    let server = Server::new();
+    let server = TestServer::new();
     let support = noisy_support();
     let expected = [(0, "ant".to_owned()), (6, "bee".to_owned()), (12, "cow".to_owned())];
     let of_json = server.post_json("/api/v1/audit", &support);
@@ -79,7 +79,7 @@ fn an_audit_finds_what_is_filed_wrongly_whatever_it_is_sent_as() {
 #[test]
 fn the_examples_in_the_documentation_are_answered_as_it_says() {
     let page = include_str!("../../../docs/serve.md");
-    let server = Server::new();
+    let server = TestServer::new();
     let (_, rest) = page.split_once("-H 'content-type: application/json' -d '\n").unwrap();
     let answer = server
         .post("/api/v1/audit", "application/json", rest.split_once("'\n```").unwrap().0.to_owned())
@@ -111,7 +111,7 @@ fn the_examples_in_the_documentation_are_answered_as_it_says() {
 
 #[test]
 fn what_somebody_confirmed_stays_where_it_is() {
-    let server = Server::new();
+    let server = TestServer::new();
     let mut support = noisy_support();
     support["confirmed"] = json!((0..18).map(|row| row == 0).collect::<Vec<_>>());
     let audit = server.post_json("/api/v1/audit?neighbours=2", &support).json();
@@ -122,7 +122,7 @@ fn what_somebody_confirmed_stays_where_it_is() {
 
 #[test]
 fn pictures_are_audited_by_field_or_folder_and_broken_ones_are_named() {
-    let server = Server::new();
+    let server = TestServer::new();
     let mut files = drawings();
     files.push(("ant".into(), "broken.png".into(), b"\x89PNG\r\n\x1a\n".to_vec()));
     let by_field = server.post_form("/api/v1/audit", &files);
@@ -142,7 +142,7 @@ fn pictures_are_audited_by_field_or_folder_and_broken_ones_are_named() {
 
 #[test]
 fn a_classifier_is_made_listed_asked_downloaded_and_deleted() {
-    let server = Server::new();
+    let server = TestServer::new();
     let made = server.post_json("/api/v1/classifiers", &noisy_support());
     assert_eq!(made.status, 201, "{}", made.text());
     let id = made.json()["id"].as_str().unwrap().to_owned();
@@ -178,7 +178,7 @@ fn a_classifier_is_made_listed_asked_downloaded_and_deleted() {
 
 #[test]
 fn a_classifier_of_pictures_is_asked_about_pictures() {
-    let server = Server::new();
+    let server = TestServer::new();
     let made = server.post_form("/api/v1/classifiers?method=protonet", &drawings());
     assert_eq!(made.status, 201, "{}", made.text());
     let path = format!("/api/v1/classifiers/{}/predict", made.json()["id"].as_str().unwrap());
@@ -196,7 +196,7 @@ fn a_classifier_of_pictures_is_asked_about_pictures() {
 
 #[test]
 fn every_method_that_is_listed_makes_a_classifier() {
-    let server = Server::new();
+    let server = TestServer::new();
     let about = server.get("/api/v1").json();
     let methods = about["methods"].as_array().unwrap();
     assert!(methods.len() > 8, "{about}");
@@ -210,7 +210,7 @@ fn every_method_that_is_listed_makes_a_classifier() {
 
 #[test]
 fn rows_of_the_embed_route_audit_as_the_pictures_do() {
-    let server = Server::new();
+    let server = TestServer::new();
     let embedded = server.post_form("/api/v1/embed", &drawings()).json();
     let pictures = embedded["pictures"].as_array().unwrap();
     let labels: Vec<String> = drawings().into_iter().map(|(class, ..)| class).collect();
@@ -228,7 +228,7 @@ fn rows_of_the_embed_route_audit_as_the_pictures_do() {
 #[test]
 fn classifiers_outlive_the_server_and_a_damaged_one_is_named_and_left_alone() {
     let folder = tempfile::tempdir().unwrap();
-    let start = || Server::on(folder.path(), Limits::default(), Access::default());
+    let start = || TestServer::on(folder.path(), Limits::default(), Access::default());
     let made = start().post_json("/api/v1/classifiers", &noisy_support()).json();
     let id = made["id"].as_str().unwrap();
     let restarted = start();
@@ -262,36 +262,36 @@ fn classifiers_outlive_the_server_and_a_damaged_one_is_named_and_left_alone() {
 
 #[test]
 fn a_classifier_that_changed_on_the_disk_is_not_used() {
-    let server = Server::new();
+    let server = TestServer::new();
     let made = server.post_json("/api/v1/classifiers", &noisy_support()).json();
     let other = server.post_json("/api/v1/classifiers?method=protonet", &noisy_support()).json();
     let (id, other) = (made["id"].as_str().unwrap(), other["id"].as_str().unwrap());
     let path = format!("/api/v1/classifiers/{id}");
     let file = |id: &str| server.folder.join(format!("classifiers/{id}.safetensors"));
     let right = std::fs::read(file(id)).unwrap();
-    let ask = || server.post_json(&format!("{path}/predict"), &json!({ "rows": [row(1, 9)] }));
-    assert_eq!(ask().status, 200);
+    let send = || server.post_json(&format!("{path}/predict"), &json!({ "rows": [row(1, 9)] }));
+    assert_eq!(send().status, 200);
 
     std::fs::copy(file(other), file(id)).unwrap();
-    for answer in [ask(), server.get(&format!("{path}/download"))] {
+    for answer in [send(), server.get(&format!("{path}/download"))] {
         assert_eq!(answer.status, 500, "{}", answer.text());
         assert!(answer.error().contains("has changed on the server's disk"), "{}", answer.text());
     }
     std::fs::write(file(id), &right).unwrap();
-    assert_eq!(ask().json()["predictions"][0]["class"], "bee", "a file that was restored is used again");
+    assert_eq!(send().json()["predictions"][0]["class"], "bee", "a file that was restored is used again");
 
     std::fs::write(file(id), b"nonsense").unwrap();
     assert_eq!(server.post_json("/api/v1/classifiers", &noisy_support()).status, 201);
     assert_eq!(std::fs::read(file(id)).unwrap(), right, "made again, it is on the disk again");
     std::fs::remove_file(file(id)).unwrap();
-    assert_eq!(ask().status, 404);
+    assert_eq!(send().status, 404);
     assert_eq!(server.post_json("/api/v1/classifiers", &noisy_support()).status, 201);
-    assert_eq!(ask().status, 200);
+    assert_eq!(send().status, 200);
 }
 
 #[test]
 fn a_classifier_made_and_deleted_at_once_is_on_the_disk_exactly_if_it_is_listed() {
-    let server = Server::new();
+    let server = TestServer::new();
     let made = server.post_json("/api/v1/classifiers?method=protonet", &noisy_support()).json();
     let path = format!("/api/v1/classifiers/{}", made["id"].as_str().unwrap());
     let file = server.folder.join(format!("classifiers/{}.safetensors", made["id"].as_str().unwrap()));
@@ -307,16 +307,16 @@ fn a_classifier_made_and_deleted_at_once_is_on_the_disk_exactly_if_it_is_listed(
 #[test]
 fn two_servers_do_not_share_a_folder() {
     let folder = tempfile::tempdir().unwrap();
-    let first = Server::on(folder.path(), Limits::default(), Access::default());
-    let refused = Server::try_on(folder.path(), Limits::default(), Access::default()).err().unwrap();
+    let first = TestServer::on(folder.path(), Limits::default(), Access::default());
+    let refused = TestServer::try_on(folder.path(), Limits::default(), Access::default()).err().unwrap();
     assert!(matches!(refused, trueshot::Error::Locked { .. }), "{refused}");
     drop(first);
-    assert!(Server::try_on(folder.path(), Limits::default(), Access::default()).is_ok());
+    assert!(TestServer::try_on(folder.path(), Limits::default(), Access::default()).is_ok());
 }
 
 #[test]
 fn a_control_character_in_a_name_costs_that_picture_only() {
-    let server = Server::new();
+    let server = TestServer::new();
     let mut files = drawings();
     files[4].1 = "ant-\u{7}.png".into();
     let audit = server.post_form("/api/v1/audit", &files);
@@ -338,7 +338,7 @@ fn a_control_character_in_a_name_costs_that_picture_only() {
 
 #[test]
 fn figures_and_description_are_there() {
-    let server = Server::new();
+    let server = TestServer::new();
     assert_eq!(server.get("/healthz").text(), "ok\n");
     server.post_form("/api/v1/embed", &drawings()[..2]);
     server.get("/nothing");
@@ -393,7 +393,7 @@ fn figures_and_description_are_there() {
     assert_eq!(links, ["deleteClassifier", "downloadClassifier", "getClassifier", "predict"]);
     assert!(links.iter().all(|link| ids.contains(&link.as_str())));
     assert_eq!(
-        server.ask(asking::request(Method::HEAD, "/healthz").body(Default::default()).unwrap()).status,
+        server.send(client::request(Method::HEAD, "/healthz").body(Default::default()).unwrap()).status,
         200
     );
 }

@@ -1,13 +1,13 @@
-//! What is refused, and how: the right status, one form of message, and never a fault of the server's.
+//! Tests of refusals: the right status, one form of message, and never an internal error.
 #![allow(missing_docs)]
 
-mod asking;
+mod client;
 
 use std::time::Duration;
 
-use asking::{Server, answer, drawings, form, noisy_support, request};
 use axum::body::Body;
 use axum::http::{Method, header};
+use client::{TestServer, drawings, form, noisy_support, request, send_to};
 use serde_json::{Value, json};
 use trueshot_server::{Access, Limits};
 
@@ -15,7 +15,7 @@ const JSON: &str = "application/json";
 
 #[test]
 fn every_bad_body_has_its_status_and_its_reason() {
-    let server = Server::new();
+    let server = TestServer::new();
     let long = "x".repeat(600);
     let many = format!(r#"{{"rows":[{}],"labels":[]}}"#, vec!["[1]"; 20_001].join(","));
     let classes: Vec<String> = (0..501).map(|class| format!("c{class}")).collect();
@@ -54,7 +54,7 @@ fn every_bad_body_has_its_status_and_its_reason() {
 
 #[test]
 fn arrow_that_is_none_or_lacks_a_column_is_refused() {
-    let server = Server::new();
+    let server = TestServer::new();
     for kind in ["application/vnd.apache.arrow.stream", "application/vnd.apache.arrow.file"] {
         for body in [&b""[..], b"nonsense", b"ARROW1\0\0nonsenseARROW1"] {
             let refused = server.post("/api/v1/audit", kind, body);
@@ -66,7 +66,7 @@ fn arrow_that_is_none_or_lacks_a_column_is_refused() {
 
 #[test]
 fn forms_that_are_none_are_refused() {
-    let server = Server::new();
+    let server = TestServer::new();
     let post = |kind: &str, body: Vec<u8>| server.post("/api/v1/audit", kind, body);
     assert_eq!(post("multipart/form-data", vec![]).status, 400, "no boundary");
     assert_eq!(post("multipart/form-data; boundary=edge", b"nonsense".to_vec()).status, 400);
@@ -88,7 +88,7 @@ fn forms_that_are_none_are_refused() {
 
 #[test]
 fn options_names_methods_and_types_that_do_not_exist_are_refused() {
-    let server = Server::new();
+    let server = TestServer::new();
     let support = noisy_support();
     let audit = |query: &str| server.post_json(&format!("/api/v1/audit?{query}"), &support);
     assert_eq!(audit("expected_noise=1").status, 422);
@@ -110,7 +110,7 @@ fn options_names_methods_and_types_that_do_not_exist_are_refused() {
 
 #[test]
 fn no_path_of_a_request_leads_anywhere_but_to_what_is_kept() {
-    let server = Server::new();
+    let server = TestServer::new();
     std::fs::write(server.folder.join("secret.safetensors"), b"secret").unwrap();
     for id in ["nothing", "..%2Fsecret", "%2e%2e%2fsecret", "secret", "%00", "a%0Ab", "..", "%FF"] {
         for rest in ["", "/download"] {
@@ -139,13 +139,13 @@ fn no_path_of_a_request_leads_anywhere_but_to_what_is_kept() {
 
 #[test]
 fn a_wrong_verb_is_told_which_are_right() {
-    let server = Server::new();
+    let server = TestServer::new();
     for (verb, path, allowed) in [
         (Method::GET, "/api/v1/audit", "POST"),
         (Method::PUT, "/api/v1/classifiers", "GET,HEAD,POST"),
         (Method::POST, "/healthz", "GET,HEAD"),
     ] {
-        let answer = server.ask(request(verb, path).body(Body::empty()).unwrap());
+        let answer = server.send(request(verb, path).body(Body::empty()).unwrap());
         assert_eq!(answer.status, 405, "{path}");
         assert_eq!(answer.headers[header::ALLOW], allowed, "{path}");
         assert!(!answer.error().is_empty());
@@ -154,7 +154,7 @@ fn a_wrong_verb_is_told_which_are_right() {
 
 #[test]
 fn rows_of_another_width_and_a_classifier_that_is_not_there_are_refused() {
-    let server = Server::new();
+    let server = TestServer::new();
     let made = server.post_json("/api/v1/classifiers", &noisy_support()).json();
     let path = format!("/api/v1/classifiers/{}/predict", made["id"].as_str().unwrap());
     let refused = server.post_json(&path, &json!({ "rows": [[1, 2]] }));
@@ -166,24 +166,24 @@ fn rows_of_another_width_and_a_classifier_that_is_not_there_are_refused() {
 
 #[test]
 fn what_is_too_large_is_refused_announced_or_not() {
-    let server = Server::with(Limits { body: 2000, ..Limits::default() }, Access::default());
+    let server = TestServer::with(Limits { body: 2000, ..Limits::default() }, Access::default());
     let large = "x".repeat(3000);
     let announced = request(Method::POST, "/api/v1/audit").header(header::CONTENT_TYPE, JSON);
     let announced = announced.header(header::CONTENT_LENGTH, 3000).body(Body::from(large.clone())).unwrap();
-    assert_eq!(server.ask(announced).status, 413);
+    assert_eq!(server.send(announced).status, 413);
     assert_eq!(server.post("/api/v1/audit", JSON, large.clone()).status, 413, "not announced");
     let pictures =
         server.post_form("/api/v1/embed", &[("images".into(), "a.png".into(), large.into_bytes())]);
     assert_eq!(pictures.status, 413, "{}", pictures.text());
-    let small = Server::with(Limits { pixels: 1000, ..Limits::default() }, Access::default());
+    let small = TestServer::with(Limits { pixels: 1000, ..Limits::default() }, Access::default());
     let embedded = small.post_form("/api/v1/embed", &drawings()[..1]).json();
     assert!(embedded["pictures"][0]["error"].as_str().unwrap().contains("1000 allowed"), "{embedded}");
 }
 
 #[test]
 fn more_than_can_be_learned_from_at_once_is_refused() {
-    let server = Server::new();
-    let rows: Vec<Vec<f32>> = (0..2001).map(|number| asking::row(number % 2, number)[..2].to_vec()).collect();
+    let server = TestServer::new();
+    let rows: Vec<Vec<f32>> = (0..2001).map(|number| client::row(number % 2, number)[..2].to_vec()).collect();
     let labels: Vec<usize> = (0..2001).map(|number| number % 2).collect();
     let refused = server.post_json("/api/v1/classifiers", &json!({ "rows": rows, "labels": labels }));
     assert_eq!(refused.status, 413, "{}", refused.text());
@@ -193,10 +193,10 @@ fn more_than_can_be_learned_from_at_once_is_refused() {
 
 #[test]
 fn an_answer_that_would_be_too_long_is_refused_before_it_is_made() {
-    let server = Server::with(Limits { body: 600_000, ..Limits::default() }, Access::default());
+    let server = TestServer::with(Limits { body: 600_000, ..Limits::default() }, Access::default());
     let names: Vec<String> = (0..200).map(|row| format!("{row:0500}")).collect();
     let labels: Vec<usize> = (0..200).map(|row| row % 2).collect();
-    let rows: Vec<Vec<f32>> = (0..200).map(|number| asking::row(number % 2, number)[..8].to_vec()).collect();
+    let rows: Vec<Vec<f32>> = (0..200).map(|number| client::row(number % 2, number)[..8].to_vec()).collect();
     let support = json!({ "rows": rows, "labels": labels, "items": names });
     assert_eq!(server.post_json("/api/v1/audit?neighbours=0", &support).status, 200);
     let refused = server.post_json("/api/v1/audit?neighbours=50", &support);
@@ -210,20 +210,23 @@ fn an_answer_that_would_be_too_long_is_refused_before_it_is_made() {
 
 #[test]
 fn when_time_is_over_or_too_many_ask_they_are_told_when_to_come_again() {
-    let limits = Limits { time: Duration::ZERO, ..Limits::default() };
-    let late = Server::with(limits, Access::default()).post_json("/api/v1/audit", &noisy_support());
+    let limits = Limits { request_time: Duration::ZERO, ..Limits::default() };
+    let late = TestServer::with(limits, Access::default()).post_json("/api/v1/audit", &noisy_support());
     assert_eq!(late.status, 503, "{}", late.text());
     assert!(late.headers.contains_key(header::RETRY_AFTER));
 
-    let server = Server::with(Limits { at_once: 1, waiting: 0, ..Limits::default() }, Access::default());
+    let server = TestServer::with(
+        Limits { concurrent_requests: 1, queued_requests: 0, ..Limits::default() },
+        Access::default(),
+    );
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let body = noisy_support().to_string();
-    let ask = |body: String| {
+    let send = |body: String| {
         let request = request(Method::POST, "/api/v1/audit").header(header::CONTENT_TYPE, JSON);
-        answer(server.router.clone(), request.body(Body::from(body)).unwrap())
+        send_to(server.router.clone(), request.body(Body::from(body)).unwrap())
     };
     let statuses: Vec<u16> = runtime.block_on(async {
-        let asked: Vec<_> = (0..40).map(|_| tokio::spawn(ask(body.clone()))).collect();
+        let asked: Vec<_> = (0..40).map(|_| tokio::spawn(send(body.clone()))).collect();
         let mut statuses = Vec::new();
         for one in asked {
             let answer = one.await.unwrap();
@@ -241,25 +244,25 @@ fn when_time_is_over_or_too_many_ask_they_are_told_when_to_come_again() {
 fn other_hosts_other_origins_and_wrong_tokens_are_refused() {
     let token = "a token of some length";
     let access = Access::new(vec!["Shots.example".into()], Some(token));
-    let server = Server::with(Limits::default(), access);
-    let ask = |host: &str, headers: &[(&str, &str)], method: Method, path: &str| {
+    let server = TestServer::with(Limits::default(), access);
+    let send = |host: &str, headers: &[(&str, &str)], method: Method, path: &str| {
         let mut request = axum::http::Request::builder().method(method).uri(path).header("host", host);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        server.ask(request.body(Body::empty()).unwrap()).status.as_u16()
+        server.send(request.body(Body::empty()).unwrap()).status.as_u16()
     };
     let right = ("authorization", "Bearer a token of some length");
     for host in
         ["127.0.0.1:7878", "localhost", "LOCALHOST:1", "[::1]:7878", "shots.example:80", "192.168.1.7"]
     {
-        assert_eq!(ask(host, &[right], Method::GET, "/api/v1"), 200, "{host}");
+        assert_eq!(send(host, &[right], Method::GET, "/api/v1"), 200, "{host}");
     }
     for host in ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:7878"] {
-        assert_eq!(ask(host, &[right], Method::GET, "/api/v1"), 421, "{host}");
-        assert_eq!(ask(host, &[right], Method::GET, "/"), 421, "{host}");
+        assert_eq!(send(host, &[right], Method::GET, "/api/v1"), 421, "{host}");
+        assert_eq!(send(host, &[right], Method::GET, "/"), 421, "{host}");
     }
-    assert_eq!(ask("", &[right], Method::GET, "/"), 400);
+    assert_eq!(send("", &[right], Method::GET, "/"), 400);
     for wrong in [
         "",
         "Bearer",
@@ -267,14 +270,14 @@ fn other_hosts_other_origins_and_wrong_tokens_are_refused() {
         "Basic a token of some length",
         "a token of some length",
     ] {
-        assert_eq!(ask("localhost", &[("authorization", wrong)], Method::GET, "/api/v1"), 401, "{wrong}");
-        assert_eq!(ask("localhost", &[("authorization", wrong)], Method::GET, "/metrics"), 401);
+        assert_eq!(send("localhost", &[("authorization", wrong)], Method::GET, "/api/v1"), 401, "{wrong}");
+        assert_eq!(send("localhost", &[("authorization", wrong)], Method::GET, "/metrics"), 401);
     }
-    assert_eq!(ask("localhost", &[], Method::GET, "/api/v1/nothing"), 401);
-    assert_eq!(ask("localhost", &[], Method::GET, "/"), 200, "the page itself tells nothing");
-    assert_eq!(ask("localhost", &[], Method::GET, "/healthz"), 200);
+    assert_eq!(send("localhost", &[], Method::GET, "/api/v1/nothing"), 401);
+    assert_eq!(send("localhost", &[], Method::GET, "/"), 200, "the page itself tells nothing");
+    assert_eq!(send("localhost", &[], Method::GET, "/healthz"), 200);
     let delete = |origin: &str| {
-        ask("localhost:7878", &[right, ("origin", origin)], Method::DELETE, "/api/v1/classifiers/x")
+        send("localhost:7878", &[right, ("origin", origin)], Method::DELETE, "/api/v1/classifiers/x")
     };
     assert_eq!(delete("http://localhost:7878"), 404);
     for origin in ["http://evil.example", "null", "http://localhost:1", "http://localhost:7878.evil.example"]
@@ -285,7 +288,7 @@ fn other_hosts_other_origins_and_wrong_tokens_are_refused() {
 
 #[test]
 fn every_answer_tells_browsers_to_trust_nothing_else() {
-    let server = Server::new();
+    let server = TestServer::new();
     for path in ["/", "/assets/main.js", "/api/v1", "/nothing"] {
         let answer = server.get(path);
         let policy = answer.headers["content-security-policy"].to_str().unwrap();
@@ -309,7 +312,7 @@ fn every_answer_tells_browsers_to_trust_nothing_else() {
 
 #[test]
 fn sets_that_are_strange_but_possible_are_answered() {
-    let server = Server::new();
+    let server = TestServer::new();
     let sets: Vec<Value> = vec![
         json!({ "rows": [[1], [1]], "labels": ["a", "b"] }),
         json!({ "rows": [[0, 0], [0, 0], [0, 0]], "labels": ["a", "b", "b"] }),

@@ -1,11 +1,11 @@
-//! Augmentation: a picture that is flipped, cropped and coloured a little differently every time.
+//! Random augmentation of images: flips, crops and colour changes, as torchvision does them.
 //!
 //! Flip, crop and the four colour jitters are torchvision's (`RandomHorizontalFlip`, `RandomResizedCrop`,
-//! `ColorJitter` on floating-point pictures), jitters in random order. What is random follows from the seed, the
-//! picture and the number of the copy or step alone ([`Augmentation::draw`]), so neither threads nor the order
+//! `ColorJitter` on floating-point images), jitters in random order. What is random follows from the seed, the
+//! image and the number of the copy or step alone ([`Augmentation::draw`]), so neither threads nor the order
 //! of work can change it.
 //!
-//! One picture costs a few passes over memory that stays in the cache: the crop is resampled row by row from
+//! One image costs a few passes over memory that stays in the cache: the crop is resampled row by row from
 //! bytes into one plane a channel, jitters work on planes, and the last pass normalises and interleaves. All of
 //! it runs under the chosen instruction set, in plain loops that the compiler turns into vectors. Every value is
 //! computed on its own, and the one sum has a fixed order, so the set does not change the result.
@@ -14,15 +14,15 @@ use pulp::{Simd, WithSimd};
 use trueshot::rng::{Purpose, Rng};
 use trueshot_nn::isa;
 
-use crate::picture::{Channels, Picture};
+use crate::decoded_image::{Channels, DecodedImage};
 use crate::preprocess::Preprocessing;
 use crate::resize::Taps;
 
-/// How much pictures are changed.
+/// How much images are changed.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Augmentation {
-    /// Whether half of the pictures are mirrored.
+    /// Whether half of the images are mirrored.
     pub flip: bool,
     /// The share of the area that a crop keeps: least and most.
     pub crop_scale: [f32; 2],
@@ -57,17 +57,17 @@ impl Default for Augmentation {
 enum Jitter {
     /// The factor of every value.
     Brightness(f32),
-    /// The share of the picture, the rest being its mean grey.
+    /// The share of the image, the rest being its mean grey.
     Contrast(f32),
-    /// The share of the picture, the rest being its own grey version.
+    /// The share of the image, the rest being its own grey version.
     Saturation(f32),
     /// The shift around the circle of hues, in sixths.
     Hue(f32),
 }
 
-/// One way to change a picture.
+/// One way to change an image.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Change {
+pub struct DrawnAugmentation {
     left: usize,
     top: usize,
     width: usize,
@@ -76,13 +76,13 @@ pub struct Change {
     jitters: [Jitter; 4],
 }
 
-/// How often a crop is tried before the middle of the picture is taken.
+/// How often a crop is tried before the middle of the image is taken.
 const CROP_TRIES: usize = 10;
 
 impl Augmentation {
-    /// Draws the change of one copy (or in one step) of a picture of some size.
-    pub fn draw(&self, seed: u64, picture: u64, copy: u64, width: usize, height: usize) -> Change {
-        let rng = &mut Rng::of_item(seed, Purpose::Augmentation, picture, copy);
+    /// Draws the change of one copy (or in one step) of an image of some size.
+    pub fn draw(&self, seed: u64, image: u64, copy: u64, width: usize, height: usize) -> DrawnAugmentation {
+        let rng = &mut Rng::of_item(seed, Purpose::Augmentation, image, copy);
         let flip = self.flip && rng.below(2) == 1;
         let (left, top, crop_width, crop_height) = self.crop(rng, width, height);
         let mut around_one = |most: f32| 1.0 + most * (2.0 * rng.uniform() - 1.0);
@@ -93,7 +93,7 @@ impl Augmentation {
             Jitter::Hue(6.0 * (around_one(self.hue) - 1.0)),
         ];
         rng.shuffle(&mut jitters);
-        Change { left, top, width: crop_width, height: crop_height, flip, jitters }
+        DrawnAugmentation { left, top, width: crop_width, height: crop_height, flip, jitters }
     }
 
     /// Left, top, width and height.
@@ -112,11 +112,11 @@ impl Augmentation {
                 return (left, rng.below(height - crop_height + 1), crop_width, crop_height);
             }
         }
-        self.middle(width, height)
+        self.central_crop(width, height)
     }
 
     /// The largest allowed ratio in the middle: what torchvision falls back to.
-    fn middle(&self, width: usize, height: usize) -> (usize, usize, usize, usize) {
+    fn central_crop(&self, width: usize, height: usize) -> (usize, usize, usize, usize) {
         let [least, most] = self.crop_ratio;
         let ratio = width as f32 / height as f32;
         let (crop_width, crop_height) = match ratio {
@@ -128,16 +128,16 @@ impl Augmentation {
     }
 }
 
-impl Change {
-    /// No change at all: the whole picture, brought to size.
-    pub fn none(width: usize, height: usize) -> Self {
+impl DrawnAugmentation {
+    /// No change at all: the whole image, brought to size.
+    pub fn identity(width: usize, height: usize) -> Self {
         let jitters =
             [Jitter::Brightness(1.0), Jitter::Contrast(1.0), Jitter::Saturation(1.0), Jitter::Hue(0.0)];
-        Change { left: 0, top: 0, width, height, flip: false, jitters }
+        DrawnAugmentation { left: 0, top: 0, width, height, flip: false, jitters }
     }
 }
 
-/// Changes pictures; holds the working memory of one thread.
+/// Changes images; holds the working memory of one thread.
 #[derive(Debug, Default)]
 pub struct Augmenter {
     columns: Taps,
@@ -149,53 +149,59 @@ pub struct Augmenter {
 }
 
 impl Augmenter {
-    /// Changes a picture and normalises it: `[row][column][channel]`.
+    /// Changes an image and normalises it: `[row][column][channel]`.
     ///
     /// # Panics
     /// If the change was drawn for another size, or there is not the right room.
-    pub fn apply(&mut self, picture: &Picture, change: &Change, to: &Preprocessing, out: &mut [f32]) {
-        assert!(change.left + change.width <= picture.width && change.top + change.height <= picture.height);
-        assert_eq!(picture.channels, to.channels, "channels of the image");
-        assert_eq!(out.len(), to.values(), "length of the output");
-        self.columns.set(change.width, to.size);
-        self.rows.set(change.height, to.size);
-        self.row.resize(change.width * picture.channels.count(), 0.0);
-        self.planes.resize(to.values(), 0.0);
+    pub fn apply(
+        &mut self,
+        image: &DecodedImage,
+        drawn: &DrawnAugmentation,
+        to: &Preprocessing,
+        out: &mut [f32],
+    ) {
+        assert!(drawn.left + drawn.width <= image.width && drawn.top + drawn.height <= image.height);
+        assert_eq!(image.channels, to.channels, "channels of the image");
+        assert_eq!(out.len(), to.input_len(), "length of the output");
+        self.columns.set(drawn.width, to.size);
+        self.rows.set(drawn.height, to.size);
+        self.row.resize(drawn.width * image.channels.count(), 0.0);
+        self.planes.resize(to.input_len(), 0.0);
         let normalisation = to.scale_and_shift(1.0);
-        isa::run(Kernel { scratch: self, picture, change, size: to.size, normalisation, out });
+        isa::run(AugmentKernel { scratch: self, image, drawn, size: to.size, normalisation, out });
     }
 }
 
-/// The whole work on one picture.
-struct Kernel<'a> {
+/// The whole work on one image.
+struct AugmentKernel<'a> {
     scratch: &'a mut Augmenter,
-    picture: &'a Picture,
-    change: &'a Change,
+    image: &'a DecodedImage,
+    drawn: &'a DrawnAugmentation,
     size: usize,
     normalisation: [[f32; 2]; 3],
     out: &'a mut [f32],
 }
 
-impl WithSimd for Kernel<'_> {
+impl WithSimd for AugmentKernel<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _simd: S) {
-        match self.picture.channels {
+        match self.image.channels {
             Channels::Grey => self.grey(),
             Channels::Colour => self.colour(),
         }
     }
 }
 
-impl Kernel<'_> {
+impl AugmentKernel<'_> {
     #[inline(always)]
     fn grey(self) {
-        resample::<1>(self.scratch, self.picture, self.change, self.size);
+        resample::<1>(self.scratch, self.image, self.drawn, self.size);
         let plane = &mut self.scratch.planes[..];
-        for jitter in self.change.jitters {
+        for jitter in self.drawn.jitters {
             match jitter {
-                Jitter::Brightness(factor) if factor != 1.0 => brighten(plane, factor),
+                Jitter::Brightness(factor) if factor != 1.0 => scale_brightness(plane, factor),
                 Jitter::Contrast(share) if share != 1.0 => {
                     let mean = lane_sum(plane.len(), |i| plane[i]) / plane.len() as f32;
                     blend(plane, share, mean);
@@ -212,17 +218,17 @@ impl Kernel<'_> {
 
     #[inline(always)]
     fn colour(self) {
-        resample::<3>(self.scratch, self.picture, self.change, self.size);
+        resample::<3>(self.scratch, self.image, self.drawn, self.size);
         let planes = &mut self.scratch.planes[..];
-        for jitter in self.change.jitters {
+        for jitter in self.drawn.jitters {
             match jitter {
-                Jitter::Brightness(factor) if factor != 1.0 => brighten(planes, factor),
+                Jitter::Brightness(factor) if factor != 1.0 => scale_brightness(planes, factor),
                 Jitter::Contrast(share) if share != 1.0 => {
                     let mean = mean_grey(planes);
                     blend(planes, share, mean);
                 }
                 Jitter::Saturation(share) if share != 1.0 => saturate(planes, share),
-                Jitter::Hue(shift) if shift != 0.0 => turn_hue(planes, shift),
+                Jitter::Hue(shift) if shift != 0.0 => shift_hue(planes, shift),
                 _ => {}
             }
         }
@@ -232,21 +238,26 @@ impl Kernel<'_> {
 
 /// The crop, brought to size, as planes of values in [0, 1].
 #[inline(always)]
-fn resample<const COUNT: usize>(scratch: &mut Augmenter, picture: &Picture, change: &Change, size: usize) {
+fn resample<const COUNT: usize>(
+    scratch: &mut Augmenter,
+    image: &DecodedImage,
+    drawn: &DrawnAugmentation,
+    size: usize,
+) {
     let Augmenter { columns, rows, row, planes } = scratch;
     for y in 0..size {
-        let (start, weights) = rows.of(y);
+        let (start, weights) = rows.output(y);
         row.fill(0.0);
         for (line, &weight) in weights.iter().enumerate() {
-            let place = ((change.top + start + line) * picture.width + change.left) * COUNT;
+            let place = ((drawn.top + start + line) * image.width + drawn.left) * COUNT;
             let weight = weight / 255.0;
-            for (sum, &value) in row.iter_mut().zip(&picture.pixels[place..place + change.width * COUNT]) {
+            for (sum, &value) in row.iter_mut().zip(&image.pixels[place..place + drawn.width * COUNT]) {
                 *sum += weight * f32::from(value);
             }
         }
         for x in 0..size {
-            let (start, weights) = columns.of(x);
-            let target = y * size + if change.flip { size - 1 - x } else { x };
+            let (start, weights) = columns.output(x);
+            let target = y * size + if drawn.flip { size - 1 - x } else { x };
             let mut sums = [0.0; COUNT];
             for (pixel, &weight) in row[start * COUNT..].as_chunks::<COUNT>().0.iter().zip(weights) {
                 for channel in 0..COUNT {
@@ -261,27 +272,27 @@ fn resample<const COUNT: usize>(scratch: &mut Augmenter, picture: &Picture, chan
 }
 
 /// How much red, green and blue count for grey.
-const GREY: [f32; 3] = [0.2989, 0.587, 0.114];
+const GREY_WEIGHTS: [f32; 3] = [0.2989, 0.587, 0.114];
 
 #[inline(always)]
-fn in_range(value: f32) -> f32 {
+fn clamp_unit(value: f32) -> f32 {
     let above = if value > 0.0 { value } else { 0.0 };
     if above < 1.0 { above } else { 1.0 }
 }
 
 #[inline(always)]
-fn brighten(values: &mut [f32], factor: f32) {
+fn scale_brightness(values: &mut [f32], factor: f32) {
     for value in values {
-        *value = in_range(*value * factor);
+        *value = clamp_unit(*value * factor);
     }
 }
 
-/// A share of the picture and, for the rest, one grey.
+/// A share of the image and, for the rest, one grey.
 #[inline(always)]
 fn blend(values: &mut [f32], share: f32, grey: f32) {
     let rest = (1.0 - share) * grey;
     for value in values {
-        *value = in_range(share * *value + rest);
+        *value = clamp_unit(share * *value + rest);
     }
 }
 
@@ -306,7 +317,7 @@ fn mean_grey(planes: &[f32]) -> f32 {
     let (green, blue) = rest.split_at(count);
     let blue = &blue[..count];
     let mut total = 0.0;
-    for (plane, weight) in [red, green, blue].into_iter().zip(GREY) {
+    for (plane, weight) in [red, green, blue].into_iter().zip(GREY_WEIGHTS) {
         total += weight * lane_sum(count, |i| plane[i]);
     }
     total / count as f32
@@ -314,14 +325,14 @@ fn mean_grey(planes: &[f32]) -> f32 {
 
 /// Every pixel's three values, in place.
 macro_rules! for_each_pixel {
-    ($planes:expr, |$red:ident, $green:ident, $blue:ident| $change:block) => {
+    ($planes:expr, |$red:ident, $green:ident, $blue:ident| $drawn:block) => {
         let count = $planes.len() / 3;
         let (red, rest) = $planes.split_at_mut(count);
         let (green, blue) = rest.split_at_mut(count);
         let blue = &mut blue[..count];
         for i in 0..count {
             let ($red, $green, $blue) = (red[i], green[i], blue[i]);
-            let [new_red, new_green, new_blue] = $change;
+            let [new_red, new_green, new_blue] = $drawn;
             red[i] = new_red;
             green[i] = new_green;
             blue[i] = new_blue;
@@ -332,8 +343,8 @@ macro_rules! for_each_pixel {
 #[inline(always)]
 fn saturate(planes: &mut [f32], share: f32) {
     for_each_pixel!(planes, |r, g, b| {
-        let rest = (1.0 - share) * (GREY[0] * r + GREY[1] * g + GREY[2] * b);
-        [in_range(share * r + rest), in_range(share * g + rest), in_range(share * b + rest)]
+        let rest = (1.0 - share) * (GREY_WEIGHTS[0] * r + GREY_WEIGHTS[1] * g + GREY_WEIGHTS[2] * b);
+        [clamp_unit(share * r + rest), clamp_unit(share * g + rest), clamp_unit(share * b + rest)]
     });
 }
 
@@ -341,7 +352,7 @@ fn saturate(planes: &mut [f32], share: f32) {
 /// each channel of a hue h is `value - chroma * clamp(min(k, 4 - k), 0, 1)` with k = (n + h) mod 6, n being
 /// 5, 3 and 1 for red, green and blue.
 #[inline(always)]
-fn turn_hue(planes: &mut [f32], shift: f32) {
+fn shift_hue(planes: &mut [f32], shift: f32) {
     for_each_pixel!(planes, |r, g, b| {
         let (larger, smaller) = if r > g { (r, g) } else { (g, r) };
         let value = if larger > b { larger } else { b };
@@ -356,18 +367,18 @@ fn turn_hue(planes: &mut [f32], shift: f32) {
         let hue = if hue < 0.0 { hue + 6.0 } else { hue };
         let hue = if hue >= 6.0 { hue - 6.0 } else { hue };
         [
-            in_range(channel_of(hue + 5.0, value, chroma)),
-            in_range(channel_of(hue + 3.0, value, chroma)),
-            in_range(channel_of(hue + 1.0, value, chroma)),
+            clamp_unit(hue_channel(hue + 5.0, value, chroma)),
+            clamp_unit(hue_channel(hue + 3.0, value, chroma)),
+            clamp_unit(hue_channel(hue + 1.0, value, chroma)),
         ]
     });
 }
 
 #[inline(always)]
-fn channel_of(k: f32, value: f32, chroma: f32) -> f32 {
+fn hue_channel(k: f32, value: f32, chroma: f32) -> f32 {
     let k = if k >= 6.0 { k - 6.0 } else { k };
     let fall = 4.0 - k;
-    value - chroma * in_range(if k < fall { k } else { fall })
+    value - chroma * clamp_unit(if k < fall { k } else { fall })
 }
 
 /// Planes to pixels, normalised.
@@ -388,7 +399,7 @@ mod tests {
     use super::*;
     use trueshot_nn::Isa;
 
-    fn picture(width: usize, height: usize, channels: Channels) -> Picture {
+    fn image(width: usize, height: usize, channels: Channels) -> DecodedImage {
         let mut rng = Rng::new(3, Purpose::Items, 0);
         // Blocks of colour, so that hues are anything but grey and neighbours are alike.
         let mut pixels = vec![0; width * height * channels.count()];
@@ -397,49 +408,49 @@ mod tests {
             let block = (x / 9 * 31 + y / 7 * 17 + place % channels.count() * 101) % 256;
             *value = (block / 2 + rng.below(128)) as u8;
         }
-        Picture::new(width, height, channels, pixels)
+        DecodedImage::new(width, height, channels, pixels)
     }
 
-    fn changed(picture: &Picture, change: &Change, to: &Preprocessing) -> Vec<f32> {
-        let mut out = vec![0.0; to.values()];
-        Augmenter::default().apply(picture, change, to, &mut out);
+    fn augmented(image: &DecodedImage, drawn: &DrawnAugmentation, to: &Preprocessing) -> Vec<f32> {
+        let mut out = vec![0.0; to.input_len()];
+        Augmenter::default().apply(image, drawn, to, &mut out);
         out
     }
 
     /// The same, pixel by pixel and step by step, as torchvision's documentation has it; in f64.
-    fn plain(picture: &Picture, change: &Change, to: &Preprocessing) -> Vec<f64> {
+    fn reference(image: &DecodedImage, drawn: &DrawnAugmentation, to: &Preprocessing) -> Vec<f64> {
         let size = to.size;
         let axis = |length: usize| {
             let mut taps = Taps::default();
             taps.set(length, size);
             taps
         };
-        let (columns, rows) = (axis(change.width), axis(change.height));
-        let mut image = vec![[0.0; 3]; size * size];
-        for (place, pixel) in image.iter_mut().enumerate() {
+        let (columns, rows) = (axis(drawn.width), axis(drawn.height));
+        let mut reference = vec![[0.0; 3]; size * size];
+        for (place, pixel) in reference.iter_mut().enumerate() {
             let (x, y) = (place % size, place / size);
             let ((left, across), (top, down)) =
-                (columns.of(if change.flip { size - 1 - x } else { x }), rows.of(y));
+                (columns.output(if drawn.flip { size - 1 - x } else { x }), rows.output(y));
             for (dy, weight_y) in down.iter().enumerate() {
                 for (dx, weight_x) in across.iter().enumerate() {
-                    let place = (change.top + top + dy) * picture.width + change.left + left + dx;
+                    let place = (drawn.top + top + dy) * image.width + drawn.left + left + dx;
                     for (channel, sum) in pixel.iter_mut().enumerate() {
-                        let value = f64::from(picture.pixels[place * 3 + channel]) / 255.0;
+                        let value = f64::from(image.pixels[place * 3 + channel]) / 255.0;
                         *sum += f64::from(*weight_x) * f64::from(*weight_y) * value;
                     }
                 }
             }
         }
-        for jitter in change.jitters {
-            plain_jitter(&mut image, jitter);
+        for jitter in drawn.jitters {
+            reference_jitter(&mut reference, jitter);
         }
         let normal = |(channel, value): (usize, f64)| {
             (value - f64::from(to.mean[channel])) / f64::from(to.std[channel])
         };
-        image.into_iter().flat_map(|pixel| pixel.into_iter().enumerate().map(normal)).collect()
+        reference.into_iter().flat_map(|pixel| pixel.into_iter().enumerate().map(normal)).collect()
     }
 
-    fn plain_jitter(image: &mut [[f64; 3]], jitter: Jitter) {
+    fn reference_jitter(image: &mut [[f64; 3]], jitter: Jitter) {
         let grey = |p: &[f64; 3]| 0.2989 * p[0] + 0.587 * p[1] + 0.114 * p[2];
         let mean = image.iter().map(grey).sum::<f64>() / image.len() as f64;
         for pixel in image {
@@ -448,14 +459,14 @@ mod tests {
                 Jitter::Brightness(f) => pixel.map(|v| v * f64::from(f)),
                 Jitter::Contrast(f) => pixel.map(|v| f64::from(f) * v + (1.0 - f64::from(f)) * mean),
                 Jitter::Saturation(f) => pixel.map(|v| f64::from(f) * v + (1.0 - f64::from(f)) * own),
-                Jitter::Hue(shift) => shifted(*pixel, f64::from(shift) / 6.0),
+                Jitter::Hue(shift) => reference_hue_shift(*pixel, f64::from(shift) / 6.0),
             }
             .map(|value| value.clamp(0.0, 1.0));
         }
     }
 
     /// The textbook's way over hue, saturation and value.
-    fn shifted([r, g, b]: [f64; 3], shift: f64) -> [f64; 3] {
+    fn reference_hue_shift([r, g, b]: [f64; 3], shift: f64) -> [f64; 3] {
         let (value, least) = (r.max(g).max(b), r.min(g).min(b));
         let chroma = value - least;
         if chroma == 0.0 {
@@ -478,13 +489,13 @@ mod tests {
         for (number, (width, height, size)) in
             [(84, 84, 84), (100, 60, 84), (32, 32, 32), (20, 33, 28), (150, 90, 33)].into_iter().enumerate()
         {
-            let picture = picture(width, height, Channels::Colour);
+            let image = image(width, height, Channels::Colour);
             let to = Preprocessing::colour(size);
             for copy in 0..8 {
-                let change = augmentation.draw(number as u64, 5, copy, width, height);
-                let found = changed(&picture, &change, &to);
-                for (found, expected) in found.iter().zip(plain(&picture, &change, &to)) {
-                    assert!((f64::from(*found) - expected).abs() < 2e-4, "{found} {expected} {change:?}");
+                let drawn = augmentation.draw(number as u64, 5, copy, width, height);
+                let found = augmented(&image, &drawn, &to);
+                for (found, expected) in found.iter().zip(reference(&image, &drawn, &to)) {
+                    assert!((f64::from(*found) - expected).abs() < 2e-4, "{found} {expected} {drawn:?}");
                 }
             }
         }
@@ -492,33 +503,33 @@ mod tests {
 
     #[test]
     fn every_instruction_set_gives_the_same_bits() {
-        let picture = picture(61, 50, Channels::Colour);
+        let image = image(61, 50, Channels::Colour);
         let to = Preprocessing::colour(33);
-        let change = Augmentation::default().draw(1, 2, 3, 61, 50);
-        let plain = Isa::Portable.scope(|| changed(&picture, &change, &to));
+        let drawn = Augmentation::default().draw(1, 2, 3, 61, 50);
+        let plain = Isa::Portable.scope(|| augmented(&image, &drawn, &to));
         for isa in Isa::usable() {
-            assert_eq!(isa.scope(|| changed(&picture, &change, &to)), plain, "{isa:?}");
+            assert_eq!(isa.scope(|| augmented(&image, &drawn, &to)), plain, "{isa:?}");
         }
     }
 
     #[test]
     fn no_change_is_normalising() {
         for channels in [Channels::Grey, Channels::Colour] {
-            let picture = picture(28, 28, channels);
+            let image = image(28, 28, channels);
             let to = match channels {
                 Channels::Grey => Preprocessing::drawings(28),
                 Channels::Colour => Preprocessing::colour(28),
             };
-            let mut expected = vec![0.0; to.values()];
-            to.normalise(&picture, &mut expected);
-            let found = changed(&picture, &Change::none(28, 28), &to);
+            let mut expected = vec![0.0; to.input_len()];
+            to.normalise(&image, &mut expected);
+            let found = augmented(&image, &DrawnAugmentation::identity(28, 28), &to);
             assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5));
         }
     }
 
     #[test]
     fn a_change_depends_on_seed_picture_and_copy_and_on_nothing_else() {
-        let draw = |seed, picture, copy| Augmentation::default().draw(seed, picture, copy, 84, 84);
+        let draw = |seed, image, copy| Augmentation::default().draw(seed, image, copy, 84, 84);
         assert_eq!(draw(1, 2, 3), draw(1, 2, 3));
         assert!([draw(0, 2, 3), draw(1, 0, 3), draw(1, 2, 0)].iter().all(|other| *other != draw(1, 2, 3)));
     }
@@ -528,12 +539,12 @@ mod tests {
         let augmentation = Augmentation::default();
         let (mut flips, mut areas) = (0, 0.0);
         for copy in 0..2000 {
-            let change = augmentation.draw(0, 0, copy, 84, 84);
-            let area = (change.width * change.height) as f32 / (84.0 * 84.0);
-            let ratio = change.width as f32 / change.height as f32;
-            assert!((0.78..=1.0).contains(&area) && (0.73..=1.37).contains(&ratio), "{change:?}");
-            assert!(change.left + change.width <= 84 && change.top + change.height <= 84);
-            flips += u32::from(change.flip);
+            let drawn = augmentation.draw(0, 0, copy, 84, 84);
+            let area = (drawn.width * drawn.height) as f32 / (84.0 * 84.0);
+            let ratio = drawn.width as f32 / drawn.height as f32;
+            assert!((0.78..=1.0).contains(&area) && (0.73..=1.37).contains(&ratio), "{drawn:?}");
+            assert!(drawn.left + drawn.width <= 84 && drawn.top + drawn.height <= 84);
+            flips += u32::from(drawn.flip);
             areas += area;
         }
         assert!((900..1100).contains(&flips) && (0.85..0.93).contains(&(areas / 2000.0)), "{flips} {areas}");
@@ -541,10 +552,10 @@ mod tests {
 
     #[test]
     fn a_strip_that_no_crop_fits_is_cropped_in_the_middle() {
-        let change = Augmentation::default().draw(0, 0, 0, 200, 20);
-        assert_eq!((change.left, change.top, change.width, change.height), (86, 0, 27, 20));
-        let change = Augmentation::default().draw(0, 0, 0, 1, 1);
-        assert_eq!((change.width, change.height), (1, 1));
+        let drawn = Augmentation::default().draw(0, 0, 0, 200, 20);
+        assert_eq!((drawn.left, drawn.top, drawn.width, drawn.height), (86, 0, 27, 20));
+        let drawn = Augmentation::default().draw(0, 0, 0, 1, 1);
+        assert_eq!((drawn.width, drawn.height), (1, 1));
     }
 
     /// Not a test of speed, which depends on what else the machine does, but a way to see it:
@@ -553,14 +564,14 @@ mod tests {
     #[ignore = "prints timings"]
     fn time_of_augmenting() {
         for size in [84, 32] {
-            let (picture, to) = (picture(size, size, Channels::Colour), Preprocessing::colour(size));
-            let (mut augmenter, mut out) = (Augmenter::default(), vec![0.0; to.values()]);
+            let (image, to) = (image(size, size, Channels::Colour), Preprocessing::colour(size));
+            let (mut augmenter, mut out) = (Augmenter::default(), vec![0.0; to.input_len()]);
             let mut best = f64::MAX;
             for round in 0..20 {
                 let start = std::time::Instant::now();
                 for copy in 0..100 {
-                    let change = Augmentation::default().draw(0, round, copy, size, size);
-                    augmenter.apply(&picture, &change, &to, &mut out);
+                    let drawn = Augmentation::default().draw(0, round, copy, size, size);
+                    augmenter.apply(&image, &drawn, &to, &mut out);
                 }
                 best = best.min(start.elapsed().as_secs_f64() / 100.0);
             }

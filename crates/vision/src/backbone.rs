@@ -1,8 +1,9 @@
-//! A trained backbone: what turns pictures into embeddings.
+//! [`Backbone`]: a trained network together with its preprocessing, which turns images into embeddings.
 //!
-//! There are three kinds: a Conv4, as training here makes it; EfficientNet-Lite0, which comes with the program; and any
-//! image model in ONNX. The first two are safetensors files with named tensors, whose notes say `architecture`
-//! (`conv4`, `efficientnet-lite0`), `input_size`, `mean` and `std` of every channel, and maybe `resampling`.
+//! A backbone is read from a file or is built in. There are three kinds of networks: Conv4, which `trueshot train` trains;
+//! EfficientNet-Lite0, which is built in; and any image model in ONNX. The first two are safetensors files with named
+//! tensors and the notes `architecture` (`conv4`, `efficientnet-lite0`), `input_size`, `mean` and `std` per channel, and
+//! optionally `resampling`. [`network`](crate::network) is the interface that all networks implement.
 
 use std::path::Path;
 
@@ -10,45 +11,46 @@ use serde::Deserialize;
 use trueshot::model;
 use trueshot::tensors::Tensors;
 use trueshot_nn::Isa;
-use trueshot_nn::conv4::{self, Conv4Embedder, Conv4Session, Shape};
-use trueshot_nn::efficientnet::{self, EfficientNetEmbedder, EfficientNetSession};
+use trueshot_nn::conv4::{self, Conv4Embedder, Shape};
+use trueshot_nn::efficientnet::{self, EfficientNetEmbedder};
 
 use crate::built_in;
-use crate::error::{Error, Result, Unreadable};
+use crate::decoded_image::Channels;
+use crate::error::{Error, Result};
+use crate::network::{EmbeddingNetwork, EmbeddingSession};
 use crate::onnx;
-use crate::picture::Channels;
 use crate::preprocess::Preprocessing;
 use crate::resize::{Fit, Resampling};
 use crate::source::Collection;
 
 /// The architecture that is trained here.
-pub const ARCHITECTURE: &str = "conv4";
+pub const CONV4_ARCHITECTURE: &str = "conv4";
 /// The architecture of the built-in backbone for photographs.
-pub const EFFICIENTNET: &str = "efficientnet-lite0";
+pub const EFFICIENTNET_ARCHITECTURE: &str = "efficientnet-lite0";
 
 /// What a model's own file does not say, or what is wanted otherwise. In `model.toml` beside `model.onnx` the same
 /// keys may stand.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Options {
-    /// Height and width of pictures.
+pub struct BackboneOptions {
+    /// Height and width of images.
     pub size: Option<usize>,
     /// Subtracted from a value in [0, 1], for each channel.
     pub mean: Option<Vec<f32>>,
     /// What is left is divided by this.
     pub std: Option<Vec<f32>>,
-    /// What a picture of another shape becomes.
+    /// What an image of another shape becomes.
     pub fit: Option<Fit>,
-    /// How a picture is brought to its size.
+    /// How an image is brought to its size.
     pub resampling: Option<Resampling>,
     /// Which output of an ONNX model to take.
     pub output: Option<String>,
 }
 
-impl Options {
+impl BackboneOptions {
     /// These, and others for what they leave open.
-    pub fn or(self, others: Options) -> Options {
-        Options {
+    pub fn or(self, others: BackboneOptions) -> BackboneOptions {
+        BackboneOptions {
             size: self.size.or(others.size),
             mean: self.mean.or(others.mean),
             std: self.std.or(others.std),
@@ -59,80 +61,79 @@ impl Options {
     }
 }
 
-enum Network {
-    Conv4(Conv4Embedder),
-    EfficientNet(EfficientNetEmbedder),
-    Onnx(Box<onnx::Network>),
-}
-
-/// A backbone ready to embed.
+/// A network that embeds images, with its preprocessing.
+///
+/// ```
+/// use trueshot_vision::{Backbone, DecodedImage, backbone::BackboneOptions};
+///
+/// let backbone = Backbone::find("omniglot-conv4", &BackboneOptions::default())?;
+/// let preprocessing = backbone.preprocessing();
+/// let white = DecodedImage::new(28, 28, preprocessing.channels, vec![255; 28 * 28]);
+/// let mut input = vec![0.0; preprocessing.input_len()];
+/// preprocessing.normalise(&white, &mut input);
+/// let mut embedding = vec![0.0; backbone.dim()];
+/// backbone.session().embed(&input, &mut embedding).expect("built-in networks do not fail");
+/// # Ok::<(), trueshot_vision::Error>(())
+/// ```
 pub struct Backbone {
-    network: Network,
+    network: Box<dyn EmbeddingNetwork>,
     preprocessing: Preprocessing,
     name: String,
     warning: Option<String>,
 }
 
-/// Working memory of one thread.
-pub struct Scratch(Memory);
-
-enum Memory {
-    Conv4(Conv4Session),
-    EfficientNet(EfficientNetSession),
-    /// The worker process has its own.
-    Onnx,
-}
-
 impl Backbone {
     /// The backbone of a name (`efficientnet-lite0`, `omniglot-conv4`), or of a file.
-    pub fn find(name_or_path: impl AsRef<Path>, options: &Options) -> Result<Self> {
+    pub fn find(name_or_path: impl AsRef<Path>, options: &BackboneOptions) -> Result<Self> {
         let path = name_or_path.as_ref();
         // A file of that name is meant by its path: `./efficientnet-lite0`.
         match path.to_str().and_then(built_in::tensors) {
             Some(tensors) => Self::with_options(&tensors?, &path.to_string_lossy(), options),
             None if has_extension(path, "onnx") => Self::from_opened(onnx::open(path, options)?, path),
-            None => Self::with_options(&opened(path)?, &stem(path), options),
+            None => Self::with_options(&open_tensors(path)?, &file_stem(path), options),
         }
     }
 
-    /// What is taken for pictures if nothing is said: the Conv4 for drawings, EfficientNet-Lite0 for all else.
-    pub fn default_for(collection: &Collection, options: &Options) -> Result<Self> {
-        let name = if collection.is_built_in() { built_in::DRAWINGS } else { EFFICIENTNET };
+    /// What is taken for images if nothing is said: the Conv4 for drawings, EfficientNet-Lite0 for all else.
+    pub fn default_for(collection: &Collection, options: &BackboneOptions) -> Result<Self> {
+        let name =
+            if collection.is_built_in() { built_in::OMNIGLOT_CONV4 } else { EFFICIENTNET_ARCHITECTURE };
         Self::find(name, options)
     }
 
     /// Reads a file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::find(path, &Options::default())
+        Self::find(path, &BackboneOptions::default())
     }
 
     /// Takes the bytes of an ONNX file; `name` is what results call the backbone by.
-    pub fn from_onnx(bytes: Vec<u8>, name: &str, options: &Options) -> Result<Self> {
-        Self::from_opened(onnx::read(bytes, Path::new(name), options)?, Path::new(name))
+    pub fn from_onnx(bytes: Vec<u8>, name: &str, options: &BackboneOptions) -> Result<Self> {
+        Self::from_opened(onnx::load(bytes, Path::new(name), options)?, Path::new(name))
     }
 
-    /// Whether bytes pass the gate for ONNX files; that they do says nothing yet about the model in them, which is only
+    /// Whether bytes pass the check of ONNX files; that they do says nothing yet about the model in them, which is only
     /// known when it is opened.
     pub fn check_onnx(bytes: &[u8], name: &str) -> Result<()> {
         onnx::check(bytes, Path::new(name))
     }
 
-    fn from_opened(opened: onnx::Opened, path: &Path) -> Result<Self> {
-        let onnx::Opened { network, preprocessing, output, hash, warning } = opened;
-        let name = format!("{} (onnx, {} px, output '{output}', {hash})", stem(path), preprocessing.size);
-        Ok(Backbone { network: Network::Onnx(Box::new(network)), preprocessing, name, warning })
+    fn from_opened(opened: onnx::OnnxModel, path: &Path) -> Result<Self> {
+        let onnx::OnnxModel { network, preprocessing, output, hash, warning } = opened;
+        let name =
+            format!("{} (onnx, {} px, output '{output}', {hash})", file_stem(path), preprocessing.size);
+        Ok(Backbone { network: Box::new(network), preprocessing, name, warning })
     }
 
     /// Takes tensors with their notes; `name` is what results call the backbone by, with a hash behind it.
     pub fn from_tensors(tensors: &Tensors, name: &str) -> Result<Self> {
-        Self::with_options(tensors, name, &Options::default())
+        Self::with_options(tensors, name, &BackboneOptions::default())
     }
 
-    fn with_options(tensors: &Tensors, name: &str, options: &Options) -> Result<Self> {
-        let is_efficientnet = tensors.note("architecture") == Some(EFFICIENTNET);
-        let architecture = if is_efficientnet { EFFICIENTNET } else { ARCHITECTURE };
-        refuse_options(options, is_efficientnet)?;
-        let mut preprocessing = preprocessing_of(tensors, architecture)?;
+    fn with_options(tensors: &Tensors, name: &str, options: &BackboneOptions) -> Result<Self> {
+        let is_efficientnet = tensors.note("architecture") == Some(EFFICIENTNET_ARCHITECTURE);
+        let architecture = if is_efficientnet { EFFICIENTNET_ARCHITECTURE } else { CONV4_ARCHITECTURE };
+        check_options(options, is_efficientnet)?;
+        let mut preprocessing = read_preprocessing_notes(tensors, architecture)?;
         preprocessing.size = options.size.unwrap_or(preprocessing.size);
         preprocessing.fit = options.fit.unwrap_or(preprocessing.fit);
         preprocessing.resampling = options.resampling.unwrap_or(preprocessing.resampling);
@@ -141,8 +142,8 @@ impl Backbone {
         }
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
         let parameters = model::flat(&conv4::layout(shape.channels), tensors)?;
-        let name = format!("{name} ({ARCHITECTURE}, {})", hash(&parameters));
-        let network = Network::Conv4(Conv4Embedder::new(shape, &parameters));
+        let name = format!("{name} ({CONV4_ARCHITECTURE}, {})", parameter_hash(&parameters));
+        let network = Box::new(Conv4Embedder::new(shape, &parameters));
         Ok(Backbone { network, preprocessing, name, warning: None })
     }
 
@@ -160,17 +161,74 @@ impl Backbone {
             return Err(Error::NotABackbone { path: tensors.path().into(), problem });
         }
         let parameters = model::flat(&efficientnet::layout(), tensors)?;
-        let name = format!("{name} ({EFFICIENTNET}, {size} px, {})", hash(&parameters));
-        let network = Network::EfficientNet(EfficientNetEmbedder::new(size, &parameters));
+        let name =
+            format!("{name} ({EFFICIENTNET_ARCHITECTURE}, {size} px, {})", parameter_hash(&parameters));
+        let network = Box::new(EfficientNetEmbedder::new(size, &parameters));
         Ok(Backbone { network, preprocessing, name, warning: None })
     }
 
     /// Takes parameters of a Conv4 in memory, for instance in the middle of training.
     pub fn from_parameters(preprocessing: Preprocessing, parameters: &[f32]) -> Self {
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
-        let name = format!("{ARCHITECTURE}, {}", hash(parameters));
-        let network = Network::Conv4(Conv4Embedder::new(shape, parameters));
+        let name = format!("{CONV4_ARCHITECTURE}, {}", parameter_hash(parameters));
+        let network = Box::new(Conv4Embedder::new(shape, parameters));
         Backbone { network, preprocessing, name, warning: None }
+    }
+
+    /// Any network, with the preprocessing of its images. `name` identifies the network in files and in the cache, so two
+    /// networks that give different embeddings must have different names.
+    ///
+    /// ```
+    /// use trueshot_vision::network::{EmbeddingNetwork, EmbeddingSession};
+    /// use trueshot_vision::{Backbone, Preprocessing, Unreadable};
+    ///
+    /// /// Embeds an image as its mean colour.
+    /// struct MeanColour;
+    ///
+    /// impl EmbeddingNetwork for MeanColour {
+    ///     fn dim(&self) -> usize {
+    ///         3
+    ///     }
+    ///     fn input_len(&self) -> usize {
+    ///         8 * 8 * 3
+    ///     }
+    ///     fn batch_size(&self) -> usize {
+    ///         4
+    ///     }
+    ///     fn is_costly(&self) -> bool {
+    ///         false
+    ///     }
+    ///     fn session(&self) -> Box<dyn EmbeddingSession> {
+    ///         Box::new(MeanColour)
+    ///     }
+    /// }
+    ///
+    /// impl EmbeddingSession for MeanColour {
+    ///     fn embed(&mut self, images: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
+    ///         for (image, mean) in images.chunks_exact(8 * 8 * 3).zip(out.chunks_exact_mut(3)) {
+    ///             for (channel, mean) in mean.iter_mut().enumerate() {
+    ///                 *mean = image.iter().skip(channel).step_by(3).sum::<f32>() / 64.0;
+    ///             }
+    ///         }
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// let backbone = Backbone::from_network(Box::new(MeanColour), Preprocessing::colour(8), "mean colour");
+    /// let mut embedding = [0.0; 3];
+    /// backbone.session().embed(&[0.5; 8 * 8 * 3], &mut embedding).unwrap();
+    /// assert_eq!(embedding, [0.5; 3]);
+    /// ```
+    ///
+    /// # Panics
+    /// If the network takes images of another size.
+    pub fn from_network(
+        network: Box<dyn EmbeddingNetwork>,
+        preprocessing: Preprocessing,
+        name: impl Into<String>,
+    ) -> Self {
+        assert_eq!(network.input_len(), preprocessing.input_len(), "values of an input image");
+        Backbone { network, preprocessing, name: name.into(), warning: None }
     }
 
     /// What it is called in the files it makes: name, architecture and a hash of its parameters.
@@ -183,69 +241,39 @@ impl Backbone {
         self.warning.as_deref()
     }
 
-    /// All that an embedding depends on besides its picture: two backbones that say the same give the same numbers.
+    /// All that an embedding depends on besides its image: two backbones that say the same give the same numbers.
     pub fn identity(&self) -> String {
         format!("{} {:?} {}", self.name, self.preprocessing, Isa::current().name())
     }
 
-    /// What its pictures must be.
+    /// What its images must be.
     pub fn preprocessing(&self) -> &Preprocessing {
         &self.preprocessing
     }
 
-    /// Decides what becomes of pictures that are no squares.
+    /// Decides what becomes of images that are no squares.
     pub fn set_fit(&mut self, fit: Fit) {
         self.preprocessing.fit = fit;
     }
 
-    /// Numbers of an embedding.
+    /// Length of an embedding.
     pub fn dim(&self) -> usize {
-        match &self.network {
-            Network::Conv4(network) => network.shape().features(),
-            Network::EfficientNet(_) => efficientnet::FEATURES,
-            Network::Onnx(network) => network.dim(),
-        }
+        self.network.dim()
     }
 
-    /// How many pictures one thread should take at once; more would be no faster.
-    pub fn pictures_at_once(&self) -> usize {
-        match &self.network {
-            Network::Conv4(_) => 16,
-            Network::EfficientNet(_) | Network::Onnx(_) => 1,
-        }
+    /// Number of images that one thread should embed per call; more would not be faster.
+    pub fn batch_size(&self) -> usize {
+        self.network.batch_size()
     }
 
-    /// Whether a picture takes longer to embed than to read.
+    /// Whether embedding an image takes longer than reading it.
     pub fn is_costly(&self) -> bool {
-        !matches!(self.network, Network::Conv4(_))
+        self.network.is_costly()
     }
 
-    /// Working memory for one thread.
-    pub fn scratch(&self) -> Scratch {
-        Scratch(match &self.network {
-            Network::Conv4(network) => Memory::Conv4(network.session()),
-            Network::EfficientNet(network) => Memory::EfficientNet(network.session()),
-            Network::Onnx(_) => Memory::Onnx,
-        })
-    }
-
-    /// Embeds normalised pictures on the calling thread. Only an ONNX model can fail.
-    ///
-    /// # Panics
-    /// If the scratch is that of a backbone of another kind.
-    pub fn embed(&self, pictures: &[f32], out: &mut [f32], scratch: &mut Scratch) -> Result<(), Unreadable> {
-        match (&self.network, &mut scratch.0) {
-            (Network::Conv4(_), Memory::Conv4(session)) => session.embed(pictures, out),
-            (Network::EfficientNet(_), Memory::EfficientNet(session)) => session.embed(pictures, out),
-            (Network::Onnx(network), Memory::Onnx) => {
-                let rows = out.chunks_exact_mut(network.dim());
-                for (picture, row) in pictures.chunks_exact(self.preprocessing.values()).zip(rows) {
-                    network.embed(picture, row)?;
-                }
-            }
-            _ => panic!("a scratch of another backbone"),
-        }
-        Ok(())
+    /// A session of the network for one thread. It takes images that are normalised as [`Backbone::preprocessing`] says.
+    pub fn session(&self) -> Box<dyn EmbeddingSession> {
+        self.network.session()
     }
 }
 
@@ -253,14 +281,14 @@ fn has_extension(path: &Path, wanted: &str) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(wanted))
 }
 
-fn stem(path: &Path) -> String {
+fn file_stem(path: &Path) -> String {
     path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 /// A name that is neither a file nor built in is likelier a misspelt name than a missing file.
-fn opened(path: &Path) -> Result<Tensors> {
+fn open_tensors(path: &Path) -> Result<Tensors> {
     if path.extension().is_none() && !path.exists() {
-        let known = format!("{EFFICIENTNET} and {}", built_in::DRAWINGS);
+        let known = format!("{EFFICIENTNET_ARCHITECTURE} and {}", built_in::OMNIGLOT_CONV4);
         return Err(Error::NotABackbone {
             path: path.into(),
             problem: format!("no such file, and no built-in backbone has that name; built in: {known}"),
@@ -269,7 +297,7 @@ fn opened(path: &Path) -> Result<Tensors> {
     Ok(Tensors::open(path)?)
 }
 
-fn refuse_options(options: &Options, is_efficientnet: bool) -> Result<()> {
+fn check_options(options: &BackboneOptions, is_efficientnet: bool) -> Result<()> {
     let given = [
         ("the mean", options.mean.is_some()),
         ("the standard deviation", options.std.is_some()),
@@ -287,7 +315,7 @@ fn refuse_options(options: &Options, is_efficientnet: bool) -> Result<()> {
 }
 
 /// The first 16 digits of the parameters' hash.
-fn hash(parameters: &[f32]) -> String {
+fn parameter_hash(parameters: &[f32]) -> String {
     let mut hasher = blake3::Hasher::new();
     for value in parameters {
         hasher.update(&value.to_le_bytes());
@@ -296,7 +324,11 @@ fn hash(parameters: &[f32]) -> String {
 }
 
 /// The notes that belong to preprocessing, as training writes them.
-pub(crate) fn note_preprocessing(tensors: &mut Tensors, preprocessing: &Preprocessing, architecture: &str) {
+pub(crate) fn write_preprocessing_notes(
+    tensors: &mut Tensors,
+    preprocessing: &Preprocessing,
+    architecture: &str,
+) {
     let list = |values: &[f32]| values.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
     tensors.set_note("architecture", architecture);
     tensors.set_note("input_size", preprocessing.size.to_string());
@@ -304,7 +336,7 @@ pub(crate) fn note_preprocessing(tensors: &mut Tensors, preprocessing: &Preproce
     tensors.set_note("std", list(&preprocessing.std));
 }
 
-pub(crate) fn preprocessing_of(tensors: &Tensors, wanted: &str) -> Result<Preprocessing> {
+pub(crate) fn read_preprocessing_notes(tensors: &Tensors, wanted: &str) -> Result<Preprocessing> {
     let bad = |problem: String| Error::NotABackbone { path: tensors.path().into(), problem };
     let note = |key: &str| tensors.note(key).ok_or_else(|| bad(format!("it has no metadata '{key}'")));
     let architecture = note("architecture")?;

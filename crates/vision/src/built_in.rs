@@ -1,5 +1,5 @@
-//! Models that come with the program: EfficientNet-Lite0 for photographs, a Conv4 trained on the built-in drawings,
-//! and a TraNFS head for that.
+//! The models that are built in: EfficientNet-Lite0 for photographs, a Conv4 trained on the built-in drawings, and a
+//! TraNFS head for its embeddings.
 //!
 //! `docs/built-in.md` has the commands that made them. The latter two saw the characters of the split `train` only.
 
@@ -7,53 +7,53 @@ use rayon::prelude::*;
 use trueshot::model::Model;
 use trueshot::tensors::Tensors;
 
-use crate::backbone::{Backbone, EFFICIENTNET};
-use crate::embed::prepared;
+use crate::backbone::{Backbone, EFFICIENTNET_ARCHITECTURE};
+use crate::embed::resize_for_training;
 use crate::error::Result;
 use crate::omniglot::Omniglot;
-use crate::source::{drawing, drawing_name};
+use crate::source::{drawing_class_name, drawing_image};
 use crate::split::Split;
 
-static PHOTOGRAPHS: &[u8] = include_bytes!("../assets/efficientnet-lite0.safetensors");
-static CONV4: &[u8] = include_bytes!("../assets/omniglot-conv4.safetensors");
+static EFFICIENTNET_BYTES: &[u8] = include_bytes!("../assets/efficientnet-lite0.safetensors");
+static CONV4_BYTES: &[u8] = include_bytes!("../assets/omniglot-conv4.safetensors");
 #[cfg(feature = "drawings")]
-static TRANFS: &[u8] = include_bytes!("../assets/omniglot-tranfs.safetensors");
+static TRANFS_BYTES: &[u8] = include_bytes!("../assets/omniglot-tranfs.safetensors");
 
 /// What the backbone for drawings is called.
-pub const DRAWINGS: &str = "omniglot-conv4";
+pub const OMNIGLOT_CONV4: &str = "omniglot-conv4";
 
 /// Drawings that go through the network together.
-const BLOCK: usize = 32;
+const DRAWINGS_PER_CALL: usize = 32;
 
 /// The backbone for drawings.
-pub fn backbone() -> Result<Backbone> {
-    Backbone::from_tensors(&Tensors::read_bytes(CONV4.to_vec(), DRAWINGS)?, DRAWINGS)
+pub fn omniglot_conv4() -> Result<Backbone> {
+    Backbone::from_tensors(&Tensors::read_bytes(CONV4_BYTES.to_vec(), OMNIGLOT_CONV4)?, OMNIGLOT_CONV4)
 }
 
 /// The tensors of the backbone of a name, if that is built in.
 pub(crate) fn tensors(name: &str) -> Option<Result<Tensors>> {
     let bytes = match name {
-        EFFICIENTNET => PHOTOGRAPHS,
-        DRAWINGS => CONV4,
+        EFFICIENTNET_ARCHITECTURE => EFFICIENTNET_BYTES,
+        OMNIGLOT_CONV4 => CONV4_BYTES,
         _ => return None,
     };
     Some(Tensors::read_bytes(bytes.to_vec(), name).map_err(Into::into))
 }
 
 /// TraNFS for its embeddings, for up to ten classes; where the drawings are, since it is about them only.
-pub fn tranfs() -> Result<Model> {
+pub fn omniglot_tranfs() -> Result<Model> {
     #[cfg(feature = "drawings")]
-    let bytes = TRANFS;
+    let bytes = TRANFS_BYTES;
     #[cfg(not(feature = "drawings"))]
-    let bytes = &crate::omniglot::from_elsewhere("omniglot-tranfs.safetensors")?;
+    let bytes = &crate::omniglot::read_external_asset("omniglot-tranfs.safetensors")?;
     Ok(Model::read_bytes(bytes, "omniglot-tranfs")?)
 }
 
 /// The numbers of the characters of a split: `train`, `val` or `test`.
-pub fn characters_of(split: &str) -> Result<Vec<usize>> {
-    let split = Split::of_omniglot(split)?;
+pub fn omniglot_characters(split: &str) -> Result<Vec<usize>> {
+    let split = Split::omniglot(split)?;
     let characters = Omniglot::embedded()?.characters().iter().enumerate();
-    let of_split = characters.filter(|(_, character)| split.holds(&drawing_name(character)));
+    let of_split = characters.filter(|(_, character)| split.contains(&drawing_class_name(character)));
     Ok(of_split.map(|(number, _)| number).collect())
 }
 
@@ -63,23 +63,25 @@ pub fn characters_of(split: &str) -> Result<Vec<usize>> {
 /// If there is no such drawing.
 pub fn embed_drawings(backbone: &Backbone, drawings: &[(usize, usize)]) -> Vec<f32> {
     let mut features = vec![0.0; drawings.len() * backbone.dim()];
-    let blocks = drawings.par_chunks(BLOCK).zip(features.par_chunks_mut(BLOCK * backbone.dim()));
+    let blocks = drawings
+        .par_chunks(DRAWINGS_PER_CALL)
+        .zip(features.par_chunks_mut(DRAWINGS_PER_CALL * backbone.dim()));
     blocks.for_each_init(
-        || backbone.scratch(),
-        |scratch, (drawings, out)| {
-            let embedded = backbone.embed(&inputs(backbone, drawings), out, scratch);
+        || backbone.session(),
+        |session, (drawings, out)| {
+            let embedded = session.embed(&network_inputs(backbone, drawings), out);
             embedded.expect("networks of our own do not fail");
         },
     );
     features
 }
 
-fn inputs(backbone: &Backbone, drawings: &[(usize, usize)]) -> Vec<f32> {
+fn network_inputs(backbone: &Backbone, drawings: &[(usize, usize)]) -> Vec<f32> {
     let to = backbone.preprocessing();
-    let mut inputs = vec![0.0; drawings.len() * to.values()];
-    for (&(character, number), input) in drawings.iter().zip(inputs.chunks_exact_mut(to.values())) {
-        let picture = drawing(character, number, to.channels).expect("built-in drawings can be unpacked");
-        to.normalise(&prepared(picture, to, false), input);
+    let mut inputs = vec![0.0; drawings.len() * to.input_len()];
+    for (&(character, number), input) in drawings.iter().zip(inputs.chunks_exact_mut(to.input_len())) {
+        let image = drawing_image(character, number, to.channels).expect("built-in drawings can be unpacked");
+        to.normalise(&resize_for_training(image, to, false), input);
     }
     inputs
 }

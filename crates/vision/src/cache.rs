@@ -1,15 +1,15 @@
-//! Embeddings that were made before, by the contents of their pictures.
+//! The cache of embeddings on disk, keyed by backbone and by the contents of the image.
 //!
-//! An embedding depends on a picture's bytes and on the backbone with its preprocessing, so that is what it is kept
+//! An embedding depends on an image's bytes and on the backbone with its preprocessing, so that is what it is kept
 //! by: a folder for every backbone, named by a hash of its identity, and in it packs of rows, each with the hash of its
-//! picture. A pack is written whole and never changed, so any number of programs may share the folder without locks;
+//! image. A pack is written whole and never changed, so any number of programs may share the folder without locks;
 //! every row carries a checksum and is not believed without it. All this is for speed only: what cannot be read is
 //! made again, what cannot be written is not kept, and neither is an error.
 //!
 //! Packs that were not used for longest go first when all of them together are too large.
 //!
 //! A pack is `trucach1`, the numbers of a row and the rows (u32 each, little-endian), then for every row the hash of its
-//! picture (32 bytes) and its checksum (8), then the rows (f32).
+//! image (32 bytes) and its checksum (8), then the rows (f32).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,45 +21,45 @@ use std::time::SystemTime;
 use trueshot::atomic::write_atomically;
 
 const MAGIC: &[u8; 8] = b"trucach1";
-const HEADER: u64 = 16;
-const ENTRY: u64 = 40;
+const HEADER_BYTES: u64 = 16;
+const ENTRY_BYTES: u64 = 40;
 /// What all packs together may take: some 200,000 embeddings of 1,280 numbers.
-const MOST_BYTES: u64 = 1 << 30;
+const MAX_BYTES: u64 = 1 << 30;
 /// So many small packs of a backbone are made one.
-const MOST_PACKS: usize = 32;
+const MAX_PACKS: usize = 32;
 /// What is not small any more.
-const SMALL: u64 = 8 << 20;
+const SMALL_PACK_BYTES: u64 = 8 << 20;
 /// Numbers that wait to be written before they are a pack: 16 MiB.
-const WAITING: usize = 4 << 20;
+const MAX_PENDING_VALUES: usize = 4 << 20;
 
-/// The hash of a picture's contents.
-pub type Key = [u8; 32];
+/// The hash of an image's contents.
+pub type ContentHash = [u8; 32];
 
 /// Where embeddings are kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Place {
+pub enum CacheLocation {
     /// In the user's folder for such things, if there is one.
     #[default]
-    Usual,
+    Default,
     /// In this folder.
     Folder(PathBuf),
     /// Nowhere.
-    Nowhere,
+    Disabled,
 }
 
-impl Place {
+impl CacheLocation {
     /// The folder, if there is one.
     pub fn folder(&self) -> Option<PathBuf> {
         match self {
-            Place::Nowhere => None,
-            Place::Folder(folder) => Some(folder.clone()),
-            Place::Usual => usual(&|name| std::env::var_os(name).map(PathBuf::from)),
+            CacheLocation::Disabled => None,
+            CacheLocation::Folder(folder) => Some(folder.clone()),
+            CacheLocation::Default => default_folder(&|name| std::env::var_os(name).map(PathBuf::from)),
         }
     }
 }
 
 /// `$XDG_CACHE_HOME/trueshot`, or what stands for it elsewhere. A relative path there is to be ignored.
-fn usual(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+fn default_folder(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let absolute = |name: &str| variable(name).filter(|path| path.is_absolute());
     let home = || absolute("HOME").map(|home| home.join(".cache"));
     let folder = absolute("XDG_CACHE_HOME").or_else(|| absolute("LOCALAPPDATA")).or_else(home)?;
@@ -67,65 +67,65 @@ fn usual(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
 }
 
 /// The embeddings of one backbone.
-pub struct Cache {
+pub struct EmbeddingCache {
     root: PathBuf,
     folder: PathBuf,
     dim: usize,
-    most_bytes: u64,
-    state: Mutex<State>,
+    max_bytes: u64,
+    state: Mutex<CacheState>,
 }
 
 #[derive(Default)]
-struct State {
+struct CacheState {
     packs: Vec<File>,
-    rows: HashMap<Key, Kept>,
+    rows: HashMap<ContentHash, RowLocation>,
     /// What is not written yet, in the order it came.
-    waiting: Vec<(Key, Vec<f32>)>,
+    pending: Vec<(ContentHash, Vec<f32>)>,
     /// Why the last pack could not be written.
     problem: Option<String>,
 }
 
 /// Where a row is.
 #[derive(Clone, Copy)]
-enum Kept {
-    Waiting(usize),
+enum RowLocation {
+    Pending(usize),
     Packed { pack: usize, offset: u64, checksum: [u8; 8] },
 }
 
-impl Cache {
+impl EmbeddingCache {
     /// Lists what is kept below a folder for a backbone of such an identity, whose embeddings have so many numbers.
     /// The folder need not exist.
     pub fn open(root: &Path, identity: &str, dim: usize) -> Self {
         let folder = root.join(folder_name(identity));
-        let cache = Cache {
+        let cache = EmbeddingCache {
             root: root.into(),
             folder,
             dim,
-            most_bytes: MOST_BYTES,
-            state: Mutex::new(State::default()),
+            max_bytes: MAX_BYTES,
+            state: Mutex::new(CacheState::default()),
         };
         let packs = cache.packs();
-        if packs.len() > MOST_PACKS {
+        if packs.len() > MAX_PACKS {
             cache.merge(&packs);
         }
         for path in cache.packs() {
-            cache.list(&mut cache.state(), &path);
+            cache.index_pack(&mut cache.state(), &path);
         }
         cache
     }
 
     /// With another limit on the bytes of all packs below the folder.
-    pub fn with_limit(mut self, most_bytes: u64) -> Self {
-        self.most_bytes = most_bytes;
+    pub fn with_limit(mut self, max_bytes: u64) -> Self {
+        self.max_bytes = max_bytes;
         self
     }
 
     /// A row, if there is a good one.
-    pub fn get(&self, key: &Key) -> Option<Vec<f32>> {
+    pub fn get(&self, key: &ContentHash) -> Option<Vec<f32>> {
         let mut state = self.state();
         let (pack, offset, checksum) = match *state.rows.get(key)? {
-            Kept::Waiting(number) => return Some(state.waiting[number].1.clone()),
-            Kept::Packed { pack, offset, checksum } => (pack, offset, checksum),
+            RowLocation::Pending(number) => return Some(state.pending[number].1.clone()),
+            RowLocation::Packed { pack, offset, checksum } => (pack, offset, checksum),
         };
         let row = read_row(&mut state.packs[pack], offset, self.dim);
         drop(state);
@@ -136,17 +136,17 @@ impl Cache {
     ///
     /// # Panics
     /// If it has another length than the backbone's.
-    pub fn put(&self, key: Key, row: Vec<f32>) {
+    pub fn put(&self, key: ContentHash, row: Vec<f32>) {
         assert_eq!(row.len(), self.dim, "numbers of an embedding");
         let mut state = self.state();
-        let number = state.waiting.len();
-        state.rows.insert(key, Kept::Waiting(number));
-        state.waiting.push((key, row));
+        let number = state.pending.len();
+        state.rows.insert(key, RowLocation::Pending(number));
+        state.pending.push((key, row));
     }
 
     /// Writes what waits if it is enough for a pack.
     pub fn flush_if_large(&self) {
-        if self.state().waiting.len() * self.dim >= WAITING {
+        if self.state().pending.len() * self.dim >= MAX_PENDING_VALUES {
             self.flush();
         }
     }
@@ -154,16 +154,16 @@ impl Cache {
     /// Writes what waits, and makes room for it.
     pub fn flush(&self) {
         let mut state = self.state();
-        let waiting = std::mem::take(&mut state.waiting);
-        if waiting.is_empty() {
+        let pending = std::mem::take(&mut state.pending);
+        if pending.is_empty() {
             return;
         }
-        for (key, _) in &waiting {
+        for (key, _) in &pending {
             state.rows.remove(key);
         }
-        match self.write(&waiting) {
+        match self.write(&pending) {
             Ok(path) => {
-                self.list(&mut state, &path);
+                self.index_pack(&mut state, &path);
                 self.prune(&path);
             }
             Err(problem) => state.problem = Some(problem),
@@ -182,7 +182,7 @@ impl Cache {
     }
 
     /// A thread that panicked left nothing half done.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CacheState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -191,26 +191,27 @@ impl Cache {
     }
 
     /// Takes the rows of a pack into the list; one that is none is removed.
-    fn list(&self, state: &mut State, path: &Path) {
+    fn index_pack(&self, state: &mut CacheState, path: &Path) {
         let Ok(mut file) = File::open(path) else { return };
         let Some(entries) = read_entries(&mut file, self.dim) else {
             let _ = std::fs::remove_file(path);
             return;
         };
         let pack = state.packs.len();
-        let rows = HEADER + ENTRY * entries.len() as u64;
+        let rows = HEADER_BYTES + ENTRY_BYTES * entries.len() as u64;
         for (number, (key, checksum)) in entries.into_iter().enumerate() {
             let offset = rows + (number * self.dim * 4) as u64;
-            state.rows.insert(key, Kept::Packed { pack, offset, checksum });
+            state.rows.insert(key, RowLocation::Packed { pack, offset, checksum });
         }
         state.packs.push(file);
         // What is used stays; a folder that may only be read is left to whoever may write.
         let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
     }
 
-    fn write(&self, rows: &[(Key, Vec<f32>)]) -> Result<PathBuf, String> {
+    fn write(&self, rows: &[(ContentHash, Vec<f32>)]) -> Result<PathBuf, String> {
         std::fs::create_dir_all(&self.folder).map_err(|error| error.to_string())?;
-        let mut bytes = Vec::with_capacity(rows.len() * (ENTRY as usize + self.dim * 4) + HEADER as usize);
+        let mut bytes =
+            Vec::with_capacity(rows.len() * (ENTRY_BYTES as usize + self.dim * 4) + HEADER_BYTES as usize);
         bytes.extend(MAGIC);
         bytes.extend((self.dim as u32).to_le_bytes());
         bytes.extend((rows.len() as u32).to_le_bytes());
@@ -229,13 +230,14 @@ impl Cache {
 
     /// Makes one pack of all small ones.
     fn merge(&self, packs: &[PathBuf]) {
-        let is_small = |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|found| found.len() < SMALL);
+        let is_small =
+            |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|found| found.len() < SMALL_PACK_BYTES);
         let small: Vec<&PathBuf> = packs.iter().filter(is_small).collect();
         let mut rows = HashMap::new();
         for path in &small {
             let Ok(mut file) = File::open(path) else { continue };
             let Some(entries) = read_entries(&mut file, self.dim) else { continue };
-            let start = HEADER + ENTRY * entries.len() as u64;
+            let start = HEADER_BYTES + ENTRY_BYTES * entries.len() as u64;
             for (number, (key, checksum)) in entries.into_iter().enumerate() {
                 let row = read_row(&mut file, start + (number * self.dim * 4) as u64, self.dim);
                 if let Some(row) = row.filter(|row| checksum_of(&key, row) == checksum) {
@@ -243,7 +245,7 @@ impl Cache {
                 }
             }
         }
-        let mut rows: Vec<(Key, Vec<f32>)> = rows.into_iter().collect();
+        let mut rows: Vec<(ContentHash, Vec<f32>)> = rows.into_iter().collect();
         rows.sort_by_key(|(key, _)| *key);
         let Ok(merged) = self.write(&rows) else { return };
         for path in small.into_iter().filter(|path| **path != merged) {
@@ -262,7 +264,7 @@ impl Cache {
         packs.sort();
         let mut total: u64 = packs.iter().map(|(_, length, _)| length).sum();
         for (_, length, path) in packs {
-            if total <= self.most_bytes {
+            if total <= self.max_bytes {
                 break;
             }
             if path != newest && std::fs::remove_file(&path).is_ok() {
@@ -272,13 +274,13 @@ impl Cache {
     }
 }
 
-impl Drop for Cache {
+impl Drop for EmbeddingCache {
     fn drop(&mut self) {
         self.flush();
     }
 }
 
-/// A change in how pictures are decoded or resized needs another version, or old rows would stand beside new ones.
+/// A change in how images are decoded or resized needs another version, or old rows would stand beside new ones.
 fn folder_name(identity: &str) -> String {
     blake3::hash(format!("pictures/1 {identity}").as_bytes()).to_hex()[..16].to_owned()
 }
@@ -291,7 +293,7 @@ fn packs_in(folder: &Path) -> Vec<PathBuf> {
     packs
 }
 
-fn checksum_of(key: &Key, row: &[f32]) -> [u8; 8] {
+fn checksum_of(key: &ContentHash, row: &[f32]) -> [u8; 8] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(key);
     row.iter().for_each(|value| {
@@ -303,19 +305,19 @@ fn checksum_of(key: &Key, row: &[f32]) -> [u8; 8] {
 }
 
 /// The keys and checksums of a pack, if it is one of rows of `dim` numbers and as long as it says.
-fn read_entries(file: &mut File, dim: usize) -> Option<Vec<(Key, [u8; 8])>> {
+fn read_entries(file: &mut File, dim: usize) -> Option<Vec<(ContentHash, [u8; 8])>> {
     let length = file.metadata().ok()?.len();
-    let mut header = [0; HEADER as usize];
+    let mut header = [0; HEADER_BYTES as usize];
     file.read_exact(&mut header).ok()?;
     let number = |place: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| header[place + byte]));
     let (found, count) = (u64::from(number(8)), u64::from(number(12)));
-    let whole = HEADER + count * ENTRY + count * (dim as u64) * 4;
+    let whole = HEADER_BYTES + count * ENTRY_BYTES + count * (dim as u64) * 4;
     if &header[..8] != MAGIC || found != dim as u64 || whole != length {
         return None;
     }
-    let mut entries = vec![0; (count * ENTRY) as usize];
+    let mut entries = vec![0; (count * ENTRY_BYTES) as usize];
     file.read_exact(&mut entries).ok()?;
-    let entry = |entry: &[u8; ENTRY as usize]| {
+    let entry = |entry: &[u8; ENTRY_BYTES as usize]| {
         let (mut key, mut checksum) = ([0; 32], [0; 8]);
         key.copy_from_slice(&entry[..32]);
         checksum.copy_from_slice(&entry[32..]);
@@ -335,27 +337,27 @@ fn read_row(file: &mut File, offset: u64, dim: usize) -> Option<Vec<f32>> {
 mod tests {
     use super::*;
 
-    fn key(number: u8) -> Key {
+    fn key(number: u8) -> ContentHash {
         [number; 32]
     }
 
     #[test]
     fn what_was_put_is_found_again_by_the_same_backbone_only() {
         let root = tempfile::tempdir().unwrap();
-        let cache = Cache::open(root.path(), "a", 3);
+        let cache = EmbeddingCache::open(root.path(), "a", 3);
         cache.put(key(1), vec![1.0, 2.0, 3.0]);
         assert_eq!(cache.get(&key(1)), Some(vec![1.0, 2.0, 3.0]));
         drop(cache);
-        let again = Cache::open(root.path(), "a", 3);
+        let again = EmbeddingCache::open(root.path(), "a", 3);
         assert_eq!(again.get(&key(1)), Some(vec![1.0, 2.0, 3.0]));
         assert_eq!(again.get(&key(2)), None);
-        assert_eq!(Cache::open(root.path(), "b", 3).get(&key(1)), None);
+        assert_eq!(EmbeddingCache::open(root.path(), "b", 3).get(&key(1)), None);
     }
 
     #[test]
     fn a_damaged_pack_is_no_reason_to_fail() {
         let root = tempfile::tempdir().unwrap();
-        let cache = Cache::open(root.path(), "a", 2);
+        let cache = EmbeddingCache::open(root.path(), "a", 2);
         (0..4).for_each(|number| cache.put(key(number), vec![f32::from(number), 1.0]));
         drop(cache);
         let path = packs_in(&root.path().join(folder_name("a"))).pop().unwrap();
@@ -364,7 +366,7 @@ mod tests {
             let mut damaged = whole.clone();
             damaged[place] ^= 0x40;
             std::fs::write(&path, &damaged).unwrap();
-            let cache = Cache::open(root.path(), "a", 2);
+            let cache = EmbeddingCache::open(root.path(), "a", 2);
             let rows: Vec<Option<Vec<f32>>> = (0..4).map(|number| cache.get(&key(number))).collect();
             for (number, row) in rows.iter().enumerate() {
                 assert!(row.is_none() || row.as_deref() == Some(&[number as f32, 1.0]), "{place}: {row:?}");
@@ -373,7 +375,7 @@ mod tests {
         }
         for length in 0..whole.len() {
             std::fs::write(&path, &whole[..length]).unwrap();
-            assert_eq!(Cache::open(root.path(), "a", 2).get(&key(1)), None);
+            assert_eq!(EmbeddingCache::open(root.path(), "a", 2).get(&key(1)), None);
             assert!(!path.exists(), "a pack that is none is removed");
         }
     }
@@ -382,9 +384,9 @@ mod tests {
     fn many_small_packs_become_one() {
         let root = tempfile::tempdir().unwrap();
         for number in 0..40 {
-            Cache::open(root.path(), "a", 1).put(key(number), vec![f32::from(number)]);
+            EmbeddingCache::open(root.path(), "a", 1).put(key(number), vec![f32::from(number)]);
         }
-        let cache = Cache::open(root.path(), "a", 1);
+        let cache = EmbeddingCache::open(root.path(), "a", 1);
         assert!(cache.packs().len() < 40);
         (0..40).for_each(|number| assert_eq!(cache.get(&key(number)), Some(vec![f32::from(number)])));
     }
@@ -393,7 +395,7 @@ mod tests {
     fn what_was_not_used_for_longest_makes_room() {
         let root = tempfile::tempdir().unwrap();
         let pack = |backbone: &str, number: u8| {
-            let cache = Cache::open(root.path(), backbone, 100).with_limit(1000);
+            let cache = EmbeddingCache::open(root.path(), backbone, 100).with_limit(1000);
             cache.put(key(number), vec![1.0; 100]);
         };
         pack("a", 1);
@@ -401,14 +403,14 @@ mod tests {
         pack("b", 2);
         std::thread::sleep(std::time::Duration::from_millis(20));
         pack("c", 3);
-        assert_eq!(Cache::open(root.path(), "a", 100).get(&key(1)), None);
-        assert!(Cache::open(root.path(), "c", 100).get(&key(3)).is_some());
+        assert_eq!(EmbeddingCache::open(root.path(), "a", 100).get(&key(1)), None);
+        assert!(EmbeddingCache::open(root.path(), "c", 100).get(&key(3)).is_some());
     }
 
     #[test]
     fn a_folder_that_cannot_be_written_is_said_and_no_more() {
         let root = tempfile::NamedTempFile::new().unwrap();
-        let cache = Cache::open(root.path(), "a", 1);
+        let cache = EmbeddingCache::open(root.path(), "a", 1);
         cache.put(key(1), vec![1.0]);
         cache.flush();
         assert!(cache.problem().is_some());
@@ -418,7 +420,9 @@ mod tests {
     #[test]
     fn the_usual_folder_is_where_the_system_keeps_such_things() {
         let of = |pairs: &'static [(&'static str, &'static str)]| {
-            usual(&|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, path)| PathBuf::from(*path)))
+            default_folder(&|name| {
+                pairs.iter().find(|(key, _)| *key == name).map(|(_, path)| PathBuf::from(*path))
+            })
         };
         assert_eq!(of(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]), Some("/x/trueshot".into()));
         assert_eq!(of(&[("XDG_CACHE_HOME", "x"), ("HOME", "/h")]), Some("/h/.cache/trueshot".into()));

@@ -1,15 +1,15 @@
-//! A drawing: ink on paper, one bit a pixel.
+//! A drawing: an image of one bit per pixel, ink or paper.
 //!
-//! The room between the packed data set and everything that looks at a picture: networks want grey values of
+//! The room between the packed data set and everything that looks at an image: networks want grey values of
 //! a small square ([`Bitmap::to_grey`]), people want to see it in a page ([`Bitmap::to_png_data_uri`]).
-//! Rows are packed as PNG packs them, so a picture for a page is a copy and a deflate. A PNG of one bit a
+//! Rows are packed as PNG packs them, so an image for a page is a copy and a deflate. A PNG of one bit a
 //! pixel is also the smallest form for a page: 335 characters for the average drawing of 105 px, where an SVG
 //! path of the same pixels takes 870. Show it enlarged with `image-rendering: pixelated`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-/// A picture of one bit a pixel: ink or paper.
+/// An image of one bit a pixel: ink or paper.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Bitmap {
     width: usize,
@@ -23,7 +23,7 @@ impl Bitmap {
     /// The widest and the highest a drawing can be; keeps every product of sizes far from overflow.
     pub const MAX_SIDE: usize = 1 << 14;
 
-    /// Draws a picture by asking for each pixel, given as `(x, y)`, whether it is ink.
+    /// Draws an image by asking for each pixel, given as `(x, y)`, whether it is ink.
     ///
     /// # Panics
     ///
@@ -39,7 +39,7 @@ impl Bitmap {
         bitmap
     }
 
-    /// A picture from its strips: a strip is eight columns wide and goes from top to bottom a byte a row,
+    /// An image from its strips: a strip is eight columns wide and goes from top to bottom a byte a row,
     /// strips go from left to right. `None` if the number of bytes is not that of the size.
     pub(crate) fn from_strips(width: usize, height: usize, strips: &[u8]) -> Option<Self> {
         let mut bitmap = Self::blank(width, height);

@@ -1,9 +1,9 @@
-//! Embeds a collection of pictures into a file, without holding either in memory.
+//! Embeds a collection of images into a file, without holding the images or the embeddings in memory.
 //!
-//! Pictures are decoded, changed, embedded and encoded in small blocks, many blocks at once on all threads, and
-//! written in the order of the collection: by class, picture and copy. What cannot be read is skipped and
-//! listed. How a picture is changed follows from the seed, its name and the copy's number, so the file's bytes
-//! depend neither on threads nor on which other pictures there are.
+//! Images are decoded, changed, embedded and encoded in small blocks, many blocks at once on all threads, and
+//! written in the order of the collection: by class, image and copy. What cannot be read is skipped and
+//! listed. How an image is changed follows from the seed, its name and the copy's number, so the file's bytes
+//! depend neither on threads nor on which other images there are.
 
 use std::path::Path;
 use trueshot::progress::Progress;
@@ -12,60 +12,61 @@ use rayon::prelude::*;
 use trueshot::embeddings::{Precision, Writer};
 
 use crate::augment::{Augmentation, Augmenter};
-use crate::backbone::{Backbone, Scratch};
-use crate::embedder::{Embedder, Given, Made};
+use crate::backbone::Backbone;
+use crate::decoded_image::DecodedImage;
+use crate::embedder::{EmbeddedImage, Embedder, ImageInput};
 use crate::error::{Error, Result, Skipped, Unreadable};
-use crate::picture::Picture;
+use crate::network::EmbeddingSession;
 use crate::preprocess::Preprocessing;
-use crate::source::{Collection, Entry};
+use crate::source::{Collection, ImageEntry};
 
-/// Rows that one thread makes at once: enough for the network to work on several pictures together.
-const ROWS_A_BLOCK: usize = 16;
+/// Rows per block, the work unit of one thread: enough for the network to process several images together.
+const ROWS_PER_BLOCK: usize = 16;
 /// Blocks that are in work before their rows are written; for every thread.
-const BLOCKS_A_THREAD: usize = 16;
+const BLOCKS_PER_THREAD: usize = 16;
 
 /// What to embed, with what, how.
-pub struct Request<'a> {
-    /// The pictures.
+pub struct EmbedRequest<'a> {
+    /// The images.
     pub collection: &'a Collection,
     /// What embeds them.
     pub embedder: &'a Embedder,
-    /// Each picture so often, each time changed differently; `None` embeds it once, as it is.
+    /// Each image so often, each time changed differently; `None` embeds it once, as it is.
     pub copies: Option<(usize, &'a Augmentation)>,
     /// How numbers are stored.
     pub precision: Precision,
     /// Another seed, other changes.
     pub seed: u64,
-    /// Every class must be left with so many readable pictures.
-    pub least_per_class: usize,
+    /// Every class must be left with so many readable images.
+    pub min_per_class: usize,
 }
 
 /// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct EmbedReport {
     /// Rows of the file.
     pub rows: usize,
-    /// Pictures that were read.
-    pub pictures: usize,
+    /// Images that were read.
+    pub images: usize,
     /// How many of them had been embedded before.
     pub from_cache: usize,
     /// What was skipped while reading.
     pub skipped: Vec<Skipped>,
 }
 
-/// A picture's rows, encoded; or why there are none.
-type Rows = std::result::Result<Vec<u8>, Unreadable>;
+/// An image's rows, encoded; or why there are none.
+type EncodedRows = std::result::Result<Vec<u8>, Unreadable>;
 
-/// Embeds all pictures into a file that appears when it is complete. The progress counts the images.
-pub fn embed(request: &Request<'_>, output: &Path, progress: &dyn Progress) -> Result<Report> {
+/// Embeds all images into a file that appears when it is complete. The progress counts the images.
+pub fn embed(request: &EmbedRequest<'_>, output: &Path, progress: &dyn Progress) -> Result<EmbedReport> {
     let entries = request.collection.entries();
-    let mut writer = request.begin(output)?;
-    let mut report = Report { rows: 0, pictures: 0, from_cache: 0, skipped: Vec::new() };
-    let (window, mut done) = (request.window(), 0);
+    let mut writer = request.create_writer(output)?;
+    let mut report = EmbedReport { rows: 0, images: 0, from_cache: 0, skipped: Vec::new() };
+    let (window, mut done) = (request.window_len(), 0);
     for window in entries.chunks(window) {
         let rows = match request.copies {
             None => request.rows(window, &mut report)?,
-            Some(_) => request.changed_rows(window)?,
+            Some(_) => request.augmented_rows(window)?,
         };
         for (entry, rows) in window.iter().zip(rows) {
             request.write(&mut writer, entry, rows, &mut report)?;
@@ -79,7 +80,7 @@ pub fn embed(request: &Request<'_>, output: &Path, progress: &dyn Progress) -> R
     Ok(report)
 }
 
-impl Request<'_> {
+impl EmbedRequest<'_> {
     fn copies(&self) -> usize {
         self.copies.map_or(1, |(copies, _)| copies)
     }
@@ -88,25 +89,25 @@ impl Request<'_> {
         self.embedder.backbone()
     }
 
-    fn pictures_a_block(&self) -> usize {
-        ROWS_A_BLOCK.div_ceil(self.copies()).max(1)
+    fn images_per_block(&self) -> usize {
+        ROWS_PER_BLOCK.div_ceil(self.copies()).max(1)
     }
 
-    /// Pictures that are in work before their rows are written.
-    fn window(&self) -> usize {
+    /// Images that are in work before their rows are written.
+    fn window_len(&self) -> usize {
         match self.copies {
-            None => self.embedder.window(),
-            Some(_) => self.pictures_a_block() * BLOCKS_A_THREAD * rayon::current_num_threads().max(1),
+            None => self.embedder.window_len(),
+            Some(_) => self.images_per_block() * BLOCKS_PER_THREAD * rayon::current_num_threads().max(1),
         }
     }
 
-    /// The rows of pictures as they are.
-    fn rows(&self, entries: &[Entry], report: &mut Report) -> Result<Vec<Rows>> {
-        let given: Vec<Given<'_>> =
-            entries.iter().map(|entry| Given::Entry(self.collection, entry)).collect();
-        let mut encode = |made: Made| {
-            report.from_cache += usize::from(made.was_cached);
-            match made.row {
+    /// The rows of images as they are.
+    fn rows(&self, entries: &[ImageEntry], report: &mut EmbedReport) -> Result<Vec<EncodedRows>> {
+        let given: Vec<ImageInput<'_>> =
+            entries.iter().map(|entry| ImageInput::Entry(self.collection, entry)).collect();
+        let mut encode = |image: EmbeddedImage| {
+            report.from_cache += usize::from(image.was_cached);
+            match image.row {
                 Err(reason) => Ok(Err(reason)),
                 Ok(row) => self.encode(&row).map(Ok),
             }
@@ -114,16 +115,16 @@ impl Request<'_> {
         self.embedder.embed_window(&given).into_iter().map(&mut encode).collect()
     }
 
-    /// The rows of pictures that are changed at random.
-    fn changed_rows(&self, entries: &[Entry]) -> Result<Vec<Rows>> {
-        let blocks: Vec<Vec<Rows>> = entries
-            .par_chunks(self.pictures_a_block())
-            .map_init(|| Bench::new(self.backbone()), |bench, block| bench.embed(self, block))
+    /// The rows of images that are changed at random.
+    fn augmented_rows(&self, entries: &[ImageEntry]) -> Result<Vec<EncodedRows>> {
+        let blocks: Vec<Vec<EncodedRows>> = entries
+            .par_chunks(self.images_per_block())
+            .map_init(|| AugmentWorker::new(self.backbone()), |worker, block| worker.embed(self, block))
             .collect::<Result<_>>()?;
         Ok(blocks.into_iter().flatten().collect())
     }
 
-    fn begin(&self, output: &Path) -> Result<Writer> {
+    fn create_writer(&self, output: &Path) -> Result<Writer> {
         let mut notes = vec![("backbone", self.backbone().name().to_string())];
         if let Some((copies, augmentation)) = self.copies {
             let augmentation = serde_json::to_string(augmentation).expect("plain numbers");
@@ -134,15 +135,22 @@ impl Request<'_> {
         Ok(Writer::create(output, self.backbone().dim(), self.precision, classes, &notes)?)
     }
 
-    fn write(&self, writer: &mut Writer, entry: &Entry, rows: Rows, report: &mut Report) -> Result<()> {
+    fn write(
+        &self,
+        writer: &mut Writer,
+        entry: &ImageEntry,
+        rows: EncodedRows,
+        report: &mut EmbedReport,
+    ) -> Result<()> {
         let rows = match rows {
             Ok(rows) => rows,
             Err(reason) => {
-                report.skipped.push(Skipped { item: entry.item.clone(), class: Some(entry.class), reason });
+                let class = Some(self.collection.class_of(entry).to_owned());
+                report.skipped.push(Skipped { item: entry.item.clone(), class, reason });
                 return Ok(());
             }
         };
-        report.pictures += 1;
+        report.images += 1;
         let length = self.backbone().dim() * self.precision.size();
         for (copy, row) in rows.chunks_exact(length).enumerate() {
             match self.copies {
@@ -153,72 +161,74 @@ impl Request<'_> {
         Ok(())
     }
 
-    fn check_classes(&self, report: &Report) -> Result<()> {
+    fn check_classes(&self, report: &EmbedReport) -> Result<()> {
         let classes = self.collection.classes();
         let (mut have, mut skipped) = (vec![0_usize; classes.len()], vec![0_usize; classes.len()]);
         self.collection.entries().iter().for_each(|entry| have[entry.class as usize] += 1);
-        for class in report.skipped.iter().filter_map(|skipped| skipped.class) {
-            have[class as usize] -= 1;
-            skipped[class as usize] += 1;
+        for class in
+            report.skipped.iter().filter_map(|skipped| classes.binary_search(skipped.class.as_ref()?).ok())
+        {
+            have[class] -= 1;
+            skipped[class] += 1;
         }
-        let short = (0..classes.len()).find(|&class| have[class] < self.least_per_class);
+        let short = (0..classes.len()).find(|&class| have[class] < self.min_per_class);
         match short {
             None => Ok(()),
-            Some(class) => Err(Error::TooFewPictures {
+            Some(class) => Err(Error::TooFewImages {
                 class: classes[class].clone(),
                 have: have[class],
-                need: self.least_per_class,
+                need: self.min_per_class,
                 skipped: skipped[class],
             }),
         }
     }
 }
 
-/// A number for a picture's name: what its random changes are keyed by.
-pub(crate) fn key_of(item: &str) -> u64 {
+/// A number for an image's name: what its random changes are keyed by.
+pub(crate) fn item_seed(item: &str) -> u64 {
     let hash = blake3::hash(item.as_bytes());
     u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
 }
 
-/// The largest side that is kept of a picture that will be cropped, in sixteenths of the network's size.
-const MARGIN_SIXTEENTHS: usize = 20;
+/// The largest side that is kept of an image that will be cropped, in sixteenths of the network's size.
+const CROP_MARGIN_SIXTEENTHS: usize = 20;
 
-/// A picture as it is kept for a network: at the network's size; or, if it will be cropped, with as much more
+/// An image as it is kept for a network: at the network's size; or, if it will be cropped, with as much more
 /// detail as a crop may use, and no enlarging.
-pub(crate) fn prepared(picture: Picture, to: &Preprocessing, augmented: bool) -> Picture {
+pub(crate) fn resize_for_training(image: DecodedImage, to: &Preprocessing, augmented: bool) -> DecodedImage {
     if !augmented {
-        return to.fitted(picture);
+        return to.fitted(image);
     }
-    let most = to.size * MARGIN_SIXTEENTHS / 16;
-    let picture = picture.framed(to.fit);
-    let (width, height) = (picture.width.min(most), picture.height.min(most));
-    picture.resized(width, height)
+    let most = to.size * CROP_MARGIN_SIXTEENTHS / 16;
+    let image = image.cropped_for(to.fit);
+    let (width, height) = (image.width.min(most), image.height.min(most));
+    image.resized(width, height)
 }
 
 /// One thread's working memory.
-struct Bench {
+struct AugmentWorker {
     augmenter: Augmenter,
-    scratch: Scratch,
+    session: Box<dyn EmbeddingSession>,
     inputs: Vec<f32>,
     features: Vec<f32>,
 }
 
-impl Bench {
+impl AugmentWorker {
     fn new(backbone: &Backbone) -> Self {
         let (inputs, features) = (Vec::new(), Vec::new());
         let augmenter = Augmenter::default();
-        Bench { augmenter, scratch: backbone.scratch(), inputs, features }
+        AugmentWorker { augmenter, session: backbone.session(), inputs, features }
     }
 
-    /// The rows of some pictures.
-    fn embed(&mut self, request: &Request<'_>, entries: &[Entry]) -> Result<Vec<Rows>> {
+    /// The rows of some images.
+    fn embed(&mut self, request: &EmbedRequest<'_>, entries: &[ImageEntry]) -> Result<Vec<EncodedRows>> {
         let backbone = request.backbone();
         self.inputs.clear();
         let read: Vec<std::result::Result<(), Unreadable>> =
             entries.iter().map(|entry| self.read(request, entry)).collect();
-        let values = backbone.preprocessing().values();
+        let values = backbone.preprocessing().input_len();
         self.features.resize(self.inputs.len() / values * backbone.dim(), 0.0);
-        let outcome = backbone.embed(&self.inputs, &mut self.features, &mut self.scratch);
+        let outcome = self.session.embed(&self.inputs, &mut self.features);
         let mut rows = self.features.chunks_exact(request.copies() * backbone.dim());
         let encode = |read: std::result::Result<(), Unreadable>| match read.and(outcome.clone()) {
             Err(reason) => Ok(Err(reason)),
@@ -227,24 +237,30 @@ impl Bench {
         read.into_iter().map(encode).collect()
     }
 
-    /// Appends the inputs made of one picture.
-    fn read(&mut self, request: &Request<'_>, entry: &Entry) -> std::result::Result<(), Unreadable> {
+    /// Appends the inputs made of one image.
+    fn read(
+        &mut self,
+        request: &EmbedRequest<'_>,
+        entry: &ImageEntry,
+    ) -> std::result::Result<(), Unreadable> {
         let to = request.backbone().preprocessing();
         let Some((copies, augmentation)) = request.copies else { return Ok(()) };
-        let picture = request.collection.picture_then(entry, to.channels, |read| prepared(read, to, true))?;
+        let image = request
+            .collection
+            .read_image_then(entry, to.channels, |read| resize_for_training(read, to, true))?;
         let start = self.inputs.len();
-        self.inputs.resize(start + copies * to.values(), 0.0);
-        let inputs = self.inputs[start..].chunks_exact_mut(to.values());
-        let key = key_of(&entry.item);
+        self.inputs.resize(start + copies * to.input_len(), 0.0);
+        let inputs = self.inputs[start..].chunks_exact_mut(to.input_len());
+        let key = item_seed(&entry.item);
         for (copy, input) in (1..).zip(inputs) {
-            let change = augmentation.draw(request.seed, key, copy, picture.width, picture.height);
-            self.augmenter.apply(&picture, &change, to, input);
+            let drawn = augmentation.draw(request.seed, key, copy, image.width, image.height);
+            self.augmenter.apply(&image, &drawn, to, input);
         }
         Ok(())
     }
 }
 
-impl Request<'_> {
+impl EmbedRequest<'_> {
     fn encode(&self, features: &[f32]) -> Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(features.len() * self.precision.size());
         self.precision.encode(features, &mut bytes).map_err(|place| trueshot::Error::NotFinite {

@@ -1,8 +1,8 @@
-//! Pictures to embeddings in memory, with what was made before taken from the cache.
+//! [`Embedder`]: images to embeddings in memory, on all threads, with known embeddings taken from the cache.
 //!
-//! This is what everything asks that wants embeddings of a few or of many pictures: files, parts of archives, bytes that
-//! came over a network. A picture that cannot be read is an answer like the others, so one broken file among good
-//! ones costs nothing but itself. Rows depend on their pictures alone: neither threads nor neighbours nor the cache change
+//! This is what everything asks that wants embeddings of a few or of many images: files, parts of archives, bytes that
+//! came over a network. An image that cannot be read is an answer like the others, so one broken file among good
+//! ones costs nothing but itself. Rows depend on their images alone: neither threads nor neighbours nor the cache change
 //! a bit.
 
 use std::path::Path;
@@ -12,95 +12,114 @@ use trueshot::progress::Progress;
 use bytes::Bytes;
 use rayon::prelude::*;
 use trueshot::Embeddings;
-use trueshot::embeddings::Items;
 
-use crate::backbone::{Backbone, Options, Scratch};
-use crate::cache::{Cache, Key, Place};
+use crate::backbone::{Backbone, BackboneOptions};
+use crate::cache::{CacheLocation, ContentHash, EmbeddingCache};
+use crate::decoded_image::{DecodeLimits, DecodedImage};
 use crate::error::{Error, Result, Skipped, Unreadable};
-use crate::picture::{DecodeLimits, Picture};
-use crate::source::{self, Collection, Contents, Entry};
+use crate::labelled::LabelledRows;
+use crate::network::EmbeddingSession;
+use crate::source::{self, Collection, ImageContents, ImageEntry};
 
-/// Blocks of pictures that are in work before progress is told; for every thread.
-const BLOCKS_A_THREAD: usize = 16;
+/// Blocks of images that are in work before progress is told; for every thread.
+const BLOCKS_PER_THREAD: usize = 16;
 
-/// A picture to embed.
+/// An image to embed.
 #[derive(Debug, Clone, Copy)]
-pub enum Given<'a> {
+pub enum ImageInput<'a> {
     /// A file.
     File(&'a Path),
     /// The bytes of a file.
     Bytes(&'a [u8]),
     /// One of a collection.
-    Entry(&'a Collection, &'a Entry),
+    Entry(&'a Collection, &'a ImageEntry),
 }
 
-/// The numbers of a picture, or why there are none.
-pub type Row = std::result::Result<Vec<f32>, Unreadable>;
+/// The numbers of an image, or why there are none.
+pub type EmbeddingResult = std::result::Result<Vec<f32>, Unreadable>;
 
-/// What came of some pictures.
+/// What came of some images.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Embedded {
-    /// For every picture that was given, in that order.
-    pub rows: Vec<Row>,
+pub struct EmbeddedImages {
+    /// For every image that was given, in that order.
+    pub rows: Vec<EmbeddingResult>,
     /// How many of them had been made before.
     pub from_cache: usize,
-    /// For every picture that was given the BLAKE3 hash of its file; `None` for what is not a file or cannot be read.
-    pub hashes: Vec<Option<Key>>,
+    /// For every image that was given the BLAKE3 hash of its file; `None` for what is not a file or cannot be read.
+    pub hashes: Vec<Option<ContentHash>>,
 }
 
-/// One embedded picture.
-pub(crate) struct Made {
-    pub row: Row,
+/// One embedded image.
+pub(crate) struct EmbeddedImage {
+    pub row: EmbeddingResult,
     pub was_cached: bool,
     /// The BLAKE3 hash of its file.
-    pub hash: Option<Key>,
+    pub hash: Option<ContentHash>,
 }
 
 /// The embeddings of a collection.
 pub struct EmbeddedCollection {
     /// Rows with classes, items and the name of the backbone.
     pub embeddings: Embeddings,
-    /// For every row the place of its picture among the collection's entries.
+    /// For every row the place of its image among the collection's entries.
     pub entries: Vec<u32>,
     /// What could not be read, with what was skipped when the collection was listed.
     pub skipped: Vec<Skipped>,
     /// How many rows had been made before.
     pub from_cache: usize,
     /// For every entry of the collection the BLAKE3 hash of its file as it was embedded.
-    pub hashes: Vec<Option<Key>>,
+    pub hashes: Vec<Option<ContentHash>>,
 }
 
-/// A backbone at work.
+/// A backbone with a cache and the memory of its threads: embeds images from files, bytes and collections.
+///
+/// ```
+/// use trueshot_vision::backbone::BackboneOptions;
+/// use trueshot_vision::cache::CacheLocation;
+/// use trueshot_vision::{Bitmap, Embedder};
+///
+/// let png = Bitmap::from_fn(28, 28, |x, y| x == y).to_png();
+/// let embedder = Embedder::open("omniglot-conv4", &BackboneOptions::default(), &CacheLocation::Disabled)?;
+/// let rows = embedder.embed_bytes(&[&png[..], &b"not an image"[..]])?;
+/// assert_eq!(rows[0].as_ref().unwrap().len(), embedder.backbone().dim());
+/// assert!(rows[1].is_err(), "a file that cannot be read does not spoil the others");
+/// # Ok::<(), trueshot_vision::Error>(())
+/// ```
 pub struct Embedder {
     backbone: Backbone,
-    cache: Option<Cache>,
+    cache: Option<EmbeddingCache>,
     limits: DecodeLimits,
     /// Working memory that no thread uses just now.
-    idle: Mutex<Vec<Worker>>,
+    idle: Mutex<Vec<EmbedWorker>>,
 }
 
 /// One thread's working memory.
-struct Worker {
-    scratch: Scratch,
+struct EmbedWorker {
+    session: Box<dyn EmbeddingSession>,
     inputs: Vec<f32>,
     features: Vec<f32>,
 }
 
 impl Embedder {
     /// Finds a backbone by its name or its file; embeddings are kept in a place.
-    pub fn open(name_or_path: impl AsRef<Path>, options: &Options, place: &Place) -> Result<Self> {
-        Ok(Self::new(Backbone::find(name_or_path, options)?, place))
+    pub fn open(
+        name_or_path: impl AsRef<Path>,
+        options: &BackboneOptions,
+        location: &CacheLocation,
+    ) -> Result<Self> {
+        Ok(Self::new(Backbone::find(name_or_path, options)?, location))
     }
 
     /// Puts a backbone to work. A Conv4 costs less than looking up and keeping what it makes of a whole data set, so
     /// that is kept only in a folder that is named.
-    pub fn new(backbone: Backbone, place: &Place) -> Self {
-        let folder = place.folder().filter(|_| *place != Place::Usual || backbone.is_costly());
-        let cache = folder.map(|folder| Cache::open(&folder, &backbone.identity(), backbone.dim()));
+    pub fn new(backbone: Backbone, location: &CacheLocation) -> Self {
+        let folder =
+            location.folder().filter(|_| *location != CacheLocation::Default || backbone.is_costly());
+        let cache = folder.map(|folder| EmbeddingCache::open(&folder, &backbone.identity(), backbone.dim()));
         Embedder { backbone, cache, limits: DecodeLimits::default(), idle: Mutex::default() }
     }
 
-    /// Refuses pictures that cost more, as a server should that takes them from strangers.
+    /// Refuses images that cost more, as a server should that takes them from strangers.
     pub fn with_decode_limits(self, limits: DecodeLimits) -> Self {
         Embedder { limits, ..self }
     }
@@ -111,20 +130,20 @@ impl Embedder {
     }
 
     /// Where embeddings are kept, if anywhere.
-    pub fn cache(&self) -> Option<&Cache> {
+    pub fn cache(&self) -> Option<&EmbeddingCache> {
         self.cache.as_ref()
     }
 
-    /// Embeds pictures on all threads of the current pool. The progress counts the images.
-    pub fn embed_pictures(&self, pictures: &[Given<'_>], progress: &dyn Progress) -> Result<Embedded> {
-        let (window, total) = (self.window(), pictures.len() as u64);
+    /// Embeds images on all threads of the current pool. The progress counts the images.
+    pub fn embed_images(&self, images: &[ImageInput<'_>], progress: &dyn Progress) -> Result<EmbeddedImages> {
+        let (window, total) = (self.window_len(), images.len() as u64);
         let mut embedded =
-            Embedded { rows: Vec::with_capacity(pictures.len()), from_cache: 0, hashes: Vec::new() };
-        for pictures in pictures.chunks(window) {
-            for made in self.embed_window(pictures) {
-                embedded.from_cache += usize::from(made.was_cached);
-                embedded.rows.push(made.row);
-                embedded.hashes.push(made.hash);
+            EmbeddedImages { rows: Vec::with_capacity(images.len()), from_cache: 0, hashes: Vec::new() };
+        for images in images.chunks(window) {
+            for image in self.embed_window(images) {
+                embedded.from_cache += usize::from(image.was_cached);
+                embedded.rows.push(image.row);
+                embedded.hashes.push(image.hash);
             }
             progress.check(embedded.rows.len() as u64, total)?;
         }
@@ -135,164 +154,164 @@ impl Embedder {
     }
 
     /// Embeds files that are held in memory.
-    pub fn embed_bytes(&self, files: &[impl AsRef<[u8]> + Sync]) -> Result<Vec<Row>> {
-        let given: Vec<Given<'_>> = files.iter().map(|file| Given::Bytes(file.as_ref())).collect();
-        Ok(self.embed_pictures(&given, &())?.rows)
+    pub fn embed_bytes(&self, files: &[impl AsRef<[u8]> + Sync]) -> Result<Vec<EmbeddingResult>> {
+        let given: Vec<ImageInput<'_>> = files.iter().map(|file| ImageInput::Bytes(file.as_ref())).collect();
+        Ok(self.embed_images(&given, &())?.rows)
     }
 
-    /// Embeds all pictures of a collection that can be read.
+    /// Embeds all images of a collection that can be read.
     pub fn embed_collection(
         &self,
         collection: &Collection,
         progress: &dyn Progress,
     ) -> Result<EmbeddedCollection> {
-        let given: Vec<Given<'_>> =
-            collection.entries().iter().map(|entry| Given::Entry(collection, entry)).collect();
-        let Embedded { rows, from_cache, hashes } = self.embed_pictures(&given, progress)?;
+        let given: Vec<ImageInput<'_>> =
+            collection.entries().iter().map(|entry| ImageInput::Entry(collection, entry)).collect();
+        let EmbeddedImages { rows, from_cache, hashes } = self.embed_images(&given, progress)?;
         let mut skipped = collection.skipped().to_vec();
-        let (mut values, mut labels, mut items, mut entries) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for ((entry, place), row) in collection.entries().iter().zip(0..).zip(rows) {
-            match row {
-                Ok(row) => {
-                    values.extend(row);
-                    labels.push(collection.classes()[entry.class as usize].clone());
-                    items.push(entry.item.clone());
-                    entries.push(place);
-                }
-                Err(reason) => {
-                    skipped.push(Skipped { item: entry.item.clone(), class: Some(entry.class), reason });
-                }
-            }
+        let entries: Vec<u32> =
+            (0..).zip(&rows).filter(|(_, row)| row.is_ok()).map(|(entry, _)| entry).collect();
+        if entries.is_empty() {
+            let unreadable = collection.entries().iter().zip(rows).filter_map(|(entry, row)| {
+                let class = Some(collection.class_of(entry).to_owned());
+                Some(Skipped { item: entry.item.clone(), class, reason: row.err()? })
+            });
+            let first = skipped.into_iter().chain(unreadable).next();
+            return Err(Error::NoImages {
+                path: collection.path().into(),
+                skipped: first.as_ref().map(Skipped::to_string),
+            });
         }
-        if labels.is_empty() {
-            let skipped = skipped.first().map(Skipped::to_string);
-            return Err(Error::NoPictures { path: collection.path().into(), skipped });
-        }
-        let embeddings = Embeddings::from_rows(values, self.backbone.dim(), labels)?;
-        let embeddings = embeddings.with_items(Items::from_names(items))?.with_backbone(self.backbone.name());
+        let results = collection
+            .entries()
+            .iter()
+            .zip(rows)
+            .map(|(entry, row)| (entry.item.clone(), collection.class_of(entry).to_owned(), row));
+        let LabelledRows { embeddings, skipped: unreadable, .. } =
+            LabelledRows::from_results(results, &self.backbone)?;
+        skipped.extend(unreadable);
         Ok(EmbeddedCollection { embeddings, entries, skipped, from_cache, hashes })
     }
 
-    /// Pictures that are in work at once.
-    pub(crate) fn window(&self) -> usize {
-        self.backbone.pictures_at_once() * BLOCKS_A_THREAD * rayon::current_num_threads().max(1)
+    /// Images that are in work at once.
+    pub(crate) fn window_len(&self) -> usize {
+        self.backbone.batch_size() * BLOCKS_PER_THREAD * rayon::current_num_threads().max(1)
     }
 
-    /// Embeds some pictures on all threads.
-    pub(crate) fn embed_window(&self, pictures: &[Given<'_>]) -> Vec<Made> {
-        let blocks = pictures.par_chunks(self.backbone.pictures_at_once());
-        let rows: Vec<Vec<Made>> = blocks.map(|block| self.embed_block(block)).collect();
+    /// Embeds some images on all threads.
+    pub(crate) fn embed_window(&self, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
+        let blocks = images.par_chunks(self.backbone.batch_size());
+        let rows: Vec<Vec<EmbeddedImage>> = blocks.map(|block| self.embed_block(block)).collect();
         if let Some(cache) = &self.cache {
             cache.flush_if_large();
         }
         rows.into_iter().flatten().collect()
     }
 
-    /// The same for the pictures of one thread.
-    fn embed_block(&self, pictures: &[Given<'_>]) -> Vec<Made> {
+    /// The same for the images of one thread.
+    fn embed_block(&self, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let found = idle().pop();
-        let mut worker = found.unwrap_or_else(|| Worker {
-            scratch: self.backbone.scratch(),
+        let mut worker = found.unwrap_or_else(|| EmbedWorker {
+            session: self.backbone.session(),
             inputs: Vec::new(),
             features: Vec::new(),
         });
-        let rows = worker.embed(self, pictures);
+        let rows = worker.embed(self, images);
         idle().push(worker);
         rows
     }
 
-    /// What a picture is looked up by in the cache.
-    fn key_of(contents: &Contents) -> Key {
+    /// What an image is looked up by in the cache.
+    fn content_hash(contents: &ImageContents) -> ContentHash {
         match contents {
-            Contents::File(bytes) => *blake3::hash(bytes).as_bytes(),
-            Contents::Picture(picture) => {
+            ImageContents::File(bytes) => *blake3::hash(bytes).as_bytes(),
+            ImageContents::Pixels(image) => {
                 let mut hasher = blake3::Hasher::new_derive_key("trueshot pixels 1");
-                for number in [picture.width, picture.height, picture.channels.count()] {
+                for number in [image.width, image.height, image.channels.count()] {
                     hasher.update(&(number as u64).to_le_bytes());
                 }
-                *hasher.update(&picture.pixels).finalize().as_bytes()
+                *hasher.update(&image.pixels).finalize().as_bytes()
             }
         }
     }
 
-    fn contents(&self, given: &Given<'_>) -> std::result::Result<Contents, Unreadable> {
+    fn read_contents(&self, given: &ImageInput<'_>) -> std::result::Result<ImageContents, Unreadable> {
         match given {
-            Given::File(path) => Ok(Contents::File(source::file_bytes(path)?.into())),
-            Given::Bytes(bytes) => Ok(Contents::File(Bytes::copy_from_slice(bytes))),
-            Given::Entry(collection, entry) => {
+            ImageInput::File(path) => Ok(ImageContents::File(source::file_bytes(path)?.into())),
+            ImageInput::Bytes(bytes) => Ok(ImageContents::File(Bytes::copy_from_slice(bytes))),
+            ImageInput::Entry(collection, entry) => {
                 collection.contents(entry, self.backbone.preprocessing().channels)
             }
         }
     }
 
-    /// Decodes a picture and brings it to the size of the network.
-    fn fitted(&self, contents: Contents) -> std::result::Result<Picture, Unreadable> {
+    /// Decodes an image and brings it to the size of the network.
+    fn decode_and_resize(&self, contents: ImageContents) -> std::result::Result<DecodedImage, Unreadable> {
         let to = self.backbone.preprocessing();
         match contents {
-            Contents::Picture(picture) => Ok(to.fitted(picture)),
-            Contents::File(bytes) => {
-                Picture::decode_then(&bytes, to.channels, &self.limits, |picture| to.fitted(picture))
+            ImageContents::Pixels(image) => Ok(to.fitted(image)),
+            ImageContents::File(bytes) => {
+                DecodedImage::decode_then(&bytes, to.channels, &self.limits, |image| to.fitted(image))
             }
         }
     }
 }
 
-/// Where the row of a picture comes from.
-enum Origin {
+/// Where the row of an image comes from.
+enum RowSource {
     Cache(Vec<f32>),
-    Network(Key),
-    Nowhere(Unreadable),
+    Network(ContentHash),
+    Unreadable(Unreadable),
 }
 
-impl Worker {
-    fn embed(&mut self, embedder: &Embedder, pictures: &[Given<'_>]) -> Vec<Made> {
+impl EmbedWorker {
+    fn embed(&mut self, embedder: &Embedder, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let backbone = &embedder.backbone;
         self.inputs.clear();
-        let origins: Vec<(Origin, Option<Key>)> =
-            pictures.iter().map(|given| self.origin(embedder, given)).collect();
-        self.features.resize(self.inputs.len() / backbone.preprocessing().values() * backbone.dim(), 0.0);
-        let outcome = backbone.embed(&self.inputs, &mut self.features, &mut self.scratch);
+        let sources: Vec<(RowSource, Option<ContentHash>)> =
+            images.iter().map(|given| self.prepare(embedder, given)).collect();
+        self.features.resize(self.inputs.len() / backbone.preprocessing().input_len() * backbone.dim(), 0.0);
+        let outcome = self.session.embed(&self.inputs, &mut self.features);
         let mut rows = self.features.chunks_exact(backbone.dim());
-        let mut row = |(origin, hash)| {
-            let (row, was_cached) = match origin {
-                Origin::Cache(row) => (Ok(row), true),
-                Origin::Nowhere(reason) => (Err(reason), false),
-                Origin::Network(key) => {
+        let mut row = |(source, hash)| {
+            let (row, was_cached) = match source {
+                RowSource::Cache(row) => (Ok(row), true),
+                RowSource::Unreadable(reason) => (Err(reason), false),
+                RowSource::Network(key) => {
                     let row = rows.next().expect("a row for every picture that was read");
-                    (outcome.clone().and_then(|()| finite(row, key, embedder)), false)
+                    (outcome.clone().and_then(|()| check_and_cache(row, key, embedder)), false)
                 }
             };
-            Made { row, was_cached, hash }
+            EmbeddedImage { row, was_cached, hash }
         };
-        origins.into_iter().map(&mut row).collect()
+        sources.into_iter().map(&mut row).collect()
     }
 
-    /// Looks a picture up, or appends the input made of it; with the hash of its file.
-    fn origin(&mut self, embedder: &Embedder, given: &Given<'_>) -> (Origin, Option<Key>) {
+    /// Looks an image up, or appends the input made of it; with the hash of its file.
+    fn prepare(&mut self, embedder: &Embedder, given: &ImageInput<'_>) -> (RowSource, Option<ContentHash>) {
         let mut hash = None;
         let mut attempt = || {
-            let contents = embedder.contents(given)?;
-            let key = Embedder::key_of(&contents);
-            hash = matches!(contents, Contents::File(_)).then_some(key);
+            let contents = embedder.read_contents(given)?;
+            let key = Embedder::content_hash(&contents);
+            hash = matches!(contents, ImageContents::File(_)).then_some(key);
             if let Some(row) = embedder.cache.as_ref().and_then(|cache| cache.get(&key)) {
-                return Ok(Origin::Cache(row));
+                return Ok(RowSource::Cache(row));
             }
             let to = embedder.backbone.preprocessing();
-            let picture = embedder.fitted(contents)?;
+            let image = embedder.decode_and_resize(contents)?;
             let start = self.inputs.len();
-            self.inputs.resize(start + to.values(), 0.0);
-            to.normalise(&picture, &mut self.inputs[start..]);
-            Ok(Origin::Network(key))
+            self.inputs.resize(start + to.input_len(), 0.0);
+            to.normalise(&image, &mut self.inputs[start..]);
+            Ok(RowSource::Network(key))
         };
-        let origin = attempt().unwrap_or_else(Origin::Nowhere);
-        (origin, hash)
+        let source = attempt().unwrap_or_else(RowSource::Unreadable);
+        (source, hash)
     }
 }
 
 /// A row that may go on, and into the cache.
-fn finite(row: &[f32], key: Key, embedder: &Embedder) -> Row {
+fn check_and_cache(row: &[f32], key: ContentHash, embedder: &Embedder) -> EmbeddingResult {
     if let Some(place) = row.iter().position(|value| !value.is_finite()) {
         return Err(Unreadable::NotFinite { place, value: row[place].to_string() });
     }

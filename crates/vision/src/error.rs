@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use crate::omniglot::OmniglotError;
-use crate::pickle::Problem;
+use crate::pickle::PickleError;
 
 /// Result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -23,7 +23,7 @@ pub enum Error {
     Drawings(#[from] OmniglotError),
     /// The source contains no images.
     #[error("no images in {path}{}", .skipped.as_ref().map(|first| format!("; the first file skipped: {first}")).unwrap_or_default())]
-    NoPictures {
+    NoImages {
         /// The folder, archive or list.
         path: PathBuf,
         /// The first file that was skipped, with the reason.
@@ -51,7 +51,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        problem: Problem,
+        problem: PickleError,
     },
     /// A file that has the name of a published data set, but other contents.
     #[error("{path} is not a data set in its published form: {problem}")]
@@ -135,7 +135,7 @@ pub enum Error {
     },
     /// A class has too few readable images.
     #[error("class '{class}' has {have} readable images, but {need} are needed; {skipped} were skipped")]
-    TooFewPictures {
+    TooFewImages {
         /// The class.
         class: String,
         /// Number of readable images.
@@ -220,7 +220,7 @@ impl Error {
             Error::Core(error) => error.hint_for(has),
             Error::Drawings(OmniglotError::NotBuiltIn) => Some(format!(
                 "get the folder `crates/vision/assets` of the sources of trueshot, and set {} to its path",
-                crate::omniglot::ELSEWHERE
+                crate::omniglot::ASSETS_VARIABLE
             )),
             Error::SplitFolders { .. } => {
                 let ways = [
@@ -235,10 +235,10 @@ impl Error {
                 "give its classes with --split-file: a JSON file, or cifar-fs, cub, fc100, miniimagenet or tieredimagenet"
                     .into(),
             ),
-            Error::BadPickle { problem: Problem::Call(_), .. } => Some(
+            Error::BadPickle { problem: PickleError::Call(_), .. } => Some(
                 "do not open it with Python either, unless you trust its author".into(),
             ),
-            Error::BadPickle { problem: Problem::CutOff(_), .. } => Some("download the file again".into()),
+            Error::BadPickle { problem: PickleError::CutOff(_), .. } => Some("download the file again".into()),
             Error::UnknownSource { path } if is_packed(path) => {
                 Some("unpack the archive first (tar xf), and give the folder".into())
             }
@@ -292,6 +292,9 @@ pub enum Unreadable {
     /// The operating system refused to read the file.
     #[error("cannot be read: {0}")]
     File(String),
+    /// The name that a client sent with it cannot be used.
+    #[error("{0}")]
+    BadName(String),
     /// The file extension is not that of an image.
     #[error("not an image by its file extension")]
     Name,
@@ -397,7 +400,7 @@ pub struct Skipped {
     /// The name of the image within the source.
     pub item: String,
     /// The class of the image, if it has one.
-    pub class: Option<u32>,
+    pub class: Option<String>,
     /// Why the image was skipped.
     pub reason: Unreadable,
 }

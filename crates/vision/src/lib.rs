@@ -1,38 +1,54 @@
-//! Pictures: where they come from, and what turns them into numbers.
+//! Images for trueshot: reading data sets, embedding images, and training the networks that embed them.
 //!
-//! - [`source`]: folders, archives and lists of labelled pictures, with [`split`] files;
-//! - [`picture`]: decoding of files from outside, within a budget of [`memory`]; [`resize`]; [`preprocess`]; [`augment`];
-//! - [`backbone`], [`embedder`] and [`mod@embed`]: from pictures to embeddings in memory or in a file, those made before
-//!   from the [`cache`];
-//! - [`dataset`], [`loader`], [`overlap`] and [`training`]: pictures in memory, and a backbone trained on them;
-//! - [`pickle`]: Python's pickles, read without executing anything; [`survey`]: what a data set is made of;
-//!   [`outliers`]: a set of outliers made out of ImageNet;
-//! - [`onnx`]: image models of other programs, in a process of their own;
-//! - [`maml`]: the one method that looks at pictures themselves;
-//! - [`thumbnail`]: small pictures for pages;
-//! - [`omniglot`]: the built-in data set, 1,623 characters of 50 alphabets, each drawn by 20 people, made of
-//!   [`drawing`]s: ink on paper, with their form in an HTML page;
-//! - [`built_in`]: the models that come with the program, trained on them.
+//! Start with [`Collection`], which lists the labelled images of a folder, an archive, a list or a published data set, and
+//! [`Embedder`], which embeds them:
+//!
+//! ```
+//! use trueshot_vision::backbone::BackboneOptions;
+//! use trueshot_vision::cache::CacheLocation;
+//! use trueshot_vision::{Collection, Embedder, SourceOptions};
+//!
+//! # if trueshot_vision::Omniglot::embedded().is_err() { return Ok(()) }
+//! let mut images = Collection::open("omniglot", SourceOptions::default())?;
+//! images.keep_first(1);
+//! let embedder = Embedder::open("omniglot-conv4", &BackboneOptions::default(), &CacheLocation::Disabled)?;
+//! let embedded = embedder.embed_collection(&images, &())?;
+//! assert_eq!(embedded.embeddings.len(), images.classes().len());
+//! # Ok::<(), trueshot_vision::Error>(())
+//! ```
+//!
+//! - Sources: [`source`] and [`split`]; [`survey`] compares a data set with its published numbers; [`outliers`] builds a set
+//!   of outliers from ImageNet; [`pickle`] reads Python's pickles without calling functions; [`omniglot`] is the built-in
+//!   data set, made of [`drawing`]s.
+//! - Images: [`decoded_image`] decodes files within a [`memory_budget`]; [`resize`], [`preprocess`], [`augment`],
+//!   [`thumbnail`].
+//! - Embedding: [`backbone`], the interface of its networks ([`network`]), [`onnx`] models in worker processes, [`embedder`]
+//!   (in memory), [`mod@embed`] (into a file), the [`cache`], and the [`built_in`] models. [`labelled`] holds embeddings with
+//!   their labels and images.
+//! - Training: [`training`], its [`dataset`]s and batch [`loader`], the [`overlap`] of training and validation, and the
+//!   method [`maml`].
 
 pub mod augment;
 pub mod backbone;
 pub mod built_in;
 pub mod cache;
 pub mod dataset;
+mod decode_memory;
+pub mod decoded_image;
 pub mod drawing;
 pub mod embed;
 pub mod embedder;
 pub mod error;
-mod footprint;
+pub mod labelled;
 pub mod loader;
 pub mod maml;
-pub mod memory;
+pub mod memory_budget;
+pub mod network;
 pub mod omniglot;
 pub mod onnx;
 pub mod outliers;
 pub mod overlap;
 pub mod pickle;
-pub mod picture;
 pub mod preprocess;
 pub mod resize;
 pub mod source;
@@ -45,11 +61,12 @@ mod webp_tables;
 pub use augment::Augmentation;
 pub use backbone::Backbone;
 pub use dataset::Dataset;
+pub use decoded_image::{Channels, DecodeLimits, DecodedImage};
 pub use drawing::Bitmap;
-pub use embedder::{Embedded, Embedder, Given};
+pub use embedder::{EmbeddedImages, Embedder, ImageInput};
 pub use error::{Error, Result, Skipped, Unreadable};
-pub use omniglot::{Omniglot, OmniglotError, Split};
-pub use picture::{Channels, DecodeLimits, Picture};
+pub use labelled::LabelledRows;
+pub use omniglot::{Omniglot, OmniglotError, OmniglotHalf};
 pub use preprocess::Preprocessing;
 pub use resize::{Fit, Resampling};
-pub use source::{Collection, Reading};
+pub use source::{Collection, SourceOptions};

@@ -1,4 +1,4 @@
-//! Prepares the next steps' batches while a step runs.
+//! Prepares the batches of the next training steps on threads of its own while a step runs.
 //!
 //! Batch `n` is made by a function of `n` alone, so what comes out does not depend on timing. Threads of their
 //! own make every w-th batch each and hold a few ready in a bounded channel; used memory goes back to them. They
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 /// Batches that each thread holds ready.
-const READY: usize = 2;
+const BATCHES_READY: usize = 2;
 
 /// Makes batch `n`, reusing an old one's memory.
-pub trait Make: Send + Sync + 'static {
+pub trait BatchSource: Send + Sync + 'static {
     /// What is made.
     type Batch: Send + 'static;
     /// Working memory of one thread.
@@ -25,70 +25,82 @@ pub trait Make: Send + Sync + 'static {
 }
 
 /// Batches in order of their steps.
-pub struct Loader<M: Make> {
-    make: Arc<M>,
+pub struct Loader<M: BatchSource> {
+    source: Arc<M>,
     threads: usize,
-    workers: Vec<Worker<M::Batch>>,
+    threads_running: Vec<LoaderThread<M::Batch>>,
     first: u64,
     next: u64,
 }
 
-struct Worker<B> {
+struct LoaderThread<B> {
     batches: Receiver<B>,
     used: Sender<B>,
 }
 
-impl<M: Make> Loader<M> {
+impl<M: BatchSource> Loader<M> {
     /// A loader with so many threads of its own; none is started before the first batch is asked for.
-    pub fn new(make: M, threads: usize) -> Self {
-        Loader { make: Arc::new(make), threads: threads.max(1), workers: Vec::new(), first: 0, next: 0 }
+    pub fn new(source: M, threads: usize) -> Self {
+        Loader {
+            source: Arc::new(source),
+            threads: threads.max(1),
+            threads_running: Vec::new(),
+            first: 0,
+            next: 0,
+        }
     }
 
     /// The batch of a step. Steps are expected one after the other; any other is begun afresh.
     pub fn take(&mut self, step: u64) -> M::Batch {
-        if self.workers.is_empty() || step != self.next {
+        if self.threads_running.is_empty() || step != self.next {
             self.start(step);
         }
         self.next = step + 1;
-        let worker = self.worker_of(step);
-        self.workers[worker].batches.recv().expect("a thread of the loader panicked")
+        let worker = self.thread_of(step);
+        self.threads_running[worker].batches.recv().expect("a thread of the loader panicked")
     }
 
     /// Hands back the memory of the batch of a step.
     pub fn give_back(&mut self, step: u64, batch: M::Batch) {
-        let worker = self.worker_of(step);
+        let worker = self.thread_of(step);
         // If the thread is gone, so is the need for memory.
-        let _ = self.workers[worker].used.send(batch);
+        let _ = self.threads_running[worker].used.send(batch);
     }
 
-    fn worker_of(&self, step: u64) -> usize {
+    fn thread_of(&self, step: u64) -> usize {
         (step.wrapping_sub(self.first) % self.threads as u64) as usize
     }
 
     fn start(&mut self, step: u64) {
         self.first = step;
         // Dropping the old channels ends the old threads.
-        self.workers = (0..self.threads as u64)
+        self.threads_running = (0..self.threads as u64)
             .map(|offset| {
-                let (ready, batches) = sync_channel(READY);
+                let (ready, batches) = sync_channel(BATCHES_READY);
                 let (used, old) = channel();
-                let (make, every) = (Arc::clone(&self.make), self.threads);
+                let (source, stride) = (Arc::clone(&self.source), self.threads);
                 let first = step + offset;
                 std::thread::Builder::new()
                     .name(format!("loader {offset}"))
-                    .spawn(move || work(&*make, first, every, &ready, &old))
+                    .spawn(move || produce_batches(&*source, first, stride, &ready, &old))
                     .expect("the system has a thread left");
-                Worker { batches, used }
+                LoaderThread { batches, used }
             })
             .collect();
     }
 }
 
 /// Makes batches until nobody wants any more.
-fn work<M: Make>(make: &M, first: u64, every: usize, ready: &SyncSender<M::Batch>, old: &Receiver<M::Batch>) {
-    let mut scratch = make.scratch();
-    for step in (first..).step_by(every) {
-        let batch = make.make(step, &mut scratch, old.try_recv().ok());
+fn produce_batches<M: BatchSource>(
+    source: &M,
+    first: u64,
+    stride: usize,
+    ready: &SyncSender<M::Batch>,
+    old: &Receiver<M::Batch>,
+) {
+    let mut scratch = source.scratch();
+    for step in (first..).step_by(stride) {
+        let batch = source.make(step, &mut scratch, old.try_recv().ok());
         if ready.send(batch).is_err() {
             return;
         }
@@ -101,7 +113,7 @@ mod tests {
 
     struct Squares;
 
-    impl Make for Squares {
+    impl BatchSource for Squares {
         type Batch = Vec<u64>;
         type Scratch = ();
 

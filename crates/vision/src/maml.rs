@@ -1,7 +1,7 @@
-//! MAML as a method: a network that is adapted to every support set.
+//! MAML as a method: a network that is adapted to every support set by gradient descent.
 //!
-//! It looks at pictures, not at embeddings: its rows hold pixels ([`Dataset::rows`](crate::Dataset::rows)).
-//! [`register`] makes it known to the core, which does not know pictures.
+//! It looks at images, not at embeddings: its rows hold pixels ([`Dataset::rows`](crate::Dataset::rows)).
+//! [`register`] makes it known to the core, which does not know images.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -16,14 +16,14 @@ use trueshot::tensors::Tensors;
 use trueshot_nn::conv4::Shape;
 use trueshot_nn::maml::{self, Adaptation, LabelledImages, MamlLearner, ModelSize};
 
-use crate::backbone::{note_preprocessing, preprocessing_of};
+use crate::backbone::{read_preprocessing_notes, write_preprocessing_notes};
 use crate::error::Error;
 use crate::preprocess::Preprocessing;
 
 /// What its model files say they are.
 pub const KIND: &str = "maml";
 /// The most classes a model may have: files come from elsewhere, and this decides what is allocated.
-pub const MOST_WAYS: usize = 1000;
+pub const MAX_WAYS: usize = 1000;
 
 const INFO: MethodInfo = MethodInfo {
     name: KIND,
@@ -62,7 +62,7 @@ pub fn register(registry: &mut Registry) {
 /// What a model file says about its network.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Config {
+pub struct MamlConfig {
     /// Classes it tells apart.
     pub ways: usize,
     /// How far a step of adaptation goes.
@@ -73,12 +73,12 @@ pub struct Config {
 
 /// The method.
 pub struct Maml {
-    network: Arc<Network>,
+    network: Arc<MamlNetwork>,
     adaptation: Adaptation,
 }
 
 /// A network with working memory for the threads that use it.
-struct Network {
+struct MamlNetwork {
     size: ModelSize,
     preprocessing: Preprocessing,
     parameters: Vec<f32>,
@@ -91,43 +91,48 @@ impl Maml {
     pub fn open(path: &Path) -> trueshot::Result<Self> {
         let model = Model::open(path)?;
         model.expect_kind(KIND)?;
-        let config: Config = model.config()?;
+        let config: MamlConfig = model.config()?;
         let bad =
             |problem: String| trueshot::Error::Malformed { path: path.into(), format: "model", problem };
         let rate_fits = config.rate > 0.0 && config.rate.is_finite();
-        if !rate_fits || !(2..=MOST_WAYS).contains(&config.ways) {
-            let allowed = format!("ways are 2 to {MOST_WAYS}, the rate is above 0");
+        if !rate_fits || !(2..=MAX_WAYS).contains(&config.ways) {
+            let allowed = format!("ways are 2 to {MAX_WAYS}, the rate is above 0");
             return Err(bad(format!("its configuration is {config:?}; {allowed}")));
         }
-        let preprocessing = preprocessing_of(model.tensors(), KIND).map_err(|error| match error {
+        let preprocessing = read_preprocessing_notes(model.tensors(), KIND).map_err(|error| match error {
             Error::Core(error) => error,
             Error::NotABackbone { problem, .. } => bad(problem),
             other => bad(other.to_string()),
         })?;
-        let size = size(&preprocessing, config.ways);
+        let size = model_size(&preprocessing, config.ways);
         let parameters = model.parameters(&maml::layout(size))?;
         Ok(Self::new(preprocessing, config, parameters, path.into()))
     }
 
     /// Takes parameters in memory, for instance in the middle of training.
-    pub fn new(preprocessing: Preprocessing, config: Config, parameters: Vec<f32>, path: PathBuf) -> Self {
-        let size = size(&preprocessing, config.ways);
-        let network = Network { size, preprocessing, parameters, learners: Mutex::default(), path };
+    pub fn new(
+        preprocessing: Preprocessing,
+        config: MamlConfig,
+        parameters: Vec<f32>,
+        path: PathBuf,
+    ) -> Self {
+        let size = model_size(&preprocessing, config.ways);
+        let network = MamlNetwork { size, preprocessing, parameters, learners: Mutex::default(), path };
         let adaptation = Adaptation { rate: config.rate, steps: config.steps };
         Maml { network: Arc::new(network), adaptation }
     }
 }
 
 /// The file of a model.
-pub fn model_file(preprocessing: &Preprocessing, config: &Config, parameters: &[f32]) -> Tensors {
-    let layout = maml::layout(size(preprocessing, config.ways));
+pub fn model_file(preprocessing: &Preprocessing, config: &MamlConfig, parameters: &[f32]) -> Tensors {
+    let layout = maml::layout(model_size(preprocessing, config.ways));
     let mut tensors = Model::new(KIND, config, &layout, parameters).tensors().clone();
-    note_preprocessing(&mut tensors, preprocessing, KIND);
+    write_preprocessing_notes(&mut tensors, preprocessing, KIND);
     tensors
 }
 
-/// The network that takes such pictures.
-pub fn size(preprocessing: &Preprocessing, ways: usize) -> ModelSize {
+/// The network that takes such images.
+pub fn model_size(preprocessing: &Preprocessing, ways: usize) -> ModelSize {
     ModelSize { shape: Shape { size: preprocessing.size, channels: preprocessing.channels.count() }, ways }
 }
 
@@ -135,9 +140,10 @@ impl Method for Maml {
     fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> trueshot::Result<Fitted> {
         let (network, support) = (&self.network, &task.support);
         network.check(support.dim(), support.classes())?;
-        let images = network.normalised(support.rows());
+        let images = network.normalise_rows(support.rows());
         let support = LabelledImages { images: &images, classes: support.given() };
-        let adapted = network.lend(|learner| learner.adapt(&network.parameters, support, self.adaptation));
+        let adapted =
+            network.with_learner(|learner| learner.adapt(&network.parameters, support, self.adaptation));
         let scorer = Adapted { network: Arc::clone(network), parameters: adapted };
         Ok(Fitted { classifier: Classifier::Scored(Arc::new(scorer)), assessments: None })
     }
@@ -148,7 +154,7 @@ impl Method for Maml {
     }
 }
 
-impl Network {
+impl MamlNetwork {
     fn check(&self, dim: usize, classes: usize) -> trueshot::Result<()> {
         let ModelSize { shape, ways } = self.size;
         if dim != shape.pixels() {
@@ -166,7 +172,7 @@ impl Network {
     }
 
     /// Bytes as the network's numbers.
-    fn normalised(&self, rows: &[&[f32]]) -> Vec<f32> {
+    fn normalise_rows(&self, rows: &[&[f32]]) -> Vec<f32> {
         let pairs = self.preprocessing.scale_and_shift(255.0);
         let count = self.size.shape.channels;
         let mut out = Vec::with_capacity(rows.len() * self.size.shape.pixels());
@@ -177,7 +183,7 @@ impl Network {
     }
 
     /// Lends working memory.
-    fn lend<T>(&self, work: impl FnOnce(&mut MamlLearner) -> T) -> T {
+    fn with_learner<T>(&self, work: impl FnOnce(&mut MamlLearner) -> T) -> T {
         let taken = self.learners.lock().expect("no thread panics while it holds the lock").pop();
         let mut learner = taken.unwrap_or_else(|| MamlLearner::new(self.size));
         let out = work(&mut learner);
@@ -188,7 +194,7 @@ impl Network {
 
 /// A network adapted to a support set.
 struct Adapted {
-    network: Arc<Network>,
+    network: Arc<MamlNetwork>,
     parameters: Vec<f32>,
 }
 
@@ -200,8 +206,8 @@ impl std::fmt::Debug for Adapted {
 
 impl Scorer for Adapted {
     fn scores(&self, queries: &Queries<'_>) -> Vec<Vec<f32>> {
-        let images = self.network.normalised(queries.rows());
-        let logits = self.network.lend(|learner| learner.logits(&self.parameters, &images));
+        let images = self.network.normalise_rows(queries.rows());
+        let logits = self.network.with_learner(|learner| learner.logits(&self.parameters, &images));
         let ways = self.network.size.ways;
         (0..ways).map(|class| logits.iter().skip(class).step_by(ways).copied().collect()).collect()
     }

@@ -1,4 +1,4 @@
-//! Omniglot: 1,623 handwritten characters of 50 alphabets, each drawn once by 20 people, built in.
+//! Omniglot, the built-in data set: 1,623 handwritten characters of 50 alphabets, each drawn by 20 people.
 //!
 //! The data set of the demo, and the smallest honest one to train on: whoever has the program has it. Lake,
 //! Salakhutdinov and Tenenbaum published it under the MIT licence; `docs/built-in.md` says how the file was
@@ -37,29 +37,29 @@ const MAX_DEFLATE_RATIO: usize = 1032;
 #[cfg(feature = "drawings")]
 static EMBEDDED_BYTES: &[u8] = include_bytes!("../assets/omniglot.bin");
 static EMBEDDED: LazyLock<Result<Omniglot<'static>, OmniglotError>> =
-    LazyLock::new(|| Omniglot::open(known_bytes()?));
+    LazyLock::new(|| Omniglot::open(omniglot_bytes()?));
 
 #[cfg(feature = "drawings")]
-fn known_bytes() -> Result<&'static [u8], OmniglotError> {
+fn omniglot_bytes() -> Result<&'static [u8], OmniglotError> {
     Ok(EMBEDDED_BYTES)
 }
 
 /// A program without the drawings takes them from a file, once.
 #[cfg(not(feature = "drawings"))]
-fn known_bytes() -> Result<&'static [u8], OmniglotError> {
-    Ok(Vec::leak(from_elsewhere("omniglot.bin")?))
+fn omniglot_bytes() -> Result<&'static [u8], OmniglotError> {
+    Ok(Vec::leak(read_external_asset("omniglot.bin")?))
 }
 
 /// A file about Omniglot that is not part of the program.
 #[cfg(not(feature = "drawings"))]
-pub(crate) fn from_elsewhere(name: &str) -> Result<Vec<u8>, OmniglotError> {
-    let folder = std::env::var_os(ELSEWHERE).ok_or(OmniglotError::NotBuiltIn)?;
+pub(crate) fn read_external_asset(name: &str) -> Result<Vec<u8>, OmniglotError> {
+    let folder = std::env::var_os(ASSETS_VARIABLE).ok_or(OmniglotError::NotBuiltIn)?;
     let path = std::path::Path::new(&folder).join(name);
     std::fs::read(&path).map_err(|error| OmniglotError::File(path.display().to_string(), error.to_string()))
 }
 
 /// The variable that names the folder of `assets` where they are not part of the program.
-pub(crate) const ELSEWHERE: &str = "TRUESHOT_ASSETS";
+pub(crate) const ASSETS_VARIABLE: &str = "TRUESHOT_ASSETS";
 
 /// Why bytes are not a packed Omniglot, or why a drawing is not in it.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -135,7 +135,7 @@ pub enum OmniglotError {
 
 /// The halves of the data set, as it was published: whole alphabets are in one or the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Split {
+pub enum OmniglotHalf {
     /// 964 characters of 30 alphabets, to learn from.
     Background,
     /// 659 characters of 20 other alphabets, to be tested on.
@@ -150,7 +150,7 @@ pub struct Character<'a> {
     /// The name within the alphabet: `character01`.
     pub name: String,
     /// The half of the data that it belongs to.
-    pub split: Split,
+    pub split: OmniglotHalf,
     /// Which stream holds it, and which character in there it is.
     stream: usize,
     place: usize,
@@ -158,7 +158,7 @@ pub struct Character<'a> {
 
 /// The packed drawings of one alphabet, unpacked on first use.
 #[derive(Debug)]
-struct Stream<'a> {
+struct PackedAlphabet<'a> {
     alphabet: &'a str,
     packed: &'a [u8],
     unpacked_length: usize,
@@ -171,7 +171,7 @@ pub struct Omniglot<'a> {
     side: usize,
     drawings_per_character: usize,
     characters: Vec<Character<'a>>,
-    streams: Vec<Stream<'a>>,
+    streams: Vec<PackedAlphabet<'a>>,
 }
 
 impl Omniglot<'static> {
@@ -186,12 +186,12 @@ impl<'a> Omniglot<'a> {
     /// Reads the table of a packed file; the drawings stay packed until they are asked for.
     pub fn open(bytes: &'a [u8]) -> Result<Self, OmniglotError> {
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(OmniglotError::Magic)?;
-        let side = within("the side of a drawing", read_u16(&mut rest)?, 1..MAX_SIDE + 1)?;
-        let drawings_per_character = within("drawings per character", read_u16(&mut rest)?, 1..257)?;
-        let alphabets = within("the number of alphabets", read_u16(&mut rest)?, 1..1025)?;
+        let side = check_range("the side of a drawing", read_u16(&mut rest)?, 1..MAX_SIDE + 1)?;
+        let drawings_per_character = check_range("drawings per character", read_u16(&mut rest)?, 1..257)?;
+        let alphabets = check_range("the number of alphabets", read_u16(&mut rest)?, 1..1025)?;
         let character_length = side.div_ceil(8) * side * drawings_per_character;
         let table = (0..alphabets)
-            .map(|alphabet| Entry::read(&mut rest, alphabet))
+            .map(|alphabet| AlphabetEntry::read(&mut rest, alphabet))
             .collect::<Result<Vec<_>, OmniglotError>>()?;
         let streams = table
             .iter()
@@ -220,7 +220,7 @@ impl<'a> Omniglot<'a> {
     }
 
     /// The indices of the characters of one half.
-    pub fn characters_of(&self, split: Split) -> impl Iterator<Item = usize> {
+    pub fn characters_of(&self, split: OmniglotHalf) -> impl Iterator<Item = usize> {
         let numbered = self.characters.iter().enumerate();
         numbered.filter(move |(_, character)| character.split == split).map(|(index, _)| index)
     }
@@ -234,7 +234,7 @@ impl<'a> Omniglot<'a> {
         if n >= self.drawings_per_character {
             return Err(OmniglotError::NoDrawing { given: n, most: self.drawings_per_character - 1 });
         }
-        let drawings = self.streams[stream].unpacked()?;
+        let drawings = self.streams[stream].drawings()?;
         let length = self.side.div_ceil(8) * self.side;
         let start = (place * self.drawings_per_character + n) * length;
         let strips = &drawings[start..start + length];
@@ -243,34 +243,38 @@ impl<'a> Omniglot<'a> {
 }
 
 /// A line of the file's table.
-struct Entry<'a> {
-    split: Split,
+struct AlphabetEntry<'a> {
+    split: OmniglotHalf,
     characters: usize,
     stream_length: usize,
     alphabet: &'a str,
 }
 
-impl<'a> Entry<'a> {
+impl<'a> AlphabetEntry<'a> {
     fn read(rest: &mut &'a [u8], alphabet: usize) -> Result<Self, OmniglotError> {
         let [split] = read_array(rest)?;
-        let split = match within("the split of an alphabet", split.into(), 0..2)? {
-            0 => Split::Background,
-            _ => Split::Evaluation,
+        let split = match check_range("the split of an alphabet", split.into(), 0..2)? {
+            0 => OmniglotHalf::Background,
+            _ => OmniglotHalf::Evaluation,
         };
-        let characters = within("the number of characters", read_u16(rest)?, 1..4097)?;
+        let characters = check_range("the number of characters", read_u16(rest)?, 1..4097)?;
         let [name_length] = read_array(rest)?;
         let stream_length = u32::from_le_bytes(read_array(rest)?) as usize;
-        let name = take(rest, name_length.into(), "the name of an alphabet")?;
+        let name = take_bytes(rest, name_length.into(), "the name of an alphabet")?;
         let name = std::str::from_utf8(name).map_err(|_| OmniglotError::Name { alphabet })?;
         Ok(Self { split, characters, stream_length, alphabet: name })
     }
 
-    fn stream(&self, rest: &mut &'a [u8], character_length: usize) -> Result<Stream<'a>, OmniglotError> {
-        let packed = take(rest, self.stream_length, "the drawings of an alphabet")?;
+    fn stream(
+        &self,
+        rest: &mut &'a [u8],
+        character_length: usize,
+    ) -> Result<PackedAlphabet<'a>, OmniglotError> {
+        let packed = take_bytes(rest, self.stream_length, "the drawings of an alphabet")?;
         let most = MAX_UNPACKED.min(packed.len().saturating_mul(MAX_DEFLATE_RATIO));
         let length = self.characters.saturating_mul(character_length);
-        let unpacked_length = within("the unpacked size of an alphabet", length, 1..most + 1)?;
-        Ok(Stream { alphabet: self.alphabet, packed, unpacked_length, unpacked: OnceLock::new() })
+        let unpacked_length = check_range("the unpacked size of an alphabet", length, 1..most + 1)?;
+        Ok(PackedAlphabet { alphabet: self.alphabet, packed, unpacked_length, unpacked: OnceLock::new() })
     }
 
     /// Characters are numbered from 1 without a gap, so the file does not spell their names.
@@ -281,8 +285,8 @@ impl<'a> Entry<'a> {
     }
 }
 
-impl Stream<'_> {
-    fn unpacked(&self) -> Result<&[u8], OmniglotError> {
+impl PackedAlphabet<'_> {
+    fn drawings(&self) -> Result<&[u8], OmniglotError> {
         let unpacked = self.unpacked.get_or_init(|| self.unpack());
         unpacked.as_deref().map_err(Clone::clone)
     }
@@ -305,7 +309,7 @@ impl Stream<'_> {
     }
 }
 
-fn take<'a>(rest: &mut &'a [u8], needed: usize, what: &'static str) -> Result<&'a [u8], OmniglotError> {
+fn take_bytes<'a>(rest: &mut &'a [u8], needed: usize, what: &'static str) -> Result<&'a [u8], OmniglotError> {
     let cut_off = OmniglotError::CutOff { what, needed, left: rest.len() };
     let (taken, left) = rest.split_at_checked(needed).ok_or(cut_off)?;
     *rest = left;
@@ -313,7 +317,7 @@ fn take<'a>(rest: &mut &'a [u8], needed: usize, what: &'static str) -> Result<&'
 }
 
 fn read_array<const LENGTH: usize>(rest: &mut &[u8]) -> Result<[u8; LENGTH], OmniglotError> {
-    let taken = take(rest, LENGTH, "the table")?;
+    let taken = take_bytes(rest, LENGTH, "the table")?;
     Ok(taken.try_into().expect("as many bytes as were taken"))
 }
 
@@ -321,7 +325,7 @@ fn read_u16(rest: &mut &[u8]) -> Result<usize, OmniglotError> {
     Ok(u16::from_le_bytes(read_array(rest)?).into())
 }
 
-fn within(what: &'static str, given: usize, allowed: Range<usize>) -> Result<usize, OmniglotError> {
+fn check_range(what: &'static str, given: usize, allowed: Range<usize>) -> Result<usize, OmniglotError> {
     if allowed.contains(&given) {
         return Ok(given);
     }
@@ -374,12 +378,12 @@ mod tests {
     fn the_built_in_data_set_is_all_of_omniglot() {
         let omniglot = Omniglot::embedded().unwrap();
         assert_eq!((omniglot.side(), omniglot.drawings_per_character()), (105, 20));
-        assert_eq!(omniglot.characters_of(Split::Background).count(), 964);
-        assert_eq!(omniglot.characters_of(Split::Evaluation).count(), 659);
+        assert_eq!(omniglot.characters_of(OmniglotHalf::Background).count(), 964);
+        assert_eq!(omniglot.characters_of(OmniglotHalf::Evaluation).count(), 659);
         let last = omniglot.characters().last().unwrap();
         assert_eq!(
             (last.alphabet, last.name.as_str(), last.split),
-            ("ULOG", "character26", Split::Evaluation)
+            ("ULOG", "character26", OmniglotHalf::Evaluation)
         );
         let mut alphabets: Vec<_> = omniglot.characters().iter().map(|c| c.alphabet).collect();
         alphabets.dedup();

@@ -1,25 +1,26 @@
-//! What training and validation share: classes of one name, and pictures that are the same or nearly so.
+//! Finds classes and images that training and validation data share: images with the same pixels, and images that are
+//! nearly the same.
 //!
 //! A validation that has seen the answers is worth nothing, so this is looked for before training begins. Two
-//! pictures are the same if their pixels are. They are nearly the same if in a grid of 9 x 8 cells both the
+//! images are the same if their pixels are. They are nearly the same if in a grid of 9 x 8 cells both the
 //! brightness of cells and which of two neighbours is brighter agree but for a little, which survives another
-//! size or quality of the file. Pictures that show next to nothing all look alike and are left out of this.
+//! size or quality of the file. Images that show next to nothing all look alike and are left out of this.
 
 use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
 
 use crate::dataset::Dataset;
-use crate::picture::{Channels, Picture};
+use crate::decoded_image::{Channels, DecodedImage};
 
-/// What two sets of pictures share.
+/// What two sets of images share.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// Names of classes that are in both.
     pub classes: Vec<String>,
-    /// Pictures with the same pixels: name in the first and in the second set.
+    /// Images with the same pixels: name in the first and in the second set.
     pub same: Vec<(String, String)>,
-    /// Pictures that look the same.
+    /// Images that look the same.
     pub alike: Vec<(String, String)>,
 }
 
@@ -29,8 +30,9 @@ impl Overlap {
         let names: HashSet<&String> = first.labels().classes().iter().collect();
         let classes = second.labels().classes().iter().filter(|class| names.contains(class)).cloned();
         let mut overlap = Overlap { classes: classes.collect(), ..Overlap::default() };
-        let (known, looked_for) = (Known::of(first), looks(second));
-        let found: Vec<Option<(usize, bool)>> = looked_for.par_iter().map(|look| known.find(look)).collect();
+        let (known, wanted) = (ImageIndex::new(first), signatures(second));
+        let found: Vec<Option<(usize, bool)>> =
+            wanted.par_iter().map(|signature| known.find(signature)).collect();
         for (row, found) in found.into_iter().enumerate() {
             let Some((other, is_same)) = found else { continue };
             let pair = (first.items()[other].clone(), second.items()[row].clone());
@@ -50,44 +52,44 @@ impl Overlap {
         }
         for (list, how) in [(&self.same, "the same as"), (&self.alike, "nearly the same as")] {
             if let Some((first, second)) = list.first() {
-                let pictures = many(list.len(), "validation image is", "validation images are");
+                let images = many(list.len(), "validation image is", "validation images are");
                 warnings
-                    .push(format!("{pictures} {how} a training image, the first: '{second}' and '{first}'"));
+                    .push(format!("{images} {how} a training image, the first: '{second}' and '{first}'"));
             }
         }
         warnings
     }
 }
 
-/// Pictures to look others up among.
-struct Known {
-    looks: Vec<Look>,
+/// Images to look others up among.
+struct ImageIndex {
+    signatures: Vec<ImageSignature>,
     by_pixels: HashMap<blake3::Hash, usize>,
-    /// Pictures by each quarter of their pattern: of two patterns that differ in three places, a quarter is
+    /// Images by each quarter of their pattern: of two patterns that differ in three places, a quarter is
     /// the same.
     by_quarter: HashMap<(usize, u16), Vec<usize>>,
 }
 
-impl Known {
-    fn of(dataset: &Dataset) -> Self {
-        let looks = looks(dataset);
+impl ImageIndex {
+    fn new(dataset: &Dataset) -> Self {
+        let signatures = signatures(dataset);
         let (mut by_pixels, mut by_quarter) = (HashMap::new(), HashMap::<_, Vec<usize>>::new());
-        for (row, look) in looks.iter().enumerate() {
-            by_pixels.entry(look.pixels).or_insert(row);
-            for quarter in look.quarters() {
+        for (row, signature) in signatures.iter().enumerate() {
+            by_pixels.entry(signature.pixels).or_insert(row);
+            for quarter in signature.quarters() {
                 by_quarter.entry(quarter).or_default().push(row);
             }
         }
-        Known { looks, by_pixels, by_quarter }
+        ImageIndex { signatures, by_pixels, by_quarter }
     }
 
-    /// The first picture that is the same, or else that looks the same; and which of the two it is.
-    fn find(&self, look: &Look) -> Option<(usize, bool)> {
-        if let Some(&same) = self.by_pixels.get(&look.pixels) {
+    /// The first image that is the same, or else that looks the same; and which of the two it is.
+    fn find(&self, signature: &ImageSignature) -> Option<(usize, bool)> {
+        if let Some(&same) = self.by_pixels.get(&signature.pixels) {
             return Some((same, true));
         }
-        let candidates = look.quarters().filter_map(|quarter| self.by_quarter.get(&quarter)).flatten();
-        let alike = candidates.copied().filter(|&other| look.resembles(&self.looks[other])).min();
+        let candidates = signature.quarters().filter_map(|quarter| self.by_quarter.get(&quarter)).flatten();
+        let alike = candidates.copied().filter(|&other| signature.is_similar(&self.signatures[other])).min();
         alike.map(|other| (other, false))
     }
 }
@@ -95,14 +97,14 @@ impl Known {
 const COLUMNS: usize = 9;
 const ROWS: usize = 8;
 /// How far the brightness of two cells may be apart, of 255.
-const TOLERANCE: u8 = 12;
-/// In how many places the patterns of two pictures may differ.
-const MOST_DIFFERENT: u32 = 6;
-/// Cells of a picture that shows next to nothing differ by less.
-const FLAT: u8 = 6;
+const BRIGHTNESS_TOLERANCE: u8 = 12;
+/// In how many places the patterns of two images may differ.
+const MAX_DIFFERENT_BITS: u32 = 6;
+/// Cells of an image that shows next to nothing differ by less.
+const FLAT_SPREAD: u8 = 6;
 
-/// What a picture looks like from afar.
-struct Look {
+/// What an image looks like from afar.
+struct ImageSignature {
     pixels: blake3::Hash,
     /// For each of 8 x 8 places, whether the left of two cells is brighter.
     pattern: u64,
@@ -110,9 +112,9 @@ struct Look {
     is_flat: bool,
 }
 
-impl Look {
-    fn of(picture: &Picture) -> Self {
-        let cells = grey(picture).resized(COLUMNS, ROWS).pixels;
+impl ImageSignature {
+    fn new(image: &DecodedImage) -> Self {
+        let cells = to_grey(image).resized(COLUMNS, ROWS).pixels;
         let mut pattern = 0;
         for row in cells.chunks_exact(COLUMNS) {
             for pair in row.windows(2) {
@@ -120,7 +122,7 @@ impl Look {
             }
         }
         let spread = cells.iter().max().zip(cells.iter().min()).map_or(0, |(most, least)| most - least);
-        Look { pixels: blake3::hash(&picture.pixels), pattern, is_flat: spread < FLAT, cells }
+        ImageSignature { pixels: blake3::hash(&image.pixels), pattern, is_flat: spread < FLAT_SPREAD, cells }
     }
 
     /// The quarters of the pattern by which it is looked up. Blank ones say nothing, and many have them.
@@ -130,25 +132,25 @@ impl Look {
         quarters.filter(move |(_, quarter)| !is_flat && *quarter != 0)
     }
 
-    fn resembles(&self, other: &Look) -> bool {
-        let near = (self.pattern ^ other.pattern).count_ones() <= MOST_DIFFERENT;
-        near && self.cells.iter().zip(&other.cells).all(|(a, b)| a.abs_diff(*b) <= TOLERANCE)
+    fn is_similar(&self, other: &ImageSignature) -> bool {
+        let near = (self.pattern ^ other.pattern).count_ones() <= MAX_DIFFERENT_BITS;
+        near && self.cells.iter().zip(&other.cells).all(|(a, b)| a.abs_diff(*b) <= BRIGHTNESS_TOLERANCE)
     }
 }
 
-fn looks(dataset: &Dataset) -> Vec<Look> {
-    dataset.pictures().par_iter().map(Look::of).collect()
+fn signatures(dataset: &Dataset) -> Vec<ImageSignature> {
+    dataset.images().par_iter().map(ImageSignature::new).collect()
 }
 
-fn grey(picture: &Picture) -> Picture {
-    let pixels = match picture.channels {
-        Channels::Grey => picture.pixels.clone(),
+fn to_grey(image: &DecodedImage) -> DecodedImage {
+    let pixels = match image.channels {
+        Channels::Grey => image.pixels.clone(),
         Channels::Colour => {
             let grey = |&[r, g, b]: &[u8; 3]| {
                 ((299 * u32::from(r) + 587 * u32::from(g) + 114 * u32::from(b) + 500) / 1000) as u8
             };
-            picture.pixels.as_chunks::<3>().0.iter().map(grey).collect()
+            image.pixels.as_chunks::<3>().0.iter().map(grey).collect()
         }
     };
-    Picture::new(picture.width, picture.height, Channels::Grey, pixels)
+    DecodedImage::new(image.width, image.height, Channels::Grey, pixels)
 }

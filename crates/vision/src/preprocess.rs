@@ -1,10 +1,10 @@
-//! What a backbone wants its pictures to be: size, channels, and which number a byte becomes.
+//! Preprocessing: the size, channels and normalisation of the images that a network takes.
 
+use crate::decoded_image::{Channels, DecodedImage};
 use crate::error::{Error, Result};
-use crate::picture::{Channels, Picture};
 use crate::resize::{Fit, Resampling};
 
-/// From a decoded picture to a network's input.
+/// From a decoded image to a network's input.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Preprocessing {
     /// Height and width.
@@ -15,14 +15,14 @@ pub struct Preprocessing {
     pub mean: Vec<f32>,
     /// What is left is divided by this.
     pub std: Vec<f32>,
-    /// What a picture of another shape becomes.
+    /// What an image of another shape becomes.
     pub fit: Fit,
     /// How it is brought to that size.
     pub resampling: Resampling,
 }
 
 impl Preprocessing {
-    /// Colour, normalised as ImageNet's pictures usually are.
+    /// Colour, normalised as ImageNet's images usually are.
     pub fn colour(size: usize) -> Self {
         let (mean, std) = (vec![0.485, 0.456, 0.406], vec![0.229, 0.224, 0.225]);
         Preprocessing {
@@ -61,13 +61,13 @@ impl Preprocessing {
         Ok(())
     }
 
-    /// The picture at the network's size.
-    pub fn fitted(&self, picture: Picture) -> Picture {
-        picture.fitted_by(self.size, self.fit, self.resampling)
+    /// The image at the network's size.
+    pub fn fitted(&self, image: DecodedImage) -> DecodedImage {
+        image.fitted_by(self.size, self.fit, self.resampling)
     }
 
     /// Numbers of a network's input.
-    pub fn values(&self) -> usize {
+    pub fn input_len(&self) -> usize {
         self.size * self.size * self.channels.count()
     }
 
@@ -80,16 +80,16 @@ impl Preprocessing {
         pairs
     }
 
-    /// Normalises a picture that has the right size and channels.
+    /// Normalises an image that has the right size and channels.
     ///
     /// # Panics
     /// If it has not.
-    pub fn normalise(&self, picture: &Picture, out: &mut [f32]) {
-        assert_eq!((picture.width, picture.height), (self.size, self.size), "size of the fitted image");
-        assert_eq!(out.len(), picture.pixels.len(), "length of the output");
+    pub fn normalise(&self, image: &DecodedImage, out: &mut [f32]) {
+        assert_eq!((image.width, image.height), (self.size, self.size), "size of the fitted image");
+        assert_eq!(out.len(), image.pixels.len(), "length of the output");
         let pairs = self.scale_and_shift(255.0);
         let count = self.channels.count();
-        for (out, pixel) in out.chunks_exact_mut(count).zip(picture.pixels.chunks_exact(count)) {
+        for (out, pixel) in out.chunks_exact_mut(count).zip(image.pixels.chunks_exact(count)) {
             for ((out, &value), [scale, shift]) in out.iter_mut().zip(pixel).zip(pairs) {
                 *out = f32::from(value) * scale + shift;
             }

@@ -1,22 +1,22 @@
-//! Brings a picture to another size: bilinear or bicubic, with the filter widened when shrinking (antialias).
+//! Resizes images: bilinear or bicubic, with antialiasing when shrinking.
 //!
-//! The arithmetic is Pillow's, which torchvision uses on pictures: columns first, then rows, weights of 22 bits,
+//! The arithmetic is Pillow's, which torchvision uses on images: columns first, then rows, weights of 22 bits,
 //! each pass rounded to a byte. So networks trained elsewhere see here what they saw there, and integer sums
-//! are the same on every processor. Both passes run row by row: a picture of which only the columns are resized is never
-//! held, since it can be larger than the picture itself (one pixel wide and thousands high, for instance).
+//! are the same on every processor. Both passes run row by row: an image of which only the columns are resized is never
+//! held, since it can be larger than the image itself (one pixel wide and thousands high, for instance).
 
 use std::collections::VecDeque;
 
-use crate::picture::Picture;
+use crate::decoded_image::DecodedImage;
 
 /// Bits behind the point of a weight: 32, less 8 of the value, less 2 for sign and overflow.
-const BITS: u32 = 22;
+const WEIGHT_BITS: u32 = 22;
 
-/// What a picture of another shape becomes.
+/// What an image of another shape becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fit {
-    /// The whole picture, stretched to a square.
+    /// The whole image, stretched to a square.
     #[default]
     Squash,
     /// The largest square in its middle.
@@ -35,8 +35,8 @@ pub enum Resampling {
 }
 
 impl Resampling {
-    /// How far a pixel's influence reaches, in pixels of the smaller picture.
-    fn reach(self) -> f64 {
+    /// How far a pixel's influence reaches, in pixels of the smaller image.
+    fn support(self) -> f64 {
         match self {
             Resampling::Bilinear => 1.0,
             Resampling::Bicubic => 2.0,
@@ -69,13 +69,13 @@ pub(crate) struct Taps {
 impl Taps {
     /// Computes the bilinear weights of `from` pixels for `to` outputs, reusing the memory.
     pub fn set(&mut self, from: usize, to: usize) {
-        self.set_for(Resampling::Bilinear, from, to);
+        self.set_resampling(Resampling::Bilinear, from, to);
     }
 
-    fn set_for(&mut self, resampling: Resampling, from: usize, to: usize) {
+    fn set_resampling(&mut self, resampling: Resampling, from: usize, to: usize) {
         let scale = from as f64 / to as f64;
         let stretch = scale.max(1.0);
-        let reach = stretch * resampling.reach();
+        let reach = stretch * resampling.support();
         self.width = ((2.0 * reach).ceil() as usize).min(from);
         self.starts.clear();
         self.weights.clear();
@@ -99,64 +99,64 @@ impl Taps {
 
     /// First pixel and weights of an output.
     #[inline(always)]
-    pub fn of(&self, output: usize) -> (usize, &[f32]) {
+    pub fn output(&self, output: usize) -> (usize, &[f32]) {
         (self.starts[output] as usize, &self.rounded[output * self.width..(output + 1) * self.width])
     }
 
     /// Weights of `from` pixels for `to` outputs, and the same as whole numbers.
-    fn whole(resampling: Resampling, from: usize, to: usize) -> (Self, Vec<i32>) {
+    fn with_integers(resampling: Resampling, from: usize, to: usize) -> (Self, Vec<i32>) {
         let mut taps = Taps::default();
-        taps.set_for(resampling, from, to);
-        let weights = taps.whole_numbers();
+        taps.set_resampling(resampling, from, to);
+        let weights = taps.integer_weights();
         (taps, weights)
     }
 
-    fn whole_numbers(&self) -> Vec<i32> {
-        self.weights.iter().map(|&weight| (weight * f64::from(1 << BITS)).round() as i32).collect()
+    fn integer_weights(&self) -> Vec<i32> {
+        self.weights.iter().map(|&weight| (weight * f64::from(1 << WEIGHT_BITS)).round() as i32).collect()
     }
 }
 
-impl Picture {
-    /// The picture as a square of so many pixels; itself where it is one already.
-    pub fn fitted(self, size: usize, fit: Fit) -> Picture {
+impl DecodedImage {
+    /// The image as a square of so many pixels; itself where it is one already.
+    pub fn fitted(self, size: usize, fit: Fit) -> DecodedImage {
         self.fitted_by(size, fit, Resampling::Bilinear)
     }
 
     /// The same with a choice of how pixels in between are made.
-    pub fn fitted_by(self, size: usize, fit: Fit, resampling: Resampling) -> Picture {
-        self.framed(fit).resized_by(size, size, resampling)
+    pub fn fitted_by(self, size: usize, fit: Fit, resampling: Resampling) -> DecodedImage {
+        self.cropped_for(fit).resized_by(size, size, resampling)
     }
 
-    /// The part of the picture that is to be used, in its own size.
-    pub(crate) fn framed(self, fit: Fit) -> Picture {
+    /// The part of the image that is to be used, in its own size.
+    pub(crate) fn cropped_for(self, fit: Fit) -> DecodedImage {
         match fit {
             Fit::Squash => self,
-            Fit::Crop => self.middle(),
+            Fit::Crop => self.central_square(),
         }
     }
 
-    /// The picture in another size.
-    pub fn resized(self, width: usize, height: usize) -> Picture {
+    /// The image in another size.
+    pub fn resized(self, width: usize, height: usize) -> DecodedImage {
         self.resized_by(width, height, Resampling::Bilinear)
     }
 
-    /// The picture in another size, with a choice of how pixels in between are made.
-    pub fn resized_by(self, width: usize, height: usize, resampling: Resampling) -> Picture {
+    /// The image in another size, with a choice of how pixels in between are made.
+    pub fn resized_by(self, width: usize, height: usize, resampling: Resampling) -> DecodedImage {
         if (width, height) == (self.width, self.height) {
             return self;
         }
-        let columns = Columns::new(&self, width, resampling);
+        let columns = RowResizer::new(&self, width, resampling);
         let mut row = Vec::with_capacity(columns.length());
-        let mut rows = Rows::new(&self, columns.length(), height, resampling);
+        let mut rows = ColumnResizer::new(&self, columns.length(), height, resampling);
         for source in self.pixels.chunks_exact(self.width * self.channels.count()) {
             row.clear();
             columns.apply(source, &mut row);
             rows.add(&row);
         }
-        Picture::new(width, height, self.channels, rows.pixels)
+        DecodedImage::new(width, height, self.channels, rows.pixels)
     }
 
-    fn middle(mut self) -> Picture {
+    fn central_square(mut self) -> DecodedImage {
         let side = self.width.min(self.height);
         if self.width == self.height {
             return self;
@@ -168,22 +168,22 @@ impl Picture {
             self.pixels.copy_within(start..start + side * count, y * side * count);
         }
         self.pixels.truncate(side * side * count);
-        Picture::new(side, side, self.channels, self.pixels)
+        DecodedImage::new(side, side, self.channels, self.pixels)
     }
 }
 
 /// Brings one row after the other to another width.
-struct Columns {
+struct RowResizer {
     /// `None` if rows keep their width.
     taps: Option<(Taps, Vec<i32>)>,
     width: usize,
     count: usize,
 }
 
-impl Columns {
-    fn new(picture: &Picture, width: usize, resampling: Resampling) -> Self {
-        let taps = (width != picture.width).then(|| Taps::whole(resampling, picture.width, width));
-        Columns { taps, width, count: picture.channels.count() }
+impl RowResizer {
+    fn new(image: &DecodedImage, width: usize, resampling: Resampling) -> Self {
+        let taps = (width != image.width).then(|| Taps::with_integers(resampling, image.width, width));
+        RowResizer { taps, width, count: image.channels.count() }
     }
 
     /// Bytes of a resized row.
@@ -196,15 +196,15 @@ impl Columns {
         for (&start, weights) in taps.starts.iter().zip(weights.chunks_exact(taps.width)) {
             let window = &source[start as usize * self.count..][..taps.width * self.count];
             match self.count {
-                1 => row.extend(weighted::<1>(window, weights)),
-                _ => row.extend(weighted::<3>(window, weights)),
+                1 => row.extend(weighted_pixel::<1>(window, weights)),
+                _ => row.extend(weighted_pixel::<3>(window, weights)),
             }
         }
     }
 }
 
-/// Sums rows, as they come, into the rows of a picture of another height.
-struct Rows {
+/// Sums rows, as they come, into the rows of an image of another height.
+struct ColumnResizer {
     taps: Taps,
     weights: Vec<i32>,
     /// Rows added so far.
@@ -217,11 +217,11 @@ struct Rows {
     pixels: Vec<u8>,
 }
 
-impl Rows {
-    fn new(picture: &Picture, length: usize, height: usize, resampling: Resampling) -> Self {
-        let (taps, weights) = Taps::whole(resampling, picture.height, height);
+impl ColumnResizer {
+    fn new(image: &DecodedImage, length: usize, height: usize, resampling: Resampling) -> Self {
+        let (taps, weights) = Taps::with_integers(resampling, image.height, height);
         let pixels = Vec::with_capacity(length * height);
-        Rows { taps, weights, added: 0, done: 0, open: VecDeque::new(), length, pixels }
+        ColumnResizer { taps, weights, added: 0, done: 0, open: VecDeque::new(), length, pixels }
     }
 
     fn add(&mut self, row: &[u8]) {
@@ -231,7 +231,7 @@ impl Rows {
         let begins_here =
             |output: usize| self.taps.starts.get(output).is_some_and(|&start| start as usize <= number);
         while begins_here(self.done + self.open.len()) {
-            self.open.push_back(vec![1 << (BITS - 1); self.length]);
+            self.open.push_back(vec![1 << (WEIGHT_BITS - 1); self.length]);
         }
         for (output, sums) in (self.done..).zip(&mut self.open) {
             let place = number - self.taps.starts[output] as usize;
@@ -249,8 +249,8 @@ impl Rows {
     }
 }
 
-fn weighted<const COUNT: usize>(window: &[u8], weights: &[i32]) -> [u8; COUNT] {
-    let mut sums = [1 << (BITS - 1); COUNT];
+fn weighted_pixel<const COUNT: usize>(window: &[u8], weights: &[i32]) -> [u8; COUNT] {
+    let mut sums = [1 << (WEIGHT_BITS - 1); COUNT];
     for (pixel, &weight) in window.as_chunks::<COUNT>().0.iter().zip(weights) {
         for (sum, &value) in sums.iter_mut().zip(pixel) {
             *sum += i32::from(value) * weight;
@@ -260,16 +260,16 @@ fn weighted<const COUNT: usize>(window: &[u8], weights: &[i32]) -> [u8; COUNT] {
 }
 
 fn to_byte(sum: i32) -> u8 {
-    (sum >> BITS).clamp(0, 255) as u8
+    (sum >> WEIGHT_BITS).clamp(0, 255) as u8
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::picture::Channels;
+    use crate::decoded_image::Channels;
 
-    fn row(values: &[u8]) -> Picture {
-        Picture::new(values.len(), 1, Channels::Grey, values.to_vec())
+    fn row(values: &[u8]) -> DecodedImage {
+        DecodedImage::new(values.len(), 1, Channels::Grey, values.to_vec())
     }
 
     #[test]
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn enlarging_is_linear_between_the_middles_of_pixels() {
         assert_eq!(row(&[0, 100]).resized(4, 1).pixels, [0, 25, 75, 100]);
-        let column = Picture::new(1, 2, Channels::Grey, vec![0, 100]);
+        let column = DecodedImage::new(1, 2, Channels::Grey, vec![0, 100]);
         assert_eq!(column.resized(1, 4).pixels, [0, 25, 75, 100]);
     }
 
@@ -289,7 +289,7 @@ mod tests {
     fn one_colour_stays_one_colour_at_every_size() {
         for (from, to) in [(1, 7), (2, 84), (84, 84), (85, 84), (500, 84), (31, 30)] {
             let pixels = [7, 130, 255].repeat(from * from);
-            let resized = Picture::new(from, from, Channels::Colour, pixels).resized(to, to);
+            let resized = DecodedImage::new(from, from, Channels::Colour, pixels).resized(to, to);
             assert_eq!(resized.pixels, [7, 130, 255].repeat(to * to), "{from} to {to}");
         }
     }
@@ -305,12 +305,17 @@ mod tests {
         );
     }
 
-    /// Both passes over whole pictures, one after the other.
-    fn in_two_passes(picture: &Picture, width: usize, height: usize, resampling: Resampling) -> Picture {
-        let count = picture.channels.count();
-        let (taps, weights) = Taps::whole(resampling, picture.width, width);
+    /// Both passes over whole images, one after the other.
+    fn in_two_passes(
+        image: &DecodedImage,
+        width: usize,
+        height: usize,
+        resampling: Resampling,
+    ) -> DecodedImage {
+        let count = image.channels.count();
+        let (taps, weights) = Taps::with_integers(resampling, image.width, width);
         let mut narrowed = Vec::new();
-        for row in picture.pixels.chunks_exact(picture.width * count) {
+        for row in image.pixels.chunks_exact(image.width * count) {
             for output in 0..width {
                 for channel in 0..count {
                     let start = taps.starts[output] as usize;
@@ -320,11 +325,11 @@ mod tests {
                                 * weights[output * taps.width + tap]
                         })
                         .sum();
-                    narrowed.push(to_byte(sum + (1 << (BITS - 1))));
+                    narrowed.push(to_byte(sum + (1 << (WEIGHT_BITS - 1))));
                 }
             }
         }
-        let (taps, weights) = Taps::whole(resampling, picture.height, height);
+        let (taps, weights) = Taps::with_integers(resampling, image.height, height);
         let mut pixels = Vec::new();
         for output in 0..height {
             for place in 0..width * count {
@@ -335,10 +340,10 @@ mod tests {
                         i32::from(value) * weights[output * taps.width + tap]
                     })
                     .sum();
-                pixels.push(to_byte(sum + (1 << (BITS - 1))));
+                pixels.push(to_byte(sum + (1 << (WEIGHT_BITS - 1))));
             }
         }
-        Picture::new(width, height, picture.channels, pixels)
+        DecodedImage::new(width, height, image.channels, pixels)
     }
 
     #[test]
@@ -352,10 +357,10 @@ mod tests {
             for (width, height) in sizes {
                 let bytes =
                     (0..width * height * channels.count()).map(|place| (place * place * 7 + place / 3) as u8);
-                let picture = Picture::new(width, height, channels, bytes.collect());
+                let image = DecodedImage::new(width, height, channels, bytes.collect());
                 for (to_width, to_height) in sizes {
-                    let expected = in_two_passes(&picture, to_width, to_height, resampling);
-                    let found = picture.clone().resized_by(to_width, to_height, resampling);
+                    let expected = in_two_passes(&image, to_width, to_height, resampling);
+                    let found = image.clone().resized_by(to_width, to_height, resampling);
                     assert_eq!(found, expected, "{width} x {height} to {to_width} x {to_height}");
                 }
             }
@@ -364,21 +369,21 @@ mod tests {
 
     #[test]
     fn a_picture_of_the_right_size_is_left_alone() {
-        let picture = row(&[1, 2, 3]);
-        assert_eq!(picture.clone().resized(3, 1), picture);
+        let image = row(&[1, 2, 3]);
+        assert_eq!(image.clone().resized(3, 1), image);
     }
 
     #[test]
     fn a_crop_is_the_square_in_the_middle() {
-        let wide = Picture::new(4, 2, Channels::Grey, vec![1, 2, 3, 4, 5, 6, 7, 8]);
+        let wide = DecodedImage::new(4, 2, Channels::Grey, vec![1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(wide.fitted(2, Fit::Crop).pixels, [2, 3, 6, 7]);
     }
 
     #[test]
     fn four_quarter_turns_lead_back() {
-        let picture = Picture::new(3, 2, Channels::Grey, vec![1, 2, 3, 4, 5, 6]);
-        assert_eq!(picture.turned(1).pixels, [4, 1, 5, 2, 6, 3]);
-        assert_eq!(picture.turned(1).turned(1), picture.turned(2));
-        assert_eq!(picture.turned(3).turned(1), picture);
+        let image = DecodedImage::new(3, 2, Channels::Grey, vec![1, 2, 3, 4, 5, 6]);
+        assert_eq!(image.rotated(1).pixels, [4, 1, 5, 2, 6, 3]);
+        assert_eq!(image.rotated(1).rotated(1), image.rotated(2));
+        assert_eq!(image.rotated(3).rotated(1), image);
     }
 }

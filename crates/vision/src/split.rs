@@ -1,4 +1,4 @@
-//! Which classes are for training, validation and test: split files.
+//! Splits: which classes are for training, validation and test, read from split files or built in.
 //!
 //! A JSON object whose members are splits: each a list of class names, or objects of lists (Omniglot's halves
 //! and alphabets), whose names then lead to the class: `Latin/character01`. A name also stands for the classes
@@ -13,12 +13,12 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::omniglot::{self, Omniglot};
-use crate::source::drawing_name;
+use crate::source::drawing_class_name;
 
 /// Split files are lists of names; a hundred megabytes is something else.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 /// Halves of Omniglot, which are no part of a character's name.
-const HALVES: [&str; 2] = ["background", "evaluation"];
+const OMNIGLOT_HALVES: [&str; 2] = ["background", "evaluation"];
 
 /// The splits that are built in: names, and the file.
 const BUILT_IN: [(&[&str], &str); 5] = [
@@ -30,11 +30,11 @@ const BUILT_IN: [(&[&str], &str); 5] = [
 ];
 
 /// The 350 classes of ImageNet that are neither in miniImageNet nor in TieredImageNet.
-static OUTLIERS: &str = include_str!("../assets/splits/imagenet-outliers.txt");
+static IMAGENET_OUTLIERS: &str = include_str!("../assets/splits/imagenet-outliers.txt");
 
 /// The classes of ImageNet from which outliers are usually taken.
 pub fn imagenet_outliers() -> impl Iterator<Item = &'static str> {
-    OUTLIERS.lines()
+    IMAGENET_OUTLIERS.lines()
 }
 
 /// The classes of one split.
@@ -49,17 +49,17 @@ pub struct Split {
 impl Split {
     /// Reads one split of a file, or of one that is built in.
     pub fn open(path: &Path, name: &str) -> Result<Self> {
-        let splits = splits(path)?;
-        Self::of(path, &splits, name)
+        let splits = read_splits(path)?;
+        Self::from_json(path, &splits, name)
     }
 
     /// Reads all splits of a file, or of one that is built in.
     pub fn all(path: &Path) -> Result<Vec<Self>> {
-        let splits = splits(path)?;
-        splits.keys().map(|name| Self::of(path, &splits, name)).collect()
+        let splits = read_splits(path)?;
+        splits.keys().map(|name| Self::from_json(path, &splits, name)).collect()
     }
 
-    fn of(path: &Path, splits: &Map<String, Value>, name: &str) -> Result<Self> {
+    fn from_json(path: &Path, splits: &Map<String, Value>, name: &str) -> Result<Self> {
         let bad = |problem: String| Error::BadSplitFile { path: path.into(), problem };
         let Some(found) = splits.get(name) else {
             let known = splits.keys().cloned().collect::<Vec<_>>().join(", ");
@@ -70,26 +70,26 @@ impl Split {
             });
         };
         let mut classes = BTreeSet::new();
-        gather("", found, &mut classes)
+        collect_names("", found, &mut classes)
             .map_err(|place| bad(format!("'{name}{place}' is not a list of names")))?;
         Ok(Split { name: name.into(), classes })
     }
 
     /// One split of the built-in drawings: by Vinyals et al. the first 1,200 characters are for training and
     /// the rest for test, and of the former five alphabets are kept for validation.
-    pub fn of_omniglot(name: &str) -> Result<Self> {
+    pub fn omniglot(name: &str) -> Result<Self> {
         if !["train", "val", "test"].contains(&name) {
             let known = "train, val, test".into();
             return Err(Error::UnknownSplit { origin: "omniglot".into(), split: name.into(), known });
         }
         let characters = Omniglot::embedded()?.characters().iter().enumerate();
         let of_split = characters.filter(|(place, character)| omniglot_split(*place, character) == name);
-        let classes = of_split.map(|(_, character)| drawing_name(character)).collect();
+        let classes = of_split.map(|(_, character)| drawing_class_name(character)).collect();
         Ok(Split { name: name.into(), classes })
     }
 
     /// Whether a class belongs to it, by its name or by that of a folder above it.
-    pub fn holds(&self, class: &str) -> bool {
+    pub fn contains(&self, class: &str) -> bool {
         let above = class.match_indices('/').map(|(place, _)| &class[..place]);
         self.classes.contains(class) || above.into_iter().any(|above| self.classes.contains(above))
     }
@@ -105,16 +105,16 @@ impl Split {
 }
 
 /// The members of a split file.
-fn splits(path: &Path) -> Result<Map<String, Value>> {
+fn read_splits(path: &Path) -> Result<Map<String, Value>> {
     let bad = |problem: String| Error::BadSplitFile { path: path.into(), problem };
-    match serde_json::from_str(&text(path)?) {
+    match serde_json::from_str(&read_text(path)?) {
         Ok(Value::Object(splits)) => Ok(splits),
         Ok(_) => Err(bad("it is not a JSON object of splits".into())),
         Err(problem) => Err(bad(problem.to_string())),
     }
 }
 
-fn text(path: &Path) -> Result<Cow<'static, str>> {
+fn read_text(path: &Path) -> Result<Cow<'static, str>> {
     let given = path.to_string_lossy();
     let built_in = BUILT_IN.iter().find(|(names, _)| names.contains(&given.as_ref()));
     // People have a folder `mini` beside them; only a file of that name is meant rather than what is built in.
@@ -127,7 +127,7 @@ fn text(path: &Path) -> Result<Cow<'static, str>> {
     }
     let failed = |source| trueshot::Error::Read { path: path.into(), source };
     let length = std::fs::metadata(path).map_err(failed)?.len();
-    if length > MOST_BYTES {
+    if length > MAX_BYTES {
         return Err(Error::BadSplitFile { path: path.into(), problem: format!("it has {length} bytes") });
     }
     Ok(Cow::Owned(std::fs::read_to_string(path).map_err(failed)?))
@@ -146,7 +146,11 @@ fn omniglot_split(place: usize, character: &omniglot::Character<'_>) -> &'static
 }
 
 /// Collects the names in lists; `Err` is the place of what is neither a list nor an object.
-fn gather(prefix: &str, value: &Value, classes: &mut BTreeSet<String>) -> std::result::Result<(), String> {
+fn collect_names(
+    prefix: &str,
+    value: &Value,
+    classes: &mut BTreeSet<String>,
+) -> std::result::Result<(), String> {
     match value {
         Value::Array(names) => {
             for name in names {
@@ -156,9 +160,9 @@ fn gather(prefix: &str, value: &Value, classes: &mut BTreeSet<String>) -> std::r
             Ok(())
         }
         Value::Object(parts) => parts.iter().try_for_each(|(name, part)| {
-            let is_half = prefix.is_empty() && HALVES.contains(&name.as_str());
+            let is_half = prefix.is_empty() && OMNIGLOT_HALVES.contains(&name.as_str());
             let deeper = if is_half { String::new() } else { format!("{prefix}{name}/") };
-            gather(&deeper, part, classes).map_err(|place| format!(".{name}{place}"))
+            collect_names(&deeper, part, classes).map_err(|place| format!(".{name}{place}"))
         }),
         _ => Err(String::new()),
     }
@@ -180,14 +184,14 @@ mod tests {
         let flat = split(r#"{"train": ["owl", "ant"], "test": ["bee"]}"#, "train").unwrap();
         assert_eq!(flat.classes.iter().collect::<Vec<_>>(), ["ant", "owl"]);
         let nested = r#"{"val": {"background": {"Latin": ["character01"]}, "evaluation": {}}}"#;
-        assert!(split(nested, "val").unwrap().holds("Latin/character01"));
+        assert!(split(nested, "val").unwrap().contains("Latin/character01"));
     }
 
     #[test]
     fn a_name_stands_for_what_is_below_it_and_for_nothing_else() {
         let split = split(r#"{"test": ["fish", "owl"]}"#, "test").unwrap();
-        assert!(split.holds("fish/trout") && split.holds("fish"));
-        assert!(!split.holds("fishes") && !split.holds("trout/fish"));
+        assert!(split.contains("fish/trout") && split.contains("fish"));
+        assert!(!split.contains("fishes") && !split.contains("trout/fish"));
         assert_eq!(split.missing(&["fish/trout".into(), "owls".into()]), ["owl"]);
     }
 
@@ -204,10 +208,10 @@ mod tests {
 
     #[test]
     fn omniglots_splits_share_nothing_and_miss_nothing() {
-        let [train, val, test] = ["train", "val", "test"].map(|name| Split::of_omniglot(name).unwrap());
+        let [train, val, test] = ["train", "val", "test"].map(|name| Split::omniglot(name).unwrap());
         assert_eq!([train.classes.len(), val.classes.len(), test.classes.len()], [1028, 172, 423]);
         assert!(train.classes.is_disjoint(&test.classes) && train.classes.is_disjoint(&val.classes));
-        assert!(Split::of_omniglot("outliers").is_err());
+        assert!(Split::omniglot("outliers").is_err());
     }
 
     #[test]
@@ -218,7 +222,7 @@ mod tests {
             return;
         }
         for name in ["train", "val", "test"] {
-            assert_eq!(Split::open(path, name).unwrap(), Split::of_omniglot(name).unwrap());
+            assert_eq!(Split::open(path, name).unwrap(), Split::omniglot(name).unwrap());
         }
     }
 }

@@ -1,84 +1,83 @@
-//! What a data set is made of, and how that compares with what was published.
+//! Surveys of data sets: numbers of classes and images and the sizes of images, compared with the published numbers.
 //!
-//! A [`Survey`] counts classes, pictures and sizes, and reads every picture if asked to, since a file of the right
-//! name may be cut off. A [`Published`] data set has known numbers; what differs is said in plain sentences.
+//! A [`Survey`] counts classes, images and sizes, and reads every image if asked to, since a file of the right
+//! name may be cut off. A [`PublishedDataset`] has known numbers; what differs is said in plain sentences.
 
 use std::collections::BTreeMap;
 use trueshot::progress::Progress;
 
 use rayon::prelude::*;
 
+use crate::decoded_image::Channels;
 use crate::error::{Result, Skipped};
-use crate::picture::Channels;
 use crate::source::Collection;
 use crate::split::Split;
 
-/// Pictures that are read before anybody is told.
-const ROUND: usize = 512;
+/// Images that are read before anybody is told.
+const CHUNK: usize = 512;
 /// Names that are listed before it says "and more".
-const SHOWN: usize = 3;
+const MAX_LISTED: usize = 3;
 
 /// What one part of a data set holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Survey {
-    /// Pictures of each class that can be read.
+    /// Images of each class that can be read.
     pub classes: BTreeMap<String, usize>,
-    /// How many pictures have which width and height; empty if none was read.
+    /// How many images have which width and height; empty if none was read.
     pub sizes: BTreeMap<(usize, usize), usize>,
     /// What was skipped.
     pub skipped: Vec<Skipped>,
 }
 
 impl Survey {
-    /// Counts the pictures of a collection without reading any.
-    pub fn listed(collection: &Collection) -> Self {
+    /// Counts the images of a collection without reading any.
+    pub fn count(collection: &Collection) -> Self {
         let mut classes: BTreeMap<String, usize> = BTreeMap::new();
         for entry in collection.entries() {
-            *classes.entry(collection.classes()[entry.class as usize].clone()).or_default() += 1;
+            *classes.entry(collection.class_of(entry).to_owned()).or_default() += 1;
         }
         Survey { classes, sizes: BTreeMap::new(), skipped: collection.skipped().to_vec() }
     }
 
-    /// Reads every picture of a collection on all threads. The progress counts the images.
+    /// Reads every image of a collection on all threads. The progress counts the images.
     pub fn read(collection: &Collection, progress: &dyn Progress) -> Result<Self> {
-        let mut survey = Self::listed(collection);
-        for (round, entries) in collection.entries().chunks(ROUND).enumerate() {
+        let mut survey = Self::count(collection);
+        for (round, entries) in collection.entries().chunks(CHUNK).enumerate() {
             let size =
-                |entry| collection.picture_then(entry, Channels::Colour, |read| (read.width, read.height));
+                |entry| collection.read_image_then(entry, Channels::Colour, |read| (read.width, read.height));
             let read: Vec<_> = entries.par_iter().map(size).collect();
             for (entry, outcome) in entries.iter().zip(read) {
                 match outcome {
                     Ok(size) => *survey.sizes.entry(size).or_default() += 1,
                     Err(reason) => {
-                        let class = &collection.classes()[entry.class as usize];
+                        let class = collection.class_of(entry).to_owned();
                         survey.classes.entry(class.clone()).and_modify(|count| *count -= 1);
-                        let (item, class) = (entry.item.clone(), Some(entry.class));
-                        survey.skipped.push(Skipped { item, class, reason });
+                        survey.skipped.push(Skipped { item: entry.item.clone(), class: Some(class), reason });
                     }
                 }
             }
-            progress.check((round * ROUND + entries.len()) as u64, collection.entries().len() as u64)?;
+            progress.check((round * CHUNK + entries.len()) as u64, collection.entries().len() as u64)?;
         }
         Ok(survey)
     }
 
-    /// All pictures that can be read.
-    pub fn pictures(&self) -> usize {
+    /// All images that can be read.
+    pub fn images(&self) -> usize {
         self.classes.values().sum()
     }
 }
 
 /// What is known about a published data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Published {
+pub struct PublishedDataset {
     /// What it is called; its split file is built in under the same name.
     pub name: &'static str,
     /// Classes for training, validation and test.
     pub classes: [usize; 3],
-    /// Pictures of every class, where they are as many.
+    /// Images of every class, where they are as many.
     pub per_class: Option<usize>,
-    /// Pictures of the three splits, where it is not the same for every class.
-    pub pictures: Option<[usize; 3]>,
+    /// Images of the three splits, where it is not the same for every class.
+    pub images: Option<[usize; 3]>,
     /// Width and height, where they are the same for all.
     pub size: Option<usize>,
 }
@@ -87,30 +86,42 @@ pub struct Published {
 pub const SPLITS: [&str; 3] = ["train", "val", "test"];
 
 /// The data sets of the paper and those most often used beside them.
-pub const PUBLISHED: [Published; 5] = [
-    Published { name: "mini", classes: [64, 16, 20], per_class: Some(600), pictures: None, size: Some(84) },
-    Published {
+pub const PUBLISHED_DATASETS: [PublishedDataset; 5] = [
+    PublishedDataset {
+        name: "mini",
+        classes: [64, 16, 20],
+        per_class: Some(600),
+        images: None,
+        size: Some(84),
+    },
+    PublishedDataset {
         name: "tiered",
         classes: [351, 97, 160],
         per_class: None,
-        pictures: Some([448_695, 124_261, 206_209]),
+        images: Some([448_695, 124_261, 206_209]),
         size: Some(84),
     },
-    Published {
+    PublishedDataset {
         name: "cifar-fs",
         classes: [64, 16, 20],
         per_class: Some(600),
-        pictures: None,
+        images: None,
         size: Some(32),
     },
-    Published { name: "fc100", classes: [60, 20, 20], per_class: Some(600), pictures: None, size: Some(32) },
-    Published { name: "cub", classes: [100, 50, 50], per_class: None, pictures: None, size: None },
+    PublishedDataset {
+        name: "fc100",
+        classes: [60, 20, 20],
+        per_class: Some(600),
+        images: None,
+        size: Some(32),
+    },
+    PublishedDataset { name: "cub", classes: [100, 50, 50], per_class: None, images: None, size: None },
 ];
 
-impl Published {
+impl PublishedDataset {
     /// The data set of that name.
-    pub fn named(name: &str) -> Option<&'static Self> {
-        PUBLISHED.iter().find(|published| published.name == name)
+    pub fn find(name: &str) -> Option<&'static Self> {
+        PUBLISHED_DATASETS.iter().find(|published| published.name == name)
     }
 
     /// What is wrong with one of the splits; `split` has the names of its classes, where the data set's classes go
@@ -118,97 +129,97 @@ impl Published {
     pub fn problems(&self, number: usize, survey: &Survey, split: Option<&Split>) -> Vec<String> {
         let mut problems = Vec::new();
         let name = SPLITS[number];
-        let mut say = |what: String| problems.push(format!("{name}: {what}"));
+        let mut add = |what: String| problems.push(format!("{name}: {what}"));
         let (have, want) = (survey.classes.len(), self.classes[number]);
         if have != want {
-            say(format!("{have} classes instead of {want}"));
+            add(format!("{have} classes instead of {want}"));
         }
         let present: Vec<String> = survey.classes.keys().cloned().collect();
-        let known = split.filter(|split| present.iter().any(|class| split.holds(class)));
+        let known = split.filter(|split| present.iter().any(|class| split.contains(class)));
         if let Some(split) = known {
             let missing = split.missing(&present);
             if !missing.is_empty() {
-                say(format!("{} missing: {}", classes(missing.len()), listed(&missing)));
+                add(format!("{} missing: {}", class_count(missing.len()), list_names(&missing)));
             }
-            let strange: Vec<String> = present.into_iter().filter(|class| !split.holds(class)).collect();
+            let strange: Vec<String> = present.into_iter().filter(|class| !split.contains(class)).collect();
             if !strange.is_empty() {
-                say(format!("{} not in this split: {}", classes(strange.len()), listed(&strange)));
+                add(format!("{} not in this split: {}", class_count(strange.len()), list_names(&strange)));
             }
         }
         if let Some(per_class) = self.per_class {
             let wrong = survey.classes.iter().filter(|(_, count)| **count != per_class);
             let wrong: Vec<String> = wrong.map(|(class, count)| format!("{class} ({count})")).collect();
             if !wrong.is_empty() {
-                say(format!(
+                add(format!(
                     "{} without exactly {per_class} images: {}",
-                    classes(wrong.len()),
-                    listed(&wrong)
+                    class_count(wrong.len()),
+                    list_names(&wrong)
                 ));
             }
         }
-        if let Some(pictures) = self.pictures.map(|pictures| pictures[number]) {
-            let have = survey.pictures();
-            if have != pictures {
-                say(format!("{have} images instead of {pictures}"));
+        if let Some(images) = self.images.map(|images| images[number]) {
+            let have = survey.images();
+            if have != images {
+                add(format!("{have} images instead of {images}"));
             }
         }
         if let Some(size) = self.size {
             let wrong: usize =
                 survey.sizes.iter().filter(|(found, _)| **found != (size, size)).map(|(_, n)| n).sum();
             if wrong > 0 {
-                say(format!("{wrong} images are not {size} x {size} px"));
+                add(format!("{wrong} images are not {size} x {size} px"));
             }
         }
         if let Some(first) = survey.skipped.first() {
-            say(format!("{} files cannot be used, the first: {first}", survey.skipped.len()));
+            add(format!("{} files cannot be used, the first: {first}", survey.skipped.len()));
         }
         problems
     }
 }
 
 /// Classes that are in more than one part.
-pub fn shared(parts: &[(&str, &Survey)]) -> Vec<String> {
+pub fn shared_classes(parts: &[(&str, &Survey)]) -> Vec<String> {
     let mut problems = Vec::new();
     for (place, (first, one)) in parts.iter().enumerate() {
         for (second, other) in &parts[place + 1..] {
             let both = one.classes.keys().filter(|class| other.classes.contains_key(*class));
             let both: Vec<String> = both.cloned().collect();
             if !both.is_empty() {
-                let count = classes(both.len());
-                problems.push(format!("{first} and {second} share {count}: {}", listed(&both)));
+                let count = class_count(both.len());
+                problems.push(format!("{first} and {second} share {count}: {}", list_names(&both)));
             }
         }
     }
     problems
 }
 
-fn classes(count: usize) -> String {
+fn class_count(count: usize) -> String {
     if count == 1 { "1 class".into() } else { format!("{count} classes") }
 }
 
-fn listed(names: &[String]) -> String {
-    let shown = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
-    if names.len() > SHOWN { format!("{shown} and {} more", names.len() - SHOWN) } else { shown }
+fn list_names(names: &[String]) -> String {
+    let shown = names.iter().take(MAX_LISTED).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > MAX_LISTED { format!("{shown} and {} more", names.len() - MAX_LISTED) } else { shown }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn survey(classes: usize, pictures: usize) -> Survey {
-        let classes = (0..classes).map(|class| (format!("class {class:02}"), pictures)).collect();
+    fn survey(classes: usize, images: usize) -> Survey {
+        let classes = (0..classes).map(|class| (format!("class {class:02}"), images)).collect();
         Survey { classes, sizes: BTreeMap::from([((84, 84), 1)]), skipped: Vec::new() }
     }
 
     #[test]
     fn what_is_as_published_has_no_problems() {
-        let mini = Published::named("mini").unwrap();
+        let mini = PublishedDataset::find("mini").unwrap();
         assert!(mini.problems(1, &survey(16, 600), None).is_empty());
     }
 
     #[test]
     fn what_differs_is_said_with_names_and_numbers() {
-        let mini = Published::named("mini").unwrap();
+        let mini = PublishedDataset::find("mini").unwrap();
         let mut found = survey(15, 600);
         found.classes.insert("class 03".into(), 599);
         found.sizes.insert((64, 64), 7);
@@ -227,13 +238,13 @@ mod tests {
     #[test]
     fn classes_in_two_splits_are_named() {
         let (one, other) = (survey(2, 5), survey(5, 5));
-        let problems = shared(&[("train", &one), ("test", &other)]);
+        let problems = shared_classes(&[("train", &one), ("test", &other)]);
         assert_eq!(problems, ["train and test share 2 classes: class 00, class 01"]);
     }
 
     #[test]
     fn every_published_data_set_has_its_split_file() {
-        for published in PUBLISHED {
+        for published in PUBLISHED_DATASETS {
             for (split, count) in SPLITS.iter().zip(published.classes) {
                 let split = Split::open(published.name.as_ref(), split).unwrap();
                 assert_eq!(split.classes.len(), count, "{} {}", published.name, split.name);

@@ -1,34 +1,34 @@
-//! Small pictures for pages.
+//! Thumbnails of images as data URIs, for HTML reports.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use image::ExtendedColorType;
 use image::codecs::jpeg::JpegEncoder;
 
+use crate::decoded_image::{Channels, DecodedImage};
 use crate::error::Unreadable;
-use crate::picture::{Channels, Picture};
 use crate::resize::Fit;
-use crate::source::{Collection, Entry};
+use crate::source::{Collection, ImageEntry};
 
 /// Good enough for something so small, and a third of the bytes of more.
-const QUALITY: u8 = 72;
+const JPEG_QUALITY: u8 = 72;
 
-/// The middle of a picture as a square of so many pixels: a JPEG in a data URI.
-pub fn data_uri(collection: &Collection, entry: &Entry, side: usize) -> Result<String, Unreadable> {
-    let small = collection.picture_then(entry, Channels::Colour, |picture| {
-        // A picture smaller than the thumbnail is enlarged by the page.
-        let side = side.min(picture.width.min(picture.height)).max(1);
-        picture.fitted(side, Fit::Crop)
+/// The middle of an image as a square of so many pixels: a JPEG in a data URI.
+pub fn data_uri(collection: &Collection, entry: &ImageEntry, side: usize) -> Result<String, Unreadable> {
+    let small = collection.read_image_then(entry, Channels::Colour, |image| {
+        // An image smaller than the thumbnail is enlarged by the page.
+        let side = side.min(image.width.min(image.height)).max(1);
+        image.fitted(side, Fit::Crop)
     })?;
     let jpeg = jpeg(&small)?;
     Ok(format!("data:image/jpeg;base64,{}", BASE64.encode(jpeg)))
 }
 
-fn jpeg(picture: &Picture) -> Result<Vec<u8>, Unreadable> {
+fn jpeg(image: &DecodedImage) -> Result<Vec<u8>, Unreadable> {
     let mut bytes = Vec::new();
-    let (width, height) = (picture.width as u32, picture.height as u32);
-    JpegEncoder::new_with_quality(&mut bytes, QUALITY)
-        .encode(&picture.pixels, width, height, ExtendedColorType::Rgb8)
+    let (width, height) = (image.width as u32, image.height as u32);
+    JpegEncoder::new_with_quality(&mut bytes, JPEG_QUALITY)
+        .encode(&image.pixels, width, height, ExtendedColorType::Rgb8)
         .map_err(|problem| Unreadable::Decoder(problem.to_string()))?;
     Ok(bytes)
 }
@@ -36,7 +36,7 @@ fn jpeg(picture: &Picture) -> Result<Vec<u8>, Unreadable> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Reading;
+    use crate::source::SourceOptions;
 
     #[test]
     fn a_thumbnail_is_a_small_square_jpeg() {
@@ -44,10 +44,10 @@ mod tests {
         std::fs::create_dir(folder.path().join("owl")).unwrap();
         let image = image::RgbImage::from_fn(300, 200, |x, y| image::Rgb([x as u8, y as u8, 7]));
         image.save(folder.path().join("owl/1.png")).unwrap();
-        let collection = Collection::open(folder.path(), Reading::default()).unwrap();
+        let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
         let uri = data_uri(&collection, &collection.entries()[0], 96).unwrap();
         let bytes = BASE64.decode(uri.strip_prefix("data:image/jpeg;base64,").unwrap()).unwrap();
-        let small = Picture::decode(&bytes, Channels::Colour).unwrap();
+        let small = DecodedImage::decode(&bytes, Channels::Colour).unwrap();
         assert_eq!((small.width, small.height), (96, 96));
         assert!(bytes.len() < 5000, "{}", bytes.len());
     }

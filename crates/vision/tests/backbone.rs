@@ -1,6 +1,6 @@
-//! The reference backbone, and embedding with one of our own.
+//! Tests of the built-in backbone against its reference, and of embedding with a backbone trained here.
 
-mod kinds;
+mod image_kinds;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use trueshot::model::named;
 use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
 use trueshot_nn::conv4;
-use trueshot_vision::cache::Place;
-use trueshot_vision::embed::{Report, Request, embed};
+use trueshot_vision::cache::CacheLocation;
+use trueshot_vision::embed::{EmbedReport, EmbedRequest, embed};
 use trueshot_vision::{
-    Augmentation, Backbone, Channels, Collection, Embedder, Error, Picture, Preprocessing, Reading,
+    Augmentation, Backbone, Channels, Collection, DecodedImage, Embedder, Error, Preprocessing, SourceOptions,
 };
 
 const SIZE: usize = 20;
@@ -37,10 +37,10 @@ fn backbone() -> Backbone {
     Backbone::from_tensors(&tensors(3), "random").unwrap()
 }
 
-/// Two classes of pictures of every kind, and something that is none.
+/// Two classes of images of every kind, and something that is none.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for (number, (name, bytes)) in kinds::coloured().into_iter().enumerate() {
+    for (number, (name, bytes)) in image_kinds::coloured().into_iter().enumerate() {
         let class = folder.path().join(["even", "odd"][number % 2]);
         std::fs::create_dir_all(&class).unwrap();
         std::fs::write(class.join(format!("kind.{name}")), bytes).unwrap();
@@ -49,18 +49,18 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-fn embedded(folder: &Path, copies: Option<usize>, threads: usize) -> (Vec<u8>, Report, PathBuf) {
+fn embedded(folder: &Path, copies: Option<usize>, threads: usize) -> (Vec<u8>, EmbedReport, PathBuf) {
     let output = folder.join(format!("out-{threads}.safetensors"));
-    let collection = Collection::open(folder, Reading::default()).unwrap();
-    let embedder = Embedder::new(backbone(), &Place::Nowhere);
+    let collection = Collection::open(folder, SourceOptions::default()).unwrap();
+    let embedder = Embedder::new(backbone(), &CacheLocation::Disabled);
     let augmentation = Augmentation::default();
-    let request = Request {
+    let request = EmbedRequest {
         collection: &collection,
         embedder: &embedder,
         copies: copies.map(|copies| (copies, &augmentation)),
         precision: Precision::F32,
         seed: 5,
-        least_per_class: 1,
+        min_per_class: 1,
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let report = pool.install(|| embed(&request, &output, &())).unwrap();
@@ -81,13 +81,13 @@ fn features_of_the_reference_backbone_are_those_of_the_reference_program() {
     let to = backbone.preprocessing();
     let mut inputs = Vec::new();
     for pixels in images.data().chunks_exact(84 * 84 * 3) {
-        let picture = Picture::new(84, 84, Channels::Colour, pixels.to_vec());
-        let mut input = vec![0.0; to.values()];
+        let picture = DecodedImage::new(84, 84, Channels::Colour, pixels.to_vec());
+        let mut input = vec![0.0; to.input_len()];
         to.normalise(&picture, &mut input);
         inputs.extend(input);
     }
-    let mut found = vec![0.0; inputs.len() / to.values() * backbone.dim()];
-    backbone.embed(&inputs, &mut found, &mut backbone.scratch()).unwrap();
+    let mut found = vec![0.0; inputs.len() / to.input_len() * backbone.dim()];
+    backbone.session().embed(&inputs, &mut found).unwrap();
     let expected = features.data().as_chunks::<4>().0.iter().map(|&stored| f32::from_le_bytes(stored));
     let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst < 1e-3, "{worst}");
@@ -98,7 +98,7 @@ fn a_folder_becomes_rows_by_class_and_name_and_what_is_no_picture_is_listed() {
     let folder = folder();
     let (_, report, path) = embedded(folder.path(), None, 2);
     let read = Embeddings::open(&path).unwrap();
-    assert_eq!((read.len(), read.dim(), report.pictures), (12, 64, 12));
+    assert_eq!((read.len(), read.dim(), report.images), (12, 64, 12));
     assert_eq!(report.skipped.len(), 1);
     assert!(report.skipped[0].to_string().starts_with("odd/broken.jpg: unknown image format"));
     assert_eq!(read.classes(), ["even", "odd"]);
@@ -143,23 +143,24 @@ fn a_class_that_is_left_with_nothing_ends_the_work_and_leaves_no_file() {
     let folder = folder();
     std::fs::create_dir(folder.path().join("none")).unwrap();
     std::fs::write(folder.path().join("none/1.jpg"), b"").unwrap();
-    let collection = Collection::open(folder.path(), Reading::default()).unwrap();
-    let embedder = Embedder::new(backbone(), &Place::Nowhere);
-    let request = Request {
+    let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
+    let embedder = Embedder::new(backbone(), &CacheLocation::Disabled);
+    let request = EmbedRequest {
         collection: &collection,
         embedder: &embedder,
         copies: None,
         precision: Precision::F16,
         seed: 0,
-        least_per_class: 1,
+        min_per_class: 1,
     };
     let output = folder.path().join("out.safetensors");
     let refused = embed(&request, &output, &()).unwrap_err();
     let expected = "class 'none' has 0 readable images, but 1 are needed; 1 were skipped";
     assert_eq!(refused.to_string(), expected);
-    let stopped =
-        embed(&Request { least_per_class: 0, ..request }, &output, &|_: u64, _: u64| ControlFlow::Break(()))
-            .unwrap_err();
+    let stopped = embed(&EmbedRequest { min_per_class: 0, ..request }, &output, &|_: u64, _: u64| {
+        ControlFlow::Break(())
+    })
+    .unwrap_err();
     assert!(matches!(stopped, Error::Core(trueshot::Error::Interrupted)));
     let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()).collect();
     assert!(left.iter().all(|path| path.is_dir()), "{left:?}");
@@ -167,14 +168,14 @@ fn a_class_that_is_left_with_nothing_ends_the_work_and_leaves_no_file() {
 
 #[test]
 fn built_in_drawings_look_as_their_published_files_do() {
-    let drawings = Collection::open("omniglot", Reading::default()).unwrap();
-    let drawing = drawings.picture(&drawings.entries()[0], Channels::Grey).unwrap();
+    let drawings = Collection::open("omniglot", SourceOptions::default()).unwrap();
+    let drawing = drawings.read_image(&drawings.entries()[0], Channels::Grey).unwrap();
     let image = image::GrayImage::from_raw(105, 105, drawing.pixels.clone()).unwrap();
-    let published = kinds::file(image, ImageFormat::Png);
-    assert_eq!(Picture::decode(&published, Channels::Grey).unwrap(), drawing);
+    let published = image_kinds::file(image, ImageFormat::Png);
+    assert_eq!(DecodedImage::decode(&published, Channels::Grey).unwrap(), drawing);
     // Ink is 1 and paper 0 for the network.
     let to = Preprocessing::drawings(28);
-    let mut input = vec![0.0; to.values()];
+    let mut input = vec![0.0; to.input_len()];
     to.normalise(&drawing.fitted(28, to.fit), &mut input);
     assert!(input.iter().all(|value| (-1e-6..=1.0 + 1e-6).contains(value)));
     assert!(input[0].abs() < 1e-6 && input.iter().any(|&value| value > 0.8), "{input:?}");
@@ -198,9 +199,9 @@ fn what_is_no_backbone_is_told_so() {
 /// No test in this file says how to start a worker.
 #[test]
 fn an_onnx_model_is_refused_in_a_program_that_has_no_worker_process() {
-    use trueshot_vision::backbone::Options;
+    use trueshot_vision::backbone::BackboneOptions;
     use trueshot_vision::onnx::{ModelProcess, run_models_in};
-    let open = || Backbone::find("tests/models/fixed.onnx", &Options::default()).err().unwrap();
+    let open = || Backbone::find("tests/models/fixed.onnx", &BackboneOptions::default()).err().unwrap();
     let error = open();
     assert!(error.to_string().contains("run in a process of their own"), "{error}");
     assert!(error.hint().unwrap().contains("run_models_in"));

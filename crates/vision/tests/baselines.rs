@@ -1,7 +1,7 @@
-//! The two baselines with backbones of their own learn, the same way whatever the threads, and go on where they
-//! stopped; MAML's model answers episodes of pictures.
+//! Tests of the training of MAML and NegMargin: they learn, give the same result with any number of threads, and can be
+//! resumed.
 
-mod stripes;
+mod striped_images;
 
 use std::path::Path;
 
@@ -11,40 +11,40 @@ use trueshot::method::Registry;
 use trueshot::noise::{Noise, NoiseKind};
 use trueshot::rng::IndexSampler;
 use trueshot::training::Trainee;
-use trueshot_vision::training::maml::{self, MamlTrainee, Order};
+use trueshot_vision::training::maml::{self, GradientOrderSetting, MamlTrainee};
 use trueshot_vision::training::negmargin::{self, NegMarginTrainee};
-use trueshot_vision::training::{Datasets, Pictures, Validation};
-use trueshot_vision::{Backbone, Collection, Dataset, Reading};
+use trueshot_vision::training::{Datasets, ImageSettings, ValidationSettings};
+use trueshot_vision::{Backbone, Collection, Dataset, SourceOptions};
 
-fn dataset(folder: &Path, pictures: &Pictures, augmented: bool) -> Dataset {
-    let collection = Collection::open(folder, Reading::default()).unwrap();
+fn dataset(folder: &Path, pictures: &ImageSettings, augmented: bool) -> Dataset {
+    let collection = Collection::open(folder, SourceOptions::default()).unwrap();
     Dataset::load(&collection, &pictures.preprocessing(), augmented, &()).unwrap()
 }
 
-fn small(validation: Validation) -> Validation {
-    Validation { ways: 3, shots: 3, queries: 3, episodes: 40, ..validation }
+fn small(validation: ValidationSettings) -> ValidationSettings {
+    ValidationSettings { ways: 3, shots: 3, queries: 3, episodes: 40, ..validation }
 }
 
-fn maml_configuration() -> maml::Configuration {
-    let mut configuration = maml::Configuration::photographs();
+fn maml_configuration() -> maml::MamlConfiguration {
+    let mut configuration = maml::MamlConfiguration::photographs();
     configuration.pictures.size = 20;
     configuration.steps = 40;
     configuration.episodes =
-        maml::Episodes { per_step: 3, ways: 3, shots: 3, queries: 3, ..configuration.episodes };
+        maml::MamlEpisodeSettings { per_step: 3, ways: 3, shots: 3, queries: 3, ..configuration.episodes };
     configuration.adaptation.inner_steps = 2;
     configuration.adaptation.inner_rate = 0.05;
     configuration.validation = small(configuration.validation);
     configuration
 }
 
-fn maml_trainee(folder: &Path, configuration: &maml::Configuration) -> MamlTrainee {
+fn maml_trainee(folder: &Path, configuration: &maml::MamlConfiguration) -> MamlTrainee {
     let train = dataset(&folder.join("train"), &configuration.pictures, configuration.pictures.augment);
     let validation = dataset(&folder.join("val"), &configuration.pictures, false);
     MamlTrainee::new(configuration.clone(), Datasets::new(train, Some(validation))).unwrap()
 }
 
-fn negmargin_configuration() -> negmargin::Configuration {
-    let mut configuration = negmargin::Configuration::photographs();
+fn negmargin_configuration() -> negmargin::NegMarginConfiguration {
+    let mut configuration = negmargin::NegMarginConfiguration::photographs();
     configuration.pictures.size = 20;
     configuration.steps = 40;
     configuration.loss.batch = 20;
@@ -52,7 +52,7 @@ fn negmargin_configuration() -> negmargin::Configuration {
     configuration
 }
 
-fn negmargin_trainee(folder: &Path, configuration: &negmargin::Configuration) -> NegMarginTrainee {
+fn negmargin_trainee(folder: &Path, configuration: &negmargin::NegMarginConfiguration) -> NegMarginTrainee {
     let train = dataset(&folder.join("train"), &configuration.pictures, configuration.pictures.augment);
     let validation = dataset(&folder.join("val"), &configuration.pictures, false);
     NegMarginTrainee::new(configuration.clone(), Datasets::new(train, Some(validation))).unwrap()
@@ -72,8 +72,8 @@ fn on<T: Send>(threads: usize, work: impl Fn() -> T + Send) -> T {
 
 #[test]
 fn maml_learns_and_its_model_file_answers_episodes_of_pictures() {
-    let folder = stripes::folder();
-    for order in [Order::Second, Order::First] {
+    let folder = striped_images::folder();
+    for order in [GradientOrderSetting::Second, GradientOrderSetting::First] {
         let mut configuration = maml_configuration();
         configuration.adaptation.order = order;
         let mut trainee = maml_trainee(folder.path(), &configuration);
@@ -109,7 +109,7 @@ fn maml_learns_and_its_model_file_answers_episodes_of_pictures() {
 
 #[test]
 fn negmargin_learns_and_its_model_is_a_backbone() {
-    let folder = stripes::folder();
+    let folder = striped_images::folder();
     let configuration = negmargin_configuration();
     let mut trainee = negmargin_trainee(folder.path(), &configuration);
     let losses = run(&mut trainee, 0..80);
@@ -129,7 +129,7 @@ fn negmargin_learns_and_its_model_is_a_backbone() {
 
 #[test]
 fn threads_change_nothing_and_runs_that_were_stopped_go_on_the_same() {
-    let folder = stripes::folder();
+    let folder = striped_images::folder();
     let path = folder.path();
     let (maml, negmargin) = (maml_configuration(), negmargin_configuration());
     let make: [&(dyn Fn() -> Box<dyn Trainee> + Sync); 2] =
@@ -157,13 +157,13 @@ fn threads_change_nothing_and_runs_that_were_stopped_go_on_the_same() {
 
 #[test]
 fn episodes_of_pictures_are_those_of_their_embeddings() {
-    let folder = stripes::folder();
+    let folder = striped_images::folder();
     let dataset = dataset(&folder.path().join("val"), &maml_configuration().pictures, false);
     let rows = dataset.rows(Some(Path::new("val"))).unwrap();
-    assert_eq!((rows.len(), rows.dim()), (dataset.pictures().len(), 20 * 20 * 3));
+    assert_eq!((rows.len(), rows.dim()), (dataset.images().len(), 20 * 20 * 3));
     let mut first = vec![0.0; rows.dim()];
     rows.features().decode_row(0, &mut first);
-    let pixels: Vec<f32> = dataset.pictures()[0].pixels.iter().map(|&value| f32::from(value)).collect();
+    let pixels: Vec<f32> = dataset.images()[0].pixels.iter().map(|&value| f32::from(value)).collect();
     assert_eq!(first, pixels);
     let spec = EpisodeSpec { ways: 3, shots: Shots::exactly(3), queries: 2, seed: 5 };
     let noise = vec![Noise { kind: NoiseKind::Paired, level: 1.0 / 3.0 }];
@@ -177,8 +177,8 @@ fn episodes_of_pictures_are_those_of_their_embeddings() {
 
 #[test]
 fn what_cannot_be_trained_is_refused_with_what_could() {
-    let folder = stripes::folder();
-    let problem = |change: &dyn Fn(&mut maml::Configuration)| {
+    let folder = striped_images::folder();
+    let problem = |change: &dyn Fn(&mut maml::MamlConfiguration)| {
         let mut configuration = maml_configuration();
         change(&mut configuration);
         let train = dataset(&folder.path().join("train"), &configuration.pictures, true);
@@ -205,16 +205,18 @@ fn the_defaults_are_those_that_the_documentation_names() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/training.md");
     let page = std::fs::read_to_string(path).unwrap().replace('\n', " ");
     let says = |words: String| assert!(page.contains(&words), "the page does not say '{words}'");
-    for maml in [maml::Configuration::photographs(), maml::Configuration::drawings()] {
+    for maml in [maml::MamlConfiguration::photographs(), maml::MamlConfiguration::drawings()] {
         says(format!("`--tasks` episodes ({};", maml.episodes.per_step));
         says(format!("`--inner-steps` ({}) steps", maml.adaptation.inner_steps));
         says(format!("`--inner-rate` ({})", maml.adaptation.inner_rate));
         says(format!("`--test-steps` ({})", maml.adaptation.test_steps));
         says(format!("Adam (rate {}, no decay)", maml.optimiser.rate));
-        assert_eq!((maml.optimiser.weight_decay, maml.adaptation.order), (0.0, Order::Second));
+        assert_eq!((maml.optimiser.weight_decay, maml.adaptation.order), (0.0, GradientOrderSetting::Second));
         assert_eq!(maml.episodes.noise, ["symmetric=0".parse().unwrap()], "no noise unless asked for");
     }
-    for negmargin in [negmargin::Configuration::photographs(), negmargin::Configuration::drawings()] {
+    for negmargin in
+        [negmargin::NegMarginConfiguration::photographs(), negmargin::NegMarginConfiguration::drawings()]
+    {
         says(format!("batches of `--batch` ({}) images", negmargin.loss.batch));
         says(format!("`--scale` {} and `--margin` {}", negmargin.loss.scale, negmargin.loss.margin));
         says(format!("Adam has a rate of {}", negmargin.optimiser.rate));

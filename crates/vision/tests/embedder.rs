@@ -1,30 +1,32 @@
-//! Embedding in memory: files, bytes and collections, with and without a cache.
+//! Tests of embedding in memory: files, bytes and collections, with and without a cache.
 
-mod kinds;
+mod image_kinds;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use image::{ImageFormat, Rgb, RgbImage};
-use trueshot_vision::backbone::{EFFICIENTNET, Options};
-use trueshot_vision::cache::Place;
-use trueshot_vision::{Backbone, Collection, DecodeLimits, Embedder, Error, Given, Reading, Unreadable};
+use trueshot_vision::backbone::{BackboneOptions, EFFICIENTNET_ARCHITECTURE};
+use trueshot_vision::cache::CacheLocation;
+use trueshot_vision::{
+    Backbone, Collection, DecodeLimits, Embedder, Error, ImageInput, SourceOptions, Unreadable,
+};
 
-/// Small pictures keep the network quick.
-fn small() -> Options {
-    Options { size: Some(32), ..Options::default() }
+/// Small images keep the network quick.
+fn small() -> BackboneOptions {
+    BackboneOptions { size: Some(32), ..BackboneOptions::default() }
 }
 
-fn embedder(place: &Place) -> Embedder {
-    Embedder::open(EFFICIENTNET, &small(), place).unwrap()
+fn embedder(place: &CacheLocation) -> Embedder {
+    Embedder::open(EFFICIENTNET_ARCHITECTURE, &small(), place).unwrap()
 }
 
 fn picture(shade: u8) -> Vec<u8> {
     let at = |x: u32, y: u32| Rgb([shade, (x * 7) as u8, (y * 5) as u8 ^ shade]);
-    kinds::file(RgbImage::from_fn(40, 30, at), ImageFormat::Png)
+    image_kinds::file(RgbImage::from_fn(40, 30, at), ImageFormat::Png)
 }
 
-/// Two classes of three pictures, and a broken one in the second.
+/// Two classes of three images, and a broken one in the second.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for number in 0..6 {
@@ -36,13 +38,15 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-fn entries(collection: &Collection) -> Vec<Given<'_>> {
-    collection.entries().iter().map(|entry| Given::Entry(collection, entry)).collect()
+fn entries(collection: &Collection) -> Vec<ImageInput<'_>> {
+    collection.entries().iter().map(|entry| ImageInput::Entry(collection, entry)).collect()
 }
 
 #[test]
 fn the_built_in_backbone_says_what_it_is() {
-    let embedder = Embedder::open(EFFICIENTNET, &Options::default(), &Place::Nowhere).unwrap();
+    let embedder =
+        Embedder::open(EFFICIENTNET_ARCHITECTURE, &BackboneOptions::default(), &CacheLocation::Disabled)
+            .unwrap();
     let backbone = embedder.backbone();
     assert!(
         backbone.name().starts_with("efficientnet-lite0 (efficientnet-lite0, 224 px, "),
@@ -58,8 +62,8 @@ fn the_built_in_backbone_says_what_it_is() {
 #[test]
 fn a_broken_picture_is_an_answer_like_the_others() {
     let folder = folder();
-    let collection = Collection::open(folder.path(), Reading::default()).unwrap();
-    let embedded = embedder(&Place::Nowhere).embed_collection(&collection, &()).unwrap();
+    let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
+    let embedded = embedder(&CacheLocation::Disabled).embed_collection(&collection, &()).unwrap();
     assert_eq!(
         (embedded.embeddings.len(), embedded.embeddings.classes()),
         (6, &["ant".into(), "owl".into()][..])
@@ -73,28 +77,28 @@ fn a_broken_picture_is_an_answer_like_the_others() {
 #[test]
 fn files_bytes_and_entries_give_the_same_rows_on_any_number_of_threads() {
     let folder = folder();
-    let collection = Collection::open(folder.path(), Reading::default()).unwrap();
+    let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
     let paths: Vec<PathBuf> =
         collection.entries().iter().map(|entry| folder.path().join(&entry.item)).collect();
     let bytes: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
-    let embedder = embedder(&Place::Nowhere);
-    let rows = |given: &[Given<'_>], threads: usize| {
+    let embedder = embedder(&CacheLocation::Disabled);
+    let rows = |given: &[ImageInput<'_>], threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| embedder.embed_pictures(given, &())).unwrap().rows
+        pool.install(|| embedder.embed_images(given, &())).unwrap().rows
     };
     let expected = rows(&entries(&collection), 1);
     assert_eq!(rows(&entries(&collection), 4), expected);
-    assert_eq!(rows(&paths.iter().map(|path| Given::File(path)).collect::<Vec<_>>(), 2), expected);
+    assert_eq!(rows(&paths.iter().map(|path| ImageInput::File(path)).collect::<Vec<_>>(), 2), expected);
     assert_eq!(embedder.embed_bytes(&bytes).unwrap(), expected);
 }
 
 #[test]
 fn the_second_time_no_network_runs_and_not_a_bit_differs() {
     let (folder, cache) = (folder(), tempfile::tempdir().unwrap());
-    let place = Place::Folder(cache.path().into());
-    let collection = Collection::open(folder.path(), Reading::default()).unwrap();
-    let run = |place: &Place| embedder(place).embed_pictures(&entries(&collection), &()).unwrap();
-    let plain = run(&Place::Nowhere);
+    let place = CacheLocation::Folder(cache.path().into());
+    let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
+    let run = |place: &CacheLocation| embedder(place).embed_images(&entries(&collection), &()).unwrap();
+    let plain = run(&CacheLocation::Disabled);
     let (first, second) = (run(&place), run(&place));
     assert_eq!((first.from_cache, second.from_cache), (0, 6));
     assert_eq!(first.rows, plain.rows);
@@ -102,17 +106,19 @@ fn the_second_time_no_network_runs_and_not_a_bit_differs() {
     // The name of a file does not matter, its contents do.
     std::fs::rename(folder.path().join("ant/0.png"), folder.path().join("ant/renamed.png")).unwrap();
     std::fs::write(folder.path().join("ant/1.png"), picture(222)).unwrap();
-    let collection = Collection::open(folder.path(), Reading::default()).unwrap();
-    let third = embedder(&place).embed_pictures(&entries(&collection), &()).unwrap();
+    let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
+    let third = embedder(&place).embed_images(&entries(&collection), &()).unwrap();
     assert_eq!(third.from_cache, 5);
     // Another size is another backbone.
-    let larger = Embedder::open(EFFICIENTNET, &Options { size: Some(48), ..small() }, &place).unwrap();
-    assert_eq!(larger.embed_pictures(&entries(&collection), &()).unwrap().from_cache, 0);
+    let larger =
+        Embedder::open(EFFICIENTNET_ARCHITECTURE, &BackboneOptions { size: Some(48), ..small() }, &place)
+            .unwrap();
+    assert_eq!(larger.embed_images(&entries(&collection), &()).unwrap().from_cache, 0);
 }
 
 #[test]
 fn limits_on_pixels_hold_before_anything_is_decoded() {
-    let embedder = embedder(&Place::Nowhere)
+    let embedder = embedder(&CacheLocation::Disabled)
         .with_decode_limits(DecodeLimits { pixels: 1000, ..DecodeLimits::default() });
     let rows = embedder.embed_bytes(&[picture(1), b"no picture".to_vec(), Vec::new()]).unwrap();
     assert_eq!(rows[0], Err(Unreadable::OverLimit { width: 40, height: 30, most: 1000 }));
@@ -123,22 +129,26 @@ fn limits_on_pixels_hold_before_anything_is_decoded() {
 #[test]
 fn work_that_is_stopped_says_so() {
     let folder = folder();
-    let collection = Collection::open(folder.path(), Reading::default()).unwrap();
-    let outcome = embedder(&Place::Nowhere)
-        .embed_pictures(&entries(&collection), &|_: u64, _: u64| ControlFlow::Break(()));
+    let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
+    let outcome = embedder(&CacheLocation::Disabled)
+        .embed_images(&entries(&collection), &|_: u64, _: u64| ControlFlow::Break(()));
     assert!(matches!(outcome, Err(Error::Core(trueshot::Error::Interrupted))));
 }
 
 #[test]
 fn names_and_options_that_fit_no_backbone_are_refused() {
-    let problem = |name: &str, options: &Options| {
+    let problem = |name: &str, options: &BackboneOptions| {
         let error = Backbone::find(name, options).err().unwrap();
         format!("{error} {}", error.hint().unwrap_or_default())
     };
     assert!(problem("efficientnet-b0", &small()).contains("built in: efficientnet-lite0 and omniglot-conv4"));
-    assert!(problem(EFFICIENTNET, &Options { size: Some(8), ..small() }).contains("32 to 1024"));
     assert!(
-        problem(EFFICIENTNET, &Options { mean: Some(vec![0.0]), ..small() }).contains("ONNX models only")
+        problem(EFFICIENTNET_ARCHITECTURE, &BackboneOptions { size: Some(8), ..small() })
+            .contains("32 to 1024")
+    );
+    assert!(
+        problem(EFFICIENTNET_ARCHITECTURE, &BackboneOptions { mean: Some(vec![0.0]), ..small() })
+            .contains("ONNX models only")
     );
     assert!(problem("omniglot-conv4", &small()).contains("the image size"));
     assert!(problem("missing.safetensors", &small()).contains("missing.safetensors"));
@@ -150,7 +160,9 @@ fn features_of_photographs_are_those_of_onnxruntime() {
     let folder = Path::new("tests/efficientnet");
     let text = std::fs::read_to_string(folder.join("features.json")).unwrap();
     let expected: std::collections::BTreeMap<String, Vec<f32>> = serde_json::from_str(&text).unwrap();
-    let embedder = Embedder::open(EFFICIENTNET, &Options::default(), &Place::Nowhere).unwrap();
+    let embedder =
+        Embedder::open(EFFICIENTNET_ARCHITECTURE, &BackboneOptions::default(), &CacheLocation::Disabled)
+            .unwrap();
     for (name, expected) in expected {
         let bytes = std::fs::read(folder.join(&name)).unwrap();
         let found = embedder.embed_bytes(&[bytes]).unwrap().remove(0).unwrap();

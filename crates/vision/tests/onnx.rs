@@ -1,4 +1,4 @@
-//! ONNX models as backbones: what they make of pictures, and what is refused.
+//! Tests of ONNX models as backbones: their embeddings, and which models are refused.
 
 mod tiny_onnx;
 
@@ -8,8 +8,8 @@ use std::path::Path;
 use image::{ImageFormat, Rgb, RgbImage};
 use proptest::prelude::*;
 use tiny_onnx::{BOOL, DOUBLE, FLOAT, Graph, INT64, int, ints, means, node, tensor, value};
-use trueshot_vision::backbone::Options;
-use trueshot_vision::cache::Place;
+use trueshot_vision::backbone::BackboneOptions;
+use trueshot_vision::cache::CacheLocation;
 use trueshot_vision::onnx::{self, ModelProcess};
 use trueshot_vision::{Backbone, Embedder};
 
@@ -27,7 +27,7 @@ fn allow_onnx() {
     onnx::run_models_in(ModelProcess { memory: 1 << 30, seconds: 3, ..process });
 }
 
-fn from_bytes(bytes: Vec<u8>, options: &Options) -> trueshot_vision::Result<Backbone> {
+fn from_bytes(bytes: Vec<u8>, options: &BackboneOptions) -> trueshot_vision::Result<Backbone> {
     allow_onnx();
     Backbone::from_onnx(bytes, "x.onnx", options)
 }
@@ -50,17 +50,17 @@ fn the_files_that_fuzzing_starts_from_are_those_of_these_tests() {
 }
 
 /// Plain shares of 255, so that a mean can be seen.
-fn plain() -> Options {
-    Options { mean: Some(vec![0.0; 3]), std: Some(vec![1.0; 3]), ..Options::default() }
+fn plain() -> BackboneOptions {
+    BackboneOptions { mean: Some(vec![0.0; 3]), std: Some(vec![1.0; 3]), ..BackboneOptions::default() }
 }
 
-fn opened(graph: &Graph, options: &Options) -> Result<Backbone, String> {
+fn opened(graph: &Graph, options: &BackboneOptions) -> Result<Backbone, String> {
     allow_onnx();
     let backbone = Backbone::from_onnx(graph.file(), "tiny.onnx", options);
     backbone.map_err(|error| format!("{error} {}", error.hint().unwrap_or_default()))
 }
 
-/// A picture of one colour.
+/// An image of one colour.
 fn picture(colour: [u8; 3]) -> Vec<u8> {
     let mut file = Cursor::new(Vec::new());
     RgbImage::from_pixel(10, 7, Rgb(colour)).write_to(&mut file, ImageFormat::Png).unwrap();
@@ -68,7 +68,7 @@ fn picture(colour: [u8; 3]) -> Vec<u8> {
 }
 
 fn row(backbone: Backbone, colour: [u8; 3]) -> Vec<f32> {
-    let embedder = Embedder::new(backbone, &Place::Nowhere);
+    let embedder = Embedder::new(backbone, &CacheLocation::Disabled);
     embedder.embed_bytes(&[picture(colour)]).unwrap().remove(0).unwrap()
 }
 
@@ -91,13 +91,13 @@ fn channels_are_found_first_or_last_and_sizes_fixed_or_free() {
     let last = opened(&last, &plain()).unwrap();
     assert_eq!(last.preprocessing().size, 12);
     assert!(close(&row(last, [255, 51, 0]), &expected));
-    let sized = Options { size: Some(40), ..plain() };
+    let sized = BackboneOptions { size: Some(40), ..plain() };
     assert_eq!(opened(&means(&["N", "3", "H", "W"]), &sized).unwrap().preprocessing().size, 40);
 }
 
 #[test]
 fn without_options_colours_are_normalised_as_for_imagenet() {
-    let backbone = opened(&means(&["N", "3", "8", "8"]), &Options::default()).unwrap();
+    let backbone = opened(&means(&["N", "3", "8", "8"]), &BackboneOptions::default()).unwrap();
     let expected = [(1.0 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225];
     assert!(close(&row(backbone, [255, 0, 0]), &expected));
 }
@@ -121,9 +121,9 @@ fn an_output_is_chosen_by_name_or_the_first_that_is_a_row() {
     let mut both = means(&["N", "3", "8", "8"]);
     both.outputs = vec![value("pooled", FLOAT, &["N", "3", "1", "1"]), value("features", FLOAT, &["N", "3"])];
     assert!(opened(&both, &plain()).unwrap().name().contains("output 'features'"));
-    let pooled = Options { output: Some("pooled".into()), ..plain() };
+    let pooled = BackboneOptions { output: Some("pooled".into()), ..plain() };
     assert!(opened(&both, &pooled).unwrap().name().contains("output 'pooled'"));
-    let missing = Options { output: Some("embedding".into()), ..plain() };
+    let missing = BackboneOptions { output: Some("embedding".into()), ..plain() };
     let problem = opened(&both, &missing).err().unwrap();
     assert!(problem.contains("no output 'embedding'; it has pooled, features"), "{problem}");
 }
@@ -140,7 +140,8 @@ fn a_score_for_each_class_is_allowed_and_warned_of() {
 #[test]
 fn inputs_that_are_no_pictures_are_refused_with_their_shape() {
     let refused = |sides: &[&str], part: &str| {
-        let problem = opened(&means(sides), &Options::default()).err().unwrap_or_else(|| panic!("{sides:?}"));
+        let problem =
+            opened(&means(sides), &BackboneOptions::default()).err().unwrap_or_else(|| panic!("{sides:?}"));
         assert!(problem.contains(part), "{sides:?}: {problem}");
     };
     refused(&["N", "3"], "[N, 3]; an image model's has four axes");
@@ -151,13 +152,13 @@ fn inputs_that_are_no_pictures_are_refused_with_their_shape() {
     refused(&["N", "3", "100000", "100000"], "1 to 2048 px");
     let mut two = means(&["N", "3", "9", "9"]);
     two.inputs.push(value("other", FLOAT, &["N"]));
-    assert!(opened(&two, &Options::default()).err().unwrap().contains("2 inputs"));
+    assert!(opened(&two, &BackboneOptions::default()).err().unwrap().contains("2 inputs"));
     let mut whole = means(&["N", "3", "9", "9"]);
     whole.inputs = vec![value("input", INT64, &["N", "3", "9", "9"])];
-    assert!(opened(&whole, &Options::default()).err().unwrap().contains("32-bit floats"));
-    let fixed = Options { size: Some(10), ..Options::default() };
+    assert!(opened(&whole, &BackboneOptions::default()).err().unwrap().contains("32-bit floats"));
+    let fixed = BackboneOptions { size: Some(10), ..BackboneOptions::default() };
     assert!(opened(&means(&["N", "3", "9", "9"]), &fixed).err().unwrap().contains("its size is fixed"));
-    let three = Options { mean: Some(vec![0.0; 2]), ..Options::default() };
+    let three = BackboneOptions { mean: Some(vec![0.0; 2]), ..BackboneOptions::default() };
     assert!(opened(&means(&["N", "3", "9", "9"]), &three).err().unwrap().contains("3 finite numbers"));
 }
 
@@ -166,7 +167,8 @@ fn outputs_that_are_no_features_are_refused() {
     let refused = |nodes: Vec<Vec<u8>>, kind: i64, parts: &[&str]| {
         let mut graph = means(&["N", "3", "9", "9"]);
         (graph.nodes, graph.outputs) = (nodes, vec![value("features", kind, &["N", "C"])]);
-        let problem = opened(&graph, &Options::default()).err().unwrap_or_else(|| panic!("{parts:?}"));
+        let problem =
+            opened(&graph, &BackboneOptions::default()).err().unwrap_or_else(|| panic!("{parts:?}"));
         assert!(parts.iter().any(|part| problem.contains(part)), "{problem}");
     };
     let pooled = || node("GlobalAveragePool", &["input"], "pooled", &[]);
@@ -193,7 +195,7 @@ fn claims_are_not_believed() {
     let with = |tensors: Vec<Vec<u8>>| {
         let mut graph = means(&["N", "3", "9", "9"]);
         graph.tensors = tensors;
-        opened(&graph, &Options::default()).err().unwrap_or_default()
+        opened(&graph, &BackboneOptions::default()).err().unwrap_or_default()
     };
     assert!(with(vec![tensor("w", FLOAT, &[1 << 20, 1 << 20], &[0; 16])]).contains("does not hold"));
     assert!(with(vec![tensor("w", FLOAT, &[1 << 40, 1 << 40], &[0; 16])]).contains("too many numbers"));
@@ -204,17 +206,17 @@ fn claims_are_not_believed() {
     let mut graph = means(&["N", "3", "9", "9"]);
     graph.tensors = vec![tensor("shape", INT64, &[2], &huge)];
     graph.nodes.push(node("ConstantOfShape", &["shape"], "filled", &[]));
-    assert!(opened(&graph, &Options::default()).err().unwrap().contains("asks for"));
+    assert!(opened(&graph, &BackboneOptions::default()).err().unwrap().contains("asks for"));
     let mut padded = means(&["N", "3", "9", "9"]);
     let pads = [ints("kernel_shape", &[2, 2]), ints("pads", &[1 << 30; 4])];
     padded.nodes.insert(0, node("MaxPool", &["input"], "unused", &pads));
-    assert!(opened(&padded, &Options::default()).err().unwrap().contains("pads"));
+    assert!(opened(&padded, &BackboneOptions::default()).err().unwrap().contains("pads"));
 }
 
 #[test]
 fn what_is_no_model_is_said_to_be_none() {
     for bytes in [&b""[..], b"not a model", b"\x89PNG\r\n\x1a\n", &[0xff; 64]] {
-        let error = from_bytes(bytes.to_vec(), &Options::default()).err().unwrap();
+        let error = from_bytes(bytes.to_vec(), &BackboneOptions::default()).err().unwrap();
         assert!(
             error.to_string().contains("x.onnx cannot be used as a backbone: it is not an ONNX file"),
             "{error}"
@@ -222,7 +224,7 @@ fn what_is_no_model_is_said_to_be_none() {
     }
     let whole = means(&["N", "3", "9", "9"]).file();
     for length in 0..whole.len() {
-        assert!(from_bytes(whole[..length].to_vec(), &Options::default()).is_err(), "{length}");
+        assert!(from_bytes(whole[..length].to_vec(), &BackboneOptions::default()).is_err(), "{length}");
     }
 }
 
@@ -234,11 +236,11 @@ fn what_stands_beside_a_model_is_used_and_options_go_first() {
     let beside = |text: &str| std::fs::write(folder.path().join("tiny.toml"), text).unwrap();
     beside("size = 30\nmean = [0.0, 0.0, 0.0]\nstd = [1, 1, 1]\nresampling = \"bicubic\"\nfit = \"crop\"\n");
     allow_onnx();
-    let open = |options: &Options| Backbone::find(&path, options);
-    let found = open(&Options::default()).unwrap();
+    let open = |options: &BackboneOptions| Backbone::find(&path, options);
+    let found = open(&BackboneOptions::default()).unwrap();
     assert_eq!(found.preprocessing().size, 30);
     assert!(close(&row(found, [255, 51, 0]), &[1.0, 0.2, 0.0]));
-    assert_eq!(open(&Options { size: Some(50), ..plain() }).unwrap().preprocessing().size, 50);
+    assert_eq!(open(&BackboneOptions { size: Some(50), ..plain() }).unwrap().preprocessing().size, 50);
     beside("colour = 3\n");
     let error = open(&plain()).err().unwrap();
     assert!(error.to_string().contains("tiny.toml") && error.to_string().contains("colour"), "{error}");
@@ -261,7 +263,7 @@ fn two_models_differ_in_name_and_one_embeds_alike_on_any_number_of_threads() {
     let files: Vec<Vec<u8>> = (0..40).map(|shade| picture([shade, 2 * shade, 255 - shade])).collect();
     let rows = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let embedder = Embedder::new(opened(&one, &plain()).unwrap(), &Place::Nowhere);
+        let embedder = Embedder::new(opened(&one, &plain()).unwrap(), &CacheLocation::Disabled);
         pool.install(|| embedder.embed_bytes(&files).unwrap())
     };
     assert_eq!(rows(1), rows(4));
@@ -312,7 +314,7 @@ fn a_small_model_that_asks_for_gigabytes_is_refused_by_the_memory_limit() {
     refused("Tile", one(), vec![node("Tile", &["1", "huge"], "more", &[])]);
     let range = vec![scalar("from", 0.0), scalar("to", 3e10), scalar("step", 1.0)];
     refused("Range", range, vec![node("Range", &["from", "to", "step"], "more", &[])]);
-    // Not constant, so not evaluated while it is loaded: the shape is that of the picture, enlarged.
+    // Not constant, so not evaluated while it is loaded: the shape is that of the image, enlarged.
     let shaped = vec![
         node("Shape", &["input"], "shape", &[]),
         node("Mul", &["shape", "thousand"], "larger", &[]),
@@ -393,7 +395,7 @@ fn a_picture_that_ends_the_worker_is_lost_alone() {
         node("Concat", &["zeros", "none"], "more", &[int("axis", 0)]),
     ];
     let graph = with_more(vec![size, zero, floats("none", &[0.0])], nodes);
-    let embedder = Embedder::new(opened(&graph, &plain()).unwrap(), &Place::Nowhere);
+    let embedder = Embedder::new(opened(&graph, &plain()).unwrap(), &CacheLocation::Disabled);
     let files: Vec<Vec<u8>> =
         (0..24).map(|number| picture([u8::from(number % 8 == 5) * 200, 0, 0])).collect();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(8).build().unwrap();
@@ -421,7 +423,7 @@ proptest! {
             let place = place.index(bytes.len());
             bytes[place] = value;
         }
-        let options = Options { size: Some(9), ..plain() };
+        let options = BackboneOptions { size: Some(9), ..plain() };
         if let Ok(backbone) = from_bytes(bytes, &options) {
             prop_assert!(backbone.dim() > 0);
         }

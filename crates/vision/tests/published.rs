@@ -1,37 +1,38 @@
-//! Data sets in their published forms, written by Python (`tests/python/write_published.py`), compared pixel by pixel.
+//! Tests of data sets in their published forms, written by Python (`tests/python/write_published.py`) and compared
+//! pixel by pixel.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use trueshot_vision::split::Split;
-use trueshot_vision::{Channels, Collection, Error, Picture, Reading};
+use trueshot_vision::{Channels, Collection, DecodedImage, Error, SourceOptions};
 
 fn at(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/published").join(name)
 }
 
 fn open(name: &str) -> Collection {
-    Collection::open(at(name), Reading::default()).unwrap()
+    Collection::open(at(name), SourceOptions::default()).unwrap()
 }
 
 fn of_split(name: &str, split: &str) -> Collection {
-    Collection::open(at(name), Reading { split: Some(split), pool: false }).unwrap()
+    Collection::open(at(name), SourceOptions { split: Some(split), pool: false }).unwrap()
 }
 
 /// Every byte as the script makes it.
-fn expected(row: usize, height: usize, width: usize) -> Picture {
+fn expected(row: usize, height: usize, width: usize) -> DecodedImage {
     let mut pixels = Vec::new();
     for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
         pixels.extend([0, 1, 2].map(|channel| ((row * 31 + y * 7 + x * 3 + channel * 101) % 256) as u8));
     }
-    Picture::new(width, height, Channels::Colour, pixels)
+    DecodedImage::new(width, height, Channels::Colour, pixels)
 }
 
-/// Class and picture of every item.
-fn contents(collection: &Collection) -> BTreeMap<String, (String, Picture)> {
+/// Class and image of every item.
+fn contents(collection: &Collection) -> BTreeMap<String, (String, DecodedImage)> {
     let entries = collection.entries().iter().map(|entry| {
         let class = collection.classes()[entry.class as usize].clone();
-        (entry.item.clone(), (class, collection.picture(entry, Channels::Colour).unwrap()))
+        (entry.item.clone(), (class, collection.read_image(entry, Channels::Colour).unwrap()))
     });
     entries.collect()
 }
@@ -64,12 +65,13 @@ fn miniimagenets_caches_are_read_in_every_protocol() {
 fn a_folder_of_caches_is_opened_by_split_or_pooled() {
     assert_holds(&of_split("mini-4", "train"), &MINI, 4, 5);
     assert_holds(&of_split("mini-4", "test"), &[("n05/0", "n05", 0), ("n05/1", "n05", 1)], 4, 5);
-    let refused = Collection::open(at("mini-4"), Reading::default()).unwrap_err();
+    let refused = Collection::open(at("mini-4"), SourceOptions::default()).unwrap_err();
     assert!(refused.to_string().contains("contains train, val, test, which are splits"), "{refused}");
-    let pooled = Collection::open(at("mini-4"), Reading { pool: true, split: None }).unwrap();
+    let pooled = Collection::open(at("mini-4"), SourceOptions { pool: true, split: None }).unwrap();
     assert_eq!(pooled.classes(), ["n01", "n02", "n03", "n04", "n05"]);
     assert_eq!(pooled.entries()[0].item, "train/n01/1");
-    let unknown = Collection::open(at("mini-0"), Reading { pool: false, split: Some("val") }).unwrap_err();
+    let unknown =
+        Collection::open(at("mini-0"), SourceOptions { pool: false, split: Some("val") }).unwrap_err();
     assert!(unknown.to_string().contains("no split 'val'"), "{unknown}");
 }
 
@@ -139,10 +141,10 @@ fn ravis_lists_find_their_pictures_in_the_folder_of_images() {
     }
     std::fs::write(folder.path().join("train.csv"), "filename,label\nn00.png,owl\nn01.png,ant\n").unwrap();
     std::fs::write(folder.path().join("test.csv"), "filename,label\nn03.png,bee\n").unwrap();
-    let read = |path: &Path, split| Collection::open(path, Reading { pool: false, split }).unwrap();
+    let read = |path: &Path, split| Collection::open(path, SourceOptions { pool: false, split }).unwrap();
     for train in [read(folder.path(), Some("train")), read(&folder.path().join("train.csv"), None)] {
         assert_eq!(train.classes(), ["ant", "owl"]);
-        assert_eq!(train.picture(&train.entries()[0], Channels::Colour).unwrap().pixels[..3], [1, 7, 9]);
+        assert_eq!(train.read_image(&train.entries()[0], Channels::Colour).unwrap().pixels[..3], [1, 7, 9]);
     }
     assert_eq!(read(folder.path(), Some("test")).classes(), ["bee"]);
 }
@@ -152,7 +154,7 @@ fn problem(name: &str, bytes: &[u8]) -> Error {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     std::fs::write(&path, bytes).unwrap();
-    Collection::open(&path, Reading::default()).unwrap_err()
+    Collection::open(&path, SourceOptions::default()).unwrap_err()
 }
 
 #[test]
@@ -177,7 +179,7 @@ fn cifar_with(name: &str, bytes: &[u8]) -> String {
         std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
     }
     std::fs::write(folder.path().join(name), bytes).unwrap();
-    match Collection::open(folder.path(), Reading::default()) {
+    match Collection::open(folder.path(), SourceOptions::default()) {
         Ok(found) => panic!("{} pictures were read", found.entries().len()),
         Err(refused) => refused.to_string(),
     }
@@ -246,7 +248,7 @@ fn rows_and_labels_that_do_not_fit_the_pictures_are_refused() {
     assert!(with([0, 5]).contains("row 5 is listed twice"), "{}", with([0, 5]));
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(at("tiered/train_images_png.pkl"), folder.path().join("train_images_png.pkl")).unwrap();
-    let read = || Collection::open(folder.path(), Reading::default()).unwrap_err().to_string();
+    let read = || Collection::open(folder.path(), SourceOptions::default()).unwrap_err().to_string();
     assert!(read().contains("its labels are missing"), "{}", read());
     std::fs::write(folder.path().join("train_labels.pkl"), b"\x80\x02](K\x01K\x02e.").unwrap();
     assert!(read().contains("3 images but 2 labels next to it"), "{}", read());
@@ -261,6 +263,6 @@ fn splits_by_name_are_known_and_unknown_ones_are_answered_with_the_known() {
     let outliers: Vec<&str> = trueshot_vision::split::imagenet_outliers().collect();
     assert_eq!(outliers.len(), 350);
     for split in ["mini", "tiered"].iter().flat_map(|name| Split::all(Path::new(name)).unwrap()) {
-        assert!(!outliers.iter().any(|class| split.holds(class)), "{}", split.name);
+        assert!(!outliers.iter().any(|class| split.contains(class)), "{}", split.name);
     }
 }

@@ -1,17 +1,17 @@
-//! Folders, archives and lists of the same pictures are the same collection.
+//! Tests of folders, archives and lists of the same images: they are the same collection.
 
-mod kinds;
+mod image_kinds;
 
 use std::path::Path;
 
 use image::ImageFormat;
-use trueshot_vision::{Channels, Collection, Reading, Unreadable};
+use trueshot_vision::{Channels, Collection, SourceOptions, Unreadable};
 
 const NAMES: [&str; 4] = ["ant/1.png", "ant/2.png", "owl/1.png", "owl/3.png"];
 
 fn picture(number: usize) -> Vec<u8> {
     let shade = image::Luma([60 * number as u8]);
-    kinds::file(image::GrayImage::from_pixel(3, 3, shade), ImageFormat::Png)
+    image_kinds::file(image::GrayImage::from_pixel(3, 3, shade), ImageFormat::Png)
 }
 
 fn folder() -> tempfile::TempDir {
@@ -37,13 +37,13 @@ fn tar(prefix: &str) -> Vec<u8> {
 }
 
 fn open(path: &Path) -> Collection {
-    Collection::open(path, Reading::default()).unwrap()
+    Collection::open(path, SourceOptions::default()).unwrap()
 }
 
-/// Class names, and class, name and first pixel of every picture.
+/// Class names, and class, name and first pixel of every image.
 fn contents(collection: &Collection) -> (Vec<String>, Vec<(u32, String, u8)>) {
     let entries = collection.entries().iter().map(|entry| {
-        let picture = collection.picture(entry, Channels::Grey).unwrap();
+        let picture = collection.read_image(entry, Channels::Grey).unwrap();
         (entry.class, entry.item.clone(), picture.pixels[0])
     });
     (collection.classes().to_vec(), entries.collect())
@@ -89,7 +89,7 @@ fn an_archive_with_one_folder_around_it_has_the_same_classes() {
 fn what_is_missing_or_of_no_known_form_is_said() {
     let folder = folder();
     let problem = |name: &str| {
-        let error = Collection::open(folder.path().join(name), Reading::default()).unwrap_err();
+        let error = Collection::open(folder.path().join(name), SourceOptions::default()).unwrap_err();
         format!("{error}\n{}", error.hint().unwrap_or_default())
     };
     assert!(problem("nothing").contains("cannot read"));
@@ -109,10 +109,13 @@ fn a_file_that_a_list_names_and_nobody_has_is_a_reason_to_skip_it() {
     let list = folder.path().join("list.csv");
     std::fs::write(&list, "ant/1.png,ant\nant/9.png,ant\n").unwrap();
     let collection = open(&list);
-    let read: Vec<_> =
-        collection.entries().iter().map(|entry| collection.picture(entry, Channels::Grey).is_ok()).collect();
+    let read: Vec<_> = collection
+        .entries()
+        .iter()
+        .map(|entry| collection.read_image(entry, Channels::Grey).is_ok())
+        .collect();
     assert_eq!(read, [true, false]);
-    let reason = collection.picture(&collection.entries()[1], Channels::Grey).unwrap_err();
+    let reason = collection.read_image(&collection.entries()[1], Channels::Grey).unwrap_err();
     assert!(matches!(reason, Unreadable::File(_)), "{reason}");
 }
 
@@ -129,11 +132,11 @@ fn a_limit_takes_the_first_by_name_of_every_class() {
 fn the_built_in_drawings_are_a_source() {
     let mut collection = open(Path::new("omniglot"));
     assert_eq!((collection.classes().len(), collection.entries().len()), (1623, 32_460));
-    let test = trueshot_vision::split::Split::of_omniglot("test").unwrap();
+    let test = trueshot_vision::split::Split::omniglot("test").unwrap();
     assert!(collection.keep_split(&test).unwrap().is_empty());
     assert_eq!(collection.classes().len(), 423);
     let entry = &collection.entries()[0];
-    let drawing = collection.picture(entry, Channels::Grey).unwrap();
+    let drawing = collection.read_image(entry, Channels::Grey).unwrap();
     assert_eq!((drawing.width, drawing.height), (105, 105));
     assert!(drawing.pixels.contains(&0) && drawing.pixels.contains(&255));
     assert!(collection.classes()[entry.class as usize].starts_with("Gurmukhi/"));
@@ -177,9 +180,9 @@ fn names_that_are_not_utf8_hide_no_picture_and_are_refused_one_by_one() {
     assert_eq!(found.entries().len(), 1);
     assert_eq!(skipped(&found).len(), 2, "{:?}", skipped(&found));
 
-    let found = trueshot_vision::source::pictures_below(folder.path()).unwrap();
+    let found = trueshot_vision::source::images_below(folder.path()).unwrap();
     assert_eq!(found.files.len(), NAMES.len());
-    // The archive and three pictures.
+    // The archive and three images.
     assert_eq!(found.skipped.len(), 4, "{found:?}");
 }
 

@@ -1,24 +1,25 @@
-//! A backbone learns, the same way whatever the threads, and goes on where it stopped.
+//! Tests of the training of a backbone: it learns, gives the same result with any number of threads, and can be
+//! resumed.
 
-mod stripes;
+mod striped_images;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use trueshot::training::Trainee;
 use trueshot_vision::overlap::Overlap;
-use trueshot_vision::training::{Aggregate, BackboneTrainee, Configuration, Datasets};
-use trueshot_vision::{Backbone, Collection, Dataset, Reading};
+use trueshot_vision::training::{Aggregate, BackboneConfiguration, BackboneTrainee, Datasets};
+use trueshot_vision::{Backbone, Collection, Dataset, SourceOptions};
 
-use stripes::folder;
+use striped_images::folder;
 
-fn dataset(folder: &Path, configuration: &Configuration, augmented: bool) -> Dataset {
-    let collection = Collection::open(folder, Reading::default()).unwrap();
+fn dataset(folder: &Path, configuration: &BackboneConfiguration, augmented: bool) -> Dataset {
+    let collection = Collection::open(folder, SourceOptions::default()).unwrap();
     Dataset::load(&collection, &configuration.preprocessing(), augmented, &()).unwrap()
 }
 
-fn configuration() -> Configuration {
-    let mut configuration = Configuration::photographs();
+fn configuration() -> BackboneConfiguration {
+    let mut configuration = BackboneConfiguration::photographs();
     configuration.pictures.size = 20;
     configuration.steps = 40;
     configuration.episodes.ways = 3;
@@ -32,14 +33,14 @@ fn configuration() -> Configuration {
     configuration
 }
 
-fn trainee(folder: &Path, configuration: &Configuration) -> BackboneTrainee {
+fn trainee(folder: &Path, configuration: &BackboneConfiguration) -> BackboneTrainee {
     let train = dataset(&folder.join("train"), configuration, configuration.pictures.augment);
     let validation = dataset(&folder.join("val"), configuration, false);
     BackboneTrainee::new(configuration.clone(), Datasets::new(train, Some(validation))).unwrap()
 }
 
 /// The same with outliers: the classes of the other split, for both.
-fn trainee_with_outliers(folder: &Path, configuration: &Configuration) -> BackboneTrainee {
+fn trainee_with_outliers(folder: &Path, configuration: &BackboneConfiguration) -> BackboneTrainee {
     let read = |name: &str, augmented| dataset(&folder.join(name), configuration, augmented);
     let mut datasets = Datasets::new(read("train", true), Some(read("val", false)));
     datasets.outliers = Some(Arc::new(read("val", true)));
@@ -86,8 +87,8 @@ fn outliers_are_part_of_that() {
 }
 
 fn same_whatever_threads_and_stops(
-    configuration: &Configuration,
-    trainee: fn(&Path, &Configuration) -> BackboneTrainee,
+    configuration: &BackboneConfiguration,
+    trainee: fn(&Path, &BackboneConfiguration) -> BackboneTrainee,
 ) {
     let folder = folder();
     let on = |threads: usize, work: &(dyn Fn() -> Vec<f32> + Sync)| {
@@ -141,7 +142,7 @@ fn what_training_and_validation_share_is_found() {
     assert!(Overlap::between(&read("train"), &read("val")).warnings().is_empty());
     let (train, val) = (folder.path().join("train/class 3"), folder.path().join("val/class 9"));
     std::fs::copy(train.join("0.png"), val.join("same.png")).unwrap();
-    // The same picture after a change of size and a loss of quality.
+    // The same image after a change of size and a loss of quality.
     let larger = image::open(train.join("1.png")).unwrap();
     larger.resize(60, 60, image::imageops::FilterType::Triangle).save(val.join("alike.jpg")).unwrap();
     std::fs::create_dir(folder.path().join("val/class 5")).unwrap();
@@ -157,17 +158,17 @@ fn what_training_and_validation_share_is_found() {
 fn turned_classes_are_classes_of_their_own() {
     let folder = folder();
     let dataset = dataset(&folder.path().join("val"), &configuration(), false);
-    let (pictures, classes) = (dataset.pictures().len(), dataset.labels().classes().len());
-    let first = dataset.pictures()[0].clone();
+    let (pictures, classes) = (dataset.images().len(), dataset.labels().classes().len());
+    let first = dataset.images()[0].clone();
     let turned = dataset.with_rotations().unwrap();
-    assert_eq!((turned.pictures().len(), turned.labels().classes().len()), (4 * pictures, 4 * classes));
-    assert_eq!(turned.pictures()[pictures], first.turned(1));
+    assert_eq!((turned.images().len(), turned.labels().classes().len()), (4 * pictures, 4 * classes));
+    assert_eq!(turned.images()[pictures], first.rotated(1));
     assert_eq!(turned.items()[pictures], "class 10/0.png turned 90");
 }
 
 #[test]
 fn impossible_settings_are_refused_with_possible_ones() {
-    let problem = |change: &dyn Fn(&mut Configuration)| {
+    let problem = |change: &dyn Fn(&mut BackboneConfiguration)| {
         let mut changed = configuration();
         change(&mut changed);
         changed.check().unwrap_err().to_string()

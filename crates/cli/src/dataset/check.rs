@@ -1,15 +1,15 @@
-//! `trueshot dataset check`: what a data set is made of, and what is wrong with it.
+//! `trueshot dataset check`: counts the classes and images of a data set and compares them with the published numbers.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use trueshot_vision::split::Split;
-use trueshot_vision::survey::{PUBLISHED, Published, SPLITS, Survey, shared};
+use trueshot_vision::survey::{PUBLISHED_DATASETS, PublishedDataset, SPLITS, Survey, shared_classes};
 use trueshot_vision::{Collection, Error};
 
-use crate::messages::Found;
+use crate::images_argument::ImageSelection;
+use crate::messages::ProblemsFound;
 use crate::output::print;
-use crate::pictures_argument::Part;
 use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
@@ -29,7 +29,7 @@ pub struct Arguments {
     #[arg(value_name = "DATASET")]
     path: PathBuf,
     /// Published data set to compare with
-    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(PUBLISHED.map(|published| published.name)))]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(PUBLISHED_DATASETS.map(|published| published.name)))]
     expect: Option<String>,
     /// Use the images in train/, val/ and test/ together, split by the built-in split file
     #[arg(long)]
@@ -42,11 +42,11 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let expected = arguments.expect.as_deref().and_then(Published::named);
+    let expected = arguments.expect.as_deref().and_then(PublishedDataset::find);
     let parts = arguments.threads.run(|| arguments.survey(expected))?;
     let mut text = table(&parts);
     let named: Vec<(&str, &Survey)> = parts.iter().map(|(name, survey)| (name.as_str(), survey)).collect();
-    let mut problems = shared(&named);
+    let mut problems = shared_classes(&named);
     if let Some(expected) = expected {
         problems.extend(compare(expected, &parts)?);
     }
@@ -58,47 +58,49 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     print(&text)?;
     match expected.is_some() && !problems.is_empty() {
-        true => Err(Found(problems.len()).into()),
+        true => Err(ProblemsFound(problems.len()).into()),
         false => Ok(()),
     }
 }
 
 impl Arguments {
     /// The splits, each with what is in it.
-    fn survey(&self, expected: Option<&Published>) -> anyhow::Result<Vec<(String, Survey)>> {
-        let own: Vec<&str> = SPLITS.into_iter().filter(|split| !self.pool && self.has(split)).collect();
-        let by_file = expected.filter(|_| own.is_empty());
+    fn survey(&self, expected: Option<&PublishedDataset>) -> anyhow::Result<Vec<(String, Survey)>> {
+        let own_splits: Vec<&str> =
+            SPLITS.into_iter().filter(|split| !self.pool && self.has_split_of_own(split)).collect();
+        let by_file = expected.filter(|_| own_splits.is_empty());
         let mut parts = Vec::new();
-        for split in if by_file.is_some() { SPLITS.to_vec() } else { own } {
+        for split in if by_file.is_some() { SPLITS.to_vec() } else { own_splits } {
             let file = by_file.map(|published| PathBuf::from(published.name));
-            let part = Part {
+            let part = ImageSelection {
                 split_file: file.as_deref(),
                 split: Some(split),
                 pool: by_file.is_some(),
                 limit_per_class: None,
             };
             match part.open(&self.path) {
-                Ok(collection) => parts.push((split.to_owned(), self.read(&collection)?)),
+                Ok(collection) => parts.push((split.to_owned(), self.survey_collection(&collection)?)),
                 // That none of its classes is there is for the comparison to say.
                 Err(error) if is_empty_split(&error) => parts.push((split.to_owned(), Survey::default())),
                 Err(error) => return Err(error),
             }
         }
         if parts.is_empty() {
-            let part = Part { split_file: None, split: None, pool: self.pool, limit_per_class: None };
-            parts.push(("all".into(), self.read(&part.open(&self.path)?)?));
+            let part =
+                ImageSelection { split_file: None, split: None, pool: self.pool, limit_per_class: None };
+            parts.push(("all".into(), self.survey_collection(&part.open(&self.path)?)?));
         }
         Ok(parts)
     }
 
     /// Whether the data set has a split of its own by that name.
-    fn has(&self, split: &str) -> bool {
+    fn has_split_of_own(&self, split: &str) -> bool {
         trueshot_vision::source::has_split(&self.path, split)
     }
 
-    fn read(&self, collection: &Collection) -> anyhow::Result<Survey> {
+    fn survey_collection(&self, collection: &Collection) -> anyhow::Result<Survey> {
         if self.quick {
-            return Ok(Survey::listed(collection));
+            return Ok(Survey::count(collection));
         }
         let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
         let survey = Survey::read(collection, &progress);
@@ -111,7 +113,7 @@ fn is_empty_split(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref::<Error>(), Some(Error::NoClassOfSplit { .. }))
 }
 
-fn compare(expected: &Published, parts: &[(String, Survey)]) -> anyhow::Result<Vec<String>> {
+fn compare(expected: &PublishedDataset, parts: &[(String, Survey)]) -> anyhow::Result<Vec<String>> {
     let mut problems = Vec::new();
     for (number, name) in SPLITS.into_iter().enumerate() {
         match parts.iter().find(|(split, _)| split == name) {
@@ -136,7 +138,7 @@ fn table(parts: &[(String, Survey)]) -> String {
             (Some(fewest), Some(most)) => format!("{fewest} to {most}"),
             _ => "-".into(),
         };
-        let (classes, pictures) = (survey.classes.len(), survey.pictures());
+        let (classes, pictures) = (survey.classes.len(), survey.images());
         text.push_str(&format!("{name:<6} {classes:>8} {pictures:>9}  {per_class:<12} {}\n", sizes(survey)));
     }
     text

@@ -1,4 +1,4 @@
-//! `trueshot dataset`: what is done with data sets before anything is learnt from them.
+//! `trueshot dataset`: the commands that check and prepare data sets.
 
 mod check;
 mod outliers;

@@ -1,20 +1,22 @@
-//! `trueshot dataset outliers`: pictures of classes that no split has.
+//! `trueshot dataset outliers`: builds a set of outliers from ImageNet, from classes that are in no split.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
-use trueshot_vision::outliers::{Candidates, Plan, Report, Request, make, plan};
+use trueshot_vision::outliers::{
+    Candidates, OutlierPlan, OutlierReport, OutlierRequest, plan, write_outliers,
+};
 use trueshot_vision::split::Split;
 
+use crate::images_argument::FitArgument;
 use crate::messages::say;
-use crate::pictures_argument::FitArgument;
 use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
 /// What no outlier may be in, unless told otherwise.
-const USUAL: [&str; 2] = ["miniimagenet", "tieredimagenet"];
+const DEFAULT_EXCLUDED: [&str; 2] = ["miniimagenet", "tieredimagenet"];
 
 /// Build a set of outliers from ImageNet
 ///
@@ -63,7 +65,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let exclude = arguments.exclude()?;
-    let request = Request {
+    let request = OutlierRequest {
         source: &arguments.source,
         output: &arguments.output,
         candidates: arguments.candidates()?,
@@ -77,16 +79,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let start = Instant::now();
     let plan = plan(&request)?;
     let progress = ProgressDisplay::counting((plan.train.len() + plan.test.len()) as u64, "classes");
-    let made = arguments.threads.run(|| Ok(make(&request, &plan, &progress)?));
+    let made = arguments.threads.run(|| Ok(write_outliers(&request, &plan, &progress)?));
     progress.finish();
-    arguments.tell(&plan, &made?, start);
+    arguments.report(&plan, &made?, start);
     Ok(())
 }
 
 impl Arguments {
     fn candidates(&self) -> anyhow::Result<Candidates> {
         let Some(path) = &self.classes else {
-            return Ok(if self.exclude.is_some() { Candidates::Others } else { Candidates::Usual });
+            return Ok(if self.exclude.is_some() { Candidates::Others } else { Candidates::Paper });
         };
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -97,7 +99,7 @@ impl Arguments {
     }
 
     fn exclude(&self) -> anyhow::Result<Vec<(String, Split)>> {
-        let usual = || USUAL.map(PathBuf::from).to_vec();
+        let usual = || DEFAULT_EXCLUDED.map(PathBuf::from).to_vec();
         let mut splits = Vec::new();
         for path in self.exclude.clone().unwrap_or_else(usual) {
             let origin = path.display().to_string();
@@ -106,7 +108,7 @@ impl Arguments {
         Ok(splits)
     }
 
-    fn tell(&self, plan: &Plan, report: &Report, start: Instant) {
+    fn report(&self, plan: &OutlierPlan, report: &OutlierReport, start: Instant) {
         if let Some((class, have)) = report.short.iter().min_by_key(|(_, have)| have) {
             let count = report.short.len();
             say!(
@@ -128,7 +130,7 @@ impl Arguments {
             self.output.display(),
             plan.train.len(),
             plan.test.len(),
-            report.pictures
+            report.images
         );
     }
 }

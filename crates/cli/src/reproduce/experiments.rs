@@ -1,4 +1,5 @@
-//! What there is to reproduce, read from `experiments/paper.toml`, and what the paper says, from `paper.csv` beside it.
+//! The tables and figures to reproduce, read from `experiments/paper.toml`, and the published numbers, read from
+//! `paper.csv` next to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +18,7 @@ const PAPER: &str = include_str!("../../experiments/paper.csv");
 #[serde(deny_unknown_fields)]
 pub struct Experiments {
     pub dataset: BTreeMap<String, Dataset>,
-    group: Vec<Group>,
+    group: Vec<RowGroup>,
     table: Vec<Table>,
     figure: Vec<Figure>,
 }
@@ -34,40 +35,41 @@ pub struct Dataset {
     pub data: Vec<String>,
     #[serde(default)]
     pub built_in: bool,
-    /// What all training on its pictures is given.
+    /// What all training on its images is given.
     #[serde(default)]
     pub pictures: String,
     /// How its backbone is trained besides.
     pub backbone: String,
-    /// Augmented copies of every training picture.
+    /// Augmented copies of every training image.
     pub copies: u32,
     /// Queries a class.
-    #[serde(default = "fifteen")]
+    #[serde(default = "default_queries")]
     pub queries: usize,
     /// The most shots its classes are large enough for.
-    most_shots: Option<usize>,
+    #[serde(rename = "most_shots")]
+    max_shots: Option<usize>,
 }
 
-fn fifteen() -> usize {
+fn default_queries() -> usize {
     15
 }
 
 impl Dataset {
     /// Why a table of so many shots cannot be measured.
     pub fn too_small_for(&self, shots: usize) -> Option<String> {
-        let most = self.most_shots.filter(|&most| shots > most)?;
+        let most = self.max_shots.filter(|&most| shots > most)?;
         Some(format!("classes of {} are too small for {shots} shots ({most} at most)", self.title))
     }
 
     /// The numbers of shots a head for all of them is trained on.
     pub fn several_shots(&self) -> &'static str {
-        if self.most_shots.is_some_and(|most| most < 10) { "1,2,3,5,5" } else { "1,2,3,5,5,10" }
+        if self.max_shots.is_some_and(|most| most < 10) { "1,2,3,5,5" } else { "1,2,3,5,5,10" }
     }
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Group {
+struct RowGroup {
     name: String,
     rows: Vec<Row>,
 }
@@ -109,7 +111,7 @@ pub struct Row {
     pub head: Option<String>,
     /// What `trueshot train` is given for a backbone of its own.
     pub backbone: Option<String>,
-    /// What `trueshot train` is given for a model that looks at pictures itself.
+    /// What `trueshot train` is given for a model that looks at images itself.
     pub pictures: Option<String>,
     /// Noise of its own.
     pub noise: Option<NoiseLevels>,
@@ -119,7 +121,7 @@ pub struct Row {
 
 impl Experiments {
     /// Those of the paper, groups put in their places.
-    pub fn of_the_paper() -> anyhow::Result<Self> {
+    pub fn load_paper() -> anyhow::Result<Self> {
         let mut all: Experiments = toml::from_str(EXPERIMENTS).context("the list of experiments")?;
         for table in &mut all.table {
             let mut rows = Vec::new();
@@ -160,7 +162,7 @@ impl Experiments {
     }
 
     /// The tables and figures of these names; `all` is all of them.
-    pub fn chosen(&self, names: &[String]) -> anyhow::Result<Vec<Experiment<'_>>> {
+    pub fn select(&self, names: &[String]) -> anyhow::Result<Vec<Experiment<'_>>> {
         let tables = self.table.iter().map(Experiment::Table);
         let all: Vec<Experiment<'_>> = tables.chain(self.figure.iter().map(Experiment::Figure)).collect();
         if names.iter().any(|name| name == "all") {
@@ -177,7 +179,7 @@ impl Experiments {
     }
 
     /// Says so if no table has this row.
-    pub fn knows_row(&self, name: &str) -> anyhow::Result<()> {
+    pub fn check_row_name(&self, name: &str) -> anyhow::Result<()> {
         let names: BTreeSet<&str> =
             self.table.iter().flat_map(|table| &table.rows).map(|row| row.row.as_str()).collect();
         let known = || names.iter().copied().collect::<Vec<_>>().join(", ");
@@ -206,29 +208,34 @@ impl<'a> Experiment<'a> {
 }
 
 /// The paper's figures: accuracy, and half its 95 % interval.
-pub struct Paper(BTreeMap<Place, (f64, Option<f64>)>);
+pub struct PaperResults(BTreeMap<CellKey, (f64, Option<f64>)>);
 
 /// Table, dataset, row, and percentage of noise.
-type Place = (String, String, String, i64);
+type CellKey = (String, String, String, i64);
 
-impl Paper {
+impl PaperResults {
     /// Reads them.
     pub fn new() -> anyhow::Result<Self> {
         let mut cells = BTreeMap::new();
         for line in PAPER.lines().skip(1) {
-            let fields = fields(line);
+            let fields = csv_fields(line);
             let [table, dataset, row, percent, accuracy, ci95] = &fields[..] else {
                 anyhow::bail!("the paper's tables: a line of {} fields: {line}", fields.len());
             };
-            let key = (table.clone(), dataset.clone(), row.clone(), column(percent.parse::<f64>()? / 100.0));
+            let key = (
+                table.clone(),
+                dataset.clone(),
+                row.clone(),
+                percent_column(percent.parse::<f64>()? / 100.0),
+            );
             cells.insert(key, (accuracy.parse()?, ci95.parse().ok()));
         }
-        Ok(Paper(cells))
+        Ok(PaperResults(cells))
     }
 
     /// A cell, if the paper has it.
     pub fn cell(&self, table: &str, dataset: &str, row: &str, level: f64) -> Option<(f64, Option<f64>)> {
-        self.0.get(&(table.into(), dataset.into(), row.into(), column(level))).copied()
+        self.0.get(&(table.into(), dataset.into(), row.into(), percent_column(level))).copied()
     }
 
     /// How many cells there are.
@@ -239,12 +246,12 @@ impl Paper {
 }
 
 /// A level as a whole percentage: the paper writes 33.3 where a third is meant.
-fn column(level: f64) -> i64 {
+fn percent_column(level: f64) -> i64 {
     (level * 100.0).round() as i64
 }
 
 /// The fields of a line of CSV; quotes keep commas.
-fn fields(line: &str) -> Vec<String> {
+fn csv_fields(line: &str) -> Vec<String> {
     let (mut fields, mut quoted) = (vec![String::new()], false);
     for character in line.chars() {
         match character {
@@ -258,12 +265,12 @@ fn fields(line: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::Shows;
+    use super::super::figures::FigureContent;
     use super::*;
 
     #[test]
     fn every_cell_of_the_paper_belongs_to_a_row_of_an_experiment() {
-        let (experiments, paper) = (Experiments::of_the_paper().unwrap(), Paper::new().unwrap());
+        let (experiments, paper) = (Experiments::load_paper().unwrap(), PaperResults::new().unwrap());
         assert_eq!(paper.len(), 1237);
         for (table, dataset, row, column) in paper.0.keys() {
             let found = experiments.tables().iter().find(|known| known.name == *table);
@@ -273,7 +280,7 @@ mod tests {
             let known = known.unwrap_or_else(|| panic!("{table} has no row '{row}'"));
             let noise = known.noise.as_ref().or(found.noise.as_ref());
             let levels: Vec<i64> =
-                noise.iter().flat_map(|noise| &noise.0).map(|n| super::column(n.level)).collect();
+                noise.iter().flat_map(|noise| &noise.0).map(|n| super::percent_column(n.level)).collect();
             assert!(
                 known.missing.is_some() || levels.contains(column),
                 "{table}, {row}: no {column} % in {levels:?}"
@@ -283,7 +290,7 @@ mod tests {
 
     #[test]
     fn every_row_has_a_method_or_a_reason() {
-        for table in Experiments::of_the_paper().unwrap().tables() {
+        for table in Experiments::load_paper().unwrap().tables() {
             for row in &table.rows {
                 assert!(row.method.is_some() != row.missing.is_some(), "{}: {}", table.name, row.row);
                 let asks = row.method.as_deref().unwrap_or("").contains("{head}");
@@ -294,14 +301,14 @@ mod tests {
 
     #[test]
     fn figures_draw_what_is_there() {
-        let experiments = Experiments::of_the_paper().unwrap();
+        let experiments = Experiments::load_paper().unwrap();
         for figure in experiments.figures() {
             let (tables, rows): (Vec<&String>, Vec<&String>) = match &figure.shows {
-                Shows::Curves { tables, rows } => (tables.iter().collect(), rows.iter().collect()),
-                Shows::Attention { row, maps, .. } => {
+                FigureContent::Curves { tables, rows } => (tables.iter().collect(), rows.iter().collect()),
+                FigureContent::Attention { row, maps, .. } => {
                     (maps.iter().map(|map| &map.table).collect(), vec![row])
                 }
-                Shows::Sets { .. } => continue,
+                FigureContent::Sets { .. } => continue,
             };
             for table in tables.iter().map(|name| experiments.table(name).unwrap()) {
                 for row in &rows {
@@ -313,8 +320,8 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_answered_with_the_known_ones() {
-        let error = Experiments::of_the_paper().unwrap().chosen(&["tabel".into()]).unwrap_err();
-        let hint = &error.downcast_ref::<crate::messages::Hinted>().unwrap().hint;
+        let error = Experiments::load_paper().unwrap().select(&["tabel".into()]).unwrap_err();
+        let hint = &error.downcast_ref::<crate::messages::HintedError>().unwrap().hint;
         assert!(hint.contains("sym_swap_5w5k"), "{error}: {hint}");
     }
 }

@@ -1,5 +1,5 @@
-//! Figures: curves that are rows of tables drawn over the number of wrong samples, and pictures, which are made by
-//! commands of this program like everything else and put into the page.
+//! Figures of the report: curves, which are rows of tables over the number of wrong labels, and images, which are drawn
+//! by commands of this program.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use serde::Deserialize;
 use trueshot::noise::NoiseLevels;
 use trueshot::report::reproduction::{self, Panel};
 
-use super::data::Found;
+use super::dataset_files::DatasetSplits;
 use super::experiments::{Dataset, Experiments, Table};
-use super::jobs::{Jobs, Kind, Word, words};
-use super::plan::{Planned, Planner, Source};
+use super::jobs::{CommandWord, JobKind, Jobs, plain_words};
+use super::planner::{DatasetSource, PlannedTable, Planner};
 
 /// A figure.
 #[derive(Debug, Clone, Deserialize)]
@@ -22,30 +22,30 @@ pub struct Figure {
     pub title: String,
     pub datasets: Vec<String>,
     #[serde(flatten)]
-    pub shows: Shows,
+    pub shows: FigureContent,
 }
 
 /// What a figure shows.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "shows")]
-pub enum Shows {
+pub enum FigureContent {
     /// Some rows of tables, over the number of wrong samples.
     Curves { tables: Vec<String>, rows: Vec<String> },
     /// A support set for every noise.
     Sets { caption: String, noise: Vec<NoiseLevels> },
     /// Where the heads of tables' rows look.
-    Attention { caption: String, row: String, maps: Vec<Map>, show: String },
+    Attention { caption: String, row: String, maps: Vec<AttentionMap>, show: String },
 }
 
 /// The attention of a table's head under some noise.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Map {
+pub struct AttentionMap {
     pub table: String,
     pub noise: NoiseLevels,
 }
 
-/// A figure of pictures on one dataset.
+/// A figure of images on one dataset.
 pub struct PlannedFigure<'a> {
     pub figure: &'a Figure,
     pub dataset: &'a Dataset,
@@ -62,12 +62,12 @@ struct PlannedPanel {
 impl Figure {
     /// The rows that it draws as curves.
     pub fn rows(&self) -> Option<&[String]> {
-        if let Shows::Curves { rows, .. } = &self.shows { Some(rows) } else { None }
+        if let FigureContent::Curves { rows, .. } = &self.shows { Some(rows) } else { None }
     }
 
     /// The tables whose rows it draws as curves.
     pub fn tables<'a>(&'a self, experiments: &'a Experiments) -> anyhow::Result<Vec<&'a Table>> {
-        let Shows::Curves { tables, .. } = &self.shows else { return Ok(Vec::new()) };
+        let FigureContent::Curves { tables, .. } = &self.shows else { return Ok(Vec::new()) };
         tables.iter().map(|name| experiments.table(name)).collect()
     }
 }
@@ -83,7 +83,7 @@ impl PlannedFigure<'_> {
         self.panels.iter().filter_map(|panel| panel.job.as_ref().err())
     }
 
-    /// The figure with its pictures.
+    /// The figure with its images.
     pub fn drawn(&self, jobs: &Jobs, folder: &Path) -> anyhow::Result<reproduction::Figure> {
         let panel = |panel: &PlannedPanel| {
             let (markup, missing) = match &panel.job {
@@ -104,7 +104,7 @@ impl PlannedFigure<'_> {
     }
 }
 
-/// A picture as part of a page.
+/// An image as part of a page.
 fn markup(title: &str, path: &Path) -> anyhow::Result<String> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     if path.extension().is_some_and(|extension| extension == "svg") {
@@ -120,8 +120,8 @@ impl<'a> Planner<'a> {
         &mut self,
         figure: &'a Figure,
         tables: &[&'a Table],
-        source: &Source<'a>,
-    ) -> Vec<Planned<'a>> {
+        source: &DatasetSource<'a>,
+    ) -> Vec<PlannedTable<'a>> {
         let mut all = Vec::new();
         for table in tables.iter().filter(|table| table.datasets.iter().any(|name| name == source.name)) {
             let mut planned = self.plan(table, source);
@@ -134,68 +134,74 @@ impl<'a> Planner<'a> {
         all
     }
 
-    /// All jobs of a figure of pictures on one dataset; none for curves.
+    /// All jobs of a figure of images on one dataset; none for curves.
     pub fn figure(
         &mut self,
         figure: &'a Figure,
         experiments: &'a Experiments,
-        source: &Source<'a>,
+        source: &DatasetSource<'a>,
     ) -> anyhow::Result<Option<PlannedFigure<'a>>> {
         let (caption, panels) = match &figure.shows {
-            Shows::Curves { .. } => return Ok(None),
-            Shows::Sets { caption, noise } => {
+            FigureContent::Curves { .. } => return Ok(None),
+            FigureContent::Sets { caption, noise } => {
                 (caption, noise.iter().map(|noise| self.support_set(source, noise)).collect())
             }
-            Shows::Attention { caption, row, maps, show } => {
-                let panel =
-                    |map: &'a Map| self.attention(source, experiments.table(&map.table)?, row, map, show);
+            FigureContent::Attention { caption, row, maps, show } => {
+                let panel = |map: &'a AttentionMap| {
+                    self.attention(source, experiments.table(&map.table)?, row, map, show)
+                };
                 (caption, maps.iter().map(panel).collect::<anyhow::Result<_>>()?)
             }
         };
         Ok(Some(PlannedFigure { figure, dataset: source.dataset, caption, panels }))
     }
 
-    fn support_set(&mut self, source: &Source<'_>, noise: &NoiseLevels) -> PlannedPanel {
+    fn support_set(&mut self, source: &DatasetSource<'_>, noise: &NoiseLevels) -> PlannedPanel {
         let title = format!("{} with {}", source.dataset.title, named(noise));
-        let job = source.ready_for(Some(noise)).map(|found| {
-            let mut line = vec![Word::of("episode")];
+        let job = source.splits_for(Some(noise)).map(|found| {
+            let mut line = vec![CommandWord::text("episode")];
             line.extend(found.test.words());
-            line.extend(words(&format!("--noise {noise} {}", self.shape(source, SHOTS))));
-            if super::plan::has_outliers(noise) {
+            line.extend(plain_words(&format!("--noise {noise} {}", self.shape(source, SHOTS))));
+            if super::planner::has_outliers(noise) {
                 line.extend(test_outliers(source, found));
             }
-            self.jobs.add(Kind::SupportSet, format!("{title}: the support set"), 1.0, line)
+            self.jobs.add(JobKind::SupportSet, format!("{title}: the support set"), 1.0, line)
         });
         PlannedPanel { title, job }
     }
 
     fn attention(
         &mut self,
-        source: &Source<'_>,
+        source: &DatasetSource<'_>,
         table: &Table,
         row: &str,
-        map: &Map,
+        map: &AttentionMap,
         show: &str,
     ) -> anyhow::Result<PlannedPanel> {
         let row = table.rows.iter().find(|known| known.row == row);
         let row = row.with_context(|| format!("{} has no row for attention", table.name))?;
         let title = format!("{} on {} with {}", row.row, source.dataset.title, named(&map.noise));
-        let job = source.ready_for(Some(&map.noise)).and_then(|found| {
+        let job = source.splits_for(Some(&map.noise)).and_then(|found| {
             let features = self.features(source, found, None);
             let head = self.head(source, &features, row).ok_or("the row has no head")?;
-            let mut line = vec![Word::of("attention"), Word::result(head), Word::result(features.test)];
+            let mut line = vec![
+                CommandWord::text("attention"),
+                CommandWord::result(head),
+                CommandWord::result(features.test),
+            ];
             let shape = self.shape(source, table.shots);
-            line.extend(words(&format!("--noise {} {shape} --show {show}", map.noise)));
-            if let Some([.., outliers]) = features.outliers.filter(|_| super::plan::has_outliers(&map.noise))
+            line.extend(plain_words(&format!("--noise {} {shape} --show {show}", map.noise)));
+            if let Some([.., outliers]) =
+                features.outliers.filter(|_| super::planner::has_outliers(&map.noise))
             {
-                line.extend([Word::of("--outliers"), Word::result(outliers)]);
+                line.extend([CommandWord::text("--outliers"), CommandWord::result(outliers)]);
             }
-            Ok(self.jobs.add(Kind::Attention, format!("{title}: attention"), 1.0, line))
+            Ok(self.jobs.add(JobKind::Attention, format!("{title}: attention"), 1.0, line))
         });
         Ok(PlannedPanel { title, job })
     }
 
-    fn shape(&self, source: &Source<'_>, shots: usize) -> String {
+    fn shape(&self, source: &DatasetSource<'_>, shots: usize) -> String {
         format!("--shots {shots} --queries {} --seed {}", source.dataset.queries, self.settings.seed)
     }
 }
@@ -203,15 +209,15 @@ impl<'a> Planner<'a> {
 /// Shots of the support sets that are shown.
 const SHOTS: usize = 5;
 
-/// The words that give a picture of a support set its outliers, as [`Planner::features`] has them.
-fn test_outliers(source: &Source<'_>, found: &Found) -> Vec<Word> {
+/// The words that give an image of a support set its outliers, as [`Planner::features`] has them.
+fn test_outliers(source: &DatasetSource<'_>, found: &DatasetSplits) -> Vec<CommandWord> {
     match &source.outliers {
         _ if source.dataset.built_in => {
-            let mut line = vec![Word::of("--outliers"), found.val.path()];
-            line.extend(words("--outliers-split val"));
+            let mut line = vec![CommandWord::text("--outliers"), found.val.path()];
+            line.extend(plain_words("--outliers-split val"));
             line
         }
-        Ok(outliers) => vec![Word::of("--outliers"), outliers.test.path()],
+        Ok(outliers) => vec![CommandWord::text("--outliers"), outliers.test.path()],
         Err(_) => Vec::new(),
     }
 }

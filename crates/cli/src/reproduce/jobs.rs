@@ -1,5 +1,5 @@
-//! Jobs: commands of this program whose results others need. A job's name is a hash of everything it depends on, so that tables
-//! share models and features, and an interrupted run finds what is done.
+//! Jobs: commands of this program whose results other jobs need. A job is named by a hash of everything it depends on,
+//! so tables share models and features, and an interrupted run finds what is done.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 /// Changes when results of old would no longer be what the same command gives.
-const FORM: &str = "trueshot-reproduce/1";
+const CACHE_FORMAT: &str = "trueshot-reproduce/1";
 
 /// A hash as text.
 pub fn hex(hash: Sha256) -> String {
@@ -16,42 +16,42 @@ pub fn hex(hash: Sha256) -> String {
 
 /// What a job makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum JobKind {
     Backbone,
     Features,
     Head,
-    /// A model that looks at pictures itself.
-    Whole,
+    /// A model that looks at images itself.
+    ImageModel,
     Evaluation,
-    /// A picture of a noisy support set.
+    /// A image of a noisy support set.
     SupportSet,
-    /// A picture of where a head looks.
+    /// An image of where a head looks.
     Attention,
 }
 
-impl Kind {
+impl JobKind {
     /// Whether it is trained, and can go on where it stopped.
     pub fn is_trained(self) -> bool {
-        matches!(self, Kind::Backbone | Kind::Head | Kind::Whole)
+        matches!(self, JobKind::Backbone | JobKind::Head | JobKind::ImageModel)
     }
 
     fn name(self) -> &'static str {
         match self {
-            Kind::Backbone => "backbone",
-            Kind::Features => "features",
-            Kind::Head => "head",
-            Kind::Whole => "model",
-            Kind::Evaluation => "evaluation",
-            Kind::SupportSet => "support-set",
-            Kind::Attention => "attention",
+            JobKind::Backbone => "backbone",
+            JobKind::Features => "features",
+            JobKind::Head => "head",
+            JobKind::ImageModel => "model",
+            JobKind::Evaluation => "evaluation",
+            JobKind::SupportSet => "support-set",
+            JobKind::Attention => "attention",
         }
     }
 
     fn extension(self) -> &'static str {
         match self {
-            Kind::Evaluation => "json",
-            Kind::SupportSet => "svg",
-            Kind::Attention => "png",
+            JobKind::Evaluation => "json",
+            JobKind::SupportSet => "svg",
+            JobKind::Attention => "png",
             _ => "safetensors",
         }
     }
@@ -59,45 +59,45 @@ impl Kind {
 
 /// A word of a command line: text, and files that are named by what they hold.
 #[derive(Debug, Clone, Default)]
-pub struct Word(Vec<Piece>);
+pub struct CommandWord(Vec<WordPart>);
 
 #[derive(Debug, Clone)]
-enum Piece {
+enum WordPart {
     Text(String),
     Job(usize),
     /// A file or folder from outside, and what tells its contents.
-    Outside(PathBuf, String),
+    External(PathBuf, String),
 }
 
-impl Word {
-    pub fn of(text: impl Into<String>) -> Self {
-        Word(vec![Piece::Text(text.into())])
+impl CommandWord {
+    pub fn text(text: impl Into<String>) -> Self {
+        CommandWord(vec![WordPart::Text(text.into())])
     }
 
     /// The result of another job.
     pub fn result(job: usize) -> Self {
-        Word(vec![Piece::Job(job)])
+        CommandWord(vec![WordPart::Job(job)])
     }
 
-    pub fn outside(path: &Path, print: &str) -> Self {
-        Word(vec![Piece::Outside(path.into(), print.into())])
+    pub fn external(path: &Path, fingerprint: &str) -> Self {
+        CommandWord(vec![WordPart::External(path.into(), fingerprint.into())])
     }
 
-    pub fn then(mut self, mut other: Word) -> Self {
+    pub fn concat(mut self, mut other: CommandWord) -> Self {
         self.0.append(&mut other.0);
         self
     }
 }
 
 /// Words of plain text, as a shell would take them apart where nothing is quoted.
-pub fn words(text: &str) -> impl Iterator<Item = Word> + '_ {
-    text.split_whitespace().map(Word::of)
+pub fn plain_words(text: &str) -> impl Iterator<Item = CommandWord> + '_ {
+    text.split_whitespace().map(CommandWord::text)
 }
 
 /// A command whose result is a file.
 #[derive(Debug)]
 pub struct Job {
-    pub kind: Kind,
+    pub kind: JobKind,
     /// What it is, for people.
     pub label: String,
     /// A hash of all it depends on.
@@ -108,7 +108,7 @@ pub struct Job {
     pub needs: Vec<usize>,
     /// About how long it takes on two cores, in seconds.
     pub estimate: f64,
-    words: Vec<Word>,
+    words: Vec<CommandWord>,
 }
 
 /// All jobs, each once, those that are needed before those that need them.
@@ -124,14 +124,14 @@ impl Jobs {
     }
 
     /// Adds a job, or finds the same one; its number.
-    pub fn add(&mut self, kind: Kind, label: String, estimate: f64, words: Vec<Word>) -> usize {
+    pub fn add(&mut self, kind: JobKind, label: String, estimate: f64, words: Vec<CommandWord>) -> usize {
         let key = self.key(&words);
         if let Some(&known) = self.by_key.get(&key) {
             return known;
         }
         let pieces = || words.iter().flat_map(|word| &word.0);
         let mut needs: Vec<usize> = pieces()
-            .filter_map(|piece| if let Piece::Job(job) = piece { Some(*job) } else { None })
+            .filter_map(|piece| if let WordPart::Job(job) = piece { Some(*job) } else { None })
             .collect();
         needs.dedup();
         let output =
@@ -142,17 +142,17 @@ impl Jobs {
         number
     }
 
-    fn key(&self, words: &[Word]) -> String {
+    fn key(&self, words: &[CommandWord]) -> String {
         let mut hash = Sha256::new();
-        hash.update(FORM);
+        hash.update(CACHE_FORMAT);
         hash.update(env!("CARGO_PKG_VERSION"));
         for word in words {
             hash.update([0]);
             for piece in &word.0 {
                 match piece {
-                    Piece::Text(text) => hash.update(text),
-                    Piece::Job(job) => hash.update(&self.all[*job].key),
-                    Piece::Outside(_, print) => hash.update(print),
+                    WordPart::Text(text) => hash.update(text),
+                    WordPart::Job(job) => hash.update(&self.all[*job].key),
+                    WordPart::External(_, fingerprint) => hash.update(fingerprint),
                 }
             }
         }
@@ -161,10 +161,10 @@ impl Jobs {
 
     /// The arguments of a job's command; paths of results are relative to their folder.
     pub fn arguments(&self, job: &Job) -> Vec<String> {
-        let piece = |piece: &Piece| match piece {
-            Piece::Text(text) => text.clone(),
-            Piece::Job(job) => self.all[*job].output.display().to_string(),
-            Piece::Outside(path, _) => path.display().to_string(),
+        let piece = |piece: &WordPart| match piece {
+            WordPart::Text(text) => text.clone(),
+            WordPart::Job(job) => self.all[*job].output.display().to_string(),
+            WordPart::External(path, _) => path.display().to_string(),
         };
         let mut arguments: Vec<String> =
             job.words.iter().map(|word| word.0.iter().map(piece).collect()).collect();
@@ -200,26 +200,27 @@ impl Jobs {
 mod tests {
     use super::*;
 
-    fn add(jobs: &mut Jobs, words: Vec<Word>) -> usize {
-        jobs.add(Kind::Head, String::new(), 1.0, words)
+    fn add(jobs: &mut Jobs, words: Vec<CommandWord>) -> usize {
+        jobs.add(JobKind::Head, String::new(), 1.0, words)
     }
 
     #[test]
     fn the_same_command_on_the_same_data_is_one_job() {
         let mut jobs = Jobs::default();
-        let data = |print: &str| Word::outside(Path::new("/data"), print);
-        let first = add(&mut jobs, vec![Word::of("train"), data("a")]);
-        assert_eq!(first, add(&mut jobs, vec![Word::of("train"), data("a")]));
-        assert_ne!(first, add(&mut jobs, vec![Word::of("train"), data("b")]));
-        let moved = vec![Word::of("train"), Word::outside(Path::new("/moved"), "a")];
+        let data = |fingerprint: &str| CommandWord::external(Path::new("/data"), fingerprint);
+        let first = add(&mut jobs, vec![CommandWord::text("train"), data("a")]);
+        assert_eq!(first, add(&mut jobs, vec![CommandWord::text("train"), data("a")]));
+        assert_ne!(first, add(&mut jobs, vec![CommandWord::text("train"), data("b")]));
+        let moved = vec![CommandWord::text("train"), CommandWord::external(Path::new("/moved"), "a")];
         assert_eq!(first, add(&mut jobs, moved), "where the data lies does not matter");
     }
 
     #[test]
     fn what_a_job_needs_is_part_of_its_name() {
         let mut jobs = Jobs::default();
-        let (a, b) = (add(&mut jobs, vec![Word::of("a")]), add(&mut jobs, vec![Word::of("b")]));
-        let on = |job| vec![Word::of("x:model=").then(Word::result(job))];
+        let (a, b) =
+            (add(&mut jobs, vec![CommandWord::text("a")]), add(&mut jobs, vec![CommandWord::text("b")]));
+        let on = |job| vec![CommandWord::text("x:model=").concat(CommandWord::result(job))];
         let (on_a, on_b) = (add(&mut jobs, on(a)), add(&mut jobs, on(b)));
         assert_ne!(on_a, on_b);
         assert_eq!(jobs.with_needs(&[on_b]), [b, on_b]);

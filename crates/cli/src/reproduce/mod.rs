@@ -1,17 +1,18 @@
-//! `trueshot reproduce`: the paper's tables and figures, from data to a page, as commands of this program.
+//! `trueshot reproduce`: reproduces the tables and figures of the paper, from the data to a report.
 //!
-//! Every step is a command that can be given by hand, and is run as one: what is written beside a table is what was done. Steps
-//! are named by a hash of all they depend on ([`jobs`]), noted when they are done ([`cache`]), and go on where they stopped.
+//! Every step is a command that can be run by hand, so the commands shown next to a table are the commands that were run.
+//! Steps are named by a hash of everything they depend on ([`jobs`]), recorded when they are done ([`result_cache`]), and
+//! resumed where they stopped.
 
-mod cache;
-mod data;
+mod dataset_files;
 mod experiments;
+mod fairness;
 mod figures;
 mod jobs;
-mod plan;
-mod protocol;
+mod planner;
+mod result_cache;
 mod results;
-mod steps;
+mod runner;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,14 +21,14 @@ use anyhow::Context;
 use clap::Args;
 use trueshot::report::reproduction::Reproduction;
 
-use self::cache::{Cache, State};
-use self::data::{Found, Outliers};
-use self::experiments::{Experiment, Experiments, Paper};
+use self::dataset_files::{DatasetSplits, OutlierSplits};
+use self::experiments::{Experiment, Experiments, PaperResults};
 use self::figures::PlannedFigure;
 use self::jobs::Jobs;
-use self::plan::{Planned, Planner, Settings, Source};
-use self::results::Evaluated;
-use self::steps::Steps;
+use self::planner::{DatasetSource, PlannedTable, Planner, ReproduceSettings};
+use self::result_cache::{ResultCache, ResultState};
+use self::results::EvaluationResult;
+use self::runner::JobRunner;
 use crate::messages::{hinted, say};
 use crate::output::{print, write_file};
 
@@ -87,26 +88,26 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let experiments = Experiments::of_the_paper()?;
+    let experiments = Experiments::load_paper()?;
     let (Some(out), false) = (&arguments.out, arguments.list) else { return print(&list(&experiments)) };
-    let chosen = experiments.chosen(&arguments.names)?;
+    let selected = experiments.select(&arguments.names)?;
     let settings = arguments.settings(&experiments)?;
     let sources = arguments.sources(&experiments)?;
-    sources.iter().try_for_each(protocol::check)?;
+    sources.iter().try_for_each(fairness::check_class_overlap)?;
     let mut planner = Planner { jobs: Jobs::default(), settings: &settings };
-    let mut planned = Plan::default();
-    for experiment in chosen {
-        planned.add(&mut planner, &experiments, &sources, experiment)?;
+    let mut schedule = Schedule::default();
+    for experiment in selected {
+        schedule.add(&mut planner, &experiments, &sources, experiment)?;
     }
     let jobs = planner.jobs;
-    let needed = planned.needed(&jobs);
-    let cache = Cache::in_folder(out)?;
+    let needed = schedule.needed(&jobs);
+    let cache = ResultCache::open(out)?;
     if arguments.dry_run {
-        return print(&plan_text(&jobs, &needed, &planned, &cache));
+        return print(&schedule_text(&jobs, &needed, &schedule, &cache));
     }
-    let (side_by_side, threads) = (arguments.jobs.into(), arguments.threads);
-    Steps { jobs: &jobs, needed: &needed, cache: &cache, side_by_side, threads }.run()?;
-    let reproduction = report(&experiments, &settings, &jobs, &planned, &sources, &cache, out)?;
+    let (parallel, threads) = (arguments.jobs.into(), arguments.threads);
+    JobRunner { jobs: &jobs, needed: &needed, cache: &cache, parallel, threads }.run()?;
+    let reproduction = report(&experiments, &settings, &jobs, &schedule, &sources, &cache, out)?;
     for (name, text) in [
         ("report.html", reproduction.html()),
         ("report.md", reproduction.markdown()),
@@ -122,18 +123,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// All that is asked for.
 #[derive(Default)]
-struct Plan<'a> {
-    tables: Vec<Planned<'a>>,
+struct Schedule<'a> {
+    tables: Vec<PlannedTable<'a>>,
     figures: Vec<PlannedFigure<'a>>,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> Schedule<'a> {
     /// Adds an experiment on all datasets it has.
     fn add(
         &mut self,
         planner: &mut Planner<'a>,
         experiments: &'a Experiments,
-        sources: &[Source<'a>],
+        sources: &[DatasetSource<'a>],
         experiment: Experiment<'a>,
     ) -> anyhow::Result<()> {
         let datasets = match experiment {
@@ -163,7 +164,7 @@ impl<'a> Plan<'a> {
 }
 
 impl Arguments {
-    fn settings(&self, experiments: &Experiments) -> anyhow::Result<Settings> {
+    fn settings(&self, experiments: &Experiments) -> anyhow::Result<ReproduceSettings> {
         let scales = self.scale > 0.0 && self.scale <= 100.0;
         anyhow::ensure!(scales, "--scale is {}; allowed: above 0, up to 100", self.scale);
         let few = (10_000.0 * self.scale).round().clamp(200.0, 10_000.0) as u64;
@@ -175,39 +176,39 @@ impl Arguments {
                 let hint = "write DATASET=FILE, such as miniimagenet=conv4.safetensors";
                 hinted(format!("'{given}' does not name a backbone"), hint)
             })?;
-            known(experiments, dataset)?;
-            let print = cache::sha256(Path::new(path));
+            check_dataset_name(experiments, dataset)?;
+            let print = result_cache::sha256(Path::new(path));
             let print = print.with_context(|| format!("cannot read the backbone {path}"))?;
             backbones.insert(dataset.to_string(), (std::path::absolute(path)?, print));
         }
-        self.without.iter().try_for_each(|row| experiments.knows_row(row))?;
+        self.without.iter().try_for_each(|row| experiments.check_row_name(row))?;
         let without = self.without.clone();
-        Ok(Settings { scale: self.scale, episodes, seed: self.seed, backbones, without })
+        Ok(ReproduceSettings { scale: self.scale, episodes, seed: self.seed, backbones, without })
     }
 
-    fn sources<'a>(&self, experiments: &'a Experiments) -> anyhow::Result<Vec<Source<'a>>> {
-        self.dataset.iter().try_for_each(|name| known(experiments, name))?;
+    fn sources<'a>(&self, experiments: &'a Experiments) -> anyhow::Result<Vec<DatasetSource<'a>>> {
+        self.dataset.iter().try_for_each(|name| check_dataset_name(experiments, name))?;
         let data = self.data.as_ref().map(std::path::absolute).transpose()?;
         if let Some(data) = &data {
             anyhow::ensure!(data.is_dir(), "the folder {} does not exist", data.display());
         }
-        let outliers = Outliers::look(data.as_deref());
+        let outliers = OutlierSplits::find(data.as_deref());
         let chosen = experiments
             .dataset
             .iter()
             .filter(|(name, _)| self.dataset.is_empty() || self.dataset.contains(name));
         Ok(chosen
-            .map(|(name, dataset)| Source {
+            .map(|(name, dataset)| DatasetSource {
                 name,
                 dataset,
-                found: Found::look(name, dataset, data.as_deref()),
+                found: DatasetSplits::find(name, dataset, data.as_deref()),
                 outliers: outliers.clone(),
             })
             .collect())
     }
 }
 
-fn known(experiments: &Experiments, dataset: &str) -> anyhow::Result<()> {
+fn check_dataset_name(experiments: &Experiments, dataset: &str) -> anyhow::Result<()> {
     let names = || experiments.dataset.keys().cloned().collect::<Vec<_>>().join(", ");
     anyhow::ensure!(
         experiments.dataset.contains_key(dataset),
@@ -230,17 +231,17 @@ fn list(experiments: &Experiments) -> String {
     text
 }
 
-fn plan_text(jobs: &Jobs, needed: &[usize], plan: &Plan<'_>, cache: &Cache) -> String {
+fn schedule_text(jobs: &Jobs, needed: &[usize], schedule: &Schedule<'_>, cache: &ResultCache) -> String {
     let mut text = String::new();
     let mut total = 0.0;
     for &job in needed {
         let job = &jobs.all()[job];
-        let done = matches!(cache.state(job), State::Done);
+        let done = matches!(cache.state(job), ResultState::Done);
         let time = if done { "done".into() } else { duration(job.estimate) };
         total += if done { 0.0 } else { job.estimate };
         text.push_str(&format!("{time:>10}  {}\n            {}\n", job.label, jobs.command(job)));
     }
-    for planned in &plan.tables {
+    for planned in &schedule.tables {
         let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
         planned.missing.values().for_each(|reason| *reasons.entry(reason).or_default() += 1);
         for (reason, rows) in reasons {
@@ -252,7 +253,7 @@ fn plan_text(jobs: &Jobs, needed: &[usize], plan: &Plan<'_>, cache: &Cache) -> S
             ));
         }
     }
-    for figure in &plan.figures {
+    for figure in &schedule.figures {
         let (name, dataset) = (&figure.figure.name, &figure.dataset.title);
         for reason in figure.missing() {
             text.push_str(&format!(
@@ -274,24 +275,24 @@ fn duration(seconds: f64) -> String {
 
 fn report(
     experiments: &Experiments,
-    settings: &Settings,
+    settings: &ReproduceSettings,
     jobs: &Jobs,
-    plan: &Plan<'_>,
-    sources: &[Source<'_>],
-    cache: &Cache,
+    schedule: &Schedule<'_>,
+    sources: &[DatasetSource<'_>],
+    cache: &ResultCache,
     out: &Path,
 ) -> anyhow::Result<Reproduction> {
-    let paper = Paper::new()?;
+    let paper = PaperResults::new()?;
     let mut tables = Vec::new();
-    for planned in &plan.tables {
-        let read = |job: usize| Evaluated::read(&cache.path(&jobs.all()[job]));
-        let evaluated: Vec<Evaluated> = planned
+    for planned in &schedule.tables {
+        let read = |job: usize| EvaluationResult::read(&cache.path(&jobs.all()[job]));
+        let evaluated: Vec<EvaluationResult> = planned
             .evaluations
             .iter()
             .map(|evaluation| read(evaluation.job))
             .collect::<anyhow::Result<_>>()?;
         let mut table = results::table(planned, &evaluated, &paper, jobs, out);
-        table.notes.splice(0..0, protocol::of_table(planned, settings, jobs, cache)?);
+        table.notes.splice(0..0, fairness::table_warnings(planned, settings, jobs, cache)?);
         tables.push(table);
     }
     let mut facts = vec![
@@ -304,7 +305,7 @@ fn report(
     for source in sources {
         let print = source.found.as_ref().map(|found| {
             let prints = [&found.train, &found.val, &found.test]
-                .map(|split| split.print().chars().take(16).collect::<String>());
+                .map(|split| split.fingerprint().chars().take(16).collect::<String>());
             format!("train, val, test {}", prints.join(", "))
         });
         facts.push((
@@ -319,8 +320,12 @@ fn report(
     Ok(Reproduction {
         title: "Few-shot learning with noisy labels, reproduced".into(),
         facts,
-        warnings: protocol::of_all(settings),
+        warnings: fairness::general_warnings(settings),
         tables,
-        figures: plan.figures.iter().map(|figure| figure.drawn(jobs, out)).collect::<anyhow::Result<_>>()?,
+        figures: schedule
+            .figures
+            .iter()
+            .map(|figure| figure.drawn(jobs, out))
+            .collect::<anyhow::Result<_>>()?,
     })
 }

@@ -1,4 +1,4 @@
-//! From evaluations to cells beside the paper's.
+//! Turns the results of evaluations into the cells of a table, next to the published numbers.
 
 use std::path::Path;
 
@@ -6,26 +6,26 @@ use anyhow::Context;
 use serde::Deserialize;
 use trueshot::report::reproduction::{Cell, Measured, Published, Reference, Row, Table};
 
-use super::experiments::Paper;
+use super::experiments::PaperResults;
 use super::jobs::Jobs;
-use super::plan::{Planned, label};
+use super::planner::{PlannedTable, row_label};
 
 /// What is read of an evaluation.
 #[derive(Deserialize)]
-pub struct Evaluated {
-    settings: Vec<Setting>,
+pub struct EvaluationResult {
+    settings: Vec<SettingResult>,
 }
 
 #[derive(Deserialize)]
-struct Setting {
+struct SettingResult {
     level: f64,
-    methods: Vec<Method>,
+    methods: Vec<MethodResult>,
     #[serde(default)]
-    significance: Vec<Pair>,
+    significance: Vec<PairedDifference>,
 }
 
 #[derive(Deserialize)]
-struct Method {
+struct MethodResult {
     method: String,
     accuracy: Option<f64>,
     ci95: Option<f64>,
@@ -38,36 +38,36 @@ struct Difference {
 }
 
 #[derive(Deserialize)]
-struct Pair {
+struct PairedDifference {
     method: String,
     against: String,
     difference: f64,
     ci95: Option<f64>,
 }
 
-impl Evaluated {
+impl EvaluationResult {
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_str(&text).with_context(|| format!("{} is not an evaluation", path.display()))
     }
 
-    fn setting(&self, level: f64) -> Option<&Setting> {
+    fn setting(&self, level: f64) -> Option<&SettingResult> {
         self.settings.iter().find(|setting| (setting.level - level).abs() < 0.01)
     }
 }
 
-impl Setting {
-    fn of(&self, row: usize) -> Option<&Method> {
-        self.methods.iter().find(|method| method.method == label(row))
+impl SettingResult {
+    fn method_of_row(&self, row: usize) -> Option<&MethodResult> {
+        self.methods.iter().find(|method| method.method == row_label(row))
     }
 }
 
 /// The table with everything that was measured.
 pub fn table(
-    planned: &Planned<'_>,
-    evaluated: &[Evaluated],
-    paper: &Paper,
+    planned: &PlannedTable<'_>,
+    evaluated: &[EvaluationResult],
+    paper: &PaperResults,
     jobs: &Jobs,
     folder: &Path,
 ) -> Table {
@@ -114,7 +114,13 @@ pub fn table(
     table
 }
 
-fn row(planned: &Planned<'_>, number: usize, levels: &[f64], evaluated: &[Evaluated], paper: &Paper) -> Row {
+fn row(
+    planned: &PlannedTable<'_>,
+    number: usize,
+    levels: &[f64],
+    evaluated: &[EvaluationResult],
+    paper: &PaperResults,
+) -> Row {
     let row = &planned.table.rows[number];
     let reference = match row.method.as_deref() {
         Some("oracle") => Some(Reference::Oracle),
@@ -135,24 +141,26 @@ fn row(planned: &Planned<'_>, number: usize, levels: &[f64], evaluated: &[Evalua
 }
 
 fn measured(
-    planned: &Planned<'_>,
-    evaluated: &[Evaluated],
-    setting: &Setting,
+    planned: &PlannedTable<'_>,
+    evaluated: &[EvaluationResult],
+    setting: &SettingResult,
     number: usize,
 ) -> Option<Measured> {
-    let method = setting.of(number)?;
+    let method = setting.method_of_row(number)?;
     let accuracy = method.accuracy?;
     // A row with features of its own meets the same episodes, but the references are in another evaluation.
-    let of = |name: &str| {
+    let accuracy_of = |name: &str| {
         let is_reference =
             |row: &super::experiments::Row| row.method.as_deref() == Some(name) && row.backbone.is_none();
         let row = planned.table.rows.iter().position(is_reference)?;
         evaluated
             .iter()
             .filter_map(|evaluated| evaluated.setting(setting.level))
-            .find_map(|s| s.of(row)?.accuracy)
+            .find_map(|s| s.method_of_row(row)?.accuracy)
     };
-    let gap = of("oracle").zip(of("protonet")).filter(|(oracle, protonet)| oracle - protonet >= 1.0);
+    let gap = accuracy_of("oracle")
+        .zip(accuracy_of("protonet"))
+        .filter(|(oracle, protonet)| oracle - protonet >= 1.0);
     Some(Measured {
         accuracy,
         ci95: method.ci95,
@@ -160,12 +168,12 @@ fn measured(
             .difference
             .as_ref()
             .map(|difference| difference.mean)
-            .or_else(|| Some(accuracy - of("protonet")?)),
+            .or_else(|| Some(accuracy - accuracy_of("protonet")?)),
         gap_closed: gap.map(|(oracle, protonet)| (accuracy - protonet) / (oracle - protonet)),
     })
 }
 
-fn published(planned: &Planned<'_>, row: &str, level: f64, paper: &Paper) -> Option<Published> {
+fn published(planned: &PlannedTable<'_>, row: &str, level: f64, paper: &PaperResults) -> Option<Published> {
     if !planned.dataset.paper {
         return None;
     }
@@ -176,13 +184,13 @@ fn published(planned: &Planned<'_>, row: &str, level: f64, paper: &Paper) -> Opt
 }
 
 /// Where the best row may be the best by chance.
-fn notes(planned: &Planned<'_>, evaluated: &[Evaluated]) -> Vec<String> {
+fn notes(planned: &PlannedTable<'_>, evaluated: &[EvaluationResult]) -> Vec<String> {
     let mut notes = Vec::new();
     for (evaluation, evaluated) in planned.evaluations.iter().zip(evaluated) {
         let name = |row: usize| &planned.table.rows[row].row;
         let is_reference = |row: usize| planned.table.rows[row].method.as_deref() == Some("oracle");
         for setting in &evaluated.settings {
-            let accuracy = |row: usize| setting.of(row).and_then(|method| method.accuracy);
+            let accuracy = |row: usize| setting.method_of_row(row).and_then(|method| method.accuracy);
             let mut rows: Vec<(usize, f64)> = evaluation
                 .rows
                 .iter()
@@ -191,7 +199,7 @@ fn notes(planned: &Planned<'_>, evaluated: &[Evaluated]) -> Vec<String> {
                 .collect();
             rows.sort_by(|a, b| b.1.total_cmp(&a.1));
             let [(best, _), (second, _), ..] = rows[..] else { continue };
-            let ends = [label(best), label(second)];
+            let ends = [row_label(best), row_label(second)];
             let pair = setting
                 .significance
                 .iter()

@@ -1,13 +1,13 @@
-//! `trueshot train backbone`: a Conv4 on pictures.
+//! `trueshot train backbone`: trains a Conv4 on images.
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
-use trueshot_vision::training::{BackboneTrainee, Configuration};
+use trueshot_vision::training::{BackboneConfiguration, BackboneTrainee};
 
 use super::RunArguments;
-use super::pictures::{Lesson, Options, settle};
+use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers};
 
 /// Train a backbone, the network that embeds images
 ///
@@ -30,14 +30,14 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunArguments,
     #[command(flatten)]
-    options: Options,
+    options: ImageTrainingFlags,
     #[command(flatten)]
-    own: Own,
+    own: BackboneFlags,
 }
 
 /// Options of backbones.
 #[derive(Args, Serialize)]
-struct Own {
+struct BackboneFlags {
     #[command(flatten)]
     episodes: EpisodeFlags,
 }
@@ -71,11 +71,11 @@ enum AggregateArgument {
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
-    let (drawings, photographs) = (Configuration::drawings(), Configuration::photographs());
+    let (drawings, photographs) = (BackboneConfiguration::drawings(), BackboneConfiguration::photographs());
     let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
-    settle(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
-    let lesson = Lesson {
+    resolve_outliers(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
+    let training = ImageTraining {
         title: format!("Conv4 of {} px, {} episodes", configuration.pictures.size, configuration.steps),
         seed: configuration.seed,
         steps: configuration.steps,
@@ -84,7 +84,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         validate_every: configuration.validation.every,
         parameters: "parameters",
     };
-    lesson.train(run, &configuration, |datasets| {
+    training.train(run, &configuration, |datasets| {
         let trainee = BackboneTrainee::new(configuration.clone(), datasets)?;
         let count = trainee.parameters().len();
         Ok((trainee, count))

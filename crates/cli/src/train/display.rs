@@ -1,5 +1,5 @@
-//! How training looks: on a terminal a bar, the losses and the last validation, kept up to date below a line for
-//! every validation; elsewhere just those lines.
+//! The display of a training run: on a terminal a progress bar, the losses and the last validation; elsewhere one line
+//! per validation.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -9,14 +9,14 @@ use trueshot::progress::Progress;
 use trueshot::training::{Event, Observer, Record};
 
 use crate::messages::say;
-use crate::progress::unless_interrupted;
+use crate::progress::check_interrupted;
 
 /// How much of a step's loss enters the mean that is shown.
-const FRESHNESS: f64 = 0.03;
+const LOSS_SMOOTHING: f64 = 0.03;
 /// The screen is not redrawn more often.
-const REDRAW: Duration = Duration::from_millis(100);
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
-pub struct Display {
+pub struct TrainingDisplay {
     all: MultiProgress,
     bar: ProgressBar,
     losses: ProgressBar,
@@ -25,11 +25,11 @@ pub struct Display {
     means: Vec<f64>,
     steps: u64,
     /// Steps done when this process began, and when that was.
-    begun: (u64, Instant),
+    started: (u64, Instant),
     drawn: Instant,
 }
 
-impl Display {
+impl TrainingDisplay {
     pub fn new() -> Self {
         let all = MultiProgress::new();
         let bar = all.add(ProgressBar::new(0));
@@ -42,7 +42,7 @@ impl Display {
         let style = "{bar:30} step {human_pos}/{human_len}  {msg}";
         bar.set_style(ProgressStyle::with_template(style).expect("the template is ours"));
         let now = Instant::now();
-        Display {
+        TrainingDisplay {
             all,
             bar,
             losses,
@@ -50,7 +50,7 @@ impl Display {
             terms: Vec::new(),
             means: Vec::new(),
             steps: 0,
-            begun: (0, now),
+            started: (0, now),
             drawn: now,
         }
     }
@@ -60,12 +60,12 @@ impl Display {
         [&self.bar, &self.losses, &self.validation].into_iter().for_each(ProgressBar::finish_and_clear);
     }
 
-    fn begin(&mut self, done: u64, steps: u64, terms: &[String]) {
-        (self.steps, self.terms, self.begun) = (steps, terms.to_vec(), (done, Instant::now()));
+    fn start(&mut self, done: u64, steps: u64, terms: &[String]) {
+        (self.steps, self.terms, self.started) = (steps, terms.to_vec(), (done, Instant::now()));
         self.bar.set_length(steps);
         self.bar.set_position(done);
         if done > 0 {
-            self.say(&format!("resuming after step {done}"));
+            self.print_line(&format!("resuming after step {done}"));
         }
     }
 
@@ -73,22 +73,22 @@ impl Display {
         if self.means.is_empty() {
             self.means = terms.to_vec();
         }
-        self.means.iter_mut().zip(terms).for_each(|(mean, term)| *mean += FRESHNESS * (term - *mean));
-        if self.drawn.elapsed() < REDRAW {
+        self.means.iter_mut().zip(terms).for_each(|(mean, term)| *mean += LOSS_SMOOTHING * (term - *mean));
+        if self.drawn.elapsed() < REDRAW_INTERVAL {
             return;
         }
         self.drawn = Instant::now();
         self.bar.set_position(done);
         self.bar.set_message(self.pace(done));
-        self.losses.set_message(losses(&self.terms, &self.means));
+        self.losses.set_message(format_losses(&self.terms, &self.means));
     }
 
     /// Steps a second since this process began, and how long the rest will take.
     fn pace(&self, done: u64) -> String {
-        let (before, since) = self.begun;
+        let (before, since) = self.started;
         let rate = (done - before) as f64 / since.elapsed().as_secs_f64().max(1e-9);
         let left = (self.steps - done) as f64 / rate.max(1e-9);
-        format!("{} steps/s  {} left", significant(rate), duration(left))
+        format!("{} steps/s  {} left", format_number(rate), format_duration(left))
     }
 
     fn record(&mut self, record: &Record, is_best: bool) {
@@ -96,13 +96,13 @@ impl Display {
             return;
         }
         let (names, means): (Vec<String>, Vec<f64>) = record.terms.iter().cloned().unzip();
-        let validation = validation(record);
+        let validation = format_validation(record);
         let best = if is_best && record.score.is_some() { "  best" } else { "" };
         let steps = self.steps.to_string();
-        self.say(&format!(
+        self.print_line(&format!(
             "step {:>width$}/{steps}  {}{}{validation}{best}  ({})",
             record.step,
-            losses(&names, &means),
+            format_losses(&names, &means),
             if validation.is_empty() { "" } else { "  " },
             self.pace(record.step),
             width = steps.len(),
@@ -111,7 +111,7 @@ impl Display {
     }
 
     /// A line that stays: above the bars on a terminal, plain elsewhere.
-    fn say(&self, line: &str) {
+    fn print_line(&self, line: &str) {
         if self.all.is_hidden() {
             say!("{line}");
         } else if let Err(error) = self.all.println(line) {
@@ -120,35 +120,35 @@ impl Display {
     }
 }
 
-impl Observer for Display {
+impl Observer for TrainingDisplay {
     fn event(&mut self, event: &Event<'_>) {
         match event {
-            Event::Begins { done, steps, terms } => self.begin(*done, *steps, terms),
+            Event::Begins { done, steps, terms } => self.start(*done, *steps, terms),
             Event::Stepped { done, terms } => self.step(*done, terms),
             Event::Recorded { record, is_best } => self.record(record, *is_best),
             Event::Saved { .. } => {}
-            Event::Warning(text) => self.say(&format!("warning: {text}")),
+            Event::Warning(text) => self.print_line(&format!("warning: {text}")),
         }
     }
 }
 
-impl Progress for Display {
+impl Progress for TrainingDisplay {
     fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
-        unless_interrupted()
+        check_interrupted()
     }
 }
 
-fn losses(terms: &[String], means: &[f64]) -> String {
+fn format_losses(terms: &[String], means: &[f64]) -> String {
     let total: f64 = means.iter().sum();
     let each: Vec<String> =
-        terms.iter().zip(means).map(|(name, mean)| format!("{name} {}", significant(*mean))).collect();
+        terms.iter().zip(means).map(|(name, mean)| format!("{name} {}", format_number(*mean))).collect();
     match each.len() {
-        0 | 1 => format!("loss {}", significant(total)),
-        _ => format!("loss {} ({})", significant(total), each.join(", ")),
+        0 | 1 => format!("loss {}", format_number(total)),
+        _ => format!("loss {} ({})", format_number(total), each.join(", ")),
     }
 }
 
-fn validation(record: &Record) -> String {
+fn format_validation(record: &Record) -> String {
     let Some(score) = record.score else { return String::new() };
     let figures: Vec<String> =
         record.validation.iter().map(|(name, value)| format!("{name} {value:.2}")).collect();
@@ -159,7 +159,7 @@ fn validation(record: &Record) -> String {
 }
 
 /// Three or four digits that mean something.
-fn significant(value: f64) -> String {
+fn format_number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
@@ -168,7 +168,7 @@ fn significant(value: f64) -> String {
     }
 }
 
-fn duration(seconds: f64) -> String {
+fn format_duration(seconds: f64) -> String {
     let seconds = seconds.round().min(1e9) as u64;
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -183,15 +183,18 @@ mod tests {
 
     #[test]
     fn times_and_numbers_are_short() {
-        assert_eq!([duration(12.4), duration(61.0), duration(7260.0)], ["12 s", "1 min 01 s", "2 h 01 min"]);
-        let numbers = [1234.5, 12.34, 1.234, 0.1234].map(significant);
+        assert_eq!(
+            [format_duration(12.4), format_duration(61.0), format_duration(7260.0)],
+            ["12 s", "1 min 01 s", "2 h 01 min"]
+        );
+        let numbers = [1234.5, 12.34, 1.234, 0.1234].map(format_number);
         assert_eq!(numbers, ["1234", "12.3", "1.23", "0.123"]);
     }
 
     #[test]
     fn a_line_says_what_the_loss_is_made_of() {
         let terms = ["queries".to_string(), "clean".to_string()];
-        assert_eq!(losses(&terms, &[1.0, 0.5]), "loss 1.50 (queries 1.00, clean 0.500)");
-        assert_eq!(losses(&terms[..1], &[1.0]), "loss 1.00");
+        assert_eq!(format_losses(&terms, &[1.0, 0.5]), "loss 1.50 (queries 1.00, clean 0.500)");
+        assert_eq!(format_losses(&terms[..1], &[1.0]), "loss 1.00");
     }
 }

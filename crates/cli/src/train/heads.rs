@@ -1,4 +1,4 @@
-//! `trueshot train tranfs`, `trueshot train relabel`: heads on embeddings.
+//! `trueshot train tranfs` and `trueshot train relabel`: train heads on embeddings.
 //!
 //! Flags are a table with the sections of the configuration file, so that they can be laid over it as they are.
 
@@ -15,7 +15,7 @@ use trueshot::training::configuration;
 use trueshot::training::heads::configuration::{Configuration, CountRange, UnusedOptions};
 use trueshot::training::heads::{self, HeadOptions, HeadTrainee};
 
-use super::{Course, RunArguments};
+use super::{RunArguments, TrainingRun};
 
 use crate::messages::say;
 
@@ -38,7 +38,7 @@ pub struct TranfsArguments {
     #[command(flatten)]
     run: RunArguments,
     #[command(flatten)]
-    options: Options,
+    options: HeadFlags,
     #[command(flatten)]
     model: TranfsFlags,
 }
@@ -65,7 +65,7 @@ pub struct RelabelArguments {
     #[command(flatten)]
     run: RunArguments,
     #[command(flatten)]
-    options: Options,
+    options: HeadFlags,
     #[command(flatten)]
     model: RelabelFlags,
 }
@@ -78,7 +78,7 @@ pub fn train_relabel(arguments: &RelabelArguments) -> anyhow::Result<()> {
 
 /// Options of all heads.
 #[derive(Args, Serialize)]
-struct Options {
+struct HeadFlags {
     #[command(flatten)]
     data: DataFlags,
     #[command(flatten)]
@@ -184,7 +184,7 @@ pub(super) struct OptimiserFlags {
     warm_up: Option<f64>,
     /// Learning rate schedule after the warm-up
     #[arg(long, value_enum)]
-    schedule: Option<ScheduleFlag>,
+    schedule: Option<ScheduleArgument>,
     /// Final learning rate of the cosine schedule, as a share of the maximum
     #[arg(long, value_name = "SHARE")]
     floor: Option<f64>,
@@ -201,7 +201,7 @@ pub(super) struct OptimiserFlags {
 
 #[derive(Clone, Copy, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum ScheduleFlag {
+pub(super) enum ScheduleArgument {
     Cosine,
     Steps,
     Constant,
@@ -319,7 +319,7 @@ fn train<M: HeadOptions + Send + Sync>(
     flags: toml::Table,
 ) -> anyhow::Result<()> {
     let mut configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
-    tell(configuration.settle(&defaults));
+    print_omitted_noise(configuration.settle(&defaults));
     let ways = configuration.episodes.ways.iter().map(|ways| ways.max).max().unwrap_or(0);
     configuration.model = configuration.model.for_episodes(ways);
     configuration.check()?;
@@ -341,7 +341,7 @@ fn train<M: HeadOptions + Send + Sync>(
         for overlap in heads::overlaps(&training, &validation) {
             say!("warning: {overlap}");
         }
-        let course = Course {
+        let training_run = TrainingRun {
             title: format!("{}, {} steps of {} episodes", M::KIND, steps, configuration.episodes.per_step),
             steps,
             validate_every: configuration.validation.every,
@@ -349,15 +349,15 @@ fn train<M: HeadOptions + Send + Sync>(
             identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
         };
         let mut trainee = HeadTrainee::new(&configuration, training, validation)?;
-        say!("{} parameters, seed {}", grouped(trainee.parameters().len()), configuration.seed);
-        run.train(claim, &mut trainee, course)
+        say!("{} parameters, seed {}", with_separators(trainee.parameters().len()), configuration.seed);
+        run.train(claim, &mut trainee, training_run)
     })?;
-    run.conclude(&outcome, steps);
+    run.print_outcome(&outcome, steps);
     Ok(())
 }
 
 /// Says which noise there will not be.
-fn tell(left_out: UnusedOptions) {
+fn print_omitted_noise(left_out: UnusedOptions) {
     if left_out.training {
         say!("no outliers were given (--outliers): training without outlier noise");
     }
@@ -377,7 +377,7 @@ fn open_all<M>(configuration: &Configuration<M>) -> anyhow::Result<BTreeMap<&Pat
             say!(
                 "{}: {} embeddings of {} dimensions, {} classes",
                 path.display(),
-                grouped(embeddings.len()),
+                with_separators(embeddings.len()),
                 embeddings.dim(),
                 embeddings.classes().len()
             );
@@ -387,7 +387,7 @@ fn open_all<M>(configuration: &Configuration<M>) -> anyhow::Result<BTreeMap<&Pat
     Ok(files)
 }
 
-pub(super) fn grouped(number: usize) -> String {
+pub(super) fn with_separators(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> = digits
         .as_bytes()

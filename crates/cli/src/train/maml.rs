@@ -1,13 +1,13 @@
-//! `trueshot train maml`: a network that learns to be adapted.
+//! `trueshot train maml`: trains MAML, a network that adapts to a support set.
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
-use trueshot_vision::training::maml::{Configuration, MamlTrainee};
+use trueshot_vision::training::maml::{MamlConfiguration, MamlTrainee};
 
 use super::RunArguments;
-use super::pictures::{Lesson, Options, settle};
+use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers};
 
 /// Train MAML, a network that adapts to a support set with a few steps of gradient descent
 ///
@@ -23,14 +23,14 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunArguments,
     #[command(flatten)]
-    options: Options,
+    options: ImageTrainingFlags,
     #[command(flatten)]
-    own: Own,
+    own: MamlFlags,
 }
 
 /// Options of MAML.
 #[derive(Args, Serialize)]
-struct Own {
+struct MamlFlags {
     #[command(flatten)]
     episodes: EpisodeFlags,
     #[command(flatten)]
@@ -83,17 +83,17 @@ enum OrderArgument {
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
-    let (mut drawings, mut photographs) = (Configuration::drawings(), Configuration::photographs());
+    let (mut drawings, mut photographs) = (MamlConfiguration::drawings(), MamlConfiguration::photographs());
     // The network has as many classes in validation as in training; who asks for some means both.
     if let Some(ways) = own.episodes.ways {
         (drawings.validation.ways, photographs.validation.ways) = (ways, ways);
     }
     let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
-    settle(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
+    resolve_outliers(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
     let (size, tasks, steps) =
         (configuration.pictures.size, configuration.episodes.per_step, configuration.steps);
-    let lesson = Lesson {
+    let training = ImageTraining {
         title: format!("MAML on {size} px, {steps} steps of {tasks} tasks"),
         seed: configuration.seed,
         steps,
@@ -102,7 +102,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         validate_every: configuration.validation.every,
         parameters: "parameters",
     };
-    lesson.train(run, &configuration, |datasets| {
+    training.train(run, &configuration, |datasets| {
         let trainee = MamlTrainee::new(configuration.clone(), datasets)?;
         let count = trainee.parameters().len();
         Ok((trainee, count))

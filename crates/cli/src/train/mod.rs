@@ -1,11 +1,11 @@
-//! `trueshot train`: one module a family of models, one display for all.
+//! `trueshot train`: the commands that train models, and the options and display they share.
 
 mod backbone;
 mod display;
 mod heads;
+mod image_training;
 mod maml;
 mod negmargin;
-mod pictures;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use clap::{Args, Subcommand};
 use trueshot::training::{Claim, Files, Outcome, RunOptions, Start, Trainee};
 
 use crate::messages::say;
-use crate::progress::listen_for_interrupts;
+use crate::progress::handle_interrupts;
 use crate::threads::Threads;
-use display::Display;
+use display::TrainingDisplay;
 
 /// Train a backbone or a few-shot model
 ///
@@ -25,11 +25,11 @@ use display::Display;
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]
-    what: What,
+    what: TrainCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum TrainCommand {
     Backbone(Box<backbone::Arguments>),
     Tranfs(Box<heads::TranfsArguments>),
     Relabel(Box<heads::RelabelArguments>),
@@ -39,11 +39,11 @@ enum What {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.what {
-        What::Backbone(arguments) => backbone::train(arguments),
-        What::Tranfs(arguments) => heads::train_tranfs(arguments),
-        What::Relabel(arguments) => heads::train_relabel(arguments),
-        What::Maml(arguments) => maml::train(arguments),
-        What::Negmargin(arguments) => negmargin::train(arguments),
+        TrainCommand::Backbone(arguments) => backbone::train(arguments),
+        TrainCommand::Tranfs(arguments) => heads::train_tranfs(arguments),
+        TrainCommand::Relabel(arguments) => heads::train_relabel(arguments),
+        TrainCommand::Maml(arguments) => maml::train(arguments),
+        TrainCommand::Negmargin(arguments) => negmargin::train(arguments),
     }
 }
 
@@ -74,7 +74,7 @@ pub struct RunArguments {
 }
 
 /// What the trainer needs to know about a run.
-pub struct Course {
+pub struct TrainingRun {
     pub title: String,
     pub steps: u64,
     pub validate_every: u64,
@@ -97,7 +97,12 @@ impl RunArguments {
     }
 
     /// Trains, showing how it goes.
-    pub fn train(&self, claim: Claim, trainee: &mut dyn Trainee, course: Course) -> anyhow::Result<Outcome> {
+    pub fn train(
+        &self,
+        claim: Claim,
+        trainee: &mut dyn Trainee,
+        training_run: TrainingRun,
+    ) -> anyhow::Result<Outcome> {
         anyhow::ensure!(
             self.save_every.is_finite() && self.save_every >= 0.0,
             "--save-every is {}; allowed: 0 or more seconds",
@@ -105,26 +110,26 @@ impl RunArguments {
         );
         let plan = RunOptions {
             output: self.output.clone(),
-            title: course.title,
-            steps: course.steps,
-            validate_every: course.validate_every,
+            title: training_run.title,
+            steps: training_run.steps,
+            validate_every: training_run.validate_every,
             record_every: self.record_every,
             save_every: Duration::from_secs_f64(self.save_every),
-            configuration: course.configuration,
-            identity: course.identity,
+            configuration: training_run.configuration,
+            identity: training_run.identity,
         };
         if self.resume && !plan.output.exists() && !Files::of(&plan.output).checkpoint.exists() {
             say!("no checkpoint next to {}: starting from step 0", plan.output.display());
         }
-        listen_for_interrupts();
-        let mut display = Display::new();
+        handle_interrupts();
+        let mut display = TrainingDisplay::new();
         let outcome = claim.train(trainee, &plan, &mut display);
         display.finish();
         Ok(outcome?)
     }
 
     /// Says how it ended; stopped by hand is neither done nor failed.
-    pub fn conclude(&self, outcome: &Outcome, steps: u64) {
+    pub fn print_outcome(&self, outcome: &Outcome, steps: u64) {
         let files = Files::of(&self.output);
         let score = outcome.best_score.map_or(String::new(), |score| format!(", validation {score:.2}"));
         if outcome.best_step > 0 {

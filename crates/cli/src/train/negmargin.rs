@@ -1,12 +1,12 @@
-//! `trueshot train negmargin`: a Conv4 by a cosine softmax with a negative margin.
+//! `trueshot train negmargin`: trains a Conv4 with a cosine softmax with a negative margin.
 
 use clap::Args;
 use serde::Serialize;
 use trueshot::training::configuration;
-use trueshot_vision::training::negmargin::{Configuration, NegMarginTrainee};
+use trueshot_vision::training::negmargin::{NegMarginConfiguration, NegMarginTrainee};
 
 use super::RunArguments;
-use super::pictures::{Lesson, Options, settle};
+use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers};
 
 /// Train a backbone with NegMargin: a cosine softmax over all classes with a negative margin
 ///
@@ -22,14 +22,14 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunArguments,
     #[command(flatten)]
-    options: Options,
+    options: ImageTrainingFlags,
     #[command(flatten)]
-    own: Own,
+    own: NegMarginFlags,
 }
 
 /// Options of NegMargin.
 #[derive(Args, Serialize)]
-struct Own {
+struct NegMarginFlags {
     #[command(flatten)]
     loss: LossFlags,
 }
@@ -50,12 +50,12 @@ struct LossFlags {
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
-    let (drawings, photographs) = (Configuration::drawings(), Configuration::photographs());
+    let (drawings, photographs) = (NegMarginConfiguration::drawings(), NegMarginConfiguration::photographs());
     let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
-    settle(&configuration.data, &[], &mut configuration.validation)?;
+    resolve_outliers(&configuration.data, &[], &mut configuration.validation)?;
     let (size, batch, steps) = (configuration.pictures.size, configuration.loss.batch, configuration.steps);
-    let lesson = Lesson {
+    let training = ImageTraining {
         title: format!("NegMargin on {size} px, {steps} batches of {batch}"),
         seed: configuration.seed,
         steps,
@@ -64,7 +64,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         validate_every: configuration.validation.every,
         parameters: "parameters of the backbone",
     };
-    lesson.train(run, &configuration, |datasets| {
+    training.train(run, &configuration, |datasets| {
         let trainee = NegMarginTrainee::new(configuration.clone(), datasets)?;
         let count = trainee.parameters().len();
         Ok((trainee, count))

@@ -1,4 +1,4 @@
-//! A folder of pictures that any backbone tells apart, and `trueshot` run beside it as a user would run it.
+//! Test fixture: a folder of images that any backbone tells apart, next to which `trueshot` is run.
 #![allow(dead_code)]
 
 use std::path::PathBuf;
@@ -9,12 +9,12 @@ use image::{Rgb, RgbImage};
 const CLASSES: [&str; 3] = ["checks", "rings", "stripes"];
 const PICTURES: u32 = 6;
 
-/// A folder that holds `photos`, with six pictures of each of three classes.
-pub struct Photos(tempfile::TempDir);
+/// A folder that holds `photos`, with six images of each of three classes.
+pub struct PhotoFolder(tempfile::TempDir);
 
-impl Photos {
+impl PhotoFolder {
     pub fn new() -> Self {
-        let photos = Photos(tempfile::tempdir().unwrap());
+        let photos = PhotoFolder(tempfile::tempdir().unwrap());
         for (kind, class) in CLASSES.iter().enumerate() {
             std::fs::create_dir_all(photos.path("photos").join(class)).unwrap();
             for number in 0..PICTURES {
@@ -37,7 +37,7 @@ impl Photos {
         std::fs::write(path, bytes).unwrap();
     }
 
-    /// Two pictures under each other's name.
+    /// Two images under each other's name.
     pub fn exchange(&self, one: &str, other: &str) {
         let read = |name: &str| std::fs::read(self.path("photos").join(name)).unwrap();
         let (first, second) = (read(one), read(other));

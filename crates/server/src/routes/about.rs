@@ -1,13 +1,13 @@
-//! Version, methods and limits of the server, its health check, and the description of the API.
+//! The operations that describe the server: version, methods, limits, health and the OpenAPI description.
 
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::description::document;
-use crate::limits::{MOST_CLASSES, MOST_FITTED_ITEMS, MOST_ITEMS};
-use crate::state::Shared;
+use crate::limits::{MAX_CLASSES, MAX_FITTED_ITEMS, MAX_ITEMS};
+use crate::openapi::document;
+use crate::state::SharedApp;
 
 /// Version, embedder, methods and limits of the server.
 #[derive(Serialize, ToSchema)]
@@ -50,7 +50,7 @@ pub struct KnownLimits {
 
 /// Returns version, embedder, methods and limits of the server.
 #[utoipa::path(get, path = "/api/v1", tag = "operation", responses((status = 200, description = "version, embedder, methods and limits", body = About)))]
-pub async fn about(State(app): State<Shared>) -> Json<About> {
+pub async fn about(State(app): State<SharedApp>) -> Json<About> {
     let usable = app.registry.infos().iter().filter(|info| super::classifiers::is_usable(info));
     Json(About {
         version: env!("CARGO_PKG_VERSION"),
@@ -59,10 +59,10 @@ pub async fn about(State(app): State<Shared>) -> Json<About> {
         limits: KnownLimits {
             body_bytes: app.limits.body,
             pixels: app.limits.pixels,
-            items: MOST_ITEMS,
-            fitted_items: MOST_FITTED_ITEMS,
-            classes: MOST_CLASSES,
-            seconds: app.limits.time.as_secs(),
+            items: MAX_ITEMS,
+            fitted_items: MAX_FITTED_ITEMS,
+            classes: MAX_CLASSES,
+            seconds: app.limits.request_time.as_secs(),
         },
     })
 }
@@ -74,6 +74,6 @@ pub async fn healthz() -> &'static str {
 }
 
 /// Returns the OpenAPI description of the API.
-pub async fn description(State(app): State<Shared>) -> Json<serde_json::Value> {
+pub async fn description(State(app): State<SharedApp>) -> Json<serde_json::Value> {
     Json(document(&super::classifiers::usable_methods(&app)))
 }

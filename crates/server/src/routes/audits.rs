@@ -1,17 +1,18 @@
-//! `POST /api/v1/audit`: finds wrong labels.
+//! The operation that audits a support set.
 
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
 use trueshot::audit::{Audit, Certainty, Options};
+use trueshot_vision::LabelledRows;
 use utoipa::IntoParams;
 
-use super::{Asked, JsonBytes};
+use super::{JsonBytes, QueryParameters};
+use crate::admission::{Cancellation, response_too_long};
 use crate::body::receive;
-use crate::description::{AuditBody, Binary, PicturesBody, SupportBody};
-use crate::gate::{Watch, answer_too_long};
+use crate::openapi::{AuditBody, Binary, PicturesBody, SupportBody};
 use crate::problem::Problem;
-use crate::state::{App, Shared};
-use crate::support::{Skipped, Support};
+use crate::request_rows::{SkippedItem, parse_labelled_rows};
+use crate::state::{App, SharedApp};
 
 /// Options of an audit.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -35,7 +36,7 @@ pub struct AuditReply {
     #[serde(flatten)]
     audit: Audit,
     embedder: Option<String>,
-    skipped: Vec<Skipped>,
+    skipped: Vec<SkippedItem>,
 }
 
 /// Finds items with wrong labels and suggests the right ones.
@@ -45,24 +46,25 @@ pub struct AuditReply {
     responses(
         (status = 200, description = "one verdict per item", body = AuditBody)))]
 pub async fn post(
-    State(app): State<Shared>,
-    Asked(options): Asked<AuditOptions>,
+    State(app): State<SharedApp>,
+    QueryParameters(options): QueryParameters<AuditOptions>,
     request: Request,
 ) -> Result<JsonBytes, Problem> {
-    let options = options.checked()?;
-    let (ticket, body) = receive(&app, request).await?;
-    let reply = ticket.work(move |job| {
-        let support = Support::of(body, &app, &job.watch)?;
-        check_answer(&support, &options, app.limits.body)?;
-        let audit = look(&support, &options, &app, &job.watch)?;
-        let embedder = support.data.backbone().map(str::to_owned);
-        job.json(&AuditReply { audit, embedder, skipped: support.skipped })
+    let options = options.into_options()?;
+    let (admitted, body) = receive(&app, request).await?;
+    let reply = admitted.run(move |job| {
+        let support = parse_labelled_rows(body, &app, &job.cancellation)?;
+        check_response_size(&support, &options, app.limits.body)?;
+        let audit = audit_rows(&support, &options, &app, &job.cancellation)?;
+        let embedder = support.embeddings.backbone().map(str::to_owned);
+        let skipped = support.skipped.into_iter().map(Into::into).collect();
+        job.json_response(&AuditReply { audit, embedder, skipped })
     });
     Ok(JsonBytes(reply.await?))
 }
 
 impl AuditOptions {
-    fn checked(&self) -> Result<Options, Problem> {
+    fn into_options(&self) -> Result<Options, Problem> {
         let usual = Options::default();
         let options = Options {
             certainty: self.certainty.map_or(usual.certainty, Certainty::uniform),
@@ -77,33 +79,38 @@ impl AuditOptions {
 /// Refuses a request whose response would certainly be too long: every item lists its neighbours and their classes, and
 /// may be a duplicate of eight others. This upper bound is several times the usual length, so it may exceed the limit on
 /// responses by a factor of `SPREAD`.
-fn check_answer(support: &Support, options: &Options, most: usize) -> Result<(), Problem> {
+fn check_response_size(support: &LabelledRows, options: &Options, most: usize) -> Result<(), Problem> {
     /// Names in the duplicate pairs of one item.
     const DUPLICATES: usize = 16;
     /// Bytes of keys and numbers next to a name.
     const REST: usize = 64;
     /// Assumed ratio of the upper bound, which uses the longest name everywhere, to the real length.
     const SPREAD: usize = 4;
-    let data = &support.data;
+    let data = &support.embeddings;
     let item = (0..data.len()).filter_map(|row| data.item(row)).map(str::len).max().unwrap_or(8);
     let class = data.classes().iter().map(String::len).max().unwrap_or(0);
     let names = options.neighbours.min(data.len()) + 1 + DUPLICATES;
     match data.len() * names * (item + class + REST) > SPREAD * most {
-        true => Err(answer_too_long(most)),
+        true => Err(response_too_long(most)),
         false => Ok(()),
     }
 }
 
 /// Audits a support set.
-pub fn look(support: &Support, options: &Options, app: &App, watch: &Watch) -> Result<Audit, Problem> {
-    let found = Audit::of(&support.data)
+pub fn audit_rows(
+    support: &LabelledRows,
+    options: &Options,
+    app: &App,
+    cancellation: &Cancellation,
+) -> Result<Audit, Problem> {
+    let found = Audit::of(&support.embeddings)
         .head(&app.head)
         .options(options.clone())
         .confirmed(&support.confirmed)
-        .progress(watch)
+        .progress(cancellation)
         .run();
     let found = found.map_err(|error| match error {
-        trueshot::Error::Interrupted => watch.late(),
+        trueshot::Error::Interrupted => cancellation.timed_out(),
         error => error.into(),
     })?;
     match found.items.iter().find(|item| !item.p_wrong.is_finite()) {
@@ -132,7 +139,7 @@ mod tests {
         let options = Options { certainty: Certainty::uniform(0.999_999), ..Options::default() };
         let confirmed = [true, false, false, false, false];
         let audit = Audit::of(&data).head(&head).options(options).confirmed(&confirmed).run().unwrap();
-        let skipped = vec![Skipped { item: "x".into(), class: "a".into(), reason: "truncated".into() }];
+        let skipped = vec![SkippedItem { item: "x".into(), class: "a".into(), reason: "truncated".into() }];
         let reply = serde_json::to_value(AuditReply { audit, embedder: None, skipped }).unwrap();
         assert!(
             reply["items"][1]["advice"].is_string() && reply["duplicates"][0]["kind"] == "exact",

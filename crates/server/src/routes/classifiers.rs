@@ -1,4 +1,4 @@
-//! `/api/v1/classifiers`: fits, lists, describes, downloads and deletes classifiers.
+//! The operations on classifiers: create, list, get, download and delete.
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -8,16 +8,17 @@ use serde::{Deserialize, Serialize};
 use trueshot::audit::Options;
 use trueshot::method::{MethodInfo, NamedMethod};
 use trueshot::predictor::Predictor;
+use trueshot_vision::LabelledRows;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{Asked, Id, JsonBytes, audits};
+use super::{ClassifierId, JsonBytes, QueryParameters, audits};
 use crate::body::receive;
-use crate::description::{Binary, PicturesBody, SupportBody};
-use crate::limits::{MOST_FITTED_ITEMS, MOST_FITTED_PAIRS, MOST_FITTED_WEIGHTS};
+use crate::limits::{MAX_FITTED_ITEMS, MAX_FITTED_PAIRS, MAX_FITTED_WEIGHTS};
+use crate::openapi::{Binary, PicturesBody, SupportBody};
 use crate::problem::{Problem, ProblemBody};
-use crate::state::{App, Shared};
+use crate::request_rows::{SkippedItem, parse_labelled_rows};
+use crate::state::{App, SharedApp};
 use crate::store::Metadata;
-use crate::support::{Skipped, Support};
 
 /// Options for fitting a classifier.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -34,7 +35,7 @@ pub struct Made {
     #[serde(flatten)]
     metadata: Metadata,
     /// Images that could not be read.
-    skipped: Vec<Skipped>,
+    skipped: Vec<SkippedItem>,
 }
 
 /// Fits a classifier and stores it. The same support set and method give the same classifier, with the same id.
@@ -45,20 +46,21 @@ pub struct Made {
         (status = 201, description = "the classifier is stored", body = Made, headers(("location" = String, description = "path of the classifier"))),
         (status = 409, description = "too many classifiers are stored", body = ProblemBody)))]
 pub async fn post(
-    State(app): State<Shared>,
-    Asked(options): Asked<FitOptions>,
+    State(app): State<SharedApp>,
+    QueryParameters(options): QueryParameters<FitOptions>,
     request: Request,
 ) -> Result<impl IntoResponse, Problem> {
-    let method = method_of(&app, options.method.as_deref().unwrap_or("relabel"))?;
-    let (ticket, body) = receive(&app, request).await?;
-    let made = ticket.work(move |job| {
-        let support = Support::of(body, &app, &job.watch)?;
-        check_size(&support)?;
-        let audit = audits::look(&support, &Options::default(), &app, &job.watch)?;
-        let predictor = Predictor::fit(support.data, &method, Some(&audit))?;
-        let metadata = app.store.keep(predictor)?;
+    let method = parse_method(&app, options.method.as_deref().unwrap_or("relabel"))?;
+    let (admitted, body) = receive(&app, request).await?;
+    let made = admitted.run(move |job| {
+        let support = parse_labelled_rows(body, &app, &job.cancellation)?;
+        check_fit_size(&support)?;
+        let audit = audits::audit_rows(&support, &Options::default(), &app, &job.cancellation)?;
+        let predictor = Predictor::fit(support.embeddings, &method, Some(&audit))?;
+        let metadata = app.store.save(predictor)?;
         let place = format!("/api/v1/classifiers/{}", metadata.id);
-        Ok((place, job.json(&Made { metadata, skipped: support.skipped })?))
+        let skipped = support.skipped.into_iter().map(Into::into).collect();
+        Ok((place, job.json_response(&Made { metadata, skipped })?))
     });
     let (place, made) = made.await?;
     Ok((StatusCode::CREATED, [(header::LOCATION, place)], JsonBytes(made)))
@@ -74,7 +76,7 @@ pub fn usable_methods(app: &App) -> Vec<&'static str> {
     app.registry.infos().iter().filter(|info| is_usable(info)).map(|info| info.name).collect()
 }
 
-fn method_of(app: &App, name: &str) -> Result<NamedMethod, Problem> {
+fn parse_method(app: &App, name: &str) -> Result<NamedMethod, Problem> {
     let usable = usable_methods(app);
     if !usable.contains(&name) {
         let given: String = name.chars().take(40).collect();
@@ -85,18 +87,19 @@ fn method_of(app: &App, name: &str) -> Result<NamedMethod, Problem> {
 }
 
 /// Fitting cannot be interrupted, so its cost is bounded before it begins.
-fn check_size(support: &Support) -> Result<(), Problem> {
-    let (items, classes, numbers) = (support.data.len(), support.data.classes().len(), support.data.dim());
-    let fits = items <= MOST_FITTED_ITEMS
-        && items * classes <= MOST_FITTED_PAIRS
-        && classes * numbers <= MOST_FITTED_WEIGHTS;
+fn check_fit_size(support: &LabelledRows) -> Result<(), Problem> {
+    let (items, classes, numbers) =
+        (support.embeddings.len(), support.embeddings.classes().len(), support.embeddings.dim());
+    let fits = items <= MAX_FITTED_ITEMS
+        && items * classes <= MAX_FITTED_PAIRS
+        && classes * numbers <= MAX_FITTED_WEIGHTS;
     if fits {
         return Ok(());
     }
     let error =
         format!("{items} rows of {numbers} numbers in {classes} classes are too many to fit a classifier on");
     Err(Problem::too_large(error).hint(format!(
-        "allowed: {MOST_FITTED_ITEMS} rows, {MOST_FITTED_PAIRS} for rows times classes, and {MOST_FITTED_WEIGHTS} for \
+        "allowed: {MAX_FITTED_ITEMS} rows, {MAX_FITTED_PAIRS} for rows times classes, and {MAX_FITTED_WEIGHTS} for \
          classes times numbers per row"
     )))
 }
@@ -104,7 +107,7 @@ fn check_size(support: &Support) -> Result<(), Problem> {
 /// Lists all classifiers.
 #[utoipa::path(get, operation_id = "listClassifiers", path = "/api/v1/classifiers", tag = "classifiers",
     responses((status = 200, description = "all classifiers", body = Vec<Metadata>)))]
-pub async fn list(State(app): State<Shared>) -> Json<Vec<Metadata>> {
+pub async fn list(State(app): State<SharedApp>) -> Json<Vec<Metadata>> {
     Json(app.store.list())
 }
 
@@ -113,7 +116,10 @@ pub async fn list(State(app): State<Shared>) -> Json<Vec<Metadata>> {
     responses(
         (status = 200, description = "the classifier", body = Metadata),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
-pub async fn get(State(app): State<Shared>, Id(id): Id) -> Result<Json<Metadata>, Problem> {
+pub async fn get(
+    State(app): State<SharedApp>,
+    ClassifierId(id): ClassifierId,
+) -> Result<Json<Metadata>, Problem> {
     app.store.metadata(&id).map(Json)
 }
 
@@ -122,12 +128,15 @@ pub async fn get(State(app): State<Shared>, Id(id): Id) -> Result<Json<Metadata>
     responses(
         (status = 200, description = "the file of the classifier", content_type = "application/octet-stream", body = Binary),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
-pub async fn download(State(app): State<Shared>, Id(id): Id) -> Result<impl IntoResponse, Problem> {
+pub async fn download(
+    State(app): State<SharedApp>,
+    ClassifierId(id): ClassifierId,
+) -> Result<impl IntoResponse, Problem> {
     let metadata = app.store.metadata(&id)?;
-    let mut ticket = app.gate.enter(None)?;
-    ticket.hold(app.limits.body.min(metadata.bytes as usize)).await?;
+    let mut admitted = app.admission.admit(None)?;
+    admitted.reserve_memory(app.limits.body.min(metadata.bytes as usize)).await?;
     let name = format!("attachment; filename=\"{}.safetensors\"", metadata.id);
-    let bytes = ticket.work(move |job| job.answer(app.store.bytes(&id)?)).await?;
+    let bytes = admitted.run(move |job| job.response(app.store.bytes(&id)?)).await?;
     let headers: [(HeaderName, String); 2] =
         [(header::CONTENT_TYPE, "application/octet-stream".into()), (header::CONTENT_DISPOSITION, name)];
     Ok((headers, bytes))
@@ -138,9 +147,12 @@ pub async fn download(State(app): State<Shared>, Id(id): Id) -> Result<impl Into
     responses(
         (status = 204, description = "the classifier is deleted"),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
-pub async fn delete(State(app): State<Shared>, Id(id): Id) -> Result<StatusCode, Problem> {
+pub async fn delete(
+    State(app): State<SharedApp>,
+    ClassifierId(id): ClassifierId,
+) -> Result<StatusCode, Problem> {
     app.store.metadata(&id)?;
-    let ticket = app.gate.enter(None)?;
-    ticket.work(move |_| app.store.delete(&id)).await?;
+    let admitted = app.admission.admit(None)?;
+    admitted.run(move |_| app.store.delete(&id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,17 +1,18 @@
-//! `POST /api/v1/embed`: computes the rows of images. A client that sends many requests about the same images, as the page
-//! does, uploads them once and then sends their rows.
+//! The operation that embeds images. A client that uses the same images many times, as the web page does, sends them
+//! once and then works with their rows.
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use serde::Serialize;
+use trueshot_vision::embedder::EmbeddingResult;
 use utoipa::ToSchema;
 
 use super::JsonBytes;
-use crate::body::{Kind, receive};
-use crate::description::PicturesBody;
+use crate::body::{BodyKind, receive};
+use crate::openapi::PicturesBody;
 use crate::problem::Problem;
-use crate::state::Shared;
-use crate::support::Queries;
+use crate::request_rows::Queries;
+use crate::state::SharedApp;
 
 /// The rows of images.
 #[derive(Serialize, ToSchema)]
@@ -42,20 +43,20 @@ pub struct EmbeddedPicture {
     request_body(description = "images in fields of any name", content((PicturesBody = "multipart/form-data"))),
     responses(
         (status = 200, description = "one row per image", body = EmbeddedPictures)))]
-pub async fn post(State(app): State<Shared>, request: Request) -> Result<JsonBytes, Problem> {
-    let (ticket, body) = receive(&app, request).await?;
-    if !matches!(body.kind, Kind::Form(_)) {
+pub async fn post(State(app): State<SharedApp>, request: Request) -> Result<JsonBytes, Problem> {
+    let (admitted, body) = receive(&app, request).await?;
+    if !matches!(body.kind, BodyKind::Form(_)) {
         let error = "only images can be embedded";
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error).hint("send multipart/form-data"));
     }
-    let embedded = ticket.work(move |job| {
-        let Queries { items, rows, embedder } = Queries::of(body, &app, &job.watch)?;
-        let picture = |(item, row): (String, Result<Vec<f32>, String>)| match row {
+    let embedded = admitted.run(move |job| {
+        let Queries { items, rows, embedder } = Queries::parse(body, &app, &job.cancellation)?;
+        let picture = |(item, row): (String, EmbeddingResult)| match row {
             Ok(row) => EmbeddedPicture { item, row: Some(row), error: None },
-            Err(error) => EmbeddedPicture { item, row: None, error: Some(error) },
+            Err(error) => EmbeddedPicture { item, row: None, error: Some(error.to_string()) },
         };
         let pictures = items.into_iter().zip(rows).map(picture).collect();
-        job.json(&EmbeddedPictures { embedder: embedder.unwrap_or_default(), pictures })
+        job.json_response(&EmbeddedPictures { embedder: embedder.unwrap_or_default(), pictures })
     });
     Ok(JsonBytes(embedded.await?))
 }

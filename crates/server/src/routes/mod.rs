@@ -1,4 +1,4 @@
-//! The handlers of the API, one file per resource.
+//! The operations of the API, one file per subject, and the extractors they share.
 
 pub mod about;
 pub mod audits;
@@ -15,29 +15,29 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use crate::problem::Problem;
-use crate::store::no_such;
+use crate::store::no_such_classifier;
 
 /// Query parameters, whose errors have the form of all error responses.
-pub struct Asked<T>(pub T);
+pub struct QueryParameters<T>(pub T);
 
-impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for QueryParameters<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         let refused = |refused: QueryRejection| Problem::malformed(refused.body_text());
-        Query::try_from_uri(&parts.uri).map(|Query(asked)| Asked(asked)).map_err(refused)
+        Query::try_from_uri(&parts.uri).map(|Query(asked)| QueryParameters(asked)).map_err(refused)
     }
 }
 
 /// The id in the path of a request. An id that is not valid UTF-8 is refused like an unknown one.
-pub struct Id(pub String);
+pub struct ClassifierId(pub String);
 
-impl<S: Send + Sync> FromRequestParts<S> for Id {
+impl<S: Send + Sync> FromRequestParts<S> for ClassifierId {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let path = Path::<String>::from_request_parts(parts, state).await;
-        path.map(|Path(id)| Id(id)).map_err(|_| no_such(""))
+        path.map(|Path(id)| ClassifierId(id)).map_err(|_| no_such_classifier(""))
     }
 }
 

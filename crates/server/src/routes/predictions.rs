@@ -1,16 +1,17 @@
-//! `POST /api/v1/classifiers/{id}/predict`: predicts the classes of rows and images.
+//! The operation that classifies rows or images with a stored classifier.
 
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
 use trueshot::predictor::{Prediction, Predictor};
+use trueshot_vision::embedder::EmbeddingResult;
 use utoipa::{IntoParams, ToSchema};
 
-use super::{Asked, Id, JsonBytes};
-use crate::body::{Kind, receive};
-use crate::description::{Binary, PicturesBody, QueriesBody};
+use super::{ClassifierId, JsonBytes, QueryParameters};
+use crate::body::{BodyKind, receive};
+use crate::openapi::{Binary, PicturesBody, QueriesBody};
 use crate::problem::{Problem, ProblemBody};
-use crate::state::Shared;
-use crate::support::Queries;
+use crate::request_rows::Queries;
+use crate::state::SharedApp;
 
 /// Options of a prediction.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -70,21 +71,21 @@ pub enum Answer {
         (status = 200, description = "one prediction per row or image", body = Predictions),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
 pub async fn post(
-    State(app): State<Shared>,
-    Id(id): Id,
-    Asked(options): Asked<PredictOptions>,
+    State(app): State<SharedApp>,
+    ClassifierId(id): ClassifierId,
+    QueryParameters(options): QueryParameters<PredictOptions>,
     request: Request,
 ) -> Result<JsonBytes, Problem> {
     app.store.metadata(&id)?;
-    let (ticket, body) = receive(&app, request).await?;
-    let answered = ticket.work(move |job| {
+    let (admitted, body) = receive(&app, request).await?;
+    let answered = admitted.run(move |job| {
         let predictor = app.store.predictor(&id)?;
-        if matches!(body.kind, Kind::Form(_)) {
+        if matches!(body.kind, BodyKind::Form(_)) {
             check_embedder(&predictor, app.embedder.backbone().name())?;
         }
-        let queries = Queries::of(body, &app, &job.watch)?;
-        let predictions = answers(&predictor, queries, options.probabilities)?;
-        job.json(&Predictions { classifier: id, classes: predictor.classes().to_vec(), predictions })
+        let queries = Queries::parse(body, &app, &job.cancellation)?;
+        let predictions = predict(&predictor, queries, options.probabilities)?;
+        job.json_response(&Predictions { classifier: id, classes: predictor.classes().to_vec(), predictions })
     });
     Ok(JsonBytes(answered.await?))
 }
@@ -104,17 +105,22 @@ fn check_embedder(predictor: &Predictor, ours: &str) -> Result<(), Problem> {
     }
 }
 
-fn answers(predictor: &Predictor, queries: Queries, all: bool) -> Result<Vec<Answer>, Problem> {
+fn predict(predictor: &Predictor, queries: Queries, all: bool) -> Result<Vec<Answer>, Problem> {
     let rows: Vec<&[f32]> = queries.rows.iter().flatten().map(Vec::as_slice).collect();
     let mut predicted = predictor.predict(&rows)?.into_iter();
-    let answer = |(item, row): (String, &Result<Vec<f32>, String>)| match row {
-        Err(error) => Ok(Answer::Unreadable { item, error: error.clone() }),
-        Ok(_) => worded(predictor, item, predicted.next().expect("one prediction per row"), all),
+    let answer = |(item, row): (String, &EmbeddingResult)| match row {
+        Err(error) => Ok(Answer::Unreadable { item, error: error.to_string() }),
+        Ok(_) => prediction_entry(predictor, item, predicted.next().expect("one prediction per row"), all),
     };
     queries.items.into_iter().zip(&queries.rows).map(answer).collect()
 }
 
-fn worded(predictor: &Predictor, item: String, found: Prediction, all: bool) -> Result<Answer, Problem> {
+fn prediction_entry(
+    predictor: &Predictor,
+    item: String,
+    found: Prediction,
+    all: bool,
+) -> Result<Answer, Problem> {
     if !(found.probability.is_finite() && found.unknown.is_finite()) {
         return Err(Problem::unusable(format!(
             "the prediction for {item} failed: its numbers lead to NaN or infinity"

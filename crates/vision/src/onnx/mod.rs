@@ -1,9 +1,9 @@
-//! Image models in ONNX, as other programs export them.
+//! Image models in ONNX as backbones. Each model runs in a worker process.
 //!
-//! What a model wants is found from the shape of its input: which axis the channels are on, and the size of a picture if
+//! What a model wants is found from the shape of its input: which axis the channels are on, and the size of an image if
 //! it is fixed. What is not in the file (mean, deviation, which output) comes from options or from a TOML file next to
-//! the model, and has ImageNet's usual values otherwise. One picture goes through the network at a time, on one thread,
-//! so that an embedding depends on nothing but its picture.
+//! the model, and has ImageNet's usual values otherwise. One image goes through the network at a time, on one thread,
+//! so that an embedding depends on nothing but its image.
 //!
 //! # A process of its own
 //!
@@ -15,37 +15,38 @@
 //! So a model is loaded and run in a worker process (`worker`): the same program, started with other arguments
 //! ([`ModelProcess`]), with limits on memory and processor time that the operating system keeps, and a large stack. A
 //! model that exceeds a limit ends its worker, and this program reports which limit it was. One worker serves all
-//! threads, so the weights are in memory once; a picture costs a copy through a pipe.
+//! threads, so the weights are in memory once; an image costs a copy through a pipe.
 //!
 //! The alternative, to compute the shapes of all values before anything is run, would need a rule for each of the 150
 //! operators that rten knows, would have to refuse all shapes that depend on values, and would still trust rten to
 //! allocate nothing else.
 //!
-//! If a worker ends, every picture that was in work is tried again in a worker of its own, so only the pictures that
-//! are to blame are lost. The gate looks at a file first, because it can say more precisely what is wrong.
+//! If a worker ends, every image that was in work is tried again in a worker of its own, so only the images that
+//! are to blame are lost. `file_check` looks at a file first, because it can say more precisely what is wrong.
 
-mod gate;
-mod limits;
+mod file_check;
 mod model;
 mod process;
-mod wire;
+mod process_limits;
+mod protocol;
 mod worker;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use process::ModelProcess;
-use process::Worker;
-use wire::{Description, Order};
+use process::WorkerProcess;
+use protocol::{LoadRequest, ModelDescription};
 pub use worker::serve;
 
-use crate::backbone::Options;
+use crate::backbone::BackboneOptions;
+use crate::decoded_image::Channels;
 use crate::error::{Error, Result, Unreadable};
-use crate::picture::Channels;
+use crate::network::{EmbeddingNetwork, EmbeddingSession};
 use crate::preprocess::Preprocessing;
 
 /// The largest file that is read as a model.
-const MOST_BYTES: u64 = 2 << 30;
+const MAX_MODEL_BYTES: u64 = 2 << 30;
 /// Numbers of classes that ImageNet's classifiers have: with or without a background, of 1k, 21k and 22k.
 const CLASS_COUNTS: [usize; 5] = [1000, 1001, 21_841, 21_843, 11_221];
 
@@ -69,21 +70,27 @@ pub fn run_models_in(process: ModelProcess) {
     *PROCESS.lock().unwrap_or_else(PoisonError::into_inner) = Some(process);
 }
 
-/// A model that runs in a worker process.
-pub(crate) struct Network {
+/// A model that runs in a worker process, as a network.
+pub(crate) struct OnnxNetwork(Arc<OnnxWorker>);
+
+/// A session of an [`OnnxNetwork`]. The memory of the computation is in the worker process.
+struct OnnxSession(Arc<OnnxWorker>);
+
+/// The worker process of a model, and what is needed to start another one.
+struct OnnxWorker {
     process: ModelProcess,
     /// The file, for a new worker when one has ended.
     bytes: Vec<u8>,
-    order: Order,
-    description: Description,
-    worker: Mutex<Arc<Worker>>,
-    /// Held while a picture is tried in a worker of its own, so that there is one such worker at a time.
+    request: LoadRequest,
+    description: ModelDescription,
+    worker: Mutex<Arc<WorkerProcess>>,
+    /// Held while an image is tried in a worker of its own, so that there is one such worker at a time.
     alone: Mutex<()>,
 }
 
 /// What a model turned out to be.
-pub(crate) struct Opened {
-    pub network: Network,
+pub(crate) struct OnnxModel {
+    pub network: OnnxNetwork,
     pub preprocessing: Preprocessing,
     /// The name of the output.
     pub output: String,
@@ -94,22 +101,22 @@ pub(crate) struct Opened {
 }
 
 /// Reads a file, with the options beside it for what is not given.
-pub(crate) fn open(path: &Path, given: &Options) -> Result<Opened> {
+pub(crate) fn open(path: &Path, given: &BackboneOptions) -> Result<OnnxModel> {
     let failed = |source| trueshot::Error::Read { path: path.into(), source };
     let length = std::fs::metadata(path).map_err(failed)?.len();
-    if length > MOST_BYTES {
-        return Err(bad(path, format!("it has {length} bytes; the maximum is {MOST_BYTES}")));
+    if length > MAX_MODEL_BYTES {
+        return Err(bad(path, format!("it has {length} bytes; the maximum is {MAX_MODEL_BYTES}")));
     }
-    let options = given.clone().or(beside(path)?);
-    read(std::fs::read(path).map_err(failed)?, path, &options)
+    let options = given.clone().or(options_beside(path)?);
+    load(std::fs::read(path).map_err(failed)?, path, &options)
 }
 
 /// What stands in `model.toml` beside `model.onnx`.
-fn beside(path: &Path) -> Result<Options> {
+fn options_beside(path: &Path) -> Result<BackboneOptions> {
     let path = path.with_extension("toml");
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Options::default()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(BackboneOptions::default()),
         Err(source) => return Err(trueshot::Error::Read { path, source }.into()),
     };
     toml::from_str(&text).map_err(|problem| Error::BadModel {
@@ -121,11 +128,11 @@ fn beside(path: &Path) -> Result<Options> {
 
 /// Refuses what is not an ONNX file or claims what it does not hold.
 pub(crate) fn check(bytes: &[u8], path: &Path) -> Result<()> {
-    gate::check(bytes).map_err(|problem| bad(path, problem.to_string()))
+    file_check::check(bytes).map_err(|problem| bad(path, problem.to_string()))
 }
 
 /// Opens a model in memory; `path` stands for it in messages.
-pub(crate) fn read(bytes: Vec<u8>, path: &Path, options: &Options) -> Result<Opened> {
+pub(crate) fn load(bytes: Vec<u8>, path: &Path, options: &BackboneOptions) -> Result<OnnxModel> {
     check(&bytes, path)?;
     let process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let process = process.ok_or_else(|| Error::BadModel {
@@ -136,7 +143,7 @@ pub(crate) fn read(bytes: Vec<u8>, path: &Path, options: &Options) -> Result<Ope
         hint: Some("call trueshot_vision::onnx::run_models_in first".into()),
     })?;
     let hash = blake3::hash(&bytes).to_hex()[..16].to_owned();
-    let order = Order {
+    let request = LoadRequest {
         bytes: bytes.len() as u64,
         size: options.size,
         output: options.output.clone(),
@@ -144,19 +151,20 @@ pub(crate) fn read(bytes: Vec<u8>, path: &Path, options: &Options) -> Result<Ope
         seconds: process.seconds,
     };
     let (worker, description) =
-        Worker::start(&process, &bytes, &order).map_err(|problem| bad(path, problem))?;
+        WorkerProcess::start(&process, &bytes, &request).map_err(|problem| bad(path, problem))?;
     let preprocessing = preprocessing(&description, options)?;
     let (output, warning) = (description.output.clone(), warning(&description));
     let worker = Mutex::new(Arc::new(worker));
-    let network = Network { process, bytes, order, description, worker, alone: Mutex::default() };
-    Ok(Opened { network, preprocessing, output, hash, warning })
+    let worker = OnnxWorker { process, bytes, request, description, worker, alone: Mutex::default() };
+    let network = OnnxNetwork(Arc::new(worker));
+    Ok(OnnxModel { network, preprocessing, output, hash, warning })
 }
 
 fn bad(path: &Path, problem: impl Into<String>) -> Error {
     Error::BadModel { path: path.into(), problem: problem.into(), hint: None }
 }
 
-fn preprocessing(model: &Description, options: &Options) -> Result<Preprocessing> {
+fn preprocessing(model: &ModelDescription, options: &BackboneOptions) -> Result<Preprocessing> {
     let usual = Preprocessing::colour(model.size);
     let (channels, mean, std) = match model.channels {
         1 => (Channels::Grey, vec![0.5], vec![0.5]),
@@ -174,8 +182,8 @@ fn preprocessing(model: &Description, options: &Options) -> Result<Preprocessing
     Ok(preprocessing)
 }
 
-fn warning(model: &Description) -> Option<String> {
-    let Description { output, dim, .. } = model;
+fn warning(model: &ModelDescription) -> Option<String> {
+    let ModelDescription { output, dim, .. } = model;
     let lower = output.to_lowercase();
     let named = ["logit", "prob", "softmax", "class"].iter().any(|word| lower.contains(word));
     (named || CLASS_COUNTS.contains(dim)).then(|| {
@@ -185,17 +193,50 @@ fn warning(model: &Description) -> Option<String> {
     })
 }
 
-impl Network {
-    pub fn dim(&self) -> usize {
-        self.description.dim
+impl EmbeddingNetwork for OnnxNetwork {
+    fn dim(&self) -> usize {
+        self.0.description.dim
     }
 
-    /// Embeds one normalised picture (`[row, column, channel]`). Any number of threads may call this at the same time.
-    pub fn embed(&self, picture: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
-        let row = match self.shared().and_then(|worker| worker.embed(picture)) {
+    fn input_len(&self) -> usize {
+        self.0.input_len()
+    }
+
+    fn batch_size(&self) -> usize {
+        1
+    }
+
+    fn is_costly(&self) -> bool {
+        true
+    }
+
+    fn session(&self) -> Box<dyn EmbeddingSession> {
+        Box::new(OnnxSession(Arc::clone(&self.0)))
+    }
+}
+
+impl EmbeddingSession for OnnxSession {
+    fn embed(&mut self, images: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
+        let (pixels, dim) = (self.0.input_len(), self.0.description.dim);
+        assert_eq!(images.len() / pixels * pixels, images.len(), "whole images");
+        assert_eq!(images.len() / pixels * dim, out.len(), "one embedding per image");
+        let mut pairs = images.chunks_exact(pixels).zip(out.chunks_exact_mut(dim));
+        pairs.try_for_each(|(image, row)| self.0.embed(image, row))
+    }
+}
+
+impl OnnxWorker {
+    /// Values of one input image.
+    fn input_len(&self) -> usize {
+        self.description.size * self.description.size * self.description.channels
+    }
+
+    /// Embeds one normalised image (`[row, column, channel]`). Any number of threads may call this at the same time.
+    fn embed(&self, image: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
+        let row = match self.shared_worker().and_then(|worker| worker.embed(image)) {
             Ok(row) => row,
-            // This picture may be to blame, or another that was in work at the same time.
-            Err(_) => self.embed_alone(picture),
+            // This image may be to blame, or another that was in work at the same time.
+            Err(_) => self.embed_in_own_worker(image),
         };
         let row = row.map_err(Unreadable::Network)?;
         if row.len() != out.len() {
@@ -206,7 +247,7 @@ impl Network {
     }
 
     /// The worker of all threads; a new one if it has ended.
-    fn shared(&self) -> Result<Arc<Worker>, String> {
+    fn shared_worker(&self) -> Result<Arc<WorkerProcess>, String> {
         let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.has_ended() {
             *worker = Arc::new(self.start()?);
@@ -214,12 +255,12 @@ impl Network {
         Ok(worker.clone())
     }
 
-    fn embed_alone(&self, picture: &[f32]) -> wire::Row {
+    fn embed_in_own_worker(&self, image: &[f32]) -> protocol::EmbeddingReply {
         let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
-        self.start()?.embed(picture)?
+        self.start()?.embed(image)?
     }
 
-    fn start(&self) -> Result<Worker, String> {
-        Ok(Worker::start(&self.process, &self.bytes, &self.order)?.0)
+    fn start(&self) -> Result<WorkerProcess, String> {
+        Ok(WorkerProcess::start(&self.process, &self.bytes, &self.request)?.0)
     }
 }

@@ -1,4 +1,4 @@
-//! An ONNX model loaded by rten, ready to run on one picture at a time. Only the worker process uses this module.
+//! An ONNX model loaded by rten, which embeds one image at a time. Only the worker process uses this module.
 
 use std::sync::Arc;
 
@@ -6,64 +6,64 @@ use rten::{DataType, Dimension, Model, ModelOptions, NodeId, RunOptions, ThreadP
 use rten_tensor::{AsView, Layout as _};
 use trueshot::guard::caught;
 
-use super::wire::{Description, Order};
-use crate::picture::Channels;
+use super::protocol::{LoadRequest, ModelDescription};
+use crate::decoded_image::Channels;
 
 /// The largest height and width of a model's input.
-const LARGEST_SIZE: usize = 2048;
+const MAX_SIZE: usize = 2048;
 /// The longest embedding.
-pub(super) const WIDEST: usize = 1 << 16;
+pub(super) const MAX_DIM: usize = 1 << 16;
 
 /// Where the channels of a model's input are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
-    /// `[picture, channel, row, column]`, as PyTorch exports.
+enum TensorLayout {
+    /// `[image, channel, row, column]`, as PyTorch exports.
     ChannelsFirst,
-    /// `[picture, row, column, channel]`, as TensorFlow exports.
+    /// `[image, row, column, channel]`, as TensorFlow exports.
     ChannelsLast,
 }
 
 /// A model whose input and output have been chosen.
-pub(super) struct Loaded {
+pub(super) struct LoadedModel {
     model: Model,
     input: NodeId,
     output: NodeId,
-    layout: Layout,
+    layout: TensorLayout,
     size: usize,
     channels: usize,
 }
 
-impl Loaded {
-    /// Loads a model, chooses its input and output, and runs it once on a grey picture to learn how long an embedding
+impl LoadedModel {
+    /// Loads a model, chooses its input and output, and runs it once on a grey image to learn how long an embedding
     /// is and to make the execution plan, which later runs share.
-    pub fn load(bytes: Vec<u8>, order: &Order) -> Result<(Self, Description), String> {
+    pub fn load(bytes: Vec<u8>, request: &LoadRequest) -> Result<(Self, ModelDescription), String> {
         let model = caught(|| ModelOptions::with_all_ops().prepack_weights(true).load(bytes))
             .ok_or("rten failed on its contents")?
             .map_err(|problem| first_line(&problem))?;
-        let Input { node, layout, size, channels } = Input::of(&model, order.size)?;
-        let output = choose_output(&model, order.output.as_deref())?;
-        let loaded = Loaded { model, input: node, output, layout, size, channels: channels.count() };
+        let ModelInput { node, layout, size, channels } = ModelInput::find(&model, request.size)?;
+        let output = choose_output(&model, request.output.as_deref())?;
+        let loaded = LoadedModel { model, input: node, output, layout, size, channels: channels.count() };
         let grey = vec![0.0; size * size * channels.count()];
-        let row = loaded.run(&grey, &one_thread())?;
-        if !(1..=WIDEST).contains(&row.len()) {
-            return Err(format!("its output has {} values per image; allowed: 1 to {WIDEST}", row.len()));
+        let row = loaded.run(&grey, &single_thread_pool())?;
+        if !(1..=MAX_DIM).contains(&row.len()) {
+            return Err(format!("its output has {} values per image; allowed: 1 to {MAX_DIM}", row.len()));
         }
-        let output = name(&loaded.model, output);
-        Ok((loaded, Description { size, channels: channels.count(), dim: row.len(), output }))
+        let output = node_name(&loaded.model, output);
+        Ok((loaded, ModelDescription { size, channels: channels.count(), dim: row.len(), output }))
     }
 
-    /// Numbers of one input picture.
+    /// Numbers of one input image.
     pub fn values(&self) -> usize {
         self.size * self.size * self.channels
     }
 
-    /// Embeds one normalised picture (`[row, column, channel]`).
-    pub fn run(&self, picture: &[f32], pool: &Arc<ThreadPool>) -> Result<Vec<f32>, String> {
+    /// Embeds one normalised image (`[row, column, channel]`).
+    pub fn run(&self, image: &[f32], pool: &Arc<ThreadPool>) -> Result<Vec<f32>, String> {
         let (size, channels) = (self.size, self.channels);
         let (shape, values) = match self.layout {
-            Layout::ChannelsLast => ([1, size, size, channels], picture.to_vec()),
-            Layout::ChannelsFirst => {
-                let plane = |channel: usize| picture.iter().skip(channel).step_by(channels).copied();
+            TensorLayout::ChannelsLast => ([1, size, size, channels], image.to_vec()),
+            TensorLayout::ChannelsFirst => {
+                let plane = |channel: usize| image.iter().skip(channel).step_by(channels).copied();
                 ([1, channels, size, size], (0..channels).flat_map(plane).collect())
             }
         };
@@ -73,11 +73,11 @@ impl Loaded {
             self.model.run(vec![(self.input, input.into())], &[self.output], Some(options))
         });
         let values = outcome.ok_or("rten failed on its contents")?.map_err(|problem| first_line(&problem))?;
-        self.row(values.into_iter().next().ok_or("it gives no output")?)
+        self.to_row(values.into_iter().next().ok_or("it gives no output")?)
     }
 
     /// The output as a row: planes are averaged, of a list of tokens the first is taken.
-    fn row(&self, value: Value) -> Result<Vec<f32>, String> {
+    fn to_row(&self, value: Value) -> Result<Vec<f32>, String> {
         let kind = value.dtype();
         let tensor = value.into_tensor::<f32>();
         let tensor = tensor.ok_or_else(|| format!("its output is of type {kind:?}; features are floats"))?;
@@ -90,11 +90,11 @@ impl Loaded {
         match (&shape[1..], self.layout) {
             ([_], _) => Ok(values),
             ([tokens, width], _) if *tokens > 0 => Ok(values[..*width].to_vec()),
-            ([channels, rows, columns], Layout::ChannelsFirst) if rows * columns > 0 => {
+            ([channels, rows, columns], TensorLayout::ChannelsFirst) if rows * columns > 0 => {
                 let mean = |plane: &[f32]| plane.iter().sum::<f32>() / plane.len() as f32;
                 Ok(values.chunks_exact(rows * columns).take(*channels).map(mean).collect())
             }
-            ([rows, columns, channels], Layout::ChannelsLast) if rows * columns > 0 => {
+            ([rows, columns, channels], TensorLayout::ChannelsLast) if rows * columns > 0 => {
                 let places = (rows * columns) as f32;
                 let mean = |channel| values.iter().skip(channel).step_by(*channels).sum::<f32>() / places;
                 Ok((0..*channels).map(mean).collect())
@@ -105,7 +105,7 @@ impl Loaded {
 }
 
 /// A pool of one thread: an embedding must not depend on how work was divided.
-pub(super) fn one_thread() -> Arc<ThreadPool> {
+pub(super) fn single_thread_pool() -> Arc<ThreadPool> {
     Arc::new(ThreadPool::with_num_threads(1))
 }
 
@@ -113,12 +113,12 @@ fn first_line(problem: &dyn std::fmt::Display) -> String {
     problem.to_string().lines().next().unwrap_or_default().chars().take(300).collect()
 }
 
-fn name(model: &Model, node: NodeId) -> String {
+fn node_name(model: &Model, node: NodeId) -> String {
     model.node_info(node).and_then(|info| info.name().map(str::to_owned)).unwrap_or_default()
 }
 
 /// A shape as people write it: `[N, 3, 224, 224]`.
-fn in_words(shape: &[Dimension]) -> String {
+fn shape_text(shape: &[Dimension]) -> String {
     let side = |side: &Dimension| match side {
         Dimension::Fixed(side) => side.to_string(),
         Dimension::Symbolic(name) if name.is_empty() => "?".into(),
@@ -127,16 +127,16 @@ fn in_words(shape: &[Dimension]) -> String {
     format!("[{}]", shape.iter().map(side).collect::<Vec<_>>().join(", "))
 }
 
-/// A model's input: which node it is and what a picture must be for it.
-struct Input {
+/// A model's input: which node it is and what an image must be for it.
+struct ModelInput {
     node: NodeId,
-    layout: Layout,
+    layout: TensorLayout,
     size: usize,
     channels: Channels,
 }
 
-impl Input {
-    fn of(model: &Model, asked_size: Option<usize>) -> Result<Self, String> {
+impl ModelInput {
+    fn find(model: &Model, asked_size: Option<usize>) -> Result<Self, String> {
         let [node] = model.input_ids() else {
             return Err(format!("it has {} inputs; an image model has one", model.input_ids().len()));
         };
@@ -146,14 +146,14 @@ impl Input {
         }
         let shape = info.and_then(|info| info.shape()).ok_or("the shape of its input is not given")?;
         let [batch, a, b, c] = &shape[..] else {
-            return Err(format!("its input is {}; an image model's has four axes", in_words(&shape)));
+            return Err(format!("its input is {}; an image model's has four axes", shape_text(&shape)));
         };
         if let Dimension::Fixed(count) = batch
             && *count != 1
         {
             return Err(format!(
                 "its input is {}: batches of {count}; it must be 1 or free",
-                in_words(&shape)
+                shape_text(&shape)
             ));
         }
         let channels = |side: &Dimension| match side {
@@ -163,14 +163,14 @@ impl Input {
         };
         let free = |side: &Dimension| matches!(side, Dimension::Symbolic(_));
         let (layout, channels, sides) = match (channels(a), channels(c)) {
-            (Some(channels), _) => (Layout::ChannelsFirst, channels, [b, c]),
-            (None, Some(channels)) => (Layout::ChannelsLast, channels, [a, b]),
-            (None, None) if free(a) => (Layout::ChannelsFirst, Channels::Colour, [b, c]),
-            _ => return Err(format!("its input is {}: no axis of 1 or 3 channels", in_words(&shape))),
+            (Some(channels), _) => (TensorLayout::ChannelsFirst, channels, [b, c]),
+            (None, Some(channels)) => (TensorLayout::ChannelsLast, channels, [a, b]),
+            (None, None) if free(a) => (TensorLayout::ChannelsFirst, Channels::Colour, [b, c]),
+            _ => return Err(format!("its input is {}: no axis of 1 or 3 channels", shape_text(&shape))),
         };
-        let size = size(sides, asked_size)
-            .map_err(|problem| format!("its input is {}: {problem}", in_words(&shape)))?;
-        Ok(Input { node: *node, layout, size, channels })
+        let size = choose_size(sides, asked_size)
+            .map_err(|problem| format!("its input is {}: {problem}", shape_text(&shape)))?;
+        Ok(ModelInput { node: *node, layout, size, channels })
     }
 }
 
@@ -178,7 +178,7 @@ fn is_float(kind: ValueType) -> bool {
     matches!(kind, ValueType::Tensor(DataType::Float))
 }
 
-fn size(sides: [&Dimension; 2], asked: Option<usize>) -> Result<usize, String> {
+fn choose_size(sides: [&Dimension; 2], asked: Option<usize>) -> Result<usize, String> {
     let usual = 224;
     let fixed = |side: &Dimension| match side {
         Dimension::Fixed(side) => Some(*side),
@@ -196,17 +196,17 @@ fn size(sides: [&Dimension; 2], asked: Option<usize>) -> Result<usize, String> {
         }
     };
     match size {
-        1..=LARGEST_SIZE => Ok(size),
-        _ => Err(format!("allowed image sizes: 1 to {LARGEST_SIZE} px")),
+        1..=MAX_SIZE => Ok(size),
+        _ => Err(format!("allowed image sizes: 1 to {MAX_SIZE} px")),
     }
 }
 
-/// The output of the given name; or the first of rank 2 (a row per picture), or the first of rank 4 (planes).
+/// The output of the given name; or the first of rank 2 (a row per image), or the first of rank 4 (planes).
 fn choose_output(model: &Model, wanted: Option<&str>) -> Result<NodeId, String> {
     let outputs = model.output_ids();
     if let Some(wanted) = wanted {
-        let found = outputs.iter().find(|output| name(model, **output) == *wanted);
-        let known = || outputs.iter().map(|output| name(model, *output)).collect::<Vec<_>>().join(", ");
+        let found = outputs.iter().find(|output| node_name(model, **output) == *wanted);
+        let known = || outputs.iter().map(|output| node_name(model, *output)).collect::<Vec<_>>().join(", ");
         return found.copied().ok_or_else(|| format!("it has no output '{wanted}'; it has {}", known()));
     }
     let rank =

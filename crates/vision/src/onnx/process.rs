@@ -1,4 +1,4 @@
-//! This program's end of the worker process: starts it, sends pictures, and says why it ended if it did.
+//! The parent's side of the worker process: starts it, sends images, receives embeddings, and reports why it ended.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -8,7 +8,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::wire::{self, Description, Order, Row};
+use super::protocol::{self, EmbeddingReply, LoadRequest, ModelDescription};
 
 /// How to start the worker process that runs ONNX models, and its limits.
 ///
@@ -19,9 +19,9 @@ pub struct ModelProcess {
     pub program: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// Memory in bytes for each picture that is embedded at the same time, besides the model itself.
+    /// Memory in bytes for each image that is embedded at the same time, besides the model itself.
     pub memory: u64,
-    /// Processor seconds for one picture, and for loading the model.
+    /// Processor seconds for one image, and for loading the model.
     pub seconds: u64,
 }
 
@@ -59,29 +59,33 @@ impl ModelProcess {
 }
 
 /// A worker that has loaded a model.
-pub struct Worker {
+pub struct WorkerProcess {
     child: Arc<Mutex<Child>>,
     requests: Mutex<ChildStdin>,
-    waiting: Arc<Mutex<Waiting>>,
+    pending: Arc<Mutex<PendingRequests>>,
     listener: Option<JoinHandle<()>>,
 }
 
 /// Requests without a reply.
 #[derive(Default)]
-struct Waiting {
+struct PendingRequests {
     next: u64,
-    senders: HashMap<u64, SyncSender<Row>>,
+    senders: HashMap<u64, SyncSender<EmbeddingReply>>,
     /// Why there will be no more replies.
     ended: Option<String>,
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Worker {
+impl WorkerProcess {
     /// Starts a worker and has it load a model.
-    pub fn start(process: &ModelProcess, bytes: &[u8], order: &Order) -> Result<(Self, Description), String> {
+    pub fn start(
+        process: &ModelProcess,
+        bytes: &[u8],
+        request: &LoadRequest,
+    ) -> Result<(Self, ModelDescription), String> {
         let mut child = process
             .spawn()
             .map_err(|error| format!("the process that runs it cannot be started: {error}"))?;
@@ -91,101 +95,105 @@ impl Worker {
         };
         let errors = std::thread::spawn(move || first_bytes(stderr));
         let mut replies = BufReader::new(stdout);
-        let answer = introduce(&mut stdin, &mut replies, bytes, order);
-        let end = End { child: Arc::new(Mutex::new(child)), errors, limits: process.clone() };
+        let answer = load_model(&mut stdin, &mut replies, bytes, request);
+        let exit = ExitDiagnosis { child: Arc::new(Mutex::new(child)), errors, limits: process.clone() };
         let description = match answer {
             Ok(Ok(description)) => description,
             Ok(Err(problem)) => {
-                end.reason();
+                exit.exit_reason();
                 return Err(problem);
             }
             // It has ended, or what it wrote is not in our form.
-            Err(_) => return Err(end.reason()),
+            Err(_) => return Err(exit.exit_reason()),
         };
-        let (child, waiting) = (end.child.clone(), Arc::<Mutex<Waiting>>::default());
+        let (child, pending) = (exit.child.clone(), Arc::<Mutex<PendingRequests>>::default());
         let listener = std::thread::spawn({
-            let waiting = waiting.clone();
-            move || listen(replies, &waiting, end)
+            let pending = pending.clone();
+            move || receive_replies(replies, &pending, exit)
         });
-        let worker = Worker { child, requests: Mutex::new(stdin), waiting, listener: Some(listener) };
+        let worker = WorkerProcess { child, requests: Mutex::new(stdin), pending, listener: Some(listener) };
         Ok((worker, description))
     }
 
-    /// Embeds one normalised picture. Any number of threads may call this at the same time. The outer error says why the
-    /// process ended, whichever picture was to blame.
-    pub fn embed(&self, picture: &[f32]) -> Result<Row, String> {
+    /// Embeds one normalised image. Any number of threads may call this at the same time. The outer error says why the
+    /// process ended, whichever image was to blame.
+    pub fn embed(&self, image: &[f32]) -> Result<EmbeddingReply, String> {
         let (sender, receiver) = sync_channel(1);
         let number = {
-            let mut waiting = held(&self.waiting);
-            if let Some(reason) = &waiting.ended {
+            let mut pending = lock(&self.pending);
+            if let Some(reason) = &pending.ended {
                 return Err(reason.clone());
             }
-            waiting.next += 1;
-            let number = waiting.next;
-            waiting.senders.insert(number, sender);
+            pending.next += 1;
+            let number = pending.next;
+            pending.senders.insert(number, sender);
             number
         };
         // If the pipe is closed, the listener says why.
-        let _ = wire::write_request(&mut *held(&self.requests), number, picture);
-        receiver.recv().map_err(|_| held(&self.waiting).ended.clone().unwrap_or_default())
+        let _ = protocol::write_request(&mut *lock(&self.requests), number, image);
+        receiver.recv().map_err(|_| lock(&self.pending).ended.clone().unwrap_or_default())
     }
 
     pub fn has_ended(&self) -> bool {
-        held(&self.waiting).ended.is_some()
+        lock(&self.pending).ended.is_some()
     }
 }
 
-impl Drop for Worker {
+impl Drop for WorkerProcess {
     fn drop(&mut self) {
-        let _ = held(&self.child).kill();
+        let _ = lock(&self.child).kill();
         if let Some(listener) = self.listener.take() {
             let _ = listener.join();
         }
     }
 }
 
-fn introduce(
+fn load_model(
     stdin: &mut ChildStdin,
     replies: &mut BufReader<ChildStdout>,
     bytes: &[u8],
-    order: &Order,
-) -> std::io::Result<Result<Description, String>> {
+    request: &LoadRequest,
+) -> std::io::Result<Result<ModelDescription, String>> {
     use std::io::Write as _;
-    wire::skip_to_greeting(replies)?;
-    wire::write_json(stdin, order)?;
+    protocol::skip_to_greeting(replies)?;
+    protocol::write_json(stdin, request)?;
     stdin.write_all(bytes)?;
-    wire::read_json(replies)
+    protocol::read_json(replies)
 }
 
 /// Hands replies to those that wait for them, until the process ends.
-fn listen(mut replies: BufReader<ChildStdout>, waiting: &Mutex<Waiting>, end: End) {
-    while let Ok(Some((number, row))) = wire::read_reply(&mut replies) {
-        let sender = held(waiting).senders.remove(&number);
+fn receive_replies(
+    mut replies: BufReader<ChildStdout>,
+    pending: &Mutex<PendingRequests>,
+    exit: ExitDiagnosis,
+) {
+    while let Ok(Some((number, row))) = protocol::read_reply(&mut replies) {
+        let sender = lock(pending).senders.remove(&number);
         let _ = sender.map(|sender| sender.send(row));
     }
-    let reason = end.reason();
-    let mut waiting = held(waiting);
-    waiting.ended = Some(reason);
-    waiting.senders.clear();
+    let reason = exit.exit_reason();
+    let mut pending = lock(pending);
+    pending.ended = Some(reason);
+    pending.senders.clear();
 }
 
 /// What is needed to say why a process ended.
-struct End {
+struct ExitDiagnosis {
     child: Arc<Mutex<Child>>,
     errors: JoinHandle<String>,
     limits: ModelProcess,
 }
 
-impl End {
+impl ExitDiagnosis {
     /// Ends the process if it has not ended by itself, which leaves the exit status of one that has as it is.
-    fn reason(self) -> String {
+    fn exit_reason(self) -> String {
         let status = {
-            let mut child = held(&self.child);
+            let mut child = lock(&self.child);
             let _ = child.kill();
             child.wait().ok()
         };
         let errors = self.errors.join().unwrap_or_default();
-        reason(status, &errors, &self.limits)
+        exit_reason(status, &errors, &self.limits)
     }
 }
 
@@ -197,7 +205,7 @@ fn first_bytes(mut stderr: ChildStderr) -> String {
     String::from_utf8_lossy(&first).into_owned()
 }
 
-fn reason(status: Option<ExitStatus>, errors: &str, limits: &ModelProcess) -> String {
+fn exit_reason(status: Option<ExitStatus>, errors: &str, limits: &ModelProcess) -> String {
     // What Rust's standard library writes before it aborts.
     if errors.contains("has overflowed its stack") {
         return "its graph is too deep".into();

@@ -1,4 +1,4 @@
-//! The worker process: loads one model, within limits, and embeds the pictures that come in on standard input.
+//! The worker process: loads one ONNX model within limits and embeds the images that arrive on standard input.
 //!
 //! The main thread reads requests, so that it notices when the program that started it is gone, and the process ends
 //! then whatever the model is doing. A thread with a large stack loads the model: rten's planner recurses once for
@@ -10,92 +10,101 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use super::MOST_BYTES;
-use super::limits::Limits;
-use super::model::{Loaded, one_thread};
-use super::wire::{self, Order};
+use super::MAX_MODEL_BYTES;
+use super::model::{LoadedModel, single_thread_pool};
+use super::process_limits::ProcessLimits;
+use super::protocol::{self, LoadRequest};
 
-/// Stack for loading and planning. A chain of nodes takes less than 1 KiB per node, and the gate lets
-/// [`super::gate::MOST_NODES`] through.
-const STACK: usize = 256 << 20;
+/// Stack for loading and planning. A chain of nodes takes less than 1 KiB per node, and the file check lets
+/// [`super::file_check::MAX_NODES`] through.
+const STACK_BYTES: usize = 256 << 20;
 
 /// The main function of a worker process: serves one model over standard input and output until the input ends, and
 /// returns the exit status.
 ///
 /// A program that opens ONNX models must be able to start itself as a worker: see [`super::run_models_in`].
 pub fn serve() -> u8 {
-    match serve_on(io::stdin().lock()) {
+    match serve_requests(io::stdin().lock()) {
         Ok(()) => 0,
         Err(_) => 1,
     }
 }
 
-fn serve_on(mut requests: impl Read) -> io::Result<()> {
+fn serve_requests(mut requests: impl Read) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(wire::GREETING)?;
+    stdout.write_all(protocol::GREETING)?;
     stdout.flush()?;
     drop(stdout);
-    let order: Order = wire::read_json(&mut requests)?;
-    if order.bytes > MOST_BYTES {
+    let request: LoadRequest = protocol::read_json(&mut requests)?;
+    if request.bytes > MAX_MODEL_BYTES {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let limits = Limits::new(order.bytes.saturating_mul(3) + STACK as u64, order.memory, order.seconds);
-    limits.set(1, 1)?;
-    let mut bytes = vec![0; order.bytes as usize];
+    let limits = ProcessLimits::new(
+        request.bytes.saturating_mul(3) + STACK_BYTES as u64,
+        request.memory,
+        request.seconds,
+    );
+    limits.apply(1, 1)?;
+    let mut bytes = vec![0; request.bytes as usize];
     requests.read_exact(&mut bytes)?;
 
     let (sender, ready) = channel();
-    thread::Builder::new().name("load".into()).stack_size(STACK).spawn(move || {
-        let (model, answer) = match Loaded::load(bytes, &order) {
+    thread::Builder::new().name("load".into()).stack_size(STACK_BYTES).spawn(move || {
+        let (model, answer) = match LoadedModel::load(bytes, &request) {
             Ok((model, description)) => (Some(model), Ok(description)),
             Err(problem) => (None, Err(problem)),
         };
         // The model is there before the answer, upon which requests come.
         let _ = model.map(|model| sender.send(Arc::new(model)));
-        let _ = wire::write_json(&mut io::stdout().lock(), &answer);
+        let _ = protocol::write_json(&mut io::stdout().lock(), &answer);
     })?;
-    let Some(first) = wire::read_number(&mut requests)? else { return Ok(()) };
+    let Some(first) = protocol::read_request_number(&mut requests)? else { return Ok(()) };
     let model = ready.recv().map_err(|_| io::ErrorKind::InvalidData)?;
-    embed_all(requests, first, &model, &limits)
+    dispatch_requests(requests, first, &model, &limits)
 }
 
-/// A picture to embed, and the number of its request.
-type Request = (u64, Vec<f32>);
+/// An image to embed, and the number of its request.
+type ImageRequest = (u64, Vec<f32>);
 
-fn embed_all(mut requests: impl Read, first: u64, model: &Arc<Loaded>, limits: &Limits) -> io::Result<()> {
-    let (sender, receiver) = channel::<Request>();
+fn dispatch_requests(
+    mut requests: impl Read,
+    first: u64,
+    model: &Arc<LoadedModel>,
+    limits: &ProcessLimits,
+) -> io::Result<()> {
+    let (sender, receiver) = channel::<ImageRequest>();
     let receiver = Arc::new(Mutex::new(receiver));
     let busy = Arc::new(AtomicUsize::new(0));
     let (mut threads, mut number) = (0, first);
     loop {
-        let picture = wire::read_picture(&mut requests, model.values())?;
+        let image = protocol::read_image(&mut requests, model.values())?;
         let in_work = busy.fetch_add(1, Ordering::SeqCst) + 1;
         let is_new = in_work > threads;
         threads = threads.max(in_work);
-        limits.set(threads, in_work)?;
+        limits.apply(threads, in_work)?;
         if is_new {
             let (model, receiver, busy) = (model.clone(), receiver.clone(), busy.clone());
-            thread::Builder::new().spawn(move || embed_some(&model, &receiver, &busy))?;
+            thread::Builder::new().spawn(move || embed_requests(&model, &receiver, &busy))?;
         }
-        if sender.send((number, picture)).is_err() {
+        if sender.send((number, image)).is_err() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        match wire::read_number(&mut requests)? {
+        match protocol::read_request_number(&mut requests)? {
             Some(next) => number = next,
             None => return Ok(()),
         }
     }
 }
 
-fn embed_some(model: &Loaded, requests: &Mutex<Receiver<Request>>, busy: &AtomicUsize) {
-    let pool = one_thread();
+fn embed_requests(model: &LoadedModel, requests: &Mutex<Receiver<ImageRequest>>, busy: &AtomicUsize) {
+    let pool = single_thread_pool();
     loop {
         let next = requests.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok((number, picture)) = next else { return };
-        let row = model.run(&picture, &pool);
+        let Ok((number, image)) = next else { return };
+        let row = model.run(&image, &pool);
         // Before the reply: the next request may follow at once, and must find this thread counted as free.
         busy.fetch_sub(1, Ordering::SeqCst);
-        if wire::write_reply(&mut io::stdout().lock(), number, &row).is_err() {
+        if protocol::write_reply(&mut io::stdout().lock(), number, &row).is_err() {
             return;
         }
     }

@@ -1,4 +1,4 @@
-//! A reader of pickles that executes nothing.
+//! A reader of Python's pickles that calls no functions of Python.
 //!
 //! Python's `pickle` is a program for a small stack machine whose instructions can call any function there is.
 //! Data sets are published in it all the same, so this is the machine without the calls: it knows numbers,
@@ -14,9 +14,9 @@
 //! Protocols 0 to 5 are read, by Python 2 and 3 and NumPy 1 and 2. Sets, complex numbers, arrays of objects
 //! and buffers outside the file are left out.
 
-mod calls;
-mod escapes;
-mod machine;
+mod functions;
+mod stack_machine;
+mod string_escapes;
 
 use std::borrow::Cow;
 
@@ -26,7 +26,7 @@ use trueshot::arrays::{Array, Element};
 /// Why a pickle was not read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Problem {
+pub enum PickleError {
     /// It wants something called.
     #[error(
         "it calls {0}; only functions that restore NumPy arrays are known, and no function is ever executed"
@@ -55,7 +55,7 @@ pub enum Problem {
 }
 
 /// A value's number.
-type Id = u32;
+type ValueId = u32;
 
 /// One value; parts are numbers of other values.
 #[derive(Debug)]
@@ -68,12 +68,12 @@ enum Node {
     Text(Span),
     /// Bytes, and the strings of Python 2, which are the same.
     Bytes(Span),
-    List(Vec<Id>),
-    Tuple(Vec<Id>),
-    Dict(Vec<(Id, Id)>),
+    List(Vec<ValueId>),
+    Tuple(Vec<ValueId>),
+    Dict(Vec<(ValueId, ValueId)>),
     Array(Box<Array>),
     /// A function of NumPy that may be asked for.
-    Function(calls::Function),
+    Function(functions::Function),
     /// A type of elements on its way into an array.
     Element(Element),
     /// An array that is still to get its contents.
@@ -93,15 +93,15 @@ struct Span {
 #[derive(Debug)]
 pub struct Pickle {
     nodes: Vec<Node>,
-    root: Id,
+    root: ValueId,
     file: Bytes,
     made: Vec<Bytes>,
 }
 
 impl Pickle {
     /// Reads a pickle.
-    pub fn read(file: Bytes) -> Result<Self, Problem> {
-        machine::Machine::new(file).run()
+    pub fn read(file: Bytes) -> Result<Self, PickleError> {
+        stack_machine::StackMachine::new(file).run()
     }
 
     /// The value it is of.
@@ -129,7 +129,7 @@ fn owner<'a>(file: &'a Bytes, made: &'a [Bytes], span: Span) -> &'a Bytes {
 #[derive(Debug, Clone, Copy)]
 pub struct Value<'a> {
     pickle: &'a Pickle,
-    id: Id,
+    id: ValueId,
 }
 
 impl<'a> Value<'a> {

@@ -1,6 +1,8 @@
+//! Tests of the pickle reader: what is read, and what is refused.
+
 use super::*;
 
-fn read(bytes: &[u8]) -> Result<Pickle, Problem> {
+fn read(bytes: &[u8]) -> Result<Pickle, PickleError> {
     Pickle::read(Bytes::copy_from_slice(bytes))
 }
 

@@ -1,5 +1,5 @@
-//! Pictures in a tar: plain, whose members are read where they lie, or packed with gzip, which is unpacked into
-//! memory once. Other packings (xz, zstd, zip) are for `tar xf` to undo.
+//! Images in a tar archive: plain, whose members are read in place, or compressed with gzip, which is decompressed into
+//! memory once. Other compressions must be unpacked first.
 //!
 //! An archive comes from outside. Only regular members count; links and sparse files are passed over, names
 //! are never used as paths in the file system, and what gzip unpacks to is limited by the size of the file.
@@ -11,58 +11,58 @@ use std::path::Path;
 use flate2::bufread::MultiGzDecoder;
 use tar::{Archive, EntryType};
 
-use super::{Collection, Place, Reading, paths};
+use super::{Collection, ImageLocation, SourceOptions, paths};
+use crate::decoded_image::MAX_FILE_BYTES;
 use crate::error::{Error, Result, Skipped, Unreadable};
-use crate::picture::MOST_BYTES;
 
-/// Pictures hardly compress; a hundred times their size is a lie.
-const MOST_RATIO: u64 = 64;
+/// Images hardly compress; a hundred times their size is a lie.
+const MAX_RATIO: u64 = 64;
 /// What a tar is cut into.
-const BLOCK: u64 = 512;
+const BLOCK_BYTES: u64 = 512;
 /// So much may any archive unpack to.
-const ALWAYS_ALLOWED: u64 = 64 << 20;
+const ALWAYS_ALLOWED_BYTES: u64 = 64 << 20;
 
-pub(super) fn list(path: &Path, reading: Reading<'_>) -> Result<Collection> {
+pub(super) fn list(path: &Path, options: SourceOptions<'_>) -> Result<Collection> {
     let file = open(path)?;
     let length = file.metadata().map_err(|source| trueshot::Error::Read { path: path.into(), source })?.len();
     let mut archive = Archive::new(file);
-    let place = |member: &mut tar::Entry<'_, File>| {
+    let location = |member: &mut tar::Entry<'_, File>| {
         let (offset, size) = (member.raw_file_position(), member.size());
         // Members fill whole blocks, the last one too.
-        let end = size.checked_next_multiple_of(BLOCK).and_then(|size| offset.checked_add(size));
+        let end = size.checked_next_multiple_of(BLOCK_BYTES).and_then(|size| offset.checked_add(size));
         match end.is_some_and(|end| end <= length) {
-            true => Ok(Place::Part { offset, length: size }),
+            true => Ok(ImageLocation::Range { offset, length: size }),
             false => Err("its last member is truncated".to_string()),
         }
     };
     // Seeking over the members reads the headers alone.
     let files = trueshot::guard::caught(|| {
         let members = archive.entries_with_seek().map_err(|error| error.to_string())?;
-        members_of(members, place)
+        list_members(members, location)
     });
-    collect(path, files, reading)
+    into_collection(path, files, options)
 }
 
-pub(super) fn list_packed(path: &Path, reading: Reading<'_>) -> Result<Collection> {
+pub(super) fn list_gzip(path: &Path, options: SourceOptions<'_>) -> Result<Collection> {
     let file = open(path)?;
     let length = file.metadata().map_err(|source| trueshot::Error::Read { path: path.into(), source })?.len();
-    let allowed = ALWAYS_ALLOWED.saturating_add(length.saturating_mul(MOST_RATIO));
+    let allowed = ALWAYS_ALLOWED_BYTES.saturating_add(length.saturating_mul(MAX_RATIO));
     let mut unpacked = MultiGzDecoder::new(BufReader::new(file)).take(allowed);
-    let place = |member: &mut tar::Entry<'_, &mut std::io::Take<MultiGzDecoder<BufReader<File>>>>| {
+    let location = |member: &mut tar::Entry<'_, &mut std::io::Take<MultiGzDecoder<BufReader<File>>>>| {
         let mut bytes = Vec::new();
         // Read as far as there is something, not as far as the header says.
-        member.take(MOST_BYTES).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-        Ok(Place::Held(bytes.into()))
+        member.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        Ok(ImageLocation::Memory(bytes.into()))
     };
     let files = trueshot::guard::caught(|| {
         let mut archive = Archive::new(&mut unpacked);
         let members = archive.entries().map_err(|error| error.to_string())?;
-        members_of(members, place)
+        list_members(members, location)
     });
     if unpacked.limit() == 0 {
         return Err(Error::TooLarge { path: path.into(), allowed });
     }
-    collect(path, files, reading)
+    into_collection(path, files, options)
 }
 
 fn open(path: &Path) -> Result<File> {
@@ -70,19 +70,19 @@ fn open(path: &Path) -> Result<File> {
 }
 
 /// The members that are files, and those whose names are not UTF-8; or what is wrong with the archive.
-type Files = std::result::Result<(Vec<(String, Place)>, Vec<Skipped>), String>;
+type ArchiveMembers = std::result::Result<(Vec<(String, ImageLocation)>, Vec<Skipped>), String>;
 
-fn members_of<R: Read>(
+fn list_members<R: Read>(
     members: tar::Entries<'_, R>,
-    mut place: impl FnMut(&mut tar::Entry<'_, R>) -> std::result::Result<Place, String>,
-) -> Files {
+    mut location: impl FnMut(&mut tar::Entry<'_, R>) -> std::result::Result<ImageLocation, String>,
+) -> ArchiveMembers {
     let (mut files, mut skipped) = (Vec::new(), Vec::new());
     for member in members {
         let mut member = member.map_err(|error| error.to_string())?;
         if !matches!(member.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
             continue;
         }
-        let (name, is_utf8) = match paths::name(&member.path_bytes()) {
+        let (name, is_utf8) = match paths::utf8_name(&member.path_bytes()) {
             Ok(name) => (name, true),
             Err(escaped) => (escaped, false),
         };
@@ -92,18 +92,22 @@ fn members_of<R: Read>(
         }
         let item = parts.join("/");
         match is_utf8 {
-            true => files.push((item, place(&mut member)?)),
+            true => files.push((item, location(&mut member)?)),
             false => skipped.push(Skipped { item, class: None, reason: Unreadable::NotUtf8 }),
         }
     }
     Ok((files, skipped))
 }
 
-fn collect(path: &Path, files: Option<Files>, reading: Reading<'_>) -> Result<Collection> {
+fn into_collection(
+    path: &Path,
+    files: Option<ArchiveMembers>,
+    options: SourceOptions<'_>,
+) -> Result<Collection> {
     let bad = |problem| Error::BadArchive { path: path.into(), problem };
     let found = files.unwrap_or_else(|| Err("its contents are inconsistent".into()));
     let (files, skipped) = found.map_err(bad)?;
-    let mut collection = paths::collect(path, files, reading)?;
+    let mut collection = paths::collect(path, files, options)?;
     collection.skipped.extend(skipped);
     collection.skipped.sort_by(|a, b| a.item.cmp(&b.item));
     Ok(collection)
@@ -112,7 +116,7 @@ fn collect(path: &Path, files: Option<Files>, reading: Reading<'_>) -> Result<Co
 /// A member's bytes.
 pub(super) fn read(path: &Path, offset: u64, length: u64) -> Result<Vec<u8>, Unreadable> {
     let refused = |error: std::io::Error| Unreadable::File(error.to_string());
-    if length > MOST_BYTES {
+    if length > MAX_FILE_BYTES {
         return Err(Unreadable::FileSize(length));
     }
     let mut file = File::open(path).map_err(refused)?;

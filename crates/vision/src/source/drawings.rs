@@ -1,11 +1,11 @@
-//! The built-in drawings as a source: `omniglot`.
+//! The built-in drawings (`omniglot`) as a source of images.
 
 use std::path::Path;
 
-use super::{Collection, Place};
+use super::{Collection, ImageLocation};
+use crate::decoded_image::{Channels, DecodedImage};
 use crate::error::{Result, Unreadable};
 use crate::omniglot::{Character, Omniglot};
-use crate::picture::{Channels, Picture};
 
 /// What the source is called.
 pub(crate) const NAME: &str = "omniglot";
@@ -13,15 +13,15 @@ pub(crate) const NAME: &str = "omniglot";
 /// Classes are called `Alphabet/character01`, items as the published files' folders are.
 pub(super) fn list() -> Result<Collection> {
     let omniglot = Omniglot::embedded()?;
-    let mut pictures = Vec::new();
+    let mut images = Vec::new();
     for (character, found) in omniglot.characters().iter().enumerate() {
         for number in 0..omniglot.drawings_per_character() {
             let class = class_name(found);
             let item = format!("{class}/{:02}", number + 1);
-            pictures.push((class, item, Place::Drawing { character, number }));
+            images.push((class, item, ImageLocation::Drawing { character, number }));
         }
     }
-    Ok(Collection::new(Path::new(NAME), pictures, Vec::new()))
+    Ok(Collection::new(Path::new(NAME), images, Vec::new()))
 }
 
 pub(crate) fn class_name(character: &Character<'_>) -> String {
@@ -29,7 +29,7 @@ pub(crate) fn class_name(character: &Character<'_>) -> String {
 }
 
 /// Black ink on white paper, as the published files have it.
-pub(crate) fn picture(character: usize, number: usize, channels: Channels) -> Result<Picture, Unreadable> {
+pub(crate) fn image(character: usize, number: usize, channels: Channels) -> Result<DecodedImage, Unreadable> {
     let drawing = Omniglot::embedded().and_then(|omniglot| omniglot.drawing(character, number));
     let drawing = drawing.map_err(|error| Unreadable::Decoder(error.to_string()))?;
     let (width, height) = (drawing.width(), drawing.height());
@@ -38,5 +38,5 @@ pub(crate) fn picture(character: usize, number: usize, channels: Channels) -> Re
         let place = (y * width + x) * channels.count();
         pixels[place..place + channels.count()].fill(0);
     }
-    Ok(Picture::new(width, height, channels, pixels))
+    Ok(DecodedImage::new(width, height, channels, pixels))
 }

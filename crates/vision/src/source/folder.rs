@@ -1,19 +1,19 @@
-//! A folder of class folders.
+//! Images in a folder of class folders.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{Collection, Place, Reading, paths};
+use super::{Collection, ImageLocation, SourceOptions, paths};
+use crate::decoded_image::MAX_FILE_BYTES;
 use crate::error::{Result, Skipped, Unreadable};
-use crate::picture::MOST_BYTES;
 
 /// Folders nest no deeper.
-const DEEPEST: usize = 8;
+const MAX_DEPTH: usize = 8;
 
-pub(super) fn list(root: &Path, reading: Reading<'_>) -> Result<Collection> {
-    let mut walk = Walk::default();
-    walk.folder(root, "")?;
-    let mut collection = paths::collect(root, walk.files, reading)?;
+pub(super) fn list(root: &Path, options: SourceOptions<'_>) -> Result<Collection> {
+    let mut walk = FolderWalk::default();
+    walk.walk(root, "")?;
+    let mut collection = paths::collect(root, walk.files, options)?;
     collection.skipped.extend(walk.skipped);
     collection.skipped.sort_by(|a, b| a.item.cmp(&b.item));
     collection.empty_folders = walk.empty;
@@ -23,8 +23,8 @@ pub(super) fn list(root: &Path, reading: Reading<'_>) -> Result<Collection> {
 
 /// What is found on the way through a folder.
 #[derive(Default)]
-struct Walk {
-    files: Vec<(String, Place)>,
+struct FolderWalk {
+    files: Vec<(String, ImageLocation)>,
     skipped: Vec<Skipped>,
     /// Folders without files and folders in them.
     empty: Vec<String>,
@@ -32,8 +32,8 @@ struct Walk {
     above: Vec<PathBuf>,
 }
 
-impl Walk {
-    fn folder(&mut self, folder: &Path, prefix: &str) -> Result<()> {
+impl FolderWalk {
+    fn walk(&mut self, folder: &Path, prefix: &str) -> Result<()> {
         let failed = |source| trueshot::Error::Read { path: folder.into(), source };
         let true_path = std::fs::canonicalize(folder).map_err(failed)?;
         if self.above.contains(&true_path) {
@@ -41,14 +41,14 @@ impl Walk {
             self.skipped.push(Skipped { item, class: None, reason: Unreadable::Loop });
             return Ok(());
         }
-        if self.above.len() >= DEEPEST {
-            let problem = std::io::Error::other(format!("folders nest deeper than {DEEPEST}"));
+        if self.above.len() >= MAX_DEPTH {
+            let problem = std::io::Error::other(format!("folders nest deeper than {MAX_DEPTH}"));
             return Err(failed(problem).into());
         }
         self.above.push(true_path);
         let before = self.files.len() + self.skipped.len() + self.empty.len();
         for found in std::fs::read_dir(folder).map_err(failed)? {
-            self.found(&found.map_err(failed)?, prefix)?;
+            self.visit(&found.map_err(failed)?, prefix)?;
         }
         if self.files.len() + self.skipped.len() + self.empty.len() == before && !prefix.is_empty() {
             self.empty.push(prefix.trim_end_matches('/').to_owned());
@@ -57,8 +57,8 @@ impl Walk {
         Ok(())
     }
 
-    fn found(&mut self, found: &std::fs::DirEntry, prefix: &str) -> Result<()> {
-        let name = match paths::name(found.file_name().as_encoded_bytes()) {
+    fn visit(&mut self, found: &std::fs::DirEntry, prefix: &str) -> Result<()> {
+        let name = match paths::utf8_name(found.file_name().as_encoded_bytes()) {
             Ok(name) => name,
             Err(escaped) => {
                 let item = format!("{prefix}{escaped}");
@@ -71,33 +71,33 @@ impl Walk {
         }
         let (path, item) = (found.path(), format!("{prefix}{name}"));
         if path.is_dir() {
-            return self.folder(&path, &format!("{item}/"));
+            return self.walk(&path, &format!("{item}/"));
         }
-        self.files.push((item, Place::File(path)));
+        self.files.push((item, ImageLocation::File(path)));
         Ok(())
     }
 }
 
-/// The pictures below a folder, and what else is there.
+/// The images below a folder, and what else is there.
 #[derive(Debug, Default)]
-pub struct PictureFiles {
+pub struct ImageFiles {
     /// Their names, which are their paths, and the paths.
     pub files: Vec<(String, PathBuf)>,
     /// The other files, with the reason why they are left out.
     pub skipped: Vec<Skipped>,
 }
 
-/// A picture by its path, or all pictures in a folder and the folders below. Unlike in a [`Collection`], folders are not classes: they may nest to any
+/// An image by its path, or all images in a folder and the folders below. Unlike in a [`Collection`], folders are not classes: they may nest to any
 /// depth, and links to folders are not followed, because they may lead back.
-pub fn pictures_below(path: &Path) -> Result<PictureFiles> {
-    let PictureFiles { mut files, mut skipped } = PictureFiles::default();
+pub fn images_below(path: &Path) -> Result<ImageFiles> {
+    let ImageFiles { mut files, mut skipped } = ImageFiles::default();
     let mut add = |path: PathBuf, is_given: bool| {
-        let (item, reason) = match paths::name(path.as_os_str().as_encoded_bytes()) {
+        let (item, reason) = match paths::utf8_name(path.as_os_str().as_encoded_bytes()) {
             Err(escaped) => (escaped, Some(Unreadable::NotUtf8)),
             // A file that is given by itself is read whatever its name is.
             Ok(name) if is_given => (name, None),
             Ok(name) => {
-                let reason = paths::refusal(&name);
+                let reason = paths::skip_reason(&name);
                 (name, reason)
             }
         };
@@ -125,26 +125,26 @@ pub fn pictures_below(path: &Path) -> Result<PictureFiles> {
     }
     files.sort();
     skipped.sort_by(|a, b| a.item.cmp(&b.item));
-    Ok(PictureFiles { files, skipped })
+    Ok(ImageFiles { files, skipped })
 }
 
-/// The files in a class folder that are pictures by their name, sorted, and how many were left out because of it;
+/// The files in a class folder that are images by their name, sorted, and how many were left out because of it;
 /// Tiny-ImageNet has them one folder deeper.
-pub(crate) fn picture_files(folder: &Path) -> Result<(Vec<PathBuf>, usize)> {
+pub(crate) fn class_images(folder: &Path) -> Result<(Vec<PathBuf>, usize)> {
     let deeper = folder.join("images");
-    let mut walk = Walk::default();
-    walk.folder(if deeper.is_dir() { &deeper } else { folder }, "")?;
-    let is_picture = |(item, place): (String, Place)| match place {
-        Place::File(path) if paths::is_picture(&item) => Some(path),
+    let mut walk = FolderWalk::default();
+    walk.walk(if deeper.is_dir() { &deeper } else { folder }, "")?;
+    let is_image = |(item, location): (String, ImageLocation)| match location {
+        ImageLocation::File(path) if paths::is_image(&item) => Some(path),
         _ => None,
     };
-    let mut files: Vec<PathBuf> = walk.files.into_iter().filter_map(is_picture).collect();
+    let mut files: Vec<PathBuf> = walk.files.into_iter().filter_map(is_image).collect();
     files.sort();
     let is_refused = |skipped: &&Skipped| skipped.reason == Unreadable::NotUtf8;
     Ok((files, walk.skipped.iter().filter(is_refused).count()))
 }
 
-/// A file's bytes, if it is no larger than a picture may be.
+/// A file's bytes, if it is no larger than an image may be.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Unreadable> {
     let refused = |error: std::io::Error| Unreadable::File(error.to_string());
     // Before it is opened: opening a pipe would wait for whoever writes to it.
@@ -152,12 +152,12 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Unreadable> {
     if !metadata.is_file() {
         return Err(Unreadable::File("not a regular file".into()));
     }
-    if metadata.len() > MOST_BYTES {
+    if metadata.len() > MAX_FILE_BYTES {
         return Err(Unreadable::FileSize(metadata.len()));
     }
     let file = std::fs::File::open(path).map_err(refused)?;
     let mut bytes = Vec::with_capacity(metadata.len() as usize);
     // The file may grow while we read it.
-    file.take(MOST_BYTES).read_to_end(&mut bytes).map_err(refused)?;
+    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(refused)?;
     Ok(bytes)
 }

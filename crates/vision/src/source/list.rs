@@ -1,4 +1,4 @@
-//! A list of pictures and their labels: CSV, or one JSON object a line.
+//! Images in a list of paths and labels: CSV, or one JSON object per line.
 //!
 //! CSV may have a header that names the columns; without one the first column is the path and the second the
 //! label. Paths are relative to the list, or to a folder `images` beside it or beside its folder, as Ravi and
@@ -9,39 +9,39 @@ use std::path::{Path, PathBuf};
 
 use trueshot::report::without_apostrophe;
 
-use super::{Collection, Place, paths};
+use super::{Collection, ImageLocation, paths};
 use crate::error::{Error, Result, Skipped};
 
-const PATHS: [&str; 6] = ["path", "file", "filename", "image", "picture", "item"];
-const LABELS: [&str; 4] = ["label", "class", "category", "given"];
+const PATH_COLUMNS: [&str; 6] = ["path", "file", "filename", "image", "picture", "item"];
+const LABEL_COLUMNS: [&str; 4] = ["label", "class", "category", "given"];
 /// Lists are text; a gigabyte of it is something else.
-const MOST_BYTES: u64 = 1 << 30;
+const MAX_BYTES: u64 = 1 << 30;
 
 pub(super) fn read(path: &Path) -> Result<Collection> {
-    let (mut pictures, mut skipped) = (Vec::new(), Vec::new());
-    for (class, item, place) in rows(path)? {
-        match paths::known_refusal(&item) {
+    let (mut images, mut skipped) = (Vec::new(), Vec::new());
+    for (class, item, location) in rows(path)? {
+        match paths::known_skip_reason(&item) {
             Some(reason) => skipped.push(Skipped { item, class: None, reason }),
-            None => pictures.push((class, item, place)),
+            None => images.push((class, item, location)),
         }
     }
-    Ok(Collection::new(path, pictures, skipped))
+    Ok(Collection::new(path, images, skipped))
 }
 
-/// Class, name and place of every picture in a list.
-pub(super) fn rows(path: &Path) -> Result<Vec<(String, String, Place)>> {
-    let text = text(path)?;
+/// Class, name and place of every image in a list.
+pub(super) fn rows(path: &Path) -> Result<Vec<(String, String, ImageLocation)>> {
+    let text = read_text(path)?;
     let is_csv = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
-    let rows = if is_csv { from_csv(path, &text)? } else { from_json_lines(path, &text)? };
+    let rows = if is_csv { parse_csv(path, &text)? } else { parse_json_lines(path, &text)? };
     let folder = folder_of(path, rows.first().map(|(item, _)| item.as_str()));
-    let pictures = rows.into_iter().map(|(item, label)| {
-        let place = Place::File(folder.join(&item));
-        (label, item, place)
+    let images = rows.into_iter().map(|(item, label)| {
+        let location = ImageLocation::File(folder.join(&item));
+        (label, item, location)
     });
-    Ok(pictures.collect())
+    Ok(images.collect())
 }
 
-/// The folder that paths are relative to: the first that has the first picture.
+/// The folder that paths are relative to: the first that has the first image.
 fn folder_of(path: &Path, first: Option<&str>) -> PathBuf {
     let beside = path.parent().unwrap_or(Path::new(""));
     let folders = [beside.to_owned(), beside.join("images"), beside.join("../images")];
@@ -49,18 +49,18 @@ fn folder_of(path: &Path, first: Option<&str>) -> PathBuf {
     folders.iter().find(has_first).unwrap_or(&folders[0]).clone()
 }
 
-fn text(path: &Path) -> Result<String> {
+fn read_text(path: &Path) -> Result<String> {
     let failed = |source| trueshot::Error::Read { path: path.into(), source };
     let mut text = String::new();
-    std::fs::File::open(path).map_err(failed)?.take(MOST_BYTES).read_to_string(&mut text).map_err(failed)?;
+    std::fs::File::open(path).map_err(failed)?.take(MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
     Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
-type Rows = Vec<(String, String)>;
+type PathsAndLabels = Vec<(String, String)>;
 
-fn from_csv(path: &Path, text: &str) -> Result<Rows> {
+fn parse_csv(path: &Path, text: &str) -> Result<PathsAndLabels> {
     let bad = |line, problem: &str| Error::BadList { path: path.into(), line, problem: problem.into() };
-    let mut records = Records { rest: text, line: 1 };
+    let mut records = CsvRecords { rest: text, line: 1 };
     let mut columns = None;
     let mut rows = Vec::new();
     while let Some((line, record)) =
@@ -69,7 +69,7 @@ fn from_csv(path: &Path, text: &str) -> Result<Rows> {
         let (path_column, label_column) = match columns {
             Some(columns) => columns,
             None => {
-                let named = header(&record);
+                let named = header_columns(&record);
                 columns = Some(named.unwrap_or((0, 1)));
                 if named.is_some() {
                     continue;
@@ -86,21 +86,21 @@ fn from_csv(path: &Path, text: &str) -> Result<Rows> {
 }
 
 /// The columns of path and label, if a record names both.
-fn header(record: &[String]) -> Option<(usize, usize)> {
+fn header_columns(record: &[String]) -> Option<(usize, usize)> {
     let column = |names: &[&str]| {
         record.iter().position(|cell| names.iter().any(|name| cell.eq_ignore_ascii_case(name)))
     };
-    Some((column(&PATHS)?, column(&LABELS)?))
+    Some((column(&PATH_COLUMNS)?, column(&LABEL_COLUMNS)?))
 }
 
 /// Splits CSV into records; a quoted cell may hold commas, line ends, doubled quotes and spaces at its ends, which are
 /// trimmed elsewhere.
-struct Records<'a> {
+struct CsvRecords<'a> {
     rest: &'a str,
     line: usize,
 }
 
-impl Records<'_> {
+impl CsvRecords<'_> {
     /// The next record that is not blank, with its line; `Err` is the line of a quote that is never closed.
     fn next_record(&mut self) -> std::result::Result<Option<(usize, Vec<String>)>, usize> {
         loop {
@@ -116,7 +116,7 @@ impl Records<'_> {
     }
 
     fn record(&mut self) -> std::result::Result<Vec<String>, usize> {
-        let (mut record, mut cell, mut quoted) = (Vec::new(), Cell::default(), false);
+        let (mut record, mut cell, mut quoted) = (Vec::new(), CsvCell::default(), false);
         let start = self.line;
         let mut letters = self.rest.char_indices().peekable();
         while let Some((place, letter)) = letters.next() {
@@ -148,14 +148,14 @@ impl Records<'_> {
 
 /// A cell of CSV.
 #[derive(Default)]
-struct Cell {
+struct CsvCell {
     text: String,
     /// Where the first quote opened, and where the last quote was.
     quoted_from: Option<usize>,
     quoted_to: usize,
 }
 
-impl Cell {
+impl CsvCell {
     /// Without the spaces around it that are not within quotes.
     fn trimmed(self) -> String {
         let from = self.quoted_from.unwrap_or(self.text.len());
@@ -165,7 +165,7 @@ impl Cell {
     }
 }
 
-fn from_json_lines(path: &Path, text: &str) -> Result<Rows> {
+fn parse_json_lines(path: &Path, text: &str) -> Result<PathsAndLabels> {
     let numbered = text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty());
     let row = |(text, line): (&str, usize)| {
         let bad = |problem: String| Error::BadList { path: path.into(), line, problem };
@@ -179,7 +179,7 @@ fn from_json_lines(path: &Path, text: &str) -> Result<Rows> {
                 _ => Err(bad(format!("no {what}; looked for the keys {}", names.join(", ")))),
             }
         };
-        Ok((value(&PATHS, "path")?, value(&LABELS, "label")?))
+        Ok((value(&PATH_COLUMNS, "path")?, value(&LABEL_COLUMNS, "label")?))
     };
     numbered.map(row).collect()
 }
@@ -188,8 +188,8 @@ fn from_json_lines(path: &Path, text: &str) -> Result<Rows> {
 mod tests {
     use super::*;
 
-    fn csv(text: &str) -> Result<Rows> {
-        from_csv(Path::new("list.csv"), text)
+    fn csv(text: &str) -> Result<PathsAndLabels> {
+        parse_csv(Path::new("list.csv"), text)
     }
 
     fn pair(path: &str, label: &str) -> (String, String) {
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn json_lines_name_path_and_label() {
-        let read = |text| from_json_lines(Path::new("list.jsonl"), text);
+        let read = |text| parse_json_lines(Path::new("list.jsonl"), text);
         let text = "{\"path\": \"a.jpg\", \"label\": \"owl\"}\n\n{\"image\": \"b.jpg\", \"class\": 7}\n";
         assert_eq!(read(text).unwrap(), [pair("a.jpg", "owl"), pair("b.jpg", "7")]);
         assert!(read("{\"path\": \"a\"}").unwrap_err().to_string().contains("line 1: no label"));

@@ -1,10 +1,10 @@
-//! Where labelled pictures come from: a folder of class folders, an archive of them, a list of paths and
-//! labels, a data set in a form in which it is published, or the drawings that are built in.
+//! Sources of labelled images: a folder of class folders, an archive of one, a list of paths and labels, a published
+//! data set, or the built-in drawings. [`Collection`] is where to start.
 //!
-//! Opening a source lists what is there and reads no picture; a [`Collection`] is that list, in an order that
+//! Opening a source lists what is there and reads no image; a [`Collection`] is that list, in an order that
 //! depends on names alone: classes by name, within a class items by name. Items are called by their path within
-//! the source, so that what is said about one can be looked up. Reading one picture is
-//! [`Collection::picture`]; what cannot be read is a reason, not an error, and the caller decides what is left
+//! the source, so that what is said about one can be looked up. Reading one image is
+//! [`Collection::read_image`]; what cannot be read is a reason, not an error, and the caller decides what is left
 //! to work with.
 
 mod archive;
@@ -14,15 +14,15 @@ mod list;
 mod paths;
 mod published;
 
-pub(crate) use drawings::{class_name as drawing_name, picture as drawing};
-pub use folder::{PictureFiles, pictures_below};
-pub(crate) use folder::{picture_files, read as file_bytes};
+pub(crate) use drawings::{class_name as drawing_class_name, image as drawing_image};
+pub use folder::{ImageFiles, images_below};
+pub(crate) use folder::{class_images, read as file_bytes};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::decoded_image::{Channels, DecodeLimits, DecodedImage};
 use crate::error::{Error, Result, Skipped, Unreadable};
-use crate::picture::{Channels, DecodeLimits, Picture};
 use crate::split::Split;
 
 /// Whether a path is not one but the name of the built-in data set; a file or folder of that name is meant
@@ -44,46 +44,60 @@ pub fn has_split(path: &Path, split: &str) -> bool {
 
 /// How a source is to be understood.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Reading<'a> {
+pub struct SourceOptions<'a> {
     /// Whether folders `train`, `val` and `test` above the class folders are taken together.
     pub pool: bool,
     /// Which of these folders (or of the files that are published for each split) is taken alone.
     pub split: Option<&'a str>,
 }
 
-/// One labelled picture of a source.
+/// One labelled image of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct ImageEntry {
     /// Its class, as a place among the classes' names.
     pub class: u32,
     /// Its name within the source.
     pub item: String,
-    place: Place,
+    location: ImageLocation,
 }
 
-/// Where the bytes of a picture are.
+/// Where the bytes of an image are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum ImageLocation {
     /// In a file of its own.
     File(PathBuf),
     /// In a part of the source's file.
-    Part { offset: u64, length: u64 },
+    Range { offset: u64, length: u64 },
     /// In memory, unpacked; or a file within a mapped file.
-    Held(bytes::Bytes),
+    Memory(bytes::Bytes),
     /// In an array, as they are.
     Pixels(published::Pixels),
     /// Built in.
     Drawing { character: usize, number: usize },
 }
 
-/// A list of labelled pictures.
+/// A list of labelled images, in an order that depends on their names only.
+///
+/// ```
+/// use trueshot_vision::{Bitmap, Channels, Collection, SourceOptions};
+///
+/// let folder = tempfile::tempdir()?;
+/// std::fs::create_dir(folder.path().join("diagonal"))?;
+/// std::fs::write(folder.path().join("diagonal/1.png"), Bitmap::from_fn(9, 9, |x, y| x == y).to_png())?;
+///
+/// let images = Collection::open(folder.path(), SourceOptions::default())?;
+/// assert_eq!(images.classes(), ["diagonal"]);
+/// let image = images.read_image(&images.entries()[0], Channels::Grey)?;
+/// assert_eq!((image.width, image.height), (9, 9));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Collection {
     path: PathBuf,
     classes: Vec<String>,
     /// By class, within a class by name.
-    entries: Vec<Entry>,
-    /// What was seen and is no picture.
+    entries: Vec<ImageEntry>,
+    /// What was seen and is no image.
     skipped: Vec<Skipped>,
     /// The superclass of each class, where the source has them.
     superclasses: BTreeMap<String, String>,
@@ -91,47 +105,47 @@ pub struct Collection {
     empty_folders: Vec<String>,
 }
 
-impl Entry {
+impl ImageEntry {
     /// Its file, where it has one of its own.
     pub fn path(&self) -> Option<&Path> {
-        match &self.place {
-            Place::File(path) => Some(path),
+        match &self.location {
+            ImageLocation::File(path) => Some(path),
             _ => None,
         }
     }
 }
 
 impl Collection {
-    /// Lists the pictures of a source: a folder, `.tar`, `.tar.gz` (`.tgz`), `.csv`, `.jsonl`, a published form
+    /// Lists the images of a source: a folder, `.tar`, `.tar.gz` (`.tgz`), `.csv`, `.jsonl`, a published form
     /// (`.pkl`, `.npz`, CIFAR-100's files), or `omniglot`, of which a split is not chosen here but kept
     /// ([`Collection::keep_split`]).
-    pub fn open(path: impl AsRef<Path>, reading: Reading<'_>) -> Result<Self> {
+    pub fn open(path: impl AsRef<Path>, options: SourceOptions<'_>) -> Result<Self> {
         let path = path.as_ref();
         if is_built_in(path) {
             return drawings::list();
         }
-        match published::open(path, reading)? {
-            Some(found) => found.not_empty(),
-            None => Self::open_plain(path, reading)?.not_empty(),
+        match published::open(path, options)? {
+            Some(found) => found.check_not_empty(),
+            None => Self::open_plain(path, options)?.check_not_empty(),
         }
     }
 
-    fn open_plain(path: &Path, reading: Reading<'_>) -> Result<Self> {
+    fn open_plain(path: &Path, options: SourceOptions<'_>) -> Result<Self> {
         let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
         let ends = |ending: &str| name.ends_with(ending);
-        if let Some(split) = reading.split {
+        if let Some(split) = options.split {
             let folder = path.join(split);
             return match folder.is_dir() {
-                true => folder::list(&folder, Reading::default()),
+                true => folder::list(&folder, SourceOptions::default()),
                 false => Err(Error::NoSplits { path: path.into(), split: split.into() }),
             };
         }
         if path.is_dir() {
-            folder::list(path, reading)
+            folder::list(path, options)
         } else if ends(".tar") {
-            archive::list(path, reading)
+            archive::list(path, options)
         } else if ends(".tar.gz") || ends(".tgz") {
-            archive::list_packed(path, reading)
+            archive::list_gzip(path, options)
         } else if ends(".csv") || ends(".jsonl") {
             list::read(path)
         } else {
@@ -141,17 +155,21 @@ impl Collection {
         }
     }
 
-    /// Puts named pictures in order.
-    fn new(path: &Path, pictures: Vec<(String, String, Place)>, mut skipped: Vec<Skipped>) -> Self {
-        let mut by_class: BTreeMap<String, BTreeMap<String, Place>> = BTreeMap::new();
-        for (class, item, place) in pictures {
-            by_class.entry(class).or_default().insert(item, place);
+    /// Puts named images in order.
+    fn new(path: &Path, images: Vec<(String, String, ImageLocation)>, mut skipped: Vec<Skipped>) -> Self {
+        let mut by_class: BTreeMap<String, BTreeMap<String, ImageLocation>> = BTreeMap::new();
+        for (class, item, location) in images {
+            by_class.entry(class).or_default().insert(item, location);
         }
         skipped.sort_by(|a, b| a.item.cmp(&b.item));
         let (mut classes, mut entries) = (Vec::new(), Vec::new());
         for (class, items) in by_class {
             let number = classes.len() as u32;
-            entries.extend(items.into_iter().map(|(item, place)| Entry { class: number, item, place }));
+            entries.extend(items.into_iter().map(|(item, location)| ImageEntry {
+                class: number,
+                item,
+                location,
+            }));
             classes.push(class);
         }
         let (superclasses, empty_folders) = (BTreeMap::new(), Vec::new());
@@ -162,10 +180,10 @@ impl Collection {
         Collection { superclasses, ..self }
     }
 
-    fn not_empty(self) -> Result<Self> {
+    fn check_not_empty(self) -> Result<Self> {
         if self.entries.is_empty() {
             let skipped = self.skipped.first().map(Skipped::to_string);
-            return Err(Error::NoPictures { path: self.path, skipped });
+            return Err(Error::NoImages { path: self.path, skipped });
         }
         Ok(self)
     }
@@ -185,9 +203,14 @@ impl Collection {
         &self.classes
     }
 
-    /// The pictures: by class, within a class by name.
-    pub fn entries(&self) -> &[Entry] {
+    /// The images: by class, within a class by name.
+    pub fn entries(&self) -> &[ImageEntry] {
         &self.entries
+    }
+
+    /// The name of an entry's class.
+    pub fn class_of(&self, entry: &ImageEntry) -> &str {
+        &self.classes[entry.class as usize]
     }
 
     /// Files that were left out already by their name or place.
@@ -195,7 +218,7 @@ impl Collection {
         &self.skipped
     }
 
-    /// Folders with nothing in them: most often classes that wait for their pictures.
+    /// Folders with nothing in them: most often classes that wait for their images.
     pub fn empty_folders(&self) -> &[String] {
         &self.empty_folders
     }
@@ -204,7 +227,8 @@ impl Collection {
     pub fn keep_split(&mut self, split: &Split) -> Result<Vec<String>> {
         let superclasses = std::mem::take(&mut self.superclasses);
         let above = |class: &str| superclasses.get(class);
-        let holds = |class: &str| split.holds(class) || above(class).is_some_and(|above| split.holds(above));
+        let holds =
+            |class: &str| split.contains(class) || above(class).is_some_and(|above| split.contains(above));
         if !self.classes.iter().any(|class| holds(class)) {
             let shown: Vec<&str> = self.classes.iter().take(3).map(String::as_str).collect();
             return Err(Error::NoClassOfSplit {
@@ -238,7 +262,7 @@ impl Collection {
         });
     }
 
-    /// Keeps the first pictures of every class.
+    /// Keeps the first images of every class.
     pub fn keep_first(&mut self, per_class: usize) {
         let mut seen = vec![0; self.classes.len()];
         self.entries.retain(|entry| {
@@ -247,45 +271,51 @@ impl Collection {
         });
     }
 
-    /// Reads one picture. [`Self::picture_then`] is better where many pictures are read.
-    pub fn picture(&self, entry: &Entry, channels: Channels) -> Result<Picture, Unreadable> {
-        self.picture_then(entry, channels, |picture| picture)
+    /// Reads one image. [`Self::read_image_then`] is better where many images are read.
+    pub fn read_image(&self, entry: &ImageEntry, channels: Channels) -> Result<DecodedImage, Unreadable> {
+        self.read_image_then(entry, channels, |image| image)
     }
 
-    /// Reads one picture and calls `then` with it, whose memory is counted until `then` returns: see
-    /// [`Picture::decode_then`].
-    pub fn picture_then<T>(
+    /// Reads one image and calls `then` with it, whose memory is counted until `then` returns: see
+    /// [`DecodedImage::decode_then`].
+    pub fn read_image_then<T>(
         &self,
-        entry: &Entry,
+        entry: &ImageEntry,
         channels: Channels,
-        then: impl FnOnce(Picture) -> T,
+        then: impl FnOnce(DecodedImage) -> T,
     ) -> Result<T, Unreadable> {
         match self.contents(entry, channels)? {
-            Contents::File(bytes) => Picture::decode_then(&bytes, channels, &DecodeLimits::default(), then),
-            Contents::Picture(picture) => Ok(then(picture)),
+            ImageContents::File(bytes) => {
+                DecodedImage::decode_then(&bytes, channels, &DecodeLimits::default(), then)
+            }
+            ImageContents::Pixels(image) => Ok(then(image)),
         }
     }
 
-    /// What a picture is made of, before it is decoded; pixels that lie in an array are one already.
-    pub(crate) fn contents(&self, entry: &Entry, channels: Channels) -> Result<Contents, Unreadable> {
-        Ok(match &entry.place {
-            Place::File(path) => Contents::File(folder::read(path)?.into()),
-            Place::Part { offset, length } => {
-                Contents::File(archive::read(&self.path, *offset, *length)?.into())
+    /// What an image is made of, before it is decoded; pixels that lie in an array are one already.
+    pub(crate) fn contents(
+        &self,
+        entry: &ImageEntry,
+        channels: Channels,
+    ) -> Result<ImageContents, Unreadable> {
+        Ok(match &entry.location {
+            ImageLocation::File(path) => ImageContents::File(folder::read(path)?.into()),
+            ImageLocation::Range { offset, length } => {
+                ImageContents::File(archive::read(&self.path, *offset, *length)?.into())
             }
-            Place::Held(bytes) => Contents::File(bytes.clone()),
-            Place::Pixels(pixels) => Contents::Picture(pixels.picture(channels)),
-            Place::Drawing { character, number } => {
-                Contents::Picture(drawings::picture(*character, *number, channels)?)
+            ImageLocation::Memory(bytes) => ImageContents::File(bytes.clone()),
+            ImageLocation::Pixels(pixels) => ImageContents::Pixels(pixels.to_image(channels)),
+            ImageLocation::Drawing { character, number } => {
+                ImageContents::Pixels(drawings::image(*character, *number, channels)?)
             }
         })
     }
 }
 
-/// What there is of a picture.
-pub(crate) enum Contents {
+/// What there is of an image.
+pub(crate) enum ImageContents {
     /// The bytes of a file.
     File(bytes::Bytes),
     /// Pixels.
-    Picture(Picture),
+    Pixels(DecodedImage),
 }

@@ -1,15 +1,16 @@
-//! What paths within a folder or an archive say: which files are pictures, and which class each is of.
+//! Classes from paths: which files of a folder or an archive are images, and which class each belongs to.
 //!
-//! The class of a picture is the folder it lies in. What all paths share in front is left off (archives often
+//! The class of an image is the folder it lies in. What all paths share in front is left off (archives often
 //! have one folder around everything), and with pooling so are the folders of splits.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::{Collection, Place, Reading};
+use super::{Collection, ImageLocation, SourceOptions};
 use crate::error::{Error, Result, Skipped, Unreadable};
 
-const EXTENSIONS: [&str; 10] = ["bmp", "gif", "jfif", "jpe", "jpeg", "jpg", "png", "tif", "tiff", "webp"];
+const IMAGE_EXTENSIONS: [&str; 10] =
+    ["bmp", "gif", "jfif", "jpe", "jpeg", "jpg", "png", "tif", "tiff", "webp"];
 /// What phones and cameras write and no decoder of ours reads; a user should hear of it by its name.
 const CONVERT_FIRST: [(&str, &str); 17] = [
     ("heic", "HEIC"),
@@ -20,17 +21,17 @@ const CONVERT_FIRST: [(&str, &str); 17] = [
     ("jp2", "JPEG 2000"),
     ("svg", "SVG"),
     ("psd", "a Photoshop file"),
-    ("dng", RAW),
-    ("cr2", RAW),
-    ("cr3", RAW),
-    ("nef", RAW),
-    ("arw", RAW),
-    ("orf", RAW),
-    ("raf", RAW),
-    ("rw2", RAW),
-    ("pef", RAW),
+    ("dng", CAMERA_RAW),
+    ("cr2", CAMERA_RAW),
+    ("cr3", CAMERA_RAW),
+    ("nef", CAMERA_RAW),
+    ("arw", CAMERA_RAW),
+    ("orf", CAMERA_RAW),
+    ("raf", CAMERA_RAW),
+    ("rw2", CAMERA_RAW),
+    ("pef", CAMERA_RAW),
 ];
-const RAW: &str = "a camera's RAW file";
+const CAMERA_RAW: &str = "a camera's RAW file";
 const VIDEOS: [&str; 10] = ["mp4", "mov", "avi", "mkv", "webm", "m4v", "mpg", "mpeg", "3gp", "wmv"];
 /// Where repairs put what belongs to no class; no class itself.
 const QUARANTINE: &str = trueshot::repair::QUARANTINE;
@@ -39,23 +40,27 @@ const REPAIR_LOG: &str = trueshot::repair::LOG;
 const SPLITS: [&str; 8] = ["train", "training", "val", "valid", "validation", "test", "testing", "trainval"];
 
 /// Makes a collection of files named by their path within a source, parts separated by `/`.
-pub(super) fn collect(path: &Path, files: Vec<(String, Place)>, reading: Reading<'_>) -> Result<Collection> {
-    let (mut pictures, mut skipped) = (Vec::new(), Vec::new());
-    for (item, place) in files {
-        match refusal(&item) {
+pub(super) fn collect(
+    path: &Path,
+    files: Vec<(String, ImageLocation)>,
+    options: SourceOptions<'_>,
+) -> Result<Collection> {
+    let (mut images, mut skipped) = (Vec::new(), Vec::new());
+    for (item, location) in files {
+        match skip_reason(&item) {
             Some(reason) => skipped.push(Skipped { item, class: None, reason }),
-            None => pictures.push((item, place)),
+            None => images.push((item, location)),
         }
     }
-    let depth = shared_depth(pictures.iter().map(|(item, _)| item.as_str()));
-    let mut labelled = Vec::with_capacity(pictures.len());
-    for (item, place) in pictures {
-        match class_of(&item, depth, reading) {
-            Some(class) => labelled.push((class, item, place)),
+    let depth = shared_depth(images.iter().map(|(item, _)| item.as_str()));
+    let mut labelled = Vec::with_capacity(images.len());
+    for (item, location) in images {
+        match class_of(&item, depth, options) {
+            Some(class) => labelled.push((class, item, location)),
             None => skipped.push(Skipped { item, class: None, reason: Unreadable::NoClass }),
         }
     }
-    if !reading.pool {
+    if !options.pool {
         refuse_splits(path, labelled.iter().map(|(class, ..)| class.as_str()))?;
     }
     Ok(Collection::new(path, labelled, skipped))
@@ -63,7 +68,7 @@ pub(super) fn collect(path: &Path, files: Vec<(String, Place)>, reading: Reading
 
 /// A name from the file system or an archive. One that is not UTF-8 is refused, with the bytes that are not written as
 /// `\xff`: two such names could not be told apart in results, and a repair could not find the file again.
-pub(super) fn name(bytes: &[u8]) -> std::result::Result<String, String> {
+pub(super) fn utf8_name(bytes: &[u8]) -> std::result::Result<String, String> {
     let mut escaped = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         escaped.push_str(chunk.valid());
@@ -74,17 +79,17 @@ pub(super) fn name(bytes: &[u8]) -> std::result::Result<String, String> {
 
 /// Whether files of that name are never mentioned: the droppings of operating systems.
 pub(super) fn is_hidden(name: &str) -> bool {
-    let droppings = name.eq_ignore_ascii_case("thumbs.db") || name == "__MACOSX";
-    name.starts_with('.') || droppings || name == QUARANTINE || name == REPAIR_LOG
+    let system_files = name.eq_ignore_ascii_case("thumbs.db") || name == "__MACOSX";
+    name.starts_with('.') || system_files || name == QUARANTINE || name == REPAIR_LOG
 }
 
 /// Why a file that is not an image by its file extension is left out.
-pub(super) fn refusal(item: &str) -> Option<Unreadable> {
-    (!is_picture(item)).then(|| known_refusal(item).unwrap_or(Unreadable::Name))
+pub(super) fn skip_reason(item: &str) -> Option<Unreadable> {
+    (!is_image(item)).then(|| known_skip_reason(item).unwrap_or(Unreadable::Name))
 }
 
 /// Why a file is refused, where its name says what it is.
-pub(super) fn known_refusal(item: &str) -> Option<Unreadable> {
+pub(super) fn known_skip_reason(item: &str) -> Option<Unreadable> {
     let extension = extension(item)?;
     if VIDEOS.contains(&extension.as_str()) {
         return Some(Unreadable::Video);
@@ -98,12 +103,12 @@ fn extension(item: &str) -> Option<String> {
     name.rsplit_once('.').map(|(_, extension)| extension.to_lowercase())
 }
 
-/// Whether a file is a picture by its name.
-pub(super) fn is_picture(item: &str) -> bool {
-    extension(item).is_some_and(|extension| EXTENSIONS.contains(&extension.as_str()))
+/// Whether a file is an image by its name.
+pub(super) fn is_image(item: &str) -> bool {
+    extension(item).is_some_and(|extension| IMAGE_EXTENSIONS.contains(&extension.as_str()))
 }
 
-/// How many folders all pictures have in common above the folder of their class.
+/// How many folders all images have in common above the folder of their class.
 fn shared_depth<'a>(mut items: impl Iterator<Item = &'a str>) -> usize {
     fn folders(item: &str) -> Vec<&str> {
         let mut parts: Vec<&str> = item.split('/').collect();
@@ -120,10 +125,10 @@ fn shared_depth<'a>(mut items: impl Iterator<Item = &'a str>) -> usize {
     shared.len()
 }
 
-fn class_of(item: &str, depth: usize, reading: Reading<'_>) -> Option<String> {
+fn class_of(item: &str, depth: usize, options: SourceOptions<'_>) -> Option<String> {
     let mut folders: Vec<&str> = item.split('/').skip(depth).collect();
     folders.pop();
-    if reading.pool && folders.len() > 1 && is_split(folders[0]) {
+    if options.pool && folders.len() > 1 && is_split(folders[0]) {
         folders.remove(0);
     }
     (!folders.is_empty()).then(|| folders.join("/"))
@@ -147,8 +152,8 @@ mod tests {
     use super::*;
 
     fn collection(items: &[&str], pool: bool) -> Result<Collection> {
-        let files = items.iter().map(|item| (item.to_string(), Place::Held(bytes::Bytes::new())));
-        collect(Path::new("source"), files.collect(), Reading { pool, ..Reading::default() })
+        let files = items.iter().map(|item| (item.to_string(), ImageLocation::Memory(bytes::Bytes::new())));
+        collect(Path::new("source"), files.collect(), SourceOptions { pool, ..SourceOptions::default() })
     }
 
     fn classes(items: &[&str], pool: bool) -> Vec<String> {

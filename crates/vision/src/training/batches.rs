@@ -1,5 +1,5 @@
-//! The pictures of a training step, drawn, changed and normalised: of an episode ([`Batches`]), of several
-//! ([`Tasks`]), or of all classes ([`Shuffled`]).
+//! Batches of images for training steps, drawn, augmented and normalised: of one episode ([`EpisodeBatches`]), of
+//! several episodes ([`TaskBatches`]), or of all classes ([`ShuffledBatches`]).
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use trueshot_nn::conv4::Shape;
 
 use crate::augment::{Augmentation, Augmenter};
 use crate::dataset::Dataset;
-use crate::loader::Make;
+use crate::loader::BatchSource;
 use crate::preprocess::Preprocessing;
-use crate::training::configuration::Pictures;
+use crate::training::configuration::ImageSettings;
 
-/// Makes pictures ready for a network.
-pub(super) struct Painter {
+/// Makes images ready for a network.
+pub(super) struct ImagePreparer {
     pub dataset: Arc<Dataset>,
     preprocessing: Preprocessing,
     augmentation: Option<Augmentation>,
@@ -23,36 +23,47 @@ pub(super) struct Painter {
 }
 
 /// One thread's working memory for it.
-pub(super) struct Brush {
+pub(super) struct PrepareScratch {
     augmenter: Augmenter,
 }
 
-impl Painter {
-    pub fn new(dataset: Arc<Dataset>, pictures: &Pictures, augmentation: &Augmentation, seed: u64) -> Self {
+impl ImagePreparer {
+    pub fn new(
+        dataset: Arc<Dataset>,
+        pictures: &ImageSettings,
+        augmentation: &Augmentation,
+        seed: u64,
+    ) -> Self {
         let augmentation = pictures.augment.then(|| augmentation.clone());
-        Painter { dataset, preprocessing: pictures.preprocessing(), augmentation, seed }
+        ImagePreparer { dataset, preprocessing: pictures.preprocessing(), augmentation, seed }
     }
 
     pub fn shape(&self) -> Shape {
         super::shape(&self.preprocessing)
     }
 
-    fn brush(&self) -> Brush {
-        Brush { augmenter: Augmenter::default() }
+    fn scratch(&self) -> PrepareScratch {
+        PrepareScratch { augmenter: Augmenter::default() }
     }
 
-    /// Some pictures, each a row of a data set, changed as they are in that step.
-    fn paint(&self, rows: &[(&Dataset, u32)], step: u64, brush: &mut Brush, images: &mut Vec<f32>) {
-        let values = self.preprocessing.values();
+    /// Some images, each a row of a data set, changed as they are in that step.
+    fn prepare(
+        &self,
+        rows: &[(&Dataset, u32)],
+        step: u64,
+        scratch: &mut PrepareScratch,
+        images: &mut Vec<f32>,
+    ) {
+        let values = self.preprocessing.input_len();
         images.resize(rows.len() * values, 0.0);
         for (&(dataset, row), image) in rows.iter().zip(images.chunks_exact_mut(values)) {
-            let picture = &dataset.pictures()[row as usize];
+            let picture = &dataset.images()[row as usize];
             match &self.augmentation {
                 None => self.preprocessing.normalise(picture, image),
                 Some(augmentation) => {
                     let key = dataset.key(row as usize);
-                    let change = augmentation.draw(self.seed, key, step, picture.width, picture.height);
-                    brush.augmenter.apply(picture, &change, &self.preprocessing, image);
+                    let drawn = augmentation.draw(self.seed, key, step, picture.width, picture.height);
+                    scratch.augmenter.apply(picture, &drawn, &self.preprocessing, image);
                 }
             }
         }
@@ -60,8 +71,8 @@ impl Painter {
 }
 
 /// An episode ready for the network.
-pub(super) struct Batch {
-    /// Support items, then queries: `[picture][row][column][channel]`, normalised.
+pub(super) struct EpisodeBatch {
+    /// Support items, then queries: `[image][row][column][channel]`, normalised.
     pub images: Vec<f32>,
     /// The class that each support item is filed under.
     pub given: Vec<u32>,
@@ -69,16 +80,16 @@ pub(super) struct Batch {
     pub query_classes: Vec<u32>,
 }
 
-/// Draws episodes and makes their pictures.
-pub(super) struct Batches {
-    pub painter: Painter,
+/// Draws episodes and makes their images.
+pub(super) struct EpisodeBatches {
+    pub preparer: ImagePreparer,
     /// What outlier noise draws from.
     pub outliers: Option<Arc<Dataset>>,
     pub spec: EpisodeSpec,
     pub noises: Vec<Noise>,
 }
 
-impl Batches {
+impl EpisodeBatches {
     /// Checks once that every episode can be drawn.
     pub fn check(&self) -> trueshot::Result<()> {
         self.sampler(self.noises.clone()).map(drop)
@@ -86,10 +97,10 @@ impl Batches {
 
     fn sampler(&self, noises: Vec<Noise>) -> trueshot::Result<Sampler<'_>> {
         let outliers = self.outliers.as_deref().map(Dataset::labels);
-        Sampler::new(self.painter.dataset.labels(), outliers, self.spec, noises)
+        Sampler::new(self.preparer.dataset.labels(), outliers, self.spec, noises)
     }
 
-    /// Pictures of an episode.
+    /// Images of an episode.
     pub fn images(&self) -> usize {
         self.spec.ways * (self.spec.shots.max + self.spec.queries)
     }
@@ -98,7 +109,7 @@ impl Batches {
         let chosen = Rng::new(self.spec.seed, Purpose::Training, step).below(self.noises.len());
         let sampler = self.sampler(vec![self.noises[chosen]]).expect("checked before");
         let drawn = sampler.draw(step, urn).expect("a possible noise has a draw");
-        let (own, outliers) = (&*self.painter.dataset, self.outliers.as_deref());
+        let (own, outliers) = (&*self.preparer.dataset, self.outliers.as_deref());
         let (mut rows, mut given, mut query_classes) = (Vec::new(), Vec::new(), Vec::new());
         for item in &drawn.supports[0] {
             let of_no_class = || outliers.expect("the sampler asked for the pool");
@@ -113,37 +124,47 @@ impl Batches {
     }
 }
 
-impl Make for Batches {
-    type Batch = Batch;
-    type Scratch = (IndexSampler, Brush);
+impl BatchSource for EpisodeBatches {
+    type Batch = EpisodeBatch;
+    type Scratch = (IndexSampler, PrepareScratch);
 
-    fn scratch(&self) -> (IndexSampler, Brush) {
-        (IndexSampler::default(), self.painter.brush())
+    fn scratch(&self) -> (IndexSampler, PrepareScratch) {
+        (IndexSampler::default(), self.preparer.scratch())
     }
 
-    fn make(&self, step: u64, (urn, brush): &mut (IndexSampler, Brush), old: Option<Batch>) -> Batch {
+    fn make(
+        &self,
+        step: u64,
+        (urn, scratch): &mut (IndexSampler, PrepareScratch),
+        old: Option<EpisodeBatch>,
+    ) -> EpisodeBatch {
         let (rows, given, query_classes) = self.draw(step, urn);
         let mut images = old.map(|batch| batch.images).unwrap_or_default();
-        self.painter.paint(&rows, step, brush, &mut images);
-        Batch { images, given, query_classes }
+        self.preparer.prepare(&rows, step, scratch, &mut images);
+        EpisodeBatch { images, given, query_classes }
     }
 }
 
 /// Several episodes a step.
-pub(super) struct Tasks {
-    pub episodes: Batches,
+pub(super) struct TaskBatches {
+    pub episodes: EpisodeBatches,
     pub per_step: usize,
 }
 
-impl Make for Tasks {
-    type Batch = Vec<Batch>;
-    type Scratch = (IndexSampler, Brush);
+impl BatchSource for TaskBatches {
+    type Batch = Vec<EpisodeBatch>;
+    type Scratch = (IndexSampler, PrepareScratch);
 
-    fn scratch(&self) -> (IndexSampler, Brush) {
+    fn scratch(&self) -> (IndexSampler, PrepareScratch) {
         self.episodes.scratch()
     }
 
-    fn make(&self, step: u64, scratch: &mut (IndexSampler, Brush), old: Option<Vec<Batch>>) -> Vec<Batch> {
+    fn make(
+        &self,
+        step: u64,
+        scratch: &mut (IndexSampler, PrepareScratch),
+        old: Option<Vec<EpisodeBatch>>,
+    ) -> Vec<EpisodeBatch> {
         let mut old = old.unwrap_or_default().into_iter();
         let first = step * self.per_step as u64;
         let episodes = first..first + self.per_step as u64;
@@ -151,42 +172,47 @@ impl Make for Tasks {
     }
 }
 
-/// Pictures of all classes, pass after pass, each in a new random order. Pictures that would not fill the last batch of
+/// Images of all classes, pass after pass, each in a new random order. Images that would not fill the last batch of
 /// a pass are left out of that pass.
-pub(super) struct Shuffled {
-    pub painter: Painter,
+pub(super) struct ShuffledBatches {
+    pub preparer: ImagePreparer,
     pub size: usize,
 }
 
-/// Pictures with their classes.
-pub(super) struct Labelled {
+/// Images with their classes.
+pub(super) struct LabelledBatch {
     pub images: Vec<f32>,
     pub classes: Vec<u32>,
 }
 
-/// The order of one pass over all pictures.
-pub(super) struct Order {
+/// The order of one pass over all images.
+pub(super) struct PassOrder {
     pass: u64,
     rows: Vec<u32>,
 }
 
-impl Shuffled {
-    fn order(&self, pass: u64) -> Order {
-        let mut rows: Vec<u32> = (0..self.painter.dataset.pictures().len() as u32).collect();
-        Rng::new(self.painter.seed, Purpose::Training, pass).shuffle(&mut rows);
-        Order { pass, rows }
+impl ShuffledBatches {
+    fn order(&self, pass: u64) -> PassOrder {
+        let mut rows: Vec<u32> = (0..self.preparer.dataset.images().len() as u32).collect();
+        Rng::new(self.preparer.seed, Purpose::Training, pass).shuffle(&mut rows);
+        PassOrder { pass, rows }
     }
 }
 
-impl Make for Shuffled {
-    type Batch = Labelled;
-    type Scratch = (Order, Brush);
+impl BatchSource for ShuffledBatches {
+    type Batch = LabelledBatch;
+    type Scratch = (PassOrder, PrepareScratch);
 
-    fn scratch(&self) -> (Order, Brush) {
-        (self.order(0), self.painter.brush())
+    fn scratch(&self) -> (PassOrder, PrepareScratch) {
+        (self.order(0), self.preparer.scratch())
     }
 
-    fn make(&self, step: u64, (order, brush): &mut (Order, Brush), old: Option<Labelled>) -> Labelled {
+    fn make(
+        &self,
+        step: u64,
+        (order, scratch): &mut (PassOrder, PrepareScratch),
+        old: Option<LabelledBatch>,
+    ) -> LabelledBatch {
         let batches = (order.rows.len() / self.size).max(1) as u64;
         let (pass, batch) = (step / batches, (step % batches) as usize);
         if order.pass != pass {
@@ -194,11 +220,11 @@ impl Make for Shuffled {
         }
         let rows = &order.rows[batch * self.size..(batch + 1) * self.size];
         let mut images = old.map(|batch| batch.images).unwrap_or_default();
-        let dataset = &*self.painter.dataset;
+        let dataset = &*self.preparer.dataset;
         let pictures: Vec<(&Dataset, u32)> = rows.iter().map(|&row| (dataset, row)).collect();
-        self.painter.paint(&pictures, step, brush, &mut images);
-        let labels = self.painter.dataset.labels().labels();
-        Labelled { images, classes: rows.iter().map(|&row| labels[row as usize]).collect() }
+        self.preparer.prepare(&pictures, step, scratch, &mut images);
+        let labels = self.preparer.dataset.labels().labels();
+        LabelledBatch { images, classes: rows.iter().map(|&row| labels[row as usize]).collect() }
     }
 }
 
@@ -215,17 +241,17 @@ mod tests {
             let picture = image::GrayImage::from_pixel(8, 8, image::Luma([20 * number]));
             picture.save(class.join(format!("{number}.png"))).unwrap();
         }
-        let mut configuration = crate::training::Configuration::photographs();
+        let mut configuration = crate::training::BackboneConfiguration::photographs();
         configuration.pictures =
-            Pictures { size: 8, colour: false, augment: false, ..configuration.pictures };
-        let collection = crate::Collection::open(folder.path(), crate::Reading::default()).unwrap();
+            ImageSettings { size: 8, colour: false, augment: false, ..configuration.pictures };
+        let collection = crate::Collection::open(folder.path(), crate::SourceOptions::default()).unwrap();
         let preprocessing = configuration.pictures.preprocessing();
         let dataset = Dataset::load(&collection, &preprocessing, false, &()).unwrap();
-        let painter =
-            Painter::new(Arc::new(dataset), &configuration.pictures, &configuration.augmentation, 5);
-        let batches = Shuffled { painter, size: 3 };
+        let preparer =
+            ImagePreparer::new(Arc::new(dataset), &configuration.pictures, &configuration.augmentation, 5);
+        let batches = ShuffledBatches { preparer, size: 3 };
         let mut scratch = batches.scratch();
-        // Every picture has one colour, which tells it from the others.
+        // Every image has one colour, which tells it from the others.
         let mut pass = |pass: u64| -> Vec<u32> {
             let steps = 3 * pass..3 * pass + 3;
             let batch = |step| batches.make(step, &mut scratch, None).images;

@@ -1,4 +1,4 @@
-//! Everything that can be set when a backbone is trained.
+//! The configuration of the training of a backbone, and the settings that it shares with the other trainings on images.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use trueshot::ranges::require;
 use trueshot::training::{Optimiser, ScheduleKind};
 
 use super::loss::Aggregate;
-use super::validation::Judge;
+use super::validation::Validator;
 use crate::augment::Augmentation;
 use crate::error::{Error, Result};
 use crate::preprocess::Preprocessing;
@@ -18,7 +18,7 @@ use crate::resize::Fit;
 /// How to train a backbone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Configuration {
+pub struct BackboneConfiguration {
     /// Same seed, same model.
     pub seed: u64,
     /// Updates of the parameters, each on one episode.
@@ -26,15 +26,15 @@ pub struct Configuration {
     /// A backbone to start from; empty for a fresh one.
     pub from: PathBuf,
     /// What to train and validate on.
-    pub data: Data,
-    /// What becomes of the pictures.
-    pub pictures: Pictures,
+    pub data: DataSettings,
+    /// What becomes of the images.
+    pub pictures: ImageSettings,
     /// What training episodes are like.
-    pub episodes: Episodes,
-    /// How pictures are changed in training.
+    pub episodes: EpisodeSettings,
+    /// How images are changed in training.
     pub augmentation: Augmentation,
     /// How the model is judged on the way.
-    pub validation: Validation,
+    pub validation: ValidationSettings,
     /// How the parameters are changed.
     pub optimiser: Optimiser,
 }
@@ -42,12 +42,12 @@ pub struct Configuration {
 /// What to train and validate on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Data {
-    /// The pictures to train on: folder, archive, list or `omniglot`.
+pub struct DataSettings {
+    /// The images to train on: folder, archive, list or `omniglot`.
     pub train: PathBuf,
-    /// Pictures of other classes, which outlier noise in training draws from; empty: none.
+    /// Images of other classes, which outlier noise in training draws from; empty: none.
     pub outliers: PathBuf,
-    /// The pictures to validate on; empty: other classes of the same.
+    /// The images to validate on; empty: other classes of the same.
     pub validation: PathBuf,
     /// Outliers for validation; empty: none.
     pub validation_outliers: PathBuf,
@@ -57,23 +57,23 @@ pub struct Data {
     pub train_split: String,
     /// The split to validate on.
     pub validation_split: String,
-    /// Whether the pictures in train/, val/ and test/ are taken together.
+    /// Whether the images in train/, val/ and test/ are taken together.
     pub pool: bool,
-    /// The most pictures of a class; 0: all.
+    /// The most images of a class; 0: all.
     pub limit_per_class: usize,
 }
 
-/// What becomes of the pictures.
+/// What becomes of the images.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Pictures {
+pub struct ImageSettings {
     /// Height and width.
     pub size: usize,
     /// Colour, or drawings with dark ink on white paper.
     pub colour: bool,
-    /// What becomes of a picture that is no square.
+    /// What becomes of an image that is no square.
     pub fit: Fit,
-    /// Whether pictures are changed at random in training.
+    /// Whether images are changed at random in training.
     pub augment: bool,
     /// Whether classes turned by quarters are classes of their own.
     pub rotations: bool,
@@ -82,10 +82,10 @@ pub struct Pictures {
 /// What training episodes are like.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Episodes {
+pub struct EpisodeSettings {
     /// Classes.
     pub ways: usize,
-    /// Labelled pictures a class.
+    /// Labelled images a class.
     pub shots: usize,
     /// Queries a class.
     pub queries: usize,
@@ -98,14 +98,14 @@ pub struct Episodes {
 /// How the model is judged on the way: the mean accuracy over all settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Validation {
+pub struct ValidationSettings {
     /// Steps between two validations.
     pub every: u64,
     /// Episodes of each.
     pub episodes: u64,
     /// Classes.
     pub ways: usize,
-    /// Labelled pictures a class.
+    /// Labelled images a class.
     pub shots: usize,
     /// Queries a class.
     pub queries: usize,
@@ -115,24 +115,34 @@ pub struct Validation {
     pub seed: u64,
 }
 
-impl Configuration {
+impl BackboneConfiguration {
     /// The paper's training on photographs.
     pub fn photographs() -> Self {
-        Configuration {
+        BackboneConfiguration {
             seed: 0,
             steps: 100_000,
             from: PathBuf::new(),
-            data: Data { train_split: "train".into(), validation_split: "val".into(), ..Data::default() },
-            pictures: Pictures { size: 84, colour: true, fit: Fit::Squash, augment: true, rotations: false },
-            episodes: Episodes {
+            data: DataSettings {
+                train_split: "train".into(),
+                validation_split: "val".into(),
+                ..DataSettings::default()
+            },
+            pictures: ImageSettings {
+                size: 84,
+                colour: true,
+                fit: Fit::Squash,
+                augment: true,
+                rotations: false,
+            },
+            episodes: EpisodeSettings {
                 ways: 5,
                 shots: 5,
                 queries: 15,
-                noise: vec![clean()],
+                noise: vec![no_noise()],
                 aggregate: Aggregate::Mean,
             },
             augmentation: Augmentation::default(),
-            validation: Validation {
+            validation: ValidationSettings {
                 every: 1000,
                 episodes: 600,
                 ways: 5,
@@ -155,10 +165,10 @@ impl Configuration {
     /// there are twenty drawings of a character.
     pub fn drawings() -> Self {
         let photographs = Self::photographs();
-        Configuration {
-            pictures: Pictures { size: 28, colour: false, augment: false, ..photographs.pictures },
-            episodes: Episodes { queries: 10, ..photographs.episodes },
-            validation: Validation { queries: 10, ..photographs.validation },
+        BackboneConfiguration {
+            pictures: ImageSettings { size: 28, colour: false, augment: false, ..photographs.pictures },
+            episodes: EpisodeSettings { queries: 10, ..photographs.episodes },
+            validation: ValidationSettings { queries: 10, ..photographs.validation },
             ..photographs
         }
     }
@@ -166,34 +176,34 @@ impl Configuration {
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
         check_noise(&self.noises())?;
-        let Episodes { ways, shots, queries, .. } = self.episodes;
+        let EpisodeSettings { ways, shots, queries, .. } = self.episodes;
         check_episodes(ways, shots, queries)?;
-        let Configuration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
-        check_usual(*steps, *seed, pictures, augmentation, validation, optimiser)
+        let BackboneConfiguration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
+        check_common(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
-    /// What the network's pictures must be.
+    /// What the network's images must be.
     pub fn preprocessing(&self) -> Preprocessing {
         self.pictures.preprocessing()
     }
 
     /// All noise settings of training.
     pub(super) fn noises(&self) -> Vec<Noise> {
-        all(&self.episodes.noise)
+        flatten_noise(&self.episodes.noise)
     }
 
     pub(super) fn spec(&self) -> EpisodeSpec {
-        let Episodes { ways, shots, queries, .. } = self.episodes;
+        let EpisodeSettings { ways, shots, queries, .. } = self.episodes;
         EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed: self.seed }
     }
 
-    pub(super) fn judge(&self) -> Judge {
-        self.validation.judge(&self.episodes.noise)
+    pub(super) fn validator(&self) -> Validator {
+        self.validation.validator(&self.episodes.noise)
     }
 }
 
-impl Pictures {
-    /// What the network's pictures must be.
+impl ImageSettings {
+    /// What the network's images must be.
     pub fn preprocessing(&self) -> Preprocessing {
         let usual = match self.colour {
             true => Preprocessing::colour(self.size),
@@ -210,7 +220,7 @@ impl Pictures {
     }
 }
 
-impl Validation {
+impl ValidationSettings {
     fn check(&self) -> Result<()> {
         require("validation.every", self.every, self.every > 0, "1 or more")?;
         require("validation.episodes", self.episodes, self.episodes > 0, "1 or more")?;
@@ -218,30 +228,30 @@ impl Validation {
     }
 
     /// Who judges, by these noise settings or, if there are none, by those of training.
-    pub(super) fn judge(&self, training: &[NoiseLevels]) -> Judge {
-        let Validation { ways, shots, queries, seed, episodes, .. } = *self;
+    pub(super) fn validator(&self, training: &[NoiseLevels]) -> Validator {
+        let ValidationSettings { ways, shots, queries, seed, episodes, .. } = *self;
         let spec = EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed };
         let given = if self.noise.is_empty() { training } else { &self.noise };
-        Judge { spec, noises: noise::settings(given), episodes }
+        Validator { spec, noises: noise::settings(given), episodes }
     }
 }
 
 /// Noise of no kind.
-pub(super) fn clean() -> NoiseLevels {
+pub(super) fn no_noise() -> NoiseLevels {
     NoiseLevels(vec![Noise { kind: NoiseKind::Symmetric, level: 0.0 }])
 }
 
-pub(super) fn all(levels: &[NoiseLevels]) -> Vec<Noise> {
+pub(super) fn flatten_noise(levels: &[NoiseLevels]) -> Vec<Noise> {
     levels.iter().flat_map(|levels| levels.0.iter().copied()).collect()
 }
 
 /// Refuses what makes no sense for any network.
-pub(super) fn check_usual(
+pub(super) fn check_common(
     steps: u64,
     seed: u64,
-    pictures: &Pictures,
+    pictures: &ImageSettings,
     augmentation: &Augmentation,
-    validation: &Validation,
+    validation: &ValidationSettings,
     optimiser: &Optimiser,
 ) -> Result<()> {
     require("steps", steps, steps > 0, "1 or more")?;
@@ -258,7 +268,7 @@ pub(super) fn check_noise(noises: &[Noise]) -> Result<()> {
 
 pub(super) fn check_episodes(ways: usize, shots: usize, queries: usize) -> Result<()> {
     let images = ways.saturating_mul(shots.saturating_add(queries));
-    require("images per episode", images, images <= MOST_IMAGES, "1 to 10000")?;
+    require("images per episode", images, images <= MAX_IMAGES, "1 to 10000")?;
     Ok(require("episodes.queries", queries, queries > 0, "1 or more")?)
 }
 
@@ -279,4 +289,4 @@ fn check_augmentation(given: &Augmentation) -> Result<()> {
 }
 
 /// Beyond this a step's activations fill any memory.
-pub(super) const MOST_IMAGES: usize = 10_000;
+pub(super) const MAX_IMAGES: usize = 10_000;

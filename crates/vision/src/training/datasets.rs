@@ -1,4 +1,4 @@
-//! What a network is trained and judged on: pictures with their classes, and outliers where noise asks for them.
+//! The data sets of a training run: images to train and validate on, and outliers for both.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use trueshot::Embeddings;
 
 use crate::dataset::Dataset;
 
-/// The data sets of a run. All must have been loaded with [`super::Pictures::preprocessing`]; those to train on augmented
+/// The data sets of a run. All must have been loaded with [`super::ImageSettings::preprocessing`]; those to train on augmented
 /// if the configuration says so, those to validate on not.
 pub struct Datasets {
     /// What is learnt from.
     pub train: Arc<Dataset>,
-    /// Pictures of other classes, which outlier noise in training draws from.
+    /// Images of other classes, which outlier noise in training draws from.
     pub outliers: Option<Arc<Dataset>>,
     /// What the model is judged by.
     pub validation: Option<Dataset>,
@@ -22,12 +22,12 @@ pub struct Datasets {
 }
 
 impl Datasets {
-    /// Pictures to train on, and some to validate on where there are any; no outliers.
+    /// Images to train on, and some to validate on where there are any; no outliers.
     pub fn new(train: Dataset, validation: Option<Dataset>) -> Self {
         Datasets { train: Arc::new(train), outliers: None, validation, validation_outliers: None }
     }
 
-    /// What validation draws episodes from, and its outliers: rows that say which picture is of which class.
+    /// What validation draws episodes from, and its outliers: rows that say which image is of which class.
     pub(super) fn validation_labels(&self) -> Option<(&Embeddings, Option<&Embeddings>)> {
         let outliers = self.validation_outliers.as_ref().map(Dataset::labels);
         self.validation.as_ref().map(|dataset| (dataset.labels(), outliers))

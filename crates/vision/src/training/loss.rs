@@ -22,7 +22,7 @@ const EPS: f64 = 0.5;
 
 /// Which rows are what.
 #[derive(Debug, Clone, Copy)]
-pub struct Roles<'a> {
+pub struct EpisodeLabels<'a> {
     /// Classes of the episode.
     pub classes: usize,
     /// The class that each support item is filed under; support items come first.
@@ -35,31 +35,36 @@ pub struct Roles<'a> {
 ///
 /// # Panics
 /// If the features are not those of all items, or a class has no support item.
-pub fn loss(features: &[f32], roles: Roles<'_>, aggregate: Aggregate, d_features: &mut [f32]) -> f64 {
+pub fn loss(
+    features: &[f32],
+    labels: EpisodeLabels<'_>,
+    aggregate: Aggregate,
+    d_features: &mut [f32],
+) -> f64 {
     let wide: Vec<f64> = features.iter().map(|&value| f64::from(value)).collect();
-    let (loss, gradient) = loss_and_gradient(&wide, roles, aggregate);
+    let (loss, gradient) = loss_and_gradient(&wide, labels, aggregate);
     // A gradient is as precise as the weights it changes.
     d_features.iter_mut().zip(gradient).for_each(|(narrow, wide)| *narrow = wide as f32);
     loss
 }
 
-fn loss_and_gradient(features: &[f64], roles: Roles<'_>, aggregate: Aggregate) -> (f64, Vec<f64>) {
-    let rows = roles.given.len() + roles.query_classes.len();
+fn loss_and_gradient(features: &[f64], labels: EpisodeLabels<'_>, aggregate: Aggregate) -> (f64, Vec<f64>) {
+    let rows = labels.given.len() + labels.query_classes.len();
     let dim = features.len() / rows;
     assert_eq!(features.len(), rows * dim, "whole rows");
     let row = |row: usize| &features[row * dim..(row + 1) * dim];
-    let members: Vec<Vec<usize>> = (0..roles.classes)
-        .map(|class| (0..roles.given.len()).filter(|&item| roles.given[item] as usize == class).collect())
+    let members: Vec<Vec<usize>> = (0..labels.classes)
+        .map(|class| (0..labels.given.len()).filter(|&item| labels.given[item] as usize == class).collect())
         .collect();
     let items: Vec<Vec<&[f64]>> =
         members.iter().map(|members| members.iter().map(|&member| row(member)).collect()).collect();
     let prototypes: Vec<Prototype> = items.iter().map(|items| Prototype::of(items, aggregate)).collect();
     let mut gradient = vec![0.0; features.len()];
-    let mut d_prototypes = vec![vec![0.0; dim]; roles.classes];
+    let mut d_prototypes = vec![vec![0.0; dim]; labels.classes];
     let mut total = 0.0;
-    let share = 1.0 / roles.query_classes.len() as f64;
-    for (place, &class) in roles.query_classes.iter().enumerate() {
-        let place = roles.given.len() + place;
+    let share = 1.0 / labels.query_classes.len() as f64;
+    for (place, &class) in labels.query_classes.iter().enumerate() {
+        let place = labels.given.len() + place;
         let shares =
             softmax(prototypes.iter().map(|prototype| -squared_distance(row(place), prototype.last())));
         total -= share * shares[class as usize].max(f64::MIN_POSITIVE).ln();
@@ -178,20 +183,20 @@ mod tests {
         (0..(GIVEN.len() + QUERIES.len()) * DIM).map(|_| f64::from(2.0 * rng.uniform() - 1.0)).collect()
     }
 
-    fn roles() -> Roles<'static> {
-        Roles { classes: 3, given: &GIVEN, query_classes: &QUERIES }
+    fn labels() -> EpisodeLabels<'static> {
+        EpisodeLabels { classes: 3, given: &GIVEN, query_classes: &QUERIES }
     }
 
     #[test]
     fn gradients_agree_with_central_differences() {
         for aggregate in [Aggregate::Mean, Aggregate::Median] {
             let features = features();
-            let (_, gradient) = loss_and_gradient(&features, roles(), aggregate);
+            let (_, gradient) = loss_and_gradient(&features, labels(), aggregate);
             for place in 0..features.len() {
                 let moved = |by: f64| {
                     let mut moved = features.clone();
                     moved[place] += by;
-                    loss_and_gradient(&moved, roles(), aggregate).0
+                    loss_and_gradient(&moved, labels(), aggregate).0
                 };
                 let difference = (moved(1e-5) - moved(-1e-5)) / 2e-5;
                 assert!((difference - gradient[place]).abs() < 1e-9, "{aggregate:?} {place}");
@@ -201,9 +206,9 @@ mod tests {
 
     #[test]
     fn a_query_at_its_prototype_costs_nothing_and_one_in_the_middle_costs_the_guess() {
-        let roles = Roles { classes: 2, given: &[0, 1], query_classes: &[0] };
-        let far = loss_and_gradient(&[0.0, 30.0, 0.0], roles, Aggregate::Mean).0;
-        let middle = loss_and_gradient(&[-1.0, 1.0, 0.0], roles, Aggregate::Median).0;
+        let labels = EpisodeLabels { classes: 2, given: &[0, 1], query_classes: &[0] };
+        let far = loss_and_gradient(&[0.0, 30.0, 0.0], labels, Aggregate::Mean).0;
+        let middle = loss_and_gradient(&[-1.0, 1.0, 0.0], labels, Aggregate::Median).0;
         assert!(far < 1e-12 && (middle - 2_f64.ln()).abs() < 1e-12);
     }
 

@@ -1,6 +1,6 @@
-//! Trains MAML: every step several tasks, each the work of one thread, their gradients added up in order.
+//! Training of MAML: several tasks per step, each computed on one thread, with their gradients summed in order.
 //!
-//! Validation adapts the network to episodes of pictures it never learnt from, as at test.
+//! Validation adapts the network to episodes of images it never learnt from, as at test.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -16,25 +16,25 @@ use trueshot::ranges::require;
 use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
 use trueshot::training::{Optimiser, ScheduleKind};
-use trueshot::training::{Trainee, Validation as Judgement};
+use trueshot::training::{Trainee, Validation};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::maml::{self, GradientOrder, LabelledImages, MamlLearner, ModelSize};
 
-use super::batches::{Batch, Batches, Painter, Tasks};
-use super::configuration::{self as shared, Data, Pictures, Validation};
-use super::validation::Judge;
-use super::weights::Weights;
-use super::{Configuration as Usual, Datasets, loader};
+use super::batches::{EpisodeBatch, EpisodeBatches, ImagePreparer, TaskBatches};
+use super::configuration::{self as shared, DataSettings, ImageSettings, ValidationSettings};
+use super::parameter_state::ParameterState;
+use super::validation::Validator;
+use super::{BackboneConfiguration, Datasets, loader};
 use crate::augment::Augmentation;
 use crate::dataset::Dataset;
 use crate::error::Result;
 use crate::loader::Loader;
-use crate::maml::{Config, KIND, MOST_WAYS, Maml, model_file, size};
+use crate::maml::{KIND, MAX_WAYS, Maml, MamlConfig, model_file, model_size};
 
 /// How to train MAML.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Configuration {
+pub struct MamlConfiguration {
     /// Same seed, same model.
     pub seed: u64,
     /// Updates of the parameters.
@@ -42,17 +42,17 @@ pub struct Configuration {
     /// A model to start from; empty for a fresh one.
     pub from: PathBuf,
     /// What to train and validate on.
-    pub data: Data,
-    /// What becomes of the pictures.
-    pub pictures: Pictures,
+    pub data: DataSettings,
+    /// What becomes of the images.
+    pub pictures: ImageSettings,
     /// What training episodes are like.
-    pub episodes: Episodes,
+    pub episodes: MamlEpisodeSettings,
     /// How the network is adapted to a support set.
-    pub adaptation: Adaptation,
-    /// How pictures are changed in training.
+    pub adaptation: AdaptationSettings,
+    /// How images are changed in training.
     pub augmentation: Augmentation,
     /// How the model is judged on the way.
-    pub validation: Validation,
+    pub validation: ValidationSettings,
     /// How the parameters are changed: by Adam, that is, without weight decay.
     pub optimiser: Optimiser,
 }
@@ -60,12 +60,12 @@ pub struct Configuration {
 /// What training episodes are like.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Episodes {
+pub struct MamlEpisodeSettings {
     /// Episodes a step.
     pub per_step: usize,
     /// Classes.
     pub ways: usize,
-    /// Labelled pictures a class.
+    /// Labelled images a class.
     pub shots: usize,
     /// Queries a class.
     pub queries: usize,
@@ -76,7 +76,7 @@ pub struct Episodes {
 /// How the network is adapted to a support set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Adaptation {
+pub struct AdaptationSettings {
     /// How far a step goes along the gradient.
     pub inner_rate: f64,
     /// Steps in training.
@@ -84,13 +84,13 @@ pub struct Adaptation {
     /// Steps in validation and at test.
     pub test_steps: usize,
     /// What the gradient through the steps takes into account.
-    pub order: Order,
+    pub order: GradientOrderSetting,
 }
 
 /// What the gradient through an adaptation takes into account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Order {
+pub enum GradientOrderSetting {
     /// Where the steps ended, as if they did not depend on where they began.
     First,
     /// All of it.
@@ -98,22 +98,33 @@ pub enum Order {
 }
 
 /// Steps of adaptation are kept in memory, all of them.
-const MOST_STEPS: usize = 1000;
+const MAX_INNER_STEPS: usize = 1000;
 
-impl Configuration {
+impl MamlConfiguration {
     /// The paper's training on photographs; what it does not say is learn2learn's default.
     pub fn photographs() -> Self {
-        let usual = Usual::photographs();
-        Configuration {
-            seed: usual.seed,
+        let backbone = BackboneConfiguration::photographs();
+        MamlConfiguration {
+            seed: backbone.seed,
             steps: 60_000,
             from: PathBuf::new(),
-            data: usual.data,
-            pictures: usual.pictures,
-            episodes: Episodes { per_step: 32, ways: 5, shots: 5, queries: 15, noise: usual.episodes.noise },
-            adaptation: Adaptation { inner_rate: 0.01, inner_steps: 5, test_steps: 10, order: Order::Second },
-            augmentation: usual.augmentation,
-            validation: Validation { every: 500, episodes: 200, ..usual.validation },
+            data: backbone.data,
+            pictures: backbone.pictures,
+            episodes: MamlEpisodeSettings {
+                per_step: 32,
+                ways: 5,
+                shots: 5,
+                queries: 15,
+                noise: backbone.episodes.noise,
+            },
+            adaptation: AdaptationSettings {
+                inner_rate: 0.01,
+                inner_steps: 5,
+                test_steps: 10,
+                order: GradientOrderSetting::Second,
+            },
+            augmentation: backbone.augmentation,
+            validation: ValidationSettings { every: 500, episodes: 200, ..backbone.validation },
             optimiser: Optimiser {
                 rate: 3e-3,
                 weight_decay: 0.0,
@@ -126,80 +137,80 @@ impl Configuration {
 
     /// The same for the built-in drawings.
     pub fn drawings() -> Self {
-        let (photographs, usual) = (Self::photographs(), Usual::drawings());
-        Configuration {
-            pictures: usual.pictures,
-            episodes: Episodes { queries: usual.episodes.queries, ..photographs.episodes },
-            validation: Validation { queries: usual.validation.queries, ..photographs.validation },
+        let (photographs, backbone) = (Self::photographs(), BackboneConfiguration::drawings());
+        MamlConfiguration {
+            pictures: backbone.pictures,
+            episodes: MamlEpisodeSettings { queries: backbone.episodes.queries, ..photographs.episodes },
+            validation: ValidationSettings { queries: backbone.validation.queries, ..photographs.validation },
             ..photographs
         }
     }
 
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
-        let Episodes { per_step, ways, shots, queries, .. } = self.episodes;
+        let MamlEpisodeSettings { per_step, ways, shots, queries, .. } = self.episodes;
         require("episodes.per_step", per_step, (1..=1024).contains(&per_step), "1 to 1024")?;
-        require("episodes.ways", ways, (2..=MOST_WAYS).contains(&ways), &format!("2 to {MOST_WAYS}"))?;
-        shared::check_noise(&shared::all(&self.episodes.noise))?;
+        require("episodes.ways", ways, (2..=MAX_WAYS).contains(&ways), &format!("2 to {MAX_WAYS}"))?;
+        shared::check_noise(&shared::flatten_noise(&self.episodes.noise))?;
         shared::check_episodes(ways, shots, queries)?;
-        let Adaptation { inner_rate, inner_steps, test_steps, .. } = self.adaptation;
+        let AdaptationSettings { inner_rate, inner_steps, test_steps, .. } = self.adaptation;
         let rate_fits = inner_rate > 0.0 && inner_rate.is_finite();
         require("adaptation.inner_rate", inner_rate, rate_fits, "a number above 0")?;
         for (what, steps) in [("adaptation.inner_steps", inner_steps), ("adaptation.test_steps", test_steps)]
         {
-            require(what, steps, (1..=MOST_STEPS).contains(&steps), &format!("1 to {MOST_STEPS}"))?;
+            require(what, steps, (1..=MAX_INNER_STEPS).contains(&steps), &format!("1 to {MAX_INNER_STEPS}"))?;
         }
         let same = self.validation.ways == ways;
         let expected = format!("{ways}, as in training: the network has a fixed number of classes");
         require("validation.ways", self.validation.ways, same, &expected)?;
-        let Configuration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
-        shared::check_usual(*steps, *seed, pictures, augmentation, validation, optimiser)
+        let MamlConfiguration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
+        shared::check_common(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
-    fn judge(&self) -> Judge {
-        self.validation.judge(&self.episodes.noise)
+    fn validator(&self) -> Validator {
+        self.validation.validator(&self.episodes.noise)
     }
 
     fn size(&self) -> ModelSize {
-        size(&self.pictures.preprocessing(), self.episodes.ways)
+        model_size(&self.pictures.preprocessing(), self.episodes.ways)
     }
 
     /// What its model files say.
-    fn config(&self) -> Config {
-        let Adaptation { inner_rate, test_steps, .. } = self.adaptation;
-        Config { ways: self.episodes.ways, rate: inner_rate as f32, steps: test_steps }
+    fn config(&self) -> MamlConfig {
+        let AdaptationSettings { inner_rate, test_steps, .. } = self.adaptation;
+        MamlConfig { ways: self.episodes.ways, rate: inner_rate as f32, steps: test_steps }
     }
 }
 
 /// MAML in training.
 pub struct MamlTrainee {
-    weights: Weights,
+    weights: ParameterState,
     learners: Mutex<Vec<MamlLearner>>,
-    loader: Loader<Tasks>,
+    loader: Loader<TaskBatches>,
     /// What to validate on, and its outliers.
     validation: Option<(Embeddings, Option<Embeddings>)>,
-    configuration: Configuration,
+    configuration: MamlConfiguration,
 }
 
 impl MamlTrainee {
     /// Sets everything up.
-    pub fn new(configuration: Configuration, datasets: Datasets) -> Result<Self> {
+    pub fn new(configuration: MamlConfiguration, datasets: Datasets) -> Result<Self> {
         configuration.check()?;
-        let Episodes { per_step, ways, shots, queries, .. } = configuration.episodes;
+        let MamlEpisodeSettings { per_step, ways, shots, queries, .. } = configuration.episodes;
         let seed = configuration.seed;
         let Datasets { train, outliers, validation, validation_outliers } = datasets;
-        let episodes = Batches {
+        let episodes = EpisodeBatches {
             outliers,
-            painter: Painter::new(train, &configuration.pictures, &configuration.augmentation, seed),
+            preparer: ImagePreparer::new(train, &configuration.pictures, &configuration.augmentation, seed),
             spec: EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed },
-            noises: shared::all(&configuration.episodes.noise),
+            noises: shared::flatten_noise(&configuration.episodes.noise),
         };
         episodes.check()?;
         let rows = |dataset: Option<Dataset>| dataset.map(|dataset| dataset.rows(None)).transpose();
         let (rows, outliers) = (rows(validation)?, rows(validation_outliers)?);
         let validation = rows.map(|rows| (rows, outliers));
         if let Some((rows, outliers)) = &validation {
-            configuration.judge().check(rows, outliers.as_ref())?;
+            configuration.validator().check(rows, outliers.as_ref())?;
         }
         let layout = maml::layout(configuration.size());
         let parameters = match configuration.from.as_os_str().is_empty() {
@@ -216,9 +227,9 @@ impl MamlTrainee {
         let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
         Ok(MamlTrainee {
-            weights: Weights::new(layout, parameters, per_step, config, optimiser, steps),
+            weights: ParameterState::new(layout, parameters, per_step, config, optimiser, steps),
             learners: Mutex::default(),
-            loader: loader(Tasks { episodes, per_step }),
+            loader: loader(TaskBatches { episodes, per_step }),
             validation,
             configuration,
         })
@@ -230,8 +241,8 @@ impl MamlTrainee {
     }
 
     /// The mean loss of the tasks; the gradient of each in its own place.
-    fn gradients(&mut self, tasks: &[Batch]) -> f64 {
-        let Weights { parameters, gradients, .. } = &mut self.weights;
+    fn gradients(&mut self, tasks: &[EpisodeBatch]) -> f64 {
+        let ParameterState { parameters, gradients, .. } = &mut self.weights;
         let (configuration, learners) = (&self.configuration, &self.learners);
         let losses: Vec<f64> = gradients
             .par_iter_mut()
@@ -250,17 +261,17 @@ impl MamlTrainee {
 
 fn task_gradient(
     learner: &mut MamlLearner,
-    configuration: &Configuration,
+    configuration: &MamlConfiguration,
     parameters: &[f32],
-    task: &Batch,
+    task: &EpisodeBatch,
     gradient: &mut [f32],
 ) -> f64 {
     let pixels = configuration.size().shape.pixels();
     let (support, queries) = task.images.split_at(task.given.len() * pixels);
-    let Adaptation { inner_rate, inner_steps, order, .. } = configuration.adaptation;
+    let AdaptationSettings { inner_rate, inner_steps, order, .. } = configuration.adaptation;
     let order = match order {
-        Order::First => GradientOrder::First,
-        Order::Second => GradientOrder::Second,
+        GradientOrderSetting::First => GradientOrder::First,
+        GradientOrderSetting::Second => GradientOrder::Second,
     };
     learner.meta_gradient(
         parameters,
@@ -291,13 +302,13 @@ impl Trainee for MamlTrainee {
         self.weights.rate(step)
     }
 
-    fn validate(&mut self) -> trueshot::Result<Option<Judgement>> {
+    fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
         let Some((rows, outliers)) = &self.validation else { return Ok(None) };
         let (preprocessing, config) =
             (self.configuration.pictures.preprocessing(), self.configuration.config());
         let method = Maml::new(preprocessing, config, self.weights.parameters.clone(), PathBuf::from(KIND));
         let method = NamedMethod { label: KIND.into(), method: Box::new(method) };
-        self.configuration.judge().judge(rows, outliers.as_ref(), method).map(Some)
+        self.configuration.validator().validator(rows, outliers.as_ref(), method).map(Some)
     }
 
     fn state(&self) -> Tensors {

@@ -1,9 +1,9 @@
-//! Trains networks on pictures. Here is the Conv4 of the paper: one episode a step, batch norm over its pictures,
-//! the loss of nearest prototypes, AdamW. [`maml`] and [`negmargin`] are the two baselines that have backbones of
-//! their own.
+//! Training on images. This file trains the Conv4 of the paper: one episode per step, batch norm over its images, the
+//! loss of nearest prototypes, AdamW. [`maml`] and [`negmargin`] train the two baselines that have networks of their
+//! own.
 //!
 //! The loop is the core's ([`trueshot::training`]); here is what it trains. While a step runs, a [`Loader`] draws
-//! and changes the pictures of the next. Validation embeds all its pictures once under the running statistics
+//! and changes the images of the next. Validation embeds all its images once under the running statistics
 //! and lets the core evaluate episodes of these embeddings, which costs less than embedding episode by episode.
 
 mod batches;
@@ -12,8 +12,8 @@ mod datasets;
 mod loss;
 pub mod maml;
 pub mod negmargin;
+mod parameter_state;
 mod validation;
-mod weights;
 
 use std::sync::Arc;
 
@@ -22,55 +22,58 @@ use trueshot::method::Registry;
 use trueshot::model::{self, Model};
 use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
-use trueshot::training::{Trainee, Validation as Judgement};
+use trueshot::training::{Trainee, Validation};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{self, Shape, TrainingPass};
 use trueshot_nn::parameters::ParameterLayout;
 
-pub use configuration::{Configuration, Data, Episodes, Pictures, Validation};
+pub use configuration::{
+    BackboneConfiguration, DataSettings, EpisodeSettings, ImageSettings, ValidationSettings,
+};
 pub use datasets::Datasets;
-pub use loss::{Aggregate, Roles, loss};
+pub use loss::{Aggregate, EpisodeLabels, loss};
 
-use crate::backbone::{ARCHITECTURE, Backbone, note_preprocessing};
+use crate::backbone::{Backbone, CONV4_ARCHITECTURE, write_preprocessing_notes};
 use crate::error::Result;
 use crate::loader::Loader;
 use crate::preprocess::Preprocessing;
-use batches::{Batch, Batches, Painter};
-use validation::judged;
-use weights::Weights;
+use batches::{EpisodeBatch, EpisodeBatches, ImagePreparer};
+use parameter_state::ParameterState;
+use validation::validate_backbone;
 
-/// Threads of the pool for each thread that prepares pictures: a step does over ten times their work.
-const THREADS_A_LOADER: usize = 8;
+/// Threads of the pool for each thread that prepares images: a step does over ten times their work.
+const THREADS_PER_LOADER: usize = 8;
 
 /// A Conv4 in training.
 pub struct BackboneTrainee {
-    weights: Weights,
+    weights: ParameterState,
     training: TrainingPass,
-    loader: Loader<Batches>,
+    loader: Loader<EpisodeBatches>,
     datasets: Datasets,
-    configuration: Configuration,
+    configuration: BackboneConfiguration,
 }
 
 impl BackboneTrainee {
     /// Sets everything up.
-    pub fn new(configuration: Configuration, datasets: Datasets) -> Result<Self> {
+    pub fn new(configuration: BackboneConfiguration, datasets: Datasets) -> Result<Self> {
         configuration.check()?;
         let (pictures, train) = (&configuration.pictures, Arc::clone(&datasets.train));
-        let painter = Painter::new(train, pictures, &configuration.augmentation, configuration.seed);
-        let shape = painter.shape();
+        let preparer = ImagePreparer::new(train, pictures, &configuration.augmentation, configuration.seed);
+        let shape = preparer.shape();
         let outliers = datasets.outliers.clone();
         let batches =
-            Batches { painter, outliers, spec: configuration.spec(), noises: configuration.noises() };
+            EpisodeBatches { preparer, outliers, spec: configuration.spec(), noises: configuration.noises() };
         batches.check()?;
         if let Some((rows, outliers)) = datasets.validation_labels() {
-            configuration.judge().check(rows, outliers)?;
+            configuration.validator().check(rows, outliers)?;
         }
         let layout = conv4::layout(shape.channels);
-        let parameters = start(&configuration.from, configuration.seed, &layout, shape.channels)?;
+        let parameters =
+            initial_parameters(&configuration.from, configuration.seed, &layout, shape.channels)?;
         let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
         Ok(BackboneTrainee {
             training: TrainingPass::new(shape, batches.images()),
-            weights: Weights::new(
+            weights: ParameterState::new(
                 layout,
                 parameters,
                 1,
@@ -89,16 +92,16 @@ impl BackboneTrainee {
         &self.weights.parameters
     }
 
-    fn learn(&mut self, step: u64, batch: &Batch) -> f64 {
-        let roles = Roles {
+    fn train_step(&mut self, step: u64, batch: &EpisodeBatch) -> f64 {
+        let labels = EpisodeLabels {
             classes: self.configuration.episodes.ways,
             given: &batch.given,
             query_classes: &batch.query_classes,
         };
-        let Weights { parameters, gradients, .. } = &mut self.weights;
+        let ParameterState { parameters, gradients, .. } = &mut self.weights;
         let features = self.training.forward(parameters, &batch.images);
         let mut d_features = vec![0.0; features.len()];
-        let loss = loss(features, roles, self.configuration.episodes.aggregate, &mut d_features);
+        let loss = loss(features, labels, self.configuration.episodes.aggregate, &mut d_features);
         if loss.is_finite() {
             self.training.backward(&d_features, &mut gradients[0]);
             self.training.update_running(parameters);
@@ -115,7 +118,7 @@ impl Trainee for BackboneTrainee {
 
     fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
         let batch = self.loader.take(step);
-        let loss = self.learn(step, &batch);
+        let loss = self.train_step(step, &batch);
         self.loader.give_back(step, batch);
         Ok(vec![loss])
     }
@@ -124,14 +127,14 @@ impl Trainee for BackboneTrainee {
         self.weights.rate(step)
     }
 
-    fn validate(&mut self) -> trueshot::Result<Option<Judgement>> {
+    fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
         let backbone = Backbone::from_parameters(self.configuration.preprocessing(), self.parameters());
         let method = match self.configuration.episodes.aggregate {
             Aggregate::Mean => "protonet",
             Aggregate::Median => "median",
         };
         let method = Registry::default().parse(method)?;
-        judged(&self.configuration.judge(), &self.datasets, &backbone, method)
+        validate_backbone(&self.configuration.validator(), &self.datasets, &backbone, method)
     }
 
     fn state(&self) -> Tensors {
@@ -154,14 +157,14 @@ fn backbone_file(
     parameters: &[f32],
 ) -> Tensors {
     let layout = conv4::layout(preprocessing.channels.count());
-    let model = Model::new(ARCHITECTURE, configuration, &layout, parameters);
+    let model = Model::new(CONV4_ARCHITECTURE, configuration, &layout, parameters);
     let mut tensors = model.tensors().clone();
-    note_preprocessing(&mut tensors, preprocessing, ARCHITECTURE);
+    write_preprocessing_notes(&mut tensors, preprocessing, CONV4_ARCHITECTURE);
     tensors
 }
 
-fn loader<M: crate::loader::Make>(make: M) -> Loader<M> {
-    Loader::new(make, rayon::current_num_threads().div_ceil(THREADS_A_LOADER))
+fn loader<M: crate::loader::BatchSource>(make: M) -> Loader<M> {
+    Loader::new(make, rayon::current_num_threads().div_ceil(THREADS_PER_LOADER))
 }
 
 fn shape(preprocessing: &Preprocessing) -> Shape {
@@ -169,7 +172,12 @@ fn shape(preprocessing: &Preprocessing) -> Shape {
 }
 
 /// Fresh parameters, or those of the backbone to start from.
-fn start(from: &std::path::Path, seed: u64, layout: &ParameterLayout, channels: usize) -> Result<Vec<f32>> {
+fn initial_parameters(
+    from: &std::path::Path,
+    seed: u64,
+    layout: &ParameterLayout,
+    channels: usize,
+) -> Result<Vec<f32>> {
     if from.as_os_str().is_empty() {
         let mut rng = Rng::new(seed, Purpose::Parameters, 0);
         return Ok(conv4::initial(channels, &mut || rng.fraction()));

@@ -1,6 +1,6 @@
-//! Trains a Conv4 as NegMargin does (Liu et al., ECCV 2020): on batches of all classes at once, by a cosine softmax
-//! with a negative margin, with Adam. What comes out is a backbone like any other; at test its embeddings go with a
-//! cosine classifier (`baseline++`), which is also what validation asks.
+//! Training of a Conv4 with NegMargin (Liu et al., ECCV 2020): batches of all classes, a cosine softmax with a negative
+//! margin, Adam. The result is a backbone; its embeddings are used with a cosine classifier (`baseline++`), which is
+//! also used for validation.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use trueshot::ranges::require;
 use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
 use trueshot::training::{Optimiser, ScheduleKind};
-use trueshot::training::{Trainee, Validation as Judgement};
+use trueshot::training::{Trainee, Validation};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{self, TrainingPass};
 use trueshot_nn::initialisation;
 use trueshot_nn::layers::cosine_margin::{Margin, cosine_margin};
 use trueshot_nn::parameters::Role;
 
-use super::batches::{Painter, Shuffled};
-use super::configuration::{self as shared, Data, MOST_IMAGES, Pictures, Validation};
-use super::validation::{Judge, judged};
-use super::weights::Weights;
-use super::{Configuration as Usual, Datasets, backbone_file, loader, start};
+use super::batches::{ImagePreparer, ShuffledBatches};
+use super::configuration::{self as shared, DataSettings, ImageSettings, MAX_IMAGES, ValidationSettings};
+use super::parameter_state::ParameterState;
+use super::validation::{Validator, validate_backbone};
+use super::{BackboneConfiguration, Datasets, backbone_file, initial_parameters, loader};
 use crate::augment::Augmentation;
 use crate::backbone::Backbone;
 use crate::error::Result;
@@ -31,7 +31,7 @@ use crate::loader::Loader;
 /// How to train NegMargin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Configuration {
+pub struct NegMarginConfiguration {
     /// Same seed, same model.
     pub seed: u64,
     /// Updates of the parameters.
@@ -39,15 +39,15 @@ pub struct Configuration {
     /// A backbone to start from; empty for a fresh one.
     pub from: PathBuf,
     /// What to train and validate on.
-    pub data: Data,
-    /// What becomes of the pictures.
-    pub pictures: Pictures,
+    pub data: DataSettings,
+    /// What becomes of the images.
+    pub pictures: ImageSettings,
     /// The loss and what it is taken over.
-    pub loss: Loss,
-    /// How pictures are changed in training.
+    pub loss: LossSettings,
+    /// How images are changed in training.
     pub augmentation: Augmentation,
     /// How the model is judged on the way.
-    pub validation: Validation,
+    pub validation: ValidationSettings,
     /// How the parameters are changed: by Adam, whose weight decay is part of the gradient.
     pub optimiser: Optimiser,
 }
@@ -55,8 +55,8 @@ pub struct Configuration {
 /// The loss and what it is taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Loss {
-    /// Pictures a step.
+pub struct LossSettings {
+    /// Images a step.
     pub batch: usize,
     /// What cosines are multiplied by.
     pub scale: f64,
@@ -64,19 +64,19 @@ pub struct Loss {
     pub margin: f64,
 }
 
-impl Configuration {
+impl NegMarginConfiguration {
     /// Its authors' training on photographs.
     pub fn photographs() -> Self {
-        let usual = Usual::photographs();
-        Configuration {
-            seed: usual.seed,
+        let backbone = BackboneConfiguration::photographs();
+        NegMarginConfiguration {
+            seed: backbone.seed,
             steps: 60_000,
             from: PathBuf::new(),
-            data: usual.data,
-            pictures: usual.pictures,
-            loss: Loss { batch: 128, scale: 30.0, margin: -0.02 },
-            augmentation: usual.augmentation,
-            validation: Validation { noise: vec![shared::clean()], ..usual.validation },
+            data: backbone.data,
+            pictures: backbone.pictures,
+            loss: LossSettings { batch: 128, scale: 30.0, margin: -0.02 },
+            augmentation: backbone.augmentation,
+            validation: ValidationSettings { noise: vec![shared::no_noise()], ..backbone.validation },
             optimiser: Optimiser {
                 weight_decay: 1e-4,
                 warm_up: 0.0,
@@ -88,18 +88,18 @@ impl Configuration {
 
     /// The same for the built-in drawings.
     pub fn drawings() -> Self {
-        let (photographs, usual) = (Self::photographs(), Usual::drawings());
-        Configuration {
-            pictures: usual.pictures,
-            validation: Validation { queries: usual.validation.queries, ..photographs.validation },
+        let (photographs, backbone) = (Self::photographs(), BackboneConfiguration::drawings());
+        NegMarginConfiguration {
+            pictures: backbone.pictures,
+            validation: ValidationSettings { queries: backbone.validation.queries, ..photographs.validation },
             ..photographs
         }
     }
 
     /// Refuses numbers that make no sense, with those that would.
     pub fn check(&self) -> Result<()> {
-        let Loss { batch, scale, margin } = self.loss;
-        require("loss.batch", batch, (2..=MOST_IMAGES).contains(&batch), &format!("2 to {MOST_IMAGES}"))?;
+        let LossSettings { batch, scale, margin } = self.loss;
+        require("loss.batch", batch, (2..=MAX_IMAGES).contains(&batch), &format!("2 to {MAX_IMAGES}"))?;
         require("loss.scale", scale, scale > 0.0 && scale.is_finite(), "a number above 0")?;
         require("loss.margin", margin, (-2.0..=2.0).contains(&margin), "a number from -2 to 2")?;
         let outliers = &self.data.outliers;
@@ -110,42 +110,42 @@ impl Configuration {
             none,
             "none, because batches of NegMargin have no noise",
         )?;
-        shared::check_noise(&shared::all(&self.validation.noise))?;
-        let Configuration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
-        shared::check_usual(*steps, *seed, pictures, augmentation, validation, optimiser)
+        shared::check_noise(&shared::flatten_noise(&self.validation.noise))?;
+        let NegMarginConfiguration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
+        shared::check_common(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
-    fn judge(&self) -> Judge {
-        self.validation.judge(&[])
+    fn validator(&self) -> Validator {
+        self.validation.validator(&[])
     }
 }
 
 /// NegMargin in training.
 pub struct NegMarginTrainee {
     /// Those of the Conv4, and behind them one direction for every class.
-    weights: Weights,
+    weights: ParameterState,
     training: TrainingPass,
-    loader: Loader<Shuffled>,
+    loader: Loader<ShuffledBatches>,
     datasets: Datasets,
-    configuration: Configuration,
+    configuration: NegMarginConfiguration,
 }
 
 impl NegMarginTrainee {
     /// Sets everything up. Batches have no noise, so outliers are for validation only.
-    pub fn new(configuration: Configuration, datasets: Datasets) -> Result<Self> {
+    pub fn new(configuration: NegMarginConfiguration, datasets: Datasets) -> Result<Self> {
         configuration.check()?;
         let train = Arc::clone(&datasets.train);
         let (seed, batch) = (configuration.seed, configuration.loss.batch);
-        let (pictures, classes) = (train.pictures().len(), train.labels().classes().len());
+        let (pictures, classes) = (train.images().len(), train.labels().classes().len());
         require("classes to train on", classes, classes >= 2, "2 or more")?;
         require("loss.batch", batch, batch <= pictures, &format!("2 to {pictures}, the number of images"))?;
         if let Some((rows, outliers)) = datasets.validation_labels() {
-            configuration.judge().check(rows, outliers)?;
+            configuration.validator().check(rows, outliers)?;
         }
-        let painter = Painter::new(train, &configuration.pictures, &configuration.augmentation, seed);
-        let shape = painter.shape();
+        let preparer = ImagePreparer::new(train, &configuration.pictures, &configuration.augmentation, seed);
+        let shape = preparer.shape();
         let mut layout = conv4::layout(shape.channels);
-        let mut parameters = start(&configuration.from, seed, &layout, shape.channels)?;
+        let mut parameters = initial_parameters(&configuration.from, seed, &layout, shape.channels)?;
         let place = layout.add("directions", &[classes, shape.features()], Role::Trained);
         let (mut directions, mut rng) = (vec![0.0; place.len()], Rng::new(seed, Purpose::Parameters, 1));
         let bound = initialisation::xavier_bound(shape.features(), classes);
@@ -155,7 +155,7 @@ impl NegMarginTrainee {
         let config = AdamWConfig { weight_decay: 0.0, l2, ..Default::default() };
         Ok(NegMarginTrainee {
             training: TrainingPass::new(shape, batch),
-            weights: Weights::new(
+            weights: ParameterState::new(
                 layout,
                 parameters,
                 1,
@@ -163,7 +163,7 @@ impl NegMarginTrainee {
                 &configuration.optimiser,
                 configuration.steps,
             ),
-            loader: loader(Shuffled { painter, size: batch }),
+            loader: loader(ShuffledBatches { preparer, size: batch }),
             datasets,
             configuration,
         })
@@ -179,12 +179,12 @@ impl NegMarginTrainee {
         last.range.start
     }
 
-    fn learn(&mut self, step: u64, images: &[f32], classes: &[u32]) -> f64 {
+    fn train_step(&mut self, step: u64, images: &[f32], classes: &[u32]) -> f64 {
         let backbone = self.backbone_len();
-        let Weights { parameters, gradients, .. } = &mut self.weights;
+        let ParameterState { parameters, gradients, .. } = &mut self.weights;
         let features = self.training.forward(parameters, images);
         let mut d_features = vec![0.0; features.len()];
-        let Loss { scale, margin, .. } = self.configuration.loss;
+        let LossSettings { scale, margin, .. } = self.configuration.loss;
         let loss = cosine_margin(
             features,
             &parameters[backbone..],
@@ -209,7 +209,7 @@ impl Trainee for NegMarginTrainee {
 
     fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
         let batch = self.loader.take(step);
-        let loss = self.learn(step, &batch.images, &batch.classes);
+        let loss = self.train_step(step, &batch.images, &batch.classes);
         self.loader.give_back(step, batch);
         Ok(vec![loss])
     }
@@ -218,11 +218,11 @@ impl Trainee for NegMarginTrainee {
         self.weights.rate(step)
     }
 
-    fn validate(&mut self) -> trueshot::Result<Option<Judgement>> {
+    fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
         let preprocessing = self.configuration.pictures.preprocessing();
         let backbone = Backbone::from_parameters(preprocessing, self.parameters());
         let method = Registry::default().parse("baseline++")?;
-        judged(&self.configuration.judge(), &self.datasets, &backbone, method)
+        validate_backbone(&self.configuration.validator(), &self.datasets, &backbone, method)
     }
 
     fn state(&self) -> Tensors {

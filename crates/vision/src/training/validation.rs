@@ -1,4 +1,4 @@
-//! How a model is judged on the way: by the episodes of pictures it never learns from.
+//! Validation during training: the accuracy on episodes of images that are not trained on.
 
 use rayon::prelude::*;
 use trueshot::Embeddings;
@@ -6,30 +6,30 @@ use trueshot::episode::{EpisodeSpec, Sampler};
 use trueshot::evaluate::{Details, Experiment, SettingResult, evaluate};
 use trueshot::method::NamedMethod;
 use trueshot::noise::Noise;
-use trueshot::training::Validation as Judgement;
+use trueshot::training::Validation;
 
 use super::Datasets;
 use crate::backbone::Backbone;
 use crate::dataset::Dataset;
 
-/// Pictures that one thread embeds at once.
-const EMBEDDED_AT_ONCE: usize = 16;
+/// Images that one thread embeds at once.
+const IMAGES_PER_CALL: usize = 16;
 
-/// All pictures of a data set, embedded as they are.
-fn embedded(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddings> {
+/// All images of a data set, embedded as they are.
+fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddings> {
     let (to, dim) = (backbone.preprocessing(), backbone.dim());
-    let mut features = vec![0.0; dataset.pictures().len() * dim];
+    let mut features = vec![0.0; dataset.images().len() * dim];
     dataset
-        .pictures()
-        .par_chunks(EMBEDDED_AT_ONCE)
-        .zip(features.par_chunks_mut(EMBEDDED_AT_ONCE * dim))
+        .images()
+        .par_chunks(IMAGES_PER_CALL)
+        .zip(features.par_chunks_mut(IMAGES_PER_CALL * dim))
         .for_each_init(
-            || (backbone.scratch(), vec![0.0; EMBEDDED_AT_ONCE * to.values()]),
-            |(scratch, inputs), (pictures, out)| {
-                for (picture, input) in pictures.iter().zip(inputs.chunks_exact_mut(to.values())) {
-                    to.normalise(picture, input);
+            || (backbone.session(), vec![0.0; IMAGES_PER_CALL * to.input_len()]),
+            |(session, inputs), (images, out)| {
+                for (image, input) in images.iter().zip(inputs.chunks_exact_mut(to.input_len())) {
+                    to.normalise(image, input);
                 }
-                let embedded = backbone.embed(&inputs[..pictures.len() * to.values()], out, scratch);
+                let embedded = session.embed(&inputs[..images.len() * to.input_len()], out);
                 embedded.expect("networks of our own do not fail");
             },
         );
@@ -37,38 +37,38 @@ fn embedded(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddin
 }
 
 /// What a method makes of the embeddings that a backbone gives, where there is something to validate on.
-pub(super) fn judged(
-    judge: &Judge,
+pub(super) fn validate_backbone(
+    judge: &Validator,
     datasets: &Datasets,
     backbone: &Backbone,
     method: NamedMethod,
-) -> trueshot::Result<Option<Judgement>> {
+) -> trueshot::Result<Option<Validation>> {
     let Some(dataset) = &datasets.validation else { return Ok(None) };
     let outliers = datasets.validation_outliers.as_ref();
-    let outliers = outliers.map(|dataset| embedded(dataset, backbone)).transpose()?;
-    judge.judge(&embedded(dataset, backbone)?, outliers.as_ref(), method).map(Some)
+    let outliers = outliers.map(|dataset| embed_dataset(dataset, backbone)).transpose()?;
+    judge.validator(&embed_dataset(dataset, backbone)?, outliers.as_ref(), method).map(Some)
 }
 
 /// What a model is judged by.
-pub(super) struct Judge {
+pub(super) struct Validator {
     pub spec: EpisodeSpec,
     pub noises: Vec<Noise>,
     pub episodes: u64,
 }
 
-impl Judge {
+impl Validator {
     /// Checks once that the episodes can be drawn.
     pub fn check(&self, rows: &Embeddings, outliers: Option<&Embeddings>) -> trueshot::Result<()> {
         Sampler::new(rows, outliers, self.spec, self.noises.clone()).map(drop)
     }
 
     /// The mean accuracy over all noise settings, and the accuracies.
-    pub fn judge(
+    pub fn validator(
         &self,
         rows: &Embeddings,
         outliers: Option<&Embeddings>,
         method: NamedMethod,
-    ) -> trueshot::Result<Judgement> {
+    ) -> trueshot::Result<Validation> {
         let sampler = Sampler::new(rows, outliers, self.spec, self.noises.clone())?;
         let experiment = Experiment {
             embeddings: rows,
@@ -87,6 +87,6 @@ impl Judge {
         };
         let figures: Vec<(String, f64)> = found.settings.iter().map(figure).collect();
         let score = figures.iter().map(|(_, accuracy)| accuracy).sum::<f64>() / figures.len() as f64;
-        Ok(Judgement { score, figures })
+        Ok(Validation { score, figures })
     }
 }

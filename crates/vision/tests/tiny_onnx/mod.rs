@@ -1,4 +1,4 @@
-//! ONNX files of a few nodes, written field by field: protocol buffers are simple enough to need no library.
+//! Test fixture: ONNX files of a few nodes, written field by field.
 #![allow(dead_code)]
 
 /// A field that holds bytes: a text, a message, packed numbers.

@@ -11,13 +11,13 @@ use trueshot_nn::parameters::Role;
 
 use super::configuration::{CountRange, Data, Episodes};
 use super::*;
-use trueshot_nn::parameters::ParameterLayout;
 use crate::Embeddings;
 use crate::classifier::{Classifier, Mixture};
 use crate::method::Fitted;
 use crate::task::Task;
 use crate::training::Optimiser;
 use crate::training::{RunOptions, Start, train};
+use trueshot_nn::parameters::ParameterLayout;
 
 /// Learns to shift every feature by one number: the loss is its squared distance from 1 plus what noise it sees.
 struct Shift {

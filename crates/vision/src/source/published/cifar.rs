@@ -1,10 +1,10 @@
-//! CIFAR-100's own files, in their two published forms.
+//! CIFAR-100's own files, in their two published forms (python and binary).
 //!
 //! `cifar-100-python`: pickles `train` and `test` of rows of 3,072 bytes with `fine_labels`, `coarse_labels` and
 //! `filenames`, and `meta` with the names of the labels. `cifar-100-binary`: `train.bin` and `test.bin` of records
 //! of two labels and 3,072 bytes, with `fine_label_names.txt` and `coarse_label_names.txt`.
 //!
-//! CIFAR-FS and FC100 divide the 100 classes and take the 600 pictures that both files have of each. So a folder is
+//! CIFAR-FS and FC100 divide the 100 classes and take the 600 images that both files have of each. So a folder is
 //! both files together, and a split file says which classes to take, by their own names or by those of their
 //! superclasses.
 
@@ -13,29 +13,29 @@ use std::path::{Path, PathBuf};
 
 use trueshot::arrays::map;
 
-use super::pixels::{Pixels, Stack};
-use super::{Rows, bad, unpickle};
+use super::pixels::{ImageArray, Pixels};
+use super::{ListedImages, bad, unpickle};
 use crate::error::Result;
 use crate::pickle::Value;
-use crate::source::{Collection, Place};
+use crate::source::{Collection, ImageLocation};
 
 const PARTS: [&str; 2] = ["train", "test"];
 const FOLDERS: [&str; 2] = ["cifar-100-python", "cifar-100-binary"];
-const PIXELS: usize = 3072;
+const PIXEL_BYTES: usize = 3072;
 /// Two labels, then the pixels.
-const RECORD: usize = 2 + PIXELS;
+const RECORD_BYTES: usize = 2 + PIXEL_BYTES;
 
 /// The files of one form.
-pub(super) struct Files {
+pub(super) struct CifarFiles {
     folder: PathBuf,
     is_binary: bool,
     /// Those that are there, or the one that was asked for.
     parts: Vec<&'static str>,
 }
 
-impl Files {
+impl CifarFiles {
     /// The files in a folder, or one of them; `None` if this is no CIFAR-100.
-    pub fn at(path: &Path) -> Option<Self> {
+    pub fn find(path: &Path) -> Option<Self> {
         let forms = |folder: &Path| {
             [(false, "meta"), (true, "fine_label_names.txt")].map(|(is_binary, names)| {
                 folder.join(names).is_file().then(|| folder.to_owned()).map(|folder| (folder, is_binary))
@@ -55,16 +55,23 @@ impl Files {
                 (path.is_dir() || name == file) && folder.join(name).is_file()
             };
             let parts: Vec<&str> = PARTS.into_iter().filter(is_wanted).collect();
-            (!parts.is_empty()).then_some(Files { folder, is_binary, parts })
+            (!parts.is_empty()).then_some(CifarFiles { folder, is_binary, parts })
         })
     }
 
-    /// Lists the pictures.
+    /// Lists the images.
     pub fn list(&self, path: &Path) -> Result<Collection> {
-        let names =
-            if self.is_binary { Names::from_text(&self.folder)? } else { Names::from_meta(&self.folder)? };
-        let mut found =
-            Found { names, rows: Rows::new(), superclasses: BTreeMap::new(), taken: BTreeSet::new() };
+        let names = if self.is_binary {
+            LabelNames::from_text(&self.folder)?
+        } else {
+            LabelNames::from_meta(&self.folder)?
+        };
+        let mut found = CifarRows {
+            names,
+            rows: ListedImages::new(),
+            superclasses: BTreeMap::new(),
+            taken: BTreeSet::new(),
+        };
         for part in &self.parts {
             match self.is_binary {
                 true => found.read_binary(part, &self.folder.join(format!("{part}.bin")))?,
@@ -76,12 +83,12 @@ impl Files {
 }
 
 /// What labels are called.
-struct Names {
+struct LabelNames {
     fine: Vec<String>,
     coarse: Vec<String>,
 }
 
-impl Names {
+impl LabelNames {
     fn from_meta(folder: &Path) -> Result<Self> {
         let path = folder.join("meta");
         let pickle = unpickle(&path)?;
@@ -91,9 +98,9 @@ impl Names {
             };
             let found = pickle.value().get(key).and_then(words);
             let found = found.ok_or_else(|| bad(&path, format!("it has no list of names called {key}")))?;
-            checked(&path, found)
+            check_names(&path, found)
         };
-        Ok(Names { fine: names("fine_label_names")?, coarse: names("coarse_label_names")? })
+        Ok(LabelNames { fine: names("fine_label_names")?, coarse: names("coarse_label_names")? })
     }
 
     fn from_text(folder: &Path) -> Result<Self> {
@@ -101,23 +108,23 @@ impl Names {
             let path = folder.join(name);
             let text = std::fs::read_to_string(&path)
                 .map_err(|source| trueshot::Error::Read { path: path.clone(), source })?;
-            checked(&path, text.trim_end().lines().map(|line| line.trim().to_owned()).collect())
+            check_names(&path, text.trim_end().lines().map(|line| line.trim().to_owned()).collect())
         };
-        Ok(Names { fine: lines("fine_label_names.txt")?, coarse: lines("coarse_label_names.txt")? })
+        Ok(LabelNames { fine: lines("fine_label_names.txt")?, coarse: lines("coarse_label_names.txt")? })
     }
 
-    fn of(&self, fine: i64, coarse: i64) -> Option<(&str, &str)> {
-        Some((named(&self.fine, fine)?, named(&self.coarse, coarse)?))
+    fn get(&self, fine: i64, coarse: i64) -> Option<(&str, &str)> {
+        Some((name_of_label(&self.fine, fine)?, name_of_label(&self.coarse, coarse)?))
     }
 }
 
-fn named(names: &[String], label: i64) -> Option<&str> {
+fn name_of_label(names: &[String], label: i64) -> Option<&str> {
     names.get(usize::try_from(label).ok()?).map(String::as_str)
 }
 
 /// Refuses names that are empty or occur twice: a label is a place in the list, so a name that is missing would shift
 /// the names of all labels behind it.
-fn checked(path: &Path, names: Vec<String>) -> Result<Vec<String>> {
+fn check_names(path: &Path, names: Vec<String>) -> Result<Vec<String>> {
     let mut seen = BTreeSet::new();
     match names.iter().position(|name| name.is_empty() || !seen.insert(name)) {
         None => Ok(names),
@@ -129,14 +136,14 @@ fn checked(path: &Path, names: Vec<String>) -> Result<Vec<String>> {
 }
 
 /// What was read so far.
-struct Found {
-    names: Names,
-    rows: Rows,
+struct CifarRows {
+    names: LabelNames,
+    rows: ListedImages,
     superclasses: BTreeMap<String, String>,
     taken: BTreeSet<String>,
 }
 
-impl Found {
+impl CifarRows {
     fn read_pickle(&mut self, part: &str, path: &Path) -> Result<()> {
         let pickle = unpickle(path)?;
         let value = pickle.value();
@@ -144,7 +151,7 @@ impl Found {
             .get("data")
             .and_then(Value::array)
             .ok_or_else(|| bad(path, "it has no array called data"))?;
-        let stack = Stack::new(array).map_err(|problem| bad(path, problem))?;
+        let stack = ImageArray::new(array).map_err(|problem| bad(path, problem))?;
         let numbers = |key: &str| {
             let labels = value.get(key).and_then(Value::whole_numbers);
             labels.ok_or_else(|| bad(path, format!("it has no integers called {key}")))
@@ -168,15 +175,15 @@ impl Found {
 
     fn read_binary(&mut self, part: &str, path: &Path) -> Result<()> {
         let bytes = map(path)?;
-        if bytes.is_empty() || bytes.len() % RECORD != 0 {
+        if bytes.is_empty() || bytes.len() % RECORD_BYTES != 0 {
             let problem = format!(
-                "{} bytes are not a multiple of the record size {RECORD}; it may be truncated",
+                "{} bytes are not a multiple of the record size {RECORD_BYTES}; it may be truncated",
                 bytes.len()
             );
             return Err(bad(path, problem));
         }
-        for row in 0..bytes.len() / RECORD {
-            let record = bytes.slice(row * RECORD..(row + 1) * RECORD);
+        for row in 0..bytes.len() / RECORD_BYTES {
+            let record = bytes.slice(row * RECORD_BYTES..(row + 1) * RECORD_BYTES);
             let labels = (i64::from(record[1]), i64::from(record[0]));
             let pixels = Pixels::cifar(record.slice(2..));
             self.add(part, row, labels, None, pixels).map_err(|problem| bad(path, problem))?;
@@ -192,7 +199,7 @@ impl Found {
         file: Option<&str>,
         pixels: Pixels,
     ) -> Result<(), String> {
-        let (class, above) = self.names.of(fine, coarse).ok_or_else(|| {
+        let (class, above) = self.names.get(fine, coarse).ok_or_else(|| {
             let (fines, coarses) = (self.names.fine.len(), self.names.coarse.len());
             format!(
                 "image {row} has the labels {fine} and {coarse} (class and superclass), but there are \
@@ -215,7 +222,7 @@ impl Found {
         if self.taken.contains(&item) {
             item = format!("{item} ({row})");
         }
-        self.rows.push((class.to_owned(), item.clone(), Place::Pixels(pixels)));
+        self.rows.push((class.to_owned(), item.clone(), ImageLocation::Pixels(pixels)));
         self.taken.insert(item);
         Ok(())
     }

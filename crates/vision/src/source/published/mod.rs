@@ -1,8 +1,8 @@
-//! Data sets as they are published: pickled and zipped arrays, CIFAR-100's own files, lists beside a folder.
+//! Data sets in their published form: pickled and zipped arrays, CIFAR-100's own files, lists next to a folder.
 //!
 //! What a file is follows from its name and then from what is in it; what a folder is, from the names of the
-//! files in it ([`NAMES`]). A folder that has one file for each split is opened one split at a time, or all
-//! together with pooling. Pixels stay in the memory map of the file until a picture is asked for.
+//! files in it ([`FILE_NAMES`]). A folder that has one file for each split is opened one split at a time, or all
+//! together with pooling. Pixels stay in the memory map of the file until an image is asked for.
 
 mod arrays;
 mod cifar;
@@ -15,7 +15,7 @@ use trueshot::arrays::map;
 
 pub(super) use pixels::Pixels;
 
-use super::{Collection, Place, Reading, list};
+use super::{Collection, ImageLocation, SourceOptions, list};
 use crate::error::{Error, Result};
 use crate::pickle::Pickle;
 
@@ -23,7 +23,7 @@ use crate::pickle::Pickle;
 const SPLITS: [&str; 3] = ["train", "val", "test"];
 
 /// How the files of a split are called, `{}` standing for it.
-const NAMES: [&str; 11] = [
+const FILE_NAMES: [&str; 11] = [
     "mini-imagenet-cache-{}.pkl",
     "miniImageNet_category_split_{}.pickle",
     "mini_imagenet_{}.pickle",
@@ -36,41 +36,41 @@ const NAMES: [&str; 11] = [
     "{}.csv",
     "split/{}.csv",
 ];
-/// The training pictures of training classes, among files that hold others of these classes as well.
-const TRAINING_PHASE: &str = "train_phase_train";
+/// The training images of training classes, among files that hold others of these classes as well.
+const TRAINING_PHASE_NAME: &str = "train_phase_train";
 
 /// Class, name within the source, and where the pixels are.
-pub(super) type Rows = Vec<(String, String, Place)>;
+pub(super) type ListedImages = Vec<(String, String, ImageLocation)>;
 
 /// The splits for which a folder holds a published file each.
 pub(super) fn splits(path: &Path) -> Vec<&'static str> {
-    files_of_splits(path).into_iter().map(|(split, _)| split).collect()
+    split_files(path).into_iter().map(|(split, _)| split).collect()
 }
 
-/// Lists the pictures of a published form; `None` if this is none.
-pub(super) fn open(path: &Path, reading: Reading<'_>) -> Result<Option<Collection>> {
-    if let Some(files) = cifar::Files::at(path) {
-        return match reading.split {
+/// Lists the images of a published form; `None` if this is none.
+pub(super) fn open(path: &Path, options: SourceOptions<'_>) -> Result<Option<Collection>> {
+    if let Some(files) = cifar::CifarFiles::find(path) {
+        return match options.split {
             // CIFAR-100's own two parts have the same classes; what a split is, a split file says.
             Some(split) => Err(Error::NoSplits { path: path.into(), split: split.into() }),
             None => files.list(path).map(Some),
         };
     }
     if path.is_dir() {
-        let files = files_of_splits(path);
-        return if files.is_empty() { Ok(None) } else { of_splits(path, &files, reading).map(Some) };
+        let files = split_files(path);
+        return if files.is_empty() { Ok(None) } else { list_splits(path, &files, options).map(Some) };
     }
     let Some(rows) = read_file(path)? else { return Ok(None) };
-    match reading.split {
+    match options.split {
         Some(split) => Err(Error::NoSplits { path: path.into(), split: split.into() }),
         None => Ok(Some(Collection::new(path, rows, Vec::new()))),
     }
 }
 
 /// The splits that a folder has, each with its file.
-fn files_of_splits(folder: &Path) -> Vec<(&'static str, PathBuf)> {
+fn split_files(folder: &Path) -> Vec<(&'static str, PathBuf)> {
     let file = |name: &str, split: &str| {
-        let phase = folder.join(name.replace("{}", TRAINING_PHASE));
+        let phase = folder.join(name.replace("{}", TRAINING_PHASE_NAME));
         let plain = folder.join(name.replace("{}", split));
         let is_listed = !name.ends_with(".csv") || folder.join("images").is_dir();
         let found = if split == "train" && phase.is_file() { phase } else { plain };
@@ -79,39 +79,41 @@ fn files_of_splits(folder: &Path) -> Vec<(&'static str, PathBuf)> {
     let of_form = |name: &&str| -> Vec<(&'static str, PathBuf)> {
         SPLITS.iter().filter_map(|&split| Some((split, file(name, split)?))).collect()
     };
-    NAMES.iter().map(of_form).find(|found| !found.is_empty()).unwrap_or_default()
+    FILE_NAMES.iter().map(of_form).find(|found| !found.is_empty()).unwrap_or_default()
 }
 
-fn of_splits(path: &Path, files: &[(&str, PathBuf)], reading: Reading<'_>) -> Result<Collection> {
+fn list_splits(path: &Path, files: &[(&str, PathBuf)], options: SourceOptions<'_>) -> Result<Collection> {
     let known = || files.iter().map(|(split, _)| *split).collect::<Vec<_>>().join(", ");
-    if let Some(wanted) = reading.split {
+    if let Some(wanted) = options.split {
         let Some((_, file)) = files.iter().find(|(split, _)| *split == wanted) else {
             let origin = path.display().to_string();
             return Err(Error::UnknownSplit { origin, split: wanted.into(), known: known() });
         };
         return Ok(Collection::new(path, read(file)?, Vec::new()));
     }
-    if !reading.pool && files.len() > 1 {
+    if !options.pool && files.len() > 1 {
         return Err(Error::SplitFolders { path: path.into(), found: known() });
     }
-    let mut rows = Rows::new();
+    let mut rows = ListedImages::new();
     for (split, file) in files {
         rows.extend(
-            read(file)?.into_iter().map(|(class, item, place)| (class, format!("{split}/{item}"), place)),
+            read(file)?
+                .into_iter()
+                .map(|(class, item, location)| (class, format!("{split}/{item}"), location)),
         );
     }
     Ok(Collection::new(path, rows, Vec::new()))
 }
 
 /// Reads a file that its name has already shown to be of a published form.
-fn read(path: &Path) -> Result<Rows> {
+fn read(path: &Path) -> Result<ListedImages> {
     if path.extension().is_some_and(|extension| extension == "csv") {
         return list::rows(path);
     }
     read_file(path)?.ok_or_else(|| Error::UnknownSource { path: path.into() })
 }
 
-fn read_file(path: &Path) -> Result<Option<Rows>> {
+fn read_file(path: &Path) -> Result<Option<ListedImages>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let ends = |ending: &str| name.ends_with(ending);
     if ends(".npz") || ends(".npy") {
@@ -137,7 +139,7 @@ fn bad(path: &Path, problem: impl Into<String>) -> Error {
 }
 
 /// The name of a row: numbers of one width sort as they count.
-fn item(class: &str, row: usize, rows: usize) -> String {
+fn item_name(class: &str, row: usize, rows: usize) -> String {
     let width = rows.saturating_sub(1).max(1).ilog10() as usize + 1;
     format!("{class}/{row:0width$}")
 }

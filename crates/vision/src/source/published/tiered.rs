@@ -1,4 +1,4 @@
-//! TieredImageNet: PNG files in a pickled list, or an array of pixels; the labels in a file beside it.
+//! TieredImageNet: PNG files in a pickled list, or an array of pixels, with the labels in a file next to it.
 //!
 //! `train_images_png.pkl` (few-shot-ssl) or `train_images.npz` (MetaOptNet; `.npy` if somebody unpacked it), and `train_labels.pkl` with the numbers
 //! under `label_specific` and their names under `label_specific_str`, or with `labels` alone.
@@ -8,25 +8,25 @@ use std::path::{Path, PathBuf};
 
 use trueshot::arrays::{Array, from_npy, from_npz};
 
-use super::arrays::{class_names, labelled};
-use super::pixels::Stack;
-use super::{Rows, bad, item, unpickle};
+use super::arrays::{class_names, list_labelled};
+use super::pixels::ImageArray;
+use super::{ListedImages, bad, item_name, unpickle};
 use crate::error::Result;
 use crate::pickle::{Pickle, Value};
-use crate::source::Place;
+use crate::source::ImageLocation;
 
-/// What the arrays of pictures are called.
-const IMAGES: [&str; 4] = ["images", "image_data", "data", "arr_0"];
+/// What the arrays of images are called.
+const ARRAY_NAMES: [&str; 4] = ["images", "image_data", "data", "arr_0"];
 
 /// Reads a list of PNG files, each an array of bytes.
-pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<Rows> {
-    let classes = classes(path)?;
+pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<ListedImages> {
+    let classes = read_classes(path)?;
     let files = pickle.value().items().ok_or_else(|| bad(path, "it is not a list of images"))?;
     let count = files.len();
     if count != classes.len() {
         return Err(bad(path, format!("{count} images but {} labels next to it", classes.len())));
     }
-    let mut rows = Rows::with_capacity(count);
+    let mut rows = ListedImages::with_capacity(count);
     for ((row, file), class) in files.enumerate().zip(classes) {
         // OpenCV gave columns of one byte once, and plain rows later.
         let bytes = match file.array() {
@@ -36,34 +36,34 @@ pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<Rows> {
         let kind = file.kind();
         let bytes = bytes
             .ok_or_else(|| bad(path, format!("image {row} is {kind} instead of the bytes of a file")))?;
-        let name = item(&class, row, count);
-        rows.push((class, name, Place::Held(bytes)));
+        let name = item_name(&class, row, count);
+        rows.push((class, name, ImageLocation::Memory(bytes)));
     }
     Ok(rows)
 }
 
 /// Reads an array of pixels.
-pub(super) fn from_array(path: &Path) -> Result<Rows> {
+pub(super) fn from_array(path: &Path) -> Result<ListedImages> {
     let is_npy = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
-    let array: Array = if is_npy { from_npy(path)? } else { from_npz(path, &IMAGES)? };
-    let stack = Stack::new(&array).map_err(|problem| bad(path, problem))?;
-    labelled(path, &stack, &classes(path)?)
+    let array: Array = if is_npy { from_npy(path)? } else { from_npz(path, &ARRAY_NAMES)? };
+    let stack = ImageArray::new(&array).map_err(|problem| bad(path, problem))?;
+    list_labelled(path, &stack, &read_classes(path)?)
 }
 
-/// The class of every picture, from the file beside it.
-fn classes(images: &Path) -> Result<Vec<String>> {
-    let path = labels_beside(images)?;
+/// The class of every image, from the file beside it.
+fn read_classes(images: &Path) -> Result<Vec<String>> {
+    let path = labels_file(images)?;
     let pickle = unpickle(&path)?;
     let value = pickle.value();
     // Some have the labels and nothing else in the file.
     let labels = value.get("label_specific").or(value.get("labels"));
     let labels = labels.or(value.items().is_some().then_some(value)).or(value.array().map(|_| value));
     let labels = labels.ok_or_else(|| bad(&path, "it has no label_specific or labels"))?;
-    let names = value.get("label_specific_str").map(|names| distinct(&path, names)).transpose()?;
+    let names = value.get("label_specific_str").map(|names| distinct_names(&path, names)).transpose()?;
     class_names(&path, labels, names.as_ref())
 }
 
-fn labels_beside(images: &Path) -> Result<PathBuf> {
+fn labels_file(images: &Path) -> Result<PathBuf> {
     let name = images.file_name().unwrap_or_default().to_string_lossy();
     let split =
         ["_images_png.pkl", "_images.npz", "_images.npy"].iter().find_map(|ending| name.strip_suffix(ending));
@@ -78,7 +78,7 @@ fn labels_beside(images: &Path) -> Result<PathBuf> {
 }
 
 /// The names of labels; ImageNet has two classes called crane, whose numbers then tell them apart.
-fn distinct(path: &Path, names: Value<'_>) -> Result<BTreeMap<i64, String>> {
+fn distinct_names(path: &Path, names: Value<'_>) -> Result<BTreeMap<i64, String>> {
     let words = names.items().and_then(|items| {
         items.map(|name| Some(name.text()?.replace('/', " "))).collect::<Option<Vec<String>>>()
     });

@@ -1,0 +1,100 @@
+//! Labels that a user has confirmed, which no later audit doubts. They are kept in a file, by default inside the
+//! audited folder, with one item per line: its name, or a JSON object.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use trueshot::Embeddings;
+use trueshot::report::visible;
+
+use crate::output::write_file;
+
+/// Where confirmations are looked for in a folder.
+const FILE_NAME: &str = ".trueshot-confirmed";
+
+/// An item whose label is right.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+struct ConfirmedLabel {
+    item: String,
+    /// The class it was filed under then; an item that has moved since is not confirmed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    given: Option<String>,
+}
+
+/// The confirmations about one support set.
+pub struct ConfirmedLabels {
+    path: Option<PathBuf>,
+    all: Vec<ConfirmedLabel>,
+}
+
+impl ConfirmedLabels {
+    /// Reads the file that is given, or the one in the folder, if there is one.
+    pub fn open(support: &Path, given: Option<&PathBuf>, may_be_new: bool) -> anyhow::Result<Self> {
+        let own = support.is_dir().then(|| support.join(FILE_NAME));
+        let path = given.cloned().or(own);
+        let all = match &path {
+            Some(path) if path.exists() || (given.is_some() && !may_be_new) => read_file(path)?,
+            _ => Vec::new(),
+        };
+        Ok(ConfirmedLabels { path, all })
+    }
+
+    /// Confirms more items, and keeps that.
+    pub fn confirm(&mut self, items: &[String], support: &Path, data: &Embeddings) -> anyhow::Result<()> {
+        let path = self.path.clone().context("no file for confirmed labels; give --confirmed FILE")?;
+        // Another audit may have confirmed items since this one read the file.
+        let _lock = trueshot::lock::Lock::beside(&path)?;
+        if path.exists() {
+            self.all = read_file(&path)?;
+        }
+        for given in items {
+            let row = (0..data.len()).find(|&row| matches_item(data, row, given, support));
+            let row = row.with_context(|| {
+                let example = visible(&item_name(data, 0));
+                format!("no item is named '{}'; item names look like '{example}'", visible(given))
+            })?;
+            let class = data.classes()[data.labels()[row] as usize].clone();
+            let confirmation = ConfirmedLabel { item: item_name(data, row), given: Some(class) };
+            if !self.all.contains(&confirmation) {
+                self.all.push(confirmation);
+            }
+        }
+        let line = |one: &ConfirmedLabel| serde_json::to_string(one).map(|line| line + "\n");
+        write_file(&path, &self.all.iter().map(line).collect::<Result<String, _>>()?)
+    }
+
+    /// Which rows are confirmed.
+    pub fn confirmed_rows(&self, data: &Embeddings) -> Vec<bool> {
+        let known: HashSet<(&str, Option<&str>)> =
+            self.all.iter().map(|one| (one.item.as_str(), one.given.as_deref())).collect();
+        let is_known = |row: usize| {
+            let (item, class) = (item_name(data, row), &data.classes()[data.labels()[row] as usize]);
+            known.contains(&(item.as_str(), None)) || known.contains(&(item.as_str(), Some(class)))
+        };
+        (0..data.len()).map(is_known).collect()
+    }
+}
+
+fn read_file(path: &Path) -> anyhow::Result<Vec<ConfirmedLabel>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+    let one = |(number, line): (usize, &str)| match line.starts_with('{') {
+        false => Ok(ConfirmedLabel { item: line.trim_end_matches('\r').into(), given: None }),
+        true => serde_json::from_str(line)
+            .with_context(|| format!("{}, line {number}: not a confirmed label", path.display())),
+    };
+    lines.map(one).collect()
+}
+
+fn item_name(data: &Embeddings, row: usize) -> String {
+    data.item(row).map_or_else(|| format!("row {row}"), str::to_string)
+}
+
+/// Whether somebody means a row: by its item's name, or by the path of its file.
+fn matches_item(data: &Embeddings, row: usize, given: &str, support: &Path) -> bool {
+    let inside = Path::new(given).strip_prefix(support).ok().and_then(Path::to_str);
+    let item = item_name(data, row);
+    item == given || inside == Some(item.as_str())
+}

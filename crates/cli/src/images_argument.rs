@@ -1,0 +1,132 @@
+//! The options that select which images of a data set a command uses, and the list of files it skipped.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use trueshot_vision::source::is_built_in;
+use trueshot_vision::split::Split;
+use trueshot_vision::{Collection, Fit, Skipped, SourceOptions};
+
+use crate::messages::say;
+
+/// Which images of a source to use.
+#[derive(Args)]
+pub struct ImagesArgument {
+    /// Classes of each split: a JSON file {"train": [..], "val": [..], "test": [..]}, or one of the built-in splits
+    /// cifar-fs, cub, fc100, miniimagenet and tieredimagenet
+    #[arg(long, value_name = "JSON|NAME")]
+    pub split_file: Option<PathBuf>,
+    /// Split to use: of the split file, of omniglot, or of the data set, if it has one folder or file per split
+    #[arg(long, value_name = "NAME")]
+    split: Option<String>,
+    /// Use the images in train/, val/ and test/ together; the folders in them are the classes
+    #[arg(long)]
+    pub pool: bool,
+    /// Use only the first N images of each class, sorted by name
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit_per_class: Option<u32>,
+}
+
+impl ImagesArgument {
+    /// Refuses them where there are no images.
+    pub fn check_unused(&self) -> anyhow::Result<()> {
+        let given = [
+            ("--split-file", self.split_file.is_some()),
+            ("--split", self.split.is_some()),
+            ("--pool", self.pool),
+            ("--limit-per-class", self.limit_per_class.is_some()),
+        ];
+        match given.into_iter().find(|(_, given)| *given) {
+            Some((flag, _)) => anyhow::bail!("{flag} applies to images: use it with --pictures DATASET"),
+            None => Ok(()),
+        }
+    }
+
+    /// Lists the images.
+    pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
+        let part = ImageSelection {
+            split_file: self.split_file.as_deref(),
+            split: self.split.as_deref(),
+            pool: self.pool,
+            limit_per_class: self.limit_per_class.map(|limit| limit as usize),
+        };
+        part.open(path)
+    }
+}
+
+/// Which part of a source to take.
+#[derive(Clone, Copy)]
+pub struct ImageSelection<'a> {
+    pub split_file: Option<&'a Path>,
+    pub split: Option<&'a str>,
+    pub pool: bool,
+    pub limit_per_class: Option<usize>,
+}
+
+impl ImageSelection<'_> {
+    /// Lists the images of that part.
+    pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
+        // Without a split file, the source must know its splits.
+        let own_split = self.split.filter(|_| self.split_file.is_none() && !is_built_in(path));
+        let mut collection = Collection::open(path, SourceOptions { pool: self.pool, split: own_split })?;
+        if let Some(split) = self.open_split(&collection)? {
+            let missing = collection.keep_split(&split)?;
+            if let Some(first) = missing.first() {
+                let (count, name) = (missing.len(), &split.name);
+                say!("warning: {count} classes of split '{name}' are missing, the first is '{first}'");
+            }
+        }
+        if let Some(limit) = self.limit_per_class {
+            collection.keep_first(limit);
+        }
+        Ok(collection)
+    }
+
+    fn open_split(&self, collection: &Collection) -> anyhow::Result<Option<Split>> {
+        Ok(match (self.split_file, self.split) {
+            (Some(file), Some(name)) => Some(Split::open(file, name)?),
+            (None, Some(name)) if collection.is_built_in() => Some(Split::omniglot(name)?),
+            (Some(_), None) => anyhow::bail!("--split-file also needs --split NAME"),
+            (None, _) => None,
+        })
+    }
+}
+
+/// How to handle an image that is not square.
+#[derive(Clone, Copy, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FitArgument {
+    /// Resize the whole image without keeping its aspect ratio
+    Squash,
+    /// Crop the central square
+    Crop,
+}
+
+impl From<FitArgument> for Fit {
+    fn from(argument: FitArgument) -> Self {
+        match argument {
+            FitArgument::Squash => Fit::Squash,
+            FitArgument::Crop => Fit::Crop,
+        }
+    }
+}
+
+/// The most files that are listed one by one.
+const MAX_LISTED: usize = 20;
+
+/// Says what was skipped and why.
+pub fn print_skipped<'a>(skipped: impl Iterator<Item = &'a Skipped>) {
+    let skipped: Vec<&Skipped> = skipped.collect();
+    if skipped.is_empty() {
+        return;
+    }
+    let files = if skipped.len() == 1 { "file was" } else { "files were" };
+    say!("warning: {} {files} skipped:", skipped.len());
+    for file in skipped.iter().take(MAX_LISTED) {
+        say!("  {file}");
+    }
+    if skipped.len() > MAX_LISTED {
+        say!("  and {} more", skipped.len() - MAX_LISTED);
+    }
+}

@@ -1,0 +1,40 @@
+//! How this program starts itself: for the steps of `reproduce`, and as the worker process that runs ONNX models.
+
+use std::ffi::OsString;
+
+use trueshot_vision::onnx::{self, ModelProcess};
+
+/// The argument that starts a worker process for ONNX models. It is not a command for people.
+pub const ONNX_WORKER: &str = "onnx-worker";
+
+/// This program and its first arguments: itself, or the Python interpreter that runs it as a module.
+pub fn own_command() -> std::io::Result<(OsString, Vec<OsString>)> {
+    match std::env::var_os("TRUESHOT_PYTHON") {
+        None => Ok((std::env::current_exe()?.into(), Vec::new())),
+        Some(interpreter) => Ok((interpreter, vec!["-m".into(), "trueshot".into()])),
+    }
+}
+
+/// Has ONNX models run in worker processes of this program, within the limits that the environment sets.
+pub fn configure_onnx_worker() -> anyhow::Result<()> {
+    // A system that does not say where this program is keeps all other commands from nothing.
+    let Ok((program, mut arguments)) = own_command() else { return Ok(()) };
+    arguments.push(ONNX_WORKER.into());
+    let mut process = ModelProcess::new(program, arguments);
+    if let Some(gigabytes) = limit_from_env("TRUESHOT_ONNX_MEMORY", 1 << 20)? {
+        process.memory = gigabytes << 30;
+    }
+    if let Some(seconds) = limit_from_env("TRUESHOT_ONNX_SECONDS", 1 << 30)? {
+        process.seconds = seconds;
+    }
+    onnx::run_models_in(process);
+    Ok(())
+}
+
+fn limit_from_env(variable: &str, most: u64) -> anyhow::Result<Option<u64>> {
+    let Some(given) = std::env::var_os(variable) else { return Ok(None) };
+    let limit =
+        given.to_str().and_then(|given| given.parse().ok()).filter(|limit| (1..=most).contains(limit));
+    anyhow::ensure!(limit.is_some(), "{variable} is {given:?}; allowed: whole numbers from 1 to {most}");
+    Ok(limit)
+}

@@ -1,0 +1,162 @@
+//! The argument SUPPORT of `audit` and `fit`: labelled examples as a folder of class folders, an archive, a list of images or
+//! an embeddings file. Images are embedded, embeddings are read; both become [`LabelledRows`].
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use trueshot::Embeddings;
+use trueshot::repair::Listed;
+use trueshot_vision::labelled::RowImages;
+use trueshot_vision::{Collection, LabelledRows, SourceOptions};
+
+use crate::backbone_argument::BackboneArgument;
+use crate::images_argument::print_skipped;
+use crate::messages::say;
+use crate::progress::ProgressDisplay;
+
+/// Endings of files that hold rows rather than images.
+const EMBEDDINGS: [&str; 8] = ["safetensors", "npy", "npz", "parquet", "arrow", "feather", "ipc", "arrows"];
+
+/// The labelled examples and how to embed them.
+#[derive(Args)]
+pub struct SupportArgument {
+    /// Labelled examples: a folder of class folders, a .tar or .tar.gz of one, a .csv or .jsonl list of paths and labels,
+    /// or embeddings (.safetensors, .npz, .npy, .parquet, .arrow)
+    #[arg(value_name = "SUPPORT")]
+    pub support: PathBuf,
+    /// Labels for a .npy file, if they are not next to it
+    #[arg(long, value_name = "FILE")]
+    labels_of_rows: Option<PathBuf>,
+    #[command(flatten)]
+    pub backbone: BackboneArgument,
+}
+
+/// Whether a path names rows rather than images.
+pub fn is_embeddings(path: &Path) -> bool {
+    let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+    extension.is_some_and(|extension| EMBEDDINGS.contains(&extension.as_str())) && !path.is_dir()
+}
+
+impl SupportArgument {
+    /// Reads rows, or embeds images with progress on a terminal; says what was skipped and what looks odd.
+    pub fn open(&self) -> anyhow::Result<LabelledRows> {
+        let support = if is_embeddings(&self.support) { self.read()? } else { self.embed()? };
+        print_notes(&support);
+        Ok(support)
+    }
+
+    fn read(&self) -> anyhow::Result<LabelledRows> {
+        let mut embeddings = match &self.labels_of_rows {
+            Some(labels) => Embeddings::read_pair(&self.support, labels)?,
+            None => Embeddings::read(&self.support)?,
+        };
+        embeddings.check()?;
+        Ok(embeddings.into())
+    }
+
+    fn embed(&self) -> anyhow::Result<LabelledRows> {
+        // A backbone that cannot be opened is said before a large folder is looked through.
+        let given = self.backbone.open()?;
+        let collection = Collection::open(&self.support, SourceOptions::default())?;
+        let embedder = given.map_or_else(|| self.backbone.open_default(&collection), Ok)?;
+        let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
+        let embedded = embedder.embed_collection(&collection, &progress);
+        progress.finish();
+        let embedded = embedded?;
+        self.backbone.report_cache_problem(&embedder);
+        Ok(LabelledRows::from_collection(collection, embedded))
+    }
+}
+
+/// Prints which files were skipped, and which classes are too small to be audited.
+fn print_notes(rows: &LabelledRows) {
+    print_skipped(rows.skipped.iter());
+    for note in notes(rows) {
+        say!("note: {note}");
+    }
+}
+
+/// Notes on classes that are empty, unreadable or have a single item.
+fn notes(rows: &LabelledRows) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut add = |names: Vec<String>, one: &str, many: &str| match names.len() {
+        0 => {}
+        1 => notes.push(format!("{} {one}", names[0])),
+        _ => notes.push(format!("{} {many}: {}", names.len(), shortened(&names))),
+    };
+    add(empty_folders(rows), "is an empty folder", "folders are empty");
+    add(unreadable_classes(rows), "has no readable image", "classes have no readable image");
+    let one = classes_of_one(rows);
+    add(
+        one,
+        "has a single item, whose label cannot be checked",
+        "classes have a single item, whose label cannot be checked",
+    );
+    notes
+}
+
+fn empty_folders(rows: &LabelledRows) -> Vec<String> {
+    let folders = rows.images.iter().flat_map(|images| images.collection.empty_folders());
+    folders.map(|folder| quoted(folder)).collect()
+}
+
+/// Classes whose every image was skipped.
+fn unreadable_classes(rows: &LabelledRows) -> Vec<String> {
+    let listed = rows.images.iter().flat_map(|images| images.collection.classes());
+    let is_gone = |class: &&String| rows.embeddings.classes().binary_search(class).is_err();
+    listed.filter(is_gone).map(|class| format!("class {}", quoted(class))).collect()
+}
+
+fn classes_of_one(rows: &LabelledRows) -> Vec<String> {
+    let classes = rows.embeddings.classes().iter().enumerate();
+    let of_one = classes.filter(|(class, _)| rows.embeddings.rows_of(*class).len() == 1);
+    of_one.map(|(_, name)| format!("class {}", quoted(name))).collect()
+}
+
+/// The audited files, for a plan: as [`listing`], with the hashes of the files that were embedded.
+pub fn audited_files(images: &RowImages) -> Vec<Listed> {
+    let mut all = listing(&images.collection);
+    for (listed, hash) in all.iter_mut().zip(images.hashes()) {
+        listed.hash = hash.map(|hash| blake3::Hash::from_bytes(hash).to_hex().to_string());
+    }
+    all
+}
+
+/// A name in quotes, with control characters escaped.
+fn quoted(name: &str) -> String {
+    format!("'{}'", trueshot::report::visible(name))
+}
+
+/// The first few names.
+fn shortened(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let first = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(SHOWN) {
+        Some(more) if more > 0 => format!("{first} and {more} more"),
+        _ => first,
+    }
+}
+
+/// The items of a collection as they are now: its entries in their order, then the files that were skipped.
+pub fn listing(collection: &Collection) -> Vec<Listed> {
+    let entries = collection.entries().iter().map(|entry| {
+        let class = Some(collection.class_of(entry).to_owned());
+        listed(&entry.item, class, entry.path())
+    });
+    let skipped = collection.skipped().iter();
+    let skipped = skipped.map(|one| listed(&one.item, None, Some(&collection.path().join(&one.item))));
+    entries.chain(skipped).collect()
+}
+
+fn listed(item: &str, class: Option<String>, path: Option<&Path>) -> Listed {
+    let found = path.and_then(|path| std::fs::metadata(path).ok());
+    let modified = found.as_ref().and_then(|found| found.modified().ok());
+    let since_1970 = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+    Listed {
+        item: item.into(),
+        class,
+        size: found.map(|found| found.len()),
+        modified: since_1970.and_then(|time| u64::try_from(time.as_nanos()).ok()),
+        hash: None,
+    }
+}

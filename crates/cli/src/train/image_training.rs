@@ -1,0 +1,367 @@
+//! What all training on images shares: the options, loading of images and outliers, and the run itself.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use trueshot::noise::{NoiseKind, NoiseLevels};
+use trueshot::training::{Trainee, configuration};
+use trueshot_vision::overlap::Overlap;
+use trueshot_vision::training::{self, Datasets, ValidationSettings};
+use trueshot_vision::{Collection, Dataset, Error};
+
+use super::heads::{OptimiserFlags, with_separators};
+use super::{RunArguments, TrainingRun};
+use crate::images_argument::{FitArgument, ImageSelection, print_skipped};
+use crate::messages::{hinted, say};
+use crate::progress::ProgressDisplay;
+
+/// Options of all training on images.
+#[derive(Args, Serialize)]
+pub struct ImageTrainingFlags {
+    #[command(flatten)]
+    data: DataFlags,
+    #[command(flatten)]
+    pictures: PictureFlags,
+    #[command(flatten)]
+    validation: ValidationFlags,
+    #[command(flatten)]
+    optimiser: OptimiserFlags,
+    /// Number of training steps
+    #[arg(long, help_heading = "Optimiser")]
+    steps: Option<u64>,
+    /// Start from the parameters of another model of the same kind
+    #[arg(long, value_name = "MODEL", help_heading = "Optimiser")]
+    from: Option<PathBuf>,
+    /// Random seed; the same seed gives the same model
+    #[arg(short, long, help_heading = "The run")]
+    seed: Option<u64>,
+}
+
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Data")]
+struct DataFlags {
+    /// Images to train on
+    #[arg(value_name = "DATASET", required_unless_present = "config")]
+    train: Option<PathBuf>,
+    /// Images of other classes for outlier noise in training
+    #[arg(long, value_name = "DATASET")]
+    outliers: Option<PathBuf>,
+    /// Images for validation, which selects the best model, if they are not in DATASET
+    #[arg(id = "val", long = "val", value_name = "DATASET")]
+    validation: Option<PathBuf>,
+    /// Images of other classes for outlier noise in validation
+    #[arg(id = "val-outliers", long = "val-outliers", value_name = "DATASET")]
+    validation_outliers: Option<PathBuf>,
+    /// Classes of each split: a JSON file {"train": [..], "val": [..], "test": [..]}, or one of the built-in splits
+    /// cifar-fs, cub, fc100, miniimagenet and tieredimagenet
+    #[arg(long, value_name = "JSON|NAME")]
+    split_file: Option<PathBuf>,
+    /// Split to train on [default: train]
+    #[arg(long, value_name = "NAME")]
+    train_split: Option<String>,
+    /// Split to validate on; '' for none [default: val]
+    #[arg(id = "val-split", long = "val-split", value_name = "NAME")]
+    validation_split: Option<String>,
+    /// Use the images in train/, val/ and test/ together; the folders in them are the classes
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pool: Option<bool>,
+    /// Use only the first N images of each class, sorted by name
+    #[arg(long, value_name = "N")]
+    limit_per_class: Option<usize>,
+}
+
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Images")]
+struct PictureFlags {
+    /// Height and width of the network input [default: 84; omniglot: 28]
+    #[arg(long, value_name = "PX")]
+    size: Option<usize>,
+    /// Colour images (true) or grey drawings, dark on white (false) [default: true; omniglot: false]
+    #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
+    colour: Option<bool>,
+    /// How to handle an image that is not square
+    #[arg(long, value_enum)]
+    fit: Option<FitArgument>,
+    /// Augment images with random changes [default: true; omniglot: false]
+    #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
+    augment: Option<bool>,
+    /// Add every class rotated by 90, 180 and 270 degrees as new classes, as is usual for Omniglot
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    rotations: Option<bool>,
+}
+
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Validation")]
+struct ValidationFlags {
+    /// Steps between validations
+    #[arg(id = "val-every", long = "val-every", value_name = "STEPS")]
+    every: Option<u64>,
+    /// Episodes per validation, the same ones every time
+    #[arg(id = "val-episodes", long = "val-episodes", value_name = "N")]
+    episodes: Option<u64>,
+    /// Classes per episode
+    #[arg(id = "val-ways", long = "val-ways", value_name = "N")]
+    ways: Option<usize>,
+    /// Labelled images per class
+    #[arg(id = "val-shots", long = "val-shots", value_name = "K")]
+    shots: Option<usize>,
+    /// Queries per class
+    #[arg(id = "val-queries", long = "val-queries", value_name = "Q")]
+    queries: Option<usize>,
+    /// Noise types and levels; the score is the mean accuracy over all of them [default: as in training]
+    #[arg(id = "val-noise", long = "val-noise", value_name = "TYPE=LEVEL,..")]
+    noise: Option<Vec<NoiseLevels>>,
+    /// Random seed of the validation episodes
+    #[arg(id = "val-seed", long = "val-seed", value_name = "SEED")]
+    seed: Option<u64>,
+}
+
+impl ImageTrainingFlags {
+    /// The configuration: of a file and of flags, among them those of this kind of network alone.
+    pub fn read<C: Serialize + DeserializeOwned>(
+        &self,
+        run: &RunArguments,
+        own: toml::Table,
+        drawings: C,
+        photographs: C,
+    ) -> anyhow::Result<C> {
+        let file = run.config.as_deref();
+        let defaults = if self.data.is_built_in(file) { drawings } else { photographs };
+        let mut flags = configuration::table(self);
+        flags.extend(own);
+        Ok(configuration::read(&defaults, file, flags)?)
+    }
+}
+
+impl DataFlags {
+    /// Whether the built-in drawings are asked for, here or in a file: they are trained on otherwise than
+    /// photographs, so what the data is must be known before anything else.
+    fn is_built_in(&self, file: Option<&Path>) -> bool {
+        let written = || {
+            let table: toml::Table = std::fs::read_to_string(file?).ok()?.parse().ok()?;
+            Some(PathBuf::from(table.get("data")?.get("train")?.as_str()?))
+        };
+        let data = self.train.clone().or_else(written);
+        data.is_some_and(|data| trueshot_vision::source::is_built_in(&data))
+    }
+}
+
+/// A network to be trained on images.
+pub struct ImageTraining<'a> {
+    pub title: String,
+    pub seed: u64,
+    pub steps: u64,
+    pub data: &'a training::DataSettings,
+    pub pictures: &'a training::ImageSettings,
+    pub validate_every: u64,
+    /// What its parameters are called.
+    pub parameters: &'static str,
+}
+
+impl ImageTraining<'_> {
+    /// Reads the images and trains what `make` makes of them, with the number of its parameters.
+    pub fn train<T: Trainee>(
+        self,
+        run: &RunArguments,
+        configuration: &(impl Serialize + Sync),
+        make: impl FnOnce(Datasets) -> trueshot_vision::Result<(T, usize)> + Send,
+    ) -> anyhow::Result<()> {
+        let claim = run.claim()?;
+        let (steps, seed) = (self.steps, self.seed);
+        let outcome = run.threads.run(|| {
+            let datasets = load_datasets(self.data, self.pictures)?;
+            let training_run = TrainingRun {
+                title: self.title,
+                steps,
+                validate_every: self.validate_every,
+                configuration: configuration::text(configuration),
+                identity: datasets.identity(configuration),
+            };
+            let (mut trainee, count) = make(datasets)?;
+            say!("{} {}, seed {seed}", with_separators(count), self.parameters);
+            run.train(claim, &mut trainee, training_run)
+        })?;
+        run.print_outcome(&outcome, steps);
+        Ok(())
+    }
+}
+
+/// The most outliers that a validation has to choose from: its episodes are few and always the same, and it embeds all.
+const VALIDATION_OUTLIERS: usize = 5000;
+
+/// Sees to the outliers that noise asks for: none in training is a mistake; none in validation where that has no noise
+/// of its own is left out, as long as other noise remains.
+pub fn resolve_outliers(
+    data: &training::DataSettings,
+    noise: &[NoiseLevels],
+    validation: &mut ValidationSettings,
+) -> anyhow::Result<()> {
+    let has_outliers = is_given(&data.outliers);
+    match (noise.iter().any(is_outlier), has_outliers) {
+        (true, false) => anyhow::bail!(missing_outliers("training", "--outliers")),
+        (false, true) => {
+            say!("warning: --outliers has no effect without outlier noise; add --noise outlier=40");
+        }
+        _ => (),
+    }
+    if !has_validation(data) || is_given(&data.validation_outliers) {
+        return Ok(());
+    }
+    if validation.noise.is_empty() && noise.iter().any(is_outlier) && !noise.iter().all(is_outlier) {
+        say!("no outliers were given for validation (--val-outliers): validating without outlier noise");
+        validation.noise = noise.iter().filter(|levels| !is_outlier(levels)).cloned().collect();
+    }
+    let judged = if validation.noise.is_empty() { noise } else { &validation.noise };
+    anyhow::ensure!(!judged.iter().any(is_outlier), missing_outliers("validation", "--val-outliers"));
+    Ok(())
+}
+
+fn missing_outliers(place: &str, flag: &str) -> anyhow::Error {
+    hinted(
+        format!("outlier noise in {place} needs images of other classes, but none were given"),
+        format!("give them with {flag} DATASET"),
+    )
+}
+
+fn is_outlier(levels: &NoiseLevels) -> bool {
+    levels.0.iter().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0)
+}
+
+fn is_given(path: &Path) -> bool {
+    !path.as_os_str().is_empty()
+}
+
+/// Whether there is something to validate on.
+fn has_validation(data: &training::DataSettings) -> bool {
+    let has_split = is_given(&data.split_file) || trueshot_vision::source::has_splits(&data.train);
+    is_given(&data.validation) || (has_split && !data.validation_split.is_empty())
+}
+
+/// Reads the images to train on, those to validate on if there are any, and outliers for both.
+fn load_datasets(
+    data: &training::DataSettings,
+    pictures: &training::ImageSettings,
+) -> anyhow::Result<Datasets> {
+    anyhow::ensure!(
+        is_given(&data.train),
+        "no images to train on: give DATASET, or data.train in the configuration"
+    );
+    let train = open_split(data, &data.train, &data.train_split)?;
+    let others = is_given(&data.outliers).then(|| open_outliers(data, &data.outliers)).transpose()?;
+    others.iter().try_for_each(|others| check_outliers(data, &train, others))?;
+    let mut datasets = Datasets::new(load_images(pictures, &train, ImageUse::Training)?, None);
+    if let Some(others) = &others {
+        datasets.outliers = Some(Arc::new(load_images(pictures, others, ImageUse::Outliers)?));
+    }
+    if !has_validation(data) {
+        say!("no validation data (--val, --split-file): the model of the last step will be kept");
+        return Ok(datasets);
+    }
+    let source = if is_given(&data.validation) { &data.validation } else { &data.train };
+    let validation =
+        load_images(pictures, &open_split(data, source, &data.validation_split)?, ImageUse::Validation)?;
+    for warning in Overlap::between(&datasets.train, &validation).warnings() {
+        say!("warning: {warning}");
+    }
+    if is_given(&data.validation_outliers) {
+        let mut outliers = open_outliers(data, &data.validation_outliers)?;
+        outliers.keep_first(VALIDATION_OUTLIERS.div_ceil(outliers.classes().len()));
+        datasets.validation_outliers = Some(load_images(pictures, &outliers, ImageUse::ValidationOutliers)?);
+    }
+    datasets.validation = Some(validation);
+    Ok(datasets)
+}
+
+fn open_split(data: &training::DataSettings, path: &Path, split: &str) -> anyhow::Result<Collection> {
+    let is_split = is_given(&data.split_file) || trueshot_vision::source::has_splits(path);
+    let part = ImageSelection {
+        split_file: is_given(&data.split_file).then_some(&data.split_file),
+        split: is_split.then_some(split),
+        pool: data.pool,
+        limit_per_class: (data.limit_per_class > 0).then_some(data.limit_per_class),
+    };
+    part.open(path)
+}
+
+/// Outliers are taken whole; of a source that knows its splits, the one that is trained on, so that neither validation
+/// nor test is given away.
+fn open_outliers(data: &training::DataSettings, path: &Path) -> anyhow::Result<Collection> {
+    let part = ImageSelection {
+        split_file: None,
+        split: trueshot_vision::source::has_splits(path).then_some(&data.train_split),
+        pool: false,
+        limit_per_class: (data.limit_per_class > 0).then_some(data.limit_per_class),
+    };
+    part.open(path)
+}
+
+/// An outlier that is of a class to be learnt is none.
+fn check_outliers(
+    data: &training::DataSettings,
+    train: &Collection,
+    outliers: &Collection,
+) -> anyhow::Result<()> {
+    if data.outliers == data.train {
+        say!(
+            "warning: the outliers are the training images: an outlier can belong to a class of its episode"
+        );
+        return Ok(());
+    }
+    // Numbers are places in a list, and say nothing about what they stand for.
+    let is_name = |class: &&String| class.parse::<f64>().is_err();
+    let known = train.classes();
+    if let Some(class) = outliers.classes().iter().filter(is_name).find(|class| known.contains(class)) {
+        return Err(hinted(
+            format!("class '{class}' is both in the outliers and in the training data"),
+            format!("remove it from {} or from {}", data.outliers.display(), data.train.display()),
+        ));
+    }
+    Ok(())
+}
+
+/// What images are read for.
+#[derive(Clone, Copy, PartialEq)]
+enum ImageUse {
+    Training,
+    Outliers,
+    Validation,
+    ValidationOutliers,
+}
+
+fn load_images(
+    pictures: &training::ImageSettings,
+    collection: &Collection,
+    used: ImageUse,
+) -> anyhow::Result<Dataset> {
+    let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
+    let augmented = matches!(used, ImageUse::Training | ImageUse::Outliers) && pictures.augment;
+    let to = pictures.preprocessing();
+    let loaded = Dataset::load(collection, &to, augmented, &progress);
+    progress.finish();
+    let mut dataset = loaded?;
+    print_skipped(collection.skipped().iter().chain(dataset.skipped()));
+    if let Some(empty) = collection.classes().iter().find(|class| !dataset.labels().classes().contains(class))
+    {
+        let (class, skipped) = (empty.clone(), dataset.skipped().len());
+        return Err(Error::TooFewImages { class, have: 0, need: 1, skipped }.into());
+    }
+    if used == ImageUse::Training && pictures.rotations {
+        dataset = dataset.with_rotations()?;
+    }
+    say!(
+        "{}: {} images of {} classes {}",
+        collection.path().display(),
+        with_separators(dataset.images().len()),
+        with_separators(dataset.labels().classes().len()),
+        match used {
+            ImageUse::Training => "to train on",
+            ImageUse::Outliers => "as outliers",
+            ImageUse::Validation => "to validate on",
+            ImageUse::ValidationOutliers => "as outliers for validation",
+        },
+    );
+    Ok(dataset)
+}

@@ -1,0 +1,48 @@
+//! Errors of the library as Python exceptions: `ValueError` for invalid arguments, `OSError` for files,
+//! `KeyboardInterrupt` for Ctrl-C. The message is the library's, with its hint on a line of its own.
+
+use std::io::ErrorKind;
+
+use pyo3::PyErr;
+use pyo3::exceptions::{
+    PyFileNotFoundError, PyKeyboardInterrupt, PyOSError, PyPermissionError, PyRuntimeError, PyValueError,
+};
+use trueshot::Error;
+use trueshot::report::visible;
+
+/// The exception for an error.
+pub fn to_exception(error: Error) -> PyErr {
+    let message = error_text(&error);
+    match error {
+        Error::Interrupted => PyKeyboardInterrupt::new_err(message),
+        Error::Read { source, .. } | Error::Write { source, .. } => match source.kind() {
+            ErrorKind::NotFound => PyFileNotFoundError::new_err(message),
+            ErrorKind::PermissionDenied => PyPermissionError::new_err(message),
+            _ => PyOSError::new_err(message),
+        },
+        _ => PyValueError::new_err(message),
+    }
+}
+
+/// An error and what to do about it, without options of the command line. Control characters of names are escaped: a
+/// traceback prints the message as it is.
+pub fn error_text(error: &Error) -> String {
+    let message = visible(&error.to_string());
+    match error.hint_for(&|_| false) {
+        Some(hint) => format!("{message}\nhint: {}", visible(&hint)),
+        None => message,
+    }
+}
+
+/// What was given has the wrong form.
+pub fn value_error(message: impl Into<String>) -> PyErr {
+    PyValueError::new_err(message.into())
+}
+
+/// What a broken promise of our own becomes: an exception that `except Exception` catches.
+pub fn internal_error() -> PyErr {
+    PyRuntimeError::new_err(INTERNAL_ERROR)
+}
+
+/// The same in the row of a task.
+pub const INTERNAL_ERROR: &str = "internal error of trueshot on this input: please report it";

@@ -1,0 +1,85 @@
+//! Long work with progress and Ctrl-C: it runs on threads of its own, while the calling thread passes progress messages
+//! to Python and checks for signals, which Python handles on its main thread only.
+
+use std::ops::ControlFlow;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use trueshot::guard::caught;
+use trueshot::progress::Progress;
+
+use crate::exceptions::{internal_error, to_exception};
+use crate::thread_pools::pool;
+
+/// The interval at which Ctrl-C is checked for.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The connection between work on its own threads and the Python thread that called it: progress messages in one
+/// direction, the request to stop in the other.
+pub struct Channel<'a, M> {
+    sender: Mutex<Sender<M>>,
+    stopped: &'a AtomicBool,
+}
+
+impl<M> Channel<'_, M> {
+    /// Sends a message; it is dropped if the other side is gone.
+    pub fn send(&self, message: M) {
+        if let Ok(sender) = self.sender.lock() {
+            let _ = sender.send(message);
+        }
+    }
+
+    /// [`ControlFlow::Break`] once the caller wants the work to stop.
+    pub fn check_stopped(&self) -> ControlFlow<()> {
+        if self.stopped.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+/// For work that only needs to know when to stop.
+impl Progress for Channel<'_, ()> {
+    fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
+        self.check_stopped()
+    }
+}
+
+/// Runs `work` on `threads` threads and passes its messages to `hear`. An exception of `hear` stops the work, as Ctrl-C does.
+pub fn run_interruptible<T: Send, M: Send>(
+    py: Python<'_>,
+    threads: Option<i64>,
+    work: impl FnOnce(&Channel<'_, M>) -> trueshot::Result<T> + Send,
+    mut on_message: impl FnMut(M) -> PyResult<()>,
+) -> PyResult<T> {
+    let pool = pool(threads)?;
+    let (sender, receiver) = mpsc::channel();
+    let receiver = Mutex::new(receiver);
+    let stopped = AtomicBool::new(false);
+    let channel = Channel { sender: Mutex::new(sender), stopped: &stopped };
+    let mut stop_reason = None;
+    let outcome = std::thread::scope(|scope| {
+        // The channel is dropped when the work is done, which wakes the receiving thread at once.
+        let worker = scope.spawn(move || pool.install(|| caught(|| work(&channel))));
+        loop {
+            let next =
+                py.detach(|| receiver.lock().ok().map(|receiver| receiver.recv_timeout(SIGNAL_INTERVAL)));
+            let handled = match next {
+                // After a request to stop no more messages are passed on.
+                Some(Ok(_)) if stop_reason.is_some() => Ok(()),
+                Some(Ok(message)) => on_message(message),
+                Some(Err(RecvTimeoutError::Timeout)) => Ok(()),
+                Some(Err(RecvTimeoutError::Disconnected)) | None => break,
+            };
+            if let Err(error) = handled.and_then(|()| py.check_signals()) {
+                stopped.store(true, Ordering::Relaxed);
+                stop_reason.get_or_insert(error);
+            }
+        }
+        py.detach(|| worker.join())
+    });
+    if let Some(error) = stop_reason {
+        return Err(error);
+    }
+    outcome.ok().flatten().ok_or_else(internal_error)?.map_err(to_exception)
+}

@@ -1,0 +1,79 @@
+//! Features from NumPy arrays without a copy. The Python half of the package has made the array two-dimensional,
+//! C-contiguous and of single or half precision.
+
+#![allow(unsafe_code, reason = "a view into an array that outlives this call; see Shared")]
+
+use bytes::Bytes;
+use half::f16;
+use numpy::{Element, PyArray2, PyArrayMethods, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyMemoryError, PyTypeError};
+use pyo3::prelude::*;
+use trueshot::embeddings::{Features, Precision};
+
+/// The memory of an array, which this keeps alive.
+struct ArrayMemory {
+    /// Never read: it holds the reference.
+    _array: Py<PyAny>,
+    start: *const u8,
+    bytes: usize,
+}
+
+// SAFETY: the array's memory belongs to the reference beside it, NumPy refuses to move memory that is referred to, and
+// nothing here writes. Whoever writes to an array in another thread while it is worked on gets a mixture of old and new
+// numbers, as with NumPy's own functions, which release the lock as well.
+unsafe impl Send for ArrayMemory {}
+unsafe impl Sync for ArrayMemory {}
+
+impl AsRef<[u8]> for ArrayMemory {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: `start` and `bytes` are those of a contiguous array, checked in `view`.
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
+    }
+}
+
+/// The features of an array of f32 or f16, without a copy.
+pub fn features(array: &Bound<'_, PyAny>) -> PyResult<Features> {
+    if let Ok(single) = array.cast::<PyArray2<f32>>() {
+        return array_view(single, Precision::F32);
+    }
+    if let Ok(half) = array.cast::<PyArray2<f16>>() {
+        return array_view(half, Precision::F16);
+    }
+    Err(PyTypeError::new_err("features must be a two-dimensional array of float32 or float16"))
+}
+
+fn array_view<T: Element>(array: &Bound<'_, PyArray2<T>>, precision: Precision) -> PyResult<Features> {
+    let &[rows, dim] = array.shape() else { unreachable!("two dimensions") };
+    if !array.is_c_contiguous() {
+        return Err(PyTypeError::new_err("features must be C-contiguous"));
+    }
+    let bytes = rows * dim * precision.size();
+    if bytes == 0 {
+        return Ok(Features::new(Bytes::new(), precision, rows, dim));
+    }
+    let shared = ArrayMemory {
+        _array: array.clone().into_any().unbind(),
+        start: array.data().cast::<u8>().cast_const(),
+        bytes,
+    };
+    Ok(Features::new(Bytes::from_owner(shared), precision, rows, dim))
+}
+
+/// The same as a copy, for what stays when the call is over and the array may change.
+pub fn copied_features(array: &Bound<'_, PyAny>) -> PyResult<Features> {
+    let shared = features(array)?;
+    let bytes = Bytes::copy_from_slice(shared.bytes_of(0..shared.rows()));
+    Ok(Features::new(bytes, shared.precision(), shared.rows(), shared.dim()))
+}
+
+/// Room for so many rows and columns of results, or `MemoryError`.
+pub fn allocate_results([rows, columns]: [usize; 2]) -> PyResult<Vec<f32>> {
+    let mut numbers = Vec::new();
+    let reserved = rows.checked_mul(columns).is_some_and(|count| numbers.try_reserve_exact(count).is_ok());
+    match reserved {
+        true => Ok(numbers),
+        false => {
+            Err(PyMemoryError::new_err(format!("not enough memory for {rows} rows of {columns} values")))
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The thread pools that the library computes on, with the GIL released.
+//!
+//! Pools belong to a process: one that was forked off has the pool of its parent but none of its threads, and would wait
+//! for them forever. A panic ends the call, not the interpreter.
+
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use trueshot::guard::caught;
+use trueshot::progress::Progress;
+
+use crate::exceptions::{internal_error, to_exception, value_error};
+use crate::interruptible::run_interruptible;
+
+/// More threads than this are a mistake.
+const MAX_THREADS: i64 = 1024;
+
+/// Process and number of threads; 0 stands for as many as `RAYON_NUM_THREADS` or the machine say.
+type PoolKey = (u32, usize);
+
+/// A pool of so many threads.
+pub fn pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
+    let threads = check_threads(threads)?;
+    static POOLS: Mutex<Option<HashMap<PoolKey, Arc<ThreadPool>>>> = Mutex::new(None);
+    let key = (std::process::id(), threads);
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let pools = pools.get_or_insert_default();
+    if let Some(pool) = pools.get(&key) {
+        return Ok(pool.clone());
+    }
+    // Dropping the pool of a parent would wait for threads that are not there.
+    let foreign: Vec<PoolKey> = pools.keys().copied().filter(|(process, _)| *process != key.0).collect();
+    foreign.iter().for_each(|key| std::mem::forget(pools.remove(key)));
+    let built =
+        ThreadPoolBuilder::new().num_threads(threads).thread_name(|n| format!("trueshot-{n}")).build();
+    let pool =
+        Arc::new(built.map_err(|error| value_error(format!("cannot start {threads} threads: {error}")))?);
+    pools.insert(key, pool.clone());
+    Ok(pool)
+}
+
+/// Runs work on so many threads.
+pub fn run_on_pool<T: Send>(
+    py: Python<'_>,
+    threads: Option<i64>,
+    work: impl FnOnce() -> trueshot::Result<T> + Send,
+) -> PyResult<T> {
+    let pool = pool(threads)?;
+    // Caught where it happens: there nothing is printed of it.
+    let done = py.detach(|| pool.install(|| caught(work)));
+    done.ok_or_else(internal_error)?.map_err(to_exception)
+}
+
+/// So many numbers or fewer are worked on by whoever asks: waking other threads would take longer than they could save, much
+/// longer on a machine that is busy.
+const SMALL_MATRIX: usize = 1 << 17;
+
+/// Runs work on a matrix. A small one stays on the calling thread, unless the number of threads is given; that takes
+/// milliseconds at most. A large one runs on threads of its own while the calling thread checks for Ctrl-C, which
+/// stops the work through its `Progress`.
+pub fn run_on_matrix<T: Send>(
+    py: Python<'_>,
+    threads: Option<i64>,
+    (rows, dim): (usize, usize),
+    work: impl FnOnce(&dyn Progress) -> trueshot::Result<T> + Send,
+) -> PyResult<T> {
+    if rows.saturating_mul(dim) > SMALL_MATRIX {
+        return run_interruptible(py, threads, |channel| work(channel), |()| Ok(()));
+    }
+    if threads.is_some() {
+        return run_on_pool(py, threads, || work(&()));
+    }
+    let here = CALLER_POOL.with(|pool| pool.get_or_init(new_caller_pool).clone());
+    let Some(pool) = here else { return run_on_pool(py, Some(1), || work(&())) };
+    let done = py.detach(|| pool.install(|| caught(|| work(&()))));
+    done.ok_or_else(internal_error)?.map_err(to_exception)
+}
+
+/// A pool that a thread is all of stays when the thread is gone: only the first threads get one.
+const MAX_CALLER_POOLS: usize = 64;
+
+thread_local! {
+    /// A pool that this thread is all of; none if it belongs to another, or many have one.
+    static CALLER_POOL: OnceCell<Option<Arc<ThreadPool>>> = const { OnceCell::new() };
+}
+
+fn new_caller_pool() -> Option<Arc<ThreadPool>> {
+    static CALLER_POOLS: AtomicUsize = AtomicUsize::new(0);
+    if CALLER_POOLS.fetch_add(1, Ordering::Relaxed) >= MAX_CALLER_POOLS {
+        return None;
+    }
+    ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().ok().map(Arc::new)
+}
+
+fn check_threads(threads: Option<i64>) -> PyResult<usize> {
+    match threads {
+        None => Ok(0),
+        Some(threads) if (1..=MAX_THREADS).contains(&threads) => Ok(threads as usize),
+        Some(threads) => Err(value_error(format!("threads is {threads}; allowed: 1 to {MAX_THREADS}"))),
+    }
+}

@@ -1,0 +1,348 @@
+//! Admission control: limits on the requests that wait, the requests that compute and the memory of their bodies.
+//!
+//! A request reserves memory as its body arrives. When the body is complete, it takes one of the queue slots (if none is
+//! free, it is refused with 429) and then waits for one of the compute slots. All of these are released when the work
+//! has ended, not when the client disconnects, so the limits apply to what the machine really does. Clients that send
+//! slowly hold no slot. The work learns through its [`Cancellation`] that the client has disconnected or that the time
+//! for the request is over.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Serialize;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use trueshot::progress::Progress;
+
+use crate::body_memory::{BodyMemory, MemoryReservation};
+use crate::limits::Limits;
+use crate::problem::Problem;
+
+/// The slots and the memory that all requests share.
+pub struct Admission {
+    queue_slots: Arc<Semaphore>,
+    compute_slots: Arc<Semaphore>,
+    memory: BodyMemory,
+    body: usize,
+    time: Duration,
+}
+
+/// A request that was admitted, with the memory of its body.
+pub struct AdmittedRequest {
+    queue_slots: Arc<Semaphore>,
+    compute_slots: Arc<Semaphore>,
+    memory: MemoryReservation,
+    body: usize,
+    cancellation: Cancellation,
+    /// Cancels the work when the request is dropped, which happens when the client disconnects.
+    client_guard: ClientGuard,
+}
+
+/// A request that has a compute slot.
+pub struct RunningRequest {
+    /// Whether the work should stop.
+    pub cancellation: Cancellation,
+    memory: Option<MemoryReservation>,
+    body: usize,
+}
+
+/// Whether a request is cancelled: its client has disconnected, or its deadline has passed.
+#[derive(Clone)]
+pub struct Cancellation {
+    client_gone: Arc<AtomicBool>,
+    deadline: Instant,
+    time: Duration,
+}
+
+/// Marks the client as gone on drop.
+struct ClientGuard(Arc<AtomicBool>);
+
+impl Drop for ClientGuard {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Admission {
+    /// Admission with these limits.
+    pub fn new(limits: &Limits) -> Self {
+        let semaphore = |permits: usize| Arc::new(Semaphore::new(permits.clamp(1, Semaphore::MAX_PERMITS)));
+        Admission {
+            queue_slots: semaphore(limits.concurrent_requests + limits.queued_requests),
+            compute_slots: semaphore(limits.concurrent_requests),
+            memory: BodyMemory::new(limits.bodies.max(2 * limits.body), limits.body),
+            body: limits.body,
+            time: limits.request_time,
+        }
+    }
+
+    /// Admits a request, unless its announced body is too long or all queue slots are taken.
+    pub fn admit(&self, announced: Option<u64>) -> Result<AdmittedRequest, Problem> {
+        if announced.is_some_and(|length| length > self.body as u64) {
+            return Err(body_too_long(self.body));
+        }
+        if self.queue_slots.available_permits() == 0 {
+            return Err(Problem::busy());
+        }
+        let client_gone = Arc::new(AtomicBool::new(false));
+        let client_guard = ClientGuard(client_gone.clone());
+        let cancellation =
+            Cancellation { client_gone, deadline: Instant::now() + self.time, time: self.time };
+        let (queue_slots, compute_slots) = (self.queue_slots.clone(), self.compute_slots.clone());
+        Ok(AdmittedRequest {
+            queue_slots,
+            compute_slots,
+            memory: self.memory.reserve(),
+            body: self.body,
+            cancellation,
+            client_guard,
+        })
+    }
+}
+
+/// A body is too long.
+pub fn body_too_long(max_bytes: usize) -> Problem {
+    let error = format!("the body is longer than the allowed {max_bytes} bytes");
+    Problem::too_large(error)
+        .hint("split it into several requests, or start the server with a larger --max-body")
+}
+
+impl AdmittedRequest {
+    /// Waits for a future until the deadline.
+    pub async fn before_deadline<T>(&self, future: impl Future<Output = T>) -> Result<T, Problem> {
+        self.cancellation.before_deadline(future).await
+    }
+
+    /// Reserves memory for bytes that have arrived or will be read, and waits until it is free.
+    pub async fn reserve_memory(&mut self, bytes: usize) -> Result<(), Problem> {
+        self.cancellation.before_deadline(self.memory.grow(bytes)).await
+    }
+
+    /// Waits for a compute slot and runs the work on a blocking thread.
+    pub async fn run<T: Send + 'static>(
+        self,
+        work: impl FnOnce(&mut RunningRequest) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let AdmittedRequest { queue_slots, compute_slots, memory, body, cancellation, client_guard } = self;
+        let queue_slot = queue_slots.try_acquire_owned().map_err(|_| Problem::busy())?;
+        let compute_slot = cancellation
+            .before_deadline(compute_slots.acquire_owned())
+            .await?
+            .expect("the gate is never closed");
+        let mut job = RunningRequest { cancellation: cancellation.clone(), memory: Some(memory), body };
+        let task = tokio::task::spawn_blocking(move || {
+            let outcome = if job.cancellation.is_cancelled() {
+                Err(job.cancellation.timed_out())
+            } else {
+                work(&mut job)
+            };
+            drop((compute_slot, queue_slot, job));
+            outcome
+        });
+        let outcome = cancellation.before_deadline(task).await?;
+        drop(client_guard);
+        outcome.unwrap_or_else(|panic| Err(Problem::failed("the computation", panic)))
+    }
+}
+
+impl RunningRequest {
+    /// An answer as JSON.
+    pub fn json_response(&mut self, answer: &impl Serialize) -> Result<Bytes, Problem> {
+        let mut written = LimitedBuffer { bytes: Vec::new(), max_bytes: self.body };
+        match serde_json::to_writer(&mut written, answer) {
+            Ok(()) => self.response(written.bytes),
+            Err(error) if error.is_io() => Err(response_too_long(self.body)),
+            Err(error) => Err(Problem::failed("writing the response", error)),
+        }
+    }
+
+    /// Bytes of an answer; their memory is held until they have been sent.
+    pub fn response(&mut self, bytes: Vec<u8>) -> Result<Bytes, Problem> {
+        let mut memory = self.memory.take().expect("there is one answer");
+        let handle = tokio::runtime::Handle::current();
+        // More than the longest body would never be free. Only a classifier's file can be longer.
+        handle.block_on(self.cancellation.before_deadline(memory.resize(bytes.len().min(self.body))))?;
+        Ok(memory.with_bytes(bytes))
+    }
+}
+
+/// A buffer that refuses to grow beyond `max_bytes`.
+struct LimitedBuffer {
+    bytes: Vec<u8>,
+    max_bytes: usize,
+}
+
+impl std::io::Write for LimitedBuffer {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self.bytes.len() + bytes.len() > self.max_bytes {
+            true => Err(std::io::ErrorKind::FileTooLarge.into()),
+            false => self.bytes.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An answer is too long.
+pub fn response_too_long(max_bytes: usize) -> Problem {
+    let error = format!("the response would be longer than the allowed {max_bytes} bytes");
+    Problem::too_large(error).hint("send fewer items per request, or ask for fewer neighbours")
+}
+
+impl Cancellation {
+    /// Whether the client has disconnected or the deadline has passed.
+    pub fn is_cancelled(&self) -> bool {
+        self.client_gone.load(Ordering::Relaxed) || Instant::now() >= self.deadline
+    }
+
+    /// The refusal of a request whose time is over.
+    pub fn timed_out(&self) -> Problem {
+        Problem::late(self.time.as_secs())
+    }
+
+    async fn before_deadline<T>(&self, future: impl Future<Output = T>) -> Result<T, Problem> {
+        tokio::time::timeout_at(self.deadline, future).await.map_err(|_| self.timed_out())
+    }
+}
+
+impl Progress for Cancellation {
+    fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
+        if self.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small_limits() -> Limits {
+        let request_time = Duration::from_millis(200);
+        Limits {
+            body: 10_000,
+            bodies: 20_000,
+            request_time,
+            concurrent_requests: 1,
+            queued_requests: 1,
+            ..Limits::default()
+        }
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn a_request_without_a_place_is_refused_at_once_and_a_place_is_given_back() {
+        block_on(async {
+            let admission =
+                Arc::new(Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() }));
+            let (go, wait) = std::sync::mpsc::channel::<()>();
+            let (started, mut has_started) = tokio::sync::mpsc::channel(1);
+            let admitted = admission.admit(None).unwrap();
+            let first = tokio::spawn(admitted.run(move |_| {
+                started.blocking_send(()).unwrap();
+                wait.recv().unwrap();
+                Ok(())
+            }));
+            has_started.recv().await.unwrap();
+            let (second, third) = (admission.admit(None).unwrap(), admission.admit(None).unwrap());
+            let second = tokio::spawn(second.run(|_| Ok(())));
+            while admission.queue_slots.available_permits() > 0 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(admission.admit(None).err().unwrap().status(), 429, "before its body is received");
+            assert_eq!(third.run(|_| Ok(())).await.unwrap_err().status(), 429, "after that");
+            go.send(()).unwrap();
+            first.await.unwrap().unwrap();
+            second.await.unwrap().unwrap();
+            assert!(admission.admit(None).unwrap().run(|_| Ok(())).await.is_ok());
+        });
+    }
+
+    #[test]
+    fn memory_for_bodies_is_waited_for_and_time_ends_the_wait() {
+        block_on(async {
+            let admission = Admission::new(&small_limits());
+            let (mut first, mut second) = (admission.admit(None).unwrap(), admission.admit(None).unwrap());
+            first.reserve_memory(10_000).await.unwrap();
+            second.reserve_memory(10_000).await.unwrap();
+            let mut third = admission.admit(None).unwrap();
+            assert_eq!(third.reserve_memory(10_000).await.unwrap_err().status(), 503);
+            assert_eq!(admission.admit(Some(10_001)).err().unwrap().status(), 413);
+        });
+    }
+
+    #[test]
+    fn an_announced_length_takes_no_memory() {
+        block_on(async {
+            let admission = Admission::new(&small_limits());
+            let announced: Vec<AdmittedRequest> =
+                (0..50).map(|_| admission.admit(Some(10_000)).unwrap()).collect();
+            let mut last = admission.admit(Some(10_000)).unwrap();
+            last.reserve_memory(10_000).await.unwrap();
+            drop(announced);
+        });
+    }
+
+    #[test]
+    fn an_answer_that_is_too_long_is_refused() {
+        block_on(async {
+            let admission =
+                Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() });
+            let ask = |length: usize| {
+                let admitted = admission.admit(None).unwrap();
+                admitted.run(move |job| job.json_response(&"x".repeat(length)))
+            };
+            assert_eq!(ask(9_999).await.unwrap_err().status(), 413, "with its quotes it has 10,001 bytes");
+            assert_eq!(ask(9_998).await.unwrap().len(), 10_000);
+        });
+    }
+
+    #[test]
+    fn work_hears_that_its_client_has_gone_and_keeps_its_turn_until_it_ends() {
+        block_on(async {
+            let admission =
+                Arc::new(Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() }));
+            let (told, heard) = std::sync::mpsc::channel();
+            let (end, may_end) = std::sync::mpsc::channel::<()>();
+            let admitted = admission.admit(Some(1)).unwrap();
+            let work = admitted.run(move |job| {
+                while !job.cancellation.is_cancelled() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                told.send(()).unwrap();
+                may_end.recv().unwrap();
+                Ok(())
+            });
+            let asked = tokio::time::timeout(Duration::from_millis(50), work).await;
+            assert!(asked.is_err(), "the client gave up");
+            heard.recv_timeout(Duration::from_secs(10)).expect("the work hears of it");
+            assert_eq!(
+                (admission.compute_slots.available_permits(), admission.queue_slots.available_permits()),
+                (0, 1)
+            );
+            end.send(()).unwrap();
+            while admission.compute_slots.available_permits() == 0 {
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+
+    #[test]
+    fn a_panic_in_the_work_is_an_answer_and_frees_the_gate() {
+        block_on(async {
+            let admission =
+                Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() });
+            for _ in 0..3 {
+                let admitted = admission.admit(Some(1)).unwrap();
+                let outcome = admitted.run(|_| -> Result<(), Problem> { panic!("a fault of ours") }).await;
+                assert_eq!(outcome.unwrap_err().status(), 500);
+            }
+        });
+    }
+}

@@ -1,0 +1,189 @@
+//! The memory budget for request bodies and responses. Memory is reserved as bytes arrive, never by the length that a
+//! client announces: a client that announces much and sends little holds little.
+//!
+//! Uploads that take memory piece by piece could wait for each other for ever: each holds a part and needs more. So one
+//! body's worth is kept in reserve, for one upload at a time. The upload that has the reserve needs nothing more from the
+//! others, and gives back what it took before.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Memory is counted in pieces of so many bytes.
+const UNIT_BYTES: usize = 1 << 10;
+
+/// The memory that all requests share.
+pub struct BodyMemory {
+    shared: Arc<Semaphore>,
+    reserve: Arc<Semaphore>,
+    /// Bytes that the reserve stands for.
+    largest: usize,
+}
+
+/// The memory that one request holds; it is given back on drop.
+pub struct MemoryReservation {
+    shared: Arc<Semaphore>,
+    reserve: Arc<Semaphore>,
+    largest: usize,
+    units: Option<OwnedSemaphorePermit>,
+    /// The right to use the reserve, which is enough for the largest request.
+    reserve_permit: Option<OwnedSemaphorePermit>,
+    /// Bytes that are in use.
+    used: usize,
+}
+
+impl BodyMemory {
+    /// `total` bytes, of which no request takes more than `largest`.
+    pub fn new(total: usize, largest: usize) -> Self {
+        let units = total.saturating_sub(largest).div_ceil(UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS);
+        BodyMemory { shared: Arc::new(Semaphore::new(units)), reserve: Arc::new(Semaphore::new(1)), largest }
+    }
+
+    /// Memory for a request, empty at first.
+    pub fn reserve(&self) -> MemoryReservation {
+        let (shared, reserve) = (self.shared.clone(), self.reserve.clone());
+        MemoryReservation {
+            shared,
+            reserve,
+            largest: self.largest,
+            units: None,
+            reserve_permit: None,
+            used: 0,
+        }
+    }
+}
+
+impl MemoryReservation {
+    /// Takes more memory, and waits until it is free.
+    pub async fn grow(&mut self, bytes: usize) {
+        let used = self.used + bytes;
+        let covered = if self.reserve_permit.is_some() { self.largest } else { 0 };
+        let missing = used.saturating_sub(covered).div_ceil(UNIT_BYTES).saturating_sub(self.units());
+        if missing > 0 {
+            self.take(missing as u32).await;
+        }
+        self.used = used;
+    }
+
+    async fn take(&mut self, units: u32) {
+        tokio::select! {
+            biased;
+            taken = self.shared.clone().acquire_many_owned(units) => {
+                let taken = taken.expect("the semaphore is never closed");
+                match &mut self.units {
+                    Some(reservation) => reservation.merge(taken),
+                    None => self.units = Some(taken),
+                }
+            }
+            reserve_permit = self.reserve.clone().acquire_owned() => {
+                self.reserve_permit = Some(reserve_permit.expect("the semaphore is never closed"));
+                // The reserve is enough for the whole request.
+                self.units = None;
+            }
+        }
+    }
+
+    fn units(&self) -> usize {
+        self.units.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+    }
+
+    /// Holds as much as an answer of `bytes` takes, instead of what the request took.
+    pub async fn resize(&mut self, bytes: usize) {
+        if bytes > self.used {
+            return self.grow(bytes - self.used).await;
+        }
+        self.used = bytes;
+        let surplus = self.units().saturating_sub(bytes.div_ceil(UNIT_BYTES));
+        if let Some(units) = &mut self.units {
+            drop(units.split(surplus));
+        }
+    }
+
+    /// The bytes of an answer, whose memory stays held until they have been sent.
+    pub fn with_bytes(self, bytes: Vec<u8>) -> Bytes {
+        Bytes::from_owner(ResponseBytes { bytes, _reservation: self })
+    }
+}
+
+struct ResponseBytes {
+    bytes: Vec<u8>,
+    _reservation: MemoryReservation,
+}
+
+impl AsRef<[u8]> for ResponseBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap()
+            .block_on(future)
+    }
+
+    async fn would_wait(future: impl Future<Output = ()>) -> bool {
+        tokio::time::timeout(Duration::from_secs(1), future).await.is_err()
+    }
+
+    #[test]
+    fn what_is_held_is_what_has_arrived() {
+        run(async {
+            let memory = BodyMemory::new(8 * UNIT_BYTES, 2 * UNIT_BYTES);
+            let mut first = memory.reserve();
+            for _ in 0..2 * UNIT_BYTES {
+                first.grow(1).await;
+            }
+            assert_eq!(memory.shared.available_permits(), 4);
+            first.resize(UNIT_BYTES).await;
+            assert_eq!(memory.shared.available_permits(), 5);
+            drop(first);
+            assert_eq!(memory.shared.available_permits(), 6);
+        });
+    }
+
+    #[test]
+    fn uploads_that_need_more_than_there_is_finish_one_after_the_other() {
+        run(async {
+            let memory = BodyMemory::new(8 * UNIT_BYTES, 4 * UNIT_BYTES);
+            let (mut first, mut second) = (memory.reserve(), memory.reserve());
+            first.grow(2 * UNIT_BYTES).await;
+            second.grow(2 * UNIT_BYTES).await;
+            // Nothing is left, and both need more: the first gets the reserve.
+            first.grow(UNIT_BYTES).await;
+            assert_eq!(memory.shared.available_permits(), 2, "the first has given back what it took before");
+            second.grow(2 * UNIT_BYTES).await;
+            let mut third = memory.reserve();
+            assert!(would_wait(third.grow(UNIT_BYTES)).await);
+            first.grow(UNIT_BYTES).await;
+            drop(first);
+            third.grow(4 * UNIT_BYTES).await;
+            assert_eq!(memory.reserve.available_permits(), 0, "the third has the reserve now");
+        });
+    }
+
+    #[test]
+    fn an_answer_holds_its_memory_until_its_last_copy_is_gone() {
+        run(async {
+            let memory = BodyMemory::new(8 * UNIT_BYTES, UNIT_BYTES);
+            let mut reservation = memory.reserve();
+            reservation.grow(3 * UNIT_BYTES).await;
+            let answer = reservation.with_bytes(vec![1; 3 * UNIT_BYTES]);
+            let part = answer.slice(5..10);
+            drop(answer);
+            assert_eq!(memory.shared.available_permits(), 4);
+            drop(part);
+            assert_eq!(memory.shared.available_permits(), 7);
+        });
+    }
+}

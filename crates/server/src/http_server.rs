@@ -1,0 +1,155 @@
+//! The server on a socket: accepts connections, closes those that keep it waiting, and stops on Ctrl-C or SIGTERM.
+
+use std::convert::Infallible;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::Response;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tower_service::Service;
+
+use crate::connections::{ClientStream, Connection, Connections, OpenConnection, ResponseBody};
+use crate::state::SharedApp;
+
+/// How long complete requests may be worked on when the server is told to stop.
+const WORK_GRACE: Duration = Duration::from_secs(10);
+/// How long bodies may still arrive then.
+const BODY_GRACE: Duration = Duration::from_secs(1);
+/// How often connections are looked at that keep the server waiting.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// The pause after a connection could not be accepted.
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// Bytes of a connection that are read ahead, so also the longest headers.
+const READ_AHEAD: usize = 64 << 10;
+
+/// Answers until Ctrl-C or SIGTERM. Requests that are complete by then are still answered, for some seconds.
+pub async fn serve(listener: TcpListener, app: SharedApp) {
+    serve_until(listener, app, stop_signal()).await;
+}
+
+/// Answers until `stop` is ready.
+async fn serve_until(listener: TcpListener, app: SharedApp, stop: impl Future<Output = ()>) {
+    let connections = Connections::new(&app.limits);
+    let (stopping, is_stopping) = watch::channel(false);
+    tokio::select! {
+        () = accept(&listener, &connections, crate::app(app), is_stopping) => {}
+        () = close_overdue(&connections) => {}
+        () = stop => {}
+    }
+    drop(listener);
+    stopping.send_replace(true);
+    tokio::select! {
+        () = connections.all_closed() => {}
+        () = close_gradually(&connections) => {}
+    }
+}
+
+/// Accepts connections for ever.
+async fn accept(
+    listener: &TcpListener,
+    connections: &Arc<Connections>,
+    router: Router,
+    is_stopping: watch::Receiver<bool>,
+) {
+    for number in 0.. {
+        let stream = loop {
+            match listener.accept().await {
+                Ok((stream, _)) => break stream,
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                Err(_) => {
+                    // The system has no descriptor or no memory left.
+                    connections.close_one();
+                    tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
+                }
+            }
+        };
+        let open = connections.add(number).await;
+        tokio::spawn(serve_connection(stream, open, router.clone(), is_stopping.clone()));
+    }
+}
+
+async fn close_overdue(connections: &Connections) {
+    loop {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        connections.close_overdue();
+    }
+}
+
+/// Closes connections when the server stops: at once those without a request, soon those whose request is not complete,
+/// and at last the rest.
+async fn close_gradually(connections: &Connections) {
+    connections.close_without_request();
+    tokio::time::sleep(BODY_GRACE).await;
+    let work = async {
+        loop {
+            connections.close_incomplete(BODY_GRACE);
+            tokio::time::sleep(CHECK_INTERVAL).await;
+        }
+    };
+    let _ = tokio::time::timeout(WORK_GRACE, work).await;
+}
+
+/// Answers the requests of one connection, one after the other.
+async fn serve_connection(
+    stream: TcpStream,
+    open: OpenConnection,
+    router: Router,
+    mut is_stopping: watch::Receiver<bool>,
+) {
+    let _ = stream.set_nodelay(true);
+    let connection = &open.connection;
+    let io = TokioIo::new(ClientStream::new(stream, connection.clone()));
+    let service = service_fn(|request| respond(router.clone(), connection.clone(), request));
+    let mut http = http1::Builder::new();
+    http.max_buf_size(READ_AHEAD);
+    let mut conversation = std::pin::pin!(http.serve_connection(io, service));
+    // Errors are the client's: it has gone, or does not speak HTTP, which it has been told.
+    tokio::select! {
+        _ = conversation.as_mut() => return,
+        () = connection.close_requested() => return,
+        _ = is_stopping.wait_for(|is_stopping| *is_stopping) => {}
+    }
+    conversation.as_mut().graceful_shutdown();
+    tokio::select! {
+        _ = conversation => {}
+        () = connection.close_requested() => {}
+    }
+}
+
+async fn respond(
+    mut router: Router,
+    connection: Arc<Connection>,
+    request: hyper::Request<hyper::body::Incoming>,
+) -> Result<Response, Infallible> {
+    connection.request_started();
+    let mut request: Request = request.map(Body::new);
+    request.extensions_mut().insert(connection.clone());
+    let response = router.call(request).await?;
+    Ok(response.map(|body| Body::new(ResponseBody::new(body, connection))))
+}
+
+async fn stop_signal() {
+    let interrupted = async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    #[cfg(unix)]
+    let terminated = async {
+        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+            Ok(mut signal) => drop(signal.recv().await),
+            Err(_) => std::future::pending().await,
+        }
+    };
+    #[cfg(not(unix))]
+    let terminated = std::future::pending::<()>();
+    tokio::select! { () = interrupted => {}, () = terminated => {} }
+}

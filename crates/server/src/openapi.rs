@@ -1,0 +1,270 @@
+//! The OpenAPI 3.1 description of the API.
+//!
+//! Responses that have no deserializable type of their own are described by the types here. A test deserializes real
+//! responses into them, so that the description stays true.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use trueshot::audit::Verdict;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{
+    ArrayBuilder, KnownFormat, ObjectBuilder, OneOfBuilder, Schema, SchemaFormat, Type,
+};
+use utoipa::{OpenApi, PartialSchema, ToSchema};
+
+use crate::limits::{MAX_DIM, MAX_ITEMS, MAX_NAME_BYTES};
+use crate::request_rows::SkippedItem;
+use crate::routes::{about, audits, classifiers, embeddings, predictions};
+use crate::shared_responses::SharedResponses;
+
+/// A support set as JSON.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Support)]
+#[allow(dead_code)]
+pub struct SupportBody {
+    /// One row of numbers (an embedding) per item, all of the same length.
+    #[schema(schema_with = support_rows_schema, example = json!([[0.9, 0.1], [1.0, 0.2], [0.1, 0.8], [0.2, 1.0]]))]
+    rows: Vec<Vec<f32>>,
+    /// The label of every item, as text or an integer; at least two different labels.
+    #[schema(schema_with = labels_schema, example = json!(["cat", "cat", "dog", "dog"]))]
+    labels: Vec<String>,
+    /// The names of the items.
+    #[schema(schema_with = names_schema, required = false)]
+    items: Option<Vec<String>>,
+    /// Whether the label of an item is known to be right; such items are never suggested for relabelling.
+    #[schema(required = false, max_items = 20000)]
+    confirmed: Option<Vec<bool>>,
+    /// The name of the network that computed the rows.
+    #[schema(required = false, max_length = 512)]
+    embedder: Option<String>,
+}
+
+/// Query rows as JSON.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Queries)]
+#[allow(dead_code)]
+pub struct QueriesBody {
+    /// One row of numbers (an embedding) per query, with the dimension of the classifier.
+    #[schema(schema_with = query_rows_schema)]
+    rows: Vec<Vec<f32>>,
+    /// The names of the queries.
+    #[schema(schema_with = names_schema, required = false)]
+    items: Option<Vec<String>>,
+}
+
+fn support_rows_schema() -> Schema {
+    rows_schema(2)
+}
+
+fn query_rows_schema() -> Schema {
+    rows_schema(1)
+}
+
+fn rows_schema(least: usize) -> Schema {
+    let number = ObjectBuilder::new().schema_type(Type::Number).minimum(Some(-1e15)).maximum(Some(1e15));
+    let row = ArrayBuilder::new().items(number).min_items(Some(1)).max_items(Some(MAX_DIM));
+    ArrayBuilder::new().items(row).min_items(Some(least)).max_items(Some(MAX_ITEMS)).into()
+}
+
+fn labels_schema() -> Schema {
+    ArrayBuilder::new().items(name_schema()).min_items(Some(2)).max_items(Some(MAX_ITEMS)).into()
+}
+
+fn names_schema() -> Schema {
+    ArrayBuilder::new().items(name_schema()).max_items(Some(MAX_ITEMS)).into()
+}
+
+/// The schema of a name: text or an integer.
+fn name_schema() -> OneOfBuilder {
+    let text = ObjectBuilder::new().schema_type(Type::String).max_length(Some(MAX_NAME_BYTES));
+    let number = ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)));
+    OneOfBuilder::new().item(text).item(number)
+}
+
+/// The schema of binary data.
+pub struct Binary;
+
+impl ToSchema for Binary {}
+
+impl PartialSchema for Binary {
+    fn schema() -> RefOr<Schema> {
+        let binary = SchemaFormat::KnownFormat(KnownFormat::Binary);
+        ObjectBuilder::new().schema_type(Type::String).format(Some(binary)).into()
+    }
+}
+
+/// Images as a form: the name of a field is the class of its images. In a field `images`, the class is the folder in the
+/// file name.
+pub struct PicturesBody;
+
+impl ToSchema for PicturesBody {
+    fn name() -> Cow<'static, str> {
+        "Pictures".into()
+    }
+}
+
+impl PartialSchema for PicturesBody {
+    fn schema() -> RefOr<Schema> {
+        let files: Schema = ArrayBuilder::new().items(Binary::schema()).into();
+        ObjectBuilder::new()
+            .description(Some(
+                "The name of a field is the class of its images. In a field `images`, the class is the folder in the \
+                 file name (`cat/1.jpg`).",
+            ))
+            .additional_properties(Some(files))
+            .min_properties(Some(1))
+            .into()
+    }
+}
+
+/// The result of an audit.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Audit)]
+#[allow(dead_code)]
+pub struct AuditBody {
+    /// The method that judged the labels.
+    method: String,
+    /// All items, in the order of the request, without the images that were skipped.
+    items: Vec<AuditedItem>,
+    /// All classes.
+    classes: Vec<AuditedClass>,
+    /// Expected number of wrong labels: the sum of `p_wrong` over all items.
+    expected_wrong: f64,
+    /// Pairs of identical or nearly identical items.
+    duplicates: Vec<Duplicate>,
+    /// Problems of whole classes.
+    warnings: Vec<String>,
+    /// The name of the network that computed the rows, if known.
+    embedder: Option<String>,
+    /// Images that could not be read.
+    skipped: Vec<SkippedItem>,
+}
+
+/// The verdict on one item.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code)]
+pub struct AuditedItem {
+    /// The name of the item.
+    item: String,
+    /// The label of the item in the request.
+    given: String,
+    /// The probability that the label is wrong.
+    p_wrong: f32,
+    /// The verdict: keep, relabel, outlier (none of these classes) or unsure (undecided).
+    #[schema(value_type = String)]
+    verdict: Verdict,
+    /// The suggested label, if the verdict is relabel.
+    suggested: Option<String>,
+    /// The weight of the item in its class; the average item has weight 1.
+    weight: f32,
+    /// The probability that the item belongs to none of the classes.
+    p_outlier: f32,
+    /// What would help to decide, if the verdict is unsure.
+    #[schema(required = false, nullable = false)]
+    #[serde(default)]
+    advice: Option<String>,
+    /// Whether the label was confirmed in the request.
+    #[serde(default)]
+    #[schema(required = false)]
+    confirmed: bool,
+    /// The most similar items, the most similar first.
+    neighbours: Vec<Neighbour>,
+}
+
+/// An item that is similar to an audited one.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code)]
+pub struct Neighbour {
+    /// The name of the similar item.
+    item: String,
+    /// The label of the similar item in the request.
+    given: String,
+    /// The cosine similarity of the two rows.
+    similarity: f32,
+}
+
+/// Counts of one class.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code)]
+pub struct AuditedClass {
+    /// The name of the class.
+    class: String,
+    /// Number of items with this label.
+    items: usize,
+    /// Expected number of wrong labels among them: the sum of their `p_wrong`.
+    expected_wrong: f64,
+    /// Number of items of other classes for which this class is suggested.
+    found_elsewhere: usize,
+}
+
+/// Two identical or nearly identical items.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code)]
+pub struct Duplicate {
+    /// The kind of match: exact or near.
+    kind: String,
+    /// The name of the first item.
+    item: String,
+    /// The label of the first item.
+    given: String,
+    /// The name of the second item.
+    other: String,
+    /// The label of the second item.
+    other_given: String,
+}
+
+/// The OpenAPI document as utoipa derives it.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "trueshot",
+        description = "Few-shot learning with wrong labels: audits a small labelled set, and fits classifiers that tolerate wrong labels."
+    ),
+    paths(
+        about::about,
+        about::healthz,
+        crate::metrics::metrics,
+        audits::post,
+        embeddings::post,
+        classifiers::post,
+        classifiers::list,
+        classifiers::get,
+        classifiers::download,
+        classifiers::delete,
+        predictions::post
+    ),
+    components(schemas(crate::problem::ProblemBody)),
+    modifiers(&SharedResponses)
+)]
+struct ApiDescription;
+
+/// The description as it is served, with the parts that are known only at run time or that utoipa cannot express.
+pub fn document(methods: &[&str]) -> Value {
+    let mut document =
+        serde_json::to_value(ApiDescription::openapi()).expect("the description is plain data");
+    let classifiers = &mut document["paths"]["/api/v1/classifiers"];
+    classifiers["post"]["parameters"][0]["schema"] = json!({ "type": "string", "enum": methods });
+    classifiers["post"]["responses"]["201"]["links"] = links();
+    document
+}
+
+/// Links from a new classifier to the operations that take its id. (utoipa misspells the field names of links.)
+fn links() -> Value {
+    let operations = ["getClassifier", "downloadClassifier", "predict", "deleteClassifier"];
+    let id = "$response.body#/id";
+    let link = |operation: &str| {
+        (operation.to_owned(), json!({ "operationId": operation, "parameters": { "id": id } }))
+    };
+    operations.map(link).into_iter().collect()
+}

@@ -1,0 +1,196 @@
+//! A request body that must keep arriving: it fails when too few bytes arrive within the stall time. A limit on the
+//! whole time is not enough, because a client that sends a byte now and then would hold its connection and its memory
+//! until the end of it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, HttpBody};
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use crate::connections::Connection;
+use crate::limits::MIN_PROGRESS_BYTES;
+use crate::problem::Problem;
+
+/// A body that fails with [`Stalled`] when fewer than [`MIN_PROGRESS_BYTES`] bytes arrive while the server waits for
+/// `stall_time`.
+pub struct StallTimeoutBody {
+    body: Body,
+    stall_time: Duration,
+    /// What is left of the stall time.
+    left: Duration,
+    /// Bytes that arrived since the stall time began.
+    arrived: usize,
+    /// Since when the server waits, and until when it does.
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// Tests have none.
+    connection: Option<Arc<Connection>>,
+}
+
+/// A body arrived too slowly.
+#[derive(Debug, Clone, Copy)]
+pub struct Stalled(Duration);
+
+impl std::fmt::Display for Stalled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let seconds = self.0.as_secs_f32();
+        write!(f, "the body stalled: fewer than {MIN_PROGRESS_BYTES} bytes of it arrived in {seconds} s")
+    }
+}
+
+impl std::error::Error for Stalled {}
+
+impl Stalled {
+    /// Finds out whether a body failed because it stalled.
+    pub fn from_error(error: &axum::Error) -> Option<Stalled> {
+        let first: &(dyn std::error::Error + 'static) = error;
+        std::iter::successors(Some(first), |error| error.source())
+            .find_map(|error| error.downcast_ref::<Stalled>().copied())
+    }
+}
+
+impl From<Stalled> for Problem {
+    fn from(stalled: Stalled) -> Self {
+        let status = axum::http::StatusCode::REQUEST_TIMEOUT;
+        Problem::new(status, stalled.to_string())
+            .hint("send faster, or start the server with a larger --stall-timeout")
+    }
+}
+
+impl StallTimeoutBody {
+    /// A body on a connection.
+    pub fn new(body: Body, stall_time: Duration, connection: Option<Arc<Connection>>) -> Self {
+        let body =
+            StallTimeoutBody { body, stall_time, left: stall_time, arrived: 0, waiting: None, connection };
+        body.check_end();
+        body
+    }
+
+    fn check_end(&self) {
+        if let Some(connection) = self.connection.as_ref().filter(|_| self.body.is_end_stream()) {
+            connection.body_complete();
+        }
+    }
+
+    fn add_arrived(&mut self, bytes: usize) {
+        if let Some((since, _)) = self.waiting.take() {
+            self.left = self.left.saturating_sub(since.elapsed());
+        }
+        self.arrived += bytes;
+        if self.arrived >= MIN_PROGRESS_BYTES {
+            (self.arrived, self.left) = (0, self.stall_time);
+        }
+        if let Some(connection) = &self.connection {
+            connection.set_awaits_body(false);
+        }
+    }
+
+    fn poll_stalled(&mut self, context: &mut Context<'_>) -> Poll<Stalled> {
+        if let Some(connection) = &self.connection {
+            connection.set_awaits_body(true);
+        }
+        let left = self.left;
+        let begin = || (Instant::now(), Box::pin(tokio::time::sleep(left)));
+        let (_, timer) = self.waiting.get_or_insert_with(begin);
+        timer.as_mut().poll(context).map(|()| Stalled(self.stall_time))
+    }
+}
+
+impl HttpBody for StallTimeoutBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        match &polled {
+            Poll::Pending => {
+                return self.poll_stalled(context).map(|stalled| Some(Err(axum::Error::new(stalled))));
+            }
+            Poll::Ready(frame) => {
+                let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+                self.add_arrived(data.map_or(0, Bytes::len));
+            }
+        }
+        self.check_end();
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    /// A body that sends frames after pauses of so many seconds.
+    struct SlowBody(VecDeque<(u64, usize)>, Option<Pin<Box<Sleep>>>);
+
+    impl HttpBody for SlowBody {
+        type Data = Bytes;
+        type Error = axum::Error;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+            let Some(&(seconds, bytes)) = self.0.front() else { return Poll::Ready(None) };
+            let pause = || Box::pin(tokio::time::sleep(Duration::from_secs(seconds)));
+            let pause = self.1.get_or_insert_with(pause);
+            std::task::ready!(pause.as_mut().poll(context));
+            self.1 = None;
+            self.0.pop_front();
+            Poll::Ready(Some(Ok(Frame::data(vec![0; bytes].into()))))
+        }
+    }
+
+    fn received(frames: &[(u64, usize)]) -> Result<usize, Stalled> {
+        let slow = SlowBody(frames.iter().copied().collect(), None);
+        let body = StallTimeoutBody::new(Body::new(slow), Duration::from_secs(10), None);
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let collected =
+            builder.enable_time().start_paused(true).build().unwrap().block_on(Body::new(body).collect());
+        collected
+            .map(|body| body.to_bytes().len())
+            .map_err(|error| Stalled::from_error(&error).expect("it stalled"))
+    }
+
+    #[test]
+    fn a_body_that_makes_progress_may_take_long() {
+        assert_eq!(received(&[(9, MIN_PROGRESS_BYTES); 20]).unwrap(), 20 * MIN_PROGRESS_BYTES);
+        assert_eq!(received(&[(1, MIN_PROGRESS_BYTES / 8); 100]).unwrap(), 100 * MIN_PROGRESS_BYTES / 8);
+    }
+
+    #[test]
+    fn a_short_body_may_end_before_its_time_is_over() {
+        assert_eq!(received(&[(9, 1)]).unwrap(), 1);
+        assert_eq!(received(&[]).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_body_that_stops_or_drips_stalls() {
+        assert!(received(&[(0, 1), (3600, 1)]).is_err());
+        assert!(received(&[(1, 100); 20]).is_err(), "a little at a time is not progress");
+        let stops = [vec![(1, MIN_PROGRESS_BYTES); 5], vec![(11, 1)]].concat();
+        assert_eq!(
+            received(&stops).unwrap_err().to_string(),
+            "the body stalled: fewer than 10240 bytes of it arrived in 10 s"
+        );
+    }
+}

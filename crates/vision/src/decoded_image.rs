@@ -1,0 +1,366 @@
+//! [`DecodedImage`]: the pixels of an image, in one or three channels of eight bits, and the decoding of image files.
+//!
+//! Whatever a file holds (grey, colour, transparency, 16 bits, CMYK, an animation, a camera held sideways)
+//! comes out upright, opaque and in eight bits: transparency is laid on white, of an animation the first frame
+//! is taken, EXIF's orientation is applied. Bytes come from outside, so the size that a header claims is
+//! compared with the file's length before anything is allocated, the memory that decoding takes is computed and taken
+//! from the [budget](crate::memory_budget) of the process, and a panic in a decoder becomes a reason to skip the file.
+
+use std::io::Cursor;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use image::codecs::jpeg::JpegEncoder;
+use image::codecs::png::PngEncoder;
+use image::metadata::Orientation;
+use image::{
+    ColorType, DynamicImage, ExtendedColorType, GrayImage, ImageDecoder, ImageEncoder, ImageFormat,
+    ImageReader, ImageResult, Limits, RgbImage,
+};
+
+use crate::decode_memory::ImageHeader;
+use crate::error::Unreadable;
+use crate::memory_budget::{self, Share};
+
+/// The most pixels an image may have: beyond every camera, and below what exhausts memory.
+const MAX_PIXELS: u64 = 1 << 27;
+/// The longest side an image may have, which is what JPEG allows. Resizing needs memory in proportion to a side.
+const MAX_SIDE: u32 = (1 << 16) - 1;
+/// So many pixels are always believed; above, a byte of the file must account for at most [`MAX_PIXELS_PER_BYTE`].
+const ALWAYS_ALLOWED_PIXELS: u64 = 1 << 22;
+/// A blank page in PNG packs about a thousand pixels into a byte; photographs some tens.
+const MAX_PIXELS_PER_BYTE: u64 = 2048;
+/// The most memory that decoding one image may take, unless the caller allows less.
+const MAX_DECODE_MEMORY: u64 = 1 << 30;
+/// What a decoder may allocate before the size of the image is known: colour profiles and other metadata.
+const HEADER_MEMORY: u64 = 8 << 20;
+/// Bytes that are converted to eight opaque bits per channel at a time.
+const STRIP_BYTES: usize = 1 << 16;
+/// The largest file that is read.
+pub(crate) const MAX_FILE_BYTES: u64 = 1 << 29;
+
+/// Whether images have colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channels {
+    /// One byte a pixel: luminance.
+    Grey,
+    /// Three bytes a pixel: red, green, blue.
+    Colour,
+}
+
+impl Channels {
+    /// Bytes of a pixel.
+    pub fn count(self) -> usize {
+        match self {
+            Channels::Grey => 1,
+            Channels::Colour => 3,
+        }
+    }
+}
+
+/// What one image may cost, for callers that allow less than the library does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeLimits {
+    /// The most pixels of an image.
+    pub pixels: u64,
+    /// The most bytes that decoding an image may take.
+    pub memory: u64,
+}
+
+impl Default for DecodeLimits {
+    fn default() -> Self {
+        DecodeLimits { pixels: MAX_PIXELS, memory: MAX_DECODE_MEMORY }
+    }
+}
+
+/// Pixels in rows from the top.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecodedImage {
+    /// Pixels from left to right.
+    pub width: usize,
+    /// Pixels from top to bottom.
+    pub height: usize,
+    /// What a pixel is.
+    pub channels: Channels,
+    /// `width * height * channels` bytes.
+    pub pixels: Vec<u8>,
+}
+
+impl DecodedImage {
+    /// Takes pixels.
+    ///
+    /// # Panics
+    /// If there are not as many as the size says, or none.
+    pub fn new(width: usize, height: usize, channels: Channels, pixels: Vec<u8>) -> Self {
+        assert!(width > 0 && height > 0, "a picture of {width} x {height}");
+        assert_eq!(pixels.len(), width * height * channels.count(), "bytes of a picture");
+        DecodedImage { width, height, channels, pixels }
+    }
+
+    /// Decodes a file's bytes. The memory is counted in the [budget](crate::memory_budget) until this returns; the caller
+    /// answers for the image afterwards. [`Self::decode_then`] is better where many images are decoded.
+    pub fn decode(bytes: &[u8], channels: Channels) -> Result<Self, Unreadable> {
+        Self::decode_then(bytes, channels, &DecodeLimits::default(), |image| image)
+    }
+
+    /// Decodes a file's bytes and calls `then` with the image, whose memory is counted in the
+    /// [budget](crate::memory_budget) until `then` returns. Waits until there is enough memory.
+    ///
+    /// `then` usually makes something small of the image. It must not decode another one, nor wait for a thread that
+    /// does: its memory would be needed for that.
+    pub fn decode_then<T>(
+        bytes: &[u8],
+        channels: Channels,
+        limits: &DecodeLimits,
+        then: impl FnOnce(DecodedImage) -> T,
+    ) -> Result<T, Unreadable> {
+        if bytes.is_empty() {
+            return Err(Unreadable::Empty);
+        }
+        let caught = trueshot::guard::caught(|| decode(bytes, channels, limits));
+        let contradiction = || Err(Unreadable::Decoder("its contents are inconsistent".into()));
+        let (image, _share) = caught.unwrap_or_else(contradiction)?;
+        Ok(then(image))
+    }
+
+    /// The same in colour or in grey.
+    pub(crate) fn with_channels(self, channels: Channels) -> DecodedImage {
+        if self.channels == channels {
+            return self;
+        }
+        let (width, height) = (self.width as u32, self.height as u32);
+        let image = match self.channels {
+            Channels::Grey => GrayImage::from_raw(width, height, self.pixels).map(DynamicImage::from),
+            Channels::Colour => RgbImage::from_raw(width, height, self.pixels).map(DynamicImage::from),
+        };
+        let image = image.expect("a picture has as many bytes as its size says");
+        DecodedImage::new(self.width, self.height, channels, to_opaque_bytes(image, channels))
+    }
+
+    /// The image as a `data:` address for a page, no side longer than `most`: a PNG of a drawing, a JPEG of a
+    /// photograph, which is a fifth as large.
+    pub fn to_data_uri(self, most: usize) -> String {
+        let longest = self.width.max(self.height);
+        let side = |side: usize| (side * most).div_ceil(longest).max(1);
+        let (width, height) = (side(self.width), side(self.height));
+        let small = if longest > most { self.resized(width, height) } else { self };
+        let (width, height) = (small.width as u32, small.height as u32);
+        let mut bytes = Vec::new();
+        let (kind, written) = match small.channels {
+            Channels::Grey => {
+                let encoder = PngEncoder::new(&mut bytes);
+                ("png", encoder.write_image(&small.pixels, width, height, ExtendedColorType::L8))
+            }
+            Channels::Colour => {
+                let encoder = JpegEncoder::new_with_quality(&mut bytes, 85);
+                ("jpeg", encoder.write_image(&small.pixels, width, height, ExtendedColorType::Rgb8))
+            }
+        };
+        written.expect("memory takes every byte, and there are as many as the size says");
+        format!("data:image/{kind};base64,{}", BASE64.encode(bytes))
+    }
+
+    /// The image turned clockwise by so many quarters.
+    pub fn rotated(&self, quarters: usize) -> DecodedImage {
+        let count = self.channels.count();
+        let (width, height) =
+            if quarters.is_multiple_of(2) { (self.width, self.height) } else { (self.height, self.width) };
+        let mut pixels = Vec::with_capacity(self.pixels.len());
+        for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
+            let (from_x, from_y) = match quarters % 4 {
+                0 => (x, y),
+                1 => (y, self.height - 1 - x),
+                2 => (self.width - 1 - x, self.height - 1 - y),
+                _ => (self.width - 1 - y, x),
+            };
+            let place = (from_y * self.width + from_x) * count;
+            pixels.extend_from_slice(&self.pixels[place..place + count]);
+        }
+        DecodedImage::new(width, height, self.channels, pixels)
+    }
+}
+
+/// Decodes an image, and takes its share of the memory for images before it does.
+fn decode(
+    bytes: &[u8],
+    channels: Channels,
+    limits: &DecodeLimits,
+) -> Result<(DecodedImage, Share<'static>), Unreadable> {
+    let format = image::guess_format(bytes).map_err(|_| unknown_format(bytes))?;
+    if format == ImageFormat::Jpeg && is_truncated_jpeg(bytes) {
+        return Err(Unreadable::CutOff);
+    }
+    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    reader.limits(decoder_limits(HEADER_MEMORY));
+    let mut decoder = reader.into_decoder().map_err(decode_error)?;
+    let (width, height) = decoder.dimensions();
+    let orientation = Orientation::NoTransforms;
+    let mut header = ImageHeader { bytes, format, width, height, color: decoder.color_type(), orientation };
+    check_size(&header, limits)?;
+    // A file that claims little may still hold a frame that claims much.
+    decoder.set_limits(decoder_limits(header.decoder_limit())).map_err(decode_error)?;
+    // A damaged note about the orientation is no reason to refuse the image.
+    header.orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let need = header.peak_bytes(channels);
+    if need > limits.memory.min(MAX_DECODE_MEMORY) {
+        return Err(Unreadable::OverMemory {
+            width,
+            height,
+            need,
+            most: limits.memory.min(MAX_DECODE_MEMORY),
+        });
+    }
+    let share = memory_budget::decoded_images().take(need);
+    let mut raw = vec![0; decoder.total_bytes() as usize];
+    let color = header.color;
+    decoder.read_image(&mut raw).map_err(decode_error)?;
+    let pixels = convert_channels(raw, color, width, channels);
+    Ok((apply_orientation(pixels, width, height, channels, header.orientation), share))
+}
+
+fn decoder_limits(memory: u64) -> Limits {
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(memory);
+    limits
+}
+
+/// Phones send HEIC under the name of a JPEG.
+fn unknown_format(bytes: &[u8]) -> Unreadable {
+    const BRANDS: [&[u8]; 6] = [b"heic", b"heix", b"heim", b"hevc", b"mif1", b"msf1"];
+    let brand = bytes.get(4..12).and_then(|start| start.strip_prefix(b"ftyp"));
+    match brand {
+        Some(brand) if BRANDS.contains(&brand) => Unreadable::ConvertFirst("HEIC"),
+        Some(_) => Unreadable::Video,
+        None => Unreadable::Format,
+    }
+}
+
+/// How many pixels a file of so many bytes may have.
+fn max_pixels_of_file(bytes: usize) -> u64 {
+    MAX_PIXELS.min((bytes as u64).saturating_mul(MAX_PIXELS_PER_BYTE).max(ALWAYS_ALLOWED_PIXELS))
+}
+
+fn check_size(header: &ImageHeader<'_>, limits: &DecodeLimits) -> Result<(), Unreadable> {
+    let (width, height, bytes) = (header.width, header.height, header.bytes.len());
+    let pixels = header.pixels();
+    match pixels {
+        _ if width == 0 || height == 0 => Err(Unreadable::NoPixels { width, height }),
+        _ if pixels > max_pixels_of_file(bytes) => Err(Unreadable::TooManyPixels { width, height, bytes }),
+        _ if pixels > limits.pixels => Err(Unreadable::OverLimit { width, height, most: limits.pixels }),
+        _ if width.max(height) > MAX_SIDE => Err(Unreadable::TooLong { width, height, longest: MAX_SIDE }),
+        _ => Ok(()),
+    }
+}
+
+/// The decoder is lenient and fills what is missing with grey; half an image is none, though. The mark of the
+/// end cannot occur within a scan, so it must stand behind the start of the last one.
+fn is_truncated_jpeg(bytes: &[u8]) -> bool {
+    let last = |mark: [u8; 2]| bytes.windows(2).rposition(|window| window == mark);
+    last([0xff, 0xd9]) <= last([0xff, 0xda])
+}
+
+fn decode_error(error: image::ImageError) -> Unreadable {
+    use image::ImageError::*;
+    match error {
+        Limits(_) => Unreadable::Decoder("needs more memory than is allowed for an image".into()),
+        IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Unreadable::CutOff,
+        other => Unreadable::Decoder(other.to_string().trim().replace('\n', " ")),
+    }
+}
+
+/// Turns decoded bytes into eight opaque bits per channel. Works in the same memory, strip by strip, because a second
+/// copy of a large image is expensive.
+fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Channels) -> Vec<u8> {
+    if matches!((color, channels), (ColorType::Rgb8, Channels::Colour) | (ColorType::L8, Channels::Grey)) {
+        return raw;
+    }
+    let row = width as usize * usize::from(color.bytes_per_pixel());
+    let converted_row = width as usize * channels.count();
+    let rows = raw.len() / row;
+    let rows_per_strip = (STRIP_BYTES / row).max(1);
+    let convert = |raw: &mut [u8], first: usize| {
+        let end = rows.min(first + rows_per_strip);
+        let strip = Strip { bytes: &raw[first * row..end * row], color, width };
+        let image = DynamicImage::from_decoder(strip).expect("a strip has as many bytes as its size says");
+        raw[first * converted_row..end * converted_row].copy_from_slice(&to_opaque_bytes(image, channels));
+    };
+    let strips = (0..rows).step_by(rows_per_strip);
+    if converted_row > row {
+        // Rows that become longer are written from the last to the first, so that none is overwritten before it is read.
+        raw.resize(rows * converted_row, 0);
+        strips.rev().for_each(|first| convert(&mut raw, first));
+    } else {
+        strips.for_each(|first| convert(&mut raw, first));
+        raw.truncate(rows * converted_row);
+        raw.shrink_to_fit();
+    }
+    raw
+}
+
+/// Some rows of a decoded image, in the form that the `image` crate makes an image of.
+struct Strip<'a> {
+    bytes: &'a [u8],
+    color: ColorType,
+    width: u32,
+}
+
+impl ImageDecoder for Strip<'_> {
+    fn dimensions(&self) -> (u32, u32) {
+        let row = self.width as usize * usize::from(self.color.bytes_per_pixel());
+        (self.width, (self.bytes.len() / row) as u32)
+    }
+
+    fn color_type(&self) -> ColorType {
+        self.color
+    }
+
+    fn read_image(self, buffer: &mut [u8]) -> ImageResult<()> {
+        buffer.copy_from_slice(self.bytes);
+        Ok(())
+    }
+
+    fn read_image_boxed(self: Box<Self>, buffer: &mut [u8]) -> ImageResult<()> {
+        (*self).read_image(buffer)
+    }
+}
+
+/// Eight bits per channel; transparency is laid on white.
+fn to_opaque_bytes(image: DynamicImage, channels: Channels) -> Vec<u8> {
+    match (image.color().has_alpha(), channels) {
+        (false, Channels::Colour) => image.into_rgb8().into_raw(),
+        (false, Channels::Grey) => image.into_luma8().into_raw(),
+        (true, Channels::Colour) => image
+            .into_rgba8()
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .flat_map(|&[r, g, b, a]| [r, g, b].map(|v| on_white(v, a)))
+            .collect(),
+        (true, Channels::Grey) => {
+            image.into_luma_alpha8().as_chunks::<2>().0.iter().map(|&[v, a]| on_white(v, a)).collect()
+        }
+    }
+}
+
+/// The image as it is to be looked at, by the orientation that the camera noted.
+fn apply_orientation(
+    pixels: Vec<u8>,
+    width: u32,
+    height: u32,
+    channels: Channels,
+    orientation: Orientation,
+) -> DecodedImage {
+    let image = match channels {
+        Channels::Grey => GrayImage::from_raw(width, height, pixels).map(DynamicImage::from),
+        Channels::Colour => RgbImage::from_raw(width, height, pixels).map(DynamicImage::from),
+    };
+    let mut image = image.expect("a picture has as many bytes as its size says");
+    image.apply_orientation(orientation);
+    DecodedImage::new(image.width() as usize, image.height() as usize, channels, image.into_bytes())
+}
+
+fn on_white(value: u8, alpha: u8) -> u8 {
+    let (value, alpha) = (u32::from(value), u32::from(alpha));
+    // At most 255 * 255 + 127, over 255: it fits.
+    ((value * alpha + 255 * (255 - alpha) + 127) / 255) as u8
+}

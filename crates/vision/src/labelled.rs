@@ -1,0 +1,92 @@
+//! [`LabelledRows`]: embeddings with labels, and what belongs to them: which labels are confirmed, which items were
+//! skipped, and the images behind the rows. Audits and classifiers start from them, on the command line and in the server.
+
+use trueshot::Embeddings;
+use trueshot::embeddings::Items;
+
+use crate::backbone::Backbone;
+use crate::cache::ContentHash;
+use crate::embedder::{EmbeddedCollection, EmbeddingResult};
+use crate::error::{Result, Skipped};
+use crate::source::{Collection, ImageEntry};
+
+/// Embeddings with labels.
+pub struct LabelledRows {
+    /// The rows with their labels, and with the names of their items if they have any.
+    pub embeddings: Embeddings,
+    /// For every row whether a user has confirmed its label; empty if no label is confirmed.
+    pub confirmed: Vec<bool>,
+    /// The items that could not be embedded, with the reason.
+    pub skipped: Vec<Skipped>,
+    /// The images behind the rows, if the rows were made from a collection of images.
+    pub images: Option<RowImages>,
+}
+
+/// The images behind labelled rows.
+pub struct RowImages {
+    /// Where the images come from.
+    pub collection: Collection,
+    /// For every row the index of its image among the entries of the collection.
+    entries: Vec<u32>,
+    /// For every entry of the collection the BLAKE3 hash of its file as it was embedded.
+    hashes: Vec<Option<ContentHash>>,
+}
+
+impl From<Embeddings> for LabelledRows {
+    fn from(embeddings: Embeddings) -> Self {
+        LabelledRows { embeddings, confirmed: Vec::new(), skipped: Vec::new(), images: None }
+    }
+}
+
+impl LabelledRows {
+    /// The rows of an embedded collection, which keep their relation to the images.
+    pub fn from_collection(collection: Collection, embedded: EmbeddedCollection) -> Self {
+        let EmbeddedCollection { embeddings, entries, skipped, hashes, .. } = embedded;
+        let images = RowImages { collection, entries, hashes };
+        LabelledRows { embeddings, confirmed: Vec::new(), skipped, images: Some(images) }
+    }
+
+    /// The rows of embedded images, each given as item name, class and embedding. Images without an embedding are listed
+    /// as skipped.
+    ///
+    /// # Errors
+    /// If none of the images has an embedding.
+    pub fn from_results(
+        results: impl IntoIterator<Item = (String, String, EmbeddingResult)>,
+        backbone: &Backbone,
+    ) -> Result<Self> {
+        let (mut values, mut labels, mut items, mut skipped) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (item, class, result) in results {
+            match result {
+                Ok(row) => {
+                    values.extend(row);
+                    labels.push(class);
+                    items.push(item);
+                }
+                Err(reason) => skipped.push(Skipped { item, class: Some(class), reason }),
+            }
+        }
+        let embeddings = Embeddings::from_rows(values, backbone.dim(), labels)?;
+        let embeddings = embeddings.with_items(Items::from_names(items))?.with_backbone(backbone.name());
+        Ok(LabelledRows { embeddings, confirmed: Vec::new(), skipped, images: None })
+    }
+}
+
+impl RowImages {
+    /// Whether the images are files in class folders, which can be moved.
+    pub fn is_folder(&self) -> bool {
+        self.collection.path().is_dir()
+            && self.collection.entries().iter().all(|entry| entry.path().is_some())
+    }
+
+    /// The image behind a row.
+    pub fn entry(&self, row: usize) -> &ImageEntry {
+        &self.collection.entries()[self.entries[row] as usize]
+    }
+
+    /// For every entry of the collection the BLAKE3 hash of its file as it was embedded; `None` if it was not read.
+    pub fn hashes(&self) -> &[Option<ContentHash>] {
+        &self.hashes
+    }
+}

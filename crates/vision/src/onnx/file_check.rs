@@ -1,0 +1,289 @@
+//! Checks the bytes of an ONNX file before the library that runs it sees them.
+//!
+//! ONNX is protocol buffers: nested messages of numbered fields. We walk through all of them without allocating
+//! and refuse files that are not ONNX, tensors that claim more numbers than they hold, weights in other files, graphs of
+//! too many nodes, and constants that ask for arrays no image model needs (shapes, paddings). This gives a precise message
+//! at once for what can be seen in the file. A model is a program all the same: what it computes while it is loaded and
+//! run is bounded by the process it runs in ([`super::worker`]).
+
+use std::fmt;
+
+/// Messages within messages: a model, its graph, a node, an attribute, a graph within it, ..
+const MAX_DEPTH: usize = 24;
+/// The most nodes of all graphs together. The deepest path through them must fit on the worker's stack.
+pub(super) const MAX_NODES: usize = 100_000;
+/// The most numbers that a constant may ask for as a shape.
+const MAX_ELEMENTS: u64 = 1 << 28;
+/// The largest padding, stride or kernel.
+const MAX_SIDE: u64 = 4096;
+/// Constants of more numbers than this are weights, not shapes.
+const MAX_SHAPE_LEN: u64 = 8;
+
+/// What is wrong with a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum FileProblem {
+    /// Not a message of this kind at all.
+    NotOnnx,
+    /// The message is one, and this is wrong with it.
+    Refused(String),
+}
+
+impl fmt::Display for FileProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FileProblem::NotOnnx => write!(f, "it is not an ONNX file, or it is truncated"),
+            FileProblem::Refused(problem) => write!(f, "{problem}"),
+        }
+    }
+}
+
+type CheckResult<T = ()> = Result<T, FileProblem>;
+
+fn refused<T>(problem: impl Into<String>) -> CheckResult<T> {
+    Err(FileProblem::Refused(problem.into()))
+}
+
+/// A field of a message: its number and what it holds.
+enum FieldValue<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+}
+
+/// The fields of a message, one after the other.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn varint(&mut self) -> CheckResult<u64> {
+        let mut number = 0_u64;
+        for shift in (0..64).step_by(7) {
+            let (&byte, rest) = self.0.split_first().ok_or(FileProblem::NotOnnx)?;
+            self.0 = rest;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(number);
+            }
+        }
+        Err(FileProblem::NotOnnx)
+    }
+
+    fn take_bytes(&mut self, length: u64) -> CheckResult<&'a [u8]> {
+        let length = usize::try_from(length).map_err(|_| FileProblem::NotOnnx)?;
+        let (taken, rest) = self.0.split_at_checked(length).ok_or(FileProblem::NotOnnx)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn next_field(&mut self) -> CheckResult<Option<(u64, FieldValue<'a>)>> {
+        if self.0.is_empty() {
+            return Ok(None);
+        }
+        let key = self.varint()?;
+        let value = match key & 7 {
+            0 => FieldValue::Number(self.varint()?),
+            1 => FieldValue::Bytes(self.take_bytes(8)?),
+            2 => {
+                let length = self.varint()?;
+                FieldValue::Bytes(self.take_bytes(length)?)
+            }
+            5 => FieldValue::Bytes(self.take_bytes(4)?),
+            _ => return Err(FileProblem::NotOnnx),
+        };
+        match key >> 3 {
+            0 => Err(FileProblem::NotOnnx),
+            number => Ok(Some((number, value))),
+        }
+    }
+}
+
+/// Looks at a whole file.
+pub(super) fn check(bytes: &[u8]) -> CheckResult {
+    let (mut fields, mut graph, mut version) = (Fields(bytes), None, None);
+    while let Some((number, value)) = fields.next_field()? {
+        match (number, value) {
+            (1, FieldValue::Number(found)) => version = Some(found),
+            (7, FieldValue::Bytes(found)) => graph = Some(found),
+            _ => (),
+        }
+    }
+    match (graph, version) {
+        (Some(graph), Some(_)) => check_graph(graph, MAX_DEPTH, &mut 0),
+        _ => Err(FileProblem::NotOnnx),
+    }
+}
+
+/// `nodes` counts those of all graphs.
+fn check_graph(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
+    let Some(depth) = depth.checked_sub(1) else { return refused("its graphs are nested too deep") };
+    let (mut fields, before) = (Fields(bytes), *nodes);
+    while let Some((number, value)) = fields.next_field()? {
+        match (number, value) {
+            (1, FieldValue::Bytes(node)) => {
+                *nodes += 1;
+                if *nodes > MAX_NODES {
+                    return refused(format!("it has more than {MAX_NODES} nodes"));
+                }
+                check_node(node, depth, nodes)?;
+            }
+            (5, FieldValue::Bytes(tensor)) => check_tensor(tensor)?,
+            (15, _) => return refused("it has sparse weights, which are not supported"),
+            _ => (),
+        }
+    }
+    if *nodes == before { refused("its graph is empty") } else { Ok(()) }
+}
+
+fn check_node(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
+    let mut fields = Fields(bytes);
+    while let Some((number, value)) = fields.next_field()? {
+        if let (5, FieldValue::Bytes(attribute)) = (number, value) {
+            check_attribute(attribute, depth, nodes)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_attribute(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
+    let Some(depth) = depth.checked_sub(1) else { return refused("its graphs are nested too deep") };
+    let (mut fields, mut name) = (Fields(bytes), &[][..]);
+    let mut largest = 0_u64;
+    while let Some((number, value)) = fields.next_field()? {
+        match (number, value) {
+            (1, FieldValue::Bytes(found)) => name = found,
+            (5 | 10, FieldValue::Bytes(tensor)) => check_tensor(tensor)?,
+            (6 | 11, FieldValue::Bytes(graph)) => check_graph(graph, depth, nodes)?,
+            (8, FieldValue::Number(whole)) => largest = largest.max(unsigned_abs(whole)),
+            (8, FieldValue::Bytes(packed)) => {
+                let mut packed = Fields(packed);
+                while !packed.0.is_empty() {
+                    largest = largest.max(unsigned_abs(packed.varint()?));
+                }
+            }
+            _ => (),
+        }
+    }
+    let sides: [&[u8]; 5] = [b"pads", b"strides", b"kernel_shape", b"dilations", b"output_padding"];
+    if sides.contains(&name) && largest > MAX_SIDE {
+        let name = String::from_utf8_lossy(name);
+        return refused(format!("its {name} of {largest} are more than {MAX_SIDE}"));
+    }
+    Ok(())
+}
+
+fn unsigned_abs(number: u64) -> u64 {
+    number.cast_signed().unsigned_abs()
+}
+
+/// What a tensor says about itself.
+#[derive(Default)]
+struct TensorHeader<'a> {
+    name: &'a [u8],
+    kind: u64,
+    /// The product of its sides.
+    numbers: u64,
+    raw: Option<&'a [u8]>,
+    /// Bytes of numbers that are stored one by one.
+    listed: u64,
+    /// The product of what an integer tensor holds.
+    product: Option<u64>,
+}
+
+fn check_tensor(bytes: &[u8]) -> CheckResult {
+    let claims = tensor_header(bytes)?;
+    let name = || String::from_utf8_lossy(claims.name).chars().take(80).collect::<String>();
+    let Some(width) = element_bytes(claims.kind) else {
+        return refused(format!("its tensor '{}' is of an unknown type ({})", name(), claims.kind));
+    };
+    let enough = match claims.raw {
+        Some(raw) => claims.numbers.checked_mul(width) == Some(raw.len() as u64),
+        // A number takes a byte at least; complex ones and text are stored in ways of their own.
+        None => claims.numbers <= claims.listed,
+    };
+    if !enough {
+        return refused(format!(
+            "its tensor '{}' claims {} numbers that it does not hold",
+            name(),
+            claims.numbers
+        ));
+    }
+    match claims.product {
+        Some(product) if claims.numbers <= MAX_SHAPE_LEN && product > MAX_ELEMENTS => {
+            refused(format!("its constant '{}' asks for {product} numbers, more than {MAX_ELEMENTS}", name()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn tensor_header(bytes: &[u8]) -> CheckResult<TensorHeader<'_>> {
+    let mut fields = Fields(bytes);
+    let mut claims = TensorHeader { numbers: 1, ..TensorHeader::default() };
+    let side = |claims: &mut TensorHeader<'_>, side: u64| {
+        claims.numbers = claims
+            .numbers
+            .checked_mul(side)
+            .ok_or(FileProblem::Refused("a tensor of too many numbers".into()))?;
+        Ok(())
+    };
+    while let Some((number, value)) = fields.next_field()? {
+        match (number, value) {
+            (1, FieldValue::Number(found)) => side(&mut claims, found)?,
+            (1, FieldValue::Bytes(packed)) => {
+                let mut packed = Fields(packed);
+                while !packed.0.is_empty() {
+                    let found = packed.varint()?;
+                    side(&mut claims, found)?;
+                }
+            }
+            (2, FieldValue::Number(kind)) => claims.kind = kind,
+            (4..=7 | 10 | 11, FieldValue::Number(found)) => {
+                claims.listed += 1;
+                claims.product = Some(claims.product.unwrap_or(1).saturating_mul(shape_side(found)));
+            }
+            (7, FieldValue::Bytes(packed)) => {
+                claims.listed += packed.len() as u64;
+                let mut packed = Fields(packed);
+                while !packed.0.is_empty() {
+                    let found = shape_side(packed.varint()?);
+                    claims.product = Some(claims.product.unwrap_or(1).saturating_mul(found));
+                }
+            }
+            (4..=6 | 10 | 11, FieldValue::Bytes(packed)) => claims.listed += packed.len() as u64,
+            (8, FieldValue::Bytes(name)) => claims.name = name,
+            (9, FieldValue::Bytes(raw)) => claims.raw = Some(raw),
+            (13, _) | (14, FieldValue::Number(1..)) => {
+                return refused("it keeps its weights in another file, which is not supported");
+            }
+            _ => (),
+        }
+    }
+    if claims.kind == INT64
+        && let Some(raw) = claims.raw
+    {
+        let numbers = raw.as_chunks::<8>().0.iter().map(|bytes| shape_side(u64::from_le_bytes(*bytes)));
+        claims.product = Some(numbers.take(MAX_SHAPE_LEN as usize).fold(1, u64::saturating_mul));
+    }
+    Ok(claims)
+}
+
+/// A side of a shape: 0 and -1 stand for "as it is", and take no room of their own.
+fn shape_side(number: u64) -> u64 {
+    // The largest number says "to the end" where a slice is meant.
+    match number.cast_signed() {
+        1..=0x7fff_fffe => number,
+        0x7fff_ffff | i64::MAX | ..1 => 1,
+        _ => number,
+    }
+}
+
+const INT64: u64 = 7;
+
+/// Bytes of a number, by the format's own list of types.
+fn element_bytes(kind: u64) -> Option<u64> {
+    Some(match kind {
+        2 | 3 | 8 | 9 | 17..=20 => 1,
+        4 | 5 | 10 | 16 => 2,
+        1 | 6 | 12 => 4,
+        7 | 11 | 13 | 14 => 8,
+        15 => 16,
+        _ => return None,
+    })
+}

@@ -1,0 +1,64 @@
+//! Limits of the worker process on memory and processor time, enforced by the operating system.
+
+use std::io;
+
+/// How much memory and processor time the worker process may take.
+pub struct ProcessLimits {
+    /// Bytes that do not depend on the number of images: the interpreter, the model, its stack.
+    fixed: u64,
+    /// Bytes for each thread that embeds.
+    memory: u64,
+    /// Processor seconds for each image.
+    seconds: u64,
+}
+
+impl ProcessLimits {
+    pub fn new(model: u64, memory: u64, seconds: u64) -> Self {
+        // If memory runs out in spite of the limit, the system should end this process and no other.
+        let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+        ProcessLimits { fixed: model.saturating_add(data_bytes_in_use()), memory, seconds }
+    }
+}
+
+#[cfg(unix)]
+impl ProcessLimits {
+    /// Sets the limits for a number of threads and the number of images that they work on now. Processor time counts
+    /// from now on.
+    pub fn apply(&self, threads: usize, images: usize) -> io::Result<()> {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let set = |resource, wanted: u64| {
+            let maximum = getrlimit(resource).maximum;
+            let current = Some(maximum.map_or(wanted, |maximum| maximum.min(wanted)));
+            setrlimit(resource, Rlimit { current, maximum }).map_err(io::Error::from)
+        };
+        let memory = self.memory.saturating_mul(threads as u64).saturating_add(self.fixed);
+        set(Resource::Data, memory)?;
+        let seconds = self.seconds.saturating_mul(images as u64).saturating_add(processor_seconds());
+        set(Resource::Cpu, seconds)?;
+        // A process that exceeds a limit should leave no dump of its memory behind.
+        set(Resource::Core, 0)
+    }
+}
+
+#[cfg(unix)]
+fn processor_seconds() -> u64 {
+    use rustix::time::{ClockId, clock_gettime};
+    clock_gettime(ClockId::ProcessCPUTime).tv_sec.unsigned_abs() + 1
+}
+
+#[cfg(not(unix))]
+impl ProcessLimits {
+    /// Sets nothing: only Unix has such limits.
+    pub fn apply(&self, _threads: usize, _pictures: usize) -> io::Result<()> {
+        let _ = (self.fixed, self.memory, self.seconds);
+        Ok(())
+    }
+}
+
+/// Bytes of memory in use already, as the limit counts them; 0 where the system does not say.
+fn data_bytes_in_use() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmData:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
+}

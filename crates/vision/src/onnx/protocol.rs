@@ -1,0 +1,143 @@
+//! The messages between this program and the worker process that runs an ONNX model.
+//!
+//! The worker writes [`GREETING`], reads an [`LoadRequest`] and the bytes of the model, and answers with a
+//! `Result<Description, String>`. After that every request is a number and an image, and every reply the number of its
+//! request and a row or an error. Both ends are the same build on the same machine, so numbers are in native byte order.
+
+use std::io::{self, Read, Write};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::model::MAX_DIM;
+
+/// The first bytes of a worker. Whatever comes before them, such as output of an interpreter that starts up, is skipped.
+pub const GREETING: &[u8] = b"trueshot onnx worker 1\n";
+/// The most bytes that are skipped in search of the greeting.
+const MAX_SKIPPED_BYTES: usize = 1 << 16;
+/// The longest message of JSON, and the longest error.
+const MAX_MESSAGE_BYTES: usize = 1 << 16;
+
+/// What the worker must know before it loads a model.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LoadRequest {
+    /// Length of the model in bytes, which follow.
+    pub bytes: u64,
+    /// Height and width of images, for a model that leaves them open.
+    pub size: Option<usize>,
+    /// The output that was asked for.
+    pub output: Option<String>,
+    /// Memory in bytes for each image that is embedded at the same time.
+    pub memory: u64,
+    /// Processor seconds for one image.
+    pub seconds: u64,
+}
+
+/// What a model turned out to be.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ModelDescription {
+    /// Height and width of images.
+    pub size: usize,
+    /// 1 or 3.
+    pub channels: usize,
+    /// Numbers of an embedding.
+    pub dim: usize,
+    /// The name of the output that is used.
+    pub output: String,
+}
+
+/// The row of one image, or why there is none.
+pub type EmbeddingReply = Result<Vec<f32>, String>;
+
+/// Reads up to and including the greeting.
+pub fn skip_to_greeting(reader: &mut impl Read) -> io::Result<()> {
+    let mut last = Vec::with_capacity(GREETING.len());
+    for _ in 0..MAX_SKIPPED_BYTES {
+        let mut byte = [0];
+        reader.read_exact(&mut byte)?;
+        if last.len() == GREETING.len() {
+            last.remove(0);
+        }
+        last.push(byte[0]);
+        if last == GREETING {
+            return Ok(());
+        }
+    }
+    Err(io::ErrorKind::InvalidData.into())
+}
+
+pub fn write_json(writer: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    write_bytes(writer, &serde_json::to_vec(message)?)?;
+    writer.flush()
+}
+
+pub fn read_json<T: DeserializeOwned>(reader: &mut impl Read) -> io::Result<T> {
+    Ok(serde_json::from_slice(&read_bytes(reader, MAX_MESSAGE_BYTES)?)?)
+}
+
+pub fn write_request(writer: &mut impl Write, number: u64, image: &[f32]) -> io::Result<()> {
+    writer.write_all(&number.to_ne_bytes())?;
+    writer.write_all(bytemuck::cast_slice(image))?;
+    writer.flush()
+}
+
+/// The number of the next request; `None` when there are no more.
+pub fn read_request_number(reader: &mut impl Read) -> io::Result<Option<u64>> {
+    let mut number = [0; 8];
+    match reader.read_exact(&mut number) {
+        Ok(()) => Ok(Some(u64::from_ne_bytes(number))),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+pub fn read_image(reader: &mut impl Read, values: usize) -> io::Result<Vec<f32>> {
+    let mut image = vec![0.0; values];
+    reader.read_exact(bytemuck::cast_slice_mut(&mut image))?;
+    Ok(image)
+}
+
+pub fn write_reply(writer: &mut impl Write, number: u64, row: &EmbeddingReply) -> io::Result<()> {
+    writer.write_all(&number.to_ne_bytes())?;
+    match row {
+        Ok(row) => {
+            writer.write_all(&[1])?;
+            write_bytes(writer, bytemuck::cast_slice(row))?;
+        }
+        Err(problem) => {
+            writer.write_all(&[0])?;
+            write_bytes(writer, problem.as_bytes())?;
+        }
+    }
+    writer.flush()
+}
+
+pub fn read_reply(reader: &mut impl Read) -> io::Result<Option<(u64, EmbeddingReply)>> {
+    let Some(number) = read_request_number(reader)? else { return Ok(None) };
+    let mut is_row = [0];
+    reader.read_exact(&mut is_row)?;
+    let bytes = read_bytes(reader, MAX_MESSAGE_BYTES.max(MAX_DIM * size_of::<f32>()))?;
+    let row = match is_row {
+        [1] => Ok(bytemuck::pod_collect_to_vec(&bytes)),
+        _ => Err(String::from_utf8_lossy(&bytes).into_owned()),
+    };
+    Ok(Some((number, row)))
+}
+
+fn write_bytes(writer: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::InvalidData)?;
+    writer.write_all(&length.to_ne_bytes())?;
+    writer.write_all(bytes)
+}
+
+fn read_bytes(reader: &mut impl Read, max: usize) -> io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    reader.read_exact(&mut length)?;
+    let length = u32::from_ne_bytes(length) as usize;
+    if length > max {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = vec![0; length];
+    reader.read_exact(&mut bytes)?;
+    Ok(bytes)
+}

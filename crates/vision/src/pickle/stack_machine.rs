@@ -1,0 +1,462 @@
+//! The stack machine that executes the opcodes of a pickle, one after the other; there are no jumps.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+
+use super::functions::Function;
+use super::{Node, Pickle, PickleError, Span, ValueId, owner, string_escapes};
+
+/// TieredImageNet's largest file needs four million values.
+const MAX_VALUES: usize = 1 << 25;
+/// A collection within a collection, so often; data sets need two or three.
+const MAX_DEPTH: usize = 256;
+/// Bytes of a function's or type's name.
+const MAX_NAME_BYTES: usize = 256;
+/// Strings that are put together anew, beyond the length of the file.
+const ALWAYS_ALLOWED_VALUES: usize = 1 << 16;
+
+/// The state of the machine.
+pub(super) struct StackMachine {
+    file: Bytes,
+    /// Where the next instruction or argument is, and where the present instruction began.
+    place: usize,
+    at: usize,
+    nodes: Vec<Node>,
+    stack: Vec<ValueId>,
+    marks: Vec<usize>,
+    memo: HashMap<u64, ValueId>,
+    /// Small whole numbers are the same wherever they occur.
+    small: Vec<Option<ValueId>>,
+    made: Vec<Bytes>,
+    made_bytes: usize,
+}
+
+impl StackMachine {
+    pub fn new(file: Bytes) -> Self {
+        StackMachine {
+            file,
+            place: 0,
+            at: 0,
+            nodes: vec![Node::None, Node::Bool(true), Node::Bool(false)],
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: HashMap::new(),
+            small: vec![None; 1024],
+            made: Vec::new(),
+            made_bytes: 0,
+        }
+    }
+
+    pub fn run(mut self) -> Result<Pickle, PickleError> {
+        loop {
+            self.at = self.place;
+            let [instruction] = self.take()?;
+            if instruction == b'.' {
+                break;
+            }
+            self.step(instruction)?;
+            if self.stack.len() > MAX_VALUES || self.memo.len() > MAX_VALUES {
+                return Err(too_many());
+            }
+        }
+        let root = self.pop()?;
+        Ok(Pickle { nodes: self.nodes, root, file: self.file, made: self.made })
+    }
+
+    fn step(&mut self, instruction: u8) -> Result<(), PickleError> {
+        match instruction {
+            0x80 => self.protocol(),
+            // Frames are for reading ahead; what they hold is read all the same.
+            0x95 => self.take::<8>().map(drop),
+            b'N' => self.put(0),
+            0x88 => self.put(1),
+            0x89 => self.put(2),
+            b'I' | b'J' | b'K' | b'M' | b'L' | 0x8a | 0x8b => self.number(instruction),
+            b'F' | b'G' => self.float(instruction),
+            b'S' | b'T' | b'U' | b'B' | b'C' | 0x8e | 0x96 => self.byte_string(instruction),
+            b'V' | b'X' | 0x8c | 0x8d => self.unicode(instruction),
+            b'(' => self.mark(),
+            b'0' => self.discard(),
+            b'1' => self.since_mark().map(drop),
+            b'2' => self.top().and_then(|id| self.put(id)),
+            b']' | b'l' | b'a' | b'e' => self.list(instruction),
+            b')' | b't' | 0x85..=0x87 => self.tuple(instruction),
+            b'}' | b'd' | b's' | b'u' => self.dictionary(instruction),
+            b'p' | b'q' | b'r' | 0x94 => self.remember(instruction),
+            b'g' | b'h' | b'j' => self.recall(instruction),
+            b'c' | 0x93 | b'R' | b'b' | b'i' | b'o' | 0x81 | 0x92 => self.function(instruction),
+            other => Err(self.refusal(other)),
+        }
+    }
+
+    /// Why an instruction is not carried out.
+    fn refusal(&self, instruction: u8) -> PickleError {
+        match instruction {
+            b'P' | b'Q' => PickleError::Outside("an object by a persistent id"),
+            0x97 | 0x98 => PickleError::Outside("a buffer"),
+            0x82..=0x84 => PickleError::Call("a registered extension".into()),
+            0x8f..=0x91 => PickleError::Unknown("a set".into()),
+            other => self.malformed(&format!("{other:#04x} is not a pickle opcode")),
+        }
+    }
+
+    fn protocol(&mut self) -> Result<(), PickleError> {
+        match self.take()? {
+            [0..=5] => Ok(()),
+            [version] => Err(PickleError::Unknown(format!("a pickle of protocol {version}"))),
+        }
+    }
+
+    fn number(&mut self, instruction: u8) -> Result<(), PickleError> {
+        let number = match instruction {
+            b'J' => i64::from(i32::from_le_bytes(self.take()?)),
+            b'K' => i64::from(u8::from_le_bytes(self.take()?)),
+            b'M' => i64::from(u16::from_le_bytes(self.take()?)),
+            0x8a | 0x8b => {
+                let length = self.length(instruction)?;
+                let span = self.span(length)?;
+                little_endian(&self.bytes(span)).ok_or_else(|| self.beyond())?
+            }
+            _ => {
+                let line = self.line()?;
+                let text = std::str::from_utf8(line).unwrap_or_default();
+                match (instruction, text) {
+                    (b'I', "01") => return self.put(1),
+                    (b'I', "00") => return self.put(2),
+                    _ => text.trim_end_matches('L').parse().map_err(|_| self.beyond())?,
+                }
+            }
+        };
+        let is_small = usize::try_from(number).is_ok_and(|number| number < self.small.len());
+        if !is_small {
+            return self.put_new(Node::Int(number));
+        }
+        let id = match self.small[number as usize] {
+            Some(id) => id,
+            None => self.push(Node::Int(number))?,
+        };
+        self.small[number as usize] = Some(id);
+        self.put(id)
+    }
+
+    fn beyond(&self) -> PickleError {
+        self.malformed("not an integer of at most 64 bits")
+    }
+
+    fn float(&mut self, instruction: u8) -> Result<(), PickleError> {
+        let number = match instruction {
+            b'G' => f64::from_be_bytes(self.take()?),
+            _ => {
+                let number = std::str::from_utf8(self.line()?).ok().and_then(|text| text.parse().ok());
+                number.ok_or_else(|| self.malformed("not a number"))?
+            }
+        };
+        self.put_new(Node::Float(number))
+    }
+
+    fn byte_string(&mut self, instruction: u8) -> Result<(), PickleError> {
+        let span = match instruction {
+            b'S' => {
+                let bytes = string_escapes::quoted(self.line()?);
+                let bytes = bytes.ok_or_else(|| self.malformed("a string with a wrong quote or escape"))?;
+                self.make(bytes)?
+            }
+            _ => {
+                let length = self.length(instruction)?;
+                self.span(length)?
+            }
+        };
+        self.put_new(Node::Bytes(span))
+    }
+
+    fn unicode(&mut self, instruction: u8) -> Result<(), PickleError> {
+        if instruction == b'V' {
+            let text = string_escapes::unicode(self.line()?);
+            let text = text.ok_or_else(|| self.malformed("a string with a wrong escape"))?;
+            let span = self.make(text.into_bytes())?;
+            return self.put_new(Node::Text(span));
+        }
+        let length = self.length(instruction)?;
+        let span = self.span(length)?;
+        if std::str::from_utf8(&self.file[span.start..span.end]).is_err() {
+            return Err(self.malformed("a string that is not UTF-8"));
+        }
+        self.put_new(Node::Text(span))
+    }
+
+    fn mark(&mut self) -> Result<(), PickleError> {
+        if self.marks.len() == MAX_DEPTH {
+            return Err(PickleError::TooMuch(format!("{MAX_DEPTH} nested collections")));
+        }
+        self.marks.push(self.stack.len());
+        Ok(())
+    }
+
+    /// Python's own rule: a mark on top goes before what lies below it.
+    fn discard(&mut self) -> Result<(), PickleError> {
+        match self.marks.last() == Some(&self.stack.len()) {
+            true => self.marks.pop().map(drop).ok_or_else(|| self.malformed("nothing to discard")),
+            false => self.pop().map(drop),
+        }
+    }
+
+    fn list(&mut self, instruction: u8) -> Result<(), PickleError> {
+        let added = match instruction {
+            b']' => return self.put_new(Node::List(Vec::new())),
+            b'l' => {
+                let items = self.since_mark()?;
+                return self.put_new(Node::List(items));
+            }
+            b'a' => vec![self.pop()?],
+            _ => self.since_mark()?,
+        };
+        let list = self.top()?;
+        match &mut self.nodes[list as usize] {
+            Node::List(items) => items.extend(added),
+            _ => return Err(self.malformed("an item is appended to something that is not a list")),
+        }
+        Ok(())
+    }
+
+    fn tuple(&mut self, instruction: u8) -> Result<(), PickleError> {
+        let mut items = Vec::new();
+        match instruction {
+            b')' => {}
+            b't' => items = self.since_mark()?,
+            _ => {
+                for _ in 0x85..=instruction {
+                    items.push(self.pop()?);
+                }
+                items.reverse();
+            }
+        }
+        self.put_new(Node::Tuple(items))
+    }
+
+    fn dictionary(&mut self, instruction: u8) -> Result<(), PickleError> {
+        let added = match instruction {
+            b'}' => return self.put_new(Node::Dict(Vec::new())),
+            b's' => {
+                let held = self.pop()?;
+                vec![self.pop()?, held]
+            }
+            _ => self.since_mark()?,
+        };
+        let (pairs, rest) = added.as_chunks::<2>();
+        if !rest.is_empty() {
+            return Err(self.malformed("a key without a value"));
+        }
+        let pairs = pairs.iter().map(|&[key, held]| (key, held));
+        if instruction == b'd' {
+            return self.put_new(Node::Dict(pairs.collect()));
+        }
+        let dictionary = self.top()?;
+        match &mut self.nodes[dictionary as usize] {
+            Node::Dict(present) => present.extend(pairs),
+            _ => return Err(self.malformed("a key is set in something that is not a dictionary")),
+        }
+        Ok(())
+    }
+
+    fn remember(&mut self, instruction: u8) -> Result<(), PickleError> {
+        let key = match instruction {
+            0x94 => self.memo.len() as u64,
+            _ => self.memo_key(instruction)?,
+        };
+        let id = self.top()?;
+        self.memo.insert(key, id);
+        Ok(())
+    }
+
+    fn recall(&mut self, instruction: u8) -> Result<(), PickleError> {
+        let key = self.memo_key(instruction)?;
+        let id = self.memo.get(&key).copied();
+        let id =
+            id.ok_or_else(|| self.malformed(&format!("memo entry {key} is read but was never written")))?;
+        self.put(id)
+    }
+
+    fn memo_key(&mut self, instruction: u8) -> Result<u64, PickleError> {
+        match instruction {
+            b'q' | b'h' => self.take().map(|[key]| u64::from(key)),
+            b'r' | b'j' => self.take().map(|key| u64::from(u32::from_le_bytes(key))),
+            _ => {
+                let key = std::str::from_utf8(self.line()?).ok().and_then(|text| text.parse().ok());
+                key.ok_or_else(|| self.malformed("not the number of a memo entry"))
+            }
+        }
+    }
+
+    fn function(&mut self, instruction: u8) -> Result<(), PickleError> {
+        match instruction {
+            b'c' => {
+                let module = String::from_utf8_lossy(self.line()?).into_owned();
+                let name = String::from_utf8_lossy(self.line()?).into_owned();
+                self.put_new(Node::Function(Function::named(&module, &name)?))
+            }
+            0x93 => {
+                let (name, module) = (self.pop()?, self.pop()?);
+                let (Some(module), Some(name)) = (self.name(module), self.name(name)) else {
+                    return Err(self.malformed("a function whose name is not a string"));
+                };
+                let function = Function::named(module, name)?;
+                self.put_new(Node::Function(function))
+            }
+            b'i' => {
+                let module = String::from_utf8_lossy(self.line()?).into_owned();
+                let name = String::from_utf8_lossy(self.line()?).into_owned();
+                Function::named(&module, &name)?;
+                Err(PickleError::Call(format!("{module}.{name} as a class")))
+            }
+            b'R' => {
+                let (arguments, function) = (self.pop()?, self.pop()?);
+                let made = self.call(function, arguments)?;
+                self.put(made)
+            }
+            b'b' => {
+                let (state, target) = (self.pop()?, self.top()?);
+                self.build(target, state)
+            }
+            _ => Err(PickleError::Call("the constructor of a class".into())),
+        }
+    }
+
+    /// The length that stands before what it is of.
+    fn length(&mut self, instruction: u8) -> Result<usize, PickleError> {
+        let length = match instruction {
+            b'U' | b'C' | 0x8c | 0x8a => self.take().map(|[length]| u64::from(length))?,
+            0x8d | 0x8e | 0x96 => u64::from_le_bytes(self.take()?),
+            _ => u64::from(u32::from_le_bytes(self.take()?)),
+        };
+        // What does not fit into memory does not fit into the file either.
+        usize::try_from(length).map_err(|_| PickleError::CutOff(self.file.len()))
+    }
+
+    fn take<const COUNT: usize>(&mut self) -> Result<[u8; COUNT], PickleError> {
+        let found = self.file.get(self.place..).and_then(|rest| rest.first_chunk::<COUNT>());
+        let found = *found.ok_or(PickleError::CutOff(self.file.len()))?;
+        self.place += COUNT;
+        Ok(found)
+    }
+
+    fn span(&mut self, length: usize) -> Result<Span, PickleError> {
+        let end = self.place.checked_add(length).filter(|&end| end <= self.file.len());
+        let end = end.ok_or(PickleError::CutOff(self.file.len()))?;
+        let span = Span { owner: 0, start: self.place, end };
+        self.place = end;
+        Ok(span)
+    }
+
+    /// What stands before the end of the line.
+    fn line(&mut self) -> Result<&[u8], PickleError> {
+        let rest = &self.file[self.place..];
+        let length =
+            rest.iter().position(|&byte| byte == b'\n').ok_or(PickleError::CutOff(self.file.len()))?;
+        self.place += length + 1;
+        let line = &rest[..length];
+        Ok(line.strip_suffix(b"\r").unwrap_or(line))
+    }
+
+    fn put(&mut self, id: ValueId) -> Result<(), PickleError> {
+        self.stack.push(id);
+        Ok(())
+    }
+
+    fn put_new(&mut self, node: Node) -> Result<(), PickleError> {
+        let id = self.push(node)?;
+        self.put(id)
+    }
+
+    /// Adds a value, which is on the stack only when it is put there.
+    pub fn push(&mut self, node: Node) -> Result<ValueId, PickleError> {
+        if self.nodes.len() >= MAX_VALUES {
+            return Err(too_many());
+        }
+        self.nodes.push(node);
+        Ok((self.nodes.len() - 1) as ValueId)
+    }
+
+    fn floor(&self) -> usize {
+        self.marks.last().copied().unwrap_or(0)
+    }
+
+    fn top(&self) -> Result<ValueId, PickleError> {
+        let above = self.stack.get(self.floor()..).and_then(|above| above.last());
+        above.copied().ok_or_else(|| self.malformed("the stack is empty"))
+    }
+
+    fn pop(&mut self) -> Result<ValueId, PickleError> {
+        let top = self.top()?;
+        self.stack.pop();
+        Ok(top)
+    }
+
+    fn since_mark(&mut self) -> Result<Vec<ValueId>, PickleError> {
+        let mark =
+            self.marks.pop().ok_or_else(|| self.malformed("a collection ends that was never started"))?;
+        Ok(self.stack.split_off(mark))
+    }
+
+    pub fn node(&self, id: ValueId) -> &Node {
+        &self.nodes[id as usize]
+    }
+
+    pub fn replace(&mut self, id: ValueId, node: Node) {
+        self.nodes[id as usize] = node;
+    }
+
+    pub fn bytes(&self, span: Span) -> Bytes {
+        owner(&self.file, &self.made, span).slice(span.start..span.end)
+    }
+
+    /// A short string, if a value is one: names are asked for again and again, and may not cost more each time.
+    pub fn name(&self, id: ValueId) -> Option<&str> {
+        match *self.node(id) {
+            Node::Text(span) | Node::Bytes(span) if span.end - span.start <= MAX_NAME_BYTES => {
+                std::str::from_utf8(&owner(&self.file, &self.made, span)[span.start..span.end]).ok()
+            }
+            _ => None,
+        }
+    }
+
+    /// Refuses to make more than the file can account for: a string can be encoded again and again.
+    pub fn afford(&self, length: usize) -> Result<(), PickleError> {
+        let most = self.file.len().saturating_add(ALWAYS_ALLOWED_VALUES);
+        match self.made_bytes.saturating_add(length) > most {
+            true => Err(PickleError::TooMuch(format!("{most} bytes of strings"))),
+            false => Ok(()),
+        }
+    }
+
+    /// Keeps bytes that are not in the file as they are.
+    pub fn make(&mut self, bytes: Vec<u8>) -> Result<Span, PickleError> {
+        self.afford(bytes.len())?;
+        self.made_bytes += bytes.len();
+        let end = bytes.len();
+        self.made.push(bytes.into());
+        Ok(Span { owner: self.made.len() as u32, start: 0, end })
+    }
+
+    pub fn malformed(&self, problem: &str) -> PickleError {
+        PickleError::Malformed { at: self.at, problem: problem.into() }
+    }
+}
+
+fn too_many() -> PickleError {
+    PickleError::TooMuch(format!("{MAX_VALUES} values"))
+}
+
+/// A whole number in as many bytes as it needs, the last of which carries the sign.
+fn little_endian(bytes: &[u8]) -> Option<i64> {
+    let filler = if bytes.last().is_some_and(|last| last & 0x80 != 0) { 0xff } else { 0 };
+    if bytes.len() > 8
+        && !(bytes.len() == 9 && bytes[8] == filler && (bytes[7] & 0x80 != 0) == (filler == 0xff))
+    {
+        return None;
+    }
+    let mut all = [filler; 8];
+    let length = bytes.len().min(8);
+    all[..length].copy_from_slice(&bytes[..length]);
+    Some(i64::from_le_bytes(all))
+}

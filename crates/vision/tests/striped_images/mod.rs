@@ -1,0 +1,33 @@
+//! Test fixture: striped images that are easy to tell apart and quick to make.
+
+use std::path::Path;
+
+use image::{Rgb, RgbImage};
+use trueshot::rng::{Purpose, Rng};
+
+/// Classes of stripes: each its own direction and width, every image shifted and speckled.
+fn write_classes(folder: &Path, classes: std::ops::Range<usize>, pictures: usize) {
+    for class in classes {
+        let place = folder.join(format!("class {class}"));
+        std::fs::create_dir_all(&place).unwrap();
+        for number in 0..pictures {
+            let mut rng = Rng::new(class as u64, Purpose::Items, number as u64);
+            let (shift, light) = (rng.below(16) as f32, rng.below(60) as f32);
+            let angle = class as f32 * 0.7;
+            let image = RgbImage::from_fn(24, 24, |x, y| {
+                let along = x as f32 * angle.cos() + y as f32 * angle.sin() + shift;
+                let wave = (along / (1.0 + 0.5 * (class % 3) as f32)).sin() * 50.0 + 90.0 + light;
+                Rgb([0, 1, 2].map(|_| (wave + rng.below(120) as f32 - 60.0) as u8))
+            });
+            image.save(place.join(format!("{number}.png"))).unwrap();
+        }
+    }
+}
+
+/// Eight classes to train on and four to validate on, twelve images each.
+pub fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write_classes(&folder.path().join("train"), 0..8, 12);
+    write_classes(&folder.path().join("val"), 8..12, 12);
+    folder
+}
