@@ -118,7 +118,7 @@ fn negmargin_learns_and_its_model_is_a_backbone() {
     assert!(judged.score > 50.0, "{judged:?}");
     let path = folder.path().join("negmargin.safetensors");
     trainee.model().write(&path).unwrap();
-    let same = Backbone::from_parameters(configuration.pictures.preprocessing(), trainee.parameters());
+    let same = Backbone::from_parameters(configuration.pictures.preprocessing(), &trainee.parameters());
     let model = Backbone::open(&path).unwrap();
     assert!(model.name().ends_with(&format!("{})", same.name())), "{} {}", model.name(), same.name());
     let mut registry = Registry::default();

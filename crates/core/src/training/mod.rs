@@ -21,7 +21,7 @@ mod trainer;
 
 pub use metrics::Record;
 pub use optimiser::{Optimiser, ScheduleKind};
-pub use session::{CpuWeights, TrainingSession};
+pub use session::{CpuSession, CpuWeights, TrainingSession};
 pub use trainer::{Claim, Files, Outcome, RunOptions, Start, train};
 
 use crate::error::Result;

@@ -45,6 +45,49 @@ pub trait TrainingSession {
     fn load(&mut self, state: &Tensors) -> Result<()>;
 }
 
+/// A session on the CPU: it has [`CpuWeights`] and computes a step with them. Everything else of a [`TrainingSession`]
+/// follows.
+pub trait CpuSession {
+    /// What the host draws for one step.
+    type Batch: ?Sized;
+
+    /// The parameters and the state of the optimiser.
+    fn weights(&self) -> &CpuWeights;
+
+    /// The same, to be changed.
+    fn weights_mut(&mut self) -> &mut CpuWeights;
+
+    /// Computes a step; see [`TrainingSession::step`].
+    ///
+    /// # Errors
+    /// As [`TrainingSession::step`].
+    fn train_step(&mut self, step: u64, batch: &Self::Batch) -> Result<Vec<f64>>;
+}
+
+impl<S: CpuSession> TrainingSession for S {
+    type Batch = S::Batch;
+
+    fn step(&mut self, step: u64, batch: &Self::Batch) -> Result<Vec<f64>> {
+        self.train_step(step, batch)
+    }
+
+    fn rate(&self, step: u64) -> f64 {
+        self.weights().rate(step)
+    }
+
+    fn parameters(&self) -> Cow<'_, [f32]> {
+        Cow::Borrowed(&self.weights().parameters)
+    }
+
+    fn save(&self) -> Tensors {
+        self.weights().save()
+    }
+
+    fn load(&mut self, state: &Tensors) -> Result<()> {
+        self.weights_mut().load(state)
+    }
+}
+
 /// Numbers of parameters that one thread updates at a time.
 const PIECE: usize = 1 << 15;
 

@@ -2,6 +2,7 @@
 //!
 //! Validation adapts the network to episodes of images it never learnt from, as at test.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
@@ -15,14 +16,13 @@ use trueshot::noise::NoiseLevels;
 use trueshot::ranges::require;
 use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
+use trueshot::training::{CpuSession, CpuWeights, Trainee, TrainingSession, Validation};
 use trueshot::training::{Optimiser, ScheduleKind};
-use trueshot::training::{Trainee, Validation};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::maml::{self, GradientOrder, LabelledImages, MamlLearner, ModelSize};
 
 use super::batches::{EpisodeBatch, EpisodeBatches, ImagePreparer, TaskBatches};
 use super::configuration::{self as shared, DataSettings, ImageSettings, ValidationSettings};
-use super::parameter_state::ParameterState;
 use super::validation::Validator;
 use super::{BackboneConfiguration, Datasets, loader};
 use crate::augment::Augmentation;
@@ -182,10 +182,57 @@ impl MamlConfiguration {
     }
 }
 
-/// MAML in training.
-pub struct MamlTrainee {
-    weights: ParameterState,
+/// MAML in training on the CPU: one task per thread, each with a gradient of its own.
+struct CpuMamlSession {
+    weights: CpuWeights,
+    /// Learners that are not in use.
     learners: Mutex<Vec<MamlLearner>>,
+    configuration: MamlConfiguration,
+}
+
+impl CpuMamlSession {
+    /// The mean loss of the tasks; the gradient of each task is left in its own part.
+    fn gradients(&mut self, tasks: &[EpisodeBatch]) -> f64 {
+        let CpuWeights { parameters, gradients, .. } = &mut self.weights;
+        let (configuration, learners) = (&self.configuration, &self.learners);
+        let losses: Vec<f64> = gradients
+            .par_iter_mut()
+            .zip(tasks)
+            .map(|(gradient, task)| {
+                let taken = learners.lock().expect("no thread panics while it holds the lock").pop();
+                let mut learner = taken.unwrap_or_else(|| MamlLearner::new(configuration.size()));
+                let loss = task_gradient(&mut learner, configuration, parameters, task, gradient);
+                learners.lock().expect("no thread panics while it holds the lock").push(learner);
+                loss
+            })
+            .collect();
+        losses.iter().sum::<f64>() / tasks.len() as f64
+    }
+}
+
+impl CpuSession for CpuMamlSession {
+    type Batch = [EpisodeBatch];
+
+    fn weights(&self) -> &CpuWeights {
+        &self.weights
+    }
+
+    fn weights_mut(&mut self) -> &mut CpuWeights {
+        &mut self.weights
+    }
+
+    fn train_step(&mut self, step: u64, tasks: &[EpisodeBatch]) -> trueshot::Result<Vec<f64>> {
+        let loss = self.gradients(tasks);
+        if loss.is_finite() {
+            self.weights.update(step, 1.0 / tasks.len() as f64)?;
+        }
+        Ok(vec![loss])
+    }
+}
+
+/// MAML in training: loads the tasks and validates, while a [`TrainingSession`] computes.
+pub struct MamlTrainee {
+    session: Box<dyn TrainingSession<Batch = [EpisodeBatch]>>,
     loader: Loader<TaskBatches>,
     /// What to validate on, and its outliers.
     validation: Option<(Embeddings, Option<Embeddings>)>,
@@ -226,36 +273,18 @@ impl MamlTrainee {
         };
         let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
-        Ok(MamlTrainee {
-            weights: ParameterState::new(layout, parameters, per_step, config, optimiser, steps),
+        let session = CpuMamlSession {
+            weights: CpuWeights::new(layout, parameters, per_step, config, optimiser, steps),
             learners: Mutex::default(),
-            loader: loader(TaskBatches { episodes, per_step }),
-            validation,
-            configuration,
-        })
+            configuration: configuration.clone(),
+        };
+        let loader = loader(TaskBatches { episodes, per_step });
+        Ok(MamlTrainee { session: Box::new(session), loader, validation, configuration })
     }
 
-    /// Its parameters.
-    pub fn parameters(&self) -> &[f32] {
-        &self.weights.parameters
-    }
-
-    /// The mean loss of the tasks; the gradient of each in its own place.
-    fn gradients(&mut self, tasks: &[EpisodeBatch]) -> f64 {
-        let ParameterState { parameters, gradients, .. } = &mut self.weights;
-        let (configuration, learners) = (&self.configuration, &self.learners);
-        let losses: Vec<f64> = gradients
-            .par_iter_mut()
-            .zip(tasks)
-            .map(|(gradient, task)| {
-                let taken = learners.lock().expect("no thread panics while it holds the lock").pop();
-                let mut learner = taken.unwrap_or_else(|| MamlLearner::new(configuration.size()));
-                let loss = task_gradient(&mut learner, configuration, parameters, task, gradient);
-                learners.lock().expect("no thread panics while it holds the lock").push(learner);
-                loss
-            })
-            .collect();
-        losses.iter().sum::<f64>() / tasks.len() as f64
+    /// The current parameters.
+    pub fn parameters(&self) -> Cow<'_, [f32]> {
+        self.session.parameters()
     }
 }
 
@@ -290,37 +319,34 @@ impl Trainee for MamlTrainee {
 
     fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
         let tasks = self.loader.take(step);
-        let loss = self.gradients(&tasks);
-        if loss.is_finite() {
-            self.weights.update(step, 1.0 / tasks.len() as f64);
-        }
+        let losses = self.session.step(step, &tasks);
         self.loader.give_back(step, tasks);
-        Ok(vec![loss])
+        losses
     }
 
     fn rate(&self, step: u64) -> f64 {
-        self.weights.rate(step)
+        self.session.rate(step)
     }
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
         let Some((rows, outliers)) = &self.validation else { return Ok(None) };
         let (preprocessing, config) =
             (self.configuration.pictures.preprocessing(), self.configuration.config());
-        let method = Maml::new(preprocessing, config, self.weights.parameters.clone(), PathBuf::from(KIND));
+        let method = Maml::new(preprocessing, config, self.parameters().into_owned(), PathBuf::from(KIND));
         let method = NamedMethod { label: KIND.into(), method: Box::new(method) };
-        self.configuration.validator().validator(rows, outliers.as_ref(), method).map(Some)
+        self.configuration.validator().validate(rows, outliers.as_ref(), method).map(Some)
     }
 
     fn state(&self) -> Tensors {
-        self.weights.state()
+        self.session.save()
     }
 
     fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
-        self.weights.restore(state)
+        self.session.load(state)
     }
 
     fn model(&self) -> Tensors {
         let preprocessing = self.configuration.pictures.preprocessing();
-        model_file(&preprocessing, &self.configuration.config(), self.parameters())
+        model_file(&preprocessing, &self.configuration.config(), &self.parameters())
     }
 }

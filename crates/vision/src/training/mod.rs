@@ -12,9 +12,9 @@ mod datasets;
 mod loss;
 pub mod maml;
 pub mod negmargin;
-mod parameter_state;
 mod validation;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -22,7 +22,7 @@ use trueshot::method::Registry;
 use trueshot::model::{self, Model};
 use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
-use trueshot::training::{Trainee, Validation};
+use trueshot::training::{CpuSession, CpuWeights, Trainee, TrainingSession, Validation};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{self, Shape, TrainingPass};
 use trueshot_nn::parameters::ParameterLayout;
@@ -38,16 +38,49 @@ use crate::error::Result;
 use crate::loader::Loader;
 use crate::preprocess::Preprocessing;
 use batches::{EpisodeBatch, EpisodeBatches, ImagePreparer};
-use parameter_state::ParameterState;
 use validation::validate_backbone;
 
 /// Threads of the pool for each thread that prepares images: a step does over ten times their work.
 const THREADS_PER_LOADER: usize = 8;
 
-/// A Conv4 in training.
-pub struct BackboneTrainee {
-    weights: ParameterState,
+/// A Conv4 in training on the CPU, with the loss of nearest prototypes.
+struct CpuBackboneSession {
+    weights: CpuWeights,
     training: TrainingPass,
+    ways: usize,
+    aggregate: Aggregate,
+}
+
+impl CpuSession for CpuBackboneSession {
+    type Batch = EpisodeBatch;
+
+    fn weights(&self) -> &CpuWeights {
+        &self.weights
+    }
+
+    fn weights_mut(&mut self) -> &mut CpuWeights {
+        &mut self.weights
+    }
+
+    fn train_step(&mut self, step: u64, batch: &EpisodeBatch) -> trueshot::Result<Vec<f64>> {
+        let labels =
+            EpisodeLabels { classes: self.ways, given: &batch.given, query_classes: &batch.query_classes };
+        let CpuWeights { parameters, gradients, .. } = &mut self.weights;
+        let features = self.training.forward(parameters, &batch.images);
+        let mut d_features = vec![0.0; features.len()];
+        let loss = loss(features, labels, self.aggregate, &mut d_features);
+        if loss.is_finite() {
+            self.training.backward(&d_features, &mut gradients[0]);
+            self.training.update_running(parameters);
+            self.weights.update(step, 1.0)?;
+        }
+        Ok(vec![loss])
+    }
+}
+
+/// A Conv4 in training: loads the batches and validates, while a [`TrainingSession`] computes.
+pub struct BackboneTrainee {
+    session: Box<dyn TrainingSession<Batch = EpisodeBatch>>,
     loader: Loader<EpisodeBatches>,
     datasets: Datasets,
     configuration: BackboneConfiguration,
@@ -71,43 +104,19 @@ impl BackboneTrainee {
         let parameters =
             initial_parameters(&configuration.from, configuration.seed, &layout, shape.channels)?;
         let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
-        Ok(BackboneTrainee {
+        let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
+        let session = CpuBackboneSession {
+            weights: CpuWeights::new(layout, parameters, 1, config, optimiser, steps),
             training: TrainingPass::new(shape, batches.images()),
-            weights: ParameterState::new(
-                layout,
-                parameters,
-                1,
-                config,
-                &configuration.optimiser,
-                configuration.steps,
-            ),
-            loader: loader(batches),
-            datasets,
-            configuration,
-        })
-    }
-
-    /// Its parameters, running statistics included.
-    pub fn parameters(&self) -> &[f32] {
-        &self.weights.parameters
-    }
-
-    fn train_step(&mut self, step: u64, batch: &EpisodeBatch) -> f64 {
-        let labels = EpisodeLabels {
-            classes: self.configuration.episodes.ways,
-            given: &batch.given,
-            query_classes: &batch.query_classes,
+            ways: configuration.episodes.ways,
+            aggregate: configuration.episodes.aggregate,
         };
-        let ParameterState { parameters, gradients, .. } = &mut self.weights;
-        let features = self.training.forward(parameters, &batch.images);
-        let mut d_features = vec![0.0; features.len()];
-        let loss = loss(features, labels, self.configuration.episodes.aggregate, &mut d_features);
-        if loss.is_finite() {
-            self.training.backward(&d_features, &mut gradients[0]);
-            self.training.update_running(parameters);
-            self.weights.update(step, 1.0);
-        }
-        loss
+        Ok(BackboneTrainee { session: Box::new(session), loader: loader(batches), datasets, configuration })
+    }
+
+    /// The current parameters, running statistics included.
+    pub fn parameters(&self) -> Cow<'_, [f32]> {
+        self.session.parameters()
     }
 }
 
@@ -118,17 +127,17 @@ impl Trainee for BackboneTrainee {
 
     fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
         let batch = self.loader.take(step);
-        let loss = self.train_step(step, &batch);
+        let losses = self.session.step(step, &batch);
         self.loader.give_back(step, batch);
-        Ok(vec![loss])
+        losses
     }
 
     fn rate(&self, step: u64) -> f64 {
-        self.weights.rate(step)
+        self.session.rate(step)
     }
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
-        let backbone = Backbone::from_parameters(self.configuration.preprocessing(), self.parameters());
+        let backbone = Backbone::from_parameters(self.configuration.preprocessing(), &self.parameters());
         let method = match self.configuration.episodes.aggregate {
             Aggregate::Mean => "protonet",
             Aggregate::Median => "median",
@@ -138,15 +147,15 @@ impl Trainee for BackboneTrainee {
     }
 
     fn state(&self) -> Tensors {
-        self.weights.state()
+        self.session.save()
     }
 
     fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
-        self.weights.restore(state)
+        self.session.load(state)
     }
 
     fn model(&self) -> Tensors {
-        backbone_file(&self.configuration, &self.configuration.preprocessing(), self.parameters())
+        backbone_file(&self.configuration, &self.configuration.preprocessing(), &self.parameters())
     }
 }
 

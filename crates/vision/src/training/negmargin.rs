@@ -10,17 +10,16 @@ use trueshot::method::Registry;
 use trueshot::ranges::require;
 use trueshot::rng::{Purpose, Rng};
 use trueshot::tensors::Tensors;
+use trueshot::training::{CpuSession, CpuWeights, Trainee, TrainingSession, Validation};
 use trueshot::training::{Optimiser, ScheduleKind};
-use trueshot::training::{Trainee, Validation};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{self, TrainingPass};
 use trueshot_nn::initialisation;
 use trueshot_nn::layers::cosine_margin::{Margin, cosine_margin};
 use trueshot_nn::parameters::Role;
 
-use super::batches::{ImagePreparer, ShuffledBatches};
+use super::batches::{ImagePreparer, LabelledBatch, ShuffledBatches};
 use super::configuration::{self as shared, DataSettings, ImageSettings, MAX_IMAGES, ValidationSettings};
-use super::parameter_state::ParameterState;
 use super::validation::{Validator, validate_backbone};
 use super::{BackboneConfiguration, Datasets, backbone_file, initial_parameters, loader};
 use crate::augment::Augmentation;
@@ -120,11 +119,53 @@ impl NegMarginConfiguration {
     }
 }
 
-/// NegMargin in training.
-pub struct NegMarginTrainee {
-    /// Those of the Conv4, and behind them one direction for every class.
-    weights: ParameterState,
+/// NegMargin in training on the CPU. The parameters are those of the Conv4, followed by one direction per class.
+struct CpuNegMarginSession {
+    weights: CpuWeights,
     training: TrainingPass,
+    margin: Margin,
+    /// The number of parameters of the Conv4.
+    backbone_len: usize,
+}
+
+impl CpuSession for CpuNegMarginSession {
+    type Batch = LabelledBatch;
+
+    fn weights(&self) -> &CpuWeights {
+        &self.weights
+    }
+
+    fn weights_mut(&mut self) -> &mut CpuWeights {
+        &mut self.weights
+    }
+
+    fn train_step(&mut self, step: u64, batch: &LabelledBatch) -> trueshot::Result<Vec<f64>> {
+        let backbone = self.backbone_len;
+        let CpuWeights { parameters, gradients, .. } = &mut self.weights;
+        let features = self.training.forward(parameters, &batch.images);
+        let mut d_features = vec![0.0; features.len()];
+        let loss = cosine_margin(
+            features,
+            &parameters[backbone..],
+            &batch.classes,
+            self.margin,
+            &mut d_features,
+            &mut gradients[0][backbone..],
+        );
+        if loss.is_finite() {
+            self.training.backward(&d_features, &mut gradients[0]);
+            self.training.update_running(parameters);
+            self.weights.update(step, 1.0)?;
+        }
+        Ok(vec![loss])
+    }
+}
+
+/// NegMargin in training: loads the batches and validates, while a [`TrainingSession`] computes.
+pub struct NegMarginTrainee {
+    session: Box<dyn TrainingSession<Batch = LabelledBatch>>,
+    /// The number of parameters of the Conv4; the directions of the classes follow them.
+    backbone_len: usize,
     loader: Loader<ShuffledBatches>,
     datasets: Datasets,
     configuration: NegMarginConfiguration,
@@ -146,6 +187,7 @@ impl NegMarginTrainee {
         let shape = preparer.shape();
         let mut layout = conv4::layout(shape.channels);
         let mut parameters = initial_parameters(&configuration.from, seed, &layout, shape.channels)?;
+        let backbone_len = parameters.len();
         let place = layout.add("directions", &[classes, shape.features()], Role::Trained);
         let (mut directions, mut rng) = (vec![0.0; place.len()], Rng::new(seed, Purpose::Parameters, 1));
         let bound = initialisation::xavier_bound(shape.features(), classes);
@@ -153,52 +195,26 @@ impl NegMarginTrainee {
         parameters.extend(directions);
         let l2 = configuration.optimiser.weight_decay;
         let config = AdamWConfig { weight_decay: 0.0, l2, ..Default::default() };
-        Ok(NegMarginTrainee {
+        let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
+        let LossSettings { scale, margin, .. } = configuration.loss;
+        let session = CpuNegMarginSession {
+            weights: CpuWeights::new(layout, parameters, 1, config, optimiser, steps),
             training: TrainingPass::new(shape, batch),
-            weights: ParameterState::new(
-                layout,
-                parameters,
-                1,
-                config,
-                &configuration.optimiser,
-                configuration.steps,
-            ),
+            margin: Margin { scale, margin },
+            backbone_len,
+        };
+        Ok(NegMarginTrainee {
+            session: Box::new(session),
+            backbone_len,
             loader: loader(ShuffledBatches { preparer, size: batch }),
             datasets,
             configuration,
         })
     }
 
-    /// The backbone's parameters, running statistics included.
-    pub fn parameters(&self) -> &[f32] {
-        &self.weights.parameters[..self.backbone_len()]
-    }
-
-    fn backbone_len(&self) -> usize {
-        let last = self.weights.layout.tensors().last().expect("the directions");
-        last.range.start
-    }
-
-    fn train_step(&mut self, step: u64, images: &[f32], classes: &[u32]) -> f64 {
-        let backbone = self.backbone_len();
-        let ParameterState { parameters, gradients, .. } = &mut self.weights;
-        let features = self.training.forward(parameters, images);
-        let mut d_features = vec![0.0; features.len()];
-        let LossSettings { scale, margin, .. } = self.configuration.loss;
-        let loss = cosine_margin(
-            features,
-            &parameters[backbone..],
-            classes,
-            Margin { scale, margin },
-            &mut d_features,
-            &mut gradients[0][backbone..],
-        );
-        if loss.is_finite() {
-            self.training.backward(&d_features, &mut gradients[0]);
-            self.training.update_running(parameters);
-            self.weights.update(step, 1.0);
-        }
-        loss
+    /// The current parameters of the backbone, running statistics included.
+    pub fn parameters(&self) -> Vec<f32> {
+        self.session.parameters()[..self.backbone_len].to_vec()
     }
 }
 
@@ -209,32 +225,32 @@ impl Trainee for NegMarginTrainee {
 
     fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
         let batch = self.loader.take(step);
-        let loss = self.train_step(step, &batch.images, &batch.classes);
+        let losses = self.session.step(step, &batch);
         self.loader.give_back(step, batch);
-        Ok(vec![loss])
+        losses
     }
 
     fn rate(&self, step: u64) -> f64 {
-        self.weights.rate(step)
+        self.session.rate(step)
     }
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
         let preprocessing = self.configuration.pictures.preprocessing();
-        let backbone = Backbone::from_parameters(preprocessing, self.parameters());
+        let backbone = Backbone::from_parameters(preprocessing, &self.parameters());
         let method = Registry::default().parse("baseline++")?;
         validate_backbone(&self.configuration.validator(), &self.datasets, &backbone, method)
     }
 
     fn state(&self) -> Tensors {
-        self.weights.state()
+        self.session.save()
     }
 
     fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
-        self.weights.restore(state)
+        self.session.load(state)
     }
 
     fn model(&self) -> Tensors {
         let preprocessing = self.configuration.pictures.preprocessing();
-        backbone_file(&self.configuration, &preprocessing, self.parameters())
+        backbone_file(&self.configuration, &preprocessing, &self.parameters())
     }
 }

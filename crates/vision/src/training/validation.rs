@@ -46,7 +46,7 @@ pub(super) fn validate_backbone(
     let Some(dataset) = &datasets.validation else { return Ok(None) };
     let outliers = datasets.validation_outliers.as_ref();
     let outliers = outliers.map(|dataset| embed_dataset(dataset, backbone)).transpose()?;
-    judge.validator(&embed_dataset(dataset, backbone)?, outliers.as_ref(), method).map(Some)
+    judge.validate(&embed_dataset(dataset, backbone)?, outliers.as_ref(), method).map(Some)
 }
 
 /// What a model is judged by.
@@ -63,7 +63,7 @@ impl Validator {
     }
 
     /// The mean accuracy over all noise settings, and the accuracies.
-    pub fn validator(
+    pub fn validate(
         &self,
         rows: &Embeddings,
         outliers: Option<&Embeddings>,

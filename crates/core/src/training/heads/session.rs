@@ -4,7 +4,6 @@
 //! cache, and fills a gradient of its own; the gradients are added in the order of the parts. So the number of threads
 //! changes the speed of a step and never its result.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -13,8 +12,7 @@ use trueshot_nn::Isa;
 use super::LearnedHead;
 use super::episodes::{Drawn, Rows, TrainingEpisodes};
 use crate::error::Result;
-use crate::tensors::Tensors;
-use crate::training::{CpuWeights, TrainingSession};
+use crate::training::{CpuSession, CpuWeights};
 
 /// The episodes of one step, divided into parts.
 pub struct HeadBatch {
@@ -61,31 +59,23 @@ impl<'a> CpuHeadSession<'a> {
     }
 }
 
-impl TrainingSession for CpuHeadSession<'_> {
+impl CpuSession for CpuHeadSession<'_> {
     type Batch = HeadBatch;
 
-    fn step(&mut self, step: u64, batch: &HeadBatch) -> Result<Vec<f64>> {
+    fn weights(&self) -> &CpuWeights {
+        &self.weights
+    }
+
+    fn weights_mut(&mut self) -> &mut CpuWeights {
+        &mut self.weights
+    }
+
+    fn train_step(&mut self, step: u64, batch: &HeadBatch) -> Result<Vec<f64>> {
         let episodes = batch.parts.iter().map(Vec::len).sum::<usize>() as f64;
         let terms: Vec<f64> = self.losses(batch).into_iter().map(|sum| sum / episodes).collect();
         if terms.iter().all(|term| term.is_finite()) {
             self.weights.update(step, 1.0 / episodes)?;
         }
         Ok(terms)
-    }
-
-    fn rate(&self, step: u64) -> f64 {
-        self.weights.rate(step)
-    }
-
-    fn parameters(&self) -> Cow<'_, [f32]> {
-        Cow::Borrowed(&self.weights.parameters)
-    }
-
-    fn save(&self) -> Tensors {
-        self.weights.save()
-    }
-
-    fn load(&mut self, state: &Tensors) -> Result<()> {
-        self.weights.load(state)
     }
 }
