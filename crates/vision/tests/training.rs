@@ -68,7 +68,7 @@ fn a_backbone_learns_and_its_model_file_embeds_as_it_did() {
         assert_eq!(judged.figures.len(), 2);
         assert!(judged.figures[0].1 > 60.0, "{aggregate:?} {judged:?}");
         let model = Backbone::from_tensors(&trainee.model(), "trained").unwrap();
-        let same = Backbone::from_parameters(configuration.preprocessing(), trainee.parameters());
+        let same = Backbone::from_parameters(configuration.preprocessing(), &trainee.parameters());
         assert_eq!(model.preprocessing(), &configuration.preprocessing());
         assert!(model.name().ends_with(&format!("{})", same.name())), "{} {}", model.name(), same.name());
     }
