@@ -5,8 +5,6 @@
 
 use std::path::PathBuf;
 
-use crate::noise::NoiseKind;
-
 /// Result type of the library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -227,8 +225,8 @@ pub enum Error {
         "{kind} noise of {percent} % is impossible with {ways} ways and {shots} shots; possible: {valid}"
     )]
     ImpossibleNoise {
-        /// The noise type.
-        kind: NoiseKind,
+        /// The name of the noise type.
+        kind: &'static str,
         /// The level in percent.
         percent: f64,
         /// Classes of an episode.

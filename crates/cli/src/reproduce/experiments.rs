@@ -7,7 +7,6 @@ use anyhow::Context;
 use serde::Deserialize;
 use trueshot::noise::NoiseLevels;
 
-use super::figures::Figure;
 use crate::messages::hinted;
 
 const EXPERIMENTS: &str = include_str!("../../experiments/paper.toml");
@@ -207,6 +206,36 @@ impl<'a> Experiment<'a> {
     }
 }
 
+/// A figure of the paper, as `experiments/paper.toml` declares it.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Figure {
+    pub name: String,
+    pub title: String,
+    pub datasets: Vec<String>,
+    #[serde(flatten)]
+    pub shows: FigureContent,
+}
+
+/// What a figure shows.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "shows")]
+pub enum FigureContent {
+    /// Some rows of tables, over the number of wrong samples.
+    Curves { tables: Vec<String>, rows: Vec<String> },
+    /// A support set for every noise.
+    Sets { caption: String, noise: Vec<NoiseLevels> },
+    /// The attention maps of the heads of tables.
+    Attention { caption: String, row: String, maps: Vec<AttentionMap>, show: String },
+}
+
+/// The attention of a table's head under some noise.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionMap {
+    pub table: String,
+    pub noise: NoiseLevels,
+}
+
 /// The paper's figures: accuracy, and half its 95 % interval.
 pub struct PaperResults(BTreeMap<CellKey, (f64, Option<f64>)>);
 
@@ -239,6 +268,7 @@ impl PaperResults {
     }
 
     /// How many cells there are.
+
     #[cfg(test)]
     fn len(&self) -> usize {
         self.0.len()
@@ -265,7 +295,6 @@ fn csv_fields(line: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::FigureContent;
     use super::*;
 
     #[test]

@@ -6,44 +6,13 @@ use std::path::Path;
 use anyhow::Context;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use serde::Deserialize;
 use trueshot::noise::NoiseLevels;
 use trueshot::report::reproduction::{self, Panel};
 
 use super::dataset_files::DatasetSplits;
-use super::experiments::{Dataset, Experiments, Table};
+use super::experiments::{AttentionMap, Dataset, Experiments, Figure, FigureContent, Table};
 use super::jobs::{CommandWord, JobKind, Jobs, plain_words};
 use super::planner::{DatasetSource, PlannedTable, Planner};
-
-/// A figure.
-#[derive(Debug, Clone, Deserialize)]
-pub struct Figure {
-    pub name: String,
-    pub title: String,
-    pub datasets: Vec<String>,
-    #[serde(flatten)]
-    pub shows: FigureContent,
-}
-
-/// What a figure shows.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "lowercase", tag = "shows")]
-pub enum FigureContent {
-    /// Some rows of tables, over the number of wrong samples.
-    Curves { tables: Vec<String>, rows: Vec<String> },
-    /// A support set for every noise.
-    Sets { caption: String, noise: Vec<NoiseLevels> },
-    /// Where the heads of tables' rows look.
-    Attention { caption: String, row: String, maps: Vec<AttentionMap>, show: String },
-}
-
-/// The attention of a table's head under some noise.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AttentionMap {
-    pub table: String,
-    pub noise: NoiseLevels,
-}
 
 /// A figure of images on one dataset.
 pub struct PlannedFigure<'a> {

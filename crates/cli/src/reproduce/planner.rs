@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use trueshot::noise::{NoiseKind, NoiseLevels};
 
 use super::dataset_files::{DatasetSplits, OutlierSplits, SplitImages};
-use super::experiments::{Dataset, Row, Table};
-use super::figures::Figure;
+use super::experiments::{Dataset, Figure, Row, Table};
 use super::jobs::{CommandWord, JobKind, Jobs, plain_words};
 
 /// How experiments are run.

@@ -226,7 +226,7 @@ fn impossible(noise: Noise, spec: &EpisodeSpec) -> Error {
     let valid = (0..shots).map(level).filter(|&noise| is_possible(noise, spec));
     let valid: Vec<String> = valid.map(|noise| ((noise.level * 1e4).round() / 1e2).to_string()).collect();
     Error::ImpossibleNoise {
-        kind: noise.kind,
+        kind: noise.kind.name(),
         percent: noise.percent(),
         ways: spec.ways,
         shots: spec.shots.to_string(),
