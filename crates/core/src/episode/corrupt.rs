@@ -40,7 +40,7 @@ fn symmetric_attempt(episode: &Episode, noise: Noise, rng: &mut Rng) -> Option<R
     let mut taken = vec![0; classes.len()];
     let mut replaced = vec![Vec::new(); classes.len()];
     for class in turns {
-        let noisy = noise.noisy_places(classes[class].support.len());
+        let noisy = noise.noisy_items(classes[class].support.len());
         // One more from the same source could tie with the right class.
         let mut open = vec![classes[class].support.len().saturating_sub(noisy + 1); classes.len()];
         open[class] = 0;
@@ -73,7 +73,7 @@ fn weighted_choice(rng: &mut Rng, n: usize, weight: impl Fn(usize) -> usize) -> 
 /// Every class gets the first pool items of one other class.
 pub(super) fn paired(episode: &Episode, noise: Noise, rng: &mut Rng) -> Option<Replaced> {
     let classes = &episode.classes;
-    let noisy: Vec<usize> = classes.iter().map(|c| noise.noisy_places(c.support.len())).collect();
+    let noisy: Vec<usize> = classes.iter().map(|c| noise.noisy_items(c.support.len())).collect();
     let source = (0..ATTEMPTS).find_map(|_| {
         let source = rng.derangement(classes.len());
         source.iter().zip(&noisy).all(|(&s, &n)| classes[s].pool.len() >= n).then_some(source)
@@ -92,7 +92,7 @@ pub(super) fn outlier(
     pool_rows: usize,
     urn: &mut IndexSampler,
 ) -> Replaced {
-    let noisy: Vec<usize> = episode.classes.iter().map(|c| noise.noisy_places(c.support.len())).collect();
+    let noisy: Vec<usize> = episode.classes.iter().map(|c| noise.noisy_items(c.support.len())).collect();
     let drawn = urn.draw(rng, pool_rows, noisy.iter().sum());
     let mut sequence = drawn.into_iter();
     let mut replaced = vec![Vec::new(); noisy.len()];

@@ -210,8 +210,8 @@ fn check_noise(noise: Noise, spec: &EpisodeSpec) -> Result<()> {
 fn is_possible(noise: Noise, spec: &EpisodeSpec) -> bool {
     let EpisodeSpec { ways, shots, .. } = *spec;
     let mut sizes = shots.min..=shots.max;
-    let among_its_like = sizes.all(|shots| noise.kind.is_possible(ways, shots, noise.noisy_places(shots)));
-    let noisy = noise.noisy_places(shots.max);
+    let among_its_like = sizes.all(|shots| noise.kind.is_possible(ways, shots, noise.noisy_items(shots)));
+    let noisy = noise.noisy_items(shots.max);
     let from_the_smallest = match noise.kind {
         NoiseKind::Symmetric => (ways - 1) * shots.min.min((shots.max - noisy).saturating_sub(1)) >= noisy,
         NoiseKind::Paired => shots.min >= noisy,
@@ -247,7 +247,7 @@ fn check_outliers(
     if pool.dim() != embeddings.dim() {
         return Err(Error::OutlierDimension { pool: pool.dim(), data: embeddings.dim() });
     }
-    let need = spec.ways * noise.noisy_places(spec.shots.max);
+    let need = spec.ways * noise.noisy_items(spec.shots.max);
     let mut sizes: Vec<usize> = (0..pool.classes().len()).map(|class| pool.rows_of(class).len()).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     let not_free = if std::ptr::eq(pool, embeddings) { spec.ways } else { 0 };
@@ -297,7 +297,7 @@ mod tests {
             for (support, noise) in drawn.supports.iter().zip(sampler.noises()) {
                 for class in 0..5 {
                     let wrong = support.iter().filter(|i| i.given == class && i.is_wrong()).count();
-                    assert_eq!(wrong, noise.noisy_places(5), "{noise}");
+                    assert_eq!(wrong, noise.noisy_items(5), "{noise}");
                 }
                 let rows: HashSet<_> = support.iter().map(|i| (i.row, i.truth.is_some())).collect();
                 assert_eq!(rows.len(), 25, "no item is used twice under {noise}");
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_clean_is_the_same_under_every_setting_and_noisy_places_nest() {
+    fn what_stays_clean_is_the_same_under_every_setting_and_noisy_items_nest() {
         let (data, pool) = (bank(8, 40), bank(3, 10));
         let sampler = Sampler::new(
             &data,

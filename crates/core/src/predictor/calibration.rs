@@ -141,7 +141,7 @@ fn leave_out(
         let task = Task::new(SupportSet::new(items, labels, classes));
         let fitted = method.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
         let asked: Vec<&[f32]> = out.iter().map(|&row| rows[row]).collect();
-        let scores = fitted.classifier.asked(&task, &asked);
+        let scores = fitted.classifier.row_scores(&task, &asked);
         left_out.extend(out.iter().zip(scores).map(|(&row, scores)| LeftOut {
             scores,
             shares: posterior.shares[row].iter().copied().filter(|(c, _)| (*c as usize) < classes).collect(),

@@ -28,7 +28,7 @@ impl ScoringRule {
             Classifier::Cosine(mixture) => {
                 ScoringRule::Vectors(Classifier::CosineVectors(mixture.vectors(task)))
             }
-            Classifier::Placed(mixture) => {
+            Classifier::Centred(mixture) => {
                 let (mean, vectors) = mixture.vectors(task);
                 ScoringRule::Placed { mean, vectors }
             }
@@ -76,7 +76,7 @@ impl ScoringRule {
                 let items: Vec<&[f32]> = values.chunks_exact(support.dim()).collect();
                 let labels = support.labels().to_vec();
                 let task = Task::new(SupportSet::new(items, labels, support.classes().len()));
-                return classifier.asked(&task, rows);
+                return classifier.row_scores(&task, rows);
             }
         };
         (0..rows.len()).map(|row| by_class.iter().map(|scores| scores[row]).collect()).collect()

@@ -53,7 +53,7 @@ impl Axis {
 
     /// How many of a class's samples that makes wrong.
     pub fn of_samples(kind: NoiseKind, levels: &[f64], shots: usize) -> Self {
-        let name = |&level: &f64| Noise { kind, level }.noisy_places(shots).to_string();
+        let name = |&level: &f64| Noise { kind, level }.noisy_items(shots).to_string();
         Axis {
             names: levels.iter().map(name).collect(),
             title: format!("mislabelled samples of {shots} per class, {kind} noise"),
