@@ -56,7 +56,7 @@ impl Classifier {
     }
 
     fn read(predictor: Predictor) -> Self {
-        let learned = predictor.learned().clone();
+        let learned = predictor.uncalibrated().clone();
         Classifier { learned, origin: None, found: OnceLock::new(), predictor: predictor.into() }
     }
 
@@ -182,7 +182,7 @@ impl Classifier {
         let features = memory::features(features)?;
         let shape = (features.rows(), features.dim());
         let answers = work::on_matrix(py, threads, shape, |_| {
-            self.answers(&features, |rows| self.learned.answer(rows))
+            self.answers(&features, |rows| self.learned.classify(rows))
         })?;
         Ok(PyArray1::from_vec(py, answers.into_iter().map(i64::from).collect()).unbind())
     }

@@ -224,7 +224,7 @@ fn make_class(request: &Request<'_>, source: &Path, half: &Path, class: &str) ->
     }
     std::fs::create_dir_all(&part).map_err(failed)?;
     let (files, refused) = picture_files(source)?;
-    let mut rng = Rng::of_item(request.seed, Purpose::Items, key_of(class), 1);
+    let mut rng = Rng::for_item(request.seed, Purpose::Items, key_of(class), 1);
     let order = IndexSampler::default().draw(&mut rng, files.len(), files.len());
     let (mut pictures, mut unreadable) = (0, refused);
     for file in order.into_iter().map(|place| &files[place as usize]) {
