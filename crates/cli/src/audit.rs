@@ -172,7 +172,7 @@ impl Arguments {
         let root =
             std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
         let files = support.pictures.as_ref().map(|pictures| pictures.listing());
-        RepairPlan::of(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
+        RepairPlan::new(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
     }
 
     fn kind(&self, support: &Support) -> Kind {
