@@ -1,10 +1,12 @@
-//! One line a setting and method, for spreadsheets and data frames.
+//! The CSV report of an evaluation: one line per noise setting and method, for spreadsheets and data frames. Also the
+//! quoting of CSV fields ([`csv_field`]), which all CSV output shares.
 
 use crate::evaluate::{Evaluation, MethodResult, SettingResult};
 
 const HEADER: &str = "noise,level,ways,shots,queries,episodes,method,accuracy,ci95,difference,difference_ci95,\
                       gap_closed,auroc,average_precision,calibration_error";
 
+/// The whole CSV file, with a header line.
 pub(super) fn evaluation(evaluation: &Evaluation) -> String {
     let mut text = format!("{HEADER}\n");
     for setting in &evaluation.settings {
@@ -39,12 +41,20 @@ fn line(setting: &SettingResult, method: &MethodResult) -> String {
     fields.join(",")
 }
 
-/// A name as a field of CSV.
+/// Formats a text as a CSV field, quoted if necessary and never taken for a formula by a spreadsheet.
 ///
-/// Commas, quotes, line ends and spaces at an end put it in quotes. A field that a spreadsheet would take for a formula,
-/// because it starts with `=`, `+`, `-`, `@`, a tab or a carriage return and is not a number, gets an apostrophe in front,
-/// by which spreadsheets know text. So does one that starts with apostrophes and one of these, so that
-/// [`without_apostrophe`] gives exactly the name back.
+/// Texts with commas, quotes or line ends, or with spaces at either end, are put in quotes. A text that a spreadsheet would
+/// take for a formula, because it starts with `=`, `+`, `-`, `@`, a tab or a carriage return and is not a number, gets an
+/// apostrophe in front, which marks text in spreadsheets. So does a text that starts with apostrophes followed by one of
+/// these characters, so that [`without_apostrophe`] restores every text exactly.
+///
+/// ```
+/// use trueshot::report::{csv_field, without_apostrophe};
+///
+/// assert_eq!(csv_field("cats, dogs"), "\"cats, dogs\"");
+/// assert_eq!(csv_field("=1+2"), "'=1+2");
+/// assert_eq!(without_apostrophe("'=1+2"), "=1+2");
+/// ```
 pub fn csv_field(name: &str) -> String {
     let field = if is_formula(name) { format!("'{name}") } else { name.into() };
     if field.contains([',', '"', '\n', '\r']) || field.trim() != field {
@@ -54,12 +64,12 @@ pub fn csv_field(name: &str) -> String {
     }
 }
 
-/// The name that [`csv_field`] wrote as this field, without the apostrophe that marks text. Quotes are the reader's
-/// business.
+/// Removes the apostrophe that [`csv_field`] put before a text. The field must already be unquoted by the CSV reader.
 pub fn without_apostrophe(field: &str) -> &str {
     field.strip_prefix('\'').filter(|name| is_formula(name)).unwrap_or(field)
 }
 
+/// Whether a spreadsheet would take a field for a formula.
 fn is_formula(field: &str) -> bool {
     let field = field.trim_start_matches('\'');
     match field.strip_prefix(['+', '-']) {
@@ -73,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_spreadsheet_would_run_is_marked_as_text_and_read_back_as_it_was() {
+    fn formulas_are_marked_as_text_and_restored_exactly() {
         let marked = [
             ("=1+2", "'=1+2"),
             ("@SUM(A1)", "'@SUM(A1)"),
@@ -92,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_and_numbers_stay_as_they_are() {
+    fn other_names_and_numbers_are_unchanged() {
         for name in ["a.jpg", "-1", "+2.5", "'-1", "a=b", "'quoted'", "'", "it's", "1-2"] {
             assert_eq!(csv_field(name), name);
             assert_eq!(without_apostrophe(name), name);
