@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let outliers = arguments.outliers.as_deref().map(|path| crate::eval::open(path, None)).transpose()?;
         let (noise, drawn) = arguments.which.draw(&embeddings, outliers.as_ref())?;
         let bank = EpisodeData { embeddings: &embeddings, outliers: outliers.as_ref() };
-        let maps = AttentionMaps::of(&model, bank, &drawn, 0)?;
+        let maps = AttentionMaps::new(&model, bank, &drawn, 0)?;
         if !arguments.show.is_empty() {
             return arguments.write_selected(&maps);
         }

@@ -178,7 +178,7 @@ impl Arguments {
         let root =
             std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
         let files = support.images.as_ref().map(audited_files);
-        RepairPlan::of(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
+        RepairPlan::new(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
     }
 
     fn kind(&self, support: &LabelledRows) -> Kind {

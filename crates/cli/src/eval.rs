@@ -174,7 +174,7 @@ impl Arguments {
     fn rows(&self, methods: &[NamedMethod]) -> anyhow::Result<(Embeddings, Option<Embeddings>)> {
         let outliers = self.outliers.as_deref();
         let Some(path) = &self.pictures else {
-            if let Some(method) = methods.iter().find(|method| method.method.pictures().is_some()) {
+            if let Some(method) = methods.iter().find(|method| method.method.image_rows().is_some()) {
                 let label = &method.label;
                 anyhow::bail!("method '{label}' takes images, not embeddings: give --pictures DATASET");
             }
@@ -255,7 +255,7 @@ fn registry() -> Registry {
 
 /// What images must be for all methods that look at them. Only size and channels matter: methods normalise.
 fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
-    let mut wanted = methods.iter().filter_map(|method| Some((&method.label, method.method.pictures()?)));
+    let mut wanted = methods.iter().filter_map(|method| Some((&method.label, method.method.image_rows()?)));
     let (label, first) = wanted.next().context(
         "none of the methods takes images: use maml:model=FILE, or embed the images first (trueshot embed)",
     )?;

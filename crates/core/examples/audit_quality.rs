@@ -1,8 +1,10 @@
-//! How good audits and kept classifiers are, on support sets whose truth is known.
+//! Measures the quality of audits and saved classifiers on support sets whose true labels are known.
 //!
-//! `audit_quality DATA [OUTLIERS] [--shots K] [--sets N] [--noise TYPE=LEVELS]... [--head FILE] [--write FOLDER]` prints one JSON
-//! object a noise setting. Without OUTLIERS, or if they are the same file, outliers and strangers are of the classes of DATA that a set has not.
-//! `--write` puts the sets into FOLDER as .npy files for other programs to look at (`bench/measure/audit.py`).
+//! `audit_quality DATA [OUTLIERS] [--shots K] [--sets N] [--noise TYPE=LEVELS]... [--head FILE] [--write FOLDER]` prints
+//! one JSON object per noise setting: detection of wrong labels, correctness of verdicts, accuracy and calibration of
+//! predictions, and detection of unknown classes. Without OUTLIERS, or if it is the same file, outliers and unknown queries
+//! come from the classes of DATA that are not in the support set. `--write` writes the support sets to FOLDER as `.npy`
+//! files, for comparison with other programs (`bench/measure/audit.py`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,18 +31,22 @@ struct Arguments {
     write: Option<PathBuf>,
 }
 
-/// What came of one set.
+/// The results on one support set. Vectors have one entry per support item unless stated otherwise.
 #[derive(Default)]
-struct Looked {
+struct SetResult {
+    /// The probability of a wrong label in the audit.
     suspicion: Vec<f32>,
+    /// The suspicion by the method `cosine`, for comparison.
     cosine: Vec<f32>,
+    /// Whether the given label is wrong.
     wrong: Vec<bool>,
-    /// Verdict, and whether it is right.
-    calls: Vec<(Verdict, bool)>,
-    /// How sure an answer was, and whether it was right.
-    answers: Vec<(f32, bool)>,
-    /// How strange a query was called, and whether it was a stranger.
+    /// The verdict of the audit, and whether it is correct.
+    verdicts: Vec<(Verdict, bool)>,
+    /// For every query of the set's classes: the probability of the predicted class, and whether it is correct.
+    predictions: Vec<(f32, bool)>,
+    /// For every query: its novelty score, and whether its class is unknown.
     unknown: Vec<(f32, bool)>,
+    /// The support rows, `[items, dim]`.
     rows: Vec<f32>,
     given: Vec<u32>,
 }
@@ -53,38 +59,39 @@ fn main() {
         Some(path) => TrainedRelabel::open(path),
         None => TrainedRelabel::built_in(),
     };
-    let head = head.expect("a head");
+    let head = head.expect("a readable model file");
     for &noise in &arguments.noises {
         let sampler = Sampler::new(&arguments.data, Some(pool), spec, vec![noise]).expect("possible sets");
-        let looked: Vec<Looked> = (0..arguments.sets)
+        let results: Vec<SetResult> = (0..arguments.sets)
             .into_par_iter()
             .map(|index| {
-                let drawn = sampler.draw(index, &mut IndexSampler::default()).expect("a set");
-                look(&arguments, pool, &head, &drawn, index)
+                let drawn = sampler.draw(index, &mut IndexSampler::default()).expect("an episode");
+                measure(&arguments, pool, &head, &drawn, index)
             })
             .collect();
         if let Some(folder) = &arguments.write {
             write_sets(
                 &folder.join(noise.to_string().replace([' ', '%'], "")),
-                &looked,
+                &results,
                 arguments.data.dim(),
             );
         }
-        println!("{}", report(&arguments, noise, &looked));
+        println!("{}", report(&arguments, noise, &results));
     }
 }
 
-fn look(
+/// Audits the support set of an episode, fits a classifier to it and predicts known and unknown queries.
+fn measure(
     arguments: &Arguments,
     pool: &Embeddings,
     head: &TrainedRelabel,
     drawn: &DrawnEpisode,
     index: u64,
-) -> Looked {
+) -> SetResult {
     let data = &arguments.data;
-    let row = |bank: &Embeddings, row: u32| {
-        let mut values = vec![0.0; bank.dim()];
-        bank.features().decode_row(row as usize, &mut values);
+    let row = |embeddings: &Embeddings, row: u32| {
+        let mut values = vec![0.0; embeddings.dim()];
+        embeddings.features().decode_row(row as usize, &mut values);
         values
     };
     let items = &drawn.supports[0];
@@ -93,39 +100,38 @@ fn look(
     let labels = items.iter().map(|item| item.given.to_string()).collect();
     let set = Embeddings::from_rows(rows.clone(), data.dim(), labels).expect("rows");
     let found = Audit::of(&set).head(head).run().expect("an audit");
-    let mut looked = Looked {
+    let mut result = SetResult {
         suspicion: found.items.iter().map(|item| item.p_wrong).collect(),
         cosine: cosine_suspicion(&set),
         wrong: items.iter().map(|item| item.is_wrong()).collect(),
         given: items.iter().map(|item| item.given).collect(),
         rows,
-        ..Looked::default()
+        ..SetResult::default()
     };
-    looked.calls = calls(&found, items.iter().map(|item| item.truth));
+    result.verdicts = verdicts(&found, items.iter().map(|item| item.truth));
     let queries = drawn.episode.classes.iter().zip(0u32..);
-    let queries = queries.flat_map(|(class, number)| class.queries.iter().map(move |&row| (row, number)));
-    let queries: Vec<(Vec<f32>, u32)> = queries.map(|(place, class)| (row(data, place), class)).collect();
+    let queries = queries.flat_map(|(draw, class)| draw.queries.iter().map(move |&row| (row, class)));
+    let queries: Vec<(Vec<f32>, u32)> = queries.map(|(index, class)| (row(data, index), class)).collect();
     let method = match &arguments.head {
         Some(path) => format!("relabel:model={}", path.display()),
         None => "relabel".into(),
     };
     let method = Registry::default().parse(&method).expect("a method");
     let predictor = Predictor::fit(set, &method, Some(&found)).expect("a classifier");
-    let asked: Vec<&[f32]> = queries.iter().map(|(row, _)| &row[..]).collect();
-    for (answer, (_, class)) in predictor.predict(&asked).expect("answers").iter().zip(&queries) {
-        looked.answers.push((answer.probability, answer.class == *class));
-        looked.unknown.push((answer.unknown, false));
+    let rows: Vec<&[f32]> = queries.iter().map(|(row, _)| &row[..]).collect();
+    for (prediction, (_, class)) in predictor.predict(&rows).expect("predictions").iter().zip(&queries) {
+        result.predictions.push((prediction.probability, prediction.class == *class));
+        result.unknown.push((prediction.unknown, false));
     }
-    let strangers: Vec<Vec<f32>> = strangers(pool, data, drawn, queries.len(), index, row);
-    let asked: Vec<&[f32]> = strangers.iter().map(Vec::as_slice).collect();
-    looked
-        .unknown
-        .extend(predictor.predict(&asked).expect("answers").iter().map(|answer| (answer.unknown, true)));
-    looked
+    let unknown: Vec<Vec<f32>> = unknown_rows(pool, data, drawn, queries.len(), index, row);
+    let rows: Vec<&[f32]> = unknown.iter().map(Vec::as_slice).collect();
+    let predictions = predictor.predict(&rows).expect("predictions");
+    result.unknown.extend(predictions.iter().map(|prediction| (prediction.unknown, true)));
+    result
 }
 
-/// Rows of classes that the set has not.
-fn strangers(
+/// `count` random rows of classes that are not in the episode.
+fn unknown_rows(
     pool: &Embeddings,
     data: &Embeddings,
     drawn: &DrawnEpisode,
@@ -134,29 +140,30 @@ fn strangers(
     row: impl Fn(&Embeddings, u32) -> Vec<f32>,
 ) -> Vec<Vec<f32>> {
     let mut rng = Rng::new(7, Purpose::Items, index);
-    let is_inside = |place: usize| {
+    let is_known = |index: usize| {
         std::ptr::eq(pool, data)
-            && drawn.episode.classes.iter().any(|class| class.class == data.labels()[place])
+            && drawn.episode.classes.iter().any(|class| class.class == data.labels()[index])
     };
-    let mut places = std::iter::repeat_with(|| rng.below(pool.len())).filter(|&place| !is_inside(place));
-    (0..count).filter_map(|_| places.next()).map(|place| row(pool, place as u32)).collect()
+    let mut indices = std::iter::repeat_with(|| rng.below(pool.len())).filter(|&index| !is_known(index));
+    (0..count).filter_map(|_| indices.next()).map(|index| row(pool, index as u32)).collect()
 }
 
-fn calls(found: &Audit, truths: impl Iterator<Item = Option<u32>>) -> Vec<(Verdict, bool)> {
-    let call = |(item, truth): (&audit::AuditedItem, Option<u32>)| {
+/// The verdicts of an audit, and whether each is correct.
+fn verdicts(found: &Audit, truths: impl Iterator<Item = Option<u32>>) -> Vec<(Verdict, bool)> {
+    let checked = |(item, truth): (&audit::AuditedItem, Option<u32>)| {
         let truth = truth.map(|class| class.to_string());
-        let right = match item.verdict {
+        let is_correct = match item.verdict {
             Verdict::Keep => truth.as_deref() == Some(&item.given[..]),
             Verdict::Relabel => truth.is_some() && truth == item.suggested,
             Verdict::Outlier => truth.is_none(),
             Verdict::Unsure => false,
         };
-        (item.verdict, right)
+        (item.verdict, is_correct)
     };
-    found.items.iter().zip(truths).map(call).collect()
+    found.items.iter().zip(truths).map(checked).collect()
 }
 
-/// What the weights of the method `cosine` say.
+/// The suspicion of every item by the weights of the method `cosine`.
 fn cosine_suspicion(set: &Embeddings) -> Vec<f32> {
     let mut values = vec![0.0; set.len() * set.dim()];
     values.chunks_exact_mut(set.dim()).enumerate().for_each(|(row, out)| set.features().decode_row(row, out));
@@ -167,52 +174,56 @@ fn cosine_suspicion(set: &Embeddings) -> Vec<f32> {
     fitted.assessments.into_iter().flatten().map(|assessment| assessment.suspicion()).collect()
 }
 
-fn report(arguments: &Arguments, noise: Noise, looked: &[Looked]) -> serde_json::Value {
-    let all = |part: fn(&Looked) -> &Vec<f32>| {
-        looked.iter().flat_map(|l| part(l).iter().copied()).collect::<Vec<f32>>()
+/// The summary of all sets under one noise setting.
+fn report(arguments: &Arguments, noise: Noise, results: &[SetResult]) -> serde_json::Value {
+    let all = |field: fn(&SetResult) -> &Vec<f32>| {
+        results.iter().flat_map(|result| field(result).iter().copied()).collect::<Vec<f32>>()
     };
-    let wrong: Vec<bool> = looked.iter().flat_map(|l| l.wrong.iter().copied()).collect();
-    let relabel = Detection::score(&all(|l| &l.suspicion), &wrong, true);
-    let cosine = Detection::score(&all(|l| &l.cosine), &wrong, false);
+    let wrong: Vec<bool> = results.iter().flat_map(|result| result.wrong.iter().copied()).collect();
+    let relabel = Detection::score(&all(|result| &result.suspicion), &wrong, true);
+    let cosine = Detection::score(&all(|result| &result.cosine), &wrong, false);
+    // For every verdict its number, and how many of these are correct.
     let mut counts: BTreeMap<String, (usize, usize)> = BTreeMap::new();
-    for (verdict, right) in looked.iter().flat_map(|l| &l.calls) {
+    for (verdict, is_correct) in results.iter().flat_map(|result| &result.verdicts) {
         let entry = counts.entry(serde_json::to_value(verdict).expect("a word").to_string()).or_default();
-        *entry = (entry.0 + 1, entry.1 + usize::from(*right));
+        *entry = (entry.0 + 1, entry.1 + usize::from(*is_correct));
     }
     let total: usize = counts.values().map(|(count, _)| count).sum();
     let decided: Vec<&(usize, usize)> =
         counts.iter().filter(|(name, _)| !name.contains("unsure")).map(|(_, counts)| counts).collect();
-    let (said, right) = decided.iter().fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
-    let (sure, answered): (Vec<f32>, Vec<bool>) =
-        looked.iter().flat_map(|l| l.answers.iter().copied()).unzip();
-    let (strange, stranger): (Vec<f32>, Vec<bool>) =
-        looked.iter().flat_map(|l| l.unknown.iter().copied()).unzip();
+    let (decided, correct) = decided.iter().fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
+    let (confidences, are_correct): (Vec<f32>, Vec<bool>) =
+        results.iter().flat_map(|result| result.predictions.iter().copied()).unzip();
+    let (novelties, are_unknown): (Vec<f32>, Vec<bool>) =
+        results.iter().flat_map(|result| result.unknown.iter().copied()).unzip();
     json!({
         "noise": noise.to_string(),
         "shots": arguments.shots,
-        "sets": looked.len(),
+        "sets": results.len(),
         "relabel": relabel,
         "cosine": cosine,
-        "decided": said as f64 / total as f64,
-        "decided_right": right as f64 / said.max(1) as f64,
+        "decided": decided as f64 / total as f64,
+        "decided_right": correct as f64 / decided.max(1) as f64,
         "calls": counts,
-        "accuracy": answered.iter().filter(|&&right| right).count() as f64 / answered.len() as f64,
-        "confidence": sure.iter().map(|&p| f64::from(p)).sum::<f64>() / sure.len() as f64,
-        "answer_calibration_error": Detection::score(&sure, &answered, true).and_then(|d| d.calibration_error),
-        "unknown_auroc": Detection::score(&strange, &stranger, false).map(|d| d.auroc),
-        "unknown_auroc_within_sets": looked.iter().filter_map(unknown_within).sum::<f64>() / looked.len() as f64,
+        "accuracy": are_correct.iter().filter(|&&correct| correct).count() as f64 / are_correct.len() as f64,
+        "confidence": confidences.iter().map(|&p| f64::from(p)).sum::<f64>() / confidences.len() as f64,
+        "answer_calibration_error":
+            Detection::score(&confidences, &are_correct, true).and_then(|detection| detection.calibration_error),
+        "unknown_auroc": Detection::score(&novelties, &are_unknown, false).map(|detection| detection.auroc),
+        "unknown_auroc_within_sets": results.iter().filter_map(unknown_auroc).sum::<f64>() / results.len() as f64,
     })
 }
 
-/// How well strangers are told within one set.
-fn unknown_within(looked: &Looked) -> Option<f64> {
-    let (strange, stranger): (Vec<f32>, Vec<bool>) = looked.unknown.iter().copied().unzip();
-    Detection::score(&strange, &stranger, false).map(|detection| detection.auroc)
+/// The AUROC of detecting unknown queries within one set.
+fn unknown_auroc(result: &SetResult) -> Option<f64> {
+    let (novelties, are_unknown): (Vec<f32>, Vec<bool>) = result.unknown.iter().copied().unzip();
+    Detection::score(&novelties, &are_unknown, false).map(|detection| detection.auroc)
 }
 
-fn write_sets(folder: &Path, looked: &[Looked], dim: usize) {
+/// Writes all support sets as NumPy arrays: `x.npy` `[sets, items, dim]`, `given.npy` and `wrong.npy` `[sets, items]`.
+fn write_sets(folder: &Path, results: &[SetResult], dim: usize) {
     std::fs::create_dir_all(folder).expect("a folder");
-    let (sets, items) = (looked.len(), looked[0].given.len());
+    let (sets, items) = (results.len(), results[0].given.len());
     let write = |name: &str, descr: &str, shape: &str, bytes: Vec<u8>| {
         let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
         let length = (10 + header.len() + 1).next_multiple_of(64) - 10;
@@ -224,14 +235,14 @@ fn write_sets(folder: &Path, looked: &[Looked], dim: usize) {
         file.extend(bytes);
         std::fs::write(folder.join(name), file).expect("a file");
     };
-    let rows = looked.iter().flat_map(|l| l.rows.iter().flat_map(|value| value.to_le_bytes())).collect();
+    let rows = results.iter().flat_map(|r| r.rows.iter().flat_map(|value| value.to_le_bytes())).collect();
     write("x.npy", "<f4", &format!("({sets}, {items}, {dim})"), rows);
-    let given = looked
+    let given = results
         .iter()
-        .flat_map(|l| l.given.iter().flat_map(|&class| i64::from(class).to_le_bytes()))
+        .flat_map(|r| r.given.iter().flat_map(|&class| i64::from(class).to_le_bytes()))
         .collect();
     write("given.npy", "<i8", &format!("({sets}, {items})"), given);
-    let wrong = looked.iter().flat_map(|l| l.wrong.iter().map(|&wrong| u8::from(wrong))).collect();
+    let wrong = results.iter().flat_map(|r| r.wrong.iter().map(|&wrong| u8::from(wrong))).collect();
     write("wrong.npy", "|u1", &format!("({sets}, {items})"), wrong);
 }
 
@@ -241,7 +252,7 @@ impl Arguments {
         let (mut shots, mut sets, mut head, mut write) = (5, 1000, None, None);
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
-            let mut value = || words.next().unwrap_or_else(|| panic!("a value behind {word}"));
+            let mut value = || words.next().unwrap_or_else(|| panic!("a value after {word}"));
             match word.as_str() {
                 "--shots" => shots = value().parse().expect("a number of shots"),
                 "--sets" => sets = value().parse().expect("a number of sets"),

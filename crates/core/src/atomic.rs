@@ -1,4 +1,5 @@
-//! Files that appear whole or not at all: written to a temporary file in the same folder, synced, renamed into place.
+//! Atomic file writes: [`write_atomically`] writes a temporary file in the same folder, syncs it and renames it, so that
+//! other processes see the old file or the complete new one.
 //!
 //! A device or pipe (`/dev/stdout`) is written to directly. A symbolic link stays a link; the file behind it is replaced.
 //!
@@ -17,11 +18,23 @@ use tempfile::NamedTempFile;
 use crate::error::{Error, Result};
 use crate::lock::is_still_at;
 
+/// The name of a temporary file starts with this and ends in [`SUFFIX`].
 const PREFIX: &str = ".trueshot-";
 const SUFFIX: &str = ".part";
 
-/// Writes a file through `fill`. If anything fails, a full disk included, the old file stays as it was and
-/// nothing new is left behind.
+/// Writes a file with the bytes that `fill` writes. If anything fails, for instance because the disk is full, the old
+/// file stays unchanged and no temporary file remains.
+///
+/// ```
+/// use trueshot::atomic::write_atomically;
+///
+/// let folder = tempfile::tempdir().unwrap();
+/// let path = folder.path().join("result.txt");
+/// write_atomically(&path, |file| file.write_all(b"complete"))?;
+/// assert!(write_atomically(&path, |_| Err(std::io::Error::other("no result"))).is_err());
+/// assert_eq!(std::fs::read(&path).unwrap(), b"complete");
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub fn write_atomically(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
     let attempt = || -> std::io::Result<()> {
         if std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
@@ -41,7 +54,7 @@ pub fn write_atomically(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::i
     attempt().map_err(|source| Error::Write { path: path.into(), source })
 }
 
-/// Checks that a file can be written, so that long work does not end in an error that could have been foreseen.
+/// Checks that a file can be written at a path, before long work whose result goes there. The file itself is not touched.
 pub fn check_writable(path: &Path) -> Result<()> {
     let found = std::fs::metadata(path);
     let attempt = match found {
@@ -61,26 +74,26 @@ pub(crate) fn sibling(path: &Path) -> std::io::Result<NamedTempFile> {
     if !folder.is_dir() {
         return Err(std::io::Error::other(format!("{} is not a folder", folder.display())));
     }
-    remove_left_behind(folder);
-    let mut sibling = tempfile::Builder::new();
-    sibling.prefix(PREFIX).suffix(SUFFIX);
+    remove_stale_files(folder);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(PREFIX).suffix(SUFFIX);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // tempfile's own default is 0600: right for secrets, a surprise for results. The umask still applies.
-        sibling.permissions(std::fs::Permissions::from_mode(0o666));
+        // The default of tempfile is 0600, but results are meant to be readable by others. The umask still applies.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     loop {
-        let file = sibling.tempfile_in(folder)?;
-        // Another process may have taken the file for a left-over between its creation and its lock.
+        let file = builder.tempfile_in(folder)?;
+        // Between its creation and its lock, another process may have removed the file as a stale one.
         if file.as_file().try_lock().is_err() || is_still_at(file.as_file(), file.path()) {
             return Ok(file);
         }
     }
 }
 
-/// Removes the temporary files that killed processes left in a folder. Looks once per process and folder.
-fn remove_left_behind(folder: &Path) {
+/// Removes the temporary files that killed processes left in a folder. Each process does this once per folder.
+fn remove_stale_files(folder: &Path) {
     static SEEN: Mutex<Option<HashSet<PathBuf>>> = Mutex::new(None);
     let Ok(folder) = std::fs::canonicalize(folder) else { return };
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,16 +120,17 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn what_a_killed_process_left_is_removed_and_what_another_writes_is_not() {
+    fn stale_temporary_files_are_removed_and_locked_ones_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let name = |name: &str| folder.path().join(name);
-        let (left, used, own) = (name(".trueshot-AAAA.part"), name(".trueshot-BBBB.part"), name("mine.part"));
-        std::fs::write(&left, "half").unwrap();
-        std::fs::write(&own, "mine").unwrap();
-        let writer = File::create(&used).unwrap();
+        let (stale, locked) = (name(".trueshot-AAAA.part"), name(".trueshot-BBBB.part"));
+        let unrelated = name("other.part");
+        std::fs::write(&stale, "half").unwrap();
+        std::fs::write(&unrelated, "other").unwrap();
+        let writer = File::create(&locked).unwrap();
         writer.try_lock().unwrap();
         write_atomically(&name("result"), |file| file.write_all(b"whole")).unwrap();
-        assert!(!left.exists() && used.exists() && own.exists());
+        assert!(!stale.exists() && locked.exists() && unrelated.exists());
         assert_eq!(std::fs::read(name("result")).unwrap(), b"whole");
     }
 }

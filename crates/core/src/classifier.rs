@@ -1,10 +1,10 @@
-//! What a method learns, and how it answers.
+//! Classifiers, the result of fitting a method: [`Classifier`] assigns one of a task's classes to every query.
 //!
-//! Most methods end in prototypes that are weighted sums of support items. A [`Mixture`] keeps the weights
-//! rather than the vectors: distances to it follow from inner products between items, which all methods and noise
-//! settings of an episode share. Who has only one prototype a class to ask about is better served by the vectors:
-//! five products a query instead of twenty-five. Both ways give the same answers, because the second one settles
-//! what is nearly tied by the first.
+//! Most methods return prototypes that are weighted sums of support items. A [`Mixture`] stores the weights instead of
+//! the vectors, because distances to a prototype follow from inner products with the support items, which all methods
+//! and noise settings of an episode share (`classify_with`). A caller with a single method computes the prototype
+//! vectors first, because that takes fewer products: one per class and query instead of one per item and query
+//! ([`Classifier::classify`]). Both ways give the same classes: the second one decides near ties by the first.
 
 use std::sync::Arc;
 
@@ -14,16 +14,27 @@ use trueshot_nn::relabel::GramSpace;
 use crate::rng::Rng;
 use crate::task::{Queries, Task};
 
-/// One weighted sum of support items per class.
+/// One prototype per class, each a weighted sum of support items.
+///
+/// ```
+/// use trueshot::classifier::Mixture;
+/// use trueshot::task::{SupportSet, Task};
+///
+/// let task = Task::new(SupportSet::new(vec![&[0.0, 2.0], &[0.0, 4.0], &[1.0, 0.0]], vec![0, 0, 1], 2));
+/// let means = Mixture::within_classes(&task, &[vec![0.5, 0.5], vec![1.0]]);
+/// assert_eq!(means.vectors(&task), [[0.0, 3.0], [1.0, 0.0]]);
+/// ```
 #[derive(Debug, Clone)]
 pub struct Mixture {
-    /// For every class the items and their weights.
+    /// For every class its items with nonzero weight, as (item, weight).
     terms: Vec<Vec<(u32, f32)>>,
+    /// The squared length of every prototype.
     squared_norms: Vec<f32>,
 }
 
 impl Mixture {
-    /// Weights of items within the class they are filed under, for every class in the order of its members.
+    /// Prototypes of the items of their own given class: `weights[class][k]` is the weight of the `k`-th member of the
+    /// class in [`SupportSet::members`](crate::task::SupportSet::members).
     pub fn within_classes(task: &Task<'_>, weights: &[Vec<f32>]) -> Self {
         let members = task.support.members();
         let squared_norms = (0..members.len()).map(|class| {
@@ -36,7 +47,7 @@ impl Mixture {
         Mixture { terms: terms.collect(), squared_norms }
     }
 
-    /// Weights of all items in all classes: for every class as many as there are items.
+    /// Prototypes of items of any class: `weights[class][item]`, one weight per class and item.
     pub fn across_classes(task: &Task<'_>, weights: &[Vec<f32>]) -> Self {
         let (gram, n) = (task.gram(), task.support.len());
         let terms: Vec<Vec<(u32, f32)>> = weights
@@ -52,12 +63,12 @@ impl Mixture {
         Mixture { terms, squared_norms }
     }
 
-    /// For every class the items it is made of and their weights.
+    /// For every class the items of its prototype with their weights, as (item, weight).
     pub fn terms(&self) -> &[Vec<(u32, f32)>] {
         &self.terms
     }
 
-    /// The prototypes themselves, class by class.
+    /// The prototypes as vectors `[classes][dim]`.
     pub fn vectors(&self, task: &Task<'_>) -> Vec<Vec<f32>> {
         let vector = |class: &Vec<(u32, f32)>| {
             let rows: Vec<&[f32]> =
@@ -70,7 +81,8 @@ impl Mixture {
         self.terms.iter().map(vector).collect()
     }
 
-    /// For every class twice its products with the queries, less its squared length: the nearest is the largest.
+    /// Scores `[classes][queries]`: `2 <p, q> - |p|^2`, which is largest for the nearest prototype. `products` are the
+    /// inner products `[items, queries]`.
     fn scores(&self, products: &[f32], queries: usize) -> Vec<Vec<f32>> {
         let score = |(class, &norm): (usize, &f32)| {
             let products = self.products(class, products, queries);
@@ -79,7 +91,8 @@ impl Mixture {
         self.squared_norms.iter().enumerate().map(score).collect()
     }
 
-    /// The nearest prototype of every query, found with the vectors themselves.
+    /// The nearest prototype for every query, computed from the prototype vectors; near ties are decided by the scores
+    /// that item products give.
     fn nearest(&self, task: &Task<'_>, queries: &Queries<'_>) -> Vec<u32> {
         let vectors = self.vectors(task);
         let rows: Vec<&[f32]> = vectors.iter().map(Vec::as_slice).collect();
@@ -88,21 +101,21 @@ impl Mixture {
         let scores: Vec<Vec<f32>> = scored
             .map(|(products, norm)| products.iter().map(|product| 2.0 * product - norm).collect())
             .collect();
-        let mut answers = best(&scores, queries.len());
-        let longest = self.squared_norms.iter().copied().fold(0.0, f32::max);
-        for (query, answer) in answers.iter_mut().enumerate() {
-            let highest = scores[*answer as usize][query];
-            let doubtful = NEARLY_TIED * (highest.abs() + longest);
-            let rivals = scores.iter().filter(|scores| highest - scores[query] <= doubtful).count();
-            if rivals > 1 {
+        let mut classes = argmax(&scores, queries.len());
+        let max_squared_norm = self.squared_norms.iter().copied().fold(0.0, f32::max);
+        for (query, class) in classes.iter_mut().enumerate() {
+            let max = scores[*class as usize][query];
+            let tolerance = TIE_TOLERANCE * (max.abs() + max_squared_norm);
+            let near_ties = scores.iter().filter(|scores| max - scores[query] <= tolerance).count();
+            if near_ties > 1 {
                 let alone = Queries::new(vec![queries.rows()[query]]);
-                *answer = best(&self.scores(&alone.products(task.support.rows()), 1), 1)[0];
+                *class = argmax(&self.scores(&alone.products(task.support.rows()), 1), 1)[0];
             }
         }
-        answers
+        classes
     }
 
-    /// Inner products of one class's prototype with all queries.
+    /// Inner products of the prototype of one class with all queries, from the products `[items, queries]`.
     fn products(&self, class: usize, products: &[f32], queries: usize) -> Vec<f32> {
         let mut sum = vec![0.0; queries];
         for &(item, weight) in &self.terms[class] {
@@ -113,17 +126,21 @@ impl Mixture {
     }
 }
 
-/// One weighted sum of support items per class, in a space of their own: minus the mean of the items and at unit
-/// length. Distances there, too, follow from inner products.
+/// One prototype per class, each a weighted sum of centred support items: the mean of the support set is subtracted from
+/// items and queries, which are then scaled to unit length.
+///
+/// Distances in that space follow from inner products of the original rows, too (see [`GramSpace`]).
 #[derive(Debug, Clone)]
-pub struct PlacedMixture {
+pub struct CentredMixture {
     space: GramSpace<f32>,
+    /// `[classes][items]`
     weights: Vec<Vec<f32>>,
+    /// The squared length of every prototype in that space.
     squared_norms: Vec<f32>,
 }
 
-impl PlacedMixture {
-    /// Weights of all items in all classes.
+impl CentredMixture {
+    /// Prototypes with `weights[class][item]`, one weight per class and item.
     pub fn new(space: GramSpace<f32>, weights: Vec<Vec<f32>>) -> Self {
         let (gram, n) = (space.gram(), space.items());
         let squared_norm = |weights: &Vec<f32>| -> f32 {
@@ -131,10 +148,10 @@ impl PlacedMixture {
             weights.iter().enumerate().map(|(i, weight)| weight * product(i)).sum()
         };
         let squared_norms = weights.iter().map(squared_norm).collect();
-        PlacedMixture { space, weights, squared_norms }
+        CentredMixture { space, weights, squared_norms }
     }
 
-    /// The mean of the items, and the prototypes in the space without it.
+    /// The mean of the support items `[dim]`, and the prototypes as vectors `[classes][dim]` of the centred space.
     pub fn vectors(&self, task: &Task<'_>) -> (Vec<f32>, Vec<Vec<f32>>) {
         let rows = task.support.rows();
         let sum = |weights: &[f32]| {
@@ -146,11 +163,12 @@ impl PlacedMixture {
         (mean, self.weights.iter().map(|weights| sum(&self.space.row_weights(weights))).collect())
     }
 
-    /// For every class the weight of every item.
+    /// The weights of the items, `[classes][items]`.
     pub fn weights(&self) -> &[Vec<f32>] {
         &self.weights
     }
 
+    /// Scores `[classes][queries]`: `2 <p, q> - |p|^2` in the centred space.
     fn scores(&self, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
         let count = queries.len();
         let mut products = products.to_vec();
@@ -166,46 +184,73 @@ impl PlacedMixture {
     }
 }
 
-/// Scores closer than this share of their size could change places when they are summed in another order: a
-/// hundred times what rounding does to a product of a few thousand numbers.
-const NEARLY_TIED: f32 = 1e-4;
+/// Relative difference below which two scores count as tied, because summing in another order could swap them: a
+/// hundred times the rounding error of an inner product of a few thousand values.
+const TIE_TOLERANCE: f32 = 1e-4;
 
-/// A classifier that lives elsewhere, for instance a network adapted to a support set.
+/// A classifier implemented by another crate, for instance a network adapted to a support set.
+///
+/// ```
+/// use trueshot::classifier::Scorer;
+/// use trueshot::task::Queries;
+///
+/// #[derive(Debug)]
+/// struct SignOfFirstFeature;
+/// impl Scorer for SignOfFirstFeature {
+///     fn scores(&self, queries: &Queries<'_>) -> Vec<Vec<f32>> {
+///         let first = |sign: f32| queries.rows().iter().map(|row| sign * row[0]).collect();
+///         vec![first(-1.0), first(1.0)]
+///     }
+/// }
+/// ```
 pub trait Scorer: std::fmt::Debug + Send + Sync {
-    /// For every class a score of every query; the largest wins. Queries are answered together.
+    /// Scores `[classes][queries]`; the class with the largest score wins. All queries are passed together, for methods
+    /// such as MAML whose batch normalisation depends on the batch.
     fn scores(&self, queries: &Queries<'_>) -> Vec<Vec<f32>>;
 }
 
-/// A trained classifier over the classes of a task.
+/// A classifier over the classes of a task, as a [`Method`](crate::method::Method) returns it.
+///
+/// ```
+/// use trueshot::classifier::Classifier;
+/// use trueshot::rng::{Purpose, Rng};
+/// use trueshot::task::{Queries, SupportSet, Task};
+///
+/// let task = Task::new(SupportSet::new(vec![&[0.0, 1.0], &[1.0, 0.0]], vec![0, 1], 2));
+/// let nearest = Classifier::Vectors(vec![vec![0.0, 1.0], vec![1.0, 0.0]]);
+/// let queries = Queries::new(vec![&[0.8, 0.1], &[0.2, 0.9]]);
+/// assert_eq!(nearest.classify(&task, &queries, &mut Rng::new(0, Purpose::Method, 0)), [1, 0]);
+/// ```
 #[derive(Debug, Clone)]
 pub enum Classifier {
-    /// The nearest prototype wins.
+    /// Nearest prototype, where prototypes are weighted sums of support items.
     Prototypes(Mixture),
-    /// The nearest prototype wins, in a space of the support set's own.
-    Placed(PlacedMixture),
-    /// The nearest of explicit vectors wins.
+    /// Nearest prototype after centring on the mean of the support set and scaling to unit length.
+    Centred(CentredMixture),
+    /// Nearest prototype, where prototypes are vectors `[classes][dim]`.
     Vectors(Vec<Vec<f32>>),
-    /// The largest cosine wins.
+    /// Prototype with the largest cosine, where prototypes are weighted sums of support items.
     Cosine(Mixture),
-    /// The largest cosine with explicit vectors wins.
+    /// Prototype with the largest cosine, where prototypes are vectors `[classes][dim]`.
     CosineVectors(Vec<Vec<f32>>),
-    /// The class with most of the k nearest support items wins; ties are broken at random.
+    /// The most frequent given label among the k nearest support items; ties are broken at random.
     Neighbours(usize),
-    /// The class whose items get the largest share of a softmax over cosines wins.
+    /// The class whose items get the largest sum of a softmax over the cosines with all support items.
     Matching,
-    /// The largest linear score wins.
+    /// The class with the largest linear score `<w_c, q> + b_c`.
     Linear {
-        /// One vector a class.
+        /// Weight vectors `[classes][dim]`.
         weights: Vec<Vec<f32>>,
-        /// One number a class.
+        /// One bias per class.
         bias: Vec<f32>,
     },
-    /// The largest score of something else wins.
+    /// The class with the largest score that another crate's code computes.
     Scored(Arc<dyn Scorer>),
 }
 
 impl Classifier {
-    /// The class of every query.
+    /// The class index of every query. `task` is the task the classifier was fitted to; `rng` breaks ties of
+    /// [`Classifier::Neighbours`].
     pub fn classify(&self, task: &Task<'_>, queries: &Queries<'_>, rng: &mut Rng) -> Vec<u32> {
         match self {
             _ if queries.is_empty() => Vec::new(),
@@ -218,7 +263,8 @@ impl Classifier {
         }
     }
 
-    /// The same, where the products of the support items with the queries are at hand.
+    /// Like [`Classifier::classify`], with the inner products `[items, queries]` computed by the caller, who shares them
+    /// between methods.
     pub(crate) fn classify_with(
         &self,
         task: &Task<'_>,
@@ -229,17 +275,18 @@ impl Classifier {
         match self {
             _ if queries.is_empty() => Vec::new(),
             Classifier::Neighbours(k) => neighbours(*k, task, products, queries.len(), rng),
-            _ => best(&self.scores(task, queries, products), queries.len()),
+            _ => argmax(&self.scores(task, queries, products), queries.len()),
         }
     }
 
-    /// For every class a score of every query; the largest wins. They are comparable within a query only.
+    /// Scores `[classes][queries]`; the class with the largest score wins. Scores of different queries are not
+    /// comparable, because terms that are equal for all classes are left out.
     pub(crate) fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
         let count = queries.len();
         match self {
-            // The query's own length is the same for all classes and left out.
+            // The squared length of the query is the same for all classes and left out.
             Classifier::Prototypes(mixture) => mixture.scores(products, count),
-            Classifier::Placed(mixture) => mixture.scores(queries, products),
+            Classifier::Centred(mixture) => mixture.scores(queries, products),
             Classifier::Cosine(mixture) => {
                 let score = |(class, &norm): (usize, &f32)| {
                     let scale = if norm > 0.0 { norm.sqrt().recip() } else { 0.0 };
@@ -273,13 +320,13 @@ impl Classifier {
                 bias.iter().zip(products.chunks_exact(count)).map(score).collect()
             }
             Classifier::Scored(scorer) => scorer.scores(queries),
-            Classifier::Matching => matching(task, queries, products),
-            Classifier::Neighbours(k) => votes(*k, task, products, count),
+            Classifier::Matching => matching_scores(task, queries, products),
+            Classifier::Neighbours(k) => vote_shares(*k, task, products, count),
         }
     }
 
-    /// For every one of some rows a score of every class.
-    pub(crate) fn asked(&self, task: &Task<'_>, rows: &[&[f32]]) -> Vec<Vec<f32>> {
+    /// Scores `[rows][classes]` of query rows.
+    pub(crate) fn row_scores(&self, task: &Task<'_>, rows: &[&[f32]]) -> Vec<Vec<f32>> {
         let queries = Queries::new(rows.to_vec());
         let products = queries.products(task.support.rows());
         let by_class = self.scores(task, &queries, &products);
@@ -287,20 +334,21 @@ impl Classifier {
     }
 }
 
-/// The class with the largest score of each query; the first where scores are equal.
-fn best(scores: &[Vec<f32>], queries: usize) -> Vec<u32> {
-    let mut winner = vec![0; queries];
-    let mut highest = scores.first().cloned().unwrap_or_default();
+/// The class with the largest score for every query, from scores `[classes][queries]`; of equal scores, the first class.
+fn argmax(scores: &[Vec<f32>], queries: usize) -> Vec<u32> {
+    let mut argmax = vec![0; queries];
+    let mut max = scores.first().cloned().unwrap_or_default();
     for (class, scores) in (1..).zip(&scores[1..]) {
-        for ((winner, highest), &score) in winner.iter_mut().zip(&mut highest).zip(scores) {
-            *winner = if score > *highest { class } else { *winner };
-            *highest = highest.max(score);
+        for ((argmax, max), &score) in argmax.iter_mut().zip(&mut max).zip(scores) {
+            *argmax = if score > *max { class } else { *argmax };
+            *max = max.max(score);
         }
     }
-    winner
+    argmax
 }
 
-fn matching(task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
+/// Scores `[classes][queries]` of matching networks: `sum exp(cos(item, query))` over the items of the class.
+fn matching_scores(task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
     let (gram, n, count) = (task.gram(), task.support.len(), queries.len());
     let inverse = |squared: f32| if squared > 0.0 { squared.sqrt().recip() } else { 0.0 };
     let query_scales: Vec<f32> = queries.squared_norms().iter().map(|&norm| inverse(norm)).collect();
@@ -309,43 +357,47 @@ fn matching(task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec
         task.support.given().iter().zip(products.chunks_exact(count.max(1))).enumerate()
     {
         let scale = inverse(gram[item * n + item]);
-        let shares = row.iter().zip(&query_scales).map(|(p, q)| (p * q * scale).exp());
+        let exps = row.iter().zip(&query_scales).map(|(p, q)| (p * q * scale).exp());
         // The softmax's denominator is the same for all classes and left out.
-        scores[class as usize].iter_mut().zip(shares).for_each(|(score, share)| *score += share);
+        scores[class as usize].iter_mut().zip(exps).for_each(|(score, exp)| *score += exp);
     }
     scores
 }
 
+/// The class of every query by a vote of its k nearest support items.
 fn neighbours(k: usize, task: &Task<'_>, products: &[f32], queries: usize, rng: &mut Rng) -> Vec<u32> {
-    let mut vote = Vote::new(task);
-    (0..queries).map(|query| plurality(vote.of(k, task, products, queries, query), rng)).collect()
+    let mut counter = VoteCounter::new(task);
+    (0..queries).map(|query| plurality(counter.count(k, task, products, queries, query), rng)).collect()
 }
 
-/// For every class the share of the votes of every query.
-fn votes(k: usize, task: &Task<'_>, products: &[f32], queries: usize) -> Vec<Vec<f32>> {
+/// The fraction of votes for every class, `[classes][queries]`.
+fn vote_shares(k: usize, task: &Task<'_>, products: &[f32], queries: usize) -> Vec<Vec<f32>> {
     let mut shares = vec![vec![0.0; queries]; task.support.classes()];
-    let mut vote = Vote::new(task);
+    let mut counter = VoteCounter::new(task);
     for query in 0..queries {
-        for (shares, &votes) in shares.iter_mut().zip(vote.of(k, task, products, queries, query)) {
+        for (shares, &votes) in shares.iter_mut().zip(counter.count(k, task, products, queries, query)) {
             shares[query] = votes as f32 / k.min(task.support.len()) as f32;
         }
     }
     shares
 }
 
-/// The nearest support items vote for the classes they are filed under.
-struct Vote {
+/// Counts how the k nearest support items of a query vote for their given classes. It keeps its buffers between queries.
+struct VoteCounter {
     distances: Vec<(f32, u32)>,
     votes: Vec<u32>,
 }
 
-impl Vote {
+impl VoteCounter {
     fn new(task: &Task<'_>) -> Self {
-        Vote { distances: Vec::with_capacity(task.support.len()), votes: vec![0; task.support.classes()] }
+        VoteCounter {
+            distances: Vec::with_capacity(task.support.len()),
+            votes: vec![0; task.support.classes()],
+        }
     }
 
-    /// The votes on one of so many queries.
-    fn of(&mut self, k: usize, task: &Task<'_>, products: &[f32], queries: usize, query: usize) -> &[u32] {
+    /// The number of votes per class for the query `query` of `queries`; `products` are `[items, queries]`.
+    fn count(&mut self, k: usize, task: &Task<'_>, products: &[f32], queries: usize, query: usize) -> &[u32] {
         let (gram, n) = (task.gram(), task.support.len());
         let distance = |i: usize| (gram[i * n + i] - 2.0 * products[i * queries + query], i as u32);
         self.distances.clear();
@@ -361,11 +413,11 @@ impl Vote {
     }
 }
 
-/// The place with most votes; ties are broken uniformly.
+/// The class with the most votes; ties are broken uniformly at random.
 fn plurality(votes: &[u32], rng: &mut Rng) -> u32 {
-    let most = votes.iter().copied().max().unwrap_or(0);
-    let tied = votes.iter().filter(|&&count| count == most).count();
+    let max = votes.iter().copied().max().unwrap_or(0);
+    let tied = votes.iter().filter(|&&count| count == max).count();
     let chosen = if tied == 1 { 0 } else { rng.below(tied) };
-    let mut places = votes.iter().enumerate().filter(|&(_, &count)| count == most);
-    places.nth(chosen).map_or(0, |(class, _)| class as u32)
+    let mut tied_classes = votes.iter().enumerate().filter(|&(_, &count)| count == max);
+    tied_classes.nth(chosen).map_or(0, |(class, _)| class as u32)
 }

@@ -1,11 +1,11 @@
 //! Names as fields of CSV files, safe for spreadsheets.
 
-/// A name as a field of CSV.
+/// Formats a text as a CSV field, quoted if necessary and never taken for a formula by a spreadsheet.
 ///
-/// Commas, quotes, line ends and spaces at an end put it in quotes. A field that a spreadsheet would take for a formula,
-/// because it starts with `=`, `+`, `-`, `@`, a tab or a carriage return and is not a number, gets an apostrophe in front,
-/// by which spreadsheets know text. So does one that starts with apostrophes and one of these, so that
-/// [`without_apostrophe`] gives exactly the name back.
+/// Texts with commas, quotes or line ends, or with spaces at either end, are put in quotes. A text that a spreadsheet would
+/// take for a formula, because it starts with `=`, `+`, `-`, `@`, a tab or a carriage return and is not a number, gets an
+/// apostrophe in front, which marks text in spreadsheets. So does a text that starts with apostrophes followed by one of
+/// these characters, so that [`without_apostrophe`] restores every text exactly.
 pub fn csv_field(name: &str) -> String {
     let field = if is_formula(name) { format!("'{name}") } else { name.into() };
     if field.contains([',', '"', '\n', '\r']) || field.trim() != field {

@@ -1,50 +1,58 @@
-//! The last net under other people's decoders.
+//! Catches panics in third-party file decoders: [`caught`] runs a decoder and turns a panic into `None`, which its
+//! callers report as an invalid file.
 //!
-//! Every reader checks the structure of a file before it hands the bytes to a decoder, and those checks
-//! are meant to be enough. The decoders of Arrow, Parquet, zip and pictures are large, though, and they assert
-//! where they should refuse: a panic in there becomes an error about the file. The net does not help in
-//! programs built with `panic = "abort"`, nor against running out of memory or stack: that is why the
-//! checks come first.
+//! Every reader checks the structure of a file before it passes the bytes to a decoder, and these checks are meant to be
+//! sufficient. But the decoders for Arrow, Parquet, zip and images are large, and some of them panic on invalid input.
+//! Catching panics does not help in programs built with `panic = "abort"`, nor against running out of memory or stack;
+//! therefore the checks come first.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
 thread_local! {
+    /// Whether this thread is inside [`caught`], where panics are not printed.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a decoder; `None` if it panicked, of which nothing is printed.
+/// Runs a decoder and returns its result, or `None` if it panicked. The message of the panic is not printed.
+///
+/// ```
+/// let bytes = [1, 2];
+/// assert_eq!(trueshot::guard::caught(|| bytes[0]), Some(1));
+/// assert_eq!(trueshot::guard::caught(|| bytes[bytes.len()]), None);
+/// ```
 pub fn caught<T>(decode: impl FnOnce() -> T) -> Option<T> {
-    hush_guarded_panics();
+    silence_caught_panics();
     let before = QUIET.replace(true);
-    // Whatever the decoder had borrowed mutably belongs to the closure and is dropped with it.
+    // Everything that the decoder borrowed mutably belongs to the closure and is dropped with it.
     let outcome = catch_unwind(AssertUnwindSafe(decode));
     QUIET.set(before);
     outcome.ok()
 }
 
-/// Puts a hook in front of the present one that is silent inside [`caught`] and changes nothing elsewhere.
+/// Installs a panic hook that prints nothing inside [`caught`] and calls the previous hook elsewhere.
 ///
-/// The hook is the process's, so it is set once, when the first such file is read: a user should not see
-/// the backtrace of a panic that was caught and became an ordinary message.
-fn hush_guarded_panics() {
+/// The hook is global to the process and installed once, on the first call of [`caught`]. Without it a user would see the
+/// message and backtrace of a panic that is reported as an ordinary error.
+fn silence_caught_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let previous = take_hook();
         set_hook(Box::new(move |panic| {
-            if !QUIET.get() || fuzzer_wants(panic.location()) {
+            if !QUIET.get() || is_fuzzing_finding(panic.location()) {
                 previous(panic);
             }
         }));
     });
 }
 
-/// In a build for fuzzing, a panic of our own code is a finding even inside the net; a decoder's is listed.
-fn fuzzer_wants(place: Option<&Location<'_>>) -> bool {
-    let Some(place) = place.filter(|_| cfg!(fuzzing)) else { return false };
-    eprintln!("caught: {place}");
-    ["embeddings/", "vision/"].iter().any(|ours| place.file().contains(ours))
+/// Whether a caught panic must still abort the process: in builds for fuzzing, if it happened in the code of this
+/// workspace. The locations of other caught panics are printed.
+fn is_fuzzing_finding(location: Option<&Location<'_>>) -> bool {
+    let Some(location) = location.filter(|_| cfg!(fuzzing)) else { return false };
+    eprintln!("caught: {location}");
+    ["embeddings/", "vision/"].iter().any(|own| location.file().contains(own))
 }
 
 #[cfg(test)]
@@ -52,9 +60,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_in_a_decoder_is_caught_and_later_ones_are_heard() {
+    fn a_panic_in_a_decoder_is_caught_and_later_panics_are_printed() {
         assert_eq!(caught(|| 3), Some(3));
         assert_eq!(caught(|| -> u8 { panic!("not for users") }), None);
-        assert!(!QUIET.get(), "later panics must be heard again");
+        assert!(!QUIET.get(), "later panics must be printed");
     }
 }

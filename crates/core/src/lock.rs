@@ -1,4 +1,4 @@
-//! Advisory locks for folders and output files, so that two processes never change the same thing at once.
+//! Advisory locks for folders and output files ([`Lock`]), so that two processes never change the same files at once.
 //!
 //! A [`Lock`] is an operating-system lock (`flock`, or `LockFileEx` on Windows) on a small lock file. The system releases
 //! it when the process ends, however it ends, so a lock file left behind by a killed process does not block anyone. The
@@ -17,10 +17,21 @@ use crate::error::{Error, Result};
 pub const LOCK_FILE: &str = ".trueshot-lock";
 /// The first word of every lock file. A file of that name with other content is not ours and is left alone.
 const MAGIC: &str = "trueshot-lock";
-/// A lock file is two short lines; more than this is not read.
-const LONGEST: u64 = 4096;
+/// Number of bytes of a lock file that are read; real ones are three short lines.
+const MAX_BYTES: u64 = 4096;
 
 /// An advisory lock, held until it is dropped or the process ends.
+///
+/// ```
+/// use trueshot::lock::Lock;
+///
+/// let folder = tempfile::tempdir().unwrap();
+/// let lock = Lock::on_folder(folder.path())?;
+/// assert!(Lock::on_folder(folder.path()).is_err(), "the folder is locked");
+/// drop(lock);
+/// assert!(Lock::on_folder(folder.path()).is_ok());
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Lock {
     /// `None` on a file system without locks.
@@ -66,7 +77,7 @@ impl Lock {
             let source = std::io::Error::other("it has no file name");
             return Err(Error::Write { path: output.into(), source });
         };
-        // A lock file name of its own for every output; a name of 255 bytes leaves no room, so long ones are hashed.
+        // Every output has a lock file name of its own. File names have at most 255 bytes, so long ones are hashed.
         let name = name.to_string_lossy();
         let name =
             if name.len() > 200 { blake3::hash(name.as_bytes()).to_hex().to_string() } else { name.into() };
@@ -74,6 +85,7 @@ impl Lock {
         Self::take(output, path, Mode::Exclusive)
     }
 
+    /// Takes the lock on `path`, the lock file for `locked`.
     fn take(locked: &Path, path: PathBuf, mode: Mode) -> Result<Self> {
         let failed = |source| Error::Write { path: path.clone(), source };
         loop {
@@ -159,7 +171,7 @@ pub(crate) fn is_still_at(_: &File, _: &Path) -> bool {
 fn read_text(file: &mut File) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     file.rewind()?;
-    Read::by_ref(file).take(LONGEST).read_to_end(&mut bytes)?;
+    Read::by_ref(file).take(MAX_BYTES).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -176,8 +188,8 @@ fn describe_holder(file: &mut File) -> std::io::Result<()> {
     file.write_all(format!("{MAGIC}\n{}\n{}\n", std::process::id(), command.trim_end()).as_bytes())
 }
 
-/// Who holds a lock, for a message: "process 4711 (trueshot repair)". A holder that has just taken the lock gets a moment
-/// to write its name.
+/// Describes the holder of a lock for a message: "process 4711 (trueshot repair)". A process that has just taken the lock
+/// may not have written its name yet, so reading is retried for a tenth of a second.
 fn holder(file: &mut File) -> String {
     for _ in 0..20 {
         let text = read_text(file).unwrap_or_default();
@@ -215,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_has_only_just_taken_the_lock_is_named() {
+    fn a_process_that_has_just_taken_the_lock_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let mut taken = open(&folder.path().join(LOCK_FILE)).unwrap();
         taken.try_lock().unwrap();
@@ -258,20 +270,20 @@ mod tests {
     #[cfg(unix)]
     fn a_link_or_a_file_of_the_user_is_never_written_to() {
         let folder = tempfile::tempdir().unwrap();
-        let (lock, precious) = (folder.path().join(LOCK_FILE), folder.path().join("precious"));
-        std::fs::write(&precious, "precious").unwrap();
-        let untouched = || {
+        let (lock, user_file) = (folder.path().join(LOCK_FILE), folder.path().join("notes"));
+        std::fs::write(&user_file, "content").unwrap();
+        let assert_unchanged = || {
             assert!(matches!(Lock::on_folder(folder.path()), Err(Error::Write { .. })));
-            assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
+            assert_eq!(std::fs::read_to_string(&user_file).unwrap(), "content");
             std::fs::remove_file(&lock).unwrap();
         };
-        std::os::unix::fs::symlink(&precious, &lock).unwrap();
-        untouched();
-        std::fs::write(&lock, "notes of my own").unwrap();
-        untouched();
-        std::fs::write(&precious, "").unwrap();
-        std::fs::hard_link(&precious, &lock).unwrap();
+        std::os::unix::fs::symlink(&user_file, &lock).unwrap();
+        assert_unchanged();
+        std::fs::write(&lock, "notes of the user").unwrap();
+        assert_unchanged();
+        std::fs::write(&user_file, "").unwrap();
+        std::fs::hard_link(&user_file, &lock).unwrap();
         assert!(Lock::on_folder(folder.path()).is_err());
-        assert_eq!(std::fs::read_to_string(&precious).unwrap(), "");
+        assert_eq!(std::fs::read_to_string(&user_file).unwrap(), "");
     }
 }

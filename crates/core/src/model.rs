@@ -1,7 +1,9 @@
-//! Model files: a trained model's parameters under their names, and in the notes everything needed to use them.
+//! Model files: [`Model`] is a trained network's parameters as named tensors in a safetensors file, with its
+//! configuration in the notes.
 //!
-//! `format` says that it is ours, `kind` which model, `config` (JSON) how large it is; `training` (TOML) how it
-//! came about. A file that lacks a tensor, has one too many or one of another shape is refused by name.
+//! The note `format` is the version of the file format, `kind` the network (`tranfs`, `relabel`, `conv4`), `config` its
+//! sizes (JSON) and `training` the configuration it was trained with (TOML). A file that lacks a tensor, or has an
+//! unexpected one or one of another shape, is refused with the name of that tensor.
 
 use std::path::Path;
 
@@ -12,17 +14,30 @@ use trueshot_nn::parameters::ParameterLayout;
 use crate::error::{Error, Result};
 use crate::tensors::Tensors;
 
-/// The version of the file format.
+/// The version of the file format, in the note `format`.
 pub const VERSION: &str = "trueshot-model/1";
 
-/// A model file's contents.
+/// The contents of a model file: named parameters and notes.
+///
+/// ```
+/// use trueshot::model::Model;
+/// use trueshot_nn::parameters::{ParameterLayout, Role};
+///
+/// let mut layout = ParameterLayout::default();
+/// layout.add("weight", &[2, 2], Role::Trained);
+/// let model = Model::new("example", &serde_json::json!({ "width": 2 }), &layout, &[1.0, 0.0, 0.0, 1.0]);
+/// let read = Model::read_bytes(&model.tensors().to_bytes(), "example.safetensors")?;
+/// assert_eq!(read.kind(), "example");
+/// assert_eq!(read.parameters(&layout)?, [1.0, 0.0, 0.0, 1.0]);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
     tensors: Tensors,
 }
 
 impl Model {
-    /// Names the parameters of a model.
+    /// A model of a kind from its configuration and its flat parameter buffer; `layout` names the parts of the buffer.
     pub fn new(kind: &str, config: &impl Serialize, layout: &ParameterLayout, parameters: &[f32]) -> Self {
         let mut tensors = named(layout, parameters);
         tensors.set_note("format", VERSION);
@@ -31,24 +46,24 @@ impl Model {
         Model { tensors }
     }
 
-    /// Reads a file.
+    /// Reads a model file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Ok(Model { tensors: Tensors::open_if(path.as_ref(), check_format)? })
     }
 
-    /// Reads a model that is part of the program.
+    /// Reads the bytes of a model file; error messages call it `name`.
     pub fn read_bytes(bytes: &[u8], name: &str) -> Result<Self> {
         let tensors = Tensors::read_bytes(bytes.to_vec(), name)?;
         check_format(&tensors)?;
         Ok(Model { tensors })
     }
 
-    /// Which model it is: `tranfs`, `relabel`, `conv4`.
+    /// The kind of network: `tranfs`, `relabel`, `conv4` and so on.
     pub fn kind(&self) -> &str {
         self.tensors.note("kind").unwrap_or("unknown")
     }
 
-    /// Refuses a model of another kind.
+    /// Checks that the model is of a kind; otherwise [`Error::OtherModel`].
     pub fn expect_kind(&self, kind: &'static str) -> Result<()> {
         match self.kind() == kind {
             true => Ok(()),
@@ -60,39 +75,39 @@ impl Model {
         }
     }
 
-    /// Its configuration.
+    /// The configuration of the network, parsed from the note `config`.
     pub fn config<C: DeserializeOwned>(&self) -> Result<C> {
         let text = self.tensors.note("config").unwrap_or_default();
         serde_json::from_str(text)
             .map_err(|problem| self.malformed(format!("its metadata 'config': {problem}")))
     }
 
-    /// Its parameters as a flat buffer.
+    /// The parameters as a flat buffer in the order of `layout`, whose tensors must be exactly those of the file.
     pub fn parameters(&self, layout: &ParameterLayout) -> Result<Vec<f32>> {
         flat(layout, &self.tensors)
     }
 
-    /// A note, for instance on how it was trained.
+    /// The text of a note, if it exists, such as `training`.
     pub fn note(&self, key: &str) -> Option<&str> {
         self.tensors.note(key)
     }
 
-    /// Adds a note.
+    /// Adds or replaces a note.
     pub fn set_note(&mut self, key: &str, text: impl Into<String>) {
         self.tensors.set_note(key, text);
     }
 
-    /// Its tensors and notes.
+    /// The tensors and notes of the file.
     pub fn tensors(&self) -> &Tensors {
         &self.tensors
     }
 
-    /// Writes a file that appears whole or not at all.
+    /// Writes the file atomically: if writing fails, an existing file stays unchanged.
     pub fn write(&self, path: &Path) -> Result<()> {
         self.tensors.write(path)
     }
 
-    /// An error about the contents.
+    /// An [`Error::Malformed`] about this file.
     pub fn malformed(&self, problem: impl Into<String>) -> Error {
         Error::Malformed { path: self.tensors.path().into(), format: "model", problem: problem.into() }
     }
@@ -107,7 +122,7 @@ fn check_format(tensors: &Tensors) -> Result<()> {
     Err(Error::Malformed { path: tensors.path().into(), format: "model", problem })
 }
 
-/// A flat buffer as named tensors.
+/// Converts a flat parameter buffer to named tensors.
 pub fn named(layout: &ParameterLayout, parameters: &[f32]) -> Tensors {
     let mut tensors = Tensors::default();
     for tensor in layout.tensors() {
@@ -116,27 +131,28 @@ pub fn named(layout: &ParameterLayout, parameters: &[f32]) -> Tensors {
     tensors
 }
 
-/// Named tensors as a flat buffer: exactly those of the layout, in their shapes.
+/// Converts named tensors to a flat parameter buffer. The tensors must be exactly those of the layout, in its shapes;
+/// otherwise [`Error::Malformed`] names the first one that is not.
 pub fn flat(layout: &ParameterLayout, tensors: &Tensors) -> Result<Vec<f32>> {
-    let problem =
+    let malformed =
         |problem: String| Error::Malformed { path: tensors.path().into(), format: "model", problem };
     if let Some((extra, _)) =
         tensors.iter().find(|(name, _)| !layout.tensors().iter().any(|known| known.name == *name))
     {
-        return Err(problem(format!("tensor '{extra}' is not part of its configuration")));
+        return Err(malformed(format!("tensor '{extra}' is not part of its configuration")));
     }
-    // Shapes first: only then is it known that no more is allocated than the file holds.
-    for wanted in layout.tensors() {
-        let name = &wanted.name;
-        let found = tensors.get(name).ok_or_else(|| problem(format!("it has no tensor '{name}'")))?;
-        if found.shape != wanted.shape {
-            let (found, wanted) = (&found.shape, &wanted.shape);
-            return Err(problem(format!("tensor '{name}' has shape {found:?} instead of {wanted:?}")));
+    // All shapes are checked before the buffer is allocated, so that it is no larger than the file.
+    for expected in layout.tensors() {
+        let name = &expected.name;
+        let found = tensors.get(name).ok_or_else(|| malformed(format!("it has no tensor '{name}'")))?;
+        if found.shape != expected.shape {
+            let (found, expected) = (&found.shape, &expected.shape);
+            return Err(malformed(format!("tensor '{name}' has shape {found:?} instead of {expected:?}")));
         }
     }
     let mut parameters = vec![0.0; layout.len()];
-    for (wanted, found) in layout.tensors().iter().filter_map(|t| Some((t, tensors.get(&t.name)?))) {
-        parameters[wanted.range.clone()].copy_from_slice(&found.values);
+    for (expected, found) in layout.tensors().iter().filter_map(|t| Some((t, tensors.get(&t.name)?))) {
+        parameters[expected.range.clone()].copy_from_slice(&found.values);
     }
     Ok(parameters)
 }
@@ -160,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_comes_back_whole() {
+    fn a_written_model_is_read_back_unchanged() {
         let model = Model::read_bytes(&sample().tensors().to_bytes(), "m").unwrap();
         assert_eq!(model.parameters(&layout(4)).unwrap()[10], 10.0);
         assert_eq!(model.config::<serde_json::Value>().unwrap()["width"], 4);
@@ -181,19 +197,19 @@ mod tests {
     }
 
     #[test]
-    fn tensors_that_are_missing_misshapen_or_too_many_are_named() {
-        let problem = |layout: &ParameterLayout| sample().parameters(layout).unwrap_err().to_string();
-        assert!(problem(&layout(5)).contains("'first.weight' has shape [2, 4] instead of [2, 5]"));
+    fn missing_unexpected_and_misshapen_tensors_are_named() {
+        let error = |layout: &ParameterLayout| sample().parameters(layout).unwrap_err().to_string();
+        assert!(error(&layout(5)).contains("'first.weight' has shape [2, 4] instead of [2, 5]"));
         let mut larger = layout(4);
         larger.add("second.bias", &[1], Role::Trained);
-        assert!(problem(&larger).contains("no tensor 'second.bias'"));
+        assert!(error(&larger).contains("no tensor 'second.bias'"));
         let mut smaller = ParameterLayout::default();
         smaller.add("table", &[3], Role::Constant);
-        assert!(problem(&smaller).contains("tensor 'first.weight' is not part of its configuration"));
+        assert!(error(&smaller).contains("tensor 'first.weight' is not part of its configuration"));
     }
 
     #[test]
-    fn embeddings_are_no_model() {
+    fn an_embeddings_file_is_refused_as_a_model() {
         let mut tensors = Tensors::default();
         tensors.set_note("format", "trueshot-embeddings/1");
         let problem = check_format(&tensors).unwrap_err().to_string();

@@ -1,13 +1,22 @@
-//! The three kinds of label noise, and when each is possible.
+//! Label noise: the kinds ([`NoiseKind`]), a kind with a level ([`Noise`]) and the text form `symmetric=0,20,40`
+//! ([`NoiseLevels`]). Which items an episode replaces is decided in `episode::corrupt`.
 //!
-//! A level is the share of a class's shots that are replaced. Symmetric noise takes the replacements from all
-//! other classes of the episode, paired noise from one other class, outlier noise from a pool of classes that
-//! are in no episode. Whatever the kind, the right class must stay the most frequent one behind its own
-//! label: with fewer right items than that nobody could say what the label means.
+//! The level is the fraction of the shots of a class that are replaced. Symmetric noise takes the replacements from all
+//! other classes of the episode, paired noise from one other class, outlier noise from a pool of classes that are in no
+//! episode. For every kind, the right class must stay the most frequent one among the items with its label, because
+//! otherwise the label could not be recovered from the support set; [`NoiseKind::is_possible`] checks that.
 
 use crate::error::{Error, Result};
 
-/// How wrong labels come about.
+/// The kind of label noise: where the wrong items of a class come from.
+///
+/// ```
+/// use trueshot::noise::NoiseKind;
+///
+/// // In a 5-way 5-shot episode, 2 of 5 items can be swapped with one other class, but not 3.
+/// assert!(NoiseKind::Paired.is_possible(5, 5, 2));
+/// assert!(!NoiseKind::Paired.is_possible(5, 5, 3));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NoiseKind {
@@ -20,10 +29,10 @@ pub enum NoiseKind {
 }
 
 impl NoiseKind {
-    /// All kinds.
+    /// All kinds, in the order of the paper.
     pub const ALL: [NoiseKind; 3] = [NoiseKind::Symmetric, NoiseKind::Paired, NoiseKind::Outlier];
 
-    /// The name used on the command line and in files.
+    /// The lower-case name used on the command line and in files.
     pub fn name(self) -> &'static str {
         match self {
             NoiseKind::Symmetric => "symmetric",
@@ -32,16 +41,17 @@ impl NoiseKind {
         }
     }
 
-    /// Whether `noisy` of `shots` items can be wrong among `ways` classes of that size.
+    /// Whether `noisy` of the `shots` items of every class can be wrong in an episode of `ways` classes, such that the
+    /// right class stays the most frequent one under every label.
     pub fn is_possible(self, ways: usize, shots: usize, noisy: usize) -> bool {
-        let right = shots.saturating_sub(noisy);
+        let clean = shots.saturating_sub(noisy);
         if noisy == 0 {
             return true;
         }
         match self {
-            NoiseKind::Symmetric => right >= 2 && (ways - 1) * (right - 1) >= noisy,
-            NoiseKind::Paired => ways >= 2 && noisy < right,
-            NoiseKind::Outlier => right >= 1,
+            NoiseKind::Symmetric => clean >= 2 && (ways - 1) * (clean - 1) >= noisy,
+            NoiseKind::Paired => ways >= 2 && noisy < clean,
+            NoiseKind::Outlier => clean >= 1,
         }
     }
 }
@@ -52,18 +62,30 @@ impl std::fmt::Display for NoiseKind {
     }
 }
 
-/// A kind of noise and how much of it.
+/// A noise setting: a kind of noise and its level.
+///
+/// ```
+/// use trueshot::noise::{Noise, NoiseKind};
+///
+/// let noise = Noise::new(NoiseKind::Symmetric, 0.4)?;
+/// assert_eq!(noise.noisy_items(5), 2);
+/// assert_eq!(noise.to_string(), "symmetric 40 %");
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Noise {
-    /// How wrong labels come about.
+    /// Where the wrong items come from.
     #[serde(rename = "noise")]
     pub kind: NoiseKind,
-    /// The share of a class's shots that are wrong, in [0, 1).
+    /// The fraction of the shots of a class that are wrong, in [0, 1).
     pub level: f64,
 }
 
 impl Noise {
-    /// Checks that the level is a share.
+    /// A noise setting.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the level is not in [0, 1).
     pub fn new(kind: NoiseKind, level: f64) -> Result<Self> {
         if !(0.0..1.0).contains(&level) {
             return Err(Error::OutOfRange {
@@ -75,12 +97,12 @@ impl Noise {
         Ok(Noise { kind, level })
     }
 
-    /// How many of `shots` items are wrong: the level's share, halves rounded to even.
-    pub fn noisy_places(self, shots: usize) -> usize {
+    /// The number of wrong items among `shots`: `level * shots`, with halves rounded to even.
+    pub fn noisy_items(self, shots: usize) -> usize {
         (self.level * shots as f64).round_ties_even() as usize
     }
 
-    /// The level in percent, without the dust that binary fractions leave.
+    /// The level in percent, rounded to four decimals to remove floating-point error.
     pub fn percent(self) -> f64 {
         (self.level * 1e6).round() / 1e4
     }
@@ -92,11 +114,18 @@ impl std::fmt::Display for Noise {
     }
 }
 
-/// A noise type with some levels, written `symmetric=0,20,40` (percent) on command lines and in configurations.
+/// A noise kind with several levels, written `symmetric=0,20,40` (percent) on command lines and in configurations.
+///
+/// The default are the levels of the paper, `symmetric=0,20,40,60`.
+///
+/// ```
+/// let levels: trueshot::noise::NoiseLevels = "paired=0,40".parse().unwrap();
+/// assert_eq!(levels.0[1].level, 0.4);
+/// assert_eq!(levels.to_string(), "paired=0,40");
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct NoiseLevels(pub Vec<Noise>);
 
-/// What people ask for first: the levels of the paper.
 impl Default for NoiseLevels {
     fn default() -> Self {
         let level = |level| Noise { kind: NoiseKind::Symmetric, level };
@@ -104,7 +133,8 @@ impl Default for NoiseLevels {
     }
 }
 
-/// All settings once, in the order given; without noise all types are the same, so 0 % is kept once.
+/// The distinct noise settings of several [`NoiseLevels`], in the order given. All kinds are the same at 0 %, so that
+/// level is kept once.
 pub fn settings(levels: &[NoiseLevels]) -> Vec<Noise> {
     let mut settings: Vec<Noise> = Vec::new();
     for &noise in levels.iter().flat_map(|levels| &levels.0) {
@@ -158,13 +188,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_places_are_rounded_to_even() {
-        let places = |level, shots| Noise::new(NoiseKind::Symmetric, level).unwrap().noisy_places(shots);
-        assert_eq!([places(0.5, 5), places(0.3, 5), places(0.3333, 3), places(0.6, 5)], [2, 2, 1, 3]);
+    fn half_items_are_rounded_to_even() {
+        let items = |level, shots| Noise::new(NoiseKind::Symmetric, level).unwrap().noisy_items(shots);
+        assert_eq!([items(0.5, 5), items(0.3, 5), items(0.3333, 3), items(0.6, 5)], [2, 2, 1, 3]);
     }
 
     #[test]
-    fn the_papers_levels_are_possible_and_no_more() {
+    fn exactly_the_levels_of_the_paper_are_possible() {
         let possible = |kind: NoiseKind| (0..=5).filter(|&n| kind.is_possible(5, 5, n)).collect::<Vec<_>>();
         assert_eq!(possible(NoiseKind::Symmetric), [0, 1, 2, 3]);
         assert_eq!(possible(NoiseKind::Paired), [0, 1, 2]);
@@ -172,14 +202,14 @@ mod tests {
     }
 
     #[test]
-    fn levels_of_one_and_beyond_are_refused() {
+    fn levels_outside_0_to_below_1_are_refused() {
         for level in [-0.1, 1.0, 1.5, f64::NAN] {
             assert!(Noise::new(NoiseKind::Paired, level).is_err(), "{level}");
         }
     }
 
     #[test]
-    fn levels_are_percent_and_clean_is_kept_once() {
+    fn levels_are_in_percent_and_the_level_0_is_kept_once() {
         let arguments: Vec<NoiseLevels> = ["symmetric=0,20", "paired=0,40", "outlier=33.3"]
             .iter()
             .map(|text| text.parse().unwrap())
@@ -189,11 +219,11 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_explained() {
-        let problem = |text: &str| text.parse::<NoiseLevels>().unwrap_err();
-        assert!(problem("symmetric").contains("TYPE=LEVEL"));
-        assert!(problem("gaussian=10").contains("known: symmetric, paired, outlier"));
-        assert!(problem("paired=much").contains("not a level in percent"));
-        assert!(problem("paired=100").contains("below 100 %"));
+    fn parse_errors_say_what_is_allowed() {
+        let error = |text: &str| text.parse::<NoiseLevels>().unwrap_err();
+        assert!(error("symmetric").contains("TYPE=LEVEL"));
+        assert!(error("gaussian=10").contains("known: symmetric, paired, outlier"));
+        assert!(error("paired=much").contains("not a level in percent"));
+        assert!(error("paired=100").contains("below 100 %"));
     }
 }

@@ -1,53 +1,64 @@
-//! Randomness that can be entered anywhere.
+//! Reproducible random numbers: [`Rng`] is a generator for one seed, [`Purpose`] and episode; [`IndexSampler`] draws
+//! distinct indices.
 //!
-//! A generator is keyed by the seed and by what it is for, and its stream is the episode's number. So episode
-//! 7,000 can be drawn alone, on any machine, and asking for another noise level or another method changes
-//! nothing else. Sampling of indices is ours, so that no upgrade of a crate can change an experiment.
+//! The key of a generator is the seed and the purpose, and its stream is the number of the episode. So episode 7,000 can
+//! be drawn alone, on any machine, and another noise level or another method changes no other numbers. The sampling
+//! algorithms are implemented here instead of in a dependency, so that no upgrade can change the results of a seed.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng};
 
-/// What random numbers are for. Each purpose has numbers of its own.
+/// The purpose of a random stream; each purpose has an independent stream. The discriminants are part of the key, so
+/// they must not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// Classes and items of an episode.
     Items = 1,
-    /// The number of shots of each class, where it varies.
+    /// The number of shots of each class, if it varies.
     Shots = 2,
-    /// The order in which a class's places become noisy.
-    Places = 3,
+    /// The order in which the support items of a class become noisy.
+    NoiseOrder = 3,
     /// Replacements of symmetric noise.
     Symmetric = 4,
-    /// The derangement of paired noise.
+    /// The derangement of paired noise: which class lends its items to which other class.
     Paired = 5,
     /// Replacements of outlier noise.
     Outlier = 6,
-    /// Whatever a method needs: initial weights, broken ties.
+    /// Random decisions of a method: initial weights, tie breaking, class orders.
     Method = 7,
-    /// What a training episode is like: its data, classes, shots and noise.
+    /// The composition of a training episode: its data set, classes, shots and noise.
     Training = 8,
-    /// What dropout drops.
+    /// Dropout masks.
     Dropout = 9,
-    /// A model's parameters before training.
+    /// Initial parameters of a model.
     Parameters = 10,
-    /// Which of an image's copies stands for it.
+    /// The choice among the augmented copies of an image.
     Copies = 11,
-    /// How a picture is cropped, flipped and coloured.
+    /// Crops, flips and colour changes of an image.
     Augmentation = 12,
 }
 
-/// A stream of random numbers.
+/// A random number generator (ChaCha8) for one seed, purpose and episode.
+///
+/// ```
+/// use trueshot::rng::{Purpose, Rng};
+///
+/// let mut first = Rng::new(42, Purpose::Items, 7);
+/// let mut again = Rng::new(42, Purpose::Items, 7);
+/// assert_eq!(first.below(1000), again.below(1000));
+/// ```
 #[derive(Debug, Clone)]
 pub struct Rng(ChaCha8Rng);
 
 impl Rng {
-    /// The numbers of one purpose in one episode.
+    /// The generator for one purpose in one episode.
     pub fn new(seed: u64, purpose: Purpose, episode: u64) -> Self {
-        Self::of_item(seed, purpose, 0, episode)
+        Self::for_item(seed, purpose, 0, episode)
     }
 
-    /// The numbers of one purpose for one item in one episode (or for one of its copies).
-    pub fn of_item(seed: u64, purpose: Purpose, item: u64, episode: u64) -> Self {
+    /// The generator for one purpose and one item (or one copy of an item) in one episode. Item 0 has the stream of
+    /// [`Rng::new`].
+    pub fn for_item(seed: u64, purpose: Purpose, item: u64, episode: u64) -> Self {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
         key[8..16].copy_from_slice(&(purpose as u64).to_le_bytes());
@@ -57,13 +68,13 @@ impl Rng {
         Rng(rng)
     }
 
-    /// A number from 0 to `bound - 1`, each equally likely.
+    /// A uniformly random integer below `bound`.
     ///
     /// # Panics
-    /// If `bound` is 0.
+    /// If `bound` is 0, or 2^32 or more.
     pub fn below(&mut self, bound: usize) -> usize {
-        let bound = u32::try_from(bound).expect("no set has 2^32 members");
-        assert!(bound > 0, "nothing to choose from");
+        let bound = u32::try_from(bound).expect("the bound is below 2^32");
+        assert!(bound > 0, "the bound is above 0");
         // The upper half of a product is uniform once the few low halves that are over-represented are
         // drawn again (Lemire 2019).
         let over_represented = bound.wrapping_neg() % bound;
@@ -75,72 +86,83 @@ impl Rng {
         }
     }
 
-    /// A number in [0, 1), in steps of 2^-24.
+    /// A uniformly random `f32` in [0, 1), a multiple of 2^-24.
     pub fn uniform(&mut self) -> f32 {
         (self.0.next_u32() >> 8) as f32 / (1 << 24) as f32
     }
 
-    /// A number in [0, 1), in steps of 2^-53.
+    /// A uniformly random `f64` in [0, 1), a multiple of 2^-53.
     pub fn fraction(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Any number, each equally likely: to seed what has random numbers of its own.
+    /// A uniformly random `u64`, for instance to seed another generator.
     pub fn number(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// Puts a slice into random order.
+    /// Shuffles a slice (Fisher-Yates): every order is equally likely.
     pub fn shuffle<T>(&mut self, slice: &mut [T]) {
-        for place in 1..slice.len() {
-            slice.swap(place, self.below(place + 1));
+        for index in 1..slice.len() {
+            slice.swap(index, self.below(index + 1));
         }
     }
 
-    /// A uniformly random rearrangement of `0..n` that leaves nothing in its place.
+    /// A uniformly random derangement of `0..n`: a permutation without fixed points.
     ///
     /// # Panics
-    /// If `n` is 1: a lone class has no other.
+    /// If `n` is 1, because one element has no derangement.
     pub fn derangement(&mut self, n: usize) -> Vec<usize> {
-        assert_ne!(n, 1, "a lone class cannot be exchanged");
+        assert_ne!(n, 1, "one element has no derangement");
         let mut order: Vec<usize> = (0..n).collect();
         loop {
             self.shuffle(&mut order);
-            if order.iter().enumerate().all(|(place, &value)| place != value) {
+            if order.iter().enumerate().all(|(index, &value)| index != value) {
                 return order;
             }
         }
     }
 }
 
-/// Draws distinct numbers below `n` in random order, without ever touching all of them.
+/// Draws distinct indices below `n` in random order, in time proportional to the number of indices drawn.
 ///
-/// The identity permutation is kept between draws: a draw swaps as many entries as it takes numbers and swaps
-/// them back, so it costs the same from a thousand rows as from a million. A shorter draw with the same
-/// numbers is a prefix of a longer one.
+/// It is a partial Fisher-Yates shuffle on an identity permutation that is kept between draws: a draw swaps one entry per
+/// index and swaps them back afterwards, so drawing from a million rows costs no more than drawing from a thousand. With
+/// the same generator, a shorter draw is a prefix of a longer one.
+///
+/// ```
+/// use trueshot::rng::{IndexSampler, Purpose, Rng};
+///
+/// let mut sampler = IndexSampler::default();
+/// let long = sampler.draw(&mut Rng::new(0, Purpose::Items, 0), 1_000_000, 5);
+/// let short = sampler.draw(&mut Rng::new(0, Purpose::Items, 0), 1_000_000, 3);
+/// assert_eq!(short, long[..3]);
+/// ```
 #[derive(Debug, Default)]
 pub struct IndexSampler {
+    /// `identity[i] == i` between draws; grows to the largest `n` seen.
     identity: Vec<u32>,
+    /// The swaps of the current draw, to undo them.
     swaps: Vec<u32>,
 }
 
 impl IndexSampler {
-    /// Draws `count` distinct numbers below `n`.
+    /// Draws `count` distinct indices below `n`.
     ///
     /// # Panics
     /// If `count` is above `n`.
     pub fn draw(&mut self, rng: &mut Rng, n: usize, count: usize) -> Vec<u32> {
-        assert!(count <= n, "{count} distinct numbers below {n}");
+        assert!(count <= n, "{count} distinct indices below {n}");
         self.identity.extend(self.identity.len() as u32..n as u32);
         self.swaps.clear();
-        for place in 0..count {
-            let other = place + rng.below(n - place);
-            self.identity.swap(place, other);
+        for index in 0..count {
+            let other = index + rng.below(n - index);
+            self.identity.swap(index, other);
             self.swaps.push(other as u32);
         }
         let drawn = self.identity[..count].to_vec();
-        for (place, &other) in self.swaps.iter().enumerate().rev() {
-            self.identity.swap(place, other as usize);
+        for (index, &other) in self.swaps.iter().enumerate().rev() {
+            self.identity.swap(index, other as usize);
         }
         drawn
     }
@@ -164,38 +186,40 @@ mod tests {
         let reference = first(1, Purpose::Items, 0);
         assert_eq!(reference, first(1, Purpose::Items, 0));
         assert_ne!(reference, first(2, Purpose::Items, 0));
-        assert_ne!(reference, first(1, Purpose::Places, 0));
+        assert_ne!(reference, first(1, Purpose::NoiseOrder, 0));
         assert_ne!(reference, first(1, Purpose::Items, 1));
     }
 
     #[test]
-    fn the_numbers_of_an_experiment_never_change() {
+    fn the_numbers_of_a_seed_stay_the_same_in_every_version() {
         let mut rng = Rng::new(42, Purpose::Items, 3);
         let drawn: Vec<usize> = (0..6).map(|_| rng.below(1000)).collect();
-        assert_eq!(drawn, PINNED, "changing these makes every published seed worthless");
+        assert_eq!(drawn, PINNED, "a change makes published results irreproducible");
     }
     const PINNED: [usize; 6] = [290, 400, 667, 914, 309, 762];
 
     #[test]
-    fn an_urn_gives_distinct_numbers_and_is_as_new_afterwards() {
-        let mut urn = IndexSampler::default();
-        let draw = |urn: &mut IndexSampler, n, count| urn.draw(&mut Rng::new(9, Purpose::Items, 5), n, count);
-        let long = draw(&mut urn, 40, 40);
+    fn drawn_indices_are_distinct_and_do_not_depend_on_earlier_draws() {
+        let mut sampler = IndexSampler::default();
+        let draw = |sampler: &mut IndexSampler, n, count| {
+            sampler.draw(&mut Rng::new(9, Purpose::Items, 5), n, count)
+        };
+        let long = draw(&mut sampler, 40, 40);
         let mut sorted = long.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, (0..40).collect::<Vec<_>>());
-        assert_eq!(draw(&mut urn, 40, 40), long, "the first draw left a trace");
-        assert_eq!(draw(&mut urn, 40, 7), long[..7], "a shorter draw is a prefix");
-        draw(&mut urn, 1000, 3);
-        assert_eq!(draw(&mut urn, 40, 40), long, "a larger draw left a trace");
+        assert_eq!(draw(&mut sampler, 40, 40), long, "the first draw changed the sampler");
+        assert_eq!(draw(&mut sampler, 40, 7), long[..7], "a shorter draw is a prefix");
+        draw(&mut sampler, 1000, 3);
+        assert_eq!(draw(&mut sampler, 40, 40), long, "a larger draw changed the sampler");
     }
 
     #[test]
-    fn a_derangement_moves_everything() {
+    fn a_derangement_has_no_fixed_points() {
         let mut rng = Rng::new(3, Purpose::Paired, 0);
         for n in [2, 3, 5, 20] {
             let order = rng.derangement(n);
-            assert!(order.iter().enumerate().all(|(place, &value)| place != value));
+            assert!(order.iter().enumerate().all(|(index, &value)| index != value));
         }
     }
 }

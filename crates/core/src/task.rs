@@ -1,14 +1,25 @@
-//! What a method looks at: a support set with given labels, and queries.
+//! The input of a method: a [`Task`] is a [`SupportSet`] with given labels and its Gram matrix; [`Queries`] are rows to
+//! classify.
 //!
-//! Almost everything a method computes is made of inner products between items, so a task keeps them: the
-//! products among support items ([`Task::gram`]), computed when first asked for. An evaluation fills them in
-//! instead, because its settings share most items of an episode and its methods share all of them.
+//! Almost everything that methods compute is made of inner products between items, so a task caches them: the Gram
+//! matrix of the support items ([`Task::gram`]) is computed on first use. An evaluation passes it in instead, because
+//! the noise settings of an episode share most of its items and the methods share all of them.
 
 use std::sync::OnceLock;
 
 use trueshot_nn::products;
 
-/// Labelled rows, ragged: an episode's support set, a user's folder and a row of a batch are all this.
+/// Rows with given labels, which may be wrong. Classes may have different sizes.
+///
+/// ```
+/// use trueshot::task::SupportSet;
+///
+/// let data = trueshot::Embeddings::from_rows(vec![0.0, 0.1, 5.0], 1, vec!["a".into(), "a".into(), "b".into()])?;
+/// let rows = data.features().as_f32().expect("rows in memory are f32").chunks_exact(data.dim()).collect();
+/// let support = SupportSet::new(rows, data.labels().to_vec(), data.classes().len());
+/// assert_eq!(support.members(), [vec![0, 1], vec![2]]);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct SupportSet<'a> {
     rows: Vec<&'a [f32]>,
     given: Vec<u32>,
@@ -16,7 +27,7 @@ pub struct SupportSet<'a> {
 }
 
 impl<'a> SupportSet<'a> {
-    /// Rows of one length with the class each is filed under, in any order.
+    /// A support set of rows `[items][dim]` with one given label per row, a class index below `classes`, in any order.
     ///
     /// # Panics
     /// If labels and rows differ in number, or a label is not below `classes`.
@@ -34,78 +45,90 @@ impl<'a> SupportSet<'a> {
         self.rows.len()
     }
 
-    /// Whether there is no item.
+    /// Whether there are no items.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Number of classes.
+    /// Number of classes, including classes without items.
     pub fn classes(&self) -> usize {
         self.members.len()
     }
 
-    /// Numbers in a row.
+    /// Dimension of the rows; 0 if there are no items.
     pub fn dim(&self) -> usize {
         self.rows.first().map_or(0, |row| row.len())
     }
 
-    /// The items' rows.
+    /// The rows `[items][dim]`.
     pub fn rows(&self) -> &[&'a [f32]] {
         &self.rows
     }
 
-    /// The class each item is filed under.
+    /// The given label of every item, a class index.
     pub fn given(&self) -> &[u32] {
         &self.given
     }
 
-    /// The items filed under each class.
+    /// For every class the indices of the items with that given label, in ascending order.
     pub fn members(&self) -> &[Vec<u32>] {
         &self.members
     }
 }
 
-/// What only an experiment knows: the class each item really has, if any of the task's. Methods other than
-/// the oracle never look at it.
+/// The true class of every support item, which only experiments know; `None` for an item of none of the task's classes.
+/// No method but the oracle reads it.
 pub type Truth = [Option<u32>];
 
-/// A support set for a method to learn from.
+/// A few-shot task: a support set with its Gram matrix, which is computed on first use.
+///
+/// ```
+/// use trueshot::task::{SupportSet, Task};
+///
+/// let task = Task::new(SupportSet::new(vec![&[3.0, 4.0], &[1.0, 0.0]], vec![0, 1], 2));
+/// assert_eq!(task.gram(), [25.0, 3.0, 3.0, 1.0]);
+/// ```
 pub struct Task<'a> {
     /// The labelled items.
     pub support: SupportSet<'a>,
-    /// Their true classes, in experiments.
+    /// The true classes of the items, in experiments.
     pub truth: Option<&'a Truth>,
     gram: OnceLock<Vec<f32>>,
     class_grams: Vec<OnceLock<Gram>>,
 }
 
 impl<'a> Task<'a> {
-    /// A task whose truth nobody knows.
+    /// A task without true labels.
     pub fn new(support: SupportSet<'a>) -> Self {
         let class_grams = (0..support.classes()).map(|_| OnceLock::new()).collect();
         Task { support, truth: None, gram: OnceLock::new(), class_grams }
     }
 
-    /// Adds the true classes.
+    /// The task with the true class of every item.
+    ///
+    /// # Panics
+    /// If there is not one true class per item.
     pub fn with_truth(mut self, truth: &'a Truth) -> Self {
         assert_eq!(truth.len(), self.support.len(), "one true class per item");
         self.truth = Some(truth);
         self
     }
 
-    /// Hands over products that were computed elsewhere.
+    /// The task with its Gram matrix `[items, items]` computed by the caller.
     pub(crate) fn with_gram(self, gram: Vec<f32>) -> Self {
         assert_eq!(gram.len(), self.support.len().pow(2));
         Task { gram: gram.into(), ..self }
     }
 
-    /// Inner products of all items with each other, row by row.
+    /// The Gram matrix: inner products of all items with each other, `[items, items]` row by row.
     pub fn gram(&self) -> &[f32] {
-        self.gram.get_or_init(|| gram_of(self.support.rows()))
+        self.gram.get_or_init(|| gram_matrix(self.support.rows()))
     }
 
-    /// Inner products among the items filed under one class. Cheap even where all products would not fit
-    /// into memory.
+    /// The Gram matrix of the items with one given label, in the order of [`SupportSet::members`].
+    ///
+    /// It needs memory for the items of the class only, so it works on support sets whose whole Gram matrix would not
+    /// fit into memory.
     pub fn class_gram(&self, class: usize) -> &Gram {
         self.class_grams[class].get_or_init(|| self.gram_within(class))
     }
@@ -120,20 +143,29 @@ impl<'a> Task<'a> {
             }
             None => {
                 let rows: Vec<&[f32]> = members.iter().map(|&i| self.support.rows[i as usize]).collect();
-                gram_of(&rows)
+                gram_matrix(&rows)
             }
         };
         Gram { n, values }
     }
 }
 
-fn gram_of(rows: &[&[f32]]) -> Vec<f32> {
+fn gram_matrix(rows: &[&[f32]]) -> Vec<f32> {
     let mut gram = vec![0.0; rows.len().pow(2)];
     products::gram(rows, &mut gram);
     gram
 }
 
-/// Inner products among a few items.
+/// The Gram matrix `[n, n]` of the items of one class: their inner products with each other.
+///
+/// ```
+/// use trueshot::task::{SupportSet, Task};
+///
+/// let task = Task::new(SupportSet::new(vec![&[3.0, 4.0], &[0.0, 0.0]], vec![0, 0], 1));
+/// let gram = task.class_gram(0);
+/// assert_eq!(gram.squared_distance(0, 1), 25.0);
+/// assert_eq!(gram.times(&[2.0, 1.0]), [50.0, 0.0]);
+/// ```
 pub struct Gram {
     n: usize,
     values: Vec<f32>,
@@ -145,46 +177,52 @@ impl Gram {
         self.n
     }
 
-    /// Whether there is no item.
+    /// Whether there are no items.
     pub fn is_empty(&self) -> bool {
         self.n == 0
     }
 
-    /// The products of one item with all.
+    /// The inner products of item `i` with all items.
     pub fn row(&self, i: usize) -> &[f32] {
         &self.values[i * self.n..(i + 1) * self.n]
     }
 
-    /// One product.
+    /// The inner product of items `i` and `j`.
     pub fn at(&self, i: usize, j: usize) -> f32 {
         self.values[i * self.n + j]
     }
 
-    /// Squared Euclidean distance of two items; rounding never makes it negative.
+    /// The squared Euclidean distance of two items, clamped to 0 against rounding errors.
     pub fn squared_distance(&self, i: usize, j: usize) -> f32 {
         (self.at(i, i) + self.at(j, j) - 2.0 * self.at(i, j)).max(0.0)
     }
 
-    /// Cosine of two items; 0 if one has no length.
+    /// The cosine of two items; 0 if one of them is the zero vector.
     pub fn cosine(&self, i: usize, j: usize) -> f32 {
         let lengths = (self.at(i, i) * self.at(j, j)).sqrt();
         if lengths > 0.0 { self.at(i, j) / lengths } else { 0.0 }
     }
 
-    /// The Gram matrix times a vector of weights.
+    /// The matrix-vector product with one weight per item: the inner products of every item with the weighted sum.
     pub fn times(&self, weights: &[f32]) -> Vec<f32> {
         (0..self.n).map(|i| products::short_dot(self.row(i), weights)).collect()
     }
 }
 
-/// Rows to classify.
+/// Query rows to classify, with their squared lengths, which are computed on first use.
+///
+/// ```
+/// let queries = trueshot::task::Queries::new(vec![&[3.0, 4.0], &[1.0, 0.0]]);
+/// assert_eq!(queries.squared_norms(), [25.0, 1.0]);
+/// assert_eq!(queries.products(&[&[0.0, 1.0]]), [4.0, 0.0]);
+/// ```
 pub struct Queries<'a> {
     rows: Vec<&'a [f32]>,
     squared_norms: OnceLock<Vec<f32>>,
 }
 
 impl<'a> Queries<'a> {
-    /// Queries of the dimension of the support set.
+    /// Queries from rows `[queries][dim]` of the dimension of the support set.
     pub fn new(rows: Vec<&'a [f32]>) -> Self {
         Queries { rows, squared_norms: OnceLock::new() }
     }
@@ -194,22 +232,22 @@ impl<'a> Queries<'a> {
         self.rows.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no queries.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Their rows.
+    /// The rows `[queries][dim]`.
     pub fn rows(&self) -> &[&'a [f32]] {
         &self.rows
     }
 
-    /// Squared lengths.
+    /// The squared length of every query.
     pub fn squared_norms(&self) -> &[f32] {
         self.squared_norms.get_or_init(|| self.rows.iter().map(|row| products::squared_norm(row)).collect())
     }
 
-    /// Inner products with some vectors: for every vector those with all queries.
+    /// Inner products `[vectors, queries]` of vectors with all queries, row by row.
     pub fn products(&self, vectors: &[&[f32]]) -> Vec<f32> {
         let mut out = vec![0.0; vectors.len() * self.len()];
         products::products(&self.rows, vectors, &mut out);

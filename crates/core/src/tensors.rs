@@ -1,11 +1,12 @@
-//! Named tensors and notes in a safetensors file: what models and checkpoints are made of.
+//! Safetensors files of named tensors and notes, the container of models, checkpoints and classifiers. Start with
+//! [`Tensors`]; what the tensors mean is up to its users, for instance [`crate::model`].
 //!
-//! Models come from other people, so this is a gate: the header is checked against the file's real length
-//! before anything is allocated, and a number that is not finite is refused with the tensor it is in. What the
-//! tensors mean is the business of [`crate::model`] and of whoever trains.
+//! A note is an entry of the safetensors `__metadata__`: a key and a text.
 //!
-//! Every file is written with a checksum of its notes and tensors, in a note of its own, and a file that does not
-//! match it is refused. Files of other programs and of earlier versions have no checksum and are read without.
+//! The files come from untrusted sources, so the header is checked against the real length of the file before memory is
+//! allocated, and NaN and infinite values are refused. Every file is written with a checksum of its notes and tensors, in
+//! a note of its own, and a file that does not match its checksum is refused. Files of other programs and of earlier
+//! versions have no checksum and are read without this check.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -20,21 +21,34 @@ use crate::error::{Error, Result};
 
 const FORMAT: &str = "safetensors";
 
-/// The key of the note with the checksum, and what its text begins with. The note is recognised by either of the two:
-/// damage to one of them must not make the file look like one without a checksum.
+/// The key of the note with the checksum.
 const CHECKSUM: &str = "trueshot-checksum";
+/// The prefix of the checksum's text. The note is recognised by its key or by this prefix, so that damage to one of them
+/// does not make the file look like one without a checksum.
 const BLAKE3: &str = "trueshot-blake3:";
 
-/// Numbers with a shape.
+/// A dense `f32` tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
-    /// Row-major.
+    /// The length of every dimension.
     pub shape: Vec<usize>,
-    /// As many as the shape says.
+    /// The values in row-major order, one per element of the shape.
     pub values: Vec<f32>,
 }
 
-/// Tensors by name, with notes about them.
+/// The contents of a safetensors file: tensors by name, and notes (text entries of its metadata).
+///
+/// ```
+/// use trueshot::tensors::Tensors;
+///
+/// let mut tensors = Tensors::default();
+/// tensors.insert("weight", &[2, 3], vec![1.0; 6]);
+/// tensors.set_note("kind", "example");
+/// let read = Tensors::read_bytes(tensors.to_bytes(), "example.safetensors")?;
+/// assert_eq!(read.get("weight").unwrap().shape, [2, 3]);
+/// assert_eq!(read.note("kind"), Some("example"));
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Tensors {
     notes: BTreeMap<String, String>,
@@ -43,17 +57,21 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// Reads a file.
+    /// Reads a safetensors file.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is not a valid safetensors file of F16, BF16 or F32 tensors, contains NaN or infinite
+    /// values, or does not match its checksum.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::read(&Source::open(path.as_ref())?, |_| Ok(()))
     }
 
-    /// Reads a file whose notes are as they should be; they are looked at before anything else.
+    /// Reads a file if `accept` accepts its notes, which are read before any tensor.
     pub(crate) fn open_if(path: &Path, accept: impl FnOnce(&Tensors) -> Result<()>) -> Result<Self> {
         Self::read(&Source::open(path)?, accept)
     }
 
-    /// Reads the bytes of a file; `name` stands for it in messages.
+    /// Reads the bytes of a safetensors file; error messages call it `name`.
     pub fn read_bytes(bytes: Vec<u8>, name: &str) -> Result<Self> {
         Self::read(&Source::named(name, bytes), |_| Ok(()))
     }
@@ -73,7 +91,7 @@ impl Tensors {
             let bytes = data
                 .get(start..end)
                 .ok_or_else(|| source.malformed(FORMAT, format!("tensor '{name}' lies outside the file")))?;
-            let values = numbers(source, &name, info.dtype, bytes)?;
+            let values = decode_finite(source, &name, info.dtype, bytes)?;
             if info.shape.iter().product::<usize>() != values.len() {
                 return Err(
                     source.malformed(FORMAT, format!("the size of '{name}' does not match its shape"))
@@ -87,32 +105,32 @@ impl Tensors {
         }
     }
 
-    /// Where they were read from.
+    /// The path of the file that was read; empty for tensors made in memory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A note, if it is there.
+    /// The text of a note, if it exists.
     pub fn note(&self, key: &str) -> Option<&str> {
         self.notes.get(key).map(String::as_str)
     }
 
-    /// All notes, sorted by key.
+    /// All notes as (key, text), sorted by key.
     pub fn notes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.notes.iter().map(|(key, text)| (key.as_str(), text.as_str()))
     }
 
-    /// Adds a note.
+    /// Adds or replaces a note.
     pub fn set_note(&mut self, key: &str, text: impl Into<String>) {
         self.notes.insert(key.into(), text.into());
     }
 
-    /// A tensor, if it is there.
+    /// A tensor by name, if it exists.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
     }
 
-    /// The values of a tensor that must be there with so many numbers.
+    /// The values of a tensor that must exist and have `count` values; anything else is an error about the file.
     pub fn values(&self, name: &str, count: usize) -> Result<&[f32]> {
         let tensor = self.get(name).ok_or_else(|| self.malformed(format!("it has no tensor '{name}'")))?;
         if tensor.values.len() != count {
@@ -122,50 +140,50 @@ impl Tensors {
         Ok(&tensor.values)
     }
 
-    /// All tensors, sorted by name.
+    /// All tensors as (name, tensor), sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
-    /// Adds a tensor.
+    /// Adds or replaces a tensor, with its values in row-major order.
     ///
     /// # Panics
-    /// If the shape and the number of values contradict each other.
+    /// If the number of values is not the product of the shape.
     pub fn insert(&mut self, name: impl Into<String>, shape: &[usize], values: Vec<f32>) {
-        assert_eq!(shape.iter().product::<usize>(), values.len(), "as many values as the shape says");
+        assert_eq!(shape.iter().product::<usize>(), values.len(), "one value per element of the shape");
         self.tensors.insert(name.into(), Tensor { shape: shape.to_vec(), values });
     }
 
-    /// Adds all tensors of another set under a prefix; its notes stay behind.
+    /// Adds all tensors of `others`, with a prefix before their names. The notes of `others` are not copied.
     pub fn insert_all(&mut self, prefix: &str, others: &Tensors) {
         let renamed = others.iter().map(|(name, tensor)| (format!("{prefix}{name}"), tensor.clone()));
         self.tensors.extend(renamed);
     }
 
-    /// The tensors under a prefix, without it.
+    /// The tensors whose names start with a prefix, with the prefix removed and without notes.
     pub fn with_prefix(&self, prefix: &str) -> Tensors {
-        let within = |(name, tensor): (&String, &Tensor)| {
+        let stripped = |(name, tensor): (&String, &Tensor)| {
             Some((name.strip_prefix(prefix)?.to_string(), tensor.clone()))
         };
-        let tensors = self.tensors.iter().filter_map(within).collect();
+        let tensors = self.tensors.iter().filter_map(stripped).collect();
         Tensors { notes: BTreeMap::new(), tensors, path: self.path.clone() }
     }
 
-    /// The first number that is not finite: its tensor and its value.
+    /// The first NaN or infinite value, as (name of the tensor, value); `None` if all values are finite.
     pub fn not_finite(&self) -> Option<(&str, f32)> {
         self.iter().find_map(|(name, tensor)| {
             tensor.values.iter().find(|value| !value.is_finite()).map(|&value| (name, value))
         })
     }
 
-    /// The file's bytes: the same for the same contents.
+    /// The bytes of the file. Equal contents give equal bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        self.write_to(&mut bytes).expect("memory takes every byte");
+        self.write_to(&mut bytes).expect("writing to memory cannot fail");
         bytes
     }
 
-    /// Writes a file that appears whole or not at all.
+    /// Writes the file atomically: if writing fails, an existing file stays unchanged.
     pub fn write(&self, path: &Path) -> Result<()> {
         write_atomically(path, |out| self.write_to(out))
     }
@@ -175,7 +193,7 @@ impl Tensors {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for tensor in self.tensors.values() {
-            write_numbers(&mut out, &tensor.values)?;
+            write_f32(&mut out, &tensor.values)?;
         }
         Ok(())
     }
@@ -193,7 +211,7 @@ impl Tensors {
             header.insert(name.clone(), entry);
         }
         let mut header = Value::Object(header).to_string().into_bytes();
-        // Readers that map the file want its numbers where a cache line begins.
+        // Programs that map the file into memory get tensors that start at a multiple of 64 bytes.
         header.resize((8 + header.len()).next_multiple_of(64) - 8, b' ');
         header
     }
@@ -205,8 +223,8 @@ impl Tensors {
         self.notes.remove_entry(&key?)
     }
 
-    /// A hash of all notes and tensors, independent of how the file lays them out. Texts and shapes are preceded by
-    /// their lengths, so no two contents are hashed as the same bytes.
+    /// The BLAKE3 hash of all notes and tensors, independent of their order in the file. Texts and shapes are preceded by
+    /// their lengths, so different contents never hash the same bytes.
     fn checksum(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         hash_length(&mut hasher, self.notes.len());
@@ -219,12 +237,12 @@ impl Tensors {
             hasher.update(name.as_bytes());
             hash_length(&mut hasher, tensor.shape.len());
             tensor.shape.iter().for_each(|&count| hash_length(&mut hasher, count));
-            write_numbers(&mut hasher, &tensor.values).expect("a hasher takes every byte");
+            write_f32(&mut hasher, &tensor.values).expect("writing to a hasher cannot fail");
         }
         format!("{BLAKE3}{}", hasher.finalize().to_hex())
     }
 
-    /// An error about the contents.
+    /// An [`Error::Malformed`] about this file.
     pub(crate) fn malformed(&self, problem: impl Into<String>) -> Error {
         Error::Malformed { path: self.path.clone(), format: FORMAT, problem: problem.into() }
     }
@@ -234,15 +252,16 @@ fn hash_length(hasher: &mut blake3::Hasher, length: usize) {
     hasher.update(&(length as u64).to_le_bytes());
 }
 
-fn write_numbers(out: &mut dyn Write, values: &[f32]) -> std::io::Result<()> {
+/// Writes values as little-endian `f32`.
+fn write_f32(out: &mut dyn Write, values: &[f32]) -> std::io::Result<()> {
     if cfg!(target_endian = "little") {
         return out.write_all(bytemuck::cast_slice(values));
     }
     values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes()))
 }
 
-/// A tensor's numbers, all finite.
-fn numbers(source: &Source, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<Vec<f32>> {
+/// Decodes the values of a tensor; NaN and infinite values are an error.
+fn decode_finite(source: &Source, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<Vec<f32>> {
     let precision = match dtype {
         Dtype::F32 => Precision::F32,
         Dtype::F16 => Precision::F16,
@@ -256,8 +275,8 @@ fn numbers(source: &Source, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<Ve
     decode(bytes, precision, &mut values);
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(values),
-        Some(place) => {
-            let problem = format!("number {place} of tensor '{name}' is {}", values[place]);
+        Some(index) => {
+            let problem = format!("number {index} of tensor '{name}' is {}", values[index]);
             Err(source.malformed(FORMAT, problem))
         }
     }
@@ -267,7 +286,7 @@ fn numbers(source: &Source, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<Ve
 pub(crate) mod tests {
     use super::*;
 
-    /// The file as versions before checksums wrote it.
+    /// The bytes of the same file as versions before checksums wrote it.
     pub(crate) fn without_checksum(bytes: &[u8]) -> Vec<u8> {
         let (header, data) = bytes[8..].split_at(u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize);
         let mut header: Value = serde_json::from_slice(header).unwrap();
@@ -276,7 +295,7 @@ pub(crate) mod tests {
         [&(header.len() as u64).to_le_bytes(), &header[..], data].concat()
     }
 
-    /// Every copy of the bytes with one bit flipped.
+    /// All copies of the bytes with one bit flipped.
     pub(crate) fn flips(bytes: &[u8]) -> impl Iterator<Item = Vec<u8>> {
         (0..8 * bytes.len()).map(|bit| {
             let mut damaged = bytes.to_vec();
@@ -293,22 +312,22 @@ pub(crate) mod tests {
         tensors
     }
 
-    fn problem(bytes: Vec<u8>) -> String {
+    fn read_error(bytes: Vec<u8>) -> String {
         Tensors::read_bytes(bytes, "model").unwrap_err().to_string()
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn a_written_file_is_read_back_unchanged() {
         let read = Tensors::read_bytes(sample().to_bytes(), "").unwrap();
         assert_eq!(read, sample());
         assert_eq!(read.to_bytes(), sample().to_bytes());
     }
 
     #[test]
-    fn a_file_cut_anywhere_is_refused() {
+    fn a_truncated_file_is_refused_at_every_length() {
         let bytes = sample().to_bytes();
         for length in 0..bytes.len() {
-            assert!(problem(bytes[..length].to_vec()).contains("not a valid safetensors file"));
+            assert!(read_error(bytes[..length].to_vec()).contains("not a valid safetensors file"));
         }
     }
 
@@ -320,7 +339,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_damaged_number_is_reported_with_what_to_do() {
+    fn a_damaged_value_fails_the_checksum_with_a_hint() {
         let mut bytes = sample().to_bytes();
         let end = bytes.len();
         bytes[end - 4..].copy_from_slice(&7.0f32.to_le_bytes());
@@ -347,15 +366,15 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_number_that_is_not_finite_is_refused_with_its_place() {
+    fn a_nan_is_refused_with_its_tensor_and_index() {
         let mut bytes = sample().to_bytes();
         let end = bytes.len();
         bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
-        assert!(problem(bytes).contains("number 5 of tensor 'weight' is NaN"));
+        assert!(read_error(bytes).contains("number 5 of tensor 'weight' is NaN"));
     }
 
     #[test]
-    fn prefixes_are_put_on_and_taken_off() {
+    fn prefixes_are_added_and_removed() {
         let mut all = Tensors::default();
         all.insert_all("best.", &sample());
         all.insert_all("now.", &sample());

@@ -29,7 +29,7 @@
   form.hidden = false;
   apply();
 
-  // The pictures of neighbours are those of the page, put in when they are first wanted.
+  // The images of neighbours are copied from the page when they are first needed.
   const open = (event) => {
     const item = event.target.closest?.("li.item");
     if (!item) return;
@@ -49,7 +49,7 @@
   };
   document.addEventListener("mouseover", open);
   document.addEventListener("focusin", open);
-  // Arrow keys walk through the items that are shown; a link from the map must find its item.
+  // Arrow keys move between the visible items; a link from the map clears the filters if they hide its item.
   document.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     const item = document.activeElement?.closest?.("li.item");

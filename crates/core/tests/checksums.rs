@@ -1,7 +1,7 @@
-//! Damage to files that carry checksums is noticed: every bit of small files is flipped, one at a time.
+//! Tests that damage to files with checksums is detected, by flipping every bit of small files, one at a time.
 //!
 //! The checksums of `.npz` and Parquet cover the data, not every byte of the headers around it. A flip elsewhere may
-//! go unnoticed only if the file still has the same contents.
+//! be undetected only if the contents that are read are still the same.
 
 mod samples;
 
@@ -20,7 +20,7 @@ fn read(bytes: Vec<u8>, extension: &str) -> Result<Embeddings> {
     Ok(embeddings)
 }
 
-/// Every copy of the bytes with one bit of that range flipped, and the place of the flip.
+/// All copies of the bytes with one bit of a range flipped, with the index of the changed byte.
 fn flips(bytes: &[u8], range: Range<usize>) -> impl Iterator<Item = (usize, Vec<u8>)> {
     range.flat_map(|at| (0..8).map(move |bit| (at, bit))).map(|(at, bit)| {
         let mut damaged = bytes.to_vec();
@@ -29,8 +29,8 @@ fn flips(bytes: &[u8], range: Range<usize>) -> impl Iterator<Item = (usize, Vec<
     })
 }
 
-/// Where a part lies in a file.
-fn place_of(part: &[u8], bytes: &[u8]) -> Range<usize> {
+/// The range of bytes at which a part is stored in a file.
+fn range_of(part: &[u8], bytes: &[u8]) -> Range<usize> {
     let start = bytes.windows(part.len()).position(|window| window == part).expect("the part is stored");
     start..start + part.len()
 }
@@ -45,7 +45,7 @@ fn every_flipped_bit_of_a_stored_array_is_refused() {
     ];
     let bytes = npz::archive(&members, false);
     for (name, array) in &members {
-        for (at, damaged) in flips(&bytes, place_of(array, &bytes)) {
+        for (at, damaged) in flips(&bytes, range_of(array, &bytes)) {
             match Embeddings::read_bytes(damaged, "npz") {
                 Err(Error::Damaged { what, .. }) => assert_eq!(what, format!("array '{name}'")),
                 other => panic!("{name}, byte {at}: {:?}", other.err()),
@@ -68,14 +68,14 @@ fn a_flipped_bit_anywhere_in_an_archive_is_refused_or_changes_nothing() {
 }
 
 #[test]
-fn published_arrays_of_pictures_are_checked_too() {
+fn damage_to_a_published_image_array_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pictures.npz");
     let array = npy::array("|u1", "False", "(2, 2, 2, 3)", &[7; 24]);
     let bytes = npz::archive(&[("images.npy", array)], false);
     std::fs::write(&path, &bytes).unwrap();
     assert_eq!(arrays::from_npz(&path, &["images"]).unwrap().data[..], [7; 24]);
-    for (_, damaged) in flips(&bytes, place_of(&[7; 24], &bytes)) {
+    for (_, damaged) in flips(&bytes, range_of(&[7; 24], &bytes)) {
         std::fs::write(&path, damaged).unwrap();
         assert!(matches!(arrays::from_npz(&path, &["images"]), Err(Error::Damaged { .. })));
     }
@@ -111,7 +111,7 @@ fn a_flipped_bit_in_a_page_with_a_checksum_is_refused_or_changes_nothing() {
                 }
             }
         }
-        assert!(by_checksum > tried / 4, "{by_checksum} of {tried} flips were noticed by a checksum");
+        assert!(by_checksum > tried / 4, "{by_checksum} of {tried} flips were detected by a checksum");
     }
 }
 

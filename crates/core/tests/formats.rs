@@ -1,4 +1,5 @@
-//! The same data in every form a file can have is the same data.
+//! Tests of the readers of embeddings files: the same data in every format and variant gives the same contents, and
+//! invalid contents are refused with their row.
 
 mod samples;
 
@@ -14,18 +15,18 @@ fn read(bytes: Vec<u8>, extension: &str) -> Embeddings {
 }
 
 #[test]
-fn safetensors_come_back_as_they_were_written() {
+fn safetensors_are_read_back_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = (folder.path().join("a.safetensors"), folder.path().join("b.safetensors"));
     let sample = Sample::new(37, 5);
     let written =
         sample.embeddings().with_backbone("conv4").with_items(Items::from_names(&sample.items)).unwrap();
     written.write(&first).unwrap();
-    let back = Embeddings::open(&first).unwrap();
-    assert_eq!(contents(&back), contents(&written));
-    assert_eq!(back.backbone(), Some("conv4"));
-    assert_eq!(back.fingerprint(), written.fingerprint());
-    back.write(&second).unwrap();
+    let read = Embeddings::open(&first).unwrap();
+    assert_eq!(contents(&read), contents(&written));
+    assert_eq!(read.backbone(), Some("conv4"));
+    assert_eq!(read.fingerprint(), written.fingerprint());
+    read.write(&second).unwrap();
     assert_eq!(
         std::fs::read(&first).unwrap(),
         std::fs::read(&second).unwrap(),
@@ -39,7 +40,8 @@ fn features_of_safetensors_are_not_copied() {
     let path = folder.path().join("a.safetensors");
     Sample::new(16, 4).embeddings().write(&path).unwrap();
     let embeddings = Embeddings::open(&path).unwrap();
-    // Mapped pages begin on page boundaries; with the header and labels before them, features lie aligned.
+    // The mapping starts at a page boundary and the features at a multiple of 4 bytes within the file, so they can be
+    // used in place.
     assert!(embeddings.features().as_f32().is_some());
 }
 
@@ -62,7 +64,7 @@ fn every_form_has_the_same_contents_and_fingerprint() {
 }
 
 #[test]
-fn halves_stay_halves_in_every_format() {
+fn half_precision_is_kept_in_every_format() {
     let sample = Sample::new(20, 3);
     let mut seen = 0;
     for (form, extension, bytes) in sample.every_form() {
@@ -75,7 +77,7 @@ fn halves_stay_halves_in_every_format() {
 }
 
 #[test]
-fn labels_beside_an_array_are_found() {
+fn labels_in_a_file_next_to_the_features_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let sample = Sample::new(9, 2);
     let features = folder.path().join("X_train.npy");
@@ -94,7 +96,7 @@ fn labels_and_features_of_different_length_are_refused() {
 }
 
 #[test]
-fn rows_of_unequal_length_and_nulls_are_refused_by_row() {
+fn rows_of_unequal_length_and_nulls_are_refused_with_their_row() {
     for (bytes, expected) in [
         (parquet::ragged(), "row 3 has 3 features"),
         (parquet::with_null_row(), "features of row 3 are null"),

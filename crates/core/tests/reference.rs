@@ -1,4 +1,6 @@
-//! Holds the library against what an independent program measured, and against the paper.
+//! Compares the accuracies of the methods with those of an independent implementation, and with those of the paper.
+//!
+//! The reference data is not part of the repository; without it these tests are skipped.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,7 +12,7 @@ use trueshot::evaluate::{Details, Evaluation, Experiment, SettingResult, evaluat
 use trueshot::method::{NamedMethod, Registry};
 use trueshot::noise::{Noise, NoiseKind};
 
-/// The reference data, which not every clone has beside it.
+/// The reference data, in the folder `shared` next to the clone, if it exists.
 struct Reference {
     folder: PathBuf,
     data: Embeddings,
@@ -21,7 +23,7 @@ impl Reference {
     fn open() -> Option<Self> {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
         if !folder.is_dir() {
-            // Not `eprintln!`, which the test runner keeps to itself.
+            // Not `eprintln!`, whose output the test runner captures.
             let reason = format!("SKIPPED: no reference data, {} does not exist\n", folder.display());
             std::io::stderr().write_all(reason.as_bytes()).unwrap();
             return None;
@@ -32,7 +34,7 @@ impl Reference {
         Some(Reference { folder, data, outliers })
     }
 
-    /// The records of a CSV file without quotes, without its header.
+    /// The records of a CSV file without quoted fields, except the header.
     fn records(&self, name: &str) -> Vec<Vec<String>> {
         let text = std::fs::read_to_string(self.folder.join(name)).unwrap();
         text.lines().skip(1).map(|line| line.split(',').map(str::to_string).collect()).collect()
@@ -62,7 +64,7 @@ impl Reference {
     }
 }
 
-/// Methods and their accuracies.
+/// Expected accuracies as (method, accuracy in percent).
 type Expected = Vec<(String, f64)>;
 
 fn noise(kind: &str, level: f64) -> Noise {
@@ -74,17 +76,17 @@ fn name(setting: &SettingResult) -> String {
     format!("{} {}, {}-way {}-shot", setting.noise, setting.level, setting.ways, setting.shots)
 }
 
-/// The paired difference of a method to ProtoNet.
+/// The paired difference of a method to ProtoNet, in points.
 fn difference(setting: &SettingResult, method: &str) -> f64 {
     let found = setting.methods.iter().find(|found| found.method == method).unwrap();
     found.difference.unwrap().mean
 }
 
 #[test]
-fn closed_forms_agree_with_an_independent_program_in_every_row() {
+fn closed_form_methods_agree_with_an_independent_implementation() {
     let Some(reference) = Reference::open() else { return };
     let records = reference.records("reference/closed-form.csv");
-    // One call a shape: the noise settings of a shape share their episodes.
+    // One evaluation per shape: the noise settings of a shape share their episodes.
     let mut shapes: BTreeMap<(usize, usize), BTreeMap<(String, String), Expected>> = BTreeMap::new();
     for record in &records {
         let shape = (record[2].parse().unwrap(), record[3].parse().unwrap());
@@ -114,7 +116,7 @@ fn closed_forms_agree_with_an_independent_program_in_every_row() {
 }
 
 #[test]
-fn linear_and_rnnp_stand_to_protonet_as_in_an_independent_program() {
+fn linear_and_rnnp_differ_from_protonet_as_in_an_independent_implementation() {
     let Some(reference) = Reference::open() else { return };
     let expected = [(0.0, -1.7), (0.2, -4.0), (0.4, -4.8), (0.6, -3.8)];
     let noises = expected.iter().map(|&(level, _)| noise("symmetric", level)).collect();
@@ -127,7 +129,7 @@ fn linear_and_rnnp_stand_to_protonet_as_in_an_independent_program() {
 }
 
 #[test]
-fn baseline_plus_plus_stands_to_protonet_as_in_the_paper() {
+fn baseline_plus_plus_differs_from_protonet_as_in_the_paper() {
     let Some(reference) = Reference::open() else { return };
     let tables = [("sym_swap_5w5k", "symmetric"), ("pair_swap_5w5k", "paired"), ("outlier_5w5k", "outlier")];
     let records = reference.records("paper/tables.csv");

@@ -1,4 +1,6 @@
-//! Writes the fuzzers' seed corpus: a small file of every form. Not a test, but it needs what tests need.
+//! Writes the seed corpus of the fuzz targets: a small file of every format and variant.
+//!
+//! It is an ignored test instead of a program because it uses the test samples and dev-dependencies.
 
 mod samples;
 
@@ -7,8 +9,8 @@ use std::path::Path;
 use samples::{Sample, npy};
 
 #[test]
-#[ignore = "fuzz/run.sh asks for it"]
-fn the_seed_corpus_of_the_fuzzers_is_written() {
+#[ignore = "run by fuzz/run.sh"]
+fn write_the_seed_corpus_of_the_fuzz_targets() {
     let corpus = std::env::var("TRUESHOT_SEEDS").expect("TRUESHOT_SEEDS names a folder");
     for (size, sample) in [("small", Sample::new(3, 2)), ("medium", Sample::new(24, 5))] {
         for (form, extension, bytes) in sample.every_form() {

@@ -1,4 +1,4 @@
-//! `docs/training.md` lists the options of a training and their defaults: they are those of the library.
+//! Checks that the options and defaults of training in `docs/training.md` are those of the library.
 
 use toml::{Table, Value};
 use trueshot::method::{RelabelOptions, TranfsOptions};
@@ -10,18 +10,18 @@ fn page() -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// The configuration that the page shows.
+/// The TOML configuration in the page.
 fn shown(page: &str) -> &str {
     page.split_once("```toml\n").unwrap().1.split_once("```").unwrap().0
 }
 
-/// The part of a page from some words to the next empty line.
+/// The part of a page from the given words to the next empty line.
 fn paragraph<'a>(page: &'a str, words: &str) -> &'a str {
     let start = page.find(words).unwrap_or_else(|| panic!("'{words}' is not in the page"));
     page[start..].split("\n\n").next().unwrap()
 }
 
-/// Every key of a configuration but those of its data, with its value; `section.key`.
+/// All keys of a configuration as `section.key` with their values, except those of the section `data`.
 fn keys(configuration: &Table) -> Vec<(String, Value)> {
     let mut keys = Vec::new();
     for (section, value) in configuration {
@@ -37,7 +37,7 @@ fn keys(configuration: &Table) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn the_configuration_of_the_page_is_that_of_tranfs() {
+fn the_configuration_in_the_page_has_the_defaults_of_tranfs() {
     let page = page();
     let given: Table = shown(&page).parse().unwrap();
     let defaults = Configuration::<TranfsOptions>::tranfs();
@@ -53,7 +53,7 @@ fn the_configuration_of_the_page_is_that_of_tranfs() {
 }
 
 #[test]
-fn what_the_page_says_of_relabel_is_so() {
+fn the_page_states_the_defaults_of_relabel() {
     let page = page();
     let defaults = table(&Configuration::<RelabelOptions>::relabel());
     let mut section = String::new();
@@ -76,11 +76,12 @@ fn what_the_page_says_of_relabel_is_so() {
     }
     assert!(compared >= 3, "{compared}");
     let model = defaults["model"].as_table().unwrap();
-    let said = paragraph(&page, "Relabel's `[model]`:");
+    let options = paragraph(&page, "Relabel's `[model]`:");
     for (key, default) in model {
-        let behind = said.split(&format!("`{key}` ")).nth(1);
-        let behind = behind.unwrap_or_else(|| panic!("'{key}' is not named among the options of Relabel"));
-        let value = behind.split([' ', ',']).next().unwrap().trim_end_matches('.');
+        let after_key = options.split(&format!("`{key}` ")).nth(1);
+        let after_key =
+            after_key.unwrap_or_else(|| panic!("'{key}' is not named among the options of Relabel"));
+        let value = after_key.split([' ', ',']).next().unwrap().trim_end_matches('.');
         let value = &format!("value = {value}").parse::<Table>().unwrap()["value"];
         let number = |value: &Value| value.as_float().or(value.as_integer().map(|value| value as f64));
         let same = value == default || number(value).is_some_and(|value| Some(value) == number(default));

@@ -1,7 +1,8 @@
-//! Bytes from outside are read or refused: no panic, no memory taken on their word.
+//! Property tests of the readers of embeddings files on damaged and hostile bytes: a file is read or refused, without a
+//! panic and without allocating the sizes that a header merely claims.
 //!
-//! The allocator of this test refuses to go beyond a limit, which ends the process: a reader that
-//! reserves what a header claims does not pass.
+//! The allocator of this test program has a limit beyond which it aborts the process, so a reader that trusts a claimed
+//! size fails.
 
 mod samples;
 
@@ -18,7 +19,7 @@ use trueshot::error::Error;
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, 512 << 20);
 
-/// Small files of every form; `.npy` has no whole form, so its parts stand for it.
+/// Small files of every format as (extension, bytes); for `.npy`, features and labels are separate files.
 static FILES: LazyLock<Vec<(&'static str, Vec<u8>)>> = LazyLock::new(|| {
     let sample = Sample::new(12, 3);
     let whole = sample.every_form().into_iter().map(|(_, extension, bytes)| (extension, bytes));
@@ -26,15 +27,15 @@ static FILES: LazyLock<Vec<(&'static str, Vec<u8>)>> = LazyLock::new(|| {
     whole.chain(parts.map(|bytes| ("npy", bytes))).collect()
 });
 
-/// One thing done to a file.
+/// One random change of a file.
 #[derive(Debug, Clone)]
 enum Damage {
     FlipBit(Index, u8),
     SetByte(Index, u8),
     Truncate(Index),
-    /// A number where a length might be.
+    /// A number, of 8 bytes or of 4, written over the bytes at an index, where a length may be stored.
     Splice(Index, u64, bool),
-    /// Some bytes written over others.
+    /// Bytes copied over others: source, destination, count.
     CopyWithin(Index, Index, u8),
     Insert(Index, Vec<u8>),
     Remove(Index, u8),
@@ -94,7 +95,7 @@ impl Damage {
     }
 }
 
-/// Reads what may be anything; what is accepted must also be usable.
+/// Reads arbitrary bytes; embeddings that are accepted must also be usable.
 fn read(bytes: Vec<u8>, extension: &str) {
     if let Ok(mut embeddings) = Embeddings::read_bytes(bytes, extension) {
         let finite = embeddings.check().is_ok();
@@ -105,17 +106,17 @@ fn read(bytes: Vec<u8>, extension: &str) {
     }
 }
 
-/// For a long night: `PROPTEST_CASES=10000000 cargo test --release --test untrusted_bytes`.
+/// 10,000 cases, or `PROPTEST_CASES`: `PROPTEST_CASES=10000000 cargo test --release --test untrusted_bytes` runs all night.
 fn cases() -> ProptestConfig {
-    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
-    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(asked.unwrap_or(10_000)) }
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases.unwrap_or(10_000)) }
 }
 
 proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn damaged_files_of_every_form_are_read_or_refused(
+    fn damaged_files_of_every_format_are_read_or_refused(
         which in any::<Index>(),
         damages in prop::collection::vec(damage(), 1..6),
     ) {
@@ -126,15 +127,15 @@ proptest! {
     }
 
     #[test]
-    fn damage_near_the_ends_where_headers_lie_is_refused(
+    fn files_damaged_in_their_header_or_footer_are_read_or_refused(
         which in any::<Index>(),
         damages in prop::collection::vec((any::<Index>(), any::<bool>(), any::<u8>()), 1..4),
     ) {
         let (extension, bytes) = which.get(&FILES);
         let mut bytes = bytes.clone();
         for (at, front, byte) in &damages {
-            let reach = bytes.len().min(400);
-            let at = at.index(reach);
+            let range = bytes.len().min(400);
+            let at = at.index(range);
             let at = if *front { at } else { bytes.len() - 1 - at };
             bytes[at] = *byte;
         }
@@ -142,7 +143,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_are_no_file_at_all_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn random_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         for extension in ["safetensors", "npy", "npz", "parquet", "arrow"] {
             prop_assert!(Embeddings::read_bytes(bytes.clone(), extension).is_err());
         }
@@ -150,20 +151,21 @@ proptest! {
 }
 
 #[test]
-fn every_truncation_of_every_form_is_refused() {
+fn truncated_files_of_every_format_are_refused() {
     for (extension, bytes) in FILES.iter() {
         let step = (bytes.len() / 97).max(1);
         for length in (0..bytes.len()).step_by(step) {
-            let cut = Embeddings::read_bytes(bytes[..length].to_vec(), extension);
-            // A stream of Arrow may end after any message: fewer rows, but whole ones.
-            let whole_rows = *extension == "arrow" && cut.as_ref().is_ok_and(|rows| rows.len() < 12);
-            assert!(cut.is_err() || whole_rows, "{extension} of {} cut at {length}", bytes.len());
+            let truncated = Embeddings::read_bytes(bytes[..length].to_vec(), extension);
+            // An Arrow stream may end after any message: it has fewer rows, but complete ones.
+            let has_fewer_rows =
+                *extension == "arrow" && truncated.as_ref().is_ok_and(|rows| rows.len() < 12);
+            assert!(truncated.is_err() || has_fewer_rows, "{extension} of {} at {length}", bytes.len());
         }
     }
 }
 
 #[test]
-fn a_lying_safetensors_header_is_refused() {
+fn a_safetensors_header_with_false_sizes_is_refused() {
     let tensors =
         |shape: Vec<usize>| [("features", "F32", shape, &[0u8; 32][..]), ("labels", "U8", vec![2], &[0, 1])];
     for shape in [vec![1 << 40, 1 << 20], vec![usize::MAX, 2], vec![2, 5], vec![8], vec![2, 2, 2], vec![]] {
@@ -173,14 +175,14 @@ fn a_lying_safetensors_header_is_refused() {
     let good = safetensors::assemble(serde_json::json!({}), &tensors(vec![2, 4]));
     assert!(Embeddings::read_bytes(good.clone(), "safetensors").is_ok());
     for header in [u64::MAX, 1 << 40, 100_000_001, good.len() as u64 - 8, good.len() as u64] {
-        let mut lying = good.clone();
-        lying[..8].copy_from_slice(&header.to_le_bytes());
-        assert!(Embeddings::read_bytes(lying, "safetensors").is_err(), "{header}");
+        let mut changed = good.clone();
+        changed[..8].copy_from_slice(&header.to_le_bytes());
+        assert!(Embeddings::read_bytes(changed, "safetensors").is_err(), "{header}");
     }
 }
 
 #[test]
-fn sub_byte_and_eight_bit_features_are_refused_by_name() {
+fn unsupported_feature_types_are_refused_with_their_name() {
     for (dtype, bytes) in [("F4", 4), ("F6_E2M3", 6), ("F8_E4M3", 8), ("I8", 8), ("C64", 64)] {
         let data = vec![0; bytes];
         let tensors = [("features", dtype, vec![2, 4], &data[..]), ("labels", "U8", vec![2], &[0, 1][..])];
@@ -192,7 +194,7 @@ fn sub_byte_and_eight_bit_features_are_refused_by_name() {
 }
 
 #[test]
-fn rows_without_numbers_are_nothing_to_work_on() {
+fn features_without_rows_or_columns_are_refused_as_empty() {
     for shape in [vec![1 << 40, 0], vec![0, 1 << 40], vec![0, 0]] {
         let tensors = [("features", "F32", shape, &[][..]), ("labels", "U8", vec![0], &[][..])];
         let refused =
@@ -207,20 +209,20 @@ fn a_parquet_page_that_claims_gigabytes_is_refused() {
     for (form, extension, bytes) in
         sample.every_form().into_iter().filter(|(_, extension, _)| *extension == "parquet")
     {
-        // A page header begins with its type and two sizes, all small here: 0x15 starts each field.
+        // A page header starts with its type and two sizes, which are small here; 0x15 starts each field.
         let headers = (0..bytes.len() - 6)
             .filter(|&at| bytes[at] == 0x15 && bytes[at + 2] == 0x15 && bytes[at + 1] <= 6);
         for at in headers {
-            let mut lying = bytes.clone();
-            // The next field made a size of two gigabytes, the bytes behind it pushed on.
-            lying.splice(at + 3..at + 4, [0xfe, 0xff, 0xff, 0xff, 0x0f]);
-            assert!(Embeddings::read_bytes(lying, extension).is_err(), "{form} at {at}");
+            let mut changed = bytes.clone();
+            // The first size becomes two gigabytes; the bytes after it move back.
+            changed.splice(at + 3..at + 4, [0xfe, 0xff, 0xff, 0xff, 0x0f]);
+            assert!(Embeddings::read_bytes(changed, extension).is_err(), "{form} at {at}");
         }
     }
 }
 
 #[test]
-fn strings_that_can_claim_any_length_are_refused_by_column() {
+fn delta_encoded_strings_are_refused_with_their_column() {
     let refused = Embeddings::read_bytes(parquet::delta_strings(&Sample::new(12, 3)), "parquet");
     let refused = refused.err().expect("refused").to_string();
     assert!(refused.contains("'label' is encoded as DELTA_BYTE_ARRAY"), "{refused}");
@@ -231,12 +233,12 @@ fn a_list_of_lengths_that_claims_more_than_its_page_is_refused() {
     let sample = Sample::new(12, 3);
     let forms = sample.every_form().into_iter().filter(|(form, _, _)| form.contains("delta lengths"));
     for (form, extension, bytes) in forms {
-        // The header of the list: blocks of 128 in 4 parts, 12 numbers.
+        // The header of the delta-encoded lengths: blocks of 128 values in 4 miniblocks, 12 values.
         let header = [0x80, 0x01, 4, 12];
-        let at = bytes.windows(4).position(|four| four == header).expect("a list of lengths");
-        let mut lying = bytes.clone();
-        lying[at + 3] = 100;
-        assert!(Embeddings::read_bytes(lying, extension).is_err(), "{form}");
+        let at = bytes.windows(4).position(|four| four == header).expect("delta-encoded lengths");
+        let mut changed = bytes.clone();
+        changed[at + 3] = 100;
+        assert!(Embeddings::read_bytes(changed, extension).is_err(), "{form}");
     }
 }
 
@@ -245,7 +247,7 @@ fn a_compressed_arrow_buffer_that_claims_a_terabyte_is_refused() {
     let sample = Sample::new(200, 8);
     let forms = sample.every_form().into_iter().filter(|(form, _, _)| form.contains("zstd f32 list"));
     for (form, extension, mut bytes) in forms.filter(|(_, extension, _)| *extension == "arrow") {
-        // The length stands before the magic number of a zstd frame.
+        // The uncompressed length is stored before the magic number of the zstd frame.
         let magic = [0x28, 0xb5, 0x2f, 0xfd];
         let at = bytes.windows(4).position(|four| four == magic).expect("a compressed buffer");
         bytes[at - 8..at].copy_from_slice(&(1i64 << 40).to_le_bytes());

@@ -55,7 +55,7 @@ impl Classifier {
     }
 
     fn from_predictor(predictor: Predictor) -> Self {
-        let learned = predictor.learned().clone();
+        let learned = predictor.uncalibrated().clone();
         Classifier { learned, origin: None, found: OnceLock::new(), predictor: predictor.into() }
     }
 
@@ -189,7 +189,7 @@ impl Classifier {
         let features = numpy_features::features(features)?;
         let shape = (features.rows(), features.dim());
         let answers = thread_pools::run_on_matrix(py, threads, shape, |_| {
-            self.map_rows(&features, |rows| self.learned.answer(rows))
+            self.map_rows(&features, |rows| self.learned.classify(rows))
         })?;
         Ok(PyArray1::from_vec(py, answers.into_iter().map(i64::from).collect()).unbind())
     }

@@ -82,7 +82,7 @@ const CROP_TRIES: usize = 10;
 impl Augmentation {
     /// Draws the change of one copy (or in one step) of an image of some size.
     pub fn draw(&self, seed: u64, image: u64, copy: u64, width: usize, height: usize) -> DrawnAugmentation {
-        let rng = &mut Rng::of_item(seed, Purpose::Augmentation, image, copy);
+        let rng = &mut Rng::for_item(seed, Purpose::Augmentation, image, copy);
         let flip = self.flip && rng.below(2) == 1;
         let (left, top, crop_width, crop_height) = self.crop(rng, width, height);
         let mut around_one = |most: f32| 1.0 + most * (2.0 * rng.uniform() - 1.0);

@@ -148,7 +148,7 @@ impl Method for Maml {
         Ok(Fitted { classifier: Classifier::Scored(Arc::new(scorer)), assessments: None })
     }
 
-    fn pictures(&self) -> Option<ImageRows> {
+    fn image_rows(&self) -> Option<ImageRows> {
         let Shape { size, channels } = self.network.size.shape;
         Some(ImageRows { size, channels })
     }

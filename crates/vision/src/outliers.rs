@@ -233,7 +233,7 @@ fn write_class(
     }
     std::fs::create_dir_all(&part).map_err(failed)?;
     let (files, refused) = class_images(source)?;
-    let mut rng = Rng::of_item(request.seed, Purpose::Items, item_seed(class), 1);
+    let mut rng = Rng::for_item(request.seed, Purpose::Items, item_seed(class), 1);
     let order = IndexSampler::default().draw(&mut rng, files.len(), files.len());
     let (mut images, mut unreadable) = (0, refused);
     for file in order.into_iter().map(|place| &files[place as usize]) {

@@ -1,18 +1,22 @@
-//! Letters of 5 x 7 dots, as character displays have them: five columns each, the lowest bit on top.
+//! A bitmap font of 5 x 7 pixels for the printable ASCII characters, for the labels in attention images.
+//!
+//! Embedding these 475 bytes avoids a font-rendering dependency.
 
-/// Dots of a letter and the gap behind it.
+/// Width of a character in pixels, including the gap to the next one.
 pub(super) const ADVANCE: usize = 6;
-/// Rows of a letter.
+/// Height of a character in pixels, including descenders.
 pub(super) const HEIGHT: usize = 8;
 
-/// The columns of a letter; a question mark for what is not ASCII.
-pub(super) fn columns(letter: char) -> [u8; 5] {
-    let place = (letter as usize).wrapping_sub(0x20);
-    LETTERS.get(place).copied().unwrap_or(LETTERS['?' as usize - 0x20])
+/// The five pixel columns of a character from left to right, with the top pixel in the lowest bit. Characters other than
+/// printable ASCII are drawn as `?`.
+pub(super) fn columns(character: char) -> [u8; 5] {
+    let index = (character as usize).wrapping_sub(0x20);
+    GLYPHS.get(index).copied().unwrap_or(GLYPHS['?' as usize - 0x20])
 }
 
+/// The glyphs of the characters 0x20 (space) to 0x7E (`~`).
 #[rustfmt::skip]
-const LETTERS: [[u8; 5]; 95] = [
+const GLYPHS: [[u8; 5]; 95] = [
     [0x00, 0x00, 0x00, 0x00, 0x00], [0x00, 0x00, 0x5F, 0x00, 0x00], [0x00, 0x07, 0x00, 0x07, 0x00],
     [0x14, 0x7F, 0x14, 0x7F, 0x14], [0x24, 0x2A, 0x7F, 0x2A, 0x12], [0x23, 0x13, 0x08, 0x64, 0x62],
     [0x36, 0x49, 0x56, 0x20, 0x50], [0x00, 0x08, 0x07, 0x03, 0x00], [0x00, 0x1C, 0x22, 0x41, 0x00],

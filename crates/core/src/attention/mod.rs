@@ -1,9 +1,10 @@
-//! Where a trained TraNFS looks: for one support set the attention of every layer and head, as pictures and JSON.
+//! Attention maps of a trained TraNFS: [`AttentionMaps`] holds the attention weights of every layer and head for one
+//! support set, which become images ([`AttentionImage`]) and JSON.
 //!
-//! Rows look at columns; both are the class tokens first, then the items by the class they are filed under. Items
-//! under a wrong label are marked, and in the last layer, whose class tokens become the prototypes, the true
-//! class of every item is written where the class tokens look at it: a model that does its work is dark there on
-//! the right items only.
+//! A row holds the attention that one token (the query of the attention) gives to all tokens (the columns). Tokens are
+//! ordered: class tokens first, then the items by their given class. In the images, items under a wrong label are marked
+//! red, and in the last layer, whose class tokens become the prototypes, the true class of every item is written in the
+//! rows of the class tokens: a good model is dark there only on items that are really of the class.
 
 mod font;
 mod image;
@@ -18,107 +19,117 @@ use crate::method::TrainedTranfs;
 
 pub use image::AttentionImage;
 
-/// What a row or a column stands for.
+/// A token of the transformer: what a row or a column of an attention map stands for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "kind")]
 pub enum Token {
-    /// A class.
+    /// The class token of a class.
     Class {
-        /// Its place in the episode.
+        /// The index of the class in the episode.
         class: u32,
-        /// Its name.
+        /// The name of the class.
         name: String,
     },
-    /// A support item.
+    /// The token of a support item.
     Item {
-        /// The class it is filed under.
+        /// The given class, an index in the episode.
         given: u32,
-        /// The class it comes from; none for an outlier.
+        /// The true class, an index in the episode; `None` for an outlier.
         truth: Option<u32>,
-        /// Its row in the embeddings, or in the outliers.
+        /// The row of the item in the embeddings, or in the outlier pool for an outlier.
         row: u32,
-        /// Its name, where the file has names.
+        /// The name of the item, if the file has names.
         #[serde(skip_serializing_if = "Option::is_none")]
         item: Option<String>,
-        /// Whether its label is wrong.
+        /// Whether the given class is not the true class.
         wrong: bool,
     },
 }
 
-/// The attention of every layer and head for one support set.
+/// The attention weights of every layer and head for one support set.
+///
+/// ```
+/// use trueshot::attention::{AttentionMaps, Token};
+///
+/// let class = |class: u32| Token::Class { class, name: class.to_string() };
+/// let heads = vec![vec![vec![0.9, 0.1], vec![0.1, 0.9]], vec![vec![0.5, 0.5], vec![0.5, 0.5]]];
+/// let maps = AttentionMaps { episode: 0, tokens: vec![class(0), class(1)], layers: vec![heads] };
+/// assert_eq!(maps.mean(0)[0], [0.7, 0.3]);
+/// assert!(maps.picture(0, None).to_png().starts_with(b"\x89PNG"));
+/// ```
 #[derive(Debug, Clone, Serialize)]
 pub struct AttentionMaps {
     /// The number of the episode.
     pub episode: u64,
-    /// What rows and columns stand for.
+    /// The tokens, in the order of the rows and columns.
     pub tokens: Vec<Token>,
-    /// By layer, head and row: how much the row's token looks at every column's. Rows sum to 1.
+    /// Attention weights `[layers][heads][tokens][tokens]`; every row sums to 1.
     pub layers: Vec<Vec<Vec<Vec<f32>>>>,
 }
 
 impl AttentionMaps {
-    /// The attention of a model for one support set of a drawn episode.
-    pub fn of(
+    /// The attention of a model on the support set of a drawn episode under the noise setting with index `setting`.
+    pub fn new(
         model: &TrainedTranfs,
-        bank: EpisodeData<'_>,
+        data: EpisodeData<'_>,
         drawn: &DrawnEpisode,
         setting: usize,
     ) -> Result<Self> {
         let items = &drawn.supports[setting];
-        let rows: Vec<Vec<f32>> = items.iter().map(|item| features(bank, item)).collect();
+        let rows: Vec<Vec<f32>> = items.iter().map(|item| features(data, item)).collect();
         let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
         let given: Vec<u32> = items.iter().map(|item| item.given).collect();
-        let found = model.attention(&rows, &given, drawn.episode.classes.len())?;
+        let attention = model.attention(&rows, &given, drawn.episode.classes.len())?;
         let name = |class: u32| {
             let class = drawn.episode.classes[class as usize].class as usize;
-            bank.embeddings.classes()[class].clone()
+            data.embeddings.classes()[class].clone()
         };
         let token = |token: &TranfsToken| match *token {
             TranfsToken::Class(class) => Token::Class { class, name: name(class) },
-            TranfsToken::Item(place) => item_token(bank, &items[place]),
+            TranfsToken::Item(index) => item_token(data, &items[index]),
         };
-        let tokens: Vec<Token> = found.tokens.iter().map(token).collect();
+        let tokens: Vec<Token> = attention.tokens.iter().map(token).collect();
         let map = |layer: usize, head: usize| {
-            found.head(layer, head).chunks_exact(tokens.len()).map(<[f32]>::to_vec).collect()
+            attention.head(layer, head).chunks_exact(tokens.len()).map(<[f32]>::to_vec).collect()
         };
-        let layer = |layer: usize| (0..found.heads).map(|head| map(layer, head)).collect();
+        let layer = |layer: usize| (0..attention.heads).map(|head| map(layer, head)).collect();
         Ok(AttentionMaps {
             episode: drawn.episode.index,
-            layers: (0..found.layers).map(layer).collect(),
+            layers: (0..attention.layers).map(layer).collect(),
             tokens,
         })
     }
 
-    /// The mean over the heads of a layer.
+    /// The mean `[tokens][tokens]` of the attention weights over the heads of a layer.
     pub fn mean(&self, layer: usize) -> Vec<Vec<f32>> {
         let heads = &self.layers[layer];
-        let share = 1.0 / heads.len() as f32;
+        let scale = 1.0 / heads.len() as f32;
         let cell =
-            |row: usize, column: usize| heads.iter().map(|head| head[row][column]).sum::<f32>() * share;
+            |row: usize, column: usize| heads.iter().map(|head| head[row][column]).sum::<f32>() * scale;
         let row = |row: usize| (0..self.tokens.len()).map(|column| cell(row, column)).collect();
         (0..self.tokens.len()).map(row).collect()
     }
 
-    /// The head of a layer whose class tokens look most at items that are really of their class, of all that they give
-    /// to items.
+    /// The head of a layer that is best at recognising true classes: the one in which the largest fraction of the class
+    /// tokens' attention on items goes to items whose true class is that class. Of equal heads, the first.
     pub fn best_head(&self, layer: usize) -> usize {
-        let share = |head: &Vec<Vec<f32>>| {
-            let (mut right, mut all) = (0.0, 0.0);
+        let correct_fraction = |head: &Vec<Vec<f32>>| {
+            let (mut correct, mut total) = (0.0, 0.0);
             for (token, row) in self.tokens.iter().zip(head) {
                 let Token::Class { class, .. } = token else { continue };
-                for (seen, &attention) in self.tokens.iter().zip(row) {
-                    let Token::Item { truth, .. } = seen else { continue };
-                    all += attention;
-                    right += if *truth == Some(*class) { attention } else { 0.0 };
+                for (attended, &attention) in self.tokens.iter().zip(row) {
+                    let Token::Item { truth, .. } = attended else { continue };
+                    total += attention;
+                    correct += if *truth == Some(*class) { attention } else { 0.0 };
                 }
             }
-            right / all.max(f32::MIN_POSITIVE)
+            correct / total.max(f32::MIN_POSITIVE)
         };
-        let shares: Vec<f32> = self.layers[layer].iter().map(share).collect();
-        (0..shares.len()).rev().max_by(|&a, &b| shares[a].total_cmp(&shares[b])).unwrap_or(0)
+        let fractions: Vec<f32> = self.layers[layer].iter().map(correct_fraction).collect();
+        (0..fractions.len()).rev().max_by(|&a, &b| fractions[a].total_cmp(&fractions[b])).unwrap_or(0)
     }
 
-    /// The picture of one head, or of the mean of all.
+    /// The image of one head of a layer, or of the mean of its heads if `head` is `None`.
     pub fn picture(&self, layer: usize, head: Option<usize>) -> AttentionImage {
         let map = head.map_or_else(|| self.mean(layer), |head| self.layers[layer][head].clone());
         let which = head.map_or("mean of heads".to_string(), |head| format!("head {}", head + 1));
@@ -127,23 +138,24 @@ impl AttentionMaps {
     }
 }
 
-fn item_token(bank: EpisodeData<'_>, item: &Item) -> Token {
+fn item_token(data: EpisodeData<'_>, item: &Item) -> Token {
     Token::Item {
         given: item.given,
         truth: item.truth,
         row: item.row,
-        item: source(bank, item).item(item.row as usize).map(str::to_string),
+        item: source(data, item).item(item.row as usize).map(str::to_string),
         wrong: item.is_wrong(),
     }
 }
 
-fn source<'a>(bank: EpisodeData<'a>, item: &Item) -> &'a Embeddings {
-    let pool = bank.outliers.filter(|_| item.truth.is_none());
-    pool.unwrap_or(bank.embeddings)
+/// The embeddings that an item is a row of: the outlier pool for an outlier.
+fn source<'a>(data: EpisodeData<'a>, item: &Item) -> &'a Embeddings {
+    let pool = data.outliers.filter(|_| item.truth.is_none());
+    pool.unwrap_or(data.embeddings)
 }
 
-fn features(bank: EpisodeData<'_>, item: &Item) -> Vec<f32> {
-    let features = source(bank, item).features();
+fn features(data: EpisodeData<'_>, item: &Item) -> Vec<f32> {
+    let features = source(data, item).features();
     let mut row = vec![0.0; features.dim()];
     features.decode_row(item.row as usize, &mut row);
     row
@@ -154,21 +166,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_head_is_the_one_whose_class_tokens_look_at_items_of_their_class() {
+    fn the_best_head_attends_to_items_whose_true_class_is_the_token_s() {
         let class = |class| Token::Class { class, name: String::new() };
         let item =
             |given, truth| Token::Item { given, truth, row: 0, item: None, wrong: truth != Some(given) };
         let tokens = vec![class(0), class(1), item(0, Some(0)), item(1, Some(0)), item(1, Some(1))];
-        // Each head: what the two class tokens give to the three items.
+        // A head from the attention of the two class tokens on the three items.
         let head = |first: [f32; 3], second: [f32; 3]| -> Vec<Vec<f32>> {
             let row = |items: [f32; 3]| [&[0.0, 0.0][..], &items[..]].concat();
             vec![row(first), row(second), row([0.0; 3]), row([0.0; 3]), row([0.0; 3])]
         };
         let by_labels = head([1.0, 0.0, 0.0], [0.0, 0.5, 0.5]);
         let by_truth = head([0.5, 0.5, 0.0], [0.0, 0.0, 1.0]);
-        let by_nothing = head([0.3, 0.3, 0.4], [0.3, 0.4, 0.3]);
+        let uninformative = head([0.3, 0.3, 0.4], [0.3, 0.4, 0.3]);
         let maps = |heads| AttentionMaps { episode: 0, layers: vec![heads], tokens: tokens.clone() };
-        assert_eq!(maps(vec![by_labels.clone(), by_truth.clone(), by_nothing.clone()]).best_head(0), 1);
-        assert_eq!(maps(vec![by_nothing, by_labels]).best_head(0), 1);
+        assert_eq!(maps(vec![by_labels.clone(), by_truth.clone(), uninformative.clone()]).best_head(0), 1);
+        assert_eq!(maps(vec![uninformative, by_labels]).best_head(0), 1);
     }
 }

@@ -1,68 +1,82 @@
-//! Rows that show the same image: augmented copies, whose item names end in `#1`, `#2` and so on.
+//! Groups of rows that are augmented copies of the same image ([`AugmentedCopies`]). The item names of copies end in `#1`,
+//! `#2` and so on.
 //!
-//! Two copies of one image in one episode would give the answer away: a query would meet itself in the support
-//! set. So where there are copies an episode draws images, and any copy of each.
+//! Two copies of one image in one episode would leak labels: a query could have a copy in the support set. So if there
+//! are copies, an episode draws images instead of rows, and then one of the copies of each image.
 
 use std::collections::HashMap;
 
 use crate::embeddings::Embeddings;
 
-/// Which rows show the same image, class by class.
+/// The rows of embeddings grouped by class and image.
+///
+/// ```
+/// use trueshot::embeddings::{Embeddings, Items};
+/// use trueshot::episode::AugmentedCopies;
+///
+/// let data = Embeddings::from_rows(vec![0.0, 1.0, 2.0], 1, vec!["cat".into(); 3])?;
+/// let data = data.with_items(Items::from_names(["tom.jpg", "kit.jpg", "tom.jpg#1"]))?;
+/// let copies = AugmentedCopies::of(&data).expect("an item is a copy");
+/// assert_eq!(copies.count(0), 2);
+/// assert_eq!(copies.rows(0, 0), [0, 2]);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct AugmentedCopies {
-    classes: Vec<Copies>,
+    classes: Vec<ClassImages>,
 }
 
-/// The rows of a class, those of one image side by side.
+/// The rows of one class, ordered by image.
 #[derive(Debug, Default)]
-struct Copies {
+struct ClassImages {
+    /// The rows; those of one image are next to each other.
     rows: Vec<u32>,
-    /// Where each image begins, and the end.
+    /// The index in `rows` at which each image starts, and at the end the length of `rows`.
     starts: Vec<u32>,
 }
 
 impl AugmentedCopies {
-    /// Groups rows by image; `None` where there are no copies.
+    /// Groups rows by image; `None` if no row is a copy of another.
     pub fn of(embeddings: &Embeddings) -> Option<Self> {
         let items = embeddings.items()?;
         (0..items.len()).any(|row| items.get(row).is_some_and(is_copy)).then(|| {
-            let class = |class: usize| Copies::of(embeddings, embeddings.rows_of(class));
+            let class = |class: usize| ClassImages::new(embeddings, embeddings.rows_of(class));
             AugmentedCopies { classes: (0..embeddings.classes().len()).map(class).collect() }
         })
     }
 
-    /// AugmentedCopies of a class.
+    /// The number of different images of a class.
     pub fn count(&self, class: usize) -> usize {
         self.classes[class].starts.len() - 1
     }
 
-    /// The rows that show one of them.
+    /// The rows of one image of a class; `image` is below [`AugmentedCopies::count`].
     pub fn rows(&self, class: usize, image: usize) -> &[u32] {
-        let Copies { rows, starts } = &self.classes[class];
+        let ClassImages { rows, starts } = &self.classes[class];
         &rows[starts[image] as usize..starts[image + 1] as usize]
     }
 }
 
-impl Copies {
-    fn of(embeddings: &Embeddings, rows: &[u32]) -> Self {
-        let mut places: HashMap<&str, usize> = HashMap::new();
+impl ClassImages {
+    fn new(embeddings: &Embeddings, rows: &[u32]) -> Self {
+        let mut indices: HashMap<&str, usize> = HashMap::new();
         let mut images: Vec<Vec<u32>> = Vec::new();
         for &row in rows {
             let name = embeddings.item(row as usize).map_or("", image_name);
-            let place = *places.entry(name).or_insert(images.len());
-            images.resize_with(images.len().max(place + 1), Vec::new);
-            images[place].push(row);
+            let index = *indices.entry(name).or_insert(images.len());
+            images.resize_with(images.len().max(index + 1), Vec::new);
+            images[index].push(row);
         }
-        let mut copies = Copies { rows: Vec::with_capacity(rows.len()), starts: vec![0] };
+        let mut class = ClassImages { rows: Vec::with_capacity(rows.len()), starts: vec![0] };
         for image in images {
-            copies.rows.extend(image);
-            copies.starts.push(copies.rows.len() as u32);
+            class.rows.extend(image);
+            class.starts.push(class.rows.len() as u32);
         }
-        copies
+        class
     }
 }
 
-/// The name of the image a copy shows.
+/// The name of the image behind an item: the item's name without the suffix `#` and digits of a copy.
 pub fn image_name(item: &str) -> &str {
     match item.rsplit_once('#') {
         Some((image, number)) if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) => image,

@@ -1,8 +1,9 @@
-//! Episodes written down: which rows were drawn and which labels were made wrong, one line of JSON each.
+//! Manifests, files that list episodes: [`write_manifest`] writes one line of JSON per episode with its rows and its wrong
+//! labels, and [`Manifest`] reads them back as a source of episodes.
 //!
-//! A manifest makes an experiment independent of our sampler: others can run the same episodes in their own
-//! program, and we can run theirs. Its first line says what it was drawn from, and its SHA-256 names it in
-//! results. Every line is checked against the data before anything is computed from it.
+//! A manifest makes an experiment independent of this crate's sampler: other programs can run the same episodes, and this
+//! one can run theirs. The first line describes the data, and the SHA-256 of the file identifies it in results. Every
+//! line is checked against the data before it is used.
 
 use crate::progress::Progress;
 use std::collections::HashSet;
@@ -21,6 +22,7 @@ use crate::rng::IndexSampler;
 
 const FORMAT: &str = "trueshot-manifest/1";
 
+/// The first line of a manifest.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
@@ -33,20 +35,24 @@ struct Header {
     outliers: Option<String>,
 }
 
+/// One episode of a manifest.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
     episode: u64,
+    /// Indices of the classes in the embeddings.
     classes: Vec<u32>,
-    /// Rows of each class, before noise.
+    /// For every class the rows of its support items, before noise.
     support: Vec<Vec<u32>>,
+    /// For every class the rows of its queries.
     queries: Vec<Vec<u32>>,
-    /// For every noise setting: class, place, new row, and its true class or -1.
+    /// For every noise setting the replaced support items: class of the episode, index in `support`, new row, and the true
+    /// class of that row (a class of the episode, or -1 for an outlier).
     replaced: Vec<Vec<(u32, u32, u32, i64)>>,
 }
 
-/// Writes the first `count` episodes; returns the SHA-256 of the file. It asks before every episode whether to go
-/// on; if not, nothing is written.
+/// Writes a manifest of the first `count` episodes and returns its SHA-256 in hexadecimal. `progress` is called before
+/// every episode; if it asks to stop, no file is written and an error is returned.
 pub fn write_manifest(
     path: &Path,
     episodes: &dyn Episodes,
@@ -63,7 +69,7 @@ pub fn write_manifest(
         outliers: outliers.map(|pool| pool.fingerprint().to_string()),
     };
     let mut hash = Sha256::new();
-    let mut urn = IndexSampler::default();
+    let mut index_sampler = IndexSampler::default();
     write_atomically(path, |file| {
         let mut write_line = |line: String| {
             hash.update(line.as_bytes());
@@ -74,7 +80,7 @@ pub fn write_manifest(
             if progress.update(index, count).is_break() {
                 return Err(std::io::Error::other("stopped before all episodes were written"));
             }
-            let drawn = episodes.draw(index, &mut urn).map_err(std::io::Error::other)?;
+            let drawn = episodes.draw(index, &mut index_sampler).map_err(std::io::Error::other)?;
             write_line(serde_json::to_string(&Line::from(&drawn))? + "\n")?;
         }
         Ok(())
@@ -90,13 +96,13 @@ impl From<&DrawnEpisode> for Line {
     fn from(drawn: &DrawnEpisode) -> Self {
         let classes = &drawn.episode.classes;
         let replaced = |support: &Vec<Item>| {
-            let mut place = vec![0; classes.len()];
-            let with_place = support.iter().map(|item| {
-                place[item.given as usize] += 1;
-                (item, place[item.given as usize] - 1)
+            let mut counts = vec![0; classes.len()];
+            let with_index = support.iter().map(|item| {
+                counts[item.given as usize] += 1;
+                (item, counts[item.given as usize] - 1)
             });
-            let wrong = with_place.filter(|(item, _)| item.is_wrong());
-            wrong.map(|(i, place)| (i.given, place, i.row, i.truth.map_or(-1, i64::from))).collect()
+            let wrong = with_index.filter(|(item, _)| item.is_wrong());
+            wrong.map(|(i, index)| (i.given, index, i.row, i.truth.map_or(-1, i64::from))).collect()
         };
         Line {
             episode: drawn.episode.index,
@@ -108,7 +114,20 @@ impl From<&DrawnEpisode> for Line {
     }
 }
 
-/// Episodes read back from a file.
+/// Episodes that were read from a manifest file, a source of episodes like [`Sampler`](super::Sampler).
+///
+/// ```
+/// use trueshot::episode::{EpisodeSpec, Episodes, Manifest, Sampler, write_manifest};
+///
+/// let labels = (0..150).map(|row| format!("class {}", row % 5)).collect();
+/// let data = trueshot::Embeddings::from_rows((0..150).map(|row| row as f32).collect(), 1, labels)?;
+/// let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+/// let sampler = Sampler::new(&data, None, EpisodeSpec::default(), vec![])?;
+/// let hash = write_manifest(&path, &sampler, 10, &data, None, &())?;
+/// let manifest = Manifest::open(&path, &data, None)?;
+/// assert_eq!((manifest.limit(), manifest.manifest_hash()), (Some(10), Some(hash.as_str())));
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct Manifest {
     spec: EpisodeSpec,
     noises: Vec<Noise>,
@@ -117,28 +136,33 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Reads a manifest and checks every line of it against the data.
+    /// Reads a manifest and checks every line against the data.
+    ///
+    /// # Errors
+    /// [`Error::OtherData`] if it was written for other data, [`Error::BadManifest`] with the number of the line if a line
+    /// is not valid.
     pub fn open(path: &Path, embeddings: &Embeddings, outliers: Option<&Embeddings>) -> Result<Self> {
         let read_error = |source| Error::Read { path: path.into(), source };
         let mut file = BufReader::new(std::fs::File::open(path).map_err(read_error)?);
         let mut hash = Sha256::new();
         let mut text = String::new();
-        let mut next = |text: &mut String| -> Result<bool> {
+        let mut next_line = |text: &mut String| -> Result<bool> {
             text.clear();
             let more = file.read_line(text).map_err(read_error)? > 0;
             hash.update(text.as_bytes());
             Ok(more)
         };
         let bad = |line, problem| Error::BadManifest { path: path.into(), line, problem };
-        next(&mut text)?;
+        next_line(&mut text)?;
         let header: Header = serde_json::from_str(&text).map_err(|error| bad(1, error.to_string()))?;
         header.check(embeddings, outliers, |problem| bad(1, problem))?;
         let mut episodes = Vec::new();
-        while next(&mut text)? {
+        while next_line(&mut text)? {
             let number = episodes.len() + 2;
             let line: Line = serde_json::from_str(&text).map_err(|error| bad(number, error.to_string()))?;
-            let check = Check { header: &header, embeddings, outliers };
-            let drawn = check.episode(line, episodes.len() as u64).map_err(|problem| bad(number, problem))?;
+            let checker = LineChecker { header: &header, embeddings, outliers };
+            let drawn =
+                checker.episode(line, episodes.len() as u64).map_err(|problem| bad(number, problem))?;
             episodes.push(drawn);
         }
         let hash = hex(&hash.finalize());
@@ -155,7 +179,7 @@ impl Episodes for Manifest {
         &self.noises
     }
 
-    fn draw(&self, index: u64, _urn: &mut IndexSampler) -> Result<DrawnEpisode> {
+    fn draw(&self, index: u64, _index_sampler: &mut IndexSampler) -> Result<DrawnEpisode> {
         Ok(self.episodes[index as usize].clone())
     }
 
@@ -199,14 +223,15 @@ impl Header {
     }
 }
 
-/// Holds a line against the data it claims to be about.
-struct Check<'a> {
+/// Checks the lines of a manifest against its header and the data.
+struct LineChecker<'a> {
     header: &'a Header,
     embeddings: &'a Embeddings,
     outliers: Option<&'a Embeddings>,
 }
 
-impl Check<'_> {
+impl LineChecker<'_> {
+    /// The episode of a line, if all its rows exist and have the stated classes; otherwise what is wrong with it.
     fn episode(&self, line: Line, index: u64) -> Result<DrawnEpisode, String> {
         let EpisodeSpec { ways, shots, queries, .. } = self.header.spec;
         let mut seen = HashSet::new();
@@ -245,6 +270,8 @@ impl Check<'_> {
         Ok(DrawnEpisode { episode: Episode { index, classes: draws.collect() }, supports })
     }
 
+    /// The support set of a line under one noise setting, with the replacements applied. `drawn` are the support and query
+    /// rows of the episode, which must not be used as replacements.
     fn support(
         &self,
         line: &Line,
@@ -256,11 +283,11 @@ impl Check<'_> {
             rows.iter().map(|&row| Item { row, given, truth: Some(given) }).collect()
         };
         let mut support: Vec<Vec<Item>> = (0..).zip(&line.support).map(clean).collect();
-        let mut moved = HashSet::new();
-        for &(given, place, row, truth) in replaced {
-            let item = support.get_mut(given as usize).and_then(|class| class.get_mut(place as usize));
-            let item = item.ok_or_else(|| format!("class {given} has no place {place}"))?;
-            require(moved.insert(row), || format!("row {row} replaces two items"))?;
+        let mut used = HashSet::new();
+        for &(given, index, row, truth) in replaced {
+            let item = support.get_mut(given as usize).and_then(|class| class.get_mut(index as usize));
+            let item = item.ok_or_else(|| format!("class {given} has no support item {index}"))?;
+            require(used.insert(row), || format!("row {row} replaces two items"))?;
             let truth = self.truth(line, row, truth, kind)?;
             require(truth.is_none() || !drawn.contains(&row), || {
                 format!("row {row} is a replacement and also support or query")
@@ -270,7 +297,7 @@ impl Check<'_> {
         Ok(support.concat())
     }
 
-    /// The class a replacement truly has, if the data agrees.
+    /// The true class of a replacement, if it agrees with the data.
     fn truth(&self, line: &Line, row: u32, truth: i64, kind: NoiseKind) -> Result<Option<u32>, String> {
         if kind == NoiseKind::Outlier {
             let known = self.outliers.is_some_and(|pool| (row as usize) < pool.len());
@@ -293,7 +320,7 @@ mod tests {
     use super::*;
     use crate::episode::{Sampler, Shots};
 
-    fn bank(seed: f32) -> Embeddings {
+    fn embeddings(seed: f32) -> Embeddings {
         let labels = (0..240).map(|i| format!("{}", i / 40)).collect();
         Embeddings::from_rows((0..240).map(|i| i as f32 + seed).collect(), 1, labels).unwrap()
     }
@@ -304,7 +331,7 @@ mod tests {
     }
 
     fn written(folder: &Path) -> (Embeddings, Embeddings, std::path::PathBuf, String) {
-        let (data, pool, path) = (bank(0.0), bank(0.5), folder.join("episodes.jsonl"));
+        let (data, pool, path) = (embeddings(0.0), embeddings(0.5), folder.join("episodes.jsonl"));
         let spec = EpisodeSpec { ways: 4, shots: Shots { min: 4, max: 7 }, queries: 3, seed: 5 };
         let hash = {
             let sampler = Sampler::new(&data, Some(&pool), spec, noises()).unwrap();
@@ -322,12 +349,12 @@ mod tests {
         assert_eq!(manifest.limit(), Some(20));
         let sampler = Sampler::new(&data, Some(&pool), *manifest.spec(), noises()).unwrap();
         for index in 0..20 {
-            let (ours, theirs) = (
+            let (sampled, replayed) = (
                 sampler.draw(index, &mut IndexSampler::default()).unwrap(),
                 manifest.draw(index, &mut IndexSampler::default()).unwrap(),
             );
-            assert_eq!(ours.supports, theirs.supports);
-            for (a, b) in ours.episode.classes.iter().zip(&theirs.episode.classes) {
+            assert_eq!(sampled.supports, replayed.supports);
+            for (a, b) in sampled.episode.classes.iter().zip(&replayed.episode.classes) {
                 assert_eq!((a.class, &a.support, &a.queries), (b.class, &b.support, &b.queries));
             }
         }
@@ -339,7 +366,7 @@ mod tests {
         let (data, pool, path, _) = written(folder.path());
         let refused = |data: &Embeddings, pool: Option<&Embeddings>| Manifest::open(&path, data, pool).err();
         assert!(matches!(
-            refused(&bank(9.0), Some(&pool)),
+            refused(&embeddings(9.0), Some(&pool)),
             Some(Error::OtherData { what: "embeddings", .. })
         ));
         assert!(matches!(
@@ -350,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tampered_line_is_named() {
+    fn an_invalid_line_is_reported_with_its_number() {
         let folder = tempfile::tempdir().unwrap();
         let (data, pool, path, _) = written(folder.path());
         let text = std::fs::read_to_string(&path).unwrap();
@@ -360,7 +387,7 @@ mod tests {
         let cases: [(&str, Tamper); 6] = [
             ("used twice", |v| v["queries"][0][0] = v["queries"][0][1].clone()),
             ("is not of class", |v| v["support"][0][0] = 100_000.into()),
-            ("has no place", |v| v["replaced"][0][0][1] = 50.into()),
+            ("has no support item", |v| v["replaced"][0][0][1] = 50.into()),
             ("is not in the outlier pool", |v| v["replaced"][2][0][2] = 4_000_000.into()),
             ("different classes", |v| v["classes"][0] = v["classes"][1].clone()),
             ("where 1 was expected", |v| v["episode"] = 7.into()),

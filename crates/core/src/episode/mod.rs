@@ -1,10 +1,11 @@
-//! Episodes: small classification problems drawn from embeddings, with noise put into their support sets.
+//! Episodes: few-shot classification problems drawn from embeddings, with label noise in their support sets.
 //!
-//! An [`Episode`] is what was drawn, without noise; a support set for a noise setting is a list of [`Item`]s.
-//! One episode under several settings shares its classes, its queries and all support items that stay clean,
-//! so that methods, noise types and levels can be compared pair by pair.
+//! Start with [`Sampler`], which draws episodes from a seed, and [`DrawnEpisode`], its result. [`Manifest`] replays the
+//! episodes that a file lists. An [`Episode`] holds the classes and rows without noise; a support set under a noise
+//! setting is a list of [`Item`]s.
 //!
-//! [`Sampler`] draws episodes from a seed; [`Manifest`] replays the ones a file lists.
+//! An episode has the same classes, queries and clean support items under all noise settings, so that methods, noise
+//! kinds and levels can be compared with paired statistics.
 
 mod augmented_copies;
 mod corrupt;
@@ -22,17 +23,24 @@ use crate::error::{Error, Result};
 use crate::noise::Noise;
 use crate::rng::IndexSampler;
 
-/// How many labelled examples a class has: always the same, or drawn for every class from a range.
+/// The number of support items per class (shots): fixed, or drawn for every class uniformly from a range.
+///
+/// ```
+/// use trueshot::episode::Shots;
+///
+/// assert_eq!(Shots::exactly(5).to_string(), "5");
+/// assert_eq!(Shots { min: 1, max: 10 }.to_string(), "1-10");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shots {
-    /// The fewest.
+    /// Minimum, at least 1.
     pub min: usize,
-    /// The most.
+    /// Maximum, included in the range.
     pub max: usize,
 }
 
 impl Shots {
-    /// The same number for every class.
+    /// The same number of shots for every class.
     pub fn exactly(shots: usize) -> Self {
         Shots { min: shots, max: shots }
     }
@@ -50,16 +58,24 @@ impl std::fmt::Display for Shots {
     }
 }
 
-/// The shape of an episode and the seed behind all of them.
+/// The shape of the episodes of an experiment and the seed they are drawn with. The default is 5-way 5-shot with 15
+/// queries per class and seed 0.
+///
+/// ```
+/// use trueshot::episode::{EpisodeSpec, Shots};
+///
+/// let spec = EpisodeSpec { ways: 10, shots: Shots { min: 1, max: 10 }, ..EpisodeSpec::default() };
+/// assert_eq!(spec.queries, 15);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpisodeSpec {
-    /// Classes.
+    /// Classes per episode, at least 2.
     pub ways: usize,
-    /// Labelled examples a class.
+    /// Support items per class.
     pub shots: Shots,
-    /// Queries a class; 0 where only the support set matters.
+    /// Queries per class; 0 if only the support sets are needed.
     pub queries: usize,
-    /// Same seed, same episodes.
+    /// Seed of the random numbers; equal seeds give equal episodes.
     pub seed: u64,
 }
 
@@ -70,70 +86,72 @@ impl Default for EpisodeSpec {
 }
 
 impl EpisodeSpec {
+    /// Checks that the numbers are possible: at least 2 ways, at least 1 shot, and a range of shots that is not empty.
     pub(crate) fn check(&self) -> Result<()> {
-        let positive = |what, given: usize, fine: bool, allowed: &str| match fine {
+        let check = |what, given: usize, is_allowed: bool, allowed: &str| match is_allowed {
             true => Ok(()),
             false => Err(Error::OutOfRange { what, given: given.to_string(), allowed: allowed.into() }),
         };
-        positive("the number of ways", self.ways, self.ways >= 2, "2 or more")?;
-        positive("the number of shots", self.shots.min, self.shots.min >= 1, "1 or more")?;
-        let ordered = self.shots.min <= self.shots.max;
-        positive("the largest number of shots", self.shots.max, ordered, "no less than the smallest")
+        check("the number of ways", self.ways, self.ways >= 2, "2 or more")?;
+        check("the number of shots", self.shots.min, self.shots.min >= 1, "1 or more")?;
+        let is_ordered = self.shots.min <= self.shots.max;
+        check("the largest number of shots", self.shots.max, is_ordered, "no less than the smallest")
     }
 }
 
-/// What was drawn of one class.
+/// The rows drawn of one class of an episode, before noise. All row numbers are rows of the embeddings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClassDraw {
-    /// The class, as a place in the embeddings' class names.
+    /// The class, an index into [`Embeddings::classes`].
     pub class: u32,
     /// Rows of the clean support set.
     pub support: Vec<u32>,
-    /// Rows that noise may move into other classes; as many as shots.
+    /// Rows that symmetric and paired noise move into other classes; as many as `support`.
     pub pool: Vec<u32>,
-    /// Rows to classify.
+    /// Query rows.
     pub queries: Vec<u32>,
-    /// The order in which support places become noisy: level n takes the first n.
+    /// The order in which support items become noisy: a permutation of indices into `support`. A setting with n wrong
+    /// items per class replaces the first n, so a higher level replaces all items that a lower one does.
     pub noise_order: Vec<u32>,
 }
 
-/// One drawn classification problem, before noise.
+/// One few-shot classification problem, before noise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Episode {
-    /// Its number.
+    /// The number of the episode in its experiment, from 0.
     pub index: u64,
-    /// Its classes.
+    /// The classes with their rows; their order gives the class indices 0 to `ways - 1` of the episode.
     pub classes: Vec<ClassDraw>,
 }
 
-/// An item of a noisy support set.
+/// One item of a support set, with its given and its true class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Item {
-    /// Its row, in the embeddings or, for an outlier, in the pool of outliers.
+    /// The row of the item, in the embeddings or, for an outlier, in the outlier pool.
     pub row: u32,
-    /// The class it is filed under, as a place among the episode's classes.
+    /// The given (possibly wrong) class, an index into [`Episode::classes`].
     pub given: u32,
-    /// The class it comes from, or none of the episode's.
+    /// The true class, an index into [`Episode::classes`]; `None` for an outlier.
     pub truth: Option<u32>,
 }
 
 impl Item {
-    /// Whether its label is wrong.
+    /// Whether the given label is wrong.
     pub fn is_wrong(&self) -> bool {
         self.truth != Some(self.given)
     }
 }
 
-/// An episode with a support set for every noise setting.
+/// An episode with one support set per noise setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrawnEpisode {
-    /// Classes and queries.
+    /// The classes, clean support rows and queries.
     pub episode: Episode,
-    /// Support sets in the order of the settings.
+    /// The support sets, in the order of [`Episodes::noises`].
     pub supports: Vec<Vec<Item>>,
 }
 
-/// Embeddings that episodes are drawn from, with the outliers that belong to them.
+/// The data that episodes are drawn from: labelled embeddings and an optional outlier pool.
 #[derive(Clone, Copy)]
 pub struct EpisodeData<'a> {
     /// The labelled rows.
@@ -142,19 +160,20 @@ pub struct EpisodeData<'a> {
     pub outliers: Option<&'a Embeddings>,
 }
 
-/// Where episodes come from.
+/// A source of episodes: a [`Sampler`] or a [`Manifest`].
 pub trait Episodes: Sync {
-    /// Their shape.
+    /// The shape of the episodes and their seed.
     fn spec(&self) -> &EpisodeSpec;
-    /// The noise settings each of them comes with.
+    /// The noise settings; every episode has one support set for each.
     fn noises(&self) -> &[Noise];
-    /// One of them. The urn is scratch space, kept by whoever draws many.
-    fn draw(&self, index: u64, urn: &mut IndexSampler) -> Result<DrawnEpisode>;
-    /// How many there are, where that is limited.
+    /// Draws the episode with a number. `index_sampler` is scratch memory that a caller reuses between episodes; it does
+    /// not influence the result.
+    fn draw(&self, index: u64, index_sampler: &mut IndexSampler) -> Result<DrawnEpisode>;
+    /// The number of episodes, if it is limited.
     fn limit(&self) -> Option<u64> {
         None
     }
-    /// SHA-256 of the file they come from, if they come from one.
+    /// The SHA-256 of the manifest the episodes come from, in hexadecimal; `None` for other sources.
     fn manifest_hash(&self) -> Option<&str> {
         None
     }

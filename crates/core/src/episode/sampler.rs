@@ -1,4 +1,7 @@
-//! Draws episodes from embeddings: which classes, which items, and how noise moves them.
+//! The episode sampler: [`Sampler`] draws the classes, support items and queries of an episode and applies label noise.
+//!
+//! Every random decision uses a generator keyed by its purpose and the number of the episode, so an episode does not
+//! depend on other episodes nor on the other noise settings. All settings are checked when the sampler is made.
 
 use std::sync::Arc;
 
@@ -8,26 +11,43 @@ use crate::error::{Error, Result};
 use crate::noise::{Noise, NoiseKind};
 use crate::rng::{IndexSampler, Purpose, Rng};
 
-/// Draws any episode of an experiment, in any order.
+/// Draws the episodes of an experiment by number, in any order.
+///
+/// ```
+/// use trueshot::episode::{EpisodeSpec, Episodes, Sampler, Shots};
+/// use trueshot::noise::{Noise, NoiseKind};
+///
+/// let labels = (0..80).map(|row| format!("class {}", row % 4)).collect();
+/// let data = trueshot::Embeddings::from_rows((0..80).map(|row| row as f32).collect(), 1, labels)?;
+/// let spec = EpisodeSpec { ways: 3, shots: Shots::exactly(5), queries: 2, seed: 1 };
+/// let sampler = Sampler::new(&data, None, spec, vec![Noise::new(NoiseKind::Paired, 0.4)?])?;
+/// let drawn = sampler.draw(7, &mut Default::default())?;
+/// assert_eq!(drawn.supports[0].iter().filter(|item| item.is_wrong()).count(), 3 * 2);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct Sampler<'a> {
     embeddings: &'a Embeddings,
     images: Option<Arc<AugmentedCopies>>,
     spec: EpisodeSpec,
     noises: Vec<Noise>,
-    outliers: Pool,
+    outliers: OutlierPool,
 }
 
-/// Where outliers come from.
-enum Pool {
-    /// So many rows of other classes; 0 without any.
-    Apart(usize),
-    /// The data itself: whatever is of no class of the episode.
+/// The rows that outlier noise draws from.
+enum OutlierPool {
+    /// Separate embeddings with this number of rows; 0 if there are none.
+    Separate(usize),
+    /// The embeddings themselves: all classes that are not in the episode.
     OtherClasses,
 }
 
 impl<'a> Sampler<'a> {
-    /// Checks once that every episode under every setting can be drawn. If the outliers are the embeddings themselves,
-    /// those of an episode are of classes it has not.
+    /// A sampler for a shape of episodes and noise settings. If `outliers` is the same object as `embeddings`, the
+    /// outliers of an episode come from the classes that are not in it.
+    ///
+    /// # Errors
+    /// If some episode could not be drawn under some setting: too few classes or items, an impossible noise level, or an
+    /// outlier pool that is missing, too small or of another dimension.
     pub fn new(
         embeddings: &'a Embeddings,
         outliers: Option<&Embeddings>,
@@ -38,7 +58,7 @@ impl<'a> Sampler<'a> {
         Self::with_images(embeddings, images, outliers, spec, noises)
     }
 
-    /// The same, where the images behind the rows are known already.
+    /// Like [`Sampler::new`], with the augmented copies already grouped by image.
     pub(crate) fn with_images(
         embeddings: &'a Embeddings,
         images: Option<Arc<AugmentedCopies>>,
@@ -55,28 +75,28 @@ impl<'a> Sampler<'a> {
             }
         }
         let outliers = match outliers {
-            Some(pool) if std::ptr::eq(pool, embeddings) => Pool::OtherClasses,
-            pool => Pool::Apart(pool.map_or(0, Embeddings::len)),
+            Some(pool) if std::ptr::eq(pool, embeddings) => OutlierPool::OtherClasses,
+            pool => OutlierPool::Separate(pool.map_or(0, Embeddings::len)),
         };
         Ok(Sampler { embeddings, images, spec, noises, outliers })
     }
 
-    /// Draws an episode without noise.
-    pub fn episode(&self, index: u64, urn: &mut IndexSampler) -> Episode {
+    /// Draws an episode without noise. `index_sampler` is scratch memory.
+    pub fn episode(&self, index: u64, index_sampler: &mut IndexSampler) -> Episode {
         let EpisodeSpec { ways, shots, queries, seed } = self.spec;
         let mut items = Rng::new(seed, Purpose::Items, index);
         let mut sizes = Rng::new(seed, Purpose::Shots, index);
-        let mut places = Rng::new(seed, Purpose::Places, index);
+        let mut noise_orders = Rng::new(seed, Purpose::NoiseOrder, index);
         let mut copies = Rng::new(seed, Purpose::Copies, index);
-        let classes = urn.draw(&mut items, self.embeddings.classes().len(), ways);
+        let classes = index_sampler.draw(&mut items, self.embeddings.classes().len(), ways);
         let draw_class = |class: u32| {
             let count = shots.min + sizes.below(shots.max - shots.min + 1);
             let images = count_images(self.embeddings, self.images.as_deref(), class as usize);
-            let drawn = urn.draw(&mut items, images, 2 * shots.max + queries);
+            let drawn = index_sampler.draw(&mut items, images, 2 * shots.max + queries);
             let rows = self.rows(class as usize, drawn, &mut copies);
             let take = |range: std::ops::Range<usize>| rows[range].to_vec();
             let mut noise_order: Vec<u32> = (0..count as u32).collect();
-            places.shuffle(&mut noise_order);
+            noise_orders.shuffle(&mut noise_order);
             ClassDraw {
                 class,
                 support: take(0..count),
@@ -88,12 +108,12 @@ impl<'a> Sampler<'a> {
         Episode { index, classes: classes.into_iter().map(draw_class).collect() }
     }
 
-    /// The error for noise that no episode of this shape can have.
+    /// The error for a noise setting that is impossible for episodes of this shape.
     pub(crate) fn impossible(&self, noise: Noise) -> Error {
         impossible(noise, &self.spec)
     }
 
-    /// A row for each of some images of a class.
+    /// One row per image of a class: replaces image indices by rows, choosing one of the copies of each image at random.
     fn rows(&self, class: usize, mut images: Vec<u32>, copies: &mut Rng) -> Vec<u32> {
         let all = self.embeddings.rows_of(class);
         images.iter_mut().for_each(|image| {
@@ -108,9 +128,14 @@ impl<'a> Sampler<'a> {
         images
     }
 
-    /// Puts noise into the support set of an episode.
-    pub fn corrupt(&self, episode: &Episode, noise: Noise, urn: &mut IndexSampler) -> Result<Vec<Item>> {
-        let replaced = match noise.kind {
+    /// The support set of an episode under one noise setting. `index_sampler` is scratch memory.
+    pub fn corrupt(
+        &self,
+        episode: &Episode,
+        noise: Noise,
+        index_sampler: &mut IndexSampler,
+    ) -> Result<Vec<Item>> {
+        let replacements = match noise.kind {
             _ if noise.level == 0.0 => corrupt::none(episode),
             NoiseKind::Symmetric => {
                 let mut rng = Rng::new(self.spec.seed, Purpose::Symmetric, episode.index);
@@ -123,40 +148,44 @@ impl<'a> Sampler<'a> {
             NoiseKind::Outlier => {
                 let mut rng = Rng::new(self.spec.seed, Purpose::Outlier, episode.index);
                 Some(match self.outliers {
-                    Pool::Apart(rows) => corrupt::outlier(episode, noise, &mut rng, rows, urn),
-                    Pool::OtherClasses => self.outliers_among_other_classes(episode, noise, &mut rng, urn),
+                    OutlierPool::Separate(rows) => {
+                        corrupt::outlier(episode, noise, &mut rng, rows, index_sampler)
+                    }
+                    OutlierPool::OtherClasses => {
+                        self.outliers_from_other_classes(episode, noise, &mut rng, index_sampler)
+                    }
                 })
             }
         };
-        let replaced = replaced.ok_or_else(|| impossible(noise, &self.spec))?;
-        Ok(corrupt::support_set(episode, &replaced))
+        let replacements = replacements.ok_or_else(|| impossible(noise, &self.spec))?;
+        Ok(corrupt::support_set(episode, &replacements))
     }
-}
 
-impl Sampler<'_> {
-    fn outliers_among_other_classes(
+    /// Outliers drawn uniformly from all rows of the classes that are not in the episode.
+    fn outliers_from_other_classes(
         &self,
         episode: &Episode,
         noise: Noise,
         rng: &mut Rng,
-        urn: &mut IndexSampler,
-    ) -> corrupt::Replaced {
-        let has = |class: usize| episode.classes.iter().any(|draw| draw.class as usize == class);
-        let others = || (0..self.embeddings.classes().len()).filter(|&class| !has(class));
+        index_sampler: &mut IndexSampler,
+    ) -> corrupt::Replacements {
+        let is_in_episode = |class: usize| episode.classes.iter().any(|draw| draw.class as usize == class);
+        let others = || (0..self.embeddings.classes().len()).filter(|&class| !is_in_episode(class));
         let rows = others().map(|class| self.embeddings.rows_of(class).len()).sum();
-        let mut replaced = corrupt::outlier(episode, noise, rng, rows, urn);
-        for (place, _) in replaced.iter_mut().flatten() {
-            let mut left = *place as usize;
+        let mut replacements = corrupt::outlier(episode, noise, rng, rows, index_sampler);
+        // Indices into the concatenated rows of the other classes become rows of the embeddings.
+        for (index, _) in replacements.iter_mut().flatten() {
+            let mut index_in_class = *index as usize;
             for class in others() {
                 let rows = self.embeddings.rows_of(class);
-                if let Some(&row) = rows.get(left) {
-                    *place = row;
+                if let Some(&row) = rows.get(index_in_class) {
+                    *index = row;
                     break;
                 }
-                left -= rows.len();
+                index_in_class -= rows.len();
             }
         }
-        replaced
+        replacements
     }
 }
 
@@ -169,18 +198,20 @@ impl Episodes for Sampler<'_> {
         &self.noises
     }
 
-    fn draw(&self, index: u64, urn: &mut IndexSampler) -> Result<DrawnEpisode> {
-        let episode = self.episode(index, urn);
-        let supports =
-            self.noises.iter().map(|&noise| self.corrupt(&episode, noise, urn)).collect::<Result<_>>()?;
+    fn draw(&self, index: u64, index_sampler: &mut IndexSampler) -> Result<DrawnEpisode> {
+        let episode = self.episode(index, index_sampler);
+        let supports = self.noises.iter().map(|&noise| self.corrupt(&episode, noise, index_sampler));
+        let supports = supports.collect::<Result<_>>()?;
         Ok(DrawnEpisode { episode, supports })
     }
 }
 
+/// The number of different images of a class: its rows, unless some of them are augmented copies.
 fn count_images(embeddings: &Embeddings, images: Option<&AugmentedCopies>, class: usize) -> usize {
     images.map_or_else(|| embeddings.rows_of(class).len(), |images| images.count(class))
 }
 
+/// Checks that there are enough classes, and enough items for the support set, the noise pool and the queries of each.
 fn check_items(embeddings: &Embeddings, images: Option<&AugmentedCopies>, spec: &EpisodeSpec) -> Result<()> {
     let classes = embeddings.classes();
     if spec.ways > classes.len() {
@@ -205,21 +236,22 @@ fn check_noise(noise: Noise, spec: &EpisodeSpec) -> Result<()> {
     if is_possible(noise, spec) { Ok(()) } else { Err(impossible(noise, spec)) }
 }
 
-/// Whether every episode has a valid draw, however the numbers of shots fall: each number must be possible
-/// among its like, and one class of the largest among others of the smallest.
+/// Whether every episode has a valid draw, whatever numbers of shots its classes get: the level must be possible if all
+/// classes have the same size, for every size, and for a class of the largest size among classes of the smallest.
 fn is_possible(noise: Noise, spec: &EpisodeSpec) -> bool {
     let EpisodeSpec { ways, shots, .. } = *spec;
     let mut sizes = shots.min..=shots.max;
-    let among_its_like = sizes.all(|shots| noise.kind.is_possible(ways, shots, noise.noisy_places(shots)));
-    let noisy = noise.noisy_places(shots.max);
-    let from_the_smallest = match noise.kind {
+    let with_equal_sizes = sizes.all(|shots| noise.kind.is_possible(ways, shots, noise.noisy_items(shots)));
+    let noisy = noise.noisy_items(shots.max);
+    let with_smallest_others = match noise.kind {
         NoiseKind::Symmetric => (ways - 1) * shots.min.min((shots.max - noisy).saturating_sub(1)) >= noisy,
         NoiseKind::Paired => shots.min >= noisy,
         NoiseKind::Outlier => true,
     };
-    among_its_like && from_the_smallest
+    with_equal_sizes && with_smallest_others
 }
 
+/// The error for an impossible noise setting, with the levels that are possible.
 fn impossible(noise: Noise, spec: &EpisodeSpec) -> Error {
     let shots = spec.shots.max;
     let level = |noisy: usize| Noise { level: noisy as f64 / shots as f64, ..noise };
@@ -234,6 +266,7 @@ fn impossible(noise: Noise, spec: &EpisodeSpec) -> Error {
     }
 }
 
+/// Checks that the outlier pool exists, has the right dimension and has enough rows for every episode.
 fn check_outliers(
     noise: Noise,
     spec: &EpisodeSpec,
@@ -247,11 +280,12 @@ fn check_outliers(
     if pool.dim() != embeddings.dim() {
         return Err(Error::OutlierDimension { pool: pool.dim(), data: embeddings.dim() });
     }
-    let need = spec.ways * noise.noisy_places(spec.shots.max);
+    let need = spec.ways * noise.noisy_items(spec.shots.max);
     let mut sizes: Vec<usize> = (0..pool.classes().len()).map(|class| pool.rows_of(class).len()).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
-    let not_free = if std::ptr::eq(pool, embeddings) { spec.ways } else { 0 };
-    let have = sizes[not_free.min(sizes.len())..].iter().sum();
+    // If the pool is the data itself, the episode may take the largest classes away from it.
+    let in_episode = if std::ptr::eq(pool, embeddings) { spec.ways } else { 0 };
+    let have = sizes[in_episode.min(sizes.len())..].iter().sum();
     if have < need {
         return Err(Error::OutlierPoolTooSmall { have, need });
     }
@@ -264,7 +298,7 @@ mod tests {
     use crate::episode::Shots;
     use std::collections::HashSet;
 
-    fn bank(classes: usize, items: usize) -> Embeddings {
+    fn embeddings(classes: usize, items: usize) -> Embeddings {
         let labels = (0..classes * items).map(|i| format!("class {:02}", i / items)).collect();
         Embeddings::from_rows((0..classes * items).map(|i| i as f32).collect(), 1, labels).unwrap()
     }
@@ -290,14 +324,14 @@ mod tests {
 
     #[test]
     fn every_setting_has_exactly_its_share_of_wrong_labels() {
-        let (data, pool) = (bank(12, 30), bank(3, 10));
+        let (data, pool) = (embeddings(12, 30), embeddings(3, 10));
         let sampler = Sampler::new(&data, Some(&pool), spec(5, Shots::exactly(5), 15), noises(&ALL)).unwrap();
         for index in 0..300 {
             let drawn = sampler.draw(index, &mut IndexSampler::default()).unwrap();
             for (support, noise) in drawn.supports.iter().zip(sampler.noises()) {
                 for class in 0..5 {
                     let wrong = support.iter().filter(|i| i.given == class && i.is_wrong()).count();
-                    assert_eq!(wrong, noise.noisy_places(5), "{noise}");
+                    assert_eq!(wrong, noise.noisy_items(5), "{noise}");
                 }
                 let rows: HashSet<_> = support.iter().map(|i| (i.row, i.truth.is_some())).collect();
                 assert_eq!(rows.len(), 25, "no item is used twice under {noise}");
@@ -307,7 +341,7 @@ mod tests {
 
     #[test]
     fn outliers_from_the_data_itself_are_of_other_classes() {
-        let data = bank(7, 30);
+        let data = embeddings(7, 30);
         let noise = noises(&[(NoiseKind::Outlier, 0.4)]);
         let sampler = Sampler::new(&data, Some(&data), spec(5, Shots::exactly(5), 5), noise.clone()).unwrap();
         let mut seen = HashSet::new();
@@ -327,7 +361,7 @@ mod tests {
 
     #[test]
     fn no_wrong_class_ties_with_the_right_one() {
-        let data = bank(12, 40);
+        let data = embeddings(12, 40);
         for (ways, shots) in [(5, 5), (5, 10), (3, 7), (10, 4)] {
             let settings: Vec<_> = (0..shots)
                 .filter(|&n| NoiseKind::Symmetric.is_possible(ways, shots, n))
@@ -350,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn no_episode_holds_two_copies_of_one_image() {
+    fn no_episode_contains_two_copies_of_one_image() {
         let names = (0..3).flat_map(|copy| {
             (0..6 * 20).map(move |i| if copy == 0 { format!("{i}") } else { format!("{i}#{copy}") })
         });
@@ -370,12 +404,12 @@ mod tests {
         }
         assert!(used.len() > 300, "all copies are used: {}", used.len());
         let error = Sampler::new(&data, None, spec(5, Shots::exactly(6), 10), vec![]).err().unwrap();
-        assert!(matches!(error, Error::TooFewItems { have: 20, .. }), "copies are no further items");
+        assert!(matches!(error, Error::TooFewItems { have: 20, .. }), "copies do not count as items");
     }
 
     #[test]
-    fn what_stays_clean_is_the_same_under_every_setting_and_noisy_places_nest() {
-        let (data, pool) = (bank(8, 40), bank(3, 10));
+    fn clean_items_are_the_same_under_every_setting_and_noisy_items_nest() {
+        let (data, pool) = (embeddings(8, 40), embeddings(3, 10));
         let sampler = Sampler::new(
             &data,
             Some(&pool),
@@ -390,33 +424,35 @@ mod tests {
         let sampler = sampler.unwrap();
         for index in 0..100 {
             let supports = sampler.draw(index, &mut IndexSampler::default()).unwrap().supports;
-            for place in 0..supports[0].len() {
-                let wrong: Vec<bool> = supports.iter().map(|s| s[place].is_wrong()).collect();
+            for item in 0..supports[0].len() {
+                let wrong: Vec<bool> = supports.iter().map(|s| s[item].is_wrong()).collect();
                 assert!(!wrong[0] && wrong[1] <= wrong[2] && wrong[2] == wrong[3], "{wrong:?}");
                 for support in &supports {
-                    assert!(support[place].is_wrong() || support[place] == supports[0][place]);
+                    assert!(support[item].is_wrong() || support[item] == supports[0][item]);
                 }
             }
         }
     }
 
     #[test]
-    fn an_episode_does_not_depend_on_the_noise_asked_for_or_on_other_episodes() {
-        let (data, pool) = (bank(8, 30), bank(3, 10));
+    fn an_episode_does_not_depend_on_other_noise_settings_or_other_episodes() {
+        let (data, pool) = (embeddings(8, 30), embeddings(3, 10));
         let shape = spec(5, Shots::exactly(5), 15);
         let all = Sampler::new(&data, Some(&pool), shape, noises(&ALL)).unwrap();
         let alone = Sampler::new(&data, None, shape, noises(&ALL[3..4])).unwrap();
-        let mut urn = IndexSampler::default();
-        (0..50).for_each(|index| drop(all.draw(index, &mut urn).unwrap()));
-        let (one, other) =
-            (all.draw(77, &mut urn).unwrap(), alone.draw(77, &mut IndexSampler::default()).unwrap());
+        let mut index_sampler = IndexSampler::default();
+        (0..50).for_each(|index| drop(all.draw(index, &mut index_sampler).unwrap()));
+        let (one, other) = (
+            all.draw(77, &mut index_sampler).unwrap(),
+            alone.draw(77, &mut IndexSampler::default()).unwrap(),
+        );
         assert_eq!(one.episode, other.episode);
         assert_eq!(one.supports[3], other.supports[0]);
     }
 
     #[test]
     fn paired_noise_takes_all_replacements_from_one_other_class() {
-        let data = bank(8, 60);
+        let data = embeddings(8, 60);
         let shape = spec(5, Shots { min: 5, max: 12 }, 5);
         let sampler = Sampler::new(&data, None, shape, noises(&[(NoiseKind::Paired, 0.4)])).unwrap();
         for index in 0..200 {
@@ -428,21 +464,23 @@ mod tests {
                 assert_eq!(from.len(), 1);
                 sources.extend(from);
             }
-            assert_eq!(sources.len(), 5, "every class lends to exactly one other");
+            assert_eq!(sources.len(), 5, "every class is the source of exactly one other");
         }
     }
 
     #[test]
-    fn too_few_items_say_how_many_queries_would_fit() {
-        let error = Sampler::new(&bank(6, 20), None, spec(5, Shots::exactly(5), 15), vec![]).err().unwrap();
+    fn the_error_for_too_few_items_says_how_many_queries_would_fit() {
+        let error =
+            Sampler::new(&embeddings(6, 20), None, spec(5, Shots::exactly(5), 15), vec![]).err().unwrap();
         assert_eq!(error.hint().unwrap(), "the largest number of queries that fits is 10");
-        let error = Sampler::new(&bank(6, 20), None, spec(5, Shots::exactly(11), 0), vec![]).err().unwrap();
+        let error =
+            Sampler::new(&embeddings(6, 20), None, spec(5, Shots::exactly(11), 0), vec![]).err().unwrap();
         assert!(error.hint().unwrap().contains("most shots this class allows is 10"));
     }
 
     #[test]
-    fn impossible_settings_are_refused_with_what_would_be_possible() {
-        let data = bank(6, 40);
+    fn impossible_noise_is_refused_with_the_possible_levels() {
+        let data = embeddings(6, 40);
         let refuse = |kind, level, pool: Option<&Embeddings>| {
             let settings = noises(&[(kind, level)]);
             Sampler::new(&data, pool, spec(5, Shots::exactly(5), 15), settings).err().unwrap()
@@ -451,16 +489,18 @@ mod tests {
         assert!(message.ends_with("possible: 0, 20, 40, 60 %"), "{message}");
         let message = refuse(NoiseKind::Paired, 0.6, None).to_string();
         assert!(message.ends_with("possible: 0, 20, 40 %"), "{message}");
-        let ragged = spec(5, Shots { min: 3, max: 12 }, 5);
-        let message =
-            Sampler::new(&data, None, ragged, noises(&[(NoiseKind::Paired, 0.4)])).err().unwrap().to_string();
+        let unequal = spec(5, Shots { min: 3, max: 12 }, 5);
+        let message = Sampler::new(&data, None, unequal, noises(&[(NoiseKind::Paired, 0.4)]))
+            .err()
+            .unwrap()
+            .to_string();
         assert!(
             message.ends_with("possible: 0, 8.33, 16.67, 25 %"),
             "four of twelve cannot come from a class of three: {message}"
         );
         assert!(matches!(refuse(NoiseKind::Outlier, 0.4, None), Error::NoOutlierPool));
         assert!(matches!(
-            refuse(NoiseKind::Outlier, 0.4, Some(&bank(1, 9))),
+            refuse(NoiseKind::Outlier, 0.4, Some(&embeddings(1, 9))),
             Error::OutlierPoolTooSmall { have: 9, need: 10 }
         ));
         let wide = Embeddings::from_rows(vec![0.5; 60], 2, vec!["a".into(); 30]).unwrap();

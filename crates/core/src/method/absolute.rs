@@ -1,4 +1,6 @@
-//! Weights from minus the absolute (L1) distance between the items of a class.
+//! The method `absolute`: class means weighted by similarity, where similarity is minus the L1 distance.
+//!
+//! An item far from the other items of its class gets little weight. The weighting is in `similarity`.
 
 use trueshot_nn::products;
 
@@ -29,7 +31,7 @@ impl Method for Absolute {
         Ok(similarity::fit(task, self.temperature, |class| {
             let members = &task.support.members()[class];
             let row = |i: usize| task.support.rows()[members[i] as usize];
-            Similarities::of_pairs(members.len(), |i, j| -products::l1_distance(row(i), row(j)))
+            Similarities::from_pairs(members.len(), |i, j| -products::l1_distance(row(i), row(j)))
         }))
     }
 }

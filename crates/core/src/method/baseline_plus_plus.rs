@@ -1,7 +1,8 @@
-//! Baseline++ (Chen et al., 2019): a cosine classifier `s cos(W_c, h)` trained on the given labels by SGD.
+//! The method `baseline++` (Chen et al., 2019): a cosine classifier `s cos(w_c, h)` trained on the given labels by SGD.
 //!
-//! W starts as a combination of unit-length items (or a random vector) and SGD only ever adds items to it, so
-//! training runs on combinations and cosines: a step costs the same whatever the dimension of the features.
+//! The weight vector `w_c` of a class starts as a linear combination of the unit-length items (or as a random vector),
+//! and every SGD step adds multiples of items to it. So training runs on the coefficients of that combination and on the
+//! cosines between items, and a step costs the same whatever the dimension of the features.
 
 use trueshot_nn::products;
 
@@ -40,8 +41,8 @@ pub(super) const INFO: MethodInfo = MethodInfo {
             epochs: given.count("epochs")?,
             batch: given.count("batch")?,
             rate: given.positive("rate")?,
-            momentum: given.share("momentum")?,
-            dampening: given.share("dampening")?,
+            momentum: given.fraction("momentum")?,
+            dampening: given.fraction("dampening")?,
             decay: given.not_negative("decay")?,
         }))
     },
@@ -64,39 +65,41 @@ struct BaselinePlusPlus {
     decay: f32,
 }
 
-/// A vector in the span of the unit-length items and the vector W started at.
+/// A vector in the span of the unit-length items and the random initial vector, stored as its coefficients.
 #[derive(Clone)]
 struct Combination {
     /// Coefficients of the unit-length items.
     items: Vec<f32>,
-    /// Coefficient of the start.
+    /// Coefficient of the random initial vector; 0 with `init=means`.
     start: f32,
-    /// Inner products with the unit-length items.
+    /// Inner products of this vector with the unit-length items.
     products: Vec<f32>,
 }
 
 impl Combination {
-    /// `self = keep * self + add * other`
-    fn blend(&mut self, keep: f32, add: f32, other: &Combination) {
-        let blend = |mine: &mut [f32], theirs: &[f32]| {
-            mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| *mine = keep * *mine + add * theirs);
+    /// `self = a * self + b * other`
+    fn scale_and_add(&mut self, a: f32, b: f32, other: &Combination) {
+        let update = |x: &mut [f32], y: &[f32]| {
+            x.iter_mut().zip(y).for_each(|(x, y)| *x = a * *x + b * y);
         };
-        blend(&mut self.items, &other.items);
-        blend(&mut self.products, &other.products);
-        self.start = keep * self.start + add * other.start;
+        update(&mut self.items, &other.items);
+        update(&mut self.products, &other.products);
+        self.start = a * self.start + b * other.start;
     }
 }
 
-/// The classifier of one class while it is trained.
-struct Direction {
+/// The training state of one class: its weight vector `w_c`, the momentum buffer and the initial vector's products.
+struct ClassState {
     weight: Combination,
     velocity: Combination,
-    /// Inner products of the start with the unit-length items, and with itself.
+    /// Inner products of the random initial vector with the unit-length items.
     start_products: Vec<f32>,
+    /// Squared length of the random initial vector.
     start_squared: f32,
 }
 
-impl Direction {
+impl ClassState {
+    /// The length of the weight vector, `|w_c|`.
     fn length(&self) -> f32 {
         let w = &self.weight;
         let among_items = products::short_dot(&w.items, &w.products);
@@ -110,15 +113,16 @@ impl Method for BaselinePlusPlus {
     fn fit(&self, task: &Task<'_>, rng: &mut Rng) -> Result<Fitted> {
         let (cosines, lengths) = cosines(task);
         let random = self.random_starts(task, rng);
-        let mut directions: Vec<Direction> = (0..task.support.classes())
-            .map(|class| start(task, class, &cosines, &lengths, random.get(class)))
+        let mut states: Vec<ClassState> = (0..task.support.classes())
+            .map(|class| initial_state(task, class, &cosines, &lengths, random.get(class)))
             .collect();
-        self.train(task.support.given(), &cosines, &mut directions, rng);
-        Ok(Fitted { classifier: finish(task, &directions, &lengths, &random), assessments: None })
+        self.train(task.support.given(), &cosines, &mut states, rng);
+        Ok(Fitted { classifier: classifier(task, &states, &lengths, &random), assessments: None })
     }
 }
 
 impl BaselinePlusPlus {
+    /// Random initial vectors, one per class; empty unless `init=random`.
     fn random_starts(&self, task: &Task<'_>, rng: &mut Rng) -> Vec<Vec<f32>> {
         let dim = task.support.dim();
         let bound = (dim as f32).sqrt().recip();
@@ -126,94 +130,95 @@ impl BaselinePlusPlus {
         (0..classes).map(|_| (0..dim).map(|_| bound * (2.0 * rng.uniform() - 1.0)).collect()).collect()
     }
 
-    fn train(&self, given: &[u32], cosines: &[f32], directions: &mut [Direction], rng: &mut Rng) {
+    fn train(&self, given: &[u32], cosines: &[f32], states: &mut [ClassState], rng: &mut Rng) {
         let mut order: Vec<usize> = (0..given.len()).collect();
         let mut first = true;
         for _ in 0..self.epochs {
             rng.shuffle(&mut order);
             for batch in order.chunks(self.batch) {
-                self.update(batch, given, cosines, directions, first);
+                self.step(batch, given, cosines, states, first);
                 first = false;
             }
         }
     }
 
-    /// One step of SGD on a batch.
-    fn update(
-        &self,
-        batch: &[usize],
-        given: &[u32],
-        cosines: &[f32],
-        directions: &mut [Direction],
-        first: bool,
-    ) {
-        let lengths: Vec<f32> = directions.iter().map(Direction::length).collect();
-        let errors = self.errors(batch, given, directions, &lengths);
+    /// One step of SGD on a batch of item indices; `cosines` is `[items, items]`.
+    fn step(&self, batch: &[usize], given: &[u32], cosines: &[f32], states: &mut [ClassState], first: bool) {
+        let lengths: Vec<f32> = states.iter().map(ClassState::length).collect();
+        let d_logits = self.logit_gradients(batch, given, states, &lengths);
         // PyTorch's SGD takes the first gradient whole, whatever the dampening.
-        let (keep, fresh) = if first { (0.0, 1.0) } else { (self.momentum, 1.0 - self.dampening) };
+        let (momentum, undamped) = if first { (0.0, 1.0) } else { (self.momentum, 1.0 - self.dampening) };
         let n = given.len();
-        for ((direction, length), errors) in
-            directions.iter_mut().zip(lengths).zip(errors.chunks_exact(batch.len()))
+        for ((state, length), d_logits) in
+            states.iter_mut().zip(lengths).zip(d_logits.chunks_exact(batch.len()))
         {
             // The gradient of s cos(w, u) is s (u - cos(w, u) w / |w|) / |w|: a part along each item of the
-            // batch, and a part along w, which weight decay joins.
-            let Direction { weight, velocity, .. } = direction;
-            let pulls = errors.iter().map(|error| self.scale * error / length);
-            let along: f32 = pulls.clone().zip(batch).map(|(pull, &item)| pull * weight.products[item]).sum();
-            velocity.blend(keep, fresh * (self.decay - along / (length * length)), weight);
-            for (pull, &item) in pulls.zip(batch) {
-                velocity.items[item] += fresh * pull;
+            // batch, and a part along w, to which weight decay is added.
+            let ClassState { weight, velocity, .. } = state;
+            let along_items = d_logits.iter().map(|d_logit| self.scale * d_logit / length);
+            let along_weight: f32 =
+                along_items.clone().zip(batch).map(|(d_item, &item)| d_item * weight.products[item]).sum();
+            let decayed = self.decay - along_weight / (length * length);
+            velocity.scale_and_add(momentum, undamped * decayed, weight);
+            for (d_item, &item) in along_items.zip(batch) {
+                velocity.items[item] += undamped * d_item;
                 let row = &cosines[item * n..(item + 1) * n];
                 velocity
                     .products
                     .iter_mut()
                     .zip(row)
-                    .for_each(|(product, cosine)| *product += fresh * pull * cosine);
+                    .for_each(|(product, cosine)| *product += undamped * d_item * cosine);
             }
-            weight.blend(1.0, -self.rate, velocity);
+            weight.scale_and_add(1.0, -self.rate, velocity);
         }
     }
 
-    /// For every class and item of the batch: the softmax's share minus one if it is the item's class, over
-    /// the size of the batch.
-    fn errors(&self, batch: &[usize], given: &[u32], directions: &[Direction], lengths: &[f32]) -> Vec<f32> {
-        let mut errors = vec![0.0; directions.len() * batch.len()];
-        for (place, &item) in batch.iter().enumerate() {
-            // Scores lie within the scale, so no maximum needs to be taken out before the exponential.
-            let share = |(direction, length): (&Direction, &f32)| {
-                (self.scale * direction.weight.products[item] / length).exp()
+    /// The gradient `[classes, batch]` of the mean cross-entropy with respect to the logits: softmax minus the one-hot
+    /// target, divided by the batch size.
+    fn logit_gradients(
+        &self,
+        batch: &[usize],
+        given: &[u32],
+        states: &[ClassState],
+        lengths: &[f32],
+    ) -> Vec<f32> {
+        let mut gradients = vec![0.0; states.len() * batch.len()];
+        for (position, &item) in batch.iter().enumerate() {
+            // Logits are at most the scale, so the exponential is safe without subtracting the maximum.
+            let exp = |(state, length): (&ClassState, &f32)| {
+                (self.scale * state.weight.products[item] / length).exp()
             };
-            let shares: Vec<f32> = directions.iter().zip(lengths).map(share).collect();
-            let total: f32 = shares.iter().sum();
-            for (class, share) in shares.into_iter().enumerate() {
+            let exps: Vec<f32> = states.iter().zip(lengths).map(exp).collect();
+            let total: f32 = exps.iter().sum();
+            for (class, exp) in exps.into_iter().enumerate() {
                 let target = if class == given[item] as usize { 1.0 } else { 0.0 };
-                errors[class * batch.len() + place] = (share / total - target) / batch.len() as f32;
+                gradients[class * batch.len() + position] = (exp / total - target) / batch.len() as f32;
             }
         }
-        errors
+        gradients
     }
 }
 
-/// Cosines between all items, and the lengths of the items; those without length keep 1.
+/// Cosines between all items, `[items, items]`, and the lengths of the items; a row of zeros gets length 1.
 fn cosines(task: &Task<'_>) -> (Vec<f32>, Vec<f32>) {
     let (gram, n) = (task.gram(), task.support.len());
     let length = |item: usize| if gram[item * n + item] > 0.0 { gram[item * n + item].sqrt() } else { 1.0 };
     let lengths: Vec<f32> = (0..n).map(length).collect();
-    let cosine = |place: usize| gram[place] / (lengths[place / n] * lengths[place % n]);
+    let cosine = |index: usize| gram[index] / (lengths[index / n] * lengths[index % n]);
     ((0..n * n).map(cosine).collect(), lengths)
 }
 
-/// A class's direction before training: the mean of its items, or a random vector.
-fn start(
+/// The state of a class before training: its weight vector is the mean of its items, or the given random vector.
+fn initial_state(
     task: &Task<'_>,
     class: usize,
     cosines: &[f32],
     lengths: &[f32],
     random: Option<&Vec<f32>>,
-) -> Direction {
+) -> ClassState {
     let n = task.support.len();
-    let nothing = Combination { items: vec![0.0; n], start: 0.0, products: vec![0.0; n] };
-    let mut weight = nothing.clone();
+    let zero = Combination { items: vec![0.0; n], start: 0.0, products: vec![0.0; n] };
+    let mut weight = zero.clone();
     let (mut start_products, mut start_squared) = (vec![0.0; n], 0.0);
     if let Some(random) = random {
         products::products(task.support.rows(), &[random], &mut start_products);
@@ -224,26 +229,33 @@ fn start(
     } else {
         let members = &task.support.members()[class];
         for &item in members {
-            let share = lengths[item as usize] / members.len() as f32;
-            weight.items[item as usize] = share;
+            let coefficient = lengths[item as usize] / members.len() as f32;
+            weight.items[item as usize] = coefficient;
             let row = &cosines[item as usize * n..][..n];
-            weight.products.iter_mut().zip(row).for_each(|(product, cosine)| *product += share * cosine);
+            weight
+                .products
+                .iter_mut()
+                .zip(row)
+                .for_each(|(product, cosine)| *product += coefficient * cosine);
         }
     }
-    Direction { weight, velocity: nothing, start_products, start_squared }
+    ClassState { weight, velocity: zero, start_products, start_squared }
 }
 
-/// Back from unit-length items to the items themselves.
-fn finish(task: &Task<'_>, directions: &[Direction], lengths: &[f32], random: &[Vec<f32>]) -> Classifier {
-    let of_items = |d: &Direction| d.weight.items.iter().zip(lengths).map(|(a, length)| a / length).collect();
-    let weights: Vec<Vec<f32>> = directions.iter().map(of_items).collect();
+/// The trained classifier: coefficients of unit-length items become coefficients of the items, or explicit vectors if
+/// training started from random ones.
+fn classifier(task: &Task<'_>, states: &[ClassState], lengths: &[f32], random: &[Vec<f32>]) -> Classifier {
+    let item_weights = |state: &ClassState| {
+        state.weight.items.iter().zip(lengths).map(|(coefficient, length)| coefficient / length).collect()
+    };
+    let weights: Vec<Vec<f32>> = states.iter().map(item_weights).collect();
     let mixture = Mixture::across_classes(task, &weights);
     if random.is_empty() {
         return Classifier::Cosine(mixture);
     }
     let mut vectors = mixture.vectors(task);
-    for ((vector, start), direction) in vectors.iter_mut().zip(random).zip(directions) {
-        vector.iter_mut().zip(start).for_each(|(value, start)| *value += direction.weight.start * start);
+    for ((vector, start), state) in vectors.iter_mut().zip(random).zip(states) {
+        vector.iter_mut().zip(start).for_each(|(value, start)| *value += state.weight.start * start);
     }
     Classifier::CosineVectors(vectors)
 }

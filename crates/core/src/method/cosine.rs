@@ -1,4 +1,6 @@
-//! Weights from the cosine between the items of a class.
+//! The method `cosine`: class means weighted by similarity, where similarity is the cosine of two items.
+//!
+//! An item that points away from the other items of its class gets little weight. The weighting is in `similarity`.
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::similarity::{self, Similarities};
@@ -26,7 +28,7 @@ impl Method for Cosine {
     fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
         Ok(similarity::fit(task, self.temperature, |class| {
             let gram = task.class_gram(class);
-            Similarities::of_pairs(gram.len(), |i, j| gram.cosine(i, j))
+            Similarities::from_pairs(gram.len(), |i, j| gram.cosine(i, j))
         }))
     }
 }

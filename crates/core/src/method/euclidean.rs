@@ -1,4 +1,6 @@
-//! Weights from minus the squared Euclidean distance between the items of a class.
+//! The method `euclidean`: class means weighted by similarity, where similarity is minus the squared distance.
+//!
+//! An item far from the other items of its class gets little weight. The weighting is in `similarity`.
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::similarity::{self, Similarities};
@@ -26,7 +28,7 @@ impl Method for Euclidean {
     fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
         Ok(similarity::fit(task, self.temperature, |class| {
             let gram = task.class_gram(class);
-            Similarities::of_pairs(gram.len(), |i, j| -gram.squared_distance(i, j))
+            Similarities::from_pairs(gram.len(), |i, j| -gram.squared_distance(i, j))
         }))
     }
 }

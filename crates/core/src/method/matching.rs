@@ -1,5 +1,7 @@
-//! Matching networks without their context embeddings (Vinyals et al., 2016): every support item speaks for
-//! its class in proportion to the exponential of its cosine with the query.
+//! The method `matching`: matching networks (Vinyals et al., 2016) without full context embeddings.
+//!
+//! A query attends to all support items with a softmax over cosines, and the score of a class is the attention on its
+//! items. There is nothing to fit; the scores are computed in [`Classifier::Matching`].
 
 use super::registry::{MethodInfo, Parameters};
 use super::{Fitted, Method};

@@ -1,12 +1,14 @@
-//! The geometric median of a class, smoothed: the point whose summed distances `sqrt(|p - h|^2 + eps^2)` to the
-//! items are least. An item far away pulls no harder than one nearby.
+//! The method `median`: the nearest smoothed geometric median of the class, the point `p` that minimises the sum of
+//! `sqrt(|p - h_i|^2 + eps^2)` over the items `h_i` of the class.
+//!
+//! It is robust because the gradient of a distance has at most length 1, however far away the item is.
 //!
 //! The paper takes five Newton steps with the diagonal of the Hessian, which is Weiszfeld's iteration: each
 //! step is the mean weighted by the inverse distances of the last. The full Hessian is that diagonal minus one
-//! rank-one term an item, so Woodbury's identity leaves a system as large as the class (`hessian=full`).
+//! rank-one term per item, so Woodbury's identity leaves a linear system of the size of the class (`hessian=full`).
 //!
-//! The median is a weighted sum of the items at every step, so all of this happens on weights and inner
-//! products; the vectors are never touched.
+//! The median is a weighted sum of the items at every step, so the iteration runs on weights and inner products instead
+//! of vectors.
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Fitted, Method, weighted_prototypes};
@@ -24,7 +26,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     ],
     build: |given: &Parameters| {
         Ok(Box::new(Median {
-            limit: match given.text("steps") {
+            steps: match given.text("steps") {
                 "converge" => None,
                 _ => Some(given.count("steps")?),
             },
@@ -45,16 +47,17 @@ enum Hessian {
 }
 
 struct Median {
-    /// Steps to take; `None` runs until the weights stand still.
-    limit: Option<usize>,
+    /// Number of steps; `None` iterates until the weights converge.
+    steps: Option<usize>,
+    /// Smoothing, in the units of the features.
     eps: f32,
     hessian: Hessian,
 }
 
-/// Where "until they stand still" ends at the latest.
-const MOST_STEPS: usize = 10_000;
-/// A change of weights below this is standing still.
-const STANDSTILL: f32 = 1e-7;
+/// Maximum number of steps with `steps=converge`.
+const MAX_STEPS: usize = 10_000;
+/// The iteration has converged when no weight changes by this much.
+const CONVERGED: f32 = 1e-7;
 
 impl Method for Median {
     fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
@@ -65,13 +68,14 @@ impl Method for Median {
 }
 
 impl Median {
+    /// The weights of the items of one class in its median; they sum to 1.
     fn weights(&self, gram: &Gram) -> Vec<f32> {
         let mut weights = vec![1.0 / gram.len() as f32; gram.len()];
-        for _ in 0..self.limit.unwrap_or(MOST_STEPS) {
+        for _ in 0..self.steps.unwrap_or(MAX_STEPS) {
             let next = self.step(gram, &weights);
             let change = next.iter().zip(&weights).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             weights = next;
-            if self.limit.is_none() && change < STANDSTILL {
+            if self.steps.is_none() && change < CONVERGED {
                 break;
             }
         }
@@ -89,12 +93,13 @@ impl Median {
         }
     }
 
+    /// The sum of the smoothed distances, which the median minimises.
     fn objective(&self, gram: &Gram, weights: &[f32]) -> f32 {
         inverse_distances(gram, weights, self.eps).iter().map(|inverse| inverse.recip()).sum()
     }
 }
 
-/// `1 / sqrt(|p - h_i|^2 + eps^2)` where p is the weighted sum.
+/// `1 / sqrt(|p - h_i|^2 + eps^2)` for every item `h_i`, where `p` is the weighted sum of the items.
 fn inverse_distances(gram: &Gram, weights: &[f32], eps: f32) -> Vec<f32> {
     let products = gram.times(weights);
     let squared_norm: f32 = products.iter().zip(weights).map(|(p, w)| p * w).sum();

@@ -1,7 +1,12 @@
-//! Methods: each looks at a support set once and yields a classifier, and what it thinks of every item.
+//! Few-shot methods: each fits one support set and returns a classifier and, if it can, an assessment of every item.
 //!
-//! One file each. [`Registry`] finds them by name and reads their parameters from text such as
-//! `cosine:T=0.5` or `median:steps=converge:hessian=full`.
+//! Start with [`Registry`], which makes a method from text such as `cosine:T=0.5` or
+//! `median:steps=converge:hessian=full`, and with the trait [`Method`]. There is one file per method; `registry` parses
+//! names and parameters, `similarity` is shared by `euclidean`, `absolute` and `cosine`, and `tranfs` and `relabel` run
+//! the trained networks of the crate `trueshot-nn`.
+//!
+//! Most methods represent their prototypes as weighted sums of support items instead of vectors, so they compute with
+//! the task's inner products (the Gram matrix) and cost the same whatever the dimension of the features.
 
 mod absolute;
 mod baseline_plus_plus;
@@ -32,73 +37,106 @@ use crate::error::Result;
 use crate::rng::Rng;
 use crate::task::Task;
 
-/// What every method does: look at a support set once, then answer queries.
+/// A few-shot method: it fits a classifier to the support set of a task.
+///
+/// ```
+/// use trueshot::classifier::Classifier;
+/// use trueshot::method::{Fitted, Method};
+/// use trueshot::rng::Rng;
+/// use trueshot::task::Task;
+///
+/// struct ThreeNearest;
+/// impl Method for ThreeNearest {
+///     fn fit(&self, _task: &Task<'_>, _rng: &mut Rng) -> trueshot::Result<Fitted> {
+///         Ok(Fitted { classifier: Classifier::Neighbours(3), assessments: None })
+///     }
+/// }
+/// ```
 pub trait Method: Send + Sync {
-    /// Learns from a support set. The random numbers are the episode's own.
+    /// Fits one support set. `rng` is the random stream of this method in this episode.
     fn fit(&self, task: &Task<'_>, rng: &mut Rng) -> Result<Fitted>;
 
-    /// Learns from several, each with random numbers of its own. Learned heads gain from it, since their products
-    /// of matrices are large enough only for many; what comes out must be the same as one by one.
+    /// Fits several support sets at once, `tasks[i]` with the random stream `rngs[i]`.
+    ///
+    /// The results must equal those of [`Method::fit`] on each task alone. Trained networks override this method,
+    /// because their matrix products are efficient only on large batches.
     fn fit_batch(&self, tasks: &[&Task<'_>], rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
         tasks.iter().zip(rngs).map(|(task, rng)| self.fit(task, rng)).collect()
     }
 
-    /// What its rows must be, if they are not embeddings but pictures.
-    fn pictures(&self) -> Option<ImageRows> {
+    /// The image size that this method needs, if its rows are images; `None` if it works on embeddings.
+    fn image_rows(&self) -> Option<ImageRows> {
         None
     }
 }
 
-/// Rows that hold pictures: `[row][column][channel]`, numbers from 0 to 255.
+/// The shape of rows that hold square images: `[size, size, channels]` values from 0 to 255, channels last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageRows {
-    /// Height and width.
+    /// Height and width of the image in pixels.
     pub size: usize,
-    /// Numbers of a pixel.
+    /// Values per pixel: 1 for grey, 3 for RGB.
     pub channels: usize,
 }
 
-/// What a method learned.
+/// The result of fitting a method to one support set.
+///
+/// ```
+/// use trueshot::method::Registry;
+/// use trueshot::rng::{Purpose, Rng};
+/// use trueshot::task::{SupportSet, Task};
+///
+/// let rows = [[0.0, 1.0], [0.1, 1.0], [0.9, 0.1], [1.0, 0.0], [0.9, 0.0]];
+/// let support = SupportSet::new(rows.iter().map(|row| &row[..]).collect(), vec![0, 0, 0, 1, 1], 2);
+/// let median = Registry::default().parse("median:eps=0.1")?.method;
+/// let fitted = median.fit(&Task::new(support), &mut Rng::new(0, Purpose::Method, 0))?;
+/// let assessments = fitted.assessments.expect("the median weights its items");
+/// assert!(assessments[2].weight < 0.3, "item 2 resembles the other class");
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Fitted {
-    /// How to answer queries.
+    /// The classifier for queries.
     pub classifier: Classifier,
-    /// What it thinks of every support item, where it tells them apart.
+    /// One assessment per support item, in the order of the support set; `None` from methods that treat all items alike.
     pub assessments: Option<Vec<ItemAssessment>>,
 }
 
-/// What a method thinks of one support item.
+/// A method's assessment of one support item: its weight and, from some methods, how likely its label is wrong.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ItemAssessment {
-    /// Its share in its class, 1 being an ordinary one. Not a probability.
+    /// The item's weight in the prototype of its given class, times the size of that class: 1 is average, 0 ignored.
+    /// It is not a probability.
     pub weight: f32,
-    /// The probability that its label is wrong, from methods that estimate one.
+    /// The probability that the given label is wrong, from methods that estimate it.
     pub p_wrong: Option<f32>,
-    /// What to do with it, from methods that can tell.
+    /// The recommended action for the item, from methods that estimate class probabilities.
     pub decision: Option<Decision>,
 }
 
-/// What to do with a support item.
+/// The recommended action for one support item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// Its label is right.
+    /// Keep the given label; it is probably right.
     Keep,
-    /// It belongs to this class.
+    /// Change the label to this class (an index below the number of classes of the task).
     Relabel(u32),
-    /// It belongs to none of the classes.
+    /// Remove the item: it belongs to none of the classes.
     Outlier,
-    /// None of these is likely enough.
+    /// Undecided: no class, nor "none of them", has a probability of at least one half.
     Unsure,
 }
 
 impl ItemAssessment {
-    /// How strongly it speaks for a wrong label, for ranking: the probability, or else the lack of weight.
+    /// A score for ranking items by how suspicious their labels are, highest first: `p_wrong` if it is known, otherwise
+    /// minus the weight.
     pub fn suspicion(&self) -> f32 {
         self.p_wrong.unwrap_or(-self.weight)
     }
 }
 
-/// Nearest prototypes from weights within classes (which sum to 1), and what the weights say of the items.
+/// A nearest-prototype classifier from weights within each class (`weights[class]` sums to 1), with one assessment per
+/// item that reports its weight.
 fn weighted_prototypes(task: &Task<'_>, weights: &[Vec<f32>]) -> Fitted {
     let mut assessments =
         vec![ItemAssessment { weight: 0.0, p_wrong: None, decision: None }; task.support.len()];

@@ -1,4 +1,7 @@
-//! The k nearest support items vote. Nothing is learned, and a wrong item votes like any other.
+//! The method `nearest`: a query gets the most frequent label among its k nearest support items.
+//!
+//! There is nothing to fit, and an item under a wrong label counts like any other; the votes are counted in
+//! [`Classifier::Neighbours`].
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Fitted, Method};

@@ -1,6 +1,7 @@
-//! The oracle: the mean of the items whose label is right. What dropping wrong items could reach at best.
+//! The method `oracle`: the mean of the items whose given label is right, which it reads from the true labels.
 //!
-//! It gives no assessments: its weights are the truth itself, and scoring them would say nothing.
+//! It is an upper bound for methods that only remove wrong items. It returns no assessments: they would repeat the true
+//! labels, so measuring how well they detect errors would be meaningless.
 
 use super::registry::{MethodInfo, Parameters};
 use super::{Fitted, Method};
@@ -22,9 +23,9 @@ impl Method for Oracle {
     fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
         let truth = task.truth.ok_or(Error::NeedsTruth { method: INFO.name })?;
         let clean_mean = |(class, members): (u32, &Vec<u32>)| {
-            let right: Vec<bool> = members.iter().map(|&item| truth[item as usize] == Some(class)).collect();
-            let count = right.iter().filter(|&&right| right).count();
-            right.iter().map(|&right| if right { 1.0 / count as f32 } else { 0.0 }).collect()
+            let clean: Vec<bool> = members.iter().map(|&item| truth[item as usize] == Some(class)).collect();
+            let count = clean.iter().filter(|&&clean| clean).count();
+            clean.iter().map(|&clean| if clean { 1.0 / count as f32 } else { 0.0 }).collect()
         };
         let weights: Vec<Vec<f32>> = (0..).zip(task.support.members()).map(clean_mean).collect();
         let classifier = Classifier::Prototypes(Mixture::within_classes(task, &weights));

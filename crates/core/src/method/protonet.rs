@@ -1,4 +1,6 @@
-//! ProtoNet: every item counts the same (Snell et al., 2017). The baseline of all others.
+//! The method `protonet`: nearest class mean, as in prototypical networks (Snell et al., 2017).
+//!
+//! Every item counts the same, including those under a wrong label. It is the baseline for the other methods.
 
 use super::registry::{MethodInfo, Parameters};
 use super::{Fitted, Method};
@@ -18,8 +20,8 @@ struct ProtoNet;
 
 impl Method for ProtoNet {
     fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
-        let equal = |members: &Vec<u32>| vec![1.0 / members.len() as f32; members.len()];
-        let weights: Vec<Vec<f32>> = task.support.members().iter().map(equal).collect();
+        let uniform = |members: &Vec<u32>| vec![1.0 / members.len() as f32; members.len()];
+        let weights: Vec<Vec<f32>> = task.support.members().iter().map(uniform).collect();
         let classifier = Classifier::Prototypes(Mixture::within_classes(task, &weights));
         Ok(Fitted { classifier, assessments: None })
     }

@@ -1,4 +1,7 @@
-//! Finds methods by name and reads their parameters.
+//! The registry of methods: [`Registry::parse`] makes a method from text such as `median:steps=20:eps=0.1`.
+//!
+//! The grammar is `name[:parameter=value]...[:as=label]`. Every method describes itself with a [`MethodInfo`], so that
+//! help texts, documentation and error messages list the same names, defaults and meanings that the parser uses.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,75 +9,85 @@ use std::path::Path;
 use super::Method;
 use crate::error::{Error, Result};
 
-/// What can be known of a method without running it.
+/// The description of a method: its name, its parameters and the function that makes it.
+///
+/// ```
+/// let registry = trueshot::method::Registry::default();
+/// let median = registry.infos().iter().find(|info| info.name == "median").unwrap();
+/// assert_eq!(median.parameters[0].name, "steps");
+/// assert_eq!(median.parameters[0].default, "5");
+/// ```
 #[derive(Clone, Copy)]
 pub struct MethodInfo {
-    /// The name it is asked for by.
+    /// The name that selects the method, unique in a registry.
     pub name: &'static str,
-    /// One line on what it does.
+    /// One line for help texts, in lower case and without a full stop.
     pub summary: &'static str,
-    /// What can be set.
+    /// All parameters that the method accepts.
     pub parameters: &'static [Parameter],
-    /// Makes it from checked names; values are checked while they are read.
+    /// Makes the method. The names of the parameters have been checked; their values are checked as they are read.
     pub build: fn(&Parameters<'_>) -> Result<Box<dyn Method>>,
 }
 
 impl MethodInfo {
-    /// Whether it can be asked for by its name alone: a parameter without a default must be given.
+    /// Whether the name alone selects the method, because every parameter has a default.
     pub fn is_complete(&self) -> bool {
         self.parameters.iter().all(|parameter| !parameter.default.is_empty())
     }
 }
 
-/// Something that can be set.
+/// The description of one parameter of a method.
 #[derive(Debug, Clone, Copy)]
 pub struct Parameter {
     /// The name before the `=`.
     pub name: &'static str,
-    /// The value where none is given; empty if one must be.
+    /// The default value as text; empty if the parameter is required.
     pub default: &'static str,
-    /// What it means.
+    /// One line for help texts.
     pub meaning: &'static str,
 }
 
-/// The parameters of one method: those given, and the defaults of the others.
+/// The parameter values of one method: those in the text, and the defaults of the others.
+///
+/// [`MethodInfo::build`] reads them with the checked getters below. Each getter fails with [`Error::BadParameter`] if the
+/// value is not allowed.
 pub struct Parameters<'a> {
     info: &'a MethodInfo,
     given: BTreeMap<&'a str, &'a str>,
 }
 
 impl<'a> Parameters<'a> {
-    /// The text of a parameter.
+    /// The value of a parameter as text, unchecked.
     ///
     /// # Panics
-    /// If the method does not list it.
+    /// If the parameter is not listed in the method's [`MethodInfo::parameters`].
     pub fn text(&self, name: &str) -> &'a str {
         let listed = self.info.parameters.iter().find(|parameter| parameter.name == name);
         let default = listed.expect("a method reads only parameters it lists").default;
         self.given.get(name).copied().unwrap_or(default)
     }
 
-    /// A positive number.
+    /// A parameter that must be a finite number above 0.
     pub fn positive(&self, name: &'static str) -> Result<f32> {
         self.parsed(name, "a number above 0", |value: &f32| *value > 0.0 && value.is_finite())
     }
 
-    /// A number that may be 0.
+    /// A parameter that must be a finite number, 0 or above.
     pub fn not_negative(&self, name: &'static str) -> Result<f32> {
         self.parsed(name, "a number, 0 or above", |value: &f32| *value >= 0.0 && value.is_finite())
     }
 
-    /// A number between 0 and 1.
-    pub fn share(&self, name: &'static str) -> Result<f32> {
+    /// A parameter that must be a number from 0 to 1, both included.
+    pub fn fraction(&self, name: &'static str) -> Result<f32> {
         self.parsed(name, "a number from 0 to 1", |value: &f32| (0.0..=1.0).contains(value))
     }
 
-    /// A whole number from 1 to a million.
+    /// A parameter that must be a whole number from 1 to a million.
     pub fn count(&self, name: &'static str) -> Result<usize> {
         self.parsed(name, "a whole number from 1 to 1000000", |value| (1..=1_000_000).contains(value))
     }
 
-    /// The path of a file.
+    /// A parameter that must be the path of a file. `allowed` describes the file in the error if it is missing.
     pub fn file(&self, name: &'static str, allowed: &'static str) -> Result<&'a Path> {
         match self.text(name) {
             "" => Err(self.refuse(name, allowed)),
@@ -82,19 +95,19 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// One of a few words.
+    /// A parameter that must be one of the words of `choices`, each with the value it stands for.
     pub fn choice<T: Copy>(
         &self,
         name: &'static str,
         allowed: &'static str,
-        words: &[(&str, T)],
+        choices: &[(&str, T)],
     ) -> Result<T> {
         let text = self.text(name);
-        let found = words.iter().find(|(word, _)| *word == text).map(|&(_, value)| value);
+        let found = choices.iter().find(|(word, _)| *word == text).map(|&(_, value)| value);
         found.ok_or_else(|| self.refuse(name, allowed))
     }
 
-    /// A value of a parameter that cannot be used.
+    /// The error for a parameter whose value is not allowed; `allowed` says what is.
     pub fn refuse(&self, name: &'static str, allowed: &'static str) -> Error {
         Error::BadParameter { method: self.info.name, name, given: self.text(name).into(), allowed }
     }
@@ -103,21 +116,42 @@ impl<'a> Parameters<'a> {
         &self,
         name: &'static str,
         allowed: &'static str,
-        fine: impl Fn(&T) -> bool,
+        is_allowed: impl Fn(&T) -> bool,
     ) -> Result<T> {
-        self.text(name).parse().ok().filter(fine).ok_or_else(|| self.refuse(name, allowed))
+        self.text(name).parse().ok().filter(is_allowed).ok_or_else(|| self.refuse(name, allowed))
     }
 }
 
-/// A method and the text it was asked for by.
+/// A method with the label under which results report it.
+///
+/// ```
+/// let registry = trueshot::method::Registry::default();
+/// assert_eq!(registry.parse("cosine:T=0.5")?.label, "cosine:T=0.5");
+/// assert_eq!(registry.parse("cosine:T=0.5:as=sharp")?.label, "sharp");
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct NamedMethod {
-    /// For instance `cosine:T=0.5`, or the name given with `as=`.
+    /// The text the method was parsed from, such as `cosine:T=0.5`, or the label given with `as=`.
     pub label: String,
-    /// The method.
+    /// The method itself, with its parameters set.
     pub method: Box<dyn Method>,
 }
 
-/// All methods that can be asked for.
+/// The known methods, by name. The default registry has all methods of this crate; other crates add theirs with
+/// [`Registry::register`].
+///
+/// ```
+/// use trueshot::method::Registry;
+/// use trueshot::rng::{Purpose, Rng};
+/// use trueshot::task::{Queries, SupportSet, Task};
+///
+/// let task = Task::new(SupportSet::new(vec![&[0.0, 1.0], &[1.0, 0.0]], vec![0, 1], 2));
+/// let mut rng = Rng::new(0, Purpose::Method, 0);
+/// let fitted = Registry::default().parse("protonet")?.method.fit(&task, &mut rng)?;
+/// let queries = Queries::new(vec![&[0.9, 0.2]]);
+/// assert_eq!(fitted.classifier.classify(&task, &queries, &mut rng), [1]);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct Registry {
     infos: Vec<MethodInfo>,
 }
@@ -146,18 +180,22 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// Adds a method that lives elsewhere.
+    /// Adds a method of another crate, replacing a method of the same name.
     pub fn register(&mut self, info: MethodInfo) {
         self.infos.retain(|known| known.name != info.name);
         self.infos.push(info);
     }
 
-    /// All methods.
+    /// The descriptions of all methods, in the order in which they are listed to the user.
     pub fn infos(&self) -> &[MethodInfo] {
         &self.infos
     }
 
     /// Makes a method from text: its name, then parameters after colons (`median:steps=20:eps=0.1`).
+    ///
+    /// # Errors
+    /// [`Error::UnknownMethod`], [`Error::UnknownParameter`] or [`Error::BadParameter`], and whatever goes wrong when the
+    /// method reads its model file.
     pub fn parse(&self, text: &str) -> Result<NamedMethod> {
         let mut parts = text.trim().split(':');
         let name = parts.next().unwrap_or_default();
@@ -208,7 +246,7 @@ impl Registry {
     }
 }
 
-/// Tables have no room for the folders of a model file.
+/// The text of a method with model paths reduced to the file name without extension, to fit into tables.
 fn shortened(text: &str) -> String {
     let short = |part: &str| match part.strip_prefix("model=").map(|path| Path::new(path).file_stem()) {
         Some(Some(stem)) => format!("model={}", stem.to_string_lossy()),
@@ -223,7 +261,7 @@ fn unknown_parameter(info: &MethodInfo, name: &str) -> Error {
     Error::UnknownParameter { method: info.name, name: name.into(), nearest: nearest(name, &names), known }
 }
 
-/// The name somebody may have meant.
+/// The known name most similar to a misspelt one, for "did you mean"; `None` if no name is similar.
 pub(crate) fn nearest(name: &str, known: &[&str]) -> Option<String> {
     let lower = name.to_lowercase();
     let scored = known.iter().map(|known| (strsim::jaro_winkler(&lower, &known.to_lowercase()), known));
@@ -235,8 +273,8 @@ pub(crate) fn nearest(name: &str, known: &[&str]) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn problem(text: &str) -> Error {
-        Registry::default().parse(text).err().expect("it should be refused")
+    fn parse_error(text: &str) -> Error {
+        Registry::default().parse(text).err().expect("the text should be refused")
     }
 
     #[test]
@@ -253,9 +291,9 @@ mod tests {
 
     #[test]
     fn a_method_without_its_model_says_what_it_needs() {
-        let message = problem("tranfs").to_string();
+        let message = parse_error("tranfs").to_string();
         assert!(message.contains("model is a model file, as `trueshot train tranfs` writes it"), "{message}");
-        assert!(problem("tranfs:model=nowhere.safetensors").to_string().contains("cannot read nowhere"));
+        assert!(parse_error("tranfs:model=nowhere.safetensors").to_string().contains("cannot read nowhere"));
     }
 
     #[test]
@@ -266,12 +304,12 @@ mod tests {
     }
 
     #[test]
-    fn misspelt_names_are_answered_with_the_nearest() {
-        assert_eq!(problem("euclidian").hint().unwrap(), "did you mean 'euclidean'?");
-        assert_eq!(problem("ProtoNet").hint().unwrap(), "did you mean 'protonet'?");
-        assert_eq!(problem("median:step=3").hint().unwrap(), "did you mean 'steps'?");
-        assert_eq!(problem("xyz").hint(), None);
-        assert!(problem("protonet:T=3").to_string().ends_with("it has: none"));
+    fn misspelt_names_get_a_hint_with_the_most_similar_name() {
+        assert_eq!(parse_error("euclidian").hint().unwrap(), "did you mean 'euclidean'?");
+        assert_eq!(parse_error("ProtoNet").hint().unwrap(), "did you mean 'protonet'?");
+        assert_eq!(parse_error("median:step=3").hint().unwrap(), "did you mean 'steps'?");
+        assert_eq!(parse_error("xyz").hint(), None);
+        assert!(parse_error("protonet:T=3").to_string().ends_with("it has: none"));
     }
 
     #[test]
@@ -279,9 +317,9 @@ mod tests {
         for text in
             ["cosine:T=0", "cosine:T=-1", "cosine:T=nan", "cosine:T=", "cosine:T=warm", "cosine:T=inf"]
         {
-            assert!(problem(text).to_string().ends_with("T is a number above 0"), "{text}");
+            assert!(parse_error(text).to_string().ends_with("T is a number above 0"), "{text}");
         }
-        assert!(problem("nearest:k=0").to_string().ends_with("a whole number from 1 to 1000000"));
-        assert!(problem("median:hessian=half").to_string().contains("diagonal or full"));
+        assert!(parse_error("nearest:k=0").to_string().ends_with("a whole number from 1 to 1000000"));
+        assert!(parse_error("median:hessian=half").to_string().contains("diagonal or full"));
     }
 }

@@ -1,8 +1,12 @@
-//! Relabel: our own head. It says of every item whose it is, and builds every prototype from all of them.
+//! The method `relabel`: a trained network estimates the true class of every item, and prototypes are built from all
+//! items, weighted by these estimates.
 //!
-//! An item under a wrong label is often a right one of another class of the same set. Who finds out which has
-//! more to learn from than who only drops it. The head sees relations between items, so one trained head serves
-//! features of any dimension (unless it was told to see the items of one backbone, too).
+//! [`RelabelOptions`] are the hyperparameters, as in a training configuration or a model file; [`TrainedRelabel`] is a
+//! network with its parameters, which implements [`Method`]. The network itself is `trueshot_nn::relabel`.
+//!
+//! An item under a wrong label is often a correct example of another class of the same support set, so reassigning it
+//! keeps more information than dropping it. The network's inputs are relations between items (inner products), so one
+//! trained network works on features of any dimension, unless it was trained with an item view (`item_width > 0`).
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +16,7 @@ use trueshot_nn::relabel::{Config, ItemView, Relabel, RelabelInput, RelabelOutpu
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Decision, Fitted, ItemAssessment, Method};
-use crate::classifier::{Classifier, Mixture, PlacedMixture};
+use crate::classifier::{CentredMixture, Classifier, Mixture};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::rng::Rng;
@@ -31,57 +35,67 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     },
 };
 
-/// Its name in files and on command lines.
+/// The name of the method and the kind of its model files.
 pub const KIND: &str = "relabel";
 
-/// What the parameter `model` calls the head that comes with the program.
+/// The value of the parameter `model` that selects the built-in network.
 const BUILT_IN: &str = "built-in";
 
-/// Trained on several backbones and kinds of pictures; `docs/built-in.md` has the command.
-static GENERAL: &[u8] = include_bytes!("../../assets/relabel.safetensors");
+/// The built-in network, trained on several backbones and kinds of images; `docs/built-in.md` has the command.
+static BUILT_IN_MODEL: &[u8] = include_bytes!("../../assets/relabel.safetensors");
 
-/// An answer must be at least this probable to be acted on.
-const SURE: f32 = 0.5;
+/// Minimum probability of the likeliest class for a decision other than [`Decision::Unsure`].
+const DECISION_THRESHOLD: f32 = 0.5;
 
-/// What the view of an item speaks to.
+/// The part of the network that the item view feeds: `states` or `none` in configurations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ItemReach {
-    /// Everything.
+    /// The states of all (item, class) pairs, and through them every output.
     #[default]
     States,
-    /// Only whether the item is of none of the classes.
+    /// Only the logit of "none of the classes".
     None,
 }
 
-/// What a Relabel head is like.
+/// Hyperparameters of a Relabel network.
+///
+/// ```
+/// use trueshot::method::RelabelOptions;
+///
+/// let options = RelabelOptions { layers: 1, width: 32, heads: 4, ..RelabelOptions::default() };
+/// assert!(options.network(64).is_ok());
+/// assert!(RelabelOptions { heads: 3, ..options }.check().is_err(), "3 heads do not divide a width of 32");
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelabelOptions {
-    /// Layers.
+    /// Number of layers, 1 to 64.
     pub layers: usize,
-    /// Numbers of a state.
+    /// Width of the state of an (item, class) pair, 1 to 4096.
     pub width: usize,
-    /// Attention heads, which divide the width.
+    /// Number of attention heads, a divisor of `width`.
     pub heads: usize,
-    /// Hidden units of a layer's second half.
+    /// Hidden units of the mixing block of a layer, 1 to 65536.
     pub hidden: usize,
-    /// Hidden units of the network over pairs of items.
+    /// Hidden units of the network over pairs of items, 1 to 65536.
     pub edge_hidden: usize,
-    /// Whether items and queries are taken minus the mean of the support items and at unit length.
+    /// Whether the mean of the support items is subtracted from items and queries, which are then scaled to unit length.
     pub centred: bool,
-    /// For one backbone only: numbers an item itself is seen by; 0: relations only.
+    /// Width of the item view, a projection of the features themselves, up to 4096. It ties the network to one backbone;
+    /// 0 means no item view, only relations between items.
     pub item_width: usize,
-    /// The share of an item's numbers that training hides from that view.
+    /// Dropout probability on the features that enter the item view in training, 0 to below 1.
     pub item_dropout: f64,
-    /// What that view speaks to.
+    /// The part of the network that the item view feeds.
     #[serde(default)]
     pub item_reach: ItemReach,
-    /// The least an item counts in the prototype of the class it is filed under.
+    /// Constant added to an item's weight in the prototype of its given class, before normalisation; it keeps the
+    /// prototype defined if all items of the class look wrong.
     pub floor: f64,
-    /// The weight of telling whose every item is.
+    /// Weight of the loss over the classes of the support items in the training loss.
     pub items_weight: f64,
-    /// The weight of answering the queries.
+    /// Weight of the loss over the queries in the training loss.
     pub queries_weight: f64,
 }
 
@@ -106,11 +120,13 @@ impl Default for RelabelOptions {
 }
 
 impl RelabelOptions {
-    /// Refuses sizes no model has: files come from elsewhere, and sizes decide what is allocated.
+    /// Checks that every option is within its range.
+    ///
+    /// Model files come from untrusted sources and these sizes decide how much memory is allocated.
     pub fn check(&self) -> Result<()> {
         use crate::ranges::require;
-        let size = |what, given: usize, most: usize| {
-            require(what, given, (1..=most).contains(&given), &format!("1 to {most}"))
+        let size = |what, given: usize, max: usize| {
+            require(what, given, (1..=max).contains(&given), &format!("1 to {max}"))
         };
         size("model.layers", self.layers, 64)?;
         size("model.width", self.width, 4096)?;
@@ -119,8 +135,8 @@ impl RelabelOptions {
         let divides = self.heads >= 1 && self.width.is_multiple_of(self.heads);
         require("model.heads", self.heads, divides, &format!("a divisor of the width, {}", self.width))?;
         require("model.item_width", self.item_width, self.item_width <= 4096, "0 to 4096")?;
-        let drops = (0.0..1.0).contains(&self.item_dropout);
-        require("model.item_dropout", self.item_dropout, drops, "a share from 0 to below 1")?;
+        let is_probability = (0.0..1.0).contains(&self.item_dropout);
+        require("model.item_dropout", self.item_dropout, is_probability, "a share from 0 to below 1")?;
         for (what, weight) in [
             ("model.floor", self.floor),
             ("model.items_weight", self.items_weight),
@@ -131,7 +147,7 @@ impl RelabelOptions {
         Ok(())
     }
 
-    /// The network; features of `dim` numbers matter to it only if it sees items.
+    /// The network, without parameters. The dimension `dim` of the features matters only with an item view.
     pub fn network(&self, dim: usize) -> Result<Relabel> {
         self.check()?;
         let target = match self.item_reach {
@@ -154,48 +170,65 @@ impl RelabelOptions {
     }
 }
 
-/// What a model file says about its network.
+/// The network configuration stored in a Relabel model file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelabelConfig {
-    /// Dimensions of the features, where the head sees items.
+    /// Dimension of the features, for networks with an item view; `None` for the others, which accept any dimension.
     pub dim: Option<usize>,
-    /// Everything else.
+    /// The hyperparameters.
     pub options: RelabelOptions,
 }
 
-/// A trained Relabel head.
+/// A trained Relabel network, usable as a [`Method`].
+///
+/// ```
+/// use trueshot::method::{Method, TrainedRelabel};
+/// use trueshot::rng::{Purpose, Rng};
+/// use trueshot::task::{SupportSet, Task};
+///
+/// let support = SupportSet::new(vec![&[0.0, 1.0], &[0.1, 1.0], &[1.0, 0.0]], vec![0, 0, 1], 2);
+/// let relabel = TrainedRelabel::built_in()?;
+/// let fitted = relabel.fit(&Task::new(support), &mut Rng::new(0, Purpose::Method, 0))?;
+/// let p_wrong = fitted.assessments.unwrap()[0].p_wrong.unwrap();
+/// assert!((0.0..=1.0).contains(&p_wrong));
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct TrainedRelabel {
     network: Relabel,
     parameters: Vec<f32>,
+    /// The model file, for error messages.
     path: PathBuf,
 }
 
 impl TrainedRelabel {
-    /// One whose parameters are at hand.
+    /// A method from a network and its parameters in memory.
+    ///
+    /// # Panics
+    /// If the number of parameters is not that of the network.
     pub fn new(network: Relabel, parameters: Vec<f32>) -> Self {
         assert_eq!(parameters.len(), network.layout().len());
         TrainedRelabel { network, parameters, path: "the program".into() }
     }
 
-    /// The general head that comes with the program, for embeddings of any dimension.
+    /// The built-in network, for embeddings of any dimension.
     pub fn built_in() -> Result<Self> {
-        Self::from_model(&Model::read_bytes(GENERAL, "the built-in head")?)
+        Self::from_model(&Model::read_bytes(BUILT_IN_MODEL, "the built-in head")?)
     }
 
-    /// Reads a model file.
+    /// Reads a model file, as `trueshot train relabel` writes it.
     pub fn open(path: &Path) -> Result<Self> {
         Self::from_model(&Model::open(path)?)
     }
 
-    /// Takes a model that was read.
+    /// A method from a model that has been read from a file.
     pub fn from_model(model: &Model) -> Result<Self> {
         model.expect_kind(KIND)?;
         let config: RelabelConfig = model.config()?;
         let dim = config.dim.unwrap_or(1);
         let fits = (1..=1 << 20).contains(&dim) && config.dim.is_some() == (config.options.item_width > 0);
-        let sizes = || model.malformed("its metadata 'config' has sizes that no model has");
-        let network = config.options.network(dim).ok().filter(|_| fits).ok_or_else(sizes)?;
+        let bad_sizes = || model.malformed("its metadata 'config' has sizes that no model has");
+        let network = config.options.network(dim).ok().filter(|_| fits).ok_or_else(bad_sizes)?;
         let parameters = model.parameters(network.layout())?;
         Ok(TrainedRelabel { network, parameters, path: model.tensors().path().into() })
     }
@@ -206,10 +239,8 @@ impl TrainedRelabel {
             Some(view) => Err(Error::ModelDimension { path: self.path.clone(), features, model: view.dim }),
         }
     }
-}
 
-impl TrainedRelabel {
-    /// What the head says of some support sets.
+    /// Runs the network on several support sets; returns the class probabilities and prototype weights of each.
     pub(crate) fn judge(&self, tasks: &[&Task<'_>]) -> Result<Vec<RelabelOutput>> {
         tasks.iter().try_for_each(|task| self.check(task.support.dim()))?;
         let mut inputs = Vec::with_capacity(tasks.len());
@@ -237,36 +268,40 @@ impl Method for TrainedRelabel {
     }
 }
 
+/// Turns the network's output for one support set into a classifier and assessments.
 fn fitted(task: &Task<'_>, output: RelabelOutput) -> Fitted {
     let RelabelOutput { probabilities, weights, space } = output;
     let weights: Vec<Vec<f32>> = weights.chunks_exact(task.support.len()).map(<[f32]>::to_vec).collect();
     let assessments = assessments(task, &probabilities, &weights);
     let classifier = match space.is_centred() {
-        true => Classifier::Placed(PlacedMixture::new(space, weights)),
+        true => Classifier::Centred(CentredMixture::new(space, weights)),
         false => Classifier::Prototypes(Mixture::across_classes(task, &weights)),
     };
     Fitted { classifier, assessments: Some(assessments) }
 }
 
+/// Assessments from probabilities `[items, classes + 1]`, whose last column is "none of the classes", and prototype
+/// weights `[classes][items]`.
 fn assessments(task: &Task<'_>, probabilities: &[f32], weights: &[Vec<f32>]) -> Vec<ItemAssessment> {
     let members = task.support.members();
     let given = task.support.given().iter().map(|&class| class as usize).enumerate();
-    let shares = probabilities.chunks_exact(task.support.classes() + 1);
-    let assessment = |((item, class), shares): ((usize, usize), &[f32])| ItemAssessment {
+    let rows = probabilities.chunks_exact(task.support.classes() + 1);
+    let assessment = |((item, class), probabilities): ((usize, usize), &[f32])| ItemAssessment {
         weight: weights[class][item] * members[class].len() as f32,
-        p_wrong: Some((1.0 - shares[class]).clamp(0.0, 1.0)),
-        decision: Some(decision(class, shares)),
+        p_wrong: Some((1.0 - probabilities[class]).clamp(0.0, 1.0)),
+        decision: Some(decision(class, probabilities)),
     };
-    given.zip(shares).map(assessment).collect()
+    given.zip(rows).map(assessment).collect()
 }
 
-/// What the likeliest answer means, if it is likely enough; the last share is "none of the classes".
-fn decision(given: usize, shares: &[f32]) -> Decision {
-    let likeliest = (0..shares.len()).max_by(|&a, &b| shares[a].total_cmp(&shares[b])).unwrap_or(given);
-    match likeliest {
-        _ if shares[likeliest] < SURE => Decision::Unsure,
+/// The decision for one item from its class probabilities, the last of which is "none of the classes".
+fn decision(given: usize, probabilities: &[f32]) -> Decision {
+    let by_probability = |&a: &usize, &b: &usize| probabilities[a].total_cmp(&probabilities[b]);
+    let argmax = (0..probabilities.len()).max_by(by_probability).unwrap_or(given);
+    match argmax {
+        _ if probabilities[argmax] < DECISION_THRESHOLD => Decision::Unsure,
         class if class == given => Decision::Keep,
-        class if class + 1 == shares.len() => Decision::Outlier,
+        class if class + 1 == probabilities.len() => Decision::Outlier,
         class => Decision::Relabel(class as u32),
     }
 }
@@ -276,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_follow_the_likeliest_answer() {
+    fn the_likeliest_class_decides_if_it_is_likely_enough() {
         assert_eq!(decision(0, &[0.7, 0.2, 0.1]), Decision::Keep);
         assert_eq!(decision(0, &[0.2, 0.7, 0.1]), Decision::Relabel(1));
         assert_eq!(decision(0, &[0.2, 0.2, 0.6]), Decision::Outlier);

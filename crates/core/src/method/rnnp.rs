@@ -1,7 +1,7 @@
-//! RNNP (Mazumder et al., 2021): class means refined by k-means over the items and over hybrids of them.
+//! The method `rnnp` (Mazumder et al., 2021): class means refined by k-means over the items and their hybrids.
 //!
-//! Hybrids mix two items filed under one class. Every point is a combination of items, so k-means runs on
-//! combinations and inner products.
+//! A hybrid is a mixture of two items of the same given class. Items, hybrids and centres are all linear combinations of
+//! the support items, so k-means runs on their coefficients and the Gram matrix instead of on vectors.
 
 use trueshot_nn::products::short_dot;
 
@@ -20,16 +20,19 @@ pub(super) const INFO: MethodInfo = MethodInfo {
         Parameter { name: "rounds", default: "100", meaning: "maximum number of k-means iterations" },
     ],
     build: |given: &Parameters| {
-        Ok(Box::new(Rnnp { share: given.share("share")?, rounds: given.count("rounds")? }))
+        Ok(Box::new(Rnnp { share: given.fraction("share")?, rounds: given.count("rounds")? }))
     },
 };
 
 struct Rnnp {
+    /// Coefficient of the first item in a hybrid.
     share: f32,
+    /// Maximum number of k-means iterations.
     rounds: usize,
 }
 
-/// `share` of one item and the rest of another; an item itself is a mixture with itself.
+/// A point of k-means, the hybrid `share * first + (1 - share) * second` of two support items; if both are the same item,
+/// the point is that item.
 struct Point {
     first: usize,
     second: usize,
@@ -56,7 +59,7 @@ impl Method for Rnnp {
 }
 
 impl Rnnp {
-    /// Inner products of every item with every point.
+    /// Inner products `[items][points]` of every item with every point.
     fn point_products(&self, task: &Task<'_>, points: &[Point]) -> Vec<Vec<f32>> {
         let (gram, n) = (task.gram(), task.support.len());
         let mix = |row: &[f32]| {
@@ -66,7 +69,7 @@ impl Rnnp {
         gram.chunks_exact(n).map(mix).collect()
     }
 
-    /// Every centre becomes the mean of its points; one without points stays where it is.
+    /// Moves every centre to the mean of the points assigned to it; a centre without points keeps its position.
     fn move_centres(&self, points: &[Point], assignment: &[usize], centres: &mut [Vec<f32>]) {
         for (class, centre) in centres.iter_mut().enumerate() {
             let count = assignment.iter().filter(|&&assigned| assigned == class).count();
@@ -83,6 +86,7 @@ impl Rnnp {
     }
 }
 
+/// All ordered pairs of items of the same given class, including an item with itself.
 fn points(task: &Task<'_>) -> Vec<Point> {
     let pairs = |members: &Vec<u32>| {
         let ordered = members.iter().flat_map(|&i| members.iter().map(move |&j| (i as usize, j as usize)));
@@ -91,6 +95,7 @@ fn points(task: &Task<'_>) -> Vec<Point> {
     task.support.members().iter().flat_map(pairs).collect()
 }
 
+/// The coefficients `[classes][items]` of the class means.
 fn class_means(task: &Task<'_>) -> Vec<Vec<f32>> {
     let mean = |members: &Vec<u32>| {
         let mut weights = vec![0.0; task.support.len()];
@@ -100,7 +105,7 @@ fn class_means(task: &Task<'_>) -> Vec<Vec<f32>> {
     task.support.members().iter().map(mean).collect()
 }
 
-/// The nearest centre of every point; the first of several that are equally near.
+/// The index of the nearest centre for every point; of several at the same distance, the first.
 fn assign(task: &Task<'_>, products: &[Vec<f32>], centres: &[Vec<f32>]) -> Vec<usize> {
     let points = products[0].len();
     let mut nearest = vec![(f32::INFINITY, 0); points];
@@ -116,6 +121,7 @@ fn assign(task: &Task<'_>, products: &[Vec<f32>], centres: &[Vec<f32>]) -> Vec<u
     nearest.into_iter().map(|(_, class)| class).collect()
 }
 
+/// The squared length of a centre, from its coefficients and the Gram matrix.
 fn squared_norm(task: &Task<'_>, centre: &[f32]) -> f32 {
     let rows = task.gram().chunks_exact(task.support.len());
     rows.zip(centre)
@@ -124,7 +130,7 @@ fn squared_norm(task: &Task<'_>, centre: &[f32]) -> f32 {
         .sum()
 }
 
-/// An item's weight is its share in the centre of the class it is filed under.
+/// Assessments that report, for every item, its coefficient in the centre of its given class.
 fn assessments(task: &Task<'_>, centres: &[Vec<f32>]) -> Vec<ItemAssessment> {
     let weight = |(item, &class): (usize, &u32)| {
         let members = task.support.members()[class as usize].len() as f32;

@@ -1,10 +1,13 @@
-//! What euclidean, absolute and cosine share: an item weighs as much as it resembles its class mates.
+//! Similarity weighting, shared by the methods `euclidean`, `absolute` and `cosine`: [`fit`] weights each item by a
+//! softmax over its mean similarity to the other items of its class, so that items unlike the rest count little.
 
 use super::{Fitted, weighted_prototypes};
 use crate::task::Task;
 
-/// Prototypes with weights `softmax(score / temperature)`, where an item's score is its mean similarity to the
-/// other items of its class. A lone item has nobody to resemble: its score is 0 and its weight 1.
+/// Fits prototypes with weights `softmax(score / temperature)` within each class, where an item's score is its mean
+/// similarity to the other items of its class. `similarity(class)` computes the similarities of that class.
+///
+/// The only item of a class has score 0 and weight 1.
 pub(super) fn fit(task: &Task<'_>, temperature: f32, similarity: impl Fn(usize) -> Similarities) -> Fitted {
     let weights: Vec<Vec<f32>> = (0..task.support.classes())
         .map(|class| softmax(&mean_of_others(&similarity(class)), temperature))
@@ -12,15 +15,15 @@ pub(super) fn fit(task: &Task<'_>, temperature: f32, similarity: impl Fn(usize) 
     weighted_prototypes(task, &weights)
 }
 
-/// Similarities among the items of one class, n x n; the diagonal is not looked at.
+/// Pairwise similarities among the `n` items of one class: a symmetric matrix `[n, n]` with zeros on the diagonal.
 pub(super) struct Similarities {
     n: usize,
     values: Vec<f32>,
 }
 
 impl Similarities {
-    /// Asks for every pair once.
-    pub fn of_pairs(n: usize, pair: impl Fn(usize, usize) -> f32) -> Self {
+    /// Fills the matrix by calling `pair(i, j)` once for every `i < j`.
+    pub fn from_pairs(n: usize, pair: impl Fn(usize, usize) -> f32) -> Self {
         let mut values = vec![0.0; n * n];
         for i in 0..n {
             for j in i + 1..n {
@@ -33,6 +36,7 @@ impl Similarities {
     }
 }
 
+/// The mean similarity of every item to the other items of its class; 0 for an only item.
 fn mean_of_others(similarities: &Similarities) -> Vec<f32> {
     let n = similarities.n;
     let others = n.saturating_sub(1).max(1) as f32;
@@ -40,8 +44,8 @@ fn mean_of_others(similarities: &Similarities) -> Vec<f32> {
 }
 
 fn softmax(scores: &[f32], temperature: f32) -> Vec<f32> {
-    let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let shares: Vec<f32> = scores.iter().map(|score| ((score - highest) / temperature).exp()).collect();
-    let total: f32 = shares.iter().sum();
-    shares.into_iter().map(|share| share / total).collect()
+    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let exps: Vec<f32> = scores.iter().map(|score| ((score - max) / temperature).exp()).collect();
+    let total: f32 = exps.iter().sum();
+    exps.into_iter().map(|exp| exp / total).collect()
 }

@@ -1,11 +1,13 @@
-//! Methods against their definitions, written out plainly over the vectors themselves in f64.
+//! Tests of the methods against naive reference implementations, which work on the vectors in f64.
+//!
+//! [`Problem`] is the support set and the queries that the tests share; trained networks are tested in [`heads`].
 
 use super::{ItemAssessment, Registry};
 use crate::classifier::Classifier;
 use crate::rng::{Purpose, Rng};
 use crate::task::{Queries, SupportSet, Task};
 
-/// A small ragged problem: rows, given labels, true labels, queries.
+/// A small support set with classes of unequal size, its true labels, and six queries per class.
 struct Problem {
     rows: Vec<Vec<f32>>,
     given: Vec<u32>,
@@ -15,7 +17,7 @@ struct Problem {
 }
 
 impl Problem {
-    /// Classes around different centres; in every class that has room one item comes from the next class.
+    /// Classes of the given sizes around different centres; item 2 of every class is really of the next class.
     fn new(sizes: &[usize], dim: usize, seed: u64) -> Self {
         let mut rng = Rng::new(seed, Purpose::Items, 0);
         let mut row = |class: usize| -> Vec<f32> {
@@ -25,8 +27,8 @@ impl Problem {
         let mut problem =
             Problem { rows: vec![], given: vec![], truth: vec![], queries: vec![], classes: sizes.len() };
         for (class, &size) in sizes.iter().enumerate() {
-            for place in 0..size {
-                let truth = if place == 2 { (class + 1) % sizes.len() } else { class };
+            for position in 0..size {
+                let truth = if position == 2 { (class + 1) % sizes.len() } else { class };
                 problem.rows.push(row(truth));
                 problem.given.push(class as u32);
                 problem.truth.push(Some(truth as u32));
@@ -96,19 +98,20 @@ fn assert_near(found: &[f32], expected: &[f64], what: &str) {
 const SIZES: [usize; 4] = [5, 3, 7, 4];
 
 #[test]
-fn means_and_the_oracle_are_means() {
+fn protonet_is_the_class_mean_and_the_oracle_the_mean_of_clean_items() {
     let problem = Problem::new(&SIZES, 37, 1);
     let (protonet, oracle) = (problem.prototypes("protonet"), problem.prototypes("oracle"));
     for class in 0..SIZES.len() {
         let members = problem.members(class);
         assert_near(&protonet[class], &weighted_sum(&members, &vec![1.0; members.len()]), "the mean");
-        let right: Vec<f64> = (0..members.len()).map(|place| if place == 2 { 0.0 } else { 1.0 }).collect();
-        assert_near(&oracle[class], &weighted_sum(&members, &right), "the oracle");
+        let clean: Vec<f64> =
+            (0..members.len()).map(|position| if position == 2 { 0.0 } else { 1.0 }).collect();
+        assert_near(&oracle[class], &weighted_sum(&members, &clean), "the oracle");
     }
 }
 
 #[test]
-fn the_median_takes_the_steps_of_its_definition() {
+fn the_median_takes_weiszfeld_steps() {
     let problem = Problem::new(&SIZES, 37, 2);
     for (method, steps, eps) in [("median", 5, 0.5), ("median:steps=2:eps=0.1", 2, 0.1)] {
         for (class, found) in problem.prototypes(method).iter().enumerate() {
@@ -184,7 +187,7 @@ fn similarity_weights_follow_their_definitions() {
 }
 
 #[test]
-fn neighbours_and_matching_answer_by_their_definitions() {
+fn nearest_and_matching_classify_by_their_definitions() {
     let problem = Problem::new(&SIZES, 37, 5);
     let by_distance = |query: &[f32]| {
         let distance = |row: &Vec<f32>| squared_distance(&wide(query), row);
@@ -200,8 +203,8 @@ fn neighbours_and_matching_answer_by_their_definitions() {
         by_distance(query)[..5].iter().for_each(|&(_, class)| votes[class as usize] += 1);
         assert_eq!(Some(&votes[answer as usize]), votes.iter().max(), "a class with most votes wins");
     }
-    let everybody = problem.answers("nearest:k=1000");
-    assert!(everybody.iter().all(|&answer| answer == 2), "all items vote, and class 2 has most");
+    let with_large_k = problem.answers("nearest:k=1000");
+    assert!(with_large_k.iter().all(|&answer| answer == 2), "all items vote, and class 2 has most");
     let matching = |query: &Vec<f32>| {
         let length = |row: &[f32]| squared_distance(&vec![0.0; row.len()], row).sqrt();
         let mut scores = [0.0; 4];
@@ -317,7 +320,7 @@ fn baseline_plus_plus_trains_as_sgd_over_the_vectors_would() {
 }
 
 #[test]
-fn prototypes_answer_alike_through_their_vectors_and_through_their_items() {
+fn classifying_with_prototype_vectors_and_with_item_products_agree() {
     for seed in 0..40 {
         let mut problem = Problem::new(&[5, 5, 5, 5], 300, 100 + seed);
         // Two classes with the same items are tied on every query, and only rounding could tell them apart.
@@ -329,18 +332,15 @@ fn prototypes_answer_alike_through_their_vectors_and_through_their_items() {
         let products = queries.products(task.support.rows());
         for method in ["protonet", "median", "euclidean", "absolute", "cosine", "rnnp"] {
             let classifier = problem.fit(method).0;
-            let through_items = classifier.classify_with(&task, &queries, &products, &mut rng());
-            assert_eq!(
-                classifier.classify(&task, &queries, &mut rng()),
-                through_items,
-                "{method}, seed {seed}"
-            );
+            let with_products = classifier.classify_with(&task, &queries, &products, &mut rng());
+            let with_vectors = classifier.classify(&task, &queries, &mut rng());
+            assert_eq!(with_vectors, with_products, "{method}, seed {seed}");
         }
     }
 }
 
 #[test]
-fn one_shot_and_lone_items_give_finite_answers_everywhere() {
+fn every_method_handles_classes_with_one_item() {
     for sizes in [&[1, 1, 1][..], &[1, 4, 2], &[2, 2]] {
         let mut problem = Problem::new(sizes, 19, 8);
         problem.truth = problem.given.iter().map(|&class| Some(class)).collect();
@@ -362,7 +362,7 @@ fn one_shot_and_lone_items_give_finite_answers_everywhere() {
 }
 
 #[test]
-fn rows_of_zeros_and_equal_rows_do_no_harm() {
+fn every_method_handles_rows_of_zeros() {
     let mut problem = Problem::new(&[3, 3], 11, 9);
     problem.rows.iter_mut().for_each(|row| row.fill(0.0));
     for info in Registry::default().infos().iter().filter(|info| info.is_complete()) {
@@ -390,7 +390,7 @@ fn the_order_of_items_does_not_matter() {
 }
 
 #[test]
-fn the_oracle_refuses_to_work_without_the_truth() {
+fn the_oracle_fails_without_true_labels() {
     let problem = Problem::new(&[2, 2], 5, 11);
     let rows = problem.rows.iter().map(Vec::as_slice).collect();
     let task = Task::new(SupportSet::new(rows, problem.given.clone(), 2));
@@ -398,7 +398,7 @@ fn the_oracle_refuses_to_work_without_the_truth() {
     assert!(error.to_string().contains("needs the true labels"));
 }
 
-/// Heads that were never trained: all there is to test here is how they are used.
+/// TraNFS and Relabel with random parameters: these tests check how the networks are used, not what they learned.
 mod heads {
     use trueshot_nn::head::Head;
 
@@ -439,23 +439,23 @@ mod heads {
     }
 
     #[test]
-    fn several_tasks_at_once_give_what_each_gives_alone() {
+    fn fit_batch_gives_the_same_results_as_fit() {
         let problems = [[5, 3, 7, 4], [1, 1, 2, 9], [4, 4, 4, 4]].map(|sizes| Problem::new(&sizes, DIM, 21));
         let tasks: Vec<Task<'_>> = problems.iter().map(Problem::task).collect();
         let queries = |p: &'_ Problem| p.queries.clone();
         for (name, method) in all() {
             let mut rngs = vec![rng(), rng(), rng()];
             let together = method.fit_batch(&tasks.iter().collect::<Vec<_>>(), &mut rngs).unwrap();
-            for ((problem, task), among) in problems.iter().zip(&tasks).zip(together) {
+            for ((problem, task), batched) in problems.iter().zip(&tasks).zip(together) {
                 let alone = method.fit(task, &mut rng()).unwrap();
-                assert_eq!(alone.assessments, among.assessments, "{name}");
+                assert_eq!(alone.assessments, batched.assessments, "{name}");
                 let rows = queries(problem);
                 let queries = Queries::new(rows.iter().map(Vec::as_slice).collect());
                 let answers = |fitted: &Classifier| fitted.classify(task, &queries, &mut rng());
-                assert_eq!(answers(&alone.classifier), answers(&among.classifier), "{name}");
+                assert_eq!(answers(&alone.classifier), answers(&batched.classifier), "{name}");
                 let products = queries.products(task.support.rows());
-                let through = alone.classifier.classify_with(task, &queries, &products, &mut rng());
-                assert_eq!(answers(&alone.classifier), through, "{name}, with products at hand");
+                let with_products = alone.classifier.classify_with(task, &queries, &products, &mut rng());
+                assert_eq!(answers(&alone.classifier), with_products, "{name}, with given products");
             }
         }
     }
@@ -477,39 +477,39 @@ mod heads {
         }
     }
 
-    /// Distances in the centred space, worked out with the vectors themselves.
+    /// The reference computes distances in the centred space from the vectors.
     #[test]
-    fn centred_prototypes_answer_as_explicit_vectors_would() {
+    fn centred_prototypes_classify_as_explicit_vectors_do() {
         let problem = Problem::new(&SIZES, DIM, 22);
         let task = problem.task();
-        let Classifier::Placed(placed) = relabel(true).fit(&task, &mut rng()).unwrap().classifier else {
-            panic!("a centred head has a space of its own")
+        let Classifier::Centred(mixture) = relabel(true).fit(&task, &mut rng()).unwrap().classifier else {
+            panic!("a centred network returns a centred classifier")
         };
         let all: Vec<&Vec<f32>> = problem.rows.iter().collect();
         let mean = weighted_sum(&all, &vec![1.0; all.len()]);
-        let place = |row: &Vec<f32>| -> Vec<f64> {
-            let moved: Vec<f64> = row.iter().zip(&mean).map(|(&x, m)| f64::from(x) - m).collect();
-            let length = moved.iter().map(|x| x * x).sum::<f64>().sqrt();
-            moved.iter().map(|x| x / length).collect()
+        let normalise = |row: &Vec<f32>| -> Vec<f64> {
+            let centred: Vec<f64> = row.iter().zip(&mean).map(|(&x, m)| f64::from(x) - m).collect();
+            let length = centred.iter().map(|x| x * x).sum::<f64>().sqrt();
+            centred.iter().map(|x| x / length).collect()
         };
-        let items: Vec<Vec<f64>> = problem.rows.iter().map(place).collect();
+        let items: Vec<Vec<f64>> = problem.rows.iter().map(normalise).collect();
         let prototype = |weights: &Vec<f32>| -> Vec<f64> {
             let column = |d: usize| items.iter().zip(weights).map(|(i, &w)| f64::from(w) * i[d]).sum();
             (0..DIM).map(column).collect()
         };
-        let prototypes: Vec<Vec<f64>> = placed.weights().iter().map(prototype).collect();
+        let prototypes: Vec<Vec<f64>> = mixture.weights().iter().map(prototype).collect();
         let nearest = |query: &Vec<f32>| {
-            let query = place(query);
+            let query = normalise(query);
             let distance = |p: &Vec<f64>| p.iter().zip(&query).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
             (0..4).min_by(|&a, &b| distance(&prototypes[a]).total_cmp(&distance(&prototypes[b]))).unwrap()
         };
         let expected: Vec<u32> = problem.queries.iter().map(|query| nearest(query) as u32).collect();
         let queries = Queries::new(problem.queries.iter().map(Vec::as_slice).collect());
-        assert_eq!(Classifier::Placed(placed).classify(&task, &queries, &mut rng()), expected);
+        assert_eq!(Classifier::Centred(mixture).classify(&task, &queries, &mut rng()), expected);
     }
 
     #[test]
-    fn features_and_classes_a_model_does_not_know_are_refused() {
+    fn other_dimensions_and_too_many_classes_are_refused() {
         let other = Problem::new(&SIZES, DIM + 1, 23);
         let error = tranfs(1).fit(&other.task(), &mut rng()).err().unwrap();
         assert!(matches!(error, Error::ModelDimension { features: 13, model: 12, .. }), "{error}");
@@ -521,7 +521,7 @@ mod heads {
     }
 
     #[test]
-    fn sizes_in_a_file_that_no_model_has_are_refused_before_anything_is_allocated() {
+    fn out_of_range_sizes_in_a_model_file_are_refused_before_memory_is_allocated() {
         let sizes = [
             serde_json::json!({ "dim": 1_u64 << 40, "options": TranfsOptions { classes: 5, ..Default::default() } }),
             serde_json::json!({ "dim": 12, "options": TranfsOptions { classes: 5, width: 1 << 30, ..Default::default() } }),
@@ -541,9 +541,9 @@ mod heads {
         assert!(error.contains("it has no tensor 'down.weight'"), "{error}");
     }
 
-    /// Bytes from outside, changed here and there: refused or read, never a panic.
+    /// Random changes to the bytes of a model file: reading may fail or succeed, but must not panic.
     #[test]
-    fn a_model_file_with_changed_bytes_does_no_harm() {
+    fn a_model_file_with_changed_bytes_never_causes_a_panic() {
         let network = TranfsOptions { classes: 3, layers: 1, width: 8, heads: 2, ..TranfsOptions::default() };
         let config = crate::method::TranfsConfig { dim: 4, options: network.clone() };
         let network = network.network(4).unwrap();

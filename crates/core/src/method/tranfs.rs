@@ -1,7 +1,10 @@
-//! TraNFS (Liang et al., CVPR 2022): a trained transformer reads the support set and answers with prototypes.
+//! The method `tranfs` (TraNFS; Liang et al., CVPR 2022): a trained transformer turns a support set into prototypes.
 //!
-//! What it reads depends a little on the order of the classes, because each has a position of its own. Averaging
-//! over several random orders takes most of that out.
+//! [`TranfsOptions`] are the hyperparameters, as in a training configuration or a model file; [`TrainedTranfs`] is a
+//! network with its parameters, which implements [`Method`]. The network itself is `trueshot_nn::tranfs`.
+//!
+//! Every class has a position embedding of its own, so the prototypes depend slightly on the order of the classes.
+//! Averaging over several random orders (`orders=8`) removes most of that effect.
 
 use std::path::{Path, PathBuf};
 
@@ -32,68 +35,78 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     },
 };
 
-/// Its name in files and on command lines.
+/// The name of the method and the kind of its model files.
 pub const KIND: &str = "tranfs";
 
-/// What a TraNFS is like, apart from the dimension of its features.
+/// Hyperparameters of a TraNFS network, except the dimension of its features.
+///
+/// ```
+/// use trueshot::method::TranfsOptions;
+///
+/// let options = TranfsOptions { classes: 5, layers: 1, ..TranfsOptions::default() };
+/// assert_eq!(options.network(64)?.config().dim, 64);
+/// assert!(TranfsOptions { heads: 3, ..options }.check().is_err(), "3 heads do not divide a width of 128");
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TranfsOptions {
-    /// The most classes of an episode; 0 when trained: as many as training episodes have.
+    /// Maximum number of classes of an episode. In a training configuration 0 means the most classes that its episodes
+    /// can have.
     pub classes: usize,
-    /// Layers of the encoder.
+    /// Number of encoder layers, 1 to 64.
     pub layers: usize,
-    /// Numbers of a token.
+    /// Width of a token, 1 to 4096.
     pub width: usize,
-    /// Attention heads, which divide the width.
+    /// Number of attention heads, a divisor of `width`.
     pub heads: usize,
-    /// Width of the feed-forward part.
+    /// Hidden units of the feed-forward block, 1 to 65536.
     pub feed_forward: usize,
-    /// The share of numbers dropped in training.
+    /// Dropout probability in training, 0 to below 1.
     pub dropout: f64,
-    /// What class tokens are: `random`, `learned` or `mean`.
+    /// How the class tokens are made.
     pub class_tokens: TokenKind,
-    /// What is added to the tokens of a class: `learned` or `random`.
+    /// The position embeddings of the classes.
     pub positions: PositionKind,
-    /// Whether the way back from tokens to features is the transpose of the way there.
+    /// Whether the projection from tokens back to features is the transpose of the input projection.
     pub tied: bool,
-    /// How prototypes are drawn to the mean of the clean items: `distance` or `cosine`.
+    /// The loss between a prototype and the mean of the correctly labelled items of its class.
     pub clean_loss: CleanKind,
-    /// The weight of that.
+    /// Weight of `clean_loss` in the training loss.
     pub clean_weight: f64,
-    /// The weight of telling wrong labels.
+    /// Weight of the loss for detecting wrong labels in the training loss.
     pub mislabelled_weight: f64,
 }
 
-/// What the class tokens are.
+/// How the class tokens of a TraNFS are made: `random`, `learned` or `mean` in configurations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenKind {
-    /// Drawn once and left alone.
+    /// Random vectors that are drawn at initialisation and not trained.
     Random,
-    /// Drawn, then trained.
+    /// Random vectors that are trained.
     Learned,
-    /// The mean of the class's items.
+    /// The mean of the projected items of the class.
     Mean,
 }
 
-/// What is added to the tokens of a class.
+/// The position embedding added to all tokens of a class: `learned` or `random` in configurations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PositionKind {
-    /// Drawn, then trained.
+    /// Random vectors that are trained.
     Learned,
-    /// Drawn once and left alone.
+    /// Random vectors that are drawn at initialisation and not trained.
     Random,
 }
 
-/// How prototypes are drawn to the mean of the clean items.
+/// The loss between a prototype and the mean of the clean items: `distance` or `cosine` in configurations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CleanKind {
-    /// By the squared distance.
+    /// The squared Euclidean distance.
     Distance,
-    /// By minus the cosine.
+    /// Minus the cosine.
     Cosine,
 }
 
@@ -117,11 +130,13 @@ impl Default for TranfsOptions {
 }
 
 impl TranfsOptions {
-    /// Refuses sizes no model has: files come from elsewhere, and sizes decide what is allocated.
+    /// Checks that every option is within its range.
+    ///
+    /// Model files come from untrusted sources and these sizes decide how much memory is allocated.
     pub fn check(&self) -> Result<()> {
         use crate::ranges::require;
-        let size = |what, given: usize, most: usize| {
-            require(what, given, (1..=most).contains(&given), &format!("1 to {most}"))
+        let size = |what, given: usize, max: usize| {
+            require(what, given, (1..=max).contains(&given), &format!("1 to {max}"))
         };
         require("model.classes", self.classes, self.classes <= 10_000, "up to 10000")?;
         size("model.layers", self.layers, 64)?;
@@ -129,15 +144,17 @@ impl TranfsOptions {
         size("model.feed_forward", self.feed_forward, 1 << 16)?;
         let divides = self.heads >= 1 && self.width.is_multiple_of(self.heads);
         require("model.heads", self.heads, divides, &format!("a divisor of the width, {}", self.width))?;
-        let drops = (0.0..1.0).contains(&self.dropout);
-        require("model.dropout", self.dropout, drops, "a share from 0 to below 1")?;
-        let weighs = |weight: f64| weight.is_finite() && weight >= 0.0;
-        let expected = "a number, 0 or above";
-        require("model.clean_weight", self.clean_weight, weighs(self.clean_weight), expected)?;
-        let (given, fine) = (self.mislabelled_weight, weighs(self.mislabelled_weight));
-        require("model.mislabelled_weight", given, fine, expected)
+        let is_probability = (0.0..1.0).contains(&self.dropout);
+        require("model.dropout", self.dropout, is_probability, "a share from 0 to below 1")?;
+        for (what, weight) in
+            [("model.clean_weight", self.clean_weight), ("model.mislabelled_weight", self.mislabelled_weight)]
+        {
+            require(what, weight, weight.is_finite() && weight >= 0.0, "a number, 0 or above")?;
+        }
+        Ok(())
     }
 
+    /// The configuration of the network for features of `dim` dimensions.
     fn config(&self, dim: usize) -> Config {
         Config {
             dim,
@@ -166,7 +183,7 @@ impl TranfsOptions {
         }
     }
 
-    /// The network for features of so many dimensions.
+    /// The network, without parameters, for features of `dim` dimensions.
     pub fn network(&self, dim: usize) -> Result<Tranfs> {
         self.check()?;
         let problem = |problem| Error::BadConfiguration { path: None, problem };
@@ -174,55 +191,61 @@ impl TranfsOptions {
     }
 }
 
-/// What a model file says about its network.
+/// The network configuration stored in a TraNFS model file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TranfsConfig {
-    /// Dimensions of the features.
+    /// Dimension of the features the network was trained on.
     pub dim: usize,
-    /// Everything else.
+    /// The hyperparameters.
     pub options: TranfsOptions,
 }
 
-/// A trained TraNFS.
+/// A trained TraNFS network, usable as a [`Method`] on features of its dimension.
 pub struct TrainedTranfs {
     network: Tranfs,
     parameters: Vec<f32>,
+    /// The model file, for error messages.
     path: PathBuf,
+    /// Number of class orders to average over.
     orders: usize,
 }
 
 impl TrainedTranfs {
-    /// One whose parameters are at hand.
+    /// A method from a network and its parameters in memory.
+    ///
+    /// # Panics
+    /// If the number of parameters is not that of the network.
     pub fn new(network: Tranfs, parameters: Vec<f32>) -> Self {
         assert_eq!(parameters.len(), network.layout().len());
         TrainedTranfs { network, parameters, path: "the program".into(), orders: 1 }
     }
 
-    /// Reads a model file.
+    /// Reads a model file, as `trueshot train tranfs` writes it.
     pub fn open(path: &Path) -> Result<Self> {
         Self::from_model(&Model::open(path)?)
     }
 
-    /// Takes a model that was read.
+    /// A method from a model that has been read from a file.
     pub fn from_model(model: &Model) -> Result<Self> {
         model.expect_kind(KIND)?;
         let config: TranfsConfig = model.config()?;
         let fits = (1..=1 << 20).contains(&config.dim) && config.options.classes > 0;
-        let sizes = || model.malformed("its metadata 'config' has sizes that no model has");
-        let network = config.options.network(config.dim).ok().filter(|_| fits).ok_or_else(sizes)?;
+        let bad_sizes = || model.malformed("its metadata 'config' has sizes that no model has");
+        let network = config.options.network(config.dim).ok().filter(|_| fits).ok_or_else(bad_sizes)?;
         let parameters = model.parameters(network.layout())?;
         Ok(TrainedTranfs { network, parameters, path: model.tensors().path().into(), orders: 1 })
     }
 
-    /// Averages over so many orders of the classes.
+    /// The same model with its prototypes averaged over `orders` orders of the classes: the given one and
+    /// `orders - 1` random ones.
     #[must_use]
     pub fn with_orders(mut self, orders: usize) -> Self {
         self.orders = orders;
         self
     }
 
-    /// Where every token of a support set looks.
+    /// The attention weights of every layer and head for one support set, with the classes in their given order.
     pub fn attention(&self, rows: &[&[f32]], given: &[u32], classes: usize) -> Result<TranfsAttention> {
         self.check(rows.first().map_or(0, |row| row.len()), classes)?;
         let input = TranfsInput { classes, items: rows, given, order: None };
@@ -240,13 +263,14 @@ impl TrainedTranfs {
         Ok(())
     }
 
-    /// Which position each class takes, for every order: first as they come, then at random.
-    fn drawn_orders(&self, classes: usize, rng: &mut Rng) -> Vec<Vec<u32>> {
-        let mut places: Vec<u32> = (0..self.network.config().classes as u32).collect();
-        let mut orders = vec![places[..classes].to_vec()];
+    /// The position of every class in each of `self.orders` orders; the first order is the given one, the others are
+    /// random.
+    fn draw_orders(&self, classes: usize, rng: &mut Rng) -> Vec<Vec<u32>> {
+        let mut positions: Vec<u32> = (0..self.network.config().classes as u32).collect();
+        let mut orders = vec![positions[..classes].to_vec()];
         orders.extend((1..self.orders).map(|_| {
-            rng.shuffle(&mut places);
-            places[..classes].to_vec()
+            rng.shuffle(&mut positions);
+            positions[..classes].to_vec()
         }));
         orders
     }
@@ -260,40 +284,41 @@ impl Method for TrainedTranfs {
 
     fn fit_batch(&self, tasks: &[&Task<'_>], rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
         tasks.iter().try_for_each(|task| self.check(task.support.dim(), task.support.classes()))?;
-        let draw = |(task, rng): (&&Task<'_>, &mut Rng)| self.drawn_orders(task.support.classes(), rng);
+        let draw = |(task, rng): (&&Task<'_>, &mut Rng)| self.draw_orders(task.support.classes(), rng);
         let orders: Vec<Vec<Vec<u32>>> = tasks.iter().zip(rngs).map(draw).collect();
-        let mut supports = Vec::with_capacity(tasks.len() * self.orders);
+        let mut inputs = Vec::with_capacity(tasks.len() * self.orders);
         for (task, orders) in tasks.iter().zip(&orders) {
-            supports.extend(orders.iter().map(|order| TranfsInput {
+            inputs.extend(orders.iter().map(|order| TranfsInput {
                 classes: task.support.classes(),
                 items: task.support.rows(),
                 given: task.support.given(),
                 order: Some(order.as_slice()),
             }));
         }
-        let answers = self.network.prototypes(&self.parameters, &supports);
+        let outputs = self.network.prototypes(&self.parameters, &inputs);
         let dim = self.network.config().dim;
-        Ok(answers.chunks_exact(self.orders).map(|answers| fitted(&mean(answers), dim)).collect())
+        Ok(outputs.chunks_exact(self.orders).map(|outputs| fitted(&mean(outputs), dim)).collect())
     }
 }
 
-fn mean(answers: &[TranfsOutput]) -> TranfsOutput {
-    let share = 1.0 / answers.len() as f32;
-    let mut sum = answers[0].clone();
-    for answer in &answers[1..] {
-        sum.prototypes.iter_mut().zip(&answer.prototypes).for_each(|(sum, p)| *sum += p);
-        sum.mislabelled.iter_mut().zip(&answer.mislabelled).for_each(|(sum, p)| *sum += p);
+/// The mean of the outputs for several class orders of the same support set.
+fn mean(outputs: &[TranfsOutput]) -> TranfsOutput {
+    let scale = 1.0 / outputs.len() as f32;
+    let mut sum = outputs[0].clone();
+    for output in &outputs[1..] {
+        sum.prototypes.iter_mut().zip(&output.prototypes).for_each(|(sum, p)| *sum += p);
+        sum.mislabelled.iter_mut().zip(&output.mislabelled).for_each(|(sum, p)| *sum += p);
     }
-    sum.prototypes.iter_mut().chain(&mut sum.mislabelled).for_each(|value| *value *= share);
+    sum.prototypes.iter_mut().chain(&mut sum.mislabelled).for_each(|value| *value *= scale);
     sum
 }
 
-fn fitted(answer: &TranfsOutput, dim: usize) -> Fitted {
-    let prototypes = answer.prototypes.chunks_exact(dim).map(<[f32]>::to_vec).collect();
+fn fitted(output: &TranfsOutput, dim: usize) -> Fitted {
+    let prototypes = output.prototypes.chunks_exact(dim).map(<[f32]>::to_vec).collect();
     let assessment =
         |&p_wrong: &f32| ItemAssessment { weight: 1.0 - p_wrong, p_wrong: Some(p_wrong), decision: None };
     Fitted {
         classifier: Classifier::Vectors(prototypes),
-        assessments: Some(answer.mislabelled.iter().map(assessment).collect()),
+        assessments: Some(output.mislabelled.iter().map(assessment).collect()),
     }
 }

@@ -1,5 +1,8 @@
-//! The file of a classifier: tensors for what it computes with, notes for everything else. The support set is in it, so
-//! that more can be added to it later.
+//! The classifier file: reading and writing a [`Predictor`] as a safetensors file.
+//!
+//! Tensors hold the support set, the prototypes and the novelty vectors; notes hold the classes, labels, item names, the
+//! method, the scoring rule, the embedder and the audit. The names of tensors and notes are part of the file format, so
+//! some differ from the names in the code (`placed` is a centred prototype, `unknown` is novelty).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,31 +17,31 @@ use crate::embeddings::{Embeddings, Features, Items, Labels, Parts};
 use crate::error::Result;
 use crate::tensors::Tensors;
 
-/// The version of the file format.
+/// The version of the file format, in the note `format`.
 const VERSION: &str = "trueshot-classifier/1";
 
-/// The most classes a file may have: sizes from outside decide what is allocated.
-const MOST_CLASSES: usize = 100_000;
+/// Maximum number of classes of a file, which limits the memory that an untrusted file makes us allocate.
+const MAX_CLASSES: usize = 100_000;
 
 impl Predictor {
-    /// Reads a file.
+    /// Reads a classifier file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::from_tensors(&Tensors::open_if(path.as_ref(), check_version)?)
     }
 
-    /// Reads the bytes of a file; `name` stands for it in messages.
+    /// Reads the bytes of a classifier file; error messages call it `name`.
     pub fn read_bytes(bytes: Vec<u8>, name: &str) -> Result<Self> {
         let tensors = Tensors::read_bytes(bytes, name)?;
         check_version(&tensors)?;
         Self::from_tensors(&tensors)
     }
 
-    /// Writes a file that appears whole or not at all.
+    /// Writes the classifier file atomically: if writing fails, an existing file stays unchanged.
     pub fn write(&self, path: &Path) -> Result<()> {
         self.to_tensors().write(path)
     }
 
-    /// The file's bytes: the same for the same classifier.
+    /// The bytes of the classifier file. Equal classifiers give equal bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.to_tensors().to_bytes()
     }
@@ -64,42 +67,40 @@ impl Predictor {
         }
         let dim = self.dim();
         file.insert("support", &[self.support().len(), dim], super::all_rows(self.support()));
-        let Novelty { mean, plain, placed, items: _, usual, spread } = &self.novelty;
+        let Novelty { mean, plain, centred, items: _, typical, spread } = &self.novelty;
         file.insert("mean", &[dim], mean.clone());
         file.insert("unknown.plain", &[plain.len(), dim], plain.concat());
-        file.insert("unknown.placed", &[placed.len(), dim], placed.concat());
-        file.insert("numbers", &[3], vec![self.sharpness, *usual, *spread]);
-        self.rule_into(&mut file);
+        file.insert("unknown.placed", &[centred.len(), dim], centred.concat());
+        file.insert("numbers", &[3], vec![self.sharpness, *typical, *spread]);
+        self.write_rule(&mut file);
         file
     }
 
-    fn rule_into(&self, file: &mut Tensors) {
-        let mut vectors = |vectors: &Vec<Vec<f32>>| {
-            file.insert("vectors", &[vectors.len(), self.dim()], vectors.concat());
-        };
-        let (rule, more) = match &self.learned.rule {
-            ScoringRule::Vectors(Classifier::Vectors(all)) => (vectors(all), ("nearest".into(), None)).1,
-            ScoringRule::Vectors(Classifier::CosineVectors(all)) => (vectors(all), ("cosine".into(), None)).1,
+    /// Writes the scoring rule: its name as the note `rule`, its vectors as tensors.
+    fn write_rule(&self, file: &mut Tensors) {
+        let (name, vectors) = match &self.uncalibrated.rule {
+            ScoringRule::Vectors(Classifier::Vectors(vectors)) => ("nearest".into(), Some(vectors)),
+            ScoringRule::Vectors(Classifier::CosineVectors(vectors)) => ("cosine".into(), Some(vectors)),
             ScoringRule::Vectors(Classifier::Linear { weights, bias }) => {
-                vectors(weights);
-                ("linear".into(), Some(("bias", bias.clone())))
+                file.insert("bias", &[bias.len()], bias.clone());
+                ("linear".into(), Some(weights))
             }
-            ScoringRule::Placed { mean, vectors: all } => {
-                vectors(all);
-                ("placed".into(), Some(("centre", mean.clone())))
+            ScoringRule::Centred { mean, vectors } => {
+                file.insert("centre", &[mean.len()], mean.clone());
+                ("placed".into(), Some(vectors))
             }
             ScoringRule::Items(Classifier::Neighbours(k)) => (format!("neighbours {k}"), None),
             _ => ("matching".into(), None),
         };
-        file.set_note("rule", rule);
-        if let Some((name, values)) = more {
-            file.insert(name, &[values.len()], values);
+        file.set_note("rule", name);
+        if let Some(vectors) = vectors {
+            file.insert("vectors", &[vectors.len(), self.dim()], vectors.concat());
         }
     }
 
     fn from_tensors(file: &Tensors) -> Result<Self> {
         let classes: Vec<String> = note(file, "classes")?;
-        if classes.len() < 2 || classes.len() > MOST_CLASSES {
+        if classes.len() < 2 || classes.len() > MAX_CLASSES {
             return Err(file.malformed(format!("it has {} classes", classes.len())));
         }
         let support = support(file, classes.clone())?;
@@ -107,19 +108,15 @@ impl Predictor {
         let vectors = |name: &str| -> Result<Vec<Vec<f32>>> {
             Ok(file.values(name, classes.len() * dim)?.chunks_exact(dim).map(<[f32]>::to_vec).collect())
         };
-        let rule = match file
-            .note("rule")
-            .unwrap_or_default()
-            .split_once(' ')
-            .unwrap_or((file.note("rule").unwrap_or_default(), ""))
-        {
+        let rule_note = file.note("rule").unwrap_or_default();
+        let rule = match rule_note.split_once(' ').unwrap_or((rule_note, "")) {
             ("nearest", _) => ScoringRule::Vectors(Classifier::Vectors(vectors("vectors")?)),
             ("cosine", _) => ScoringRule::Vectors(Classifier::CosineVectors(vectors("vectors")?)),
             ("linear", _) => {
                 let bias = file.values("bias", classes.len())?.to_vec();
                 ScoringRule::Vectors(Classifier::Linear { weights: vectors("vectors")?, bias })
             }
-            ("placed", _) => ScoringRule::Placed {
+            ("placed", _) => ScoringRule::Centred {
                 mean: file.values("centre", dim)?.to_vec(),
                 vectors: vectors("vectors")?,
             },
@@ -130,22 +127,23 @@ impl Predictor {
             ("matching", _) => ScoringRule::Items(Classifier::Matching),
             (other, _) => return Err(file.malformed(format!("its rule is '{other}', which is unknown"))),
         };
-        let &[sharpness, usual, spread] = file.values("numbers", 3)? else {
-            unreachable!("three were asked for")
+        let &[sharpness, typical, spread] = file.values("numbers", 3)? else {
+            unreachable!("`values` returns three numbers")
         };
         let novelty = Novelty {
             mean: file.values("mean", dim)?.to_vec(),
             plain: vectors("unknown.plain")?,
-            placed: vectors("unknown.placed")?,
-            items: super::novelty::units(&support),
-            usual,
+            centred: vectors("unknown.placed")?,
+            items: super::novelty::unit_rows(&support),
+            typical,
             spread,
         };
         let audit = file.note("audit").map(str::to_string);
         let method = file.note("method").unwrap_or("unknown").to_string();
         let support = Arc::new(support);
-        let learned = Arc::new(UncalibratedPredictor { method, classes, rule, support, chosen_by: None });
-        Ok(Predictor { learned, sharpness, novelty, audit })
+        let reduced_posterior = None;
+        let uncalibrated = UncalibratedPredictor { method, classes, rule, support, reduced_posterior };
+        Ok(Predictor { uncalibrated: Arc::new(uncalibrated), sharpness, novelty, audit })
     }
 }
 
@@ -157,11 +155,13 @@ fn check_version(file: &Tensors) -> Result<()> {
     }
 }
 
+/// Parses a note that must exist and contain JSON.
 fn note<T: serde::de::DeserializeOwned>(file: &Tensors, key: &str) -> Result<T> {
     let text = file.note(key).ok_or_else(|| file.malformed(format!("it has no metadata '{key}'")))?;
     serde_json::from_str(text).map_err(|problem| file.malformed(format!("its metadata '{key}': {problem}")))
 }
 
+/// The support set: rows from the tensor `support`, labels and item names from notes.
 fn support(file: &Tensors, classes: Vec<String>) -> Result<Embeddings> {
     let tensor = file.get("support").ok_or_else(|| file.malformed("it has no tensor 'support'"))?;
     let &[rows, dim] = &tensor.shape[..] else {

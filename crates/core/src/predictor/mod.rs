@@ -1,8 +1,10 @@
-//! A classifier to keep: what a method learned from a support set, calibrated, in one file that answers later anywhere.
+//! Classifiers that can be saved: a [`Predictor`] is a fitted method with calibrated probabilities and a novelty score,
+//! in one file that `trueshot fit` writes and `trueshot predict` reads.
 //!
-//! A [`Predictor`] knows its classes, which embedder its rows came from, and the support set itself, so that more can be
-//! added to it ([`Predictor::support`]). Probabilities are those of a softmax whose sharpness is found by leaving items
-//! out (`calibration`); how strange a row is follows from its cosine with the nearest class (`novelty`).
+//! `uncalibrated` fits the method, `scoring_rule` keeps what is needed to score rows without the support set,
+//! `calibration` finds the sharpness of the softmax by cross-validation, `novelty` computes how unlike the classes a row
+//! is, and `file` reads and writes the file. The file contains the support set, so that items can be added later
+//! ([`Predictor::support`]), and the name of the embedder that rows must come from.
 
 mod builder;
 mod calibration;
@@ -24,30 +26,44 @@ use crate::embeddings::{Embeddings, Features, Items, Labels, Parts};
 use crate::error::{Error, Result};
 use crate::method::NamedMethod;
 
-/// Of a collection of more items than this only some are kept.
+/// Support sets with more items than this are reduced to [`KEPT_PER_CLASS`] items per class.
 const LARGE: usize = 500;
-/// So many of every class.
-const KEPT: usize = 50;
+/// Number of items per class that are kept of a large support set.
+const KEPT_PER_CLASS: usize = 50;
 
-/// A classifier that is ready to be asked.
+/// A fitted, calibrated classifier that can be saved to a file.
+///
+/// ```
+/// use trueshot::method::Registry;
+/// use trueshot::predictor::Predictor;
+///
+/// let labels = ["a", "a", "a", "b", "b", "b"].map(str::to_string).to_vec();
+/// let rows = vec![0.0, 1.0, 0.1, 1.0, 0.0, 0.9, 1.0, 0.0, 1.0, 0.1, 0.9, 0.0];
+/// let data = trueshot::Embeddings::from_rows(rows, 2, labels)?;
+/// let predictor = Predictor::fit(data, &Registry::default().parse("protonet")?, None)?;
+/// let read = Predictor::read_bytes(predictor.to_bytes(), "classifier")?;
+/// assert_eq!(read.predict(&[&[0.9, 0.1]])?[0].class, 1);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct Predictor {
-    learned: Arc<UncalibratedPredictor>,
+    uncalibrated: Arc<UncalibratedPredictor>,
+    /// The factor that scores are multiplied by before the softmax (an inverse temperature).
     sharpness: f32,
     novelty: Novelty,
-    /// What was found in the support set, as JSON.
+    /// The audit of the support set, as JSON.
     audit: Option<String>,
 }
 
-/// An answer.
+/// The prediction for one row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
-    /// The place of the most probable class among [`Predictor::classes`].
+    /// The most probable class, an index into [`Predictor::classes`].
     pub class: u32,
-    /// How probable it is, if it is one of the classes at all.
+    /// The probability of `class`, given that the row belongs to one of the classes.
     pub probability: f32,
-    /// How strange the row is, from 0 (like the items of its class) to 1 (like nothing that was seen).
+    /// The novelty score, from 0 (like the items of a class) to 1 (unlike all support items).
     pub unknown: f32,
-    /// The probability of every class.
+    /// The probabilities of all classes; they sum to 1.
     #[serde(skip)]
     pub probabilities: Vec<f32>,
 }
@@ -69,65 +85,67 @@ impl Predictor {
         PredictorBuilder::new(data)
     }
 
-    /// Learns from a support set. With an audit, labels count as far as it believes in them when the answers are
-    /// calibrated, and its findings are kept in the file.
+    /// Fits a method to a support set and calibrates its probabilities.
+    ///
+    /// With an audit, calibration weights the labels by the probabilities that the audit gives them, and the audit is
+    /// saved in the file.
     pub fn fit(data: Embeddings, method: &NamedMethod, audit: Option<&Audit>) -> Result<Self> {
         Arc::new(UncalibratedPredictor::fit(data, method, audit)?).calibrated(method, audit)
     }
 
-    /// What it answers by.
-    pub fn learned(&self) -> &Arc<UncalibratedPredictor> {
-        &self.learned
+    /// The fitted classifier without probabilities.
+    pub fn uncalibrated(&self) -> &Arc<UncalibratedPredictor> {
+        &self.uncalibrated
     }
 
-    /// The method it was learned by.
+    /// The label of the method that was fitted, such as `median:eps=0.1`.
     pub fn method(&self) -> &str {
-        &self.learned.method
+        &self.uncalibrated.method
     }
 
     /// The names of the classes.
     pub fn classes(&self) -> &[String] {
-        &self.learned.classes
+        &self.uncalibrated.classes
     }
 
-    /// Numbers in a row.
+    /// Dimension of the rows.
     pub fn dim(&self) -> usize {
-        self.learned.support.dim()
+        self.uncalibrated.support.dim()
     }
 
-    /// What made the rows it learned from, and must make those it is asked about.
+    /// The embedder that made the support rows, if it is known; rows to predict must come from the same one.
     pub fn embedder(&self) -> Option<&str> {
-        self.learned.support.backbone()
+        self.uncalibrated.support.backbone()
     }
 
-    /// What it learned from.
+    /// The support set: all items, or those kept of a large set.
     pub fn support(&self) -> &Embeddings {
-        &self.learned.support
+        &self.uncalibrated.support
     }
 
-    /// What was found in the support set, as JSON.
+    /// The audit of the support set as JSON, if there was one.
     pub fn audit(&self) -> Option<&str> {
         self.audit.as_deref()
     }
 
-    /// Answers for some rows. Every answer depends on its own row alone.
+    /// Predicts the classes of rows `[n][dim]`. The prediction for a row does not depend on the other rows.
     pub fn predict(&self, rows: &[&[f32]]) -> Result<Vec<Prediction>> {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
         check_rows(rows, self.dim())?;
-        let scores = self.learned.rule.scores(rows, self.support());
-        let strange = self.novelty.of_rows(rows);
-        let answer = |(scores, unknown): (Vec<f32>, f32)| {
+        let scores = self.uncalibrated.rule.scores(rows, self.support());
+        let novelties = self.novelty.scores(rows);
+        let prediction = |(scores, unknown): (Vec<f32>, f32)| {
             let probabilities = calibration::softmax(&scores, self.sharpness);
-            let class = uncalibrated::best(&scores);
+            let class = uncalibrated::argmax(&scores);
             Prediction { class, probability: probabilities[class as usize], unknown, probabilities }
         };
-        Ok(scores.into_iter().zip(strange).map(answer).collect())
+        Ok(scores.into_iter().zip(novelties).map(prediction).collect())
     }
 }
 
-/// Whether a support set of so many items is a large one: only some of them are kept, chosen by an audit.
+/// Whether a support set of this many items is reduced to its most typical items, which an audit helps to choose.
 pub fn is_large(items: usize) -> bool {
     items > LARGE
 }
@@ -139,13 +157,14 @@ fn check_rows(rows: &[&[f32]], dim: usize) -> Result<()> {
     }
 }
 
-/// The items of every class that belong to it most, filed under it.
-fn thinned(
+/// Reduces a support set to at most `max_per_class` items per class: those with the highest probability of the class,
+/// labelled with it. Also returns the posterior of the reduced set.
+fn most_typical_items(
     data: &Embeddings,
     posterior: &LabelPosterior,
-    most: usize,
+    max_per_class: usize,
 ) -> Result<(Embeddings, LabelPosterior)> {
-    let chosen = posterior.most_typical(most);
+    let chosen = posterior.most_typical(max_per_class);
     let mut values = vec![0.0; chosen.len() * data.dim()];
     for (&(row, _), out) in chosen.iter().zip(values.chunks_exact_mut(data.dim())) {
         data.features().decode_row(row as usize, out);
@@ -161,11 +180,11 @@ fn thinned(
     };
     let mut kept = Embeddings::from_parts(parts, None)?;
     kept.check()?;
-    let posterior = LabelPosterior::of(&kept, None);
+    let posterior = LabelPosterior::new(&kept, None);
     Ok((kept, posterior))
 }
 
-/// All rows of a support set, one after the other.
+/// All rows of embeddings as `f32`, `[rows, dim]`.
 fn all_rows(data: &Embeddings) -> Vec<f32> {
     let mut values = vec![0.0; data.len() * data.dim()];
     for (row, out) in values.chunks_exact_mut(data.dim()).enumerate() {

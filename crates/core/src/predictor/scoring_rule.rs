@@ -1,4 +1,5 @@
-//! How a kept classifier scores a row: what its method learned, as vectors that need nothing else.
+//! The scoring rule of a saved classifier: [`ScoringRule`] is a [`Classifier`] whose prototypes have been turned into
+//! vectors, so that it can score rows without the task it was fitted to.
 
 use trueshot_nn::products;
 
@@ -8,19 +9,22 @@ use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::task::{Queries, SupportSet, Task};
 
-/// Scores of classes; the largest wins.
+/// A function from rows to one score per class; the class with the largest score wins.
 pub(super) enum ScoringRule {
-    /// Vectors, asked as the library's classifiers are: nearest, cosine or linear.
+    /// One vector per class: [`Classifier::Vectors`], [`Classifier::CosineVectors`] or [`Classifier::Linear`].
     Vectors(Classifier),
-    /// The support items are asked themselves, in the votes of neighbours and of matching.
+    /// A classifier that needs the support items: [`Classifier::Neighbours`] or [`Classifier::Matching`].
     Items(Classifier),
-    /// The nearest of some vectors, in a space minus the mean and at unit length.
-    Placed { mean: Vec<f32>, vectors: Vec<Vec<f32>> },
+    /// The nearest of `vectors` after a row is centred on `mean` and scaled to unit length.
+    Centred { mean: Vec<f32>, vectors: Vec<Vec<f32>> },
 }
 
 impl ScoringRule {
-    /// What is left of a classifier when its support set is gone.
-    pub fn of(classifier: Classifier, task: &Task<'_>, method: &str) -> Result<Self> {
+    /// The rule of a classifier that was fitted to a task.
+    ///
+    /// # Errors
+    /// [`Error::NotKept`] for [`Classifier::Scored`], which cannot be saved.
+    pub fn new(classifier: Classifier, task: &Task<'_>, method: &str) -> Result<Self> {
         Ok(match classifier {
             Classifier::Prototypes(mixture) => {
                 ScoringRule::Vectors(Classifier::Vectors(mixture.vectors(task)))
@@ -28,9 +32,9 @@ impl ScoringRule {
             Classifier::Cosine(mixture) => {
                 ScoringRule::Vectors(Classifier::CosineVectors(mixture.vectors(task)))
             }
-            Classifier::Placed(mixture) => {
+            Classifier::Centred(mixture) => {
                 let (mean, vectors) = mixture.vectors(task);
-                ScoringRule::Placed { mean, vectors }
+                ScoringRule::Centred { mean, vectors }
             }
             Classifier::Neighbours(_) | Classifier::Matching => ScoringRule::Items(classifier),
             Classifier::Vectors(_) | Classifier::CosineVectors(_) | Classifier::Linear { .. } => {
@@ -40,7 +44,7 @@ impl ScoringRule {
         })
     }
 
-    /// The mean of every class, its items weighing as much as they belong to it.
+    /// Nearest class mean, where each item is weighted by its posterior probability of the class.
     pub fn from_posterior(data: &Embeddings, posterior: &LabelPosterior) -> Self {
         let totals = posterior.totals();
         let mut vectors = vec![vec![0.0f32; data.dim()]; data.classes().len()];
@@ -58,35 +62,34 @@ impl ScoringRule {
         ScoringRule::Vectors(Classifier::Vectors(vectors))
     }
 
-    /// For every row a score of every class.
+    /// Scores `[rows][classes]`. `support` is the support set of the predictor.
     pub fn scores(&self, rows: &[&[f32]], support: &Embeddings) -> Vec<Vec<f32>> {
+        let empty_task = Task::new(SupportSet::new(Vec::new(), Vec::new(), 0));
         let by_class = match self {
             ScoringRule::Vectors(classifier) => {
-                let nothing = Task::new(SupportSet::new(Vec::new(), Vec::new(), 0));
-                classifier.scores(&nothing, &Queries::new(rows.to_vec()), &[])
+                classifier.scores(&empty_task, &Queries::new(rows.to_vec()), &[])
             }
-            ScoringRule::Placed { mean, vectors } => {
-                let placed: Vec<Vec<f32>> = rows.iter().map(|row| place(row, mean)).collect();
-                let placed: Vec<&[f32]> = placed.iter().map(Vec::as_slice).collect();
-                let nothing = Task::new(SupportSet::new(Vec::new(), Vec::new(), 0));
-                Classifier::Vectors(vectors.clone()).scores(&nothing, &Queries::new(placed), &[])
+            ScoringRule::Centred { mean, vectors } => {
+                let centred: Vec<Vec<f32>> = rows.iter().map(|row| centred_unit(row, mean)).collect();
+                let centred: Vec<&[f32]> = centred.iter().map(Vec::as_slice).collect();
+                Classifier::Vectors(vectors.clone()).scores(&empty_task, &Queries::new(centred), &[])
             }
             ScoringRule::Items(classifier) => {
                 let values = super::all_rows(support);
                 let items: Vec<&[f32]> = values.chunks_exact(support.dim()).collect();
                 let labels = support.labels().to_vec();
                 let task = Task::new(SupportSet::new(items, labels, support.classes().len()));
-                return classifier.asked(&task, rows);
+                return classifier.row_scores(&task, rows);
             }
         };
         (0..rows.len()).map(|row| by_class.iter().map(|scores| scores[row]).collect()).collect()
     }
 }
 
-/// A row minus the mean, at unit length; nothing is left of the mean itself.
-pub(super) fn place(row: &[f32], mean: &[f32]) -> Vec<f32> {
-    let moved: Vec<f32> = row.iter().zip(mean).map(|(value, mean)| value - mean).collect();
-    let length = products::squared_norm(&moved).sqrt();
+/// `(row - mean) / |row - mean|`; the zero vector if the row equals the mean.
+pub(super) fn centred_unit(row: &[f32], mean: &[f32]) -> Vec<f32> {
+    let centred: Vec<f32> = row.iter().zip(mean).map(|(value, mean)| value - mean).collect();
+    let length = products::squared_norm(&centred).sqrt();
     let scale = if length > 0.0 { length.recip() } else { 0.0 };
-    moved.into_iter().map(|value| value * scale).collect()
+    centred.into_iter().map(|value| value * scale).collect()
 }

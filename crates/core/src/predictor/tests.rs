@@ -1,9 +1,11 @@
+//! Tests of saved classifiers: predictions of every method, the file format, large support sets and novelty.
+
 use super::*;
 use crate::audit::Audit;
 use crate::method::{Registry, TrainedRelabel};
 use crate::tensors::tests::{flips, without_checksum};
 
-/// Three classes around places of their own, and one item of the first filed under the second.
+/// Three classes with different centres; one item of the first class has the label of the second.
 fn support() -> Embeddings {
     let noise =
         |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / (1u64 << 24) as f32;
@@ -33,7 +35,7 @@ fn query(class: usize) -> Vec<f32> {
 }
 
 #[test]
-fn every_method_that_can_be_kept_answers_and_answers_the_same_from_its_file() {
+fn every_method_predicts_the_same_after_saving_and_loading() {
     for method in
         ["relabel", "protonet", "median", "cosine", "nearest:k=3", "matching", "linear", "baseline++", "rnnp"]
     {
@@ -42,7 +44,7 @@ fn every_method_that_can_be_kept_answers_and_answers_the_same_from_its_file() {
         let rows: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
         let answers = predictor.predict(&rows).unwrap();
         for (class, answer) in answers.iter().enumerate() {
-            // A hundred small steps do not bring a linear layer far on so small numbers.
+            // A hundred small steps are too few to train a linear layer on features this small.
             assert!(answer.class as usize == class || method == "linear", "{method}: {answer:?}");
             assert!((answer.probabilities.iter().sum::<f32>() - 1.0).abs() < 1e-5);
             assert!(answer.probability > 0.4 && answer.unknown < 0.5, "{method}: {answer:?}");
@@ -52,26 +54,26 @@ fn every_method_that_can_be_kept_answers_and_answers_the_same_from_its_file() {
         assert_eq!(again.predict(&rows).unwrap(), answers, "{method}");
         assert_eq!(again.to_bytes(), bytes, "{method}");
         assert_eq!((again.embedder(), again.dim(), again.classes().len()), (Some("test"), 12, 3));
-        assert_eq!(again.predict(&rows[1..2]).unwrap()[0], answers[1], "alone as among others");
+        assert_eq!(again.predict(&rows[1..2]).unwrap()[0], answers[1], "alone as in a batch");
     }
 }
 
 #[test]
-fn a_stranger_is_stranger_than_a_member() {
+fn a_row_unlike_all_classes_has_a_high_novelty_score() {
     let predictor = fit("relabel");
-    let stranger: Vec<f32> = (0..12).map(|d| if d % 2 == 0 { -1.0 } else { 1.0 }).collect();
-    let answers = predictor.predict(&[&query(0), &stranger]).unwrap();
+    let outlier: Vec<f32> = (0..12).map(|d| if d % 2 == 0 { -1.0 } else { 1.0 }).collect();
+    let answers = predictor.predict(&[&query(0), &outlier]).unwrap();
     assert!(answers[1].unknown > 0.8 && answers[0].unknown < 0.5, "{answers:?}");
 }
 
 #[test]
-fn rows_of_another_size_are_refused() {
+fn rows_of_another_dimension_are_refused() {
     let error = fit("relabel").predict(&[&[1.0, 2.0]]).unwrap_err().to_string();
     assert!(error.contains("2") && error.contains("12"), "{error}");
 }
 
 #[test]
-fn a_file_cut_anywhere_or_of_another_kind_is_refused() {
+fn a_truncated_file_or_a_file_of_another_kind_is_refused() {
     let bytes = fit("protonet").to_bytes();
     for length in (0..bytes.len()).step_by(37) {
         assert!(Predictor::read_bytes(bytes[..length].to_vec(), "file").is_err());
@@ -98,7 +100,7 @@ fn a_classifier_of_an_earlier_version_without_a_checksum_is_read() {
 }
 
 #[test]
-fn a_large_collection_is_kept_as_its_most_typical_items() {
+fn a_large_support_set_is_reduced_to_its_most_typical_items() {
     let noise =
         |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / (1u64 << 24) as f32;
     let (mut values, mut labels) = (Vec::new(), Vec::new());
@@ -119,7 +121,7 @@ fn a_large_collection_is_kept_as_its_most_typical_items() {
             (0..800).map(|row| format!("class {}", row % 4)).collect(),
         );
         let predictor = Predictor::fit(data.unwrap(), &named, Some(&found)).unwrap();
-        assert_eq!(predictor.support().len(), 4 * KEPT);
+        assert_eq!(predictor.support().len(), 4 * KEPT_PER_CLASS);
         for class in 0..4 {
             let row: Vec<f32> = (0..16).map(|d| 0.5 + if d / 4 == class { 1.5 } else { 0.0 }).collect();
             let answer = &predictor.predict(&[&row]).unwrap()[0];
@@ -137,30 +139,30 @@ fn a_large_collection_is_kept_as_its_most_typical_items() {
 }
 
 #[test]
-fn what_is_learned_names_the_classes_that_the_calibrated_one_names() {
+fn the_uncalibrated_predictor_names_the_same_classes() {
     let registry = Registry::default();
     for method in ["relabel", "protonet", "cosine", "nearest:k=3", "linear"] {
-        let learned = UncalibratedPredictor::fit(support(), &registry.parse(method).unwrap(), None).unwrap();
+        let fitted = UncalibratedPredictor::fit(support(), &registry.parse(method).unwrap(), None).unwrap();
         let queries: Vec<Vec<f32>> = (0..3).map(query).collect();
         let rows: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
         let calibrated = fit(method).predict(&rows).unwrap();
-        let named: Vec<u32> = calibrated.iter().map(|answer| answer.class).collect();
-        assert_eq!(learned.answer(&rows).unwrap(), named, "{method}");
-        let refused = learned.answer(&[&rows[0][..5]]);
+        let classes: Vec<u32> = calibrated.iter().map(|prediction| prediction.class).collect();
+        assert_eq!(fitted.classify(&rows).unwrap(), classes, "{method}");
+        let refused = fitted.classify(&[&rows[0][..5]]);
         assert!(matches!(refused, Err(Error::ClassifierDimension { rows: 5, classifier: 12 })), "{method}");
     }
 }
 
 #[test]
-fn prototypes_are_known_of_methods_that_have_one_vector_a_class() {
-    let of = |method: &str| {
-        let learned =
+fn methods_with_one_vector_per_class_have_prototypes() {
+    let prototypes = |method: &str| {
+        let fitted =
             UncalibratedPredictor::fit(support(), &Registry::default().parse(method).unwrap(), None).unwrap();
-        learned.prototypes().map(|known| (known.vectors.len(), known.by_cosine))
+        fitted.prototypes().map(|prototypes| (prototypes.vectors.len(), prototypes.by_cosine))
     };
-    assert_eq!(of("protonet"), Some((3, false)));
-    assert_eq!(of("relabel"), Some((3, false)));
-    assert_eq!(of("baseline++"), Some((3, true)));
-    assert_eq!(of("nearest"), None);
-    assert_eq!(of("linear"), None);
+    assert_eq!(prototypes("protonet"), Some((3, false)));
+    assert_eq!(prototypes("relabel"), Some((3, false)));
+    assert_eq!(prototypes("baseline++"), Some((3, true)));
+    assert_eq!(prototypes("nearest"), None);
+    assert_eq!(prototypes("linear"), None);
 }

@@ -1,11 +1,13 @@
-//! What a method learned from a support set, before its answers are calibrated. Enough to name classes, and quick to make:
-//! who only wants the prototypes of a million support sets, or the class of one row, need not leave items out.
+//! A fitted method without calibrated probabilities: [`UncalibratedPredictor`] classifies rows and exposes prototypes.
+//!
+//! It is separate from [`Predictor`] because calibration fits the method several more times, which a caller who needs
+//! only classes or the prototypes of many support sets can save.
 
 use std::sync::Arc;
 
 use super::calibration::{self, LabelPosterior};
 use super::scoring_rule::ScoringRule;
-use super::{KEPT, Predictor, all_rows, check_rows, is_large, thinned};
+use super::{KEPT_PER_CLASS, Predictor, all_rows, check_rows, is_large, most_typical_items};
 use crate::audit::Audit;
 use crate::classifier::Classifier;
 use crate::embeddings::Embeddings;
@@ -14,29 +16,42 @@ use crate::method::{NamedMethod, RELABEL};
 use crate::rng::{Purpose, Rng};
 use crate::task::{SupportSet, Task};
 
-/// A rule that scores classes, and what it was learned from.
+/// A fitted classifier that names the class of a row, with its support set.
+///
+/// ```
+/// use trueshot::method::Registry;
+/// use trueshot::predictor::UncalibratedPredictor;
+///
+/// let labels = ["a", "a", "b"].map(str::to_string).to_vec();
+/// let data = trueshot::Embeddings::from_rows(vec![0.0, 1.0, 0.0, 3.0, 1.0, 0.0], 2, labels)?;
+/// let fitted = UncalibratedPredictor::fit(data, &Registry::default().parse("protonet")?, None)?;
+/// assert_eq!(fitted.classify(&[&[0.9, 0.1]])?, [1]);
+/// assert_eq!(fitted.prototypes().unwrap().vectors, [[0.0, 2.0], [1.0, 0.0]]);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct UncalibratedPredictor {
     pub(super) method: String,
     pub(super) classes: Vec<String>,
     pub(super) rule: ScoringRule,
     pub(super) support: Arc<Embeddings>,
-    /// What was believed of the items of a large set when some of them were chosen.
-    pub(super) chosen_by: Option<LabelPosterior>,
+    /// The label posterior of the kept items, if the support set was large and reduced.
+    pub(super) reduced_posterior: Option<LabelPosterior>,
 }
 
-/// One vector a class; the nearest, or the one with the largest cosine, wins.
+/// The prototypes of a classifier that has one vector per class.
 pub struct Prototypes<'a> {
-    /// The vectors, in the order of the classes.
+    /// The vectors `[classes][dim]`.
     pub vectors: &'a [Vec<f32>],
-    /// What is subtracted from a row before it is brought to unit length and compared; without one, rows are
-    /// compared as they are.
+    /// The mean `[dim]` that is subtracted from a row, which is then scaled to unit length, before it is compared. `None`
+    /// if rows are compared unchanged.
     pub centre: Option<&'a [f32]>,
-    /// Whether cosines are compared rather than distances.
+    /// Whether the prototype with the largest cosine wins instead of the nearest one.
     pub by_cosine: bool,
 }
 
 impl UncalibratedPredictor {
-    /// Learns. Of a large set (see [`is_large`]) only some items are kept, chosen by what the audit believes of them.
+    /// Fits a method to a support set of at least two classes. Of a large set (see [`is_large`]) only the most typical
+    /// items are kept, by the class probabilities of the audit.
     pub fn fit(
         data: impl Into<Arc<Embeddings>>,
         method: &NamedMethod,
@@ -48,25 +63,26 @@ impl UncalibratedPredictor {
         }
         let (method_name, classes) = (method.label.clone(), data.classes().to_vec());
         if !is_large(data.len()) {
-            let rule = rule_of(&data, method)?;
+            let rule = fit_rule(&data, method)?;
             return Ok(UncalibratedPredictor {
                 method: method_name,
                 classes,
                 rule,
                 support: data,
-                chosen_by: None,
+                reduced_posterior: None,
             });
         }
-        let posterior = LabelPosterior::of(&data, audit);
-        // The head is for small sets; what it said of every item of a large one is in the posterior.
-        let all = is_relabel(&method.label).then(|| ScoringRule::from_posterior(&data, &posterior));
-        let (support, posterior) = thinned(&data, &posterior, KEPT)?;
+        let posterior = LabelPosterior::new(&data, audit);
+        // The Relabel network is for small sets; its probabilities for a large one are those of the audit.
+        let relabel_rule = is_relabel(&method.label).then(|| ScoringRule::from_posterior(&data, &posterior));
+        let (support, posterior) = most_typical_items(&data, &posterior, KEPT_PER_CLASS)?;
         let support = Arc::new(support);
-        let rule = all.map_or_else(|| rule_of(&support, method), Ok)?;
-        Ok(UncalibratedPredictor { method: method_name, classes, rule, support, chosen_by: Some(posterior) })
+        let rule = relabel_rule.map_or_else(|| fit_rule(&support, method), Ok)?;
+        let reduced_posterior = Some(posterior);
+        Ok(UncalibratedPredictor { method: method_name, classes, rule, support, reduced_posterior })
     }
 
-    /// The method it was learned by.
+    /// The label of the method that was fitted.
     pub fn method(&self) -> &str {
         &self.method
     }
@@ -76,26 +92,26 @@ impl UncalibratedPredictor {
         &self.classes
     }
 
-    /// What it learned from: everything, or what was kept of a large set.
+    /// The support set: all items, or those kept of a large set.
     pub fn support(&self) -> &Arc<Embeddings> {
         &self.support
     }
 
-    /// Numbers in a row.
+    /// Dimension of the rows.
     pub fn dim(&self) -> usize {
         self.support.dim()
     }
 
-    /// The class of every one of some rows, as a place among the classes.
-    pub fn answer(&self, rows: &[&[f32]]) -> Result<Vec<u32>> {
+    /// The class of every row of `[n][dim]`, an index into [`UncalibratedPredictor::classes`].
+    pub fn classify(&self, rows: &[&[f32]]) -> Result<Vec<u32>> {
         check_rows(rows, self.dim())?;
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        Ok(self.rule.scores(rows, &self.support).iter().map(|scores| best(scores)).collect())
+        Ok(self.rule.scores(rows, &self.support).iter().map(|scores| argmax(scores)).collect())
     }
 
-    /// The vectors it compares with, if it is a matter of one vector a class.
+    /// The prototypes, if the classifier compares a row with one vector per class; otherwise `None`.
     pub fn prototypes(&self) -> Option<Prototypes<'_>> {
         match &self.rule {
             ScoringRule::Vectors(Classifier::Vectors(vectors)) => {
@@ -104,41 +120,43 @@ impl UncalibratedPredictor {
             ScoringRule::Vectors(Classifier::CosineVectors(vectors)) => {
                 Some(Prototypes { vectors, centre: None, by_cosine: true })
             }
-            ScoringRule::Placed { mean, vectors } => {
+            ScoringRule::Centred { mean, vectors } => {
                 Some(Prototypes { vectors, centre: Some(mean), by_cosine: false })
             }
             _ => None,
         }
     }
 
-    /// Finds out how sure its answers may be. `method` and `audit` are those it was learned with, if not of fewer items.
+    /// The predictor with calibrated probabilities and novelty scores. `method` and `audit` must be those of
+    /// [`UncalibratedPredictor::fit`].
     pub fn calibrated(self: Arc<Self>, method: &NamedMethod, audit: Option<&Audit>) -> Result<Predictor> {
-        let fresh = self.chosen_by.is_none().then(|| LabelPosterior::of(&self.support, audit));
-        let posterior = fresh.as_ref().or(self.chosen_by.as_ref()).expect("one of the two is there");
+        let full = self.reduced_posterior.is_none().then(|| LabelPosterior::new(&self.support, audit));
+        let posterior = full.as_ref().or(self.reduced_posterior.as_ref()).expect("one of them exists");
         let values = all_rows(&self.support);
         let rows: Vec<&[f32]> = values.chunks_exact(self.support.dim()).collect();
         let sharpness = calibration::sharpness(&rows, &self.support, method, posterior, &self.rule)?;
-        let novelty = super::Novelty::of(&rows, posterior);
-        let audit = audit.map(|audit| serde_json::to_string(audit).expect("plain data"));
-        Ok(Predictor { learned: self, sharpness, novelty, audit })
+        let novelty = super::Novelty::new(&rows, posterior);
+        let audit = audit.map(|audit| serde_json::to_string(audit).expect("an audit is plain data"));
+        Ok(Predictor { uncalibrated: self, sharpness, novelty, audit })
     }
 }
 
-/// The place of the largest score; the first where scores are equal.
-pub(super) fn best(scores: &[f32]) -> u32 {
-    let places = 0..scores.len();
-    places.max_by(|&a, &b| scores[a].total_cmp(&scores[b]).then(b.cmp(&a))).unwrap_or(0) as u32
+/// The index of the largest score; of equal scores, the first.
+pub(super) fn argmax(scores: &[f32]) -> u32 {
+    let indices = 0..scores.len();
+    indices.max_by(|&a, &b| scores[a].total_cmp(&scores[b]).then(b.cmp(&a))).unwrap_or(0) as u32
 }
 
-fn rule_of(data: &Embeddings, method: &NamedMethod) -> Result<ScoringRule> {
+/// Fits a method to all rows of the support set.
+fn fit_rule(data: &Embeddings, method: &NamedMethod) -> Result<ScoringRule> {
     let values = all_rows(data);
     let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
     let task = Task::new(SupportSet::new(rows, data.labels().to_vec(), data.classes().len()));
     let fitted = method.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
-    ScoringRule::of(fitted.classifier, &task, &method.label)
+    ScoringRule::new(fitted.classifier, &task, &method.label)
 }
 
-/// Whether a method is the head, built in or from a file.
+/// Whether a label is that of the method `relabel`, with the built-in model or one from a file.
 fn is_relabel(label: &str) -> bool {
     label.split(':').next() == Some(RELABEL)
 }

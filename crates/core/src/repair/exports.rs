@@ -1,23 +1,36 @@
-//! Cleaned labels for other programs.
+//! Exports of repaired labels for other programs: CSV ([`labels_csv`]), Label Studio ([`label_studio`]) and FiftyOne
+//! ([`fiftyone`]).
 
 use serde_json::{Value, json};
 
 use crate::csv_field::csv_field;
 
-/// An item as it is labelled after a repair.
+/// An item with its label after a repair.
+///
+/// ```
+/// use trueshot::repair::{Labelled, labels_csv};
+///
+/// let rex = Labelled {
+///     item: "cat/rex.jpg".into(),
+///     path: "/photos/cat/rex.jpg".into(),
+///     label: Some("dog".into()),
+///     was: "cat".into(),
+/// };
+/// assert_eq!(labels_csv(&[rex]), "path,label,was\n/photos/cat/rex.jpg,dog,cat\n");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Labelled {
-    /// Its name within the collection.
+    /// The name of the item within the collection.
     pub item: String,
-    /// Where its file is; its name, where it has none.
+    /// The path of its file, or its name if it has no file.
     pub path: String,
-    /// Its class; none if it is in quarantine.
+    /// The class after the repair; `None` if the item is in quarantine.
     pub label: Option<String>,
-    /// The class it was filed under.
+    /// The class before the repair.
     pub was: String,
 }
 
-/// `path,label,was`: a list that `trueshot` itself reads. What is in quarantine is not in it.
+/// The labels as CSV with the columns `path,label,was`, which `trueshot` itself reads. Items in quarantine are left out.
 pub fn labels_csv(labelled: &[Labelled]) -> String {
     let line = |one: &Labelled| {
         let fields = [&one.path, one.label.as_ref()?, &one.was].map(|field| csv_field(field));
@@ -26,8 +39,8 @@ pub fn labels_csv(labelled: &[Labelled]) -> String {
     std::iter::once("path,label,was\n".to_string()).chain(labelled.iter().filter_map(line)).collect()
 }
 
-/// Tasks as Label Studio imports them, for `<Image name="image" value="$image"/>` and `<Choices name="label"
-/// toName="image">`. Files are meant to be served from the collection's folder.
+/// The labels as Label Studio tasks (JSON), for a labelling interface with `<Image name="image" value="$image"/>` and
+/// `<Choices name="label" toName="image">`. Label Studio must serve the folder of the collection as local files.
 pub fn label_studio(labelled: &[Labelled]) -> String {
     let task = |one: &Labelled| {
         let result = |label: &String| {
@@ -36,32 +49,33 @@ pub fn label_studio(labelled: &[Labelled]) -> String {
             }]}])
         };
         json!({
-            "data": {"image": format!("/data/local-files/?d={}", in_url(&one.item)), "item": one.item, "was": one.was},
+            "data": {"image": format!("/data/local-files/?d={}", percent_encoded(&one.item)), "item": one.item, "was": one.was},
             "annotations": one.label.as_ref().map_or_else(|| json!([]), result),
         })
     };
     pretty(&Value::Array(labelled.iter().map(task).collect()))
 }
 
-/// Labels as FiftyOne imports them (`FiftyOneImageClassificationDataset`): files by their whole path.
+/// The labels in FiftyOne's format `FiftyOneImageClassificationDataset` (JSON), with files by their full path. Items in
+/// quarantine are left out.
 pub fn fiftyone(labelled: &[Labelled]) -> String {
     let mut classes: Vec<&String> = labelled.iter().filter_map(|one| one.label.as_ref()).collect();
     classes.sort();
     classes.dedup();
-    let place = |label: &String| classes.binary_search(&label).ok();
+    let class_index = |label: &String| classes.binary_search(&label).ok();
     let labels: serde_json::Map<String, Value> = labelled
         .iter()
-        .filter_map(|one| Some((one.path.clone(), json!(place(one.label.as_ref()?)?))))
+        .filter_map(|one| Some((one.path.clone(), json!(class_index(one.label.as_ref()?)?))))
         .collect();
     pretty(&json!({"classes": classes, "labels": labels}))
 }
 
 fn pretty(value: &Value) -> String {
-    serde_json::to_string_pretty(value).expect("plain data serialises") + "\n"
+    serde_json::to_string_pretty(value).expect("a JSON value is plain data") + "\n"
 }
 
-/// A path as part of an address.
-fn in_url(path: &str) -> String {
+/// A path with all bytes percent-encoded that are not allowed in a URL.
+fn percent_encoded(path: &str) -> String {
     let mut text = String::new();
     for byte in path.bytes() {
         match byte {

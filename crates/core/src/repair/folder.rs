@@ -1,8 +1,9 @@
-//! The folder that is repaired in place: locked against other processes, and changed by directory handle.
+//! The folder of a repair in place ([`LockedFolder`]): locked against other processes, with file operations that cannot
+//! leave it.
 //!
-//! Every name is resolved part by part from the handle of the folder, and a symbolic link among the parts is refused. So
-//! no file outside of the folder is ever touched, even if a link is put in place of a class folder while a repair runs.
-//! Other systems than Unix have no such calls in the standard library; there, names are resolved as paths.
+//! Every path is resolved part by part from the directory handle of the folder, and a symbolic link among the parts is
+//! refused. So no file outside the folder is ever touched, even if a class folder is replaced by a link while a repair
+//! runs. Systems other than Unix lack such calls; there, names are resolved as paths.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::lock::Lock;
 
-/// A folder that only this process repairs, for as long as the value lives.
+/// A folder that is locked for repairs by this process, until the value is dropped.
 #[derive(Debug)]
 pub struct LockedFolder {
     path: PathBuf,
@@ -18,26 +19,27 @@ pub struct LockedFolder {
     _lock: Lock,
 }
 
-/// What is known about an existing file without opening it.
+/// The metadata of an existing directory entry.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Found {
+    /// Whether it is a regular file, not a link or a folder.
     pub is_file: bool,
-    /// Device and file number; equal for two names of one file.
+    /// Device and inode number, equal for two names of one file; `None` if the system does not tell.
     pub id: Option<(u64, u64)>,
-    /// The number of names the file has.
+    /// The number of hard links to the file.
     pub links: u64,
 }
 
-/// How two existing names relate.
+/// The relation of two existing names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pair {
-    /// One file with two names: a move that was cut off between adding the new name and removing the old one.
+    /// Two hard links to one file: a move that was interrupted between adding the new name and removing the old one.
     TwoNames,
-    /// One file whose single name can be spelled both ways, as on file systems that ignore case.
+    /// Two spellings of the one name of a file, on a file system that ignores case.
     OneName,
-    /// A file and its complete copy on another file system: a move that was cut off before the source was removed.
+    /// A file and its complete copy on another file system: a move that was interrupted before the source was removed.
     Copy,
-    /// Two files.
+    /// Two different files.
     Different,
 }
 
@@ -60,12 +62,12 @@ impl LockedFolder {
         LockedFolder { path: path.into(), root: system::Root::open(path).expect("a folder"), _lock: lock }
     }
 
-    /// The path the folder was opened by.
+    /// The path that the folder was opened with.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Looks a name up; `None` if nothing is there.
+    /// Looks up a name; `None` if it does not exist.
     pub(super) fn find(&self, name: &str) -> io::Result<Option<Found>> {
         match self.root.find(name) {
             Ok(found) => Ok(Some(found)),
@@ -74,7 +76,7 @@ impl LockedFolder {
         }
     }
 
-    /// Compares two files that are both there.
+    /// The relation of two existing files, given by name and metadata.
     pub(super) fn compare(&self, one: (&str, Found), other: (&str, Found)) -> io::Result<Pair> {
         let (Some(a), Some(b)) = (one.1.id, other.1.id) else {
             let equal = self.root.contents_are_equal(one.0, other.0)?;
@@ -88,7 +90,7 @@ impl LockedFolder {
         })
     }
 
-    /// Moves a file to a name that nothing has, making folders as needed. The file always has at least one name.
+    /// Moves a file to a name that does not exist, creating folders as needed. The file has a name at every moment.
     pub(super) fn move_file(&self, from: &str, to: &str) -> io::Result<()> {
         self.root.move_file(from, to)
     }
@@ -103,7 +105,7 @@ impl LockedFolder {
         self.root.remove_folder(name)
     }
 
-    /// Why a move could not be made, as far as that can be told without making it.
+    /// The reason why a move would fail, as far as that is known without making it; `None` if it would probably succeed.
     pub(super) fn obstacle(&self, from: &str, to: &str) -> Option<String> {
         let shown = crate::visible::visible(from);
         match self.find(from) {
@@ -121,13 +123,15 @@ impl LockedFolder {
     }
 }
 
-/// Whether a name in a plan or an undo file stays below the folder and is spelled in the one way we write it.
+/// Whether a relative path of a plan or an undo file stays below the folder and is in canonical form (no empty, `.` or
+/// `..` parts).
 pub(super) fn is_inside(name: &str) -> bool {
     let is_part = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\0');
     let is_plain = !cfg!(windows) || !name.contains(['\\', ':']);
     is_plain && name.split('/').all(is_part)
 }
 
+/// File operations below an open directory handle.
 #[cfg(unix)]
 mod system {
     use std::fs::File;
@@ -143,7 +147,7 @@ mod system {
     const FOLDER: OFlags =
         OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::RDONLY);
 
-    /// An open folder.
+    /// The open root folder.
     #[derive(Debug)]
     pub struct Root(OwnedFd);
 
@@ -152,21 +156,22 @@ mod system {
             Ok(Root(sys::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty())?))
         }
 
-        /// The folder that holds a name, and the last part of the name.
-        fn parent<'a>(&self, name: &'a str, makes_folders: bool) -> io::Result<(OwnedFd, &'a str)> {
+        /// Opens the folder of a path and returns it with the last part of the path. Missing folders are created if
+        /// `create_folders` is set.
+        fn parent<'a>(&self, name: &'a str, create_folders: bool) -> io::Result<(OwnedFd, &'a str)> {
             let (folders, leaf) = name.rsplit_once('/').unwrap_or(("", name));
             let mut folder = self.0.try_clone()?;
             for part in folders.split('/').filter(|part| !part.is_empty()) {
                 folder = match sys::openat(&folder, part, FOLDER, Mode::empty()) {
-                    Err(Errno::NOENT) if makes_folders => {
+                    Err(Errno::NOENT) if create_folders => {
                         match sys::mkdirat(&folder, part, Mode::from_raw_mode(0o777)) {
                             Ok(()) | Err(Errno::EXIST) => {}
                             Err(error) => return Err(error.into()),
                         }
                         sys::openat(&folder, part, FOLDER, Mode::empty())
-                            .map_err(|error| named(part, error))?
+                            .map_err(|error| explain(part, error))?
                     }
-                    opened => opened.map_err(|error| named(part, error))?,
+                    opened => opened.map_err(|error| explain(part, error))?,
                 };
             }
             Ok((folder, leaf))
@@ -202,7 +207,7 @@ mod system {
                 // A file system without hard links.
                 Err(_) => return Ok(rename(&source, old, &target, new)?),
             }
-            // The new name must survive a loss of power before the old one goes.
+            // The new name must be on disk before the old one is removed, in case of a power failure.
             sys::fsync(&target)?;
             Ok(sys::unlinkat(&source, old, AtFlags::empty())?)
         }
@@ -217,7 +222,7 @@ mod system {
             Ok(sys::unlinkat(&folder, leaf, AtFlags::REMOVEDIR)?)
         }
 
-        /// Whether names may be added to, and taken from, the folder that holds a name, or the nearest one above it.
+        /// Checks that entries can be added to and removed from the folder of a path, or the nearest existing one above.
         pub fn check_writable(&self, name: &str) -> io::Result<()> {
             let mut name = name;
             loop {
@@ -238,8 +243,8 @@ mod system {
         }
     }
 
-    /// A link among the folders of a name is reported by the system as "not a directory".
-    fn named(part: &str, error: Errno) -> io::Error {
+    /// Explains the error for a folder of a path. The system reports a symbolic link there as "not a directory".
+    fn explain(part: &str, error: Errno) -> io::Error {
         match error {
             Errno::NOTDIR | Errno::LOOP => {
                 let part = crate::visible::visible(part);
@@ -254,15 +259,15 @@ mod system {
         Ok(File::from(sys::openat(folder, leaf, flags, Mode::empty())?))
     }
 
-    /// Copies a file to another file system under a temporary name, then gives it its name without overwriting one.
+    /// Copies a file to another file system under a temporary name, then renames it without replacing an existing file.
     fn copy(source: &OwnedFd, old: &str, target: &OwnedFd, new: &str) -> io::Result<()> {
         let part = format!(".trueshot-{}.part", &blake3::hash(new.as_bytes()).to_hex()[..16]);
         let (mut from, flags) =
             (open_file(source, old)?, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC);
-        // What a killed attempt left under this name is a part of the same copy.
+        // A file with this temporary name was left by an interrupted attempt of the same copy.
         let _ = sys::unlinkat(target, part.as_str(), AtFlags::empty());
         let mut to = File::from(sys::openat(target, part.as_str(), flags, Mode::from_raw_mode(0o600))?);
-        // Locked like every temporary file of ours, so that no other process removes it as a left-over.
+        // Temporary files are locked, so that no other process removes them as stale.
         let _ = to.try_lock();
         io::copy(&mut from.by_ref(), &mut to)?;
         let about = from.metadata()?;
@@ -273,6 +278,7 @@ mod system {
         Ok(())
     }
 
+    /// Renames a file without replacing an existing one, if the file system supports that.
     #[cfg(target_os = "linux")]
     fn rename(source: &OwnedFd, old: &str, target: &OwnedFd, new: &str) -> rustix::io::Result<()> {
         match sys::renameat_with(source, old, target, new, sys::RenameFlags::NOREPLACE) {
@@ -281,13 +287,14 @@ mod system {
         }
     }
 
-    /// The name was free a moment ago, and the folder is locked.
+    /// Renames a file. The caller has checked that the new name does not exist, and the folder is locked.
     #[cfg(not(target_os = "linux"))]
     fn rename(source: &OwnedFd, old: &str, target: &OwnedFd, new: &str) -> rustix::io::Result<()> {
         sys::renameat(source, old, target, new)
     }
 }
 
+/// File operations by path, for systems without directory handles.
 #[cfg(not(unix))]
 mod system {
     use std::fs::{self, File};
@@ -296,7 +303,7 @@ mod system {
 
     use super::Found;
 
-    /// The path of a folder.
+    /// The absolute path of the root folder.
     #[derive(Debug)]
     pub struct Root(PathBuf);
 
@@ -306,7 +313,7 @@ mod system {
             Ok(Root(fs::canonicalize(path)?))
         }
 
-        /// The path of a name none of whose folders is a link.
+        /// The absolute path of a name; an error if one of its folders is a link.
         fn resolve(&self, name: &str) -> io::Result<PathBuf> {
             let path = self.0.join(name);
             let mut above = path.parent();
@@ -356,6 +363,7 @@ mod system {
     }
 }
 
+/// Whether two readers have the same contents.
 fn readers_are_equal(mut one: impl io::BufRead, mut other: impl io::BufRead) -> io::Result<bool> {
     loop {
         let (a, b) = (one.fill_buf()?, other.fill_buf()?);

@@ -1,9 +1,9 @@
-//! The undo file of a repair in place: all moves, written to disk before the first one is made.
+//! The undo file of a repair in place ([`Journal`]): the list of all moves, written to disk before the first one is made.
 //!
-//! A move adds the new name of a file and then removes the old one, so a file always has a name, and nothing is ever
-//! overwritten. Which of the two names exist tells how far a move has come, so a repair that was cut off can be finished
-//! ([`Journal::apply`]) or taken back ([`Journal::undo`]), any number of times. A move that cannot be made does not stop
-//! the others.
+//! A move adds the new name of a file (a hard link) and then removes the old one, so a file always has a name and nothing
+//! is ever overwritten. Which of the two names exist tells whether a move has been made, so an interrupted repair can be
+//! finished ([`Journal::apply`]) or undone ([`Journal::undo`]), any number of times. A move that fails does not stop the
+//! others.
 
 use crate::progress::Progress;
 use std::collections::HashSet;
@@ -20,20 +20,34 @@ use crate::visible::visible;
 
 const FORMAT: &str = "trueshot-undo/1";
 
-/// The moves of a repair in place.
+/// The moves of a repair in place, which can be applied and undone.
+///
+/// ```
+/// use trueshot::repair::{Journal, LockedFolder, Move};
+///
+/// let folder = tempfile::tempdir().unwrap();
+/// std::fs::write(folder.path().join("rex.jpg"), "a dog").unwrap();
+/// let moves = vec![Move { from: "rex.jpg".into(), to: "dog/rex.jpg".into() }];
+/// let journal = Journal::new(folder.path(), "text of the plan", moves);
+/// let locked = LockedFolder::open(folder.path())?;
+/// assert_eq!(journal.apply(&locked, &())?.moved, 1);
+/// assert_eq!(journal.undo(&locked, &())?.moved, 1);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Journal {
     header: Header,
     moves: Vec<Move>,
 }
 
+/// The first line of an undo file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Header {
     format: String,
     root: PathBuf,
-    /// A hash of the plan.
+    /// The BLAKE3 hash of the plan's text.
     plan: String,
-    /// Folders that had to be made, outer ones first.
+    /// Folders that the moves create, outer ones first; undo removes them again.
     folders: Vec<String>,
 }
 
@@ -42,14 +56,14 @@ struct Header {
 pub struct Outcome {
     /// Files moved by this call.
     pub moved: usize,
-    /// Files that were at their destination already.
+    /// Files that were already at their destination.
     pub before: usize,
-    /// Moves that could not be made, with the reason.
+    /// One message per move that failed, with the reason.
     pub problems: Vec<String>,
 }
 
 impl Journal {
-    /// Prepares moves below a folder; `plan` is the text of the plan they come from.
+    /// A journal of moves below the folder `root`; `plan` is the text of the plan they come from.
     pub fn new(root: &Path, plan: &str, moves: Vec<Move>) -> Self {
         let mut folders: Vec<String> = Vec::new();
         for one in &moves {
@@ -63,7 +77,10 @@ impl Journal {
         Journal { header: Header { format: FORMAT.into(), root: root.into(), plan, folders }, moves }
     }
 
-    /// Reads an undo file and refuses one whose names leave the folder, repeat or contradict each other.
+    /// Reads an undo file.
+    ///
+    /// # Errors
+    /// [`Error::BadPlan`] if it is not an undo file, or if its paths leave the folder or appear twice.
     pub fn open(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.into(), source })?;
         let bad =
@@ -72,7 +89,7 @@ impl Journal {
         let header = lines.next().and_then(|(_, line)| serde_json::from_str::<Header>(line).ok());
         let header = header.filter(|header| header.format == FORMAT);
         let header = header.ok_or_else(|| bad(1, "not an undo file that `trueshot repair` wrote"))?;
-        let (mut moves, mut names, mut made) = (Vec::new(), HashSet::new(), HashSet::new());
+        let (mut moves, mut names, mut needed_folders) = (Vec::new(), HashSet::new(), HashSet::new());
         for (number, line) in lines {
             let one: Move = serde_json::from_str(line).map_err(|_| bad(number, "not a move"))?;
             if !is_inside(&one.from) || !is_inside(&one.to) {
@@ -81,10 +98,10 @@ impl Journal {
             if !names.insert(one.from.clone()) || !names.insert(one.to.clone()) {
                 return Err(bad(number, "a name appears in two moves, or twice in one"));
             }
-            made.extend(folders_above(&one.to).map(str::to_string));
+            needed_folders.extend(folders_above(&one.to).map(str::to_string));
             moves.push(one);
         }
-        if !header.folders.iter().all(|folder| made.contains(folder)) {
+        if !header.folders.iter().all(|folder| needed_folders.contains(folder)) {
             return Err(bad(1, "it names a folder that none of its moves needs"));
         }
         Ok(Journal { header, moves })
@@ -92,14 +109,14 @@ impl Journal {
 
     /// Writes the undo file; this must happen before [`Journal::apply`].
     pub fn write(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_string(&self.header).expect("plain data serialises") + "\n";
+        let mut text = serde_json::to_string(&self.header).expect("a header is plain data") + "\n";
         for one in &self.moves {
-            text += &(serde_json::to_string(one).expect("plain data serialises") + "\n");
+            text += &(serde_json::to_string(one).expect("a move is plain data") + "\n");
         }
         write_atomically(path, |file| file.write_all(text.as_bytes()))
     }
 
-    /// Whether the moves come from this plan.
+    /// Whether the moves come from a plan with this text.
     pub fn is_of(&self, plan: &str) -> bool {
         self.header.plan == blake3::hash(plan.as_bytes()).to_hex().as_str()
     }
@@ -109,59 +126,60 @@ impl Journal {
         &self.header.root
     }
 
-    /// The same moves in a folder that lies somewhere else now.
+    /// The journal for a folder that has been moved to another path.
     pub fn with_root(mut self, root: PathBuf) -> Self {
         self.header.root = root;
         self
     }
 
-    /// The moves.
+    /// The moves in the order in which [`Journal::apply`] makes them.
     pub fn moves(&self) -> &[Move] {
         &self.moves
     }
 
     /// The number of files that are still under their old name.
     pub fn pending(&self) -> usize {
-        let is_there = |name: &String| fs::symlink_metadata(self.header.root.join(name)).is_ok();
-        self.moves.iter().filter(|one| is_there(&one.from)).count()
+        let exists = |name: &String| fs::symlink_metadata(self.header.root.join(name)).is_ok();
+        self.moves.iter().filter(|one| exists(&one.from)).count()
     }
 
-    /// Reasons why moves would fail, found before anything is written or moved.
+    /// Reasons why moves would fail, one message per move, without moving anything.
     pub fn obstacles(&self, folder: &LockedFolder) -> Vec<String> {
         self.moves.iter().filter_map(|one| folder.obstacle(&one.from, &one.to)).collect()
     }
 
-    /// Makes all moves that are not made yet. The progress counts the moves.
+    /// Makes all moves that have not been made yet. `progress` counts the moves.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] if `progress` stopped it. A move that cannot be made is not an error but one of
+    /// [`Error::Interrupted`] if `progress` stopped it. A move that fails is not an error but one of
     /// [`Outcome::problems`].
     pub fn apply(&self, folder: &LockedFolder, progress: &dyn Progress) -> Result<Outcome> {
         let moves = self.moves.iter().map(|one| (one.from.as_str(), one.to.as_str()));
-        make_all(folder, moves, progress)
+        move_all(folder, moves, progress)
     }
 
-    /// Takes back all moves that were made, and removes the folders that were made for them if they are empty.
+    /// Reverts all moves that have been made, and removes the folders that were created for them if they are empty.
     ///
     /// # Errors
     /// As for [`Journal::apply`].
     pub fn undo(&self, folder: &LockedFolder, progress: &dyn Progress) -> Result<Outcome> {
         let moves = self.moves.iter().rev().map(|one| (one.to.as_str(), one.from.as_str()));
-        let outcome = make_all(folder, moves, progress)?;
-        for made in self.header.folders.iter().rev() {
-            // A folder in which the user has put something since is not empty, and stays.
-            let _ = folder.remove_empty_folder(made);
+        let outcome = move_all(folder, moves, progress)?;
+        for created in self.header.folders.iter().rev() {
+            // A folder into which the user has put files since is not empty, and stays.
+            let _ = folder.remove_empty_folder(created);
         }
         Ok(outcome)
     }
 }
 
-/// The folders that a name lies in, outer ones first: `a` and `a/b` for `a/b/1.jpg`.
+/// The parent folders of a path, outer ones first: `a` and `a/b` for `a/b/1.jpg`.
 fn folders_above(name: &str) -> impl Iterator<Item = &str> {
     name.match_indices('/').map(|(end, _)| &name[..end])
 }
 
-fn make_all<'a>(
+/// Moves all files, given as (from, to); failures are collected.
+fn move_all<'a>(
     folder: &LockedFolder,
     moves: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
     progress: &dyn Progress,
@@ -169,7 +187,7 @@ fn make_all<'a>(
     let mut outcome = Outcome::default();
     let total = moves.len() as u64;
     for (done, (from, to)) in (1..).zip(moves) {
-        match make(folder, from, to) {
+        match move_one(folder, from, to) {
             Ok(true) => outcome.moved += 1,
             Ok(false) => outcome.before += 1,
             Err(problem) => outcome.problems.push(problem),
@@ -179,8 +197,8 @@ fn make_all<'a>(
     Ok(outcome)
 }
 
-/// Makes one move; `false` if it had been made before.
-fn make(folder: &LockedFolder, from: &str, to: &str) -> std::result::Result<bool, String> {
+/// Moves one file; `false` if it was already at its destination. The error is a message for the user.
+fn move_one(folder: &LockedFolder, from: &str, to: &str) -> std::result::Result<bool, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", visible(from));
     let finish = || folder.remove_file(from).map(|()| true).map_err(failed);
     match (folder.find(from).map_err(failed)?, folder.find(to).map_err(failed)?) {

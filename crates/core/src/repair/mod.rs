@@ -1,9 +1,10 @@
-//! Repairs: an audit becomes a [`RepairPlan`] that a person can read and edit, and a plan becomes a repaired [`copy`], a folder
-//! repaired in place with an undo file ([`Journal`]), or a list of labels for other programs.
+//! Repairs of image collections: an audit becomes a [`RepairPlan`] that a user can read and edit, and a plan becomes a
+//! repaired [`copy`], moves within the folder with an undo file ([`Journal`]), or label lists for other programs
+//! ([`labels_csv`], [`label_studio`], [`fiftyone`]).
 //!
-//! Nothing here deletes or overwrites a file. A copy appears whole under its name or not at all. In place, every move is
-//! written to the undo file before the first one is made, so a repair that was cut off can be finished or undone. Both are
-//! locked against other processes ([`LockedFolder`]).
+//! No file is ever deleted or overwritten. A copy is built under a hidden name and renamed when it is complete. In place,
+//! all moves are written to the undo file before the first one is made, so an interrupted repair can be finished or
+//! undone. Both ways lock the folder against other processes ([`LockedFolder`]).
 
 mod copy;
 mod exports;

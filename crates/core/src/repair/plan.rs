@@ -1,49 +1,52 @@
-//! A plan: JSON lines. The first says what it is for, then comes a line for every change, and last, in one line, what the
-//! collection looked like, so that one that has changed since is not repaired by accident. Lines may be taken out and
-//! edited; blank ones and those that begin with `#` do not count.
+//! Repair plans ([`RepairPlan`]): the changes of labels that an audit suggests, as a text file that a user can edit.
+//!
+//! A plan is a file of JSON lines. The first line describes the collection ([`PlanHeader`]), then follows one line per
+//! change ([`PlannedChange`]), and the last line lists all items of the collection ([`Listed`]), so that a collection that
+//! has changed since the audit is not repaired by accident. A user may edit and remove lines; blank lines and lines that
+//! start with `#` are ignored.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::moves::LONGEST_NAME;
+use super::moves::MAX_NAME_BYTES;
 use crate::audit::{Audit, AuditedItem, Change, Effects, Verdict, effects};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::visible::visible;
 
 const FORMAT: &str = "trueshot-plan/1";
-/// Items named when a collection has changed.
-const NAMED: usize = 3;
+/// Maximum number of items that a message or a reason names.
+const MAX_NAMED: usize = 3;
 
-/// What a collection is.
+/// The kind of an audited collection, which decides how it can be repaired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// A folder of class folders, whose files can be moved.
     Folder,
-    /// Pictures in a list or an archive.
+    /// Images of a list or an archive, whose files cannot be moved.
     Pictures,
-    /// Rows.
+    /// Rows of an embeddings file.
     Embeddings,
 }
 
-/// One item of a collection as the audit saw it.
+/// One item of a collection at the time of the audit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {
     /// The name of the item within the collection.
     pub item: String,
-    /// The class it is filed under; `None` for a file that was skipped.
+    /// The given class of the item; `None` for a file that was skipped.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub class: Option<String>,
     /// The size of its file in bytes, for an item with a file of its own.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub size: Option<u64>,
-    /// When its file was last modified, in nanoseconds since 1970.
+    /// The modification time of its file, in nanoseconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub modified: Option<u64>,
-    /// The BLAKE3 hash of its file as it was embedded, in hexadecimal.
+    /// The BLAKE3 hash of its file when it was embedded, in hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub hash: Option<String>,
 }
@@ -55,81 +58,94 @@ impl Listed {
     }
 }
 
-/// The first line.
+/// The first line of a plan: the collection it is for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlanHeader {
     format: String,
-    /// What was looked at.
+    /// The kind of the collection.
     pub kind: Kind,
-    /// Where it is.
+    /// The path of the folder, list, archive or embeddings file.
     pub root: PathBuf,
-    /// How many items it had.
+    /// Number of audited items.
     pub items: usize,
-    /// A hash of the rows, for embeddings.
+    /// The fingerprint of the rows, for embeddings files.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub fingerprint: Option<String>,
-    /// The share of items that the others recognise, as they are filed now.
+    /// The leave-one-out accuracy with the given labels, from 0 to 1.
     pub accuracy: f64,
-    /// The same after all changes.
+    /// The leave-one-out accuracy after all changes.
     pub accuracy_after: f64,
 }
 
-/// A line that says what to do with an item.
+/// One change of a plan: an item moves to another class or into quarantine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedChange {
-    /// The item.
+    /// The name of the item within the collection.
     pub item: String,
-    /// The class it is filed under.
+    /// The given class of the item.
     pub from: String,
-    /// The class it goes to.
+    /// The new class; `None` if the item goes into quarantine.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub to: Option<String>,
-    /// Whether it leaves all classes instead.
+    /// Whether the item goes into quarantine, because it belongs to none of the classes.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub quarantine: bool,
-    /// The probability that its label is wrong.
+    /// The probability that the given label is wrong.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub p_wrong: Option<f32>,
-    /// Why.
+    /// The reason for the change, as text for the user.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
-    /// What this change alone adds to the share of items that the others recognise.
+    /// The difference that this change alone makes to the leave-one-out accuracy.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub effect: Option<f64>,
 }
 
-/// The last line.
+/// The last line of a plan.
 #[derive(Serialize, Deserialize)]
 struct Listing {
     listing: Vec<Listed>,
 }
 
-/// What to change in a collection.
+/// A plan of label changes in a collection.
+///
+/// ```
+/// use trueshot::repair::{RepairPlan, moves};
+///
+/// let text = r#"{"format": "trueshot-plan/1", "kind": "folder", "root": "photos", "items": 2, "accuracy": 0.5, "accuracy_after": 1.0}
+/// {"item": "cat/rex.jpg", "from": "cat", "to": "dog"}
+/// {"listing": [{"item": "cat/rex.jpg", "class": "cat"}, {"item": "dog/fido.jpg", "class": "dog"}]}"#;
+/// let plan = RepairPlan::parse(text, "plan.jsonl".as_ref())?;
+/// assert_eq!(moves(&plan, [])[0].to, "dog/rex.jpg");
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct RepairPlan {
-    /// What it is for.
+    /// The collection that the plan is for.
     pub header: PlanHeader,
-    /// What to do.
+    /// The changes to make.
     pub changes: Vec<PlannedChange>,
-    /// What the collection looked like.
+    /// All items of the collection at the time of the audit.
     pub listing: Vec<Listed>,
 }
 
 impl RepairPlan {
-    /// What an audit suggests, the surest first. `listing` has the files, where there are any.
-    pub fn of(audit: &Audit, data: &Embeddings, kind: Kind, root: &Path, listing: Vec<Listed>) -> Self {
-        let acts = |row: &usize| matches!(audit.items[*row].verdict, Verdict::Relabel | Verdict::Outlier);
-        let rows: Vec<usize> = audit.ranking().into_iter().filter(acts).collect();
-        let class_of =
+    /// The plan that an audit of `data` suggests, with the most probable errors first. `listing` are the items of the
+    /// collection with their files, if it has files.
+    pub fn new(audit: &Audit, data: &Embeddings, kind: Kind, root: &Path, listing: Vec<Listed>) -> Self {
+        let is_actionable =
+            |row: &usize| matches!(audit.items[*row].verdict, Verdict::Relabel | Verdict::Outlier);
+        let rows: Vec<usize> = audit.ranking().into_iter().filter(is_actionable).collect();
+        let class_index =
             |name: &String| data.classes().iter().position(|class| class == name).map(|n| n as u32);
         let change = |row: &usize| Change {
             row: *row as u32,
-            to: audit.items[*row].suggested.as_ref().and_then(class_of),
+            to: audit.items[*row].suggested.as_ref().and_then(class_index),
         };
         let Effects { before, after, alone } = effects(data, &rows.iter().map(change).collect::<Vec<_>>());
         let planned =
-            rows.iter().zip(alone).map(|(row, effect)| PlannedChange::of(&audit.items[*row], effect));
+            rows.iter().zip(alone).map(|(row, effect)| PlannedChange::new(&audit.items[*row], effect));
         let header = PlanHeader {
             format: FORMAT.into(),
             kind,
@@ -142,20 +158,23 @@ impl RepairPlan {
         RepairPlan { header, changes: planned.collect(), listing }
     }
 
-    /// The plan as it is written.
+    /// The text of the plan file.
     pub fn to_text(&self) -> String {
-        let line = |value: serde_json::Result<String>| value.expect("plain data serialises") + "\n";
+        let line = |value: serde_json::Result<String>| value.expect("a plan is plain data") + "\n";
         let mut text = line(serde_json::to_string(&self.header));
         self.changes.iter().for_each(|change| text.push_str(&line(serde_json::to_string(change))));
         text + &line(serde_json::to_string(&Listing { listing: self.listing.clone() }))
     }
 
-    /// Reads a plan; `path` is what errors call it.
+    /// Parses the text of a plan file; error messages call it `path`.
+    ///
+    /// # Errors
+    /// [`Error::BadPlan`] with the number of the first line that is not valid.
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
         let bad = |line: usize, problem: String| Error::BadPlan { path: path.into(), line, problem };
-        let counts =
+        let is_content =
             |(_, line): &(usize, &str)| !line.trim().is_empty() && !line.trim_start().starts_with('#');
-        let mut lines = (1..).zip(text.lines()).filter(counts);
+        let mut lines = (1..).zip(text.lines()).filter(is_content);
         let (number, first) = lines.next().ok_or_else(|| bad(1, "an empty plan".into()))?;
         let header: PlanHeader = serde_json::from_str(first)
             .ok()
@@ -172,11 +191,12 @@ impl RepairPlan {
             change.check().map_err(|problem| bad(number, problem))?;
             plan.changes.push(change);
         }
-        plan.refuse_twice(path)?;
+        plan.check_distinct(path)?;
         Ok(plan)
     }
 
-    fn refuse_twice(&self, path: &Path) -> Result<()> {
+    /// Checks that no item is changed twice.
+    fn check_distinct(&self, path: &Path) -> Result<()> {
         let mut seen = HashSet::new();
         match self.changes.iter().find(|change| !seen.insert((&change.item, &change.from))) {
             None => Ok(()),
@@ -187,13 +207,13 @@ impl RepairPlan {
         }
     }
 
-    /// Refuses a collection that is not the one the plan was made for.
+    /// Checks that a collection has not changed since the audit; `now` are its items today.
     ///
     /// Names, classes and sizes are compared for all items. Contents are compared, by `hash_now`, for every item that the
     /// plan changes and for every other item whose modification time is not the recorded one.
     ///
     /// # Errors
-    /// [`Error::CollectionChanged`] with the first few items that are gone, new or edited.
+    /// [`Error::CollectionChanged`] with the first few items that are missing, new or edited.
     pub fn check(&self, now: &[Listed], hash_now: &(dyn Fn(&Listed) -> Option<String> + Sync)) -> Result<()> {
         let changed = |problem| Error::CollectionChanged { root: self.header.root.clone(), problem };
         let (then, now) = (by_name(&self.listing), by_name(now));
@@ -210,7 +230,7 @@ impl RepairPlan {
         if problems.is_empty() { self.check_items() } else { Err(changed(problems.join(", "))) }
     }
 
-    /// Items of the same size whose contents are others than those that were audited.
+    /// The items of the same size whose contents differ from the audited ones.
     fn edited<'a>(
         &self,
         pairs: &[(&'a Listed, &Listed)],
@@ -225,7 +245,7 @@ impl RepairPlan {
         pairs.par_iter().filter(is_edited).map(|(then, _)| then.item.as_str()).collect()
     }
 
-    /// Every change must be of an item that is there.
+    /// Checks that every changed item is in the listing under the class that the change names.
     fn check_items(&self) -> Result<()> {
         let known: HashSet<(&str, &str)> = self
             .listing
@@ -252,26 +272,27 @@ fn by_name(listing: &[Listed]) -> ByName<'_> {
 }
 
 /// The names of the items of one listing that the other does not have.
-fn missing<'a>(of: &ByName<'a>, in_other: &ByName<'_>) -> Vec<&'a str> {
-    of.iter()
-        .filter(|(key, _)| !in_other.contains_key(*key))
+fn missing<'a>(listing: &ByName<'a>, other: &ByName<'_>) -> Vec<&'a str> {
+    listing
+        .iter()
+        .filter(|(key, _)| !other.contains_key(*key))
         .map(|(_, listed)| listed.item.as_str())
         .collect()
 }
 
-/// "2 gone (a.jpg, b.jpg)", or nothing.
+/// A message such as "2 gone (a.jpg, b.jpg)"; `None` if there are no names.
 fn counted(names: &[&str], what: &str) -> Option<String> {
-    let shown: Vec<String> = names.iter().take(NAMED).map(|item| visible(item)).collect();
-    let more = if names.len() > NAMED { ", .." } else { "" };
+    let shown: Vec<String> = names.iter().take(MAX_NAMED).map(|item| visible(item)).collect();
+    let more = if names.len() > MAX_NAMED { ", .." } else { "" };
     (!names.is_empty()).then(|| format!("{} {what} ({}{more})", names.len(), shown.join(", ")))
 }
 
 impl PlannedChange {
-    fn of(item: &AuditedItem, effect: f64) -> Self {
-        let like: Vec<String> = item
+    fn new(item: &AuditedItem, effect: f64) -> Self {
+        let neighbours: Vec<String> = item
             .neighbours
             .iter()
-            .take(NAMED)
+            .take(MAX_NAMED)
             .map(|neighbour| format!("{} ({})", neighbour.item, neighbour.given))
             .collect();
         PlannedChange {
@@ -280,11 +301,12 @@ impl PlannedChange {
             to: item.suggested.clone(),
             quarantine: item.verdict == Verdict::Outlier,
             p_wrong: Some(item.p_wrong),
-            reason: Some(format!("most similar to {}", like.join(", "))),
+            reason: Some(format!("most similar to {}", neighbours.join(", "))),
             effect: Some(rounded(effect)),
         }
     }
 
+    /// Checks that the change has exactly one destination with a valid class name.
     fn check(&self) -> std::result::Result<(), String> {
         match (&self.to, self.quarantine) {
             (None, false) => Err("it has neither 'to' nor 'quarantine'; exactly one is needed".into()),
@@ -297,15 +319,15 @@ impl PlannedChange {
     }
 }
 
-/// Whether a name may become folders: it must stay below the folder it is in.
+/// Whether a class name, whose parts between `/` become folders, stays below the root folder and outside the quarantine.
 fn is_class_name(name: &str) -> bool {
     let is_part = |part: &str| {
-        !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0', ':']) && part.len() <= LONGEST_NAME
+        !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0', ':']) && part.len() <= MAX_NAME_BYTES
     };
     name.split('/').all(is_part) && !name.starts_with(super::QUARANTINE)
 }
 
-/// Six digits are more than enough to edit by hand.
+/// Rounds to six decimals, which keeps the plan readable.
 fn rounded(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }

@@ -1,3 +1,5 @@
+//! Tests of repairs on a small folder: plans, copies, moves in place, undo, interrupted repairs and hostile files.
+
 use crate::progress::Progress;
 use std::collections::BTreeMap;
 use std::fs;
@@ -40,7 +42,7 @@ fn hash(content: &str) -> String {
     blake3::hash(content.as_bytes()).to_hex().to_string()
 }
 
-/// The hash of an item as it was written by `folder`.
+/// The hash of an item as `folder` wrote it.
 fn unchanged(listed: &Listed) -> Option<String> {
     let content = FILES.into_iter().find(|(name, _)| *name == listed.item)?.1;
     Some(hash(content))
@@ -54,7 +56,7 @@ fn outcome(moved: usize, before: usize) -> Outcome {
     Outcome { moved, before, problems: Vec::new() }
 }
 
-/// Two pictures under each other's class, one that belongs nowhere, and one to a class that is new.
+/// A plan that swaps two images of different classes, quarantines one and moves one to a new class.
 fn plan_text(root: &Path) -> String {
     let header = format!(
         "{{\"format\": \"trueshot-plan/1\", \"kind\": \"folder\", \"root\": {:?}, \"items\": 5, \"accuracy\": 0.5, \"accuracy_after\": 1}}",
@@ -74,6 +76,7 @@ fn plan_text(root: &Path) -> String {
     .join("\n")
 }
 
+/// The contents of all files below a folder, by relative path.
 fn contents(root: &Path) -> BTreeMap<String, String> {
     fn walk(folder: &Path, root: &Path, found: &mut BTreeMap<String, String>) {
         for entry in fs::read_dir(folder).unwrap() {
@@ -92,6 +95,7 @@ fn contents(root: &Path) -> BTreeMap<String, String> {
     found
 }
 
+/// The contents of the folder after the plan was carried out.
 fn repaired() -> BTreeMap<String, String> {
     let names = [
         ("all/lynx/1.jpg", "cat one"),
@@ -109,7 +113,7 @@ fn plan(root: &Path) -> RepairPlan {
 }
 
 #[test]
-fn a_copy_is_repaired_and_the_original_stays() {
+fn a_copy_is_repaired_and_the_original_is_unchanged() {
     let (root, out) = (folder(), tempfile::tempdir().unwrap());
     let before = contents(root.path());
     let plan = plan(root.path());
@@ -128,7 +132,7 @@ fn a_copy_is_repaired_and_the_original_stays() {
 }
 
 #[test]
-fn a_copy_that_was_cut_off_is_made_again() {
+fn an_interrupted_copy_is_made_again() {
     let (root, out) = (folder(), tempfile::tempdir().unwrap());
     let (moves, into) = (moves(&plan(root.path()), []), out.path().join("clean"));
     assert!(matches!(copy(root.path(), &into, &moves, &stop_after(3)), Err(Error::Interrupted)));
@@ -164,7 +168,7 @@ fn a_copy_killed_before_its_first_or_after_its_last_file_does_not_block_the_next
 }
 
 #[test]
-fn moves_in_place_are_made_once_and_taken_back() {
+fn moves_in_place_are_made_once_and_undone() {
     let root = folder();
     let text = plan_text(root.path());
     let before = contents(root.path());
@@ -186,30 +190,30 @@ fn moves_in_place_are_made_once_and_taken_back() {
 }
 
 #[test]
-fn wherever_it_was_cut_off_it_can_be_finished_or_undone() {
-    for cut in 0..4 {
-        for undoes in [false, true] {
+fn a_repair_interrupted_at_any_move_can_be_finished_or_undone() {
+    for interrupted_at in 0..4 {
+        for is_undone in [false, true] {
             let root = folder();
             let before = contents(root.path());
             let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
-            for one in &journal.moves()[..cut] {
+            for one in &journal.moves()[..interrupted_at] {
                 let target = root.path().join(&one.to);
                 fs::create_dir_all(target.parent().unwrap()).unwrap();
                 fs::rename(root.path().join(&one.from), target).unwrap();
             }
             // In the middle of a move a file has both names.
-            let one = &journal.moves()[cut];
+            let one = &journal.moves()[interrupted_at];
             let target = root.path().join(&one.to);
             fs::create_dir_all(target.parent().unwrap()).unwrap();
             fs::hard_link(root.path().join(&one.from), target).unwrap();
-            match undoes {
+            match is_undone {
                 false => {
                     journal.apply(&locked(root.path()), &()).unwrap();
-                    assert_eq!(contents(root.path()), repaired(), "{cut}");
+                    assert_eq!(contents(root.path()), repaired(), "{interrupted_at}");
                 }
                 true => {
                     journal.undo(&locked(root.path()), &()).unwrap();
-                    assert_eq!(contents(root.path()), before, "{cut}");
+                    assert_eq!(contents(root.path()), before, "{interrupted_at}");
                 }
             }
         }
@@ -220,11 +224,11 @@ fn wherever_it_was_cut_off_it_can_be_finished_or_undone() {
 fn nothing_is_ever_overwritten() {
     let root = folder();
     let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
-    fs::write(root.path().join("all/dog/2-2.jpg"), "somebody else's").unwrap();
+    fs::write(root.path().join("all/dog/2-2.jpg"), "another file").unwrap();
     let done = journal.apply(&locked(root.path()), &()).unwrap();
     assert_eq!((done.moved, &done.problems[..]), (3, &["all/dog/2-2.jpg already exists".to_string()][..]));
     assert_eq!(fs::read_to_string(root.path().join("all/cat/2.jpg")).unwrap(), "a dog");
-    assert_eq!(fs::read_to_string(root.path().join("all/dog/2-2.jpg")).unwrap(), "somebody else's");
+    assert_eq!(fs::read_to_string(root.path().join("all/dog/2-2.jpg")).unwrap(), "another file");
     let others = moves(&plan(root.path()), ["all/DOG/2-2.jpg".to_string()]);
     assert_eq!(others[0].to, "all/dog/2-3.jpg");
 }
@@ -249,7 +253,7 @@ fn a_folder_that_changed_is_refused_with_what_changed() {
 }
 
 #[test]
-fn plans_that_make_no_sense_are_refused_with_the_line() {
+fn invalid_plans_are_refused_with_the_line() {
     let text = plan_text(Path::new("photos"));
     let refused = |from: &str, to: &str, expected: &str| {
         assert!(text.contains(from), "{from}");
@@ -271,7 +275,7 @@ fn plans_that_make_no_sense_are_refused_with_the_line() {
 }
 
 #[test]
-fn labels_for_other_programs_say_where_files_are() {
+fn exported_labels_contain_the_paths_of_the_files() {
     let one = |item: &str, label: Option<&str>| Labelled {
         item: item.into(),
         path: format!("/photos/{item}"),
@@ -317,7 +321,7 @@ fn an_edit_that_keeps_the_size_is_noticed() {
 }
 
 #[test]
-fn undo_brings_back_what_it_can_and_can_be_repeated() {
+fn undo_reverts_the_moves_it_can_and_can_be_repeated() {
     let root = folder();
     let before = contents(root.path());
     let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
@@ -423,7 +427,7 @@ fn a_move_to_another_file_system_copies_and_can_be_finished_or_undone() {
     assert_eq!(moved(journal.apply(&folder, &())), 1);
     assert!(!from.exists() && fs::read_to_string(&to).unwrap() == "cat one");
     assert_eq!(fs::read_dir(other.path().join("lynx")).unwrap().count(), 1, "no part is left");
-    // Cut off after the copy: the source is still there.
+    // Interrupted after the copy: the source still exists.
     fs::copy(&to, &from).unwrap();
     assert_eq!(moved(journal.apply(&folder, &())), 1);
     assert!(!from.exists());
@@ -433,7 +437,7 @@ fn a_move_to_another_file_system_copies_and_can_be_finished_or_undone() {
 }
 
 #[test]
-fn a_long_name_that_is_taken_is_cut_to_make_room_for_its_number() {
+fn a_long_name_that_is_taken_is_truncated_to_make_room_for_its_number() {
     let name = format!("{}.jpg", "ü".repeat(125));
     let long = format!("all/cat/{name}");
     let listed = |item: &str, class: &str| Listed {
@@ -458,7 +462,9 @@ fn a_long_name_that_is_taken_is_cut_to_make_room_for_its_number() {
     assert!(last.len() <= 255 && last.ends_with("ü-2.jpg"), "{to}");
 }
 
-/// Progress that stops the work when `most` files are done.
-fn stop_after(most: u64) -> impl Progress {
-    move |done: u64, _total: u64| if done < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+/// Progress that stops the work when `files` files are done.
+fn stop_after(files: u64) -> impl Progress {
+    move |done: u64, _total: u64| {
+        if done < files { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
 }

@@ -1,52 +1,56 @@
-//! Accuracy against noise as SVG: one line a method, colours from the page's style sheet so that light, dark
-//! and print each have their own.
+//! The chart of accuracy against noise level as SVG, with one line per method ([`accuracy_against_noise`]).
+//!
+//! Lines have CSS classes instead of colours, so that the page's style sheet chooses colours for light mode, dark mode and
+//! print.
 
 use crate::evaluate::{Evaluation, SettingResult};
 use crate::noise::{Noise, NoiseKind};
 
+/// Size of the chart in SVG units.
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 380.0;
-/// Margins: left for the scale, right for the names at the line ends.
+/// Margins: left for the labels of the vertical axis, right for the names at the ends of the lines.
 const LEFT: f64 = 46.0;
 const RIGHT: f64 = 150.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 44.0;
-/// Names at the line ends keep so far apart.
+/// Minimum vertical distance between the names at the ends of the lines.
 const LABEL_GAP: f64 = 13.0;
-/// Colours the style sheet knows.
+/// Number of series colours in the style sheet, the CSS classes `c0` to `c11`.
 pub(super) const COLOURS: usize = 12;
 
-/// A method's accuracies by level.
+/// One line of a chart: the accuracies of a method by noise level.
 pub(super) struct Line {
     pub name: String,
+    /// Index of the colour, below [`COLOURS`].
     pub colour: usize,
-    /// The reference that is not to be reached.
+    /// Whether the line is dashed, for the oracle.
     pub dashed: bool,
-    /// Level, accuracy and its interval.
+    /// Noise level (0 to 1), accuracy in percent and half the width of its 95 % confidence interval.
     pub points: Vec<(f64, f64, Option<f64>)>,
 }
 
-/// The plot of one noise type; none where there are fewer than two levels.
+/// The chart of one noise kind; `None` if there are fewer than two levels.
 pub(super) fn accuracy_against_noise(evaluation: &Evaluation, kind: NoiseKind) -> Option<String> {
-    // Without noise all types are the same, so the clean setting is part of every plot.
+    // All kinds are the same without noise, so the clean setting is part of every chart.
     let belongs = |setting: &&SettingResult| setting.noise == kind || setting.level == 0.0;
     let mut settings: Vec<&SettingResult> = evaluation.settings.iter().filter(belongs).collect();
     settings.sort_by(|a, b| a.level.total_cmp(&b.level));
     let levels: Vec<f64> = settings.iter().map(|setting| setting.level).collect();
-    plot(&Axis::of_shares(kind, &levels), &levels, &lines(&settings))
+    plot(&Axis::in_percent(kind, &levels), &levels, &lines(&settings))
 }
 
-/// What stands below a plot.
+/// The horizontal axis of a chart.
 pub(super) struct Axis {
-    /// A name for every level.
+    /// The tick label of every level.
     pub names: Vec<String>,
-    /// What they are.
+    /// The title of the axis.
     pub title: String,
 }
 
 impl Axis {
-    /// The levels themselves.
-    pub fn of_shares(kind: NoiseKind, levels: &[f64]) -> Self {
+    /// An axis with levels in percent.
+    pub fn in_percent(kind: NoiseKind, levels: &[f64]) -> Self {
         let name = |level: &f64| format!("{} %", (level * 1e4).round() / 1e2);
         Axis {
             names: levels.iter().map(name).collect(),
@@ -54,9 +58,9 @@ impl Axis {
         }
     }
 
-    /// How many of a class's samples that makes wrong.
-    pub fn of_samples(kind: NoiseKind, levels: &[f64], shots: usize) -> Self {
-        let name = |&level: &f64| Noise { kind, level }.noisy_places(shots).to_string();
+    /// An axis with the number of wrong samples per class, of `shots`.
+    pub fn in_samples(kind: NoiseKind, levels: &[f64], shots: usize) -> Self {
+        let name = |&level: &f64| Noise { kind, level }.noisy_items(shots).to_string();
         Axis {
             names: levels.iter().map(name).collect(),
             title: format!("mislabelled samples of {shots} per class, {kind} noise"),
@@ -64,7 +68,7 @@ impl Axis {
     }
 }
 
-/// Lines over levels of noise; none where there are fewer than two.
+/// A chart of lines over noise levels in ascending order; `None` if there are fewer than two levels or no points.
 pub(super) fn plot(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<String> {
     let values = || lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
     if levels.len() < 2 || values().next().is_none() {
@@ -85,6 +89,7 @@ pub(super) fn plot(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<String
     Some(svg)
 }
 
+/// One line per method.
 fn lines(settings: &[&SettingResult]) -> Vec<Line> {
     let methods = settings.first().map_or(0, |setting| setting.methods.len());
     let line = |m: usize| {
@@ -99,9 +104,13 @@ fn lines(settings: &[&SettingResult]) -> Vec<Line> {
     (0..methods).map(line).collect()
 }
 
+/// The coordinate system of a chart.
 struct Scale {
+    /// First and last level of the horizontal axis.
     levels: (f64, f64),
+    /// Lowest and highest accuracy of the vertical axis.
     accuracies: (f64, f64),
+    /// Distance of the grid lines, in points of accuracy.
     step: f64,
 }
 
@@ -123,10 +132,11 @@ impl Scale {
     }
 
     fn y(&self, accuracy: f64) -> f64 {
-        let share = (accuracy - self.accuracies.0) / (self.accuracies.1 - self.accuracies.0);
-        HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+        let fraction = (accuracy - self.accuracies.0) / (self.accuracies.1 - self.accuracies.0);
+        HEIGHT - BOTTOM - fraction * (HEIGHT - TOP - BOTTOM)
     }
 
+    /// Grid lines, tick labels and the title of the horizontal axis.
     fn axes(&self, levels: &[f64], axis: &Axis) -> String {
         let mut svg = String::from("<g class=\"axis\">\n");
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
@@ -153,10 +163,11 @@ impl Scale {
         svg + "</g>\n"
     }
 
+    /// One line with its points, and its name at the height `label_y` behind its end.
     fn line(&self, line: &Line, label_y: f64) -> String {
-        let place =
+        let coordinates =
             |point: &(f64, f64, Option<f64>)| format!("{:.1},{:.1}", self.x(point.0), self.y(point.1));
-        let path: Vec<String> = line.points.iter().map(place).collect();
+        let path: Vec<String> = line.points.iter().map(coordinates).collect();
         let dashed = if line.dashed { " dashed" } else { "" };
         let name = escaped(&line.name);
         let mut svg =
@@ -182,25 +193,26 @@ impl Scale {
     }
 }
 
-/// Moves labels apart until none covers another, keeping their order.
-fn spread(wanted: Vec<f64>) -> Vec<f64> {
-    let mut order: Vec<usize> = (0..wanted.len()).collect();
-    order.sort_by(|&a, &b| wanted[a].total_cmp(&wanted[b]));
-    let mut placed = wanted.clone();
+/// Moves the labels at heights `ideal` apart until none overlaps another, keeping their order.
+fn spread(ideal: Vec<f64>) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..ideal.len()).collect();
+    order.sort_by(|&a, &b| ideal[a].total_cmp(&ideal[b]));
+    let mut heights = ideal.clone();
     let mut last = f64::NEG_INFINITY;
     for &label in &order {
-        placed[label] = wanted[label].max(last + LABEL_GAP);
-        last = placed[label];
+        heights[label] = ideal[label].max(last + LABEL_GAP);
+        last = heights[label];
     }
-    // What was pushed out at the bottom comes back up, moving its neighbours along.
+    // Labels below the bottom of the chart move up again, together with their neighbours.
     let mut limit = HEIGHT - BOTTOM;
     for &label in order.iter().rev() {
-        placed[label] = placed[label].min(limit);
-        limit = placed[label] - LABEL_GAP;
+        heights[label] = heights[label].min(limit);
+        limit = heights[label] - LABEL_GAP;
     }
-    placed
+    heights
 }
 
+/// A text with the special characters of XML escaped.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -1,4 +1,5 @@
-//! One line a setting and method, for spreadsheets and data frames.
+//! The CSV report of an evaluation: one line per noise setting and method, for spreadsheets and data frames. Also the
+//! quoting of CSV fields ([`csv_field`]), which all CSV output shares.
 
 use crate::csv_field::csv_field;
 use crate::evaluate::{Evaluation, MethodResult, SettingResult};
@@ -6,6 +7,7 @@ use crate::evaluate::{Evaluation, MethodResult, SettingResult};
 const HEADER: &str = "noise,level,ways,shots,queries,episodes,method,accuracy,ci95,difference,difference_ci95,\
                       gap_closed,auroc,average_precision,calibration_error";
 
+/// The whole CSV file, with a header line.
 pub(super) fn evaluation(evaluation: &Evaluation) -> String {
     let mut text = format!("{HEADER}\n");
     for setting in &evaluation.settings {

@@ -1,29 +1,31 @@
-//! The tables of an evaluation, before any format: which rows, which columns, what stands in the cells.
+//! The tables of an evaluation, independent of the output format: [`all`] and [`significance`] make [`Grid`]s of text cells
+//! that the text, Markdown, LaTeX and HTML reports format.
 //!
-//! One table a noise type, as the paper has them; the clean setting opens the first. That keeps a table within
-//! 80 columns, and comparing levels of one type is what people do.
+//! There is one table per quantity and noise kind, as in the paper, with one row per method and one column per level. That
+//! keeps tables within 80 columns, and users compare levels of one kind.
 
 use crate::evaluate::{Evaluation, MethodResult, SettingResult};
 use crate::noise::NoiseKind;
 
-/// A table of text.
+/// A table of text cells.
 pub(super) struct Grid {
-    /// What it shows.
+    /// The quantity and the noise setting of the table.
     pub title: String,
-    /// Names of the columns, the first being that of the rows' names.
+    /// Headers of the columns, including the column of row names.
     pub columns: Vec<String>,
-    /// Rows of cells, without their names.
+    /// The rows: a name, and one cell per other column.
     pub rows: Vec<(String, Vec<Cell>)>,
 }
 
+/// One cell of a table.
 #[derive(Clone, Default)]
 pub(super) struct Cell {
     pub text: String,
-    /// The best of its column.
+    /// Whether it is the best of its column.
     pub best: bool,
 }
 
-/// All tables worth printing.
+/// All tables of an evaluation except those that compare pairs of methods.
 pub(super) fn all(evaluation: &Evaluation) -> Vec<Grid> {
     let kinds =
         || NoiseKind::ALL.into_iter().filter(|&kind| evaluation.settings.iter().any(|s| s.noise == kind));
@@ -35,7 +37,7 @@ pub(super) fn all(evaluation: &Evaluation) -> Vec<Grid> {
     grids
 }
 
-/// Accuracies under one noise type; none without queries.
+/// Accuracies under one noise kind; `None` if the episodes had no queries.
 pub(super) fn accuracy(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     let title = format!("Accuracy in percent, {kind} noise");
     grid(
@@ -50,7 +52,7 @@ pub(super) fn accuracy(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid>
     )
 }
 
-/// Paired differences to the baseline: their intervals are those of the difference, not of two accuracies.
+/// Paired differences of accuracy to the baseline, with the confidence intervals of the differences.
 fn difference(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     let title = format!("Points above {} on the same episodes, {kind} noise", evaluation.baseline);
     let mut grid = grid(
@@ -67,6 +69,7 @@ fn difference(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     Some(grid).filter(|grid| !grid.rows.is_empty())
 }
 
+/// The fraction of the gap between ProtoNet and the oracle that a method closes.
 fn gap(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     let title = format!("Share of the gap from ProtoNet to Oracle closed, {kind} noise");
     let mut grid = grid(
@@ -74,7 +77,7 @@ fn gap(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
         kind,
         title,
         |m| m.gap_closed,
-        |m| // How far below ProtoNet a method falls is in the accuracies; here it would drown the rest.
+        |m| // Large negative values say nothing more: they depend on how small the gap is.
             m.gap_closed.map_or(String::new(), |gap| match gap {
                 ..-1.0 => "below -100 %".into(),
                 _ => format!("{:.0} %", 100.0 * gap),
@@ -84,6 +87,7 @@ fn gap(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     Some(grid).filter(|grid| !grid.rows.is_empty())
 }
 
+/// How well methods detect wrong labels: AUROC, average precision and, if known, the expected calibration error.
 fn detection(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     let title = format!("Finding wrong labels: AUROC / average precision, {kind} noise");
     let auroc = |m: &MethodResult| m.detection.as_ref().map(|d| d.auroc);
@@ -97,7 +101,8 @@ fn detection(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     Some(grid)
 }
 
-/// A row a method, a column a level. Columns without any value are dropped, and the grid if none is left.
+/// A grid with one row per method and one column per level of a noise kind. `value` ranks the cells of a column and `show`
+/// formats them. Levels without any value are dropped; `None` if no level is left.
 fn grid(
     evaluation: &Evaluation,
     kind: NoiseKind,
@@ -122,40 +127,40 @@ fn grid(
     Some(Grid { title, columns, rows: (0..first.methods.len()).map(row).collect() })
 }
 
-/// The method with the highest value; the oracle is no competitor.
+/// The index of the method with the highest value; the oracle does not take part.
 fn best(setting: &SettingResult, value: impl Fn(&MethodResult) -> Option<f64>) -> Option<usize> {
-    let fair = setting.methods.iter().enumerate().filter(|(_, method)| method.method != "oracle");
-    let valued = fair.filter_map(|(place, method)| Some((place, value(method)?)));
-    valued.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(place, _)| place)
+    let compared = setting.methods.iter().enumerate().filter(|(_, method)| method.method != "oracle");
+    let valued = compared.filter_map(|(index, method)| Some((index, value(method)?)));
+    valued.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(index, _)| index)
 }
 
-/// Accuracy on every class, where it was asked for.
+/// Accuracies of every class, one table per setting, if the evaluation measured them.
 fn per_class(evaluation: &Evaluation) -> Vec<Grid> {
-    let of_setting = |setting: &SettingResult| {
+    let setting_grid = |setting: &SettingResult| {
         let classes = setting.methods.first()?.per_class.as_ref()?;
         let names = setting.methods.iter().map(|method| method.method.clone());
         let columns = std::iter::once("class".to_string()).chain(names).collect();
-        let row = |place: usize| {
+        let row = |class: usize| {
             let cell = |method: &MethodResult| {
-                let accuracy = method.per_class.as_ref().map(|classes| classes[place].accuracy);
+                let accuracy = method.per_class.as_ref().map(|classes| classes[class].accuracy);
                 Cell { text: accuracy.map_or(String::new(), |a| format!("{a:.1}")), best: false }
             };
-            (classes[place].class.clone(), setting.methods.iter().map(cell).collect())
+            (classes[class].class.clone(), setting.methods.iter().map(cell).collect())
         };
         let title = format!("Accuracy by class, {} noise of {}", setting.noise, percent(setting.level));
         Some(Grid { title, columns, rows: (0..classes.len()).map(row).collect() })
     };
-    evaluation.settings.iter().filter_map(of_setting).collect()
+    evaluation.settings.iter().filter_map(setting_grid).collect()
 }
 
-/// 0.333 becomes `33.3 %`.
+/// A fraction in percent: 0.333 becomes `33.3 %`.
 pub(super) fn percent(level: f64) -> String {
     format!("{} %", (level * 1e4).round() / 1e2)
 }
 
-/// Every pair of methods under every setting: the first minus the second.
+/// Differences between all pairs of methods, one table per setting: the row's method minus the column's.
 pub(super) fn significance(evaluation: &Evaluation) -> Vec<Grid> {
-    let of_setting = |setting: &SettingResult| {
+    let setting_grid = |setting: &SettingResult| {
         let names: Vec<String> = setting.methods.iter().map(|method| method.method.clone()).collect();
         let columns = std::iter::once(String::new()).chain(names.iter().cloned()).collect();
         let row = |name: &String| {
@@ -166,10 +171,11 @@ pub(super) fn significance(evaluation: &Evaluation) -> Vec<Grid> {
         Grid { title, columns, rows: names.iter().map(row).collect() }
     };
     let compared = evaluation.settings.iter().filter(|setting| !setting.significance.is_empty());
-    compared.map(of_setting).collect()
+    compared.map(setting_grid).collect()
 }
 
-/// A difference in brackets is within what chance does, corrected for the number of pairs.
+/// The cell that compares two methods; a difference in brackets is not significant at 5 % after the correction for the
+/// number of pairs.
 fn compared(setting: &SettingResult, name: &str, other: &str) -> Cell {
     let found = setting.significance.iter().find_map(|pair| {
         let (method, against) = (pair.method.as_str(), pair.against.as_str());

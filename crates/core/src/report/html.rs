@@ -1,4 +1,7 @@
-//! One self-contained page: no asset from outside, no script, light and dark, readable on paper.
+//! The HTML report of an evaluation ([`Page`]): one self-contained page with tables and plots.
+//!
+//! The page has no scripts and loads nothing, so it can be archived and sent by mail. Its style sheet supports light and
+//! dark mode and printing. The template is `templates/evaluation.html`.
 
 use askama::Template;
 
@@ -8,7 +11,7 @@ use super::{caption, chart};
 use crate::evaluate::{Evaluation, SettingResult};
 use crate::noise::NoiseKind;
 
-/// A page about an evaluation, with pictures of support sets where there are any.
+/// The HTML page of an evaluation, optionally with an introduction and figures of support sets.
 pub struct Page<'a> {
     title: &'a str,
     introduction: Vec<String>,
@@ -22,22 +25,22 @@ impl<'a> Page<'a> {
         Page { title, introduction: Vec::new(), pictures: Vec::new(), evaluation }
     }
 
-    /// Adds a paragraph above everything else.
+    /// Adds a paragraph to the introduction at the top of the page.
     pub fn introduce(mut self, paragraph: impl Into<String>) -> Self {
         self.introduction.push(paragraph.into());
         self
     }
 
-    /// Adds a picture of a support set.
+    /// Adds a figure of a support set below the introduction.
     pub fn show(mut self, picture: SupportSetFigure) -> Self {
         self.pictures.push(picture);
         self
     }
 
-    /// The page as text.
+    /// The HTML text of the page.
     pub fn render(&self) -> String {
         let evaluation = self.evaluation;
-        let of_kind = |kind: NoiseKind| Section {
+        let section = |kind: NoiseKind| Section {
             kind,
             chart: chart::accuracy_against_noise(evaluation, kind),
             grids: grids::all(evaluation)
@@ -45,11 +48,12 @@ impl<'a> Page<'a> {
                 .filter(|g| g.title.ends_with(&format!("{kind} noise")))
                 .collect(),
         };
-        let asked = |kind: &NoiseKind| evaluation.settings.iter().any(|setting| setting.noise == *kind);
+        let is_evaluated =
+            |kind: &NoiseKind| evaluation.settings.iter().any(|setting| setting.noise == *kind);
         let view = View {
             page: self,
             caption: caption(evaluation),
-            sections: NoiseKind::ALL.into_iter().filter(asked).map(of_kind).collect(),
+            sections: NoiseKind::ALL.into_iter().filter(is_evaluated).map(section).collect(),
             classes: grids::all(evaluation)
                 .into_iter()
                 .filter(|g| g.title.starts_with("Accuracy by class"))
@@ -61,21 +65,23 @@ impl<'a> Page<'a> {
     }
 }
 
+/// The plot and the tables of one noise kind.
 struct Section {
     kind: NoiseKind,
     chart: Option<String>,
     grids: Vec<Grid>,
 }
 
-/// How often one class was taken for another.
+/// The confusion matrix of one method under one noise setting.
 struct Confusion {
     title: String,
-    /// Shares of a row, from 0 to 1.
+    /// `rows[true class][predicted class]`, as a fraction of the row's total.
     rows: Vec<Vec<f64>>,
 }
 
+/// The confusion matrices of all methods under one noise setting, if the evaluation counted them.
 fn confusion(setting: &SettingResult) -> Vec<Confusion> {
-    let of_method = |method: &crate::evaluate::MethodResult| {
+    let matrix = |method: &crate::evaluate::MethodResult| {
         let shares = |row: &Vec<u64>| {
             let total = row.iter().sum::<u64>().max(1) as f64;
             row.iter().map(|&count| count as f64 / total).collect()
@@ -84,9 +90,10 @@ fn confusion(setting: &SettingResult) -> Vec<Confusion> {
             format!("{}, {} noise of {}", method.method, setting.noise, grids::percent(setting.level));
         Some(Confusion { title, rows: method.confusion.as_ref()?.iter().map(shares).collect() })
     };
-    setting.methods.iter().filter_map(of_method).collect()
+    setting.methods.iter().filter_map(matrix).collect()
 }
 
+/// The data of the template.
 #[derive(Template)]
 #[template(path = "evaluation.html")]
 struct View<'a> {

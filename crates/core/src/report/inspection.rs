@@ -1,12 +1,12 @@
-//! What `inspect` prints.
+//! The text report of an inspection of an embeddings file, as `trueshot inspect` prints it.
 
 use super::thousands;
 use crate::embeddings::Inspection;
 
-/// Classes shown before "and so many more".
-const CLASSES: usize = 12;
+/// Maximum number of classes that are listed; the others are counted.
+const MAX_CLASSES: usize = 12;
 
-/// An inspection as text for a terminal.
+/// Formats an inspection as plain text for a terminal.
 pub fn inspection_text(found: &Inspection) -> String {
     let mut lines = Vec::new();
     let mut fact = |name: &str, value: String| lines.push(format!("{name:<15}{value}"));
@@ -59,6 +59,7 @@ pub fn inspection_text(found: &Inspection) -> String {
     lines.join("\n") + "\n"
 }
 
+/// The number of classes and the range of their sizes.
 fn sizes(found: &Inspection) -> String {
     let count = found.classes.len();
     match (&found.smallest_class, &found.largest_class) {
@@ -71,11 +72,11 @@ fn sizes(found: &Inspection) -> String {
 }
 
 fn class_list(found: &Inspection) -> Vec<String> {
-    let shown = found.classes.iter().take(CLASSES);
+    let shown = found.classes.iter().take(MAX_CLASSES);
     let mut lines: Vec<String> =
         shown.map(|class| format!("{:>9}  {}", thousands(class.count), class.name)).collect();
-    if found.classes.len() > CLASSES {
-        lines.push(format!("{:>9}  and {} more classes", "", found.classes.len() - CLASSES));
+    if found.classes.len() > MAX_CLASSES {
+        lines.push(format!("{:>9}  and {} more classes", "", found.classes.len() - MAX_CLASSES));
     }
     lines
 }

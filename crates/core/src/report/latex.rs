@@ -1,8 +1,9 @@
-//! Tables for a paper, for the package booktabs.
+//! The LaTeX report of an evaluation: tables for the package booktabs.
 
 use super::grids::{Cell, Grid};
 use crate::evaluate::Evaluation;
 
+/// All grids as LaTeX tables; the best cell of a column is bold.
 pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     let mut text = format!("% {}\n% needs \\usepackage{{booktabs}}\n", super::caption(evaluation));
     for grid in grids {
@@ -24,6 +25,7 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     text
 }
 
+/// A text with all special characters of LaTeX escaped.
 pub(super) fn escaped(text: &str) -> String {
     let mut safe = String::new();
     for character in text.chars() {
@@ -31,7 +33,7 @@ pub(super) fn escaped(text: &str) -> String {
             '\\' => safe.push_str("\\textbackslash{}"),
             '^' => safe.push_str("\\textasciicircum{}"),
             '~' => safe.push_str("\\textasciitilde{}"),
-            // In TeX's old font encoding these three are other characters.
+            // In the font encoding OT1, the default of TeX, these three codes are other characters.
             '<' => safe.push_str("\\textless{}"),
             '>' => safe.push_str("\\textgreater{}"),
             '|' => safe.push_str("\\textbar{}"),

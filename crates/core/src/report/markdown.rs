@@ -1,8 +1,9 @@
-//! Tables for a README.
+//! The Markdown report of an evaluation: tables for a README.
 
 use super::grids::{Cell, Grid};
 use crate::evaluate::Evaluation;
 
+/// All grids as Markdown tables; the best cell of a column is bold.
 pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     let mut text = format!("{}. Bold: best in its column (oracle excluded).\n", super::caption(evaluation));
     for grid in grids {
@@ -18,7 +19,8 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     text
 }
 
-/// A backslash before whatever would end the cell or begin emphasis, code, a link, a tag or an entity.
+/// A text with a backslash before every character that could end the table cell or start emphasis, code, a link, a tag or
+/// an entity.
 pub(super) fn escaped(text: &str) -> String {
     let mut safe = String::new();
     for character in text.chars() {

@@ -1,4 +1,8 @@
-//! How results are shown. One file per format; `grids.rs` decides once what is in the tables.
+//! Reports: evaluations, audits and inspections as terminal tables, JSON, CSV, Markdown, LaTeX and HTML pages.
+//!
+//! Start with [`evaluation`] and [`Format`] for evaluations, and with `audit` ([`AuditTable`], [`AuditPage`]) for audits.
+//! There is one file per format; `grids` decides once, for all formats, which tables an evaluation has. [`reproduction`]
+//! compares measured results with those of the paper.
 
 mod audit;
 mod chart;
@@ -22,33 +26,50 @@ pub use support_set_figure::{FigureClass, FigureItem, SupportSetFigure};
 use crate::evaluate::Evaluation;
 use crate::noise::NoiseKind;
 
-/// Ways to show an evaluation.
+/// The output format of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// Aligned columns for a terminal of 80.
+    /// Plain text with aligned columns, for a terminal of 80 columns.
     Table,
-    /// Everything, for programs.
+    /// JSON with all results.
     Json,
-    /// One line a setting and method.
+    /// CSV with one line per noise setting and method.
     Csv,
-    /// Tables for a README.
+    /// Markdown tables, for a README.
     Markdown,
-    /// Tables for a paper (booktabs).
+    /// LaTeX tables for the package booktabs.
     Latex,
-    /// One self-contained page with plots.
+    /// One self-contained HTML page with plots.
     Html,
 }
 
-/// Which tables to show.
+/// The tables of a text, Markdown or LaTeX report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tables {
-    /// Accuracies, differences to the baseline, gap closed, detection, and what else was asked of the evaluation.
+    /// Accuracies, differences to the baseline, gap closed, detection of wrong labels, and the details of the evaluation.
     Usual,
-    /// Also every pair of methods under every setting. Programs and pages have them always.
+    /// Also the differences between all pairs of methods. JSON and HTML always contain them.
     WithSignificance,
 }
 
-/// Shows an evaluation.
+/// Formats an evaluation.
+///
+/// ```
+/// use trueshot::episode::{EpisodeSpec, Sampler};
+/// use trueshot::evaluate::{Details, Experiment, evaluate};
+/// use trueshot::report::{self, Format, Tables};
+/// # let labels = (0..150).map(|row| format!("class {}", row % 5)).collect();
+/// # let data = trueshot::Embeddings::from_rows((0..150).map(|row| (row % 5) as f32).collect(), 1, labels)?;
+/// # let noise = vec![trueshot::noise::Noise::new(trueshot::noise::NoiseKind::Symmetric, 0.4)?];
+/// # let episodes = Sampler::new(&data, None, EpisodeSpec::default(), noise)?;
+/// # let methods = [trueshot::method::Registry::default().parse("protonet")?];
+/// # let experiment = Experiment { embeddings: &data, outliers: None, episodes: &episodes, count: 2, methods: &methods, baseline: "protonet", details: Details::default() };
+///
+/// let results = evaluate(&experiment, &())?;
+/// let text = report::evaluation(&results, Format::Table, Tables::Usual);
+/// assert!(text.contains("Accuracy in percent, symmetric noise"));
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub fn evaluation(evaluation: &Evaluation, format: Format, tables: Tables) -> String {
     let mut shown = grids::all(evaluation);
     if tables == Tables::WithSignificance {
@@ -56,7 +77,7 @@ pub fn evaluation(evaluation: &Evaluation, format: Format, tables: Tables) -> St
     }
     match format {
         Format::Table => text::tables(evaluation, &shown),
-        Format::Json => serde_json::to_string_pretty(evaluation).expect("plain data serialises") + "\n",
+        Format::Json => serde_json::to_string_pretty(evaluation).expect("results are plain data") + "\n",
         Format::Csv => csv::evaluation(evaluation),
         Format::Markdown => markdown::tables(evaluation, &shown),
         Format::Latex => latex::tables(evaluation, &shown),
@@ -64,7 +85,7 @@ pub fn evaluation(evaluation: &Evaluation, format: Format, tables: Tables) -> St
     }
 }
 
-/// Only the accuracies, for a terminal.
+/// The accuracy tables of an evaluation alone, as plain text for a terminal.
 pub fn accuracies(evaluation: &Evaluation) -> String {
     let accuracies = NoiseKind::ALL.into_iter().filter_map(|kind| grids::accuracy(evaluation, kind));
     text::tables(evaluation, &accuracies.collect::<Vec<_>>())
@@ -77,7 +98,7 @@ impl std::fmt::Display for Evaluation {
     }
 }
 
-/// What was evaluated, in one line.
+/// A line that describes an evaluation: ways, shots, queries, episodes and seed.
 fn caption(evaluation: &Evaluation) -> String {
     let Some(setting) = evaluation.settings.first() else { return "no noise setting".into() };
     let stopped = if evaluation.interrupted { ", stopped early" } else { "" };
@@ -91,7 +112,7 @@ fn caption(evaluation: &Evaluation) -> String {
     )
 }
 
-/// 10000 becomes 10,000.
+/// A number with commas between thousands: 10,000.
 fn thousands(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> =

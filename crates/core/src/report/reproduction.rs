@@ -1,8 +1,9 @@
-//! Published tables beside what was measured: one page, Markdown, LaTeX, and everything for programs.
+//! Comparisons of measured results with the published tables of the paper ([`Reproduction`]), as an HTML page, Markdown,
+//! LaTeX and JSON.
 //!
-//! A cell holds what was measured, what was published, or why nothing was measured. Whether the two agree is judged
-//! in one place ([`Cell::agreement`]): the accuracy itself, and its difference to ProtoNet, which does not depend on how good
-//! the backbone is.
+//! A [`Cell`] holds the measured and the published accuracy, or the reason why nothing was measured. [`Cell::agreement`]
+//! compares the accuracies themselves and their differences to ProtoNet; the latter depend less on the quality of the
+//! backbone.
 
 use askama::Template;
 use serde::Serialize;
@@ -11,52 +12,52 @@ use super::chart::{self, Axis, COLOURS, Line};
 use super::{latex, markdown};
 use crate::noise::NoiseKind;
 
-/// An accuracy may be so many points off the published one: backbones differ.
+/// Maximum difference between a measured and a published accuracy that agree, in points; backbones differ.
 pub const ACCURACY_TOLERANCE: f64 = 2.0;
-/// Its difference to ProtoNet may be so many points off the published difference.
+/// Maximum difference between a measured and a published difference to ProtoNet that agree, in points.
 pub const DIFFERENCE_TOLERANCE: f64 = 1.2;
 
-/// Everything that was reproduced.
+/// A report that compares measured tables and figures with those of the paper.
 #[derive(Debug, Clone, Serialize)]
 pub struct Reproduction {
-    /// What it is about.
+    /// The title of the report.
     pub title: String,
-    /// How it came about: name and value.
+    /// How the results were measured, as (name, value), such as the number of episodes.
     pub facts: Vec<(String, String)>,
-    /// What a reader must know before comparing anything.
+    /// Warnings at the top of the report, such as shortened training.
     pub warnings: Vec<String>,
-    /// The tables.
+    /// The tables, in the order of the report.
     pub tables: Vec<Table>,
-    /// The figures that are pictures.
+    /// The figures that are images, in the order of the report. Charts are part of the tables.
     pub figures: Vec<Figure>,
 }
 
-/// Pictures on one dataset.
+/// A figure of one or more images for one data set.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figure {
-    /// As on the command line.
+    /// The name of the figure on the command line.
     pub name: String,
-    /// What it shows.
+    /// The title above the figure.
     pub title: String,
-    /// What it was made from.
+    /// The data set that the figure was made from.
     pub dataset: String,
-    /// What to look for in it.
+    /// The explanation below the figure.
     pub caption: String,
-    /// The pictures.
+    /// The images of the figure.
     pub panels: Vec<Panel>,
-    /// The commands behind it.
+    /// The commands that made the figure.
     pub commands: Vec<String>,
 }
 
-/// One picture of a figure.
+/// One image of a figure.
 #[derive(Debug, Clone, Serialize)]
 pub struct Panel {
-    /// What it is.
+    /// The title of the image.
     pub title: String,
-    /// The picture as part of a page: an SVG, or an image with its bytes. Empty where it is missing.
+    /// The image as HTML: inline SVG, or an `img` element with a data URI. Empty if it is missing.
     #[serde(skip)]
     pub markup: String,
-    /// Why it is missing.
+    /// The reason why the image is missing.
     pub missing: Option<String>,
 }
 
@@ -67,7 +68,7 @@ impl Figure {
 }
 
 impl Panel {
-    /// For those formats that hold no pictures.
+    /// The description of the panel in formats without images.
     fn text(&self) -> String {
         match &self.missing {
             Some(reason) => format!("{}: not drawn, {reason}", self.title),
@@ -76,131 +77,142 @@ impl Panel {
     }
 }
 
-/// One table on one dataset.
+/// A table of accuracies for one data set: one row per method, one column per noise level.
 #[derive(Debug, Clone, Serialize)]
 pub struct Table {
-    /// As on the command line.
+    /// The name of the table on the command line.
     pub name: String,
-    /// What it shows.
+    /// The title above the table.
     pub title: String,
-    /// What it was measured on.
+    /// The data set that the table was measured on.
     pub dataset: String,
-    /// The noise, for the plot.
+    /// The kind of noise, for the chart.
     #[serde(skip)]
     pub noise: NoiseKind,
-    /// Samples a class, where levels are to be shown as how many of them are wrong.
+    /// The number of samples per class, if levels are shown as the number of wrong samples instead of in percent.
     #[serde(skip)]
     pub samples: Option<usize>,
-    /// Levels of noise, a column each.
+    /// The noise levels of the columns, from 0 to 1.
     pub levels: Vec<f64>,
-    /// Rows.
+    /// The rows, in the order of the paper.
     pub rows: Vec<Row>,
-    /// What a reader must know about this table.
+    /// Notes below the table.
     pub notes: Vec<String>,
-    /// The commands behind it.
+    /// The commands that measured the table.
     pub commands: Vec<String>,
-    /// Learning curves (SVG) of the models behind it: name and file.
+    /// Learning curves of the trained models, as (name, SVG).
     pub curves: Vec<(String, String)>,
 }
 
-/// One row.
+/// One row of a table: the accuracies of a method.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// As the paper calls it.
+    /// The name of the method in the paper.
     pub name: String,
-    /// The reference the others are held against, or that is out of reach.
+    /// Whether the method is a reference for the others, and which.
     pub reference: Option<Reference>,
-    /// A cell for every level.
+    /// One cell per noise level.
     pub cells: Vec<Cell>,
 }
 
-/// Rows the others are held against.
+/// A method that serves as a reference for the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reference {
-    /// Knows which labels are wrong.
+    /// The oracle, which knows which labels are wrong: an upper bound.
     Oracle,
-    /// Believes every label.
+    /// ProtoNet, which treats all labels as right: the baseline.
     Protonet,
 }
 
-/// One cell.
+/// One cell of a table: a measured and a published accuracy.
+///
+/// ```
+/// use trueshot::report::reproduction::{Agreement, Cell, Measured, Published};
+///
+/// let measured = Measured { accuracy: 57.0, ci95: None, difference: None, gap_closed: None };
+/// let published = Published { accuracy: 58.5, ci95: None, difference: None };
+/// let cell = Cell { measured: Some(measured), published: Some(published), ..Cell::default() };
+/// assert_eq!(cell.agreement(), Some(Agreement::Agrees));
+/// ```
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Cell {
-    /// What was measured.
+    /// The measured accuracy.
     pub measured: Option<Measured>,
-    /// What was published.
+    /// The published accuracy.
     pub published: Option<Published>,
-    /// Why nothing was measured.
+    /// The reason why nothing was measured.
     pub missing: Option<String>,
-    /// Where it stands among the rows of its column, in tables that ask for it.
+    /// The rank of the cell in its column, in tables that compare ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order: Option<Order>,
 }
 
-/// The place of a cell among the rows of its column, best first; references do not take part.
+/// The rank of a cell among the rows of its column, from 1 for the best; references do not take part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Order {
-    /// By what was measured.
+    /// The rank of the measured accuracy.
     pub place: usize,
-    /// By what was published.
+    /// The rank of the published accuracy.
     pub published: usize,
-    /// Rows that it stands to the other way round than published, both times by more than the intervals.
+    /// The names of rows whose order relative to this one is reversed between the measured and the published accuracies,
+    /// in both cases by more than the confidence intervals.
     pub reversed: Vec<String>,
 }
 
-/// A measured accuracy, in percent.
+/// A measured accuracy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Measured {
-    /// The mean over episodes.
+    /// The mean over episodes, in percent.
     pub accuracy: f64,
-    /// Half its 95 % interval.
+    /// Half the width of the 95 % confidence interval, in points.
     pub ci95: Option<f64>,
-    /// Points above ProtoNet on the same episodes.
+    /// The difference to ProtoNet on the same episodes, in points.
     pub difference: Option<f64>,
-    /// The share of the gap from ProtoNet to Oracle that is closed.
+    /// The fraction of the gap between ProtoNet and the oracle that is closed.
     pub gap_closed: Option<f64>,
 }
 
-/// A published accuracy, in percent.
+/// A published accuracy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Published {
-    /// The accuracy.
+    /// The accuracy in percent.
     pub accuracy: f64,
-    /// Half its 95 % interval.
+    /// Half the width of the 95 % confidence interval, in points.
     pub ci95: Option<f64>,
-    /// Points above the published ProtoNet of the same setting.
+    /// The difference to the published ProtoNet of the same setting, in points.
     pub difference: Option<f64>,
 }
 
-/// How a measured cell stands to the published one.
+/// The agreement of a measured cell with the published one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Agreement {
-    /// Accuracy and difference are within their tolerances.
+    /// Both the accuracy and the difference to ProtoNet are within their tolerances.
     Agrees,
-    /// One of the two is.
+    /// One of the two is within its tolerance.
     Partly,
-    /// Neither is.
+    /// Neither is within its tolerance.
     Differs,
 }
 
 impl Cell {
-    /// How it stands to the published one, if both are there.
+    /// The agreement of the measured with the published accuracy, if both exist.
     pub fn agreement(&self) -> Option<Agreement> {
         let (measured, published) = (self.measured?, self.published?);
-        let near = (measured.accuracy - published.accuracy).abs() <= ACCURACY_TOLERANCE;
-        let alike = match (measured.difference, published.difference) {
-            (Some(ours), Some(theirs)) => (ours - theirs).abs() <= DIFFERENCE_TOLERANCE,
-            _ => near,
+        let same_accuracy = (measured.accuracy - published.accuracy).abs() <= ACCURACY_TOLERANCE;
+        let same_difference = match (measured.difference, published.difference) {
+            (Some(measured), Some(published)) => (measured - published).abs() <= DIFFERENCE_TOLERANCE,
+            _ => same_accuracy,
         };
-        Some(match (near, alike) {
+        Some(match (same_accuracy, same_difference) {
             (true, true) => Agreement::Agrees,
             (false, false) => Agreement::Differs,
             _ => Agreement::Partly,
         })
     }
 
+    /// The CSS class of the cell.
     fn class(&self) -> &'static str {
         match self.agreement() {
             Some(Agreement::Agrees) => "agrees",
@@ -211,6 +223,7 @@ impl Cell {
         }
     }
 
+    /// The measured accuracy as text.
     fn accuracy(&self) -> String {
         let Some(Measured { accuracy, ci95, .. }) = self.measured else {
             // A row may have fewer levels than its table.
@@ -219,18 +232,19 @@ impl Cell {
         format!("{accuracy:.2}{}", ci95.map_or(String::new(), |ci| format!(" ±{ci:.2}")))
     }
 
+    /// The published accuracy as text.
     fn published(&self) -> String {
         self.published.map_or(String::new(), |published| format!("{:.2}", published.accuracy))
     }
 
-    /// Everything about the cell, for whoever points at it.
+    /// All details of the cell in one line, for its tooltip.
     fn explanation(&self) -> String {
         let mut parts = Vec::new();
         parts.extend(self.missing.clone());
         if let Some(measured) = self.measured {
             parts.extend(measured.difference.map(|points| format!("{points:+.2} against ProtoNet here")));
-            let theirs = self.published.and_then(|published| published.difference);
-            parts.extend(theirs.map(|points| format!("{points:+.2} in the paper")));
+            let published = self.published.and_then(|published| published.difference);
+            parts.extend(published.map(|points| format!("{points:+.2} in the paper")));
             parts.extend(measured.gap_closed.map(|gap| format!("{:.0} % of the gap to Oracle", 100.0 * gap)));
         }
         if let Some(Order { place, published, reversed }) = &self.order {
@@ -242,7 +256,7 @@ impl Cell {
         parts.join("; ")
     }
 
-    /// For Markdown and LaTeX: `57.41 ±0.17 (56.65)`, with a mark where they differ.
+    /// The cell in Markdown and LaTeX: `57.41 ±0.17 (56.65)`, with a mark if it does not agree with the paper.
     fn text(&self) -> String {
         if self.measured.is_none() && self.published.is_none() {
             return "-".into();
@@ -254,12 +268,12 @@ impl Cell {
             _ => "",
         };
         let published = self.published.map_or(String::new(), |p| format!(" ({:.2})", p.accuracy));
-        let places = self.places();
-        let gap = if places.is_empty() { "" } else { " " };
-        format!("{measured}{published}{mark}{gap}{places}")
+        let ranks = self.places();
+        let space = if ranks.is_empty() { "" } else { " " };
+        format!("{measured}{published}{mark}{space}{ranks}")
     }
 
-    /// `#2 (#1)`: the place here, and in the paper; marked where a row stands the other way round.
+    /// The measured and the published rank, `#2 (#1)`, with a mark if the order relative to another row is reversed.
     fn places(&self) -> String {
         self.order.as_ref().map_or(String::new(), |Order { place, published, reversed }| {
             let mark = if reversed.is_empty() { "" } else { " ≠" };
@@ -269,38 +283,42 @@ impl Cell {
 }
 
 impl Table {
-    /// Finds the place of every cell among the rows of its column.
+    /// Computes the rank of every cell among the rows of its column (see [`Order`]).
     pub fn put_in_order(&mut self) {
         for column in 0..self.levels.len() {
-            let both = |row: &Row| {
+            let accuracies = |row: &Row| {
                 let cell = row.cells.get(column).filter(|_| row.reference.is_none())?;
                 Some((row.name.clone(), cell.measured?, cell.published?))
             };
-            let all: Vec<_> = self.rows.iter().filter_map(both).collect();
+            let all: Vec<_> = self.rows.iter().filter_map(accuracies).collect();
             for row in &mut self.rows {
-                let Some((_, measured, published)) = both(row) else { continue };
-                let better = |other: &&(String, Measured, Published)| other.1.accuracy > measured.accuracy;
-                let better_there =
+                let Some((_, measured, published)) = accuracies(row) else { continue };
+                let is_better_measured =
+                    |other: &&(String, Measured, Published)| other.1.accuracy > measured.accuracy;
+                let is_better_published =
                     |other: &&(String, Measured, Published)| other.2.accuracy > published.accuracy;
-                let reversed = |(_, ours, theirs): &&(String, Measured, Published)| {
-                    let here = apart((measured.accuracy, measured.ci95), (ours.accuracy, ours.ci95));
-                    let there = apart((published.accuracy, published.ci95), (theirs.accuracy, theirs.ci95));
-                    here * there < 0.0
+                let is_reversed = |(_, m, p): &&(String, Measured, Published)| {
+                    let here =
+                        significant_difference((measured.accuracy, measured.ci95), (m.accuracy, m.ci95));
+                    let paper =
+                        significant_difference((published.accuracy, published.ci95), (p.accuracy, p.ci95));
+                    here * paper < 0.0
                 };
                 row.cells[column].order = Some(Order {
-                    place: 1 + all.iter().filter(better).count(),
-                    published: 1 + all.iter().filter(better_there).count(),
-                    reversed: all.iter().filter(reversed).map(|other| other.0.clone()).collect(),
+                    place: 1 + all.iter().filter(is_better_measured).count(),
+                    published: 1 + all.iter().filter(is_better_published).count(),
+                    reversed: all.iter().filter(is_reversed).map(|other| other.0.clone()).collect(),
                 });
             }
         }
     }
 
+    /// The headers of the columns: levels in percent, or as the number of wrong samples.
     fn columns(&self) -> Vec<String> {
         match self.samples {
             None => self.levels.iter().map(|&level| super::grids::percent(level)).collect(),
             Some(shots) => {
-                let names = Axis::of_samples(self.noise, &self.levels, shots).names;
+                let names = Axis::in_samples(self.noise, &self.levels, shots).names;
                 names.into_iter().map(|name| format!("{name} of {shots}")).collect()
             }
         }
@@ -314,15 +332,15 @@ impl Table {
         format!("{}, {}", self.title, self.dataset)
     }
 
-    /// How many cells agree, agree partly, differ, and are not measured.
+    /// A summary of the table: how many cells agree, agree partly, differ, and are not measured.
     fn count(&self) -> String {
         let cells = || self.rows.iter().flat_map(|row| &row.cells);
-        let of = |wanted: Agreement| cells().filter(|cell| cell.agreement() == Some(wanted)).count();
+        let count = |agreement: Agreement| cells().filter(|cell| cell.agreement() == Some(agreement)).count();
         let missing = cells().filter(|cell| cell.missing.is_some()).count();
         let mut parts = vec![
-            format!("{} cells agree with the paper", of(Agreement::Agrees)),
-            format!("{} partly", of(Agreement::Partly)),
-            format!("{} disagree", of(Agreement::Differs)),
+            format!("{} cells agree with the paper", count(Agreement::Agrees)),
+            format!("{} partly", count(Agreement::Partly)),
+            format!("{} disagree", count(Agreement::Differs)),
         ];
         if !self.has_published() {
             parts = vec!["the paper has no results on this data set".into()];
@@ -343,10 +361,11 @@ impl Table {
         parts.join(", ")
     }
 
+    /// The chart of the measured accuracies; `None` if there are too few.
     fn chart(&self) -> Option<String> {
-        let line = |(number, row): (usize, &Row)| Line {
+        let line = |(index, row): (usize, &Row)| Line {
             name: row.name.clone(),
-            colour: number % COLOURS,
+            colour: index % COLOURS,
             dashed: row.reference == Some(Reference::Oracle),
             points: self
                 .levels
@@ -357,20 +376,21 @@ impl Table {
         };
         let lines = self.rows.iter().enumerate().map(line).filter(|line| line.points.len() > 1);
         let axis = match self.samples {
-            None => Axis::of_shares(self.noise, &self.levels),
-            Some(shots) => Axis::of_samples(self.noise, &self.levels, shots),
+            None => Axis::in_percent(self.noise, &self.levels),
+            Some(shots) => Axis::in_samples(self.noise, &self.levels, shots),
         };
         chart::plot(&axis, &self.levels, &lines.collect::<Vec<_>>())
     }
 }
 
-/// How far the first accuracy is above the second; 0 if their intervals do not tell them apart.
-fn apart(first: (f64, Option<f64>), second: (f64, Option<f64>)) -> f64 {
+/// The first accuracy minus the second, each given with its confidence interval; 0 if the difference is not significant.
+fn significant_difference(first: (f64, Option<f64>), second: (f64, Option<f64>)) -> f64 {
     let difference = first.0 - second.0;
     let interval = first.1.unwrap_or(0.0).hypot(second.1.unwrap_or(0.0));
     if difference.abs() > interval { difference } else { 0.0 }
 }
 
+/// The data of the template.
 #[derive(Template)]
 #[template(path = "reproduction.html")]
 struct Page<'a> {
@@ -378,22 +398,23 @@ struct Page<'a> {
 }
 
 impl Reproduction {
-    /// One self-contained page.
+    /// The report as one self-contained HTML page.
     pub fn html(&self) -> String {
-        Page { reproduction: self }.render().expect("the template is ours")
+        Page { reproduction: self }.render().expect("the template is compiled in and its data is complete")
     }
 
+    /// Whether some table compares ranks.
     fn has_places(&self) -> bool {
         let cells = self.tables.iter().flat_map(|table| &table.rows).flat_map(|row| &row.cells);
         cells.into_iter().any(|cell| cell.order.is_some())
     }
 
-    /// Everything, for programs.
+    /// The report as JSON with all results.
     pub fn json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("plain data serialises") + "\n"
+        serde_json::to_string_pretty(self).expect("a report is plain data") + "\n"
     }
 
-    /// Tables for a README.
+    /// The report as Markdown tables, for a README.
     pub fn markdown(&self) -> String {
         let mut text = format!("# {}\n\n", self.title);
         for (name, value) in &self.facts {
@@ -430,7 +451,7 @@ impl Reproduction {
         text
     }
 
-    /// Tables for a paper, for the package booktabs.
+    /// The report as LaTeX tables for the package booktabs.
     pub fn latex(&self) -> String {
         let mut text = format!("% {}\n% needs \\usepackage{{booktabs}}\n", self.title);
         for (name, value) in &self.facts {
@@ -461,11 +482,11 @@ impl Reproduction {
     }
 }
 
-/// What the marks of Markdown mean.
+/// The explanation of the marks in Markdown.
 const LEGEND: &str = "Accuracy in percent with its 95 % interval, the paper's result in brackets. `!`: differs by more than 2 points from the \
 paper's accuracy and by more than 1.2 points from its difference to ProtoNet; `?`: one of the two.";
 
-/// What places mean.
+/// The explanation of the ranks in Markdown.
 const PLACES: &str = "`#2 (#1)`: second best in its column here, best in the paper. `≠`: in the opposite order to another \
 row than in the paper, in both cases by more than the confidence intervals.";
 
@@ -491,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_agrees_by_its_accuracy_and_by_its_difference() {
+    fn agreement_compares_the_accuracy_and_the_difference_to_protonet() {
         assert_eq!(cell(57.0, 5.0, 58.9, 5.5).agreement(), Some(Agreement::Agrees));
         assert_eq!(cell(57.0, 5.0, 59.9, 5.5).agreement(), Some(Agreement::Partly));
         assert_eq!(cell(57.0, 5.0, 58.9, 6.5).agreement(), Some(Agreement::Partly));
@@ -499,6 +520,7 @@ mod tests {
         assert_eq!(Cell { published: None, ..cell(57.0, 5.0, 0.0, 0.0) }.agreement(), None);
     }
 
+    /// A report with one table of two rows and one figure.
     fn small() -> Reproduction {
         let missing = Cell { missing: Some("no data".into()), ..Cell::default() };
         let row = |name: &str, reference, first| Row {
@@ -544,20 +566,20 @@ mod tests {
     }
 
     #[test]
-    fn places_are_those_among_the_rows_that_are_compared() {
+    fn ranks_are_among_the_rows_that_are_not_references() {
         let mut table = small().tables.remove(0);
         let row = |name: &str, measured, published| Row {
             name: name.into(),
             reference: None,
             cells: vec![cell(measured, 0.0, published, 0.0), Cell::default()],
         };
-        // The second and third change places by less than the intervals; the first and last by more.
+        // The orders of c and d are swapped by less than the intervals; those of A_row and b by more.
         table.rows.extend([row("b", 58.0, 55.0), row("c", 57.1, 58.0), row("d", 57.05, 58.05)]);
         table.put_in_order();
         let orders: Vec<_> = table.rows.iter().map(|row| row.cells[0].order.clone()).collect();
-        assert_eq!(orders[0], None, "the Oracle is above all");
-        let places: Vec<_> = orders[1..].iter().flatten().map(|o| (o.place, o.published)).collect();
-        assert_eq!(places, [(4, 1), (1, 4), (2, 3), (3, 2)]);
+        assert_eq!(orders[0], None, "the oracle is a reference");
+        let ranks: Vec<_> = orders[1..].iter().flatten().map(|o| (o.place, o.published)).collect();
+        assert_eq!(ranks, [(4, 1), (1, 4), (2, 3), (3, 2)]);
         assert_eq!(orders[1].as_ref().unwrap().reversed, ["b"]);
         assert_eq!(orders[2].as_ref().unwrap().reversed, ["A_row", "c", "d"]);
         assert_eq!(table.rows[2].cells[0].text(), "58.00 ±0.10 (55.00) ? #1 (#4) ≠");
@@ -569,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn curves_count_samples() {
+    fn levels_can_be_shown_as_numbers_of_wrong_samples() {
         let mut table = small().tables.remove(0);
         table.samples = Some(5);
         assert_eq!(table.columns(), ["0 of 5", "2 of 5"]);
@@ -579,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_on_the_page_and_spoken_of_elsewhere() {
+    fn figures_are_on_the_page_and_mentioned_in_the_other_formats() {
         let html = small().html();
         assert!(html.contains("<svg id=\"p\"></svg>") && html.contains("no outliers"), "{html}");
         let markdown = small().markdown();

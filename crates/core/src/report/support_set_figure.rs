@@ -1,58 +1,74 @@
-//! A support set to look at: its pictures with a frame each, green where the label is right, red and dashed where it is
-//! wrong, with what the item really is below it.
+//! A figure of a support set ([`SupportSetFigure`]): one row of images per class, with a green frame around items whose
+//! label is right and a dashed red frame, with the true class below, around those whose label is wrong.
 //!
-//! As SVG it holds its pictures itself and takes the colours of the page it stands in, light or dark; alone it has its
-//! own.
+//! The SVG contains its images as data URIs. It takes its colours from the CSS variables of the page it is in, so that it
+//! fits light and dark mode, with defaults for use on its own.
 
-/// A support set to look at.
+/// A figure of a support set.
+///
+/// ```
+/// use trueshot::report::{FigureClass, FigureItem, SupportSetFigure};
+///
+/// let item = |truth: Option<&str>| FigureItem {
+///     image: "data:image/png;base64,".into(),
+///     truth: truth.map(str::to_string),
+///     opinions: vec![],
+/// };
+/// let classes = vec![FigureClass { name: "cat".into(), items: vec![item(None), item(Some("dog"))] }];
+/// let figure = SupportSetFigure { title: "Pets".into(), caption: String::new(), classes };
+/// assert_eq!(figure.description(), "Pets. cat: 1 of 2 wrong, true class dog");
+/// ```
 pub struct SupportSetFigure {
-    /// What it shows.
+    /// The title above the figure.
     pub title: String,
-    /// What to look for in it.
+    /// The explanation below the figure.
     pub caption: String,
-    /// Its classes, a row each.
+    /// The classes, one row each.
     pub classes: Vec<FigureClass>,
 }
 
-/// The items filed under one class.
+/// One row of a figure: the items with one given label.
 pub struct FigureClass {
-    /// The class.
+    /// The name of the class.
     pub name: String,
-    /// Its items.
+    /// The items, in the order of the columns.
     pub items: Vec<FigureItem>,
 }
 
-/// One item of a support set.
+/// One item of a figure.
 pub struct FigureItem {
-    /// Its picture, as a data URI.
+    /// The image as a data URI.
     pub image: String,
-    /// What it really is, if its label is wrong.
+    /// The name of the true class if the label is wrong; otherwise `None`.
     pub truth: Option<String>,
-    /// What methods think of it: name and weight, 1 being an ordinary share.
+    /// The weights that methods give to the item, as (method, weight); 1 is average.
     pub opinions: Vec<(String, f32)>,
 }
 
 impl FigureItem {
-    /// Whether its label is wrong.
+    /// Whether the label is wrong.
     pub fn is_wrong(&self) -> bool {
         self.truth.is_some()
     }
 }
 
-/// Room for the names of classes.
+/// Width of the column of class names in SVG units.
 const LEFT: usize = 172;
-/// Side of a picture within its frame.
+/// Side of an image within its frame.
 const SIDE: usize = 64;
-/// From one picture to the next, and from one class to the next.
+/// Distance from one image to the next in a row.
 const ACROSS: usize = 104;
+/// Distance from one row to the next.
 const DOWN: usize = 98;
+/// Margin around the figure.
 const EDGE: usize = 8;
-/// Letters that fit beside a row, and below a picture.
-const NAME_LETTERS: usize = 22;
-const TRUTH_LETTERS: usize = 16;
+/// Maximum number of characters of a class name beside a row.
+const MAX_NAME: usize = 22;
+/// Maximum number of characters of a true class below an image.
+const MAX_TRUTH: usize = 16;
 
 impl SupportSetFigure {
-    /// The set as a picture of its own.
+    /// The figure as SVG.
     pub fn svg(&self) -> String {
         let items = self.classes.iter().map(|class| class.items.len()).max().unwrap_or(0);
         let (width, height) = (LEFT + items * ACROSS + EDGE, self.classes.len() * DOWN + 2 * EDGE);
@@ -68,7 +84,7 @@ impl SupportSetFigure {
         svg + "</svg>\n"
     }
 
-    /// What is in it, for those who do not see it.
+    /// A description of the figure in words, for screen readers.
     pub fn description(&self) -> String {
         let class = |class: &FigureClass| {
             let wrong: Vec<&str> = class.items.iter().filter_map(|item| item.truth.as_deref()).collect();
@@ -92,7 +108,7 @@ impl FigureClass {
         let middle = top + SIDE / 2 + 8;
         let mut svg = format!(
             "<text x=\"0\" y=\"{middle}\" font-weight=\"600\" fill=\"var(--ink,#1b1f24)\">{}</text>\n",
-            shortened(&self.name, NAME_LETTERS)
+            shortened(&self.name, MAX_NAME)
         );
         for (column, item) in self.items.iter().enumerate() {
             svg.push_str(&item.svg(LEFT + column * ACROSS, top));
@@ -103,16 +119,17 @@ impl FigureClass {
 
 impl FigureItem {
     fn svg(&self, left: usize, top: usize) -> String {
-        let (frame, paper, (x, y)) = (SIDE + 8, SIDE + 4, (left + 6, top + 6));
+        let (frame, background, (x, y)) = (SIDE + 8, SIDE + 4, (left + 6, top + 6));
         let colour = if self.is_wrong() { "var(--wrong,#cf222e)" } else { "var(--right,#1a7f37)" };
         let dashes = if self.is_wrong() { " stroke-dasharray=\"9 5\"" } else { "" };
         let title = self
             .truth
             .as_ref()
             .map_or("right label".into(), |truth| format!("wrong label, true class {truth}"));
-        // White is the paper of drawings, in the dark as well; it ends within the frame, whose gaps show the page.
+        // Images with transparency get a white background, also in dark mode. It is smaller than the frame, so that the
+        // page shows through the gaps of a dashed frame.
         let mut svg = format!(
-            "<g><title>{}</title><rect x=\"{}\" y=\"{}\" width=\"{paper}\" height=\"{paper}\" rx=\"3\" fill=\"#fff\"/>\
+            "<g><title>{}</title><rect x=\"{}\" y=\"{}\" width=\"{background}\" height=\"{background}\" rx=\"3\" fill=\"#fff\"/>\
              <rect x=\"{}\" y=\"{}\" width=\"{frame}\" height=\"{frame}\" rx=\"6\" fill=\"none\" stroke=\"{colour}\" \
              stroke-width=\"4\"{dashes}/><image x=\"{x}\" y=\"{y}\" width=\"{SIDE}\" height=\"{SIDE}\" href=\"{}\"/>",
             escaped(&title),
@@ -124,7 +141,7 @@ impl FigureItem {
         );
         if let Some(truth) = &self.truth {
             let below = top + frame + 17;
-            let truth = shortened(truth, TRUTH_LETTERS);
+            let truth = shortened(truth, MAX_TRUTH);
             svg.push_str(&format!(
                 "<text x=\"{left}\" y=\"{below}\" font-size=\"11\" fill=\"{colour}\">{truth}</text>"
             ));
@@ -133,14 +150,15 @@ impl FigureItem {
     }
 }
 
-/// As much of a name as there is room for, ready for SVG. Names of classes differ at their ends, so the middle goes.
-fn shortened(name: &str, letters: usize) -> String {
+/// A name shortened to at most `max` characters and escaped for SVG. The ellipsis is in the middle, because class names
+/// often differ only at their ends.
+fn shortened(name: &str, max: usize) -> String {
     let all: Vec<char> = name.chars().collect();
-    if all.len() <= letters {
+    if all.len() <= max {
         return escaped(name);
     }
-    let end = (letters - 1) / 2;
-    let (head, tail) = (&all[..letters - 1 - end], &all[all.len() - end..]);
+    let end = (max - 1) / 2;
+    let (head, tail) = (&all[..max - 1 - end], &all[all.len() - end..]);
     escaped(&format!("{}…{}", head.iter().collect::<String>(), tail.iter().collect::<String>()))
 }
 
@@ -153,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_item_has_another_frame_and_says_what_it_is() {
+    fn a_wrong_item_has_a_dashed_frame_and_its_true_class() {
         let item = |truth: Option<&str>| FigureItem {
             image: "data:image/png;base64,AAAA".into(),
             truth: truth.map(str::to_string),

@@ -1,4 +1,4 @@
-//! Reports hold what they should: snapshots of what people read, and names that try to break out of a format.
+//! Tests of the evaluation reports: snapshots of the text formats, names that must be escaped, table widths and charts.
 
 use super::{FigureClass, FigureItem, Format, Page, SupportSetFigure, Tables, accuracies, chart};
 use crate::episode::Shots;
@@ -8,12 +8,12 @@ use crate::evaluate::{
 use crate::method::Registry;
 use crate::noise::NoiseKind;
 
-/// An evaluation with its usual tables.
+/// The report of an evaluation with its usual tables.
 fn report(found: &Evaluation, format: Format) -> String {
     super::evaluation(found, format, Tables::Usual)
 }
 
-/// What a format might trip over.
+/// A name with the special characters of all formats.
 const AWKWARD: &str = r#"<a>&"b"|c\d_e,f*g\|h"#;
 
 fn method(name: &str, accuracy: f64) -> MethodResult {
@@ -60,7 +60,7 @@ fn found(settings: Vec<SettingResult>) -> Evaluation {
     }
 }
 
-/// Three settings with everything a report can show, stopped early.
+/// An evaluation with three settings and every kind of result, stopped early.
 fn everything() -> Evaluation {
     let noisy = |lift: f64| {
         let mut methods = vec![
@@ -102,7 +102,7 @@ fn everything() -> Evaluation {
     all
 }
 
-/// One method besides the baseline, and one class, all with awkward names.
+/// An evaluation whose baseline, class and file have names with special characters.
 fn awkward() -> Evaluation {
     let mut entry = method(AWKWARD, 50.0);
     let class = ClassAccuracy { class: AWKWARD.into(), queries: 1, accuracy: 50.0 };
@@ -120,27 +120,27 @@ fn awkward() -> Evaluation {
 }
 
 #[test]
-fn the_table_reads_as_before() {
+fn the_table_matches_its_snapshot() {
     insta::assert_snapshot!(report(&everything(), Format::Table));
 }
 
 #[test]
-fn the_csv_reads_as_before() {
+fn the_csv_matches_its_snapshot() {
     insta::assert_snapshot!(report(&everything(), Format::Csv));
 }
 
 #[test]
-fn the_markdown_reads_as_before() {
+fn the_markdown_matches_its_snapshot() {
     insta::assert_snapshot!(report(&everything(), Format::Markdown));
 }
 
 #[test]
-fn the_latex_reads_as_before() {
+fn the_latex_matches_its_snapshot() {
     insta::assert_snapshot!(report(&everything(), Format::Latex));
 }
 
 #[test]
-fn pairs_of_methods_are_compared_where_asked_for() {
+fn tables_with_significance_compare_pairs_of_methods() {
     let (usual, all) = (
         report(&everything(), Format::Table),
         super::evaluation(&everything(), Format::Table, Tables::WithSignificance),
@@ -150,7 +150,7 @@ fn pairs_of_methods_are_compared_where_asked_for() {
 }
 
 #[test]
-fn the_short_form_has_accuracies_only() {
+fn accuracies_alone_are_the_first_tables_of_the_report() {
     let shown = accuracies(&everything());
     assert_eq!(shown.matches("Accuracy in percent, ").count(), 2, "{shown}");
     assert!(!shown.contains("gap") && !shown.contains("AUROC") && !shown.contains("by class"), "{shown}");
@@ -158,7 +158,7 @@ fn the_short_form_has_accuracies_only() {
 }
 
 #[test]
-fn json_gives_awkward_names_back_as_they_were() {
+fn json_preserves_awkward_names() {
     let shown: serde_json::Value = serde_json::from_str(&report(&awkward(), Format::Json)).unwrap();
     let entry = &shown["settings"][1]["methods"][0];
     assert_eq!(entry["method"], AWKWARD);
@@ -172,8 +172,8 @@ fn csv_quotes_awkward_names() {
     assert_eq!(shown.matches(&quoted).count(), 2, "{shown}");
 }
 
-/// The cells of a row of a Markdown table as a reader sees them: bars that are not escaped part them, and a
-/// backslash before punctuation disappears.
+/// The cells of a row of a Markdown table as they are rendered: split at unescaped bars, without the backslashes of
+/// escapes.
 fn markdown_cells(row: &str) -> Vec<String> {
     let mut cells = vec![String::new()];
     let mut characters = row.chars();
@@ -235,7 +235,7 @@ fn the_page_escapes_awkward_names() {
 }
 
 #[test]
-fn the_page_holds_every_part_of_an_evaluation() {
+fn the_page_contains_every_part_of_an_evaluation() {
     let shown = report(&everything(), Format::Html);
     for part in [
         "stopped early",
@@ -253,7 +253,7 @@ fn the_page_holds_every_part_of_an_evaluation() {
     assert!(!shown.contains("NaN"));
 }
 
-/// The settings of the paper's tables: a noise type and its levels in percent.
+/// The settings of the paper's tables: a noise kind and its levels in percent.
 const PAPER: [(NoiseKind, &[f64]); 8] = [
     (NoiseKind::Symmetric, &[0.0, 20.0, 40.0, 60.0]),
     (NoiseKind::Paired, &[40.0]),
@@ -294,19 +294,19 @@ fn tables_of_the_papers_settings_fit_80_columns() {
 }
 
 #[test]
-fn a_chart_has_one_series_a_method_and_only_finite_places() {
+fn a_chart_has_one_series_per_method_and_finite_coordinates() {
     let found = everything();
     let svg = chart::accuracy_against_noise(&found, NoiseKind::Symmetric).unwrap();
     assert_eq!(svg.matches("<g class=\"series").count(), 4);
     assert_eq!(svg.matches("<polyline").count(), 4);
-    assert_eq!(svg.matches("<circle").count(), 4 * 2, "a point a level");
+    assert_eq!(svg.matches("<circle").count(), 4 * 2, "one point per level");
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     let outlier = chart::accuracy_against_noise(&found, NoiseKind::Outlier).unwrap();
-    assert_eq!(outlier.matches("<circle").count(), 4 * 2, "the clean level opens every chart");
+    assert_eq!(outlier.matches("<circle").count(), 4 * 2, "the clean level is in every chart");
 }
 
 #[test]
-fn charts_of_equal_or_perfect_accuracies_are_finite_too() {
+fn charts_of_equal_or_perfect_accuracies_have_finite_coordinates() {
     for accuracy in [0.0, 37.0, 100.0] {
         let levels = [0.0, 0.2].map(|l| setting(NoiseKind::Paired, l, vec![method("protonet", accuracy)]));
         let svg = chart::accuracy_against_noise(&found(levels.into()), NoiseKind::Paired).unwrap();

@@ -1,9 +1,9 @@
-//! Aligned columns for a terminal, readable without colour.
+//! The plain-text report of an evaluation: tables with aligned columns for a terminal of 80 columns, without colours.
 
 use super::grids::{self, Grid};
 use crate::evaluate::Evaluation;
 
-/// Tables, one below the other.
+/// All grids as text tables, one below the other; the best cell of a column has a star.
 pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     let mut text = super::caption(evaluation) + "\n";
     text.push_str("* best in its column (oracle excluded)\n");
@@ -14,12 +14,13 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     text
 }
 
-/// A terminal's columns.
+/// Width of the terminal in columns.
 const WIDTH: usize = 80;
 
-/// One table: names to the left, cells to the right. What does not fit beside goes below, names repeated.
+/// One table, with row names aligned left and cells aligned right. Columns that do not fit into the width follow below,
+/// with the row names repeated.
 fn table(grid: &Grid) -> String {
-    // The heads of the columns leave room for the star below them.
+    // Headers end in a space, because cells below them may end in a star.
     let mut lines: Vec<Vec<String>> = vec![grid.columns.iter().map(|name| format!("{name} ")).collect()];
     for (name, cells) in &grid.rows {
         let cell = |cell: &grids::Cell| format!("{}{}", cell.text, if cell.best { "*" } else { " " });
@@ -29,10 +30,10 @@ fn table(grid: &Grid) -> String {
     let names = width(0);
     let widths: Vec<usize> = (1..grid.columns.len()).map(|column| width(column).max(6)).collect();
     let mut text = format!("{}\n", grid.title);
-    for part in parts(&widths, WIDTH.saturating_sub(2 + names)) {
+    for range in column_ranges(&widths, WIDTH.saturating_sub(2 + names)) {
         for line in &lines {
             let mut shown = format!("  {:<names$}", line[0]);
-            for column in part.clone() {
+            for column in range.clone() {
                 shown.push_str(&format!("  {:>1$}", line[column + 1], widths[column]));
             }
             text.push_str(shown.trim_end());
@@ -42,16 +43,16 @@ fn table(grid: &Grid) -> String {
     text
 }
 
-/// Runs of columns that fit into so many characters, each of one column at least.
-fn parts(widths: &[usize], room: usize) -> Vec<std::ops::Range<usize>> {
-    let (mut parts, mut start, mut used) = (Vec::new(), 0, 0);
+/// Splits columns into ranges that fit into `max_width` characters; every range has at least one column.
+fn column_ranges(widths: &[usize], max_width: usize) -> Vec<std::ops::Range<usize>> {
+    let (mut ranges, mut start, mut used) = (Vec::new(), 0, 0);
     for (column, width) in widths.iter().enumerate() {
-        if column > start && used + 2 + width > room {
-            parts.push(start..column);
+        if column > start && used + 2 + width > max_width {
+            ranges.push(start..column);
             (start, used) = (column, 0);
         }
         used += 2 + width;
     }
-    parts.push(start..widths.len());
-    parts
+    ranges.push(start..widths.len());
+    ranges
 }

@@ -1,11 +1,13 @@
-//! Small files of every form, made by our own writer and by those of the formats' crates.
+//! Small embeddings files of every format and variant, shared by the integration tests and the seed corpus of the fuzz
+//! targets. Start with [`Sample::every_form`].
 //!
-//! Shared by the tests and by the fuzzers' seed corpus.
+//! The files are written by the crates of the formats, or byte by byte, so that readers are not tested only against this
+//! project's own writers.
 #![allow(dead_code)]
 
 use trueshot::embeddings::Embeddings;
 
-/// Some rows, with a string label and a name each.
+/// Rows with labels and item names, to be written in any format.
 pub struct Sample {
     pub values: Vec<f32>,
     pub dim: usize,
@@ -14,7 +16,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Values that halves can hold exactly.
+    /// A sample whose values are exact in half precision, with five classes.
     pub fn new(rows: usize, dim: usize) -> Self {
         Sample {
             values: (0..rows * dim).map(|i| (i * 37 % 101) as f32 / 4.0 - 12.0).collect(),
@@ -32,12 +34,13 @@ impl Sample {
         Embeddings::from_rows(self.values.clone(), self.dim, self.labels.clone()).unwrap()
     }
 
-    /// Place of every label among the sorted names.
+    /// The index of every label among the sorted class names.
     pub fn numbers(&self) -> Vec<i64> {
         self.labels.iter().map(|label| i64::from(label.as_bytes()[0] - b'a')).collect()
     }
 
-    /// Files of every form: what it is, the extension, the bytes. Single `.npy` files are no whole form.
+    /// Files of every format and variant, as (description, extension, bytes). Single `.npy` files are not included, because
+    /// they hold either features or labels.
     pub fn every_form(&self) -> Vec<(String, &'static str, Vec<u8>)> {
         let mut forms = safetensors::forms(self);
         forms.extend(npz::forms(self));
@@ -47,7 +50,7 @@ impl Sample {
     }
 }
 
-/// Values, labels and names of a file as plain lists.
+/// The values, labels and item names of embeddings as plain lists.
 pub fn contents(embeddings: &Embeddings) -> (Vec<f32>, Vec<String>, Vec<Option<String>>) {
     let rows = 0..embeddings.len();
     let mut values = vec![0.0; embeddings.len() * embeddings.dim()];
@@ -59,6 +62,7 @@ pub fn contents(embeddings: &Embeddings) -> (Vec<f32>, Vec<String>, Vec<Option<S
     (values, rows.clone().map(class).collect(), rows.map(item).collect())
 }
 
+/// Safetensors files, assembled byte by byte.
 pub mod safetensors {
     use super::Sample;
 
@@ -81,7 +85,7 @@ pub mod safetensors {
         forms
     }
 
-    /// A file whose item names are a JSON list, or tensors.
+    /// A file whose item names are a JSON list (`item_list`) or a pair of tensors.
     pub fn file(sample: &Sample, dtype: &str, data: &[u8], item_list: bool) -> Vec<u8> {
         let (rows, dim) = (sample.rows(), sample.dim);
         let labels: Vec<u8> = sample.numbers().iter().flat_map(|label| label.to_le_bytes()).collect();
@@ -109,7 +113,7 @@ pub mod safetensors {
         assemble(notes, &tensors)
     }
 
-    /// Header and tensors in the given order.
+    /// A file of metadata and tensors, given as (name, dtype, shape, bytes), in the given order.
     pub fn assemble(notes: serde_json::Value, tensors: &[(&str, &str, Vec<usize>, &[u8])]) -> Vec<u8> {
         let mut header = serde_json::json!({ "__metadata__": notes });
         let mut end = 0;
@@ -127,9 +131,11 @@ pub mod safetensors {
     }
 }
 
+/// NumPy `.npy` files, assembled byte by byte.
 pub mod npy {
     use super::Sample;
 
+    /// A file with a header of these Python expressions.
     pub fn array(descr: &str, order: &str, shape: &str, data: &[u8]) -> Vec<u8> {
         let text = format!("{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}\n");
         let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
@@ -150,15 +156,15 @@ pub mod npy {
         array("<f2", "False", &format!("({}, {})", sample.rows(), sample.dim), &data)
     }
 
-    /// Column by column, big-endian.
+    /// Features as big-endian `f64` in column-major order.
     pub fn fortran_features(sample: &Sample) -> Vec<u8> {
         let (rows, dim) = (sample.rows(), sample.dim);
         let columns = (0..dim).flat_map(|column| (0..rows).map(move |row| row * dim + column));
-        let data: Vec<u8> = columns.flat_map(|place| f64::from(sample.values[place]).to_be_bytes()).collect();
+        let data: Vec<u8> = columns.flat_map(|index| f64::from(sample.values[index]).to_be_bytes()).collect();
         array(">f8", "True", &format!("({rows}, {dim})"), &data)
     }
 
-    /// Labels as strings of four-byte characters.
+    /// Labels as UTF-32 strings of four characters.
     pub fn labels(sample: &Sample) -> Vec<u8> {
         let wide = |label: &String| {
             let mut codes: Vec<u32> = label.chars().map(u32::from).collect();
@@ -169,6 +175,7 @@ pub mod npy {
         array("<U4", "False", &format!("({},)", sample.rows()), &data)
     }
 
+    /// Texts as byte strings, padded with zeros.
     pub fn strings(words: &[String]) -> Vec<u8> {
         let width = words.iter().map(String::len).max().unwrap_or(1);
         let padded = |word: &String| {
@@ -181,6 +188,7 @@ pub mod npy {
     }
 }
 
+/// NumPy `.npz` archives.
 pub mod npz {
     use std::io::{Cursor, Write};
 
@@ -220,7 +228,7 @@ pub mod npz {
     }
 }
 
-/// Columns in all their types.
+/// Arrow columns of all supported types, for Parquet and Arrow files.
 pub mod columns {
     use std::sync::Arc;
 
@@ -287,7 +295,7 @@ pub mod columns {
         RecordBatch::try_from_iter(columns).unwrap()
     }
 
-    /// Lists of 2, 2, 2 and then the given numbers.
+    /// A batch of four rows: three lists of two numbers, and the given list as row 3.
     pub fn with_row_three(row: Option<Vec<Option<f32>>>) -> RecordBatch {
         let pair = || Some(vec![Some(1.0), Some(2.0)]);
         let lists = ListArray::from_iter_primitive::<Float32Type, _, _>([pair(), pair(), pair(), row]);
@@ -297,6 +305,7 @@ pub mod columns {
     }
 }
 
+/// Parquet files.
 pub mod parquet {
     use arrow_array::RecordBatch;
     use parquet::arrow::ArrowWriter;
@@ -353,7 +362,7 @@ pub mod parquet {
             .set_column_encoding("label".into(), encoding)
     }
 
-    /// Labels of which each repeats the beginning of the one before.
+    /// A file whose labels are encoded as `DELTA_BYTE_ARRAY`, which readers must refuse.
     pub fn delta_strings(sample: &Sample) -> Vec<u8> {
         let batch = columns::batch(sample, "f32", "list", "view");
         file(&batch, delta(Encoding::DELTA_BYTE_ARRAY).build())
@@ -372,6 +381,7 @@ pub mod parquet {
     }
 }
 
+/// Arrow IPC files and streams.
 pub mod arrow {
     use arrow_array::RecordBatch;
     use arrow_ipc::CompressionType;

@@ -1,10 +1,11 @@
-//! One line an item, for spreadsheets and data frames.
+//! The CSV report of an audit: one line per item, for spreadsheets and data frames.
 
 use crate::audit::{Audit, AuditedItem, Verdict};
 use crate::csv_field::csv_field;
 
 const HEADER: &str = "item,given,p_wrong,verdict,suggested,weight,p_outlier,confirmed,advice,neighbours";
 
+/// The whole CSV file with a header line, the most suspicious items first.
 pub(super) fn items(audit: &Audit) -> String {
     let mut text = format!("{HEADER}\n");
     for row in audit.ranking() {

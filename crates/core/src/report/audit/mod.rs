@@ -1,4 +1,5 @@
-//! What an audit found: a table for a terminal, CSV, JSON, and a page to look at.
+//! Reports of an audit: a table for a terminal ([`AuditTable`]), CSV, JSON, and an HTML page with thumbnails
+//! ([`AuditPage`]).
 
 mod csv;
 mod page;
@@ -16,17 +17,17 @@ impl std::fmt::Display for Audit {
     }
 }
 
-/// Everything, for programs.
+/// Formats an audit as JSON with all results.
 pub fn audit_json(audit: &Audit) -> String {
-    serde_json::to_string_pretty(audit).expect("plain data serialises") + "\n"
+    serde_json::to_string_pretty(audit).expect("an audit is plain data") + "\n"
 }
 
-/// One line an item, the most suspicious first.
+/// Formats an audit as CSV with one line per item, the most suspicious first.
 pub fn audit_csv(audit: &Audit) -> String {
     csv::items(audit)
 }
 
-/// The verdict in words.
+/// The verdict on an item in words; for a wrong label, the suggested class.
 fn in_words(item: &AuditedItem) -> String {
     match item.verdict {
         Verdict::Keep if item.confirmed => "confirmed".into(),
@@ -46,13 +47,13 @@ fn about_wrong(expected: f64) -> String {
     }
 }
 
-/// An item's name without the class it is filed under, which is said beside it.
+/// The name of an item without the folder of its class, which is shown next to it.
 fn short_name(item: &AuditedItem) -> &str {
     let rest = item.item.strip_prefix(item.given.as_str()).and_then(|rest| rest.strip_prefix('/'));
     rest.unwrap_or(&item.item)
 }
 
-/// A probability in percent; only what is certain is 0 or 100.
+/// A probability in percent, where only exactly 0 and 1 become 0 % and 100 %.
 fn percent(probability: f32) -> String {
     match probability * 100.0 {
         percent if percent > 99.5 && percent < 100.0 => ">99 %".into(),

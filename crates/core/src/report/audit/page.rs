@@ -1,5 +1,6 @@
-//! The page of an audit: every class a row of thumbnails, suspects framed, a map, filters; one file, nothing from
-//! outside, readable without its script.
+//! The HTML page of an audit ([`AuditPage`]): thumbnails by class with frames around suspect items, a map, and filters.
+//!
+//! The page is self-contained and can be read without its script. The template is `templates/audit.html`.
 
 use askama::Template;
 
@@ -7,64 +8,65 @@ use super::{about_wrong, in_words, percent, scatter, short_name};
 use crate::audit::{Audit, AuditedItem, Duplicate, DuplicateKind, Verdict};
 use crate::embeddings::Embeddings;
 
-/// Items on a page; more thumbnails than these make it slow to open.
-const MOST: usize = 1200;
-/// Items of a class that are shown whatever the size of the collection.
-const LEAST_OF_CLASS: usize = 3;
-/// Items of a class that are shown if there is room.
-const SOME_OF_CLASS: usize = 12;
-/// Duplicates that are listed.
-const DUPLICATES: usize = 50;
+/// Maximum number of items on a page; more thumbnails make it slow to open.
+const MAX_ITEMS: usize = 1200;
+/// Number of items per class that are shown in any case.
+const MIN_PER_CLASS: usize = 3;
+/// Number of items per class that are shown if [`MAX_ITEMS`] allows it.
+const MAX_PER_CLASS: usize = 12;
+/// Maximum number of duplicates that are listed.
+const MAX_DUPLICATES: usize = 50;
 
-/// A page about an audit.
+/// The HTML page of an audit.
 pub struct AuditPage<'a> {
-    /// What it is called.
+    /// The title of the page.
     pub title: &'a str,
-    /// What was found.
+    /// The audit to show.
     pub audit: &'a Audit,
-    /// What was looked at.
+    /// The audited embeddings.
     pub data: &'a Embeddings,
-    /// A picture of every row as a data URI, where there is one; none at all for rows without pictures.
+    /// The thumbnail of every row as a data URI, if it has one. Empty if the rows have no images.
     pub thumbnails: &'a [Option<String>],
-    /// The place of every row on the map.
+    /// The position of every row on the map, in any scale.
     pub points: &'a [[f32; 2]],
-    /// What was skipped, and other things to know.
+    /// Notes for the reader, such as the files that were skipped.
     pub notes: Vec<String>,
 }
 
-/// Which rows a page shows: all of a small collection; of a large one what is suspect, what that is like, and some of
-/// the rest of every class.
+/// The rows that a page shows, in ascending order: all rows of a small collection; of a large one the suspects, their
+/// nearest neighbours, and some other rows of every class.
 pub fn shown_rows(audit: &Audit, data: &Embeddings) -> Vec<usize> {
-    if audit.items.len() <= MOST {
+    if audit.items.len() <= MAX_ITEMS {
         return (0..audit.items.len()).collect();
     }
     let mut shown = vec![false; audit.items.len()];
-    let mut room = MOST;
-    let mut show = |row: usize, room: &mut usize| {
-        if !shown[row] && *room > 0 {
+    let mut remaining = MAX_ITEMS;
+    let mut show = |row: usize, remaining: &mut usize| {
+        if !shown[row] && *remaining > 0 {
             shown[row] = true;
-            *room -= 1;
+            *remaining -= 1;
         }
     };
     let ranking = audit.ranking();
     let suspects: Vec<usize> =
         ranking.into_iter().filter(|row| audit.items[*row].verdict != Verdict::Keep).collect();
-    suspects.iter().take(MOST * 2 / 3).for_each(|row| show(*row, &mut room));
-    let of_classes = |places: std::ops::Range<usize>| {
+    suspects.iter().take(MAX_ITEMS * 2 / 3).for_each(|row| show(*row, &mut remaining));
+    // The rows with these indices within each class, one class after the other for every index.
+    let rows_of_every_class = |indices: std::ops::Range<usize>| {
         let classes = 0..data.classes().len();
-        places.flat_map(move |place| {
-            classes.clone().filter_map(move |class| data.rows_of(class).get(place).map(|row| *row as usize))
+        indices.flat_map(move |index| {
+            classes.clone().filter_map(move |class| data.rows_of(class).get(index).map(|row| *row as usize))
         })
     };
-    of_classes(0..LEAST_OF_CLASS).for_each(|row| show(row, &mut room));
-    let near = suspects.iter().flat_map(|row| audit.items[*row].neighbours.iter().take(3));
-    near.for_each(|neighbour| show(neighbour.row as usize, &mut room));
-    of_classes(LEAST_OF_CLASS..SOME_OF_CLASS).for_each(|row| show(row, &mut room));
+    rows_of_every_class(0..MIN_PER_CLASS).for_each(|row| show(row, &mut remaining));
+    let neighbours = suspects.iter().flat_map(|row| audit.items[*row].neighbours.iter().take(3));
+    neighbours.for_each(|neighbour| show(neighbour.row as usize, &mut remaining));
+    rows_of_every_class(MIN_PER_CLASS..MAX_PER_CLASS).for_each(|row| show(row, &mut remaining));
     (0..shown.len()).filter(|row| shown[*row]).collect()
 }
 
 impl AuditPage<'_> {
-    /// The page as text.
+    /// The HTML text of the page.
     pub fn render(&self) -> String {
         let shown = shown_rows(self.audit, self.data);
         let mut is_shown = vec![false; self.audit.items.len()];
@@ -80,14 +82,15 @@ impl AuditPage<'_> {
             outlier: count(Verdict::Outlier),
             unsure: count(Verdict::Unsure),
             left_out: self.audit.items.len() - shown.len(),
-            duplicates: duplicates.clone().take(DUPLICATES).map(duplicate_in_words).collect(),
+            duplicates: duplicates.clone().take(MAX_DUPLICATES).map(duplicate_in_words).collect(),
             about_wrong: about_wrong(self.audit.expected_wrong),
-            more_duplicates: self.audit.duplicates.len().saturating_sub(DUPLICATES),
+            more_duplicates: self.audit.duplicates.len().saturating_sub(MAX_DUPLICATES),
             version: env!("CARGO_PKG_VERSION"),
         };
         view.render().expect("the template is compiled in and its data is complete")
     }
 
+    /// The view of a class, with its most suspicious items first.
     fn class(&self, class: usize, is_shown: &[bool]) -> ClassView<'_> {
         let mut rows: Vec<usize> = self.data.rows_of(class).iter().map(|row| *row as usize).collect();
         let wrong = |row: &usize| self.audit.items[*row].p_wrong;
@@ -129,6 +132,7 @@ fn duplicate_in_words(pair: &Duplicate) -> String {
     format!("{} {same} {}", pair.item, pair.other)
 }
 
+/// One class in the template.
 struct ClassView<'a> {
     name: &'a str,
     colour: usize,
@@ -138,9 +142,11 @@ struct ClassView<'a> {
     shown: Vec<ItemView<'a>>,
 }
 
+/// One item in the template.
 struct ItemView<'a> {
     row: usize,
     item: &'a AuditedItem,
+    /// The CSS class that says what the verdict is.
     kind: &'static str,
     image: Option<&'a str>,
     name: &'a str,
@@ -148,6 +154,7 @@ struct ItemView<'a> {
     verdict: String,
 }
 
+/// The data of the template.
 #[derive(Template)]
 #[template(path = "audit.html")]
 struct View<'a> {

@@ -1,4 +1,5 @@
-//! The map of an audit as SVG: a mark an item, a colour and shape a class, a ring around what is suspect.
+//! The map of an audit as an SVG scatter plot: one mark per item, with the colour and shape of its class and a ring around
+//! suspect items.
 
 use super::percent;
 use crate::audit::Audit;
@@ -8,44 +9,45 @@ use crate::report::chart::{COLOURS, escaped};
 const WIDTH: f32 = 720.0;
 const HEIGHT: f32 = 460.0;
 const MARGIN: f32 = 16.0;
-/// More marks than these cover each other.
-const MOST: usize = 5000;
-/// Classes named beside the map.
-const NAMED: usize = 24;
+/// Maximum number of marks; more would cover each other.
+const MAX_MARKS: usize = 5000;
+/// Maximum number of classes in the legend.
+const MAX_LEGEND: usize = 24;
 
-/// The marks of the classes: after the last colour the next shape.
+/// The shapes of marks as SVG paths. Classes first use up the colours with the first shape, then with the next.
 const SHAPES: [&str; 4] =
     ["M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", "M-4 -4h8v8h-8z", "M0 -5L5 4H-5z", "M0 -5.5L5.5 0L0 5.5L-5.5 0z"];
 
-/// The map; `points` has the place of every item.
+/// The map with its legend. `points` are the positions of all items; `has_item` tells whether the page shows an item that
+/// the mark can link to.
 pub(super) fn svg(
     audit: &Audit,
     data: &Embeddings,
     points: &[[f32; 2]],
     has_item: impl Fn(usize) -> bool,
 ) -> String {
-    let frame = Frame::around(points);
+    let viewport = Viewport::new(points);
     let mut svg = format!(
         "<svg class=\"map\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"group\" aria-label=\"Map of {} items: similar items are close together, suspect items have a ring\">\n",
         points.len()
     );
-    for row in order(audit) {
+    for row in drawing_order(audit) {
         let item = &audit.items[row];
         let class = data.labels()[row] as usize;
-        let (x, y) = frame.place(points[row]);
+        let (x, y) = viewport.coordinates(points[row]);
         let suspect = item.is_suspect();
-        let said = format!("{}, label {}: {} wrong", item.item, item.given, percent(item.p_wrong));
+        let tooltip = format!("{}, label {}: {} wrong", item.item, item.given, percent(item.p_wrong));
         let link = has_item(row).then(|| {
-            // Only suspects are stops on the way through the page with the keyboard.
-            let stop = if suspect { "" } else { " tabindex=\"-1\"" };
-            format!("<a href=\"#i{row}\"{stop}>")
+            // Only suspects can be reached with the tab key.
+            let tabindex = if suspect { "" } else { " tabindex=\"-1\"" };
+            format!("<a href=\"#i{row}\"{tabindex}>")
         });
         svg.push_str(link.as_deref().unwrap_or(""));
         svg.push_str(&format!(
             "<g class=\"mark c{}\" transform=\"translate({x:.1} {y:.1})\">",
             class % COLOURS
         ));
-        svg.push_str(&format!("<title>{}</title>", escaped(&said)));
+        svg.push_str(&format!("<title>{}</title>", escaped(&tooltip)));
         if suspect {
             svg.push_str("<circle class=\"ring\" r=\"9\"/>");
         }
@@ -55,18 +57,18 @@ pub(super) fn svg(
     svg + "</svg>\n" + &legend(data)
 }
 
-/// Suspects last, so that they are on top; of many items some of the others.
-fn order(audit: &Audit) -> Vec<usize> {
+/// The rows to draw, with suspects last so that they are on top. Of many other items only every n-th is drawn.
+fn drawing_order(audit: &Audit) -> Vec<usize> {
     let (suspects, others): (Vec<usize>, Vec<usize>) =
         (0..audit.items.len()).partition(|row| audit.items[*row].is_suspect());
-    let room = MOST.saturating_sub(suspects.len()).max(1);
-    let step = others.len().div_ceil(room).max(1);
+    let max_others = MAX_MARKS.saturating_sub(suspects.len()).max(1);
+    let step = others.len().div_ceil(max_others).max(1);
     others.into_iter().step_by(step).chain(suspects).collect()
 }
 
 fn legend(data: &Embeddings) -> String {
     let mut html = String::from("<ul class=\"legend\" aria-label=\"Marks of the classes\">");
-    for (class, name) in data.classes().iter().enumerate().take(NAMED) {
+    for (class, name) in data.classes().iter().enumerate().take(MAX_LEGEND) {
         html.push_str(&format!(
             "<li><svg class=\"mark c{}\" viewBox=\"-7 -7 14 14\" width=\"14\" height=\"14\" aria-hidden=\"true\"><path d=\"{}\"/></svg>{}</li>",
             class % COLOURS,
@@ -74,31 +76,32 @@ fn legend(data: &Embeddings) -> String {
             escaped(name)
         ));
     }
-    if data.classes().len() > NAMED {
-        html.push_str(&format!("<li>and {} more classes</li>", data.classes().len() - NAMED));
+    if data.classes().len() > MAX_LEGEND {
+        html.push_str(&format!("<li>and {} more classes</li>", data.classes().len() - MAX_LEGEND));
     }
     html + "</ul>\n"
 }
 
-/// From the map's places to those of the picture.
-struct Frame {
+/// The linear transformation from positions on the map to SVG coordinates.
+struct Viewport {
     low: [f32; 2],
     scale: [f32; 2],
 }
 
-impl Frame {
-    fn around(points: &[[f32; 2]]) -> Self {
-        let bound = |axis: usize, pick: fn(f32, f32) -> f32| {
-            points.iter().map(|point| point[axis]).reduce(pick).unwrap_or(0.0)
+impl Viewport {
+    /// The transformation that makes all points fill the figure up to its margin.
+    fn new(points: &[[f32; 2]]) -> Self {
+        let bound = |axis: usize, choose: fn(f32, f32) -> f32| {
+            points.iter().map(|point| point[axis]).reduce(choose).unwrap_or(0.0)
         };
         let low = [bound(0, f32::min), bound(1, f32::min)];
         let high = [bound(0, f32::max), bound(1, f32::max)];
         let scale = |axis: usize, length: f32| (length - 2.0 * MARGIN) / (high[axis] - low[axis]).max(1e-9);
-        Frame { low, scale: [scale(0, WIDTH), scale(1, HEIGHT)] }
+        Viewport { low, scale: [scale(0, WIDTH), scale(1, HEIGHT)] }
     }
 
-    fn place(&self, point: [f32; 2]) -> (f32, f32) {
-        let along = |axis: usize| MARGIN + (point[axis] - self.low[axis]) * self.scale[axis];
-        (along(0), along(1))
+    fn coordinates(&self, point: [f32; 2]) -> (f32, f32) {
+        let coordinate = |axis: usize| MARGIN + (point[axis] - self.low[axis]) * self.scale[axis];
+        (coordinate(0), coordinate(1))
     }
 }

@@ -1,14 +1,18 @@
+//! Tests of the audit reports: widths, escaping of hostile names, the items of large collections, and a snapshot.
+
 use super::*;
 use crate::embeddings::{Embeddings, Items};
 
+/// A pseudo-random number from -0.5 to 0.5.
 fn scatter(row: usize, column: usize) -> f32 {
     let mixed = ((row * 65_537 + column) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed >> 40) as f32 / (1u64 << 24) as f32 - 0.5
 }
 
-/// Three classes of five around places of their own; the last item of the first belongs to the second.
-fn looked_at() -> (Embeddings, Audit) {
+/// An audit of three classes of five items, with names that are hard to display; item 4 of the first class is really of
+/// the second.
+fn audited() -> (Embeddings, Audit) {
     let names =
         ["cat", "two\nlines", "a <b>bold</b> name that is far longer than any column of a table should be"];
     let (mut values, mut labels, mut items) = (Vec::new(), Vec::new(), Vec::new());
@@ -27,7 +31,7 @@ fn looked_at() -> (Embeddings, Audit) {
 
 #[test]
 fn the_table_fits_a_terminal_whatever_the_names() {
-    let (_, found) = looked_at();
+    let (_, found) = audited();
     let shown = AuditTable { audit: &found, all: true }.render();
     for line in shown.lines() {
         assert!(crate::visible::columns(line) <= 80, "{line}");
@@ -40,8 +44,8 @@ fn the_table_fits_a_terminal_whatever_the_names() {
 }
 
 #[test]
-fn csv_has_a_line_for_every_item() {
-    let (_, found) = looked_at();
+fn csv_has_one_line_per_item() {
+    let (_, found) = audited();
     let csv = audit_csv(&found);
     let records = csv.matches("/picture").count();
     assert!(records >= 15, "{csv}");
@@ -49,8 +53,8 @@ fn csv_has_a_line_for_every_item() {
 }
 
 #[test]
-fn the_page_escapes_names_and_needs_nothing_from_outside() {
-    let (data, found) = looked_at();
+fn the_page_escapes_names_and_loads_nothing() {
+    let (data, found) = audited();
     let points = crate::audit::map(&data, &()).unwrap();
     let thumbnails = vec![Some("data:image/jpeg;base64,AAAA".to_string()); data.len()];
     let page = |thumbnails: &[Option<String>]| {
@@ -66,7 +70,7 @@ fn the_page_escapes_names_and_needs_nothing_from_outside() {
 }
 
 #[test]
-fn of_a_large_collection_suspects_and_some_of_every_class_are_shown() {
+fn the_page_of_a_large_collection_shows_suspects_and_some_items_of_every_class() {
     let scatter = |row: usize, column: usize| ((row * 37 + column * 101) as f32 * 0.7).sin() * 0.4;
     let class = |row: usize| if row.is_multiple_of(100) { 1 } else { 0 } + row / 500;
     let value = |row: usize, column: usize| if class(row) % 4 == column % 4 { 2.0 } else { 0.0 } + scatter(row, column);
@@ -80,7 +84,7 @@ fn of_a_large_collection_suspects_and_some_of_every_class_are_shown() {
     assert!(suspects.len() > 800 || suspects.iter().all(|row| shown.binary_search(row).is_ok()));
 }
 
-/// An audit whose numbers no head will ever change.
+/// A made-up audit, so that the snapshot does not depend on a trained network.
 fn invented() -> Audit {
     use crate::audit::{AuditedClass, Duplicate, DuplicateKind};
     let item =
@@ -132,6 +136,6 @@ fn invented() -> Audit {
 }
 
 #[test]
-fn the_table_reads_as_before() {
+fn the_table_matches_its_snapshot() {
     insta::assert_snapshot!(AuditTable { audit: &invented(), all: true }.render());
 }

@@ -1,25 +1,27 @@
-//! A ranked table for a terminal of 80 columns: what to look at first, then how much there is of it.
+//! The plain-text report of an audit ([`AuditTable`]) for a terminal of 80 columns: the suspect items ranked by the
+//! probability that they are wrong, then a summary, the affected classes, duplicates and warnings.
 
 use super::{about_wrong, in_words, percent, short_name};
 use crate::audit::{Audit, AuditedClass, Duplicate, DuplicateKind, Verdict};
 use crate::visible::{columns, padded, shortened, visible};
 
+/// Width of the terminal in columns.
 const WIDTH: usize = 80;
-/// A column is never made narrower.
-const NARROWEST: usize = 10;
-/// Duplicates and classes shown before "and so many more".
-const LISTED: usize = 10;
+/// Minimum width of a column.
+const MIN_COLUMN: usize = 10;
+/// Maximum number of duplicates that are listed; of classes, twice as many.
+const MAX_LISTED: usize = 10;
 
-/// What to show of an audit.
+/// The plain-text report of an audit.
 pub struct AuditTable<'a> {
-    /// What was found.
+    /// The audit to show.
     pub audit: &'a Audit,
-    /// Whether items that are kept are shown, too.
+    /// Whether items with the verdict "keep" are listed, too.
     pub all: bool,
 }
 
 impl AuditTable<'_> {
-    /// The table as text.
+    /// The text of the report.
     pub fn render(&self) -> String {
         let mut text = self.items();
         for part in [self.summary(), classes(self.audit), duplicates(&self.audit.duplicates), self.warnings()]
@@ -32,9 +34,10 @@ impl AuditTable<'_> {
         text
     }
 
+    /// The ranked table of items.
     fn items(&self) -> String {
-        let shows = |row: &usize| self.all || self.audit.items[*row].verdict != Verdict::Keep;
-        let rows: Vec<usize> = self.audit.ranking().into_iter().filter(shows).collect();
+        let is_listed = |row: &usize| self.all || self.audit.items[*row].verdict != Verdict::Keep;
+        let rows: Vec<usize> = self.audit.ranking().into_iter().filter(is_listed).collect();
         if rows.is_empty() {
             return String::new();
         }
@@ -50,21 +53,22 @@ impl AuditTable<'_> {
         aligned(&lines)
     }
 
+    /// The number of items with each verdict, and the expected number of wrong labels.
     fn summary(&self) -> String {
         let audit = self.audit;
         let count = |verdict| audit.items.iter().filter(|item| item.verdict == verdict).count();
-        let of = |number: usize, what: &str| (number > 0).then(|| format!("{number} {what}"));
-        let found = [
-            of(count(Verdict::Relabel), "to relabel"),
-            of(count(Verdict::Outlier), "of none of these classes"),
-            of(count(Verdict::Unsure), "undecided"),
-            of(audit.items.iter().filter(|item| item.confirmed).count(), "confirmed"),
+        let unless_zero = |number: usize, what: &str| (number > 0).then(|| format!("{number} {what}"));
+        let counts = [
+            unless_zero(count(Verdict::Relabel), "to relabel"),
+            unless_zero(count(Verdict::Outlier), "of none of these classes"),
+            unless_zero(count(Verdict::Unsure), "undecided"),
+            unless_zero(audit.items.iter().filter(|item| item.confirmed).count(), "confirmed"),
             Some(format!("{} kept", count(Verdict::Keep))),
         ];
-        let found: Vec<String> = found.into_iter().flatten().collect();
+        let counts: Vec<String> = counts.into_iter().flatten().collect();
         let (items, classes) = (audit.items.len(), audit.classes.len());
-        let counted = format!("{items} items of {classes} classes: {}", found.join(", "));
-        format!("{}\n{}\n", wrapped(&counted, WIDTH).join("\n"), about_wrong(audit.expected_wrong))
+        let summary = format!("{items} items of {classes} classes: {}", counts.join(", "));
+        format!("{}\n{}\n", wrapped(&summary, WIDTH).join("\n"), about_wrong(audit.expected_wrong))
     }
 
     fn warnings(&self) -> String {
@@ -72,9 +76,10 @@ impl AuditTable<'_> {
     }
 }
 
-/// A line of the table, and what stands below it.
+/// A line of the table.
 struct Line {
     cells: [String; 4],
+    /// A text in the lines below.
     note: Option<String>,
 }
 
@@ -84,13 +89,14 @@ impl Line {
     }
 }
 
-/// Columns beside each other; the widest give way until all fit.
+/// Lines with aligned columns. If they are wider than the terminal, the widest columns are narrowed and their cells
+/// shortened.
 fn aligned(lines: &[Line]) -> String {
     let width = |column: usize| lines.iter().map(|line| columns(&line.cells[column])).max().unwrap_or(0);
     let mut widths = [width(0), width(1), width(2), width(3)];
     while widths.iter().sum::<usize>() + 3 * 2 > WIDTH {
         let widest = (1..4).max_by_key(|column| (widths[*column], 4 - column)).unwrap_or(1);
-        if widths[widest] <= NARROWEST {
+        if widths[widest] <= MIN_COLUMN {
             break;
         }
         widths[widest] -= 1;
@@ -111,30 +117,30 @@ fn aligned(lines: &[Line]) -> String {
     text
 }
 
-/// A text in lines of so many columns.
-fn wrapped(text: &str, room: usize) -> Vec<String> {
+/// A text wrapped at spaces into lines of at most `max_columns` columns.
+fn wrapped(text: &str, max_columns: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
-    for word in text.split(' ').map(|word| shortened(word, room)) {
+    for word in text.split(' ').map(|word| shortened(word, max_columns)) {
         let line = lines.last_mut().expect("there is a first line");
         match line.is_empty() {
             true => line.push_str(&word),
-            false if columns(line) + 1 + columns(&word) <= room => line.push_str(&format!(" {word}")),
+            false if columns(line) + 1 + columns(&word) <= max_columns => line.push_str(&format!(" {word}")),
             false => lines.push(word),
         }
     }
     lines
 }
 
-/// Classes that have or miss something.
+/// The table of classes with expected wrong items, or with items found under other classes.
 fn classes(audit: &Audit) -> String {
-    let is_worth = |class: &&AuditedClass| class.expected_wrong >= 0.5 || class.found_elsewhere > 0;
-    let mut worth: Vec<&AuditedClass> = audit.classes.iter().filter(is_worth).collect();
-    if worth.is_empty() {
+    let is_affected = |class: &&AuditedClass| class.expected_wrong >= 0.5 || class.found_elsewhere > 0;
+    let mut affected: Vec<&AuditedClass> = audit.classes.iter().filter(is_affected).collect();
+    if affected.is_empty() {
         return String::new();
     }
-    worth.sort_by(|a, b| b.expected_wrong.total_cmp(&a.expected_wrong));
-    let more = worth.len().saturating_sub(2 * LISTED);
-    let shown = &worth[..worth.len() - more];
+    affected.sort_by(|a, b| b.expected_wrong.total_cmp(&a.expected_wrong));
+    let more = affected.len().saturating_sub(2 * MAX_LISTED);
+    let shown = &affected[..affected.len() - more];
     let names: Vec<String> = shown.iter().map(|class| shortened(&visible(&class.class), 44)).collect();
     let width = names.iter().map(|name| columns(name)).max().unwrap_or(0).max(5);
     let mut text = format!("{}  items  wrong  found in other classes\n", padded("class", width));
@@ -142,19 +148,18 @@ fn classes(audit: &Audit) -> String {
         let (items, wrong, found) = (class.items, class.expected_wrong, class.found_elsewhere);
         text.push_str(&format!("{}  {items:>5}  {wrong:>5.1}  {found:>22}\n", padded(name, width)));
     }
-    let quiet = audit.classes.len() - worth.len();
     if more > 0 {
         text.push_str(&format!("and {more} more classes\n"));
     }
-    match quiet {
+    match audit.classes.len() - affected.len() {
         0 => {}
         1 => text.push_str("no suspect items in 1 other class\n"),
-        quiet => text.push_str(&format!("no suspect items in {quiet} other classes\n")),
+        unaffected => text.push_str(&format!("no suspect items in {unaffected} other classes\n")),
     }
     text
 }
 
-/// Items that are there twice under different classes; others are only counted.
+/// The duplicates with different labels; those within a class are only counted.
 fn duplicates(found: &[Duplicate]) -> String {
     let across: Vec<&Duplicate> = found.iter().filter(|pair| pair.given != pair.other_given).collect();
     let within = found.len() - across.len();
@@ -162,19 +167,19 @@ fn duplicates(found: &[Duplicate]) -> String {
     if !across.is_empty() {
         text.push_str("duplicates with different labels:\n");
     }
-    for pair in across.iter().take(LISTED) {
-        let same =
+    for pair in across.iter().take(MAX_LISTED) {
+        let relation =
             if pair.kind == DuplicateKind::Exact { "is identical to" } else { "is nearly identical to" };
         let [item, other] = [&pair.item, &pair.other].map(|name| shortened(&visible(name), 27));
-        text.push_str(&format!("  {item} {same} {other}\n"));
+        text.push_str(&format!("  {item} {relation} {other}\n"));
     }
-    if across.len() > LISTED {
-        text.push_str(&format!("  and {} more\n", across.len() - LISTED));
+    if across.len() > MAX_LISTED {
+        text.push_str(&format!("  and {} more\n", across.len() - MAX_LISTED));
     }
     match within {
         0 => {}
         1 => text.push_str("1 duplicate within its class\n"),
-        more => text.push_str(&format!("{more} duplicates within their class\n")),
+        count => text.push_str(&format!("{count} duplicates within their class\n")),
     }
     text
 }
