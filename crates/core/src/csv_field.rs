@@ -1,11 +1,13 @@
-//! Names as fields of CSV files, safe for spreadsheets.
+//! CSV fields that are safe to open in spreadsheets: [`csv_field`] writes a name, [`without_apostrophe`] reads it back.
+//!
+//! A spreadsheet executes fields that look like formulas, and names of files and classes may come from other people.
 
-/// A name as a field of CSV.
+/// A name as a CSV field, quoted if necessary and marked as text if it looks like a formula.
 ///
-/// Commas, quotes, line ends and spaces at an end put it in quotes. A field that a spreadsheet would take for a formula,
+/// Commas, quotes, line ends and spaces at either end require quotes. A field that a spreadsheet would take for a formula,
 /// because it starts with `=`, `+`, `-`, `@`, a tab or a carriage return and is not a number, gets an apostrophe in front,
-/// by which spreadsheets know text. So does one that starts with apostrophes and one of these, so that
-/// [`without_apostrophe`] gives exactly the name back.
+/// which spreadsheets read as the mark of text. So does a name that starts with apostrophes followed by one of these, so
+/// that [`without_apostrophe`] returns exactly the name.
 pub fn csv_field(name: &str) -> String {
     let field = if is_formula(name) { format!("'{name}") } else { name.into() };
     if field.contains([',', '"', '\n', '\r']) || field.trim() != field {
@@ -15,12 +17,12 @@ pub fn csv_field(name: &str) -> String {
     }
 }
 
-/// The name that [`csv_field`] wrote as this field, without the apostrophe that marks text. Quotes are the reader's
-/// business.
+/// Removes the apostrophe with which [`csv_field`] marks text. The CSV reader must have removed quotes before.
 pub fn without_apostrophe(field: &str) -> &str {
     field.strip_prefix('\'').filter(|name| is_formula(name)).unwrap_or(field)
 }
 
+/// Whether a spreadsheet would take the field, without leading apostrophes, for a formula.
 fn is_formula(field: &str) -> bool {
     let field = field.trim_start_matches('\'');
     match field.strip_prefix(['+', '-']) {
@@ -34,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_spreadsheet_would_run_is_marked_as_text_and_read_back_as_it_was() {
+    fn names_that_look_like_formulas_are_marked_as_text_and_read_back_unchanged() {
         let marked = [
             ("=1+2", "'=1+2"),
             ("@SUM(A1)", "'@SUM(A1)"),

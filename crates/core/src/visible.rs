@@ -1,60 +1,65 @@
-//! Makes names of files and classes safe to print: control characters, line ends and marks that change the direction of
-//! writing are escaped.
+//! Printing of file and class names: [`visible`] escapes control characters, and the other functions measure and fit text to
+//! columns of a terminal.
+//!
+//! Names come from files of other people. A line end, an escape sequence or a mark that changes the direction of writing
+//! could break a table or make a name look like another.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// A name in one line: what would break or disguise it is written as an escape, letters of any script stay.
+/// A name in one line: characters that would break or disguise it are escaped (`\n`, `\u{202e}`), letters of any script
+/// stay.
 pub fn visible(name: &str) -> String {
     let mut shown = String::with_capacity(name.len());
-    for letter in name.chars() {
-        match letter {
-            letter if is_disguise(letter) => shown.extend(letter.escape_default()),
-            letter => shown.push(letter),
+    for character in name.chars() {
+        match character {
+            character if is_unsafe(character) => shown.extend(character.escape_default()),
+            character => shown.push(character),
         }
     }
     shown
 }
 
-/// A text of several lines in which everything but the line ends is as in [`visible`].
+/// Like [`visible`] for a text of several lines, whose line ends stay.
 pub fn visible_lines(text: &str) -> String {
     let lines: Vec<String> = text.split('\n').map(visible).collect();
     lines.join("\n")
 }
 
-/// Controls, line separators, and what turns or hides the letters behind it.
-fn is_disguise(letter: char) -> bool {
-    letter.is_control()
-        || matches!(letter, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+/// Whether a character is a control character, a line separator, invisible, or a mark that changes the direction of
+/// writing.
+fn is_unsafe(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
 
-/// The columns a text takes in a terminal.
+/// The number of columns that a text takes in a terminal; many East Asian characters take two.
 pub(crate) fn columns(text: &str) -> usize {
     text.width()
 }
 
-/// A text in at most so many columns; what is left out in its middle is marked.
-pub(crate) fn shortened(text: &str, most: usize) -> String {
-    if columns(text) <= most {
+/// A text shortened to at most `max_columns` columns; an ellipsis replaces its middle.
+pub(crate) fn shortened(text: &str, max_columns: usize) -> String {
+    if columns(text) <= max_columns {
         return text.into();
     }
-    let room = most.saturating_sub(1);
-    let head = taken(text.chars(), room / 2);
-    let tail: String = taken(text.chars().rev(), room - room / 2).chars().rev().collect();
+    let available = max_columns.saturating_sub(1);
+    let head = prefix(text.chars(), available / 2);
+    let tail: String = prefix(text.chars().rev(), available - available / 2).chars().rev().collect();
     format!("{head}…{tail}")
 }
 
-/// As many letters as fit.
-fn taken(letters: impl Iterator<Item = char>, room: usize) -> String {
+/// The longest prefix that fits into `available` columns.
+fn prefix(characters: impl Iterator<Item = char>, available: usize) -> String {
     let mut used = 0;
-    letters
-        .take_while(|letter| {
-            used += letter.width().unwrap_or(0);
-            used <= room
+    characters
+        .take_while(|character| {
+            used += character.width().unwrap_or(0);
+            used <= available
         })
         .collect()
 }
 
-/// A text followed by spaces up to so many columns.
+/// A text followed by spaces up to `width` columns.
 pub(crate) fn padded(text: &str, width: usize) -> String {
     format!("{text}{}", " ".repeat(width.saturating_sub(columns(text))))
 }
@@ -64,13 +69,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stay_in_their_line_and_letters_of_any_script_stay_letters() {
+    fn names_become_one_line_and_letters_of_any_script_stay() {
         assert_eq!(visible("two\nlines\t\u{202e}gpj.exe"), "two\\nlines\\t\\u{202e}gpj.exe");
         assert_eq!(visible("猫/Käse «été».jpg"), "猫/Käse «été».jpg");
     }
 
     #[test]
-    fn of_several_lines_only_the_line_ends_stay() {
+    fn only_the_line_ends_of_a_longer_text_stay() {
         assert_eq!(visible_lines("a\x1b[31m\nb\r\u{9b}\n"), "a\\u{1b}[31m\nb\\r\\u{9b}\n");
     }
 
