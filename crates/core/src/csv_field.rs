@@ -1,4 +1,6 @@
-//! Names as fields of CSV files, safe for spreadsheets.
+//! CSV fields that are safe to open in spreadsheets: [`csv_field`] writes a name, [`without_apostrophe`] reads it back.
+//!
+//! A spreadsheet executes fields that look like formulas, and names of files and classes may come from other people.
 
 /// Formats a text as a CSV field, quoted if necessary and never taken for a formula by a spreadsheet.
 ///
@@ -15,12 +17,12 @@ pub fn csv_field(name: &str) -> String {
     }
 }
 
-/// The name that [`csv_field`] wrote as this field, without the apostrophe that marks text. Quotes are the reader's
-/// business.
+/// Removes the apostrophe with which [`csv_field`] marks text. The CSV reader must have removed quotes before.
 pub fn without_apostrophe(field: &str) -> &str {
     field.strip_prefix('\'').filter(|name| is_formula(name)).unwrap_or(field)
 }
 
+/// Whether a spreadsheet would take the field, without leading apostrophes, for a formula.
 fn is_formula(field: &str) -> bool {
     let field = field.trim_start_matches('\'');
     match field.strip_prefix(['+', '-']) {
@@ -34,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_spreadsheet_would_run_is_marked_as_text_and_read_back_as_it_was() {
+    fn names_that_look_like_formulas_are_marked_as_text_and_read_back_unchanged() {
         let marked = [
             ("=1+2", "'=1+2"),
             ("@SUM(A1)", "'@SUM(A1)"),

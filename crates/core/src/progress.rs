@@ -1,4 +1,5 @@
-//! Progress reports and cancellation of long work: one protocol for evaluations, audits, training, embedding and repairs.
+//! Progress reports and cancellation of long work: the trait [`Progress`], used by evaluations, audits, training,
+//! embedding and repairs.
 //!
 //! Long work takes a [`&dyn Progress`](Progress) and calls [`Progress::update`] from time to time. The answer
 //! [`ControlFlow::Break`] stops the work, which then returns [`Error::Interrupted`] or, where a shorter result is
@@ -24,7 +25,8 @@ use crate::error::{Error, Result};
 
 /// Receives progress updates of long work and may stop it.
 ///
-/// Updates may come from any thread, and may repeat a number: long phases call it only to ask whether to continue.
+/// Updates may come from any thread and may repeat the same `done`: long phases call [`Progress::update`] only to ask
+/// whether to continue.
 pub trait Progress: Sync {
     /// `done` of `total` units of work have finished. Return [`ControlFlow::Break`] to stop.
     fn update(&self, done: u64, total: u64) -> ControlFlow<()> {

@@ -1,11 +1,18 @@
-//! Checks of option values: every refusal names the option, the value and what is allowed.
+//! Range checks of option values: [`require`] returns an error with the option, its value and what is allowed.
 
 use crate::error::{Error, Result};
 
-/// Refuses the value `given` of the option `what` unless `holds`.
+/// Checks the option `what`: an error unless `holds` is true, with the value `given` and the text `allowed`.
+///
+/// ```
+/// use trueshot::ranges::require;
+///
+/// let error = require("ways", 1, false, "2 or more").unwrap_err();
+/// assert_eq!(error.to_string(), "ways is 1; allowed: 2 or more");
+/// ```
 ///
 /// # Errors
-/// [`Error::OutOfRange`] with the text of `allowed`.
+/// [`Error::OutOfRange`].
 pub fn require(what: &'static str, given: impl std::fmt::Display, holds: bool, allowed: &str) -> Result<()> {
     match holds {
         true => Ok(()),
@@ -13,7 +20,7 @@ pub fn require(what: &'static str, given: impl std::fmt::Display, holds: bool, a
     }
 }
 
-/// Refuses values below `least`.
-pub(crate) fn at_least(what: &'static str, given: usize, least: usize) -> Result<()> {
-    require(what, given, given >= least, &format!("{least} or more"))
+/// Checks that the option `what` has a value of `min` or more.
+pub(crate) fn at_least(what: &'static str, given: usize, min: usize) -> Result<()> {
+    require(what, given, given >= min, &format!("{min} or more"))
 }

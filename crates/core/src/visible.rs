@@ -1,5 +1,8 @@
-//! Makes names of files and classes safe to print: control characters, line ends and marks that change the direction of
-//! writing are escaped.
+//! Printing of file and class names: [`visible`] escapes control characters, and the other functions measure and fit text to
+//! columns of a terminal.
+//!
+//! Names come from files of other people. A line end, an escape sequence or a mark that changes the direction of writing
+//! could break a table or make a name look like another.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 

@@ -1,28 +1,39 @@
-//! How well scores single out the wrong labels.
+//! Detection of wrong labels: [`Detection`] measures how well suspicion scores separate wrong labels from right ones.
 //!
-//! All items of all support sets are pooled: a user who sorts everything by suspicion and works from the top
-//! meets exactly this order.
+//! The items of all support sets are pooled into one ranking, because a user who reviews the most suspicious items first
+//! works through exactly this order.
 
 use serde::Serialize;
 
-/// How well a method finds wrong labels.
+/// How well a method finds wrong labels: ranking quality and calibration of its suspicion scores.
+///
+/// ```
+/// use trueshot::evaluate::Detection;
+///
+/// let detection = Detection::score(&[0.9, 0.2, 0.4, 0.1], &[true, false, true, false], false).unwrap();
+/// assert_eq!((detection.auroc, detection.average_precision, detection.wrong), (1.0, 1.0, 2));
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Detection {
-    /// Probability that a wrong label ranks above a right one; ties count half.
+    /// The area under the ROC curve, 0 to 1: the probability that a wrong label ranks above a right one. Ties count half.
     pub auroc: f64,
-    /// Area under precision against recall, as a sum over recall steps.
+    /// The average precision, 0 to 1: the area under the curve of precision against recall, as a sum over recall steps.
     pub average_precision: f64,
-    /// Expected calibration error in 15 equal bins, for methods that give probabilities.
+    /// The expected calibration error, 0 to 1, over 15 bins of equal width, for methods whose scores are probabilities.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibration_error: Option<f64>,
-    /// Items looked at.
+    /// The number of items.
     pub items: usize,
-    /// Wrong labels among them.
+    /// The number of items with a wrong label.
     pub wrong: usize,
 }
 
 impl Detection {
-    /// Scores every item's suspicion against whether its label is wrong. `None` unless both kinds occur.
+    /// Compares the suspicion score of each item with whether its label is wrong. `None` unless there are both wrong and
+    /// right labels.
+    ///
+    /// # Panics
+    /// If the lists have different lengths.
     pub fn score(suspicion: &[f32], wrong: &[bool], are_probabilities: bool) -> Option<Self> {
         assert_eq!(suspicion.len(), wrong.len());
         let total_wrong = wrong.iter().filter(|&&wrong| wrong).count();
@@ -41,7 +52,7 @@ impl Detection {
     }
 }
 
-/// Walks down the ranking, equal scores in one go.
+/// AUROC and average precision, computed in one pass down the ranking; items with equal scores are one step.
 fn ranking(suspicion: &[f32], wrong: &[bool], total_wrong: usize, total_right: usize) -> (f64, f64) {
     let mut order: Vec<(f32, bool)> = suspicion.iter().copied().zip(wrong.iter().copied()).collect();
     order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
@@ -58,17 +69,18 @@ fn ranking(suspicion: &[f32], wrong: &[bool], total_wrong: usize, total_right: u
     (area / (total_wrong as f64 * total_right as f64), precision_sum / total_wrong as f64)
 }
 
-/// Mean distance between what was said and what came true, over 15 equal bins of probability.
+/// The expected calibration error: the mean distance between predicted probability and observed frequency over 15 bins of
+/// equal width, weighted by the number of items.
 fn calibration_error(probability: &[f32], wrong: &[bool]) -> f64 {
     const BINS: usize = 15;
     let mut bins = [(0usize, 0.0f64, 0usize); BINS];
     for (&p, &wrong) in probability.iter().zip(wrong) {
-        let (count, said, came_true) = &mut bins[((p * BINS as f32) as usize).min(BINS - 1)];
+        let (count, predicted, observed) = &mut bins[((p * BINS as f32) as usize).min(BINS - 1)];
         *count += 1;
-        *said += f64::from(p);
-        *came_true += usize::from(wrong);
+        *predicted += f64::from(p);
+        *observed += usize::from(wrong);
     }
-    let gaps = bins.iter().map(|&(_, said, came_true)| (said - came_true as f64).abs());
+    let gaps = bins.iter().map(|&(_, predicted, observed)| (predicted - observed as f64).abs());
     gaps.sum::<f64>() / probability.len() as f64
 }
 

@@ -1,7 +1,8 @@
-//! One episode, all its settings, all methods.
+//! Runs one episode of an evaluation: all methods on all noise settings ([`EpisodeRunner`]).
 //!
-//! The settings of an episode share most of their items and all of their queries, so rows are fetched once and
-//! inner products computed once for the union of all support sets; a setting's task is a selection from them.
+//! The support sets of an episode under different noise settings share most of their items and all of their queries. So
+//! rows are fetched once and inner products computed once for the union of all support sets, and the task of a setting takes
+//! its part of them.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,71 +16,77 @@ use crate::method::{Fitted, Method, NamedMethod};
 use crate::rng::{IndexSampler, Purpose, Rng};
 use crate::task::{Queries, SupportSet, Task};
 
-/// Above so many items in the union, products are left to the methods: most need few of them, and all of
-/// them would not fit.
-const SHARED_ITEMS: usize = 4096;
+/// The maximum number of items in the union for which all inner products are computed in advance. Above, methods compute
+/// the few that they need, because all of them would not fit into memory.
+const MAX_SHARED_ITEMS: usize = 4096;
 
-/// How many rows before its turn a row is called in from memory.
-const ROWS_AHEAD: usize = 4;
+/// The distance, in rows, at which rows are prefetched from memory.
+const PREFETCH_ROWS: usize = 4;
 
-/// Scratch space of one thread.
+/// Runs episodes on one thread and keeps the buffers between them.
 #[derive(Default)]
 pub(super) struct EpisodeRunner {
-    pub urn: IndexSampler,
+    pub index_sampler: IndexSampler,
+    /// Rows of the current episode that are not stored as `f32`.
     decoded: Vec<f32>,
 }
 
-/// What a method did in one setting of one episode.
+/// The result of one method under one noise setting of one episode.
 pub(super) struct Outcome {
+    /// The number of queries that were classified correctly.
     pub correct: u32,
+    /// The suspicion score of each support item, if the method assesses labels.
     pub suspicion: Option<Vec<f32>>,
+    /// Whether the scores are probabilities.
     pub are_probabilities: bool,
+    /// The predicted class of each query, as an index into the classes of the episode.
     pub predictions: Vec<u32>,
 }
 
-/// All settings of one episode; the rows of a setting are its methods.
+/// The results of one episode.
 pub(super) struct EpisodeOutcome {
+    /// Indexed by noise setting, then method.
     pub outcomes: Vec<Vec<Outcome>>,
 }
 
-/// The items of all settings, each once.
+/// The union of the support sets of all noise settings.
 struct Union {
-    /// Row, and whether it is in the outlier pool.
+    /// The distinct items: row, and whether it is a row of the outliers.
     rows: Vec<(u32, bool)>,
-    /// For every setting the places of its items in `rows`.
+    /// For every setting, the indices of its items in `rows`.
     settings: Vec<Vec<u32>>,
 }
 
 impl Union {
-    fn of(supports: &[Vec<Item>]) -> Self {
+    fn new(supports: &[Vec<Item>]) -> Self {
         let mut rows = Vec::new();
-        let mut places = HashMap::new();
-        let mut place = |item: &Item| {
+        let mut indices = HashMap::new();
+        let mut index_of = |item: &Item| {
             let row = (item.row, item.truth.is_none());
-            *places.entry(row).or_insert_with(|| {
+            *indices.entry(row).or_insert_with(|| {
                 rows.push(row);
                 rows.len() as u32 - 1
             })
         };
-        let settings = supports.iter().map(|support| support.iter().map(&mut place).collect()).collect();
+        let settings = supports.iter().map(|support| support.iter().map(&mut index_of).collect()).collect();
         Union { rows, settings }
     }
 }
 
 impl EpisodeRunner {
-    /// Runs all methods in all settings of an episode.
+    /// Runs all methods under all noise settings of an episode.
     pub fn run(
         &mut self,
-        banks: &EpisodeData<'_>,
+        data: &EpisodeData<'_>,
         drawn: &DrawnEpisode,
         methods: &[NamedMethod],
         seed: u64,
     ) -> Result<EpisodeOutcome> {
-        let union = Union::of(&drawn.supports);
+        let union = Union::new(&drawn.supports);
         let query_rows =
             drawn.episode.classes.iter().flat_map(|class| class.queries.iter().map(|&row| (row, false)));
         let wanted: Vec<(u32, bool)> = union.rows.iter().copied().chain(query_rows).collect();
-        let rows = fetch(banks, &wanted, &mut self.decoded);
+        let rows = fetch(data, &wanted, &mut self.decoded);
         let (support_rows, query_rows) = rows.split_at(union.rows.len());
         let queries = Queries::new(query_rows.to_vec());
         let shared = Shared::compute(support_rows, &queries, drawn.supports.len(), methods.len());
@@ -89,27 +96,28 @@ impl EpisodeRunner {
             drawn.supports.iter().map(|items| items.iter().map(|item| item.truth).collect()).collect();
         let settings = drawn.supports.iter().zip(&union.settings).zip(&truths);
         let prepared: Vec<_> = settings
-            .map(|((items, places), truth)| {
-                let rows = places.iter().map(|&place| support_rows[place as usize]).collect();
+            .map(|((items, indices), truth)| {
+                let rows = indices.iter().map(|&index| support_rows[index as usize]).collect();
                 let given = items.iter().map(|item| item.given).collect();
                 let support = SupportSet::new(rows, given, drawn.episode.classes.len());
-                shared.fill(Task::new(support).with_truth(truth), places)
+                shared.fill(Task::new(support).with_truth(truth), indices)
             })
             .collect();
         let mut outcomes: Vec<Vec<Outcome>> = prepared.iter().map(|_| Vec::new()).collect();
         for method in methods {
-            let found = attempt(&*method.method, &prepared, &queries, &answers, (seed, drawn.episode.index))?;
-            outcomes.iter_mut().zip(found).for_each(|(setting, outcome)| setting.push(outcome));
+            let outcomes_of_method =
+                run_method(&*method.method, &prepared, &queries, &answers, (seed, drawn.episode.index))?;
+            outcomes.iter_mut().zip(outcomes_of_method).for_each(|(setting, outcome)| setting.push(outcome));
         }
         Ok(EpisodeOutcome { outcomes })
     }
 }
 
-/// A task, and the products of its items with the queries where they are at hand.
+/// A task, and the inner products of its items with the queries, `[items, queries]`, if they were computed in advance.
 type Prepared<'a> = (Task<'a>, Option<Cow<'a, [f32]>>);
 
-/// One method in all settings of an episode.
-fn attempt(
+/// Fits one method to all noise settings of an episode and classifies the queries.
+fn run_method(
     method: &dyn Method,
     prepared: &[Prepared<'_>],
     queries: &Queries<'_>,
@@ -136,17 +144,19 @@ fn attempt(
     Ok(fitted.into_iter().zip(prepared).zip(&mut rngs).map(outcome).collect())
 }
 
-/// The rows asked for: as they lie in the bank if they are `f32`, else decoded into `buffer`.
+/// The `wanted` rows (row, and whether it is a row of the outliers), in their order: borrowed from the data if it is
+/// stored as `f32`, otherwise decoded into `buffer`.
 pub(crate) fn fetch<'a>(
-    banks: &EpisodeData<'a>,
+    data: &EpisodeData<'a>,
     wanted: &[(u32, bool)],
     buffer: &'a mut Vec<f32>,
 ) -> Vec<&'a [f32]> {
-    let dim = banks.embeddings.dim();
+    let dim = data.embeddings.dim();
     let features = |outlier: bool| -> &'a Features {
-        let bank =
-            if outlier { banks.outliers.expect("the sampler asked for the pool") } else { banks.embeddings };
-        bank.features()
+        match outlier {
+            true => data.outliers.expect("a sampler without outliers draws none").features(),
+            false => data.embeddings.features(),
+        }
     };
     let direct = |&(row, outlier): &(u32, bool)| {
         features(outlier).as_f32().map(|all| &all[row as usize * dim..(row as usize + 1) * dim])
@@ -154,8 +164,8 @@ pub(crate) fn fetch<'a>(
     let undecoded: Vec<(u32, bool)> =
         wanted.iter().copied().filter(|wanted| direct(wanted).is_none()).collect();
     let decoded = cache_aligned(buffer, undecoded.len() * dim);
-    for (place, (&(row, outlier), out)) in undecoded.iter().zip(decoded.chunks_exact_mut(dim)).enumerate() {
-        if let Some(&(row, outlier)) = undecoded.get(place + ROWS_AHEAD) {
+    for (index, (&(row, outlier), out)) in undecoded.iter().zip(decoded.chunks_exact_mut(dim)).enumerate() {
+        if let Some(&(row, outlier)) = undecoded.get(index + PREFETCH_ROWS) {
             memory::prefetch(features(outlier).bytes_of(row as usize..row as usize + 1));
         }
         features(outlier).decode_row(row as usize, out);
@@ -164,7 +174,7 @@ pub(crate) fn fetch<'a>(
     wanted.iter().filter_map(|wanted| direct(wanted).or_else(|| decoded.next())).collect()
 }
 
-/// Part of a buffer that begins on a cache line.
+/// A part of `buffer` with `count` numbers that starts on a cache line; the buffer grows if necessary.
 fn cache_aligned(buffer: &mut Vec<f32>, count: usize) -> &mut [f32] {
     const LINE: usize = 64;
     let margin = LINE / size_of::<f32>();
@@ -175,19 +185,23 @@ fn cache_aligned(buffer: &mut Vec<f32>, count: usize) -> &mut [f32] {
     &mut buffer[start..start + count]
 }
 
-/// Products of the union with itself and with the queries.
+/// Inner products that all noise settings of an episode share.
 struct Shared {
+    /// The number of items in the union.
     items: usize,
+    /// The number of queries.
     queries: usize,
+    /// Inner products of the items with each other, `[items, items]`.
     gram: Option<Vec<f32>>,
+    /// Inner products of the items with the queries, `[items, queries]`.
     products: Option<Vec<f32>>,
 }
 
 impl Shared {
     fn compute(rows: &[&[f32]], queries: &Queries<'_>, settings: usize, methods: usize) -> Self {
-        // A single setting's task computes what its methods ask for, and a single method's classifier asks
-        // about a few prototypes rather than all items: both may be little.
-        let gram = (settings > 1 && rows.len() <= SHARED_ITEMS).then(|| {
+        // With a single setting, the task computes only the products its methods need; with a single method on a single
+        // setting, the classifier needs products with a few prototypes rather than with all items.
+        let gram = (settings > 1 && rows.len() <= MAX_SHARED_ITEMS).then(|| {
             let mut gram = vec![0.0; rows.len().pow(2)];
             products::gram(rows, &mut gram);
             gram
@@ -196,22 +210,22 @@ impl Shared {
         Shared { items: rows.len(), queries: queries.len(), gram, products }
     }
 
-    /// Gives a task its part of the products.
-    fn fill<'a>(&self, task: Task<'a>, places: &[u32]) -> (Task<'a>, Option<Cow<'_, [f32]>>) {
+    /// Passes a task its part of the products; `indices` are the indices of its items in the union.
+    fn fill<'a>(&self, task: Task<'a>, indices: &[u32]) -> (Task<'a>, Option<Cow<'_, [f32]>>) {
         let task = match &self.gram {
             Some(gram) => {
-                let row = |&place: &u32| &gram[place as usize * self.items..][..self.items];
-                let part = places.iter().flat_map(|i| places.iter().map(|&j| row(i)[j as usize])).collect();
+                let row = |&index: &u32| &gram[index as usize * self.items..][..self.items];
+                let part = indices.iter().flat_map(|i| indices.iter().map(|&j| row(i)[j as usize])).collect();
                 task.with_gram(part)
             }
             None => task,
         };
-        let is_whole = places.len() == self.items && places.iter().zip(0..).all(|(&place, i)| place == i);
+        let is_whole = indices.len() == self.items && indices.iter().zip(0..).all(|(&index, i)| index == i);
         let products = self.products.as_deref().map(|products| match is_whole {
             true => Cow::Borrowed(products),
             false => {
-                let row = |&place: &u32| &products[place as usize * self.queries..][..self.queries];
-                Cow::Owned(places.iter().flat_map(row).copied().collect())
+                let row = |&index: &u32| &products[index as usize * self.queries..][..self.queries];
+                Cow::Owned(indices.iter().flat_map(row).copied().collect())
             }
         });
         (task, products)

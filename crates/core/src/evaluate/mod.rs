@@ -16,11 +16,13 @@
 //! # Ok::<(), trueshot::Error>(())
 //! ```
 //!
-//! All methods, noise types and levels of one evaluation use the same episodes, so their differences are paired.
+//! The result is an [`Evaluation`]: a [`SettingResult`] per noise setting, with a [`MethodResult`] per method. Callers that
+//! draw episodes in their own way describe them by an [`Experiment`] and call [`evaluate`].
 //!
-//! Episodes run in parallel and their outcomes are added in the order of their numbers, so the result does not depend on
-//! the number of threads. Episodes are run in rounds; after each round the progress is reported, and
-//! an evaluation that is stopped there is valid and shorter.
+//! All methods, noise types and levels of one evaluation use the same episodes, so differences between methods are paired.
+//! Episodes run in parallel and their outcomes are added in the order of their indices, so the result does not depend on
+//! the number of threads. They run in rounds; after each round the progress is reported, and an evaluation that is stopped
+//! there is valid and has fewer episodes.
 
 mod builder;
 mod detection;
@@ -46,33 +48,71 @@ pub(crate) use episode_runner::fetch;
 use tally::Tally;
 
 /// The parts of an evaluation, for callers that draw episodes in their own way; others use [`Evaluation::of`].
+///
+/// ```
+/// use trueshot::episode::{EpisodeSpec, Sampler};
+/// use trueshot::evaluate::{Details, Experiment, evaluate};
+/// use trueshot::{Embeddings, Noise, NoiseKind, Registry};
+///
+/// let labels = (0..60).map(|row| format!("class {}", row / 20)).collect();
+/// let data = Embeddings::from_rows((0..60).map(|row| (row / 20) as f32).collect(), 1, labels)?;
+/// let spec = EpisodeSpec { ways: 3, shots: 2.into(), queries: 4, seed: 0 };
+/// let sampler = Sampler::new(&data, None, spec, vec![Noise { kind: NoiseKind::Symmetric, level: 0.0 }])?;
+/// let experiment = Experiment {
+///     embeddings: &data,
+///     outliers: None,
+///     episodes: &sampler,
+///     count: 10,
+///     methods: &Registry::default().parse_all(&["protonet"])?,
+///     baseline: "protonet",
+///     details: Details::default(),
+/// };
+/// let evaluation = evaluate(&experiment, &())?;
+/// assert_eq!(evaluation.settings[0].methods[0].accuracy, Some(100.0));
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct Experiment<'a> {
-    /// The data.
+    /// The labelled rows that episodes are drawn from.
     pub embeddings: &'a Embeddings,
-    /// Items of classes outside the data.
+    /// Rows of other classes, for outlier noise.
     pub outliers: Option<&'a Embeddings>,
-    /// Where episodes come from, and the noise settings.
+    /// The source of the episodes and their noise settings, usually a [`Sampler`](crate::episode::Sampler).
     pub episodes: &'a dyn Episodes,
-    /// How many episodes.
+    /// The number of episodes, 1 or more.
     pub count: u64,
-    /// The methods.
+    /// The methods to evaluate, with the labels they have in the result.
     pub methods: &'a [NamedMethod],
-    /// What differences are taken against, if it is among the methods.
+    /// The label of the method that the others are compared to. If no method has this label, there are no differences.
     pub baseline: &'a str,
-    /// What else to report.
+    /// What to report beyond accuracies.
     pub details: Details,
 }
 
-/// What to report beyond accuracies.
+/// What to report beyond accuracies; nothing by default.
+///
+/// ```
+/// use trueshot::evaluate::Details;
+/// use trueshot::{Embeddings, Evaluation};
+///
+/// let labels = (0..60).map(|row| format!("class {}", row / 20)).collect();
+/// let data = Embeddings::from_rows((0..60).map(|row| (row / 20) as f32).collect(), 1, labels)?;
+/// let details = Details { per_class: true, confusion: true };
+/// let evaluation = Evaluation::of(&data).methods("protonet")?.noise("symmetric=0")?.ways(3).episodes(10);
+/// let evaluation = evaluation.shots(2).queries(4).details(details).run()?;
+/// let protonet = &evaluation.settings[0].methods[0];
+/// assert_eq!(protonet.per_class.as_ref().unwrap()[0].accuracy, 100.0);
+/// assert_eq!(protonet.confusion.as_ref().unwrap()[0], [40, 0, 0]);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Details {
-    /// The accuracy on every class of the data.
+    /// Report the accuracy on every class of the data ([`MethodResult::per_class`]).
     pub per_class: bool,
-    /// How often queries of one class were taken for another.
+    /// Report how often queries of one class were predicted as another ([`MethodResult::confusion`]).
     pub confusion: bool,
 }
 
-/// Episodes between two progress updates.
+/// The number of episodes between two progress updates.
 const ROUND: u64 = 256;
 
 impl Evaluation {
@@ -95,7 +135,10 @@ pub fn check_baseline(baseline: &str, methods: &[NamedMethod]) -> Result<()> {
     }
 }
 
-/// Runs an experiment on the threads of the current rayon pool.
+/// Runs an experiment on the threads of the current rayon pool. [`Experiment`] has an example.
+///
+/// # Errors
+/// If the number of episodes is 0, or an episode cannot be drawn or a method fails on it.
 pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<Evaluation> {
     let count = experiment.episodes.limit().map_or(experiment.count, |limit| limit.min(experiment.count));
     if count == 0 {
@@ -105,11 +148,11 @@ pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<
             allowed: "1 or more".into(),
         });
     }
-    let banks = EpisodeData { embeddings: experiment.embeddings, outliers: experiment.outliers };
+    let data = EpisodeData { embeddings: experiment.embeddings, outliers: experiment.outliers };
     let seed = experiment.episodes.spec().seed;
     let run = |runner: &mut EpisodeRunner, index: u64| {
-        let drawn = experiment.episodes.draw(index, &mut runner.urn)?;
-        let outcome = runner.run(&banks, &drawn, experiment.methods, seed)?;
+        let drawn = experiment.episodes.draw(index, &mut runner.index_sampler)?;
+        let outcome = runner.run(&data, &drawn, experiment.methods, seed)?;
         Ok((drawn, outcome))
     };
     let mut tally = Tally::new(experiment);

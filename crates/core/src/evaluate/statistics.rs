@@ -1,21 +1,30 @@
-//! Means with intervals, paired differences, and what remains significant among many comparisons.
+//! Statistics of evaluations: [`Estimate`], a mean with its 95 % confidence interval and p-value, and [`holm`], the
+//! correction of p-values for multiple comparisons.
 
 use serde::Serialize;
 
-/// Half-widths are those of a 95 % interval under a normal distribution.
+/// The half-width of the 95 % interval of a standard normal distribution.
 const Z95: f64 = 1.96;
 
-/// A mean and the half-width of its 95 % interval, which takes two values at least.
+/// A mean and its 95 % confidence interval under a normal distribution.
+///
+/// ```
+/// use trueshot::evaluate::Estimate;
+///
+/// let estimate = Estimate::of([1.0, 2.0, 3.0, 4.0].into_iter()).unwrap();
+/// assert_eq!(estimate.mean, 2.5);
+/// assert!(estimate.p_value() < 0.001);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Estimate {
-    /// The mean.
+    /// The mean, in the unit of the values.
     pub mean: f64,
-    /// Half-width of the 95 % interval.
+    /// The half-width of the 95 % confidence interval; `None` for a single value.
     pub ci95: Option<f64>,
 }
 
 impl Estimate {
-    /// The mean of some values.
+    /// The mean of `values` and its interval; `None` if there are no values.
     pub fn of(values: impl ExactSizeIterator<Item = f64> + Clone) -> Option<Self> {
         let count = values.len();
         if count == 0 {
@@ -27,7 +36,7 @@ impl Estimate {
         Some(Estimate { mean, ci95 })
     }
 
-    /// The probability of a mean so far from zero if the true one were zero (two-sided).
+    /// The two-sided p-value: the probability of a mean at least this far from zero if the true mean were zero.
     pub fn p_value(&self) -> f64 {
         match self.ci95 {
             _ if self.mean == 0.0 => 1.0,
@@ -38,16 +47,20 @@ impl Estimate {
     }
 }
 
-/// Corrects p-values for their number (Holm 1979): the share of tables with any false alarm stays at the level
-/// asked for, whatever the tests have to do with each other.
+/// Corrects p-values for multiple comparisons (Holm 1979): the probability of any false positive among them stays below
+/// the significance level, even if the tests are dependent. The corrected values are in the order of `p_values`.
+///
+/// ```
+/// assert_eq!(trueshot::evaluate::holm(&[0.02, 0.5]), [0.04, 0.5]);
+/// ```
 pub fn holm(p_values: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p_values.len()).collect();
     order.sort_by(|&a, &b| p_values[a].total_cmp(&p_values[b]));
     let mut corrected = vec![0.0; p_values.len()];
     let mut largest = 0.0f64;
-    for (rank, &place) in order.iter().enumerate() {
-        largest = largest.max(p_values[place] * (p_values.len() - rank) as f64).min(1.0);
-        corrected[place] = largest;
+    for (rank, &index) in order.iter().enumerate() {
+        largest = largest.max(p_values[index] * (p_values.len() - rank) as f64).min(1.0);
+        corrected[index] = largest;
     }
     corrected
 }
@@ -74,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn holm_agrees_with_a_worked_example() {
+    fn holm_agrees_with_statsmodels() {
         // As statsmodels.stats.multitest.multipletests(method="holm") gives it.
         let corrected = holm(&[0.01, 0.04, 0.03, 0.005]);
         for (found, expected) in corrected.iter().zip([0.03, 0.06, 0.06, 0.02]) {

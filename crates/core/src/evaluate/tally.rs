@@ -1,4 +1,7 @@
-//! Adds up episodes, and turns the sums into figures.
+//! Results of evaluations: [`Evaluation`] with its parts, and the accumulator that turns episode outcomes into them.
+//!
+//! Start with [`Evaluation`]. Its fields are the keys of the JSON report. `Tally` collects the outcomes of all episodes, and
+//! `Tally::finish` computes means, confidence intervals, paired differences and detection figures.
 
 use serde::Serialize;
 
@@ -10,72 +13,73 @@ use crate::embeddings::Embeddings;
 use crate::episode::{DrawnEpisode, Shots};
 use crate::noise::{Noise, NoiseKind};
 
-/// What an evaluation found.
+/// The result of an evaluation. [`Evaluation::of`] starts one; `Display` prints it as a table.
 #[derive(Debug, Clone, Serialize)]
 pub struct Evaluation {
-    /// The seed behind the episodes.
+    /// The random seed of the episodes.
     pub seed: u64,
-    /// The data.
+    /// The data that episodes were drawn from.
     pub embeddings: Source,
-    /// The outlier pool.
+    /// The data that outlier noise was drawn from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outliers: Option<Source>,
-    /// SHA-256 of the manifest that was replayed.
+    /// The SHA-256 hash of the episode manifest, if episodes were read from one instead of drawn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifest: Option<String>,
-    /// The method that differences are taken against.
+    /// The label of the method that the others are compared to.
     pub baseline: String,
-    /// Whether it was stopped before all episodes were done.
+    /// Whether the evaluation was stopped before all episodes were done.
     pub interrupted: bool,
-    /// The version of trueshot.
+    /// The version of trueshot that ran the evaluation.
     pub version: &'static str,
-    /// The vector instructions that were used; others may round differently.
+    /// The instruction set that was used, such as `avx2`; others may round differently.
     pub instructions: &'static str,
-    /// One entry a noise type and level.
+    /// The results, one entry per noise type and level.
     pub settings: Vec<SettingResult>,
 }
 
-/// Which data figures are about.
+/// A description of the data of an evaluation.
 #[derive(Debug, Clone, Serialize)]
 pub struct Source {
-    /// Where it was read from.
+    /// The file it was read from; `None` for data in memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// What it holds.
+    /// The fingerprint of its contents, in hexadecimal digits.
     pub fingerprint: String,
-    /// Rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Numbers in a row.
+    /// The dimension: numbers per row.
     pub dim: usize,
-    /// Classes.
+    /// The number of classes.
     pub classes: usize,
-    /// What made it.
+    /// The name of the network that computed the rows, if the file contains it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backbone: Option<String>,
 }
 
-/// What was found under one noise setting.
+/// The results under one noise setting.
 #[derive(Debug, Clone, Serialize)]
 pub struct SettingResult {
     /// The noise type.
     pub noise: NoiseKind,
-    /// The share of wrong labels.
+    /// The share of wrong labels, 0 to 1.
     pub level: f64,
-    /// Classes of an episode.
+    /// The number of classes per episode.
     pub ways: usize,
-    /// Labelled items a class: a number, or the ends of a range.
+    /// The number of labelled items per class, serialised as a number or as both ends of a range.
     #[serde(serialize_with = "number_or_range")]
     pub shots: Shots,
-    /// Queries a class.
+    /// The number of queries per class.
     pub queries: usize,
-    /// Episodes.
+    /// The number of episodes.
     pub episodes: usize,
-    /// One entry a method.
+    /// The results, one entry per method.
     pub methods: Vec<MethodResult>,
-    /// All pairs of methods, corrected for their number.
+    /// Paired comparisons of all pairs of methods, with p-values corrected for their number.
     pub significance: Vec<Comparison>,
 }
 
+/// Serialises equal ends as one number, others as an array of two.
 fn number_or_range<S: serde::Serializer>(shots: &Shots, serializer: S) -> Result<S::Ok, S::Error> {
     if shots.min == shots.max {
         shots.min.serialize(serializer)
@@ -84,84 +88,90 @@ fn number_or_range<S: serde::Serializer>(shots: &Shots, serializer: S) -> Result
     }
 }
 
-/// What one method reached under one noise setting. Accuracies are percentages.
+/// The result of one method under one noise setting. Accuracies are in percent.
 #[derive(Debug, Clone, Serialize)]
 pub struct MethodResult {
-    /// As it was asked for.
+    /// The label of the method, such as `median:eps=0.1`.
     pub method: String,
-    /// Mean accuracy; none where there were no queries.
+    /// The mean accuracy over all episodes; `None` if episodes have no queries.
     pub accuracy: Option<f64>,
-    /// Half-width of its 95 % interval.
+    /// The half-width of the 95 % confidence interval of the accuracy; `None` for a single episode.
     pub ci95: Option<f64>,
-    /// Against the baseline, on the same episodes.
+    /// The difference from the baseline on the same episodes; `None` for the baseline itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub difference: Option<Difference>,
-    /// The share of the way from ProtoNet to the oracle; none where that way is not clearly there.
+    /// How much of the gap between `protonet` (0) and `oracle` (1) the method closes. `None` if either is not evaluated or
+    /// the gap is not significant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap_closed: Option<f64>,
-    /// How well it finds wrong labels.
+    /// How well the method finds wrong labels, if it assesses labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detection: Option<Detection>,
-    /// Accuracy on every class.
+    /// The accuracy on every class of the data, if [`Details::per_class`] is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_class: Option<Vec<ClassAccuracy>>,
-    /// `confusion[a][b]`: queries of class a taken for class b, by place in the data's class names.
+    /// `confusion[a][b]` is the number of queries of class a that were predicted as class b, if [`Details::confusion`] is
+    /// set. Classes are indices into the class names of the data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub confusion: Option<Vec<Vec<u64>>>,
 }
 
-/// A paired difference.
+/// The paired difference in accuracy of a method and the baseline, in percentage points.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Difference {
-    /// Its mean, in points.
+    /// The mean over all episodes; positive if the method is better.
     pub mean: f64,
-    /// Half-width of its 95 % interval.
+    /// The half-width of the 95 % confidence interval; `None` for a single episode.
     pub ci95: Option<f64>,
 }
 
-/// Accuracy on one class.
+/// The accuracy of a method on one class.
 #[derive(Debug, Clone, Serialize)]
 pub struct ClassAccuracy {
-    /// The class.
+    /// The name of the class.
     pub class: String,
-    /// Queries it had.
+    /// The number of queries of the class in all episodes.
     pub queries: u64,
-    /// Those answered rightly, in percent.
+    /// The percentage of these queries that were classified correctly.
     pub accuracy: f64,
 }
 
-/// Two methods on the same episodes.
+/// A paired comparison of two methods on the same episodes.
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
-    /// One.
+    /// The label of the first method.
     pub method: String,
-    /// The other.
+    /// The label of the second method.
     pub against: String,
-    /// Mean of the first minus the second, in points.
+    /// The mean accuracy of the first minus that of the second, in percentage points.
     pub difference: f64,
-    /// Half-width of its 95 % interval.
+    /// The half-width of the 95 % confidence interval of the difference; `None` for a single episode.
     pub ci95: Option<f64>,
-    /// Probability of such a difference if there were none.
+    /// The two-sided p-value of the difference.
     pub p: f64,
-    /// The same, corrected for the number of pairs (Holm).
+    /// The p-value corrected for the number of pairs (see [`holm`]).
     pub p_corrected: f64,
 }
 
-/// The sums of one method under one setting.
+/// The collected outcomes of one method under one noise setting.
 #[derive(Default)]
 struct Cell {
+    /// The number of correct predictions in each episode.
     correct: Vec<u32>,
+    /// The suspicion scores of all support items of all episodes.
     suspicion: Vec<f32>,
     are_probabilities: bool,
-    /// Queries by true and predicted class; empty where nobody asked.
+    /// The number of queries by true and predicted class, `[classes, classes]`; empty if the details do not need it.
     confusion: Vec<u64>,
 }
 
+/// Collects the outcomes of all episodes of an evaluation.
 pub(super) struct Tally {
-    /// By setting, then method.
+    /// Indexed by noise setting, then method.
     cells: Vec<Vec<Cell>>,
-    /// By setting: whether each item's label was wrong.
+    /// For every noise setting, whether the label of each support item was wrong, in the order of [`Cell::suspicion`].
     wrong: Vec<Vec<bool>>,
+    /// The number of classes of the data.
     classes: usize,
 }
 
@@ -176,6 +186,7 @@ impl Tally {
         Tally { cells: settings.iter().map(row).collect(), wrong: vec![Vec::new(); settings.len()], classes }
     }
 
+    /// Adds the outcome of one episode.
     pub fn add(&mut self, drawn: &DrawnEpisode, outcome: EpisodeOutcome) {
         for (wrong, support) in self.wrong.iter_mut().zip(&drawn.supports) {
             wrong.extend(support.iter().map(|item| item.is_wrong()));
@@ -191,10 +202,12 @@ impl Tally {
         }
     }
 
+    /// Computes the result; `planned` is the number of episodes there would be without an interruption.
     pub fn finish(self, experiment: &Experiment<'_>, planned: u64) -> Evaluation {
         let settings = experiment.episodes.noises().iter().zip(self.cells.iter().zip(&self.wrong));
-        let settings: Vec<SettingResult> =
-            settings.map(|(&noise, (cells, wrong))| setting(experiment, noise, cells, wrong)).collect();
+        let settings: Vec<SettingResult> = settings
+            .map(|(&noise, (cells, wrong))| setting_result(experiment, noise, cells, wrong))
+            .collect();
         let done = settings.first().map_or(0, |setting| setting.episodes as u64);
         Evaluation {
             seed: experiment.episodes.spec().seed,
@@ -210,6 +223,7 @@ impl Tally {
     }
 }
 
+/// Adds the queries of one episode to the confusion counts.
 fn count_confusion(confusion: &mut [u64], classes: usize, drawn: &DrawnEpisode, outcome: &Outcome) {
     let draws = &drawn.episode.classes;
     let truth = draws.iter().flat_map(|draw| std::iter::repeat_n(draw.class, draw.queries.len()));
@@ -229,12 +243,19 @@ fn source(embeddings: &Embeddings) -> Source {
     }
 }
 
-fn setting(experiment: &Experiment<'_>, noise: Noise, cells: &[Cell], wrong: &[bool]) -> SettingResult {
+/// The results of one noise setting.
+fn setting_result(
+    experiment: &Experiment<'_>,
+    noise: Noise,
+    cells: &[Cell],
+    wrong: &[bool],
+) -> SettingResult {
     let spec = experiment.episodes.spec();
     let scores = Scores { cells, queries: spec.ways * spec.queries };
     let labels: Vec<&str> = experiment.methods.iter().map(|method| method.label.as_str()).collect();
-    let place = |label: &str| labels.iter().position(|&known| known == label);
-    let (protonet, oracle, baseline) = (place("protonet"), place("oracle"), place(experiment.baseline));
+    let index_of = |label: &str| labels.iter().position(|&known| known == label);
+    let (protonet, oracle, baseline) =
+        (index_of("protonet"), index_of("oracle"), index_of(experiment.baseline));
     let methods = cells.iter().zip(&labels).enumerate().map(|(m, (cell, &label))| {
         let accuracy = scores.accuracy(m);
         let difference = baseline.filter(|&b| b != m).and_then(|b| scores.difference(m, b));
@@ -266,14 +287,16 @@ fn setting(experiment: &Experiment<'_>, noise: Noise, cells: &[Cell], wrong: &[b
     }
 }
 
-/// Accuracies of all methods under one setting.
+/// Accuracies of all methods under one noise setting.
 struct Scores<'a> {
+    /// Indexed by method.
     cells: &'a [Cell],
-    /// Queries of an episode.
+    /// The number of queries per episode.
     queries: usize,
 }
 
 impl Scores<'_> {
+    /// The accuracy of a method in each episode, in percent.
     fn percent(&self, method: usize) -> impl ExactSizeIterator<Item = f64> + Clone + '_ {
         let queries = self.queries as f64;
         self.cells[method].correct.iter().map(move |&correct| 100.0 * f64::from(correct) / queries)
@@ -288,12 +311,14 @@ impl Scores<'_> {
         if self.queries > 0 { Estimate::of(pairs.map(|(a, b)| a - b)) } else { None }
     }
 
+    /// The share of the gap between `protonet` and `oracle` that a method closes; `None` unless the gap is significant.
     fn gap_closed(&self, method: usize, protonet: usize, oracle: usize) -> Option<f64> {
         let gap = self.difference(oracle, protonet)?;
-        let clearly_there = gap.mean > gap.ci95.unwrap_or(f64::INFINITY);
-        clearly_there.then_some(self.difference(method, protonet)?.mean / gap.mean)
+        let is_significant = gap.mean > gap.ci95.unwrap_or(f64::INFINITY);
+        is_significant.then_some(self.difference(method, protonet)?.mean / gap.mean)
     }
 
+    /// All pairs of methods, compared on the same episodes.
     fn comparisons(&self, labels: &[&str]) -> Vec<Comparison> {
         let pairs = (0..labels.len()).flat_map(|a| (a + 1..labels.len()).map(move |b| (a, b)));
         let estimates: Vec<_> = pairs.filter_map(|(a, b)| Some((a, b, self.difference(a, b)?))).collect();
@@ -310,11 +335,12 @@ impl Scores<'_> {
     }
 }
 
+/// The accuracy on every class, from the confusion counts.
 fn per_class(embeddings: &Embeddings, cell: &Cell) -> Vec<ClassAccuracy> {
     let rows = cell.confusion.chunks(embeddings.classes().len()).zip(embeddings.classes());
-    let accuracy = |(place, (row, class)): (usize, (&[u64], &String))| {
+    let accuracy = |(index, (row, class)): (usize, (&[u64], &String))| {
         let queries: u64 = row.iter().sum();
-        let accuracy = 100.0 * row[place] as f64 / queries.max(1) as f64;
+        let accuracy = 100.0 * row[index] as f64 / queries.max(1) as f64;
         ClassAccuracy { class: class.clone(), queries, accuracy: rounded(accuracy) }
     };
     rows.enumerate().map(accuracy).collect()
@@ -329,7 +355,7 @@ fn rounded_detection(found: Detection) -> Detection {
     }
 }
 
-/// Four decimals: more would be noise in every figure here.
+/// Rounds to four decimals; more would be noise in all results here.
 fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

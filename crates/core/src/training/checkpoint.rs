@@ -1,7 +1,8 @@
-//! Checkpoints: all that a run needs to go on as if it had never stopped.
+//! Checkpoints: the file from which an interrupted training run is resumed as if it had never stopped.
 //!
-//! One file that appears whole or not at all, so it never contradicts itself: the state, the best model so far,
-//! the metrics so far. Numbers that must come back to the bit are written as bits.
+//! Start with [`RunState`], which [`RunState::write`] saves and [`RunState::read`] loads. One file holds the state of the
+//! trainee, the best model so far and the metrics so far. It is written atomically, so its parts always belong together.
+//! Floating-point numbers that must be restored exactly are stored as their bits.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,9 +13,10 @@ use super::metrics::Window;
 use crate::error::{Error, Result};
 use crate::tensors::Tensors;
 
+/// The value of the metadata key `format`.
 const VERSION: &str = "trueshot-checkpoint/1";
 
-/// The best model so far.
+/// The best model so far, the number of steps it was trained for and its validation score.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Best {
     pub step: u64,
@@ -22,24 +24,26 @@ pub(super) struct Best {
     pub model: Tensors,
 }
 
-/// The state of a run, apart from what is trained.
+/// How far a run is: everything that a resumed run needs except the state of the trainee.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RunState {
+    /// The number of finished steps.
     pub done: u64,
+    /// Seconds of training so far.
     pub seconds: f64,
     pub best: Option<Best>,
-    /// Lines of metrics, as they were written.
+    /// The lines of the metrics file so far, without line ends.
     pub lines: Vec<String>,
-    /// Steps since the last of them.
+    /// Sums of the loss terms since the last line.
     pub window: Window,
 }
 
 impl RunState {
-    /// Saves everything.
+    /// Writes a checkpoint with `state`, the state of the trainee, and `identity`, which a resumed run must share.
     pub fn write(&self, path: &Path, state: &Tensors, identity: &Table) -> Result<()> {
         let mut file = Tensors::default();
         file.insert_all("state.", state);
-        file.set_note("state", notes_of(state));
+        file.set_note("state", notes_as_json(state));
         file.set_note("format", VERSION);
         file.set_note("done", self.done.to_string());
         file.set_note("seconds", self.seconds.to_string());
@@ -49,13 +53,18 @@ impl RunState {
         file.set_note("window", serde_json::json!([self.window.count, sums]).to_string());
         if let Some(best) = &self.best {
             file.insert_all("best.", &best.model);
-            let about = serde_json::json!([best.step, best.score.map(f64::to_bits), notes_of(&best.model)]);
+            let about =
+                serde_json::json!([best.step, best.score.map(f64::to_bits), notes_as_json(&best.model)]);
             file.set_note("best", about.to_string());
         }
         file.write(path)
     }
 
-    /// Reads a checkpoint, refusing one of another run: where it stands, and the trainee's state.
+    /// Reads a checkpoint: how far the run was, and the state of the trainee.
+    ///
+    /// # Errors
+    /// [`Error::OtherConfiguration`] if the checkpoint was written with another identity, [`Error::Malformed`] or
+    /// [`Error::Damaged`] if the file is not a complete checkpoint.
     pub fn read(path: &Path, identity: &Table) -> Result<(Self, Tensors)> {
         let file = Tensors::open(path)?;
         let malformed =
@@ -65,8 +74,8 @@ impl RunState {
         }
         let note = |key: &str| file.note(key).ok_or_else(|| malformed(format!("it has no metadata '{key}'")));
         let broken = |key: &str| malformed(format!("its metadata '{key}' cannot be parsed"));
-        let then: Table = note("identity")?.parse().map_err(|_| broken("identity"))?;
-        if let Some((key, then, now)) = super::configuration::difference(&then, identity) {
+        let earlier: Table = note("identity")?.parse().map_err(|_| broken("identity"))?;
+        if let Some((key, then, now)) = super::configuration::difference(&earlier, identity) {
             return Err(Error::OtherConfiguration { path: path.into(), key, then, now });
         }
         let (count, sums): (u64, Vec<u64>) =
@@ -85,6 +94,7 @@ impl RunState {
     }
 }
 
+/// Reads the best model, whose tensors have the prefix `best.` and whose other data is in the JSON array `text`.
 fn read_best(file: &Tensors, text: &str) -> Option<Best> {
     let (step, score, notes): (u64, Option<u64>, String) = serde_json::from_str(text).ok()?;
     let mut model = file.with_prefix("best.");
@@ -92,11 +102,12 @@ fn read_best(file: &Tensors, text: &str) -> Option<Best> {
     Some(Best { step, score: score.map(f64::from_bits), model })
 }
 
-/// Notes as one.
-fn notes_of(tensors: &Tensors) -> String {
+/// All metadata of `tensors` as one JSON object.
+fn notes_as_json(tensors: &Tensors) -> String {
     serde_json::json!(tensors.notes().collect::<BTreeMap<&str, &str>>()).to_string()
 }
 
+/// Adds the metadata in the JSON object `text`; `None` if it cannot be parsed.
 fn set_notes(tensors: &mut Tensors, text: &str) -> Option<()> {
     let notes: BTreeMap<String, String> = serde_json::from_str(text).ok()?;
     notes.into_iter().for_each(|(key, text)| tensors.set_note(&key, text));

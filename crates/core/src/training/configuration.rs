@@ -1,7 +1,7 @@
-//! Configurations: defaults, then a TOML file, then the command line, each over the one before.
+//! Reading of training configurations: defaults, overridden by a TOML file, overridden by command-line options.
 //!
-//! All three are tables, so an option has one name everywhere. The defaults list every key there is, which is
-//! how a misspelt one is told from a right one and answered with the nearest.
+//! Start with [`read`]. All three sources are TOML tables, so an option has the same name everywhere. The defaults contain
+//! every key, so an unknown key can be recognised, and the error suggests the nearest known one.
 
 use std::path::Path;
 
@@ -11,7 +11,29 @@ use toml::{Table, Value};
 
 use crate::error::{Error, Result};
 
-/// Reads a configuration. `defaults` must write down every key; `flags` holds what the command line says.
+/// Reads a configuration from a TOML file and command-line options.
+///
+/// `defaults` must serialise every key that is allowed. `flags` holds the command-line options; they override the file.
+///
+/// ```
+/// use serde::{Deserialize, Serialize};
+/// use trueshot::training::configuration;
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct Options {
+///     seed: u64,
+///     rate: f64,
+/// }
+///
+/// let defaults = Options { seed: 0, rate: 0.001 };
+/// let options = configuration::read(&defaults, None, "seed = 7".parse().unwrap())?;
+/// assert_eq!((options.seed, options.rate), (7, 0.001));
+/// # Ok::<(), trueshot::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Read`] if the file cannot be read, [`Error::UnknownKey`] for a key that `defaults` does not have,
+/// [`Error::BadConfiguration`] if the file is not TOML or a value has the wrong type.
 pub fn read<C: Serialize + DeserializeOwned>(defaults: &C, file: Option<&Path>, flags: Table) -> Result<C> {
     let mut merged = table(defaults);
     if let Some(path) = file {
@@ -21,10 +43,10 @@ pub fn read<C: Serialize + DeserializeOwned>(defaults: &C, file: Option<&Path>, 
         let given: Table =
             text.parse().map_err(|problem: toml::de::Error| bad(in_one_line(&problem.to_string())))?;
         check_keys(&merged, &given, "")?;
-        // A file that contradicts itself is told so before flags hide it.
-        let mut alone = merged.clone();
-        merge(&mut alone, given.clone());
-        alone.try_into::<C>().map_err(|problem| bad(in_one_line(&problem.to_string())))?;
+        // An invalid value in the file is an error even if a flag overrides it.
+        let mut without_flags = merged.clone();
+        merge(&mut without_flags, given.clone());
+        without_flags.try_into::<C>().map_err(|problem| bad(in_one_line(&problem.to_string())))?;
         merge(&mut merged, given);
     }
     merge(&mut merged, flags);
@@ -32,51 +54,57 @@ pub fn read<C: Serialize + DeserializeOwned>(defaults: &C, file: Option<&Path>, 
     merged.try_into().map_err(|error| Error::BadConfiguration { path: None, problem: problem(error) })
 }
 
-/// Reads a configuration from a table that somebody made, whose keys may be misspelt.
+/// Reads a configuration from a table given by the user, whose keys are checked like those of a file.
+///
+/// # Errors
+/// [`Error::UnknownKey`] and [`Error::BadConfiguration`], as in [`read`].
 pub fn read_table<C: Serialize + DeserializeOwned>(defaults: &C, given: Table) -> Result<C> {
     check_keys(&table(defaults), &given, "")?;
     read(defaults, None, given)
 }
 
-/// A configuration as a table.
+/// Converts a configuration to a TOML table.
 pub fn table(configuration: &impl Serialize) -> Table {
     Table::try_from(configuration).expect("a configuration is plain data")
 }
 
-/// A configuration as a file's text.
+/// Converts a configuration to the text of a TOML file.
 pub fn text(configuration: &impl Serialize) -> String {
     toml::to_string(configuration).expect("a configuration is plain data")
 }
 
-/// The first key whose value differs: the key, and both values.
+/// The first key, in alphabetical order, whose value differs: its full name (`section.key`), the value in `then` and the
+/// value in `now`.
 pub fn difference(then: &Table, now: &Table) -> Option<(String, String, String)> {
-    difference_within(then, now, "")
+    difference_in_section(then, now, "")
 }
 
-fn difference_within(then: &Table, now: &Table, section: &str) -> Option<(String, String, String)> {
+fn difference_in_section(then: &Table, now: &Table, section: &str) -> Option<(String, String, String)> {
     let shown = |value: Option<&Value>| value.map_or("nothing".to_string(), Value::to_string);
     let mut keys: Vec<&String> = then.keys().chain(now.keys()).collect();
     keys.sort();
     keys.dedup();
     keys.into_iter().find_map(|key| match (then.get(key), now.get(key)) {
         (Some(Value::Table(then)), Some(Value::Table(now))) => {
-            difference_within(then, now, &within(section, key))
+            difference_in_section(then, now, &full_key(section, key))
         }
         (then, now) if then == now => None,
-        (then, now) => Some((within(section, key), shown(then), shown(now))),
+        (then, now) => Some((full_key(section, key), shown(then), shown(now))),
     })
 }
 
-fn within(section: &str, key: &str) -> String {
+/// The name of a key with its section in front: `section.key`.
+fn full_key(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_string() } else { format!("{section}.{key}") }
 }
 
+/// Refuses keys of `given` that `known` does not have.
 fn check_keys(known: &Table, given: &Table, section: &str) -> Result<()> {
     for (key, value) in given {
         match (known.get(key), value) {
             (None, _) => return Err(unknown(known, key, section)),
             (Some(Value::Table(known)), Value::Table(given)) => {
-                check_keys(known, given, &within(section, key))?;
+                check_keys(known, given, &full_key(section, key))?;
             }
             _ => {}
         }
@@ -87,27 +115,27 @@ fn check_keys(known: &Table, given: &Table, section: &str) -> Result<()> {
 fn unknown(known: &Table, key: &str, section: &str) -> Error {
     let names: Vec<&str> = known.keys().map(String::as_str).collect();
     Error::UnknownKey {
-        key: within(section, key),
-        nearest: crate::method::nearest_name(key, &names).map(|name| within(section, &name)),
+        key: full_key(section, key),
+        nearest: crate::method::nearest_name(key, &names).map(|name| full_key(section, &name)),
         known: names.join(", "),
     }
 }
 
-/// Puts a table over another; sections are merged, everything else is replaced.
-fn merge(below: &mut Table, above: Table) {
-    for (key, value) in above {
-        match (below.get_mut(&key), value) {
-            (Some(Value::Table(below)), Value::Table(above)) => merge(below, above),
-            (_, value) => drop(below.insert(key, value)),
+/// Overrides the values of `base` by those of `overrides`; sections are merged key by key.
+fn merge(base: &mut Table, overrides: Table) {
+    for (key, value) in overrides {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(base)), Value::Table(overrides)) => merge(base, overrides),
+            (_, value) => drop(base.insert(key, value)),
         }
     }
 }
 
-/// The parser draws the place with arrows over several lines; an error is one.
+/// A message of the TOML parser in one line, without the lines that mark the position with `|` and `^`.
 fn in_one_line(problem: &str) -> String {
     let lines = problem.lines().map(str::trim).filter(|line| !line.is_empty());
-    let telling: Vec<&str> = lines.filter(|line| !line.starts_with(['|', '^'])).collect();
-    telling.join(": ")
+    let kept: Vec<&str> = lines.filter(|line| !line.starts_with(['|', '^'])).collect();
+    kept.join(": ")
 }
 
 #[cfg(test)]
@@ -140,32 +168,31 @@ mod tests {
     }
 
     #[test]
-    fn flags_lie_over_the_file_and_the_file_over_the_defaults() {
+    fn flags_override_the_file_and_the_file_overrides_the_defaults() {
         let read = read_text("seed = 3\n[optimiser]\nrate = 1", "[optimiser]\nrate = 0.5").unwrap();
         assert_eq!(read, Sample { seed: 3, optimiser: Optimiser { rate: 0.5, ..defaults().optimiser } });
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn a_configuration_survives_writing_and_reading() {
         assert_eq!(read_text(&text(&defaults()), "").unwrap(), defaults());
     }
 
     #[test]
-    fn a_misspelt_key_is_answered_with_the_nearest() {
+    fn for_a_misspelt_key_the_nearest_is_suggested() {
         let error = read_text("[optimiser]\nrates = 1", "").unwrap_err();
         assert!(error.to_string().starts_with("unknown key 'optimiser.rates'"), "{error}");
         assert_eq!(error.hint().unwrap(), "did you mean 'optimiser.rate'?");
     }
 
     #[test]
-    fn what_cannot_be_read_is_said_in_one_line() {
+    fn parse_errors_are_one_line_long() {
         for text in
             ["seed = ", "seed = 'three'", "seed = 1\nseed = 2", "optimiser = 3", "[optimiser]\nrate = [1]"]
         {
             let error = read_text(text, "").unwrap_err();
             assert!(matches!(error, Error::BadConfiguration { .. }), "{error}");
             assert_eq!(error.to_string().lines().count(), 1, "{error}");
-            println!("{error}");
         }
     }
 

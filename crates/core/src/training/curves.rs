@@ -1,23 +1,29 @@
-//! Learning curves as SVG: the terms of the loss above, the validation below, on one axis of steps.
+//! Learning curves as an SVG image: loss terms in the upper panel, validation in the lower one, over the same steps.
 //!
-//! The picture brings its own colours, for light and for dark, since it is looked at on its own. Losses are on
-//! a logarithmic scale where they are positive: the first steps would otherwise flatten all others.
+//! Start with [`draw`]. The image contains its own colours, for light and for dark mode, because people open it on its own.
+//! Positive losses that span a wide range are on a logarithmic scale: otherwise the first steps would flatten all others.
 
 use super::Record;
 
+/// Width of the image in pixels, like all lengths here.
 const WIDTH: f64 = 860.0;
-/// Height of one panel with its title and axis.
-const PANEL: f64 = 300.0;
-/// Where the first panel begins.
-const HEAD: f64 = 34.0;
-const LEFT: f64 = 58.0;
-const RIGHT: f64 = 190.0;
-const TOP: f64 = 30.0;
-const BOTTOM: f64 = 34.0;
-/// Names at the line ends keep so far apart.
+/// Height of one panel, including its title and axis.
+const PANEL_HEIGHT: f64 = 300.0;
+/// Height of the title above the first panel.
+const TITLE_HEIGHT: f64 = 34.0;
+/// Space for the labels of the y axis.
+const MARGIN_LEFT: f64 = 58.0;
+/// Space for the names at the ends of the lines.
+const MARGIN_RIGHT: f64 = 190.0;
+/// Space for the title of a panel.
+const MARGIN_TOP: f64 = 30.0;
+/// Space for the labels of the x axis.
+const MARGIN_BOTTOM: f64 = 34.0;
+/// The smallest vertical distance of two names at the ends of lines.
 const LABEL_GAP: f64 = 14.0;
-/// More points than this a line are averaged: the eye cannot tell them apart.
-const POINTS: usize = 400;
+/// The maximum number of points per line; more are averaged, because they could not be told apart.
+const MAX_POINTS: usize = 400;
+/// The number of line colours in [`STYLE`].
 const COLOURS: usize = 12;
 
 const STYLE: &str = "svg{--paper:#fff;--ink:#1b1f24;--soft:#59636e;--rule:#d8dee4;--c0:#0969da;--c1:#bc4c00;\
@@ -34,61 +40,64 @@ const STYLE: &str = "svg{--paper:#fff;--ink:#1b1f24;--soft:#59636e;--rule:#d8dee
 /// One curve.
 struct Line {
     name: String,
+    /// Step and value.
     points: Vec<(f64, f64)>,
     bold: bool,
 }
 
-/// The picture of a run.
+/// Draws the learning curves of a run and returns the SVG text.
 pub(super) fn draw(title: &str, records: &[Record]) -> String {
-    let losses = losses(records);
-    let scores = scores(records);
+    let losses = loss_lines(records);
+    let scores = validation_lines(records);
     let last = records.last().map_or(1.0, |record| record.step as f64);
-    let best = best(records);
+    let best = best_step(records);
     let panels = [("loss (mean since the last point)", losses), ("validation", scores)];
     let shown: Vec<_> = panels.into_iter().filter(|(_, lines)| !lines.is_empty()).collect();
-    let height = HEAD + PANEL * shown.len().max(1) as f64;
+    let height = TITLE_HEIGHT + PANEL_HEIGHT * shown.len().max(1) as f64;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
          role=\"img\"><style>{STYLE}</style>\n<rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n\
-         <text class=\"title\" x=\"{LEFT}\" y=\"24\" font-size=\"15\">{}</text>\n",
-        escaped(title)
+         <text class=\"title\" x=\"{MARGIN_LEFT}\" y=\"24\" font-size=\"15\">{}</text>\n",
+        escape_xml(title)
     );
-    for (place, (name, lines)) in shown.iter().enumerate() {
-        let panel = Panel::new(HEAD + PANEL * place as f64, last, lines);
+    for (index, (name, lines)) in shown.iter().enumerate() {
+        let panel = Panel::new(TITLE_HEIGHT + PANEL_HEIGHT * index as f64, last, lines);
         svg.push_str(&panel.axes(name));
         if let Some(best) = best.filter(|_| *name == "validation") {
-            svg.push_str(&panel.mark(best));
+            svg.push_str(&panel.best_marker(best));
         }
         svg.push_str(&panel.lines(lines));
     }
     svg + "</svg>\n"
 }
 
-fn losses(records: &[Record]) -> Vec<Line> {
+/// The lines of the loss and, if there are several, of its terms.
+fn loss_lines(records: &[Record]) -> Vec<Line> {
     let names =
         records.first().map_or(Vec::new(), |record| record.terms.iter().map(|term| &term.0).collect());
     let several = names.len() > 1;
-    let term = |(place, name): (usize, &&String)| Line {
+    let term = |(index, name): (usize, &&String)| Line {
         name: name.to_string(),
-        points: thinned(records.iter().map(|r| (r.step as f64, r.terms[place].1)).collect()),
+        points: thinned(records.iter().map(|r| (r.step as f64, r.terms[index].1)).collect()),
         bold: false,
     };
-    let whole = Line {
+    let total = Line {
         name: "loss".into(),
         points: thinned(records.iter().map(|r| (r.step as f64, r.loss)).collect()),
         bold: true,
     };
     let mut lines: Vec<Line> = names.iter().enumerate().filter(|_| several).map(term).collect();
-    lines.extend((!records.is_empty()).then_some(whole));
+    lines.extend((!records.is_empty()).then_some(total));
     lines
 }
 
-fn scores(records: &[Record]) -> Vec<Line> {
+/// The lines of the validation score and of the values behind it.
+fn validation_lines(records: &[Record]) -> Vec<Line> {
     let validated: Vec<&Record> = records.iter().filter(|record| record.score.is_some()).collect();
     let Some(first) = validated.first() else { return Vec::new() };
-    let figure = |(place, (name, _)): (usize, &(String, f64))| Line {
+    let figure = |(index, (name, _)): (usize, &(String, f64))| Line {
         name: name.clone(),
-        points: validated.iter().filter_map(|r| Some((r.step as f64, r.validation.get(place)?.1))).collect(),
+        points: validated.iter().filter_map(|r| Some((r.step as f64, r.validation.get(index)?.1))).collect(),
         bold: false,
     };
     let mut lines: Vec<Line> = first.validation.iter().enumerate().map(figure).collect();
@@ -99,25 +108,30 @@ fn scores(records: &[Record]) -> Vec<Line> {
     lines
 }
 
-fn best(records: &[Record]) -> Option<f64> {
+/// The step with the highest validation score.
+fn best_step(records: &[Record]) -> Option<f64> {
     let scored = records.iter().filter_map(|record| Some((record.score?, record.step)));
     let best = scored.reduce(|best, next| if next.0 > best.0 { next } else { best })?;
     Some(best.1 as f64)
 }
 
-/// Means of neighbours, so that a line has a bounded number of points.
+/// Averages neighbouring points so that a line has at most [`MAX_POINTS`].
 fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
-    let together = points.len().div_ceil(POINTS).max(1);
+    let chunk_size = points.len().div_ceil(MAX_POINTS).max(1);
     let mean = |chunk: &[(f64, f64)]| {
         let sum = chunk.iter().map(|point| point.1).sum::<f64>();
         (chunk[chunk.len() - 1].0, sum / chunk.len() as f64)
     };
-    points.chunks(together).map(mean).collect()
+    points.chunks(chunk_size).map(mean).collect()
 }
 
+/// One panel of the image: its position, scales and ticks.
 struct Panel {
+    /// The y coordinate of its upper edge.
     top: f64,
+    /// The last step, at the right end of the x axis.
     last: f64,
+    /// The values at the lower and upper end of the y axis.
     low: f64,
     high: f64,
     ticks: Vec<f64>,
@@ -130,53 +144,56 @@ impl Panel {
         let low = values().fold(f64::INFINITY, f64::min);
         let high = values().fold(f64::NEG_INFINITY, f64::max);
         let logarithmic = low > 0.0 && high / low > 8.0;
-        let ticks = if logarithmic { powers(low, high) } else { steps(low, high) };
+        let ticks = if logarithmic { log_ticks(low, high) } else { linear_ticks(low, high) };
         let (low, high) = (ticks[0].min(low), ticks[ticks.len() - 1].max(high));
         Panel { top, last, low, high, ticks, logarithmic }
     }
 
+    /// The x coordinate of a step.
     fn x(&self, step: f64) -> f64 {
-        LEFT + step / self.last.max(1.0) * (WIDTH - LEFT - RIGHT)
+        MARGIN_LEFT + step / self.last.max(1.0) * (WIDTH - MARGIN_LEFT - MARGIN_RIGHT)
     }
 
+    /// The y coordinate of a value.
     fn y(&self, value: f64) -> f64 {
         let on_scale = |value: f64| if self.logarithmic { value.ln() } else { value };
         let (low, high) = (on_scale(self.low), on_scale(self.high));
         let share = (on_scale(value) - low) / (high - low).max(1e-12);
-        self.top + PANEL - BOTTOM - share * (PANEL - TOP - BOTTOM)
+        self.top + PANEL_HEIGHT - MARGIN_BOTTOM - share * (PANEL_HEIGHT - MARGIN_TOP - MARGIN_BOTTOM)
     }
 
+    /// The title, grid lines and axis labels.
     fn axes(&self, name: &str) -> String {
         let mut svg = format!(
-            "<text class=\"title\" x=\"{LEFT}\" y=\"{:.1}\">{}</text>\n<g class=\"axis\">\n",
+            "<text class=\"title\" x=\"{MARGIN_LEFT}\" y=\"{:.1}\">{}</text>\n<g class=\"axis\">\n",
             self.top + 16.0,
-            escaped(name)
+            escape_xml(name)
         );
         for &tick in &self.ticks {
             let y = self.y(tick);
             svg.push_str(&format!(
-                "<line x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
-                WIDTH - RIGHT,
-                LEFT - 7.0,
+                "<line x1=\"{MARGIN_LEFT}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+                WIDTH - MARGIN_RIGHT,
+                MARGIN_LEFT - 7.0,
                 y + 4.0,
-                plain(tick)
+                tick_number(tick)
             ));
         }
-        for step in steps(0.0, self.last).into_iter().filter(|&step| step <= self.last) {
+        for step in linear_ticks(0.0, self.last).into_iter().filter(|&step| step <= self.last) {
             svg.push_str(&format!(
                 "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n",
                 self.x(step),
-                self.top + PANEL - BOTTOM + 18.0,
-                plain(step)
+                self.top + PANEL_HEIGHT - MARGIN_BOTTOM + 18.0,
+                tick_number(step)
             ));
         }
-        let (x, y) = (WIDTH - RIGHT + 34.0, self.top + PANEL - BOTTOM + 18.0);
+        let (x, y) = (WIDTH - MARGIN_RIGHT + 34.0, self.top + PANEL_HEIGHT - MARGIN_BOTTOM + 18.0);
         svg + &format!("<text x=\"{x:.1}\" y=\"{y:.1}\">steps</text></g>\n")
     }
 
-    /// The step whose parameters are in the model file.
-    fn mark(&self, step: f64) -> String {
-        let (x, top, bottom) = (self.x(step), self.top + TOP, self.top + PANEL - BOTTOM);
+    /// A dashed vertical line at the best step, whose parameters are in the model file.
+    fn best_marker(&self, step: f64) -> String {
+        let (x, top, bottom) = (self.x(step), self.top + MARGIN_TOP, self.top + PANEL_HEIGHT - MARGIN_BOTTOM);
         format!(
             "<g class=\"axis\"><line class=\"best\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{top:.1}\" y2=\"{bottom:.1}\"/>\
              <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">best</text></g>\n",
@@ -184,13 +201,14 @@ impl Panel {
         )
     }
 
+    /// The curves, with name and last value at the right end.
     fn lines(&self, lines: &[Line]) -> String {
         let ends = lines.iter().map(|line| line.points.last().map_or(0.0, |point| self.y(point.1))).collect();
-        let ends = self.spread(ends);
-        let drawn = lines.iter().zip(ends).enumerate().map(|(place, (line, label_y))| {
+        let ends = self.spread_labels(ends);
+        let drawn = lines.iter().zip(ends).enumerate().map(|(index, (line, label_y))| {
             let points: Vec<String> =
                 line.points.iter().map(|p| format!("{:.1},{:.1}", self.x(p.0), self.y(p.1))).collect();
-            let (colour, bold) = (place % COLOURS, if line.bold { " bold" } else { "" });
+            let (colour, bold) = (index % COLOURS, if line.bold { " bold" } else { "" });
             let end = line.points.last().copied().unwrap_or_default();
             let (x, y) = (self.x(end.0), self.y(end.1));
             format!(
@@ -201,15 +219,15 @@ impl Panel {
                 x + 12.0,
                 x + 16.0,
                 label_y + 4.0,
-                escaped(&line.name),
-                shown(end.1)
+                escape_xml(&line.name),
+                label_number(end.1)
             )
         });
         drawn.collect()
     }
 
-    /// Moves labels apart until none covers another, keeping their order.
-    fn spread(&self, wanted: Vec<f64>) -> Vec<f64> {
+    /// Moves label positions (y coordinates) apart so that no label covers another; their order stays.
+    fn spread_labels(&self, wanted: Vec<f64>) -> Vec<f64> {
         let mut order: Vec<usize> = (0..wanted.len()).collect();
         order.sort_by(|&a, &b| wanted[a].total_cmp(&wanted[b]));
         let mut placed = wanted.clone();
@@ -218,7 +236,7 @@ impl Panel {
             placed[label] = wanted[label].max(last + LABEL_GAP);
             last = placed[label];
         }
-        let mut limit = self.top + PANEL - BOTTOM;
+        let mut limit = self.top + PANEL_HEIGHT - MARGIN_BOTTOM;
         for &label in order.iter().rev() {
             placed[label] = placed[label].min(limit);
             limit = placed[label] - LABEL_GAP;
@@ -227,8 +245,8 @@ impl Panel {
     }
 }
 
-/// Round numbers from below the lowest to above the highest.
-fn steps(low: f64, high: f64) -> Vec<f64> {
+/// Multiples of 1, 2 or 5 times a power of ten that span `low` to `high`.
+fn linear_ticks(low: f64, high: f64) -> Vec<f64> {
     let span = (high - low).max(1e-9 * high.abs().max(1.0));
     let rough = span / 5.0;
     let power = 10f64.powf(rough.log10().floor());
@@ -238,8 +256,8 @@ fn steps(low: f64, high: f64) -> Vec<f64> {
     (first..=last).map(|n| n as f64 * step).collect()
 }
 
-/// 1, 2 and 5 times the powers of ten (over a wide range the powers alone) that span the values.
-fn powers(low: f64, high: f64) -> Vec<f64> {
+/// 1, 2 and 5 times the powers of ten (only the powers if the range is wide) that span `low` to `high`.
+fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     let multiples: &[f64] = if high / low > 1e3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let all = (first..=last).flat_map(|power| multiples.iter().map(move |m| m * 10f64.powi(power)));
@@ -249,19 +267,19 @@ fn powers(low: f64, high: f64) -> Vec<f64> {
     all[from..=to].to_vec()
 }
 
-/// Four digits that mean something.
-fn shown(value: f64) -> String {
+/// A value for the name of a line: two decimals from 10 on, four below.
+fn label_number(value: f64) -> String {
     let scale = if value.abs() >= 10.0 { 1e2 } else { 1e4 };
-    plain((value * scale).round() / scale)
+    tick_number((value * scale).round() / scale)
 }
 
-/// Without the dust that binary fractions leave.
-fn plain(value: f64) -> String {
+/// A number without the rounding errors of binary fractions: 0.3, not 0.30000000000000004.
+fn tick_number(value: f64) -> String {
     let rounded = (value * 1e6).round() / 1e6;
     if rounded == 0.0 && value != 0.0 { format!("{value:.0e}") } else { rounded.to_string() }
 }
 
-fn escaped(text: &str) -> String {
+fn escape_xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
@@ -286,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_drawn_with_all_its_lines() {
+    fn a_run_is_drawn_with_a_line_per_loss_term_and_figure() {
         let svg = draw("TraNFS & more", &records(2000));
         assert_eq!(svg.matches("<polyline").count(), 6);
         assert!(svg.contains("TraNFS &amp; more") && svg.contains("clean &lt;prototypes&gt;"));
@@ -295,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_a_run_can_be_drawn_too() {
+    fn runs_of_no_one_and_two_records_can_be_drawn() {
         for count in [0, 1, 2] {
             let svg = draw("run", &records(count));
             assert!(svg.ends_with("</svg>\n") && !svg.contains("NaN"));
@@ -305,9 +323,9 @@ mod tests {
     #[test]
     fn ticks_span_the_values() {
         for (low, high) in [(0.0, 1.0), (37.2, 61.9), (5.0, 5.0), (0.001, 0.0011)] {
-            let ticks = steps(low, high);
+            let ticks = linear_ticks(low, high);
             assert!(ticks[0] <= low && ticks[ticks.len() - 1] >= high && ticks.len() <= 9, "{ticks:?}");
         }
-        assert_eq!(powers(0.3, 40.0), [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0]);
+        assert_eq!(log_ticks(0.3, 40.0), [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0]);
     }
 }

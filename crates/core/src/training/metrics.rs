@@ -1,37 +1,46 @@
-//! What is written down of a run: a line of JSON every so many steps.
+//! Training metrics: [`Record`], one line of JSON in `NAME.metrics.jsonl`, and the averages that go into it.
 
 use serde::{Deserialize, Serialize};
 
-/// One line of metrics.
+/// One line of the metrics file: the state of training after a number of steps.
+///
+/// ```
+/// use trueshot::training::Record;
+///
+/// let line = r#"{"step":500,"rate":0.001,"loss":1.5,"terms":{"queries":1.0,"labels":0.5},"seconds":2.0}"#;
+/// let record: Record = serde_json::from_str(line).unwrap();
+/// assert_eq!(record.terms[1], ("labels".to_string(), 0.5));
+/// assert_eq!(record.line(), line);
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Steps done.
+    /// The number of finished steps.
     pub step: u64,
-    /// The learning rate of the last of them.
+    /// The learning rate of the last step.
     pub rate: f64,
-    /// The loss, its mean since the line before.
+    /// The mean loss over the steps since the previous line.
     pub loss: f64,
-    /// The terms it adds up from, alike.
+    /// The mean of each loss term over the same steps; their sum is `loss`.
     #[serde(with = "pairs")]
     pub terms: Vec<(String, f64)>,
-    /// What the best model is chosen by, where the step was validated.
+    /// The score by which the best model is chosen; `None` if this step was not validated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<f64>,
-    /// What the score was made of.
+    /// The named values behind the score ([`Validation::figures`](super::Validation::figures)).
     #[serde(default, with = "pairs", skip_serializing_if = "Vec::is_empty")]
     pub validation: Vec<(String, f64)>,
-    /// Seconds of training so far, those before an interruption included.
+    /// Seconds of training so far, including the time before interruptions.
     pub seconds: f64,
 }
 
 impl Record {
-    /// The line.
+    /// The record as a line of JSON, without a line end.
     pub fn line(&self) -> String {
         serde_json::to_string(self).expect("a record is plain data")
     }
 }
 
-/// Named numbers as a JSON object, in their order.
+/// Serialises a list of named numbers as a JSON object and keeps their order.
 mod pairs {
     use serde::de::{MapAccess, Visitor};
     use serde::{Deserializer, Serializer};
@@ -61,7 +70,7 @@ mod pairs {
     }
 }
 
-/// Means over the steps since the last line.
+/// Sums of the loss terms over the steps since the last line of metrics.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Window {
     pub count: u64,
@@ -69,13 +78,14 @@ pub(super) struct Window {
 }
 
 impl Window {
+    /// Adds the loss terms of one step.
     pub fn add(&mut self, terms: &[f64]) {
         self.sums.resize(terms.len(), 0.0);
         self.sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
         self.count += 1;
     }
 
-    /// The means, and an empty window again.
+    /// Returns the mean of each term and empties the window.
     pub fn take(&mut self) -> Vec<f64> {
         let count = self.count.max(1) as f64;
         std::mem::take(self).sums.into_iter().map(|sum| sum / count).collect()
@@ -87,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_read_as_it_was_written() {
+    fn a_record_survives_writing_and_reading() {
         let record = Record {
             step: 500,
             rate: 1e-3,
@@ -103,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_gives_means_and_begins_again() {
+    fn a_window_returns_means_and_is_empty_afterwards() {
         let mut window = Window::default();
         window.add(&[1.0, 2.0]);
         window.add(&[2.0, 4.0]);

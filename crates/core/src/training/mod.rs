@@ -1,14 +1,15 @@
-//! Training: a loop that any model can be trained by, and what the learned heads bring to it.
+//! Training: a resumable training loop for any model, and the trainees TraNFS and Relabel.
 //!
-//! [`train`] counts steps, validates, keeps the best parameters, writes down what happens and saves so that a
-//! run that was stopped, killed or cut off goes on as if nothing had happened: a resumed run ends in the same
-//! bytes as an unbroken one. It knows nothing of what is trained; that is a [`Trainee`], whose every random
-//! number is keyed by the seed and the step. [`heads`] trains TraNFS and Relabel on embeddings; backbones are
-//! trained elsewhere by the same loop.
+//! Start with [`train`], which runs the loop, and [`Trainee`], the trait of what is trained. The loop counts steps,
+//! validates, keeps the best parameters, records metrics and saves checkpoints. [`heads`] trains the heads TraNFS and
+//! Relabel on embeddings; the crate `trueshot-vision` trains backbones with the same loop.
 //!
-//! Beside a model `NAME.safetensors` lie `NAME.toml` (the whole configuration), `NAME.metrics.jsonl`,
-//! `NAME.curves.svg` and, as long as the run is not finished, `NAME.checkpoint`. A [`Claim`] keeps other processes from
-//! writing them at the same time.
+//! A run that was stopped or killed can be resumed and then ends with the same bytes as a run without a break. That works
+//! because the loop knows nothing about the model, and a [`Trainee`] derives every random number from the seed and the step.
+//!
+//! Next to a model `NAME.safetensors` the run writes `NAME.toml` (the complete configuration), `NAME.metrics.jsonl`,
+//! `NAME.curves.svg` and, until the run is finished, `NAME.checkpoint`. A [`Claim`] keeps other processes from writing
+//! these files at the same time.
 
 mod checkpoint;
 pub mod configuration;
@@ -28,43 +29,103 @@ use crate::error::Result;
 use crate::progress::Progress;
 use crate::tensors::Tensors;
 
-/// Anything that is trained step by step.
+/// A model that [`train`] can train step by step.
+///
+/// # Example
+///
+/// One parameter that learns to be 3:
+///
+/// ```
+/// use std::time::Duration;
+/// use trueshot::tensors::Tensors;
+/// use trueshot::training::{RunOptions, Start, Trainee, Validation, train};
+///
+/// struct Parameter(f32);
+///
+/// impl Trainee for Parameter {
+///     fn terms(&self) -> Vec<String> {
+///         vec!["squared error".into()]
+///     }
+///     fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
+///         let error = self.0 - 3.0;
+///         self.0 -= self.rate(step) as f32 * 2.0 * error;
+///         Ok(vec![f64::from(error * error)])
+///     }
+///     fn rate(&self, _step: u64) -> f64 {
+///         0.1
+///     }
+///     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
+///         Ok(Some(Validation { score: -f64::from((self.0 - 3.0).abs()), figures: Vec::new() }))
+///     }
+///     fn state(&self) -> Tensors {
+///         let mut state = Tensors::default();
+///         state.insert("value", &[1], vec![self.0]);
+///         state
+///     }
+///     fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
+///         self.0 = state.values("value", 1)?[0];
+///         Ok(())
+///     }
+///     fn model(&self) -> Tensors {
+///         self.state()
+///     }
+/// }
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let folder = folder.path();
+/// let options = RunOptions {
+///     output: folder.join("three.safetensors"),
+///     title: "Learning the number 3".into(),
+///     steps: 50,
+///     validate_every: 10,
+///     record_every: 10,
+///     save_every: Duration::from_secs(60),
+///     configuration: String::new(),
+///     identity: Default::default(),
+/// };
+/// let outcome = train(&mut Parameter(0.0), &options, Start::Fresh, &mut ())?;
+/// assert!(outcome.finished && outcome.best_step == 50);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub trait Trainee {
-    /// The names of the terms of its loss.
+    /// The names of the loss terms, in the order in which [`Trainee::step`] returns their values.
     fn terms(&self) -> Vec<String>;
 
-    /// One step, counted from 0: the terms of the loss, which add up to it. All that is random in it must
-    /// follow from the seed and the step.
+    /// Runs step number `step`, counted from 0, and returns the loss terms, whose sum is the loss. Everything random in
+    /// a step must follow from the seed and the step number.
     fn step(&mut self, step: u64) -> Result<Vec<f64>>;
 
-    /// The learning rate of a step.
+    /// The learning rate of step number `step`.
     fn rate(&self, step: u64) -> f64;
 
-    /// How good it is by now; none where there is nothing to validate on.
+    /// Validates the current parameters; `None` if there is no validation data.
     fn validate(&mut self) -> Result<Option<Validation>>;
 
-    /// Everything a step depends on: parameters, the optimiser's moments, running statistics.
+    /// The state that later steps depend on: parameters, moments of the optimiser, running statistics.
     fn state(&self) -> Tensors;
 
-    /// Becomes what it was when [`Trainee::state`] was taken.
+    /// Restores a state that [`Trainee::state`] returned.
     fn restore(&mut self, state: &Tensors) -> Result<()>;
 
-    /// The model file of what it is now.
+    /// The contents of the model file for the current parameters.
     fn model(&self) -> Tensors;
 }
 
-/// How good a model is.
+/// The result of one validation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Validation {
-    /// What the best model is chosen by; larger is better.
+    /// The number by which the best model is chosen; larger is better.
     pub score: f64,
-    /// What it was made of, for instance accuracies by noise.
+    /// Named values behind the score, for instance the accuracy in percent under each noise setting.
     pub figures: Vec<(String, f64)>,
 }
 
-/// Receives the events of a training run. The run calls [`Progress::update`] after every step; a break saves and stops.
+/// Receives the events of a training run.
+///
+/// The run also calls [`Progress::update`] after every step; if that returns `Break`, the run saves a checkpoint and
+/// stops. Pass `&mut ()` to ignore all events.
 pub trait Observer: Progress {
-    /// Something happened.
+    /// Called for every event, on the thread that called [`train`].
     fn event(&mut self, event: &Event<'_>);
 }
 
@@ -73,37 +134,37 @@ impl Observer for () {
     fn event(&mut self, _event: &Event<'_>) {}
 }
 
-/// What happens in training.
+/// An event of a training run, as an [`Observer`] receives it.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// Training begins, or goes on, behind so many steps.
+    /// Training starts or is resumed.
     Begins {
-        /// Steps done before.
+        /// The number of steps that earlier runs have finished; 0 for a new run.
         done: u64,
-        /// Steps there will be.
+        /// The total number of steps.
         steps: u64,
         /// The names of the loss terms.
         terms: &'a [String],
     },
-    /// A step was taken.
+    /// A step has finished.
     Stepped {
-        /// Steps done.
+        /// The number of finished steps.
         done: u64,
-        /// The loss terms.
+        /// The values of the loss terms in this step, in the order of [`Trainee::terms`].
         terms: &'a [f64],
     },
-    /// A line of metrics was written.
+    /// A line was added to the metrics.
     Recorded {
-        /// The line.
+        /// The contents of the line.
         record: &'a Record,
-        /// Whether its validation is the best so far.
+        /// Whether this step has the best validation score so far.
         is_best: bool,
     },
-    /// All is on disk.
+    /// The checkpoint and all other files were written.
     Saved {
-        /// Steps done.
+        /// The number of finished steps in the checkpoint.
         done: u64,
     },
-    /// Something that the user should know.
+    /// A problem that does not stop the run but that the user should know.
     Warning(&'a str),
 }

@@ -1,4 +1,4 @@
-//! Options of the optimiser and of the learning-rate schedule, shared by heads, backbones, MAML and NegMargin.
+//! Options of the AdamW optimiser and of the learning-rate schedule, shared by heads, backbones, MAML and NegMargin.
 
 use serde::{Deserialize, Serialize};
 use trueshot_nn::schedule::{Decay, Schedule};
@@ -7,14 +7,24 @@ use crate::error::Result;
 use crate::ranges::require;
 
 /// Options of AdamW and of the learning-rate schedule, common to all models.
+///
+/// ```
+/// use trueshot::training::{Optimiser, ScheduleKind};
+///
+/// let optimiser = Optimiser { rate: 0.01, warm_up: 0.1, schedule: ScheduleKind::Constant, ..Optimiser::default() };
+/// let schedule = optimiser.schedule(1000);
+/// assert!(schedule.at(0) < schedule.at(99));
+/// assert_eq!(schedule.at(500), 0.01);
+/// assert!(Optimiser { warm_up: 2.0, ..optimiser }.check().is_err());
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Optimiser {
-    /// The highest learning rate.
+    /// The highest learning rate, above 0.
     pub rate: f64,
-    /// The weight decay of AdamW.
+    /// The weight decay of AdamW, 0 or above.
     pub weight_decay: f64,
-    /// The share of the run in which the rate rises linearly to its highest value.
+    /// The share of the run (0 to 1) in which the rate rises linearly to its highest value.
     pub warm_up: f64,
     /// How the rate falls after the warm-up.
     pub schedule: ScheduleKind,
@@ -32,11 +42,11 @@ pub struct Optimiser {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScheduleKind {
-    /// Along a cosine to the floor.
+    /// It falls along a cosine to the floor.
     Cosine,
-    /// By a factor at regular intervals.
+    /// It is multiplied by a factor at regular intervals.
     Steps,
-    /// Not at all.
+    /// It stays at the highest rate.
     Constant,
 }
 
@@ -58,28 +68,31 @@ impl Default for Optimiser {
 impl Optimiser {
     /// The learning rate over a run of `steps` steps.
     pub fn schedule(&self, steps: u64) -> Schedule {
-        let share = |share: f64| (share * steps as f64).round() as u64;
+        let steps_of = |share: f64| (share * steps as f64).round() as u64;
         let decay = match self.schedule {
             ScheduleKind::Cosine => Decay::Cosine { floor: self.floor },
-            ScheduleKind::Steps => Decay::Steps { factor: self.decay, every: share(self.decay_every) },
+            ScheduleKind::Steps => Decay::Steps { factor: self.decay, every: steps_of(self.decay_every) },
             ScheduleKind::Constant => Decay::Constant,
         };
-        Schedule { rate: self.rate, warm_up: share(self.warm_up), steps, decay }
+        Schedule { rate: self.rate, warm_up: steps_of(self.warm_up), steps, decay }
     }
 
-    /// Refuses values outside their ranges.
+    /// Checks that all values are in their ranges.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange) with the name of the option and the allowed values.
     pub fn check(&self) -> Result<()> {
-        let share = |value: f64| (0.0..=1.0).contains(&value);
+        let is_share = |value: f64| (0.0..=1.0).contains(&value);
         let not_negative = |value: f64| value >= 0.0 && value.is_finite();
-        let rate_fits = self.rate > 0.0 && self.rate.is_finite();
-        require("optimiser.rate", self.rate, rate_fits, "a number above 0")?;
-        let decays = not_negative(self.weight_decay);
-        require("optimiser.weight_decay", self.weight_decay, decays, "a number, 0 or above")?;
-        require("optimiser.warm_up", self.warm_up, share(self.warm_up), "a share from 0 to 1")?;
-        require("optimiser.floor", self.floor, share(self.floor), "a share from 0 to 1")?;
-        require("optimiser.decay", self.decay, share(self.decay), "a share from 0 to 1")?;
-        let cuts = share(self.decay_every) && self.decay_every > 0.0;
-        require("optimiser.decay_every", self.decay_every, cuts, "a share above 0, up to 1")?;
+        let is_rate = self.rate > 0.0 && self.rate.is_finite();
+        require("optimiser.rate", self.rate, is_rate, "a number above 0")?;
+        let is_decay = not_negative(self.weight_decay);
+        require("optimiser.weight_decay", self.weight_decay, is_decay, "a number, 0 or above")?;
+        require("optimiser.warm_up", self.warm_up, is_share(self.warm_up), "a share from 0 to 1")?;
+        require("optimiser.floor", self.floor, is_share(self.floor), "a share from 0 to 1")?;
+        require("optimiser.decay", self.decay, is_share(self.decay), "a share from 0 to 1")?;
+        let is_interval = is_share(self.decay_every) && self.decay_every > 0.0;
+        require("optimiser.decay_every", self.decay_every, is_interval, "a share above 0, up to 1")?;
         require("optimiser.clip", self.clip, not_negative(self.clip), "a number, 0 or above")
     }
 }

@@ -1,9 +1,11 @@
-//! The seam between the training of a model and the device that computes it.
+//! Training sessions: the interface between the training of a model and the device that computes it.
 //!
-//! A [`TrainingSession`] owns the parameters, the state of the optimiser and the activations of one model, wherever they
-//! are: in the memory of this process or on a GPU. The host draws what is random in a step (which items, which noise,
-//! which augmentation) and passes it as a batch, so that a run sees the same episodes on every device.
-//! [`CpuWeights`] is the part that all sessions on the CPU have in common.
+//! Start with [`TrainingSession`], which owns the parameters, the state of the optimiser and the activations of one model,
+//! wherever they are: in the memory of this process or on a GPU. [`CpuWeights`] is the part that all sessions on the CPU
+//! have in common.
+//!
+//! The host draws what is random in a step (items, noise, augmentation) and passes it as a batch, so that a run sees the
+//! same episodes on every device.
 
 use std::borrow::Cow;
 
@@ -18,18 +20,57 @@ use crate::model::{flat, named};
 use crate::tensors::Tensors;
 
 /// One model in training on one device.
+///
+/// A session whose only parameter moves to the mean of each batch:
+///
+/// ```
+/// use std::borrow::Cow;
+/// use trueshot::tensors::Tensors;
+/// use trueshot::training::TrainingSession;
+///
+/// struct Mean([f32; 1]);
+///
+/// impl TrainingSession for Mean {
+///     type Batch = [f32];
+///     fn step(&mut self, step: u64, batch: &[f32]) -> trueshot::Result<Vec<f64>> {
+///         let error = batch.iter().sum::<f32>() / batch.len() as f32 - self.0[0];
+///         self.0[0] += self.rate(step) as f32 * error;
+///         Ok(vec![f64::from(error * error)])
+///     }
+///     fn rate(&self, _step: u64) -> f64 {
+///         0.5
+///     }
+///     fn parameters(&self) -> Cow<'_, [f32]> {
+///         Cow::Borrowed(&self.0)
+///     }
+///     fn save(&self) -> Tensors {
+///         let mut state = Tensors::default();
+///         state.insert("mean", &[1], self.0.to_vec());
+///         state
+///     }
+///     fn load(&mut self, state: &Tensors) -> trueshot::Result<()> {
+///         self.0 = [state.values("mean", 1)?[0]];
+///         Ok(())
+///     }
+/// }
+///
+/// let mut session = Mean([0.0]);
+/// assert_eq!(session.step(0, &[1.0, 3.0])?, [4.0]);
+/// assert_eq!(session.parameters()[..], [1.0]);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub trait TrainingSession {
-    /// What the host draws for one step.
+    /// The input of one step, which the host draws.
     type Batch: ?Sized;
 
-    /// Step number `step`, counted from 0: the loss terms of the batch, followed by an update of the parameters. If a
-    /// term is not finite, the parameters stay as they are.
+    /// Runs step number `step`, counted from 0: computes the loss terms of the batch, updates the parameters and returns
+    /// the terms. If a term is not finite, the parameters stay as they are.
     ///
     /// # Errors
     /// [`Error::Diverged`] if a parameter is not finite after the update.
     fn step(&mut self, step: u64, batch: &Self::Batch) -> Result<Vec<f64>>;
 
-    /// The learning rate of a step.
+    /// The learning rate of step number `step`.
     fn rate(&self, step: u64) -> f64;
 
     /// The current parameters, running statistics included.
@@ -88,14 +129,14 @@ impl<S: CpuSession> TrainingSession for S {
     }
 }
 
-/// Numbers of parameters that one thread updates at a time.
-const PIECE: usize = 1 << 15;
+/// The number of parameters that one thread updates at a time.
+const CHUNK_LEN: usize = 1 << 15;
 
 /// Parameters in the memory of this process, with their gradients, the optimiser and its schedule.
 pub struct CpuWeights {
-    /// Where each tensor is among the parameters.
+    /// The name, shape and range of each tensor in `parameters`.
     pub layout: ParameterLayout,
-    /// The parameters, as the layout orders them.
+    /// All parameters in one list, in the order of the layout.
     pub parameters: Vec<f32>,
     /// Partial gradients, each as long as the parameters. An update adds them in their order and sets them to zero.
     pub gradients: Vec<Vec<f32>>,
@@ -105,7 +146,7 @@ pub struct CpuWeights {
 }
 
 impl CpuWeights {
-    /// Takes parameters of a layout. A step adds `gradients` partial gradients; the run has `steps` steps.
+    /// Weights with initial `parameters`. Each step adds `gradients` partial gradients; the run has `steps` steps.
     pub fn new(
         layout: ParameterLayout,
         parameters: Vec<f32>,
@@ -124,52 +165,53 @@ impl CpuWeights {
         }
     }
 
-    /// The learning rate of a step.
+    /// The learning rate of step number `step`.
     pub fn rate(&self, step: u64) -> f64 {
         self.schedule.at(step)
     }
 
-    /// Updates the parameters with the sum of the gradients times `scale`, clipped to the largest norm.
+    /// Updates the parameters with the sum of the gradients times `scale`, clipped to the largest allowed norm.
     ///
     /// # Errors
     /// [`Error::Diverged`] with the name of a tensor that is not finite afterwards.
     pub fn update(&mut self, step: u64, scale: f64) -> Result<()> {
-        let (rate, scale) = (self.rate(step), scale * self.clipping(scale));
-        let chunks = self.optimiser.chunks(rate, scale, &mut self.parameters, &mut self.gradients, PIECE);
+        let (rate, scale) = (self.rate(step), scale * self.clip_factor(scale));
+        let chunks = self.optimiser.chunks(rate, scale, &mut self.parameters, &mut self.gradients, CHUNK_LEN);
         chunks.into_par_iter().for_each(|chunk| chunk.apply());
         self.check_finite(step)
     }
 
-    /// The factor by which the scaled gradient must be multiplied to be no longer than allowed.
-    fn clipping(&self, scale: f64) -> f64 {
+    /// The factor from 0 to 1 by which clipping multiplies the scaled gradient.
+    fn clip_factor(&self, scale: f64) -> f64 {
         if self.clip == 0.0 {
             return 1.0;
         }
         let squares = |start: usize| -> f64 {
-            let end = (start + PIECE).min(self.parameters.len());
+            let end = (start + CHUNK_LEN).min(self.parameters.len());
             let sum = |i: usize| self.gradients.iter().map(|part| part[i]).sum::<f32>();
             (start..end).map(|i| f64::from(sum(i)).powi(2)).sum()
         };
-        let starts: Vec<usize> = (0..self.parameters.len()).step_by(PIECE).collect();
-        let pieces: Vec<f64> = starts.into_par_iter().map(squares).collect();
-        let length = pieces.iter().sum::<f64>().sqrt() * scale;
-        if length > self.clip { self.clip / length } else { 1.0 }
+        let starts: Vec<usize> = (0..self.parameters.len()).step_by(CHUNK_LEN).collect();
+        let sums: Vec<f64> = starts.into_par_iter().map(squares).collect();
+        let norm = sums.iter().sum::<f64>().sqrt() * scale;
+        if norm > self.clip { self.clip / norm } else { 1.0 }
     }
 
+    /// Checks that all parameters are finite after step number `step`.
     fn check_finite(&self, step: u64) -> Result<()> {
-        let is_finite = |piece: &[f32]| piece.iter().fold(true, |all, value| all & value.is_finite());
-        if self.parameters.par_chunks(PIECE).all(is_finite) {
+        let is_finite = |chunk: &[f32]| chunk.iter().fold(true, |all, value| all & value.is_finite());
+        if self.parameters.par_chunks(CHUNK_LEN).all(is_finite) {
             return Ok(());
         }
-        let broken = |values: &[f32]| values.iter().copied().find(|value| !value.is_finite());
+        let not_finite = |values: &[f32]| values.iter().copied().find(|value| !value.is_finite());
         let tensors = self.layout.tensors().iter();
         let mut found = tensors
-            .filter_map(|tensor| Some((&tensor.name, broken(&self.parameters[tensor.range.clone()])?)));
+            .filter_map(|tensor| Some((&tensor.name, not_finite(&self.parameters[tensor.range.clone()])?)));
         let (name, value) = found.next().expect("every parameter belongs to a tensor");
         Err(Error::Diverged { step: step + 1, what: format!("parameter '{name}'"), value: value.into() })
     }
 
-    /// The parameters and the state of the optimiser, by name.
+    /// The parameters (prefix `parameters.`) and both moments of the optimiser (`first.`, `second.`), by tensor name.
     pub fn save(&self) -> Tensors {
         let (steps, first, second) = self.optimiser.state();
         let mut state = Tensors::default();

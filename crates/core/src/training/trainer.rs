@@ -1,11 +1,11 @@
-//! The loop.
+//! The training loop: [`train`], the files of a run ([`Files`], [`Claim`]) and its options ([`RunOptions`]).
 //!
-//! A checkpoint is written after every validation, every so many seconds in between, and when the observer wants
-//! to stop. The other files follow from it, so they are written after it: whatever moment the process dies at,
-//! the run goes on from a checkpoint that is whole, and what comes after it is done again, the same.
+//! A checkpoint is written after every validation, at regular times in between, and when the observer stops the run. The
+//! other files are derived from the checkpoint and written after it. So at whatever moment the process dies, there is a
+//! complete checkpoint to resume from, and the steps after it are repeated with the same results.
 //!
-//! A run holds a [`Claim`] on its output from before anything is read until all is written, so two processes never
-//! write the files of one run.
+//! A run holds a [`Claim`] on its output files from before anything is read until everything is written, so two processes
+//! never write the files of one run.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,68 +19,79 @@ use crate::error::{Error, Result};
 use crate::lock::Lock;
 use crate::tensors::Tensors;
 
-/// How a run goes, apart from what is trained.
+/// The options of a training run that do not depend on the model: output, number of steps, intervals, identity.
+///
+/// [`Trainee`] has an example.
 #[derive(Debug, Clone)]
 pub struct RunOptions {
-    /// The model file; the others lie beside it.
+    /// The path of the model file; [`Files::of`] lists the files next to it.
     pub output: PathBuf,
-    /// What the curves are headed by.
+    /// The title of the learning curves.
     pub title: String,
-    /// Steps there will be.
+    /// The total number of steps.
     pub steps: u64,
-    /// Steps between two validations; the last step is always validated.
+    /// The number of steps between two validations; the last step is always validated.
     pub validate_every: u64,
-    /// Steps between two lines of metrics.
+    /// The number of steps between two lines of metrics.
     pub record_every: u64,
-    /// The longest time between two checkpoints.
+    /// The time after which a checkpoint is written even if there was no validation.
     pub save_every: Duration,
-    /// The whole configuration, as text that can be read again.
+    /// The complete configuration as TOML, for the file [`Files::configuration`] and the metadata of the model.
     pub configuration: String,
-    /// What must be the same for a run to be gone on with: all that decides what comes out.
+    /// Everything that the result depends on. A run is resumed only if its identity is equal.
     pub identity: Table,
 }
 
-/// What to do about an earlier run.
+/// What to do if the files of an earlier run exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// There must be none.
+    /// Refuse to start.
     Fresh,
-    /// Go on with it, if there is one.
+    /// Resume the earlier run; start a new one if there is none.
     Resume,
-    /// Forget it.
+    /// Replace the earlier run by a new one.
     Overwrite,
 }
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// Steps done in the end.
+    /// The number of finished steps.
     pub done: u64,
-    /// Whether these were all.
+    /// Whether all steps are finished; `false` if the observer stopped the run.
     pub finished: bool,
-    /// The step the model file is of.
+    /// The number of steps after which the parameters in the model file were taken.
     pub best_step: u64,
-    /// Its validation score.
+    /// The validation score of these parameters; `None` without validation.
     pub best_score: Option<f64>,
 }
 
-/// The files of a run.
+/// The paths of all files of a run, derived from the path of its model file.
+///
+/// ```
+/// use std::path::Path;
+/// use trueshot::training::Files;
+///
+/// let files = Files::of(Path::new("models/relabel.safetensors"));
+/// assert_eq!(files.metrics, Path::new("models/relabel.metrics.jsonl"));
+/// assert_eq!(files.checkpoint, Path::new("models/relabel.checkpoint"));
+/// ```
 #[derive(Debug, Clone)]
 pub struct Files {
-    /// The best model so far.
+    /// The best model so far, `NAME.safetensors`.
     pub model: PathBuf,
-    /// The configuration.
+    /// The complete configuration, `NAME.toml`.
     pub configuration: PathBuf,
-    /// The metrics.
+    /// The metrics, one JSON object per line ([`Record`]), `NAME.metrics.jsonl`.
     pub metrics: PathBuf,
-    /// The learning curves.
+    /// The learning curves, `NAME.curves.svg`.
     pub curves: PathBuf,
-    /// Where an unfinished run stands.
+    /// The checkpoint of an unfinished run, `NAME.checkpoint`.
     pub checkpoint: PathBuf,
 }
 
 impl Files {
-    /// Those that belong to a model file.
+    /// The files of the run that writes the model file `model`.
     pub fn of(model: &Path) -> Self {
         Files {
             model: model.into(),
@@ -91,10 +102,10 @@ impl Files {
         }
     }
 
-    /// Claims the files for one run, which must be allowed to write them.
+    /// Locks the files for one run, after checking that they can be written.
     ///
-    /// [`train`] does this itself. A caller that reads gigabytes first claims the files before, and trains with
-    /// [`Claim::train`].
+    /// [`train`] does this itself. A caller that first has to read gigabytes of data claims the files before that, and
+    /// then calls [`Claim::train`].
     ///
     /// # Errors
     /// [`Error::Locked`] if another process trains this model, [`Error::AlreadyThere`] if an earlier run must not be
@@ -123,7 +134,7 @@ impl Claim {
     /// Trains until all steps are done or the observer stops the run.
     ///
     /// # Panics
-    /// If the options is for another output.
+    /// If `options.output` is not the model file that was claimed.
     pub fn train(
         self,
         trainee: &mut dyn Trainee,
@@ -134,14 +145,18 @@ impl Claim {
         let files = self.files.clone();
         let mut run =
             Run { trainee, options, files, observer, state: RunState::default(), unsaved_best: false };
-        if let Some(outcome) = run.begin(self.start)? {
+        if let Some(outcome) = run.start(self.start)? {
             return Ok(outcome);
         }
-        run.go()
+        run.train()
     }
 }
 
-/// Trains until all steps are done or the observer stops the run.
+/// Trains until all steps are done or the observer stops the run. [`Trainee`] has an example.
+///
+/// # Errors
+/// Those of [`Files::claim`]; [`Error::OtherConfiguration`] if the run to resume has another identity;
+/// [`Error::Diverged`] if a loss or a parameter is not finite; errors of the trainee and of writing the files.
 pub fn train(
     trainee: &mut dyn Trainee,
     options: &RunOptions,
@@ -151,30 +166,33 @@ pub fn train(
     Files::of(&options.output).claim(start)?.train(trainee, options, observer)
 }
 
+/// A training run: the trainee, the files and how far the run is.
 struct Run<'a> {
     trainee: &'a mut dyn Trainee,
     options: &'a RunOptions,
     files: Files,
     observer: &'a mut dyn Observer,
     state: RunState,
-    /// Whether the best model is newer than its file.
+    /// Whether `state.best` is newer than the model file.
     unsaved_best: bool,
 }
 
 impl Run<'_> {
-    /// Takes up an earlier run. If that was finished already, its outcome.
-    fn begin(&mut self, start: Start) -> Result<Option<Outcome>> {
+    /// Prepares the files and resumes an earlier run if `start` says so. Returns the outcome if that run is already
+    /// finished.
+    fn start(&mut self, start: Start) -> Result<Option<Outcome>> {
         let (model, checkpoint) = (self.files.model.exists(), self.files.checkpoint.exists());
         match start {
             Start::Overwrite if model => std::fs::remove_file(&self.files.model)
                 .map_err(|source| Error::Write { path: self.files.model.clone(), source })?,
             Start::Resume if checkpoint => self.resume()?,
-            Start::Resume if model => return self.finished_before().map(Some),
+            Start::Resume if model => return self.finished_outcome().map(Some),
             _ => {}
         }
         write_text(&self.files.configuration, &self.options.configuration)?;
         if !checkpoint || start == Start::Overwrite {
-            // From the first moment on there is something to resume, and nothing of an older run.
+            // A checkpoint before the first step: the run can be resumed from the start, and the files of an older run
+            // are replaced.
             self.save()?;
         }
         let terms = self.trainee.terms();
@@ -183,6 +201,7 @@ impl Run<'_> {
         Ok(None)
     }
 
+    /// Restores the trainee and the run from the checkpoint.
     fn resume(&mut self) -> Result<()> {
         let (run, state) = RunState::read(&self.files.checkpoint, &self.options.identity)?;
         self.trainee.restore(&state)?;
@@ -191,13 +210,14 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A model without a checkpoint is of a finished run; it must have been this one.
-    fn finished_before(&self) -> Result<Outcome> {
+    /// The outcome of an earlier run that left a model but no checkpoint, so it is finished. Its identity must be that
+    /// of this run.
+    fn finished_outcome(&self) -> Result<Outcome> {
         let model = Tensors::open(&self.files.model)?;
         let identity = model.note("identity").and_then(|text| text.parse::<Table>().ok());
-        let then = identity
+        let earlier = identity
             .ok_or_else(|| Error::AlreadyThere { path: self.files.model.clone(), unfinished: false })?;
-        if let Some((key, then, now)) = super::configuration::difference(&then, &self.options.identity) {
+        if let Some((key, then, now)) = super::configuration::difference(&earlier, &self.options.identity) {
             return Err(Error::OtherConfiguration { path: self.files.model.clone(), key, then, now });
         }
         let number = |key: &str| model.note(key).and_then(|text| text.parse().ok());
@@ -209,36 +229,37 @@ impl Run<'_> {
         })
     }
 
-    fn go(&mut self) -> Result<Outcome> {
+    fn train(&mut self) -> Result<Outcome> {
         let (mut clock, mut last_save) = (Instant::now(), Instant::now());
         while self.state.done < self.options.steps {
             self.step()?;
             let done = self.state.done;
             let is_last = done == self.options.steps;
-            let validates = is_last || done.is_multiple_of(self.options.validate_every);
+            let is_validated = is_last || done.is_multiple_of(self.options.validate_every);
             self.state.seconds += clock.elapsed().as_secs_f64();
             clock = Instant::now();
-            if validates || done.is_multiple_of(self.options.record_every) {
-                self.record(validates)?;
+            if is_validated || done.is_multiple_of(self.options.record_every) {
+                self.record(is_validated)?;
             }
-            let stops = self.observer.update(done, self.options.steps).is_break();
-            if validates || stops || last_save.elapsed() >= self.options.save_every {
+            let is_stopped = self.observer.update(done, self.options.steps).is_break();
+            if is_validated || is_stopped || last_save.elapsed() >= self.options.save_every {
                 self.save()?;
                 last_save = Instant::now();
             }
-            if stops && !is_last {
+            if is_stopped && !is_last {
                 return Ok(self.outcome(false));
             }
         }
         self.finish()
     }
 
+    /// Runs one step and checks that its loss terms are finite.
     fn step(&mut self) -> Result<()> {
         let step = self.state.done;
         let terms = self.trainee.step(step)?;
-        if let Some(place) = terms.iter().position(|term| !term.is_finite()) {
-            let what = format!("the loss term '{}'", self.trainee.terms()[place]);
-            return Err(Error::Diverged { step: step + 1, what, value: terms[place] });
+        if let Some(term) = terms.iter().position(|term| !term.is_finite()) {
+            let what = format!("the loss term '{}'", self.trainee.terms()[term]);
+            return Err(Error::Diverged { step: step + 1, what, value: terms[term] });
         }
         self.state.done += 1;
         self.state.window.add(&terms);
@@ -246,9 +267,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Writes a line of metrics, with a validation or without.
-    fn record(&mut self, validates: bool) -> Result<()> {
-        let validation = if validates { self.trainee.validate()? } else { None };
+    /// Adds a line to the metrics, after a validation if `is_validated`, and keeps the model if it is the best.
+    fn record(&mut self, is_validated: bool) -> Result<()> {
+        let validation = if is_validated { self.trainee.validate()? } else { None };
         let means = self.state.window.take();
         let done = self.state.done;
         let score = validation.as_ref().map(|validation| validation.score);
@@ -261,7 +282,7 @@ impl Run<'_> {
             validation: validation.map_or(Vec::new(), |validation| validation.figures),
             seconds: (self.state.seconds * 1e3).round() / 1e3,
         };
-        let is_best = validates && self.is_best(score);
+        let is_best = is_validated && self.is_best(score);
         if is_best {
             self.state.best = Some(Best { step: done, score, model: self.model(score) });
             self.unsaved_best = true;
@@ -271,7 +292,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Without validation the latest is the best.
+    /// Whether `score` is above the best so far. Without validation the latest model counts as the best.
     fn is_best(&self, score: Option<f64>) -> bool {
         match (&self.state.best, score) {
             (Some(Best { score: Some(best), .. }), Some(score)) => score > *best,
@@ -279,6 +300,7 @@ impl Run<'_> {
         }
     }
 
+    /// The model file of the current parameters, with configuration, identity, step and score in its metadata.
     fn model(&self, score: Option<f64>) -> Tensors {
         let mut model = self.trainee.model();
         model.set_note("training", &self.options.configuration);
@@ -290,7 +312,7 @@ impl Run<'_> {
         model
     }
 
-    /// Puts everything on disk, the checkpoint first.
+    /// Writes all files, the checkpoint first. Refuses to save parameters that are not finite.
     fn save(&mut self) -> Result<()> {
         let state = self.trainee.state();
         if let Some((name, value)) = state.not_finite() {
@@ -303,6 +325,7 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Writes the files that are derived from the checkpoint: best model, metrics, curves.
     fn write_results(&mut self) -> Result<()> {
         if let Some(best) = self.state.best.as_ref().filter(|_| self.unsaved_best) {
             best.model.write(&self.files.model)?;
@@ -314,6 +337,7 @@ impl Run<'_> {
         write_text(&self.files.curves, &curves::draw(&self.options.title, &records))
     }
 
+    /// Writes the results and removes the checkpoint.
     fn finish(&mut self) -> Result<Outcome> {
         self.write_results()?;
         std::fs::remove_file(&self.files.checkpoint)

@@ -1,5 +1,9 @@
-//! Everything that can be set when a head is trained. Shares are of the whole run, so that a longer run is the
-//! same run drawn out.
+//! The options for training a head: [`Configuration`] with its sections for data, episodes, validation and optimiser.
+//!
+//! Start with [`Configuration::relabel`](super::Configuration::relabel) or
+//! [`Configuration::tranfs`](super::Configuration::tranfs), which return the defaults, then [`Configuration::settle`] and
+//! [`Configuration::check`]. Its fields are the keys of the TOML file. Lengths of phases are shares of the run, so a run
+//! with more steps is the same run stretched.
 
 use std::path::PathBuf;
 
@@ -11,113 +15,135 @@ use crate::noise::{NoiseKind, NoiseLevels};
 use crate::ranges::{at_least, require};
 use crate::training::Optimiser;
 
-/// How to train a head with options `M` of its own.
+/// All options for training a head; `M` are the architecture options of the head.
+///
+/// ```
+/// use trueshot::training::configuration::read_table;
+/// use trueshot::training::heads::Configuration;
+///
+/// let defaults = Configuration::relabel();
+/// let given = "steps = 500\n[episodes]\nways = ['3-10']".parse().unwrap();
+/// let configuration = read_table(&defaults, given)?;
+/// assert_eq!((configuration.steps, configuration.seed), (500, 0));
+/// assert_eq!(configuration.episodes.ways[0].to_string(), "3-10");
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Configuration<M> {
-    /// Same seed, same model.
+    /// The random seed, 0 to 2^63 - 1. The same seed gives the same model.
     pub seed: u64,
-    /// Updates of the parameters.
+    /// The number of training steps, each of which is one update of the parameters.
     pub steps: u64,
-    /// How many pieces a step's episodes are cut into; threads share them.
+    /// The number of parts, 1 to 256, into which the episodes of a step are divided. At most this number
+    /// of threads work on a step. Unlike the number of threads, it changes the result.
     pub parts: usize,
-    /// A model to start from; empty for a fresh one.
+    /// The model file whose parameters training starts with; empty for random initial parameters.
     pub from: PathBuf,
-    /// What to train and validate on.
+    /// The files with training and validation data.
     pub data: Data,
-    /// What training episodes are like.
+    /// The training episodes.
     pub episodes: Episodes,
-    /// How the model is judged on the way.
+    /// The validation during training.
     pub validation: Validation,
-    /// How the parameters are changed.
+    /// The optimiser and the learning-rate schedule.
     pub optimiser: Optimiser,
-    /// What the head itself is like.
+    /// The architecture of the head.
     pub model: M,
 }
 
-/// What to train and validate on.
+/// The embeddings files for training and validation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
     /// Embeddings to train on.
     pub train: Vec<PathBuf>,
-    /// Embeddings of other classes that outlier noise draws from, one file for each of those.
+    /// Embeddings of other classes, from which outlier noise is drawn: no file, or one for each file of `train`.
     pub outliers: Vec<PathBuf>,
-    /// Embeddings to validate on.
+    /// Embeddings to validate on; without any there is no validation.
     pub validation: Vec<PathBuf>,
-    /// Their outliers.
+    /// The outliers for validation: no file, or one for each file of `validation`.
     pub validation_outliers: Vec<PathBuf>,
 }
 
-/// What training episodes are like. Each draws its ways, its shots, a noise type and a level at random.
+/// Options of the training episodes. Each episode draws its ways, its shots, a noise type and a noise level at random.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Episodes {
-    /// Episodes a step.
+    /// The number of episodes per step.
     pub per_step: usize,
-    /// Numbers of classes to choose from.
+    /// The numbers of classes per episode to draw from.
     pub ways: Vec<CountRange>,
-    /// Numbers of labelled items a class to choose from; of a range every class draws its own.
+    /// The numbers of labelled items per class to draw from; if a range is drawn, every class draws its own number from
+    /// it.
     pub shots: Vec<CountRange>,
-    /// Queries a class.
+    /// The number of queries per class.
     pub queries: usize,
-    /// Noise types and levels; a type listed twice is twice as likely. Levels that are impossible with the
-    /// shots drawn are left out there.
+    /// Noise types with their levels; a type listed twice is twice as likely. Levels that are impossible with the shots
+    /// of an episode are not drawn there.
     pub noise: Vec<NoiseLevels>,
-    /// The share of classes whose items are blended with those of another class, and of outliers blended with
-    /// another: classes nobody has seen, for a head that could learn the real ones by heart.
+    /// The share (0 to 1) of classes whose items are blended with items of another class, and of outliers blended with
+    /// another outlier. Blends are new classes, which keep a head from memorising the real ones.
     #[serde(default)]
     pub blended: f64,
-    /// The share of episodes whose noise is that of people: some of the wrong items are outliers, whatever its type,
-    /// and some places are spared, so that classes differ.
+    /// The share (0 to 1) of episodes with mixed noise, as people make it: some wrong items become outliers whatever the
+    /// noise type, and some become clean again, so that classes differ in their noise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub mixed: f64,
 }
 
-/// What is not used is not written, so that runs from before it existed can be gone on with.
+/// Whether a share is 0. Then it is not serialised, so that runs started before the option existed can be resumed.
 fn is_zero(share: &f64) -> bool {
     *share == 0.0
 }
 
-/// How the model is judged on the way: the mean accuracy over all settings.
+/// Options of the validation during training. The score is the mean accuracy over all combinations of file, ways, shots
+/// and noise setting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Validation {
-    /// Steps between two validations.
+    /// The number of steps between two validations.
     pub every: u64,
-    /// Episodes of each.
+    /// The number of episodes per combination.
     pub episodes: u64,
-    /// Numbers of classes; none: as in training.
+    /// The numbers of classes per episode; empty: as in training.
     pub ways: Vec<CountRange>,
-    /// Numbers of labelled items; none: as in training.
+    /// The numbers of labelled items per class; empty: as in training.
     pub shots: Vec<CountRange>,
-    /// Queries a class.
+    /// The number of queries per class.
     pub queries: usize,
-    /// Noise types and levels; none: as in training.
+    /// Noise types and levels; empty: as in training.
     pub noise: Vec<NoiseLevels>,
-    /// The seed of the episodes, which are always the same.
+    /// The seed of the validation episodes, which are the same in every validation.
     pub seed: u64,
 }
 
-/// A number, or a range of numbers: `5`, `"3-10"`.
+/// A count or a range of counts, both ends included, written `5` or `"3-10"`.
+///
+/// ```
+/// use trueshot::training::heads::configuration::CountRange;
+///
+/// assert_eq!("3-10".parse(), Ok(CountRange { min: 3, max: 10 }));
+/// assert_eq!("5".parse(), Ok(CountRange::exactly(5)));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CountRange {
-    /// The lowest.
+    /// The smallest count.
     pub min: usize,
-    /// The highest.
+    /// The largest count.
     pub max: usize,
 }
 
 impl CountRange {
-    /// One number.
+    /// The range that contains only `number`.
     pub fn exactly(number: usize) -> Self {
         CountRange { min: number, max: number }
     }
 }
 
 impl From<CountRange> for Shots {
-    fn from(span: CountRange) -> Self {
-        Shots { min: span.min, max: span.max }
+    fn from(range: CountRange) -> Self {
+        Shots { min: range.min, max: range.max }
     }
 }
 
@@ -151,36 +177,36 @@ impl<'de> Deserialize<'de> for CountRange {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged, expecting = "a number or a range such as \"3-10\"")]
-        enum Written {
+        enum NumberOrText {
             Number(usize),
             Text(String),
         }
-        match Written::deserialize(deserializer)? {
-            Written::Number(number) => Ok(CountRange::exactly(number)),
-            Written::Text(text) => text.parse().map_err(serde::de::Error::custom),
+        match NumberOrText::deserialize(deserializer)? {
+            NumberOrText::Number(number) => Ok(CountRange::exactly(number)),
+            NumberOrText::Text(text) => text.parse().map_err(serde::de::Error::custom),
         }
     }
 }
 
-/// Noise that was left out because there is nothing to make it of.
+/// Where [`Configuration::settle`] removed outlier noise because no outliers are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnusedOptions {
-    /// Outlier noise in training.
+    /// Outlier noise was removed from the training episodes.
     pub training: bool,
-    /// Outlier noise in validation.
+    /// Outlier noise was removed from the validation episodes.
     pub validation: bool,
 }
 
 impl<M> Configuration<M> {
-    /// Fills in what follows from the rest: validation is like training unless said otherwise, and there is no outlier
-    /// noise without outliers unless somebody asks for it.
+    /// Fills in options that follow from others: empty lists of `validation` are copied from `episodes`, and outlier
+    /// noise that the user did not ask for (it is in `defaults`, or copied) is removed where no outliers are given.
     pub fn settle(&mut self, defaults: &Configuration<M>) -> UnusedOptions {
         let is_outlier = |levels: &NoiseLevels| levels.0.iter().any(|noise| noise.kind == NoiseKind::Outlier);
         let (episodes, validation, data) = (&mut self.episodes, &mut self.validation, &self.data);
-        let mut left_out = UnusedOptions { training: false, validation: false };
+        let mut removed = UnusedOptions { training: false, validation: false };
         let has_outliers = episodes.noise.iter().any(is_outlier);
         if has_outliers && data.outliers.is_empty() && episodes.noise == defaults.episodes.noise {
-            left_out.training = true;
+            removed.training = true;
             episodes.noise.retain(|levels| !is_outlier(levels));
         }
         if validation.ways.is_empty() {
@@ -191,18 +217,21 @@ impl<M> Configuration<M> {
         }
         if validation.noise.is_empty() {
             validation.noise = episodes.noise.clone();
-            // Where outliers are all there is, leaving them out would leave nothing: that is refused later.
+            // If there is only outlier noise, removing it would leave no noise at all; `check` refuses that case.
             let has_others = !validation.noise.iter().all(is_outlier);
             let has_outliers = validation.noise.iter().any(is_outlier) && has_others;
             if has_outliers && data.validation_outliers.is_empty() && !data.validation.is_empty() {
-                left_out.validation = true;
+                removed.validation = true;
                 validation.noise.retain(|levels| !is_outlier(levels));
             }
         }
-        left_out
+        removed
     }
 
-    /// Refuses numbers that make no sense, with those that would.
+    /// Checks that all options are in their ranges and that there are outliers if the noise needs them.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] with the name of the option and the allowed values, [`Error::NoOutlierPool`].
     pub fn check(&self) -> Result<()> {
         self.data.check(&self.episodes.noise, &self.validation.noise)?;
         at_least("steps", self.steps as usize, 1)?;
@@ -211,25 +240,26 @@ impl<M> Configuration<M> {
         let episodes = &self.episodes;
         at_least("episodes.per_step", episodes.per_step, 1)?;
         at_least("episodes.queries", episodes.queries, 1)?;
-        let blends = (0.0..=1.0).contains(&episodes.blended);
-        require("episodes.blended", episodes.blended, blends, "a share from 0 to 1")?;
-        let mixes = (0.0..=1.0).contains(&episodes.mixed);
-        require("episodes.mixed", episodes.mixed, mixes, "a share from 0 to 1")?;
-        check_spans("episodes.ways", &episodes.ways, 2)?;
-        check_spans("episodes.shots", &episodes.shots, 1)?;
+        let is_share = (0.0..=1.0).contains(&episodes.blended);
+        require("episodes.blended", episodes.blended, is_share, "a share from 0 to 1")?;
+        let is_share = (0.0..=1.0).contains(&episodes.mixed);
+        require("episodes.mixed", episodes.mixed, is_share, "a share from 0 to 1")?;
+        check_ranges("episodes.ways", &episodes.ways, 2)?;
+        check_ranges("episodes.shots", &episodes.shots, 1)?;
         check_list("episodes.noise", &episodes.noise)?;
         let validation = &self.validation;
         at_least("validation.every", validation.every as usize, 1)?;
         at_least("validation.episodes", validation.episodes as usize, 1)?;
         at_least("validation.queries", validation.queries, 1)?;
-        check_spans("validation.ways", &validation.ways, 2)?;
-        check_spans("validation.shots", &validation.shots, 1)?;
+        check_ranges("validation.ways", &validation.ways, 2)?;
+        check_ranges("validation.shots", &validation.shots, 1)?;
         check_list("validation.noise", &validation.noise)?;
         self.optimiser.check()
     }
 }
 
 impl Data {
+    /// Checks that there is training data, and outliers for it if the noise needs them.
     fn check(&self, training: &[NoiseLevels], validation: &[NoiseLevels]) -> Result<()> {
         check_list("data.train", &self.train)?;
         let pairs = [
@@ -237,26 +267,28 @@ impl Data {
             ("data.validation_outliers", &self.validation_outliers, &self.validation, validation),
         ];
         for (what, outliers, data, noise) in pairs {
-            let wanted = noise.iter().flat_map(|levels| &levels.0);
-            let wants = wanted.clone().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0);
-            if wants && outliers.is_empty() && !data.is_empty() {
+            let mut requested = noise.iter().flat_map(|levels| &levels.0);
+            let needs_outliers = requested.any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0);
+            if needs_outliers && outliers.is_empty() && !data.is_empty() {
                 return Err(Error::NoOutlierPool);
             }
-            let fits = outliers.is_empty() || outliers.len() == data.len();
-            let count = format!("none or {}, one for each file of data", data.len());
-            require(what, format!("{} files", outliers.len()), fits, &count)?;
+            let is_count = outliers.is_empty() || outliers.len() == data.len();
+            let allowed = format!("none or {}, one for each file of data", data.len());
+            require(what, format!("{} files", outliers.len()), is_count, &allowed)?;
         }
         Ok(())
     }
 }
 
+/// Checks that a list is not empty.
 fn check_list<T>(what: &'static str, list: &[T]) -> Result<()> {
     require(what, "an empty list", !list.is_empty(), "one or more entries")
 }
 
-fn check_spans(what: &'static str, spans: &[CountRange], least: usize) -> Result<()> {
-    check_list(what, spans)?;
-    let broken = spans.iter().find(|span| span.min < least || span.max < span.min || span.max > 1000);
-    let expected = format!("numbers from {least} to 1000, or ranges of them such as 3-10");
-    broken.map_or(Ok(()), |span| require(what, span, false, &expected))
+/// Checks that all ranges are within `min` to 1000.
+fn check_ranges(what: &'static str, ranges: &[CountRange], min: usize) -> Result<()> {
+    check_list(what, ranges)?;
+    let invalid = ranges.iter().find(|range| range.min < min || range.max < range.min || range.max > 1000);
+    let allowed = format!("numbers from {min} to 1000, or ranges of them such as 3-10");
+    invalid.map_or(Ok(()), |range| require(what, range, false, &allowed))
 }

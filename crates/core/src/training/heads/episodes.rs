@@ -1,4 +1,8 @@
-//! The episodes a head is trained on: everything about one follows from the seed and its number.
+//! Training episodes of heads: [`TrainingEpisodes`] draws them and gathers their rows.
+//!
+//! Everything random about an episode follows from the seed and the index of the episode, so any episode can be drawn on
+//! its own. An episode is drawn as indices into the data ([`TrainingEpisode`]); the rows are gathered right before they are
+//! used.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,112 +16,148 @@ use crate::evaluate::fetch;
 use crate::noise::{Noise, NoiseKind, NoiseLevels};
 use crate::rng::{IndexSampler, Purpose, Rng};
 
-/// Draws training episodes.
+/// Draws the training episodes of a head from one or more data sets.
+///
+/// ```
+/// use trueshot::Embeddings;
+/// use trueshot::episode::EpisodeData;
+/// use trueshot::rng::IndexSampler;
+/// use trueshot::training::heads::{Configuration, TrainingEpisodes};
+///
+/// let labels = (0..200).map(|row| format!("class {}", row / 40)).collect();
+/// let data = Embeddings::from_rows((0..200).map(|row| row as f32).collect(), 1, labels)?;
+/// let mut options = Configuration::relabel().episodes;
+/// options.noise = vec!["symmetric=0,40".parse().unwrap()];
+/// let data_sets = vec![EpisodeData { embeddings: &data, outliers: None }];
+/// let episodes = TrainingEpisodes::new(data_sets, &options, 0)?;
+/// let drawn = episodes.draw(7, &mut IndexSampler::default())?;
+/// let queries = episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| episodes[0].queries.len());
+/// assert_eq!(queries, 5 * 15);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct TrainingEpisodes<'a> {
-    banks: Vec<EpisodeData<'a>>,
-    /// By bank, ways and shots.
-    shapes: Vec<Vec<Vec<Shape<'a>>>>,
+    data_sets: Vec<EpisodeData<'a>>,
+    /// Indexed by data set, ways and shots.
+    shapes: Vec<Vec<Vec<EpisodeShape<'a>>>>,
+    /// The share of blended classes and outliers.
     blended: f64,
+    /// The share of episodes with mixed noise.
     mixed: f64,
     seed: u64,
 }
 
-/// Episodes of one bank with so many ways and shots.
-pub(super) struct Shape<'a> {
+/// The episodes of one data set with one number of ways and shots.
+pub(super) struct EpisodeShape<'a> {
     pub sampler: Sampler<'a>,
-    /// The noise that is possible there, by entry of the configuration; entries without any are left out.
+    /// The noise levels that are possible, one list per noise type of the configuration; types without any possible
+    /// level are left out.
     pub noises: Vec<Vec<Noise>>,
 }
 
-/// One drawn episode.
-pub struct Drawn {
-    bank: usize,
+/// One drawn episode, as indices into the data.
+pub struct TrainingEpisode {
+    /// The index of the data set.
+    data_set: usize,
+    /// The number of classes.
     classes: usize,
+    /// The support items.
     items: Vec<Item>,
+    /// Row and class of each query.
     queries: Vec<(u32, u32)>,
     blends: Vec<Blend>,
 }
 
-/// A row that is not taken as it is: part of it comes from another one.
+/// A support item or query whose row is blended with another row: `(1 - share) * row + share * other`.
 struct Blend {
-    /// Its place among items and queries.
-    place: usize,
-    /// The other row, of the same bank or of the same outliers.
+    /// The index in the list of support items followed by queries.
+    index: usize,
+    /// The other row; both rows are from the data set or both from its outliers.
     other: u32,
-    /// The share of the other one.
+    /// The weight of the other row.
     share: f32,
 }
 
-/// The least share either row has in a blend.
-const LEAST_SHARE: f64 = 0.35;
+/// The smallest weight of either row in a blend.
+const MIN_SHARE: f64 = 0.35;
 
-/// Scratch space for the rows of an episode.
+/// A reusable buffer for the rows of an episode that are not used as they are in the data.
 #[derive(Default)]
-pub struct Rows {
-    /// Those that lie elsewhere in another precision.
+pub struct RowBuffer {
+    /// Rows that are stored in another precision than `f32`.
     decoded: Vec<f32>,
+    /// Blended rows.
     blended: Vec<f32>,
 }
 
 impl<'a> TrainingEpisodes<'a> {
-    /// Checks once that every episode can be drawn.
-    pub fn new(banks: Vec<EpisodeData<'a>>, episodes: &configuration::Episodes, seed: u64) -> Result<Self> {
-        let ways: Vec<usize> = numbers(&episodes.ways).collect();
+    /// Prepares the drawing of episodes and checks that every combination of ways, shots and noise is possible.
+    ///
+    /// # Errors
+    /// If a data set has too few classes or items, or a noise level is impossible with all shapes of episodes.
+    pub fn new(
+        data_sets: Vec<EpisodeData<'a>>,
+        episodes: &configuration::Episodes,
+        seed: u64,
+    ) -> Result<Self> {
+        let ways: Vec<usize> = counts(&episodes.ways).collect();
         let spec = |ways, shots: CountRange| EpisodeSpec {
             ways,
             shots: shots.into(),
             queries: episodes.queries,
             seed,
         };
-        let several = banks.len() > 1;
-        let of_bank = |bank: &EpisodeData<'a>| -> Result<Vec<Vec<Shape<'a>>>> {
-            let images = AugmentedCopies::of(bank.embeddings).map(Arc::new);
+        let several = data_sets.len() > 1;
+        let shapes_of = |data: &EpisodeData<'a>| -> Result<Vec<Vec<EpisodeShape<'a>>>> {
+            let images = AugmentedCopies::of(data.embeddings).map(Arc::new);
             let shape = |ways, &shots: &CountRange| {
-                Shape::new(*bank, images.clone(), spec(ways, shots), &episodes.noise)
+                EpisodeShape::new(*data, images.clone(), spec(ways, shots), &episodes.noise)
             };
             ways.iter()
-                .map(|&ways| those_that_fit(&episodes.shots, several, |shots| shape(ways, shots)))
+                .map(|&ways| shapes_that_fit(&episodes.shots, several, |shots| shape(ways, shots)))
                 .collect()
         };
-        let shapes: Vec<_> = banks.iter().map(of_bank).collect::<Result<_>>()?;
-        check_used(shapes.iter().flatten().flatten(), &episodes.noise)?;
+        let shapes: Vec<_> = data_sets.iter().map(shapes_of).collect::<Result<_>>()?;
+        check_levels_used(shapes.iter().flatten().flatten(), &episodes.noise)?;
         let (blended, mixed) = (episodes.blended, episodes.mixed);
-        Ok(TrainingEpisodes { banks, shapes, blended, mixed, seed })
+        Ok(TrainingEpisodes { data_sets, shapes, blended, mixed, seed })
     }
 
-    /// One of them.
-    pub fn draw(&self, index: u64, urn: &mut IndexSampler) -> Result<Drawn> {
+    /// Draws the episode with the given index. The buffer `index_sampler` does not change the result.
+    ///
+    /// # Errors
+    /// If the noise cannot be applied to the episode.
+    pub fn draw(&self, index: u64, index_sampler: &mut IndexSampler) -> Result<TrainingEpisode> {
         let mut rng = Rng::new(self.seed, Purpose::Training, index);
-        let bank = rng.below(self.banks.len());
-        let by_ways = &self.shapes[bank];
+        let data_set = rng.below(self.data_sets.len());
+        let by_ways = &self.shapes[data_set];
         let by_shots = &by_ways[rng.below(by_ways.len())];
         let shape = &by_shots[rng.below(by_shots.len())];
         let levels = &shape.noises[rng.below(shape.noises.len())];
         let noise = levels[rng.below(levels.len())];
-        let episode = shape.sampler.episode(index, urn);
-        let mut items = shape.sampler.corrupt(&episode, noise, urn)?;
+        let episode = shape.sampler.episode(index, index_sampler);
+        let mut items = shape.sampler.corrupt(&episode, noise, index_sampler)?;
         if self.mixed > 0.0 && rng.fraction() < self.mixed {
-            shape.mix(&episode, &mut items, &mut rng, urn)?;
+            shape.mix_noise(&episode, &mut items, &mut rng, index_sampler)?;
         }
         let queries = (0..).zip(&episode.classes);
         let queries = queries.flat_map(|(class, draw)| draw.queries.iter().map(move |&row| (row, class)));
         let queries: Vec<(u32, u32)> = queries.collect();
         let classes: Vec<usize> = episode.classes.iter().map(|draw| draw.class as usize).collect();
-        let blends = self.blends(bank, &classes, &items, &queries, &mut rng);
-        Ok(Drawn { bank, classes: classes.len(), items, queries, blends })
+        let blends = self.blends(data_set, &classes, &items, &queries, &mut rng);
+        Ok(TrainingEpisode { data_set, classes: classes.len(), items, queries, blends })
     }
 
-    /// Every row of a blended class with one of the same other class, in the same proportion; every blended
-    /// outlier with any other.
+    /// Draws which rows are blended. All rows of a blended class are blended with rows of one other class, which is not
+    /// in the episode, in the same proportion; a blended outlier is blended with any other outlier.
     fn blends(
         &self,
-        bank: usize,
+        data_set: usize,
         classes: &[usize],
         items: &[Item],
         queries: &[(u32, u32)],
         rng: &mut Rng,
     ) -> Vec<Blend> {
-        let EpisodeData { embeddings, outliers } = self.banks[bank];
+        let EpisodeData { embeddings, outliers } = self.data_sets[data_set];
         let others = embeddings.classes().len() - classes.len();
         if self.blended == 0.0 {
             return Vec::new();
@@ -126,50 +166,54 @@ impl<'a> TrainingEpisodes<'a> {
             .iter()
             .map(|_| {
                 let is_blended = rng.fraction() < self.blended && others > 0;
-                is_blended.then(|| (any_but(classes, embeddings.classes().len(), rng), share(rng)))
+                is_blended.then(|| {
+                    (random_other_class(classes, embeddings.classes().len(), rng), random_share(rng))
+                })
             })
             .collect();
         let truths = items.iter().map(|item| item.truth);
         let truths = truths.chain(queries.iter().map(|&(_, class)| Some(class)));
-        let blend = |(place, truth): (usize, Option<u32>)| match (truth, outliers) {
+        let blend = |(index, truth): (usize, Option<u32>)| match (truth, outliers) {
             (Some(class), _) => partners[class as usize].map(|(partner, share)| {
                 let rows = embeddings.rows_of(partner);
-                Blend { place, other: rows[rng.below(rows.len())], share }
+                Blend { index, other: rows[rng.below(rows.len())], share }
             }),
             (None, Some(pool)) if rng.fraction() < self.blended => {
-                Some(Blend { place, other: rng.below(pool.len()) as u32, share: share(rng) })
+                Some(Blend { index, other: rng.below(pool.len()) as u32, share: random_share(rng) })
             }
             _ => None,
         };
         truths.enumerate().filter_map(blend).collect()
     }
 
-    /// The rows of some drawn episodes, turned into `f32` in `scratch` where they are not, for a head to work on.
+    /// Gathers the rows of drawn episodes and passes them to `work`. Rows that are not stored as `f32`, and blended rows,
+    /// are written to `buffers`, which grows to one buffer per episode.
     pub fn with_rows<T>(
         &self,
-        drawn: &[Drawn],
-        scratch: &mut Vec<Rows>,
+        drawn: &[TrainingEpisode],
+        buffers: &mut Vec<RowBuffer>,
         work: impl FnOnce(&[head::Episode<'_>]) -> T,
     ) -> T {
-        scratch.resize_with(scratch.len().max(drawn.len()), Rows::default);
+        buffers.resize_with(buffers.len().max(drawn.len()), RowBuffer::default);
         let gathered: Vec<Gathered<'_>> =
-            drawn.iter().zip(scratch).map(|(drawn, buffer)| self.gather(drawn, buffer)).collect();
+            drawn.iter().zip(buffers).map(|(drawn, buffer)| self.gather(drawn, buffer)).collect();
         let episodes: Vec<head::Episode<'_>> =
             drawn.iter().zip(&gathered).map(|(drawn, gathered)| gathered.episode(drawn)).collect();
         work(&episodes)
     }
 
-    fn gather<'b>(&'b self, drawn: &Drawn, buffer: &'b mut Rows) -> Gathered<'b> {
-        let EpisodeData { embeddings, outliers } = self.banks[drawn.bank];
+    /// Gathers the rows of one episode.
+    fn gather<'b>(&'b self, drawn: &TrainingEpisode, buffer: &'b mut RowBuffer) -> Gathered<'b> {
+        let EpisodeData { embeddings, outliers } = self.data_sets[drawn.data_set];
         let items = drawn.items.iter().map(|item| (item.row, item.truth.is_none()));
         let queries = drawn.queries.iter().map(|&(row, _)| (row, false));
         let mut wanted: Vec<(u32, bool)> = items.chain(queries).collect();
         let count = wanted.len();
-        let others = drawn.blends.iter().map(|blend| (blend.other, wanted[blend.place].1));
+        let others = drawn.blends.iter().map(|blend| (blend.other, wanted[blend.index].1));
         wanted.extend(others.collect::<Vec<_>>());
         let mut rows = fetch(&EpisodeData { embeddings, outliers }, &wanted, &mut buffer.decoded);
         let others = rows.split_off(count);
-        blend(&drawn.blends, &mut rows, &others, &mut buffer.blended);
+        apply_blends(&drawn.blends, &mut rows, &others, &mut buffer.blended);
         Gathered {
             rows,
             given: drawn.items.iter().map(|item| item.given).collect(),
@@ -179,34 +223,43 @@ impl<'a> TrainingEpisodes<'a> {
     }
 }
 
-/// A number below `count` that is not among those taken; at least one is free.
-fn any_but(taken: &[usize], count: usize, rng: &mut Rng) -> usize {
+/// A random class below `count` that is not in `excluded`; at least one such class must exist.
+fn random_other_class(excluded: &[usize], count: usize, rng: &mut Rng) -> usize {
     loop {
         let class = rng.below(count);
-        if !taken.contains(&class) {
+        if !excluded.contains(&class) {
             return class;
         }
     }
 }
 
-fn share(rng: &mut Rng) -> f32 {
-    (LEAST_SHARE + (1.0 - 2.0 * LEAST_SHARE) * rng.fraction()) as f32
+/// The weight of the other row in a blend, uniform between [`MIN_SHARE`] and 1 - [`MIN_SHARE`].
+fn random_share(rng: &mut Rng) -> f32 {
+    (MIN_SHARE + (1.0 - 2.0 * MIN_SHARE) * rng.fraction()) as f32
 }
 
-/// Puts the blends in the place of the rows they are made of.
-fn blend<'a>(blends: &[Blend], rows: &mut [&'a [f32]], others: &[&'a [f32]], buffer: &'a mut Vec<f32>) {
+/// Replaces the rows that are blended by their blends, which are written to `buffer`. `others` are the other rows, one
+/// per blend.
+fn apply_blends<'a>(
+    blends: &[Blend],
+    rows: &mut [&'a [f32]],
+    others: &[&'a [f32]],
+    buffer: &'a mut Vec<f32>,
+) {
     let dim = rows.first().map_or(0, |row| row.len());
     buffer.resize(blends.len() * dim, 0.0);
     let outs = buffer.chunks_exact_mut(dim.max(1));
-    for ((&Blend { place, share, .. }, other), out) in blends.iter().zip(others).zip(outs) {
-        for ((out, &own), &other) in out.iter_mut().zip(rows[place]).zip(*other) {
+    for ((&Blend { index, share, .. }, other), out) in blends.iter().zip(others).zip(outs) {
+        for ((out, &own), &other) in out.iter_mut().zip(rows[index]).zip(*other) {
             *out = own + share * (other - own);
         }
-        rows[place] = out;
+        rows[index] = out;
     }
 }
 
+/// The rows and labels of one episode, in the form that a head reads.
 struct Gathered<'a> {
+    /// Support items, then queries.
     rows: Vec<&'a [f32]>,
     given: Vec<u32>,
     truth: Vec<Option<u32>>,
@@ -214,7 +267,7 @@ struct Gathered<'a> {
 }
 
 impl Gathered<'_> {
-    fn episode(&self, drawn: &Drawn) -> head::Episode<'_> {
+    fn episode(&self, drawn: &TrainingEpisode) -> head::Episode<'_> {
         let (support, queries) = self.rows.split_at(self.given.len());
         head::Episode {
             classes: drawn.classes,
@@ -227,16 +280,19 @@ impl Gathered<'_> {
     }
 }
 
-impl<'a> Shape<'a> {
-    /// Keeps the noise that is possible in episodes of that shape.
+impl<'a> EpisodeShape<'a> {
+    /// A shape with those of the given noise levels that are possible in it.
+    ///
+    /// # Errors
+    /// If no noise level is possible, or the data has too few classes or items.
     pub fn new(
-        bank: EpisodeData<'a>,
+        data: EpisodeData<'a>,
         images: Option<Arc<AugmentedCopies>>,
         spec: EpisodeSpec,
         noise: &[NoiseLevels],
     ) -> Result<Self> {
         let sampler = |noises: Vec<Noise>| {
-            Sampler::with_images(bank.embeddings, images.clone(), bank.outliers, spec, noises)
+            Sampler::with_images(data.embeddings, images.clone(), data.outliers, spec, noises)
         };
         let possible = |noise: Noise| match sampler(vec![noise]) {
             Ok(_) => Ok(Some(noise)),
@@ -250,62 +306,63 @@ impl<'a> Shape<'a> {
         }
         noises.retain(|levels| !levels.is_empty());
         if noises.is_empty() {
-            // Nothing is possible: say so with the first of what was asked for.
+            // No level is possible: the sampler returns the error for the first one.
             sampler(noise.iter().flat_map(|levels| levels.0.iter().copied()).collect())?;
         }
-        Ok(Shape { sampler: sampler(noises.concat())?, noises })
+        Ok(EpisodeShape { sampler: sampler(noises.concat())?, noises })
     }
 }
 
-impl Shape<'_> {
-    /// Makes noise as people make it: some of what is wrong are outliers, whatever the type of noise, and some places
-    /// are spared, so that classes differ and a single wrong item among many occurs.
-    fn mix(
+impl EpisodeShape<'_> {
+    /// Turns the noise of one type into mixed noise, as people make it: some items become outliers whatever the noise
+    /// type, and some wrong items become clean again, so that classes differ and a single wrong item among many occurs.
+    fn mix_noise(
         &self,
         episode: &Episode,
         items: &mut [Item],
         rng: &mut Rng,
-        urn: &mut IndexSampler,
+        index_sampler: &mut IndexSampler,
     ) -> Result<()> {
-        let outlier = |noise: &&Noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0;
-        let levels: Vec<Noise> = self.noises.iter().flatten().filter(outlier).copied().collect();
+        let is_outlier = |noise: &&Noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0;
+        let levels: Vec<Noise> = self.noises.iter().flatten().filter(is_outlier).copied().collect();
         if !levels.is_empty() {
-            let outliers = self.sampler.corrupt(episode, levels[rng.below(levels.len())], urn)?;
-            let places = items.iter_mut().zip(outliers).filter(|(_, other)| other.truth.is_none());
-            places.filter(|_| rng.fraction() < 0.5).for_each(|(item, outlier)| *item = outlier);
+            let outliers = self.sampler.corrupt(episode, levels[rng.below(levels.len())], index_sampler)?;
+            let candidates = items.iter_mut().zip(outliers).filter(|(_, other)| other.truth.is_none());
+            candidates.filter(|_| rng.fraction() < 0.5).for_each(|(item, outlier)| *item = outlier);
         }
-        let clean = self.sampler.corrupt(episode, Noise { level: 0.0, ..self.noises[0][0] }, urn)?;
-        let spared = rng.fraction();
+        let clean =
+            self.sampler.corrupt(episode, Noise { level: 0.0, ..self.noises[0][0] }, index_sampler)?;
+        let clean_share = rng.fraction();
         let wrong = items.iter_mut().zip(clean).filter(|(item, _)| item.is_wrong());
-        wrong.filter(|_| rng.fraction() < spared).for_each(|(item, right)| *item = right);
+        wrong.filter(|_| rng.fraction() < clean_share).for_each(|(item, right)| *item = right);
         Ok(())
     }
 }
 
-/// The shapes of all numbers of shots. Of one file of several, those that its classes are too small for are left
-/// out, so that they do not forbid many shots in the others.
-fn those_that_fit<'a>(
+/// The shapes for all numbers of shots. If there are several data sets, numbers of shots that the classes of this one are
+/// too small for are left out, so that one small data set does not rule out many shots in the others.
+fn shapes_that_fit<'a>(
     shots: &[CountRange],
     several: bool,
-    shape: impl Fn(&CountRange) -> Result<Shape<'a>>,
-) -> Result<Vec<Shape<'a>>> {
-    let (mut fitting, mut misfit) = (Vec::new(), None);
+    shape: impl Fn(&CountRange) -> Result<EpisodeShape<'a>>,
+) -> Result<Vec<EpisodeShape<'a>>> {
+    let (mut fitting, mut error) = (Vec::new(), None);
     for shots in shots {
         match shape(shots) {
             Ok(shape) => fitting.push(shape),
-            Err(small @ Error::TooFewItems { .. }) if several => misfit = Some(small),
+            Err(too_few @ Error::TooFewItems { .. }) if several => error = Some(too_few),
             Err(other) => return Err(other),
         }
     }
-    match misfit {
-        Some(small) if fitting.is_empty() => Err(small),
+    match error {
+        Some(error) if fitting.is_empty() => Err(error),
         _ => Ok(fitting),
     }
 }
 
-/// Refuses a level that no shape allows: it would never be trained on.
-pub(super) fn check_used<'s, 'a: 's>(
-    shapes: impl Iterator<Item = &'s Shape<'a>> + Clone,
+/// Refuses a noise level that is impossible in all shapes, because it would never be drawn.
+pub(super) fn check_levels_used<'s, 'a: 's>(
+    shapes: impl Iterator<Item = &'s EpisodeShape<'a>> + Clone,
     noise: &[NoiseLevels],
 ) -> Result<()> {
     for &noise in noise.iter().flat_map(|levels| &levels.0) {
@@ -317,15 +374,15 @@ pub(super) fn check_used<'s, 'a: 's>(
     Ok(())
 }
 
-/// All numbers of some spans; one that is named more often is drawn more often.
-pub(super) fn numbers(spans: &[CountRange]) -> impl Iterator<Item = usize> {
-    spans.iter().flat_map(|span| span.min..=span.max)
+/// All counts in the ranges; a count that is in several ranges is repeated and so drawn more often.
+pub(super) fn counts(ranges: &[CountRange]) -> impl Iterator<Item = usize> {
+    ranges.iter().flat_map(|range| range.min..=range.max)
 }
 
-/// The episodes of one of some equal parts of a step.
-pub(super) fn part(step: u64, per_step: usize, part: usize, parts: usize) -> Range<u64> {
-    let place = |part: usize| step * per_step as u64 + (part * per_step / parts) as u64;
-    place(part)..place(part + 1)
+/// The indices of the episodes in part number `part` of a step, whose episodes are divided into `parts` equal parts.
+pub(super) fn indices_of_part(step: u64, per_step: usize, part: usize, parts: usize) -> Range<u64> {
+    let start = |part: usize| step * per_step as u64 + (part * per_step / parts) as u64;
+    start(part)..start(part + 1)
 }
 
 #[cfg(test)]
@@ -333,9 +390,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_cover_a_step() {
+    fn the_parts_of_a_step_contain_each_episode_once() {
         for (per_step, parts) in [(16, 4), (5, 4), (3, 4), (32, 1)] {
-            let all: Vec<u64> = (0..parts).flat_map(|p| part(7, per_step, p, parts)).collect();
+            let all: Vec<u64> = (0..parts).flat_map(|p| indices_of_part(7, per_step, p, parts)).collect();
             assert_eq!(all, (7 * per_step as u64..8 * per_step as u64).collect::<Vec<_>>());
         }
     }

@@ -1,7 +1,10 @@
 //! Training of the heads TraNFS and Relabel on embeddings.
 //!
-//! Start with [`HeadTrainee::new`], which [`super::train`] then trains. The episodes of a step are drawn from random
-//! streams that depend on the seed and the numbers of the episodes only; a [`TrainingSession`] computes the step.
+//! Start with [`HeadTrainee::new`], whose result [`super::train`] trains. [`Configuration`] holds all options, and
+//! [`TrainingEpisodes`] draws the episodes of each step; a [`TrainingSession`] computes the step.
+//!
+//! The random streams of an episode depend only on the seed and the number of the episode, so a run can be resumed at any
+//! step and does not depend on the number of threads.
 
 pub mod configuration;
 mod episodes;
@@ -12,7 +15,7 @@ mod tranfs;
 mod validation;
 
 pub use configuration::Configuration;
-pub use episodes::{Drawn, Rows, TrainingEpisodes};
+pub use episodes::{RowBuffer, TrainingEpisode, TrainingEpisodes};
 pub use overlap::overlaps;
 pub use session::{CpuHeadSession, HeadBatch};
 
@@ -35,39 +38,39 @@ use crate::ranges::require;
 use crate::rng::{IndexSampler, Purpose, Rng};
 use crate::tensors::Tensors;
 
-/// A head together with its file format and its use as a method.
+/// A network that can be trained as a head, with its model file and its use as a method.
 pub trait LearnedHead: Send + Sync {
     /// The network.
     fn head(&self) -> &dyn Head;
 
-    /// The model file of the head with these parameters.
+    /// The model file of the head with the given parameters.
     fn model(&self, parameters: &[f32]) -> Model;
 
-    /// The head with these parameters as a method.
+    /// The head with the given parameters as a method for evaluations.
     fn method(&self, parameters: &[f32]) -> Box<dyn Method>;
 }
 
-/// The options of one kind of head.
+/// The architecture options of one kind of head, such as [`RelabelOptions`](crate::method::RelabelOptions).
 pub trait HeadOptions: serde::Serialize + serde::de::DeserializeOwned + Clone {
-    /// Refuses values outside their ranges.
+    /// Checks that all values are in their ranges.
     fn check(&self) -> Result<()>;
 
-    /// The options with everything filled in that follows from the largest number of ways in training.
+    /// The options, completed with what follows from `_ways`, the largest number of classes of a training episode.
     fn for_episodes(&self, _ways: usize) -> Self {
         self.clone()
     }
 
-    /// The most classes of an episode, if there is a limit.
-    fn most_classes(&self) -> Option<usize> {
+    /// The largest number of classes of an episode that the head can process, if there is a limit.
+    fn max_classes(&self) -> Option<usize> {
         None
     }
 
-    /// Whether files of different dimensions can be trained on together.
+    /// Whether the training data may consist of files with different dimensions.
     fn takes_any_dimension(&self) -> bool {
         false
     }
 
-    /// The head for features of `dim` dimensions.
+    /// Builds the head for features of `dim` dimensions.
     fn build(&self, dim: usize) -> Result<Box<dyn LearnedHead>>;
 
     /// The name of this kind of head in model files.
@@ -75,40 +78,64 @@ pub trait HeadOptions: serde::Serialize + serde::de::DeserializeOwned + Clone {
 }
 
 /// A head in training: draws the episodes of each step and validates, while a [`TrainingSession`] computes.
+///
+/// ```
+/// use trueshot::Embeddings;
+/// use trueshot::episode::EpisodeData;
+/// use trueshot::training::Trainee;
+/// use trueshot::training::heads::{Configuration, HeadTrainee};
+///
+/// let labels = (0..200).map(|row| format!("class {}", row / 40)).collect();
+/// let data = Embeddings::from_rows((0..200 * 4).map(|i| ((i * 7919) % 997) as f32).collect(), 4, labels)?;
+/// let mut configuration = Configuration::relabel();
+/// configuration.data.train = vec!["memory".into()]; // the data is given below
+/// configuration.episodes.noise = vec!["symmetric=0,40".parse().unwrap()];
+/// configuration.settle(&Configuration::relabel());
+/// let training = vec![EpisodeData { embeddings: &data, outliers: None }];
+/// let mut trainee = HeadTrainee::new(&configuration, training, vec![])?;
+/// let losses = trainee.step(0)?;
+/// assert_eq!(losses.len(), trainee.terms().len());
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct HeadTrainee<'a> {
     head: Arc<dyn LearnedHead>,
     session: Box<dyn TrainingSession<Batch = HeadBatch> + 'a>,
     episodes: Arc<TrainingEpisodes<'a>>,
+    /// Episodes per step.
     per_step: usize,
     seed: u64,
-    /// One per part of a batch.
+    /// Buffers for drawing indices, one per part of a batch.
     samplers: Vec<IndexSampler>,
     validator: Validator<'a>,
 }
 
 impl<'a> HeadTrainee<'a> {
     /// A head with initial parameters, or with those of the model `configuration.from`.
+    ///
+    /// # Errors
+    /// If an option is outside its range, or the data has too few classes or items or different dimensions.
     pub fn new<M: HeadOptions>(
         configuration: &Configuration<M>,
         training: Vec<EpisodeData<'a>>,
         validation: Vec<EpisodeData<'a>>,
     ) -> Result<Self> {
         configuration.check()?;
-        let most = |spans: &[configuration::CountRange]| spans.iter().map(|span| span.max).max().unwrap_or(0);
-        let ways = most(&configuration.episodes.ways);
+        let largest =
+            |ranges: &[configuration::CountRange]| ranges.iter().map(|range| range.max).max().unwrap_or(0);
+        let ways = largest(&configuration.episodes.ways);
         let options = configuration.model.for_episodes(ways);
         options.check()?;
-        if let Some(classes) = options.most_classes() {
-            let needed = ways.max(most(&configuration.validation.ways));
-            let fits = format!("{needed} or more, the most ways of an episode");
-            require("model.classes", classes, classes >= needed, &fits)?;
+        if let Some(classes) = options.max_classes() {
+            let needed = ways.max(largest(&configuration.validation.ways));
+            let allowed = format!("{needed} or more, the most ways of an episode");
+            require("model.classes", classes, classes >= needed, &allowed)?;
         }
         let dim = check_dimensions(&options, &training, &validation)?;
         let head: Arc<dyn LearnedHead> = options.build(dim)?.into();
         Self::with_head(head, configuration, training, validation)
     }
 
-    /// As [`HeadTrainee::new`], for a head that is already built.
+    /// Like [`HeadTrainee::new`], for a head that is already built; the options of the head are not checked.
     pub fn with_head<M: HeadOptions>(
         head: Arc<dyn LearnedHead>,
         configuration: &Configuration<M>,
@@ -116,7 +143,7 @@ impl<'a> HeadTrainee<'a> {
         validation: Vec<EpisodeData<'a>>,
     ) -> Result<Self> {
         let Configuration { optimiser, parts, steps, seed, .. } = configuration;
-        let parameters = start(&*head, configuration, &training)?;
+        let parameters = initial_parameters(&*head, configuration, &training)?;
         let config = AdamWConfig { weight_decay: optimiser.weight_decay, ..Default::default() };
         let layout = head.head().layout().clone();
         let weights = CpuWeights::new(layout, parameters, *parts, config, optimiser, *steps);
@@ -137,13 +164,13 @@ impl<'a> HeadTrainee<'a> {
         self.session.parameters()
     }
 
-    /// Draws the episodes of a step. All that is random follows from the seed and the step.
+    /// Draws the episodes of a step. Everything random follows from the seed and the step.
     fn batch(&mut self, step: u64) -> Result<HeadBatch> {
         let parts = self.samplers.len();
         let (episodes, per_step, seed) = (&self.episodes, self.per_step, self.seed);
         let draw = |(part, sampler): (usize, &mut IndexSampler)| {
-            let numbers = episodes::part(step, per_step, part, parts);
-            numbers.map(|number| episodes.draw(number, sampler)).collect::<Result<Vec<Drawn>>>()
+            let indices = episodes::indices_of_part(step, per_step, part, parts);
+            indices.map(|index| episodes.draw(index, sampler)).collect::<Result<Vec<TrainingEpisode>>>()
         };
         let drawn = self.samplers.par_iter_mut().enumerate().map(draw).collect::<Result<_>>()?;
         let dropout_seed =
@@ -152,13 +179,13 @@ impl<'a> HeadTrainee<'a> {
     }
 }
 
-/// The dimension of the features, which must be one unless the head takes any.
+/// The dimension of the first data set. All others must have the same, unless the head accepts any dimension.
 fn check_dimensions<M: HeadOptions>(
     options: &M,
     training: &[EpisodeData<'_>],
     validation: &[EpisodeData<'_>],
 ) -> Result<usize> {
-    let mut dims = training.iter().chain(validation).map(|bank| bank.embeddings.dim());
+    let mut dims = training.iter().chain(validation).map(|data| data.embeddings.dim());
     let first = dims.next().unwrap_or(0);
     match dims.find(|&dim| dim != first && !options.takes_any_dimension()) {
         None => Ok(first),
@@ -166,8 +193,8 @@ fn check_dimensions<M: HeadOptions>(
     }
 }
 
-/// Initial parameters, or those of the model to start from.
-fn start<M: HeadOptions>(
+/// Initial parameters, or those of the model `configuration.from` if it is set.
+fn initial_parameters<M: HeadOptions>(
     head: &dyn LearnedHead,
     configuration: &Configuration<M>,
     training: &[EpisodeData<'_>],
@@ -175,8 +202,8 @@ fn start<M: HeadOptions>(
     if configuration.from.as_os_str().is_empty() {
         let mut rng = Rng::new(configuration.seed, Purpose::Parameters, 0);
         let mut parameters = head.head().initial(&mut || rng.fraction());
-        let banks: Vec<&Embeddings> = training.iter().map(|bank| bank.embeddings).collect();
-        head.head().fit_normalisation(&mut parameters, &|| feature_statistics(&banks));
+        let data_sets: Vec<&Embeddings> = training.iter().map(|data| data.embeddings).collect();
+        head.head().fit_normalisation(&mut parameters, &|| feature_statistics(&data_sets));
         return Ok(parameters);
     }
     let model = Model::open(&configuration.from)?;
@@ -184,25 +211,29 @@ fn start<M: HeadOptions>(
     model.parameters(head.head().layout())
 }
 
-/// Mean and spread of all rows of embeddings of one dimension.
-fn feature_statistics(banks: &[&Embeddings]) -> FeatureStatistics {
-    const ROWS: usize = 4096;
-    let dim = banks.first().map_or(0, |bank| bank.dim());
-    let sum = |bank: &Embeddings, from: usize| {
+/// The mean of all rows, `[dim]`, and the root of the mean squared distance of a row from it (the spread). All data sets
+/// have the same dimension.
+fn feature_statistics(data_sets: &[&Embeddings]) -> FeatureStatistics {
+    const CHUNK_ROWS: usize = 4096;
+    let dim = data_sets.first().map_or(0, |data| data.dim());
+    let chunk_sums = |data: &Embeddings, start: usize| {
         let (mut sums, mut squares) = (vec![0.0; dim], 0.0);
-        for place in from..(from + ROWS).min(bank.len()) {
-            let row = bank.row(place);
+        for index in start..(start + CHUNK_ROWS).min(data.len()) {
+            let row = data.row(index);
             sums.iter_mut().zip(&*row).for_each(|(sum, &value)| *sum += f64::from(value));
             squares += row.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>();
         }
         (sums, squares)
     };
-    let pieces: Vec<(&Embeddings, usize)> =
-        banks.iter().flat_map(|&bank| (0..bank.len()).step_by(ROWS).map(move |from| (bank, from))).collect();
-    let sums: Vec<(Vec<f64>, f64)> = pieces.into_par_iter().map(|(bank, from)| sum(bank, from)).collect();
-    let rows = banks.iter().map(|bank| bank.len()).sum::<usize>().max(1) as f64;
+    let chunks: Vec<(&Embeddings, usize)> = data_sets
+        .iter()
+        .flat_map(|&data| (0..data.len()).step_by(CHUNK_ROWS).map(move |start| (data, start)))
+        .collect();
+    let sums: Vec<(Vec<f64>, f64)> =
+        chunks.into_par_iter().map(|(data, start)| chunk_sums(data, start)).collect();
+    let rows = data_sets.iter().map(|data| data.len()).sum::<usize>().max(1) as f64;
     let mean: Vec<f64> =
-        (0..dim).map(|place| sums.iter().map(|(sums, _)| sums[place]).sum::<f64>() / rows).collect();
+        (0..dim).map(|column| sums.iter().map(|(sums, _)| sums[column]).sum::<f64>() / rows).collect();
     let squares = sums.iter().map(|(_, squares)| squares).sum::<f64>() / rows;
     let spread = (squares - mean.iter().map(|mean| mean * mean).sum::<f64>()).max(0.0).sqrt();
     FeatureStatistics { mean: mean.into_iter().map(|mean| mean as f32).collect(), spread }
@@ -239,21 +270,23 @@ impl Trainee for HeadTrainee<'_> {
     }
 }
 
-/// What must be equal for a run to be resumable: the configuration, with fingerprints of the data instead of paths.
+/// The identity of a run ([`RunOptions::identity`](super::RunOptions::identity)): its configuration, with fingerprints of
+/// the data instead of paths. `data_sets` are pairs of a name (`train`, `validation`) and the data.
 pub fn identity<M: HeadOptions>(
     configuration: &Configuration<M>,
-    banks: &[(&str, &[EpisodeData<'_>])],
+    data_sets: &[(&str, &[EpisodeData<'_>])],
 ) -> Table {
     let mut identity = super::configuration::table(configuration);
     identity.remove("data");
-    let mut data = Table::new();
-    for (name, banks) in banks {
-        let print = |bank: &EpisodeData<'_>| bank.embeddings.fingerprint().to_string();
-        let pool = |bank: &EpisodeData<'_>| bank.outliers.map(|pool| pool.fingerprint().to_string());
-        data.insert(name.to_string(), banks.iter().map(print).collect::<Vec<_>>().into());
-        data.insert(format!("{name}_outliers"), banks.iter().filter_map(pool).collect::<Vec<_>>().into());
+    let mut fingerprints = Table::new();
+    for (name, data_sets) in data_sets {
+        let rows = |data: &EpisodeData<'_>| data.embeddings.fingerprint().to_string();
+        let pool = |data: &EpisodeData<'_>| data.outliers.map(|pool| pool.fingerprint().to_string());
+        fingerprints.insert(name.to_string(), data_sets.iter().map(rows).collect::<Vec<_>>().into());
+        let pools: Vec<String> = data_sets.iter().filter_map(pool).collect();
+        fingerprints.insert(format!("{name}_outliers"), pools.into());
     }
-    identity.insert("data".into(), data.into());
+    identity.insert("data".into(), fingerprints.into());
     identity.insert("head".into(), M::KIND.into());
     identity
 }

@@ -1,4 +1,6 @@
-//! What training and validation data have in common: a validation on what was trained on says nothing.
+//! Overlap of training and validation data: [`overlaps`] finds classes, items and rows that are in both.
+//!
+//! If there are any, the validation score does not say how well the head works on new data, so the user is warned.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};
@@ -9,17 +11,29 @@ use crate::embeddings::Embeddings;
 use crate::episode::EpisodeData;
 use crate::episode::image_name;
 
-/// A sentence for each kind of overlap there is.
+/// One sentence for each kind of overlap: class names, item names and equal rows. Empty if there is no overlap.
+///
+/// ```
+/// use trueshot::Embeddings;
+/// use trueshot::episode::EpisodeData;
+/// use trueshot::training::heads::overlaps;
+///
+/// let data = Embeddings::from_rows(vec![1.0, 2.0], 1, vec!["cat".into(), "dog".into()])?;
+/// let data = [EpisodeData { embeddings: &data, outliers: None }];
+/// let warnings = overlaps(&data, &data);
+/// assert_eq!(warnings[0], "2 classes are in the training and in the validation data, for instance 'cat'");
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub fn overlaps(training: &[EpisodeData<'_>], validation: &[EpisodeData<'_>]) -> Vec<String> {
     type Names = fn(&Embeddings) -> HashSet<String>;
     let kinds: [(&str, Names); 2] = [("classes", class_names), ("items", item_names)];
     let mut found = Vec::new();
     for (what, names) in kinds {
-        let all = |banks: &[EpisodeData<'_>]| -> HashSet<String> {
-            banks.iter().flat_map(|bank| names(bank.embeddings)).collect()
+        let all = |data_sets: &[EpisodeData<'_>]| -> HashSet<String> {
+            data_sets.iter().flat_map(|data| names(data.embeddings)).collect()
         };
-        let (train, judge) = (all(training), all(validation));
-        let mut shared: Vec<&String> = train.intersection(&judge).collect();
+        let (train_names, validation_names) = (all(training), all(validation));
+        let mut shared: Vec<&String> = train_names.intersection(&validation_names).collect();
         shared.sort();
         if let Some(first) = shared.first() {
             found.push(format!(
@@ -28,8 +42,8 @@ pub fn overlaps(training: &[EpisodeData<'_>], validation: &[EpisodeData<'_>]) ->
             ));
         }
     }
-    let rows = |banks: &[EpisodeData<'_>]| -> HashSet<u64> {
-        banks.iter().flat_map(|bank| row_hashes(bank.embeddings)).collect()
+    let rows = |data_sets: &[EpisodeData<'_>]| -> HashSet<u64> {
+        data_sets.iter().flat_map(|data| row_hashes(data.embeddings)).collect()
     };
     let same = rows(training).intersection(&rows(validation)).count();
     if same > 0 {
@@ -39,18 +53,19 @@ pub fn overlaps(training: &[EpisodeData<'_>], validation: &[EpisodeData<'_>]) ->
     found
 }
 
+/// The class names that are not numbers. Numbered classes of two files need not be the same classes.
 fn class_names(embeddings: &Embeddings) -> HashSet<String> {
-    // Numbers are places in a list, and say nothing about what they stand for.
     let is_name = |name: &&String| name.parse::<f64>().is_err();
     embeddings.classes().iter().filter(is_name).cloned().collect()
 }
 
+/// The item names, without the `#N` of augmented copies.
 fn item_names(embeddings: &Embeddings) -> HashSet<String> {
     let names = (0..embeddings.len()).filter_map(|row| embeddings.item(row));
     names.map(|name| image_name(name).to_string()).collect()
 }
 
-/// Rows of different precision are never the same; those of zeros say nothing.
+/// Hashes of precision and bytes of all rows except those of zeros, which are no evidence of an overlap.
 fn row_hashes(embeddings: &Embeddings) -> Vec<u64> {
     let features = embeddings.features();
     let hash = |row: usize| {
@@ -68,23 +83,27 @@ mod tests {
     use super::*;
     use crate::embeddings::Items;
 
-    fn bank(first: usize, prefix: &str) -> Embeddings {
+    fn embeddings(first: usize, prefix: &str) -> Embeddings {
         let labels = (0..6).map(|row| format!("{prefix}{}", row / 3)).collect();
         let items = Items::from_names((first..first + 6).map(|i| format!("{i}.jpg#{}", i % 2)));
         let values = (first..first + 6).map(|i| i as f32 + 1.0).collect();
         Embeddings::from_rows(values, 1, labels).unwrap().with_items(items).unwrap()
     }
 
-    fn between(train: &Embeddings, judge: &Embeddings) -> Vec<String> {
-        let bank = |embeddings| [EpisodeData { embeddings, outliers: None }];
-        overlaps(&bank(train), &bank(judge))
+    fn overlaps_of(training: &Embeddings, validation: &Embeddings) -> Vec<String> {
+        let data = |embeddings| [EpisodeData { embeddings, outliers: None }];
+        overlaps(&data(training), &data(validation))
     }
 
     #[test]
-    fn shared_classes_items_and_rows_are_told_of() {
-        assert_eq!(between(&bank(0, "a"), &bank(100, "b")), Vec::<String>::new());
-        assert_eq!(between(&bank(0, ""), &bank(100, "")), Vec::<String>::new(), "numbers are no names");
-        let found = between(&bank(0, "a"), &bank(4, "a"));
+    fn shared_classes_items_and_rows_are_reported() {
+        assert_eq!(overlaps_of(&embeddings(0, "a"), &embeddings(100, "b")), Vec::<String>::new());
+        assert_eq!(
+            overlaps_of(&embeddings(0, ""), &embeddings(100, "")),
+            Vec::<String>::new(),
+            "numbers are not names"
+        );
+        let found = overlaps_of(&embeddings(0, "a"), &embeddings(4, "a"));
         assert_eq!(found.len(), 3, "{found:?}");
         assert!(found[0].starts_with("2 classes") && found[1].starts_with("2 items"), "{found:?}");
         assert!(found[2].starts_with("2 rows"), "{found:?}");

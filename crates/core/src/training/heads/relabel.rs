@@ -1,4 +1,4 @@
-//! Relabel in training: its defaults, and the way from options to a network.
+//! Training of Relabel: the default configuration, and how its options become a network, a model file and a method.
 
 use trueshot_nn::head::Head;
 use trueshot_nn::relabel::Relabel;
@@ -11,8 +11,10 @@ use crate::model::Model;
 use crate::training::Optimiser;
 
 impl Configuration<RelabelOptions> {
-    /// One model for all noise: all types alike, and shots of several numbers, one among them (with nothing
-    /// to compare a lone item to, a head that never met one calls every label wrong).
+    /// The default configuration of Relabel: one model for all noise types and for 1 to 10 shots.
+    ///
+    /// One shot is among them because a single item of a class has no other item to be compared with: a head that was
+    /// not trained on this case calls every label wrong.
     pub fn relabel() -> Self {
         let noise = ["symmetric=0,20,40,60", "paired=0,20,40", "outlier=0,20,40,60"];
         Configuration {
@@ -26,7 +28,7 @@ impl Configuration<RelabelOptions> {
                 ways: vec![CountRange::exactly(5)],
                 shots: [1, 2, 3, 5, 10].map(CountRange::exactly).to_vec(),
                 queries: 15,
-                noise: noise.map(|levels| levels.parse().expect("ours")).to_vec(),
+                noise: noise.map(|levels| levels.parse().expect("a valid constant")).to_vec(),
                 blended: 0.0,
                 mixed: 0.0,
             },
@@ -45,6 +47,7 @@ impl Configuration<RelabelOptions> {
     }
 }
 
+/// The Relabel network with the options it was built from.
 struct RelabelHead {
     options: RelabelOptions,
     network: Relabel,

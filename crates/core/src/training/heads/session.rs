@@ -1,8 +1,8 @@
-//! The training session of a head on the CPU.
+//! The training session of a head on the CPU: [`CpuHeadSession`] computes the losses and updates of a [`HeadBatch`].
 //!
-//! The episodes of a step are divided into a fixed number of parts. Each part gathers its rows, while they still fit the
-//! cache, and fills a gradient of its own; the gradients are added in the order of the parts. So the number of threads
-//! changes the speed of a step and never its result.
+//! The episodes of a step are divided into a fixed number of parts. Each part gathers the rows of its episodes right before
+//! it computes, so that they are still in the cache, and adds to a gradient of its own; the gradients are added in the order
+//! of the parts. So the number of threads changes the speed of a step and never its result.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use rayon::prelude::*;
 use trueshot_nn::Isa;
 
 use super::LearnedHead;
-use super::episodes::{Drawn, Rows, TrainingEpisodes};
+use super::episodes::{RowBuffer, TrainingEpisode, TrainingEpisodes};
 use crate::error::Result;
 use crate::training::{CpuSession, CpuWeights};
 
 /// The episodes of one step, divided into parts.
 pub struct HeadBatch {
-    /// Drawn episodes: classes, items, labels and noise, as indices into the data.
-    pub parts: Vec<Vec<Drawn>>,
-    /// The seed of dropout, one per part.
+    /// The episodes of each part, as indices into the data.
+    pub parts: Vec<Vec<TrainingEpisode>>,
+    /// The seed of dropout of each part.
     pub dropout_seeds: Vec<u64>,
 }
 
@@ -27,26 +27,26 @@ pub struct CpuHeadSession<'a> {
     head: Arc<dyn LearnedHead>,
     episodes: Arc<TrainingEpisodes<'a>>,
     weights: CpuWeights,
-    /// Row buffers, one list per part.
-    rows: Vec<Vec<Rows>>,
+    /// Buffers for the rows of the episodes, one list per part.
+    buffers: Vec<Vec<RowBuffer>>,
 }
 
 impl<'a> CpuHeadSession<'a> {
-    /// A session for batches with as many parts as `weights` has gradients. Rows are read from the data of `episodes`.
+    /// A session for batches with as many parts as `weights` has gradients. RowBuffer are read from the data of `episodes`.
     pub fn new(head: Arc<dyn LearnedHead>, episodes: Arc<TrainingEpisodes<'a>>, weights: CpuWeights) -> Self {
-        let rows = weights.gradients.iter().map(|_| Vec::new()).collect();
-        CpuHeadSession { head, episodes, weights, rows }
+        let buffers = weights.gradients.iter().map(|_| Vec::new()).collect();
+        CpuHeadSession { head, episodes, weights, buffers }
     }
 
-    /// Sums of the loss terms over all episodes of a batch; the gradients are left in their parts.
+    /// Computes the sum of each loss term over all episodes of a batch, and adds to the gradient of each part.
     fn losses(&mut self, batch: &HeadBatch) -> Vec<f64> {
         let isa = Isa::current();
         let (head, parameters, episodes) = (self.head.head(), &self.weights.parameters, &self.episodes);
         let inputs = batch.parts.par_iter().zip(&batch.dropout_seeds);
         let sums: Vec<Vec<f64>> = inputs
-            .zip(self.rows.par_iter_mut().zip(&mut self.weights.gradients))
-            .map(|((drawn, &dropout), (rows, gradient))| {
-                episodes.with_rows(drawn, rows, |episodes| {
+            .zip(self.buffers.par_iter_mut().zip(&mut self.weights.gradients))
+            .map(|((drawn, &dropout), (buffers, gradient))| {
+                episodes.with_rows(drawn, buffers, |episodes| {
                     isa.scope(|| head.losses(parameters, episodes, dropout, gradient))
                 })
             })

@@ -1,5 +1,4 @@
-//! The trainee with a head small enough to know by heart: prototypes are class means times one number, and a
-//! wrong label weighs as much as a right one times another.
+//! Tests of [`HeadTrainee`] with a head of a few parameters, `Shift`, whose losses and gradients can be checked by hand.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -19,7 +18,8 @@ use crate::training::Optimiser;
 use crate::training::{RunOptions, Start, train};
 use trueshot_nn::parameters::ParameterLayout;
 
-/// Learns to shift every feature by one number: the loss is its squared distance from 1 plus what noise it sees.
+/// A head whose loss is the squared distance of its parameters from 1 (slightly shifted by the features and the dropout
+/// seed), plus the share of wrong labels in the episode.
 struct Shift {
     layout: ParameterLayout,
 }
@@ -144,27 +144,33 @@ fn data(classes: usize, seed: u64) -> Embeddings {
 }
 
 #[test]
-fn episodes_follow_from_their_number_and_hold_what_was_asked_for() {
+fn an_episode_follows_from_its_index_and_all_configured_shapes_and_noises_occur() {
     let (train, pool) = (data(6, 1), data(2, 2));
-    let banks = || vec![EpisodeData { embeddings: &train, outliers: Some(&pool) }];
+    let data_sets = || vec![EpisodeData { embeddings: &train, outliers: Some(&pool) }];
     let options = configuration().episodes;
-    let episodes = TrainingEpisodes::new(banks(), &options, 3).unwrap();
-    let again = TrainingEpisodes::new(banks(), &options, 3).unwrap();
+    let episodes = TrainingEpisodes::new(data_sets(), &options, 3).unwrap();
+    let again = TrainingEpisodes::new(data_sets(), &options, 3).unwrap();
     let mut shapes = std::collections::HashSet::new();
     for index in 0..300 {
         let (one, other) = (
             episodes.draw(index, &mut IndexSampler::default()),
             again.draw(index, &mut IndexSampler::default()),
         );
-        let look = |drawn: Drawn| {
+        let summary = |drawn: TrainingEpisode| {
             episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
                 let episode = episodes[0];
                 let wrong = episode.given.iter().zip(episode.truth).filter(|(g, t)| t.as_ref() != Some(g));
-                let none = episode.truth.iter().filter(|truth| truth.is_none()).count();
-                (episode.classes, episode.support.len(), wrong.count(), none, episode.queries[0][0].to_bits())
+                let outliers = episode.truth.iter().filter(|truth| truth.is_none()).count();
+                (
+                    episode.classes,
+                    episode.support.len(),
+                    wrong.count(),
+                    outliers,
+                    episode.queries[0][0].to_bits(),
+                )
             })
         };
-        let (one, other) = (look(one.unwrap()), look(other.unwrap()));
+        let (one, other) = (summary(one.unwrap()), summary(other.unwrap()));
         assert_eq!(one, other);
         shapes.insert((one.0, one.1, one.2, one.3));
     }
@@ -174,7 +180,7 @@ fn episodes_follow_from_their_number_and_hold_what_was_asked_for() {
     assert!(any(|s| s.3 > 0) && any(|s| s.2 > 0 && s.3 == 0) && any(|s| s.2 == 0), "{shapes:?}");
 }
 
-/// Every row of class c has a one at place `first` + c and nothing else.
+/// Every row of class c has a one in column `first` + c and zeros elsewhere.
 fn indicators(classes: usize, first: usize) -> Embeddings {
     let labels = (0..classes * 25).map(|row| format!("{first} {}", row / 25)).collect();
     let values = (0..classes * 25 * 8).map(|i| if i % 8 == first + i / 8 / 25 { 1.0 } else { 0.0 });
@@ -182,12 +188,12 @@ fn indicators(classes: usize, first: usize) -> Embeddings {
 }
 
 #[test]
-fn in_mixed_episodes_outliers_and_items_of_other_classes_are_wrong_side_by_side() {
+fn mixed_episodes_contain_outliers_and_items_of_other_classes() {
     let (train, pool) = (data(6, 1), data(2, 2));
-    let banks = vec![EpisodeData { embeddings: &train, outliers: Some(&pool) }];
+    let data_sets = vec![EpisodeData { embeddings: &train, outliers: Some(&pool) }];
     let options = Episodes { blended: 0.0, mixed: 1.0, ..configuration().episodes };
-    let episodes = TrainingEpisodes::new(banks, &options, 5).unwrap();
-    let drawn: Vec<Drawn> =
+    let episodes = TrainingEpisodes::new(data_sets, &options, 5).unwrap();
+    let drawn: Vec<TrainingEpisode> =
         (0..400).map(|index| episodes.draw(index, &mut IndexSampler::default()).unwrap()).collect();
     let both = episodes.with_rows(&drawn, &mut Vec::new(), |all| {
         let has_both = |episode: &&Episode<'_>| {
@@ -204,37 +210,38 @@ fn in_mixed_episodes_outliers_and_items_of_other_classes_are_wrong_side_by_side(
 #[test]
 fn a_blended_class_is_the_same_blend_of_two_in_all_its_items_and_queries() {
     let (train, pool) = (indicators(6, 0), indicators(2, 6));
-    let banks = vec![EpisodeData { embeddings: &train, outliers: Some(&pool) }];
+    let data_sets = vec![EpisodeData { embeddings: &train, outliers: Some(&pool) }];
     let options = Episodes { blended: 1.0, ..configuration().episodes };
-    let episodes = TrainingEpisodes::new(banks, &options, 5).unwrap();
+    let episodes = TrainingEpisodes::new(data_sets, &options, 5).unwrap();
     let mut outliers = 0;
     for index in 0..100 {
         let drawn = episodes.draw(index, &mut IndexSampler::default()).unwrap();
         episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
             let Episode { classes, support, truth, queries, query_classes, .. } = episodes[0];
-            let of = |class: u32| {
+            let rows_of = |class: u32| {
                 let items = support.iter().zip(truth).filter(move |(_, truth)| **truth == Some(class));
-                let asked = queries.iter().zip(query_classes).filter(move |(_, own)| **own == class);
-                items.map(|(row, _)| row).chain(asked.map(|(row, _)| row))
+                let class_queries = queries.iter().zip(query_classes).filter(move |(_, own)| **own == class);
+                items.map(|(row, _)| row).chain(class_queries.map(|(row, _)| row))
             };
             for class in 0..classes as u32 {
-                let row = of(class).next().unwrap();
+                let row = rows_of(class).next().unwrap();
                 let parts: Vec<f32> = row.iter().copied().filter(|&part| part > 0.0).collect();
                 assert!(
                     parts.len() == 2 && parts.iter().all(|part| (0.349..0.651).contains(part)),
                     "{row:?}"
                 );
-                assert!(of(class).all(|other| other == row));
+                assert!(rows_of(class).all(|other| other == row));
             }
-            let strange = support.iter().zip(truth).filter(|(_, truth)| truth.is_none());
-            outliers += strange.inspect(|(row, _)| assert!(row[..6].iter().all(|&part| part == 0.0))).count();
+            let outlier_items = support.iter().zip(truth).filter(|(_, truth)| truth.is_none());
+            outliers +=
+                outlier_items.inspect(|(row, _)| assert!(row[..6].iter().all(|&part| part == 0.0))).count();
         });
     }
     assert!(outliers > 0);
 }
 
 #[test]
-fn a_head_that_wants_the_mean_of_the_data_starts_with_it() {
+fn feature_statistics_are_the_mean_and_spread_over_all_data_sets() {
     let (first, second) = (indicators(6, 0), indicators(2, 6));
     let statistics = feature_statistics(&[&first, &second]);
     assert_eq!(statistics.mean, [1.0 / 8.0; 8]);
@@ -242,25 +249,25 @@ fn a_head_that_wants_the_mean_of_the_data_starts_with_it() {
 }
 
 #[test]
-fn levels_that_no_shape_allows_are_refused() {
+fn noise_levels_that_are_impossible_in_all_episodes_are_refused() {
     let train = data(6, 1);
     let mut options = configuration().episodes;
     options.noise = vec!["paired=0,60".parse().unwrap()];
-    let banks = vec![EpisodeData { embeddings: &train, outliers: None }];
-    let error = TrainingEpisodes::new(banks, &options, 0).err().unwrap().to_string();
+    let data_sets = vec![EpisodeData { embeddings: &train, outliers: None }];
+    let error = TrainingEpisodes::new(data_sets, &options, 0).err().unwrap().to_string();
     assert!(error.starts_with("paired noise of 60 % is impossible"), "{error}");
 }
 
 fn run(threads: usize, stops: &[u64]) -> Vec<u8> {
-    struct Patience(u64);
-    impl crate::training::Observer for Patience {
+    struct StopAfter(u64);
+    impl crate::training::Observer for StopAfter {
         fn event(&mut self, event: &crate::training::Event<'_>) {
             if let crate::training::Event::Stepped { .. } = event {
                 self.0 = self.0.saturating_sub(1);
             }
         }
     }
-    impl crate::progress::Progress for Patience {
+    impl crate::progress::Progress for StopAfter {
         fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
             if self.0 > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         }
@@ -270,7 +277,7 @@ fn run(threads: usize, stops: &[u64]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let training = vec![EpisodeData { embeddings: &train_data, outliers: Some(&pool) }];
     let validation = vec![EpisodeData { embeddings: &val, outliers: None }];
-    let plan = RunOptions {
+    let options = RunOptions {
         output: folder.path().join("m.safetensors"),
         title: "shift".into(),
         steps: configuration.steps,
@@ -284,10 +291,10 @@ fn run(threads: usize, stops: &[u64]) -> Vec<u8> {
     pool.install(|| {
         for &stop in stops.iter().chain([&u64::MAX]) {
             let mut trainee = HeadTrainee::new(&configuration, training.clone(), validation.clone()).unwrap();
-            train(&mut trainee, &plan, Start::Resume, &mut Patience(stop)).unwrap();
+            train(&mut trainee, &options, Start::Resume, &mut StopAfter(stop)).unwrap();
         }
     });
-    std::fs::read(&plan.output).unwrap()
+    std::fs::read(&options.output).unwrap()
 }
 
 #[test]
@@ -298,7 +305,7 @@ fn neither_threads_nor_interruptions_change_the_model() {
 }
 
 #[test]
-fn a_head_can_start_from_another_of_its_kind() {
+fn a_head_can_start_from_the_parameters_of_a_model_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.safetensors");
     std::fs::write(&path, run(1, &[])).unwrap();
@@ -306,17 +313,17 @@ fn a_head_can_start_from_another_of_its_kind() {
     let mut configuration = configuration();
     configuration.episodes.noise = vec!["symmetric=0".parse().unwrap()];
     configuration.from = path;
-    let banks = || vec![EpisodeData { embeddings: &train, outliers: None }];
-    let trainee = HeadTrainee::new(&configuration, banks(), vec![]).unwrap();
+    let data_sets = || vec![EpisodeData { embeddings: &train, outliers: None }];
+    let trainee = HeadTrainee::new(&configuration, data_sets(), vec![]).unwrap();
     let model = Model::open(&configuration.from).unwrap();
     assert_eq!(trainee.parameters(), model.tensors().values("shift", 3).unwrap());
     configuration.model.width = 4;
-    let error = HeadTrainee::new(&configuration, banks(), vec![]).err().unwrap().to_string();
+    let error = HeadTrainee::new(&configuration, data_sets(), vec![]).err().unwrap().to_string();
     assert!(error.contains("'shift' has shape [3] instead of [4]"), "{error}");
 }
 
 #[test]
-fn numbers_out_of_range_are_refused_by_name() {
+fn options_out_of_range_are_refused_by_name() {
     let refuse = |change: fn(&mut Configuration<ShiftOptions>)| {
         let mut wrong = configuration();
         assert!(wrong.check().is_ok());
@@ -336,9 +343,9 @@ fn numbers_out_of_range_are_refused_by_name() {
 /// The number of wrong labels of every support set of many episodes, with the number of its items per class.
 fn wrong_labels(options: &Episodes, count: u64) -> Vec<(usize, usize)> {
     let (train, pool) = (data(6, 1), data(2, 2));
-    let banks = vec![EpisodeData { embeddings: &train, outliers: Some(&pool) }];
-    let episodes = TrainingEpisodes::new(banks, options, 3).unwrap();
-    let look = |index| {
+    let data_sets = vec![EpisodeData { embeddings: &train, outliers: Some(&pool) }];
+    let episodes = TrainingEpisodes::new(data_sets, options, 3).unwrap();
+    let summary = |index| {
         let drawn = episodes.draw(index, &mut IndexSampler::default()).unwrap();
         episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
             let episode = episodes[0];
@@ -347,7 +354,7 @@ fn wrong_labels(options: &Episodes, count: u64) -> Vec<(usize, usize)> {
             (wrong, episode.support.len() / episode.classes)
         })
     };
-    (0..count).map(look).collect()
+    (0..count).map(summary).collect()
 }
 
 fn plain_episodes(shots: &[usize], noise: &[&str]) -> Episodes {
@@ -372,19 +379,22 @@ fn a_noise_type_listed_twice_is_twice_as_likely() {
 }
 
 #[test]
-fn levels_that_an_episode_cannot_have_are_left_out_there() {
+fn noise_levels_that_are_impossible_with_the_shots_are_not_drawn() {
     let all = wrong_labels(&plain_episodes(&[1, 5], &["symmetric=0,40"]), 400);
     let with = |shots: usize| all.iter().filter(move |(_, own)| *own == shots);
-    assert!(with(1).count() > 100 && with(1).all(|(wrong, _)| *wrong == 0), "one of one cannot be wrong");
+    assert!(
+        with(1).count() > 100 && with(1).all(|(wrong, _)| *wrong == 0),
+        "the only item of a class cannot be wrong"
+    );
     assert!(with(5).any(|(wrong, _)| *wrong > 0) && with(5).any(|(wrong, _)| *wrong == 0));
 }
 
 #[test]
-fn an_episode_is_of_one_file_and_all_files_have_their_turn() {
+fn an_episode_uses_one_data_set_and_all_data_sets_are_used() {
     let (narrow, wide) = (data(6, 1), indicators(6, 0));
-    let banks = [&narrow, &wide].map(|embeddings| EpisodeData { embeddings, outliers: None });
+    let data_sets = [&narrow, &wide].map(|embeddings| EpisodeData { embeddings, outliers: None });
     let options = plain_episodes(&[5], &["symmetric=0,40"]);
-    let episodes = TrainingEpisodes::new(banks.to_vec(), &options, 3).unwrap();
+    let episodes = TrainingEpisodes::new(data_sets.to_vec(), &options, 3).unwrap();
     let width = |index| {
         let drawn = episodes.draw(index, &mut IndexSampler::default()).unwrap();
         episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
@@ -394,8 +404,8 @@ fn an_episode_is_of_one_file_and_all_files_have_their_turn() {
             widths.into_iter().next()
         })
     };
-    let wide_ones = (0..300).filter(|&index| width(index) == Some(8)).count();
-    assert!((100..200).contains(&wide_ones), "{wide_ones}");
+    let wide_count = (0..300).filter(|&index| width(index) == Some(8)).count();
+    assert!((100..200).contains(&wide_count), "{wide_count}");
 }
 
 #[test]
@@ -408,9 +418,9 @@ fn two_copies_of_one_image_are_never_in_one_training_episode() {
         images.enumerate().map(|(row, image)| format!("{image}.png#{}", row % 4 + 1)).collect();
     let data = Embeddings::from_rows(values, 2, labels).unwrap();
     let data = data.with_items(crate::embeddings::Items::from_names(names)).unwrap();
-    let banks = vec![EpisodeData { embeddings: &data, outliers: None }];
+    let data_sets = vec![EpisodeData { embeddings: &data, outliers: None }];
     let options = plain_episodes(&[5], &["symmetric=0,40", "paired=20"]);
-    let episodes = TrainingEpisodes::new(banks, &options, 3).unwrap();
+    let episodes = TrainingEpisodes::new(data_sets, &options, 3).unwrap();
     for index in 0..300 {
         let drawn = episodes.draw(index, &mut IndexSampler::default()).unwrap();
         episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {

@@ -1,4 +1,4 @@
-//! TraNFS in training: its defaults, and the way from options to a network.
+//! Training of TraNFS: the default configuration, and how its options become a network, a model file and a method.
 
 use trueshot_nn::head::Head;
 use trueshot_nn::tranfs::Tranfs;
@@ -11,9 +11,10 @@ use crate::model::Model;
 use crate::training::Optimiser;
 
 impl Configuration<TranfsOptions> {
-    /// How the figures of the paper's main setting came about: one model for symmetric noise.
+    /// The default configuration of TraNFS, that of the paper's main experiment: one model for symmetric noise, 5 ways and
+    /// 5 shots.
     pub fn tranfs() -> Self {
-        let noise = vec!["symmetric=0,20,40".parse().expect("ours")];
+        let noise = vec!["symmetric=0,20,40".parse().expect("a valid constant")];
         Configuration {
             seed: 0,
             steps: 25_000,
@@ -44,6 +45,7 @@ impl Configuration<TranfsOptions> {
     }
 }
 
+/// The TraNFS network with the options it was built from.
 struct TranfsHead {
     options: TranfsOptions,
     network: Tranfs,
@@ -61,7 +63,7 @@ impl HeadOptions for TranfsOptions {
         TranfsOptions { classes, ..self.clone() }
     }
 
-    fn most_classes(&self) -> Option<usize> {
+    fn max_classes(&self) -> Option<usize> {
         Some(self.classes)
     }
 

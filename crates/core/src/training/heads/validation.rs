@@ -1,10 +1,12 @@
-//! Validation of a head in training: its accuracy on the same episodes every time, under every configured noise setting.
+//! Validation of a head in training: [`Validator`] measures its accuracy under every configured setting.
+//!
+//! The validation episodes are the same every time, so scores of different steps can be compared.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::configuration;
-use super::episodes::{Shape, check_used, numbers};
+use super::episodes::{EpisodeShape, check_levels_used, counts};
 use crate::episode::{AugmentedCopies, EpisodeData, EpisodeSpec, Episodes};
 use crate::error::Result;
 use crate::evaluate::{Details, Experiment, evaluate};
@@ -12,26 +14,28 @@ use crate::method::{Method, NamedMethod};
 use crate::noise::{Noise, NoiseLevels, settings};
 use crate::training::Validation;
 
-/// The validation episodes.
+/// The validation episodes of all settings.
 pub(super) struct Validator<'a> {
     settings: Vec<ValidationSetting<'a>>,
+    /// The number of episodes per setting.
     episodes: u64,
 }
 
-/// The episodes of one file with one number of ways and shots.
+/// The validation episodes of one data set with one number of ways and shots.
 struct ValidationSetting<'a> {
-    /// What distinguishes it from the other settings; empty if there is only one.
+    /// Data set, ways and shots, as far as they differ between settings, followed by a space; empty if none differs.
     name: String,
     data: EpisodeData<'a>,
-    shape: Shape<'a>,
+    shape: EpisodeShape<'a>,
 }
 
 impl<'a> Validator<'a> {
-    pub fn new(sets: Vec<EpisodeData<'a>>, options: &configuration::Validation) -> Result<Self> {
-        let ways = BTreeSet::from_iter(numbers(&options.ways));
+    /// Prepares one setting for every data set, number of ways and number of shots.
+    pub fn new(data_sets: Vec<EpisodeData<'a>>, options: &configuration::Validation) -> Result<Self> {
+        let ways = BTreeSet::from_iter(counts(&options.ways));
         let noise = [NoiseLevels(settings(&options.noise))];
         let mut settings = Vec::new();
-        for (number, &data) in sets.iter().enumerate() {
+        for (index, &data) in data_sets.iter().enumerate() {
             let images = AugmentedCopies::of(data.embeddings).map(Arc::new);
             for &ways_here in &ways {
                 for &shots in &options.shots {
@@ -42,40 +46,41 @@ impl<'a> Validator<'a> {
                         seed: options.seed,
                     };
                     let parts = [
-                        (sets.len() > 1).then(|| file_name(data, number)),
+                        (data_sets.len() > 1).then(|| data_set_name(data, index)),
                         (ways.len() > 1).then(|| format!("{ways_here}-way")),
                         (options.shots.len() > 1).then(|| format!("{shots}-shot")),
                     ];
                     let name: String =
                         parts.into_iter().flatten().flat_map(|part| [part, " ".to_string()]).collect();
-                    let shape = Shape::new(data, images.clone(), spec, &noise)?;
+                    let shape = EpisodeShape::new(data, images.clone(), spec, &noise)?;
                     settings.push(ValidationSetting { name, data, shape });
                 }
             }
         }
-        check_used(settings.iter().map(|setting| &setting.shape), &noise)?;
+        check_levels_used(settings.iter().map(|setting| &setting.shape), &noise)?;
         Ok(Validator { settings, episodes: options.episodes })
     }
 
-    /// The mean accuracy over all settings, and the accuracy in each.
+    /// Evaluates `method` and returns its mean accuracy over all settings as the score, with the accuracy of each. `None`
+    /// without validation data.
     pub fn validate(&self, method: Box<dyn Method>) -> Result<Option<Validation>> {
         let methods = [NamedMethod { label: "head".into(), method }];
         let mut figures = Vec::new();
-        for episodes in &self.settings {
+        for setting in &self.settings {
             let experiment = Experiment {
-                embeddings: episodes.data.embeddings,
-                outliers: episodes.data.outliers,
-                episodes: &episodes.shape.sampler as &dyn Episodes,
+                embeddings: setting.data.embeddings,
+                outliers: setting.data.outliers,
+                episodes: &setting.shape.sampler as &dyn Episodes,
                 count: self.episodes,
                 methods: &methods,
                 baseline: "",
                 details: Details::default(),
             };
-            let found = evaluate(&experiment, &())?;
-            for setting in &found.settings {
-                let noise = Noise { kind: setting.noise, level: setting.level };
-                let accuracy = setting.methods[0].accuracy.unwrap_or(0.0);
-                figures.push((format!("{}{}", episodes.name, shown(noise)), accuracy));
+            let evaluation = evaluate(&experiment, &())?;
+            for result in &evaluation.settings {
+                let noise = Noise { kind: result.noise, level: result.level };
+                let accuracy = result.methods[0].accuracy.unwrap_or(0.0);
+                figures.push((format!("{}{}", setting.name, noise_name(noise)), accuracy));
             }
         }
         let score = figures.iter().map(|(_, accuracy)| accuracy).sum::<f64>() / figures.len().max(1) as f64;
@@ -83,13 +88,15 @@ impl<'a> Validator<'a> {
     }
 }
 
-fn shown(noise: Noise) -> String {
+/// The noise setting for people: `clean` without noise.
+fn noise_name(noise: Noise) -> String {
     if noise.level == 0.0 { "clean".into() } else { noise.to_string() }
 }
 
-fn file_name(data: EpisodeData<'_>, number: usize) -> String {
+/// The name of the file without extension, or `data N` for data that was not read from a file.
+fn data_set_name(data: EpisodeData<'_>, index: usize) -> String {
     let stem = data.embeddings.path().and_then(|path| path.file_stem());
-    stem.map_or_else(|| format!("data {}", number + 1), |stem| stem.to_string_lossy().into_owned())
+    stem.map_or_else(|| format!("data {}", index + 1), |stem| stem.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]
@@ -98,7 +105,7 @@ mod tests {
     use crate::training::heads::configuration::CountRange;
 
     #[test]
-    fn spans_of_shots_are_settings_of_their_own() {
+    fn each_number_or_range_of_shots_is_a_setting() {
         let options = configuration::Validation {
             every: 1,
             episodes: 20,
@@ -114,12 +121,15 @@ mod tests {
         let validator =
             Validator::new(vec![EpisodeData { embeddings: &data, outliers: None }], &options).unwrap();
         let method = crate::method::Registry::default().parse("protonet").unwrap().method;
-        let found = validator.validate(method).unwrap().unwrap();
-        let names: Vec<&str> = found.figures.iter().map(|(name, _)| name.as_str()).collect();
+        let validation = validator.validate(method).unwrap().unwrap();
+        let names: Vec<&str> = validation.figures.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names[0], "2-way 1-shot clean");
         assert!(names.contains(&"3-way 2-5-shot clean"), "{names:?}");
-        assert!(found.score > 60.0, "{found:?}");
-        let mean = found.figures.iter().map(|(_, accuracy)| accuracy).sum::<f64>() / names.len() as f64;
-        assert!((found.score - mean).abs() < 1e-9, "the score is the mean over all settings: {found:?}");
+        assert!(validation.score > 60.0, "{validation:?}");
+        let mean = validation.figures.iter().map(|(_, accuracy)| accuracy).sum::<f64>() / names.len() as f64;
+        assert!(
+            (validation.score - mean).abs() < 1e-9,
+            "the score is the mean over all settings: {validation:?}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The loop with something small to train: a point that walks towards another.
+//! Tests of the training loop with a trainee of two parameters, `Walker`, which move towards random targets.
 
 use crate::progress::Progress;
 use std::collections::BTreeMap;
@@ -9,15 +9,16 @@ use crate::rng::{Purpose, Rng};
 use crate::tensors::tests::{flips, without_checksum};
 use crate::training::Validation;
 
+/// A point of two coordinates that moves towards a random target near zero in every step.
 struct Walker {
-    place: Vec<f32>,
-    /// The step after which it goes wrong, and how.
-    trips: Option<(u64, f64)>,
+    position: Vec<f32>,
+    /// The step from which on the second loss term has this value.
+    diverges: Option<(u64, f64)>,
 }
 
 impl Walker {
     fn new() -> Self {
-        Walker { place: vec![5.0, -3.0], trips: None }
+        Walker { position: vec![5.0, -3.0], diverges: None }
     }
 }
 
@@ -28,9 +29,9 @@ impl Trainee for Walker {
 
     fn step(&mut self, step: u64) -> Result<Vec<f64>> {
         let mut rng = Rng::new(1, Purpose::Training, step);
-        self.place.iter_mut().for_each(|v| *v += 0.1 * (rng.uniform() - 0.5 - *v));
-        let terms = self.place.iter().map(|v| f64::from(v * v)).collect();
-        match self.trips {
+        self.position.iter_mut().for_each(|v| *v += 0.1 * (rng.uniform() - 0.5 - *v));
+        let terms = self.position.iter().map(|v| f64::from(v * v)).collect();
+        match self.diverges {
             Some((after, value)) if step >= after => Ok(vec![1.0, value]),
             _ => Ok(terms),
         }
@@ -41,18 +42,18 @@ impl Trainee for Walker {
     }
 
     fn validate(&mut self) -> Result<Option<Validation>> {
-        let score = -self.place.iter().map(|v| f64::from(v.abs())).sum::<f64>();
+        let score = -self.position.iter().map(|v| f64::from(v.abs())).sum::<f64>();
         Ok(Some(Validation { score, figures: vec![("distance".into(), -score)] }))
     }
 
     fn state(&self) -> Tensors {
         let mut state = Tensors::default();
-        state.insert("place", &[2], self.place.clone());
+        state.insert("position", &[2], self.position.clone());
         state
     }
 
     fn restore(&mut self, state: &Tensors) -> Result<()> {
-        self.place = state.values("place", 2)?.to_vec();
+        self.position = state.values("position", 2)?.to_vec();
         Ok(())
     }
 
@@ -61,10 +62,10 @@ impl Trainee for Walker {
     }
 }
 
-/// Stops after some steps.
-struct Patience(u64);
+/// An observer that stops the run after this number of steps.
+struct StopAfter(u64);
 
-impl Observer for Patience {
+impl Observer for StopAfter {
     fn event(&mut self, event: &Event<'_>) {
         if let Event::Stepped { .. } = event {
             self.0 -= 1;
@@ -72,7 +73,7 @@ impl Observer for Patience {
     }
 }
 
-impl Progress for Patience {
+impl Progress for StopAfter {
     fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
         if self.0 > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
@@ -103,8 +104,8 @@ fn a_resumed_run_ends_in_the_same_bytes_as_an_unbroken_one() {
     assert!(outcome.finished);
     let options = options(broken.path());
     for stop in [3, 1, 9, 1, 20] {
-        let mut watcher = Patience(stop);
-        let outcome = train(&mut Walker::new(), &options, Start::Resume, &mut watcher).unwrap();
+        let mut observer = StopAfter(stop);
+        let outcome = train(&mut Walker::new(), &options, Start::Resume, &mut observer).unwrap();
         assert!(!outcome.finished);
     }
     assert_eq!(train(&mut Walker::new(), &options, Start::Resume, &mut ()).unwrap(), outcome);
@@ -114,11 +115,11 @@ fn a_resumed_run_ends_in_the_same_bytes_as_an_unbroken_one() {
     assert_eq!(std::fs::read(whole.curves).unwrap(), std::fs::read(parts.curves).unwrap());
     assert!(!parts.checkpoint.exists(), "a finished run leaves no checkpoint");
     let again = train(&mut Walker::new(), &options, Start::Resume, &mut ()).unwrap();
-    assert_eq!(again, outcome, "to resume a finished run does nothing");
+    assert_eq!(again, outcome, "resuming a finished run does nothing");
 }
 
 #[test]
-fn the_model_file_is_the_best_not_the_last() {
+fn the_model_file_has_the_best_parameters_not_the_last() {
     struct Peak(f64);
     impl Trainee for Peak {
         fn terms(&self) -> Vec<String> {
@@ -158,8 +159,8 @@ fn the_model_file_is_the_best_not_the_last() {
 fn a_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(folder.path());
-    let mut trips = Walker { trips: Some((33, f64::NAN)), ..Walker::new() };
-    let error = train(&mut trips, &options, Start::Fresh, &mut ()).unwrap_err();
+    let mut diverges = Walker { diverges: Some((33, f64::NAN)), ..Walker::new() };
+    let error = train(&mut diverges, &options, Start::Fresh, &mut ()).unwrap_err();
     assert_eq!(error.to_string(), "training diverged in step 34: the loss term 'y' is NaN");
     let (run, _) = RunState::read(&Files::of(&options.output).checkpoint, &options.identity).unwrap();
     assert_eq!(run.done, 30);
@@ -169,7 +170,7 @@ fn a_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint() {
 fn a_parameter_that_is_not_finite_is_never_saved() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(folder.path());
-    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(12)).unwrap();
+    train(&mut Walker::new(), &options, Start::Fresh, &mut StopAfter(12)).unwrap();
     let before = std::fs::read(Files::of(&options.output).checkpoint).unwrap();
     struct Broken(Walker);
     impl Trainee for Broken {
@@ -178,7 +179,7 @@ fn a_parameter_that_is_not_finite_is_never_saved() {
         }
         fn step(&mut self, step: u64) -> Result<Vec<f64>> {
             let terms = self.0.step(step);
-            self.0.place[1] = f32::INFINITY;
+            self.0.position[1] = f32::INFINITY;
             terms
         }
         fn rate(&self, _: u64) -> f64 {
@@ -197,18 +198,19 @@ fn a_parameter_that_is_not_finite_is_never_saved() {
             self.0.model()
         }
     }
-    let error =
-        train(&mut Broken(Walker::new()), &options, Start::Resume, &mut Patience(1)).unwrap_err().to_string();
-    assert_eq!(error, "training diverged in step 13: tensor 'place' is inf");
+    let error = train(&mut Broken(Walker::new()), &options, Start::Resume, &mut StopAfter(1))
+        .unwrap_err()
+        .to_string();
+    assert_eq!(error, "training diverged in step 13: tensor 'position' is inf");
     assert_eq!(std::fs::read(Files::of(&options.output).checkpoint).unwrap(), before);
 }
 
 #[test]
-fn earlier_runs_are_neither_overwritten_nor_mixed_up_by_accident() {
+fn an_earlier_run_is_not_overwritten_and_not_resumed_with_another_configuration() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(folder.path());
-    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(12)).unwrap();
-    let begin = |options: &RunOptions, start| train(&mut Walker::new(), options, start, &mut Patience(1));
+    train(&mut Walker::new(), &options, Start::Fresh, &mut StopAfter(12)).unwrap();
+    let begin = |options: &RunOptions, start| train(&mut Walker::new(), options, start, &mut StopAfter(1));
     let error = begin(&options, Start::Fresh).unwrap_err();
     assert!(error.hint().unwrap().contains("--resume"), "{error}");
     let other = RunOptions { identity: "seed = 2".parse().unwrap(), ..options.clone() };
@@ -222,10 +224,10 @@ fn earlier_runs_are_neither_overwritten_nor_mixed_up_by_accident() {
 }
 
 #[test]
-fn a_checkpoint_cut_in_the_middle_is_refused() {
+fn a_truncated_checkpoint_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(folder.path());
-    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(12)).unwrap();
+    train(&mut Walker::new(), &options, Start::Fresh, &mut StopAfter(12)).unwrap();
     let path = Files::of(&options.output).checkpoint;
     let bytes = std::fs::read(&path).unwrap();
     for length in [0, 5, 100, bytes.len() / 2, bytes.len() - 1] {
@@ -239,7 +241,7 @@ fn a_checkpoint_cut_in_the_middle_is_refused() {
 fn a_checkpoint_with_any_bit_flipped_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(folder.path());
-    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(22)).unwrap();
+    train(&mut Walker::new(), &options, Start::Fresh, &mut StopAfter(22)).unwrap();
     let path = Files::of(&options.output).checkpoint;
     let saved = std::fs::read(&path).unwrap();
     for (bit, damaged) in flips(&saved).enumerate() {
@@ -252,7 +254,7 @@ fn a_checkpoint_with_any_bit_flipped_is_refused() {
 fn a_damaged_checkpoint_is_refused_before_anything_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(folder.path());
-    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(22)).unwrap();
+    train(&mut Walker::new(), &options, Start::Fresh, &mut StopAfter(22)).unwrap();
     let path = Files::of(&options.output).checkpoint;
     let mut damaged = std::fs::read(&path).unwrap();
     *damaged.last_mut().unwrap() ^= 1;
@@ -268,7 +270,7 @@ fn a_checkpoint_of_an_earlier_version_without_a_checksum_is_resumed() {
     let (unbroken, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(&mut Walker::new(), &options(unbroken.path()), Start::Fresh, &mut ()).unwrap();
     let options = options(broken.path());
-    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(22)).unwrap();
+    train(&mut Walker::new(), &options, Start::Fresh, &mut StopAfter(22)).unwrap();
     let path = Files::of(&options.output).checkpoint;
     let earlier = without_checksum(&std::fs::read(&path).unwrap());
     std::fs::write(&path, earlier).unwrap();
@@ -284,10 +286,10 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn a_claimed_output_is_refused_to_others_and_nothing_of_it_is_touched() {
+fn a_claimed_output_is_refused_to_other_runs_and_its_files_stay_as_they_are() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(folder.path());
-    train(&mut Walker::new(), &options, Start::Fresh, &mut Patience(12)).unwrap();
+    train(&mut Walker::new(), &options, Start::Fresh, &mut StopAfter(12)).unwrap();
     let claim = Files::of(&options.output).claim(Start::Resume).unwrap();
     let before = contents(folder.path());
     for start in [Start::Fresh, Start::Resume, Start::Overwrite] {
@@ -306,16 +308,16 @@ fn a_claimed_output_is_refused_to_others_and_nothing_of_it_is_touched() {
     assert_eq!(names, ["walk.curves.svg", "walk.metrics.jsonl", "walk.safetensors", "walk.toml"]);
 }
 
-/// What was recorded and saved: the steps of each.
+/// An observer that lists the steps of all metrics lines and checkpoints.
 #[derive(Default)]
-struct Diary {
+struct EventLog {
     recorded: Vec<u64>,
     saved: Vec<u64>,
 }
 
-impl Progress for Diary {}
+impl Progress for EventLog {}
 
-impl Observer for Diary {
+impl Observer for EventLog {
     fn event(&mut self, event: &Event<'_>) {
         match event {
             Event::Recorded { record, .. } => self.recorded.push(record.step),
@@ -326,26 +328,26 @@ impl Observer for Diary {
 }
 
 #[test]
-fn there_is_a_checkpoint_after_every_validation_and_whenever_the_time_is_up() {
+fn a_checkpoint_is_written_after_every_validation_and_after_the_given_time() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(folder.path());
-    let mut diary = Diary::default();
-    train(&mut Walker::new(), &options, Start::Fresh, &mut diary).unwrap();
-    assert_eq!(diary.saved, [0, 10, 20, 30, 40, 50, 57]);
+    let mut log = EventLog::default();
+    train(&mut Walker::new(), &options, Start::Fresh, &mut log).unwrap();
+    assert_eq!(log.saved, [0, 10, 20, 30, 40, 50, 57]);
     let always = RunOptions { save_every: Duration::ZERO, ..options };
-    let mut diary = Diary::default();
-    train(&mut Walker::new(), &always, Start::Overwrite, &mut diary).unwrap();
-    assert_eq!(diary.saved, (0..=57).collect::<Vec<u64>>());
+    let mut log = EventLog::default();
+    train(&mut Walker::new(), &always, Start::Overwrite, &mut log).unwrap();
+    assert_eq!(log.saved, (0..=57).collect::<Vec<u64>>());
 }
 
 #[test]
-fn metrics_have_the_lines_that_were_asked_for_with_means_since_the_line_before() {
+fn metrics_have_a_line_per_interval_with_means_since_the_previous_line() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(folder.path());
-    let mut diary = Diary::default();
-    train(&mut Walker::new(), &options, Start::Fresh, &mut diary).unwrap();
+    let mut log = EventLog::default();
+    train(&mut Walker::new(), &options, Start::Fresh, &mut log).unwrap();
     let steps: Vec<u64> = (1..=57).filter(|step| step % 4 == 0 || step % 10 == 0 || *step == 57).collect();
-    assert_eq!(diary.recorded, steps);
+    assert_eq!(log.recorded, steps);
     let text = std::fs::read_to_string(Files::of(&options.output).metrics).unwrap();
     let records: Vec<Record> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(records.iter().map(|record| record.step).collect::<Vec<u64>>(), steps);
@@ -367,24 +369,27 @@ fn metrics_have_the_lines_that_were_asked_for_with_means_since_the_line_before()
     }
 }
 
-/// Puts a folder where a file is about to be written, once a step is recorded.
-struct Obstacle(u64, PathBuf);
+/// An observer that creates a folder at the path of a file when a step is recorded, so that the file cannot be written.
+struct BlockFile {
+    step: u64,
+    path: PathBuf,
+}
 
-impl Progress for Obstacle {}
+impl Progress for BlockFile {}
 
-impl Observer for Obstacle {
+impl Observer for BlockFile {
     fn event(&mut self, event: &Event<'_>) {
         if let Event::Recorded { record, .. } = event
-            && record.step == self.0
+            && record.step == self.step
         {
-            let _ = std::fs::remove_file(&self.1);
-            std::fs::create_dir(&self.1).unwrap();
+            let _ = std::fs::remove_file(&self.path);
+            std::fs::create_dir(&self.path).unwrap();
         }
     }
 }
 
 #[test]
-fn the_checkpoint_is_written_before_the_files_that_follow_from_it() {
+fn the_checkpoint_is_written_before_the_files_derived_from_it() {
     let whole = tempfile::tempdir().unwrap();
     train(&mut Walker::new(), &options(whole.path()), Start::Fresh, &mut ()).unwrap();
     let whole = Files::of(&options(whole.path()).output);
@@ -393,8 +398,8 @@ fn the_checkpoint_is_written_before_the_files_that_follow_from_it() {
         let folder = tempfile::tempdir().unwrap();
         let options = options(folder.path());
         let files = Files::of(&options.output);
-        let mut obstacle = Obstacle(20, file(&files).clone());
-        let error = train(&mut Walker::new(), &options, Start::Fresh, &mut obstacle).unwrap_err();
+        let mut block = BlockFile { step: 20, path: file(&files).clone() };
+        let error = train(&mut Walker::new(), &options, Start::Fresh, &mut block).unwrap_err();
         assert!(matches!(&error, Error::Write { path, .. } if path == file(&files)), "{error}");
         let (run, _) = RunState::read(&files.checkpoint, &options.identity).unwrap();
         assert_eq!(run.done, 20, "the step whose files could not be written is not lost");
@@ -407,8 +412,8 @@ fn the_checkpoint_is_written_before_the_files_that_follow_from_it() {
 
 #[test]
 fn without_validation_the_model_of_the_last_step_is_kept() {
-    struct Unjudged(Walker);
-    impl Trainee for Unjudged {
+    struct WithoutValidation(Walker);
+    impl Trainee for WithoutValidation {
         fn terms(&self) -> Vec<String> {
             self.0.terms()
         }
@@ -433,8 +438,8 @@ fn without_validation_the_model_of_the_last_step_is_kept() {
     }
     let folder = tempfile::tempdir().unwrap();
     let options = options(folder.path());
-    let mut trainee = Unjudged(Walker::new());
+    let mut trainee = WithoutValidation(Walker::new());
     let outcome = train(&mut trainee, &options, Start::Fresh, &mut ()).unwrap();
     assert_eq!((outcome.best_step, outcome.best_score), (57, None));
-    assert_eq!(Tensors::open(&options.output).unwrap().values("place", 2).unwrap(), trainee.0.place);
+    assert_eq!(Tensors::open(&options.output).unwrap().values("position", 2).unwrap(), trainee.0.position);
 }
