@@ -87,11 +87,10 @@ fn with_earlier_examples(earlier: &Predictor, new: &Embeddings) -> anyhow::Resul
             )
         );
     }
-    let mut values = vec![0.0; (old.len() + new.len()) * old.dim()];
+    let values = [old.all_rows(), new.all_rows()].concat();
     let (mut labels, mut names) = (Vec::new(), Vec::new());
     let rows = (0..old.len()).map(|row| (old, row)).chain((0..new.len()).map(|row| (new, row)));
-    for ((data, row), out) in rows.zip(values.chunks_exact_mut(old.dim())) {
-        data.features().decode_row(row, out);
+    for (data, row) in rows {
         labels.push(data.classes()[data.labels()[row] as usize].clone());
         names.push(data.item(row).map_or_else(|| format!("row {row}"), str::to_string));
     }

@@ -126,10 +126,7 @@ impl PredictionWriter<'_> {
         let progress = ProgressDisplay::counting(data.len() as u64, "rows");
         for start in (0..data.len()).step_by(CHUNK) {
             let count = CHUNK.min(data.len() - start);
-            let mut values = vec![0.0; count * data.dim()];
-            for (row, out) in (start..).zip(values.chunks_exact_mut(data.dim())) {
-                data.features().decode_row(row, out);
-            }
+            let values = data.features().rows_between(start..start + count);
             let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
             let found = self.predictor.predict(&rows)?;
             for (row, prediction) in (start..).zip(&found) {

@@ -89,11 +89,7 @@ fn measure(
     index: u64,
 ) -> SetResult {
     let data = &arguments.data;
-    let row = |embeddings: &Embeddings, row: u32| {
-        let mut values = vec![0.0; embeddings.dim()];
-        embeddings.features().decode_row(row as usize, &mut values);
-        values
-    };
+    let row = |embeddings: &Embeddings, row: u32| embeddings.row(row as usize).into_owned();
     let items = &drawn.supports[0];
     let rows: Vec<f32> =
         items.iter().flat_map(|item| row(if item.truth.is_none() { pool } else { data }, item.row)).collect();
@@ -165,8 +161,7 @@ fn verdicts(found: &Audit, truths: impl Iterator<Item = Option<u32>>) -> Vec<(Ve
 
 /// The suspicion of every item by the weights of the method `cosine`.
 fn cosine_suspicion(set: &Embeddings) -> Vec<f32> {
-    let mut values = vec![0.0; set.len() * set.dim()];
-    values.chunks_exact_mut(set.dim()).enumerate().for_each(|(row, out)| set.features().decode_row(row, out));
+    let values = set.all_rows();
     let rows = values.chunks_exact(set.dim()).collect();
     let task = Task::new(SupportSet::new(rows, set.labels().to_vec(), set.classes().len()));
     let method = Registry::default().parse("cosine").expect("it exists");

@@ -91,8 +91,7 @@ impl Classifier {
         let dim = features.dim();
         let chunk = |start: usize| {
             let rows = start..(start + ROWS_PER_CHUNK).min(features.rows());
-            let mut values = vec![0.0; rows.len() * dim];
-            rows.zip(values.chunks_exact_mut(dim)).for_each(|(row, out)| features.decode_row(row, out));
+            let values = features.rows_between(rows);
             answer(&values.chunks_exact(dim).collect::<Vec<_>>())
         };
         let starts: Vec<usize> = (0..features.rows()).step_by(ROWS_PER_CHUNK).collect();

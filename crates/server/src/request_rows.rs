@@ -142,12 +142,8 @@ impl Queries {
         check(&rows)?;
         let name = |row: usize| rows.item(row).map_or_else(|| format!("row {row}"), str::to_owned);
         let items = items.unwrap_or_else(|| (0..rows.len()).map(name).collect());
-        let numbers = |row: usize| {
-            let mut out = vec![0.0; rows.dim()];
-            rows.features().decode_row(row, &mut out);
-            Ok(out)
-        };
-        Ok(Queries { items, rows: (0..rows.len()).map(numbers).collect(), embedder: None })
+        let values = (0..rows.len()).map(|row| Ok(rows.row(row).into_owned())).collect();
+        Ok(Queries { items, rows: values, embedder: None })
     }
 
     fn embed(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {

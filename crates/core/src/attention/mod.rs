@@ -155,10 +155,7 @@ fn source<'a>(data: EpisodeData<'a>, item: &Item) -> &'a Embeddings {
 }
 
 fn features(data: EpisodeData<'_>, item: &Item) -> Vec<f32> {
-    let features = source(data, item).features();
-    let mut row = vec![0.0; features.dim()];
-    features.decode_row(item.row as usize, &mut row);
-    row
+    source(data, item).row(item.row as usize).into_owned()
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ impl Predictor {
             file.set_note("audit", audit);
         }
         let dim = self.dim();
-        file.insert("support", &[self.support().len(), dim], super::all_rows(self.support()));
+        file.insert("support", &[self.support().len(), dim], self.support().all_rows().into_owned());
         let Novelty { mean, plain, centred, items: _, typical, spread } = &self.novelty;
         file.insert("mean", &[dim], mean.clone());
         file.insert("unknown.plain", &[plain.len(), dim], plain.concat());

@@ -165,10 +165,8 @@ fn most_typical_items(
     max_per_class: usize,
 ) -> Result<(Embeddings, LabelPosterior)> {
     let chosen = posterior.most_typical(max_per_class);
-    let mut values = vec![0.0; chosen.len() * data.dim()];
-    for (&(row, _), out) in chosen.iter().zip(values.chunks_exact_mut(data.dim())) {
-        data.features().decode_row(row as usize, out);
-    }
+    let rows: Vec<u32> = chosen.iter().map(|&(row, _)| row).collect();
+    let values = data.gather(&rows).into_owned();
     let parts = Parts {
         features: Features::from_f32(values, data.dim()),
         labels: Labels::Indexed {
@@ -182,15 +180,6 @@ fn most_typical_items(
     kept.check()?;
     let posterior = LabelPosterior::new(&kept, None);
     Ok((kept, posterior))
-}
-
-/// All rows of embeddings as `f32`, `[rows, dim]`.
-fn all_rows(data: &Embeddings) -> Vec<f32> {
-    let mut values = vec![0.0; data.len() * data.dim()];
-    for (row, out) in values.chunks_exact_mut(data.dim()).enumerate() {
-        data.features().decode_row(row, out);
-    }
-    values
 }
 
 #[cfg(test)]

@@ -96,7 +96,7 @@ impl Novelty {
 /// The rows of a support set, scaled to unit length.
 pub(super) fn unit_rows(support: &Embeddings) -> Vec<Vec<f32>> {
     let zero = vec![0.0; support.dim()];
-    super::all_rows(support).chunks_exact(support.dim()).map(|row| centred_unit(row, &zero)).collect()
+    support.all_rows().chunks_exact(support.dim()).map(|row| centred_unit(row, &zero)).collect()
 }
 
 /// The mean and the standard deviation (at least 0.02) of similarities; a default if there are fewer than four.

@@ -48,14 +48,13 @@ impl ScoringRule {
     pub fn from_posterior(data: &Embeddings, posterior: &LabelPosterior) -> Self {
         let totals = posterior.totals();
         let mut vectors = vec![vec![0.0f32; data.dim()]; data.classes().len()];
-        let mut values = vec![0.0; data.dim()];
         for (row, shares) in posterior.shares().iter().enumerate() {
-            data.features().decode_row(row, &mut values);
+            let values = data.row(row);
             for &(class, share) in shares.iter().filter(|(class, _)| (*class as usize) < totals.len()) {
                 let weight = share / totals[class as usize].max(f32::MIN_POSITIVE);
                 vectors[class as usize]
                     .iter_mut()
-                    .zip(&values)
+                    .zip(&*values)
                     .for_each(|(sum, value)| *sum += weight * value);
             }
         }
@@ -75,7 +74,7 @@ impl ScoringRule {
                 Classifier::Vectors(vectors.clone()).scores(&empty_task, &Queries::new(centred), &[])
             }
             ScoringRule::Items(classifier) => {
-                let values = super::all_rows(support);
+                let values = support.all_rows();
                 let items: Vec<&[f32]> = values.chunks_exact(support.dim()).collect();
                 let labels = support.labels().to_vec();
                 let task = Task::new(SupportSet::new(items, labels, support.classes().len()));

@@ -116,7 +116,7 @@ fn a_large_support_set_is_reduced_to_its_most_typical_items() {
     for method in ["relabel", "protonet"] {
         let named = Registry::default().parse(method).unwrap();
         let data = Embeddings::from_rows(
-            all_rows(&data),
+            data.all_rows().into_owned(),
             16,
             (0..800).map(|row| format!("class {}", row % 4)).collect(),
         );

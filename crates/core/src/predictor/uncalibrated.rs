@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::calibration::{self, LabelPosterior};
 use super::scoring_rule::ScoringRule;
-use super::{KEPT_PER_CLASS, Predictor, all_rows, check_rows, is_large, most_typical_items};
+use super::{KEPT_PER_CLASS, Predictor, check_rows, is_large, most_typical_items};
 use crate::audit::Audit;
 use crate::classifier::Classifier;
 use crate::embeddings::Embeddings;
@@ -132,7 +132,7 @@ impl UncalibratedPredictor {
     pub fn calibrated(self: Arc<Self>, method: &NamedMethod, audit: Option<&Audit>) -> Result<Predictor> {
         let full = self.reduced_posterior.is_none().then(|| LabelPosterior::new(&self.support, audit));
         let posterior = full.as_ref().or(self.reduced_posterior.as_ref()).expect("one of them exists");
-        let values = all_rows(&self.support);
+        let values = self.support.all_rows();
         let rows: Vec<&[f32]> = values.chunks_exact(self.support.dim()).collect();
         let sharpness = calibration::sharpness(&rows, &self.support, method, posterior, &self.rule)?;
         let novelty = super::Novelty::new(&rows, posterior);
@@ -149,7 +149,7 @@ pub(super) fn argmax(scores: &[f32]) -> u32 {
 
 /// Fits a method to all rows of the support set.
 fn fit_rule(data: &Embeddings, method: &NamedMethod) -> Result<ScoringRule> {
-    let values = all_rows(data);
+    let values = data.all_rows();
     let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
     let task = Task::new(SupportSet::new(rows, data.labels().to_vec(), data.classes().len()));
     let fitted = method.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
