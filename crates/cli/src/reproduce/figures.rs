@@ -11,7 +11,7 @@ use trueshot::noise::NoiseLevels;
 use trueshot::report::reproduction::{self, Panel};
 
 use super::dataset_files::DatasetSplits;
-use super::experiments::{Dataset, Experiments, Table};
+use super::experiments::{Experiments, PaperDataset, PaperTable};
 use super::jobs::{CommandWord, JobKind, Jobs, plain_words};
 use super::planner::{DatasetSource, PlannedTable, Planner};
 
@@ -48,7 +48,7 @@ pub struct AttentionMap {
 /// A figure of images on one dataset.
 pub struct PlannedFigure<'a> {
     pub figure: &'a Figure,
-    pub dataset: &'a Dataset,
+    pub dataset: &'a PaperDataset,
     caption: &'a str,
     panels: Vec<PlannedPanel>,
 }
@@ -66,7 +66,7 @@ impl Figure {
     }
 
     /// The tables whose rows it draws as curves.
-    pub fn tables<'a>(&'a self, experiments: &'a Experiments) -> anyhow::Result<Vec<&'a Table>> {
+    pub fn tables<'a>(&'a self, experiments: &'a Experiments) -> anyhow::Result<Vec<&'a PaperTable>> {
         let FigureContent::Curves { tables, .. } = &self.shows else { return Ok(Vec::new()) };
         tables.iter().map(|name| experiments.table(name)).collect()
     }
@@ -119,7 +119,7 @@ impl<'a> Planner<'a> {
     pub fn curves(
         &mut self,
         figure: &'a Figure,
-        tables: &[&'a Table],
+        tables: &[&'a PaperTable],
         source: &DatasetSource<'a>,
     ) -> Vec<PlannedTable<'a>> {
         let mut all = Vec::new();
@@ -173,7 +173,7 @@ impl<'a> Planner<'a> {
     fn attention(
         &mut self,
         source: &DatasetSource<'_>,
-        table: &Table,
+        table: &PaperTable,
         row: &str,
         map: &AttentionMap,
         show: &str,
