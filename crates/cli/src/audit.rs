@@ -16,7 +16,7 @@ use trueshot_vision::{LabelledRows, thumbnail};
 use crate::confirmed_labels::ConfirmedLabels;
 use crate::messages::ProblemsFound;
 use crate::messages::say;
-use crate::output::{Output, check_writable, write_file};
+use crate::output::{OutputArgument, check_writable, write_file};
 use crate::progress::ProgressDisplay;
 use crate::support_argument::{SupportArgument, audited_files};
 use crate::threads::Threads;
@@ -40,7 +40,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgument,
     /// Also show the items whose label is kept
     #[arg(long)]
     all: bool,

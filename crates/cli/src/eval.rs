@@ -14,7 +14,7 @@ use trueshot_vision::{Collection, Dataset, Preprocessing, SourceOptions, maml};
 
 use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
-use crate::output::{Output, check_writable, write_file};
+use crate::output::{OutputArgument, check_writable, write_file};
 use crate::progress::{ProgressDisplay, check_interrupted, handle_interrupts};
 use crate::threads::Threads;
 
@@ -97,7 +97,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgument,
     #[command(flatten)]
     threads: Threads,
 }

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use trueshot::Embeddings;
 use trueshot::report;
 
-use crate::output::Output;
+use crate::output::OutputArgument;
 
 /// Show the contents of an embeddings file and check it for problems
 ///
@@ -25,7 +25,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgument,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

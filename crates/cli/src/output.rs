@@ -9,19 +9,19 @@ use trueshot::report::visible_lines;
 
 /// Where to put a result.
 #[derive(Args)]
-pub struct Output {
+pub struct OutputArgument {
     /// Write the result to FILE instead of standard output
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
-impl Output {
+impl OutputArgument {
     /// Writes a text for people: control characters other than line ends are escaped, wherever it goes.
     pub fn write_text(&self, text: &str) -> anyhow::Result<()> {
         self.write_data(&visible_lines(text))
     }
 
-    /// Writes data for programs exactly as it is; what is shown in a terminal, as [`Output::write_text`] does.
+    /// Writes data for programs exactly as it is; what is shown in a terminal, as [`OutputArgument::write_text`] does.
     pub fn write_data(&self, data: &str) -> anyhow::Result<()> {
         match &self.output {
             Some(path) => write_file(path, data),

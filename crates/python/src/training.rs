@@ -22,7 +22,7 @@ use crate::exceptions::value_error;
 use crate::interruptible::{Channel, run_interruptible};
 
 /// The data of a run, in the order of a configuration's lists.
-type DataSets<T> = [Vec<T>; 4];
+type SetsByRole<T> = [Vec<T>; 4];
 
 /// What Python hears.
 enum TrainingMessage {
@@ -77,7 +77,7 @@ pub struct RunSettings {
 pub fn train_head<'py>(
     py: Python<'py>,
     kind: &str,
-    data: DataSets<LabelledArrays<'py>>,
+    data: SetsByRole<LabelledArrays<'py>>,
     options: &str,
     run: RunSettings,
     on_message: &Bound<'py, PyAny>,
@@ -102,12 +102,12 @@ pub fn train_head<'py>(
 fn run_training<M: HeadOptions + Send + Sync>(
     py: Python<'_>,
     defaults: Configuration<M>,
-    data: DataSets<LabelledArrays<'_>>,
+    data: SetsByRole<LabelledArrays<'_>>,
     given: Table,
     run: RunSettings,
     on_message: &Bound<'_, PyAny>,
 ) -> PyResult<Outcome> {
-    let mut taken_sets: DataSets<NumberedRows> = Default::default();
+    let mut taken_sets: SetsByRole<NumberedRows> = Default::default();
     for (sets, given) in taken_sets.iter_mut().zip(data) {
         *sets = given.into_iter().map(to_numbered_rows).collect::<PyResult<_>>()?;
     }
@@ -157,7 +157,7 @@ fn run_training<M: HeadOptions + Send + Sync>(
 fn resolve_configuration<M: HeadOptions>(
     defaults: &Configuration<M>,
     given: Table,
-    sets: &DataSets<NumberedRows>,
+    sets: &SetsByRole<NumberedRows>,
 ) -> trueshot::Result<Configuration<M>> {
     let mut configuration = configuration::read_table(defaults, given)?;
     let data = &mut configuration.data;
@@ -176,8 +176,8 @@ fn resolve_configuration<M: HeadOptions>(
     Ok(configuration)
 }
 
-fn load_sets(sets: DataSets<NumberedRows>) -> trueshot::Result<DataSets<Embeddings>> {
-    let mut opened: DataSets<Embeddings> = Default::default();
+fn load_sets(sets: SetsByRole<NumberedRows>) -> trueshot::Result<SetsByRole<Embeddings>> {
+    let mut opened: SetsByRole<Embeddings> = Default::default();
     for (opened, sets) in opened.iter_mut().zip(sets) {
         for rows in sets {
             let mut data = rows.embeddings()?;

@@ -31,7 +31,8 @@ const ABANDONED_AGE: Duration = Duration::from_secs(3600);
 
 /// Description of a stored classifier.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-pub struct Metadata {
+#[schema(as = Metadata)]
+pub struct ClassifierMetadata {
     /// The id of the classifier: a hash of its file.
     pub id: String,
     /// The method that the classifier was fitted with.
@@ -53,7 +54,7 @@ pub struct Metadata {
 /// The folder with all classifiers.
 pub struct Store {
     folder: PathBuf,
-    metadata_by_id: Mutex<BTreeMap<String, Metadata>>,
+    metadata_by_id: Mutex<BTreeMap<String, ClassifierMetadata>>,
     /// Classifiers in memory, the most recently used last.
     loaded: Mutex<Vec<LoadedClassifier>>,
     /// Held while a file is written or deleted together with its entry in the list.
@@ -114,17 +115,17 @@ impl Store {
     }
 
     /// All of them, by name.
-    pub fn list(&self) -> Vec<Metadata> {
+    pub fn list(&self) -> Vec<ClassifierMetadata> {
         self.metadata_by_id().values().cloned().collect()
     }
 
     /// What one is.
-    pub fn metadata(&self, id: &str) -> Result<Metadata, Problem> {
+    pub fn metadata(&self, id: &str) -> Result<ClassifierMetadata, Problem> {
         self.metadata_by_id().get(id).cloned().ok_or_else(|| no_such_classifier(id))
     }
 
     /// Keeps one. When this returns it is on the disk.
-    pub fn save(&self, predictor: Predictor) -> Result<Metadata, Problem> {
+    pub fn save(&self, predictor: Predictor) -> Result<ClassifierMetadata, Problem> {
         let bytes = predictor.to_bytes();
         let id = content_id(&bytes);
         let _changing = lock(&self.change_lock);
@@ -212,7 +213,7 @@ impl Store {
         loaded.push(new);
     }
 
-    fn metadata_by_id(&self) -> MutexGuard<'_, BTreeMap<String, Metadata>> {
+    fn metadata_by_id(&self) -> MutexGuard<'_, BTreeMap<String, ClassifierMetadata>> {
         lock(&self.metadata_by_id)
     }
 
@@ -257,7 +258,7 @@ fn is_abandoned(path: &Path) -> bool {
     name.starts_with(".trueshot-") && name.ends_with(".part") && age().is_some_and(|age| age > ABANDONED_AGE)
 }
 
-fn read(path: &Path, id: &str) -> Result<Metadata, String> {
+fn read(path: &Path, id: &str) -> Result<ClassifierMetadata, String> {
     let bytes = fs::read(path).map_err(|error| error.to_string())?;
     if content_id(&bytes) != id {
         return Err("its contents do not match its name".into());
@@ -268,8 +269,8 @@ fn read(path: &Path, id: &str) -> Result<Metadata, String> {
     Ok(describe(&predictor, id, length, created))
 }
 
-fn describe(predictor: &Predictor, id: &str, bytes: u64, created: SystemTime) -> Metadata {
-    Metadata {
+fn describe(predictor: &Predictor, id: &str, bytes: u64, created: SystemTime) -> ClassifierMetadata {
+    ClassifierMetadata {
         id: id.to_owned(),
         method: predictor.method().to_owned(),
         classes: predictor.classes().to_vec(),

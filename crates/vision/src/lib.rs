@@ -6,10 +6,12 @@
 //! ```
 //! use trueshot_vision::backbone::BackboneOptions;
 //! use trueshot_vision::cache::CacheLocation;
+//! use trueshot_vision::split::Split;
 //! use trueshot_vision::{Collection, Embedder, SourceOptions};
 //!
 //! # if trueshot_vision::Omniglot::embedded().is_err() { return Ok(()) }
 //! let mut images = Collection::open("omniglot", SourceOptions::default())?;
+//! images.keep_split(&Split::omniglot("val")?)?;
 //! images.keep_first(1);
 //! let embedder = Embedder::open("omniglot-conv4", &BackboneOptions::default(), &CacheLocation::Disabled)?;
 //! let embedded = embedder.embed_collection(&images, &())?;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::experiments::Dataset;
+use super::experiments::PaperDataset;
 use super::jobs::{CommandWord, hex};
 
 /// The images of one split.
@@ -107,7 +107,7 @@ impl SplitImages {
 
 impl DatasetSplits {
     /// Looks for a dataset; the reason where it is not there.
-    pub fn find(name: &str, dataset: &Dataset, data: Option<&Path>) -> Result<Self, String> {
+    pub fn find(name: &str, dataset: &PaperDataset, data: Option<&Path>) -> Result<Self, String> {
         if dataset.built_in {
             let split = SplitImages::omniglot;
             return Ok(DatasetSplits { train: split("train"), val: split("val"), test: split("test") });

@@ -16,16 +16,16 @@ const PAPER: &str = include_str!("../../experiments/paper.csv");
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experiments {
-    pub dataset: BTreeMap<String, Dataset>,
+    pub dataset: BTreeMap<String, PaperDataset>,
     group: Vec<RowGroup>,
-    table: Vec<Table>,
+    table: Vec<PaperTable>,
     figure: Vec<Figure>,
 }
 
 /// What tables are measured on.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Dataset {
+pub struct PaperDataset {
     pub title: String,
     /// Whether the paper's figures are on these data.
     #[serde(default)]
@@ -53,7 +53,7 @@ fn default_queries() -> usize {
     15
 }
 
-impl Dataset {
+impl PaperDataset {
     /// Why a table of so many shots cannot be measured.
     pub fn too_small_for(&self, shots: usize) -> Option<String> {
         let most = self.max_shots.filter(|&most| shots > most)?;
@@ -70,13 +70,13 @@ impl Dataset {
 #[serde(deny_unknown_fields)]
 struct RowGroup {
     name: String,
-    rows: Vec<Row>,
+    rows: Vec<PaperRow>,
 }
 
 /// A table, or a figure that is one drawn.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Table {
+pub struct PaperTable {
     pub name: String,
     pub title: String,
     pub datasets: Vec<String>,
@@ -96,13 +96,13 @@ pub struct Table {
     #[serde(default)]
     groups: Vec<String>,
     #[serde(default)]
-    pub rows: Vec<Row>,
+    pub rows: Vec<PaperRow>,
 }
 
 /// One row of a table.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Row {
+pub struct PaperRow {
     pub row: String,
     /// A method of `trueshot eval`.
     pub method: Option<String>,
@@ -150,13 +150,13 @@ impl Experiments {
     }
 
     /// A table by its name.
-    pub fn table(&self, name: &str) -> anyhow::Result<&Table> {
+    pub fn table(&self, name: &str) -> anyhow::Result<&PaperTable> {
         let found = self.table.iter().find(|table| table.name == name);
         found.with_context(|| format!("unknown table '{name}'"))
     }
 
     /// Every table in order.
-    pub fn tables(&self) -> &[Table] {
+    pub fn tables(&self) -> &[PaperTable] {
         &self.table
     }
 
@@ -193,7 +193,7 @@ impl Experiments {
 /// What can be asked for by name.
 #[derive(Debug, Clone, Copy)]
 pub enum Experiment<'a> {
-    Table(&'a Table),
+    Table(&'a PaperTable),
     Figure(&'a Figure),
 }
 

@@ -10,14 +10,14 @@ use trueshot::noise::NoiseLevels;
 use trueshot::report::reproduction::{self, Panel};
 
 use super::dataset_files::DatasetSplits;
-use super::experiments::{AttentionMap, Dataset, Experiments, Figure, FigureContent, Table};
+use super::experiments::{AttentionMap, Experiments, Figure, FigureContent, PaperDataset, PaperTable};
 use super::jobs::{CommandWord, JobKind, Jobs, plain_words};
 use super::planner::{DatasetSource, PlannedTable, Planner};
 
 /// A figure of images on one dataset.
 pub struct PlannedFigure<'a> {
     pub figure: &'a Figure,
-    pub dataset: &'a Dataset,
+    pub dataset: &'a PaperDataset,
     caption: &'a str,
     panels: Vec<PlannedPanel>,
 }
@@ -35,7 +35,7 @@ impl Figure {
     }
 
     /// The tables whose rows it draws as curves.
-    pub fn tables<'a>(&'a self, experiments: &'a Experiments) -> anyhow::Result<Vec<&'a Table>> {
+    pub fn tables<'a>(&'a self, experiments: &'a Experiments) -> anyhow::Result<Vec<&'a PaperTable>> {
         let FigureContent::Curves { tables, .. } = &self.shows else { return Ok(Vec::new()) };
         tables.iter().map(|name| experiments.table(name)).collect()
     }
@@ -88,7 +88,7 @@ impl<'a> Planner<'a> {
     pub fn curves(
         &mut self,
         figure: &'a Figure,
-        tables: &[&'a Table],
+        tables: &[&'a PaperTable],
         source: &DatasetSource<'a>,
     ) -> Vec<PlannedTable<'a>> {
         let mut all = Vec::new();
@@ -142,7 +142,7 @@ impl<'a> Planner<'a> {
     fn attention(
         &mut self,
         source: &DatasetSource<'_>,
-        table: &Table,
+        table: &PaperTable,
         row: &str,
         map: &AttentionMap,
         show: &str,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use trueshot::noise::{NoiseKind, NoiseLevels};
 
 use super::dataset_files::{DatasetSplits, OutlierSplits, SplitImages};
-use super::experiments::{Dataset, Figure, Row, Table};
+use super::experiments::{Figure, PaperDataset, PaperRow, PaperTable};
 use super::jobs::{CommandWord, JobKind, Jobs, plain_words};
 
 /// How experiments are run.
@@ -25,9 +25,9 @@ pub struct ReproduceSettings {
 
 /// A table on one dataset.
 pub struct PlannedTable<'a> {
-    pub table: &'a Table,
+    pub table: &'a PaperTable,
     pub name: &'a str,
-    pub dataset: &'a Dataset,
+    pub dataset: &'a PaperDataset,
     pub evaluations: Vec<EvaluationJob>,
     /// Why a row is not measured.
     pub missing: BTreeMap<usize, String>,
@@ -39,9 +39,9 @@ pub struct PlannedTable<'a> {
 
 impl<'a> PlannedTable<'a> {
     /// The rows that are asked for, with their numbers.
-    pub fn rows(&self) -> impl Iterator<Item = (usize, &'a Row)> {
+    pub fn rows(&self) -> impl Iterator<Item = (usize, &'a PaperRow)> {
         let chosen = self.curve.and_then(Figure::rows);
-        let is_chosen = move |row: &Row| chosen.is_none_or(|chosen| chosen.contains(&row.row));
+        let is_chosen = move |row: &PaperRow| chosen.is_none_or(|chosen| chosen.contains(&row.row));
         self.table.rows.iter().enumerate().filter(move |(_, row)| is_chosen(row))
     }
 }
@@ -72,7 +72,7 @@ enum RowInput<'a> {
 }
 
 impl<'a> RowInput<'a> {
-    fn new(row: &'a Row) -> Self {
+    fn new(row: &'a PaperRow) -> Self {
         match &row.pictures {
             Some(model) => RowInput::Images(model),
             None => RowInput::Backbone(row.backbone.as_deref()),
@@ -91,7 +91,7 @@ pub fn row_label(row: usize) -> String {
 /// A dataset and the outliers that go with it.
 pub struct DatasetSource<'a> {
     pub name: &'a str,
-    pub dataset: &'a Dataset,
+    pub dataset: &'a PaperDataset,
     pub found: Result<DatasetSplits, String>,
     pub outliers: Result<OutlierSplits, String>,
 }
@@ -126,7 +126,7 @@ pub struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     /// All jobs of a table on one dataset.
-    pub fn plan(&mut self, table: &'a Table, source: &DatasetSource<'a>) -> PlannedTable<'a> {
+    pub fn plan(&mut self, table: &'a PaperTable, source: &DatasetSource<'a>) -> PlannedTable<'a> {
         let DatasetSource { name, dataset, .. } = *source;
         let mut planned = PlannedTable {
             table,
@@ -276,7 +276,7 @@ impl<'a> Planner<'a> {
     /// as hundreds of others. The reason where that cannot be.
     fn evaluate_on_images(
         &mut self,
-        table: &Table,
+        table: &PaperTable,
         source: &DatasetSource<'_>,
         found: &DatasetSplits,
         model: &str,
@@ -318,7 +318,12 @@ impl<'a> Planner<'a> {
     }
 
     /// The file of a row's head; none where the data for it is missing.
-    pub fn head(&mut self, source: &DatasetSource<'_>, features: &FeatureJobs, row: &Row) -> Option<usize> {
+    pub fn head(
+        &mut self,
+        source: &DatasetSource<'_>,
+        features: &FeatureJobs,
+        row: &PaperRow,
+    ) -> Option<usize> {
         let flags = row.head.as_deref()?.replace("{several_shots}", source.dataset.several_shots());
         let (flags, steps) = self.scale_flags(&flags, 25_000);
         let (kind, flags) = flags.split_once(' ')?;
@@ -347,7 +352,7 @@ impl<'a> Planner<'a> {
 
     fn evaluation(
         &mut self,
-        table: &Table,
+        table: &PaperTable,
         source: &DatasetSource<'_>,
         features: &FeatureJobs,
         noise: &NoiseLevels,

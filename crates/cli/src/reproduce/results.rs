@@ -150,8 +150,9 @@ fn measured(
     let accuracy = method.accuracy?;
     // A row with features of its own meets the same episodes, but the references are in another evaluation.
     let accuracy_of = |name: &str| {
-        let is_reference =
-            |row: &super::experiments::Row| row.method.as_deref() == Some(name) && row.backbone.is_none();
+        let is_reference = |row: &super::experiments::PaperRow| {
+            row.method.as_deref() == Some(name) && row.backbone.is_none()
+        };
         let row = planned.table.rows.iter().position(is_reference)?;
         evaluated
             .iter()

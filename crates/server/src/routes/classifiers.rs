@@ -18,7 +18,7 @@ use crate::openapi::{Binary, PicturesBody, SupportBody};
 use crate::problem::{Problem, ProblemBody};
 use crate::request_rows::{SkippedItem, parse_labelled_rows};
 use crate::state::{App, SharedApp};
-use crate::store::Metadata;
+use crate::store::ClassifierMetadata;
 
 /// Options for fitting a classifier.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -31,9 +31,10 @@ pub struct FitOptions {
 
 /// A new classifier.
 #[derive(Serialize, ToSchema)]
-pub struct Made {
+#[schema(as = Made)]
+pub struct CreatedClassifier {
     #[serde(flatten)]
-    metadata: Metadata,
+    metadata: ClassifierMetadata,
     /// Images that could not be read.
     skipped: Vec<SkippedItem>,
 }
@@ -43,7 +44,7 @@ pub struct Made {
     request_body(description = "labelled rows, or images in fields named by their class",
         content((SupportBody = "application/json"), (Binary = "application/vnd.apache.arrow.stream"), (Binary = "application/vnd.apache.arrow.file"), (PicturesBody = "multipart/form-data"))),
     responses(
-        (status = 201, description = "the classifier is stored", body = Made, headers(("location" = String, description = "path of the classifier"))),
+        (status = 201, description = "the classifier is stored", body = CreatedClassifier, headers(("location" = String, description = "path of the classifier"))),
         (status = 409, description = "too many classifiers are stored", body = ProblemBody)))]
 pub async fn post(
     State(app): State<SharedApp>,
@@ -60,7 +61,7 @@ pub async fn post(
         let metadata = app.store.save(predictor)?;
         let place = format!("/api/v1/classifiers/{}", metadata.id);
         let skipped = support.skipped.into_iter().map(Into::into).collect();
-        Ok((place, job.json_response(&Made { metadata, skipped })?))
+        Ok((place, job.json_response(&CreatedClassifier { metadata, skipped })?))
     });
     let (place, made) = made.await?;
     Ok((StatusCode::CREATED, [(header::LOCATION, place)], JsonBytes(made)))
@@ -106,20 +107,20 @@ fn check_fit_size(support: &LabelledRows) -> Result<(), Problem> {
 
 /// Lists all classifiers.
 #[utoipa::path(get, operation_id = "listClassifiers", path = "/api/v1/classifiers", tag = "classifiers",
-    responses((status = 200, description = "all classifiers", body = Vec<Metadata>)))]
-pub async fn list(State(app): State<SharedApp>) -> Json<Vec<Metadata>> {
+    responses((status = 200, description = "all classifiers", body = Vec<ClassifierMetadata>)))]
+pub async fn list(State(app): State<SharedApp>) -> Json<Vec<ClassifierMetadata>> {
     Json(app.store.list())
 }
 
 /// Describes a classifier.
 #[utoipa::path(get, operation_id = "getClassifier", path = "/api/v1/classifiers/{id}", tag = "classifiers", params(("id" = String, Path, description = "id of the classifier", pattern = "^[0-9a-f]{32}$")),
     responses(
-        (status = 200, description = "the classifier", body = Metadata),
+        (status = 200, description = "the classifier", body = ClassifierMetadata),
         (status = 404, description = "no such classifier", body = ProblemBody)))]
 pub async fn get(
     State(app): State<SharedApp>,
     ClassifierId(id): ClassifierId,
-) -> Result<Json<Metadata>, Problem> {
+) -> Result<Json<ClassifierMetadata>, Problem> {
     app.store.metadata(&id).map(Json)
 }
 

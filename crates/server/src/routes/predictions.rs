@@ -31,13 +31,14 @@ pub struct Predictions {
     /// The classes of the classifier, in the order of `probabilities`.
     classes: Vec<String>,
     /// One prediction per row or image, in the order of the request.
-    predictions: Vec<Answer>,
+    predictions: Vec<PredictionEntry>,
 }
 
 /// A prediction, or why the image cannot be read.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
-pub enum Answer {
+#[schema(as = Answer)]
+pub enum PredictionEntry {
     /// The prediction for a row or image.
     Predicted {
         /// The name of the query.
@@ -105,11 +106,11 @@ fn check_embedder(predictor: &Predictor, ours: &str) -> Result<(), Problem> {
     }
 }
 
-fn predict(predictor: &Predictor, queries: Queries, all: bool) -> Result<Vec<Answer>, Problem> {
+fn predict(predictor: &Predictor, queries: Queries, all: bool) -> Result<Vec<PredictionEntry>, Problem> {
     let rows: Vec<&[f32]> = queries.rows.iter().flatten().map(Vec::as_slice).collect();
     let mut predicted = predictor.predict(&rows)?.into_iter();
     let answer = |(item, row): (String, &EmbeddingResult)| match row {
-        Err(error) => Ok(Answer::Unreadable { item, error: error.to_string() }),
+        Err(error) => Ok(PredictionEntry::Unreadable { item, error: error.to_string() }),
         Ok(_) => prediction_entry(predictor, item, predicted.next().expect("one prediction per row"), all),
     };
     queries.items.into_iter().zip(&queries.rows).map(answer).collect()
@@ -120,13 +121,13 @@ fn prediction_entry(
     item: String,
     found: Prediction,
     all: bool,
-) -> Result<Answer, Problem> {
+) -> Result<PredictionEntry, Problem> {
     if !(found.probability.is_finite() && found.unknown.is_finite()) {
         return Err(Problem::unusable(format!(
             "the prediction for {item} failed: its numbers lead to NaN or infinity"
         )));
     }
-    Ok(Answer::Predicted {
+    Ok(PredictionEntry::Predicted {
         item,
         class: predictor.classes()[found.class as usize].clone(),
         probability: found.probability,
