@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 
 /// The lock file inside a locked folder.
 pub const LOCK_FILE: &str = ".trueshot-lock";
-/// The first word of every lock file. A file of that name with other content is not ours and is left alone.
+/// The first word of every lock file. A file of that name with other content is not touched.
 const MAGIC: &str = "trueshot-lock";
 /// Number of bytes of a lock file that are read; real ones are three short lines.
 const MAX_BYTES: u64 = 4096;

@@ -38,42 +38,42 @@ impl AttentionImage {
     pub(super) fn draw(title: &str, tokens: &[Token], map: &[Vec<f32>], truths: bool) -> Self {
         let side = tokens.len() * CELL;
         let (width, height) = (LEFT + side + EDGE, TOP + side + EDGE + 2 * font::HEIGHT);
-        let mut picture = AttentionImage { width, height, pixels: BACKGROUND.repeat(width * height) };
-        picture.text(EDGE, 10, title, TEXT, 2 * DOT);
+        let mut image = AttentionImage { width, height, pixels: BACKGROUND.repeat(width * height) };
+        image.text(EDGE, 10, title, TEXT, 2 * DOT);
         let scale = ColourScale::new(map);
         for (row, weights) in map.iter().enumerate() {
             for (column, &weight) in weights.iter().enumerate() {
-                picture.cell(row, column, scale.intensity(weight));
+                image.cell(row, column, scale.intensity(weight));
             }
         }
-        picture.class_borders(tokens);
+        image.class_borders(tokens);
         for (index, token) in tokens.iter().enumerate() {
-            picture.token_labels(index, token);
+            image.token_labels(index, token);
         }
         if truths {
-            picture.true_classes(tokens, map, scale);
+            image.true_classes(tokens, map, scale);
         }
         let note = format!(
             "white {:.1} %, darkest {:.1} %; red: wrong label",
             100.0 * scale.low,
             100.0 * scale.high
         );
-        picture.text(LEFT, TOP + side + EDGE, &note, CAPTION, DOT);
-        picture
+        image.text(LEFT, TOP + side + EDGE, &note, CAPTION, DOT);
+        image
     }
 
     /// Combines images into one, side by side; `None` if there are no images.
-    pub fn beside(pictures: &[AttentionImage]) -> Option<Self> {
-        let height = pictures.iter().map(|picture| picture.height).max()?;
-        let width = pictures.iter().map(|picture| picture.width).sum();
+    pub fn beside(images: &[AttentionImage]) -> Option<Self> {
+        let height = images.iter().map(|image| image.height).max()?;
+        let width = images.iter().map(|image| image.width).sum();
         let mut all = AttentionImage { width, height, pixels: BACKGROUND.repeat(width * height) };
         let mut left = 0;
-        for picture in pictures {
-            for (row, pixels) in picture.pixels.chunks_exact(3 * picture.width).enumerate() {
+        for image in images {
+            for (row, pixels) in image.pixels.chunks_exact(3 * image.width).enumerate() {
                 let start = 3 * (row * width + left);
                 all.pixels[start..start + pixels.len()].copy_from_slice(pixels);
             }
-            left += picture.width;
+            left += image.width;
         }
         Some(all)
     }
@@ -217,21 +217,21 @@ mod tests {
             wrong: row > 1,
         }));
         let map = vec![vec![0.25, 0.0, 0.5, 0.1, 0.1, 0.05]; 6];
-        let picture = AttentionImage::draw("layer 1 of 1, head 1", &tokens, &map, true);
-        assert_eq!(picture.size().0, LEFT + 6 * CELL + EDGE);
-        let decoder = png::Decoder::new(std::io::Cursor::new(picture.to_png()));
+        let image = AttentionImage::draw("layer 1 of 1, head 1", &tokens, &map, true);
+        assert_eq!(image.size().0, LEFT + 6 * CELL + EDGE);
+        let decoder = png::Decoder::new(std::io::Cursor::new(image.to_png()));
         let mut reader = decoder.read_info().unwrap();
         let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
         reader.next_frame(&mut pixels).unwrap();
-        assert_eq!(pixels, picture.pixels);
+        assert_eq!(pixels, image.pixels);
         let at = |column: usize| {
-            let start = 3 * ((TOP + 2) * picture.width + LEFT + column * CELL + 2);
+            let start = 3 * ((TOP + 2) * image.width + LEFT + column * CELL + 2);
             pixels[start]
         };
         assert!(at(2) < at(0) && at(0) < at(1), "more attention is darker");
-        let twice = AttentionImage::beside(&[picture.clone(), picture.clone()]).unwrap();
-        assert_eq!(twice.size(), (2 * picture.width, picture.height));
-        let row = |picture: &AttentionImage| picture.pixels[..3 * picture.width].to_vec();
-        assert_eq!(row(&twice), row(&picture).repeat(2));
+        let twice = AttentionImage::beside(&[image.clone(), image.clone()]).unwrap();
+        assert_eq!(twice.size(), (2 * image.width, image.height));
+        let row = |image: &AttentionImage| image.pixels[..3 * image.width].to_vec();
+        assert_eq!(row(&twice), row(&image).repeat(2));
     }
 }

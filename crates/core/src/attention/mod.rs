@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_head_attends_to_items_whose_true_class_is_the_token_s() {
+    fn the_best_head_attends_to_items_of_the_true_class() {
         let class = |class| Token::Class { class, name: String::new() };
         let item =
             |given, truth| Token::Item { given, truth, row: 0, item: None, wrong: truth != Some(given) };

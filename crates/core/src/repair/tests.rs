@@ -395,7 +395,7 @@ fn links_in_the_folder_are_never_followed() {
         assert_eq!(contents(root.path()), before);
     }
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
-    // A picture that is a link is not moved.
+    // An image that is a link is not moved.
     let root = folder();
     fs::remove_file(root.path().join("all/cat/1.jpg")).unwrap();
     symlink(outside.path().join("x"), root.path().join("all/cat/1.jpg")).unwrap();

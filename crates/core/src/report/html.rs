@@ -32,8 +32,8 @@ impl<'a> Page<'a> {
     }
 
     /// Adds a figure of a support set below the introduction.
-    pub fn show(mut self, picture: SupportSetFigure) -> Self {
-        self.pictures.push(picture);
+    pub fn show(mut self, figure: SupportSetFigure) -> Self {
+        self.pictures.push(figure);
         self
     }
 

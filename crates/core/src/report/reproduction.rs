@@ -152,9 +152,11 @@ pub struct Cell {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Order {
     /// The rank of the measured accuracy.
-    pub place: usize,
+    #[serde(rename = "place")]
+    pub measured_rank: usize,
     /// The rank of the published accuracy.
-    pub published: usize,
+    #[serde(rename = "published")]
+    pub published_rank: usize,
     /// The names of rows whose order relative to this one is reversed between the measured and the published accuracies,
     /// in both cases by more than the confidence intervals.
     pub reversed: Vec<String>,
@@ -247,8 +249,8 @@ impl Cell {
             parts.extend(published.map(|points| format!("{points:+.2} in the paper")));
             parts.extend(measured.gap_closed.map(|gap| format!("{:.0} % of the gap to Oracle", 100.0 * gap)));
         }
-        if let Some(Order { place, published, reversed }) = &self.order {
-            parts.push(format!("rank {place} in its column, {published} in the paper"));
+        if let Some(Order { measured_rank, published_rank, reversed }) = &self.order {
+            parts.push(format!("rank {measured_rank} in its column, {published_rank} in the paper"));
             if !reversed.is_empty() {
                 parts.push(format!("in the opposite order to the paper against {}", reversed.join(", ")));
             }
@@ -275,9 +277,9 @@ impl Cell {
 
     /// The measured and the published rank, `#2 (#1)`, with a mark if the order relative to another row is reversed.
     fn places(&self) -> String {
-        self.order.as_ref().map_or(String::new(), |Order { place, published, reversed }| {
+        self.order.as_ref().map_or(String::new(), |Order { measured_rank, published_rank, reversed }| {
             let mark = if reversed.is_empty() { "" } else { " ≠" };
-            format!("#{place} (#{published}){mark}")
+            format!("#{measured_rank} (#{published_rank}){mark}")
         })
     }
 }
@@ -305,8 +307,8 @@ impl Table {
                     here * paper < 0.0
                 };
                 row.cells[column].order = Some(Order {
-                    place: 1 + all.iter().filter(is_better_measured).count(),
-                    published: 1 + all.iter().filter(is_better_published).count(),
+                    measured_rank: 1 + all.iter().filter(is_better_measured).count(),
+                    published_rank: 1 + all.iter().filter(is_better_published).count(),
                     reversed: all.iter().filter(is_reversed).map(|other| other.0.clone()).collect(),
                 });
             }
@@ -350,7 +352,7 @@ impl Table {
         }
         let orders: Vec<&Order> = cells().filter_map(|cell| cell.order.as_ref()).collect();
         if !orders.is_empty() {
-            let same = orders.iter().filter(|order| order.place == order.published).count();
+            let same = orders.iter().filter(|order| order.measured_rank == order.published_rank).count();
             let reversed = orders.iter().map(|order| order.reversed.len()).sum::<usize>() / 2;
             parts.push(format!("{same} of {} with the same rank as in the paper", orders.len()));
             parts.push(match reversed {
@@ -578,7 +580,8 @@ mod tests {
         table.put_in_order();
         let orders: Vec<_> = table.rows.iter().map(|row| row.cells[0].order.clone()).collect();
         assert_eq!(orders[0], None, "the oracle is a reference");
-        let ranks: Vec<_> = orders[1..].iter().flatten().map(|o| (o.place, o.published)).collect();
+        let ranks: Vec<_> =
+            orders[1..].iter().flatten().map(|o| (o.measured_rank, o.published_rank)).collect();
         assert_eq!(ranks, [(4, 1), (1, 4), (2, 3), (3, 2)]);
         assert_eq!(orders[1].as_ref().unwrap().reversed, ["b"]);
         assert_eq!(orders[2].as_ref().unwrap().reversed, ["A_row", "c", "d"]);

@@ -177,7 +177,7 @@ mod tests {
             truth: truth.map(str::to_string),
             opinions: vec![],
         };
-        let picture = SupportSetFigure {
+        let figure = SupportSetFigure {
             title: "A <set>".into(),
             caption: String::new(),
             classes: vec![FigureClass {
@@ -185,7 +185,7 @@ mod tests {
                 items: vec![item(None), item(Some("dog & co"))],
             }],
         };
-        let svg = picture.svg();
+        let svg = figure.svg();
         assert_eq!(svg.matches("var(--right,").count(), 1, "{svg}");
         assert_eq!(svg.matches("stroke-dasharray").count(), 1, "{svg}");
         assert!(
@@ -193,6 +193,6 @@ mod tests {
             "{svg}"
         );
         assert_eq!(shortened("n01532829 & co", 9), "n015…&amp; co");
-        assert_eq!(picture.description(), "A <set>. cat: 1 of 2 wrong, true class dog & co");
+        assert_eq!(figure.description(), "A <set>. cat: 1 of 2 wrong, true class dog & co");
     }
 }

@@ -224,12 +224,12 @@ fn the_page_escapes_awkward_names() {
         truth: Some(AWKWARD.into()),
         opinions: vec![(AWKWARD.into(), 1.0)],
     };
-    let picture = SupportSetFigure {
+    let figure = SupportSetFigure {
         title: AWKWARD.into(),
         caption: AWKWARD.into(),
         classes: vec![FigureClass { name: AWKWARD.into(), items: vec![item] }],
     };
-    let shown = Page::new(AWKWARD, &found).introduce(AWKWARD).show(picture).render();
+    let shown = Page::new(AWKWARD, &found).introduce(AWKWARD).show(figure).render();
     assert!(!shown.contains("<a>") && !shown.contains("&\"") && !shown.contains("\"b\""), "{shown}");
     assert!(shown.contains("|c\\d_e,f*g"));
 }
