@@ -1,8 +1,8 @@
-//! Arrow IPC: record batches in a file with a footer (also Feather), or one after the other in a stream.
+//! Reader of Arrow IPC: files with a footer (also Feather version 2) and streams of messages.
 //!
-//! Both are walked first: every message and every buffer must lie inside the file, compressed buffers must
-//! claim no more than the file can justify, and a footer may not send us through the same batch until
-//! memory ends. The decoder then sees blocks that were checked, and only the needed columns. Uncompressed
+//! Start with [`read`]. Both forms are checked first ([`BlockIndex`]): every message and every buffer must be inside the file,
+//! compressed buffers must not claim more than the file size justifies, and a footer must not list the same batch until
+//! memory is exhausted. The decoder of the `arrow` crates then sees only checked blocks and the needed columns. Uncompressed
 //! features of a single batch stay in the memory map.
 
 use std::sync::Arc;
@@ -26,25 +26,26 @@ const FORMAT: &str = "Arrow";
 const MAGIC: &[u8] = b"ARROW1";
 const CONTINUATION: [u8; 4] = [0xff; 4];
 
-/// Reads a file's structure and decodes its needed columns.
+/// Reads columns of features, labels and, if there are any, item names.
 pub(crate) fn read(source: &Source) -> Result<Parts> {
     read_columns(source, Columns::choose)
 }
 
-/// The same for rows that need no labels.
+/// Like [`read`], for data without labels: all rows get the same label.
 pub(crate) fn read_unlabelled(source: &Source) -> Result<Parts> {
     read_columns(source, Columns::choose_unlabelled)
 }
 
+/// Checks all blocks, then decodes the columns that `choose` selects.
 fn read_columns(source: &Source, choose: fn(&Schema) -> Result<Columns, String>) -> Result<Parts> {
-    let index = guarded(source, FORMAT, || BlockIndex::of(source))?;
+    let index = guarded(source, FORMAT, || BlockIndex::new(source))?;
     let columns = choose(&index.schema).map_err(|problem| source.malformed(FORMAT, problem))?;
     let unpacked = index.check_blocks(source)?;
     source.allow(unpacked)?;
     guarded(source, FORMAT, || decode(source, index, columns))
 }
 
-/// Where everything is, in the order in which it must be read.
+/// The positions of all dictionaries and record batches, in the order in which they must be read.
 struct BlockIndex {
     schema: Arc<Schema>,
     version: MetadataVersion,
@@ -52,20 +53,20 @@ struct BlockIndex {
 }
 
 impl BlockIndex {
-    fn of(source: &Source) -> Result<Self> {
+    fn new(source: &Source) -> Result<Self> {
         let bytes = &source.bytes[..];
         let index = match bytes {
-            _ if bytes.starts_with(MAGIC) => Self::of_file(bytes),
+            _ if bytes.starts_with(MAGIC) => Self::from_file(bytes),
             _ if bytes.starts_with(b"FEA1") => {
                 Err("it is Feather version 1; only version 2 is supported".into())
             }
-            _ => Self::of_stream(bytes),
+            _ => Self::from_stream(bytes),
         };
         index.map_err(|problem| source.malformed(FORMAT, problem))
     }
 
-    /// A file: the footer lists all blocks, dictionaries first.
-    fn of_file(bytes: &[u8]) -> Result<Self, String> {
+    /// The blocks of a file, which its footer lists: dictionaries first.
+    fn from_file(bytes: &[u8]) -> Result<Self, String> {
         let body = bytes.strip_suffix(MAGIC).ok_or("it does not end with ARROW1: it may be truncated")?;
         let (body, length) = body.split_last_chunk::<4>().ok_or("it ends within its footer")?;
         let length = u32::from_le_bytes(*length) as usize;
@@ -79,22 +80,20 @@ impl BlockIndex {
         Ok(BlockIndex { schema, version: footer.version(), blocks })
     }
 
-    /// A stream: a schema, then messages until the end.
-    fn of_stream(bytes: &[u8]) -> Result<Self, String> {
-        let mut at = 0;
-        let (_, first, behind) = next_message(bytes, at)?.ok_or("it is empty")?;
+    /// The blocks of a stream: a schema, then messages until the end.
+    fn from_stream(bytes: &[u8]) -> Result<Self, String> {
+        let (_, first, mut position) = next_message(bytes, 0)?.ok_or("it is empty")?;
         let schema = first.header_as_schema().ok_or("it does not begin with a schema")?;
         let (schema, version) = (schema_of(schema)?, first.version());
         let mut blocks = Vec::new();
-        at = at.max(behind);
-        while let Some((block, _, behind)) = next_message(bytes, at)? {
+        while let Some((block, _, end)) = next_message(bytes, position)? {
             blocks.push(block);
-            at = behind;
+            position = end;
         }
         Ok(BlockIndex { schema, version, blocks })
     }
 
-    /// Looks at every block; returns how many bytes they become.
+    /// Checks every block and returns the total number of bytes after decompression.
     fn check_blocks(&self, source: &Source) -> Result<u64> {
         let mut unpacked = 0u64;
         for (number, block) in self.blocks.iter().enumerate() {
@@ -114,17 +113,17 @@ fn schema_of(schema: arrow_ipc::Schema<'_>) -> Result<Arc<Schema>, String> {
     try_fb_to_schema(schema).map(Arc::new).map_err(|problem| format!("its schema is damaged: {problem}"))
 }
 
-/// The message of a stream that begins at `at`, as a block, and where the next one begins.
-fn next_message(bytes: &[u8], at: usize) -> Result<Option<(Block, Message<'_>, usize)>, String> {
-    const CUT: &str = "it ends within a message: it may be truncated";
-    let rest = bytes.get(at..).unwrap_or_default();
-    let Some((word, behind)) = rest.split_first_chunk::<4>() else {
-        // A stream may end without an end mark, but not within one.
-        return if rest.is_empty() { Ok(None) } else { Err(CUT.into()) };
+/// The message of a stream at `position`: its block, its metadata and the position of the next message. `None` at the end.
+fn next_message(bytes: &[u8], position: usize) -> Result<Option<(Block, Message<'_>, usize)>, String> {
+    const TRUNCATED: &str = "it ends within a message: it may be truncated";
+    let rest = bytes.get(position..).unwrap_or_default();
+    let Some((word, next)) = rest.split_first_chunk::<4>() else {
+        // A stream may end without an end marker, but not inside one.
+        return if rest.is_empty() { Ok(None) } else { Err(TRUNCATED.into()) };
     };
-    // Older writers leave the continuation mark out.
+    // Older writers omit the continuation marker.
     let (word, prefix) = match *word == CONTINUATION {
-        true => (behind.first_chunk::<4>().ok_or(CUT)?, 8),
+        true => (next.first_chunk::<4>().ok_or(TRUNCATED)?, 8),
         false => (word, 4),
     };
     let length = i32::from_le_bytes(*word);
@@ -132,25 +131,25 @@ fn next_message(bytes: &[u8], at: usize) -> Result<Option<(Block, Message<'_>, u
         return Ok(None);
     }
     let metadata = usize::try_from(length).map_err(|_| "a message has a negative length")? + prefix;
-    let flat = rest.get(prefix..metadata).ok_or(CUT)?;
+    let flat = rest.get(prefix..metadata).ok_or(TRUNCATED)?;
     let message = root_as_message(flat).map_err(|problem| format!("a message is damaged: {problem}"))?;
     let body = usize::try_from(message.bodyLength()).map_err(|_| "a message has a negative length")?;
-    let end = at.checked_add(metadata).and_then(|end| end.checked_add(body));
-    let end = end.filter(|&end| end <= bytes.len()).ok_or(CUT)?;
+    let end = position.checked_add(metadata).and_then(|end| end.checked_add(body));
+    let end = end.filter(|&end| end <= bytes.len()).ok_or(TRUNCATED)?;
     let metadata = i32::try_from(metadata).map_err(|_| "a message is too long")?;
-    Ok(Some((Block::new(at as i64, metadata, body as i64), message, end)))
+    Ok(Some((Block::new(position as i64, metadata, body as i64), message, end)))
 }
 
-/// The bytes of a block, if it lies inside the file.
+/// The metadata and the body of a block; `None` if it is outside the file.
 fn bytes_of<'a>(bytes: &'a [u8], block: &Block) -> Option<(&'a [u8], &'a [u8])> {
     let start = usize::try_from(block.offset()).ok()?;
     let metadata = usize::try_from(block.metaDataLength()).ok().filter(|&length| length >= 8)?;
     let body = usize::try_from(block.bodyLength()).ok()?;
-    let (metadata, behind) = bytes.get(start..)?.split_at_checked(metadata)?;
-    Some((metadata, behind.get(..body)?))
+    let (metadata, rest) = bytes.get(start..)?.split_at_checked(metadata)?;
+    Some((metadata, rest.get(..body)?))
 }
 
-/// Looks at one block; returns how many bytes it becomes.
+/// Checks one block and returns the number of bytes after decompression.
 fn check_block(bytes: &[u8], block: &Block) -> Result<u64, String> {
     let (metadata, body) = bytes_of(bytes, block).ok_or("it lies outside the file")?;
     let message = message_of(metadata)?;
@@ -167,18 +166,19 @@ fn message_of(metadata: &[u8]) -> Result<Message<'_>, String> {
     root_as_message(flat).map_err(|problem| problem.to_string())
 }
 
-/// Every buffer must lie inside the body; compressed ones begin with the length they become.
+/// Checks that every buffer is inside the body, and returns the number of bytes after decompression, which compressed
+/// buffers start with.
 fn check_buffers(batch: RecordBatch<'_>, body: &[u8]) -> Result<u64, String> {
-    let plausible = |node: &FieldNode| (0..=node.length()).contains(&node.null_count());
-    if !batch.nodes().into_iter().flatten().all(plausible) {
+    let is_valid = |node: &FieldNode| (0..=node.length()).contains(&node.null_count());
+    if !batch.nodes().into_iter().flatten().all(is_valid) {
         return Err("a column has more nulls than rows".into());
     }
     let compressed = batch.compression().is_some();
-    // A batch costs something even without a body, so that a footer cannot list one forever.
+    // A batch without a body counts too, so that a footer cannot list one without end.
     let mut unpacked = 64u64;
     for buffer in batch.buffers().into_iter().flatten() {
-        let place = usize::try_from(buffer.offset()).ok().zip(usize::try_from(buffer.length()).ok());
-        let stored = place.and_then(|(start, length)| body.get(start..)?.get(..length));
+        let range = usize::try_from(buffer.offset()).ok().zip(usize::try_from(buffer.length()).ok());
+        let stored = range.and_then(|(start, length)| body.get(start..)?.get(..length));
         let stored = stored.ok_or("a buffer lies outside the block")?;
         let size = match stored.first_chunk::<8>() {
             Some(prefix) if compressed => i64::from_le_bytes(*prefix),
@@ -187,7 +187,7 @@ fn check_buffers(batch: RecordBatch<'_>, body: &[u8]) -> Result<u64, String> {
             }
             _ => -1,
         };
-        // -1 marks a buffer that is stored as it is.
+        // -1 marks a buffer that is not compressed.
         unpacked = unpacked.saturating_add(u64::try_from(size).unwrap_or(stored.len() as u64));
     }
     Ok(unpacked)
@@ -196,16 +196,16 @@ fn check_buffers(batch: RecordBatch<'_>, body: &[u8]) -> Result<u64, String> {
 /// Decodes the chosen columns of every batch.
 fn decode(source: &Source, index: BlockIndex, columns: Columns) -> Result<Parts> {
     let malformed = |problem: &dyn std::fmt::Display| source.malformed(FORMAT, problem);
-    let dictionaries = dictionaries_of(&index.schema, &columns);
-    let whole = Buffer::from(source.bytes.clone());
-    let mut decoder = FileDecoder::new(index.schema, index.version).with_projection(columns.places());
+    let dictionaries = dictionary_ids(&index.schema, &columns);
+    let file = Buffer::from(source.bytes.clone());
+    let mut decoder = FileDecoder::new(index.schema, index.version).with_projection(columns.indices());
     let mut table = Table::new(source, FORMAT, columns);
     for block in &index.blocks {
         let (metadata, body) = bytes_of(&source.bytes, block).ok_or_else(|| malformed(&"a block moved"))?;
-        let data = whole.slice_with_length(block.offset() as usize, metadata.len() + body.len());
+        let data = file.slice_with_length(block.offset() as usize, metadata.len() + body.len());
         let message = message_of(metadata).map_err(|problem| malformed(&problem))?;
         if let Some(dictionary) = message.header_as_dictionary_batch() {
-            // Dictionaries of other columns can be of any type: they stay closed.
+            // Dictionaries of other columns can have any type and are not decoded.
             if dictionaries.contains(&dictionary.id()) {
                 decoder.read_dictionary(block, &data).map_err(|problem| malformed(&problem))?;
             }
@@ -218,11 +218,11 @@ fn decode(source: &Source, index: BlockIndex, columns: Columns) -> Result<Parts>
     table.finish()
 }
 
-/// The numbers of the dictionaries that the chosen columns look into.
-fn dictionaries_of(schema: &Schema, columns: &Columns) -> Vec<i64> {
-    let fields = columns.places().into_iter().map(|place| schema.field(place));
-    let coded = fields.filter(|field| matches!(field.data_type(), DataType::Dictionary(..)));
-    // Deprecated for writers, who no longer choose the number; a reader has no other way to learn it.
+/// The ids of the dictionaries of the chosen columns.
+fn dictionary_ids(schema: &Schema, columns: &Columns) -> Vec<i64> {
+    let fields = columns.indices().into_iter().map(|index| schema.field(index));
+    let encoded = fields.filter(|field| matches!(field.data_type(), DataType::Dictionary(..)));
+    // Deprecated because writers no longer choose the id, but a reader has no other way to get it.
     #[allow(deprecated)]
-    coded.filter_map(|field| field.dict_id()).collect()
+    encoded.filter_map(|field| field.dict_id()).collect()
 }

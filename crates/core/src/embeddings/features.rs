@@ -1,7 +1,7 @@
-//! The matrix of features: n rows of d numbers, in the precision they were stored in.
+//! The feature matrix: [`Features`], rows of numbers in the precision in which they are stored ([`Precision`]).
 //!
-//! The bytes stay where they are (a memory map, or a vector a reader decoded into) and rows are
-//! turned into `f32` only when an episode touches them, so a bank larger than memory can be used.
+//! The bytes stay where they are, in a memory map or in a buffer that a reader filled, and rows are converted to `f32` only
+//! when they are used. So files larger than the main memory can be used.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use trueshot_nn::memory;
 
-/// How a feature is stored.
+/// The number format in which features are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -20,12 +20,12 @@ pub enum Precision {
     F32,
     /// IEEE half precision.
     F16,
-    /// The upper half of a single.
+    /// bfloat16: the upper 16 bits of a single-precision number.
     Bf16,
 }
 
 impl Precision {
-    /// Bytes of one number.
+    /// The number of bytes per value.
     pub fn size(self) -> usize {
         match self {
             Precision::F32 => 4,
@@ -33,7 +33,7 @@ impl Precision {
         }
     }
 
-    /// The name used in messages and files.
+    /// The name in messages and files: `f32`, `f16` or `bf16`.
     pub fn name(self) -> &'static str {
         match self {
             Precision::F32 => "f32",
@@ -42,8 +42,10 @@ impl Precision {
         }
     }
 
-    /// Appends numbers as they are stored; `Err` is the place of the first that is not finite in this
-    /// precision.
+    /// Appends values to `out` in this precision, little-endian.
+    ///
+    /// # Errors
+    /// The index of the first value that is not finite in this precision; then `out` is unchanged.
     pub fn encode(self, values: &[f32], out: &mut Vec<u8>) -> std::result::Result<(), usize> {
         let narrowed = |value: f32| match self {
             Precision::F32 => value,
@@ -62,21 +64,31 @@ impl Precision {
                 out.extend(values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()))
             }
         }
-        // Values of a network lie far below the limits, so this loop ends in the rarest of cases.
+        // Most values are far below 6e4, so the conversion is rarely repeated here.
         match values
             .iter()
             .position(|&value| value.abs() > 6e4 && !narrowed(value).is_finite() || value.is_nan())
         {
-            Some(place) => {
+            Some(index) => {
                 out.truncate(start);
-                Err(place)
+                Err(index)
             }
             None => Ok(()),
         }
     }
 }
 
-/// n rows of d numbers, little endian, rows one after the other.
+/// A matrix of `rows` x `dim` numbers, row by row, little-endian, in the precision in which they are stored.
+///
+/// ```
+/// use trueshot::embeddings::{Features, Precision};
+///
+/// let mut bytes = Vec::new();
+/// Precision::F16.encode(&[0.5, 1.0, 2.0, 4.0], &mut bytes).unwrap();
+/// let features = Features::new(bytes.into(), Precision::F16, 2, 2);
+/// assert_eq!(*features.row(1), [2.0, 4.0]);
+/// assert_eq!(*features.gather(&[1, 0]), [2.0, 4.0, 0.5, 1.0]);
+/// ```
 #[derive(Clone)]
 pub struct Features {
     bytes: Bytes,
@@ -86,53 +98,53 @@ pub struct Features {
 }
 
 impl Features {
-    /// Takes bytes that a reader has checked to be exactly `rows * dim` numbers.
+    /// A matrix from stored bytes.
     ///
     /// # Panics
-    /// If they are not: readers check before they call.
+    /// If the bytes are not exactly `rows * dim` numbers; readers check this before.
     pub fn new(bytes: Bytes, precision: Precision, rows: usize, dim: usize) -> Self {
         assert_eq!(
             Some(bytes.len()),
             Self::byte_len(rows, dim, precision),
-            "a reader let a wrong length pass"
+            "readers check the number of bytes"
         );
         Features { bytes, precision, rows, dim }
     }
 
-    /// Takes decoded numbers, into memory whose rows begin on cache lines where their length allows it: kernels
-    /// read rows a line at a time, and lines that straddle two cost double.
+    /// A matrix of `dim` columns from `f32` values, row by row. The values are copied to memory that starts on a cache
+    /// line: kernels read rows a line at a time, and unaligned reads take twice as long.
     pub fn from_f32(values: Vec<f32>, dim: usize) -> Self {
         let rows = values.len().checked_div(dim).unwrap_or(0);
-        Features::new(on_cache_lines(&values), Precision::F32, rows, dim)
+        Features::new(cache_aligned_bytes(&values), Precision::F32, rows, dim)
     }
 
-    /// The bytes such a matrix takes, or `None` if that overflows.
+    /// The number of bytes of a matrix; `None` if it overflows.
     pub fn byte_len(rows: usize, dim: usize, precision: Precision) -> Option<usize> {
         rows.checked_mul(dim)?.checked_mul(precision.size())
     }
 
-    /// Number of rows.
+    /// The number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Numbers in a row.
+    /// The dimension: the number of values per row.
     pub fn dim(&self) -> usize {
         self.dim
     }
 
-    /// How the numbers are stored.
+    /// The precision in which the values are stored.
     pub fn precision(&self) -> Precision {
         self.precision
     }
 
-    /// The stored bytes of some rows.
+    /// The stored bytes of consecutive rows.
     pub fn bytes_of(&self, rows: std::ops::Range<usize>) -> &[u8] {
         let width = self.dim * self.precision.size();
         &self.bytes[rows.start * width..rows.end * width]
     }
 
-    /// The whole matrix as it lies in memory, if it is `f32` and aligned: then no row needs decoding.
+    /// The whole matrix without decoding, if it is stored as `f32` and aligned in memory.
     pub fn as_f32(&self) -> Option<&[f32]> {
         match self.precision {
             Precision::F32 if cfg!(target_endian = "little") => bytemuck::try_cast_slice(&self.bytes).ok(),
@@ -168,11 +180,12 @@ impl Features {
         self.decoded(rows.len(), |index| rows[index] as usize)
     }
 
+    /// Decodes `count` rows, one after the other; `row` returns the row for each index.
     fn decoded(&self, count: usize, row: impl Fn(usize) -> usize + Sync) -> Cow<'_, [f32]> {
-        /// Values below which starting other threads takes longer than decoding.
-        const SERIAL: usize = 1 << 18;
+        /// The number of values up to which one thread decodes faster than several.
+        const SERIAL_VALUES: usize = 1 << 18;
         let mut values = vec![0.0; count * self.dim];
-        if values.len() <= SERIAL {
+        if values.len() <= SERIAL_VALUES {
             let out = values.chunks_exact_mut(self.dim.max(1)).enumerate();
             out.for_each(|(index, out)| self.decode_row(row(index), out));
         } else {
@@ -182,17 +195,17 @@ impl Features {
         Cow::Owned(values)
     }
 
-    /// Decodes one row into `out`.
+    /// Decodes one row into `out`, which has `dim` values.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         decode(self.bytes_of(row..row + 1), self.precision, out);
     }
 }
 
-/// A copy of numbers that begins on a cache line.
-fn on_cache_lines(values: &[f32]) -> Bytes {
+/// A copy of the values as bytes that start on a cache line.
+fn cache_aligned_bytes(values: &[f32]) -> Bytes {
     const LINE: usize = 64;
     const MARGIN: usize = LINE / size_of::<f32>();
-    /// Numbers as the owner of their bytes.
+    /// Owns the values whose bytes are returned.
     struct Numbers(Vec<f32>);
     impl AsRef<[u8]> for Numbers {
         fn as_ref(&self) -> &[u8] {
@@ -206,7 +219,7 @@ fn on_cache_lines(values: &[f32]) -> Bytes {
     Bytes::from_owner(Numbers(padded)).slice(start * size_of::<f32>()..)
 }
 
-/// Decodes stored numbers to `f32`.
+/// Decodes stored little-endian numbers to `f32`, one for each element of `out`.
 pub fn decode(bytes: &[u8], precision: Precision, out: &mut [f32]) {
     let halves = bytemuck::try_cast_slice::<u8, u16>(bytes).ok().filter(|_| cfg!(target_endian = "little"));
     match (precision, halves) {
@@ -247,7 +260,7 @@ mod tests {
             (Precision::F16, (|bits| f16::from_bits(bits).to_f32()) as fn(u16) -> f32),
             (Precision::Bf16, |bits| bf16::from_bits(bits).to_f32()),
         ] {
-            // Once as it is, once a byte off, which no cast to u16 survives.
+            // Aligned and unaligned bytes take different paths.
             let mut bytes = vec![0];
             bytes.extend(halves.iter().flat_map(|bits| bits.to_le_bytes()));
             let aligned = bytes[1..].to_vec();
@@ -266,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_odd_length_are_decoded_whole() {
+    fn rows_of_any_length_are_decoded_completely() {
         for dim in 1..40 {
             let halves: Vec<u8> = (0..dim).flat_map(|i| f16::from_f32(i as f32).to_le_bytes()).collect();
             let mut found = vec![-1.0; dim];

@@ -1,8 +1,8 @@
-//! Which data this is, whatever file it came in; and whether all of it can be worked with.
+//! Fingerprints of embeddings ([`Fingerprint`]), and the check that all values are finite and not too large.
 //!
-//! Both questions need every byte of the features, so they share one pass: a chunk that fits the cache is
-//! tested and hashed before the next is fetched, and a file larger than memory is streamed once. The test
-//! looks at bit patterns, not at numbers, and decodes nothing.
+//! Both need every byte of the features, so they share one pass: a chunk that fits into the cache is checked and hashed
+//! before the next is read, and a file larger than memory is streamed once. The check compares bit patterns and decodes
+//! nothing.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,22 +14,31 @@ use super::Embeddings;
 use super::features::{Features, Precision, decode};
 use crate::error::{Error, Result};
 
-/// What is tested and hashed at once: large enough to share among threads, small enough to stay in cache.
-const CHUNK: usize = 2 << 20;
+/// The number of bytes that are checked and hashed at a time: enough for several threads, few enough for the cache.
+const CHUNK_BYTES: usize = 2 << 20;
 
-/// What one thread tests at once; a multiple of every width.
-const PIECE: usize = 64 << 10;
+/// The number of bytes that one thread checks at a time; a multiple of the size of every number.
+const THREAD_BYTES: usize = 64 << 10;
 
-/// A hash of precision, shape, features, labels and class names: the same for every file format.
+/// A hash (BLAKE3) of precision, shape, features, labels and class names, which does not depend on the file format.
 ///
-/// Item names, the backbone and the path do not count: they name the data, they are not it. The order of
-/// the classes does count, since episodes are drawn from classes by number; formats without a list of
-/// classes have them sorted by name.
+/// Item names, backbone and path are not part of it. The order of the classes is, because episodes are drawn from classes
+/// by their indices; formats without a list of classes have them sorted by name.
+///
+/// ```
+/// use trueshot::Embeddings;
+///
+/// let rows = |value| Embeddings::from_rows(vec![value, 2.0], 1, vec!["cat".into(), "dog".into()]);
+/// assert_eq!(rows(1.0)?.fingerprint(), rows(1.0)?.fingerprint());
+/// assert_ne!(rows(1.0)?.fingerprint(), rows(1.5)?.fingerprint());
+/// assert_eq!(rows(1.0)?.fingerprint().short().len(), 16);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// The first 16 digits: enough to tell data apart in a table.
+    /// The first 16 hexadecimal digits, which are enough to distinguish data in a table.
     pub fn short(&self) -> String {
         self.to_string()[..16].to_owned()
     }
@@ -68,7 +77,10 @@ impl<'de> serde::Deserialize<'de> for Fingerprint {
 }
 
 impl Features {
-    /// Refuses the first value in row order that is not finite, or too large to be squared and summed.
+    /// Checks that all values are finite and at most 1e15 in magnitude, so that sums of their squares are finite.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] or [`Error::LargeFeature`] with the position of the first such value, row by row.
     pub fn check(&self) -> Result<()> {
         match all_usable(self.bytes_of(0..self.rows()), self.precision()) {
             true => Ok(()),
@@ -77,10 +89,10 @@ impl Features {
     }
 }
 
-/// No feature may be larger: distances are sums of squares over a row, which must stay finite.
-const LARGEST: f32 = 1e15;
+/// The largest magnitude of a feature. Distances are sums of squares over a row, which must stay finite.
+const MAX_ABS: f32 = 1e15;
 
-/// Streams over the features once; refuses the first value in row order that is not finite, or too large.
+/// Computes the fingerprint and checks the values in the same pass; the errors are those of [`Features::check`].
 pub(crate) fn check_and_fingerprint(embeddings: &Embeddings) -> Result<Fingerprint> {
     let features = embeddings.features();
     let mut hasher = blake3::Hasher::new();
@@ -88,9 +100,9 @@ pub(crate) fn check_and_fingerprint(embeddings: &Embeddings) -> Result<Fingerpri
     hash_text(&mut hasher, features.precision().name());
     hash_count(&mut hasher, features.rows());
     hash_count(&mut hasher, features.dim());
-    let rows_at_once = (CHUNK / (features.dim() * features.precision().size())).max(1);
-    for start in (0..features.rows()).step_by(rows_at_once) {
-        let rows = start..features.rows().min(start + rows_at_once);
+    let chunk_rows = (CHUNK_BYTES / (features.dim() * features.precision().size())).max(1);
+    for start in (0..features.rows()).step_by(chunk_rows) {
+        let rows = start..features.rows().min(start + chunk_rows);
         let bytes = features.bytes_of(rows.clone());
         if !all_usable(bytes, features.precision()) {
             return Err(first_unusable(features, rows.start));
@@ -104,7 +116,7 @@ pub(crate) fn check_and_fingerprint(embeddings: &Embeddings) -> Result<Fingerpri
     Ok(Fingerprint(*hasher.finalize().as_bytes()))
 }
 
-/// A length before the text, so that no two lists of names hash alike.
+/// Hashes the length before the text, so that different lists of names have different hashes.
 fn hash_text(hasher: &mut blake3::Hasher, text: &str) {
     hash_count(hasher, text.len());
     hasher.update(text.as_bytes());
@@ -114,34 +126,37 @@ fn hash_count(hasher: &mut blake3::Hasher, count: usize) {
     hasher.update(&(count as u64).to_le_bytes());
 }
 
-/// Whether every number can be worked with; which thread looks where does not matter to the answer.
+/// Whether all numbers are finite and not too large; checked in parallel.
 fn all_usable(bytes: &[u8], precision: Precision) -> bool {
-    bytes.par_chunks(PIECE).all(|piece| !holds_unusable(piece, precision))
+    bytes.par_chunks(THREAD_BYTES).all(|part| !contains_unusable(part, precision))
 }
 
-/// Whether a number is not finite or too large: without the sign, bits are in the order of the numbers, and above all
-/// numbers come infinity and NaN. Straight loops without an early exit, which the compiler turns into vector instructions.
-pub(super) fn holds_unusable(bytes: &[u8], precision: Precision) -> bool {
+/// Whether a number is not finite or too large.
+///
+/// Without the sign bit, the bit patterns are in the order of the magnitudes, and infinity and NaN come after all finite
+/// numbers; so one comparison of integers is enough. The loops have no early exit, so that they are vectorised.
+pub(super) fn contains_unusable(bytes: &[u8], precision: Precision) -> bool {
     match precision {
         Precision::F32 => {
-            let unusable = |bits: u32| bits & 0x7fff_ffff > LARGEST.to_bits();
+            let unusable = |bits: u32| bits & 0x7fff_ffff > MAX_ABS.to_bits();
             bytes.as_chunks().0.iter().fold(false, |found, &four| found | unusable(u32::from_le_bytes(four)))
         }
         Precision::F16 => any_above(bytes, f16::MAX.to_bits()),
-        Precision::Bf16 => any_above(bytes, bf16::from_f32(LARGEST).to_bits()),
+        Precision::Bf16 => any_above(bytes, bf16::from_f32(MAX_ABS).to_bits()),
     }
 }
 
-fn any_above(bytes: &[u8], largest: u16) -> bool {
-    let unusable = |bits: u16| bits & 0x7fff > largest;
+/// Whether the magnitude of a 16-bit number has a bit pattern above `max_bits`.
+fn any_above(bytes: &[u8], max_bits: u16) -> bool {
+    let unusable = |bits: u16| bits & 0x7fff > max_bits;
     bytes.as_chunks().0.iter().fold(false, |found, &two| found | unusable(u16::from_le_bytes(two)))
 }
 
-/// The error for the first such value at or after a row, known to be there.
+/// The error about the first value, from row `start` on, that is not finite or too large. There must be one.
 fn first_unusable(features: &Features, start: usize) -> Error {
     let largest = match features.precision() {
-        Precision::Bf16 => bf16::from_f32(LARGEST).to_f32(),
-        Precision::F32 | Precision::F16 => LARGEST,
+        Precision::Bf16 => bf16::from_f32(MAX_ABS).to_f32(),
+        Precision::F32 | Precision::F16 => MAX_ABS,
     };
     let mut values = vec![0.0; features.dim()];
     for row in start..features.rows() {
@@ -151,11 +166,11 @@ fn first_unusable(features: &Features, start: usize) -> Error {
         };
         let value = values[column];
         return match value.is_finite() {
-            true => Error::LargeFeature { row, column, value, largest: LARGEST },
+            true => Error::LargeFeature { row, column, value, largest: MAX_ABS },
             false => Error::NotFinite { row, column, value },
         };
     }
-    unreachable!("the bit patterns had shown such a value")
+    unreachable!("the caller found such a value")
 }
 
 #[cfg(test)]
@@ -168,21 +183,21 @@ mod tests {
     }
 
     #[test]
-    fn the_bit_test_agrees_with_the_numbers_for_every_half() {
+    fn the_check_of_bit_patterns_agrees_with_the_values_for_every_16_bit_number() {
         for bits in 0..=u16::MAX {
             let bytes = bits.to_le_bytes();
-            assert_eq!(holds_unusable(&bytes, Precision::F16), !f16::from_bits(bits).is_finite());
-            let fits = bf16::from_bits(bits).to_f32().abs() <= bf16::from_f32(LARGEST).to_f32();
-            assert_eq!(holds_unusable(&bytes, Precision::Bf16), !fits);
+            assert_eq!(contains_unusable(&bytes, Precision::F16), !f16::from_bits(bits).is_finite());
+            let fits = bf16::from_bits(bits).to_f32().abs() <= bf16::from_f32(MAX_ABS).to_f32();
+            assert_eq!(contains_unusable(&bytes, Precision::Bf16), !fits);
         }
-        for value in [0.0, -0.0, LARGEST, -LARGEST, 1.001 * LARGEST, f32::MAX, f32::NAN, f32::NEG_INFINITY] {
-            let unusable = value.is_nan() || value.abs() > LARGEST;
-            assert_eq!(holds_unusable(&value.to_le_bytes(), Precision::F32), unusable);
+        for value in [0.0, -0.0, MAX_ABS, -MAX_ABS, 1.001 * MAX_ABS, f32::MAX, f32::NAN, f32::NEG_INFINITY] {
+            let unusable = value.is_nan() || value.abs() > MAX_ABS;
+            assert_eq!(contains_unusable(&value.to_le_bytes(), Precision::F32), unusable);
         }
     }
 
     #[test]
-    fn a_value_whose_square_would_overflow_is_refused_with_its_place() {
+    fn a_value_whose_square_would_overflow_is_refused_with_its_position() {
         let labels = || vec!["a".to_owned(), "b".to_owned()];
         let refused = Embeddings::from_rows(vec![1.0, 2.0, 3.0, -1e19], 2, labels()).err();
         assert!(matches!(refused, Some(Error::LargeFeature { row: 1, column: 1, .. })), "{refused:?}");
@@ -190,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bad_value_in_row_order_is_reported_whatever_the_threads() {
+    fn the_first_invalid_value_is_reported_for_any_number_of_threads() {
         let (rows, dim) = (4000, 301);
         let mut values = vec![0.5; rows * dim];
         values[3999 * dim] = f32::INFINITY;
@@ -204,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_the_data_changes_the_fingerprint_and_nothing_else_does() {
+    fn features_shape_and_labels_change_the_fingerprint_and_the_backbone_does_not() {
         let values: Vec<f32> = (0..1200).map(|v| v as f32).collect();
         let original = *embeddings(values.clone(), 4).fingerprint();
         assert_eq!(original, *embeddings(values.clone(), 4).with_backbone("other").fingerprint());
@@ -232,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_survives_being_written_down() {
+    fn a_fingerprint_survives_writing_and_reading() {
         let fingerprint = *embeddings(vec![1.0, 2.0], 2).fingerprint();
         let json = serde_json::to_string(&fingerprint).unwrap();
         assert_eq!(serde_json::from_str::<Fingerprint>(&json).unwrap(), fingerprint);

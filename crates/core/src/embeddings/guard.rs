@@ -1,10 +1,12 @@
-//! A decoder's panic as an error about the file it came from.
+//! [`guarded`] runs a decoder of another crate and turns its panic into an error about the file it was reading.
+//!
+//! See [`crate::guard`] for why decoders may panic although files are checked before.
 
 use super::source::Source;
 use crate::error::Result;
 use crate::guard::caught;
 
-/// Runs a decoder; its panic becomes an error about the file, and prints nothing.
+/// Runs `decode`. If it panics, nothing is printed and the result is [`Error::Malformed`](crate::Error::Malformed).
 pub(crate) fn guarded<T>(
     source: &Source,
     format: &'static str,

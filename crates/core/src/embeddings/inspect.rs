@@ -1,124 +1,26 @@
-//! What is in a file, and what is wrong with it.
+//! Inspection of embeddings: [`inspect`] examines every value of a file and counts what is unusual, without refusing it.
 //!
-//! Looks at every value without refusing any: `inspect` is what one runs on a file that was refused. Of a
-//! row it keeps a norm and a hash, so a million rows take tens of megabytes, not the gigabytes they are.
-
-use std::path::PathBuf;
+//! It is used on files that were refused, so it accepts values that are not finite. Per row it keeps only a norm and a hash,
+//! so a million rows take tens of megabytes instead of gigabytes.
 
 use rayon::prelude::*;
-use serde::Serialize;
 
-use super::features::{Features, Precision};
-use super::fingerprint::{check_and_fingerprint, holds_unusable};
+use super::Embeddings;
+use super::features::Features;
+use super::fingerprint::{check_and_fingerprint, contains_unusable};
+use super::inspection::{ClassCount, Duplicates, Inspection, NonFinite, Norms, QUERIES, ValueLocation};
 use super::warnings::warnings;
-use super::{Embeddings, Fingerprint};
 
-/// Rows one thread looks at before it hands in its findings.
-const ROWS_AT_ONCE: usize = 1024;
-/// Groups of duplicates shown, and rows shown of each.
-const EXAMPLES: usize = 5;
-/// The episode most papers evaluate on: 5 ways, 15 queries.
-pub(super) const WAYS: usize = 5;
-pub(super) const QUERIES: usize = 15;
-/// A largest class this many times the smallest is worth a word.
-pub(super) const IMBALANCE: usize = 20;
+/// The number of rows per unit of work of a thread.
+const CHUNK_ROWS: usize = 1024;
+/// The maximum number of groups of duplicates in [`Duplicates::examples`], and of rows per group.
+const MAX_EXAMPLES: usize = 5;
 
-/// What is in a file.
-#[derive(Debug, Clone, Serialize)]
-pub struct Inspection {
-    /// Where it was read from.
-    pub path: Option<PathBuf>,
-    /// How features are stored.
-    pub precision: Precision,
-    /// Number of rows.
-    pub rows: usize,
-    /// Numbers in a row.
-    pub dim: usize,
-    /// What made the features, where the file says.
-    pub backbone: Option<String>,
-    /// Whether rows have names.
-    pub has_items: bool,
-    /// Which data this is; none if a value is not finite.
-    pub fingerprint: Option<Fingerprint>,
-    /// Every class with its number of rows, in the order of the file.
-    pub classes: Vec<ClassCount>,
-    /// The class with the fewest rows.
-    pub smallest_class: Option<ClassCount>,
-    /// The class with the most rows.
-    pub largest_class: Option<ClassCount>,
-    /// The most shots for which every class has enough rows for episodes with 15 queries and noise.
-    pub largest_shots: Option<usize>,
-    /// Lengths of the rows; none if no row is finite.
-    pub norms: Option<Norms>,
-    /// Rows that are the same to the last bit.
-    pub duplicates: Duplicates,
-    /// Values that are NaN or infinite.
-    pub non_finite: NonFinite,
-    /// Dimensions in which all rows agree.
-    pub constant_dimensions: usize,
-    /// What deserves attention, in plain English.
-    pub warnings: Vec<String>,
-}
-
-/// A class and how many rows it has.
-#[derive(Debug, Clone, Serialize)]
-pub struct ClassCount {
-    /// The class.
-    pub name: String,
-    /// Its rows.
-    pub count: usize,
-}
-
-/// Lengths of the finite rows.
-#[derive(Debug, Clone, Serialize)]
-pub struct Norms {
-    /// The shortest.
-    pub min: f32,
-    /// The middle one.
-    pub median: f32,
-    /// The longest.
-    pub max: f32,
-    /// How many rows are all zero.
-    pub zero: usize,
-}
-
-/// Rows that are the same to the last bit.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Duplicates {
-    /// Rows that repeat an earlier one.
-    pub rows: usize,
-    /// Sets of equal rows.
-    pub groups: usize,
-    /// Sets whose rows have different labels: at least one of those labels is wrong.
-    pub across_classes: usize,
-    /// The first few rows of the first few sets.
-    pub examples: Vec<Vec<usize>>,
-}
-
-/// Values that are NaN or infinite.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct NonFinite {
-    /// How many.
-    pub count: usize,
-    /// The first in row order.
-    pub first: Option<ValueLocation>,
-}
-
-/// One value and where it is.
-#[derive(Debug, Clone, Serialize)]
-pub struct ValueLocation {
-    /// The row, from 0.
-    pub row: usize,
-    /// The column, from 0.
-    pub column: usize,
-    /// NaN, inf or -inf, as text: JSON has no number for them.
-    pub value: String,
-}
-
-/// Looks at everything; refuses nothing.
+/// Inspects embeddings that were opened with [`Embeddings::read`] or [`Embeddings::open`]: sizes, norms, duplicates, values
+/// that are not finite, and warnings about them. [`Inspection`] has an example.
 pub fn inspect(embeddings: &Embeddings) -> Inspection {
     let features = embeddings.features();
-    let findings = Findings::of(features);
+    let findings = Findings::new(features);
     let classes = class_counts(embeddings);
     let fingerprint = match findings.non_finite.count {
         0 => embeddings.fingerprint.get().copied().or_else(|| check_and_fingerprint(embeddings).ok()),
@@ -133,12 +35,12 @@ pub fn inspect(embeddings: &Embeddings) -> Inspection {
         backbone: embeddings.backbone().map(Into::into),
         has_items: embeddings.items().is_some(),
         fingerprint,
-        largest_shots: smallest_class.as_ref().and_then(most_shots),
+        largest_shots: smallest_class.as_ref().and_then(max_shots),
         smallest_class,
-        // The first of equally large ones, as with the smallest.
+        // Of several largest classes the first, as for the smallest.
         largest_class: classes.iter().rev().max_by_key(|class| class.count).cloned(),
         norms: findings.norms(),
-        duplicates: duplicates(&findings.hashes, embeddings.labels()),
+        duplicates: find_duplicates(&findings.hashes, embeddings.labels()),
         constant_dimensions: findings.varies.iter().filter(|&&varies| !varies).count(),
         non_finite: findings.non_finite,
         classes,
@@ -148,57 +50,61 @@ pub fn inspect(embeddings: &Embeddings) -> Inspection {
     inspection
 }
 
+/// Every class with its number of rows.
 fn class_counts(embeddings: &Embeddings) -> Vec<ClassCount> {
-    let counted = |(class, name): (usize, &String)| ClassCount {
+    let class_count = |(class, name): (usize, &String)| ClassCount {
         name: name.clone(),
         count: embeddings.rows_of(class).len(),
     };
-    embeddings.classes().iter().enumerate().map(counted).collect()
+    embeddings.classes().iter().enumerate().map(class_count).collect()
 }
 
-/// An episode takes shots, as many again for the noise, and the queries.
-fn most_shots(smallest: &ClassCount) -> Option<usize> {
+/// The maximum number of shots of an episode: a class needs the shots, the same number of rows for noise, and the queries.
+fn max_shots(smallest: &ClassCount) -> Option<usize> {
     smallest.count.checked_sub(QUERIES).map(|left| left / 2).filter(|&shots| shots > 0)
 }
 
-/// What a pass over the rows keeps.
+/// What is kept of each row, and counts over all rows.
 struct Findings {
-    /// The length of every row; NaN or infinite for a row that is not finite.
+    /// The Euclidean norm of every row; NaN or infinite for a row that is not finite.
     norms: Vec<f32>,
+    /// A hash of the stored bytes of every row.
     hashes: Vec<u128>,
     non_finite: NonFinite,
-    /// Per dimension, whether a row differs from the first.
+    /// For every dimension, whether a row differs from the first row.
     varies: Vec<bool>,
 }
 
 impl Findings {
-    fn of(features: &Features) -> Self {
+    /// Examines all rows in parallel.
+    fn new(features: &Features) -> Self {
         let mut first = vec![0.0; features.dim()];
         features.decode_row(0, &mut first);
-        let starts: Vec<usize> = (0..features.rows()).step_by(ROWS_AT_ONCE).collect();
-        let look = |&start: &usize| {
-            let mut part = Findings::none(features.dim());
+        let starts: Vec<usize> = (0..features.rows()).step_by(CHUNK_ROWS).collect();
+        let examine = |&start: &usize| {
+            let mut part = Findings::empty(features.dim());
             let mut values = vec![0.0; features.dim()];
-            for row in start..features.rows().min(start + ROWS_AT_ONCE) {
-                part.look_at(features, row, &mut values, &first);
+            for row in start..features.rows().min(start + CHUNK_ROWS) {
+                part.add_row(features, row, &mut values, &first);
             }
             part
         };
-        // Parts are joined in the order of the rows, however the threads finish.
-        let parts: Vec<Findings> = starts.par_iter().map(look).collect();
-        parts.into_iter().fold(Findings::none(features.dim()), Findings::join)
+        // Parts are joined in the order of the rows, so threads do not change the result.
+        let parts: Vec<Findings> = starts.par_iter().map(examine).collect();
+        parts.into_iter().fold(Findings::empty(features.dim()), Findings::join)
     }
 
-    fn none(dim: usize) -> Self {
+    fn empty(dim: usize) -> Self {
         let non_finite = NonFinite::default();
         Findings { norms: Vec::new(), hashes: Vec::new(), non_finite, varies: vec![false; dim] }
     }
 
-    fn look_at(&mut self, features: &Features, row: usize, values: &mut [f32], first: &[f32]) {
+    /// Adds one row; `values` is a buffer of `dim` numbers and `first` the first row.
+    fn add_row(&mut self, features: &Features, row: usize, values: &mut [f32], first: &[f32]) {
         let stored = features.bytes_of(row..row + 1);
         features.decode_row(row, values);
-        if holds_unusable(stored, features.precision()) {
-            self.note_non_finite(row, values);
+        if contains_unusable(stored, features.precision()) {
+            self.count_non_finite(row, values);
         }
         let squares: f64 = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
         self.norms.push(squares.sqrt() as f32);
@@ -209,13 +115,16 @@ impl Findings {
         }
     }
 
-    fn note_non_finite(&mut self, row: usize, values: &[f32]) {
-        let bad = || values.iter().enumerate().filter(|(_, value)| !value.is_finite());
-        self.non_finite.count += bad().count();
-        let place = |(column, value): (usize, &f32)| ValueLocation { row, column, value: value.to_string() };
-        self.non_finite.first = self.non_finite.first.take().or_else(|| bad().next().map(place));
+    /// Counts the values of a row that are not finite.
+    fn count_non_finite(&mut self, row: usize, values: &[f32]) {
+        let non_finite = || values.iter().enumerate().filter(|(_, value)| !value.is_finite());
+        self.non_finite.count += non_finite().count();
+        let location =
+            |(column, value): (usize, &f32)| ValueLocation { row, column, value: value.to_string() };
+        self.non_finite.first = self.non_finite.first.take().or_else(|| non_finite().next().map(location));
     }
 
+    /// Appends the findings about the rows that follow.
     fn join(mut self, next: Findings) -> Self {
         self.norms.extend(next.norms);
         self.hashes.extend(next.hashes);
@@ -225,6 +134,7 @@ impl Findings {
         self
     }
 
+    /// Minimum, median and maximum of the norms of finite rows.
     fn norms(&self) -> Option<Norms> {
         let mut finite: Vec<f32> = self.norms.iter().copied().filter(|norm| norm.is_finite()).collect();
         finite.sort_unstable_by(f32::total_cmp);
@@ -234,22 +144,22 @@ impl Findings {
     }
 }
 
-/// Groups rows by hash; 128 bits do not meet by chance.
-fn duplicates(hashes: &[u128], labels: &[u32]) -> Duplicates {
+/// Groups equal rows by their hashes; two different rows practically never have the same 128 bits.
+fn find_duplicates(hashes: &[u128], labels: &[u32]) -> Duplicates {
     let mut order: Vec<u32> = (0..hashes.len() as u32).collect();
     order.par_sort_unstable_by_key(|&row| (hashes[row as usize], row));
     let equal = |a: &u32, b: &u32| hashes[*a as usize] == hashes[*b as usize];
     let mut groups: Vec<&[u32]> = order.chunk_by(equal).filter(|group| group.len() > 1).collect();
-    // In the order of the file, not of the hashes.
+    // Sorted by their first rows, so that the order does not depend on the hashes.
     groups.sort_unstable_by_key(|group| group[0]);
     let label = |row: u32| labels[row as usize];
-    let mixed = |group: &&&[u32]| group.iter().any(|&row| label(row) != label(group[0]));
-    let shown = |group: &&[u32]| group.iter().take(EXAMPLES).map(|&row| row as usize).collect();
+    let crosses_classes = |group: &&&[u32]| group.iter().any(|&row| label(row) != label(group[0]));
+    let example = |group: &&[u32]| group.iter().take(MAX_EXAMPLES).map(|&row| row as usize).collect();
     Duplicates {
         rows: groups.iter().map(|group| group.len() - 1).sum(),
         groups: groups.len(),
-        across_classes: groups.iter().filter(mixed).count(),
-        examples: groups.iter().take(EXAMPLES).map(shown).collect(),
+        across_classes: groups.iter().filter(crosses_classes).count(),
+        examples: groups.iter().take(MAX_EXAMPLES).map(example).collect(),
     }
 }
 
@@ -258,7 +168,7 @@ mod tests {
     use super::super::{Labels, Parts};
     use super::*;
 
-    fn found(values: Vec<f32>, dim: usize, labels: &[&str]) -> Inspection {
+    fn inspect_rows(values: Vec<f32>, dim: usize, labels: &[&str]) -> Inspection {
         let labels = labels.iter().map(|&label| label.to_owned()).collect();
         let features = Features::from_f32(values, dim);
         let parts = Parts { features, labels: Labels::Named(labels), items: None, backbone: None };
@@ -266,40 +176,44 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_file_has_no_warnings() {
+    fn a_valid_file_has_no_warnings() {
         let values: Vec<f32> = (0..250 * 2).map(|v| v as f32 + 1.0).collect();
         let labels: Vec<String> = (0..250).map(|row| format!("c{}", row % 5)).collect();
         let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
-        let found = found(values, 2, &labels);
-        assert_eq!(found.warnings, Vec::<String>::new());
-        assert_eq!(found.largest_shots, Some(17));
-        assert!(found.fingerprint.is_some());
+        let inspection = inspect_rows(values, 2, &labels);
+        assert_eq!(inspection.warnings, Vec::<String>::new());
+        assert_eq!(inspection.largest_shots, Some(17));
+        assert!(inspection.fingerprint.is_some());
     }
 
     #[test]
-    fn duplicates_are_counted_and_those_across_classes_named() {
-        let found = found(vec![1.0, 2.0, 3.0, 1.0, 2.0, 1.0, 0.0], 1, &["a", "a", "b", "b", "a", "a", "b"]);
+    fn duplicates_are_counted_within_and_across_classes() {
+        let inspection =
+            inspect_rows(vec![1.0, 2.0, 3.0, 1.0, 2.0, 1.0, 0.0], 1, &["a", "a", "b", "b", "a", "a", "b"]);
         assert_eq!(
-            (found.duplicates.rows, found.duplicates.groups, found.duplicates.across_classes),
+            (inspection.duplicates.rows, inspection.duplicates.groups, inspection.duplicates.across_classes),
             (3, 2, 1)
         );
-        assert_eq!(found.duplicates.examples, [vec![0, 3, 5], vec![1, 4]]);
-        assert_eq!(found.norms.unwrap().zero, 1);
+        assert_eq!(inspection.duplicates.examples, [vec![0, 3, 5], vec![1, 4]]);
+        assert_eq!(inspection.norms.unwrap().zero, 1);
     }
 
     #[test]
-    fn values_that_are_not_finite_are_counted_and_the_first_placed() {
-        let found = found(vec![1.0, f32::NAN, f32::NEG_INFINITY, 4.0], 2, &["a", "b"]);
-        let first = found.non_finite.first.unwrap();
-        assert_eq!((found.non_finite.count, first.row, first.column, first.value.as_str()), (2, 0, 1, "NaN"));
-        assert!(found.fingerprint.is_none() && found.norms.is_none());
-        assert!(found.warnings[0].starts_with("2 values are not finite, the first in row 0, column 1"));
+    fn values_that_are_not_finite_are_counted_and_the_first_is_located() {
+        let inspection = inspect_rows(vec![1.0, f32::NAN, f32::NEG_INFINITY, 4.0], 2, &["a", "b"]);
+        let first = inspection.non_finite.first.unwrap();
+        assert_eq!(
+            (inspection.non_finite.count, first.row, first.column, first.value.as_str()),
+            (2, 0, 1, "NaN")
+        );
+        assert!(inspection.fingerprint.is_none() && inspection.norms.is_none());
+        assert!(inspection.warnings[0].starts_with("2 values are not finite, the first in row 0, column 1"));
     }
 
     #[test]
-    fn what_makes_episodes_impossible_is_said() {
-        let found = found(vec![1.0, 2.0, 3.0], 1, &["a", "a", "b"]);
-        let text = found.warnings.join("\n");
+    fn warnings_say_what_makes_episodes_impossible() {
+        let inspection = inspect_rows(vec![1.0, 2.0, 3.0], 1, &["a", "a", "b"]);
+        let text = inspection.warnings.join("\n");
         assert!(text.contains("1 class has only one row, the first is 'b'"), "{text}");
         assert!(text.contains("2 classes are too few for 5-way episodes"), "{text}");
         assert!(text.contains("1 shot needs 17"), "{text}");
@@ -307,6 +221,6 @@ mod tests {
 
     #[test]
     fn constant_dimensions_are_counted() {
-        assert_eq!(found(vec![1.0, 7.0, 2.0, 7.0], 2, &["a", "b"]).constant_dimensions, 1);
+        assert_eq!(inspect_rows(vec![1.0, 7.0, 2.0, 7.0], 2, &["a", "b"]).constant_dimensions, 1);
     }
 }

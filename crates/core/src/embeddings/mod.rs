@@ -1,11 +1,15 @@
-//! Labelled feature vectors: what a backbone made of a set of pictures, and all that trueshot needs of them.
+//! Embeddings: labelled feature vectors, which a backbone computed from images, and the readers of their file formats.
 //!
-//! A file is opened in two steps. [`Embeddings::read`] understands its structure: every size is checked
-//! against the file's real length before anything is allocated, and features of the formats that allow
-//! it stay in the memory map. [`Embeddings::check`] then streams over the values once, rejects what is
-//! not finite and takes the fingerprint. [`Embeddings::open`] does both; only `inspect` wants them apart.
+//! Start with [`Embeddings::open`] for a file or [`Embeddings::from_rows`] for rows in memory. [`Features`] is the matrix of
+//! values, [`inspect()`] describes a file that may be damaged, and [`Writer`] writes rows one by one.
 //!
-//! Each format has one file here, which is the only gate its bytes pass.
+//! A file is opened in two steps. [`Embeddings::read`] parses its structure: every size is checked against the real length of
+//! the file before memory is allocated, and features stay in the memory map if the format allows it. [`Embeddings::check`]
+//! then streams over the values once, refuses those that are not finite and computes the fingerprint.
+//! [`Embeddings::open`] does both; only [`inspect()`] needs them apart.
+//!
+//! Each format has one file in this folder, which contains all checks of its untrusted bytes: `safetensors`, `npy`, `npz`,
+//! `parquet` (with `thrift`) and `arrow` (both with `table`).
 
 #[cfg(feature = "arrow")]
 mod arrow;
@@ -13,6 +17,7 @@ mod features;
 mod fingerprint;
 mod guard;
 mod inspect;
+mod inspection;
 mod items;
 mod names;
 mod npy;
@@ -37,7 +42,8 @@ use std::sync::OnceLock;
 pub use features::{Features, Precision, decode};
 pub use fingerprint::Fingerprint;
 pub(crate) use guard::guarded;
-pub use inspect::{ClassCount, Duplicates, Inspection, NonFinite, Norms, ValueLocation, inspect};
+pub use inspect::inspect;
+pub use inspection::{ClassCount, Duplicates, Inspection, NonFinite, Norms, ValueLocation};
 pub use items::Items;
 pub(crate) use npy::read_array as npy_array;
 #[cfg(feature = "npz")]
@@ -48,9 +54,27 @@ pub use writer::Writer;
 
 use crate::error::{Error, Result};
 
-/// Feature vectors with their labels.
+/// Labelled feature vectors: a matrix of `len` rows and `dim` columns, with the class of every row.
+///
+/// ```
+/// use trueshot::Embeddings;
+///
+/// let labels = ["cat", "dog", "cat"].map(String::from).to_vec();
+/// let rows = Embeddings::from_rows(vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0], 2, labels)?;
+/// assert_eq!((rows.len(), rows.dim(), rows.classes()), (3, 2, &["cat".to_string(), "dog".to_string()][..]));
+/// assert_eq!((rows.labels(), rows.rows_of(0)), (&[0, 1, 0][..], &[0, 2][..]));
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let folder = folder.path();
+/// rows.write(folder.join("rows.safetensors"))?;
+/// let read = Embeddings::open(folder.join("rows.safetensors"))?;
+/// assert_eq!(read.fingerprint(), rows.fingerprint());
+/// assert_eq!(*read.row(1), [2.0, 3.0]);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct Embeddings {
     features: Features,
+    /// The class of every row, as an index into `classes`.
     labels: Vec<u32>,
     classes: Vec<String>,
     items: Option<Items>,
@@ -60,7 +84,7 @@ pub struct Embeddings {
     path: Option<PathBuf>,
 }
 
-/// What a reader hands over: structure checked, values not yet looked at.
+/// What the reader of a format returns: the structure is checked, the values are not.
 pub(crate) struct Parts {
     pub features: Features,
     pub labels: Labels,
@@ -68,33 +92,37 @@ pub(crate) struct Parts {
     pub backbone: Option<String>,
 }
 
-/// Labels as files have them.
+/// The labels of a file, in one of three forms.
 pub(crate) enum Labels {
-    /// Places in a list of class names.
+    /// Indices into a list of class names.
     Indexed { labels: Vec<i64>, classes: Vec<String> },
-    /// Numbers without names: the classes are the numbers that occur, in order.
+    /// Numbers without names: the classes are the distinct numbers, sorted.
     Numbered(Vec<i64>),
-    /// Names: the classes are the names that occur, in order.
+    /// Names: the classes are the distinct names, sorted.
     Named(Vec<String>),
 }
 
 impl Embeddings {
-    /// Reads a file and checks its values: the usual way in.
+    /// Reads a file and checks its values. The extension of the path decides about the format.
     ///
-    /// `.npy` names the features; the labels are looked for beside it (see [`Embeddings::read_pair`]).
+    /// For `.npy`, the path is that of the features, and the labels are expected in a file next to it, such as
+    /// `NAME.labels.npy`; [`Embeddings::read_pair`] takes both paths.
+    ///
+    /// # Errors
+    /// If the file cannot be read, its format is unknown or damaged, or a value is not finite.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let mut embeddings = Self::read(path)?;
         embeddings.check()?;
         Ok(embeddings)
     }
 
-    /// Understands a file's structure without looking at its values.
+    /// Reads the structure of a file without checking its values; see [`Embeddings::check`].
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
         let parts = match extension.as_deref() {
             Some("safetensors") => safetensors::read(&Source::open(path)?),
-            Some("npy") => npy::read_pair(&Source::open(path)?, &Source::open(&npy::labels_beside(path)?)?),
+            Some("npy") => npy::read_pair(&Source::open(path)?, &Source::open(&npy::labels_path(path)?)?),
             #[cfg(feature = "npz")]
             Some("npz") => npz::read(&Source::open(path)?),
             #[cfg(feature = "parquet")]
@@ -106,14 +134,14 @@ impl Embeddings {
         Self::from_parts(parts, Some(path))
     }
 
-    /// Reads a pair of `.npy` files.
+    /// Reads a pair of `.npy` files: features `[rows, dim]` and labels `[rows]`. Values are not checked.
     pub fn read_pair(features: impl AsRef<Path>, labels: impl AsRef<Path>) -> Result<Self> {
         let features = Source::open(features.as_ref())?;
         let parts = npy::read_pair(&features, &Source::open(labels.as_ref())?)?;
         Self::from_parts(parts, Some(&features.path))
     }
 
-    /// Reads the bytes of a file of the named extension: how tests and fuzzers reach the gates.
+    /// Reads the bytes of a file with the given extension, for tests and fuzzers. Values are not checked.
     pub fn read_bytes(bytes: Vec<u8>, extension: &str) -> Result<Self> {
         let source = Source::in_memory(bytes, extension);
         let parts = match extension {
@@ -130,26 +158,33 @@ impl Embeddings {
         Self::from_parts(parts, None)
     }
 
-    /// Reads and checks an Arrow stream from the network that unpacks to at most `most_bytes` bytes.
+    /// Reads and checks an Arrow stream from the network that decompresses to at most `max_bytes` bytes.
     #[cfg(feature = "arrow")]
-    pub fn receive_arrow(bytes: Vec<u8>, most_bytes: u64) -> Result<Self> {
-        Self::received(arrow::read(&Source::in_memory(bytes, "arrow").within(most_bytes))?)
+    pub fn receive_arrow(bytes: Vec<u8>, max_bytes: u64) -> Result<Self> {
+        Self::from_checked_parts(arrow::read(&Source::in_memory(bytes, "arrow").with_limit(max_bytes))?)
     }
 
-    /// As [`Embeddings::receive_arrow`], for rows without labels: all rows get the same class.
+    /// Like [`Embeddings::receive_arrow`], for rows without labels: all rows get the same class.
     #[cfg(feature = "arrow")]
-    pub fn receive_unlabelled_arrow(bytes: Vec<u8>, most_bytes: u64) -> Result<Self> {
-        Self::received(arrow::read_unlabelled(&Source::in_memory(bytes, "arrow").within(most_bytes))?)
+    pub fn receive_unlabelled_arrow(bytes: Vec<u8>, max_bytes: u64) -> Result<Self> {
+        Self::from_checked_parts(arrow::read_unlabelled(
+            &Source::in_memory(bytes, "arrow").with_limit(max_bytes),
+        )?)
     }
 
+    /// Embeddings whose values are checked.
     #[cfg(feature = "arrow")]
-    fn received(parts: Parts) -> Result<Self> {
+    fn from_checked_parts(parts: Parts) -> Result<Self> {
         let mut embeddings = Self::from_parts(parts, None)?;
         embeddings.check()?;
         Ok(embeddings)
     }
 
-    /// Makes embeddings from numbers in memory; the classes are the names that occur, in order.
+    /// Makes embeddings from rows in memory: `values` are the rows one after the other, `dim` numbers each, and `labels`
+    /// the class names of the rows. The classes are the distinct names, sorted.
+    ///
+    /// # Errors
+    /// If the number of values or labels does not fit, or a value is not finite.
     pub fn from_rows(values: Vec<f32>, dim: usize, labels: Vec<String>) -> Result<Self> {
         if dim == 0 || !values.len().is_multiple_of(dim) {
             return Err(Error::OutOfRange {
@@ -161,7 +196,7 @@ impl Embeddings {
         Self::from_features(Features::from_f32(values, dim), labels, None)
     }
 
-    /// The same from numbers as they are stored; `path` is where results say they come from.
+    /// Like [`Embeddings::from_rows`], from a feature matrix. `path` is the file that results name as the source.
     pub fn from_features(features: Features, labels: Vec<String>, path: Option<&Path>) -> Result<Self> {
         let parts = Parts { features, labels: Labels::Named(labels), items: None, backbone: None };
         let mut embeddings = Self::from_parts(parts, path)?;
@@ -169,8 +204,8 @@ impl Embeddings {
         Ok(embeddings)
     }
 
-    /// The same where somebody has numbered the classes already. Values are checked; the fingerprint is taken only if
-    /// somebody asks for it, since hashing a support set costs more than looking at it.
+    /// Like [`Embeddings::from_features`], with labels that are indices into `classes`. Values are checked, but the
+    /// fingerprint is only computed on demand, because hashing a support set takes longer than checking it.
     pub fn from_numbered(features: Features, labels: Vec<i64>, classes: Vec<String>) -> Result<Self> {
         let labels = Labels::Indexed { labels, classes };
         let embeddings = Self::from_parts(Parts { features, labels, items: None, backbone: None }, None)?;
@@ -178,6 +213,7 @@ impl Embeddings {
         Ok(embeddings)
     }
 
+    /// Makes embeddings from what a reader returned. Values are not checked.
     pub(crate) fn from_parts(parts: Parts, path: Option<&Path>) -> Result<Self> {
         let rows = parts.features.rows();
         if rows == 0 || parts.features.dim() == 0 {
@@ -203,7 +239,10 @@ impl Embeddings {
         })
     }
 
-    /// Streams over all values once: rejects the first that is not finite, takes the fingerprint.
+    /// Streams over all values once: refuses the first that is not finite, otherwise computes the fingerprint.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] or [`Error::LargeFeature`] with row and column.
     pub fn check(&mut self) -> Result<&Fingerprint> {
         if self.fingerprint.get().is_none() {
             self.fingerprint = fingerprint::check_and_fingerprint(self)?.into();
@@ -211,7 +250,8 @@ impl Embeddings {
         Ok(self.fingerprint())
     }
 
-    /// Writes a `.safetensors` file: to a sibling first, renamed into place when it is complete.
+    /// Writes a `.safetensors` file atomically: the file is either complete or unchanged. The same data gives the same
+    /// bytes.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         safetensors::write(self, path.as_ref())
     }
@@ -221,47 +261,53 @@ impl Embeddings {
         &self.features
     }
 
-    /// Number of rows.
+    /// The number of rows.
     pub fn len(&self) -> usize {
         self.features.rows()
     }
 
-    /// Never true: empty files are rejected.
+    /// Whether there are no rows; always `false`, because empty data is refused.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Numbers in a row.
+    /// The dimension: the number of values per row.
     pub fn dim(&self) -> usize {
         self.features.dim()
     }
 
-    /// The class of every row.
+    /// The class of every row, as an index into [`Embeddings::classes`].
     pub fn labels(&self) -> &[u32] {
         &self.labels
     }
 
-    /// Class names.
+    /// The class names.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 
-    /// The rows of one class, in file order.
+    /// The rows of one class, in the order of the file.
+    ///
+    /// # Panics
+    /// If `class` is not below the number of classes.
     pub fn rows_of(&self, class: usize) -> &[u32] {
         &self.rows_by_class[class]
     }
 
-    /// The name of a row's item, where the file has names.
+    /// The item name of a row, such as the path of its image, if there are item names.
     pub fn item(&self, row: usize) -> Option<&str> {
         self.items.as_ref()?.get(row)
     }
 
-    /// Item names, where the file has them.
+    /// The item names of all rows, if there are any.
     pub fn items(&self) -> Option<&Items> {
         self.items.as_ref()
     }
 
-    /// Sets the item names, one a row.
+    /// Sets the item names, one per row.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] if there is not one name per row.
     pub fn with_items(mut self, items: Items) -> Result<Self> {
         if items.len() != self.len() {
             return Err(Error::LengthMismatch { features: self.len(), labels: items.len() });
@@ -270,18 +316,18 @@ impl Embeddings {
         Ok(self)
     }
 
-    /// What made the features, where the file says.
+    /// The name of the backbone that computed the features, if it is known.
     pub fn backbone(&self) -> Option<&str> {
         self.backbone.as_deref()
     }
 
-    /// Names what made the features.
+    /// Sets the name of the backbone that computed the features.
     pub fn with_backbone(mut self, backbone: impl Into<String>) -> Self {
         self.backbone = Some(backbone.into());
         self
     }
 
-    /// Where it was read from.
+    /// The file that the data was read from; `None` for data in memory.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
@@ -308,14 +354,14 @@ impl Embeddings {
         self.features.rows_between(0..self.len())
     }
 
-    /// The fingerprint of features, labels and class names; the same for every file format. Taken when it is first
-    /// asked for, if not before.
+    /// The fingerprint of features, labels and class names, which does not depend on the file format. It is computed on
+    /// the first call if it is not known yet.
     ///
     /// # Panics
     /// If the values were never checked and are not finite.
     pub fn fingerprint(&self) -> &Fingerprint {
-        let taken = || fingerprint::check_and_fingerprint(self).expect("checked values are finite");
-        self.fingerprint.get_or_init(taken)
+        let compute = || fingerprint::check_and_fingerprint(self).expect("checked values are finite");
+        self.fingerprint.get_or_init(compute)
     }
 }
 
@@ -330,17 +376,17 @@ fn unknown_format(extension: Option<&str>, path: &Path) -> Error {
     Error::FeatureNotBuilt { path: path.into(), feature }
 }
 
-/// Turns labels into places in a list of class names.
+/// Converts labels to indices into a list of class names.
 fn number_labels(labels: Labels) -> Result<(Vec<u32>, Vec<String>)> {
-    fn dense<T: Ord + Clone + ToString>(labels: &[T]) -> (Vec<u32>, Vec<String>) {
-        let mut places: BTreeMap<&T, u32> = labels.iter().map(|label| (label, 0)).collect();
-        places.values_mut().zip(0..).for_each(|(place, n)| *place = n);
-        let numbered = labels.iter().map(|label| places[label]).collect();
-        (numbered, places.keys().map(|name| name.to_string()).collect())
+    fn sorted_classes<T: Ord + Clone + ToString>(labels: &[T]) -> (Vec<u32>, Vec<String>) {
+        let mut indices: BTreeMap<&T, u32> = labels.iter().map(|label| (label, 0)).collect();
+        indices.values_mut().zip(0..).for_each(|(index, n)| *index = n);
+        let numbered = labels.iter().map(|label| indices[label]).collect();
+        (numbered, indices.keys().map(|name| name.to_string()).collect())
     }
     match labels {
-        Labels::Named(names) => Ok(dense(&names)),
-        Labels::Numbered(numbers) => Ok(dense(&numbers)),
+        Labels::Named(names) => Ok(sorted_classes(&names)),
+        Labels::Numbered(numbers) => Ok(sorted_classes(&numbers)),
         Labels::Indexed { labels, classes } => {
             let in_range = |(row, &label): (usize, &i64)| {
                 u32::try_from(label)

@@ -1,65 +1,67 @@
-//! Class names as they come, one a row, turned into numbers on the way in.
+//! Class names of rows: [`Names`] collects one name per row while a file is read and numbers them.
 //!
-//! A file can repeat one long name a million times in a few bytes (a dictionary, a view). Only distinct
-//! names are kept, so what is stored stays within what the file really holds.
+//! A file can repeat one long name a million times in a few bytes (by a dictionary or views). Only distinct names are kept,
+//! so memory use stays within the size of the file.
 
 use std::collections::HashMap;
 
 use super::Labels;
 
-/// No class is called by a whole book; a name this long is a lie or another column.
-pub(crate) const LONGEST_NAME: usize = 1 << 16;
+/// The maximum length of a class name. A longer one comes from a damaged file or from a column that is not labels.
+pub(crate) const MAX_NAME_BYTES: usize = 1 << 16;
 
-/// Labels seen so far.
+/// The class names of the rows read so far.
 #[derive(Default)]
 pub(crate) struct Names {
-    places: HashMap<String, i64>,
+    /// The distinct names with their numbers, in the order of their first occurrence.
+    numbers: HashMap<String, i64>,
+    /// The number of the name of each row.
     labels: Vec<i64>,
 }
 
 impl Names {
-    /// Takes the next row's name; `Err` says why it cannot be one.
+    /// Adds the name of the next row; `Err` if it is too long.
     pub fn push(&mut self, name: &str) -> Result<(), String> {
-        if name.len() > LONGEST_NAME {
+        if name.len() > MAX_NAME_BYTES {
             let row = self.labels.len();
             return Err(format!("the label in row {row} is a name of {} bytes", name.len()));
         }
-        let place = match self.places.get(name) {
-            Some(&place) => place,
+        let number = match self.numbers.get(name) {
+            Some(&number) => number,
             None => {
-                let place = self.places.len() as i64;
-                self.places.insert(name.to_owned(), place);
-                place
+                let number = self.numbers.len() as i64;
+                self.numbers.insert(name.to_owned(), number);
+                number
             }
         };
-        self.labels.push(place);
+        self.labels.push(number);
         Ok(())
     }
 
-    /// The classes are the names that occurred, in order.
+    /// Converts the names to labels. The classes are the distinct names, sorted.
     pub fn into_labels(self) -> Labels {
-        let mut sorted: Vec<(String, i64)> = self.places.into_iter().collect();
+        let mut sorted: Vec<(String, i64)> = self.numbers.into_iter().collect();
         sorted.sort_unstable();
         let mut renumbered = vec![0; sorted.len()];
-        for (rank, (_, place)) in sorted.iter().enumerate() {
-            renumbered[*place as usize] = rank as i64;
+        for (rank, (_, number)) in sorted.iter().enumerate() {
+            renumbered[*number as usize] = rank as i64;
         }
         Labels::Indexed {
-            labels: self.labels.into_iter().map(|place| renumbered[place as usize]).collect(),
+            labels: self.labels.into_iter().map(|number| renumbered[number as usize]).collect(),
             classes: sorted.into_iter().map(|(name, _)| name).collect(),
         }
     }
 
-    /// The classes are the given list; `Err` names the first label that is not in it.
-    pub fn into_labels_of(self, classes: Vec<String>) -> Result<Labels, String> {
+    /// Converts the names to labels with the given classes; `Err` if a name is not among them.
+    pub fn into_labels_with(self, classes: Vec<String>) -> Result<Labels, String> {
         let listed: HashMap<&str, i64> = classes.iter().map(String::as_str).zip(0..).collect();
-        let mut renumbered = vec![0; self.places.len()];
-        for (name, place) in &self.places {
+        let mut renumbered = vec![0; self.numbers.len()];
+        for (name, number) in &self.numbers {
             let in_list = listed.get(name.as_str());
-            renumbered[*place as usize] =
+            renumbered[*number as usize] =
                 *in_list.ok_or_else(|| format!("label '{name}' is not in the list of classes"))?;
         }
-        let labels = self.labels.into_iter().map(|place| renumbered[place as usize]).collect();
+        let labels = self.labels.into_iter().map(|number| renumbered[number as usize]).collect();
         Ok(Labels::Indexed { labels, classes })
     }
 }
@@ -68,14 +70,14 @@ impl Names {
 mod tests {
     use super::*;
 
-    fn names(of: &[&str]) -> Names {
+    fn names(rows: &[&str]) -> Names {
         let mut names = Names::default();
-        of.iter().for_each(|name| names.push(name).unwrap());
+        rows.iter().for_each(|name| names.push(name).unwrap());
         names
     }
 
     #[test]
-    fn classes_are_the_names_that_occur_in_order() {
+    fn classes_are_the_distinct_names_sorted() {
         let Labels::Indexed { labels, classes } = names(&["owl", "ant", "owl"]).into_labels() else {
             panic!()
         };
@@ -83,12 +85,12 @@ mod tests {
     }
 
     #[test]
-    fn a_given_list_of_classes_keeps_its_order() {
+    fn given_classes_keep_their_order() {
         let list = vec!["owl".to_owned(), "ant".to_owned()];
-        let Ok(Labels::Indexed { labels, .. }) = names(&["ant", "owl"]).into_labels_of(list.clone()) else {
+        let Ok(Labels::Indexed { labels, .. }) = names(&["ant", "owl"]).into_labels_with(list.clone()) else {
             panic!()
         };
         assert_eq!(labels, [1, 0]);
-        assert!(names(&["bee"]).into_labels_of(list).is_err());
+        assert!(names(&["bee"]).into_labels_with(list).is_err());
     }
 }

@@ -1,9 +1,9 @@
-//! NumPy's `.npy`: one array a file, so features and labels come as a pair.
+//! Reader of NumPy's `.npy` format: one array per file, so features and labels are a pair of files.
 //!
-//! The header is the text of a Python dictionary with three known keys. It is read here by a few lines
-//! without recursion, since a general parser of Python literals can be led into a stack overflow. Rows of
-//! little-endian halves or singles stay in the memory map; doubles become singles, and big-endian or
-//! column-major arrays are put in order. Object arrays are pickles, which are programs: they are refused.
+//! Start with [`read_pair`]. The header is the text of a Python dictionary with three known keys. It is parsed here without
+//! recursion, because a general parser of Python literals can be led into a stack overflow. Rows of little-endian `f16` or
+//! `f32` stay in the memory map; `f64` is converted to `f32`, and big-endian or column-major arrays are reordered. Object
+//! arrays are pickles, which can execute code: they are refused.
 
 use std::path::{Path, PathBuf};
 
@@ -20,36 +20,36 @@ use crate::error::{Error, Result};
 const FORMAT: &str = "npy";
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// Reads a file of features and one of labels.
+/// Reads a file of features, `[rows, dim]`, and one of labels, `[rows]`. Values are not checked.
 pub(crate) fn read_pair(features: &Source, labels: &Source) -> Result<Parts> {
     let features = Array::parse(features, features.bytes.clone())?.features()?;
     let labels = Array::parse(labels, labels.bytes.clone())?.labels()?.without_classes();
     Ok(Parts { features, labels, items: None, backbone: None })
 }
 
-/// Reads one array of any kind.
+/// Reads one array of any type and shape.
 pub(crate) fn read_array(source: &Source) -> Result<arrays::Array> {
     Ok(Array::parse(source, source.bytes.clone())?.into_plain())
 }
 
-/// The file of labels that belongs to a file of features, by its name.
-pub(crate) fn labels_beside(features: &Path) -> Result<PathBuf> {
+/// The path of the labels that belong to a file of features: the first of [`label_names`] that exists in its folder.
+pub(crate) fn labels_path(features: &Path) -> Result<PathBuf> {
     let stem = features.file_stem().unwrap_or_default().to_string_lossy();
     let candidates = label_names(&stem);
     let found = candidates.iter().map(|name| features.with_file_name(name)).find(|path| path.is_file());
     found.ok_or_else(|| Error::NoLabels { path: features.into(), looked_for: candidates.join(", ") })
 }
 
-/// The names people give to labels of features named so.
+/// Usual file names of labels for a features file with the given stem, such as `y_train.npy` for `X_train`.
 fn label_names(stem: &str) -> Vec<String> {
     let mut names = vec![format!("{stem}.labels.npy"), format!("{stem}_labels.npy")];
-    let habits = [
+    let conventions = [
         ("features", ["labels", "y"]),
         ("embeddings", ["labels", "y"]),
         ("X", ["y", "labels"]),
         ("x", ["y", "labels"]),
     ];
-    for (features, labels) in habits {
+    for (features, labels) in conventions {
         if let Some(suffix) = stem.strip_prefix(features) {
             names.extend(labels.map(|labels| format!("{labels}{suffix}.npy")));
         }
@@ -57,31 +57,31 @@ fn label_names(stem: &str) -> Vec<String> {
     names
 }
 
-/// An array's labels: numbers or names.
-pub(crate) enum Column {
+/// The labels of an array: numbers or strings.
+pub(crate) enum LabelArray {
     Numbers(Vec<i64>),
-    Words(Names),
+    Strings(Names),
 }
 
-impl Column {
-    /// The classes are what occurs.
+impl LabelArray {
+    /// Labels whose classes are the distinct values, sorted.
     pub fn without_classes(self) -> Labels {
         match self {
-            Column::Numbers(numbers) => Labels::Numbered(numbers),
-            Column::Words(names) => names.into_labels(),
+            LabelArray::Numbers(numbers) => Labels::Numbered(numbers),
+            LabelArray::Strings(names) => names.into_labels(),
         }
     }
 
-    /// The classes are the given names.
+    /// Labels with the given classes: numbers are indices into them; `Err` if a string is not among them.
     pub fn with_classes(self, classes: Vec<String>) -> Result<Labels, String> {
         match self {
-            Column::Numbers(labels) => Ok(Labels::Indexed { labels, classes }),
-            Column::Words(names) => names.into_labels_of(classes),
+            LabelArray::Numbers(labels) => Ok(Labels::Indexed { labels, classes }),
+            LabelArray::Strings(names) => names.into_labels_with(classes),
         }
     }
 }
 
-/// An array whose header was understood and whose size is that of its data.
+/// An array with a parsed header, whose shape fits the size of its data.
 pub(crate) struct Array<'a> {
     source: &'a Source,
     header: Header,
@@ -89,7 +89,7 @@ pub(crate) struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
-    /// Reads the header and compares the claimed shape with the bytes that are there.
+    /// Parses the header and checks that the shape fits the number of bytes.
     pub fn parse(source: &'a Source, bytes: Bytes) -> Result<Self> {
         let malformed = |problem: String| source.malformed(FORMAT, problem);
         let (header, start) = Header::parse(&bytes).map_err(malformed)?;
@@ -106,47 +106,48 @@ impl<'a> Array<'a> {
         }
     }
 
-    /// The array as it is.
+    /// The array without interpretation of its values.
     pub fn into_plain(self) -> arrays::Array {
         let Header { kind, width, big_endian, fortran_order, shape, .. } = self.header;
         arrays::Array { kind, width, big_endian, fortran_order, shape, data: self.data }
     }
 
-    /// The array as features.
+    /// The array as a feature matrix.
     pub fn features(&self) -> Result<Features> {
         let &[rows, dim] = self.header.shape.as_slice() else {
             return Err(self
                 .malformed(format!("features have shape {:?}, not (rows, dimensions)", self.header.shape)));
         };
-        // A shape like (2^60, 0) takes no bytes at all; nobody should count its rows.
+        // A shape such as (2^60, 0) takes no bytes, but a loop over its rows would not end.
         if rows == 0 || dim == 0 {
             return Err(Error::Empty);
         }
         let precision = match (self.header.kind, self.header.width) {
             ('f', 2) => Precision::F16,
             ('f', 4) => Precision::F32,
-            ('f', 8) => return Ok(Features::from_f32(self.singles(), dim)),
+            ('f', 8) => return Ok(Features::from_f32(self.f64_to_f32(), dim)),
             _ => {
                 let given = &self.header.descr;
                 return Err(self.malformed(format!("features are '{given}'; supported: f2, f4 and f8")));
             }
         };
         let in_order = !self.header.fortran_order && !self.header.big_endian;
-        let bytes = if in_order { self.data.clone() } else { self.put_in_order().into() };
+        let bytes = if in_order { self.data.clone() } else { self.reordered().into() };
         Ok(Features::new(bytes, precision, rows, dim))
     }
 
-    /// Stored numbers row by row, whatever the order of the file.
+    /// The stored bytes of each element, row by row, for both memory orders.
     fn elements(&self) -> impl Iterator<Item = &[u8]> {
         let (rows, dim) = (self.header.shape[0], self.header.shape[1]);
         let width = self.header.width;
-        let (by_row, by_column) = if self.header.fortran_order { (1, rows) } else { (dim, 1) };
-        let places =
-            (0..rows).flat_map(move |row| (0..dim).map(move |column| row * by_row + column * by_column));
-        places.map(move |place| &self.data[place * width..(place + 1) * width])
+        let (row_stride, column_stride) = if self.header.fortran_order { (1, rows) } else { (dim, 1) };
+        let indices = (0..rows)
+            .flat_map(move |row| (0..dim).map(move |column| row * row_stride + column * column_stride));
+        indices.map(move |index| &self.data[index * width..(index + 1) * width])
     }
 
-    fn put_in_order(&self) -> Vec<u8> {
+    /// The stored numbers row by row, little-endian.
+    fn reordered(&self) -> Vec<u8> {
         let mut ordered = Vec::with_capacity(self.data.len());
         for element in self.elements() {
             match self.header.big_endian {
@@ -157,7 +158,8 @@ impl<'a> Array<'a> {
         ordered
     }
 
-    fn singles(&self) -> Vec<f32> {
+    /// The values of an `f64` array as `f32`, row by row.
+    fn f64_to_f32(&self) -> Vec<f32> {
         let double = |element: &[u8]| {
             let bytes: [u8; 8] = element.try_into().expect("only arrays of 8-byte numbers come here");
             if self.header.big_endian { f64::from_be_bytes(bytes) } else { f64::from_le_bytes(bytes) }
@@ -165,20 +167,20 @@ impl<'a> Array<'a> {
         self.elements().map(|element| double(element) as f32).collect()
     }
 
-    /// The array as labels.
-    pub fn labels(&self) -> Result<Column> {
+    /// The array as labels: integers, booleans or strings.
+    pub fn labels(&self) -> Result<LabelArray> {
         let _rows = self.only_dimension("labels")?;
         let Header { kind, width, big_endian, .. } = self.header;
         match kind {
             'i' | 'u' | 'b' if matches!(width, 1 | 2 | 4 | 8) => {
                 whole_numbers(&self.data, width, kind == 'i', big_endian)
-                    .map(Column::Numbers)
+                    .map(LabelArray::Numbers)
                     .ok_or_else(|| self.malformed(format!("the labels contain a number above {}", i64::MAX)))
             }
             'U' | 'S' => {
                 let mut names = Names::default();
-                self.each_word(|word| names.push(&word))?;
-                Ok(Column::Words(names))
+                self.for_each_string(|string| names.push(&string))?;
+                Ok(LabelArray::Strings(names))
             }
             _ => {
                 let given = &self.header.descr;
@@ -187,20 +189,21 @@ impl<'a> Array<'a> {
         }
     }
 
-    /// The array as a list of names.
-    pub fn words(&self, what: &str) -> Result<Vec<String>> {
+    /// The array as a list of strings; `what` names it in messages.
+    pub fn strings(&self, what: &str) -> Result<Vec<String>> {
         let rows = self.only_dimension(what)?;
         if !matches!(self.header.kind, 'U' | 'S') {
             return Err(self.malformed(format!("{what} are '{}', not strings", self.header.descr)));
         }
-        let mut words = Vec::with_capacity(rows);
-        self.each_word(|word| {
-            words.push(word);
+        let mut strings = Vec::with_capacity(rows);
+        self.for_each_string(|string| {
+            strings.push(string);
             Ok(())
         })?;
-        Ok(words)
+        Ok(strings)
     }
 
+    /// The length of a one-dimensional array.
     fn only_dimension(&self, what: &str) -> Result<usize> {
         match self.header.shape.as_slice() {
             &[rows] => Ok(rows),
@@ -208,15 +211,16 @@ impl<'a> Array<'a> {
         }
     }
 
-    fn each_word(&self, mut take: impl FnMut(String) -> Result<(), String>) -> Result<()> {
+    /// Decodes each string and passes it to `take`.
+    fn for_each_string(&self, mut take: impl FnMut(String) -> Result<(), String>) -> Result<()> {
         for (row, stored) in self.data.chunks_exact(self.header.width).enumerate() {
-            let word = match self.header.kind {
-                'U' => wide_word(stored, self.header.big_endian),
-                _ => narrow_word(stored),
+            let string = match self.header.kind {
+                'U' => decode_utf32(stored, self.header.big_endian),
+                _ => decode_utf8(stored),
             };
-            let word =
-                word.ok_or_else(|| self.malformed(format!("the string in row {row} is not valid text")))?;
-            take(word).map_err(|problem| self.malformed(problem))?;
+            let string =
+                string.ok_or_else(|| self.malformed(format!("the string in row {row} is not valid text")))?;
+            take(string).map_err(|problem| self.malformed(problem))?;
         }
         Ok(())
     }
@@ -226,8 +230,8 @@ impl<'a> Array<'a> {
     }
 }
 
-/// A string of four-byte characters, filled up with zeros.
-fn wide_word(stored: &[u8], big_endian: bool) -> Option<String> {
+/// Decodes a string of type `U`: four bytes per character, padded with zeros. `None` if it is not valid text.
+fn decode_utf32(stored: &[u8], big_endian: bool) -> Option<String> {
     let code =
         |four: &[u8; 4]| if big_endian { u32::from_be_bytes(*four) } else { u32::from_le_bytes(*four) };
     let codes = stored.as_chunks::<4>().0;
@@ -235,18 +239,19 @@ fn wide_word(stored: &[u8], big_endian: bool) -> Option<String> {
     codes[..length].iter().map(|four| char::from_u32(code(four))).collect()
 }
 
-/// A string of bytes, filled up with zeros.
-fn narrow_word(stored: &[u8]) -> Option<String> {
+/// Decodes a string of type `S`: UTF-8 bytes, padded with zeros. `None` if it is not valid text.
+fn decode_utf8(stored: &[u8]) -> Option<String> {
     let length = stored.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
     String::from_utf8(stored[..length].to_vec()).ok()
 }
 
-/// What stands before the data.
+/// The header of an array.
 struct Header {
-    /// The type as the file spells it, for messages.
+    /// The type as it is written in the file, such as `<f4`, for messages.
     descr: String,
+    /// The kind of type: `f`, `i`, `u`, `b`, `U`, `S` and others.
     kind: char,
-    /// Bytes of one element, never 0.
+    /// The number of bytes per element, never 0.
     width: usize,
     big_endian: bool,
     fortran_order: bool,
@@ -254,7 +259,7 @@ struct Header {
 }
 
 impl Header {
-    /// The header, and where the data begins.
+    /// Parses the header and returns it with the position of the data.
     fn parse(bytes: &[u8]) -> Result<(Self, usize), String> {
         let rest = bytes.strip_prefix(MAGIC).ok_or("it does not begin with the magic bytes of NumPy")?;
         let (length, start) = match *rest {
@@ -267,21 +272,21 @@ impl Header {
         };
         let text = bytes.get(start..start.saturating_add(length)).ok_or("it ends within the header")?;
         let text = std::str::from_utf8(text).map_err(|_| "its header is not text")?;
-        Ok((Literal { rest: text }.header()?, start + length))
+        Ok((DictParser { rest: text }.header()?, start + length))
     }
 
     fn new(descr: String, fortran_order: bool, shape: Vec<usize>) -> Result<Self, String> {
         let unknown = || format!("its type '{descr}' is unknown");
-        let mut letters = descr.chars();
-        let order = letters.next().ok_or_else(unknown)?;
-        let kind = letters.next().ok_or_else(unknown)?;
+        let mut characters = descr.chars();
+        let order = characters.next().ok_or_else(unknown)?;
+        let kind = characters.next().ok_or_else(unknown)?;
         if kind == 'O' {
             return Err(
                 "it contains Python objects (a pickle), which are never loaded; save numbers or strings"
                     .into(),
             );
         }
-        let count: usize = letters.as_str().parse().map_err(|_| unknown())?;
+        let count: usize = characters.as_str().parse().map_err(|_| unknown())?;
         let width = if kind == 'U' { count.checked_mul(4) } else { Some(count) };
         match (order, width) {
             ('<' | '>' | '|' | '=', Some(width @ 1..)) => {
@@ -293,12 +298,12 @@ impl Header {
     }
 }
 
-/// A reader of the one dictionary a header may be.
-struct Literal<'a> {
+/// A parser of the Python dictionary in a header.
+struct DictParser<'a> {
     rest: &'a str,
 }
 
-impl Literal<'_> {
+impl DictParser<'_> {
     fn header(mut self) -> Result<Header, String> {
         let (mut descr, mut fortran_order, mut shape) = (None, None, None);
         self.expect('{')?;
@@ -322,6 +327,7 @@ impl Literal<'_> {
         }
     }
 
+    /// Skips spaces and then `token`, if it is next; returns whether it was.
     fn accept(&mut self, token: char) -> bool {
         self.rest = self.rest.trim_start();
         let rest = self.rest.strip_prefix(token);
@@ -355,8 +361,8 @@ impl Literal<'_> {
 
     fn boolean(&mut self) -> Result<bool, String> {
         self.rest = self.rest.trim_start();
-        for (word, value) in [("True", true), ("False", false)] {
-            if let Some(rest) = self.rest.strip_prefix(word) {
+        for (keyword, value) in [("True", true), ("False", false)] {
+            if let Some(rest) = self.rest.strip_prefix(keyword) {
                 self.rest = rest;
                 return Ok(value);
             }
@@ -387,7 +393,7 @@ impl Literal<'_> {
 pub(super) mod tests {
     use super::*;
 
-    /// The bytes of an array file.
+    /// The bytes of a `.npy` file.
     pub(crate) fn array(descr: &str, fortran: bool, shape: &str, data: &[u8]) -> Vec<u8> {
         let order = if fortran { "True" } else { "False" };
         let text = format!("{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}\n");
@@ -435,23 +441,23 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn strings_lose_their_padding_and_nothing_else() {
+    fn strings_are_decoded_without_their_padding() {
         let wide: Vec<u8> =
             ['ä' as u32, 0, 'b' as u32, 'c' as u32].iter().flat_map(|c| c.to_le_bytes()).collect();
         let source = source(array("<U2", false, "(2,)", &wide));
-        let words = Array::parse(&source, source.bytes.clone()).unwrap().words("classes").unwrap();
-        assert_eq!(words, ["ä", "bc"]);
-        assert_eq!(narrow_word(b"ab\0\0").as_deref(), Some("ab"));
-        assert_eq!(narrow_word(b"\xff"), None);
+        let strings = Array::parse(&source, source.bytes.clone()).unwrap().strings("classes").unwrap();
+        assert_eq!(strings, ["ä", "bc"]);
+        assert_eq!(decode_utf8(b"ab\0\0").as_deref(), Some("ab"));
+        assert_eq!(decode_utf8(b"\xff"), None);
     }
 
     #[test]
-    fn a_pickle_is_refused_by_name() {
+    fn an_array_of_python_objects_is_refused() {
         assert!(refusal(array("|O", false, "(2,)", b"pickle")).contains("pickle"));
     }
 
     #[test]
-    fn a_claim_larger_than_the_file_is_refused() {
+    fn a_shape_larger_than_the_file_is_refused() {
         assert!(refusal(array("<f4", false, "(1000000000, 1000000000)", &[0; 8])).contains("does not fit"));
         assert!(refusal(array("<f4", false, "(4611686018427387904, 4)", &[])).contains("does not fit"));
         assert!(refusal(array("<U0", false, "(1000000000,)", &[])).contains("unknown"));
@@ -464,7 +470,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn endless_rows_of_nothing_are_not_counted() {
+    fn many_rows_without_columns_are_refused() {
         for descr in ["<f2", ">f4", "<f8"] {
             let source = source(array(descr, true, "(1152921504606846976, 0)", &[]));
             assert!(matches!(read_pair(&source, &source), Err(Error::Empty)));
@@ -472,7 +478,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn labels_are_found_by_the_names_people_use() {
+    fn labels_are_found_by_their_usual_names() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         for (features, labels) in [
@@ -482,9 +488,9 @@ pub(super) mod tests {
             ("X_train.npy", "y_train.npy"),
         ] {
             std::fs::write(path(labels), []).unwrap();
-            assert_eq!(labels_beside(&path(features)).unwrap(), path(labels));
+            assert_eq!(labels_path(&path(features)).unwrap(), path(labels));
         }
-        let missing = labels_beside(&path("c.npy")).unwrap_err();
+        let missing = labels_path(&path("c.npy")).unwrap_err();
         assert!(
             matches!(&missing, Error::NoLabels { looked_for, .. } if looked_for.contains("c_labels.npy"))
         );

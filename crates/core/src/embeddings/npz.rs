@@ -1,10 +1,11 @@
-//! NumPy's `.npz`: a zip of `.npy` arrays, stored or deflated.
+//! Reader of NumPy's `.npz` format: a zip archive of `.npy` arrays, stored or deflated.
 //!
-//! `np.savez` stores: those members are slices of the mapped file. `np.savez_compressed` deflates: the sum of
-//! what the members claim to unpack to must be plausible for the file, and no more than claimed is read.
+//! Start with [`read`]. The arrays of `np.savez` are stored: they are slices of the mapped file. Those of
+//! `np.savez_compressed` are deflated: the total size that they claim to decompress to must be plausible for the size of the
+//! file, and no more than claimed is decompressed.
 //!
-//! The CRC-32 of every array that is read is compared once, when the file is opened. It covers an array, not the
-//! directory of the archive; so the directory must also agree with the header in front of each member.
+//! The CRC-32 of every array is checked once, when the file is opened. It covers the array but not the directory of the
+//! archive, so the directory must also agree with the header in front of each member.
 
 use std::io::{Cursor, Read};
 
@@ -19,13 +20,15 @@ use crate::arrays;
 use crate::error::{Error, Result};
 
 const FORMAT: &str = "npz";
+/// Names of the array of features, by preference.
 const FEATURES: [&str; 4] = ["x", "X", "features", "embeddings"];
+/// Names of the array of labels, by preference.
 const LABELS: [&str; 3] = ["y", "labels", "Y"];
 
-/// Deflate cannot do better than this.
-const MOST_DEFLATED: u64 = 1032;
+/// The largest compression factor of deflate.
+const MAX_DEFLATE_FACTOR: u64 = 1032;
 
-/// Reads a file's structure.
+/// Reads the arrays of features and labels, and those of classes and item names if there are any. Values are not checked.
 pub(crate) fn read(source: &Source) -> Result<Parts> {
     let mut archive = guarded(source, FORMAT, || Archive::open(source))?;
     let features = archive.first_of(&FEATURES)?;
@@ -34,14 +37,14 @@ pub(crate) fn read(source: &Source) -> Result<Parts> {
     let items = archive.member("items")?;
 
     let array = |bytes: Bytes| Array::parse(source, bytes);
-    let words = |bytes: Option<Bytes>, what| bytes.map(|bytes| array(bytes)?.words(what)).transpose();
+    let strings = |bytes: Option<Bytes>, what| bytes.map(|bytes| array(bytes)?.strings(what)).transpose();
     let features = array(features)?.features()?;
     let labels = array(labels)?.labels()?;
-    let labels = match words(classes, "classes")? {
+    let labels = match strings(classes, "classes")? {
         Some(classes) => labels.with_classes(classes).map_err(|problem| source.malformed(FORMAT, problem))?,
         None => labels.without_classes(),
     };
-    let items = words(items, "items")?.map(Items::from_names);
+    let items = strings(items, "items")?.map(Items::from_names);
     if let Some(items) = items.as_ref().filter(|items| items.len() != features.rows()) {
         let problem = format!("{} item names for {} rows", items.len(), features.rows());
         return Err(source.malformed(FORMAT, problem));
@@ -49,16 +52,17 @@ pub(crate) fn read(source: &Source) -> Result<Parts> {
     Ok(Parts { features, labels, items, backbone: None })
 }
 
-/// Reads the first array there is of several names.
+/// Reads the first array that has one of the names.
 pub(crate) fn read_array(source: &Source, names: &[&str]) -> Result<arrays::Array> {
     let mut archive = guarded(source, FORMAT, || Archive::open(source))?;
     Ok(Array::parse(source, archive.first_of(names)?)?.into_plain())
 }
 
+/// A zip archive whose directory was checked.
 struct Archive<'a> {
     source: &'a Source,
     zip: ZipArchive<Cursor<Bytes>>,
-    /// What the members read so far unpacked to.
+    /// The total decompressed size of the members read so far, in bytes.
     unpacked: u64,
 }
 
@@ -71,14 +75,14 @@ impl<'a> Archive<'a> {
         Ok(archive)
     }
 
-    /// Compares the names in the directory with those in front of the members: an optional array whose name is
-    /// damaged in one place must not be taken for a missing one.
+    /// Compares the names in the directory with those in front of the members, so that an optional array whose name is
+    /// damaged in the directory is not taken for a missing one.
     fn check_names(&mut self) -> Result<()> {
         for index in 0..self.zip.len() {
             let member =
                 self.zip.by_index_raw(index).map_err(|problem| self.source.malformed(FORMAT, problem))?;
             if local_name(&self.source.bytes, member.header_start()) != Some(member.name_raw()) {
-                let name = shown(member.name_raw());
+                let name = printable_name(member.name_raw());
                 let problem =
                     format!("the directory lists a member '{name}', but the member has another name");
                 return Err(self.source.malformed(FORMAT, problem));
@@ -87,7 +91,7 @@ impl<'a> Archive<'a> {
         Ok(())
     }
 
-    /// The first array there is of several names.
+    /// The bytes of the first array that has one of the names.
     fn first_of(&mut self, names: &[&str]) -> Result<Bytes> {
         for name in names {
             if let Some(bytes) = self.member(name)? {
@@ -98,12 +102,14 @@ impl<'a> Archive<'a> {
         Err(self.source.malformed(FORMAT, problem))
     }
 
+    /// The bytes of the array `name`, if there is one.
     fn member(&mut self, name: &str) -> Result<Option<Bytes>> {
         let source = self.source;
         let Some(index) = self.zip.index_for_name(&format!("{name}.npy")) else { return Ok(None) };
         guarded(source, FORMAT, || self.unpack(index)).map(Some)
     }
 
+    /// The bytes of a member, decompressed if necessary and compared with its checksum.
     fn unpack(&mut self, index: usize) -> Result<Bytes> {
         let source = self.source;
         let malformed = |problem: &dyn std::fmt::Display| source.malformed(FORMAT, problem);
@@ -114,7 +120,7 @@ impl<'a> Archive<'a> {
                 let bytes = stored(source, member.data_start(), packed)?;
                 match crc32fast::hash(&bytes) == member.crc32() {
                     true => Ok(bytes),
-                    false => Err(source.damaged(format!("array '{}'", shown(member.name_raw())))),
+                    false => Err(source.damaged(format!("array '{}'", printable_name(member.name_raw())))),
                 }
             }
             CompressionMethod::Deflated => {
@@ -129,32 +135,32 @@ impl<'a> Archive<'a> {
     }
 }
 
-/// A member's name for a message.
-fn shown(name: &[u8]) -> String {
+/// The name of a member for messages.
+fn printable_name(name: &[u8]) -> String {
     crate::visible::visible(&String::from_utf8_lossy(name))
 }
 
-/// The name in the header in front of a member.
+/// The name in the local header in front of a member.
 fn local_name(bytes: &[u8], header_start: u64) -> Option<&[u8]> {
     let header = bytes.get(usize::try_from(header_start).ok()?..)?;
     let (fixed, rest) = header.split_first_chunk::<30>()?;
     rest.get(..usize::from(u16::from_le_bytes([fixed[26], fixed[27]])))
 }
 
-/// A member that lies in the file as it is.
+/// The bytes of a member that is not compressed, as a slice of the file.
 fn stored(source: &Source, start: Option<u64>, length: u64) -> Result<Bytes> {
-    let place = start.and_then(|start| Some(start as usize..start.checked_add(length)? as usize));
-    place
-        .filter(|place| place.end <= source.bytes.len())
-        .map(|place| source.bytes.slice(place))
+    let range = start.and_then(|start| Some(start as usize..start.checked_add(length)? as usize));
+    range
+        .filter(|range| range.end <= source.bytes.len())
+        .map(|range| source.bytes.slice(range))
         .ok_or_else(|| -> Error { source.malformed(FORMAT, "a member lies outside the file") })
 }
 
-/// Unpacks as much as was claimed, and no byte more.
+/// Decompresses a member, which must have exactly the claimed size.
 fn inflate(member: impl Read, claimed: u64, packed: u64) -> std::io::Result<Bytes> {
-    let likely = claimed.min(packed.saturating_mul(MOST_DEFLATED));
-    let mut unpacked = Vec::with_capacity(likely as usize);
-    // One byte further than claimed: a member that goes on is noticed, and the checksum at the end is compared.
+    let capacity = claimed.min(packed.saturating_mul(MAX_DEFLATE_FACTOR));
+    let mut unpacked = Vec::with_capacity(capacity as usize);
+    // One byte more than claimed, so that a longer member is noticed and the checksum at the end is compared.
     member.take(claimed.saturating_add(1)).read_to_end(&mut unpacked)?;
     match unpacked.len() as u64 == claimed {
         true => Ok(unpacked.into()),
@@ -194,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_and_deflated_members_say_the_same() {
+    fn stored_and_deflated_arrays_are_read_alike() {
         for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
             let embeddings = Embeddings::read_bytes(archive(&members(), method), "npz").unwrap();
             assert_eq!(embeddings.features().as_f32().unwrap_or(&[1.0, 2.0, 3.0, 4.0]), [1.0, 2.0, 3.0, 4.0]);
@@ -204,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_array_is_named() {
+    fn the_error_about_a_missing_array_names_it() {
         let bytes = archive(&members()[..1], CompressionMethod::Stored);
         let Err(problem) = Embeddings::read_bytes(bytes, "npz") else { panic!() };
         assert!(problem.to_string().contains("y or labels or Y"), "{problem}");
     }
 
     #[test]
-    fn a_bomb_is_refused_before_it_is_unpacked() {
+    fn a_decompression_bomb_is_refused_before_it_is_decompressed() {
         let bomb = vec![0; 200 << 20];
         let bytes = archive(&[("x.npy", bomb)], CompressionMethod::Deflated);
         assert!(matches!(Embeddings::read_bytes(bytes, "npz"), Err(Error::TooLarge { .. })));

@@ -1,9 +1,9 @@
-//! Parquet: columns in pages, each page encoded and compressed for itself.
+//! Reader of Parquet files: checks the footer and all page headers, then decodes the needed columns.
 //!
-//! The decoder believes what it reads: it reserves room for as many children as a schema claims, unpacks
-//! gzip to whatever comes out, and repeats a value as often as a page header says. So three walks come
-//! first, over the footer and over the header of every page that will be read, and bound all of that by
-//! what the file can justify. Only then, and only for the needed columns, does the decoder run.
+//! Start with [`read`]. The decoder of the `parquet` crate trusts the file: it reserves memory for all children that a schema
+//! claims, decompresses gzip without a limit, and repeats a value as often as a page header says. So three checks come first:
+//! the schema in the footer, the header of every page that will be read, and the lengths of some strings. They bound all of
+//! this by the size of the file. Only then does the decoder run, and only on the needed columns.
 
 use std::sync::Arc;
 
@@ -21,28 +21,28 @@ use super::Parts;
 use super::guard::guarded;
 use super::source::Source;
 use super::table::{Columns, Table};
-use super::thrift::{Compact, wire};
+use super::thrift::{CompactReader, wire};
 use crate::error::{Error, Result};
 
 const FORMAT: &str = "Parquet";
 const MAGIC: &[u8] = b"PAR1";
 
-/// Groups within groups: a list column needs three levels.
-const DEEPEST_SCHEMA: usize = 32;
+/// The maximum depth of nested groups in a schema; a column of lists has three levels.
+const MAX_SCHEMA_DEPTH: usize = 32;
 
-/// Rows decoded at once.
-const BATCH: usize = 1024;
+/// The number of rows that are decoded at a time.
+const BATCH_ROWS: usize = 1024;
 
-/// Reads a file's structure and decodes its needed columns.
+/// Reads a Parquet file: columns of features, labels and, if there are any, item names.
 pub(crate) fn read(source: &Source) -> Result<Parts> {
     check_footer(source).map_err(|problem| source.malformed(FORMAT, problem))?;
-    let (metadata, columns) = guarded(source, FORMAT, || plan(source))?;
-    let mask = ProjectionMask::roots(metadata.parquet_schema(), columns.places());
+    let (metadata, columns) = guarded(source, FORMAT, || read_metadata(source))?;
+    let mask = ProjectionMask::roots(metadata.parquet_schema(), columns.indices());
     check_pages(source, &metadata, &mask)?;
     guarded(source, FORMAT, || decode(source, metadata, mask, columns))
 }
 
-/// Walks the footer: its schema must be a tree of bounded depth with as many nodes as it claims.
+/// Checks the footer: its schema must be a tree of bounded depth with the number of nodes that it claims.
 fn check_footer(source: &Source) -> Result<(), String> {
     let bytes = &source.bytes;
     if bytes.ends_with(b"PARE") {
@@ -51,56 +51,57 @@ fn check_footer(source: &Source) -> Result<(), String> {
     if !bytes.starts_with(MAGIC) || !bytes.ends_with(MAGIC) || bytes.len() < 12 {
         return Err("it does not begin and end with PAR1".into());
     }
-    let tail = bytes.len() - 8;
-    let length: [u8; 4] = bytes[tail..tail + 4].try_into().expect("four bytes");
-    let start = tail.checked_sub(u32::from_le_bytes(length) as usize).filter(|&start| start >= 4);
-    let footer = &bytes[start.ok_or("its footer is longer than the file")?..tail];
+    let footer_end = bytes.len() - 8;
+    let length: [u8; 4] = bytes[footer_end..footer_end + 4].try_into().expect("four bytes");
+    let start = footer_end.checked_sub(u32::from_le_bytes(length) as usize).filter(|&start| start >= 4);
+    let footer = &bytes[start.ok_or("its footer is longer than the file")?..footer_end];
     let mut schemas = 0;
-    let walked = Compact::new(footer).fields(0, |walk, id, kind| match (id, kind) {
+    let result = CompactReader::new(footer).fields(0, |reader, id, kind| match (id, kind) {
         (2, wire::LIST) => {
             schemas += 1;
-            check_schema(walk).map(|()| true)
+            check_schema(reader).map(|()| true)
         }
         (2, _) => None,
         _ => Some(false),
     });
-    match (walked, schemas) {
+    match (result, schemas) {
         (Some(()), 1) => Ok(()),
         _ => Err("its footer is damaged".into()),
     }
 }
 
-/// The schema is a tree written depth first: every node says how many children follow.
-fn check_schema(walk: &mut Compact<'_>) -> Option<()> {
-    let (kind, nodes) = walk.list()?;
+/// Checks the schema, a tree in depth-first order whose nodes say how many children follow.
+fn check_schema(reader: &mut CompactReader<'_>) -> Option<()> {
+    let (kind, nodes) = reader.list()?;
     if kind != wire::STRUCT {
         return None;
     }
-    // How many children each open group still waits for; the file as a whole waits for the root.
-    let mut open = vec![1usize];
+    // The number of children that are still missing in each open group; outermost, the root is missing.
+    let mut missing = vec![1usize];
     for node in 0..nodes {
-        let children = schema_children(walk)?;
-        let waiting = open.last_mut()?;
-        *waiting = waiting.checked_sub(1)?;
+        let children = schema_children(reader)?;
+        let innermost = missing.last_mut()?;
+        *innermost = innermost.checked_sub(1)?;
         if children > nodes - node - 1 {
             return None;
         }
-        open.push(children);
-        while open.last() == Some(&0) {
-            open.pop();
+        missing.push(children);
+        while missing.last() == Some(&0) {
+            missing.pop();
         }
-        if open.len() > DEEPEST_SCHEMA {
+        if missing.len() > MAX_SCHEMA_DEPTH {
             return None;
         }
     }
-    open.is_empty().then_some(())
+    missing.is_empty().then_some(())
 }
 
-fn schema_children(walk: &mut Compact<'_>) -> Option<usize> {
+/// Reads a node of the schema and returns the number of its children.
+fn schema_children(reader: &mut CompactReader<'_>) -> Option<usize> {
     let mut children = 0;
-    walk.fields(1, |walk, id, kind| match (id, kind) {
+    reader.fields(1, |reader, id, kind| match (id, kind) {
         (5, wire::I32) => {
-            children = usize::try_from(walk.i32()?).ok()?;
+            children = usize::try_from(reader.i32()?).ok()?;
             Some(true)
         }
         (5, _) => None,
@@ -109,31 +110,32 @@ fn schema_children(walk: &mut Compact<'_>) -> Option<usize> {
     Some(children)
 }
 
-/// Reads the metadata and chooses columns.
-fn plan(source: &Source) -> Result<(ArrowReaderMetadata, Columns)> {
+/// Reads the metadata and chooses the columns.
+fn read_metadata(source: &Source) -> Result<(ArrowReaderMetadata, Columns)> {
     let malformed = |problem| source.malformed(FORMAT, problem);
-    // The Arrow schema that some writers embed is one more structure to distrust, and tells nothing we need.
+    // The Arrow schema that some writers embed is not needed, and would be one more untrusted structure.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     let metadata = ArrowReaderMetadata::load(&source.bytes, options.clone()).map_err(malformed)?;
     let columns = Columns::choose(metadata.schema()).map_err(|problem| source.malformed(FORMAT, problem))?;
-    let hinted = with_views(metadata.schema(), &columns);
-    let metadata = ArrowReaderMetadata::try_new(metadata.metadata().clone(), options.with_schema(hinted));
+    let schema_with_views = with_views(metadata.schema(), &columns);
+    let metadata =
+        ArrowReaderMetadata::try_new(metadata.metadata().clone(), options.with_schema(schema_with_views));
     Ok((metadata.map_err(malformed)?, columns))
 }
 
-/// Asks for strings as views into the page: a name repeated a million times is then stored once.
+/// The schema with strings as views into the page, so that a name repeated a million times is stored once.
 fn with_views(schema: &Schema, columns: &Columns) -> Arc<Schema> {
-    let places = columns.places();
-    let hinted = schema.fields().iter().enumerate().map(|(place, field)| {
-        match places.contains(&place) && *field.data_type() == DataType::Utf8 {
+    let indices = columns.indices();
+    let fields = schema.fields().iter().enumerate().map(|(index, field)| {
+        match indices.contains(&index) && *field.data_type() == DataType::Utf8 {
             true => Arc::new(Field::clone(field).with_data_type(DataType::Utf8View)),
             false => field.clone(),
         }
     });
-    Arc::new(Schema::new_with_metadata(hinted.collect::<Vec<_>>(), schema.metadata().clone()))
+    Arc::new(Schema::new_with_metadata(fields.collect::<Vec<_>>(), schema.metadata().clone()))
 }
 
-/// Walks the page headers of all chunks that will be read, and adds up what they claim.
+/// Checks all pages that will be read, and that their total decompressed size is allowed.
 fn check_pages(source: &Source, metadata: &ArrowReaderMetadata, mask: &ProjectionMask) -> Result<()> {
     let mut claimed = 0u64;
     for group in metadata.metadata().row_groups() {
@@ -147,21 +149,21 @@ fn check_pages(source: &Source, metadata: &ArrowReaderMetadata, mask: &Projectio
     Ok(())
 }
 
-/// Walks one chunk; returns what its pages claim to become.
+/// Checks the pages of one column chunk and returns the number of bytes that they claim to decompress to.
 fn check_chunk(source: &Source, chunk: &ColumnChunkMetaData) -> Result<u64> {
     let damaged = || damaged_column(source, chunk);
     let mut rest = bytes_of(source, chunk).ok_or_else(damaged)?;
     let (mut claimed, mut delta_lengths) = (0u64, false);
     while !rest.is_empty() {
-        let mut walk = Compact::new(rest);
-        let page = PageHeader::read(&mut walk).ok_or_else(damaged)?;
-        let body = &rest[walk.position()..];
-        let (body, behind) = body.split_at_checked(page.compressed).ok_or_else(damaged)?;
+        let mut reader = CompactReader::new(rest);
+        let page = PageHeader::read(&mut reader).ok_or_else(damaged)?;
+        let body = &rest[reader.position()..];
+        let (body, next) = body.split_at_checked(page.compressed).ok_or_else(damaged)?;
         claimed = claimed.saturating_add(page.claim(chunk));
         source.allow(claimed)?;
         page.check_body(source, chunk, body)?;
         delta_lengths |= page.delta_lengths;
-        rest = behind;
+        rest = next;
     }
     if delta_lengths {
         guarded(source, FORMAT, || check_delta_lengths(source, chunk))?;
@@ -173,15 +175,16 @@ fn damaged_column(source: &Source, chunk: &ColumnChunkMetaData) -> Error {
     source.malformed(FORMAT, format!("the pages of column '{}' are damaged", chunk.column_path().string()))
 }
 
-/// The bytes of a chunk, if it lies inside the file.
+/// The bytes of a column chunk; `None` if it is outside the file.
 fn bytes_of<'a>(source: &'a Source, chunk: &ColumnChunkMetaData) -> Option<&'a [u8]> {
     let start = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
     let length = usize::try_from(chunk.compressed_size()).ok()?;
     source.bytes.get(usize::try_from(start).ok()?..)?.get(..length)
 }
 
-/// Strings behind a list of lengths: the decoder makes room for as many as the list claims, and the claim
-/// stands inside the compressed page. Only here are pages unpacked twice.
+/// Checks strings in the encoding DELTA_LENGTH_BYTE_ARRAY, which start with a list of their lengths. The decoder reserves
+/// memory for the number of strings that this list claims, and the claim is inside the compressed page; so these pages, and
+/// no others, are decompressed twice.
 fn check_delta_lengths(source: &Source, chunk: &ColumnChunkMetaData) -> Result<()> {
     let malformed = |problem| source.malformed(FORMAT, problem);
     let mut pages =
@@ -197,17 +200,17 @@ fn check_delta_lengths(source: &Source, chunk: &ColumnChunkMetaData) -> Result<(
     Ok(())
 }
 
-/// What stands behind the levels of a data page.
+/// The values of a data page, without the repetition and definition levels in front of them.
 fn values_of<'a>(page: &'a Page, chunk: &ColumnChunkMetaData) -> Option<&'a [u8]> {
     match page {
         Page::DataPage { buf, def_level_encoding, rep_level_encoding, .. } => {
             let descr = chunk.column_descr();
             let levels =
                 [(descr.max_rep_level(), rep_level_encoding), (descr.max_def_level(), def_level_encoding)];
-            levels.into_iter().filter(|(deepest, _)| *deepest > 0).try_fold(
+            levels.into_iter().filter(|(max_level, _)| *max_level > 0).try_fold(
                 &buf[..],
                 |rest, (_, encoding)| {
-                    // The older form of levels has no length in front; nobody writes it with such strings.
+                    // The older encoding of levels has no length in front; writers do not combine it with such strings.
                     let (length, rest) =
                         rest.split_first_chunk::<4>().filter(|_| *encoding == Encoding::RLE)?;
                     rest.get(u32::from_le_bytes(*length) as usize..)
@@ -221,75 +224,80 @@ fn values_of<'a>(page: &'a Page, chunk: &ColumnChunkMetaData) -> Option<&'a [u8]
     }
 }
 
-/// How many numbers a list of differences claims: the third number of its header.
+/// The number of values that a delta-encoded list claims: the third number of its header.
 fn delta_count(bytes: &[u8]) -> Option<u64> {
-    let mut walk = Compact::new(bytes);
-    let (_block, _parts) = (walk.varint()?, walk.varint()?);
-    walk.varint()
+    let mut reader = CompactReader::new(bytes);
+    let (_block_size, _miniblocks) = (reader.varint()?, reader.varint()?);
+    reader.varint()
 }
 
-/// What a page says about itself.
+/// The header of a page.
 #[derive(Default)]
 struct PageHeader {
+    /// The size of the page after decompression, in bytes.
     uncompressed: usize,
+    /// The size of the page as it is stored, in bytes.
     compressed: usize,
+    /// The number of values.
     values: u64,
-    /// Whether an inner header speaks of strings behind a list of lengths.
+    /// Whether the encoding is DELTA_LENGTH_BYTE_ARRAY.
     delta_lengths: bool,
-    /// Whether an inner header speaks of strings that repeat the beginning of the one before.
+    /// Whether the encoding is DELTA_BYTE_ARRAY.
     delta_strings: bool,
-    /// Bytes of levels before the compressed part (the second version of data pages).
+    /// The number of bytes of uncompressed levels in front (data pages of version 2).
     levels: usize,
+    /// Whether the values are not compressed (data pages of version 2).
     plain_body: bool,
-    /// The CRC-32 of the page as it is stored, without this header; optional.
+    /// The CRC-32 of the stored page without this header, if there is one.
     checksum: Option<u32>,
 }
 
-/// Parquet's numbers for two encodings of strings.
+/// The number of the encoding in which a list of lengths is followed by the strings.
 const DELTA_LENGTH_BYTE_ARRAY: i32 = 6;
+/// The number of the encoding in which a string repeats the beginning of the previous one.
 const DELTA_BYTE_ARRAY: i32 = 7;
 
 impl PageHeader {
-    fn read(walk: &mut Compact<'_>) -> Option<Self> {
+    fn read(reader: &mut CompactReader<'_>) -> Option<Self> {
         let mut page = PageHeader::default();
         let mut sizes = 0;
-        walk.fields(0, |walk, id, kind| match (id, kind) {
+        reader.fields(0, |reader, id, kind| match (id, kind) {
             (2 | 3, wire::I32) => {
-                let size = usize::try_from(walk.i32()?).ok()?;
+                let size = usize::try_from(reader.i32()?).ok()?;
                 *(if id == 2 { &mut page.uncompressed } else { &mut page.compressed }) = size;
                 sizes |= id;
                 Some(true)
             }
             (4, wire::I32) => {
-                page.checksum = Some(walk.i32()? as u32);
+                page.checksum = Some(reader.i32()? as u32);
                 Some(true)
             }
             // A data page, a dictionary, or a data page of the second version.
-            (5 | 7, wire::STRUCT) => page.read_values(walk, 2).map(|()| true),
-            (8, wire::STRUCT) => page.read_values(walk, 4).map(|()| true),
+            (5 | 7, wire::STRUCT) => page.read_values(reader, 2).map(|()| true),
+            (8, wire::STRUCT) => page.read_values(reader, 4).map(|()| true),
             (2 | 3 | 4 | 5 | 7 | 8, _) => None,
             _ => Some(false),
         })?;
         (sizes == 3).then_some(page)
     }
 
-    /// Reads the inner header; the encoding's place differs between the kinds of page.
-    fn read_values(&mut self, walk: &mut Compact<'_>, encoding: i16) -> Option<()> {
+    /// Reads the inner header; `encoding` is the id of the field with the encoding, which depends on the kind of page.
+    fn read_values(&mut self, reader: &mut CompactReader<'_>, encoding: i16) -> Option<()> {
         let second_version = encoding == 4;
-        walk.fields(1, |walk, id, kind| match (id, kind) {
+        reader.fields(1, |reader, id, kind| match (id, kind) {
             (1, wire::I32) => {
-                // The largest counts, should a header hold several: the decoder picks by the kind of page.
-                self.values = self.values.max(u64::try_from(walk.i32()?).ok()?);
+                // If there are several inner headers, the largest number counts: any of them may be decoded.
+                self.values = self.values.max(u64::try_from(reader.i32()?).ok()?);
                 Some(true)
             }
             (id, wire::I32) if id == encoding => {
-                let given = walk.i32()?;
-                self.delta_lengths |= given == DELTA_LENGTH_BYTE_ARRAY;
-                self.delta_strings |= given == DELTA_BYTE_ARRAY;
+                let number = reader.i32()?;
+                self.delta_lengths |= number == DELTA_LENGTH_BYTE_ARRAY;
+                self.delta_strings |= number == DELTA_BYTE_ARRAY;
                 Some(true)
             }
             (5 | 6, wire::I32) if second_version => {
-                let length = usize::try_from(walk.i32()?).ok()?;
+                let length = usize::try_from(reader.i32()?).ok()?;
                 self.levels = self.levels.checked_add(length).filter(|&sum| sum <= self.uncompressed)?;
                 Some(true)
             }
@@ -303,7 +311,7 @@ impl PageHeader {
         })
     }
 
-    /// What the page becomes: its bytes, and its values once decoded with their levels.
+    /// The memory in bytes that decoding the page takes: the decompressed page and its decoded values.
     fn claim(&self, chunk: &ColumnChunkMetaData) -> u64 {
         let width = match chunk.column_type() {
             Type::BOOLEAN => 1,
@@ -316,10 +324,10 @@ impl PageHeader {
         (self.uncompressed as u64).saturating_add(self.values.saturating_mul(width))
     }
 
-    /// Compares the checksum, and bounds what the page unpacks to.
+    /// Checks the checksum of a page and limits its decompressed size.
     ///
-    /// Two of the decoder's codecs unpack without a limit, and so does one encoding: the pages of those codecs
-    /// are measured first, the encoding is refused.
+    /// Two codecs of the decoder decompress without a limit: their pages are measured first. One encoding can expand
+    /// without a limit: it is refused.
     fn check_body(&self, source: &Source, chunk: &ColumnChunkMetaData, body: &[u8]) -> Result<()> {
         if self.checksum.is_some_and(|checksum| crc32fast::hash(body) != checksum) {
             return Err(source.damaged(format!("a page of column '{}'", chunk.column_path().string())));
@@ -343,26 +351,27 @@ impl PageHeader {
                     false => Ok(()),
                 }
             }
-            // LZ4 cannot do better than 255.
+            // LZ4 compresses by a factor of at most 255.
             Compression::LZ4 => source.allow(255 * body.len() as u64),
             _ => Ok(()),
         }
     }
 }
 
+/// Whether gzip data decompresses to more than `limit` bytes.
 fn inflates_beyond(packed: &[u8], limit: u64) -> bool {
     use std::io::Read;
     let mut unpacked = flate2::read::MultiGzDecoder::new(packed).take(limit + 1);
-    // Damaged data is the decoder's to refuse; it stops where this stops.
-    let mut window = [0; 1 << 14];
+    // Damaged data ends the loop; the decoder refuses it later.
+    let mut buffer = [0; 1 << 14];
     let mut length = 0;
-    while let Ok(read @ 1..) = unpacked.read(&mut window) {
+    while let Ok(read @ 1..) = unpacked.read(&mut buffer) {
         length += read as u64;
     }
     length > limit
 }
 
-/// Decodes the chosen columns, some rows at a time.
+/// Decodes the chosen columns, [`BATCH_ROWS`] rows at a time.
 fn decode(
     source: &Source,
     metadata: ArrowReaderMetadata,
@@ -372,7 +381,7 @@ fn decode(
     let malformed = |problem: &dyn std::fmt::Display| source.malformed(FORMAT, problem);
     let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(source.bytes.clone(), metadata)
         .with_projection(mask)
-        .with_batch_size(BATCH)
+        .with_batch_size(BATCH_ROWS)
         .build()
         .map_err(|problem| malformed(&problem))?;
     let mut table = Table::new(source, FORMAT, columns);
@@ -391,13 +400,13 @@ mod tests {
     /// A list of schema nodes with these numbers of children.
     fn schema(children: &[u8]) -> Option<()> {
         let mut bytes = vec![0xfc, children.len() as u8];
-        // Field 5, a number (doubled, as Thrift writes those without a sign), end of the node.
+        // Field 5, a number in zigzag encoding, end of the node.
         children.iter().for_each(|&count| bytes.extend([0x55, 2 * count, 0]));
-        check_schema(&mut Compact::new(&bytes))
+        check_schema(&mut CompactReader::new(&bytes))
     }
 
     #[test]
-    fn a_schema_has_the_nodes_it_claims_and_is_not_endlessly_deep() {
+    fn a_schema_with_missing_nodes_or_too_many_levels_is_refused() {
         assert_eq!(schema(&[2, 0, 1, 0]), Some(()));
         assert_eq!(schema(&[3, 0, 1, 0]), None, "a child is missing");
         assert_eq!(schema(&[1, 0, 0]), None, "a node has no parent");
@@ -417,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn the_claim_of_a_list_of_lengths_is_its_third_number() {
+    fn the_number_of_delta_encoded_values_is_the_third_number_of_the_header() {
         assert_eq!(delta_count(&[0x80, 0x01, 4, 12, 0]), Some(12));
         assert_eq!(delta_count(&[0x80, 0x01, 4]), None);
     }

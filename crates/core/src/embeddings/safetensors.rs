@@ -1,8 +1,9 @@
-//! Safetensors: our own form, and the only one we write.
+//! Reader and writer of embeddings in safetensors files, the only format that trueshot writes.
 //!
-//! `features` of n rows and d columns, n `labels`; metadata `format`, `classes` (a JSON list) and `backbone`; item names
-//! as a u8 tensor `items` cut by i64 `item_offsets`, because metadata has a size limit (a JSON list under
-//! metadata `items` is read too). Features are a slice of the mapped file, never a copy.
+//! Start with [`read`] and [`write`]. A file has the tensors `features` `[rows, dim]` and `labels` `[rows]`, and metadata
+//! `format`, `classes` (a JSON list) and `backbone`. Item names are a U8 tensor `items`, divided into names by the I64 tensor
+//! `item_offsets` `[rows + 1]`, because metadata has a size limit (a JSON list in the metadata `items` is read too). Features
+//! are a slice of the mapped file and not copied.
 
 use std::io::Write;
 use std::path::Path;
@@ -20,9 +21,10 @@ use crate::atomic::write_atomically;
 use crate::error::{Error, Result};
 
 const FORMAT: &str = "safetensors";
+/// The value of the metadata key `format`.
 pub(super) const VERSION: &str = "trueshot-embeddings/1";
 
-/// Reads a file's structure.
+/// Reads the structure of a file; values are not checked.
 pub(crate) fn read(source: &Source) -> Result<Parts> {
     let file = Tensors::open(source)?;
     file.check_version()?;
@@ -35,16 +37,17 @@ pub(crate) fn read(source: &Source) -> Result<Parts> {
     })
 }
 
-/// The header, and the bytes behind it.
+/// A safetensors file with a parsed header.
 struct Tensors<'a> {
     source: &'a Source,
     header: Metadata,
+    /// The bytes after the header.
     data: Bytes,
 }
 
 impl<'a> Tensors<'a> {
     fn open(source: &'a Source) -> Result<Self> {
-        // The crate adds offsets without looking for overflow: with overflow checks on, that is a panic.
+        // The safetensors crate does not check offsets for overflow, which panics in debug builds.
         let (length, header) = guarded(source, FORMAT, || {
             SafeTensors::read_metadata(&source.bytes).map_err(|problem| source.malformed(FORMAT, problem))
         })?;
@@ -52,12 +55,13 @@ impl<'a> Tensors<'a> {
         Ok(Tensors { source, header, data: source.bytes.slice(start..) })
     }
 
-    /// An entry of the metadata.
+    /// The value of a metadata key.
     fn note(&self, key: &str) -> Option<&str> {
         self.header.metadata().as_ref()?.get(key).map(String::as_str)
     }
 
-    /// A tensor, if it is there. Its size was compared with its shape, but its place not with the file.
+    /// A tensor, if there is one with this name. The crate has compared its size with its shape, but not its position with
+    /// the length of the file, which is checked here.
     fn tensor(&self, name: &str) -> Result<Option<(&TensorInfo, Bytes)>> {
         let Some(info) = self.header.info(name) else { return Ok(None) };
         let (start, end) = info.data_offsets;
@@ -67,7 +71,8 @@ impl<'a> Tensors<'a> {
         Ok(Some((info, self.data.slice(start..end))))
     }
 
-    fn needed(&self, name: &str) -> Result<(&TensorInfo, Bytes)> {
+    /// A tensor that must be there.
+    fn required(&self, name: &str) -> Result<(&TensorInfo, Bytes)> {
         self.tensor(name)?.ok_or_else(|| self.malformed(format!("it has no tensor '{name}'")))
     }
 
@@ -81,7 +86,7 @@ impl<'a> Tensors<'a> {
     }
 
     fn features(&self) -> Result<Features> {
-        let (info, bytes) = self.needed("features")?;
+        let (info, bytes) = self.required("features")?;
         let &[rows, dim] = info.shape.as_slice() else {
             return Err(
                 self.malformed(format!("features have shape {:?}, not [rows, dimensions]", info.shape))
@@ -91,7 +96,7 @@ impl<'a> Tensors<'a> {
             Dtype::F32 => Precision::F32,
             Dtype::F16 => Precision::F16,
             Dtype::BF16 => Precision::Bf16,
-            Dtype::F64 => return Ok(Features::from_f32(narrowed(&bytes), dim)),
+            Dtype::F64 => return Ok(Features::from_f32(f64_to_f32(&bytes), dim)),
             other => {
                 return Err(
                     self.malformed(format!("features are {other:?}; supported: F16, BF16, F32 and F64"))
@@ -111,9 +116,9 @@ impl<'a> Tensors<'a> {
         Ok(Labels::Indexed { labels, classes })
     }
 
-    /// A list of whole numbers of any width.
+    /// A one-dimensional tensor of integers of any size.
     fn integers(&self, name: &str) -> Result<Vec<i64>> {
-        let (info, bytes) = self.needed(name)?;
+        let (info, bytes) = self.required(name)?;
         if info.shape.len() != 1 {
             return Err(self.malformed(format!("{name} have shape {:?}, not [rows]", info.shape)));
         }
@@ -132,6 +137,7 @@ impl<'a> Tensors<'a> {
             .ok_or_else(|| self.malformed(format!("{name} contain a number above {}", i64::MAX)))
     }
 
+    /// The item names, one per row, if there are any.
     fn items(&self, rows: usize) -> Result<Option<Items>> {
         let items = match (self.tensor("items")?, self.note("items")) {
             (Some((info, text)), _) if info.dtype == Dtype::U8 && info.shape.len() == 1 => {
@@ -154,6 +160,7 @@ impl<'a> Tensors<'a> {
         }
     }
 
+    /// Parses a JSON list of strings in the metadata.
     fn json_list(&self, key: &str, text: &str) -> Result<Vec<String>> {
         serde_json::from_str(text).map_err(|problem| {
             self.malformed(format!("metadata '{key}' is not a JSON list of names: {problem}"))
@@ -165,14 +172,14 @@ impl<'a> Tensors<'a> {
     }
 }
 
-/// Whole numbers of `width` bytes; `None` if one does not fit.
+/// Decodes integers of `width` bytes (1 to 8); `None` if one does not fit into an `i64`.
 pub(crate) fn whole_numbers(bytes: &[u8], width: usize, signed: bool, big_endian: bool) -> Option<Vec<i64>> {
     let number = |stored: &[u8]| {
-        let place = |i: usize| if big_endian { width - 1 - i } else { i };
-        let raw = (0..width).fold(0u64, |raw, i| raw | u64::from(stored[place(i)]) << (8 * i));
+        let position = |i: usize| if big_endian { width - 1 - i } else { i };
+        let raw = (0..width).fold(0u64, |raw, i| raw | u64::from(stored[position(i)]) << (8 * i));
         let unused = 64 - 8 * width as u32;
         match signed {
-            // Shifting up and back carries the sign along.
+            // Shifting left and back extends the sign.
             true => Some((raw << unused) as i64 >> unused),
             false => i64::try_from(raw).ok(),
         }
@@ -180,12 +187,12 @@ pub(crate) fn whole_numbers(bytes: &[u8], width: usize, signed: bool, big_endian
     bytes.chunks_exact(width).map(number).collect()
 }
 
-/// Doubles as singles: a backbone's output has no more than that to say.
-fn narrowed(bytes: &[u8]) -> Vec<f32> {
+/// Converts `f64` values to `f32`, which is enough for the output of a backbone.
+fn f64_to_f32(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<8>().0.iter().map(|&stored| f64::from_le_bytes(stored) as f32).collect()
 }
 
-/// Writes embeddings, the same bytes for the same data; the features go straight from where they lie.
+/// Writes embeddings atomically. The same data gives the same bytes; features are not copied in memory.
 pub(crate) fn write(embeddings: &Embeddings, path: &Path) -> Result<()> {
     let header = header(embeddings);
     write_atomically(path, |out| {
@@ -207,7 +214,7 @@ fn write_numbers(out: &mut dyn Write, numbers: impl Iterator<Item = u64>) -> std
     Ok(())
 }
 
-/// The header, padded so that the features begin on a cache line, where kernels read them fastest.
+/// The header, padded so that the features start on a cache line, where kernels read them fastest.
 fn header(embeddings: &Embeddings) -> Vec<u8> {
     let features = embeddings.features();
     let (rows, dim) = (features.rows(), features.dim());
@@ -240,7 +247,7 @@ fn header(embeddings: &Embeddings) -> Vec<u8> {
     header
 }
 
-/// The metadata. A `Map` is sorted by key, which makes the bytes repeatable.
+/// The metadata, sorted by key, so that the same data gives the same bytes.
 fn notes(embeddings: &Embeddings) -> Value {
     let mut notes = Map::new();
     notes.insert("format".into(), VERSION.into());
@@ -255,7 +262,7 @@ fn notes(embeddings: &Embeddings) -> Value {
 mod tests {
     use super::*;
 
-    /// A file with the given header and as many zero bytes behind it.
+    /// A file with the given header, followed by `data` zero bytes.
     fn file(header: &Value, data: usize) -> Vec<u8> {
         let header = header.to_string().into_bytes();
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -271,19 +278,19 @@ mod tests {
     fn problem_of(bytes: Vec<u8>) -> String {
         match Embeddings::read_bytes(bytes, "safetensors") {
             Err(Error::Malformed { problem, .. }) => problem,
-            Err(other) => panic!("an error of another kind: {other}"),
+            Err(other) => panic!("unexpected error: {other}"),
             Ok(_) => panic!("this file must be refused"),
         }
     }
 
     #[test]
-    fn sub_byte_features_are_refused_by_name() {
+    fn four_bit_features_are_refused_with_the_name_of_their_type() {
         let header = json!({ "features": tensor("F4", &[2, 4], 0, 4), "labels": tensor("U8", &[2], 4, 6) });
         assert!(problem_of(file(&header, 6)).contains("F4"));
     }
 
     #[test]
-    fn offsets_that_overflow_do_not_wrap_around_into_the_file() {
+    fn offsets_that_overflow_are_refused() {
         let huge = u64::MAX / 8;
         let mut header = json!({});
         for i in 0..8 {
@@ -295,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_refused_and_a_missing_one_tolerated() {
+    fn another_format_version_is_refused_and_a_missing_one_is_accepted() {
         let mut header =
             json!({ "features": tensor("F32", &[1, 1], 0, 4), "labels": tensor("U8", &[1], 4, 5) });
         assert!(Embeddings::read_bytes(file(&header, 5), "safetensors").is_ok());
@@ -315,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_keep_their_sign_and_refuse_what_does_not_fit() {
+    fn integers_keep_their_sign_and_those_that_do_not_fit_are_refused() {
         assert_eq!(whole_numbers(&[0xfe, 0xff], 2, true, false), Some(vec![-2]));
         assert_eq!(whole_numbers(&[0xfe, 0xff], 2, true, true), Some(vec![-257]));
         assert_eq!(whole_numbers(&[0xff], 1, false, false), Some(vec![255]));

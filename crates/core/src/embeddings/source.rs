@@ -1,4 +1,5 @@
-//! The bytes of a file from outside, and how much they may unpack to.
+//! The bytes of an untrusted file: [`Source`], mapped into memory, with its path for messages and a limit on how much it may
+//! decompress to.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,16 +8,16 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 
-/// A file's bytes, mapped into memory, with its name for messages.
+/// The bytes of a file, mapped into memory, with its path for messages.
 pub(crate) struct Source {
     pub path: PathBuf,
     pub bytes: Bytes,
-    /// What it may unpack to at most, whatever its size.
-    most: u64,
+    /// The maximum number of bytes it may decompress to, whatever its size.
+    max_unpacked: u64,
 }
 
 impl Source {
-    /// Maps a file.
+    /// Maps a file into memory (or reads it, without the feature `mmap`).
     pub fn open(path: &Path) -> Result<Self> {
         let read_error = |source| Error::Read { path: path.into(), source };
         let file = File::open(path).map_err(read_error)?;
@@ -25,25 +26,25 @@ impl Source {
             return Err(read_error(std::io::Error::other("it is a folder")));
         }
         if metadata.len() == 0 {
-            return Ok(Source { path: path.into(), bytes: Bytes::new(), most: u64::MAX });
+            return Ok(Source { path: path.into(), bytes: Bytes::new(), max_unpacked: u64::MAX });
         }
         let bytes = contents(file).map_err(read_error)?;
-        Ok(Source { path: path.into(), bytes, most: u64::MAX })
+        Ok(Source { path: path.into(), bytes, max_unpacked: u64::MAX })
     }
 
-    /// Bytes that never were a file.
+    /// Bytes in memory, called `bytes.EXTENSION` in messages.
     pub fn in_memory(bytes: Vec<u8>, extension: &str) -> Self {
         Self::named(format!("bytes.{extension}"), bytes)
     }
 
-    /// The same under a name of its own.
+    /// Bytes in memory with a name for messages.
     pub fn named(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Self {
-        Source { path: name.into(), bytes: bytes.into(), most: u64::MAX }
+        Source { path: name.into(), bytes: bytes.into(), max_unpacked: u64::MAX }
     }
 
-    /// Bytes of somebody who may not use more memory than this.
-    pub fn within(self, most: u64) -> Self {
-        Source { most, ..self }
+    /// Limits the number of bytes the source may decompress to.
+    pub fn with_limit(self, max_unpacked: u64) -> Self {
+        Source { max_unpacked, ..self }
     }
 
     /// An error about the contents.
@@ -56,12 +57,15 @@ impl Source {
         Error::Damaged { path: self.path.clone(), what: what.into() }
     }
 
-    /// Refuses a claim that compressed contents could not honestly make.
+    /// Checks that the file may decompress to `claimed` bytes.
     ///
-    /// Features hardly compress (2 to 4 times, sparse ones 20); labels do, but they are small. So 64 times
-    /// the file and 64 MiB on top let every real file through, while a few lying bytes cost nothing.
+    /// Features compress by a factor of 2 to 4, sparse ones of 20; labels compress better, but they are small. So a limit
+    /// of 64 times the file size plus 64 MiB accepts every real file and refuses decompression bombs.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
     pub fn allow(&self, claimed: u64) -> Result<()> {
-        let allowed = self.most.min((64 << 20) + 64 * self.bytes.len() as u64);
+        let allowed = self.max_unpacked.min((64 << 20) + 64 * self.bytes.len() as u64);
         if claimed > allowed {
             return Err(Error::TooLarge { path: self.path.clone(), claimed, allowed });
         }

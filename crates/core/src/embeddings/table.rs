@@ -1,8 +1,8 @@
-//! Record batches, as Arrow and Parquet give them, become features, labels and item names.
+//! Conversion of Arrow record batches, from Arrow and Parquet files, to features, labels and item names.
 //!
-//! Columns are found by the names people use. What can point twice at the same bytes (views, dictionaries)
-//! can claim more than the file holds: names are kept once, and rows that must be gathered are counted
-//! against the same limit as compressed contents.
+//! [`Columns`] finds the needed columns by the names that people use; [`Table`] collects the batches. Views and dictionaries
+//! can refer to the same bytes many times and so expand to more than the file holds: names are kept once, and rows that must
+//! be copied count towards the same limit as compressed contents.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -20,11 +20,14 @@ use super::source::Source;
 use super::{Items, Labels, Parts};
 use crate::error::{Error, Result};
 
+/// Names of a column of features, by preference.
 const FEATURES: [&str; 5] = ["features", "embedding", "embeddings", "x", "vector"];
+/// Names of a column of labels, by preference.
 const LABELS: [&str; 5] = ["label", "labels", "class", "y", "target"];
+/// Names of a column of item names, by preference.
 const ITEMS: [&str; 5] = ["item", "items", "path", "id", "file"];
 
-/// Which columns of a table are needed.
+/// The indices of the needed columns in the schema.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Columns {
     features: usize,
@@ -33,66 +36,73 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// Finds the columns by name and type; `Err` says which was not found, and what there is.
+    /// Finds the columns by name and type; `Err` says which one is missing and lists the columns of the schema.
     pub fn choose(schema: &Schema) -> Result<Self, String> {
         let columns = Self::choose_unlabelled(schema)?;
-        let labels = named(schema, &LABELS, is_labels).ok_or_else(|| {
-            format!("no column of labels named {}; its columns: {}", LABELS.join(" or "), described(schema))
+        let labels = find_column(schema, &LABELS, is_labels).ok_or_else(|| {
+            format!(
+                "no column of labels named {}; its columns: {}",
+                LABELS.join(" or "),
+                describe_columns(schema)
+            )
         })?;
         Ok(Columns { labels: Some(labels), ..columns })
     }
 
-    /// The same without labels, which rows that ask for their class do not have.
+    /// Like [`Columns::choose`], for data without labels, such as rows to classify.
     pub fn choose_unlabelled(schema: &Schema) -> Result<Self, String> {
-        let features =
-            named(schema, &FEATURES, is_features).or_else(|| only_features(schema)).ok_or_else(|| {
+        let features = find_column(schema, &FEATURES, is_features)
+            .or_else(|| only_features(schema))
+            .ok_or_else(|| {
                 format!(
                     "no column of number lists named {}; its columns: {}",
                     FEATURES.join(" or "),
-                    described(schema)
+                    describe_columns(schema)
                 )
             })?;
-        Ok(Columns { features, labels: None, items: named(schema, &ITEMS, is_text) })
+        Ok(Columns { features, labels: None, items: find_column(schema, &ITEMS, is_text) })
     }
 
-    /// The places of the columns in the schema, ascending.
-    pub fn places(&self) -> Vec<usize> {
+    /// The indices of the columns in the schema, ascending.
+    pub fn indices(&self) -> Vec<usize> {
         let optional = self.labels.into_iter().chain(self.items);
-        let mut places: Vec<usize> = std::iter::once(self.features).chain(optional).collect();
-        places.sort_unstable();
-        places
+        let mut indices: Vec<usize> = std::iter::once(self.features).chain(optional).collect();
+        indices.sort_unstable();
+        indices
     }
 
-    /// The place of a column among the chosen ones.
-    fn projected(&self, place: usize) -> usize {
-        self.places().iter().take_while(|&&other| other < place).count()
+    /// The index among the chosen columns of the column with index `index` in the schema.
+    fn projected(&self, index: usize) -> usize {
+        self.indices().iter().take_while(|&&other| other < index).count()
     }
 }
 
-/// The first column of one of these names that is of the right type.
-fn named(schema: &Schema, names: &[&str], fits: fn(&DataType) -> bool) -> Option<usize> {
+/// The index of the first column that has one of the names and the right type.
+fn find_column(schema: &Schema, names: &[&str], has_type: fn(&DataType) -> bool) -> Option<usize> {
     names.iter().find_map(|name| {
-        let (place, field) = schema.column_with_name(name)?;
-        fits(field.data_type()).then_some(place)
+        let (index, field) = schema.column_with_name(name)?;
+        has_type(field.data_type()).then_some(index)
     })
 }
 
-/// What a message shows of a schema.
-fn described(schema: &Schema) -> String {
-    const SHOWN: usize = 12;
+/// The names and types of the first columns, for messages.
+fn describe_columns(schema: &Schema) -> String {
+    const MAX_COLUMNS: usize = 12;
     let name = |field: &std::sync::Arc<Field>| format!("{} ({})", field.name(), field.data_type());
-    let mut columns: Vec<String> = schema.fields().iter().take(SHOWN).map(name).collect();
-    if let Some(more @ 1..) = schema.fields().len().checked_sub(SHOWN) {
+    let mut columns: Vec<String> = schema.fields().iter().take(MAX_COLUMNS).map(name).collect();
+    if let Some(more @ 1..) = schema.fields().len().checked_sub(MAX_COLUMNS) {
         columns.push(format!("{more} more"));
     }
     columns.join(", ")
 }
 
+/// The index of the only column that can be features; `None` if there are several.
 fn only_features(schema: &Schema) -> Option<usize> {
-    let mut lists = (0..schema.fields().len()).filter(|&place| is_features(schema.field(place).data_type()));
+    let mut lists = (0..schema.fields().len()).filter(|&index| is_features(schema.field(index).data_type()));
     lists.next().filter(|_| lists.next().is_none())
 }
 
+/// Whether a column of this type can be features: lists of floating-point numbers.
 fn is_features(data_type: &DataType) -> bool {
     match data_type {
         DataType::List(item) | DataType::LargeList(item) => item.data_type().is_floating(),
@@ -102,6 +112,7 @@ fn is_features(data_type: &DataType) -> bool {
     }
 }
 
+/// Whether a column has strings.
 fn is_text(data_type: &DataType) -> bool {
     match data_type {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
@@ -112,38 +123,43 @@ fn is_text(data_type: &DataType) -> bool {
     }
 }
 
+/// Whether a column of this type can be labels: strings, integers or booleans.
 fn is_labels(data_type: &DataType) -> bool {
-    let number = |data_type: &DataType| data_type.is_integer() || *data_type == DataType::Boolean;
+    let is_number = |data_type: &DataType| data_type.is_integer() || *data_type == DataType::Boolean;
     match data_type {
-        DataType::Dictionary(_, value) => is_text(data_type) || number(value),
-        _ => is_text(data_type) || number(data_type),
+        DataType::Dictionary(_, value) => is_text(data_type) || is_number(value),
+        _ => is_text(data_type) || is_number(data_type),
     }
 }
 
-/// A table as it comes in, batch by batch.
+/// A table that is collected batch by batch.
 pub(crate) struct Table<'a> {
     source: &'a Source,
     format: &'static str,
     columns: Columns,
+    /// The number of rows so far.
     rows: usize,
     matrix: Option<Matrix>,
+    /// The labels, if they are numbers.
     numbers: Vec<i64>,
+    /// The labels, if they are strings.
     names: Option<Names>,
     items: Vec<String>,
+    /// The total length of the item names in bytes.
     items_length: u64,
 }
 
-/// The rows of features so far.
+/// The feature rows so far.
 struct Matrix {
     precision: Precision,
     dim: usize,
-    bytes: Rows,
+    bytes: RowBytes,
 }
 
-/// One batch stays where it lies; more are copied together.
-enum Rows {
+/// The bytes of the feature rows: those of a single batch are not copied, those of several are.
+enum RowBytes {
     InPlace(Bytes),
-    Gathered(Vec<u8>),
+    Copied(Vec<u8>),
 }
 
 impl<'a> Table<'a> {
@@ -162,16 +178,16 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Takes the next rows; the batch has the chosen columns only.
+    /// Adds the rows of a batch, which has only the chosen columns.
     pub fn push(&mut self, batch: &RecordBatch) -> Result<()> {
-        let wanted = self.columns.places().len();
-        if batch.num_columns() != wanted {
-            return Err(self.malformed(format!("a batch has {} of {wanted} columns", batch.num_columns())));
+        let expected = self.columns.indices().len();
+        if batch.num_columns() != expected {
+            return Err(self.malformed(format!("a batch has {} of {expected} columns", batch.num_columns())));
         }
         if batch.num_rows() == 0 {
             return Ok(());
         }
-        let column = |place: usize| batch.column(self.columns.projected(place)).clone();
+        let column = |index: usize| batch.column(self.columns.projected(index)).clone();
         let features = column(self.columns.features);
         let (labels, items) = (self.columns.labels.map(column), self.columns.items.map(column));
         self.push_features(&features)?;
@@ -185,12 +201,12 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// What the table was.
+    /// The features, labels and item names of all batches.
     pub fn finish(self) -> Result<Parts> {
         let Some(matrix) = self.matrix else { return Err(Error::Empty) };
         let bytes = match matrix.bytes {
-            Rows::InPlace(bytes) => bytes,
-            Rows::Gathered(bytes) => bytes.into(),
+            RowBytes::InPlace(bytes) => bytes,
+            RowBytes::Copied(bytes) => bytes.into(),
         };
         let labels = match self.names {
             Some(names) => names.into_labels(),
@@ -205,20 +221,21 @@ impl<'a> Table<'a> {
         })
     }
 
+    /// Adds the features of a batch, without copying if it is the only one and its lists are contiguous.
     fn push_features(&mut self, column: &ArrayRef) -> Result<()> {
         if let Some(row) = first_null(column) {
             return Err(self.malformed(format!("the features of row {} are null", self.rows + row)));
         }
-        let lists = Lists::of(column).ok_or_else(|| self.malformed("the features are not lists"))?;
+        let lists = Lists::new(column).ok_or_else(|| self.malformed("the features are not lists"))?;
         let dim = self.matrix.as_ref().map_or(lists.span(0).1, |matrix| matrix.dim);
-        self.check_spans(&lists, dim)?;
+        self.check_lists(&lists, dim)?;
         let (precision, stored) = stored_numbers(&lists.values).ok_or_else(|| {
             self.malformed("the features are not floating-point numbers of 16, 32 or 64 bits")
         })?;
         let (first, width) = (lists.span(0).0, dim * precision.size());
         let contiguous = (0..lists.rows).all(|row| lists.span(row).0 == first + row * dim);
         let matrix =
-            self.matrix.get_or_insert_with(|| Matrix { precision, dim, bytes: Rows::Gathered(Vec::new()) });
+            self.matrix.get_or_insert_with(|| Matrix { precision, dim, bytes: RowBytes::Copied(Vec::new()) });
         if contiguous {
             let start = first * precision.size();
             matrix.append(stored.slice(start..start + lists.rows * width));
@@ -229,37 +246,42 @@ impl<'a> Table<'a> {
         self.source.allow(gathered)
     }
 
-    /// Every row must have `dim` numbers, none of them null.
-    fn check_spans(&self, lists: &Lists, dim: usize) -> Result<()> {
+    /// Checks that every list has `dim` numbers, none of them null.
+    fn check_lists(&self, lists: &Lists, dim: usize) -> Result<()> {
         let nulls = lists.values.nulls();
         for row in 0..lists.rows {
             let (start, length) = lists.span(row);
-            let at = self.rows + row;
+            let row_number = self.rows + row;
             if length != dim {
-                return Err(self.malformed(format!("row {at} has {length} features, row 0 has {dim}")));
+                return Err(
+                    self.malformed(format!("row {row_number} has {length} features, row 0 has {dim}"))
+                );
             }
-            let inside = start.checked_add(length).is_some_and(|end| end <= lists.values.len());
-            if !inside {
-                return Err(self.malformed(format!("the features of row {at} lie outside their column")));
+            let is_inside = start.checked_add(length).is_some_and(|end| end <= lists.values.len());
+            if !is_inside {
+                return Err(
+                    self.malformed(format!("the features of row {row_number} lie outside their column"))
+                );
             }
             if nulls.is_some_and(|nulls| nulls.slice(start, length).null_count() > 0) {
-                return Err(self.malformed(format!("row {at} has a feature that is null")));
+                return Err(self.malformed(format!("row {row_number} has a feature that is null")));
             }
         }
-        // Lists may overlap: what they add up to is a claim like any other.
+        // Lists may overlap, so their total size can exceed the size of the file.
         let bytes = (lists.rows as u64).saturating_mul(dim as u64).saturating_mul(4);
         self.source.allow(bytes)
     }
 
+    /// Adds the labels of a batch.
     fn push_labels(&mut self, column: &ArrayRef) -> Result<()> {
         if let Some(row) = first_null(column) {
             return Err(self.malformed(format!("the label of row {} is null", self.rows + row)));
         }
         let (source, format) = (self.source, self.format);
-        if let Some(texts) = Texts::of(column) {
+        if let Some(strings) = Strings::new(column) {
             let names = self.names.get_or_insert_default();
             return (0..column.len())
-                .try_for_each(|row| names.push(texts.get(row)))
+                .try_for_each(|row| names.push(strings.get(row)))
                 .map_err(|problem| source.malformed(format, problem));
         }
         let numbers = whole_numbers(column)
@@ -268,13 +290,14 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
+    /// Adds the item names of a batch.
     fn push_items(&mut self, column: &ArrayRef) -> Result<()> {
         if let Some(row) = first_null(column) {
             return Err(self.malformed(format!("the item name of row {} is null", self.rows + row)));
         }
-        let texts = Texts::of(column).ok_or_else(|| self.malformed("the item names are not strings"))?;
+        let strings = Strings::new(column).ok_or_else(|| self.malformed("the item names are not strings"))?;
         for row in 0..column.len() {
-            let name = texts.get(row);
+            let name = strings.get(row);
             self.items_length = self.items_length.saturating_add(name.len() as u64);
             self.source.allow(self.items_length)?;
             self.items.push(name.to_owned());
@@ -288,15 +311,15 @@ impl<'a> Table<'a> {
 }
 
 impl Matrix {
-    /// Adds rows that lie one after the other.
+    /// Adds rows that are stored one after the other.
     fn append(&mut self, rows: Bytes) {
         match &mut self.bytes {
-            Rows::Gathered(bytes) if bytes.is_empty() => self.bytes = Rows::InPlace(rows),
+            RowBytes::Copied(bytes) if bytes.is_empty() => self.bytes = RowBytes::InPlace(rows),
             _ => self.copied().extend_from_slice(&rows),
         }
     }
 
-    /// Adds rows that lie anywhere; returns how many bytes there are now.
+    /// Copies rows of `width` bytes that start at the given offsets in `stored`; returns the total number of bytes.
     fn gather(&mut self, stored: &[u8], starts: impl Iterator<Item = usize>, width: usize) -> u64 {
         let bytes = self.copied();
         for start in starts {
@@ -305,38 +328,44 @@ impl Matrix {
         bytes.len() as u64
     }
 
+    /// The buffer of copied rows; rows that are still in place are copied to it first.
     fn copied(&mut self) -> &mut Vec<u8> {
-        if let Rows::InPlace(bytes) = &self.bytes {
-            self.bytes = Rows::Gathered(bytes.to_vec());
+        if let RowBytes::InPlace(bytes) = &self.bytes {
+            self.bytes = RowBytes::Copied(bytes.to_vec());
         }
         match &mut self.bytes {
-            Rows::Gathered(bytes) => bytes,
-            Rows::InPlace(_) => unreachable!("replaced above"),
+            RowBytes::Copied(bytes) => bytes,
+            RowBytes::InPlace(_) => unreachable!("replaced above"),
         }
     }
 }
 
-/// The first row without a value, looked up through a dictionary if there is one.
+/// The first row whose value, or whose value in the dictionary, is null.
 fn first_null(column: &ArrayRef) -> Option<usize> {
     let nulls = column.logical_nulls().filter(|nulls| nulls.null_count() > 0)?;
     (0..nulls.len()).find(|&row| nulls.is_null(row))
 }
 
-/// A column of lists of any kind: which of the values belong to which row.
+/// A column of lists, in any of Arrow's list types.
 struct Lists {
     rows: usize,
+    /// The values of all lists.
     values: ArrayRef,
     spans: Spans,
 }
 
+/// The part of the values that belongs to each row.
 enum Spans {
+    /// Lists of one length.
     Fixed(usize),
+    /// The start of each row, and the end of the last.
     Offsets(Vec<usize>),
+    /// The start and the length of each row.
     Views(Vec<(usize, usize)>),
 }
 
 impl Lists {
-    fn of(column: &ArrayRef) -> Option<Self> {
+    fn new(column: &ArrayRef) -> Option<Self> {
         let (values, spans) = match column.data_type() {
             DataType::FixedSizeList(_, length) => {
                 let values = column.as_fixed_size_list().values().clone();
@@ -351,7 +380,7 @@ impl Lists {
         Some(Lists { rows: column.len(), values, spans })
     }
 
-    /// Where a row begins among the values, and how many belong to it.
+    /// The start of a row in the values, and its length.
     fn span(&self, row: usize) -> (usize, usize) {
         match &self.spans {
             Spans::Fixed(length) => (row * length, *length),
@@ -367,12 +396,12 @@ fn spans_of_list<O: OffsetSizeTrait>(lists: &GenericListArray<O>) -> (ArrayRef, 
 }
 
 fn spans_of_view<O: OffsetSizeTrait>(lists: &GenericListViewArray<O>) -> (ArrayRef, Spans) {
-    let places = lists.offsets().iter().zip(lists.sizes().iter());
-    let views = places.map(|(offset, size)| (offset.as_usize(), size.as_usize()));
+    let spans = lists.offsets().iter().zip(lists.sizes().iter());
+    let views = spans.map(|(offset, size)| (offset.as_usize(), size.as_usize()));
     (lists.values().clone(), Spans::Views(views.collect()))
 }
 
-/// The bytes of a column of numbers: in place, except doubles, which become singles.
+/// The bytes of a column of floating-point numbers: not copied, except `f64`, which is converted to `f32`.
 fn stored_numbers(values: &ArrayRef) -> Option<(Precision, Bytes)> {
     struct Owner(Buffer);
     impl AsRef<[u8]> for Owner {
@@ -397,22 +426,22 @@ fn stored_numbers(values: &ArrayRef) -> Option<(Precision, Bytes)> {
     })
 }
 
-/// A column of whole numbers; `None` if one does not fit, or if they are something else.
+/// The values of a column of integers; `None` if one does not fit or the column has another type.
 fn whole_numbers(column: &ArrayRef) -> Option<Vec<i64>> {
-    macro_rules! all_of {
+    macro_rules! values_of {
         ($type:ty) => {
             column.as_primitive::<$type>().values().iter().map(|&number| i64::try_from(number).ok()).collect()
         };
     }
     match column.data_type() {
-        DataType::Int8 => all_of!(Int8Type),
-        DataType::Int16 => all_of!(Int16Type),
-        DataType::Int32 => all_of!(Int32Type),
-        DataType::Int64 => all_of!(Int64Type),
-        DataType::UInt8 => all_of!(UInt8Type),
-        DataType::UInt16 => all_of!(UInt16Type),
-        DataType::UInt32 => all_of!(UInt32Type),
-        DataType::UInt64 => all_of!(UInt64Type),
+        DataType::Int8 => values_of!(Int8Type),
+        DataType::Int16 => values_of!(Int16Type),
+        DataType::Int32 => values_of!(Int32Type),
+        DataType::Int64 => values_of!(Int64Type),
+        DataType::UInt8 => values_of!(UInt8Type),
+        DataType::UInt16 => values_of!(UInt16Type),
+        DataType::UInt32 => values_of!(UInt32Type),
+        DataType::UInt64 => values_of!(UInt64Type),
         DataType::Boolean => Some(column.as_boolean().values().iter().map(i64::from).collect()),
         DataType::Dictionary(..) => {
             let dictionary = column.as_any_dictionary_opt().filter(|d| !d.values().is_empty())?;
@@ -423,31 +452,32 @@ fn whole_numbers(column: &ArrayRef) -> Option<Vec<i64>> {
     }
 }
 
-/// A column of strings of any kind.
-struct Texts {
+/// A column of strings, in any of Arrow's string types.
+struct Strings {
     values: ArrayRef,
-    /// For a dictionary, the place of every row's value.
+    /// For a dictionary, the index of the value of each row.
     keys: Option<Vec<usize>>,
 }
 
-impl Texts {
-    fn of(column: &ArrayRef) -> Option<Self> {
+impl Strings {
+    fn new(column: &ArrayRef) -> Option<Self> {
         if !is_text(column.data_type()) {
             return None;
         }
         let Some(dictionary) = column.as_any_dictionary_opt() else {
-            return Some(Texts { values: column.clone(), keys: None });
+            return Some(Strings { values: column.clone(), keys: None });
         };
         let keys = if dictionary.values().is_empty() { Vec::new() } else { dictionary.normalized_keys() };
-        (keys.len() == column.len()).then(|| Texts { values: dictionary.values().clone(), keys: Some(keys) })
+        (keys.len() == column.len())
+            .then(|| Strings { values: dictionary.values().clone(), keys: Some(keys) })
     }
 
     fn get(&self, row: usize) -> &str {
-        let place = self.keys.as_ref().map_or(row, |keys| keys[row]);
+        let index = self.keys.as_ref().map_or(row, |keys| keys[row]);
         match self.values.data_type() {
-            DataType::Utf8 => self.values.as_string::<i32>().value(place),
-            DataType::LargeUtf8 => self.values.as_string::<i64>().value(place),
-            _ => self.values.as_string_view().value(place),
+            DataType::Utf8 => self.values.as_string::<i32>().value(index),
+            DataType::LargeUtf8 => self.values.as_string::<i64>().value(index),
+            _ => self.values.as_string_view().value(index),
         }
     }
 }

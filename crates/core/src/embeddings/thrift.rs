@@ -1,9 +1,10 @@
-//! As much of Thrift's compact protocol as it takes to look at Parquet's headers before its decoder does.
+//! A reader of Thrift's compact protocol ([`CompactReader`]), as far as needed to check the headers of Parquet files before
+//! the decoder of the `parquet` crate sees them.
 //!
-//! Nothing is built and nothing allocated: the reader walks over the bytes, knows the wire type of every
-//! field, and ends where the bytes end. Nesting is bounded, so that a walk cannot exhaust the stack.
+//! It builds nothing and allocates nothing: it moves over the bytes field by field and stops where they end. Nesting is
+//! bounded, so that a file cannot exhaust the stack.
 
-/// Wire types.
+/// The wire types of the protocol: the numbers that mark the type of a field.
 pub(crate) mod wire {
     pub const TRUE: u8 = 1;
     pub const FALSE: u8 = 2;
@@ -20,41 +21,41 @@ pub(crate) mod wire {
     pub const UUID: u8 = 13;
 }
 
-/// Deeper than any structure of Parquet.
-const DEEPEST: usize = 24;
+/// The maximum nesting depth; no structure of Parquet is that deep.
+const MAX_DEPTH: usize = 24;
 
-/// A place in the bytes. Every method gives `None` where the bytes are not what the protocol says.
-pub(crate) struct Compact<'a> {
+/// A position in a byte slice. Every method returns `None` if the bytes do not follow the protocol.
+pub(crate) struct CompactReader<'a> {
     bytes: &'a [u8],
-    at: usize,
+    position: usize,
 }
 
-impl<'a> Compact<'a> {
+impl<'a> CompactReader<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
-        Compact { bytes, at: 0 }
+        CompactReader { bytes, position: 0 }
     }
 
-    /// How many bytes were walked over.
+    /// The number of bytes read so far.
     pub fn position(&self) -> usize {
-        self.at
+        self.position
     }
 
     fn remaining(&self) -> usize {
-        self.bytes.len() - self.at
+        self.bytes.len() - self.position
     }
 
     fn advance(&mut self, length: usize) -> Option<()> {
-        self.at = self.at.checked_add(length).filter(|&at| at <= self.bytes.len())?;
+        self.position = self.position.checked_add(length).filter(|&end| end <= self.bytes.len())?;
         Some(())
     }
 
     fn byte(&mut self) -> Option<u8> {
-        let byte = *self.bytes.get(self.at)?;
-        self.at += 1;
+        let byte = *self.bytes.get(self.position)?;
+        self.position += 1;
         Some(byte)
     }
 
-    /// A number of seven bits a byte.
+    /// Reads an unsigned number with seven bits per byte (a varint).
     pub fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -67,25 +68,26 @@ impl<'a> Compact<'a> {
         None
     }
 
+    /// Reads a signed number in zigzag encoding: 0, -1, 1, -2, ...
     fn zigzag(&mut self) -> Option<i64> {
         let value = self.varint()?;
         Some((value >> 1) as i64 ^ -((value & 1) as i64))
     }
 
-    /// A number declared as `i32`; one that does not fit is no such number.
+    /// Reads an `i32`; `None` if the number does not fit.
     pub fn i32(&mut self) -> Option<i32> {
         self.zigzag()?.try_into().ok()
     }
 
-    /// Walks the fields of a structure. `visit` gets id and wire type, and returns whether it has consumed
-    /// the field; what it leaves is skipped.
+    /// Reads the fields of a structure. `visit` gets the id and the wire type of each field, and returns whether it has
+    /// read the field; otherwise the field is skipped.
     pub fn fields(
         &mut self,
         depth: usize,
         mut visit: impl FnMut(&mut Self, i16, u8) -> Option<bool>,
     ) -> Option<()> {
         let mut last = 0i16;
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return None;
         }
         loop {
@@ -104,7 +106,8 @@ impl<'a> Compact<'a> {
         }
     }
 
-    /// Wire type and length of a list. Every element takes at least a byte, so a longer list is a lie.
+    /// Reads the wire type and length of a list; `None` if it is longer than the remaining bytes, because every element
+    /// takes at least one byte.
     pub fn list(&mut self) -> Option<(u8, usize)> {
         let head = self.byte()?;
         let length = match head >> 4 {
@@ -114,6 +117,7 @@ impl<'a> Compact<'a> {
         (length <= self.remaining()).then_some((head & 0x0f, length))
     }
 
+    /// Skips a field of a wire type.
     fn skip(&mut self, kind: u8, depth: usize) -> Option<()> {
         match kind {
             wire::TRUE | wire::FALSE => Some(()),
@@ -147,10 +151,10 @@ impl<'a> Compact<'a> {
         })
     }
 
-    /// In a list a truth takes a byte of its own; in a field it is the wire type.
+    /// Skips an element of a list or map. Unlike in fields, where the wire type is the value, booleans take one byte.
     fn skip_element(&mut self, kind: u8, depth: usize) -> Option<()> {
         match kind {
-            _ if depth > DEEPEST => None,
+            _ if depth > MAX_DEPTH => None,
             wire::TRUE | wire::FALSE => self.advance(1),
             _ => self.skip(kind, depth),
         }
@@ -162,25 +166,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_fields_are_walked() {
+    fn numbers_and_fields_are_read() {
         // Field 1: i32 -3; field 2: binary "ab"; field 18 (long form): i32 64; stop.
         let bytes = [0x15, 5, 0x18, 2, b'a', b'b', 0x05, 36, 0x80, 1, 0];
         let mut seen = Vec::new();
-        let mut walk = Compact::new(&bytes);
-        walk.fields(0, |walk, id, kind| {
-            if kind != wire::I32 {
-                return Some(false);
-            }
-            seen.push((id, walk.i32()?));
-            Some(true)
-        })
-        .unwrap();
-        assert_eq!((seen, walk.position()), (vec![(1, -3), (18, 64)], bytes.len()));
+        let mut reader = CompactReader::new(&bytes);
+        reader
+            .fields(0, |reader, id, kind| {
+                if kind != wire::I32 {
+                    return Some(false);
+                }
+                seen.push((id, reader.i32()?));
+                Some(true)
+            })
+            .unwrap();
+        assert_eq!((seen, reader.position()), (vec![(1, -3), (18, 64)], bytes.len()));
     }
 
     #[test]
-    fn endless_nesting_and_lying_lengths_are_refused() {
-        let skip_all = |bytes: &[u8]| Compact::new(bytes).fields(0, |_, _, _| Some(false));
+    fn deep_nesting_and_lengths_beyond_the_end_are_refused() {
+        let skip_all = |bytes: &[u8]| CompactReader::new(bytes).fields(0, |_, _, _| Some(false));
         assert_eq!(skip_all(&[0x1c; 100_000]), None);
         assert_eq!(skip_all(&[0x19; 100_000]), None);
         assert_eq!(skip_all(&[0x18, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]), None);

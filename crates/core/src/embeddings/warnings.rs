@@ -1,93 +1,100 @@
-//! What deserves attention in a file, in plain English: one function a concern.
+//! Warnings about embeddings: [`warnings`] lists the problems that an [`Inspection`] shows, one function per problem.
 
-use super::inspect::{IMBALANCE, Inspection, QUERIES, WAYS};
+use super::inspection::{Inspection, QUERIES};
 
-/// All that applies, the gravest first.
-pub(super) fn warnings(found: &Inspection) -> Vec<String> {
-    let concerns = [
-        not_finite,
-        contradictions,
-        repetitions,
+/// The number of classes of an episode in most papers.
+const WAYS: usize = 5;
+/// The ratio of the sizes of the largest and the smallest class from which on there is a warning.
+const IMBALANCE: usize = 20;
+
+/// One sentence for each problem that was found, the most serious first.
+pub(super) fn warnings(inspection: &Inspection) -> Vec<String> {
+    let checks = [
+        non_finite_values,
+        duplicates_across_classes,
+        duplicate_rows,
         zero_rows,
         constant_dimensions,
         empty_classes,
-        single_rows,
+        classes_of_one_row,
         imbalance,
         few_classes,
         few_shots,
     ];
-    concerns.iter().filter_map(|concern| concern(found)).collect()
+    checks.iter().filter_map(|check| check(inspection)).collect()
 }
 
-/// The number with its noun and verb: `1 row is`, `2 rows are`.
+/// A number with its noun and verb: `1 row is`, `2 rows are`.
 fn counted(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-fn not_finite(found: &Inspection) -> Option<String> {
-    let first = found.non_finite.first.as_ref()?;
-    let values = counted(found.non_finite.count, "value is", "values are");
-    let place = format!("row {}, column {} ({})", first.row, first.column, first.value);
-    Some(format!("{values} not finite, the first in {place}; such a file is refused"))
+fn non_finite_values(inspection: &Inspection) -> Option<String> {
+    let first = inspection.non_finite.first.as_ref()?;
+    let values = counted(inspection.non_finite.count, "value is", "values are");
+    let location = format!("row {}, column {} ({})", first.row, first.column, first.value);
+    Some(format!("{values} not finite, the first in {location}; such a file is refused"))
 }
 
-fn contradictions(found: &Inspection) -> Option<String> {
-    let across = found.duplicates.across_classes;
+fn duplicates_across_classes(inspection: &Inspection) -> Option<String> {
+    let across = inspection.duplicates.across_classes;
     let sets = counted(across, "set of identical rows crosses", "sets of identical rows cross");
     (across > 0).then(|| format!("{sets} classes: at least one label in each is wrong"))
 }
 
-fn repetitions(found: &Inspection) -> Option<String> {
-    let rows = found.duplicates.rows;
+fn duplicate_rows(inspection: &Inspection) -> Option<String> {
+    let rows = inspection.duplicates.rows;
     (rows > 0).then(|| format!("{} an earlier row exactly", counted(rows, "row repeats", "rows repeat")))
 }
 
-fn zero_rows(found: &Inspection) -> Option<String> {
-    let zero = found.norms.as_ref()?.zero;
+fn zero_rows(inspection: &Inspection) -> Option<String> {
+    let zero = inspection.norms.as_ref()?.zero;
     let rows = counted(zero, "row is", "rows are");
     (zero > 0).then(|| format!("{rows} all zero: methods that compare directions cannot classify them"))
 }
 
-fn constant_dimensions(found: &Inspection) -> Option<String> {
-    let constant = found.constant_dimensions;
+fn constant_dimensions(inspection: &Inspection) -> Option<String> {
+    let constant = inspection.constant_dimensions;
     let dimensions = counted(constant, "dimension has", "dimensions have");
-    (constant > 0 && found.rows > 1).then(|| format!("{dimensions} the same value in every row"))
+    (constant > 0 && inspection.rows > 1).then(|| format!("{dimensions} the same value in every row"))
 }
 
-fn empty_classes(found: &Inspection) -> Option<String> {
-    classes_of(found, 0).map(|(classes, first)| format!("{classes} no rows, the first is '{first}'"))
+fn empty_classes(inspection: &Inspection) -> Option<String> {
+    classes_of_size(inspection, 0)
+        .map(|(classes, first)| format!("{classes} no rows, the first is '{first}'"))
 }
 
-fn single_rows(found: &Inspection) -> Option<String> {
-    classes_of(found, 1).map(|(classes, first)| format!("{classes} only one row, the first is '{first}'"))
+fn classes_of_one_row(inspection: &Inspection) -> Option<String> {
+    classes_of_size(inspection, 1)
+        .map(|(classes, first)| format!("{classes} only one row, the first is '{first}'"))
 }
 
-/// How many classes have that many rows, in words, and the first of them.
-fn classes_of(found: &Inspection, rows: usize) -> Option<(String, &str)> {
-    let mut of_size = found.classes.iter().filter(|class| class.count == rows);
+/// The number of classes with `rows` rows, such as "2 classes have", and the name of the first.
+fn classes_of_size(inspection: &Inspection, rows: usize) -> Option<(String, &str)> {
+    let mut of_size = inspection.classes.iter().filter(|class| class.count == rows);
     let first = of_size.next()?;
     Some((counted(1 + of_size.count(), "class has", "classes have"), &first.name))
 }
 
-fn imbalance(found: &Inspection) -> Option<String> {
-    let (smallest, largest) = (found.smallest_class.as_ref()?, found.largest_class.as_ref()?);
+fn imbalance(inspection: &Inspection) -> Option<String> {
+    let (smallest, largest) = (inspection.smallest_class.as_ref()?, inspection.largest_class.as_ref()?);
     let uneven = smallest.count > 0 && largest.count >= IMBALANCE * smallest.count;
     let sizes =
         || format!("'{}' has {} rows, '{}' {}", largest.name, largest.count, smallest.name, smallest.count);
     uneven.then(|| format!("classes are very uneven: {}", sizes()))
 }
 
-fn few_classes(found: &Inspection) -> Option<String> {
-    let classes = found.classes.len();
+fn few_classes(inspection: &Inspection) -> Option<String> {
+    let classes = inspection.classes.len();
     let too_few = counted(classes, "class is", "classes are");
     (classes < WAYS).then(|| format!("{too_few} too few for {WAYS}-way episodes"))
 }
 
-fn few_shots(found: &Inspection) -> Option<String> {
-    let smallest = found.smallest_class.as_ref()?;
+fn few_shots(inspection: &Inspection) -> Option<String> {
+    let smallest = inspection.smallest_class.as_ref()?;
     let limit = format!("'{}' has {}", smallest.name, counted(smallest.count, "row", "rows"));
     let episodes = format!("{WAYS}-way episodes with {QUERIES} queries");
-    match found.largest_shots {
+    match inspection.largest_shots {
         None => Some(format!("no {episodes} fit: {limit}, and 1 shot needs {}", QUERIES + 2)),
         Some(shots @ ..5) => Some(format!("the largest number of shots for {episodes} is {shots}: {limit}")),
         Some(_) => None,

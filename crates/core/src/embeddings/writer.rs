@@ -1,9 +1,9 @@
-//! Writes embeddings row by row, for whoever makes more of them than memory holds.
+//! Streaming of embeddings to a file: [`Writer`] writes rows one by one, for data larger than memory.
 //!
-//! How many rows there will be is only known at the end (pictures may turn out to be unreadable), and the
-//! header stands in front. So room is left for the longest header there could be, rows go to the file as they
-//! come, labels and item names follow, and the header is filled in last. All this happens in a sibling that is
-//! renamed into place; until then there is nothing to see, and if the work is given up nothing is left.
+//! The number of rows is only known at the end, because images may turn out to be unreadable, but the safetensors header is
+//! at the start of the file. So space is reserved for the longest possible header, rows are written as they come, labels and
+//! item names follow, and the header is written last. All this happens in a temporary file in the same folder, which is
+//! renamed when it is complete. If the writer is dropped before, nothing is left.
 
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -17,26 +17,49 @@ use super::safetensors::VERSION;
 use crate::atomic::{check_writable, sibling};
 use crate::error::{Error, Result};
 
-/// A header before it, rows begin on a cache line, where kernels read them fastest.
+/// The alignment of the rows in the file: kernels read rows fastest that start on a cache line.
 const CACHE_LINE: usize = 64;
 
-/// A file of embeddings that is being written.
+/// A `.safetensors` file of embeddings that is written row by row.
+///
+/// ```
+/// use trueshot::Embeddings;
+/// use trueshot::embeddings::{Precision, Writer};
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// let path = folder.path().join("rows.safetensors");
+/// let mut writer = Writer::create(&path, 2, Precision::F32, &["cat".into(), "dog".into()], &[])?;
+/// for (class, item, row) in [(1, "dog/1.jpg", [0.5, 1.0]), (0, "cat/1.jpg", [2.0, 4.0])] {
+///     let mut bytes = Vec::new();
+///     Precision::F32.encode(&row, &mut bytes).unwrap();
+///     writer.push(class, item, &bytes)?;
+/// }
+/// writer.finish()?;
+/// assert_eq!(Embeddings::open(&path)?.labels(), [1, 0]);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 pub struct Writer {
     path: PathBuf,
     file: BufWriter<NamedTempFile>,
     dim: usize,
     precision: Precision,
     notes: Map<String, Value>,
-    /// Bytes left for the header.
-    room: usize,
+    /// The number of bytes that are reserved for the header.
+    header_len: usize,
+    /// The number of classes.
     classes: usize,
     labels: Vec<u32>,
+    /// All item names, one after the other.
     items: String,
+    /// The end of each item name in `items`.
     item_ends: Vec<u64>,
 }
 
 impl Writer {
-    /// Begins a file of rows of `dim` numbers. Notes say what made them: `backbone` and whatever else.
+    /// Creates a file of rows with `dim` numbers each. `notes` are key and value of further metadata, such as `backbone`.
+    ///
+    /// # Errors
+    /// [`Error::Write`] if the file cannot be written.
     pub fn create(
         path: &Path,
         dim: usize,
@@ -50,22 +73,22 @@ impl Writer {
             return Err(Error::Write { path: path.into(), source });
         }
         let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
-        let mut all: Map<String, Value> =
+        let mut metadata: Map<String, Value> =
             notes.iter().map(|(key, text)| (key.to_string(), text.clone().into())).collect();
-        all.insert("format".into(), VERSION.into());
-        all.insert("classes".into(), json!(classes).to_string().into());
-        let longest = header(&all, precision, dim, u32::MAX as usize, usize::MAX >> 16).len();
-        let room = (8 + longest).next_multiple_of(CACHE_LINE) - 8;
+        metadata.insert("format".into(), VERSION.into());
+        metadata.insert("classes".into(), json!(classes).to_string().into());
+        let max_header_len = header(&metadata, precision, dim, u32::MAX as usize, usize::MAX >> 16).len();
+        let header_len = (8 + max_header_len).next_multiple_of(CACHE_LINE) - 8;
         let failed = |source| Error::Write { path: path.clone(), source };
         let mut file = BufWriter::with_capacity(1 << 18, sibling(&path).map_err(failed)?);
-        file.write_all(&vec![b' '; 8 + room]).map_err(failed)?;
+        file.write_all(&vec![b' '; 8 + header_len]).map_err(failed)?;
         let (labels, items, item_ends) = (Vec::new(), String::new(), Vec::new());
         Ok(Writer {
             file,
             dim,
             precision,
-            notes: all,
-            room,
+            notes: metadata,
+            header_len,
             classes: classes.len(),
             labels,
             items,
@@ -74,10 +97,10 @@ impl Writer {
         })
     }
 
-    /// Adds a row that [`Precision::encode`] has made bytes of.
+    /// Adds a row, encoded by [`Precision::encode`], with its class (an index into the classes) and item name.
     ///
     /// # Panics
-    /// If it is not one row of that precision, or the class is not there.
+    /// If `row` does not have the size of a row or `class` is not below the number of classes.
     pub fn push(&mut self, class: u32, item: &str, row: &[u8]) -> Result<()> {
         assert_eq!(row.len(), self.dim * self.precision.size(), "a row of this file");
         assert!((class as usize) < self.classes, "class {class} of {}", self.classes);
@@ -87,12 +110,15 @@ impl Writer {
         self.file.write_all(row).map_err(|source| Error::Write { path: self.path.clone(), source })
     }
 
-    /// Rows so far.
+    /// The number of rows so far.
     pub fn rows(&self) -> usize {
         self.labels.len()
     }
 
-    /// Ends the file and lets it appear.
+    /// Completes the file and renames it to its path.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] if there are no rows, [`Error::Write`] if the file cannot be written.
     pub fn finish(self) -> Result<()> {
         if self.labels.is_empty() {
             return Err(Error::Empty);
@@ -101,6 +127,7 @@ impl Writer {
         self.complete().map_err(|source| Error::Write { path, source })
     }
 
+    /// Writes labels, item names and the header, and renames the file.
     fn complete(mut self) -> std::io::Result<()> {
         for &label in &self.labels {
             self.file.write_all(&i64::from(label).to_le_bytes())?;
@@ -110,9 +137,9 @@ impl Writer {
         }
         self.file.write_all(self.items.as_bytes())?;
         let mut header = header(&self.notes, self.precision, self.dim, self.labels.len(), self.items.len());
-        header.resize(self.room, b' ');
+        header.resize(self.header_len, b' ');
         self.file.seek(SeekFrom::Start(0))?;
-        self.file.write_all(&(self.room as u64).to_le_bytes())?;
+        self.file.write_all(&(self.header_len as u64).to_le_bytes())?;
         self.file.write_all(&header)?;
         let file = self.file.into_inner().map_err(|error| error.into_error())?;
         file.as_file().sync_all()?;
@@ -121,7 +148,7 @@ impl Writer {
     }
 }
 
-/// The header of a finished file.
+/// The header of a file with `rows` rows and `text` bytes of item names.
 fn header(notes: &Map<String, Value>, precision: Precision, dim: usize, rows: usize, text: usize) -> Vec<u8> {
     let mut header = Map::new();
     header.insert("__metadata__".into(), Value::Object(notes.clone()));
@@ -162,13 +189,13 @@ mod tests {
         writer.push(1, "owl/1.jpg", &row(&[0.5, -1.0, 2.0], precision)).unwrap();
         writer.push(0, "ant/ü.jpg", &row(&[0.25, 0.0, -8.0], precision)).unwrap();
         assert_eq!(writer.rows(), 2);
-        assert!(!path.exists(), "nothing appears before the end");
+        assert!(!path.exists(), "the file does not exist before the end");
         writer.finish().unwrap();
         path
     }
 
     #[test]
-    fn what_was_pushed_is_what_is_read() {
+    fn written_rows_are_read_back() {
         let folder = tempfile::tempdir().unwrap();
         for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
             let read = Embeddings::open(written(folder.path(), precision)).unwrap();
@@ -180,21 +207,21 @@ mod tests {
             read.features().decode_row(1, &mut values);
             assert_eq!(values, [0.25, 0.0, -8.0]);
         }
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "no sibling is left");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "no temporary file is left");
     }
 
     #[test]
-    fn it_is_the_same_data_as_written_at_once() {
+    fn streamed_rows_have_the_same_fingerprint_as_rows_in_memory() {
         let folder = tempfile::tempdir().unwrap();
         let streamed = Embeddings::open(written(folder.path(), Precision::F32)).unwrap();
         let rows = vec![0.5, -1.0, 2.0, 0.25, 0.0, -8.0];
-        let at_once = Embeddings::from_rows(rows, 3, vec!["owl".into(), "ant".into()]).unwrap();
-        let at_once = at_once.with_items(Items::from_names(["owl/1.jpg", "ant/ü.jpg"])).unwrap();
-        assert_eq!(streamed.fingerprint(), at_once.fingerprint());
+        let in_memory = Embeddings::from_rows(rows, 3, vec!["owl".into(), "ant".into()]).unwrap();
+        let in_memory = in_memory.with_items(Items::from_names(["owl/1.jpg", "ant/ü.jpg"])).unwrap();
+        assert_eq!(streamed.fingerprint(), in_memory.fingerprint());
     }
 
     #[test]
-    fn a_file_that_is_given_up_leaves_nothing() {
+    fn a_dropped_writer_and_an_empty_file_leave_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rows.safetensors");
         let writer = Writer::create(&path, 3, Precision::F16, &["a".into()], &[]).unwrap();
@@ -205,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_the_precision_is_named_by_its_column() {
+    fn values_that_do_not_fit_the_precision_are_refused_with_their_index() {
         let mut bytes = Vec::new();
         assert_eq!(Precision::F16.encode(&[1.0, 70_000.0], &mut bytes), Err(1));
         assert_eq!(Precision::F32.encode(&[f32::NAN], &mut bytes), Err(0));

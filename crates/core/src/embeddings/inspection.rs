@@ -1,0 +1,111 @@
+//! The result of inspecting embeddings: [`Inspection`] and its parts, whose fields are the keys of the JSON report.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::features::Precision;
+use super::fingerprint::Fingerprint;
+
+/// The number of queries per class in the episodes for which [`Inspection::largest_shots`] is computed; most papers use 15.
+pub(super) const QUERIES: usize = 15;
+
+/// A description of an embeddings file and of everything unusual in it, as [`inspect`](super::inspect()) returns it.
+///
+/// ```
+/// use trueshot::Embeddings;
+/// use trueshot::embeddings::inspect;
+///
+/// let labels = ["cat", "dog", "cat"].map(String::from).to_vec();
+/// let inspection = inspect(&Embeddings::from_rows(vec![1.0, 1.0, 2.0], 1, labels)?);
+/// assert_eq!((inspection.rows, inspection.duplicates.rows, inspection.duplicates.across_classes), (3, 1, 1));
+/// assert!(inspection.warnings[0].starts_with("1 set of identical rows crosses classes"));
+/// # Ok::<(), trueshot::Error>(())
+/// ```
+#[derive(Debug, Clone, Serialize)]
+pub struct Inspection {
+    /// The file that was read; `None` for data in memory.
+    pub path: Option<PathBuf>,
+    /// The precision in which features are stored.
+    pub precision: Precision,
+    /// The number of rows.
+    pub rows: usize,
+    /// The dimension: the number of values per row.
+    pub dim: usize,
+    /// The name of the backbone that computed the features, if the file contains it.
+    pub backbone: Option<String>,
+    /// Whether rows have item names.
+    pub has_items: bool,
+    /// The fingerprint of the data; `None` if a value is not finite.
+    pub fingerprint: Option<Fingerprint>,
+    /// Every class with its number of rows, in the order of the file.
+    pub classes: Vec<ClassCount>,
+    /// The class with the fewest rows.
+    pub smallest_class: Option<ClassCount>,
+    /// The class with the most rows.
+    pub largest_class: Option<ClassCount>,
+    /// The largest number of shots for which every class has enough rows for episodes with 15 queries and noise.
+    pub largest_shots: Option<usize>,
+    /// The Euclidean norms of the rows; `None` if no row is finite.
+    pub norms: Option<Norms>,
+    /// Rows that are bitwise equal.
+    pub duplicates: Duplicates,
+    /// Values that are NaN or infinite.
+    pub non_finite: NonFinite,
+    /// The number of dimensions in which all rows have the same value.
+    pub constant_dimensions: usize,
+    /// One sentence for each problem, the most serious first.
+    pub warnings: Vec<String>,
+}
+
+/// A class and its number of rows.
+#[derive(Debug, Clone, Serialize)]
+#[allow(missing_docs)]
+pub struct ClassCount {
+    pub name: String,
+    pub count: usize,
+}
+
+/// The Euclidean norms of all finite rows.
+#[derive(Debug, Clone, Serialize)]
+#[allow(missing_docs)]
+pub struct Norms {
+    pub min: f32,
+    pub median: f32,
+    pub max: f32,
+    /// The number of rows that are all zero.
+    pub zero: usize,
+}
+
+/// Rows that are bitwise equal.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Duplicates {
+    /// The number of rows that repeat an earlier row.
+    pub rows: usize,
+    /// The number of sets of equal rows.
+    pub groups: usize,
+    /// The number of sets whose rows have different labels: at least one of these labels is wrong.
+    pub across_classes: usize,
+    /// The first five rows of each of the first five sets.
+    pub examples: Vec<Vec<usize>>,
+}
+
+/// Values that are NaN or infinite.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct NonFinite {
+    /// The number of such values.
+    pub count: usize,
+    /// The first such value, row by row.
+    pub first: Option<ValueLocation>,
+}
+
+/// One value and its position in the matrix.
+#[derive(Debug, Clone, Serialize)]
+pub struct ValueLocation {
+    /// The row, counted from 0.
+    pub row: usize,
+    /// The column, counted from 0.
+    pub column: usize,
+    /// `NaN`, `inf` or `-inf`, as text, because JSON has no numbers for them.
+    pub value: String,
+}
