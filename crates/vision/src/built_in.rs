@@ -16,8 +16,6 @@ use crate::split::Split;
 
 static EFFICIENTNET_BYTES: &[u8] = include_bytes!("../assets/efficientnet-lite0.safetensors");
 static CONV4_BYTES: &[u8] = include_bytes!("../assets/omniglot-conv4.safetensors");
-#[cfg(feature = "drawings")]
-static TRANFS_BYTES: &[u8] = include_bytes!("../assets/omniglot-tranfs.safetensors");
 
 /// What the backbone for drawings is called.
 pub const OMNIGLOT_CONV4: &str = "omniglot-conv4";
@@ -43,7 +41,7 @@ pub(crate) fn tensors(name: &str) -> Option<Result<Tensors>> {
 /// TraNFS for its embeddings, for up to ten classes; where the drawings are, since it is about them only.
 pub fn omniglot_tranfs() -> Result<Model> {
     #[cfg(feature = "drawings")]
-    let bytes = TRANFS_BYTES;
+    let bytes = trueshot_omniglot::TRANFS;
     #[cfg(not(feature = "drawings"))]
     let bytes = &crate::omniglot::read_external_asset("omniglot-tranfs.safetensors")?;
     Ok(Model::read_bytes(bytes, "omniglot-tranfs")?)

@@ -219,7 +219,7 @@ impl Error {
         match self {
             Error::Core(error) => error.hint_for(has),
             Error::Drawings(OmniglotError::NotBuiltIn) => Some(format!(
-                "get the folder `crates/vision/assets` of the sources of trueshot, and set {} to its path",
+                "get the folder `crates/omniglot/assets` of the sources of trueshot, and set {} to its path",
                 crate::omniglot::ASSETS_VARIABLE
             )),
             Error::SplitFolders { .. } => {

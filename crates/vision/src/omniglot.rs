@@ -34,14 +34,12 @@ const MAX_UNPACKED: usize = 64 << 20;
 /// Deflate cannot pack tighter than this, so a stream that promises more is refused unread.
 const MAX_DEFLATE_RATIO: usize = 1032;
 
-#[cfg(feature = "drawings")]
-static EMBEDDED_BYTES: &[u8] = include_bytes!("../assets/omniglot.bin");
 static EMBEDDED: LazyLock<Result<Omniglot<'static>, OmniglotError>> =
     LazyLock::new(|| Omniglot::open(omniglot_bytes()?));
 
 #[cfg(feature = "drawings")]
 fn omniglot_bytes() -> Result<&'static [u8], OmniglotError> {
-    Ok(EMBEDDED_BYTES)
+    Ok(trueshot_omniglot::DRAWINGS)
 }
 
 /// A program without the drawings takes them from a file, once.
@@ -393,7 +391,7 @@ mod tests {
     #[cfg(feature = "drawings")]
     #[test]
     fn every_built_in_drawing_unpacks_and_all_ink_is_there() {
-        let drawings = read_everything(EMBEDDED_BYTES).unwrap();
+        let drawings = read_everything(trueshot_omniglot::DRAWINGS).unwrap();
         assert_eq!(drawings.len(), 32_460);
         // Counted in the published PNG files.
         assert_eq!(drawings.iter().map(|drawing| drawing.ink().count()).sum::<usize>(), 28_814_268);
