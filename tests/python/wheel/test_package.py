@@ -86,7 +86,7 @@ def test_the_drawings_of_the_demo_are_left_out_and_it_says_where_they_are(tmp_pa
     without = {name: value for name, value in os.environ.items() if name != "TRUESHOT_ASSETS"}
     done = subprocess.run(command, env=without, capture_output=True, text=True)
     assert done.returncode == 1 and "assets" in done.stderr and "TRUESHOT_ASSETS" in done.stderr
-    folder = str(Path(__file__).parents[3] / "crates" / "vision" / "assets")
+    folder = str(Path(__file__).parents[3] / "crates" / "omniglot" / "assets")
     done = subprocess.run(command, env={**without, "TRUESHOT_ASSETS": folder}, capture_output=True, text=True)
     assert done.returncode == 0 and (tmp_path / "report.html").exists(), done.stderr
 
