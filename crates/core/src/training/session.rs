@@ -86,22 +86,22 @@ pub trait TrainingSession {
     fn load(&mut self, state: &Tensors) -> Result<()>;
 }
 
-/// A session on the CPU: it has [`CpuWeights`] and computes a step with them. Everything else of a [`TrainingSession`]
-/// follows.
+/// A training session on the CPU, which computes steps with [`CpuWeights`]. It is a [`TrainingSession`] automatically:
+/// learning rate, saving and loading come from the weights.
 pub trait CpuSession {
-    /// What the host draws for one step.
+    /// The input of one step, which the host draws.
     type Batch: ?Sized;
 
     /// The parameters and the state of the optimiser.
     fn weights(&self) -> &CpuWeights;
 
-    /// The same, to be changed.
+    /// The parameters and the state of the optimiser, mutable.
     fn weights_mut(&mut self) -> &mut CpuWeights;
 
-    /// Computes a step; see [`TrainingSession::step`].
+    /// Computes step number `step`, as specified by [`TrainingSession::step`].
     ///
     /// # Errors
-    /// As [`TrainingSession::step`].
+    /// Those of [`TrainingSession::step`].
     fn train_step(&mut self, step: u64, batch: &Self::Batch) -> Result<Vec<f64>>;
 }
 
