@@ -18,7 +18,7 @@
 //! ```
 //!
 //! The Relabel head computes for every item the probability of every class, and of none. It compares some dozens of
-//! items at a time, so a large collection is scored in [chunks](mod@chunks), each with the classes that its items may
+//! items at a time, so a large collection is scored in chunks, each with the classes that its items may
 //! belong to. The probabilities become a [`Verdict`] and the nearest items are reported as evidence.
 //! [`effects`] computes what a change of labels is worth, and [`map`] places the items in the plane.
 
