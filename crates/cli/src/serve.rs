@@ -13,27 +13,28 @@ use crate::backbone_argument::BackboneArgument;
 use crate::messages::{hinted, say};
 use crate::output;
 
-/// The variable a token may be in: others can see arguments, so it is never one.
+/// The environment variable for the token. There is no option for it, because other users of the machine can see the
+/// arguments of a command.
 const TOKEN_VARIABLE: &str = "TRUESHOT_TOKEN";
-/// A shorter one can be guessed.
+/// The minimum length of a token; shorter ones can be guessed.
 const MIN_TOKEN_LEN: usize = 16;
 
 /// Serve an HTTP API and a page for the browser: audit, fit, predict
 #[derive(Args)]
 pub struct Arguments {
-    /// Address to listen on; any but this machine's own needs a token
+    /// Address to listen on; any address other than loopback requires a token
     #[arg(long, value_name = "IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     address: IpAddr,
-    /// Port to listen on; 0 takes any that is free
+    /// Port to listen on; 0 selects a free port
     #[arg(short, long, value_name = "N", default_value_t = 7878)]
     port: u16,
-    /// Keep classifiers in DIR [default: trueshot in the user's folder for data]
+    /// Store classifiers in DIR [default: trueshot in the user data directory]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Ask for the token in FILE (or in the variable TRUESHOT_TOKEN) as 'Authorization: Bearer TOKEN'
+    /// Require the token in FILE (or in the variable TRUESHOT_TOKEN), sent as 'Authorization: Bearer TOKEN'
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// A name that this server may be asked by, besides localhost and addresses; repeatable
+    /// Also accept requests for this host name, besides localhost and IP addresses; can be repeated
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
     #[command(flatten)]
@@ -42,7 +43,7 @@ pub struct Arguments {
     limits: LimitArguments,
 }
 
-/// What a request or a connection may cost.
+/// Limits on the resources of requests and connections.
 #[derive(Args)]
 #[command(next_help_heading = "Limits")]
 struct LimitArguments {
@@ -58,19 +59,19 @@ struct LimitArguments {
     /// Longest time for a request, in seconds
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     timeout: u32,
-    /// Requests worked on at once [default: one per core]
+    /// Requests computed at the same time [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
-    /// Requests that may wait besides; more are told to come again
+    /// Requests that may wait in the queue; further ones are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: u16,
-    /// Connections open at once; for one more, the one is closed whose client has been silent longest
+    /// Open connections; beyond that, the connection that has been silent longest is closed
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: u32,
     /// Longest time for the headers of a request to arrive, in seconds
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     header_timeout: u32,
-    /// Longest time for the next 10 KiB of a body to arrive, or for a client to take any of its answer, in seconds
+    /// Longest time for the next 10 KiB of a body to arrive, or for a client to read part of its response, in seconds
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     stall_timeout: u32,
     /// Longest time that a connection stays open between two requests, in seconds
@@ -78,7 +79,7 @@ struct LimitArguments {
     idle_timeout: u32,
 }
 
-/// How long work that cannot be interrupted may go on when the server has stopped.
+/// How long to wait at shutdown for work that cannot be interrupted.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
 /// Runs the command.
@@ -94,7 +95,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let data_dir = match &arguments.data_dir {
         Some(folder) => folder.clone(),
         None => default_data_folder(&|name| std::env::var_os(name).map(PathBuf::from))
-            .ok_or_else(|| hinted("the data folder of the user is not known", "give one with --data-dir"))?,
+            .ok_or_else(|| hinted("the user data directory is not known", "give one with --data-dir"))?,
     };
     let settings = ServerSettings {
         data_dir,
@@ -127,7 +128,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn add_lock_hint(error: trueshot::Error) -> anyhow::Error {
     match error {
         trueshot::Error::Locked { .. } => {
-            anyhow::anyhow!("{error}\nhint: stop that server, or give another folder with --data-dir")
+            hinted(error.to_string(), "stop that server, or give another folder with --data-dir")
         }
         error => error.into(),
     }
@@ -136,10 +137,10 @@ fn add_lock_hint(error: trueshot::Error) -> anyhow::Error {
 impl LimitArguments {
     fn limits(&self) -> Limits {
         let defaults = Limits::default();
-        let body = (self.max_body as usize) << 20;
+        let max_body_bytes = (self.max_body as usize) << 20;
         Limits {
-            body,
-            bodies: defaults.bodies.max(2 * body),
+            body: max_body_bytes,
+            bodies: defaults.bodies.max(2 * max_body_bytes),
             pixels: u64::from(self.max_pixels) * 1_000_000,
             picture_memory: u64::from(self.picture_memory) << 20,
             request_time: Duration::from_secs(self.timeout.into()),
@@ -161,8 +162,8 @@ fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
         None => std::env::var(TOKEN_VARIABLE).ok(),
     };
     let Some(token) = given.map(|token| token.trim().to_owned()) else { return Ok(None) };
-    let is_sendable = token.bytes().all(|byte| byte.is_ascii_graphic());
-    anyhow::ensure!(is_sendable, "the token may have printable ASCII characters only, and no spaces");
+    let is_valid = token.bytes().all(|byte| byte.is_ascii_graphic());
+    anyhow::ensure!(is_valid, "the token may have printable ASCII characters only, and no spaces");
     let length = token.len();
     anyhow::ensure!(
         length >= MIN_TOKEN_LEN,
@@ -174,7 +175,8 @@ fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
     Ok(Some(token))
 }
 
-/// `$XDG_DATA_HOME/trueshot`, or what stands for it elsewhere. A relative path there is to be ignored.
+/// The folder `trueshot` in `$XDG_DATA_HOME`, `%LOCALAPPDATA%` or `~/.local/share`. Relative paths in these variables are
+/// ignored, as the XDG specification requires.
 fn default_data_folder(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let absolute = |name: &str| variable(name).filter(|path| path.is_absolute());
     let home = || absolute("HOME").map(|home| home.join(".local/share"));

@@ -3,11 +3,13 @@
 //! - Backbones: [`conv4`] (inference, training, Hessian-vector products) and [`efficientnet`] (inference).
 //! - Heads on embeddings: [`tranfs`] and [`relabel`], both a [`head::Head`]; [`maml`] for images.
 //! - Training: [`adamw`], [`schedule`], [`parameters`], [`initialisation`].
-//! - Kernels: [`matmul`], [`products`], [`layers`], [`softmax_regression`].
+//! - Kernels: [`matmul`], [`products`] (inner products of rows), [`layers`], [`softmax_regression`].
+//! - Support: [`isa`] (instruction sets), [`real`] (the trait of f32 and f64), [`memory`] (prefetch and f16), [`peak`] (the
+//!   largest rate of arithmetic operations).
 //!
 //! All functions take slices. There is no file access, and all work runs on the calling thread, except training of
-//! Conv4, which uses the rayon pool it is called in. Every tuned kernel has a plain version next to it, which is the
-//! oracle of its tests. Kernels run with the instruction set of [`Isa::current`].
+//! Conv4, which uses the rayon pool it is called in. Every optimised kernel has a simple version next to it, with
+//! which its tests compare it. Kernels run with the instruction set of [`Isa::current`].
 
 pub mod adamw;
 mod buffer;

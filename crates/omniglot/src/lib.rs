@@ -1,6 +1,6 @@
-//! Omniglot as data: the drawings, and a TraNFS head trained on their embeddings.
+//! The data files of Omniglot: the drawings, and a TraNFS head trained on their embeddings.
 //!
-//! `trueshot-vision` reads both (`trueshot_vision::omniglot`, `trueshot_vision::built_in`). They are a crate of their own
+//! `trueshot-vision` reads both (`trueshot_vision::omniglot`, `trueshot_vision::built_in`). They are in a separate crate
 //! because one package with all built-in data would be larger than package registries accept. Sources, licences and the
 //! commands that made the files: `docs/built-in.md`.
 

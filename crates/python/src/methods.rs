@@ -1,5 +1,5 @@
-//! Methods and heads by name. The built-in ones are loaded once: reading the built-in head takes longer than fitting an
-//! estimator.
+//! Makes methods from their text form, and loads heads from files. Methods and the built-in head are cached: reading the
+//! built-in head takes longer than fitting an estimator.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use trueshot::Result;
 use trueshot::method::{NamedMethod, Registry, TrainedRelabel};
 
-/// Texts that are remembered; whoever asks for more spellings has them made anew.
+/// The maximum number of cached methods; further ones are made anew on every call.
 const MAX_CACHED: usize = 64;
 
 /// A method by its name and parameters, as on the command line.
@@ -30,7 +30,7 @@ pub fn method(text: &str) -> Result<Arc<NamedMethod>> {
     Ok(method)
 }
 
-/// The head that looks through labels: one from a file, or the built-in one.
+/// The Relabel head for audits: from a file, or the built-in one.
 pub fn head(path: Option<&str>) -> Result<Arc<TrainedRelabel>> {
     static BUILT_IN: OnceLock<Arc<TrainedRelabel>> = OnceLock::new();
     if let Some(path) = path {

@@ -1,11 +1,17 @@
 //! The HTTP server of trueshot: an API that audits labels and creates, stores and queries classifiers, and a web page.
 //!
 //! [`app`] is the router without a socket, which the tests call directly; [`serve`] runs it on a socket (`http_server`).
-//! `connections` closes connections whose clients keep the server waiting. A request passes `drain` (which reads the rest
-//! of a refused body), `metrics` and `access`, is admitted (`admission`) and received (`body`, with a `stall_timeout` and
-//! within the budget of `body_memory`). `request_rows` turns the body into rows (`json_rows`, `multipart`), one of the
-//! `routes` answers, and every refusal is a `problem`. Classifiers are in the `store`; no name or path of a request ever
-//! reaches the file system. `openapi` describes the API.
+//! A request passes these modules in this order:
+//!
+//! 1. `connections` closes connections whose clients keep the server waiting.
+//! 2. `drain` reads the rest of a refused body, `metrics` counts, `access` checks who may call.
+//! 3. `body` receives the body, with a `stall_timeout` and within the budget of `body_memory`.
+//! 4. `admission` limits how many requests wait and compute at the same time.
+//! 5. `request_rows` turns the body into rows (`json_rows`, `multipart`).
+//! 6. One of the `routes` answers. Every error response is a `problem`.
+//!
+//! Classifiers are in the `store`; no name or path of a request ever reaches the file system. `limits` has the limits,
+//! `state` what all requests share, `page` the web page, and `openapi` and `shared_responses` the description of the API.
 
 mod access;
 mod admission;
@@ -42,7 +48,7 @@ pub use state::{App, ServerSettings, SharedApp};
 use problem::Problem;
 use routes::{about, audits, classifiers, embeddings, predictions};
 
-/// Everything that can be asked.
+/// The router with all paths and middleware.
 pub fn app(state: SharedApp) -> Router {
     let one = get(classifiers::get).delete(classifiers::delete);
     Router::new()
@@ -72,7 +78,7 @@ pub fn app(state: SharedApp) -> Router {
         .with_state(state)
 }
 
-/// A fault of ours: the panic itself is in the log already.
+/// The response after a panic, which is a bug of the server; the panic itself is in the log already.
 fn panic_response(_: Box<dyn std::any::Any + Send>) -> Response {
     Problem::failed("answering", "it panicked").into_response()
 }

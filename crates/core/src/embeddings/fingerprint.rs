@@ -22,8 +22,8 @@ const THREAD_BYTES: usize = 64 << 10;
 
 /// A hash (BLAKE3) of precision, shape, features, labels and class names, which does not depend on the file format.
 ///
-/// Item names, backbone and path are not part of it. The order of the classes is, because episodes are drawn from classes
-/// by their indices; formats without a list of classes have them sorted by name.
+/// Item names, backbone and path are not part of the hash. The order of the classes is part of it, because episodes are
+/// drawn from classes by their indices; formats that do not list classes sort them by name.
 ///
 /// ```
 /// use trueshot::Embeddings;

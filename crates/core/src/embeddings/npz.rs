@@ -1,11 +1,12 @@
-//! Reader of NumPy's `.npz` format: a zip archive of `.npy` arrays, stored or deflated.
+//! Reads embeddings from NumPy's `.npz` format, a zip archive of `.npy` arrays: features, labels, class names and item
+//! names under the usual names of their arrays.
 //!
 //! Start with [`read`]. The arrays of `np.savez` are stored: they are slices of the mapped file. Those of
 //! `np.savez_compressed` are deflated: the total size that they claim to decompress to must be plausible for the size of the
 //! file, and no more than claimed is decompressed.
 //!
-//! The CRC-32 of every array is checked once, when the file is opened. It covers the array but not the directory of the
-//! archive, so the directory must also agree with the header in front of each member.
+//! The CRC-32 of an array is checked when it is read. It covers the array but not the central directory of the archive, so
+//! the names in the central directory must match those in the local headers.
 
 use std::io::{Cursor, Read};
 
@@ -58,7 +59,7 @@ pub(crate) fn read_array(source: &Source, names: &[&str]) -> Result<arrays::Arra
     Ok(Array::parse(source, archive.first_of(names)?)?.into_plain())
 }
 
-/// A zip archive whose directory was checked.
+/// A zip archive whose central directory matches its local headers.
 struct Archive<'a> {
     source: &'a Source,
     zip: ZipArchive<Cursor<Bytes>>,
@@ -75,7 +76,7 @@ impl<'a> Archive<'a> {
         Ok(archive)
     }
 
-    /// Compares the names in the directory with those in front of the members, so that an optional array whose name is
+    /// Compares the names in the central directory with those in the local headers, so that an optional array whose name is
     /// damaged in the directory is not taken for a missing one.
     fn check_names(&mut self) -> Result<()> {
         for index in 0..self.zip.len() {
@@ -203,7 +204,7 @@ mod tests {
     fn stored_and_deflated_arrays_are_read_alike() {
         for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
             let embeddings = Embeddings::read_bytes(archive(&members(), method), "npz").unwrap();
-            assert_eq!(embeddings.features().as_f32().unwrap_or(&[1.0, 2.0, 3.0, 4.0]), [1.0, 2.0, 3.0, 4.0]);
+            assert_eq!(*embeddings.all_rows(), [1.0, 2.0, 3.0, 4.0]);
             assert_eq!((embeddings.labels(), embeddings.classes()[1].as_str()), ([1, 0].as_slice(), "ant"));
             assert_eq!(embeddings.item(1), Some("b"));
         }

@@ -81,8 +81,9 @@ pub(super) fn plot(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<String
         axis.title
     );
     svg.push_str(&scale.axes(levels, axis));
+    let lines: Vec<&Line> = lines.iter().filter(|line| !line.points.is_empty()).collect();
     let ends = spread(lines.iter().filter_map(|line| Some(scale.y(line.points.last()?.1))).collect());
-    for (line, label_y) in lines.iter().zip(ends) {
+    for (line, label_y) in lines.into_iter().zip(ends) {
         svg.push_str(&scale.line(line, label_y));
     }
     svg.push_str("</svg>\n");

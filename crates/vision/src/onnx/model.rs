@@ -1,4 +1,5 @@
-//! An ONNX model loaded by rten, which embeds one image at a time. Only the worker process uses this module.
+//! An ONNX model in rten: chooses its input layout, image size and output, and embeds normalised images one at a time. Only
+//! the worker process uses this module.
 
 use std::sync::Arc;
 
@@ -38,7 +39,7 @@ impl LoadedModel {
     /// is and to make the execution plan, which later runs share.
     pub fn load(bytes: Vec<u8>, request: &LoadRequest) -> Result<(Self, ModelDescription), String> {
         let model = caught(|| ModelOptions::with_all_ops().prepack_weights(true).load(bytes))
-            .ok_or("rten failed on its contents")?
+            .ok_or("rten panicked while loading it")?
             .map_err(|problem| first_line(&problem))?;
         let ModelInput { node, layout, size, channels } = ModelInput::find(&model, request.size)?;
         let output = choose_output(&model, request.output.as_deref())?;
@@ -52,8 +53,8 @@ impl LoadedModel {
         Ok((loaded, ModelDescription { size, channels: channels.count(), dim: row.len(), output }))
     }
 
-    /// Numbers of one input image.
-    pub fn values(&self) -> usize {
+    /// The number of values in one input image.
+    pub fn input_len(&self) -> usize {
         self.size * self.size * self.channels
     }
 
@@ -72,11 +73,13 @@ impl LoadedModel {
             let options = RunOptions::default().with_thread_pool(Some(pool.clone()));
             self.model.run(vec![(self.input, input.into())], &[self.output], Some(options))
         });
-        let values = outcome.ok_or("rten failed on its contents")?.map_err(|problem| first_line(&problem))?;
+        let values =
+            outcome.ok_or("rten panicked while running it")?.map_err(|problem| first_line(&problem))?;
         self.to_row(values.into_iter().next().ok_or("it gives no output")?)
     }
 
-    /// The output as a row: planes are averaged, of a list of tokens the first is taken.
+    /// The output as an embedding: feature maps are averaged over their positions; of a sequence of tokens, the first one is
+    /// taken.
     fn to_row(&self, value: Value) -> Result<Vec<f32>, String> {
         let kind = value.dtype();
         let tensor = value.into_tensor::<f32>();
@@ -95,8 +98,8 @@ impl LoadedModel {
                 Ok(values.chunks_exact(rows * columns).take(*channels).map(mean).collect())
             }
             ([rows, columns, channels], TensorLayout::ChannelsLast) if rows * columns > 0 => {
-                let places = (rows * columns) as f32;
-                let mean = |channel| values.iter().skip(channel).step_by(*channels).sum::<f32>() / places;
+                let positions = (rows * columns) as f32;
+                let mean = |channel| values.iter().skip(channel).step_by(*channels).sum::<f32>() / positions;
                 Ok((0..*channels).map(mean).collect())
             }
             _ => Err(format!("its output has shape {shape:?}; expected one row, tokens or planes per image")),
@@ -136,7 +139,7 @@ struct ModelInput {
 }
 
 impl ModelInput {
-    fn find(model: &Model, asked_size: Option<usize>) -> Result<Self, String> {
+    fn find(model: &Model, requested_size: Option<usize>) -> Result<Self, String> {
         let [node] = model.input_ids() else {
             return Err(format!("it has {} inputs; an image model has one", model.input_ids().len()));
         };
@@ -152,7 +155,7 @@ impl ModelInput {
             && *count != 1
         {
             return Err(format!(
-                "its input is {}: batches of {count}; it must be 1 or free",
+                "its input is {}: a fixed batch size of {count}; it must be 1 or dynamic",
                 shape_text(&shape)
             ));
         }
@@ -161,14 +164,14 @@ impl ModelInput {
             Dimension::Fixed(3) => Some(Channels::Colour),
             _ => None,
         };
-        let free = |side: &Dimension| matches!(side, Dimension::Symbolic(_));
+        let is_dynamic = |side: &Dimension| matches!(side, Dimension::Symbolic(_));
         let (layout, channels, sides) = match (channels(a), channels(c)) {
             (Some(channels), _) => (TensorLayout::ChannelsFirst, channels, [b, c]),
             (None, Some(channels)) => (TensorLayout::ChannelsLast, channels, [a, b]),
-            (None, None) if free(a) => (TensorLayout::ChannelsFirst, Channels::Colour, [b, c]),
+            (None, None) if is_dynamic(a) => (TensorLayout::ChannelsFirst, Channels::Colour, [b, c]),
             _ => return Err(format!("its input is {}: no axis of 1 or 3 channels", shape_text(&shape))),
         };
-        let size = choose_size(sides, asked_size)
+        let size = choose_size(sides, requested_size)
             .map_err(|problem| format!("its input is {}: {problem}", shape_text(&shape)))?;
         Ok(ModelInput { node: *node, layout, size, channels })
     }
@@ -178,19 +181,19 @@ fn is_float(kind: ValueType) -> bool {
     matches!(kind, ValueType::Tensor(DataType::Float))
 }
 
-fn choose_size(sides: [&Dimension; 2], asked: Option<usize>) -> Result<usize, String> {
-    let usual = 224;
+fn choose_size(sides: [&Dimension; 2], requested: Option<usize>) -> Result<usize, String> {
+    const DEFAULT_SIZE: usize = 224;
     let fixed = |side: &Dimension| match side {
         Dimension::Fixed(side) => Some(*side),
         Dimension::Symbolic(_) => None,
     };
     let size = match (fixed(sides[0]), fixed(sides[1])) {
         (Some(a), Some(b)) if a != b => return Err("only square inputs are supported".into()),
-        (None, None) => asked.unwrap_or(usual),
+        (None, None) => requested.unwrap_or(DEFAULT_SIZE),
         (a, b) => {
-            let fixed = a.or(b).unwrap_or(usual);
-            if let Some(asked) = asked.filter(|asked| *asked != fixed) {
-                return Err(format!("its size is fixed, so {asked} px is not possible"));
+            let fixed = a.or(b).unwrap_or(DEFAULT_SIZE);
+            if let Some(requested) = requested.filter(|requested| *requested != fixed) {
+                return Err(format!("its size is fixed, so {requested} px is not possible"));
             }
             fixed
         }
@@ -201,7 +204,8 @@ fn choose_size(sides: [&Dimension; 2], asked: Option<usize>) -> Result<usize, St
     }
 }
 
-/// The output of the given name; or the first of rank 2 (a row per image), or the first of rank 4 (planes).
+/// The output named `wanted`; without a name the first of rank 2 (one row per image), else the first of rank 4 (feature
+/// maps), else the first.
 fn choose_output(model: &Model, wanted: Option<&str>) -> Result<NodeId, String> {
     let outputs = model.output_ids();
     if let Some(wanted) = wanted {

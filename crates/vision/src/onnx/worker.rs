@@ -77,7 +77,7 @@ fn dispatch_requests(
     let busy = Arc::new(AtomicUsize::new(0));
     let (mut threads, mut number) = (0, first);
     loop {
-        let image = protocol::read_image(&mut requests, model.values())?;
+        let image = protocol::read_image(&mut requests, model.input_len())?;
         let in_work = busy.fetch_add(1, Ordering::SeqCst) + 1;
         let is_new = in_work > threads;
         threads = threads.max(in_work);
