@@ -17,7 +17,7 @@ use trueshot_nn::maml::{self, Adaptation, GradientOrder, LabelledImages, MamlLea
 use trueshot_nn::tranfs::{self, Tranfs};
 use trueshot_vision::training::{Aggregate, EpisodeLabels, loss};
 
-use crate::output::print;
+use crate::output::print_escaped;
 use crate::threads::Threads;
 
 /// Measure the time of fixed workloads and print one line of JSON per workload
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             if let Some(operations) = workload.operations {
                 line["gflops"] = (operations as f64 / median / 1e6).round().into();
             }
-            print(&format!("{line}\n"))?;
+            print_escaped(&format!("{line}\n"))?;
         }
         Ok(())
     })

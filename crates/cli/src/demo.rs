@@ -16,7 +16,7 @@ use trueshot::task::{SupportSet, Task};
 use trueshot_vision::{Backbone, Omniglot, built_in};
 
 use crate::messages::say;
-use crate::output::{check_writable, print, write_file};
+use crate::output::{check_writable, print_escaped, write_file};
 use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         write_file(&arguments.output, &page.render())?;
         let tables = report::accuracies(&found);
         let place = arguments.output.display();
-        print(&format!(
+        print_escaped(&format!(
             "{tables}\nOpen {place} to see a noisy support set and the accuracy at each noise level.\n"
         ))
     })

@@ -16,28 +16,29 @@ pub struct OutputArgument {
 }
 
 impl OutputArgument {
-    /// Writes a text for people: control characters other than line ends are escaped, wherever it goes.
+    /// Writes text for people: control characters other than line ends are always escaped.
     pub fn write_text(&self, text: &str) -> anyhow::Result<()> {
         self.write_data(&visible_lines(text))
     }
 
-    /// Writes data for programs exactly as it is; what is shown in a terminal, as [`OutputArgument::write_text`] does.
+    /// Writes data for programs unchanged. Control characters are escaped only if standard output is a terminal.
     pub fn write_data(&self, data: &str) -> anyhow::Result<()> {
         match &self.output {
             Some(path) => write_file(path, data),
-            None if std::io::stdout().is_terminal() => print(data),
-            None => print_exactly(data),
+            None if std::io::stdout().is_terminal() => print_escaped(data),
+            None => print_raw(data),
         }
     }
 }
 
 /// Writes text to standard output, with control characters other than line ends escaped.
-pub fn print(text: &str) -> anyhow::Result<()> {
-    print_exactly(&visible_lines(text))
+pub fn print_escaped(text: &str) -> anyhow::Result<()> {
+    print_raw(&visible_lines(text))
 }
 
-/// Writes text to standard output. Unlike `print!`, it can fail without a panic: pipes are closed and disks full.
-fn print_exactly(text: &str) -> anyhow::Result<()> {
+/// Writes text to standard output unchanged. Unlike `print!`, it returns an error instead of panicking, for example if a
+/// pipe is closed or the disk is full.
+fn print_raw(text: &str) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to standard output")
 }
@@ -48,7 +49,7 @@ pub fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An hour of work must not end in a folder that does not exist.
+/// Checks that files can be created at the given paths, before long work whose results are written there.
 pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> anyhow::Result<()> {
     Ok(paths.into_iter().try_for_each(|path| trueshot::atomic::check_writable(path))?)
 }

@@ -12,7 +12,7 @@ use trueshot::report::visible;
 use trueshot_vision::{Collection, SourceOptions};
 
 use crate::messages::say;
-use crate::output::{check_writable, print, write_file};
+use crate::output::{check_writable, print_escaped, write_file};
 use crate::progress::ProgressDisplay;
 use crate::support_argument::listing;
 
@@ -199,7 +199,7 @@ impl Arguments {
         if let Some(into) = &self.into {
             self.copy(plan, into, &moves)?;
         } else if !self.writes_labels() {
-            return print(&shown(plan, &moves));
+            return print_escaped(&shown(plan, &moves));
         }
         let paths: HashMap<(&str, u32), PathBuf> = collection
             .entries()
@@ -264,7 +264,7 @@ impl Arguments {
         if let Some(into) = &self.into {
             write_rows(&data, &labelled, into)?;
         } else if !self.writes_labels() {
-            return print(&shown(&plan, &[]));
+            return print_escaped(&shown(&plan, &[]));
         }
         self.write_labels(&labelled)
     }

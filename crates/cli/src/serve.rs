@@ -115,7 +115,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let address = SocketAddr::new(arguments.address, arguments.port);
         let listening = tokio::net::TcpListener::bind(address).await;
         let listener = listening.with_context(|| format!("cannot listen on {address}"))?;
-        output::print(&format!("http://{}\n", listener.local_addr()?))?;
+        output::print_escaped(&format!("http://{}\n", listener.local_addr()?))?;
         say!("serving the page and the API; press Ctrl-C to stop");
         trueshot_server::serve(listener, app).await;
         Ok(())

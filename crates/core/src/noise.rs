@@ -1,14 +1,14 @@
-//! Label noise: the kinds ([`NoiseKind`]), a kind with a level ([`Noise`]) and the text form `symmetric=0,20,40`
+//! Label noise: the noise types ([`NoiseKind`]), a type with a level ([`Noise`]) and the text form `symmetric=0,20,40`
 //! ([`NoiseLevels`]). Which items an episode replaces is decided in `episode::corrupt`.
 //!
 //! The level is the fraction of the shots of a class that are replaced. Symmetric noise takes the replacements from all
-//! other classes of the episode, paired noise from one other class, outlier noise from a pool of classes that are in no
-//! episode. For every kind, the right class must stay the most frequent one among the items with its label, because
+//! other classes of the episode, paired noise from one other class, outlier noise from classes outside the
+//! episode. For every type, the right class must stay the most frequent one among the items with its label, because
 //! otherwise the label could not be recovered from the support set; [`NoiseKind::is_possible`] checks that.
 
 use crate::error::{Error, Result};
 
-/// The kind of label noise: where the wrong items of a class come from.
+/// The noise type: where the wrong items of a class come from.
 ///
 /// ```
 /// use trueshot::noise::NoiseKind;
@@ -29,7 +29,7 @@ pub enum NoiseKind {
 }
 
 impl NoiseKind {
-    /// All kinds, in the order of the paper.
+    /// All noise types, in the order of the paper.
     pub const ALL: [NoiseKind; 3] = [NoiseKind::Symmetric, NoiseKind::Paired, NoiseKind::Outlier];
 
     /// The lower-case name used on the command line and in files.
@@ -49,7 +49,7 @@ impl NoiseKind {
             return true;
         }
         match self {
-            NoiseKind::Symmetric => clean >= 2 && (ways - 1) * (clean - 1) >= noisy,
+            NoiseKind::Symmetric => ways >= 2 && clean >= 2 && (ways - 1) * (clean - 1) >= noisy,
             NoiseKind::Paired => ways >= 2 && noisy < clean,
             NoiseKind::Outlier => clean >= 1,
         }
@@ -62,7 +62,7 @@ impl std::fmt::Display for NoiseKind {
     }
 }
 
-/// A noise setting: a kind of noise and its level.
+/// A noise setting: a noise type and its level.
 ///
 /// ```
 /// use trueshot::noise::{Noise, NoiseKind};
@@ -114,9 +114,9 @@ impl std::fmt::Display for Noise {
     }
 }
 
-/// A noise kind with several levels, written `symmetric=0,20,40` (percent) on command lines and in configurations.
+/// A noise type with several levels, written `symmetric=0,20,40` (percent) on command lines and in configurations.
 ///
-/// The default are the levels of the paper, `symmetric=0,20,40,60`.
+/// The default is `symmetric=0,20,40,60`, as in the paper.
 ///
 /// ```
 /// let levels: trueshot::noise::NoiseLevels = "paired=0,40".parse().unwrap();
@@ -133,8 +133,8 @@ impl Default for NoiseLevels {
     }
 }
 
-/// The distinct noise settings of several [`NoiseLevels`], in the order given. All kinds are the same at 0 %, so that
-/// level is kept once.
+/// The distinct noise settings of several [`NoiseLevels`], in the order given. All noise types are the same at 0 %, so
+/// that level is kept once.
 pub fn settings(levels: &[NoiseLevels]) -> Vec<Noise> {
     let mut settings: Vec<Noise> = Vec::new();
     for &noise in levels.iter().flat_map(|levels| &levels.0) {
@@ -199,6 +199,15 @@ mod tests {
         assert_eq!(possible(NoiseKind::Symmetric), [0, 1, 2, 3]);
         assert_eq!(possible(NoiseKind::Paired), [0, 1, 2]);
         assert_eq!(possible(NoiseKind::Outlier), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn noise_within_the_episode_is_impossible_without_another_class() {
+        for kind in [NoiseKind::Symmetric, NoiseKind::Paired] {
+            for ways in [0, 1] {
+                assert!(kind.is_possible(ways, 5, 0) && !kind.is_possible(ways, 5, 1), "{kind}, {ways} ways");
+            }
+        }
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! Most of a layer is loops over slices that the compiler vectorises by itself, if it is told which instructions it
 //! may use. `kernel!` turns such a loop into a function that runs with [`crate::Isa::current`]: its body is inlined
-//! into a context of each instruction set. Everything the body calls must be `#[inline(always)]`, and no vectors may
-//! pass through closures: what is not inlined is compiled for the oldest processor.
+//! into a context of each instruction set. Everything the body calls must be `#[inline(always)]`, and SIMD values must not
+//! be passed to or returned from closures: code that is not inlined is compiled for the baseline CPU target.
 
 /// `kernel! { /// What it does. pub fn name<'a, T>(x: &'a [T], y: &'a mut [T]) -> T { .. } }`, with `T: Real`.
 macro_rules! kernel {

@@ -167,8 +167,9 @@ fn files_that_are_something_else_are_refused_with_the_reason() {
     assert!(said(&whole[..whole.len() / 2]).contains("it is truncated at byte 297\ndownload the file again"));
     assert!(said(b"cos\nsystem\n(S'true'\ntR.").contains("it calls os.system"));
     assert!(said(b"\x80\x02K\x07.").contains("it is an integer instead of a dictionary"));
-    assert!(said(b"\x80\x02}U\x01aK\x01s.").contains("it has no image_data or data, but a"));
-    assert!(said(b"\x80\x02}U\x04dataK\x01s.").contains("its images are an integer"));
+    assert!(said(b"\x80\x02}U\x01aK\x01s.").contains("it has no key `image_data` or `data`; found keys: a"));
+    assert!(said(b"\x80\x02}.").contains("it has no key `image_data` or `data`; found keys: none"));
+    assert!(said(b"\x80\x02}U\x04dataK\x01s.").contains("its images are an integer instead of an array"));
     assert!(said(b"\x80\x02].").contains("X_labels.pkl"));
 }
 
@@ -228,7 +229,7 @@ fn labels_of_cifar_that_have_no_name_or_contradict_each_other_are_refused_with_t
 fn names_of_cifars_labels_that_are_missing_or_doubled_are_refused() {
     let with = |names: &[u8]| cifar_with("fine_label_names.txt", names);
     assert!(with(b"apple\n\ntrout\n").contains("name 2 of 3 is empty"), "{}", with(b"apple\n\ntrout\n"));
-    assert!(with(b"apple\napple\ntrout\n").contains("the name 'apple' is in it twice"));
+    assert!(with(b"apple\napple\ntrout\n").contains("it contains the name 'apple' twice"));
     assert!(with(b"apple\nbee\n").contains("has the labels 2 and 0"), "{}", with(b"apple\nbee\n"));
     assert!(with(b"").contains("name 1 of 1 is empty") || with(b"").contains("there are 0"), "{}", with(b""));
     assert!(with(b"ap\xffle\nbee\ntrout\n").contains("cannot read"), "not UTF-8");

@@ -9,7 +9,7 @@ use trueshot_vision::{Collection, Error};
 
 use crate::images_argument::ImageSelection;
 use crate::messages::ProblemsFound;
-use crate::output::print;
+use crate::output::print_escaped;
 use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
@@ -56,7 +56,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let (Some(expected), true) = (expected, problems.is_empty()) {
         text.push_str(&format!("as published: {}\n", expected.name));
     }
-    print(&text)?;
+    print_escaped(&text)?;
     match expected.is_some() && !problems.is_empty() {
         true => Err(ProblemsFound(problems.len()).into()),
         false => Ok(()),

@@ -1,16 +1,16 @@
-//! Finds the data sets of the paper in a folder, and fingerprints them.
+//! Finds the data sets of the paper in the data folder (`--data`), and fingerprints them.
 //!
-//! A dataset is a folder below the folder of data: with train/, val/ and test/, in a published form that has its splits, or with
-//! all classes together, of which the built-in split of that name says which is where. Outliers are outliers/train and
-//! outliers/test, classes that are in no dataset. Their fingerprint is made of names and sizes: reading fifty
-//! thousand images to find out that nothing changed would take longer than many a table.
+//! A dataset is a folder in the data folder. It contains train/, val/ and test/, or a published form that defines its splits,
+//! or all classes together, which are then divided by the built-in split with the name of the dataset. outliers/train,
+//! outliers/test and optionally outliers/val contain classes that are in no dataset. The fingerprint of a folder is a hash
+//! of file names and sizes, because reading 50,000 images would take longer than many tables.
 
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use super::experiments::PaperDataset;
-use super::jobs::{CommandWord, hex};
+use super::jobs::{Argument, hex};
 
 /// The images of one split.
 #[derive(Debug, Clone)]
@@ -18,13 +18,13 @@ pub struct SplitImages {
     path: PathBuf,
     fingerprint: String,
     count: usize,
-    /// The split's name, where the path holds several.
+    /// The name of the split, if the path contains all splits.
     split: Option<&'static str>,
-    /// The built-in split it is of, where the path does not know its splits.
+    /// The name of the built-in split file, if the path does not define its splits.
     split_file: Option<String>,
 }
 
-/// The splits of a dataset that is there.
+/// The splits of a dataset that was found.
 #[derive(Debug, Clone)]
 pub struct DatasetSplits {
     pub train: SplitImages,
@@ -32,7 +32,7 @@ pub struct DatasetSplits {
     pub test: SplitImages,
 }
 
-/// Classes of no dataset, in halves; perhaps some more to validate on.
+/// Images of classes that are in no dataset, for training and test; those for validation are optional.
 #[derive(Debug, Clone)]
 pub struct OutlierSplits {
     pub train: SplitImages,
@@ -41,6 +41,7 @@ pub struct OutlierSplits {
 }
 
 impl SplitImages {
+    /// The images in a folder; `None` if it cannot be read.
     fn open(path: PathBuf) -> Option<Self> {
         let (fingerprint, count) = fingerprint(&path).ok()?;
         Some(SplitImages { path, fingerprint, count, split: None, split_file: None })
@@ -56,42 +57,40 @@ impl SplitImages {
         }
     }
 
-    /// The words that name it on a command line of `trueshot embed`.
-    pub fn words(&self) -> Vec<CommandWord> {
-        let mut words = vec![CommandWord::external(&self.path, &self.fingerprint)];
-        words.extend(self.split_file_words());
-        words.extend(
-            self.split.iter().flat_map(|split| [CommandWord::text("--split"), CommandWord::text(*split)]),
-        );
-        words
+    /// The arguments that select the images in commands such as `trueshot embed`: the path, the split file and the split.
+    pub fn arguments(&self) -> Vec<Argument> {
+        let mut arguments = vec![self.path()];
+        arguments.extend(self.split_file_arguments());
+        let split = self.split.iter().flat_map(|split| [Argument::text("--split"), Argument::text(*split)]);
+        arguments.extend(split);
+        arguments
     }
 
-    /// The path alone.
-    pub fn path(&self) -> CommandWord {
-        CommandWord::external(&self.path, &self.fingerprint)
+    /// The path, without the split.
+    pub fn path(&self) -> Argument {
+        Argument::external(&self.path, &self.fingerprint)
     }
 
-    /// The words that name the split it is of, where it takes any.
-    pub fn split_file_words(&self) -> Vec<CommandWord> {
+    /// The arguments that name the split file; none if the path defines its splits.
+    pub fn split_file_arguments(&self) -> Vec<Argument> {
         self.split_file
             .iter()
-            .flat_map(|name| [CommandWord::text("--split-file"), CommandWord::text(name)])
+            .flat_map(|name| [Argument::text("--split-file"), Argument::text(name)])
             .collect()
     }
 
-    /// Whether the path holds all splits.
+    /// Whether the path contains all splits.
     pub fn is_shared(&self) -> bool {
         self.split.is_some()
     }
 
-    /// What tells its contents.
+    /// The hash of the names and sizes of the files.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// The classes, as their folders are called; none where they do not lie in folders.
+    /// The names of the class folders; empty if the path contains several splits or cannot be read.
     pub fn classes(&self) -> Vec<String> {
-        // Splits of one path are told apart by whoever reads it.
         let Some(entries) = std::fs::read_dir(&self.path).ok().filter(|_| !self.is_shared()) else {
             return Vec::new();
         };
@@ -99,14 +98,17 @@ impl SplitImages {
         folders.map(|entry| entry.file_name().display().to_string()).collect()
     }
 
-    /// About how many there are.
+    /// The number of files, used to estimate durations.
     pub fn count(&self) -> usize {
         self.count
     }
 }
 
 impl DatasetSplits {
-    /// Looks for a dataset; the reason where it is not there.
+    /// Looks for a dataset in the data folder.
+    ///
+    /// # Errors
+    /// The reason why the dataset is not available.
     pub fn find(name: &str, dataset: &PaperDataset, data: Option<&Path>) -> Result<Self, String> {
         if dataset.built_in {
             let split = SplitImages::omniglot;
@@ -125,8 +127,8 @@ impl DatasetSplits {
         }
         let whole = SplitImages::open(folder.clone());
         let whole = whole.ok_or_else(|| format!("{} cannot be read", folder.display()))?;
-        let knows_its_splits = trueshot_vision::source::has_splits(&folder);
-        let split_file = (!knows_its_splits).then(|| name.to_string());
+        let defines_splits = trueshot_vision::source::has_splits(&folder);
+        let split_file = (!defines_splits).then(|| name.to_string());
         let split =
             |split| SplitImages { split: Some(split), split_file: split_file.clone(), ..whole.clone() };
         Ok(DatasetSplits { train: split("train"), val: split("val"), test: split("test") })
@@ -134,32 +136,35 @@ impl DatasetSplits {
 }
 
 impl OutlierSplits {
-    /// Looks for outliers.
+    /// Looks for outliers in the data folder.
+    ///
+    /// # Errors
+    /// The reason why there are no outliers.
     pub fn find(data: Option<&Path>) -> Result<Self, String> {
         let Some(data) = data else { return Err("no data folder was given (--data)".into()) };
-        let half = |name: &str| SplitImages::open(data.join("outliers").join(name));
+        let split = |name: &str| SplitImages::open(data.join("outliers").join(name));
         let missing = |name: &str| format!("there is no outliers/{name}/ in {}", data.display());
         Ok(OutlierSplits {
-            train: half("train").ok_or_else(|| missing("train"))?,
-            val: half("val"),
-            test: half("test").ok_or_else(|| missing("test"))?,
+            train: split("train").ok_or_else(|| missing("train"))?,
+            val: split("val"),
+            test: split("test").ok_or_else(|| missing("test"))?,
         })
     }
 }
 
-/// A hash of the names and sizes of all files below a folder, and their number.
+/// The hash of the names and sizes of all files in a folder and its subfolders, and the number of files.
 fn fingerprint(folder: &Path) -> std::io::Result<(String, usize)> {
     let mut files = Vec::new();
-    let mut open = vec![folder.to_path_buf()];
-    while let Some(next) = open.pop() {
-        for entry in std::fs::read_dir(next)? {
+    let mut pending = vec![folder.to_path_buf()];
+    while let Some(subfolder) = pending.pop() {
+        for entry in std::fs::read_dir(subfolder)? {
             let entry = entry?;
-            let kind = std::fs::metadata(entry.path())?;
-            if kind.is_dir() {
-                open.push(entry.path());
+            let metadata = std::fs::metadata(entry.path())?;
+            if metadata.is_dir() {
+                pending.push(entry.path());
             } else {
                 let name = entry.path().strip_prefix(folder).map(Path::to_path_buf).unwrap_or_default();
-                files.push((name, kind.len()));
+                files.push((name, metadata.len()));
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::messages::hinted;
 const EXPERIMENTS: &str = include_str!("../../experiments/paper.toml");
 const PAPER: &str = include_str!("../../experiments/paper.csv");
 
-/// All experiments.
+/// The contents of `experiments/paper.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experiments {
@@ -22,29 +22,30 @@ pub struct Experiments {
     figure: Vec<Figure>,
 }
 
-/// What tables are measured on.
+/// A dataset that tables are measured on.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperDataset {
     pub title: String,
-    /// Whether the paper's figures are on these data.
+    /// Whether the paper reports results on this dataset.
     #[serde(default)]
     pub paper: bool,
-    /// Names it may have below the folder of data.
+    /// The folder names to look for in the data folder (`--data`).
     pub data: Vec<String>,
+    /// Whether the images are part of the program (Omniglot).
     #[serde(default)]
     pub built_in: bool,
-    /// What all training on its images is given.
-    #[serde(default)]
-    pub pictures: String,
-    /// How its backbone is trained besides.
+    /// Flags of every `trueshot train` on images of this dataset.
+    #[serde(default, rename = "pictures")]
+    pub image_flags: String,
+    /// More flags of `trueshot train backbone`.
     pub backbone: String,
-    /// Augmented copies of every training image.
+    /// Embedded copies of every training image; augmented if there is more than one.
     pub copies: u32,
-    /// Queries a class.
+    /// Queries per class.
     #[serde(default = "default_queries")]
     pub queries: usize,
-    /// The most shots its classes are large enough for.
+    /// The maximum number of shots that the classes are large enough for; `None` if there is no limit.
     #[serde(rename = "most_shots")]
     max_shots: Option<usize>,
 }
@@ -54,18 +55,19 @@ fn default_queries() -> usize {
 }
 
 impl PaperDataset {
-    /// Why a table of so many shots cannot be measured.
+    /// Why a table with `shots` shots cannot be measured; `None` if it can.
     pub fn too_small_for(&self, shots: usize) -> Option<String> {
-        let most = self.max_shots.filter(|&most| shots > most)?;
-        Some(format!("classes of {} are too small for {shots} shots ({most} at most)", self.title))
+        let max = self.max_shots.filter(|&max| shots > max)?;
+        Some(format!("classes of {} are too small for {shots} shots ({max} at most)", self.title))
     }
 
-    /// The numbers of shots a head for all of them is trained on.
+    /// The shots that replace `{several_shots}` in the flags of heads; training episodes draw one of them.
     pub fn several_shots(&self) -> &'static str {
-        if self.max_shots.is_some_and(|most| most < 10) { "1,2,3,5,5" } else { "1,2,3,5,5,10" }
+        if self.max_shots.is_some_and(|max| max < 10) { "1,2,3,5,5" } else { "1,2,3,5,5,10" }
     }
 }
 
+/// Rows that several tables contain.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RowGroup {
@@ -73,24 +75,24 @@ struct RowGroup {
     rows: Vec<PaperRow>,
 }
 
-/// A table, or a figure that is one drawn.
+/// A table of the paper, or a figure that shows the values of a table.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperTable {
     pub name: String,
     pub title: String,
     pub datasets: Vec<String>,
-    /// The table whose ProtoNet the paper's differences are taken against, where it is not this one.
+    /// The table whose ProtoNet the published differences refer to, if not this table.
     pub compare: Option<String>,
-    /// Whether its rows are compared with each other, so that their order matters.
+    /// Whether the report compares the order of the rows with the paper, as in ablations.
     #[serde(default)]
     pub ordered: bool,
-    /// Whether the paper shows it as a figure, without numbers.
+    /// Whether the paper shows the table as a figure, without numbers.
     #[serde(default)]
     pub figure: bool,
     pub shots: usize,
     pub noise: Option<NoiseLevels>,
-    /// What the heads of this table are trained on.
+    /// Flags that replace `{training}` in the flags of heads.
     #[serde(default)]
     pub training: String,
     #[serde(default)]
@@ -104,22 +106,23 @@ pub struct PaperTable {
 #[serde(deny_unknown_fields)]
 pub struct PaperRow {
     pub row: String,
-    /// A method of `trueshot eval`.
+    /// The method of `trueshot eval`; `{head}` is replaced by the file of the trained head or image model.
     pub method: Option<String>,
-    /// What `trueshot train` is given for its head.
+    /// The arguments of `trueshot train` for the head of this row.
     pub head: Option<String>,
-    /// What `trueshot train` is given for a backbone of its own.
+    /// The arguments of `trueshot train` for a backbone that replaces that of the dataset.
     pub backbone: Option<String>,
-    /// What `trueshot train` is given for a model that looks at images itself.
-    pub pictures: Option<String>,
-    /// Noise of its own.
+    /// The arguments of `trueshot train` for a model that takes images instead of features.
+    #[serde(rename = "pictures")]
+    pub image_model: Option<String>,
+    /// Noise that replaces that of the table.
     pub noise: Option<NoiseLevels>,
-    /// Why it cannot be measured.
+    /// Why the row cannot be measured.
     pub missing: Option<String>,
 }
 
 impl Experiments {
-    /// Those of the paper, groups put in their places.
+    /// Loads the experiments of the paper, and puts the rows of groups into the tables that name them.
     pub fn load_paper() -> anyhow::Result<Self> {
         let mut all: Experiments = toml::from_str(EXPERIMENTS).context("the list of experiments")?;
         for table in &mut all.table {
@@ -133,7 +136,7 @@ impl Experiments {
             rows.append(&mut table.rows);
             for row in &mut rows {
                 let shots = table.shots.to_string();
-                for text in [&mut row.head, &mut row.pictures] {
+                for text in [&mut row.head, &mut row.image_model] {
                     let filled =
                         |text: String| text.replace("{shots}", &shots).replace("{training}", &table.training);
                     *text = text.take().map(filled);
@@ -144,7 +147,7 @@ impl Experiments {
         Ok(all)
     }
 
-    /// Every figure in order.
+    /// All figures, in the order of the file.
     pub fn figures(&self) -> &[Figure] {
         &self.figure
     }
@@ -155,12 +158,12 @@ impl Experiments {
         found.with_context(|| format!("unknown table '{name}'"))
     }
 
-    /// Every table in order.
+    /// All tables, in the order of the file.
     pub fn tables(&self) -> &[PaperTable] {
         &self.table
     }
 
-    /// The tables and figures of these names; `all` is all of them.
+    /// The tables and figures with the given names; all of them if one name is `all`.
     pub fn select(&self, names: &[String]) -> anyhow::Result<Vec<Experiment<'_>>> {
         let tables = self.table.iter().map(Experiment::Table);
         let all: Vec<Experiment<'_>> = tables.chain(self.figure.iter().map(Experiment::Figure)).collect();
@@ -177,7 +180,7 @@ impl Experiments {
         names.iter().map(find).collect()
     }
 
-    /// Says so if no table has this row.
+    /// Fails if no table has a row with this name.
     pub fn check_row_name(&self, name: &str) -> anyhow::Result<()> {
         let names: BTreeSet<&str> =
             self.table.iter().flat_map(|table| &table.rows).map(|row| row.row.as_str()).collect();
@@ -190,7 +193,7 @@ impl Experiments {
     }
 }
 
-/// What can be asked for by name.
+/// A table or figure that can be requested by name.
 #[derive(Debug, Clone, Copy)]
 pub enum Experiment<'a> {
     Table(&'a PaperTable),
@@ -220,15 +223,15 @@ pub struct Figure {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "shows")]
 pub enum FigureContent {
-    /// Some rows of tables, over the number of wrong samples.
+    /// Accuracies of some rows of tables against the number of wrong labels.
     Curves { tables: Vec<String>, rows: Vec<String> },
-    /// A support set for every noise.
+    /// One support set for each noise setting.
     Sets { caption: String, noise: Vec<NoiseLevels> },
     /// The attention maps of the heads of tables.
     Attention { caption: String, row: String, maps: Vec<AttentionMap>, show: String },
 }
 
-/// The attention of a table's head under some noise.
+/// The attention of the head that was trained for a table, under some noise.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionMap {
@@ -236,20 +239,20 @@ pub struct AttentionMap {
     pub noise: NoiseLevels,
 }
 
-/// The paper's figures: accuracy, and half its 95 % interval.
+/// The published results: accuracy in percent and half the width of its 95 % confidence interval.
 pub struct PaperResults(BTreeMap<CellKey, (f64, Option<f64>)>);
 
-/// Table, dataset, row, and percentage of noise.
+/// Table, dataset, row and noise level in percent.
 type CellKey = (String, String, String, i64);
 
 impl PaperResults {
-    /// Reads them.
+    /// Parses the published results from `experiments/paper.csv`.
     pub fn new() -> anyhow::Result<Self> {
         let mut cells = BTreeMap::new();
         for line in PAPER.lines().skip(1) {
             let fields = csv_fields(line);
             let [table, dataset, row, percent, accuracy, ci95] = &fields[..] else {
-                anyhow::bail!("the paper's tables: a line of {} fields: {line}", fields.len());
+                anyhow::bail!("paper.csv: a line has {} fields instead of 6: {line}", fields.len());
             };
             let key = (
                 table.clone(),
@@ -262,12 +265,10 @@ impl PaperResults {
         Ok(PaperResults(cells))
     }
 
-    /// A cell, if the paper has it.
+    /// The published result for a noise level; `None` if the paper does not report it.
     pub fn cell(&self, table: &str, dataset: &str, row: &str, level: f64) -> Option<(f64, Option<f64>)> {
         self.0.get(&(table.into(), dataset.into(), row.into(), percent_column(level))).copied()
     }
-
-    /// How many cells there are.
 
     #[cfg(test)]
     fn len(&self) -> usize {
@@ -275,19 +276,19 @@ impl PaperResults {
     }
 }
 
-/// A level as a whole percentage: the paper writes 33.3 where a third is meant.
+/// A level rounded to a whole percentage: a third is 33.3 in the paper and 33 in the experiments.
 fn percent_column(level: f64) -> i64 {
     (level * 100.0).round() as i64
 }
 
-/// The fields of a line of CSV; quotes keep commas.
+/// The fields of a line of CSV; fields with commas are quoted.
 fn csv_fields(line: &str) -> Vec<String> {
     let (mut fields, mut quoted) = (vec![String::new()], false);
     for character in line.chars() {
         match character {
             '"' => quoted = !quoted,
             ',' if !quoted => fields.push(String::new()),
-            _ => fields.last_mut().expect("there is one from the start").push(character),
+            _ => fields.last_mut().expect("`fields` starts with one element").push(character),
         }
     }
     fields
@@ -322,14 +323,15 @@ mod tests {
         for table in Experiments::load_paper().unwrap().tables() {
             for row in &table.rows {
                 assert!(row.method.is_some() != row.missing.is_some(), "{}: {}", table.name, row.row);
-                let asks = row.method.as_deref().unwrap_or("").contains("{head}");
-                assert_eq!(asks, row.head.is_some() || row.pictures.is_some(), "{}: {}", table.name, row.row);
+                let needs_head = row.method.as_deref().unwrap_or("").contains("{head}");
+                let has_head = row.head.is_some() || row.image_model.is_some();
+                assert_eq!(needs_head, has_head, "{}: {}", table.name, row.row);
             }
         }
     }
 
     #[test]
-    fn figures_draw_what_is_there() {
+    fn tables_and_rows_of_figures_exist() {
         let experiments = Experiments::load_paper().unwrap();
         for figure in experiments.figures() {
             let (tables, rows): (Vec<&String>, Vec<&String>) = match &figure.shows {
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_answered_with_the_known_ones() {
+    fn the_error_for_an_unknown_name_lists_the_known_names() {
         let error = Experiments::load_paper().unwrap().select(&["tabel".into()]).unwrap_err();
         let hint = &error.downcast_ref::<crate::messages::HintedError>().unwrap().hint;
         assert!(hint.contains("sym_swap_5w5k"), "{error}: {hint}");

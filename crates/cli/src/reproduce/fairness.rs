@@ -10,10 +10,10 @@ use super::planner::{DatasetSource, FeatureJobs, IMAGE_MODEL_EPISODES, PlannedTa
 use super::result_cache::ResultCache;
 use crate::messages::hinted;
 
-/// Episodes of the paper.
+/// The number of evaluation episodes in the paper.
 const PAPER_EPISODES: u64 = 10_000;
 
-/// What holds for everything.
+/// Warnings about the settings, which apply to all tables.
 pub fn general_warnings(settings: &ReproduceSettings) -> Vec<String> {
     let mut warnings = Vec::new();
     if settings.scale != 1.0 {
@@ -38,7 +38,8 @@ pub fn general_warnings(settings: &ReproduceSettings) -> Vec<String> {
     warnings
 }
 
-/// What holds for one table: classes and images that are on both sides, and rows that had more to learn from.
+/// Warnings about one table: classes and images in both training and test, rows with more training data, and rows that
+/// were evaluated on fewer episodes.
 pub fn table_warnings(
     planned: &PlannedTable<'_>,
     settings: &ReproduceSettings,
@@ -54,36 +55,39 @@ pub fn table_warnings(
                 .into(),
         );
     }
-    let shown = |number: &usize| !planned.missing.contains_key(number);
-    let on_pictures = planned.rows().any(|(number, row)| row.pictures.is_some() && shown(&number));
-    if on_pictures && settings.episodes > IMAGE_MODEL_EPISODES {
+    let is_measured = |index: &usize| !planned.missing.contains_key(index);
+    let has_image_model = planned.rows().any(|(index, row)| row.image_model.is_some() && is_measured(&index));
+    if has_image_model && settings.episodes > IMAGE_MODEL_EPISODES {
         warnings.push(format!(
             "MAML: only the first {IMAGE_MODEL_EPISODES} of these episodes, because it adapts to the images of each episode."
         ));
     }
     let Some(FeatureJobs { train, val, test, .. }) = &planned.features else { return Ok(warnings) };
     let open = |&job: &usize| Embeddings::open(cache.path(&jobs.all()[job]));
-    for (name, seen) in [("training", train), ("validation", val)] {
-        // Rows without training leave those features alone.
-        let Ok(seen) = open(seen) else { continue };
-        let bank = |embeddings| EpisodeData { embeddings, outliers: None };
-        let overlaps = overlaps(&[bank(&seen)], &[bank(&open(test)?)]);
+    for (name, job) in [("training", train), ("validation", val)] {
+        // If no row is trained, these features are not computed.
+        let Ok(features) = open(job) else { continue };
+        let data = |embeddings| EpisodeData { embeddings, outliers: None };
+        let overlaps = overlaps(&[data(&features)], &[data(&open(test)?)]);
         warnings.extend(overlaps.iter().map(|overlap| format!("Test against {name}: {overlap}.")));
     }
     Ok(warnings)
 }
 
-/// Refuses splits that share classes, and outliers that are of a split.
+/// Refuses splits and outliers that have a class in common.
 pub fn check_class_overlap(source: &DatasetSource<'_>) -> anyhow::Result<()> {
-    let Ok(found) = &source.found else { return Ok(()) };
-    let mut parts =
-        vec![("train", found.train.classes()), ("val", found.val.classes()), ("test", found.test.classes())];
+    let Ok(splits) = &source.splits else { return Ok(()) };
+    let mut parts = vec![
+        ("train", splits.train.classes()),
+        ("val", splits.val.classes()),
+        ("test", splits.test.classes()),
+    ];
     if let Ok(outliers) = &source.outliers {
         parts.push(("outliers/train", outliers.train.classes()));
         parts.push(("outliers/test", outliers.test.classes()));
     }
-    for (place, (first, classes)) in parts.iter().enumerate() {
-        for (second, others) in &parts[place + 1..] {
+    for (index, (first, classes)) in parts.iter().enumerate() {
+        for (second, others) in &parts[index + 1..] {
             if let Some(shared) = classes.iter().find(|class| others.contains(class)) {
                 let title = &source.dataset.title;
                 return Err(hinted(

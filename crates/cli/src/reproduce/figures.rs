@@ -1,4 +1,4 @@
-//! Figures of the report: curves, which are rows of tables over the number of wrong labels, and images, which are drawn
+//! Figures of the report: curves, which show rows of tables against the number of wrong labels, and images, which are drawn
 //! by commands of this program.
 
 use std::path::Path;
@@ -11,8 +11,8 @@ use trueshot::report::reproduction::{self, Panel};
 
 use super::dataset_files::DatasetSplits;
 use super::experiments::{AttentionMap, Experiments, Figure, FigureContent, PaperDataset, PaperTable};
-use super::jobs::{CommandWord, JobKind, Jobs, plain_words};
-use super::planner::{DatasetSource, PlannedTable, Planner};
+use super::jobs::{Argument, JobKind, Jobs, plain_arguments};
+use super::planner::{DatasetSource, PlannedTable, Planner, has_outliers};
 
 /// A figure of images on one dataset.
 pub struct PlannedFigure<'a> {
@@ -24,17 +24,17 @@ pub struct PlannedFigure<'a> {
 
 struct PlannedPanel {
     title: String,
-    /// The job that draws it, or why there is none.
+    /// The job that draws the image, or the reason why it cannot be drawn.
     job: Result<usize, String>,
 }
 
 impl Figure {
-    /// The rows that it draws as curves.
+    /// The names of the rows that are drawn as curves; `None` for figures of images.
     pub fn rows(&self) -> Option<&[String]> {
         if let FigureContent::Curves { rows, .. } = &self.shows { Some(rows) } else { None }
     }
 
-    /// The tables whose rows it draws as curves.
+    /// The tables whose rows are drawn as curves; empty for figures of images.
     pub fn tables<'a>(&'a self, experiments: &'a Experiments) -> anyhow::Result<Vec<&'a PaperTable>> {
         let FigureContent::Curves { tables, .. } = &self.shows else { return Ok(Vec::new()) };
         tables.iter().map(|name| experiments.table(name)).collect()
@@ -42,17 +42,17 @@ impl Figure {
 }
 
 impl PlannedFigure<'_> {
-    /// The jobs that draw it.
+    /// The jobs that draw the images.
     pub fn jobs(&self) -> impl Iterator<Item = usize> {
         self.panels.iter().filter_map(|panel| panel.job.as_ref().ok().copied())
     }
 
-    /// Why some of it is not drawn.
+    /// The reasons for the images that are not drawn.
     pub fn missing(&self) -> impl Iterator<Item = &String> {
         self.panels.iter().filter_map(|panel| panel.job.as_ref().err())
     }
 
-    /// The figure with its images.
+    /// The figure for the report, with the images that the jobs have drawn in the output folder.
     pub fn drawn(&self, jobs: &Jobs, folder: &Path) -> anyhow::Result<reproduction::Figure> {
         let panel = |panel: &PlannedPanel| {
             let (markup, missing) = match &panel.job {
@@ -73,7 +73,7 @@ impl PlannedFigure<'_> {
     }
 }
 
-/// An image as part of a page.
+/// An image file as HTML: inline SVG, or an `img` element with a data URI.
 fn markup(title: &str, path: &Path) -> anyhow::Result<String> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     if path.extension().is_some_and(|extension| extension == "svg") {
@@ -84,7 +84,7 @@ fn markup(title: &str, path: &Path) -> anyhow::Result<String> {
 }
 
 impl<'a> Planner<'a> {
-    /// The tables of a figure's curves, with what is not drawn left out.
+    /// Plans the tables of a figure of curves, without the evaluations that only measure rows that are not drawn.
     pub fn curves(
         &mut self,
         figure: &'a Figure,
@@ -95,7 +95,7 @@ impl<'a> Planner<'a> {
         for table in tables.iter().filter(|table| table.datasets.iter().any(|name| name == source.name)) {
             let mut planned = self.plan(table, source);
             planned.curve = Some(figure);
-            let drawn: Vec<usize> = planned.rows().map(|(number, _)| number).collect();
+            let drawn: Vec<usize> = planned.rows().map(|(index, _)| index).collect();
             planned.evaluations.retain(|evaluation| evaluation.rows.iter().any(|row| drawn.contains(row)));
             planned.missing.retain(|row, _| drawn.contains(row));
             all.push(planned);
@@ -103,7 +103,7 @@ impl<'a> Planner<'a> {
         all
     }
 
-    /// All jobs of a figure of images on one dataset; none for curves.
+    /// Adds all jobs of a figure of images on one dataset; `None` for a figure of curves.
     pub fn figure(
         &mut self,
         figure: &'a Figure,
@@ -126,15 +126,15 @@ impl<'a> Planner<'a> {
     }
 
     fn support_set(&mut self, source: &DatasetSource<'_>, noise: &NoiseLevels) -> PlannedPanel {
-        let title = format!("{} with {}", source.dataset.title, named(noise));
-        let job = source.splits_for(Some(noise)).map(|found| {
-            let mut line = vec![CommandWord::text("episode")];
-            line.extend(found.test.words());
-            line.extend(plain_words(&format!("--noise {noise} {}", self.shape(source, SHOTS))));
-            if super::planner::has_outliers(noise) {
-                line.extend(test_outliers(source, found));
+        let title = format!("{} with {}", source.dataset.title, noise_title(noise));
+        let job = source.splits_for(Some(noise)).map(|splits| {
+            let mut args = vec![Argument::text("episode")];
+            args.extend(splits.test.arguments());
+            args.extend(plain_arguments(&format!("--noise {noise} {}", self.episode_flags(source, SHOTS))));
+            if has_outliers(noise) {
+                args.extend(test_outlier_arguments(source, splits));
             }
-            self.jobs.add(JobKind::SupportSet, format!("{title}: the support set"), 1.0, line)
+            self.jobs.add(JobKind::SupportSet, format!("{title}: the support set"), 1.0, args)
         });
         PlannedPanel { title, job }
     }
@@ -143,55 +143,53 @@ impl<'a> Planner<'a> {
         &mut self,
         source: &DatasetSource<'_>,
         table: &PaperTable,
-        row: &str,
+        row_name: &str,
         map: &AttentionMap,
         show: &str,
     ) -> anyhow::Result<PlannedPanel> {
-        let row = table.rows.iter().find(|known| known.row == row);
-        let row = row.with_context(|| format!("{} has no row for attention", table.name))?;
-        let title = format!("{} on {} with {}", row.row, source.dataset.title, named(&map.noise));
-        let job = source.splits_for(Some(&map.noise)).and_then(|found| {
-            let features = self.features(source, found, None);
-            let head = self.head(source, &features, row).ok_or("the row has no head")?;
-            let mut line = vec![
-                CommandWord::text("attention"),
-                CommandWord::result(head),
-                CommandWord::result(features.test),
-            ];
-            let shape = self.shape(source, table.shots);
-            line.extend(plain_words(&format!("--noise {} {shape} --show {show}", map.noise)));
-            if let Some([.., outliers]) =
-                features.outliers.filter(|_| super::planner::has_outliers(&map.noise))
-            {
-                line.extend([CommandWord::text("--outliers"), CommandWord::result(outliers)]);
+        let row = table.rows.iter().find(|row| row.row == row_name);
+        let row = row.with_context(|| format!("table '{}' has no row '{row_name}'", table.name))?;
+        let title = format!("{row_name} on {} with {}", source.dataset.title, noise_title(&map.noise));
+        let job = source.splits_for(Some(&map.noise)).and_then(|splits| {
+            let features = self.features(source, splits, None);
+            let head = self.head(source, &features, row);
+            let head = head.ok_or_else(|| format!("row '{row_name}' has no head"))?;
+            let mut args =
+                vec![Argument::text("attention"), Argument::result(head), Argument::result(features.test)];
+            let episode = self.episode_flags(source, table.shots);
+            args.extend(plain_arguments(&format!("--noise {} {episode} --show {show}", map.noise)));
+            if let Some(outliers) = features.outliers.filter(|_| has_outliers(&map.noise)) {
+                args.extend([Argument::text("--outliers"), Argument::result(outliers.test)]);
             }
-            Ok(self.jobs.add(JobKind::Attention, format!("{title}: attention"), 1.0, line))
+            Ok(self.jobs.add(JobKind::Attention, format!("{title}: attention"), 1.0, args))
         });
         Ok(PlannedPanel { title, job })
     }
 
-    fn shape(&self, source: &DatasetSource<'_>, shots: usize) -> String {
+    /// The flags that define the episode to draw.
+    fn episode_flags(&self, source: &DatasetSource<'_>, shots: usize) -> String {
         format!("--shots {shots} --queries {} --seed {}", source.dataset.queries, self.settings.seed)
     }
 }
 
-/// Shots of the support sets that are shown.
+/// Shots of the support sets in figures.
 const SHOTS: usize = 5;
 
-/// The words that give an image of a support set its outliers, as [`Planner::features`] has them.
-fn test_outliers(source: &DatasetSource<'_>, found: &DatasetSplits) -> Vec<CommandWord> {
+/// The arguments that name the outliers of a drawn support set, the same as those for evaluations ([`Planner::features`]).
+fn test_outlier_arguments(source: &DatasetSource<'_>, splits: &DatasetSplits) -> Vec<Argument> {
     match &source.outliers {
         _ if source.dataset.built_in => {
-            let mut line = vec![CommandWord::text("--outliers"), found.val.path()];
-            line.extend(plain_words("--outliers-split val"));
-            line
+            let mut args = vec![Argument::text("--outliers"), splits.val.path()];
+            args.extend(plain_arguments("--outliers-split val"));
+            args
         }
-        Ok(outliers) => vec![CommandWord::text("--outliers"), outliers.test.path()],
+        Ok(outliers) => vec![Argument::text("--outliers"), outliers.test.path()],
         Err(_) => Vec::new(),
     }
 }
 
-fn named(noise: &NoiseLevels) -> String {
-    let each = noise.0.iter().map(|noise| format!("{} noise of {} %", noise.kind, noise.percent()));
-    each.collect::<Vec<_>>().join(", ")
+/// Noise types with their levels in words, such as "paired noise of 40 %".
+fn noise_title(noise: &NoiseLevels) -> String {
+    let settings = noise.0.iter().map(|noise| format!("{} noise of {} %", noise.kind, noise.percent()));
+    settings.collect::<Vec<_>>().join(", ")
 }

@@ -1,37 +1,38 @@
-//! Jobs: commands of this program whose results other jobs need. A job is named by a hash of everything it depends on,
-//! so tables share models and features, and an interrupted run finds what is done.
+//! Jobs: commands of this program, each with one result file, which other jobs can read. The name of the file contains a
+//! hash of everything the result depends on. Tables therefore share models and features, and an interrupted run reuses
+//! finished results.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-/// Changes when results of old would no longer be what the same command gives.
+/// Part of every key. Change it when the same command gives another result than before, so that old results are ignored.
 const CACHE_FORMAT: &str = "trueshot-reproduce/1";
 
-/// A hash as text.
+/// The digest in hexadecimal.
 pub fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a job makes.
+/// What a job produces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobKind {
     Backbone,
     Features,
     Head,
-    /// A model that looks at images itself.
+    /// A model that takes images instead of features, such as MAML.
     ImageModel,
     Evaluation,
-    /// A image of a noisy support set.
+    /// An image of a noisy support set.
     SupportSet,
-    /// An image of where a head looks.
+    /// An image of the attention of a head.
     Attention,
 }
 
 impl JobKind {
-    /// Whether it is trained, and can go on where it stopped.
-    pub fn is_trained(self) -> bool {
+    /// Whether the job is a training run, which can be resumed.
+    pub fn is_training(self) -> bool {
         matches!(self, JobKind::Backbone | JobKind::Head | JobKind::ImageModel)
     }
 
@@ -57,61 +58,63 @@ impl JobKind {
     }
 }
 
-/// A word of a command line: text, and files that are named by what they hold.
+/// One argument of a command line: text, result files and external files, concatenated.
 #[derive(Debug, Clone, Default)]
-pub struct CommandWord(Vec<WordPart>);
+pub struct Argument(Vec<ArgumentPart>);
 
 #[derive(Debug, Clone)]
-enum WordPart {
+enum ArgumentPart {
     Text(String),
     Job(usize),
-    /// A file or folder from outside, and what tells its contents.
+    /// The path of a file or folder that is not a result, and the fingerprint of its contents.
     External(PathBuf, String),
 }
 
-impl CommandWord {
+impl Argument {
     pub fn text(text: impl Into<String>) -> Self {
-        CommandWord(vec![WordPart::Text(text.into())])
+        Argument(vec![ArgumentPart::Text(text.into())])
     }
 
-    /// The result of another job.
+    /// The path of the result of another job.
     pub fn result(job: usize) -> Self {
-        CommandWord(vec![WordPart::Job(job)])
+        Argument(vec![ArgumentPart::Job(job)])
     }
 
+    /// The path of a file or folder that is not a result. Only the fingerprint of its contents is part of a job's key, so
+    /// it can be moved.
     pub fn external(path: &Path, fingerprint: &str) -> Self {
-        CommandWord(vec![WordPart::External(path.into(), fingerprint.into())])
+        Argument(vec![ArgumentPart::External(path.into(), fingerprint.into())])
     }
 
-    pub fn concat(mut self, mut other: CommandWord) -> Self {
+    pub fn concat(mut self, mut other: Argument) -> Self {
         self.0.append(&mut other.0);
         self
     }
 }
 
-/// Words of plain text, as a shell would take them apart where nothing is quoted.
-pub fn plain_words(text: &str) -> impl Iterator<Item = CommandWord> + '_ {
-    text.split_whitespace().map(CommandWord::text)
+/// Splits text into arguments at white space.
+pub fn plain_arguments(text: &str) -> impl Iterator<Item = Argument> + '_ {
+    text.split_whitespace().map(Argument::text)
 }
 
 /// A command whose result is a file.
 #[derive(Debug)]
 pub struct Job {
     pub kind: JobKind,
-    /// What it is, for people.
+    /// A description for progress messages.
     pub label: String,
-    /// A hash of all it depends on.
+    /// The hash of everything the result depends on.
     pub key: String,
-    /// Its file, below the folder of results.
+    /// The path of the result, relative to the output folder.
     pub output: PathBuf,
-    /// The jobs whose files it reads.
+    /// The jobs whose results it reads.
     pub needs: Vec<usize>,
-    /// About how long it takes on two cores, in seconds.
+    /// The estimated duration on two cores, in seconds.
     pub estimate: f64,
-    words: Vec<CommandWord>,
+    arguments: Vec<Argument>,
 }
 
-/// All jobs, each once, those that are needed before those that need them.
+/// A list of distinct jobs. A job comes after the jobs whose results it reads; other code refers to jobs by index.
 #[derive(Debug, Default)]
 pub struct Jobs {
     all: Vec<Job>,
@@ -123,73 +126,77 @@ impl Jobs {
         &self.all
     }
 
-    /// Adds a job, or finds the same one; its number.
-    pub fn add(&mut self, kind: JobKind, label: String, estimate: f64, words: Vec<CommandWord>) -> usize {
-        let key = self.key(&words);
+    /// Adds a job, unless one with the same key exists, and returns its index.
+    pub fn add(&mut self, kind: JobKind, label: String, estimate: f64, arguments: Vec<Argument>) -> usize {
+        let key = self.key(&arguments);
         if let Some(&known) = self.by_key.get(&key) {
             return known;
         }
-        let pieces = || words.iter().flat_map(|word| &word.0);
-        let mut needs: Vec<usize> = pieces()
-            .filter_map(|piece| if let WordPart::Job(job) = piece { Some(*job) } else { None })
+        let parts = arguments.iter().flat_map(|argument| &argument.0);
+        let mut needs: Vec<usize> = parts
+            .filter_map(|part| if let ArgumentPart::Job(job) = part { Some(*job) } else { None })
             .collect();
         needs.dedup();
         let output =
             PathBuf::from("cache").join(format!("{}-{}.{}", kind.name(), &key[..16], kind.extension()));
-        let number = self.all.len();
-        self.by_key.insert(key.clone(), number);
-        self.all.push(Job { kind, label, key, output, needs, estimate, words });
-        number
+        let index = self.all.len();
+        self.by_key.insert(key.clone(), index);
+        self.all.push(Job { kind, label, key, output, needs, estimate, arguments });
+        index
     }
 
-    fn key(&self, words: &[CommandWord]) -> String {
+    /// Hashes the arguments, with the keys of other jobs for their results and fingerprints for external files.
+    fn key(&self, arguments: &[Argument]) -> String {
         let mut hash = Sha256::new();
         hash.update(CACHE_FORMAT);
         hash.update(env!("CARGO_PKG_VERSION"));
-        for word in words {
+        for argument in arguments {
             hash.update([0]);
-            for piece in &word.0 {
-                match piece {
-                    WordPart::Text(text) => hash.update(text),
-                    WordPart::Job(job) => hash.update(&self.all[*job].key),
-                    WordPart::External(_, fingerprint) => hash.update(fingerprint),
+            for part in &argument.0 {
+                match part {
+                    ArgumentPart::Text(text) => hash.update(text),
+                    ArgumentPart::Job(job) => hash.update(&self.all[*job].key),
+                    ArgumentPart::External(_, fingerprint) => hash.update(fingerprint),
                 }
             }
         }
         hex(hash)
     }
 
-    /// The arguments of a job's command; paths of results are relative to their folder.
+    /// The arguments of a job's command; paths of results are relative to the output folder.
     pub fn arguments(&self, job: &Job) -> Vec<String> {
-        let piece = |piece: &WordPart| match piece {
-            WordPart::Text(text) => text.clone(),
-            WordPart::Job(job) => self.all[*job].output.display().to_string(),
-            WordPart::External(path, _) => path.display().to_string(),
+        let text = |part: &ArgumentPart| match part {
+            ArgumentPart::Text(text) => text.clone(),
+            ArgumentPart::Job(job) => self.all[*job].output.display().to_string(),
+            ArgumentPart::External(path, _) => path.display().to_string(),
         };
         let mut arguments: Vec<String> =
-            job.words.iter().map(|word| word.0.iter().map(piece).collect()).collect();
+            job.arguments.iter().map(|argument| argument.0.iter().map(text).collect()).collect();
         arguments.extend(["-o".into(), job.output.display().to_string()]);
         arguments
     }
 
-    /// The command, for a shell.
+    /// The command of a job, quoted for a shell.
     pub fn command(&self, job: &Job) -> String {
-        let quoted = |word: &String| {
-            let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+".contains(c);
-            if word.chars().all(plain) { word.clone() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+        let quoted = |argument: &String| {
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+".contains(c);
+            match argument.chars().all(is_plain) {
+                true => argument.clone(),
+                false => format!("'{}'", argument.replace('\'', "'\\''")),
+            }
         };
         let arguments = self.arguments(job);
-        let words = std::iter::once("trueshot".to_string()).chain(arguments.iter().map(quoted));
-        words.collect::<Vec<_>>().join(" ")
+        let command = std::iter::once("trueshot".to_string()).chain(arguments.iter().map(quoted));
+        command.collect::<Vec<_>>().join(" ")
     }
 
-    /// A job and all it needs, in order.
+    /// The given jobs and all jobs they depend on, in the order in which they can run.
     pub fn with_needs(&self, wanted: &[usize]) -> Vec<usize> {
         let mut needed = vec![false; self.all.len()];
-        let mut open = wanted.to_vec();
-        while let Some(job) = open.pop() {
+        let mut pending = wanted.to_vec();
+        while let Some(job) = pending.pop() {
             if !std::mem::replace(&mut needed[job], true) {
-                open.extend(&self.all[job].needs);
+                pending.extend(&self.all[job].needs);
             }
         }
         (0..self.all.len()).filter(|&job| needed[job]).collect()
@@ -200,27 +207,26 @@ impl Jobs {
 mod tests {
     use super::*;
 
-    fn add(jobs: &mut Jobs, words: Vec<CommandWord>) -> usize {
-        jobs.add(JobKind::Head, String::new(), 1.0, words)
+    fn add(jobs: &mut Jobs, arguments: Vec<Argument>) -> usize {
+        jobs.add(JobKind::Head, String::new(), 1.0, arguments)
     }
 
     #[test]
     fn the_same_command_on_the_same_data_is_one_job() {
         let mut jobs = Jobs::default();
-        let data = |fingerprint: &str| CommandWord::external(Path::new("/data"), fingerprint);
-        let first = add(&mut jobs, vec![CommandWord::text("train"), data("a")]);
-        assert_eq!(first, add(&mut jobs, vec![CommandWord::text("train"), data("a")]));
-        assert_ne!(first, add(&mut jobs, vec![CommandWord::text("train"), data("b")]));
-        let moved = vec![CommandWord::text("train"), CommandWord::external(Path::new("/moved"), "a")];
-        assert_eq!(first, add(&mut jobs, moved), "where the data lies does not matter");
+        let data = |fingerprint: &str| Argument::external(Path::new("/data"), fingerprint);
+        let first = add(&mut jobs, vec![Argument::text("train"), data("a")]);
+        assert_eq!(first, add(&mut jobs, vec![Argument::text("train"), data("a")]));
+        assert_ne!(first, add(&mut jobs, vec![Argument::text("train"), data("b")]));
+        let moved = vec![Argument::text("train"), Argument::external(Path::new("/moved"), "a")];
+        assert_eq!(first, add(&mut jobs, moved), "the key does not depend on the location of the data");
     }
 
     #[test]
-    fn what_a_job_needs_is_part_of_its_name() {
+    fn the_key_of_a_job_depends_on_the_jobs_it_reads() {
         let mut jobs = Jobs::default();
-        let (a, b) =
-            (add(&mut jobs, vec![CommandWord::text("a")]), add(&mut jobs, vec![CommandWord::text("b")]));
-        let on = |job| vec![CommandWord::text("x:model=").concat(CommandWord::result(job))];
+        let (a, b) = (add(&mut jobs, vec![Argument::text("a")]), add(&mut jobs, vec![Argument::text("b")]));
+        let on = |job| vec![Argument::text("x:model=").concat(Argument::result(job))];
         let (on_a, on_b) = (add(&mut jobs, on(a)), add(&mut jobs, on(b)));
         assert_ne!(on_a, on_b);
         assert_eq!(jobs.with_needs(&[on_b]), [b, on_b]);

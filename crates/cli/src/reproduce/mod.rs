@@ -1,8 +1,11 @@
 //! `trueshot reproduce`: reproduces the tables and figures of the paper, from the data to a report.
 //!
+//! [`experiments`] declares the tables and figures, [`planner`] turns them into [`jobs`], [`runner`] runs the jobs, and
+//! [`results`] collects the numbers for the report.
+//!
 //! Every step is a command that can be run by hand, so the commands shown next to a table are the commands that were run.
-//! Steps are named by a hash of everything they depend on ([`jobs`]), recorded when they are done ([`result_cache`]), and
-//! resumed where they stopped.
+//! Results are named by a hash of everything they depend on ([`jobs`]) and recorded when they are finished
+//! ([`result_cache`]); interrupted training is resumed.
 
 mod dataset_files;
 mod experiments;
@@ -30,7 +33,7 @@ use self::result_cache::{ResultCache, ResultState};
 use self::results::EvaluationResult;
 use self::runner::JobRunner;
 use crate::messages::{hinted, say};
-use crate::output::{print, write_file};
+use crate::output::{print_escaped, write_file};
 
 /// Reproduce the tables and figures of the paper
 ///
@@ -89,25 +92,27 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let experiments = Experiments::load_paper()?;
-    let (Some(out), false) = (&arguments.out, arguments.list) else { return print(&list(&experiments)) };
+    let (Some(out), false) = (&arguments.out, arguments.list) else {
+        return print_escaped(&list_text(&experiments));
+    };
     let selected = experiments.select(&arguments.names)?;
     let settings = arguments.settings(&experiments)?;
     let sources = arguments.sources(&experiments)?;
     sources.iter().try_for_each(fairness::check_class_overlap)?;
     let mut planner = Planner { jobs: Jobs::default(), settings: &settings };
-    let mut schedule = Schedule::default();
+    let mut planned = PlannedExperiments::default();
     for experiment in selected {
-        schedule.add(&mut planner, &experiments, &sources, experiment)?;
+        planned.add(&mut planner, &experiments, &sources, experiment)?;
     }
     let jobs = planner.jobs;
-    let needed = schedule.needed(&jobs);
+    let needed = planned.needed(&jobs);
     let cache = ResultCache::open(out)?;
     if arguments.dry_run {
-        return print(&schedule_text(&jobs, &needed, &schedule, &cache));
+        return print_escaped(&dry_run_text(&jobs, &needed, &planned, &cache));
     }
     let (parallel, threads) = (arguments.jobs.into(), arguments.threads);
     JobRunner { jobs: &jobs, needed: &needed, cache: &cache, parallel, threads }.run()?;
-    let reproduction = report(&experiments, &settings, &jobs, &schedule, &sources, &cache, out)?;
+    let reproduction = report(&experiments, &settings, &jobs, &planned, &sources, &cache, out)?;
     for (name, text) in [
         ("report.html", reproduction.html()),
         ("report.md", reproduction.markdown()),
@@ -121,15 +126,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All that is asked for.
+/// The requested tables and figures, each on one dataset.
 #[derive(Default)]
-struct Schedule<'a> {
+struct PlannedExperiments<'a> {
     tables: Vec<PlannedTable<'a>>,
     figures: Vec<PlannedFigure<'a>>,
 }
 
-impl<'a> Schedule<'a> {
-    /// Adds an experiment on all datasets it has.
+impl<'a> PlannedExperiments<'a> {
+    /// Plans an experiment on all of its datasets that are among the sources.
     fn add(
         &mut self,
         planner: &mut Planner<'a>,
@@ -154,21 +159,21 @@ impl<'a> Schedule<'a> {
         Ok(())
     }
 
-    /// The jobs behind it.
+    /// The jobs to run, in order.
     fn needed(&self, jobs: &Jobs) -> Vec<usize> {
         let evaluations = self.tables.iter().flat_map(|planned| &planned.evaluations);
-        let pictures = self.figures.iter().flat_map(PlannedFigure::jobs);
-        let wanted: Vec<usize> = evaluations.map(|evaluation| evaluation.job).chain(pictures).collect();
+        let images = self.figures.iter().flat_map(PlannedFigure::jobs);
+        let wanted: Vec<usize> = evaluations.map(|evaluation| evaluation.job).chain(images).collect();
         jobs.with_needs(&wanted)
     }
 }
 
 impl Arguments {
     fn settings(&self, experiments: &Experiments) -> anyhow::Result<ReproduceSettings> {
-        let scales = self.scale > 0.0 && self.scale <= 100.0;
-        anyhow::ensure!(scales, "--scale is {}; allowed: above 0, up to 100", self.scale);
-        let few = (10_000.0 * self.scale).round().clamp(200.0, 10_000.0) as u64;
-        let episodes = self.episodes.unwrap_or(few);
+        let is_allowed = self.scale > 0.0 && self.scale <= 100.0;
+        anyhow::ensure!(is_allowed, "--scale is {}; allowed: above 0, up to 100", self.scale);
+        let default_episodes = (10_000.0 * self.scale).round().clamp(200.0, 10_000.0) as u64;
+        let episodes = self.episodes.unwrap_or(default_episodes);
         anyhow::ensure!(episodes > 0, "--episodes is 0; allowed: 1 or more");
         let mut backbones = BTreeMap::new();
         for given in &self.backbone {
@@ -177,9 +182,9 @@ impl Arguments {
                 hinted(format!("'{given}' does not name a backbone"), hint)
             })?;
             check_dataset_name(experiments, dataset)?;
-            let print = result_cache::sha256(Path::new(path));
-            let print = print.with_context(|| format!("cannot read the backbone {path}"))?;
-            backbones.insert(dataset.to_string(), (std::path::absolute(path)?, print));
+            let fingerprint = result_cache::sha256(Path::new(path));
+            let fingerprint = fingerprint.with_context(|| format!("cannot read the backbone {path}"))?;
+            backbones.insert(dataset.to_string(), (std::path::absolute(path)?, fingerprint));
         }
         self.without.iter().try_for_each(|row| experiments.check_row_name(row))?;
         let without = self.without.clone();
@@ -201,7 +206,7 @@ impl Arguments {
             .map(|(name, dataset)| DatasetSource {
                 name,
                 dataset,
-                found: DatasetSplits::find(name, dataset, data.as_deref()),
+                splits: DatasetSplits::find(name, dataset, data.as_deref()),
                 outliers: outliers.clone(),
             })
             .collect())
@@ -217,7 +222,8 @@ fn check_dataset_name(experiments: &Experiments, dataset: &str) -> anyhow::Resul
     Ok(())
 }
 
-fn list(experiments: &Experiments) -> String {
+/// The output of `--list`.
+fn list_text(experiments: &Experiments) -> String {
     let mut text = String::new();
     for table in experiments.tables() {
         let what = if table.figure { " (a figure)" } else { "" };
@@ -231,7 +237,13 @@ fn list(experiments: &Experiments) -> String {
     text
 }
 
-fn schedule_text(jobs: &Jobs, needed: &[usize], schedule: &Schedule<'_>, cache: &ResultCache) -> String {
+/// The output of `--dry-run`.
+fn dry_run_text(
+    jobs: &Jobs,
+    needed: &[usize],
+    planned: &PlannedExperiments<'_>,
+    cache: &ResultCache,
+) -> String {
     let mut text = String::new();
     let mut total = 0.0;
     for &job in needed {
@@ -241,19 +253,19 @@ fn schedule_text(jobs: &Jobs, needed: &[usize], schedule: &Schedule<'_>, cache: 
         total += if done { 0.0 } else { job.estimate };
         text.push_str(&format!("{time:>10}  {}\n            {}\n", job.label, jobs.command(job)));
     }
-    for planned in &schedule.tables {
+    for table in &planned.tables {
         let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-        planned.missing.values().for_each(|reason| *reasons.entry(reason).or_default() += 1);
+        table.missing.values().for_each(|reason| *reasons.entry(reason).or_default() += 1);
         for (reason, rows) in reasons {
-            let table = planned.curve.map_or(&planned.table.name, |figure| &figure.name);
-            let dataset = &planned.dataset.title;
+            let name = table.curve.map_or(&table.table.name, |figure| &figure.name);
+            let dataset = &table.dataset.title;
             text.push_str(&format!(
-                "{:>10}  {table}, {dataset}: {rows} rows will not be measured: {reason}\n",
+                "{:>10}  {name}, {dataset}: {rows} rows will not be measured: {reason}\n",
                 "-"
             ));
         }
     }
-    for figure in &schedule.figures {
+    for figure in &planned.figures {
         let (name, dataset) = (&figure.figure.name, &figure.dataset.title);
         for reason in figure.missing() {
             text.push_str(&format!(
@@ -265,6 +277,7 @@ fn schedule_text(jobs: &Jobs, needed: &[usize], schedule: &Schedule<'_>, cache: 
     text + &format!("{} steps, about {} on two cores\n", needed.len(), duration(total))
 }
 
+/// A duration rounded for people: "40 s", "12 min", "3.5 h".
 fn duration(seconds: f64) -> String {
     match seconds {
         ..90.0 => format!("{:.0} s", seconds.max(1.0)),
@@ -273,27 +286,25 @@ fn duration(seconds: f64) -> String {
     }
 }
 
+/// Collects the results of all jobs.
 fn report(
     experiments: &Experiments,
     settings: &ReproduceSettings,
     jobs: &Jobs,
-    schedule: &Schedule<'_>,
+    planned: &PlannedExperiments<'_>,
     sources: &[DatasetSource<'_>],
     cache: &ResultCache,
     out: &Path,
 ) -> anyhow::Result<Reproduction> {
     let paper = PaperResults::new()?;
     let mut tables = Vec::new();
-    for planned in &schedule.tables {
+    for table in &planned.tables {
         let read = |job: usize| EvaluationResult::read(&cache.path(&jobs.all()[job]));
-        let evaluated: Vec<EvaluationResult> = planned
-            .evaluations
-            .iter()
-            .map(|evaluation| read(evaluation.job))
-            .collect::<anyhow::Result<_>>()?;
-        let mut table = results::table(planned, &evaluated, &paper, jobs, out);
-        table.notes.splice(0..0, fairness::table_warnings(planned, settings, jobs, cache)?);
-        tables.push(table);
+        let evaluated: Vec<EvaluationResult> =
+            table.evaluations.iter().map(|evaluation| read(evaluation.job)).collect::<anyhow::Result<_>>()?;
+        let mut measured = results::table(table, &evaluated, &paper, jobs, out);
+        measured.notes.splice(0..0, fairness::table_warnings(table, settings, jobs, cache)?);
+        tables.push(measured);
     }
     let mut facts = vec![
         ("program".to_string(), format!("trueshot {}", env!("CARGO_PKG_VERSION"))),
@@ -303,14 +314,14 @@ fn report(
         ("seed".into(), settings.seed.to_string()),
     ];
     for source in sources {
-        let print = source.found.as_ref().map(|found| {
-            let prints = [&found.train, &found.val, &found.test]
+        let fingerprints = source.splits.as_ref().map(|splits| {
+            let fingerprints = [&splits.train, &splits.val, &splits.test]
                 .map(|split| split.fingerprint().chars().take(16).collect::<String>());
-            format!("train, val, test {}", prints.join(", "))
+            format!("train, val, test {}", fingerprints.join(", "))
         });
         facts.push((
             experiments.dataset[source.name].title.clone(),
-            print.unwrap_or_else(|reason| format!("not measured: {reason}")),
+            fingerprints.unwrap_or_else(|reason| format!("not measured: {reason}")),
         ));
     }
     facts.push((
@@ -322,7 +333,7 @@ fn report(
         facts,
         warnings: fairness::general_warnings(settings),
         tables,
-        figures: schedule
+        figures: planned
             .figures
             .iter()
             .map(|figure| figure.drawn(jobs, out))

@@ -1,5 +1,5 @@
-//! Turns tables into jobs: a backbone, features of every split, heads, and one evaluation for the rows that share
-//! features and noise.
+//! Plans the jobs of a table or figure: train a backbone, embed every split with it, train heads, and evaluate. Rows with
+//! the same input (features or images) and the same noise share one evaluation.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,316 +8,336 @@ use trueshot::noise::{NoiseKind, NoiseLevels};
 
 use super::dataset_files::{DatasetSplits, OutlierSplits, SplitImages};
 use super::experiments::{Figure, PaperDataset, PaperRow, PaperTable};
-use super::jobs::{CommandWord, JobKind, Jobs, plain_words};
+use super::jobs::{Argument, JobKind, Jobs, plain_arguments};
 
-/// How experiments are run.
+/// Settings that apply to all experiments of a run.
 #[derive(Debug, Clone)]
 pub struct ReproduceSettings {
-    /// What training steps and episodes are multiplied by.
+    /// Factor for the number of training steps (`--scale`).
     pub scale: f64,
+    /// Episodes per evaluation.
     pub episodes: u64,
+    /// Seed of the evaluation episodes.
     pub seed: u64,
-    /// Backbones that are there already, by dataset: path and fingerprint.
+    /// Path and fingerprint of the backbones given with `--backbone`, by the name of the dataset.
     pub backbones: BTreeMap<String, (PathBuf, String)>,
-    /// Rows that are not wanted.
+    /// Names of the rows to skip (`--without`).
     pub without: Vec<String>,
 }
 
-/// A table on one dataset.
+/// A table on one dataset, with the jobs that measure it.
 pub struct PlannedTable<'a> {
     pub table: &'a PaperTable,
-    pub name: &'a str,
+    pub dataset_name: &'a str,
     pub dataset: &'a PaperDataset,
     pub evaluations: Vec<EvaluationJob>,
-    /// Why a row is not measured.
+    /// The reason for each row that is not measured, by the index of the row.
     pub missing: BTreeMap<usize, String>,
-    /// The features it trains and tests on, where it does.
+    /// The features of the first backbone that the table uses; `None` if no row is evaluated on features.
     pub features: Option<FeatureJobs>,
-    /// The figure that draws some of its rows as curves, where it is that which is asked for.
+    /// The figure that draws rows of this table as curves; `None` if the table itself was requested.
     pub curve: Option<&'a Figure>,
 }
 
 impl<'a> PlannedTable<'a> {
-    /// The rows that are asked for, with their numbers.
+    /// The rows to show, with their indices: all rows, or those that the figure draws.
     pub fn rows(&self) -> impl Iterator<Item = (usize, &'a PaperRow)> {
-        let chosen = self.curve.and_then(Figure::rows);
-        let is_chosen = move |row: &PaperRow| chosen.is_none_or(|chosen| chosen.contains(&row.row));
-        self.table.rows.iter().enumerate().filter(move |(_, row)| is_chosen(row))
+        let drawn = self.curve.and_then(Figure::rows);
+        let is_shown = move |row: &PaperRow| drawn.is_none_or(|drawn| drawn.contains(&row.row));
+        self.table.rows.iter().enumerate().filter(move |(_, row)| is_shown(row))
     }
 }
 
-/// Rows that are evaluated together.
+/// One evaluation of several rows.
 pub struct EvaluationJob {
+    /// The index of the job in [`Jobs`].
     pub job: usize,
-    /// Rows of the table, as the evaluation calls them: r0, r1, ..
+    /// Indices of the evaluated rows in the table.
     pub rows: Vec<usize>,
     pub noise: NoiseLevels,
 }
 
-/// The features one backbone gives.
+/// The jobs that embed the splits of a dataset with one backbone, as indices in [`Jobs`].
 #[derive(Debug, Clone)]
 pub struct FeatureJobs {
     pub train: usize,
     pub val: usize,
     pub test: usize,
-    /// To train on, to validate on, to test on.
-    pub outliers: Option<[usize; 3]>,
+    /// `None` if there are no outliers.
+    pub outliers: Option<OutlierJobs>,
 }
 
-/// What a row looks with: a backbone (the dataset's, or one of its own), or a model for images.
+/// The jobs that embed the outliers for training, validation and test, as indices in [`Jobs`].
+#[derive(Debug, Clone, Copy)]
+pub struct OutlierJobs {
+    pub train: usize,
+    pub val: usize,
+    pub test: usize,
+}
+
+/// What a row is evaluated on.
 #[derive(Clone, Copy, PartialEq)]
 enum RowInput<'a> {
-    Backbone(Option<&'a str>),
+    /// Features of a backbone: that of the dataset (`None`), or one trained for the row with these arguments.
+    Features(Option<&'a str>),
+    /// Images, with a model trained with these arguments.
     Images(&'a str),
 }
 
 impl<'a> RowInput<'a> {
     fn new(row: &'a PaperRow) -> Self {
-        match &row.pictures {
+        match &row.image_model {
             Some(model) => RowInput::Images(model),
-            None => RowInput::Backbone(row.backbone.as_deref()),
+            None => RowInput::Features(row.backbone.as_deref()),
         }
     }
 }
 
-/// The most episodes for models that look at images.
+/// Rows of a table that share one evaluation.
+struct EvaluationGroup<'a> {
+    input: RowInput<'a>,
+    noise: &'a NoiseLevels,
+    /// Indices of the rows, at least one.
+    rows: Vec<usize>,
+}
+
+/// Maximum number of evaluation episodes for models that take images. They adapt to the images of every episode, which
+/// takes as long as hundreds of episodes on features.
 pub const IMAGE_MODEL_EPISODES: u64 = 600;
 
-/// What a name of a row in an evaluation is.
+/// The label of a row's method in the evaluation: r0, r1, ..
 pub fn row_label(row: usize) -> String {
     format!("r{row}")
 }
 
-/// A dataset and the outliers that go with it.
+/// A dataset with its splits and outliers, or the reasons why they are not available.
 pub struct DatasetSource<'a> {
     pub name: &'a str,
     pub dataset: &'a PaperDataset,
-    pub found: Result<DatasetSplits, String>,
+    pub splits: Result<DatasetSplits, String>,
+    /// The outliers in the data folder. Not used for Omniglot, whose outliers are other characters.
     pub outliers: Result<OutlierSplits, String>,
 }
 
 impl DatasetSource<'_> {
-    /// The splits; the reason where they are not there, or where noise asks for outliers and these are not. Of the
-    /// drawings, other characters are.
+    /// The splits.
+    ///
+    /// # Errors
+    /// The reason why the splits are not available, or why the outliers are not, if the noise needs any.
     pub fn splits_for(&self, noise: Option<&NoiseLevels>) -> Result<&DatasetSplits, String> {
-        let found = self.found.as_ref().map_err(String::clone)?;
-        let wanted = noise.is_some_and(has_outliers) && !self.dataset.built_in;
+        let splits = self.splits.as_ref().map_err(String::clone)?;
+        let needs_outliers = noise.is_some_and(has_outliers) && !self.dataset.built_in;
         match &self.outliers {
-            Err(reason) if wanted => Err(reason.clone()),
-            _ => Ok(found),
+            Err(reason) if needs_outliers => Err(reason.clone()),
+            _ => Ok(splits),
         }
     }
 
-    /// The words that give training on images its outliers.
-    fn outlier_words(&self, found: &DatasetSplits) -> Vec<CommandWord> {
+    /// The arguments that name the outliers for training on images; none if there are no outliers.
+    fn outlier_arguments(&self, splits: &DatasetSplits) -> Vec<Argument> {
         let (train, val) = match &self.outliers {
-            _ if self.dataset.built_in => (&found.train, &found.train),
+            _ if self.dataset.built_in => (&splits.train, &splits.train),
             Ok(outliers) => (&outliers.train, outliers.val.as_ref().unwrap_or(&outliers.train)),
             Err(_) => return Vec::new(),
         };
-        vec![CommandWord::text("--outliers"), train.path(), CommandWord::text("--val-outliers"), val.path()]
+        vec![Argument::text("--outliers"), train.path(), Argument::text("--val-outliers"), val.path()]
     }
 }
 
+/// Adds the jobs of tables and figures to one list of jobs, so that they share results.
 pub struct Planner<'a> {
     pub jobs: Jobs,
     pub settings: &'a ReproduceSettings,
 }
 
 impl<'a> Planner<'a> {
-    /// All jobs of a table on one dataset.
+    /// Adds all jobs of a table on one dataset.
     pub fn plan(&mut self, table: &'a PaperTable, source: &DatasetSource<'a>) -> PlannedTable<'a> {
-        let DatasetSource { name, dataset, .. } = *source;
         let mut planned = PlannedTable {
             table,
-            name,
-            dataset,
+            dataset_name: source.name,
+            dataset: source.dataset,
             evaluations: vec![],
-            missing: BTreeMap::new(),
+            missing: self.missing_rows(table, source),
             features: None,
             curve: None,
         };
-        let small = dataset.too_small_for(table.shots);
-        for (number, row) in table.rows.iter().enumerate() {
-            let ready = source.splits_for(row.noise.as_ref().or(table.noise.as_ref()));
-            let reason = small.clone().filter(|_| source.found.is_ok()).or(ready.err());
-            let unwanted =
-                self.settings.without.contains(&row.row).then(|| "skipped (--without)".to_string());
-            let reason = reason.or(row.missing.clone()).or(unwanted);
-            planned.missing.extend(reason.map(|reason| (number, reason)));
-        }
-        let Ok(found) = &source.found else { return planned };
-        let mut together: Vec<(RowInput<'_>, &NoiseLevels, Vec<usize>)> = Vec::new();
-        for (number, row) in table.rows.iter().enumerate() {
-            let Some(noise) = row.noise.as_ref().or(table.noise.as_ref()) else { continue };
-            if planned.missing.contains_key(&number) {
-                continue;
-            }
-            let input = RowInput::new(row);
-            match together.iter_mut().find(|(e, n, _)| (*e, *n) == (input, noise)) {
-                Some((_, _, rows)) => rows.push(number),
-                None => together.push((input, noise, vec![number])),
-            }
-        }
-        for (input, noise, rows) in together {
-            let job = match input {
-                RowInput::Images(model) => {
-                    match self.evaluate_on_images(table, source, found, model, noise, rows[0]) {
-                        Ok(job) => job,
-                        Err(reason) => {
-                            planned.missing.insert(rows[0], reason);
-                            continue;
-                        }
-                    }
-                }
-                RowInput::Backbone(own) => {
-                    let features = self.features(source, found, own);
-                    let job = self.evaluation(table, source, &features, noise, &rows);
+        let Ok(splits) = &source.splits else { return planned };
+        for group in evaluation_groups(table, &planned.missing) {
+            let job = match group.input {
+                RowInput::Images(model) => self.evaluate_on_images(table, source, splits, model, &group),
+                RowInput::Features(backbone) => {
+                    let features = self.features(source, splits, backbone);
+                    let job = self.evaluate_on_features(table, source, &features, &group);
                     planned.features.get_or_insert(features);
-                    job
+                    Ok(job)
                 }
             };
-            planned.evaluations.push(EvaluationJob { job, rows, noise: noise.clone() });
+            let EvaluationGroup { noise, rows, .. } = group;
+            match job {
+                Ok(job) => planned.evaluations.push(EvaluationJob { job, rows, noise: noise.clone() }),
+                Err(reason) => planned.missing.extend(rows.into_iter().map(|row| (row, reason.clone()))),
+            }
         }
         planned
     }
 
+    /// The rows that cannot be measured or are skipped, by index, with the reason.
+    fn missing_rows(&self, table: &PaperTable, source: &DatasetSource<'_>) -> BTreeMap<usize, String> {
+        let too_small = source.splits.as_ref().ok().and_then(|_| source.dataset.too_small_for(table.shots));
+        let reason = |row: &PaperRow| {
+            let unavailable = source.splits_for(row_noise(table, row)).err();
+            let skipped = self.settings.without.contains(&row.row);
+            let skipped = skipped.then(|| "skipped (--without)".to_string());
+            too_small.clone().or(unavailable).or(row.missing.clone()).or(skipped)
+        };
+        table.rows.iter().enumerate().filter_map(|(index, row)| Some((index, reason(row)?))).collect()
+    }
+
+    /// Adds the jobs that embed the dataset and its outliers. `row_backbone` are the arguments of `trueshot train` for a
+    /// backbone that only some rows use; without, the features are those of the dataset's backbone.
     pub fn features(
         &mut self,
         source: &DatasetSource<'_>,
-        found: &DatasetSplits,
-        own: Option<&str>,
+        splits: &DatasetSplits,
+        row_backbone: Option<&str>,
     ) -> FeatureJobs {
-        let backbone = self.backbone(source, found, own);
+        let backbone = self.backbone(source, splits, row_backbone);
         let copies = source.dataset.copies;
-        let mut embed = |what: &str, pictures: &SplitImages, copies: u32| {
-            let mut line = vec![CommandWord::text("embed")];
-            line.extend(pictures.words());
-            line.extend([CommandWord::text("--backbone"), backbone.clone()]);
+        let mut embed = |what: &str, images: &SplitImages, copies: u32| {
+            let mut args = vec![Argument::text("embed")];
+            args.extend(images.arguments());
+            args.extend([Argument::text("--backbone"), backbone.clone()]);
             if copies > 1 {
-                line.extend(plain_words(&format!("--augment --copies {copies}")));
+                args.extend(plain_arguments(&format!("--augment --copies {copies}")));
             }
-            line.extend(plain_words("--precision f16"));
+            args.extend(plain_arguments("--precision f16"));
             let label = format!("{}: features of {what}", source.dataset.title);
-            let estimate = 0.0006 * f64::from(copies) * pictures.count() as f64;
-            self.jobs.add(JobKind::Features, label, estimate, line)
+            let estimate = 0.0006 * f64::from(copies) * images.count() as f64;
+            self.jobs.add(JobKind::Features, label, estimate, args)
         };
-        let train = embed("the training classes", &found.train, copies);
-        let val = embed("the validation classes", &found.val, 1);
-        let test = embed("the test classes", &found.test, 1);
+        let train = embed("the training classes", &splits.train, copies);
+        let val = embed("the validation classes", &splits.val, 1);
+        let test = embed("the test classes", &splits.test, 1);
         let outliers = match &source.outliers {
-            // Other characters are what does not belong.
-            _ if source.dataset.built_in => Some([train, train, val]),
+            // The outliers of Omniglot are characters of its own splits, never of the test split.
+            _ if source.dataset.built_in => Some(OutlierJobs { train, val: train, test: val }),
             Err(_) => None,
             Ok(outliers) => {
-                let own = embed("outliers to train on", &outliers.train, copies);
-                let between = outliers.val.as_ref().map(|val| embed("outliers to validate on", val, 1));
-                Some([own, between.unwrap_or(own), embed("outliers to test on", &outliers.test, 1)])
+                let train = embed("outliers to train on", &outliers.train, copies);
+                let val = outliers.val.as_ref().map(|val| embed("outliers to validate on", val, 1));
+                let test = embed("outliers to test on", &outliers.test, 1);
+                Some(OutlierJobs { train, val: val.unwrap_or(train), test })
             }
         };
         FeatureJobs { train, val, test, outliers }
     }
 
-    /// The backbone's file: the one given, or one that is trained.
+    /// The file of a backbone: the one given with `--backbone`, or the result of a training job.
     fn backbone(
         &mut self,
         source: &DatasetSource<'_>,
-        found: &DatasetSplits,
-        own: Option<&str>,
-    ) -> CommandWord {
-        if let (None, Some((path, print))) = (own, self.settings.backbones.get(source.name)) {
-            return CommandWord::external(path, print);
+        splits: &DatasetSplits,
+        row_backbone: Option<&str>,
+    ) -> Argument {
+        let given = self.settings.backbones.get(source.name);
+        if let (None, Some((path, fingerprint))) = (row_backbone, given) {
+            return Argument::external(path, fingerprint);
         }
-        let (trainer, more) = own.unwrap_or("backbone").split_once(' ').unwrap_or(("backbone", ""));
+        let (trainer, row_flags) = split_trainer(row_backbone.unwrap_or("backbone"));
         let flags = match trainer {
-            "backbone" => format!("{} {more}", source.dataset.backbone),
-            _ => more.to_string(),
+            "backbone" => format!("{} {row_flags}", source.dataset.backbone),
+            _ => row_flags.to_string(),
         };
-        let label = match own {
-            None => format!("{}: the backbone", source.dataset.title),
-            Some(own) => format!("{}: a backbone of its own ({own})", source.dataset.title),
+        let title = &source.dataset.title;
+        let label = match row_backbone {
+            None => format!("{title}: the backbone"),
+            Some(arguments) => format!("{title}: a backbone of its own ({arguments})"),
         };
-        CommandWord::result(self.train_on_images(JobKind::Backbone, label, source, found, trainer, &flags))
+        Argument::result(self.train_on_images(JobKind::Backbone, label, source, splits, trainer, &flags))
     }
 
-    /// `trueshot train TRAINER` on the images of a dataset.
+    /// Adds the job `trueshot train TRAINER` on the images of a dataset.
     fn train_on_images(
         &mut self,
         kind: JobKind,
         label: String,
         source: &DatasetSource<'_>,
-        found: &DatasetSplits,
+        splits: &DatasetSplits,
         trainer: &str,
         flags: &str,
     ) -> usize {
         let dataset = source.dataset;
-        let mut line = vec![CommandWord::text("train"), CommandWord::text(trainer), found.train.path()];
-        line.extend(found.train.split_file_words());
-        if !found.val.is_shared() {
-            line.extend([CommandWord::text("--val"), found.val.path()]);
+        let mut args = vec![Argument::text("train"), Argument::text(trainer), splits.train.path()];
+        args.extend(splits.train.split_file_arguments());
+        if !splits.val.is_shared() {
+            args.extend([Argument::text("--val"), splits.val.path()]);
         }
         if flags.contains("outlier=") {
-            line.extend(source.outlier_words(found));
+            args.extend(source.outlier_arguments(splits));
         }
-        line.extend(plain_words(&dataset.pictures));
+        args.extend(plain_arguments(&dataset.image_flags));
         let (flags, steps) = self.scale_flags(flags, 100_000);
-        line.extend(plain_words(&flags));
-        let each = match () {
-            () if dataset.built_in => 0.013,
-            () if dataset.pictures.contains("--size 32") => 0.03,
-            () => 0.17,
+        args.extend(plain_arguments(&flags));
+        let backbone_step = if dataset.built_in {
+            0.013
+        } else if dataset.image_flags.contains("--size 32") {
+            0.03
+        } else {
+            0.17
         };
-        // A step of MAML goes through four tasks some ten times, one of NegMargin through more images.
-        let each = each * if trainer == "maml" { 12.0 } else { 1.3 };
-        self.jobs.add(kind, label, each * steps as f64, line)
+        // A step of MAML passes over four tasks about ten times; a step of NegMargin has more images.
+        let seconds_per_step = backbone_step * if trainer == "maml" { 12.0 } else { 1.3 };
+        self.jobs.add(kind, label, seconds_per_step * steps as f64, args)
     }
 
-    /// A row whose model looks at images: trained on them and evaluated on them, on fewer episodes, for each takes as long
-    /// as hundreds of others. The reason where that cannot be.
+    /// Adds the jobs that train a model on images and evaluate rows with it, on at most [`IMAGE_MODEL_EPISODES`] episodes.
+    ///
+    /// # Errors
+    /// The reason why the rows cannot be evaluated.
     fn evaluate_on_images(
         &mut self,
         table: &PaperTable,
         source: &DatasetSource<'_>,
-        found: &DatasetSplits,
+        splits: &DatasetSplits,
         model: &str,
-        noise: &NoiseLevels,
-        row: usize,
+        group: &EvaluationGroup<'_>,
     ) -> Result<usize, String> {
-        let (trainer, flags) = model.split_once(' ').unwrap_or((model, ""));
+        let EvaluationGroup { noise, rows, .. } = group;
         let dataset = source.dataset;
         let queries = dataset.queries;
+        let outliers = match &source.outliers {
+            _ if !has_outliers(noise) => None,
+            _ if dataset.built_in => {
+                return Err(format!(
+                    "not possible with outlier noise on {0}: its outliers are one split of {0}, and `trueshot eval \
+                     --pictures` cannot read outliers from one split",
+                    dataset.title
+                ));
+            }
+            Err(reason) => return Err(reason.clone()),
+            Ok(outliers) => Some(outliers.test.path()),
+        };
+        let names = rows.iter().map(|&row| table.rows[row].row.as_str()).collect::<Vec<_>>().join(", ");
+        let (trainer, flags) = split_trainer(model);
         let flags =
             format!("{flags} --queries {queries} --val-queries {queries} --val-shots {}", table.shots);
-        let label = format!("{}: {} ({flags})", dataset.title, table.rows[row].row);
-        let trained = self.train_on_images(JobKind::ImageModel, label, source, found, trainer, &flags);
-        let method = table.rows[row].method.as_deref().unwrap_or_default();
-        let (before, after) = method.split_once("{head}").unwrap_or((method, ""));
-        let method = CommandWord::text(before)
-            .concat(CommandWord::result(trained))
-            .concat(CommandWord::text(format!("{after}:as={}", self::row_label(row))));
-        let mut line = vec![CommandWord::text("eval"), CommandWord::text("--pictures")];
-        line.extend(found.test.words());
-        line.extend([CommandWord::text("--methods"), method]);
+        let label = format!("{}: {names} ({flags})", dataset.title);
+        let trained = self.train_on_images(JobKind::ImageModel, label, source, splits, trainer, &flags);
+        let mut args = vec![Argument::text("eval"), Argument::text("--pictures")];
+        args.extend(splits.test.arguments());
+        args.extend([Argument::text("--methods"), methods_argument(table, rows, |_| Some(trained))]);
         let episodes = self.settings.episodes.min(IMAGE_MODEL_EPISODES);
-        let shape =
-            format!("--shots {} --queries {queries} --noise {noise} --episodes {episodes}", table.shots);
-        line.extend(plain_words(&format!("{shape} --seed {} --format json", self.settings.seed)));
-        if has_outliers(noise) {
-            let outliers = match &source.outliers {
-                _ if dataset.built_in => {
-                    return Err("the outliers of Omniglot are built in and not in a folder".into());
-                }
-                Err(reason) => return Err(reason.clone()),
-                Ok(outliers) => outliers.test.path(),
-            };
-            line.extend([CommandWord::text("--outliers"), outliers]);
+        args.extend(self.episode_arguments(table, source, noise, episodes));
+        if let Some(outliers) = outliers {
+            args.extend([Argument::text("--outliers"), outliers]);
         }
-        let estimate = 0.1 * episodes as f64 * noise.0.len() as f64;
-        let label = format!("{}: {}, {}", dataset.title, table.name, table.rows[row].row);
-        Ok(self.jobs.add(JobKind::Evaluation, label, estimate, line))
+        let estimate = 0.1 * episodes as f64 * noise.0.len() as f64 * rows.len() as f64;
+        let label = format!("{}: {}, {names}", dataset.title, table.name);
+        Ok(self.jobs.add(JobKind::Evaluation, label, estimate, args))
     }
 
-    /// The file of a row's head; none where the data for it is missing.
+    /// Adds the job that trains the head of a row; `None` if the row has no head.
     pub fn head(
         &mut self,
         source: &DatasetSource<'_>,
@@ -326,116 +346,169 @@ impl<'a> Planner<'a> {
     ) -> Option<usize> {
         let flags = row.head.as_deref()?.replace("{several_shots}", source.dataset.several_shots());
         let (flags, steps) = self.scale_flags(&flags, 25_000);
-        let (kind, flags) = flags.split_once(' ')?;
-        let mut line =
-            vec![CommandWord::text("train"), CommandWord::text(kind), CommandWord::result(features.train)];
-        line.extend([CommandWord::text("--val"), CommandWord::result(features.val)]);
+        let (trainer, flags) = flags.split_once(' ')?;
+        let mut args =
+            vec![Argument::text("train"), Argument::text(trainer), Argument::result(features.train)];
+        args.extend([Argument::text("--val"), Argument::result(features.val)]);
         let mut flags = flags.to_string();
         match features.outliers {
-            Some([train, val, _]) if flags.contains("outlier=") => {
-                line.extend([CommandWord::text("--outliers"), CommandWord::result(train)]);
-                line.extend([CommandWord::text("--val-outliers"), CommandWord::result(val)]);
+            Some(outliers) if flags.contains("outlier=") => {
+                args.extend([Argument::text("--outliers"), Argument::result(outliers.train)]);
+                args.extend([Argument::text("--val-outliers"), Argument::result(outliers.val)]);
             }
-            // A head for several types of noise learns the others.
+            // Without outliers, a head for several noise types is trained on the other types.
             None => flags = without_outliers(&flags),
             _ => (),
         }
-        line.extend(plain_words(&flags));
+        args.extend(plain_arguments(&flags));
         if !flags.contains("--queries") {
-            line.extend(plain_words(&format!("--queries {}", source.dataset.queries)));
+            args.extend(plain_arguments(&format!("--queries {}", source.dataset.queries)));
         }
-        line.extend(plain_words(&format!("--val-queries {}", source.dataset.queries)));
-        let each = if kind == "relabel" { 0.055 } else { 0.018 };
+        args.extend(plain_arguments(&format!("--val-queries {}", source.dataset.queries)));
+        let seconds_per_step = if trainer == "relabel" { 0.055 } else { 0.018 };
         let label = format!("{}: {} ({flags})", source.dataset.title, row.row);
-        Some(self.jobs.add(JobKind::Head, label, each * steps as f64, line))
+        Some(self.jobs.add(JobKind::Head, label, seconds_per_step * steps as f64, args))
     }
 
-    fn evaluation(
+    /// Adds the jobs that train the heads of rows and evaluate the rows on features.
+    fn evaluate_on_features(
         &mut self,
         table: &PaperTable,
         source: &DatasetSource<'_>,
         features: &FeatureJobs,
-        noise: &NoiseLevels,
-        rows: &[usize],
+        group: &EvaluationGroup<'_>,
     ) -> usize {
-        let mut methods = CommandWord::default();
-        let mut each = 0.0;
-        for &number in rows {
-            let row = &table.rows[number];
-            let method = row.method.as_deref().unwrap_or_default();
-            let (before, after) = method.split_once("{head}").unwrap_or((method, ""));
-            let comma = if number == rows[0] { "" } else { "," };
-            methods = methods.concat(CommandWord::text(format!("{comma}{before}")));
-            if let Some(head) = self.head(source, features, row) {
-                methods = methods.concat(CommandWord::result(head));
-            }
-            methods = methods.concat(CommandWord::text(format!("{after}:as={}", row_label(number))));
-            each += seconds_per_episode(method);
-        }
-        let mut line = vec![
-            CommandWord::text("eval"),
-            CommandWord::result(features.test),
-            CommandWord::text("--methods"),
+        let EvaluationGroup { noise, rows, .. } = group;
+        let methods = methods_argument(table, rows, |row| self.head(source, features, row));
+        let mut args = vec![
+            Argument::text("eval"),
+            Argument::result(features.test),
+            Argument::text("--methods"),
             methods,
         ];
-        let ReproduceSettings { episodes, seed, .. } = self.settings;
-        let (shots, queries) = (table.shots, source.dataset.queries);
-        let shape = format!("--shots {shots} --queries {queries} --noise {noise} --episodes {episodes}");
-        line.extend(plain_words(&format!("{shape} --seed {seed} --format json")));
-        if let Some(base) = rows.iter().find(|&&row| table.rows[row].method.as_deref() == Some("protonet")) {
-            line.extend(plain_words(&format!("--baseline {}", row_label(*base))));
+        let episodes = self.settings.episodes;
+        args.extend(self.episode_arguments(table, source, noise, episodes));
+        let method = |row: usize| table.rows[row].method.as_deref().unwrap_or_default();
+        if let Some(&baseline) = rows.iter().find(|&&row| method(row) == "protonet") {
+            args.extend(plain_arguments(&format!("--baseline {}", row_label(baseline))));
         }
-        if let Some([.., outliers]) = features.outliers.filter(|_| has_outliers(noise)) {
-            line.extend([CommandWord::text("--outliers"), CommandWord::result(outliers)]);
+        if let Some(outliers) = features.outliers.filter(|_| has_outliers(noise)) {
+            args.extend([Argument::text("--outliers"), Argument::result(outliers.test)]);
         }
-        let estimate = each * (*episodes as f64) * noise.0.len() as f64;
+        let seconds: f64 = rows.iter().map(|&row| seconds_per_episode(method(row))).sum();
+        let estimate = seconds * episodes as f64 * noise.0.len() as f64;
         let label = format!("{}: {}", source.dataset.title, table.name);
-        self.jobs.add(JobKind::Evaluation, label, estimate, line)
+        self.jobs.add(JobKind::Evaluation, label, estimate, args)
     }
 
-    /// Flags with their steps, and what goes with them, brought to scale.
-    fn scale_flags(&self, flags: &str, default: u64) -> (String, u64) {
-        let given: Vec<&str> = flags.split_whitespace().collect();
-        let value =
-            |flag: &str| given.iter().position(|word| *word == flag).and_then(|place| given.get(place + 1));
-        let full: u64 = value("--steps").and_then(|steps| steps.parse().ok()).unwrap_or(default);
-        let every: u64 = value("--val-every").and_then(|steps| steps.parse().ok()).unwrap_or(1000);
+    /// The arguments of `trueshot eval` that describe the episodes and the output.
+    fn episode_arguments(
+        &self,
+        table: &PaperTable,
+        source: &DatasetSource<'_>,
+        noise: &NoiseLevels,
+        episodes: u64,
+    ) -> Vec<Argument> {
+        let (shots, queries, seed) = (table.shots, source.dataset.queries, self.settings.seed);
+        let episodes = format!("--shots {shots} --queries {queries} --noise {noise} --episodes {episodes}");
+        plain_arguments(&format!("{episodes} --seed {seed} --format json")).collect()
+    }
+
+    /// Multiplies the training steps (`default_steps` if the flags do not set them), the validation interval and, for a
+    /// scale below 1, the validation episodes by the scale. Returns the new flags and the number of steps.
+    fn scale_flags(&self, flags: &str, default_steps: u64) -> (String, u64) {
+        let args: Vec<&str> = flags.split_whitespace().collect();
+        let value = |flag: &str| -> Option<u64> {
+            let index = args.iter().position(|arg| *arg == flag)?;
+            args.get(index + 1)?.parse().ok()
+        };
         let scale = self.settings.scale;
-        let steps = ((full as f64 * scale).round() as u64).max(10);
-        let every = ((every as f64 * scale).round() as u64).max(50).min(steps);
-        let episodes = ((300.0 * scale.min(1.0)).round() as u64).max(40);
-        let mut kept = Vec::new();
-        let mut words = given.iter();
-        while let Some(word) = words.next() {
-            if ["--steps", "--val-every", "--val-episodes"].contains(word) {
-                words.next();
+        let scaled = |count: u64| (count as f64 * scale).round() as u64;
+        let steps = scaled(value("--steps").unwrap_or(default_steps)).max(10);
+        let val_every = scaled(value("--val-every").unwrap_or(1000)).max(50).min(steps);
+        let val_episodes = ((300.0 * scale.min(1.0)).round() as u64).max(40);
+        let mut other_args = Vec::new();
+        let mut remaining = args.iter();
+        while let Some(arg) = remaining.next() {
+            if ["--steps", "--val-every", "--val-episodes"].contains(arg) {
+                remaining.next();
             } else {
-                kept.push(*word);
+                other_args.push(*arg);
             }
         }
-        (format!("{} --steps {steps} --val-every {every} --val-episodes {episodes}", kept.join(" ")), steps)
+        let flags = format!(
+            "{} --steps {steps} --val-every {val_every} --val-episodes {val_episodes}",
+            other_args.join(" ")
+        );
+        (flags, steps)
     }
 }
 
+/// The noise that a row is evaluated with: its own, or that of the table.
+fn row_noise<'a>(table: &'a PaperTable, row: &'a PaperRow) -> Option<&'a NoiseLevels> {
+    row.noise.as_ref().or(table.noise.as_ref())
+}
+
+/// Groups the rows that are not missing by input and noise.
+fn evaluation_groups<'a>(
+    table: &'a PaperTable,
+    missing: &BTreeMap<usize, String>,
+) -> Vec<EvaluationGroup<'a>> {
+    let mut groups: Vec<EvaluationGroup<'a>> = Vec::new();
+    for (index, row) in table.rows.iter().enumerate().filter(|(index, _)| !missing.contains_key(index)) {
+        let Some(noise) = row_noise(table, row) else { continue };
+        let input = RowInput::new(row);
+        match groups.iter_mut().find(|group| group.input == input && group.noise == noise) {
+            Some(group) => group.rows.push(index),
+            None => groups.push(EvaluationGroup { input, noise, rows: vec![index] }),
+        }
+    }
+    groups
+}
+
+/// The value of `--methods`: the methods of the rows with their labels, `{head}` replaced by the result of the job that
+/// `head` returns for the row.
+fn methods_argument(
+    table: &PaperTable,
+    rows: &[usize],
+    mut head: impl FnMut(&PaperRow) -> Option<usize>,
+) -> Argument {
+    let mut methods = Argument::default();
+    for (position, &index) in rows.iter().enumerate() {
+        let row = &table.rows[index];
+        let method = row.method.as_deref().unwrap_or_default();
+        let (before, after) = method.split_once("{head}").unwrap_or((method, ""));
+        let comma = if position == 0 { "" } else { "," };
+        methods = methods.concat(Argument::text(format!("{comma}{before}")));
+        if let Some(head) = head(row) {
+            methods = methods.concat(Argument::result(head));
+        }
+        methods = methods.concat(Argument::text(format!("{after}:as={}", row_label(index))));
+    }
+    methods
+}
+
+/// Splits arguments of `trueshot train`, such as `negmargin --steps 30000`, into the trainer and its flags.
+fn split_trainer(arguments: &str) -> (&str, &str) {
+    arguments.split_once(' ').unwrap_or((arguments, ""))
+}
+
+/// Whether one of the noise types is outlier noise.
 pub fn has_outliers(noise: &NoiseLevels) -> bool {
     noise.0.iter().any(|noise| noise.kind == NoiseKind::Outlier)
 }
 
+/// Removes outlier noise (`--noise outlier=..`) from flags.
 fn without_outliers(flags: &str) -> String {
-    let words: Vec<&str> = flags.split_whitespace().collect();
-    let is_dropped = |place: usize| {
-        words[place].starts_with("outlier=")
-            || (words[place] == "--noise"
-                && words.get(place + 1).is_some_and(|next| next.starts_with("outlier=")))
-    };
-    (0..words.len())
-        .filter(|&place| !is_dropped(place))
-        .map(|place| words[place])
-        .collect::<Vec<_>>()
-        .join(" ")
+    let args: Vec<&str> = flags.split_whitespace().collect();
+    let is_level = |index: usize| args.get(index).is_some_and(|arg| arg.starts_with("outlier="));
+    let is_dropped = |index: usize| is_level(index) || (args[index] == "--noise" && is_level(index + 1));
+    let kept: Vec<&str> =
+        (0..args.len()).filter(|&index| !is_dropped(index)).map(|index| args[index]).collect();
+    kept.join(" ")
 }
 
-/// About how long a method takes for an episode, in seconds.
+/// The estimated duration of one episode with a method, on two cores.
 fn seconds_per_episode(method: &str) -> f64 {
     let name = method.split(':').next().unwrap_or(method);
     match name {
@@ -455,44 +528,102 @@ mod tests {
         ReproduceSettings { scale, episodes: 200, seed: 0, backbones: BTreeMap::new(), without: vec![] }
     }
 
+    fn planner(settings: &ReproduceSettings) -> Planner<'_> {
+        Planner { jobs: Jobs::default(), settings }
+    }
+
     fn omniglot(experiments: &Experiments) -> DatasetSource<'_> {
         let dataset = &experiments.dataset["omniglot"];
         DatasetSource {
             name: "omniglot",
             dataset,
-            found: DatasetSplits::find("omniglot", dataset, None),
+            splits: DatasetSplits::find("omniglot", dataset, None),
             outliers: OutlierSplits::find(None),
         }
     }
 
+    fn commands(planner: &Planner<'_>, kind: JobKind) -> Vec<String> {
+        let jobs = planner.jobs.all().iter().filter(|job| job.kind == kind);
+        jobs.map(|job| planner.jobs.command(job)).collect()
+    }
+
     #[test]
-    fn tables_share_what_they_have_in_common() {
+    fn tables_share_backbones_image_models_and_heads() {
         let experiments = Experiments::load_paper().unwrap();
         let settings = settings(0.01);
-        let mut planner = Planner { jobs: Jobs::default(), settings: &settings };
+        let mut planner = planner(&settings);
         let source = omniglot(&experiments);
         for table in
             experiments.tables().iter().filter(|table| table.datasets.contains(&"omniglot".to_string()))
         {
             planner.plan(table, &source);
         }
-        let count = |kind| planner.jobs.all().iter().filter(|job| job.kind == kind).count();
-        assert_eq!(count(JobKind::Backbone), 8, "one, six that are trained with noise, and NegMargin's");
+        let count = |kind| commands(&planner, kind).len();
+        assert_eq!(count(JobKind::Backbone), 8, "the dataset's, six trained with noise, and NegMargin's");
         assert_eq!(count(JobKind::ImageModel), 2, "MAML for five shots and for three");
-        let main = planner.jobs.all().iter().filter(|job| {
-            job.kind == JobKind::Head
-                && planner
-                    .jobs
-                    .command(job)
-                    .contains("--layers 3 --clean-weight 5 --shots 5 --noise symmetric=20,40 ")
-        });
-        assert_eq!(main.count(), 1, "the main table's TraNFS is that of four ablations");
+        let flags = "--layers 3 --clean-weight 5 --shots 5 --noise symmetric=20,40 ";
+        let heads = commands(&planner, JobKind::Head);
+        let shared = heads.iter().filter(|command| command.contains(flags)).count();
+        assert_eq!(shared, 1, "the main table and four ablations share this TraNFS");
     }
 
     #[test]
-    fn a_scale_shortens_steps_and_says_so_on_the_command_line() {
+    fn a_row_backbone_without_flags_is_trained_by_its_own_trainer() {
+        let experiments = Experiments::load_paper().unwrap();
+        let mut table = experiments.table("negmargin_text").unwrap().clone();
+        let row = table.rows.iter_mut().find(|row| row.backbone.is_some()).unwrap();
+        row.backbone = Some("negmargin".into());
+        let settings = settings(1.0);
+        let mut planner = planner(&settings);
+        planner.plan(&table, &omniglot(&experiments));
+        let commands = commands(&planner, JobKind::Backbone);
+        assert!(
+            commands.iter().any(|command| command.starts_with("trueshot train negmargin omniglot ")),
+            "{commands:?}"
+        );
+    }
+
+    /// A table with a second row that has the image model of MAML, and the indices of both rows.
+    fn table_with_two_maml_rows(experiments: &Experiments, name: &str) -> (PaperTable, [usize; 2]) {
+        let mut table = experiments.table(name).unwrap().clone();
+        let maml = table.rows.iter().position(|row| row.image_model.is_some()).unwrap();
+        let second = PaperRow { row: "MAML again".into(), ..table.rows[maml].clone() };
+        table.rows.push(second);
+        let last = table.rows.len() - 1;
+        (table, [maml, last])
+    }
+
+    #[test]
+    fn all_rows_that_share_an_image_model_are_evaluated() {
+        let experiments = Experiments::load_paper().unwrap();
+        let (table, rows) = table_with_two_maml_rows(&experiments, "sym_swap_5w5k");
+        let settings = settings(1.0);
+        let mut planner = planner(&settings);
+        let planned = planner.plan(&table, &omniglot(&experiments));
+        let evaluation = planned.evaluations.iter().find(|evaluation| evaluation.rows == rows).unwrap();
+        let command = planner.jobs.command(&planner.jobs.all()[evaluation.job]);
+        for row in rows {
+            assert!(command.contains(&format!(":as={}", row_label(row))), "{command}");
+        }
+        assert_eq!(commands(&planner, JobKind::ImageModel).len(), 1, "both rows use the same model");
+    }
+
+    #[test]
+    fn all_rows_that_share_an_impossible_evaluation_are_missing() {
+        let experiments = Experiments::load_paper().unwrap();
+        let (table, rows) = table_with_two_maml_rows(&experiments, "outlier_5w5k");
+        let settings = settings(1.0);
+        let planned = planner(&settings).plan(&table, &omniglot(&experiments));
+        for row in rows {
+            let reason = planned.missing.get(&row).map_or("", String::as_str);
+            assert!(reason.contains("not possible with outlier noise on Omniglot"), "row {row}: {reason}");
+        }
+    }
+
+    #[test]
+    fn the_scale_changes_the_steps_on_the_command_line() {
         let settings = settings(0.1);
-        let planner = Planner { jobs: Jobs::default(), settings: &settings };
+        let planner = planner(&settings);
         let (flags, steps) = planner.scale_flags("tranfs --steps 13000 --layers 2", 25_000);
         assert_eq!(
             (flags.as_str(), steps),
@@ -502,18 +633,17 @@ mod tests {
     }
 
     #[test]
-    fn classes_that_are_too_small_are_said_to_be() {
+    fn a_table_is_not_measured_if_the_classes_are_too_small_for_its_shots() {
         let experiments = Experiments::load_paper().unwrap();
         let settings = settings(1.0);
-        let mut planner = Planner { jobs: Jobs::default(), settings: &settings };
-        let table = experiments.tables().iter().find(|table| table.name == "sym_swap_5w10k").unwrap();
-        let planned = planner.plan(table, &omniglot(&experiments));
+        let table = experiments.table("sym_swap_5w10k").unwrap();
+        let planned = planner(&settings).plan(table, &omniglot(&experiments));
         assert!(planned.evaluations.is_empty() && planned.missing.len() == table.rows.len());
         assert!(planned.missing[&0].contains("too small for 10 shots"), "{}", planned.missing[&0]);
     }
 
     #[test]
-    fn a_head_for_several_types_of_noise_does_without_outliers_where_there_are_none() {
+    fn outlier_noise_is_removed_from_flags_and_other_noise_is_kept() {
         assert_eq!(
             without_outliers("--noise paired=40 --noise outlier=0,20 --steps 5"),
             "--noise paired=40 --steps 5"

@@ -1,5 +1,5 @@
-//! The results that are done: next to every result is a record of its job and its checksum. A result without a record,
-//! or one that differs from it, is computed again.
+//! The cache of results in the output folder. Next to every finished result is a record with the key of its job and its
+//! checksum. A result without a record, or one that does not match its record, is computed again.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,43 +12,44 @@ use super::jobs::{Job, hex};
 use crate::messages::say;
 use crate::output::write_file;
 
-/// The note beside a result.
+/// The record next to a result.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ResultRecord {
-    /// The job's key.
+    /// The key of the job.
     pub key: String,
-    /// The command.
+    /// The command that computed the result.
     pub command: String,
     /// The SHA-256 of the result.
     pub sha256: String,
-    /// How long it took.
+    /// The duration of the command.
     pub seconds: f64,
-    /// The program's version.
+    /// The version of the program.
     pub version: String,
 }
 
-/// What is known of a job's result.
+/// The state of a result in the cache.
 pub enum ResultState {
     Done,
-    /// Nothing, or part of it.
+    /// There is no record: the job has not finished.
     Missing,
-    /// There is a result, but not the one that was noted.
+    /// The result or its record was changed or damaged.
     Changed,
 }
 
-/// The folder of results.
+/// The output folder with its subfolder `cache`.
 pub struct ResultCache {
     folder: PathBuf,
 }
 
 impl ResultCache {
+    /// Opens the output folder; creates it if necessary.
     pub fn open(folder: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(folder.join("cache"))?;
         Ok(ResultCache { folder: folder.into() })
     }
 
-    /// Keeps other runs out of the folder. Every step holds on to it as well ([`File`] is its standard input), so that one
-    /// whose run was killed is waited for instead of being done by two at once.
+    /// Locks the folder, and waits for other runs that have locked it. The lock file is also the standard input of every
+    /// step and stays locked until the step exits, so that no step is run twice at the same time after a run was killed.
     pub fn lock(&self) -> anyhow::Result<File> {
         let lock = File::create(self.folder.join("cache").join("lock"))?;
         if lock.try_lock().is_err() {
@@ -58,6 +59,7 @@ impl ResultCache {
         Ok(lock)
     }
 
+    /// The path of a job's result.
     pub fn path(&self, job: &Job) -> PathBuf {
         self.folder.join(&job.output)
     }
@@ -66,14 +68,16 @@ impl ResultCache {
         self.path(job).with_extension("done.json")
     }
 
+    /// Compares a result with its record.
     pub fn state(&self, job: &Job) -> ResultState {
         let Ok(text) = std::fs::read_to_string(self.record_path(job)) else { return ResultState::Missing };
         let Ok(record) = serde_json::from_str::<ResultRecord>(&text) else { return ResultState::Changed };
-        let same = record.key == job.key && sha256(&self.path(job)).is_ok_and(|hash| hash == record.sha256);
-        if same { ResultState::Done } else { ResultState::Changed }
+        let matches =
+            record.key == job.key && sha256(&self.path(job)).is_ok_and(|hash| hash == record.sha256);
+        if matches { ResultState::Done } else { ResultState::Changed }
     }
 
-    /// Forgets a result that is not what it should be, with all that lies beside it.
+    /// Deletes a result and all files that belong to it, such as the record and checkpoints.
     pub fn remove(&self, job: &Job) -> anyhow::Result<()> {
         let path = self.path(job);
         let stem = path.file_stem().map(|stem| format!("{}.", stem.display())).unwrap_or_default();
@@ -86,7 +90,7 @@ impl ResultCache {
         Ok(())
     }
 
-    /// Notes that a job is done.
+    /// Writes the record of a finished job.
     pub fn record(&self, job: &Job, command: String, seconds: f64) -> anyhow::Result<()> {
         let record = ResultRecord {
             key: job.key.clone(),

@@ -10,7 +10,7 @@ use super::experiments::PaperResults;
 use super::jobs::Jobs;
 use super::planner::{PlannedTable, row_label};
 
-/// What is read of an evaluation.
+/// The parts of the JSON output of `trueshot eval` that the report uses.
 #[derive(Deserialize)]
 pub struct EvaluationResult {
     settings: Vec<SettingResult>,
@@ -52,6 +52,7 @@ impl EvaluationResult {
         serde_json::from_str(&text).with_context(|| format!("{} is not an evaluation", path.display()))
     }
 
+    /// The results for a noise level.
     fn setting(&self, level: f64) -> Option<&SettingResult> {
         self.settings.iter().find(|setting| (setting.level - level).abs() < 0.01)
     }
@@ -63,7 +64,8 @@ impl SettingResult {
     }
 }
 
-/// The table with everything that was measured.
+/// The table for the report. `evaluated` has one element for each of `planned.evaluations`; `folder` is the output folder,
+/// where training curves are read from.
 pub fn table(
     planned: &PlannedTable<'_>,
     evaluated: &[EvaluationResult],
@@ -81,7 +83,7 @@ pub fn table(
         .flat_map(|noise| &noise.0)
         .next()
         .map_or(trueshot::noise::NoiseKind::Symmetric, |n| n.kind);
-    let rows = planned.rows().map(|(number, _)| row(planned, number, &levels, evaluated, paper)).collect();
+    let rows = planned.rows().map(|(index, _)| row(planned, index, &levels, evaluated, paper)).collect();
     let needed =
         jobs.with_needs(&planned.evaluations.iter().map(|evaluation| evaluation.job).collect::<Vec<_>>());
     let mut table = Table {
@@ -100,7 +102,7 @@ pub fn table(
         curves: needed
             .iter()
             .map(|&job| &jobs.all()[job])
-            .filter(|job| job.kind.is_trained())
+            .filter(|job| job.kind.is_training())
             .filter_map(|job| {
                 let svg =
                     std::fs::read_to_string(folder.join(&job.output).with_extension("curves.svg")).ok()?;
@@ -116,24 +118,24 @@ pub fn table(
 
 fn row(
     planned: &PlannedTable<'_>,
-    number: usize,
+    index: usize,
     levels: &[f64],
     evaluated: &[EvaluationResult],
     paper: &PaperResults,
 ) -> Row {
-    let row = &planned.table.rows[number];
+    let row = &planned.table.rows[index];
     let reference = match row.method.as_deref() {
         Some("oracle") => Some(Reference::Oracle),
         Some("protonet") if row.backbone.is_none() => Some(Reference::Protonet),
         _ => None,
     };
-    let place = planned.evaluations.iter().position(|evaluation| evaluation.rows.contains(&number));
+    let evaluation = planned.evaluations.iter().position(|evaluation| evaluation.rows.contains(&index));
     let cell = |&level: &f64| {
-        let setting = place.and_then(|place| evaluated[place].setting(level));
+        let setting = evaluation.and_then(|evaluation| evaluated[evaluation].setting(level));
         Cell {
-            measured: setting.and_then(|setting| measured(planned, evaluated, setting, number)),
+            measured: setting.and_then(|setting| measured(planned, evaluated, setting, index)),
             published: published(planned, &row.row, level, paper),
-            missing: planned.missing.get(&number).cloned(),
+            missing: planned.missing.get(&index).cloned(),
             order: None,
         }
     };
@@ -144,11 +146,11 @@ fn measured(
     planned: &PlannedTable<'_>,
     evaluated: &[EvaluationResult],
     setting: &SettingResult,
-    number: usize,
+    row: usize,
 ) -> Option<Measured> {
-    let method = setting.method_of_row(number)?;
+    let method = setting.method_of_row(row)?;
     let accuracy = method.accuracy?;
-    // A row with features of its own meets the same episodes, but the references are in another evaluation.
+    // The references of a row with its own backbone are in another evaluation, which has the same episodes.
     let accuracy_of = |name: &str| {
         let is_reference = |row: &super::experiments::PaperRow| {
             row.method.as_deref() == Some(name) && row.backbone.is_none()
@@ -178,33 +180,33 @@ fn published(planned: &PlannedTable<'_>, row: &str, level: f64, paper: &PaperRes
     if !planned.dataset.paper {
         return None;
     }
-    let (accuracy, ci95) = paper.cell(&planned.table.name, planned.name, row, level)?;
+    let (accuracy, ci95) = paper.cell(&planned.table.name, planned.dataset_name, row, level)?;
     let reference = planned.table.compare.as_deref().unwrap_or(&planned.table.name);
-    let protonet = paper.cell(reference, planned.name, "Vanilla ProtoNet", level);
+    let protonet = paper.cell(reference, planned.dataset_name, "Vanilla ProtoNet", level);
     Some(Published { accuracy, ci95, difference: protonet.map(|(protonet, _)| accuracy - protonet) })
 }
 
-/// Where the best row may be the best by chance.
+/// Notes on the noise levels at which the difference between the best two rows is not significant.
 fn notes(planned: &PlannedTable<'_>, evaluated: &[EvaluationResult]) -> Vec<String> {
     let mut notes = Vec::new();
     for (evaluation, evaluated) in planned.evaluations.iter().zip(evaluated) {
         let name = |row: usize| &planned.table.rows[row].row;
-        let is_reference = |row: usize| planned.table.rows[row].method.as_deref() == Some("oracle");
+        let is_oracle = |row: usize| planned.table.rows[row].method.as_deref() == Some("oracle");
         for setting in &evaluated.settings {
             let accuracy = |row: usize| setting.method_of_row(row).and_then(|method| method.accuracy);
             let mut rows: Vec<(usize, f64)> = evaluation
                 .rows
                 .iter()
-                .filter(|&&row| !is_reference(row) && planned.rows().any(|(shown, _)| shown == row))
+                .filter(|&&row| !is_oracle(row) && planned.rows().any(|(shown, _)| shown == row))
                 .filter_map(|&row| Some((row, accuracy(row)?)))
                 .collect();
             rows.sort_by(|a, b| b.1.total_cmp(&a.1));
             let [(best, _), (second, _), ..] = rows[..] else { continue };
-            let ends = [row_label(best), row_label(second)];
+            let labels = [row_label(best), row_label(second)];
             let pair = setting
                 .significance
                 .iter()
-                .find(|pair| ends.contains(&pair.method) && ends.contains(&pair.against));
+                .find(|pair| labels.contains(&pair.method) && labels.contains(&pair.against));
             let Some((pair, ci95)) = pair.and_then(|pair| Some((pair, pair.ci95?))) else { continue };
             if pair.difference.abs() <= ci95 {
                 notes.push(format!(

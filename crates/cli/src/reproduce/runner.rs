@@ -1,4 +1,4 @@
-//! Runs the jobs, some of them in parallel, each as a command of this program in a process of its own.
+//! Runs jobs, each in a separate process of this program, up to `--jobs` of them in parallel.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,19 +14,19 @@ use super::result_cache::{ResultCache, ResultState};
 use crate::messages::{hinted, say};
 use crate::subprocess::own_command;
 
-/// Runs what is not done yet.
+/// Runs the jobs whose results are not in the cache.
 pub struct JobRunner<'a> {
     pub jobs: &'a Jobs,
-    /// The numbers of all that must be done, those that are needed before those that need them.
+    /// The indices of the jobs to run, in ascending order, so that a job comes after the jobs whose results it reads.
     pub needed: &'a [usize],
     pub cache: &'a ResultCache,
-    /// How many at a time.
+    /// The number of jobs that run at the same time.
     pub parallel: usize,
-    /// Threads of all of them together; all cores without.
+    /// The number of threads, divided among parallel jobs; `None`: as many as cores.
     pub threads: Option<usize>,
 }
 
-/// What was begun and what was done, by place among those needed.
+/// Which jobs were started and which finished, by position in [`JobRunner::needed`].
 struct JobProgress {
     started: Vec<bool>,
     done: Vec<bool>,
@@ -47,45 +47,46 @@ impl JobRunner<'_> {
         })
     }
 
-    /// Does one job after the other until none is left, or one failed.
+    /// The loop of a worker: runs jobs until all are started or one has failed.
     fn run_jobs(&self, progress: &Mutex<JobProgress>, changed: &Condvar, lock: &File) -> anyhow::Result<()> {
-        let held = || progress.lock().expect("no worker panics");
+        let lock_progress = || progress.lock().expect("no worker panics");
         loop {
-            let mut now = held();
-            let place = loop {
-                if now.failed || now.started.iter().all(|&started| started) {
+            let mut current = lock_progress();
+            let position = loop {
+                if current.failed || current.started.iter().all(|&started| started) {
                     return Ok(());
                 }
-                match self.next_ready(&now) {
-                    Some(place) => break place,
-                    None => now = changed.wait(now).expect("no worker panics"),
+                match self.next_ready(&current) {
+                    Some(position) => break position,
+                    None => current = changed.wait(current).expect("no worker panics"),
                 }
             };
-            now.started[place] = true;
-            drop(now);
-            let result = self.ensure_result(place, lock);
-            let mut now = held();
-            now.done[place] = result.is_ok();
-            now.failed |= result.is_err();
+            current.started[position] = true;
+            drop(current);
+            let result = self.ensure_result(position, lock);
+            let mut current = lock_progress();
+            current.done[position] = result.is_ok();
+            current.failed |= result.is_err();
             changed.notify_all();
             result?;
         }
     }
 
-    /// The first that can begin.
+    /// The position of the first job that was not started and whose inputs are done.
     fn next_ready(&self, progress: &JobProgress) -> Option<usize> {
-        let is_done = |job: &usize| self.needed.binary_search(job).is_ok_and(|place| progress.done[place]);
+        let is_done =
+            |job: &usize| self.needed.binary_search(job).is_ok_and(|position| progress.done[position]);
         (0..self.needed.len())
-            .find(|&place| !progress.started[place] && self.job(place).needs.iter().all(is_done))
+            .find(|&position| !progress.started[position] && self.job(position).needs.iter().all(is_done))
     }
 
-    fn job(&self, place: usize) -> &Job {
-        &self.jobs.all()[self.needed[place]]
+    fn job(&self, position: usize) -> &Job {
+        &self.jobs.all()[self.needed[position]]
     }
 
-    /// Makes sure that a result is there.
-    fn ensure_result(&self, place: usize, lock: &File) -> anyhow::Result<()> {
-        let job = self.job(place);
+    /// Runs a job, unless its result is in the cache.
+    fn ensure_result(&self, position: usize, lock: &File) -> anyhow::Result<()> {
+        let job = self.job(position);
         match self.cache.state(job) {
             ResultState::Done => return Ok(()),
             ResultState::Missing => (),
@@ -95,7 +96,7 @@ impl JobRunner<'_> {
             }
         }
         say!("");
-        say!("[{}/{}] {} (about {})", place + 1, self.needed.len(), job.label, duration(job.estimate));
+        say!("[{}/{}] {} (about {})", position + 1, self.needed.len(), job.label, duration(job.estimate));
         let start = Instant::now();
         let status = self.command(job, lock)?.status().context("cannot start this program again")?;
         if status.code() == Some(130) || status.code().is_none() {
@@ -117,18 +118,20 @@ impl JobRunner<'_> {
     }
 
     fn command(&self, job: &Job, lock: &File) -> anyhow::Result<Command> {
-        let folder = self.cache.path(job);
-        let folder =
-            folder.parent().and_then(Path::parent).context("results lie in a folder of their own")?;
+        let result = self.cache.path(job);
+        let folder = result
+            .parent()
+            .and_then(Path::parent)
+            .context("the result is not in a subfolder of the output folder")?;
         let (program, arguments) = own_command()?;
         let mut command = Command::new(program);
         command.args(arguments);
         command.current_dir(folder).args(self.jobs.arguments(job)).stdin(lock.try_clone()?);
-        if job.kind.is_trained() {
+        if job.kind.is_training() {
             command.arg("--resume");
         }
         if self.parallel > 1 {
-            // What several say at once nobody can read.
+            // The messages of parallel jobs would be mixed on the terminal.
             command.stderr(Stdio::from(File::create(self.log_path(job))?));
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let share = (self.threads.unwrap_or(cores) / self.parallel).max(1);

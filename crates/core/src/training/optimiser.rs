@@ -32,7 +32,7 @@ pub struct Optimiser {
     pub floor: f64,
     /// The factor of each decrease of the `steps` schedule.
     pub decay: f64,
-    /// The share of the run between two decreases of the `steps` schedule.
+    /// The share of the run between two decreases of the `steps` schedule, counted from step 0 (the warm-up included).
     pub decay_every: f64,
     /// The largest norm of the gradient; a longer gradient is scaled down to it. 0: no clipping.
     pub clip: f64,
@@ -44,7 +44,7 @@ pub struct Optimiser {
 pub enum ScheduleKind {
     /// It falls along a cosine to the floor.
     Cosine,
-    /// It is multiplied by a factor at regular intervals.
+    /// It is multiplied by a factor at regular intervals, which are counted from step 0 and not from the end of the warm-up.
     Steps,
     /// It stays at the highest rate.
     Constant,

@@ -36,7 +36,8 @@ pub(super) fn svg(
         let class = data.labels()[row] as usize;
         let (x, y) = viewport.coordinates(points[row]);
         let suspect = item.is_suspect();
-        let tooltip = format!("{}, label {}: {} wrong", item.item, item.given, percent(item.p_wrong));
+        let tooltip =
+            format!("{}, label {}, probability wrong: {}", item.item, item.given, percent(item.p_wrong));
         let link = has_item(row).then(|| {
             // Only suspects can be reached with the tab key.
             let tabindex = if suspect { "" } else { " tabindex=\"-1\"" };

@@ -1,8 +1,8 @@
-//! Published data sets that are a dictionary with an array of images and their classes.
+//! Reads published data sets that are a pickled dictionary with an array of images and their classes.
 //!
-//! Two forms are about. miniImageNet's caches (few-shot-ssl, learn2learn) have `image_data` and `class_dict`, which
-//! lists the rows of every class; files for miniImageNet, CIFAR-FS and FC100 (MetaOptNet and its successors) have
-//! `data` and `labels`, and sometimes `catname2label`, the names of the labels.
+//! There are two forms. The files of miniImageNet by few-shot-ssl and learn2learn have the keys `image_data` and
+//! `class_dict`, which lists the rows of every class. The files of miniImageNet, CIFAR-FS and FC100 by MetaOptNet and its
+//! successors have `data` and `labels`, and sometimes `catname2label`, which maps the names of classes to labels.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,34 +18,37 @@ pub(super) fn read(path: &Path, value: Value<'_>) -> Result<ListedImages> {
         return Err(bad(path, format!("it is {} instead of a dictionary or a list of images", value.kind())));
     }
     let images = value.get("image_data").or(value.get("data"));
-    let images =
-        images.ok_or_else(|| bad(path, format!("it has no image_data or data, but {}", key_names(value))))?;
-    let array = images.array().ok_or_else(|| bad(path, format!("its images are {}", images.kind())))?;
-    let stack = ImageArray::new(array).map_err(|problem| bad(path, problem))?;
+    let images = images.ok_or_else(|| bad(path, missing_keys("image_data", "data", value)))?;
+    let array = images
+        .array()
+        .ok_or_else(|| bad(path, format!("its images are {} instead of an array", images.kind())))?;
+    let images = ImageArray::new(array).map_err(|problem| bad(path, problem))?;
     if let Some(classes) = value.get("class_dict") {
-        return list_by_class(path, &stack, classes);
+        return list_by_class(path, &images, classes);
     }
     let labels = value.get("labels").or(value.get("fine_labels"));
-    let labels = labels
-        .ok_or_else(|| bad(path, format!("it has no class_dict or labels, but {}", key_names(value))))?;
+    let labels = labels.ok_or_else(|| bad(path, missing_keys("class_dict", "labels", value)))?;
     let names = value.get("catname2label").map(|names| names_by_number(path, names)).transpose()?;
     let classes = class_names(path, labels, names.as_ref())?;
-    list_labelled(path, &stack, &classes)
+    list_labelled(path, &images, &classes)
 }
 
-/// Every class has a list of its rows.
-fn list_by_class(path: &Path, stack: &ImageArray<'_>, classes: Value<'_>) -> Result<ListedImages> {
-    let pairs = classes.pairs().ok_or_else(|| bad(path, format!("its class_dict is {}", classes.kind())))?;
+/// The images of a file whose `class_dict` lists the rows of every class.
+fn list_by_class(path: &Path, images: &ImageArray<'_>, classes: Value<'_>) -> Result<ListedImages> {
+    let pairs = classes
+        .pairs()
+        .ok_or_else(|| bad(path, format!("its class_dict is {} instead of a dictionary", classes.kind())))?;
     let mut rows = ListedImages::new();
-    let mut seen = vec![false; stack.count];
+    let mut seen = vec![false; images.count];
     for (class, members) in pairs {
         let class = class.text().ok_or_else(|| bad(path, "a name in its class_dict is not a string"))?;
         let members = members.whole_numbers();
-        let members = members.ok_or_else(|| bad(path, format!("class '{class}' is not a list of rows")))?;
+        let members =
+            members.ok_or_else(|| bad(path, format!("class '{class}' is not a list of row numbers")))?;
         for row in members {
-            let place = usize::try_from(row).ok().and_then(|row| Some((row, stack.get(row)?)));
-            let (row, pixels) = place.ok_or_else(|| {
-                bad(path, format!("class '{class}' has row {row}, but there are {} images", stack.count))
+            let image = usize::try_from(row).ok().and_then(|row| Some((row, images.get(row)?)));
+            let (row, pixels) = image.ok_or_else(|| {
+                bad(path, format!("class '{class}' has row {row}, but there are {} images", images.count))
             })?;
             if std::mem::replace(&mut seen[row], true) {
                 return Err(bad(
@@ -55,7 +58,7 @@ fn list_by_class(path: &Path, stack: &ImageArray<'_>, classes: Value<'_>) -> Res
             }
             rows.push((
                 class.to_string(),
-                item_name(&class, row, stack.count),
+                item_name(&class, row, images.count),
                 ImageLocation::Pixels(pixels),
             ));
         }
@@ -63,33 +66,36 @@ fn list_by_class(path: &Path, stack: &ImageArray<'_>, classes: Value<'_>) -> Res
     Ok(rows)
 }
 
-/// Every row has a class.
-pub(super) fn list_labelled(path: &Path, stack: &ImageArray<'_>, classes: &[String]) -> Result<ListedImages> {
-    if classes.len() != stack.count {
-        return Err(bad(path, format!("{} images but {} labels", stack.count, classes.len())));
+/// The images of a file with one class per image.
+pub(super) fn list_labelled(
+    path: &Path,
+    images: &ImageArray<'_>,
+    classes: &[String],
+) -> Result<ListedImages> {
+    if classes.len() != images.count {
+        return Err(bad(path, format!("{} images but {} labels", images.count, classes.len())));
     }
-    let row = |(row, class): (usize, &String)| {
-        let place = ImageLocation::Pixels(stack.get(row)?);
-        Some((class.clone(), item_name(class, row, stack.count), place))
+    let listed = |(row, class): (usize, &String)| {
+        let location = ImageLocation::Pixels(images.get(row)?);
+        Some((class.clone(), item_name(class, row, images.count), location))
     };
-    Ok(classes.iter().enumerate().filter_map(row).collect())
+    Ok(classes.iter().enumerate().filter_map(listed).collect())
 }
 
-/// The class of every row: its label, by name where the labels have names.
+/// The class of every image: the label if it is a string, its entry in `names` if there are names, or else the number with
+/// leading zeros.
 pub(super) fn class_names(
     path: &Path,
     labels: Value<'_>,
     names: Option<&BTreeMap<i64, String>>,
 ) -> Result<Vec<String>> {
-    if let Some(words) = labels.items().and_then(|items| items.map(text).collect::<Option<Vec<_>>>()) {
-        return Ok(words);
+    if let Some(classes) = labels.items().and_then(|items| items.map(text).collect::<Option<Vec<_>>>()) {
+        return Ok(classes);
     }
     let numbers = labels.whole_numbers();
     let numbers = numbers.ok_or_else(|| {
-        bad(
-            path,
-            format!("its labels are {} that does not contain only integers or only strings", labels.kind()),
-        )
+        let kind = labels.kind();
+        bad(path, format!("its labels ({kind}) must be a list or array of only integers or only strings"))
     })?;
     let width = numbers.iter().max().map_or(1, |largest| largest.max(&1).ilog10() as usize + 1);
     let name = |number: i64| match names {
@@ -105,16 +111,18 @@ fn text(value: Value<'_>) -> Option<String> {
     value.text().map(|text| text.into_owned())
 }
 
-/// A dictionary from names to numbers, the other way round.
+/// Inverts `catname2label`, a dictionary from names to numbers.
 fn names_by_number(path: &Path, names: Value<'_>) -> Result<BTreeMap<i64, String>> {
     let pairs = names.pairs().and_then(|pairs| {
         pairs.map(|(name, number)| Some((number.integer()?, text(name)?))).collect::<Option<BTreeMap<_, _>>>()
     });
-    pairs.ok_or_else(|| bad(path, "its catname2label is not a dictionary of names and numbers"))
+    pairs.ok_or_else(|| bad(path, "its catname2label is not a dictionary from names to integers"))
 }
 
-fn key_names(value: Value<'_>) -> String {
-    let names: Vec<String> =
-        value.pairs().into_iter().flatten().take(8).filter_map(|(key, _)| text(key)).collect();
-    if names.is_empty() { "nothing".into() } else { names.join(", ") }
+/// The message for a dictionary with neither of two keys. At most eight of the keys are listed.
+fn missing_keys(first: &str, second: &str, dictionary: Value<'_>) -> String {
+    let keys: Vec<String> =
+        dictionary.pairs().into_iter().flatten().take(8).filter_map(|(key, _)| text(key)).collect();
+    let found = if keys.is_empty() { "none".into() } else { keys.join(", ") };
+    format!("it has no key `{first}` or `{second}`; found keys: {found}")
 }

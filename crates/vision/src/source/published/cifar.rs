@@ -1,12 +1,12 @@
-//! CIFAR-100's own files, in their two published forms (python and binary).
+//! Reads the original files of CIFAR-100, in their two published forms (python and binary).
 //!
-//! `cifar-100-python`: pickles `train` and `test` of rows of 3,072 bytes with `fine_labels`, `coarse_labels` and
-//! `filenames`, and `meta` with the names of the labels. `cifar-100-binary`: `train.bin` and `test.bin` of records
-//! of two labels and 3,072 bytes, with `fine_label_names.txt` and `coarse_label_names.txt`.
+//! - `cifar-100-python`: the pickles `train` and `test` with an array of rows of 3,072 bytes, `fine_labels`,
+//!   `coarse_labels` and `filenames`, and the pickle `meta` with the names of the labels.
+//! - `cifar-100-binary`: `train.bin` and `test.bin` with records of two labels and 3,072 bytes, and the names of the
+//!   labels in `fine_label_names.txt` and `coarse_label_names.txt`.
 //!
-//! CIFAR-FS and FC100 divide the 100 classes and take the 600 images that both files have of each. So a folder is
-//! both files together, and a split file says which classes to take, by their own names or by those of their
-//! superclasses.
+//! CIFAR-FS and FC100 divide the 100 classes and use all 600 images of each class, from both files. A folder is therefore
+//! read as both files together, and a split file selects classes by their names or those of their superclasses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -22,19 +22,19 @@ use crate::source::{Collection, ImageLocation};
 const PARTS: [&str; 2] = ["train", "test"];
 const FOLDERS: [&str; 2] = ["cifar-100-python", "cifar-100-binary"];
 const PIXEL_BYTES: usize = 3072;
-/// Two labels, then the pixels.
+/// The coarse label, the fine label and the pixels.
 const RECORD_BYTES: usize = 2 + PIXEL_BYTES;
 
-/// The files of one form.
+/// The files of CIFAR-100 in one of the two forms.
 pub(super) struct CifarFiles {
     folder: PathBuf,
     is_binary: bool,
-    /// Those that are there, or the one that was asked for.
+    /// The parts to read: those that exist, or the requested one.
     parts: Vec<&'static str>,
 }
 
 impl CifarFiles {
-    /// The files in a folder, or one of them; `None` if this is no CIFAR-100.
+    /// Finds the files at a path, which is a folder or one of the files; `None` if it is not CIFAR-100.
     pub fn find(path: &Path) -> Option<Self> {
         let forms = |folder: &Path| {
             [(false, "meta"), (true, "fine_label_names.txt")].map(|(is_binary, names)| {
@@ -59,7 +59,7 @@ impl CifarFiles {
         })
     }
 
-    /// Lists the images.
+    /// Lists the images of all parts. `path` is the path that the user gave.
     pub fn list(&self, path: &Path) -> Result<Collection> {
         let names = if self.is_binary {
             LabelNames::from_text(&self.folder)?
@@ -70,7 +70,7 @@ impl CifarFiles {
             names,
             rows: ListedImages::new(),
             superclasses: BTreeMap::new(),
-            taken: BTreeSet::new(),
+            item_names: BTreeSet::new(),
         };
         for part in &self.parts {
             match self.is_binary {
@@ -82,7 +82,7 @@ impl CifarFiles {
     }
 }
 
-/// What labels are called.
+/// The names of the labels: classes (fine) and superclasses (coarse).
 struct LabelNames {
     fine: Vec<String>,
     coarse: Vec<String>,
@@ -93,11 +93,12 @@ impl LabelNames {
         let path = folder.join("meta");
         let pickle = unpickle(&path)?;
         let names = |key: &str| {
-            let words = |value: Value<'_>| -> Option<Vec<String>> {
+            let strings = |value: Value<'_>| -> Option<Vec<String>> {
                 value.items()?.map(|name| Some(name.text()?.into_owned())).collect()
             };
-            let found = pickle.value().get(key).and_then(words);
-            let found = found.ok_or_else(|| bad(&path, format!("it has no list of names called {key}")))?;
+            let found = pickle.value().get(key).and_then(strings);
+            let found =
+                found.ok_or_else(|| bad(&path, format!("it has no key `{key}` with a list of names")))?;
             check_names(&path, found)
         };
         Ok(LabelNames { fine: names("fine_label_names")?, coarse: names("coarse_label_names")? })
@@ -122,25 +123,27 @@ fn name_of_label(names: &[String], label: i64) -> Option<&str> {
     names.get(usize::try_from(label).ok()?).map(String::as_str)
 }
 
-/// Refuses names that are empty or occur twice: a label is a place in the list, so a name that is missing would shift
-/// the names of all labels behind it.
+/// Refuses empty and repeated names. A label is an index in the list, so a missing name would shift the names of all
+/// following labels.
 fn check_names(path: &Path, names: Vec<String>) -> Result<Vec<String>> {
     let mut seen = BTreeSet::new();
     match names.iter().position(|name| name.is_empty() || !seen.insert(name)) {
         None => Ok(names),
-        Some(place) if names[place].is_empty() => {
-            Err(bad(path, format!("name {} of {} is empty", place + 1, names.len())))
+        Some(index) if names[index].is_empty() => {
+            Err(bad(path, format!("name {} of {} is empty", index + 1, names.len())))
         }
-        Some(place) => Err(bad(path, format!("the name '{}' is in it twice", names[place]))),
+        Some(index) => Err(bad(path, format!("it contains the name '{}' twice", names[index]))),
     }
 }
 
-/// What was read so far.
+/// The images that were read so far.
 struct CifarRows {
     names: LabelNames,
     rows: ListedImages,
+    /// The superclass of each class.
     superclasses: BTreeMap<String, String>,
-    taken: BTreeSet<String>,
+    /// The names in use; a second image of the same name gets its row number appended.
+    item_names: BTreeSet<String>,
 }
 
 impl CifarRows {
@@ -150,23 +153,23 @@ impl CifarRows {
         let array = value
             .get("data")
             .and_then(Value::array)
-            .ok_or_else(|| bad(path, "it has no array called data"))?;
-        let stack = ImageArray::new(array).map_err(|problem| bad(path, problem))?;
+            .ok_or_else(|| bad(path, "it has no key `data` with an array"))?;
+        let images = ImageArray::new(array).map_err(|problem| bad(path, problem))?;
         let numbers = |key: &str| {
             let labels = value.get(key).and_then(Value::whole_numbers);
-            labels.ok_or_else(|| bad(path, format!("it has no integers called {key}")))
+            labels.ok_or_else(|| bad(path, format!("it has no key `{key}` with a list of integers")))
         };
         let (fine, coarse) = (numbers("fine_labels")?, numbers("coarse_labels")?);
         let files = value
             .get("filenames")
             .and_then(|names| Some(names.items()?.map(Value::text).collect::<Vec<_>>()));
-        if fine.len() != stack.count || coarse.len() != stack.count {
-            let problem = format!("{} images but {} and {} labels", stack.count, fine.len(), coarse.len());
+        if fine.len() != images.count || coarse.len() != images.count {
+            let problem = format!("{} images but {} and {} labels", images.count, fine.len(), coarse.len());
             return Err(bad(path, problem));
         }
-        for row in 0..stack.count {
+        for row in 0..images.count {
             let file = files.as_ref().and_then(|files| files.get(row)?.as_deref());
-            let Some(pixels) = stack.get(row) else { break };
+            let Some(pixels) = images.get(row) else { break };
             let labels = (fine[row], coarse[row]);
             self.add(part, row, labels, file, pixels).map_err(|problem| bad(path, problem))?;
         }
@@ -191,6 +194,7 @@ impl CifarRows {
         Ok(())
     }
 
+    /// Adds image `row` of a part; `file` is its original file name.
     fn add(
         &mut self,
         part: &str,
@@ -199,31 +203,31 @@ impl CifarRows {
         file: Option<&str>,
         pixels: Pixels,
     ) -> Result<(), String> {
-        let (class, above) = self.names.get(fine, coarse).ok_or_else(|| {
-            let (fines, coarses) = (self.names.fine.len(), self.names.coarse.len());
+        let (class, superclass) = self.names.get(fine, coarse).ok_or_else(|| {
+            let (classes, superclasses) = (self.names.fine.len(), self.names.coarse.len());
             format!(
                 "image {row} has the labels {fine} and {coarse} (class and superclass), but there are \
-                 {fines} and {coarses} names"
+                 {classes} and {superclasses} names"
             )
         })?;
         match self.superclasses.get(class) {
-            Some(before) if before != above => {
+            Some(other) if other != superclass => {
                 let problem = format!(
-                    "image {row} puts the class '{class}' into the superclass '{above}', others into '{before}'"
+                    "image {row} puts the class '{class}' into the superclass '{superclass}', others into '{other}'"
                 );
                 return Err(problem);
             }
-            _ => self.superclasses.insert(class.to_owned(), above.to_owned()),
+            _ => self.superclasses.insert(class.to_owned(), superclass.to_owned()),
         };
         let mut item = match file {
             Some(file) => format!("{part}/{class}/{}", file.replace('/', "_")),
             None => format!("{part}/{class}/{row:05}"),
         };
-        if self.taken.contains(&item) {
+        if self.item_names.contains(&item) {
             item = format!("{item} ({row})");
         }
         self.rows.push((class.to_owned(), item.clone(), ImageLocation::Pixels(pixels)));
-        self.taken.insert(item);
+        self.item_names.insert(item);
         Ok(())
     }
 }

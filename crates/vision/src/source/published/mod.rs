@@ -1,8 +1,9 @@
-//! Data sets in their published form: pickled and zipped arrays, CIFAR-100's own files, lists next to a folder.
+//! Reads data sets in their published form: pickles, NumPy arrays, the original files of CIFAR-100, and lists next to a
+//! folder of images.
 //!
-//! What a file is follows from its name and then from what is in it; what a folder is, from the names of the
-//! files in it ([`FILE_NAMES`]). A folder that has one file for each split is opened one split at a time, or all
-//! together with pooling. Pixels stay in the memory map of the file until an image is asked for.
+//! The form of a file is recognised by its name and then by its contents, that of a folder by the names of the files in it
+//! ([`FILE_NAMES`]). A folder with one file per split is opened one split at a time, or all splits together with pooling.
+//! Pixels stay in the memory map of the file until an image is read.
 
 mod arrays;
 mod cifar;
@@ -19,10 +20,10 @@ use super::{Collection, ImageLocation, SourceOptions, list};
 use crate::error::{Error, Result};
 use crate::pickle::Pickle;
 
-/// Splits, in the order in which people name them.
+/// The names of the splits, in their usual order.
 const SPLITS: [&str; 3] = ["train", "val", "test"];
 
-/// How the files of a split are called, `{}` standing for it.
+/// The names of the files of a split; `{}` stands for the split.
 const FILE_NAMES: [&str; 11] = [
     "mini-imagenet-cache-{}.pkl",
     "miniImageNet_category_split_{}.pickle",
@@ -36,22 +37,23 @@ const FILE_NAMES: [&str; 11] = [
     "{}.csv",
     "split/{}.csv",
 ];
-/// The training images of training classes, among files that hold others of these classes as well.
+/// Replaces `train` in the names of files with the training images of the training classes, in data sets that have other
+/// images of these classes in further files.
 const TRAINING_PHASE_NAME: &str = "train_phase_train";
 
-/// Class, name within the source, and where the pixels are.
+/// One entry per image: class, name within the source, and location of the pixels.
 pub(super) type ListedImages = Vec<(String, String, ImageLocation)>;
 
-/// The splits for which a folder holds a published file each.
+/// The splits of which a folder contains a published file.
 pub(super) fn splits(path: &Path) -> Vec<&'static str> {
     split_files(path).into_iter().map(|(split, _)| split).collect()
 }
 
-/// Lists the images of a published form; `None` if this is none.
+/// Lists the images of a published data set; `None` if the path is not one.
 pub(super) fn open(path: &Path, options: SourceOptions<'_>) -> Result<Option<Collection>> {
     if let Some(files) = cifar::CifarFiles::find(path) {
         return match options.split {
-            // CIFAR-100's own two parts have the same classes; what a split is, a split file says.
+            // The two files of CIFAR-100 have the same classes; only a split file divides the classes.
             Some(split) => Err(Error::NoSplits { path: path.into(), split: split.into() }),
             None => files.list(path).map(Some),
         };
@@ -67,13 +69,13 @@ pub(super) fn open(path: &Path, options: SourceOptions<'_>) -> Result<Option<Col
     }
 }
 
-/// The splits that a folder has, each with its file.
+/// The splits of a folder, each with its file. The first form of [`FILE_NAMES`] with any file is used.
 fn split_files(folder: &Path) -> Vec<(&'static str, PathBuf)> {
     let file = |name: &str, split: &str| {
-        let phase = folder.join(name.replace("{}", TRAINING_PHASE_NAME));
+        let training_phase = folder.join(name.replace("{}", TRAINING_PHASE_NAME));
         let plain = folder.join(name.replace("{}", split));
         let is_listed = !name.ends_with(".csv") || folder.join("images").is_dir();
-        let found = if split == "train" && phase.is_file() { phase } else { plain };
+        let found = if split == "train" && training_phase.is_file() { training_phase } else { plain };
         (is_listed && found.is_file()).then_some(found)
     };
     let of_form = |name: &&str| -> Vec<(&'static str, PathBuf)> {
@@ -105,7 +107,7 @@ fn list_splits(path: &Path, files: &[(&str, PathBuf)], options: SourceOptions<'_
     Ok(Collection::new(path, rows, Vec::new()))
 }
 
-/// Reads a file that its name has already shown to be of a published form.
+/// Reads the file of a split, whose name is one of [`FILE_NAMES`].
 fn read(path: &Path) -> Result<ListedImages> {
     if path.extension().is_some_and(|extension| extension == "csv") {
         return list::rows(path);
@@ -113,6 +115,7 @@ fn read(path: &Path) -> Result<ListedImages> {
     read_file(path)?.ok_or_else(|| Error::UnknownSource { path: path.into() })
 }
 
+/// Reads a file with a pickle or a NumPy array; `None` if its name has another extension.
 fn read_file(path: &Path) -> Result<Option<ListedImages>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let ends = |ending: &str| name.ends_with(ending);
@@ -133,12 +136,12 @@ fn unpickle(path: &Path) -> Result<Pickle> {
     Pickle::read(map(path)?).map_err(|problem| Error::BadPickle { path: path.into(), problem })
 }
 
-/// An error about what a file holds.
+/// An error about the contents of a file.
 fn bad(path: &Path, problem: impl Into<String>) -> Error {
     Error::BadForm { path: path.into(), problem: problem.into() }
 }
 
-/// The name of a row: numbers of one width sort as they count.
+/// The name of an image: its class and row, with leading zeros so that names sort in the order of rows.
 fn item_name(class: &str, row: usize, rows: usize) -> String {
     let width = rows.saturating_sub(1).max(1).ilog10() as usize + 1;
     format!("{class}/{row:0width$}")

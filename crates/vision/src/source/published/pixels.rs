@@ -5,18 +5,18 @@ use trueshot::arrays::Array;
 
 use crate::decoded_image::{Channels, DecodedImage};
 
-/// How the bytes of an image lie.
+/// The order of the bytes of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PixelLayout {
-    /// One byte a pixel.
+    /// One byte per pixel.
     Grey,
-    /// Red, green and blue of a pixel side by side.
+    /// Red, green and blue of one pixel after the other.
     Interleaved,
-    /// All of red, then all of green, then all of blue.
+    /// The red bytes of all pixels, then the green, then the blue.
     Planar,
 }
 
-/// One image's bytes.
+/// The bytes of one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::source) struct Pixels {
     bytes: Bytes,
@@ -26,19 +26,19 @@ pub(in crate::source) struct Pixels {
 }
 
 impl Pixels {
-    /// CIFAR's form: 32 x 32 pixels, colour after colour.
+    /// An image of CIFAR: 32 x 32 pixels, planar.
     pub fn cifar(bytes: Bytes) -> Self {
         Pixels { bytes, width: 32, height: 32, layout: PixelLayout::Planar }
     }
 
-    /// The image.
+    /// Decodes the image with the given channels.
     pub fn to_image(&self, channels: Channels) -> DecodedImage {
         let (pixels, stored) = match self.layout {
             PixelLayout::Grey => (self.bytes.to_vec(), Channels::Grey),
             PixelLayout::Interleaved => (self.bytes.to_vec(), Channels::Colour),
             PixelLayout::Planar => {
                 let count = self.width * self.height;
-                let pixel = |place: usize| [0, 1, 2].map(|colour| self.bytes[colour * count + place]);
+                let pixel = |index: usize| [0, 1, 2].map(|colour| self.bytes[colour * count + index]);
                 ((0..count).flat_map(pixel).collect(), Channels::Colour)
             }
         };
@@ -46,7 +46,7 @@ impl Pixels {
     }
 }
 
-/// An array of images.
+/// An array of images of the same size.
 pub(super) struct ImageArray<'a> {
     array: &'a Array,
     pub count: usize,
@@ -56,9 +56,12 @@ pub(super) struct ImageArray<'a> {
 }
 
 impl<'a> ImageArray<'a> {
-    /// Understands an array as images; `Err` is what it is instead.
+    /// Interprets an array as images.
+    ///
+    /// # Errors
+    /// A message with the type and shape of the array, if they are not supported.
     pub fn new(array: &'a Array) -> Result<Self, String> {
-        let refused = || {
+        let unsupported = || {
             let Array { kind, width, shape, fortran_order, .. } = array;
             let order = if *fortran_order { ", columns first" } else { "" };
             format!(
@@ -66,21 +69,21 @@ impl<'a> ImageArray<'a> {
                  of [images, height, width, 3], [images, 3, height, width] and [images, height, width]"
             )
         };
-        let (count, shape) = array.byte_rows().ok_or_else(refused)?;
+        let (count, shape) = array.byte_rows().ok_or_else(unsupported)?;
         let (height, width, layout) = match *shape {
             [height, width, 3] => (height, width, PixelLayout::Interleaved),
             [height, width, 1] | [height, width] => (height, width, PixelLayout::Grey),
             [3, height, width] => (height, width, PixelLayout::Planar),
             [3072] => (32, 32, PixelLayout::Planar),
-            _ => return Err(refused()),
+            _ => return Err(unsupported()),
         };
         if count == 0 || width == 0 || height == 0 {
-            return Err(refused());
+            return Err(unsupported());
         }
         Ok(ImageArray { array, count, width, height, layout })
     }
 
-    /// One image; `None` beyond the last.
+    /// The image at a row; `None` if there are not that many rows.
     pub fn get(&self, row: usize) -> Option<Pixels> {
         let length = self.array.data.len() / self.count;
         let (width, height, layout) = (self.width, self.height, self.layout);

@@ -1,7 +1,8 @@
-//! TieredImageNet: PNG files in a pickled list, or an array of pixels, with the labels in a file next to it.
+//! Reads TieredImageNet: a pickled list of PNG files, or an array of pixels, with the labels in a file next to it.
 //!
-//! `train_images_png.pkl` (few-shot-ssl) or `train_images.npz` (MetaOptNet; `.npy` if somebody unpacked it), and `train_labels.pkl` with the numbers
-//! under `label_specific` and their names under `label_specific_str`, or with `labels` alone.
+//! The images of a split are in `train_images_png.pkl` (few-shot-ssl) or `train_images.npz` (MetaOptNet; `.npy` if it was
+//! unpacked). `train_labels.pkl` has the labels under the key `label_specific` and their names under `label_specific_str`,
+//! or only the key `labels`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use crate::error::Result;
 use crate::pickle::{Pickle, Value};
 use crate::source::ImageLocation;
 
-/// What the arrays of images are called.
+/// The names that the array of images can have in an `.npz` file.
 const ARRAY_NAMES: [&str; 4] = ["images", "image_data", "data", "arr_0"];
 
 /// Reads a list of PNG files, each an array of bytes.
@@ -28,7 +29,7 @@ pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<ListedImages> {
     }
     let mut rows = ListedImages::with_capacity(count);
     for ((row, file), class) in files.enumerate().zip(classes) {
-        // OpenCV gave columns of one byte once, and plain rows later.
+        // Depending on the version of OpenCV that wrote the file, the array has one or two dimensions.
         let bytes = match file.array() {
             Some(array) if (array.kind, array.width) == ('u', 1) => Some(array.data.clone()),
             _ => file.bytes(),
@@ -46,47 +47,48 @@ pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<ListedImages> {
 pub(super) fn from_array(path: &Path) -> Result<ListedImages> {
     let is_npy = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
     let array: Array = if is_npy { from_npy(path)? } else { from_npz(path, &ARRAY_NAMES)? };
-    let stack = ImageArray::new(&array).map_err(|problem| bad(path, problem))?;
-    list_labelled(path, &stack, &read_classes(path)?)
+    let images = ImageArray::new(&array).map_err(|problem| bad(path, problem))?;
+    list_labelled(path, &images, &read_classes(path)?)
 }
 
-/// The class of every image, from the file beside it.
+/// The class of every image, from the file of labels next to the images.
 fn read_classes(images: &Path) -> Result<Vec<String>> {
     let path = labels_file(images)?;
     let pickle = unpickle(&path)?;
     let value = pickle.value();
-    // Some have the labels and nothing else in the file.
+    // In some files the labels are not in a dictionary.
     let labels = value.get("label_specific").or(value.get("labels"));
     let labels = labels.or(value.items().is_some().then_some(value)).or(value.array().map(|_| value));
-    let labels = labels.ok_or_else(|| bad(&path, "it has no label_specific or labels"))?;
+    let labels = labels.ok_or_else(|| bad(&path, "it has no key `label_specific` or `labels`"))?;
     let names = value.get("label_specific_str").map(|names| distinct_names(&path, names)).transpose()?;
     class_names(&path, labels, names.as_ref())
 }
 
+/// The path of the file of labels that belongs to a file of images.
 fn labels_file(images: &Path) -> Result<PathBuf> {
     let name = images.file_name().unwrap_or_default().to_string_lossy();
     let split =
         ["_images_png.pkl", "_images.npz", "_images.npy"].iter().find_map(|ending| name.strip_suffix(ending));
     let split = split.ok_or_else(|| {
-        bad(images, "images without labels need a file of labels next to them: X_images_png.pkl or X_images.npz and X_labels.pkl")
+        bad(images, "it has images but no labels. Name the file X_images_png.pkl, X_images.npz or X_images.npy, and put X_labels.pkl next to it")
     })?;
     let labels = images.with_file_name(format!("{split}_labels.pkl"));
     match labels.is_file() {
         true => Ok(labels),
-        false => Err(bad(images, format!("its labels are missing: {} is not there", labels.display()))),
+        false => Err(bad(images, format!("its labels are missing: {} does not exist", labels.display()))),
     }
 }
 
-/// The names of labels; ImageNet has two classes called crane, whose numbers then tell them apart.
+/// The names of labels. If a name is repeated (ImageNet has two classes called crane), the number is appended.
 fn distinct_names(path: &Path, names: Value<'_>) -> Result<BTreeMap<i64, String>> {
-    let words = names.items().and_then(|items| {
+    let texts = names.items().and_then(|items| {
         items.map(|name| Some(name.text()?.replace('/', " "))).collect::<Option<Vec<String>>>()
     });
-    let words = words.ok_or_else(|| bad(path, "its label_specific_str is not a list of names"))?;
-    let mut taken = BTreeSet::new();
-    let name = |(number, word): (usize, String)| {
-        let name = if taken.insert(word.clone()) { word } else { format!("{word} {number}") };
+    let texts = texts.ok_or_else(|| bad(path, "its label_specific_str is not a list of names"))?;
+    let mut seen = BTreeSet::new();
+    let name = |(number, text): (usize, String)| {
+        let name = if seen.insert(text.clone()) { text } else { format!("{text} {number}") };
         (number as i64, name)
     };
-    Ok(words.into_iter().enumerate().map(name).collect())
+    Ok(texts.into_iter().enumerate().map(name).collect())
 }
