@@ -230,7 +230,7 @@ fn unknown_methods_are_answered_with_the_nearest_name() {
     let expected =
         ["unknown method 'medain'; known: oracle, protonet, median", "hint: did you mean 'median'?"];
     misused(folder.eval(&["--methods", "protonet,medain"]), &expected);
-    refused(folder.eval(&["--methods", "protonet,protonet"]), &["method 'protonet' is given twice"]);
+    misused(folder.eval(&["--methods", "protonet,protonet"]), &["method 'protonet' is given twice"]);
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn mistakes_in_names_are_found_before_the_data_is_read() {
 fn a_baseline_that_is_not_among_the_methods_is_refused() {
     let folder = EmbeddingsFolder::new();
     let baseline = |name: &str| folder.eval(&["--methods", "median,cosine", "--baseline", name]);
-    refused(baseline("medain"), &["baseline 'medain' is not among the methods: median, cosine"]);
+    misused(baseline("medain"), &["baseline 'medain' is not among the methods: median, cosine"]);
     baseline("cosine").assert().success();
     folder.eval(&["--methods", "median,cosine"]).assert().success();
 }

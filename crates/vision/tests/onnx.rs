@@ -145,7 +145,7 @@ fn inputs_that_are_no_pictures_are_refused_with_their_shape() {
         assert!(problem.contains(part), "{sides:?}: {problem}");
     };
     refused(&["N", "3"], "[N, 3]; an image model's has four axes");
-    refused(&["8", "3", "9", "9"], "batches of 8");
+    refused(&["8", "3", "9", "9"], "a fixed batch size of 8");
     refused(&["N", "7", "9", "9"], "no axis of 1 or 3 channels");
     refused(&["N", "3", "9", "12"], "only square inputs are supported");
     refused(&["N", "3", "0", "0"], "1 to 2048 px");

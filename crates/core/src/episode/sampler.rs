@@ -475,7 +475,7 @@ mod tests {
         assert_eq!(error.hint().unwrap(), "the largest number of queries that fits is 10");
         let error =
             Sampler::new(&embeddings(6, 20), None, spec(5, Shots::exactly(11), 0), vec![]).err().unwrap();
-        assert!(error.hint().unwrap().contains("most shots this class allows is 10"));
+        assert!(error.hint().unwrap().contains("the largest number of shots for this class is 10"));
     }
 
     #[test]

@@ -264,8 +264,8 @@ fn invalid_plans_are_refused_with_the_line() {
     refused("trueshot-plan/1", "trueshot-plan/9", "line 1: not a plan");
     refused("\"to\": \"lynx\"", "\"to\": \"../../etc\"", "line 7: '../../etc' cannot be the name of a class");
     refused("\"to\": \"lynx\"", "\"to\": \"/etc\"", "cannot be the name of a class");
-    refused("\"quarantine\": true", "\"quarantine\": false", "line 6: neither 'to' nor 'quarantine'");
-    refused("\"p_wrong\": 0.9", "\"quarantine\": true", "line 5: both 'to' and 'quarantine'");
+    refused("\"quarantine\": true", "\"quarantine\": false", "line 6: it has neither 'to' nor 'quarantine'");
+    refused("\"p_wrong\": 0.9", "\"quarantine\": true", "line 5: it has both 'to' and 'quarantine'");
     refused("\"p_wrong\": 0.9", "\"surprise\": 1", "line 5: not a change");
     refused(
         "all/dog/3.jpg\", \"from\": \"dog\", \"quarantine\": true",
