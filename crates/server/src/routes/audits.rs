@@ -50,7 +50,7 @@ pub async fn post(
     QueryParameters(options): QueryParameters<AuditOptions>,
     request: Request,
 ) -> Result<JsonBytes, Problem> {
-    let options = options.into_options()?;
+    let options = options.to_options()?;
     let (admitted, body) = receive(&app, request).await?;
     let reply = admitted.run(move |job| {
         let support = parse_labelled_rows(body, &app, &job.cancellation)?;
@@ -64,7 +64,7 @@ pub async fn post(
 }
 
 impl AuditOptions {
-    fn into_options(&self) -> Result<Options, Problem> {
+    fn to_options(&self) -> Result<Options, Problem> {
         let usual = Options::default();
         let options = Options {
             certainty: self.certainty.map_or(usual.certainty, Certainty::uniform),
