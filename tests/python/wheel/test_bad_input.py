@@ -161,7 +161,7 @@ def test_queries_of_another_form_are_refused():
 
 def test_settings_out_of_range_say_what_is_allowed(tmp_path):
     for settings, said in [
-        ({"certainty": 0.2}, "certainty is 0.2; allowed: 0.5 to 1"),
+        ({"certainty": 0.2}, "certainty is 0.2; allowed: a probability from 0.5 to 1"),
         ({"expected_noise": 1.0}, "expected_noise is 1; allowed"),
         ({"neighbours": 101}, "neighbours is 101; allowed: 0 to 100"),
         ({"threads": 0}, "threads is 0; allowed: 1 to 1024"),
