@@ -32,7 +32,7 @@ pub struct CpuHeadSession<'a> {
 }
 
 impl<'a> CpuHeadSession<'a> {
-    /// A session for batches with as many parts as `weights` has gradients. RowBuffer are read from the data of `episodes`.
+    /// A session for batches with as many parts as `weights` has gradients. Rows are read from the data of `episodes`.
     pub fn new(head: Arc<dyn LearnedHead>, episodes: Arc<TrainingEpisodes<'a>>, weights: CpuWeights) -> Self {
         let buffers = weights.gradients.iter().map(|_| Vec::new()).collect();
         CpuHeadSession { head, episodes, weights, buffers }
