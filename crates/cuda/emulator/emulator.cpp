@@ -1,0 +1,316 @@
+// Runs the kernels on the CPU: every CUDA thread is a fiber, one thread block runs at a time, and the matrix and copy
+// instructions are emulated in their fragment layouts. For tests on machines without a GPU; it does not find races or
+// errors in the order of asynchronous copies.
+//
+//   c++ -O2 -std=c++17 -shared -fPIC -o libemulator.so emulator.cpp
+//
+// The library exports emulator_launch(name, grid x, grid y, threads, shared bytes, arguments).
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#define EMULATOR 1
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define SHARED static
+
+using std::max;
+using std::min;
+
+struct uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct float2 {
+  float x, y;
+};
+struct Dimensions {
+  unsigned x, y, z;
+};
+static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static float2 make_float2(float x, float y) { return {x, y}; }
+
+static Dimensions threadIdx, blockIdx, blockDim, gridDim;
+alignas(1024) static unsigned char dynamic_shared[232 * 1024];
+static unsigned shared_len;
+
+// ---- Fibers. `switch_stack` saves the callee-saved registers on the current stack and continues on another one.
+#if defined(__x86_64__)
+extern "C" void switch_stack(void** from, void* to);
+asm(".globl switch_stack\n"
+    "switch_stack:\n"
+    " push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
+    " mov %rsp,(%rdi)\n mov %rsi,%rsp\n"
+    " pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n");
+#else
+#error "the emulator runs on x86-64"
+#endif
+
+struct Fiber {
+  void* stack_pointer;
+  char* stack;
+  bool done;
+};
+static const size_t STACK_LEN = 256 * 1024;
+static std::vector<Fiber> fibers;
+static void* scheduler;
+static int current, threads;
+static std::function<void()> body;
+
+static void yield() {
+  const int own = current;
+  switch_stack(&fibers[own].stack_pointer, scheduler);
+  current = own;
+  threadIdx = {(unsigned)own, 0, 0};
+}
+static void run_fiber() {
+  body();
+  fibers[current].done = true;
+  for (;;) switch_stack(&fibers[current].stack_pointer, scheduler);
+}
+
+// ---- Barriers. A thread that has returned counts as arrived.
+static int block_arrived, block_generation, warp_arrived[64], warp_generation[64], finished_in_block, finished_in_warp[64];
+static void __syncthreads() {
+  const int generation = block_generation;
+  if (++block_arrived + finished_in_block >= threads) {
+    block_arrived = 0;
+    block_generation++;
+  }
+  while (block_generation == generation) yield();
+}
+static void __syncwarp() {
+  const int warp = current >> 5, size = min(32, threads - warp * 32), generation = warp_generation[warp];
+  if (++warp_arrived[warp] + finished_in_warp[warp] >= size) {
+    warp_arrived[warp] = 0;
+    warp_generation[warp]++;
+  }
+  while (warp_generation[warp] == generation) yield();
+}
+static void note_finished(int fiber) {
+  finished_in_block++;
+  finished_in_warp[fiber >> 5]++;
+  const int warp = fiber >> 5, size = min(32, threads - warp * 32);
+  if (block_arrived > 0 && block_arrived + finished_in_block >= threads) {
+    block_arrived = 0;
+    block_generation++;
+  }
+  if (warp_arrived[warp] > 0 && warp_arrived[warp] + finished_in_warp[warp] >= size) {
+    warp_arrived[warp] = 0;
+    warp_generation[warp]++;
+  }
+}
+
+// ---- Instructions
+struct WarpExchange {
+  unsigned a[32][4], b[32][2], address[32];
+  float value[32];
+};
+static WarpExchange exchange[64];
+
+static float __shfl_xor_sync(unsigned, float value, int distance) {
+  WarpExchange& warp = exchange[current >> 5];
+  const int lane = current & 31;
+  warp.value[lane] = value;
+  __syncwarp();
+  const float other = warp.value[lane ^ distance];
+  __syncwarp();
+  return other;
+}
+static float __uint_as_float(unsigned bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a * b) >> 32); }
+static long long __float2ll_rn(float value) { return std::isfinite(value) ? llrintf(value) : INT64_MIN; }
+static float rsqrtf(float value) { return 1.f / sqrtf(value); }
+static unsigned long long atomicAdd(unsigned long long* address, unsigned long long value) {
+  const auto old = *address;
+  *address += value;
+  return old;
+}
+static unsigned atomicOr(unsigned* address, unsigned value) {
+  const auto old = *address;
+  *address |= value;
+  return old;
+}
+static unsigned pack_half2(float low, float high) {
+  const _Float16 halves[2] = {(_Float16)low, (_Float16)high};
+  unsigned pair;
+  memcpy(&pair, halves, 4);
+  return pair;
+}
+static float2 unpack_half2(unsigned pair) {
+  _Float16 halves[2];
+  memcpy(halves, &pair, 4);
+  return {(float)halves[0], (float)halves[1]};
+}
+static void mma_f16(float* d, const unsigned* a, const unsigned* b) {
+  WarpExchange& warp = exchange[current >> 5];
+  const int lane = current & 31, group = lane >> 2, quad = lane & 3;
+  memcpy(warp.a[lane], a, 16);
+  memcpy(warp.b[lane], b, 8);
+  __syncwarp();
+  float rows[2][16], columns[2][16];
+  for (int q = 0; q < 4; q++)
+    for (int half = 0; half < 2; half++) {
+      const float2 low = unpack_half2(warp.a[group * 4 + q][half]), high = unpack_half2(warp.a[group * 4 + q][2 + half]);
+      rows[half][2 * q] = low.x;
+      rows[half][2 * q + 1] = low.y;
+      rows[half][8 + 2 * q] = high.x;
+      rows[half][9 + 2 * q] = high.y;
+      const unsigned* pair = warp.b[(2 * quad + half) * 4 + q];
+      const float2 first = unpack_half2(pair[0]), second = unpack_half2(pair[1]);
+      columns[half][2 * q] = first.x;
+      columns[half][2 * q + 1] = first.y;
+      columns[half][8 + 2 * q] = second.x;
+      columns[half][9 + 2 * q] = second.y;
+    }
+  for (int i = 0; i < 2; i++)
+    for (int j = 0; j < 2; j++) {
+      float sum = d[i * 2 + j];
+      for (int k = 0; k < 16; k++) sum += rows[i][k] * columns[j][k];
+      d[i * 2 + j] = sum;
+    }
+  __syncwarp();
+}
+static unsigned to_tf32(float value) {
+  unsigned bits;
+  memcpy(&bits, &value, 4);
+  return (bits + 0x1000) & 0xffffe000u;
+}
+static void mma_tf32(float* d, const unsigned* a, const unsigned* b) {
+  WarpExchange& warp = exchange[current >> 5];
+  const int lane = current & 31, group = lane >> 2, quad = lane & 3;
+  memcpy(warp.a[lane], a, 16);
+  memcpy(warp.b[lane], b, 8);
+  __syncwarp();
+  for (int i = 0; i < 2; i++)
+    for (int j = 0; j < 2; j++)
+      for (int k = 0; k < 8; k++) {
+        const float row = __uint_as_float(warp.a[group * 4 + (k & 3)][(k >> 2) * 2 + i]);
+        const float column = __uint_as_float(warp.b[(2 * quad + j) * 4 + (k & 3)][k >> 2]);
+        d[i * 2 + j] += row * column;
+      }
+  __syncwarp();
+}
+static void check_shared(const char* what, unsigned address) {
+  if ((address & 15) == 0 && address + 16 <= shared_len) return;
+  fprintf(stderr, "%s at byte %u of %u bytes of shared memory\n", what, address, shared_len);
+  abort();
+}
+static void load_fragments(unsigned* fragment, unsigned address, bool transposed) {
+  WarpExchange& warp = exchange[current >> 5];
+  const int lane = current & 31, group = lane >> 2, quad = lane & 3;
+  check_shared("ldmatrix", address);
+  warp.address[lane] = address;
+  __syncwarp();
+  for (int matrix = 0; matrix < 4; matrix++) {
+    uint16_t values[2];
+    for (int i = 0; i < 2; i++) {
+      const int row = transposed ? 2 * quad + i : group, column = transposed ? group : 2 * quad + i;
+      memcpy(&values[i], dynamic_shared + warp.address[matrix * 8 + row] + column * 2, 2);
+    }
+    fragment[matrix] = values[0] | (unsigned)values[1] << 16;
+  }
+  __syncwarp();
+}
+static void load_matrices(unsigned* fragment, unsigned address) { load_fragments(fragment, address, false); }
+static void load_matrices_transposed(unsigned* fragment, unsigned address) { load_fragments(fragment, address, true); }
+static void copy_async(unsigned address, const void* global) {
+  check_shared("cp.async", address);
+  memcpy(dynamic_shared + address, global, 16);
+}
+static void commit_copies() {}
+template <int PENDING> static void wait_for_copies() {}
+static unsigned shared_address(const void* pointer) { return (unsigned)((const unsigned char*)pointer - dynamic_shared); }
+
+#include "../kernels/conv4.cu"
+
+// ---- Launches
+using Launcher = std::function<std::function<void()>(const void* const*)>;
+template <class... A, size_t... I>
+static std::function<void()> bind_arguments(void (*kernel)(A...), const void* const* arguments, std::index_sequence<I...>) {
+  std::tuple<A...> values{*(const A*)arguments[I]...};
+  return [=] { std::apply(kernel, values); };
+}
+template <class... A> static Launcher launcher(void (*kernel)(A...)) {
+  return [=](const void* const* arguments) { return bind_arguments(kernel, arguments, std::index_sequence_for<A...>{}); };
+}
+#define KERNEL(name) {#name, launcher(name)}
+static const std::map<std::string, Launcher>& kernels() {
+  static const std::map<std::string, Launcher> all = {
+      KERNEL(augment_images), KERNEL(pack_floats), KERNEL(pack_bytes), KERNEL(pool_batch), KERNEL(pool_running),
+      KERNEL(batch_norm_backward), KERNEL(sum_feature_gradients), KERNEL(convolution_forward_128),
+      KERNEL(convolution_forward_256), KERNEL(convolution_backward_128), KERNEL(convolution_backward_256),
+      KERNEL(convolution_128), KERNEL(convolution_256), KERNEL(filter_gradient), KERNEL(patch_moments),
+      KERNEL(first_statistics), KERNEL(first_forward), KERNEL(first_backward), KERNEL(collect_gradients),
+      KERNEL(update_parameters), KERNEL(pack_filters), KERNEL(finish_step), KERNEL(prototype_means),
+      KERNEL(prototype_medians), KERNEL(query_losses), KERNEL(prototype_gradients), KERNEL(median_gradients),
+      KERNEL(write_features)};
+  return all;
+}
+
+static void run_block() {
+  memset(dynamic_shared, 0xff, sizeof dynamic_shared);
+  block_arrived = finished_in_block = 0;
+  memset(warp_arrived, 0, sizeof warp_arrived);
+  memset(finished_in_warp, 0, sizeof finished_in_warp);
+  for (int i = 0; i < threads; i++) {
+    void** top = (void**)(fibers[i].stack + STACK_LEN - 64);
+    *--top = nullptr;
+    *--top = (void*)run_fiber;
+    fibers[i].stack_pointer = top - 6;
+    fibers[i].done = false;
+  }
+  for (bool running = true; running;) {
+    running = false;
+    for (int warp = 0; warp < threads; warp += 32)
+      // A warp runs for a while, so that its collective instructions are cheap.
+      for (int turn = 0; turn < 64; turn++) {
+        bool moved = false;
+        for (int i = warp; i < min(threads, warp + 32); i++) {
+          if (fibers[i].done) continue;
+          running = moved = true;
+          current = i;
+          threadIdx = {(unsigned)i, 0, 0};
+          switch_stack(&scheduler, fibers[i].stack_pointer);
+          if (fibers[i].done) note_finished(i);
+        }
+        if (!moved) break;
+      }
+  }
+}
+
+extern "C" int emulator_launch(const char* name, unsigned x, unsigned y, unsigned block, unsigned shared,
+                               const void* const* arguments) {
+  const auto found = kernels().find(name);
+  if (found == kernels().end() || shared > sizeof dynamic_shared || block > 1024) return 1;
+  body = found->second(arguments);
+  threads = block;
+  shared_len = shared;
+  blockDim = {block, 1, 1};
+  gridDim = {x, y, 1};
+  while ((int)fibers.size() < threads) fibers.push_back({nullptr, (char*)aligned_alloc(64, STACK_LEN), false});
+  for (unsigned row = 0; row < y; row++)
+    for (unsigned column = 0; column < x; column++) {
+      blockIdx = {column, row, 0};
+      run_block();
+    }
+  return 0;
+}

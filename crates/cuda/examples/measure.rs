@@ -1,0 +1,135 @@
+//! Measures training steps of Conv4 on GPU 0, and compares one step with the CPU.
+//!
+//!     cargo run --release -p trueshot-cuda --example measure -- 84
+
+use std::time::Instant;
+
+use trueshot_cuda::Device;
+use trueshot_cuda::conv4::{
+    Conv4Options, Conv4Training, DeviceImages, ImageRequest, Prototypes, StepImages, StepInput,
+};
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::conv4::{Shape, TrainingPass, initial, layout};
+
+const WAYS: usize = 5;
+const SHOTS: usize = 5;
+const QUERIES: usize = 15;
+/// Steps that each figure is the median of.
+const REPEATS: usize = 400;
+
+fn random(seed: u64) -> impl FnMut() -> f64 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let size: usize = std::env::args().nth(1).map_or(Ok(84), |text| text.parse())?;
+    let start = Instant::now();
+    let device = Device::open(0)?;
+    println!("{} opened in {:.0} ms", device.name(), start.elapsed().as_secs_f64() * 1e3);
+    let shape = Shape { size, channels: 3 };
+    let options = Conv4Options {
+        shape,
+        classes: WAYS,
+        support: WAYS * SHOTS,
+        queries: WAYS * QUERIES,
+        prototypes: Prototypes::Mean,
+        optimiser: AdamWConfig::default(),
+        clip: 0.0,
+    };
+    let labels: Vec<u32> = (0..WAYS * SHOTS)
+        .map(|i| i / SHOTS)
+        .chain((0..WAYS * QUERIES).map(|i| i / QUERIES))
+        .map(|c| c as u32)
+        .collect();
+    let mut random = random(3);
+    let images: Vec<f32> = (0..options.images() * shape.pixels())
+        .map(|i| (3.4 * (random() - 0.5)) as f32 + 0.05 * labels[i / shape.pixels()] as f32)
+        .collect();
+    let parameters = initial(3, &mut random);
+    let mut training = Conv4Training::new(&device, options.clone(), &parameters, None)?;
+    let input =
+        StepInput { rate: 1e-3, labels: labels.clone(), images: StepImages::Prepared(images.clone()) };
+    let losses = training.run(std::slice::from_ref(&input))?;
+    println!("loss {:?} scale {:?}", losses, training.progress()?);
+    let mut pass = TrainingPass::new(shape, options.images());
+    let features = pass.forward(&parameters, &images).to_vec();
+    let own = training.features()?;
+    let error = |a: &[f32], b: &[f32]| {
+        let d: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+        (d / b.iter().map(|&b| f64::from(b).powi(2)).sum::<f64>()).sqrt()
+    };
+    println!("features: relative error against the CPU {:.2e}", error(&own, &features));
+    let mut times = Vec::new();
+    for _ in 0..REPEATS {
+        let start = Instant::now();
+        training.launch_prepared()?;
+        training.synchronise()?;
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    let start = Instant::now();
+    for _ in 0..REPEATS {
+        training.launch_prepared()?;
+    }
+    training.synchronise()?;
+    let pipelined = start.elapsed().as_secs_f64() * 1e3 / REPEATS as f64;
+    println!(
+        "{{\"name\":\"proto{size}\",\"ms\":{:.4},\"min_ms\":{:.4},\"pipelined_ms\":{pipelined:.4}}}",
+        times[REPEATS / 2],
+        times[0]
+    );
+
+    // With gather and augmentation, 64 steps per call.
+    let count = 2000;
+    let pixels: Vec<Vec<u8>> =
+        (0..count).map(|_| (0..shape.pixels()).map(|_| (random() * 256.0) as u8).collect()).collect();
+    let data = DeviceImages::upload(&device, pixels.iter().map(|p| (&p[..], size, size)), [[4.4, -2.1]; 3])?;
+    let run = |seed: u32| -> Result<(Vec<f32>, f64, Vec<f32>), trueshot_cuda::Error> {
+        let data =
+            DeviceImages::upload(&device, pixels.iter().map(|p| (&p[..], size, size)), [[4.4, -2.1]; 3])?;
+        let mut training = Conv4Training::new(&device, options.clone(), &parameters, Some(data))?;
+        let steps: Vec<StepInput> = (0..64u32)
+            .map(|step| StepInput {
+                rate: 1e-3,
+                labels: labels.clone(),
+                images: StepImages::Requests(
+                    (0..options.images() as u32)
+                        .map(|i| ImageRequest {
+                            image: (i * 31 + step * 7 + seed) % count as u32,
+                            crop: [1, 2, size as u16 - 5, size as u16 - 4],
+                            flip: i % 2,
+                            jitters: 0b11_10_01_00,
+                            values: [1.05, 0.95, 1.08, 0.3],
+                        })
+                        .collect(),
+                ),
+            })
+            .collect();
+        let mut losses = training.run(&steps)?;
+        let start = Instant::now();
+        for _ in 0..6 {
+            losses = training.run(&steps)?;
+        }
+        Ok((losses, start.elapsed().as_secs_f64() * 1e3 / (6.0 * 64.0), training.parameters()?))
+    };
+    let (losses, time, first) = run(1)?;
+    let (_, _, second) = run(1)?;
+    println!(
+        "{{\"name\":\"proto{size} with augmentation\",\"pipelined_ms\":{time:.4}}} last loss {:?}",
+        losses.last()
+    );
+    println!(
+        "two runs have the same bits: {}",
+        first.iter().zip(&second).all(|(a, b)| a.to_bits() == b.to_bits())
+    );
+    drop(data);
+    let names = layout(3);
+    println!("{} tensors", names.tensors().len());
+    Ok(())
+}

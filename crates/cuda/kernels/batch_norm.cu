@@ -1,0 +1,195 @@
+// Batch norm, ReLU and 2x2 max pooling of blocks 2 to 4, and their backward pass.
+//
+//   z           plane of side `side`, f16: output of the convolution
+//   y           plane of side side / 2, f16: max over the window of relu(gamma x + beta), with x = (z - mean) / std
+//   normalised  plane of side side / 2, f16: x at the maximum, or NaN if the ReLU is inactive there
+//   sums        [2][64] fixed point: sums of z and z² over all pixels
+//   d_sums      [2][64] fixed point: sums of dy and dy x over the windows, dy = 0 where the ReLU is inactive
+//
+// Grid: (chunks of 256 threads, images). A thread has 8 channels of a window.
+#pragma once
+#include "common.cuh"
+
+struct PoolShape {
+  int side;         // of z
+  int windows;      // per row and column that a thread is started for
+  Divider divider;  // by `windows`
+  float count;      // pixels of the batch: images * side * side
+};
+
+// Mean and 1 / standard deviation of a channel over the batch (biased, as in PyTorch's normalisation).
+DEVICE void batch_statistics(const i64* sums, int channel, float count, float& mean, float& inverse_std) {
+  const double m = exact_sum(sums[channel]) / count, square = exact_sum(sums[CHANNELS + channel]) / count;
+  mean = (float)m;
+  inverse_std = rsqrtf((float)fmax(square - m * m, 0.0) + EPSILON);
+}
+
+// Position of the thread's work: image, window row, window column, chunk of channels.
+struct Window {
+  int image, row, column, chunk;
+  bool exists;
+};
+DEVICE Window thread_window(PoolShape shape) {
+  const int index = blockIdx.x * blockDim.x + threadIdx.x, window = index >> 3;
+  Window w;
+  w.image = blockIdx.y;
+  w.row = divide(shape.divider, window);
+  w.column = window - w.row * shape.windows;
+  w.chunk = index & 7;
+  w.exists = w.row < shape.windows;
+  return w;
+}
+
+template <bool NORMALISED>
+DEVICE void pool_window(const uint4* z, const float* mean, const float* inverse_std, const float* gamma, const float* beta,
+                        uint4* y, uint4* normalised, PoolShape shape) {
+  const Window w = thread_window(shape);
+  if (!w.exists) return;
+  const int pitch = shape.side + 1;
+  const uint4* from = z + plane_position(w.image, 2 * w.row, 2 * w.column, pitch) * 8 + w.chunk;
+  const uint4 pixels[4] = {from[0], from[8], from[pitch * 8], from[pitch * 8 + 8]};
+  float best[8], x_of_best[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    best[i] = 0.f;
+    x_of_best[i] = __uint_as_float(0x7fc00000);
+  }
+#pragma unroll
+  for (int pixel = 0; pixel < 4; pixel++) {
+    float values[8];
+    unpack8(pixels[pixel], values);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int c = w.chunk * 8 + i;
+      const float x = (values[i] - mean[c]) * inverse_std[c], activated = x * gamma[c] + beta[c];
+      if (activated > best[i]) {
+        best[i] = activated;
+        x_of_best[i] = x;
+      }
+    }
+  }
+  const long to = plane_position(w.image, w.row, w.column, shape.windows + 1) * 8 + w.chunk;
+  y[to] = pack8(best);
+  if (NORMALISED) normalised[to] = pack8(x_of_best);
+}
+
+// Training: statistics of the batch.
+extern "C" __global__ void __launch_bounds__(256)
+    pool_batch(const uint4* z, const i64* sums, const float* gamma, const float* beta, uint4* y, uint4* normalised,
+               PoolShape shape) {
+  SHARED float mean[CHANNELS], inverse_std[CHANNELS], scale[CHANNELS], shift[CHANNELS];
+  if (threadIdx.x < CHANNELS) {
+    const int c = threadIdx.x;
+    batch_statistics(sums, c, shape.count, mean[c], inverse_std[c]);
+    scale[c] = gamma[c];
+    shift[c] = beta[c];
+  }
+  __syncthreads();
+  pool_window<true>(z, mean, inverse_std, scale, shift, y, normalised, shape);
+}
+
+// Inference: `norm` is [mean - bias, 1 / std, gamma, beta], each [64].
+extern "C" __global__ void __launch_bounds__(256) pool_running(const uint4* z, const float* norm, uint4* y, PoolShape shape) {
+  SHARED float values[4 * CHANNELS];
+  if (threadIdx.x < 4 * CHANNELS) values[threadIdx.x] = norm[threadIdx.x];
+  __syncthreads();
+  pool_window<false>(z, values, values + CHANNELS, values + 2 * CHANNELS, values + 3 * CHANNELS, y, nullptr, shape);
+}
+
+// Backward: dz = gamma / std * (dy at the maximum - mean(dy) - x mean(dy x)). Here shape.windows = ceil(side / 2): the last
+// row and column of an odd side belong to no window, but to the statistics.
+extern "C" __global__ void __launch_bounds__(256)
+    batch_norm_backward(const uint4* z, const i64* sums, const i64* d_sums, const float* gamma, const float* beta,
+                        const uint4* dy, uint4* dz, PoolShape shape) {
+  SHARED float mean[CHANNELS], inverse_std[CHANNELS], scale[CHANNELS], shift[CHANNELS], mean_dy[CHANNELS], mean_dyx[CHANNELS];
+  if (threadIdx.x < CHANNELS) {
+    const int c = threadIdx.x;
+    batch_statistics(sums, c, shape.count, mean[c], inverse_std[c]);
+    scale[c] = gamma[c];
+    shift[c] = beta[c];
+    mean_dy[c] = (float)(exact_sum(d_sums[c]) / shape.count);
+    mean_dyx[c] = (float)(exact_sum(d_sums[CHANNELS + c]) / shape.count);
+  }
+  __syncthreads();
+  const Window w = thread_window(shape);
+  if (!w.exists) return;
+  const int side = shape.side, pitch = side + 1, pooled = side / 2;
+  const bool below = 2 * w.row + 1 < side, right = 2 * w.column + 1 < side;
+  const bool is_pooled = w.row < pooled && w.column < pooled;
+  const long first = plane_position(w.image, 2 * w.row, 2 * w.column, pitch) * 8 + w.chunk;
+  const uint4 zero = make_uint4(0, 0, 0, 0);
+  const uint4 pixels[4] = {z[first], right ? z[first + 8] : zero, below ? z[first + pitch * 8] : zero,
+                           below && right ? z[first + pitch * 8 + 8] : zero};
+  float d[8];
+  if (is_pooled) unpack8(dy[plane_position(w.image, w.row, w.column, pooled + 1) * 8 + w.chunk], d);
+  float x[4][8];
+#pragma unroll
+  for (int pixel = 0; pixel < 4; pixel++) unpack8(pixels[pixel], x[pixel]);
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const int c = w.chunk * 8 + i;
+    float best = 0.f;
+    int argmax = -1;
+#pragma unroll
+    for (int pixel = 0; pixel < 4; pixel++) {
+      x[pixel][i] = (x[pixel][i] - mean[c]) * inverse_std[c];
+      const float activated = x[pixel][i] * scale[c] + shift[c];
+      if (activated > best) {
+        best = activated;
+        argmax = pixel;
+      }
+    }
+    const float factor = scale[c] * inverse_std[c];
+#pragma unroll
+    for (int pixel = 0; pixel < 4; pixel++) {
+      const float direct = is_pooled && argmax == pixel ? d[i] : 0.f;
+      x[pixel][i] = factor * (direct - mean_dy[c] - x[pixel][i] * mean_dyx[c]);
+    }
+  }
+  dz[first] = pack8(x[0]);
+  if (right) dz[first + 8] = pack8(x[1]);
+  if (below) dz[first + pitch * 8] = pack8(x[2]);
+  if (below && right) dz[first + pitch * 8 + 8] = pack8(x[3]);
+}
+
+// Sums of dy and dy x of the last block, whose dy comes from the loss instead of a convolution. Grid: blocks of 256
+// threads, any number. Positions are those of the pooled plane.
+extern "C" __global__ void __launch_bounds__(256)
+    sum_feature_gradients(const uint4* normalised, const uint4* dy, i64* d_sums, int images, int side, Divider by_side) {
+  SHARED float scratch[8][2][CHANNELS];
+  const int chunk = threadIdx.x & 7, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  float sums[8], products[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) sums[i] = products[i] = 0.f;
+  const int pixels = images * side * side;
+  for (int pixel = (blockIdx.x * 256 + threadIdx.x) >> 3; pixel < pixels; pixel += gridDim.x * 32) {
+    const int row = divide(by_side, pixel), image = divide(by_side, row);
+    const long at = plane_position(image, row - image * side, pixel - row * side, side + 1) * 8 + chunk;
+    float x[8], d[8];
+    unpack8(normalised[at], x);
+    unpack8(dy[at], d);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+      if (x[i] == x[i]) {
+        sums[i] += d[i];
+        products[i] += d[i] * x[i];
+      }
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    for (int distance = 8; distance < 32; distance <<= 1) {
+      sums[i] += __shfl_xor_sync(FULL_WARP, sums[i], distance);
+      products[i] += __shfl_xor_sync(FULL_WARP, products[i], distance);
+    }
+    if (lane < 8) {
+      scratch[warp][0][chunk * 8 + i] = sums[i];
+      scratch[warp][1][chunk * 8 + i] = products[i];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < 2 * CHANNELS) {
+    float sum = 0.f;
+    for (int w = 0; w < 8; w++) sum += scratch[w][threadIdx.x >> 6][threadIdx.x & 63];
+    add_exactly(d_sums + threadIdx.x, sum);
+  }
+}

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Compile the CUDA kernels for every supported architecture into kernels/compiled/.
+
+    python3 kernels/build.py            compile with the CUDA compiler from PyPI (installed into a folder of its own)
+    python3 kernels/build.py --nvcc N   compile with the compiler N
+    python3 kernels/build.py --check    compile into memory and compare with the files that are there
+
+The compiler needs no GPU. The folder of the compiler is reused; TRUESHOT_NVCC_DIR says where it is (default:
+target/nvcc of the workspace). The files are gzip-compressed, and SOURCES lists the SHA-256 of every source file, so that a
+change of a kernel without a new build is noticed even where the compiler cannot be installed.
+"""
+
+import argparse
+import concurrent.futures
+import gzip
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+KERNELS = pathlib.Path(__file__).resolve().parent
+COMPILED = KERNELS / "compiled"
+WORKSPACE = KERNELS.parents[2]
+PACKAGES = ["nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88", "nvidia-cuda-crt==13.0.88",
+            "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cccl==13.0.85"]
+TARGETS = {
+    "sm_80": ["-cubin", "-gencode=arch=compute_80,code=sm_80"],
+    "sm_86": ["-cubin", "-gencode=arch=compute_86,code=sm_86"],
+    "sm_89": ["-cubin", "-gencode=arch=compute_89,code=sm_89"],
+    "sm_90a": ["-cubin", "-DWGMMA", "-gencode=arch=compute_90a,code=sm_90a"],
+    "sm_100": ["-cubin", "-gencode=arch=compute_100,code=sm_100"],
+    "sm_120": ["-cubin", "-gencode=arch=compute_120,code=sm_120"],
+    "compute_80": ["-ptx", "-gencode=arch=compute_80,code=compute_80"],
+}
+
+
+def sources():
+    return sorted([*KERNELS.glob("*.cu"), *KERNELS.glob("*.cuh")])
+
+
+def source_hashes():
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sources()]
+    return "\n".join(lines) + "\n"
+
+
+def installed_compiler():
+    """The compiler from PyPI, installed on the first call."""
+    folder = pathlib.Path(os.environ.get("TRUESHOT_NVCC_DIR", WORKSPACE / "target" / "nvcc"))
+    found = list(folder.glob("lib/python*/site-packages/nvidia/cu13/bin/nvcc"))
+    if not found:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*pip, *PACKAGES], check=True)
+        found = list(folder.glob("lib/python*/site-packages/nvidia/cu13/bin/nvcc"))
+    return found[0]
+
+
+def compile_target(nvcc, name):
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "module"
+        command = [nvcc, "-std=c++17", "-O3", *TARGETS[name], "-o", out, "conv4.cu"]
+        subprocess.run(command, cwd=KERNELS, check=True)
+        return out.read_bytes()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nvcc", type=pathlib.Path, help="the CUDA compiler [default: the one from PyPI]")
+    parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 if a file differs")
+    arguments = parser.parse_args()
+    nvcc = arguments.nvcc or installed_compiler()
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        modules = dict(zip(TARGETS, pool.map(lambda name: compile_target(nvcc, name), TARGETS)))
+    if arguments.check:
+        different = [name for name, module in modules.items()
+                     if gzip.decompress((COMPILED / f"{name}.gz").read_bytes()) != module]
+        for name in different:
+            print(f"{COMPILED / name}.gz does not belong to the sources; run kernels/build.py", file=sys.stderr)
+        return 1 if different else 0
+    COMPILED.mkdir(exist_ok=True)
+    for name, module in modules.items():
+        (COMPILED / f"{name}.gz").write_bytes(gzip.compress(module, 9, mtime=0))
+        print(f"{name}: {len(module) // 1024} KiB, compressed {(COMPILED / f'{name}.gz').stat().st_size // 1024} KiB")
+    (COMPILED / "SOURCES").write_text(source_hashes())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+// All kernels of Conv4: one compilation unit, so that one binary per GPU architecture holds them.
+#include "augment.cu"
+#include "batch_norm.cu"
+#include "convolution.cu"
+#include "filter_gradient.cu"
+#include "first_block.cu"
+#include "optimiser.cu"
+#include "prototypes.cu"

@@ -1,0 +1,80 @@
+// Gradient of the filters of a 3x3 convolution 64 -> 64.
+//
+//   input      plane, f16: the input x of the convolution
+//   d_output   plane, f16: the gradient dz of its output, zero in the margins
+//   partials   [block][tap][input channel][output channel], f32: sums over the positions of one block
+//
+//   partial[tap][ci][co] = sum over p of x[p + shift(tap)][ci] * dz[p][co]
+//
+// A block of 12 warps: warp = (filter row, half of the input channels, half of the output channels). Partials are added in
+// a fixed order by optimiser.cu, so the result does not depend on scheduling.
+#pragma once
+#include "convolution.cu"
+
+#define GRADIENT_ROWS 128
+#define GRADIENT_THREADS 384
+
+extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
+    filter_gradient(const uint4* input, const uint4* d_output, float* partials, int tiles_per_block,
+                    ConvolutionShape shape) {
+  const u32 buffers = shared_address(dynamic_shared);
+  const int rows = GRADIENT_ROWS + 2 + 2 * shape.stride;
+  const u32 buffer_len = (rows + GRADIENT_ROWS) * 128;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
+  const int tap_row = warp >> 2, input_half = (warp >> 1) & 1, output_half = warp & 1;
+  const int tiles = (shape.positions + GRADIENT_ROWS - 1) / GRADIENT_ROWS;
+  const int first = blockIdx.x * tiles_per_block, end = min(tiles, first + tiles_per_block);
+  auto load = [&](int tile, int buffer) {
+    const u32 to = buffers + buffer * buffer_len;
+    load_tile<GRADIENT_ROWS, GRADIENT_THREADS>(input, to, tile, shape);
+    const uint4* from = d_output + (long)tile * GRADIENT_ROWS * 8;
+    for (int i = threadIdx.x; i < GRADIENT_ROWS * 8; i += GRADIENT_THREADS)
+      copy_async(to + rows * 128 + swizzled(i >> 3, i & 7), from + i);
+  };
+  float sums[3][2][4][4];  // [filter column][16 input channels][8 output channels][fragment]
+#pragma unroll
+  for (int i = 0; i < 96; i++) (&sums[0][0][0][0])[i] = 0.f;
+  if (first < end) load(first, 0);
+  commit_copies();
+  for (int tile = first, current = 0; tile < end; tile++, current ^= 1) {
+    if (tile + 1 < end) load(tile + 1, current ^ 1);
+    commit_copies();
+    wait_for_copies<1>();
+    __syncthreads();
+    const u32 x = buffers + current * buffer_len, dz = x + rows * 128;
+#pragma unroll 2
+    for (int k = 0; k < GRADIENT_ROWS; k += 16) {
+      u32 b[2][4];
+      const int dz_row = k + (lane & 7) + (((lane >> 3) & 1) << 3);
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+        load_matrices_transposed(b[n], dz + swizzled(dz_row, output_half * 4 + n * 2 + (lane >> 4)));
+      const int x_row = k + (lane & 7) + ((lane >> 4) << 3) + tap_row * shape.stride;
+#pragma unroll
+      for (int column = 0; column < 3; column++) {
+        u32 a[2][4];
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+          load_matrices_transposed(a[m], x + swizzled(x_row + column, input_half * 4 + m * 2 + ((lane >> 3) & 1)));
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+          for (int n = 0; n < 4; n++) mma_f16(sums[column][m][n], a[m], &b[n >> 1][(n & 1) * 2]);
+      }
+    }
+    __syncthreads();
+  }
+  float* partial = partials + (long)blockIdx.x * FILTER_LEN;
+#pragma unroll
+  for (int column = 0; column < 3; column++)
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+      for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int ci = input_half * 32 + m * 16 + half * 8 + group, co = output_half * 32 + n * 8 + 2 * quad;
+          *(float2*)(partial + ((tap_row * 3 + column) * CHANNELS + ci) * CHANNELS + co) =
+              make_float2(sums[column][m][n][2 * half], sums[column][m][n][2 * half + 1]);
+        }
+}

@@ -1,0 +1,234 @@
+// From partial sums to updated parameters: gradients, loss scale, AdamW, running statistics, and the 16-bit copies of the
+// filters that the other kernels read.
+//
+// Parameters are in the layout of the CPU (crates/nn/src/conv4/mod.rs): per block weight [64][inputs][3][3], then bias,
+// gamma, beta, running mean and running variance, each [64].
+#pragma once
+#include "first_block.cu"
+
+#define UPDATE_THREADS 256
+
+struct Conv4Layout {
+  int inputs;  // of block 1: 1 or 3
+};
+// Positions relative to the end of a block's weights.
+enum BlockPart { BIAS = 0, GAMMA = 64, BETA = 128, RUNNING_MEAN = 192, RUNNING_VAR = 256, PARTS_LEN = 320 };
+
+DEVICE int block_start(Conv4Layout layout, int block) {
+  return block == 0 ? 0 : layout.inputs * TAPS * CHANNELS + PARTS_LEN + (block - 1) * (FILTER_LEN + PARTS_LEN);
+}
+DEVICE int parts_start(Conv4Layout layout, int block) {
+  return block_start(layout, block) + (block == 0 ? layout.inputs * TAPS * CHANNELS : FILTER_LEN);
+}
+
+struct FilterPartials {
+  const float* first;  // partials of block 2, then of blocks 3 and 4
+  int counts[3];       // thread blocks that wrote partials, per block
+};
+
+// Everything that a step computed about the norms.
+struct NormSums {
+  const i64* sums;      // [3][2][64]: z and z² of blocks 2 to 4
+  const i64* d_sums;    // [3][2][64]: dy and dy x of blocks 2 to 4
+  const i64* moments;   // [48][48], first_block.cu
+  const i64* d_patches; // [64][48]
+  const float* norm;    // [4][64]
+  const float* weighted;// [64][48]
+  const float* weights; // [64][48]
+  float counts[4];      // pixels per channel
+};
+
+DEVICE bool is_finite(float value) { return fabsf(value) <= 3.402823466e38f; }
+
+// Gradient of one element of block 1's weights, or of its gamma (part 48) and beta (part 49).
+DEVICE float first_gradient(const NormSums& in, int channel, int part) {
+  const double d_sum = exact_sum(in.d_patches[channel * PATCH_LEN + CENTRE_ONE]);
+  if (part == 49) return (float)d_sum;
+  double d_times_z = 0.0;
+  for (int k = 0; k < PATCH_LEN; k++)
+    d_times_z += (double)in.weights[channel * PATCH_LEN + k] * exact_sum(in.d_patches[channel * PATCH_LEN + k]);
+  const double mean = in.norm[2 * CHANNELS + channel], inverse_std = in.norm[3 * CHANNELS + channel];
+  const double d_times_x = inverse_std * (d_times_z - mean * d_sum);
+  if (part == 48) return (float)d_times_x;
+  const double count = in.counts[0], patch_sum = exact_sum(in.moments[CENTRE_ONE * PATCH_LEN + part]);
+  const double x_patches = inverse_std * ((double)in.weighted[channel * PATCH_LEN + part] - mean * patch_sum);
+  const double direct = exact_sum(in.d_patches[channel * PATCH_LEN + part]);
+  return (float)(in.norm[channel] * (direct - d_sum / count * patch_sum - d_times_x / count * x_patches));
+}
+
+// gradients[parameter] = gradient / loss scale, and the sum of squares of each thread block. Threads: first the filters of
+// blocks 2 to 4 in the order of the partials, then [64][50] of block 1, then gammas and betas of blocks 2 to 4.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
+    collect_gradients(FilterPartials partials, NormSums in, float* gradients, double* squares, TrainingState* state,
+                      Conv4Layout layout) {
+  SHARED double scratch[UPDATE_THREADS];
+  const int index = blockIdx.x * UPDATE_THREADS + threadIdx.x, first = 3 * FILTER_LEN, rest = first + CHANNELS * 50;
+  int at = -1;
+  float gradient = 0.f;
+  if (index < first) {
+    const int block = index / FILTER_LEN, element = index - block * FILTER_LEN;
+    const int skipped = block == 0 ? 0 : block == 1 ? partials.counts[0] : partials.counts[0] + partials.counts[1];
+    const float* partial = partials.first + (long)skipped * FILTER_LEN + element;
+    const int count = partials.counts[block];
+    float sums[4] = {0.f, 0.f, 0.f, 0.f};
+    int i = 0;
+    for (; i + 4 <= count; i += 4)
+#pragma unroll
+      for (int j = 0; j < 4; j++) sums[j] += partial[(long)(i + j) * FILTER_LEN];
+    for (; i < count; i++) sums[0] += partial[(long)i * FILTER_LEN];
+    gradient = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    const int tap = element >> 12, ci = (element >> 6) & 63, co = element & 63;
+    at = block_start(layout, block + 1) + (co * CHANNELS + ci) * TAPS + tap;
+  } else if (index < rest) {
+    const int channel = (index - first) / 50, part = (index - first) - channel * 50;
+    const int row = part >> 4, column = (part >> 2) & 3, input = part & 3;
+    if (part >= PATCH_LEN) at = parts_start(layout, 0) + (part == PATCH_LEN ? GAMMA : BETA) + channel;
+    else if (column < 3 && input < layout.inputs) at = (channel * layout.inputs + input) * TAPS + row * 3 + column;
+    if (at >= 0) gradient = first_gradient(in, channel, part);
+  } else if (index < rest + 3 * 2 * CHANNELS) {
+    const int element = index - rest, block = element >> 7, is_beta = (element >> 6) & 1, channel = element & 63;
+    gradient = (float)exact_sum(in.d_sums[block * 2 * CHANNELS + (is_beta ? 0 : CHANNELS) + channel]);
+    at = parts_start(layout, block + 1) + (is_beta ? BETA : GAMMA) + channel;
+  }
+  if (at >= 0) {
+    if (!is_finite(gradient)) atomicOr(&state->overflow, 1u);
+    gradient /= state->scale;
+    gradients[at] = gradient;
+  }
+  scratch[threadIdx.x] = (double)gradient * gradient;
+  __syncthreads();
+  for (int distance = UPDATE_THREADS / 2; distance; distance >>= 1) {
+    if (threadIdx.x < distance) scratch[threadIdx.x] += scratch[threadIdx.x + distance];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) squares[blockIdx.x] = scratch[0];
+}
+
+struct AdamW {
+  float beta1, beta2, epsilon, weight_decay, l2, clip;
+};
+
+// The 16-bit copies of a filter weight of blocks 2 to 4: as it is, and transposed and flipped for the backward pass.
+DEVICE void pack_filter(u16* forward, u16* backward, int block, int co, int ci, int tap, float weight) {
+  const u16 half = to_half(weight);
+  forward[(block * TAPS + tap) * CHANNELS * CHANNELS + row_of_channel(co) * CHANNELS + ci] = half;
+  backward[(block * TAPS + 8 - tap) * CHANNELS * CHANNELS + row_of_channel(ci) * CHANNELS + co] = half;
+}
+
+// Moves running statistics towards those of the batch; `mean` without the bias, `var` biased.
+DEVICE void update_running(float* parameters, int parts, int channel, float mean, float var, float count) {
+  float* running_mean = parameters + parts + RUNNING_MEAN + channel;
+  float* running_var = parameters + parts + RUNNING_VAR + channel;
+  *running_mean += 0.1f * (mean + parameters[parts + BIAS + channel] - *running_mean);
+  *running_var += 0.1f * (var * (count / fmaxf(count - 1.f, 1.f)) - *running_var);
+}
+
+// AdamW on all parameters, `len` threads. The thread of a bias also updates the running statistics of its channel.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
+    update_parameters(float* parameters, float* first_moments, float* second_moments, const float* gradients,
+                      const double* squares, int square_count, NormSums in, u16* forward, u16* backward, const float* rates,
+                      const TrainingState* state, AdamW options, Conv4Layout layout, int len) {
+  const int index = blockIdx.x * UPDATE_THREADS + threadIdx.x;
+  if (index >= len || state->overflow) return;
+  int block = 3;
+  while (index < block_start(layout, block)) block--;
+  const int parts = parts_start(layout, block), part = index - parts;
+  if (part >= RUNNING_MEAN) return;
+  if (part >= BIAS && part < GAMMA) {
+    const int channel = part;
+    float mean, var;
+    if (block == 0) {
+      const float inverse_std = in.norm[3 * CHANNELS + channel];
+      mean = in.norm[2 * CHANNELS + channel];
+      var = 1.f / (inverse_std * inverse_std) - EPSILON;
+    } else {
+      const i64* sums = in.sums + (block - 1) * 2 * CHANNELS;
+      const double m = exact_sum(sums[channel]) / in.counts[block];
+      mean = (float)m;
+      var = (float)fmax(exact_sum(sums[CHANNELS + channel]) / in.counts[block] - m * m, 0.0);
+    }
+    update_running(parameters, parts, channel, mean, var, in.counts[block]);
+  }
+  float factor = 1.f;
+  if (options.clip > 0.f) {
+    double square = 0.0;
+    for (int i = 0; i < square_count; i++) square += squares[i];
+    const double norm = sqrt(square);
+    if (norm > options.clip) factor = (float)(options.clip / norm);
+  }
+  const double updates = state->updates + 1;
+  const float correction1 = (float)(1.0 - pow((double)options.beta1, updates));
+  const float correction2 = (float)(1.0 - pow((double)options.beta2, updates));
+  const float rate = rates[step_slot(state)];
+  float parameter = parameters[index];
+  // The gradient of a convolution's bias is zero, because batch norm subtracts the mean.
+  const float gradient = (part >= BIAS && part < GAMMA ? 0.f : gradients[index] * factor) + options.l2 * parameter;
+  const float m = options.beta1 * first_moments[index] + (1.f - options.beta1) * gradient;
+  const float v = options.beta2 * second_moments[index] + (1.f - options.beta2) * gradient * gradient;
+  first_moments[index] = m;
+  second_moments[index] = v;
+  parameter -= rate * options.weight_decay * parameter;
+  parameter -= rate / correction1 * m / (sqrtf(v) * rsqrtf(correction2) + options.epsilon);
+  parameters[index] = parameter;
+  if (block > 0 && part < 0) {
+    const int element = index - block_start(layout, block), tap = element % TAPS, pair = element / TAPS;
+    pack_filter(forward, backward, block - 1, pair / CHANNELS, pair % CHANNELS, tap, parameter);
+  }
+}
+
+// Block 1's filters as fragments and as rounded weights. One thread block.
+DEVICE void pack_first_filters(const float* parameters, uint2* filters, float* weights, Conv4Layout layout) {
+  auto weight = [&](int channel, int j) {
+    const int row = j >> 4, column = (j >> 2) & 3, input = j & 3;
+    return column < 3 && input < layout.inputs ? parameters[(channel * layout.inputs + input) * TAPS + row * 3 + column] : 0.f;
+  };
+  for (int i = threadIdx.x; i < 3 * 8 * 32; i += blockDim.x) {
+    const int lane = i & 31, n = (i >> 5) & 7, k = i >> 8, group = lane >> 2, quad = lane & 3;
+    const int channel = (group >> 1) * 16 + n * 2 + (group & 1), j = k * 16 + 2 * quad;
+    filters[i] = make_uint2(pack_half2(weight(channel, j), weight(channel, j + 1)),
+                            pack_half2(weight(channel, j + 8), weight(channel, j + 9)));
+  }
+  for (int i = threadIdx.x; i < CHANNELS * PATCH_LEN; i += blockDim.x)
+    weights[i] = unpack_half2(pack_half2(weight(i / PATCH_LEN, i % PATCH_LEN), 0.f)).x;
+}
+
+// All 16-bit copies, after parameters were loaded. Any grid, 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    pack_filters(const float* parameters, u16* forward, u16* backward, uint2* filters, float* weights, Conv4Layout layout) {
+  if (blockIdx.x == 0) pack_first_filters(parameters, filters, weights, layout);
+  for (int i = blockIdx.x * 256 + threadIdx.x; i < 3 * FILTER_LEN; i += gridDim.x * 256) {
+    const int block = i / FILTER_LEN, element = i - block * FILTER_LEN, tap = element % TAPS, pair = element / TAPS;
+    pack_filter(forward, backward, block, pair / CHANNELS, pair % CHANNELS, tap,
+                parameters[block_start(layout, block + 1) + element]);
+  }
+}
+
+// Ends a step: the mean loss, the first block's filters, and the loss scale. After an overflow nothing was updated; the
+// scale is halved and the same step is repeated by the next launch. One block of 256 threads.
+#define GOOD_STEPS_BEFORE_GROWTH 1000
+#define LARGEST_SCALE 16777216.f
+extern "C" __global__ void __launch_bounds__(256)
+    finish_step(const float* losses, int queries, float* mean_losses, const float* parameters, uint2* filters, float* weights,
+                TrainingState* state, Conv4Layout layout) {
+  const u32 overflow = state->overflow;
+  if (!overflow) pack_first_filters(parameters, filters, weights, layout);
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  float total = 0.f;
+  for (int i = threadIdx.x; i < queries; i += 32) total += losses[i];
+  for (int distance = 16; distance; distance >>= 1) total += __shfl_xor_sync(FULL_WARP, total, distance);
+  if (threadIdx.x != 0) return;
+  mean_losses[step_slot(state)] = total / queries;
+  if (overflow) {
+    state->overflow = 0;
+    state->scale *= 0.5f;
+    state->good_steps = 0;
+    return;
+  }
+  state->step++;
+  state->updates++;
+  if (++state->good_steps >= GOOD_STEPS_BEFORE_GROWTH && state->scale < LARGEST_SCALE) {
+    state->scale *= 2.f;
+    state->good_steps = 0;
+  }
+}

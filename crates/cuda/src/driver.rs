@@ -1,0 +1,679 @@
+//! A safe layer over the CUDA driver: devices, buffers, kernel launches on two queues, and graphs.
+//!
+//! All `unsafe` code of the crate is in this file. Start with [`Device::open`]. A [`Buffer`] is typed memory on the device;
+//! [`Device::launch`] starts a kernel by name; [`Device::capture`] records launches as a [`Graph`], which then runs as one.
+//!
+//! A device can also be emulated (feature `emulator`): the kernels are compiled as C++ and run on the CPU. Tests use it on
+//! machines without a GPU, with the same sessions.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex};
+
+use bytemuck::Pod;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use crate::error::{Error, Result};
+use crate::images;
+
+/// The lowest CUDA version of a driver that runs the kernels.
+const NEEDED_VERSION: i32 = 13_000;
+/// Bytes of shared memory that a kernel may use without asking for more.
+const DEFAULT_SHARED_LEN: u32 = 48 << 10;
+
+/// One of the two queues of a device. Work on one queue runs in order; the queues run at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Queue {
+    /// The queue of copies, graphs and most kernels.
+    Main,
+    /// Runs beside the main queue between [`Device::fork`] and [`Device::join`].
+    Side,
+}
+
+/// The size of a launch: thread blocks, threads per block, and dynamic shared memory per block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks in x and y.
+    pub blocks: (u32, u32),
+    /// Threads per block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory per block.
+    pub shared: u32,
+}
+
+impl Grid {
+    /// A grid of `blocks` blocks in a row, without dynamic shared memory.
+    pub fn new(blocks: usize, threads: u32) -> Self {
+        Grid { blocks: (blocks as u32, 1), threads, shared: 0 }
+    }
+
+    /// The same grid, `count` times in y.
+    #[must_use]
+    pub fn rows(self, count: usize) -> Self {
+        Grid { blocks: (self.blocks.0, count as u32), ..self }
+    }
+
+    /// The same grid with `bytes` bytes of dynamic shared memory per block.
+    #[must_use]
+    pub fn shared(self, bytes: usize) -> Self {
+        Grid { shared: bytes as u32, ..self }
+    }
+}
+
+/// A GPU, opened for this process.
+#[derive(Clone)]
+pub struct Device {
+    backend: Arc<Backend>,
+}
+
+enum Backend {
+    Cuda(Cuda),
+    #[cfg(feature = "emulator")]
+    Emulated(emulated::Emulator),
+}
+
+struct Cuda {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    module: sys::CUmodule,
+    queues: [sys::CUstream; 2],
+    /// Marks points in the queues for fork and join.
+    event: sys::CUevent,
+    functions: Mutex<HashMap<&'static str, Function>>,
+    name: String,
+    multiprocessors: usize,
+    has_wgmma: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Function {
+    handle: sys::CUfunction,
+    /// The largest dynamic shared memory that was asked for.
+    shared: u32,
+}
+
+// SAFETY: the handles of the driver may be used from any thread; every operation first makes the context current on the
+// calling thread.
+unsafe impl Send for Cuda {}
+unsafe impl Sync for Cuda {}
+
+impl Device {
+    /// Opens GPU number `ordinal`, counted from 0.
+    ///
+    /// # Errors
+    /// If there is no driver, no such GPU, or the driver or the GPU is too old.
+    pub fn open(ordinal: usize) -> Result<Self> {
+        // SAFETY: loads the driver library, whose initialisers are NVIDIA's.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::NoDriver);
+        }
+        match result::init() {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(Error::NoDevice),
+            other => other.map_err(|error| driver_error("initialising the driver", error))?,
+        }
+        check_version()?;
+        let count = result::device::get_count().map_err(|error| driver_error("counting the GPUs", error))?;
+        let count = usize::try_from(count).unwrap_or(0);
+        match count {
+            0 => Err(Error::NoDevice),
+            _ if ordinal >= count => Err(Error::NoSuchDevice { wanted: ordinal, count }),
+            _ => Ok(Device { backend: Arc::new(Backend::Cuda(Cuda::open(ordinal as i32)?)) }),
+        }
+    }
+
+    /// A device whose kernels run on the CPU, from the library that `emulator/build.sh` makes.
+    #[cfg(feature = "emulator")]
+    pub fn emulated(library: &std::path::Path) -> Self {
+        Device { backend: Arc::new(Backend::Emulated(emulated::Emulator::open(library))) }
+    }
+
+    /// The name of the GPU, such as `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        match &*self.backend {
+            Backend::Cuda(cuda) => &cuda.name,
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(_) => "emulator",
+        }
+    }
+
+    /// The number of multiprocessors, which grids are sized by.
+    pub fn multiprocessors(&self) -> usize {
+        match &*self.backend {
+            Backend::Cuda(cuda) => cuda.multiprocessors,
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(_) => 2,
+        }
+    }
+
+    /// Whether kernels with Hopper's `wgmma` instructions can run.
+    pub fn has_wgmma(&self) -> bool {
+        match &*self.backend {
+            Backend::Cuda(cuda) => cuda.has_wgmma,
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(_) => false,
+        }
+    }
+
+    /// Free and total memory in bytes.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        match &*self.backend {
+            Backend::Cuda(cuda) => {
+                cuda.bind()?;
+                result::mem_get_info().map_err(|error| driver_error("reading the free memory", error))
+            }
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(_) => Ok((1 << 30, 1 << 30)),
+        }
+    }
+
+    /// Allocates `len` zeros.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with the figures.
+    pub fn zeros<T: Pod>(&self, len: usize) -> Result<Buffer<T>> {
+        self.zeros_with_margin(len, 0, 0)
+    }
+
+    /// Allocates `len` zeros with `before` and `after` more zeros around them, which kernels may read.
+    pub fn zeros_with_margin<T: Pod>(&self, len: usize, before: usize, after: usize) -> Result<Buffer<T>> {
+        // Rounded up, so that the first element is aligned for the widest loads.
+        let before = (before * size_of::<T>()).next_multiple_of(1024);
+        let bytes = before + (len + after) * size_of::<T>();
+        let base = match &*self.backend {
+            Backend::Cuda(cuda) => cuda.allocate(bytes.max(1))?,
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(emulator) => emulator.allocate(bytes),
+        };
+        Ok(Buffer { address: base + before as u64, base, len, device: self.clone(), element: PhantomData })
+    }
+
+    /// Allocates a copy of `values`.
+    pub fn upload<T: Pod>(&self, values: &[T]) -> Result<Buffer<T>> {
+        let mut buffer = self.zeros(values.len())?;
+        buffer.write(0, values)?;
+        Ok(buffer)
+    }
+
+    /// Starts a kernel on a queue. Arguments are [`Buffer`]s and plain values, in the order of the kernel's parameters.
+    ///
+    /// Like all kernels of this crate, the kernel must stay inside the buffers it is given; `cargo test --features
+    /// gpu-tests` checks that under compute-sanitizer.
+    pub fn launch(
+        &self,
+        queue: Queue,
+        kernel: &'static str,
+        grid: Grid,
+        arguments: &[&dyn Argument],
+    ) -> Result<()> {
+        match &*self.backend {
+            Backend::Cuda(cuda) => cuda.launch(queue, kernel, grid, arguments),
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(emulator) => {
+                emulator.launch(kernel, grid, arguments);
+                Ok(())
+            }
+        }
+    }
+
+    /// Sets a buffer to zero, in order with the work of the main queue.
+    pub fn clear<T: Pod>(&self, buffer: &Buffer<T>) -> Result<()> {
+        let bytes = buffer.len * size_of::<T>();
+        match &*self.backend {
+            Backend::Cuda(cuda) => {
+                cuda.bind()?;
+                // SAFETY: the buffer has `bytes` bytes.
+                unsafe { result::memset_d8_async(buffer.address, 0, bytes, cuda.queues[0]) }
+                    .map_err(|error| driver_error("clearing memory", error))
+            }
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(emulator) => {
+                emulator.clear(buffer.address, bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// From here on the side queue runs beside the main queue.
+    pub fn fork(&self) -> Result<()> {
+        self.order(Queue::Main, Queue::Side)
+    }
+
+    /// From here on the main queue waits for the side queue.
+    pub fn join(&self) -> Result<()> {
+        self.order(Queue::Side, Queue::Main)
+    }
+
+    /// Lets the later work of queue `second` wait for the earlier work of queue `first`.
+    fn order(&self, first: Queue, second: Queue) -> Result<()> {
+        match &*self.backend {
+            Backend::Cuda(cuda) => {
+                cuda.bind()?;
+                let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+                // SAFETY: event and queues live as long as the device.
+                unsafe { result::event::record(cuda.event, cuda.queues[first as usize]) }
+                    .and_then(|()| unsafe {
+                        result::stream::wait_event(cuda.queues[second as usize], cuda.event, flags)
+                    })
+                    .map_err(|error| driver_error("ordering the queues", error))
+            }
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(_) => Ok(()),
+        }
+    }
+
+    /// Waits until all work is done.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the GPU stopped working.
+    pub fn synchronise(&self) -> Result<()> {
+        match &*self.backend {
+            Backend::Cuda(cuda) => {
+                cuda.bind()?;
+                // SAFETY: the queue lives as long as the device.
+                unsafe { result::stream::synchronize(cuda.queues[0]) }
+                    .map_err(|error| driver_error("waiting for the GPU", error))
+            }
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(_) => Ok(()),
+        }
+    }
+
+    /// Records the work that `record` starts, instead of doing it, as a graph.
+    pub fn capture(&self, record: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        match &*self.backend {
+            Backend::Cuda(cuda) => {
+                let executable = cuda.capture(record)?;
+                Ok(Graph { device: self.clone(), work: Work::Cuda(executable) })
+            }
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(emulator) => {
+                emulator.begin_recording();
+                record()?;
+                Ok(Graph { device: self.clone(), work: Work::Emulated(emulator.end_recording()) })
+            }
+        }
+    }
+}
+
+/// Checks that the driver is new enough.
+fn check_version() -> Result<()> {
+    let mut version = 0;
+    // SAFETY: the pointer is valid during the call.
+    let status = unsafe { sys::cuDriverGetVersion(&mut version) };
+    status.result().map_err(|error| driver_error("reading the version of the driver", error))?;
+    let shown = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+    match version < NEEDED_VERSION {
+        true => Err(Error::OldDriver { found: shown(version), needed: shown(NEEDED_VERSION) }),
+        false => Ok(()),
+    }
+}
+
+/// Errors after which the context can no longer be used.
+fn is_lost(status: sys::CUresult) -> bool {
+    use sys::CUresult as E;
+    matches!(
+        status,
+        E::CUDA_ERROR_ILLEGAL_ADDRESS
+            | E::CUDA_ERROR_LAUNCH_FAILED
+            | E::CUDA_ERROR_LAUNCH_TIMEOUT
+            | E::CUDA_ERROR_ECC_UNCORRECTABLE
+            | E::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | E::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | E::CUDA_ERROR_MISALIGNED_ADDRESS
+            | E::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | E::CUDA_ERROR_CONTEXT_IS_DESTROYED
+    )
+}
+
+fn driver_error(operation: &'static str, error: DriverError) -> Error {
+    let text = |text: std::result::Result<&std::ffi::CStr, DriverError>| {
+        text.map_or_else(|_| format!("{:?}", error.0), |text| text.to_string_lossy().into_owned())
+    };
+    let message = format!("{} ({})", text(error.error_string()), text(error.error_name()));
+    if is_lost(error.0) { Error::Lost(message) } else { Error::Driver { operation, message } }
+}
+
+impl Cuda {
+    fn open(ordinal: i32) -> Result<Self> {
+        let failed = |error| driver_error("opening the GPU", error);
+        let device = result::device::get(ordinal).map_err(failed)?;
+        let name = result::device::get_name(device).map_err(failed)?;
+        // SAFETY: the device exists.
+        let attribute =
+            |attribute| unsafe { result::device::get_attribute(device, attribute) }.map_err(failed);
+        use sys::CUdevice_attribute as A;
+        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let Some(image) = images::for_capability(major as u32, minor as u32) else {
+            return Err(Error::Unsupported { name, found: format!("{major}.{minor}") });
+        };
+        let queue = || result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed);
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        // SAFETY: the device exists, the context is made current before it is used, and the image is a complete module
+        // that ends with a zero byte.
+        unsafe {
+            let context = result::primary_ctx::retain(device).map_err(failed)?;
+            result::ctx::set_current(context).map_err(failed)?;
+            Ok(Cuda {
+                device,
+                context,
+                module: result::module::load_data(image.code.as_ptr().cast())
+                    .map_err(|error| driver_error("loading the kernels", error))?,
+                queues: [queue()?, queue()?],
+                event: result::event::create(flags).map_err(failed)?,
+                functions: Mutex::default(),
+                name,
+                multiprocessors,
+                has_wgmma: image.has_wgmma,
+            })
+        }
+    }
+
+    /// Makes the context current on this thread.
+    fn bind(&self) -> Result<()> {
+        // SAFETY: the context lives as long as the device.
+        unsafe { result::ctx::set_current(self.context) }
+            .map_err(|error| driver_error("selecting the GPU", error))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.bind()?;
+        // SAFETY: the memory is set to zero before anybody reads it.
+        let allocated = unsafe { result::malloc_sync(bytes) };
+        let address = match allocated {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
+                let (free, total) = result::mem_get_info().unwrap_or((0, 0));
+                let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+                return Err(Error::OutOfMemory { needed: mib(bytes), free: free >> 20, total: mib(total) });
+            }
+            other => other.map_err(|error| driver_error("allocating memory", error))?,
+        };
+        // SAFETY: the memory was just allocated with this length.
+        unsafe { result::memset_d8_sync(address, 0, bytes) }
+            .map_err(|error| driver_error("clearing memory", error))?;
+        Ok(address)
+    }
+
+    fn function(&self, kernel: &'static str, shared: u32) -> Result<sys::CUfunction> {
+        let mut functions = self.functions.lock().expect("no thread panics while it holds the lock");
+        let known = match functions.get(kernel) {
+            Some(function) => *function,
+            None => {
+                let name = CString::new(kernel).expect("names of kernels contain no zero byte");
+                // SAFETY: the module lives as long as the device.
+                let handle = unsafe { result::module::get_function(self.module, name) }
+                    .map_err(|error| driver_error(kernel, error))?;
+                Function { handle, shared: DEFAULT_SHARED_LEN }
+            }
+        };
+        if shared > known.shared {
+            use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED;
+            // SAFETY: the function exists.
+            unsafe { result::function::set_function_attribute(known.handle, SHARED, shared as i32) }
+                .map_err(|error| driver_error(kernel, error))?;
+        }
+        functions.insert(kernel, Function { shared: known.shared.max(shared), ..known });
+        Ok(known.handle)
+    }
+
+    fn launch(
+        &self,
+        queue: Queue,
+        kernel: &'static str,
+        grid: Grid,
+        arguments: &[&dyn Argument],
+    ) -> Result<()> {
+        self.bind()?;
+        let function = self.function(kernel, grid.shared)?;
+        let mut pointers: Vec<*mut c_void> =
+            arguments.iter().map(|argument| argument.bytes().as_ptr().cast_mut().cast()).collect();
+        let blocks = (grid.blocks.0, grid.blocks.1, 1);
+        // SAFETY: the arguments are copied during the call. The kernels stay within their buffers.
+        unsafe {
+            result::launch_kernel(
+                function,
+                blocks,
+                (grid.threads, 1, 1),
+                grid.shared,
+                self.queues[queue as usize],
+                &mut pointers,
+            )
+        }
+        .map_err(|error| driver_error(kernel, error))
+    }
+
+    fn capture(&self, record: impl FnOnce() -> Result<()>) -> Result<sys::CUgraphExec> {
+        self.bind()?;
+        let failed = |error| driver_error("recording a graph", error);
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the queue lives as long as the device; the recorded graph is destroyed after it is instantiated.
+        unsafe {
+            result::stream::begin_capture(self.queues[0], mode).map_err(failed)?;
+            let recorded = record();
+            let graph = result::stream::end_capture(self.queues[0]).map_err(failed);
+            recorded?;
+            let graph = graph?;
+            let executable =
+                result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)).map_err(failed);
+            result::graph::destroy(graph).map_err(failed)?;
+            executable
+        }
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // Errors are ignored: the process may be ending because the GPU was lost.
+        // SAFETY: nothing uses the handles after this.
+        unsafe {
+            let _ = result::ctx::set_current(self.context);
+            let _ = result::event::destroy(self.event);
+            for queue in self.queues {
+                let _ = result::stream::destroy(queue);
+            }
+            let _ = result::module::unload(self.module);
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}
+
+/// Memory on a device, for `len` values of type `T`.
+pub struct Buffer<T> {
+    /// The address of the first element.
+    address: u64,
+    /// The address of the allocation.
+    base: u64,
+    len: usize,
+    device: Device,
+    element: PhantomData<T>,
+}
+
+impl<T: Pod> Buffer<T> {
+    /// The number of elements, without margins.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the buffer has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies `values` to the elements from `start` on, after the earlier work of the main queue.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn write(&mut self, start: usize, values: &[T]) -> Result<()> {
+        assert!(start + values.len() <= self.len, "{} values at {start} of {}", values.len(), self.len);
+        let address = self.address + (start * size_of::<T>()) as u64;
+        match &*self.device.backend {
+            Backend::Cuda(cuda) => {
+                cuda.bind()?;
+                // SAFETY: the range was checked. The driver has read pageable memory when the call returns.
+                unsafe { result::memcpy_htod_async(address, values, cuda.queues[0]) }
+                    .map_err(|error| driver_error("copying to the GPU", error))
+            }
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(emulator) => {
+                emulator.write(address, bytemuck::cast_slice(values));
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies the elements from `start` on to `values`, after all earlier work.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub fn read_into(&self, start: usize, values: &mut [T]) -> Result<()> {
+        assert!(start + values.len() <= self.len, "{} values at {start} of {}", values.len(), self.len);
+        let address = self.address + (start * size_of::<T>()) as u64;
+        match &*self.device.backend {
+            Backend::Cuda(cuda) => {
+                self.device.synchronise()?;
+                cuda.bind()?;
+                // SAFETY: the range was checked, and any bytes are a valid `T`.
+                unsafe { result::memcpy_dtoh_sync(values, address) }
+                    .map_err(|error| driver_error("copying from the GPU", error))
+            }
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(emulator) => {
+                emulator.read(address, bytemuck::cast_slice_mut(values));
+                Ok(())
+            }
+        }
+    }
+
+    /// A copy of all elements, after all earlier work.
+    pub fn read(&self) -> Result<Vec<T>> {
+        let mut values = vec![T::zeroed(); self.len];
+        self.read_into(0, &mut values)?;
+        Ok(values)
+    }
+
+    /// The address of the first element, for structures that are passed to kernels.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The elements from `start` on, as an argument of a kernel.
+    pub fn at(&self, start: usize) -> Address<T> {
+        assert!(start <= self.len, "{start} of {}", self.len);
+        Address { address: self.address + (start * size_of::<T>()) as u64, element: PhantomData }
+    }
+}
+
+impl<T> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        match &*self.device.backend {
+            Backend::Cuda(cuda) => {
+                // SAFETY: nothing uses the memory after this: the driver waits for running kernels.
+                let _ = cuda.bind().map(|()| unsafe { result::free_sync(self.base) });
+            }
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(emulator) => emulator.free(self.base),
+        }
+    }
+}
+
+/// A part of a [`Buffer`], as an argument of a kernel.
+pub struct Address<T> {
+    address: u64,
+    element: PhantomData<T>,
+}
+
+impl<T> Address<T> {
+    /// The address, for structures that are passed to kernels.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+/// An argument of a kernel: a buffer or a plain value.
+pub trait Argument {
+    /// The bytes of the argument as the kernel receives them.
+    fn bytes(&self) -> &[u8];
+}
+
+impl<T> Argument for Buffer<T> {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::bytes_of(&self.address)
+    }
+}
+
+impl<T> Argument for Address<T> {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::bytes_of(&self.address)
+    }
+}
+
+/// A pointer that is zero.
+pub struct Null;
+
+impl Argument for Null {
+    fn bytes(&self) -> &[u8] {
+        &[0; 8]
+    }
+}
+
+/// A plain value as an argument of a kernel.
+pub struct Value<T: Pod>(pub T);
+
+impl<T: Pod> Argument for Value<T> {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::bytes_of(&self.0)
+    }
+}
+
+/// Recorded work that is started as a whole.
+pub struct Graph {
+    device: Device,
+    work: Work,
+}
+
+enum Work {
+    Cuda(sys::CUgraphExec),
+    #[cfg(feature = "emulator")]
+    Emulated(Vec<emulated::Task>),
+}
+
+// SAFETY: see `Cuda`.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Starts the work on the main queue.
+    pub fn launch(&self) -> Result<()> {
+        match (&*self.device.backend, &self.work) {
+            (Backend::Cuda(cuda), Work::Cuda(executable)) => {
+                cuda.bind()?;
+                // SAFETY: graph and queue live as long as the device.
+                unsafe { result::graph::launch(*executable, cuda.queues[0]) }
+                    .map_err(|error| driver_error("starting a graph", error))
+            }
+            #[cfg(feature = "emulator")]
+            (Backend::Emulated(emulator), Work::Emulated(tasks)) => {
+                emulator.replay(tasks);
+                Ok(())
+            }
+            #[cfg(feature = "emulator")]
+            _ => unreachable!("a graph belongs to its device"),
+        }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        #[cfg_attr(not(feature = "emulator"), allow(irrefutable_let_patterns))]
+        if let (Backend::Cuda(cuda), Work::Cuda(executable)) = (&*self.device.backend, &self.work) {
+            // SAFETY: nothing uses the graph after this.
+            let _ = cuda.bind().map(|()| unsafe { result::graph::exec_destroy(*executable) });
+        }
+    }
+}
+
+#[cfg(feature = "emulator")]
+mod emulated;

@@ -1,0 +1,116 @@
+//! The emulated device: memory is the host's, and kernels are functions of a C++ library (`emulator/emulator.cpp`).
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::path::Path;
+use std::sync::Mutex;
+
+use super::{Argument, Grid};
+
+type LaunchFunction =
+    unsafe extern "C" fn(*const c_char, c_uint, c_uint, c_uint, c_uint, *const *const c_void) -> c_int;
+
+/// The alignment of allocations.
+const ALIGNMENT: usize = 1024;
+
+pub(super) struct Emulator {
+    library: libloading::Library,
+    sizes: Mutex<HashMap<u64, usize>>,
+    recording: Mutex<Option<Vec<Task>>>,
+    /// The library runs one kernel at a time.
+    running: Mutex<()>,
+}
+
+/// One recorded operation.
+#[derive(Clone)]
+pub(super) enum Task {
+    Launch { kernel: &'static str, grid: Grid, arguments: Vec<Vec<u8>> },
+    Clear { address: u64, bytes: usize },
+}
+
+impl Emulator {
+    pub fn open(library: &Path) -> Self {
+        // SAFETY: the library is built from this crate's sources and has no initialisers.
+        let library = unsafe { libloading::Library::new(library) }
+            .unwrap_or_else(|error| panic!("{}: {error}", library.display()));
+        Emulator { library, sizes: Mutex::default(), recording: Mutex::default(), running: Mutex::default() }
+    }
+
+    pub fn allocate(&self, bytes: usize) -> u64 {
+        let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT).expect("a possible size");
+        // SAFETY: the size is not zero.
+        let address = unsafe { alloc_zeroed(layout) } as u64;
+        assert!(address != 0, "out of memory");
+        self.sizes.lock().expect("no panics").insert(address, bytes.max(1));
+        address
+    }
+
+    pub fn free(&self, address: u64) {
+        let size = self.sizes.lock().expect("no panics").remove(&address).expect("it was allocated");
+        let layout = Layout::from_size_align(size, ALIGNMENT).expect("a possible size");
+        // SAFETY: allocated with the same layout.
+        unsafe { dealloc(address as *mut u8, layout) };
+    }
+
+    pub fn write(&self, address: u64, bytes: &[u8]) {
+        // SAFETY: the caller checked the range.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+    }
+
+    pub fn read(&self, address: u64, bytes: &mut [u8]) {
+        // SAFETY: the caller checked the range.
+        unsafe { std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    pub fn launch(&self, kernel: &'static str, grid: Grid, arguments: &[&dyn Argument]) {
+        let arguments = arguments.iter().map(|argument| argument.bytes().to_vec()).collect();
+        self.submit(Task::Launch { kernel, grid, arguments });
+    }
+
+    pub fn clear(&self, address: u64, bytes: usize) {
+        self.submit(Task::Clear { address, bytes });
+    }
+
+    pub fn begin_recording(&self) {
+        *self.recording.lock().expect("no panics") = Some(Vec::new());
+    }
+
+    pub fn end_recording(&self) -> Vec<Task> {
+        self.recording.lock().expect("no panics").take().expect("recording began")
+    }
+
+    pub fn replay(&self, tasks: &[Task]) {
+        tasks.iter().for_each(|task| self.run(task));
+    }
+
+    fn submit(&self, task: Task) {
+        match self.recording.lock().expect("no panics").as_mut() {
+            Some(tasks) => tasks.push(task),
+            None => self.run(&task),
+        }
+    }
+
+    fn run(&self, task: &Task) {
+        let _running = self.running.lock().expect("no panics");
+        match task {
+            // SAFETY: the address and length are those of a buffer.
+            Task::Clear { address, bytes } => unsafe {
+                std::ptr::write_bytes(*address as *mut u8, 0, *bytes)
+            },
+            Task::Launch { kernel, grid, arguments } => {
+                let name = CString::new(*kernel).expect("no zero byte");
+                let pointers: Vec<*const c_void> =
+                    arguments.iter().map(|argument| argument.as_ptr().cast()).collect();
+                // SAFETY: the library exports this function; the kernel copies its arguments by their types.
+                let status = unsafe {
+                    let launch: libloading::Symbol<'_, LaunchFunction> =
+                        self.library.get(b"emulator_launch").expect("the library has the function");
+                    let (x, y) = grid.blocks;
+                    launch(name.as_ptr(), x, y, grid.threads, grid.shared, pointers.as_ptr())
+                };
+                assert_eq!(status, 0, "the emulator does not know the kernel '{kernel}'");
+            }
+        }
+    }
+}

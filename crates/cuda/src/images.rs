@@ -1,0 +1,66 @@
+//! The compiled kernels: one binary per GPU architecture, compressed, inside this library.
+//!
+//! `kernels/build.py` makes them from the sources with the CUDA compiler from PyPI; a test compares both.
+
+use std::io::Read;
+
+/// A compiled module for one architecture.
+pub(crate) struct Image {
+    /// A complete module as the driver loads it.
+    pub code: Vec<u8>,
+    /// Whether it contains the kernels with Hopper's `wgmma` instructions.
+    pub has_wgmma: bool,
+}
+
+/// Compute capability (major, minor), whether only this exact capability can run it, and the compressed code.
+type Compiled = (u32, u32, bool, &'static [u8]);
+
+/// Newest first. A binary runs on GPUs of the same major and the same or a higher minor number.
+const COMPILED: &[Compiled] = &[
+    (12, 0, false, include_bytes!("../kernels/compiled/sm_120.gz")),
+    (10, 0, false, include_bytes!("../kernels/compiled/sm_100.gz")),
+    (9, 0, true, include_bytes!("../kernels/compiled/sm_90a.gz")),
+    (8, 9, false, include_bytes!("../kernels/compiled/sm_89.gz")),
+    (8, 6, false, include_bytes!("../kernels/compiled/sm_86.gz")),
+    (8, 0, false, include_bytes!("../kernels/compiled/sm_80.gz")),
+];
+
+/// The portable form, which the driver compiles for architectures that are newer than all of the above.
+const PORTABLE: &[u8] = include_bytes!("../kernels/compiled/compute_80.gz");
+
+/// The module for a GPU of this compute capability; `None` if the GPU is too old.
+pub(crate) fn for_capability(major: u32, minor: u32) -> Option<Image> {
+    let fits = |&&(own_major, own_minor, _, _): &&Compiled| own_major == major && own_minor <= minor;
+    match COMPILED.iter().find(fits) {
+        Some((_, _, has_wgmma, code)) => Some(Image { code: decompressed(code), has_wgmma: *has_wgmma }),
+        None if major >= 8 => Some(Image { code: decompressed(PORTABLE), has_wgmma: false }),
+        None => None,
+    }
+}
+
+fn decompressed(code: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(code)
+        .read_to_end(&mut bytes)
+        .expect("the kernels were compressed by the build script");
+    // PTX is text that must end with a zero byte; binaries do not mind one.
+    bytes.push(0);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_architecture_since_ampere_has_kernels_and_older_ones_have_none() {
+        let is_binary =
+            |major, minor| for_capability(major, minor).map(|image| image.code.starts_with(b"\x7fELF"));
+        for (major, minor) in [(8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)] {
+            assert_eq!(is_binary(major, minor), Some(true), "{major}.{minor}");
+        }
+        assert_eq!(is_binary(13, 0), Some(false), "compiled by the driver");
+        assert!(for_capability(7, 5).is_none());
+        assert!(for_capability(9, 0).unwrap().has_wgmma && !for_capability(8, 0).unwrap().has_wgmma);
+    }
+}

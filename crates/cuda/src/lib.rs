@@ -1,0 +1,19 @@
+//! Training and embedding of trueshot's networks on NVIDIA GPUs.
+//!
+//! Start with [`Device::open`], which needs the NVIDIA driver and nothing else: the kernels are compiled ahead of time and
+//! are part of this crate. Without a driver it returns [`Error::NoDriver`], and the caller uses the CPU.
+//!
+//! - [`conv4::Conv4Training`] trains the backbone of the paper: one step is one CUDA graph, and parameters, images and the
+//!   state of the optimiser stay on the device.
+//!
+//! The kernels are in `kernels/*.cu`, one file per concept, with shapes and layouts at the top of each.
+
+pub mod conv4;
+mod divider;
+pub mod driver;
+mod error;
+mod images;
+
+pub use divider::Divider;
+pub use driver::Device;
+pub use error::{Error, Result};
