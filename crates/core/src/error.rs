@@ -387,6 +387,14 @@ pub enum Error {
         /// NaN or an infinity.
         value: f64,
     },
+    /// The GPU that a model is trained on failed.
+    #[error("{message}")]
+    Gpu {
+        /// What failed.
+        message: String,
+        /// What the user can do about it.
+        hint: String,
+    },
     /// A checkpoint was written with other settings.
     #[error("{path} was written with {key} = {then}, but now {key} = {now}")]
     OtherConfiguration {
@@ -504,6 +512,7 @@ impl Error {
                 true => "the last checkpoint is intact; a lower --rate or a longer --warm-up may help".into(),
                 false => "the last checkpoint is intact; a lower rate or a longer warm-up may help".into(),
             }),
+            Error::Gpu { hint, .. } => Some(hint.clone()),
             Error::OtherConfiguration { .. } => Some(match has("--overwrite") {
                 true => "resume with the settings of the run, or start again with --overwrite".into(),
                 false => "resume with the settings of the run, or choose another name".into(),

@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let input =
         StepInput { rate: 1e-3, labels: labels.clone(), images: StepImages::Prepared(images.clone()) };
     let losses = training.run(std::slice::from_ref(&input))?;
-    println!("loss {:?} scale {:?}", losses, training.progress()?);
+    println!("loss {:?} scale {:?}", losses, training.state()?.scale);
     let mut pass = TrainingPass::new(shape, options.images());
     let features = pass.forward(&parameters, &images).to_vec();
     let own = training.features()?;

@@ -111,6 +111,37 @@ pub enum StepImages {
     Requests(Vec<ImageRequest>),
 }
 
+/// Everything that later steps of a run depend on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Conv4State {
+    /// The parameters, running statistics included.
+    pub parameters: Vec<f32>,
+    /// Running means of the gradients.
+    pub first_moments: Vec<f32>,
+    /// Running means of the squared gradients.
+    pub second_moments: Vec<f32>,
+    /// The number of updates so far.
+    pub updates: u64,
+    /// The loss scale.
+    pub scale: f32,
+    /// The number of steps since the loss scale changed.
+    pub good_steps: u32,
+}
+
+impl Default for Conv4State {
+    /// No parameters, and the loss scale of a new run.
+    fn default() -> Self {
+        Conv4State {
+            parameters: Vec::new(),
+            first_moments: Vec::new(),
+            second_moments: Vec::new(),
+            updates: 0,
+            scale: INITIAL_SCALE,
+            good_steps: 0,
+        }
+    }
+}
+
 /// Decoded images that stay on the device.
 pub struct DeviceImages {
     pixels: Buffer<u8>,
@@ -353,7 +384,12 @@ impl Conv4Training {
         let mut training =
             Conv4Training { device: device.clone(), options, memory, images, scratch, graph: None, done: 0 };
         let zeros = vec![0.0; parameters.len()];
-        training.load(parameters, &zeros, &zeros, 0, INITIAL_SCALE, 0)?;
+        training.load(&Conv4State {
+            parameters: parameters.to_vec(),
+            first_moments: zeros.clone(),
+            second_moments: zeros,
+            ..Conv4State::default()
+        })?;
         Ok(training)
     }
 
@@ -367,15 +403,17 @@ impl Conv4Training {
         self.memory.gradients.read()
     }
 
-    /// First and second moments of the optimiser.
-    pub fn moments(&self) -> Result<(Vec<f32>, Vec<f32>)> {
-        Ok((self.memory.first_moments.read()?, self.memory.second_moments.read()?))
-    }
-
-    /// The number of updates, the loss scale and the number of steps since it changed.
-    pub fn progress(&self) -> Result<(u64, f32, u32)> {
-        let state = self.memory.state.read()?[0];
-        Ok((u64::from(state.updates), state.scale, state.good_steps))
+    /// Everything that later steps depend on.
+    pub fn state(&self) -> Result<Conv4State> {
+        let TrainingState { updates, scale, good_steps, .. } = self.memory.state.read()?[0];
+        Ok(Conv4State {
+            parameters: self.memory.parameters.read()?,
+            first_moments: self.memory.first_moments.read()?,
+            second_moments: self.memory.second_moments.read()?,
+            updates: u64::from(updates),
+            scale,
+            good_steps,
+        })
     }
 
     /// The features of the last step's images, `[image][64][side][side]`.
@@ -393,20 +431,13 @@ impl Conv4Training {
     ///
     /// # Panics
     /// If a length is not that of the layout.
-    pub fn load(
-        &mut self,
-        parameters: &[f32],
-        first_moments: &[f32],
-        second_moments: &[f32],
-        updates: u64,
-        scale: f32,
-        good_steps: u32,
-    ) -> Result<()> {
+    pub fn load(&mut self, state: &Conv4State) -> Result<()> {
         let memory = &mut self.memory;
-        assert_eq!(parameters.len(), memory.parameters.len(), "parameters of this layout");
-        memory.parameters.write(0, parameters)?;
-        memory.first_moments.write(0, first_moments)?;
-        memory.second_moments.write(0, second_moments)?;
+        assert_eq!(state.parameters.len(), memory.parameters.len(), "parameters of this layout");
+        memory.parameters.write(0, &state.parameters)?;
+        memory.first_moments.write(0, &state.first_moments)?;
+        memory.second_moments.write(0, &state.second_moments)?;
+        let Conv4State { updates, scale, good_steps, .. } = *state;
         let state =
             TrainingState { step: self.done, updates: updates as u32, scale, good_steps, overflow: 0 };
         memory.state.write(0, &[state])?;
@@ -439,10 +470,7 @@ impl Conv4Training {
         if matches!(first.images, StepImages::Prepared(_)) {
             return self.run_prepared(steps);
         }
-        let before = self.done;
-        for (offset, step) in steps.iter().enumerate() {
-            self.write_slot(before + offset as u32, step)?;
-        }
+        self.write_slots(steps)?;
         self.launch_steps(false, steps.len())
     }
 
@@ -452,7 +480,7 @@ impl Conv4Training {
             let StepImages::Prepared(images) = &step.images else { panic!("one kind of images per call") };
             assert_eq!(images.len(), self.memory.prepared.len(), "images of one episode");
             self.memory.prepared.write(0, images)?;
-            self.write_slot(self.done, step)?;
+            self.write_slots(std::slice::from_ref(step))?;
             losses.extend(self.launch_steps(true, 1)?);
         }
         Ok(losses)
@@ -468,17 +496,34 @@ impl Conv4Training {
         self.device.synchronise()
     }
 
-    fn write_slot(&mut self, step: u32, input: &StepInput) -> Result<()> {
-        let slot = step as usize % STEP_SLOTS;
-        let images = self.options.images();
-        assert_eq!(input.labels.len(), images, "labels of one episode");
-        self.memory.labels.write(slot * images, &input.labels)?;
-        self.memory.rates.write(slot, &[input.rate])?;
-        if let StepImages::Requests(requests) = &input.images {
-            assert_eq!(requests.len(), images, "images of one episode");
-            self.memory.requests.write(slot * images, requests)?;
+    /// Copies the inputs of the next steps to their slots: one copy per kind, two where the ring ends.
+    fn write_slots(&mut self, steps: &[StepInput]) -> Result<()> {
+        let first = self.done as usize % STEP_SLOTS;
+        let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));
+        for (slot, steps) in [(first, before_end), (0, after_end)] {
+            self.write_adjacent_slots(slot, steps)?;
         }
         Ok(())
+    }
+
+    fn write_adjacent_slots(&mut self, slot: usize, steps: &[StepInput]) -> Result<()> {
+        let images = self.options.images();
+        let (mut labels, mut rates, mut requests) = (Vec::new(), Vec::new(), Vec::new());
+        for step in steps {
+            assert_eq!(step.labels.len(), images, "labels of one episode");
+            labels.extend_from_slice(&step.labels);
+            rates.push(step.rate);
+            if let StepImages::Requests(of_step) = &step.images {
+                assert_eq!(of_step.len(), images, "images of one episode");
+                requests.extend_from_slice(of_step);
+            }
+        }
+        self.memory.labels.write(slot * images, &labels)?;
+        self.memory.rates.write(slot, &rates)?;
+        if requests.is_empty() {
+            return Ok(());
+        }
+        self.memory.requests.write(slot * images, &requests)
     }
 
     /// Launches graphs until `count` more steps are finished.

@@ -509,6 +509,9 @@ impl<T: Pod> Buffer<T> {
     /// If they do not fit.
     pub fn write(&mut self, start: usize, values: &[T]) -> Result<()> {
         assert!(start + values.len() <= self.len, "{} values at {start} of {}", values.len(), self.len);
+        if values.is_empty() {
+            return Ok(());
+        }
         let address = self.address + (start * size_of::<T>()) as u64;
         match &*self.device.backend {
             Backend::Cuda(cuda) => {

@@ -8,12 +8,14 @@
 //!
 //! The kernels are in `kernels/*.cu`, one file per concept, with shapes and layouts at the top of each.
 
+mod choice;
 pub mod conv4;
 mod divider;
 pub mod driver;
 mod error;
 mod images;
 
+pub use choice::DeviceChoice;
 pub use divider::Divider;
 pub use driver::Device;
 pub use error::{Error, Result};

@@ -129,6 +129,24 @@ impl Augmentation {
 }
 
 impl DrawnAugmentation {
+    /// The request for image number `image` on a GPU, changed in this way.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn request(&self, image: u32) -> trueshot_cuda::conv4::ImageRequest {
+        let (mut kinds, mut values) = (0, [0.0; 4]);
+        for (index, jitter) in self.jitters.iter().enumerate() {
+            let (kind, value) = match *jitter {
+                Jitter::Brightness(value) => (0, value),
+                Jitter::Contrast(value) => (1, value),
+                Jitter::Saturation(value) => (2, value),
+                Jitter::Hue(value) => (3, value),
+            };
+            kinds |= kind << (2 * index);
+            values[index] = value;
+        }
+        let crop = [self.left, self.top, self.width, self.height].map(|length| length as u16);
+        trueshot_cuda::conv4::ImageRequest { image, crop, flip: self.flip.into(), jitters: kinds, values }
+    }
+
     /// No change at all: the whole image, brought to size.
     pub fn identity(width: usize, height: usize) -> Self {
         let jitters =

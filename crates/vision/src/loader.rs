@@ -7,9 +7,6 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
-/// Batches that each thread holds ready.
-const BATCHES_READY: usize = 2;
-
 /// Makes batch `n`, reusing an old one's memory.
 pub trait BatchSource: Send + Sync + 'static {
     /// What is made.
@@ -28,6 +25,8 @@ pub trait BatchSource: Send + Sync + 'static {
 pub struct Loader<M: BatchSource> {
     source: Arc<M>,
     threads: usize,
+    /// The number of batches that each thread holds ready.
+    ready: usize,
     threads_running: Vec<LoaderThread<M::Batch>>,
     first: u64,
     next: u64,
@@ -39,11 +38,13 @@ struct LoaderThread<B> {
 }
 
 impl<M: BatchSource> Loader<M> {
-    /// A loader with so many threads of its own; none is started before the first batch is asked for.
-    pub fn new(source: M, threads: usize) -> Self {
+    /// A loader with `threads` threads, each of which holds `ready` batches ready. They start with the first call of
+    /// [`Loader::take`].
+    pub fn new(source: M, threads: usize, ready: usize) -> Self {
         Loader {
             source: Arc::new(source),
             threads: threads.max(1),
+            ready,
             threads_running: Vec::new(),
             first: 0,
             next: 0,
@@ -76,7 +77,7 @@ impl<M: BatchSource> Loader<M> {
         // Dropping the old channels ends the old threads.
         self.threads_running = (0..self.threads as u64)
             .map(|offset| {
-                let (ready, batches) = sync_channel(BATCHES_READY);
+                let (ready, batches) = sync_channel(self.ready);
                 let (used, old) = channel();
                 let (source, stride) = (Arc::clone(&self.source), self.threads);
                 let first = step + offset;
@@ -130,7 +131,7 @@ mod tests {
     #[test]
     fn batches_come_in_order_whatever_the_threads_and_from_wherever_one_begins() {
         for threads in [1, 2, 3] {
-            let mut loader = Loader::new(Squares, threads);
+            let mut loader = Loader::new(Squares, threads, 2);
             for step in (5..40).chain(2..9) {
                 let batch = loader.take(step);
                 assert_eq!(batch, [step, step * step]);

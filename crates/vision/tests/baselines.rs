@@ -82,7 +82,7 @@ fn maml_learns_and_its_model_file_answers_episodes_of_pictures() {
         let judged = trainee.validate().unwrap().unwrap();
         assert!(judged.score > 50.0, "{order:?} {judged:?}");
         let path = folder.path().join("maml.safetensors");
-        trainee.model().write(&path).unwrap();
+        trainee.model().unwrap().write(&path).unwrap();
         let mut registry = Registry::default();
         trueshot_vision::maml::register(&mut registry);
         let method = registry.parse(&format!("maml:model={}", path.display())).unwrap();
@@ -117,8 +117,9 @@ fn negmargin_learns_and_its_model_is_a_backbone() {
     let judged = trainee.validate().unwrap().unwrap();
     assert!(judged.score > 50.0, "{judged:?}");
     let path = folder.path().join("negmargin.safetensors");
-    trainee.model().write(&path).unwrap();
-    let same = Backbone::from_parameters(configuration.pictures.preprocessing(), &trainee.parameters());
+    trainee.model().unwrap().write(&path).unwrap();
+    let same =
+        Backbone::from_parameters(configuration.pictures.preprocessing(), &trainee.parameters().unwrap());
     let model = Backbone::open(&path).unwrap();
     assert!(model.name().ends_with(&format!("{})", same.name())), "{} {}", model.name(), same.name());
     let mut registry = Registry::default();
@@ -140,7 +141,7 @@ fn threads_change_nothing_and_runs_that_were_stopped_go_on_the_same() {
         let whole = || {
             let mut trainee = make();
             run(&mut *trainee, 0..9);
-            trainee.state().to_bytes()
+            trainee.state().unwrap().to_bytes()
         };
         let broken = || {
             let (mut first, mut second) = (make(), make());

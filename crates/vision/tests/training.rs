@@ -67,8 +67,8 @@ fn a_backbone_learns_and_its_model_file_embeds_as_it_did() {
         let judged = trainee.validate().unwrap().unwrap();
         assert_eq!(judged.figures.len(), 2);
         assert!(judged.figures[0].1 > 60.0, "{aggregate:?} {judged:?}");
-        let model = Backbone::from_tensors(&trainee.model(), "trained").unwrap();
-        let same = Backbone::from_parameters(configuration.preprocessing(), &trainee.parameters());
+        let model = Backbone::from_tensors(&trainee.model().unwrap(), "trained").unwrap();
+        let same = Backbone::from_parameters(configuration.preprocessing(), &trainee.parameters().unwrap());
         assert_eq!(model.preprocessing(), &configuration.preprocessing());
         assert!(model.name().ends_with(&format!("{})", same.name())), "{} {}", model.name(), same.name());
     }
@@ -97,15 +97,15 @@ fn same_whatever_threads_and_stops(
     let whole = || {
         let mut trainee = trainee(folder.path(), configuration);
         run(&mut trainee, 0..12);
-        trainee.parameters().to_vec()
+        trainee.parameters().unwrap().to_vec()
     };
     let broken = || {
         let mut first = trainee(folder.path(), configuration);
         run(&mut first, 0..7);
         let mut second = trainee(folder.path(), configuration);
-        second.restore(&first.state()).unwrap();
+        second.restore(&first.state().unwrap()).unwrap();
         run(&mut second, 7..12);
-        second.parameters().to_vec()
+        second.parameters().unwrap().to_vec()
     };
     let expected = on(1, &whole);
     assert!(expected == on(3, &whole), "threads");

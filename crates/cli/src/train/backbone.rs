@@ -75,6 +75,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
     resolve_outliers(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
+    let device = run.open_device()?;
     let training = ImageTraining {
         title: format!("Conv4 of {} px, {} episodes", configuration.pictures.size, configuration.steps),
         seed: configuration.seed,
@@ -85,8 +86,11 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         parameters: "parameters",
     };
     training.train(run, &configuration, |datasets| {
-        let trainee = BackboneTrainee::new(configuration.clone(), datasets)?;
-        let count = trainee.parameters().len();
+        let trainee = match &device {
+            Some(device) => BackboneTrainee::on_gpu(configuration.clone(), datasets, device)?,
+            None => BackboneTrainee::new(configuration.clone(), datasets)?,
+        };
+        let count = trainee.parameters()?.len();
         Ok((trainee, count))
     })
 }

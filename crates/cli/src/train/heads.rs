@@ -46,6 +46,7 @@ pub struct TranfsArguments {
 pub fn train_tranfs(arguments: &TranfsArguments) -> anyhow::Result<()> {
     let mut flags = configuration::table(&arguments.options);
     flags.insert("model".into(), configuration::table(&arguments.model).into());
+    arguments.run.require_cpu("TraNFS")?;
     train(&arguments.run, Configuration::<TranfsOptions>::tranfs(), flags)
 }
 
@@ -73,6 +74,7 @@ pub struct RelabelArguments {
 pub fn train_relabel(arguments: &RelabelArguments) -> anyhow::Result<()> {
     let mut flags = configuration::table(&arguments.options);
     flags.insert("model".into(), configuration::table(&arguments.model).into());
+    arguments.run.require_cpu("Relabel")?;
     train(&arguments.run, Configuration::<RelabelOptions>::relabel(), flags)
 }
 
@@ -349,7 +351,7 @@ fn train<M: HeadOptions + Send + Sync>(
             identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
         };
         let mut trainee = HeadTrainee::new(&configuration, training, validation)?;
-        say!("{} parameters, seed {}", with_separators(trainee.parameters().len()), configuration.seed);
+        say!("{} parameters, seed {}", with_separators(trainee.parameters()?.len()), configuration.seed);
         run.train(claim, &mut trainee, training_run)
     })?;
     run.print_outcome(&outcome, steps);

@@ -83,6 +83,7 @@ enum OrderArgument {
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
+    run.require_cpu("MAML")?;
     let (mut drawings, mut photographs) = (MamlConfiguration::drawings(), MamlConfiguration::photographs());
     // The network has as many classes in validation as in training; who asks for some means both.
     if let Some(ways) = own.episodes.ways {
@@ -104,7 +105,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     };
     training.train(run, &configuration, |datasets| {
         let trainee = MamlTrainee::new(configuration.clone(), datasets)?;
-        let count = trainee.parameters().len();
+        let count = trainee.parameters()?.len();
         Ok((trainee, count))
     })
 }

@@ -50,6 +50,7 @@ struct LossFlags {
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
+    run.require_cpu("NegMargin")?;
     let (drawings, photographs) = (NegMarginConfiguration::drawings(), NegMarginConfiguration::photographs());
     let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
@@ -66,7 +67,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     };
     training.train(run, &configuration, |datasets| {
         let trainee = NegMarginTrainee::new(configuration.clone(), datasets)?;
-        let count = trainee.parameters().len();
+        let count = trainee.parameters()?.len();
         Ok((trainee, count))
     })
 }

@@ -22,7 +22,7 @@ mod trainer;
 
 pub use metrics::Record;
 pub use optimiser::{Optimiser, ScheduleKind};
-pub use session::{CpuSession, CpuWeights, TrainingSession};
+pub use session::{CpuSession, CpuWeights, SavedWeights, TrainingSession};
 pub use trainer::{Claim, Files, Outcome, RunOptions, Start, train};
 
 use crate::error::Result;
@@ -57,16 +57,16 @@ use crate::tensors::Tensors;
 ///     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
 ///         Ok(Some(Validation { score: -f64::from((self.0 - 3.0).abs()), figures: Vec::new() }))
 ///     }
-///     fn state(&self) -> Tensors {
+///     fn state(&self) -> trueshot::Result<Tensors> {
 ///         let mut state = Tensors::default();
 ///         state.insert("value", &[1], vec![self.0]);
-///         state
+///         Ok(state)
 ///     }
 ///     fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
 ///         self.0 = state.values("value", 1)?[0];
 ///         Ok(())
 ///     }
-///     fn model(&self) -> Tensors {
+///     fn model(&self) -> trueshot::Result<Tensors> {
 ///         self.state()
 ///     }
 /// }
@@ -95,6 +95,12 @@ pub trait Trainee {
     /// a step must follow from the seed and the step number.
     fn step(&mut self, step: u64) -> Result<Vec<f64>>;
 
+    /// Runs steps from number `step` on, at least one and at most `limit`, and returns the loss terms of each. By default
+    /// it runs one step; a trainee on a GPU runs several, so that the GPU does not wait between them.
+    fn steps(&mut self, step: u64, _limit: u64) -> Result<Vec<Vec<f64>>> {
+        Ok(vec![self.step(step)?])
+    }
+
     /// The learning rate of step number `step`.
     fn rate(&self, step: u64) -> f64;
 
@@ -102,13 +108,13 @@ pub trait Trainee {
     fn validate(&mut self) -> Result<Option<Validation>>;
 
     /// The state that later steps depend on: parameters, moments of the optimiser, running statistics.
-    fn state(&self) -> Tensors;
+    fn state(&self) -> Result<Tensors>;
 
     /// Restores a state that [`Trainee::state`] returned.
     fn restore(&mut self, state: &Tensors) -> Result<()>;
 
     /// The contents of the model file for the current parameters.
-    fn model(&self) -> Tensors;
+    fn model(&self) -> Result<Tensors>;
 }
 
 /// The result of one validation.

@@ -40,13 +40,13 @@ use crate::tensors::Tensors;
 ///     fn rate(&self, _step: u64) -> f64 {
 ///         0.5
 ///     }
-///     fn parameters(&self) -> Cow<'_, [f32]> {
-///         Cow::Borrowed(&self.0)
+///     fn parameters(&self) -> trueshot::Result<Cow<'_, [f32]>> {
+///         Ok(Cow::Borrowed(&self.0))
 ///     }
-///     fn save(&self) -> Tensors {
+///     fn save(&self) -> trueshot::Result<Tensors> {
 ///         let mut state = Tensors::default();
 ///         state.insert("mean", &[1], self.0.to_vec());
-///         state
+///         Ok(state)
 ///     }
 ///     fn load(&mut self, state: &Tensors) -> trueshot::Result<()> {
 ///         self.0 = [state.values("mean", 1)?[0]];
@@ -56,7 +56,7 @@ use crate::tensors::Tensors;
 ///
 /// let mut session = Mean([0.0]);
 /// assert_eq!(session.step(0, &[1.0, 3.0])?, [4.0]);
-/// assert_eq!(session.parameters()[..], [1.0]);
+/// assert_eq!(session.parameters()?[..], [1.0]);
 /// # Ok::<(), trueshot::Error>(())
 /// ```
 pub trait TrainingSession {
@@ -70,14 +70,42 @@ pub trait TrainingSession {
     /// [`Error::Diverged`] if a parameter is not finite after the update.
     fn step(&mut self, step: u64, batch: &Self::Batch) -> Result<Vec<f64>>;
 
+    /// The number of steps that are best passed to [`TrainingSession::steps`] at once: 1, or more for a device that would
+    /// otherwise wait for the host between steps.
+    fn steps_at_once(&self) -> usize {
+        1
+    }
+
+    /// Runs several steps from number `first` on, and returns the loss terms of each. After a step with a term that is not
+    /// finite, no further step is run.
+    ///
+    /// # Errors
+    /// Those of [`TrainingSession::step`].
+    fn steps(&mut self, first: u64, batches: &[&Self::Batch]) -> Result<Vec<Vec<f64>>> {
+        let mut all = Vec::new();
+        for (step, batch) in (first..).zip(batches) {
+            all.push(self.step(step, batch)?);
+            if all.last().is_some_and(|terms| terms.iter().any(|term| !term.is_finite())) {
+                break;
+            }
+        }
+        Ok(all)
+    }
+
     /// The learning rate of step number `step`.
     fn rate(&self, step: u64) -> f64;
 
     /// The current parameters, running statistics included.
-    fn parameters(&self) -> Cow<'_, [f32]>;
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] if they cannot be read from a GPU.
+    fn parameters(&self) -> Result<Cow<'_, [f32]>>;
 
     /// Everything that later steps depend on: parameters and the state of the optimiser.
-    fn save(&self) -> Tensors;
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] if the state cannot be read from a GPU.
+    fn save(&self) -> Result<Tensors>;
 
     /// Restores what [`TrainingSession::save`] returned, on this or another device.
     ///
@@ -116,12 +144,12 @@ impl<S: CpuSession> TrainingSession for S {
         self.weights().rate(step)
     }
 
-    fn parameters(&self) -> Cow<'_, [f32]> {
-        Cow::Borrowed(&self.weights().parameters)
+    fn parameters(&self) -> Result<Cow<'_, [f32]>> {
+        Ok(Cow::Borrowed(&self.weights().parameters))
     }
 
-    fn save(&self) -> Tensors {
-        self.weights().save()
+    fn save(&self) -> Result<Tensors> {
+        Ok(self.weights().save())
     }
 
     fn load(&mut self, state: &Tensors) -> Result<()> {
@@ -211,17 +239,16 @@ impl CpuWeights {
         Err(Error::Diverged { step: step + 1, what: format!("parameter '{name}'"), value: value.into() })
     }
 
-    /// The parameters (prefix `parameters.`) and both moments of the optimiser (`first.`, `second.`), by tensor name.
+    /// The parameters and the state of the optimiser.
     pub fn save(&self) -> Tensors {
         let (steps, first, second) = self.optimiser.state();
-        let mut state = Tensors::default();
-        for (prefix, values) in
-            [("parameters.", &self.parameters[..]), ("first.", first), ("second.", second)]
-        {
-            state.insert_all(prefix, &named(&self.layout, values));
+        SavedWeights {
+            parameters: self.parameters.clone(),
+            first: first.into(),
+            second: second.into(),
+            steps,
         }
-        state.set_note("steps", steps.to_string());
-        state
+        .tensors(&self.layout)
     }
 
     /// Restores what [`CpuWeights::save`] returned.
@@ -229,12 +256,51 @@ impl CpuWeights {
     /// # Errors
     /// If tensors are missing or have other shapes.
     pub fn load(&mut self, state: &Tensors) -> Result<()> {
-        let part = |prefix: &str| flat(&self.layout, &state.with_prefix(prefix));
-        let steps = state.note("steps").and_then(|text| text.parse().ok());
-        let steps = steps.ok_or_else(|| state.malformed("it does not say how many steps were taken"))?;
-        let optimiser = self.optimiser.clone().with_state(steps, part("first.")?, part("second.")?);
-        self.parameters = part("parameters.")?;
-        self.optimiser = optimiser;
+        let SavedWeights { parameters, first, second, steps } = SavedWeights::read(&self.layout, state)?;
+        self.parameters = parameters;
+        self.optimiser = self.optimiser.clone().with_state(steps, first, second);
         Ok(())
+    }
+}
+
+/// Parameters and the state of AdamW as checkpoints contain them, for all devices.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SavedWeights {
+    /// All parameters in one list, in the order of the layout.
+    pub parameters: Vec<f32>,
+    /// Running means of the gradients.
+    pub first: Vec<f32>,
+    /// Running means of the squared gradients.
+    pub second: Vec<f32>,
+    /// The number of updates so far.
+    pub steps: u64,
+}
+
+impl SavedWeights {
+    /// The parameters (prefix `parameters.`) and both moments of the optimiser (`first.`, `second.`), by tensor name.
+    pub fn tensors(&self, layout: &ParameterLayout) -> Tensors {
+        let mut state = Tensors::default();
+        for (prefix, values) in
+            [("parameters.", &self.parameters), ("first.", &self.first), ("second.", &self.second)]
+        {
+            state.insert_all(prefix, &named(layout, values));
+        }
+        state.set_note("steps", self.steps.to_string());
+        state
+    }
+
+    /// Reads what [`SavedWeights::tensors`] returned.
+    ///
+    /// # Errors
+    /// If tensors are missing or have other shapes.
+    pub fn read(layout: &ParameterLayout, state: &Tensors) -> Result<Self> {
+        let part = |prefix: &str| flat(layout, &state.with_prefix(prefix));
+        let steps = state.note("steps").and_then(|text| text.parse().ok());
+        Ok(SavedWeights {
+            steps: steps.ok_or_else(|| state.malformed("it does not say how many steps were taken"))?,
+            parameters: part("parameters.")?,
+            first: part("first.")?,
+            second: part("second.")?,
+        })
     }
 }

@@ -232,7 +232,7 @@ impl Run<'_> {
     fn train(&mut self) -> Result<Outcome> {
         let (mut clock, mut last_save) = (Instant::now(), Instant::now());
         while self.state.done < self.options.steps {
-            self.step()?;
+            self.steps()?;
             let done = self.state.done;
             let is_last = done == self.options.steps;
             let is_validated = is_last || done.is_multiple_of(self.options.validate_every);
@@ -253,17 +253,22 @@ impl Run<'_> {
         self.finish()
     }
 
-    /// Runs one step and checks that its loss terms are finite.
-    fn step(&mut self) -> Result<()> {
-        let step = self.state.done;
-        let terms = self.trainee.step(step)?;
-        if let Some(term) = terms.iter().position(|term| !term.is_finite()) {
-            let what = format!("the loss term '{}'", self.trainee.terms()[term]);
-            return Err(Error::Diverged { step: step + 1, what, value: terms[term] });
+    /// Runs one or more steps, up to the next line of metrics, and checks that all loss terms are finite.
+    fn steps(&mut self) -> Result<()> {
+        let RunOptions { steps, validate_every, record_every, .. } = *self.options;
+        let done = self.state.done;
+        let until = |every: u64| every - done % every;
+        let limit = until(validate_every).min(until(record_every)).min(steps - done);
+        for terms in self.trainee.steps(done, limit)? {
+            let step = self.state.done;
+            if let Some(term) = terms.iter().position(|term| !term.is_finite()) {
+                let what = format!("the loss term '{}'", self.trainee.terms()[term]);
+                return Err(Error::Diverged { step: step + 1, what, value: terms[term] });
+            }
+            self.state.done += 1;
+            self.state.window.add(&terms);
+            self.observer.event(&Event::Stepped { done: step + 1, terms: &terms });
         }
-        self.state.done += 1;
-        self.state.window.add(&terms);
-        self.observer.event(&Event::Stepped { done: step + 1, terms: &terms });
         Ok(())
     }
 
@@ -284,7 +289,7 @@ impl Run<'_> {
         };
         let is_best = is_validated && self.is_best(score);
         if is_best {
-            self.state.best = Some(Best { step: done, score, model: self.model(score) });
+            self.state.best = Some(Best { step: done, score, model: self.model(score)? });
             self.unsaved_best = true;
         }
         self.state.lines.push(record.line());
@@ -301,20 +306,20 @@ impl Run<'_> {
     }
 
     /// The model file of the current parameters, with configuration, identity, step and score in its metadata.
-    fn model(&self, score: Option<f64>) -> Tensors {
-        let mut model = self.trainee.model();
+    fn model(&self, score: Option<f64>) -> Result<Tensors> {
+        let mut model = self.trainee.model()?;
         model.set_note("training", &self.options.configuration);
         model.set_note("identity", self.options.identity.to_string());
         model.set_note("step", self.state.done.to_string());
         if let Some(score) = score {
             model.set_note("score", score.to_string());
         }
-        model
+        Ok(model)
     }
 
     /// Writes all files, the checkpoint first. Refuses to save parameters that are not finite.
     fn save(&mut self) -> Result<()> {
-        let state = self.trainee.state();
+        let state = self.trainee.state()?;
         if let Some((name, value)) = state.not_finite() {
             let (step, what) = (self.state.done, format!("tensor '{name}'"));
             return Err(Error::Diverged { step, what, value: value.into() });

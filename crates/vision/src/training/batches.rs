@@ -8,6 +8,8 @@ use trueshot::noise::Noise;
 use trueshot::rng::{IndexSampler, Purpose, Rng};
 use trueshot_nn::conv4::Shape;
 
+#[cfg(feature = "cuda")]
+use crate::augment::DrawnAugmentation;
 use crate::augment::{Augmentation, Augmenter};
 use crate::dataset::Dataset;
 use crate::loader::BatchSource;
@@ -70,10 +72,34 @@ impl ImagePreparer {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl ImagePreparer {
+    /// The same images as requests for a GPU that holds this data set, followed by the others.
+    fn requests(&self, rows: &[(&Dataset, u32)], step: u64) -> Vec<trueshot_cuda::conv4::ImageRequest> {
+        let own_len = self.dataset.images().len() as u32;
+        let request = |&(dataset, row): &(&Dataset, u32)| {
+            let picture = &dataset.images()[row as usize];
+            let drawn = match &self.augmentation {
+                None => DrawnAugmentation::identity(picture.width, picture.height),
+                Some(augmentation) => {
+                    let key = dataset.key(row as usize);
+                    augmentation.draw(self.seed, key, step, picture.width, picture.height)
+                }
+            };
+            let is_own = std::ptr::eq(dataset, &*self.dataset);
+            drawn.request(if is_own { row } else { own_len + row })
+        };
+        rows.iter().map(request).collect()
+    }
+}
+
 /// An episode ready for the network.
 pub(super) struct EpisodeBatch {
-    /// Support items, then queries: `[image][row][column][channel]`, normalised.
+    /// Support items, then queries: `[image][row][column][channel]`, normalised. Empty if a GPU prepares the images.
     pub images: Vec<f32>,
+    /// The images that a GPU prepares, numbered in the order training data, outliers.
+    #[cfg(feature = "cuda")]
+    pub requests: Vec<trueshot_cuda::conv4::ImageRequest>,
     /// The class that each support item is filed under.
     pub given: Vec<u32>,
     /// The class of each query.
@@ -87,6 +113,8 @@ pub(super) struct EpisodeBatches {
     pub outliers: Option<Arc<Dataset>>,
     pub spec: EpisodeSpec,
     pub noises: Vec<Noise>,
+    /// Whether a GPU prepares the images.
+    pub on_gpu: bool,
 }
 
 impl EpisodeBatches {
@@ -140,8 +168,16 @@ impl BatchSource for EpisodeBatches {
     ) -> EpisodeBatch {
         let (rows, given, query_classes) = self.draw(step, urn);
         let mut images = old.map(|batch| batch.images).unwrap_or_default();
-        self.preparer.prepare(&rows, step, scratch, &mut images);
-        EpisodeBatch { images, given, query_classes }
+        if !self.on_gpu {
+            self.preparer.prepare(&rows, step, scratch, &mut images);
+        }
+        EpisodeBatch {
+            images,
+            #[cfg(feature = "cuda")]
+            requests: if self.on_gpu { self.preparer.requests(&rows, step) } else { Vec::new() },
+            given,
+            query_classes,
+        }
     }
 }
 

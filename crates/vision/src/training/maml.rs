@@ -251,6 +251,7 @@ impl MamlTrainee {
             preparer: ImagePreparer::new(train, &configuration.pictures, &configuration.augmentation, seed),
             spec: EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed },
             noises: shared::flatten_noise(&configuration.episodes.noise),
+            on_gpu: false,
         };
         episodes.check()?;
         let rows = |dataset: Option<Dataset>| dataset.map(|dataset| dataset.rows(None)).transpose();
@@ -283,7 +284,7 @@ impl MamlTrainee {
     }
 
     /// The current parameters.
-    pub fn parameters(&self) -> Cow<'_, [f32]> {
+    pub fn parameters(&self) -> trueshot::Result<Cow<'_, [f32]>> {
         self.session.parameters()
     }
 }
@@ -332,12 +333,12 @@ impl Trainee for MamlTrainee {
         let Some((rows, outliers)) = &self.validation else { return Ok(None) };
         let (preprocessing, config) =
             (self.configuration.pictures.preprocessing(), self.configuration.config());
-        let method = Maml::new(preprocessing, config, self.parameters().into_owned(), PathBuf::from(KIND));
+        let method = Maml::new(preprocessing, config, self.parameters()?.into_owned(), PathBuf::from(KIND));
         let method = NamedMethod { label: KIND.into(), method: Box::new(method) };
         self.configuration.validator().validate(rows, outliers.as_ref(), method).map(Some)
     }
 
-    fn state(&self) -> Tensors {
+    fn state(&self) -> trueshot::Result<Tensors> {
         self.session.save()
     }
 
@@ -345,8 +346,8 @@ impl Trainee for MamlTrainee {
         self.session.load(state)
     }
 
-    fn model(&self) -> Tensors {
+    fn model(&self) -> trueshot::Result<Tensors> {
         let preprocessing = self.configuration.pictures.preprocessing();
-        model_file(&preprocessing, &self.configuration.config(), &self.parameters())
+        Ok(model_file(&preprocessing, &self.configuration.config(), &self.parameters()?))
     }
 }

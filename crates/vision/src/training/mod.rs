@@ -9,6 +9,8 @@
 mod batches;
 mod configuration;
 mod datasets;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod loss;
 pub mod maml;
 pub mod negmargin;
@@ -42,6 +44,8 @@ use validation::validate_backbone;
 
 /// Threads of the pool for each thread that prepares images: a step does over ten times their work.
 const THREADS_PER_LOADER: usize = 8;
+/// Batches that each of these threads holds ready.
+const BATCHES_READY: usize = 2;
 
 /// A Conv4 in training on the CPU, with the loss of nearest prototypes.
 struct CpuBackboneSession {
@@ -84,40 +88,78 @@ pub struct BackboneTrainee {
     loader: Loader<EpisodeBatches>,
     datasets: Datasets,
     configuration: BackboneConfiguration,
+    /// The name of the GPU; `None` on the CPU.
+    gpu: Option<String>,
 }
 
 impl BackboneTrainee {
-    /// Sets everything up.
+    /// A trainee on the CPU.
+    ///
+    /// # Errors
+    /// If an option is outside its range, or the data has too few classes or images.
     pub fn new(configuration: BackboneConfiguration, datasets: Datasets) -> Result<Self> {
-        configuration.check()?;
-        let (pictures, train) = (&configuration.pictures, Arc::clone(&datasets.train));
-        let preparer = ImagePreparer::new(train, pictures, &configuration.augmentation, configuration.seed);
-        let shape = preparer.shape();
-        let outliers = datasets.outliers.clone();
-        let batches =
-            EpisodeBatches { preparer, outliers, spec: configuration.spec(), noises: configuration.noises() };
-        batches.check()?;
-        if let Some((rows, outliers)) = datasets.validation_labels() {
-            configuration.validator().check(rows, outliers)?;
-        }
-        let layout = conv4::layout(shape.channels);
-        let parameters =
-            initial_parameters(&configuration.from, configuration.seed, &layout, shape.channels)?;
+        let (parameters, shape, mut batches) = prepare(&configuration, &datasets)?;
+        batches.on_gpu = false;
         let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
         let session = CpuBackboneSession {
-            weights: CpuWeights::new(layout, parameters, 1, config, optimiser, steps),
+            weights: CpuWeights::new(conv4::layout(shape.channels), parameters, 1, config, optimiser, steps),
             training: TrainingPass::new(shape, batches.images()),
             ways: configuration.episodes.ways,
             aggregate: configuration.episodes.aggregate,
         };
-        Ok(BackboneTrainee { session: Box::new(session), loader: loader(batches), datasets, configuration })
+        let (session, loader) = (Box::new(session), loader(batches));
+        Ok(BackboneTrainee { session, loader, datasets, configuration, gpu: None })
+    }
+
+    /// A trainee on a GPU, which holds all images to train on and all outliers.
+    ///
+    /// # Errors
+    /// Those of [`BackboneTrainee::new`], and if the memory of the GPU does not suffice.
+    #[cfg(feature = "cuda")]
+    pub fn on_gpu(
+        configuration: BackboneConfiguration,
+        datasets: Datasets,
+        device: &trueshot_cuda::Device,
+    ) -> Result<Self> {
+        let (parameters, shape, mut batches) = prepare(&configuration, &datasets)?;
+        batches.on_gpu = true;
+        let session = gpu::GpuBackboneSession::new(device, &configuration, &datasets, shape, &parameters)?;
+        let threads = rayon::current_num_threads().div_ceil(2);
+        let loader = Loader::new(batches, threads, (2 * session.steps_at_once()).div_ceil(threads));
+        let gpu = Some(device.name().to_string());
+        Ok(BackboneTrainee { session: Box::new(session), loader, datasets, configuration, gpu })
     }
 
     /// The current parameters, running statistics included.
-    pub fn parameters(&self) -> Cow<'_, [f32]> {
+    ///
+    /// # Errors
+    /// If they cannot be read from the GPU.
+    pub fn parameters(&self) -> trueshot::Result<Cow<'_, [f32]>> {
         self.session.parameters()
     }
+}
+
+/// Checks a configuration and its data, and returns initial parameters, the shape of the images, and the source of
+/// episodes.
+fn prepare(
+    configuration: &BackboneConfiguration,
+    datasets: &Datasets,
+) -> Result<(Vec<f32>, Shape, EpisodeBatches)> {
+    configuration.check()?;
+    let (pictures, train) = (&configuration.pictures, Arc::clone(&datasets.train));
+    let preparer = ImagePreparer::new(train, pictures, &configuration.augmentation, configuration.seed);
+    let shape = preparer.shape();
+    let outliers = datasets.outliers.clone();
+    let (spec, noises) = (configuration.spec(), configuration.noises());
+    let batches = EpisodeBatches { preparer, outliers, spec, noises, on_gpu: false };
+    batches.check()?;
+    if let Some((rows, outliers)) = datasets.validation_labels() {
+        configuration.validator().check(rows, outliers)?;
+    }
+    let layout = conv4::layout(shape.channels);
+    let parameters = initial_parameters(&configuration.from, configuration.seed, &layout, shape.channels)?;
+    Ok((parameters, shape, batches))
 }
 
 impl Trainee for BackboneTrainee {
@@ -132,12 +174,22 @@ impl Trainee for BackboneTrainee {
         losses
     }
 
+    fn steps(&mut self, step: u64, limit: u64) -> trueshot::Result<Vec<Vec<f64>>> {
+        let count = limit.min(self.session.steps_at_once() as u64);
+        let batches: Vec<EpisodeBatch> = (step..step + count).map(|step| self.loader.take(step)).collect();
+        let losses = self.session.steps(step, &batches.iter().collect::<Vec<_>>());
+        for (step, batch) in (step..).zip(batches) {
+            self.loader.give_back(step, batch);
+        }
+        losses
+    }
+
     fn rate(&self, step: u64) -> f64 {
         self.session.rate(step)
     }
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
-        let backbone = Backbone::from_parameters(self.configuration.preprocessing(), &self.parameters());
+        let backbone = Backbone::from_parameters(self.configuration.preprocessing(), &self.parameters()?);
         let method = match self.configuration.episodes.aggregate {
             Aggregate::Mean => "protonet",
             Aggregate::Median => "median",
@@ -146,7 +198,7 @@ impl Trainee for BackboneTrainee {
         validate_backbone(&self.configuration.validator(), &self.datasets, &backbone, method)
     }
 
-    fn state(&self) -> Tensors {
+    fn state(&self) -> trueshot::Result<Tensors> {
         self.session.save()
     }
 
@@ -154,8 +206,13 @@ impl Trainee for BackboneTrainee {
         self.session.load(state)
     }
 
-    fn model(&self) -> Tensors {
-        backbone_file(&self.configuration, &self.configuration.preprocessing(), &self.parameters())
+    fn model(&self) -> trueshot::Result<Tensors> {
+        let preprocessing = self.configuration.preprocessing();
+        let mut model = backbone_file(&self.configuration, &preprocessing, &self.parameters()?);
+        if let Some(gpu) = &self.gpu {
+            model.set_note("device", gpu);
+        }
+        Ok(model)
     }
 }
 
@@ -173,7 +230,7 @@ fn backbone_file(
 }
 
 fn loader<M: crate::loader::BatchSource>(make: M) -> Loader<M> {
-    Loader::new(make, rayon::current_num_threads().div_ceil(THREADS_PER_LOADER))
+    Loader::new(make, rayon::current_num_threads().div_ceil(THREADS_PER_LOADER), BATCHES_READY)
 }
 
 fn shape(preprocessing: &Preprocessing) -> Shape {

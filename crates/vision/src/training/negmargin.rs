@@ -213,8 +213,8 @@ impl NegMarginTrainee {
     }
 
     /// The current parameters of the backbone, running statistics included.
-    pub fn parameters(&self) -> Vec<f32> {
-        self.session.parameters()[..self.backbone_len].to_vec()
+    pub fn parameters(&self) -> trueshot::Result<Vec<f32>> {
+        Ok(self.session.parameters()?[..self.backbone_len].to_vec())
     }
 }
 
@@ -236,12 +236,12 @@ impl Trainee for NegMarginTrainee {
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
         let preprocessing = self.configuration.pictures.preprocessing();
-        let backbone = Backbone::from_parameters(preprocessing, &self.parameters());
+        let backbone = Backbone::from_parameters(preprocessing, &self.parameters()?);
         let method = Registry::default().parse("baseline++")?;
         validate_backbone(&self.configuration.validator(), &self.datasets, &backbone, method)
     }
 
-    fn state(&self) -> Tensors {
+    fn state(&self) -> trueshot::Result<Tensors> {
         self.session.save()
     }
 
@@ -249,8 +249,8 @@ impl Trainee for NegMarginTrainee {
         self.session.load(state)
     }
 
-    fn model(&self) -> Tensors {
+    fn model(&self) -> trueshot::Result<Tensors> {
         let preprocessing = self.configuration.pictures.preprocessing();
-        backbone_file(&self.configuration, &preprocessing, &self.parameters())
+        Ok(backbone_file(&self.configuration, &preprocessing, &self.parameters()?))
     }
 }

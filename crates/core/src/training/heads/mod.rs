@@ -160,7 +160,10 @@ impl<'a> HeadTrainee<'a> {
     }
 
     /// The current parameters.
-    pub fn parameters(&self) -> Cow<'_, [f32]> {
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] if they cannot be read from a GPU.
+    pub fn parameters(&self) -> Result<Cow<'_, [f32]>> {
         self.session.parameters()
     }
 
@@ -254,10 +257,10 @@ impl Trainee for HeadTrainee<'_> {
     }
 
     fn validate(&mut self) -> Result<Option<Validation>> {
-        self.validator.validate(self.head.method(&self.session.parameters()))
+        self.validator.validate(self.head.method(&self.session.parameters()?))
     }
 
-    fn state(&self) -> Tensors {
+    fn state(&self) -> Result<Tensors> {
         self.session.save()
     }
 
@@ -265,8 +268,8 @@ impl Trainee for HeadTrainee<'_> {
         self.session.load(state)
     }
 
-    fn model(&self) -> Tensors {
-        self.head.model(&self.session.parameters()).tensors().clone()
+    fn model(&self) -> Result<Tensors> {
+        Ok(self.head.model(&self.session.parameters()?).tensors().clone())
     }
 }
 

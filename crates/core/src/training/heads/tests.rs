@@ -316,7 +316,7 @@ fn a_head_can_start_from_the_parameters_of_a_model_file() {
     let data_sets = || vec![EpisodeData { embeddings: &train, outliers: None }];
     let trainee = HeadTrainee::new(&configuration, data_sets(), vec![]).unwrap();
     let model = Model::open(&configuration.from).unwrap();
-    assert_eq!(trainee.parameters(), model.tensors().values("shift", 3).unwrap());
+    assert_eq!(trainee.parameters().unwrap(), model.tensors().values("shift", 3).unwrap());
     configuration.model.width = 4;
     let error = HeadTrainee::new(&configuration, data_sets(), vec![]).err().unwrap().to_string();
     assert!(error.contains("'shift' has shape [3] instead of [4]"), "{error}");

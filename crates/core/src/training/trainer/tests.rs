@@ -46,10 +46,10 @@ impl Trainee for Walker {
         Ok(Some(Validation { score, figures: vec![("distance".into(), -score)] }))
     }
 
-    fn state(&self) -> Tensors {
+    fn state(&self) -> Result<Tensors> {
         let mut state = Tensors::default();
         state.insert("position", &[2], self.position.clone());
-        state
+        Ok(state)
     }
 
     fn restore(&mut self, state: &Tensors) -> Result<()> {
@@ -57,7 +57,7 @@ impl Trainee for Walker {
         Ok(())
     }
 
-    fn model(&self) -> Tensors {
+    fn model(&self) -> Result<Tensors> {
         self.state()
     }
 }
@@ -135,15 +135,15 @@ fn the_model_file_has_the_best_parameters_not_the_last() {
         fn validate(&mut self) -> Result<Option<Validation>> {
             Ok(Some(Validation { score: -(self.0 - 20.0).abs(), figures: vec![] }))
         }
-        fn state(&self) -> Tensors {
+        fn state(&self) -> Result<Tensors> {
             let mut state = Tensors::default();
             state.insert("x", &[1], vec![self.0 as f32]);
-            state
+            Ok(state)
         }
         fn restore(&mut self, _: &Tensors) -> Result<()> {
             Ok(())
         }
-        fn model(&self) -> Tensors {
+        fn model(&self) -> Result<Tensors> {
             self.state()
         }
     }
@@ -188,13 +188,13 @@ fn a_parameter_that_is_not_finite_is_never_saved() {
         fn validate(&mut self) -> Result<Option<Validation>> {
             Ok(None)
         }
-        fn state(&self) -> Tensors {
+        fn state(&self) -> Result<Tensors> {
             self.0.state()
         }
         fn restore(&mut self, state: &Tensors) -> Result<()> {
             self.0.restore(state)
         }
-        fn model(&self) -> Tensors {
+        fn model(&self) -> Result<Tensors> {
             self.0.model()
         }
     }
@@ -426,13 +426,13 @@ fn without_validation_the_model_of_the_last_step_is_kept() {
         fn validate(&mut self) -> Result<Option<Validation>> {
             Ok(None)
         }
-        fn state(&self) -> Tensors {
+        fn state(&self) -> Result<Tensors> {
             self.0.state()
         }
         fn restore(&mut self, state: &Tensors) -> Result<()> {
             self.0.restore(state)
         }
-        fn model(&self) -> Tensors {
+        fn model(&self) -> Result<Tensors> {
             self.0.model()
         }
     }

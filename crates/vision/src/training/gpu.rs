@@ -1,0 +1,132 @@
+//! The training session of a backbone on a GPU: [`GpuBackboneSession`] passes episodes to [`Conv4Training`].
+//!
+//! All images to train on stay on the GPU. A batch holds the numbers of the images and how they are changed, drawn by the
+//! same generator as on the CPU, so both see the same episodes.
+
+use std::borrow::Cow;
+
+use trueshot::tensors::Tensors;
+use trueshot::training::{SavedWeights, TrainingSession};
+use trueshot_cuda::conv4::{
+    Conv4Options, Conv4State, Conv4Training, DeviceImages, Prototypes, STEP_SLOTS, StepImages, StepInput,
+};
+use trueshot_cuda::{Device, Error as GpuError};
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::conv4::{Shape, layout};
+use trueshot_nn::parameters::ParameterLayout;
+use trueshot_nn::schedule::Schedule;
+
+use super::batches::EpisodeBatch;
+use super::{Aggregate, BackboneConfiguration, Datasets};
+
+/// A Conv4 in training on a GPU, with the loss of nearest prototypes.
+pub(super) struct GpuBackboneSession {
+    training: Conv4Training,
+    layout: ParameterLayout,
+    schedule: Schedule,
+}
+
+impl GpuBackboneSession {
+    /// Copies the images to the GPU and starts from `parameters`.
+    pub fn new(
+        device: &Device,
+        configuration: &BackboneConfiguration,
+        datasets: &Datasets,
+        shape: Shape,
+        parameters: &[f32],
+    ) -> trueshot::Result<Self> {
+        let BackboneConfiguration { episodes, optimiser, steps, .. } = configuration;
+        let options = Conv4Options {
+            shape,
+            classes: episodes.ways,
+            support: episodes.ways * episodes.shots,
+            queries: episodes.ways * episodes.queries,
+            prototypes: match episodes.aggregate {
+                Aggregate::Mean => Prototypes::Mean,
+                Aggregate::Median => Prototypes::Median,
+            },
+            optimiser: AdamWConfig { weight_decay: optimiser.weight_decay, ..Default::default() },
+            clip: optimiser.clip,
+        };
+        let all = datasets.train.images().iter();
+        let all = all.chain(datasets.outliers.iter().flat_map(|outliers| outliers.images()));
+        let images = all.map(|image| (&image.pixels[..], image.width, image.height));
+        let normalisation = configuration.preprocessing().scale_and_shift(1.0);
+        let images = DeviceImages::upload(device, images, normalisation).map_err(gpu_error)?;
+        let training = Conv4Training::new(device, options, parameters, Some(images)).map_err(gpu_error)?;
+        Ok(GpuBackboneSession {
+            training,
+            layout: layout(shape.channels),
+            schedule: optimiser.schedule(*steps),
+        })
+    }
+}
+
+impl TrainingSession for GpuBackboneSession {
+    type Batch = EpisodeBatch;
+
+    fn step(&mut self, step: u64, batch: &EpisodeBatch) -> trueshot::Result<Vec<f64>> {
+        Ok(self.steps(step, &[batch])?.remove(0))
+    }
+
+    fn steps_at_once(&self) -> usize {
+        STEP_SLOTS
+    }
+
+    fn steps(&mut self, first: u64, batches: &[&EpisodeBatch]) -> trueshot::Result<Vec<Vec<f64>>> {
+        let input = |(step, batch): (u64, &&EpisodeBatch)| StepInput {
+            rate: self.schedule.at(step) as f32,
+            labels: batch.given.iter().chain(&batch.query_classes).copied().collect(),
+            images: StepImages::Requests(batch.requests.clone()),
+        };
+        let inputs: Vec<StepInput> = (first..).zip(batches).map(input).collect();
+        let losses = self.training.run(&inputs).map_err(gpu_error)?;
+        Ok(losses.into_iter().map(|loss| vec![f64::from(loss)]).collect())
+    }
+
+    fn rate(&self, step: u64) -> f64 {
+        self.schedule.at(step)
+    }
+
+    fn parameters(&self) -> trueshot::Result<Cow<'_, [f32]>> {
+        self.training.parameters().map(Cow::Owned).map_err(gpu_error)
+    }
+
+    fn save(&self) -> trueshot::Result<Tensors> {
+        let Conv4State { parameters, first_moments, second_moments, updates, scale, good_steps } =
+            self.training.state().map_err(gpu_error)?;
+        let weights =
+            SavedWeights { parameters, first: first_moments, second: second_moments, steps: updates };
+        let mut state = weights.tensors(&self.layout);
+        state.set_note("loss_scale", scale.to_string());
+        state.set_note("loss_scale_steps", good_steps.to_string());
+        Ok(state)
+    }
+
+    fn load(&mut self, state: &Tensors) -> trueshot::Result<()> {
+        let number = |key: &str| state.note(key).and_then(|text| text.parse::<f32>().ok());
+        let SavedWeights { parameters, first, second, steps } = SavedWeights::read(&self.layout, state)?;
+        // A checkpoint of the CPU has no loss scale.
+        let state = Conv4State {
+            parameters,
+            first_moments: first,
+            second_moments: second,
+            updates: steps,
+            scale: number("loss_scale").unwrap_or(Conv4State::default().scale),
+            good_steps: number("loss_scale_steps").map_or(0, |steps| steps as u32),
+        };
+        self.training.load(&state).map_err(gpu_error)
+    }
+}
+
+/// An error of the GPU with what the user can do about it.
+fn gpu_error(error: GpuError) -> trueshot::Error {
+    let hint = match &error {
+        GpuError::OutOfMemory { .. } => {
+            "use smaller images, fewer ways, shots or queries, or train on the CPU; other programs may be using the GPU"
+        }
+        GpuError::Lost(_) => "the last checkpoint is intact: resume the run when the GPU works again",
+        _ => "train on the CPU, or install the newest NVIDIA driver",
+    };
+    trueshot::Error::Gpu { message: error.to_string(), hint: hint.into() }
+}
