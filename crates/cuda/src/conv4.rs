@@ -977,5 +977,5 @@ impl Memory {
     }
 }
 
-#[cfg(all(test, feature = "emulator"))]
+#[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
 mod tests;

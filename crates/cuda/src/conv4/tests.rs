@@ -1,15 +1,21 @@
-//! Training steps on the emulated device against the CPU's training pass.
-
-use std::path::PathBuf;
-use std::process::Command;
-use std::sync::OnceLock;
+//! Training steps against the CPU's training pass: on an emulated device, or with the feature `gpu-tests` on GPU 0.
 
 use trueshot_nn::conv4::{TrainingPass, initial};
 
 use super::*;
 
-/// The emulator, compiled once per test run.
+/// GPU 0.
+#[cfg(feature = "gpu-tests")]
 fn device() -> Device {
+    Device::open(0).expect("these tests need a GPU")
+}
+
+/// The emulator, compiled once per test run.
+#[cfg(not(feature = "gpu-tests"))]
+fn device() -> Device {
+    use std::path::PathBuf;
+    use std::process::Command;
+    use std::sync::OnceLock;
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| {
         let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("emulator");
@@ -79,42 +85,58 @@ fn parameters(shape: Shape) -> Vec<f32> {
     parameters
 }
 
-/// Loss and gradient of the features for means, in f64.
-fn mean_loss(features: &[f32], options: &Conv4Options) -> (f64, Vec<f32>) {
-    let dim = features.len() / options.images();
-    let row = |image: usize| &features[image * dim..(image + 1) * dim];
-    let members = |class: usize| (0..options.support).filter(move |&item| LABELS[item] as usize == class);
-    let prototypes: Vec<Vec<f64>> = (0..options.classes)
-        .map(|class| {
-            let count = members(class).count() as f64;
-            (0..dim)
-                .map(|i| members(class).map(|item| f64::from(row(item)[i])).sum::<f64>() / count)
-                .collect()
-        })
-        .collect();
-    let (mut loss, mut gradient) = (0.0, vec![0.0; features.len()]);
-    for query in options.support..options.images() {
-        let logit = |class: usize| -> f64 {
-            -row(query).iter().zip(&prototypes[class]).map(|(q, p)| (f64::from(*q) - p).powi(2)).sum::<f64>()
-        };
-        let logits: Vec<f64> = (0..options.classes).map(logit).collect();
+/// The weighted mean of rows.
+fn weighted_mean(rows: &[&[f64]], weights: &[f64]) -> Vec<f64> {
+    let total: f64 = weights.iter().sum();
+    (0..rows[0].len())
+        .map(|i| rows.iter().zip(weights).map(|(row, w)| w * row[i]).sum::<f64>() / total)
+        .collect()
+}
+
+fn squared_distance(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum()
+}
+
+/// The loss in f64, written down as in the paper.
+fn loss(features: &[f64], options: &Conv4Options) -> f64 {
+    let rows: Vec<&[f64]> = features.chunks_exact(features.len() / options.images()).collect();
+    let prototype = |class: usize| {
+        let members: Vec<&[f64]> = (0..options.support)
+            .filter(|&item| LABELS[item] as usize == class)
+            .map(|item| rows[item])
+            .collect();
+        let mut point = weighted_mean(&members, &vec![1.0; members.len()]);
+        let iterations = if options.prototypes == Prototypes::Median { MEDIAN_ITERATIONS } else { 0 };
+        for _ in 0..iterations {
+            let weight = |row: &&[f64]| (squared_distance(&point, row) + 0.25).sqrt().recip();
+            point = weighted_mean(&members, &members.iter().map(weight).collect::<Vec<_>>());
+        }
+        point
+    };
+    let prototypes: Vec<Vec<f64>> = (0..options.classes).map(prototype).collect();
+    let query_loss = |query: usize| {
+        let logits: Vec<f64> = prototypes.iter().map(|point| -squared_distance(rows[query], point)).collect();
         let largest = logits.iter().copied().fold(f64::MIN, f64::max);
         let total: f64 = logits.iter().map(|logit| (logit - largest).exp()).sum();
-        let own = LABELS[query] as usize;
-        loss += (total.ln() + largest - logits[own]) / options.queries as f64;
-        for class in 0..options.classes {
-            let target = if class == own { 1.0 } else { 0.0 };
-            let d = ((logits[class] - largest).exp() / total - target) / options.queries as f64;
-            for i in 0..dim {
-                let difference = 2.0 * d * (f64::from(row(query)[i]) - prototypes[class][i]);
-                gradient[query * dim + i] -= difference;
-                for item in members(class) {
-                    gradient[item * dim + i] += difference / members(class).count() as f64;
-                }
-            }
-        }
-    }
-    (loss, gradient.into_iter().map(|value| value as f32).collect())
+        total.ln() + largest - logits[LABELS[query] as usize]
+    };
+    (options.support..options.images()).map(query_loss).sum::<f64>() / options.queries as f64
+}
+
+/// The gradient of the loss by central differences.
+fn loss_gradient(features: &[f32], options: &Conv4Options) -> Vec<f32> {
+    let mut features: Vec<f64> = features.iter().map(|&value| f64::from(value)).collect();
+    (0..features.len())
+        .map(|i| {
+            let mut moved = |by: f64| {
+                features[i] += by;
+                let loss = loss(&features, options);
+                features[i] -= by;
+                loss
+            };
+            ((moved(1e-4) - moved(-1e-4)) / 2e-4) as f32
+        })
+        .collect()
 }
 
 /// |a - b| / |b|
@@ -126,16 +148,18 @@ fn relative_error(a: &[f32], b: &[f32]) -> f64 {
 
 #[test]
 fn a_step_has_the_features_the_loss_and_the_gradient_of_the_cpu() {
-    for shape in
-        [Shape { size: 16, channels: 3 }, Shape { size: 21, channels: 1 }, Shape { size: 35, channels: 3 }]
+    for (size, channels, prototypes) in
+        [(16, 3, Prototypes::Mean), (21, 1, Prototypes::Median), (35, 3, Prototypes::Mean)]
     {
-        let options = options(shape, Prototypes::Mean);
+        let shape = Shape { size, channels };
+        let options = options(shape, prototypes);
         let (images, parameters) = (images(shape, options.images()), parameters(shape));
         let mut pass = TrainingPass::new(shape, options.images());
         let features = pass.forward(&parameters, &images).to_vec();
-        let (loss, d_features) = mean_loss(&features, &options);
+        let wide: Vec<f64> = features.iter().map(|&value| f64::from(value)).collect();
+        let loss = loss(&wide, &options);
         let mut gradient = vec![0.0; parameters.len()];
-        pass.backward(&d_features, &mut gradient);
+        pass.backward(&loss_gradient(&features, &options), &mut gradient);
         let mut after = parameters.clone();
         pass.update_running(&mut after);
 
@@ -156,9 +180,75 @@ fn a_step_has_the_features_the_loss_and_the_gradient_of_the_cpu() {
                 assert!(error < 2e-3, "{shape:?} {}: {error}", tensor.name);
             } else if !tensor.name.ends_with("conv.bias") {
                 let error = relative_error(&own[range.clone()], &gradient[range]);
-                println!("{shape:?} {}: {error:.4}", tensor.name);
                 assert!(error < 0.12, "{shape:?} {}: {error}", tensor.name);
             }
         }
     }
+}
+
+#[test]
+fn updates_are_those_of_adamw_with_clipping_and_weight_decay() {
+    let shape = Shape { size: 16, channels: 1 };
+    let optimiser = AdamWConfig { weight_decay: 0.3, ..Default::default() };
+    let options = Conv4Options { optimiser, clip: 0.01, ..options(shape, Prototypes::Mean) };
+    let (images, mut expected) = (images(shape, options.images()), parameters(shape));
+    let mut training = Conv4Training::new(&device(), options, &expected, None).unwrap();
+    let layout = layout(shape.channels);
+    let mut adamw = trueshot_nn::adamw::AdamW::new(&layout, optimiser);
+    for rate in [0.01, 0.02] {
+        let input = StepInput { rate, labels: LABELS.to_vec(), images: StepImages::Prepared(images.clone()) };
+        training.run(&[input]).unwrap();
+        let gradient = training.gradient().unwrap();
+        let norm = gradient.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+        assert!(norm > 0.01, "the gradient is clipped: {norm}");
+        adamw.step(f64::from(rate), 0.01 / norm, &mut expected, &mut [gradient]);
+        let updated = training.parameters().unwrap();
+        for tensor in layout.tensors().iter().filter(|tensor| !tensor.name.contains("running")) {
+            let range = tensor.range.clone();
+            let error = relative_error(&updated[range.clone()], &expected[range]);
+            assert!(error < 1e-5, "{}: {error}", tensor.name);
+        }
+    }
+}
+
+#[test]
+fn a_restored_state_continues_with_the_same_bits() {
+    let shape = Shape { size: 16, channels: 3 };
+    let options = options(shape, Prototypes::Mean);
+    let (images, parameters) = (images(shape, options.images()), parameters(shape));
+    let input = StepInput { rate: 0.01, labels: LABELS.to_vec(), images: StepImages::Prepared(images) };
+    let new = |parameters: &[f32]| Conv4Training::new(&device(), options.clone(), parameters, None).unwrap();
+    let mut first = new(&parameters);
+    first.run(std::slice::from_ref(&input)).unwrap();
+    let state = first.state().unwrap();
+    assert_eq!((state.updates, state.good_steps), (1, 1));
+    let mut second = new(&vec![0.5; parameters.len()]);
+    second.load(&state).unwrap();
+    let losses = [first.run(std::slice::from_ref(&input)).unwrap(), second.run(&[input]).unwrap()];
+    assert_eq!(losses[0], losses[1]);
+    assert_eq!(first.state().unwrap(), second.state().unwrap());
+}
+
+#[test]
+fn an_overflow_halves_the_scale_and_repeats_the_step() {
+    let shape = Shape { size: 16, channels: 1 };
+    let options = options(shape, Prototypes::Mean);
+    let (images, parameters) = (images(shape, options.images()), parameters(shape));
+    let input = StepInput { rate: 0.01, labels: LABELS.to_vec(), images: StepImages::Prepared(images) };
+    let mut training = Conv4Training::new(&device(), options, &parameters, None).unwrap();
+    let state = training.state().unwrap();
+    let large = Conv4State { scale: 1e7, ..state };
+    training.load(&large).unwrap();
+    let losses = training.run(std::slice::from_ref(&input)).unwrap();
+    let after = training.state().unwrap();
+    assert!(losses.len() == 1 && losses[0].is_finite());
+    assert!(after.scale < large.scale && after.updates == 1, "{} {}", after.scale, after.updates);
+    // Features that overflow cannot be repaired by a smaller scale.
+    let mut broken = after.clone();
+    let gamma =
+        layout(1).tensors().iter().find(|tensor| tensor.name == "block4.norm.weight").unwrap().range.clone();
+    broken.parameters[gamma].fill(1e6);
+    training.load(&broken).unwrap();
+    assert!(training.run(&[input]).unwrap()[0].is_nan());
+    assert_eq!(training.state().unwrap().parameters, broken.parameters, "no update");
 }
