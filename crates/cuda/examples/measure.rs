@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use trueshot_cuda::Device;
 use trueshot_cuda::conv4::{
-    Conv4Options, Conv4Training, DeviceImages, ImageRequest, Prototypes, StepImages, StepInput,
+    Conv4Embedding, Conv4Options, Conv4Training, DeviceImages, ImageRequest, Prototypes, StepImages,
+    StepInput,
 };
 use trueshot_nn::adamw::AdamWConfig;
-use trueshot_nn::conv4::{Shape, TrainingPass, initial, layout};
+use trueshot_nn::conv4::{Shape, TrainingPass, initial};
 
 const WAYS: usize = 5;
 const SHOTS: usize = 5;
@@ -129,7 +130,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         first.iter().zip(&second).all(|(a, b)| a.to_bits() == b.to_bits())
     );
     drop(data);
-    let names = layout(3);
-    println!("{} tensors", names.tensors().len());
+
+    // Embedding of 100 images, back to back.
+    let bytes: Vec<u8> = pixels[..100].concat();
+    let mut embedding = Conv4Embedding::new(&device, shape, 100, &parameters, [[4.4, -2.1]; 3])?;
+    embedding.embed(&bytes)?;
+    let start = Instant::now();
+    for _ in 0..REPEATS {
+        embedding.launch()?;
+    }
+    embedding.synchronise()?;
+    let time = start.elapsed().as_secs_f64() * 1e3 / REPEATS as f64;
+    println!("{{\"name\":\"embed{size}\",\"pipelined_ms\":{time:.4}}}");
     Ok(())
 }

@@ -3,7 +3,8 @@
 
     python3 kernels/build.py            compile with the CUDA compiler from PyPI (installed into a folder of its own)
     python3 kernels/build.py --nvcc N   compile with the compiler N
-    python3 kernels/build.py --check    compile into memory and compare with the files that are there
+    python3 kernels/build.py --check    compile into memory and compare with the files that are there; check also that
+                                        the log of the tests on a GPU (gpu-tests.log) belongs to these sources
 
 The compiler needs no GPU. The folder of the compiler is reused; TRUESHOT_NVCC_DIR says where it is (default:
 target/nvcc of the workspace). The files are gzip-compressed, and SOURCES lists the SHA-256 of every source file, so that a
@@ -45,6 +46,13 @@ def source_hashes():
     return "\n".join(lines) + "\n"
 
 
+def untested_sources():
+    """The sources that have changed since the tests ran on a GPU."""
+    log = KERNELS.parent / "gpu-tests.log"
+    tested = set(log.read_text().splitlines()) if log.exists() else set()
+    return [line.split()[1] for line in source_hashes().splitlines() if line not in tested]
+
+
 def installed_compiler():
     """The compiler from PyPI, installed on the first call."""
     folder = pathlib.Path(os.environ.get("TRUESHOT_NVCC_DIR", WORKSPACE / "target" / "nvcc"))
@@ -76,9 +84,11 @@ def main():
     if arguments.check:
         different = [name for name, module in modules.items()
                      if gzip.decompress((COMPILED / f"{name}.gz").read_bytes()) != module]
+        for name in untested_sources():
+            print(f"kernels/{name} has changed since the tests ran on a GPU; run crates/cuda/gpu-tests", file=sys.stderr)
         for name in different:
             print(f"{COMPILED / name}.gz does not belong to the sources; run kernels/build.py", file=sys.stderr)
-        return 1 if different else 0
+        return 1 if different or untested_sources() else 0
     COMPILED.mkdir(exist_ok=True)
     for name, module in modules.items():
         (COMPILED / f"{name}.gz").write_bytes(gzip.compress(module, 9, mtime=0))

@@ -8,6 +8,8 @@
 //! gradients do not underflow. If a gradient overflows, the device halves the scale and repeats the step, so no step is
 //! skipped; after [`GOOD_STEPS_BEFORE_GROWTH`] steps without an overflow it doubles the scale.
 
+mod embedding;
+
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{BLOCKS, Shape, WIDTH, layout};
@@ -15,6 +17,8 @@ use trueshot_nn::conv4::{BLOCKS, Shape, WIDTH, layout};
 use crate::Divider;
 use crate::driver::{Argument, Buffer, Device, Graph, Grid, Null, Queue, Value};
 use crate::error::Result;
+
+pub use embedding::Conv4Embedding;
 
 /// The number of steps that the device holds inputs and results of (`kernels/common.cuh`).
 pub const STEP_SLOTS: usize = 64;
@@ -651,7 +655,12 @@ impl Conv4Training {
             let input = if index == 0 { &memory.y1 } else { &memory.blocks[index - 1].y };
             let sums = memory.sums.at(index * 2 * WIDTH);
             let filters = memory.filters.at(index * FILTER_LEN);
-            self.convolution(Sums::Forward, block.shape, &[input, &filters, &block.z, &sums, &Null])?;
+            convolution(
+                &self.device,
+                Sums::Forward,
+                block.shape,
+                &[input, &filters, &block.z, &sums, &Null],
+            )?;
             let pool = self.pool_shape(block.shape.side as usize, block.shape.side as usize / 2);
             let (gamma, beta) = (gamma(index + 1), beta(index + 1));
             let grid = pool_grid(pool).rows(self.options.images());
@@ -669,36 +678,6 @@ impl Conv4Training {
             divider: Divider::new(windows),
             count: (self.options.images() * side * side) as f32,
         }
-    }
-
-    /// Convolves with the fastest kernel for the shape and the device. The shape is the last argument.
-    fn convolution(&self, sums: Sums, shape: ConvolutionShape, arguments: &[&dyn Argument]) -> Result<()> {
-        let sms = self.device.multiprocessors();
-        let positions = shape.positions as usize;
-        let pitch = shape.side as usize + 1;
-        let wgmma = self.device.has_wgmma();
-        let rows = if !wgmma && positions / 256 >= sms { 256 } else { 128 };
-        let stride = pitch.min(rows + 2);
-        let buffer = (rows + 2 + 2 * stride) * 128;
-        let buffers = if wgmma { 1 } else { 2 };
-        let shared = FILTER_LEN * 2 + buffers * buffer;
-        let per_sm = if wgmma && 2 * (shared + 1024) <= 227 << 10 { 2 } else { 1 };
-        let grid = Grid::new(positions.div_ceil(rows).min(per_sm * sms), 256).shared(shared);
-        let kernel = match (sums, wgmma, rows) {
-            (Sums::Forward, true, _) => "convolution_forward_wgmma",
-            (Sums::Backward, true, _) => "convolution_backward_wgmma",
-            (Sums::None, true, _) => "convolution_wgmma",
-            (Sums::Forward, false, 128) => "convolution_forward_128",
-            (Sums::Forward, false, _) => "convolution_forward_256",
-            (Sums::Backward, false, 128) => "convolution_backward_128",
-            (Sums::Backward, false, _) => "convolution_backward_256",
-            (Sums::None, false, 128) => "convolution_128",
-            (Sums::None, false, _) => "convolution_256",
-        };
-        let shape = Value(ConvolutionShape { stride: stride as i32, ..shape });
-        let arguments: Vec<&dyn Argument> =
-            arguments.iter().copied().chain([&shape as &dyn Argument]).collect();
-        self.launch(kernel, grid, &arguments)
     }
 
     fn episode_shape(&self) -> EpisodeShape {
@@ -787,7 +766,12 @@ impl Conv4Training {
             let filters = memory.transposed.at(index * FILTER_LEN);
             let previous_sums = memory.sums.at(D_SUMS + index.saturating_sub(1) * 2 * WIDTH);
             let sums = if index == 0 { Sums::None } else { Sums::Backward };
-            self.convolution(sums, block.shape, &[&block.dz, &filters, d_input, &previous_sums, normalised])?;
+            convolution(
+                &self.device,
+                sums,
+                block.shape,
+                &[&block.dz, &filters, d_input, &previous_sums, normalised],
+            )?;
         }
         let shared = 8192 + 8 * 32 * (128 + PATCH_PITCH);
         let arguments: [&dyn Argument; 6] = [
@@ -881,6 +865,40 @@ enum Sums {
     Forward,
     Backward,
     None,
+}
+
+/// Convolves with the fastest kernel for the shape and the device. The shape is the last argument of the kernel.
+fn convolution(
+    device: &Device,
+    sums: Sums,
+    shape: ConvolutionShape,
+    arguments: &[&dyn Argument],
+) -> Result<()> {
+    let sms = device.multiprocessors();
+    let positions = shape.positions as usize;
+    let pitch = shape.side as usize + 1;
+    let wgmma = device.has_wgmma();
+    let rows = if !wgmma && positions / 256 >= sms { 256 } else { 128 };
+    let stride = pitch.min(rows + 2);
+    let buffer = (rows + 2 + 2 * stride) * 128;
+    let buffers = if wgmma { 1 } else { 2 };
+    let shared = FILTER_LEN * 2 + buffers * buffer;
+    let per_sm = if wgmma && 2 * (shared + 1024) <= 227 << 10 { 2 } else { 1 };
+    let grid = Grid::new(positions.div_ceil(rows).min(per_sm * sms), 256).shared(shared);
+    let kernel = match (sums, wgmma, rows) {
+        (Sums::Forward, true, _) => "convolution_forward_wgmma",
+        (Sums::Backward, true, _) => "convolution_backward_wgmma",
+        (Sums::None, true, _) => "convolution_wgmma",
+        (Sums::Forward, false, 128) => "convolution_forward_128",
+        (Sums::Forward, false, _) => "convolution_forward_256",
+        (Sums::Backward, false, 128) => "convolution_backward_128",
+        (Sums::Backward, false, _) => "convolution_backward_256",
+        (Sums::None, false, 128) => "convolution_128",
+        (Sums::None, false, _) => "convolution_256",
+    };
+    let shape = Value(ConvolutionShape { stride: stride as i32, ..shape });
+    let arguments: Vec<&dyn Argument> = arguments.iter().copied().chain([&shape as &dyn Argument]).collect();
+    device.launch(Queue::Main, kernel, grid, &arguments)
 }
 
 fn pool_grid(shape: PoolShape) -> Grid {

@@ -252,3 +252,35 @@ fn an_overflow_halves_the_scale_and_repeats_the_step() {
     assert!(training.run(&[input]).unwrap()[0].is_nan());
     assert_eq!(training.state().unwrap().parameters, broken.parameters, "no update");
 }
+
+#[test]
+fn embeddings_are_those_of_the_cpu_for_full_and_partial_batches() {
+    for shape in [Shape { size: 20, channels: 3 }, Shape { size: 33, channels: 1 }] {
+        let mut parameters = parameters(shape);
+        let mut random = random(21);
+        // Running statistics and biases as after some training.
+        for tensor in layout(shape.channels).tensors() {
+            if tensor.name.contains("running") || tensor.name.ends_with("conv.bias") {
+                let offset = if tensor.name.ends_with("var") { 0.5 } else { -0.1 };
+                parameters[tensor.range.clone()].fill_with(|| (offset + 0.3 * random()) as f32);
+            }
+        }
+        let normalisation = [[4.0, -2.0], [4.2, -1.9], [3.9, -2.1]];
+        let bytes: Vec<u8> = (0..3 * shape.pixels()).map(|_| (256.0 * random()) as u8).collect();
+        let normalised: Vec<f32> = bytes
+            .iter()
+            .enumerate()
+            .map(|(i, &value)| {
+                let [scale, shift] = normalisation[i % shape.channels];
+                f32::from(value) / 255.0 * scale + shift
+            })
+            .collect();
+        let cpu = trueshot_nn::conv4::Conv4Embedder::new(shape, &parameters);
+        let mut expected = vec![0.0; 3 * shape.features()];
+        cpu.session().embed(&normalised, &mut expected);
+        let mut gpu = Conv4Embedding::new(&device(), shape, 3, &parameters, normalisation).unwrap();
+        let (all, one) = (gpu.embed(&bytes).unwrap(), gpu.embed(&bytes[..shape.pixels()]).unwrap());
+        assert!(relative_error(&all, &expected) < 4e-3, "{shape:?}: {}", relative_error(&all, &expected));
+        assert_eq!(one, all[..shape.features()]);
+    }
+}
