@@ -61,6 +61,7 @@ TEXTS = {
     ".rs": [
         "crates/cli/src/**/*.rs",
         "crates/core/src/**/*.rs",
+        "crates/cuda/src/**/*.rs",
         "crates/vision/src/**/*.rs",
         "crates/nn/src/**/*.rs",
         "crates/server/src/**/*.rs",
