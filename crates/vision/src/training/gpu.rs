@@ -5,10 +5,12 @@
 
 use std::borrow::Cow;
 
+use trueshot::Embeddings;
 use trueshot::tensors::Tensors;
 use trueshot::training::{SavedWeights, TrainingSession};
 use trueshot_cuda::conv4::{
-    Conv4Options, Conv4State, Conv4Training, DeviceImages, Prototypes, STEP_SLOTS, StepImages, StepInput,
+    Conv4Embedding, Conv4Options, Conv4State, Conv4Training, DeviceImages, Prototypes, STEP_SLOTS,
+    StepImages, StepInput,
 };
 use trueshot_cuda::{Device, Error as GpuError};
 use trueshot_nn::adamw::AdamWConfig;
@@ -18,6 +20,8 @@ use trueshot_nn::schedule::Schedule;
 
 use super::batches::EpisodeBatch;
 use super::{Aggregate, BackboneConfiguration, Datasets};
+use crate::dataset::Dataset;
+use crate::preprocess::Preprocessing;
 
 /// A Conv4 in training on a GPU, with the loss of nearest prototypes.
 pub(super) struct GpuBackboneSession {
@@ -117,6 +121,29 @@ impl TrainingSession for GpuBackboneSession {
         };
         self.training.load(&state).map_err(gpu_error)
     }
+}
+
+/// Images that are embedded at once.
+const IMAGES_PER_BATCH: usize = 512;
+
+/// All images of a data set, embedded as they are.
+pub(super) fn embed_dataset(
+    dataset: &Dataset,
+    device: &Device,
+    preprocessing: &Preprocessing,
+    parameters: &[f32],
+) -> trueshot::Result<Embeddings> {
+    let shape = super::shape(preprocessing);
+    let normalisation = preprocessing.scale_and_shift(1.0);
+    let batch = IMAGES_PER_BATCH.min(dataset.images().len().max(1));
+    let mut network =
+        Conv4Embedding::new(device, shape, batch, parameters, normalisation).map_err(gpu_error)?;
+    let mut features = Vec::with_capacity(dataset.images().len() * shape.features());
+    for images in dataset.images().chunks(batch) {
+        let bytes: Vec<u8> = images.iter().flat_map(|image| image.pixels.iter().copied()).collect();
+        features.extend(network.embed(&bytes).map_err(gpu_error)?);
+    }
+    Embeddings::from_rows(features, shape.features(), dataset.class_names())
 }
 
 /// An error of the GPU with what the user can do about it.

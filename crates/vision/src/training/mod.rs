@@ -36,11 +36,12 @@ pub use datasets::Datasets;
 pub use loss::{Aggregate, EpisodeLabels, loss};
 
 use crate::backbone::{Backbone, CONV4_ARCHITECTURE, write_preprocessing_notes};
+use crate::dataset::Dataset;
 use crate::error::Result;
 use crate::loader::Loader;
 use crate::preprocess::Preprocessing;
 use batches::{EpisodeBatch, EpisodeBatches, ImagePreparer};
-use validation::validate_backbone;
+use validation::{embed_dataset, validate_backbone};
 
 /// Threads of the pool for each thread that prepares images: a step does over ten times their work.
 const THREADS_PER_LOADER: usize = 8;
@@ -88,8 +89,9 @@ pub struct BackboneTrainee {
     loader: Loader<EpisodeBatches>,
     datasets: Datasets,
     configuration: BackboneConfiguration,
-    /// The name of the GPU; `None` on the CPU.
-    gpu: Option<String>,
+    /// The GPU that trains and embeds; `None` on the CPU.
+    #[cfg(feature = "cuda")]
+    gpu: Option<trueshot_cuda::Device>,
 }
 
 impl BackboneTrainee {
@@ -109,7 +111,14 @@ impl BackboneTrainee {
             aggregate: configuration.episodes.aggregate,
         };
         let (session, loader) = (Box::new(session), loader(batches));
-        Ok(BackboneTrainee { session, loader, datasets, configuration, gpu: None })
+        Ok(BackboneTrainee {
+            session,
+            loader,
+            datasets,
+            configuration,
+            #[cfg(feature = "cuda")]
+            gpu: None,
+        })
     }
 
     /// A trainee on a GPU, which holds all images to train on and all outliers.
@@ -127,8 +136,8 @@ impl BackboneTrainee {
         let session = gpu::GpuBackboneSession::new(device, &configuration, &datasets, shape, &parameters)?;
         let threads = rayon::current_num_threads().div_ceil(2);
         let loader = Loader::new(batches, threads, (2 * session.steps_at_once()).div_ceil(threads));
-        let gpu = Some(device.name().to_string());
-        Ok(BackboneTrainee { session: Box::new(session), loader, datasets, configuration, gpu })
+        let (session, gpu) = (Box::new(session), Some(device.clone()));
+        Ok(BackboneTrainee { session, loader, datasets, configuration, gpu })
     }
 
     /// The current parameters, running statistics included.
@@ -162,6 +171,25 @@ fn prepare(
     Ok((parameters, shape, batches))
 }
 
+/// Embeds all images of a data set.
+type EmbedDataset = dyn Fn(&Dataset) -> trueshot::Result<trueshot::Embeddings>;
+
+impl BackboneTrainee {
+    /// The current network as a function that embeds data sets, on the device of the training.
+    fn embedder(&self) -> trueshot::Result<Box<EmbedDataset>> {
+        let parameters = self.parameters()?.into_owned();
+        let preprocessing = self.configuration.preprocessing();
+        #[cfg(feature = "cuda")]
+        if let Some(device) = self.gpu.clone() {
+            return Ok(Box::new(move |dataset| {
+                gpu::embed_dataset(dataset, &device, &preprocessing, &parameters)
+            }));
+        }
+        let backbone = Backbone::from_parameters(preprocessing, &parameters);
+        Ok(Box::new(move |dataset| embed_dataset(dataset, &backbone)))
+    }
+}
+
 impl Trainee for BackboneTrainee {
     fn terms(&self) -> Vec<String> {
         vec!["queries".into()]
@@ -189,13 +217,12 @@ impl Trainee for BackboneTrainee {
     }
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
-        let backbone = Backbone::from_parameters(self.configuration.preprocessing(), &self.parameters()?);
         let method = match self.configuration.episodes.aggregate {
             Aggregate::Mean => "protonet",
             Aggregate::Median => "median",
         };
         let method = Registry::default().parse(method)?;
-        validate_backbone(&self.configuration.validator(), &self.datasets, &backbone, method)
+        validate_backbone(&self.configuration.validator(), &self.datasets, &*self.embedder()?, method)
     }
 
     fn state(&self) -> trueshot::Result<Tensors> {
@@ -209,8 +236,9 @@ impl Trainee for BackboneTrainee {
     fn model(&self) -> trueshot::Result<Tensors> {
         let preprocessing = self.configuration.preprocessing();
         let mut model = backbone_file(&self.configuration, &preprocessing, &self.parameters()?);
+        #[cfg(feature = "cuda")]
         if let Some(gpu) = &self.gpu {
-            model.set_note("device", gpu);
+            model.set_note("device", gpu.name());
         }
         Ok(model)
     }

@@ -20,10 +20,11 @@ use trueshot_nn::parameters::Role;
 
 use super::batches::{ImagePreparer, LabelledBatch, ShuffledBatches};
 use super::configuration::{self as shared, DataSettings, ImageSettings, MAX_IMAGES, ValidationSettings};
-use super::validation::{Validator, validate_backbone};
+use super::validation::{Validator, embed_dataset, validate_backbone};
 use super::{BackboneConfiguration, Datasets, backbone_file, initial_parameters, loader};
 use crate::augment::Augmentation;
 use crate::backbone::Backbone;
+use crate::dataset::Dataset;
 use crate::error::Result;
 use crate::loader::Loader;
 
@@ -238,7 +239,8 @@ impl Trainee for NegMarginTrainee {
         let preprocessing = self.configuration.pictures.preprocessing();
         let backbone = Backbone::from_parameters(preprocessing, &self.parameters()?);
         let method = Registry::default().parse("baseline++")?;
-        validate_backbone(&self.configuration.validator(), &self.datasets, &backbone, method)
+        let embed = |dataset: &Dataset| embed_dataset(dataset, &backbone);
+        validate_backbone(&self.configuration.validator(), &self.datasets, &embed, method)
     }
 
     fn state(&self) -> trueshot::Result<Tensors> {

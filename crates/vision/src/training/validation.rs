@@ -16,7 +16,7 @@ use crate::dataset::Dataset;
 const IMAGES_PER_CALL: usize = 16;
 
 /// All images of a data set, embedded as they are.
-fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddings> {
+pub(super) fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddings> {
     let (to, dim) = (backbone.preprocessing(), backbone.dim());
     let mut features = vec![0.0; dataset.images().len() * dim];
     dataset
@@ -36,17 +36,17 @@ fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Emb
     Embeddings::from_rows(features, dim, dataset.class_names())
 }
 
-/// What a method makes of the embeddings that a backbone gives, where there is something to validate on.
+/// The accuracy of a method on the embeddings that `embed` computes; `None` if there is nothing to validate on.
 pub(super) fn validate_backbone(
     judge: &Validator,
     datasets: &Datasets,
-    backbone: &Backbone,
+    embed: &dyn Fn(&Dataset) -> trueshot::Result<Embeddings>,
     method: NamedMethod,
 ) -> trueshot::Result<Option<Validation>> {
     let Some(dataset) = &datasets.validation else { return Ok(None) };
     let outliers = datasets.validation_outliers.as_ref();
-    let outliers = outliers.map(|dataset| embed_dataset(dataset, backbone)).transpose()?;
-    judge.validate(&embed_dataset(dataset, backbone)?, outliers.as_ref(), method).map(Some)
+    let outliers = outliers.map(embed).transpose()?;
+    judge.validate(&embed(dataset)?, outliers.as_ref(), method).map(Some)
 }
 
 /// What a model is judged by.
