@@ -127,29 +127,42 @@ DEVICE void sum_over_queries(const Attention& a, int head, int key, const float*
 }
 
 // Turns the map's column of the query of this lane into the gradient of the logits, and sets the gradient of the query.
-template <bool WHOLE> DEVICE void attend_backward(const Attention& a, int head, int query, const float* d_out, float* d_qkv) {
-  float own[SLICE], other[SLICE], mean = 0.f;
-  const float* d_own = d_out + (long)query * a.width + head * a.head_width;
-  auto d_weight = [&](int key) {
-    float sum = 0.f;
-    for (int d = 0; d < a.head_width; d += SLICE) {
-      if (d || !WHOLE) load_slice<WHOLE>(own, d_own + d, a.head_width - d);
-      load_slice<WHOLE>(other, value_of(a, head, key) + d, a.head_width - d);
-      sum += dot_slice(own, other);
-    }
-    if (WHOLE && a.head_width > SLICE) load_slice<WHOLE>(own, d_own, a.head_width);
-    return sum * attention_mask(a, head, key, query);
-  };
-  if (WHOLE) load_slice<WHOLE>(own, d_own, a.head_width);
-#pragma unroll 4
-  for (int key = 0; key < a.tokens; key++) mean += *map_of(a, head, key, query) * d_weight(key);
+// The mean of the weights' gradients, weighted by the weights, is out . d_out: out is the sum of the used values.
+template <bool WHOLE>
+DEVICE void attend_backward(const Attention& a, int head, int query, const float* out, const float* d_out, float* d_qkv) {
+  float own[SLICE], other[SLICE], result[SLICE], mean = 0.f;
+  const long at_query = (long)query * a.width + head * a.head_width;
+  for (int d = 0; d < a.head_width; d += SLICE) {
+    load_slice<WHOLE>(own, d_out + at_query + d, a.head_width - d);
+    load_slice<WHOLE>(other, out + at_query + d, a.head_width - d);
+    mean += dot_slice(own, other);
+  }
+  // A head of one slice: `own` stays, and the gradient of the query is summed in the same loop.
+  const bool one_slice = a.head_width <= SLICE;
+#pragma unroll
+  for (int i = 0; i < SLICE; i++) result[i] = 0.f;
 #pragma unroll 4
   for (int key = 0; key < a.tokens; key++) {
+    float d_weight = 0.f;
+    for (int d = 0; d < a.head_width; d += SLICE) {
+      if (!one_slice) load_slice<WHOLE>(own, d_out + at_query + d, a.head_width - d);
+      load_slice<WHOLE>(other, value_of(a, head, key) + d, a.head_width - d);
+      d_weight += dot_slice(own, other);
+    }
     float* at = map_of(a, head, key, query);
-    *at = a.scale * *at * (d_weight(key) - mean);
+    const float d_logit = a.scale * *at * (d_weight * attention_mask(a, head, key, query) - mean);
+    *at = d_logit;
+    if (!one_slice) continue;
+    load_slice<WHOLE>(other, key_of(a, head, key), a.head_width);
+#pragma unroll
+    for (int i = 0; i < SLICE; i++) result[i] += d_logit * other[i];
+  }
+  float* d_query = d_qkv + (long)query * 3 * a.width + head * a.head_width;
+  if (one_slice) {
+    store_slice(d_query, result, a.head_width);
+    return;
   }
   for (int d = 0; d < a.head_width; d += SLICE) {
-    float result[SLICE];
 #pragma unroll
     for (int i = 0; i < SLICE; i++) result[i] = 0.f;
 #pragma unroll 4
@@ -159,7 +172,7 @@ template <bool WHOLE> DEVICE void attend_backward(const Attention& a, int head, 
 #pragma unroll
       for (int i = 0; i < SLICE; i++) result[i] += weight * other[i];
     }
-    store_slice(d_qkv + (long)query * 3 * a.width + head * a.head_width + d, result, a.head_width - d);
+    store_slice(d_query + d, result, a.head_width - d);
   }
 }
 
@@ -176,13 +189,13 @@ template <bool WHOLE> DEVICE void attention_forward(const Attention& a, float* o
   for_heads_and_tokens(a, [&](int head, int query) { attend<WHOLE>(a, head, query, out); });
 }
 
-// `map` holds the attention weights. d_out: [tokens][width]; d_qkv: [tokens][3 width].
-template <bool WHOLE> DEVICE void attention_backward(const Attention& a, const float* d_out, float* d_qkv) {
+// `map` holds the attention weights. out, d_out: [tokens][width]; d_qkv: [tokens][3 width].
+template <bool WHOLE> DEVICE void attention_backward(const Attention& a, const float* out, const float* d_out, float* d_qkv) {
   for_heads_and_tokens(a, [&](int head, int key) {
     sum_over_queries<WHOLE, true>(a, head, key, d_out, a.width, d_qkv + 2 * a.width);
   });
   __syncthreads();
-  for_heads_and_tokens(a, [&](int head, int query) { attend_backward<WHOLE>(a, head, query, d_out, d_qkv); });
+  for_heads_and_tokens(a, [&](int head, int query) { attend_backward<WHOLE>(a, head, query, out, d_out, d_qkv); });
   __syncthreads();
   for_heads_and_tokens(a, [&](int head, int key) {
     sum_over_queries<WHOLE, false>(a, head, key, a.qkv, a.pitch, d_qkv + a.width);

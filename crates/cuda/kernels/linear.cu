@@ -20,53 +20,88 @@ DEVICE long packed_index(int k, int n, int steps) {
   return (((long)(n >> 3) * steps + (k >> 4)) * 32 + (n & 7) * 4 + (k & 3)) * 4 + ((k >> 2) & 3);
 }
 
-// acc[TILES][2][4] += 32 staged rows times TILES tiles of 8 outputs, `tile_stride` (in 16 bytes) apart.
+// The fragments of the first steps, loaded before the rows are staged, so that both wait at the same time.
+template <int TILES> struct FirstFragments {
+  static const int STEPS = TILES == 1 ? 8 : TILES == 2 ? 4 : 2;
+  uint4 fragments[TILES][STEPS];
+};
 template <int TILES>
-DEVICE void multiply_stage(float (*acc)[2][4], const u32* stage, int rows, const uint4* weights, long tile_stride, int tiles,
-                           int steps) {
-  const int lane = threadIdx.x & 31;
-  const u32 address = shared_address(stage) + ((lane & 15) * STAGE_PITCH + (lane >> 4) * 4) * 4;
-#pragma unroll 8
-  for (int step = 0; step < steps; step++) {
-    uint4 b[TILES];
+DEVICE void load_first(FirstFragments<TILES>& first, const uint4* weights, long tile_stride, int tiles, int steps) {
 #pragma unroll
-    for (int t = 0; t < TILES; t++)
-      b[t] = t < tiles ? weights[t * tile_stride + step * 32 + lane] : make_uint4(0, 0, 0, 0);
+  for (int t = 0; t < TILES; t++)
 #pragma unroll
-    for (int m = 0; m < 2; m++) {
-      if (m * 16 >= rows) break;
-      u32 a[2][4];
-      load_matrices(a[0], address + (m * 16 * STAGE_PITCH + step * 16) * 4);
-      load_matrices(a[1], address + (m * 16 * STAGE_PITCH + step * 16 + 8) * 4);
+    for (int step = 0; step < FirstFragments<TILES>::STEPS; step++)
+      if (t < tiles && step < steps) first.fragments[t][step] = weights[t * tile_stride + step * 32 + (threadIdx.x & 31)];
+}
+
+// acc[2][4] += 32 staged rows times the fragments of 16 inputs, for each of TILES tiles of 8 outputs. `address`: of the
+// inputs of this lane's row in the stage.
+template <int TILES> DEVICE void multiply_step(float (*acc)[2][4], u32 address, int rows, const uint4* b) {
 #pragma unroll
-      for (int t = 0; t < TILES; t++) {
-        const u32 low[2] = {b[t].x, b[t].y}, high[2] = {b[t].z, b[t].w};
-        mma_tf32(acc[t][m], a[0], low);
-        mma_tf32(acc[t][m], a[1], high);
-      }
+  for (int m = 0; m < 2; m++) {
+    if (m * 16 >= rows) break;
+    u32 a[2][4];
+    load_matrices(a[0], address + m * 16 * STAGE_PITCH * 4);
+    load_matrices(a[1], address + m * 16 * STAGE_PITCH * 4 + 32);
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+      const u32 low[2] = {b[t].x, b[t].y}, high[2] = {b[t].z, b[t].w};
+      mma_tf32(acc[t][m], a[0], low);
+      mma_tf32(acc[t][m], a[1], high);
     }
   }
 }
 
+// acc[TILES][2][4] += 32 staged rows times TILES tiles of 8 outputs, `tile_stride` (in 16 bytes) apart.
+template <int TILES>
+DEVICE void multiply_stage(float (*acc)[2][4], const u32* stage, int rows, const FirstFragments<TILES>& first,
+                           const uint4* weights, long tile_stride, int tiles, int steps) {
+  const int lane = threadIdx.x & 31;
+  const u32 address = shared_address(stage) + ((lane & 15) * STAGE_PITCH + (lane >> 4) * 4) * 4;
+  uint4 b[TILES];
+#pragma unroll
+  for (int step = 0; step < FirstFragments<TILES>::STEPS; step++) {
+    if (step >= steps) break;
+#pragma unroll
+    for (int t = 0; t < TILES; t++) b[t] = t < tiles ? first.fragments[t][step] : make_uint4(0, 0, 0, 0);
+    multiply_step<TILES>(acc, address + step * 64, rows, b);
+  }
+#pragma unroll 2
+  for (int step = FirstFragments<TILES>::STEPS; step < steps; step++) {
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+      b[t] = t < tiles ? weights[t * tile_stride + step * 32 + lane] : make_uint4(0, 0, 0, 0);
+    multiply_step<TILES>(acc, address + step * 64, rows, b);
+  }
+}
+
 // Stages 32 rows and `columns` columns (at most 128, rounded up to whole steps with zeros). load(row, column) gives x.
-template <class Load> DEVICE void stage_rows(u32* stage, int rows, int columns, Load load) {
-  const int lane = threadIdx.x & 31, padded = (columns + 15) & ~15;
-  for (int row = threadIdx.x >> 5; row < STAGE_ROWS; row += blockDim.x >> 5)
+template <int THREADS, class Load> DEVICE void stage_rows(u32* stage, int rows, int columns, Load load) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, padded = (columns + 15) & ~15, turns = STAGE_ROWS * 32 / THREADS;
+  float values[turns][CHUNK / 32];
+#pragma unroll
+  for (int turn = 0; turn < turns; turn++)
 #pragma unroll
     for (int i = 0; i < CHUNK / 32; i++) {
-      const int column = i * 32 + lane;
-      if (column < padded)
-        stage[row * STAGE_PITCH + column] = row < rows && column < columns ? to_tf32(load(row, column)) : 0u;
+      const int row = turn * (THREADS / 32) + warp, column = i * 32 + lane;
+      values[turn][i] = row < rows && column < columns ? load(row, column) : 0.f;
+    }
+#pragma unroll
+  for (int turn = 0; turn < turns; turn++)
+#pragma unroll
+    for (int i = 0; i < CHUNK / 32; i++) {
+      const int row = turn * (THREADS / 32) + warp, column = i * 32 + lane;
+      if (column < padded) stage[row * STAGE_PITCH + column] = to_tf32(values[turn][i]);
     }
 }
 
 // The product of a thread block. `tile_steps`: ceil(inputs / 16) of the packed matrix, of which `weights` may be a part.
 // load(row, input) gives x; store(row, output, value) receives y. A warp computes TILES tiles of 8 outputs at a time. Begins
 // with a barrier, so x may have been written just before; does not end with one.
-template <int TILES, class Load, class Store>
+template <int THREADS, int TILES, class Load, class Store>
 DEVICE void block_product(u32* stage, int rows, int inputs, int outputs, const uint4* weights, int tile_steps, Load load,
                           Store store) {
-  const int warp = threadIdx.x >> 5, warps = blockDim.x >> 5, lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
+  const int warp = threadIdx.x >> 5, warps = THREADS / 32, lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
   const int all_tiles = (outputs + 7) >> 3;
   const long tile_len = (long)tile_steps * 32;
   for (int first_row = 0; first_row < rows; first_row += STAGE_ROWS)
@@ -77,15 +112,16 @@ DEVICE void block_product(u32* stage, int rows, int inputs, int outputs, const u
 #pragma unroll
       for (int i = 0; i < TILES * 8; i++) (&acc[0][0][0])[i] = 0.f;
       for (int start = 0; start < inputs; start += CHUNK) {
-        const int columns = min(CHUNK, inputs - start);
+        const int columns = min(CHUNK, inputs - start), steps = (columns + 15) >> 4;
+        const uint4* part = weights + tile * tile_len + (start >> 4) * 32;
+        FirstFragments<TILES> first;
+        load_first<TILES>(first, part, warps * tile_len, tiles, steps);
         if (inputs > CHUNK || first_tile == 0) {
           __syncthreads();
-          stage_rows(stage, left, columns, [&](int row, int column) { return load(first_row + row, start + column); });
+          stage_rows<THREADS>(stage, left, columns, [&](int row, int column) { return load(first_row + row, start + column); });
           __syncthreads();
         }
-        if (tiles > 0)
-          multiply_stage<TILES>(acc, stage, left, weights + tile * tile_len + (start >> 4) * 32, warps * tile_len, tiles,
-                                (columns + 15) >> 4);
+        if (tiles > 0) multiply_stage<TILES>(acc, stage, left, first, part, warps * tile_len, tiles, steps);
       }
 #pragma unroll
       for (int t = 0; t < TILES; t++)

@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(256) tranfs_project(Tranfs t) {
   const u32* row_numbers = input + t.rows_at + first;
   const uint4* weights = t.packed + t.packed_down + (start >> 4) * 32;
   float* out = t.projected + ((long)chunk * t.item_capacity + first) * t.width;
-  block_product<2>((u32*)dynamic_shared, rows, columns, t.width, weights, (t.dim + 15) >> 4,
+  block_product<256, 2>((u32*)dynamic_shared, rows, columns, t.width, weights, (t.dim + 15) >> 4,
                    [&](int row, int column) { return feature_row(t, input, row_numbers[row])[start + column]; },
                    [&](int row, int column, float value) { out[(long)row * t.width + column] = value; });
 }
@@ -290,7 +290,7 @@ template <bool WHOLE> DEVICE void encode(const Tranfs& t) {
     const uint4* packed = t.packed + t.packed_layer + (long)layer * t.packed_layer_len;
     const DropoutMask mask1 = dropout_of(t, e, layer, 1), mask2 = dropout_of(t, e, layer, 2), mask3 = dropout_of(t, e, layer, 3);
 
-    block_product<3>(memory.stage, n, width, 3 * width, packed + t.packed_qkv, steps,
+    block_product<ENCODER_THREADS, 3>(memory.stage, n, width, 3 * width, packed + t.packed_qkv, steps,
                      [&](int row, int column) { return x[(long)row * width + column]; },
                      [&](int row, int column, float value) {
                        value += parameters[t.qkv_bias + column];
@@ -299,7 +299,7 @@ template <bool WHOLE> DEVICE void encode(const Tranfs& t) {
                      });
     __syncthreads();
     attention_forward<WHOLE>(attention_of(t, e, layer, memory), attended);
-    block_product<1>(memory.stage, n, width, width, packed + t.packed_attended, steps,
+    block_product<ENCODER_THREADS, 1>(memory.stage, n, width, width, packed + t.packed_attended, steps,
                      [&](int row, int column) { return attended[(long)row * width + column]; },
                      [&](int row, int column, float value) {
                        const long at = (long)row * width + column;
@@ -308,13 +308,13 @@ template <bool WHOLE> DEVICE void encode(const Tranfs& t) {
                      });
     __syncthreads();
     normalise_rows(normalised1, t.inverse_std + norm, parameters + t.norm1, parameters + t.norm1 + width, middle, n, width);
-    block_product<1>(memory.stage, n, width, hidden, packed + t.packed_hidden, steps,
+    block_product<ENCODER_THREADS, 1>(memory.stage, n, width, hidden, packed + t.packed_hidden, steps,
                      [&](int row, int column) { return middle[(long)row * width + column]; },
                      [&](int row, int column, float value) {
                        const float factor = dropout_factor(mask2, (e.dropout_token + row) * hidden + column);
                        units[(long)row * hidden + column] = factor * fmaxf(value + parameters[t.hidden_bias + column], 0.f);
                      });
-    block_product<1>(memory.stage, n, hidden, width, packed + t.packed_out, hidden_steps,
+    block_product<ENCODER_THREADS, 1>(memory.stage, n, hidden, width, packed + t.packed_out, hidden_steps,
                      [&](int row, int column) { return units[(long)row * hidden + column]; },
                      [&](int row, int column, float value) {
                        const long at = (long)row * width + column;
@@ -420,13 +420,13 @@ template <bool WHOLE> DEVICE void encode_backward(const Tranfs& t) {
                               d_half[at] = value;
                               d_out[at] = value * dropout_factor(mask3, (e.dropout_token + row) * width + column);
                             });
-    block_product<1>(memory.stage, n, width, hidden, packed + t.packed_out_t, steps,
+    block_product<ENCODER_THREADS, 1>(memory.stage, n, width, hidden, packed + t.packed_out_t, steps,
                      [&](int row, int column) { return d_out[(long)row * width + column]; },
                      [&](int row, int column, float value) {
                        const long at = (long)row * hidden + column;
                        d_hidden[at] = units[at] > 0.f ? value * t.dropout_scale : 0.f;
                      });
-    block_product<1>(memory.stage, n, hidden, width, packed + t.packed_hidden_t, hidden_steps,
+    block_product<ENCODER_THREADS, 1>(memory.stage, n, hidden, width, packed + t.packed_hidden_t, hidden_steps,
                      [&](int row, int column) { return d_hidden[(long)row * hidden + column]; },
                      [&](int row, int column, float value) {
                        const long at = (long)row * width + column;
@@ -441,12 +441,12 @@ template <bool WHOLE> DEVICE void encode_backward(const Tranfs& t) {
                               d_half[at] = value;
                               d_attention_out[at] = value * dropout_factor(mask1, (e.dropout_token + row) * width + column);
                             });
-    block_product<1>(memory.stage, n, width, width, packed + t.packed_attended_t, steps,
+    block_product<ENCODER_THREADS, 1>(memory.stage, n, width, width, packed + t.packed_attended_t, steps,
                      [&](int row, int column) { return d_attention_out[(long)row * width + column]; },
                      [&](int row, int column, float value) { d_attended[(long)row * width + column] = value; });
     __syncthreads();
-    attention_backward<WHOLE>(a, d_attended, d_qkv);
-    block_product<1>(memory.stage, n, 3 * width, width, packed + t.packed_qkv_t, (3 * width + 15) >> 4,
+    attention_backward<WHOLE>(a, t.attended + first * width, d_attended, d_qkv);
+    block_product<ENCODER_THREADS, 1>(memory.stage, n, 3 * width, width, packed + t.packed_qkv_t, (3 * width + 15) >> 4,
                      [&](int row, int column) { return d_qkv[(long)row * 3 * width + column]; },
                      [&](int row, int column, float value) {
                        const long at = (long)row * width + column;

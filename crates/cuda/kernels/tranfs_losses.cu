@@ -51,41 +51,59 @@ DEVICE void sum_class(const Tranfs& t, const u32* input, int number, int chunk, 
   }
 }
 
+// Products of a warp's queries, from `query` on, with the prototypes in `tile`, over the block's columns.
+#define QUERIES_AT_A_TIME 4
+DEVICE void multiply_queries(const Tranfs& t, const u32* input, const TranfsEpisode& e, int query, int first, int count, int chunk,
+                             int columns, const float* tile) {
+  const int lane = threadIdx.x & 31, own = min(QUERIES_AT_A_TIME, e.queries - query);
+  float values[QUERIES_AT_A_TIME][CHUNK / 32];
+#pragma unroll
+  for (int q = 0; q < QUERIES_AT_A_TIME; q++) {
+    const float* row = feature_row(t, input, input[t.query_rows_at + e.first_query + query + min(q, own - 1)]) + chunk * CHUNK;
+#pragma unroll
+    for (int i = 0; i < CHUNK / 32; i++) values[q][i] = i * 32 + lane < columns ? row[i * 32 + lane] : 0.f;
+  }
+  float* products = t.partial_products + ((long)chunk * t.query_capacity + e.first_query + query) * t.classes + first;
+  for (int c = 0; c < count; c++) {
+    float sums[QUERIES_AT_A_TIME];
+#pragma unroll
+    for (int q = 0; q < QUERIES_AT_A_TIME; q++) sums[q] = 0.f;
+#pragma unroll
+    for (int i = 0; i < CHUNK / 32; i++) {
+      const float p = i * 32 + lane < columns ? tile[c * STAGE_PITCH + i * 32 + lane] : 0.f;
+#pragma unroll
+      for (int q = 0; q < QUERIES_AT_A_TIME; q++) sums[q] += values[q][i] * p;
+    }
+#pragma unroll
+    for (int q = 0; q < QUERIES_AT_A_TIME; q++) sums[q] = warp_sum(sums[q]);
+#pragma unroll
+    for (int q = 0; q < QUERIES_AT_A_TIME; q++)
+      if (lane == q && q < own) products[(long)q * t.classes + c] = sums[q];
+  }
+}
+
 // Prototypes, products with the queries, and sums of the classes. Grid: (chunks, episodes), 256 threads. Shared memory: 2
 // STAGE_LEN words.
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_prototypes(Tranfs t) {
   const u32* input = step_input(t);
   if ((int)blockIdx.y >= step_of(input).episodes) return;
   const TranfsEpisode e = episode_of(t, input, blockIdx.y);
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, chunk = blockIdx.x, start = chunk * CHUNK;
+  const int warp = threadIdx.x >> 5, chunk = blockIdx.x, start = chunk * CHUNK;
   const int columns = min(CHUNK, t.dim - start), width = t.width, steps = (width + 15) >> 4;
   float* tile = (float*)dynamic_shared + STAGE_LEN;  // [32][STAGE_PITCH]: prototypes
   const float* out = t.states + ((long)t.layers * t.token_capacity + e.first_token) * width;
   for (int first = 0; first < e.classes; first += STAGE_ROWS) {
     const int count = min(STAGE_ROWS, e.classes - first);
     float* prototypes = t.prototypes + (long)(e.first_class + first) * t.dim + start;
-    block_product<2>((u32*)dynamic_shared, count, width, columns, t.packed + t.packed_up_t + (long)(start >> 3) * steps * 32, steps,
+    block_product<LOSS_THREADS, 2>((u32*)dynamic_shared, count, width, columns, t.packed + t.packed_up_t + (long)(start >> 3) * steps * 32, steps,
                      [&](int row, int column) { return out[(long)(first + row) * width + column]; },
                      [&](int row, int column, float value) {
                        tile[row * STAGE_PITCH + column] = value;
                        prototypes[(long)row * t.dim + column] = value;
                      });
     __syncthreads();
-    for (int query = warp; query < e.queries; query += LOSS_THREADS / 32) {
-      const float* row = feature_row(t, input, input[t.query_rows_at + e.first_query + query]) + start;
-      float values[CHUNK / 32];
-#pragma unroll
-      for (int i = 0; i < CHUNK / 32; i++) values[i] = i * 32 + lane < columns ? row[i * 32 + lane] : 0.f;
-      float* products = t.partial_products + ((long)chunk * t.query_capacity + e.first_query + query) * t.classes + first;
-      for (int c = 0; c < count; c++) {
-        float sum = 0.f;
-#pragma unroll
-        for (int i = 0; i < CHUNK / 32; i++)
-          if (i * 32 + lane < columns) sum += values[i] * tile[c * STAGE_PITCH + i * 32 + lane];
-        sum = warp_sum(sum);
-        if (lane == 0) products[c] = sum;
-      }
-    }
+    for (int query = warp * QUERIES_AT_A_TIME; query < e.queries; query += LOSS_THREADS / 32 * QUERIES_AT_A_TIME)
+      multiply_queries(t, input, e, query, first, count, chunk, columns, tile);
     for (int c = warp; c < count; c += LOSS_THREADS / 32)
       sum_class(t, input, e.first_class + first + c, chunk, columns, tile + c * STAGE_PITCH);
     __syncthreads();
@@ -139,7 +157,7 @@ DEVICE void prototype_gradients_of(const Tranfs& t, const u32* input, const Tran
 #pragma unroll
   for (int c = 0; c < CLASS_TILE; c++) d[c] = 0.f;
   if (column < columns)
-#pragma unroll 4
+#pragma unroll 8
     for (int query = half; query < e.queries; query += LOSS_THREADS / CHUNK) {
       const float value = feature_row(t, input, rows[query])[start + column];
       const float* d_query = d_logits + (long)query * t.classes + first;
@@ -210,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_losses(Tranfs 
     prototype_gradients_of(t, input, e, first, start, columns, d_logits, factors, (float*)dynamic_shared);
   const float* d_prototypes = t.d_prototypes + (long)e.first_class * t.dim + start;
   float* out = t.d_class_states + ((long)chunk * t.class_capacity + e.first_class) * width;
-  block_product<2>((u32*)dynamic_shared, e.classes, columns, width, t.packed + t.packed_up + (start >> 4) * 32, (t.dim + 15) >> 4,
+  block_product<LOSS_THREADS, 2>((u32*)dynamic_shared, e.classes, columns, width, t.packed + t.packed_up + (start >> 4) * 32, (t.dim + 15) >> 4,
                    [&](int row, int column) { return d_prototypes[(long)row * t.dim + column]; },
                    [&](int row, int column, float value) { out[(long)row * width + column] = value; });
 }

@@ -187,21 +187,25 @@ extern "C" __global__ void __launch_bounds__(TASK_THREADS)
             if (task.first_output + i < task.outputs) store(task.start + task.first_output + i, sum);
           });
       break;
-    case MISLABELLED_WEIGHT:
+    case MISLABELLED_WEIGHT: {
       // 32 numbers: four per warp.
-      for (int i = threadIdx.x >> 5; i < 32; i += TASK_THREADS / 32) {
-        const int d = task.first_output + i, lane = threadIdx.x & 31;
-        if (d >= t.dim) break;
-        float sum = 0.f;
-        for (int column = lane; column < t.width; column += 32) {
-          float d_direction = 0.f;
-          for (int episode = 0; episode < step.episodes; episode++) d_direction += t.d_direction[(long)episode * t.width + column];
-          sum += d_direction * t.parameters[t.up + (long)d * t.width + column];
-        }
-        sum = warp_sum(sum);
-        if (lane == 0) store(task.start + d, sum);
+      const int lane = threadIdx.x & 31, first = task.first_output + (threadIdx.x >> 5) * 4;
+      float sums[4] = {0.f, 0.f, 0.f, 0.f};
+      for (int column = lane; column < t.width; column += 32) {
+        float d_direction = 0.f;
+#pragma unroll 8
+        for (int episode = 0; episode < step.episodes; episode++) d_direction += t.d_direction[(long)episode * t.width + column];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+          if (first + i < t.dim) sums[i] += d_direction * t.parameters[t.up + (long)(first + i) * t.width + column];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float sum = warp_sum(sums[i]);
+        if (lane == 0 && first + i < t.dim) store(task.start + first + i, sum);
       }
       break;
+    }
     case MISLABELLED_BIAS:
       if (threadIdx.x < 32) {
         float sum = 0.f;
@@ -217,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(TASK_THREADS)
   scratch[threadIdx.x] = square;
   __syncthreads();
   for (int distance = TASK_THREADS / 2; distance; distance >>= 1) {
-    if (threadIdx.x < distance) scratch[threadIdx.x] += scratch[threadIdx.x + distance];
+    if ((int)threadIdx.x < distance) scratch[threadIdx.x] += scratch[threadIdx.x + distance];
     __syncthreads();
   }
   if (threadIdx.x == 0) squares[blockIdx.x] = scratch[0];
@@ -251,21 +255,31 @@ extern "C" __global__ void __launch_bounds__(256)
     if (norm > options.clip) scale *= (float)(options.clip / norm);
   }
   const float keep = state->keep, rate = state->rate, second_scale = state->second_scale;
+  const int turns = UPDATE_LEN / 256;
+  float values[turns], first[turns], second[turns], gradient[turns];
 #pragma unroll
-  for (int i = threadIdx.x; i < UPDATE_LEN; i += 256) {
+  for (int turn = 0; turn < turns; turn++) {
+    const int i = turn * 256 + threadIdx.x, index = task.first + i;
     if (i >= task.len) break;
-    const int index = task.first + i;
-    float parameter = parameters[index];
-    const float gradient = gradients[index] * scale + options.l2 * parameter;
-    const float m = options.beta1 * first_moments[index] + (1.f - options.beta1) * gradient;
-    const float v = options.beta2 * second_moments[index] + (1.f - options.beta2) * gradient * gradient;
+    values[turn] = parameters[index];
+    first[turn] = first_moments[index];
+    second[turn] = second_moments[index];
+    gradient[turn] = gradients[index];
+  }
+#pragma unroll
+  for (int turn = 0; turn < turns; turn++) {
+    const int i = turn * 256 + threadIdx.x, index = task.first + i;
+    if (i >= task.len) break;
+    const float g = gradient[turn] * scale + options.l2 * values[turn];
+    const float m = options.beta1 * first[turn] + (1.f - options.beta1) * g;
+    const float v = options.beta2 * second[turn] + (1.f - options.beta2) * g * g;
+    const float value = values[turn] * keep - rate * m / (sqrtf(v) * second_scale + options.epsilon);
     first_moments[index] = m;
     second_moments[index] = v;
-    parameter = parameter * keep - rate * m / (sqrtf(v) * second_scale + options.epsilon);
-    parameters[index] = parameter;
+    parameters[index] = value;
     if (task.forward >= 0) {
       const int k = (task.offset + i) / task.outputs, n = (task.offset + i) - k * task.outputs;
-      pack_weight(packed, task.forward, task.transposed, k, n, task.inputs, task.outputs, parameter);
+      pack_weight(packed, task.forward, task.transposed, k, n, task.inputs, task.outputs, value);
     }
   }
 }
