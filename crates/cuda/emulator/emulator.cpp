@@ -240,7 +240,7 @@ static void commit_copies() {}
 template <int PENDING> static void wait_for_copies() {}
 static unsigned shared_address(const void* pointer) { return (unsigned)((const unsigned char*)pointer - dynamic_shared); }
 
-#include "../kernels/conv4.cu"
+#include "../kernels/kernels.cu"
 
 // ---- Launches
 using Launcher = std::function<std::function<void()>(const void* const*)>;
@@ -262,7 +262,10 @@ static const std::map<std::string, Launcher>& kernels() {
       KERNEL(first_statistics), KERNEL(first_forward), KERNEL(first_backward), KERNEL(collect_gradients),
       KERNEL(update_parameters), KERNEL(pack_filters), KERNEL(finish_step), KERNEL(prototype_means),
       KERNEL(prototype_medians), KERNEL(query_losses), KERNEL(prototype_gradients), KERNEL(median_gradients),
-      KERNEL(write_features)};
+      KERNEL(write_features),
+      KERNEL(tranfs_project), KERNEL(tranfs_encode), KERNEL(tranfs_encode_16), KERNEL(tranfs_prototypes),
+      KERNEL(tranfs_losses), KERNEL(tranfs_encode_back), KERNEL(tranfs_encode_back_16), KERNEL(tranfs_gradients),
+      KERNEL(tranfs_update), KERNEL(tranfs_pack)};
   return all;
 }
 

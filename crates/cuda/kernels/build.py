@@ -68,7 +68,7 @@ def installed_compiler():
 def compile_target(nvcc, name):
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "module"
-        command = [nvcc, "-std=c++17", "-O3", *TARGETS[name], "-o", out, "conv4.cu"]
+        command = [nvcc, "-std=c++17", "-O3", *TARGETS[name], "-o", out, "kernels.cu"]
         subprocess.run(command, cwd=KERNELS, check=True)
         return out.read_bytes()
 

@@ -5,6 +5,7 @@
 //!
 //! - [`conv4::Conv4Training`] trains the backbone of the paper: one step is one CUDA graph, and parameters, images and the
 //!   state of the optimiser stay on the device.
+//! - [`tranfs::TranfsTraining`] trains the head TraNFS on features that stay on the device.
 //!
 //! The kernels are in `kernels/*.cu`, one file per concept, with shapes and layouts at the top of each.
 
@@ -14,6 +15,9 @@ mod divider;
 pub mod driver;
 mod error;
 mod images;
+#[cfg(all(test, feature = "emulator"))]
+mod testing;
+pub mod tranfs;
 
 pub use choice::DeviceChoice;
 pub use divider::Divider;

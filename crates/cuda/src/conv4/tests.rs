@@ -3,45 +3,7 @@
 use trueshot_nn::conv4::{TrainingPass, initial};
 
 use super::*;
-
-/// GPU 0.
-#[cfg(feature = "gpu-tests")]
-fn device() -> Device {
-    Device::open(0).expect("these tests need a GPU")
-}
-
-/// The emulator, compiled once per test run.
-#[cfg(not(feature = "gpu-tests"))]
-fn device() -> Device {
-    use std::path::PathBuf;
-    use std::process::Command;
-    use std::sync::OnceLock;
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    let library = LIBRARY.get_or_init(|| {
-        let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("emulator");
-        let library = std::env::temp_dir().join(format!("trueshot-emulator-{}.so", std::process::id()));
-        let status = Command::new("c++")
-            .args(["-O2", "-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-o"])
-            .arg(&library)
-            .arg(sources.join("emulator.cpp"))
-            .status()
-            .expect("a C++ compiler is installed");
-        assert!(status.success(), "the emulator does not compile");
-        library
-    });
-    Device::emulated(library)
-}
-
-/// Pseudo-random numbers in [0, 1).
-fn random(seed: u64) -> impl FnMut() -> f64 {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
+use crate::testing::{device, random, relative_error};
 
 fn options(shape: Shape, prototypes: Prototypes) -> Conv4Options {
     Conv4Options {
@@ -139,13 +101,6 @@ fn loss_gradient(features: &[f32], options: &Conv4Options) -> Vec<f32> {
         .collect()
 }
 
-/// |a - b| / |b|
-fn relative_error(a: &[f32], b: &[f32]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b)));
-    difference / norm(&mut b.iter().map(|&b| f64::from(b))).max(1e-30)
-}
-
 #[test]
 fn a_step_has_the_features_the_loss_and_the_gradient_of_the_cpu() {
     for (size, channels, prototypes) in
@@ -163,7 +118,7 @@ fn a_step_has_the_features_the_loss_and_the_gradient_of_the_cpu() {
         let mut after = parameters.clone();
         pass.update_running(&mut after);
 
-        let mut training = Conv4Training::new(&device(), options, &parameters, None).unwrap();
+        let mut training = Conv4Training::new(&device, options, &parameters, None).unwrap();
         let input = StepInput { rate: 1e-3, labels: LABELS.to_vec(), images: StepImages::Prepared(images) };
         let losses = training.run(std::slice::from_ref(&input)).unwrap();
         assert!(relative_error(&training.features().unwrap(), &features) < 5e-3, "{shape:?}: features");

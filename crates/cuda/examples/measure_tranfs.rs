@@ -1,0 +1,147 @@
+//! Measures training steps of TraNFS on GPU 0, and compares one step with the CPU.
+//!
+//!     cargo run --release -p trueshot-cuda --example measure_tranfs
+
+use std::time::Instant;
+
+use trueshot_cuda::Device;
+use trueshot_cuda::tranfs::{
+    EpisodeInput, Limits, PartInput, Query, StepInput, SupportItem, TranfsOptions, TranfsTraining,
+};
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::head::{Episode, Head};
+use trueshot_nn::parameters::Role;
+use trueshot_nn::tranfs::{Config, Tranfs};
+
+const WAYS: usize = 5;
+const SHOTS: usize = 5;
+const QUERIES: usize = 15;
+const EPISODES: usize = 16;
+const PARTS: usize = 4;
+const DIM: usize = 1600;
+const ROWS: usize = 10_000;
+/// Steps that each figure is the median of.
+const REPEATS: usize = 400;
+
+fn random(seed: u64) -> impl FnMut() -> f64 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+fn step(random: &mut impl FnMut() -> f64) -> StepInput {
+    let mut row = || (random() * ROWS as f64) as u32;
+    let mut episode = || EpisodeInput {
+        classes: WAYS,
+        support: (0..(WAYS * SHOTS) as u32)
+            .map(|i| SupportItem { row: row(), given: i % WAYS as u32, mislabelled: i % 5 == 2 })
+            .collect(),
+        queries: (0..(WAYS * QUERIES) as u32).map(|i| Query { row: row(), class: i % WAYS as u32 }).collect(),
+    };
+    let part = |number: usize| PartInput {
+        dropout_seed: number as u64 + 17,
+        episodes: (0..EPISODES / PARTS).map(|_| episode()).collect(),
+    };
+    StepInput { rate: 1e-4, parts: (0..PARTS).map(part).collect(), extra_rows: vec![] }
+}
+
+/// The CPU's gradient.
+fn cpu_gradient(network: &Tranfs, parameters: &[f32], step: &StepInput, features: &[f32]) -> Vec<f32> {
+    let row = |row: u32| &features[row as usize * DIM..(row as usize + 1) * DIM];
+    let mut gradient = vec![0.0; parameters.len()];
+    for part in &step.parts {
+        for_each_episode(part, &row, |episodes| {
+            network.losses(parameters, episodes, part.dropout_seed, &mut gradient);
+        });
+    }
+    gradient
+}
+
+fn for_each_episode<'a>(part: &PartInput, row: &dyn Fn(u32) -> &'a [f32], job: impl FnOnce(&[Episode<'_>])) {
+    let support: Vec<Vec<&[f32]>> =
+        part.episodes.iter().map(|e| e.support.iter().map(|item| row(item.row)).collect()).collect();
+    let given: Vec<Vec<u32>> =
+        part.episodes.iter().map(|e| e.support.iter().map(|item| item.given).collect()).collect();
+    let truth: Vec<Vec<Option<u32>>> = part
+        .episodes
+        .iter()
+        .map(|e| e.support.iter().map(|item| (!item.mislabelled).then_some(item.given)).collect())
+        .collect();
+    let queries: Vec<Vec<&[f32]>> =
+        part.episodes.iter().map(|e| e.queries.iter().map(|query| row(query.row)).collect()).collect();
+    let classes: Vec<Vec<u32>> =
+        part.episodes.iter().map(|e| e.queries.iter().map(|query| query.class).collect()).collect();
+    let episodes: Vec<Episode<'_>> = (0..part.episodes.len())
+        .map(|i| Episode {
+            classes: part.episodes[i].classes,
+            support: &support[i],
+            given: &given[i],
+            truth: &truth[i],
+            queries: &queries[i],
+            query_classes: &classes[i],
+        })
+        .collect();
+    job(&episodes);
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let device = Device::open(0)?;
+    let mut random = random(3);
+    let features: Vec<f32> = (0..ROWS * DIM).map(|_| (random() - 0.5) as f32 * 0.1).collect();
+    let network = Tranfs::new(Config::new(DIM))?;
+    let parameters = network.initial(&mut random);
+    let limits = Limits { episodes: EPISODES, support: WAYS * SHOTS, queries: WAYS * QUERIES };
+    let options = TranfsOptions { optimiser: AdamWConfig::default(), clip: 0.0, limits };
+    let steps: Vec<StepInput> = (0..64).map(|_| step(&mut random)).collect();
+    let new =
+        || TranfsTraining::new(&device, &network, options.clone(), &parameters, device.upload(&features)?);
+
+    let mut training = new()?;
+    println!("{}: losses {:?}", device.name(), training.run(&steps[..1])?);
+    let (own, expected) = (training.gradient()?, cpu_gradient(&network, &parameters, &steps[0], &features));
+    for tensor in network.layout().tensors().iter().filter(|tensor| tensor.role == Role::Trained) {
+        let (own, expected) = (&own[tensor.range.clone()], &expected[tensor.range.clone()]);
+        let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+        let difference = norm(&mut own.iter().zip(expected).map(|(a, b)| a - b));
+        let error = (difference / norm(&mut expected.iter().copied())).sqrt();
+        println!("{}: relative error against the CPU {error:.2e}", tensor.name);
+    }
+    let mut times = Vec::new();
+    training.run(&steps)?;
+    for _ in 0..REPEATS {
+        let start = Instant::now();
+        training.launch_again()?;
+        training.synchronise()?;
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    let start = Instant::now();
+    for _ in 0..REPEATS {
+        training.launch_again()?;
+    }
+    training.synchronise()?;
+    let pipelined = start.elapsed().as_secs_f64() * 1e3 / REPEATS as f64;
+    let start = Instant::now();
+    for _ in 0..6 {
+        training.run(&steps)?;
+    }
+    let with_input = start.elapsed().as_secs_f64() * 1e3 / (6.0 * steps.len() as f64);
+    println!(
+        "{{\"name\":\"tranfs\",\"ms\":{:.4},\"min_ms\":{:.4},\"pipelined_ms\":{pipelined:.4},\"run_ms\":{with_input:.4}}}",
+        times[REPEATS / 2],
+        times[0]
+    );
+    let run = || -> Result<Vec<f32>, trueshot_cuda::Error> {
+        let mut training = new()?;
+        training.run(&steps)?;
+        training.parameters()
+    };
+    let (first, second) = (run()?, run()?);
+    let same = first.iter().zip(&second).all(|(a, b)| a.to_bits() == b.to_bits());
+    println!("two runs have the same bits: {same}");
+    Ok(())
+}

@@ -1,0 +1,340 @@
+//! TraNFS on the GPU: training on episodes of features that stay on the device.
+//!
+//! Start with [`TranfsTraining`]. The host passes the inputs of up to [`STEP_SLOTS`] steps at a time: row numbers, labels,
+//! dropout seeds and learning rates. The device runs one graph of seven kernels per step and keeps everything else:
+//! parameters, moments of the optimiser, activations and features. Episodes of a step may have any sizes up to the
+//! [`Limits`], because the kernels read the sizes from the input; so one graph serves all steps.
+//!
+//! Numbers are f32, matrix products have TF32 inputs and f32 sums, and dropout masks are those of the CPU. All sums are added
+//! in a fixed order, so the same inputs give the same bits.
+
+mod input;
+mod memory;
+mod tasks;
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::head::Head;
+use trueshot_nn::tranfs::{Config, Tranfs};
+
+pub use self::input::{EpisodeInput, Limits, PartInput, Query, StepInput, SupportItem};
+
+use self::input::{InputLayout, InputLimits};
+use self::memory::{Activations, Factors, Sizes, TranfsArgument, TranfsState};
+use self::tasks::{GradientTask, PackedPlaces, ParameterPlaces, UpdateTask};
+use crate::driver::{Argument, Buffer, Device, Graph, Grid, Queue, Value};
+use crate::error::Result;
+
+/// The number of steps that the device holds inputs and results of (`kernels/common.cuh`).
+pub const STEP_SLOTS: usize = 64;
+
+/// The options of a training run, beside those of the network.
+#[derive(Debug, Clone)]
+pub struct TranfsOptions {
+    /// Hyperparameters of the optimiser.
+    pub optimiser: AdamWConfig,
+    /// The largest norm of the gradient of the trained parameters; 0: no clipping.
+    pub clip: f64,
+    /// The largest sizes of a step, which decide how much memory is allocated.
+    pub limits: Limits,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct HeadOptimiser {
+    beta1: f32,
+    beta2: f32,
+    epsilon: f32,
+    l2: f32,
+    clip: f32,
+    squares: i32,
+}
+
+/// A TraNFS in training on a GPU.
+pub struct TranfsTraining {
+    device: Device,
+    config: Config,
+    options: TranfsOptions,
+    layout: InputLayout,
+    features: Buffer<f32>,
+    extra: Buffer<f32>,
+    inputs: Buffer<u32>,
+    parameters: Buffer<f32>,
+    packed: Buffer<u32>,
+    first_moments: Buffer<f32>,
+    second_moments: Buffer<f32>,
+    gradients: Buffer<f32>,
+    squares: Buffer<f64>,
+    activations: Activations,
+    gradient_tasks: Buffer<GradientTask>,
+    update_tasks: Buffer<UpdateTask>,
+    state: Buffer<TranfsState>,
+    argument: TranfsArgument,
+    graph: Option<Graph>,
+    /// Steps that the device has finished.
+    done: u32,
+    /// Updates of the optimiser.
+    updates: u64,
+}
+
+impl TranfsTraining {
+    /// A training run that starts from `parameters`, in the layout of `network`. `features` are the rows of the data set,
+    /// `[rows, dim]`; without rows, every step brings its own.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) if the activations do not fit.
+    ///
+    /// # Panics
+    /// If `parameters` or `features` have the wrong length.
+    pub fn new(
+        device: &Device,
+        network: &Tranfs,
+        options: TranfsOptions,
+        parameters: &[f32],
+        features: Buffer<f32>,
+    ) -> Result<Self> {
+        let (config, limits) = (network.config().clone(), options.limits);
+        assert!(features.len().is_multiple_of(config.dim), "features of {} dimensions", config.dim);
+        let layout = InputLayout::new(limits, config.classes);
+        let (places, packed_len) = PackedPlaces::new(&config);
+        let activations = Activations::new(device, &config, limits)?;
+        let (_, in_shared) = memory::encoder_shared_len(device, &config, limits);
+        let len = network.layout().len();
+        let gradient_tasks = device.upload(&tasks::gradient_tasks(network, &activations))?;
+        let extra = device.zeros(0)?;
+        let inputs = device.zeros(STEP_SLOTS * layout.slot_len as usize)?;
+        let (buffer, packed, state) = (device.zeros(len)?, device.zeros(4 * packed_len)?, device.zeros(1)?);
+        let argument = TranfsArgument {
+            sizes: Sizes::new(&config, limits, in_shared, features.len() / config.dim),
+            input: layout,
+            factors: Factors::new(&config),
+            places: ParameterPlaces::new(network),
+            packed: places,
+            padding: 0,
+            inputs: Buffer::address(&inputs),
+            features: features.address(),
+            extra: Buffer::address(&extra),
+            parameters: Buffer::address(&buffer),
+            packed_weights: Buffer::address(&packed),
+            activations: activations.addresses(),
+            state: Buffer::address(&state),
+        };
+        let mut training = TranfsTraining {
+            device: device.clone(),
+            config,
+            layout,
+            features,
+            extra,
+            inputs,
+            parameters: buffer,
+            packed,
+            first_moments: device.zeros(len)?,
+            second_moments: device.zeros(len)?,
+            gradients: device.zeros(len)?,
+            squares: device.zeros(gradient_tasks.len())?,
+            activations,
+            gradient_tasks,
+            update_tasks: device.upload(&tasks::update_tasks(network, &places))?,
+            state,
+            argument,
+            graph: None,
+            done: 0,
+            updates: 0,
+            options,
+        };
+        let zeros = vec![0.0; parameters.len()];
+        training.load(parameters, &zeros, &zeros, 0)?;
+        Ok(training)
+    }
+
+    /// The parameters.
+    pub fn parameters(&self) -> Result<Vec<f32>> {
+        self.parameters.read()
+    }
+
+    /// The gradient of the last step's loss, summed over its episodes; 0 for constant tensors.
+    pub fn gradient(&self) -> Result<Vec<f32>> {
+        self.gradients.read()
+    }
+
+    /// First and second moments of the optimiser.
+    pub fn moments(&self) -> Result<(Vec<f32>, Vec<f32>)> {
+        Ok((self.first_moments.read()?, self.second_moments.read()?))
+    }
+
+    /// The number of updates of the optimiser.
+    pub fn progress(&self) -> u64 {
+        self.updates
+    }
+
+    /// Replaces parameters and the state of the optimiser.
+    ///
+    /// # Panics
+    /// If a length is not that of the layout.
+    pub fn load(
+        &mut self,
+        parameters: &[f32],
+        first_moments: &[f32],
+        second_moments: &[f32],
+        updates: u64,
+    ) -> Result<()> {
+        for values in [parameters, first_moments, second_moments] {
+            assert_eq!(values.len(), self.parameters.len(), "parameters of this layout");
+        }
+        self.parameters.write(0, parameters)?;
+        self.first_moments.write(0, first_moments)?;
+        self.second_moments.write(0, second_moments)?;
+        self.updates = updates;
+        self.state.write(0, &[TranfsState { step: self.done, failed: 0, factors: [0.0; 4] }])?;
+        let grid = Grid::new(self.update_tasks.len(), 256);
+        self.launch("tranfs_pack", grid, &[&self.update_tasks, &self.parameters, &self.packed])
+    }
+
+    /// Runs steps and returns the terms of their losses, each the mean over the episodes: queries, clean, mislabelled.
+    ///
+    /// If a term is not finite, the step updates nothing and its terms are the last that are returned; so it is with every
+    /// later step until the next [`TranfsTraining::load`].
+    ///
+    /// # Errors
+    /// [`Lost`](crate::Error::Lost) if the GPU stopped working.
+    ///
+    /// # Panics
+    /// If there are more than [`STEP_SLOTS`] steps, or an input exceeds the limits.
+    pub fn run(&mut self, steps: &[StepInput]) -> Result<Vec<[f32; 3]>> {
+        assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
+        self.write_extra_rows(steps)?;
+        self.write_inputs(steps)?;
+        for _ in steps {
+            self.graph()?.launch()?;
+        }
+        let losses = self.activations.step_losses.read()?;
+        let first = self.done as usize;
+        self.done += steps.len() as u32;
+        let mut terms: Vec<[f32; 3]> = (first..first + steps.len())
+            .map(|step| step % STEP_SLOTS)
+            .map(|slot| std::array::from_fn(|term| losses[3 * slot + term]))
+            .collect();
+        let failed = terms.iter().position(|terms| terms.iter().any(|term| !term.is_finite()));
+        self.updates += failed.unwrap_or(steps.len()) as u64;
+        terms.truncate(failed.map_or(steps.len(), |step| step + 1));
+        Ok(terms)
+    }
+
+    /// Launches the graph of a step with the inputs that its slot still has, and does not wait. For measurements.
+    pub fn launch_again(&mut self) -> Result<()> {
+        self.done += 1;
+        self.graph()?.launch()
+    }
+
+    /// Waits for the device.
+    pub fn synchronise(&self) -> Result<()> {
+        self.device.synchronise()
+    }
+
+    /// Copies the extra rows of all steps, one step after the other.
+    fn write_extra_rows(&mut self, steps: &[StepInput]) -> Result<()> {
+        let rows: Vec<f32> = steps.iter().flat_map(|step| &step.extra_rows).copied().collect();
+        if rows.len() > self.extra.len() {
+            self.device.synchronise()?;
+            self.extra = self.device.zeros(rows.len().next_power_of_two())?;
+            self.argument.extra = self.extra.address();
+            self.graph = None;
+        }
+        self.extra.write(0, &rows)
+    }
+
+    fn write_inputs(&mut self, steps: &[StepInput]) -> Result<()> {
+        let (dim, slot_len) = (self.config.dim, self.layout.slot_len as usize);
+        let mut words = vec![0; steps.len() * slot_len];
+        let mut extra_start = 0;
+        for (number, (step, slot)) in steps.iter().zip(words.chunks_exact_mut(slot_len)).enumerate() {
+            assert!(step.extra_rows.len().is_multiple_of(dim), "extra rows of {dim} dimensions");
+            let extra_rows = step.extra_rows.len() / dim;
+            let limits = InputLimits {
+                limits: self.options.limits,
+                classes: self.config.classes,
+                rows: self.features.len() / dim + extra_rows,
+                heads: self.config.heads,
+            };
+            let factors = self.factors(step.rate, self.updates + number as u64 + 1);
+            input::write_slot(step, factors, extra_start, self.layout, limits, slot);
+            extra_start += extra_rows;
+        }
+        let first = self.done as usize % STEP_SLOTS;
+        let (before_end, after) = words.split_at(steps.len().min(STEP_SLOTS - first) * slot_len);
+        self.inputs.write(first * slot_len, before_end)?;
+        self.inputs.write(0, after)
+    }
+
+    /// The factors of update number `update`, counted from 1, as the CPU computes them: what parameters are multiplied by, the
+    /// learning rate over the bias correction, and one over the square root of the other bias correction.
+    fn factors(&self, rate: f64, update: u64) -> [f32; 3] {
+        let AdamWConfig { beta1, beta2, weight_decay, .. } = self.options.optimiser;
+        let correction = |beta: f64| 1.0 - beta.powf(update as f64);
+        [
+            (1.0 - rate * weight_decay) as f32,
+            (rate / correction(beta1)) as f32,
+            correction(beta2).sqrt().recip() as f32,
+        ]
+    }
+
+    fn graph(&mut self) -> Result<&Graph> {
+        if self.graph.is_none() {
+            self.graph = Some(self.device.clone().capture(|| self.record_step())?);
+        }
+        Ok(self.graph.as_ref().expect("just set"))
+    }
+
+    fn launch(&self, kernel: &'static str, grid: Grid, arguments: &[&dyn Argument]) -> Result<()> {
+        self.device.launch(Queue::Main, kernel, grid, arguments)
+    }
+
+    /// Starts all kernels of one step.
+    fn record_step(&self) -> Result<()> {
+        let argument = Value(self.argument);
+        let (config, limits) = (&self.config, self.options.limits);
+        let chunks = self.argument.sizes.chunks as usize;
+        let stage = memory::STAGE_LEN * size_of::<f32>();
+        let (encoder_shared, _) = memory::encoder_shared_len(&self.device, config, limits);
+        let encoder = Grid::new(limits.episodes, 512).shared(encoder_shared);
+        let columns = Grid::new(chunks, 256).rows(limits.episodes);
+        let whole = (config.width / config.heads).is_multiple_of(16);
+        let [encode, encode_back] = match whole {
+            true => ["tranfs_encode_16", "tranfs_encode_back_16"],
+            false => ["tranfs_encode", "tranfs_encode_back"],
+        };
+        let rows = (limits.episodes * limits.support).div_ceil(32) + 1;
+        self.launch("tranfs_project", Grid::new(chunks, 256).rows(rows).shared(stage), &[&argument])?;
+        self.launch(encode, encoder, &[&argument])?;
+        self.launch("tranfs_prototypes", columns.shared(2 * stage), &[&argument])?;
+        self.launch("tranfs_losses", columns.shared(stage), &[&argument])?;
+        self.launch(encode_back, encoder, &[&argument])?;
+        let tasks = Grid::new(self.gradient_tasks.len(), 256);
+        let arguments: [&dyn Argument; 4] = [&argument, &self.gradient_tasks, &self.gradients, &self.squares];
+        self.launch("tranfs_gradients", tasks, &arguments)?;
+        let AdamWConfig { beta1, beta2, epsilon, l2, .. } = self.options.optimiser;
+        let optimiser = Value(HeadOptimiser {
+            beta1: beta1 as f32,
+            beta2: beta2 as f32,
+            epsilon: epsilon as f32,
+            l2: l2 as f32,
+            clip: self.options.clip as f32,
+            squares: self.squares.len() as i32,
+        });
+        let arguments: [&dyn Argument; 9] = [
+            &self.state,
+            &self.update_tasks,
+            &self.parameters,
+            &self.first_moments,
+            &self.second_moments,
+            &self.gradients,
+            &self.squares,
+            &self.packed,
+            &optimiser,
+        ];
+        self.launch("tranfs_update", Grid::new(self.update_tasks.len(), 256), &arguments)
+    }
+}
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests;

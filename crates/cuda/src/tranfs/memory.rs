@@ -1,0 +1,262 @@
+//! The buffers of a training run, and the argument of the kernels that points to them (`struct Tranfs` in
+//! `kernels/tranfs.cu`).
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::tranfs::{ClassTokens, CleanLoss, Config};
+
+use super::STEP_SLOTS;
+use super::input::{InputLayout, Limits, map_len};
+use super::tasks::{PackedPlaces, ParameterPlaces};
+use crate::driver::{Buffer, Device};
+use crate::error::Result;
+
+/// Columns of D that a thread block handles (`CHUNK` in `kernels/linear.cu`).
+pub(super) const CHUNK: usize = 128;
+/// Words of staged rows (`STAGE_LEN` in `kernels/linear.cu`).
+pub(super) const STAGE_LEN: usize = 32 * (CHUNK + 4);
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct Sizes {
+    dim: i32,
+    width: i32,
+    heads: i32,
+    hidden: i32,
+    layers: i32,
+    classes: i32,
+    pub chunks: i32,
+    class_mean: i32,
+    cosine: i32,
+    attention_in_shared: i32,
+    most_tokens: i32,
+    items: i32,
+    class_capacity: i32,
+    tokens: i32,
+    queries: i32,
+    maps: i32,
+    feature_rows: i32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct Factors {
+    dropout_threshold: u32,
+    dropout_scale: f32,
+    attention_scale: f32,
+    clean_weight: f32,
+    mislabelled_weight: f32,
+}
+
+/// The argument of the kernels. The order of the fields is that of `struct Tranfs`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct TranfsArgument {
+    pub sizes: Sizes,
+    pub input: InputLayout,
+    pub factors: Factors,
+    pub places: ParameterPlaces,
+    pub packed: PackedPlaces,
+    pub padding: i32,
+    pub inputs: u64,
+    pub features: u64,
+    pub extra: u64,
+    pub parameters: u64,
+    pub packed_weights: u64,
+    pub activations: [u64; ACTIVATIONS],
+    pub state: u64,
+}
+
+const ACTIVATIONS: usize = 34;
+
+/// What a run keeps on the device between steps.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct TranfsState {
+    pub step: u32,
+    pub failed: u32,
+    pub factors: [f32; 4],
+}
+
+/// Activations, their gradients, and partial sums; shapes are in `kernels/tranfs.cu`.
+pub(super) struct Activations {
+    /// Tokens of a step.
+    pub tokens: usize,
+    projected: Buffer<f32>,
+    direction: Buffer<f32>,
+    pub states: Buffer<f32>,
+    qkv: Buffer<f32>,
+    maps: Buffer<f32>,
+    pub attended: Buffer<f32>,
+    pub middle: Buffer<f32>,
+    pub hidden_units: Buffer<f32>,
+    pub normalised: Buffer<f32>,
+    inverse_std: Buffer<f32>,
+    pub d_states: Buffer<f32>,
+    pub d_middle: Buffer<f32>,
+    pub d_qkv: Buffer<f32>,
+    pub d_attention_out: Buffer<f32>,
+    pub d_hidden: Buffer<f32>,
+    pub d_out: Buffer<f32>,
+    d_half: Buffer<f32>,
+    d_attended: Buffer<f32>,
+    d_projected: Buffer<f32>,
+    d_logits: Buffer<f32>,
+    item_losses: Buffer<f32>,
+    d_direction: Buffer<f32>,
+    prototypes: Buffer<f32>,
+    d_prototypes: Buffer<f32>,
+    clean_means: Buffer<f32>,
+    partial_products: Buffer<f32>,
+    class_sums: Buffer<f32>,
+    class_factors: Buffer<f32>,
+    d_query_logits: Buffer<f32>,
+    query_losses: Buffer<f32>,
+    class_losses: Buffer<f32>,
+    d_class_states: Buffer<f32>,
+    losses: Buffer<f32>,
+    /// `[STEP_SLOTS][3]`
+    pub step_losses: Buffer<f32>,
+}
+
+impl Activations {
+    pub fn new(device: &Device, config: &Config, limits: Limits) -> Result<Self> {
+        let Config { dim, width, feed_forward: hidden, layers, heads, classes, .. } = *config;
+        let Limits { episodes, support, queries } = limits;
+        let (items, all_classes, queries) = (episodes * support, episodes * classes, episodes * queries);
+        let (tokens, chunks) = (items + all_classes, dim.div_ceil(CHUNK));
+        let zeros = |len: usize| device.zeros::<f32>(len);
+        Ok(Activations {
+            tokens,
+            projected: zeros(chunks * items * width)?,
+            direction: zeros(chunks * width)?,
+            states: zeros((layers + 1) * tokens * width)?,
+            qkv: zeros(layers * tokens * 3 * width)?,
+            maps: zeros(layers * episodes * heads * map_len(support + classes))?,
+            attended: zeros(layers * tokens * width)?,
+            middle: zeros(layers * tokens * width)?,
+            hidden_units: zeros(layers * tokens * hidden)?,
+            normalised: zeros(layers * 2 * tokens * width)?,
+            inverse_std: zeros(layers * 2 * tokens)?,
+            d_states: zeros((layers + 1) * tokens * width)?,
+            d_middle: zeros(layers * tokens * width)?,
+            d_qkv: zeros(layers * tokens * 3 * width)?,
+            d_attention_out: zeros(layers * tokens * width)?,
+            d_hidden: zeros(layers * tokens * hidden)?,
+            d_out: zeros(layers * tokens * width)?,
+            d_half: zeros(tokens * width)?,
+            d_attended: zeros(tokens * width)?,
+            d_projected: zeros(items * width)?,
+            d_logits: zeros(items)?,
+            item_losses: zeros(items)?,
+            d_direction: zeros(episodes * width)?,
+            prototypes: zeros(all_classes * dim)?,
+            d_prototypes: zeros(all_classes * dim)?,
+            clean_means: zeros(all_classes * dim)?,
+            partial_products: zeros(chunks * queries * classes)?,
+            class_sums: zeros(chunks * all_classes * 4)?,
+            class_factors: zeros(chunks * all_classes * 4)?,
+            d_query_logits: zeros(chunks * queries * classes)?,
+            query_losses: zeros(queries)?,
+            class_losses: zeros(all_classes)?,
+            d_class_states: zeros(chunks * all_classes * width)?,
+            losses: zeros(episodes * 3)?,
+            step_losses: zeros(STEP_SLOTS * 3)?,
+        })
+    }
+
+    /// The addresses in the order of `struct Tranfs`.
+    pub fn addresses(&self) -> [u64; ACTIVATIONS] {
+        [
+            &self.projected,
+            &self.direction,
+            &self.states,
+            &self.qkv,
+            &self.maps,
+            &self.attended,
+            &self.middle,
+            &self.hidden_units,
+            &self.normalised,
+            &self.inverse_std,
+            &self.d_states,
+            &self.d_middle,
+            &self.d_qkv,
+            &self.d_attention_out,
+            &self.d_hidden,
+            &self.d_out,
+            &self.d_half,
+            &self.d_attended,
+            &self.d_projected,
+            &self.d_logits,
+            &self.item_losses,
+            &self.d_direction,
+            &self.prototypes,
+            &self.d_prototypes,
+            &self.clean_means,
+            &self.partial_products,
+            &self.class_sums,
+            &self.class_factors,
+            &self.d_query_logits,
+            &self.query_losses,
+            &self.class_losses,
+            &self.d_class_states,
+            &self.losses,
+            &self.step_losses,
+        ]
+        .map(Buffer::address)
+    }
+}
+
+/// Words of shared memory of the encoder's thread blocks without attention, and with it.
+fn encoder_words(config: &Config, most_tokens: usize) -> (usize, usize) {
+    let Config { width, heads, .. } = *config;
+    let base = STAGE_LEN + width.next_multiple_of(4);
+    let attention = most_tokens * (3 * width + 4) + heads * most_tokens * (most_tokens | 1);
+    (base, base + attention)
+}
+
+/// Bytes of shared memory of the encoder's thread blocks, and whether attention's activations are in it.
+pub(super) fn encoder_shared_len(device: &Device, config: &Config, limits: Limits) -> (usize, bool) {
+    // What every supported GPU has for one thread block, and what Hopper has.
+    let limit = if device.has_wgmma() { 227 << 10 } else { 99 << 10 };
+    let (base, all) = encoder_words(config, limits.support + config.classes);
+    if 4 * all <= limit { (4 * all, true) } else { (4 * base, false) }
+}
+
+impl Sizes {
+    pub fn new(config: &Config, limits: Limits, attention_in_shared: bool, feature_rows: usize) -> Self {
+        let Limits { episodes, support, queries } = limits;
+        let size = |value: usize| i32::try_from(value).expect("sizes are below 2^31");
+        let most_tokens = support + config.classes;
+        Sizes {
+            dim: size(config.dim),
+            width: size(config.width),
+            heads: size(config.heads),
+            hidden: size(config.feed_forward),
+            layers: size(config.layers),
+            classes: size(config.classes),
+            chunks: size(config.dim.div_ceil(CHUNK)),
+            class_mean: i32::from(config.class_tokens == ClassTokens::ClassMean),
+            cosine: i32::from(config.clean_loss == CleanLoss::NegativeCosine),
+            attention_in_shared: i32::from(attention_in_shared),
+            most_tokens: size(most_tokens),
+            items: size(episodes * support),
+            class_capacity: size(episodes * config.classes),
+            tokens: size(episodes * most_tokens),
+            queries: size(episodes * queries),
+            maps: size(episodes * config.heads * map_len(most_tokens)),
+            feature_rows: size(feature_rows),
+        }
+    }
+}
+
+impl Factors {
+    pub fn new(config: &Config) -> Self {
+        Factors {
+            dropout_threshold: (config.dropout * (1u64 << 31) as f64) as u32,
+            dropout_scale: (1.0 / (1.0 - config.dropout)) as f32,
+            attention_scale: (1.0 / ((config.width / config.heads) as f64).sqrt()) as f32,
+            clean_weight: config.clean_weight as f32,
+            mislabelled_weight: config.mislabelled_weight as f32,
+        }
+    }
+}

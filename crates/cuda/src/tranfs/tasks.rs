@@ -1,0 +1,333 @@
+//! The lists of work of the last two kernels of a step (`kernels/tranfs_update.cu`), and where parameters and their packed
+//! copies are.
+
+use std::collections::HashMap;
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::head::Head;
+use trueshot_nn::parameters::Role;
+use trueshot_nn::tranfs::{Config, Tranfs};
+
+use super::memory::Activations;
+
+/// Side of a tile of a product task, and columns of a sum task.
+const TILE: usize = 64;
+const SUM_COLUMNS: usize = 32;
+/// Parameters of an update task.
+const UPDATE_LEN: usize = 1024;
+
+/// Positions of parameters, in the order of `struct Tranfs`; those of a layer's parts count from the layer.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct ParameterPlaces {
+    pub down: i32,
+    pub up: i32,
+    pub positions: i32,
+    pub class_tokens: i32,
+    pub mislabelled: i32,
+    pub mislabelled_bias: i32,
+    pub layer: i32,
+    pub layer_len: i32,
+    pub qkv_bias: i32,
+    pub attended_bias: i32,
+    pub norm1: i32,
+    pub hidden_bias: i32,
+    pub out_bias: i32,
+    pub norm2: i32,
+}
+
+impl ParameterPlaces {
+    pub fn new(network: &Tranfs) -> Self {
+        let starts: HashMap<&str, i32> = network
+            .layout()
+            .tensors()
+            .iter()
+            .map(|tensor| (tensor.name.as_str(), tensor.range.start as i32))
+            .collect();
+        let place = |name: &str| starts[name];
+        let layer = place("layer0.attention.in.weight");
+        let in_layer = |name: &str| starts[format!("layer0.{name}").as_str()] - layer;
+        ParameterPlaces {
+            down: place("down.weight"),
+            up: *starts.get("up.weight").unwrap_or(&place("down.weight")),
+            positions: place("positions"),
+            class_tokens: starts.get("class_tokens").copied().unwrap_or(-1),
+            mislabelled: place("mislabelled.weight"),
+            mislabelled_bias: place("mislabelled.bias"),
+            layer,
+            layer_len: in_layer("norm2.shift") + network.config().width as i32,
+            qkv_bias: in_layer("attention.in.bias"),
+            attended_bias: in_layer("attention.out.bias"),
+            norm1: in_layer("norm1.scale"),
+            hidden_bias: in_layer("feed_forward.in.bias"),
+            out_bias: in_layer("feed_forward.out.bias"),
+            norm2: in_layer("norm2.scale"),
+        }
+    }
+}
+
+/// Positions of packed weights in units of 16 bytes, in the order of `struct Tranfs`; those of a layer count from the layer.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct PackedPlaces {
+    down: i32,
+    up: i32,
+    up_t: i32,
+    layer: i32,
+    layer_len: i32,
+    /// qkv, attention's output, feed-forward input and output; then the same transposed.
+    weights: [i32; 4],
+    transposed: [i32; 4],
+}
+
+/// The weights of a layer in the order of [`PackedPlaces`].
+const WEIGHTS: [&str; 4] =
+    ["attention.in.weight", "attention.out.weight", "feed_forward.in.weight", "feed_forward.out.weight"];
+
+/// The length of packed weights in units of 16 bytes.
+fn packed_len(inputs: usize, outputs: usize) -> usize {
+    outputs.div_ceil(8) * inputs.div_ceil(16) * 32
+}
+
+impl PackedPlaces {
+    /// The positions, and the length of all packed weights.
+    pub fn new(config: &Config) -> (Self, usize) {
+        let Config { dim, width, feed_forward, layers, tied, .. } = *config;
+        let mut end = 0;
+        let mut add = |inputs: usize, outputs: usize| {
+            let start = end;
+            end += packed_len(inputs, outputs);
+            i32::try_from(start).expect("packed weights are below 32 GiB")
+        };
+        let down = add(dim, width);
+        let up = if tied { down } else { add(dim, width) };
+        let up_t = add(width, dim);
+        let layer = add(0, 0);
+        let shapes = [(width, 3 * width), (width, width), (width, feed_forward), (feed_forward, width)];
+        let weights = shapes.map(|(inputs, outputs)| add(inputs, outputs) - layer);
+        let transposed = shapes.map(|(inputs, outputs)| add(outputs, inputs) - layer);
+        let layer_len = add(0, 0) - layer;
+        let len = layer as usize + layers * layer_len as usize;
+        (PackedPlaces { down, up, up_t, layer, layer_len, weights, transposed }, len)
+    }
+
+    /// The positions of a tensor's copies, as it is and transposed; -1 if there is none.
+    fn of(&self, name: &str, tied: bool) -> (i32, i32) {
+        match name {
+            "down.weight" => (self.down, if tied { self.up_t } else { -1 }),
+            "up.weight" => (self.up, self.up_t),
+            _ => self.of_layer(name).unwrap_or((-1, -1)),
+        }
+    }
+
+    fn of_layer(&self, name: &str) -> Option<(i32, i32)> {
+        let (number, part) = name.strip_prefix("layer")?.split_once('.')?;
+        let weight = WEIGHTS.iter().position(|weight| *weight == part)?;
+        let start = self.layer + number.parse::<i32>().ok()? * self.layer_len;
+        Some((start + self.weights[weight], start + self.transposed[weight]))
+    }
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct UpdateTask {
+    first: i32,
+    len: i32,
+    offset: i32,
+    inputs: i32,
+    outputs: i32,
+    forward: i32,
+    transposed: i32,
+}
+
+/// The updates of all trained tensors.
+pub(super) fn update_tasks(network: &Tranfs, packed: &PackedPlaces) -> Vec<UpdateTask> {
+    let mut tasks = Vec::new();
+    for tensor in network.layout().tensors().iter().filter(|tensor| tensor.role == Role::Trained) {
+        let (inputs, outputs) = match tensor.shape[..] {
+            [inputs, outputs] => (inputs as i32, outputs as i32),
+            _ => (1, tensor.range.len() as i32),
+        };
+        let (forward, transposed) = packed.of(&tensor.name, network.config().tied);
+        for offset in (0..tensor.range.len()).step_by(UPDATE_LEN) {
+            tasks.push(UpdateTask {
+                first: (tensor.range.start + offset) as i32,
+                len: (tensor.range.len() - offset).min(UPDATE_LEN) as i32,
+                offset: offset as i32,
+                inputs,
+                outputs,
+                forward,
+                transposed,
+            });
+        }
+    }
+    tasks
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
+pub(super) struct GradientTask {
+    left: u64,
+    right: u64,
+    kind: i32,
+    inputs: i32,
+    outputs: i32,
+    first_input: i32,
+    first_output: i32,
+    start: i32,
+    option: i32,
+    label: i32,
+}
+
+/// The kinds of [`GradientTask`], in the order of `enum GradientKind`.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    LayerProduct,
+    Projection,
+    ColumnSums,
+    MislabelledWeight,
+    MislabelledBias,
+}
+
+/// `enum ProjectionParts`
+const ITEMS: i32 = 1;
+const PROTOTYPES: i32 = 2;
+/// `enum TokenFilter`
+const TOKENS_OF_CLASS: i32 = 1;
+const CLASS_TOKEN: i32 = 2;
+
+/// The gradients of all trained tensors: one task per thread block, the longest first.
+pub(super) fn gradient_tasks(network: &Tranfs, activations: &Activations) -> Vec<GradientTask> {
+    let mut tasks = projection_tasks(network);
+    let config = network.config();
+    let places = ParameterPlaces::new(network);
+    let mut sums = Vec::new();
+    for layer in 0..config.layers {
+        layer_tasks(config, &places, activations, layer, &mut tasks, &mut sums);
+    }
+    let trained =
+        |name: &str| network.layout().tensors().iter().any(|t| t.name == name && t.role == Role::Trained);
+    let width = config.width;
+    for (name, start, option) in
+        [("positions", places.positions, TOKENS_OF_CLASS), ("class_tokens", places.class_tokens, CLASS_TOKEN)]
+    {
+        for label in (0..config.classes as i32).filter(|_| trained(name)) {
+            let start = start + label * width as i32;
+            let task = GradientTask {
+                left: activations.d_states.address(),
+                option,
+                label,
+                start,
+                ..Default::default()
+            };
+            add_sums(task, width, &mut sums);
+        }
+    }
+    for first in (0..config.dim).step_by(SUM_COLUMNS) {
+        sums.push(GradientTask {
+            kind: Kind::MislabelledWeight as i32,
+            first_output: first as i32,
+            start: places.mislabelled,
+            ..Default::default()
+        });
+    }
+    sums.push(GradientTask {
+        kind: Kind::MislabelledBias as i32,
+        start: places.mislabelled_bias,
+        ..Default::default()
+    });
+    tasks.extend(sums);
+    tasks
+}
+
+fn projection_tasks(network: &Tranfs) -> Vec<GradientTask> {
+    let places = ParameterPlaces::new(network);
+    let Config { dim, width, tied, .. } = *network.config();
+    let tensors: &[(i32, i32)] = match tied {
+        true => &[(places.down, ITEMS | PROTOTYPES)],
+        false => &[(places.down, ITEMS), (places.up, PROTOTYPES)],
+    };
+    let mut tasks = Vec::new();
+    for &(start, option) in tensors {
+        let task = GradientTask { kind: Kind::Projection as i32, start, option, ..Default::default() };
+        add_tiles(task, dim, width, &mut tasks);
+    }
+    tasks
+}
+
+/// Adds one task per tile of a weight `[inputs, outputs]`.
+fn add_tiles(task: GradientTask, inputs: usize, outputs: usize, tasks: &mut Vec<GradientTask>) {
+    for first_input in (0..inputs).step_by(TILE) {
+        for first_output in (0..outputs).step_by(TILE) {
+            tasks.push(GradientTask {
+                inputs: inputs as i32,
+                outputs: outputs as i32,
+                first_input: first_input as i32,
+                first_output: first_output as i32,
+                ..task
+            });
+        }
+    }
+}
+
+/// Adds one task per 32 columns.
+fn add_sums(task: GradientTask, outputs: usize, tasks: &mut Vec<GradientTask>) {
+    for first in (0..outputs).step_by(SUM_COLUMNS) {
+        tasks.push(GradientTask {
+            kind: Kind::ColumnSums as i32,
+            outputs: outputs as i32,
+            first_output: first as i32,
+            ..task
+        });
+    }
+}
+
+fn layer_tasks(
+    config: &Config,
+    places: &ParameterPlaces,
+    activations: &Activations,
+    layer: usize,
+    tiles: &mut Vec<GradientTask>,
+    sums: &mut Vec<GradientTask>,
+) {
+    let Config { width, feed_forward: hidden, .. } = *config;
+    let a = activations;
+    let tokens = a.tokens;
+    let start = places.layer + layer as i32 * places.layer_len;
+    let states = a.states.at(layer * tokens * width).address();
+    let middle = a.middle.at(layer * tokens * width).address();
+    let attended = a.attended.at(layer * tokens * width).address();
+    let units = a.hidden_units.at(layer * tokens * hidden).address();
+    let normalised = |norm: usize| a.normalised.at((2 * layer + norm) * tokens * width).address();
+    let d_qkv = a.d_qkv.at(layer * tokens * 3 * width).address();
+    let d_attention_out = a.d_attention_out.at(layer * tokens * width).address();
+    let d_hidden = a.d_hidden.at(layer * tokens * hidden).address();
+    let d_out = a.d_out.at(layer * tokens * width).address();
+    let d_middle = a.d_middle.at(layer * tokens * width).address();
+    let d_states = a.d_states.at((layer + 1) * tokens * width).address();
+    // A bias follows its weight, and a shift its scale.
+    let linears = [
+        (states, d_qkv, width, 3 * width, places.qkv_bias),
+        (attended, d_attention_out, width, width, places.attended_bias),
+        (middle, d_hidden, width, hidden, places.hidden_bias),
+        (units, d_out, hidden, width, places.out_bias),
+    ];
+    for (left, right, inputs, outputs, bias) in linears {
+        let weight = start + bias - (inputs * outputs) as i32;
+        let task = GradientTask {
+            kind: Kind::LayerProduct as i32,
+            left,
+            right,
+            start: weight,
+            ..Default::default()
+        };
+        add_tiles(task, inputs, outputs, tiles);
+        add_sums(GradientTask { left: right, start: start + bias, ..Default::default() }, outputs, sums);
+    }
+    for (norm, d_y, scale) in [(0, d_middle, places.norm1), (1, d_states, places.norm2)] {
+        let scale = start + scale;
+        let task = GradientTask { left: d_y, right: normalised(norm), start: scale, ..Default::default() };
+        add_sums(task, width, sums);
+        add_sums(GradientTask { left: d_y, start: scale + width as i32, ..Default::default() }, width, sums);
+    }
+}
