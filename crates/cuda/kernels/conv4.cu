@@ -1,4 +1,4 @@
-// All kernels of Conv4: one compilation unit, so that one binary per GPU architecture holds them.
+// All kernels: one compilation unit, so that one binary per GPU architecture holds them.
 #include "augment.cu"
 #include "batch_norm.cu"
 #include "convolution.cu"
@@ -6,3 +6,4 @@
 #include "first_block.cu"
 #include "optimiser.cu"
 #include "prototypes.cu"
+#include "relabel.cu"

@@ -5,14 +5,18 @@
 //!
 //! - [`conv4::Conv4Training`] trains the backbone of the paper: one step is one CUDA graph, and parameters, images and the
 //!   state of the optimiser stay on the device.
+//! - [`relabel::RelabelTraining`] trains the head Relabel in the same way, on features that stay on the device.
 //!
 //! The kernels are in `kernels/*.cu`, one file per concept, with shapes and layouts at the top of each.
 
 pub mod conv4;
 mod divider;
 pub mod driver;
+#[cfg(all(test, feature = "emulator"))]
+mod emulator_tests;
 mod error;
 mod images;
+pub mod relabel;
 
 pub use divider::Divider;
 pub use driver::Device;

@@ -1,41 +1,9 @@
 //! Training steps on the emulated device against the CPU's training pass.
 
-use std::path::PathBuf;
-use std::process::Command;
-use std::sync::OnceLock;
-
 use trueshot_nn::conv4::{TrainingPass, initial};
 
 use super::*;
-
-/// The emulator, compiled once per test run.
-fn device() -> Device {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    let library = LIBRARY.get_or_init(|| {
-        let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("emulator");
-        let library = std::env::temp_dir().join(format!("trueshot-emulator-{}.so", std::process::id()));
-        let status = Command::new("c++")
-            .args(["-O2", "-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-o"])
-            .arg(&library)
-            .arg(sources.join("emulator.cpp"))
-            .status()
-            .expect("a C++ compiler is installed");
-        assert!(status.success(), "the emulator does not compile");
-        library
-    });
-    Device::emulated(library)
-}
-
-/// Pseudo-random numbers in [0, 1).
-fn random(seed: u64) -> impl FnMut() -> f64 {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
+use crate::emulator_tests::{device, random, relative_error};
 
 fn options(shape: Shape, prototypes: Prototypes) -> Conv4Options {
     Conv4Options {
@@ -115,13 +83,6 @@ fn mean_loss(features: &[f32], options: &Conv4Options) -> (f64, Vec<f32>) {
         }
     }
     (loss, gradient.into_iter().map(|value| value as f32).collect())
-}
-
-/// |a - b| / |b|
-fn relative_error(a: &[f32], b: &[f32]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b)));
-    difference / norm(&mut b.iter().map(|&b| f64::from(b))).max(1e-30)
 }
 
 #[test]
