@@ -9,3 +9,4 @@
 #include "tranfs.cu"
 #include "tranfs_losses.cu"
 #include "tranfs_update.cu"
+#include "relabel.cu"

@@ -124,10 +124,11 @@ impl Device {
         }
     }
 
-    /// A device whose kernels run on the CPU, from the library that `emulator/build.sh` makes.
+    /// A device whose kernels run on the CPU, from a library compiled from `emulator/emulator.cpp`. With `exact`,
+    /// products do not round their inputs to TF32.
     #[cfg(feature = "emulator")]
-    pub fn emulated(library: &std::path::Path) -> Self {
-        Device { backend: Arc::new(Backend::Emulated(emulated::Emulator::open(library))) }
+    pub fn emulated(library: &std::path::Path, exact: bool) -> Self {
+        Device { backend: Arc::new(Backend::Emulated(emulated::Emulator::open(library, exact))) }
     }
 
     /// The name of the GPU, such as `NVIDIA H200`.

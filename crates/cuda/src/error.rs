@@ -45,6 +45,19 @@ pub enum Error {
         /// MiB of the GPU.
         total: usize,
     },
+    /// A thread block needs more shared memory than the GPU has.
+    #[error(
+        "{what} needs {needed} KiB of shared memory per thread block, but the GPU has {limit} KiB: \
+         use a smaller network or fewer classes, or train on the CPU"
+    )]
+    TooLarge {
+        /// What is too large.
+        what: &'static str,
+        /// KiB that a thread block needs.
+        needed: usize,
+        /// KiB that the GPU has.
+        limit: usize,
+    },
     /// The GPU stopped working during a run.
     #[error("the GPU stopped working: {0}")]
     Lost(String),

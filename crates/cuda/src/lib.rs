@@ -6,6 +6,7 @@
 //! - [`conv4::Conv4Training`] trains the backbone of the paper: one step is one CUDA graph, and parameters, images and the
 //!   state of the optimiser stay on the device.
 //! - [`tranfs::TranfsTraining`] trains the head TraNFS on features that stay on the device.
+//! - [`relabel::RelabelTraining`] trains the head Relabel in the same way, on features that stay on the device.
 //!
 //! The kernels are in `kernels/*.cu`, one file per concept, with shapes and layouts at the top of each.
 
@@ -15,7 +16,8 @@ mod divider;
 pub mod driver;
 mod error;
 mod images;
-#[cfg(all(test, feature = "emulator"))]
+pub mod relabel;
+#[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
 mod testing;
 pub mod tranfs;
 

@@ -1,32 +1,39 @@
-//! What the tests on the emulated device share.
-
-use std::ops::Deref;
-use std::path::PathBuf;
-use std::process::Command;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+//! What the tests of sessions share: the device that they run on, which is emulated, or GPU 0 with the feature `gpu-tests`.
 
 use crate::Device;
 
-/// The emulated device, which one test uses at a time.
-pub struct EmulatedDevice {
-    device: Device,
-    _turn: MutexGuard<'static, ()>,
+/// The device of the tests.
+#[cfg(feature = "gpu-tests")]
+pub(crate) fn device() -> Device {
+    Device::open(0).expect("these tests need a GPU")
 }
 
-impl Deref for EmulatedDevice {
-    type Target = Device;
+/// The device of the tests.
+#[cfg(not(feature = "gpu-tests"))]
+pub(crate) fn device() -> Device {
+    Device::emulated(library(), false)
+}
 
-    fn deref(&self) -> &Device {
-        &self.device
-    }
+/// A device whose products do not round their inputs to TF32, as far as there is one: a GPU always rounds.
+#[cfg(feature = "gpu-tests")]
+pub(crate) fn exact_device() -> Device {
+    device()
+}
+
+/// A device whose products do not round their inputs to TF32, as far as there is one: a GPU always rounds.
+#[cfg(not(feature = "gpu-tests"))]
+pub(crate) fn exact_device() -> Device {
+    Device::emulated(library(), true)
 }
 
 /// The emulator, compiled once per test run.
-pub fn device() -> EmulatedDevice {
+#[cfg(not(feature = "gpu-tests"))]
+fn library() -> &'static std::path::Path {
+    use std::path::PathBuf;
+    use std::process::Command;
+    use std::sync::OnceLock;
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let library = LIBRARY.get_or_init(|| {
+    LIBRARY.get_or_init(|| {
         let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("emulator");
         let library = std::env::temp_dir().join(format!("trueshot-emulator-{}.so", std::process::id()));
         let status = Command::new("c++")
@@ -37,12 +44,11 @@ pub fn device() -> EmulatedDevice {
             .expect("a C++ compiler is installed");
         assert!(status.success(), "the emulator does not compile");
         library
-    });
-    EmulatedDevice { device: Device::emulated(library), _turn }
+    })
 }
 
 /// Pseudo-random numbers in [0, 1).
-pub fn random(seed: u64) -> impl FnMut() -> f64 {
+pub(crate) fn random(seed: u64) -> impl FnMut() -> f64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move || {
         state ^= state << 13;
@@ -53,7 +59,7 @@ pub fn random(seed: u64) -> impl FnMut() -> f64 {
 }
 
 /// |a - b| / |b|
-pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
+pub(crate) fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
     let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b)));
     difference / norm(&mut b.iter().map(|&b| f64::from(b))).max(1e-30)

@@ -336,5 +336,5 @@ impl TranfsTraining {
     }
 }
 
-#[cfg(all(test, feature = "emulator"))]
+#[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
 mod tests;

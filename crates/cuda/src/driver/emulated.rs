@@ -15,12 +15,15 @@ type LaunchFunction =
 const ALIGNMENT: usize = 1024;
 
 pub(super) struct Emulator {
+    /// Whether inputs of TF32 products keep their f32 values.
+    exact: bool,
     library: libloading::Library,
     sizes: Mutex<HashMap<u64, usize>>,
     recording: Mutex<Option<Vec<Task>>>,
-    /// The library runs one kernel at a time.
-    running: Mutex<()>,
 }
+
+/// The library runs one kernel at a time, whichever emulator starts it.
+static RUNNING: Mutex<()> = Mutex::new(());
 
 /// One recorded operation.
 #[derive(Clone)]
@@ -30,11 +33,11 @@ pub(super) enum Task {
 }
 
 impl Emulator {
-    pub fn open(library: &Path) -> Self {
+    pub fn open(library: &Path, exact: bool) -> Self {
         // SAFETY: the library is built from this crate's sources and has no initialisers.
         let library = unsafe { libloading::Library::new(library) }
             .unwrap_or_else(|error| panic!("{}: {error}", library.display()));
-        Emulator { library, sizes: Mutex::default(), recording: Mutex::default(), running: Mutex::default() }
+        Emulator { exact, library, sizes: Mutex::default(), recording: Mutex::default() }
     }
 
     pub fn allocate(&self, bytes: usize) -> u64 {
@@ -92,7 +95,7 @@ impl Emulator {
     }
 
     fn run(&self, task: &Task) {
-        let _running = self.running.lock().expect("no panics");
+        let _running = RUNNING.lock().expect("no panics");
         match task {
             // SAFETY: the address and length are those of a buffer.
             Task::Clear { address, bytes } => unsafe {
@@ -102,8 +105,11 @@ impl Emulator {
                 let name = CString::new(*kernel).expect("no zero byte");
                 let pointers: Vec<*const c_void> =
                     arguments.iter().map(|argument| argument.as_ptr().cast()).collect();
-                // SAFETY: the library exports this function; the kernel copies its arguments by their types.
+                // SAFETY: the library exports these functions; the kernel copies its arguments by their types.
                 let status = unsafe {
+                    let set_exact: libloading::Symbol<'_, unsafe extern "C" fn(c_int)> =
+                        self.library.get(b"emulator_set_exact").expect("the library has the function");
+                    set_exact(c_int::from(self.exact));
                     let launch: libloading::Symbol<'_, LaunchFunction> =
                         self.library.get(b"emulator_launch").expect("the library has the function");
                     let (x, y) = grid.blocks;

@@ -41,6 +41,7 @@ mod training;
 pub use config::{Config, ItemView, ViewTarget};
 pub use gram_space::GramSpace;
 pub use network_input::RelabelInput;
+pub use training::dropout_batches;
 
 use crate::head::{Episode, FeatureStatistics, Head};
 use crate::parameters::ParameterLayout;

@@ -1,5 +1,7 @@
 //! The losses of episodes and their gradient.
 
+use std::ops::Range;
+
 use super::Relabel;
 use super::config::Config;
 use super::episode_batch::split_into_batches;
@@ -11,6 +13,16 @@ use crate::real::Real;
 
 /// The names of the loss's terms.
 pub(super) const TERMS: [&str; 2] = ["items", "queries"];
+
+/// The batches of neighbouring episodes that share a dropout mask, each with the seed of its mask. Episodes are given by
+/// their numbers of states (items times classes), and `seed` is that of [`crate::head::Head::losses`].
+///
+/// The index of a number in the mask is `item * dim + column`, with the items of a batch counted from 0.
+pub fn dropout_batches(states: impl Iterator<Item = usize>, seed: u64) -> Vec<(Range<usize>, u64)> {
+    // The step of SplitMix64, so that every batch has a dropout mask of its own.
+    let seed_of = |number: u64| seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    (0..).zip(split_into_batches(states)).map(|(number, batch)| (batch, seed_of(number))).collect()
+}
 
 impl Relabel {
     /// [`crate::head::Head::losses`] in either precision.
@@ -28,9 +40,7 @@ impl Relabel {
         assert_eq!((parameters.len(), gradient.len()), (size, size), "lengths of parameters and gradient");
         let mut sums = vec![0.0; TERMS.len()];
         let states = episodes.iter().map(|episode| episode.classes * episode.support.len());
-        for (number, batch) in split_into_batches(states).into_iter().enumerate() {
-            // The step of SplitMix64, so that every batch has a dropout mask of its own.
-            let seed = seed.wrapping_add((number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        for (batch, seed) in dropout_batches(states, seed) {
             let losses = self.batch_losses(parameters, &episodes[batch], seed, gradient);
             sums.iter_mut().zip(losses).for_each(|(sum, loss)| *sum += loss);
         }

@@ -1,0 +1,183 @@
+//! Measures training steps of Relabel on GPU 0, on 32 episodes of 5 classes with 5 items and 15 queries each.
+//!
+//!     cargo run --release -p trueshot-cuda --example relabel -- 640
+//!
+//! The argument is the length of a feature vector. With `--figures FILE` it measures nothing and writes parameters,
+//! episodes, losses and gradients of the CPU to FILE, for `bench/peers/torch_relabel.py --check FILE`.
+
+use std::fmt::Write as _;
+use std::time::Instant;
+
+use trueshot_cuda::Device;
+use trueshot_cuda::conv4::STEP_SLOTS;
+use trueshot_cuda::relabel::{
+    EpisodeInput, EpisodeRows, FeatureSet, OptimiserOptions, PartInput, RelabelTraining, StepInput, StoredRow,
+};
+use trueshot_nn::head::{Episode, Head};
+use trueshot_nn::relabel::{Config, Relabel};
+
+const EPISODES: usize = 32;
+const WAYS: usize = 5;
+const SHOTS: usize = 5;
+const QUERIES: usize = 15;
+const ROWS: usize = 20_000;
+/// Steps that each figure is the median of.
+const REPEATS: usize = 400;
+
+fn random(seed: u64) -> impl FnMut() -> f64 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+fn labels(each: usize) -> Vec<u32> {
+    (0..WAYS * each).map(|item| (item / each) as u32).collect()
+}
+
+/// The true classes: every third item is that of a random class, or of none.
+fn truth(random: &mut impl FnMut() -> f64) -> Vec<Option<u32>> {
+    let wrong = |random: &mut dyn FnMut() -> f64| (random() * (WAYS + 1) as f64) as u32;
+    let class = |(item, &given): (usize, &u32)| if item % 3 == 2 { wrong(random) } else { given };
+    labels(SHOTS)
+        .iter()
+        .enumerate()
+        .map(class)
+        .map(|class| Some(class).filter(|&c| c < WAYS as u32))
+        .collect()
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match &arguments[..] {
+        [option, file] if option == "--figures" => Ok(std::fs::write(file, figures())?),
+        [] => measure(640),
+        [dim] => measure(dim.parse()?),
+        _ => Err("usage: relabel [DIM] or relabel --figures FILE".into()),
+    }
+}
+
+/// Parameters like those of a trained head: none of them zero.
+fn parameters(network: &Relabel) -> Vec<f32> {
+    let mut random = random(2);
+    let initial = network.initial(&mut random);
+    initial.into_iter().map(|value| value + 0.2 * (random() - 0.5) as f32).collect()
+}
+
+/// Parameters, two episodes, and the CPU's losses and gradient, as JSON.
+fn figures() -> String {
+    let (network, dim, count) = (Relabel::new(Config::default()), 40, 2);
+    let (parameters, mut random) = (parameters(&network), random(3));
+    let (given, query_classes) = (labels(SHOTS), labels(QUERIES));
+    let truths: Vec<Vec<Option<u32>>> = (0..count).map(|_| truth(&mut random)).collect();
+    let mut row = |class: u32| -> Vec<f32> {
+        (0..dim).map(|d| random() as f32 + if d % 6 == class as usize { 0.7 } else { 0.0 }).collect()
+    };
+    let mut rows = |classes: &mut dyn Iterator<Item = u32>| classes.map(&mut row).collect::<Vec<Vec<f32>>>();
+    let support: Vec<Vec<Vec<f32>>> =
+        truths.iter().map(|truth| rows(&mut truth.iter().map(|class| class.unwrap_or(5)))).collect();
+    let queries: Vec<Vec<Vec<f32>>> = (0..count).map(|_| rows(&mut query_classes.iter().copied())).collect();
+    let mut gradient = vec![0.0; parameters.len()];
+    let slices = |rows: &'_ [Vec<f32>]| -> Vec<Vec<f32>> { rows.to_vec() };
+    let mut losses = vec![0.0; 2];
+    for ((support, queries), truth) in support.iter().zip(&queries).zip(&truths) {
+        let (support, queries) = (slices(support), slices(queries));
+        let support: Vec<&[f32]> = support.iter().map(Vec::as_slice).collect();
+        let queries: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
+        let episode = Episode {
+            classes: WAYS,
+            support: &support,
+            given: &given,
+            truth,
+            queries: &queries,
+            query_classes: &query_classes,
+        };
+        let terms = network.losses(&parameters, &[episode], 0, &mut gradient);
+        losses.iter_mut().zip(terms).for_each(|(loss, term)| *loss += term / count as f64);
+    }
+    gradient.iter_mut().for_each(|value| *value /= count as f32);
+    let flat = |rows: &[Vec<Vec<f32>>]| rows.concat().concat();
+    let truths: Vec<u32> = truths.concat().iter().map(|class| class.unwrap_or(WAYS as u32)).collect();
+    let mut json = format!(
+        "{{\"episodes\":{count},\"dim\":{dim},\"support\":{:?},\"queries\":{:?},\"given\":{:?},\"truth\":{truths:?},\
+         \"query_classes\":{:?},\"losses\":{losses:?},\"parameters\":{{",
+        flat(&support),
+        flat(&queries),
+        given.repeat(count),
+        query_classes.repeat(count),
+    );
+    for (index, tensor) in network.layout().tensors().iter().enumerate() {
+        let comma = if index == 0 { "" } else { "," };
+        let (values, gradient) = (&parameters[tensor.range.clone()], &gradient[tensor.range.clone()]);
+        write!(
+            json,
+            "{comma}\"{}\":{{\"shape\":{:?},\"values\":{values:?},\"gradient\":{gradient:?}}}",
+            tensor.name, tensor.shape
+        )
+        .expect("a String can be written to");
+    }
+    json + "}}"
+}
+
+/// One step on random rows.
+fn step(random: &mut impl FnMut() -> f64) -> StepInput {
+    let episode = |random: &mut dyn FnMut() -> f64| EpisodeInput {
+        classes: WAYS,
+        given: labels(SHOTS),
+        truth: truth(&mut || random()),
+        query_classes: labels(QUERIES),
+        rows: EpisodeRows::Stored(
+            (0..WAYS * (SHOTS + QUERIES))
+                .map(|_| StoredRow::new(0, (random() * ROWS as f64) as u32))
+                .collect(),
+        ),
+    };
+    let episodes = (0..EPISODES).map(|_| episode(random)).collect();
+    StepInput { rate: 1e-4, parts: vec![PartInput { episodes, seed: 1 }] }
+}
+
+fn measure(dim: usize) -> Result<(), Box<dyn std::error::Error>> {
+    let device = Device::open(0)?;
+    println!("{}", device.name());
+    let network = Relabel::new(Config::default());
+    let mut random = random(4);
+    let parameters = network.initial(&mut random);
+    let values: Vec<f32> = (0..ROWS * dim).map(|_| (random() - 0.5).max(0.0) as f32).collect();
+    let features = [FeatureSet { values: &values, dim }];
+    let steps: Vec<StepInput> = (0..STEP_SLOTS).map(|_| step(&mut random)).collect();
+    let run = || -> trueshot_cuda::Result<(RelabelTraining, Vec<f32>)> {
+        let options = OptimiserOptions::default();
+        let mut training = RelabelTraining::new(&device, &network, options, &parameters, &features)?;
+        let losses = training.run(&steps)?;
+        println!("losses {:?} .. {:?}", losses.first(), losses.last());
+        let parameters = training.parameters()?;
+        Ok((training, parameters))
+    };
+    let (mut training, first) = run()?;
+    let (_, second) = run()?;
+    let is_same = first.iter().zip(&second).all(|(a, b)| a.to_bits() == b.to_bits());
+    println!("two runs have the same bits: {is_same}");
+    let mut times = Vec::new();
+    for _ in 0..REPEATS {
+        let start = Instant::now();
+        training.launch_step()?;
+        training.synchronise()?;
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    let start = Instant::now();
+    for _ in 0..REPEATS {
+        training.launch_step()?;
+    }
+    training.synchronise()?;
+    let pipelined = start.elapsed().as_secs_f64() * 1e3 / REPEATS as f64;
+    println!(
+        "{{\"name\":\"relabel32\",\"stack\":\"trueshot\",\"ms\":{:.4},\"min_ms\":{:.4},\"pipelined_ms\":{pipelined:.4}}}",
+        times[REPEATS / 2],
+        times[0]
+    );
+    Ok(())
+}

@@ -1,0 +1,8 @@
+// All kernels of Relabel. A step on the main queue: relabel_gram, relabel_features, relabel_input, per layer relabel_attend
+// and relabel_mix, relabel_losses, relabel_output_backward, per layer relabel_attend_backward_rows and
+// relabel_attend_backward_columns, relabel_products, relabel_update. relabel_edges_backward runs beside relabel_products.
+#pragma once
+#include "relabel_edges.cu"
+#include "relabel_layers.cu"
+#include "relabel_losses.cu"
+#include "relabel_optimiser.cu"

@@ -1,0 +1,311 @@
+// What the kernels of Relabel share: the input of a step, sizes and buffers, and products of a tile with a weight.
+//
+// M items, C classes, Q queries of an episode; W width, H heads, U hidden units, V width of the item view. An episode has
+// M C states (all classes of item 0, then of item 1, ..) and M M pairs. Rows of all episodes are consecutive: items, states
+// and class rows of a step are rows of one matrix each. What belongs to pairs is grouped by episode: features
+// [episode][6][M][M], attention weights [episode][layer][head][M][M].
+//
+// A tile is a few items of one episode with all their states, at most about 32; one thread block works on a tile. The
+// layers exchange values between tiles in two places, so each layer has two kernels forward and two backward.
+//
+// Arithmetic is f32; products with weights round their inputs to TF32. Every sum has a fixed order.
+#pragma once
+#include "common.cuh"
+
+namespace relabel {
+
+#define RELABEL_THREADS 256
+#define RELABEL_WARPS 8
+#define EDGE_FEATURES 5
+#define PAIR_FEATURES 6
+#define STATE_FEATURES 19
+#define OUTPUTS 3
+// Items that a thread sums at the same time.
+#define ITEM_SUMS 8
+
+// ---- The input of a step. A slot holds a header and, at the offsets of the layout, one array per part.
+struct Header {
+  u32 episodes, tiles;
+  float rate;
+  u32 items, states, class_rows, padding[2];
+};
+struct Episode {
+  int classes, items, queries;
+  int first_item, first_state, first_pair, first_class, first_query;
+  int first_row;      // in the list of rows: the items, then the queries
+  int first_product;  // in the inner products [M][Q]
+  int first_scratch;  // in the memory of the losses
+  int first_tile, tiles;
+  int dim;
+  int batch_item;  // the number of items before this episode in its dropout batch
+  u32 seed_low, seed_high;
+  int padding;
+};
+struct Tile {
+  int episode, first, count, padding;
+};
+// A row of features: own + share (other - own), addresses of f32.
+struct Row {
+  u64 own, other;
+  float share;
+  u32 padding;
+};
+struct StepLayout {
+  u32 slot_len;  // all in words of 32 bits
+  u32 episodes, tiles, given, truths, query_classes, counts, rows;
+};
+struct State {
+  u32 step, updates;
+  u64 finished_blocks;
+};
+
+// Offsets of the weights of a layer in the packed weights.
+struct PackedLayer {
+  int query, key, value, out, state, item, of_class, mixed;
+};
+
+// Offsets in the shared memory of a tile, in floats. R, T and K are the padded numbers of states, items and classes.
+struct SharedLayout {
+  int states, normed, values;  // [R][W]
+  int hidden;                  // [R][U]
+  int items[3];                // [T][max(2 W, U, V)]
+  int classes, of_classes;     // [K][W], [K][U]
+  int extra;                   // weights of the edge network, features of states, attention of the tile
+  int len;
+};
+
+struct Relabel {
+  int width, layers, heads, hidden, edge_hidden, view_width, view_dim, view_pitch;
+  int view_target;  // 0: no item view; 1: it enters the states; 2: it enters the logit of "none of the classes"
+  int centred;
+  int padded;  // 1 if a size is not a multiple of 16
+  float floor, items_weight, queries_weight, attention_scale, dropout_scale;
+  u32 dropout_threshold;
+  Divider by_head_width;
+  // Rows per layer of the buffers.
+  int max_items, max_states, max_class_rows, max_class_sums;
+  // Offsets of parameters.
+  int edges, view_mean, view_norm, view_bias, view_out, features_bias, start_bias, layer, layer_len;
+  int attention_norm, query_bias, mixing_norm, class_bias, out_norm, out, prior, log_scale;
+  // Offsets of packed weights.
+  int packed_features, packed_start, packed_start_back, packed_view, packed_item, packed_item_back, packed_layer_len;
+  PackedLayer forward, backward;
+  // Offsets in the partial sums of a tile.
+  int partial_len, partial_layer, partial_layer_len, partial_out_norm, partial_view_norm;
+  SharedLayout shared;
+  StepLayout layout;
+  int scratch_len;  // floats of shared memory for the losses; 0: global memory
+  int gram_len;     // floats of shared memory for the features; 0: global memory
+
+  const u32* slots;
+  State* state;
+  const float* parameters;
+  const uint4* packed;
+  // [pairs], [M Q], [queries], [6][pairs], [states][19]
+  float *gram, *products, *squares, *pair_features, *state_features;
+  // [layers H][pairs]
+  float *attention, *d_attention;
+  // [2 layers + 1][states][W]: before attention of layer 0, before mixing of layer 0, .., after the last layer
+  float *states, *normed, *d_states;
+  // Per layer: [items][2 W], [items][W], [items][W], [states][W], [states][W], [items][2 W]
+  float *pooled, *queries, *keys, *values, *attended, *pools;
+  int* argmax;  // [layers][items][W]
+  // Per layer: [class rows][W], [states][U], [states][U]
+  float *class_means, *hidden_units, *activated;
+  // Per layer: [states][U], [items][U], [class rows][U], [items][W], [items][W], [states][W]
+  float *d_hidden, *d_of_items, *d_of_classes, *d_queries, *d_keys, *d_values;
+  // [tiles][C U], [states][W], [states][W]
+  float *class_sums, *d_normed, *d_attended;
+  // [states][W]
+  float *start_hidden, *start_activated, *d_start;
+  // [items][D], [items][V], [items][V], [items][W], [items][W], [items][W], [items][V]
+  float *view_rows, *projected, *view, *view_hidden, *view_activated, *d_view_hidden, *d_projected;
+  // [items], [items], [states][3], [states][3]
+  float *outlier, *d_outlier, *logits, *d_logits;
+  // Memory of the losses, [episodes][4] (gradients of prior and log_scale), [episodes][2], partial sums of tiles
+  float *scratch, *d_prior, *losses, *partials;
+};
+
+// ---- The current step
+DEVICE const u32* slot(const Relabel& r) { return r.slots + (long)(r.state->step % STEP_SLOTS) * r.layout.slot_len; }
+DEVICE const Header* header(const Relabel& r) { return (const Header*)slot(r); }
+DEVICE Episode episode(const Relabel& r, int index) { return ((const Episode*)(slot(r) + r.layout.episodes))[index]; }
+
+// The tile of a thread block.
+struct Block {
+  Episode e;
+  int first, count, rows, row_tiles, item_tiles, class_tiles, tile;
+  long item, state;      // rows of the tile's first item and state among those of the step
+  const int* given;      // of the episode's items
+  const int* counts;     // items per class
+  float* shared;
+};
+
+// Finds the tile; false if the step has fewer tiles than the grid has blocks.
+DEVICE bool open_tile(const Relabel& r, Block& b) {
+  const u32* input = slot(r);
+  b.tile = blockIdx.x;
+  if (b.tile >= (int)((const Header*)input)->tiles) return false;
+  const Tile tile = ((const Tile*)(input + r.layout.tiles))[b.tile];
+  b.e = ((const Episode*)(input + r.layout.episodes))[tile.episode];
+  b.first = tile.first;
+  b.count = tile.count;
+  b.rows = tile.count * b.e.classes;
+  b.row_tiles = (b.rows + 15) >> 4;
+  b.item_tiles = (b.count + 15) >> 4;
+  b.class_tiles = (b.e.classes + 15) >> 4;
+  b.item = b.e.first_item + tile.first;
+  b.state = b.e.first_state + (long)tile.first * b.e.classes;
+  b.given = (const int*)(input + r.layout.given) + b.e.first_item;
+  b.counts = (const int*)(input + r.layout.counts) + b.e.first_class;
+  b.shared = (float*)dynamic_shared;
+  // Columns beyond a size are multiplied by zero weights, so they must be finite.
+  if (r.padded) {
+    for (int i = threadIdx.x; i < r.shared.len; i += RELABEL_THREADS) b.shared[i] = 0.f;
+    __syncthreads();
+  }
+  return true;
+}
+
+// Floats from one row of `width` to the next in shared memory: no bank conflicts in the loads of `tile_product`.
+DEVICE int pitch_of(int width) { return ((width + 15) & ~15) + 4; }
+
+DEVICE float warp_sum(float value) {
+#pragma unroll
+  for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
+  return value;
+}
+DEVICE float warp_max(float value) {
+#pragma unroll
+  for (int distance = 16; distance; distance >>= 1) value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, distance));
+  return value;
+}
+// The sum over all threads of a block, the same for all of them. Contains barriers.
+DEVICE double block_sum(double value) {
+  SHARED double sums[RELABEL_THREADS];
+  __syncthreads();
+  sums[threadIdx.x] = value;
+  __syncthreads();
+  for (int distance = RELABEL_THREADS / 2; distance; distance >>= 1) {
+    if (threadIdx.x < distance) sums[threadIdx.x] += sums[threadIdx.x + distance];
+    __syncthreads();
+  }
+  return sums[0];
+}
+
+DEVICE float normal_cdf(float x) { return 0.5f * (1.f + erff(x * 0.70710678118654752f)); }
+DEVICE float gelu(float x) { return x * normal_cdf(x); }
+DEVICE float gelu_slope(float x) { return normal_cdf(x) + x * 0.3989422804014327f * expf(-0.5f * x * x); }
+
+// Copies `rows` rows of `width` from global to shared memory.
+DEVICE void load_rows(const float* from, float* to, int pitch, int rows, int width) {
+  for (int i = threadIdx.x; i < rows * width; i += RELABEL_THREADS) to[i / width * pitch + i % width] = from[i];
+}
+DEVICE void store_rows(const float* from, float* to, int pitch, int rows, int width) {
+  for (int i = threadIdx.x; i < rows * width; i += RELABEL_THREADS) to[i] = from[i / width * pitch + i % width];
+}
+
+// out(row, column, sum over k of a[row][k] b[k][column]) for 16 m_tiles rows, also of rows that do not exist. `b` is packed:
+// for 8 columns and 16 values of k, every lane has its four numbers of two mma_tf32 (`packed_position` in src/relabel).
+template <class Out>
+DEVICE void tile_product(const float* a, int pitch, int m_tiles, const uint4* b, int k, int n, Out out) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
+  const int k_tiles = (k + 15) >> 4, n_tiles = (n + 7) >> 3, pairs = (m_tiles + 1) >> 1;
+  for (int unit = warp; unit < n_tiles * pairs; unit += RELABEL_WARPS) {
+    const int nt = unit / pairs, mt = (unit - nt * pairs) * 2;
+    const bool second = mt + 1 < m_tiles;
+    float sums[2][4] = {};
+    const uint4* weights = b + (long)nt * k_tiles * 32 + lane;
+    const float* rows = a + (mt * 16 + group) * (long)pitch + quad;
+#pragma unroll 4
+    for (int kt = 0; kt < k_tiles; kt++) {
+      const uint4 w = weights[kt * 32];
+      const u32 b0[2] = {w.x, w.y}, b1[2] = {w.z, w.w};
+#pragma unroll
+      for (int m = 0; m < 2; m++) {
+        if (m == 1 && !second) break;
+        const float* x = rows + m * 16 * pitch + kt * 16;
+        const float* y = x + 8 * pitch;
+        const u32 a0[4] = {to_tf32(x[0]), to_tf32(y[0]), to_tf32(x[4]), to_tf32(y[4])};
+        const u32 a1[4] = {to_tf32(x[8]), to_tf32(y[8]), to_tf32(x[12]), to_tf32(y[12])};
+        mma_tf32(sums[m], a0, b0);
+        mma_tf32(sums[m], a1, b1);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+      if (m == 1 && !second) break;
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int column = nt * 8 + 2 * quad + (i & 1);
+        if (column < n) out((mt + m) * 16 + group + (i >> 1) * 8, column, sums[m][i]);
+      }
+    }
+  }
+}
+
+// The weight of a layer in the packed weights.
+DEVICE const uint4* packed(const Relabel& r, int offset, int layer) {
+  return r.packed + (offset + (long)layer * r.packed_layer_len) / 4;
+}
+DEVICE const float* layer_parameters(const Relabel& r, int offset, int layer) {
+  return r.parameters + r.layer + (long)layer * r.layer_len + offset;
+}
+
+// y = layer norm of the rows x, one warp per row, also written to `out` [rows][width]. Parameters: scale, then shift.
+DEVICE void layer_norm(const float* x, float* y, int pitch, int rows, int width, const float* parameters, float* out) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const float inverse_width = 1.f / width;
+  for (int row = warp; row < rows; row += RELABEL_WARPS) {
+    const float* from = x + row * pitch;
+    float sum = 0.f, square = 0.f;
+    for (int w = lane; w < width; w += 32) sum += from[w];
+    const float mean = warp_sum(sum) * inverse_width;
+    for (int w = lane; w < width; w += 32) square += (from[w] - mean) * (from[w] - mean);
+    const float inverse_std = 1.f / sqrtf(warp_sum(square) * inverse_width + EPSILON);
+    for (int w = lane; w < width; w += 32) {
+      const float value = (from[w] - mean) * inverse_std * parameters[w] + parameters[width + w];
+      y[row * pitch + w] = value;
+      out[row * width + w] = value;
+    }
+  }
+}
+
+// The backward pass: adds the gradient of x [rows][width] (global) to `into`, from the gradient `d` of the output, and
+// writes the gradients of scale and shift. `normalised` is scratch memory like `d`. Contains a barrier.
+DEVICE void layer_norm_backward(const float* x, const float* d, float* normalised, float* into, int pitch, int rows, int width,
+                                const float* scale, float* partial) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const float inverse_width = 1.f / width;
+  for (int row = warp; row < rows; row += RELABEL_WARPS) {
+    const float *from = x + row * width, *d_row = d + row * pitch;
+    float* own = normalised + row * pitch;
+    float sum = 0.f, square = 0.f, d_mean = 0.f, d_slope = 0.f;
+    for (int w = lane; w < width; w += 32) sum += from[w];
+    const float mean = warp_sum(sum) * inverse_width;
+    for (int w = lane; w < width; w += 32) square += (from[w] - mean) * (from[w] - mean);
+    const float inverse_std = 1.f / sqrtf(warp_sum(square) * inverse_width + EPSILON);
+    for (int w = lane; w < width; w += 32) {
+      const float value = (from[w] - mean) * inverse_std, d_value = d_row[w] * scale[w];
+      own[w] = value;
+      d_mean += d_value;
+      d_slope += d_value * value;
+    }
+    d_mean = warp_sum(d_mean) * inverse_width;
+    d_slope = warp_sum(d_slope) * inverse_width;
+    for (int w = lane; w < width; w += 32)
+      into[row * pitch + w] += inverse_std * (d_row[w] * scale[w] - d_mean - own[w] * d_slope);
+  }
+  __syncthreads();
+  for (int w = threadIdx.x; w < width; w += RELABEL_THREADS) {
+    float d_scale = 0.f, d_shift = 0.f;
+    for (int row = 0; row < rows; row++) {
+      d_scale += d[row * pitch + w] * normalised[row * pitch + w];
+      d_shift += d[row * pitch + w];
+    }
+    partial[w] = d_scale;
+    partial[width + w] = d_shift;
+  }
+}
+
+}  // namespace relabel

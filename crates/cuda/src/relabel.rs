@@ -1,0 +1,412 @@
+//! Relabel on the GPU: training of the head on features that stay on the device.
+//!
+//! Start with [`RelabelTraining`]. The host passes the episodes of up to [`STEP_SLOTS`] steps at a time, as indices of rows;
+//! the device runs one graph per step and keeps everything else. Episodes of a step may have any numbers of items and
+//! classes: the graph is recorded for the largest sizes so far and serves all smaller steps.
+//!
+//! Losses, gradients and updates are those of [`Head::losses`](trueshot_nn::head::Head::losses) and
+//! [`AdamW`](trueshot_nn::adamw::AdamW), with the same dropout masks for the same seeds. Products with weights round their
+//! inputs to TF32, so results differ in the fourth digit. Two runs on the same GPU agree to the bit.
+
+mod input;
+mod memory;
+
+pub use input::{EpisodeInput, EpisodeRows, FeatureSet, PartInput, StepInput, StoredRow};
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::relabel::Relabel;
+
+use crate::conv4::STEP_SLOTS;
+use crate::driver::{Argument, Buffer, Device, Graph, Grid, Queue, Value};
+use crate::error::Result;
+use input::{EncodedStep, StepSizes, StoredSet};
+use memory::{NetworkPlan, PersistentAddresses, Positions, State, StepMemory, check_shared};
+
+/// Threads of all kernels.
+const THREADS: u32 = 256;
+/// Bytes of shared memory of a thread block, on Hopper and on every supported GPU.
+const HOPPER_SHARED_LEN: usize = 227 << 10;
+const SHARED_LEN: usize = 99 << 10;
+
+/// The options of the optimiser.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OptimiserOptions {
+    /// Hyperparameters of AdamW.
+    pub adamw: AdamWConfig,
+    /// The largest norm of the gradient; 0: no clipping.
+    pub clip: f64,
+}
+
+impl Default for OptimiserOptions {
+    /// AdamW as PyTorch has it, without clipping.
+    fn default() -> Self {
+        OptimiserOptions { adamw: AdamWConfig::default(), clip: 0.0 }
+    }
+}
+
+/// The losses of one step, each the mean over the episodes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepLosses {
+    /// Cross-entropy of the items' true classes, weighted.
+    pub items: f32,
+    /// Cross-entropy of the queries, weighted.
+    pub queries: f32,
+}
+
+/// `Optimiser` in `kernels/relabel_optimiser.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct DeviceOptimiser {
+    beta1: f32,
+    beta2: f32,
+    epsilon: f32,
+    weight_decay: f32,
+    l2: f32,
+    clip: f32,
+    len: i32,
+    square_count: i32,
+    parameters: u64,
+    packed: u64,
+    first_moments: u64,
+    second_moments: u64,
+    gradients: u64,
+    product_sums: u64,
+    sources: u64,
+    positions: u64,
+    squares: u64,
+    results: u64,
+}
+
+/// Buffers that live as long as the training.
+struct Persistent {
+    parameters: Buffer<f32>,
+    first_moments: Buffer<f32>,
+    second_moments: Buffer<f32>,
+    gradients: Buffer<f32>,
+    packed: Buffer<f32>,
+    positions: Buffer<Positions>,
+    squares: Buffer<f64>,
+    results: Buffer<f32>,
+    state: Buffer<State>,
+    features: Vec<(Buffer<f32>, usize)>,
+    /// Rows that are given directly; grows.
+    given_rows: Buffer<f32>,
+}
+
+/// A Relabel head in training on a GPU.
+pub struct RelabelTraining {
+    device: Device,
+    plan: NetworkPlan,
+    options: OptimiserOptions,
+    persistent: Persistent,
+    memory: Option<StepMemory>,
+    graph: Option<Graph>,
+    /// Bytes of shared memory that a thread block may use.
+    shared_limit: usize,
+    /// States of a tile.
+    tile_states: usize,
+    /// Steps that the device has finished.
+    done: u32,
+}
+
+impl RelabelTraining {
+    /// A training run of `network` that starts from `parameters`. `features` are copied to the device; rows of an episode
+    /// name them by the index of their set.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) if the features do not fit, [`TooLarge`](crate::Error::TooLarge) if
+    /// the network is too wide for the GPU.
+    ///
+    /// # Panics
+    /// If `parameters` has not the length of the network's layout, or a feature set is not a whole number of rows.
+    pub fn new(
+        device: &Device,
+        network: &Relabel,
+        options: OptimiserOptions,
+        parameters: &[f32],
+        features: &[FeatureSet<'_>],
+    ) -> Result<Self> {
+        let plan = NetworkPlan::new(network);
+        let shared_limit = if device.has_wgmma() { HOPPER_SHARED_LEN } else { SHARED_LEN };
+        check_shared("the edge network", plan.edges_shared_len(), shared_limit)?;
+        let tile_states = plan.tile_states(shared_limit)?;
+        let persistent = Persistent::new(device, &plan, features)?;
+        let mut training = RelabelTraining {
+            device: device.clone(),
+            plan,
+            options,
+            persistent,
+            memory: None,
+            graph: None,
+            shared_limit,
+            tile_states,
+            done: 0,
+        };
+        let zeros = vec![0.0; parameters.len()];
+        training.load(parameters, &zeros, &zeros, 0)?;
+        Ok(training)
+    }
+
+    /// The parameters.
+    pub fn parameters(&self) -> Result<Vec<f32>> {
+        self.persistent.parameters.read()
+    }
+
+    /// The gradient of the last step, of the mean loss over its episodes and before clipping.
+    pub fn gradient(&self) -> Result<Vec<f32>> {
+        self.persistent.gradients.read()
+    }
+
+    /// First and second moments of the optimiser.
+    pub fn moments(&self) -> Result<(Vec<f32>, Vec<f32>)> {
+        Ok((self.persistent.first_moments.read()?, self.persistent.second_moments.read()?))
+    }
+
+    /// The number of updates of the optimiser.
+    pub fn progress(&self) -> Result<u64> {
+        Ok(u64::from(self.persistent.state.read()?[0].updates))
+    }
+
+    /// Replaces parameters and the state of the optimiser.
+    ///
+    /// # Panics
+    /// If a length is not that of the layout.
+    pub fn load(
+        &mut self,
+        parameters: &[f32],
+        first_moments: &[f32],
+        second_moments: &[f32],
+        updates: u64,
+    ) -> Result<()> {
+        let persistent = &mut self.persistent;
+        for values in [parameters, first_moments, second_moments] {
+            assert_eq!(values.len(), persistent.parameters.len(), "parameters of this layout");
+        }
+        persistent.parameters.write(0, parameters)?;
+        persistent.first_moments.write(0, first_moments)?;
+        persistent.second_moments.write(0, second_moments)?;
+        let state = State { step: self.done, updates: updates as u32, finished_blocks: 0 };
+        persistent.state.write(0, &[state])?;
+        let optimiser = Value(self.optimiser(0, 0));
+        self.launch("relabel_pack", self.parameter_grid(), &[&optimiser])
+    }
+
+    /// Runs steps and returns their losses. A step whose loss is not finite changes nothing.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) or [`TooLarge`](crate::Error::TooLarge) if the episodes are too large,
+    /// [`Lost`](crate::Error::Lost) if the GPU stopped working.
+    ///
+    /// # Panics
+    /// If there are more than [`STEP_SLOTS`] steps, a step has no episodes, or an episode's lengths, labels or rows are
+    /// not consistent.
+    pub fn run(&mut self, steps: &[StepInput]) -> Result<Vec<StepLosses>> {
+        assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
+        let sets = self.persistent.stored_sets();
+        let encoded: Vec<EncodedStep> =
+            steps.iter().map(|step| EncodedStep::new(step, &sets, self.tile_states)).collect();
+        self.check_dims(&encoded);
+        if encoded.iter().all(|step| step.given_rows.is_empty()) {
+            return self.run_encoded(encoded);
+        }
+        let mut losses = Vec::with_capacity(steps.len());
+        for step in encoded {
+            losses.extend(self.run_encoded(vec![step])?);
+        }
+        Ok(losses)
+    }
+
+    /// # Panics
+    /// If the network has an item view and an episode has rows of another length.
+    fn check_dims(&self, steps: &[EncodedStep]) {
+        let Some(view) = &self.plan.config.item_view else { return };
+        assert!(
+            steps.iter().flat_map(EncodedStep::dims).all(|dim| dim == view.dim),
+            "rows of {} numbers",
+            view.dim
+        );
+    }
+
+    fn run_encoded(&mut self, mut steps: Vec<EncodedStep>) -> Result<Vec<StepLosses>> {
+        let sizes = steps.iter().fold(StepSizes::default(), |sizes, step| sizes.max(step.sizes));
+        self.reserve(sizes)?;
+        for step in &mut steps {
+            self.persistent.place_given_rows(&self.device, step)?;
+        }
+        let memory = self.memory.as_mut().expect("just reserved");
+        let len = memory.relabel.layout.slot_len as usize;
+        let mut words = vec![0; len];
+        for (offset, step) in steps.iter().enumerate() {
+            step.write(&memory.relabel.layout, &mut words);
+            memory.slots.write((self.done as usize + offset) % STEP_SLOTS * len, &words)?;
+        }
+        for _ in &steps {
+            self.launch_step()?;
+        }
+        let before = self.done;
+        self.done = self.persistent.state.read()?[0].step;
+        let results = self.persistent.results.read()?;
+        let of_step = |step: u32| {
+            let slot = step as usize % STEP_SLOTS;
+            StepLosses { items: results[2 * slot], queries: results[2 * slot + 1] }
+        };
+        Ok((before..self.done).map(of_step).collect())
+    }
+
+    /// Launches the graph of one step on what the step's slot contains, and does not wait. For measurements: after
+    /// [`run`](Self::run) with [`STEP_SLOTS`] steps, all slots are filled.
+    pub fn launch_step(&mut self) -> Result<()> {
+        if self.graph.is_none() {
+            self.graph = Some(self.device.clone().capture(|| self.record_step())?);
+        }
+        self.graph.as_ref().expect("just set").launch()
+    }
+
+    /// Waits for the device.
+    pub fn synchronise(&self) -> Result<()> {
+        self.device.synchronise()
+    }
+
+    /// Allocates larger buffers if a step of `sizes` needs them.
+    fn reserve(&mut self, sizes: StepSizes) -> Result<()> {
+        let held = self.memory.as_ref().map(|memory| memory.sizes);
+        if held.is_some_and(|held| sizes.fits(held)) {
+            return Ok(());
+        }
+        (self.memory, self.graph) = (None, None);
+        let sizes = held.map_or(sizes, |held| held.max(sizes.with_room()));
+        let persistent = &self.persistent;
+        let addresses = PersistentAddresses {
+            state: persistent.state.address(),
+            parameters: persistent.parameters.address(),
+            packed: persistent.packed.address(),
+        };
+        let limit = self.shared_limit;
+        self.memory = Some(StepMemory::new(&self.device, &self.plan, sizes, addresses, STEP_SLOTS, limit)?);
+        Ok(())
+    }
+
+    fn launch(&self, kernel: &'static str, grid: Grid, arguments: &[&dyn Argument]) -> Result<()> {
+        self.device.launch(Queue::Main, kernel, grid, arguments)
+    }
+
+    /// One thread per parameter.
+    fn parameter_grid(&self) -> Grid {
+        Grid::new(self.persistent.parameters.len().div_ceil(THREADS as usize), THREADS)
+    }
+
+    fn optimiser(&self, product_sums: u64, sources: u64) -> DeviceOptimiser {
+        let OptimiserOptions { adamw, clip } = self.options;
+        let persistent = &self.persistent;
+        DeviceOptimiser {
+            beta1: adamw.beta1 as f32,
+            beta2: adamw.beta2 as f32,
+            epsilon: adamw.epsilon as f32,
+            weight_decay: adamw.weight_decay as f32,
+            l2: adamw.l2 as f32,
+            clip: clip as f32,
+            len: persistent.parameters.len() as i32,
+            square_count: persistent.squares.len() as i32,
+            parameters: persistent.parameters.address(),
+            packed: persistent.packed.address(),
+            first_moments: persistent.first_moments.address(),
+            second_moments: persistent.second_moments.address(),
+            gradients: persistent.gradients.address(),
+            product_sums,
+            sources,
+            positions: persistent.positions.address(),
+            squares: persistent.squares.address(),
+            results: persistent.results.address(),
+        }
+    }
+
+    /// Starts all kernels of one step.
+    fn record_step(&self) -> Result<()> {
+        let memory = self.memory.as_ref().expect("reserved before a step is recorded");
+        let StepSizes { episodes, tiles, gram_tiles, largest_items, .. } = memory.sizes;
+        let relabel = Value(memory.relabel);
+        let layers = self.plan.config.layers as i32;
+        let tile_grid = Grid::new(tiles, THREADS).shared(4 * memory.relabel.shared.len as usize);
+        let tile_kernel = |kernel, layer: i32| self.launch(kernel, tile_grid, &[&relabel, &Value(layer)]);
+
+        self.launch("relabel_gram", Grid::new(gram_tiles, THREADS).rows(episodes), &[&relabel])?;
+        let gram_len = (memory.relabel.gram_len as usize).max(3 * largest_items);
+        self.launch("relabel_features", Grid::new(episodes, THREADS).shared(4 * gram_len), &[&relabel])?;
+        self.launch("relabel_input", tile_grid, &[&relabel])?;
+        for layer in 0..layers {
+            tile_kernel("relabel_attend", layer)?;
+            tile_kernel("relabel_mix", layer)?;
+        }
+        let losses = Grid::new(episodes, THREADS).shared(4 * memory.relabel.scratch_len as usize);
+        self.launch("relabel_losses", losses, &[&relabel])?;
+        self.launch("relabel_output_backward", tile_grid, &[&relabel])?;
+        for layer in (0..layers).rev() {
+            tile_kernel("relabel_attend_backward_rows", layer)?;
+            if layer == 0 {
+                self.device.fork()?;
+                let grid = Grid::new(tiles, THREADS).shared(self.plan.edges_shared_len());
+                self.device.launch(Queue::Side, "relabel_edges_backward", grid, &[&relabel])?;
+            }
+            tile_kernel("relabel_attend_backward_columns", layer)?;
+        }
+        let products = Grid::new(memory.products.len(), THREADS);
+        self.launch("relabel_products", products, &[&relabel, &memory.products])?;
+        self.device.join()?;
+        let optimiser = Value(self.optimiser(memory.product_sums.address(), memory.sources.address()));
+        if self.options.clip > 0.0 {
+            self.launch("relabel_collect", self.parameter_grid(), &[&relabel, &optimiser])?;
+        }
+        self.launch("relabel_update", self.parameter_grid(), &[&relabel, &optimiser])
+    }
+}
+
+impl Persistent {
+    fn new(device: &Device, plan: &NetworkPlan, features: &[FeatureSet<'_>]) -> Result<Self> {
+        let len = plan.packing.positions.len();
+        let mut stored = Vec::new();
+        for set in features {
+            let is_whole = set.dim > 0 && set.values.len().is_multiple_of(set.dim);
+            assert!(is_whole, "{} features in rows of {}", set.values.len(), set.dim);
+            stored.push((device.upload(set.values)?, set.dim));
+        }
+        Ok(Persistent {
+            parameters: device.zeros(len)?,
+            first_moments: device.zeros(len)?,
+            second_moments: device.zeros(len)?,
+            gradients: device.zeros(len)?,
+            packed: device.zeros(plan.packing.len)?,
+            positions: device.upload(&plan.packing.positions)?,
+            squares: device.zeros(len.div_ceil(THREADS as usize))?,
+            results: device.zeros(2 * STEP_SLOTS)?,
+            state: device.zeros(1)?,
+            features: stored,
+            given_rows: device.zeros(0)?,
+        })
+    }
+
+    fn stored_sets(&self) -> Vec<StoredSet> {
+        let set = |(rows, dim): &(Buffer<f32>, usize)| StoredSet {
+            address: rows.address(),
+            rows: rows.len() / dim,
+            dim: *dim,
+        };
+        self.features.iter().map(set).collect()
+    }
+
+    /// Copies rows that are given directly to the device.
+    fn place_given_rows(&mut self, device: &Device, step: &mut EncodedStep) -> Result<()> {
+        if step.given_rows.is_empty() {
+            return Ok(());
+        }
+        if step.given_rows.len() > self.given_rows.len() {
+            self.given_rows = device.zeros(step.given_rows.len())?;
+        }
+        self.given_rows.write(0, &step.given_rows)?;
+        step.place_given_rows(self.given_rows.address());
+        Ok(())
+    }
+}
+
+#[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
+mod tests;
