@@ -118,7 +118,7 @@ fn a_step_has_the_features_the_loss_and_the_gradient_of_the_cpu() {
         let mut after = parameters.clone();
         pass.update_running(&mut after);
 
-        let mut training = Conv4Training::new(&device, options, &parameters, None).unwrap();
+        let mut training = Conv4Training::new(&device(), options, &parameters, None).unwrap();
         let input = StepInput { rate: 1e-3, labels: LABELS.to_vec(), images: StepImages::Prepared(images) };
         let losses = training.run(std::slice::from_ref(&input)).unwrap();
         assert!(relative_error(&training.features().unwrap(), &features) < 5e-3, "{shape:?}: features");
