@@ -27,6 +27,8 @@ use crate::error::Result;
 
 /// The number of steps that the device holds inputs and results of (`kernels/common.cuh`).
 pub const STEP_SLOTS: usize = 64;
+/// Threads of a thread block of the encoder (`kernels/tranfs.cu`).
+const ENCODER_THREADS: u32 = 256;
 
 /// The options of a training run, beside those of the network.
 #[derive(Debug, Clone)]
@@ -296,7 +298,7 @@ impl TranfsTraining {
         let chunks = self.argument.sizes.chunks as usize;
         let stage = memory::STAGE_LEN * size_of::<f32>();
         let (encoder_shared, _) = memory::encoder_shared_len(&self.device, config, limits);
-        let encoder = Grid::new(limits.episodes, 512).shared(encoder_shared);
+        let encoder = Grid::new(limits.episodes, ENCODER_THREADS).shared(encoder_shared);
         let columns = Grid::new(chunks, 256).rows(limits.episodes);
         let whole = (config.width / config.heads).is_multiple_of(16);
         let [encode, encode_back] = match whole {
