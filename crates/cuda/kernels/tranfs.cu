@@ -18,7 +18,7 @@
 #include "layer_norm.cu"
 #include "linear.cu"
 
-#define ENCODER_THREADS 512
+#define ENCODER_THREADS 256
 #define LABEL_FLAG 0x80000000u
 
 // The part of a step's input that has a fixed length. 16 words.
@@ -266,7 +266,7 @@ DEVICE void mislabelled_losses(const Tranfs& t, const TranfsEpisode& e, const u3
   if (lane == 0) t.losses[blockIdx.x * 3 + 2] = total;
 }
 
-// The encoder. Grid: episodes, 512 threads. Shared memory: EncoderMemory. WHOLE: heads are multiples of 16 wide.
+// The encoder. Grid: episodes, 256 threads. Shared memory: EncoderMemory. WHOLE: heads are multiples of 16 wide.
 template <bool WHOLE> DEVICE void encode(const Tranfs& t) {
   const u32* input = step_input(t);
   if ((int)blockIdx.x >= step_of(input).episodes) return;
@@ -299,7 +299,7 @@ template <bool WHOLE> DEVICE void encode(const Tranfs& t) {
                      });
     __syncthreads();
     attention_forward<WHOLE>(attention_of(t, e, layer, memory), attended);
-    block_product<ENCODER_THREADS, 1>(memory.stage, n, width, width, packed + t.packed_attended, steps,
+    block_product<ENCODER_THREADS, 2>(memory.stage, n, width, width, packed + t.packed_attended, steps,
                      [&](int row, int column) { return attended[(long)row * width + column]; },
                      [&](int row, int column, float value) {
                        const long at = (long)row * width + column;
@@ -308,13 +308,13 @@ template <bool WHOLE> DEVICE void encode(const Tranfs& t) {
                      });
     __syncthreads();
     normalise_rows(normalised1, t.inverse_std + norm, parameters + t.norm1, parameters + t.norm1 + width, middle, n, width);
-    block_product<ENCODER_THREADS, 1>(memory.stage, n, width, hidden, packed + t.packed_hidden, steps,
+    block_product<ENCODER_THREADS, 2>(memory.stage, n, width, hidden, packed + t.packed_hidden, steps,
                      [&](int row, int column) { return middle[(long)row * width + column]; },
                      [&](int row, int column, float value) {
                        const float factor = dropout_factor(mask2, (e.dropout_token + row) * hidden + column);
                        units[(long)row * hidden + column] = factor * fmaxf(value + parameters[t.hidden_bias + column], 0.f);
                      });
-    block_product<ENCODER_THREADS, 1>(memory.stage, n, hidden, width, packed + t.packed_out, hidden_steps,
+    block_product<ENCODER_THREADS, 2>(memory.stage, n, hidden, width, packed + t.packed_out, hidden_steps,
                      [&](int row, int column) { return units[(long)row * hidden + column]; },
                      [&](int row, int column, float value) {
                        const long at = (long)row * width + column;
@@ -329,8 +329,8 @@ template <bool WHOLE> DEVICE void encode(const Tranfs& t) {
   const float* out = t.states + ((long)t.layers * t.token_capacity + e.first_token) * width;
   mislabelled_losses(t, e, input, out, memory.direction);
 }
-extern "C" __global__ void __launch_bounds__(ENCODER_THREADS) tranfs_encode(Tranfs t) { encode<false>(t); }
-extern "C" __global__ void __launch_bounds__(ENCODER_THREADS) tranfs_encode_16(Tranfs t) { encode<true>(t); }
+extern "C" __global__ void __launch_bounds__(ENCODER_THREADS, 1) tranfs_encode(Tranfs t) { encode<false>(t); }
+extern "C" __global__ void __launch_bounds__(ENCODER_THREADS, 1) tranfs_encode_16(Tranfs t) { encode<true>(t); }
 
 // The gradient of the encoder's output, and the episode's part of the gradient of the direction of "mislabelled".
 DEVICE void output_gradients(const Tranfs& t, const TranfsEpisode& e, const float* out, const float* direction, float* d_out) {
@@ -420,13 +420,13 @@ template <bool WHOLE> DEVICE void encode_backward(const Tranfs& t) {
                               d_half[at] = value;
                               d_out[at] = value * dropout_factor(mask3, (e.dropout_token + row) * width + column);
                             });
-    block_product<ENCODER_THREADS, 1>(memory.stage, n, width, hidden, packed + t.packed_out_t, steps,
+    block_product<ENCODER_THREADS, 2>(memory.stage, n, width, hidden, packed + t.packed_out_t, steps,
                      [&](int row, int column) { return d_out[(long)row * width + column]; },
                      [&](int row, int column, float value) {
                        const long at = (long)row * hidden + column;
                        d_hidden[at] = units[at] > 0.f ? value * t.dropout_scale : 0.f;
                      });
-    block_product<ENCODER_THREADS, 1>(memory.stage, n, hidden, width, packed + t.packed_hidden_t, hidden_steps,
+    block_product<ENCODER_THREADS, 2>(memory.stage, n, hidden, width, packed + t.packed_hidden_t, hidden_steps,
                      [&](int row, int column) { return d_hidden[(long)row * hidden + column]; },
                      [&](int row, int column, float value) {
                        const long at = (long)row * width + column;
@@ -441,12 +441,12 @@ template <bool WHOLE> DEVICE void encode_backward(const Tranfs& t) {
                               d_half[at] = value;
                               d_attention_out[at] = value * dropout_factor(mask1, (e.dropout_token + row) * width + column);
                             });
-    block_product<ENCODER_THREADS, 1>(memory.stage, n, width, width, packed + t.packed_attended_t, steps,
+    block_product<ENCODER_THREADS, 2>(memory.stage, n, width, width, packed + t.packed_attended_t, steps,
                      [&](int row, int column) { return d_attention_out[(long)row * width + column]; },
                      [&](int row, int column, float value) { d_attended[(long)row * width + column] = value; });
     __syncthreads();
     attention_backward<WHOLE>(a, t.attended + first * width, d_attended, d_qkv);
-    block_product<ENCODER_THREADS, 1>(memory.stage, n, 3 * width, width, packed + t.packed_qkv_t, (3 * width + 15) >> 4,
+    block_product<ENCODER_THREADS, 2>(memory.stage, n, 3 * width, width, packed + t.packed_qkv_t, (3 * width + 15) >> 4,
                      [&](int row, int column) { return d_qkv[(long)row * 3 * width + column]; },
                      [&](int row, int column, float value) {
                        const long at = (long)row * width + column;
@@ -456,5 +456,5 @@ template <bool WHOLE> DEVICE void encode_backward(const Tranfs& t) {
   __syncthreads();
   projected_gradients(t, e, input, t.d_states + (long)e.first_token * width);
 }
-extern "C" __global__ void __launch_bounds__(ENCODER_THREADS) tranfs_encode_back(Tranfs t) { encode_backward<false>(t); }
-extern "C" __global__ void __launch_bounds__(ENCODER_THREADS) tranfs_encode_back_16(Tranfs t) { encode_backward<true>(t); }
+extern "C" __global__ void __launch_bounds__(ENCODER_THREADS, 1) tranfs_encode_back(Tranfs t) { encode_backward<false>(t); }
+extern "C" __global__ void __launch_bounds__(ENCODER_THREADS, 1) tranfs_encode_back_16(Tranfs t) { encode_backward<true>(t); }

@@ -37,7 +37,7 @@ fn library() -> &'static std::path::Path {
         let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("emulator");
         let library = std::env::temp_dir().join(format!("trueshot-emulator-{}.so", std::process::id()));
         let status = Command::new("c++")
-            .args(["-O2", "-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-o"])
+            .args(["-O1", "-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-o"])
             .arg(&library)
             .arg(sources.join("emulator.cpp"))
             .status()

@@ -27,6 +27,8 @@ use crate::error::Result;
 
 /// The number of steps that the device holds inputs and results of (`kernels/common.cuh`).
 pub const STEP_SLOTS: usize = 64;
+/// Threads of a thread block of the encoder (`kernels/tranfs.cu`).
+const ENCODER_THREADS: u32 = 256;
 
 /// The options of a training run, beside those of the network.
 #[derive(Debug, Clone)]
@@ -202,6 +204,9 @@ impl TranfsTraining {
     /// If there are more than [`STEP_SLOTS`] steps, or an input exceeds the limits.
     pub fn run(&mut self, steps: &[StepInput]) -> Result<Vec<[f32; 3]>> {
         assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
+        if steps.is_empty() {
+            return Ok(Vec::new());
+        }
         self.write_extra_rows(steps)?;
         self.write_inputs(steps)?;
         for _ in steps {
@@ -233,7 +238,10 @@ impl TranfsTraining {
 
     /// Copies the extra rows of all steps, one step after the other.
     fn write_extra_rows(&mut self, steps: &[StepInput]) -> Result<()> {
-        let rows: Vec<f32> = steps.iter().flat_map(|step| &step.extra_rows).copied().collect();
+        let rows = steps.iter().map(|step| &step.extra_rows[..]).collect::<Vec<_>>().concat();
+        if rows.is_empty() {
+            return Ok(());
+        }
         if rows.len() > self.extra.len() {
             self.device.synchronise()?;
             self.extra = self.device.zeros(rows.len().next_power_of_two())?;
@@ -263,7 +271,7 @@ impl TranfsTraining {
         let first = self.done as usize % STEP_SLOTS;
         let (before_end, after) = words.split_at(steps.len().min(STEP_SLOTS - first) * slot_len);
         self.inputs.write(first * slot_len, before_end)?;
-        self.inputs.write(0, after)
+        if after.is_empty() { Ok(()) } else { self.inputs.write(0, after) }
     }
 
     /// The factors of update number `update`, counted from 1, as the CPU computes them: what parameters are multiplied by, the
@@ -296,7 +304,7 @@ impl TranfsTraining {
         let chunks = self.argument.sizes.chunks as usize;
         let stage = memory::STAGE_LEN * size_of::<f32>();
         let (encoder_shared, _) = memory::encoder_shared_len(&self.device, config, limits);
-        let encoder = Grid::new(limits.episodes, 512).shared(encoder_shared);
+        let encoder = Grid::new(limits.episodes, ENCODER_THREADS).shared(encoder_shared);
         let columns = Grid::new(chunks, 256).rows(limits.episodes);
         let whole = (config.width / config.heads).is_multiple_of(16);
         let [encode, encode_back] = match whole {

@@ -217,7 +217,7 @@ fn updates_are_those_of_adamw_also_with_clipping() {
         assert!(relative_error(&own_first, first) < 1e-5 && relative_error(&own_second, second) < 1e-5);
         // The second step was computed with the updated weights.
         let (_, gradient) = cpu_losses(&network, &training.parameters().unwrap(), &step, &rows);
-        training.run(&[step.clone()]).unwrap();
+        training.run(std::slice::from_ref(&step)).unwrap();
         let trained = network.layout().tensors().iter().filter(|tensor| tensor.role == Role::Trained);
         let own = training.gradient().unwrap();
         for tensor in trained {
@@ -236,7 +236,7 @@ fn several_steps_of_a_call_are_those_of_several_calls_and_a_saved_state_continue
     let mut together = training(&device, &network, &first, &rows, 0.0);
     let losses = together.run(&[first.clone(), second.clone(), first.clone()]).unwrap();
     let mut apart = training(&device, &network, &first, &rows, 0.0);
-    let mut own = vec![apart.run(&[first.clone()]).unwrap()[0]];
+    let mut own = vec![apart.run(std::slice::from_ref(&first)).unwrap()[0]];
     let (parameters, moments) = (apart.parameters().unwrap(), apart.moments().unwrap());
     let mut resumed = training(&device, &network, &first, &rows, 0.0);
     resumed.load(&parameters, &moments.0, &moments.1, apart.progress()).unwrap();
