@@ -132,6 +132,16 @@ static float __shfl_xor_sync(unsigned, float value, int distance) {
   __syncwarp();
   return other;
 }
+static double __shfl_xor_sync(unsigned, double value, int distance) {
+  static double values[64][32];
+  double* own = values[current >> 5];
+  const int lane = current & 31;
+  own[lane] = value;
+  __syncwarp();
+  const double other = own[lane ^ distance];
+  __syncwarp();
+  return other;
+}
 static float __uint_as_float(unsigned bits) {
   float value;
   memcpy(&value, &bits, 4);
@@ -240,6 +250,13 @@ static void copy_async(unsigned address, const void* global) {
   check_shared("cp.async", address);
   memcpy(dynamic_shared + address, global, 16);
 }
+static void copy_word_async(unsigned address, const void* global) {
+  if ((address & 3) || address + 4 > shared_len) {
+    fprintf(stderr, "cp.async of 4 bytes at byte %u of %u bytes of shared memory\n", address, shared_len);
+    abort();
+  }
+  memcpy(dynamic_shared + address, global, 4);
+}
 static void commit_copies() {}
 template <int PENDING> static void wait_for_copies() {}
 static unsigned shared_address(const void* pointer) { return (unsigned)((const unsigned char*)pointer - dynamic_shared); }
@@ -271,6 +288,7 @@ static const std::map<std::string, Launcher>& kernels() {
       KERNEL(tranfs_project), KERNEL(tranfs_encode), KERNEL(tranfs_encode_16), KERNEL(tranfs_prototypes),
       KERNEL(tranfs_losses), KERNEL(tranfs_encode_back), KERNEL(tranfs_encode_back_16), KERNEL(tranfs_gradients),
       KERNEL(tranfs_update), KERNEL(tranfs_pack), RELABEL_KERNEL(relabel_gram), RELABEL_KERNEL(relabel_features),
+      RELABEL_KERNEL(relabel_edges),
       RELABEL_KERNEL(relabel_input), RELABEL_KERNEL(relabel_attend), RELABEL_KERNEL(relabel_mix),
       RELABEL_KERNEL(relabel_losses), RELABEL_KERNEL(relabel_output_backward),
       RELABEL_KERNEL(relabel_attend_backward_rows), RELABEL_KERNEL(relabel_attend_backward_columns),

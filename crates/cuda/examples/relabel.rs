@@ -81,10 +81,8 @@ fn figures() -> String {
         truths.iter().map(|truth| rows(&mut truth.iter().map(|class| class.unwrap_or(5)))).collect();
     let queries: Vec<Vec<Vec<f32>>> = (0..count).map(|_| rows(&mut query_classes.iter().copied())).collect();
     let mut gradient = vec![0.0; parameters.len()];
-    let slices = |rows: &'_ [Vec<f32>]| -> Vec<Vec<f32>> { rows.to_vec() };
     let mut losses = vec![0.0; 2];
     for ((support, queries), truth) in support.iter().zip(&queries).zip(&truths) {
-        let (support, queries) = (slices(support), slices(queries));
         let support: Vec<&[f32]> = support.iter().map(Vec::as_slice).collect();
         let queries: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
         let episode = Episode {

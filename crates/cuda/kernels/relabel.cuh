@@ -14,6 +14,13 @@
 
 namespace relabel {
 
+#ifndef EMULATOR
+// Asynchronous copy of 4 bytes, in the groups of `copy_async`.
+DEVICE void copy_word_async(u32 shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"(shared), "l"(global));
+}
+#endif
+
 #define RELABEL_THREADS 256
 #define RELABEL_WARPS 8
 #define EDGE_FEATURES 5
@@ -182,27 +189,43 @@ DEVICE float warp_max(float value) {
 }
 // The sum over all threads of a block, the same for all of them. Contains barriers.
 DEVICE double block_sum(double value) {
-  SHARED double sums[RELABEL_THREADS];
+  SHARED double sums[RELABEL_WARPS];
+#pragma unroll
+  for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
   __syncthreads();
-  sums[threadIdx.x] = value;
+  if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = value;
   __syncthreads();
-  for (int distance = RELABEL_THREADS / 2; distance; distance >>= 1) {
-    if (threadIdx.x < distance) sums[threadIdx.x] += sums[threadIdx.x + distance];
-    __syncthreads();
-  }
-  return sums[0];
+  double total = 0.0;
+#pragma unroll
+  for (int warp = 0; warp < RELABEL_WARPS; warp++) total += sums[warp];
+  return total;
 }
 
 DEVICE float normal_cdf(float x) { return 0.5f * (1.f + erff(x * 0.70710678118654752f)); }
 DEVICE float gelu(float x) { return x * normal_cdf(x); }
 DEVICE float gelu_slope(float x) { return normal_cdf(x) + x * 0.3989422804014327f * expf(-0.5f * x * x); }
 
-// Copies `rows` rows of `width` from global to shared memory.
-DEVICE void load_rows(const float* from, float* to, int pitch, int rows, int width) {
-  for (int i = threadIdx.x; i < rows * width; i += RELABEL_THREADS) to[i / width * pitch + i % width] = from[i];
+// Starts to copy `rows` rows of `width` from global to shared memory; `finish_loads` and a barrier must follow.
+DEVICE void load_rows(const void* from, void* to, int pitch, int rows, int width) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  if (width % 4 == 0) {
+    for (int row = warp; row < rows; row += RELABEL_WARPS)
+      for (int w = lane * 4; w < width; w += 128)
+        copy_async(shared_address((float*)to + row * pitch + w), (const float*)from + row * width + w);
+  } else {
+    for (int row = warp; row < rows; row += RELABEL_WARPS)
+      for (int w = lane; w < width; w += 32)
+        copy_word_async(shared_address((float*)to + row * pitch + w), (const float*)from + row * width + w);
+  }
+}
+DEVICE void finish_loads() {
+  commit_copies();
+  wait_for_copies<0>();
 }
 DEVICE void store_rows(const float* from, float* to, int pitch, int rows, int width) {
-  for (int i = threadIdx.x; i < rows * width; i += RELABEL_THREADS) to[i] = from[i / width * pitch + i % width];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  for (int row = warp; row < rows; row += RELABEL_WARPS)
+    for (int w = lane; w < width; w += 32) to[row * width + w] = from[row * pitch + w];
 }
 
 // out(row, column, sum over k of a[row][k] b[k][column]) for 16 m_tiles rows, also of rows that do not exist. `b` is packed:
@@ -244,6 +267,12 @@ DEVICE void tile_product(const float* a, int pitch, int m_tiles, const uint4* b,
   }
 }
 
+// A number as the sum of two TF32 numbers.
+DEVICE void split_tf32(float value, u32* high, u32* low) {
+  *high = to_tf32(value);
+  *low = to_tf32(value - __uint_as_float(*high));
+}
+
 // The weight of a layer in the packed weights.
 DEVICE const uint4* packed(const Relabel& r, int offset, int layer) {
   return r.packed + (offset + (long)layer * r.packed_layer_len) / 4;
@@ -252,55 +281,70 @@ DEVICE const float* layer_parameters(const Relabel& r, int offset, int layer) {
   return r.parameters + r.layer + (long)layer * r.layer_len + offset;
 }
 
-// y = layer norm of the rows x, one warp per row, also written to `out` [rows][width]. Parameters: scale, then shift.
-DEVICE void layer_norm(const float* x, float* y, int pitch, int rows, int width, const float* parameters, float* out) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+// Layer norms use 8 threads per row.
+#define NORM_ROWS (RELABEL_THREADS / 8)
+DEVICE float sum_of_8(float value) {
+#pragma unroll
+  for (int distance = 4; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
+  return value;
+}
+// Mean and one over the standard deviation of a row.
+DEVICE float2 row_statistics(const float* row, int width) {
   const float inverse_width = 1.f / width;
-  for (int row = warp; row < rows; row += RELABEL_WARPS) {
-    const float* from = x + row * pitch;
-    float sum = 0.f, square = 0.f;
-    for (int w = lane; w < width; w += 32) sum += from[w];
-    const float mean = warp_sum(sum) * inverse_width;
-    for (int w = lane; w < width; w += 32) square += (from[w] - mean) * (from[w] - mean);
-    const float inverse_std = 1.f / sqrtf(warp_sum(square) * inverse_width + EPSILON);
-    for (int w = lane; w < width; w += 32) {
-      const float value = (from[w] - mean) * inverse_std * parameters[w] + parameters[width + w];
+  float sum = 0.f, square = 0.f;
+  for (int w = threadIdx.x & 7; w < width; w += 8) sum += row[w];
+  const float mean = sum_of_8(sum) * inverse_width;
+  for (int w = threadIdx.x & 7; w < width; w += 8) square += (row[w] - mean) * (row[w] - mean);
+  return make_float2(mean, 1.f / sqrtf(sum_of_8(square) * inverse_width + EPSILON));
+}
+
+// y = layer norm of the rows x, also written to `out` [rows][width]. Parameters: scale, then shift.
+DEVICE void layer_norm(const float* x, float* y, int pitch, int rows, int width, const float* parameters, float* out) {
+  for (int first = 0; first < rows; first += NORM_ROWS) {
+    // All threads of a warp take part in its sums, also those without a row.
+    const int row = first + (threadIdx.x >> 3);
+    const float* from = x + min(row, rows - 1) * pitch;
+    const float2 statistics = row_statistics(from, width);
+    if (row >= rows) continue;
+    for (int w = threadIdx.x & 7; w < width; w += 8) {
+      const float value = (from[w] - statistics.x) * statistics.y * parameters[w] + parameters[width + w];
       y[row * pitch + w] = value;
       out[row * width + w] = value;
     }
   }
 }
 
-// The backward pass: adds the gradient of x [rows][width] (global) to `into`, from the gradient `d` of the output, and
-// writes the gradients of scale and shift. `normalised` is scratch memory like `d`. Contains a barrier.
-DEVICE void layer_norm_backward(const float* x, const float* d, float* normalised, float* into, int pitch, int rows, int width,
-                                const float* scale, float* partial) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+// The backward pass: adds the gradient of the input to `into`, from the gradient `d` of the output, and writes the gradients
+// of scale and shift. `x` holds the input and becomes the normalised input. Contains a barrier.
+DEVICE void layer_norm_backward(float* x, const float* d, float* into, int pitch, int rows, int width, const float* scale,
+                                float* partial) {
   const float inverse_width = 1.f / width;
-  for (int row = warp; row < rows; row += RELABEL_WARPS) {
-    const float *from = x + row * width, *d_row = d + row * pitch;
-    float* own = normalised + row * pitch;
-    float sum = 0.f, square = 0.f, d_mean = 0.f, d_slope = 0.f;
-    for (int w = lane; w < width; w += 32) sum += from[w];
-    const float mean = warp_sum(sum) * inverse_width;
-    for (int w = lane; w < width; w += 32) square += (from[w] - mean) * (from[w] - mean);
-    const float inverse_std = 1.f / sqrtf(warp_sum(square) * inverse_width + EPSILON);
-    for (int w = lane; w < width; w += 32) {
-      const float value = (from[w] - mean) * inverse_std, d_value = d_row[w] * scale[w];
-      own[w] = value;
+  for (int first = 0; first < rows; first += NORM_ROWS) {
+    const int row = first + (threadIdx.x >> 3), real = min(row, rows - 1);
+    float* own = x + real * pitch;
+    const float* d_row = d + real * pitch;
+    const float2 statistics = row_statistics(own, width);
+    float d_mean = 0.f, d_slope = 0.f;
+    for (int w = threadIdx.x & 7; w < width; w += 8) {
+      const float d_value = d_row[w] * scale[w];
       d_mean += d_value;
-      d_slope += d_value * value;
+      d_slope += d_value * (own[w] - statistics.x) * statistics.y;
     }
-    d_mean = warp_sum(d_mean) * inverse_width;
-    d_slope = warp_sum(d_slope) * inverse_width;
-    for (int w = lane; w < width; w += 32)
-      into[row * pitch + w] += inverse_std * (d_row[w] * scale[w] - d_mean - own[w] * d_slope);
+    d_mean = sum_of_8(d_mean) * inverse_width;
+    d_slope = sum_of_8(d_slope) * inverse_width;
+    if (row >= rows) continue;
+    for (int w = threadIdx.x & 7; w < width; w += 8) {
+      const float normalised = (own[w] - statistics.x) * statistics.y;
+      own[w] = normalised;
+      into[row * pitch + w] += statistics.y * (d_row[w] * scale[w] - d_mean - normalised * d_slope);
+    }
   }
   __syncthreads();
   for (int w = threadIdx.x; w < width; w += RELABEL_THREADS) {
     float d_scale = 0.f, d_shift = 0.f;
+#pragma unroll 8
     for (int row = 0; row < rows; row++) {
-      d_scale += d[row * pitch + w] * normalised[row * pitch + w];
+      d_scale += d[row * pitch + w] * x[row * pitch + w];
       d_shift += d[row * pitch + w];
     }
     partial[w] = d_scale;

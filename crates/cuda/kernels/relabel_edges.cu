@@ -20,11 +20,6 @@ DEVICE float row_value(const Row& row, int column) {
   return row.share == 0.f ? own : own + row.share * (((const float*)row.other)[column] - own);
 }
 
-DEVICE void split_tf32(float value, u32* high, u32* low) {
-  *high = to_tf32(value);
-  *low = to_tf32(value - __uint_as_float(*high));
-}
-
 // Inner products of 32 items with 32 items or queries. Grid: tiles of an episode, episodes.
 extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_gram(Relabel r) {
   SHARED float left[GRAM_TILE][GRAM_PITCH], right[GRAM_TILE][GRAM_PITCH];
@@ -234,38 +229,49 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_features(R
   const int* given = (const int*)(slot(r) + r.layout.given) + e.first_item;
   const int* counts = (const int*)(slot(r) + r.layout.counts) + e.first_class;
   const int pairs = e.items * e.items;
-  // Vectors [M] first, then, where they fit, gram and distances [M][M].
+  // Vectors [M] first, then, where they fit, gram, distances and features [M][M].
   float *with_mean = (float*)dynamic_shared, *scales = with_mean + e.items, *rest = scales + 2 * e.items;
+  int* labels = (int*)rest;
+  rest += e.items;
   const bool fits = r.gram_len > 0;
-  float *own = r.gram + e.first_pair, *gram = own, *planes = r.pair_features + (long)PAIR_FEATURES * e.first_pair;
-  float* distances = fits ? rest + pairs : r.scratch + (long)e.first_pair;
+  float *own = r.gram + e.first_pair, *gram = own, *out = r.pair_features + (long)PAIR_FEATURES * e.first_pair;
+  float *distances = fits ? rest + pairs : r.scratch + (long)e.first_pair, *planes = fits ? rest + 2 * pairs : out;
+  for (int i = threadIdx.x; i < e.items; i += RELABEL_THREADS) labels[i] = given[i];
   if (fits) {
     gram = rest;
-    for (int p = threadIdx.x; p < pairs; p += RELABEL_THREADS) gram[p] = own[p];
-    __syncthreads();
+    for (int p = threadIdx.x; p < pairs; p += RELABEL_THREADS) copy_word_async(shared_address(gram + p), own + p);
+    finish_loads();
   }
+  __syncthreads();
   if (r.centred) {
     centre(r, e, gram, with_mean, scales);
     if (fits)
       for (int p = threadIdx.x; p < pairs; p += RELABEL_THREADS) own[p] = gram[p];
   }
-  pair_features(e, given, gram, distances, with_mean, scales, planes);
-  state_features(e, given, counts, planes, r.state_features + (long)e.first_state * STATE_FEATURES);
+  pair_features(e, labels, gram, distances, with_mean, scales, planes);
+  if (fits)
+    for (int i = threadIdx.x; i < PAIR_FEATURES * pairs; i += RELABEL_THREADS) out[i] = planes[i];
+  state_features(e, labels, counts, planes, r.state_features + (long)e.first_state * STATE_FEATURES);
 }
 
 #define EDGE_SUMS 16
 
-// The edge network's logits of the pairs (i, j) with i in the tile, written to `attention`.
-DEVICE void edge_logits(const Relabel& r, const Block& b) {
-  const int items = b.e.items, pairs = items * items, units = r.edge_hidden, outputs = r.layers * r.heads;
-  float* weights = b.shared + r.shared.extra;
+// The edge network's logits of the pairs (i, j) with i in the tile, written to `attention`. One block per tile. Shared
+// memory: the weights.
+extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_edges(Relabel r) {
+  const u32* input = slot(r);
+  if (blockIdx.x >= ((const Header*)input)->tiles) return;
+  const Tile tile = ((const Tile*)(input + r.layout.tiles))[blockIdx.x];
+  const Episode e = episode(r, tile.episode);
+  const int items = e.items, pairs = items * items, units = r.edge_hidden, outputs = r.layers * r.heads;
+  float* weights = (float*)dynamic_shared;
   for (int i = threadIdx.x; i < units * (PAIR_FEATURES + 1 + outputs); i += RELABEL_THREADS)
     weights[i] = r.parameters[r.edges + i];
   __syncthreads();
   const float *bias = weights + PAIR_FEATURES * units, *out = bias + units;
-  const float* features = r.pair_features + (long)PAIR_FEATURES * b.e.first_pair;
-  float* logits = r.attention + (long)outputs * b.e.first_pair;
-  for (int p = b.first * items + threadIdx.x; p < (b.first + b.count) * items; p += RELABEL_THREADS) {
+  const float* features = r.pair_features + (long)PAIR_FEATURES * e.first_pair;
+  float* logits = r.attention + (long)outputs * e.first_pair;
+  for (int p = tile.first * items + threadIdx.x; p < (tile.first + tile.count) * items; p += RELABEL_THREADS) {
     float x[PAIR_FEATURES];
     for (int f = 0; f < PAIR_FEATURES; f++) x[f] = features[f * pairs + p];
     for (int first = 0; first < outputs; first += EDGE_SUMS) {

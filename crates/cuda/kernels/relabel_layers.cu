@@ -107,21 +107,18 @@ DEVICE void attention_inputs(const Relabel& r, const Block& b, int layer) {
                });
 }
 
-// Edge logits, the item view, the input layer, and the inputs of attention of layer 0.
+// The item view, the input layer, and the inputs of attention of layer 0.
 extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_input(Relabel r) {
   Block b;
   if (!open_tile(r, b)) return;
-  edge_logits(r, b);
-  __syncthreads();
   if (r.view_target) view_forward(r, b);
   const int width = r.width, pitch = pitch_of(width), feature_pitch = pitch_of(STATE_FEATURES);
   float *features = b.shared + r.shared.extra, *activated = b.shared + r.shared.normed, *states = b.shared + r.shared.states;
   const float* of_items = b.shared + r.shared.items[1];
-  for (int i = threadIdx.x; i < b.rows * 32; i += RELABEL_THREADS) {
-    const int row = i >> 5, column = i & 31;
-    features[row * feature_pitch + column] =
-        column < STATE_FEATURES ? r.state_features[(b.state + row) * STATE_FEATURES + column] : 0.f;
-  }
+  load_rows(r.state_features + b.state * STATE_FEATURES, features, feature_pitch, b.rows, STATE_FEATURES);
+  for (int i = threadIdx.x; i < b.rows * 32; i += RELABEL_THREADS)
+    if ((i & 31) >= STATE_FEATURES) features[(i >> 5) * feature_pitch + (i & 31)] = 0.f;
+  finish_loads();
   __syncthreads();
   tile_product(features, feature_pitch, b.row_tiles, r.packed + r.packed_features / 4, STATE_FEATURES, width,
                [&](int row, int column, float sum) {
@@ -155,7 +152,7 @@ DEVICE void weighted_sums(const Relabel& r, const Block& b, const float* weights
     const float* head = weights + divide(r.by_head_width, column % r.width) * plane;
     for (int first = 0; first < b.count; first += ITEM_SUMS) {
       float sums[ITEM_SUMS] = {};
-#pragma unroll 4
+#pragma unroll 5
       for (int j = 0; j < items; j++) {
         const float value = rows[(long)j * columns + column];
 #pragma unroll
@@ -164,6 +161,41 @@ DEVICE void weighted_sums(const Relabel& r, const Block& b, const float* weights
 #pragma unroll
       for (int i = 0; i < ITEM_SUMS; i++)
         if (first + i < b.count) out(first + i, column, sums[i]);
+    }
+  }
+}
+
+// out(head, item i of the tile, j, sum over k below `length` of left(head, i, k) right(head, j, k)). The factors are split, so
+// that the sums are as exact as in f32.
+template <class Left, class Right, class Out>
+DEVICE void head_products(const Relabel& r, const Block& b, int length, Left left, Right right, Out out) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
+  const int n_tiles = (b.e.items + 7) >> 3, per_head = n_tiles * b.item_tiles;
+  for (int unit = warp; unit < r.heads * per_head; unit += RELABEL_WARPS) {
+    const int head = unit / per_head, rest = unit - head * per_head, nt = rest / b.item_tiles, mt = rest - nt * b.item_tiles;
+    const int j = min(nt * 8 + group, b.e.items - 1);
+    float sums[4] = {};
+#pragma unroll 2
+    for (int k0 = 0; k0 < length; k0 += 8) {
+      u32 a[4], a_low[4], w[2], w_low[2];
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int k = k0 + quad + half * 4;
+        split_tf32(k < length ? right(head, j, k) : 0.f, &w[half], &w_low[half]);
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+          const int i = min(mt * 16 + m * 8 + group, b.count - 1);
+          split_tf32(k < length ? left(head, i, k) : 0.f, &a[half * 2 + m], &a_low[half * 2 + m]);
+        }
+      }
+      mma_tf32(sums, a_low, w);
+      mma_tf32(sums, a, w_low);
+      mma_tf32(sums, a, w);
+    }
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+      const int i = mt * 16 + group + (s >> 1) * 8, column = nt * 8 + 2 * quad + (s & 1);
+      if (i < b.count && column < b.e.items) out(head, i, column, sums[s]);
     }
   }
 }
@@ -180,13 +212,16 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_attend(Rel
   const float *queries = r.queries + (first_item + b.first) * width, *keys = r.keys + first_item * width;
   float* planes = r.attention + ((long)b.e.first_pair * r.layers + (long)layer * items * items) * r.heads;
   load_rows(r.states + (2 * layer * (long)r.max_states + b.state) * width, states, pitch, b.rows, width);
-  for (int task = threadIdx.x; task < r.heads * b.count * items; task += RELABEL_THREADS) {
-    const int j = task % items, i = task / items % b.count, head = task / items / b.count;
-    const float *query = queries + (long)i * width + head * part, *key = keys + (long)j * width + head * part;
-    float sum = 0.f;
-    for (int w = 0; w < part; w++) sum += query[w] * key[w];
-    weights[task] = sum * r.attention_scale + planes[((long)head * items + b.first + i) * items + j];
-  }
+  for (int head = 0; head < r.heads; head++)
+    for (int i = threadIdx.x; i < b.count * items; i += RELABEL_THREADS)
+      copy_word_async(shared_address(weights + head * b.count * items + i),
+                      planes + ((long)head * items + b.first) * items + i);
+  finish_loads();
+  __syncthreads();
+  head_products(
+      r, b, part, [&](int head, int i, int k) { return queries[(long)i * width + head * part + k]; },
+      [&](int head, int j, int k) { return keys[(long)j * width + head * part + k]; },
+      [&](int head, int i, int j, float sum) { weights[(head * b.count + i) * items + j] += sum * r.attention_scale; });
   __syncthreads();
   for (int row = warp; row < r.heads * b.count; row += RELABEL_WARPS) {
     float *own = weights + row * items, largest = own[0], total = 0.f;
@@ -257,11 +292,15 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_mix(Relabe
     const int c = task / width, w = task - c * width;
     const float inverse_count = 1.f / max(b.counts[c], 1);
     float mean = 0.f;
-    for (int i = 0; i < b.e.items; i++)
-      if (b.given[i] == c) mean += all[((long)i * classes + c) * width + w] * inverse_count;
+#pragma unroll 5
+    for (int i = 0; i < b.e.items; i++) {
+      const float value = b.given[i] == c ? all[((long)i * classes + c) * width + w] : 0.f;
+      mean += value * inverse_count;
+    }
     means[c * pitch + w] = mean;
     if (b.first == 0) r.class_means[(layer * (long)r.max_class_rows + b.e.first_class + c) * width + w] = mean;
   }
+  finish_loads();
   __syncthreads();
   const float* bias = layer_parameters(r, r.class_bias, layer);
   tile_product(pools, double_pitch, b.item_tiles, packed(r, r.forward.item, layer), 2 * width, units,
@@ -312,12 +351,18 @@ DEVICE void mixing_backward(const Relabel& r, const Block& b, int layer) {
   const int pitch = pitch_of(width), double_pitch = pitch_of(2 * width), unit_pitch = pitch_of(units);
   float *d_states = b.shared + r.shared.states, *d_normed = b.shared + r.shared.normed, *d_hidden = b.shared + r.shared.hidden;
   float *d_pools = b.shared + r.shared.items[0], *d_of_items = b.shared + r.shared.items[1];
+  int* argmax = (int*)(b.shared + r.shared.items[2]);
   const long state = layer * (long)r.max_states + b.state, item = layer * (long)r.max_items + b.item;
   store_rows(d_states, r.d_states + ((2 * layer + 2) * (long)r.max_states + b.state) * width, pitch, b.rows, width);
+  // The hidden units before GELU, which their gradients replace.
+  load_rows(r.hidden_units + state * units, d_hidden, unit_pitch, b.rows, units);
+  load_rows(r.argmax + item * width, argmax, pitch, b.count, width);
+  finish_loads();
+  __syncthreads();
   tile_product(d_states, pitch, b.row_tiles, packed(r, r.backward.mixed, layer), width, units,
                [&](int row, int column, float sum) {
                  if (row >= b.rows) return;
-                 sum *= gelu_slope(r.hidden_units[(state + row) * units + column]);
+                 sum *= gelu_slope(d_hidden[row * unit_pitch + column]);
                  d_hidden[row * unit_pitch + column] = sum;
                  r.d_hidden[(state + row) * units + column] = sum;
                });
@@ -345,7 +390,7 @@ DEVICE void mixing_backward(const Relabel& r, const Block& b, int layer) {
   for (int task = threadIdx.x; task < b.rows * width; task += RELABEL_THREADS) {
     const int row = task / width, w = task - row * width, i = row / classes, c = row - i * classes;
     float sum = d_normed[row * pitch + w] + inverse_count * d_pools[i * double_pitch + w];
-    if (r.argmax[(item + i) * width + w] == c) sum += d_pools[i * double_pitch + width + w];
+    if (argmax[i * pitch + w] == c) sum += d_pools[i * double_pitch + width + w];
     r.d_normed[b.state * width + task] = sum;
   }
 }
@@ -355,7 +400,8 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_output_bac
   Block b;
   if (!open_tile(r, b)) return;
   const int width = r.width, pitch = pitch_of(width);
-  float *d_states = b.shared + r.shared.states, *d_normed = b.shared + r.shared.normed;
+  float *d_states = b.shared + r.shared.states, *d_normed = b.shared + r.shared.normed, *states = b.shared + r.shared.values;
+  load_rows(r.states + (2 * r.layers * (long)r.max_states + b.state) * width, states, pitch, b.rows, width);
   for (int task = threadIdx.x; task < b.rows * width; task += RELABEL_THREADS) {
     const int row = task / width, w = task - row * width;
     const float* d = r.d_logits + (b.state + row) * OUTPUTS;
@@ -363,48 +409,12 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_output_bac
     d_normed[row * pitch + w] = d[0] * out[0] + d[1] * out[1] + d[2] * out[2];
     d_states[row * pitch + w] = 0.f;
   }
+  finish_loads();
   __syncthreads();
-  layer_norm_backward(r.states + (2 * r.layers * (long)r.max_states + b.state) * width, d_normed,
-                      b.shared + r.shared.values, d_states, pitch, b.rows, width, r.parameters + r.out_norm,
+  layer_norm_backward(states, d_normed, d_states, pitch, b.rows, width, r.parameters + r.out_norm,
                       r.partials + (long)b.tile * r.partial_len + r.partial_out_norm);
   __syncthreads();
   mixing_backward(r, b, r.layers - 1);
-}
-
-// out(head, item of the tile, j, sum over the head's columns of d_attended[item] values[j]).
-template <class Out>
-DEVICE void value_products(const Relabel& r, const Block& b, const float* d_attended, int pitch, const float* values, Out out) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
-  const int width = r.width, classes = b.e.classes, items = b.e.items, part = width / r.heads, length = classes * part;
-  const int n_tiles = (items + 7) >> 3, per_head = n_tiles * b.item_tiles;
-  for (int unit = warp; unit < r.heads * per_head; unit += RELABEL_WARPS) {
-    const int head = unit / per_head, rest = unit - head * per_head, nt = rest / b.item_tiles, mt = rest - nt * b.item_tiles;
-    const int j = nt * 8 + group;
-    const float* value = values + (long)min(j, items - 1) * classes * width + head * part;
-    float sums[4] = {};
-#pragma unroll 2
-    for (int k0 = 0; k0 < length; k0 += 8) {
-      u32 a[4], w[2];
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int k = k0 + quad + half * 4, c = divide(r.by_head_width, k), column = k - c * part;
-        const bool inside = k < length;
-        w[half] = to_tf32(inside ? value[c * width + column] : 0.f);
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-          const int i = mt * 16 + m * 8 + group;
-          const bool real = inside && i < b.count;
-          a[half * 2 + m] = to_tf32(real ? d_attended[(i * classes + c) * pitch + head * part + column] : 0.f);
-        }
-      }
-      mma_tf32(sums, a, w);
-    }
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-      const int i = mt * 16 + group + (s >> 1) * 8, column = nt * 8 + 2 * quad + (s & 1);
-      if (i < b.count && column < items) out(head, i, column, sums[s]);
-    }
-  }
 }
 
 // The second part of mixing's backward pass, then attention's as seen from the tile's items: gradients of the attention
@@ -420,6 +430,8 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_attend_bac
   float* d_weights = b.shared + r.shared.extra;  // [H][count][M]
   load_rows(r.d_states + ((2 * layer + 2) * (long)r.max_states + b.state) * width, d_states, pitch, b.rows, width);
   load_rows(r.d_normed + b.state * width, d_normed, pitch, b.rows, width);
+  const long after = (2 * layer + 1) * (long)r.max_states + b.state;
+  load_rows(r.states + after * width, scratch, pitch, b.rows, width);
   for (int task = threadIdx.x; task < classes * units; task += RELABEL_THREADS) {
     const float* sums = r.class_sums + (long)b.e.first_tile * r.max_class_sums + task;
     float sum = 0.f;
@@ -427,6 +439,7 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_attend_bac
     d_of_classes[task / units * unit_pitch + task % units] = sum;
     if (b.first == 0) r.d_of_classes[(layer * (long)r.max_class_rows + b.e.first_class) * units + task] = sum;
   }
+  finish_loads();
   __syncthreads();
   tile_product(d_of_classes, unit_pitch, b.class_tiles, packed(r, r.backward.of_class, layer), units, width,
                [&](int row, int column, float sum) { d_means[row * pitch + column] = sum; });
@@ -436,10 +449,9 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_attend_bac
     d_normed[(i * classes + given) * pitch + w] += d_means[given * pitch + w] * (1.f / b.counts[given]);
   }
   __syncthreads();
-  const long after = (2 * layer + 1) * (long)r.max_states + b.state;
   float* partial = r.partials + (long)b.tile * r.partial_len + r.partial_layer + layer * r.partial_layer_len;
-  layer_norm_backward(r.states + after * width, d_normed, scratch, d_states, pitch, b.rows, width,
-                      layer_parameters(r, r.mixing_norm, layer), partial + 2 * width);
+  layer_norm_backward(scratch, d_normed, d_states, pitch, b.rows, width, layer_parameters(r, r.mixing_norm, layer),
+                      partial + 2 * width);
   __syncthreads();
   store_rows(d_states, r.d_states + after * width, pitch, b.rows, width);
   tile_product(d_states, pitch, b.row_tiles, packed(r, r.backward.out, layer), width, width,
@@ -450,9 +462,18 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_attend_bac
                });
   __syncthreads();
   const float* values = r.values + (layer * (long)r.max_states + b.e.first_state) * width;
-  value_products(r, b, scratch, pitch, values, [&](int head, int i, int j, float sum) {
-    d_weights[(head * b.count + i) * items + j] = sum;
-  });
+  const int part = width / r.heads;
+  head_products(
+      r, b, classes * part,
+      [&](int head, int i, int k) {
+        const int c = divide(r.by_head_width, k);
+        return scratch[(i * classes + c) * pitch + head * part + k - c * part];
+      },
+      [&](int head, int j, int k) {
+        const int c = divide(r.by_head_width, k);
+        return values[((long)j * classes + c) * width + head * part + k - c * part];
+      },
+      [&](int head, int i, int j, float sum) { d_weights[(head * b.count + i) * items + j] = sum; });
   __syncthreads();
   const long planes = ((long)b.e.first_pair * r.layers + (long)layer * items * items) * r.heads;
   for (int row = warp; row < r.heads * b.count; row += RELABEL_WARPS) {
@@ -490,7 +511,11 @@ DEVICE void view_backward(const Relabel& r, const Block& b) {
                  d_projected[row * pitch + column] = 0.f;
                });
   __syncthreads();
-  layer_norm_backward(r.projected + b.item * width, d_view, d_hidden, d_projected, pitch, b.count, width,
+  float* projected = d_hidden;
+  load_rows(r.projected + b.item * width, projected, pitch, b.count, width);
+  finish_loads();
+  __syncthreads();
+  layer_norm_backward(projected, d_view, d_projected, pitch, b.count, width,
                       r.parameters + r.view_norm, r.partials + (long)b.tile * r.partial_len + r.partial_view_norm);
   __syncthreads();
   store_rows(d_projected, r.d_projected + b.item * width, pitch, b.count, width);
@@ -501,10 +526,14 @@ DEVICE void input_backward(const Relabel& r, const Block& b) {
   const int width = r.width, pitch = pitch_of(width), classes = b.e.classes;
   float *d_states = b.shared + r.shared.states, *d_hidden = b.shared + r.shared.normed, *d_items = b.shared + r.shared.items[2];
   store_rows(d_states, r.d_states + b.state * width, pitch, b.rows, width);
+  // The hidden units before GELU, which their gradients replace.
+  load_rows(r.start_hidden + b.state * width, d_hidden, pitch, b.rows, width);
+  finish_loads();
+  __syncthreads();
   tile_product(d_states, pitch, b.row_tiles, r.packed + r.packed_start_back / 4, width, width,
                [&](int row, int column, float sum) {
                  if (row >= b.rows) return;
-                 sum *= gelu_slope(r.start_hidden[(b.state + row) * width + column]);
+                 sum *= gelu_slope(d_hidden[row * pitch + column]);
                  d_hidden[row * pitch + column] = sum;
                  r.d_start[(b.state + row) * width + column] = sum;
                });
@@ -541,9 +570,10 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_attend_bac
   load_rows(r.d_queries + item * width, d_queries, pitch, b.count, width);
   for (int task = threadIdx.x; task < r.heads * plane; task += RELABEL_THREADS) {
     const int row = task / b.count, j = task - row * b.count;
-    weights[task] = r.attention[planes + (long)row * items + b.first + j];
-    d_logits[task] = r.d_attention[planes + (long)row * items + b.first + j] * r.attention_scale;
+    copy_word_async(shared_address(weights + task), r.attention + planes + (long)row * items + b.first + j);
+    copy_word_async(shared_address(d_logits + task), r.d_attention + planes + (long)row * items + b.first + j);
   }
+  finish_loads();
   __syncthreads();
   const float* queries = r.queries + (layer * (long)r.max_items + b.e.first_item) * width;
   for (int task = threadIdx.x; task < b.count * width; task += RELABEL_THREADS) {
@@ -552,6 +582,7 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_attend_bac
     float sum = 0.f;
 #pragma unroll 4
     for (int i = 0; i < items; i++) sum += own[i * b.count] * queries[(long)i * width + w];
+    sum *= r.attention_scale;
     d_keys[j * pitch + w] = sum;
     r.d_keys[item * width + task] = sum;
   }
@@ -569,15 +600,17 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_attend_bac
   tile_product(d_values, pitch, b.row_tiles, packed(r, r.backward.value, layer), width, width,
                [&](int row, int column, float sum) { d_normed[row * pitch + column] = sum; });
   __syncthreads();
+  float* states = d_values;
+  load_rows(r.states + (2 * layer * (long)r.max_states + b.state) * width, states, pitch, b.rows, width);
   for (int task = threadIdx.x; task < b.rows * width; task += RELABEL_THREADS) {
     const int row = task / width, w = task - row * width, i = row / classes, c = row - i * classes;
     float sum = d_pooled[i * double_pitch + w] * (1.f / classes);
     if (b.given[b.first + i] == c) sum += d_pooled[i * double_pitch + width + w];
     d_normed[row * pitch + w] += sum;
   }
+  finish_loads();
   __syncthreads();
-  layer_norm_backward(r.states + (2 * layer * (long)r.max_states + b.state) * width, d_normed, d_values, d_states, pitch, b.rows,
-                      width, layer_parameters(r, r.attention_norm, layer),
+  layer_norm_backward(states, d_normed, d_states, pitch, b.rows, width, layer_parameters(r, r.attention_norm, layer),
                       r.partials + (long)b.tile * r.partial_len + r.partial_layer + layer * r.partial_layer_len);
   __syncthreads();
   if (layer > 0) mixing_backward(r, b, layer - 1);

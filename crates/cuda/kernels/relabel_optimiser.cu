@@ -93,7 +93,7 @@ struct Optimiser {
   float* results;  // [slots][2]: the mean of each loss over the episodes
 };
 
-#define GRADIENT_SUMS 8
+#define GRADIENT_SUMS 16
 DEVICE float summed_gradient(const Relabel& r, const Optimiser& o, const Source& source, const Header* step) {
   const float* at = source.first + (source.kind == TILES ? r.partials : source.kind == EPISODES ? r.d_prior : o.product_sums);
   const int count = source.kind == TILES ? step->tiles : source.kind == EPISODES ? step->episodes : source.count;
@@ -103,7 +103,9 @@ DEVICE float summed_gradient(const Relabel& r, const Optimiser& o, const Source&
 #pragma unroll
     for (int j = 0; j < GRADIENT_SUMS; j++) sums[j] += at[(long)(i + j) * source.stride];
   for (; i < count; i++) sums[0] += at[(long)i * source.stride];
-  const float total = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  float total = 0.f;
+#pragma unroll
+  for (int j = 0; j < GRADIENT_SUMS; j++) total += sums[j];
   return total / step->episodes;
 }
 

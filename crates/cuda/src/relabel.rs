@@ -25,9 +25,10 @@ use memory::{NetworkPlan, PersistentAddresses, Positions, State, StepMemory, che
 
 /// Threads of all kernels.
 const THREADS: u32 = 256;
-/// Bytes of shared memory of a thread block, on Hopper and on every supported GPU.
-const HOPPER_SHARED_LEN: usize = 227 << 10;
-const SHARED_LEN: usize = 99 << 10;
+/// Bytes of dynamic shared memory of a thread block, on Hopper and on every supported GPU: all but 1 KiB, which kernels
+/// have as static memory.
+const HOPPER_SHARED_LEN: usize = 226 << 10;
+const SHARED_LEN: usize = 98 << 10;
 
 /// The options of the optimiser.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -242,7 +243,7 @@ impl RelabelTraining {
             memory.slots.write((self.done as usize + offset) % STEP_SLOTS * len, &words)?;
         }
         for _ in &steps {
-            self.launch_step()?;
+            self.launch_graph()?;
         }
         let before = self.done;
         self.done = self.persistent.state.read()?[0].step;
@@ -257,6 +258,12 @@ impl RelabelTraining {
     /// Launches the graph of one step on what the step's slot contains, and does not wait. For measurements: after
     /// [`run`](Self::run) with [`STEP_SLOTS`] steps, all slots are filled.
     pub fn launch_step(&mut self) -> Result<()> {
+        self.launch_graph()?;
+        self.done = self.done.wrapping_add(1);
+        Ok(())
+    }
+
+    fn launch_graph(&mut self) -> Result<()> {
         if self.graph.is_none() {
             self.graph = Some(self.device.clone().capture(|| self.record_step())?);
         }
@@ -331,9 +338,13 @@ impl RelabelTraining {
         let tile_kernel = |kernel, layer: i32| self.launch(kernel, tile_grid, &[&relabel, &Value(layer)]);
 
         self.launch("relabel_gram", Grid::new(gram_tiles, THREADS).rows(episodes), &[&relabel])?;
-        let gram_len = (memory.relabel.gram_len as usize).max(3 * largest_items);
+        let gram_len = (memory.relabel.gram_len as usize).max(4 * largest_items);
         self.launch("relabel_features", Grid::new(episodes, THREADS).shared(4 * gram_len), &[&relabel])?;
+        self.device.fork()?;
+        let grid = Grid::new(tiles, THREADS).shared(4 * NetworkPlan::edges_len(&self.plan.config));
+        self.device.launch(Queue::Side, "relabel_edges", grid, &[&relabel])?;
         self.launch("relabel_input", tile_grid, &[&relabel])?;
+        self.device.join()?;
         for layer in 0..layers {
             tile_kernel("relabel_attend", layer)?;
             tile_kernel("relabel_mix", layer)?;

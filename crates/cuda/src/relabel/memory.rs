@@ -475,7 +475,7 @@ impl NetworkPlan {
         let (classes, of_classes) = (add(classes * pitch_of(width)), add(classes * pitch_of(hidden)));
         let attention = 2 * heads * sizes.tile_pairs;
         let features = rows * pitch_of(STATE_FEATURES);
-        let extra = add(attention.max(features).max(Self::edges_len(&self.config)));
+        let extra = add(attention.max(features));
         let len = end as i32;
         SharedLayout { states, normed, values, hidden: of_hidden, items, classes, of_classes, extra, len }
     }
@@ -540,7 +540,7 @@ impl StepMemory {
         relabel.shared = plan.shared_layout(&sizes);
         relabel.layout = StepLayout::new(&sizes);
         check_shared("an episode", 4 * relabel.shared.len as usize, limit)?;
-        let gram_len = 3 * sizes.largest_items + 2 * sizes.largest_items.pow(2);
+        let gram_len = 4 * sizes.largest_items + (2 + PAIR_FEATURES) * sizes.largest_items.pow(2);
         relabel.gram_len = if 4 * gram_len <= limit { gram_len as i32 } else { 0 };
         relabel.scratch_len =
             if 4 * sizes.largest_scratch <= limit { sizes.largest_scratch as i32 } else { 0 };
