@@ -143,5 +143,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (first, second) = (run()?, run()?);
     let same = first.iter().zip(&second).all(|(a, b)| a.to_bits() == b.to_bits());
     println!("two runs have the same bits: {same}");
+    for (kernel, microseconds) in training.kernel_times()? {
+        println!("{kernel}: {microseconds:.1} us");
+    }
     Ok(())
 }

@@ -177,5 +177,8 @@ fn measure(dim: usize) -> Result<(), Box<dyn std::error::Error>> {
         times[REPEATS / 2],
         times[0]
     );
+    for (kernel, microseconds) in training.kernel_times()? {
+        println!("{kernel}: {microseconds:.1} us");
+    }
     Ok(())
 }

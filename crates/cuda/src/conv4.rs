@@ -15,7 +15,7 @@ use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{BLOCKS, Shape, WIDTH, layout};
 
 use crate::Divider;
-use crate::driver::{Argument, Buffer, Device, Graph, Grid, Null, Queue, Value};
+use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Null, Queue, Value};
 use crate::error::Result;
 
 pub use embedding::Conv4Embedding;
@@ -493,6 +493,11 @@ impl Conv4Training {
     /// Launches the graph of one step, with images that were prepared before, and does not wait. For measurements.
     pub fn launch_prepared(&mut self) -> Result<()> {
         self.graph(true)?.launch()
+    }
+
+    /// The times of the kernels of a step. The run cannot go on afterwards.
+    pub fn kernel_times(self, prepared: bool) -> Result<KernelTimes> {
+        self.device.kernel_times(|| self.record_step(prepared))
     }
 
     /// Waits for the device.

@@ -83,10 +83,17 @@ struct Cuda {
     /// Marks points in the queues for fork and join.
     event: sys::CUevent,
     functions: Mutex<HashMap<&'static str, Function>>,
+    /// The times of kernels while [`Device::kernel_times`] runs.
+    times: Mutex<Option<KernelTimes>>,
     name: String,
     multiprocessors: usize,
     has_wgmma: bool,
 }
+
+/// Names of kernels with the microseconds of one launch, in the order of their launches.
+pub type KernelTimes = Vec<(&'static str, f64)>;
+/// Launches that the time of a kernel is the mean of.
+const TIMED_LAUNCHES: u32 = 20;
 
 #[derive(Clone, Copy)]
 struct Function {
@@ -282,6 +289,22 @@ impl Device {
         }
     }
 
+    /// The time of every kernel that `record` launches. Each is launched several times in a row, so what the kernels
+    /// compute is of no use afterwards. The emulator measures nothing.
+    pub fn kernel_times(&self, record: impl FnOnce() -> Result<()>) -> Result<KernelTimes> {
+        match &*self.backend {
+            Backend::Cuda(cuda) => {
+                let times = || cuda.times.lock().expect("no thread panics while it holds the lock");
+                *times() = Some(KernelTimes::new());
+                let recorded = record();
+                let measured = times().take().unwrap_or_default();
+                recorded.map(|()| measured)
+            }
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(_) => record().map(|()| KernelTimes::new()),
+        }
+    }
+
     /// Records the work that `record` starts, instead of doing it, as a graph.
     pub fn capture(&self, record: impl FnOnce() -> Result<()>) -> Result<Graph> {
         match &*self.backend {
@@ -337,6 +360,28 @@ fn driver_error(operation: &'static str, error: DriverError) -> Error {
     if is_lost(error.0) { Error::Lost(message) } else { Error::Driver { operation, message } }
 }
 
+/// The mean time of a launch in microseconds.
+fn time_launches(stream: sys::CUstream, mut launch: impl FnMut() -> Result<()>) -> Result<f64> {
+    let failed = |error| driver_error("measuring a kernel", error);
+    let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(failed);
+    let [start, end] = [event()?, event()?];
+    launch()?;
+    // SAFETY: events and queue exist until the end of this function.
+    unsafe { result::event::record(start, stream) }.map_err(failed)?;
+    for _ in 0..TIMED_LAUNCHES {
+        launch()?;
+    }
+    // SAFETY: as above.
+    unsafe {
+        result::event::record(end, stream).map_err(failed)?;
+        result::event::synchronize(end).map_err(failed)?;
+        let milliseconds = result::event::elapsed(start, end).map_err(failed)?;
+        result::event::destroy(start).map_err(failed)?;
+        result::event::destroy(end).map_err(failed)?;
+        Ok(f64::from(milliseconds) * 1e3 / f64::from(TIMED_LAUNCHES))
+    }
+}
+
 impl Cuda {
     fn open(ordinal: i32) -> Result<Self> {
         let failed = |error| driver_error("opening the GPU", error);
@@ -367,6 +412,7 @@ impl Cuda {
                 queues: [queue()?, queue()?],
                 event: result::event::create(flags).map_err(failed)?,
                 functions: Mutex::default(),
+                times: Mutex::default(),
                 name,
                 multiprocessors,
                 has_wgmma: image.has_wgmma,
@@ -432,19 +478,21 @@ impl Cuda {
         let function = self.function(kernel, grid.shared)?;
         let mut pointers: Vec<*mut c_void> =
             arguments.iter().map(|argument| argument.bytes().as_ptr().cast_mut().cast()).collect();
-        let blocks = (grid.blocks.0, grid.blocks.1, 1);
+        let (blocks, threads) = ((grid.blocks.0, grid.blocks.1, 1), (grid.threads, 1, 1));
+        let stream = self.queues[queue as usize];
         // SAFETY: the arguments are copied during the call. The kernels stay within their buffers.
-        unsafe {
-            result::launch_kernel(
-                function,
-                blocks,
-                (grid.threads, 1, 1),
-                grid.shared,
-                self.queues[queue as usize],
-                &mut pointers,
-            )
+        let mut launch = || {
+            unsafe { result::launch_kernel(function, blocks, threads, grid.shared, stream, &mut pointers) }
+                .map_err(|error| driver_error(kernel, error))
+        };
+        let mut times = self.times.lock().expect("no thread panics while it holds the lock");
+        match &mut *times {
+            None => launch(),
+            Some(times) => {
+                times.push((kernel, time_launches(stream, launch)?));
+                Ok(())
+            }
         }
-        .map_err(|error| driver_error(kernel, error))
     }
 
     fn capture(&self, record: impl FnOnce() -> Result<()>) -> Result<sys::CUgraphExec> {

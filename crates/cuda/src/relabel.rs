@@ -18,7 +18,7 @@ use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::relabel::Relabel;
 
 use crate::conv4::STEP_SLOTS;
-use crate::driver::{Argument, Buffer, Device, Graph, Grid, Queue, Value};
+use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value};
 use crate::error::Result;
 use input::{EncodedStep, StepSizes, StoredSet};
 use memory::{NetworkPlan, PersistentAddresses, Positions, State, StepMemory, check_shared};
@@ -268,6 +268,11 @@ impl RelabelTraining {
             self.graph = Some(self.device.clone().capture(|| self.record_step())?);
         }
         self.graph.as_ref().expect("just set").launch()
+    }
+
+    /// The times of the kernels of a step. The run cannot go on afterwards.
+    pub fn kernel_times(self) -> Result<KernelTimes> {
+        self.device.kernel_times(|| self.record_step())
     }
 
     /// Waits for the device.

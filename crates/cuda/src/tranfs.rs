@@ -22,7 +22,7 @@ pub use self::input::{EpisodeInput, Limits, PartInput, Query, StepInput, Support
 use self::input::{InputLayout, InputLimits};
 use self::memory::{Activations, Factors, Sizes, TranfsArgument, TranfsState};
 use self::tasks::{GradientTask, PackedPlaces, ParameterPlaces, UpdateTask};
-use crate::driver::{Argument, Buffer, Device, Graph, Grid, Queue, Value};
+use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value};
 use crate::error::Result;
 
 /// The number of steps that the device holds inputs and results of (`kernels/common.cuh`).
@@ -229,6 +229,11 @@ impl TranfsTraining {
     pub fn launch_again(&mut self) -> Result<()> {
         self.done += 1;
         self.graph()?.launch()
+    }
+
+    /// The times of the kernels of a step. The run cannot go on afterwards.
+    pub fn kernel_times(self) -> Result<KernelTimes> {
+        self.device.kernel_times(|| self.record_step())
     }
 
     /// Waits for the device.
