@@ -23,8 +23,10 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __noinline__ inline
 #define __launch_bounds__(...)
 #define SHARED static
+#define ASSUME_SHARED(pointer)
 
 using std::max;
 using std::min;
@@ -132,6 +134,15 @@ static float __shfl_xor_sync(unsigned, float value, int distance) {
   __syncwarp();
   return other;
 }
+static unsigned __shfl_sync(unsigned, unsigned value, int from) {
+  static unsigned values[64][32];
+  unsigned* own = values[current >> 5];
+  own[current & 31] = value;
+  __syncwarp();
+  const unsigned other = own[from];
+  __syncwarp();
+  return other;
+}
 static double __shfl_xor_sync(unsigned, double value, int distance) {
   static double values[64][32];
   double* own = values[current >> 5];
@@ -208,6 +219,7 @@ static unsigned to_tf32(float value) {
   memcpy(&bits, &value, 4);
   return exact ? bits : (bits + 0x1000) & 0xffffe000u;
 }
+static unsigned tf32_operand(float value) { return to_tf32(value); }
 static void mma_tf32(float* d, const unsigned* a, const unsigned* b) {
   WarpExchange& warp = exchange[current >> 5];
   const int lane = current & 31, group = lane >> 2, quad = lane & 3;
@@ -246,6 +258,7 @@ static void load_fragments(unsigned* fragment, unsigned address, bool transposed
 }
 static void load_matrices(unsigned* fragment, unsigned address) { load_fragments(fragment, address, false); }
 static void load_matrices_transposed(unsigned* fragment, unsigned address) { load_fragments(fragment, address, true); }
+static void prefetch(const void*) {}
 static void copy_async(unsigned address, const void* global) {
   check_shared("cp.async", address);
   memcpy(dynamic_shared + address, global, 16);
@@ -285,9 +298,10 @@ static const std::map<std::string, Launcher>& kernels() {
       KERNEL(update_parameters), KERNEL(pack_filters), KERNEL(finish_step), KERNEL(prototype_means),
       KERNEL(prototype_medians), KERNEL(query_losses), KERNEL(prototype_gradients), KERNEL(median_gradients),
       KERNEL(write_features),
-      KERNEL(tranfs_project), KERNEL(tranfs_encode), KERNEL(tranfs_encode_16), KERNEL(tranfs_prototypes),
-      KERNEL(tranfs_losses), KERNEL(tranfs_encode_back), KERNEL(tranfs_encode_back_16), KERNEL(tranfs_gradients),
-      KERNEL(tranfs_update), KERNEL(tranfs_pack), RELABEL_KERNEL(relabel_gram), RELABEL_KERNEL(relabel_features),
+      KERNEL(tranfs_project), KERNEL(tranfs_layer), KERNEL(tranfs_layer_large), KERNEL(tranfs_attend),
+      KERNEL(tranfs_attend_large), KERNEL(tranfs_attend_back_large), KERNEL(tranfs_layer_back_large), KERNEL(tranfs_prototypes),
+      KERNEL(tranfs_losses), KERNEL(tranfs_losses_large), KERNEL(tranfs_clean_means), KERNEL(tranfs_layer_back), KERNEL(tranfs_attend_back), KERNEL(tranfs_class_means_back),
+      KERNEL(tranfs_gradients), KERNEL(tranfs_update), KERNEL(tranfs_begin), KERNEL(tranfs_direction), RELABEL_KERNEL(relabel_gram), RELABEL_KERNEL(relabel_features),
       RELABEL_KERNEL(relabel_edges),
       RELABEL_KERNEL(relabel_input), RELABEL_KERNEL(relabel_attend), RELABEL_KERNEL(relabel_mix),
       RELABEL_KERNEL(relabel_losses), RELABEL_KERNEL(relabel_output_backward),

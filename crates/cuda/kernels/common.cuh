@@ -16,6 +16,9 @@ typedef long long i64;
 typedef unsigned long long u64;
 
 #define DEVICE __device__ __forceinline__
+// A function that is not copied into its callers. A kernel whose code does not fit into the instruction cache spends most of
+// its time on loading it, so what a kernel does several times is a function of this kind.
+#define SEPARATE __device__ __noinline__
 #define CHANNELS 64
 #define TAPS 9
 #define FILTER_LEN (TAPS * CHANNELS * CHANNELS)
@@ -24,6 +27,9 @@ typedef unsigned long long u64;
 
 #ifndef EMULATOR
 #define SHARED __shared__
+// Tells the compiler that a pointer points to shared memory, which it cannot know in a SEPARATE function. Loads through other
+// pointers take four times as long.
+#define ASSUME_SHARED(pointer) __builtin_assume(__isShared(pointer))
 // The dynamic shared memory of a thread block, whose length the host gives at the launch.
 extern __shared__ __align__(1024) u8 dynamic_shared[];
 
@@ -53,6 +59,9 @@ DEVICE u32 to_tf32(float value) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
   return bits;
 }
+// The same for operands of mma_tf32, which ignores the last 13 bits: adding half of the last bit that counts is faster than
+// the conversion.
+DEVICE u32 tf32_operand(float value) { return __float_as_uint(value) + 0x1000u; }
 // d[16 x 8] += a[16 x 8] b[8 x 8], TF32 inputs, f32 sums, in the fragment layout of mma.m16n8k8: with group = lane / 4 and
 // quad = lane % 4, a holds (group, quad), (group + 8, quad), (group, quad + 4), (group + 8, quad + 4); b holds
 // (quad, group), (quad + 4, group); d holds (group, 2 quad), (group, 2 quad + 1), (group + 8, 2 quad), (group + 8, 2 quad + 1).
@@ -77,9 +86,15 @@ DEVICE void load_matrices_transposed(u32* fragment, u32 address) {
 DEVICE void copy_async(u32 shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared), "l"(global));
 }
+// Asynchronous copy of 4 bytes, in the same groups.
+DEVICE void copy_word_async(u32 shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"(shared), "l"(global));
+}
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;"); }
 // Waits until at most PENDING groups are unfinished.
 template <int PENDING> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING)); }
+// Starts to load the 128 bytes at an address into the L1 cache.
+DEVICE void prefetch(const void* global) { asm volatile("prefetch.global.L1 [%0];" ::"l"(global)); }
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 #endif
 

@@ -6,6 +6,7 @@
 #include "first_block.cu"
 #include "optimiser.cu"
 #include "prototypes.cu"
+#include "attention.cu"
 #include "tranfs.cu"
 #include "tranfs_losses.cu"
 #include "tranfs_update.cu"

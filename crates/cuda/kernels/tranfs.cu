@@ -4,21 +4,27 @@
 // tokens and Q queries of all episodes of a step. Items, classes, tokens and queries of all episodes are lists without gaps;
 // the tokens of an episode are its classes, then its items sorted by given label. Numbers are f32, matrix products TF32.
 //
-// A step is seven kernels:
-//   tranfs_project      items times down-projection, split over D, and the direction of "mislabelled"
-//   tranfs_encode       one thread block per episode: tokens, all layers, loss of "mislabelled"
+// The kernels of a step:
+//   tranfs_clean_means  means of correctly labelled items, and, together with tranfs_direction, the direction of "mislabelled";
+//                       beside the encoder (tranfs_losses.cu)
+//   tranfs_project      items times down-projection, split over D
+//   tranfs_layer 0      tokens; queries, keys and values of layer 0. One thread block per 16 tokens of an episode
+//   for every layer l: tranfs_attend l (attention.cu), then
+//   tranfs_layer l + 1  the rest of layer l; queries, keys and values of layer l + 1, or the loss of "mislabelled"
 //   tranfs_prototypes   one thread block per episode and 128 columns of D: prototypes, partial distances (tranfs_losses.cu)
 //   tranfs_losses       the same blocks: losses, gradients of prototypes and, split over D, of class states
-//   tranfs_encode_back  one thread block per episode: gradients of all activations
+//   tranfs_layer_back L, and for every layer from the last: tranfs_attend_back, tranfs_layer_back; gradients of all activations
 //   tranfs_gradients    gradients of the parameters (tranfs_update.cu)
-//   tranfs_update       AdamW
+//   tranfs_update       AdamW; the input of the next step
+// Most of the time is latency: a number that another multiprocessor wrote takes 700 cycles to arrive. So kernels start all their
+// loads as early as possible.
 // Sums over splits are added in a fixed order, so runs repeat to the bit.
 #pragma once
-#include "attention.cu"
 #include "layer_norm.cu"
 #include "linear.cu"
 
-#define ENCODER_THREADS 256
+#define LAYER_THREADS 256
+#define ROWS 16  // tokens of a thread block
 #define LABEL_FLAG 0x80000000u
 
 // The part of a step's input that has a fixed length. 16 words.
@@ -58,8 +64,9 @@ struct Tranfs {
   int dim, width, heads, hidden, layers;
   int classes;                     // rows of the tables: the most classes of an episode
   int chunks;                      // ceil(dim / CHUNK)
+  int projections;                 // ceil(dim / PROJECTED_COLUMNS)
   int class_mean, cosine;          // options: class tokens are class means; the clean loss is minus the cosine
-  int attention_in_shared;
+  int row_len;                     // of `rows`, per thread block of tranfs_layer_large
   int most_tokens;                 // of an episode
   int item_capacity, class_capacity, token_capacity, query_capacity;
   int map_capacity;                // attention weights of a layer
@@ -74,12 +81,14 @@ struct Tranfs {
   int packed_down, packed_up, packed_up_t, packed_layer, packed_layer_len;
   int packed_qkv, packed_attended, packed_hidden, packed_out, packed_qkv_t, packed_attended_t, packed_hidden_t, packed_out_t;
   const u32* inputs;               // [STEP_SLOTS][slot_len]
+  u32* current;                    // [slot_len]: the input of the current step
   const float* features;           // [feature_rows][D]
   const float* extra;              // rows that are not in `features`
   float* parameters;
   const uint4* packed;
-  float* projected;                // [chunks][I][W]
-  float* direction;                // [chunks][W]
+  float* projected;                // [projections][I][W]
+  float* directions;               // [chunks][W]: parts of the direction
+  float* direction;                // [W]: the direction of "mislabelled", its weight times the up-projection
   float* states;                   // [L + 1][T][W]: tokens, then the output of each layer
   float* qkv;                      // [L][T][3 W]
   float* maps;                     // [L][map_capacity]
@@ -96,6 +105,9 @@ struct Tranfs {
   float* d_out;                    // [L][T][W]: of the feed-forward network's output
   float* d_half;                   // [T][W]: of a norm's input
   float* d_attended;               // [T][W]
+  float* d_maps;                   // [map_capacity]
+  float* d_means;                  // [T][heads]
+  float* rows;                     // [thread blocks][row_len]: rows of tranfs_layer that do not fit into shared memory
   float* d_projected;              // [I][W]
   float* d_logits;                 // [I]: of "mislabelled"
   float* item_losses;              // [I]
@@ -103,6 +115,7 @@ struct Tranfs {
   float* prototypes;               // [C][D]
   float* d_prototypes;             // [C][D]
   float* clean_means;              // [C][D]: means of the correctly labelled items
+  int* clean_counts;               // [C]: correctly labelled items
   float* partial_products;         // [chunks][Q][classes]
   float* class_sums;               // [chunks][C][4]: p.p, p.t, t.t, |p - t|², with t the clean mean
   float* class_factors;            // [chunks][C][4]: each chunk's own copy of p.p, the sum of d_logits, two factors
@@ -115,7 +128,6 @@ struct Tranfs {
   TranfsState* state;
 };
 
-DEVICE const u32* step_input(const Tranfs& t) { return t.inputs + (long)(t.state->step % STEP_SLOTS) * t.slot_len; }
 DEVICE const TranfsStep& step_of(const u32* input) { return *(const TranfsStep*)input; }
 DEVICE const TranfsEpisode& episode_of(const Tranfs& t, const u32* input, int episode) {
   return ((const TranfsEpisode*)(input + t.episodes_at))[episode];
@@ -130,331 +142,304 @@ DEVICE DropoutMask dropout_of(const Tranfs& t, const TranfsEpisode& e, int layer
   return dropout_site((u64)e.seed_high << 32 | e.seed_low, layer * 4 + site, t.dropout_threshold, t.dropout_scale);
 }
 
-// Partial products of items and down-projection. Grid: (chunks, ceil(item_capacity / 32) + 1), 256 threads. The last row of
-// blocks computes the direction of "mislabelled": its weight times the up-projection. Shared memory: STAGE_LEN words.
+// Partial products of items and down-projection. Grid: (projections, ceil(item_capacity / ROWS)), 256 threads. Shared memory: the
+// items' columns.
+#define PROJECTED_COLUMNS 320
 extern "C" __global__ void __launch_bounds__(256) tranfs_project(Tranfs t) {
-  const u32* input = step_input(t);
-  const int chunk = blockIdx.x, start = chunk * CHUNK, columns = min(CHUNK, t.dim - start), first = blockIdx.y * STAGE_ROWS;
-  if (blockIdx.y + 1 == gridDim.y) {
-    for (int column = threadIdx.x; column < t.width; column += 256) {
-      float sum = 0.f;
-#pragma unroll 8
-      for (int d = start; d < start + columns; d++)
-        sum += t.parameters[t.mislabelled + d] * t.parameters[t.up + (long)d * t.width + column];
-      t.direction[(long)chunk * t.width + column] = sum;
-    }
-    return;
-  }
-  const int rows = min(STAGE_ROWS, step_of(input).items - first);
+  float* x = (float*)dynamic_shared;
+  const u32* input = t.current;
+  const int part = blockIdx.x, start = part * PROJECTED_COLUMNS, columns = min(PROJECTED_COLUMNS, t.dim - start);
+  const int first = blockIdx.y * ROWS, rows = min(ROWS, step_of(input).items - first);
+  const uint4* weights = t.packed + t.packed_down + (start >> 4) * 32;
   if (rows <= 0) return;
   const u32* row_numbers = input + t.rows_at + first;
-  const uint4* weights = t.packed + t.packed_down + (start >> 4) * 32;
-  float* out = t.projected + ((long)chunk * t.item_capacity + first) * t.width;
-  block_product<256, 2>((u32*)dynamic_shared, rows, columns, t.width, weights, (t.dim + 15) >> 4,
-                   [&](int row, int column) { return feature_row(t, input, row_numbers[row])[start + column]; },
-                   [&](int row, int column, float value) { out[(long)row * t.width + column] = value; });
+  stage_rows(x, rows, columns, [&](int row, int column) { return feature_row(t, input, row_numbers[row])[start + column]; });
+  __syncthreads();
+  multiply<true, false>(x, pitch_of(columns), rows, weights, (t.dim + 15) >> 4, columns, t.width, 0,
+                        t.projected + ((long)part * t.item_capacity + first) * t.width, t.width);
 }
 
-// Shared memory of the encoder's thread blocks: the stage, the direction of "mislabelled", and attention's qkv and map.
-struct EncoderMemory {
-  u32* stage;
-  float* direction;
-  float* qkv;
-  float* map;
+// The rows of a thread block of tranfs_layer: up to ROWS tokens of one episode, from number `first` on.
+struct TokenRows {
+  TranfsEpisode e;
+  const u32* input;
+  int first, count;
+  int pitch, unit_pitch, qkv_pitch;  // of rows of W, F and 3 W numbers
+  float *x, *y, *z;                  // [ROWS][pitch], [ROWS][any pitch of this pass], [ROWS][pitch or unit_pitch]
+  float* parameters;                 // forward: those of `layer_parameters`; backward: the scales of norm 2 and norm 1
+  float *normalised1, *normalised2, *half, *units;  // backward: [ROWS][pitch], of the last [ROWS][unit_pitch]
 };
-DEVICE EncoderMemory encoder_memory(const Tranfs& t) {
-  EncoderMemory memory;
-  memory.stage = (u32*)dynamic_shared;
-  memory.direction = (float*)dynamic_shared + STAGE_LEN;
-  memory.qkv = memory.direction + ((t.width + 3) & ~3);
-  memory.map = memory.qkv + t.most_tokens * (3 * t.width + 4);
-  return memory;
-}
 
-DEVICE Attention attention_of(const Tranfs& t, const TranfsEpisode& e, int layer, const EncoderMemory& memory) {
-  Attention a;
-  a.tokens = e.tokens;
-  a.heads = t.heads;
-  a.head_width = t.width / t.heads;
-  a.width = t.width;
-  a.scale = t.attention_scale;
-  a.saved_pitch = (e.tokens + 15) & ~15;
-  float* saved = t.maps + (long)layer * t.map_capacity + e.map_start;
-  if (t.attention_in_shared) {
-    a.qkv = memory.qkv;
-    a.pitch = 3 * t.width + 4;
-    a.map = memory.map;
-    a.map_pitch = e.tokens | 1;
-    a.saved = saved;
-  } else {
-    a.qkv = t.qkv + ((long)layer * t.token_capacity + e.first_token) * 3 * t.width;
-    a.pitch = 3 * t.width;
-    a.map = saved;
-    a.map_pitch = a.saved_pitch;
-    a.saved = 0;
+// Finds the rows; false if there are none.
+template <bool IN_SHARED, bool BACKWARD> DEVICE bool open_rows(const Tranfs& t, TokenRows& r) {
+  r.input = t.current;
+  r.e = episode_of(t, r.input, blockIdx.y);
+  if ((int)blockIdx.y >= step_of(r.input).episodes) return false;
+  r.first = blockIdx.x * ROWS;
+  r.count = min(ROWS, r.e.tokens - r.first);
+  if (r.count <= 0) return false;
+  r.pitch = pitch_of(t.width);
+  r.unit_pitch = pitch_of(t.hidden);
+  r.qkv_pitch = pitch_of(3 * t.width);
+  const int widest = max(r.pitch, r.unit_pitch);
+  r.x = IN_SHARED ? (float*)dynamic_shared : t.rows + (long)(blockIdx.y * gridDim.x + blockIdx.x) * t.row_len;
+  r.y = r.x + ROWS * r.pitch;
+  r.z = r.y + ROWS * (BACKWARD ? r.qkv_pitch : widest);
+  r.normalised1 = r.z + ROWS * widest;
+  r.normalised2 = r.normalised1 + ROWS * r.pitch;
+  r.half = r.normalised2 + ROWS * r.pitch;
+  r.units = r.half + ROWS * r.pitch;
+  r.parameters = BACKWARD ? r.units + ROWS * r.unit_pitch : r.normalised1;
+  // Columns that only exist because rows are padded must be zero.
+  if (t.width % 16 != 0 || t.hidden % 16 != 0) {
+    for (int i = threadIdx.x; i < r.parameters - r.x; i += LAYER_THREADS) r.x[i] = 0.f;
+    __syncthreads();
   }
-  a.first_index = e.dropout_map;
-  a.mask = dropout_of(t, e, layer, 0);
-  return a;
+  return true;
 }
 
-// Sums the direction of "mislabelled" over the chunks.
-DEVICE void load_direction(const Tranfs& t, float* direction) {
-  for (int column = threadIdx.x; column < t.width; column += ENCODER_THREADS) {
-    float sum = 0.f;
-    for (int chunk = 0; chunk < t.chunks; chunk++) sum += t.direction[(long)chunk * t.width + column];
-    direction[column] = sum;
-  }
+// One number of an item's projection.
+DEVICE float projected_of(const Tranfs& t, int item, int column) {
+  float sum = 0.f;
+#pragma unroll 8
+  for (int part = 0; part < t.projections; part++) sum += t.projected[((long)part * t.item_capacity + item) * t.width + column];
+  return sum;
 }
 
-// The tokens of an episode: class tokens and projected items, with positions added.
-DEVICE void embed_tokens(const Tranfs& t, const TranfsEpisode& e, const u32* input, float* states) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, width = t.width;
-  const float* positions = t.parameters + t.positions;
-  for (int token = warp; token < e.tokens; token += ENCODER_THREADS / 32) {
-    const int item = e.first_item + token - e.classes;
-    const int own = token < e.classes ? token : (int)(input[t.labels_at + item] & ~LABEL_FLAG);
+// The tokens: class tokens and projected items, with positions added.
+DEVICE void embed_tokens(const Tranfs& t, const TokenRows& r) {
+  const int lane = threadIdx.x & 31, width = t.width;
+  const TranfsClass* classes = classes_of(t, r.input) + r.e.first_class;
+#pragma unroll 1
+  for (int row = threadIdx.x >> 5; row < r.count; row += LAYER_THREADS / 32) {
+    const int token = r.first + row, item = r.e.first_item + token - r.e.classes;
+    const bool is_class = token < r.e.classes;
+    const int own = is_class ? token : (int)(r.input[t.labels_at + item] & ~LABEL_FLAG);
+#pragma unroll 4
     for (int column = lane; column < width; column += 32) {
       float sum = 0.f;
-      if (token >= e.classes) {
-#pragma unroll 8
-        for (int chunk = 0; chunk < t.chunks; chunk++)
-          sum += t.projected[((long)chunk * t.item_capacity + item) * width + column];
+      if (!is_class) {
+        sum = projected_of(t, item, column);
       } else if (!t.class_mean) {
         sum = t.parameters[t.class_tokens + own * width + column];
+      } else if (classes[own].items > 0) {
+        for (int i = 0; i < classes[own].items; i++) sum += projected_of(t, classes[own].first_item + i, column);
+        sum /= classes[own].items;
       }
-      states[(long)token * width + column] = sum + positions[own * width + column];
-    }
-  }
-  if (!t.class_mean) return;
-  __syncthreads();
-  const TranfsClass* classes = classes_of(t, input) + e.first_class;
-  for (int own = warp; own < e.classes; own += ENCODER_THREADS / 32) {
-    const TranfsClass c = classes[own];
-    if (c.items == 0) continue;
-    for (int column = lane; column < width; column += 32) {
-      // All items of a class have the same position, so the mean of the tokens is that of the projections plus the position.
-      float sum = 0.f;
-      for (int i = 0; i < c.items; i++)
-        sum += states[(long)(e.classes + c.first_item - e.first_item + i) * width + column];
-      states[(long)own * width + column] = sum / c.items;
+      sum += t.parameters[t.positions + own * width + column];
+      r.x[row * r.pitch + column] = sum;
+      t.states[(long)(r.e.first_token + token) * width + column] = sum;
     }
   }
 }
 
-// Logits of "mislabelled", their losses and gradients. out: the episode's tokens after the last layer.
-DEVICE void mislabelled_losses(const Tranfs& t, const TranfsEpisode& e, const u32* input, const float* out,
-                               const float* direction) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const float weight = t.mislabelled_weight / max(e.items, 1), bias = t.parameters[t.mislabelled_bias];
-  for (int i = warp; i < e.items; i += ENCODER_THREADS / 32) {
+// Logits of "mislabelled", their losses and gradients.
+DEVICE void mislabelled_losses(const Tranfs& t, const TokenRows& r) {
+  const int lane = threadIdx.x & 31;
+  const float weight = t.mislabelled_weight / max(r.e.items, 1), bias = t.parameters[t.mislabelled_bias];
+#pragma unroll 1
+  for (int row = threadIdx.x >> 5; row < r.count; row += LAYER_THREADS / 32) {
+    const int item = r.e.first_item + r.first + row - r.e.classes;
+    if (r.first + row < r.e.classes) continue;
     float sum = 0.f;
-    for (int column = lane; column < t.width; column += 32)
-      sum += out[(long)(e.classes + i) * t.width + column] * direction[column];
+#pragma unroll 4
+    for (int column = lane; column < t.width; column += 32) sum += r.x[row * r.pitch + column] * t.direction[column];
     const float logit = warp_sum(sum) + bias;
     if (lane != 0) continue;
-    const bool target = (input[t.labels_at + e.first_item + i] & LABEL_FLAG) != 0;
+    const bool target = (r.input[t.labels_at + item] & LABEL_FLAG) != 0;
     const float outward = target ? logit : -logit;
-    t.item_losses[e.first_item + i] = weight * (fmaxf(-outward, 0.f) + log1pf(expf(-fabsf(outward))));
-    t.d_logits[e.first_item + i] = weight * (1.f / (1.f + expf(-logit)) - (target ? 1.f : 0.f));
+    t.item_losses[item] = weight * (fmaxf(-outward, 0.f) + log1pf(expf(-fabsf(outward))));
+    t.d_logits[item] = weight * (1.f / (1.f + expf(-logit)) - (target ? 1.f : 0.f));
   }
-  __syncthreads();
-  if (warp != 0) return;
-  float total = 0.f;
-  for (int i = lane; i < e.items; i += 32) total += t.item_losses[e.first_item + i];
-  total = warp_sum(total);
-  if (lane == 0) t.losses[blockIdx.x * 3 + 2] = total;
 }
 
-// The encoder. Grid: episodes, 256 threads. Shared memory: EncoderMemory. WHOLE: heads are multiples of 16 wide.
-template <bool WHOLE> DEVICE void encode(const Tranfs& t) {
-  const u32* input = step_input(t);
-  if ((int)blockIdx.x >= step_of(input).episodes) return;
-  const TranfsEpisode e = episode_of(t, input, blockIdx.x);
-  const EncoderMemory memory = encoder_memory(t);
-  const int n = e.tokens, width = t.width, hidden = t.hidden, steps = (width + 15) >> 4, hidden_steps = (hidden + 15) >> 4;
-  load_direction(t, memory.direction);
-  embed_tokens(t, e, input, t.states + (long)e.first_token * width);
-  for (int layer = 0; layer < t.layers; layer++) {
-    const long first = (long)layer * t.token_capacity + e.first_token;
-    const float* x = t.states + first * width;
-    float* out = t.states + (first + t.token_capacity) * width;
-    float* qkv = t.qkv + first * 3 * width;
-    float* attended = t.attended + first * width;
-    float* middle = t.middle + first * width;
-    float* units = t.hidden_units + first * hidden;
-    const long norm = (long)layer * 2 * t.token_capacity + e.first_token;
-    float* normalised1 = t.normalised + norm * width;
-    float* normalised2 = normalised1 + (long)t.token_capacity * width;
-    const float* parameters = t.parameters + t.layer + (long)layer * t.layer_len;
-    const uint4* packed = t.packed + t.packed_layer + (long)layer * t.packed_layer_len;
-    const DropoutMask mask1 = dropout_of(t, e, layer, 1), mask2 = dropout_of(t, e, layer, 2), mask3 = dropout_of(t, e, layer, 3);
+// Starts to copy what the rest of a layer reads: biases and norms after attention (3 W) and after the feed-forward network (3 W),
+// and the bias of the hidden units (F).
+template <bool IN_SHARED> DEVICE void copy_layer_parameters(const Tranfs& t, const TokenRows& r, const float* parameters) {
+  copy_rows<IN_SHARED>(r.parameters, 0, parameters + t.attended_bias, 1, 3 * t.width);
+  copy_rows<IN_SHARED>(r.parameters + 3 * t.width, 0, parameters + t.out_bias, 1, 3 * t.width);
+  copy_rows<IN_SHARED>(r.parameters + 6 * t.width, 0, parameters + t.hidden_bias, 1, t.hidden);
+}
 
-    block_product<ENCODER_THREADS, 3>(memory.stage, n, width, 3 * width, packed + t.packed_qkv, steps,
-                     [&](int row, int column) { return x[(long)row * width + column]; },
-                     [&](int row, int column, float value) {
-                       value += parameters[t.qkv_bias + column];
-                       qkv[(long)row * 3 * width + column] = value;
-                       if (t.attention_in_shared) memory.qkv[row * (3 * width + 4) + column] = value;
-                     });
+// The rest of layer `layer` - 1 after attention, or the tokens; then queries, keys and values of layer `layer`, or the losses
+// of "mislabelled". Grid: (ceil(tokens of an episode / ROWS), episodes), 256 threads. Shared memory: TokenRows. If it does not
+// suffice, they are in global memory, and the kernel is tranfs_layer_large.
+template <bool IN_SHARED> DEVICE void forward_layer(const Tranfs& t, int layer) {
+  TokenRows r;
+  if (!open_rows<IN_SHARED, false>(t, r)) return;
+  const int width = t.width, hidden = t.hidden, steps = (width + 15) >> 4, lane = threadIdx.x & 31;
+  const uint4* packed_next = t.packed + t.packed_layer + (long)layer * t.packed_layer_len;
+  if (layer == 0) {
+    embed_tokens(t, r);
+    prefetch_weights(packed_next + t.packed_qkv, width, 3 * width);
+  } else {
+    const long first = (long)(layer - 1) * t.token_capacity + r.e.first_token + r.first;
+    const long norm = first + (long)(layer - 1) * t.token_capacity, norm2 = norm + t.token_capacity;
+    const uint4* packed = packed_next - t.packed_layer_len;
+    const u32 token = r.e.dropout_token + r.first;
+    copy_rows<IN_SHARED>(r.y, r.pitch, t.attended + first * width, r.count, width);
+    copy_rows<IN_SHARED>(r.x, r.pitch, t.states + first * width, r.count, width);
+    copy_layer_parameters<IN_SHARED>(t, r, t.parameters + t.layer + (long)(layer - 1) * t.layer_len);
+    prefetch_weights(packed + t.packed_hidden, width, hidden);
+    prefetch_weights(packed + t.packed_out, hidden, width);
+    finish_copies();
     __syncthreads();
-    attention_forward<WHOLE>(attention_of(t, e, layer, memory), attended);
-    block_product<ENCODER_THREADS, 2>(memory.stage, n, width, width, packed + t.packed_attended, steps,
-                     [&](int row, int column) { return attended[(long)row * width + column]; },
-                     [&](int row, int column, float value) {
-                       const long at = (long)row * width + column;
-                       const float factor = dropout_factor(mask1, (e.dropout_token + row) * width + column);
-                       normalised1[at] = x[at] + factor * (value + parameters[t.attended_bias + column]);
-                     });
+    multiply<IN_SHARED, IN_SHARED>(r.y, r.pitch, r.count, packed + t.packed_attended, steps, width, width, 0, r.z, r.pitch);
+    if (layer < t.layers) prefetch_weights(packed_next + t.packed_qkv, width, 3 * width);
     __syncthreads();
-    normalise_rows(normalised1, t.inverse_std + norm, parameters + t.norm1, parameters + t.norm1 + width, middle, n, width);
-    block_product<ENCODER_THREADS, 2>(memory.stage, n, width, hidden, packed + t.packed_hidden, steps,
-                     [&](int row, int column) { return middle[(long)row * width + column]; },
-                     [&](int row, int column, float value) {
-                       const float factor = dropout_factor(mask2, (e.dropout_token + row) * hidden + column);
-                       units[(long)row * hidden + column] = factor * fmaxf(value + parameters[t.hidden_bias + column], 0.f);
-                     });
-    block_product<ENCODER_THREADS, 2>(memory.stage, n, hidden, width, packed + t.packed_out, hidden_steps,
-                     [&](int row, int column) { return units[(long)row * hidden + column]; },
-                     [&](int row, int column, float value) {
-                       const long at = (long)row * width + column;
-                       const float factor = dropout_factor(mask3, (e.dropout_token + row) * width + column);
-                       normalised2[at] = middle[at] + factor * (value + parameters[t.out_bias + column]);
-                     });
+    add_and_normalise<IN_SHARED>(r.x, r.z, r.pitch, r.count, width, r.parameters, dropout_of(t, r.e, layer - 1, 1), token * width,
+                                 t.normalised + norm * width, t.inverse_std + norm, t.middle + first * width);
     __syncthreads();
-    normalise_rows(normalised2, t.inverse_std + norm + t.token_capacity, parameters + t.norm2, parameters + t.norm2 + width, out,
-                   n, width);
+    multiply<IN_SHARED, IN_SHARED>(r.x, r.pitch, r.count, packed + t.packed_hidden, steps, width, hidden, 0, r.y, r.unit_pitch);
+    __syncthreads();
+    const DropoutMask mask = dropout_of(t, r.e, layer - 1, 2);
+    const float* bias = r.parameters + 6 * width;
+    for (int row = threadIdx.x >> 5; row < r.count; row += LAYER_THREADS / 32)
+#pragma unroll 4
+      for (int column = lane; column < hidden; column += 32) {
+        float* at = r.y + row * r.unit_pitch + column;
+        const float value = dropout_factor(mask, (token + row) * hidden + column) * fmaxf(*at + bias[column], 0.f);
+        *at = value;
+        t.hidden_units[(first + row) * hidden + column] = value;
+      }
+    __syncthreads();
+    multiply<IN_SHARED, IN_SHARED>(r.y, r.unit_pitch, r.count, packed + t.packed_out, (hidden + 15) >> 4, hidden, width, 0, r.z,
+                                   r.pitch);
+    __syncthreads();
+    add_and_normalise<IN_SHARED>(r.x, r.z, r.pitch, r.count, width, r.parameters + 3 * width, dropout_of(t, r.e, layer - 1, 3),
+                                 token * width, t.normalised + norm2 * width, t.inverse_std + norm2,
+                                 t.states + (first + t.token_capacity) * width);
   }
   __syncthreads();
-  const float* out = t.states + ((long)t.layers * t.token_capacity + e.first_token) * width;
-  mislabelled_losses(t, e, input, out, memory.direction);
+  if (layer == t.layers) return mislabelled_losses(t, r);
+  const long first = (long)layer * t.token_capacity + r.e.first_token + r.first;
+  multiply<IN_SHARED, false>(r.x, r.pitch, r.count, packed_next + t.packed_qkv, steps, width, 3 * width,
+                             t.parameters + t.layer + (long)layer * t.layer_len + t.qkv_bias, t.qkv + first * 3 * width, 3 * width);
 }
-extern "C" __global__ void __launch_bounds__(ENCODER_THREADS, 1) tranfs_encode(Tranfs t) { encode<false>(t); }
-extern "C" __global__ void __launch_bounds__(ENCODER_THREADS, 1) tranfs_encode_16(Tranfs t) { encode<true>(t); }
+extern "C" __global__ void __launch_bounds__(LAYER_THREADS) tranfs_layer(Tranfs t, int layer) { forward_layer<true>(t, layer); }
+extern "C" __global__ void __launch_bounds__(LAYER_THREADS) tranfs_layer_large(Tranfs t, int layer) { forward_layer<false>(t, layer); }
 
-// The gradient of the encoder's output, and the episode's part of the gradient of the direction of "mislabelled".
-DEVICE void output_gradients(const Tranfs& t, const TranfsEpisode& e, const float* out, const float* direction, float* d_out) {
+// The gradient of the encoder's output, to x and `d_states`.
+DEVICE void output_gradients(const Tranfs& t, const TokenRows& r, float* d_states) {
   const int width = t.width;
-  for (int token = threadIdx.x >> 5; token < e.tokens; token += ENCODER_THREADS / 32)
+#pragma unroll 1
+  for (int row = threadIdx.x >> 5; row < r.count; row += LAYER_THREADS / 32) {
+    const int token = r.first + row;
+#pragma unroll 4
     for (int column = threadIdx.x & 31; column < width; column += 32) {
       float d = 0.f;
-      if (token < e.classes) {
+      if (token < r.e.classes) {
 #pragma unroll 8
         for (int chunk = 0; chunk < t.chunks; chunk++)
-          d += t.d_class_states[((long)chunk * t.class_capacity + e.first_class + token) * width + column];
+          d += t.d_class_states[((long)chunk * t.class_capacity + r.e.first_class + token) * width + column];
       } else {
-        d = t.d_logits[e.first_item + token - e.classes] * direction[column];
+        d = t.d_logits[r.e.first_item + token - r.e.classes] * t.direction[column];
       }
-      d_out[(long)token * width + column] = d;
-    }
-  for (int column = threadIdx.x; column < width; column += ENCODER_THREADS) {
-    float sum = 0.f;
-#pragma unroll 8
-    for (int i = 0; i < e.items; i++) sum += t.d_logits[e.first_item + i] * out[(long)(e.classes + i) * width + column];
-    t.d_direction[(long)blockIdx.x * width + column] = sum;
-  }
-}
-
-// From the gradients of the tokens to those of the projected items.
-DEVICE void projected_gradients(const Tranfs& t, const TranfsEpisode& e, const u32* input, const float* d_states) {
-  const int width = t.width;
-  const TranfsClass* classes = classes_of(t, input) + e.first_class;
-  for (int i = threadIdx.x >> 5; i < e.items; i += ENCODER_THREADS / 32) {
-    const int own = input[t.labels_at + e.first_item + i] & ~LABEL_FLAG;
-    for (int column = threadIdx.x & 31; column < width; column += 32) {
-      float d = d_states[(long)(e.classes + i) * width + column];
-      if (t.class_mean) d += d_states[(long)own * width + column] / classes[own].items;
-      t.d_projected[(long)(e.first_item + i) * width + column] = d;
+      r.x[row * r.pitch + column] = d;
+      d_states[(long)row * width + column] = d;
     }
   }
 }
 
-// Attention's qkv and map from global to shared memory.
-DEVICE void load_attention(const Tranfs& t, const TranfsEpisode& e, int layer, const Attention& a, const EncoderMemory& memory) {
-  if (!t.attention_in_shared) return;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, pitch = 3 * t.width;
-  const float* qkv = t.qkv + ((long)layer * t.token_capacity + e.first_token) * pitch;
-  for (int token = warp; token < e.tokens; token += ENCODER_THREADS / 32)
+// The gradient of the output of layer `layer` - 1 from that of the queries, keys and values of layer `layer`, or of the losses;
+// then the gradients of what follows attention in layer `layer` - 1. Grid and memory as in tranfs_layer.
+template <bool IN_SHARED> DEVICE void backward_layer(const Tranfs& t, int layer) {
+  TokenRows r;
+  if (!open_rows<IN_SHARED, true>(t, r)) return;
+  const int width = t.width, hidden = t.hidden, steps = (width + 15) >> 4, lane = threadIdx.x & 31;
+  const long own = r.e.first_token + r.first;  // the first row among all tokens
+  const long first = (long)(layer - 1) * t.token_capacity + own, norm = first + (long)(layer - 1) * t.token_capacity;
+  const long norm2 = norm + t.token_capacity;
+  const float* parameters = t.parameters + t.layer + (long)(layer - 1) * t.layer_len;
+  const uint4* packed = t.packed + t.packed_layer + (long)(layer - 1) * t.packed_layer_len;
+  float* d_states = t.d_states + ((long)layer * t.token_capacity + own) * width;
+  const bool is_last = layer == t.layers;
+  if (!is_last) {
+    copy_rows<IN_SHARED>(r.y, r.qkv_pitch, t.d_qkv + ((long)layer * t.token_capacity + own) * 3 * width, r.count, 3 * width);
+    copy_rows<IN_SHARED>(r.half, r.pitch, t.d_half + own * width, r.count, width);
+  }
+  commit_copies();
+  if (layer > 0) {
+    copy_rows<IN_SHARED>(r.normalised2, r.pitch, t.normalised + norm2 * width, r.count, width);
+    copy_rows<IN_SHARED>(r.normalised1, r.pitch, t.normalised + norm * width, r.count, width);
+    copy_rows<IN_SHARED>(r.units, r.unit_pitch, t.hidden_units + first * hidden, r.count, hidden);
+    copy_rows<IN_SHARED>(r.parameters, 0, parameters + t.norm2, 1, width);
+    copy_rows<IN_SHARED>(r.parameters + width, 0, parameters + t.norm1, 1, width);
+    prefetch_weights(packed + t.packed_out_t, width, hidden);
+    prefetch_weights(packed + t.packed_hidden_t, hidden, width);
+    prefetch_weights(packed + t.packed_attended_t, width, width);
+  }
+  commit_copies();
+  if (is_last) {
+    output_gradients(t, r, d_states);
+  } else {
+    wait_for_copies<1>();
+    __syncthreads();
+    multiply<IN_SHARED, IN_SHARED>(r.y, r.qkv_pitch, r.count, packed + t.packed_layer_len + t.packed_qkv_t, (3 * width + 15) >> 4,
+                                   3 * width, width, 0, r.z, r.pitch);
+    __syncthreads();
+    for (int row = threadIdx.x >> 5; row < r.count; row += LAYER_THREADS / 32)
 #pragma unroll 4
-    for (int column = lane; column < pitch; column += 32) memory.qkv[token * (pitch + 4) + column] = qkv[(long)token * pitch + column];
+      for (int column = lane; column < width; column += 32) {
+        const float d = r.z[row * r.pitch + column] + r.half[row * r.pitch + column];
+        r.x[row * r.pitch + column] = d;
+        d_states[(long)row * width + column] = d;
+        const int item = r.first + row - r.e.classes;
+        if (layer == 0 && !t.class_mean && item >= 0) t.d_projected[(long)(r.e.first_item + item) * width + column] = d;
+      }
+  }
+  if (layer == 0) return;
+  const u32 index = (r.e.dropout_token + r.first) * width;
+  wait_for_copies<0>();
+  __syncthreads();
+  normalise_backward<IN_SHARED>(r.x, r.normalised2, r.pitch, r.count, width, t.inverse_std + norm2, r.parameters,
+                                dropout_of(t, r.e, layer - 1, 3), index, 0, r.y, t.d_out + first * width);
+  __syncthreads();
+  multiply<IN_SHARED, IN_SHARED>(r.y, r.pitch, r.count, packed + t.packed_out_t, steps, width, hidden, 0, r.z, r.unit_pitch);
+  __syncthreads();
+  for (int row = threadIdx.x >> 5; row < r.count; row += LAYER_THREADS / 32)
 #pragma unroll 4
-  for (int row = warp; row < e.tokens * t.heads; row += ENCODER_THREADS / 32)
-    for (int column = lane; column < e.tokens; column += 32)
-      a.map[row * a.map_pitch + column] = a.saved[(long)row * a.saved_pitch + column];
+    for (int column = lane; column < hidden; column += 32) {
+      float* at = r.z + row * r.unit_pitch + column;
+      const float d = r.units[row * r.unit_pitch + column] > 0.f ? *at * t.dropout_scale : 0.f;
+      *at = d;
+      t.d_hidden[(first + row) * hidden + column] = d;
+    }
+  __syncthreads();
+  multiply<IN_SHARED, IN_SHARED>(r.z, r.unit_pitch, r.count, packed + t.packed_hidden_t, (hidden + 15) >> 4, hidden, width, 0, r.y,
+                                 r.pitch);
+  __syncthreads();
+  for (int row = threadIdx.x >> 5; row < r.count; row += LAYER_THREADS / 32)
+#pragma unroll 4
+    for (int column = lane; column < width; column += 32) {
+      const float d = r.x[row * r.pitch + column] + r.y[row * r.pitch + column];
+      r.x[row * r.pitch + column] = d;
+      t.d_middle[(first + row) * width + column] = d;
+    }
+  // A row is the work of one warp until the next product.
+  __syncwarp();
+  normalise_backward<IN_SHARED>(r.x, r.normalised1, r.pitch, r.count, width, t.inverse_std + norm, r.parameters + width,
+                                dropout_of(t, r.e, layer - 1, 1), index, t.d_half + own * width, r.y, t.d_attention_out + first * width);
+  __syncthreads();
+  multiply<IN_SHARED, false>(r.y, r.pitch, r.count, packed + t.packed_attended_t, steps, width, width, 0, t.d_attended + own * width,
+                             width);
+}
+extern "C" __global__ void __launch_bounds__(LAYER_THREADS) tranfs_layer_back(Tranfs t, int layer) { backward_layer<true>(t, layer); }
+extern "C" __global__ void __launch_bounds__(LAYER_THREADS) tranfs_layer_back_large(Tranfs t, int layer) {
+  backward_layer<false>(t, layer);
 }
 
-// The encoder's backward pass, grid and memory as in the forward pass.
-template <bool WHOLE> DEVICE void encode_backward(const Tranfs& t) {
-  const u32* input = step_input(t);
+// If class tokens are class means: the gradients of the projected items from those of the tokens. Grid: episodes, 256 threads.
+extern "C" __global__ void __launch_bounds__(256) tranfs_class_means_back(Tranfs t) {
+  const u32* input = t.current;
   if ((int)blockIdx.x >= step_of(input).episodes) return;
   const TranfsEpisode e = episode_of(t, input, blockIdx.x);
-  const EncoderMemory memory = encoder_memory(t);
-  const int n = e.tokens, width = t.width, hidden = t.hidden, steps = (width + 15) >> 4, hidden_steps = (hidden + 15) >> 4;
-  float* d_half = t.d_half + (long)e.first_token * width;
-  float* d_attended = t.d_attended + (long)e.first_token * width;
-  const long last = (long)t.layers * t.token_capacity + e.first_token;
-  load_direction(t, memory.direction);
-  __syncthreads();
-  output_gradients(t, e, t.states + last * width, memory.direction, t.d_states + last * width);
-  for (int layer = t.layers - 1; layer >= 0; layer--) {
-    const long first = (long)layer * t.token_capacity + e.first_token;
-    const float* units = t.hidden_units + first * hidden;
-    const float* d_y = t.d_states + (first + t.token_capacity) * width;
-    float* d_x = t.d_states + first * width;
-    float* d_out = t.d_out + first * width;
-    float* d_hidden = t.d_hidden + first * hidden;
-    float* d_middle = t.d_middle + first * width;
-    float* d_attention_out = t.d_attention_out + first * width;
-    float* d_qkv = t.d_qkv + first * 3 * width;
-    const long norm = (long)layer * 2 * t.token_capacity + e.first_token;
-    const float* normalised1 = t.normalised + norm * width;
-    const float* normalised2 = normalised1 + (long)t.token_capacity * width;
-    const float* parameters = t.parameters + t.layer + (long)layer * t.layer_len;
-    const uint4* packed = t.packed + t.packed_layer + (long)layer * t.packed_layer_len;
-    const DropoutMask mask1 = dropout_of(t, e, layer, 1), mask3 = dropout_of(t, e, layer, 3);
-
-    __syncthreads();
-    normalise_rows_backward(normalised2, t.inverse_std + norm + t.token_capacity, parameters + t.norm2, d_y, n, width,
-                            [&](int row, int column, float value) {
-                              const long at = (long)row * width + column;
-                              d_half[at] = value;
-                              d_out[at] = value * dropout_factor(mask3, (e.dropout_token + row) * width + column);
-                            });
-    block_product<ENCODER_THREADS, 2>(memory.stage, n, width, hidden, packed + t.packed_out_t, steps,
-                     [&](int row, int column) { return d_out[(long)row * width + column]; },
-                     [&](int row, int column, float value) {
-                       const long at = (long)row * hidden + column;
-                       d_hidden[at] = units[at] > 0.f ? value * t.dropout_scale : 0.f;
-                     });
-    block_product<ENCODER_THREADS, 2>(memory.stage, n, hidden, width, packed + t.packed_hidden_t, hidden_steps,
-                     [&](int row, int column) { return d_hidden[(long)row * hidden + column]; },
-                     [&](int row, int column, float value) {
-                       const long at = (long)row * width + column;
-                       d_middle[at] = d_half[at] + value;
-                     });
-    const Attention a = attention_of(t, e, layer, memory);
-    load_attention(t, e, layer, a, memory);
-    __syncthreads();
-    normalise_rows_backward(normalised1, t.inverse_std + norm, parameters + t.norm1, d_middle, n, width,
-                            [&](int row, int column, float value) {
-                              const long at = (long)row * width + column;
-                              d_half[at] = value;
-                              d_attention_out[at] = value * dropout_factor(mask1, (e.dropout_token + row) * width + column);
-                            });
-    block_product<ENCODER_THREADS, 2>(memory.stage, n, width, width, packed + t.packed_attended_t, steps,
-                     [&](int row, int column) { return d_attention_out[(long)row * width + column]; },
-                     [&](int row, int column, float value) { d_attended[(long)row * width + column] = value; });
-    __syncthreads();
-    attention_backward<WHOLE>(a, t.attended + first * width, d_attended, d_qkv);
-    block_product<ENCODER_THREADS, 2>(memory.stage, n, 3 * width, width, packed + t.packed_qkv_t, (3 * width + 15) >> 4,
-                     [&](int row, int column) { return d_qkv[(long)row * 3 * width + column]; },
-                     [&](int row, int column, float value) {
-                       const long at = (long)row * width + column;
-                       d_x[at] = d_half[at] + value;
-                     });
+  const float* d_states = t.d_states + (long)e.first_token * t.width;
+  for (int i = threadIdx.x >> 5; i < e.items; i += 256 / 32) {
+    const int own = input[t.labels_at + e.first_item + i] & ~LABEL_FLAG;
+    const int count = classes_of(t, input)[e.first_class + own].items;
+    for (int column = threadIdx.x & 31; column < t.width; column += 32)
+      t.d_projected[(long)(e.first_item + i) * t.width + column] =
+          d_states[(long)(e.classes + i) * t.width + column] + d_states[(long)own * t.width + column] / count;
   }
-  __syncthreads();
-  projected_gradients(t, e, input, t.d_states + (long)e.first_token * width);
 }
-extern "C" __global__ void __launch_bounds__(ENCODER_THREADS, 1) tranfs_encode_back(Tranfs t) { encode_backward<false>(t); }
-extern "C" __global__ void __launch_bounds__(ENCODER_THREADS, 1) tranfs_encode_back_16(Tranfs t) { encode_backward<true>(t); }

@@ -2,75 +2,110 @@
 // squared distance up to a constant of the query, and the distance of a prototype p to the mean t of the correctly labelled
 // items of its class. Sizes and buffers: tranfs.cu.
 //
-// Both kernels have one thread block per episode and chunk of 128 columns of D. The first computes prototypes and partial
-// sums over its columns. In the second, every block adds the partial sums up for itself.
+// tranfs_prototypes and tranfs_losses have one thread block per episode and chunk of 128 columns of D. The first computes
+// prototypes and partial sums over its columns. In the second, every block adds the partial sums up for itself.
 #pragma once
 #include "tranfs.cu"
 
-#define LOSS_THREADS 256
+#define LOSS_THREADS 512
+#define LOSS_WARPS (LOSS_THREADS / 32)
 #define CLASS_TILE 8
+#define PROTOTYPE_ROWS 16
+#define TILE_PITCH (CHUNK + 4)
+// Thread groups that share the queries of a column.
+#define QUERY_GROUPS (LOSS_THREADS / CHUNK)
+#define LOSS_SCRATCH ((QUERY_GROUPS - 1) * CLASS_TILE * CHUNK)
+#define QUERIES_AT_A_TIME 5
 
-DEVICE bool is_mislabelled(const Tranfs& t, const u32* input, int item) {
-  return (input[t.labels_at + item] & LABEL_FLAG) != 0;
-}
-DEVICE int clean_items(const Tranfs& t, const u32* input, TranfsClass c) {
-  int count = 0;
-  for (int item = c.first_item; item < c.first_item + c.items; item++) count += !is_mislabelled(t, input, item);
-  return count;
-}
-
-// Clean mean and sums of one class over the block's columns, by one warp. prototype: the class's columns in shared memory.
-DEVICE void sum_class(const Tranfs& t, const u32* input, int number, int chunk, int columns, const float* prototype) {
-  const int lane = threadIdx.x & 31, start = chunk * CHUNK;
-  const TranfsClass c = classes_of(t, input)[number];
-  const int count = clean_items(t, input, c);
-  const float factor = 1.f / max(count, 1);
-  float mean[CHUNK / 32], sums[4] = {0.f, 0.f, 0.f, 0.f};
-#pragma unroll
-  for (int i = 0; i < CHUNK / 32; i++) mean[i] = 0.f;
-  for (int item = c.first_item; item < c.first_item + c.items; item++) {
-    if (is_mislabelled(t, input, item)) continue;
-    const float* row = feature_row(t, input, input[t.rows_at + item]) + start;
-#pragma unroll
-    for (int i = 0; i < CHUNK / 32; i++)
-      if (i * 32 + lane < columns) mean[i] += factor * row[i * 32 + lane];
+// The mean of the correctly labelled items of each class, and their number. They depend on the input alone, so this runs
+// beside the encoder. Grid: (chunks, class_capacity + 1), CHUNK threads. The last row of blocks computes parts of the direction
+// of "mislabelled".
+extern "C" __global__ void __launch_bounds__(CHUNK) tranfs_clean_means(Tranfs t) {
+  const u32* input = t.current;
+  const int number = blockIdx.y, column = blockIdx.x * CHUNK + threadIdx.x;
+  if (blockIdx.y + 1 == gridDim.y) {
+    const int start = blockIdx.x * CHUNK, end = min(start + CHUNK, t.dim);
+    for (int w = threadIdx.x; w < t.width; w += CHUNK) {
+      float sum = 0.f;
+#pragma unroll 16
+      for (int d = start; d < end; d++) sum += t.parameters[t.mislabelled + d] * t.parameters[t.up + (long)d * t.width + w];
+      t.directions[(long)blockIdx.x * t.width + w] = sum;
+    }
+    return;
   }
+  if (number >= step_of(input).classes) return;
+  const TranfsClass c = classes_of(t, input)[number];
+  float sum = 0.f;
+  int count = 0;
+#pragma unroll 4
+  for (int item = c.first_item; item < c.first_item + c.items; item++) {
+    const float value = column < t.dim ? feature_row(t, input, input[t.rows_at + item])[column] : 0.f;
+    if (input[t.labels_at + item] & LABEL_FLAG) continue;
+    sum += value;
+    count++;
+  }
+  if (column < t.dim) t.clean_means[(long)number * t.dim + column] = sum / max(count, 1);
+  if (blockIdx.x == 0 && threadIdx.x == 0) t.clean_counts[number] = count;
+}
+
+// The direction of "mislabelled" from its parts. Grid: ceil(W / CHUNK), CHUNK threads.
+extern "C" __global__ void __launch_bounds__(CHUNK) tranfs_direction(Tranfs t) {
+  const int column = blockIdx.x * CHUNK + threadIdx.x;
+  if (column >= t.width) return;
+  float sum = 0.f;
+#pragma unroll 16
+  for (int chunk = 0; chunk < t.chunks; chunk++) sum += t.directions[(long)chunk * t.width + column];
+  t.direction[column] = sum;
+}
+
+// Sums of one class over the block's columns, by one warp. prototype: the class's columns.
+DEVICE void sum_class(const Tranfs& t, int number, int chunk, int columns, const float* prototype) {
+  const int lane = threadIdx.x & 31, start = chunk * CHUNK;
+  float sums[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
   for (int i = 0; i < CHUNK / 32; i++) {
     if (i * 32 + lane >= columns) continue;
-    const float p = prototype[i * 32 + lane], difference = p - mean[i];
-    t.clean_means[(long)number * t.dim + start + i * 32 + lane] = mean[i];
+    const long at = (long)number * t.dim + start + i * 32 + lane;
+    const float p = prototype[i * 32 + lane], mean = t.clean_means[at], difference = p - mean;
+    t.prototypes[at] = p;
     sums[0] += p * p;
-    sums[1] += p * mean[i];
-    sums[2] += mean[i] * mean[i];
+    sums[1] += p * mean;
+    sums[2] += mean * mean;
     sums[3] += difference * difference;
   }
+#pragma unroll
   for (int i = 0; i < 4; i++) {
     const float sum = warp_sum(sums[i]);
     if (lane == 0) t.class_sums[((long)chunk * t.class_capacity + number) * 4 + i] = sum;
   }
 }
 
-// Products of a warp's queries, from `query` on, with the prototypes in `tile`, over the block's columns.
-#define QUERIES_AT_A_TIME 4
-DEVICE void multiply_queries(const Tranfs& t, const u32* input, const TranfsEpisode& e, int query, int first, int count, int chunk,
-                             int columns, const float* tile) {
-  const int lane = threadIdx.x & 31, own = min(QUERIES_AT_A_TIME, e.queries - query);
-  float values[QUERIES_AT_A_TIME][CHUNK / 32];
+// The columns of a warp's queries, from `query` on.
+DEVICE void load_queries(const Tranfs& t, const u32* input, const TranfsEpisode& e, int query, int start, int columns,
+                         float (*values)[CHUNK / 32]) {
+  const int lane = threadIdx.x & 31, last = e.first_query + max(e.queries, 1) - 1;
+  const u32 row_of_lane = input[t.query_rows_at + min(e.first_query + query + lane, last)];
 #pragma unroll
   for (int q = 0; q < QUERIES_AT_A_TIME; q++) {
-    const float* row = feature_row(t, input, input[t.query_rows_at + e.first_query + query + min(q, own - 1)]) + chunk * CHUNK;
+    const float* row = feature_row(t, input, __shfl_sync(FULL_WARP, row_of_lane, q)) + start;
 #pragma unroll
-    for (int i = 0; i < CHUNK / 32; i++) values[q][i] = i * 32 + lane < columns ? row[i * 32 + lane] : 0.f;
+    for (int i = 0; i < CHUNK / 32; i++) values[q][i] = i * 32 + lane < columns && query < e.queries ? row[i * 32 + lane] : 0.f;
   }
+}
+
+// Products of a warp's queries with the prototypes in `tile`, over the block's columns.
+DEVICE void multiply_queries(const Tranfs& t, const TranfsEpisode& e, int query, int first, int count, int chunk, int columns,
+                             const float (*values)[CHUNK / 32], const float* tile) {
+  const int lane = threadIdx.x & 31;
   float* products = t.partial_products + ((long)chunk * t.query_capacity + e.first_query + query) * t.classes + first;
+#pragma unroll 1
   for (int c = 0; c < count; c++) {
     float sums[QUERIES_AT_A_TIME];
 #pragma unroll
     for (int q = 0; q < QUERIES_AT_A_TIME; q++) sums[q] = 0.f;
 #pragma unroll
     for (int i = 0; i < CHUNK / 32; i++) {
-      const float p = i * 32 + lane < columns ? tile[c * STAGE_PITCH + i * 32 + lane] : 0.f;
+      const float p = i * 32 + lane < columns ? tile[c * TILE_PITCH + i * 32 + lane] : 0.f;
 #pragma unroll
       for (int q = 0; q < QUERIES_AT_A_TIME; q++) sums[q] += values[q][i] * p;
     }
@@ -78,87 +113,90 @@ DEVICE void multiply_queries(const Tranfs& t, const u32* input, const TranfsEpis
     for (int q = 0; q < QUERIES_AT_A_TIME; q++) sums[q] = warp_sum(sums[q]);
 #pragma unroll
     for (int q = 0; q < QUERIES_AT_A_TIME; q++)
-      if (lane == q && q < own) products[(long)q * t.classes + c] = sums[q];
+      if (lane == q && query + q < e.queries) products[(long)q * t.classes + c] = sums[q];
   }
 }
 
-// Prototypes, products with the queries, and sums of the classes. Grid: (chunks, episodes), 256 threads. Shared memory: 2
-// STAGE_LEN words.
+// Prototypes, products with the queries, and sums of the classes. Grid: (chunks, episodes), 512 threads. Shared memory: rows of
+// PROTOTYPE_ROWS class states, and as many of TILE_PITCH words for their prototypes.
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_prototypes(Tranfs t) {
-  const u32* input = step_input(t);
-  if ((int)blockIdx.y >= step_of(input).episodes) return;
+  const u32* input = t.current;
   const TranfsEpisode e = episode_of(t, input, blockIdx.y);
+  if ((int)blockIdx.y >= step_of(input).episodes) return;
   const int warp = threadIdx.x >> 5, chunk = blockIdx.x, start = chunk * CHUNK;
   const int columns = min(CHUNK, t.dim - start), width = t.width, steps = (width + 15) >> 4;
-  float* tile = (float*)dynamic_shared + STAGE_LEN;  // [32][STAGE_PITCH]: prototypes
+  float *tile = (float*)dynamic_shared, *x = tile + PROTOTYPE_ROWS * TILE_PITCH;
   const float* out = t.states + ((long)t.layers * t.token_capacity + e.first_token) * width;
-  for (int first = 0; first < e.classes; first += STAGE_ROWS) {
-    const int count = min(STAGE_ROWS, e.classes - first);
-    float* prototypes = t.prototypes + (long)(e.first_class + first) * t.dim + start;
-    block_product<LOSS_THREADS, 2>((u32*)dynamic_shared, count, width, columns, t.packed + t.packed_up_t + (long)(start >> 3) * steps * 32, steps,
-                     [&](int row, int column) { return out[(long)(first + row) * width + column]; },
-                     [&](int row, int column, float value) {
-                       tile[row * STAGE_PITCH + column] = value;
-                       prototypes[(long)row * t.dim + column] = value;
-                     });
+  float values[QUERIES_AT_A_TIME][CHUNK / 32];
+  load_queries(t, input, e, warp * QUERIES_AT_A_TIME, start, columns, values);
+#pragma unroll 1
+  for (int first = 0; first < e.classes; first += PROTOTYPE_ROWS) {
+    const int count = min(PROTOTYPE_ROWS, e.classes - first);
+    stage_rows(x, count, width, [&](int row, int column) { return out[(long)(first + row) * width + column]; });
     __syncthreads();
-    for (int query = warp * QUERIES_AT_A_TIME; query < e.queries; query += LOSS_THREADS / 32 * QUERIES_AT_A_TIME)
-      multiply_queries(t, input, e, query, first, count, chunk, columns, tile);
-    for (int c = warp; c < count; c += LOSS_THREADS / 32)
-      sum_class(t, input, e.first_class + first + c, chunk, columns, tile + c * STAGE_PITCH);
+    multiply<true, true>(x, pitch_of(width), count, t.packed + t.packed_up_t + (long)(start >> 3) * steps * 32, steps, width, columns,
+                         0, tile, TILE_PITCH);
+    __syncthreads();
+#pragma unroll 1
+    for (int query = warp * QUERIES_AT_A_TIME; query < e.queries; query += LOSS_WARPS * QUERIES_AT_A_TIME) {
+      if (query >= LOSS_WARPS * QUERIES_AT_A_TIME || first > 0) load_queries(t, input, e, query, start, columns, values);
+      multiply_queries(t, e, query, first, count, chunk, columns, values, tile);
+    }
+    for (int c = warp; c < count; c += LOSS_WARPS)
+      sum_class(t, e.first_class + first + c, chunk, columns, tile + c * TILE_PITCH);
     __syncthreads();
   }
 }
 
-// The block's copy of p.p and of the factors a and b of the clean loss, whose gradient is a p - b t. Stores the loss of the
-// class if `is_first`.
-DEVICE void class_factors(const Tranfs& t, const u32* input, const TranfsEpisode& e, int number, float* factors, bool is_first) {
-  float sums[4] = {0.f, 0.f, 0.f, 0.f};
-  for (int chunk = 0; chunk < t.chunks; chunk++)
-    for (int i = 0; i < 4; i++) sums[i] += t.class_sums[((long)chunk * t.class_capacity + number) * 4 + i];
-  const float weight = t.clean_weight / max(e.classes, 1);
+// From the sums of a class (p.p, p.t, t.t, |p - t|²) to its p.p, 0, and the factors a and b of the clean loss, whose gradient is
+// a p - b t. Stores the loss of the class if `is_first`.
+DEVICE void clean_factors(const Tranfs& t, const TranfsEpisode& e, int number, float* factors, bool is_first) {
+  const float weight = t.clean_weight / max(e.classes, 1), square = factors[0], product = factors[1];
   float a = 0.f, b = 0.f, loss = 0.f;
-  if (clean_items(t, input, classes_of(t, input)[number]) > 0) {
+  if (t.clean_counts[number] > 0) {
+    const float norms = sqrtf(square * factors[2]);
     if (!t.cosine) {
       a = b = 2.f * weight;
-      loss = weight * sums[3];
-    } else {
-      const float norms = sqrtf(sums[0] * sums[2]);
-      if (norms > 0.f) {
-        a = weight * sums[1] / (norms * sums[0]);
-        b = weight / norms;
-        loss = -weight * sums[1] / norms;
-      }
+      loss = weight * factors[3];
+    } else if (norms > 0.f) {
+      a = weight * product / (norms * square);
+      b = weight / norms;
+      loss = -weight * product / norms;
     }
   }
-  factors[0] = sums[0];
   factors[2] = a;
   factors[3] = b;
   if (is_first) t.class_losses[number] = loss;
 }
 
-// Softmax of one query: its loss, and twice the gradients of its logits in place.
-DEVICE float query_loss(float* logits, int classes, int own, float weight) {
-  float largest = logits[0], sum = 0.f;
-  for (int c = 1; c < classes; c++) largest = fmaxf(largest, logits[c]);
+// Softmax of one query: its loss, and twice the gradients of its logits. logits: twice its products with the prototypes, which
+// the gradients replace.
+DEVICE float query_loss(float* logits, const float* factors, int classes, int own, float weight) {
+  float largest = -3.4e38f, sum = 0.f;
+#pragma unroll 4
+  for (int c = 0; c < classes; c++) {
+    const float logit = logits[c] - factors[c * 4];
+    logits[c] = logit;
+    largest = fmaxf(largest, logit);
+  }
+#pragma unroll 2
   for (int c = 0; c < classes; c++) sum += expf(logits[c] - largest);
-  const float loss = logf(sum) - (logits[own] - largest);
-  for (int c = 0; c < classes; c++)
-    logits[c] = 2.f * weight * (expf(logits[c] - largest) / sum - (c == own ? 1.f : 0.f));
+  const float loss = logf(sum) - (logits[own] - largest), scale = 2.f * weight;
+#pragma unroll 2
+  for (int c = 0; c < classes; c++) logits[c] = scale * (expf(logits[c] - largest) / sum - (c == own ? 1.f : 0.f));
   return loss * weight;
 }
 
-// Gradients of CLASS_TILE prototypes from `first` on, over the block's columns. scratch: [CLASS_TILE][CHUNK].
+// Gradients of CLASS_TILE prototypes from `first` on, over the block's columns. rows: of the queries.
 DEVICE void prototype_gradients_of(const Tranfs& t, const u32* input, const TranfsEpisode& e, int first, int start, int columns,
-                                   const float* d_logits, const float* factors, float* scratch) {
-  const int column = threadIdx.x & (CHUNK - 1), half = threadIdx.x / CHUNK, count = min(CLASS_TILE, e.classes - first);
-  const u32* rows = input + t.query_rows_at + e.first_query;
+                                   const u32* rows, const float* d_logits, const float* factors, float* scratch) {
+  const int column = threadIdx.x & (CHUNK - 1), group = threadIdx.x / CHUNK, count = min(CLASS_TILE, e.classes - first);
   float d[CLASS_TILE];
 #pragma unroll
   for (int c = 0; c < CLASS_TILE; c++) d[c] = 0.f;
   if (column < columns)
-#pragma unroll 8
-    for (int query = half; query < e.queries; query += LOSS_THREADS / CHUNK) {
+#pragma unroll 4
+    for (int query = group; query < e.queries; query += QUERY_GROUPS) {
       const float value = feature_row(t, input, rows[query])[start + column];
       const float* d_query = d_logits + (long)query * t.classes + first;
 #pragma unroll
@@ -166,54 +204,86 @@ DEVICE void prototype_gradients_of(const Tranfs& t, const u32* input, const Tran
         if (c < count) d[c] += d_query[c] * value;
     }
   __syncthreads();
-  if (half == 1)
-    for (int c = 0; c < CLASS_TILE; c++) scratch[c * CHUNK + column] = d[c];
+  if (group > 0)
+#pragma unroll
+    for (int c = 0; c < CLASS_TILE; c++) scratch[((group - 1) * CLASS_TILE + c) * CHUNK + column] = d[c];
   __syncthreads();
-  if (half != 0 || column >= columns) return;
+  if (group != 0 || column >= columns) return;
 #pragma unroll
   for (int c = 0; c < CLASS_TILE; c++) {
     if (c >= count) continue;
+#pragma unroll
+    for (int other = 0; other < QUERY_GROUPS - 1; other++) d[c] += scratch[(other * CLASS_TILE + c) * CHUNK + column];
     const long at = (long)(e.first_class + first + c) * t.dim + start + column;
     const float* factor = factors + (first + c) * 4;
-    const float p = t.prototypes[at];
-    t.d_prototypes[at] = d[c] + scratch[c * CHUNK + column] + (factor[2] - factor[1]) * p - factor[3] * t.clean_means[at];
+    t.d_prototypes[at] = d[c] + (factor[2] - factor[1]) * t.prototypes[at] - factor[3] * t.clean_means[at];
   }
 }
 
-// Losses and gradients of prototypes and class states. Grid: (chunks, episodes), 256 threads. Shared memory: STAGE_LEN words.
-extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_losses(Tranfs t) {
-  const u32* input = step_input(t);
-  if ((int)blockIdx.y >= step_of(input).episodes) return;
+// The episode's loss of "mislabelled", and its part of the gradient of the direction of "mislabelled".
+DEVICE void mislabelled_sums(const Tranfs& t, const TranfsEpisode& e) {
+  const float* out = t.states + ((long)t.layers * t.token_capacity + e.first_token + e.classes) * t.width;
+  for (int column = threadIdx.x; column < t.width; column += LOSS_THREADS) {
+    float sum = 0.f;
+#pragma unroll 8
+    for (int i = 0; i < e.items; i++) sum += t.d_logits[e.first_item + i] * out[(long)i * t.width + column];
+    t.d_direction[(long)blockIdx.y * t.width + column] = sum;
+  }
+  if (threadIdx.x >= 32) return;
+  float total = 0.f;
+  for (int i = threadIdx.x; i < e.items; i += 32) total += t.item_losses[e.first_item + i];
+  total = warp_sum(total);
+  if (threadIdx.x == 0) t.losses[blockIdx.y * 3 + 2] = total;
+}
+
+// Losses and gradients of prototypes and class states. Grid: (chunks + 1, episodes), 512 threads; the last block of an episode
+// computes the sums of "mislabelled". Shared memory: LOSS_SCRATCH words; if IN_SHARED, then for the most queries Q of an episode
+// [Q] rows, [Q][classes] gradients of logits and [classes][4] factors.
+template <bool IN_SHARED> DEVICE void prototype_losses(const Tranfs& t) {
+  const u32* input = t.current;
   const TranfsEpisode e = episode_of(t, input, blockIdx.y);
+  if ((int)blockIdx.y >= step_of(input).episodes) return;
+  if ((int)blockIdx.x == t.chunks) return mislabelled_sums(t, e);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, chunk = blockIdx.x, start = chunk * CHUNK;
   const int columns = min(CHUNK, t.dim - start), width = t.width;
-  float* d_logits = t.d_query_logits + ((long)chunk * t.query_capacity + e.first_query) * t.classes;
-  float* factors = t.class_factors + ((long)chunk * t.class_capacity + e.first_class) * 4;
-  for (int c = threadIdx.x; c < e.classes; c += LOSS_THREADS)
-    class_factors(t, input, e, e.first_class + c, factors + c * 4, chunk == 0);
-  __syncthreads();
+  float *scratch = (float*)dynamic_shared, *free = scratch + LOSS_SCRATCH;
+  float* factors = IN_SHARED ? free : t.class_factors + ((long)chunk * t.class_capacity + e.first_class) * 4;
+  float* d_logits = IN_SHARED ? free + t.classes * 4 : t.d_query_logits + ((long)chunk * t.query_capacity + e.first_query) * t.classes;
+  const u32* rows = input + t.query_rows_at + e.first_query;
+  u32* shared_rows = (u32*)(free + t.classes * 4 + (long)e.queries * t.classes);
+  if (IN_SHARED)
+    for (int query = threadIdx.x; query < e.queries; query += LOSS_THREADS) shared_rows[query] = rows[query];
+  // Sums over the chunks, of classes by the first threads and of queries by all.
+  for (int i = LOSS_THREADS - 1 - threadIdx.x; i < e.classes * 4; i += LOSS_THREADS) {
+    float sum = 0.f;
+#pragma unroll 8
+    for (int other = 0; other < t.chunks; other++) sum += t.class_sums[((long)other * t.class_capacity + e.first_class) * 4 + i];
+    factors[i] = sum;
+  }
   for (int i = threadIdx.x; i < e.queries * e.classes; i += LOSS_THREADS) {
     const int query = i / e.classes, c = i - query * e.classes;
     float product = 0.f;
 #pragma unroll 8
     for (int other = 0; other < t.chunks; other++)
       product += t.partial_products[((long)other * t.query_capacity + e.first_query + query) * t.classes + c];
-    d_logits[(long)query * t.classes + c] = 2.f * product - factors[c * 4];
+    d_logits[(long)query * t.classes + c] = 2.f * product;
   }
   __syncthreads();
+  for (int c = LOSS_THREADS - 1 - threadIdx.x; c < e.classes; c += LOSS_THREADS)
+    clean_factors(t, e, e.first_class + c, factors + c * 4, chunk == 0);
   for (int query = threadIdx.x; query < e.queries; query += LOSS_THREADS) {
     const int own = input[t.query_classes_at + e.first_query + query];
-    const float loss = query_loss(d_logits + (long)query * t.classes, e.classes, own, 1.f / e.queries);
+    const float loss = query_loss(d_logits + (long)query * t.classes, factors, e.classes, own, 1.f / e.queries);
     if (chunk == 0) t.query_losses[e.first_query + query] = loss;
   }
   __syncthreads();
-  for (int c = warp; c < e.classes; c += LOSS_THREADS / 32) {
+  for (int c = warp; c < e.classes; c += LOSS_WARPS) {
     float total = 0.f;
     for (int query = lane; query < e.queries; query += 32) total += d_logits[(long)query * t.classes + c];
     total = warp_sum(total);
     if (lane == 0) factors[c * 4 + 1] = total;
   }
-  if (chunk == 0 && warp == 0) {
+  if (chunk == 0 && warp == LOSS_WARPS - 1) {
     float queries = 0.f, clean = 0.f;
     for (int query = lane; query < e.queries; query += 32) queries += t.query_losses[e.first_query + query];
     for (int c = lane; c < e.classes; c += 32) clean += t.class_losses[e.first_class + c];
@@ -224,11 +294,20 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_losses(Tranfs 
       t.losses[blockIdx.y * 3 + 1] = clean;
     }
   }
+#pragma unroll 1
   for (int first = 0; first < e.classes; first += CLASS_TILE)
-    prototype_gradients_of(t, input, e, first, start, columns, d_logits, factors, (float*)dynamic_shared);
+    prototype_gradients_of(t, input, e, first, start, columns, IN_SHARED ? shared_rows : rows, d_logits, factors, scratch);
   const float* d_prototypes = t.d_prototypes + (long)e.first_class * t.dim + start;
   float* out = t.d_class_states + ((long)chunk * t.class_capacity + e.first_class) * width;
-  block_product<LOSS_THREADS, 2>((u32*)dynamic_shared, e.classes, columns, width, t.packed + t.packed_up + (start >> 4) * 32, (t.dim + 15) >> 4,
-                   [&](int row, int column) { return d_prototypes[(long)row * t.dim + column]; },
-                   [&](int row, int column, float value) { out[(long)row * width + column] = value; });
+#pragma unroll 1
+  for (int first = 0; first < e.classes; first += PROTOTYPE_ROWS) {
+    const int count = min(PROTOTYPE_ROWS, e.classes - first);
+    __syncthreads();
+    stage_rows(scratch, count, columns, [&](int row, int column) { return d_prototypes[(long)(first + row) * t.dim + column]; });
+    __syncthreads();
+    multiply<true, false>(scratch, pitch_of(columns), count, t.packed + t.packed_up + (start >> 4) * 32, (t.dim + 15) >> 4, columns,
+                          width, 0, out + (long)first * width, width);
+  }
 }
+extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_losses(Tranfs t) { prototype_losses<true>(t); }
+extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_losses_large(Tranfs t) { prototype_losses<false>(t); }

@@ -7,9 +7,14 @@
 #include "tranfs_losses.cu"
 
 #define TILE 64
-#define TILE_ROWS 32
-#define TILE_PITCH (TILE + 8)
 #define TASK_THREADS 256
+// Rows of a product are multiplied in stages, of which STAGES are in shared memory, so that copies run ahead.
+#define STAGE_ROWS 32
+#define STAGE_PITCH (TILE + 8)
+#define STAGE_LEN (2 * STAGE_ROWS * STAGE_PITCH)
+#define STAGES 3
+// Rows whose addresses are in shared memory.
+#define TABLE_ROWS 512
 
 enum GradientKind {
   LAYER_PRODUCT,      // of a weight of a layer; rows are tokens
@@ -31,92 +36,134 @@ struct GradientTask {
   int label;                  // of TOKENS_OF_CLASS and CLASS_TOKEN
 };
 
-// done(input, output, value) receives a tile of sum over rows of left(row, input) right(row, output).
-// left_tile and right_tile: TILE_ROWS * TILE_PITCH words of shared memory each.
+struct GradientMemory {
+  float stages[STAGES][STAGE_LEN];
+  const float *left[TABLE_ROWS], *right[TABLE_ROWS];  // the tile's columns of each row
+  float d_direction[TILE];
+  float partial[TASK_THREADS];
+  double squares[TASK_THREADS];
+};
+
+// Starts to copy TILE columns of a row to a stage, 16 threads per row; `columns` of them exist, and none if `row` is null.
+DEVICE void copy_columns(float* to, const float* row, int columns, bool in_fours) {
+  const int first = (threadIdx.x & 15) * 4;
+  if (!row) {
+    for (int i = 0; i < 4; i++) to[first + i] = 0.f;
+  } else if (in_fours) {
+    if (first < columns) copy_async(shared_address(to + first), row + first);
+  } else {
+    for (int i = first; i < min(first + 4, columns); i++) copy_word_async(shared_address(to + i), row + i);
+  }
+}
+
+// A tile of sum over rows of left(row)[input] right(row)[output]; done(input, output, value) receives it. left(row) and
+// right(row) give the addresses of the tile's first column, of which `inputs` and `outputs` exist.
 template <class Left, class Right, class Done>
-DEVICE void product_tile(u32* left_tile, u32* right_tile, int rows, Left left, Right right, Done done) {
+DEVICE void product_tile(GradientMemory& memory, int rows, int inputs, int outputs, bool in_fours, Left left, Right right, Done done) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
-  const int m = (warp >> 1) * 16, n = (warp & 1) * 32, column = threadIdx.x & (TILE - 1), row = threadIdx.x / TILE;
-  const int turns = TILE_ROWS * TILE / TASK_THREADS, step = TASK_THREADS / TILE;
-  float acc[4][4], next_left[turns], next_right[turns];
-#pragma unroll
-  for (int i = 0; i < 16; i++) (&acc[0][0])[i] = 0.f;
-  auto load = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < turns; i++) {
-      const int at = first + row + i * step;
-      next_left[i] = at < rows ? left(at, column) : 0.f;
-      next_right[i] = at < rows ? right(at, column) : 0.f;
-    }
-  };
-  load(0);
-  for (int first = 0; first < rows; first += TILE_ROWS) {
+  const int m = (warp >> 1) * 16, n = (warp & 1) * 32;
+  float acc[4][4] = {};
+#pragma unroll 1
+  for (int first = 0; first < rows; first += TABLE_ROWS) {
+    const int count = min(TABLE_ROWS, rows - first), stages = (count + STAGE_ROWS - 1) / STAGE_ROWS;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < turns; i++) {
-      left_tile[(row + i * step) * TILE_PITCH + column] = to_tf32(next_left[i]);
-      right_tile[(row + i * step) * TILE_PITCH + column] = to_tf32(next_right[i]);
+    for (int turn = 0; turn < TABLE_ROWS / TASK_THREADS; turn++) {
+      const int row = turn * TASK_THREADS + threadIdx.x;
+      memory.left[row] = row < count ? left(first + row) : 0;
+      memory.right[row] = row < count ? right(first + row) : 0;
     }
     __syncthreads();
-    load(first + TILE_ROWS);
+    auto start = [&](int stage) {
+      float* to = memory.stages[stage % STAGES];
+      if (stage < stages)
 #pragma unroll
-    for (int k = 0; k < TILE_ROWS; k += 8) {
-      const u32* a_row = left_tile + (k + quad) * TILE_PITCH + m + group;
-      const u32 a[4] = {a_row[0], a_row[8], a_row[4 * TILE_PITCH], a_row[4 * TILE_PITCH + 8]};
+        for (int turn = 0; turn < STAGE_ROWS * 16 / TASK_THREADS; turn++) {
+          const int row = turn * (TASK_THREADS / 16) + (threadIdx.x >> 4);
+          copy_columns(to + row * STAGE_PITCH, memory.left[stage * STAGE_ROWS + row], inputs, in_fours);
+          copy_columns(to + (STAGE_ROWS + row) * STAGE_PITCH, memory.right[stage * STAGE_ROWS + row], outputs, in_fours);
+        }
+      commit_copies();
+    };
+#pragma unroll 1
+    for (int stage = 0; stage < STAGES - 1; stage++) start(stage);
+#pragma unroll 1
+    for (int stage = 0; stage < stages; stage++) {
+      wait_for_copies<STAGES - 2>();
+      __syncthreads();
+      start(stage + STAGES - 1);
+      const float *a_tile = memory.stages[stage % STAGES] + m + group, *b_tile = a_tile - m + STAGE_ROWS * STAGE_PITCH + n;
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const u32* b_row = right_tile + (k + quad) * TILE_PITCH + n + j * 8 + group;
-        const u32 b[2] = {b_row[0], b_row[4 * TILE_PITCH]};
-        mma_tf32(acc[j], a, b);
+      for (int k = 0; k < STAGE_ROWS; k += 8) {
+        const float *a_row = a_tile + (k + quad) * STAGE_PITCH, *b_row = b_tile + (k + quad) * STAGE_PITCH;
+        const u32 a[4] = {tf32_operand(a_row[0]), tf32_operand(a_row[8]), tf32_operand(a_row[4 * STAGE_PITCH]),
+                          tf32_operand(a_row[4 * STAGE_PITCH + 8])};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          const u32 b[2] = {tf32_operand(b_row[j * 8]), tf32_operand(b_row[4 * STAGE_PITCH + j * 8])};
+          mma_tf32(acc[j], a, b);
+        }
       }
     }
+    wait_for_copies<0>();
   }
 #pragma unroll
   for (int j = 0; j < 4; j++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) done(m + group + (i >> 1) * 8, n + j * 8 + quad * 2 + (i & 1), acc[j][i]);
+    for (int i = 0; i < 4; i++) {
+      const int input = m + group + (i >> 1) * 8, output = n + j * 8 + quad * 2 + (i & 1);
+      if (input < inputs && output < outputs) done(input, output, acc[j][i]);
+    }
 }
 
 // Column sums: done(column, sum) for 32 columns. value(row, column) gives the numbers.
-template <class Value, class Done> DEVICE void column_sums(int rows, Value value, Done done) {
-  SHARED float partial[TASK_THREADS];
+template <class Value, class Done> DEVICE void column_sums(float* partial, int rows, Value value, Done done) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   float sum = 0.f;
-#pragma unroll 8
+#pragma unroll 16
   for (int row = warp; row < rows; row += TASK_THREADS / 32) sum += value(row, lane);
   partial[threadIdx.x] = sum;
   __syncthreads();
   if (warp != 0) return;
+#pragma unroll
   for (int w = 1; w < TASK_THREADS / 32; w++) sum += partial[w * 32 + lane];
   done(lane, sum);
 }
 
-// Sums the losses of the episodes and copies the step's factors for tranfs_update. One thread.
-DEVICE void finish_losses(const Tranfs& t, const u32* input) {
-  const TranfsStep& step = step_of(input);
+// Means of the losses over the episodes, and the factors for tranfs_update; ends the step. One warp.
+DEVICE void end_step(const Tranfs& t, const u32* input) {
+  const int lane = threadIdx.x & 31;
+  const TranfsStep step = step_of(input);
+  const u32 number = t.state->step;
   bool finite = true;
+#pragma unroll
   for (int term = 0; term < 3; term++) {
     double sum = 0.0;
-    for (int episode = 0; episode < step.episodes; episode++) sum += t.losses[episode * 3 + term];
+    for (int episode = lane; episode < step.episodes; episode += 32) sum += t.losses[episode * 3 + term];
+#pragma unroll
+    for (int distance = 16; distance; distance >>= 1) sum += __shfl_xor_sync(FULL_WARP, sum, distance);
     const float mean = (float)(sum / max(step.episodes, 1));
-    t.step_losses[(t.state->step % STEP_SLOTS) * 3 + term] = mean;
+    if (lane == 0) t.step_losses[(number % STEP_SLOTS) * 3 + term] = mean;
     finite = finite && fabsf(mean) <= 3.402823466e38f;
   }
+  if (lane != 0) return;
   if (!finite) t.state->failed = 1;
   t.state->keep = step.keep;
   t.state->rate = step.rate;
   t.state->second_scale = step.second_scale;
   t.state->scale = step.scale;
+  t.state->step = number + 1;
 }
 
 // Gradients of the loss, summed over the episodes, and the sum of squares of each thread block. Grid: tasks, 256 threads.
+// Shared memory: GradientMemory.
 extern "C" __global__ void __launch_bounds__(TASK_THREADS)
     tranfs_gradients(Tranfs t, const GradientTask* tasks, float* gradients, double* squares) {
-  SHARED u32 left_tile[TILE_ROWS * TILE_PITCH], right_tile[TILE_ROWS * TILE_PITCH];
-  SHARED double scratch[TASK_THREADS];
-  const u32* input = step_input(t);
+  GradientMemory& memory = *(GradientMemory*)dynamic_shared;
+  const u32* input = t.current;
   const TranfsStep& step = step_of(input);
   const GradientTask task = tasks[blockIdx.x];
+  const int lane = threadIdx.x & 31;
   double square = 0.0;
   auto store = [&](long at, float value) {
     gradients[at] = value;
@@ -125,63 +172,51 @@ extern "C" __global__ void __launch_bounds__(TASK_THREADS)
   const u32* tokens = input + t.tokens_at;
   switch (task.kind) {
     case LAYER_PRODUCT:
-      product_tile(
-          left_tile, right_tile, step.tokens,
-          [&](int row, int i) {
-            return task.first_input + i < task.inputs ? task.left[(long)row * task.inputs + task.first_input + i] : 0.f;
-          },
-          [&](int row, int i) {
-            return task.first_output + i < task.outputs ? task.right[(long)row * task.outputs + task.first_output + i] : 0.f;
-          },
-          [&](int i, int j, float value) {
-            i += task.first_input;
-            j += task.first_output;
-            if (i < task.inputs && j < task.outputs) store(task.start + (long)i * task.outputs + j, value);
-          });
-      break;
     case PROJECTION: {
-      const int items = task.option & ITEMS ? step.items : 0, classes = task.option & PROTOTYPES ? step.classes : 0;
+      // The rows of a projection are items, whose left side is their features, then classes.
+      const bool is_layer = task.kind == LAYER_PRODUCT;
+      const int items = is_layer ? step.tokens : task.option & ITEMS ? step.items : 0;
+      const int classes = !is_layer && task.option & PROTOTYPES ? step.classes : 0;
       const float* states = t.states + (long)t.layers * t.token_capacity * t.width;
-      auto left = [&](int row, int i) {
-        if (task.first_input + i >= t.dim) return 0.f;
-        const float* from = row < items ? feature_row(t, input, input[t.rows_at + row]) : t.d_prototypes + (long)(row - items) * t.dim;
-        return from[task.first_input + i];
+      auto left = [&](int row) {
+        const float* from = is_layer      ? task.left + (long)row * task.inputs
+                            : row < items ? feature_row(t, input, input[t.rows_at + row])
+                                          : t.d_prototypes + (long)(row - items) * t.dim;
+        return from + task.first_input;
       };
-      auto right = [&](int row, int i) {
-        if (task.first_output + i >= t.width) return 0.f;
-        const float* from = row < items ? t.d_projected + (long)row * t.width
-                                        : states + (long)classes_of(t, input)[row - items].token * t.width;
-        return from[task.first_output + i];
+      auto right = [&](int row) {
+        const float* from = is_layer      ? task.right + (long)row * task.outputs
+                            : row < items ? t.d_projected + (long)row * t.width
+                                          : states + (long)classes_of(t, input)[row - items].token * t.width;
+        return from + task.first_output;
       };
-      SHARED float d_direction[TILE];
       if (threadIdx.x < TILE) {
         float sum = 0.f;
-        if (task.first_output + (int)threadIdx.x < t.width)
+        if (classes > 0 && task.first_output + (int)threadIdx.x < t.width)
+#pragma unroll 16
           for (int episode = 0; episode < step.episodes; episode++)
             sum += t.d_direction[(long)episode * t.width + task.first_output + threadIdx.x];
-        d_direction[threadIdx.x] = sum;
+        memory.d_direction[threadIdx.x] = sum;
       }
-      __syncthreads();
-      product_tile(left_tile, right_tile, items + classes, left, right, [&](int i, int j, float value) {
-        const int d = task.first_input + i, output = task.first_output + j;
-        if (d >= t.dim || output >= t.width) return;
-        if (task.option & PROTOTYPES) value += t.parameters[t.mislabelled + d] * d_direction[j];
-        store(task.start + (long)d * t.width + output, value);
+      const int inputs = task.inputs - task.first_input, outputs = task.outputs - task.first_output;
+      const bool in_fours = task.inputs % 4 == 0 && task.outputs % 4 == 0;
+      product_tile(memory, items + classes, inputs, outputs, in_fours, left, right, [&](int i, int j, float value) {
+        if (classes > 0) value += t.parameters[t.mislabelled + task.first_input + i] * memory.d_direction[j];
+        store(task.start + (long)(task.first_input + i) * task.outputs + task.first_output + j, value);
       });
       break;
     }
     case COLUMN_SUMS:
       column_sums(
-          step.tokens,
+          memory.partial, step.tokens,
           [&](int row, int i) {
-            const int column = task.first_output + i;
-            if (column >= task.outputs) return 0.f;
-            if (task.option != ALL_TOKENS) {
-              const u32 token = tokens[row];
-              if ((int)(token & ~LABEL_FLAG) != task.label || (task.option == CLASS_TOKEN && !(token & LABEL_FLAG))) return 0.f;
-            }
+            const int column = min(task.first_output + i, task.outputs - 1);
             const long at = (long)row * task.outputs + column;
-            return task.right ? task.left[at] * task.right[at] : task.left[at];
+            const float value = task.right ? task.left[at] * task.right[at] : task.left[at];
+            if (task.option == ALL_TOKENS) return value;
+            const u32 token = tokens[row];
+            const bool counts = (int)(token & ~LABEL_FLAG) == task.label && (task.option != CLASS_TOKEN || (token & LABEL_FLAG));
+            return counts ? value : 0.f;
           },
           [&](int i, float sum) {
             if (task.first_output + i < task.outputs) store(task.start + task.first_output + i, sum);
@@ -189,8 +224,9 @@ extern "C" __global__ void __launch_bounds__(TASK_THREADS)
       break;
     case MISLABELLED_WEIGHT: {
       // 32 numbers: four per warp.
-      const int lane = threadIdx.x & 31, first = task.first_output + (threadIdx.x >> 5) * 4;
+      const int first = task.first_output + (threadIdx.x >> 5) * 4;
       float sums[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll 4
       for (int column = lane; column < t.width; column += 32) {
         float d_direction = 0.f;
 #pragma unroll 8
@@ -209,87 +245,127 @@ extern "C" __global__ void __launch_bounds__(TASK_THREADS)
     case MISLABELLED_BIAS:
       if (threadIdx.x < 32) {
         float sum = 0.f;
+#pragma unroll 8
         for (int item = threadIdx.x; item < step.items; item += 32) sum += t.d_logits[item];
         sum = warp_sum(sum);
-        if (threadIdx.x == 0) {
-          store(task.start, sum);
-          finish_losses(t, input);
-        }
+        if (threadIdx.x == 0) store(task.start, sum);
+      } else if (threadIdx.x < 64) {
+        end_step(t, input);
       }
       break;
   }
-  scratch[threadIdx.x] = square;
+  // The squares of a warp, then of the warps.
+#pragma unroll
+  for (int distance = 16; distance; distance >>= 1) square += __shfl_xor_sync(FULL_WARP, square, distance);
+  if (lane == 0) memory.squares[threadIdx.x >> 5] = square;
   __syncthreads();
-  for (int distance = TASK_THREADS / 2; distance; distance >>= 1) {
-    if ((int)threadIdx.x < distance) scratch[threadIdx.x] += scratch[threadIdx.x + distance];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) squares[blockIdx.x] = scratch[0];
+  if (threadIdx.x != 0) return;
+#pragma unroll
+  for (int warp = 1; warp < TASK_THREADS / 32; warp++) square += memory.squares[warp];
+  squares[blockIdx.x] = square;
 }
 
-// At most UPDATE_LEN parameters of one tensor.
-#define UPDATE_LEN 1024
+// A tile of at most 16 rows and 64 columns of one tensor. Tensors without packed copies are handled as rows of 64.
+#define UPDATE_ROWS 16
+#define UPDATE_COLUMNS 64
+#define UPDATE_TURNS (UPDATE_ROWS * UPDATE_COLUMNS / 256)
+#define UPDATE_PITCH (UPDATE_COLUMNS + 1)
 struct UpdateTask {
-  int first, len;             // in the parameters
-  int offset;                 // of the first in its tensor
-  int inputs, outputs;        // of a weight
-  int forward, transposed;    // packed copies, in 16 bytes; -1: none
+  int start, len;                 // of the tensor in the parameters
+  int inputs, outputs;            // rows and columns
+  int first_input, first_output;  // of the tile
+  int forward, transposed;        // packed copies, in 16 bytes; -1: none
 };
 struct HeadOptimiser {
   float beta1, beta2, epsilon, l2, clip;
   int squares;
 };
 
-// AdamW on the parameters of a task, and their packed copies. Grid: tasks, 256 threads.
-extern "C" __global__ void __launch_bounds__(256)
-    tranfs_update(TranfsState* state, const UpdateTask* tasks, float* parameters, float* first_moments, float* second_moments,
-                  const float* gradients, const double* squares, u32* packed, HeadOptimiser options) {
-  if (blockIdx.x == 0 && threadIdx.x == 0) state->step++;
-  if (state->failed) return;
-  const UpdateTask task = tasks[blockIdx.x];
-  float scale = state->scale;
-  if (options.clip > 0.f) {
-    double square = 0.0;
-    for (int i = 0; i < options.squares; i++) square += squares[i];
-    const double norm = sqrt(square) * scale;
-    if (norm > options.clip) scale *= (float)(options.clip / norm);
+// The place of one of this thread's parameters, from the start of the tensor; -1: there is none.
+DEVICE int place_of(const UpdateTask& task, int turn) {
+  const int row = turn * (256 / UPDATE_COLUMNS) + threadIdx.x / UPDATE_COLUMNS, column = threadIdx.x % UPDATE_COLUMNS;
+  const int input = task.first_input + row, output = task.first_output + column;
+  const int place = input * task.outputs + output;
+  return input < task.inputs && output < task.outputs && place < task.len ? place : -1;
+}
+
+// Writes a tile of weights, [UPDATE_ROWS][UPDATE_PITCH] in shared memory with zeros outside of the tensor, to the packed copies.
+// A thread writes 16 bytes of each copy.
+DEVICE void pack_tile(const UpdateTask& task, const float* tile, uint4* packed) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
+  if (task.forward >= 0 && task.first_output + warp * 8 < task.outputs) {
+    const float* own = tile + quad * UPDATE_PITCH + warp * 8 + group;
+    const long at = (long)(task.first_output / 8 + warp) * ((task.inputs + 15) >> 4) + task.first_input / 16;
+    packed[task.forward + at * 32 + lane] = make_uint4(to_tf32(own[0]), to_tf32(own[4 * UPDATE_PITCH]),
+                                                       to_tf32(own[8 * UPDATE_PITCH]), to_tf32(own[12 * UPDATE_PITCH]));
   }
-  const float keep = state->keep, rate = state->rate, second_scale = state->second_scale;
-  const int turns = UPDATE_LEN / 256;
-  float values[turns], first[turns], second[turns], gradient[turns];
+  const int row_tile = warp & 1, step = warp >> 1;
+  if (task.transposed >= 0 && task.first_input + row_tile * 8 < task.inputs && task.first_output + step * 16 < task.outputs) {
+    const float* own = tile + (row_tile * 8 + group) * UPDATE_PITCH + step * 16 + quad;
+    const long at = (long)(task.first_input / 8 + row_tile) * ((task.outputs + 15) >> 4) + task.first_output / 16 + step;
+    packed[task.transposed + at * 32 + lane] = make_uint4(to_tf32(own[0]), to_tf32(own[4]), to_tf32(own[8]), to_tf32(own[12]));
+  }
+}
+
+// AdamW on the parameters of a task, and their packed copies; the input of the next step. Grid: tasks, 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    tranfs_update(Tranfs t, const UpdateTask* tasks, float* first_moments, float* second_moments, const float* gradients,
+                  const double* squares, uint4* packed, HeadOptimiser options) {
+  SHARED float tile[UPDATE_ROWS * UPDATE_PITCH];
+  const UpdateTask task = tasks[blockIdx.x];
+  const TranfsState state = *t.state;
+  const u32* next = t.inputs + (long)(state.step % STEP_SLOTS) * t.slot_len;
+  for (int i = blockIdx.x * 256 + threadIdx.x; i < t.slot_len; i += gridDim.x * 256) t.current[i] = next[i];
+  if (state.failed) return;
+  float values[UPDATE_TURNS], first[UPDATE_TURNS], second[UPDATE_TURNS], gradient[UPDATE_TURNS];
 #pragma unroll
-  for (int turn = 0; turn < turns; turn++) {
-    const int i = turn * 256 + threadIdx.x, index = task.first + i;
-    if (i >= task.len) break;
-    values[turn] = parameters[index];
+  for (int turn = 0; turn < UPDATE_TURNS; turn++) {
+    const int place = place_of(task, turn), index = task.start + max(place, 0);
+    values[turn] = t.parameters[index];
     first[turn] = first_moments[index];
     second[turn] = second_moments[index];
     gradient[turn] = gradients[index];
   }
+  float scale = state.scale;
+  if (options.clip > 0.f) {
+    double square = 0.0;
+#pragma unroll 16
+    for (int i = 0; i < options.squares; i++) square += squares[i];
+    const double norm = sqrt(square) * scale;
+    if (norm > options.clip) scale *= (float)(options.clip / norm);
+  }
 #pragma unroll
-  for (int turn = 0; turn < turns; turn++) {
-    const int i = turn * 256 + threadIdx.x, index = task.first + i;
-    if (i >= task.len) break;
+  for (int turn = 0; turn < UPDATE_TURNS; turn++) {
+    const int place = place_of(task, turn), index = task.start + place;
     const float g = gradient[turn] * scale + options.l2 * values[turn];
     const float m = options.beta1 * first[turn] + (1.f - options.beta1) * g;
     const float v = options.beta2 * second[turn] + (1.f - options.beta2) * g * g;
-    const float value = values[turn] * keep - rate * m / (sqrtf(v) * second_scale + options.epsilon);
+    const float value = values[turn] * state.keep - state.rate * m / (sqrtf(v) * state.second_scale + options.epsilon);
+    tile[(turn * (256 / UPDATE_COLUMNS) + threadIdx.x / UPDATE_COLUMNS) * UPDATE_PITCH + threadIdx.x % UPDATE_COLUMNS] =
+        place >= 0 ? value : 0.f;
+    if (place < 0) continue;
     first_moments[index] = m;
     second_moments[index] = v;
-    parameters[index] = value;
-    if (task.forward >= 0) {
-      const int k = (task.offset + i) / task.outputs, n = (task.offset + i) - k * task.outputs;
-      pack_weight(packed, task.forward, task.transposed, k, n, task.inputs, task.outputs, value);
-    }
+    t.parameters[index] = value;
   }
+  if (task.forward < 0) return;
+  __syncthreads();
+  pack_tile(task, tile, packed);
 }
 
-// All packed copies, after parameters were loaded. Grid and tasks as in tranfs_update.
-extern "C" __global__ void __launch_bounds__(256) tranfs_pack(const UpdateTask* tasks, const float* parameters, u32* packed) {
+// All packed copies and the input of the next step, after parameters or inputs were written. Grid and tasks as in tranfs_update.
+extern "C" __global__ void __launch_bounds__(256) tranfs_begin(Tranfs t, const UpdateTask* tasks, uint4* packed) {
+  SHARED float tile[UPDATE_ROWS * UPDATE_PITCH];
   const UpdateTask task = tasks[blockIdx.x];
+  const u32* next = t.inputs + (long)(t.state->step % STEP_SLOTS) * t.slot_len;
+  for (int i = blockIdx.x * 256 + threadIdx.x; i < t.slot_len; i += gridDim.x * 256) t.current[i] = next[i];
   if (task.forward < 0) return;
-  for (int i = threadIdx.x; i < task.len; i += 256) {
-    const int k = (task.offset + i) / task.outputs, n = (task.offset + i) - k * task.outputs;
-    pack_weight(packed, task.forward, task.transposed, k, n, task.inputs, task.outputs, parameters[task.first + i]);
+#pragma unroll
+  for (int turn = 0; turn < UPDATE_TURNS; turn++) {
+    const int place = place_of(task, turn);
+    tile[(turn * (256 / UPDATE_COLUMNS) + threadIdx.x / UPDATE_COLUMNS) * UPDATE_PITCH + threadIdx.x % UPDATE_COLUMNS] =
+        place >= 0 ? t.parameters[task.start + place] : 0.f;
   }
+  __syncthreads();
+  pack_tile(task, tile, packed);
 }

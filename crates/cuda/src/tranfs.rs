@@ -1,7 +1,7 @@
 //! TraNFS on the GPU: training on episodes of features that stay on the device.
 //!
 //! Start with [`TranfsTraining`]. The host passes the inputs of up to [`STEP_SLOTS`] steps at a time: row numbers, labels,
-//! dropout seeds and learning rates. The device runs one graph of seven kernels per step and keeps everything else:
+//! dropout seeds and learning rates. The device runs one graph per step and keeps everything else:
 //! parameters, moments of the optimiser, activations and features. Episodes of a step may have any sizes up to the
 //! [`Limits`], because the kernels read the sizes from the input; so one graph serves all steps.
 //!
@@ -15,20 +15,22 @@ mod tasks;
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::head::Head;
-use trueshot_nn::tranfs::{Config, Tranfs};
+use trueshot_nn::tranfs::{ClassTokens, Config, Tranfs};
 
 pub use self::input::{EpisodeInput, Limits, PartInput, Query, StepInput, SupportItem};
 
 use self::input::{InputLayout, InputLimits};
-use self::memory::{Activations, Factors, Sizes, TranfsArgument, TranfsState};
+use self::memory::{Activations, Factors, KernelMemory, SharedMemory, Sizes, TranfsArgument, TranfsState};
 use self::tasks::{GradientTask, PackedPlaces, ParameterPlaces, UpdateTask};
 use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value};
 use crate::error::Result;
 
 /// The number of steps that the device holds inputs and results of (`kernels/common.cuh`).
 pub const STEP_SLOTS: usize = 64;
-/// Threads of a thread block of the encoder (`kernels/tranfs.cu`).
-const ENCODER_THREADS: u32 = 256;
+/// Threads of a thread block of `tranfs_layer` (`kernels/tranfs.cu`).
+const LAYER_THREADS: u32 = 256;
+/// Threads of a thread block of `tranfs_prototypes` and `tranfs_losses` (`kernels/tranfs_losses.cu`).
+const LOSS_THREADS: u32 = 512;
 
 /// The options of a training run, beside those of the network.
 #[derive(Debug, Clone)]
@@ -57,10 +59,13 @@ pub struct TranfsTraining {
     device: Device,
     config: Config,
     options: TranfsOptions,
+    shared: SharedMemory,
     layout: InputLayout,
     features: Buffer<f32>,
     extra: Buffer<f32>,
     inputs: Buffer<u32>,
+    #[allow(dead_code, reason = "kernels use it by address")]
+    current: Buffer<u32>,
     parameters: Buffer<f32>,
     packed: Buffer<u32>,
     first_moments: Buffer<f32>,
@@ -99,21 +104,22 @@ impl TranfsTraining {
         assert!(features.len().is_multiple_of(config.dim), "features of {} dimensions", config.dim);
         let layout = InputLayout::new(limits, config.classes);
         let (places, packed_len) = PackedPlaces::new(&config);
-        let activations = Activations::new(device, &config, limits)?;
-        let (_, in_shared) = memory::encoder_shared_len(device, &config, limits);
+        let shared = SharedMemory::new(&config, limits);
+        let activations = Activations::new(device, &config, limits, &shared)?;
         let len = network.layout().len();
         let gradient_tasks = device.upload(&tasks::gradient_tasks(network, &activations))?;
         let extra = device.zeros(0)?;
         let inputs = device.zeros(STEP_SLOTS * layout.slot_len as usize)?;
+        let current = device.zeros(layout.slot_len as usize)?;
         let (buffer, packed, state) = (device.zeros(len)?, device.zeros(4 * packed_len)?, device.zeros(1)?);
         let argument = TranfsArgument {
-            sizes: Sizes::new(&config, limits, in_shared, features.len() / config.dim),
+            sizes: Sizes::new(&config, limits, &shared, features.len() / config.dim),
             input: layout,
             factors: Factors::new(&config),
             places: ParameterPlaces::new(network),
             packed: places,
-            padding: 0,
             inputs: Buffer::address(&inputs),
+            current: Buffer::address(&current),
             features: features.address(),
             extra: Buffer::address(&extra),
             parameters: Buffer::address(&buffer),
@@ -124,10 +130,12 @@ impl TranfsTraining {
         let mut training = TranfsTraining {
             device: device.clone(),
             config,
+            shared,
             layout,
             features,
             extra,
             inputs,
+            current,
             parameters: buffer,
             packed,
             first_moments: device.zeros(len)?,
@@ -188,8 +196,13 @@ impl TranfsTraining {
         self.second_moments.write(0, second_moments)?;
         self.updates = updates;
         self.state.write(0, &[TranfsState { step: self.done, failed: 0, factors: [0.0; 4] }])?;
+        self.begin()
+    }
+
+    /// Prepares packed weights and the input of the next step, after the host has written parameters or inputs.
+    fn begin(&self) -> Result<()> {
         let grid = Grid::new(self.update_tasks.len(), 256);
-        self.launch("tranfs_pack", grid, &[&self.update_tasks, &self.parameters, &self.packed])
+        self.launch("tranfs_begin", grid, &[&Value(self.argument), &self.update_tasks, &self.packed])
     }
 
     /// Runs steps and returns the terms of their losses, each the mean over the episodes: queries, clean, mislabelled.
@@ -209,6 +222,7 @@ impl TranfsTraining {
         }
         self.write_extra_rows(steps)?;
         self.write_inputs(steps)?;
+        self.begin()?;
         for _ in steps {
             self.graph()?.launch()?;
         }
@@ -305,24 +319,52 @@ impl TranfsTraining {
     /// Starts all kernels of one step.
     fn record_step(&self) -> Result<()> {
         let argument = Value(self.argument);
-        let (config, limits) = (&self.config, self.options.limits);
+        let (config, limits, shared) = (&self.config, self.options.limits, &self.shared);
         let chunks = self.argument.sizes.chunks as usize;
-        let stage = memory::STAGE_LEN * size_of::<f32>();
-        let (encoder_shared, _) = memory::encoder_shared_len(&self.device, config, limits);
-        let encoder = Grid::new(limits.episodes, ENCODER_THREADS).shared(encoder_shared);
-        let columns = Grid::new(chunks, 256).rows(limits.episodes);
-        let whole = (config.width / config.heads).is_multiple_of(16);
-        let [encode, encode_back] = match whole {
-            true => ["tranfs_encode_16", "tranfs_encode_back_16"],
-            false => ["tranfs_encode", "tranfs_encode_back"],
+        let tokens = limits.support + config.classes;
+        let rows = Grid::new(tokens.div_ceil(memory::ROWS), LAYER_THREADS).rows(limits.episodes);
+        let heads = Grid::new(config.heads, 256).rows(limits.episodes);
+        let run = |grid: Grid, memory: KernelMemory, kernels: [&'static str; 2], layer: usize| {
+            let kernel = kernels[usize::from(!memory.fits)];
+            self.launch(kernel, grid.shared(memory.bytes), &[&argument, &Value(layer as i32)])
         };
-        let rows = (limits.episodes * limits.support).div_ceil(32) + 1;
-        self.launch("tranfs_project", Grid::new(chunks, 256).rows(rows).shared(stage), &[&argument])?;
-        self.launch(encode, encoder, &[&argument])?;
-        self.launch("tranfs_prototypes", columns.shared(2 * stage), &[&argument])?;
-        self.launch("tranfs_losses", columns.shared(stage), &[&argument])?;
-        self.launch(encode_back, encoder, &[&argument])?;
-        let tasks = Grid::new(self.gradient_tasks.len(), 256);
+        let classes = self.argument.sizes.class_capacity as usize;
+        self.device.fork()?;
+        let grid = Grid::new(chunks, memory::CHUNK as u32).rows(classes + 1);
+        self.device.launch(Queue::Side, "tranfs_clean_means", grid, &[&argument])?;
+        let grid = Grid::new(config.width.div_ceil(memory::CHUNK), memory::CHUNK as u32);
+        self.device.launch(Queue::Side, "tranfs_direction", grid, &[&argument])?;
+        let items = (limits.episodes * limits.support).div_ceil(memory::ROWS);
+        let projections = self.argument.sizes.projections as usize;
+        self.launch(
+            "tranfs_project",
+            Grid::new(projections, 256).rows(items).shared(shared.project),
+            &[&argument],
+        )?;
+        let forward = ["tranfs_layer", "tranfs_layer_large"];
+        run(rows, shared.rows, forward, 0)?;
+        for layer in 0..config.layers {
+            run(heads, shared.attention, ["tranfs_attend", "tranfs_attend_large"], layer)?;
+            if layer + 1 == config.layers {
+                self.device.join()?;
+            }
+            run(rows, shared.rows, forward, layer + 1)?;
+        }
+        let columns = |blocks| Grid::new(blocks, LOSS_THREADS).rows(limits.episodes);
+        self.launch("tranfs_prototypes", columns(chunks).shared(shared.prototypes), &[&argument])?;
+        let losses = if shared.losses.fits { "tranfs_losses" } else { "tranfs_losses_large" };
+        self.launch(losses, columns(chunks + 1).shared(shared.losses.bytes), &[&argument])?;
+        let backward = ["tranfs_layer_back", "tranfs_layer_back_large"];
+        run(rows, shared.rows_back, backward, config.layers)?;
+        for layer in (0..config.layers).rev() {
+            let kernels = ["tranfs_attend_back", "tranfs_attend_back_large"];
+            run(heads, shared.attention_back, kernels, layer)?;
+            run(rows, shared.rows_back, backward, layer)?;
+        }
+        if config.class_tokens == ClassTokens::ClassMean {
+            self.launch("tranfs_class_means_back", Grid::new(limits.episodes, 256), &[&argument])?;
+        }
+        let tasks = Grid::new(self.gradient_tasks.len(), 256).shared(shared.gradients);
         let arguments: [&dyn Argument; 4] = [&argument, &self.gradient_tasks, &self.gradients, &self.squares];
         self.launch("tranfs_gradients", tasks, &arguments)?;
         let AdamWConfig { beta1, beta2, epsilon, l2, .. } = self.options.optimiser;
@@ -334,10 +376,9 @@ impl TranfsTraining {
             clip: self.options.clip as f32,
             squares: self.squares.len() as i32,
         });
-        let arguments: [&dyn Argument; 9] = [
-            &self.state,
+        let arguments: [&dyn Argument; 8] = [
+            &argument,
             &self.update_tasks,
-            &self.parameters,
             &self.first_moments,
             &self.second_moments,
             &self.gradients,

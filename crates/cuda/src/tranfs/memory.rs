@@ -12,8 +12,18 @@ use crate::error::Result;
 
 /// Columns of D that a thread block handles (`CHUNK` in `kernels/linear.cu`).
 pub(super) const CHUNK: usize = 128;
-/// Words of staged rows (`STAGE_LEN` in `kernels/linear.cu`).
-pub(super) const STAGE_LEN: usize = 32 * (CHUNK + 4);
+/// Tokens of a thread block of `tranfs_layer` (`ROWS` in `kernels/tranfs.cu`).
+pub(super) const ROWS: usize = 16;
+/// Classes that `tranfs_prototypes` handles at once (`PROTOTYPE_ROWS` in `kernels/tranfs_losses.cu`).
+const PROTOTYPE_ROWS: usize = 16;
+/// Words that the losses always need (`LOSS_SCRATCH` in `kernels/tranfs_losses.cu`).
+const LOSS_SCRATCH: usize = 3 * 8 * CHUNK;
+/// Columns of D that a thread block of `tranfs_project` handles (`PROJECTED_COLUMNS` in `kernels/tranfs.cu`).
+const PROJECTED_COLUMNS: usize = 320;
+/// Words of `GradientMemory` in `kernels/tranfs_update.cu`.
+const GRADIENT_MEMORY: usize = 3 * 2 * 32 * 72 + 4 * 512 + 64 + 256 + 2 * 256;
+/// Words of shared memory that a thread block may have on every supported GPU.
+const SHARED_WORDS: usize = 99 * 256;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -25,12 +35,13 @@ pub(super) struct Sizes {
     layers: i32,
     classes: i32,
     pub chunks: i32,
+    pub projections: i32,
     class_mean: i32,
     cosine: i32,
-    attention_in_shared: i32,
+    row_len: i32,
     most_tokens: i32,
     items: i32,
-    class_capacity: i32,
+    pub class_capacity: i32,
     tokens: i32,
     queries: i32,
     maps: i32,
@@ -56,8 +67,8 @@ pub(super) struct TranfsArgument {
     pub factors: Factors,
     pub places: ParameterPlaces,
     pub packed: PackedPlaces,
-    pub padding: i32,
     pub inputs: u64,
+    pub current: u64,
     pub features: u64,
     pub extra: u64,
     pub parameters: u64,
@@ -66,7 +77,7 @@ pub(super) struct TranfsArgument {
     pub state: u64,
 }
 
-const ACTIVATIONS: usize = 34;
+const ACTIVATIONS: usize = 39;
 
 /// What a run keeps on the device between steps.
 #[repr(C)]
@@ -82,6 +93,7 @@ pub(super) struct Activations {
     /// Tokens of a step.
     pub tokens: usize,
     projected: Buffer<f32>,
+    directions: Buffer<f32>,
     direction: Buffer<f32>,
     pub states: Buffer<f32>,
     qkv: Buffer<f32>,
@@ -99,6 +111,9 @@ pub(super) struct Activations {
     pub d_out: Buffer<f32>,
     d_half: Buffer<f32>,
     d_attended: Buffer<f32>,
+    d_maps: Buffer<f32>,
+    d_means: Buffer<f32>,
+    rows: Buffer<f32>,
     d_projected: Buffer<f32>,
     d_logits: Buffer<f32>,
     item_losses: Buffer<f32>,
@@ -106,6 +121,8 @@ pub(super) struct Activations {
     prototypes: Buffer<f32>,
     d_prototypes: Buffer<f32>,
     clean_means: Buffer<f32>,
+    /// Whole numbers.
+    clean_counts: Buffer<f32>,
     partial_products: Buffer<f32>,
     class_sums: Buffer<f32>,
     class_factors: Buffer<f32>,
@@ -119,16 +136,18 @@ pub(super) struct Activations {
 }
 
 impl Activations {
-    pub fn new(device: &Device, config: &Config, limits: Limits) -> Result<Self> {
+    pub fn new(device: &Device, config: &Config, limits: Limits, shared: &SharedMemory) -> Result<Self> {
         let Config { dim, width, feed_forward: hidden, layers, heads, classes, .. } = *config;
         let Limits { episodes, support, queries } = limits;
         let (items, all_classes, queries) = (episodes * support, episodes * classes, episodes * queries);
         let (tokens, chunks) = (items + all_classes, dim.div_ceil(CHUNK));
+        let blocks = episodes * (support + classes).div_ceil(ROWS);
         let zeros = |len: usize| device.zeros::<f32>(len);
         Ok(Activations {
             tokens,
-            projected: zeros(chunks * items * width)?,
-            direction: zeros(chunks * width)?,
+            projected: zeros(dim.div_ceil(PROJECTED_COLUMNS) * items * width)?,
+            directions: zeros(chunks * width)?,
+            direction: zeros(width)?,
             states: zeros((layers + 1) * tokens * width)?,
             qkv: zeros(layers * tokens * 3 * width)?,
             maps: zeros(layers * episodes * heads * map_len(support + classes))?,
@@ -145,6 +164,9 @@ impl Activations {
             d_out: zeros(layers * tokens * width)?,
             d_half: zeros(tokens * width)?,
             d_attended: zeros(tokens * width)?,
+            d_maps: zeros(episodes * heads * map_len(support + classes))?,
+            d_means: zeros(tokens * heads)?,
+            rows: zeros(if shared.rows.fits && shared.rows_back.fits { 0 } else { blocks * shared.row_len })?,
             d_projected: zeros(items * width)?,
             d_logits: zeros(items)?,
             item_losses: zeros(items)?,
@@ -152,6 +174,7 @@ impl Activations {
             prototypes: zeros(all_classes * dim)?,
             d_prototypes: zeros(all_classes * dim)?,
             clean_means: zeros(all_classes * dim)?,
+            clean_counts: zeros(all_classes)?,
             partial_products: zeros(chunks * queries * classes)?,
             class_sums: zeros(chunks * all_classes * 4)?,
             class_factors: zeros(chunks * all_classes * 4)?,
@@ -168,6 +191,7 @@ impl Activations {
     pub fn addresses(&self) -> [u64; ACTIVATIONS] {
         [
             &self.projected,
+            &self.directions,
             &self.direction,
             &self.states,
             &self.qkv,
@@ -185,6 +209,9 @@ impl Activations {
             &self.d_out,
             &self.d_half,
             &self.d_attended,
+            &self.d_maps,
+            &self.d_means,
+            &self.rows,
             &self.d_projected,
             &self.d_logits,
             &self.item_losses,
@@ -192,6 +219,7 @@ impl Activations {
             &self.prototypes,
             &self.d_prototypes,
             &self.clean_means,
+            &self.clean_counts,
             &self.partial_products,
             &self.class_sums,
             &self.class_factors,
@@ -206,24 +234,75 @@ impl Activations {
     }
 }
 
-/// Words of shared memory of the encoder's thread blocks without attention, and with it.
-fn encoder_words(config: &Config, most_tokens: usize) -> (usize, usize) {
-    let Config { width, heads, .. } = *config;
-    let base = STAGE_LEN + width.next_multiple_of(4);
-    let attention = most_tokens * (3 * width + 4) + heads * most_tokens * (most_tokens | 1);
-    (base, base + attention)
+/// The shared memory of the kernels. Where it does not suffice, a variant of the kernel works in global memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SharedMemory {
+    /// Words of the rows of a thread block of `tranfs_layer` or `tranfs_layer_back`.
+    pub row_len: usize,
+    /// `tranfs_layer`.
+    pub rows: KernelMemory,
+    /// `tranfs_layer_back`.
+    pub rows_back: KernelMemory,
+    /// `tranfs_attend`.
+    pub attention: KernelMemory,
+    /// `tranfs_attend_back`.
+    pub attention_back: KernelMemory,
+    /// `tranfs_losses`.
+    pub losses: KernelMemory,
+    /// Bytes of `tranfs_project`.
+    pub project: usize,
+    /// Bytes of `tranfs_prototypes`.
+    pub prototypes: usize,
+    /// Bytes of `tranfs_gradients`.
+    pub gradients: usize,
 }
 
-/// Bytes of shared memory of the encoder's thread blocks, and whether attention's activations are in it.
-pub(super) fn encoder_shared_len(device: &Device, config: &Config, limits: Limits) -> (usize, bool) {
-    // What every supported GPU has for one thread block, and what Hopper has.
-    let limit = if device.has_wgmma() { 227 << 10 } else { 99 << 10 };
-    let (base, all) = encoder_words(config, limits.support + config.classes);
-    if 4 * all <= limit { (4 * all, true) } else { (4 * base, false) }
+/// The shared memory of a kernel that has a variant for sizes that do not fit.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KernelMemory {
+    pub fits: bool,
+    pub bytes: usize,
+}
+
+impl KernelMemory {
+    /// Memory for `words` words if they fit; otherwise for `least` words.
+    fn new(words: usize, least: usize) -> Self {
+        let fits = words <= SHARED_WORDS;
+        KernelMemory { fits, bytes: 4 * if fits { words } else { least } }
+    }
+}
+
+/// Words from one row of `width` numbers to the next (`pitch_of` in `kernels/linear.cu`).
+fn pitch_of(width: usize) -> usize {
+    width.next_multiple_of(16) + 4
+}
+
+impl SharedMemory {
+    pub fn new(config: &Config, limits: Limits) -> Self {
+        let Config { width, heads, feed_forward: hidden, .. } = *config;
+        let tokens = limits.support + config.classes;
+        let [pitch, unit_pitch, qkv_pitch] = [width, hidden, 3 * width].map(pitch_of);
+        let widest = pitch.max(unit_pitch);
+        let forward = ROWS * (pitch + 2 * widest) + 6 * width + hidden;
+        let backward = ROWS * (4 * pitch + qkv_pitch + widest + unit_pitch) + 2 * width;
+        let (head, map) = (tokens * (width / heads | 1), tokens * (tokens | 1));
+        let queries = limits.queries * (config.classes + 1) + 4 * config.classes;
+        SharedMemory {
+            row_len: forward.max(backward).next_multiple_of(4),
+            rows: KernelMemory::new(forward, 0),
+            rows_back: KernelMemory::new(backward, 0),
+            attention: KernelMemory::new(3 * head + map, 0),
+            attention_back: KernelMemory::new(4 * head + 2 * map, 0),
+            losses: KernelMemory::new(LOSS_SCRATCH + queries, LOSS_SCRATCH),
+            project: 4 * ROWS * pitch_of(PROJECTED_COLUMNS),
+            prototypes: 4 * PROTOTYPE_ROWS * (CHUNK + 4 + pitch),
+            gradients: 4 * GRADIENT_MEMORY,
+        }
+    }
 }
 
 impl Sizes {
-    pub fn new(config: &Config, limits: Limits, attention_in_shared: bool, feature_rows: usize) -> Self {
+    pub fn new(config: &Config, limits: Limits, shared: &SharedMemory, feature_rows: usize) -> Self {
         let Limits { episodes, support, queries } = limits;
         let size = |value: usize| i32::try_from(value).expect("sizes are below 2^31");
         let most_tokens = support + config.classes;
@@ -235,9 +314,10 @@ impl Sizes {
             layers: size(config.layers),
             classes: size(config.classes),
             chunks: size(config.dim.div_ceil(CHUNK)),
+            projections: size(config.dim.div_ceil(PROJECTED_COLUMNS)),
             class_mean: i32::from(config.class_tokens == ClassTokens::ClassMean),
             cosine: i32::from(config.clean_loss == CleanLoss::NegativeCosine),
-            attention_in_shared: i32::from(attention_in_shared),
+            row_len: size(shared.row_len),
             most_tokens: size(most_tokens),
             items: size(episodes * support),
             class_capacity: size(episodes * config.classes),

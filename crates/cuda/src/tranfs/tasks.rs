@@ -13,8 +13,9 @@ use super::memory::Activations;
 /// Side of a tile of a product task, and columns of a sum task.
 const TILE: usize = 64;
 const SUM_COLUMNS: usize = 32;
-/// Parameters of an update task.
-const UPDATE_LEN: usize = 1024;
+/// Rows and columns of an update task.
+const UPDATE_ROWS: usize = 16;
+const UPDATE_COLUMNS: usize = 64;
 
 /// Positions of parameters, in the order of `struct Tranfs`; those of a layer's parts count from the layer.
 #[repr(C)]
@@ -131,34 +132,39 @@ impl PackedPlaces {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct UpdateTask {
-    first: i32,
+    start: i32,
     len: i32,
-    offset: i32,
     inputs: i32,
     outputs: i32,
+    first_input: i32,
+    first_output: i32,
     forward: i32,
     transposed: i32,
 }
 
-/// The updates of all trained tensors.
+/// The updates of all trained tensors, in tiles.
 pub(super) fn update_tasks(network: &Tranfs, packed: &PackedPlaces) -> Vec<UpdateTask> {
     let mut tasks = Vec::new();
     for tensor in network.layout().tensors().iter().filter(|tensor| tensor.role == Role::Trained) {
-        let (inputs, outputs) = match tensor.shape[..] {
-            [inputs, outputs] => (inputs as i32, outputs as i32),
-            _ => (1, tensor.range.len() as i32),
-        };
+        let len = tensor.range.len();
         let (forward, transposed) = packed.of(&tensor.name, network.config().tied);
-        for offset in (0..tensor.range.len()).step_by(UPDATE_LEN) {
-            tasks.push(UpdateTask {
-                first: (tensor.range.start + offset) as i32,
-                len: (tensor.range.len() - offset).min(UPDATE_LEN) as i32,
-                offset: offset as i32,
-                inputs,
-                outputs,
-                forward,
-                transposed,
-            });
+        let (inputs, outputs) = match tensor.shape[..] {
+            [inputs, outputs] if forward >= 0 => (inputs, outputs),
+            _ => (len.div_ceil(UPDATE_COLUMNS), UPDATE_COLUMNS),
+        };
+        for first_input in (0..inputs).step_by(UPDATE_ROWS) {
+            for first_output in (0..outputs).step_by(UPDATE_COLUMNS) {
+                tasks.push(UpdateTask {
+                    start: tensor.range.start as i32,
+                    len: len as i32,
+                    inputs: inputs as i32,
+                    outputs: outputs as i32,
+                    first_input: first_input as i32,
+                    first_output: first_output as i32,
+                    forward,
+                    transposed,
+                });
+            }
         }
     }
     tasks
