@@ -11,7 +11,7 @@ pub(crate) fn device() -> Device {
 /// The device of the tests.
 #[cfg(not(feature = "gpu-tests"))]
 pub(crate) fn device() -> Device {
-    Device::emulated(library(), false)
+    Device::emulated(false)
 }
 
 /// A device whose products do not round their inputs to TF32, as far as there is one: a GPU always rounds.
@@ -23,28 +23,7 @@ pub(crate) fn exact_device() -> Device {
 /// A device whose products do not round their inputs to TF32, as far as there is one: a GPU always rounds.
 #[cfg(not(feature = "gpu-tests"))]
 pub(crate) fn exact_device() -> Device {
-    Device::emulated(library(), true)
-}
-
-/// The emulator, compiled once per test run.
-#[cfg(not(feature = "gpu-tests"))]
-fn library() -> &'static std::path::Path {
-    use std::path::PathBuf;
-    use std::process::Command;
-    use std::sync::OnceLock;
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("emulator");
-        let library = std::env::temp_dir().join(format!("trueshot-emulator-{}.so", std::process::id()));
-        let status = Command::new("c++")
-            .args(["-O1", "-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-o"])
-            .arg(&library)
-            .arg(sources.join("emulator.cpp"))
-            .status()
-            .expect("a C++ compiler is installed");
-        assert!(status.success(), "the emulator does not compile");
-        library
-    })
+    Device::emulated(true)
 }
 
 /// Pseudo-random numbers in [0, 1).
