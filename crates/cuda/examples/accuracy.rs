@@ -238,7 +238,7 @@ fn main() -> Outcome {
     std::fs::create_dir_all(folder)?;
     let device = device()?;
     println!("{}", device.name());
-    let (size, shots, queries) = if is_small { (16, 2, 1) } else { (84, SHOTS, QUERIES) };
+    let (size, shots, queries) = if is_small { (48, 2, 1) } else { (84, SHOTS, QUERIES) };
     conv4_arrays(&device, size, shots, queries)?.write(folder, "conv4")?;
     let (dim, count) = if is_small { (96, 2) } else { (1600, 16) };
     tranfs_arrays(&device, dim, count)?.write(folder, "tranfs")?;
