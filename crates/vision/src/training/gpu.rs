@@ -8,11 +8,11 @@ use std::borrow::Cow;
 use trueshot::Embeddings;
 use trueshot::tensors::Tensors;
 use trueshot::training::{SavedWeights, TrainingSession};
+use trueshot_cuda::Device;
 use trueshot_cuda::conv4::{
     Conv4Embedding, Conv4Options, Conv4State, Conv4Training, DeviceImages, Prototypes, STEP_SLOTS,
     StepImages, StepInput,
 };
-use trueshot_cuda::{Device, Error as GpuError};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{Shape, layout};
 use trueshot_nn::parameters::ParameterLayout;
@@ -56,8 +56,8 @@ impl GpuBackboneSession {
         let all = all.chain(datasets.outliers.iter().flat_map(|outliers| outliers.images()));
         let images = all.map(|image| (&image.pixels[..], image.width, image.height));
         let normalisation = configuration.preprocessing().scale_and_shift(1.0);
-        let images = DeviceImages::upload(device, images, normalisation).map_err(gpu_error)?;
-        let training = Conv4Training::new(device, options, parameters, Some(images)).map_err(gpu_error)?;
+        let images = DeviceImages::upload(device, images, normalisation)?;
+        let training = Conv4Training::new(device, options, parameters, Some(images))?;
         Ok(GpuBackboneSession {
             training,
             layout: layout(shape.channels),
@@ -84,7 +84,7 @@ impl TrainingSession for GpuBackboneSession {
             images: StepImages::Requests(batch.requests.clone()),
         };
         let inputs: Vec<StepInput> = (first..).zip(batches).map(input).collect();
-        let losses = self.training.run(&inputs).map_err(gpu_error)?;
+        let losses = self.training.run(&inputs)?;
         Ok(losses.into_iter().map(|loss| vec![f64::from(loss)]).collect())
     }
 
@@ -93,12 +93,12 @@ impl TrainingSession for GpuBackboneSession {
     }
 
     fn parameters(&self) -> trueshot::Result<Cow<'_, [f32]>> {
-        self.training.parameters().map(Cow::Owned).map_err(gpu_error)
+        self.training.parameters().map(Cow::Owned).map_err(Into::into)
     }
 
     fn save(&self) -> trueshot::Result<Tensors> {
         let Conv4State { parameters, first_moments, second_moments, updates, scale, good_steps } =
-            self.training.state().map_err(gpu_error)?;
+            self.training.state()?;
         let weights =
             SavedWeights { parameters, first: first_moments, second: second_moments, steps: updates };
         let mut state = weights.tensors(&self.layout);
@@ -119,7 +119,7 @@ impl TrainingSession for GpuBackboneSession {
             scale: number("loss_scale").unwrap_or(Conv4State::default().scale),
             good_steps: number("loss_scale_steps").map_or(0, |steps| steps as u32),
         };
-        self.training.load(&state).map_err(gpu_error)
+        self.training.load(&state).map_err(Into::into)
     }
 }
 
@@ -136,24 +136,11 @@ pub(super) fn embed_dataset(
     let shape = super::shape(preprocessing);
     let normalisation = preprocessing.scale_and_shift(1.0);
     let batch = IMAGES_PER_BATCH.min(dataset.images().len().max(1));
-    let mut network =
-        Conv4Embedding::new(device, shape, batch, parameters, normalisation).map_err(gpu_error)?;
+    let mut network = Conv4Embedding::new(device, shape, batch, parameters, normalisation)?;
     let mut features = Vec::with_capacity(dataset.images().len() * shape.features());
     for images in dataset.images().chunks(batch) {
         let bytes: Vec<u8> = images.iter().flat_map(|image| image.pixels.iter().copied()).collect();
-        features.extend(network.embed(&bytes).map_err(gpu_error)?);
+        features.extend(network.embed(&bytes)?);
     }
     Embeddings::from_rows(features, shape.features(), dataset.class_names())
-}
-
-/// An error of the GPU with what the user can do about it.
-fn gpu_error(error: GpuError) -> trueshot::Error {
-    let hint = match &error {
-        GpuError::OutOfMemory { .. } => {
-            "use smaller images, fewer ways, shots or queries, or train on the CPU; other programs may be using the GPU"
-        }
-        GpuError::Lost(_) => "the last checkpoint is intact: resume the run when the GPU works again",
-        _ => "train on the CPU, or install the newest NVIDIA driver",
-    };
-    trueshot::Error::Gpu { message: error.to_string(), hint: hint.into() }
 }

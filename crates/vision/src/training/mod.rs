@@ -235,12 +235,12 @@ impl Trainee for BackboneTrainee {
 
     fn model(&self) -> trueshot::Result<Tensors> {
         let preprocessing = self.configuration.preprocessing();
-        let mut model = backbone_file(&self.configuration, &preprocessing, &self.parameters()?);
-        #[cfg(feature = "cuda")]
-        if let Some(gpu) = &self.gpu {
-            model.set_note("device", gpu.name());
-        }
-        Ok(model)
+        Ok(backbone_file(&self.configuration, &preprocessing, &self.parameters()?))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn device(&self) -> Option<String> {
+        self.gpu.as_ref().map(|gpu| gpu.name().to_string())
     }
 }
 
