@@ -490,3 +490,6 @@ fn stored_rows(drawn: &TrainingEpisode, sets: [usize; 2]) -> Vec<relabel::Stored
     }
     rows
 }
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests;
