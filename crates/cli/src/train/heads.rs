@@ -326,8 +326,8 @@ fn train<M: HeadOptions + Send + Sync>(
     configuration.model = configuration.model.for_episodes(ways);
     configuration.check()?;
     configuration.model.check()?;
-    let device = run.device.open_and_say("training")?;
     let claim = run.claim()?;
+    let device = run.device.open_and_say("training")?;
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
         let files = open_all(&configuration)?;
