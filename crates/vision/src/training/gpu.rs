@@ -1,7 +1,8 @@
 //! The training session of a backbone on a GPU: [`GpuBackboneSession`] passes episodes to [`Conv4Training`].
 //!
 //! All images to train on stay on the GPU. A batch holds the numbers of the images and how they are changed, drawn by the
-//! same generator as on the CPU, so both see the same episodes.
+//! same generator as on the CPU, so both see the same episodes. If the images do not fit into the memory of the GPU, the CPU
+//! prepares those of every step, which are then copied.
 
 use std::borrow::Cow;
 
@@ -28,16 +29,27 @@ pub(super) struct GpuBackboneSession {
     training: Conv4Training,
     layout: ParameterLayout,
     schedule: Schedule,
+    /// Why the images come with the steps; `None` if they are on the GPU.
+    pub warning: Option<String>,
+}
+
+/// Steps at once if the images come with the steps: the images of all of them are in memory.
+const STREAMED_STEPS: usize = 8;
+
+/// The part of the free memory that images may take; the rest is for activations.
+pub(super) fn most_image_bytes(device: &Device) -> trueshot::Result<usize> {
+    Ok(device.memory()?.0 / 4 * 3)
 }
 
 impl GpuBackboneSession {
-    /// Copies the images to the GPU and starts from `parameters`.
+    /// Starts from `parameters`. The images are copied to the GPU, unless they take more than `most_image_bytes`.
     pub fn new(
         device: &Device,
         configuration: &BackboneConfiguration,
         datasets: &Datasets,
         shape: Shape,
         parameters: &[f32],
+        most_image_bytes: usize,
     ) -> trueshot::Result<Self> {
         let BackboneConfiguration { episodes, optimiser, steps, .. } = configuration;
         let options = Conv4Options {
@@ -55,15 +67,32 @@ impl GpuBackboneSession {
         let all = datasets.train.images().iter();
         let all = all.chain(datasets.outliers.iter().flat_map(|outliers| outliers.images()));
         let images = all.map(|image| (&image.pixels[..], image.width, image.height));
-        let normalisation = configuration.preprocessing().scale_and_shift(1.0);
-        let images = DeviceImages::upload(device, images, normalisation)?;
-        let training = Conv4Training::new(device, options, parameters, Some(images))?;
+        let bytes: usize = images.clone().map(|(pixels, ..)| pixels.len()).sum();
+        let (warning, images) = match bytes <= most_image_bytes {
+            true => {
+                let normalisation = configuration.preprocessing().scale_and_shift(1.0);
+                (None, Some(DeviceImages::upload(device, images, normalisation)?))
+            }
+            false => (Some(streaming_warning(bytes, device.memory()?.0)), None),
+        };
+        let training = Conv4Training::new(device, options, parameters, images)?;
         Ok(GpuBackboneSession {
             training,
             layout: layout(shape.channels),
             schedule: optimiser.schedule(*steps),
+            warning,
         })
     }
+}
+
+fn streaming_warning(needed: usize, free: usize) -> String {
+    let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+    format!(
+        "the images need {} MiB of GPU memory and {} MiB are free: the CPU prepares the images of every step and copies \
+         them to the GPU, which is slower",
+        mib(needed),
+        mib(free)
+    )
 }
 
 impl TrainingSession for GpuBackboneSession {
@@ -74,14 +103,17 @@ impl TrainingSession for GpuBackboneSession {
     }
 
     fn steps_at_once(&self) -> usize {
-        STEP_SLOTS
+        if self.warning.is_none() { STEP_SLOTS } else { STREAMED_STEPS }
     }
 
     fn steps(&mut self, first: u64, batches: &[&EpisodeBatch]) -> trueshot::Result<Vec<Vec<f64>>> {
         let input = |(step, batch): (u64, &&EpisodeBatch)| StepInput {
             rate: self.schedule.at(step) as f32,
             labels: batch.given.iter().chain(&batch.query_classes).copied().collect(),
-            images: StepImages::Requests(batch.requests.clone()),
+            images: match self.warning {
+                None => StepImages::Requests(batch.requests.clone()),
+                Some(_) => StepImages::Prepared(batch.images.clone()),
+            },
         };
         let inputs: Vec<StepInput> = (first..).zip(batches).map(input).collect();
         let losses = self.training.run(&inputs)?;
@@ -144,3 +176,6 @@ pub(super) fn embed_dataset(
     }
     Embeddings::from_rows(features, shape.features(), dataset.class_names())
 }
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests;
