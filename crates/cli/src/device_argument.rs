@@ -16,10 +16,7 @@ pub struct DeviceArgument {
 impl DeviceArgument {
     /// Opens the device; `None` is the CPU. The second value says why `auto` is the CPU.
     pub fn open(&self) -> anyhow::Result<(Option<Device>, Option<String>)> {
-        let (device, reason) = self.device.open().map_err(|error| {
-            hinted(error.to_string(), "use the CPU with --device cpu, or let --device auto choose")
-        })?;
-        Ok((device, reason.map(|reason| reason.to_string())))
+        open_device(self.device)
     }
 
     /// Opens the device and says which one it is; `doing` is what the command does on it.
@@ -45,4 +42,12 @@ impl DeviceArgument {
             _ => Ok(()),
         }
     }
+}
+
+/// Opens a device; `None` is the CPU. The second value says why `auto` is the CPU.
+pub fn open_device(choice: DeviceChoice) -> anyhow::Result<(Option<Device>, Option<String>)> {
+    let (device, reason) = choice.open().map_err(|error| {
+        hinted(error.to_string(), "use the CPU with --device cpu, or let --device auto choose")
+    })?;
+    Ok((device, reason.map(|reason| reason.to_string())))
 }
