@@ -5,10 +5,12 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use trueshot::embeddings::Precision;
+use trueshot_cuda::Device;
 use trueshot_vision::embed::{EmbedReport, EmbedRequest, embed};
-use trueshot_vision::{Augmentation, Collection, Embedder};
+use trueshot_vision::{Augmentation, Backbone, Collection, Embedder};
 
 use crate::backbone_argument::BackboneArgument;
+use crate::device_argument::DeviceArgument;
 use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
 use crate::output::{check_writable, write_file};
@@ -65,7 +67,13 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     skipped: Option<PathBuf>,
     #[command(flatten)]
+    device: DeviceArgument,
+    #[command(flatten)]
     threads: Threads,
+}
+
+fn cpu_only(backbone: &Backbone) -> String {
+    format!("{} embeds on the CPU: only a Conv4 embeds on a GPU", backbone.name())
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -78,9 +86,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output].into_iter().chain(&arguments.skipped))?;
     arguments.threads.run(|| {
         // A backbone that cannot be opened is said before a large folder is looked through.
-        let given = arguments.backbone.open()?;
+        let given = arguments.backbone.find()?;
+        let device = arguments.open_device(given.as_ref())?;
         let collection = arguments.pictures.open(&arguments.images)?;
-        let embedder = given.map_or_else(|| arguments.backbone.open_default(&collection), Ok)?;
+        let backbone = given.map_or_else(|| arguments.backbone.find_default(&collection), Ok)?;
+        let embedder = arguments.backbone.embedder(arguments.place(backbone, device)?);
         let start = Instant::now();
         let report = arguments.embed(&collection, &embedder)?;
         arguments.report_skipped(&collection, &report)?;
@@ -99,6 +109,30 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
+    /// Opens the GPU, unless the backbone or the options make it useless; then `--device cuda` is an error.
+    fn open_device(&self, backbone: Option<&Backbone>) -> anyhow::Result<Option<Device>> {
+        if self.augment {
+            self.device.require_cpu("augmented copies are embedded on the CPU")?;
+            return Ok(None);
+        }
+        if let Some(backbone) = backbone.filter(|backbone| !backbone.runs_on_gpu()) {
+            self.device.require_cpu(&cpu_only(backbone))?;
+            return Ok(None);
+        }
+        Ok(self.device.open()?.0)
+    }
+
+    /// The backbone on its device.
+    fn place(&self, backbone: Backbone, device: Option<Device>) -> anyhow::Result<Backbone> {
+        let Some(device) = device else { return Ok(backbone) };
+        if !backbone.runs_on_gpu() {
+            self.device.require_cpu(&cpu_only(&backbone))?;
+            return Ok(backbone);
+        }
+        say!("embedding on the GPU: {}", device.name());
+        Ok(backbone.on_gpu(&device)?)
+    }
+
     fn embed(&self, collection: &Collection, embedder: &Embedder) -> anyhow::Result<EmbedReport> {
         let augmentation = Augmentation::default();
         let request = EmbedRequest {
