@@ -193,30 +193,22 @@ static float unpack_half(unsigned half) {
 }
 static float2 unpack_half2(unsigned pair) { return {unpack_half(pair & 0xffff), unpack_half(pair >> 16)}; }
 static void mma_f16(float* d, const unsigned* a, const unsigned* b) {
-  WarpExchange& warp = exchange[current >> 5];
+  static float2 all_a[64][32][4], all_b[64][32][2];
+  float2 (*warp_a)[4] = all_a[current >> 5];
+  float2 (*warp_b)[2] = all_b[current >> 5];
   const int lane = current & 31, group = lane >> 2, quad = lane & 3;
-  memcpy(warp.a[lane], a, 16);
-  memcpy(warp.b[lane], b, 8);
+  for (int i = 0; i < 4; i++) warp_a[lane][i] = unpack_half2(a[i]);
+  for (int i = 0; i < 2; i++) warp_b[lane][i] = unpack_half2(b[i]);
   __syncwarp();
-  float rows[2][16], columns[2][16];
-  for (int q = 0; q < 4; q++)
-    for (int half = 0; half < 2; half++) {
-      const float2 low = unpack_half2(warp.a[group * 4 + q][half]), high = unpack_half2(warp.a[group * 4 + q][2 + half]);
-      rows[half][2 * q] = low.x;
-      rows[half][2 * q + 1] = low.y;
-      rows[half][8 + 2 * q] = high.x;
-      rows[half][9 + 2 * q] = high.y;
-      const unsigned* pair = warp.b[(2 * quad + half) * 4 + q];
-      const float2 first = unpack_half2(pair[0]), second = unpack_half2(pair[1]);
-      columns[half][2 * q] = first.x;
-      columns[half][2 * q + 1] = first.y;
-      columns[half][8 + 2 * q] = second.x;
-      columns[half][9 + 2 * q] = second.y;
-    }
   for (int i = 0; i < 2; i++)
     for (int j = 0; j < 2; j++) {
       float sum = d[i * 2 + j];
-      for (int k = 0; k < 16; k++) sum += rows[i][k] * columns[j][k];
+      for (int k = 0; k < 8; k++) {
+        const float2 row = warp_a[group * 4 + (k & 3)][(k >> 2) * 2 + i];
+        const float2 column = warp_b[(2 * quad + j) * 4 + (k & 3)][k >> 2];
+        sum += row.x * column.x;
+        sum += row.y * column.y;
+      }
       d[i * 2 + j] = sum;
     }
   __syncwarp();
