@@ -42,7 +42,8 @@ fn drawings() -> Collection {
 #[test]
 fn a_backbone_whose_images_do_not_fit_into_the_gpu_trains_on_the_same_episodes() {
     let mut configuration = BackboneConfiguration::drawings();
-    configuration.steps = 2;
+    configuration.pictures.size = 16;
+    configuration.steps = 1;
     configuration.episodes.ways = 2;
     configuration.episodes.shots = 1;
     configuration.episodes.queries = 1;
@@ -59,11 +60,10 @@ fn a_backbone_whose_images_do_not_fit_into_the_gpu_trains_on_the_same_episodes()
     assert!(stored.warnings().is_empty());
     assert!(streamed.warnings()[0].contains("MiB of GPU memory"), "{:?}", streamed.warnings());
     assert_eq!(streamed.device().as_deref(), Some("emulator"));
-    let losses: Vec<f64> = (0..2).map(|step| cpu.step(step).unwrap()[0]).collect();
+    let cpu = cpu.step(0).unwrap()[0];
     for trainee in [&mut stored, &mut streamed] {
-        for (gpu, cpu) in trainee.steps(0, 2).unwrap().iter().zip(&losses) {
-            assert!((gpu[0] - cpu).abs() < 0.02 * (1.0 + cpu), "{gpu:?} on the GPU, {cpu} on the CPU");
-        }
+        let gpu = trainee.steps(0, 1).unwrap()[0][0];
+        assert!((gpu - cpu).abs() < 0.02 * (1.0 + cpu), "{gpu} on the GPU, {cpu} on the CPU");
     }
 }
 
