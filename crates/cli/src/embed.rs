@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use trueshot::embeddings::Precision;
-use trueshot_cuda::Device;
 use trueshot_vision::embed::{EmbedReport, EmbedRequest, embed};
 use trueshot_vision::{Augmentation, Backbone, Collection, Embedder};
 
@@ -72,10 +71,6 @@ pub struct Arguments {
     threads: Threads,
 }
 
-fn cpu_only(backbone: &Backbone) -> String {
-    format!("{} embeds on the CPU: only a Conv4 embeds on a GPU", backbone.name())
-}
-
 #[derive(Clone, Copy, ValueEnum)]
 enum PrecisionArgument {
     F16,
@@ -86,11 +81,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output].into_iter().chain(&arguments.skipped))?;
     arguments.threads.run(|| {
         // A backbone that cannot be opened is said before a large folder is looked through.
-        let given = arguments.backbone.find()?;
-        let device = arguments.open_device(given.as_ref())?;
+        let given = arguments.backbone.find()?.map(|backbone| arguments.place(backbone)).transpose()?;
         let collection = arguments.pictures.open(&arguments.images)?;
-        let backbone = given.map_or_else(|| arguments.backbone.find_default(&collection), Ok)?;
-        let embedder = arguments.backbone.embedder(arguments.place(backbone, device)?);
+        let default = || arguments.place(arguments.backbone.find_default(&collection)?);
+        let embedder = arguments.backbone.embedder(given.map_or_else(default, Ok)?);
         let start = Instant::now();
         let report = arguments.embed(&collection, &embedder)?;
         arguments.report_skipped(&collection, &report)?;
@@ -109,28 +103,25 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    /// Opens the GPU, unless the backbone or the options make it useless; then `--device cuda` is an error.
-    fn open_device(&self, backbone: Option<&Backbone>) -> anyhow::Result<Option<Device>> {
+    /// The backbone on the device of `--device`, if it can be moved there; otherwise `--device cuda` is an error.
+    fn place(&self, mut backbone: Backbone) -> anyhow::Result<Backbone> {
         if self.augment {
             self.device.require_cpu("augmented copies are embedded on the CPU")?;
-            return Ok(None);
-        }
-        if let Some(backbone) = backbone.filter(|backbone| !backbone.runs_on_gpu()) {
-            self.device.require_cpu(&cpu_only(backbone))?;
-            return Ok(None);
-        }
-        Ok(self.device.open()?.0)
-    }
-
-    /// The backbone on its device.
-    fn place(&self, backbone: Backbone, device: Option<Device>) -> anyhow::Result<Backbone> {
-        let Some(device) = device else { return Ok(backbone) };
-        if !backbone.runs_on_gpu() {
-            self.device.require_cpu(&cpu_only(&backbone))?;
             return Ok(backbone);
         }
-        say!("embedding on the GPU: {}", device.name());
-        Ok(backbone.on_gpu(&device)?)
+        if !backbone.runs_on_gpu() {
+            let message = format!("{} embeds on the CPU: only a Conv4 embeds on a GPU", backbone.name());
+            self.device.require_cpu(&message)?;
+            return Ok(backbone);
+        }
+        if let (Some(device), _) = self.device.open()? {
+            match backbone.move_to_gpu(&device) {
+                Ok(()) => say!("embedding on the GPU: {}", device.name()),
+                Err(error) if self.device.is_auto() => say!("embedding on the CPU ({error})"),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(backbone)
     }
 
     fn embed(&self, collection: &Collection, embedder: &Embedder) -> anyhow::Result<EmbedReport> {

@@ -81,7 +81,6 @@ pub struct Backbone {
     name: String,
     warning: Option<String>,
     /// The parameters, if the network is a Conv4.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     conv4_parameters: Option<Vec<f32>>,
     /// The name of the GPU that embeds; `None` on the CPU.
     device: Option<String>,
@@ -183,18 +182,18 @@ impl Backbone {
         Backbone { conv4_parameters: Some(parameters), ..Self::from_network(network, preprocessing, name) }
     }
 
-    /// Whether [`Backbone::on_gpu`] can move the network to a GPU: only a Conv4 can be.
+    /// Whether the network can be moved to a GPU: only a Conv4 can.
     pub fn runs_on_gpu(&self) -> bool {
         self.conv4_parameters.is_some()
     }
 
-    /// The same backbone on a GPU, which takes images of bytes: values between two bytes are rounded. Embeddings differ from
+    /// Moves the network to a GPU, which takes images of bytes: values between two bytes are rounded. Embeddings differ from
     /// those of the CPU in the third digit, because activations are 16-bit floats.
     ///
     /// # Errors
-    /// If the network is not a Conv4, or does not fit into the memory of the GPU.
+    /// If the network is not a Conv4, or does not fit into the memory of the GPU. The backbone stays on the CPU then.
     #[cfg(feature = "cuda")]
-    pub fn on_gpu(self, device: &trueshot_cuda::Device) -> Result<Self> {
+    pub fn move_to_gpu(&mut self, device: &trueshot_cuda::Device) -> Result<()> {
         let parameters = self.conv4_parameters.as_deref().ok_or_else(|| trueshot::Error::Gpu {
             message: format!("{} cannot embed on a GPU: only a Conv4 can", self.name),
             hint: "use the CPU".into(),
@@ -202,7 +201,9 @@ impl Backbone {
         })?;
         let network = crate::gpu_network::GpuConv4::new(device, &self.preprocessing, parameters)
             .map_err(trueshot::Error::from)?;
-        Ok(Backbone { network: Box::new(network), device: Some(device.name().into()), ..self })
+        self.network = Box::new(network);
+        self.device = Some(device.name().into());
+        Ok(())
     }
 
     /// Any network, with the preprocessing of its images. `name` identifies the network in files and in the cache, so two
