@@ -169,9 +169,11 @@ def network_class():
             return self.out(self.norm(states))
 
         def losses(self, support: Tensor, queries: Tensor, given: Tensor, truth: Tensor, answers: Tensor,
-                   autocast: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-            """Mean cross-entropies of items and of queries. `truth` is C for "none of the classes"."""
-            gram, products = support @ support.mT, support @ queries.mT
+                   autocast: torch.dtype | None = None,
+                   products: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+            """Mean cross-entropies of items and of queries. `truth` is C for "none of the classes". `products` are the
+            inner products of the support with itself and with the queries, if the caller has them."""
+            gram, products = products or (support @ support.mT, support @ queries.mT)
             edges = edge_features(gram)
             if autocast is None:
                 out = self(edges, given)

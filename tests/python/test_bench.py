@@ -63,6 +63,7 @@ def test_help_explains_a_script_with_an_example_without_any_package(name, tmp_pa
     [
         ("peers/torch_workloads.py", [], "torch"),
         ("peers/torch_cuda.py", [], "torch"),
+        ("peers/torch_accuracy.py", ["."], "torch"),
         ("peers/torch_methods.py", ["--features", __file__], "torch"),
         ("peers/easyfsl_episodes.py", [], "easyfsl"),
         ("peers/cleanlab_scores.py", ["sets.npz"], "cleanlab"),

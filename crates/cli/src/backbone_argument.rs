@@ -68,13 +68,23 @@ enum ResamplingArgument {
 impl BackboneArgument {
     /// The backbone that is asked for, if one is.
     pub fn open(&self) -> anyhow::Result<Option<Embedder>> {
+        Ok(self.find()?.map(|backbone| self.embedder(backbone)))
+    }
+
+    /// The same without a cache.
+    pub fn find(&self) -> anyhow::Result<Option<Backbone>> {
         let backbone = self.backbone.as_ref().map(|given| Backbone::find(given, &self.options()));
-        Ok(backbone.transpose()?.map(|backbone| self.embedder(backbone)))
+        Ok(backbone.transpose()?)
     }
 
     /// The backbone for such images.
     pub fn open_default(&self, collection: &Collection) -> anyhow::Result<Embedder> {
-        Ok(self.embedder(Backbone::default_for(collection, &self.options())?))
+        Ok(self.embedder(self.find_default(collection)?))
+    }
+
+    /// The same without a cache.
+    pub fn find_default(&self, collection: &Collection) -> anyhow::Result<Backbone> {
+        Ok(Backbone::default_for(collection, &self.options())?)
     }
 
     /// The backbone of that name, if it is built in.
@@ -98,7 +108,8 @@ impl BackboneArgument {
         }
     }
 
-    fn embedder(&self, backbone: Backbone) -> Embedder {
+    /// The backbone with its cache; warnings about it are printed.
+    pub fn embedder(&self, backbone: Backbone) -> Embedder {
         if let Some(warning) = backbone.warning() {
             say!("warning: {warning}");
         }

@@ -1,5 +1,7 @@
 //! `trueshot bench`: times fixed workloads, for comparison with other programs that run the same workloads.
 
+mod gpu;
+
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -10,13 +12,17 @@ use trueshot::evaluate::{self, Details, Experiment};
 use trueshot::method::Registry;
 use trueshot::noise::{Noise, NoiseKind};
 use trueshot::rng::{Purpose, Rng};
+use trueshot_cuda::DeviceChoice;
 use trueshot_nn::adamw::{AdamW, AdamWConfig};
 use trueshot_nn::conv4::{self, Conv4Embedder, Shape, TrainingPass};
 use trueshot_nn::head::{Episode, Head};
 use trueshot_nn::maml::{self, Adaptation, GradientOrder, LabelledImages, MamlLearner, ModelSize};
+use trueshot_nn::relabel::{self, Relabel};
 use trueshot_nn::tranfs::{self, Tranfs};
 use trueshot_vision::training::{Aggregate, EpisodeLabels, loss};
 
+use crate::device_argument::open_device;
+use crate::messages::hinted;
 use crate::output::print_escaped;
 use crate::threads::Threads;
 
@@ -26,9 +32,13 @@ use crate::threads::Threads;
 /// eval_median, eval_cosine: 1,000 episodes (5-way 5-shot, 15 queries, no noise) from 20 classes of 600 embeddings with
 /// 1600 dimensions, including sampling. embed84: 100 images through Conv4. proto84, proto32: one training step of Conv4 on
 /// an episode of 100 images, including AdamW. tranfs16: one training step of a three-layer TraNFS on 16 episodes with 1600
-/// dimensions. tranfs_fwd64: the TraNFS prototypes of 64 episodes. maml32: one step of second-order MAML on 4 episodes of
+/// dimensions. relabel32: one training step of Relabel on 32 episodes with 1600 dimensions. tranfs_fwd64: the TraNFS
+/// prototypes of 64 episodes. maml32: one step of second-order MAML on 4 episodes of
 /// 100 images with 5 adaptation steps, including Adam; fomaml32: the same with first-order MAML.
-/// `bench/peers/torch_workloads.py` measures the same workloads in PyTorch.
+/// `bench/peers/torch_workloads.py` and `bench/peers/torch_relabel.py` measure the same workloads in PyTorch.
+///
+/// With --device cuda, the training steps and embed84 run on the GPU, 64 steps per call as in training, and a step of Conv4
+/// includes making its images; the other workloads are left out.
 #[derive(Args)]
 pub struct Arguments {
     /// Workloads, separated by commas [default: all]
@@ -37,6 +47,9 @@ pub struct Arguments {
     /// Minimum time to repeat each workload, in seconds
     #[arg(long, default_value_t = 3.0, value_name = "S")]
     seconds: f64,
+    /// Device: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one)
+    #[arg(long, default_value_t = DeviceChoice::Cpu, value_name = "DEVICE")]
+    device: DeviceChoice,
     #[command(flatten)]
     threads: Threads,
 }
@@ -48,12 +61,14 @@ type SetUp = fn() -> anyhow::Result<Workload>;
 /// Something to time.
 struct Workload {
     work: WorkloadFn,
+    /// Repetitions of what is timed per call, such as training steps.
+    per_call: usize,
     /// Additions and multiplications it takes, where they are what counts.
     operations: Option<u64>,
 }
 
-/// Names, and how to set each up.
-const WORKLOADS: [(&str, SetUp); 11] = [
+/// Names, and how to set each up on the CPU.
+const WORKLOADS: [(&str, SetUp); 12] = [
     ("peak", || Ok(peak())),
     ("eval_mean", || evaluation("protonet")),
     ("eval_median", || evaluation("median")),
@@ -63,8 +78,17 @@ const WORKLOADS: [(&str, SetUp); 11] = [
     ("proto32", || Ok(backbone_step(Shape { size: 32, channels: 3 }))),
     ("maml32", || Ok(maml_step(GradientOrder::Second))),
     ("fomaml32", || Ok(maml_step(GradientOrder::First))),
-    ("tranfs16", tranfs_step),
+    ("tranfs16", || Ok(head_step(tranfs()?, TRANFS_EPISODES, random_embeddings()?))),
+    ("relabel32", || Ok(head_step(relabel(), RELABEL_EPISODES, random_embeddings()?))),
     ("tranfs_fwd64", tranfs_prototypes),
+];
+/// Those that can run on a GPU, and how to set each up there.
+const GPU_WORKLOADS: [(&str, gpu::GpuSetUp); 5] = [
+    ("embed84", gpu::embedding),
+    ("proto84", |device| gpu::backbone_step(device, 84)),
+    ("proto32", |device| gpu::backbone_step(device, 32)),
+    ("tranfs16", gpu::tranfs_step),
+    ("relabel32", gpu::relabel_step),
 ];
 const EPISODES: u64 = 1000;
 const CLASSES: usize = 20;
@@ -73,30 +97,60 @@ const DIM: usize = 1600;
 const IMAGES: usize = 100;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let known = || WORKLOADS.iter().map(|(name, _)| *name);
-    if let Some(unknown) = arguments.only.iter().find(|name| !known().any(|known| known == *name)) {
-        anyhow::bail!("unknown workload '{unknown}'; known: {}", known().collect::<Vec<_>>().join(", "));
+    let list = |names: &[&str]| names.join(", ");
+    let known = WORKLOADS.map(|(name, _)| name);
+    if let Some(unknown) = arguments.only.iter().find(|name| !known.contains(&name.as_str())) {
+        anyhow::bail!("unknown workload '{unknown}'; known: {}", list(&known));
     }
-    arguments.threads.run(|| {
-        let wanted = |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|asked| asked == name);
-        for (name, set_up) in WORKLOADS.into_iter().filter(|(name, _)| wanted(name)) {
-            let mut workload = set_up()?;
-            let mut times = time_runs(arguments.seconds, &mut workload.work)?;
-            times.sort_by(f64::total_cmp);
-            let (median, min) = (times[times.len() / 2], times[0]);
-            let mut line = serde_json::json!({ "name": name, "ms": round_time(median), "min_ms": round_time(min), "reps": times.len() });
-            if let Some(operations) = workload.operations {
-                line["gflops"] = (operations as f64 / median / 1e6).round().into();
-            }
-            print_escaped(&format!("{line}\n"))?;
-        }
-        Ok(())
+    let (device, _) = open_device(arguments.device)?;
+    let on_gpu = GPU_WORKLOADS.map(|(name, _)| name);
+    let cpu_only = arguments.only.iter().find(|name| !on_gpu.contains(&name.as_str()));
+    if let Some(name) = cpu_only.filter(|_| device.is_some()) {
+        let message =
+            format!("the workload '{name}' does not run on a GPU; those that do: {}", list(&on_gpu));
+        return Err(hinted(message, "measure it with --device cpu"));
+    }
+    let wanted = |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|asked| asked == name);
+    arguments.threads.run(|| match &device {
+        None => WORKLOADS
+            .into_iter()
+            .filter(|(name, _)| wanted(name))
+            .try_for_each(|(name, set_up)| arguments.measure(name, set_up()?, "cpu")),
+        Some(device) => GPU_WORKLOADS
+            .into_iter()
+            .filter(|(name, _)| wanted(name))
+            .try_for_each(|(name, set_up)| arguments.measure(name, set_up(device)?, device.name())),
     })
+}
+
+impl Arguments {
+    /// Times a workload and prints its line.
+    fn measure(&self, name: &str, mut workload: Workload, device: &str) -> anyhow::Result<()> {
+        let mut times = time_runs(self.seconds, &mut workload.work)?;
+        times.iter_mut().for_each(|time| *time /= workload.per_call as f64);
+        times.sort_by(f64::total_cmp);
+        let (median, min) = (times[times.len() / 2], times[0]);
+        let mut line = serde_json::json!({
+            "name": name,
+            "ms": round_time(median),
+            "min_ms": round_time(min),
+            "reps": times.len(),
+            "device": device,
+        });
+        if let Some(operations) = workload.operations {
+            line["gflops"] = (operations as f64 / median / 1e6).round().into();
+        }
+        print_escaped(&format!("{line}\n"))
+    }
 }
 
 fn evaluation(method: &'static str) -> anyhow::Result<Workload> {
     let bank = random_embeddings()?;
-    Ok(Workload { work: Box::new(move |run| evaluate_once(&bank, method, run)), operations: None })
+    Ok(Workload {
+        work: Box::new(move |run| evaluate_once(&bank, method, run)),
+        per_call: 1,
+        operations: None,
+    })
 }
 
 /// All threads multiply and add.
@@ -109,6 +163,7 @@ fn peak() -> Workload {
             std::hint::black_box(busy());
             Ok(())
         }),
+        per_call: 1,
         operations: Some(operations),
     }
 }
@@ -132,7 +187,7 @@ fn embedding(shape: Shape) -> Workload {
         parts.for_each_init(|| embedder.session(), |session, (images, out)| session.embed(images, out));
         Ok(())
     };
-    Workload { work: Box::new(work), operations: Some(IMAGES as u64 * shape.operations().0) }
+    Workload { work: Box::new(work), per_call: 1, operations: Some(IMAGES as u64 * shape.operations().0) }
 }
 
 /// Positive numbers like those behind a ReLU: half of them zero.
@@ -182,7 +237,7 @@ fn backbone_step(shape: Shape) -> Workload {
         Ok(())
     };
     let (forward, backward) = shape.operations();
-    Workload { work: Box::new(work), operations: Some(IMAGES as u64 * (forward + backward)) }
+    Workload { work: Box::new(work), per_call: 1, operations: Some(IMAGES as u64 * (forward + backward)) }
 }
 
 /// One step of MAML on four tasks of 25 and 75 images of 32 px.
@@ -209,11 +264,13 @@ fn maml_step(order: GradientOrder) -> Workload {
         optimiser.step(3e-3, 1.0 / TASKS as f64, &mut parameters, &mut gradients);
         Ok(())
     };
-    Workload { work: Box::new(work), operations: None }
+    Workload { work: Box::new(work), per_call: 1, operations: None }
 }
 
 /// Episodes of a TraNFS step.
 const TRANFS_EPISODES: usize = 16;
+/// Episodes of a Relabel step.
+const RELABEL_EPISODES: usize = 32;
 /// Items and queries of an episode.
 const ITEMS_AND_QUERIES: usize = 100;
 
@@ -231,20 +288,41 @@ fn episode_rows(bank: &Embeddings, episodes: usize, each: usize) -> Vec<Vec<&[f3
     (0..episodes).map(|e| (0..each).map(|i| row(e * each + i)).collect()).collect()
 }
 
-/// One training step on 16 episodes, in four parts.
-fn tranfs_step() -> anyhow::Result<Workload> {
+fn relabel() -> (Relabel, Vec<f32>) {
+    let network = Relabel::new(relabel::Config::default());
+    let mut rng = Rng::new(0, Purpose::Items, 3);
+    let parameters = network.initial(&mut || f64::from(rng.uniform()));
+    (network, parameters)
+}
+
+/// The given labels of the 25 support items of an episode.
+fn given_labels() -> Vec<u32> {
+    (0..25).map(|item| item / 5).collect()
+}
+
+/// The true classes of the support items: three of ten have another one than their label.
+fn true_labels() -> Vec<Option<u32>> {
+    let wrong = |item: u32| item % 10 < 3;
+    (0..25).map(|item| Some(if wrong(item) { (item / 5 + 1) % 5 } else { item / 5 })).collect()
+}
+
+/// The classes of the 75 queries of an episode.
+fn query_labels() -> Vec<u32> {
+    (0..75).map(|query| query / 15).collect()
+}
+
+/// One training step of a head on some episodes, in four parts.
+fn head_step<H: Head + 'static>(
+    (network, mut parameters): (H, Vec<f32>),
+    count: usize,
+    bank: Embeddings,
+) -> Workload {
     const PARTS: usize = 4;
-    let (network, mut parameters) = tranfs()?;
-    let bank = random_embeddings()?;
     let mut optimiser = AdamW::new(network.layout(), AdamWConfig::default());
     let mut gradients = vec![vec![0.0; parameters.len()]; PARTS];
-    let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
-    let query_classes: Vec<u32> = (0..75).map(|query| query / 15).collect();
-    let wrong = |item: u32| item % 10 < 3;
-    let truth: Vec<Option<u32>> =
-        (0..25).map(|item| Some(if wrong(item) { (item / 5 + 1) % 5 } else { item / 5 })).collect();
+    let (given, truth, query_classes) = (given_labels(), true_labels(), query_labels());
     let work = move |run: u64| {
-        let rows = episode_rows(&bank, TRANFS_EPISODES, ITEMS_AND_QUERIES);
+        let rows = episode_rows(&bank, count, ITEMS_AND_QUERIES);
         let episode = |rows| {
             let (support, queries) = <[&[f32]]>::split_at(rows, 25);
             Episode {
@@ -257,17 +335,17 @@ fn tranfs_step() -> anyhow::Result<Workload> {
             }
         };
         let episodes: Vec<Episode<'_>> = rows.iter().map(|rows| episode(rows)).collect();
-        let parts = episodes.par_chunks(TRANFS_EPISODES / PARTS).zip(&mut gradients).enumerate();
+        let parts = episodes.par_chunks(count / PARTS).zip(&mut gradients).enumerate();
         parts.for_each(|(part, (episodes, gradient))| {
             let seed = run * PARTS as u64 + part as u64;
             network.losses(&parameters, episodes, seed, gradient);
         });
-        let scale = 1.0 / TRANFS_EPISODES as f64;
+        let scale = 1.0 / count as f64;
         let chunks = optimiser.chunks(5e-4, scale, &mut parameters, &mut gradients, 1 << 14);
         chunks.into_par_iter().for_each(|chunk| chunk.apply());
         Ok(())
     };
-    Ok(Workload { work: Box::new(work), operations: None })
+    Workload { work: Box::new(work), per_call: 1, operations: None }
 }
 
 /// Prototypes of 64 episodes, in four parts.
@@ -286,7 +364,7 @@ fn tranfs_prototypes() -> anyhow::Result<Workload> {
         });
         Ok(())
     };
-    Ok(Workload { work: Box::new(work), operations: None })
+    Ok(Workload { work: Box::new(work), per_call: 1, operations: None })
 }
 
 /// Runs work three times unseen, then at least five times and for so long; milliseconds of each.

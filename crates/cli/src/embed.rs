@@ -6,9 +6,10 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use trueshot::embeddings::Precision;
 use trueshot_vision::embed::{EmbedReport, EmbedRequest, embed};
-use trueshot_vision::{Augmentation, Collection, Embedder};
+use trueshot_vision::{Augmentation, Backbone, Collection, Embedder};
 
 use crate::backbone_argument::BackboneArgument;
+use crate::device_argument::DeviceArgument;
 use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
 use crate::output::{check_writable, write_file};
@@ -65,6 +66,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     skipped: Option<PathBuf>,
     #[command(flatten)]
+    device: DeviceArgument,
+    #[command(flatten)]
     threads: Threads,
 }
 
@@ -78,9 +81,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output].into_iter().chain(&arguments.skipped))?;
     arguments.threads.run(|| {
         // A backbone that cannot be opened is said before a large folder is looked through.
-        let given = arguments.backbone.open()?;
+        let given = arguments.backbone.find()?.map(|backbone| arguments.place(backbone)).transpose()?;
         let collection = arguments.pictures.open(&arguments.images)?;
-        let embedder = given.map_or_else(|| arguments.backbone.open_default(&collection), Ok)?;
+        let default = || arguments.place(arguments.backbone.find_default(&collection)?);
+        let embedder = arguments.backbone.embedder(given.map_or_else(default, Ok)?);
         let start = Instant::now();
         let report = arguments.embed(&collection, &embedder)?;
         arguments.report_skipped(&collection, &report)?;
@@ -99,6 +103,27 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
+    /// The backbone on the device of `--device`, if it can be moved there; otherwise `--device cuda` is an error.
+    fn place(&self, mut backbone: Backbone) -> anyhow::Result<Backbone> {
+        if self.augment {
+            self.device.require_cpu("augmented copies are embedded on the CPU")?;
+            return Ok(backbone);
+        }
+        if !backbone.runs_on_gpu() {
+            let message = format!("{} embeds on the CPU: only a Conv4 embeds on a GPU", backbone.name());
+            self.device.require_cpu(&message)?;
+            return Ok(backbone);
+        }
+        if let (Some(device), _) = self.device.open()? {
+            match backbone.move_to_gpu(&device) {
+                Ok(()) => say!("embedding on the GPU: {}", device.name()),
+                Err(error) if self.device.is_auto() => say!("embedding on the CPU ({error})"),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(backbone)
+    }
+
     fn embed(&self, collection: &Collection, embedder: &Embedder) -> anyhow::Result<EmbedReport> {
         let augmentation = Augmentation::default();
         let request = EmbedRequest {

@@ -8,6 +8,7 @@ mod bench;
 mod confirmed_labels;
 mod dataset;
 mod demo;
+mod device_argument;
 mod embed;
 mod episode;
 mod eval;

@@ -377,3 +377,19 @@ fn large_pictures_on_many_threads_share_one_budget_of_memory() {
     assert!(child.wait().unwrap().success());
     assert!((100..700).contains(&peak), "{peak} MiB; 512 MiB are for pictures");
 }
+
+#[test]
+fn a_gpu_that_does_not_exist_or_cannot_embed_this_is_refused() {
+    let folder = ImageFolder::with_backbone();
+    let all = ["pictures/val", "-o", "x.safetensors"];
+    let with = |more: &[&'static str]| folder.embed(&[&all[..], more].concat());
+    misused(with(&["--device", "gpu"]), &["'gpu' is not a device; allowed: auto, cpu, cuda, cuda:N"]);
+    let expected = ["CUDA", "hint: use the CPU with --device cpu, or let --device auto choose"];
+    refused(with(&["--device", "cuda:77"]), &expected);
+    let expected = ["augmented copies are embedded on the CPU", "hint: leave out --device"];
+    refused(with(&["--device", "cuda", "--augment"]), &expected);
+    let built_in = ["embed", "pictures/val", "-o", "x.safetensors", "--device", "cuda"];
+    let expected = ["efficientnet-lite0", "only a Conv4 embeds on a GPU", "hint: leave out --device"];
+    refused(folder.trueshot(&built_in), &expected);
+    with(&["--device", "cpu"]).assert().success();
+}

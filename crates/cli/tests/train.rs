@@ -430,6 +430,22 @@ fn options_that_make_no_sense_are_refused_by_name() {
 }
 
 #[test]
+fn a_device_that_does_not_exist_is_refused_and_the_cpu_is_always_there() {
+    let folder = TrainingFolder::new();
+    let expected = ["'gpu' is not a device; allowed: auto, cpu, cuda, cuda:N"];
+    misused(folder.train("m.safetensors", &["--device", "gpu"]), &expected);
+    let relabel = ["train", "relabel", "data.safetensors", "-o", "r.safetensors", "--device", "cuda:77"];
+    let expected = ["CUDA", "hint: use the CPU with --device cpu, or let --device auto choose"];
+    refused(folder.folder.trueshot(&relabel), &expected);
+    refused(folder.train("m.safetensors", &["--device", "cuda:77"]), &expected);
+    refused(folder.folder.trueshot(&["bench", "--device", "cuda:77", "--only", "tranfs16"]), &expected);
+    let files: Vec<String> = folder.folder.files();
+    assert!(!files.iter().any(|name| name.contains("checkpoint")), "{files:?}");
+    let assert = folder.train("m.safetensors", &["--steps", "2", "--device", "cpu"]).assert().success();
+    assert!(text(&assert.get_output().stderr).contains("training on the CPU\n"));
+}
+
+#[test]
 fn a_configuration_file_is_read_with_care() {
     let folder = TrainingFolder::new();
     let with = |toml: &str| {

@@ -394,6 +394,8 @@ pub enum Error {
         message: String,
         /// What the user can do about it.
         hint: String,
+        /// The checkpoint that the run can be resumed from, if it failed during a run.
+        checkpoint: Option<PathBuf>,
     },
     /// A checkpoint was written with other settings.
     #[error("{path} was written with {key} = {then}, but now {key} = {now}")]
@@ -512,7 +514,14 @@ impl Error {
                 true => "the last checkpoint is intact; a lower --rate or a longer --warm-up may help".into(),
                 false => "the last checkpoint is intact; a lower rate or a longer warm-up may help".into(),
             }),
-            Error::Gpu { hint, .. } => Some(hint.clone()),
+            Error::Gpu { hint, checkpoint: None, .. } => Some(hint.clone()),
+            Error::Gpu { hint, checkpoint: Some(path), .. } => {
+                let resume = match has("--resume") && has("--device") {
+                    true => "resume with --resume, on the CPU with --resume --device cpu",
+                    false => "resume that run, on the CPU if the GPU does not work again",
+                };
+                Some(format!("{hint}; the checkpoint {} is intact: {resume}", path.display()))
+            }
             Error::OtherConfiguration { .. } => Some(match has("--overwrite") {
                 true => "resume with the settings of the run, or start again with --overwrite".into(),
                 false => "resume with the settings of the run, or choose another name".into(),
@@ -549,6 +558,23 @@ impl Error {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl From<trueshot_cuda::Error> for Error {
+    fn from(error: trueshot_cuda::Error) -> Self {
+        use trueshot_cuda::Error as Gpu;
+        let hint = match &error {
+            Gpu::OutOfMemory { .. } => {
+                "use smaller images or fewer ways, shots, queries or episodes per step, or the CPU; \
+                 other programs may be using the GPU"
+            }
+            Gpu::TooLarge { .. } => "use the CPU, or a smaller network or episodes",
+            Gpu::Lost(_) => "nvidia-smi shows whether the GPU works",
+            _ => "use the CPU, or install the newest NVIDIA driver",
+        };
+        Error::Gpu { message: error.to_string(), hint: hint.into(), checkpoint: None }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -565,6 +591,7 @@ mod tests {
             Error::AlreadyThere { path: path(), unfinished: true },
             Error::AlreadyThere { path: path(), unfinished: false },
             Error::NoOutlierPool,
+            Error::Gpu { message: "lost".into(), hint: "look".into(), checkpoint: Some(path()) },
         ];
         for error in errors {
             let hint = error.hint_for(&|_| false).unwrap();

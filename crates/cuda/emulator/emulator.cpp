@@ -67,6 +67,10 @@ struct Fiber {
   void* stack_pointer;
   char* stack;
   bool done;
+  // The fiber waits until this counter of a barrier is no longer `generation`; null: it can run.
+  const int* barrier;
+  int generation;
+  bool can_run() const { return !done && (!barrier || *barrier != generation); }
 };
 static const size_t STACK_LEN = 256 * 1024;
 static std::vector<Fiber> fibers;
@@ -74,16 +78,22 @@ static void* scheduler;
 static int current, threads;
 static std::function<void()> body;
 
-static void yield() {
-  const int own = current;
-  switch_stack(&fibers[own].stack_pointer, scheduler);
-  current = own;
-  threadIdx = {(unsigned)own, 0, 0};
+static void resume(int fiber, void** from) {
+  current = fiber;
+  threadIdx = {(unsigned)fiber, 0, 0};
+  switch_stack(from, fibers[fiber].stack_pointer);
 }
-static void run_fiber() {
-  body();
-  fibers[current].done = true;
-  for (;;) switch_stack(&fibers[current].stack_pointer, scheduler);
+// Waits until `barrier` is no longer `generation`. The next fiber of the same warp that can run goes on; else the scheduler.
+static void wait_for(const int& barrier, int generation) {
+  if (barrier != generation) return;
+  const int own = current, warp = own & ~31, size = min(32, threads - warp);
+  fibers[own].barrier = &barrier;
+  fibers[own].generation = generation;
+  for (int i = 1; i < size; i++) {
+    const int next = warp + (own - warp + i) % size;
+    if (fibers[next].can_run()) return resume(next, &fibers[own].stack_pointer);
+  }
+  switch_stack(&fibers[own].stack_pointer, scheduler);
 }
 
 // ---- Barriers. A thread that has returned counts as arrived.
@@ -94,7 +104,7 @@ static void __syncthreads() {
     block_arrived = 0;
     block_generation++;
   }
-  while (block_generation == generation) yield();
+  wait_for(block_generation, generation);
 }
 static void __syncwarp() {
   const int warp = current >> 5, size = min(32, threads - warp * 32), generation = warp_generation[warp];
@@ -102,7 +112,7 @@ static void __syncwarp() {
     warp_arrived[warp] = 0;
     warp_generation[warp]++;
   }
-  while (warp_generation[warp] == generation) yield();
+  wait_for(warp_generation[warp], generation);
 }
 static void note_finished(int fiber) {
   finished_in_block++;
@@ -116,6 +126,12 @@ static void note_finished(int fiber) {
     warp_arrived[warp] = 0;
     warp_generation[warp]++;
   }
+}
+static void run_fiber() {
+  body();
+  fibers[current].done = true;
+  note_finished(current);
+  switch_stack(&fibers[current].stack_pointer, scheduler);
 }
 
 // ---- Instructions
@@ -177,36 +193,33 @@ static unsigned pack_half2(float low, float high) {
   memcpy(&pair, halves, 4);
   return pair;
 }
-static float2 unpack_half2(unsigned pair) {
-  _Float16 halves[2];
-  memcpy(halves, &pair, 4);
-  return {(float)halves[0], (float)halves[1]};
+// A half as a float; the compiler would call a function for it.
+static float unpack_half(unsigned half) {
+  const unsigned magnitude = (half & 0x7fff) << 13, sign = (half & 0x8000) << 16;
+  const float value = __uint_as_float(magnitude) * 0x1p112f;
+  unsigned bits;
+  memcpy(&bits, &value, 4);
+  if (magnitude >= 0x7c00u << 13) bits = magnitude | 0x7f800000;  // infinite or NaN
+  return __uint_as_float(bits | sign);
 }
+static float2 unpack_half2(unsigned pair) { return {unpack_half(pair & 0xffff), unpack_half(pair >> 16)}; }
 static void mma_f16(float* d, const unsigned* a, const unsigned* b) {
-  WarpExchange& warp = exchange[current >> 5];
+  static float2 all_a[64][32][4], all_b[64][32][2];
+  float2 (*warp_a)[4] = all_a[current >> 5];
+  float2 (*warp_b)[2] = all_b[current >> 5];
   const int lane = current & 31, group = lane >> 2, quad = lane & 3;
-  memcpy(warp.a[lane], a, 16);
-  memcpy(warp.b[lane], b, 8);
+  for (int i = 0; i < 4; i++) warp_a[lane][i] = unpack_half2(a[i]);
+  for (int i = 0; i < 2; i++) warp_b[lane][i] = unpack_half2(b[i]);
   __syncwarp();
-  float rows[2][16], columns[2][16];
-  for (int q = 0; q < 4; q++)
-    for (int half = 0; half < 2; half++) {
-      const float2 low = unpack_half2(warp.a[group * 4 + q][half]), high = unpack_half2(warp.a[group * 4 + q][2 + half]);
-      rows[half][2 * q] = low.x;
-      rows[half][2 * q + 1] = low.y;
-      rows[half][8 + 2 * q] = high.x;
-      rows[half][9 + 2 * q] = high.y;
-      const unsigned* pair = warp.b[(2 * quad + half) * 4 + q];
-      const float2 first = unpack_half2(pair[0]), second = unpack_half2(pair[1]);
-      columns[half][2 * q] = first.x;
-      columns[half][2 * q + 1] = first.y;
-      columns[half][8 + 2 * q] = second.x;
-      columns[half][9 + 2 * q] = second.y;
-    }
   for (int i = 0; i < 2; i++)
     for (int j = 0; j < 2; j++) {
       float sum = d[i * 2 + j];
-      for (int k = 0; k < 16; k++) sum += rows[i][k] * columns[j][k];
+      for (int k = 0; k < 8; k++) {
+        const float2 row = warp_a[group * 4 + (k & 3)][(k >> 2) * 2 + i];
+        const float2 column = warp_b[(2 * quad + j) * 4 + (k & 3)][k >> 2];
+        sum += row.x * column.x;
+        sum += row.y * column.y;
+      }
       d[i * 2 + j] = sum;
     }
   __syncwarp();
@@ -312,7 +325,7 @@ static const std::map<std::string, Launcher>& kernels() {
 }
 
 static void run_block() {
-  memset(dynamic_shared, 0xff, sizeof dynamic_shared);
+  memset(dynamic_shared, 0xff, shared_len);
   block_arrived = finished_in_block = 0;
   memset(warp_arrived, 0, sizeof warp_arrived);
   memset(finished_in_warp, 0, sizeof finished_in_warp);
@@ -322,23 +335,22 @@ static void run_block() {
     *--top = (void*)run_fiber;
     fibers[i].stack_pointer = top - 6;
     fibers[i].done = false;
+    fibers[i].barrier = nullptr;
   }
-  for (bool running = true; running;) {
-    running = false;
-    for (int warp = 0; warp < threads; warp += 32)
-      // A warp runs for a while, so that its collective instructions are cheap.
-      for (int turn = 0; turn < 64; turn++) {
-        bool moved = false;
-        for (int i = warp; i < min(threads, warp + 32); i++) {
-          if (fibers[i].done) continue;
-          running = moved = true;
-          current = i;
-          threadIdx = {(unsigned)i, 0, 0};
-          switch_stack(&scheduler, fibers[i].stack_pointer);
-          if (fibers[i].done) note_finished(i);
-        }
-        if (!moved) break;
+  for (int running = threads; running;) {
+    bool moved = false;
+    // A warp runs as long as it can, so that its collective instructions are cheap.
+    for (int i = 0; i < threads; i++)
+      while (fibers[i].can_run()) {
+        moved = true;
+        resume(i, &scheduler);
+        i &= ~31;
       }
+    running = threads - finished_in_block;
+    if (running && !moved) {
+      fprintf(stderr, "all %d threads of a block that have not returned wait at barriers\n", running);
+      abort();
+    }
   }
 }
 
@@ -351,7 +363,7 @@ extern "C" int emulator_launch(const char* name, unsigned x, unsigned y, unsigne
   shared_len = shared;
   blockDim = {block, 1, 1};
   gridDim = {x, y, 1};
-  while ((int)fibers.size() < threads) fibers.push_back({nullptr, (char*)aligned_alloc(64, STACK_LEN), false});
+  while ((int)fibers.size() < threads) fibers.push_back({nullptr, (char*)aligned_alloc(64, STACK_LEN), false, nullptr, 0});
   for (unsigned row = 0; row < y; row++)
     for (unsigned column = 0; column < x; column++) {
       blockIdx = {column, row, 0};

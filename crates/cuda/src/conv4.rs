@@ -355,6 +355,18 @@ pub struct Conv4Training {
     done: u32,
 }
 
+/// The value of a 16-bit float.
+fn half_to_float(bits: u16) -> f32 {
+    let (exponent, mantissa) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023) / 1024.0);
+    let magnitude = match exponent {
+        0 => mantissa * 2f32.powi(-14),
+        31 if mantissa == 0.0 => f32::INFINITY,
+        31 => f32::NAN,
+        _ => (1.0 + mantissa) * 2f32.powi(exponent - 15),
+    };
+    if bits >> 15 == 0 { magnitude } else { -magnitude }
+}
+
 /// The positions of a plane of `images` images.
 fn plane_len(images: usize, side: usize) -> usize {
     images * (side + 1) * (side + 1)
@@ -429,6 +441,29 @@ impl Conv4Training {
         let features = &self.memory.blocks[2].y;
         self.device.launch(Queue::Main, "write_features", grid, &[features, &out, &Value(shape)])?;
         out.read()
+    }
+
+    /// Prepares the images of the next step as [`Conv4Training::run`] does, without running the step, and returns them as
+    /// the network gets them: normalised, rounded to f16, `[image][row][column][channel]`.
+    ///
+    /// # Panics
+    /// If the input has the wrong length.
+    pub fn prepared_images(&mut self, step: &StepInput) -> Result<Vec<f32>> {
+        self.write_slots(std::slice::from_ref(step))?;
+        match &step.images {
+            StepImages::Prepared(images) => {
+                self.memory.prepared.write(0, images)?;
+                self.pack_prepared()?;
+            }
+            StepImages::Requests(_) => self.augment()?,
+        }
+        let Shape { size, channels } = self.options.shape;
+        let pitch = size + 1;
+        let plane = self.memory.image.read()?;
+        let rows = (0..self.options.images() * pitch).filter(|row| row % pitch < size);
+        let positions = rows.flat_map(|row| &plane[row * pitch..row * pitch + size]);
+        let values = positions.flat_map(|pairs| (0..channels).map(|c| pairs[c / 2] >> (16 * (c % 2))));
+        Ok(values.map(|bits| half_to_float(bits as u16)).collect())
     }
 
     /// Replaces parameters and the state of the optimiser.

@@ -131,11 +131,14 @@ impl Device {
         }
     }
 
-    /// A device whose kernels run on the CPU, from a library compiled from `emulator/emulator.cpp`. With `exact`,
-    /// products do not round their inputs to TF32.
+    /// A device whose kernels run on the CPU, from a library that is compiled from `emulator/emulator.cpp` with the C++
+    /// compiler `c++`. With `exact`, products do not round their inputs to TF32.
+    ///
+    /// # Panics
+    /// If the library cannot be compiled.
     #[cfg(feature = "emulator")]
-    pub fn emulated(library: &std::path::Path, exact: bool) -> Self {
-        Device { backend: Arc::new(Backend::Emulated(emulated::Emulator::open(library, exact))) }
+    pub fn emulated(exact: bool) -> Self {
+        Device { backend: Arc::new(Backend::Emulated(emulated::Emulator::open(exact))) }
     }
 
     /// The name of the GPU, such as `NVIDIA H200`.

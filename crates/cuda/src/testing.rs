@@ -11,7 +11,7 @@ pub(crate) fn device() -> Device {
 /// The device of the tests.
 #[cfg(not(feature = "gpu-tests"))]
 pub(crate) fn device() -> Device {
-    Device::emulated(library(), false)
+    Device::emulated(false)
 }
 
 /// A device whose products do not round their inputs to TF32, as far as there is one: a GPU always rounds.
@@ -23,28 +23,7 @@ pub(crate) fn exact_device() -> Device {
 /// A device whose products do not round their inputs to TF32, as far as there is one: a GPU always rounds.
 #[cfg(not(feature = "gpu-tests"))]
 pub(crate) fn exact_device() -> Device {
-    Device::emulated(library(), true)
-}
-
-/// The emulator, compiled once per test run.
-#[cfg(not(feature = "gpu-tests"))]
-fn library() -> &'static std::path::Path {
-    use std::path::PathBuf;
-    use std::process::Command;
-    use std::sync::OnceLock;
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("emulator");
-        let library = std::env::temp_dir().join(format!("trueshot-emulator-{}.so", std::process::id()));
-        let status = Command::new("c++")
-            .args(["-O1", "-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-o"])
-            .arg(&library)
-            .arg(sources.join("emulator.cpp"))
-            .status()
-            .expect("a C++ compiler is installed");
-        assert!(status.success(), "the emulator does not compile");
-        library
-    })
+    Device::emulated(true)
 }
 
 /// Pseudo-random numbers in [0, 1).
@@ -63,4 +42,46 @@ pub(crate) fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
     let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b)));
     difference / norm(&mut b.iter().map(|&b| f64::from(b))).max(1e-30)
+}
+
+/// A tolerance on [`exact_device`]; on a GPU, which rounds the inputs of products to the 11 bits of TF32, at least `tf32`.
+pub(crate) fn tolerance(exact: f64, tf32: f64) -> f64 {
+    if cfg!(feature = "gpu-tests") { exact.max(tf32) } else { exact }
+}
+
+/// Prints a hash of all bits of the results of a run, which `gpu-tests` compares between two processes.
+pub(crate) fn print_bits(name: &str, values: &[f32]) {
+    // FNV-1a
+    let add = |hash: u64, value: &f32| (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0100_0000_01b3);
+    println!("bits of {name}: {:016x}", values.iter().fold(0xcbf2_9ce4_8422_2325, add));
+}
+
+/// Compares ten steps of a device with those of the CPU: the loss of each step, and the change of all parameters.
+pub(crate) fn assert_same_run(name: &str, own: &Run, cpu: &Run, loss_tolerance: f64, change_tolerance: f64) {
+    assert_eq!((own.losses.len(), cpu.losses.len()), (10, 10), "{name}");
+    for (step, (own, cpu)) in own.losses.iter().zip(&cpu.losses).enumerate() {
+        let error = (own - cpu).abs() / cpu.abs().max(0.1);
+        println!("{name}: loss of step {step} {own:.5}, CPU {cpu:.5}");
+        assert!(error < loss_tolerance, "{name}: loss of step {step} is {own}, on the CPU {cpu}");
+    }
+    let error = relative_error(&own.change, &cpu.change);
+    println!("{name}: change of the parameters differs by {error:.5}");
+    assert!(error < change_tolerance, "{name}: the change of the parameters differs by {error}");
+    assert!(
+        cpu.losses[9] < 0.9 * cpu.losses[0],
+        "{name}: the loss falls, so the steps matter: {:?}",
+        cpu.losses
+    );
+}
+
+/// The losses of steps, and the parameters after them less those before.
+pub(crate) struct Run {
+    pub losses: Vec<f64>,
+    pub change: Vec<f32>,
+}
+
+impl Run {
+    pub fn new(losses: Vec<f64>, before: &[f32], after: &[f32]) -> Self {
+        Run { losses, change: after.iter().zip(before).map(|(after, before)| after - before).collect() }
+    }
 }

@@ -9,12 +9,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use toml::Table;
 use trueshot::Embeddings;
+use trueshot::Error;
 use trueshot::episode::EpisodeData;
 use trueshot::method::{RelabelOptions, TranfsOptions};
 use trueshot::training::configuration;
 use trueshot::training::heads::configuration::Configuration;
 use trueshot::training::heads::{self, HeadOptions, HeadTrainee};
-use trueshot::training::{Event, Observer, Outcome, Record, RunOptions, Start, train};
+use trueshot::training::{Event, Observer, Outcome, Record, RunOptions, Start, Trainee, train};
+use trueshot_cuda::DeviceChoice;
 
 use crate::audit::NumberedRows;
 use crate::evaluation::{LabelledArrays, to_numbered_rows};
@@ -70,6 +72,7 @@ pub struct RunSettings {
     save_every: f64,
     record_every: u64,
     threads: Option<i64>,
+    device: String,
 }
 
 /// Trains a head of a kind on rows. `options` is a configuration as JSON; `hear` is called with what happens.
@@ -84,7 +87,7 @@ pub fn train_head<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let given: Table =
         serde_json::from_str(options).map_err(|problem| value_error(format!("options: {problem}")))?;
-    let outcome = match kind {
+    let (outcome, device) = match kind {
         "tranfs" => run_training::<TranfsOptions>(py, Configuration::tranfs(), data, given, run, on_message)?,
         "relabel" => {
             run_training::<RelabelOptions>(py, Configuration::relabel(), data, given, run, on_message)?
@@ -96,6 +99,7 @@ pub fn train_head<'py>(
     found.set_item("finished", outcome.finished)?;
     found.set_item("best_step", outcome.best_step)?;
     found.set_item("best_score", outcome.best_score)?;
+    found.set_item("device", device)?;
     Ok(found)
 }
 
@@ -106,17 +110,19 @@ fn run_training<M: HeadOptions + Send + Sync>(
     given: Table,
     run: RunSettings,
     on_message: &Bound<'_, PyAny>,
-) -> PyResult<Outcome> {
+) -> PyResult<(Outcome, String)> {
     let mut taken_sets: SetsByRole<NumberedRows> = Default::default();
     for (sets, given) in taken_sets.iter_mut().zip(data) {
         *sets = given.into_iter().map(to_numbered_rows).collect::<PyResult<_>>()?;
     }
+    let choice: DeviceChoice = run.device.parse().map_err(value_error)?;
     let start = match run.start.as_str() {
         "resume" => Start::Resume,
         "overwrite" => Start::Overwrite,
         _ => Start::Fresh,
     };
     let work = |channel: &Channel<'_, TrainingMessage>| {
+        let (device, _) = choice.open()?;
         let configuration = resolve_configuration(&defaults, given, &taken_sets)?;
         let [train_on, outliers, validation, validation_outliers] = &load_sets(taken_sets)?;
         let (training, validation) = (banks(train_on, outliers), banks(validation, validation_outliers));
@@ -138,8 +144,19 @@ fn run_training<M: HeadOptions + Send + Sync>(
             configuration: configuration::text(&configuration),
             identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
         };
-        let mut trainee = HeadTrainee::new(&configuration, training, validation)?;
-        train(&mut trainee, &plan, start, &mut TrainingObserver { channel, steps: plan.steps })
+        let on_gpu = device
+            .map(|device| HeadTrainee::on_gpu(&configuration, training.clone(), validation.clone(), &device));
+        let mut trainee = match on_gpu {
+            Some(Err(Error::Gpu { message, .. })) if choice == DeviceChoice::Auto => {
+                channel.send(TrainingMessage::Warning(format!("training on the CPU: {message}")));
+                HeadTrainee::new(&configuration, training, validation)?
+            }
+            Some(on_gpu) => on_gpu?,
+            None => HeadTrainee::new(&configuration, training, validation)?,
+        };
+        let observer = &mut TrainingObserver { channel, steps: plan.steps };
+        let outcome = train(&mut trainee, &plan, start, observer)?;
+        Ok((outcome, trainee.device().unwrap_or("cpu".into())))
     };
     run_interruptible(py, run.threads, work, |message| match message {
         TrainingMessage::Step { done, steps, loss } => {

@@ -412,6 +412,9 @@ fn interleave(planes: &[f32], normalisation: &[[f32; 2]; 3], out: &mut [f32]) {
     }
 }
 
+#[cfg(all(test, feature = "emulator"))]
+mod gpu_tests;
+
 #[cfg(test)]
 mod tests {
     use super::*;

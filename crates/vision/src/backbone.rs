@@ -80,6 +80,10 @@ pub struct Backbone {
     preprocessing: Preprocessing,
     name: String,
     warning: Option<String>,
+    /// The parameters, if the network is a Conv4.
+    conv4_parameters: Option<Vec<f32>>,
+    /// The name of the GPU that embeds; `None` on the CPU.
+    device: Option<String>,
 }
 
 impl Backbone {
@@ -121,7 +125,7 @@ impl Backbone {
         let onnx::OnnxModel { network, preprocessing, output, hash, warning } = opened;
         let name =
             format!("{} (onnx, {} px, output '{output}', {hash})", file_stem(path), preprocessing.size);
-        Ok(Backbone { network: Box::new(network), preprocessing, name, warning })
+        Ok(Backbone { warning, ..Self::from_network(Box::new(network), preprocessing, name) })
     }
 
     /// Takes tensors with their notes; `name` is what results call the backbone by, with a hash behind it.
@@ -143,8 +147,7 @@ impl Backbone {
         let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
         let parameters = model::flat(&conv4::layout(shape.channels), tensors)?;
         let name = format!("{name} ({CONV4_ARCHITECTURE}, {})", parameter_hash(&parameters));
-        let network = Box::new(Conv4Embedder::new(shape, &parameters));
-        Ok(Backbone { network, preprocessing, name, warning: None })
+        Ok(Self::conv4(preprocessing, parameters, name))
     }
 
     fn efficientnet(tensors: &Tensors, name: &str, preprocessing: Preprocessing) -> Result<Self> {
@@ -164,15 +167,43 @@ impl Backbone {
         let name =
             format!("{name} ({EFFICIENTNET_ARCHITECTURE}, {size} px, {})", parameter_hash(&parameters));
         let network = Box::new(EfficientNetEmbedder::new(size, &parameters));
-        Ok(Backbone { network, preprocessing, name, warning: None })
+        Ok(Self::from_network(network, preprocessing, name))
     }
 
     /// Takes parameters of a Conv4 in memory, for instance in the middle of training.
     pub fn from_parameters(preprocessing: Preprocessing, parameters: &[f32]) -> Self {
-        let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
         let name = format!("{CONV4_ARCHITECTURE}, {}", parameter_hash(parameters));
-        let network = Box::new(Conv4Embedder::new(shape, parameters));
-        Backbone { network, preprocessing, name, warning: None }
+        Self::conv4(preprocessing, parameters.to_vec(), name)
+    }
+
+    fn conv4(preprocessing: Preprocessing, parameters: Vec<f32>, name: String) -> Self {
+        let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
+        let network = Box::new(Conv4Embedder::new(shape, &parameters));
+        Backbone { conv4_parameters: Some(parameters), ..Self::from_network(network, preprocessing, name) }
+    }
+
+    /// Whether the network can be moved to a GPU: only a Conv4 can.
+    pub fn runs_on_gpu(&self) -> bool {
+        self.conv4_parameters.is_some()
+    }
+
+    /// Moves the network to a GPU, which takes images of bytes: values between two bytes are rounded. Embeddings differ from
+    /// those of the CPU in the third digit, because activations are 16-bit floats.
+    ///
+    /// # Errors
+    /// If the network is not a Conv4, or does not fit into the memory of the GPU. The backbone stays on the CPU then.
+    #[cfg(feature = "cuda")]
+    pub fn move_to_gpu(&mut self, device: &trueshot_cuda::Device) -> Result<()> {
+        let parameters = self.conv4_parameters.as_deref().ok_or_else(|| trueshot::Error::Gpu {
+            message: format!("{} cannot embed on a GPU: only a Conv4 can", self.name),
+            hint: "use the CPU".into(),
+            checkpoint: None,
+        })?;
+        let network = crate::gpu_network::GpuConv4::new(device, &self.preprocessing, parameters)
+            .map_err(trueshot::Error::from)?;
+        self.network = Box::new(network);
+        self.device = Some(device.name().into());
+        Ok(())
     }
 
     /// Any network, with the preprocessing of its images. `name` identifies the network in files and in the cache, so two
@@ -228,7 +259,18 @@ impl Backbone {
         name: impl Into<String>,
     ) -> Self {
         assert_eq!(network.input_len(), preprocessing.input_len(), "values of an input image");
-        Backbone { network, preprocessing, name: name.into(), warning: None }
+        let (name, warning, conv4_parameters, device) = (name.into(), None, None, None);
+        Backbone { network, preprocessing, name, warning, conv4_parameters, device }
+    }
+
+    /// The name of the GPU that embeds; `None` on the CPU.
+    pub fn device(&self) -> Option<&str> {
+        self.device.as_deref()
+    }
+
+    /// Checks that the network still works; a GPU may be lost.
+    pub(crate) fn check_network(&self) -> Result<()> {
+        Ok(self.network.failure().map_or(Ok(()), Err)?)
     }
 
     /// What it is called in the files it makes: name, architecture and a hash of its parameters.
@@ -243,7 +285,8 @@ impl Backbone {
 
     /// All that an embedding depends on besides its image: two backbones that say the same give the same numbers.
     pub fn identity(&self) -> String {
-        format!("{} {:?} {}", self.name, self.preprocessing, Isa::current().name())
+        let device = self.device.as_deref().unwrap_or(Isa::current().name());
+        format!("{} {:?} {device}", self.name, self.preprocessing)
     }
 
     /// What its images must be.

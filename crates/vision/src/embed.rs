@@ -68,6 +68,7 @@ pub fn embed(request: &EmbedRequest<'_>, output: &Path, progress: &dyn Progress)
             None => request.rows(window, &mut report)?,
             Some(_) => request.augmented_rows(window)?,
         };
+        request.backbone().check_network()?;
         for (entry, rows) in window.iter().zip(rows) {
             request.write(&mut writer, entry, rows, &mut report)?;
         }
@@ -126,6 +127,9 @@ impl EmbedRequest<'_> {
 
     fn create_writer(&self, output: &Path) -> Result<Writer> {
         let mut notes = vec![("backbone", self.backbone().name().to_string())];
+        if let Some(device) = self.backbone().device() {
+            notes.push(("device", device.to_string()));
+        }
         if let Some((copies, augmentation)) = self.copies {
             let augmentation = serde_json::to_string(augmentation).expect("plain numbers");
             notes.extend([("copies", copies.to_string()), ("augmentation", augmentation)]);

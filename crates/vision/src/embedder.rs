@@ -145,6 +145,7 @@ impl Embedder {
                 embedded.rows.push(image.row);
                 embedded.hashes.push(image.hash);
             }
+            self.backbone.check_network()?;
             progress.check(embedded.rows.len() as u64, total)?;
         }
         if let Some(cache) = &self.cache {

@@ -41,6 +41,8 @@ pub mod drawing;
 pub mod embed;
 pub mod embedder;
 pub mod error;
+#[cfg(feature = "cuda")]
+mod gpu_network;
 pub mod labelled;
 pub mod loader;
 pub mod maml;

@@ -2,8 +2,7 @@
 //!
 //! A [`Backbone`](crate::Backbone) owns one network and its preprocessing. Threads share the network; each has its own
 //! session, which holds the memory it computes in and takes a whole batch per call. Conv4 and EfficientNet-Lite0
-//! implement the traits here, an ONNX model in [`onnx`](crate::onnx). An implementation for another device (a GPU) needs
-//! these two traits and nothing else: all callers go through them.
+//! implement the traits here, an ONNX model in [`onnx`](crate::onnx), and Conv4 on a GPU in `gpu_network`.
 
 use trueshot_nn::conv4::{Conv4Embedder, Conv4Session};
 use trueshot_nn::efficientnet::{self, EfficientNetEmbedder, EfficientNetSession};
@@ -26,6 +25,12 @@ pub trait EmbeddingNetwork: Send + Sync {
 
     /// A session for one thread.
     fn session(&self) -> Box<dyn EmbeddingSession>;
+
+    /// The error after which the network embeds nothing any more, such as a lost GPU. The whole work stops then, whereas an
+    /// error of a session is about its images only.
+    fn failure(&self) -> Option<trueshot::Error> {
+        None
+    }
 }
 
 /// The state of one thread that embeds: the network and the memory that it computes in.

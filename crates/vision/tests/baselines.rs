@@ -146,9 +146,9 @@ fn threads_change_nothing_and_runs_that_were_stopped_go_on_the_same() {
         let broken = || {
             let (mut first, mut second) = (make(), make());
             run(&mut *first, 0..4);
-            second.restore(&first.state()).unwrap();
+            second.restore(&first.state().unwrap()).unwrap();
             run(&mut *second, 4..9);
-            second.state().to_bytes()
+            second.state().unwrap().to_bytes()
         };
         let expected = on(1, whole);
         assert!(expected == on(2, whole), "threads");

@@ -147,7 +147,7 @@ def test_a_head_trained_on_arrays_is_the_command_lines_to_the_byte(head, bank, c
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL[head].items()]
     command(
         "train", head, tmp_path / "train.npz", "--val", tmp_path / "val.npz", "-o", tmp_path / "theirs.safetensors",
-        "--steps", 20, "--val-every", 10, "--val-episodes", 50, "--seed", 4, "--per-step", 4, *flags,
+        "--steps", 20, "--val-every", 10, "--val-episodes", 50, "--seed", 4, "--per-step", 4, "--device", "cpu", *flags,
     )  # fmt: skip
     records, steps = [], []
     options = {"episodes": {"per_step": 4}, "validation": {"every": 10, "episodes": 50}, "model": SMALL[head]}
@@ -155,9 +155,10 @@ def test_a_head_trained_on_arrays_is_the_command_lines_to_the_byte(head, bank, c
     options["data"] = {"train": [str(tmp_path / "train.npz")], "validation": [str(tmp_path / "val.npz")]}
     found = ts.train(
         head, (X[train], y[train]), tmp_path / "mine.safetensors", validation=[(X[val], y[val])], steps=20, seed=4,
-        options=options, record_every=5, progress=lambda done, total: steps.append((done, total)),
+        options=options, record_every=5, device="cpu", progress=lambda done, total: steps.append((done, total)),
         callback=records.append,
     )  # fmt: skip
+    assert found.device == "cpu"
     assert found.finished and found.done == 20 and found.best_step in (10, 20) and found.best_score > 20
     assert steps[-1] == (20, 20) and {"loss", "step", "is_best"} <= records[0].keys()
     assert (tmp_path / "mine.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
@@ -176,6 +177,13 @@ def test_training_refuses_what_makes_no_sense_and_can_be_stopped(bank, tmp_path)
         ts.train("relabel", (X, y), tmp_path / "head.bin")
     with pytest.raises(TypeError, match="pair"):
         ts.train("relabel", [X, y], output)
+    with pytest.raises(ValueError, match="'gpu' is not a device; allowed: auto, cpu, cuda, cuda:N"):
+        ts.train("relabel", (X, y), output, device="gpu")
+    with pytest.raises(TypeError, match="device must be a string"):
+        ts.train("relabel", (X, y), output, device=0)
+    with pytest.raises(ValueError, match="CUDA"):
+        ts.train("tranfs", (X, y), output, device="cuda:7")
+    assert not output.with_suffix(".checkpoint").exists()
 
     def stop(record):
         raise RuntimeError("enough")

@@ -7,13 +7,15 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use trueshot::Embeddings;
 use trueshot::episode::EpisodeData;
 use trueshot::method::{RelabelOptions, TranfsOptions};
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
 use trueshot::training::heads::configuration::{Configuration, CountRange, UnusedOptions};
 use trueshot::training::heads::{self, HeadOptions, HeadTrainee};
+use trueshot::{Embeddings, Error};
+
+use trueshot_cuda::Device;
 
 use super::{RunArguments, TrainingRun};
 
@@ -46,7 +48,6 @@ pub struct TranfsArguments {
 pub fn train_tranfs(arguments: &TranfsArguments) -> anyhow::Result<()> {
     let mut flags = configuration::table(&arguments.options);
     flags.insert("model".into(), configuration::table(&arguments.model).into());
-    arguments.run.require_cpu("TraNFS")?;
     train(&arguments.run, Configuration::<TranfsOptions>::tranfs(), flags)
 }
 
@@ -74,7 +75,6 @@ pub struct RelabelArguments {
 pub fn train_relabel(arguments: &RelabelArguments) -> anyhow::Result<()> {
     let mut flags = configuration::table(&arguments.options);
     flags.insert("model".into(), configuration::table(&arguments.model).into());
-    arguments.run.require_cpu("Relabel")?;
     train(&arguments.run, Configuration::<RelabelOptions>::relabel(), flags)
 }
 
@@ -327,6 +327,7 @@ fn train<M: HeadOptions + Send + Sync>(
     configuration.check()?;
     configuration.model.check()?;
     let claim = run.claim()?;
+    let device = run.device.open_and_say("training")?;
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
         let files = open_all(&configuration)?;
@@ -350,12 +351,31 @@ fn train<M: HeadOptions + Send + Sync>(
             configuration: configuration::text(&configuration),
             identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
         };
-        let mut trainee = HeadTrainee::new(&configuration, training, validation)?;
+        let mut trainee = start(run, &configuration, training, validation, device.as_ref())?;
         say!("{} parameters, seed {}", with_separators(trainee.parameters()?.len()), configuration.seed);
         run.train(claim, &mut trainee, training_run)
     })?;
     run.print_outcome(&outcome, steps);
     Ok(())
+}
+
+/// The head on its device. With `--device auto`, a head that the GPU cannot train is trained on the CPU.
+fn start<'a, M: HeadOptions>(
+    run: &RunArguments,
+    configuration: &Configuration<M>,
+    training: Vec<EpisodeData<'a>>,
+    validation: Vec<EpisodeData<'a>>,
+    device: Option<&Device>,
+) -> anyhow::Result<HeadTrainee<'a>> {
+    if let Some(device) = device {
+        match HeadTrainee::on_gpu(configuration, training.clone(), validation.clone(), device) {
+            Err(Error::Gpu { message, .. }) if run.device.is_auto() => {
+                say!("training on the CPU after all ({message})");
+            }
+            other => return Ok(other?),
+        }
+    }
+    Ok(HeadTrainee::new(configuration, training, validation)?)
 }
 
 /// Says which noise there will not be.

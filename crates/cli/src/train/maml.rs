@@ -83,7 +83,7 @@ enum OrderArgument {
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
-    run.require_cpu("MAML")?;
+    run.device.require_cpu("MAML cannot be trained on a GPU")?;
     let (mut drawings, mut photographs) = (MamlConfiguration::drawings(), MamlConfiguration::photographs());
     // The network has as many classes in validation as in training; who asks for some means both.
     if let Some(ways) = own.episodes.ways {

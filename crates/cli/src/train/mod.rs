@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use trueshot::training::{Claim, Files, Outcome, RunOptions, Start, Trainee};
-use trueshot_cuda::{Device, DeviceChoice};
 
-use crate::messages::{hinted, say};
+use crate::device_argument::DeviceArgument;
+use crate::messages::say;
 use crate::progress::handle_interrupts;
 use crate::threads::Threads;
 use display::TrainingDisplay;
@@ -70,9 +70,8 @@ pub struct RunArguments {
     /// Steps between lines in the metrics file
     #[arg(long, default_value_t = 100, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     record_every: u64,
-    /// Device to train on: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one)
-    #[arg(long, default_value_t = DeviceChoice::Auto, value_name = "DEVICE")]
-    device: DeviceChoice,
+    #[command(flatten)]
+    pub device: DeviceArgument,
     #[command(flatten)]
     pub threads: Threads,
 }
@@ -90,30 +89,6 @@ impl RunArguments {
     /// Claims the files of the run before anything is read, and refuses to overwrite an earlier one.
     pub fn claim(&self) -> anyhow::Result<Claim> {
         Ok(Files::of(&self.output).claim(self.start())?)
-    }
-
-    /// Opens the device to train on, and says which one it is; `None` is the CPU.
-    pub fn open_device(&self) -> anyhow::Result<Option<Device>> {
-        let (device, reason) = self.device.open().map_err(|error| {
-            hinted(error.to_string(), "train on the CPU with --device cpu, or let --device auto choose")
-        })?;
-        match (&device, reason) {
-            (Some(device), _) => say!("training on the GPU: {}", device.name()),
-            (None, Some(reason)) => say!("training on the CPU ({reason})"),
-            (None, None) => say!("training on the CPU"),
-        }
-        Ok(device)
-    }
-
-    /// Refuses `--device cuda` for models that train on the CPU only.
-    pub fn require_cpu(&self, model: &str) -> anyhow::Result<()> {
-        match self.device {
-            DeviceChoice::Cuda(_) => Err(hinted(
-                format!("{model} cannot be trained on a GPU yet"),
-                "leave out --device, or use --device cpu",
-            )),
-            _ => Ok(()),
-        }
     }
 
     fn start(&self) -> Start {

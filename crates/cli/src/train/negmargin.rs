@@ -50,7 +50,7 @@ struct LossFlags {
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
-    run.require_cpu("NegMargin")?;
+    run.device.require_cpu("NegMargin cannot be trained on a GPU")?;
     let (drawings, photographs) = (NegMarginConfiguration::drawings(), NegMarginConfiguration::photographs());
     let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;

@@ -298,6 +298,7 @@ mod tests {
                 true => vec![("symmetric 0 %".into(), 60.0), ("symmetric 40 %".into(), 40.0)],
                 false => vec![],
             },
+            device: None,
             seconds: 1.0,
         };
         (1..=count).map(record).collect()

@@ -31,6 +31,9 @@ pub struct Record {
     pub validation: Vec<(String, f64)>,
     /// Seconds of training so far, including the time before interruptions.
     pub seconds: f64,
+    /// The name of the GPU that trains; `None` on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
 }
 
 impl Record {
@@ -106,9 +109,10 @@ mod tests {
             score: Some(61.25),
             validation: vec![("symmetric 40 %".into(), 61.25)],
             seconds: 2.0,
+            device: Some("NVIDIA H200".into()),
         };
         assert_eq!(serde_json::from_str::<Record>(&record.line()).unwrap(), record);
-        let without = Record { score: None, validation: vec![], ..record };
+        let without = Record { score: None, validation: vec![], device: None, ..record };
         assert_eq!(serde_json::from_str::<Record>(&without.line()).unwrap(), without);
     }
 

@@ -115,6 +115,16 @@ pub trait Trainee {
 
     /// The contents of the model file for the current parameters.
     fn model(&self) -> Result<Tensors>;
+
+    /// The name of the GPU that trains, for the metrics and the model file; `None` on the CPU.
+    fn device(&self) -> Option<String> {
+        None
+    }
+
+    /// What the user should know before the first step, such as data that does not fit into the memory of a GPU.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// The result of one validation.

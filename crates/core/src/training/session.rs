@@ -8,10 +8,11 @@
 //! same episodes on every device.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use rayon::prelude::*;
 use trueshot_nn::adamw::{AdamW, AdamWConfig};
-use trueshot_nn::parameters::ParameterLayout;
+use trueshot_nn::parameters::{ParameterLayout, Role, Tensor};
 use trueshot_nn::schedule::Schedule;
 
 use super::Optimiser;
@@ -214,10 +215,13 @@ impl CpuWeights {
         if self.clip == 0.0 {
             return 1.0;
         }
+        // The optimiser neither reads nor clears the gradients of constant tensors.
+        let is_trained = |tensor: &&Tensor| tensor.role == Role::Trained;
+        let trained: Vec<_> = self.layout.tensors().iter().filter(is_trained).map(|t| &t.range).collect();
         let squares = |start: usize| -> f64 {
-            let end = (start + CHUNK_LEN).min(self.parameters.len());
             let sum = |i: usize| self.gradients.iter().map(|part| part[i]).sum::<f32>();
-            (start..end).map(|i| f64::from(sum(i)).powi(2)).sum()
+            let of_chunk = |range: &&Range<usize>| range.start.max(start)..range.end.min(start + CHUNK_LEN);
+            trained.iter().flat_map(of_chunk).map(|i| f64::from(sum(i)).powi(2)).sum()
         };
         let starts: Vec<usize> = (0..self.parameters.len()).step_by(CHUNK_LEN).collect();
         let sums: Vec<f64> = starts.into_par_iter().map(squares).collect();
@@ -302,5 +306,35 @@ impl SavedWeights {
             first: part("first.")?,
             second: part("second.")?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Weights after two updates with a gradient of 3 and 4 for the trained tensors and `constant` for the constant one.
+    fn updated(constant: f32) -> Vec<f32> {
+        let mut layout = ParameterLayout::default();
+        layout.add("first", &[1], Role::Trained);
+        layout.add("constant", &[2], Role::Constant);
+        layout.add("last", &[1], Role::Trained);
+        let optimiser = Optimiser { rate: 0.1, clip: 1.0, ..Optimiser::default() };
+        // With an epsilon this large, the update depends on the length of the gradient.
+        let config = AdamWConfig { epsilon: 10.0, ..AdamWConfig::default() };
+        let mut weights = CpuWeights::new(layout, vec![0.5; 4], 2, config, &optimiser, 4);
+        for step in 0..2 {
+            weights.gradients[0].copy_from_slice(&[1.0, constant, constant, 4.0]);
+            weights.gradients[1].copy_from_slice(&[2.0, 0.0, 0.0, 0.0]);
+            let factor = weights.clip_factor(2.0);
+            assert!((factor - 0.1).abs() < 1e-12, "the norm is 2 * 5, the limit 1: {factor}");
+            weights.update(step, 2.0).unwrap();
+        }
+        weights.parameters
+    }
+
+    #[test]
+    fn clipping_measures_the_gradients_of_trained_tensors_only() {
+        assert_eq!(updated(0.0), updated(1e3));
     }
 }

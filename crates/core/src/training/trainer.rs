@@ -148,7 +148,7 @@ impl Claim {
         if let Some(outcome) = run.start(self.start)? {
             return Ok(outcome);
         }
-        run.train()
+        run.train().map_err(|error| with_checkpoint(error, &run.files.checkpoint))
     }
 }
 
@@ -198,6 +198,7 @@ impl Run<'_> {
         let terms = self.trainee.terms();
         let (done, steps) = (self.state.done, self.options.steps);
         self.observer.event(&Event::Begins { done, steps, terms: &terms });
+        self.trainee.warnings().iter().for_each(|warning| self.observer.event(&Event::Warning(warning)));
         Ok(None)
     }
 
@@ -286,6 +287,7 @@ impl Run<'_> {
             score,
             validation: validation.map_or(Vec::new(), |validation| validation.figures),
             seconds: (self.state.seconds * 1e3).round() / 1e3,
+            device: self.trainee.device(),
         };
         let is_best = is_validated && self.is_best(score);
         if is_best {
@@ -313,6 +315,9 @@ impl Run<'_> {
         model.set_note("step", self.state.done.to_string());
         if let Some(score) = score {
             model.set_note("score", score.to_string());
+        }
+        if let Some(device) = self.trainee.device() {
+            model.set_note("device", device);
         }
         Ok(model)
     }
@@ -358,6 +363,14 @@ impl Run<'_> {
             best_step: best.map_or(0, |best| best.step),
             best_score: best.and_then(|best| best.score),
         }
+    }
+}
+
+/// An error of the GPU names the checkpoint that the run can be resumed from.
+fn with_checkpoint(error: Error, path: &Path) -> Error {
+    match error {
+        Error::Gpu { message, hint, .. } => Error::Gpu { message, hint, checkpoint: Some(path.into()) },
+        other => other,
     }
 }
 

@@ -3,7 +3,7 @@
 use trueshot_nn::conv4::{TrainingPass, initial};
 
 use super::*;
-use crate::testing::{device, random, relative_error};
+use crate::testing::{Run, assert_same_run, device, print_bits, random, relative_error};
 
 fn options(shape: Shape, prototypes: Prototypes) -> Conv4Options {
     Conv4Options {
@@ -205,8 +205,8 @@ fn an_overflow_halves_the_scale_and_repeats_the_step() {
     let after = training.state().unwrap();
     assert!(losses.len() == 1 && losses[0].is_finite());
     assert!(after.scale < large.scale && after.updates == 1, "{} {}", after.scale, after.updates);
-    // Features that overflow cannot be repaired by a smaller scale.
-    let mut broken = after.clone();
+    // Features that overflow cannot be repaired by a smaller scale. Few scales are left to try.
+    let mut broken = Conv4State { scale: 8.0 * SMALLEST_SCALE, ..after.clone() };
     let gamma =
         layout(1).tensors().iter().find(|tensor| tensor.name == "block4.norm.weight").unwrap().range.clone();
     broken.parameters[gamma].fill(1e6);
@@ -244,5 +244,182 @@ fn embeddings_are_those_of_the_cpu_for_full_and_partial_batches() {
         let (all, one) = (gpu.embed(&bytes).unwrap(), gpu.embed(&bytes[..shape.pixels()]).unwrap());
         assert!(relative_error(&all, &expected) < 4e-3, "{shape:?}: {}", relative_error(&all, &expected));
         assert_eq!(one, all[..shape.features()]);
+    }
+}
+
+/// Ten steps on the CPU with the same images.
+fn cpu_run(options: &Conv4Options, start: &[f32], images: &[f32], rate: f64) -> Run {
+    let layout = layout(options.shape.channels);
+    let mut adamw = trueshot_nn::adamw::AdamW::new(&layout, options.optimiser);
+    let mut pass = TrainingPass::new(options.shape, options.images());
+    let (mut parameters, mut losses) = (start.to_vec(), Vec::new());
+    for _ in 0..10 {
+        let features = pass.forward(&parameters, images).to_vec();
+        let wide: Vec<f64> = features.iter().map(|&value| f64::from(value)).collect();
+        losses.push(loss(&wide, options));
+        let mut gradient = vec![0.0; parameters.len()];
+        pass.backward(&loss_gradient(&features, options), &mut gradient);
+        pass.update_running(&mut parameters);
+        // The gradient of a bias before batch norm is 0 but for rounding, which AdamW would magnify.
+        for tensor in layout.tensors().iter().filter(|tensor| tensor.name.ends_with("conv.bias")) {
+            gradient[tensor.range.clone()].fill(0.0);
+        }
+        adamw.step(rate, 1.0, &mut parameters, &mut [gradient]);
+    }
+    Run::new(losses, start, &parameters)
+}
+
+#[test]
+fn ten_steps_are_those_of_the_cpu() {
+    let shape = Shape { size: 16, channels: 3 };
+    // With an epsilon this large, updates are proportional to gradients: with the usual one, the first updates depend on
+    // the signs of gradients alone, also where these are almost 0.
+    let optimiser = AdamWConfig { epsilon: 0.01, ..AdamWConfig::default() };
+    let options = Conv4Options { optimiser, ..options(shape, Prototypes::Mean) };
+    let (images, start) = (images(shape, options.images()), parameters(shape));
+    let cpu = cpu_run(&options, &start, &images, 0.002);
+    let input = StepInput { rate: 0.002, labels: LABELS.to_vec(), images: StepImages::Prepared(images) };
+    let mut training = Conv4Training::new(&device(), options, &start, None).unwrap();
+    let losses = training.run(&vec![input; 10]).unwrap();
+    let parameters = training.parameters().unwrap();
+    print_bits("conv4", &[&losses[..], &parameters[..]].concat());
+    let own = Run::new(losses.iter().map(|&loss| f64::from(loss)).collect(), &start, &parameters);
+    assert_same_run("conv4", &own, &cpu, 0.05, 0.05);
+}
+
+/// An image of bytes.
+struct ByteImage {
+    pixels: Vec<u8>,
+    width: usize,
+    height: usize,
+}
+
+/// What `augment_images` computes, in f64 and one pixel at a time: `[row][column][channel]` in [0, 1].
+fn augmented(image: &ByteImage, request: &ImageRequest, shape: Shape) -> Vec<f64> {
+    let [left, top, width, height] = request.crop.map(usize::from);
+    // The weight of pixel `from` of `count` in output `to`: a triangle as wide as the larger of both pixels.
+    let weight = |from: usize, to: usize, count: usize| {
+        let scale = count as f64 / shape.size as f64;
+        let distance = from as f64 + 0.5 - (to as f64 + 0.5) * scale;
+        (1.0 - (distance / scale.max(1.0)).abs()).max(0.0)
+    };
+    let mut out = Vec::new();
+    for row in 0..shape.size {
+        for column in 0..shape.size {
+            let column = if request.flip == 1 { shape.size - 1 - column } else { column };
+            for channel in 0..shape.channels {
+                let (mut sum, mut total) = (0.0, 0.0);
+                for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
+                    let weight = weight(y, row, height) * weight(x, column, width);
+                    let pixel = ((top + y) * image.width + left + x) * shape.channels + channel;
+                    sum += weight * f64::from(image.pixels[pixel]) / 255.0;
+                    total += weight;
+                }
+                out.push(sum / total);
+            }
+        }
+    }
+    for (number, &value) in request.values.iter().enumerate() {
+        jitter(&mut out, request.jitters >> (2 * number) & 3, f64::from(value), shape.channels);
+    }
+    out
+}
+
+fn grey(pixel: &[f64]) -> f64 {
+    if pixel.len() == 1 { pixel[0] } else { 0.2989 * pixel[0] + 0.587 * pixel[1] + 0.114 * pixel[2] }
+}
+
+fn jitter(image: &mut [f64], kind: u32, value: f64, channels: usize) {
+    let mean = image.chunks(channels).map(grey).sum::<f64>() / (image.len() / channels) as f64;
+    for pixel in image.chunks_mut(channels) {
+        let own = grey(pixel);
+        let blend = |other: f64| move |channel: &mut f64| *channel = value * *channel + (1.0 - value) * other;
+        match kind {
+            0 => pixel.iter_mut().for_each(blend(0.0)),
+            1 => pixel.iter_mut().for_each(blend(mean)),
+            2 => pixel.iter_mut().for_each(blend(own)),
+            _ if channels == 3 => shift_hue(pixel, value),
+            _ => {}
+        }
+        pixel.iter_mut().for_each(|channel| *channel = channel.clamp(0.0, 1.0));
+    }
+}
+
+/// Shifts the hue by sixths of the circle, by the textbook conversion from RGB to HSV and back.
+fn shift_hue(pixel: &mut [f64], shift: f64) {
+    let [r, g, b] = [pixel[0], pixel[1], pixel[2]];
+    let (value, least) = (r.max(g).max(b), r.min(g).min(b));
+    let chroma = value - least;
+    if chroma == 0.0 {
+        return;
+    }
+    let hue = match () {
+        () if value == r => (g - b) / chroma,
+        () if value == g => 2.0 + (b - r) / chroma,
+        () => 4.0 + (r - g) / chroma,
+    };
+    let hue = (hue + shift).rem_euclid(6.0);
+    let second = least + chroma * (1.0 - (hue % 2.0 - 1.0).abs());
+    let colour = match hue as usize {
+        0 => [value, second, least],
+        1 => [second, value, least],
+        2 => [least, value, second],
+        3 => [least, second, value],
+        4 => [second, least, value],
+        _ => [value, least, second],
+    };
+    pixel.copy_from_slice(&colour);
+}
+
+#[test]
+fn images_are_cropped_resized_mirrored_and_jittered_as_the_formulas_say() {
+    for (size, channels) in [(16, 3), (19, 1), (96, 3)] {
+        let (shape, mut random) = (Shape { size, channels }, random(size as u64));
+        let mut image = |width: usize, height: usize| ByteImage {
+            pixels: (0..width * height * channels).map(|_| (256.0 * random()) as u8).collect(),
+            width,
+            height,
+        };
+        // Larger and smaller than the input of the network, and a single pixel. The last image is not requested.
+        let images = [image(40, 33), image(7, 11), image(1, 1), image(2, 60)];
+        let request = |image: u32, crop: [u16; 4], flip: u32, jitters: u32, values: [f32; 4]| ImageRequest {
+            image,
+            crop,
+            flip,
+            jitters,
+            values,
+        };
+        let none = [1.0, 1.0, 1.0, 0.0];
+        let requests = vec![
+            request(0, [0, 0, 40, 33], 0, 0b11_10_01_00, none),
+            request(0, [3, 5, 30, 28], 1, 0b11_10_01_00, [1.3, 0.6, 1.8, 0.7]),
+            request(0, [39, 0, 1, 33], 1, 0b00_01_10_11, [-2.2, 0.3, 1.7, 0.8]),
+            request(1, [0, 0, 7, 11], 0, 0b10_00_11_01, [0.5, 2.9, 1.4, 0.2]),
+            request(1, [4, 7, 3, 4], 1, 0b01_11_00_10, [0.0, 1.2, -0.4, 1.5]),
+            request(2, [0, 0, 1, 1], 0, 0b11_10_01_00, [1.1, 0.9, 1.2, 0.4]),
+            request(1, [0, 7, 7, 4], 0, 0b11_10_01_00, none),
+        ];
+        let normalisation = [[4.0, -2.0], [4.3, -1.9], [0.5, 0.1]];
+        let sources = images.iter().map(|image| (&image.pixels[..], image.width, image.height));
+        let device = device();
+        let on_device = DeviceImages::upload(&device, sources, normalisation).unwrap();
+        let options = options(shape, Prototypes::Mean);
+        let mut training = Conv4Training::new(&device, options, &parameters(shape), Some(on_device)).unwrap();
+        let images_of_step = StepImages::Requests(requests.clone());
+        let input = StepInput { rate: 0.0, labels: LABELS.to_vec(), images: images_of_step };
+        let found = training.prepared_images(&input).unwrap();
+        let expected =
+            requests.iter().flat_map(|request| augmented(&images[request.image as usize], request, shape));
+        assert_eq!(found.len(), requests.len() * shape.pixels());
+        for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let [scale, offset] = normalisation[i % channels].map(f64::from);
+            let expected = scale * expected + offset;
+            let tolerance = expected.abs() / 2048.0 + 1e-4; // of f16
+            let request = requests[i / shape.pixels()];
+            assert!(
+                (f64::from(*found) - expected).abs() < tolerance,
+                "{request:?} {i}: {found} and {expected}"
+            );
+        }
     }
 }

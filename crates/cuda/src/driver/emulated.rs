@@ -3,8 +3,10 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::path::Path;
-use std::sync::Mutex;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, OnceLock};
 
 use super::{Argument, Grid};
 
@@ -33,7 +35,8 @@ pub(super) enum Task {
 }
 
 impl Emulator {
-    pub fn open(library: &Path, exact: bool) -> Self {
+    pub fn open(exact: bool) -> Self {
+        let library = library();
         // SAFETY: the library is built from this crate's sources and has no initialisers.
         let library = unsafe { libloading::Library::new(library) }
             .unwrap_or_else(|error| panic!("{}: {error}", library.display()));
@@ -119,4 +122,49 @@ impl Emulator {
             }
         }
     }
+}
+
+/// Options of the compiler. More optimisation would take longer than it saves.
+const OPTIONS: [&str; 5] = ["-O1", "-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas"];
+
+/// The library, compiled once for every version of its sources and kept beside the program that is running.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let program = std::env::current_exe().expect("the program has a path");
+        let name = format!("trueshot-emulator-{:016x}.so", hash_of_sources(crate_folder));
+        let library = program.with_file_name(name);
+        if !library.exists() {
+            compile(&crate_folder.join("emulator/emulator.cpp"), &library);
+        }
+        library
+    })
+}
+
+fn hash_of_sources(crate_folder: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    OPTIONS.hash(&mut hasher);
+    for folder in ["emulator", "kernels"] {
+        let folder = crate_folder.join(folder);
+        let entries =
+            std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("readable").path()).collect();
+        files.retain(|file| file.is_file());
+        files.sort();
+        for file in files {
+            std::fs::read(&file)
+                .unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+                .hash(&mut hasher);
+        }
+    }
+    hasher.finish()
+}
+
+/// Compiles to a file of this process first, because other processes may compile at the same time.
+fn compile(source: &Path, library: &Path) {
+    let partial = library.with_extension(format!("{}.so", std::process::id()));
+    let status = Command::new("c++").args(OPTIONS).arg("-o").arg(&partial).arg(source).status();
+    assert!(status.expect("a C++ compiler is installed").success(), "the emulator does not compile");
+    std::fs::rename(&partial, library).unwrap_or_else(|error| panic!("{}: {error}", library.display()));
 }

@@ -1,11 +1,13 @@
 //! Training steps on the emulated device against the CPU's losses, gradients and updates.
 
+mod ten_steps;
+
 use trueshot_nn::adamw::AdamW;
 use trueshot_nn::head::{Episode, Head};
 use trueshot_nn::relabel::{Config, ItemView, ViewTarget};
 
 use super::*;
-use crate::testing::{device, exact_device, random, relative_error};
+use crate::testing::{device, exact_device, random, relative_error, tolerance};
 
 /// Features around one centre per class of the episode and one for outliers.
 struct OwnedEpisode {
@@ -168,7 +170,7 @@ fn losses_and_gradients_are_those_of_the_cpu_for_all_forms_of_the_head() {
         ("outlier branch", Config { item_view: Some(outlier_view), centred: true, ..small() }),
     ];
     for (name, config) in configs {
-        assert_step_agrees(&exact_device(), name, config, &parts, 2e-4);
+        assert_step_agrees(&exact_device(), name, config, &parts, tolerance(2e-4, 2e-2));
     }
 }
 
@@ -180,7 +182,13 @@ fn the_default_head_agrees_on_five_classes_of_five_items() {
         OwnedEpisode::new(&[1; 5], 40, 10, &mut random),
         OwnedEpisode::new(&[10, 10, 10], 33, 7, &mut random),
     ];
-    assert_step_agrees(&exact_device(), "default", Config::default(), &[(&episodes, 3)], 5e-4);
+    assert_step_agrees(
+        &exact_device(),
+        "default",
+        Config::default(),
+        &[(&episodes, 3)],
+        tolerance(5e-4, 2e-2),
+    );
 }
 
 #[test]
@@ -200,7 +208,7 @@ fn episodes_that_are_too_large_for_shared_memory_and_several_dropout_masks_agree
     // 60 items: gram and losses are in global memory. More than 1024 states: the second episode has another mask.
     let episodes =
         [OwnedEpisode::new(&[1; 60], 3, 4, &mut random), OwnedEpisode::new(&[2, 2], 3, 4, &mut random)];
-    assert_step_agrees(&exact_device(), "large", config, &[(&episodes, 5)], 5e-4);
+    assert_step_agrees(&exact_device(), "large", config, &[(&episodes, 5)], tolerance(5e-4, 2e-2));
 }
 
 #[test]
@@ -223,7 +231,7 @@ fn updates_are_those_of_adamw_also_with_clipping_and_after_the_buffers_grew() {
             let gradient = training.gradient().unwrap();
             let cpu = cpu_losses(&network, &expected, &[(batch, 1)]).1;
             let error = relative_error(&gradient, &cpu);
-            assert!(error < 1e-3, "{error}");
+            assert!(error < tolerance(1e-3, 2e-2), "{error}");
             let norm = gradient.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
             let factor = if clip > 0.0 && norm > clip { clip / norm } else { 1.0 };
             assert!(clip == 0.0 || factor < 1.0, "the test clips");

@@ -1,5 +1,7 @@
 //! Training steps on the emulated device against the CPU's losses and optimiser.
 
+mod ten_steps;
+
 use trueshot_nn::adamw::AdamW;
 use trueshot_nn::head::Episode;
 use trueshot_nn::parameters::Role;

@@ -28,6 +28,8 @@ class Training:
     """The step of the best model, which is in the file."""
     best_score: float | None
     """The validation accuracy of the best model, in percent."""
+    device: str
+    """The device of the training: ``"cpu"`` or the name of the GPU."""
 
     def method(self, kind: str) -> str:
         """The name of the method for :class:`FewShotClassifier` and :func:`evaluate`."""
@@ -35,7 +37,9 @@ class Training:
 
 
 class _Run:
-    def __init__(self, output: Any, start: str, save_every: Any, record_every: Any, threads: int | None) -> None:
+    def __init__(
+        self, output: Any, start: str, save_every: Any, record_every: Any, threads: int | None, device: str
+    ) -> None:
         self.output = os.fspath(output)
         if not str(self.output).endswith(".safetensors"):
             raise ValueError(f"the model file must end in .safetensors, got {self.output!r}")
@@ -45,6 +49,9 @@ class _Run:
             raise ValueError(f"save_every is {save_every}; allowed: 0 or more seconds")
         self.record_every = whole(record_every, "record_every", 1)
         self.threads = threads
+        if not isinstance(device, str):
+            raise TypeError(f"device must be a string such as 'auto' or 'cuda:0', got {type(device).__name__}")
+        self.device = device
 
 
 def train(
@@ -63,12 +70,13 @@ def train(
     save_every: float = 60.0,
     record_every: int = 100,
     threads: int | None = None,
+    device: str = "auto",
     progress: bool | Callable[[int, int], Any] = False,
     callback: Callable[[dict[str, Any]], Any] | None = None,
 ) -> Training:
     """Train a head on noisy episodes drawn from labelled rows, and write it to a file.
 
-    The same rows, options and seed give a byte-identical file with ``trueshot train``.
+    The same rows, options and seed give a byte-identical file with ``trueshot train`` on the same device.
 
     Parameters
     ----------
@@ -88,6 +96,9 @@ def train(
         sets in that file.
     resume, overwrite : bool
         Resume from the last checkpoint, or start from step 0 and overwrite an existing model.
+    device : str
+        Device to train on: ``"cpu"``, ``"cuda"`` (the first NVIDIA GPU), ``"cuda:N"``, or ``"auto"`` (a GPU if there is one that
+        can train this head). A checkpoint of one device can be resumed on another.
     progress : bool or callable
         True for a progress bar, or a function that is called with the number of finished steps and the total.
     callback : callable, optional
@@ -97,7 +108,7 @@ def train(
         raise ValueError("resume and overwrite cannot be combined")
     sets = [_sets(given, name) for given, name in _named(data, outliers, validation, validation_outliers)]
     start = "resume" if resume else "overwrite" if overwrite else "fresh"
-    run = _Run(output, start, save_every, record_every, threads)
+    run = _Run(output, start, save_every, record_every, threads, device)
     settings = _settings(options, steps, seed)
     with counting(progress, steps or 0, "step") as counted:
 

@@ -1,18 +1,19 @@
 //! The training session of a backbone on a GPU: [`GpuBackboneSession`] passes episodes to [`Conv4Training`].
 //!
 //! All images to train on stay on the GPU. A batch holds the numbers of the images and how they are changed, drawn by the
-//! same generator as on the CPU, so both see the same episodes.
+//! same generator as on the CPU, so both see the same episodes. If the images do not fit into the memory of the GPU, the CPU
+//! prepares those of every step, which are then copied.
 
 use std::borrow::Cow;
 
 use trueshot::Embeddings;
 use trueshot::tensors::Tensors;
 use trueshot::training::{SavedWeights, TrainingSession};
+use trueshot_cuda::Device;
 use trueshot_cuda::conv4::{
     Conv4Embedding, Conv4Options, Conv4State, Conv4Training, DeviceImages, Prototypes, STEP_SLOTS,
     StepImages, StepInput,
 };
-use trueshot_cuda::{Device, Error as GpuError};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{Shape, layout};
 use trueshot_nn::parameters::ParameterLayout;
@@ -28,16 +29,27 @@ pub(super) struct GpuBackboneSession {
     training: Conv4Training,
     layout: ParameterLayout,
     schedule: Schedule,
+    /// Why the images come with the steps; `None` if they are on the GPU.
+    pub warning: Option<String>,
+}
+
+/// Steps at once if the images come with the steps: the images of all of them are in memory.
+const STREAMED_STEPS: usize = 8;
+
+/// The part of the free memory that images may take; the rest is for activations.
+pub(super) fn most_image_bytes(device: &Device) -> trueshot::Result<usize> {
+    Ok(device.memory()?.0 / 4 * 3)
 }
 
 impl GpuBackboneSession {
-    /// Copies the images to the GPU and starts from `parameters`.
+    /// Starts from `parameters`. The images are copied to the GPU, unless they take more than `most_image_bytes`.
     pub fn new(
         device: &Device,
         configuration: &BackboneConfiguration,
         datasets: &Datasets,
         shape: Shape,
         parameters: &[f32],
+        most_image_bytes: usize,
     ) -> trueshot::Result<Self> {
         let BackboneConfiguration { episodes, optimiser, steps, .. } = configuration;
         let options = Conv4Options {
@@ -55,15 +67,32 @@ impl GpuBackboneSession {
         let all = datasets.train.images().iter();
         let all = all.chain(datasets.outliers.iter().flat_map(|outliers| outliers.images()));
         let images = all.map(|image| (&image.pixels[..], image.width, image.height));
-        let normalisation = configuration.preprocessing().scale_and_shift(1.0);
-        let images = DeviceImages::upload(device, images, normalisation).map_err(gpu_error)?;
-        let training = Conv4Training::new(device, options, parameters, Some(images)).map_err(gpu_error)?;
+        let bytes: usize = images.clone().map(|(pixels, ..)| pixels.len()).sum();
+        let (warning, images) = match bytes <= most_image_bytes {
+            true => {
+                let normalisation = configuration.preprocessing().scale_and_shift(1.0);
+                (None, Some(DeviceImages::upload(device, images, normalisation)?))
+            }
+            false => (Some(streaming_warning(bytes, device.memory()?.0)), None),
+        };
+        let training = Conv4Training::new(device, options, parameters, images)?;
         Ok(GpuBackboneSession {
             training,
             layout: layout(shape.channels),
             schedule: optimiser.schedule(*steps),
+            warning,
         })
     }
+}
+
+fn streaming_warning(needed: usize, free: usize) -> String {
+    let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+    format!(
+        "the images need {} MiB of GPU memory and {} MiB are free: the CPU prepares the images of every step and copies \
+         them to the GPU, which is slower",
+        mib(needed),
+        mib(free)
+    )
 }
 
 impl TrainingSession for GpuBackboneSession {
@@ -74,17 +103,20 @@ impl TrainingSession for GpuBackboneSession {
     }
 
     fn steps_at_once(&self) -> usize {
-        STEP_SLOTS
+        if self.warning.is_none() { STEP_SLOTS } else { STREAMED_STEPS }
     }
 
     fn steps(&mut self, first: u64, batches: &[&EpisodeBatch]) -> trueshot::Result<Vec<Vec<f64>>> {
         let input = |(step, batch): (u64, &&EpisodeBatch)| StepInput {
             rate: self.schedule.at(step) as f32,
             labels: batch.given.iter().chain(&batch.query_classes).copied().collect(),
-            images: StepImages::Requests(batch.requests.clone()),
+            images: match self.warning {
+                None => StepImages::Requests(batch.requests.clone()),
+                Some(_) => StepImages::Prepared(batch.images.clone()),
+            },
         };
         let inputs: Vec<StepInput> = (first..).zip(batches).map(input).collect();
-        let losses = self.training.run(&inputs).map_err(gpu_error)?;
+        let losses = self.training.run(&inputs)?;
         Ok(losses.into_iter().map(|loss| vec![f64::from(loss)]).collect())
     }
 
@@ -93,12 +125,12 @@ impl TrainingSession for GpuBackboneSession {
     }
 
     fn parameters(&self) -> trueshot::Result<Cow<'_, [f32]>> {
-        self.training.parameters().map(Cow::Owned).map_err(gpu_error)
+        self.training.parameters().map(Cow::Owned).map_err(Into::into)
     }
 
     fn save(&self) -> trueshot::Result<Tensors> {
         let Conv4State { parameters, first_moments, second_moments, updates, scale, good_steps } =
-            self.training.state().map_err(gpu_error)?;
+            self.training.state()?;
         let weights =
             SavedWeights { parameters, first: first_moments, second: second_moments, steps: updates };
         let mut state = weights.tensors(&self.layout);
@@ -119,7 +151,7 @@ impl TrainingSession for GpuBackboneSession {
             scale: number("loss_scale").unwrap_or(Conv4State::default().scale),
             good_steps: number("loss_scale_steps").map_or(0, |steps| steps as u32),
         };
-        self.training.load(&state).map_err(gpu_error)
+        self.training.load(&state).map_err(Into::into)
     }
 }
 
@@ -136,24 +168,14 @@ pub(super) fn embed_dataset(
     let shape = super::shape(preprocessing);
     let normalisation = preprocessing.scale_and_shift(1.0);
     let batch = IMAGES_PER_BATCH.min(dataset.images().len().max(1));
-    let mut network =
-        Conv4Embedding::new(device, shape, batch, parameters, normalisation).map_err(gpu_error)?;
+    let mut network = Conv4Embedding::new(device, shape, batch, parameters, normalisation)?;
     let mut features = Vec::with_capacity(dataset.images().len() * shape.features());
     for images in dataset.images().chunks(batch) {
         let bytes: Vec<u8> = images.iter().flat_map(|image| image.pixels.iter().copied()).collect();
-        features.extend(network.embed(&bytes).map_err(gpu_error)?);
+        features.extend(network.embed(&bytes)?);
     }
     Embeddings::from_rows(features, shape.features(), dataset.class_names())
 }
 
-/// An error of the GPU with what the user can do about it.
-fn gpu_error(error: GpuError) -> trueshot::Error {
-    let hint = match &error {
-        GpuError::OutOfMemory { .. } => {
-            "use smaller images, fewer ways, shots or queries, or train on the CPU; other programs may be using the GPU"
-        }
-        GpuError::Lost(_) => "the last checkpoint is intact: resume the run when the GPU works again",
-        _ => "train on the CPU, or install the newest NVIDIA driver",
-    };
-    trueshot::Error::Gpu { message: error.to_string(), hint: hint.into() }
-}
+#[cfg(all(test, feature = "emulator"))]
+mod tests;

@@ -92,6 +92,7 @@ pub struct BackboneTrainee {
     /// The GPU that trains and embeds; `None` on the CPU.
     #[cfg(feature = "cuda")]
     gpu: Option<trueshot_cuda::Device>,
+    warning: Option<String>,
 }
 
 impl BackboneTrainee {
@@ -118,10 +119,11 @@ impl BackboneTrainee {
             configuration,
             #[cfg(feature = "cuda")]
             gpu: None,
+            warning: None,
         })
     }
 
-    /// A trainee on a GPU, which holds all images to train on and all outliers.
+    /// A trainee on a GPU, which holds all images to train on and all outliers if they fit into its memory.
     ///
     /// # Errors
     /// Those of [`BackboneTrainee::new`], and if the memory of the GPU does not suffice.
@@ -131,13 +133,32 @@ impl BackboneTrainee {
         datasets: Datasets,
         device: &trueshot_cuda::Device,
     ) -> Result<Self> {
+        let most_image_bytes = gpu::most_image_bytes(device)?;
+        Self::on_gpu_with(configuration, datasets, device, most_image_bytes)
+    }
+
+    /// [`BackboneTrainee::on_gpu`] with a limit on the memory of the images.
+    #[cfg(feature = "cuda")]
+    fn on_gpu_with(
+        configuration: BackboneConfiguration,
+        datasets: Datasets,
+        device: &trueshot_cuda::Device,
+        most_image_bytes: usize,
+    ) -> Result<Self> {
         let (parameters, shape, mut batches) = prepare(&configuration, &datasets)?;
-        batches.on_gpu = true;
-        let session = gpu::GpuBackboneSession::new(device, &configuration, &datasets, shape, &parameters)?;
+        let session = gpu::GpuBackboneSession::new(
+            device,
+            &configuration,
+            &datasets,
+            shape,
+            &parameters,
+            most_image_bytes,
+        )?;
+        batches.on_gpu = session.warning.is_none();
         let threads = rayon::current_num_threads().div_ceil(2);
         let loader = Loader::new(batches, threads, (2 * session.steps_at_once()).div_ceil(threads));
-        let (session, gpu) = (Box::new(session), Some(device.clone()));
-        Ok(BackboneTrainee { session, loader, datasets, configuration, gpu })
+        let (warning, gpu) = (session.warning.clone(), Some(device.clone()));
+        Ok(BackboneTrainee { session: Box::new(session), loader, datasets, configuration, gpu, warning })
     }
 
     /// The current parameters, running statistics included.
@@ -235,12 +256,16 @@ impl Trainee for BackboneTrainee {
 
     fn model(&self) -> trueshot::Result<Tensors> {
         let preprocessing = self.configuration.preprocessing();
-        let mut model = backbone_file(&self.configuration, &preprocessing, &self.parameters()?);
-        #[cfg(feature = "cuda")]
-        if let Some(gpu) = &self.gpu {
-            model.set_note("device", gpu.name());
-        }
-        Ok(model)
+        Ok(backbone_file(&self.configuration, &preprocessing, &self.parameters()?))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn device(&self) -> Option<String> {
+        self.gpu.as_ref().map(|gpu| gpu.name().to_string())
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.warning.iter().cloned().collect()
     }
 }
 

@@ -36,7 +36,7 @@ use crate::rng::{IndexSampler, Purpose, Rng};
 /// # Ok::<(), trueshot::Error>(())
 /// ```
 pub struct TrainingEpisodes<'a> {
-    data_sets: Vec<EpisodeData<'a>>,
+    pub(super) data_sets: Vec<EpisodeData<'a>>,
     /// Indexed by data set, ways and shots.
     shapes: Vec<Vec<Vec<EpisodeShape<'a>>>>,
     /// The share of blended classes and outliers.
@@ -57,24 +57,32 @@ pub(super) struct EpisodeShape<'a> {
 /// One drawn episode, as indices into the data.
 pub struct TrainingEpisode {
     /// The index of the data set.
-    data_set: usize,
+    pub(super) data_set: usize,
     /// The number of classes.
-    classes: usize,
+    pub(super) classes: usize,
     /// The support items.
-    items: Vec<Item>,
+    pub(super) items: Vec<Item>,
     /// Row and class of each query.
-    queries: Vec<(u32, u32)>,
-    blends: Vec<Blend>,
+    pub(super) queries: Vec<(u32, u32)>,
+    pub(super) blends: Vec<Blend>,
 }
 
 /// A support item or query whose row is blended with another row: `(1 - share) * row + share * other`.
-struct Blend {
+pub(super) struct Blend {
     /// The index in the list of support items followed by queries.
-    index: usize,
+    pub index: usize,
     /// The other row; both rows are from the data set or both from its outliers.
-    other: u32,
+    pub other: u32,
     /// The weight of the other row.
-    share: f32,
+    pub share: f32,
+}
+
+impl TrainingEpisode {
+    /// The rows of the support items, then of the queries, before blending; `true` marks rows of the outliers.
+    pub(super) fn rows(&self) -> Vec<(u32, bool)> {
+        let items = self.items.iter().map(|item| (item.row, item.truth.is_none()));
+        items.chain(self.queries.iter().map(|&(row, _)| (row, false))).collect()
+    }
 }
 
 /// The smallest weight of either row in a blend.
@@ -205,9 +213,7 @@ impl<'a> TrainingEpisodes<'a> {
     /// Gathers the rows of one episode.
     fn gather<'b>(&'b self, drawn: &TrainingEpisode, buffer: &'b mut RowBuffer) -> Gathered<'b> {
         let EpisodeData { embeddings, outliers } = self.data_sets[drawn.data_set];
-        let items = drawn.items.iter().map(|item| (item.row, item.truth.is_none()));
-        let queries = drawn.queries.iter().map(|&(row, _)| (row, false));
-        let mut wanted: Vec<(u32, bool)> = items.chain(queries).collect();
+        let mut wanted = drawn.rows();
         let count = wanted.len();
         let others = drawn.blends.iter().map(|blend| (blend.other, wanted[blend.index].1));
         wanted.extend(others.collect::<Vec<_>>());

@@ -8,6 +8,8 @@
 
 pub mod configuration;
 mod episodes;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod overlap;
 mod relabel;
 mod session;
@@ -16,10 +18,13 @@ mod validation;
 
 pub use configuration::Configuration;
 pub use episodes::{RowBuffer, TrainingEpisode, TrainingEpisodes};
+#[cfg(feature = "cuda")]
+pub use gpu::GpuHead;
 pub use overlap::overlaps;
 pub use session::{CpuHeadSession, HeadBatch};
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -48,6 +53,12 @@ pub trait LearnedHead: Send + Sync {
 
     /// The head with the given parameters as a method for evaluations.
     fn method(&self, parameters: &[f32]) -> Box<dyn Method>;
+
+    /// The network in the form that a GPU can train; `None` if it cannot.
+    #[cfg(feature = "cuda")]
+    fn gpu_head(&self) -> Option<GpuHead<'_>> {
+        None
+    }
 }
 
 /// The architecture options of one kind of head, such as [`RelabelOptions`](crate::method::RelabelOptions).
@@ -106,7 +117,12 @@ pub struct HeadTrainee<'a> {
     seed: u64,
     /// Buffers for drawing indices, one per part of a batch.
     samplers: Vec<IndexSampler>,
+    /// Batches that were drawn while the session computed, with the numbers of their steps.
+    drawn: VecDeque<(u64, HeadBatch)>,
     validator: Validator<'a>,
+    /// The name of the GPU; `None` on the CPU.
+    device: Option<String>,
+    warning: Option<String>,
 }
 
 impl<'a> HeadTrainee<'a> {
@@ -119,20 +135,55 @@ impl<'a> HeadTrainee<'a> {
         training: Vec<EpisodeData<'a>>,
         validation: Vec<EpisodeData<'a>>,
     ) -> Result<Self> {
-        configuration.check()?;
-        let largest =
-            |ranges: &[configuration::CountRange]| ranges.iter().map(|range| range.max).max().unwrap_or(0);
-        let ways = largest(&configuration.episodes.ways);
-        let options = configuration.model.for_episodes(ways);
-        options.check()?;
-        if let Some(classes) = options.max_classes() {
-            let needed = ways.max(largest(&configuration.validation.ways));
-            let allowed = format!("{needed} or more, the most ways of an episode");
-            require("model.classes", classes, classes >= needed, &allowed)?;
-        }
-        let dim = check_dimensions(&options, &training, &validation)?;
-        let head: Arc<dyn LearnedHead> = options.build(dim)?.into();
+        let head = build_head(configuration, &training, &validation)?;
         Self::with_head(head, configuration, training, validation)
+    }
+
+    /// Like [`HeadTrainee::new`], on a GPU, which holds the rows of all data sets if they fit into its memory.
+    ///
+    /// # Errors
+    /// Those of [`HeadTrainee::new`], and [`Error::Gpu`] if the GPU cannot train this head on these episodes.
+    #[cfg(feature = "cuda")]
+    pub fn on_gpu<M: HeadOptions>(
+        configuration: &Configuration<M>,
+        training: Vec<EpisodeData<'a>>,
+        validation: Vec<EpisodeData<'a>>,
+        device: &trueshot_cuda::Device,
+    ) -> Result<Self> {
+        let most_row_bytes = gpu::most_row_bytes(device)?;
+        Self::on_gpu_with(configuration, training, validation, device, most_row_bytes)
+    }
+
+    /// [`HeadTrainee::on_gpu`] with a limit on the memory of the rows.
+    #[cfg(feature = "cuda")]
+    fn on_gpu_with<M: HeadOptions>(
+        configuration: &Configuration<M>,
+        training: Vec<EpisodeData<'a>>,
+        validation: Vec<EpisodeData<'a>>,
+        device: &trueshot_cuda::Device,
+        most_row_bytes: usize,
+    ) -> Result<Self> {
+        let head = build_head(configuration, &training, &validation)?;
+        let parameters = initial_parameters(&*head, configuration, &training)?;
+        let episodes =
+            Arc::new(TrainingEpisodes::new(training, &configuration.episodes, configuration.seed)?);
+        let network = head.gpu_head().ok_or_else(|| Error::Gpu {
+            message: format!("{} cannot be trained on a GPU", M::KIND),
+            hint: "train on the CPU".into(),
+            checkpoint: None,
+        })?;
+        let options = gpu::SessionOptions {
+            device,
+            episodes: episodes.clone(),
+            sizes: &configuration.episodes,
+            optimiser: &configuration.optimiser,
+            steps: configuration.steps,
+            parameters: &parameters,
+            most_row_bytes,
+        };
+        let (session, warning) = gpu::session(network, &options)?;
+        let trainee = Self::with_session(head, session, episodes, configuration, validation)?;
+        Ok(HeadTrainee { device: Some(device.name().into()), warning, ..trainee })
     }
 
     /// Like [`HeadTrainee::new`], for a head that is already built; the options of the head are not checked.
@@ -148,13 +199,27 @@ impl<'a> HeadTrainee<'a> {
         let layout = head.head().layout().clone();
         let weights = CpuWeights::new(layout, parameters, *parts, config, optimiser, *steps);
         let episodes = Arc::new(TrainingEpisodes::new(training, &configuration.episodes, *seed)?);
+        let session = Box::new(CpuHeadSession::new(head.clone(), episodes.clone(), weights));
+        Self::with_session(head, session, episodes, configuration, validation)
+    }
+
+    fn with_session<M: HeadOptions>(
+        head: Arc<dyn LearnedHead>,
+        session: Box<dyn TrainingSession<Batch = HeadBatch> + 'a>,
+        episodes: Arc<TrainingEpisodes<'a>>,
+        configuration: &Configuration<M>,
+        validation: Vec<EpisodeData<'a>>,
+    ) -> Result<Self> {
         Ok(HeadTrainee {
-            session: Box::new(CpuHeadSession::new(head.clone(), episodes.clone(), weights)),
+            session,
             episodes,
             per_step: configuration.episodes.per_step,
-            seed: *seed,
-            samplers: (0..*parts).map(|_| IndexSampler::default()).collect(),
+            seed: configuration.seed,
+            samplers: (0..configuration.parts).map(|_| IndexSampler::default()).collect(),
+            drawn: VecDeque::new(),
             validator: Validator::new(validation, &configuration.validation)?,
+            device: None,
+            warning: None,
             head,
         })
     }
@@ -167,19 +232,61 @@ impl<'a> HeadTrainee<'a> {
         self.session.parameters()
     }
 
-    /// Draws the episodes of a step. Everything random follows from the seed and the step.
-    fn batch(&mut self, step: u64) -> Result<HeadBatch> {
-        let parts = self.samplers.len();
-        let (episodes, per_step, seed) = (&self.episodes, self.per_step, self.seed);
-        let draw = |(part, sampler): (usize, &mut IndexSampler)| {
-            let indices = episodes::indices_of_part(step, per_step, part, parts);
-            indices.map(|index| episodes.draw(index, sampler)).collect::<Result<Vec<TrainingEpisode>>>()
-        };
-        let drawn = self.samplers.par_iter_mut().enumerate().map(draw).collect::<Result<_>>()?;
-        let dropout_seed =
-            |part: usize| Rng::new(seed, Purpose::Dropout, step * parts as u64 + part as u64).number();
-        Ok(HeadBatch { parts: drawn, dropout_seeds: (0..parts).map(dropout_seed).collect() })
+    /// The episodes of `count` steps, from those drawn earlier as far as there are any.
+    fn take_batches(&mut self, step: u64, count: u64) -> Result<Vec<HeadBatch>> {
+        let mut batches = Vec::new();
+        for step in step..step + count {
+            let earlier = self.drawn.pop_front().filter(|(number, _)| *number == step);
+            batches.push(match earlier {
+                Some((_, batch)) => batch,
+                None => {
+                    self.drawn.clear();
+                    draw(&self.episodes, self.per_step, self.seed, &mut self.samplers, step)?
+                }
+            });
+        }
+        Ok(batches)
     }
+}
+
+/// Draws the episodes of a step. Everything random follows from the seed and the step.
+fn draw(
+    episodes: &TrainingEpisodes<'_>,
+    per_step: usize,
+    seed: u64,
+    samplers: &mut [IndexSampler],
+    step: u64,
+) -> Result<HeadBatch> {
+    let parts = samplers.len();
+    let draw = |(part, sampler): (usize, &mut IndexSampler)| {
+        let indices = episodes::indices_of_part(step, per_step, part, parts);
+        indices.map(|index| episodes.draw(index, sampler)).collect::<Result<Vec<TrainingEpisode>>>()
+    };
+    let drawn = samplers.par_iter_mut().enumerate().map(draw).collect::<Result<_>>()?;
+    let dropout_seed =
+        |part: usize| Rng::new(seed, Purpose::Dropout, step * parts as u64 + part as u64).number();
+    Ok(HeadBatch { parts: drawn, dropout_seeds: (0..parts).map(dropout_seed).collect() })
+}
+
+/// Checks the options and the data, and builds the head.
+fn build_head<M: HeadOptions>(
+    configuration: &Configuration<M>,
+    training: &[EpisodeData<'_>],
+    validation: &[EpisodeData<'_>],
+) -> Result<Arc<dyn LearnedHead>> {
+    configuration.check()?;
+    let largest =
+        |ranges: &[configuration::CountRange]| ranges.iter().map(|range| range.max).max().unwrap_or(0);
+    let ways = largest(&configuration.episodes.ways);
+    let options = configuration.model.for_episodes(ways);
+    options.check()?;
+    if let Some(classes) = options.max_classes() {
+        let needed = ways.max(largest(&configuration.validation.ways));
+        let allowed = format!("{needed} or more, the most ways of an episode");
+        require("model.classes", classes, classes >= needed, &allowed)?;
+    }
+    let dim = check_dimensions(&options, training, validation)?;
+    Ok(options.build(dim)?.into())
 }
 
 /// The dimension of the first data set. All others must have the same, unless the head accepts any dimension.
@@ -248,8 +355,31 @@ impl Trainee for HeadTrainee<'_> {
     }
 
     fn step(&mut self, step: u64) -> Result<Vec<f64>> {
-        let batch = self.batch(step)?;
+        let batch = self.take_batches(step, 1)?.remove(0);
         self.session.step(step, &batch)
+    }
+
+    fn steps(&mut self, step: u64, limit: u64) -> Result<Vec<Vec<f64>>> {
+        let at_once = self.session.steps_at_once() as u64;
+        if at_once == 1 {
+            return Ok(vec![self.step(step)?]);
+        }
+        let count = limit.min(at_once);
+        let batches = self.take_batches(step, count)?;
+        let HeadTrainee { session, episodes, per_step, seed, samplers, drawn, .. } = self;
+        // The next episodes are drawn while the GPU computes. An error is found again when they are needed.
+        let next = drawn.back().map_or(step + count, |(last, _)| last + 1);
+        rayon::in_place_scope(|scope| {
+            scope.spawn(|_| {
+                for step in next..step + count + at_once {
+                    match draw(episodes, *per_step, *seed, samplers, step) {
+                        Ok(batch) => drawn.push_back((step, batch)),
+                        Err(_) => break,
+                    }
+                }
+            });
+            session.steps(step, &batches.iter().collect::<Vec<_>>())
+        })
     }
 
     fn rate(&self, step: u64) -> f64 {
@@ -270,6 +400,14 @@ impl Trainee for HeadTrainee<'_> {
 
     fn model(&self) -> Result<Tensors> {
         Ok(self.head.model(&self.session.parameters()?).tensors().clone())
+    }
+
+    fn device(&self) -> Option<String> {
+        self.device.clone()
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.warning.iter().cloned().collect()
     }
 }
 

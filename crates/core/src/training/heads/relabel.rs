@@ -83,4 +83,9 @@ impl LearnedHead for RelabelHead {
     fn method(&self, parameters: &[f32]) -> Box<dyn Method> {
         Box::new(TrainedRelabel::new(self.network.clone(), parameters.to_vec()))
     }
+
+    #[cfg(feature = "cuda")]
+    fn gpu_head(&self) -> Option<super::GpuHead<'_>> {
+        Some(super::GpuHead::Relabel(&self.network))
+    }
 }

@@ -85,4 +85,9 @@ impl LearnedHead for TranfsHead {
     fn method(&self, parameters: &[f32]) -> Box<dyn Method> {
         Box::new(TrainedTranfs::new(self.network.clone(), parameters.to_vec()))
     }
+
+    #[cfg(feature = "cuda")]
+    fn gpu_head(&self) -> Option<super::GpuHead<'_>> {
+        Some(super::GpuHead::Tranfs(&self.network))
+    }
 }

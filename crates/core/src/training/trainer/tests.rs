@@ -14,11 +14,13 @@ struct Walker {
     position: Vec<f32>,
     /// The step from which on the second loss term has this value.
     diverges: Option<(u64, f64)>,
+    /// The step in which its GPU stops working.
+    lost: Option<u64>,
 }
 
 impl Walker {
     fn new() -> Self {
-        Walker { position: vec![5.0, -3.0], diverges: None }
+        Walker { position: vec![5.0, -3.0], diverges: None, lost: None }
     }
 }
 
@@ -28,6 +30,10 @@ impl Trainee for Walker {
     }
 
     fn step(&mut self, step: u64) -> Result<Vec<f64>> {
+        if self.lost == Some(step) {
+            let (message, hint) = ("the GPU stopped working".into(), "nvidia-smi shows why".into());
+            return Err(Error::Gpu { message, hint, checkpoint: None });
+        }
         let mut rng = Rng::new(1, Purpose::Training, step);
         self.position.iter_mut().for_each(|v| *v += 0.1 * (rng.uniform() - 0.5 - *v));
         let terms = self.position.iter().map(|v| f64::from(v * v)).collect();
@@ -164,6 +170,24 @@ fn a_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint() {
     assert_eq!(error.to_string(), "training diverged in step 34: the loss term 'y' is NaN");
     let (run, _) = RunState::read(&Files::of(&options.output).checkpoint, &options.identity).unwrap();
     assert_eq!(run.done, 30);
+}
+
+#[test]
+fn a_lost_gpu_stops_the_run_with_the_checkpoint_named_and_the_run_resumes_to_the_same_bytes() {
+    let (unbroken, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    train(&mut Walker::new(), &options(unbroken.path()), Start::Fresh, &mut ()).unwrap();
+    let options = options(broken.path());
+    let mut lost = Walker { lost: Some(33), ..Walker::new() };
+    let error = train(&mut lost, &options, Start::Fresh, &mut ()).unwrap_err();
+    assert_eq!(error.to_string(), "the GPU stopped working");
+    let hint = error.hint_for(&|_| true).unwrap();
+    let checkpoint = Files::of(&options.output).checkpoint;
+    assert!(hint.contains(&checkpoint.display().to_string()), "{hint}");
+    assert!(hint.contains("--resume --device cpu"), "{hint}");
+    assert_eq!(RunState::read(&checkpoint, &options.identity).unwrap().0.done, 30);
+    assert!(train(&mut Walker::new(), &options, Start::Resume, &mut ()).unwrap().finished);
+    let model = std::fs::read(unbroken.path().join("walk.safetensors")).unwrap();
+    assert_eq!(std::fs::read(&options.output).unwrap(), model);
 }
 
 #[test]

@@ -1,0 +1,53 @@
+//! The option `--device`: where a command computes.
+
+use clap::Args;
+use trueshot_cuda::{Device, DeviceChoice};
+
+use crate::messages::{hinted, say};
+
+/// The device to compute on.
+#[derive(Args)]
+pub struct DeviceArgument {
+    /// Device to compute on: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one)
+    #[arg(long, default_value_t = DeviceChoice::Auto, value_name = "DEVICE")]
+    device: DeviceChoice,
+}
+
+impl DeviceArgument {
+    /// Opens the device; `None` is the CPU. The second value says why `auto` is the CPU.
+    pub fn open(&self) -> anyhow::Result<(Option<Device>, Option<String>)> {
+        open_device(self.device)
+    }
+
+    /// Opens the device and says which one it is; `doing` is what the command does on it.
+    pub fn open_and_say(&self, doing: &str) -> anyhow::Result<Option<Device>> {
+        let (device, reason) = self.open()?;
+        match (&device, reason) {
+            (Some(device), _) => say!("{doing} on the GPU: {}", device.name()),
+            (None, Some(reason)) => say!("{doing} on the CPU ({reason})"),
+            (None, None) => say!("{doing} on the CPU"),
+        }
+        Ok(device)
+    }
+
+    /// Whether a GPU that cannot do the work may be replaced by the CPU.
+    pub fn is_auto(&self) -> bool {
+        self.device == DeviceChoice::Auto
+    }
+
+    /// Refuses `--device cuda` for work that only the CPU can do.
+    pub fn require_cpu(&self, what: &str) -> anyhow::Result<()> {
+        match self.device {
+            DeviceChoice::Cuda(_) => Err(hinted(what, "leave out --device, or use --device cpu")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Opens a device; `None` is the CPU. The second value says why `auto` is the CPU.
+pub fn open_device(choice: DeviceChoice) -> anyhow::Result<(Option<Device>, Option<String>)> {
+    let (device, reason) = choice.open().map_err(|error| {
+        hinted(error.to_string(), "use the CPU with --device cpu, or let --device auto choose")
+    })?;
+    Ok((device, reason.map(|reason| reason.to_string())))
+}

@@ -1,0 +1,495 @@
+//! Training sessions of heads on a GPU: they pass the episodes of a [`HeadBatch`] to `trueshot-cuda`.
+//!
+//! The host draws the episodes with the same generator as on the CPU, so both see the same ones. The rows of all data sets
+//! stay on the GPU, and a batch holds their numbers only. If they do not fit into its memory, the rows of each step are copied
+//! with the step ([`GpuRows`]).
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use trueshot_cuda::relabel::{self, RelabelTraining};
+use trueshot_cuda::tranfs::{self, TranfsTraining};
+use trueshot_cuda::{Device, Result as GpuResult};
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::head::Head;
+use trueshot_nn::parameters::ParameterLayout;
+use trueshot_nn::relabel::Relabel;
+use trueshot_nn::schedule::Schedule;
+use trueshot_nn::tranfs::Tranfs;
+
+use super::configuration::{CountRange, Episodes};
+use super::episodes::{RowBuffer, TrainingEpisode, TrainingEpisodes};
+use super::session::HeadBatch;
+use crate::embeddings::Embeddings;
+use crate::episode::EpisodeData;
+use crate::error::{Error, Result};
+use crate::tensors::Tensors;
+use crate::training::{Optimiser, SavedWeights, TrainingSession};
+
+/// The network of a head that can be trained on a GPU.
+pub enum GpuHead<'a> {
+    /// TraNFS.
+    Tranfs(&'a Tranfs),
+    /// Relabel.
+    Relabel(&'a Relabel),
+}
+
+/// What a session needs beside the network.
+pub(super) struct SessionOptions<'a, 'o> {
+    pub device: &'o Device,
+    pub episodes: Arc<TrainingEpisodes<'a>>,
+    /// The sizes of the episodes.
+    pub sizes: &'o Episodes,
+    pub optimiser: &'o Optimiser,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Initial parameters.
+    pub parameters: &'o [f32],
+    /// The most memory that the rows of all data sets may take, in bytes.
+    pub most_row_bytes: usize,
+}
+
+impl SessionOptions<'_, '_> {
+    fn adamw(&self) -> AdamWConfig {
+        AdamWConfig { weight_decay: self.optimiser.weight_decay, ..Default::default() }
+    }
+
+    /// The most support items and queries of an episode.
+    fn largest(&self) -> (usize, usize) {
+        let largest = |ranges: &[CountRange]| ranges.iter().map(|range| range.max).max().unwrap_or(0);
+        let ways = largest(&self.sizes.ways);
+        (ways * largest(&self.sizes.shots), ways * self.sizes.queries)
+    }
+}
+
+/// The part of the free memory that the rows may take; the rest is for activations.
+pub(super) fn most_row_bytes(device: &Device) -> Result<usize> {
+    Ok(device.memory()?.0 / 4 * 3)
+}
+
+/// A session of either head.
+pub(super) type BoxedSession<'a> = Box<dyn TrainingSession<Batch = HeadBatch> + 'a>;
+
+/// Starts a session, and says what the user should know about it.
+pub(super) fn session<'a>(
+    head: GpuHead<'_>,
+    options: &SessionOptions<'a, '_>,
+) -> Result<(BoxedSession<'a>, Option<String>)> {
+    let rows = GpuRows::new(&options.episodes.data_sets, options.most_row_bytes);
+    let warning = rows.warning(options)?;
+    let schedule = options.optimiser.schedule(options.steps);
+    let session: BoxedSession<'a> = match head {
+        GpuHead::Tranfs(network) => Box::new(GpuHeadSession {
+            training: tranfs_training(network, options, &rows)?,
+            layout: network.layout().clone(),
+            episodes: options.episodes.clone(),
+            rows,
+            schedule,
+        }),
+        GpuHead::Relabel(network) => Box::new(GpuHeadSession {
+            training: relabel_training(network, options, &rows)?,
+            layout: network.layout().clone(),
+            episodes: options.episodes.clone(),
+            rows,
+            schedule,
+        }),
+    };
+    Ok((session, warning))
+}
+
+/// The distinct data sets and outliers of a run, and where their rows are.
+struct GpuRows<'a> {
+    sets: Vec<&'a Embeddings>,
+    /// The number of the first row of each set, if all rows are numbered one set after the other.
+    first_rows: Vec<usize>,
+    /// For each data set the index in `sets` of its rows and of its outliers.
+    indices: Vec<[usize; 2]>,
+    /// Whether the rows are on the GPU; otherwise they come with each step.
+    is_stored: bool,
+}
+
+impl<'a> GpuRows<'a> {
+    fn new(data_sets: &[EpisodeData<'a>], most_bytes: usize) -> Self {
+        let mut sets: Vec<&Embeddings> = Vec::new();
+        let mut index = |data: &'a Embeddings| match sets.iter().position(|&set| std::ptr::eq(set, data)) {
+            Some(index) => index,
+            None => {
+                sets.push(data);
+                sets.len() - 1
+            }
+        };
+        let indices = data_sets.iter().map(|data| {
+            let own = index(data.embeddings);
+            [own, data.outliers.map_or(own, &mut index)]
+        });
+        let indices = indices.collect();
+        let first_row = |end: &mut usize, set: &&Embeddings| {
+            let first = *end;
+            *end += set.len();
+            Some(first)
+        };
+        let first_rows = sets.iter().scan(0, first_row).collect();
+        let mut rows = GpuRows { sets, first_rows, indices, is_stored: true };
+        // The kernels count rows with 31 bits.
+        rows.is_stored = rows.bytes() <= most_bytes && rows.count() < 1 << 31;
+        rows
+    }
+
+    fn count(&self) -> usize {
+        self.sets.iter().map(|set| set.len()).sum()
+    }
+
+    /// The memory that all rows take.
+    fn bytes(&self) -> usize {
+        self.sets.iter().map(|set| set.len() * set.dim() * size_of::<f32>()).sum()
+    }
+
+    fn warning(&self, options: &SessionOptions<'_, '_>) -> Result<Option<String>> {
+        let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+        let free = options.device.memory()?.0;
+        Ok((!self.is_stored).then(|| {
+            format!(
+                "the embeddings need {} MiB of GPU memory and {} MiB are free: the rows of every step are copied to the \
+                 GPU, which is slower",
+                mib(self.bytes()),
+                mib(free)
+            )
+        }))
+    }
+}
+
+/// Training of one kind of head, in the form that [`GpuHeadSession`] needs.
+trait GpuTraining {
+    /// The input of one step.
+    type Input: Send;
+    /// The number of steps to run at once.
+    const STEPS: usize;
+
+    /// Translates a batch.
+    fn input(
+        batch: &HeadBatch,
+        rate: f64,
+        episodes: &TrainingEpisodes<'_>,
+        rows: &GpuRows<'_>,
+        buffers: &mut Vec<RowBuffer>,
+    ) -> Self::Input;
+
+    /// Runs steps and returns their loss terms.
+    fn run(&mut self, inputs: &[Self::Input]) -> GpuResult<Vec<Vec<f64>>>;
+
+    fn parameters(&self) -> GpuResult<Vec<f32>>;
+
+    fn save(&self) -> GpuResult<SavedWeights>;
+
+    fn load(&mut self, weights: &SavedWeights) -> GpuResult<()>;
+}
+
+/// A head in training on a GPU.
+struct GpuHeadSession<'a, T> {
+    training: T,
+    layout: ParameterLayout,
+    schedule: Schedule,
+    episodes: Arc<TrainingEpisodes<'a>>,
+    rows: GpuRows<'a>,
+}
+
+impl<T: GpuTraining> TrainingSession for GpuHeadSession<'_, T> {
+    type Batch = HeadBatch;
+
+    fn step(&mut self, step: u64, batch: &HeadBatch) -> Result<Vec<f64>> {
+        Ok(self.steps(step, &[batch])?.remove(0))
+    }
+
+    fn steps_at_once(&self) -> usize {
+        T::STEPS
+    }
+
+    fn steps(&mut self, first: u64, batches: &[&HeadBatch]) -> Result<Vec<Vec<f64>>> {
+        let (schedule, episodes, rows) = (&self.schedule, &self.episodes, &self.rows);
+        let inputs: Vec<T::Input> = batches
+            .par_iter()
+            .enumerate()
+            .map_init(Vec::new, |buffers, (index, batch)| {
+                T::input(batch, schedule.at(first + index as u64), episodes, rows, buffers)
+            })
+            .collect();
+        let mut losses = self.training.run(&inputs)?;
+        // Steps after one whose loss is not finite do not count.
+        let failed = losses.iter().position(|terms| terms.iter().any(|term| !term.is_finite()));
+        losses.truncate(failed.map_or(losses.len(), |step| step + 1));
+        Ok(losses)
+    }
+
+    fn rate(&self, step: u64) -> f64 {
+        self.schedule.at(step)
+    }
+
+    fn parameters(&self) -> Result<Cow<'_, [f32]>> {
+        Ok(Cow::Owned(self.training.parameters()?))
+    }
+
+    fn save(&self) -> Result<Tensors> {
+        Ok(self.training.save()?.tensors(&self.layout))
+    }
+
+    fn load(&mut self, state: &Tensors) -> Result<()> {
+        Ok(self.training.load(&SavedWeights::read(&self.layout, state)?)?)
+    }
+}
+
+fn tranfs_training(
+    network: &Tranfs,
+    options: &SessionOptions<'_, '_>,
+    rows: &GpuRows<'_>,
+) -> Result<TranfsTraining> {
+    let (support, queries) = options.largest();
+    let limits = tranfs::Limits { episodes: options.sizes.per_step, support, queries };
+    check_attention_maps(network, limits)?;
+    let dim = network.config().dim;
+    let stored = if rows.is_stored { rows.count() } else { 0 };
+    let mut features = options.device.zeros::<f32>(stored * dim)?;
+    if rows.is_stored {
+        // In chunks, so that rows that are not stored as f32 are never decoded all at once.
+        const CHUNK_ROWS: usize = 1 << 14;
+        for (set, &first) in rows.sets.iter().zip(&rows.first_rows) {
+            for start in (0..set.len()).step_by(CHUNK_ROWS) {
+                let end = set.len().min(start + CHUNK_ROWS);
+                features.write((first + start) * dim, &set.features().rows_between(start..end))?;
+            }
+        }
+    }
+    let options_of_run =
+        tranfs::TranfsOptions { optimiser: options.adamw(), clip: options.optimiser.clip, limits };
+    Ok(TranfsTraining::new(options.device, network, options_of_run, options.parameters, features)?)
+}
+
+/// Refuses episodes whose attention weights the kernels cannot number with 31 bits.
+fn check_attention_maps(network: &Tranfs, limits: tranfs::Limits) -> Result<()> {
+    let (config, tranfs::Limits { episodes, support, .. }) = (network.config(), limits);
+    let tokens = support + config.classes;
+    let weights =
+        episodes as u128 * config.heads as u128 * tokens as u128 * tokens.next_multiple_of(16) as u128;
+    match weights < 1 << 31 {
+        true => Ok(()),
+        false => Err(Error::Gpu {
+            message: format!(
+                "{episodes} episodes of {support} support items per step are too many for the GPU"
+            ),
+            hint: "use fewer ways, shots or episodes per step, or the CPU".into(),
+            checkpoint: None,
+        }),
+    }
+}
+
+impl GpuTraining for TranfsTraining {
+    type Input = tranfs::StepInput;
+    const STEPS: usize = tranfs::STEP_SLOTS;
+
+    fn input(
+        batch: &HeadBatch,
+        rate: f64,
+        episodes: &TrainingEpisodes<'_>,
+        rows: &GpuRows<'_>,
+        buffers: &mut Vec<RowBuffer>,
+    ) -> tranfs::StepInput {
+        let mut extra =
+            ExtraRows { first: if rows.is_stored { rows.count() } else { 0 }, count: 0, values: Vec::new() };
+        let mut parts = Vec::new();
+        for (drawn, &dropout_seed) in batch.parts.iter().zip(&batch.dropout_seeds) {
+            let numbers = drawn.iter().map(|drawn| extra.number_rows(drawn, episodes, rows, buffers));
+            let episodes = numbers.zip(drawn).map(|(numbers, drawn)| tranfs_episode(drawn, &numbers));
+            parts.push(tranfs::PartInput { dropout_seed, episodes: episodes.collect() });
+        }
+        tranfs::StepInput { rate, parts, extra_rows: extra.values }
+    }
+
+    fn run(&mut self, inputs: &[tranfs::StepInput]) -> GpuResult<Vec<Vec<f64>>> {
+        let losses = TranfsTraining::run(self, inputs)?;
+        Ok(losses.into_iter().map(|terms| terms.map(f64::from).to_vec()).collect())
+    }
+
+    fn parameters(&self) -> GpuResult<Vec<f32>> {
+        TranfsTraining::parameters(self)
+    }
+
+    fn save(&self) -> GpuResult<SavedWeights> {
+        let (first, second) = self.moments()?;
+        Ok(SavedWeights {
+            parameters: TranfsTraining::parameters(self)?,
+            first,
+            second,
+            steps: self.progress(),
+        })
+    }
+
+    fn load(&mut self, weights: &SavedWeights) -> GpuResult<()> {
+        TranfsTraining::load(self, &weights.parameters, &weights.first, &weights.second, weights.steps)
+    }
+}
+
+/// An episode whose rows have the given numbers: support items, then queries.
+fn tranfs_episode(drawn: &TrainingEpisode, numbers: &[u32]) -> tranfs::EpisodeInput {
+    let (items, queries) = numbers.split_at(drawn.items.len());
+    let items = items.iter().zip(&drawn.items).map(|(&row, item)| tranfs::SupportItem {
+        row,
+        given: item.given,
+        mislabelled: item.is_wrong(),
+    });
+    let queries = queries.iter().zip(&drawn.queries).map(|(&row, &(_, class))| tranfs::Query { row, class });
+    tranfs::EpisodeInput { classes: drawn.classes, support: items.collect(), queries: queries.collect() }
+}
+
+/// The rows that come with a step of TraNFS: blended ones, or all.
+struct ExtraRows {
+    /// The number of the first one.
+    first: usize,
+    count: usize,
+    values: Vec<f32>,
+}
+
+impl ExtraRows {
+    /// The numbers of the rows of an episode; rows that are not on the GPU are added.
+    fn number_rows(
+        &mut self,
+        drawn: &TrainingEpisode,
+        episodes: &TrainingEpisodes<'_>,
+        rows: &GpuRows<'_>,
+        buffers: &mut Vec<RowBuffer>,
+    ) -> Vec<u32> {
+        let sets = rows.indices[drawn.data_set];
+        let number = |(row, is_outlier): (u32, bool)| {
+            (rows.first_rows[sets[usize::from(is_outlier)]] + row as usize) as u32
+        };
+        let mut numbers: Vec<u32> = drawn.rows().into_iter().map(number).collect();
+        let extra: Vec<usize> = match rows.is_stored {
+            true => drawn.blends.iter().map(|blend| blend.index).collect(),
+            false => (0..numbers.len()).collect(),
+        };
+        if !extra.is_empty() {
+            episodes.with_rows(std::slice::from_ref(drawn), buffers, |gathered| {
+                let gathered: Vec<&[f32]> =
+                    gathered[0].support.iter().chain(gathered[0].queries).copied().collect();
+                for index in extra {
+                    numbers[index] = (self.first + self.count) as u32;
+                    self.count += 1;
+                    self.values.extend(gathered[index]);
+                }
+            });
+        }
+        numbers
+    }
+}
+
+fn relabel_training(
+    network: &Relabel,
+    options: &SessionOptions<'_, '_>,
+    rows: &GpuRows<'_>,
+) -> Result<RelabelTraining> {
+    let stored = if rows.is_stored { &rows.sets[..] } else { &[] };
+    let values: Vec<Cow<'_, [f32]>> = stored.iter().map(|set| set.all_rows()).collect();
+    let sets: Vec<relabel::FeatureSet<'_>> = values
+        .iter()
+        .zip(stored)
+        .map(|(values, set)| relabel::FeatureSet { values, dim: set.dim() })
+        .collect();
+    let optimiser = relabel::OptimiserOptions { adamw: options.adamw(), clip: options.optimiser.clip };
+    let mut training = RelabelTraining::new(options.device, network, optimiser, options.parameters, &sets)?;
+    // The largest possible episode, so that one that is too large is refused now and not in the middle of the run.
+    let dim = network.config().item_view.as_ref().map_or(1, |view| view.dim);
+    training.run(&[largest_relabel_step(options, dim)])?;
+    let zeros = vec![0.0; options.parameters.len()];
+    training.load(options.parameters, &zeros, &zeros, 0)?;
+    Ok(training)
+}
+
+/// A step of one episode with the most classes, items and queries, all of whose rows are 0.
+fn largest_relabel_step(options: &SessionOptions<'_, '_>, dim: usize) -> relabel::StepInput {
+    let (items, queries) = options.largest();
+    let classes = options.sizes.ways.iter().map(|range| range.max).max().unwrap_or(1);
+    let labels = |count: usize| (0..count).map(|index| (index % classes) as u32).collect::<Vec<u32>>();
+    let episode = relabel::EpisodeInput {
+        classes,
+        given: labels(items),
+        truth: labels(items).into_iter().map(Some).collect(),
+        query_classes: labels(queries),
+        rows: relabel::EpisodeRows::Given { dim, values: vec![0.0; (items + queries) * dim] },
+    };
+    relabel::StepInput { rate: 0.0, parts: vec![relabel::PartInput { episodes: vec![episode], seed: 0 }] }
+}
+
+impl GpuTraining for RelabelTraining {
+    type Input = relabel::StepInput;
+    const STEPS: usize = trueshot_cuda::conv4::STEP_SLOTS;
+
+    fn input(
+        batch: &HeadBatch,
+        rate: f64,
+        episodes: &TrainingEpisodes<'_>,
+        rows: &GpuRows<'_>,
+        buffers: &mut Vec<RowBuffer>,
+    ) -> relabel::StepInput {
+        let mut parts = Vec::new();
+        for (drawn, &seed) in batch.parts.iter().zip(&batch.dropout_seeds) {
+            let episodes = drawn.iter().map(|drawn| relabel_episode(drawn, episodes, rows, buffers));
+            parts.push(relabel::PartInput { episodes: episodes.collect(), seed });
+        }
+        relabel::StepInput { rate: rate as f32, parts }
+    }
+
+    fn run(&mut self, inputs: &[relabel::StepInput]) -> GpuResult<Vec<Vec<f64>>> {
+        let losses = RelabelTraining::run(self, inputs)?;
+        Ok(losses.iter().map(|losses| vec![losses.items.into(), losses.queries.into()]).collect())
+    }
+
+    fn parameters(&self) -> GpuResult<Vec<f32>> {
+        RelabelTraining::parameters(self)
+    }
+
+    fn save(&self) -> GpuResult<SavedWeights> {
+        let (first, second) = self.moments()?;
+        let (parameters, steps) = (RelabelTraining::parameters(self)?, self.progress()?);
+        Ok(SavedWeights { parameters, first, second, steps })
+    }
+
+    fn load(&mut self, weights: &SavedWeights) -> GpuResult<()> {
+        RelabelTraining::load(self, &weights.parameters, &weights.first, &weights.second, weights.steps)
+    }
+}
+
+fn relabel_episode(
+    drawn: &TrainingEpisode,
+    episodes: &TrainingEpisodes<'_>,
+    rows: &GpuRows<'_>,
+    buffers: &mut Vec<RowBuffer>,
+) -> relabel::EpisodeInput {
+    let rows = match rows.is_stored {
+        true => relabel::EpisodeRows::Stored(stored_rows(drawn, rows.indices[drawn.data_set])),
+        false => episodes.with_rows(std::slice::from_ref(drawn), buffers, |gathered| {
+            let all = gathered[0].support.iter().chain(gathered[0].queries).copied();
+            let dim = episodes.data_sets[drawn.data_set].embeddings.dim();
+            relabel::EpisodeRows::Given { dim, values: all.collect::<Vec<_>>().concat() }
+        }),
+    };
+    relabel::EpisodeInput {
+        classes: drawn.classes,
+        given: drawn.items.iter().map(|item| item.given).collect(),
+        truth: drawn.items.iter().map(|item| item.truth).collect(),
+        query_classes: drawn.queries.iter().map(|&(_, class)| class).collect(),
+        rows,
+    }
+}
+
+/// The rows of an episode on the GPU, which blends them itself. `sets` are the indices of the data set and its outliers.
+fn stored_rows(drawn: &TrainingEpisode, sets: [usize; 2]) -> Vec<relabel::StoredRow> {
+    let stored =
+        |(row, is_outlier): (u32, bool)| relabel::StoredRow::new(sets[usize::from(is_outlier)] as u32, row);
+    let mut rows: Vec<relabel::StoredRow> = drawn.rows().into_iter().map(stored).collect();
+    for blend in &drawn.blends {
+        rows[blend.index] = rows[blend.index].blended(blend.other, blend.share);
+    }
+    rows
+}
+
+#[cfg(all(test, feature = "emulator"))]
+mod tests;
