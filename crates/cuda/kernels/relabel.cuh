@@ -14,6 +14,15 @@
 
 namespace relabel {
 
+// A function that is not inlined. Kernels run most of their code once per warp, so their time depends on the size of the code.
+#ifndef SEPARATE
+#ifdef EMULATOR
+#define SEPARATE static
+#else
+#define SEPARATE static __device__ __noinline__
+#endif
+#endif
+
 #ifndef EMULATOR
 // Asynchronous copy of 4 bytes, in the groups of `copy_async`.
 DEVICE void copy_word_async(u32 shared, const void* global) {
@@ -21,14 +30,15 @@ DEVICE void copy_word_async(u32 shared, const void* global) {
 }
 #endif
 
-#define RELABEL_THREADS 256
-#define RELABEL_WARPS 8
+// Threads of the kernels that work on tiles or episodes.
+#define RELABEL_THREADS 512
+#define RELABEL_WARPS 16
+// The most items of a tile.
+#define TILE_ITEMS 32
 #define EDGE_FEATURES 5
 #define PAIR_FEATURES 6
 #define STATE_FEATURES 19
 #define OUTPUTS 3
-// Items that a thread sums at the same time.
-#define ITEM_SUMS 8
 
 // ---- The input of a step. A slot holds a header and, at the offsets of the layout, one array per part.
 struct Header {
@@ -48,8 +58,10 @@ struct Episode {
   u32 seed_low, seed_high;
   int padding;
 };
-struct Tile {
-  int episode, first, count, padding;
+// `count` items of an episode, from `first` on.
+struct alignas(16) Tile {
+  Episode e;
+  int first, count;
 };
 // A row of features: own + share (other - own), addresses of f32.
 struct Row {
@@ -64,6 +76,7 @@ struct StepLayout {
 struct State {
   u32 step, updates;
   u64 finished_blocks;
+  float corrections[2];  // AdamW's corrections of the moments in the current step
 };
 
 // Offsets of the weights of a layer in the packed weights.
@@ -74,8 +87,8 @@ struct PackedLayer {
 // Offsets in the shared memory of a tile, in floats. R, T and K are the padded numbers of states, items and classes.
 struct SharedLayout {
   int states, normed, values;  // [R][W]
-  int hidden;                  // [R][U]
-  int items[3];                // [T][max(2 W, U, V)]
+  int hidden;                  // [R][max(W, U)]
+  int items[3];                // [T][max(2 W, U, V)] twice, [T][max(W, V)]
   int classes, of_classes;     // [K][W], [K][U]
   int extra;                   // weights of the edge network, features of states, attention of the tile
   int len;
@@ -86,6 +99,7 @@ struct Relabel {
   int view_target;  // 0: no item view; 1: it enters the states; 2: it enters the logit of "none of the classes"
   int centred;
   int padded;  // 1 if a size is not a multiple of 16
+  float beta1, beta2;  // of AdamW
   float floor, items_weight, queries_weight, attention_scale, dropout_scale;
   u32 dropout_threshold;
   Divider by_head_width;
@@ -117,16 +131,16 @@ struct Relabel {
   // Per layer: [items][2 W], [items][W], [items][W], [states][W], [states][W], [items][2 W]
   float *pooled, *queries, *keys, *values, *attended, *pools;
   int* argmax;  // [layers][items][W]
-  // Per layer: [class rows][W], [states][U], [states][U]
-  float *class_means, *hidden_units, *activated;
+  // Per layer: [class rows][W], slopes of GELU [states][U], [states][U]
+  float *class_means, *hidden_slopes, *activated;
   // Per layer: [states][U], [items][U], [class rows][U], [items][W], [items][W], [states][W]
   float *d_hidden, *d_of_items, *d_of_classes, *d_queries, *d_keys, *d_values;
-  // [tiles][C U], [states][W], [states][W]
+  // [tiles][C max(W, U)], [states][W], [states][W]
   float *class_sums, *d_normed, *d_attended;
   // [states][W]
-  float *start_hidden, *start_activated, *d_start;
+  float *start_slopes, *start_activated, *d_start;
   // [items][D], [items][V], [items][V], [items][W], [items][W], [items][W], [items][V]
-  float *view_rows, *projected, *view, *view_hidden, *view_activated, *d_view_hidden, *d_projected;
+  float *view_rows, *projected, *view, *view_slopes, *view_activated, *d_view_hidden, *d_projected;
   // [items], [items], [states][3], [states][3]
   float *outlier, *d_outlier, *logits, *d_logits;
   // Memory of the losses, [episodes][4] (gradients of prior and log_scale), [episodes][2], partial sums of tiles
@@ -142,30 +156,35 @@ DEVICE Episode episode(const Relabel& r, int index) { return ((const Episode*)(s
 struct Block {
   Episode e;
   int first, count, rows, row_tiles, item_tiles, class_tiles, tile;
-  long item, state;      // rows of the tile's first item and state among those of the step
-  const int* given;      // of the episode's items
-  const int* counts;     // items per class
+  Divider by_classes;
+  long item, state;   // rows of the tile's first item and state among those of the step
+  const int* labels;  // the given labels of the tile's items; after the first barrier
+  const int* counts;  // items per class
   float* shared;
 };
 
 // Finds the tile; false if the step has fewer tiles than the grid has blocks.
 DEVICE bool open_tile(const Relabel& r, Block& b) {
+  SHARED int labels[TILE_ITEMS];
   const u32* input = slot(r);
   b.tile = blockIdx.x;
-  if (b.tile >= (int)((const Header*)input)->tiles) return false;
   const Tile tile = ((const Tile*)(input + r.layout.tiles))[b.tile];
-  b.e = ((const Episode*)(input + r.layout.episodes))[tile.episode];
+  if (b.tile >= (int)((const Header*)input)->tiles) return false;
+  b.e = tile.e;
   b.first = tile.first;
   b.count = tile.count;
   b.rows = tile.count * b.e.classes;
   b.row_tiles = (b.rows + 15) >> 4;
   b.item_tiles = (b.count + 15) >> 4;
   b.class_tiles = (b.e.classes + 15) >> 4;
+  // Exact for numbers below 2^16.
+  b.by_classes = {(u32)b.e.classes, 0xffffffffu / (u32)b.e.classes + 1, 0};
   b.item = b.e.first_item + tile.first;
-  b.state = b.e.first_state + (long)tile.first * b.e.classes;
-  b.given = (const int*)(input + r.layout.given) + b.e.first_item;
+  b.state = b.e.first_state + tile.first * b.e.classes;
+  b.labels = labels;
   b.counts = (const int*)(input + r.layout.counts) + b.e.first_class;
   b.shared = (float*)dynamic_shared;
+  if ((int)threadIdx.x < b.count) labels[threadIdx.x] = ((const int*)(input + r.layout.given))[b.item + threadIdx.x];
   // Columns beyond a size are multiplied by zero weights, so they must be finite.
   if (r.padded) {
     for (int i = threadIdx.x; i < r.shared.len; i += RELABEL_THREADS) b.shared[i] = 0.f;
@@ -174,8 +193,8 @@ DEVICE bool open_tile(const Relabel& r, Block& b) {
   return true;
 }
 
-// Floats from one row of `width` to the next in shared memory: no bank conflicts in the loads of `tile_product`.
-DEVICE int pitch_of(int width) { return ((width + 15) & ~15) + 4; }
+// Floats from one row of `width` to the next in shared memory: no bank conflicts in the accesses of `multiply`.
+DEVICE int pitch_of(int width) { return ((width + 15) & ~15) + 8; }
 
 DEVICE float warp_sum(float value) {
 #pragma unroll
@@ -188,83 +207,124 @@ DEVICE float warp_max(float value) {
   return value;
 }
 // The sum over all threads of a block, the same for all of them. Contains barriers.
-DEVICE double block_sum(double value) {
-  SHARED double sums[RELABEL_WARPS];
-#pragma unroll
+SEPARATE double block_sum(double value) {
+  SHARED double sums[32];
+#pragma unroll 1
   for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
   __syncthreads();
   if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = value;
   __syncthreads();
   double total = 0.0;
-#pragma unroll
-  for (int warp = 0; warp < RELABEL_WARPS; warp++) total += sums[warp];
+#pragma unroll 8
+  for (u32 warp = 0; warp < blockDim.x >> 5; warp++) total += sums[warp];
   return total;
 }
 
 DEVICE float normal_cdf(float x) { return 0.5f * (1.f + erff(x * 0.70710678118654752f)); }
 DEVICE float gelu(float x) { return x * normal_cdf(x); }
-DEVICE float gelu_slope(float x) { return normal_cdf(x) + x * 0.3989422804014327f * expf(-0.5f * x * x); }
+// GELU and its derivative.
+DEVICE float2 gelu_and_slope(float x) {
+  const float cdf = normal_cdf(x);
+  return make_float2(x * cdf, cdf + x * 0.3989422804014327f * expf(-0.5f * x * x));
+}
+
+// body(row, column) for all elements of a matrix; a warp works on a row.
+template <class Body> DEVICE void each_element(int rows, int width, Body body) {
+#pragma unroll 1
+  for (int row = threadIdx.x >> 5; row < rows; row += RELABEL_WARPS)
+#pragma unroll 1
+    for (int w = threadIdx.x & 31; w < width; w += 32) body(row, w);
+}
+
+// Matrices in shared memory are given by the offset of their first float: the compiler then knows the kind of the memory.
+//
+// Copies of rows use 16 threads per row.
+#define COPY_ROWS (RELABEL_THREADS / 16)
 
 // Starts to copy `rows` rows of `width` from global to shared memory; `finish_loads` and a barrier must follow.
-DEVICE void load_rows(const void* from, void* to, int pitch, int rows, int width) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  if (width % 4 == 0) {
-    for (int row = warp; row < rows; row += RELABEL_WARPS)
-      for (int w = lane * 4; w < width; w += 128)
-        copy_async(shared_address((float*)to + row * pitch + w), (const float*)from + row * width + w);
-  } else {
-    for (int row = warp; row < rows; row += RELABEL_WARPS)
-      for (int w = lane; w < width; w += 32)
-        copy_word_async(shared_address((float*)to + row * pitch + w), (const float*)from + row * width + w);
-  }
+SEPARATE void load_rows(const void* from, int to, int pitch, int rows, int width) {
+  const u32 address = shared_address(dynamic_shared) + to * 4;
+  const bool aligned = width % 4 == 0;
+#pragma unroll 1
+  for (int row = threadIdx.x >> 4; row < rows; row += COPY_ROWS)
+#pragma unroll 1
+    for (int w = threadIdx.x & 15; w < (aligned ? width >> 2 : width); w += 16) {
+      if (aligned) copy_async(address + (row * pitch + 4 * w) * 4, (const float*)from + row * width + 4 * w);
+      else copy_word_async(address + (row * pitch + w) * 4, (const float*)from + row * width + w);
+    }
 }
 DEVICE void finish_loads() {
   commit_copies();
   wait_for_copies<0>();
 }
-DEVICE void store_rows(const float* from, float* to, int pitch, int rows, int width) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  for (int row = warp; row < rows; row += RELABEL_WARPS)
-    for (int w = lane; w < width; w += 32) to[row * width + w] = from[row * pitch + w];
+SEPARATE void store_rows(int from, float* to, int pitch, int rows, int width) {
+  const float* shared = (const float*)dynamic_shared + from;
+  const bool aligned = width % 4 == 0;
+#pragma unroll 1
+  for (int row = threadIdx.x >> 4; row < rows; row += COPY_ROWS)
+#pragma unroll 1
+    for (int w = threadIdx.x & 15; w < (aligned ? width >> 2 : width); w += 16) {
+      if (aligned) *(uint4*)(to + row * width + 4 * w) = *(const uint4*)(shared + row * pitch + 4 * w);
+      else to[row * width + w] = shared[row * pitch + w];
+    }
 }
 
-// out(row, column, sum over k of a[row][k] b[k][column]) for 16 m_tiles rows, also of rows that do not exist. `b` is packed:
-// for 8 columns and 16 values of k, every lane has its four numbers of two mma_tf32 (`packed_position` in src/relabel).
-template <class Out>
-DEVICE void tile_product(const float* a, int pitch, int m_tiles, const uint4* b, int k, int n, Out out) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
-  const int k_tiles = (k + 15) >> 4, n_tiles = (n + 7) >> 3, pairs = (m_tiles + 1) >> 1;
-  for (int unit = warp; unit < n_tiles * pairs; unit += RELABEL_WARPS) {
-    const int nt = unit / pairs, mt = (unit - nt * pairs) * 2;
-    const bool second = mt + 1 < m_tiles;
-    float sums[2][4] = {};
-    const uint4* weights = b + (long)nt * k_tiles * 32 + lane;
-    const float* rows = a + (mt * 16 + group) * (long)pitch + quad;
-#pragma unroll 4
-    for (int kt = 0; kt < k_tiles; kt++) {
-      const uint4 w = weights[kt * 32];
-      const u32 b0[2] = {w.x, w.y}, b1[2] = {w.z, w.w};
+// Options of `multiply`: a barrier before `a` is read, but after weights are loaded; sums are added to what `out` holds; the
+// work starts with the last half of the warps, because a product before it, without a barrier in between, needs the first.
+enum MultiplyOption { NO_BARRIER = 0, BARRIER = 1, ADD = 2, LAST_WARPS = 4 };
+#define WEIGHTS_AHEAD 8
+
+DEVICE void multiply_rows(const float* a, int pitch, int m_tiles, const uint4* b, int k, int n, int out, int out_pitch, int options) {
+  const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
+  const int k_tiles = (k + 15) >> 4, units = ((n + 7) >> 3) * m_tiles;
+  bool wait = options & BARRIER;
+  int unit = threadIdx.x >> 5;
+  if (options & LAST_WARPS) unit ^= RELABEL_WARPS / 2;
+#pragma unroll 1
+  for (; unit < units; unit += RELABEL_WARPS) {
+    const int nt = unit / m_tiles, mt = unit - nt * m_tiles;
+    float even[4] = {}, odd[4] = {};
+    const uint4* weights = b + nt * k_tiles * 32 + lane;
+    const float* x = a + (mt * 16 + group) * pitch + 2 * quad;
+    const float* y = x + 8 * pitch;
+#pragma unroll 1
+    for (int first = 0; first < k_tiles; first += WEIGHTS_AHEAD) {
+      uint4 ahead[WEIGHTS_AHEAD];
 #pragma unroll
-      for (int m = 0; m < 2; m++) {
-        if (m == 1 && !second) break;
-        const float* x = rows + m * 16 * pitch + kt * 16;
-        const float* y = x + 8 * pitch;
-        const u32 a0[4] = {to_tf32(x[0]), to_tf32(y[0]), to_tf32(x[4]), to_tf32(y[4])};
-        const u32 a1[4] = {to_tf32(x[8]), to_tf32(y[8]), to_tf32(x[12]), to_tf32(y[12])};
-        mma_tf32(sums[m], a0, b0);
-        mma_tf32(sums[m], a1, b1);
+      for (int i = 0; i < WEIGHTS_AHEAD; i++)
+        if (first + i < k_tiles) ahead[i] = weights[(first + i) * 32];
+      if (wait) __syncthreads();
+      wait = false;
+#pragma unroll
+      for (int i = 0; i < WEIGHTS_AHEAD; i++) {
+        if (first + i >= k_tiles) break;
+        const float2 x0 = *(const float2*)x, x1 = *(const float2*)(x + 8), y0 = *(const float2*)y, y1 = *(const float2*)(y + 8);
+        const u32 a0[4] = {to_tf32(x0.x), to_tf32(y0.x), to_tf32(x0.y), to_tf32(y0.y)}, b0[2] = {ahead[i].x, ahead[i].y};
+        const u32 a1[4] = {to_tf32(x1.x), to_tf32(y1.x), to_tf32(x1.y), to_tf32(y1.y)}, b1[2] = {ahead[i].z, ahead[i].w};
+        mma_tf32(even, a0, b0);
+        mma_tf32(odd, a1, b1);
+        x += 16;
+        y += 16;
       }
     }
-#pragma unroll
-    for (int m = 0; m < 2; m++) {
-      if (m == 1 && !second) break;
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int column = nt * 8 + 2 * quad + (i & 1);
-        if (column < n) out((mt + m) * 16 + group + (i >> 1) * 8, column, sums[m][i]);
-      }
+    float2* to = (float2*)((float*)dynamic_shared + out + (mt * 16 + group) * out_pitch + nt * 8 + 2 * quad);
+    float2* below = (float2*)((float*)to + 8 * out_pitch);
+    float2 first = make_float2(even[0] + odd[0], even[1] + odd[1]), second = make_float2(even[2] + odd[2], even[3] + odd[3]);
+    if (options & ADD) {
+      first = make_float2(to->x + first.x, to->y + first.y);
+      second = make_float2(below->x + second.x, below->y + second.y);
     }
+    *to = first;
+    *below = second;
   }
+  if (wait) __syncthreads();
+}
+
+// out[row][column] = sum over k of a[row][k] b[k][column] for 16 m_tiles rows, also of rows that do not exist. `b` is packed:
+// for 8 columns and 16 values of k, every lane has its four numbers of two mma_tf32 (`packed_position` in src/relabel).
+// A barrier must follow before `out` is read.
+SEPARATE void multiply(int a, int pitch, int m_tiles, const uint4* b, int k, int n, int out, int out_pitch, int options) {
+  multiply_rows((const float*)dynamic_shared + a, pitch, m_tiles, b, k, n, out, out_pitch, options);
 }
 
 // A number as the sum of two TF32 numbers.
@@ -281,34 +341,40 @@ DEVICE const float* layer_parameters(const Relabel& r, int offset, int layer) {
   return r.parameters + r.layer + (long)layer * r.layer_len + offset;
 }
 
-// Layer norms use 8 threads per row.
-#define NORM_ROWS (RELABEL_THREADS / 8)
-DEVICE float sum_of_8(float value) {
+// Layer norms use 16 threads per row.
+#define NORM_LANES 16
+#define NORM_ROWS (RELABEL_THREADS / NORM_LANES)
+DEVICE float norm_sum(float value) {
 #pragma unroll
-  for (int distance = 4; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
+  for (int distance = NORM_LANES / 2; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
   return value;
 }
 // Mean and one over the standard deviation of a row.
 DEVICE float2 row_statistics(const float* row, int width) {
   const float inverse_width = 1.f / width;
   float sum = 0.f, square = 0.f;
-  for (int w = threadIdx.x & 7; w < width; w += 8) sum += row[w];
-  const float mean = sum_of_8(sum) * inverse_width;
-  for (int w = threadIdx.x & 7; w < width; w += 8) square += (row[w] - mean) * (row[w] - mean);
-  return make_float2(mean, 1.f / sqrtf(sum_of_8(square) * inverse_width + EPSILON));
+#pragma unroll 4
+  for (int w = threadIdx.x % NORM_LANES; w < width; w += NORM_LANES) sum += row[w];
+  const float mean = norm_sum(sum) * inverse_width;
+#pragma unroll 4
+  for (int w = threadIdx.x % NORM_LANES; w < width; w += NORM_LANES) square += (row[w] - mean) * (row[w] - mean);
+  return make_float2(mean, 1.f / sqrtf(norm_sum(square) * inverse_width + EPSILON));
 }
 
 // y = layer norm of the rows x, also written to `out` [rows][width]. Parameters: scale, then shift.
-DEVICE void layer_norm(const float* x, float* y, int pitch, int rows, int width, const float* parameters, float* out) {
+SEPARATE void layer_norm(int x, int y, int pitch, int rows, int width, const float* parameters, float* out) {
+  float* shared = (float*)dynamic_shared;
+#pragma unroll 1
   for (int first = 0; first < rows; first += NORM_ROWS) {
     // All threads of a warp take part in its sums, also those without a row.
-    const int row = first + (threadIdx.x >> 3);
-    const float* from = x + min(row, rows - 1) * pitch;
+    const int row = first + threadIdx.x / NORM_LANES;
+    const float* from = shared + x + min(row, rows - 1) * pitch;
     const float2 statistics = row_statistics(from, width);
     if (row >= rows) continue;
-    for (int w = threadIdx.x & 7; w < width; w += 8) {
+#pragma unroll 2
+    for (int w = threadIdx.x % NORM_LANES; w < width; w += NORM_LANES) {
       const float value = (from[w] - statistics.x) * statistics.y * parameters[w] + parameters[width + w];
-      y[row * pitch + w] = value;
+      shared[y + row * pitch + w] = value;
       out[row * width + w] = value;
     }
   }
@@ -316,36 +382,41 @@ DEVICE void layer_norm(const float* x, float* y, int pitch, int rows, int width,
 
 // The backward pass: adds the gradient of the input to `into`, from the gradient `d` of the output, and writes the gradients
 // of scale and shift. `x` holds the input and becomes the normalised input. Contains a barrier.
-DEVICE void layer_norm_backward(float* x, const float* d, float* into, int pitch, int rows, int width, const float* scale,
-                                float* partial) {
+SEPARATE void layer_norm_backward(int x, int d, int into, int pitch, int rows, int width, const float* scale, float* partial) {
+  float* shared = (float*)dynamic_shared;
   const float inverse_width = 1.f / width;
+#pragma unroll 1
   for (int first = 0; first < rows; first += NORM_ROWS) {
-    const int row = first + (threadIdx.x >> 3), real = min(row, rows - 1);
-    float* own = x + real * pitch;
-    const float* d_row = d + real * pitch;
+    const int row = first + threadIdx.x / NORM_LANES, start = min(row, rows - 1) * pitch;
+    float* own = shared + x + start;
+    const float* d_row = shared + d + start;
     const float2 statistics = row_statistics(own, width);
     float d_mean = 0.f, d_slope = 0.f;
-    for (int w = threadIdx.x & 7; w < width; w += 8) {
+#pragma unroll 4
+    for (int w = threadIdx.x % NORM_LANES; w < width; w += NORM_LANES) {
       const float d_value = d_row[w] * scale[w];
       d_mean += d_value;
       d_slope += d_value * (own[w] - statistics.x) * statistics.y;
     }
-    d_mean = sum_of_8(d_mean) * inverse_width;
-    d_slope = sum_of_8(d_slope) * inverse_width;
+    d_mean = norm_sum(d_mean) * inverse_width;
+    d_slope = norm_sum(d_slope) * inverse_width;
     if (row >= rows) continue;
-    for (int w = threadIdx.x & 7; w < width; w += 8) {
+#pragma unroll 2
+    for (int w = threadIdx.x % NORM_LANES; w < width; w += NORM_LANES) {
       const float normalised = (own[w] - statistics.x) * statistics.y;
       own[w] = normalised;
-      into[row * pitch + w] += statistics.y * (d_row[w] * scale[w] - d_mean - normalised * d_slope);
+      shared[into + start + w] += statistics.y * (d_row[w] * scale[w] - d_mean - normalised * d_slope);
     }
   }
   __syncthreads();
+#pragma unroll 1
   for (int w = threadIdx.x; w < width; w += RELABEL_THREADS) {
+    const float *d_column = shared + d + w, *column = shared + x + w;
     float d_scale = 0.f, d_shift = 0.f;
 #pragma unroll 8
     for (int row = 0; row < rows; row++) {
-      d_scale += d[row * pitch + w] * x[row * pitch + w];
-      d_shift += d[row * pitch + w];
+      d_scale += d_column[row * pitch] * column[row * pitch];
+      d_shift += d_column[row * pitch];
     }
     partial[w] = d_scale;
     partial[width + w] = d_shift;

@@ -227,10 +227,9 @@ struct DeviceEpisode {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct Tile {
-    episode: u32,
+    episode: DeviceEpisode,
     first: u32,
     count: u32,
-    padding: u32,
 }
 
 /// `Row` in `kernels/relabel.cuh`.
@@ -361,9 +360,10 @@ impl EncodedStep {
         let first_row = self.rows.len();
         let dim = self.add_rows(&input.rows, sets);
         let sizes = &mut self.sizes;
-        let per_tile = (tile_states / classes).max(1).min(items);
+        // As few tiles as possible, of about the same size.
+        let per_tile = items.div_ceil(items.div_ceil((tile_states / classes).max(1)));
         let tiles = items.div_ceil(per_tile);
-        self.episodes.push(DeviceEpisode {
+        let episode = DeviceEpisode {
             classes: classes as u32,
             items: items as u32,
             queries: queries as u32,
@@ -382,11 +382,11 @@ impl EncodedStep {
             seed_low: seed as u32,
             seed_high: (seed >> 32) as u32,
             padding: 0,
-        });
+        };
+        self.episodes.push(episode);
         for first in (0..items).step_by(per_tile) {
             let count = per_tile.min(items - first);
-            let episode = sizes.episodes as u32;
-            self.tiles.push(Tile { episode, first: first as u32, count: count as u32, padding: 0 });
+            self.tiles.push(Tile { episode, first: first as u32, count: count as u32 });
         }
         let scratch = loss_scratch_len(items, classes, queries);
         sizes.episodes += 1;
