@@ -187,6 +187,7 @@ DEVICE bool open_tile(const Relabel& r, Block& b) {
   if ((int)threadIdx.x < b.count) labels[threadIdx.x] = ((const int*)(input + r.layout.given))[b.item + threadIdx.x];
   // Columns beyond a size are multiplied by zero weights, so they must be finite.
   if (r.padded) {
+#pragma unroll 1
     for (int i = threadIdx.x; i < r.shared.len; i += RELABEL_THREADS) b.shared[i] = 0.f;
     __syncthreads();
   }
@@ -272,29 +273,29 @@ SEPARATE void store_rows(int from, float* to, int pitch, int rows, int width) {
 // Options of `multiply`: a barrier before `a` is read, but after weights are loaded; sums are added to what `out` holds; the
 // work starts with the last half of the warps, because a product before it, without a barrier in between, needs the first.
 enum MultiplyOption { NO_BARRIER = 0, BARRIER = 1, ADD = 2, LAST_WARPS = 4 };
-#define WEIGHTS_AHEAD 8
+#define WEIGHTS_AHEAD 4
 
 DEVICE void multiply_rows(const float* a, int pitch, int m_tiles, const uint4* b, int k, int n, int out, int out_pitch, int options) {
-  const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
-  const int k_tiles = (k + 15) >> 4, units = ((n + 7) >> 3) * m_tiles;
+  const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, k_tiles = (k + 15) >> 4, n_tiles = (n + 7) >> 3;
   bool wait = options & BARRIER;
-  int unit = threadIdx.x >> 5;
-  if (options & LAST_WARPS) unit ^= RELABEL_WARPS / 2;
+  int nt = threadIdx.x >> 5, mt = 0;
+  if (options & LAST_WARPS) nt ^= RELABEL_WARPS / 2;
 #pragma unroll 1
-  for (; unit < units; unit += RELABEL_WARPS) {
-    const int nt = unit / m_tiles, mt = unit - nt * m_tiles;
-    float even[4] = {}, odd[4] = {};
+  for (;; nt += RELABEL_WARPS) {
+#pragma unroll 1
+    for (; nt >= n_tiles; mt++) nt -= n_tiles;
+    if (mt >= m_tiles) break;
     const uint4* weights = b + nt * k_tiles * 32 + lane;
     const float* x = a + (mt * 16 + group) * pitch + 2 * quad;
     const float* y = x + 8 * pitch;
+    float even[4] = {}, odd[4] = {};
+    uint4 ahead[WEIGHTS_AHEAD];
+#pragma unroll
+    for (int i = 0; i < WEIGHTS_AHEAD; i++) ahead[i] = weights[min(i, k_tiles - 1) * 32];
+    if (wait) __syncthreads();
+    wait = false;
 #pragma unroll 1
     for (int first = 0; first < k_tiles; first += WEIGHTS_AHEAD) {
-      uint4 ahead[WEIGHTS_AHEAD];
-#pragma unroll
-      for (int i = 0; i < WEIGHTS_AHEAD; i++)
-        if (first + i < k_tiles) ahead[i] = weights[(first + i) * 32];
-      if (wait) __syncthreads();
-      wait = false;
 #pragma unroll
       for (int i = 0; i < WEIGHTS_AHEAD; i++) {
         if (first + i >= k_tiles) break;
@@ -303,6 +304,7 @@ DEVICE void multiply_rows(const float* a, int pitch, int m_tiles, const uint4* b
         const u32 a1[4] = {to_tf32(x1.x), to_tf32(y1.x), to_tf32(x1.y), to_tf32(y1.y)}, b1[2] = {ahead[i].z, ahead[i].w};
         mma_tf32(even, a0, b0);
         mma_tf32(odd, a1, b1);
+        ahead[i] = weights[min(first + i + WEIGHTS_AHEAD, k_tiles - 1) * 32];
         x += 16;
         y += 16;
       }
@@ -349,16 +351,22 @@ DEVICE float norm_sum(float value) {
   for (int distance = NORM_LANES / 2; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
   return value;
 }
+// body(column) for this thread's columns of a row.
+template <class Body> DEVICE void each_column(int width, Body body) {
+#pragma unroll 1
+  for (int first = threadIdx.x % NORM_LANES; first < width; first += 4 * NORM_LANES)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (first + i * NORM_LANES < width) body(first + i * NORM_LANES);
+}
 // Mean and one over the standard deviation of a row.
 DEVICE float2 row_statistics(const float* row, int width) {
   const float inverse_width = 1.f / width;
   float sum = 0.f, square = 0.f;
-#pragma unroll 4
-  for (int w = threadIdx.x % NORM_LANES; w < width; w += NORM_LANES) sum += row[w];
+  each_column(width, [&](int w) { sum += row[w]; });
   const float mean = norm_sum(sum) * inverse_width;
-#pragma unroll 4
-  for (int w = threadIdx.x % NORM_LANES; w < width; w += NORM_LANES) square += (row[w] - mean) * (row[w] - mean);
-  return make_float2(mean, 1.f / sqrtf(norm_sum(square) * inverse_width + EPSILON));
+  each_column(width, [&](int w) { square += (row[w] - mean) * (row[w] - mean); });
+  return make_float2(mean, rsqrtf(norm_sum(square) * inverse_width + EPSILON));
 }
 
 // y = layer norm of the rows x, also written to `out` [rows][width]. Parameters: scale, then shift.
@@ -367,16 +375,16 @@ SEPARATE void layer_norm(int x, int y, int pitch, int rows, int width, const flo
 #pragma unroll 1
   for (int first = 0; first < rows; first += NORM_ROWS) {
     // All threads of a warp take part in its sums, also those without a row.
-    const int row = first + threadIdx.x / NORM_LANES;
-    const float* from = shared + x + min(row, rows - 1) * pitch;
+    const int row = first + threadIdx.x / NORM_LANES, start = min(row, rows - 1) * pitch;
+    const float* from = shared + x + start;
     const float2 statistics = row_statistics(from, width);
     if (row >= rows) continue;
-#pragma unroll 2
-    for (int w = threadIdx.x % NORM_LANES; w < width; w += NORM_LANES) {
+    float* out_row = out + row * width;
+    each_column(width, [&](int w) {
       const float value = (from[w] - statistics.x) * statistics.y * parameters[w] + parameters[width + w];
-      shared[y + row * pitch + w] = value;
-      out[row * width + w] = value;
-    }
+      shared[y + start + w] = value;
+      out_row[w] = value;
+    });
   }
 }
 
@@ -388,36 +396,39 @@ SEPARATE void layer_norm_backward(int x, int d, int into, int pitch, int rows, i
 #pragma unroll 1
   for (int first = 0; first < rows; first += NORM_ROWS) {
     const int row = first + threadIdx.x / NORM_LANES, start = min(row, rows - 1) * pitch;
-    float* own = shared + x + start;
+    float *own = shared + x + start, *d_input = shared + into + start;
     const float* d_row = shared + d + start;
     const float2 statistics = row_statistics(own, width);
     float d_mean = 0.f, d_slope = 0.f;
-#pragma unroll 4
-    for (int w = threadIdx.x % NORM_LANES; w < width; w += NORM_LANES) {
+    each_column(width, [&](int w) {
       const float d_value = d_row[w] * scale[w];
       d_mean += d_value;
       d_slope += d_value * (own[w] - statistics.x) * statistics.y;
-    }
+    });
     d_mean = norm_sum(d_mean) * inverse_width;
     d_slope = norm_sum(d_slope) * inverse_width;
     if (row >= rows) continue;
-#pragma unroll 2
-    for (int w = threadIdx.x % NORM_LANES; w < width; w += NORM_LANES) {
+    each_column(width, [&](int w) {
       const float normalised = (own[w] - statistics.x) * statistics.y;
       own[w] = normalised;
-      shared[into + start + w] += statistics.y * (d_row[w] * scale[w] - d_mean - normalised * d_slope);
-    }
+      d_input[w] += statistics.y * (d_row[w] * scale[w] - d_mean - normalised * d_slope);
+    });
   }
   __syncthreads();
 #pragma unroll 1
   for (int w = threadIdx.x; w < width; w += RELABEL_THREADS) {
     const float *d_column = shared + d + w, *column = shared + x + w;
     float d_scale = 0.f, d_shift = 0.f;
-#pragma unroll 8
-    for (int row = 0; row < rows; row++) {
-      d_scale += d_column[row * pitch] * column[row * pitch];
-      d_shift += d_column[row * pitch];
-    }
+#pragma unroll 1
+    for (int row = 0; row < rows; row += 4)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        // The last row instead of rows that do not exist, with a weight of 0.
+        const int at = min(row + i, rows - 1) * pitch;
+        const float d_value = row + i < rows ? d_column[at] : 0.f;
+        d_scale += d_value * column[at];
+        d_shift += d_value;
+      }
     partial[w] = d_scale;
     partial[width + w] = d_shift;
   }

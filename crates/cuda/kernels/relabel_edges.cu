@@ -20,21 +20,9 @@ DEVICE float row_value(const Row& row, int column) {
 #define GRAM_TILE 32
 #define GRAM_DIMS 256
 #define GRAM_PITCH (GRAM_DIMS + 8)
-// Rows of a warp, and groups of four values of a row that a lane has.
+// Rows of a warp, and values of a row that a lane has.
 #define GRAM_ROWS 4
-#define GRAM_LOADS (GRAM_DIMS / 128)
-
-// Four values of a row from column k on; 0 beyond its end. `aligned`: the row has a multiple of four values.
-DEVICE uint4 load_four(const float* row, int k, int dim, bool aligned) {
-  if (aligned) return k < dim ? *(const uint4*)(row + k) : make_uint4(0, 0, 0, 0);
-  const u32* bits = (const u32*)row;
-  return make_uint4(k < dim ? bits[k] : 0, k + 1 < dim ? bits[k + 1] : 0, k + 2 < dim ? bits[k + 2] : 0,
-                    k + 3 < dim ? bits[k + 3] : 0);
-}
-DEVICE float blend(u32 own, u32 other, float share) {
-  const float value = __uint_as_float(own);
-  return share == 0.f ? value : value + share * (__uint_as_float(other) - value);
-}
+#define GRAM_LOADS (GRAM_DIMS / 32)
 
 // Inner products of 32 items with 32 items or queries. Grid: tiles of an episode, episodes. A chunk of 256 columns at a time,
 // whose successor is loaded meanwhile; each warp has 16 x 8 products over half of a chunk.
@@ -48,8 +36,8 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
   if (i0 >= e.items) return;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
   // Shared memory: 32 rows of items, then 32 rows of items or queries. The first half of the warps load the former.
-  float *shared = (float*)dynamic_shared, *loaded = shared + warp * GRAM_ROWS * GRAM_PITCH + lane * 4;
-  const bool loads_items = warp < RELABEL_WARPS / 2, aligned = e.dim % 4 == 0;
+  float *shared = (float*)dynamic_shared, *loaded = shared + warp * GRAM_ROWS * GRAM_PITCH + lane;
+  const bool loads_items = warp < RELABEL_WARPS / 2;
   const int own_row = (warp & (RELABEL_WARPS / 2 - 1)) * GRAM_ROWS;
   const int first = own_row + (loads_items ? i0 : j0), last = (loads_items ? e.items : columns) - 1;
   Row rows[GRAM_ROWS];
@@ -60,14 +48,14 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
 #pragma unroll 1
   for (int k0 = -GRAM_DIMS; k0 < e.dim; k0 += GRAM_DIMS) {
     const int next = k0 + GRAM_DIMS;
-    uint4 own[GRAM_ROWS][GRAM_LOADS], other[GRAM_ROWS][GRAM_LOADS];
+    float own[GRAM_ROWS][GRAM_LOADS], other[GRAM_ROWS][GRAM_LOADS];
 #pragma unroll
     for (int i = 0; i < GRAM_ROWS; i++)
 #pragma unroll
       for (int j = 0; j < GRAM_LOADS; j++) {
-        const int k = next + j * 128 + lane * 4;
-        own[i][j] = other[i][j] = load_four((const float*)rows[i].own, k, e.dim, aligned);
-        if (rows[i].share != 0.f) other[i][j] = load_four((const float*)rows[i].other, k, e.dim, aligned);
+        const int k = next + j * 32 + lane;
+        own[i][j] = k < e.dim ? ((const float*)rows[i].own)[k] : 0.f;
+        other[i][j] = rows[i].share != 0.f && k < e.dim ? ((const float*)rows[i].other)[k] : own[i][j];
       }
     const int len = k0 < 0 ? 0 : min(GRAM_DIMS / 2, e.dim - k0 - k_begin);
     const float* x = shared + (m + group) * GRAM_PITCH + k_begin + 2 * quad;
@@ -91,13 +79,9 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
     for (int i = 0; i < GRAM_ROWS; i++)
 #pragma unroll
       for (int j = 0; j < GRAM_LOADS; j++) {
-        const float share = rows[i].share;
-        const float2 low = make_float2(blend(own[i][j].x, other[i][j].x, share), blend(own[i][j].y, other[i][j].y, share));
-        const float2 high = make_float2(blend(own[i][j].z, other[i][j].z, share), blend(own[i][j].w, other[i][j].w, share));
-        float2* out = (float2*)(loaded + i * GRAM_PITCH + j * 128);
-        out[0] = low;
-        out[1] = high;
-        squares[i] += low.x * low.x + low.y * low.y + (high.x * high.x + high.y * high.y);
+        const float value = own[i][j] + rows[i].share * (other[i][j] - own[i][j]);
+        loaded[i * GRAM_PITCH + j * 32] = value;
+        squares[i] += value * value;
       }
     __syncthreads();
   }
@@ -126,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
 
 // Squared lengths below this fraction of the terms they are the difference of are rounding errors.
 #define ROUNDING 1e-6f
-#define MIN_DEVIATION 1e-3
+#define MIN_DEVIATION 1e-3f
 #define MAX_FEATURE 8.f
 
 DEVICE float clamped(float value, float bound) { return fminf(fmaxf(value, -bound), bound); }
@@ -188,7 +172,7 @@ DEVICE void centre(const Relabel& r, const Episode& e, float* gram, float* with_
 DEVICE void pair_features(const Episode& e, const int* given, const float* gram, float* distances, float* with_mean,
                           float* scales, float* planes) {
   const int items = e.items, pairs = items * items;
-  const double apart = max(pairs - items, 1);
+  const double inverse_apart = 1.f / max(pairs - items, 1);
   const float mean_square = mean_products(gram, items, with_mean);
 #pragma unroll 1
   for (int i = threadIdx.x; i < items; i += RELABEL_THREADS) {
@@ -216,16 +200,16 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
     planes[4 * pairs + p] = raw;
     planes[5 * pairs + p] = given[i] == given[j] ? 1.f : 0.f;
   });
-  const double mean = block_sum(distance_sum) / apart, squares = block_sum(square_sum) / items;
-  const double raw_mean = block_sum(raw_sum) / apart;
+  const float mean = (float)(block_sum(distance_sum) * inverse_apart), squares = (float)block_sum(square_sum) * (1.f / items);
+  const double raw_mean = block_sum(raw_sum) * inverse_apart;
   double deviation = 0.0;
   each_element(items, items, [&](int i, int j) {
     const double difference = planes[4 * pairs + i * items + j] - raw_mean;
     if (i != j) deviation += difference * difference;
   });
-  const float raw_scale = (float)(1.0 / fmax(sqrt(block_sum(deviation) / apart), MIN_DEVIATION));
-  const bool comparable = mean > 1e-6 * squares;
-  const float scale = comparable ? (float)(1.0 / mean) : 0.f, inverse_others = 1.f / (items - 1);
+  const float raw_scale = 1.f / fmaxf(sqrtf((float)(block_sum(deviation) * inverse_apart)), MIN_DEVIATION);
+  const bool comparable = mean > 1e-6f * squares;
+  const float scale = comparable ? 1.f / mean : 0.f, inverse_others = 1.f / (items - 1);
   each_element(items, items, [&](int i, int j) {
     const int p = i * items + j;
     const float distance = distances[p], *row = distances + i * items;

@@ -185,7 +185,7 @@ SEPARATE void weighted_sums(int weights, int plane, int stride, int step, const 
   }
 }
 
-#define STEPS_AHEAD 4
+#define STEPS_AHEAD 2
 
 // out[head][i][j] = scale times the sum over classes c and k below `part` of left[i][c][head part + k] right[j][c][head part + k],
 // added to what `out` holds if `add`, for the items i of the tile and all items j of the episode. `right` is in global memory,
@@ -193,48 +193,53 @@ SEPARATE void weighted_sums(int weights, int plane, int stride, int step, const 
 SEPARATE void head_products(int left, int pitch, const float* right, int classes, int heads, int part, int count, int items,
                             float scale, int out, bool add) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, width = heads * part;
-  const int m_tiles = (count + 15) >> 4, per_head = ((items + 7) >> 3) * m_tiles, steps = classes * ((part + 7) >> 3);
+  const int n_tiles = (items + 7) >> 3, m_tiles = (count + 15) >> 4, steps_per_class = (part + 7) >> 3;
   float* shared = (float*)dynamic_shared;
+  int head = 0, mt = 0;
 #pragma unroll 1
-  for (int unit = threadIdx.x >> 5; unit < heads * per_head; unit += RELABEL_WARPS) {
-    const int head = unit / per_head, rest = unit - head * per_head, nt = rest / m_tiles, mt = rest - nt * m_tiles;
+  for (int nt = threadIdx.x >> 5;; nt += RELABEL_WARPS) {
+#pragma unroll 1
+    for (; nt >= n_tiles; mt++) nt -= n_tiles;
+#pragma unroll 1
+    for (; mt >= m_tiles; head++) mt -= m_tiles;
+    if (head >= heads) return;
     const float* row = right + min(nt * 8 + group, items - 1) * classes * width + head * part;
-    const float* x = shared + left + min(mt * 16 + group, count - 1) * classes * pitch + head * part;
-    const float* y = shared + left + min(mt * 16 + group + 8, count - 1) * classes * pitch + head * part;
-    float sums[4] = {};
-    int c = 0, k = quad;
+    const int x = left + min(mt * 16 + group, count - 1) * classes * pitch + head * part;
+    const int y = left + min(mt * 16 + group + 8, count - 1) * classes * pitch + head * part;
+    float sums[4] = {}, next[STEPS_AHEAD][2];
+    // Class and k of the next step to load, and of the next step to compute.
+    int load_c = 0, load_k = quad, c = 0, k = quad;
+    auto load = [&](float* values) {
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        values[half] = load_c < classes && load_k + half * 4 < part ? row[load_c * width + load_k + half * 4] : 0.f;
+      load_k += 8;
+      if (load_k < steps_per_class * 8) return;
+      load_k = quad;
+      load_c++;
+    };
+#pragma unroll
+    for (int s = 0; s < STEPS_AHEAD; s++) load(next[s]);
 #pragma unroll 1
-    for (int step = 0; step < steps; step += STEPS_AHEAD) {
-      float values[STEPS_AHEAD][2];
-      int next_c = c, next_k = k;
+    while (c < classes) {
 #pragma unroll
       for (int s = 0; s < STEPS_AHEAD; s++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-          values[s][half] = next_c < classes && next_k + half * 4 < part ? row[next_c * width + next_k + half * 4] : 0.f;
-        next_k += 8;
-        if (next_k - quad >= part) {
-          next_k = quad;
-          next_c++;
-        }
-      }
-#pragma unroll
-      for (int s = 0; s < STEPS_AHEAD; s++) {
-        if (step + s >= steps) break;
+        if (c >= classes) break;
         u32 a[4], a_low[4], w[2], w_low[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           const bool inside = k + half * 4 < part;
-          const int at = c * pitch + k + half * 4;
-          split_tf32(values[s][half], &w[half], &w_low[half]);
-          split_tf32(inside ? x[at] : 0.f, &a[half * 2], &a_low[half * 2]);
-          split_tf32(inside ? y[at] : 0.f, &a[half * 2 + 1], &a_low[half * 2 + 1]);
+          const float* at = shared + c * pitch + k + half * 4;
+          split_tf32(next[s][half], &w[half], &w_low[half]);
+          split_tf32(inside ? at[x] : 0.f, &a[half * 2], &a_low[half * 2]);
+          split_tf32(inside ? at[y] : 0.f, &a[half * 2 + 1], &a_low[half * 2 + 1]);
         }
+        load(next[s]);
         mma_tf32(sums, a_low, w);
         mma_tf32(sums, a, w_low);
         mma_tf32(sums, a, w);
         k += 8;
-        if (k - quad >= part) {
+        if (k >= steps_per_class * 8) {
           k = quad;
           c++;
         }
@@ -265,7 +270,7 @@ SEPARATE void sum_tiles(const float* sums, int stride, int tiles, const int* div
 #pragma unroll
       for (int i = 0; i < 8; i++) sum += values[i];
     }
-    if (divisors) sum /= max(divisors[row], 1);
+    if (divisors) sum *= 1.f / max(divisors[row], 1);
     ((float*)dynamic_shared)[out + row * pitch + w] = sum;
     if (copy) copy[row * width + w] = sum;
   });

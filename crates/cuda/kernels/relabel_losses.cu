@@ -158,15 +158,15 @@ DEVICE double query_loss(const Relabel& r, const Episode& e, const int* classes,
   double sum = 0.0;
 #pragma unroll 1
   for (int i = threadIdx.x; i < count; i += RELABEL_THREADS) sum += m.distances[i];
-  const double mean = block_sum(sum) / max(count, 1);
+  const float mean = (float)block_sum(sum) * (1.f / max(count, 1));
   *d_log_scale = 0.0;
-  if (mean <= 0.0) {
+  if (mean <= 0.f) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < e.classes * items; i += RELABEL_THREADS) m.d_weights[i] = 0.f;
     __syncthreads();
     return count == 0 ? 0.0 : (double)r.queries_weight * logf((float)e.classes);
   }
-  const float scale = (float)(expf(r.parameters[r.log_scale]) / mean), weight = r.queries_weight / queries;
+  const float scale = expf(r.parameters[r.log_scale]) / mean, weight = r.queries_weight / queries;
   double loss = 0.0, slope = 0.0;
 #pragma unroll 1
   for (int q = threadIdx.x; q < queries; q += RELABEL_THREADS) {
@@ -195,7 +195,7 @@ DEVICE double query_loss(const Relabel& r, const Episode& e, const int* classes,
   slope = block_sum(slope);
   *d_log_scale = slope;
   // The loss depends on the distances over their mean, so the gradient of the mean's logarithm is minus that of log_scale.
-  const float through_mean = (float)(-slope / (mean * count));
+  const float through_mean = -(float)slope / (mean * count);
   const float* products = r.products + e.first_product;
   // A warp per item and class.
 #pragma unroll 1
@@ -268,10 +268,16 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_losses(
   const u32* input = slot(r);
   const int index = blockIdx.x;
   if (blockIdx.x == gridDim.x - 1) {
-    if (threadIdx.x < 2) {
-      const double beta = threadIdx.x == 0 ? r.beta1 : r.beta2, rest = 1.0 - pow(beta, (double)r.state->updates + 1.0);
-      r.state->corrections[threadIdx.x] = (float)(1.0 / (threadIdx.x == 0 ? rest : sqrt(rest)));
+    if (threadIdx.x > 1) return;
+    // 1 / (1 - beta1^n) and 1 / sqrt(1 - beta2^n) in update number n.
+    double power = threadIdx.x == 0 ? r.beta1 : r.beta2, product = 1.0;
+#pragma unroll 1
+    for (u32 n = r.state->updates + 1; n > 0; n >>= 1) {
+      if (n & 1) product *= power;
+      power *= power;
     }
+    const float rest = (float)(1.0 - product);
+    r.state->corrections[threadIdx.x] = 1.f / (threadIdx.x == 0 ? rest : sqrtf(rest));
     return;
   }
   const Episode e = ((const Episode*)(input + r.layout.episodes))[index];
