@@ -28,6 +28,30 @@ namespace relabel {
 DEVICE void copy_word_async(u32 shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"(shared), "l"(global));
 }
+// 2^value and 1 / value, with errors in the last bits.
+DEVICE float fast_exp2(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+DEVICE float fast_inverse(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
+// A factor of `mma_tf32`, which ignores the last 13 bits: increased by 0.35 to 0.7 units of the last place of TF32, so that the
+// error is 0 on average. TF32 numbers stay what they are. One instruction, where `to_tf32` needs several.
+DEVICE u32 mma_factor(float value) { return __float_as_uint(value * (1.f + 1.4f / 4096.f)); }
+#else
+DEVICE float fast_exp2(float value) { return exp2f(value); }
+DEVICE float fast_inverse(float value) { return 1.f / value; }
+DEVICE u32 bits_of(float value) {
+  u32 bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+DEVICE u32 mma_factor(float value) { return to_tf32(value); }
 #endif
 
 // Threads of the kernels that work on tiles or episodes.
@@ -98,7 +122,7 @@ struct Relabel {
   int width, layers, heads, hidden, edge_hidden, view_width, view_dim, view_pitch;
   int view_target;  // 0: no item view; 1: it enters the states; 2: it enters the logit of "none of the classes"
   int centred;
-  int padded;  // 1 if a size is not a multiple of 16
+  int padded;  // 1 if a size is not a multiple of 16, or the width of a head not of 8
   float beta1, beta2;  // of AdamW
   float floor, items_weight, queries_weight, attention_scale, dropout_scale;
   u32 dropout_threshold;
@@ -194,6 +218,8 @@ DEVICE bool open_tile(const Relabel& r, Block& b) {
   return true;
 }
 
+// Floats from one row of attention weights of `items` items to the next in shared memory. The rest of a row is 0.
+DEVICE int weight_pitch_of(int items) { return (items + 7) & ~7; }
 // Floats from one row of `width` to the next in shared memory: no bank conflicts in the accesses of `multiply`.
 DEVICE int pitch_of(int width) { return ((width + 15) & ~15) + 8; }
 
@@ -207,26 +233,43 @@ DEVICE float warp_max(float value) {
   for (int distance = 16; distance; distance >>= 1) value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, distance));
   return value;
 }
-// The sum over all threads of a block, the same for all of them. Contains barriers.
-SEPARATE double block_sum(double value) {
-  SHARED double sums[32];
+struct Three {
+  float x, y, z;
+};
+// The sums over all threads of a block of RELABEL_THREADS, the same for all of them. Contains barriers.
+SEPARATE Three block_sums(Three values) {
+  SHARED float sums[3][RELABEL_WARPS];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll 1
-  for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
+  for (int distance = 16; distance; distance >>= 1) {
+    values.x += __shfl_xor_sync(FULL_WARP, values.x, distance);
+    values.y += __shfl_xor_sync(FULL_WARP, values.y, distance);
+    values.z += __shfl_xor_sync(FULL_WARP, values.z, distance);
+  }
   __syncthreads();
-  if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = value;
+  if (lane == 0) {
+    sums[0][warp] = values.x;
+    sums[1][warp] = values.y;
+    sums[2][warp] = values.z;
+  }
   __syncthreads();
-  double total = 0.0;
-#pragma unroll 8
-  for (u32 warp = 0; warp < blockDim.x >> 5; warp++) total += sums[warp];
+  Three total = {};
+#pragma unroll 4
+  for (int i = 0; i < RELABEL_WARPS; i++) {
+    total.x += sums[0][i];
+    total.y += sums[1][i];
+    total.z += sums[2][i];
+  }
   return total;
 }
 
-DEVICE float normal_cdf(float x) { return 0.5f * (1.f + erff(x * 0.70710678118654752f)); }
-DEVICE float gelu(float x) { return x * normal_cdf(x); }
-// GELU and its derivative.
+// GELU and its derivative. The error function is formula 7.1.26 of Abramowitz and Stegun, whose error is below 1.5e-7; it
+// shares the exponential with the derivative.
 DEVICE float2 gelu_and_slope(float x) {
-  const float cdf = normal_cdf(x);
-  return make_float2(x * cdf, cdf + x * 0.3989422804014327f * expf(-0.5f * x * x));
+  const float t = fast_inverse(1.f + 0.3275911f * 0.70710678118654752f * fabsf(x)), exp = fast_exp2(-0.72134752044448170f * x * x);
+  const float series = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  const float tail = 0.5f * series * exp, cdf = x >= 0.f ? 1.f - tail : tail;
+  return make_float2(x * cdf, cdf + x * 0.3989422804014327f * exp);
 }
 
 // body(row, column) for all elements of a matrix; a warp works on a row.
@@ -291,7 +334,8 @@ DEVICE void multiply_rows(const float* a, int pitch, int m_tiles, const uint4* b
     float even[4] = {}, odd[4] = {};
     uint4 ahead[WEIGHTS_AHEAD];
 #pragma unroll
-    for (int i = 0; i < WEIGHTS_AHEAD; i++) ahead[i] = weights[min(i, k_tiles - 1) * 32];
+    for (int i = 0; i < WEIGHTS_AHEAD; i++)
+      if (i < k_tiles) ahead[i] = weights[i * 32];
     if (wait) __syncthreads();
     wait = false;
 #pragma unroll 1
@@ -300,14 +344,15 @@ DEVICE void multiply_rows(const float* a, int pitch, int m_tiles, const uint4* b
       for (int i = 0; i < WEIGHTS_AHEAD; i++) {
         if (first + i >= k_tiles) break;
         const float2 x0 = *(const float2*)x, x1 = *(const float2*)(x + 8), y0 = *(const float2*)y, y1 = *(const float2*)(y + 8);
-        const u32 a0[4] = {to_tf32(x0.x), to_tf32(y0.x), to_tf32(x0.y), to_tf32(y0.y)}, b0[2] = {ahead[i].x, ahead[i].y};
-        const u32 a1[4] = {to_tf32(x1.x), to_tf32(y1.x), to_tf32(x1.y), to_tf32(y1.y)}, b1[2] = {ahead[i].z, ahead[i].w};
+        const u32 a0[4] = {mma_factor(x0.x), mma_factor(y0.x), mma_factor(x0.y), mma_factor(y0.y)}, b0[2] = {ahead[i].x, ahead[i].y};
+        const u32 a1[4] = {mma_factor(x1.x), mma_factor(y1.x), mma_factor(x1.y), mma_factor(y1.y)}, b1[2] = {ahead[i].z, ahead[i].w};
         mma_tf32(even, a0, b0);
         mma_tf32(odd, a1, b1);
-        ahead[i] = weights[min(first + i + WEIGHTS_AHEAD, k_tiles - 1) * 32];
+        if (first + i + WEIGHTS_AHEAD < k_tiles) ahead[i] = weights[(i + WEIGHTS_AHEAD) * 32];
         x += 16;
         y += 16;
       }
+      weights += WEIGHTS_AHEAD * 32;
     }
     float2* to = (float2*)((float*)dynamic_shared + out + (mt * 16 + group) * out_pitch + nt * 8 + 2 * quad);
     float2* below = (float2*)((float*)to + 8 * out_pitch);
@@ -329,15 +374,15 @@ SEPARATE void multiply(int a, int pitch, int m_tiles, const uint4* b, int k, int
   multiply_rows((const float*)dynamic_shared + a, pitch, m_tiles, b, k, n, out, out_pitch, options);
 }
 
-// A number as the sum of two TF32 numbers.
+// A number as the sum of two TF32 numbers, nearly.
 DEVICE void split_tf32(float value, u32* high, u32* low) {
-  *high = to_tf32(value);
-  *low = to_tf32(value - __uint_as_float(*high));
+  *high = bits_of(value) & 0xffffe000u;
+  *low = mma_factor(value - __uint_as_float(*high));
 }
 
 // The weight of a layer in the packed weights.
 DEVICE const uint4* packed(const Relabel& r, int offset, int layer) {
-  return r.packed + (offset + (long)layer * r.packed_layer_len) / 4;
+  return (const uint4*)((const float*)r.packed + offset + layer * r.packed_layer_len);
 }
 DEVICE const float* layer_parameters(const Relabel& r, int offset, int layer) {
   return r.parameters + r.layer + (long)layer * r.layer_len + offset;

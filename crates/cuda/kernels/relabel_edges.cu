@@ -2,8 +2,7 @@
 // network, forward for the pairs of a tile and backward.
 //
 // Inner products [M][M] of the items and [M][Q] of items and queries are f32 as exact as the CPU's: distances are small
-// differences of them, so TF32 would not do. Each factor is split into two TF32 numbers, and three of the four products
-// are summed.
+// differences of them, so TF32 would not do. Each factor is split into two TF32 numbers, and all four products are summed.
 //
 // The edge network: F = 6 features of a pair, E hidden units with GELU, O = layers H outputs. Weights [F][E], bias [E],
 // [E][O], adjacent in the parameters and in the partial sums of a tile.
@@ -44,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
 #pragma unroll
   for (int i = 0; i < GRAM_ROWS; i++) rows[i] = ((const Row*)(input + r.layout.rows))[e.first_row + min(first + i, last)];
   const int unit = warp >> 1, m = (unit & 1) * 16, n = (unit >> 1) * 8, k_begin = (warp & 1) * (GRAM_DIMS / 2);
-  float sums[4] = {}, squares[GRAM_ROWS] = {};
+  float sums[4] = {}, small[4] = {}, squares[GRAM_ROWS] = {};
 #pragma unroll 1
   for (int k0 = -GRAM_DIMS; k0 < e.dim; k0 += GRAM_DIMS) {
     const int next = k0 + GRAM_DIMS;
@@ -70,8 +69,9 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
       split_tf32(below.y, &a[3], &a_low[3]);
       split_tf32(right.x, &b[0], &b_low[0]);
       split_tf32(right.y, &b[1], &b_low[1]);
-      mma_tf32(sums, a_low, b);
-      mma_tf32(sums, a, b_low);
+      mma_tf32(small, a_low, b_low);
+      mma_tf32(small, a_low, b);
+      mma_tf32(small, a, b_low);
       mma_tf32(sums, a, b);
     }
     __syncthreads();
@@ -89,13 +89,13 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
   float* halves = shared + unit * 128 + lane * 4;
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    if (warp & 1) halves[i] = sums[i];
+    if (warp & 1) halves[i] = sums[i] + small[i];
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int item = i0 + m + group + (i >> 1) * 8, column = j0 + n + 2 * quad + (i & 1);
     if ((warp & 1) || item >= e.items || column >= columns) continue;
-    const float sum = sums[i] + halves[i];
+    const float sum = sums[i] + small[i] + halves[i];
     if (column < e.items) r.gram[e.first_pair + item * e.items + column] = sum;
     else r.products[e.first_product + item * e.queries + column - e.items] = sum;
   }
@@ -172,7 +172,7 @@ DEVICE void centre(const Relabel& r, const Episode& e, float* gram, float* with_
 DEVICE void pair_features(const Episode& e, const int* given, const float* gram, float* distances, float* with_mean,
                           float* scales, float* planes) {
   const int items = e.items, pairs = items * items;
-  const double inverse_apart = 1.f / max(pairs - items, 1);
+  const float inverse_apart = 1.f / max(pairs - items, 1);
   const float mean_square = mean_products(gram, items, with_mean);
 #pragma unroll 1
   for (int i = threadIdx.x; i < items; i += RELABEL_THREADS) {
@@ -180,7 +180,7 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
     scales[items + i] = inverse_centred_length(gram[i * items + i], 0.f, 0.f);
   }
   __syncthreads();
-  double distance_sum = 0.0, raw_sum = 0.0, square_sum = 0.0;
+  Three sums = {};  // distances, raw cosines, squares
   each_element(items, items, [&](int i, int j) {
     const int p = i * items + j;
     const float product = gram[p];
@@ -190,24 +190,24 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
     if (i == j) {
       distance = 0.f;
       centred = raw = 1.f;
-      square_sum += product;
+      sums.z += product;
     } else {
-      raw_sum += raw;
+      sums.y += raw;
     }
-    distance_sum += distance;
+    sums.x += distance;
     distances[p] = distance;
     planes[p] = centred;
     planes[4 * pairs + p] = raw;
     planes[5 * pairs + p] = given[i] == given[j] ? 1.f : 0.f;
   });
-  const float mean = (float)(block_sum(distance_sum) * inverse_apart), squares = (float)block_sum(square_sum) * (1.f / items);
-  const double raw_mean = block_sum(raw_sum) * inverse_apart;
-  double deviation = 0.0;
+  sums = block_sums(sums);
+  const float mean = sums.x * inverse_apart, raw_mean = sums.y * inverse_apart, squares = sums.z * (1.f / items);
+  float deviation = 0.f;
   each_element(items, items, [&](int i, int j) {
-    const double difference = planes[4 * pairs + i * items + j] - raw_mean;
+    const float difference = planes[4 * pairs + i * items + j] - raw_mean;
     if (i != j) deviation += difference * difference;
   });
-  const float raw_scale = 1.f / fmaxf(sqrtf((float)(block_sum(deviation) * inverse_apart)), MIN_DEVIATION);
+  const float raw_scale = 1.f / fmaxf(sqrtf(block_sums({deviation, 0.f, 0.f}).x * inverse_apart), MIN_DEVIATION);
   const bool comparable = mean > 1e-6f * squares;
   const float scale = comparable ? 1.f / mean : 0.f, inverse_others = 1.f / (items - 1);
   each_element(items, items, [&](int i, int j) {
@@ -223,7 +223,7 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
     planes[1 * pairs + p] = i == j ? -1.f : comparable ? clamped(distance * scale - 1.f, MAX_FEATURE) : 0.f;
     planes[2 * pairs + p] = rank;
     planes[3 * pairs + j * items + i] = rank;
-    planes[4 * pairs + p] = clamped((planes[4 * pairs + p] - (float)raw_mean) * raw_scale, MAX_FEATURE);
+    planes[4 * pairs + p] = clamped((planes[4 * pairs + p] - raw_mean) * raw_scale, MAX_FEATURE);
   });
   __syncthreads();
 }
@@ -334,7 +334,8 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 2) relabel_edges(R
     for (int f = 0; f < PAIR_FEATURES; f++) x[f] = p < end ? features[f * pairs + p] : 0.f;
     __syncthreads();
 #pragma unroll 1
-    for (int unit = warp; unit < units; unit += RELABEL_WARPS / 2) hidden[unit * EDGE_PITCH] = gelu(edge_unit(weights, units, unit, x));
+    for (int unit = warp; unit < units; unit += RELABEL_WARPS / 2) 
+      hidden[unit * EDGE_PITCH] = gelu_and_slope(edge_unit(weights, units, unit, x)).x;
     __syncthreads();
 #pragma unroll 1
     for (int o = warp; o < outputs; o += RELABEL_WARPS / 2) {

@@ -149,39 +149,50 @@ TILE_KERNEL relabel_input(Relabel r) {
 }
 
 // Items that a thread sums at the same time, and rows that it loads ahead.
-#define ITEM_SUMS 2
+#define ITEM_SUMS 8
 #define ROWS_AHEAD 8
 
 // out[item][class][w] = scale times the sum over all items j of the episode of weights[head of w][item][j] rows[j][class][w],
-// for the items of the tile. `plane`, `stride` and `step` are the distances between weights of heads, items and j. The rows
-// are in global memory, [items][classes][width].
-SEPARATE void weighted_sums(int weights, int plane, int stride, int step, const float* rows, int items, int classes, int width,
-                            Divider by_head_width, int count, float scale, int out, int pitch) {
+// for the items of the tile. The rows are in global memory, [items][classes][width]. `from_last`: the work starts with the last
+// threads, because a call before it, without a barrier in between, started with the first.
+SEPARATE void weighted_sums(int weights, const float* rows, int items, int classes, int width, Divider by_head_width, int count,
+                            float scale, int out, int pitch, bool from_last) {
   float* shared = (float*)dynamic_shared;
-  const int columns = classes * width, groups = (count + ITEM_SUMS - 1) / ITEM_SUMS;
+  const int columns = classes * width, weight_pitch = weight_pitch_of(items);
+  int column = from_last ? RELABEL_THREADS - 1 - threadIdx.x : threadIdx.x, first = 0;
 #pragma unroll 1
-  for (int task = threadIdx.x; task < columns * groups; task += RELABEL_THREADS) {
-    const int group = task / columns, column = task - group * columns, c = column / width, w = column - c * width;
-    const int item = group * ITEM_SUMS, next = min(item + 1, count - 1);
-    const float* own = shared + weights + divide(by_head_width, w) * plane;
-    const float *first = own + item * stride, *second = own + next * stride;
+  for (;; column += RELABEL_THREADS) {
+#pragma unroll 1
+    for (; column >= columns; first += ITEM_SUMS) column -= columns;
+    if (first >= count) return;
+    const int c = column / width, w = column - c * width;
+    const float* own = shared + weights + (divide(by_head_width, w) * count + first) * weight_pitch;
     const float* at = rows + column;
     float sums[ITEM_SUMS] = {};
 #pragma unroll 1
     for (int j = 0; j < items; j += ROWS_AHEAD) {
       float values[ROWS_AHEAD];
 #pragma unroll
-      for (int i = 0; i < ROWS_AHEAD; i++) values[i] = j + i < items ? at[(j + i) * columns] : 0.f;
+      for (int i = 0; i < ROWS_AHEAD; i++) values[i] = j + i < items ? at[i * columns] : 0.f;
+      at += ROWS_AHEAD * columns;
 #pragma unroll
-      for (int i = 0; i < ROWS_AHEAD; i++) {
-        if (j + i >= items) break;
-        sums[0] += first[(j + i) * step] * values[i];
-        sums[1] += second[(j + i) * step] * values[i];
+      for (int i = 0; i < ITEM_SUMS; i++) {
+        if (first + i >= count) break;
+        const uint4 low = *(const uint4*)(own + i * weight_pitch + j), high = *(const uint4*)(own + i * weight_pitch + j + 4);
+        sums[i] += __uint_as_float(low.x) * values[0];
+        sums[i] += __uint_as_float(low.y) * values[1];
+        sums[i] += __uint_as_float(low.z) * values[2];
+        sums[i] += __uint_as_float(low.w) * values[3];
+        sums[i] += __uint_as_float(high.x) * values[4];
+        sums[i] += __uint_as_float(high.y) * values[5];
+        sums[i] += __uint_as_float(high.z) * values[6];
+        sums[i] += __uint_as_float(high.w) * values[7];
       }
     }
-    float* to = shared + out + (item * classes + c) * pitch + w;
-    to[0] = sums[0] * scale;
-    if (next > item) to[classes * pitch] = sums[1] * scale;
+    float* to = shared + out + (first * classes + c) * pitch + w;
+#pragma unroll
+    for (int i = 0; i < ITEM_SUMS; i++)
+      if (first + i < count) to[i * classes * pitch] = sums[i] * scale;
   }
 }
 
@@ -189,11 +200,12 @@ SEPARATE void weighted_sums(int weights, int plane, int stride, int step, const 
 
 // out[head][i][j] = scale times the sum over classes c and k below `part` of left[i][c][head part + k] right[j][c][head part + k],
 // added to what `out` holds if `add`, for the items i of the tile and all items j of the episode. `right` is in global memory,
-// [items][classes][heads part]. The factors are split, so that the sums are as exact as in f32.
+// [items][classes][heads part]. The factors are split, so that the sums are nearly as exact as in f32. Where `part` is not a
+// multiple of 8, columns of `left` beyond it are multiplied by 0.
 SEPARATE void head_products(int left, int pitch, const float* right, int classes, int heads, int part, int count, int items,
                             float scale, int out, bool add) {
-  const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, width = heads * part;
-  const int n_tiles = (items + 7) >> 3, m_tiles = (count + 15) >> 4, steps_per_class = (part + 7) >> 3;
+  const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, width = heads * part, weight_pitch = weight_pitch_of(items);
+  const int n_tiles = (items + 7) >> 3, m_tiles = (count + 15) >> 4, class_steps = (part + 7) >> 3;
   float* shared = (float*)dynamic_shared;
   int head = 0, mt = 0;
 #pragma unroll 1
@@ -203,55 +215,65 @@ SEPARATE void head_products(int left, int pitch, const float* right, int classes
 #pragma unroll 1
     for (; mt >= m_tiles; head++) mt -= m_tiles;
     if (head >= heads) return;
-    const float* row = right + min(nt * 8 + group, items - 1) * classes * width + head * part;
-    const int x = left + min(mt * 16 + group, count - 1) * classes * pitch + head * part;
-    const int y = left + min(mt * 16 + group + 8, count - 1) * classes * pitch + head * part;
+    const float* row = right + min(nt * 8 + group, items - 1) * classes * width + head * part + quad;
+    const float* x = shared + left + min(mt * 16 + group, count - 1) * classes * pitch + head * part + quad;
+    const float* y = shared + left + min(mt * 16 + group + 8, count - 1) * classes * pitch + head * part + quad;
     float sums[4] = {}, next[STEPS_AHEAD][2];
-    // Class and k of the next step to load, and of the next step to compute.
-    int load_c = 0, load_k = quad, c = 0, k = quad;
+    // Steps to load and to compute, and where both are within a class.
+    int loads = classes * class_steps, steps = loads, load_step = 0, step = 0;
     auto load = [&](float* values) {
 #pragma unroll
       for (int half = 0; half < 2; half++)
-        values[half] = load_c < classes && load_k + half * 4 < part ? row[load_c * width + load_k + half * 4] : 0.f;
-      load_k += 8;
-      if (load_k < steps_per_class * 8) return;
-      load_k = quad;
-      load_c++;
+        values[half] = loads > 0 && load_step * 8 + quad + half * 4 < part ? row[half * 4] : 0.f;
+      loads--;
+      row += 8;
+      if (++load_step < class_steps) return;
+      load_step = 0;
+      row += width - class_steps * 8;
     };
 #pragma unroll
     for (int s = 0; s < STEPS_AHEAD; s++) load(next[s]);
 #pragma unroll 1
-    while (c < classes) {
+    for (; steps > 0; steps -= STEPS_AHEAD) {
 #pragma unroll
       for (int s = 0; s < STEPS_AHEAD; s++) {
-        if (c >= classes) break;
+        if (s >= steps) break;
         u32 a[4], a_low[4], w[2], w_low[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          const bool inside = k + half * 4 < part;
-          const float* at = shared + c * pitch + k + half * 4;
           split_tf32(next[s][half], &w[half], &w_low[half]);
-          split_tf32(inside ? at[x] : 0.f, &a[half * 2], &a_low[half * 2]);
-          split_tf32(inside ? at[y] : 0.f, &a[half * 2 + 1], &a_low[half * 2 + 1]);
+          split_tf32(x[half * 4], &a[half * 2], &a_low[half * 2]);
+          split_tf32(y[half * 4], &a[half * 2 + 1], &a_low[half * 2 + 1]);
         }
         load(next[s]);
         mma_tf32(sums, a_low, w);
         mma_tf32(sums, a, w_low);
         mma_tf32(sums, a, w);
-        k += 8;
-        if (k >= steps_per_class * 8) {
-          k = quad;
-          c++;
-        }
+        const int forward = ++step < class_steps ? 8 : 8 + pitch - class_steps * 8;
+        if (step == class_steps) step = 0;
+        x += forward;
+        y += forward;
       }
     }
 #pragma unroll
     for (int s = 0; s < 4; s++) {
       const int i = mt * 16 + group + (s >> 1) * 8, j = nt * 8 + 2 * quad + (s & 1);
       if (i >= count || j >= items) continue;
-      float* to = shared + out + (head * count + i) * items + j;
+      float* to = shared + out + (head * count + i) * weight_pitch + j;
       *to = (add ? *to : 0.f) + sums[s] * scale;
     }
+  }
+}
+
+// Starts to copy the attention weights of the tile's items, [heads][count][items] of planes [heads][items][items].
+SEPARATE void load_weights(const float* planes, int heads, int count, int items, int to) {
+  float* shared = (float*)dynamic_shared + to;
+#pragma unroll 1
+  for (int row = threadIdx.x >> 5; row < heads * count; row += RELABEL_WARPS) {
+    const int head = row / count, from = (head * items + row - head * count) * items;
+#pragma unroll 1
+    for (int j = threadIdx.x & 31; j < items; j += 32)
+      copy_word_async(shared_address(shared + row * weight_pitch_of(items) + j), planes + from + j);
   }
 }
 
@@ -283,17 +305,14 @@ TILE_KERNEL relabel_attend(Relabel r, int layer) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int width = r.width, pitch = pitch_of(width), items = b.e.items, classes = b.e.classes, part = width / r.heads;
   float *states = b.shared + r.shared.states, *normed = b.shared + r.shared.normed;
-  float* weights = b.shared + r.shared.extra;  // [H][count][M]
+  float* weights = b.shared + r.shared.extra;  // [H][count][M], rows are padded
+  const int weight_pitch = weight_pitch_of(items);
   const long first_item = layer * (long)r.max_items + b.e.first_item, item = first_item + b.first;
   const long state = layer * (long)r.max_states + b.state;
   float* planes = r.attention + ((long)b.e.first_pair * r.layers + (long)layer * items * items) * r.heads + b.first * items;
   load_rows(r.states + (2 * layer * (long)r.max_states + b.state) * width, r.shared.states, pitch, b.rows, width);
   load_rows(r.queries + item * width, r.shared.items[1], pitch, b.count, width);
-#pragma unroll 1
-  for (int head = 0; head < r.heads; head++)
-#pragma unroll 1
-    for (int i = threadIdx.x; i < b.count * items; i += RELABEL_THREADS)
-      copy_word_async(shared_address(weights + head * b.count * items + i), planes + head * items * items + i);
+  load_weights(planes, r.heads, b.count, items, r.shared.extra);
   finish_loads();
   __syncthreads();
   head_products(r.shared.items[1], pitch, r.keys + first_item * width, 1, r.heads, part, b.count, items, r.attention_scale,
@@ -301,7 +320,7 @@ TILE_KERNEL relabel_attend(Relabel r, int layer) {
   __syncthreads();
 #pragma unroll 1
   for (int row = warp; row < r.heads * b.count; row += RELABEL_WARPS) {
-    float *own = weights + row * items, largest = own[0], total = 0.f;
+    float *own = weights + row * weight_pitch, largest = own[0], total = 0.f;
 #pragma unroll 1
     for (int j = lane; j < items; j += 32) largest = fmaxf(largest, own[j]);
     largest = warp_max(largest);
@@ -314,11 +333,15 @@ TILE_KERNEL relabel_attend(Relabel r, int layer) {
     const int head = row / b.count;
     float* out = planes + (head * items + row - head * b.count) * items;
 #pragma unroll 1
-    for (int j = lane; j < items; j += 32) out[j] = own[j] *= scale;
+    for (int j = lane; j < weight_pitch; j += 32) {
+      const float weight = j < items ? own[j] * scale : 0.f;
+      own[j] = weight;
+      if (j < items) out[j] = weight;
+    }
   }
   __syncthreads();
-  weighted_sums(r.shared.extra, b.count * items, items, 1, r.values + (layer * (long)r.max_states + b.e.first_state) * width, items,
-                classes, width, r.by_head_width, b.count, 1.f, r.shared.values, pitch);
+  weighted_sums(r.shared.extra, r.values + (layer * (long)r.max_states + b.e.first_state) * width, items, classes, width,
+                r.by_head_width, b.count, 1.f, r.shared.values, pitch, false);
   multiply(r.shared.values, pitch, b.row_tiles, packed(r, r.forward.out, layer), width, width, r.shared.normed, pitch, BARRIER);
   store_rows(r.shared.values, r.attended + state * width, pitch, b.rows, width);
   __syncthreads();
@@ -516,19 +539,16 @@ TILE_KERNEL relabel_attend_backward_rows(Relabel r, int layer) {
   if (!open_tile(r, b)) return;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int width = r.width, units = r.hidden, classes = b.e.classes, items = b.e.items;
-  const int pitch = pitch_of(width), unit_pitch = pitch_of(units), plane = b.count * items, d_offset = r.shared.extra + r.heads * plane;
+  const int pitch = pitch_of(width), unit_pitch = pitch_of(units), weight_pitch = weight_pitch_of(items);
+  const int d_offset = r.shared.extra + r.heads * b.count * weight_pitch;
   float *d_normed = b.shared + r.shared.normed, *d_means = b.shared + r.shared.classes;
-  float *weights = b.shared + r.shared.extra, *d_weights = b.shared + d_offset;  // each [H][count][M]
+  float *weights = b.shared + r.shared.extra, *d_weights = b.shared + d_offset;  // each [H][count][M], rows are padded
   load_rows(r.d_states + ((2 * layer + 2) * (long)r.max_states + b.state) * width, r.shared.states, pitch, b.rows, width);
   load_rows(r.d_normed + b.state * width, r.shared.normed, pitch, b.rows, width);
   const long after = (2 * layer + 1) * (long)r.max_states + b.state;
   load_rows(r.states + after * width, r.shared.values, pitch, b.rows, width);
   const long planes = ((long)b.e.first_pair * r.layers + (long)layer * items * items) * r.heads + b.first * items;
-#pragma unroll 1
-  for (int head = 0; head < r.heads; head++)
-#pragma unroll 1
-    for (int i = threadIdx.x; i < plane; i += RELABEL_THREADS)
-      copy_word_async(shared_address(weights + head * plane + i), r.attention + planes + head * items * items + i);
+  load_weights(r.attention + planes, r.heads, b.count, items, r.shared.extra);
   float* classes_out = r.d_of_classes + (layer * (long)r.max_class_rows + b.e.first_class) * units;
   sum_tiles(r.class_sums + (long)b.e.first_tile * r.max_class_sums, r.max_class_sums, b.e.tiles, nullptr, classes, units,
             r.shared.of_classes, unit_pitch, b.first == 0 ? classes_out : nullptr);
@@ -554,20 +574,24 @@ TILE_KERNEL relabel_attend_backward_rows(Relabel r, int layer) {
   __syncthreads();
 #pragma unroll 1
   for (int row = warp; row < r.heads * b.count; row += RELABEL_WARPS) {
-    const float* own = weights + row * items;
-    float *d_own = d_weights + row * items, mean = 0.f;
+    const float* own = weights + row * weight_pitch;
+    float *d_own = d_weights + row * weight_pitch, mean = 0.f;
 #pragma unroll 1
     for (int j = lane; j < items; j += 32) mean += own[j] * d_own[j];
     mean = warp_sum(mean);
     const int head = row / b.count;
     float* out = r.d_attention + planes + (head * items + row - head * b.count) * items;
 #pragma unroll 1
-    for (int j = lane; j < items; j += 32) out[j] = d_own[j] = own[j] * (d_own[j] - mean);
+    for (int j = lane; j < weight_pitch; j += 32) {
+      const float d_logit = j < items ? own[j] * (d_own[j] - mean) : 0.f;
+      d_own[j] = d_logit;
+      if (j < items) out[j] = d_logit;
+    }
   }
   __syncthreads();
   const long item = layer * (long)r.max_items + b.e.first_item;
-  weighted_sums(d_offset, plane, items, 1, r.keys + item * width, items, 1, width, r.by_head_width, b.count, r.attention_scale,
-                r.shared.items[0], pitch);
+  weighted_sums(d_offset, r.keys + item * width, items, 1, width, r.by_head_width, b.count, r.attention_scale, r.shared.items[0],
+                pitch, false);
   __syncthreads();
   store_rows(r.shared.items[0], r.d_queries + (item + b.first) * width, pitch, b.count, width);
 }
@@ -620,30 +644,38 @@ TILE_KERNEL relabel_attend_backward_columns(Relabel r, int layer) {
   Block b;
   if (!open_tile(r, b)) return;
   const int width = r.width, classes = b.e.classes, items = b.e.items;
-  const int pitch = pitch_of(width), double_pitch = pitch_of(2 * width), plane = items * b.count;
+  const int pitch = pitch_of(width), double_pitch = pitch_of(2 * width), weight_pitch = weight_pitch_of(items);
   float *d_normed = b.shared + r.shared.normed, *d_pooled = b.shared + r.shared.items[0];
-  float *weights = b.shared + r.shared.extra, *d_logits = weights + r.heads * plane;  // each [H][M][count]
+  // Attention weights and gradients of logits, each [H][count][M]: transposed and with padded rows.
+  const int d_offset = r.shared.extra + r.heads * b.count * weight_pitch;
+  float *weights = b.shared + r.shared.extra, *d_logits = b.shared + d_offset;
   const long item = layer * (long)r.max_items + b.item, state = layer * (long)r.max_states + b.state;
   const long planes = ((long)b.e.first_pair * r.layers + (long)layer * items * items) * r.heads + b.first;
   load_rows(r.d_queries + item * width, r.shared.items[1], pitch, b.count, width);
 #pragma unroll 1
-  for (int row = threadIdx.x >> 3; row < r.heads * items; row += RELABEL_THREADS / 8)
+  for (int row = threadIdx.x >> 3; row < r.heads * weight_pitch; row += RELABEL_THREADS / 8) {
+    const int head = row / weight_pitch, i = row - head * weight_pitch, from = (head * items + i) * items;
 #pragma unroll 1
     for (int j = threadIdx.x & 7; j < b.count; j += 8) {
-      copy_word_async(shared_address(weights + row * b.count + j), r.attention + planes + row * items + j);
-      copy_word_async(shared_address(d_logits + row * b.count + j), r.d_attention + planes + row * items + j);
+      const int to = (head * b.count + j) * weight_pitch + i;
+      if (i < items) {
+        copy_word_async(shared_address(weights + to), r.attention + planes + from + j);
+        copy_word_async(shared_address(d_logits + to), r.d_attention + planes + from + j);
+      } else {
+        weights[to] = d_logits[to] = 0.f;
+      }
     }
+  }
   commit_copies();
   load_rows(r.d_states + ((2 * layer + 1) * (long)r.max_states + b.state) * width, r.shared.states, pitch, b.rows, width);
   load_rows(r.states + (2 * layer * (long)r.max_states + b.state) * width, r.shared.hidden, pitch, b.rows, width);
   commit_copies();
   wait_for_copies<1>();
   __syncthreads();
-  weighted_sums(r.shared.extra + r.heads * plane, plane, 1, b.count,
-                r.queries + (layer * (long)r.max_items + b.e.first_item) * width, items, 1, width, r.by_head_width, b.count,
-                r.attention_scale, r.shared.items[2], pitch);
-  weighted_sums(r.shared.extra, plane, 1, b.count, r.d_attended + (long)b.e.first_state * width, items, classes, width,
-                r.by_head_width, b.count, 1.f, r.shared.values, pitch);
+  weighted_sums(d_offset, r.queries + (layer * (long)r.max_items + b.e.first_item) * width, items, 1, width, r.by_head_width,
+                b.count, r.attention_scale, r.shared.items[2], pitch, false);
+  weighted_sums(r.shared.extra, r.d_attended + (long)b.e.first_state * width, items, classes, width, r.by_head_width, b.count,
+                1.f, r.shared.values, pitch, true);
   wait_for_copies<0>();
   // The first two products give the same thread the same elements, so no barrier is needed between them.
   multiply(r.shared.items[1], pitch, b.item_tiles, packed(r, r.backward.query, layer), width, 2 * width, r.shared.items[0],

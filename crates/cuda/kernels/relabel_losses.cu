@@ -36,6 +36,10 @@ DEVICE LossMemory loss_memory(float* at, int items, int classes, int queries) {
   return m;
 }
 
+DEVICE float bounded_logit(float logit) {
+  // tanh(logit / MAX_LOG_MULTIPLIER)
+  return 1.f - 2.f * fast_inverse(1.f + fast_exp2(2.f * 1.4426950408889634f / MAX_LOG_MULTIPLIER * logit));
+}
 DEVICE float cross_entropy(float probability) { return probability <= 0.f ? LARGEST_LOSS : -logf(probability); }
 
 // Probabilities of the items and weights of the prototypes. Contains barriers.
@@ -76,7 +80,7 @@ DEVICE void posterior(const Relabel& r, const Episode& e, const int* given, cons
     float total = 0.f;
 #pragma unroll 1
     for (int i = lane; i < items; i += 32) {
-      const float multiplier = expf(MAX_LOG_MULTIPLIER * tanhf(logits[(i * classes + c) * OUTPUTS + 1] / MAX_LOG_MULTIPLIER));
+      const float multiplier = expf(MAX_LOG_MULTIPLIER * bounded_logit(logits[(i * classes + c) * OUTPUTS + 1]));
       const float floor = count == 0 ? r.floor / items : given[i] == c ? r.floor : 0.f;
       const float weight = m.probabilities[i * (classes + 1) + c] * multiplier + floor;
       m.multipliers[c * items + i] = multiplier;
@@ -92,14 +96,14 @@ DEVICE void posterior(const Relabel& r, const Episode& e, const int* given, cons
 }
 
 // This thread's part of the cross-entropy of the items' true classes; its gradient is in `d_softmax`.
-DEVICE double item_loss(const Relabel& r, const Episode& e, const int* truths, LossMemory m) {
+DEVICE float item_loss(const Relabel& r, const Episode& e, const int* truths, LossMemory m) {
   const float weight = r.items_weight / e.items;
-  double loss = 0.0;
+  float loss = 0.f;
   each_element(e.items, e.classes + 1, [&](int i, int c) {
     const int at = i * (e.classes + 1) + c;
     const float probability = m.probabilities[at];
     const bool is_true = c == truths[i];
-    if (is_true) loss += (double)weight * cross_entropy(probability);
+    if (is_true) loss += weight * cross_entropy(probability);
     m.d_softmax[at] = weight * (probability - (is_true ? 1.f : 0.f));
   });
   return loss;
@@ -150,24 +154,28 @@ DEVICE void query_distances(const Relabel& r, const Episode& e, LossMemory m) {
   });
 }
 
-// Cross-entropy of the queries; gradients of the weights in `d_weights` and of log_scale.
-DEVICE double query_loss(const Relabel& r, const Episode& e, const int* classes, LossMemory m, double* d_log_scale) {
+struct Losses {
+  float items, queries, d_log_scale;
+};
+// Cross-entropies of the items, from each thread's part, and of the queries; gradients of the weights in `d_weights` and of
+// log_scale.
+DEVICE Losses losses(const Relabel& r, const Episode& e, const int* classes, LossMemory m, float item_part) {
   const int count = e.classes * e.queries, items = e.items, queries = e.queries, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   query_distances(r, e, m);
   __syncthreads();
-  double sum = 0.0;
+  float sum = 0.f;
 #pragma unroll 1
   for (int i = threadIdx.x; i < count; i += RELABEL_THREADS) sum += m.distances[i];
-  const float mean = (float)block_sum(sum) * (1.f / max(count, 1));
-  *d_log_scale = 0.0;
+  const Three sums = block_sums({sum, item_part, 0.f});
+  const float mean = sums.x * (1.f / max(count, 1));
   if (mean <= 0.f) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < e.classes * items; i += RELABEL_THREADS) m.d_weights[i] = 0.f;
     __syncthreads();
-    return count == 0 ? 0.0 : (double)r.queries_weight * logf((float)e.classes);
+    return {sums.y, count == 0 ? 0.f : r.queries_weight * logf((float)e.classes), 0.f};
   }
   const float scale = expf(r.parameters[r.log_scale]) / mean, weight = r.queries_weight / queries;
-  double loss = 0.0, slope = 0.0;
+  float loss = 0.f, slope = 0.f;
 #pragma unroll 1
   for (int q = threadIdx.x; q < queries; q += RELABEL_THREADS) {
     const int own = classes[q];
@@ -185,17 +193,15 @@ DEVICE double query_loss(const Relabel& r, const Episode& e, const int* classes,
     for (int c = 0; c < e.classes; c++) {
       const int at = c * queries + q;
       const float probability = m.d_distances[at] * inverse_total;
-      if (c == own) loss += (double)weight * cross_entropy(probability);
+      if (c == own) loss += weight * cross_entropy(probability);
       const float d = -scale * weight * (probability - (c == own ? 1.f : 0.f));
       m.d_distances[at] = d;
-      slope += (double)d * m.distances[at];
+      slope += d * m.distances[at];
     }
   }
-  loss = block_sum(loss);
-  slope = block_sum(slope);
-  *d_log_scale = slope;
+  const Three of_queries = block_sums({loss, slope, 0.f});
   // The loss depends on the distances over their mean, so the gradient of the mean's logarithm is minus that of log_scale.
-  const float through_mean = -(float)slope / (mean * count);
+  const float through_mean = -of_queries.y / (mean * count);
   const float* products = r.products + e.first_product;
   // A warp per item and class.
 #pragma unroll 1
@@ -213,7 +219,7 @@ DEVICE double query_loss(const Relabel& r, const Episode& e, const int* classes,
     if (lane == 0) m.d_weights[task] = 2.f * (d_square * m.with_items[task] - d_product);
   }
   __syncthreads();
-  return loss;
+  return {sums.y, of_queries.x, of_queries.y};
 }
 
 // From the gradients of weights and softmax to those of the network's logits and of the prior.
@@ -227,12 +233,12 @@ DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, co
   each_element(classes, items, [&](int c, int i) {
     const int state = i * classes + c, at = c * items + i;
     const float d = (m.d_weights[at] - m.squares[c]) / m.totals[c] * m.multipliers[at];
-    const float bounded = tanhf(logits[state * OUTPUTS + 1] / MAX_LOG_MULTIPLIER);
+    const float bounded = bounded_logit(logits[state * OUTPUTS + 1]);
     m.d_probabilities[i * (classes + 1) + c] = d;
     d_logits[state * OUTPUTS + 1] = d * m.probabilities[i * (classes + 1) + c] * (1.f - bounded * bounded);
   });
   __syncthreads();
-  double d_given = 0.0, d_alone = 0.0, d_none = 0.0;
+  Three d_prior = {};  // given, alone, none
   // A warp per item.
 #pragma unroll 1
   for (int i = threadIdx.x >> 5; i < items; i += RELABEL_WARPS) {
@@ -250,17 +256,18 @@ DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, co
       d_logits[(i * classes + c) * OUTPUTS] = d;
       d_logits[(i * classes + c) * OUTPUTS + 2] = none * (1.f / classes);
       if (c != label) continue;
-      d_given += d;
-      if (counts[c] == 1) d_alone += d;
+      d_prior.x += d;
+      if (counts[c] == 1) d_prior.y += d;
     }
     if (lane > 0) continue;
-    d_none += none;
+    d_prior.z += none;
     if (r.view_target == 2) r.d_outlier[e.first_item + i] = none;
   }
-  const double sums[3] = {block_sum(d_given), block_sum(d_alone), block_sum(d_none)};
+  d_prior = block_sums(d_prior);
   if (threadIdx.x > 0) return;
-#pragma unroll
-  for (int i = 0; i < 3; i++) r.d_prior[index * 4 + i] = (float)sums[i];
+  r.d_prior[index * 4] = d_prior.x;
+  r.d_prior[index * 4 + 1] = d_prior.y;
+  r.d_prior[index * 4 + 2] = d_prior.z;
 }
 
 // The losses of an episode, one block each. The last block prepares AdamW's corrections for the end of the step.
@@ -289,14 +296,12 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_losses(
   float* memory = r.scratch_len > 0 ? (float*)dynamic_shared : r.scratch + e.first_scratch;
   const LossMemory m = loss_memory(memory, e.items, e.classes, e.queries);
   posterior(r, e, given, counts, m);
-  const double of_items = block_sum(item_loss(r, e, truths, m));
-  double d_log_scale;
-  const double of_queries = query_loss(r, e, classes, m, &d_log_scale);
+  const Losses found = losses(r, e, classes, m, item_loss(r, e, truths, m));
   posterior_backward(r, e, index, given, counts, m);
   if (threadIdx.x > 0) return;
-  r.losses[index * 2] = (float)of_items;
-  r.losses[index * 2 + 1] = (float)of_queries;
-  r.d_prior[index * 4 + 3] = (float)d_log_scale;
+  r.losses[index * 2] = found.items;
+  r.losses[index * 2 + 1] = found.queries;
+  r.d_prior[index * 4 + 3] = found.d_log_scale;
 }
 
 }  // namespace relabel

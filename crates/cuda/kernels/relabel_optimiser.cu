@@ -80,10 +80,10 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 3) relabel_product
       const float *x = left + (k + quad) * PRODUCT_PITCH + m + group, *d = right + (k + quad) * PRODUCT_PITCH + n + group;
       u32 a[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) a[i] = to_tf32(x[(i >> 1) * 4 * PRODUCT_PITCH + (i & 1) * 8]);
+      for (int i = 0; i < 4; i++) a[i] = mma_factor(x[(i >> 1) * 4 * PRODUCT_PITCH + (i & 1) * 8]);
 #pragma unroll
       for (int t = 0; t < 4; t++) {
-        const u32 b[2] = {to_tf32(d[t * 8]), to_tf32(d[t * 8 + 4 * PRODUCT_PITCH])};
+        const u32 b[2] = {mma_factor(d[t * 8]), mma_factor(d[t * 8 + 4 * PRODUCT_PITCH])};
         mma_tf32(sums[t], a, b);
       }
     }
@@ -136,6 +136,20 @@ DEVICE float summed_gradient(const Relabel& r, const Optimiser& o, const Source&
     for (int j = 0; j < GRADIENT_LOADS; j++) sums[j % 4] += terms[j];
   }
   return (sums[0] + sums[1] + (sums[2] + sums[3])) / step->episodes;
+}
+
+// The sum over all threads of a block, the same for all of them. Contains barriers.
+SEPARATE double block_sum(double value) {
+  SHARED double sums[PARAMETER_THREADS / 32];
+#pragma unroll 1
+  for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
+  __syncthreads();
+  if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = value;
+  __syncthreads();
+  double total = 0.0;
+#pragma unroll
+  for (int warp = 0; warp < PARAMETER_THREADS / 32; warp++) total += sums[warp];
+  return total;
 }
 
 // Gradients, and the sum of squares of each block: before `relabel_update` where gradients are clipped.

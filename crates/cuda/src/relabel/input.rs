@@ -130,7 +130,7 @@ pub(super) struct StepSizes {
     pub largest_classes: usize,
     pub largest_scratch: usize,
     pub gram_tiles: usize,
-    /// The most items and states of a tile, and the most pairs of its items with all items.
+    /// The most items and states of a tile, and the most attention weights of a head, whose rows are padded.
     pub tile_items: usize,
     pub tile_states: usize,
     pub tile_pairs: usize,
@@ -404,7 +404,7 @@ impl EncodedStep {
         sizes.gram_tiles = sizes.gram_tiles.max(items.div_ceil(32) * (items + queries).div_ceil(32));
         sizes.tile_items = sizes.tile_items.max(per_tile);
         sizes.tile_states = sizes.tile_states.max(per_tile * classes);
-        sizes.tile_pairs = sizes.tile_pairs.max(per_tile * items);
+        sizes.tile_pairs = sizes.tile_pairs.max(per_tile * items.next_multiple_of(8));
         let mut counts = vec![0; classes];
         input.given.iter().for_each(|&class| counts[class as usize] += 1);
         self.counts.extend(counts);

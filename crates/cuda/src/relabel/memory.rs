@@ -394,7 +394,8 @@ impl NetworkPlan {
         let (view_width, view_dim) = view.map_or((0, 0), |view| (view.width, view.dim));
         let dropout = view.map_or(0.0, |view| view.dropout);
         let head_width = config.width / config.heads;
-        let is_padded = [config.width, config.hidden, view_width, view_dim].iter().any(|size| size % 16 != 0);
+        let is_padded = [config.width, config.hidden, view_width, view_dim].iter().any(|size| size % 16 != 0)
+            || head_width % 8 != 0;
         DeviceRelabel {
             width: config.width as i32,
             layers: config.layers as i32,
