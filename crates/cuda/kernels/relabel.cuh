@@ -223,12 +223,12 @@ DEVICE int weight_pitch_of(int items) { return (items + 7) & ~7; }
 // Floats from one row of `width` to the next in shared memory: no bank conflicts in the accesses of `multiply`.
 DEVICE int pitch_of(int width) { return ((width + 15) & ~15) + 8; }
 
-DEVICE float warp_sum(float value) {
+SEPARATE float warp_sum(float value) {
 #pragma unroll
   for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
   return value;
 }
-DEVICE float warp_max(float value) {
+SEPARATE float warp_max(float value) {
 #pragma unroll
   for (int distance = 16; distance; distance >>= 1) value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, distance));
   return value;
@@ -406,7 +406,7 @@ template <class Body> DEVICE void each_column(int width, Body body) {
 }
 // Mean and one over the standard deviation of a row.
 DEVICE float2 row_statistics(const float* row, int width) {
-  const float inverse_width = 1.f / width;
+  const float inverse_width = fast_inverse(width);
   float sum = 0.f, square = 0.f;
   each_column(width, [&](int w) { sum += row[w]; });
   const float mean = norm_sum(sum) * inverse_width;
@@ -437,7 +437,7 @@ SEPARATE void layer_norm(int x, int y, int pitch, int rows, int width, const flo
 // of scale and shift. `x` holds the input and becomes the normalised input. Contains a barrier.
 SEPARATE void layer_norm_backward(int x, int d, int into, int pitch, int rows, int width, const float* scale, float* partial) {
   float* shared = (float*)dynamic_shared;
-  const float inverse_width = 1.f / width;
+  const float inverse_width = fast_inverse(width);
 #pragma unroll 1
   for (int first = 0; first < rows; first += NORM_ROWS) {
     const int row = first + threadIdx.x / NORM_LANES, start = min(row, rows - 1) * pitch;

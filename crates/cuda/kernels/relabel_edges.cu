@@ -116,13 +116,13 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
 DEVICE float clamped(float value, float bound) { return fminf(fmaxf(value, -bound), bound); }
 DEVICE float inverse_centred_length(float square, float with_mean, float mean_square) {
   const float centred = square - with_mean - with_mean + mean_square;
-  return centred > ROUNDING * (square + mean_square) ? 1.f / sqrtf(centred) : 0.f;
+  return centred > ROUNDING * (square + mean_square) ? rsqrtf(centred) : 0.f;
 }
 
 // Inner products of items with their mean, [M], and (returned) of the mean with itself. Contains barriers.
 SEPARATE float mean_products(const float* gram, int items, float* with_mean) {
   const int lane = threadIdx.x & 31;
-  const float inverse_count = 1.f / items;
+  const float inverse_count = fast_inverse(items);
 #pragma unroll 1
   for (int i = threadIdx.x >> 5; i < items; i += RELABEL_WARPS) {
     float sum = 0.f;
@@ -152,7 +152,7 @@ DEVICE void centre(const Relabel& r, const Episode& e, float* gram, float* with_
     float sum = 0.f;
 #pragma unroll 8
     for (int i = 0; i < items; i++) sum += products[i * e.queries + q];
-    const float mean = sum * (1.f / items);
+    const float mean = sum * fast_inverse(items);
     const float scale = inverse_centred_length(r.squares[e.first_query + q], mean, mean_square);
 #pragma unroll 4
     for (int i = 0; i < items; i++) {
@@ -172,7 +172,7 @@ DEVICE void centre(const Relabel& r, const Episode& e, float* gram, float* with_
 DEVICE void pair_features(const Episode& e, const int* given, const float* gram, float* distances, float* with_mean,
                           float* scales, float* planes) {
   const int items = e.items, pairs = items * items;
-  const float inverse_apart = 1.f / max(pairs - items, 1);
+  const float inverse_apart = fast_inverse(max(pairs - items, 1));
   const float mean_square = mean_products(gram, items, with_mean);
 #pragma unroll 1
   for (int i = threadIdx.x; i < items; i += RELABEL_THREADS) {
@@ -201,15 +201,15 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
     planes[5 * pairs + p] = given[i] == given[j] ? 1.f : 0.f;
   });
   sums = block_sums(sums);
-  const float mean = sums.x * inverse_apart, raw_mean = sums.y * inverse_apart, squares = sums.z * (1.f / items);
+  const float mean = sums.x * inverse_apart, raw_mean = sums.y * inverse_apart, squares = sums.z * fast_inverse(items);
   float deviation = 0.f;
   each_element(items, items, [&](int i, int j) {
     const float difference = planes[4 * pairs + i * items + j] - raw_mean;
     if (i != j) deviation += difference * difference;
   });
-  const float raw_scale = 1.f / fmaxf(sqrtf(block_sums({deviation, 0.f, 0.f}).x * inverse_apart), MIN_DEVIATION);
+  const float raw_scale = rsqrtf(fmaxf(block_sums({deviation, 0.f, 0.f}).x * inverse_apart, MIN_DEVIATION * MIN_DEVIATION));
   const bool comparable = mean > 1e-6f * squares;
-  const float scale = comparable ? 1.f / mean : 0.f, inverse_others = 1.f / (items - 1);
+  const float scale = comparable ? fast_inverse(mean) : 0.f, inverse_others = fast_inverse(items - 1);
   each_element(items, items, [&](int i, int j) {
     const int p = i * items + j;
     const float distance = distances[p], *row = distances + i * items;
@@ -250,14 +250,14 @@ DEVICE void state_features(const Episode& e, const int* given, const int* counts
     }
     const float neutral = feature == 2 || feature == 3 ? 0.5f : 0.f;
     float* row = out + (long)state * STATE_FEATURES;
-    row[4 + 3 * feature] = others == 0 ? neutral : sum * (1.f / others);
+    row[4 + 3 * feature] = others == 0 ? neutral : sum * fast_inverse(others);
     row[5 + 3 * feature] = others == 0 ? neutral : high;
     row[6 + 3 * feature] = others == 0 ? neutral : low;
     if (feature > 0) continue;
     row[0] = given[i] == c ? 1.f : 0.f;
-    row[1] = (float)counts[c] / items;
+    row[1] = counts[c] * fast_inverse(items);
     row[2] = others == 0 ? 1.f : 0.f;
-    row[3] = 1.f / (1 + others);
+    row[3] = fast_inverse(1 + others);
   }
 }
 

@@ -43,7 +43,8 @@ DEVICE void view_forward(const Relabel& r, const Block& b) {
       const float value = row_value(row, d) - mean[d];
       square += value * value;
     }
-    const float length = sqrtf(warp_sum(square)), scale = length > 0.f ? 1.f / length : 1.f;
+    square = warp_sum(square);
+    const float scale = square > 0.f ? rsqrtf(square) : 1.f;
     const u32 index = (u32)(b.e.batch_item + b.first + i) * (u32)dim;
 #pragma unroll 2
     for (int d = lane; d < dim; d += 32)
@@ -84,7 +85,7 @@ DEVICE void attention_inputs(const Relabel& r, const Block& b, int layer) {
              r.normed + (2 * layer * (long)r.max_states + b.state) * width);
   __syncthreads();
   const long item = layer * (long)r.max_items + b.item, state = layer * (long)r.max_states + b.state;
-  const float inverse_count = 1.f / classes;
+  const float inverse_count = fast_inverse(classes);
   float* pooled_out = r.pooled + item * 2 * width;
   each_element(b.count, width, [&](int i, int w) {
     const float* column = normed + i * classes * pitch + w;
@@ -292,7 +293,7 @@ SEPARATE void sum_tiles(const float* sums, int stride, int tiles, const int* div
 #pragma unroll
       for (int i = 0; i < 8; i++) sum += values[i];
     }
-    if (divisors) sum *= 1.f / max(divisors[row], 1);
+    if (divisors) sum *= fast_inverse(max(divisors[row], 1));
     ((float*)dynamic_shared)[out + row * pitch + w] = sum;
     if (copy) copy[row * width + w] = sum;
   });
@@ -329,7 +330,7 @@ TILE_KERNEL relabel_attend(Relabel r, int layer) {
       own[j] = expf(own[j] - largest);
       total += own[j];
     }
-    const float scale = 1.f / warp_sum(total);
+    const float scale = fast_inverse(warp_sum(total));
     const int head = row / b.count;
     float* out = planes + (head * items + row - head * b.count) * items;
 #pragma unroll 1
@@ -358,7 +359,7 @@ TILE_KERNEL relabel_attend(Relabel r, int layer) {
   __syncthreads();
   float* pools = r.pools + item * 2 * width;
   int* argmaxes = r.argmax + item * width;
-  const float inverse_count = 1.f / classes;
+  const float inverse_count = fast_inverse(classes);
   each_element(b.count, width, [&](int i, int w) {
     const float* column = normed + i * classes * pitch + w;
     float mean = 0.f, largest = column[0];
@@ -502,7 +503,7 @@ DEVICE void mixing_backward(const Relabel& r, const Block& b, int layer) {
   multiply(r.shared.hidden, unit_pitch, b.row_tiles, packed(r, r.backward.state, layer), units, width, r.shared.normed, pitch,
            NO_BARRIER);
   __syncthreads();
-  const float inverse_count = 1.f / classes;
+  const float inverse_count = fast_inverse(classes);
   float* out = r.d_normed + b.state * width;
   each_element(b.rows, width, [&](int row, int w) {
     const int i = divide(b.by_classes, row), c = row - i * classes;
@@ -558,7 +559,7 @@ TILE_KERNEL relabel_attend_backward_rows(Relabel r, int layer) {
   __syncthreads();
   each_element(b.count, width, [&](int i, int w) {
     const int given = b.labels[i];
-    d_normed[(i * classes + given) * pitch + w] += d_means[given * pitch + w] * (1.f / b.counts[given]);
+    d_normed[(i * classes + given) * pitch + w] += d_means[given * pitch + w] * fast_inverse(b.counts[given]);
   });
   __syncthreads();
   float* partial = r.partials + (long)b.tile * r.partial_len + r.partial_layer + layer * r.partial_layer_len;
@@ -687,7 +688,7 @@ TILE_KERNEL relabel_attend_backward_columns(Relabel r, int layer) {
   store_rows(r.shared.items[2], r.d_keys + item * width, pitch, b.count, width);
   store_rows(r.shared.values, r.d_values + state * width, pitch, b.rows, width);
   __syncthreads();
-  const float inverse_count = 1.f / classes;
+  const float inverse_count = fast_inverse(classes);
   each_element(b.rows, width, [&](int row, int w) {
     const int i = divide(b.by_classes, row), c = row - i * classes;
     float sum = d_pooled[i * double_pitch + w] * inverse_count;

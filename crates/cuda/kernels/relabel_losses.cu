@@ -17,7 +17,7 @@ struct LossMemory {
   float *probabilities, *d_probabilities, *d_softmax;  // [M][C + 1]
   float *weights, *with_items, *d_weights, *multipliers;  // [C][M]
   float *distances, *d_distances;                      // [C][Q]
-  float *totals, *squares;                             // [C]
+  float *inverse_totals, *squares;                            // [C]
 };
 DEVICE LossMemory loss_memory(float* at, int items, int classes, int queries) {
   LossMemory m;
@@ -31,7 +31,7 @@ DEVICE LossMemory loss_memory(float* at, int items, int classes, int queries) {
   m.multipliers = at += states;
   m.distances = at += states;
   m.d_distances = at += far;
-  m.totals = at += far;
+  m.inverse_totals = at += far;
   m.squares = at += classes;
   return m;
 }
@@ -62,13 +62,13 @@ DEVICE void posterior(const Relabel& r, const Episode& e, const int* given, cons
       largest = fmaxf(largest, logit);
       votes += state[2];
     }
-    const float none = warp_sum(votes) * (1.f / classes) + prior[2] + (r.view_target == 2 ? r.outlier[e.first_item + i] : 0.f);
+    const float none = warp_sum(votes) * fast_inverse(classes) + prior[2] + (r.view_target == 2 ? r.outlier[e.first_item + i] : 0.f);
     largest = fmaxf(warp_max(largest), none);
     if (lane == 0) row[classes] = none;
     __syncwarp();
 #pragma unroll 1
     for (int c = lane; c <= classes; c += 32) total += row[c] = expf(row[c] - largest);
-    const float scale = 1.f / warp_sum(total);
+    const float scale = fast_inverse(warp_sum(total));
 #pragma unroll 1
     for (int c = lane; c <= classes; c += 32) row[c] *= scale;
   }
@@ -81,23 +81,23 @@ DEVICE void posterior(const Relabel& r, const Episode& e, const int* given, cons
 #pragma unroll 1
     for (int i = lane; i < items; i += 32) {
       const float multiplier = expf(MAX_LOG_MULTIPLIER * bounded_logit(logits[(i * classes + c) * OUTPUTS + 1]));
-      const float floor = count == 0 ? r.floor / items : given[i] == c ? r.floor : 0.f;
+      const float floor = count == 0 ? r.floor * fast_inverse(items) : given[i] == c ? r.floor : 0.f;
       const float weight = m.probabilities[i * (classes + 1) + c] * multiplier + floor;
       m.multipliers[c * items + i] = multiplier;
       m.weights[c * items + i] = weight;
       total += weight;
     }
-    total = warp_sum(total);
-    if (lane == 0) m.totals[c] = total;
+    const float inverse_total = fast_inverse(warp_sum(total));
+    if (lane == 0) m.inverse_totals[c] = inverse_total;
 #pragma unroll 1
-    for (int i = lane; i < items; i += 32) m.weights[c * items + i] *= 1.f / total;
+    for (int i = lane; i < items; i += 32) m.weights[c * items + i] *= inverse_total;
   }
   __syncthreads();
 }
 
 // This thread's part of the cross-entropy of the items' true classes; its gradient is in `d_softmax`.
 DEVICE float item_loss(const Relabel& r, const Episode& e, const int* truths, LossMemory m) {
-  const float weight = r.items_weight / e.items;
+  const float weight = r.items_weight * fast_inverse(e.items);
   float loss = 0.f;
   each_element(e.items, e.classes + 1, [&](int i, int c) {
     const int at = i * (e.classes + 1) + c;
@@ -167,14 +167,14 @@ DEVICE Losses losses(const Relabel& r, const Episode& e, const int* classes, Los
 #pragma unroll 1
   for (int i = threadIdx.x; i < count; i += RELABEL_THREADS) sum += m.distances[i];
   const Three sums = block_sums({sum, item_part, 0.f});
-  const float mean = sums.x * (1.f / max(count, 1));
+  const float mean = sums.x * fast_inverse(max(count, 1));
   if (mean <= 0.f) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < e.classes * items; i += RELABEL_THREADS) m.d_weights[i] = 0.f;
     __syncthreads();
     return {sums.y, count == 0 ? 0.f : r.queries_weight * logf((float)e.classes), 0.f};
   }
-  const float scale = expf(r.parameters[r.log_scale]) / mean, weight = r.queries_weight / queries;
+  const float scale = expf(r.parameters[r.log_scale]) * fast_inverse(mean), weight = r.queries_weight * fast_inverse(queries);
   float loss = 0.f, slope = 0.f;
 #pragma unroll 1
   for (int q = threadIdx.x; q < queries; q += RELABEL_THREADS) {
@@ -188,7 +188,7 @@ DEVICE Losses losses(const Relabel& r, const Episode& e, const int* classes, Los
       m.d_distances[c * queries + q] = value;
       total += value;
     }
-    const float inverse_total = 1.f / total;
+    const float inverse_total = fast_inverse(total);
 #pragma unroll 1
     for (int c = 0; c < e.classes; c++) {
       const int at = c * queries + q;
@@ -201,7 +201,7 @@ DEVICE Losses losses(const Relabel& r, const Episode& e, const int* classes, Los
   }
   const Three of_queries = block_sums({loss, slope, 0.f});
   // The loss depends on the distances over their mean, so the gradient of the mean's logarithm is minus that of log_scale.
-  const float through_mean = -of_queries.y / (mean * count);
+  const float through_mean = -of_queries.y * fast_inverse(mean * count);
   const float* products = r.products + e.first_product;
   // A warp per item and class.
 #pragma unroll 1
@@ -232,7 +232,7 @@ DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, co
   __syncthreads();
   each_element(classes, items, [&](int c, int i) {
     const int state = i * classes + c, at = c * items + i;
-    const float d = (m.d_weights[at] - m.squares[c]) / m.totals[c] * m.multipliers[at];
+    const float d = (m.d_weights[at] - m.squares[c]) * m.inverse_totals[c] * m.multipliers[at];
     const float bounded = bounded_logit(logits[state * OUTPUTS + 1]);
     m.d_probabilities[i * (classes + 1) + c] = d;
     d_logits[state * OUTPUTS + 1] = d * m.probabilities[i * (classes + 1) + c] * (1.f - bounded * bounded);
@@ -254,7 +254,7 @@ DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, co
     for (int c = lane; c < classes; c += 32) {
       const float d = d_row[c] + p[c] * (d_p[c] - mean);
       d_logits[(i * classes + c) * OUTPUTS] = d;
-      d_logits[(i * classes + c) * OUTPUTS + 2] = none * (1.f / classes);
+      d_logits[(i * classes + c) * OUTPUTS + 2] = none * fast_inverse(classes);
       if (c != label) continue;
       d_prior.x += d;
       if (counts[c] == 1) d_prior.y += d;
