@@ -237,16 +237,16 @@ DEVICE void state_features(const Episode& e, const int* given, const int* counts
     const int state = task / EDGE_FEATURES, feature = task - state * EDGE_FEATURES;
     const int i = state / e.classes, c = state - i * e.classes;
     const float* edges = planes + feature * pairs + i * items;
-    float sum = 0.f, high = 0.f, low = 0.f;
+    float sum = 0.f, high = -3.402823466e38f, low = 3.402823466e38f;
     int others = 0;
-#pragma unroll 2
+#pragma unroll 4
     for (int j = 0; j < items; j++) {
-      if (given[j] != c || j == i) continue;
+      const bool counts_here = given[j] == c && j != i;
       const float value = edges[j];
-      sum += value;
-      high = others == 0 ? value : fmaxf(high, value);
-      low = others == 0 ? value : fminf(low, value);
-      others++;
+      sum += counts_here ? value : 0.f;
+      high = counts_here ? fmaxf(high, value) : high;
+      low = counts_here ? fminf(low, value) : low;
+      others += counts_here;
     }
     const float neutral = feature == 2 || feature == 3 ? 0.5f : 0.f;
     float* row = out + (long)state * STATE_FEATURES;

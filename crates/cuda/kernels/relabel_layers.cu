@@ -150,7 +150,7 @@ TILE_KERNEL relabel_input(Relabel r) {
 }
 
 // Items that a thread sums at the same time, and rows that it loads ahead.
-#define ITEM_SUMS 8
+#define ITEM_SUMS 6
 #define ROWS_AHEAD 8
 
 // out[item][class][w] = scale times the sum over all items j of the episode of weights[head of w][item][j] rows[j][class][w],
@@ -169,13 +169,17 @@ SEPARATE void weighted_sums(int weights, const float* rows, int items, int class
     const int c = column / width, w = column - c * width;
     const float* own = shared + weights + (divide(by_head_width, w) * count + first) * weight_pitch;
     const float* at = rows + column;
-    float sums[ITEM_SUMS] = {};
+    float sums[ITEM_SUMS] = {}, values[ROWS_AHEAD], next[ROWS_AHEAD];
+#pragma unroll
+    for (int i = 0; i < ROWS_AHEAD; i++) next[i] = i < items ? at[i * columns] : 0.f;
 #pragma unroll 1
     for (int j = 0; j < items; j += ROWS_AHEAD) {
-      float values[ROWS_AHEAD];
-#pragma unroll
-      for (int i = 0; i < ROWS_AHEAD; i++) values[i] = j + i < items ? at[i * columns] : 0.f;
       at += ROWS_AHEAD * columns;
+#pragma unroll
+      for (int i = 0; i < ROWS_AHEAD; i++) {
+        values[i] = next[i];
+        next[i] = j + ROWS_AHEAD + i < items ? at[i * columns] : 0.f;
+      }
 #pragma unroll
       for (int i = 0; i < ITEM_SUMS; i++) {
         if (first + i >= count) break;

@@ -42,35 +42,51 @@ DEVICE float bounded_logit(float logit) {
 }
 DEVICE float cross_entropy(float probability) { return probability <= 0.f ? LARGEST_LOSS : -logf(probability); }
 
+// Groups of eight threads in a block, and the sum and maximum of a group.
+#define EIGHTS (RELABEL_THREADS / 8)
+DEVICE float sum_of_8(float value) {
+#pragma unroll
+  for (int distance = 4; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
+  return value;
+}
+DEVICE float max_of_8(float value) {
+#pragma unroll
+  for (int distance = 4; distance; distance >>= 1) value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, distance));
+  return value;
+}
+
 // Probabilities of the items and weights of the prototypes. Contains barriers.
 DEVICE void posterior(const Relabel& r, const Episode& e, const int* given, const int* counts, LossMemory m) {
-  const int items = e.items, classes = e.classes, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int items = e.items, classes = e.classes, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, eighth = threadIdx.x & 7;
   const float* prior = r.parameters + r.prior;
   const float* logits = r.logits + (long)e.first_state * OUTPUTS;
   const float other_classes = -logf(fmaxf((float)classes, 2.f) - 1.f);
-  // A warp per item: the logits of the classes, then a softmax over them and "none".
+  // Eight threads per item: the logits of the classes, then a softmax over them and "none". All threads take part in the sums.
 #pragma unroll 1
-  for (int i = warp; i < items; i += RELABEL_WARPS) {
-    float *row = m.probabilities + i * (classes + 1), votes = 0.f, largest = -3.402823466e38f, total = 0.f;
-    const int label = given[i];
+  for (int first = 0; first < items; first += EIGHTS) {
+    const int i = first + (threadIdx.x >> 3), item = min(i, items - 1), label = given[item];
+    float *row = m.probabilities + item * (classes + 1), votes = 0.f, largest = -3.402823466e38f, total = 0.f;
 #pragma unroll 1
-    for (int c = lane; c < classes; c += 32) {
-      const float* state = logits + (i * classes + c) * OUTPUTS;
-      const float start = c != label ? other_classes : prior[0] + (counts[c] == 1 ? prior[1] : 0.f);
-      const float logit = state[0] + start;
-      row[c] = logit;
-      largest = fmaxf(largest, logit);
+    for (int c = eighth; c < classes; c += 8) {
+      const float* state = logits + (item * classes + c) * OUTPUTS;
+      largest = fmaxf(largest, state[0] + (c != label ? other_classes : prior[0] + (counts[c] == 1 ? prior[1] : 0.f)));
       votes += state[2];
     }
-    const float none = warp_sum(votes) * fast_inverse(classes) + prior[2] + (r.view_target == 2 ? r.outlier[e.first_item + i] : 0.f);
-    largest = fmaxf(warp_max(largest), none);
-    if (lane == 0) row[classes] = none;
-    __syncwarp();
+    const float none = sum_of_8(votes) * fast_inverse(classes) + prior[2] + (r.view_target == 2 ? r.outlier[e.first_item + item] : 0.f);
+    largest = fmaxf(max_of_8(largest), none);
+    const float none_value = expf(none - largest);
 #pragma unroll 1
-    for (int c = lane; c <= classes; c += 32) total += row[c] = expf(row[c] - largest);
-    const float scale = fast_inverse(warp_sum(total));
+    for (int c = eighth; c < classes; c += 8) {
+      const float start = c != label ? other_classes : prior[0] + (counts[c] == 1 ? prior[1] : 0.f);
+      const float value = expf(logits[(item * classes + c) * OUTPUTS] + start - largest);
+      if (i < items) row[c] = value;
+      total += value;
+    }
+    const float scale = fast_inverse(sum_of_8(total) + none_value);
+    if (i >= items) continue;
+    if (eighth == 0) row[classes] = none_value * scale;
 #pragma unroll 1
-    for (int c = lane; c <= classes; c += 32) row[c] *= scale;
+    for (int c = eighth; c < classes; c += 8) row[c] *= scale;
   }
   __syncthreads();
   // A warp per class.
@@ -109,9 +125,12 @@ DEVICE float item_loss(const Relabel& r, const Episode& e, const int* truths, Lo
   return loss;
 }
 
-// out[row][column] = sum over k below `len` of left[row][k] right[k][column], for [rows][columns].
-SEPARATE void small_product(const float* left, const float* right, int rows, int len, int columns, float* out) {
-  each_element(rows, columns, [&](int row, int column) {
+// out[row][column] = sum over k below `len` of left[row][k] right[k][column], for [rows][columns]. `from_last`: the work starts
+// with the last threads.
+SEPARATE void small_product(const float* left, const float* right, int rows, int len, int columns, float* out, bool from_last) {
+#pragma unroll 1
+  for (int task = from_last ? RELABEL_THREADS - 1 - threadIdx.x : threadIdx.x; task < rows * columns; task += RELABEL_THREADS) {
+    const int row = task / columns, column = task - row * columns;
     const float *own = left + row * len, *at = right + column;
     float sum = 0.f;
 #pragma unroll 1
@@ -123,8 +142,8 @@ SEPARATE void small_product(const float* left, const float* right, int rows, int
       for (int i = 0; i < 8; i++)
         if (k + i < len) sum += own[k + i] * values[i];
     }
-    out[row * columns + column] = sum;
-  });
+    out[task] = sum;
+  }
 }
 
 // out[row] = sum over columns of left[row][column] right[row][column].
@@ -142,8 +161,8 @@ SEPARATE void row_products(const float* left, const float* right, int rows, int 
 
 // Squared distances of queries to prototypes.
 DEVICE void query_distances(const Relabel& r, const Episode& e, LossMemory m) {
-  small_product(m.weights, r.gram + e.first_pair, e.classes, e.items, e.items, m.with_items);
-  small_product(m.weights, r.products + e.first_product, e.classes, e.items, e.queries, m.distances);
+  small_product(m.weights, r.gram + e.first_pair, e.classes, e.items, e.items, m.with_items, false);
+  small_product(m.weights, r.products + e.first_product, e.classes, e.items, e.queries, m.distances, true);
   __syncthreads();
   row_products(m.weights, m.with_items, e.classes, e.items, m.squares);
   __syncthreads();
@@ -160,7 +179,7 @@ struct Losses {
 // Cross-entropies of the items, from each thread's part, and of the queries; gradients of the weights in `d_weights` and of
 // log_scale.
 DEVICE Losses losses(const Relabel& r, const Episode& e, const int* classes, LossMemory m, float item_part) {
-  const int count = e.classes * e.queries, items = e.items, queries = e.queries, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int count = e.classes * e.queries, items = e.items, queries = e.queries;
   query_distances(r, e, m);
   __syncthreads();
   float sum = 0.f;
@@ -203,20 +222,20 @@ DEVICE Losses losses(const Relabel& r, const Episode& e, const int* classes, Los
   // The loss depends on the distances over their mean, so the gradient of the mean's logarithm is minus that of log_scale.
   const float through_mean = -of_queries.y * fast_inverse(mean * count);
   const float* products = r.products + e.first_product;
-  // A warp per item and class.
+  // Eight threads per item and class.
 #pragma unroll 1
-  for (int task = warp; task < e.classes * items; task += RELABEL_WARPS) {
-    const int c = task / items, i = task - c * items;
+  for (int first = 0; first < e.classes * items; first += EIGHTS) {
+    const int own = first + (threadIdx.x >> 3), task = min(own, e.classes * items - 1), c = task / items, i = task - c * items;
     float d_square = 0.f, d_product = 0.f;
 #pragma unroll 4
-    for (int q = lane; q < queries; q += 32) {
+    for (int q = threadIdx.x & 7; q < queries; q += 8) {
       const float d = m.d_distances[c * queries + q] + through_mean;
       d_square += d;
       d_product += d * products[i * queries + q];
     }
-    d_square = warp_sum(d_square);
-    d_product = warp_sum(d_product);
-    if (lane == 0) m.d_weights[task] = 2.f * (d_square * m.with_items[task] - d_product);
+    d_square = sum_of_8(d_square);
+    d_product = sum_of_8(d_product);
+    if (own == task && (threadIdx.x & 7) == 0) m.d_weights[task] = 2.f * (d_square * m.with_items[task] - d_product);
   }
   __syncthreads();
   return {sums.y, of_queries.x, of_queries.y};
@@ -224,7 +243,7 @@ DEVICE Losses losses(const Relabel& r, const Episode& e, const int* classes, Los
 
 // From the gradients of weights and softmax to those of the network's logits and of the prior.
 DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, const int* given, const int* counts, LossMemory m) {
-  const int items = e.items, classes = e.classes, lane = threadIdx.x & 31;
+  const int items = e.items, classes = e.classes, eighth = threadIdx.x & 7;
   const float* logits = r.logits + (long)e.first_state * OUTPUTS;
   float* d_logits = r.d_logits + (long)e.first_state * OUTPUTS;
   // `squares` becomes the mean of the gradient in each prototype.
@@ -239,19 +258,20 @@ DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, co
   });
   __syncthreads();
   Three d_prior = {};  // given, alone, none
-  // A warp per item.
+  // Eight threads per item.
 #pragma unroll 1
-  for (int i = threadIdx.x >> 5; i < items; i += RELABEL_WARPS) {
+  for (int first = 0; first < items; first += EIGHTS) {
+    const int own = first + (threadIdx.x >> 3), i = min(own, items - 1), label = given[i];
     const float *p = m.probabilities + i * (classes + 1), *d_p = m.d_probabilities + i * (classes + 1);
     const float* d_row = m.d_softmax + i * (classes + 1);
     float mean = 0.f;
 #pragma unroll 1
-    for (int c = lane; c < classes; c += 32) mean += p[c] * d_p[c];
-    mean = warp_sum(mean);
+    for (int c = eighth; c < classes; c += 8) mean += p[c] * d_p[c];
+    mean = sum_of_8(mean);
+    if (own > i) continue;
     const float none = d_row[classes] - p[classes] * mean;
-    const int label = given[i];
 #pragma unroll 1
-    for (int c = lane; c < classes; c += 32) {
+    for (int c = eighth; c < classes; c += 8) {
       const float d = d_row[c] + p[c] * (d_p[c] - mean);
       d_logits[(i * classes + c) * OUTPUTS] = d;
       d_logits[(i * classes + c) * OUTPUTS + 2] = none * fast_inverse(classes);
@@ -259,7 +279,7 @@ DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, co
       d_prior.x += d;
       if (counts[c] == 1) d_prior.y += d;
     }
-    if (lane > 0) continue;
+    if (eighth > 0) continue;
     d_prior.z += none;
     if (r.view_target == 2) r.d_outlier[e.first_item + i] = none;
   }
