@@ -149,9 +149,9 @@ TILE_KERNEL relabel_input(Relabel r) {
   attention_inputs(r, b, 0);
 }
 
-// Items that a thread sums at the same time, and rows that it loads ahead.
+// Items that a thread sums at the same time, and rows that it loads at the same time.
 #define ITEM_SUMS 6
-#define ROWS_AHEAD 8
+#define ROWS_AHEAD 4
 
 // out[item][class][w] = scale times the sum over all items j of the episode of weights[head of w][item][j] rows[j][class][w],
 // for the items of the tile. The rows are in global memory, [items][classes][width]. `from_last`: the work starts with the last
@@ -169,29 +169,31 @@ SEPARATE void weighted_sums(int weights, const float* rows, int items, int class
     const int c = column / width, w = column - c * width;
     const float* own = shared + weights + (divide(by_head_width, w) * count + first) * weight_pitch;
     const float* at = rows + column;
-    float sums[ITEM_SUMS] = {}, values[ROWS_AHEAD], next[ROWS_AHEAD];
+    // One group of rows is in use, two are on their way.
+    float sums[ITEM_SUMS] = {}, values[ROWS_AHEAD], next[ROWS_AHEAD], last[ROWS_AHEAD];
 #pragma unroll
-    for (int i = 0; i < ROWS_AHEAD; i++) next[i] = i < items ? at[i * columns] : 0.f;
+    for (int i = 0; i < ROWS_AHEAD; i++) {
+      next[i] = i < items ? at[i * columns] : 0.f;
+      last[i] = ROWS_AHEAD + i < items ? at[(ROWS_AHEAD + i) * columns] : 0.f;
+    }
+    at += ROWS_AHEAD * columns;
 #pragma unroll 1
     for (int j = 0; j < items; j += ROWS_AHEAD) {
       at += ROWS_AHEAD * columns;
 #pragma unroll
       for (int i = 0; i < ROWS_AHEAD; i++) {
         values[i] = next[i];
-        next[i] = j + ROWS_AHEAD + i < items ? at[i * columns] : 0.f;
+        next[i] = last[i];
+        last[i] = j + 2 * ROWS_AHEAD + i < items ? at[i * columns] : 0.f;
       }
 #pragma unroll
       for (int i = 0; i < ITEM_SUMS; i++) {
         if (first + i >= count) break;
-        const uint4 low = *(const uint4*)(own + i * weight_pitch + j), high = *(const uint4*)(own + i * weight_pitch + j + 4);
-        sums[i] += __uint_as_float(low.x) * values[0];
-        sums[i] += __uint_as_float(low.y) * values[1];
-        sums[i] += __uint_as_float(low.z) * values[2];
-        sums[i] += __uint_as_float(low.w) * values[3];
-        sums[i] += __uint_as_float(high.x) * values[4];
-        sums[i] += __uint_as_float(high.y) * values[5];
-        sums[i] += __uint_as_float(high.z) * values[6];
-        sums[i] += __uint_as_float(high.w) * values[7];
+        const uint4 four = *(const uint4*)(own + i * weight_pitch + j);
+        sums[i] += __uint_as_float(four.x) * values[0];
+        sums[i] += __uint_as_float(four.y) * values[1];
+        sums[i] += __uint_as_float(four.z) * values[2];
+        sums[i] += __uint_as_float(four.w) * values[3];
       }
     }
     float* to = shared + out + (first * classes + c) * pitch + w;
