@@ -266,7 +266,8 @@ SEPARATE Three block_sums(Three values) {
 // GELU and its derivative. The error function is formula 7.1.26 of Abramowitz and Stegun, whose error is below 1.5e-7; it
 // shares the exponential with the derivative.
 DEVICE float2 gelu_and_slope(float x) {
-  const float t = fast_inverse(1.f + 0.3275911f * 0.70710678118654752f * fabsf(x)), exp = fast_exp2(-0.72134752044448170f * x * x);
+  const float t = fast_inverse(1.f + 0.3275911f * 0.70710678118654752f * fabsf(x));
+  const float exp = fast_exp2(-0.72134752044448170f * x * x);
   const float series = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
   const float tail = 0.5f * series * exp, cdf = x >= 0.f ? 1.f - tail : tail;
   return make_float2(x * cdf, cdf + x * 0.3989422804014327f * exp);
@@ -318,7 +319,8 @@ SEPARATE void store_rows(int from, float* to, int pitch, int rows, int width) {
 enum MultiplyOption { NO_BARRIER = 0, BARRIER = 1, ADD = 2, LAST_WARPS = 4 };
 #define WEIGHTS_AHEAD 4
 
-DEVICE void multiply_rows(const float* a, int pitch, int m_tiles, const uint4* b, int k, int n, int out, int out_pitch, int options) {
+DEVICE void multiply_rows(const float* a, int pitch, int m_tiles, const uint4* b, int k, int n, int out, int out_pitch,
+                          int options) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, k_tiles = (k + 15) >> 4, n_tiles = (n + 7) >> 3;
   bool wait = options & BARRIER;
   int nt = threadIdx.x >> 5, mt = 0;
@@ -344,8 +346,9 @@ DEVICE void multiply_rows(const float* a, int pitch, int m_tiles, const uint4* b
       for (int i = 0; i < WEIGHTS_AHEAD; i++) {
         if (first + i >= k_tiles) break;
         const float2 x0 = *(const float2*)x, x1 = *(const float2*)(x + 8), y0 = *(const float2*)y, y1 = *(const float2*)(y + 8);
-        const u32 a0[4] = {mma_factor(x0.x), mma_factor(y0.x), mma_factor(x0.y), mma_factor(y0.y)}, b0[2] = {ahead[i].x, ahead[i].y};
-        const u32 a1[4] = {mma_factor(x1.x), mma_factor(y1.x), mma_factor(x1.y), mma_factor(y1.y)}, b1[2] = {ahead[i].z, ahead[i].w};
+        const u32 a0[4] = {mma_factor(x0.x), mma_factor(y0.x), mma_factor(x0.y), mma_factor(y0.y)};
+        const u32 a1[4] = {mma_factor(x1.x), mma_factor(y1.x), mma_factor(x1.y), mma_factor(y1.y)};
+        const u32 b0[2] = {ahead[i].x, ahead[i].y}, b1[2] = {ahead[i].z, ahead[i].w};
         mma_tf32(even, a0, b0);
         mma_tf32(odd, a1, b1);
         if (first + i + WEIGHTS_AHEAD < k_tiles) ahead[i] = weights[(i + WEIGHTS_AHEAD) * 32];

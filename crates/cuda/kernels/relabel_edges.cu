@@ -62,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
 #pragma unroll 2
     for (int k = 0; k < len; k += 8) {
       u32 a[4], a_low[4], b[2], b_low[2];
-      const float2 above = *(const float2*)(x + k), below = *(const float2*)(x + k + 8 * GRAM_PITCH), right = *(const float2*)(y + k);
+      const float2 above = *(const float2*)(x + k), below = *(const float2*)(x + k + 8 * GRAM_PITCH);
+      const float2 right = *(const float2*)(y + k);
       split_tf32(above.x, &a[0], &a_low[0]);
       split_tf32(below.x, &a[1], &a_low[1]);
       split_tf32(above.y, &a[2], &a_low[2]);

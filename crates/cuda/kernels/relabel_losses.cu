@@ -72,7 +72,8 @@ DEVICE void posterior(const Relabel& r, const Episode& e, const int* given, cons
       largest = fmaxf(largest, state[0] + (c != label ? other_classes : prior[0] + (counts[c] == 1 ? prior[1] : 0.f)));
       votes += state[2];
     }
-    const float none = sum_of_8(votes) * fast_inverse(classes) + prior[2] + (r.view_target == 2 ? r.outlier[e.first_item + item] : 0.f);
+    const float outlier = r.view_target == 2 ? r.outlier[e.first_item + item] : 0.f;
+    const float none = sum_of_8(votes) * fast_inverse(classes) + prior[2] + outlier;
     largest = fmaxf(max_of_8(largest), none);
     const float none_value = expf(none - largest);
 #pragma unroll 1

@@ -48,7 +48,8 @@ SEPARATE void load_factor(const float* from, int pitch, int columns, int first_c
 }
 
 // Products from number `first_product` on, one block each.
-extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 3) relabel_products(Relabel r, const Product* products, int first_product) {
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 3)
+    relabel_products(Relabel r, const Product* products, int first_product) {
   const Product p = products[blockIdx.x + first_product];
   const Header* step = header(r);
   const int all = p.rows == 0 ? step->items : p.rows == 1 ? step->states : step->class_rows;

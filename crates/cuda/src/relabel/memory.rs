@@ -395,7 +395,7 @@ impl NetworkPlan {
         let dropout = view.map_or(0.0, |view| view.dropout);
         let head_width = config.width / config.heads;
         let is_padded = [config.width, config.hidden, view_width, view_dim].iter().any(|size| size % 16 != 0)
-            || head_width % 8 != 0;
+            || !head_width.is_multiple_of(8);
         DeviceRelabel {
             width: config.width as i32,
             layers: config.layers as i32,
