@@ -14,21 +14,55 @@
 
 namespace relabel {
 
+// A function that is not inlined. Kernels run most of their code once per warp, so their time depends on the size of the code.
+#ifndef SEPARATE
+#ifdef EMULATOR
+#define SEPARATE static
+#else
+#define SEPARATE static __device__ __noinline__
+#endif
+#endif
+
 #ifndef EMULATOR
 // Asynchronous copy of 4 bytes, in the groups of `copy_async`.
 DEVICE void copy_word_async(u32 shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"(shared), "l"(global));
 }
+// 2^value and 1 / value, with errors in the last bits.
+DEVICE float fast_exp2(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+DEVICE float fast_inverse(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
+// A factor of `mma_tf32`, which ignores the last 13 bits: increased by 0.35 to 0.7 units of the last place of TF32, so that the
+// error is 0 on average. TF32 numbers stay what they are. One instruction, where `to_tf32` needs several.
+DEVICE u32 mma_factor(float value) { return __float_as_uint(value * (1.f + 1.4f / 4096.f)); }
+#else
+DEVICE float fast_exp2(float value) { return exp2f(value); }
+DEVICE float fast_inverse(float value) { return 1.f / value; }
+DEVICE u32 bits_of(float value) {
+  u32 bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+DEVICE u32 mma_factor(float value) { return to_tf32(value); }
 #endif
 
-#define RELABEL_THREADS 256
-#define RELABEL_WARPS 8
+// Threads of the kernels that work on tiles or episodes.
+#define RELABEL_THREADS 512
+#define RELABEL_WARPS 16
+// The most items of a tile.
+#define TILE_ITEMS 32
 #define EDGE_FEATURES 5
 #define PAIR_FEATURES 6
 #define STATE_FEATURES 19
 #define OUTPUTS 3
-// Items that a thread sums at the same time.
-#define ITEM_SUMS 8
 
 // ---- The input of a step. A slot holds a header and, at the offsets of the layout, one array per part.
 struct Header {
@@ -48,8 +82,10 @@ struct Episode {
   u32 seed_low, seed_high;
   int padding;
 };
-struct Tile {
-  int episode, first, count, padding;
+// `count` items of an episode, from `first` on.
+struct alignas(16) Tile {
+  Episode e;
+  int first, count;
 };
 // A row of features: own + share (other - own), addresses of f32.
 struct Row {
@@ -64,6 +100,7 @@ struct StepLayout {
 struct State {
   u32 step, updates;
   u64 finished_blocks;
+  float corrections[2];  // AdamW's corrections of the moments in the current step
 };
 
 // Offsets of the weights of a layer in the packed weights.
@@ -74,8 +111,8 @@ struct PackedLayer {
 // Offsets in the shared memory of a tile, in floats. R, T and K are the padded numbers of states, items and classes.
 struct SharedLayout {
   int states, normed, values;  // [R][W]
-  int hidden;                  // [R][U]
-  int items[3];                // [T][max(2 W, U, V)]
+  int hidden;                  // [R][max(W, U)]
+  int items[3];                // [T][max(2 W, U, V)] twice, [T][max(W, V)]
   int classes, of_classes;     // [K][W], [K][U]
   int extra;                   // weights of the edge network, features of states, attention of the tile
   int len;
@@ -85,7 +122,8 @@ struct Relabel {
   int width, layers, heads, hidden, edge_hidden, view_width, view_dim, view_pitch;
   int view_target;  // 0: no item view; 1: it enters the states; 2: it enters the logit of "none of the classes"
   int centred;
-  int padded;  // 1 if a size is not a multiple of 16
+  int padded;  // 1 if a size is not a multiple of 16, or the width of a head not of 8
+  float beta1, beta2;  // of AdamW
   float floor, items_weight, queries_weight, attention_scale, dropout_scale;
   u32 dropout_threshold;
   Divider by_head_width;
@@ -117,16 +155,16 @@ struct Relabel {
   // Per layer: [items][2 W], [items][W], [items][W], [states][W], [states][W], [items][2 W]
   float *pooled, *queries, *keys, *values, *attended, *pools;
   int* argmax;  // [layers][items][W]
-  // Per layer: [class rows][W], [states][U], [states][U]
-  float *class_means, *hidden_units, *activated;
+  // Per layer: [class rows][W], slopes of GELU [states][U], [states][U]
+  float *class_means, *hidden_slopes, *activated;
   // Per layer: [states][U], [items][U], [class rows][U], [items][W], [items][W], [states][W]
   float *d_hidden, *d_of_items, *d_of_classes, *d_queries, *d_keys, *d_values;
-  // [tiles][C U], [states][W], [states][W]
+  // [tiles][C max(W, U)], [states][W], [states][W]
   float *class_sums, *d_normed, *d_attended;
   // [states][W]
-  float *start_hidden, *start_activated, *d_start;
+  float *start_slopes, *start_activated, *d_start;
   // [items][D], [items][V], [items][V], [items][W], [items][W], [items][W], [items][V]
-  float *view_rows, *projected, *view, *view_hidden, *view_activated, *d_view_hidden, *d_projected;
+  float *view_rows, *projected, *view, *view_slopes, *view_activated, *d_view_hidden, *d_projected;
   // [items], [items], [states][3], [states][3]
   float *outlier, *d_outlier, *logits, *d_logits;
   // Memory of the losses, [episodes][4] (gradients of prior and log_scale), [episodes][2], partial sums of tiles
@@ -142,211 +180,303 @@ DEVICE Episode episode(const Relabel& r, int index) { return ((const Episode*)(s
 struct Block {
   Episode e;
   int first, count, rows, row_tiles, item_tiles, class_tiles, tile;
-  long item, state;      // rows of the tile's first item and state among those of the step
-  const int* given;      // of the episode's items
-  const int* counts;     // items per class
+  Divider by_classes;
+  long item, state;   // rows of the tile's first item and state among those of the step
+  const int* labels;  // the given labels of the tile's items; after the first barrier
+  const int* counts;  // items per class
   float* shared;
 };
 
 // Finds the tile; false if the step has fewer tiles than the grid has blocks.
 DEVICE bool open_tile(const Relabel& r, Block& b) {
+  SHARED int labels[TILE_ITEMS];
   const u32* input = slot(r);
   b.tile = blockIdx.x;
-  if (b.tile >= (int)((const Header*)input)->tiles) return false;
   const Tile tile = ((const Tile*)(input + r.layout.tiles))[b.tile];
-  b.e = ((const Episode*)(input + r.layout.episodes))[tile.episode];
+  if (b.tile >= (int)((const Header*)input)->tiles) return false;
+  b.e = tile.e;
   b.first = tile.first;
   b.count = tile.count;
   b.rows = tile.count * b.e.classes;
   b.row_tiles = (b.rows + 15) >> 4;
   b.item_tiles = (b.count + 15) >> 4;
   b.class_tiles = (b.e.classes + 15) >> 4;
+  // Exact for numbers below 2^16.
+  b.by_classes = {(u32)b.e.classes, 0xffffffffu / (u32)b.e.classes + 1, 0};
   b.item = b.e.first_item + tile.first;
-  b.state = b.e.first_state + (long)tile.first * b.e.classes;
-  b.given = (const int*)(input + r.layout.given) + b.e.first_item;
+  b.state = b.e.first_state + tile.first * b.e.classes;
+  b.labels = labels;
   b.counts = (const int*)(input + r.layout.counts) + b.e.first_class;
   b.shared = (float*)dynamic_shared;
+  if ((int)threadIdx.x < b.count) labels[threadIdx.x] = ((const int*)(input + r.layout.given))[b.item + threadIdx.x];
   // Columns beyond a size are multiplied by zero weights, so they must be finite.
   if (r.padded) {
+#pragma unroll 1
     for (int i = threadIdx.x; i < r.shared.len; i += RELABEL_THREADS) b.shared[i] = 0.f;
     __syncthreads();
   }
   return true;
 }
 
-// Floats from one row of `width` to the next in shared memory: no bank conflicts in the loads of `tile_product`.
-DEVICE int pitch_of(int width) { return ((width + 15) & ~15) + 4; }
+// Floats from one row of attention weights of `items` items to the next in shared memory. The rest of a row is 0.
+DEVICE int weight_pitch_of(int items) { return (items + 7) & ~7; }
+// Floats from one row of `width` to the next in shared memory: no bank conflicts in the accesses of `multiply`.
+DEVICE int pitch_of(int width) { return ((width + 15) & ~15) + 8; }
 
-DEVICE float warp_sum(float value) {
+SEPARATE float warp_sum(float value) {
 #pragma unroll
   for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
   return value;
 }
-DEVICE float warp_max(float value) {
+SEPARATE float warp_max(float value) {
 #pragma unroll
   for (int distance = 16; distance; distance >>= 1) value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, distance));
   return value;
 }
-// The sum over all threads of a block, the same for all of them. Contains barriers.
-DEVICE double block_sum(double value) {
-  SHARED double sums[RELABEL_WARPS];
-#pragma unroll
-  for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
+struct Three {
+  float x, y, z;
+};
+// The sums over all threads of a block of RELABEL_THREADS, the same for all of them. Contains barriers.
+SEPARATE Three block_sums(Three values) {
+  SHARED float sums[3][RELABEL_WARPS];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+#pragma unroll 1
+  for (int distance = 16; distance; distance >>= 1) {
+    values.x += __shfl_xor_sync(FULL_WARP, values.x, distance);
+    values.y += __shfl_xor_sync(FULL_WARP, values.y, distance);
+    values.z += __shfl_xor_sync(FULL_WARP, values.z, distance);
+  }
   __syncthreads();
-  if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = value;
+  if (lane == 0) {
+    sums[0][warp] = values.x;
+    sums[1][warp] = values.y;
+    sums[2][warp] = values.z;
+  }
   __syncthreads();
-  double total = 0.0;
-#pragma unroll
-  for (int warp = 0; warp < RELABEL_WARPS; warp++) total += sums[warp];
+  Three total = {};
+#pragma unroll 4
+  for (int i = 0; i < RELABEL_WARPS; i++) {
+    total.x += sums[0][i];
+    total.y += sums[1][i];
+    total.z += sums[2][i];
+  }
   return total;
 }
 
-DEVICE float normal_cdf(float x) { return 0.5f * (1.f + erff(x * 0.70710678118654752f)); }
-DEVICE float gelu(float x) { return x * normal_cdf(x); }
-DEVICE float gelu_slope(float x) { return normal_cdf(x) + x * 0.3989422804014327f * expf(-0.5f * x * x); }
+// GELU and its derivative. The error function is formula 7.1.26 of Abramowitz and Stegun, whose error is below 1.5e-7; it
+// shares the exponential with the derivative.
+DEVICE float2 gelu_and_slope(float x) {
+  const float t = fast_inverse(1.f + 0.3275911f * 0.70710678118654752f * fabsf(x));
+  const float exp = fast_exp2(-0.72134752044448170f * x * x);
+  const float series = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  const float tail = 0.5f * series * exp, cdf = x >= 0.f ? 1.f - tail : tail;
+  return make_float2(x * cdf, cdf + x * 0.3989422804014327f * exp);
+}
+
+// body(row, column) for all elements of a matrix; a warp works on a row.
+template <class Body> DEVICE void each_element(int rows, int width, Body body) {
+#pragma unroll 1
+  for (int row = threadIdx.x >> 5; row < rows; row += RELABEL_WARPS)
+#pragma unroll 1
+    for (int w = threadIdx.x & 31; w < width; w += 32) body(row, w);
+}
+
+// Matrices in shared memory are given by the offset of their first float: the compiler then knows the kind of the memory.
+//
+// Copies of rows use 16 threads per row.
+#define COPY_ROWS (RELABEL_THREADS / 16)
 
 // Starts to copy `rows` rows of `width` from global to shared memory; `finish_loads` and a barrier must follow.
-DEVICE void load_rows(const void* from, void* to, int pitch, int rows, int width) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  if (width % 4 == 0) {
-    for (int row = warp; row < rows; row += RELABEL_WARPS)
-      for (int w = lane * 4; w < width; w += 128)
-        copy_async(shared_address((float*)to + row * pitch + w), (const float*)from + row * width + w);
-  } else {
-    for (int row = warp; row < rows; row += RELABEL_WARPS)
-      for (int w = lane; w < width; w += 32)
-        copy_word_async(shared_address((float*)to + row * pitch + w), (const float*)from + row * width + w);
-  }
+SEPARATE void load_rows(const void* from, int to, int pitch, int rows, int width) {
+  const u32 address = shared_address(dynamic_shared) + to * 4;
+  const bool aligned = width % 4 == 0;
+#pragma unroll 1
+  for (int row = threadIdx.x >> 4; row < rows; row += COPY_ROWS)
+#pragma unroll 1
+    for (int w = threadIdx.x & 15; w < (aligned ? width >> 2 : width); w += 16) {
+      if (aligned) copy_async(address + (row * pitch + 4 * w) * 4, (const float*)from + row * width + 4 * w);
+      else copy_word_async(address + (row * pitch + w) * 4, (const float*)from + row * width + w);
+    }
 }
 DEVICE void finish_loads() {
   commit_copies();
   wait_for_copies<0>();
 }
-DEVICE void store_rows(const float* from, float* to, int pitch, int rows, int width) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  for (int row = warp; row < rows; row += RELABEL_WARPS)
-    for (int w = lane; w < width; w += 32) to[row * width + w] = from[row * pitch + w];
+SEPARATE void store_rows(int from, float* to, int pitch, int rows, int width) {
+  const float* shared = (const float*)dynamic_shared + from;
+  const bool aligned = width % 4 == 0;
+#pragma unroll 1
+  for (int row = threadIdx.x >> 4; row < rows; row += COPY_ROWS)
+#pragma unroll 1
+    for (int w = threadIdx.x & 15; w < (aligned ? width >> 2 : width); w += 16) {
+      if (aligned) *(uint4*)(to + row * width + 4 * w) = *(const uint4*)(shared + row * pitch + 4 * w);
+      else to[row * width + w] = shared[row * pitch + w];
+    }
 }
 
-// out(row, column, sum over k of a[row][k] b[k][column]) for 16 m_tiles rows, also of rows that do not exist. `b` is packed:
-// for 8 columns and 16 values of k, every lane has its four numbers of two mma_tf32 (`packed_position` in src/relabel).
-template <class Out>
-DEVICE void tile_product(const float* a, int pitch, int m_tiles, const uint4* b, int k, int n, Out out) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
-  const int k_tiles = (k + 15) >> 4, n_tiles = (n + 7) >> 3, pairs = (m_tiles + 1) >> 1;
-  for (int unit = warp; unit < n_tiles * pairs; unit += RELABEL_WARPS) {
-    const int nt = unit / pairs, mt = (unit - nt * pairs) * 2;
-    const bool second = mt + 1 < m_tiles;
-    float sums[2][4] = {};
-    const uint4* weights = b + (long)nt * k_tiles * 32 + lane;
-    const float* rows = a + (mt * 16 + group) * (long)pitch + quad;
-#pragma unroll 4
-    for (int kt = 0; kt < k_tiles; kt++) {
-      const uint4 w = weights[kt * 32];
-      const u32 b0[2] = {w.x, w.y}, b1[2] = {w.z, w.w};
+// Options of `multiply`: a barrier before `a` is read, but after weights are loaded; sums are added to what `out` holds; the
+// work starts with the last half of the warps, because a product before it, without a barrier in between, needs the first.
+enum MultiplyOption { NO_BARRIER = 0, BARRIER = 1, ADD = 2, LAST_WARPS = 4 };
+#define WEIGHTS_AHEAD 4
+
+DEVICE void multiply_rows(const float* a, int pitch, int m_tiles, const uint4* b, int k, int n, int out, int out_pitch,
+                          int options) {
+  const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, k_tiles = (k + 15) >> 4, n_tiles = (n + 7) >> 3;
+  bool wait = options & BARRIER;
+  int nt = threadIdx.x >> 5, mt = 0;
+  if (options & LAST_WARPS) nt ^= RELABEL_WARPS / 2;
+#pragma unroll 1
+  for (;; nt += RELABEL_WARPS) {
+#pragma unroll 1
+    for (; nt >= n_tiles; mt++) nt -= n_tiles;
+    if (mt >= m_tiles) break;
+    const uint4* weights = b + nt * k_tiles * 32 + lane;
+    const float* x = a + (mt * 16 + group) * pitch + 2 * quad;
+    const float* y = x + 8 * pitch;
+    float even[4] = {}, odd[4] = {};
+    uint4 ahead[WEIGHTS_AHEAD];
 #pragma unroll
-      for (int m = 0; m < 2; m++) {
-        if (m == 1 && !second) break;
-        const float* x = rows + m * 16 * pitch + kt * 16;
-        const float* y = x + 8 * pitch;
-        const u32 a0[4] = {to_tf32(x[0]), to_tf32(y[0]), to_tf32(x[4]), to_tf32(y[4])};
-        const u32 a1[4] = {to_tf32(x[8]), to_tf32(y[8]), to_tf32(x[12]), to_tf32(y[12])};
-        mma_tf32(sums[m], a0, b0);
-        mma_tf32(sums[m], a1, b1);
+    for (int i = 0; i < WEIGHTS_AHEAD; i++)
+      if (i < k_tiles) ahead[i] = weights[i * 32];
+    if (wait) __syncthreads();
+    wait = false;
+#pragma unroll 1
+    for (int first = 0; first < k_tiles; first += WEIGHTS_AHEAD) {
+#pragma unroll
+      for (int i = 0; i < WEIGHTS_AHEAD; i++) {
+        if (first + i >= k_tiles) break;
+        const float2 x0 = *(const float2*)x, x1 = *(const float2*)(x + 8), y0 = *(const float2*)y, y1 = *(const float2*)(y + 8);
+        const u32 a0[4] = {mma_factor(x0.x), mma_factor(y0.x), mma_factor(x0.y), mma_factor(y0.y)};
+        const u32 a1[4] = {mma_factor(x1.x), mma_factor(y1.x), mma_factor(x1.y), mma_factor(y1.y)};
+        const u32 b0[2] = {ahead[i].x, ahead[i].y}, b1[2] = {ahead[i].z, ahead[i].w};
+        mma_tf32(even, a0, b0);
+        mma_tf32(odd, a1, b1);
+        if (first + i + WEIGHTS_AHEAD < k_tiles) ahead[i] = weights[(i + WEIGHTS_AHEAD) * 32];
+        x += 16;
+        y += 16;
       }
+      weights += WEIGHTS_AHEAD * 32;
     }
-#pragma unroll
-    for (int m = 0; m < 2; m++) {
-      if (m == 1 && !second) break;
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int column = nt * 8 + 2 * quad + (i & 1);
-        if (column < n) out((mt + m) * 16 + group + (i >> 1) * 8, column, sums[m][i]);
-      }
+    float2* to = (float2*)((float*)dynamic_shared + out + (mt * 16 + group) * out_pitch + nt * 8 + 2 * quad);
+    float2* below = (float2*)((float*)to + 8 * out_pitch);
+    float2 first = make_float2(even[0] + odd[0], even[1] + odd[1]), second = make_float2(even[2] + odd[2], even[3] + odd[3]);
+    if (options & ADD) {
+      first = make_float2(to->x + first.x, to->y + first.y);
+      second = make_float2(below->x + second.x, below->y + second.y);
     }
+    *to = first;
+    *below = second;
   }
+  if (wait) __syncthreads();
 }
 
-// A number as the sum of two TF32 numbers.
+// out[row][column] = sum over k of a[row][k] b[k][column] for 16 m_tiles rows, also of rows that do not exist. `b` is packed:
+// for 8 columns and 16 values of k, every lane has its four numbers of two mma_tf32 (`packed_position` in src/relabel).
+// A barrier must follow before `out` is read.
+SEPARATE void multiply(int a, int pitch, int m_tiles, const uint4* b, int k, int n, int out, int out_pitch, int options) {
+  multiply_rows((const float*)dynamic_shared + a, pitch, m_tiles, b, k, n, out, out_pitch, options);
+}
+
+// A number as the sum of two TF32 numbers, nearly.
 DEVICE void split_tf32(float value, u32* high, u32* low) {
-  *high = to_tf32(value);
-  *low = to_tf32(value - __uint_as_float(*high));
+  *high = bits_of(value) & 0xffffe000u;
+  *low = mma_factor(value - __uint_as_float(*high));
 }
 
 // The weight of a layer in the packed weights.
 DEVICE const uint4* packed(const Relabel& r, int offset, int layer) {
-  return r.packed + (offset + (long)layer * r.packed_layer_len) / 4;
+  return (const uint4*)((const float*)r.packed + offset + layer * r.packed_layer_len);
 }
 DEVICE const float* layer_parameters(const Relabel& r, int offset, int layer) {
   return r.parameters + r.layer + (long)layer * r.layer_len + offset;
 }
 
-// Layer norms use 8 threads per row.
-#define NORM_ROWS (RELABEL_THREADS / 8)
-DEVICE float sum_of_8(float value) {
+// Layer norms use 16 threads per row.
+#define NORM_LANES 16
+#define NORM_ROWS (RELABEL_THREADS / NORM_LANES)
+DEVICE float norm_sum(float value) {
 #pragma unroll
-  for (int distance = 4; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
+  for (int distance = NORM_LANES / 2; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
   return value;
+}
+// body(column) for this thread's columns of a row.
+template <class Body> DEVICE void each_column(int width, Body body) {
+#pragma unroll 1
+  for (int first = threadIdx.x % NORM_LANES; first < width; first += 4 * NORM_LANES)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (first + i * NORM_LANES < width) body(first + i * NORM_LANES);
 }
 // Mean and one over the standard deviation of a row.
 DEVICE float2 row_statistics(const float* row, int width) {
-  const float inverse_width = 1.f / width;
+  const float inverse_width = fast_inverse(width);
   float sum = 0.f, square = 0.f;
-  for (int w = threadIdx.x & 7; w < width; w += 8) sum += row[w];
-  const float mean = sum_of_8(sum) * inverse_width;
-  for (int w = threadIdx.x & 7; w < width; w += 8) square += (row[w] - mean) * (row[w] - mean);
-  return make_float2(mean, 1.f / sqrtf(sum_of_8(square) * inverse_width + EPSILON));
+  each_column(width, [&](int w) { sum += row[w]; });
+  const float mean = norm_sum(sum) * inverse_width;
+  each_column(width, [&](int w) { square += (row[w] - mean) * (row[w] - mean); });
+  return make_float2(mean, rsqrtf(norm_sum(square) * inverse_width + EPSILON));
 }
 
 // y = layer norm of the rows x, also written to `out` [rows][width]. Parameters: scale, then shift.
-DEVICE void layer_norm(const float* x, float* y, int pitch, int rows, int width, const float* parameters, float* out) {
+SEPARATE void layer_norm(int x, int y, int pitch, int rows, int width, const float* parameters, float* out) {
+  float* shared = (float*)dynamic_shared;
+#pragma unroll 1
   for (int first = 0; first < rows; first += NORM_ROWS) {
     // All threads of a warp take part in its sums, also those without a row.
-    const int row = first + (threadIdx.x >> 3);
-    const float* from = x + min(row, rows - 1) * pitch;
+    const int row = first + threadIdx.x / NORM_LANES, start = min(row, rows - 1) * pitch;
+    const float* from = shared + x + start;
     const float2 statistics = row_statistics(from, width);
     if (row >= rows) continue;
-    for (int w = threadIdx.x & 7; w < width; w += 8) {
+    float* out_row = out + row * width;
+    each_column(width, [&](int w) {
       const float value = (from[w] - statistics.x) * statistics.y * parameters[w] + parameters[width + w];
-      y[row * pitch + w] = value;
-      out[row * width + w] = value;
-    }
+      shared[y + start + w] = value;
+      out_row[w] = value;
+    });
   }
 }
 
 // The backward pass: adds the gradient of the input to `into`, from the gradient `d` of the output, and writes the gradients
 // of scale and shift. `x` holds the input and becomes the normalised input. Contains a barrier.
-DEVICE void layer_norm_backward(float* x, const float* d, float* into, int pitch, int rows, int width, const float* scale,
-                                float* partial) {
-  const float inverse_width = 1.f / width;
+SEPARATE void layer_norm_backward(int x, int d, int into, int pitch, int rows, int width, const float* scale, float* partial) {
+  float* shared = (float*)dynamic_shared;
+  const float inverse_width = fast_inverse(width);
+#pragma unroll 1
   for (int first = 0; first < rows; first += NORM_ROWS) {
-    const int row = first + (threadIdx.x >> 3), real = min(row, rows - 1);
-    float* own = x + real * pitch;
-    const float* d_row = d + real * pitch;
+    const int row = first + threadIdx.x / NORM_LANES, start = min(row, rows - 1) * pitch;
+    float *own = shared + x + start, *d_input = shared + into + start;
+    const float* d_row = shared + d + start;
     const float2 statistics = row_statistics(own, width);
     float d_mean = 0.f, d_slope = 0.f;
-    for (int w = threadIdx.x & 7; w < width; w += 8) {
+    each_column(width, [&](int w) {
       const float d_value = d_row[w] * scale[w];
       d_mean += d_value;
       d_slope += d_value * (own[w] - statistics.x) * statistics.y;
-    }
-    d_mean = sum_of_8(d_mean) * inverse_width;
-    d_slope = sum_of_8(d_slope) * inverse_width;
+    });
+    d_mean = norm_sum(d_mean) * inverse_width;
+    d_slope = norm_sum(d_slope) * inverse_width;
     if (row >= rows) continue;
-    for (int w = threadIdx.x & 7; w < width; w += 8) {
+    each_column(width, [&](int w) {
       const float normalised = (own[w] - statistics.x) * statistics.y;
       own[w] = normalised;
-      into[row * pitch + w] += statistics.y * (d_row[w] * scale[w] - d_mean - normalised * d_slope);
-    }
+      d_input[w] += statistics.y * (d_row[w] * scale[w] - d_mean - normalised * d_slope);
+    });
   }
   __syncthreads();
+#pragma unroll 1
   for (int w = threadIdx.x; w < width; w += RELABEL_THREADS) {
+    const float *d_column = shared + d + w, *column = shared + x + w;
     float d_scale = 0.f, d_shift = 0.f;
-#pragma unroll 8
-    for (int row = 0; row < rows; row++) {
-      d_scale += d[row * pitch + w] * x[row * pitch + w];
-      d_shift += d[row * pitch + w];
-    }
+#pragma unroll 1
+    for (int row = 0; row < rows; row += 4)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        // The last row instead of rows that do not exist, with a weight of 0.
+        const int at = min(row + i, rows - 1) * pitch;
+        const float d_value = row + i < rows ? d_column[at] : 0.f;
+        d_scale += d_value * column[at];
+        d_shift += d_value;
+      }
     partial[w] = d_scale;
     partial[width + w] = d_shift;
   }

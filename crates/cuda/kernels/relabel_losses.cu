@@ -17,7 +17,7 @@ struct LossMemory {
   float *probabilities, *d_probabilities, *d_softmax;  // [M][C + 1]
   float *weights, *with_items, *d_weights, *multipliers;  // [C][M]
   float *distances, *d_distances;                      // [C][Q]
-  float *totals, *squares;                             // [C]
+  float *inverse_totals, *squares;                            // [C]
 };
 DEVICE LossMemory loss_memory(float* at, int items, int classes, int queries) {
   LossMemory m;
@@ -31,194 +31,285 @@ DEVICE LossMemory loss_memory(float* at, int items, int classes, int queries) {
   m.multipliers = at += states;
   m.distances = at += states;
   m.d_distances = at += far;
-  m.totals = at += far;
+  m.inverse_totals = at += far;
   m.squares = at += classes;
   return m;
 }
 
+DEVICE float bounded_logit(float logit) {
+  // tanh(logit / MAX_LOG_MULTIPLIER)
+  return 1.f - 2.f * fast_inverse(1.f + fast_exp2(2.f * 1.4426950408889634f / MAX_LOG_MULTIPLIER * logit));
+}
 DEVICE float cross_entropy(float probability) { return probability <= 0.f ? LARGEST_LOSS : -logf(probability); }
 
-DEVICE void softmax(float* row, int count) {
-  float largest = row[0], total = 0.f;
-  for (int c = 1; c < count; c++) largest = fmaxf(largest, row[c]);
-  for (int c = 0; c < count; c++) total += row[c] = expf(row[c] - largest);
-  const float scale = 1.f / total;
-  for (int c = 0; c < count; c++) row[c] *= scale;
+// Groups of eight threads in a block, and the sum and maximum of a group.
+#define EIGHTS (RELABEL_THREADS / 8)
+DEVICE float sum_of_8(float value) {
+#pragma unroll
+  for (int distance = 4; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
+  return value;
+}
+DEVICE float max_of_8(float value) {
+#pragma unroll
+  for (int distance = 4; distance; distance >>= 1) value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, distance));
+  return value;
 }
 
 // Probabilities of the items and weights of the prototypes. Contains barriers.
 DEVICE void posterior(const Relabel& r, const Episode& e, const int* given, const int* counts, LossMemory m) {
-  const int items = e.items, classes = e.classes;
+  const int items = e.items, classes = e.classes, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, eighth = threadIdx.x & 7;
   const float* prior = r.parameters + r.prior;
   const float* logits = r.logits + (long)e.first_state * OUTPUTS;
   const float other_classes = -logf(fmaxf((float)classes, 2.f) - 1.f);
-  for (int i = threadIdx.x; i < items; i += RELABEL_THREADS) {
-    float *row = m.probabilities + i * (classes + 1), votes = 0.f;
-    for (int c = 0; c < classes; c++) {
-      const float* state = logits + (long)(i * classes + c) * OUTPUTS;
-      const float start = c != given[i] ? other_classes : prior[0] + (counts[c] == 1 ? prior[1] : 0.f);
-      row[c] = state[0] + start;
+  // Eight threads per item: the logits of the classes, then a softmax over them and "none". All threads take part in the sums.
+#pragma unroll 1
+  for (int first = 0; first < items; first += EIGHTS) {
+    const int i = first + (threadIdx.x >> 3), item = min(i, items - 1), label = given[item];
+    float *row = m.probabilities + item * (classes + 1), votes = 0.f, largest = -3.402823466e38f, total = 0.f;
+#pragma unroll 1
+    for (int c = eighth; c < classes; c += 8) {
+      const float* state = logits + (item * classes + c) * OUTPUTS;
+      largest = fmaxf(largest, state[0] + (c != label ? other_classes : prior[0] + (counts[c] == 1 ? prior[1] : 0.f)));
       votes += state[2];
     }
-    row[classes] = votes * (1.f / classes) + prior[2] + (r.view_target == 2 ? r.outlier[e.first_item + i] : 0.f);
-    softmax(row, classes + 1);
+    const float outlier = r.view_target == 2 ? r.outlier[e.first_item + item] : 0.f;
+    const float none = sum_of_8(votes) * fast_inverse(classes) + prior[2] + outlier;
+    largest = fmaxf(max_of_8(largest), none);
+    const float none_value = expf(none - largest);
+#pragma unroll 1
+    for (int c = eighth; c < classes; c += 8) {
+      const float start = c != label ? other_classes : prior[0] + (counts[c] == 1 ? prior[1] : 0.f);
+      const float value = expf(logits[(item * classes + c) * OUTPUTS] + start - largest);
+      if (i < items) row[c] = value;
+      total += value;
+    }
+    const float scale = fast_inverse(sum_of_8(total) + none_value);
+    if (i >= items) continue;
+    if (eighth == 0) row[classes] = none_value * scale;
+#pragma unroll 1
+    for (int c = eighth; c < classes; c += 8) row[c] *= scale;
   }
   __syncthreads();
-  for (int task = threadIdx.x; task < items * classes; task += RELABEL_THREADS) {
-    const int c = task / items, i = task - c * items;
-    const float multiplier = expf(MAX_LOG_MULTIPLIER * tanhf(logits[(long)(i * classes + c) * OUTPUTS + 1] / MAX_LOG_MULTIPLIER));
-    const float floor = counts[c] == 0 ? r.floor / items : given[i] == c ? r.floor : 0.f;
-    m.multipliers[task] = multiplier;
-    m.weights[task] = m.probabilities[i * (classes + 1) + c] * multiplier + floor;
-  }
-  __syncthreads();
-  for (int c = threadIdx.x; c < classes; c += RELABEL_THREADS) {
+  // A warp per class.
+#pragma unroll 1
+  for (int c = warp; c < classes; c += RELABEL_WARPS) {
+    const int count = counts[c];
     float total = 0.f;
-    for (int i = 0; i < items; i++) total += m.weights[c * items + i];
-    m.totals[c] = total;
+#pragma unroll 1
+    for (int i = lane; i < items; i += 32) {
+      const float multiplier = expf(MAX_LOG_MULTIPLIER * bounded_logit(logits[(i * classes + c) * OUTPUTS + 1]));
+      const float floor = count == 0 ? r.floor * fast_inverse(items) : given[i] == c ? r.floor : 0.f;
+      const float weight = m.probabilities[i * (classes + 1) + c] * multiplier + floor;
+      m.multipliers[c * items + i] = multiplier;
+      m.weights[c * items + i] = weight;
+      total += weight;
+    }
+    const float inverse_total = fast_inverse(warp_sum(total));
+    if (lane == 0) m.inverse_totals[c] = inverse_total;
+#pragma unroll 1
+    for (int i = lane; i < items; i += 32) m.weights[c * items + i] *= inverse_total;
   }
-  __syncthreads();
-  for (int task = threadIdx.x; task < items * classes; task += RELABEL_THREADS) m.weights[task] *= 1.f / m.totals[task / items];
   __syncthreads();
 }
 
-// Cross-entropy of the items' true classes, and its gradient in `d_softmax`.
-DEVICE double item_loss(const Relabel& r, const Episode& e, const int* truths, LossMemory m) {
-  const float weight = r.items_weight / e.items;
-  double loss = 0.0;
-  for (int task = threadIdx.x; task < e.items * (e.classes + 1); task += RELABEL_THREADS) {
-    const int i = task / (e.classes + 1), c = task - i * (e.classes + 1);
-    const float probability = m.probabilities[task];
-    if (c == truths[i]) loss += (double)weight * cross_entropy(probability);
-    m.d_softmax[task] = weight * (probability - (c == truths[i] ? 1.f : 0.f));
+// This thread's part of the cross-entropy of the items' true classes; its gradient is in `d_softmax`.
+DEVICE float item_loss(const Relabel& r, const Episode& e, const int* truths, LossMemory m) {
+  const float weight = r.items_weight * fast_inverse(e.items);
+  float loss = 0.f;
+  each_element(e.items, e.classes + 1, [&](int i, int c) {
+    const int at = i * (e.classes + 1) + c;
+    const float probability = m.probabilities[at];
+    const bool is_true = c == truths[i];
+    if (is_true) loss += weight * cross_entropy(probability);
+    m.d_softmax[at] = weight * (probability - (is_true ? 1.f : 0.f));
+  });
+  return loss;
+}
+
+// out[row][column] = sum over k below `len` of left[row][k] right[k][column], for [rows][columns]. `from_last`: the work starts
+// with the last threads.
+SEPARATE void small_product(const float* left, const float* right, int rows, int len, int columns, float* out, bool from_last) {
+#pragma unroll 1
+  for (int task = from_last ? RELABEL_THREADS - 1 - threadIdx.x : threadIdx.x; task < rows * columns; task += RELABEL_THREADS) {
+    const int row = task / columns, column = task - row * columns;
+    const float *own = left + row * len, *at = right + column;
+    float sum = 0.f;
+#pragma unroll 1
+    for (int k = 0; k < len; k += 8) {
+      float values[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++) values[i] = k + i < len ? at[(k + i) * columns] : 0.f;
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+        if (k + i < len) sum += own[k + i] * values[i];
+    }
+    out[task] = sum;
   }
-  return block_sum(loss);
+}
+
+// out[row] = sum over columns of left[row][column] right[row][column].
+SEPARATE void row_products(const float* left, const float* right, int rows, int columns, float* out) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll 1
+  for (int row = threadIdx.x >> 5; row < rows; row += RELABEL_WARPS) {
+    float sum = 0.f;
+#pragma unroll 1
+    for (int i = lane; i < columns; i += 32) sum += left[row * columns + i] * right[row * columns + i];
+    sum = warp_sum(sum);
+    if (lane == 0) out[row] = sum;
+  }
 }
 
 // Squared distances of queries to prototypes.
 DEVICE void query_distances(const Relabel& r, const Episode& e, LossMemory m) {
-  const int items = e.items;
-  const float *gram = r.gram + e.first_pair, *products = r.products + e.first_product;
-  for (int task = threadIdx.x; task < e.classes * items; task += RELABEL_THREADS) {
-    const int c = task / items, j = task - c * items;
-    float sum = 0.f;
-    for (int i = 0; i < items; i++) sum += m.weights[c * items + i] * gram[(long)i * items + j];
-    m.with_items[task] = sum;
-  }
+  small_product(m.weights, r.gram + e.first_pair, e.classes, e.items, e.items, m.with_items, false);
+  small_product(m.weights, r.products + e.first_product, e.classes, e.items, e.queries, m.distances, true);
   __syncthreads();
-  for (int c = threadIdx.x; c < e.classes; c += RELABEL_THREADS) {
-    float sum = 0.f;
-    for (int i = 0; i < items; i++) sum += m.weights[c * items + i] * m.with_items[c * items + i];
-    m.squares[c] = sum;
-  }
+  row_products(m.weights, m.with_items, e.classes, e.items, m.squares);
   __syncthreads();
-  for (int task = threadIdx.x; task < e.classes * e.queries; task += RELABEL_THREADS) {
-    const int c = task / e.queries, q = task - c * e.queries;
-    float sum = 0.f;
-    for (int i = 0; i < items; i++) sum += m.weights[c * items + i] * products[(long)i * e.queries + q];
-    m.distances[task] = r.squares[e.first_query + q] + m.squares[c] - (sum + sum);
-  }
-  __syncthreads();
+  const float* squares = r.squares + e.first_query;
+  each_element(e.classes, e.queries, [&](int c, int q) {
+    float* distance = m.distances + c * e.queries + q;
+    *distance = squares[q] + m.squares[c] - (*distance + *distance);
+  });
 }
 
-// Cross-entropy of the queries; gradients of the weights in `d_weights` and of log_scale.
-DEVICE double query_loss(const Relabel& r, const Episode& e, const int* classes, LossMemory m, double* d_log_scale) {
-  const int count = e.classes * e.queries, items = e.items;
+struct Losses {
+  float items, queries, d_log_scale;
+};
+// Cross-entropies of the items, from each thread's part, and of the queries; gradients of the weights in `d_weights` and of
+// log_scale.
+DEVICE Losses losses(const Relabel& r, const Episode& e, const int* classes, LossMemory m, float item_part) {
+  const int count = e.classes * e.queries, items = e.items, queries = e.queries;
   query_distances(r, e, m);
-  double sum = 0.0;
+  __syncthreads();
+  float sum = 0.f;
+#pragma unroll 1
   for (int i = threadIdx.x; i < count; i += RELABEL_THREADS) sum += m.distances[i];
-  const double mean = block_sum(sum) / max(count, 1);
-  *d_log_scale = 0.0;
-  if (mean <= 0.0) {
+  const Three sums = block_sums({sum, item_part, 0.f});
+  const float mean = sums.x * fast_inverse(max(count, 1));
+  if (mean <= 0.f) {
+#pragma unroll 1
     for (int i = threadIdx.x; i < e.classes * items; i += RELABEL_THREADS) m.d_weights[i] = 0.f;
     __syncthreads();
-    return count == 0 ? 0.0 : (double)r.queries_weight * log((double)e.classes);
+    return {sums.y, count == 0 ? 0.f : r.queries_weight * logf((float)e.classes), 0.f};
   }
-  const float scale = (float)(exp((double)r.parameters[r.log_scale]) / mean), weight = r.queries_weight / e.queries;
-  double loss = 0.0, slope = 0.0;
-  for (int q = threadIdx.x; q < e.queries; q += RELABEL_THREADS) {
+  const float scale = expf(r.parameters[r.log_scale]) * fast_inverse(mean), weight = r.queries_weight * fast_inverse(queries);
+  float loss = 0.f, slope = 0.f;
+#pragma unroll 1
+  for (int q = threadIdx.x; q < queries; q += RELABEL_THREADS) {
+    const int own = classes[q];
     float largest = -scale * m.distances[q], total = 0.f;
-    for (int c = 1; c < e.classes; c++) largest = fmaxf(largest, -scale * m.distances[c * e.queries + q]);
+#pragma unroll 1
+    for (int c = 1; c < e.classes; c++) largest = fmaxf(largest, -scale * m.distances[c * queries + q]);
+#pragma unroll 1
     for (int c = 0; c < e.classes; c++) {
-      const float value = expf(-scale * m.distances[c * e.queries + q] - largest);
-      m.d_distances[c * e.queries + q] = value;
+      const float value = expf(-scale * m.distances[c * queries + q] - largest);
+      m.d_distances[c * queries + q] = value;
       total += value;
     }
+    const float inverse_total = fast_inverse(total);
+#pragma unroll 1
     for (int c = 0; c < e.classes; c++) {
-      const int at = c * e.queries + q;
-      const float probability = m.d_distances[at] * (1.f / total);
-      if (c == classes[q]) loss += (double)weight * cross_entropy(probability);
-      m.d_distances[at] = -scale * weight * (probability - (c == classes[q] ? 1.f : 0.f));
-      slope += (double)m.d_distances[at] * m.distances[at];
+      const int at = c * queries + q;
+      const float probability = m.d_distances[at] * inverse_total;
+      if (c == own) loss += weight * cross_entropy(probability);
+      const float d = -scale * weight * (probability - (c == own ? 1.f : 0.f));
+      m.d_distances[at] = d;
+      slope += d * m.distances[at];
     }
   }
-  loss = block_sum(loss);
-  slope = block_sum(slope);
-  *d_log_scale = slope;
+  const Three of_queries = block_sums({loss, slope, 0.f});
   // The loss depends on the distances over their mean, so the gradient of the mean's logarithm is minus that of log_scale.
-  const float through_mean = (float)(-slope / (mean * count));
+  const float through_mean = -of_queries.y * fast_inverse(mean * count);
   const float* products = r.products + e.first_product;
-  for (int task = threadIdx.x; task < e.classes * items; task += RELABEL_THREADS) {
-    const int c = task / items, i = task - c * items;
+  // Eight threads per item and class.
+#pragma unroll 1
+  for (int first = 0; first < e.classes * items; first += EIGHTS) {
+    const int own = first + (threadIdx.x >> 3), task = min(own, e.classes * items - 1), c = task / items, i = task - c * items;
     float d_square = 0.f, d_product = 0.f;
-    for (int q = 0; q < e.queries; q++) {
-      const float d = m.d_distances[c * e.queries + q] + through_mean;
+#pragma unroll 4
+    for (int q = threadIdx.x & 7; q < queries; q += 8) {
+      const float d = m.d_distances[c * queries + q] + through_mean;
       d_square += d;
-      d_product += d * products[(long)i * e.queries + q];
+      d_product += d * products[i * queries + q];
     }
-    m.d_weights[task] = 2.f * (d_square * m.with_items[task] - d_product);
+    d_square = sum_of_8(d_square);
+    d_product = sum_of_8(d_product);
+    if (own == task && (threadIdx.x & 7) == 0) m.d_weights[task] = 2.f * (d_square * m.with_items[task] - d_product);
   }
   __syncthreads();
-  return loss;
+  return {sums.y, of_queries.x, of_queries.y};
 }
 
 // From the gradients of weights and softmax to those of the network's logits and of the prior.
 DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, const int* given, const int* counts, LossMemory m) {
-  const int items = e.items, classes = e.classes;
+  const int items = e.items, classes = e.classes, eighth = threadIdx.x & 7;
   const float* logits = r.logits + (long)e.first_state * OUTPUTS;
   float* d_logits = r.d_logits + (long)e.first_state * OUTPUTS;
   // `squares` becomes the mean of the gradient in each prototype.
-  for (int c = threadIdx.x; c < classes; c += RELABEL_THREADS) {
-    float mean = 0.f;
-    for (int i = 0; i < items; i++) mean += m.weights[c * items + i] * m.d_weights[c * items + i];
-    m.squares[c] = mean;
-  }
+  row_products(m.weights, m.d_weights, classes, items, m.squares);
   __syncthreads();
-  for (int task = threadIdx.x; task < items * classes; task += RELABEL_THREADS) {
-    const int c = task / items, i = task - c * items, state = i * classes + c;
-    const float d = (m.d_weights[task] - m.squares[c]) / m.totals[c] * m.multipliers[task];
-    const float bounded = tanhf(logits[(long)state * OUTPUTS + 1] / MAX_LOG_MULTIPLIER);
+  each_element(classes, items, [&](int c, int i) {
+    const int state = i * classes + c, at = c * items + i;
+    const float d = (m.d_weights[at] - m.squares[c]) * m.inverse_totals[c] * m.multipliers[at];
+    const float bounded = bounded_logit(logits[state * OUTPUTS + 1]);
     m.d_probabilities[i * (classes + 1) + c] = d;
-    d_logits[(long)state * OUTPUTS + 1] = d * m.probabilities[i * (classes + 1) + c] * (1.f - bounded * bounded);
-  }
+    d_logits[state * OUTPUTS + 1] = d * m.probabilities[i * (classes + 1) + c] * (1.f - bounded * bounded);
+  });
   __syncthreads();
-  double d_given = 0.0, d_alone = 0.0, d_none = 0.0;
-  for (int i = threadIdx.x; i < items; i += RELABEL_THREADS) {
+  Three d_prior = {};  // given, alone, none
+  // Eight threads per item.
+#pragma unroll 1
+  for (int first = 0; first < items; first += EIGHTS) {
+    const int own = first + (threadIdx.x >> 3), i = min(own, items - 1), label = given[i];
     const float *p = m.probabilities + i * (classes + 1), *d_p = m.d_probabilities + i * (classes + 1);
     const float* d_row = m.d_softmax + i * (classes + 1);
     float mean = 0.f;
-    for (int c = 0; c < classes; c++) mean += p[c] * d_p[c];
+#pragma unroll 1
+    for (int c = eighth; c < classes; c += 8) mean += p[c] * d_p[c];
+    mean = sum_of_8(mean);
+    if (own > i) continue;
     const float none = d_row[classes] - p[classes] * mean;
-    for (int c = 0; c < classes; c++) {
+#pragma unroll 1
+    for (int c = eighth; c < classes; c += 8) {
       const float d = d_row[c] + p[c] * (d_p[c] - mean);
-      d_logits[(long)(i * classes + c) * OUTPUTS] = d;
-      d_logits[(long)(i * classes + c) * OUTPUTS + 2] = none * (1.f / classes);
-      if (c != given[i]) continue;
-      d_given += d;
-      if (counts[c] == 1) d_alone += d;
+      d_logits[(i * classes + c) * OUTPUTS] = d;
+      d_logits[(i * classes + c) * OUTPUTS + 2] = none * fast_inverse(classes);
+      if (c != label) continue;
+      d_prior.x += d;
+      if (counts[c] == 1) d_prior.y += d;
     }
-    d_none += none;
+    if (eighth > 0) continue;
+    d_prior.z += none;
     if (r.view_target == 2) r.d_outlier[e.first_item + i] = none;
   }
-  const double sums[3] = {block_sum(d_given), block_sum(d_alone), block_sum(d_none)};
-  if (threadIdx.x < 3) r.d_prior[index * 4 + threadIdx.x] = (float)sums[threadIdx.x];
+  d_prior = block_sums(d_prior);
+  if (threadIdx.x > 0) return;
+  r.d_prior[index * 4] = d_prior.x;
+  r.d_prior[index * 4 + 1] = d_prior.y;
+  r.d_prior[index * 4 + 2] = d_prior.z;
 }
 
-extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_losses(Relabel r) {
+// The losses of an episode, one block each. The last block prepares AdamW's corrections for the end of the step.
+extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_losses(Relabel r) {
   const u32* input = slot(r);
   const int index = blockIdx.x;
+  if (blockIdx.x == gridDim.x - 1) {
+    if (threadIdx.x > 1) return;
+    // 1 / (1 - beta1^n) and 1 / sqrt(1 - beta2^n) in update number n.
+    double power = threadIdx.x == 0 ? r.beta1 : r.beta2, product = 1.0;
+#pragma unroll 1
+    for (u32 n = r.state->updates + 1; n > 0; n >>= 1) {
+      if (n & 1) product *= power;
+      power *= power;
+    }
+    const float rest = (float)(1.0 - product);
+    r.state->corrections[threadIdx.x] = 1.f / (threadIdx.x == 0 ? rest : sqrtf(rest));
+    return;
+  }
+  const Episode e = ((const Episode*)(input + r.layout.episodes))[index];
   if (index >= (int)((const Header*)input)->episodes) return;
-  const Episode e = episode(r, index);
   const int* given = (const int*)(input + r.layout.given) + e.first_item;
   const int* counts = (const int*)(input + r.layout.counts) + e.first_class;
   const int* truths = (const int*)(input + r.layout.truths) + e.first_item;
@@ -226,14 +317,12 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_losses(Rel
   float* memory = r.scratch_len > 0 ? (float*)dynamic_shared : r.scratch + e.first_scratch;
   const LossMemory m = loss_memory(memory, e.items, e.classes, e.queries);
   posterior(r, e, given, counts, m);
-  const double of_items = item_loss(r, e, truths, m);
-  double d_log_scale;
-  const double of_queries = query_loss(r, e, classes, m, &d_log_scale);
+  const Losses found = losses(r, e, classes, m, item_loss(r, e, truths, m));
   posterior_backward(r, e, index, given, counts, m);
   if (threadIdx.x > 0) return;
-  r.losses[index * 2] = (float)of_items;
-  r.losses[index * 2 + 1] = (float)of_queries;
-  r.d_prior[index * 4 + 3] = (float)d_log_scale;
+  r.losses[index * 2] = found.items;
+  r.losses[index * 2 + 1] = found.queries;
+  r.d_prior[index * 4 + 3] = found.d_log_scale;
 }
 
 }  // namespace relabel

@@ -7,9 +7,14 @@
 
 namespace relabel {
 
+#define PARAMETER_THREADS 256
+#define PRODUCT_THREADS 256
 #define PRODUCT_TILE 64
 #define PRODUCT_ROWS 32
 #define PRODUCT_PITCH 72
+// Groups of 32 rows in shared memory: one in use, the others on their way.
+#define PRODUCT_STAGES 3
+#define PRODUCT_FACTOR (PRODUCT_ROWS * PRODUCT_PITCH)
 
 // 64 x 64 elements of the gradient of a weight, from one part of the rows.
 struct Product {
@@ -21,57 +26,81 @@ struct Product {
   int part, parts;
 };
 
-extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_products(Relabel r, const Product* products) {
-  SHARED float left[PRODUCT_ROWS][PRODUCT_PITCH], right[PRODUCT_ROWS][PRODUCT_PITCH];
-  const Product p = products[blockIdx.x];
+// Starts to copy 32 rows and 64 columns of a factor to shared memory; zeros beyond `end` and `columns`.
+SEPARATE void load_factor(const float* from, int pitch, int columns, int first_column, int first_row, int end, int to) {
+  const bool aligned = (pitch | columns) % 4 == 0;
+  // The columns of a copy, and the copies of a row as a power of two.
+  const int size = aligned ? 4 : 1, shift = aligned ? 4 : 6;
+#pragma unroll 2
+  for (int task = threadIdx.x; task < PRODUCT_ROWS << shift; task += PRODUCT_THREADS) {
+    const int row = task >> shift, column = (task - (row << shift)) * size;
+    float* out = (float*)dynamic_shared + to + row * PRODUCT_PITCH + column;
+    const float* in = from + (first_row + row) * pitch + first_column + column;
+    if (first_row + row >= end || first_column + column >= columns) {
+      if (aligned) *(uint4*)out = make_uint4(0, 0, 0, 0);
+      else *out = 0.f;
+    } else if (aligned) {
+      copy_async(shared_address(out), in);
+    } else {
+      copy_word_async(shared_address(out), in);
+    }
+  }
+}
+
+// Products from number `first_product` on, one block each.
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 3)
+    relabel_products(Relabel r, const Product* products, int first_product) {
+  const Product p = products[blockIdx.x + first_product];
   const Header* step = header(r);
   const int all = p.rows == 0 ? step->items : p.rows == 1 ? step->states : step->class_rows;
   const int per_part = ((all + p.parts - 1) / p.parts + 7) & ~7;
   const int begin = min(p.part * per_part, all), end = min(begin + per_part, all);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
-  const int column = threadIdx.x & 63, row = threadIdx.x >> 6, m = (warp & 3) * 16, n = (warp >> 2) * 32;
-  const bool has_x = p.first_x + column < p.x_columns, has_d = p.first_d + column < p.d_columns;
-  float sums[4][4] = {}, next_x[8], next_d[8], bias = 0.f;
-  auto load = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const int at = first + row + 4 * i;
-      next_x[i] = has_x && at < end ? p.x[(long)at * p.x_pitch + p.first_x + column] : 0.f;
-      next_d[i] = has_d && at < end ? p.d[(long)at * p.d_columns + p.first_d + column] : 0.f;
+  const int m = (warp & 3) * 16, n = (warp >> 2) * 32;
+  float sums[4][4] = {}, bias = 0.f;
+  int loaded = begin, load_stage = 0, stage = 0;
+#pragma unroll 1
+  for (int first = begin - (PRODUCT_STAGES - 1) * PRODUCT_ROWS; first < end; first += PRODUCT_ROWS) {
+    if (first >= begin) {
+      wait_for_copies<PRODUCT_STAGES - 2>();
+      __syncthreads();
     }
-  };
-  load(begin);
-  for (int first = begin; first < end; first += PRODUCT_ROWS) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      left[row + 4 * i][column] = next_x[i];
-      right[row + 4 * i][column] = next_d[i];
+    if (loaded < end) {
+      const int to = load_stage * 2 * PRODUCT_FACTOR;
+      load_factor(p.x, p.x_pitch, p.x_columns, p.first_x, loaded, end, to);
+      load_factor(p.d, p.d_columns, p.d_columns, p.first_d, loaded, end, to + PRODUCT_FACTOR);
+      loaded += PRODUCT_ROWS;
+      load_stage = load_stage + 1 == PRODUCT_STAGES ? 0 : load_stage + 1;
     }
-    __syncthreads();
-    load(first + PRODUCT_ROWS);
+    commit_copies();
+    if (first < begin) continue;
+    const float *left = (const float*)dynamic_shared + stage * 2 * PRODUCT_FACTOR, *right = left + PRODUCT_FACTOR;
+    stage = stage + 1 == PRODUCT_STAGES ? 0 : stage + 1;
 #pragma unroll
     for (int k = 0; k < PRODUCT_ROWS; k += 8) {
+      const float *x = left + (k + quad) * PRODUCT_PITCH + m + group, *d = right + (k + quad) * PRODUCT_PITCH + n + group;
       u32 a[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) a[i] = to_tf32(left[k + quad + (i >> 1) * 4][m + group + (i & 1) * 8]);
+      for (int i = 0; i < 4; i++) a[i] = mma_factor(x[(i >> 1) * 4 * PRODUCT_PITCH + (i & 1) * 8]);
 #pragma unroll
       for (int t = 0; t < 4; t++) {
-        const u32 b[2] = {to_tf32(right[k + quad][n + t * 8 + group]), to_tf32(right[k + quad + 4][n + t * 8 + group])};
+        const u32 b[2] = {mma_factor(d[t * 8]), mma_factor(d[t * 8 + 4 * PRODUCT_PITCH])};
         mma_tf32(sums[t], a, b);
       }
     }
     if (p.bias && threadIdx.x < PRODUCT_TILE)
-      for (int k = 0; k < PRODUCT_ROWS; k++) bias += right[k][threadIdx.x];
-    __syncthreads();
+#pragma unroll 8
+      for (int k = 0; k < PRODUCT_ROWS; k++) bias += right[k * PRODUCT_PITCH + threadIdx.x];
   }
 #pragma unroll
   for (int t = 0; t < 4; t++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const int x = p.first_x + m + group + (i >> 1) * 8, d = p.first_d + n + t * 8 + 2 * quad + (i & 1);
-      if (x < p.x_columns && d < p.d_columns) p.out[(long)x * p.d_columns + d] = sums[t][i];
+      if (x < p.x_columns && d < p.d_columns) p.out[x * p.d_columns + d] = sums[t][i];
     }
-  if (p.bias && threadIdx.x < PRODUCT_TILE && has_d) p.bias[p.first_d + column] = bias;
+  const int column = p.first_d + threadIdx.x;
+  if (p.bias && threadIdx.x < PRODUCT_TILE && column < p.d_columns) p.bias[column] = bias;
 }
 
 // Where the gradient of a parameter comes from: the sum of `count` numbers from `first` on, `stride` apart.
@@ -93,25 +122,40 @@ struct Optimiser {
   float* results;  // [slots][2]: the mean of each loss over the episodes
 };
 
-#define GRADIENT_SUMS 16
+// Terms of a sum that are loaded at once.
+#define GRADIENT_LOADS 16
 DEVICE float summed_gradient(const Relabel& r, const Optimiser& o, const Source& source, const Header* step) {
   const float* at = source.first + (source.kind == TILES ? r.partials : source.kind == EPISODES ? r.d_prior : o.product_sums);
   const int count = source.kind == TILES ? step->tiles : source.kind == EPISODES ? step->episodes : source.count;
-  float sums[GRADIENT_SUMS] = {};
-  int i = 0;
-  for (; i + GRADIENT_SUMS <= count; i += GRADIENT_SUMS)
+  float sums[4] = {};
+#pragma unroll 1
+  for (int i = 0; i < count; i += GRADIENT_LOADS) {
+    float terms[GRADIENT_LOADS];
 #pragma unroll
-    for (int j = 0; j < GRADIENT_SUMS; j++) sums[j] += at[(long)(i + j) * source.stride];
-  for (; i < count; i++) sums[0] += at[(long)i * source.stride];
-  float total = 0.f;
+    for (int j = 0; j < GRADIENT_LOADS; j++) terms[j] = i + j < count ? at[(i + j) * source.stride] : 0.f;
 #pragma unroll
-  for (int j = 0; j < GRADIENT_SUMS; j++) total += sums[j];
-  return total / step->episodes;
+    for (int j = 0; j < GRADIENT_LOADS; j++) sums[j % 4] += terms[j];
+  }
+  return (sums[0] + sums[1] + (sums[2] + sums[3])) / step->episodes;
+}
+
+// The sum over all threads of a block, the same for all of them. Contains barriers.
+SEPARATE double block_sum(double value) {
+  SHARED double sums[PARAMETER_THREADS / 32];
+#pragma unroll 1
+  for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
+  __syncthreads();
+  if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = value;
+  __syncthreads();
+  double total = 0.0;
+#pragma unroll
+  for (int warp = 0; warp < PARAMETER_THREADS / 32; warp++) total += sums[warp];
+  return total;
 }
 
 // Gradients, and the sum of squares of each block: before `relabel_update` where gradients are clipped.
-extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_collect(Relabel r, Optimiser o) {
-  const int index = blockIdx.x * RELABEL_THREADS + threadIdx.x;
+extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_collect(Relabel r, Optimiser o) {
+  const int index = blockIdx.x * PARAMETER_THREADS + threadIdx.x;
   float gradient = 0.f;
   if (index < o.len) {
     const Source source = o.sources[index];
@@ -122,70 +166,73 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_collect(Re
   if (threadIdx.x == 0) o.squares[blockIdx.x] = square;
 }
 
-DEVICE void pack(const Optimiser& o, int index, float value) {
-  const Positions at = o.positions[index];
+DEVICE void pack(const Optimiser& o, const Positions& at, float value) {
   const float rounded = __uint_as_float(to_tf32(value));
   if (at.forward != 0xffffffffu) o.packed[at.forward] = rounded;
   if (at.backward != 0xffffffffu) o.packed[at.backward] = rounded;
 }
 
 // All packed weights, after parameters were loaded.
-extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_pack(Optimiser o) {
-  const int index = blockIdx.x * RELABEL_THREADS + threadIdx.x;
-  if (index < o.len) pack(o, index, o.parameters[index]);
+extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_pack(Optimiser o) {
+  const int index = blockIdx.x * PARAMETER_THREADS + threadIdx.x;
+  if (index < o.len) pack(o, o.positions[index], o.parameters[index]);
 }
 
-// AdamW, packed weights, and the end of the step: the last block to finish writes the losses and advances the state. A step
-// whose loss is not finite changes no parameter.
-extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_update(Relabel r, Optimiser o) {
-  SHARED float factors[3];
-  SHARED int not_finite, is_last;
+// The factor that clips the gradient. Contains barriers.
+SEPARATE float clip_factor(const double* squares, int count, float clip) {
+  double square = 0.0;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count; i += PARAMETER_THREADS) square += squares[i];
+  const double norm = sqrt(block_sum(square));
+  return norm > clip ? (float)(clip / norm) : 1.f;
+}
+
+// AdamW, packed weights, and the end of the step: the first block writes the losses, the last one to finish advances the
+// state. A step whose loss is not finite changes no parameter.
+extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(Relabel r, Optimiser o) {
   const Header* step = header(r);
-  const int index = blockIdx.x * RELABEL_THREADS + threadIdx.x;
-  if (threadIdx.x == 0) {
-    const double updates = r.state->updates + 1;
-    factors[0] = 1.f;
-    if (o.clip > 0.f) {
-      double square = 0.0;
-      for (int i = 0; i < o.square_count; i++) square += o.squares[i];
-      if (sqrt(square) > o.clip) factors[0] = (float)(o.clip / sqrt(square));
-    }
-    factors[1] = (float)(step->rate / (1.0 - pow((double)o.beta1, updates)));
-    factors[2] = (float)(1.0 / sqrt(1.0 - pow((double)o.beta2, updates)));
-    not_finite = 0;
+  const int index = blockIdx.x * PARAMETER_THREADS + threadIdx.x, episodes = step->episodes, lane = threadIdx.x & 31;
+  const bool exists = index < o.len;
+  const Source source = exists ? o.sources[index] : Source{CONSTANT, 0, 0, 0};
+  const bool trained = source.kind != CONSTANT;
+  float parameter = 0.f, m = 0.f, v = 0.f;
+  Positions positions = {};
+  if (trained) {
+    parameter = o.parameters[index];
+    m = o.first_moments[index];
+    v = o.second_moments[index];
+    positions = o.positions[index];
   }
-  __syncthreads();
-  for (int i = threadIdx.x; i < 2 * (int)step->episodes; i += RELABEL_THREADS)
-    if (!(fabsf(r.losses[i]) <= 3.402823466e38f)) not_finite = 1;
-  __syncthreads();
-  const bool keep = not_finite;
-  if (index < o.len) {
-    const Source source = o.sources[index];
-    if (source.kind != CONSTANT) {
-      float gradient = o.gradients[index];
-      if (o.clip == 0.f) o.gradients[index] = gradient = summed_gradient(r, o, source, step);
-      if (!keep) {
-        float parameter = o.parameters[index];
-        gradient = gradient * factors[0] + o.l2 * parameter;
-        const float m = o.beta1 * o.first_moments[index] + (1.f - o.beta1) * gradient;
-        const float v = o.beta2 * o.second_moments[index] + (1.f - o.beta2) * gradient * gradient;
-        o.first_moments[index] = m;
-        o.second_moments[index] = v;
-        parameter = parameter * (1.f - step->rate * o.weight_decay) - factors[1] * m / (sqrtf(v) * factors[2] + o.epsilon);
-        o.parameters[index] = parameter;
-        pack(o, index, parameter);
-      }
+  float infinite = 0.f;
+#pragma unroll 1
+  for (int i = lane; i < 2 * episodes; i += 32)
+    if (!(fabsf(r.losses[i]) <= 3.402823466e38f)) infinite = 1.f;
+  const bool keep = warp_max(infinite) > 0.f;
+  const float clip = o.clip > 0.f ? clip_factor(o.squares, o.square_count, o.clip) : 1.f;
+  if (trained) {
+    float gradient;
+    if (o.clip > 0.f) gradient = o.gradients[index];
+    else o.gradients[index] = gradient = summed_gradient(r, o, source, step);
+    if (!keep) {
+      const float rate = step->rate, *corrections = r.state->corrections;
+      gradient = gradient * clip + o.l2 * parameter;
+      m = o.beta1 * m + (1.f - o.beta1) * gradient;
+      v = o.beta2 * v + (1.f - o.beta2) * gradient * gradient;
+      o.first_moments[index] = m;
+      o.second_moments[index] = v;
+      parameter = parameter * (1.f - rate * o.weight_decay) - rate * corrections[0] * m / (sqrtf(v) * corrections[1] + o.epsilon);
+      o.parameters[index] = parameter;
+      pack(o, positions, parameter);
     }
   }
+  if (blockIdx.x == 0 && threadIdx.x < 2) {
+    double total = 0.0;
+#pragma unroll 8
+    for (int i = 0; i < episodes; i++) total += r.losses[i * 2 + threadIdx.x];
+    o.results[(r.state->step % STEP_SLOTS) * 2 + threadIdx.x] = (float)(total / episodes);
+  }
   __syncthreads();
-  if (threadIdx.x == 0) is_last = atomicAdd(&r.state->finished_blocks, (u64)1) == (u64)gridDim.x - 1;
-  __syncthreads();
-  if (!is_last || threadIdx.x > 1) return;
-  double total = 0.0;
-  for (u32 i = 0; i < step->episodes; i++) total += r.losses[i * 2 + threadIdx.x];
-  o.results[(r.state->step % STEP_SLOTS) * 2 + threadIdx.x] = (float)(total / step->episodes);
-  __syncwarp();
-  if (threadIdx.x > 0) return;
+  if (threadIdx.x > 0 || atomicAdd(&r.state->finished_blocks, (u64)1) != (u64)gridDim.x - 1) return;
   r.state->finished_blocks = 0;
   r.state->step++;
   if (!keep) r.state->updates++;

@@ -23,8 +23,13 @@ use crate::error::Result;
 use input::{EncodedStep, StepSizes, StoredSet};
 use memory::{NetworkPlan, PersistentAddresses, Positions, State, StepMemory, check_shared};
 
-/// Threads of all kernels.
-const THREADS: u32 = 256;
+/// Threads of the kernels that work on tiles or episodes, and of those that work on parameters.
+const THREADS: u32 = 512;
+const PARAMETER_THREADS: u32 = 256;
+/// Bytes of shared memory of `relabel_gram` (64 rows of 256 numbers) and of `relabel_products` (3 stages of two factors, 32
+/// rows of 64 numbers), with the padding of the rows.
+const GRAM_SHARED_LEN: usize = 4 * 64 * (256 + 8);
+const PRODUCTS_SHARED_LEN: usize = 4 * 3 * 2 * 32 * 72;
 /// Bytes of dynamic shared memory of a thread block, on Hopper and on every supported GPU: all but 1 KiB, which kernels
 /// have as static memory.
 const HOPPER_SHARED_LEN: usize = 226 << 10;
@@ -187,7 +192,8 @@ impl RelabelTraining {
         persistent.parameters.write(0, parameters)?;
         persistent.first_moments.write(0, first_moments)?;
         persistent.second_moments.write(0, second_moments)?;
-        let state = State { step: self.done, updates: updates as u32, finished_blocks: 0 };
+        let state =
+            State { step: self.done, updates: updates as u32, finished_blocks: 0, corrections: [0.0; 2] };
         persistent.state.write(0, &[state])?;
         let optimiser = Value(self.optimiser(0, 0));
         self.launch("relabel_pack", self.parameter_grid(), &[&optimiser])
@@ -295,7 +301,10 @@ impl RelabelTraining {
             packed: persistent.packed.address(),
         };
         let limit = self.shared_limit;
-        self.memory = Some(StepMemory::new(&self.device, &self.plan, sizes, addresses, STEP_SLOTS, limit)?);
+        let mut memory = StepMemory::new(&self.device, &self.plan, sizes, addresses, STEP_SLOTS, limit)?;
+        memory.relabel.beta1 = self.options.adamw.beta1 as f32;
+        memory.relabel.beta2 = self.options.adamw.beta2 as f32;
+        self.memory = Some(memory);
         Ok(())
     }
 
@@ -305,7 +314,7 @@ impl RelabelTraining {
 
     /// One thread per parameter.
     fn parameter_grid(&self) -> Grid {
-        Grid::new(self.persistent.parameters.len().div_ceil(THREADS as usize), THREADS)
+        Grid::new(self.persistent.parameters.len().div_ceil(PARAMETER_THREADS as usize), PARAMETER_THREADS)
     }
 
     fn optimiser(&self, product_sums: u64, sources: u64) -> DeviceOptimiser {
@@ -342,11 +351,12 @@ impl RelabelTraining {
         let tile_grid = Grid::new(tiles, THREADS).shared(4 * memory.relabel.shared.len as usize);
         let tile_kernel = |kernel, layer: i32| self.launch(kernel, tile_grid, &[&relabel, &Value(layer)]);
 
-        self.launch("relabel_gram", Grid::new(gram_tiles, THREADS).rows(episodes), &[&relabel])?;
+        let gram = Grid::new(gram_tiles, THREADS).rows(episodes).shared(GRAM_SHARED_LEN);
+        self.launch("relabel_gram", gram, &[&relabel])?;
         let gram_len = (memory.relabel.gram_len as usize).max(4 * largest_items);
         self.launch("relabel_features", Grid::new(episodes, THREADS).shared(4 * gram_len), &[&relabel])?;
         self.device.fork()?;
-        let grid = Grid::new(tiles, THREADS).shared(4 * NetworkPlan::edges_len(&self.plan.config));
+        let grid = Grid::new(tiles, THREADS).shared(self.plan.forward_edges_shared_len());
         self.device.launch(Queue::Side, "relabel_edges", grid, &[&relabel])?;
         self.launch("relabel_input", tile_grid, &[&relabel])?;
         self.device.join()?;
@@ -354,7 +364,8 @@ impl RelabelTraining {
             tile_kernel("relabel_attend", layer)?;
             tile_kernel("relabel_mix", layer)?;
         }
-        let losses = Grid::new(episodes, THREADS).shared(4 * memory.relabel.scratch_len as usize);
+        // One block more than episodes: see `relabel_losses`.
+        let losses = Grid::new(episodes + 1, THREADS).shared(4 * memory.relabel.scratch_len as usize);
         self.launch("relabel_losses", losses, &[&relabel])?;
         self.launch("relabel_output_backward", tile_grid, &[&relabel])?;
         for layer in (0..layers).rev() {
@@ -365,9 +376,16 @@ impl RelabelTraining {
                 self.device.launch(Queue::Side, "relabel_edges_backward", grid, &[&relabel])?;
             }
             tile_kernel("relabel_attend_backward_columns", layer)?;
+            // The gradients of the weights of a layer are computed beside the backward pass of the layers below.
+            let range = memory.layer_products[layer as usize].clone();
+            let queue = if layer > 0 { Queue::Side } else { Queue::Main };
+            if layer > 0 {
+                self.device.fork()?;
+            }
+            let grid = Grid::new(range.len(), PARAMETER_THREADS).shared(PRODUCTS_SHARED_LEN);
+            let first = Value(range.start as i32);
+            self.device.launch(queue, "relabel_products", grid, &[&relabel, &memory.products, &first])?;
         }
-        let products = Grid::new(memory.products.len(), THREADS);
-        self.launch("relabel_products", products, &[&relabel, &memory.products])?;
         self.device.join()?;
         let optimiser = Value(self.optimiser(memory.product_sums.address(), memory.sources.address()));
         if self.options.clip > 0.0 {
@@ -393,7 +411,7 @@ impl Persistent {
             gradients: device.zeros(len)?,
             packed: device.zeros(plan.packing.len)?,
             positions: device.upload(&plan.packing.positions)?,
-            squares: device.zeros(len.div_ceil(THREADS as usize))?,
+            squares: device.zeros(len.div_ceil(PARAMETER_THREADS as usize))?,
             results: device.zeros(2 * STEP_SLOTS)?,
             state: device.zeros(1)?,
             features: stored,

@@ -130,7 +130,7 @@ pub(super) struct StepSizes {
     pub largest_classes: usize,
     pub largest_scratch: usize,
     pub gram_tiles: usize,
-    /// The most items and states of a tile, and the most pairs of its items with all items.
+    /// The most items and states of a tile, and the most attention weights of a head, whose rows are padded.
     pub tile_items: usize,
     pub tile_states: usize,
     pub tile_pairs: usize,
@@ -227,10 +227,9 @@ struct DeviceEpisode {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct Tile {
-    episode: u32,
+    episode: DeviceEpisode,
     first: u32,
     count: u32,
-    padding: u32,
 }
 
 /// `Row` in `kernels/relabel.cuh`.
@@ -361,9 +360,10 @@ impl EncodedStep {
         let first_row = self.rows.len();
         let dim = self.add_rows(&input.rows, sets);
         let sizes = &mut self.sizes;
-        let per_tile = (tile_states / classes).max(1).min(items);
+        // As few tiles as possible, of about the same size.
+        let per_tile = items.div_ceil(items.div_ceil((tile_states / classes).max(1)));
         let tiles = items.div_ceil(per_tile);
-        self.episodes.push(DeviceEpisode {
+        let episode = DeviceEpisode {
             classes: classes as u32,
             items: items as u32,
             queries: queries as u32,
@@ -382,11 +382,11 @@ impl EncodedStep {
             seed_low: seed as u32,
             seed_high: (seed >> 32) as u32,
             padding: 0,
-        });
+        };
+        self.episodes.push(episode);
         for first in (0..items).step_by(per_tile) {
             let count = per_tile.min(items - first);
-            let episode = sizes.episodes as u32;
-            self.tiles.push(Tile { episode, first: first as u32, count: count as u32, padding: 0 });
+            self.tiles.push(Tile { episode, first: first as u32, count: count as u32 });
         }
         let scratch = loss_scratch_len(items, classes, queries);
         sizes.episodes += 1;
@@ -404,7 +404,7 @@ impl EncodedStep {
         sizes.gram_tiles = sizes.gram_tiles.max(items.div_ceil(32) * (items + queries).div_ceil(32));
         sizes.tile_items = sizes.tile_items.max(per_tile);
         sizes.tile_states = sizes.tile_states.max(per_tile * classes);
-        sizes.tile_pairs = sizes.tile_pairs.max(per_tile * items);
+        sizes.tile_pairs = sizes.tile_pairs.max(per_tile * items.next_multiple_of(8));
         let mut counts = vec![0; classes];
         input.given.iter().for_each(|&class| counts[class as usize] += 1);
         self.counts.extend(counts);

@@ -69,6 +69,8 @@ pub(super) struct DeviceRelabel {
     view_target: i32,
     centred: i32,
     padded: i32,
+    pub beta1: f32,
+    pub beta2: f32,
     floor: f32,
     items_weight: f32,
     queries_weight: f32,
@@ -137,7 +139,7 @@ pub(super) struct DeviceRelabel {
     pools: u64,
     argmax: u64,
     class_means: u64,
-    hidden_units: u64,
+    hidden_slopes: u64,
     activated: u64,
     d_hidden: u64,
     d_of_items: u64,
@@ -148,13 +150,13 @@ pub(super) struct DeviceRelabel {
     class_sums: u64,
     d_normed: u64,
     d_attended: u64,
-    start_hidden: u64,
+    start_slopes: u64,
     start_activated: u64,
     d_start: u64,
     view_rows: u64,
     projected: u64,
     view: u64,
-    view_hidden: u64,
+    view_slopes: u64,
     view_activated: u64,
     d_view_hidden: u64,
     d_projected: u64,
@@ -175,6 +177,7 @@ pub(super) struct State {
     pub step: u32,
     pub updates: u32,
     pub finished_blocks: u64,
+    pub corrections: [f32; 2],
 }
 
 /// `Product` in `kernels/relabel_optimiser.cu`.
@@ -257,10 +260,10 @@ impl Parameters {
 }
 
 /// The position of element (k, n) of a weight with `inputs` rows among its packed numbers: for 8 columns and 16 rows,
-/// every lane has its four numbers of two `mma_tf32` (`tile_product` in `kernels/relabel.cuh`).
+/// every lane has its four numbers of two `mma_tf32` (`multiply` in `kernels/relabel.cuh`).
 fn packed_position(inputs: usize, k: usize, n: usize) -> usize {
-    let lane = n % 8 * 4 + k % 4;
-    (n / 8 * inputs.div_ceil(16) + k / 16) * 128 + lane * 4 + k % 16 / 8 * 2 + k % 8 / 4
+    let lane = n % 8 * 4 + k % 8 / 2;
+    (n / 8 * inputs.div_ceil(16) + k / 16) * 128 + lane * 4 + k % 16 / 8 * 2 + k % 2
 }
 
 /// The packed copies of weights: positions of every parameter.
@@ -352,7 +355,7 @@ fn view_target(config: &Config) -> i32 {
 
 /// Floats from one row of `width` to the next in shared memory.
 fn pitch_of(width: usize) -> usize {
-    width.next_multiple_of(16) + 4
+    width.next_multiple_of(16) + 8
 }
 
 impl NetworkPlan {
@@ -391,7 +394,8 @@ impl NetworkPlan {
         let (view_width, view_dim) = view.map_or((0, 0), |view| (view.width, view.dim));
         let dropout = view.map_or(0.0, |view| view.dropout);
         let head_width = config.width / config.heads;
-        let is_padded = [config.width, config.hidden, view_width, view_dim].iter().any(|size| size % 16 != 0);
+        let is_padded = [config.width, config.hidden, view_width, view_dim].iter().any(|size| size % 16 != 0)
+            || !head_width.is_multiple_of(8);
         DeviceRelabel {
             width: config.width as i32,
             layers: config.layers as i32,
@@ -451,7 +455,12 @@ impl NetworkPlan {
         config.edge_hidden * (PAIR_FEATURES + 1 + config.layers * config.heads)
     }
 
-    /// Bytes of shared memory of `relabel_edges_backward`.
+    /// Bytes of shared memory of `relabel_edges`.
+    pub fn forward_edges_shared_len(&self) -> usize {
+        4 * (Self::edges_len(&self.config) + 2 * self.config.edge_hidden * 33)
+    }
+
+    /// Bytes of shared memory of `relabel_edges_backward`, which needs more than `relabel_edges`.
     pub fn edges_shared_len(&self) -> usize {
         let Config { layers, heads, edge_hidden, .. } = self.config;
         4 * (2 * Self::edges_len(&self.config) + (PAIR_FEATURES + 1 + layers * heads + 2 * edge_hidden) * 33)
@@ -470,8 +479,9 @@ impl NetworkPlan {
             start as i32
         };
         let [states, normed, values] = [(); 3].map(|()| add(rows * pitch_of(width)));
-        let of_hidden = add(rows * pitch_of(hidden));
-        let items = [(); 3].map(|()| add(items * pitch_of((2 * width).max(hidden).max(view_width))));
+        let of_hidden = add(rows * pitch_of(hidden.max(width)));
+        let (wide, narrow) = ((2 * width).max(hidden).max(view_width), width.max(view_width));
+        let items = [wide, wide, narrow].map(|width| add(items * pitch_of(width)));
         let (classes, of_classes) = (add(classes * pitch_of(width)), add(classes * pitch_of(hidden)));
         let attention = 2 * heads * sizes.tile_pairs;
         let features = rows * pitch_of(STATE_FEATURES);
@@ -505,6 +515,8 @@ pub(super) struct StepMemory {
     pub relabel: DeviceRelabel,
     pub slots: Buffer<u32>,
     pub products: Buffer<Product>,
+    /// The products of each layer; those of layer 0 include the input layer's.
+    pub layer_products: Vec<Range<usize>>,
     pub product_sums: Buffer<f32>,
     pub sources: Buffer<Source>,
     #[allow(dead_code, reason = "kernels use them by address")]
@@ -559,6 +571,7 @@ impl StepMemory {
             sizes,
             slots,
             products: device.upload(&products)?,
+            layer_products: gradients.layer_products,
             product_sums,
             sources: device.upload(&gradients.sources)?,
             relabel,
@@ -577,7 +590,7 @@ impl StepMemory {
         let StepSizes {
             episodes, tiles, items, states, pairs, class_rows, queries, products, scratch, ..
         } = *sizes;
-        let class_sums = sizes.largest_classes * hidden;
+        let class_sums = sizes.largest_classes * hidden.max(width);
         r.max_items = items as i32;
         r.max_states = states as i32;
         r.max_class_rows = class_rows as i32;
@@ -605,7 +618,7 @@ impl StepMemory {
         for buffer in [&mut r.values, &mut r.attended, &mut r.d_values] {
             *buffer = floats(layers * states * width)?;
         }
-        for buffer in [&mut r.hidden_units, &mut r.activated, &mut r.d_hidden] {
+        for buffer in [&mut r.hidden_slopes, &mut r.activated, &mut r.d_hidden] {
             *buffer = floats(layers * states * hidden)?;
         }
         r.class_means = floats(layers * class_rows * width)?;
@@ -613,7 +626,7 @@ impl StepMemory {
         r.d_of_classes = floats(layers * class_rows * hidden)?;
         r.class_sums = floats(tiles * class_sums)?;
         for buffer in
-            [&mut r.d_normed, &mut r.d_attended, &mut r.start_hidden, &mut r.start_activated, &mut r.d_start]
+            [&mut r.d_normed, &mut r.d_attended, &mut r.start_slopes, &mut r.start_activated, &mut r.d_start]
         {
             *buffer = floats(states * width)?;
         }
@@ -623,7 +636,7 @@ impl StepMemory {
             for buffer in [&mut r.projected, &mut r.view, &mut r.d_projected] {
                 *buffer = floats(items * view.width)?;
             }
-            for buffer in [&mut r.view_hidden, &mut r.view_activated, &mut r.d_view_hidden] {
+            for buffer in [&mut r.view_slopes, &mut r.view_activated, &mut r.d_view_hidden] {
                 *buffer = floats(items * width)?;
             }
         }
@@ -644,6 +657,8 @@ struct GradientPlan {
     sources: Vec<Source>,
     /// Products whose `out` and `bias` are positions in the sums.
     products: Vec<Product>,
+    /// The products of each layer.
+    layer_products: Vec<Range<usize>>,
     sums_len: usize,
 }
 
@@ -654,6 +669,9 @@ struct Factors {
     d: u64,
     rows: Rows,
 }
+
+/// Adds the gradient of a weight, given by name, of its bias, and the factors: address and pitch of x, address of d, rows.
+type AddProduct<'a> = dyn FnMut(&str, Option<&str>, (u64, usize), u64, Rows) + 'a;
 
 impl GradientPlan {
     /// Sources of the parameters whose gradients are sums over tiles or episodes.
@@ -681,60 +699,84 @@ impl GradientPlan {
                 Source { kind: EPISODES, first: index, stride: 4, count: 0 };
         }
         sources[fields.log_scale as usize] = Source { kind: EPISODES, first: 3, stride: 4, count: 0 };
-        GradientPlan { sources, products: Vec::new(), sums_len: 0 }
+        GradientPlan { sources, products: Vec::new(), layer_products: Vec::new(), sums_len: 0 }
     }
 
-    /// Adds the gradients of all weights and of the biases beside them.
+    /// Adds the gradients of all weights and of the biases beside them, in the order in which their factors are computed:
+    /// the output layer, the layers from the last, the input layer.
     fn add_products(&mut self, plan: &NetworkPlan, r: &DeviceRelabel, sizes: &StepSizes) {
-        let Config { width, hidden, .. } = plan.config;
-        let mut add = |name: &str, bias: Option<&str>, x: (u64, usize), d: u64, rows: Rows| {
-            let weight = plan.parameters.tensor(&format!("{name}.weight"));
-            let bias = bias.map(|bias| plan.parameters.range(bias));
-            self.add_product(weight, bias, Factors { x: x.0, x_pitch: x.1, d, rows }, sizes);
-        };
+        let mut first = 0;
+        for layer in (0..plan.config.layers).rev() {
+            let mut add = |name: &str, bias: Option<&str>, x: (u64, usize), d: u64, rows: Rows| {
+                let weight = plan.parameters.tensor(&format!("{name}.weight"));
+                let bias = bias.map(|bias| plan.parameters.range(bias));
+                self.add_product(weight, bias, Factors { x: x.0, x_pitch: x.1, d, rows }, sizes);
+            };
+            if layer + 1 == plan.config.layers {
+                let normed =
+                    r.normed + (4 * 2 * plan.config.layers * sizes.states * plan.config.width) as u64;
+                add("out", None, (normed, plan.config.width), r.d_logits, Rows::States);
+            }
+            Self::add_layer(plan, r, sizes, layer, &mut add);
+            if layer == 0 {
+                Self::add_input_layer(plan, r, &mut add);
+            }
+            self.layer_products.push(first..self.products.len());
+            first = self.products.len();
+        }
+        self.layer_products.reverse();
+    }
+
+    fn add_input_layer(plan: &NetworkPlan, r: &DeviceRelabel, add: &mut AddProduct<'_>) {
+        let width = plan.config.width;
         let start_bias = Some("start.features.bias");
         add("start.features", start_bias, (r.state_features, STATE_FEATURES), r.d_start, Rows::States);
         add("start.out", Some("start.out.bias"), (r.start_activated, width), r.d_states, Rows::States);
-        if let Some(view) = &plan.config.item_view {
-            add("item.projection", None, (r.view_rows, r.view_pitch as usize), r.d_projected, Rows::Items);
-            if r.view_target == 1 {
-                add("start.item", None, (r.view, view.width), r.d_view_hidden, Rows::Items);
-            } else {
-                let bias = Some("item.hidden.bias");
-                add("item.hidden", bias, (r.view, view.width), r.d_view_hidden, Rows::Items);
-                add("item.out", None, (r.view_activated, width), r.d_outlier, Rows::Items);
-            }
+        let Some(view) = &plan.config.item_view else { return };
+        add("item.projection", None, (r.view_rows, r.view_pitch as usize), r.d_projected, Rows::Items);
+        if r.view_target == 1 {
+            add("start.item", None, (r.view, view.width), r.d_view_hidden, Rows::Items);
+        } else {
+            let bias = Some("item.hidden.bias");
+            add("item.hidden", bias, (r.view, view.width), r.d_view_hidden, Rows::Items);
+            add("item.out", None, (r.view_activated, width), r.d_outlier, Rows::Items);
         }
+    }
+
+    fn add_layer(
+        plan: &NetworkPlan,
+        r: &DeviceRelabel,
+        sizes: &StepSizes,
+        layer: usize,
+        add: &mut AddProduct<'_>,
+    ) {
+        let Config { width, hidden, .. } = plan.config;
+        let StepSizes { states, items, class_rows, .. } = *sizes;
         let after =
             |buffer: u64, index: usize, rows: usize, width: usize| buffer + (4 * index * rows * width) as u64;
-        let StepSizes { states, items, class_rows, .. } = *sizes;
-        for layer in 0..plan.config.layers {
-            let of_items = |buffer: u64, width: usize| after(buffer, layer, items, width);
-            let of_states = |buffer: u64, width: usize| after(buffer, layer, states, width);
-            let of_classes = |buffer: u64, width: usize| after(buffer, layer, class_rows, width);
-            let of_half = |buffer: u64, half: usize| after(buffer, 2 * layer + half, states, width);
-            let name = |part: &str| format!("layer{layer}.{part}");
-            let query_bias = name("attention.query.bias");
-            let pooled = (of_items(r.pooled, 2 * width), 2 * width);
-            let d_queries = of_items(r.d_queries, width);
-            add(&name("attention.query"), Some(&query_bias), pooled, d_queries, Rows::Items);
-            add(&name("attention.key"), None, pooled, of_items(r.d_keys, width), Rows::Items);
-            let normed = (of_half(r.normed, 0), width);
-            add(&name("attention.value"), None, normed, of_states(r.d_values, width), Rows::States);
-            let attended = (of_states(r.attended, width), width);
-            add(&name("attention.out"), None, attended, of_half(r.d_states, 1), Rows::States);
-            let normed = (of_half(r.normed, 1), width);
-            add(&name("mixing.state"), None, normed, of_states(r.d_hidden, hidden), Rows::States);
-            let pools = (of_items(r.pools, 2 * width), 2 * width);
-            add(&name("mixing.item"), None, pools, of_items(r.d_of_items, hidden), Rows::Items);
-            let (bias, means) = (name("mixing.class.bias"), (of_classes(r.class_means, width), width));
-            let d_of_classes = of_classes(r.d_of_classes, hidden);
-            add(&name("mixing.class"), Some(&bias), means, d_of_classes, Rows::Classes);
-            let activated = (of_states(r.activated, hidden), hidden);
-            add(&name("mixing.out"), None, activated, of_half(r.d_states, 2), Rows::States);
-        }
-        let normed = after(r.normed, 2 * plan.config.layers, states, width);
-        add("out", None, (normed, width), r.d_logits, Rows::States);
+        let of_items = |buffer: u64, width: usize| after(buffer, layer, items, width);
+        let of_states = |buffer: u64, width: usize| after(buffer, layer, states, width);
+        let of_classes = |buffer: u64, width: usize| after(buffer, layer, class_rows, width);
+        let of_half = |buffer: u64, half: usize| after(buffer, 2 * layer + half, states, width);
+        let name = |part: &str| format!("layer{layer}.{part}");
+        let query_bias = name("attention.query.bias");
+        let pooled = (of_items(r.pooled, 2 * width), 2 * width);
+        let d_queries = of_items(r.d_queries, width);
+        add(&name("attention.query"), Some(&query_bias), pooled, d_queries, Rows::Items);
+        add(&name("attention.key"), None, pooled, of_items(r.d_keys, width), Rows::Items);
+        let normed = (of_half(r.normed, 0), width);
+        add(&name("attention.value"), None, normed, of_states(r.d_values, width), Rows::States);
+        let attended = (of_states(r.attended, width), width);
+        add(&name("attention.out"), None, attended, of_half(r.d_states, 1), Rows::States);
+        let normed = (of_half(r.normed, 1), width);
+        add(&name("mixing.state"), None, normed, of_states(r.d_hidden, hidden), Rows::States);
+        let pools = (of_items(r.pools, 2 * width), 2 * width);
+        add(&name("mixing.item"), None, pools, of_items(r.d_of_items, hidden), Rows::Items);
+        let (bias, means) = (name("mixing.class.bias"), (of_classes(r.class_means, width), width));
+        let d_of_classes = of_classes(r.d_of_classes, hidden);
+        add(&name("mixing.class"), Some(&bias), means, d_of_classes, Rows::Classes);
+        let activated = (of_states(r.activated, hidden), hidden);
+        add(&name("mixing.out"), None, activated, of_half(r.d_states, 2), Rows::States);
     }
 
     fn add_product(

@@ -192,6 +192,18 @@ fn the_default_head_agrees_on_five_classes_of_five_items() {
 }
 
 #[test]
+fn heads_of_12_columns_and_rows_longer_than_a_chunk_agree() {
+    let mut random = random(15);
+    // Rows of 300 numbers: inner products are summed in chunks of 256. Tiles of the second episode have more items than
+    // a thread sums at once.
+    let episodes =
+        [OwnedEpisode::new(&[3, 4, 2], 300, 6, &mut random), OwnedEpisode::new(&[9, 9], 300, 6, &mut random)];
+    // The width is a multiple of 16, but that of a head is not one of 8.
+    let config = Config { width: 48, heads: 4, hidden: 32, ..small() };
+    assert_step_agrees(&exact_device(), "heads of 12", config, &[(&episodes, 3)], 5e-4);
+}
+
+#[test]
 fn products_in_tf32_change_gradients_by_less_than_a_hundredth() {
     let mut random = random(13);
     let episodes = [OwnedEpisode::new(&[3, 3, 3], 16, 9, &mut random)];
