@@ -70,45 +70,55 @@ DEVICE float* open_head(const Tranfs& t, const TranfsEpisode& e, int layer, int 
   return a.map + e.tokens * a.map_pitch;
 }
 
-DEVICE float dot(const float* a, const float* b, int len) {
-  float sums[2] = {0.f, 0.f};
-  int i = 0;
-#pragma unroll 4
-  for (; i + 1 < len; i += 2) {
-    sums[0] += a[i] * b[i];
-    sums[1] += a[i + 1] * b[i + 1];
-  }
-  return i < len ? sums[0] + sums[1] + a[i] * b[i] : sums[0] + sums[1];
-}
-
-// work(key, query) for all pairs, 32 queries of a key per warp.
-template <class Work> DEVICE void for_pairs(int tokens, Work work) {
-  const int lane = threadIdx.x & 31, blocks = (tokens + 31) >> 5;
-#pragma unroll 2
-  for (int task = threadIdx.x >> 5; task < tokens * blocks; task += ATTENTION_THREADS / 32) {
-    const int block = task / tokens, query = block * 32 + lane;
-    if (query < tokens) work(task - block * tokens, query);
-  }
-}
-
-// work(token, d) for all tokens and numbers of a head.
-template <class Work> DEVICE void for_tokens(int tokens, int width, Work work) {
+// out(key, query, sum over d of left[query][d] right[key][d]) for all pairs: a lane per query, a warp per key. Slices of 16 numbers
+// of a query are in registers.
+template <class Out> DEVICE void for_products(const AttentionHead& a, const float* left, int left_pitch, const float* right, Out out) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll 1
-  for (int token = threadIdx.x >> 4; token < tokens; token += ATTENTION_THREADS / 16)
-    for (int d = threadIdx.x & 15; d < width; d += 16) work(token, d);
+  for (int first = 0; first < a.tokens; first += 32) {
+    const int query = first + lane, real = min(query, a.tokens - 1);
+    float own[16];
+#pragma unroll
+    for (int d = 0; d < 16; d++) own[d] = d < a.width ? left[(long)real * left_pitch + d] : 0.f;
+#pragma unroll 1
+    for (int key = warp; key < a.tokens; key += ATTENTION_THREADS / 32) {
+      const float* row = right + (long)key * a.pitch;
+      float sums[4] = {0.f, 0.f, 0.f, 0.f};
+      if (a.width == 16) {
+#pragma unroll
+        for (int d = 0; d < 16; d++) sums[d & 3] += own[d] * row[d];
+      } else {
+#pragma unroll
+        for (int d = 0; d < 16; d++)
+          if (d < a.width) sums[d & 3] += own[d] * row[d];
+        for (int d = 16; d < a.width; d++) sums[d & 3] += left[(long)real * left_pitch + d] * row[d];
+      }
+      if (query < a.tokens) out(key, query, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+    }
+  }
 }
 
-// sum over i of weights[i * step] rows[i * pitch]
-template <bool IN_SHARED>
-SEPARATE float weighted_sum(const float* weights, int step, const float* rows, int pitch, int count) {
-  if (IN_SHARED) {
-    ASSUME_SHARED(weights);
-    ASSUME_SHARED(rows);
-  }
-  float sums[2] = {0.f, 0.f};
+// out(token, d, sum over i of weights[token * token_step + i * step] rows[i * pitch + d]): a lane per token, a warp per two d.
+template <class Out>
+DEVICE void for_sums(const AttentionHead& a, const float* weights, int token_step, int step, const float* rows, int pitch, Out out) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+#pragma unroll 1
+  for (int first = 0; first < a.tokens; first += 32)
+#pragma unroll 1
+    for (int d = warp * 2; d < a.width; d += ATTENTION_THREADS / 32 * 2) {
+      const int token = first + lane, second = min(d + 1, a.width - 1);
+      const float* own = weights + (long)min(token, a.tokens - 1) * token_step;
+      float sums[2] = {0.f, 0.f};
 #pragma unroll 8
-  for (int i = 0; i < count; i++) sums[i & 1] += weights[i * step] * rows[i * pitch];
-  return sums[0] + sums[1];
+      for (int i = 0; i < a.tokens; i++) {
+        const float weight = own[(long)i * step];
+        sums[0] += weight * rows[(long)i * pitch + d];
+        sums[1] += weight * rows[(long)i * pitch + second];
+      }
+      if (token >= a.tokens) continue;
+      out(token, d, sums[0]);
+      if (second > d) out(token, second, sums[1]);
+    }
 }
 
 // Grid: (heads, episodes), 256 threads. Shared memory: three copies of the head and the map.
@@ -120,12 +130,12 @@ template <bool IN_SHARED> DEVICE void attend(const Tranfs& t, int layer) {
   AttentionHead a;
   open_head<IN_SHARED>(t, e, layer, head, (float*)dynamic_shared, a);
   __syncthreads();
-  for_pairs(a.tokens, [&](int key, int query) {
-    a.map[key * a.map_pitch + query] = t.attention_scale * dot(a.queries + query * a.pitch, a.keys + key * a.pitch, a.width);
-  });
+  for_products(a, a.queries, a.pitch, a.keys,
+               [&](int key, int query, float product) { a.map[key * a.map_pitch + query] = t.attention_scale * product; });
   __syncthreads();
   // Eight lanes per query. The map keeps the weights after dropout; those before it are saved.
   const int part = threadIdx.x & 7;
+  float* d_map = t.d_maps + e.map_start + (long)head * e.tokens * a.saved_pitch;
 #pragma unroll 1
   for (int first = 0; first < a.tokens; first += ATTENTION_THREADS / 8) {
     // All lanes of a warp take part in its sums, also those without a query.
@@ -146,28 +156,20 @@ template <bool IN_SHARED> DEVICE void attend(const Tranfs& t, int layer) {
       float* at = a.map + key * a.map_pitch + query;
       const float weight = expf(*at - largest) * inverse;
       a.saved[(long)key * a.saved_pitch + query] = weight;
-      *at = IN_SHARED ? weight * attention_factor(a, key, query) : weight;
+      (IN_SHARED ? at : d_map + (long)key * a.map_pitch + query)[0] = weight * attention_factor(a, key, query);
     }
   }
   __syncthreads();
   float* out = t.attended + ((long)layer * t.token_capacity + e.first_token) * t.width + head * a.width;
-  if (IN_SHARED) {
-    for_tokens(a.tokens, a.width, [&](int query, int d) {
-      out[(long)query * t.width + d] = weighted_sum<IN_SHARED>(a.map + query, a.map_pitch, a.values + d, a.pitch, a.tokens);
-    });
-  } else {
-    for_tokens(a.tokens, a.width, [&](int query, int d) {
-      float sum = 0.f;
-      for (int key = 0; key < a.tokens; key++)
-        sum += a.map[(long)key * a.map_pitch + query] * attention_factor(a, key, query) * a.values[(long)key * a.pitch + d];
-      out[(long)query * t.width + d] = sum;
-    });
-  }
+  // Those after dropout: where the map is the memory of the saved weights, they have a memory of their own.
+  const float* used = IN_SHARED ? a.map : d_map;
+  for_sums(a, used, 1, a.map_pitch, a.values, a.pitch, [&](int query, int d, float sum) { out[(long)query * t.width + d] = sum; });
 }
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) tranfs_attend(Tranfs t, int layer) { attend<true>(t, layer); }
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) tranfs_attend_large(Tranfs t, int layer) { attend<false>(t, layer); }
 
-// The backward pass, from `d_attended` to `d_qkv`. Grid as above. Shared memory: four copies of the head and two maps.
+// The backward pass, from `d_attended` to `d_qkv`. Grid as above. Shared memory: five copies of the head, two maps and
+// one number per token.
 template <bool IN_SHARED> DEVICE void attend_backward(const Tranfs& t, int layer) {
   const u32* input = t.current;
   const TranfsEpisode e = episode_of(t, input, blockIdx.y);
@@ -179,30 +181,40 @@ template <bool IN_SHARED> DEVICE void attend_backward(const Tranfs& t, int layer
   const float *d_out = t.d_attended + (long)e.first_token * t.width + head * a.width, *out = t.attended + first * t.width + head * a.width;
   float *d_logits = t.d_maps + e.map_start + (long)head * e.tokens * a.saved_pitch, *means = t.d_means + e.first_token * t.heads + head * e.tokens;
   int d_pitch = t.width;
-  // The product of a query's output and its gradient, which is the mean gradient of its weights.
-  for (int query = threadIdx.x; query < a.tokens; query += ATTENTION_THREADS)
-    means[query] = dot(out + (long)query * t.width, d_out + (long)query * t.width, a.width);
   if (IN_SHARED) {
     copy_head<1>(free, a.pitch, d_out, t.width, 0, e.tokens, a.width);
+    copy_head<1>(free + e.tokens * a.pitch, a.pitch, out, t.width, 0, e.tokens, a.width);
     d_out = free;
+    out = free + e.tokens * a.pitch;
     d_pitch = a.pitch;
-    d_logits = free + e.tokens * a.pitch;
+    d_logits = free + 2 * e.tokens * a.pitch;
+    means = d_logits + e.tokens * a.map_pitch;
+    __syncthreads();
+  }
+  // The product of a query's output and its gradient, which is the mean gradient of its weights: eight lanes per query.
+  for (int start = 0; start < a.tokens; start += ATTENTION_THREADS / 8) {
+    const int query = start + (threadIdx.x >> 3), real = min(query, a.tokens - 1);
+    float mean = 0.f;
+    for (int d = threadIdx.x & 7; d < a.width; d += 8) mean += out[(long)real * d_pitch + d] * d_out[(long)real * d_pitch + d];
+#pragma unroll
+    for (int distance = 4; distance; distance >>= 1) mean += __shfl_xor_sync(FULL_WARP, mean, distance);
+    if (query < a.tokens && (threadIdx.x & 7) == 0) means[query] = mean;
   }
   __syncthreads();
-  for_pairs(a.tokens, [&](int key, int query) {
+  for_products(a, d_out, d_pitch, a.values, [&](int key, int query, float d_weight) {
     const float weight = a.saved[(long)key * a.saved_pitch + query], factor = attention_factor(a, key, query);
-    const float d_weight = dot(d_out + (long)query * d_pitch, a.values + (long)key * a.pitch, a.width);
-    d_logits[key * a.map_pitch + query] = t.attention_scale * weight * (d_weight * factor - means[query]);
-    a.map[key * a.map_pitch + query] = weight * factor;
+    d_logits[(long)key * a.map_pitch + query] = t.attention_scale * weight * (d_weight * factor - means[query]);
+    a.map[(long)key * a.map_pitch + query] = weight * factor;
   });
   __syncthreads();
   float* d_qkv = t.d_qkv + first * 3 * t.width + head * a.width;
-  for_tokens(a.tokens, a.width, [&](int token, int d) {
-    float* own = d_qkv + (long)token * 3 * t.width + d;
-    own[0] = weighted_sum<IN_SHARED>(d_logits + token, a.map_pitch, a.keys + d, a.pitch, a.tokens);
-    own[t.width] = weighted_sum<IN_SHARED>(d_logits + token * a.map_pitch, 1, a.queries + d, a.pitch, a.tokens);
-    own[2 * t.width] = weighted_sum<IN_SHARED>(a.map + token * a.map_pitch, 1, d_out + d, d_pitch, a.tokens);
-  });
+  const int t_width = t.width;
+  auto store = [&](int part) {
+    return [=](int token, int d, float sum) { d_qkv[(long)token * 3 * t_width + part * t_width + d] = sum; };
+  };
+  for_sums(a, d_logits, 1, a.map_pitch, a.keys, a.pitch, store(0));
+  for_sums(a, d_logits, a.map_pitch, 1, a.queries, a.pitch, store(1));
+  for_sums(a, a.map, a.map_pitch, 1, d_out, d_pitch, store(2));
 }
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) tranfs_attend_back(Tranfs t, int layer) {
   attend_backward<true>(t, layer);

@@ -81,10 +81,10 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 3)
       const float *x = left + (k + quad) * PRODUCT_PITCH + m + group, *d = right + (k + quad) * PRODUCT_PITCH + n + group;
       u32 a[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) a[i] = mma_factor(x[(i >> 1) * 4 * PRODUCT_PITCH + (i & 1) * 8]);
+      for (int i = 0; i < 4; i++) a[i] = tf32_operand(x[(i >> 1) * 4 * PRODUCT_PITCH + (i & 1) * 8]);
 #pragma unroll
       for (int t = 0; t < 4; t++) {
-        const u32 b[2] = {mma_factor(d[t * 8]), mma_factor(d[t * 8 + 4 * PRODUCT_PITCH])};
+        const u32 b[2] = {tf32_operand(d[t * 8]), tf32_operand(d[t * 8 + 4 * PRODUCT_PITCH])};
         mma_tf32(sums[t], a, b);
       }
     }

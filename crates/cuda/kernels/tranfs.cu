@@ -135,8 +135,9 @@ DEVICE const TranfsEpisode& episode_of(const Tranfs& t, const u32* input, int ep
 DEVICE const TranfsClass* classes_of(const Tranfs& t, const u32* input) { return (const TranfsClass*)(input + t.classes_at); }
 // A row of the data set, or one that came with the step.
 DEVICE const float* feature_row(const Tranfs& t, const u32* input, u32 row) {
-  if (row < (u32)t.feature_rows) return t.features + (long)row * t.dim;
-  return t.extra + (long)(step_of(input).extra_start + (int)(row - t.feature_rows)) * t.dim;
+  const bool is_stored = row < (u32)t.feature_rows;
+  const float* from = is_stored ? t.features : t.extra;
+  return from + (long)(is_stored ? (int)row : step_of(input).extra_start + (int)(row - t.feature_rows)) * t.dim;
 }
 DEVICE DropoutMask dropout_of(const Tranfs& t, const TranfsEpisode& e, int layer, int site) {
   return dropout_site((u64)e.seed_high << 32 | e.seed_low, layer * 4 + site, t.dropout_threshold, t.dropout_scale);
@@ -151,11 +152,19 @@ extern "C" __global__ void __launch_bounds__(256) tranfs_project(Tranfs t) {
   const int part = blockIdx.x, start = part * PROJECTED_COLUMNS, columns = min(PROJECTED_COLUMNS, t.dim - start);
   const int first = blockIdx.y * ROWS, rows = min(ROWS, step_of(input).items - first);
   const uint4* weights = t.packed + t.packed_down + (start >> 4) * 32;
+  const int pitch = pitch_of(columns);
   if (rows <= 0) return;
-  const u32* row_numbers = input + t.rows_at + first;
-  stage_rows(x, rows, columns, [&](int row, int column) { return feature_row(t, input, row_numbers[row])[start + column]; });
+  if (columns % 16 != 0) {
+    for (int i = threadIdx.x; i < ROWS * pitch; i += 256) x[i] = 0.f;
+    __syncthreads();
+  }
+#pragma unroll 2
+  for (int row = threadIdx.x >> 5; row < rows; row += 256 / 32)
+    copy_row(x + row * pitch, feature_row(t, input, input[t.rows_at + first + row]) + start, columns, t.dim % 4 == 0);
+  prefetch_weight_part(weights, (t.dim + 15) >> 4, columns, t.width);
+  finish_copies();
   __syncthreads();
-  multiply<true, false>(x, pitch_of(columns), rows, weights, (t.dim + 15) >> 4, columns, t.width, 0,
+  multiply<true, false>(x, pitch, rows, weights, (t.dim + 15) >> 4, columns, t.width, 0,
                         t.projected + ((long)part * t.item_capacity + first) * t.width, t.width);
 }
 
@@ -198,37 +207,48 @@ template <bool IN_SHARED, bool BACKWARD> DEVICE bool open_rows(const Tranfs& t, 
   return true;
 }
 
-// One number of an item's projection.
-DEVICE float projected_of(const Tranfs& t, int item, int column) {
-  float sum = 0.f;
+// Adds up columns lane, lane + 32, lane + 64 and lane + 96 of `parts` rows, which are `stride` apart and have `width` columns left.
+DEVICE void sum_parts(float* sums, const float* rows, long stride, int parts, int width) {
+  const int lane = threadIdx.x & 31;
 #pragma unroll 8
-  for (int part = 0; part < t.projections; part++) sum += t.projected[((long)part * t.item_capacity + item) * t.width + column];
-  return sum;
+  for (int part = 0; part < parts; part++)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (i * 32 + lane < width) sums[i] += rows[part * stride + i * 32 + lane];
 }
 
 // The tokens: class tokens and projected items, with positions added.
 DEVICE void embed_tokens(const Tranfs& t, const TokenRows& r) {
   const int lane = threadIdx.x & 31, width = t.width;
+  const long stride = (long)t.item_capacity * width;
   const TranfsClass* classes = classes_of(t, r.input) + r.e.first_class;
 #pragma unroll 1
   for (int row = threadIdx.x >> 5; row < r.count; row += LAYER_THREADS / 32) {
     const int token = r.first + row, item = r.e.first_item + token - r.e.classes;
     const bool is_class = token < r.e.classes;
     const int own = is_class ? token : (int)(r.input[t.labels_at + item] & ~LABEL_FLAG);
-#pragma unroll 4
-    for (int column = lane; column < width; column += 32) {
-      float sum = 0.f;
+#pragma unroll 1
+    for (int start = 0; start < width; start += 128) {
+      float sums[4] = {0.f, 0.f, 0.f, 0.f};
       if (!is_class) {
-        sum = projected_of(t, item, column);
+        sum_parts(sums, t.projected + (long)item * width + start, stride, t.projections, width - start);
       } else if (!t.class_mean) {
-        sum = t.parameters[t.class_tokens + own * width + column];
+        sum_parts(sums, t.parameters + t.class_tokens + own * width + start, 0, 1, width - start);
       } else if (classes[own].items > 0) {
-        for (int i = 0; i < classes[own].items; i++) sum += projected_of(t, classes[own].first_item + i, column);
-        sum /= classes[own].items;
+        const float* first_item = t.projected + (long)classes[own].first_item * width + start;
+        for (int part = 0; part < t.projections; part++)
+          sum_parts(sums, first_item + part * stride, width, classes[own].items, width - start);
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[i] /= classes[own].items;
       }
-      sum += t.parameters[t.positions + own * width + column];
-      r.x[row * r.pitch + column] = sum;
-      t.states[(long)(r.e.first_token + token) * width + column] = sum;
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int column = start + i * 32 + lane;
+        if (column >= width) break;
+        const float sum = sums[i] + t.parameters[t.positions + own * width + column];
+        r.x[row * r.pitch + column] = sum;
+        t.states[(long)(r.e.first_token + token) * width + column] = sum;
+      }
     }
   }
 }
@@ -266,12 +286,13 @@ template <bool IN_SHARED> DEVICE void copy_layer_parameters(const Tranfs& t, con
 // suffice, they are in global memory, and the kernel is tranfs_layer_large.
 template <bool IN_SHARED> DEVICE void forward_layer(const Tranfs& t, int layer) {
   TokenRows r;
-  if (!open_rows<IN_SHARED, false>(t, r)) return;
   const int width = t.width, hidden = t.hidden, steps = (width + 15) >> 4, lane = threadIdx.x & 31;
   const uint4* packed_next = t.packed + t.packed_layer + (long)layer * t.packed_layer_len;
+  if (layer == 0) prefetch_weights(packed_next + t.packed_qkv, width, 3 * width);
+  else prefetch_weights(packed_next - t.packed_layer_len + t.packed_attended, width, width);
+  if (!open_rows<IN_SHARED, false>(t, r)) return;
   if (layer == 0) {
     embed_tokens(t, r);
-    prefetch_weights(packed_next + t.packed_qkv, width, 3 * width);
   } else {
     const long first = (long)(layer - 1) * t.token_capacity + r.e.first_token + r.first;
     const long norm = first + (long)(layer - 1) * t.token_capacity, norm2 = norm + t.token_capacity;
@@ -321,22 +342,27 @@ extern "C" __global__ void __launch_bounds__(LAYER_THREADS) tranfs_layer_large(T
 
 // The gradient of the encoder's output, to x and `d_states`.
 DEVICE void output_gradients(const Tranfs& t, const TokenRows& r, float* d_states) {
-  const int width = t.width;
+  const int lane = threadIdx.x & 31, width = t.width;
 #pragma unroll 1
   for (int row = threadIdx.x >> 5; row < r.count; row += LAYER_THREADS / 32) {
     const int token = r.first + row;
-#pragma unroll 4
-    for (int column = threadIdx.x & 31; column < width; column += 32) {
-      float d = 0.f;
-      if (token < r.e.classes) {
-#pragma unroll 8
-        for (int chunk = 0; chunk < t.chunks; chunk++)
-          d += t.d_class_states[((long)chunk * t.class_capacity + r.e.first_class + token) * width + column];
-      } else {
-        d = t.d_logits[r.e.first_item + token - r.e.classes] * t.direction[column];
+    const float d_logit = token < r.e.classes ? 0.f : t.d_logits[r.e.first_item + token - r.e.classes];
+#pragma unroll 1
+    for (int start = 0; start < width; start += 128) {
+      float sums[4] = {0.f, 0.f, 0.f, 0.f};
+      if (token < r.e.classes)
+        sum_parts(sums, t.d_class_states + (long)(r.e.first_class + token) * width + start, (long)t.class_capacity * width, t.chunks,
+                  width - start);
+      else
+        sum_parts(sums, t.direction + start, 0, 1, width - start);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int column = start + i * 32 + lane;
+        if (column >= width) break;
+        const float d = token < r.e.classes ? sums[i] : d_logit * sums[i];
+        r.x[row * r.pitch + column] = d;
+        d_states[(long)row * width + column] = d;
       }
-      r.x[row * r.pitch + column] = d;
-      d_states[(long)row * width + column] = d;
     }
   }
 }
@@ -345,8 +371,10 @@ DEVICE void output_gradients(const Tranfs& t, const TokenRows& r, float* d_state
 // then the gradients of what follows attention in layer `layer` - 1. Grid and memory as in tranfs_layer.
 template <bool IN_SHARED> DEVICE void backward_layer(const Tranfs& t, int layer) {
   TokenRows r;
-  if (!open_rows<IN_SHARED, true>(t, r)) return;
   const int width = t.width, hidden = t.hidden, steps = (width + 15) >> 4, lane = threadIdx.x & 31;
+  if (layer < t.layers)
+    prefetch_weights(t.packed + t.packed_layer + (long)layer * t.packed_layer_len + t.packed_qkv_t, 3 * width, width);
+  if (!open_rows<IN_SHARED, true>(t, r)) return;
   const long own = r.e.first_token + r.first;  // the first row among all tokens
   const long first = (long)(layer - 1) * t.token_capacity + own, norm = first + (long)(layer - 1) * t.token_capacity;
   const long norm2 = norm + t.token_capacity;

@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_prototypes(Tra
     const int count = min(PROTOTYPE_ROWS, e.classes - first);
     stage_rows(x, count, width, [&](int row, int column) { return out[(long)(first + row) * width + column]; });
     __syncthreads();
-    multiply<true, true>(x, pitch_of(width), count, t.packed + t.packed_up_t + (long)(start >> 3) * steps * 32, steps, width, columns,
+    multiply<true, true, 1>(x, pitch_of(width), count, t.packed + t.packed_up_t + (long)(start >> 3) * steps * 32, steps, width, columns,
                          0, tile, TILE_PITCH);
     __syncthreads();
 #pragma unroll 1
@@ -187,17 +187,19 @@ DEVICE float query_loss(float* logits, const float* factors, int classes, int ow
   return loss * weight;
 }
 
-// Gradients of CLASS_TILE prototypes from `first` on, over the block's columns. rows: of the queries.
+// Gradients of CLASS_TILE prototypes from `first` on, over the block's columns. queries: the columns of each, if IN_SHARED.
+template <bool IN_SHARED>
 DEVICE void prototype_gradients_of(const Tranfs& t, const u32* input, const TranfsEpisode& e, int first, int start, int columns,
-                                   const u32* rows, const float* d_logits, const float* factors, float* scratch) {
+                                   const float* const* queries, const float* d_logits, const float* factors, float* scratch) {
   const int column = threadIdx.x & (CHUNK - 1), group = threadIdx.x / CHUNK, count = min(CLASS_TILE, e.classes - first);
   float d[CLASS_TILE];
 #pragma unroll
   for (int c = 0; c < CLASS_TILE; c++) d[c] = 0.f;
   if (column < columns)
-#pragma unroll 4
+#pragma unroll 8
     for (int query = group; query < e.queries; query += QUERY_GROUPS) {
-      const float value = feature_row(t, input, rows[query])[start + column];
+      const float* row = IN_SHARED ? queries[query] : feature_row(t, input, input[t.query_rows_at + e.first_query + query]) + start;
+      const float value = row[column];
       const float* d_query = d_logits + (long)query * t.classes + first;
 #pragma unroll
       for (int c = 0; c < CLASS_TILE; c++)
@@ -238,7 +240,7 @@ DEVICE void mislabelled_sums(const Tranfs& t, const TranfsEpisode& e) {
 
 // Losses and gradients of prototypes and class states. Grid: (chunks + 1, episodes), 512 threads; the last block of an episode
 // computes the sums of "mislabelled". Shared memory: LOSS_SCRATCH words; if IN_SHARED, then for the most queries Q of an episode
-// [Q] rows, [Q][classes] gradients of logits and [classes][4] factors.
+// [classes][4] factors, [Q][classes] gradients of logits and [Q] addresses.
 template <bool IN_SHARED> DEVICE void prototype_losses(const Tranfs& t) {
   const u32* input = t.current;
   const TranfsEpisode e = episode_of(t, input, blockIdx.y);
@@ -249,10 +251,11 @@ template <bool IN_SHARED> DEVICE void prototype_losses(const Tranfs& t) {
   float *scratch = (float*)dynamic_shared, *free = scratch + LOSS_SCRATCH;
   float* factors = IN_SHARED ? free : t.class_factors + ((long)chunk * t.class_capacity + e.first_class) * 4;
   float* d_logits = IN_SHARED ? free + t.classes * 4 : t.d_query_logits + ((long)chunk * t.query_capacity + e.first_query) * t.classes;
-  const u32* rows = input + t.query_rows_at + e.first_query;
-  u32* shared_rows = (u32*)(free + t.classes * 4 + (long)e.queries * t.classes);
+  // The columns of each query, if IN_SHARED.
+  const float** queries = (const float**)(((u64)(d_logits + (long)e.queries * t.classes) + 7) & ~7ull);
   if (IN_SHARED)
-    for (int query = threadIdx.x; query < e.queries; query += LOSS_THREADS) shared_rows[query] = rows[query];
+    for (int query = threadIdx.x; query < e.queries; query += LOSS_THREADS)
+      queries[query] = feature_row(t, input, input[t.query_rows_at + e.first_query + query]) + start;
   // Sums over the chunks, of classes by the first threads and of queries by all.
   for (int i = LOSS_THREADS - 1 - threadIdx.x; i < e.classes * 4; i += LOSS_THREADS) {
     float sum = 0.f;
@@ -296,7 +299,7 @@ template <bool IN_SHARED> DEVICE void prototype_losses(const Tranfs& t) {
   }
 #pragma unroll 1
   for (int first = 0; first < e.classes; first += CLASS_TILE)
-    prototype_gradients_of(t, input, e, first, start, columns, IN_SHARED ? shared_rows : rows, d_logits, factors, scratch);
+    prototype_gradients_of<IN_SHARED>(t, input, e, first, start, columns, queries, d_logits, factors, scratch);
   const float* d_prototypes = t.d_prototypes + (long)e.first_class * t.dim + start;
   float* out = t.d_class_states + ((long)chunk * t.class_capacity + e.first_class) * width;
 #pragma unroll 1
@@ -305,7 +308,7 @@ template <bool IN_SHARED> DEVICE void prototype_losses(const Tranfs& t) {
     __syncthreads();
     stage_rows(scratch, count, columns, [&](int row, int column) { return d_prototypes[(long)(first + row) * t.dim + column]; });
     __syncthreads();
-    multiply<true, false>(scratch, pitch_of(columns), count, t.packed + t.packed_up + (start >> 4) * 32, (t.dim + 15) >> 4, columns,
+    multiply<true, false, 1>(scratch, pitch_of(columns), count, t.packed + t.packed_up + (start >> 4) * 32, (t.dim + 15) >> 4, columns,
                           width, 0, out + (long)first * width, width);
   }
 }

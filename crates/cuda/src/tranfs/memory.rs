@@ -286,13 +286,13 @@ impl SharedMemory {
         let forward = ROWS * (pitch + 2 * widest) + 6 * width + hidden;
         let backward = ROWS * (4 * pitch + qkv_pitch + widest + unit_pitch) + 2 * width;
         let (head, map) = (tokens * (width / heads | 1), tokens * (tokens | 1));
-        let queries = limits.queries * (config.classes + 1) + 4 * config.classes;
+        let queries = limits.queries * (config.classes + 2) + 4 * config.classes + 2;
         SharedMemory {
             row_len: forward.max(backward).next_multiple_of(4),
             rows: KernelMemory::new(forward, 0),
             rows_back: KernelMemory::new(backward, 0),
             attention: KernelMemory::new(3 * head + map, 0),
-            attention_back: KernelMemory::new(4 * head + 2 * map, 0),
+            attention_back: KernelMemory::new(5 * head + 2 * map + tokens, 0),
             losses: KernelMemory::new(LOSS_SCRATCH + queries, LOSS_SCRATCH),
             project: 4 * ROWS * pitch_of(PROJECTED_COLUMNS),
             prototypes: 4 * PROTOTYPE_ROWS * (CHUNK + 4 + pitch),
