@@ -22,11 +22,7 @@ impl DeviceArgument {
     /// Opens the device and says which one it is; `doing` is what the command does on it.
     pub fn open_and_say(&self, doing: &str) -> anyhow::Result<Option<Device>> {
         let (device, reason) = self.open()?;
-        match (&device, reason) {
-            (Some(device), _) => say!("{doing} on the GPU: {}", device.name()),
-            (None, Some(reason)) => say!("{doing} on the CPU ({reason})"),
-            (None, None) => say!("{doing} on the CPU"),
-        }
+        say_device(doing, device.as_ref(), reason.as_deref());
         Ok(device)
     }
 
@@ -41,6 +37,15 @@ impl DeviceArgument {
             DeviceChoice::Cuda(_) => Err(hinted(what, "leave out --device, or use --device cpu")),
             _ => Ok(()),
         }
+    }
+}
+
+/// Says on which device something is done; `reason` is why it is not a GPU.
+pub fn say_device(doing: &str, device: Option<&Device>, reason: Option<&str>) {
+    match (device, reason) {
+        (Some(device), _) => say!("{doing} on the GPU: {}", device.name()),
+        (None, Some(reason)) => say!("{doing} on the CPU ({reason})"),
+        (None, None) => say!("{doing} on the CPU"),
     }
 }
 

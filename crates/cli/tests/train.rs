@@ -434,7 +434,8 @@ fn a_device_that_does_not_exist_is_refused_and_the_cpu_is_always_there() {
     let folder = TrainingFolder::new();
     let expected = ["'gpu' is not a device; allowed: auto, cpu, cuda, cuda:N"];
     misused(folder.train("m.safetensors", &["--device", "gpu"]), &expected);
-    let relabel = ["train", "relabel", "data.safetensors", "-o", "r.safetensors", "--device", "cuda:77"];
+    let noise = ["--noise", "symmetric=0,40", "--device", "cuda:77"];
+    let relabel = [&["train", "relabel", "data.safetensors", "-o", "r.safetensors"], &noise[..]].concat();
     let expected = ["CUDA", "hint: use the CPU with --device cpu, or let --device auto choose"];
     refused(folder.folder.trueshot(&relabel), &expected);
     refused(folder.train("m.safetensors", &["--device", "cuda:77"]), &expected);

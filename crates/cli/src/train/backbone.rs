@@ -8,6 +8,7 @@ use trueshot_vision::training::{BackboneConfiguration, BackboneTrainee};
 
 use super::RunArguments;
 use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers};
+use crate::device_argument::say_device;
 
 /// Train a backbone, the network that embeds images
 ///
@@ -75,7 +76,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
     resolve_outliers(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
-    let device = run.device.open_and_say("training")?;
+    let (device, reason) = run.device.open()?;
     let training = ImageTraining {
         title: format!("Conv4 of {} px, {} episodes", configuration.pictures.size, configuration.steps),
         seed: configuration.seed,
@@ -86,6 +87,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         parameters: "parameters",
     };
     training.train(run, &configuration, |datasets| {
+        say_device("training", device.as_ref(), reason.as_deref());
         let trainee = match &device {
             Some(device) => BackboneTrainee::on_gpu(configuration.clone(), datasets, device)?,
             None => BackboneTrainee::new(configuration.clone(), datasets)?,
