@@ -271,7 +271,6 @@ static void load_fragments(unsigned* fragment, unsigned address, bool transposed
 }
 static void load_matrices(unsigned* fragment, unsigned address) { load_fragments(fragment, address, false); }
 static void load_matrices_transposed(unsigned* fragment, unsigned address) { load_fragments(fragment, address, true); }
-static void prefetch(const void*) {}
 static void copy_async(unsigned address, const void* global) {
   check_shared("cp.async", address);
   memcpy(dynamic_shared + address, global, 16);

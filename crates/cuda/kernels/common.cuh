@@ -93,8 +93,6 @@ DEVICE void copy_word_async(u32 shared, const void* global) {
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;"); }
 // Waits until at most PENDING groups are unfinished.
 template <int PENDING> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING)); }
-// Starts to load the 128 bytes at an address into the L1 cache.
-DEVICE void prefetch(const void* global) { asm volatile("prefetch.global.L1 [%0];" ::"l"(global)); }
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 #endif
 

@@ -1,6 +1,6 @@
 // Products of activations with weights, for a whole thread block: y[rows][outputs] = x[rows][inputs] w[inputs][outputs].
 //
-//   x        f32, [rows rounded up to 16][pitch], in shared or global memory. Columns up to the next multiple of 16 exist and are zero.
+//   x        f32, [rows rounded up to 8][pitch], in shared or global memory. Columns up to the next multiple of 16 exist and are zero.
 //            The pitch is that of `pitch_of`, which spreads eight rows over all banks.
 //   w        "packed": the fragments of mma.m16n8k8 as TF32, [ceil(outputs / 8)][ceil(inputs / 16)][32 lanes] x 16 bytes,
 //            zeros outside. Lane 4 (n % 8) + k % 4 has inputs k, k + 4, k + 8 and k + 12 of output n. A lane reads the
@@ -26,78 +26,66 @@ DEVICE void load_weights(uint4* w, const uint4* weights, int steps) {
     w[step] = step < steps ? weights[step * 32 + (threadIdx.x & 31)] : make_uint4(0, 0, 0, 0);
 }
 
-// Starts to load weights into the L1 cache, by a whole thread block.
-DEVICE void prefetch_weights(const uint4* weights, int inputs, int outputs) {
-  const int len = ((outputs + 7) >> 3) * ((inputs + 15) >> 4) * 512;
-  for (int at = threadIdx.x * 128; at < len; at += blockDim.x * 128) prefetch((const u8*)weights + at);
-}
+// Rows of a tile.
+#define ROW_TILE 8
 
-// The same for a part of the inputs; `tile_steps` as in `multiply`.
-DEVICE void prefetch_weight_part(const uint4* weights, int tile_steps, int inputs, int outputs) {
-  const int lines = ((inputs + 15) >> 4) * 4, tiles = (outputs + 7) >> 3;
-  for (int tile = threadIdx.x >> 5; tile < tiles; tile += blockDim.x >> 5)
-    for (int line = threadIdx.x & 31; line < lines; line += 32) prefetch((const u8*)(weights + (long)tile * tile_steps * 32) + line * 128);
-}
-
-// y = x w + bias (null: none) for the first `rows` rows. A warp computes 16 rows and TILES tiles of 8 outputs at a time.
-// `tile_steps`: ceil(inputs / 16) of the packed matrix, of which `weights` may be a part. Contains no barrier.
-template <bool SHARED_X, bool SHARED_Y, int TILES = 2>
+// y = x w + bias (null: none) for the first `rows` rows. A warp computes 8 rows and 16 outputs at a time; the weights are the left
+// factor of the matrix instruction, so that few rows suffice. `tile_steps`: ceil(inputs / 16) of the packed matrix, of which
+// `weights` may be a part. Contains no barrier.
+template <bool SHARED_X, bool SHARED_Y, bool AHEAD = true>
 SEPARATE void multiply(const float* x, int pitch, int rows, const uint4* weights, int tile_steps, int inputs, int outputs,
                        const float* bias, float* y, int y_pitch) {
   if (SHARED_X) ASSUME_SHARED(x);
   if (SHARED_Y) ASSUME_SHARED(y);
   const int warp = threadIdx.x >> 5, warps = blockDim.x >> 5, lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
-  const int steps = (inputs + 15) >> 4, row_tiles = (rows + 15) >> 4, tiles = (outputs + 7) >> 3;
-  const int units = (tiles + TILES - 1) / TILES * row_tiles;
+  const int steps = (inputs + 15) >> 4, row_tiles = (rows + ROW_TILE - 1) / ROW_TILE, tiles = (outputs + 7) >> 3;
+  const int units = ((tiles + 1) >> 1) * row_tiles;
   if (warp >= units) return;
-  // The weights of the next part of the work are loaded before those of the current part are used.
-  uint4 w[TILES][STEPS_AT_ONCE], next[TILES][STEPS_AT_ONCE];
+  // AHEAD: the weights of the next part of the work are loaded before those of the current part are used.
+  uint4 w[2][STEPS_AT_ONCE], next[2][STEPS_AT_ONCE];
   auto load = [&](uint4 (*to)[STEPS_AT_ONCE], int unit, int first) {
-    const int tile = unit / row_tiles * TILES;
-#pragma unroll
-    for (int i = 0; i < TILES; i++)
-      load_weights(to[i], weights + ((long)(tile + i) * tile_steps + first) * 32, tile + i < tiles ? steps - first : 0);
+    const int tile = unit / row_tiles * 2;
+    load_weights(to[0], weights + ((long)tile * tile_steps + first) * 32, steps - first);
+    load_weights(to[1], weights + ((long)(tile + 1) * tile_steps + first) * 32, tile + 1 < tiles ? steps - first : 0);
   };
-  float acc[TILES][2][4] = {};
+  float acc[2][4] = {};
   int unit = warp, first = 0;
   load(w, unit, first);
 #pragma unroll 1
   while (unit < units) {
-    const int tile = unit / row_tiles * TILES, row = unit % row_tiles * 16;
+    const int output = unit / row_tiles * 16 + group, row = unit % row_tiles * ROW_TILE;
     const bool is_last = first + STEPS_AT_ONCE >= steps;
     const int next_unit = is_last ? unit + warps : unit, next_first = is_last ? 0 : first + STEPS_AT_ONCE;
-    if (next_unit < units) load(next, next_unit, next_first);
+    if (AHEAD && next_unit < units) load(next, next_unit, next_first);
     const float* own = x + (row + group) * pitch + first * 16 + quad;
 #pragma unroll
     for (int step = 0; step < STEPS_AT_ONCE; step++) {
       if (first + step >= steps) break;
-      const float *a = own + step * 16, *b = a + 8 * pitch;
-      const u32 low[4] = {tf32_operand(a[0]), tf32_operand(b[0]), tf32_operand(a[4]), tf32_operand(b[4])};
-      const u32 high[4] = {tf32_operand(a[8]), tf32_operand(b[8]), tf32_operand(a[12]), tf32_operand(b[12])};
-#pragma unroll
-      for (int i = 0; i < TILES; i++) {
-        const u32 w_low[2] = {w[i][step].x, w[i][step].y}, w_high[2] = {w[i][step].z, w[i][step].w};
-        mma_tf32(acc[i][0], low, w_low);
-        mma_tf32(acc[i][1], high, w_high);
-      }
+      const float* from = own + step * 16;
+      const u32 low[2] = {tf32_operand(from[0]), tf32_operand(from[4])}, high[2] = {tf32_operand(from[8]), tf32_operand(from[12])};
+      const u32 w_low[4] = {w[0][step].x, w[1][step].x, w[0][step].y, w[1][step].y};
+      const u32 w_high[4] = {w[0][step].z, w[1][step].z, w[0][step].w, w[1][step].w};
+      mma_tf32(acc[0], w_low, low);
+      mma_tf32(acc[1], w_high, high);
     }
     if (is_last) {
 #pragma unroll
-      for (int i = 0; i < TILES; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-          const int at = row + group + (j >> 1) * 8, output = (tile + i) * 8 + quad * 2 + (j & 1);
-          if (at < rows && output < outputs)
-            y[(long)at * y_pitch + output] = acc[i][0][j] + acc[i][1][j] + (bias ? bias[output] : 0.f);
-          acc[i][0][j] = acc[i][1][j] = 0.f;
-        }
+      for (int i = 0; i < 4; i++) {
+        const int at = row + quad * 2 + (i & 1), own_output = output + (i >> 1) * 8;
+        if (at < rows && own_output < outputs)
+          y[(long)at * y_pitch + own_output] = acc[0][i] + acc[1][i] + (bias ? bias[own_output] : 0.f);
+        acc[0][i] = acc[1][i] = 0.f;
+      }
     }
     unit = next_unit;
     first = next_first;
+    if (!AHEAD && unit < units) load(w, unit, first);
+    if (!AHEAD) continue;
 #pragma unroll
-    for (int i = 0; i < TILES; i++)
-#pragma unroll
-      for (int step = 0; step < STEPS_AT_ONCE; step++) w[i][step] = next[i][step];
+    for (int step = 0; step < STEPS_AT_ONCE; step++) {
+      w[0][step] = next[0][step];
+      w[1][step] = next[1][step];
+    }
   }
 }
 

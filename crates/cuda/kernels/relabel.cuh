@@ -5,7 +5,7 @@
 // and class rows of a step are rows of one matrix each. What belongs to pairs is grouped by episode: features
 // [episode][6][M][M], attention weights [episode][layer][head][M][M].
 //
-// A tile is a few items of one episode with all their states, at most about 32; one thread block works on a tile. The
+// A tile is a few items of one episode with all their states, at most about 40; one thread block works on a tile. The
 // layers exchange values between tiles in two places, so each layer has two kernels forward and two backward.
 //
 // Arithmetic is f32; products with weights round their inputs to TF32. Every sum has a fixed order.
@@ -271,9 +271,9 @@ DEVICE float2 gelu_and_slope(float x) {
 
 // body(row, column) for all elements of a matrix; a warp works on a row.
 template <class Body> DEVICE void each_element(int rows, int width, Body body) {
-#pragma unroll 1
+#pragma unroll 2
   for (int row = threadIdx.x >> 5; row < rows; row += RELABEL_WARPS)
-#pragma unroll 1
+#pragma unroll 2
     for (int w = threadIdx.x & 31; w < width; w += 32) body(row, w);
 }
 

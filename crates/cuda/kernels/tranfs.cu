@@ -8,7 +8,7 @@
 //   tranfs_clean_means  means of correctly labelled items, and, together with tranfs_direction, the direction of "mislabelled";
 //                       beside the encoder (tranfs_losses.cu)
 //   tranfs_project      items times down-projection, split over D
-//   tranfs_layer 0      tokens; queries, keys and values of layer 0. One thread block per 16 tokens of an episode
+//   tranfs_layer 0      tokens; queries, keys and values of layer 0. One thread block per 8 tokens of an episode
 //   for every layer l: tranfs_attend l (attention.cu), then
 //   tranfs_layer l + 1  the rest of layer l; queries, keys and values of layer l + 1, or the loss of "mislabelled"
 //   tranfs_prototypes   one thread block per episode and 128 columns of D: prototypes, partial distances (tranfs_losses.cu)
@@ -24,7 +24,7 @@
 #include "linear.cu"
 
 #define LAYER_THREADS 256
-#define ROWS 16  // tokens of a thread block
+#define ROWS 8  // tokens of a thread block
 #define LABEL_FLAG 0x80000000u
 
 // The part of a step's input that has a fixed length. 16 words.
@@ -161,7 +161,6 @@ extern "C" __global__ void __launch_bounds__(256) tranfs_project(Tranfs t) {
 #pragma unroll 2
   for (int row = threadIdx.x >> 5; row < rows; row += 256 / 32)
     copy_row(x + row * pitch, feature_row(t, input, input[t.rows_at + first + row]) + start, columns, t.dim % 4 == 0);
-  prefetch_weight_part(weights, (t.dim + 15) >> 4, columns, t.width);
   finish_copies();
   __syncthreads();
   multiply<true, false>(x, pitch, rows, weights, (t.dim + 15) >> 4, columns, t.width, 0,
@@ -288,8 +287,6 @@ template <bool IN_SHARED> DEVICE void forward_layer(const Tranfs& t, int layer) 
   TokenRows r;
   const int width = t.width, hidden = t.hidden, steps = (width + 15) >> 4, lane = threadIdx.x & 31;
   const uint4* packed_next = t.packed + t.packed_layer + (long)layer * t.packed_layer_len;
-  if (layer == 0) prefetch_weights(packed_next + t.packed_qkv, width, 3 * width);
-  else prefetch_weights(packed_next - t.packed_layer_len + t.packed_attended, width, width);
   if (!open_rows<IN_SHARED, false>(t, r)) return;
   if (layer == 0) {
     embed_tokens(t, r);
@@ -301,12 +298,9 @@ template <bool IN_SHARED> DEVICE void forward_layer(const Tranfs& t, int layer) 
     copy_rows<IN_SHARED>(r.y, r.pitch, t.attended + first * width, r.count, width);
     copy_rows<IN_SHARED>(r.x, r.pitch, t.states + first * width, r.count, width);
     copy_layer_parameters<IN_SHARED>(t, r, t.parameters + t.layer + (long)(layer - 1) * t.layer_len);
-    prefetch_weights(packed + t.packed_hidden, width, hidden);
-    prefetch_weights(packed + t.packed_out, hidden, width);
     finish_copies();
     __syncthreads();
     multiply<IN_SHARED, IN_SHARED>(r.y, r.pitch, r.count, packed + t.packed_attended, steps, width, width, 0, r.z, r.pitch);
-    if (layer < t.layers) prefetch_weights(packed_next + t.packed_qkv, width, 3 * width);
     __syncthreads();
     add_and_normalise<IN_SHARED>(r.x, r.z, r.pitch, r.count, width, r.parameters, dropout_of(t, r.e, layer - 1, 1), token * width,
                                  t.normalised + norm * width, t.inverse_std + norm, t.middle + first * width);
@@ -372,8 +366,6 @@ DEVICE void output_gradients(const Tranfs& t, const TokenRows& r, float* d_state
 template <bool IN_SHARED> DEVICE void backward_layer(const Tranfs& t, int layer) {
   TokenRows r;
   const int width = t.width, hidden = t.hidden, steps = (width + 15) >> 4, lane = threadIdx.x & 31;
-  if (layer < t.layers)
-    prefetch_weights(t.packed + t.packed_layer + (long)layer * t.packed_layer_len + t.packed_qkv_t, 3 * width, width);
   if (!open_rows<IN_SHARED, true>(t, r)) return;
   const long own = r.e.first_token + r.first;  // the first row among all tokens
   const long first = (long)(layer - 1) * t.token_capacity + own, norm = first + (long)(layer - 1) * t.token_capacity;
@@ -393,9 +385,6 @@ template <bool IN_SHARED> DEVICE void backward_layer(const Tranfs& t, int layer)
     copy_rows<IN_SHARED>(r.units, r.unit_pitch, t.hidden_units + first * hidden, r.count, hidden);
     copy_rows<IN_SHARED>(r.parameters, 0, parameters + t.norm2, 1, width);
     copy_rows<IN_SHARED>(r.parameters + width, 0, parameters + t.norm1, 1, width);
-    prefetch_weights(packed + t.packed_out_t, width, hidden);
-    prefetch_weights(packed + t.packed_hidden_t, hidden, width);
-    prefetch_weights(packed + t.packed_attended_t, width, width);
   }
   commit_copies();
   if (is_last) {

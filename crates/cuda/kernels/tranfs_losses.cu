@@ -10,7 +10,7 @@
 #define LOSS_THREADS 512
 #define LOSS_WARPS (LOSS_THREADS / 32)
 #define CLASS_TILE 8
-#define PROTOTYPE_ROWS 16
+#define PROTOTYPE_ROWS 8
 #define TILE_PITCH (CHUNK + 4)
 // Thread groups that share the queries of a column.
 #define QUERY_GROUPS (LOSS_THREADS / CHUNK)
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_prototypes(Tra
     const int count = min(PROTOTYPE_ROWS, e.classes - first);
     stage_rows(x, count, width, [&](int row, int column) { return out[(long)(first + row) * width + column]; });
     __syncthreads();
-    multiply<true, true, 1>(x, pitch_of(width), count, t.packed + t.packed_up_t + (long)(start >> 3) * steps * 32, steps, width, columns,
+    multiply<true, true, false>(x, pitch_of(width), count, t.packed + t.packed_up_t + (long)(start >> 3) * steps * 32, steps, width, columns,
                          0, tile, TILE_PITCH);
     __syncthreads();
 #pragma unroll 1
@@ -308,7 +308,7 @@ template <bool IN_SHARED> DEVICE void prototype_losses(const Tranfs& t) {
     __syncthreads();
     stage_rows(scratch, count, columns, [&](int row, int column) { return d_prototypes[(long)(first + row) * t.dim + column]; });
     __syncthreads();
-    multiply<true, false, 1>(scratch, pitch_of(columns), count, t.packed + t.packed_up + (start >> 4) * 32, (t.dim + 15) >> 4, columns,
+    multiply<true, false, false>(scratch, pitch_of(columns), count, t.packed + t.packed_up + (start >> 4) * 32, (t.dim + 15) >> 4, columns,
                           width, 0, out + (long)first * width, width);
   }
 }

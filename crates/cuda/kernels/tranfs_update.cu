@@ -155,14 +155,16 @@ DEVICE void end_step(const Tranfs& t, const u32* input) {
   t.state->step = number + 1;
 }
 
-// Gradients of the loss, summed over the episodes, and the sum of squares of each thread block. Grid: tasks, 256 threads.
+// Gradients of the loss, summed over the episodes, and the sum of squares of each thread block: tasks from number `first_task` on.
+// Grid: tasks, 256 threads.
 // Shared memory: GradientMemory.
 extern "C" __global__ void __launch_bounds__(TASK_THREADS)
-    tranfs_gradients(Tranfs t, const GradientTask* tasks, float* gradients, double* squares) {
+    tranfs_gradients(Tranfs t, const GradientTask* tasks, float* gradients, double* squares, int first_task) {
   GradientMemory& memory = *(GradientMemory*)dynamic_shared;
   const u32* input = t.current;
   const TranfsStep& step = step_of(input);
-  const GradientTask task = tasks[blockIdx.x];
+  const int number = first_task + blockIdx.x;
+  const GradientTask task = tasks[number];
   const int lane = threadIdx.x & 31;
   double square = 0.0;
   auto store = [&](long at, float value) {
@@ -262,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(TASK_THREADS)
   if (threadIdx.x != 0) return;
 #pragma unroll
   for (int warp = 1; warp < TASK_THREADS / 32; warp++) square += memory.squares[warp];
-  squares[blockIdx.x] = square;
+  squares[number] = square;
 }
 
 // A tile of at most 16 rows and 64 columns of one tensor. Tensors without packed copies are handled as rows of 64.

@@ -74,6 +74,8 @@ pub struct TranfsTraining {
     squares: Buffer<f64>,
     activations: Activations,
     gradient_tasks: Buffer<GradientTask>,
+    /// How many gradient tasks belong to each layer from the last to layer 1, and how many are left.
+    group_lens: Vec<usize>,
     update_tasks: Buffer<UpdateTask>,
     state: Buffer<TranfsState>,
     argument: TranfsArgument,
@@ -107,7 +109,8 @@ impl TranfsTraining {
         let shared = SharedMemory::new(&config, limits);
         let activations = Activations::new(device, &config, limits, &shared)?;
         let len = network.layout().len();
-        let gradient_tasks = device.upload(&tasks::gradient_tasks(network, &activations))?;
+        let task_groups = tasks::gradient_tasks(network, &activations);
+        let gradient_tasks = device.upload(&task_groups.concat())?;
         let extra = device.zeros(0)?;
         let inputs = device.zeros(STEP_SLOTS * layout.slot_len as usize)?;
         let current = device.zeros(layout.slot_len as usize)?;
@@ -144,6 +147,7 @@ impl TranfsTraining {
             squares: device.zeros(gradient_tasks.len())?,
             activations,
             gradient_tasks,
+            group_lens: task_groups.iter().map(Vec::len).collect(),
             update_tasks: device.upload(&tasks::update_tasks(network, &places))?,
             state,
             argument,
@@ -316,6 +320,16 @@ impl TranfsTraining {
         self.device.launch(Queue::Main, kernel, grid, arguments)
     }
 
+    /// Starts `count` gradient tasks from number `first` on.
+    fn record_gradients(&self, queue: Queue, first: usize, count: usize) -> Result<()> {
+        let argument = Value(self.argument);
+        let first = Value(first as i32);
+        let arguments: [&dyn Argument; 5] =
+            [&argument, &self.gradient_tasks, &self.gradients, &self.squares, &first];
+        let grid = Grid::new(count, 256).shared(self.shared.gradients);
+        self.device.launch(queue, "tranfs_gradients", grid, &arguments)
+    }
+
     /// Starts all kernels of one step.
     fn record_step(&self) -> Result<()> {
         let argument = Value(self.argument);
@@ -356,17 +370,23 @@ impl TranfsTraining {
         self.launch(losses, columns(chunks + 1).shared(shared.losses.bytes), &[&argument])?;
         let backward = ["tranfs_layer_back", "tranfs_layer_back_large"];
         run(rows, shared.rows_back, backward, config.layers)?;
-        for layer in (0..config.layers).rev() {
+        // The gradients of a layer's weights are computed beside the backward pass of the layers below.
+        let mut first_task = 0;
+        for (layer, &count) in (0..config.layers).rev().zip(&self.group_lens) {
             let kernels = ["tranfs_attend_back", "tranfs_attend_back_large"];
             run(heads, shared.attention_back, kernels, layer)?;
+            if layer > 0 {
+                self.device.fork()?;
+                self.record_gradients(Queue::Side, first_task, count)?;
+                first_task += count;
+            }
             run(rows, shared.rows_back, backward, layer)?;
         }
         if config.class_tokens == ClassTokens::ClassMean {
             self.launch("tranfs_class_means_back", Grid::new(limits.episodes, 256), &[&argument])?;
         }
-        let tasks = Grid::new(self.gradient_tasks.len(), 256).shared(shared.gradients);
-        let arguments: [&dyn Argument; 4] = [&argument, &self.gradient_tasks, &self.gradients, &self.squares];
-        self.launch("tranfs_gradients", tasks, &arguments)?;
+        self.record_gradients(Queue::Main, first_task, self.gradient_tasks.len() - first_task)?;
+        self.device.join()?;
         let AdamWConfig { beta1, beta2, epsilon, l2, .. } = self.options.optimiser;
         let optimiser = Value(HeadOptimiser {
             beta1: beta1 as f32,

@@ -20,6 +20,9 @@ const OUTPUTS: usize = 3;
 /// Rows and columns of a block of a weight's gradient, and the rows that one block sums.
 const PRODUCT_TILE: usize = 64;
 const ROWS_PER_PART: usize = 256;
+/// States of a tile. With 40, episodes of 5 classes with 5 items each have 4 tiles, so 32 episodes are one tile for each of an
+/// H200's multiprocessors.
+const TILE_STATES: [usize; 3] = [40, 32, 16];
 /// The most parts that the gradient of a weight is summed in.
 const MOST_PARTS: usize = 16;
 /// A position of a parameter that is not packed.
@@ -490,10 +493,10 @@ impl NetworkPlan {
         SharedLayout { states, normed, values, hidden: of_hidden, items, classes, of_classes, extra, len }
     }
 
-    /// The number of states of a tile: 32 where the shared memory suffices, otherwise 16.
+    /// The number of states of a tile: the first of [`TILE_STATES`] that the shared memory suffices for.
     ///
     /// # Errors
-    /// If it does not suffice for 16 states.
+    /// If it does not suffice for the last.
     pub fn tile_states(&self, limit: usize) -> Result<usize> {
         let bytes = |states: usize| {
             let (tile_states, tile_items, largest_classes, tile_pairs) = (states, states / 2, 2, 16 * states);
@@ -501,11 +504,10 @@ impl NetworkPlan {
                 StepSizes { tile_states, tile_items, largest_classes, tile_pairs, ..StepSizes::default() };
             4 * self.shared_layout(&sizes).len as usize
         };
-        if bytes(32) <= limit {
-            return Ok(32);
-        }
-        check_shared("the network", bytes(16), limit)?;
-        Ok(16)
+        let [.., smallest] = TILE_STATES;
+        let states = TILE_STATES.into_iter().find(|&states| bytes(states) <= limit).unwrap_or(smallest);
+        check_shared("the network", bytes(states), limit)?;
+        Ok(states)
     }
 }
 

@@ -13,9 +13,9 @@ use crate::error::Result;
 /// Columns of D that a thread block handles (`CHUNK` in `kernels/linear.cu`).
 pub(super) const CHUNK: usize = 128;
 /// Tokens of a thread block of `tranfs_layer` (`ROWS` in `kernels/tranfs.cu`).
-pub(super) const ROWS: usize = 16;
+pub(super) const ROWS: usize = 8;
 /// Classes that `tranfs_prototypes` handles at once (`PROTOTYPE_ROWS` in `kernels/tranfs_losses.cu`).
-const PROTOTYPE_ROWS: usize = 16;
+const PROTOTYPE_ROWS: usize = 8;
 /// Words that the losses always need (`LOSS_SCRATCH` in `kernels/tranfs_losses.cu`).
 const LOSS_SCRATCH: usize = 3 * 8 * CHUNK;
 /// Columns of D that a thread block of `tranfs_project` handles (`PROJECTED_COLUMNS` in `kernels/tranfs.cu`).

@@ -202,15 +202,27 @@ const PROTOTYPES: i32 = 2;
 const TOKENS_OF_CLASS: i32 = 1;
 const CLASS_TOKEN: i32 = 2;
 
-/// The gradients of all trained tensors: one task per thread block, the longest first.
-pub(super) fn gradient_tasks(network: &Tranfs, activations: &Activations) -> Vec<GradientTask> {
-    let mut tasks = projection_tasks(network);
+/// The gradients of all trained tensors, one task per thread block: first the layers from the last to layer 1, each on its
+/// own, then all others, the longest first.
+pub(super) fn gradient_tasks(network: &Tranfs, activations: &Activations) -> Vec<Vec<GradientTask>> {
     let config = network.config();
     let places = ParameterPlaces::new(network);
-    let mut sums = Vec::new();
-    for layer in 0..config.layers {
+    let of_layer = |layer| {
+        let (mut tasks, mut sums) = (Vec::new(), Vec::new());
         layer_tasks(config, &places, activations, layer, &mut tasks, &mut sums);
-    }
+        (tasks, sums)
+    };
+    let mut groups: Vec<Vec<GradientTask>> = (1..config.layers)
+        .rev()
+        .map(of_layer)
+        .map(|(mut tasks, sums)| {
+            tasks.extend(sums);
+            tasks
+        })
+        .collect();
+    let mut tasks = projection_tasks(network);
+    let (first_tasks, mut sums) = of_layer(0);
+    tasks.extend(first_tasks);
     let trained =
         |name: &str| network.layout().tensors().iter().any(|t| t.name == name && t.role == Role::Trained);
     let width = config.width;
@@ -243,7 +255,8 @@ pub(super) fn gradient_tasks(network: &Tranfs, activations: &Activations) -> Vec
         ..Default::default()
     });
     tasks.extend(sums);
-    tasks
+    groups.push(tasks);
+    groups
 }
 
 fn projection_tasks(network: &Tranfs) -> Vec<GradientTask> {
