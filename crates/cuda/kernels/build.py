@@ -26,13 +26,11 @@ COMPILED = KERNELS / "compiled"
 WORKSPACE = KERNELS.parents[2]
 PACKAGES = ["nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88", "nvidia-cuda-crt==13.0.88",
             "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cccl==13.0.85"]
+# A binary runs on all GPUs of its major version. The driver compiles compute_80 for all others at the first start. More binaries
+# would make every installation larger.
 TARGETS = {
     "sm_80": ["-cubin", "-gencode=arch=compute_80,code=sm_80"],
-    "sm_86": ["-cubin", "-gencode=arch=compute_86,code=sm_86"],
-    "sm_89": ["-cubin", "-gencode=arch=compute_89,code=sm_89"],
     "sm_90a": ["-cubin", "-DWGMMA", "-gencode=arch=compute_90a,code=sm_90a"],
-    "sm_100": ["-cubin", "-gencode=arch=compute_100,code=sm_100"],
-    "sm_120": ["-cubin", "-gencode=arch=compute_120,code=sm_120"],
     "compute_80": ["-ptx", "-gencode=arch=compute_80,code=compute_80"],
 }
 

@@ -53,6 +53,8 @@ DEVICE u32 bits_of(float value) {
 // Threads of the kernels that work on tiles or episodes.
 #define RELABEL_THREADS 512
 #define RELABEL_WARPS 16
+// Threads of the kernels that work on tiles: as many as possible, because a multiprocessor has one tile.
+#define TILE_THREADS 1024
 // The most items of a tile.
 #define TILE_ITEMS 32
 #define EDGE_FEATURES 5
@@ -208,7 +210,7 @@ DEVICE bool open_tile(const Relabel& r, Block& b) {
   // Columns beyond a size are multiplied by zero weights, so they must be finite.
   if (r.padded) {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < r.shared.len; i += RELABEL_THREADS) b.shared[i] = 0.f;
+    for (int i = threadIdx.x; i < r.shared.len; i += (int)blockDim.x) b.shared[i] = 0.f;
     __syncthreads();
   }
   return true;
@@ -272,7 +274,7 @@ DEVICE float2 gelu_and_slope(float x) {
 // body(row, column) for all elements of a matrix; a warp works on a row.
 template <class Body> DEVICE void each_element(int rows, int width, Body body) {
 #pragma unroll 2
-  for (int row = threadIdx.x >> 5; row < rows; row += RELABEL_WARPS)
+  for (int row = threadIdx.x >> 5; row < rows; row += (int)(blockDim.x >> 5))
 #pragma unroll 2
     for (int w = threadIdx.x & 31; w < width; w += 32) body(row, w);
 }
@@ -280,7 +282,7 @@ template <class Body> DEVICE void each_element(int rows, int width, Body body) {
 // Matrices in shared memory are given by the offset of their first float: the compiler then knows the kind of the memory.
 //
 // Copies of rows use 16 threads per row.
-#define COPY_ROWS (RELABEL_THREADS / 16)
+#define COPY_ROWS ((int)blockDim.x / 16)
 
 // Starts to copy `rows` rows of `width` from global to shared memory; `finish_loads` and a barrier must follow.
 SEPARATE void load_rows(const void* from, int to, int pitch, int rows, int width) {
@@ -320,9 +322,9 @@ DEVICE void multiply_rows(const float* a, int pitch, int m_tiles, const uint4* b
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, k_tiles = (k + 15) >> 4, n_tiles = (n + 7) >> 3;
   bool wait = options & BARRIER;
   int nt = threadIdx.x >> 5, mt = 0;
-  if (options & LAST_WARPS) nt ^= RELABEL_WARPS / 2;
+  if (options & LAST_WARPS) nt ^= (int)(blockDim.x >> 5) / 2;
 #pragma unroll 1
-  for (;; nt += RELABEL_WARPS) {
+  for (;; nt += (int)(blockDim.x >> 5)) {
 #pragma unroll 1
     for (; nt >= n_tiles; mt++) nt -= n_tiles;
     if (mt >= m_tiles) break;
@@ -389,7 +391,7 @@ DEVICE const float* layer_parameters(const Relabel& r, int offset, int layer) {
 
 // Layer norms use 16 threads per row.
 #define NORM_LANES 16
-#define NORM_ROWS (RELABEL_THREADS / NORM_LANES)
+#define NORM_ROWS ((int)blockDim.x / NORM_LANES)
 DEVICE float norm_sum(float value) {
 #pragma unroll
   for (int distance = NORM_LANES / 2; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
@@ -460,7 +462,7 @@ SEPARATE void layer_norm_backward(int x, int d, int into, int pitch, int rows, i
   }
   __syncthreads();
 #pragma unroll 1
-  for (int w = threadIdx.x; w < width; w += RELABEL_THREADS) {
+  for (int w = threadIdx.x; w < width; w += (int)blockDim.x) {
     const float *d_column = shared + d + w, *column = shared + x + w;
     float d_scale = 0.f, d_shift = 0.f;
 #pragma unroll 1

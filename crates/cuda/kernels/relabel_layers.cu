@@ -10,7 +10,7 @@
 
 namespace relabel {
 
-#define TILE_KERNEL extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 2)
+#define TILE_KERNEL extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)
 
 // The factor of dropout, as in crates/nn/src/layers/dropout.rs.
 DEVICE float dropout_factor(const Relabel& r, const Episode& e, u32 index) {
@@ -34,7 +34,7 @@ DEVICE void view_forward(const Relabel& r, const Block& b) {
   const Row* rows = (const Row*)(slot(r) + r.layout.rows) + b.e.first_row + b.first;
   const float* mean = r.parameters + r.view_mean;
 #pragma unroll 1
-  for (int i = warp; i < b.count; i += RELABEL_WARPS) {
+  for (int i = warp; i < b.count; i += (TILE_THREADS / 32)) {
     const Row row = rows[i];
     float* out = r.view_rows + (b.item + i) * r.view_pitch;
     float square = 0.f;
@@ -61,7 +61,7 @@ DEVICE void view_forward(const Relabel& r, const Block& b) {
   __syncthreads();
   const float *of_items = b.shared + r.shared.items[1], *bias = r.parameters + r.view_bias;
 #pragma unroll 1
-  for (int i = warp; i < b.count; i += RELABEL_WARPS) {
+  for (int i = warp; i < b.count; i += (TILE_THREADS / 32)) {
     float sum = 0.f;
 #pragma unroll 1
     for (int w = lane; w < r.width; w += 32) {
@@ -160,9 +160,9 @@ SEPARATE void weighted_sums(int weights, const float* rows, int items, int class
                             float scale, int out, int pitch, bool from_last) {
   float* shared = (float*)dynamic_shared;
   const int columns = classes * width, weight_pitch = weight_pitch_of(items);
-  int column = from_last ? RELABEL_THREADS - 1 - threadIdx.x : threadIdx.x, first = 0;
+  int column = from_last ? TILE_THREADS - 1 - threadIdx.x : threadIdx.x, first = 0;
 #pragma unroll 1
-  for (;; column += RELABEL_THREADS) {
+  for (;; column += TILE_THREADS) {
 #pragma unroll 1
     for (; column >= columns; first += ITEM_SUMS) column -= columns;
     if (first >= count) return;
@@ -217,7 +217,7 @@ SEPARATE void head_products(int left, int pitch, const float* right, int classes
   float* shared = (float*)dynamic_shared;
   int head = 0, mt = 0;
 #pragma unroll 1
-  for (int nt = threadIdx.x >> 5;; nt += RELABEL_WARPS) {
+  for (int nt = threadIdx.x >> 5;; nt += (TILE_THREADS / 32)) {
 #pragma unroll 1
     for (; nt >= n_tiles; mt++) nt -= n_tiles;
 #pragma unroll 1
@@ -277,7 +277,7 @@ SEPARATE void head_products(int left, int pitch, const float* right, int classes
 SEPARATE void load_weights(const float* planes, int heads, int count, int items, int to) {
   float* shared = (float*)dynamic_shared + to;
 #pragma unroll 1
-  for (int row = threadIdx.x >> 5; row < heads * count; row += RELABEL_WARPS) {
+  for (int row = threadIdx.x >> 5; row < heads * count; row += (TILE_THREADS / 32)) {
     const int head = row / count, from = (head * items + row - head * count) * items;
 #pragma unroll 1
     for (int j = threadIdx.x & 31; j < items; j += 32)
@@ -327,7 +327,7 @@ TILE_KERNEL relabel_attend(Relabel r, int layer) {
                 r.shared.extra, true);
   __syncthreads();
 #pragma unroll 1
-  for (int row = warp; row < r.heads * b.count; row += RELABEL_WARPS) {
+  for (int row = warp; row < r.heads * b.count; row += (TILE_THREADS / 32)) {
     float *own = weights + row * weight_pitch, largest = own[0], total = 0.f;
 #pragma unroll 1
     for (int j = lane; j < items; j += 32) largest = fmaxf(largest, own[j]);
@@ -444,7 +444,7 @@ TILE_KERNEL relabel_mix(Relabel r, int layer) {
   __syncthreads();
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll 1
-  for (int row = warp; row < b.rows; row += RELABEL_WARPS) {
+  for (int row = warp; row < b.rows; row += (TILE_THREADS / 32)) {
     float sums[OUTPUTS] = {};
 #pragma unroll 2
     for (int w = lane; w < width; w += 32) {
@@ -466,7 +466,7 @@ TILE_KERNEL relabel_mix(Relabel r, int layer) {
 SEPARATE void activation_backward(int d, int pitch, int rows, int width, const float* slopes, float* out) {
   float* shared = (float*)dynamic_shared + d;
 #pragma unroll 1
-  for (int row = threadIdx.x >> 5; row < rows; row += RELABEL_WARPS)
+  for (int row = threadIdx.x >> 5; row < rows; row += (TILE_THREADS / 32))
 #pragma unroll 4
     for (int w = threadIdx.x & 31; w < width; w += 32) {
       const float value = shared[row * pitch + w] * slopes[row * width + w];
@@ -581,7 +581,7 @@ TILE_KERNEL relabel_attend_backward_rows(Relabel r, int layer) {
                 width / r.heads, b.count, items, 1.f, d_offset, false);
   __syncthreads();
 #pragma unroll 1
-  for (int row = warp; row < r.heads * b.count; row += RELABEL_WARPS) {
+  for (int row = warp; row < r.heads * b.count; row += (TILE_THREADS / 32)) {
     const float* own = weights + row * weight_pitch;
     float *d_own = d_weights + row * weight_pitch, mean = 0.f;
 #pragma unroll 1
@@ -661,7 +661,7 @@ TILE_KERNEL relabel_attend_backward_columns(Relabel r, int layer) {
   const long planes = ((long)b.e.first_pair * r.layers + (long)layer * items * items) * r.heads + b.first;
   load_rows(r.d_queries + item * width, r.shared.items[1], pitch, b.count, width);
 #pragma unroll 1
-  for (int row = threadIdx.x >> 3; row < r.heads * weight_pitch; row += RELABEL_THREADS / 8) {
+  for (int row = threadIdx.x >> 3; row < r.heads * weight_pitch; row += TILE_THREADS / 8) {
     const int head = row / weight_pitch, i = row - head * weight_pitch, from = (head * items + i) * items;
 #pragma unroll 1
     for (int j = threadIdx.x & 7; j < b.count; j += 8) {

@@ -47,10 +47,9 @@ SEPARATE void load_factor(const float* from, int pitch, int columns, int first_c
   }
 }
 
-// Products from number `first_product` on, one block each.
-extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 3)
-    relabel_products(Relabel r, const Product* products, int first_product) {
-  const Product p = products[blockIdx.x + first_product];
+// All products, one block each.
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 3) relabel_products(Relabel r, const Product* products) {
+  const Product p = products[blockIdx.x];
   const Header* step = header(r);
   const int all = p.rows == 0 ? step->items : p.rows == 1 ? step->states : step->class_rows;
   const int per_part = ((all + p.parts - 1) / p.parts + 7) & ~7;
@@ -166,16 +165,14 @@ extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_collect(
   if (threadIdx.x == 0) o.squares[blockIdx.x] = square;
 }
 
-DEVICE void pack(const Optimiser& o, const Positions& at, float value) {
-  const float rounded = __uint_as_float(to_tf32(value));
-  if (at.forward != 0xffffffffu) o.packed[at.forward] = rounded;
-  if (at.backward != 0xffffffffu) o.packed[at.backward] = rounded;
-}
-
-// All packed weights, after parameters were loaded.
+// All packed weights.
 extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_pack(Optimiser o) {
   const int index = blockIdx.x * PARAMETER_THREADS + threadIdx.x;
-  if (index < o.len) pack(o, o.positions[index], o.parameters[index]);
+  if (index >= o.len) return;
+  const Positions at = o.positions[index];
+  const float rounded = __uint_as_float(to_tf32(o.parameters[index]));
+  if (at.forward != 0xffffffffu) o.packed[at.forward] = rounded;
+  if (at.backward != 0xffffffffu) o.packed[at.backward] = rounded;
 }
 
 // The factor that clips the gradient. Contains barriers.
@@ -187,7 +184,7 @@ SEPARATE float clip_factor(const double* squares, int count, float clip) {
   return norm > clip ? (float)(clip / norm) : 1.f;
 }
 
-// AdamW, packed weights, and the end of the step: the first block writes the losses, the last one to finish advances the
+// AdamW, and the end of the step: the first block writes the losses, the last one to finish advances the
 // state. A step whose loss is not finite changes no parameter.
 extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(Relabel r, Optimiser o) {
   const Header* step = header(r);
@@ -196,12 +193,10 @@ extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(R
   const Source source = exists ? o.sources[index] : Source{CONSTANT, 0, 0, 0};
   const bool trained = source.kind != CONSTANT;
   float parameter = 0.f, m = 0.f, v = 0.f;
-  Positions positions = {};
   if (trained) {
     parameter = o.parameters[index];
     m = o.first_moments[index];
     v = o.second_moments[index];
-    positions = o.positions[index];
   }
   float infinite = 0.f;
 #pragma unroll 1
@@ -222,7 +217,6 @@ extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(R
       o.second_moments[index] = v;
       parameter = parameter * (1.f - rate * o.weight_decay) - rate * corrections[0] * m / (sqrtf(v) * corrections[1] + o.epsilon);
       o.parameters[index] = parameter;
-      pack(o, positions, parameter);
     }
   }
   if (blockIdx.x == 0 && threadIdx.x < 2) {

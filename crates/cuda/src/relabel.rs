@@ -25,6 +25,8 @@ use memory::{NetworkPlan, PersistentAddresses, Positions, State, StepMemory, che
 
 /// Threads of the kernels that work on tiles or episodes, and of those that work on parameters.
 const THREADS: u32 = 512;
+/// Threads of the kernels that work on tiles (`TILE_THREADS` in `kernels/relabel.cuh`).
+const TILE_THREADS: u32 = 1024;
 const PARAMETER_THREADS: u32 = 256;
 /// Bytes of shared memory of `relabel_gram` (64 rows of 256 numbers) and of `relabel_products` (3 stages of two factors, 32
 /// rows of 64 numbers), with the padding of the rows.
@@ -194,9 +196,7 @@ impl RelabelTraining {
         persistent.second_moments.write(0, second_moments)?;
         let state =
             State { step: self.done, updates: updates as u32, finished_blocks: 0, corrections: [0.0; 2] };
-        persistent.state.write(0, &[state])?;
-        let optimiser = Value(self.optimiser(0, 0));
-        self.launch("relabel_pack", self.parameter_grid(), &[&optimiser])
+        persistent.state.write(0, &[state])
     }
 
     /// Runs steps and returns their losses. A step whose loss is not finite changes nothing.
@@ -348,13 +348,19 @@ impl RelabelTraining {
         let StepSizes { episodes, tiles, gram_tiles, largest_items, .. } = memory.sizes;
         let relabel = Value(memory.relabel);
         let layers = self.plan.config.layers as i32;
-        let tile_grid = Grid::new(tiles, THREADS).shared(4 * memory.relabel.shared.len as usize);
+        let tile_grid = Grid::new(tiles, TILE_THREADS).shared(4 * memory.relabel.shared.len as usize);
         let tile_kernel = |kernel, layer: i32| self.launch(kernel, tile_grid, &[&relabel, &Value(layer)]);
 
+        let optimiser = Value(self.optimiser(memory.product_sums.address(), memory.sources.address()));
+        // The weights are packed beside the first kernels, which do not read them.
+        self.device.fork()?;
+        self.device.launch(Queue::Side, "relabel_pack", self.parameter_grid(), &[&optimiser])?;
         let gram = Grid::new(gram_tiles, THREADS).rows(episodes).shared(GRAM_SHARED_LEN);
         self.launch("relabel_gram", gram, &[&relabel])?;
         let gram_len = (memory.relabel.gram_len as usize).max(4 * largest_items);
-        self.launch("relabel_features", Grid::new(episodes, THREADS).shared(4 * gram_len), &[&relabel])?;
+        let features = Grid::new(episodes, THREADS).shared(4 * gram_len);
+        self.launch("relabel_features", features, &[&relabel])?;
+        self.device.join()?;
         self.device.fork()?;
         let grid = Grid::new(tiles, THREADS).shared(self.plan.forward_edges_shared_len());
         self.device.launch(Queue::Side, "relabel_edges", grid, &[&relabel])?;
@@ -370,24 +376,15 @@ impl RelabelTraining {
         self.launch("relabel_output_backward", tile_grid, &[&relabel])?;
         for layer in (0..layers).rev() {
             tile_kernel("relabel_attend_backward_rows", layer)?;
-            if layer == 0 {
-                self.device.fork()?;
-                let grid = Grid::new(tiles, THREADS).shared(self.plan.edges_shared_len());
-                self.device.launch(Queue::Side, "relabel_edges_backward", grid, &[&relabel])?;
-            }
             tile_kernel("relabel_attend_backward_columns", layer)?;
-            // The gradients of the weights of a layer are computed beside the backward pass of the layers below.
-            let range = memory.layer_products[layer as usize].clone();
-            let queue = if layer > 0 { Queue::Side } else { Queue::Main };
-            if layer > 0 {
-                self.device.fork()?;
-            }
-            let grid = Grid::new(range.len(), PARAMETER_THREADS).shared(PRODUCTS_SHARED_LEN);
-            let first = Value(range.start as i32);
-            self.device.launch(queue, "relabel_products", grid, &[&relabel, &memory.products, &first])?;
         }
+        // Tiles need whole multiprocessors, so everything else waits for them.
+        self.device.fork()?;
+        let grid = Grid::new(tiles, THREADS).shared(self.plan.edges_shared_len());
+        self.device.launch(Queue::Side, "relabel_edges_backward", grid, &[&relabel])?;
+        let grid = Grid::new(memory.products.len(), PARAMETER_THREADS).shared(PRODUCTS_SHARED_LEN);
+        self.launch("relabel_products", grid, &[&relabel, &memory.products])?;
         self.device.join()?;
-        let optimiser = Value(self.optimiser(memory.product_sums.address(), memory.sources.address()));
         if self.options.clip > 0.0 {
             self.launch("relabel_collect", self.parameter_grid(), &[&relabel, &optimiser])?;
         }

@@ -517,8 +517,6 @@ pub(super) struct StepMemory {
     pub relabel: DeviceRelabel,
     pub slots: Buffer<u32>,
     pub products: Buffer<Product>,
-    /// The products of each layer; those of layer 0 include the input layer's.
-    pub layer_products: Vec<Range<usize>>,
     pub product_sums: Buffer<f32>,
     pub sources: Buffer<Source>,
     #[allow(dead_code, reason = "kernels use them by address")]
@@ -573,7 +571,6 @@ impl StepMemory {
             sizes,
             slots,
             products: device.upload(&products)?,
-            layer_products: gradients.layer_products,
             product_sums,
             sources: device.upload(&gradients.sources)?,
             relabel,
@@ -659,8 +656,6 @@ struct GradientPlan {
     sources: Vec<Source>,
     /// Products whose `out` and `bias` are positions in the sums.
     products: Vec<Product>,
-    /// The products of each layer.
-    layer_products: Vec<Range<usize>>,
     sums_len: usize,
 }
 
@@ -701,13 +696,12 @@ impl GradientPlan {
                 Source { kind: EPISODES, first: index, stride: 4, count: 0 };
         }
         sources[fields.log_scale as usize] = Source { kind: EPISODES, first: 3, stride: 4, count: 0 };
-        GradientPlan { sources, products: Vec::new(), layer_products: Vec::new(), sums_len: 0 }
+        GradientPlan { sources, products: Vec::new(), sums_len: 0 }
     }
 
     /// Adds the gradients of all weights and of the biases beside them, in the order in which their factors are computed:
     /// the output layer, the layers from the last, the input layer.
     fn add_products(&mut self, plan: &NetworkPlan, r: &DeviceRelabel, sizes: &StepSizes) {
-        let mut first = 0;
         for layer in (0..plan.config.layers).rev() {
             let mut add = |name: &str, bias: Option<&str>, x: (u64, usize), d: u64, rows: Rows| {
                 let weight = plan.parameters.tensor(&format!("{name}.weight"));
@@ -723,10 +717,7 @@ impl GradientPlan {
             if layer == 0 {
                 Self::add_input_layer(plan, r, &mut add);
             }
-            self.layer_products.push(first..self.products.len());
-            first = self.products.len();
         }
-        self.layer_products.reverse();
     }
 
     fn add_input_layer(plan: &NetworkPlan, r: &DeviceRelabel, add: &mut AddProduct<'_>) {
