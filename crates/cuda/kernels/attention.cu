@@ -138,6 +138,7 @@ template <bool IN_SHARED> DEVICE void attend(const Tranfs& t, int layer) {
   float* d_map = t.d_maps + e.map_start + (long)head * e.tokens * a.saved_pitch;
 #pragma unroll 1
   for (int first = 0; first < a.tokens; first += ATTENTION_THREADS / 8) {
+    if (first + (int)threadIdx.x / 32 * 4 >= a.tokens) break;
     // All lanes of a warp take part in its sums, also those without a query.
     const int query = first + (threadIdx.x >> 3), real = min(query, a.tokens - 1);
     float largest = -1e30f, sum = 0.f;
@@ -178,8 +179,10 @@ template <bool IN_SHARED> DEVICE void attend_backward(const Tranfs& t, int layer
   AttentionHead a;
   float* free = open_head<IN_SHARED>(t, e, layer, head, (float*)dynamic_shared, a);
   const long first = ((long)layer * t.token_capacity + e.first_token);
-  const float *d_out = t.d_attended + (long)e.first_token * t.width + head * a.width, *out = t.attended + first * t.width + head * a.width;
-  float *d_logits = t.d_maps + e.map_start + (long)head * e.tokens * a.saved_pitch, *means = t.d_means + e.first_token * t.heads + head * e.tokens;
+  const float* d_out = t.d_attended + (long)e.first_token * t.width + head * a.width;
+  const float* out = t.attended + first * t.width + head * a.width;
+  float* d_logits = t.d_maps + e.map_start + (long)head * e.tokens * a.saved_pitch;
+  float* means = t.d_means + e.first_token * t.heads + head * e.tokens;
   int d_pitch = t.width;
   if (IN_SHARED) {
     copy_head<1>(free, a.pitch, d_out, t.width, 0, e.tokens, a.width);

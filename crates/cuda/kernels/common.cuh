@@ -16,8 +16,7 @@ typedef long long i64;
 typedef unsigned long long u64;
 
 #define DEVICE __device__ __forceinline__
-// A function that is not copied into its callers. A kernel whose code does not fit into the instruction cache spends most of
-// its time on loading it, so what a kernel does several times is a function of this kind.
+// A function that is not copied into its callers, so that kernels stay small.
 #define SEPARATE __device__ __noinline__
 #define CHANNELS 64
 #define TAPS 9

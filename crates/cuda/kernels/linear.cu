@@ -79,12 +79,14 @@ SEPARATE void multiply(const float* x, int pitch, int rows, const uint4* weights
     }
     unit = next_unit;
     first = next_first;
-    if (!AHEAD && unit < units) load(w, unit, first);
-    if (!AHEAD) continue;
+    if constexpr (AHEAD) {
 #pragma unroll
-    for (int step = 0; step < STEPS_AT_ONCE; step++) {
-      w[0][step] = next[0][step];
-      w[1][step] = next[1][step];
+      for (int step = 0; step < STEPS_AT_ONCE; step++) {
+        w[0][step] = next[0][step];
+        w[1][step] = next[1][step];
+      }
+    } else if (unit < units) {
+      load(w, unit, first);
     }
   }
 }

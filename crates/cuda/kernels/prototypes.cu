@@ -64,7 +64,8 @@ extern "C" __global__ void __launch_bounds__(64)
 
 // Iterations of Weiszfeld's algorithm from the mean. Grid: classes, 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
-    prototype_medians(const uint4* features, const u32* labels, float* points, float* weights, const TrainingState* state, EpisodeShape shape) {
+    prototype_medians(const uint4* features, const u32* labels, float* points, float* weights, const TrainingState* state,
+                      EpisodeShape shape) {
   labels = current_labels(labels, state, shape);
   SHARED float scratch[8];
   const int own = blockIdx.x;

@@ -14,20 +14,7 @@
 
 namespace relabel {
 
-// A function that is not inlined. Kernels run most of their code once per warp, so their time depends on the size of the code.
-#ifndef SEPARATE
-#ifdef EMULATOR
-#define SEPARATE static
-#else
-#define SEPARATE static __device__ __noinline__
-#endif
-#endif
-
 #ifndef EMULATOR
-// Asynchronous copy of 4 bytes, in the groups of `copy_async`.
-DEVICE void copy_word_async(u32 shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"(shared), "l"(global));
-}
 // 2^value and 1 / value, with errors in the last bits.
 DEVICE float fast_exp2(float value) {
   float result;
@@ -420,6 +407,7 @@ SEPARATE void layer_norm(int x, int y, int pitch, int rows, int width, const flo
   float* shared = (float*)dynamic_shared;
 #pragma unroll 1
   for (int first = 0; first < rows; first += NORM_ROWS) {
+    if (first + (int)threadIdx.x / 32 * (32 / NORM_LANES) >= rows) break;
     // All threads of a warp take part in its sums, also those without a row.
     const int row = first + threadIdx.x / NORM_LANES, start = min(row, rows - 1) * pitch;
     const float* from = shared + x + start;
@@ -441,6 +429,7 @@ SEPARATE void layer_norm_backward(int x, int d, int into, int pitch, int rows, i
   const float inverse_width = fast_inverse(width);
 #pragma unroll 1
   for (int first = 0; first < rows; first += NORM_ROWS) {
+    if (first + (int)threadIdx.x / 32 * (32 / NORM_LANES) >= rows) break;
     const int row = first + threadIdx.x / NORM_LANES, start = min(row, rows - 1) * pitch;
     float *own = shared + x + start, *d_input = shared + into + start;
     const float* d_row = shared + d + start;

@@ -206,9 +206,9 @@ SEPARATE void weighted_sums(int weights, const float* rows, int items, int class
 #define STEPS_AHEAD 2
 
 // out[head][i][j] = scale times the sum over classes c and k below `part` of
-// left[i][c][head part + k] right[j][c][head part + k], added to what `out` holds if `add`, for the items i of the tile and all items j of the episode. `right` is in global memory,
-// [items][classes][heads part]. The factors are split, so that the sums are nearly as exact as in f32. Where `part` is not a
-// multiple of 8, columns of `left` beyond it are multiplied by 0.
+// left[i][c][head part + k] right[j][c][head part + k], added to what `out` holds if `add`, for the items i of the tile and all
+// items j of the episode. `right` is in global memory, [items][classes][heads part]. The factors are split, so that the sums are
+// nearly as exact as in f32. Where `part` is not a multiple of 8, columns of `left` beyond it are multiplied by 0.
 SEPARATE void head_products(int left, int pitch, const float* right, int classes, int heads, int part, int count, int items,
                             float scale, int out, bool add) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, width = heads * part;

@@ -134,8 +134,8 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_prototypes(Tra
     const int count = min(PROTOTYPE_ROWS, e.classes - first);
     stage_rows(x, count, width, [&](int row, int column) { return out[(long)(first + row) * width + column]; });
     __syncthreads();
-    multiply<true, true, false>(x, pitch_of(width), count, t.packed + t.packed_up_t + (long)(start >> 3) * steps * 32, steps, width, columns,
-                         0, tile, TILE_PITCH);
+    multiply<true, true, false>(x, pitch_of(width), count, t.packed + t.packed_up_t + (long)(start >> 3) * steps * 32, steps,
+                                width, columns, 0, tile, TILE_PITCH);
     __syncthreads();
 #pragma unroll 1
     for (int query = warp * QUERIES_AT_A_TIME; query < e.queries; query += LOSS_WARPS * QUERIES_AT_A_TIME) {
@@ -308,8 +308,8 @@ template <bool IN_SHARED> DEVICE void prototype_losses(const Tranfs& t) {
     __syncthreads();
     stage_rows(scratch, count, columns, [&](int row, int column) { return d_prototypes[(long)(first + row) * t.dim + column]; });
     __syncthreads();
-    multiply<true, false, false>(scratch, pitch_of(columns), count, t.packed + t.packed_up + (start >> 4) * 32, (t.dim + 15) >> 4, columns,
-                          width, 0, out + (long)first * width, width);
+    multiply<true, false, false>(scratch, pitch_of(columns), count, t.packed + t.packed_up + (start >> 4) * 32,
+                                 (t.dim + 15) >> 4, columns, width, 0, out + (long)first * width, width);
   }
 }
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_losses(Tranfs t) { prototype_losses<true>(t); }

@@ -200,7 +200,7 @@ fn heads_of_12_columns_and_rows_longer_than_a_chunk_agree() {
         [OwnedEpisode::new(&[3, 4, 2], 300, 6, &mut random), OwnedEpisode::new(&[9, 9], 300, 6, &mut random)];
     // The width is a multiple of 16, but that of a head is not one of 8.
     let config = Config { width: 48, heads: 4, hidden: 32, ..small() };
-    assert_step_agrees(&exact_device(), "heads of 12", config, &[(&episodes, 3)], 5e-4);
+    assert_step_agrees(&exact_device(), "heads of 12", config, &[(&episodes, 3)], tolerance(5e-4, 2e-2));
 }
 
 #[test]
