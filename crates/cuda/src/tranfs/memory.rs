@@ -285,7 +285,7 @@ impl SharedMemory {
         let widest = pitch.max(unit_pitch);
         let forward = ROWS * (pitch + 2 * widest) + 6 * width + hidden;
         let backward = ROWS * (4 * pitch + qkv_pitch + widest + unit_pitch) + 2 * width;
-        let (head, map) = (tokens * (width / heads | 1), tokens * (tokens | 1));
+        let (head, map) = (tokens * ((width / heads) | 1), tokens * (tokens | 1));
         let queries = limits.queries * (config.classes + 2) + 4 * config.classes + 2;
         SharedMemory {
             row_len: forward.max(backward).next_multiple_of(4),
