@@ -17,14 +17,11 @@ use crate::error::{Error, Result};
 const PAIR_FEATURES: usize = 6;
 const STATE_FEATURES: usize = 19;
 const OUTPUTS: usize = 3;
-/// Rows and columns of a block of a weight's gradient, and the rows that one block sums.
+/// Rows and columns of a block of a weight's gradient.
 const PRODUCT_TILE: usize = 64;
-const ROWS_PER_PART: usize = 256;
 /// States of a tile. With 40, episodes of 5 classes with 5 items each have 4 tiles, so 32 episodes are one tile for each of an
 /// H200's multiprocessors.
 const TILE_STATES: [usize; 3] = [40, 32, 16];
-/// The most parts that the gradient of a weight is summed in.
-const MOST_PARTS: usize = 16;
 /// A position of a parameter that is not packed.
 const NOT_PACKED: u32 = u32::MAX;
 
@@ -230,6 +227,18 @@ enum Rows {
     Items = 0,
     States = 1,
     Classes = 2,
+}
+
+impl Rows {
+    /// The number of parts that these rows are summed in, one thread block each. It does not depend on the sizes of steps, so
+    /// neither do the bits of a sum.
+    fn parts(self) -> usize {
+        match self {
+            Rows::Items => 4,
+            Rows::States => 16,
+            Rows::Classes => 2,
+        }
+    }
 }
 
 /// The parameters of a network by name.
@@ -706,7 +715,7 @@ impl GradientPlan {
             let mut add = |name: &str, bias: Option<&str>, x: (u64, usize), d: u64, rows: Rows| {
                 let weight = plan.parameters.tensor(&format!("{name}.weight"));
                 let bias = bias.map(|bias| plan.parameters.range(bias));
-                self.add_product(weight, bias, Factors { x: x.0, x_pitch: x.1, d, rows }, sizes);
+                self.add_product(weight, bias, Factors { x: x.0, x_pitch: x.1, d, rows });
             };
             if layer + 1 == plan.config.layers {
                 let normed =
@@ -772,19 +781,8 @@ impl GradientPlan {
         add(&name("mixing.out"), None, activated, of_half(r.d_states, 2), Rows::States);
     }
 
-    fn add_product(
-        &mut self,
-        weight: &Tensor,
-        bias: Option<Range<usize>>,
-        factors: Factors,
-        sizes: &StepSizes,
-    ) {
-        let rows = match factors.rows {
-            Rows::Items => sizes.items,
-            Rows::States => sizes.states,
-            Rows::Classes => sizes.class_rows,
-        };
-        let parts = rows.div_ceil(ROWS_PER_PART).clamp(1, MOST_PARTS);
+    fn add_product(&mut self, weight: &Tensor, bias: Option<Range<usize>>, factors: Factors) {
+        let parts = factors.rows.parts();
         let mut sums = |range: &Range<usize>| {
             let first = self.sums_len;
             self.sums_len += parts * range.len();

@@ -328,6 +328,29 @@ fn a_restored_run_continues_with_the_same_bits() {
 }
 
 #[test]
+fn the_bits_of_a_step_do_not_depend_on_the_sizes_of_earlier_steps() {
+    let mut random = random(13);
+    let small_step: Vec<OwnedEpisode> =
+        (0..3).map(|_| OwnedEpisode::new(&[3, 2, 3], 5, 4, &mut random)).collect();
+    let large_step: Vec<OwnedEpisode> =
+        (0..12).map(|_| OwnedEpisode::new(&[4, 4, 4], 5, 4, &mut random)).collect();
+    let network = Relabel::new(Config { layers: 1, ..small() });
+    let start = parameters(&network, 9);
+    let zeros = vec![0.0; start.len()];
+    let run = |earlier: &[OwnedEpisode]| {
+        let options = OptimiserOptions::default();
+        let mut training = RelabelTraining::new(&device(), &network, options, &start, &[]).unwrap();
+        if !earlier.is_empty() {
+            training.run(&[step(0.01, &[(earlier, 1)])]).unwrap();
+            training.load(&start, &zeros, &zeros, 0).unwrap();
+        }
+        training.run(&[step(0.01, &[(&small_step, 1)])]).unwrap();
+        training.parameters().unwrap()
+    };
+    assert_eq!(run(&[]), run(&large_step));
+}
+
+#[test]
 fn a_step_whose_loss_is_not_finite_changes_nothing() {
     let mut random = random(12);
     let mut episode = OwnedEpisode::new(&[2, 2], 5, 4, &mut random);
