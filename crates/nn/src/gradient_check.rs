@@ -44,8 +44,33 @@ pub fn check_gradient(what: &str, at: &[f64], gradient: &[f64], mut loss: impl F
     check_gradient_at(what, at, gradient, 0..at.len(), &mut loss);
 }
 
+/// Compares every element of a gradient with the central difference of its loss.
+///
+/// # Panics
+/// If one is off by more than `tolerance` times the largest.
+pub fn check_gradient_within(
+    tolerance: f64,
+    what: &str,
+    at: &[f64],
+    gradient: &[f64],
+    loss: impl FnMut(&[f64]) -> f64,
+) {
+    compare(tolerance, what, at, gradient, 0..at.len(), loss);
+}
+
 /// Compares some elements of a gradient, see [`check_gradient`].
 pub fn check_gradient_at(
+    what: &str,
+    at: &[f64],
+    gradient: &[f64],
+    indices: impl Iterator<Item = usize>,
+    loss: impl FnMut(&[f64]) -> f64,
+) {
+    compare(1e-5, what, at, gradient, indices, loss);
+}
+
+fn compare(
+    tolerance: f64,
     what: &str,
     at: &[f64],
     gradient: &[f64],
@@ -64,6 +89,6 @@ pub fn check_gradient_at(
         let expected = (at_offset(STEP) - at_offset(-STEP)) / (2.0 * STEP);
         moved[index] = at[index];
         let error = (gradient[index] - expected).abs();
-        assert!(error <= 1e-5 * scale, "{what} [{index}]: {} instead of {expected}", gradient[index]);
+        assert!(error <= tolerance * scale, "{what} [{index}]: {} instead of {expected}", gradient[index]);
     }
 }

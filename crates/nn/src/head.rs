@@ -20,6 +20,14 @@ pub struct Episode<'a, T = f32> {
     pub query_classes: &'a [u32],
 }
 
+impl<T> Episode<'_, T> {
+    /// The count of numbers in all rows of the episode: rows of the support items and of the queries times their
+    /// dimension. The length of the episode's part of a feature gradient, see [`JointHead`].
+    pub fn feature_count(&self) -> usize {
+        self.support.iter().chain(self.queries).map(|row| row.len()).sum()
+    }
+}
+
 /// Statistics of all training features.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeatureStatistics {
@@ -54,4 +62,52 @@ pub trait Head: Send + Sync {
         seed: u64,
         gradient: &mut [f32],
     ) -> Vec<f64>;
+}
+
+/// A head that can be trained together with the backbone whose features it reads: it also computes the gradient of its
+/// loss with respect to the features.
+pub trait JointHead: Head {
+    /// [`Head::losses`], with the same losses and parameter gradient to the bit. Also adds the gradient of the loss with
+    /// respect to the features to `feature_gradient`: for each episode the rows of its support items, then those of its
+    /// queries, each row of D numbers ([`Episode::feature_count`] numbers per episode).
+    ///
+    /// # Panics
+    /// If `feature_gradient` does not have as many numbers as the rows of the episodes.
+    fn losses_with_feature_gradient(
+        &self,
+        parameters: &[f32],
+        episodes: &[Episode<'_>],
+        seed: u64,
+        gradient: &mut [f32],
+        feature_gradient: &mut [f32],
+    ) -> Vec<f64>;
+}
+
+/// The gradients of one episode's features.
+#[derive(Debug)]
+pub(crate) struct FeatureGradient<'a, T> {
+    /// Of the support items, `[M, D]`.
+    pub(crate) support: &'a mut [T],
+    /// Of the queries, `[Q, D]`.
+    pub(crate) queries: &'a mut [T],
+}
+
+impl<'a, T> FeatureGradient<'a, T> {
+    /// Splits the feature gradient of a call into those of its episodes.
+    ///
+    /// # Panics
+    /// If `all` does not have as many numbers as the rows of the episodes.
+    pub(crate) fn split(mut all: &'a mut [T], episodes: &[Episode<'_, T>]) -> Vec<Self> {
+        let expected: usize = episodes.iter().map(Episode::feature_count).sum();
+        assert_eq!(all.len(), expected, "one feature gradient per number of the episodes' rows");
+        let mut parts = Vec::with_capacity(episodes.len());
+        for episode in episodes {
+            let (of_episode, rest) = all.split_at_mut(episode.feature_count());
+            let support = episode.support.iter().map(|row| row.len()).sum();
+            let (support, queries) = of_episode.split_at_mut(support);
+            parts.push(FeatureGradient { support, queries });
+            all = rest;
+        }
+        parts
+    }
 }

@@ -4,11 +4,17 @@
 //! items. Statistics are over pairs of different items. Where there is nothing to compare (one item, all items equal, a
 //! zero vector) a feature has its neutral value, never the quotient of two rounding errors.
 
-use super::gram_space::{MeanProducts, ROUNDING, centred_product, inverse_centred_length};
+use super::gram_space::{
+    CentringGradient, MeanProducts, ROUNDING, centred_cosines_backward, centred_product,
+    inverse_centred_length, squared_length_gradient,
+};
 use crate::real::Real;
 
 /// Number of features.
 pub(super) const EDGE_FEATURES: usize = 5;
+
+/// The features with a gradient. The others are ranks, which are piecewise constant.
+pub(super) const DIFFERENTIABLE: [usize; 3] = [0, 1, 4];
 
 /// The value of each feature where there is nothing to compare.
 pub(super) const NEUTRAL: [f64; EDGE_FEATURES] = [0.0, 0.0, 0.5, 0.5, 0.0];
@@ -45,10 +51,35 @@ pub(super) fn edge_features<T: Real>(gram: &[T], items: usize, mut planes: [&mut
     standardise(raw, items);
 }
 
+/// Backward pass of [`edge_features`]: adds to the gradient of the Gram matrix (`[M, M]`). `planes` are the features and
+/// `d_planes` their gradients. Only the planes of [`DIFFERENTIABLE`] features are read: the gradient of ranks is 0.
+/// Where a feature is clamped or set to a constant (on the diagonal), its gradient is 0, too.
+pub(super) fn edge_features_backward<T: Real>(
+    gram: &[T],
+    items: usize,
+    planes: [&[T]; EDGE_FEATURES],
+    d_planes: [&[T]; EDGE_FEATURES],
+    d_gram: &mut [T],
+) {
+    if items == 0 {
+        return;
+    }
+    centred_cosines_backward_to_gram(gram, items, planes[0], d_planes[0], d_gram);
+    relative_distances_backward(gram, items, planes[1], d_planes[1], d_gram);
+    standardised_cosines_backward(gram, items, planes[4], d_planes[4], d_gram);
+}
+
+/// One over the length of each item centred at their mean.
+fn centred_scales<T: Real>(gram: &[T], items: usize, means: &MeanProducts<T>) -> Vec<T> {
+    let MeanProducts { with_mean, mean_square } = means;
+    let scale = |i: usize| inverse_centred_length(gram[i * items + i], with_mean[i], *mean_square);
+    (0..items).map(scale).collect()
+}
+
 fn centred_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
-    let MeanProducts { with_mean, mean_square } = MeanProducts::of(gram, items);
-    let scale = |i: usize| inverse_centred_length(gram[i * items + i], with_mean[i], mean_square);
-    let scales: Vec<T> = (0..items).map(scale).collect();
+    let means = MeanProducts::of(gram, items);
+    let scales = centred_scales(gram, items, &means);
+    let MeanProducts { with_mean, mean_square } = means;
     for i in 0..items {
         for j in 0..items {
             let product = centred_product(gram[i * items + j], with_mean[i], with_mean[j], mean_square);
@@ -58,9 +89,27 @@ fn centred_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
     }
 }
 
+fn centred_cosines_backward_to_gram<T: Real>(
+    gram: &[T],
+    items: usize,
+    cosines: &[T],
+    d_cosines: &[T],
+    d_gram: &mut [T],
+) {
+    let scales = centred_scales(gram, items, &MeanProducts::of(gram, items));
+    let mut d_products = where_unclamped(cosines, d_cosines, T::ONE);
+    clear_diagonal(&mut d_products, items);
+    centred_cosines_backward(cosines, &scales, &mut d_products, CentringGradient::new(items));
+    d_gram.iter_mut().zip(&d_products).for_each(|(d, &d_product)| *d += d_product);
+}
+
+/// One over the length of each item.
+fn raw_scales<T: Real>(gram: &[T], items: usize) -> Vec<T> {
+    (0..items).map(|i| inverse_centred_length(gram[i * items + i], T::ZERO, T::ZERO)).collect()
+}
+
 fn raw_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
-    let scale = |i: usize| inverse_centred_length(gram[i * items + i], T::ZERO, T::ZERO);
-    let scales: Vec<T> = (0..items).map(scale).collect();
+    let scales = raw_scales(gram, items);
     for i in 0..items {
         for j in 0..items {
             out[i * items + j] = clamp(gram[i * items + j] * (scales[i] * scales[j]), T::ONE);
@@ -102,10 +151,7 @@ fn relative_ranks<T: Real>(distances: &[T], items: usize, out: &mut [T]) {
 
 /// Turns distances into distances over their mean, minus 1.
 fn divide_by_mean<T: Real>(distances: &mut [T], gram: &[T], items: usize) {
-    let pairs = (items * items - items).max(1) as f64;
-    let mean = distances.iter().map(|distance| distance.to_f64()).sum::<f64>() / pairs;
-    let squares = (0..items).map(|i| gram[i * items + i].to_f64()).sum::<f64>() / items.max(1) as f64;
-    if mean > ROUNDING * squares {
+    if let Some(mean) = mean_distance(distances, gram, items) {
         let scale = T::from_f64(1.0 / mean);
         distances.iter_mut().for_each(|d| *d = clamp(*d * scale - T::ONE, T::from_f64(MAX_FEATURE)));
     } else {
@@ -114,18 +160,119 @@ fn divide_by_mean<T: Real>(distances: &mut [T], gram: &[T], items: usize) {
     (0..items).for_each(|i| distances[i * items + i] = -T::ONE);
 }
 
-/// Scales a plane so that its values off the diagonal have mean 0 and variance 1.
-fn standardise<T: Real>(plane: &mut [T], items: usize) {
-    let pairs = (items * items - items).max(1) as f64;
+/// The number of pairs of different items.
+fn pairs(items: usize) -> f64 {
+    (items * items - items).max(1) as f64
+}
+
+/// The mean distance of different items; `None` if all items are equal up to rounding.
+fn mean_distance<T: Real>(distances: &[T], gram: &[T], items: usize) -> Option<f64> {
+    let mean = distances.iter().map(|distance| distance.to_f64()).sum::<f64>() / pairs(items);
+    let squares = (0..items).map(|i| gram[i * items + i].to_f64()).sum::<f64>() / items.max(1) as f64;
+    (mean > ROUNDING * squares).then_some(mean)
+}
+
+/// Backward pass of [`squared_distances`] and [`divide_by_mean`].
+fn relative_distances_backward<T: Real>(
+    gram: &[T],
+    items: usize,
+    relative: &[T],
+    d_relative: &[T],
+    d_gram: &mut [T],
+) {
+    let mut distances = vec![T::ZERO; gram.len()];
+    squared_distances(gram, items, &mut distances);
+    let Some(mean) = mean_distance(&distances, gram, items) else { return };
+    let scale = T::from_f64(1.0 / mean);
+    let mut d_distances = where_unclamped(relative, d_relative, T::from_f64(MAX_FEATURE));
+    clear_diagonal(&mut d_distances, items);
+    let sum = d_distances.iter().zip(&distances).map(|(&d, &distance)| d * distance).sum::<T>();
+    let through_mean = -sum * scale * scale * T::from_f64(1.0 / pairs(items));
+    for i in 0..items {
+        for j in (0..items).filter(|&j| j != i && distances[i * items + j] > T::ZERO) {
+            let d_distance = d_distances[i * items + j] * scale + through_mean;
+            d_gram[i * items + i] += d_distance;
+            d_gram[j * items + j] += d_distance;
+            d_gram[i * items + j] -= d_distance + d_distance;
+        }
+    }
+}
+
+/// Mean and variance of a plane off the diagonal.
+fn off_diagonal_moments<T: Real>(plane: &[T], items: usize) -> (f64, f64) {
     let off_diagonal = || {
         let value = |(index, value): (usize, &T)| (index % (items + 1) != 0).then(|| value.to_f64());
         plane.iter().enumerate().filter_map(value)
     };
-    let mean = off_diagonal().sum::<f64>() / pairs;
-    let variance = off_diagonal().map(|value| (value - mean) * (value - mean)).sum::<f64>() / pairs;
+    let mean = off_diagonal().sum::<f64>() / pairs(items);
+    let variance = off_diagonal().map(|value| (value - mean) * (value - mean)).sum::<f64>() / pairs(items);
+    (mean, variance)
+}
+
+/// Scales a plane so that its values off the diagonal have mean 0 and variance 1.
+fn standardise<T: Real>(plane: &mut [T], items: usize) {
+    let (mean, variance) = off_diagonal_moments(plane, items);
     let scale = T::from_f64(1.0 / variance.sqrt().max(MIN_DEVIATION));
     let mean = T::from_f64(mean);
     plane.iter_mut().for_each(|value| *value = clamp((*value - mean) * scale, T::from_f64(MAX_FEATURE)));
+}
+
+/// Backward pass of [`raw_cosines`] and [`standardise`].
+fn standardised_cosines_backward<T: Real>(
+    gram: &[T],
+    items: usize,
+    standardised: &[T],
+    d_standardised: &[T],
+    d_gram: &mut [T],
+) {
+    let scales = raw_scales(gram, items);
+    let mut cosines = vec![T::ZERO; gram.len()];
+    raw_cosines(gram, items, &mut cosines);
+    let d_standardised = where_unclamped(standardised, d_standardised, T::from_f64(MAX_FEATURE));
+    let d_cosines = standardise_backward(&cosines, items, &d_standardised);
+    let mut d_cosines = where_unclamped(&cosines, &d_cosines, T::ONE);
+    // The cosine of an item with itself is the constant 1.
+    clear_diagonal(&mut d_cosines, items);
+    let mut d_log_scales = vec![T::ZERO; items];
+    for i in 0..items {
+        for j in 0..items {
+            let (cosine, d_cosine) = (cosines[i * items + j], d_cosines[i * items + j]);
+            d_log_scales[i] += cosine * d_cosine;
+            d_log_scales[j] += cosine * d_cosine;
+            d_gram[i * items + j] += d_cosine * (scales[i] * scales[j]);
+        }
+    }
+    for i in 0..items {
+        d_gram[i * items + i] += squared_length_gradient(scales[i], d_log_scales[i]);
+    }
+}
+
+/// Backward pass of [`standardise`] without its clamp: the gradient of the values off the diagonal. Those on the diagonal
+/// do not enter mean and variance, but are shifted and scaled by them.
+fn standardise_backward<T: Real>(values: &[T], items: usize, d_standardised: &[T]) -> Vec<T> {
+    let (mean, variance) = off_diagonal_moments(values, items);
+    let deviation = variance.sqrt();
+    let (scale, mean) = (T::from_f64(1.0 / deviation.max(MIN_DEVIATION)), T::from_f64(mean));
+    let inverse_pairs = T::from_f64(1.0 / pairs(items));
+    let through_mean = -scale * d_standardised.iter().copied().sum::<T>() * inverse_pairs;
+    let through_deviation = if deviation > MIN_DEVIATION {
+        let terms = values.iter().zip(d_standardised).map(|(&value, &d)| (value - mean) * d);
+        -scale * scale * scale * terms.sum::<T>() * inverse_pairs
+    } else {
+        T::ZERO
+    };
+    let of_value = |(&value, &d): (&T, &T)| scale * d + through_mean + through_deviation * (value - mean);
+    values.iter().zip(d_standardised).map(of_value).collect()
+}
+
+/// The gradients of clamped values: 0 where a value is at its bound.
+fn where_unclamped<T: Real>(values: &[T], d_values: &[T], bound: T) -> Vec<T> {
+    let of_value = |(&value, &d): (&T, &T)| if value.abs() < bound { d } else { T::ZERO };
+    values.iter().zip(d_values).map(of_value).collect()
+}
+
+fn clear_diagonal<T: Real>(plane: &mut [T], items: usize) {
+    (0..items).for_each(|i| plane[i * items + i] = T::ZERO);
 }
 
 /// `value` within [-bound, bound].
@@ -142,7 +289,7 @@ fn clamp<T: Real>(value: T, bound: T) -> T {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gradient_check::TestRng;
+    use crate::gradient_check::{TestRng, check_gradient_within};
 
     fn features<T: Real>(gram: &[T], items: usize) -> Vec<Vec<T>> {
         let mut planes = vec![vec![T::ZERO; items * items]; EDGE_FEATURES];
@@ -154,6 +301,10 @@ mod tests {
     fn gram(rows: &[Vec<f64>]) -> Vec<f64> {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum();
         rows.iter().flat_map(|a| rows.iter().map(move |b| dot(a, b))).collect()
+    }
+
+    fn slices(planes: &[Vec<f64>]) -> [&[f64]; EDGE_FEATURES] {
+        std::array::from_fn(|feature| planes[feature].as_slice())
     }
 
     /// The features computed from the vectors themselves, by definition.
@@ -204,6 +355,36 @@ mod tests {
                     assert!((a - b).abs() < 1e-9, "{items} items, feature {feature}, pair {pair}: {a}, {b}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_the_gram_matrix_agrees_with_central_differences() {
+        let mut rng = TestRng::new(8);
+        // Of 25 items, one is so far away that its distances are clamped. Two items have a constant centred cosine.
+        for (items, distant) in [(2, 1.0), (3, 1.0), (9, 1.0), (25, 40.0)] {
+            let mut rows: Vec<Vec<f64>> = (0..items).map(|_| rng.f64s(7)).collect();
+            rows[1].iter_mut().for_each(|value| *value *= distant);
+            let gram = gram(&rows);
+            let weights: Vec<Vec<f64>> = (0..EDGE_FEATURES).map(|_| rng.f64s(items * items)).collect();
+            let planes = features(&gram, items);
+            let clamped = planes[1].iter().any(|&value| value == MAX_FEATURE);
+            assert_eq!(clamped, distant > 1.0, "{items} items");
+            let mut d_gram = vec![0.0; gram.len()];
+            edge_features_backward(&gram, items, slices(&planes), slices(&weights), &mut d_gram);
+            // A Gram matrix is symmetric: both of its equal elements move.
+            let pairs = || (0..items).flat_map(|i| (0..=i).map(move |j| (i * items + j, j * items + i)));
+            let at: Vec<f64> = pairs().map(|(one, _)| gram[one]).collect();
+            let both = |(one, other)| if one == other { d_gram[one] } else { d_gram[one] + d_gram[other] };
+            let gradient: Vec<f64> = pairs().map(both).collect();
+            check_gradient_within(1e-6, &format!("{items} items"), &at, &gradient, |moved| {
+                let mut gram = gram.clone();
+                for ((one, other), &value) in pairs().zip(moved) {
+                    (gram[one], gram[other]) = (value, value);
+                }
+                let planes = features(&gram, items);
+                planes.iter().flatten().zip(weights.iter().flatten()).map(|(value, w)| value * w).sum()
+            });
         }
     }
 

@@ -65,13 +65,14 @@ pub(super) fn forward<T: Real>(pairs: usize, weights: &EdgeWeights<&[T]>, featur
     }
 }
 
-/// Adds to the gradients of the parameters.
+/// Adds to the gradients of the parameters and, if `d_features` (`[F, P]`) is given, sets the gradient of the features.
 pub(super) fn backward<T: Real>(
     pairs: usize,
     weights: &EdgeWeights<&[T]>,
     features: &[T],
     d_logits: &[T],
     gradients: &mut EdgeWeights<&mut [T]>,
+    mut d_features: Option<&mut [T]>,
 ) {
     let units = weights.bias.len();
     let outputs = weights.out.len() / units;
@@ -90,6 +91,11 @@ pub(super) fn backward<T: Real>(
         multiply(Matrix::new(hidden, units, count), d_out.transposed(), Write::Add, d_weights);
         let EdgeWeights { hidden: d_weight, bias: d_bias, .. } = gradients;
         hidden_units_backward(features, pairs, start, count, slopes, d_hidden, d_weight, d_bias);
+        if let Some(d_features) = d_features.as_deref_mut() {
+            let d_features = MatrixMut::strided(&mut d_features[start..], PAIR_FEATURES, count, pairs);
+            let weight = Matrix::new(weight, PAIR_FEATURES, units);
+            multiply(weight, Matrix::new(d_hidden, units, count), Write::Set, d_features);
+        }
     }
 }
 

@@ -78,9 +78,19 @@ impl<T: Real> GramSpace<T> {
     /// # Panics
     /// If the numbers of products and lengths disagree.
     pub fn transform_queries(&self, products: &mut [T], squared_lengths: &mut [T]) {
+        self.transform_and_scale_queries(products, squared_lengths);
+    }
+
+    /// [`GramSpace::transform_queries`]. Returns one over the length of each centred query (`[Q]`), which is what
+    /// [`GramSpace::transform_queries_backward`] needs; empty if this space is not centred.
+    pub(super) fn transform_and_scale_queries(
+        &self,
+        products: &mut [T],
+        squared_lengths: &mut [T],
+    ) -> Vec<T> {
         let queries = squared_lengths.len();
         assert_eq!(products.len(), self.items * queries, "inner products of all items with all queries");
-        let Some(centring) = &self.centring else { return };
+        let Some(centring) = &self.centring else { return Vec::new() };
         let mut with_mean = vec![T::ZERO; queries];
         for row in products.chunks_exact(queries.max(1)) {
             with_mean.iter_mut().zip(row).for_each(|(sum, &product)| *sum += product);
@@ -99,6 +109,53 @@ impl<T: Real> GramSpace<T> {
         }
         for (square, &scale) in squared_lengths.iter_mut().zip(&scales) {
             *square = if scale > T::ZERO { T::ONE } else { T::ZERO };
+        }
+        scales
+    }
+
+    /// Backward pass of [`GramSpace::transform_queries`]. `products` are its results and `scales` those of
+    /// [`GramSpace::transform_and_scale_queries`]. The gradients of the transformed products (`[M, Q]`) and squared
+    /// lengths (`[Q]`) become those of the original ones, in place. The part that passes through the mean and the lengths
+    /// of the items is added to `d_centring`.
+    pub(super) fn transform_queries_backward(
+        &self,
+        products: &[T],
+        scales: &[T],
+        d_products: &mut [T],
+        d_squared_lengths: &mut [T],
+        d_centring: &mut CentringGradient<T>,
+    ) {
+        let Some(centring) = &self.centring else { return };
+        let queries = scales.len();
+        let (mut d_with_mean, mut d_log_scales) = (vec![T::ZERO; queries], vec![T::ZERO; queries]);
+        let rows = products.chunks_exact(queries.max(1)).zip(d_products.chunks_exact_mut(queries.max(1)));
+        for (i, (row, d_row)) in rows.enumerate() {
+            for (q, (&product, d_product)) in row.iter().zip(d_row).enumerate() {
+                d_log_scales[q] += product * *d_product;
+                d_centring.log_scales[i] += product * *d_product;
+                *d_product *= centring.scales[i] * scales[q];
+                d_centring.with_mean[i] -= *d_product;
+                d_with_mean[q] -= *d_product;
+                d_centring.mean_square += *d_product;
+            }
+        }
+        for (q, d_square) in d_squared_lengths.iter_mut().enumerate() {
+            // The squared length of a transformed query is constant: 1, or 0 for a query at the mean.
+            *d_square = squared_length_gradient(scales[q], d_log_scales[q]);
+            d_with_mean[q] -= *d_square + *d_square;
+            d_centring.mean_square += *d_square;
+        }
+        let inverse_count = T::from_f64(1.0 / self.items as f64);
+        for d_row in d_products.chunks_exact_mut(queries.max(1)) {
+            d_row.iter_mut().zip(&d_with_mean).for_each(|(d, &d_mean)| *d += d_mean * inverse_count);
+        }
+    }
+
+    /// Turns the gradient of [`GramSpace::gram`] (`[M, M]`) into that of the original Gram matrix, in place.
+    /// `d_centring` is what [`GramSpace::transform_queries_backward`] has left.
+    pub(super) fn gram_backward(&self, d_gram: &mut [T], d_centring: CentringGradient<T>) {
+        if let Some(centring) = &self.centring {
+            centred_cosines_backward(&self.gram, &centring.scales, d_gram, d_centring);
         }
     }
 
@@ -130,6 +187,66 @@ impl<T: Real> MeanProducts<T> {
         let with_mean: Vec<T> = gram.chunks_exact(items).map(mean).collect();
         MeanProducts { mean_square: mean(&with_mean), with_mean }
     }
+}
+
+/// The gradient of what centring and scaling the items takes.
+#[derive(Debug, Clone)]
+pub(super) struct CentringGradient<T> {
+    /// Of the logarithms of the items' scales, `[M]`.
+    log_scales: Vec<T>,
+    /// Of the items' inner products with their mean, `[M]`.
+    with_mean: Vec<T>,
+    /// Of the squared length of the mean.
+    mean_square: T,
+}
+
+impl<T: Real> CentringGradient<T> {
+    /// The zero gradient.
+    pub(super) fn new(items: usize) -> Self {
+        let zeros = vec![T::ZERO; items];
+        CentringGradient { log_scales: zeros.clone(), with_mean: zeros, mean_square: T::ZERO }
+    }
+}
+
+/// Backward pass of `cosine[i][j] = (g_ij - m_i - m_j + m . m) s_i s_j`, with m_i the inner product of item i with the
+/// mean m and s_i one over the length of the centred item. The gradient of the cosines (`[M, M]`) becomes that of the
+/// Gram matrix g, in place. An item with s_i = 0 has no gradient.
+pub(super) fn centred_cosines_backward<T: Real>(
+    cosines: &[T],
+    scales: &[T],
+    d_cosines: &mut [T],
+    mut d_centring: CentringGradient<T>,
+) {
+    let items = scales.len();
+    for i in 0..items {
+        for j in 0..items {
+            let (cosine, d_product) = (cosines[i * items + j], &mut d_cosines[i * items + j]);
+            d_centring.log_scales[i] += cosine * *d_product;
+            d_centring.log_scales[j] += cosine * *d_product;
+            *d_product *= scales[i] * scales[j];
+            d_centring.with_mean[i] -= *d_product;
+            d_centring.with_mean[j] -= *d_product;
+            d_centring.mean_square += *d_product;
+        }
+    }
+    let CentringGradient { log_scales, mut with_mean, mut mean_square } = d_centring;
+    for i in 0..items {
+        let d_square = squared_length_gradient(scales[i], log_scales[i]);
+        d_cosines[i * items + i] += d_square;
+        with_mean[i] -= d_square + d_square;
+        mean_square += d_square;
+    }
+    let inverse_count = T::from_f64(1.0 / items as f64);
+    for (d_row, &d_with_mean) in d_cosines.chunks_exact_mut(items.max(1)).zip(&with_mean) {
+        let d_product = (d_with_mean + mean_square * inverse_count) * inverse_count;
+        d_row.iter_mut().for_each(|d| *d += d_product);
+    }
+}
+
+/// The gradient of the squared length n of a vector from that of the logarithm of its scale `s = 1 / sqrt(n)`:
+/// `d ln(s) / dn = -s² / 2`.
+pub(super) fn squared_length_gradient<T: Real>(scale: T, d_log_scale: T) -> T {
+    T::from_f64(-0.5) * scale * scale * d_log_scale
 }
 
 /// `(a - m) . (b - m)` from `a . b`, `a . m`, `b . m` and `m . m`.

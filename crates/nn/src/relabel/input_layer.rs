@@ -9,7 +9,7 @@ use super::config::{Config, ViewTarget};
 use super::episode_batch::{EpisodeSpan, PassContext, elements};
 use super::item_view::{ItemViewCache, ItemViewEncoder};
 use super::modules::{BiasFreeLinear, ParameterBuilder, add_row};
-use super::network_input::{NetworkInput, STATE_FEATURES};
+use super::network_input::{NetworkInput, NetworkInputGradient, STATE_FEATURES};
 use crate::buffer::Buffer;
 use crate::kernel::kernel;
 use crate::layers::activation::{gelu, gelu_backward};
@@ -91,7 +91,7 @@ impl InputLayer {
         (states, InputLayerCache { item_view, hidden, activated })
     }
 
-    /// Adds to the gradients of the parameters.
+    /// Adds to the gradients of the parameters and, if given, sets those of the state features and the viewed rows.
     pub(super) fn backward<T: Real>(
         &self,
         context: PassContext<'_, T>,
@@ -99,6 +99,7 @@ impl InputLayer {
         cache: &InputLayerCache<T>,
         d_states: &[T],
         gradient: &mut [T],
+        mut d_input: Option<&mut NetworkInputGradient<T>>,
     ) {
         let PassContext { parameters, batch } = context;
         let mut d_hidden = Buffer::new(cache.hidden.len());
@@ -106,6 +107,9 @@ impl InputLayer {
         self.out.backward_input(parameters, d_states, Write::Set, &mut d_hidden);
         gelu_backward(&cache.hidden, &mut d_hidden);
         self.features.backward_parameters(&input.state_features, &d_hidden, gradient);
+        if let Some(d_input) = d_input.as_deref_mut() {
+            self.features.backward_input(parameters, &d_hidden, Write::Set, &mut d_input.state_features);
+        }
         let (Some(view), Some(view_cache)) = (&self.item_view, &cache.item_view) else { return };
         let mut d_of_items = Buffer::new(batch.items * self.width);
         for span in &batch.spans {
@@ -116,7 +120,7 @@ impl InputLayer {
         let mut d_view = Buffer::new(view_cache.view().len());
         let d_x = Some((Write::Set, &mut *d_view));
         view.hidden.backward(parameters, view_cache.view(), &d_of_items, gradient, d_x);
-        view.encoder.backward(parameters, view_cache, &d_view, gradient);
+        view.encoder.backward(context, input, view_cache, &d_view, gradient, d_input);
     }
 }
 

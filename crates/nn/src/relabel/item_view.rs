@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::config::ItemView;
 use super::episode_batch::PassContext;
 use super::modules::{BiasFreeLinear, Initialiser, LayerNormOutput, ParameterBuilder};
-use super::network_input::NetworkInput;
+use super::network_input::{NetworkInput, NetworkInputGradient};
 use crate::buffer::Buffer;
 use crate::kernel::kernel;
 use crate::layers::activation::{gelu, gelu_backward};
@@ -22,7 +22,7 @@ use crate::layers::layer_norm::LayerNorm;
 use crate::layers::linear::Linear;
 use crate::layers::loss::squared_norm;
 use crate::matmul::Write;
-use crate::real::Real;
+use crate::real::{Real, dot};
 
 /// The encoder that computes the view of each item.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +35,7 @@ pub(super) struct ItemViewEncoder {
 
 /// The views, with the activations for the backward pass.
 pub(super) struct ItemViewCache<T: Real> {
+    dropout: Dropout,
     /// h after dropout, `[items, D]`.
     items: Buffer<T>,
     /// `[items, V]`
@@ -83,20 +84,34 @@ impl ItemViewEncoder {
         dropout.apply(0, &mut items);
         let mut projected = Buffer::new(batch.items * self.config.width);
         self.projection.forward(parameters, &items, Write::Set, &mut projected);
-        ItemViewCache { items, normed: LayerNormOutput::forward(&self.norm, parameters, &projected) }
+        let normed = LayerNormOutput::forward(&self.norm, parameters, &projected);
+        ItemViewCache { dropout, items, normed }
     }
 
-    /// Adds to the gradients of the parameters.
+    /// Adds to the gradients of the parameters and, if given, sets those of the viewed rows.
     pub(super) fn backward<T: Real>(
         &self,
-        parameters: &[T],
+        context: PassContext<'_, T>,
+        input: &NetworkInput<'_, T>,
         cache: &ItemViewCache<T>,
         d_view: &[T],
         gradient: &mut [T],
+        d_input: Option<&mut NetworkInputGradient<T>>,
     ) {
+        let parameters = context.parameters;
         let mut d_projected = Buffer::new(d_view.len());
         cache.normed.backward(&self.norm, parameters, d_view, gradient, &mut d_projected);
-        self.projection.backward(parameters, &cache.items, &d_projected, gradient, None);
+        let mut d_rows = d_input.and_then(|d_input| d_input.viewed_rows.as_deref_mut());
+        let d_x = d_rows.as_deref_mut().map(|d_rows| (Write::Set, d_rows));
+        self.projection.backward(parameters, &cache.items, &d_projected, gradient, d_x);
+        let Some(d_rows) = d_rows else { return };
+        cache.dropout.apply(0, d_rows);
+        let mean = &parameters[self.mean.clone()];
+        let mut centred = Buffer::new(mean.len());
+        let rows = input.rows.iter().flat_map(|rows| rows.iter());
+        for (row, d_row) in rows.zip(d_rows.chunks_exact_mut(mean.len())) {
+            centre_and_scale_backward(row, mean, &mut centred, d_row);
+        }
     }
 }
 
@@ -151,13 +166,15 @@ impl OutlierBranch {
         OutlierBranchCache { item_view, hidden, activated }
     }
 
-    /// Adds to the gradients of the parameters.
+    /// Adds to the gradients of the parameters and, if given, sets those of the viewed rows.
     pub(super) fn backward<T: Real>(
         &self,
         context: PassContext<'_, T>,
+        input: &NetworkInput<'_, T>,
         cache: &OutlierBranchCache<T>,
         d_outlier_logits: &[T],
         gradient: &mut [T],
+        d_input: Option<&mut NetworkInputGradient<T>>,
     ) {
         let parameters = context.parameters;
         let mut d_hidden = Buffer::new(cache.hidden.len());
@@ -167,7 +184,7 @@ impl OutlierBranch {
         self.hidden.backward_parameters(cache.item_view.view(), &d_hidden, gradient);
         let mut d_view = Buffer::new(cache.item_view.view().len());
         self.hidden.backward_input(parameters, &d_hidden, Write::Set, &mut d_view);
-        self.encoder.backward(parameters, &cache.item_view, &d_view, gradient);
+        self.encoder.backward(context, input, &cache.item_view, &d_view, gradient, d_input);
     }
 }
 
@@ -177,6 +194,30 @@ fn centre_and_scale<T: Real>(row: &[T], mean: &[T], out: &mut [T]) {
     let length = squared_norm(out).sqrt();
     if length > T::ZERO {
         scale(T::ONE / length, out);
+    }
+}
+
+/// Backward pass of [`centre_and_scale`] with respect to the row: the gradient of the output becomes that of the row, in
+/// place. The mean is a constant. `centred` is scratch memory for one row.
+fn centre_and_scale_backward<T: Real>(row: &[T], mean: &[T], centred: &mut [T], d_row: &mut [T]) {
+    subtract(row, mean, centred);
+    let square = squared_norm(centred);
+    if square > T::ZERO {
+        remove_component(centred, square, d_row);
+        scale(T::ONE / square.sqrt(), d_row);
+    } else {
+        // The row equals the mean and has no direction.
+        d_row.fill(T::ZERO);
+    }
+}
+
+kernel! {
+    /// Subtracts from `d_row` its component along `row`, whose squared length is `square`.
+    fn remove_component<'a, T>(row: &'a [T], square: T, d_row: &'a mut [T]) {
+        let along = dot(row, d_row) / square;
+        for (d_row, &value) in d_row.iter_mut().zip(row) {
+            *d_row -= along * value;
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! divided by the mean of all those distances and multiplied by a learned scale, so embeddings of any scale give the
 //! same loss. Distances follow from inner products, because prototypes are weighted sums of items.
 
+use super::feature_gradient::ProductGradient;
 use super::gram_space::GramSpace;
 use super::posterior::softmax;
 use crate::head::Episode;
@@ -40,6 +41,8 @@ pub(super) struct QueryProducts<'a, T> {
     products: Vec<T>,
     /// Squared lengths, `[Q]`.
     squares: Vec<T>,
+    /// One over the length of each centred query, `[Q]`; empty if the space is not centred.
+    scales: Vec<T>,
     /// True classes, `[Q]`.
     classes: &'a [u32],
 }
@@ -49,8 +52,15 @@ impl<'a, T: Real> QueryProducts<'a, T> {
         let mut products = vec![T::ZERO; episode.support.len() * episode.queries.len()];
         T::products(episode.queries, episode.support, &mut products);
         let mut squares: Vec<T> = episode.queries.iter().map(|query| squared_norm(query)).collect();
-        space.transform_queries(&mut products, &mut squares);
-        QueryProducts { products, squares, classes: episode.query_classes }
+        let scales = space.transform_and_scale_queries(&mut products, &mut squares);
+        QueryProducts { products, squares, scales, classes: episode.query_classes }
+    }
+
+    /// Backward pass of the transformation into the space of the episode: turns the gradients of the transformed products
+    /// and lengths of the queries into those of the original ones.
+    fn transform_backward(&self, space: &GramSpace<T>, gradient: &mut ProductGradient<T>) {
+        let ProductGradient { with_queries, query_squares, centring, .. } = gradient;
+        space.transform_queries_backward(&self.products, &self.scales, with_queries, query_squares, centring);
     }
 }
 
@@ -62,13 +72,15 @@ pub(super) struct QueryLoss<T> {
     pub(super) d_log_scale: T,
 }
 
-/// Mean cross-entropy of the queries under the prototypes of `weights` (`[C, M]`), times `weight`.
+/// Mean cross-entropy of the queries under the prototypes of `weights` (`[C, M]`), times `weight`. Sets the gradients of
+/// the inner products, if given: of the Gram matrix in this space, and of the queries before their transformation.
 pub(super) fn query_loss<T: Real>(
     space: &GramSpace<T>,
     queries: &QueryProducts<'_, T>,
     weights: &[T],
     log_scale: T,
     weight: f64,
+    d_products: Option<&mut ProductGradient<T>>,
 ) -> QueryLoss<T> {
     let count = queries.classes.len();
     let distances = Distances::new(space, queries, weights);
@@ -85,6 +97,10 @@ pub(super) fn query_loss<T: Real>(
     let d_log_scale = dot(&d_distances, &distances.all);
     let through_mean = -d_log_scale / T::from_f64(mean * d_distances.len() as f64);
     d_distances.iter_mut().for_each(|d| *d += through_mean);
+    if let Some(d_products) = d_products {
+        distances.products_backward(weights, &d_distances, d_products);
+        queries.transform_backward(space, d_products);
+    }
     QueryLoss { loss, d_weights: distances.backward(queries, &d_distances), d_log_scale }
 }
 
@@ -137,6 +153,25 @@ impl<T: Real> Distances<T> {
             row.iter().zip(column).for_each(|(&error, index)| d_distances[index] = slope * error);
         }
         (loss, d_distances)
+    }
+
+    /// Sets the gradients of the inner products in the space of the episode. The distance of query q to the prototype of
+    /// weights w is `q.q + w G w - 2 w.p`, with G the Gram matrix and p the products of the items with q.
+    fn products_backward(&self, weights: &[T], d_all: &[T], gradient: &mut ProductGradient<T>) {
+        let classes = self.classes;
+        let (items, count) = (weights.len() / classes, d_all.len() / classes);
+        let (mut scaled, mut doubled) = (weights.to_vec(), d_all.to_vec());
+        for (scaled, d_row) in scaled.chunks_exact_mut(items).zip(d_all.chunks_exact(count)) {
+            let d_square = sum(d_row);
+            scaled.iter_mut().for_each(|weight| *weight *= d_square);
+            gradient.query_squares.iter_mut().zip(d_row).for_each(|(d, &d_distance)| *d += d_distance);
+        }
+        doubled.iter_mut().for_each(|d| *d *= T::from_f64(-2.0));
+        let prototypes = Matrix::new(weights, classes, items);
+        let d_gram = MatrixMut::new(&mut gradient.gram, items, items);
+        multiply(Matrix::new(&scaled, classes, items).transposed(), prototypes, Write::Set, d_gram);
+        let d_products = MatrixMut::new(&mut gradient.with_queries, items, count);
+        multiply(prototypes.transposed(), Matrix::new(&doubled, classes, count), Write::Set, d_products);
     }
 
     /// The gradient of the weights, `[C, M]`.

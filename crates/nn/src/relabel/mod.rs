@@ -13,7 +13,8 @@
 //! 4. `input_layer` (with `item_view`): the initial states;
 //! 5. `attention_layer` and `mixing_layer`, alternating: attention between items, then mixing within items and classes;
 //! 6. `posterior`: probabilities of each item and weights of each prototype;
-//! 7. `losses` and `training`: cross-entropies of items and queries, and the backward pass.
+//! 7. `losses` and `training`: cross-entropies of items and queries, and the backward pass;
+//! 8. `feature_gradient`: the backward pass down to the embeddings, if a backbone is trained with the head.
 //!
 //! The networks run over the states of all episodes of a call as one matrix (`episode_batch`).
 //!
@@ -25,6 +26,7 @@ mod config;
 mod edge_features;
 mod edge_network;
 mod episode_batch;
+mod feature_gradient;
 mod gram_space;
 mod input_layer;
 mod item_view;
@@ -43,7 +45,7 @@ pub use gram_space::GramSpace;
 pub use network_input::RelabelInput;
 pub use training::dropout_batches;
 
-use crate::head::{Episode, FeatureStatistics, Head};
+use crate::head::{Episode, FeatureStatistics, Head, JointHead};
 use crate::parameters::ParameterLayout;
 use crate::real::Real;
 use episode_batch::split_into_batches;
@@ -197,6 +199,21 @@ impl Head for Relabel {
         seed: u64,
         gradient: &mut [f32],
     ) -> Vec<f64> {
-        self.losses_and_gradient(parameters, episodes, seed, gradient)
+        self.losses_and_gradient(parameters, episodes, seed, gradient, None)
+    }
+}
+
+impl JointHead for Relabel {
+    /// See [`JointHead::losses_with_feature_gradient`]. The mean of the item view is a constant, and ranks are piecewise
+    /// constant: both have no gradient.
+    fn losses_with_feature_gradient(
+        &self,
+        parameters: &[f32],
+        episodes: &[Episode<'_>],
+        seed: u64,
+        gradient: &mut [f32],
+        feature_gradient: &mut [f32],
+    ) -> Vec<f64> {
+        self.losses_and_gradient(parameters, episodes, seed, gradient, Some(feature_gradient))
     }
 }

@@ -15,7 +15,7 @@ use super::item_view::{OutlierBranch, OutlierBranchCache};
 use super::losses::INITIAL_LOG_SCALE;
 use super::mixing_layer::{MixingLayer, MixingLayerCache};
 use super::modules::{BiasFreeLinear, Initialiser, LayerNormOutput, ParameterBuilder};
-use super::network_input::{NetworkInput, PAIR_FEATURES};
+use super::network_input::{NetworkInput, NetworkInputGradient, PAIR_FEATURES};
 use super::posterior::{INITIAL_PRIOR, Logits};
 use crate::buffer::Buffer;
 use crate::layers::layer_norm::LayerNorm;
@@ -149,7 +149,7 @@ impl Network {
         (split_outputs(batch, &out), normed)
     }
 
-    /// Adds to the gradients of the parameters.
+    /// Adds to the gradients of the parameters and, if given, sets those of the network's input.
     pub(super) fn backward<T: Real>(
         &self,
         parameters: &[T],
@@ -157,11 +157,13 @@ impl Network {
         cache: &NetworkCache<T>,
         d_logits: &Logits<Vec<T>>,
         gradient: &mut [T],
+        mut d_input: Option<&mut NetworkInputGradient<T>>,
     ) {
         let batch = &input.batch;
         let context = PassContext { parameters, batch };
         if let (Some(branch), Some(branch_cache)) = (&self.outlier_branch, &cache.outlier_branch) {
-            branch.backward(context, branch_cache, &d_logits.outlier, gradient);
+            let d_input = d_input.as_deref_mut();
+            branch.backward(context, input, branch_cache, &d_logits.outlier, gradient, d_input);
         }
         let d_out = join_outputs(batch, d_logits);
         let mut d_normed = Buffer::new(cache.normed.out.len());
@@ -179,9 +181,12 @@ impl Network {
             mixing.backward(context, mixing_cache, &mut d_states, gradient);
             attention.backward(context, attention_cache, weights, &mut d_states, d_logits, gradient);
         }
-        self.input_layer.backward(context, input, &cache.input_layer, &d_states, gradient);
+        let d_of_states = d_input.as_deref_mut();
+        self.input_layer.backward(context, input, &cache.input_layer, &d_states, gradient, d_of_states);
         let (edges, mut d_edges) = (self.edges.of(parameters), self.edges.of_mut(gradient));
-        edge_network::backward(batch.pairs, &edges, &input.pair_features, &d_edge_logits, &mut d_edges);
+        let d_features = d_input.map(|d_input| &mut *d_input.pair_features);
+        let features = &input.pair_features;
+        edge_network::backward(batch.pairs, &edges, features, &d_edge_logits, &mut d_edges, d_features);
     }
 }
 

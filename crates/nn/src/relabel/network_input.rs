@@ -3,7 +3,7 @@
 //! - Pair features: the edge features of two items, and whether they have the same given label.
 //! - State features: what the given labels and the edge features say about "item i belongs to class c".
 
-use super::edge_features::{EDGE_FEATURES, NEUTRAL, edge_features};
+use super::edge_features::{DIFFERENTIABLE, EDGE_FEATURES, NEUTRAL, edge_features, edge_features_backward};
 use super::episode_batch::{EpisodeBatch, EpisodeSpan, elements};
 use super::gram_space::GramSpace;
 use crate::buffer::Buffer;
@@ -77,6 +77,49 @@ impl<'a, T: Real> NetworkInput<'a, T> {
     }
 }
 
+/// The gradients of what the network reads of a batch.
+pub(super) struct NetworkInputGradient<T: Real> {
+    /// `[PAIR_FEATURES, pairs]`
+    pub(super) pair_features: Buffer<T>,
+    /// `[states, STATE_FEATURES]`
+    pub(super) state_features: Buffer<T>,
+    /// The gradients of the items through their views, `[items, D]`; `None` if the head has no item view.
+    pub(super) viewed_rows: Option<Buffer<T>>,
+}
+
+impl<T: Real> NetworkInputGradient<T> {
+    /// Gradients with arbitrary contents. `view_dim` is the length of an embedding if the head has an item view.
+    pub(super) fn new(batch: &EpisodeBatch, view_dim: Option<usize>) -> Self {
+        NetworkInputGradient {
+            pair_features: Buffer::new(PAIR_FEATURES * batch.pairs),
+            state_features: Buffer::new(STATE_FEATURES * batch.states),
+            viewed_rows: view_dim.map(|dim| Buffer::new(batch.items * dim)),
+        }
+    }
+}
+
+impl<T: Real> NetworkInput<'_, T> {
+    /// Backward pass of the features of one episode: adds to the gradient of its Gram matrix (`[M, M]`, in the space of
+    /// the episode). The gradients of the state features are added to those of the pair features on the way.
+    pub(super) fn features_backward(
+        &self,
+        number: usize,
+        gradient: &mut NetworkInputGradient<T>,
+        d_gram: &mut [T],
+    ) {
+        let (span, space) = (&self.batch.spans[number], &self.spaces[number]);
+        let planes: [&[T]; EDGE_FEATURES] =
+            std::array::from_fn(|feature| &self.pair_features[feature * self.batch.pairs..][span.pairs()]);
+        let d_rows = &gradient.state_features[elements(span.states(), STATE_FEATURES)];
+        let mut d_planes = gradient.pair_features.chunks_exact_mut(self.batch.pairs.max(1));
+        let mut d_plane = || &mut d_planes.next().expect("one plane per feature")[span.pairs()];
+        let mut d_planes = [d_plane(), d_plane(), d_plane(), d_plane(), d_plane()];
+        state_features_backward(span, planes, d_rows, d_planes.each_mut().map(|plane| &mut **plane));
+        let d_planes = d_planes.each_ref().map(|plane| &**plane);
+        edge_features_backward(space.gram(), span.items, planes, d_planes, d_gram);
+    }
+}
+
 const _: () =
     assert!(PAIR_FEATURES == EDGE_FEATURES + 1, "the plane of labels follows those of the edge features");
 
@@ -124,6 +167,30 @@ fn state_features<T: Real>(span: &EpisodeSpan, planes: [&[T]; EDGE_FEATURES], ou
     }
 }
 
+/// Backward pass of [`state_features`]: adds to the gradients of the [`DIFFERENTIABLE`] edge features, from those of the states' features
+/// (`[M C, STATE_FEATURES]`).
+fn state_features_backward<T: Real>(
+    span: &EpisodeSpan,
+    planes: [&[T]; EDGE_FEATURES],
+    d_rows: &[T],
+    d_planes: [&mut [T]; EDGE_FEATURES],
+) {
+    let members = members(span);
+    let mut d_rows = d_rows.chunks_exact(STATE_FEATURES);
+    for item in 0..span.items {
+        let edges = item * span.items..(item + 1) * span.items;
+        for members in &members {
+            let d_row = d_rows.next().expect("one row per state");
+            for feature in DIFFERENTIABLE {
+                let d_statistics = &d_row[LABEL_FEATURES + 3 * feature..][..3];
+                let (plane, d_plane) =
+                    (&planes[feature][edges.clone()], &mut d_planes[feature][edges.clone()]);
+                edge_statistics_backward(item, plane, members, d_statistics, d_plane);
+            }
+        }
+    }
+}
+
 /// The items with each given label.
 fn members(span: &EpisodeSpan) -> Vec<Vec<usize>> {
     let mut members = vec![Vec::new(); span.classes];
@@ -146,6 +213,29 @@ fn edge_statistics<T: Real>(item: usize, edges: &[T], members: &[usize], neutral
     }
     let Some((max, min)) = bounds else { return [T::from_f64(neutral); 3] };
     [sum * T::from_f64(1.0 / f64::from(count)), max, min]
+}
+
+/// Backward pass of [`edge_statistics`]: adds to the gradients of the edges. Those of maximum and minimum go to the first
+/// member with that value.
+fn edge_statistics_backward<T: Real>(
+    item: usize,
+    edges: &[T],
+    members: &[usize],
+    d_statistics: &[T],
+    d_edges: &mut [T],
+) {
+    let others = || members.iter().copied().filter(|&member| member != item);
+    let Some(first) = others().next() else { return };
+    let (mut argmax, mut argmin, mut count) = (first, first, 0);
+    for member in others() {
+        argmax = if edges[member] > edges[argmax] { member } else { argmax };
+        argmin = if edges[member] < edges[argmin] { member } else { argmin };
+        count += 1;
+    }
+    let d_mean = d_statistics[0] * T::from_f64(1.0 / f64::from(count));
+    others().for_each(|member| d_edges[member] += d_mean);
+    d_edges[argmax] += d_statistics[1];
+    d_edges[argmin] += d_statistics[2];
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Tests of the whole head: gradients, permutations, precision, and degenerate support sets.
 
 use super::*;
-use crate::gradient_check::{TestRng, check_gradient_at};
+use crate::gradient_check::{TestRng, check_gradient_at, check_gradient_within};
 use crate::isa::Isa;
 use crate::parameters::Role;
 
@@ -85,7 +85,7 @@ fn with_episodes<T, R>(
 
 fn losses(head: &Relabel, owned: &[OwnedEpisode], parameters: &[f64], gradient: &mut [f64]) -> Vec<f64> {
     with_episodes(owned, <[Vec<f64>]>::to_vec, |episodes| {
-        head.losses_and_gradient(parameters, episodes, 7, gradient)
+        head.losses_and_gradient(parameters, episodes, 7, gradient, None)
     })
 }
 
@@ -161,6 +161,85 @@ fn the_gradients_of_a_head_of_default_size_agree_with_central_differences() {
     let mut unused = vec![0.0; at.len()];
     let loss = |at: &[f64]| losses(&head, &owned, at, &mut unused).iter().sum();
     check_gradient_at("some parameters", &at, &gradient, indices.into_iter(), loss);
+}
+
+/// The rows of all episodes in the order of a feature gradient.
+fn feature_rows(owned: &mut [OwnedEpisode]) -> impl Iterator<Item = &mut Vec<f64>> {
+    owned.iter_mut().flat_map(|episode| episode.support.iter_mut().chain(&mut episode.queries))
+}
+
+/// Compares the gradient of every feature with central differences.
+fn check_features(name: &str, head: &Relabel, owned: &[OwnedEpisode], parameters: &[f64]) {
+    let features: Vec<f64> = feature_rows(&mut owned.to_vec()).flat_map(|row| row.clone()).collect();
+    let losses = |features: &[f64], feature_gradient: Option<&mut [f64]>| -> f64 {
+        let mut owned = owned.to_vec();
+        let mut rest = features;
+        for row in feature_rows(&mut owned) {
+            let (moved, others) = rest.split_at(row.len());
+            row.copy_from_slice(moved);
+            rest = others;
+        }
+        let mut unused = vec![0.0; parameters.len()];
+        let terms = with_episodes(&owned, <[Vec<f64>]>::to_vec, |episodes| {
+            head.losses_and_gradient(parameters, episodes, 7, &mut unused, feature_gradient)
+        });
+        terms.iter().sum()
+    };
+    // The gradient is added to what is there.
+    let mut gradient = vec![0.5; features.len()];
+    losses(&features, Some(&mut gradient));
+    gradient.iter_mut().for_each(|g| *g -= 0.5);
+    check_gradient_within(1e-6, name, &features, &gradient, |moved| losses(moved, None));
+}
+
+#[test]
+fn the_gradients_of_all_features_agree_with_central_differences() {
+    for (name, config) in configs() {
+        let head = Relabel::new(config);
+        let at = parameters(&head, 15);
+        check_features(name, &head, &ragged(), &at);
+        for (number, owned) in ragged().into_iter().enumerate() {
+            check_features(&format!("{name}, episode {number}"), &head, &[owned], &at);
+        }
+    }
+}
+
+#[test]
+fn the_gradients_of_features_through_each_term_of_the_loss_agree_with_central_differences() {
+    for (name, config) in configs() {
+        for (items_weight, queries_weight) in [(1.0, 0.0), (0.0, 2.0)] {
+            let head = Relabel::new(Config { items_weight, queries_weight, ..config.clone() });
+            let at = parameters(&head, 15);
+            check_features(&format!("{name}, weight of items {items_weight}"), &head, &ragged()[..3], &at);
+        }
+    }
+}
+
+#[test]
+fn the_gradients_of_features_in_several_batches_agree_with_central_differences() {
+    let view = ItemView { dim: 3, width: 5, dropout: 0.3, target: ViewTarget::States };
+    let head = Relabel::new(Config { centred: true, item_view: Some(view), layers: 1, ..small() });
+    // 18 items in 18 classes have 324 states: the fourth episode does not fit into the batch of the others.
+    let owned: Vec<OwnedEpisode> = (0..4).map(|seed| OwnedEpisode::new(&[1; 18], 3, 2, seed)).collect();
+    check_features("two batches", &head, &owned, &parameters(&head, 15));
+}
+
+#[test]
+fn the_feature_gradient_leaves_losses_and_parameter_gradient_equal_to_the_bit() {
+    for (name, config) in configs() {
+        let head = Relabel::new(config);
+        let at: Vec<f32> = parameters(&head, 5).iter().map(|&value| value as f32).collect();
+        with_episodes(&ragged(), rounded, |episodes| {
+            let (mut alone, mut beside) = (vec![0.25f32; at.len()], vec![0.25f32; at.len()]);
+            let mut of_features = vec![0.0; episodes.iter().map(Episode::feature_count).sum()];
+            let expected = head.losses(&at, episodes, 3, &mut alone);
+            let found = head.losses_with_feature_gradient(&at, episodes, 3, &mut beside, &mut of_features);
+            let bits = |numbers: &[f32]| numbers.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+            assert_eq!(found, expected, "{name}");
+            assert_eq!(bits(&beside), bits(&alone), "{name}");
+            assert!(of_features.iter().any(|&value| value != 0.0), "{name}");
+        });
+    }
 }
 
 #[test]
@@ -246,7 +325,7 @@ fn single_precision_agrees_with_double_on_every_instruction_set() {
             rounded(rows).iter().map(|row| row.iter().map(|&value| f64::from(value)).collect()).collect()
         };
         let sums = with_episodes(&owned, exact, |episodes| {
-            head.losses_and_gradient(&wide, episodes, 5, &mut expected)
+            head.losses_and_gradient(&wide, episodes, 5, &mut expected, None)
         });
         let size = expected.iter().map(|g| g * g).sum::<f64>().sqrt();
         for isa in Isa::usable() {
@@ -311,9 +390,12 @@ fn degenerate_support_sets_give_finite_results() {
                 query_classes: given,
             };
             let mut gradient = vec![0.0; at.len()];
-            let losses = head.losses(&at, &[episode], 1, &mut gradient);
+            let mut of_features = vec![0.0; episode.feature_count()];
+            let losses =
+                head.losses_with_feature_gradient(&at, &[episode], 1, &mut gradient, &mut of_features);
             assert!(losses.iter().all(|loss| loss.is_finite()), "{name}: {losses:?} for {rows:?}");
-            assert!(gradient.iter().all(|value| value.is_finite()), "{name}: gradient for {rows:?}");
+            let mut gradients = gradient.iter().chain(&of_features);
+            assert!(gradients.all(|value| value.is_finite()), "{name}: gradient for {rows:?}");
         }
     }
 }

@@ -4,11 +4,13 @@ use std::ops::Range;
 
 use super::Relabel;
 use super::config::Config;
-use super::episode_batch::split_into_batches;
+use super::episode_batch::{elements, split_into_batches};
+use super::feature_gradient::ProductGradient;
 use super::losses::{QueryLoss, QueryProducts, item_loss, query_loss};
-use super::network_input::{NetworkInput, RelabelInput};
+use super::modules::add;
+use super::network_input::{NetworkInput, NetworkInputGradient, RelabelInput};
 use super::posterior::{Logits, Posterior};
-use crate::head::Episode;
+use crate::head::{Episode, FeatureGradient};
 use crate::real::Real;
 
 /// The names of the loss's terms.
@@ -25,7 +27,7 @@ pub fn dropout_batches(states: impl Iterator<Item = usize>, seed: u64) -> Vec<(R
 }
 
 impl Relabel {
-    /// [`crate::head::Head::losses`] in either precision.
+    /// [`crate::head::Head::losses`] in either precision; [`crate::head::JointHead`] if `feature_gradient` is given.
     ///
     /// # Panics
     /// If an episode has no items or no classes, or shapes disagree.
@@ -35,13 +37,16 @@ impl Relabel {
         episodes: &[Episode<'_, T>],
         seed: u64,
         gradient: &mut [T],
+        feature_gradient: Option<&mut [T]>,
     ) -> Vec<f64> {
         let size = self.builder.layout.len();
         assert_eq!((parameters.len(), gradient.len()), (size, size), "lengths of parameters and gradient");
+        let mut features = feature_gradient.map(|all| FeatureGradient::split(all, episodes));
         let mut sums = vec![0.0; TERMS.len()];
         let states = episodes.iter().map(|episode| episode.classes * episode.support.len());
         for (batch, seed) in dropout_batches(states, seed) {
-            let losses = self.batch_losses(parameters, &episodes[batch], seed, gradient);
+            let features = features.as_mut().map(|features| &mut features[batch.clone()]);
+            let losses = self.batch_losses(parameters, &episodes[batch], seed, gradient, features);
             sums.iter_mut().zip(losses).for_each(|(sum, loss)| *sum += loss);
         }
         sums
@@ -53,22 +58,43 @@ impl Relabel {
         episodes: &[Episode<'_, T>],
         seed: u64,
         gradient: &mut [T],
+        features: Option<&mut [FeatureGradient<'_, T>]>,
     ) -> [f64; TERMS.len()] {
         let inputs: Vec<RelabelInput<'_, T>> = episodes.iter().map(input_of).collect();
         inputs.iter().for_each(|input| self.check_input(input));
         let network_input = NetworkInput::new(&inputs, self.config.centred);
         let (mut logits, cache) = self.network.forward(parameters, &network_input, seed);
+        let zeros =
+            |episode: &Episode<'_, T>| ProductGradient::new(episode.support.len(), episode.queries.len());
+        let mut d_products: Option<Vec<ProductGradient<T>>> =
+            features.is_some().then(|| episodes.iter().map(zeros).collect());
         let mut sums = [0.0; TERMS.len()];
         for (number, episode) in episodes.iter().enumerate() {
-            let losses =
-                self.episode_losses(parameters, &network_input, number, episode, &mut logits, gradient);
+            let d_products = d_products.as_mut().map(|d_products| &mut d_products[number]);
+            let losses = self.episode_losses(
+                parameters,
+                &network_input,
+                number,
+                episode,
+                &mut logits,
+                gradient,
+                d_products,
+            );
             sums.iter_mut().zip(losses).for_each(|(sum, loss)| *sum += loss);
         }
-        self.network.backward(parameters, &network_input, &cache, &logits, gradient);
+        let view_dim = self.config.item_view.as_ref().map(|view| view.dim);
+        let mut d_input =
+            features.is_some().then(|| NetworkInputGradient::new(&network_input.batch, view_dim));
+        self.network.backward(parameters, &network_input, &cache, &logits, gradient, d_input.as_mut());
+        if let (Some(features), Some(d_input), Some(d_products)) = (features, d_input, d_products) {
+            add_feature_gradient(&network_input, episodes, d_input, d_products, features);
+        }
         sums
     }
 
-    /// The losses of one episode. Its part of `logits` is replaced by its gradient.
+    /// The losses of one episode. Its part of `logits` is replaced by its gradient. `d_products`, if given, is set to the
+    /// part of the gradient that does not pass through the network.
+    #[allow(clippy::too_many_arguments)]
     fn episode_losses<T: Real>(
         &self,
         parameters: &[T],
@@ -77,6 +103,7 @@ impl Relabel {
         episode: &Episode<'_, T>,
         logits: &mut Logits<Vec<T>>,
         gradient: &mut [T],
+        d_products: Option<&mut ProductGradient<T>>,
     ) -> [f64; TERMS.len()] {
         let (span, space) = (&network_input.batch.spans[number], &network_input.spaces[number]);
         let Config { floor, items_weight, queries_weight, .. } = self.config;
@@ -85,11 +112,33 @@ impl Relabel {
         let (items, d_logits) =
             item_loss(&posterior.probabilities, episode.truth, span.classes, items_weight);
         let queries = QueryProducts::new(space, episode);
+        let (weights, log_scale_value) = (&posterior.weights, parameters[log_scale]);
         let QueryLoss { loss: queries, d_weights, d_log_scale } =
-            query_loss(space, &queries, &posterior.weights, parameters[log_scale], queries_weight);
+            query_loss(space, &queries, weights, log_scale_value, queries_weight, d_products);
         gradient[log_scale] += d_log_scale;
         posterior.backward(span, &d_weights, d_logits, logits.of_mut(span), &mut gradient[prior]);
         [items, queries]
+    }
+}
+
+/// Adds to the gradients of the embeddings of a batch, from those of the network's input and of the inner products.
+fn add_feature_gradient<T: Real>(
+    network_input: &NetworkInput<'_, T>,
+    episodes: &[Episode<'_, T>],
+    mut d_input: NetworkInputGradient<T>,
+    d_products: Vec<ProductGradient<T>>,
+    features: &mut [FeatureGradient<'_, T>],
+) {
+    for (number, ((episode, mut d_products), features)) in
+        episodes.iter().zip(d_products).zip(features).enumerate()
+    {
+        network_input.features_backward(number, &mut d_input, &mut d_products.gram);
+        d_products.add_to_features(&network_input.spaces[number], episode, features);
+        if let Some(d_rows) = &d_input.viewed_rows {
+            let dim = d_rows.len() / network_input.batch.items;
+            let items = network_input.batch.spans[number].items();
+            add(features.support, &d_rows[elements(items, dim)]);
+        }
     }
 }
 

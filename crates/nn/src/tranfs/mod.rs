@@ -21,7 +21,7 @@ use std::sync::Mutex;
 pub use inference::{TranfsAttention, TranfsOutput, TranfsToken};
 pub use token_layout::TranfsInput;
 
-use crate::head::{Episode, FeatureStatistics, Head};
+use crate::head::{Episode, FeatureStatistics, Head, JointHead};
 use crate::parameters::{ParameterLayout, Role};
 use encoder::Encoder;
 use projections::Workspace;
@@ -289,7 +289,23 @@ impl Head for Tranfs {
         gradient: &mut [f32],
     ) -> Vec<f64> {
         self.with_workspace(|workspace| {
-            self.losses_and_gradient(parameters, episodes, seed, gradient, workspace).to_vec()
+            self.losses_and_gradient(parameters, episodes, seed, gradient, None, workspace).to_vec()
+        })
+    }
+}
+
+impl JointHead for Tranfs {
+    fn losses_with_feature_gradient(
+        &self,
+        parameters: &[f32],
+        episodes: &[Episode<'_>],
+        seed: u64,
+        gradient: &mut [f32],
+        feature_gradient: &mut [f32],
+    ) -> Vec<f64> {
+        let features = Some(feature_gradient);
+        self.with_workspace(|workspace| {
+            self.losses_and_gradient(parameters, episodes, seed, gradient, features, workspace).to_vec()
         })
     }
 }

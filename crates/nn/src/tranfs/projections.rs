@@ -9,6 +9,9 @@
 use super::Tranfs;
 use super::encoder::{EncoderLayerCache, EncoderScratch, resized};
 use super::token_layout::{SupportSpan, TokenLayout, TranfsInput};
+use super::training::add_scaled;
+use crate::buffer::Buffer;
+use crate::head::FeatureGradient;
 use crate::kernel::kernel;
 use crate::matmul::{Matrix, MatrixMut, Write, multiply};
 use crate::memory::prefetch_line;
@@ -146,6 +149,29 @@ impl Tranfs {
         } else {
             add_product(0..items, self.ranges.down.clone());
             add_product(items..all, self.ranges.up.clone());
+        }
+    }
+
+    /// Adds to the gradients of the items, from those of the projected items that [`Tranfs::embed_backward`] has left in
+    /// the right stack.
+    pub(super) fn project_items_backward<T: Real>(
+        &self,
+        parameters: &[T],
+        layout: &TokenLayout,
+        buffers: &ProjectionBuffers<T>,
+        features: Vec<FeatureGradient<'_, T>>,
+    ) {
+        let (dim, width, items) = (self.config.dim, self.config.width, layout.items());
+        let mut d_items = Buffer::new(items * dim);
+        let d_projected = Matrix::new(&buffers.right[..items * width], items, width);
+        let down = Matrix::new(&parameters[self.ranges.down.clone()], dim, width);
+        let out = MatrixMut::new(&mut d_items, items, dim);
+        multiply(d_projected, down.transposed(), Write::Set, out);
+        for (features, span) in features.into_iter().zip(&layout.spans) {
+            let d_items = d_items[span.items.start * dim..span.items.end * dim].chunks_exact(dim);
+            for (&source, d_item) in layout.sources[span.items.clone()].iter().zip(d_items) {
+                add_scaled(d_item, T::ONE, &mut features.support[source * dim..(source + 1) * dim]);
+            }
         }
     }
 

@@ -1,10 +1,11 @@
 //! Tests of the whole model: gradients, precision, permutations, and agreement with PyTorch.
 
 use super::*;
-use crate::gradient_check::{TestRng, check_gradient};
+use crate::gradient_check::{TestRng, check_gradient, check_gradient_within};
 use crate::isa::Isa;
 
 /// An episode that owns its rows.
+#[derive(Clone)]
 struct Owned<T> {
     classes: usize,
     support: Vec<Vec<T>>,
@@ -130,7 +131,7 @@ fn check_whole_model(name: &str, config: Config) {
     let owned = episodes(config.dim, SIZES, 5);
     borrowed(&owned, |episodes| {
         let mut gradient = vec![0.0; at.len()];
-        model.losses_and_gradient(&at, episodes, 77, &mut gradient, &mut Workspace::default());
+        model.losses_and_gradient(&at, episodes, 77, &mut gradient, None, &mut Workspace::default());
         for tensor in model.layout.tensors() {
             let range = tensor.range.clone();
             check_gradient(
@@ -146,6 +147,7 @@ fn check_whole_model(name: &str, config: Config) {
                         episodes,
                         77,
                         &mut ignored,
+                        None,
                         &mut Workspace::default(),
                     );
                     terms.iter().sum()
@@ -176,6 +178,86 @@ fn the_gradients_with_every_kind_of_table_and_loss_agree_with_central_difference
     check_whole_model("no clean loss", Config { clean_weight: 0.0, mislabelled_weight: 2.0, ..small() });
 }
 
+/// The rows of all episodes in the order of a feature gradient.
+fn feature_rows<T>(owned: &mut [Owned<T>]) -> impl Iterator<Item = &mut Vec<T>> {
+    owned.iter_mut().flat_map(|episode| episode.support.iter_mut().chain(&mut episode.queries))
+}
+
+fn check_features(name: &str, config: Config) {
+    let (model, parameters) = model(&config);
+    let mut rng = TestRng::new(4);
+    let at: Vec<f64> = parameters.iter().map(|&p| f64::from(p) + 0.2 * (rng.uniform() - 0.5)).collect();
+    let mut owned = episodes(config.dim, SIZES, 5);
+    // An episode without queries.
+    owned[2].queries.clear();
+    owned[2].query_classes.clear();
+    let features: Vec<f64> = feature_rows(&mut owned).flat_map(|row| row.clone()).collect();
+    let losses = |features: &[f64], feature_gradient: Option<&mut [f64]>| -> f64 {
+        let mut owned = owned.clone();
+        for (row, moved) in feature_rows(&mut owned).zip(features.chunks_exact(config.dim)) {
+            row.copy_from_slice(moved);
+        }
+        let mut ignored = vec![0.0; at.len()];
+        let workspace = &mut Workspace::default();
+        let terms = borrowed(&owned, |episodes| {
+            model.losses_and_gradient(&at, episodes, 77, &mut ignored, feature_gradient, workspace)
+        });
+        terms.iter().sum()
+    };
+    // The gradient is added to what is there.
+    let mut gradient = vec![0.5; features.len()];
+    losses(&features, Some(&mut gradient));
+    gradient.iter_mut().for_each(|g| *g -= 0.5);
+    check_gradient_within(1e-6, name, &features, &gradient, |moved| losses(moved, None));
+}
+
+#[test]
+fn the_gradient_of_every_feature_agrees_with_central_differences() {
+    check_features("tied", small());
+    check_features("untied", Config { tied: false, ..small() });
+    check_features("dropout", Config { dropout: 0.3, layers: 1, ..small() });
+    let class_tokens = ClassTokens::ClassMean;
+    check_features("class means", Config { class_tokens, ..small() });
+    check_features("class means, untied", Config { class_tokens, tied: false, dropout: 0.2, ..small() });
+    check_features(
+        "learned class tokens, random positions",
+        Config { class_tokens: ClassTokens::Learned, positions: Positions::Random, ..small() },
+    );
+    check_features("cosine", Config { clean_loss: CleanLoss::NegativeCosine, clean_weight: 3.0, ..small() });
+    check_features("no clean loss", Config { clean_weight: 0.0, mislabelled_weight: 2.0, ..small() });
+}
+
+#[test]
+fn the_feature_gradient_leaves_losses_and_parameter_gradient_equal_to_the_bit() {
+    for class_tokens in [ClassTokens::Random, ClassTokens::ClassMean] {
+        let config = Config { classes: 7, class_tokens, ..Config::new(40) };
+        let (model, parameters) = model(&config);
+        let owned = narrowed(&episodes(40, &[&[5; 5], &[5, 9, 2, 1, 0, 3, 4]], 3));
+        borrowed(&owned, |episodes| {
+            let (mut alone, mut beside) = (vec![0.25; parameters.len()], vec![0.25; parameters.len()]);
+            let mut of_features = vec![0.0; episodes.iter().map(Episode::feature_count).sum()];
+            let expected = model.losses(&parameters, episodes, 8, &mut alone);
+            let found =
+                model.losses_with_feature_gradient(&parameters, episodes, 8, &mut beside, &mut of_features);
+            let bits = |numbers: &[f32]| numbers.iter().map(|g| g.to_bits()).collect::<Vec<u32>>();
+            assert_eq!(found, expected);
+            assert_eq!(bits(&beside), bits(&alone));
+            assert!(of_features.iter().any(|&g| g != 0.0));
+        });
+    }
+}
+
+#[test]
+#[should_panic(expected = "one feature gradient per number of the episodes' rows")]
+fn a_feature_gradient_of_another_length_is_refused() {
+    let (model, parameters) = model(&small());
+    let owned = narrowed(&episodes(11, &[&[2, 1]], 3));
+    let mut gradient = vec![0.0; parameters.len()];
+    borrowed(&owned, |episodes| {
+        model.losses_with_feature_gradient(&parameters, episodes, 8, &mut gradient, &mut [0.0; 7])
+    });
+}
+
 #[test]
 fn single_precision_agrees_with_double_on_every_instruction_set() {
     for dropout in [0.0, 0.2] {
@@ -185,7 +267,14 @@ fn single_precision_agrees_with_double_on_every_instruction_set() {
         let owned = episodes(config.dim, &[&[5; 5], &[5, 9, 2, 1, 0, 3, 4], &[10, 10]], 3);
         let mut expected_gradient = vec![0.0; wide.len()];
         let expected = borrowed(&owned, |episodes| {
-            model.losses_and_gradient(&wide, episodes, 5, &mut expected_gradient, &mut Workspace::default())
+            model.losses_and_gradient(
+                &wide,
+                episodes,
+                5,
+                &mut expected_gradient,
+                None,
+                &mut Workspace::default(),
+            )
         });
         let size = expected_gradient.iter().fold(0.0f64, |largest, g| largest.max(g.abs()));
         for isa in Isa::usable() {
@@ -226,7 +315,7 @@ fn the_model_computes_what_pytorch_does() {
     }];
     let mut gradient = vec![0.0; parameters.len()];
     let terms = borrowed(&owned, |episodes| {
-        model.losses_and_gradient(&parameters, episodes, 0, &mut gradient, &mut Workspace::default())
+        model.losses_and_gradient(&parameters, episodes, 0, &mut gradient, None, &mut Workspace::default())
     });
     let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found}, {expected}");
     for (term, expected) in terms.into_iter().zip([1.072280355, 11.233081634, 0.591509522]) {

@@ -4,10 +4,11 @@ use super::encoder::{EncoderContext, resized};
 use super::projections::{ProjectionBuffers, Workspace};
 use super::token_layout::{TokenLayout, TranfsInput};
 use super::{CleanLoss, Tranfs};
-use crate::head::Episode;
+use crate::head::{Episode, FeatureGradient};
 use crate::kernel::kernel;
 use crate::layers::dropout::Dropout;
 use crate::layers::loss;
+use crate::matmul::{Matrix, MatrixMut, Write, multiply};
 use crate::real::Real;
 
 impl<'a, T> TranfsInput<'a, T> {
@@ -18,16 +19,18 @@ impl<'a, T> TranfsInput<'a, T> {
 }
 
 impl Tranfs {
-    /// [`crate::head::Head::losses`] in either precision.
+    /// [`crate::head::Head::losses`] in either precision; [`crate::head::JointHead`] if `feature_gradient` is given.
     pub(super) fn losses_and_gradient<T: Real>(
         &self,
         parameters: &[T],
         episodes: &[Episode<'_, T>],
         seed: u64,
         gradient: &mut [T],
+        feature_gradient: Option<&mut [T]>,
         workspace: &mut Workspace<T>,
     ) -> [f64; 3] {
         assert_eq!(parameters.len(), gradient.len());
+        let mut features = feature_gradient.map(|all| FeatureGradient::split(all, episodes));
         let inputs = || episodes.iter().map(TranfsInput::of);
         let Workspace { layout, states, caches, scratch, buffers } = workspace;
         layout.fill(inputs(), self.config.classes);
@@ -37,25 +40,31 @@ impl Tranfs {
         self.encoder.forward(context, states, caches, scratch);
         let out = caches.last().map_or(&*states, |last| &last.out);
         self.project_output(parameters, layout, out, buffers);
-        let terms = self.loss_terms_of(layout, episodes, buffers);
+        let terms = self.loss_terms_of(layout, episodes, buffers, features.as_deref_mut());
         self.project_output_backward(parameters, layout, out, gradient, buffers);
         self.encoder.backward(context, states, caches, scratch, gradient, &mut buffers.d_states);
         self.embed_backward(layout, gradient, buffers);
+        if let Some(features) = features {
+            self.project_items_backward(parameters, layout, buffers, features);
+        }
         terms
     }
 
     /// The terms of the loss. Puts the gradients of the prototypes into the left stack; the logits become their gradients.
+    /// Adds to `features` what does not pass through the prototypes: the gradients of the queries, and those of the items
+    /// whose mean is the target of the clean loss.
     fn loss_terms_of<T: Real>(
         &self,
         layout: &TokenLayout,
         episodes: &[Episode<'_, T>],
         buffers: &mut ProjectionBuffers<T>,
+        mut features: Option<&mut [FeatureGradient<'_, T>]>,
     ) -> [f64; 3] {
         let dim = self.config.dim;
         let ProjectionBuffers { left, prototypes, logits, query_logits, clean_mean, .. } = buffers;
         let (left_items, d_prototypes) = left.split_at_mut(layout.items() * dim);
         let mut terms = [0.0; 3];
-        for (episode, span) in episodes.iter().zip(&layout.spans) {
+        for (number, (episode, span)) in episodes.iter().zip(&layout.spans).enumerate() {
             let range = span.classes.start * dim..span.classes.end * dim;
             let (prototypes, d_prototypes) = (&prototypes[range.clone()], &mut d_prototypes[range]);
             d_prototypes.fill(T::ZERO);
@@ -68,14 +77,19 @@ impl Tranfs {
                 query_logits,
                 d_prototypes,
             );
+            let mut features = features.as_deref_mut().map(|features| &mut features[number]);
+            if let Some(features) = features.as_deref_mut() {
+                add_query_gradient(query_logits, prototypes, dim, features.queries);
+            }
             let rows = &left_items[span.items.start * dim..span.items.end * dim];
             let mislabelled: Vec<bool> = layout.sources[span.items.clone()]
                 .iter()
                 .map(|&item| episode.truth[item] != Some(episode.given[item]))
                 .collect();
-            let given = &layout.given[span.items.clone()];
-            let items = SortedItems { rows, given, mislabelled: &mislabelled };
-            terms[1] += self.clean_loss(items, prototypes, clean_mean, d_prototypes);
+            let (sources, given) = (&layout.sources[span.items.clone()], &layout.given[span.items.clone()]);
+            let items = SortedItems { rows, sources, given, mislabelled: &mislabelled };
+            let d_support = features.map(|features| &mut *features.support);
+            terms[1] += self.clean_loss(items, prototypes, clean_mean, d_prototypes, d_support);
             let weight = T::from_f64(self.config.mislabelled_weight);
             terms[2] += loss::binary_cross_entropy(&mut logits[span.items.clone()], &mislabelled, weight);
         }
@@ -83,13 +97,14 @@ impl Tranfs {
     }
 
     /// The clean loss: distances of the prototypes to the means of their correctly labelled items. Classes without such an
-    /// item do not count.
+    /// item do not count. Adds to the gradients of the prototypes and, if given, to those of the items (`[M, D]`).
     fn clean_loss<T: Real>(
         &self,
         items: SortedItems<'_, T>,
         prototypes: &[T],
         clean_mean: &mut Vec<T>,
         d_prototypes: &mut [T],
+        mut d_support: Option<&mut [T]>,
     ) -> f64 {
         let (dim, weight) = (self.config.dim, self.config.clean_weight);
         if weight == 0.0 {
@@ -103,17 +118,32 @@ impl Tranfs {
             if !items.clean_mean(class, clean_mean) {
                 continue;
             }
-            total += match self.config.clean_loss {
-                CleanLoss::SquaredDistance => {
-                    loss::squared_distance(prototype, clean_mean, weight, d_prototype)
-                }
-                CleanLoss::NegativeCosine => {
-                    loss::negative_cosine(prototype, clean_mean, weight, d_prototype)
-                }
+            let distance = |p: &[T], target: &[T], d_p: &mut [T]| match self.config.clean_loss {
+                CleanLoss::SquaredDistance => loss::squared_distance(p, target, weight, d_p),
+                CleanLoss::NegativeCosine => loss::negative_cosine(p, target, weight, d_p),
             };
+            total += distance(prototype, clean_mean, d_prototype);
+            if let Some(d_support) = d_support.as_deref_mut() {
+                // Both distances are symmetric.
+                let mut d_clean_mean = vec![T::ZERO; dim];
+                distance(clean_mean, prototype, &mut d_clean_mean);
+                items.clean_mean_backward(class, &d_clean_mean, d_support);
+            }
         }
         total
     }
+}
+
+/// Adds to the gradient of an episode's queries (`[Q, D]`), from twice the gradient of their logits (`[Q, C]`), which is
+/// what [`loss::prototype_cross_entropy`] leaves. The logits are `2 q.p - ‖p‖²`.
+fn add_query_gradient<T: Real>(doubled: &[T], prototypes: &[T], dim: usize, d_queries: &mut [T]) {
+    let (queries, classes) = (d_queries.len() / dim, prototypes.len() / dim);
+    if queries == 0 {
+        return;
+    }
+    let prototypes = Matrix::new(prototypes, classes, dim);
+    let d_queries = MatrixMut::new(d_queries, queries, dim);
+    multiply(Matrix::new(doubled, queries, classes), prototypes, Write::Add, d_queries);
 }
 
 /// The items of an episode, sorted by given label.
@@ -121,6 +151,8 @@ impl Tranfs {
 struct SortedItems<'a, T> {
     /// `[items, D]`
     rows: &'a [T],
+    /// The index of each item in its episode.
+    sources: &'a [usize],
     given: &'a [u32],
     mislabelled: &'a [bool],
 }
@@ -128,21 +160,35 @@ struct SortedItems<'a, T> {
 impl<T: Real> SortedItems<'_, T> {
     /// Writes the mean of the correctly labelled items of a class; returns `false` if there are none.
     fn clean_mean(&self, class: usize, mean: &mut [T]) -> bool {
-        let members = self.given.partition_point(|&given| (given as usize) < class)
-            ..self.given.partition_point(|&given| given as usize <= class);
-        let count = members.clone().filter(|&item| !self.mislabelled[item]).count();
+        let count = self.clean_members(class).count();
         mean.fill(T::ZERO);
-        for item in members.filter(|&item| !self.mislabelled[item]) {
+        for item in self.clean_members(class) {
             let row = &self.rows[item * mean.len()..(item + 1) * mean.len()];
             add_scaled(row, T::ONE / T::from_f64(count as f64), mean);
         }
         count > 0
     }
+
+    /// Backward pass of [`SortedItems::clean_mean`]: adds to the gradients of the items in the order of the episode.
+    fn clean_mean_backward(&self, class: usize, d_mean: &[T], d_support: &mut [T]) {
+        let count = self.clean_members(class).count();
+        for item in self.clean_members(class) {
+            let d_row = &mut d_support[self.sources[item] * d_mean.len()..][..d_mean.len()];
+            add_scaled(d_mean, T::ONE / T::from_f64(count as f64), d_row);
+        }
+    }
+
+    /// The correctly labelled items of a class.
+    fn clean_members(&self, class: usize) -> impl Iterator<Item = usize> {
+        let members = self.given.partition_point(|&given| (given as usize) < class)
+            ..self.given.partition_point(|&given| given as usize <= class);
+        members.filter(|&item| !self.mislabelled[item])
+    }
 }
 
 kernel! {
     /// `to += factor from`
-    fn add_scaled<'a, T>(from: &'a [T], factor: T, to: &'a mut [T]) {
+    pub(super) fn add_scaled<'a, T>(from: &'a [T], factor: T, to: &'a mut [T]) {
         for (to, &from) in to.iter_mut().zip(from) {
             *to += factor * from;
         }

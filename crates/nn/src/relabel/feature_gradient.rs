@@ -1,0 +1,80 @@
+//! The gradient of the loss with respect to the embeddings, for training a backbone together with the head.
+//!
+//! Shapes: M items, Q queries, D the dimension of embeddings. The embeddings enter the loss through inner products
+//! ([`ProductGradient`]) and, in a head for one backbone, through the item view. Nothing here runs unless the gradient is
+//! wanted.
+
+use super::gram_space::{CentringGradient, GramSpace};
+use crate::head::{Episode, FeatureGradient};
+use crate::kernel::kernel;
+use crate::matmul::add_weighted_rows;
+use crate::real::Real;
+
+/// The gradients of the inner products of one episode.
+#[derive(Debug, Clone)]
+pub(super) struct ProductGradient<T> {
+    /// Of the items with each other, `[M, M]`, in the space of the episode.
+    pub(super) gram: Vec<T>,
+    /// Of the items with the queries as they are, `[M, Q]`.
+    pub(super) with_queries: Vec<T>,
+    /// Of the squared lengths of the queries as they are, `[Q]`.
+    pub(super) query_squares: Vec<T>,
+    /// What the queries add to the gradient of centring the items.
+    pub(super) centring: CentringGradient<T>,
+}
+
+impl<T: Real> ProductGradient<T> {
+    /// The zero gradient.
+    pub(super) fn new(items: usize, queries: usize) -> Self {
+        ProductGradient {
+            gram: vec![T::ZERO; items * items],
+            with_queries: vec![T::ZERO; items * queries],
+            query_squares: vec![T::ZERO; queries],
+            centring: CentringGradient::new(items),
+        }
+    }
+
+    /// Backward pass of the inner products: adds to the gradients of the embeddings.
+    pub(super) fn add_to_features(
+        self,
+        space: &GramSpace<T>,
+        episode: &Episode<'_, T>,
+        features: &mut FeatureGradient<'_, T>,
+    ) {
+        let ProductGradient { mut gram, with_queries, query_squares, centring } = self;
+        space.gram_backward(&mut gram, centring);
+        let (items, queries) = (episode.support.len(), episode.queries.len());
+        // `x_i . x_j` is in two places, and both move with either row.
+        add_weighted_rows(episode.support, &plus_transpose(&gram, items), features.support);
+        if queries == 0 {
+            return;
+        }
+        add_weighted_rows(episode.queries, &transpose(&with_queries, items, queries), features.support);
+        add_weighted_rows(episode.support, &with_queries, features.queries);
+        let dim = features.queries.len() / queries;
+        let rows = episode.queries.iter().zip(features.queries.chunks_exact_mut(dim.max(1)));
+        for ((query, d_query), &d_square) in rows.zip(&query_squares) {
+            add_scaled(query, d_square + d_square, d_query);
+        }
+    }
+}
+
+/// `A + Aᵀ` of a square matrix.
+fn plus_transpose<T: Real>(matrix: &[T], size: usize) -> Vec<T> {
+    let element = |index: usize| matrix[index] + matrix[index % size * size + index / size];
+    (0..matrix.len()).map(element).collect()
+}
+
+/// The transpose of a matrix of `rows` x `columns`.
+fn transpose<T: Real>(matrix: &[T], rows: usize, columns: usize) -> Vec<T> {
+    (0..matrix.len()).map(|index| matrix[index % rows * columns + index / rows]).collect()
+}
+
+kernel! {
+    /// `to += factor from`
+    fn add_scaled<'a, T>(from: &'a [T], factor: T, to: &'a mut [T]) {
+        for (to, &from) in to.iter_mut().zip(from) {
+            *to += factor * from;
+        }
+    }
+}
