@@ -321,28 +321,35 @@ fn single_precision_agrees_with_double_on_every_instruction_set() {
             .map(|sizes| OwnedEpisode::new(sizes, 6, 20, 3))
             .collect();
         let mut expected = vec![0.0; wide.len()];
+        let mut expected_of_features = vec![0.0; (25 + 7 + 3 + 3 * 20) * 6];
         let exact = |rows: &[Vec<f64>]| -> Vec<Vec<f64>> {
             rounded(rows).iter().map(|row| row.iter().map(|&value| f64::from(value)).collect()).collect()
         };
         let sums = with_episodes(&owned, exact, |episodes| {
-            head.losses_and_gradient(&wide, episodes, 5, &mut expected, None)
+            let of_features = Some(expected_of_features.as_mut_slice());
+            head.losses_and_gradient(&wide, episodes, 5, &mut expected, of_features)
         });
-        let size = expected.iter().map(|g| g * g).sum::<f64>().sqrt();
         for isa in Isa::usable() {
-            let mut gradient = vec![0.0; narrow.len()];
+            let (mut gradient, mut of_features) =
+                (vec![0.0; narrow.len()], vec![0.0; expected_of_features.len()]);
             let found = with_episodes(&owned, rounded, |episodes| {
-                isa.scope(|| head.losses(&narrow, episodes, 5, &mut gradient))
+                isa.scope(|| {
+                    head.losses_with_feature_gradient(&narrow, episodes, 5, &mut gradient, &mut of_features)
+                })
             });
             assert!(
                 found.iter().zip(&sums).all(|(a, b)| (a - b).abs() < 1e-3 * b.abs()),
                 "{found:?}, {sums:?}"
             );
-            let error: f64 = gradient.iter().zip(&expected).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
-            assert!(
-                error.sqrt() < 2e-3 * size,
-                "{isa:?}: the gradient of length {size} is off by {}",
-                error.sqrt()
-            );
+            for (found, expected) in [(&gradient, &expected), (&of_features, &expected_of_features)] {
+                let size = expected.iter().map(|g| g * g).sum::<f64>().sqrt();
+                let error: f64 = found.iter().zip(expected).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
+                assert!(
+                    error.sqrt() < 2e-3 * size,
+                    "{isa:?}: the gradient of length {size} is off by {}",
+                    error.sqrt()
+                );
+            }
         }
     }
 }

@@ -266,27 +266,30 @@ fn single_precision_agrees_with_double_on_every_instruction_set() {
         let wide: Vec<f64> = parameters.iter().map(|&p| f64::from(p)).collect();
         let owned = episodes(config.dim, &[&[5; 5], &[5, 9, 2, 1, 0, 3, 4], &[10, 10]], 3);
         let mut expected_gradient = vec![0.0; wide.len()];
+        let mut expected_of_features = vec![0.0; (25 + 11 + 24 + 15 + 20 + 5) * config.dim];
         let expected = borrowed(&owned, |episodes| {
-            model.losses_and_gradient(
-                &wide,
-                episodes,
-                5,
-                &mut expected_gradient,
-                None,
-                &mut Workspace::default(),
-            )
+            let of_features = Some(expected_of_features.as_mut_slice());
+            let workspace = &mut Workspace::default();
+            model.losses_and_gradient(&wide, episodes, 5, &mut expected_gradient, of_features, workspace)
         });
-        let size = expected_gradient.iter().fold(0.0f64, |largest, g| largest.max(g.abs()));
         for isa in Isa::usable() {
             let mut gradient = vec![0.0; wide.len()];
-            let terms =
-                borrowed(&narrowed(&owned), |e| isa.scope(|| model.losses(&parameters, e, 5, &mut gradient)));
+            let mut of_features = vec![0.0; expected_of_features.len()];
+            let terms = borrowed(&narrowed(&owned), |e| {
+                isa.scope(|| {
+                    model.losses_with_feature_gradient(&parameters, e, 5, &mut gradient, &mut of_features)
+                })
+            });
             for (term, expected) in terms.iter().zip(expected) {
                 assert!((term - expected).abs() < 1e-4 * (1.0 + expected), "{isa:?}: {term} and {expected}");
             }
-            for (index, (g, expected)) in gradient.iter().zip(&expected_gradient).enumerate() {
-                let error = (f64::from(*g) - expected).abs();
-                assert!(error < 1e-4 * size, "{isa:?} at {index}: {g} and {expected}");
+            for (found, expected) in [(&gradient, &expected_gradient), (&of_features, &expected_of_features)]
+            {
+                let size = expected.iter().fold(0.0f64, |largest, g| largest.max(g.abs()));
+                for (index, (g, expected)) in found.iter().zip(expected).enumerate() {
+                    let error = (f64::from(*g) - expected).abs();
+                    assert!(error < 1e-4 * size, "{isa:?} at {index}: {g} and {expected}");
+                }
             }
         }
     }
