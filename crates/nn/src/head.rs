@@ -66,6 +66,35 @@ pub trait Head: Send + Sync {
 
 /// A head that can be trained together with the backbone whose features it reads: it also computes the gradient of its
 /// loss with respect to the features.
+///
+/// ```
+/// use trueshot_nn::head::{Episode, Head, JointHead};
+/// use trueshot_nn::relabel::{Config, Relabel};
+///
+/// let head = Relabel::new(Config::default());
+/// let mut state = 1u64;
+/// let parameters = head.initial(&mut || {
+///     state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+///     (state >> 11) as f64 / (1u64 << 53) as f64
+/// });
+/// let support: [&[f32]; 3] = [&[1.0, 0.1], &[0.9, 0.0], &[0.1, 1.0]];
+/// let queries: [&[f32]; 1] = [&[0.0, 0.8]];
+/// let truth = [Some(0), Some(0), Some(1)];
+/// let episode = Episode {
+///     classes: 2,
+///     support: &support,
+///     given: &[0, 0, 1],
+///     truth: &truth,
+///     queries: &queries,
+///     query_classes: &[1],
+/// };
+/// let mut gradient = vec![0.0; head.layout().len()];
+/// // Four rows of two numbers: the three support items, then the query.
+/// let mut of_features = vec![0.0; episode.feature_count()];
+/// head.losses_with_feature_gradient(&parameters, &[episode], 0, &mut gradient, &mut of_features);
+/// // The loss falls if the query moves towards its class.
+/// assert!(of_features[6] > of_features[7]);
+/// ```
 pub trait JointHead: Head {
     /// [`Head::losses`], with the same losses and parameter gradient to the bit. Also adds the gradient of the loss with
     /// respect to the features to `feature_gradient`: for each episode the rows of its support items, then those of its

@@ -368,7 +368,7 @@ mod tests {
             let gram = gram(&rows);
             let weights: Vec<Vec<f64>> = (0..EDGE_FEATURES).map(|_| rng.f64s(items * items)).collect();
             let planes = features(&gram, items);
-            let clamped = planes[1].iter().any(|&value| value == MAX_FEATURE);
+            let clamped = planes[1].contains(&MAX_FEATURE);
             assert_eq!(clamped, distant > 1.0, "{items} items");
             let mut d_gram = vec![0.0; gram.len()];
             edge_features_backward(&gram, items, slices(&planes), slices(&weights), &mut d_gram);
