@@ -78,7 +78,7 @@ pub trait Head: Send + Sync {
 ///     (state >> 11) as f64 / (1u64 << 53) as f64
 /// });
 /// let support: [&[f32]; 3] = [&[1.0, 0.1], &[0.9, 0.0], &[0.1, 1.0]];
-/// let queries: [&[f32]; 1] = [&[0.0, 0.8]];
+/// let queries: [&[f32]; 1] = [&[0.4, 0.6]];
 /// let truth = [Some(0), Some(0), Some(1)];
 /// let episode = Episode {
 ///     classes: 2,
@@ -93,7 +93,7 @@ pub trait Head: Send + Sync {
 /// let mut of_features = vec![0.0; episode.feature_count()];
 /// head.losses_with_feature_gradient(&parameters, &[episode], 0, &mut gradient, &mut of_features);
 /// // The loss falls if the query moves towards its class.
-/// assert!(of_features[6] > of_features[7]);
+/// assert!(of_features[6] > 0.0 && of_features[7] < 0.0);
 /// ```
 pub trait JointHead: Head {
     /// [`Head::losses`], with the same losses and parameter gradient to the bit. Also adds the gradient of the loss with
