@@ -347,7 +347,7 @@ static void run_block() {
       }
     running = threads - finished_in_block;
     if (running && !moved) {
-      fprintf(stderr, "all %d threads of a block that have not returned wait at barriers\n", running);
+      fprintf(stderr, "deadlock: the %d running threads of a block wait at different barriers\n", running);
       abort();
     }
   }

@@ -8,6 +8,8 @@
 //! emulator is fast enough. Each model has a file of f32 values (`NAME.bin`, little-endian) and an index (`NAME.json`)
 //! with the shape and the start of each array.
 
+mod support;
+
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -22,21 +24,13 @@ use trueshot_nn::parameters::{ParameterLayout, Role};
 use trueshot_nn::relabel::Relabel;
 use trueshot_nn::tranfs::{Config, Tranfs};
 
+use support::random;
+
 const WAYS: usize = 5;
 const SHOTS: usize = 5;
 const QUERIES: usize = 15;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
-
-fn random(seed: u64) -> impl FnMut() -> f64 {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
 
 /// Arrays of one model, collected for its two files.
 #[derive(Default)]
