@@ -4,10 +4,11 @@
     cargo run --release -p trueshot-cuda --example accuracy -- FOLDER
     python bench/peers/torch_accuracy.py FOLDER
 
-FOLDER holds inputs and parameters of one step of Conv4 (5 classes, 5 shots, 15 queries, 84 px), TraNFS (16 episodes,
-1,600 features, no dropout) and Relabel (32 episodes, 640 features), and trueshot's features and gradients. PyTorch
-computes them twice: in float64, which is the reference, and in float32 with TF32 allowed for matrix products and
-convolutions. An error is the norm of the difference from the reference, divided by the norm of the reference.
+FOLDER holds five folders, each with inputs and parameters of one step of Conv4 (5 classes, 5 shots, 15 queries, 84 px),
+TraNFS (16 episodes, 1,600 features, no dropout) and Relabel (32 episodes, 640 features), and trueshot's features and
+gradients. PyTorch computes them twice: in float64, which is the reference, and in float32 with TF32 allowed for matrix
+products and convolutions. An error is the norm of the difference from the reference, divided by the norm of the
+reference; the root mean square over the five steps is reported.
 Differences of features are squared in float32, and inner products of features for Relabel are float32, also in the TF32
 run; so its errors come from the network alone.
 
@@ -262,24 +263,31 @@ def results(model, arrays: dict, device: str, dtype, allow_tf32: bool) -> dict:
     return {name: value.detach().double().cpu() for name, value in found.items()}
 
 
-def compare(name: str, arguments: argparse.Namespace) -> bool:
-    """Prints the errors of one model; returns whether all are within the limits."""
+def errors(name: str, folder: Path, device: str) -> dict[str, tuple[float, float]]:
+    """The errors of trueshot and of TF32 in one step, by tensor."""
     import torch
 
-    arrays = read_arrays(arguments.folder, name)
+    arrays = read_arrays(folder, name)
     model = {"conv4": conv4, "tranfs": tranfs, "relabel": relabel}[name]
-    reference = results(model, arrays, arguments.device, torch.float64, False)
-    peer = results(model, arrays, arguments.device, torch.float32, True)
+    reference = results(model, arrays, device, torch.float64, False)
+    peer = results(model, arrays, device, torch.float32, True)
     own = of_kind(arrays, "gradient") | ({"features": arrays["features"]} if "features" in reference else {})
+
+    def error(found: dict, key: str) -> float:
+        return ((found[key].double().cpu() - reference[key]).norm() / reference[key].norm()).item()
+
     # A bias before batch norm has no effect: its gradient is rounding alone.
     names = [key for key in reference if not key.endswith("conv.bias")]
+    return {key: (error(own, key), error(peer, key)) for key in names}
+
+
+def compare(name: str, folders: list[Path], arguments: argparse.Namespace) -> bool:
+    """Prints the errors of one model; returns whether all are within the limits."""
+    steps = [errors(name, folder, arguments.device) for folder in folders]
     good = True
     print(f"{name:32} {'trueshot':>10} {'TF32':>10} {'quotient':>9}")
-    for key in names:
-        def error(found) -> float:
-            return ((found.double().cpu() - reference[key]).norm() / reference[key].norm()).item()
-
-        ours, theirs = error(own[key]), error(peer[key])
+    for key in steps[0]:
+        ours, theirs = (math.sqrt(sum(step[key][i] ** 2 for step in steps) / len(steps)) for i in range(2))
         quotient = ours / max(theirs, 1e-12)
         fine = quotient <= arguments.limit
         good &= fine
@@ -297,7 +305,10 @@ def main() -> None:
     names = [name for name in arguments.models.split(",") if name]
     if unknown := [name for name in names if name not in MODELS]:
         benchlib.fail(f"--models: there is no model '{unknown[0]}'; known: {', '.join(MODELS)}")
-    sys.exit(0 if all([compare(name, arguments) for name in names]) else 1)
+    folders = sorted(path for path in arguments.folder.glob("*") if path.is_dir())
+    if not folders:
+        benchlib.fail(f"{arguments.folder}: no folders of steps; the example accuracy of trueshot-cuda writes them")
+    sys.exit(0 if all([compare(name, folders, arguments) for name in names]) else 1)
 
 
 if __name__ == "__main__":

@@ -314,7 +314,6 @@ static const std::map<std::string, Launcher>& kernels() {
       KERNEL(tranfs_attend_large), KERNEL(tranfs_attend_back_large), KERNEL(tranfs_layer_back_large), KERNEL(tranfs_prototypes),
       KERNEL(tranfs_losses), KERNEL(tranfs_losses_large), KERNEL(tranfs_clean_means), KERNEL(tranfs_layer_back), KERNEL(tranfs_attend_back), KERNEL(tranfs_class_means_back),
       KERNEL(tranfs_gradients), KERNEL(tranfs_update), KERNEL(tranfs_begin), KERNEL(tranfs_direction), RELABEL_KERNEL(relabel_gram), RELABEL_KERNEL(relabel_features),
-      RELABEL_KERNEL(relabel_edges),
       RELABEL_KERNEL(relabel_input), RELABEL_KERNEL(relabel_attend), RELABEL_KERNEL(relabel_mix),
       RELABEL_KERNEL(relabel_losses), RELABEL_KERNEL(relabel_output_backward),
       RELABEL_KERNEL(relabel_attend_backward_rows), RELABEL_KERNEL(relabel_attend_backward_columns),
@@ -347,7 +346,7 @@ static void run_block() {
       }
     running = threads - finished_in_block;
     if (running && !moved) {
-      fprintf(stderr, "all %d threads of a block that have not returned wait at barriers\n", running);
+      fprintf(stderr, "deadlock: the %d running threads of a block wait at different barriers\n", running);
       abort();
     }
   }

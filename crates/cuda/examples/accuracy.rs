@@ -1,12 +1,15 @@
-//! Writes inputs, parameters, features and gradients of one training step of Conv4, TraNFS and Relabel on GPU 0 to a
-//! folder, for `bench/peers/torch_accuracy.py`, which compares them with float64 and with PyTorch in TF32.
+//! Writes inputs, parameters, features and gradients of training steps of Conv4, TraNFS and Relabel on GPU 0 to a folder,
+//! for `bench/peers/torch_accuracy.py`, which compares them with float64 and with PyTorch in TF32.
 //!
 //!     cargo run --release -p trueshot-cuda --example accuracy -- FOLDER
 //!     cargo run -p trueshot-cuda --features emulator --example accuracy -- FOLDER --small
 //!
 //! With the feature `emulator` the emulated device is used. `--small` takes small images and few episodes, for which the
-//! emulator is fast enough. Each model has a file of f32 values (`NAME.bin`, little-endian) and an index (`NAME.json`)
+//! emulator is fast enough. There are five steps of each model, on other inputs and parameters, in the folders 1 to 5: the
+//! errors of a tensor of three numbers vary by a factor of ten between steps. Each model has a file of f32 values (`NAME.bin`, little-endian) and an index (`NAME.json`)
 //! with the shape and the start of each array.
+
+mod support;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -22,21 +25,15 @@ use trueshot_nn::parameters::{ParameterLayout, Role};
 use trueshot_nn::relabel::Relabel;
 use trueshot_nn::tranfs::{Config, Tranfs};
 
+use support::random;
+
 const WAYS: usize = 5;
 const SHOTS: usize = 5;
 const QUERIES: usize = 15;
+/// Steps of each model.
+const DRAWS: u64 = 5;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
-
-fn random(seed: u64) -> impl FnMut() -> f64 {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
 
 /// Arrays of one model, collected for its two files.
 #[derive(Default)]
@@ -84,7 +81,13 @@ fn classes(each: usize) -> impl Iterator<Item = u32> + Clone {
     (0..WAYS * each).map(move |item| (item / each) as u32)
 }
 
-fn conv4_arrays(device: &Device, size: usize, shots: usize, queries: usize) -> trueshot_cuda::Result<Arrays> {
+fn conv4_arrays(
+    device: &Device,
+    size: usize,
+    shots: usize,
+    queries: usize,
+    draw: u64,
+) -> trueshot_cuda::Result<Arrays> {
     let options = Conv4Options {
         shape: Shape { size, channels: 3 },
         classes: WAYS,
@@ -94,7 +97,7 @@ fn conv4_arrays(device: &Device, size: usize, shots: usize, queries: usize) -> t
         optimiser: AdamWConfig::default(),
         clip: 0.0,
     };
-    let (shape, count, mut random) = (options.shape, options.images(), random(3));
+    let (shape, count, mut random) = (options.shape, options.images(), random(draw));
     let labels: Vec<u32> = classes(shots).chain(classes(queries)).collect();
     // Noise, and stripes whose width depends on the class.
     let images: Vec<f32> = (0..count * shape.pixels())
@@ -148,9 +151,9 @@ fn truth(count: usize, outliers: bool) -> Vec<u32> {
     items.cycle().take(count * WAYS * SHOTS).collect()
 }
 
-fn tranfs_arrays(device: &Device, dim: usize, count: usize) -> trueshot_cuda::Result<Arrays> {
+fn tranfs_arrays(device: &Device, dim: usize, count: usize, draw: u64) -> trueshot_cuda::Result<Arrays> {
     let network = Tranfs::new(Config { dropout: 0.0, ..Config::new(dim) }).expect("a possible configuration");
-    let mut random = random(5);
+    let mut random = random(10 + draw);
     let parameters = network.initial(&mut random);
     let (items, queries, truth) = (WAYS * SHOTS, WAYS * QUERIES, truth(count, false));
     let mut features = Vec::new();
@@ -187,9 +190,9 @@ fn tranfs_arrays(device: &Device, dim: usize, count: usize) -> trueshot_cuda::Re
     Ok(arrays)
 }
 
-fn relabel_arrays(device: &Device, dim: usize, count: usize) -> trueshot_cuda::Result<Arrays> {
+fn relabel_arrays(device: &Device, dim: usize, count: usize, draw: u64) -> trueshot_cuda::Result<Arrays> {
     let network = Relabel::new(trueshot_nn::relabel::Config::default());
-    let mut random = random(7);
+    let mut random = random(20 + draw);
     // Like those of a trained head: none of them zero.
     let parameters: Vec<f32> =
         network.initial(&mut random).into_iter().map(|value| value + 0.1 * (random() - 0.5) as f32).collect();
@@ -235,13 +238,17 @@ fn main() -> Outcome {
         [folder, option] if option == "--small" => (Path::new(folder), true),
         _ => return Err("usage: accuracy FOLDER [--small]".into()),
     };
-    std::fs::create_dir_all(folder)?;
     let device = device()?;
     println!("{}", device.name());
-    let (size, shots, queries) = if is_small { (48, 2, 1) } else { (84, SHOTS, QUERIES) };
-    conv4_arrays(&device, size, shots, queries)?.write(folder, "conv4")?;
-    let (dim, count) = if is_small { (96, 2) } else { (1600, 16) };
-    tranfs_arrays(&device, dim, count)?.write(folder, "tranfs")?;
-    let (dim, count) = if is_small { (40, 2) } else { (640, 32) };
-    relabel_arrays(&device, dim, count)?.write(folder, "relabel")
+    for draw in 1..=DRAWS {
+        let folder = &folder.join(draw.to_string());
+        std::fs::create_dir_all(folder)?;
+        let (size, shots, queries) = if is_small { (48, 2, 1) } else { (84, SHOTS, QUERIES) };
+        conv4_arrays(&device, size, shots, queries, draw)?.write(folder, "conv4")?;
+        let (dim, count) = if is_small { (96, 2) } else { (1600, 16) };
+        tranfs_arrays(&device, dim, count, draw)?.write(folder, "tranfs")?;
+        let (dim, count) = if is_small { (40, 2) } else { (640, 32) };
+        relabel_arrays(&device, dim, count, draw)?.write(folder, "relabel")?;
+    }
+    Ok(())
 }

@@ -2,6 +2,8 @@
 //!
 //!     cargo run --release -p trueshot-cuda --example measure -- 84
 
+mod support;
+
 use std::time::Instant;
 
 use trueshot_cuda::Device;
@@ -12,21 +14,13 @@ use trueshot_cuda::conv4::{
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{Shape, TrainingPass, initial};
 
+use support::random;
+
 const WAYS: usize = 5;
 const SHOTS: usize = 5;
 const QUERIES: usize = 15;
 /// Steps that each figure is the median of.
 const REPEATS: usize = 400;
-
-fn random(seed: u64) -> impl FnMut() -> f64 {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let size: usize = std::env::args().nth(1).map_or(Ok(84), |text| text.parse())?;

@@ -2,6 +2,8 @@
 //!
 //!     cargo run --release -p trueshot-cuda --example measure_tranfs
 
+mod support;
+
 use std::time::Instant;
 
 use trueshot_cuda::Device;
@@ -13,6 +15,8 @@ use trueshot_nn::head::{Episode, Head};
 use trueshot_nn::parameters::Role;
 use trueshot_nn::tranfs::{Config, Tranfs};
 
+use support::random;
+
 const WAYS: usize = 5;
 const SHOTS: usize = 5;
 const QUERIES: usize = 15;
@@ -22,16 +26,6 @@ const DIM: usize = 1600;
 const ROWS: usize = 10_000;
 /// Steps that each figure is the median of.
 const REPEATS: usize = 400;
-
-fn random(seed: u64) -> impl FnMut() -> f64 {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
 
 fn step(random: &mut impl FnMut() -> f64) -> StepInput {
     let mut row = || (random() * ROWS as f64) as u32;

@@ -5,6 +5,8 @@
 //! The argument is the length of a feature vector. With `--figures FILE` it measures nothing and writes parameters,
 //! episodes, losses and gradients of the CPU to FILE, for `bench/peers/torch_relabel.py --check FILE`.
 
+mod support;
+
 use std::fmt::Write as _;
 use std::time::Instant;
 
@@ -16,6 +18,8 @@ use trueshot_cuda::relabel::{
 use trueshot_nn::head::{Episode, Head};
 use trueshot_nn::relabel::{Config, Relabel};
 
+use support::random;
+
 const EPISODES: usize = 32;
 const WAYS: usize = 5;
 const SHOTS: usize = 5;
@@ -23,16 +27,6 @@ const QUERIES: usize = 15;
 const ROWS: usize = 20_000;
 /// Steps that each figure is the median of.
 const REPEATS: usize = 400;
-
-fn random(seed: u64) -> impl FnMut() -> f64 {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
 
 fn labels(each: usize) -> Vec<u32> {
     (0..WAYS * each).map(|item| (item / each) as u32).collect()

@@ -8,7 +8,8 @@
 // A tile is a few items of one episode with all their states, at most about 40; one thread block works on a tile. The
 // layers exchange values between tiles in two places, so each layer has two kernels forward and two backward.
 //
-// Arithmetic is f32; products with weights round their inputs to TF32. Every sum has a fixed order.
+// Arithmetic is f32; products with weights, attention and the edge network round their inputs to TF32 or split them into two
+// TF32 numbers. Every sum has a fixed order.
 #pragma once
 #include "common.cuh"
 
@@ -37,11 +38,9 @@ DEVICE u32 bits_of(float value) {
 }
 #endif
 
-// Threads of the kernels that work on tiles or episodes.
-#define RELABEL_THREADS 512
-#define RELABEL_WARPS 16
-// Threads of the kernels that work on tiles: as many as possible, because a multiprocessor has one tile.
-#define TILE_THREADS 1024
+// Threads of the kernels that work on tiles or episodes: as many as possible, because a multiprocessor has one tile.
+#define RELABEL_THREADS 1024
+#define RELABEL_WARPS 32
 // The most items of a tile.
 #define TILE_ITEMS 32
 #define EDGE_FEATURES 5
@@ -99,7 +98,7 @@ struct SharedLayout {
   int hidden;                  // [R][max(W, U)]
   int items[3];                // [T][max(2 W, U, V)] twice, [T][max(W, V)]
   int classes, of_classes;     // [K][W], [K][U]
-  int extra;                   // weights of the edge network, features of states, attention of the tile
+  int extra;                   // features of states, attention of the tile
   int len;
 };
 
@@ -108,10 +107,8 @@ struct Relabel {
   int view_target;  // 0: no item view; 1: it enters the states; 2: it enters the logit of "none of the classes"
   int centred;
   int padded;  // 1 if a size is not a multiple of 16, or the width of a head not of 8
-  float beta1, beta2;  // of AdamW
   float floor, items_weight, queries_weight, attention_scale, dropout_scale;
   u32 dropout_threshold;
-  Divider by_head_width;
   // Rows per layer of the buffers.
   int max_items, max_states, max_class_rows, max_class_sums;
   // Offsets of parameters.
@@ -172,13 +169,12 @@ struct Block {
   float* shared;
 };
 
-// Finds the tile; false if the step has fewer tiles than the grid has blocks.
-DEVICE bool open_tile(const Relabel& r, Block& b) {
+// Makes `index` the tile of this block; false if the step has fewer tiles.
+DEVICE bool open_tile(const Relabel& r, const u32* input, int index, Block& b) {
   SHARED int labels[TILE_ITEMS];
-  const u32* input = slot(r);
-  b.tile = blockIdx.x;
-  const Tile tile = ((const Tile*)(input + r.layout.tiles))[b.tile];
-  if (b.tile >= (int)((const Header*)input)->tiles) return false;
+  b.tile = index;
+  const Tile tile = ((const Tile*)(input + r.layout.tiles))[index];
+  if (index >= (int)((const Header*)input)->tiles) return false;
   b.e = tile.e;
   b.first = tile.first;
   b.count = tile.count;
@@ -203,8 +199,9 @@ DEVICE bool open_tile(const Relabel& r, Block& b) {
   return true;
 }
 
-// Floats from one row of attention weights of `items` items to the next in shared memory. The rest of a row is 0.
-DEVICE int weight_pitch_of(int items) { return (items + 7) & ~7; }
+// Floats from one row of attention weights of `items` items to the next in shared memory: no bank conflicts in the accesses of
+// `weighted_sums`. The rest of a row is 0.
+DEVICE int weight_pitch_of(int items) { return ((items + 7) & ~7) + 4; }
 // Floats from one row of `width` to the next in shared memory: no bank conflicts in the accesses of `multiply`.
 DEVICE int pitch_of(int width) { return ((width + 15) & ~15) + 8; }
 
@@ -384,27 +381,45 @@ DEVICE float norm_sum(float value) {
   for (int distance = NORM_LANES / 2; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
   return value;
 }
-// body(column) for this thread's columns of a row.
+// body(column, i) for this thread's columns of a row, in groups of four; i is the number in the group.
+#define NORM_GROUP 4
 template <class Body> DEVICE void each_column(int width, Body body) {
 #pragma unroll 1
-  for (int first = threadIdx.x % NORM_LANES; first < width; first += 4 * NORM_LANES)
+  for (int first = threadIdx.x % NORM_LANES; first < width; first += NORM_GROUP * NORM_LANES)
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (first + i * NORM_LANES < width) body(first + i * NORM_LANES);
+    for (int i = 0; i < NORM_GROUP; i++)
+      if (first + i * NORM_LANES < width) body(first + i * NORM_LANES, i);
+}
+// The parameters of this thread's first group of columns: loaded early, because they are needed after two sums over a row.
+struct FirstGroup {
+  float values[NORM_GROUP];
+};
+DEVICE FirstGroup first_group(const float* parameters, int width) {
+  FirstGroup group;
+#pragma unroll
+  for (int i = 0; i < NORM_GROUP; i++) {
+    const int w = threadIdx.x % NORM_LANES + i * NORM_LANES;
+    group.values[i] = w < width ? parameters[w] : 0.f;
+  }
+  return group;
+}
+DEVICE float parameter(const FirstGroup& group, const float* parameters, int w, int i) {
+  return w < NORM_GROUP * NORM_LANES ? group.values[i] : parameters[w];
 }
 // Mean and one over the standard deviation of a row.
 DEVICE float2 row_statistics(const float* row, int width) {
   const float inverse_width = fast_inverse(width);
   float sum = 0.f, square = 0.f;
-  each_column(width, [&](int w) { sum += row[w]; });
+  each_column(width, [&](int w, int) { sum += row[w]; });
   const float mean = norm_sum(sum) * inverse_width;
-  each_column(width, [&](int w) { square += (row[w] - mean) * (row[w] - mean); });
+  each_column(width, [&](int w, int) { square += (row[w] - mean) * (row[w] - mean); });
   return make_float2(mean, rsqrtf(norm_sum(square) * inverse_width + EPSILON));
 }
 
 // y = layer norm of the rows x, also written to `out` [rows][width]. Parameters: scale, then shift.
 SEPARATE void layer_norm(int x, int y, int pitch, int rows, int width, const float* parameters, float* out) {
   float* shared = (float*)dynamic_shared;
+  const FirstGroup scales = first_group(parameters, width), shifts = first_group(parameters + width, width);
 #pragma unroll 1
   for (int first = 0; first < rows; first += NORM_ROWS) {
     if (first + (int)threadIdx.x / 32 * (32 / NORM_LANES) >= rows) break;
@@ -414,8 +429,9 @@ SEPARATE void layer_norm(int x, int y, int pitch, int rows, int width, const flo
     const float2 statistics = row_statistics(from, width);
     if (row >= rows) continue;
     float* out_row = out + row * width;
-    each_column(width, [&](int w) {
-      const float value = (from[w] - statistics.x) * statistics.y * parameters[w] + parameters[width + w];
+    each_column(width, [&](int w, int i) {
+      const float value = (from[w] - statistics.x) * statistics.y * parameter(scales, parameters, w, i) +
+                          parameter(shifts, parameters + width, w, i);
       shared[y + start + w] = value;
       out_row[w] = value;
     });
@@ -426,6 +442,7 @@ SEPARATE void layer_norm(int x, int y, int pitch, int rows, int width, const flo
 // of scale and shift. `x` holds the input and becomes the normalised input. Contains a barrier.
 SEPARATE void layer_norm_backward(int x, int d, int into, int pitch, int rows, int width, const float* scale, float* partial) {
   float* shared = (float*)dynamic_shared;
+  const FirstGroup scales = first_group(scale, width);
   const float inverse_width = fast_inverse(width);
 #pragma unroll 1
   for (int first = 0; first < rows; first += NORM_ROWS) {
@@ -435,18 +452,18 @@ SEPARATE void layer_norm_backward(int x, int d, int into, int pitch, int rows, i
     const float* d_row = shared + d + start;
     const float2 statistics = row_statistics(own, width);
     float d_mean = 0.f, d_slope = 0.f;
-    each_column(width, [&](int w) {
-      const float d_value = d_row[w] * scale[w];
+    each_column(width, [&](int w, int i) {
+      const float d_value = d_row[w] * parameter(scales, scale, w, i);
       d_mean += d_value;
       d_slope += d_value * (own[w] - statistics.x) * statistics.y;
     });
     d_mean = norm_sum(d_mean) * inverse_width;
     d_slope = norm_sum(d_slope) * inverse_width;
     if (row >= rows) continue;
-    each_column(width, [&](int w) {
+    each_column(width, [&](int w, int i) {
       const float normalised = (own[w] - statistics.x) * statistics.y;
       own[w] = normalised;
-      d_input[w] += statistics.y * (d_row[w] * scale[w] - d_mean - normalised * d_slope);
+      d_input[w] += statistics.y * (d_row[w] * parameter(scales, scale, w, i) - d_mean - normalised * d_slope);
     });
   }
   __syncthreads();

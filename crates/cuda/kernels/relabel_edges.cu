@@ -17,15 +17,13 @@ DEVICE float row_value(const Row& row, int column) {
 }
 
 #define GRAM_TILE 32
-#define GRAM_DIMS 256
-#define GRAM_PITCH (GRAM_DIMS + 8)
-// Rows of a warp, and values of a row that a lane has.
-#define GRAM_ROWS 4
-#define GRAM_LOADS (GRAM_DIMS / 32)
+// Rows that a warp loads, and warps that share 16 x 8 products: each has a quarter of the columns of features.
+#define GRAM_ROWS 2
+#define GRAM_PARTS 4
 
-// Inner products of 32 items with 32 items or queries. Grid: tiles of an episode, episodes. A chunk of 256 columns at a time,
-// whose successor is loaded meanwhile; each warp has 16 x 8 products over half of a chunk.
-extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Relabel r) {
+// Inner products of 32 items with 32 items or queries. Grid: tiles of an episode, episodes. Shared memory: 32 rows of items,
+// then 32 rows of items or queries, `dims` columns of them at a time, a multiple of 32.
+extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Relabel r, int dims) {
   const u32* input = slot(r);
   const Episode e = ((const Episode*)(input + r.layout.episodes))[blockIdx.y];
   if (blockIdx.y >= ((const Header*)input)->episodes) return;
@@ -33,36 +31,43 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
   const int row_tile = (int)blockIdx.x / column_tiles, i0 = row_tile * GRAM_TILE;
   const int j0 = ((int)blockIdx.x - row_tile * column_tiles) * GRAM_TILE;
   if (i0 >= e.items) return;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
-  // Shared memory: 32 rows of items, then 32 rows of items or queries. The first half of the warps load the former.
-  float *shared = (float*)dynamic_shared, *loaded = shared + warp * GRAM_ROWS * GRAM_PITCH + lane;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3, pitch = dims + 8;
+  // The first half of the warps load the items.
+  float *shared = (float*)dynamic_shared, *loaded = shared + warp * GRAM_ROWS * pitch;
   const bool loads_items = warp < RELABEL_WARPS / 2;
-  const int own_row = (warp & (RELABEL_WARPS / 2 - 1)) * GRAM_ROWS;
-  const int first = own_row + (loads_items ? i0 : j0), last = (loads_items ? e.items : columns) - 1;
+  const int first = (warp & (RELABEL_WARPS / 2 - 1)) * GRAM_ROWS + (loads_items ? i0 : j0);
+  const int last = (loads_items ? e.items : columns) - 1;
   Row rows[GRAM_ROWS];
 #pragma unroll
   for (int i = 0; i < GRAM_ROWS; i++) rows[i] = ((const Row*)(input + r.layout.rows))[e.first_row + min(first + i, last)];
-  const int unit = warp >> 1, m = (unit & 1) * 16, n = (unit >> 1) * 8, k_begin = (warp & 1) * (GRAM_DIMS / 2);
+  const int unit = warp / GRAM_PARTS, m = (unit & 1) * 16, n = (unit >> 1) * 8, part = warp % GRAM_PARTS;
   float sums[4] = {}, small[4] = {}, squares[GRAM_ROWS] = {};
 #pragma unroll 1
-  for (int k0 = -GRAM_DIMS; k0 < e.dim; k0 += GRAM_DIMS) {
-    const int next = k0 + GRAM_DIMS;
-    float own[GRAM_ROWS][GRAM_LOADS], other[GRAM_ROWS][GRAM_LOADS];
+  for (int k0 = 0; k0 < e.dim; k0 += dims) {
+    // Columns of this round, and with zeros after the last.
+    const int len = min(dims, e.dim - k0), padded = (len + 31) & ~31;
 #pragma unroll
-    for (int i = 0; i < GRAM_ROWS; i++)
-#pragma unroll
-      for (int j = 0; j < GRAM_LOADS; j++) {
-        const int k = next + j * 32 + lane;
-        own[i][j] = k < e.dim ? ((const float*)rows[i].own)[k] : 0.f;
-        other[i][j] = rows[i].share != 0.f && k < e.dim ? ((const float*)rows[i].other)[k] : own[i][j];
+    for (int i = 0; i < GRAM_ROWS; i++) {
+      const float *own = (const float*)rows[i].own + k0, *other = (const float*)rows[i].other + k0, share = rows[i].share;
+      float* to = loaded + i * pitch;
+      if (share == 0.f && e.dim % 4 == 0) {
+#pragma unroll 1
+        for (int k = 4 * lane; k < len; k += 128) copy_async(shared_address(to + k), own + k);
+      } else {
+#pragma unroll 4
+        for (int k = lane; k < len; k += 32) to[k] = share == 0.f ? own[k] : own[k] + share * (other[k] - own[k]);
       }
-    const int len = k0 < 0 ? 0 : min(GRAM_DIMS / 2, e.dim - k0 - k_begin);
-    const float* x = shared + (m + group) * GRAM_PITCH + k_begin + 2 * quad;
-    const float* y = shared + (GRAM_TILE + n + group) * GRAM_PITCH + k_begin + 2 * quad;
+      if (len + lane < padded) to[len + lane] = 0.f;
+    }
+    finish_loads();
+    __syncthreads();
+    const int per_part = padded / GRAM_PARTS;
+    const float* x = shared + (m + group) * pitch + part * per_part + 2 * quad;
+    const float* y = shared + (GRAM_TILE + n + group) * pitch + part * per_part + 2 * quad;
 #pragma unroll 2
-    for (int k = 0; k < len; k += 8) {
+    for (int k = 0; k < per_part; k += 8) {
       u32 a[4], a_low[4], b[2], b_low[2];
-      const float2 above = *(const float2*)(x + k), below = *(const float2*)(x + k + 8 * GRAM_PITCH);
+      const float2 above = *(const float2*)(x + k), below = *(const float2*)(x + k + 8 * pitch);
       const float2 right = *(const float2*)(y + k);
       split_tf32(above.x, &a[0], &a_low[0]);
       split_tf32(below.x, &a[1], &a_low[1]);
@@ -75,28 +80,23 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
       mma_tf32(small, a, b_low);
       mma_tf32(sums, a, b);
     }
-    __syncthreads();
+    if (i0 == 0 && !loads_items)
 #pragma unroll
-    for (int i = 0; i < GRAM_ROWS; i++)
-#pragma unroll
-      for (int j = 0; j < GRAM_LOADS; j++) {
-        const float value = own[i][j] + rows[i].share * (other[i][j] - own[i][j]);
-        loaded[i * GRAM_PITCH + j * 32] = value;
-        squares[i] += value * value;
-      }
+      for (int i = 0; i < GRAM_ROWS; i++)
+#pragma unroll 4
+        for (int k = lane; k < padded; k += 32) squares[i] += loaded[i * pitch + k] * loaded[i * pitch + k];
     __syncthreads();
   }
-  // The sums of odd warps are added to those of even warps.
-  float* halves = shared + unit * 128 + lane * 4;
+  // The first warp of a unit adds the sums of the others.
+  float* parts = shared + unit * GRAM_PARTS * 128 + lane * 4;
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-    if (warp & 1) halves[i] = sums[i] + small[i];
+  for (int i = 0; i < 4; i++) parts[part * 128 + i] = sums[i] + small[i];
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int item = i0 + m + group + (i >> 1) * 8, column = j0 + n + 2 * quad + (i & 1);
-    if ((warp & 1) || item >= e.items || column >= columns) continue;
-    const float sum = sums[i] + small[i] + halves[i];
+    if (part > 0 || item >= e.items || column >= columns) continue;
+    const float sum = parts[i] + parts[128 + i] + (parts[256 + i] + parts[384 + i]);
     if (column < e.items) r.gram[e.first_pair + item * e.items + column] = sum;
     else r.products[e.first_product + item * e.queries + column - e.items] = sum;
   }
@@ -262,11 +262,8 @@ DEVICE void state_features(const Episode& e, const int* given, const int* counts
   }
 }
 
-// Pair features and state features of an episode, one block each. Gram and products are moved into the centred space.
-extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_features(Relabel r) {
-  const u32* input = slot(r);
-  const Episode e = ((const Episode*)(input + r.layout.episodes))[blockIdx.x];
-  if (blockIdx.x >= ((const Header*)input)->episodes) return;
+// Pair features and state features of an episode. Gram and products are moved into the centred space.
+DEVICE void features(const Relabel& r, const u32* input, const Episode& e) {
   const int* given = (const int*)(input + r.layout.given) + e.first_item;
   const int* counts = (const int*)(input + r.layout.counts) + e.first_class;
   const int pairs = e.items * e.items;
@@ -299,123 +296,171 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS) relabel_features(R
   state_features(e, labels, counts, planes, r.state_features + (long)e.first_state * STATE_FEATURES);
 }
 
-#define EDGE_PAIRS 32
-#define EDGE_PITCH 33
-
-// The edge network's hidden units of a pair, before GELU. Weights [F][E] and bias [E] are in shared memory.
-DEVICE float edge_unit(const float* weights, int units, int unit, const float* x) {
-  float sum = weights[PAIR_FEATURES * units + unit];
-#pragma unroll
-  for (int f = 0; f < PAIR_FEATURES; f++) sum += weights[f * units + unit] * x[f];
-  return sum;
+// Weights of the edge network as an operand of mma_tf32, from shared memory: rows are features, then the bias, then 0.
+DEVICE float edge_weight(const float* weights, int units, int feature, int unit) {
+  return feature <= PAIR_FEATURES && unit < units ? weights[feature * units + unit] : 0.f;
 }
+// What these weights are multiplied by: the features of pair p, then 1; 0 if p is not below `end`.
+DEVICE float edge_input(const float* features, int pairs, int feature, int p, int end) {
+  if (p >= end || feature > PAIR_FEATURES) return 0.f;
+  return feature < PAIR_FEATURES ? features[feature * pairs + p] : 1.f;
+}
+// d += a b, nearly as exact as in f32: both factors are given as sums of two TF32 numbers.
+DEVICE void mma_split(float* d, const u32* a, const u32* a_low, const u32* b, const u32* b_low) {
+  mma_tf32(d, a_low, b);
+  mma_tf32(d, a, b_low);
+  mma_tf32(d, a, b);
+}
+// Outputs that a warp sums at the same time, in groups of 8.
+#define OUTPUT_GROUPS 2
 
-// The edge network's logits of the pairs (i, j) with i in the tile, written to `attention`. One block per tile. Shared
-// memory: the weights, then hidden units [E][33] of 32 pairs for each half of the warps.
-extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 2) relabel_edges(Relabel r) {
-  const u32* input = slot(r);
-  const Tile tile = ((const Tile*)(input + r.layout.tiles))[blockIdx.x];
-  if (blockIdx.x >= ((const Header*)input)->tiles) return;
-  const Episode& e = tile.e;
-  const int items = e.items, pairs = items * items, units = r.edge_hidden, outputs = r.layers * r.heads;
-  const int len = units * (PAIR_FEATURES + 1 + outputs);
-  const int lane = threadIdx.x & 31, half = threadIdx.x / (RELABEL_THREADS / 2), warp = (threadIdx.x >> 5) % (RELABEL_WARPS / 2);
-  float *weights = (float*)dynamic_shared, *hidden = weights + len + half * units * EDGE_PITCH + lane;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < len; i += RELABEL_THREADS) weights[i] = r.parameters[r.edges + i];
-  const float* out = weights + (PAIR_FEATURES + 1) * units;
-  const float* features = r.pair_features + (long)PAIR_FEATURES * e.first_pair;
-  float* logits = r.attention + (long)outputs * e.first_pair;
-  const int end = (tile.first + tile.count) * items;
+// The edge network's logits of the pairs (i, j) with i in the tile, written to `attention`. A warp has 16 pairs. Shared memory:
+// the weights. Ends with a barrier.
+DEVICE void edges(const Relabel& r, const Block& b) {
+  const int items = b.e.items, pairs = items * items, units = r.edge_hidden, outputs = r.layers * r.heads;
+  const int len = units * (PAIR_FEATURES + 1 + outputs), end = (b.first + b.count) * items;
+  const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
+  float* weights = (float*)dynamic_shared;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < len; i += RELABEL_THREADS) copy_word_async(shared_address(weights + i), r.parameters + r.edges + i);
+  const float *out = weights + (PAIR_FEATURES + 1) * units, *features = r.pair_features + (long)PAIR_FEATURES * b.e.first_pair;
+  float* logits = r.attention + (long)outputs * b.e.first_pair;
+  finish_loads();
+  __syncthreads();
 #pragma unroll 1
-  for (int p0 = tile.first * items; p0 < end; p0 += 2 * EDGE_PAIRS) {
-    const int p = p0 + half * EDGE_PAIRS + lane;
-    float x[PAIR_FEATURES];
+  for (int p0 = b.first * items + (threadIdx.x >> 5) * 16; p0 < end; p0 += RELABEL_WARPS * 16) {
+    u32 x[4], x_low[4];
 #pragma unroll
-    for (int f = 0; f < PAIR_FEATURES; f++) x[f] = p < end ? features[f * pairs + p] : 0.f;
-    __syncthreads();
+    for (int i = 0; i < 4; i++)
+      split_tf32(edge_input(features, pairs, quad + (i >> 1) * 4, p0 + group + (i & 1) * 8, end), &x[i], &x_low[i]);
 #pragma unroll 1
-    for (int unit = warp; unit < units; unit += RELABEL_WARPS / 2) 
-      hidden[unit * EDGE_PITCH] = gelu_and_slope(edge_unit(weights, units, unit, x)).x;
-    __syncthreads();
+    for (int o0 = 0; o0 < outputs; o0 += 8 * OUTPUT_GROUPS) {
+      float sums[OUTPUT_GROUPS][4] = {};
 #pragma unroll 1
-    for (int o = warp; o < outputs; o += RELABEL_WARPS / 2) {
-      float sum = 0.f;
-#pragma unroll 8
-      for (int unit = 0; unit < units; unit++) sum += hidden[unit * EDGE_PITCH] * out[unit * outputs + o];
-      if (p < end) logits[o * pairs + p] = sum;
+      for (int u0 = 0; u0 < units; u0 += 8) {
+        float hidden[4] = {};
+        u32 w[2], w_low[2], h[4], h_low[4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) split_tf32(edge_weight(weights, units, quad + i * 4, u0 + group), &w[i], &w_low[i]);
+        mma_split(hidden, x, x_low, w, w_low);
+        // Columns 2 quad and 2 quad + 1 are columns quad and quad + 4 of the next product.
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+          split_tf32(gelu_and_slope(hidden[(i & 1) * 2 + (i >> 1)]).x, &h[i], &h_low[i]);
+#pragma unroll
+        for (int t = 0; t < OUTPUT_GROUPS; t++) {
+          const int o = o0 + t * 8 + group;
+#pragma unroll
+          for (int i = 0; i < 2; i++) {
+            const int unit = u0 + 2 * quad + i;
+            split_tf32(unit < units && o < outputs ? out[unit * outputs + o] : 0.f, &w[i], &w_low[i]);
+          }
+          mma_split(sums[t], h, h_low, w, w_low);
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < OUTPUT_GROUPS; t++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int p = p0 + group + (i >> 1) * 8, o = o0 + t * 8 + 2 * quad + (i & 1);
+          if (p < end && o < outputs) logits[o * pairs + p] = sums[t][i];
+        }
     }
   }
+  __syncthreads();
 }
 
-// Partial gradients of the edge network from the pairs of a tile. One block per tile. Shared memory: weights and sums, each
-// [E (7 + O)], features [7][33] (the last is 1), gradients of the logits [O][33], hidden units and gradients [2 E][33].
-extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 2) relabel_edges_backward(Relabel r) {
+// Threads of `relabel_edges_backward`. Its warps are in groups: a warp of a group has 16 hidden units of 8 pairs.
+#define EDGE_THREADS 512
+#define EDGE_GROUPS 4
+#define GROUP_WARPS 4
+
+// Partial gradients of the edge network from the pairs of a tile. One block per tile. Shared memory: the weights, and the sums
+// of each group of warps, each [E (7 + O)].
+extern "C" __global__ void __launch_bounds__(EDGE_THREADS, 2) relabel_edges_backward(Relabel r) {
   const u32* input = slot(r);
   const Tile tile = ((const Tile*)(input + r.layout.tiles))[blockIdx.x];
   if (blockIdx.x >= ((const Header*)input)->tiles) return;
   const Episode& e = tile.e;
   const int pairs = e.items * e.items, units = r.edge_hidden, outputs = r.layers * r.heads;
-  const int len = units * (PAIR_FEATURES + 1 + outputs);
-  float *weights = (float*)dynamic_shared, *sums = weights + len, *x = sums + len;
-  float *d = x + (PAIR_FEATURES + 1) * EDGE_PITCH, *hidden = d + outputs * EDGE_PITCH, *d_hidden = hidden + units * EDGE_PITCH;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < len; i += RELABEL_THREADS) {
-    weights[i] = r.parameters[r.edges + i];
-    sums[i] = 0.f;
-  }
-  const float* out = weights + (PAIR_FEATURES + 1) * units;
-  const float* features = r.pair_features + (long)PAIR_FEATURES * e.first_pair;
-  const float* d_logits = r.d_attention + (long)outputs * e.first_pair;
-  const int end = (tile.first + tile.count) * e.items, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-#pragma unroll 1
-  for (int p0 = tile.first * e.items; p0 < end; p0 += EDGE_PAIRS) {
-    const bool is_pair = p0 + lane < end;
-    __syncthreads();
+  const int len = units * (PAIR_FEATURES + 1 + outputs), end = (tile.first + tile.count) * e.items;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
+  float *weights = (float*)dynamic_shared, *sums = weights + len + warp / GROUP_WARPS * len;
 #pragma unroll 2
-    for (int row = warp; row < PAIR_FEATURES + outputs; row += RELABEL_WARPS) {
-      const float* from = row < PAIR_FEATURES ? features + row * pairs : d_logits + (row - PAIR_FEATURES) * pairs;
-      x[(row < PAIR_FEATURES ? row : row + 1) * EDGE_PITCH + lane] = is_pair ? from[p0 + lane] : 0.f;
-    }
-    if (warp == 0) x[PAIR_FEATURES * EDGE_PITCH + lane] = is_pair ? 1.f : 0.f;
-    __syncthreads();
-    float own[PAIR_FEATURES];
+  for (int i = threadIdx.x; i < len; i += EDGE_THREADS) copy_word_async(shared_address(weights + i), r.parameters + r.edges + i);
+  const float *out = weights + (PAIR_FEATURES + 1) * units, *features = r.pair_features + (long)PAIR_FEATURES * e.first_pair;
+  const float* d_logits = r.d_attention + (long)outputs * e.first_pair;
+  const auto d_logit = [&](int output, int p) { return p < end && output < outputs ? d_logits[output * pairs + p] : 0.f; };
+  finish_loads();
+  __syncthreads();
+#pragma unroll 1
+  for (int u0 = warp % GROUP_WARPS * 16; u0 < units; u0 += GROUP_WARPS * 16) {
+    u32 w[4], w_low[4];
 #pragma unroll
-    for (int f = 0; f < PAIR_FEATURES; f++) own[f] = x[f * EDGE_PITCH + lane];
+    for (int i = 0; i < 4; i++)
+      split_tf32(edge_weight(weights, units, quad + (i >> 1) * 4, u0 + group + (i & 1) * 8), &w[i], &w_low[i]);
 #pragma unroll 1
-    for (int unit = warp; unit < units; unit += RELABEL_WARPS) {
-      float slope = 0.f;
-#pragma unroll 4
-      for (int o = 0; o < outputs; o++) slope += out[unit * outputs + o] * d[o * EDGE_PITCH + lane];
-      const float2 value = gelu_and_slope(edge_unit(weights, units, unit, own));
-      hidden[unit * EDGE_PITCH + lane] = value.x;
-      d_hidden[unit * EDGE_PITCH + lane] = slope * value.y;
-    }
-    __syncthreads();
+    for (int o0 = 0; o0 < outputs; o0 += 8 * OUTPUT_GROUPS) {
+      float d_out[OUTPUT_GROUPS][4] = {}, d_in[4] = {};
 #pragma unroll 1
-    for (int i = threadIdx.x; i < len; i += RELABEL_THREADS) {
-      const float *left, *right;
-      if (i < (PAIR_FEATURES + 1) * units) {
-        const int f = i / units;
-        left = d_hidden + (i - f * units) * EDGE_PITCH;
-        right = x + f * EDGE_PITCH;
-      } else {
-        const int element = i - (PAIR_FEATURES + 1) * units, unit = element / outputs;
-        left = hidden + unit * EDGE_PITCH;
-        right = d + (element - unit * outputs) * EDGE_PITCH;
+      for (int p0 = tile.first * e.items + warp / GROUP_WARPS * 8; p0 < end; p0 += EDGE_GROUPS * 8) {
+        float hidden[4] = {}, slopes[4], d_hidden[4] = {};
+        u32 x[2], x_low[2], d[OUTPUT_GROUPS][2], a[4];
+        // Pairs 2 quad and 2 quad + 1 are columns quad and quad + 4 of the products that sum over pairs.
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          split_tf32(edge_input(features, pairs, quad + i * 4, p0 + group, end), &x[i], &x_low[i]);
+#pragma unroll
+          for (int t = 0; t < OUTPUT_GROUPS; t++) d[t][i] = tf32_operand(d_logit(o0 + t * 8 + group, p0 + 2 * quad + i));
+        }
+        mma_split(hidden, w, w_low, x, x_low);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const float2 value = gelu_and_slope(hidden[i]);
+          a[(i & 1) * 2 + (i >> 1)] = tf32_operand(value.x);
+          slopes[i] = value.y;
+        }
+#pragma unroll
+        for (int t = 0; t < OUTPUT_GROUPS; t++) mma_tf32(d_out[t], a, d[t]);
+        if (o0 > 0) continue;
+#pragma unroll 2
+        for (int o = 0; o < outputs; o += 8) {
+          u32 of_units[4], of_pairs[2];
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            const int unit = u0 + group + (i & 1) * 8, output = o + quad + (i >> 1) * 4;
+            of_units[i] = tf32_operand(unit < units && output < outputs ? out[unit * outputs + output] : 0.f);
+          }
+#pragma unroll
+          for (int i = 0; i < 2; i++) of_pairs[i] = tf32_operand(d_logit(o + quad + i * 4, p0 + group));
+          mma_tf32(d_hidden, of_units, of_pairs);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[(i & 1) * 2 + (i >> 1)] = tf32_operand(d_hidden[i] * slopes[i]);
+#pragma unroll
+        for (int i = 0; i < 2; i++) x[i] = tf32_operand(edge_input(features, pairs, group, p0 + 2 * quad + i, end));
+        mma_tf32(d_in, a, x);
       }
-      float even = 0.f, odd = 0.f;
-#pragma unroll 8
-      for (int p = 0; p < EDGE_PAIRS; p += 2) {
-        even += left[p] * right[p];
-        odd += left[p + 1] * right[p + 1];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int unit = u0 + group + (i >> 1) * 8, column = 2 * quad + (i & 1);
+        if (unit >= units) continue;
+        if (o0 == 0 && column <= PAIR_FEATURES) sums[column * units + unit] = d_in[i];
+#pragma unroll
+        for (int t = 0; t < OUTPUT_GROUPS; t++) {
+          const int output = o0 + t * 8 + column;
+          if (output < outputs) sums[(PAIR_FEATURES + 1) * units + unit * outputs + output] = d_out[t][i];
+        }
       }
-      sums[i] += even + odd;
     }
   }
+  __syncthreads();
   float* partial = r.partials + (long)blockIdx.x * r.partial_len;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < len; i += RELABEL_THREADS) partial[i] = sums[i];
+  for (int i = threadIdx.x; i < len; i += EDGE_THREADS) {
+    const float* parts = weights + len + i;
+    partial[i] = parts[0] + parts[len] + (parts[2 * len] + parts[3 * len]);
+  }
 }
 
 }  // namespace relabel

@@ -1,16 +1,13 @@
 // The layers of Relabel, forward and backward, one thread block per tile (relabel.cuh).
 //
-// Forward: relabel_input, then per layer relabel_attend and relabel_mix. Backward: relabel_output_backward, then per layer,
-// from the last, relabel_attend_backward_rows (what item i of the tile attends to) and relabel_attend_backward_columns
-// (who attends to item j of the tile). The backward pass of mixing is split between them, because the gradient of a class's
-// mean is a sum over tiles.
+// Forward: input, then per layer attend and mix. Backward: output_backward, then per layer, from the last,
+// attend_backward_rows (what item i of the tile attends to) and attend_backward_columns (who attends to item j of the tile).
+// The backward pass of mixing is split between them, because the gradient of a class's mean is a sum over tiles.
 #pragma once
 #include "relabel.cuh"
 #include "relabel_edges.cu"
 
 namespace relabel {
-
-#define TILE_KERNEL extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)
 
 // The factor of dropout, as in crates/nn/src/layers/dropout.rs.
 DEVICE float dropout_factor(const Relabel& r, const Episode& e, u32 index) {
@@ -34,7 +31,7 @@ DEVICE void view_forward(const Relabel& r, const Block& b) {
   const Row* rows = (const Row*)(slot(r) + r.layout.rows) + b.e.first_row + b.first;
   const float* mean = r.parameters + r.view_mean;
 #pragma unroll 1
-  for (int i = warp; i < b.count; i += (TILE_THREADS / 32)) {
+  for (int i = warp; i < b.count; i += RELABEL_WARPS) {
     const Row row = rows[i];
     float* out = r.view_rows + (b.item + i) * r.view_pitch;
     float square = 0.f;
@@ -61,7 +58,7 @@ DEVICE void view_forward(const Relabel& r, const Block& b) {
   __syncthreads();
   const float *of_items = b.shared + r.shared.items[1], *bias = r.parameters + r.view_bias;
 #pragma unroll 1
-  for (int i = warp; i < b.count; i += (TILE_THREADS / 32)) {
+  for (int i = warp; i < b.count; i += RELABEL_WARPS) {
     float sum = 0.f;
 #pragma unroll 1
     for (int w = lane; w < r.width; w += 32) {
@@ -112,9 +109,7 @@ DEVICE void attention_inputs(const Relabel& r, const Block& b, int layer) {
 }
 
 // The item view, the input layer, and the inputs of attention of layer 0.
-TILE_KERNEL relabel_input(Relabel r) {
-  Block b;
-  if (!open_tile(r, b)) return;
+DEVICE void input(const Relabel& r, const Block& b) {
   const int width = r.width, pitch = pitch_of(width), feature_pitch = pitch_of(STATE_FEATURES);
   float *features = b.shared + r.shared.extra, *activated = b.shared + r.shared.normed, *states = b.shared + r.shared.states;
   load_rows(r.state_features + b.state * STATE_FEATURES, r.shared.extra, feature_pitch, b.rows, STATE_FEATURES);
@@ -149,66 +144,68 @@ TILE_KERNEL relabel_input(Relabel r) {
   attention_inputs(r, b, 0);
 }
 
-// Items that a thread sums at the same time, and rows that it loads at the same time.
-#define ITEM_SUMS 6
+// Groups of 8 items whose rows a warp loads at the same time.
 #define ROWS_AHEAD 4
 
 // out[item][class][w] = scale times the sum over all items j of the episode of weights[head of w][item][j] rows[j][class][w],
-// for the items of the tile. The rows are in global memory, [items][classes][width]. `from_last`: the work starts with the last
-// threads, because a call before it, without a barrier in between, started with the first.
-SEPARATE void weighted_sums(int weights, const float* rows, int items, int classes, int width, Divider by_head_width, int count,
-                            float scale, int out, int pitch, bool from_last) {
+// for the items of the tile. The rows are in global memory, [items][classes][heads part]. A warp has 16 items and 8 columns of a
+// head. `from_last`: the work starts with the last warps, because a call before it, without a barrier in between, started with
+// the first.
+SEPARATE void weighted_sums(int weights, const float* rows, int items, int classes, int heads, int part, int count, float scale,
+                            int out, int pitch, bool from_last) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
+  const int columns = classes * heads * part, weight_pitch = weight_pitch_of(items);
+  const int head_tiles = (part + 7) >> 3, n_tiles = classes * heads * head_tiles;
   float* shared = (float*)dynamic_shared;
-  const int columns = classes * width, weight_pitch = weight_pitch_of(items);
-  int column = from_last ? TILE_THREADS - 1 - threadIdx.x : threadIdx.x, first = 0;
+  int tile = from_last ? RELABEL_WARPS - 1 - warp : warp, first = 0;
 #pragma unroll 1
-  for (;; column += TILE_THREADS) {
+  for (;; tile += RELABEL_WARPS) {
 #pragma unroll 1
-    for (; column >= columns; first += ITEM_SUMS) column -= columns;
+    for (; tile >= n_tiles; first += 16) tile -= n_tiles;
     if (first >= count) return;
-    const int c = column / width, w = column - c * width;
-    const float* own = shared + weights + (divide(by_head_width, w) * count + first) * weight_pitch;
-    const float* at = rows + column;
-    // One group of rows is in use, two are on their way.
-    float sums[ITEM_SUMS] = {}, values[ROWS_AHEAD], next[ROWS_AHEAD], last[ROWS_AHEAD];
-#pragma unroll
-    for (int i = 0; i < ROWS_AHEAD; i++) {
-      next[i] = i < items ? at[i * columns] : 0.f;
-      last[i] = ROWS_AHEAD + i < items ? at[(ROWS_AHEAD + i) * columns] : 0.f;
-    }
-    at += ROWS_AHEAD * columns;
+    const int of_class = tile / head_tiles, c = of_class / heads, head = of_class - c * heads;
+    // The first column of the tile in its head.
+    const int begin = (tile - of_class * head_tiles) * 8, w = head * part + begin;
+    const float* at = rows + quad * columns + c * heads * part + w + group;
+    const float* x = shared + weights + (head * count + min(first + group, count - 1)) * weight_pitch + quad;
+    const float* y = shared + weights + (head * count + min(first + group + 8, count - 1)) * weight_pitch + quad;
+    const bool exists = begin + group < part;
+    float sums[4] = {};
 #pragma unroll 1
-    for (int j = 0; j < items; j += ROWS_AHEAD) {
-      at += ROWS_AHEAD * columns;
+    for (int j0 = 0; j0 < items; j0 += 8 * ROWS_AHEAD) {
+      float values[ROWS_AHEAD][2];
 #pragma unroll
-      for (int i = 0; i < ROWS_AHEAD; i++) {
-        values[i] = next[i];
-        next[i] = last[i];
-        last[i] = j + 2 * ROWS_AHEAD + i < items ? at[i * columns] : 0.f;
-      }
+      for (int s = 0; s < ROWS_AHEAD; s++)
 #pragma unroll
-      for (int i = 0; i < ITEM_SUMS; i++) {
-        if (first + i >= count) break;
-        const uint4 four = *(const uint4*)(own + i * weight_pitch + j);
-        sums[i] += __uint_as_float(four.x) * values[0];
-        sums[i] += __uint_as_float(four.y) * values[1];
-        sums[i] += __uint_as_float(four.z) * values[2];
-        sums[i] += __uint_as_float(four.w) * values[3];
+        for (int i = 0; i < 2; i++) {
+          values[s][i] = exists && j0 + s * 8 + i * 4 + quad < items ? *at : 0.f;
+          at += 4 * columns;
+        }
+#pragma unroll
+      for (int s = 0; s < ROWS_AHEAD; s++) {
+        if (j0 + s * 8 >= items) break;
+        const u32 a[4] = {tf32_operand(x[0]), tf32_operand(y[0]), tf32_operand(x[4]), tf32_operand(y[4])};
+        const u32 b[2] = {tf32_operand(values[s][0]), tf32_operand(values[s][1])};
+        mma_tf32(sums, a, b);
+        x += 8;
+        y += 8;
       }
     }
-    float* to = shared + out + (first * classes + c) * pitch + w;
 #pragma unroll
-    for (int i = 0; i < ITEM_SUMS; i++)
-      if (first + i < count) to[i * classes * pitch] = sums[i] * scale;
+    for (int i = 0; i < 4; i++) {
+      const int item = first + group + (i >> 1) * 8, column = 2 * quad + (i & 1);
+      if (item < count && begin + column < part) shared[out + (item * classes + c) * pitch + w + column] = sums[i] * scale;
+    }
   }
 }
 
-#define STEPS_AHEAD 2
+// Steps of 8 columns whose values a warp loads at the same time.
+#define STEPS_AHEAD 5
 
 // out[head][i][j] = scale times the sum over classes c and k below `part` of
 // left[i][c][head part + k] right[j][c][head part + k], added to what `out` holds if `add`, for the items i of the tile and all
-// items j of the episode. `right` is in global memory, [items][classes][heads part]. The factors are split, so that the sums are
-// nearly as exact as in f32. Where `part` is not a multiple of 8, columns of `left` beyond it are multiplied by 0.
+// items j of the episode. `right` is in global memory, [items][classes][heads part]. Where `part` is not a multiple of 8, columns
+// of `left` beyond it are multiplied by 0.
 SEPARATE void head_products(int left, int pitch, const float* right, int classes, int heads, int part, int count, int items,
                             float scale, int out, bool add) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, width = heads * part;
@@ -217,7 +214,7 @@ SEPARATE void head_products(int left, int pitch, const float* right, int classes
   float* shared = (float*)dynamic_shared;
   int head = 0, mt = 0;
 #pragma unroll 1
-  for (int nt = threadIdx.x >> 5;; nt += (TILE_THREADS / 32)) {
+  for (int nt = threadIdx.x >> 5;; nt += RELABEL_WARPS) {
 #pragma unroll 1
     for (; nt >= n_tiles; mt++) nt -= n_tiles;
 #pragma unroll 1
@@ -226,37 +223,26 @@ SEPARATE void head_products(int left, int pitch, const float* right, int classes
     const float* row = right + min(nt * 8 + group, items - 1) * classes * width + head * part + quad;
     const float* x = shared + left + min(mt * 16 + group, count - 1) * classes * pitch + head * part + quad;
     const float* y = shared + left + min(mt * 16 + group + 8, count - 1) * classes * pitch + head * part + quad;
-    float sums[4] = {}, next[STEPS_AHEAD][2];
-    // Steps to load and to compute, and where both are within a class.
-    int loads = classes * class_steps, steps = loads, load_step = 0, step = 0;
-    auto load = [&](float* values) {
-#pragma unroll
-      for (int half = 0; half < 2; half++)
-        values[half] = loads > 0 && load_step * 8 + quad + half * 4 < part ? row[half * 4] : 0.f;
-      loads--;
-      row += 8;
-      if (++load_step < class_steps) return;
-      load_step = 0;
-      row += width - class_steps * 8;
-    };
-#pragma unroll
-    for (int s = 0; s < STEPS_AHEAD; s++) load(next[s]);
+    float sums[4] = {};
+    // Where loads and products are within a class.
+    int load_step = 0, step = 0;
 #pragma unroll 1
-    for (; steps > 0; steps -= STEPS_AHEAD) {
+    for (int steps = classes * class_steps; steps > 0; steps -= STEPS_AHEAD) {
+      float values[STEPS_AHEAD][2];
+#pragma unroll
+      for (int s = 0; s < STEPS_AHEAD; s++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          values[s][half] = s < steps && load_step * 8 + quad + half * 4 < part ? row[half * 4] : 0.f;
+        row += ++load_step < class_steps ? 8 : 8 + width - class_steps * 8;
+        if (load_step == class_steps) load_step = 0;
+      }
 #pragma unroll
       for (int s = 0; s < STEPS_AHEAD; s++) {
         if (s >= steps) break;
-        u32 a[4], a_low[4], w[2], w_low[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          split_tf32(next[s][half], &w[half], &w_low[half]);
-          split_tf32(x[half * 4], &a[half * 2], &a_low[half * 2]);
-          split_tf32(y[half * 4], &a[half * 2 + 1], &a_low[half * 2 + 1]);
-        }
-        load(next[s]);
-        mma_tf32(sums, a_low, w);
-        mma_tf32(sums, a, w_low);
-        mma_tf32(sums, a, w);
+        const u32 a[4] = {tf32_operand(x[0]), tf32_operand(y[0]), tf32_operand(x[4]), tf32_operand(y[4])};
+        const u32 b[2] = {tf32_operand(values[s][0]), tf32_operand(values[s][1])};
+        mma_tf32(sums, a, b);
         const int forward = ++step < class_steps ? 8 : 8 + pitch - class_steps * 8;
         if (step == class_steps) step = 0;
         x += forward;
@@ -277,7 +263,7 @@ SEPARATE void head_products(int left, int pitch, const float* right, int classes
 SEPARATE void load_weights(const float* planes, int heads, int count, int items, int to) {
   float* shared = (float*)dynamic_shared + to;
 #pragma unroll 1
-  for (int row = threadIdx.x >> 5; row < heads * count; row += (TILE_THREADS / 32)) {
+  for (int row = threadIdx.x >> 5; row < heads * count; row += RELABEL_WARPS) {
     const int head = row / count, from = (head * items + row - head * count) * items;
 #pragma unroll 1
     for (int j = threadIdx.x & 31; j < items; j += 32)
@@ -289,8 +275,10 @@ SEPARATE void load_weights(const float* planes, int heads, int count, int items,
 // null, also written to `copy` [rows][width] unless that is null. Tiles are `stride` floats apart.
 SEPARATE void sum_tiles(const float* sums, int stride, int tiles, const int* divisors, int rows, int width, int out, int pitch,
                         float* copy) {
-  each_element(rows, width, [&](int row, int w) {
-    const float* at = sums + row * width + w;
+#pragma unroll 1
+  for (int element = threadIdx.x; element < rows * width; element += RELABEL_THREADS) {
+    const int row = element / width;
+    const float* at = sums + element;
     float sum = 0.f;
 #pragma unroll 1
     for (int tile = 0; tile < tiles; tile += 8) {
@@ -301,15 +289,13 @@ SEPARATE void sum_tiles(const float* sums, int stride, int tiles, const int* div
       for (int i = 0; i < 8; i++) sum += values[i];
     }
     if (divisors) sum *= fast_inverse(max(divisors[row], 1));
-    ((float*)dynamic_shared)[out + row * pitch + w] = sum;
-    if (copy) copy[row * width + w] = sum;
-  });
+    ((float*)dynamic_shared)[out + row * pitch + element - row * width] = sum;
+    if (copy) copy[element] = sum;
+  }
 }
 
 // Attention, its output added to the states, the pools over classes that mixing reads, and the tile's sums of each class.
-TILE_KERNEL relabel_attend(Relabel r, int layer) {
-  Block b;
-  if (!open_tile(r, b)) return;
+DEVICE void attend(const Relabel& r, const Block& b, int layer) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int width = r.width, pitch = pitch_of(width), items = b.e.items, classes = b.e.classes, part = width / r.heads;
   float *states = b.shared + r.shared.states, *normed = b.shared + r.shared.normed;
@@ -327,7 +313,7 @@ TILE_KERNEL relabel_attend(Relabel r, int layer) {
                 r.shared.extra, true);
   __syncthreads();
 #pragma unroll 1
-  for (int row = warp; row < r.heads * b.count; row += (TILE_THREADS / 32)) {
+  for (int row = warp; row < r.heads * b.count; row += RELABEL_WARPS) {
     float *own = weights + row * weight_pitch, largest = own[0], total = 0.f;
 #pragma unroll 1
     for (int j = lane; j < items; j += 32) largest = fmaxf(largest, own[j]);
@@ -348,8 +334,8 @@ TILE_KERNEL relabel_attend(Relabel r, int layer) {
     }
   }
   __syncthreads();
-  weighted_sums(r.shared.extra, r.values + (layer * (long)r.max_states + b.e.first_state) * width, items, classes, width,
-                r.by_head_width, b.count, 1.f, r.shared.values, pitch, false);
+  weighted_sums(r.shared.extra, r.values + (layer * (long)r.max_states + b.e.first_state) * width, items, classes, r.heads, part,
+                b.count, 1.f, r.shared.values, pitch, false);
   multiply(r.shared.values, pitch, b.row_tiles, packed(r, r.forward.out, layer), width, width, r.shared.normed, pitch, BARRIER);
   store_rows(r.shared.values, r.attended + state * width, pitch, b.rows, width);
   __syncthreads();
@@ -394,9 +380,7 @@ TILE_KERNEL relabel_attend(Relabel r, int layer) {
 }
 
 // Mixing, its output added to the states; then the inputs of attention of the next layer, or the logits.
-TILE_KERNEL relabel_mix(Relabel r, int layer) {
-  Block b;
-  if (!open_tile(r, b)) return;
+DEVICE void mix(const Relabel& r, const Block& b, int layer) {
   const int width = r.width, units = r.hidden;
   const int pitch = pitch_of(width), double_pitch = pitch_of(2 * width), unit_pitch = pitch_of(units);
   float *states = b.shared + r.shared.states, *normed = b.shared + r.shared.normed, *hidden = b.shared + r.shared.hidden;
@@ -444,7 +428,7 @@ TILE_KERNEL relabel_mix(Relabel r, int layer) {
   __syncthreads();
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll 1
-  for (int row = warp; row < b.rows; row += (TILE_THREADS / 32)) {
+  for (int row = warp; row < b.rows; row += RELABEL_WARPS) {
     float sums[OUTPUTS] = {};
 #pragma unroll 2
     for (int w = lane; w < width; w += 32) {
@@ -466,7 +450,7 @@ TILE_KERNEL relabel_mix(Relabel r, int layer) {
 SEPARATE void activation_backward(int d, int pitch, int rows, int width, const float* slopes, float* out) {
   float* shared = (float*)dynamic_shared + d;
 #pragma unroll 1
-  for (int row = threadIdx.x >> 5; row < rows; row += (TILE_THREADS / 32))
+  for (int row = threadIdx.x >> 5; row < rows; row += RELABEL_WARPS)
 #pragma unroll 4
     for (int w = threadIdx.x & 31; w < width; w += 32) {
       const float value = shared[row * pitch + w] * slopes[row * width + w];
@@ -521,9 +505,7 @@ DEVICE void mixing_backward(const Relabel& r, const Block& b, int layer) {
 }
 
 // From the gradient of the logits to that of the last states; then the last layer's mixing.
-TILE_KERNEL relabel_output_backward(Relabel r) {
-  Block b;
-  if (!open_tile(r, b)) return;
+DEVICE void output_backward(const Relabel& r, const Block& b) {
   const int width = r.width, pitch = pitch_of(width);
   float *d_states = b.shared + r.shared.states, *d_normed = b.shared + r.shared.normed;
   load_rows(r.states + (2 * r.layers * (long)r.max_states + b.state) * width, r.shared.values, pitch, b.rows, width);
@@ -542,11 +524,9 @@ TILE_KERNEL relabel_output_backward(Relabel r) {
 
 // The second part of mixing's backward pass, then attention's as seen from the tile's items: gradients of the attention
 // logits and of the queries.
-TILE_KERNEL relabel_attend_backward_rows(Relabel r, int layer) {
-  Block b;
-  if (!open_tile(r, b)) return;
+DEVICE void attend_backward_rows(const Relabel& r, const Block& b, int layer) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int width = r.width, units = r.hidden, classes = b.e.classes, items = b.e.items;
+  const int width = r.width, units = r.hidden, classes = b.e.classes, items = b.e.items, part = width / r.heads;
   const int pitch = pitch_of(width), unit_pitch = pitch_of(units), weight_pitch = weight_pitch_of(items);
   const int d_offset = r.shared.extra + r.heads * b.count * weight_pitch;
   float *d_normed = b.shared + r.shared.normed, *d_means = b.shared + r.shared.classes;
@@ -578,10 +558,10 @@ TILE_KERNEL relabel_attend_backward_rows(Relabel r, int layer) {
   __syncthreads();
   store_rows(r.shared.hidden, r.d_attended + b.state * width, pitch, b.rows, width);
   head_products(r.shared.hidden, pitch, r.values + (layer * (long)r.max_states + b.e.first_state) * width, classes, r.heads,
-                width / r.heads, b.count, items, 1.f, d_offset, false);
+                part, b.count, items, 1.f, d_offset, false);
   __syncthreads();
 #pragma unroll 1
-  for (int row = warp; row < r.heads * b.count; row += (TILE_THREADS / 32)) {
+  for (int row = warp; row < r.heads * b.count; row += RELABEL_WARPS) {
     const float* own = weights + row * weight_pitch;
     float *d_own = d_weights + row * weight_pitch, mean = 0.f;
 #pragma unroll 1
@@ -598,8 +578,8 @@ TILE_KERNEL relabel_attend_backward_rows(Relabel r, int layer) {
   }
   __syncthreads();
   const long item = layer * (long)r.max_items + b.e.first_item;
-  weighted_sums(d_offset, r.keys + item * width, items, 1, width, r.by_head_width, b.count, r.attention_scale, r.shared.items[0],
-                pitch, false);
+  weighted_sums(d_offset, r.keys + item * width, items, 1, r.heads, part, b.count, r.attention_scale, r.shared.items[0], pitch,
+                false);
   __syncthreads();
   store_rows(r.shared.items[0], r.d_queries + (item + b.first) * width, pitch, b.count, width);
 }
@@ -648,10 +628,8 @@ DEVICE void input_backward(const Relabel& r, const Block& b) {
 
 // Attention's backward pass as seen from the items that are attended to: gradients of keys and values, and of the states
 // before attention; then the mixing of the layer below, or the input layer.
-TILE_KERNEL relabel_attend_backward_columns(Relabel r, int layer) {
-  Block b;
-  if (!open_tile(r, b)) return;
-  const int width = r.width, classes = b.e.classes, items = b.e.items;
+DEVICE void attend_backward_columns(const Relabel& r, const Block& b, int layer) {
+  const int width = r.width, classes = b.e.classes, items = b.e.items, part = width / r.heads;
   const int pitch = pitch_of(width), double_pitch = pitch_of(2 * width), weight_pitch = weight_pitch_of(items);
   float *d_normed = b.shared + r.shared.normed, *d_pooled = b.shared + r.shared.items[0];
   // Attention weights and gradients of logits, each [H][count][M]: transposed and with padded rows.
@@ -661,7 +639,7 @@ TILE_KERNEL relabel_attend_backward_columns(Relabel r, int layer) {
   const long planes = ((long)b.e.first_pair * r.layers + (long)layer * items * items) * r.heads + b.first;
   load_rows(r.d_queries + item * width, r.shared.items[1], pitch, b.count, width);
 #pragma unroll 1
-  for (int row = threadIdx.x >> 3; row < r.heads * weight_pitch; row += TILE_THREADS / 8) {
+  for (int row = threadIdx.x >> 3; row < r.heads * weight_pitch; row += RELABEL_THREADS / 8) {
     const int head = row / weight_pitch, i = row - head * weight_pitch, from = (head * items + i) * items;
 #pragma unroll 1
     for (int j = threadIdx.x & 7; j < b.count; j += 8) {
@@ -680,10 +658,10 @@ TILE_KERNEL relabel_attend_backward_columns(Relabel r, int layer) {
   commit_copies();
   wait_for_copies<1>();
   __syncthreads();
-  weighted_sums(d_offset, r.queries + (layer * (long)r.max_items + b.e.first_item) * width, items, 1, width, r.by_head_width,
-                b.count, r.attention_scale, r.shared.items[2], pitch, false);
-  weighted_sums(r.shared.extra, r.d_attended + (long)b.e.first_state * width, items, classes, width, r.by_head_width, b.count,
-                1.f, r.shared.values, pitch, true);
+  weighted_sums(d_offset, r.queries + (layer * (long)r.max_items + b.e.first_item) * width, items, 1, r.heads, part, b.count,
+                r.attention_scale, r.shared.items[2], pitch, false);
+  weighted_sums(r.shared.extra, r.d_attended + (long)b.e.first_state * width, items, classes, r.heads, part, b.count, 1.f,
+                r.shared.values, pitch, true);
   wait_for_copies<0>();
   // The first two products give the same thread the same elements, so no barrier is needed between them.
   multiply(r.shared.items[1], pitch, b.item_tiles, packed(r, r.backward.query, layer), width, 2 * width, r.shared.items[0],

@@ -179,7 +179,7 @@ struct Losses {
 };
 // Cross-entropies of the items, from each thread's part, and of the queries; gradients of the weights in `d_weights` and of
 // log_scale.
-DEVICE Losses losses(const Relabel& r, const Episode& e, const int* classes, LossMemory m, float item_part) {
+DEVICE Losses cross_entropies(const Relabel& r, const Episode& e, const int* classes, LossMemory m, float item_part) {
   const int count = e.classes * e.queries, items = e.items, queries = e.queries;
   query_distances(r, e, m);
   __syncthreads();
@@ -291,25 +291,8 @@ DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, co
   r.d_prior[index * 4 + 2] = d_prior.z;
 }
 
-// The losses of an episode, one block each. The last block prepares AdamW's corrections for the end of the step.
-extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_losses(Relabel r) {
-  const u32* input = slot(r);
-  const int index = blockIdx.x;
-  if (blockIdx.x == gridDim.x - 1) {
-    if (threadIdx.x > 1) return;
-    // 1 / (1 - beta1^n) and 1 / sqrt(1 - beta2^n) in update number n.
-    double power = threadIdx.x == 0 ? r.beta1 : r.beta2, product = 1.0;
-#pragma unroll 1
-    for (u32 n = r.state->updates + 1; n > 0; n >>= 1) {
-      if (n & 1) product *= power;
-      power *= power;
-    }
-    const float rest = (float)(1.0 - product);
-    r.state->corrections[threadIdx.x] = 1.f / (threadIdx.x == 0 ? rest : sqrtf(rest));
-    return;
-  }
-  const Episode e = ((const Episode*)(input + r.layout.episodes))[index];
-  if (index >= (int)((const Header*)input)->episodes) return;
+// The losses of an episode and the gradients of its logits.
+DEVICE void losses(const Relabel& r, const u32* input, const Episode& e, int index) {
   const int* given = (const int*)(input + r.layout.given) + e.first_item;
   const int* counts = (const int*)(input + r.layout.counts) + e.first_class;
   const int* truths = (const int*)(input + r.layout.truths) + e.first_item;
@@ -317,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_losses(
   float* memory = r.scratch_len > 0 ? (float*)dynamic_shared : r.scratch + e.first_scratch;
   const LossMemory m = loss_memory(memory, e.items, e.classes, e.queries);
   posterior(r, e, given, counts, m);
-  const Losses found = losses(r, e, classes, m, item_loss(r, e, truths, m));
+  const Losses found = cross_entropies(r, e, classes, m, item_loss(r, e, truths, m));
   posterior_backward(r, e, index, given, counts, m);
   if (threadIdx.x > 0) return;
   r.losses[index * 2] = found.items;

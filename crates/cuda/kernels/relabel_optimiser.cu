@@ -48,7 +48,7 @@ SEPARATE void load_factor(const float* from, int pitch, int columns, int first_c
 }
 
 // All products, one block each.
-extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 3) relabel_products(Relabel r, const Product* products) {
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 4) relabel_products(Relabel r, const Product* products) {
   const Product p = products[blockIdx.x];
   const Header* step = header(r);
   const int all = p.rows == 0 ? step->items : p.rows == 1 ? step->states : step->class_rows;
@@ -165,9 +165,22 @@ extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_collect(
   if (threadIdx.x == 0) o.squares[blockIdx.x] = square;
 }
 
-// All packed weights.
-extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_pack(Optimiser o) {
+// The start of a step: all packed weights; the last block prepares AdamW's corrections.
+extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_pack(Relabel r, Optimiser o) {
   const int index = blockIdx.x * PARAMETER_THREADS + threadIdx.x;
+  if (blockIdx.x == gridDim.x - 1) {
+    if (threadIdx.x > 1) return;
+    // 1 / (1 - beta1^n) and 1 / sqrt(1 - beta2^n) in update number n.
+    double power = threadIdx.x == 0 ? o.beta1 : o.beta2, product = 1.0;
+#pragma unroll 1
+    for (u32 n = r.state->updates + 1; n > 0; n >>= 1) {
+      if (n & 1) product *= power;
+      power *= power;
+    }
+    const float rest = (float)(1.0 - product);
+    r.state->corrections[threadIdx.x] = 1.f / (threadIdx.x == 0 ? rest : sqrtf(rest));
+    return;
+  }
   if (index >= o.len) return;
   const Positions at = o.positions[index];
   const float rounded = __uint_as_float(to_tf32(o.parameters[index]));

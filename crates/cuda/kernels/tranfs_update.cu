@@ -283,12 +283,12 @@ struct HeadOptimiser {
   int squares;
 };
 
-// The place of one of this thread's parameters, from the start of the tensor; -1: there is none.
-DEVICE int place_of(const UpdateTask& task, int turn) {
+// The offset of one of this thread's parameters in its tensor; -1: there is none.
+DEVICE int offset_of(const UpdateTask& task, int turn) {
   const int row = turn * (256 / UPDATE_COLUMNS) + threadIdx.x / UPDATE_COLUMNS, column = threadIdx.x % UPDATE_COLUMNS;
   const int input = task.first_input + row, output = task.first_output + column;
-  const int place = input * task.outputs + output;
-  return input < task.inputs && output < task.outputs && place < task.len ? place : -1;
+  const int offset = input * task.outputs + output;
+  return input < task.inputs && output < task.outputs && offset < task.len ? offset : -1;
 }
 
 // Writes a tile of weights, [UPDATE_ROWS][UPDATE_PITCH] in shared memory with zeros outside of the tensor, to the packed copies.
@@ -322,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(256)
   float values[UPDATE_TURNS], first[UPDATE_TURNS], second[UPDATE_TURNS], gradient[UPDATE_TURNS];
 #pragma unroll
   for (int turn = 0; turn < UPDATE_TURNS; turn++) {
-    const int place = place_of(task, turn), index = task.start + max(place, 0);
+    const int offset = offset_of(task, turn), index = task.start + max(offset, 0);
     values[turn] = t.parameters[index];
     first[turn] = first_moments[index];
     second[turn] = second_moments[index];
@@ -338,14 +338,14 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 #pragma unroll
   for (int turn = 0; turn < UPDATE_TURNS; turn++) {
-    const int place = place_of(task, turn), index = task.start + place;
+    const int offset = offset_of(task, turn), index = task.start + offset;
     const float g = gradient[turn] * scale + options.l2 * values[turn];
     const float m = options.beta1 * first[turn] + (1.f - options.beta1) * g;
     const float v = options.beta2 * second[turn] + (1.f - options.beta2) * g * g;
     const float value = values[turn] * state.keep - state.rate * m / (sqrtf(v) * state.second_scale + options.epsilon);
     tile[(turn * (256 / UPDATE_COLUMNS) + threadIdx.x / UPDATE_COLUMNS) * UPDATE_PITCH + threadIdx.x % UPDATE_COLUMNS] =
-        place >= 0 ? value : 0.f;
-    if (place < 0) continue;
+        offset >= 0 ? value : 0.f;
+    if (offset < 0) continue;
     first_moments[index] = m;
     second_moments[index] = v;
     t.parameters[index] = value;
@@ -364,9 +364,9 @@ extern "C" __global__ void __launch_bounds__(256) tranfs_begin(Tranfs t, const U
   if (task.forward < 0) return;
 #pragma unroll
   for (int turn = 0; turn < UPDATE_TURNS; turn++) {
-    const int place = place_of(task, turn);
+    const int offset = offset_of(task, turn);
     tile[(turn * (256 / UPDATE_COLUMNS) + threadIdx.x / UPDATE_COLUMNS) * UPDATE_PITCH + threadIdx.x % UPDATE_COLUMNS] =
-        place >= 0 ? t.parameters[task.start + place] : 0.f;
+        offset >= 0 ? t.parameters[task.start + offset] : 0.f;
   }
   __syncthreads();
   pack_tile(task, tile, packed);

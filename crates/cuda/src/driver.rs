@@ -442,8 +442,9 @@ impl Cuda {
             }
             other => other.map_err(|error| driver_error("allocating memory", error))?,
         };
+        // On the main queue, so that later work of the queue finds the zeros: other queues are not ordered with it.
         // SAFETY: the memory was just allocated with this length.
-        unsafe { result::memset_d8_sync(address, 0, bytes) }
+        unsafe { result::memset_d8_async(address, 0, bytes, self.queues[0]) }
             .map_err(|error| driver_error("clearing memory", error))?;
         Ok(address)
     }

@@ -62,7 +62,7 @@ pub enum Error {
     #[error("the GPU stopped working: {0}")]
     Lost(String),
     /// Any other error of the driver.
-    #[error("{operation} failed on the GPU: {message}")]
+    #[error("GPU error ({operation}): {message}")]
     Driver {
         /// What was being done.
         operation: &'static str,

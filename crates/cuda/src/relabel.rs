@@ -23,14 +23,18 @@ use crate::error::Result;
 use input::{EncodedStep, StepSizes, StoredSet};
 use memory::{NetworkPlan, PersistentAddresses, Positions, State, StepMemory, check_shared};
 
-/// Threads of the kernels that work on tiles or episodes, and of those that work on parameters.
-const THREADS: u32 = 512;
-/// Threads of the kernels that work on tiles (`TILE_THREADS` in `kernels/relabel.cuh`).
-const TILE_THREADS: u32 = 1024;
+/// Threads of the kernels that work on tiles or episodes, of `relabel_edges_backward`, and of those that work on parameters.
+const THREADS: u32 = 1024;
+const EDGE_THREADS: u32 = 512;
 const PARAMETER_THREADS: u32 = 256;
-/// Bytes of shared memory of `relabel_gram` (64 rows of 256 numbers) and of `relabel_products` (3 stages of two factors, 32
-/// rows of 64 numbers), with the padding of the rows.
-const GRAM_SHARED_LEN: usize = 4 * 64 * (256 + 8);
+/// Columns of features that `relabel_gram` has in shared memory, on Hopper and on every supported GPU, and its bytes of shared
+/// memory: 64 rows with padding.
+const HOPPER_GRAM_DIMS: usize = 640;
+const GRAM_DIMS: usize = 256;
+const fn gram_shared_len(dims: usize) -> usize {
+    4 * 64 * (dims + 8)
+}
+/// Bytes of shared memory of `relabel_products`: 3 stages of two factors, 32 rows of 64 numbers with padding.
 const PRODUCTS_SHARED_LEN: usize = 4 * 3 * 2 * 32 * 72;
 /// Bytes of dynamic shared memory of a thread block, on Hopper and on every supported GPU: all but 1 KiB, which kernels
 /// have as static memory.
@@ -301,10 +305,7 @@ impl RelabelTraining {
             packed: persistent.packed.address(),
         };
         let limit = self.shared_limit;
-        let mut memory = StepMemory::new(&self.device, &self.plan, sizes, addresses, STEP_SLOTS, limit)?;
-        memory.relabel.beta1 = self.options.adamw.beta1 as f32;
-        memory.relabel.beta2 = self.options.adamw.beta2 as f32;
-        self.memory = Some(memory);
+        self.memory = Some(StepMemory::new(&self.device, &self.plan, sizes, addresses, STEP_SLOTS, limit)?);
         Ok(())
     }
 
@@ -345,50 +346,52 @@ impl RelabelTraining {
     /// Starts all kernels of one step.
     fn record_step(&self) -> Result<()> {
         let memory = self.memory.as_ref().expect("reserved before a step is recorded");
-        let StepSizes { episodes, tiles, gram_tiles, largest_items, .. } = memory.sizes;
+        let StepSizes { episodes, tiles, gram_tiles, .. } = memory.sizes;
         let relabel = Value(memory.relabel);
-        let layers = self.plan.config.layers as i32;
-        let tile_grid = Grid::new(tiles, TILE_THREADS).shared(4 * memory.relabel.shared.len as usize);
-        let tile_kernel = |kernel, layer: i32| self.launch(kernel, tile_grid, &[&relabel, &Value(layer)]);
-
         let optimiser = Value(self.optimiser(memory.product_sums.address(), memory.sources.address()));
-        // The weights are packed beside the first kernels, which do not read them.
+        // The weights are packed beside the first kernel, which does not read them.
         self.device.fork()?;
-        self.device.launch(Queue::Side, "relabel_pack", self.parameter_grid(), &[&optimiser])?;
-        let gram = Grid::new(gram_tiles, THREADS).rows(episodes).shared(GRAM_SHARED_LEN);
-        self.launch("relabel_gram", gram, &[&relabel])?;
-        let gram_len = (memory.relabel.gram_len as usize).max(4 * largest_items);
-        let features = Grid::new(episodes, THREADS).shared(4 * gram_len);
-        self.launch("relabel_features", features, &[&relabel])?;
+        let parameters = self.parameter_grid();
+        let pack = Grid::new(parameters.blocks.0 as usize + 1, PARAMETER_THREADS);
+        self.device.launch(Queue::Side, "relabel_pack", pack, &[&relabel, &optimiser])?;
+        let dims = if self.device.has_wgmma() { HOPPER_GRAM_DIMS } else { GRAM_DIMS };
+        let gram = Grid::new(gram_tiles, THREADS).rows(episodes).shared(gram_shared_len(dims));
+        self.launch("relabel_gram", gram, &[&relabel, &Value(dims as i32)])?;
         self.device.join()?;
-        self.device.fork()?;
-        let grid = Grid::new(tiles, THREADS).shared(self.plan.forward_edges_shared_len());
-        self.device.launch(Queue::Side, "relabel_edges", grid, &[&relabel])?;
-        self.launch("relabel_input", tile_grid, &[&relabel])?;
-        self.device.join()?;
-        for layer in 0..layers {
-            tile_kernel("relabel_attend", layer)?;
-            tile_kernel("relabel_mix", layer)?;
-        }
-        // One block more than episodes: see `relabel_losses`.
-        let losses = Grid::new(episodes + 1, THREADS).shared(4 * memory.relabel.scratch_len as usize);
-        self.launch("relabel_losses", losses, &[&relabel])?;
-        self.launch("relabel_output_backward", tile_grid, &[&relabel])?;
-        for layer in (0..layers).rev() {
-            tile_kernel("relabel_attend_backward_rows", layer)?;
-            tile_kernel("relabel_attend_backward_columns", layer)?;
-        }
+        self.record_tiles(memory)?;
         // Tiles need whole multiprocessors, so everything else waits for them.
         self.device.fork()?;
-        let grid = Grid::new(tiles, THREADS).shared(self.plan.edges_shared_len());
+        let grid = Grid::new(tiles, EDGE_THREADS).shared(self.plan.edges_shared_len());
         self.device.launch(Queue::Side, "relabel_edges_backward", grid, &[&relabel])?;
         let grid = Grid::new(memory.products.len(), PARAMETER_THREADS).shared(PRODUCTS_SHARED_LEN);
         self.launch("relabel_products", grid, &[&relabel, &memory.products])?;
         self.device.join()?;
         if self.options.clip > 0.0 {
-            self.launch("relabel_collect", self.parameter_grid(), &[&relabel, &optimiser])?;
+            self.launch("relabel_collect", parameters, &[&relabel, &optimiser])?;
         }
-        self.launch("relabel_update", self.parameter_grid(), &[&relabel, &optimiser])
+        self.launch("relabel_update", parameters, &[&relabel, &optimiser])
+    }
+
+    /// Starts the kernels from the features of pairs to the gradients of states.
+    fn record_tiles(&self, memory: &StepMemory) -> Result<()> {
+        let relabel = Value(memory.relabel);
+        let layers = self.plan.config.layers as i32;
+        let episodes = |shared: i32| Grid::new(memory.sizes.episodes, THREADS).shared(4 * shared as usize);
+        let tiles = Grid::new(memory.sizes.tiles, THREADS).shared(4 * memory.relabel.shared.len as usize);
+        let tile_kernel = |kernel, layer: i32| self.launch(kernel, tiles, &[&relabel, &Value(layer)]);
+        self.launch("relabel_features", episodes(memory.features_shared_len()), &[&relabel])?;
+        self.launch("relabel_input", tiles, &[&relabel])?;
+        for layer in 0..layers {
+            tile_kernel("relabel_attend", layer)?;
+            tile_kernel("relabel_mix", layer)?;
+        }
+        self.launch("relabel_losses", episodes(memory.relabel.scratch_len), &[&relabel])?;
+        self.launch("relabel_output_backward", tiles, &[&relabel])?;
+        for layer in (0..layers).rev() {
+            tile_kernel("relabel_attend_backward_rows", layer)?;
+            tile_kernel("relabel_attend_backward_columns", layer)?;
+        }
+        Ok(())
     }
 }
 

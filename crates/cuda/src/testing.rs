@@ -49,7 +49,7 @@ pub(crate) fn tolerance(exact: f64, tf32: f64) -> f64 {
     if cfg!(feature = "gpu-tests") { exact.max(tf32) } else { exact }
 }
 
-/// Prints a hash of all bits of the results of a run, which `gpu-tests` compares between two processes.
+/// Prints a hash of all bits of the results of a run, which `gpu-tests` compares between processes.
 pub(crate) fn print_bits(name: &str, values: &[f32]) {
     // FNV-1a
     let add = |hash: u64, value: &f32| (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0100_0000_01b3);

@@ -44,7 +44,7 @@ fn trainee_with_outliers(folder: &Path, configuration: &BackboneConfiguration) -
     let read = |name: &str, augmented| dataset(&folder.join(name), configuration, augmented);
     let mut datasets = Datasets::new(read("train", true), Some(read("val", false)));
     datasets.outliers = Some(Arc::new(read("val", true)));
-    datasets.validation_outliers = Some(read("train", false));
+    datasets.validation_outliers = Some(Arc::new(read("train", false)));
     BackboneTrainee::new(configuration.clone(), datasets).unwrap()
 }
 

@@ -269,9 +269,10 @@ fn load_datasets(
     if is_given(&data.validation_outliers) {
         let mut outliers = open_outliers(data, &data.validation_outliers)?;
         outliers.keep_first(VALIDATION_OUTLIERS.div_ceil(outliers.classes().len()));
-        datasets.validation_outliers = Some(load_images(pictures, &outliers, ImageUse::ValidationOutliers)?);
+        let outliers = load_images(pictures, &outliers, ImageUse::ValidationOutliers)?;
+        datasets.validation_outliers = Some(Arc::new(outliers));
     }
-    datasets.validation = Some(validation);
+    datasets.validation = Some(Arc::new(validation));
     Ok(datasets)
 }
 

@@ -9,7 +9,6 @@ use trueshot_nn::parameters::{ParameterLayout, Tensor};
 use trueshot_nn::relabel::{Config, Relabel, ViewTarget};
 
 use super::input::{StepLayout, StepSizes};
-use crate::Divider;
 use crate::driver::{Buffer, Device};
 use crate::error::{Error, Result};
 
@@ -69,15 +68,12 @@ pub(super) struct DeviceRelabel {
     view_target: i32,
     centred: i32,
     padded: i32,
-    pub beta1: f32,
-    pub beta2: f32,
     floor: f32,
     items_weight: f32,
     queries_weight: f32,
     attention_scale: f32,
     dropout_scale: f32,
     dropout_threshold: u32,
-    by_head_width: Divider,
     max_items: i32,
     max_states: i32,
     max_class_rows: i32,
@@ -117,6 +113,7 @@ pub(super) struct DeviceRelabel {
     pub layout: StepLayout,
     pub scratch_len: i32,
     pub gram_len: i32,
+    padding: i32,
     slots: u64,
     state: u64,
     parameters: u64,
@@ -235,7 +232,7 @@ impl Rows {
     fn parts(self) -> usize {
         match self {
             Rows::Items => 4,
-            Rows::States => 16,
+            Rows::States => 12,
             Rows::Classes => 2,
         }
     }
@@ -426,7 +423,6 @@ impl NetworkPlan {
             attention_scale: (head_width as f64).sqrt().recip() as f32,
             dropout_scale: (1.0 / (1.0 - dropout)) as f32,
             dropout_threshold: (dropout * (1u64 << 31) as f64) as u32,
-            by_head_width: Divider::new(head_width),
             ..DeviceRelabel::zeroed()
         }
     }
@@ -467,15 +463,9 @@ impl NetworkPlan {
         config.edge_hidden * (PAIR_FEATURES + 1 + config.layers * config.heads)
     }
 
-    /// Bytes of shared memory of `relabel_edges`.
-    pub fn forward_edges_shared_len(&self) -> usize {
-        4 * (Self::edges_len(&self.config) + 2 * self.config.edge_hidden * 33)
-    }
-
-    /// Bytes of shared memory of `relabel_edges_backward`, which needs more than `relabel_edges`.
+    /// Bytes of shared memory of `relabel_edges_backward`: the weights and the sums of four groups of warps.
     pub fn edges_shared_len(&self) -> usize {
-        let Config { layers, heads, edge_hidden, .. } = self.config;
-        4 * (2 * Self::edges_len(&self.config) + (PAIR_FEATURES + 1 + layers * heads + 2 * edge_hidden) * 33)
+        4 * 5 * Self::edges_len(&self.config)
     }
 
     /// The shared memory of a tile.
@@ -498,8 +488,10 @@ impl NetworkPlan {
         let attention = 2 * heads * sizes.tile_pairs;
         let features = rows * pitch_of(STATE_FEATURES);
         let extra = add(attention.max(features));
-        let len = end as i32;
-        SharedLayout { states, normed, values, hidden: of_hidden, items, classes, of_classes, extra, len }
+        // The edge network runs before the rest, in the same memory.
+        let len = end.max(Self::edges_len(&self.config));
+        let (hidden, len) = (of_hidden, len as i32);
+        SharedLayout { states, normed, values, hidden, items, classes, of_classes, extra, len }
     }
 
     /// The number of states of a tile: the first of [`TILE_STATES`] that the shared memory suffices for.
@@ -549,6 +541,11 @@ pub(super) fn check_shared(what: &'static str, bytes: usize, limit: usize) -> Re
 }
 
 impl StepMemory {
+    /// Floats of shared memory that the features of an episode need.
+    pub fn features_shared_len(&self) -> i32 {
+        self.relabel.gram_len.max(4 * self.sizes.largest_items as i32)
+    }
+
     pub fn new(
         device: &Device,
         plan: &NetworkPlan,

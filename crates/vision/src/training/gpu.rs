@@ -167,8 +167,14 @@ pub(super) fn embed_dataset(
 ) -> trueshot::Result<Embeddings> {
     let shape = super::shape(preprocessing);
     let normalisation = preprocessing.scale_and_shift(1.0);
-    let batch = IMAGES_PER_BATCH.min(dataset.images().len().max(1));
-    let mut network = Conv4Embedding::new(device, shape, batch, parameters, normalisation)?;
+    let mut batch = IMAGES_PER_BATCH.min(dataset.images().len().max(1));
+    // Smaller batches where the memory does not suffice: the training run or other programs may take most of it.
+    let mut network = loop {
+        match Conv4Embedding::new(device, shape, batch, parameters, normalisation) {
+            Err(trueshot_cuda::Error::OutOfMemory { .. }) if batch > 1 => batch = batch.div_ceil(4),
+            other => break other?,
+        }
+    };
     let mut features = Vec::with_capacity(dataset.images().len() * shape.features());
     for images in dataset.images().chunks(batch) {
         let bytes: Vec<u8> = images.iter().flat_map(|image| image.pixels.iter().copied()).collect();

@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -254,7 +254,7 @@ impl MamlTrainee {
             on_gpu: false,
         };
         episodes.check()?;
-        let rows = |dataset: Option<Dataset>| dataset.map(|dataset| dataset.rows(None)).transpose();
+        let rows = |dataset: Option<Arc<Dataset>>| dataset.map(|dataset| dataset.rows(None)).transpose();
         let (rows, outliers) = (rows(validation)?, rows(validation_outliers)?);
         let validation = rows.map(|rows| (rows, outliers));
         if let Some((rows, outliers)) = &validation {

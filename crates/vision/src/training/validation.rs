@@ -44,8 +44,7 @@ pub(super) fn validate_backbone(
     method: NamedMethod,
 ) -> trueshot::Result<Option<Validation>> {
     let Some(dataset) = &datasets.validation else { return Ok(None) };
-    let outliers = datasets.validation_outliers.as_ref();
-    let outliers = outliers.map(embed).transpose()?;
+    let outliers = datasets.validation_outliers.as_deref().map(embed).transpose()?;
     judge.validate(&embed(dataset)?, outliers.as_ref(), method).map(Some)
 }
 
