@@ -25,6 +25,7 @@ mod serve;
 mod subprocess;
 mod support_argument;
 mod threads;
+mod time_limit;
 mod train;
 
 use std::ffi::OsString;

@@ -5,6 +5,7 @@
 //! sizes (JSON) and `training` the configuration it was trained with (TOML). A file that lacks a tensor, or has an
 //! unexpected one or one of another shape, is refused with the name of that tensor.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use serde::Serialize;
@@ -16,6 +17,10 @@ use crate::tensors::Tensors;
 
 /// The version of the file format, in the note `format`.
 pub const VERSION: &str = "trueshot-model/1";
+
+/// The kind of a file that holds a backbone and a head that were trained together. Its tensors are those of both, with the
+/// prefixes `backbone.` and `head.`; the notes are those of the backbone, and `head_kind` and `head_config`.
+pub const JOINT: &str = "joint";
 
 /// The contents of a model file: named parameters and notes.
 ///
@@ -46,16 +51,16 @@ impl Model {
         Model { tensors }
     }
 
-    /// Reads a model file.
+    /// Reads a model file. Of a backbone and a head that were trained together ([`JOINT`]), the model is the head.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Ok(Model { tensors: Tensors::open_if(path.as_ref(), check_format)? })
+        Ok(Model { tensors: head_part(Tensors::open_if(path.as_ref(), check_format)?) })
     }
 
     /// Reads the bytes of a model file; error messages call it `name`.
     pub fn read_bytes(bytes: &[u8], name: &str) -> Result<Self> {
         let tensors = Tensors::read_bytes(bytes.to_vec(), name)?;
         check_format(&tensors)?;
-        Ok(Model { tensors })
+        Ok(Model { tensors: head_part(tensors) })
     }
 
     /// The kind of network: `tranfs`, `relabel`, `conv4` and so on.
@@ -120,6 +125,41 @@ fn check_format(tensors: &Tensors) -> Result<()> {
         None => format!("it has no metadata 'format'; a model has '{VERSION}'"),
     };
     Err(Error::Malformed { path: tensors.path().into(), format: "model", problem })
+}
+
+/// The file of a backbone and a head that were trained together. Notes of the backbone are kept.
+pub fn joint_file(backbone: &Tensors, head: &Model) -> Tensors {
+    let mut file = Tensors::default();
+    backbone.notes().for_each(|(key, text)| file.set_note(key, text));
+    file.set_note("kind", JOINT);
+    file.set_note("head_kind", head.kind());
+    file.set_note("head_config", head.note("config").unwrap_or_default());
+    file.insert_all("backbone.", backbone);
+    file.insert_all("head.", head.tensors());
+    file
+}
+
+/// The head of a joint file; other files as they are.
+fn head_part(file: Tensors) -> Tensors {
+    if file.note("kind") != Some(JOINT) {
+        return file;
+    }
+    let mut head = file.with_prefix("head.");
+    head.set_note("format", VERSION);
+    head.set_note("kind", file.note("head_kind").unwrap_or("unknown"));
+    head.set_note("config", file.note("head_config").unwrap_or_default());
+    head
+}
+
+/// The backbone of a joint file; other files as they are.
+pub fn backbone_part(file: &Tensors) -> Cow<'_, Tensors> {
+    if file.note("kind") != Some(JOINT) {
+        return Cow::Borrowed(file);
+    }
+    let mut backbone = file.with_prefix("backbone.");
+    file.notes().for_each(|(key, text)| backbone.set_note(key, text));
+    backbone.set_note("kind", file.note("architecture").unwrap_or("unknown"));
+    Cow::Owned(backbone)
 }
 
 /// Converts a flat parameter buffer to named tensors.

@@ -1,6 +1,8 @@
 //! The interface of the learned heads ([`crate::tranfs::Tranfs`], [`crate::relabel::Relabel`]): models that are trained
 //! on episodes of embeddings.
 
+use std::ops::Range;
+
 use crate::parameters::ParameterLayout;
 
 /// One episode with everything a loss needs. Classes may have any sizes, and items come in any order.
@@ -110,6 +112,12 @@ pub trait JointHead: Head {
         gradient: &mut [f32],
         feature_gradient: &mut [f32],
     ) -> Vec<f64>;
+
+    /// The parameters that hold the mean of all features. Training a head alone leaves them as they are; training it
+    /// together with a backbone must keep them up to date. `None` if the head does not use the mean.
+    fn feature_mean(&self) -> Option<Range<usize>> {
+        None
+    }
 }
 
 /// The gradients of one episode's features.

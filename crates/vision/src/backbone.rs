@@ -134,6 +134,7 @@ impl Backbone {
     }
 
     fn with_options(tensors: &Tensors, name: &str, options: &BackboneOptions) -> Result<Self> {
+        let tensors = &*model::backbone_part(tensors);
         let is_efficientnet = tensors.note("architecture") == Some(EFFICIENTNET_ARCHITECTURE);
         let architecture = if is_efficientnet { EFFICIENTNET_ARCHITECTURE } else { CONV4_ARCHITECTURE };
         check_options(options, is_efficientnet)?;

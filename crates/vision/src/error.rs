@@ -29,6 +29,19 @@ pub enum Error {
         /// The first file that was skipped, with the reason.
         skipped: Option<String>,
     },
+    /// A joint run has no backbone or no head to start from.
+    #[error("a joint run starts from a trained backbone and a trained head, but one of them was not given")]
+    NothingToStartFrom,
+    /// A backbone to start from was trained on images of another size or colour.
+    #[error("the backbone {path} takes {own}, but the run has {wanted}")]
+    OtherImages {
+        /// The backbone.
+        path: PathBuf,
+        /// Its images, such as `colour images of 84 px`.
+        own: String,
+        /// The images of the run.
+        wanted: String,
+    },
     /// The folders are splits, not classes.
     #[error("{path} contains {found}, which are splits rather than classes")]
     SplitFolders {
@@ -230,6 +243,15 @@ impl Error {
                 ];
                 let ways: Vec<&str> = ways.iter().filter(|(is_there, _)| *is_there).map(|(_, way)| *way).collect();
                 Some(ways.join(", or "))
+            }
+            Error::NothingToStartFrom => Some(match has("--head") {
+                true => "give both with --backbone and --head, or the model of an earlier joint run with --from; \
+                         `trueshot train backbone`, `embed` and `train relabel` make them"
+                    .into(),
+                false => "give both, or the model of an earlier joint run".into(),
+            }),
+            Error::OtherImages { .. } if has("--size") => {
+                Some("give the images that the backbone takes with --size and --colour".into())
             }
             Error::NoSplits { .. } if has("--split-file") => Some(
                 "give its classes with --split-file: a JSON file, or cifar-fs, cub, fc100, miniimagenet or tieredimagenet"

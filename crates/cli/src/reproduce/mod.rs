@@ -19,6 +19,7 @@ mod runner;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
@@ -88,6 +89,9 @@ pub struct Arguments {
     /// Number of threads [default: all cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Stop after this time: training saves a checkpoint, and the same command continues later (exit status 130)
+    #[arg(long, value_name = "MINUTES", value_parser = crate::time_limit::parse_minutes)]
+    job_minutes: Option<Duration>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -111,7 +115,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return print_escaped(&dry_run_text(&jobs, &needed, &planned, &cache));
     }
     let (parallel, threads) = (arguments.jobs.into(), arguments.threads);
-    JobRunner { jobs: &jobs, needed: &needed, cache: &cache, parallel, threads }.run()?;
+    let deadline = arguments.job_minutes.map(|limit| Instant::now() + limit);
+    JobRunner { jobs: &jobs, needed: &needed, cache: &cache, parallel, threads, deadline }.run()?;
     let reproduction = report(&experiments, &settings, &jobs, &planned, &sources, &cache, out)?;
     for (name, text) in [
         ("report.html", reproduction.html()),
@@ -123,7 +128,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let (tables, figures) = (reproduction.tables.len(), reproduction.figures.len());
     say!("{}: {tables} tables and {figures} figures", out.join("report.html").display());
+    for (device, times) in training_times(&jobs, &needed, &cache) {
+        say!("training on {device}: {} in {} runs", duration(times.iter().sum()), times.len());
+    }
     Ok(())
+}
+
+/// The seconds of every training run, by device.
+fn training_times(jobs: &Jobs, needed: &[usize], cache: &ResultCache) -> BTreeMap<String, Vec<f64>> {
+    let mut times: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let needed = needed.iter().map(|&job| &jobs.all()[job]).filter(|job| job.kind.is_training());
+    for record in needed.filter_map(|job| cache.read_record(job)) {
+        times.entry(record.device.unwrap_or_else(|| "the CPU".into())).or_default().push(record.seconds);
+    }
+    times
 }
 
 /// The requested tables and figures, each on one dataset.

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use trueshot::tensors::Tensors;
+
 use super::jobs::{Job, hex};
 use crate::messages::say;
 use crate::output::write_file;
@@ -21,8 +23,11 @@ pub struct ResultRecord {
     pub command: String,
     /// The SHA-256 of the result.
     pub sha256: String,
-    /// The duration of the command.
+    /// The duration of the command, with that of earlier runs that were stopped.
     pub seconds: f64,
+    /// The GPU of a training run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// The version of the program.
     pub version: String,
 }
@@ -90,16 +95,41 @@ impl ResultCache {
         Ok(())
     }
 
+    /// The record of a finished job.
+    pub fn read_record(&self, job: &Job) -> Option<ResultRecord> {
+        serde_json::from_str(&std::fs::read_to_string(self.record_path(job)).ok()?).ok()
+    }
+
+    fn time_path(&self, job: &Job) -> PathBuf {
+        self.path(job).with_extension("seconds")
+    }
+
+    /// The time of earlier runs of a job that were stopped, in seconds.
+    fn earlier_time(&self, job: &Job) -> f64 {
+        let text = std::fs::read_to_string(self.time_path(job)).unwrap_or_default();
+        text.trim().parse().ok().filter(|seconds: &f64| seconds.is_finite()).unwrap_or(0.0)
+    }
+
+    /// Adds the time of a run of a job that was stopped.
+    pub fn add_time(&self, job: &Job, seconds: f64) -> anyhow::Result<()> {
+        write_file(&self.time_path(job), &format!("{}\n", self.earlier_time(job) + seconds))
+    }
+
     /// Writes the record of a finished job.
     pub fn record(&self, job: &Job, command: String, seconds: f64) -> anyhow::Result<()> {
+        let is_model = job.kind.is_training();
+        let model = is_model.then(|| Tensors::open(self.path(job))).transpose()?;
         let record = ResultRecord {
             key: job.key.clone(),
             command,
             sha256: sha256(&self.path(job))?,
-            seconds,
+            seconds: seconds + self.earlier_time(job),
+            device: model.and_then(|model| model.note("device").map(Into::into)),
             version: env!("CARGO_PKG_VERSION").into(),
         };
-        write_file(&self.record_path(job), &(serde_json::to_string_pretty(&record)? + "\n"))
+        write_file(&self.record_path(job), &(serde_json::to_string_pretty(&record)? + "\n"))?;
+        let _ = std::fs::remove_file(self.time_path(job));
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Condvar, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
@@ -24,6 +24,14 @@ pub struct JobRunner<'a> {
     pub parallel: usize,
     /// The number of threads, divided among parallel jobs; `None`: as many as cores.
     pub threads: Option<usize>,
+    /// When to stop.
+    pub deadline: Option<Instant>,
+}
+
+/// Ends the program before all jobs are done.
+fn stop(reason: &str) -> ! {
+    say!("{reason}; run the same command again to continue");
+    std::process::exit(130);
 }
 
 /// Which jobs were started and which finished, by position in [`JobRunner::needed`].
@@ -95,13 +103,17 @@ impl JobRunner<'_> {
                 self.cache.remove(job)?;
             }
         }
+        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            stop("the time of --job-minutes is over");
+        }
         say!("");
         say!("[{}/{}] {} (about {})", position + 1, self.needed.len(), job.label, duration(job.estimate));
         let start = Instant::now();
-        let status = self.command(job, lock)?.status().context("cannot start this program again")?;
+        let status = self.command(job, lock, left)?.status().context("cannot start this program again")?;
         if status.code() == Some(130) || status.code().is_none() {
-            say!("stopped; run the same command again to continue");
-            std::process::exit(130);
+            self.cache.add_time(job, start.elapsed().as_secs_f64())?;
+            stop("stopped");
         }
         let log = self.log_path(job);
         if !status.success() {
@@ -117,7 +129,8 @@ impl JobRunner<'_> {
         self.cache.record(job, self.jobs.command(job), start.elapsed().as_secs_f64())
     }
 
-    fn command(&self, job: &Job, lock: &File) -> anyhow::Result<Command> {
+    /// The command of a job; `left` is the time until the deadline.
+    fn command(&self, job: &Job, lock: &File, left: Option<Duration>) -> anyhow::Result<Command> {
         let result = self.cache.path(job);
         let folder = result
             .parent()
@@ -129,6 +142,9 @@ impl JobRunner<'_> {
         command.current_dir(folder).args(self.jobs.arguments(job)).stdin(lock.try_clone()?);
         if job.kind.is_training() {
             command.arg("--resume");
+            if let Some(left) = left {
+                command.args(["--minutes", &(left.as_secs_f64() / 60.0).to_string()]);
+            }
         }
         if self.parallel > 1 {
             // The messages of parallel jobs would be mixed on the terminal.

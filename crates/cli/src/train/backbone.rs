@@ -88,6 +88,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         pictures: &configuration.pictures,
         validate_every: configuration.validation.every,
         parameters: "parameters",
+        same_source_outliers: false,
     };
     training.train(run, &configuration, |datasets| {
         say_device("training", device.as_ref(), reason.as_deref());

@@ -27,10 +27,12 @@ pub struct TrainingDisplay {
     /// Steps done when this process began, and when that was.
     started: (u64, Instant),
     drawn: Instant,
+    /// When the run is to stop.
+    deadline: Option<Instant>,
 }
 
 impl TrainingDisplay {
-    pub fn new() -> Self {
+    pub fn new(deadline: Option<Instant>) -> Self {
         let all = MultiProgress::new();
         let bar = all.add(ProgressBar::new(0));
         let line = |bar: ProgressBar| {
@@ -52,6 +54,7 @@ impl TrainingDisplay {
             steps: 0,
             started: (0, now),
             drawn: now,
+            deadline,
         }
     }
 
@@ -134,7 +137,10 @@ impl Observer for TrainingDisplay {
 
 impl Progress for TrainingDisplay {
     fn update(&self, _done: u64, _total: u64) -> ControlFlow<()> {
-        check_interrupted()
+        match self.deadline {
+            Some(deadline) if Instant::now() >= deadline => ControlFlow::Break(()),
+            _ => check_interrupted(),
+        }
     }
 }
 

@@ -159,6 +159,9 @@ pub struct ImageTraining<'a> {
     pub validate_every: u64,
     /// What its parameters are called.
     pub parameters: &'static str,
+    /// Whether outliers that are not given are images to train on: in training of classes that are not in the episode, in
+    /// validation any of them.
+    pub same_source_outliers: bool,
 }
 
 impl ImageTraining<'_> {
@@ -172,7 +175,7 @@ impl ImageTraining<'_> {
         let claim = run.claim()?;
         let (steps, seed) = (self.steps, self.seed);
         let outcome = run.threads.run(|| {
-            let datasets = load_datasets(self.data, self.pictures)?;
+            let datasets = load_datasets(self.data, self.pictures, self.same_source_outliers)?;
             let training_run = TrainingRun {
                 title: self.title,
                 steps,
@@ -244,6 +247,7 @@ fn has_validation(data: &training::DataSettings) -> bool {
 fn load_datasets(
     data: &training::DataSettings,
     pictures: &training::ImageSettings,
+    same_source_outliers: bool,
 ) -> anyhow::Result<Datasets> {
     anyhow::ensure!(
         is_given(&data.train),
@@ -255,6 +259,8 @@ fn load_datasets(
     let mut datasets = Datasets::new(load_images(pictures, &train, ImageUse::Training)?, None);
     if let Some(others) = &others {
         datasets.outliers = Some(Arc::new(load_images(pictures, others, ImageUse::Outliers)?));
+    } else if same_source_outliers {
+        datasets.outliers = Some(datasets.train.clone());
     }
     if !has_validation(data) {
         say!("no validation data (--val, --split-file): the model of the last step will be kept");
@@ -266,8 +272,11 @@ fn load_datasets(
     for warning in Overlap::between(&datasets.train, &validation).warnings() {
         say!("warning: {warning}");
     }
-    if is_given(&data.validation_outliers) {
-        let mut outliers = open_outliers(data, &data.validation_outliers)?;
+    let validation_outliers = match is_given(&data.validation_outliers) {
+        true => Some(open_outliers(data, &data.validation_outliers)?),
+        false => same_source_outliers.then_some(train),
+    };
+    if let Some(mut outliers) = validation_outliers {
         outliers.keep_first(VALIDATION_OUTLIERS.div_ceil(outliers.classes().len()));
         let outliers = load_images(pictures, &outliers, ImageUse::ValidationOutliers)?;
         datasets.validation_outliers = Some(Arc::new(outliers));

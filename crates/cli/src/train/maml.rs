@@ -102,6 +102,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         pictures: &configuration.pictures,
         validate_every: configuration.validation.every,
         parameters: "parameters",
+        same_source_outliers: false,
     };
     training.train(run, &configuration, |datasets| {
         let trainee = MamlTrainee::new(configuration.clone(), datasets)?;

@@ -4,11 +4,12 @@ mod backbone;
 mod display;
 mod heads;
 mod image_training;
+mod joint;
 mod maml;
 mod negmargin;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use trueshot::training::{Claim, Files, Outcome, RunOptions, Start, Trainee};
@@ -34,6 +35,7 @@ enum TrainCommand {
     Backbone(Box<backbone::Arguments>),
     Tranfs(Box<heads::TranfsArguments>),
     Relabel(Box<heads::RelabelArguments>),
+    Joint(Box<joint::Arguments>),
     Maml(Box<maml::Arguments>),
     Negmargin(Box<negmargin::Arguments>),
 }
@@ -43,6 +45,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         TrainCommand::Backbone(arguments) => backbone::train(arguments),
         TrainCommand::Tranfs(arguments) => heads::train_tranfs(arguments),
         TrainCommand::Relabel(arguments) => heads::train_relabel(arguments),
+        TrainCommand::Joint(arguments) => joint::train(arguments),
         TrainCommand::Maml(arguments) => maml::train(arguments),
         TrainCommand::Negmargin(arguments) => negmargin::train(arguments),
     }
@@ -67,6 +70,9 @@ pub struct RunArguments {
     /// Maximum time between checkpoints, in seconds; a checkpoint is also written after every validation
     #[arg(long, default_value_t = 60.0, value_name = "S")]
     save_every: f64,
+    /// Stop after this time as after Ctrl-C, with a checkpoint and exit status 130; continue with --resume
+    #[arg(long, value_name = "MINUTES", value_parser = crate::time_limit::parse_minutes)]
+    minutes: Option<Duration>,
     /// Steps between lines in the metrics file
     #[arg(long, default_value_t = 100, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     record_every: u64,
@@ -125,7 +131,7 @@ impl RunArguments {
             say!("no checkpoint next to {}: starting from step 0", plan.output.display());
         }
         handle_interrupts();
-        let mut display = TrainingDisplay::new();
+        let mut display = TrainingDisplay::new(self.minutes.map(|limit| Instant::now() + limit));
         let outcome = claim.train(trainee, &plan, &mut display);
         display.finish();
         Ok(outcome?)

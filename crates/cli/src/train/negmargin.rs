@@ -64,6 +64,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         pictures: &configuration.pictures,
         validate_every: configuration.validation.every,
         parameters: "parameters of the backbone",
+        same_source_outliers: false,
     };
     training.train(run, &configuration, |datasets| {
         let trainee = NegMarginTrainee::new(configuration.clone(), datasets)?;

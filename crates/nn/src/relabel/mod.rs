@@ -45,6 +45,8 @@ pub use gram_space::GramSpace;
 pub use network_input::RelabelInput;
 pub use training::dropout_batches;
 
+use std::ops::Range;
+
 use crate::head::{Episode, FeatureStatistics, Head, JointHead};
 use crate::parameters::ParameterLayout;
 use crate::real::Real;
@@ -215,5 +217,9 @@ impl JointHead for Relabel {
         feature_gradient: &mut [f32],
     ) -> Vec<f64> {
         self.losses_and_gradient(parameters, episodes, seed, gradient, Some(feature_gradient))
+    }
+
+    fn feature_mean(&self) -> Option<Range<usize>> {
+        self.network.feature_mean()
     }
 }

@@ -44,12 +44,12 @@ impl ImagePreparer {
         super::shape(&self.preprocessing)
     }
 
-    fn scratch(&self) -> PrepareScratch {
+    pub fn scratch(&self) -> PrepareScratch {
         PrepareScratch { augmenter: Augmenter::default() }
     }
 
     /// Some images, each a row of a data set, changed as they are in that step.
-    fn prepare(
+    pub fn prepare(
         &self,
         rows: &[(&Dataset, u32)],
         step: u64,

@@ -1,6 +1,6 @@
 //! Training on images. This file trains the Conv4 of the paper: one episode per step, batch norm over its images, the
-//! loss of nearest prototypes, AdamW. [`maml`] and [`negmargin`] train the two baselines that have networks of their
-//! own.
+//! loss of nearest prototypes, AdamW. [`joint`] trains a Conv4 and a head together; [`maml`] and [`negmargin`] train the two
+//! baselines that have networks of their own.
 //!
 //! The loop is the core's ([`trueshot::training`]); here is what it trains. While a step runs, a [`Loader`] draws
 //! and changes the images of the next. Validation embeds all its images once under the running statistics
@@ -11,6 +11,7 @@ mod configuration;
 mod datasets;
 #[cfg(feature = "cuda")]
 mod gpu;
+pub mod joint;
 mod loss;
 pub mod maml;
 pub mod negmargin;
@@ -301,5 +302,5 @@ fn initial_parameters(
         let mut rng = Rng::new(seed, Purpose::Parameters, 0);
         return Ok(conv4::initial(channels, &mut || rng.fraction()));
     }
-    Ok(model::flat(layout, &Tensors::open(from)?)?)
+    Ok(model::flat(layout, &model::backbone_part(&Tensors::open(from)?))?)
 }

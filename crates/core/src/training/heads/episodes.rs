@@ -79,9 +79,52 @@ pub(super) struct Blend {
 
 impl TrainingEpisode {
     /// The rows of the support items, then of the queries, before blending; `true` marks rows of the outliers.
-    pub(super) fn rows(&self) -> Vec<(u32, bool)> {
+    pub fn rows(&self) -> Vec<(u32, bool)> {
         let items = self.items.iter().map(|item| (item.row, item.truth.is_none()));
         items.chain(self.queries.iter().map(|&(row, _)| (row, false))).collect()
+    }
+
+    /// The labels of the support items and of the queries.
+    pub fn labels(&self) -> EpisodeLabels {
+        EpisodeLabels {
+            classes: self.classes,
+            given: self.items.iter().map(|item| item.given).collect(),
+            truth: self.items.iter().map(|item| item.truth).collect(),
+            query_classes: self.queries.iter().map(|&(_, class)| class).collect(),
+        }
+    }
+}
+
+/// The labels of an episode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EpisodeLabels {
+    /// The number of classes.
+    pub classes: usize,
+    /// The given label of each support item, possibly wrong.
+    pub given: Vec<u32>,
+    /// The true class of each support item; `None` for outliers.
+    pub truth: Vec<Option<u32>>,
+    /// The class of each query.
+    pub query_classes: Vec<u32>,
+}
+
+impl EpisodeLabels {
+    /// The number of support items and queries.
+    pub fn rows(&self) -> usize {
+        self.given.len() + self.query_classes.len()
+    }
+
+    /// The episode in the form that a head reads, with the rows of the support items followed by those of the queries.
+    pub fn episode<'a>(&'a self, rows: &'a [&'a [f32]]) -> head::Episode<'a> {
+        let (support, queries) = rows.split_at(self.given.len());
+        head::Episode {
+            classes: self.classes,
+            support,
+            given: &self.given,
+            truth: &self.truth,
+            queries,
+            query_classes: &self.query_classes,
+        }
     }
 }
 
@@ -203,15 +246,18 @@ impl<'a> TrainingEpisodes<'a> {
         work: impl FnOnce(&[head::Episode<'_>]) -> T,
     ) -> T {
         buffers.resize_with(buffers.len().max(drawn.len()), RowBuffer::default);
-        let gathered: Vec<Gathered<'_>> =
-            drawn.iter().zip(buffers).map(|(drawn, buffer)| self.gather(drawn, buffer)).collect();
+        let gathered: Vec<(EpisodeLabels, Vec<&[f32]>)> = drawn
+            .iter()
+            .zip(buffers)
+            .map(|(drawn, buffer)| (drawn.labels(), self.gather(drawn, buffer)))
+            .collect();
         let episodes: Vec<head::Episode<'_>> =
-            drawn.iter().zip(&gathered).map(|(drawn, gathered)| gathered.episode(drawn)).collect();
+            gathered.iter().map(|(labels, rows)| labels.episode(rows)).collect();
         work(&episodes)
     }
 
-    /// Gathers the rows of one episode.
-    fn gather<'b>(&'b self, drawn: &TrainingEpisode, buffer: &'b mut RowBuffer) -> Gathered<'b> {
+    /// Gathers the rows of one episode: support items, then queries.
+    fn gather<'b>(&'b self, drawn: &TrainingEpisode, buffer: &'b mut RowBuffer) -> Vec<&'b [f32]> {
         let EpisodeData { embeddings, outliers } = self.data_sets[drawn.data_set];
         let mut wanted = drawn.rows();
         let count = wanted.len();
@@ -220,12 +266,7 @@ impl<'a> TrainingEpisodes<'a> {
         let mut rows = fetch(&EpisodeData { embeddings, outliers }, &wanted, &mut buffer.decoded);
         let others = rows.split_off(count);
         apply_blends(&drawn.blends, &mut rows, &others, &mut buffer.blended);
-        Gathered {
-            rows,
-            given: drawn.items.iter().map(|item| item.given).collect(),
-            truth: drawn.items.iter().map(|item| item.truth).collect(),
-            query_classes: drawn.queries.iter().map(|&(_, class)| class).collect(),
-        }
+        rows
     }
 }
 
@@ -260,29 +301,6 @@ fn apply_blends<'a>(
             *out = own + share * (other - own);
         }
         rows[index] = out;
-    }
-}
-
-/// The rows and labels of one episode, in the form that a head reads.
-struct Gathered<'a> {
-    /// Support items, then queries.
-    rows: Vec<&'a [f32]>,
-    given: Vec<u32>,
-    truth: Vec<Option<u32>>,
-    query_classes: Vec<u32>,
-}
-
-impl Gathered<'_> {
-    fn episode(&self, drawn: &TrainingEpisode) -> head::Episode<'_> {
-        let (support, queries) = self.rows.split_at(self.given.len());
-        head::Episode {
-            classes: drawn.classes,
-            support,
-            given: &self.given,
-            truth: &self.truth,
-            queries,
-            query_classes: &self.query_classes,
-        }
     }
 }
 

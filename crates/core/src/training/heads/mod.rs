@@ -17,7 +17,7 @@ mod tranfs;
 mod validation;
 
 pub use configuration::Configuration;
-pub use episodes::{RowBuffer, TrainingEpisode, TrainingEpisodes};
+pub use episodes::{EpisodeLabels, RowBuffer, TrainingEpisode, TrainingEpisodes};
 #[cfg(feature = "cuda")]
 pub use gpu::GpuHead;
 pub use overlap::overlaps;
@@ -30,14 +30,14 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use toml::Table;
 use trueshot_nn::adamw::AdamWConfig;
-use trueshot_nn::head::{FeatureStatistics, Head};
+use trueshot_nn::head::{FeatureStatistics, JointHead};
 
 use self::validation::Validator;
 use super::{CpuWeights, Trainee, TrainingSession, Validation};
 use crate::embeddings::Embeddings;
 use crate::episode::EpisodeData;
 use crate::error::{Error, Result};
-use crate::method::Method;
+use crate::method::{Method, RELABEL, RelabelConfig, TRANFS, TranfsConfig};
 use crate::model::Model;
 use crate::ranges::require;
 use crate::rng::{IndexSampler, Purpose, Rng};
@@ -46,7 +46,7 @@ use crate::tensors::Tensors;
 /// A network that can be trained as a head, with its model file and its use as a method.
 pub trait LearnedHead: Send + Sync {
     /// The network.
-    fn head(&self) -> &dyn Head;
+    fn head(&self) -> &dyn JointHead;
 
     /// The model file of the head with the given parameters.
     fn model(&self, parameters: &[f32]) -> Model;
@@ -301,6 +301,30 @@ fn check_dimensions<M: HeadOptions>(
         None => Ok(first),
         Some(other) => Err(Error::OtherDimension { first, other }),
     }
+}
+
+/// The head of a model for features of `dim` dimensions, and its parameters.
+///
+/// # Errors
+/// If the model is not a head, or was trained on features of another dimension.
+pub fn open_head(model: &Model, dim: usize) -> Result<(Arc<dyn LearnedHead>, Vec<f32>)> {
+    let (own_dim, head) = match model.kind() {
+        TRANFS => {
+            let TranfsConfig { dim, options } = model.config()?;
+            (Some(dim), options.check().and_then(|()| options.build(dim)))
+        }
+        _ => {
+            model.expect_kind(RELABEL)?;
+            let RelabelConfig { dim, options } = model.config()?;
+            (dim, options.check().and_then(|()| options.build(dim.unwrap_or(1))))
+        }
+    };
+    if let Some(own) = own_dim.filter(|&own| own != dim) {
+        return Err(Error::ModelDimension { path: model.tensors().path().into(), features: dim, model: own });
+    }
+    let head = head.map_err(|_| model.malformed("its metadata 'config' has sizes that no model has"))?;
+    let parameters = model.parameters(head.head().layout())?;
+    Ok((head.into(), parameters))
 }
 
 /// Initial parameters, or those of the model `configuration.from` if it is set.

@@ -1,6 +1,6 @@
 //! Training of Relabel: the default configuration, and how its options become a network, a model file and a method.
 
-use trueshot_nn::head::Head;
+use trueshot_nn::head::{Head, JointHead};
 use trueshot_nn::relabel::Relabel;
 
 use super::configuration::{Configuration, CountRange, Data, Episodes, Validation};
@@ -70,7 +70,7 @@ impl HeadOptions for RelabelOptions {
 }
 
 impl LearnedHead for RelabelHead {
-    fn head(&self) -> &dyn Head {
+    fn head(&self) -> &dyn JointHead {
         &self.network
     }
 

@@ -77,8 +77,21 @@ impl Method for MeanMethod {
     }
 }
 
+impl JointHead for Shift {
+    fn losses_with_feature_gradient(
+        &self,
+        _parameters: &[f32],
+        _episodes: &[head::Episode<'_>],
+        _seed: u64,
+        _gradient: &mut [f32],
+        _feature_gradient: &mut [f32],
+    ) -> Vec<f64> {
+        unreachable!("this head is trained on embeddings alone")
+    }
+}
+
 impl LearnedHead for Shift {
-    fn head(&self) -> &dyn Head {
+    fn head(&self) -> &dyn JointHead {
         self
     }
 

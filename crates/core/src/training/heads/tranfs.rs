@@ -1,6 +1,6 @@
 //! Training of TraNFS: the default configuration, and how its options become a network, a model file and a method.
 
-use trueshot_nn::head::Head;
+use trueshot_nn::head::{Head, JointHead};
 use trueshot_nn::tranfs::Tranfs;
 
 use super::configuration::{Configuration, CountRange, Data, Episodes, Validation};
@@ -73,7 +73,7 @@ impl HeadOptions for TranfsOptions {
 }
 
 impl LearnedHead for TranfsHead {
-    fn head(&self) -> &dyn Head {
+    fn head(&self) -> &dyn JointHead {
         &self.network
     }
 

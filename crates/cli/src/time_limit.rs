@@ -1,0 +1,27 @@
+//! Time limits in minutes, as options of commands.
+
+use std::time::Duration;
+
+/// Parses a positive number of minutes.
+pub fn parse_minutes(text: &str) -> Result<Duration, String> {
+    let minutes: f64 = text.parse().map_err(|_| "not a number of minutes".to_string())?;
+    let duration = Duration::try_from_secs_f64(60.0 * minutes).ok().filter(|duration| !duration.is_zero());
+    // Longer limits are as good as none, and cannot be added to every point in time.
+    let longest = Duration::from_secs(365 * 24 * 3600);
+    duration
+        .filter(|&duration| duration <= longest)
+        .ok_or_else(|| "allowed: above 0 and at most 525600".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn minutes_are_positive_numbers_of_at_most_a_year() {
+        assert_eq!(parse_minutes("0.5"), Ok(Duration::from_secs(30)));
+        for text in ["0", "-1", "x", "", "nan", "inf", "1e9"] {
+            assert!(parse_minutes(text).is_err(), "{text}");
+        }
+    }
+}

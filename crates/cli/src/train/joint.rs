@@ -1,0 +1,101 @@
+//! `trueshot train joint`: trains a backbone and a head together.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use trueshot::noise::NoiseLevels;
+use trueshot::training::configuration;
+use trueshot_vision::training::joint::{JointConfiguration, JointTrainee};
+
+use super::RunArguments;
+use super::image_training::{ImageTraining, ImageTrainingFlags};
+
+/// Train a backbone and a head (TraNFS or Relabel) together
+///
+/// Both start from trained models: a Conv4 of `train backbone`, and a head of `train tranfs` or `train relabel` on its
+/// embeddings. Every step has several noisy episodes of images; the loss is that of the head, plus that of nearest prototypes
+/// on the true labels. Outliers are images of training classes that are not in the episode, unless --outliers is given. The
+/// model is the running average of the parameters, one file for both: `embed --backbone FILE` reads the backbone, and
+/// `--methods relabel:model=FILE` (or tranfs) the head. DATASET is what `train backbone` accepts.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot train joint mini/train --val mini/val --backbone conv4.safetensors --head relabel.safetensors \\
+      -o joint.safetensors
+  trueshot train joint mini/train --val mini/val --from joint.safetensors --rate 7e-4 -o joint2.safetensors
+  trueshot embed mini/test --backbone joint.safetensors -o test.safetensors
+  trueshot eval test.safetensors --methods protonet,relabel:model=joint.safetensors")]
+pub struct Arguments {
+    #[command(flatten)]
+    run: RunArguments,
+    #[command(flatten)]
+    options: ImageTrainingFlags,
+    #[command(flatten)]
+    own: JointFlags,
+}
+
+/// Options of joint training.
+#[derive(Args, Serialize)]
+struct JointFlags {
+    /// Backbone to start from
+    #[arg(long, value_name = "MODEL", help_heading = "Models")]
+    backbone: Option<PathBuf>,
+    /// Head to start from, trained on embeddings of this backbone
+    #[arg(long, value_name = "MODEL", help_heading = "Models")]
+    head: Option<PathBuf>,
+    /// Weight of the loss of nearest prototypes on the true labels [default: 0.5]
+    #[arg(long, value_name = "W", help_heading = "Optimiser")]
+    prototype_weight: Option<f64>,
+    /// Part that the running average of the parameters keeps in each step; 0: no average [default: 0.999]
+    #[arg(long, value_name = "SHARE", help_heading = "Optimiser")]
+    average: Option<f64>,
+    #[command(flatten)]
+    episodes: EpisodeFlags,
+}
+
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Training episodes")]
+struct EpisodeFlags {
+    /// Most images per step; a step has as many episodes as fit [default: 520]
+    #[arg(long, value_name = "N")]
+    images_per_step: Option<usize>,
+    /// Classes per episode
+    #[arg(long, value_name = "N")]
+    ways: Option<usize>,
+    /// Labelled images per class: a step draws one of these numbers; a repeated number is drawn more often [default:
+    /// 5,5,5,5,10]
+    #[arg(long, value_name = "K,..", value_delimiter = ',')]
+    shots: Option<Vec<usize>>,
+    /// Queries per class
+    #[arg(long, value_name = "Q")]
+    queries: Option<usize>,
+    /// Noise type (symmetric, paired or outlier) and the levels to draw from, in percent; can be repeated
+    #[arg(short, long, value_name = "TYPE=LEVEL,..")]
+    noise: Option<Vec<NoiseLevels>>,
+}
+
+pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
+    let Arguments { run, options, own } = arguments;
+    run.device.require_cpu("a backbone and a head cannot be trained together on a GPU")?;
+    let (drawings, photographs) = (JointConfiguration::drawings(), JointConfiguration::photographs());
+    let configuration = options.read(run, configuration::table(own), drawings, photographs)?;
+    configuration.check()?;
+    let training = ImageTraining {
+        title: format!(
+            "Conv4 of {} px and a head, {} steps",
+            configuration.pictures.size, configuration.steps
+        ),
+        seed: configuration.seed,
+        steps: configuration.steps,
+        data: &configuration.data,
+        pictures: &configuration.pictures,
+        validate_every: configuration.validation.every,
+        parameters: "parameters",
+        same_source_outliers: true,
+    };
+    training.train(run, &configuration, |datasets| {
+        let trainee = JointTrainee::new(configuration.clone(), datasets)?;
+        let count = trainee.parameters()?.len();
+        Ok((trainee, count))
+    })
+}

@@ -1,0 +1,89 @@
+//! The images of the episodes of a step ([`JointBatches`]).
+
+use std::sync::Arc;
+
+use trueshot::episode::EpisodeData;
+use trueshot::rng::{IndexSampler, Purpose, Rng};
+use trueshot::training::heads::{EpisodeLabels, TrainingEpisodes};
+
+use super::configuration::JointEpisodeSettings;
+use crate::dataset::Dataset;
+use crate::loader::BatchSource;
+use crate::training::batches::{ImagePreparer, PrepareScratch};
+
+/// The episodes of one step.
+pub(super) struct JointBatch {
+    /// The labels of each episode.
+    pub labels: Vec<EpisodeLabels>,
+    /// The images of the first episode's support items, then of its queries, then those of the second episode, ..:
+    /// `[image][row][column][channel]`, normalised.
+    pub images: Vec<f32>,
+    /// Decides the dropout masks.
+    pub dropout_seed: u64,
+}
+
+/// Draws the episodes of steps and makes their images.
+pub(super) struct JointBatches {
+    pub preparer: ImagePreparer,
+    /// What outlier noise draws from. If it is the data set to train on, outliers are of classes that are not in the
+    /// episode.
+    pub outliers: Option<Arc<Dataset>>,
+    pub episodes: JointEpisodeSettings,
+    pub seed: u64,
+}
+
+impl JointBatches {
+    /// Checks once that all episodes can be drawn.
+    pub fn check(&self) -> trueshot::Result<()> {
+        self.episodes.shots.iter().try_for_each(|&shots| self.source(shots).map(drop))
+    }
+
+    fn source(&self, shots: usize) -> trueshot::Result<TrainingEpisodes<'_>> {
+        let data = EpisodeData {
+            embeddings: self.preparer.dataset.labels(),
+            outliers: self.outliers.as_deref().map(Dataset::labels),
+        };
+        TrainingEpisodes::new(vec![data], &self.episodes.with_shots(shots), self.seed)
+    }
+
+    /// The number of shots of a step, and its episodes as images and labels.
+    fn draw(&self, step: u64, sampler: &mut IndexSampler) -> (Vec<(&Dataset, u32)>, Vec<EpisodeLabels>) {
+        let choices = &self.episodes.shots;
+        let shots = choices[Rng::new(self.seed, Purpose::Training, step).below(choices.len())];
+        let source = self.source(shots).expect("checked before");
+        let most = choices.iter().map(|&shots| self.episodes.per_step(shots)).max().unwrap_or(1) as u64;
+        let (own, outliers) = (&*self.preparer.dataset, self.outliers.as_deref());
+        let (mut images, mut labels) = (Vec::new(), Vec::new());
+        for index in 0..self.episodes.per_step(shots) as u64 {
+            let episode = source.draw(step * most + index, sampler).expect("checked before");
+            let dataset = |is_outlier: bool| match is_outlier {
+                true => outliers.expect("the sampler asked for outliers"),
+                false => own,
+            };
+            images.extend(episode.rows().into_iter().map(|(row, is_outlier)| (dataset(is_outlier), row)));
+            labels.push(episode.labels());
+        }
+        (images, labels)
+    }
+}
+
+impl BatchSource for JointBatches {
+    type Batch = JointBatch;
+    type Scratch = (IndexSampler, PrepareScratch);
+
+    fn scratch(&self) -> (IndexSampler, PrepareScratch) {
+        (IndexSampler::default(), self.preparer.scratch())
+    }
+
+    fn make(
+        &self,
+        step: u64,
+        (sampler, scratch): &mut (IndexSampler, PrepareScratch),
+        old: Option<JointBatch>,
+    ) -> JointBatch {
+        let (rows, labels) = self.draw(step, sampler);
+        let mut images = old.map(|batch| batch.images).unwrap_or_default();
+        self.preparer.prepare(&rows, step, scratch, &mut images);
+        JointBatch { labels, images, dropout_seed: Rng::new(self.seed, Purpose::Dropout, step).number() }
+    }
+}

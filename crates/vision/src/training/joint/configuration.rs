@@ -1,0 +1,165 @@
+//! The configuration of the training of a backbone and a head together.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use trueshot::noise::NoiseLevels;
+use trueshot::ranges::require;
+use trueshot::training::heads::configuration::{CountRange, Episodes};
+use trueshot::training::{Optimiser, ScheduleKind};
+
+use crate::augment::Augmentation;
+use crate::error::{Error, Result};
+use crate::training::configuration::{
+    BackboneConfiguration, DataSettings, ImageSettings, MAX_IMAGES, ValidationSettings, check_common,
+    check_noise, flatten_noise,
+};
+use crate::training::validation::Validator;
+
+/// How to train a backbone and a head together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JointConfiguration {
+    /// Same seed, same model.
+    pub seed: u64,
+    /// The number of updates of the parameters.
+    pub steps: u64,
+    /// A model of an earlier joint run to start from; empty: none.
+    pub from: PathBuf,
+    /// The backbone to start from; empty: that of `from`.
+    pub backbone: PathBuf,
+    /// The head to start from, a TraNFS or Relabel for features of this backbone; empty: that of `from`.
+    pub head: PathBuf,
+    /// The weight of the loss of nearest prototypes, which are computed from the true labels; it is added to the loss of
+    /// the head.
+    pub prototype_weight: f64,
+    /// The part, 0 to 1, that the average of the parameters keeps in each step. The average is what is validated and
+    /// saved; 0: no average.
+    pub average: f64,
+    /// What to train and validate on.
+    pub data: DataSettings,
+    /// What becomes of the images.
+    pub pictures: ImageSettings,
+    /// What training episodes are like.
+    pub episodes: JointEpisodeSettings,
+    /// How images are changed in training.
+    pub augmentation: Augmentation,
+    /// How the model is judged on the way.
+    pub validation: ValidationSettings,
+    /// How the parameters are changed.
+    pub optimiser: Optimiser,
+}
+
+/// What training episodes are like. All episodes of a step have the same number of shots.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JointEpisodeSettings {
+    /// The most images of a step: a step has as many episodes as fit, and at least one.
+    pub images_per_step: usize,
+    /// Classes.
+    pub ways: usize,
+    /// Numbers of labelled images per class that a step draws one of; a number that is listed twice is twice as likely.
+    pub shots: Vec<usize>,
+    /// Queries per class.
+    pub queries: usize,
+    /// Noise types and levels that an episode draws one of.
+    pub noise: Vec<NoiseLevels>,
+}
+
+impl JointEpisodeSettings {
+    /// The number of episodes of a step.
+    pub(super) fn per_step(&self, shots: usize) -> usize {
+        (self.images_per_step / (self.ways * (shots + self.queries)).max(1)).max(1)
+    }
+
+    /// The options of episodes with one of the numbers of shots.
+    pub(super) fn with_shots(&self, shots: usize) -> Episodes {
+        Episodes {
+            per_step: self.per_step(shots),
+            ways: vec![CountRange::exactly(self.ways)],
+            shots: vec![CountRange::exactly(shots)],
+            queries: self.queries,
+            noise: self.noise.clone(),
+            blended: 0.0,
+            mixed: 0.0,
+        }
+    }
+}
+
+impl JointConfiguration {
+    /// Photographs: eight episodes of 5 shots per step, or, in a fifth of the steps, five of 10 shots.
+    pub fn photographs() -> Self {
+        Self::with_defaults_of(BackboneConfiguration::photographs())
+    }
+
+    /// The same for the built-in drawings.
+    pub fn drawings() -> Self {
+        Self::with_defaults_of(BackboneConfiguration::drawings())
+    }
+
+    fn with_defaults_of(backbone: BackboneConfiguration) -> Self {
+        let noise = ["symmetric=0,20,40,60", "paired=0,20,40", "outlier=0,20,40,60"];
+        JointConfiguration {
+            seed: 0,
+            steps: 30_000,
+            from: PathBuf::new(),
+            backbone: PathBuf::new(),
+            head: PathBuf::new(),
+            prototype_weight: 0.5,
+            average: 0.999,
+            data: backbone.data,
+            pictures: backbone.pictures,
+            episodes: JointEpisodeSettings {
+                images_per_step: 520,
+                ways: 5,
+                shots: vec![5, 5, 5, 5, 10],
+                queries: 8,
+                noise: noise.map(|levels| levels.parse().expect("a valid constant")).to_vec(),
+            },
+            augmentation: backbone.augmentation,
+            validation: backbone.validation,
+            optimiser: Optimiser {
+                rate: 5e-4,
+                warm_up: 0.0,
+                schedule: ScheduleKind::Cosine,
+                floor: 0.01,
+                ..Optimiser::default()
+            },
+        }
+    }
+
+    /// Refuses numbers that make no sense, with those that would.
+    pub fn check(&self) -> Result<()> {
+        let JointConfiguration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
+        let JointEpisodeSettings { images_per_step, ways, shots, queries, noise } = &self.episodes;
+        check_noise(&flatten_noise(noise))?;
+        require("episodes.shots", "empty", !shots.is_empty(), "at least one number")?;
+        require("episodes.queries", *queries, *queries > 0, "1 or more")?;
+        let most = shots.iter().map(|shots| ways.saturating_mul(shots.saturating_add(*queries))).max();
+        let most = most.unwrap_or(0).max(*images_per_step);
+        require("images per step", most, (1..=MAX_IMAGES).contains(&most), "1 to 10000")?;
+        let weight = self.prototype_weight;
+        require("prototype_weight", weight, weight.is_finite() && weight >= 0.0, "0 or more")?;
+        require("average", self.average, (0.0..1.0).contains(&self.average), "from 0 to less than 1")?;
+        check_common(*steps, *seed, pictures, augmentation, validation, optimiser)
+    }
+
+    /// The files of the backbone and of the head to start from.
+    ///
+    /// # Errors
+    /// If one of them is not given.
+    pub(super) fn starting_files(&self) -> Result<(&Path, &Path)> {
+        let [backbone, head] = [&self.backbone, &self.head].map(|own| match own.as_os_str().is_empty() {
+            true => &*self.from,
+            false => &**own,
+        });
+        match backbone.as_os_str().is_empty() || head.as_os_str().is_empty() {
+            true => Err(Error::NothingToStartFrom),
+            false => Ok((backbone, head)),
+        }
+    }
+
+    pub(super) fn validator(&self) -> Validator {
+        self.validation.validator(&self.episodes.noise)
+    }
+}

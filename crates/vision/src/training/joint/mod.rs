@@ -1,0 +1,161 @@
+//! Training of a Conv4 and a head (TraNFS or Relabel) together.
+//!
+//! Start with [`JointTrainee::new`]. Both start from trained models: a backbone, and a head that was trained on the features of
+//! this backbone. A step has several noisy episodes of images. The loss is that of the head, plus the loss of nearest
+//! prototypes on true labels, which keeps the features useful by themselves. What is validated and saved is a running average
+//! of the parameters.
+//!
+//! The model file holds both: `trueshot embed --backbone FILE` reads the backbone, and `--methods relabel:model=FILE` (or
+//! `tranfs`) the head.
+
+mod batches;
+mod configuration;
+mod session;
+
+use std::borrow::Cow;
+use std::path::Path;
+use std::sync::Arc;
+
+use trueshot::method::NamedMethod;
+use trueshot::model::{self, Model};
+use trueshot::tensors::Tensors;
+use trueshot::training::heads::{LearnedHead, open_head};
+use trueshot::training::{CpuWeights, Trainee, TrainingSession, Validation};
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::conv4;
+
+pub use configuration::{JointConfiguration, JointEpisodeSettings};
+
+use super::batches::ImagePreparer;
+use super::validation::{embed_dataset, validate_backbone};
+use super::{Datasets, backbone_file};
+use crate::backbone::Backbone;
+use crate::error::{Error, Result};
+use crate::loader::Loader;
+use crate::preprocess::Preprocessing;
+use batches::{JointBatch, JointBatches};
+use session::{CpuJointSession, PARTS, joint_layout};
+
+/// A backbone and a head in training: loads the batches and validates, while a [`TrainingSession`] computes.
+pub struct JointTrainee {
+    session: Box<dyn TrainingSession<Batch = JointBatch>>,
+    head: Arc<dyn LearnedHead>,
+    /// The number of the backbone's parameters, which come first.
+    backbone_len: usize,
+    loader: Loader<JointBatches>,
+    datasets: Datasets,
+    configuration: JointConfiguration,
+}
+
+impl JointTrainee {
+    /// A trainee on the CPU.
+    ///
+    /// # Errors
+    /// If an option is outside its range, the backbone or the head cannot be read, the head does not fit the backbone, or
+    /// the data has too few classes or images.
+    pub fn new(configuration: JointConfiguration, datasets: Datasets) -> Result<Self> {
+        configuration.check()?;
+        let (backbone_path, head_path) = configuration.starting_files()?;
+        let backbone = starting_backbone(backbone_path, &configuration.pictures.preprocessing())?;
+        let shape = super::shape(&configuration.pictures.preprocessing());
+        let (head, head_parameters) = open_head(&Model::open(head_path)?, shape.features())?;
+        let (seed, pictures) = (configuration.seed, &configuration.pictures);
+        let batches = JointBatches {
+            preparer: ImagePreparer::new(datasets.train.clone(), pictures, &configuration.augmentation, seed),
+            outliers: datasets.outliers.clone(),
+            episodes: configuration.episodes.clone(),
+            seed,
+        };
+        batches.check()?;
+        if let Some((rows, outliers)) = datasets.validation_labels() {
+            configuration.validator().check(rows, outliers)?;
+        }
+        let layout = joint_layout(&conv4::layout(shape.channels), head.head().layout());
+        let backbone_len = backbone.len();
+        let parameters = [backbone, head_parameters].concat();
+        let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
+        let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
+        let session = CpuJointSession {
+            average: parameters.clone(),
+            weights: CpuWeights::new(layout, parameters, PARTS, config, optimiser, steps),
+            head: head.clone(),
+            backbone_len,
+            shape,
+            prototype_weight: configuration.prototype_weight,
+            decay: configuration.average,
+            pass: None,
+        };
+        let loader = super::loader(batches);
+        Ok(JointTrainee { session: Box::new(session), head, backbone_len, loader, datasets, configuration })
+    }
+
+    /// The average of the parameters: those of the backbone, then those of the head.
+    ///
+    /// # Errors
+    /// If they cannot be read from a GPU.
+    pub fn parameters(&self) -> trueshot::Result<Cow<'_, [f32]>> {
+        self.session.parameters()
+    }
+}
+
+/// The parameters of the backbone to start from, which must take images of size and colour `wanted`.
+fn starting_backbone(path: &Path, wanted: &Preprocessing) -> Result<Vec<f32>> {
+    let file = Tensors::open(path)?;
+    let tensors = model::backbone_part(&file);
+    let own = Backbone::from_tensors(&tensors, &path.to_string_lossy())?.preprocessing().clone();
+    if (own.size, own.channels) != (wanted.size, wanted.channels) {
+        let images = |preprocessing: &Preprocessing| {
+            let kind = if preprocessing.channels.count() == 1 { "drawings" } else { "colour images" };
+            format!("{kind} of {} px", preprocessing.size)
+        };
+        return Err(Error::OtherImages { path: path.into(), own: images(&own), wanted: images(wanted) });
+    }
+    Ok(model::flat(&conv4::layout(wanted.channels.count()), &tensors)?)
+}
+
+impl Trainee for JointTrainee {
+    fn terms(&self) -> Vec<String> {
+        let mut terms: Vec<String> =
+            self.head.head().loss_terms().iter().map(|term| term.to_string()).collect();
+        if self.configuration.prototype_weight > 0.0 {
+            terms.push("prototypes".into());
+        }
+        terms
+    }
+
+    fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
+        let batch = self.loader.take(step);
+        let losses = self.session.step(step, &batch);
+        self.loader.give_back(step, batch);
+        losses
+    }
+
+    fn rate(&self, step: u64) -> f64 {
+        self.session.rate(step)
+    }
+
+    fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
+        let parameters = self.parameters()?.into_owned();
+        let (of_backbone, of_head) = parameters.split_at(self.backbone_len);
+        let backbone = Backbone::from_parameters(self.configuration.pictures.preprocessing(), of_backbone);
+        let method = NamedMethod { label: "head".into(), method: self.head.method(of_head) };
+        let embed = |dataset: &crate::dataset::Dataset| embed_dataset(dataset, &backbone);
+        validate_backbone(&self.configuration.validator(), &self.datasets, &embed, method)
+    }
+
+    fn state(&self) -> trueshot::Result<Tensors> {
+        self.session.save()
+    }
+
+    fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
+        self.session.load(state)
+    }
+
+    fn model(&self) -> trueshot::Result<Tensors> {
+        let parameters = self.parameters()?;
+        let (of_backbone, of_head) = parameters.split_at(self.backbone_len);
+        let preprocessing = self.configuration.pictures.preprocessing();
+        let backbone = backbone_file(&self.configuration, &preprocessing, of_backbone);
+        Ok(model::joint_file(&backbone, &self.head.model(of_head)))
+    }
+}
