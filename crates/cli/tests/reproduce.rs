@@ -67,6 +67,25 @@ fn a_run_that_is_killed_again_and_again_ends_in_the_same_report() {
 }
 
 #[test]
+fn a_run_in_periods_ends_in_the_same_report_and_tells_the_time_of_all() {
+    let (whole, periods) = (folder(), folder());
+    reproduce(whole.path());
+    let period = |minutes: &str| {
+        let mut command = std::process::Command::new(TRUESHOT);
+        command.args(TABLE).arg(periods.path()).args(["--job-minutes", minutes]).output().unwrap()
+    };
+    let first = period("0.00001");
+    assert_eq!(first.status.code(), Some(130), "{}", text(&first.stderr));
+    assert!(text(&first.stderr).contains("run the same command again to continue"));
+    let stopped = (0..100).map(|_| period("0.05")).find(|run| run.status.code() != Some(130)).unwrap();
+    let message = text(&stopped.stderr);
+    assert!(stopped.status.success(), "{message}");
+    assert!(message.contains("training on ") && message.contains(" runs"), "{message}");
+    assert_eq!(reports(whole.path()), reports(periods.path()));
+    assert!(results(periods.path(), ".seconds").is_empty(), "times of stopped runs are in the records");
+}
+
+#[test]
 fn what_is_done_stays_done_and_what_was_tampered_with_is_made_again() {
     let out = folder();
     let out = out.path();

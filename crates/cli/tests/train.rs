@@ -225,6 +225,19 @@ fn a_training_that_comes_second_changes_nothing_and_a_killed_one_blocks_nobody()
 }
 
 #[test]
+fn a_run_with_a_time_limit_stops_with_a_checkpoint_and_is_resumed() {
+    let folder = TrainingFolder::new();
+    let limited = [&ENDLESS[..], &["--minutes", "0.005"]].concat();
+    let ended = folder.train("m.safetensors", &limited).assert().code(130);
+    let message = text(&ended.get_output().stderr);
+    assert!(message.contains("all saved; resume with the same command and --resume"), "{message}");
+    assert!(folder.path("m.checkpoint").exists());
+    let resumed = folder.train("m.safetensors", &[&limited[..], &["--resume"]].concat()).assert().code(130);
+    assert!(text(&resumed.get_output().stderr).contains("resuming after step "));
+    misused(folder.train("m.safetensors", &["--minutes", "0"]), &["allowed: above 0 and at most 525600"]);
+}
+
+#[test]
 fn neither_threads_nor_the_way_options_are_given_change_the_model() {
     let folder = TrainingFolder::new();
     folder.train("one.safetensors", &["--steps", "40", "--threads", "1"]).assert().success();

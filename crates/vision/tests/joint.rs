@@ -42,8 +42,7 @@ fn dim() -> usize {
 fn starting_models(folder: &Path, options: &impl HeadOptions, dim: usize) -> (PathBuf, PathBuf) {
     let mut configuration = BackboneConfiguration::photographs();
     configuration.pictures.size = SIZE;
-    configuration.episodes.ways = 3;
-    configuration.validation.ways = 3;
+    (configuration.episodes.shots, configuration.episodes.queries) = (2, 3);
     let backbone =
         BackboneTrainee::new(configuration, Datasets::new(dataset(&folder.join("train"), true), None));
     let (backbone_path, head_path) = (folder.join("backbone.safetensors"), folder.join("head.safetensors"));

@@ -63,7 +63,7 @@ struct EpisodeFlags {
     #[arg(long, value_name = "N")]
     ways: Option<usize>,
     /// Labelled images per class: a step draws one of these numbers; a repeated number is drawn more often [default:
-    /// 5,5,5,5,10]
+    /// 5,5,5,5,10; omniglot: 5]
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     shots: Option<Vec<usize>>,
     /// Queries per class

@@ -178,11 +178,35 @@ impl<'a> TrainingEpisodes<'a> {
     /// # Errors
     /// If the noise cannot be applied to the episode.
     pub fn draw(&self, index: u64, index_sampler: &mut IndexSampler) -> Result<TrainingEpisode> {
+        self.draw_with(index, |count, rng| rng.below(count), index_sampler)
+    }
+
+    /// Like [`TrainingEpisodes::draw`], with entry number `shots` of the list of shots instead of a random one. There must
+    /// be one data set.
+    ///
+    /// # Errors
+    /// If the noise cannot be applied to the episode.
+    pub fn draw_with_shots(
+        &self,
+        index: u64,
+        shots: usize,
+        index_sampler: &mut IndexSampler,
+    ) -> Result<TrainingEpisode> {
+        self.draw_with(index, |_, _| shots, index_sampler)
+    }
+
+    /// Draws an episode; `choose_shots` selects one of the given number of entries of the list of shots.
+    fn draw_with(
+        &self,
+        index: u64,
+        choose_shots: impl FnOnce(usize, &mut Rng) -> usize,
+        index_sampler: &mut IndexSampler,
+    ) -> Result<TrainingEpisode> {
         let mut rng = Rng::new(self.seed, Purpose::Training, index);
         let data_set = rng.below(self.data_sets.len());
         let by_ways = &self.shapes[data_set];
         let by_shots = &by_ways[rng.below(by_ways.len())];
-        let shape = &by_shots[rng.below(by_shots.len())];
+        let shape = &by_shots[choose_shots(by_shots.len(), &mut rng)];
         let levels = &shape.noises[rng.below(shape.noises.len())];
         let noise = levels[rng.below(levels.len())];
         let episode = shape.sampler.episode(index, index_sampler);

@@ -35,27 +35,32 @@ pub(super) struct JointBatches {
 impl JointBatches {
     /// Checks once that all episodes can be drawn.
     pub fn check(&self) -> trueshot::Result<()> {
-        self.episodes.shots.iter().try_for_each(|&shots| self.source(shots).map(drop))
+        self.source().map(drop)
     }
 
-    fn source(&self, shots: usize) -> trueshot::Result<TrainingEpisodes<'_>> {
+    fn source(&self) -> trueshot::Result<TrainingEpisodes<'_>> {
         let data = EpisodeData {
             embeddings: self.preparer.dataset.labels(),
             outliers: self.outliers.as_deref().map(Dataset::labels),
         };
-        TrainingEpisodes::new(vec![data], &self.episodes.with_shots(shots), self.seed)
+        TrainingEpisodes::new(vec![data], &self.episodes.options(), self.seed)
     }
 
-    /// The number of shots of a step, and its episodes as images and labels.
-    fn draw(&self, step: u64, sampler: &mut IndexSampler) -> (Vec<(&Dataset, u32)>, Vec<EpisodeLabels>) {
+    /// The episodes of a step, with entry number `chosen` of the list of shots, as images and labels.
+    fn draw(
+        &self,
+        step: u64,
+        chosen: usize,
+        sampler: &mut IndexSampler,
+    ) -> (Vec<(&Dataset, u32)>, Vec<EpisodeLabels>) {
         let choices = &self.episodes.shots;
-        let shots = choices[Rng::new(self.seed, Purpose::Training, step).below(choices.len())];
-        let source = self.source(shots).expect("checked before");
+        let source = self.source().expect("checked before");
         let most = choices.iter().map(|&shots| self.episodes.per_step(shots)).max().unwrap_or(1) as u64;
         let (own, outliers) = (&*self.preparer.dataset, self.outliers.as_deref());
         let (mut images, mut labels) = (Vec::new(), Vec::new());
-        for index in 0..self.episodes.per_step(shots) as u64 {
-            let episode = source.draw(step * most + index, sampler).expect("checked before");
+        for index in 0..self.episodes.per_step(choices[chosen]) as u64 {
+            let episode =
+                source.draw_with_shots(step * most + index, chosen, sampler).expect("checked before");
             let dataset = |is_outlier: bool| match is_outlier {
                 true => outliers.expect("the sampler asked for outliers"),
                 false => own,
@@ -81,9 +86,11 @@ impl BatchSource for JointBatches {
         (sampler, scratch): &mut (IndexSampler, PrepareScratch),
         old: Option<JointBatch>,
     ) -> JointBatch {
-        let (rows, labels) = self.draw(step, sampler);
+        let mut rng = Rng::new(self.seed, Purpose::Dropout, step);
+        let (dropout_seed, chosen) = (rng.number(), rng.below(self.episodes.shots.len()));
+        let (rows, labels) = self.draw(step, chosen, sampler);
         let mut images = old.map(|batch| batch.images).unwrap_or_default();
         self.preparer.prepare(&rows, step, scratch, &mut images);
-        JointBatch { labels, images, dropout_seed: Rng::new(self.seed, Purpose::Dropout, step).number() }
+        JointBatch { labels, images, dropout_seed }
     }
 }

@@ -72,12 +72,12 @@ impl JointEpisodeSettings {
         (self.images_per_step / (self.ways * (shots + self.queries)).max(1)).max(1)
     }
 
-    /// The options of episodes with one of the numbers of shots.
-    pub(super) fn with_shots(&self, shots: usize) -> Episodes {
+    /// The same options as those of episodes of embeddings.
+    pub(super) fn options(&self) -> Episodes {
         Episodes {
-            per_step: self.per_step(shots),
+            per_step: 1,
             ways: vec![CountRange::exactly(self.ways)],
-            shots: vec![CountRange::exactly(shots)],
+            shots: self.shots.iter().map(|&shots| CountRange::exactly(shots)).collect(),
             queries: self.queries,
             noise: self.noise.clone(),
             blended: 0.0,
@@ -92,9 +92,11 @@ impl JointConfiguration {
         Self::with_defaults_of(BackboneConfiguration::photographs())
     }
 
-    /// The same for the built-in drawings.
+    /// The same for the built-in drawings, always with 5 shots: there are twenty drawings of a character.
     pub fn drawings() -> Self {
-        Self::with_defaults_of(BackboneConfiguration::drawings())
+        let mut configuration = Self::with_defaults_of(BackboneConfiguration::drawings());
+        configuration.episodes.shots = vec![5];
+        configuration
     }
 
     fn with_defaults_of(backbone: BackboneConfiguration) -> Self {
