@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trueshot_nn::head::Episode;
+use trueshot_nn::head::{Episode, Head};
 use trueshot_nn::parameters::Role;
 
 use super::configuration::{CountRange, Data, Episodes};
@@ -81,7 +81,7 @@ impl JointHead for Shift {
     fn losses_with_feature_gradient(
         &self,
         _parameters: &[f32],
-        _episodes: &[head::Episode<'_>],
+        _episodes: &[Episode<'_>],
         _seed: u64,
         _gradient: &mut [f32],
         _feature_gradient: &mut [f32],

@@ -289,7 +289,7 @@ mod tests {
             for row in 0..labels.rows() {
                 let class = class(labels, row) as usize;
                 images.extend((0..SHAPE.pixels()).map(|pixel| {
-                    let stripe = if (pixel / (class + 1)) % 2 == 0 { 1.0 } else { -1.0 };
+                    let stripe = if (pixel / (class + 1)).is_multiple_of(2) { 1.0 } else { -1.0 };
                     (stripe + rng.fraction() - 0.5) as f32
                 }));
             }
