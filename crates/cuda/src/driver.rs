@@ -637,6 +637,7 @@ impl<T> Drop for Buffer<T> {
 }
 
 /// A part of a [`Buffer`], as an argument of a kernel.
+#[derive(Debug, Clone, Copy)]
 pub struct Address<T> {
     address: u64,
     element: PhantomData<T>,

@@ -16,6 +16,7 @@ mod divider;
 pub mod driver;
 mod error;
 mod images;
+pub mod joint;
 pub mod relabel;
 #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
 mod testing;

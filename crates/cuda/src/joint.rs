@@ -1,0 +1,61 @@
+//! A backbone and a head in training together on the GPU.
+//!
+//! [`HeadTraining`] is the interface of the heads. A step runs the backbone on the images of all episodes, writes the
+//! features to [`HeadTraining::features`], lets the head compute its losses and the gradient of the features, continues the
+//! backward pass through the backbone, and updates both with one optimiser.
+
+use crate::driver::{Address, Buffer};
+use crate::error::Result;
+
+/// What the update of a head depends on when it is trained together with a backbone.
+#[derive(Debug, Clone, Copy)]
+pub struct BackboneUpdate {
+    /// Not 0 if a gradient of the backbone overflowed: then nothing is updated, and the step is repeated with the same inputs.
+    pub overflow: Address<u32>,
+    /// Sums of squares of the backbone's gradients, which count in the norm that is clipped.
+    pub squares: Address<f64>,
+    /// The number of these sums.
+    pub square_count: usize,
+}
+
+/// A head whose features a backbone computes in the same step.
+///
+/// The rows of a step are numbered in the order of the episodes: the support items of the first episode, its queries, the
+/// support items of the second, and so on.
+pub trait HeadTraining {
+    /// The episodes of one step.
+    type StepInput;
+    /// The terms of the loss of one step, each the mean over the episodes.
+    type StepLosses;
+
+    /// The parameters.
+    fn parameters(&self) -> &Buffer<f32>;
+
+    /// The features of a step, `[row][dim]`. The backbone fills them before the losses are computed.
+    fn features(&self) -> &Buffer<f32>;
+
+    /// The gradient of the mean loss over the episodes with respect to [`HeadTraining::features`], `[row][dim]`.
+    /// [`HeadTraining::record_losses`] overwrites the rows of the step.
+    fn feature_gradient(&self) -> &Buffer<f32>;
+
+    /// Copies the inputs of the next steps to the device. True if buffers were allocated anew: graphs that were recorded
+    /// before are no longer valid.
+    ///
+    /// # Panics
+    /// If there are more than [`STEP_SLOTS`](crate::conv4::STEP_SLOTS) steps, or an input is not consistent.
+    fn prepare(&mut self, steps: &[Self::StepInput]) -> Result<bool>;
+
+    /// Starts the kernels from the features to the losses, the gradients of the parameters and that of the features.
+    fn record_losses(&self) -> Result<()>;
+
+    /// The sums of squares of the gradients of the parameters, after [`HeadTraining::record_losses`]; only valid if the head
+    /// was made with clipping.
+    fn squares(&self) -> &Buffer<f64>;
+
+    /// Starts the kernels that update the parameters and go on to the next step. They do nothing if
+    /// [`BackboneUpdate::overflow`] is set or the loss is not finite.
+    fn record_update(&self, backbone: &BackboneUpdate) -> Result<()>;
+
+    /// Waits for the device and returns the losses of the steps that were finished since the last call.
+    fn finished_losses(&mut self) -> Result<Vec<Self::StepLosses>>;
+}
