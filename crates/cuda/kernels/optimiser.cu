@@ -123,10 +123,11 @@ DEVICE void update_running(float* parameters, int parts, int channel, float mean
   *running_var += 0.1f * (var * (count / fmaxf(count - 1.f, 1.f)) - *running_var);
 }
 
-// AdamW on all parameters, `len` threads. The thread of a bias also updates the running statistics of its channel.
+// AdamW on all parameters, `len` threads. The thread of a bias also updates the running statistics of its channel. The other
+// squares are those of gradients that are clipped together with these.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     update_parameters(float* parameters, float* first_moments, float* second_moments, const float* gradients,
-                      const double* squares, int square_count, NormSums in, u16* forward, u16* backward, const float* rates,
+                      const double* squares, int square_count, const double* other_squares, int other_count, NormSums in, u16* forward, u16* backward, const float* rates,
                       const TrainingState* state, AdamW options, Conv4Layout layout, int len) {
   const int index = blockIdx.x * UPDATE_THREADS + threadIdx.x;
   if (index >= len || state->overflow) return;
@@ -153,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
   if (options.clip > 0.f) {
     double square = 0.0;
     for (int i = 0; i < square_count; i++) square += squares[i];
+    for (int i = 0; i < other_count; i++) square += other_squares[i];
     const double norm = sqrt(square);
     if (norm > options.clip) factor = (float)(options.clip / norm);
   }
