@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     at = parts_start(layout, block + 1) + (is_beta ? BETA : GAMMA) + channel;
   }
   if (at >= 0) {
-    if (!is_finite(gradient)) atomicOr(&state->overflow, 1u);
+    if (!is_finite(gradient)) atomicOr(&state->overflow, GRADIENT_OVERFLOW);
     gradient /= state->scale;
     gradients[at] = gradient;
   }
@@ -223,6 +223,7 @@ extern "C" __global__ void __launch_bounds__(256)
   mean_losses[step_slot(state)] = total / queries;
   if (overflow) {
     state->overflow = 0;
+    if (overflow & OTHER_SIZE) return;
     state->scale *= 0.5f;
     state->good_steps = 0;
     return;

@@ -19,14 +19,17 @@ use trueshot_nn::conv4::{Shape, WIDTH};
 
 use crate::driver::{Device, Graph, KernelTimes};
 use crate::error::Result;
-use network::Conv4Network;
-use optimiser::{Conv4Optimiser, TrainingState};
+use optimiser::TrainingState;
 use prototypes::PrototypeLoss;
 
 pub use embedding::Conv4Embedding;
-pub(crate) use images::ImageFeed;
 pub use images::{DeviceImages, ImageRequest, StepImages};
 pub use prototypes::Prototypes;
+
+pub(crate) use images::ImageFeed;
+pub(crate) use network::Conv4Network;
+pub(crate) use optimiser::{Conv4Optimiser, OtherSquares};
+pub(crate) use prototypes::EpisodeShape;
 
 /// The number of steps that the device holds inputs and results of (`kernels/common.cuh`).
 pub const STEP_SLOTS: usize = 64;
@@ -291,7 +294,7 @@ impl Conv4Training {
         self.graph()?;
         let graph = self.graph.as_ref().expect("just recorded");
         let (first, target) = (self.done, self.done + count as u32);
-        self.done = self.optimiser.finish_steps(first, count, || graph.launch())?;
+        self.done = self.optimiser.finish_steps(first, count, |_| graph.launch())?;
         self.optimiser.losses(first, self.done, target)
     }
 

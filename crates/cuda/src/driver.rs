@@ -650,6 +650,11 @@ pub struct Address<T> {
 }
 
 impl<T> Address<T> {
+    /// The address `bytes` bytes after this one, of values of another type.
+    pub(crate) fn offset<U>(self, bytes: usize) -> Address<U> {
+        Address { address: self.address + bytes as u64, element: PhantomData }
+    }
+
     /// The address, for structures that are passed to kernels.
     pub(crate) fn address(&self) -> u64 {
         self.address

@@ -1,8 +1,15 @@
 //! A backbone and a head in training together on the GPU.
 //!
-//! [`HeadTraining`] is the interface of the heads. A step runs the backbone on the images of all episodes, writes the
-//! features to [`HeadTraining::features`], lets the head compute its losses and the gradient of the features, continues the
-//! backward pass through the backbone, and updates both with one optimiser.
+//! Start with [`JointTraining`]. [`HeadTraining`] is the interface of the heads. A step runs the backbone on the images of all
+//! episodes, writes the features to [`HeadTraining::features`], lets the head compute its losses and the gradient of the
+//! features, adds the loss of nearest prototypes on true labels, continues the backward pass through the backbone, and updates
+//! both with one optimiser. A running average of the parameters is kept beside them.
+
+mod inputs;
+mod training;
+
+pub use inputs::{JointEpisode, JointPart, JointStep};
+pub use training::{JointOptions, JointState, JointTraining};
 
 use crate::driver::{Address, Buffer};
 use crate::error::Result;
@@ -24,9 +31,9 @@ pub struct BackboneUpdate {
 /// support items of the second, and so on.
 pub trait HeadTraining {
     /// The episodes of one step.
-    type StepInput;
+    type StepInput: for<'a> From<&'a JointStep>;
     /// The terms of the loss of one step, each the mean over the episodes.
-    type StepLosses;
+    type StepLosses: Into<Vec<f32>>;
 
     /// The parameters.
     fn parameters(&self) -> &Buffer<f32>;
@@ -58,4 +65,26 @@ pub trait HeadTraining {
 
     /// Waits for the device and returns the losses of the steps that were finished since the last call.
     fn finished_losses(&mut self) -> Result<Vec<Self::StepLosses>>;
+
+    /// Parameters and state of the optimiser.
+    fn weights(&self) -> Result<HeadWeights>;
+
+    /// Replaces parameters and state of the optimiser.
+    fn load_weights(&mut self, weights: &HeadWeights) -> Result<()>;
 }
+
+/// Parameters and state of the optimiser of a head.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct HeadWeights {
+    /// The parameters.
+    pub parameters: Vec<f32>,
+    /// Running means of the gradients.
+    pub first_moments: Vec<f32>,
+    /// Running means of the squared gradients.
+    pub second_moments: Vec<f32>,
+    /// The number of updates so far.
+    pub updates: u64,
+}
+
+#[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
+mod tests;

@@ -38,7 +38,7 @@ pub enum StepImages {
 
 impl StepImages {
     /// The number of images.
-    pub(super) fn count(&self, shape: Shape) -> usize {
+    pub(crate) fn count(&self, shape: Shape) -> usize {
         match self {
             StepImages::Prepared(values) => values.len() / shape.pixels(),
             StepImages::Requests(requests) => requests.len(),

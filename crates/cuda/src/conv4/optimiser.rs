@@ -71,6 +71,11 @@ impl Conv4Optimiser {
         })
     }
 
+    /// Where kernels mark that the current step must not update anything.
+    pub fn overflow(&self) -> Address<u32> {
+        self.state.at(0).offset(std::mem::offset_of!(TrainingState, overflow))
+    }
+
     /// Everything that later steps depend on.
     pub fn state(&self, network: &Conv4Network) -> Result<Conv4State> {
         let TrainingState { updates, scale, good_steps, .. } = self.state.read()?[0];
@@ -143,18 +148,13 @@ impl Conv4Optimiser {
         self.device.launch(Queue::Main, "finish_step", Grid::new(1, 256), &arguments)
     }
 
-    /// Launches a step until `count` more steps than `done` are finished; steps that overflow are repeated. Returns the
-    /// number of finished steps, which is smaller if a step overflows with the smallest loss scale.
-    pub fn finish_steps(
-        &self,
-        done: u32,
-        count: usize,
-        mut launch: impl FnMut() -> Result<()>,
-    ) -> Result<u32> {
+    /// Calls `launch` with the numbers of `count` steps after the first `done`; steps that overflow are repeated. Returns
+    /// the number of finished steps, which is smaller than `done + count` if a step overflows with the smallest loss scale.
+    pub fn finish_steps(&self, done: u32, count: usize, launch: impl Fn(u32) -> Result<()>) -> Result<u32> {
         let (mut done, target) = (done, done + count as u32);
         while done < target {
-            for _ in done..target {
-                launch()?;
+            for step in done..target {
+                launch(step)?;
             }
             let state = self.state.read()?[0];
             done = state.step;
