@@ -10,4 +10,5 @@
 #include "tranfs.cu"
 #include "tranfs_losses.cu"
 #include "tranfs_update.cu"
+#include "tranfs_joint.cu"
 #include "relabel.cu"
