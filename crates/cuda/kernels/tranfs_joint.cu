@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_query_gradient
         p[c][i] = c < count && i * 32 + lane < columns
                       ? t.prototypes[(long)(e.first_class + first + c) * t.dim + start + i * 32 + lane]
                       : 0.f;
-#pragma unroll 2
+#pragma unroll 1
     for (int query = threadIdx.x >> 5; query < e.queries; query += LOSS_WARPS) {
       const float* d_logits = t.d_query_logits + (long)(e.first_query + query) * t.classes + first;
       float* d_row = joint.d_features + (long)input[t.query_rows_at + e.first_query + query] * t.dim + start;
@@ -59,8 +59,8 @@ extern "C" __global__ void __launch_bounds__(256) tranfs_item_gradients(Tranfs t
   const float* d_projected = t.d_projected + (long)first * t.width;
   stage_rows(x, rows, t.width, [&](int row, int column) { return d_projected[(long)row * t.width + column]; });
   __syncthreads();
-  multiply<true, true, false>(x, pitch_of(t.width), rows, t.packed + joint.packed_down_t + (long)(start >> 3) * steps * 32, steps,
-                              t.width, columns, 0, product, TILE_PITCH);
+  multiply<true, true, false, 8>(x, pitch_of(t.width), rows, t.packed + joint.packed_down_t + (long)(start >> 3) * steps * 32,
+                                 steps, t.width, columns, 0, product, TILE_PITCH);
   __syncthreads();
   const float scale = step_of(input).scale;
 #pragma unroll 2

@@ -35,7 +35,7 @@ pub(super) struct BackboneArgument {
 
 /// What joint training needs in addition.
 pub(super) struct JointBuffers {
-    d_features: Buffer<f32>,
+    pub d_features: Buffer<f32>,
     #[allow(dead_code, reason = "kernels use it by address")]
     mean_factors: Buffer<f32>,
     argument: JointArgument,
