@@ -37,7 +37,8 @@ SEPARATE void multiply(const float* x, int pitch, int rows, const uint4* weights
                        const float* bias, float* y, int y_pitch) {
   if (SHARED_X) ASSUME_SHARED(x);
   if (SHARED_Y) ASSUME_SHARED(y);
-  const int warp = threadIdx.x >> 5, warps = WARPS ? WARPS : blockDim.x >> 5, lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
+  const int warp = threadIdx.x >> 5, warps = WARPS ? WARPS : blockDim.x >> 5;
+  const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
   const int steps = (inputs + 15) >> 4, row_tiles = (rows + ROW_TILE - 1) / ROW_TILE, tiles = (outputs + 7) >> 3;
   const int units = ((tiles + 1) >> 1) * row_tiles;
   if (warp >= units) return;

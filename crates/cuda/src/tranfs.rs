@@ -3,7 +3,8 @@
 //! Start with [`TranfsTraining`]. The host passes the inputs of up to [`STEP_SLOTS`] steps at a time: row numbers, labels,
 //! dropout seeds and learning rates. The device runs one graph per step and keeps everything else:
 //! parameters, moments of the optimiser, activations and features. Episodes of a step may have any sizes up to the
-//! [`Limits`], because the kernels read the sizes from the input; so one graph serves all steps.
+//! [`Limits`], because the kernels read the sizes from the input; so one graph serves all steps. With
+//! [`TranfsTraining::joint`], a backbone computes the features of each step and receives their gradient.
 //!
 //! Numbers are f32, matrix products have TF32 inputs and f32 sums, and dropout masks are those of the CPU. All sums are added
 //! in a fixed order, so the same inputs give the same bits.

@@ -87,6 +87,14 @@ impl TranfsTraining {
         Self::with_features(device, network, options, parameters, features, true)
     }
 
+    /// Writes the first rows of [`HeadTraining::features`] from the host, in place of a backbone. For measurements and tests.
+    ///
+    /// # Panics
+    /// If there are more numbers than the buffer has.
+    pub fn write_features(&mut self, rows: &[f32]) -> Result<()> {
+        self.features.write(0, rows)
+    }
+
     fn joint_buffers(&self) -> &JointBuffers {
         self.joint.as_ref().expect("only a run that TranfsTraining::joint made is a HeadTraining")
     }
