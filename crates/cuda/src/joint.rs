@@ -19,7 +19,7 @@ use crate::error::Result;
 pub struct BackboneUpdate {
     /// Not 0 if a gradient of the backbone overflowed: then nothing is updated, and the step is repeated with the same inputs.
     pub overflow: Address<u32>,
-    /// Sums of squares of the backbone's gradients, which count in the norm that is clipped.
+    /// Sums of squares of the backbone's gradients of the mean loss, which count in the norm that is clipped.
     pub squares: Address<f64>,
     /// The number of these sums.
     pub square_count: usize,
@@ -55,8 +55,8 @@ pub trait HeadTraining {
     /// Starts the kernels from the features to the losses, the gradients of the parameters and that of the features.
     fn record_losses(&self) -> Result<()>;
 
-    /// The sums of squares of the gradients of the parameters, after [`HeadTraining::record_losses`]; only valid if the head
-    /// was made with clipping.
+    /// The sums of squares of the gradients of the parameters, of the mean loss, after [`HeadTraining::record_losses`]; only
+    /// valid if the head was made with clipping.
     fn squares(&self) -> &Buffer<f64>;
 
     /// Starts the kernels that update the parameters and go on to the next step. They do nothing if
@@ -64,6 +64,7 @@ pub trait HeadTraining {
     fn record_update(&self, backbone: &BackboneUpdate) -> Result<()>;
 
     /// Waits for the device and returns the losses of the steps that were finished since the last call.
+    /// A loss that is not finite is the last that is returned, also if its step is not finished because of an overflow.
     fn finished_losses(&mut self) -> Result<Vec<Self::StepLosses>>;
 
     /// Parameters and state of the optimiser.
