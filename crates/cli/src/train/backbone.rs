@@ -2,16 +2,13 @@
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use trueshot::Error;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
-use trueshot_cuda::Device;
-use trueshot_vision::training::{BackboneConfiguration, BackboneTrainee, Datasets};
+use trueshot_vision::training::{BackboneConfiguration, BackboneTrainee};
 
 use super::RunArguments;
 use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers};
 use crate::device_argument::say_device;
-use crate::messages::say;
 
 /// Train a backbone, the network that embeds images
 ///
@@ -92,26 +89,12 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     };
     training.train(run, &configuration, |datasets| {
         say_device("training", device.as_ref(), reason.as_deref());
-        let trainee = start(run, &configuration, datasets, device.as_ref())?;
+        let trainee = run.device.start(
+            device.as_ref(),
+            |device| BackboneTrainee::on_gpu(configuration.clone(), datasets.clone(), device),
+            || BackboneTrainee::new(configuration.clone(), datasets.clone()),
+        )?;
         let count = trainee.parameters()?.len();
         Ok((trainee, count))
     })
-}
-
-/// The backbone on its device. With `--device auto`, a run that the GPU has no memory for is on the CPU.
-fn start(
-    run: &RunArguments,
-    configuration: &BackboneConfiguration,
-    datasets: Datasets,
-    device: Option<&Device>,
-) -> trueshot_vision::Result<BackboneTrainee> {
-    if let Some(device) = device {
-        match BackboneTrainee::on_gpu(configuration.clone(), datasets.clone(), device) {
-            Err(trueshot_vision::Error::Core(Error::Gpu { message, .. })) if run.device.is_auto() => {
-                say!("training on the CPU after all ({message})");
-            }
-            other => return other,
-        }
-    }
-    BackboneTrainee::new(configuration.clone(), datasets)
 }

@@ -10,6 +10,7 @@ use trueshot_vision::training::joint::{JointConfiguration, JointTrainee};
 
 use super::RunArguments;
 use super::image_training::{ImageTraining, ImageTrainingFlags};
+use crate::device_argument::say_device;
 
 /// Train a backbone and a head (TraNFS or Relabel) together
 ///
@@ -76,10 +77,10 @@ struct EpisodeFlags {
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
-    run.device.require_cpu("a backbone and a head cannot be trained together on a GPU")?;
     let (drawings, photographs) = (JointConfiguration::drawings(), JointConfiguration::photographs());
     let configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
+    let (device, reason) = run.device.open()?;
     let training = ImageTraining {
         title: format!(
             "Conv4 of {} px and a head, {} steps",
@@ -94,7 +95,12 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         same_source_outliers: true,
     };
     training.train(run, &configuration, |datasets| {
-        let trainee = JointTrainee::new(configuration.clone(), datasets)?;
+        say_device("training", device.as_ref(), reason.as_deref());
+        let trainee = run.device.start(
+            device.as_ref(),
+            |device| JointTrainee::on_gpu(configuration.clone(), datasets.clone(), device),
+            || JointTrainee::new(configuration.clone(), datasets.clone()),
+        )?;
         let count = trainee.parameters()?.len();
         Ok((trainee, count))
     })

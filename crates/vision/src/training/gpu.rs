@@ -5,6 +5,7 @@
 //! prepares those of every step, which are then copied.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use trueshot::Embeddings;
 use trueshot::tensors::Tensors;
@@ -64,17 +65,8 @@ impl GpuBackboneSession {
             optimiser: AdamWConfig { weight_decay: optimiser.weight_decay, ..Default::default() },
             clip: optimiser.clip,
         };
-        let all = datasets.train.images().iter();
-        let all = all.chain(datasets.outliers.iter().flat_map(|outliers| outliers.images()));
-        let images = all.map(|image| (&image.pixels[..], image.width, image.height));
-        let bytes: usize = images.clone().map(|(pixels, ..)| pixels.len()).sum();
-        let (warning, images) = match bytes <= most_image_bytes {
-            true => {
-                let normalisation = configuration.preprocessing().scale_and_shift(1.0);
-                (None, Some(DeviceImages::upload(device, images, normalisation)?))
-            }
-            false => (Some(streaming_warning(bytes, device.memory()?.0)), None),
-        };
+        let (images, warning) =
+            upload_images(device, datasets, &configuration.preprocessing(), most_image_bytes)?;
         let training = Conv4Training::new(device, options, parameters, images)?;
         Ok(GpuBackboneSession {
             training,
@@ -83,6 +75,43 @@ impl GpuBackboneSession {
             warning,
         })
     }
+}
+
+/// Copies the images to train on and the outliers to the GPU, unless they take more than `most_bytes`: then returns what
+/// the user should know about it.
+pub(super) fn upload_images(
+    device: &Device,
+    datasets: &Datasets,
+    preprocessing: &Preprocessing,
+    most_bytes: usize,
+) -> trueshot::Result<(Option<DeviceImages>, Option<String>)> {
+    // Outliers may be images to train on.
+    let others = datasets.outliers.iter().filter(|&outliers| !Arc::ptr_eq(outliers, &datasets.train));
+    let all = datasets.train.images().iter().chain(others.flat_map(|outliers| outliers.images()));
+    let images = all.map(|image| (&image.pixels[..], image.width, image.height));
+    let bytes: usize = images.clone().map(|(pixels, ..)| pixels.len()).sum();
+    if bytes > most_bytes {
+        return Ok((None, Some(streaming_warning(bytes, device.memory()?.0))));
+    }
+    Ok((Some(DeviceImages::upload(device, images, preprocessing.scale_and_shift(1.0))?), None))
+}
+
+/// The number of steps to run at once: fewer if the images come with the steps, because those of all steps are in memory.
+pub(super) fn steps_at_once(images_are_stored: bool) -> usize {
+    if images_are_stored { STEP_SLOTS } else { STREAMED_STEPS }
+}
+
+/// Adds the loss scale to the state of a run.
+pub(super) fn save_scale(state: &mut Tensors, scale: f32, good_steps: u32) {
+    state.set_note("loss_scale", scale.to_string());
+    state.set_note("loss_scale_steps", good_steps.to_string());
+}
+
+/// The loss scale in the state of a run, and the steps since it changed. A checkpoint of the CPU has none.
+pub(super) fn saved_scale(state: &Tensors) -> (f32, u32) {
+    let number = |key: &str| state.note(key).and_then(|text| text.parse::<f32>().ok());
+    let scale = number("loss_scale").unwrap_or(Conv4State::default().scale);
+    (scale, number("loss_scale_steps").map_or(0, |steps| steps as u32))
 }
 
 fn streaming_warning(needed: usize, free: usize) -> String {
@@ -103,7 +132,7 @@ impl TrainingSession for GpuBackboneSession {
     }
 
     fn steps_at_once(&self) -> usize {
-        if self.warning.is_none() { STEP_SLOTS } else { STREAMED_STEPS }
+        steps_at_once(self.warning.is_none())
     }
 
     fn steps(&mut self, first: u64, batches: &[&EpisodeBatch]) -> trueshot::Result<Vec<Vec<f64>>> {
@@ -134,22 +163,20 @@ impl TrainingSession for GpuBackboneSession {
         let weights =
             SavedWeights { parameters, first: first_moments, second: second_moments, steps: updates };
         let mut state = weights.tensors(&self.layout);
-        state.set_note("loss_scale", scale.to_string());
-        state.set_note("loss_scale_steps", good_steps.to_string());
+        save_scale(&mut state, scale, good_steps);
         Ok(state)
     }
 
     fn load(&mut self, state: &Tensors) -> trueshot::Result<()> {
-        let number = |key: &str| state.note(key).and_then(|text| text.parse::<f32>().ok());
         let SavedWeights { parameters, first, second, steps } = SavedWeights::read(&self.layout, state)?;
-        // A checkpoint of the CPU has no loss scale.
+        let (scale, good_steps) = saved_scale(state);
         let state = Conv4State {
             parameters,
             first_moments: first,
             second_moments: second,
             updates: steps,
-            scale: number("loss_scale").unwrap_or(Conv4State::default().scale),
-            good_steps: number("loss_scale_steps").map_or(0, |steps| steps as u32),
+            scale,
+            good_steps,
         };
         self.training.load(&state).map_err(Into::into)
     }

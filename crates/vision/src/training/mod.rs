@@ -156,8 +156,7 @@ impl BackboneTrainee {
             most_image_bytes,
         )?;
         batches.on_gpu = session.warning.is_none();
-        let threads = rayon::current_num_threads().div_ceil(2);
-        let loader = Loader::new(batches, threads, (2 * session.steps_at_once()).div_ceil(threads));
+        let loader = gpu_loader(batches, session.steps_at_once());
         let (warning, gpu) = (session.warning.clone(), Some(device.clone()));
         Ok(BackboneTrainee { session: Box::new(session), loader, datasets, configuration, gpu, warning })
     }
@@ -196,20 +195,25 @@ fn prepare(
 /// Embeds all images of a data set.
 type EmbedDataset = dyn Fn(&Dataset) -> trueshot::Result<trueshot::Embeddings>;
 
-impl BackboneTrainee {
-    /// The current network as a function that embeds data sets, on the device of the training.
-    fn embedder(&self) -> trueshot::Result<Box<EmbedDataset>> {
-        let parameters = self.parameters()?.into_owned();
-        let preprocessing = self.configuration.preprocessing();
-        #[cfg(feature = "cuda")]
-        if let Some(device) = self.gpu.clone() {
-            return Ok(Box::new(move |dataset| {
-                gpu::embed_dataset(dataset, &device, &preprocessing, &parameters)
-            }));
+/// A function that embeds data sets with a Conv4, on `device` if there is one.
+#[cfg(feature = "cuda")]
+fn dataset_embedder(
+    preprocessing: Preprocessing,
+    parameters: Vec<f32>,
+    device: Option<&trueshot_cuda::Device>,
+) -> Box<EmbedDataset> {
+    match device.cloned() {
+        Some(device) => {
+            Box::new(move |dataset| gpu::embed_dataset(dataset, &device, &preprocessing, &parameters))
         }
-        let backbone = Backbone::from_parameters(preprocessing, &parameters);
-        Ok(Box::new(move |dataset| embed_dataset(dataset, &backbone)))
+        None => cpu_embedder(preprocessing, &parameters),
     }
+}
+
+/// A function that embeds data sets with a Conv4 on the CPU.
+fn cpu_embedder(preprocessing: Preprocessing, parameters: &[f32]) -> Box<EmbedDataset> {
+    let backbone = Backbone::from_parameters(preprocessing, parameters);
+    Box::new(move |dataset| embed_dataset(dataset, &backbone))
 }
 
 impl Trainee for BackboneTrainee {
@@ -225,13 +229,7 @@ impl Trainee for BackboneTrainee {
     }
 
     fn steps(&mut self, step: u64, limit: u64) -> trueshot::Result<Vec<Vec<f64>>> {
-        let count = limit.min(self.session.steps_at_once() as u64);
-        let batches: Vec<EpisodeBatch> = (step..step + count).map(|step| self.loader.take(step)).collect();
-        let losses = self.session.steps(step, &batches.iter().collect::<Vec<_>>());
-        for (step, batch) in (step..).zip(batches) {
-            self.loader.give_back(step, batch);
-        }
-        losses
+        run_steps(&mut *self.session, &mut self.loader, step, limit)
     }
 
     fn rate(&self, step: u64) -> f64 {
@@ -244,7 +242,13 @@ impl Trainee for BackboneTrainee {
             Aggregate::Median => "median",
         };
         let method = Registry::default().parse(method)?;
-        validate_backbone(&self.configuration.validator(), &self.datasets, &*self.embedder()?, method)
+        let (preprocessing, parameters) =
+            (self.configuration.preprocessing(), self.parameters()?.into_owned());
+        #[cfg(feature = "cuda")]
+        let embed = dataset_embedder(preprocessing, parameters, self.gpu.as_ref());
+        #[cfg(not(feature = "cuda"))]
+        let embed = cpu_embedder(preprocessing, &parameters);
+        validate_backbone(&self.configuration.validator(), &self.datasets, &*embed, method)
     }
 
     fn state(&self) -> trueshot::Result<Tensors> {
@@ -270,6 +274,22 @@ impl Trainee for BackboneTrainee {
     }
 }
 
+/// Runs as many steps as the session takes at once, at most `limit`.
+fn run_steps<S: crate::loader::BatchSource>(
+    session: &mut dyn TrainingSession<Batch = S::Batch>,
+    loader: &mut Loader<S>,
+    step: u64,
+    limit: u64,
+) -> trueshot::Result<Vec<Vec<f64>>> {
+    let count = limit.min(session.steps_at_once() as u64);
+    let batches: Vec<S::Batch> = (step..step + count).map(|step| loader.take(step)).collect();
+    let losses = session.steps(step, &batches.iter().collect::<Vec<_>>());
+    for (step, batch) in (step..).zip(batches) {
+        loader.give_back(step, batch);
+    }
+    losses
+}
+
 /// The file of a Conv4.
 fn backbone_file(
     configuration: &impl Serialize,
@@ -285,6 +305,13 @@ fn backbone_file(
 
 fn loader<M: crate::loader::BatchSource>(make: M) -> Loader<M> {
     Loader::new(make, rayon::current_num_threads().div_ceil(THREADS_PER_LOADER), BATCHES_READY)
+}
+
+/// A loader for a session on a GPU: it holds the batches of two calls ready.
+#[cfg(feature = "cuda")]
+fn gpu_loader<M: crate::loader::BatchSource>(make: M, steps_at_once: usize) -> Loader<M> {
+    let threads = rayon::current_num_threads().div_ceil(2);
+    Loader::new(make, threads, (2 * steps_at_once).div_ceil(threads))
 }
 
 fn shape(preprocessing: &Preprocessing) -> Shape {
