@@ -188,18 +188,29 @@ extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_pack(Rel
   if (at.backward != 0xffffffffu) o.packed[at.backward] = rounded;
 }
 
+// What the update depends on when the head is trained together with a backbone (`BackboneUpdate` in src/joint.rs).
+struct Backbone {
+  const u32* overflow;
+  const double* squares;
+  int square_count, padding;
+};
+
 // The factor that clips the gradient. Contains barriers.
-SEPARATE float clip_factor(const double* squares, int count, float clip) {
+SEPARATE float clip_factor(const double* squares, int count, const double* others, int other_count, float clip) {
   double square = 0.0;
 #pragma unroll 1
   for (int i = threadIdx.x; i < count; i += PARAMETER_THREADS) square += squares[i];
+#pragma unroll 1
+  for (int i = threadIdx.x; i < other_count; i += PARAMETER_THREADS) square += others[i];
   const double norm = sqrt(block_sum(square));
   return norm > clip ? (float)(clip / norm) : 1.f;
 }
 
 // AdamW, and the end of the step: the first block writes the losses, the last one to finish advances the
-// state. A step whose loss is not finite changes no parameter.
-extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(Relabel r, Optimiser o) {
+// state. A step whose loss is not finite changes no parameter. JOINT: gradients are collected before, and nothing happens if
+// a gradient of the backbone overflowed.
+template <bool JOINT> DEVICE void update(const Relabel& r, const Optimiser& o, const Backbone& backbone) {
+  if (JOINT && *backbone.overflow) return;
   const Header* step = header(r);
   const int index = blockIdx.x * PARAMETER_THREADS + threadIdx.x, episodes = step->episodes, lane = threadIdx.x & 31;
   const bool exists = index < o.len;
@@ -216,10 +227,11 @@ extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(R
   for (int i = lane; i < 2 * episodes; i += 32)
     if (!(fabsf(r.losses[i]) <= 3.402823466e38f)) infinite = 1.f;
   const bool keep = warp_max(infinite) > 0.f;
-  const float clip = o.clip > 0.f ? clip_factor(o.squares, o.square_count, o.clip) : 1.f;
+  const int others = JOINT ? backbone.square_count : 0;
+  const float clip = o.clip > 0.f ? clip_factor(o.squares, o.square_count, backbone.squares, others, o.clip) : 1.f;
   if (trained) {
     float gradient;
-    if (o.clip > 0.f) gradient = o.gradients[index];
+    if (JOINT || o.clip > 0.f) gradient = o.gradients[index];
     else o.gradients[index] = gradient = summed_gradient(r, o, source, step);
     if (!keep) {
       const float rate = step->rate, *corrections = r.state->corrections;
@@ -243,6 +255,14 @@ extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(R
   r.state->finished_blocks = 0;
   r.state->step++;
   if (!keep) r.state->updates++;
+}
+
+extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(Relabel r, Optimiser o) {
+  update<false>(r, o, Backbone{nullptr, nullptr, 0, 0});
+}
+extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS)
+    relabel_joint_update(Relabel r, Optimiser o, Backbone backbone) {
+  update<true>(r, o, backbone);
 }
 
 }  // namespace relabel
