@@ -51,19 +51,29 @@ DEVICE void state_features_backward(const Relabel& r, const Joint& joint, const 
 // What the kernel works on, of one episode.
 struct PairGradients {
   const int *given, *counts;
-  const float *gram, *planes;                      // [M][M], [6][M][M]
-  const float *centred_scales, *raw_scales;        // [M] each
-  float distance_scale, mean, scale, deviates;     // see Joint::edge_statistics
-  float *d_planes, *d_gram;                        // [3][M][M], [M][M]
-  float *with_mean, *view_offsets;                 // [M] each
+  const float *gram, *planes;  // [M][M], [6][M][M]
+  const float* scales;         // of the items, centred [M] and as they are [M]
+  const float* statistics;     // see Joint::edge_statistics
+  float* d_pairs;              // [4][M][M]: gradients of edge features 0, 1 and 4, then of the gram matrix
 };
+// Vectors [M] in shared memory: gradients of the products with the mean, and the item view's offsets.
+DEVICE float* with_mean_of() { return (float*)dynamic_shared; }
+DEVICE float* offsets_of(int items) { return (float*)dynamic_shared + items; }
+
+// body(i, j) for all pairs; a warp has a row. Not unrolled, so that fewer registers are needed.
+template <class Body> DEVICE void each_pair(int items, Body body) {
+#pragma unroll 1
+  for (int i = threadIdx.x >> 5; i < items; i += RELABEL_WARPS)
+#pragma unroll 1
+    for (int j = threadIdx.x & 31; j < items; j += 32) body(i, j);
+}
 
 DEVICE float distance_of(const PairGradients& g, int items, int i, int j) {
   const float product = g.gram[i * items + j];
   return fmaxf(g.gram[i * items + i] + g.gram[j * items + j] - (product + product), 0.f);
 }
 DEVICE float raw_cosine(const PairGradients& g, int items, int i, int j) {
-  return i == j ? 1.f : clamped(g.gram[i * items + j] * (g.raw_scales[i] * g.raw_scales[j]), 1.f);
+  return i == j ? 1.f : clamped(g.gram[i * items + j] * (g.scales[items + i] * g.scales[items + j]), 1.f);
 }
 
 // Whether item j is the first other item of its class whose value in row i is `value`.
@@ -81,8 +91,9 @@ DEVICE Three edge_gradients(const Relabel& r, const Joint& joint, const Episode&
   const int items = e.items, pairs = items * items;
   const float *d_pairs = joint.d_pair_features + 3l * e.first_pair, *states = r.state_features + (long)e.first_state * STATE_FEATURES;
   const float* d_states = joint.d_state_features + (long)e.first_state * STATE_GRADIENTS;
+  const float mean = g.statistics[1];
   Three sums = {};
-  each_element(items, items, [&](int i, int j) {
+  each_pair(items, [&](int i, int j) {
     const int p = i * items + j, c = g.given[j], state = i * e.classes + c;
     const float inverse_others = fast_inverse(max(g.counts[c] - (g.given[i] == c ? 1 : 0), 1));
     float d[3];
@@ -99,11 +110,11 @@ DEVICE Three edge_gradients(const Relabel& r, const Joint& joint, const Episode&
       }
       // The cosine of an item with itself is constant, but its standardised value is not.
       if (!(fabsf(value) < (f == 0 ? 1.f : MAX_FEATURE)) || (i == j && f < 2)) d[f] = 0.f;
-      g.d_planes[f * pairs + p] = d[f];
+      g.d_pairs[f * pairs + p] = d[f];
     }
     sums.x += d[1] * distance_of(g, items, i, j);
     sums.y += d[2];
-    sums.z += d[2] * (raw_cosine(g, items, i, j) - g.mean);
+    sums.z += d[2] * (raw_cosine(g, items, i, j) - mean);
   });
   return sums;
 }
@@ -113,33 +124,33 @@ DEVICE Three edge_gradients(const Relabel& r, const Joint& joint, const Episode&
 // returns this thread's part of the gradient of the mean's square.
 DEVICE float edge_features_backward(const PairGradients& g, int items, Three sums) {
   const int lane = threadIdx.x & 31, pairs = items * items;
-  const float inverse_apart = fast_inverse(max(pairs - items, 1));
-  const float through_distance = -2.f * sums.x * g.distance_scale * g.distance_scale * inverse_apart;
-  const float through_mean = -2.f * g.scale * sums.y * inverse_apart;
-  const float through_deviation = -2.f * g.deviates * g.scale * g.scale * g.scale * sums.z * inverse_apart;
+  const float distance_scale = g.statistics[0], mean = g.statistics[1], scale = g.statistics[2], deviates = g.statistics[3];
+  const float factor = -2.f * fast_inverse(max(pairs - items, 1));
+  const float through_distance = factor * sums.x * distance_scale * distance_scale, through_mean = factor * scale * sums.y;
+  const float through_deviation = factor * deviates * scale * scale * scale * sums.z;
   float d_mean_square = 0.f;
 #pragma unroll 1
   for (int i = threadIdx.x >> 5; i < items; i += RELABEL_WARPS) {
-    const float own = g.centred_scales[i], raw = g.raw_scales[i];
+    const float own = g.scales[i], raw = g.scales[items + i];
     float d_log_scale = 0.f, d_with_mean = 0.f, distances = 0.f, d_raw_log_scale = 0.f;
 #pragma unroll 1
     for (int j = lane; j < items; j += 32) {
       if (i == j) continue;
       const int p = i * items + j, transposed = j * items + i;
-      const float d_cosine = g.d_planes[p] + g.d_planes[transposed], d_product = d_cosine * (own * g.centred_scales[j]);
+      const float d_cosine = g.d_pairs[p] + g.d_pairs[transposed], d_product = d_cosine * (own * g.scales[j]);
       d_log_scale += g.planes[p] * d_cosine;
       d_with_mean -= d_product;
       float d_distance = 0.f;
-      if (g.distance_scale > 0.f && distance_of(g, items, i, j) > 0.f)
-        d_distance = (g.d_planes[pairs + p] + g.d_planes[pairs + transposed]) * g.distance_scale + through_distance;
+      if (distance_scale > 0.f && distance_of(g, items, i, j) > 0.f)
+        d_distance = (g.d_pairs[pairs + p] + g.d_pairs[pairs + transposed]) * distance_scale + through_distance;
       distances += d_distance;
       const float cosine = raw_cosine(g, items, i, j);
       float d_raw = 0.f;
       if (fabsf(cosine) < 1.f)
-        d_raw = (g.d_planes[2 * pairs + p] + g.d_planes[2 * pairs + transposed]) * g.scale + through_mean +
-                through_deviation * (cosine - g.mean);
+        d_raw = (g.d_pairs[2 * pairs + p] + g.d_pairs[2 * pairs + transposed]) * scale + through_mean +
+                through_deviation * (cosine - mean);
       d_raw_log_scale += cosine * d_raw;
-      g.d_gram[p] = d_product - 2.f * d_distance + d_raw * (raw * g.raw_scales[j]);
+      g.d_pairs[3 * pairs + p] = d_product - 2.f * d_distance + d_raw * (raw * g.scales[items + j]);
     }
     d_log_scale = warp_sum(d_log_scale);
     d_with_mean = warp_sum(d_with_mean);
@@ -147,21 +158,21 @@ DEVICE float edge_features_backward(const PairGradients& g, int items, Three sum
     d_raw_log_scale = warp_sum(d_raw_log_scale);
     if (lane > 0) continue;
     const float d_square = squared_length_gradient(own, d_log_scale);
-    g.d_gram[i * items + i] = 2.f * (distances + d_square + squared_length_gradient(raw, d_raw_log_scale));
-    g.with_mean[i] = d_with_mean - (d_square + d_square);
+    g.d_pairs[3 * pairs + i * items + i] = 2.f * (distances + d_square + squared_length_gradient(raw, d_raw_log_scale));
+    with_mean_of()[i] = d_with_mean - (d_square + d_square);
     d_mean_square += d_square - 0.5f * d_with_mean;
   }
   return d_mean_square;
 }
 
 // What the mean of the items adds to the gradient in row i of the gram matrix.
-DEVICE float through_items_mean(const float* with_mean, float d_mean_square, float inverse_items, int i) {
-  return (with_mean[i] + d_mean_square * inverse_items) * inverse_items;
+DEVICE float through_items_mean(float d_mean_square, float inverse_items, int i) {
+  return (with_mean_of()[i] + d_mean_square * inverse_items) * inverse_items;
 }
 
 // The item view: the gradient of h, the item minus the mean m of all features at unit length, is d, so that of the item is
 // (d - h (h . d)) / length. h . d is that of the projections, which the view has already.
-DEVICE void view_offsets(const Relabel& r, const Joint& joint, const Episode& e, float* offsets) {
+DEVICE void view_offsets(const Relabel& r, const Joint& joint, const Episode& e) {
   const int lane = threadIdx.x & 31;
 #pragma unroll 1
   for (int i = threadIdx.x >> 5; i < e.items; i += RELABEL_WARPS) {
@@ -172,77 +183,82 @@ DEVICE void view_offsets(const Relabel& r, const Joint& joint, const Episode& e,
     along = warp_sum(along);
     if (lane > 0) continue;
     const float scale = joint.view_scales[e.first_item + i];
-    offsets[i] = along * scale * scale;
+    offsets_of(e.items)[i] = along * scale * scale;
   }
+}
+
+// From the gradient of the gram matrix in the centred space, `missing` added, to that of the items as they are, without what is
+// the same for a whole row or column. A warp per row. `d_with_mean` [M]: gradients of the products with the mean. Returns this
+// thread's part of the gradient of the mean's square.
+template <class Missing>
+DEVICE float centring_backward(const Joint& joint, const Episode& e, const PairGradients& g, float* d_with_mean, Missing missing) {
+  const int lane = threadIdx.x & 31, items = e.items;
+  const float* scales = joint.space_scales + e.first_item;
+  float *d_gram = g.d_pairs + 3 * items * items, d_mean_square = 0.f;
+#pragma unroll 1
+  for (int i = threadIdx.x >> 5; i < items; i += RELABEL_WARPS) {
+    float d_log_scale = 0.f, d_mean = 0.f;
+#pragma unroll 1
+    for (int j = lane; j < items; j += 32) {
+      const int p = i * items + j;
+      const float d = d_gram[p] + missing(i, j), d_product = d * (scales[i] * scales[j]);
+      d_log_scale += g.gram[p] * d;
+      d_mean -= d_product;
+      d_gram[p] = d_product;
+    }
+    d_log_scale = warp_sum(d_log_scale) + joint.d_log_scales[e.first_item + i];
+    d_mean = warp_sum(d_mean);
+    const float d_square = squared_length_gradient(scales[i], d_log_scale);
+    if (lane == (i & 31)) d_gram[i * items + i] += d_square + d_square;
+    if (lane > 0) continue;
+    d_with_mean[i] = d_mean + joint.d_with_mean[e.first_item + i] - (d_square + d_square);
+    d_mean_square += d_square - 0.5f * d_mean;
+  }
+  return d_mean_square;
 }
 
 // The weights of items for items. One block per episode. Shared memory: vectors [2][M], then, where they fit, gradients [4][M][M].
 PHASE_KERNEL relabel_gram_backward(Relabel r, Joint joint) {
   on_episode(r, [&](const u32* input, const Episode& e) {
-    const int lane = threadIdx.x & 31, items = e.items, pairs = items * items, k_tiles = row_weight_tiles(items + e.queries);
-    float *with_mean = (float*)dynamic_shared, *offsets = with_mean + items;
-    float* d_pairs = joint.pair_len > 0 ? offsets + items : joint.pair_scratch + 4l * e.first_pair;
-    const float *statistics = joint.edge_statistics + blockIdx.x * 4, *scales = joint.edge_scales + 2 * e.first_item;
+    const int items = e.items;
     const PairGradients g = {(const int*)(input + r.layout.given) + e.first_item,
                              (const int*)(input + r.layout.counts) + e.first_class,
                              r.gram + e.first_pair,
                              r.pair_features + (long)PAIR_FEATURES * e.first_pair,
-                             scales,
-                             scales + items,
-                             statistics[0],
-                             statistics[1],
-                             statistics[2],
-                             statistics[3],
-                             d_pairs,
-                             d_pairs + 3 * pairs,
-                             with_mean,
-                             offsets};
+                             joint.edge_scales + 2 * e.first_item,
+                             joint.edge_statistics + blockIdx.x * 4,
+                             joint.pair_len > 0 ? offsets_of(items) + items : joint.pair_scratch + 4l * e.first_pair};
     state_features_backward(r, joint, e);
-    if (r.view_target) view_offsets(r, joint, e, offsets);
+    if (r.view_target) view_offsets(r, joint, e);
     __syncthreads();
     const Three sums = block_sums(edge_gradients(r, joint, e, g));
-    const float mean_square = block_sums({edge_features_backward(g, items, sums), 0.f, 0.f}).x;
+    float d_mean_square = block_sums({edge_features_backward(g, items, sums), 0.f, 0.f}).x;
     const float inverse_items = fast_inverse(items), inverse_episodes = 1.f / ((const Header*)input)->episodes;
     const float* through_queries = joint.d_gram + e.first_pair;
-    // The gradient of the gram matrix in the space of the episode.
-    const auto d_gram = [&](int i, int j) {
-      return g.d_gram[i * items + j] + through_items_mean(with_mean, mean_square, inverse_items, i) +
-             through_items_mean(with_mean, mean_square, inverse_items, j) + through_queries[i * items + j];
-    };
+    if (r.centred) {
+      // The gradients of edge features are no longer needed: the first [M] become gradients of the products with the mean.
+      float* d_with_mean = g.d_pairs;
+      float part = centring_backward(joint, e, g, d_with_mean, [&](int i, int j) {
+        return through_items_mean(d_mean_square, inverse_items, i) + through_items_mean(d_mean_square, inverse_items, j) +
+               through_queries[i * items + j];
+      });
+      d_mean_square = block_sums({part, 0.f, 0.f}).x + joint.d_mean_square[blockIdx.x];
+#pragma unroll 1
+      for (int i = threadIdx.x; i < items; i += RELABEL_THREADS) with_mean_of()[i] = d_with_mean[i];
+      __syncthreads();
+    }
+    const int k_tiles = row_weight_tiles(items + e.queries);
     float* weights = joint.row_weights + e.first_weight;
-    const auto write = [&](int i, int j, float d) {
+    each_pair(items, [&](int i, int j) {
+      float d = g.d_pairs[(3 * items + i) * items + j] + through_items_mean(d_mean_square, inverse_items, i) +
+                through_items_mean(d_mean_square, inverse_items, j);
+      if (!r.centred) d += through_queries[i * items + j];
       if (i == j && r.view_target) {
-        d -= offsets[i];
-        joint.view_offsets[e.first_item + i] = offsets[i] * inverse_episodes;
+        const float offset = offsets_of(items)[i];
+        d -= offset;
+        joint.view_offsets[e.first_item + i] = offset * inverse_episodes;
       }
       weights[row_weight_position(k_tiles, i, j)] = d * inverse_episodes;
-    };
-    if (!r.centred) return each_element(items, items, [&](int i, int j) { write(i, j, d_gram(i, j)); });
-    // The same for the items as they are. `d_planes` is no longer needed and becomes the new products with the mean, [M].
-    const float* space_scales = joint.space_scales + e.first_item;
-    float *d_with_mean = g.d_planes, part = 0.f;
-#pragma unroll 1
-    for (int i = threadIdx.x >> 5; i < items; i += RELABEL_WARPS) {
-      float d_log_scale = 0.f, d_mean = 0.f;
-#pragma unroll 1
-      for (int j = lane; j < items; j += 32) {
-        const float d = d_gram(i, j), d_product = d * (space_scales[i] * space_scales[j]);
-        d_log_scale += g.gram[i * items + j] * d;
-        d_mean -= d_product;
-        g.d_gram[i * items + j] = d_product;
-      }
-      d_log_scale = warp_sum(d_log_scale) + joint.d_log_scales[e.first_item + i];
-      d_mean = warp_sum(d_mean);
-      const float d_square = squared_length_gradient(space_scales[i], d_log_scale);
-      if (lane == (i & 31)) g.d_gram[i * items + i] += d_square + d_square;
-      if (lane > 0) continue;
-      d_with_mean[i] = d_mean + joint.d_with_mean[e.first_item + i] - (d_square + d_square);
-      part += d_square - 0.5f * d_mean;
-    }
-    const float d_mean_square = block_sums({part, 0.f, 0.f}).x + joint.d_mean_square[blockIdx.x];
-    each_element(items, items, [&](int i, int j) {
-      write(i, j, g.d_gram[i * items + j] + through_items_mean(d_with_mean, d_mean_square, inverse_items, i) +
-                      through_items_mean(d_with_mean, d_mean_square, inverse_items, j));
     });
   });
 }

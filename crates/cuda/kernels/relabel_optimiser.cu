@@ -196,7 +196,15 @@ struct Backbone {
 };
 
 // The factor that clips the gradient. Contains barriers.
-SEPARATE float clip_factor(const double* squares, int count, const double* others, int other_count, float clip) {
+SEPARATE float clip_factor(const double* squares, int count, float clip) {
+  double square = 0.0;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count; i += PARAMETER_THREADS) square += squares[i];
+  const double norm = sqrt(block_sum(square));
+  return norm > clip ? (float)(clip / norm) : 1.f;
+}
+// The same for the gradients of a head and its backbone.
+SEPARATE float joint_clip_factor(const double* squares, int count, const double* others, int other_count, float clip) {
   double square = 0.0;
 #pragma unroll 1
   for (int i = threadIdx.x; i < count; i += PARAMETER_THREADS) square += squares[i];
@@ -227,8 +235,11 @@ template <bool JOINT> DEVICE void update(const Relabel& r, const Optimiser& o, c
   for (int i = lane; i < 2 * episodes; i += 32)
     if (!(fabsf(r.losses[i]) <= 3.402823466e38f)) infinite = 1.f;
   const bool keep = warp_max(infinite) > 0.f;
-  const int others = JOINT ? backbone.square_count : 0;
-  const float clip = o.clip > 0.f ? clip_factor(o.squares, o.square_count, backbone.squares, others, o.clip) : 1.f;
+  float clip = 1.f;
+  if (JOINT && o.clip > 0.f)
+    clip = joint_clip_factor(o.squares, o.square_count, backbone.squares, backbone.square_count, o.clip);
+  else if (o.clip > 0.f)
+    clip = clip_factor(o.squares, o.square_count, o.clip);
   if (trained) {
     float gradient;
     if (JOINT || o.clip > 0.f) gradient = o.gradients[index];

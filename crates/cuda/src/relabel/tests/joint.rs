@@ -153,7 +153,7 @@ fn gradients_of_features_agree_for_many_rows_and_columns() {
     let episodes = episodes(&[&[10; 5], &[4, 4]], 83, 40, 8);
     let view = ItemView { dim: 83, width: 9, dropout: 0.2, target: ViewTarget::States };
     let config = Config { layers: 1, width: 16, centred: true, item_view: Some(view), ..small() };
-    assert_gradients_agree(&exact_device(), "many", config, &[(&episodes, 3)], tolerance(2e-4, 2e-2));
+    assert_gradients_agree(&exact_device(), "many", config, &[(&episodes, 3)], tolerance(1e-4, 2e-2));
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn gradients_of_features_agree_for_episodes_that_are_too_large_for_shared_memory
     let items = if cfg!(feature = "gpu-tests") { 60 } else { 40 };
     let episodes = episodes(&[&[items, items], &[2, 3]], 5, 4, 9);
     let config = Config { layers: 1, width: 4, hidden: 4, edge_hidden: 3, centred: true, ..small() };
-    assert_gradients_agree(&exact_device(), "large", config, &[(&episodes, 3)], tolerance(5e-4, 2e-2));
+    assert_gradients_agree(&exact_device(), "large", config, &[(&episodes, 3)], tolerance(1e-4, 2e-2));
 }
 
 #[test]
@@ -177,15 +177,11 @@ fn gradients_of_features_agree_for_equal_items_single_items_and_no_queries() {
     let no_queries = episodes(&[&[2, 1]], 6, 0, 13).remove(0);
     let own = [equal, single, no_queries];
     for (name, config) in forms(6) {
-        assert_gradients_agree(&exact_device(), name, config, &[(&own, 3)], tolerance(5e-4, 2e-2));
+        assert_gradients_agree(&exact_device(), name, config, &[(&own, 3)], tolerance(1e-4, 2e-2));
     }
-    assert_gradients_agree(
-        &exact_device(),
-        "all equal",
-        small(),
-        &[(&[all_equal], 3)],
-        tolerance(5e-4, 2e-2),
-    );
+    // In the space of the embeddings, the distances of the queries would be rounding errors.
+    let config = Config { centred: true, ..small() };
+    assert_gradients_agree(&exact_device(), "all equal", config, &[(&[all_equal], 3)], 1e-4);
 }
 
 #[test]
@@ -193,7 +189,7 @@ fn gradients_of_features_in_tf32_differ_by_less_than_a_hundredth() {
     let episodes = episodes(&[&[3, 3, 3], &[2, 4]], 16, 9, 13);
     let view = ItemView { dim: 16, width: 16, dropout: 0.2, target: ViewTarget::States };
     let config = Config { width: 32, heads: 4, hidden: 32, centred: true, item_view: Some(view), ..small() };
-    assert_gradients_agree(&device(), "tf32", config, &[(&episodes, 3)], 2e-2);
+    assert_gradients_agree(&device(), "tf32", config, &[(&episodes, 3)], 1e-2);
 }
 
 #[test]
