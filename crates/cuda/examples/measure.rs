@@ -63,14 +63,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut times = Vec::new();
     for _ in 0..REPEATS {
         let start = Instant::now();
-        training.launch_prepared()?;
+        training.launch_step()?;
         training.synchronise()?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
     times.sort_by(f64::total_cmp);
     let start = Instant::now();
     for _ in 0..REPEATS {
-        training.launch_prepared()?;
+        training.launch_step()?;
     }
     training.synchronise()?;
     let pipelined = start.elapsed().as_secs_f64() * 1e3 / REPEATS as f64;

@@ -31,6 +31,7 @@ struct ImageRequest {
 struct AugmentShape {
   int size, channels;
   int taps;          // most weights per output pixel and axis
+  int slot_len;      // requests of a slot
   float scale[3], shift[3];
 };
 
@@ -106,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(AUGMENT_THREADS)
                    const TrainingState* state, AugmentShape shape) {
   SHARED float partial[AUGMENT_THREADS / 32];
   const int size = shape.size, area = size * size, channels = shape.channels, taps = shape.taps, image = blockIdx.x;
-  const ImageRequest request = requests[(long)step_slot(state) * gridDim.x + image];
+  const ImageRequest request = requests[(long)step_slot(state) * shape.slot_len + image];
   const SourceImage source = sources[request.image];
   int* starts = (int*)dynamic_shared;                  // [2][size]: columns, rows
   float* weights = (float*)(starts + 2 * size);  // [2][size][taps]

@@ -149,6 +149,10 @@ struct TrainingState {
   u32 updates;     // updates of the optimiser so far
   float scale;     // the loss and all gradients are multiplied by this, so that they do not underflow in f16
   u32 good_steps;  // updates since the scale changed
-  u32 overflow;    // 1 if a gradient of the current step is not finite
+  u32 overflow;    // not 0 if the current step must not update anything: GRADIENT_OVERFLOW and OTHER_SIZE
 };
+// A gradient of the current step is not finite.
+#define GRADIENT_OVERFLOW 1u
+// The launched graph was recorded for a step of another size.
+#define OTHER_SIZE 2u
 DEVICE int step_slot(const TrainingState* state) { return state->step % STEP_SLOTS; }

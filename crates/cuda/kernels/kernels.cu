@@ -10,4 +10,6 @@
 #include "tranfs.cu"
 #include "tranfs_losses.cu"
 #include "tranfs_update.cu"
+#include "tranfs_joint.cu"
 #include "relabel.cu"
+#include "joint.cu"

@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     at = parts_start(layout, block + 1) + (is_beta ? BETA : GAMMA) + channel;
   }
   if (at >= 0) {
-    if (!is_finite(gradient)) atomicOr(&state->overflow, 1u);
+    if (!is_finite(gradient)) atomicOr(&state->overflow, GRADIENT_OVERFLOW);
     gradient /= state->scale;
     gradients[at] = gradient;
   }
@@ -123,10 +123,11 @@ DEVICE void update_running(float* parameters, int parts, int channel, float mean
   *running_var += 0.1f * (var * (count / fmaxf(count - 1.f, 1.f)) - *running_var);
 }
 
-// AdamW on all parameters, `len` threads. The thread of a bias also updates the running statistics of its channel.
+// AdamW on all parameters, `len` threads. The thread of a bias also updates the running statistics of its channel. The other
+// squares are those of gradients that are clipped together with these.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     update_parameters(float* parameters, float* first_moments, float* second_moments, const float* gradients,
-                      const double* squares, int square_count, NormSums in, u16* forward, u16* backward, const float* rates,
+                      const double* squares, int square_count, const double* other_squares, int other_count, NormSums in, u16* forward, u16* backward, const float* rates,
                       const TrainingState* state, AdamW options, Conv4Layout layout, int len) {
   const int index = blockIdx.x * UPDATE_THREADS + threadIdx.x;
   if (index >= len || state->overflow) return;
@@ -153,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
   if (options.clip > 0.f) {
     double square = 0.0;
     for (int i = 0; i < square_count; i++) square += squares[i];
+    for (int i = 0; i < other_count; i++) square += other_squares[i];
     const double norm = sqrt(square);
     if (norm > options.clip) factor = (float)(options.clip / norm);
   }
@@ -221,6 +223,7 @@ extern "C" __global__ void __launch_bounds__(256)
   mean_losses[step_slot(state)] = total / queries;
   if (overflow) {
     state->overflow = 0;
+    if (overflow & OTHER_SIZE) return;
     state->scale *= 0.5f;
     state->good_steps = 0;
     return;

@@ -231,17 +231,23 @@ impl Device {
 
     /// Sets a buffer to zero, in order with the work of the main queue.
     pub fn clear<T: Pod>(&self, buffer: &Buffer<T>) -> Result<()> {
-        let bytes = buffer.len * size_of::<T>();
+        self.clear_part(buffer, 0, buffer.len)
+    }
+
+    /// Sets `len` elements from `start` on to zero, in order with the work of the main queue.
+    pub(crate) fn clear_part<T: Pod>(&self, buffer: &Buffer<T>, start: usize, len: usize) -> Result<()> {
+        assert!(start + len <= buffer.len, "{start} + {len} of {} elements", buffer.len);
+        let (address, bytes) = (buffer.address + (start * size_of::<T>()) as u64, len * size_of::<T>());
         match &*self.backend {
             Backend::Cuda(cuda) => {
                 cuda.bind()?;
-                // SAFETY: the buffer has `bytes` bytes.
-                unsafe { result::memset_d8_async(buffer.address, 0, bytes, cuda.queues[0]) }
+                // SAFETY: the buffer has `bytes` bytes from `address` on.
+                unsafe { result::memset_d8_async(address, 0, bytes, cuda.queues[0]) }
                     .map_err(|error| driver_error("clearing memory", error))
             }
             #[cfg(feature = "emulator")]
             Backend::Emulated(emulator) => {
-                emulator.clear(buffer.address, bytes);
+                emulator.clear(address, bytes);
                 Ok(())
             }
         }
@@ -644,6 +650,11 @@ pub struct Address<T> {
 }
 
 impl<T> Address<T> {
+    /// The address `bytes` bytes after this one, of values of another type.
+    pub(crate) fn offset<U>(self, bytes: usize) -> Address<U> {
+        Address { address: self.address + bytes as u64, element: PhantomData }
+    }
+
     /// The address, for structures that are passed to kernels.
     pub(crate) fn address(&self) -> u64 {
         self.address

@@ -5,7 +5,8 @@
 //!
 //! - [`conv4::Conv4Training`] trains the backbone of the paper: one step is one CUDA graph, and parameters, images and the
 //!   state of the optimiser stay on the device.
-//! - [`tranfs::TranfsTraining`] trains the head TraNFS on features that stay on the device.
+//! - [`tranfs::TranfsTraining`] trains the head TraNFS on features that stay on the device, or together with a backbone
+//!   ([`joint::HeadTraining`]).
 //! - [`relabel::RelabelTraining`] trains the head Relabel in the same way, on features that stay on the device.
 //!
 //! The kernels are in `kernels/*.cu`, one file per concept, with shapes and layouts at the top of each.

@@ -4,10 +4,12 @@
 
 use trueshot_nn::conv4::{BLOCKS, EPSILON, Shape, WIDTH, layout};
 
-use super::{
-    AugmentShape, Chunk, ConvolutionShape, EpisodeShape, FILTER_LEN, FirstShape, PATCH_LEN, PoolShape, Sums,
-    convolution, plane_len, pool_grid,
+use super::images::AugmentShape;
+use super::network::{
+    Chunk, ConvolutionShape, FirstShape, PoolShape, Sums, convolution, plane_len, pool_grid,
 };
+use super::prototypes::EpisodeShape;
+use super::{FILTER_LEN, PATCH_LEN};
 use crate::Divider;
 use crate::driver::{Argument, Buffer, Device, Graph, Grid, Null, Queue, Value};
 use crate::error::Result;
@@ -108,6 +110,7 @@ fn record(
         size: size as i32,
         channels: channels as i32,
         taps: 0,
+        slot_len: 0,
         scale: normalisation.map(|[scale, _]| scale),
         shift: normalisation.map(|[_, shift]| shift),
     };
@@ -127,12 +130,7 @@ fn record(
         let side = shape.side(block);
         let (x, z, y) = (&memory.y[block - 1], &memory.z[block - 1], &memory.y[block]);
         let filters = memory.filters.at((block - 1) * FILTER_LEN);
-        let convolved = ConvolutionShape {
-            positions: plane_len(images, side) as i32,
-            side: side as i32,
-            stride: 0,
-            pitch: Divider::new(side + 1),
-        };
+        let convolved = ConvolutionShape::new(images, side);
         convolution(device, Sums::None, convolved, &[x, &filters, z, &Null, &Null])?;
         let windows = side / 2;
         let pool = PoolShape {
@@ -145,15 +143,7 @@ fn record(
         launch("pool_running", pool_grid(pool).rows(images), &[z, &norm, y, &Value(pool)])?;
     }
     let side = shape.side(BLOCKS);
-    let episode = EpisodeShape {
-        classes: 0,
-        support: images as i32,
-        queries: 0,
-        chunks: (side * side * 8) as i32,
-        side: side as i32,
-        by_side: Divider::new(side),
-        iterations: 0,
-    };
+    let episode = EpisodeShape::of_features(shape);
     let grid = Grid::new((side * side * 8).div_ceil(256), 256).rows(images);
     launch("write_features", grid, &[&memory.y[BLOCKS - 1], features, &Value(episode)])
 }

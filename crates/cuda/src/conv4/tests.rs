@@ -1,7 +1,8 @@
 //! Training steps against the CPU's training pass: on an emulated device, or with the feature `gpu-tests` on GPU 0.
 
-use trueshot_nn::conv4::{TrainingPass, initial};
+use trueshot_nn::conv4::{TrainingPass, initial, layout};
 
+use super::prototypes::MEDIAN_ITERATIONS;
 use super::*;
 use crate::testing::{Run, assert_same_run, device, print_bits, random, relative_error};
 

@@ -1,0 +1,223 @@
+//! The images of training steps: data sets that stay on the device, and what each step takes of them.
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::conv4::Shape;
+
+use super::{STEP_SLOTS, TrainingState};
+use crate::driver::{Argument, Buffer, Device, Grid, Null, Queue, Value};
+use crate::error::Result;
+
+/// Bytes of shared memory that every supported GPU has for one block.
+const SHARED_LEN: usize = 99 << 10;
+
+/// Which image of the data set an episode contains, and how it is changed (`ImageRequest` in `kernels/augment.cu`).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct ImageRequest {
+    /// The number of the image.
+    pub image: u32,
+    /// The crop in pixels: left, top, width, height.
+    pub crop: [u16; 4],
+    /// 1 if the image is mirrored.
+    pub flip: u32,
+    /// The kinds of the four colour jitters (0 brightness, 1 contrast, 2 saturation, 3 hue), 2 bits each, in the order of
+    /// application, the first in the lowest bits.
+    pub jitters: u32,
+    /// The values of the jitters, in the same order: factors, or the shift of the hue in sixths of the circle.
+    pub values: [f32; 4],
+}
+
+/// The images of one step: support items first, then queries.
+#[derive(Debug, Clone)]
+pub enum StepImages {
+    /// Normalised images, `[image][row][column][channel]`.
+    Prepared(Vec<f32>),
+    /// Images of the data set on the device.
+    Requests(Vec<ImageRequest>),
+}
+
+impl StepImages {
+    /// The number of images.
+    pub(crate) fn count(&self, shape: Shape) -> usize {
+        match self {
+            StepImages::Prepared(values) => values.len() / shape.pixels(),
+            StepImages::Requests(requests) => requests.len(),
+        }
+    }
+}
+
+/// Decoded images that stay on the device.
+pub struct DeviceImages {
+    pixels: Buffer<u8>,
+    sources: Buffer<SourceImage>,
+    largest: usize,
+    /// `value * scale + shift` normalises a value in [0, 1], per channel.
+    normalisation: [[f32; 2]; 3],
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct SourceImage {
+    offset: u64,
+    width: u32,
+    height: u32,
+}
+
+impl DeviceImages {
+    /// Copies images to the device: `[row][column][channel]` bytes with width and height.
+    pub fn upload<'a>(
+        device: &Device,
+        images: impl Iterator<Item = (&'a [u8], usize, usize)> + Clone,
+        normalisation: [[f32; 2]; 3],
+    ) -> Result<Self> {
+        let bytes: usize = images.clone().map(|(pixels, ..)| pixels.len()).sum();
+        let mut pixels = device.zeros::<u8>(bytes)?;
+        let (mut sources, mut staged, mut written, mut largest) = (Vec::new(), Vec::new(), 0, 1);
+        for (image, width, height) in images {
+            let offset = (written + staged.len()) as u64;
+            sources.push(SourceImage { offset, width: width as u32, height: height as u32 });
+            largest = largest.max(width).max(height);
+            staged.extend_from_slice(image);
+            if staged.len() > 64 << 20 {
+                pixels.write(written, &staged)?;
+                written += staged.len();
+                staged.clear();
+            }
+        }
+        pixels.write(written, &staged)?;
+        Ok(DeviceImages { pixels, sources: device.upload(&sources)?, largest, normalisation })
+    }
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct AugmentShape {
+    pub size: i32,
+    pub channels: i32,
+    /// Weights of the resampling per output row or column.
+    pub taps: i32,
+    /// Requests of a slot.
+    pub slot_len: i32,
+    pub scale: [f32; 3],
+    pub shift: [f32; 3],
+}
+
+impl AugmentShape {
+    fn new(shape: Shape, slot_len: usize, images: &DeviceImages) -> Self {
+        let stretch = (images.largest as f64 / shape.size as f64).max(1.0);
+        AugmentShape {
+            size: shape.size as i32,
+            channels: shape.channels as i32,
+            taps: (2.0 * stretch).ceil() as i32 + 1,
+            slot_len: slot_len as i32,
+            scale: images.normalisation.map(|[scale, _]| scale),
+            shift: images.normalisation.map(|[_, shift]| shift),
+        }
+    }
+
+    /// Bytes of shared memory for the weights of the resampling.
+    fn shared_len(&self) -> usize {
+        2 * self.size as usize * (1 + self.taps as usize) * 4
+    }
+}
+
+/// Fills the input plane of a network, in each step with at most `capacity` images.
+pub(crate) struct ImageFeed {
+    device: Device,
+    shape: Shape,
+    capacity: usize,
+    source: Source,
+}
+
+enum Source {
+    /// The images of the next step, as the host prepared them.
+    Prepared(Buffer<f32>),
+    DataSet {
+        images: DeviceImages,
+        /// `[slot][capacity]`
+        requests: Buffer<ImageRequest>,
+        /// Planes of the images that do not fit into shared memory.
+        scratch: Option<Buffer<f32>>,
+    },
+}
+
+impl ImageFeed {
+    pub fn new(device: &Device, shape: Shape, capacity: usize, images: Option<DeviceImages>) -> Result<Self> {
+        let source = match images {
+            None => Source::Prepared(device.zeros(capacity * shape.pixels())?),
+            Some(images) => {
+                let planes = shape.pixels() * size_of::<f32>();
+                let fits = AugmentShape::new(shape, capacity, &images).shared_len() + planes <= SHARED_LEN;
+                let scratch = (!fits).then(|| device.zeros(capacity * shape.pixels())).transpose()?;
+                Source::DataSet { images, requests: device.zeros(STEP_SLOTS * capacity)?, scratch }
+            }
+        };
+        Ok(ImageFeed { device: device.clone(), shape, capacity, source })
+    }
+
+    /// Copies the images of steps in adjacent slots to the device.
+    ///
+    /// # Panics
+    /// If the images are not of the feed's kind, or too many.
+    pub fn write<'a>(&mut self, slot: usize, steps: impl Iterator<Item = &'a StepImages>) -> Result<()> {
+        let mut adjacent = Vec::new();
+        for (index, step) in steps.enumerate() {
+            match (&mut self.source, step) {
+                (Source::Prepared(buffer), StepImages::Prepared(images)) => buffer.write(0, images)?,
+                (Source::DataSet { .. }, StepImages::Requests(requests)) => {
+                    assert!(
+                        requests.len() <= self.capacity,
+                        "{} of {} images",
+                        requests.len(),
+                        self.capacity
+                    );
+                    adjacent.resize(index * self.capacity, ImageRequest::zeroed());
+                    adjacent.extend_from_slice(requests);
+                }
+                _ => panic!("the images of a step are of the kind that the run was made for"),
+            }
+        }
+        match &mut self.source {
+            Source::DataSet { requests, .. } => requests.write(slot * self.capacity, &adjacent),
+            Source::Prepared(_) => Ok(()),
+        }
+    }
+
+    /// Whether images come from a data set on the device.
+    pub fn has_data_set(&self) -> bool {
+        matches!(self.source, Source::DataSet { .. })
+    }
+
+    /// Starts the kernel that fills the first `count` images of `plane`.
+    pub fn record(
+        &self,
+        count: usize,
+        plane: &Buffer<[u32; 2]>,
+        state: &Buffer<TrainingState>,
+    ) -> Result<()> {
+        match &self.source {
+            Source::Prepared(images) => {
+                let Shape { size, channels } = self.shape;
+                let shape = AugmentShape {
+                    size: size as i32,
+                    channels: channels as i32,
+                    taps: 0,
+                    slot_len: 0,
+                    scale: [1.0; 3],
+                    shift: [0.0; 3],
+                };
+                let grid = Grid::new((size * size).div_ceil(256), 256).rows(count);
+                self.device.launch(Queue::Main, "pack_floats", grid, &[images, plane, &Value(shape)])
+            }
+            Source::DataSet { images, requests, scratch } => {
+                let shape = AugmentShape::new(self.shape, self.capacity, images);
+                let planes = if scratch.is_some() { 0 } else { self.shape.pixels() * size_of::<f32>() };
+                let grid = Grid::new(count, 512).shared(shape.shared_len() + planes);
+                let scratch: &dyn Argument = scratch.as_ref().map_or(&Null, |scratch| scratch);
+                let arguments: [&dyn Argument; 7] =
+                    [&images.pixels, &images.sources, requests, scratch, plane, state, &Value(shape)];
+                self.device.launch(Queue::Main, "augment_images", grid, &arguments)
+            }
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! The network itself: parameters, activations, forward and backward pass, and the gradients of the parameters.
+//!
+//! [`Conv4Network`] owns the memory for up to `capacity` images. A [`Pass`] starts the kernels for the images of one step; what
+//! happens between its forward and its backward pass, from [`Conv4Network::features`] to
+//! [`Conv4Network::feature_gradient`], is the business of the loss.
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::conv4::{BLOCKS, Shape, WIDTH, layout};
+
+use super::prototypes::EpisodeShape;
+use super::{FILTER_LEN, PATCH_LEN, TrainingState};
+use crate::Divider;
+use crate::driver::{Argument, Buffer, Device, Grid, Null, Queue, Value};
+use crate::error::Result;
+
+/// Bytes of a patch in shared memory.
+const PATCH_PITCH: usize = 112;
+/// Rows of a tile of the filter gradient, and its threads.
+const GRADIENT_ROWS: usize = 128;
+const GRADIENT_THREADS: u32 = 384;
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct ConvolutionShape {
+    pub positions: i32,
+    pub side: i32,
+    pub stride: i32,
+    pub pitch: Divider,
+}
+
+impl ConvolutionShape {
+    pub fn new(images: usize, side: usize) -> Self {
+        let positions = plane_len(images, side) as i32;
+        ConvolutionShape { positions, side: side as i32, stride: 0, pitch: Divider::new(side + 1) }
+    }
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct PoolShape {
+    pub side: i32,
+    pub windows: i32,
+    pub divider: Divider,
+    pub count: f32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct FirstShape {
+    pub images: i32,
+    pub side: i32,
+    pub windows: i32,
+    pub divider: Divider,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct FilterPartials {
+    first: u64,
+    counts: [i32; 3],
+    padding: u32,
+}
+
+/// What the optimiser reads about the norms of a step.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct NormSums {
+    sums: u64,
+    d_sums: u64,
+    moments: u64,
+    d_patches: u64,
+    norm: u64,
+    weighted: u64,
+    weights: u64,
+    counts: [f32; 4],
+}
+
+/// The 16-byte chunk of 8 channels that planes consist of.
+pub(crate) type Chunk = [u32; 4];
+
+/// Buffers of block 2, 3 or 4.
+struct Block {
+    side: usize,
+    /// Output of the convolution, and its gradient.
+    z: Buffer<Chunk>,
+    dz: Buffer<Chunk>,
+    /// Output of the block, its value before gamma and beta, and its gradient.
+    y: Buffer<Chunk>,
+    normalised: Buffer<Chunk>,
+    dy: Buffer<Chunk>,
+}
+
+/// Where each part of [`Conv4Network::sums`] starts.
+const D_SUMS: usize = 6 * WIDTH;
+const MOMENTS: usize = 12 * WIDTH;
+const D_PATCHES: usize = MOMENTS + PATCH_LEN * PATCH_LEN;
+const SUMS_LEN: usize = D_PATCHES + WIDTH * PATCH_LEN;
+/// Threads of `collect_gradients`.
+const GRADIENT_ELEMENTS: usize = 3 * FILTER_LEN + WIDTH * (PATCH_LEN + 2) + 6 * WIDTH;
+
+/// The positions of a plane of `images` images.
+pub(super) fn plane_len(images: usize, side: usize) -> usize {
+    images * (side + 1) * (side + 1)
+}
+
+/// A Conv4 on the device, with the memory of its training passes.
+pub(crate) struct Conv4Network {
+    device: Device,
+    shape: Shape,
+    capacity: usize,
+    /// The input plane.
+    pub image: Buffer<[u32; 2]>,
+    pub parameters: Buffer<f32>,
+    pub gradients: Buffer<f32>,
+    /// Sums of squares of the gradients.
+    pub squares: Buffer<f64>,
+    /// Sums of blocks 2 to 4 `[3][2][64]`, of their gradients `[3][2][64]`, moments `[48][48]`, d_patches `[64][48]`.
+    sums: Buffer<i64>,
+    norm: Buffer<f32>,
+    weighted: Buffer<f32>,
+    pub(super) first_filters: Buffer<[u32; 2]>,
+    pub(super) first_weights: Buffer<f32>,
+    pub(super) filters: Buffer<u16>,
+    pub(super) transposed: Buffer<u16>,
+    partials: Buffer<f32>,
+    y1: Buffer<Chunk>,
+    dy1: Buffer<Chunk>,
+    blocks: Vec<Block>,
+}
+
+impl Conv4Network {
+    /// Memory for passes of up to `capacity` images. The parameters are zero until [`Conv4Network::load`].
+    pub fn new(device: &Device, shape: Shape, capacity: usize) -> Result<Self> {
+        assert!(shape.is_possible(), "{shape:?}");
+        let plane = |side: usize| {
+            let margin = side + 2;
+            device.zeros_with_margin::<Chunk>(
+                plane_len(capacity, side) * 8,
+                margin * 8,
+                (2 * margin + 512) * 8,
+            )
+        };
+        let mut blocks = Vec::new();
+        for block in 1..BLOCKS {
+            let side = shape.side(block);
+            blocks.push(Block {
+                side,
+                z: plane(side)?,
+                dz: plane(side)?,
+                y: plane(side / 2)?,
+                normalised: plane(side / 2)?,
+                dy: plane(side / 2)?,
+            });
+        }
+        let parameters = layout(shape.channels).len();
+        let margin = 2 * (shape.size + 2);
+        Ok(Conv4Network {
+            device: device.clone(),
+            shape,
+            capacity,
+            image: device.zeros_with_margin(plane_len(capacity, shape.size), margin, margin + 512)?,
+            parameters: device.zeros(parameters)?,
+            gradients: device.zeros(parameters)?,
+            squares: device.zeros(GRADIENT_ELEMENTS.div_ceil(256))?,
+            sums: device.zeros(SUMS_LEN)?,
+            norm: device.zeros(4 * WIDTH)?,
+            weighted: device.zeros(WIDTH * PATCH_LEN)?,
+            first_filters: device.zeros(3 * 8 * 32)?,
+            first_weights: device.zeros(WIDTH * PATCH_LEN)?,
+            filters: device.zeros(3 * FILTER_LEN)?,
+            transposed: device.zeros(3 * FILTER_LEN)?,
+            partials: device.zeros(3 * device.multiprocessors() * FILTER_LEN)?,
+            y1: plane(shape.size / 2)?,
+            dy1: plane(shape.size / 2)?,
+            blocks,
+        })
+    }
+
+    /// Replaces the parameters.
+    ///
+    /// # Panics
+    /// If there are not as many as the layout has.
+    pub fn load(&mut self, parameters: &[f32]) -> Result<()> {
+        assert_eq!(parameters.len(), self.parameters.len(), "parameters of this layout");
+        self.parameters.write(0, parameters)?;
+        let arguments: [&dyn Argument; 6] = [
+            &self.parameters,
+            &self.filters,
+            &self.transposed,
+            &self.first_filters,
+            &self.first_weights,
+            &Value(self.shape.channels as i32),
+        ];
+        self.device.launch(Queue::Main, "pack_filters", Grid::new(64, 256), &arguments)
+    }
+
+    /// Size and channels of the images.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The features, a plane.
+    pub fn features(&self) -> &Buffer<Chunk> {
+        &self.blocks[2].y
+    }
+
+    /// The gradient of the features times the loss scale, a plane. The loss fills it between forward and backward pass.
+    pub fn feature_gradient(&self) -> &Buffer<Chunk> {
+        &self.blocks[2].dy
+    }
+
+    /// The kernels for a step of `images` images.
+    ///
+    /// # Panics
+    /// If there are more images than the capacity.
+    pub fn pass(&self, images: usize) -> Pass<'_> {
+        assert!(images <= self.capacity, "{images} of {} images", self.capacity);
+        Pass { network: self, images }
+    }
+}
+
+/// The kernels for the images of one step.
+pub(crate) struct Pass<'a> {
+    network: &'a Conv4Network,
+    images: usize,
+}
+
+impl Pass<'_> {
+    fn launch(&self, kernel: &'static str, grid: Grid, arguments: &[&dyn Argument]) -> Result<()> {
+        self.network.device.launch(Queue::Main, kernel, grid, arguments)
+    }
+
+    fn first_shape(&self, windows: usize) -> FirstShape {
+        FirstShape {
+            images: self.images as i32,
+            side: self.network.shape.size as i32,
+            windows: windows as i32,
+            divider: Divider::new(windows),
+        }
+    }
+
+    /// Where gamma of a block is in the parameters; beta follows.
+    fn gamma_start(&self, block: usize) -> usize {
+        let first = 9 * WIDTH * self.network.shape.channels;
+        if block == 0 {
+            first + WIDTH
+        } else {
+            first + 5 * WIDTH + (block - 1) * (FILTER_LEN + 5 * WIDTH) + FILTER_LEN + WIDTH
+        }
+    }
+
+    /// From the input plane to the features.
+    pub fn forward(&self) -> Result<()> {
+        let network = self.network;
+        let (size, sms) = (network.shape.size, network.device.multiprocessors());
+        network.device.clear(&network.sums)?;
+        let pixels = (self.images * size * size) as f32;
+        let gamma = |block: usize| network.parameters.at(self.gamma_start(block));
+        let beta = |block: usize| network.parameters.at(self.gamma_start(block) + WIDTH);
+        let moments = network.sums.at(MOMENTS);
+        let grid = Grid::new(2 * sms, 256).shared(8 * 32 * PATCH_PITCH);
+        self.launch(
+            "patch_moments",
+            grid,
+            &[&network.image, &moments, &Value(self.first_shape(size.div_ceil(2)))],
+        )?;
+        let arguments: [&dyn Argument; 7] = [
+            &moments,
+            &network.first_weights,
+            &gamma(0),
+            &beta(0),
+            &network.norm,
+            &network.weighted,
+            &Value(pixels),
+        ];
+        self.launch("first_statistics", Grid::new(1, 1024), &arguments)?;
+        let first: [&dyn Argument; 5] = [
+            &network.image,
+            &network.first_filters,
+            &network.norm,
+            &network.y1,
+            &Value(self.first_shape(size / 2)),
+        ];
+        self.launch("first_forward", Grid::new(sms, 256), &first)?;
+        for (index, block) in network.blocks.iter().enumerate() {
+            let input = if index == 0 { &network.y1 } else { &network.blocks[index - 1].y };
+            let sums = network.sums.at(index * 2 * WIDTH);
+            let filters = network.filters.at(index * FILTER_LEN);
+            convolution(
+                &network.device,
+                Sums::Forward,
+                ConvolutionShape::new(self.images, block.side),
+                &[input, &filters, &block.z, &sums, &Null],
+            )?;
+            let pool = self.pool_shape(block.side, block.side / 2);
+            let (gamma, beta) = (gamma(index + 1), beta(index + 1));
+            let grid = pool_grid(pool).rows(self.images);
+            let arguments: [&dyn Argument; 7] =
+                [&block.z, &sums, &gamma, &beta, &block.y, &block.normalised, &Value(pool)];
+            self.launch("pool_batch", grid, &arguments)?;
+        }
+        Ok(())
+    }
+
+    fn pool_shape(&self, side: usize, windows: usize) -> PoolShape {
+        PoolShape {
+            side: side as i32,
+            windows: windows as i32,
+            divider: Divider::new(windows),
+            count: (self.images * side * side) as f32,
+        }
+    }
+
+    /// From the gradient of the features to the sums that [`Pass::collect_gradients`] adds up.
+    pub fn backward(&self) -> Result<()> {
+        let network = self.network;
+        let (size, sms) = (network.shape.size, network.device.multiprocessors());
+        let images = self.images;
+        let side = network.shape.side(BLOCKS);
+        let last = &network.blocks[2];
+        let arguments: [&dyn Argument; 6] = [
+            &last.normalised,
+            &last.dy,
+            &network.sums.at(D_SUMS + 4 * WIDTH),
+            &Value(images as i32),
+            &Value(side as i32),
+            &Value(Divider::new(side)),
+        ];
+        let blocks = (images * side * side).div_ceil(128).min(sms);
+        self.launch("sum_feature_gradients", Grid::new(blocks, 256), &arguments)?;
+        for index in (0..3).rev() {
+            let block = &network.blocks[index];
+            let side = block.side;
+            let pool = self.pool_shape(side, side.div_ceil(2));
+            let sums = network.sums.at(index * 2 * WIDTH);
+            let d_sums = network.sums.at(D_SUMS + index * 2 * WIDTH);
+            let start = self.gamma_start(index + 1);
+            let (gamma, beta) = (network.parameters.at(start), network.parameters.at(start + WIDTH));
+            let arguments: [&dyn Argument; 8] =
+                [&block.z, &sums, &d_sums, &gamma, &beta, &block.dy, &block.dz, &Value(pool)];
+            self.launch("batch_norm_backward", pool_grid(pool).rows(images), &arguments)?;
+            if images < network.capacity {
+                // The filter gradient reads whole tiles, and a step with more images may have left values after the last one.
+                let (end, len) = (plane_len(images, side) * 8, block.dz.len());
+                network.device.clear_part(&block.dz, end, (GRADIENT_ROWS * 8).min(len - end))?;
+            }
+            network.device.fork()?;
+            let (input, d_input, normalised): (_, _, &dyn Argument) = match index {
+                0 => (&network.y1, &network.dy1, &Null),
+                _ => {
+                    let previous = &network.blocks[index - 1];
+                    (&previous.y, &previous.dy, &previous.normalised)
+                }
+            };
+            self.filter_gradient(index, input)?;
+            let filters = network.transposed.at(index * FILTER_LEN);
+            let previous_sums = network.sums.at(D_SUMS + index.saturating_sub(1) * 2 * WIDTH);
+            let sums = if index == 0 { Sums::None } else { Sums::Backward };
+            convolution(
+                &network.device,
+                sums,
+                ConvolutionShape::new(images, side),
+                &[&block.dz, &filters, d_input, &previous_sums, normalised],
+            )?;
+        }
+        let shared = 8192 + 8 * 32 * (128 + PATCH_PITCH);
+        let arguments: [&dyn Argument; 6] = [
+            &network.image,
+            &network.first_filters,
+            &network.norm,
+            &network.dy1,
+            &network.sums.at(D_PATCHES),
+            &Value(self.first_shape(size / 2)),
+        ];
+        self.launch("first_backward", Grid::new(sms, 256).shared(shared), &arguments)?;
+        network.device.join()
+    }
+
+    /// Thread blocks of the filter gradient of a block, and the tiles of each.
+    fn gradient_blocks(&self, block: usize) -> (usize, usize) {
+        let tiles = plane_len(self.images, self.network.blocks[block].side).div_ceil(GRADIENT_ROWS);
+        let of_each = tiles.div_ceil(self.network.device.multiprocessors()).max(tiles.div_ceil(32).min(6));
+        (tiles.div_ceil(of_each), of_each)
+    }
+
+    fn filter_gradient(&self, index: usize, input: &Buffer<Chunk>) -> Result<()> {
+        let (network, block) = (self.network, &self.network.blocks[index]);
+        let stride = (block.side + 1).min(GRADIENT_ROWS + 2);
+        let shape =
+            ConvolutionShape { stride: stride as i32, ..ConvolutionShape::new(self.images, block.side) };
+        let shared = 2 * (2 * GRADIENT_ROWS + 2 + 2 * stride) * 128;
+        let (blocks, tiles) = self.gradient_blocks(index);
+        let first: usize = (0..index).map(|earlier| self.gradient_blocks(earlier).0).sum();
+        let partials = network.partials.at(first * FILTER_LEN);
+        let grid = Grid::new(blocks, GRADIENT_THREADS).shared(shared);
+        let arguments: [&dyn Argument; 5] =
+            [input, &block.dz, &partials, &Value(tiles as i32), &Value(shape)];
+        network.device.launch(Queue::Side, "filter_gradient", grid, &arguments)
+    }
+
+    /// What the optimiser reads about the norms.
+    pub(super) fn norm_sums(&self) -> NormSums {
+        let network = self.network;
+        NormSums {
+            sums: network.sums.address(),
+            d_sums: network.sums.at(D_SUMS).address(),
+            moments: network.sums.at(MOMENTS).address(),
+            d_patches: network.sums.at(D_PATCHES).address(),
+            norm: network.norm.address(),
+            weighted: network.weighted.address(),
+            weights: network.first_weights.address(),
+            counts: std::array::from_fn(|block| (self.images * network.shape.side(block).pow(2)) as f32),
+        }
+    }
+
+    /// The gradients of the parameters, divided by the loss scale, and their sums of squares. Sets the overflow flag of
+    /// `state` if a gradient is not finite.
+    pub fn collect_gradients(&self, state: &Buffer<TrainingState>) -> Result<()> {
+        let network = self.network;
+        let counts = std::array::from_fn(|block| self.gradient_blocks(block).0 as i32);
+        let partials = FilterPartials { first: network.partials.address(), counts, padding: 0 };
+        let arguments: [&dyn Argument; 6] = [
+            &Value(partials),
+            &Value(self.norm_sums()),
+            &network.gradients,
+            &network.squares,
+            state,
+            &Value(network.shape.channels as i32),
+        ];
+        self.launch("collect_gradients", Grid::new(GRADIENT_ELEMENTS.div_ceil(256), 256), &arguments)
+    }
+
+    /// Copies the features to `out`, `[image][64][side][side]` f32.
+    pub fn write_features(&self, out: &Buffer<f32>) -> Result<()> {
+        let shape = EpisodeShape::of_features(self.network.shape);
+        let grid = Grid::new((shape.chunks as usize).div_ceil(256), 256).rows(self.images);
+        self.launch("write_features", grid, &[self.network.features(), out, &Value(shape)])
+    }
+}
+
+/// Which sums a convolution adds up beside its output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sums {
+    Forward,
+    Backward,
+    None,
+}
+
+/// Convolves with the fastest kernel for the shape and the device. The shape is the last argument of the kernel.
+pub(super) fn convolution(
+    device: &Device,
+    sums: Sums,
+    shape: ConvolutionShape,
+    arguments: &[&dyn Argument],
+) -> Result<()> {
+    let sms = device.multiprocessors();
+    let positions = shape.positions as usize;
+    let pitch = shape.side as usize + 1;
+    let wgmma = device.has_wgmma();
+    let rows = if !wgmma && positions / 256 >= sms { 256 } else { 128 };
+    let stride = pitch.min(rows + 2);
+    let buffer = (rows + 2 + 2 * stride) * 128;
+    let buffers = if wgmma { 1 } else { 2 };
+    let shared = FILTER_LEN * 2 + buffers * buffer;
+    let per_sm = if wgmma && 2 * (shared + 1024) <= 227 << 10 { 2 } else { 1 };
+    let grid = Grid::new(positions.div_ceil(rows).min(per_sm * sms), 256).shared(shared);
+    let kernel = match (sums, wgmma, rows) {
+        (Sums::Forward, true, _) => "convolution_forward_wgmma",
+        (Sums::Backward, true, _) => "convolution_backward_wgmma",
+        (Sums::None, true, _) => "convolution_wgmma",
+        (Sums::Forward, false, 128) => "convolution_forward_128",
+        (Sums::Forward, false, _) => "convolution_forward_256",
+        (Sums::Backward, false, 128) => "convolution_backward_128",
+        (Sums::Backward, false, _) => "convolution_backward_256",
+        (Sums::None, false, 128) => "convolution_128",
+        (Sums::None, false, _) => "convolution_256",
+    };
+    let shape = Value(ConvolutionShape { stride: stride as i32, ..shape });
+    let arguments: Vec<&dyn Argument> = arguments.iter().copied().chain([&shape as &dyn Argument]).collect();
+    device.launch(Queue::Main, kernel, grid, &arguments)
+}
+
+pub(super) fn pool_grid(shape: PoolShape) -> Grid {
+    Grid::new((shape.windows as usize).pow(2).div_ceil(32), 256)
+}

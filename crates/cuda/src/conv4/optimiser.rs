@@ -1,0 +1,174 @@
+//! AdamW on the parameters of a network, with the loss scale (`kernels/optimiser.cu`).
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::adamw::AdamWConfig;
+
+use super::network::{Conv4Network, Pass};
+use super::{Conv4State, SMALLEST_SCALE, STEP_SLOTS};
+use crate::driver::{Address, Argument, Buffer, Device, Grid, Queue, Value};
+use crate::error::Result;
+
+/// What a run keeps on the device between steps (`kernels/common.cuh`).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct TrainingState {
+    pub step: u32,
+    pub updates: u32,
+    pub scale: f32,
+    pub good_steps: u32,
+    pub overflow: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct AdamWOptions {
+    beta1: f32,
+    beta2: f32,
+    epsilon: f32,
+    weight_decay: f32,
+    l2: f32,
+    clip: f32,
+}
+
+/// Sums of squares of the gradients of other parameters that are clipped together with those of the network.
+pub(crate) struct OtherSquares {
+    pub sums: Address<f64>,
+    pub count: usize,
+}
+
+/// The state of the optimiser.
+pub(crate) struct Conv4Optimiser {
+    device: Device,
+    options: AdamWOptions,
+    first_moments: Buffer<f32>,
+    second_moments: Buffer<f32>,
+    /// The learning rate of each slot.
+    pub rates: Buffer<f32>,
+    /// The mean loss of each slot.
+    pub mean_losses: Buffer<f32>,
+    pub state: Buffer<TrainingState>,
+}
+
+impl Conv4Optimiser {
+    pub fn new(device: &Device, network: &Conv4Network, adamw: &AdamWConfig, clip: f64) -> Result<Self> {
+        let options = AdamWOptions {
+            beta1: adamw.beta1 as f32,
+            beta2: adamw.beta2 as f32,
+            epsilon: adamw.epsilon as f32,
+            weight_decay: adamw.weight_decay as f32,
+            l2: adamw.l2 as f32,
+            clip: clip as f32,
+        };
+        let len = network.parameters.len();
+        Ok(Conv4Optimiser {
+            device: device.clone(),
+            options,
+            first_moments: device.zeros(len)?,
+            second_moments: device.zeros(len)?,
+            rates: device.zeros(STEP_SLOTS)?,
+            mean_losses: device.zeros(STEP_SLOTS)?,
+            state: device.zeros(1)?,
+        })
+    }
+
+    /// Where kernels mark that the current step must not update anything.
+    pub fn overflow(&self) -> Address<u32> {
+        self.state.at(0).offset(std::mem::offset_of!(TrainingState, overflow))
+    }
+
+    /// Everything that later steps depend on.
+    pub fn state(&self, network: &Conv4Network) -> Result<Conv4State> {
+        let TrainingState { updates, scale, good_steps, .. } = self.state.read()?[0];
+        Ok(Conv4State {
+            parameters: network.parameters.read()?,
+            first_moments: self.first_moments.read()?,
+            second_moments: self.second_moments.read()?,
+            updates: u64::from(updates),
+            scale,
+            good_steps,
+        })
+    }
+
+    /// Replaces parameters and state; `step` steps are finished.
+    ///
+    /// # Panics
+    /// If a length is not that of the layout.
+    pub fn load(&mut self, network: &mut Conv4Network, state: &Conv4State, step: u32) -> Result<()> {
+        network.load(&state.parameters)?;
+        self.first_moments.write(0, &state.first_moments)?;
+        self.second_moments.write(0, &state.second_moments)?;
+        let Conv4State { updates, scale, good_steps, .. } = *state;
+        self.state
+            .write(0, &[TrainingState { step, updates: updates as u32, scale, good_steps, overflow: 0 }])
+    }
+
+    /// Starts the update of the parameters, which does nothing after an overflow.
+    pub fn record_update(
+        &self,
+        network: &Conv4Network,
+        pass: &Pass<'_>,
+        others: Option<&OtherSquares>,
+    ) -> Result<()> {
+        let none = OtherSquares { sums: network.squares.at(0), count: 0 };
+        let others = others.unwrap_or(&none);
+        let arguments: [&dyn Argument; 16] = [
+            &network.parameters,
+            &self.first_moments,
+            &self.second_moments,
+            &network.gradients,
+            &network.squares,
+            &Value(network.squares.len() as i32),
+            &others.sums,
+            &Value(others.count as i32),
+            &Value(pass.norm_sums()),
+            &network.filters,
+            &network.transposed,
+            &self.rates,
+            &self.state,
+            &Value(self.options),
+            &Value(network.shape().channels as i32),
+            &Value(network.parameters.len() as i32),
+        ];
+        let grid = Grid::new(network.parameters.len().div_ceil(256), 256);
+        self.device.launch(Queue::Main, "update_parameters", grid, &arguments)
+    }
+
+    /// Starts the kernel that ends the step: the mean of `losses`, the loss scale, and the number of the step.
+    pub fn record_end(&self, network: &Conv4Network, losses: &Buffer<f32>, count: usize) -> Result<()> {
+        let arguments: [&dyn Argument; 8] = [
+            losses,
+            &Value(count as i32),
+            &self.mean_losses,
+            &network.parameters,
+            &network.first_filters,
+            &network.first_weights,
+            &self.state,
+            &Value(network.shape().channels as i32),
+        ];
+        self.device.launch(Queue::Main, "finish_step", Grid::new(1, 256), &arguments)
+    }
+
+    /// Calls `launch` with the numbers of `count` steps after the first `done`; steps that overflow are repeated. Returns
+    /// the number of finished steps, which is smaller than `done + count` if a step overflows with the smallest loss scale.
+    pub fn finish_steps(&self, done: u32, count: usize, launch: impl Fn(u32) -> Result<()>) -> Result<u32> {
+        let (mut done, target) = (done, done + count as u32);
+        while done < target {
+            for step in done..target {
+                launch(step)?;
+            }
+            let state = self.state.read()?[0];
+            done = state.step;
+            if done < target && state.scale < SMALLEST_SCALE {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// The mean losses of the steps from `first` to `end`, and NaN for a step that failed if `end` is not `target`.
+    pub fn losses(&self, first: u32, end: u32, target: u32) -> Result<Vec<f32>> {
+        let losses = self.mean_losses.read()?;
+        let finished = (first..end).map(|step| losses[step as usize % STEP_SLOTS]);
+        Ok(finished.chain((end < target).then_some(f32::NAN)).collect())
+    }
+}
