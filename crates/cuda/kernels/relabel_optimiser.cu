@@ -214,11 +214,23 @@ SEPARATE float joint_clip_factor(const double* squares, int count, const double*
   return norm > clip ? (float)(clip / norm) : 1.f;
 }
 
+// The means of the losses over the episodes.
+DEVICE void write_losses(const Relabel& r, const Optimiser& o, int episodes) {
+  if (threadIdx.x >= 2) return;
+  double total = 0.0;
+#pragma unroll 8
+  for (int i = 0; i < episodes; i++) total += r.losses[i * 2 + threadIdx.x];
+  o.results[(r.state->step % STEP_SLOTS) * 2 + threadIdx.x] = (float)(total / episodes);
+}
+
 // AdamW, and the end of the step: the first block writes the losses, the last one to finish advances the
-// state. A step whose loss is not finite changes no parameter. JOINT: gradients are collected before, and nothing happens if
-// a gradient of the backbone overflowed.
+// state. A step whose loss is not finite changes no parameter. JOINT: gradients are collected before, and if a gradient of the
+// backbone overflowed, nothing happens but that losses are written.
 template <bool JOINT> DEVICE void update(const Relabel& r, const Optimiser& o, const Backbone& backbone) {
-  if (JOINT && *backbone.overflow) return;
+  if (JOINT && *backbone.overflow) {
+    if (blockIdx.x == 0 && !(*backbone.overflow & OTHER_SIZE)) write_losses(r, o, header(r)->episodes);
+    return;
+  }
   const Header* step = header(r);
   const int index = blockIdx.x * PARAMETER_THREADS + threadIdx.x, episodes = step->episodes, lane = threadIdx.x & 31;
   const bool exists = index < o.len;
@@ -255,12 +267,7 @@ template <bool JOINT> DEVICE void update(const Relabel& r, const Optimiser& o, c
       o.parameters[index] = parameter;
     }
   }
-  if (blockIdx.x == 0 && threadIdx.x < 2) {
-    double total = 0.0;
-#pragma unroll 8
-    for (int i = 0; i < episodes; i++) total += r.losses[i * 2 + threadIdx.x];
-    o.results[(r.state->step % STEP_SLOTS) * 2 + threadIdx.x] = (float)(total / episodes);
-  }
+  if (blockIdx.x == 0) write_losses(r, o, episodes);
   __syncthreads();
   if (threadIdx.x > 0 || atomicAdd(&r.state->finished_blocks, (u64)1) != (u64)gridDim.x - 1) return;
   r.state->finished_blocks = 0;

@@ -7,11 +7,11 @@
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::relabel::Relabel;
 
-use super::{EpisodeRows, OptimiserOptions, RelabelTraining, StepInput, StepLosses, StepMemory};
+use super::{EpisodeRows, NetworkPlan, OptimiserOptions, RelabelTraining, StepInput, StepLosses, StepMemory};
 use crate::conv4::STEP_SLOTS;
-use crate::driver::{Buffer, Device, Grid, Queue, Value};
+use crate::driver::{Argument, Buffer, Device, Grid, Queue, Value};
 use crate::error::Result;
-use crate::joint::{BackboneUpdate, HeadTraining};
+use crate::joint::{BackboneUpdate, HeadTraining, HeadWeights};
 
 /// Threads of the kernels that are not launched per episode, and the columns of features of a block of `relabel_rows_backward`.
 const VIEW_THREADS: u32 = 256;
@@ -84,10 +84,10 @@ impl RelabelTraining {
             if layer == 0 {
                 // All gradients of attention logits are there.
                 self.device.fork()?;
-                let shared = self.plan.edges_shared_len();
+                let shared = 4 * NetworkPlan::edges_len(&self.plan.config);
                 let grid = Grid::new(memory.sizes.tiles, EDGE_INPUT_THREADS).shared(shared);
                 let joint = Value(memory.joint.expect("made by `joint`"));
-                let arguments: [&dyn crate::driver::Argument; 2] = [&Value(memory.relabel), &joint];
+                let arguments: [&dyn Argument; 2] = [&Value(memory.relabel), &joint];
                 self.device.launch(Queue::Side, "relabel_edge_features_backward", grid, &arguments)?;
                 self.record_edges_backward(memory)?;
             }
@@ -97,6 +97,8 @@ impl RelabelTraining {
     }
 }
 
+/// # Panics
+/// The methods panic if the run was not made by [`RelabelTraining::joint`].
 impl HeadTraining for RelabelTraining {
     type StepInput = StepInput;
     type StepLosses = StepLosses;
@@ -113,6 +115,7 @@ impl HeadTraining for RelabelTraining {
         self.persistent.feature_gradient.as_ref().expect("a training run made by `joint`")
     }
 
+    /// See [`HeadTraining::prepare`]. Steps that were prepared before but are not finished are replaced.
     fn prepare(&mut self, steps: &[StepInput]) -> Result<bool> {
         assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
         let mut episodes = steps.iter().flat_map(|step| &step.parts).flat_map(|part| &part.episodes);
@@ -166,6 +169,27 @@ impl HeadTraining for RelabelTraining {
     }
 
     fn finished_losses(&mut self) -> Result<Vec<StepLosses>> {
-        self.read_losses()
+        let mut losses = self.read_losses()?;
+        // A step whose loss is not finite may be unfinished, because then the backbone's gradients are not finite either.
+        let slot = 2 * (self.done as usize % STEP_SLOTS);
+        let mut of_next = [0.0; 2];
+        self.persistent.results.read_into(slot, &mut of_next)?;
+        let [items, queries] = of_next;
+        if !(items + queries).is_finite() {
+            losses.push(StepLosses { items, queries });
+            self.persistent.results.write(slot, &[0.0; 2])?;
+        }
+        Ok(losses)
+    }
+
+    fn weights(&self) -> Result<HeadWeights> {
+        let (first_moments, second_moments) = self.moments()?;
+        let (parameters, updates) = (self.persistent.parameters.read()?, self.progress()?);
+        Ok(HeadWeights { parameters, first_moments, second_moments, updates })
+    }
+
+    fn load_weights(&mut self, weights: &HeadWeights) -> Result<()> {
+        let HeadWeights { parameters, first_moments, second_moments, updates } = weights;
+        self.load(parameters, first_moments, second_moments, *updates)
     }
 }

@@ -8,7 +8,7 @@ use super::memory::{self, CHUNK, SHARED_WORDS};
 use super::{LOSS_THREADS, STEP_SLOTS, TranfsOptions, TranfsTraining};
 use crate::driver::{Buffer, Device, Grid, Queue, Value};
 use crate::error::Result;
-use crate::joint::{BackboneUpdate, HeadTraining};
+use crate::joint::{BackboneUpdate, HeadTraining, HeadWeights};
 
 /// Items that a thread block of `tranfs_item_gradients` handles if its shared memory suffices, and otherwise.
 const ITEM_ROWS: [usize; 2] = [16, 8];
@@ -177,6 +177,17 @@ impl HeadTraining for TranfsTraining {
         // A step whose loss is not finite may be unfinished, because then the backbone's gradients are not finite either.
         let is_unfinished = state.failed != 0 && state.evaluated == state.step;
         self.read_losses(first, state.step + u32::from(is_unfinished))
+    }
+
+    fn weights(&self) -> Result<HeadWeights> {
+        let (first_moments, second_moments) = self.moments()?;
+        let updates = self.progress();
+        Ok(HeadWeights { parameters: self.parameters.read()?, first_moments, second_moments, updates })
+    }
+
+    fn load_weights(&mut self, weights: &HeadWeights) -> Result<()> {
+        let HeadWeights { parameters, first_moments, second_moments, updates } = weights;
+        self.load(parameters, first_moments, second_moments, *updates)
     }
 }
 

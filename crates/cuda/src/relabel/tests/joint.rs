@@ -222,6 +222,32 @@ fn a_step_whose_backbone_overflowed_changes_nothing_and_can_be_repeated() {
 }
 
 #[test]
+fn a_loss_that_is_not_finite_is_returned_once_although_its_step_is_not_finished() {
+    let mut episodes = episodes(&[&[2, 2]], 6, 4, 19);
+    let network = Relabel::new(Config { layers: 1, ..small() });
+    let start = parameters(&network, 5);
+    let mut joint = Joint::new(&device(), &network, OptimiserOptions::default(), &start, 6);
+    let value = std::mem::replace(&mut episodes[0].rows[0][0], f32::NAN);
+    joint.prepare(&[(&episodes, 1)]);
+    joint.overflow.write(0, &[1]).unwrap();
+    let losses = joint.run();
+    assert!(losses.len() == 1 && !(losses[0].items + losses[0].queries).is_finite(), "{losses:?}");
+    assert_eq!(joint.training.finished_losses().unwrap(), []);
+    // Without the mark the step ends, but changes no parameter.
+    joint.overflow.write(0, &[0]).unwrap();
+    assert_eq!(joint.run().len(), 1);
+    let weights = joint.training.weights().unwrap();
+    assert_eq!((&weights.parameters, weights.updates), (&start, 0));
+    episodes[0].rows[0][0] = value;
+    joint.prepare(&[(&episodes, 1)]);
+    assert!(joint.run()[0].items.is_finite());
+    let changed = joint.training.weights().unwrap();
+    assert!(changed.updates == 1 && changed.parameters != start);
+    joint.training.load_weights(&weights).unwrap();
+    assert_eq!(joint.training.weights().unwrap(), weights);
+}
+
+#[test]
 fn squares_of_the_backbone_count_in_the_clipped_norm() {
     let episodes = episodes(&[&[2, 3]], 5, 4, 15);
     let network = Relabel::new(Config { layers: 1, ..small() });
