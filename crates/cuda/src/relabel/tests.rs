@@ -2,6 +2,7 @@
 
 mod joint;
 mod ten_steps;
+mod with_conv4;
 
 use trueshot_nn::adamw::AdamW;
 use trueshot_nn::head::{Episode, Head};

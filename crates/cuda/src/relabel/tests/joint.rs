@@ -6,7 +6,7 @@ use super::*;
 use crate::joint::{BackboneUpdate, HeadTraining};
 
 /// Losses, the gradient of the parameters and that of the features on the CPU, all as means over the episodes.
-fn cpu_gradients(
+pub(super) fn cpu_gradients(
     network: &Relabel,
     parameters: &[f32],
     parts: &[(&[OwnedEpisode], u64)],
