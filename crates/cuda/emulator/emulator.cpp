@@ -322,7 +322,10 @@ static const std::map<std::string, Launcher>& kernels() {
       RELABEL_KERNEL(relabel_losses), RELABEL_KERNEL(relabel_output_backward),
       RELABEL_KERNEL(relabel_attend_backward_rows), RELABEL_KERNEL(relabel_attend_backward_columns),
       RELABEL_KERNEL(relabel_edges_backward), RELABEL_KERNEL(relabel_products), RELABEL_KERNEL(relabel_collect),
-      RELABEL_KERNEL(relabel_pack), RELABEL_KERNEL(relabel_update)};
+      RELABEL_KERNEL(relabel_pack), RELABEL_KERNEL(relabel_update), RELABEL_KERNEL(relabel_joint_features),
+      RELABEL_KERNEL(relabel_joint_losses), RELABEL_KERNEL(relabel_view_scales), RELABEL_KERNEL(relabel_queries_backward),
+      RELABEL_KERNEL(relabel_edge_features_backward), RELABEL_KERNEL(relabel_gram_backward),
+      RELABEL_KERNEL(relabel_rows_backward), RELABEL_KERNEL(relabel_joint_update)};
   return all;
 }
 

@@ -7,7 +7,7 @@
 //!   state of the optimiser stay on the device.
 //! - [`tranfs::TranfsTraining`] trains the head TraNFS on features that stay on the device, or together with a backbone
 //!   ([`joint::HeadTraining`]).
-//! - [`relabel::RelabelTraining`] trains the head Relabel in the same way, on features that stay on the device.
+//! - [`relabel::RelabelTraining`] trains the head Relabel in the same two ways.
 //!
 //! The kernels are in `kernels/*.cu`, one file per concept, with shapes and layouts at the top of each.
 

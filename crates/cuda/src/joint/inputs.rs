@@ -172,20 +172,18 @@ fn numbered(step: &JointStep) -> Vec<(u64, Vec<(&JointEpisode, u32)>)> {
 
 impl From<&JointStep> for relabel::StepInput {
     fn from(step: &JointStep) -> Self {
-        let episode = |(episode, first): (&JointEpisode, u32)| relabel::EpisodeInput {
+        let episode = |episode: &JointEpisode| relabel::EpisodeInput {
             classes: episode.classes,
             given: episode.given.clone(),
             truth: episode.truth.clone(),
             query_classes: episode.query_classes.clone(),
-            rows: relabel::EpisodeRows::Stored(
-                (0..episode.rows() as u32).map(|row| relabel::StoredRow::new(0, first + row)).collect(),
-            ),
+            rows: relabel::EpisodeRows::InOrder,
         };
-        let part = |(seed, episodes): (u64, Vec<_>)| relabel::PartInput {
-            seed,
-            episodes: episodes.into_iter().map(episode).collect(),
+        let part = |part: &JointPart| relabel::PartInput {
+            seed: part.dropout_seed,
+            episodes: part.episodes.iter().map(episode).collect(),
         };
-        relabel::StepInput { rate: step.rate as f32, parts: numbered(step).into_iter().map(part).collect() }
+        relabel::StepInput { rate: step.rate as f32, parts: step.parts.iter().map(part).collect() }
     }
 }
 
