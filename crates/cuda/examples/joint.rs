@@ -50,15 +50,22 @@ fn main() -> Result<(), Failure> {
             let parameters = network.initial(&mut random(2));
             let mean = network.feature_mean();
             measure(head, &device, shape, mean, || {
-                RelabelTraining::joint(&device, &network, OptimiserOptions::default(), &parameters, IMAGES, dim)
+                RelabelTraining::joint(
+                    &device,
+                    &network,
+                    OptimiserOptions::default(),
+                    &parameters,
+                    IMAGES,
+                    dim,
+                )
             })
         }
         "tranfs" => {
             let network = Tranfs::new(tranfs::Config::new(shape.features()))?;
             let parameters = network.initial(&mut random(2));
             let limits = Limits { episodes: EPISODES, support: WAYS * SHOTS, queries: WAYS * QUERIES };
-            let options = TranfsOptions { optimiser: AdamWConfig::default(), clip: 0.0, limits };
             measure(head, &device, shape, network.feature_mean(), || {
+                let options = TranfsOptions { optimiser: AdamWConfig::default(), clip: 0.0, limits };
                 TranfsTraining::joint(&device, &network, options, &parameters, IMAGES)
             })
         }
@@ -116,8 +123,7 @@ fn measure<H: HeadTraining>(
         clip: 0.0,
         feature_mean,
     };
-    let images: Vec<f32> =
-        (0..IMAGES * shape.pixels()).map(|_| (3.4 * (random() - 0.5)) as f32).collect();
+    let images: Vec<f32> = (0..IMAGES * shape.pixels()).map(|_| (3.4 * (random() - 0.5)) as f32).collect();
     let prepared = step(StepImages::Prepared(images), &mut random);
     let mut training = JointTraining::new(device, options.clone(), &backbone, head()?, None)?;
     for _ in 0..STEP_SLOTS {

@@ -18,7 +18,7 @@ use trueshot_cuda::joint::{
 use trueshot_cuda::relabel::{OptimiserOptions, RelabelTraining};
 use trueshot_cuda::tranfs::{Limits, TranfsOptions, TranfsTraining};
 use trueshot_nn::adamw::AdamWConfig;
-use trueshot_nn::conv4::{self, Shape};
+use trueshot_nn::conv4;
 use trueshot_nn::parameters::ParameterLayout;
 use trueshot_nn::schedule::Schedule;
 
@@ -63,7 +63,6 @@ pub(super) fn session(
     let (images, warning) = upload_images(device, datasets, &preprocessing, most_image_bytes)?;
     let common = Common {
         layout: joint_layout(&conv4::layout(shape.channels), head.head().layout()),
-        shape,
         backbone_len: backbone.len(),
         schedule: optimiser.schedule(configuration.steps),
         decay: configuration.average,
@@ -95,7 +94,6 @@ pub(super) fn session(
 /// What a session needs beside its training.
 struct Common {
     layout: ParameterLayout,
-    shape: Shape,
     /// The number of the backbone's parameters, which come first.
     backbone_len: usize,
     schedule: Schedule,
