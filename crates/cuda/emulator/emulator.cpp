@@ -169,6 +169,11 @@ static double __shfl_xor_sync(unsigned, double value, int distance) {
   __syncwarp();
   return other;
 }
+static unsigned __float_as_uint(float value) {
+  unsigned bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
 static float __uint_as_float(unsigned bits) {
   float value;
   memcpy(&value, &bits, 4);
@@ -311,6 +316,8 @@ static const std::map<std::string, Launcher>& kernels() {
       KERNEL(prototype_medians), KERNEL(query_losses), KERNEL(prototype_gradients), KERNEL(median_gradients),
       KERNEL(write_features), KERNEL(joint_begin), KERNEL(joint_prototypes), KERNEL(joint_query_losses),
       KERNEL(joint_prototype_gradients), KERNEL(joint_feature_gradient), KERNEL(joint_feature_mean), KERNEL(joint_average),
+      KERNEL(class_cosines), KERNEL(margin_losses), KERNEL(cosine_feature_gradients),
+      KERNEL(class_gradients), KERNEL(sum_squares), KERNEL(update_class_weights),
       KERNEL(tranfs_project), KERNEL(tranfs_layer), KERNEL(tranfs_layer_large), KERNEL(tranfs_attend),
       KERNEL(tranfs_attend_large), KERNEL(tranfs_attend_back_large), KERNEL(tranfs_layer_back_large), KERNEL(tranfs_prototypes),
       KERNEL(tranfs_losses), KERNEL(tranfs_losses_large), KERNEL(tranfs_clean_means), KERNEL(tranfs_layer_back), KERNEL(tranfs_attend_back), KERNEL(tranfs_class_means_back),

@@ -6,6 +6,7 @@
 #include "first_block.cu"
 #include "optimiser.cu"
 #include "prototypes.cu"
+#include "negmargin.cu"
 #include "attention.cu"
 #include "tranfs.cu"
 #include "tranfs_losses.cu"

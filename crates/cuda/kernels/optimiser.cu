@@ -56,6 +56,15 @@ DEVICE float first_gradient(const NormSums& in, int channel, int part) {
   return (float)(in.norm[channel] * (direct - d_sum / count * patch_sum - d_times_x / count * x_patches));
 }
 
+// Adds up one number per thread of a block; the sum is scratch[0].
+DEVICE void sum_in_shared(double* scratch) {
+  __syncthreads();
+  for (int distance = UPDATE_THREADS / 2; distance; distance >>= 1) {
+    if (threadIdx.x < distance) scratch[threadIdx.x] += scratch[threadIdx.x + distance];
+    __syncthreads();
+  }
+}
+
 // gradients[parameter] = gradient / loss scale, and the sum of squares of each thread block. Threads: first the filters of
 // blocks 2 to 4 in the order of the partials, then [64][50] of block 1, then gammas and betas of blocks 2 to 4.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
@@ -96,17 +105,37 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     gradients[at] = gradient;
   }
   scratch[threadIdx.x] = (double)gradient * gradient;
-  __syncthreads();
-  for (int distance = UPDATE_THREADS / 2; distance; distance >>= 1) {
-    if (threadIdx.x < distance) scratch[threadIdx.x] += scratch[threadIdx.x + distance];
-    __syncthreads();
-  }
+  sum_in_shared(scratch);
   if (threadIdx.x == 0) squares[blockIdx.x] = scratch[0];
 }
 
 struct AdamW {
   float beta1, beta2, epsilon, weight_decay, l2, clip;
 };
+
+// The factor that clips a gradient with these sums of squares.
+DEVICE float clip_factor(AdamW options, const double* squares, int square_count, const double* other_squares,
+                         int other_count) {
+  if (!(options.clip > 0.f)) return 1.f;
+  double square = 0.0;
+  for (int i = 0; i < square_count; i++) square += squares[i];
+  for (int i = 0; i < other_count; i++) square += other_squares[i];
+  const double norm = sqrt(square);
+  return norm > options.clip ? (float)(options.clip / norm) : 1.f;
+}
+
+// The parameter after update number `updates`; also updates its moments.
+DEVICE float adamw_step(float parameter, float gradient, float* first_moment, float* second_moment, float rate,
+                        double updates, AdamW options) {
+  const float correction1 = (float)(1.0 - pow((double)options.beta1, updates));
+  const float correction2 = (float)(1.0 - pow((double)options.beta2, updates));
+  const float m = options.beta1 * *first_moment + (1.f - options.beta1) * gradient;
+  const float v = options.beta2 * *second_moment + (1.f - options.beta2) * gradient * gradient;
+  *first_moment = m;
+  *second_moment = v;
+  parameter -= rate * options.weight_decay * parameter;
+  return parameter - rate / correction1 * m / (sqrtf(v) * rsqrtf(correction2) + options.epsilon);
+}
 
 // The 16-bit copies of a filter weight of blocks 2 to 4: as it is, and transposed and flipped for the backward pass.
 DEVICE void pack_filter(u16* forward, u16* backward, int block, int co, int ci, int tap, float weight) {
@@ -150,27 +179,11 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     }
     update_running(parameters, parts, channel, mean, var, in.counts[block]);
   }
-  float factor = 1.f;
-  if (options.clip > 0.f) {
-    double square = 0.0;
-    for (int i = 0; i < square_count; i++) square += squares[i];
-    for (int i = 0; i < other_count; i++) square += other_squares[i];
-    const double norm = sqrt(square);
-    if (norm > options.clip) factor = (float)(options.clip / norm);
-  }
-  const double updates = state->updates + 1;
-  const float correction1 = (float)(1.0 - pow((double)options.beta1, updates));
-  const float correction2 = (float)(1.0 - pow((double)options.beta2, updates));
-  const float rate = rates[step_slot(state)];
-  float parameter = parameters[index];
+  const float factor = clip_factor(options, squares, square_count, other_squares, other_count);
   // The gradient of a convolution's bias is zero, because batch norm subtracts the mean.
-  const float gradient = (part >= BIAS && part < GAMMA ? 0.f : gradients[index] * factor) + options.l2 * parameter;
-  const float m = options.beta1 * first_moments[index] + (1.f - options.beta1) * gradient;
-  const float v = options.beta2 * second_moments[index] + (1.f - options.beta2) * gradient * gradient;
-  first_moments[index] = m;
-  second_moments[index] = v;
-  parameter -= rate * options.weight_decay * parameter;
-  parameter -= rate / correction1 * m / (sqrtf(v) * rsqrtf(correction2) + options.epsilon);
+  const float scaled = part >= BIAS && part < GAMMA ? 0.f : gradients[index] * factor;
+  const float parameter = adamw_step(parameters[index], scaled + options.l2 * parameters[index], first_moments + index,
+                                     second_moments + index, rates[step_slot(state)], state->updates + 1, options);
   parameters[index] = parameter;
   if (block > 0 && part < 0) {
     const int element = index - block_start(layout, block), tap = element % TAPS, pair = element / TAPS;

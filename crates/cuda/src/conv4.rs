@@ -13,13 +13,13 @@ mod images;
 mod network;
 mod optimiser;
 mod prototypes;
+mod steps;
 
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{Shape, WIDTH};
 
 use crate::driver::{Device, Graph, KernelTimes};
 use crate::error::Result;
-use optimiser::TrainingState;
 use prototypes::PrototypeLoss;
 
 pub use embedding::Conv4Embedding;
@@ -27,9 +27,12 @@ pub use images::{DeviceImages, ImageRequest, StepImages};
 pub use prototypes::Prototypes;
 
 pub(crate) use images::ImageFeed;
+#[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
+pub(crate) use network::Chunk;
 pub(crate) use network::Conv4Network;
-pub(crate) use optimiser::{Conv4Optimiser, OtherSquares};
+pub(crate) use optimiser::{Conv4Optimiser, OtherSquares, TrainingState};
 pub(crate) use prototypes::EpisodeShape;
+pub(crate) use steps::StepRunner;
 
 /// The number of steps that the device holds inputs and results of (`kernels/common.cuh`).
 pub const STEP_SLOTS: usize = 64;
@@ -38,7 +41,7 @@ pub const GOOD_STEPS_BEFORE_GROWTH: u32 = 1000;
 /// The loss scale of a new run.
 const INITIAL_SCALE: f32 = 16_384.0;
 /// The loss scale at which a step that still overflows is given up: its loss or gradient is not finite.
-const SMALLEST_SCALE: f32 = 1.0 / 1024.0;
+pub(crate) const SMALLEST_SCALE: f32 = 1.0 / 1024.0;
 
 /// Values of a 3x3 filter bank 64 -> 64.
 const FILTER_LEN: usize = 9 * WIDTH * WIDTH;
@@ -76,7 +79,7 @@ impl Conv4Options {
 pub struct StepInput {
     /// The learning rate.
     pub rate: f32,
-    /// The given class of each support item, then the class of each query.
+    /// The class of each image. In an episode: the given class of each support item, then the class of each query.
     pub labels: Vec<u32>,
     /// The images.
     pub images: StepImages,
@@ -127,7 +130,7 @@ impl Conv4State {
 }
 
 /// The value of a 16-bit float.
-fn half_to_float(bits: u16) -> f32 {
+pub(crate) fn half_to_float(bits: u16) -> f32 {
     let (exponent, mantissa) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023) / 1024.0);
     let magnitude = match exponent {
         0 => mantissa * 2f32.powi(-14),

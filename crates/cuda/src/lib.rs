@@ -5,6 +5,7 @@
 //!
 //! - [`conv4::Conv4Training`] trains the backbone of the paper: one step is one CUDA graph, and parameters, images and the
 //!   state of the optimiser stay on the device.
+//! - [`negmargin::NegMarginTraining`] trains the same network with a cosine softmax over all classes.
 //! - [`tranfs::TranfsTraining`] trains the head TraNFS on features that stay on the device, or together with a backbone
 //!   ([`joint::HeadTraining`]).
 //! - [`relabel::RelabelTraining`] trains the head Relabel in the same two ways.
@@ -18,6 +19,7 @@ pub mod driver;
 mod error;
 mod images;
 pub mod joint;
+pub mod negmargin;
 pub mod relabel;
 #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
 mod testing;

@@ -21,7 +21,7 @@ pub(crate) struct TrainingState {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-struct AdamWOptions {
+pub(crate) struct AdamWOptions {
     beta1: f32,
     beta2: f32,
     epsilon: f32,
@@ -39,7 +39,7 @@ pub(crate) struct OtherSquares {
 /// The state of the optimiser.
 pub(crate) struct Conv4Optimiser {
     device: Device,
-    options: AdamWOptions,
+    pub options: AdamWOptions,
     first_moments: Buffer<f32>,
     second_moments: Buffer<f32>,
     /// The learning rate of each slot.

@@ -1,0 +1,311 @@
+// Cosine softmax with a margin over all classes (crates/nn/src/layers/cosine_margin.rs has the formulas), and the update of its
+// class weights. With unit vectors u = f / |f| and v = w / |w|:
+//
+//   cosines[i][c] = u_i · v_c          loss_i = cross-entropy over scale * (cosines[i][c] - margin [c is the class of i])
+//   d_u_i = sum_c d_cosines[i][c] v_c  d_f_i = (d_u_i - (u_i · d_u_i) u_i) / |f_i|  u_i · d_u_i = sum_c d_cosines[i][c] cosines[i][c]
+//   d_v_c = sum_i d_cosines[i][c] u_i  d_w_c = (d_v_c - (v_c · d_v_c) v_c) / |w_c|  v_c · d_v_c = sum_i d_cosines[i][c] cosines[i][c]
+//
+//   features         plane of side `side`, f16; side² * 64 numbers per image, in "units" of 32 channels of a pixel
+//   weights          [classes][units][32] f32: one direction per class, in the order of the plane: pixel, then channel
+//   cosines          [images][pitch] f32, pitch = classes rounded up to 8; the columns after the last class are zero
+//   d_cosines        [images][pitch] f32: gradient times the loss scale
+//   inverse_lengths  [pitch + images] f32: 1 / |w_c| of the classes, then 1 / |f_i|; 0 for a zero vector
+//   projections      [images] f32: u_i · d_u_i
+//   labels           [slot][images] u32
+//
+// The products are TF32 with f32 sums. One thread block computes one tile of 16 rows; its 8 warps split the sum, and their
+// parts are added in the order of the warps.
+#pragma once
+#include "layer_norm.cu"
+#include "optimiser.cu"
+
+#define TILE_ROWS 16
+#define UNIT 32
+#define SPLIT 8  // warps of a block
+
+struct ClassShape {
+  int images, classes;
+  int pitch;   // of cosines
+  int side;    // of the features
+  Divider by_side;
+  float scale, margin;
+};
+
+DEVICE int unit_count(ClassShape shape) { return shape.side * shape.side * 2; }
+// Position of a unit of an image in chunks of 8 channels.
+DEVICE long unit_position(ClassShape shape, int image, int unit) {
+  const int pixel = unit >> 1, row = divide(shape.by_side, pixel);
+  return plane_position(image, row, pixel - row * shape.side, shape.side + 1) * 8 + (unit & 1) * 4;
+}
+DEVICE float inverse_root(float square) { return square > 0.f ? 1.f / sqrtf(square) : 0.f; }
+DEVICE void to_floats(uint4 bits, float* values) {
+  values[0] = __uint_as_float(bits.x);
+  values[1] = __uint_as_float(bits.y);
+  values[2] = __uint_as_float(bits.z);
+  values[3] = __uint_as_float(bits.w);
+}
+DEVICE float sum_of_quad(float value) {
+  value += __shfl_xor_sync(FULL_WARP, value, 1);
+  return value + __shfl_xor_sync(FULL_WARP, value, 2);
+}
+
+// Cosines and lengths. Grid: (classes / 16, images / 16), rounded up, 256 threads. A warp has every 8th unit. The matrix
+// instructions take the 32 numbers of a unit in another order: thread `quad` of a row has chunk `quad`, and instruction i
+// its numbers 2 i and 2 i + 1.
+extern "C" __global__ void __launch_bounds__(32 * SPLIT)
+    class_cosines(const uint4* features, const float* weights, float* cosines, float* inverse_lengths, ClassShape shape) {
+  SHARED float dots[SPLIT][TILE_ROWS][TILE_ROWS + 1];
+  SHARED float image_squares[SPLIT][TILE_ROWS], class_squares[SPLIT][TILE_ROWS];
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
+  const int first_image = blockIdx.y * TILE_ROWS, first_class = blockIdx.x * TILE_ROWS, units = unit_count(shape);
+  // Rows after the last are copies of the last, and are not written.
+  int images[2];
+  const float* rows[2];
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    images[half] = min(first_image + half * 8 + group, shape.images - 1);
+    rows[half] = weights + (long)min(first_class + half * 8 + group, shape.classes - 1) * units * UNIT + quad * 8;
+  }
+  float acc[2][4] = {}, image_square[2] = {}, class_square[2] = {};
+#pragma unroll 2
+  for (int unit = warp; unit < units; unit += SPLIT) {
+    float f[2][8], w[2][8];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      unpack8(features[unit_position(shape, images[half], unit) + quad], f[half]);
+      const uint4* from = (const uint4*)(rows[half] + (long)unit * UNIT);
+      to_floats(from[0], w[half]);
+      to_floats(from[1], w[half] + 4);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        image_square[half] += f[half][i] * f[half][i];
+        class_square[half] += w[half][i] * w[half][i];
+      }
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      // Numbers of 16 bits have the precision of TF32.
+      const u32 a[4] = {__float_as_uint(f[0][i]), __float_as_uint(f[1][i]), __float_as_uint(f[0][i + 1]),
+                        __float_as_uint(f[1][i + 1])};
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const u32 b[2] = {tf32_operand(w[half][i]), tf32_operand(w[half][i + 1])};
+        mma_tf32(acc[half], a, b);
+      }
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) dots[warp][group + (i >> 1) * 8][half * 8 + quad * 2 + (i & 1)] = acc[half][i];
+    const float of_image = sum_of_quad(image_square[half]), of_class = sum_of_quad(class_square[half]);
+    if (quad == 0) {
+      image_squares[warp][half * 8 + group] = of_image;
+      class_squares[warp][half * 8 + group] = of_class;
+    }
+  }
+  __syncthreads();
+  const int row = threadIdx.x >> 4, column = threadIdx.x & 15, image = first_image + row, own = first_class + column;
+  float dot = 0.f, of_image = 0.f, of_class = 0.f;
+#pragma unroll
+  for (int part = 0; part < SPLIT; part++) {
+    dot += dots[part][row][column];
+    of_image += image_squares[part][row];
+    of_class += class_squares[part][column];
+  }
+  if (image >= shape.images || own >= shape.classes) return;
+  const float inverse_image = inverse_root(of_image), inverse_class = inverse_root(of_class);
+  cosines[(long)image * shape.pitch + own] = dot * inverse_image * inverse_class;
+  if (own == 0) inverse_lengths[shape.pitch + image] = inverse_image;
+  if (image == 0) inverse_lengths[own] = inverse_class;
+}
+
+// Losses and gradients of the cosines; a warp per image. Grid: images / 8 rounded up, 256 threads.
+extern "C" __global__ void __launch_bounds__(32 * SPLIT)
+    margin_losses(const float* cosines, const u32* labels, float* losses, float* d_cosines, float* projections,
+                  TrainingState* state, ClassShape shape) {
+  const int image = blockIdx.x * SPLIT + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+  if (image >= shape.images) return;
+  const int target = labels[step_slot(state) * shape.images + image];
+  const float* row = cosines + (long)image * shape.pitch;
+  auto logit = [&](int c) { return (row[c] - (c == target ? shape.margin : 0.f)) * shape.scale; };
+  float largest = -3.4e38f, total = 0.f, projection = 0.f;
+  for (int c = lane; c < shape.classes; c += 32) largest = fmaxf(largest, logit(c));
+  for (int distance = 16; distance; distance >>= 1)
+    largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, distance));
+  for (int c = lane; c < shape.classes; c += 32) total += expf(logit(c) - largest);
+  total = warp_sum(total);
+  const float factor = shape.scale * state->scale / shape.images;
+  for (int c = lane; c < shape.classes; c += 32) {
+    const float d = (expf(logit(c) - largest) / total - (c == target ? 1.f : 0.f)) * factor;
+    d_cosines[(long)image * shape.pitch + c] = d;
+    projection += d * row[c];
+  }
+  projection = warp_sum(projection);
+  if (lane != 0) return;
+  const float loss = logf(total) + largest - logit(target);
+  losses[image] = loss;
+  projections[image] = projection;
+  if (!is_finite(loss)) atomicOr(&state->overflow, 1u);
+}
+
+// Position in a tile of 16 rows x 32 channels of number i of a thread's accumulator of instruction `part`. The four
+// instructions of a unit take the channels in an order in which thread `group` reads four adjacent channels of the right factor.
+DEVICE void store_tile(float (*tile)[UNIT + 1], const float (*acc)[4], int group, int quad) {
+#pragma unroll
+  for (int part = 0; part < 4; part++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) tile[group + (i >> 1) * 8][quad * 8 + (i & 1) * 4 + part] = acc[part][i];
+}
+
+// Gradient of the features. Grid: (units, images / 16 rounded up), 256 threads. A warp has every 8th group of 8 classes.
+extern "C" __global__ void __launch_bounds__(32 * SPLIT)
+    cosine_feature_gradients(const uint4* features, const float* weights, const float* d_cosines, const float* projections,
+                             const float* inverse_lengths, uint4* d_features, ClassShape shape) {
+  SHARED float tiles[SPLIT][TILE_ROWS][UNIT + 1];
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
+  const int unit = blockIdx.x, first_image = blockIdx.y * TILE_ROWS;
+  const long row_len = (long)unit_count(shape) * UNIT;
+  const float* rows[2];
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+    rows[half] = d_cosines + (long)min(first_image + half * 8 + group, shape.images - 1) * shape.pitch;
+  float acc[4][4] = {};
+  for (int first = warp * 8; first < shape.pitch; first += SPLIT * 8) {
+    u32 a[4];
+    float w[2][4];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      // The gradients of classes after the last are zero, whatever they are multiplied by.
+      const int c = first + quad * 2 + k;
+      const float inverse = inverse_lengths[c];
+      a[k * 2] = tf32_operand(rows[0][c] * inverse);
+      a[k * 2 + 1] = tf32_operand(rows[1][c] * inverse);
+      to_floats(*(const uint4*)(weights + min(c, shape.classes - 1) * row_len + unit * UNIT + group * 4), w[k]);
+    }
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      const u32 b[2] = {tf32_operand(w[0][part]), tf32_operand(w[1][part])};
+      mma_tf32(acc[part], a, b);
+    }
+  }
+  store_tile(tiles[warp], acc, group, quad);
+  __syncthreads();
+  // A thread has a chunk of 8 channels of an image.
+  const int row = threadIdx.x >> 2, image = first_image + row, chunk = threadIdx.x & 3;
+  if (row >= TILE_ROWS || image >= shape.images) return;
+  const long at = unit_position(shape, image, unit) + chunk;
+  const float inverse = inverse_lengths[shape.pitch + image], along = projections[image] * inverse;
+  float values[8], d[8];
+  unpack8(features[at], values);
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    float sum = 0.f;
+#pragma unroll
+    for (int part = 0; part < SPLIT; part++) sum += tiles[part][row][chunk * 8 + i];
+    d[i] = inverse * (sum - along * values[i]);
+  }
+  d_features[at] = pack8(d);
+}
+
+// Gradient of the class weights divided by the loss scale, and the sum of squares of each thread block. Grid: (units,
+// classes / 16 rounded up), 256 threads. A warp has every 8th group of 8 images.
+extern "C" __global__ void __launch_bounds__(32 * SPLIT)
+    class_gradients(const uint4* features, const float* weights, const float* cosines, const float* d_cosines,
+                    const float* inverse_lengths, float* gradients, double* squares, TrainingState* state, ClassShape shape) {
+  SHARED float tiles[SPLIT][TILE_ROWS][UNIT + 1];
+  SHARED float projections[SPLIT][TILE_ROWS];
+  SHARED double scratch[32 * SPLIT];
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
+  const int unit = blockIdx.x, first_class = blockIdx.y * TILE_ROWS;
+  float acc[4][4] = {}, projection[2] = {};
+  for (int first = warp * 8; first < shape.images; first += SPLIT * 8) {
+    u32 a[4];
+    float f[2][4];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      const bool exists = first + k * 4 + quad < shape.images;
+      const int image = exists ? first + k * 4 + quad : 0;
+      const float inverse = inverse_lengths[shape.pitch + image];
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int own = first_class + half * 8 + group;
+        const long at = (long)image * shape.pitch + own;
+        const float d = exists && own < shape.classes ? d_cosines[at] : 0.f;
+        a[k * 2 + half] = tf32_operand(d * inverse);
+        if (exists && own < shape.classes) projection[half] += d * cosines[at];
+      }
+      const uint2 pairs = ((const uint2*)(features + unit_position(shape, image, unit)))[group];
+      const float2 low = unpack_half2(pairs.x), high = unpack_half2(pairs.y);
+      f[k][0] = low.x;
+      f[k][1] = low.y;
+      f[k][2] = high.x;
+      f[k][3] = high.y;
+    }
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      const u32 b[2] = {__float_as_uint(f[0][part]), __float_as_uint(f[1][part])};
+      mma_tf32(acc[part], a, b);
+    }
+  }
+  store_tile(tiles[warp], acc, group, quad);
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const float sum = sum_of_quad(projection[half]);
+    if (quad == 0) projections[warp][half * 8 + group] = sum;
+  }
+  __syncthreads();
+  // A thread has two adjacent channels of a class.
+  const int row = threadIdx.x >> 4, own = first_class + row, channel = (threadIdx.x & 15) * 2;
+  double square = 0.0;
+  if (own < shape.classes) {
+    const float inverse = inverse_lengths[own];
+    float along = 0.f;
+#pragma unroll
+    for (int part = 0; part < SPLIT; part++) along += projections[part][row];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const long at = ((long)own * unit_count(shape) + unit) * UNIT + channel + i;
+      float sum = 0.f;
+#pragma unroll
+      for (int part = 0; part < SPLIT; part++) sum += tiles[part][row][channel + i];
+      float gradient = inverse * (sum - along * inverse * weights[at]);
+      if (!is_finite(gradient)) atomicOr(&state->overflow, 1u);
+      gradient /= state->scale;
+      gradients[at] = gradient;
+      square += (double)gradient * gradient;
+    }
+  }
+  scratch[threadIdx.x] = square;
+  sum_in_shared(scratch);
+  if (threadIdx.x == 0) squares[blockIdx.y * gridDim.x + blockIdx.x] = scratch[0];
+}
+
+// The sum of `count` squares. One block of 256 threads.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS) sum_squares(const double* squares, int count, double* sum) {
+  SHARED double scratch[UPDATE_THREADS];
+  double own = 0.0;
+  for (int i = threadIdx.x; i < count; i += UPDATE_THREADS) own += squares[i];
+  scratch[threadIdx.x] = own;
+  sum_in_shared(scratch);
+  if (threadIdx.x == 0) *sum = scratch[0];
+}
+
+// AdamW on the class weights, one thread each. `squares` and `other_squares` are those of the network and of these weights,
+// which are clipped together.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
+    update_class_weights(float* weights, float* first_moments, float* second_moments, const float* gradients,
+                         const double* squares, int square_count, const double* other_squares, const float* rates,
+                         const TrainingState* state, AdamW options, int len) {
+  SHARED float factor;
+  const int index = blockIdx.x * UPDATE_THREADS + threadIdx.x;
+  if (state->overflow) return;
+  if (threadIdx.x == 0) factor = clip_factor(options, squares, square_count, other_squares, 1);
+  __syncthreads();
+  if (index >= len) return;
+  const float weight = weights[index];
+  weights[index] = adamw_step(weight, gradients[index] * factor + options.l2 * weight, first_moments + index,
+                              second_moments + index, rates[step_slot(state)], state->updates + 1, options);
+}

@@ -1,0 +1,125 @@
+//! Steps of a run: their inputs in rings on the device, and the graph that is launched for each of them.
+
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::conv4::Shape;
+
+use super::images::{DeviceImages, ImageFeed};
+use super::network::Conv4Network;
+use super::optimiser::Conv4Optimiser;
+use super::{Conv4State, STEP_SLOTS, StepInput};
+use crate::driver::{Buffer, Device, Graph};
+use crate::error::Result;
+
+/// Passes the inputs of steps to the device and launches the graph of a step until all of them are finished. What a step
+/// consists of is the `record` that the methods take; it must be the same for every call.
+pub(crate) struct StepRunner {
+    device: Device,
+    shape: Shape,
+    /// Images of a step.
+    images: usize,
+    pub feed: ImageFeed,
+    /// `[slot][image]`
+    pub labels: Buffer<u32>,
+    pub optimiser: Conv4Optimiser,
+    graph: Option<Graph>,
+    /// Steps that the device has finished.
+    done: u32,
+}
+
+impl StepRunner {
+    /// Steps of `images` images, which come from `data_set` or with the steps.
+    pub fn new(
+        device: &Device,
+        network: &Conv4Network,
+        images: usize,
+        (adamw, clip): (&AdamWConfig, f64),
+        data_set: Option<DeviceImages>,
+    ) -> Result<Self> {
+        let shape = network.shape();
+        Ok(StepRunner {
+            device: device.clone(),
+            shape,
+            images,
+            feed: ImageFeed::new(device, shape, images, data_set)?,
+            labels: device.zeros(STEP_SLOTS * images)?,
+            optimiser: Conv4Optimiser::new(device, network, adamw, clip)?,
+            graph: None,
+            done: 0,
+        })
+    }
+
+    /// Replaces the parameters of the network and the state of the optimiser.
+    ///
+    /// # Panics
+    /// If a length is not that of the layout.
+    pub fn load(&mut self, network: &mut Conv4Network, state: &Conv4State) -> Result<()> {
+        self.optimiser.load(network, state, self.done)
+    }
+
+    /// Runs steps and returns their losses. A loss that is not finite is the last one.
+    ///
+    /// # Panics
+    /// If there are more than [`STEP_SLOTS`] steps, or an input has the wrong length or is of another kind than the run.
+    pub fn run(&mut self, steps: &[StepInput], record: impl Fn(&Self) -> Result<()>) -> Result<Vec<f32>> {
+        assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
+        // There is memory for the prepared images of one step only.
+        let at_a_time = if self.feed.has_data_set() { STEP_SLOTS } else { 1 };
+        let mut losses = Vec::new();
+        for steps in steps.chunks(at_a_time) {
+            self.write(steps)?;
+            losses.extend(self.finish(steps.len(), &record)?);
+        }
+        Ok(losses)
+    }
+
+    /// Launches the graph of one step on the inputs that its slot has, and does not wait.
+    pub fn launch(&mut self, record: impl Fn(&Self) -> Result<()>) -> Result<()> {
+        self.graph(record)?.launch()
+    }
+
+    /// Starts the kernel that fills the input plane of the network with the images of the current step.
+    pub fn record_images(&self, network: &Conv4Network) -> Result<()> {
+        self.feed.record(self.images, &network.image, &self.optimiser.state)
+    }
+
+    /// Copies the inputs of the next steps to their slots: one copy per kind, two where the ring ends.
+    pub fn write(&mut self, steps: &[StepInput]) -> Result<()> {
+        let first = self.done as usize % STEP_SLOTS;
+        let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));
+        for (slot, steps) in [(first, before_end), (0, after_end)] {
+            if !steps.is_empty() {
+                self.write_adjacent(slot, steps)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_adjacent(&mut self, slot: usize, steps: &[StepInput]) -> Result<()> {
+        let (mut labels, mut rates) = (Vec::new(), Vec::new());
+        for step in steps {
+            assert_eq!(step.labels.len(), self.images, "labels of one step");
+            assert_eq!(step.images.count(self.shape), self.images, "images of one step");
+            labels.extend_from_slice(&step.labels);
+            rates.push(step.rate);
+        }
+        self.labels.write(slot * self.images, &labels)?;
+        self.optimiser.rates.write(slot, &rates)?;
+        self.feed.write(slot, steps.iter().map(|step| &step.images))
+    }
+
+    /// Launches graphs until `count` more steps are finished, and returns their losses.
+    fn finish(&mut self, count: usize, record: impl Fn(&Self) -> Result<()>) -> Result<Vec<f32>> {
+        self.graph(record)?;
+        let graph = self.graph.as_ref().expect("just recorded");
+        let (first, target) = (self.done, self.done + count as u32);
+        self.done = self.optimiser.finish_steps(first, count, |_| graph.launch())?;
+        self.optimiser.losses(first, self.done, target)
+    }
+
+    fn graph(&mut self, record: impl Fn(&Self) -> Result<()>) -> Result<&Graph> {
+        if self.graph.is_none() {
+            self.graph = Some(self.device.clone().capture(|| record(self))?);
+        }
+        Ok(self.graph.as_ref().expect("just set"))
+    }
+}
