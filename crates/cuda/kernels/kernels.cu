@@ -11,3 +11,4 @@
 #include "tranfs_losses.cu"
 #include "tranfs_update.cu"
 #include "relabel.cu"
+#include "efficientnet_pointwise.cu"

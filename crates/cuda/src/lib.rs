@@ -5,6 +5,7 @@
 //!
 //! - [`conv4::Conv4Training`] trains the backbone of the paper: one step is one CUDA graph, and parameters, images and the
 //!   state of the optimiser stay on the device.
+//! - [`efficientnet::EfficientNetEmbedding`] embeds photographs with EfficientNet-Lite0.
 //! - [`tranfs::TranfsTraining`] trains the head TraNFS on features that stay on the device.
 //! - [`relabel::RelabelTraining`] trains the head Relabel in the same way, on features that stay on the device.
 //!
@@ -14,6 +15,7 @@ mod choice;
 pub mod conv4;
 mod divider;
 pub mod driver;
+pub mod efficientnet;
 mod error;
 mod images;
 pub mod joint;
