@@ -305,6 +305,7 @@ template <class... A> static Launcher launcher(void (*kernel)(A...)) {
 }
 #define KERNEL(name) {#name, launcher(name)}
 #define RELABEL_KERNEL(name) {#name, launcher(relabel::name)}
+#define EFFICIENTNET_KERNEL(name) {#name, launcher(efficientnet::name)}
 static const std::map<std::string, Launcher>& kernels() {
   static const std::map<std::string, Launcher> all = {
       KERNEL(augment_images), KERNEL(pack_floats), KERNEL(pack_bytes), KERNEL(pool_batch), KERNEL(pool_running),
@@ -332,7 +333,12 @@ static const std::map<std::string, Launcher>& kernels() {
       RELABEL_KERNEL(relabel_pack), RELABEL_KERNEL(relabel_update), RELABEL_KERNEL(relabel_joint_features),
       RELABEL_KERNEL(relabel_joint_losses), RELABEL_KERNEL(relabel_view_scales), RELABEL_KERNEL(relabel_queries_backward),
       RELABEL_KERNEL(relabel_edge_features_backward), RELABEL_KERNEL(relabel_gram_backward),
-      RELABEL_KERNEL(relabel_rows_backward), RELABEL_KERNEL(relabel_joint_update)};
+      RELABEL_KERNEL(relabel_rows_backward), RELABEL_KERNEL(relabel_joint_update),
+      EFFICIENTNET_KERNEL(efficientnet_stem), EFFICIENTNET_KERNEL(efficientnet_depthwise_3_1),
+      EFFICIENTNET_KERNEL(efficientnet_depthwise_3_2), EFFICIENTNET_KERNEL(efficientnet_depthwise_5_1),
+      EFFICIENTNET_KERNEL(efficientnet_depthwise_5_2), EFFICIENTNET_KERNEL(efficientnet_mean),
+      EFFICIENTNET_KERNEL(efficientnet_pointwise_32), EFFICIENTNET_KERNEL(efficientnet_pointwise_64),
+      EFFICIENTNET_KERNEL(efficientnet_pointwise_96), EFFICIENTNET_KERNEL(efficientnet_pointwise_128)};
   return all;
 }
 

@@ -14,3 +14,4 @@
 #include "tranfs_joint.cu"
 #include "relabel.cu"
 #include "joint.cu"
+#include "efficientnet_pointwise.cu"

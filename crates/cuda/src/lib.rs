@@ -9,6 +9,7 @@
 //! - [`tranfs::TranfsTraining`] trains the head TraNFS on features that stay on the device, or together with a backbone
 //!   ([`joint::HeadTraining`]).
 //! - [`relabel::RelabelTraining`] trains the head Relabel in the same two ways.
+//! - [`efficientnet::EfficientNetEmbedding`] embeds photographs with EfficientNet-Lite0.
 //!
 //! The kernels are in `kernels/*.cu`, one file per concept, with shapes and layouts at the top of each.
 
@@ -16,6 +17,7 @@ mod choice;
 pub mod conv4;
 mod divider;
 pub mod driver;
+pub mod efficientnet;
 mod error;
 mod images;
 pub mod joint;
