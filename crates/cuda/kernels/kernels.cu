@@ -6,6 +6,8 @@
 #include "first_block.cu"
 #include "optimiser.cu"
 #include "prototypes.cu"
+#include "tasks.cu"
+#include "maml.cu"
 #include "attention.cu"
 #include "tranfs.cu"
 #include "tranfs_losses.cu"

@@ -56,6 +56,32 @@ DEVICE float first_gradient(const NormSums& in, int channel, int part) {
   return (float)(in.norm[channel] * (direct - d_sum / count * patch_sum - d_times_x / count * x_patches));
 }
 
+// The sum of the partial gradients of one element, [tap][ci][co], of the filters of block 2 (0) to 4 (2). `first` is
+// partials.first, or that of another task.
+DEVICE float sum_partials(const float* first, const FilterPartials& partials, int block, int element) {
+  const int skipped = block == 0 ? 0 : block == 1 ? partials.counts[0] : partials.counts[0] + partials.counts[1];
+  const float* partial = first + (long)skipped * FILTER_LEN + element;
+  const int count = partials.counts[block];
+  float sums[4] = {0.f, 0.f, 0.f, 0.f};
+  int i = 0;
+  for (; i + 4 <= count; i += 4)
+#pragma unroll
+    for (int j = 0; j < 4; j++) sums[j] += partial[(long)(i + j) * FILTER_LEN];
+  for (; i < count; i++) sums[0] += partial[(long)i * FILTER_LEN];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// The sum of the squares of all threads of a block, in thread 0. `scratch` holds UPDATE_THREADS doubles.
+DEVICE double sum_squares(double value, double* scratch) {
+  scratch[threadIdx.x] = value * value;
+  __syncthreads();
+  for (int distance = UPDATE_THREADS / 2; distance; distance >>= 1) {
+    if (threadIdx.x < distance) scratch[threadIdx.x] += scratch[threadIdx.x + distance];
+    __syncthreads();
+  }
+  return scratch[0];
+}
+
 // gradients[parameter] = gradient / loss scale, and the sum of squares of each thread block. Threads: first the filters of
 // blocks 2 to 4 in the order of the partials, then [64][50] of block 1, then gammas and betas of blocks 2 to 4.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
@@ -67,16 +93,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
   float gradient = 0.f;
   if (index < first) {
     const int block = index / FILTER_LEN, element = index - block * FILTER_LEN;
-    const int skipped = block == 0 ? 0 : block == 1 ? partials.counts[0] : partials.counts[0] + partials.counts[1];
-    const float* partial = partials.first + (long)skipped * FILTER_LEN + element;
-    const int count = partials.counts[block];
-    float sums[4] = {0.f, 0.f, 0.f, 0.f};
-    int i = 0;
-    for (; i + 4 <= count; i += 4)
-#pragma unroll
-      for (int j = 0; j < 4; j++) sums[j] += partial[(long)(i + j) * FILTER_LEN];
-    for (; i < count; i++) sums[0] += partial[(long)i * FILTER_LEN];
-    gradient = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    gradient = sum_partials(partials.first, partials, block, element);
     const int tap = element >> 12, ci = (element >> 6) & 63, co = element & 63;
     at = block_start(layout, block + 1) + (co * CHANNELS + ci) * TAPS + tap;
   } else if (index < rest) {
@@ -95,13 +112,8 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     gradient /= state->scale;
     gradients[at] = gradient;
   }
-  scratch[threadIdx.x] = (double)gradient * gradient;
-  __syncthreads();
-  for (int distance = UPDATE_THREADS / 2; distance; distance >>= 1) {
-    if (threadIdx.x < distance) scratch[threadIdx.x] += scratch[threadIdx.x + distance];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) squares[blockIdx.x] = scratch[0];
+  const double square = sum_squares(gradient, scratch);
+  if (threadIdx.x == 0) squares[blockIdx.x] = square;
 }
 
 struct AdamW {
@@ -121,6 +133,22 @@ DEVICE void update_running(float* parameters, int parts, int channel, float mean
   float* running_var = parameters + parts + RUNNING_VAR + channel;
   *running_mean += 0.1f * (mean + parameters[parts + BIAS + channel] - *running_mean);
   *running_var += 0.1f * (var * (count / fmaxf(count - 1.f, 1.f)) - *running_var);
+}
+
+// AdamW on one parameter, whose gradient is already clipped. Returns the new value.
+DEVICE float adamw_update(float parameter, float gradient, float* first_moment, float* second_moment, float rate,
+                          const TrainingState* state, AdamW options) {
+  const double updates = state->updates + 1;
+  const float correction1 = (float)(1.0 - pow((double)options.beta1, updates));
+  const float correction2 = (float)(1.0 - pow((double)options.beta2, updates));
+  gradient += options.l2 * parameter;
+  const float m = options.beta1 * *first_moment + (1.f - options.beta1) * gradient;
+  const float v = options.beta2 * *second_moment + (1.f - options.beta2) * gradient * gradient;
+  *first_moment = m;
+  *second_moment = v;
+  parameter -= rate * options.weight_decay * parameter;
+  parameter -= rate / correction1 * m / (sqrtf(v) * rsqrtf(correction2) + options.epsilon);
+  return parameter;
 }
 
 // AdamW on all parameters, `len` threads. The thread of a bias also updates the running statistics of its channel. The other
@@ -158,19 +186,10 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     const double norm = sqrt(square);
     if (norm > options.clip) factor = (float)(options.clip / norm);
   }
-  const double updates = state->updates + 1;
-  const float correction1 = (float)(1.0 - pow((double)options.beta1, updates));
-  const float correction2 = (float)(1.0 - pow((double)options.beta2, updates));
-  const float rate = rates[step_slot(state)];
-  float parameter = parameters[index];
   // The gradient of a convolution's bias is zero, because batch norm subtracts the mean.
-  const float gradient = (part >= BIAS && part < GAMMA ? 0.f : gradients[index] * factor) + options.l2 * parameter;
-  const float m = options.beta1 * first_moments[index] + (1.f - options.beta1) * gradient;
-  const float v = options.beta2 * second_moments[index] + (1.f - options.beta2) * gradient * gradient;
-  first_moments[index] = m;
-  second_moments[index] = v;
-  parameter -= rate * options.weight_decay * parameter;
-  parameter -= rate / correction1 * m / (sqrtf(v) * rsqrtf(correction2) + options.epsilon);
+  const float gradient = part >= BIAS && part < GAMMA ? 0.f : gradients[index] * factor;
+  const float parameter = adamw_update(parameters[index], gradient, first_moments + index, second_moments + index,
+                                       rates[step_slot(state)], state, options);
   parameters[index] = parameter;
   if (block > 0 && part < 0) {
     const int element = index - block_start(layout, block), tap = element % TAPS, pair = element / TAPS;
@@ -209,13 +228,9 @@ extern "C" __global__ void __launch_bounds__(256)
 // scale is halved and the same step is repeated by the next launch. One block of 256 threads.
 #define GOOD_STEPS_BEFORE_GROWTH 1000
 #define LARGEST_SCALE 16777216.f
-extern "C" __global__ void __launch_bounds__(256)
-    finish_step(const float* losses, int queries, float* mean_losses, const float* parameters, uint2* filters, float* weights,
-                TrainingState* state, Conv4Layout layout) {
-  const u32 overflow = state->overflow;
-  if (!overflow) pack_first_filters(parameters, filters, weights, layout);
-  __syncthreads();
+DEVICE void end_step(const float* losses, int queries, float* mean_losses, TrainingState* state) {
   if (threadIdx.x >= 32) return;
+  const u32 overflow = state->overflow;
   float total = 0.f;
   for (int i = threadIdx.x; i < queries; i += 32) total += losses[i];
   for (int distance = 16; distance; distance >>= 1) total += __shfl_xor_sync(FULL_WARP, total, distance);
@@ -233,4 +248,12 @@ extern "C" __global__ void __launch_bounds__(256)
     state->scale *= 2.f;
     state->good_steps = 0;
   }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    finish_step(const float* losses, int queries, float* mean_losses, const float* parameters, uint2* filters, float* weights,
+                TrainingState* state, Conv4Layout layout) {
+  if (!state->overflow) pack_first_filters(parameters, filters, weights, layout);
+  __syncthreads();
+  end_step(losses, queries, mean_losses, state);
 }

@@ -5,6 +5,7 @@
 //!
 //! - [`conv4::Conv4Training`] trains the backbone of the paper: one step is one CUDA graph, and parameters, images and the
 //!   state of the optimiser stay on the device.
+//! - [`maml::MamlTraining`] trains MAML: a Conv4 with a classifier that is adapted to several tasks at once.
 //! - [`tranfs::TranfsTraining`] trains the head TraNFS on features that stay on the device.
 //! - [`relabel::RelabelTraining`] trains the head Relabel in the same way, on features that stay on the device.
 //!
@@ -17,6 +18,7 @@ pub mod driver;
 mod error;
 mod images;
 pub mod joint;
+pub mod maml;
 pub mod relabel;
 #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
 mod testing;
