@@ -140,6 +140,10 @@ DEVICE long plane_position(int image, int row, int column, int pitch) {
   return ((long)image * pitch + row) * pitch + column;
 }
 
+// Kernels of several networks at once (tasks.cu): each task has its memory at the same distance in bytes from that of the task
+// before, so one stride moves every pointer. blockIdx.z is the task.
+template <class T> DEVICE T* of_task(T* pointer, i64 stride) { return (T*)((u8*)pointer + (i64)blockIdx.z * stride); }
+
 // Inputs and results of steps are in rings of this many slots, which the host fills ahead and reads later.
 #define STEP_SLOTS 64
 

@@ -7,6 +7,8 @@
 #include "optimiser.cu"
 #include "prototypes.cu"
 #include "negmargin.cu"
+#include "tasks.cu"
+#include "maml.cu"
 #include "attention.cu"
 #include "tranfs.cu"
 #include "tranfs_losses.cu"
