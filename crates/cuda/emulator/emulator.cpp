@@ -179,11 +179,6 @@ static float __uint_as_float(unsigned bits) {
   memcpy(&value, &bits, 4);
   return value;
 }
-static unsigned __float_as_uint(float value) {
-  unsigned bits;
-  memcpy(&bits, &value, 4);
-  return bits;
-}
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a * b) >> 32); }
 static long long __float2ll_rn(float value) { return std::isfinite(value) ? llrintf(value) : INT64_MIN; }
 static float rsqrtf(float value) { return 1.f / sqrtf(value); }

@@ -7,14 +7,14 @@
                                         the log of the tests on a GPU (gpu-tests.log) belongs to these sources
 
 The compiler needs no GPU. The folder of the compiler is reused; TRUESHOT_NVCC_DIR says where it is (default:
-target/nvcc of the workspace). The files are gzip-compressed, and SOURCES lists the SHA-256 of every source file, so that a
+target/nvcc of the workspace). The files are compressed (LZMA), and SOURCES lists the SHA-256 of every source file, so that a
 change of a kernel without a new build is noticed even where the compiler cannot be installed.
 """
 
 import argparse
 import concurrent.futures
-import gzip
 import hashlib
+import lzma
 import os
 import pathlib
 import subprocess
@@ -81,16 +81,17 @@ def main():
         modules = dict(zip(TARGETS, pool.map(lambda name: compile_target(nvcc, name), TARGETS)))
     if arguments.check:
         different = [name for name, module in modules.items()
-                     if gzip.decompress((COMPILED / f"{name}.gz").read_bytes()) != module]
+                     if lzma.decompress((COMPILED / f"{name}.lzma").read_bytes()) != module]
         for name in untested_sources():
             print(f"kernels/{name} has changed since the tests ran on a GPU; run crates/cuda/gpu-tests", file=sys.stderr)
         for name in different:
-            print(f"{COMPILED / name}.gz does not belong to the sources; run kernels/build.py", file=sys.stderr)
+            print(f"{COMPILED / name}.lzma does not belong to the sources; run kernels/build.py", file=sys.stderr)
         return 1 if different or untested_sources() else 0
     COMPILED.mkdir(exist_ok=True)
     for name, module in modules.items():
-        (COMPILED / f"{name}.gz").write_bytes(gzip.compress(module, 9, mtime=0))
-        print(f"{name}: {len(module) // 1024} KiB, compressed {(COMPILED / f'{name}.gz').stat().st_size // 1024} KiB")
+        compressed = lzma.compress(module, format=lzma.FORMAT_ALONE, preset=9 | lzma.PRESET_EXTREME)
+        (COMPILED / f"{name}.lzma").write_bytes(compressed)
+        print(f"{name}: {len(module) // 1024} KiB, compressed {len(compressed) // 1024} KiB")
     (COMPILED / "SOURCES").write_text(source_hashes())
     return 0
 

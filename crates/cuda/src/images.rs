@@ -17,12 +17,12 @@ type Compiled = (u32, u32, bool, &'static [u8]);
 
 /// Newest first. A binary runs on GPUs of the same major and the same or a higher minor number.
 const COMPILED: &[Compiled] = &[
-    (9, 0, true, include_bytes!("../kernels/compiled/sm_90a.gz")),
-    (8, 0, false, include_bytes!("../kernels/compiled/sm_80.gz")),
+    (9, 0, true, include_bytes!("../kernels/compiled/sm_90a.lzma")),
+    (8, 0, false, include_bytes!("../kernels/compiled/sm_80.lzma")),
 ];
 
 /// The portable form, which the driver compiles for all other architectures at the first start and then keeps.
-const PORTABLE: &[u8] = include_bytes!("../kernels/compiled/compute_80.gz");
+const PORTABLE: &[u8] = include_bytes!("../kernels/compiled/compute_80.lzma");
 
 /// The module for a GPU of this compute capability; `None` if the GPU is too old.
 pub(crate) fn for_capability(major: u32, minor: u32) -> Option<Image> {
@@ -36,8 +36,8 @@ pub(crate) fn for_capability(major: u32, minor: u32) -> Option<Image> {
 
 fn decompressed(code: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(code)
-        .read_to_end(&mut bytes)
+    lzma_rust2::LzmaReader::new_mem_limit(code, u32::MAX, None)
+        .and_then(|mut reader| reader.read_to_end(&mut bytes))
         .expect("the kernels were compressed by the build script");
     // PTX is text that must end with a zero byte; binaries do not mind one.
     bytes.push(0);
