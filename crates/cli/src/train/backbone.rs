@@ -2,16 +2,12 @@
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use trueshot::Error;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
-use trueshot_cuda::Device;
-use trueshot_vision::training::{BackboneConfiguration, BackboneTrainee, Datasets};
+use trueshot_vision::training::{BackboneConfiguration, BackboneTrainee};
 
 use super::RunArguments;
 use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers};
-use crate::device_argument::say_device;
-use crate::messages::say;
 
 /// Train a backbone, the network that embeds images
 ///
@@ -79,7 +75,6 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
     resolve_outliers(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
-    let (device, reason) = run.device.open()?;
     let training = ImageTraining {
         title: format!("Conv4 of {} px, {} episodes", configuration.pictures.size, configuration.steps),
         seed: configuration.seed,
@@ -90,28 +85,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         parameters: "parameters",
         same_source_outliers: false,
     };
-    training.train(run, &configuration, |datasets| {
-        say_device("training", device.as_ref(), reason.as_deref());
-        let trainee = start(run, &configuration, datasets, device.as_ref())?;
-        let count = trainee.parameters()?.len();
-        Ok((trainee, count))
+    training.train_on_device(run, &configuration, BackboneTrainee::on_gpu, BackboneTrainee::new, |trainee| {
+        Ok(trainee.parameters()?.len())
     })
-}
-
-/// The backbone on its device. With `--device auto`, a run that the GPU has no memory for is on the CPU.
-fn start(
-    run: &RunArguments,
-    configuration: &BackboneConfiguration,
-    datasets: Datasets,
-    device: Option<&Device>,
-) -> trueshot_vision::Result<BackboneTrainee> {
-    if let Some(device) = device {
-        match BackboneTrainee::on_gpu(configuration.clone(), datasets.clone(), device) {
-            Err(trueshot_vision::Error::Core(Error::Gpu { message, .. })) if run.device.is_auto() => {
-                say!("training on the CPU after all ({message})");
-            }
-            other => return other,
-        }
-    }
-    BackboneTrainee::new(configuration.clone(), datasets)
 }

@@ -1,37 +1,32 @@
-//! The training session of a backbone on a GPU: [`GpuBackboneSession`] passes episodes to [`Conv4Training`].
+//! Training sessions of networks on images on a GPU: [`GpuSession`] passes batches to the training of a backbone
+//! ([`Conv4Training`]) or of NegMargin ([`NegMarginTraining`]).
 //!
 //! All images to train on stay on the GPU. A batch holds the numbers of the images and how they are changed, drawn by the
-//! same generator as on the CPU, so both see the same episodes. If the images do not fit into the memory of the GPU, the CPU
+//! same generator as on the CPU, so both see the same batches. If the images do not fit into the memory of the GPU, the CPU
 //! prepares those of every step, which are then copied.
 
 use std::borrow::Cow;
 
 use trueshot::Embeddings;
 use trueshot::tensors::Tensors;
-use trueshot::training::{SavedWeights, TrainingSession};
-use trueshot_cuda::Device;
+use trueshot::training::{Optimiser, SavedWeights, TrainingSession};
 use trueshot_cuda::conv4::{
-    Conv4Embedding, Conv4Options, Conv4State, Conv4Training, DeviceImages, Prototypes, STEP_SLOTS,
-    StepImages, StepInput,
+    Conv4Embedding, Conv4Options, Conv4State, Conv4Training, DeviceImages, ImageRequest, Prototypes,
+    STEP_SLOTS, StepImages, StepInput,
 };
+use trueshot_cuda::negmargin::{NegMarginOptions, NegMarginTraining};
+use trueshot_cuda::{Device, Result as GpuResult};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{Shape, layout};
 use trueshot_nn::parameters::ParameterLayout;
 use trueshot_nn::schedule::Schedule;
 
-use super::batches::EpisodeBatch;
+use super::batches::{EpisodeBatch, LabelledBatch};
+use super::negmargin::NegMarginConfiguration;
 use super::{Aggregate, BackboneConfiguration, Datasets};
 use crate::dataset::Dataset;
+use crate::loader::{BatchSource, Loader};
 use crate::preprocess::Preprocessing;
-
-/// A Conv4 in training on a GPU, with the loss of nearest prototypes.
-pub(super) struct GpuBackboneSession {
-    training: Conv4Training,
-    layout: ParameterLayout,
-    schedule: Schedule,
-    /// Why the images come with the steps; `None` if they are on the GPU.
-    pub warning: Option<String>,
-}
 
 /// Steps at once if the images come with the steps: the images of all of them are in memory.
 const STREAMED_STEPS: usize = 8;
@@ -41,48 +36,26 @@ pub(super) fn most_image_bytes(device: &Device) -> trueshot::Result<usize> {
     Ok(device.memory()?.0 / 4 * 3)
 }
 
-impl GpuBackboneSession {
-    /// Starts from `parameters`. The images are copied to the GPU, unless they take more than `most_image_bytes`.
-    pub fn new(
-        device: &Device,
-        configuration: &BackboneConfiguration,
-        datasets: &Datasets,
-        shape: Shape,
-        parameters: &[f32],
-        most_image_bytes: usize,
-    ) -> trueshot::Result<Self> {
-        let BackboneConfiguration { episodes, optimiser, steps, .. } = configuration;
-        let options = Conv4Options {
-            shape,
-            classes: episodes.ways,
-            support: episodes.ways * episodes.shots,
-            queries: episodes.ways * episodes.queries,
-            prototypes: match episodes.aggregate {
-                Aggregate::Mean => Prototypes::Mean,
-                Aggregate::Median => Prototypes::Median,
-            },
-            optimiser: AdamWConfig { weight_decay: optimiser.weight_decay, ..Default::default() },
-            clip: optimiser.clip,
-        };
-        let all = datasets.train.images().iter();
-        let all = all.chain(datasets.outliers.iter().flat_map(|outliers| outliers.images()));
-        let images = all.map(|image| (&image.pixels[..], image.width, image.height));
-        let bytes: usize = images.clone().map(|(pixels, ..)| pixels.len()).sum();
-        let (warning, images) = match bytes <= most_image_bytes {
-            true => {
-                let normalisation = configuration.preprocessing().scale_and_shift(1.0);
-                (None, Some(DeviceImages::upload(device, images, normalisation)?))
-            }
-            false => (Some(streaming_warning(bytes, device.memory()?.0)), None),
-        };
-        let training = Conv4Training::new(device, options, parameters, images)?;
-        Ok(GpuBackboneSession {
-            training,
-            layout: layout(shape.channels),
-            schedule: optimiser.schedule(*steps),
-            warning,
-        })
+/// A loader of batches for a session that runs `steps` steps at once.
+pub(super) fn loader<M: BatchSource>(batches: M, steps: usize) -> Loader<M> {
+    let threads = rayon::current_num_threads().div_ceil(2);
+    Loader::new(batches, threads, (2 * steps).div_ceil(threads))
+}
+
+/// Copies images to the GPU, unless they take more than `most_bytes`: then there are none, and a warning says so.
+fn upload_images<'a>(
+    device: &Device,
+    datasets: impl Iterator<Item = &'a Dataset> + Clone,
+    preprocessing: &Preprocessing,
+    most_bytes: usize,
+) -> trueshot::Result<(Option<DeviceImages>, Option<String>)> {
+    let images = datasets.flat_map(Dataset::images);
+    let images = images.map(|image| (&image.pixels[..], image.width, image.height));
+    let bytes: usize = images.clone().map(|(pixels, ..)| pixels.len()).sum();
+    if bytes > most_bytes {
+        return Ok((None, Some(streaming_warning(bytes, device.memory()?.0))));
     }
+    Ok((Some(DeviceImages::upload(device, images, preprocessing.scale_and_shift(1.0))?), None))
 }
 
 fn streaming_warning(needed: usize, free: usize) -> String {
@@ -95,10 +68,173 @@ fn streaming_warning(needed: usize, free: usize) -> String {
     )
 }
 
-impl TrainingSession for GpuBackboneSession {
+/// A Conv4 in training with the loss of nearest prototypes, starting from `parameters`. The images are copied to the GPU,
+/// unless they take more than `most_image_bytes`.
+pub(super) fn backbone_session(
+    device: &Device,
+    configuration: &BackboneConfiguration,
+    datasets: &Datasets,
+    shape: Shape,
+    parameters: &[f32],
+    most_image_bytes: usize,
+) -> trueshot::Result<GpuSession<Conv4Training>> {
+    let BackboneConfiguration { episodes, optimiser, steps, .. } = configuration;
+    let options = Conv4Options {
+        shape,
+        classes: episodes.ways,
+        support: episodes.ways * episodes.shots,
+        queries: episodes.ways * episodes.queries,
+        prototypes: match episodes.aggregate {
+            Aggregate::Mean => Prototypes::Mean,
+            Aggregate::Median => Prototypes::Median,
+        },
+        optimiser: AdamWConfig { weight_decay: optimiser.weight_decay, ..Default::default() },
+        clip: optimiser.clip,
+    };
+    let all = [&datasets.train].into_iter().chain(&datasets.outliers).map(|dataset| &**dataset);
+    let (images, warning) = upload_images(device, all, &configuration.preprocessing(), most_image_bytes)?;
+    let training = Conv4Training::new(device, options, parameters, images)?;
+    Ok(GpuSession::new(training, layout(shape.channels), (optimiser, *steps), warning))
+}
+
+/// NegMargin in training, starting from `parameters` in the order of `layout`. The images are copied to the GPU, unless they
+/// take more than `most_image_bytes`.
+pub(super) fn negmargin_session(
+    device: &Device,
+    configuration: &NegMarginConfiguration,
+    train: &Dataset,
+    layout: ParameterLayout,
+    parameters: &[f32],
+    most_image_bytes: usize,
+) -> trueshot::Result<GpuSession<NegMarginTraining>> {
+    let preprocessing = configuration.pictures.preprocessing();
+    let options = NegMarginOptions {
+        shape: super::shape(&preprocessing),
+        images: configuration.loss.batch,
+        classes: train.labels().classes().len(),
+        scale: configuration.loss.scale,
+        margin: configuration.loss.margin,
+        optimiser: configuration.adam(),
+        clip: configuration.optimiser.clip,
+    };
+    let (images, warning) = upload_images(device, [train].into_iter(), &preprocessing, most_image_bytes)?;
+    let training = NegMarginTraining::new(device, &options, parameters, images)?;
+    let schedule = (&configuration.optimiser, configuration.steps);
+    Ok(GpuSession::new(training, layout, schedule, warning))
+}
+
+/// Training of one kind of network on images, in the form that [`GpuSession`] needs.
+pub(super) trait GpuTraining {
+    /// The input of one step, which the host draws.
+    type Batch;
+
+    /// The class of each image.
+    fn labels(batch: &Self::Batch) -> Vec<u32>;
+
+    /// The images as the CPU prepared them.
+    fn prepared(batch: &Self::Batch) -> &[f32];
+
+    /// The images that the GPU prepares.
+    fn requests(batch: &Self::Batch) -> &[ImageRequest];
+
+    /// Runs steps and returns their losses.
+    fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>>;
+
+    fn parameters(&self) -> GpuResult<Vec<f32>>;
+
+    fn state(&self) -> GpuResult<Conv4State>;
+
+    fn load(&mut self, state: &Conv4State) -> GpuResult<()>;
+}
+
+impl GpuTraining for Conv4Training {
     type Batch = EpisodeBatch;
 
-    fn step(&mut self, step: u64, batch: &EpisodeBatch) -> trueshot::Result<Vec<f64>> {
+    fn labels(batch: &EpisodeBatch) -> Vec<u32> {
+        batch.given.iter().chain(&batch.query_classes).copied().collect()
+    }
+
+    fn prepared(batch: &EpisodeBatch) -> &[f32] {
+        &batch.images
+    }
+
+    fn requests(batch: &EpisodeBatch) -> &[ImageRequest] {
+        &batch.requests
+    }
+
+    fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>> {
+        Conv4Training::run(self, steps)
+    }
+
+    fn parameters(&self) -> GpuResult<Vec<f32>> {
+        Conv4Training::parameters(self)
+    }
+
+    fn state(&self) -> GpuResult<Conv4State> {
+        Conv4Training::state(self)
+    }
+
+    fn load(&mut self, state: &Conv4State) -> GpuResult<()> {
+        Conv4Training::load(self, state)
+    }
+}
+
+impl GpuTraining for NegMarginTraining {
+    type Batch = LabelledBatch;
+
+    fn labels(batch: &LabelledBatch) -> Vec<u32> {
+        batch.classes.clone()
+    }
+
+    fn prepared(batch: &LabelledBatch) -> &[f32] {
+        &batch.images
+    }
+
+    fn requests(batch: &LabelledBatch) -> &[ImageRequest] {
+        &batch.requests
+    }
+
+    fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>> {
+        NegMarginTraining::run(self, steps)
+    }
+
+    fn parameters(&self) -> GpuResult<Vec<f32>> {
+        NegMarginTraining::parameters(self)
+    }
+
+    fn state(&self) -> GpuResult<Conv4State> {
+        NegMarginTraining::state(self)
+    }
+
+    fn load(&mut self, state: &Conv4State) -> GpuResult<()> {
+        NegMarginTraining::load(self, state)
+    }
+}
+
+/// A network in training on a GPU.
+pub(super) struct GpuSession<T> {
+    training: T,
+    layout: ParameterLayout,
+    schedule: Schedule,
+    /// Why the images come with the steps; `None` if they are on the GPU.
+    pub warning: Option<String>,
+}
+
+impl<T> GpuSession<T> {
+    fn new(
+        training: T,
+        layout: ParameterLayout,
+        (optimiser, steps): (&Optimiser, u64),
+        warning: Option<String>,
+    ) -> Self {
+        GpuSession { training, layout, schedule: optimiser.schedule(steps), warning }
+    }
+}
+
+impl<T: GpuTraining> TrainingSession for GpuSession<T> {
+    type Batch = T::Batch;
+
+    fn step(&mut self, step: u64, batch: &T::Batch) -> trueshot::Result<Vec<f64>> {
         Ok(self.steps(step, &[batch])?.remove(0))
     }
 
@@ -106,13 +242,13 @@ impl TrainingSession for GpuBackboneSession {
         if self.warning.is_none() { STEP_SLOTS } else { STREAMED_STEPS }
     }
 
-    fn steps(&mut self, first: u64, batches: &[&EpisodeBatch]) -> trueshot::Result<Vec<Vec<f64>>> {
-        let input = |(step, batch): (u64, &&EpisodeBatch)| StepInput {
+    fn steps(&mut self, first: u64, batches: &[&T::Batch]) -> trueshot::Result<Vec<Vec<f64>>> {
+        let input = |(step, batch): (u64, &&T::Batch)| StepInput {
             rate: self.schedule.at(step) as f32,
-            labels: batch.given.iter().chain(&batch.query_classes).copied().collect(),
+            labels: T::labels(batch),
             images: match self.warning {
-                None => StepImages::Requests(batch.requests.clone()),
-                Some(_) => StepImages::Prepared(batch.images.clone()),
+                None => StepImages::Requests(T::requests(batch).to_vec()),
+                Some(_) => StepImages::Prepared(T::prepared(batch).to_vec()),
             },
         };
         let inputs: Vec<StepInput> = (first..).zip(batches).map(input).collect();

@@ -36,13 +36,19 @@ pub use configuration::{
 pub use datasets::Datasets;
 pub use loss::{Aggregate, EpisodeLabels, loss};
 
-use crate::backbone::{Backbone, CONV4_ARCHITECTURE, write_preprocessing_notes};
-use crate::dataset::Dataset;
+use crate::backbone::{CONV4_ARCHITECTURE, write_preprocessing_notes};
 use crate::error::Result;
-use crate::loader::Loader;
+use crate::loader::{BatchSource, Loader};
 use crate::preprocess::Preprocessing;
 use batches::{EpisodeBatch, EpisodeBatches, ImagePreparer};
-use validation::{embed_dataset, validate_backbone};
+use validation::{embedder, validate_backbone};
+
+/// A GPU to train on; without the feature `cuda` there is none.
+#[cfg(feature = "cuda")]
+type Gpu = trueshot_cuda::Device;
+/// A GPU to train on; without the feature `cuda` there is none.
+#[cfg(not(feature = "cuda"))]
+type Gpu = std::convert::Infallible;
 
 /// Threads of the pool for each thread that prepares images: a step does over ten times their work.
 const THREADS_PER_LOADER: usize = 8;
@@ -91,8 +97,7 @@ pub struct BackboneTrainee {
     datasets: Datasets,
     configuration: BackboneConfiguration,
     /// The GPU that trains and embeds; `None` on the CPU.
-    #[cfg(feature = "cuda")]
-    gpu: Option<trueshot_cuda::Device>,
+    gpu: Option<Gpu>,
     warning: Option<String>,
 }
 
@@ -113,15 +118,7 @@ impl BackboneTrainee {
             aggregate: configuration.episodes.aggregate,
         };
         let (session, loader) = (Box::new(session), loader(batches));
-        Ok(BackboneTrainee {
-            session,
-            loader,
-            datasets,
-            configuration,
-            #[cfg(feature = "cuda")]
-            gpu: None,
-            warning: None,
-        })
+        Ok(BackboneTrainee { session, loader, datasets, configuration, gpu: None, warning: None })
     }
 
     /// A trainee on a GPU, which holds all images to train on and all outliers if they fit into its memory.
@@ -147,17 +144,10 @@ impl BackboneTrainee {
         most_image_bytes: usize,
     ) -> Result<Self> {
         let (parameters, shape, mut batches) = prepare(&configuration, &datasets)?;
-        let session = gpu::GpuBackboneSession::new(
-            device,
-            &configuration,
-            &datasets,
-            shape,
-            &parameters,
-            most_image_bytes,
-        )?;
+        let session =
+            gpu::backbone_session(device, &configuration, &datasets, shape, &parameters, most_image_bytes)?;
         batches.on_gpu = session.warning.is_none();
-        let threads = rayon::current_num_threads().div_ceil(2);
-        let loader = Loader::new(batches, threads, (2 * session.steps_at_once()).div_ceil(threads));
+        let loader = gpu::loader(batches, session.steps_at_once());
         let (warning, gpu) = (session.warning.clone(), Some(device.clone()));
         Ok(BackboneTrainee { session: Box::new(session), loader, datasets, configuration, gpu, warning })
     }
@@ -193,45 +183,17 @@ fn prepare(
     Ok((parameters, shape, batches))
 }
 
-/// Embeds all images of a data set.
-type EmbedDataset = dyn Fn(&Dataset) -> trueshot::Result<trueshot::Embeddings>;
-
-impl BackboneTrainee {
-    /// The current network as a function that embeds data sets, on the device of the training.
-    fn embedder(&self) -> trueshot::Result<Box<EmbedDataset>> {
-        let parameters = self.parameters()?.into_owned();
-        let preprocessing = self.configuration.preprocessing();
-        #[cfg(feature = "cuda")]
-        if let Some(device) = self.gpu.clone() {
-            return Ok(Box::new(move |dataset| {
-                gpu::embed_dataset(dataset, &device, &preprocessing, &parameters)
-            }));
-        }
-        let backbone = Backbone::from_parameters(preprocessing, &parameters);
-        Ok(Box::new(move |dataset| embed_dataset(dataset, &backbone)))
-    }
-}
-
 impl Trainee for BackboneTrainee {
     fn terms(&self) -> Vec<String> {
         vec!["queries".into()]
     }
 
     fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
-        let batch = self.loader.take(step);
-        let losses = self.session.step(step, &batch);
-        self.loader.give_back(step, batch);
-        losses
+        Ok(self.steps(step, 1)?.remove(0))
     }
 
     fn steps(&mut self, step: u64, limit: u64) -> trueshot::Result<Vec<Vec<f64>>> {
-        let count = limit.min(self.session.steps_at_once() as u64);
-        let batches: Vec<EpisodeBatch> = (step..step + count).map(|step| self.loader.take(step)).collect();
-        let losses = self.session.steps(step, &batches.iter().collect::<Vec<_>>());
-        for (step, batch) in (step..).zip(batches) {
-            self.loader.give_back(step, batch);
-        }
-        losses
+        run_steps(&mut *self.session, &mut self.loader, step, limit)
     }
 
     fn rate(&self, step: u64) -> f64 {
@@ -244,7 +206,9 @@ impl Trainee for BackboneTrainee {
             Aggregate::Median => "median",
         };
         let method = Registry::default().parse(method)?;
-        validate_backbone(&self.configuration.validator(), &self.datasets, &*self.embedder()?, method)
+        let parameters = self.parameters()?.into_owned();
+        let embed = embedder(self.configuration.preprocessing(), parameters, self.gpu.as_ref());
+        validate_backbone(&self.configuration.validator(), &self.datasets, &*embed, method)
     }
 
     fn state(&self) -> trueshot::Result<Tensors> {
@@ -283,7 +247,23 @@ fn backbone_file(
     tensors
 }
 
-fn loader<M: crate::loader::BatchSource>(make: M) -> Loader<M> {
+/// Runs as many steps as a session runs at once, at most `limit`, from number `first` on.
+fn run_steps<M: BatchSource>(
+    session: &mut dyn TrainingSession<Batch = M::Batch>,
+    loader: &mut Loader<M>,
+    first: u64,
+    limit: u64,
+) -> trueshot::Result<Vec<Vec<f64>>> {
+    let count = limit.min(session.steps_at_once() as u64);
+    let batches: Vec<M::Batch> = (first..first + count).map(|step| loader.take(step)).collect();
+    let losses = session.steps(first, &batches.iter().collect::<Vec<_>>());
+    for (step, batch) in (first..).zip(batches) {
+        loader.give_back(step, batch);
+    }
+    losses
+}
+
+fn loader<M: BatchSource>(make: M) -> Loader<M> {
     Loader::new(make, rayon::current_num_threads().div_ceil(THREADS_PER_LOADER), BATCHES_READY)
 }
 
