@@ -54,6 +54,19 @@ fn a_backbone_whose_images_do_not_fit_into_the_gpu_trains_on_the_same_episodes()
     }
 }
 
+/// Four classes of five images, whose stripes have the width of the class.
+fn striped_images() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (class, number) in (0..4).flat_map(|class| (0..5).map(move |number| (class, number))) {
+        let path = folder.path().join(format!("class{class}"));
+        std::fs::create_dir_all(&path).unwrap();
+        let is_dark = |x: usize, y: usize| (x + number * y) / (class + 1) % 2 == 0;
+        std::fs::write(path.join(format!("{number}.png")), Bitmap::from_fn(16, 16, is_dark).to_png())
+            .unwrap();
+    }
+    folder
+}
+
 #[test]
 fn negmargin_trains_on_the_batches_of_the_cpu_and_continues_checkpoints_of_both() {
     let mut configuration = NegMarginConfiguration::drawings();
@@ -64,9 +77,11 @@ fn negmargin_trains_on_the_batches_of_the_cpu_and_continues_checkpoints_of_both(
     configuration.optimiser.clip = 1.0;
     let validation = &mut configuration.validation;
     (validation.ways, validation.shots, validation.queries, validation.episodes) = (3, 1, 1, 20);
+    let folder = striped_images();
     let datasets = || {
         let preprocessing = configuration.pictures.preprocessing();
-        let load = |augmented: bool| Dataset::load(&drawings(), &preprocessing, augmented, &()).unwrap();
+        let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
+        let load = |augmented: bool| Dataset::load(&collection, &preprocessing, augmented, &()).unwrap();
         Datasets::new(load(true), Some(load(false)))
     };
     let on_cpu = || NegMarginTrainee::new(configuration.clone(), datasets()).unwrap();
