@@ -38,13 +38,9 @@ WARM_UPS, PIPELINED = 8, 100
 
 def parse_arguments() -> argparse.Namespace:
     parser = benchlib.new_parser(__doc__)
-    parser.add_argument("--modes", default=",".join(MODES), metavar="MODE,..", help="modes to time [default: %(default)s]")
-    parser.add_argument("--precisions", default=",".join(PRECISIONS), metavar="NAME,..",
-                        help="precisions to time [default: %(default)s]")
+    add_timing_arguments(parser)
     parser.add_argument("--dim", type=benchlib.positive, default=640, metavar="N",
                         help="length of a feature vector [default: %(default)s]")
-    parser.add_argument("--seconds", type=float, default=3.0, metavar="S",
-                        help="repeat each step for at least this long [default: %(default)s]")
     parser.add_argument("--check", type=Path, metavar="FILE", help="compare with trueshot's figures instead of timing")
     return parser.parse_args()
 
@@ -157,29 +153,30 @@ def network_class():
             self.prior = nn.Parameter(torch.tensor([2.0, 1.5, -0.5]))
             self.log_scale = nn.Parameter(torch.tensor(math.log(10)))
 
-        def forward(self, edges: Tensor, given: Tensor) -> Tensor:
-            """Outputs of every state, `[B, M, C, 3]`."""
+        def forward(self, edges: Tensor, given: Tensor, view: Tensor | None = None) -> Tensor:
+            """Outputs of every state, `[B, M, C, 3]`. `view` [B, M, W] is added to the hidden units of each item's states."""
             same = given @ given.mT
             pairs = torch.cat([edges, same.unsqueeze(-1)], -1)
             logits = self.edge_out(F.gelu(self.edge_hidden(pairs)))
             planes = logits.unflatten(-1, (LAYERS, HEADS)).permute(3, 0, 4, 1, 2)
-            states = self.start(F.gelu(self.features(state_features(edges, given))))
+            hidden = self.features(state_features(edges, given))
+            states = self.start(F.gelu(hidden if view is None else hidden + view.unsqueeze(2)))
             for plane, attention, mixing in zip(planes, self.attention, self.mixing):
                 states = mixing(attention(states, given, plane), given)
             return self.out(self.norm(states))
 
         def losses(self, support: Tensor, queries: Tensor, given: Tensor, truth: Tensor, answers: Tensor,
                    autocast: torch.dtype | None = None,
-                   products: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+                   products: tuple[Tensor, Tensor] | None = None, view: Tensor | None = None) -> tuple[Tensor, Tensor]:
             """Mean cross-entropies of items and of queries. `truth` is C for "none of the classes". `products` are the
             inner products of the support with itself and with the queries, if the caller has them."""
             gram, products = products or (support @ support.mT, support @ queries.mT)
             edges = edge_features(gram)
             if autocast is None:
-                out = self(edges, given)
+                out = self(edges, given, view)
             else:
                 with torch.autocast(support.device.type, dtype=autocast, cache_enabled=False):
-                    out = self(edges, given).float()
+                    out = self(edges, given, view).float()
             classes, counts = given.shape[-1], given.sum(1, keepdim=True)
             at_given = self.prior[0] + self.prior[1] * (counts == 1)
             class_logits = out[..., 0] + torch.where(given.bool(), at_given, -math.log(max(classes, 2) - 1))
@@ -324,33 +321,46 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def main() -> None:
-    arguments = parse_arguments()
-    benchlib.require("torch")
+def time_modes(name: str, arguments: argparse.Namespace, make_step: Callable[[bool, str], Callable[[], object]]) -> None:
+    """Times the step that `make_step(compiled, precision)` returns in every mode and precision of the arguments."""
     import torch
 
-    if arguments.check:
-        return check(arguments.check)
     modes, precisions = arguments.modes.split(","), arguments.precisions.split(",")
     for given, known, option in ((modes, MODES, "--modes"), (precisions, PRECISIONS, "--precisions")):
         if unknown := [name for name in given if name not in known]:
             benchlib.fail(f"{option}: '{unknown[0]}' is not known; known: {', '.join(known)}")
     if not torch.cuda.is_available():
         benchlib.fail("PyTorch finds no NVIDIA GPU on this machine")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     failed = False
     for precision in precisions:
         for mode in modes:
             stack = f"torch {torch.__version__} {precision} {'compile + graph' if mode == 'graph' else mode}"
             try:
                 torch._dynamo.reset()
-                step = training_step(mode != "eager", precision, arguments.dim)
+                step = make_step(mode != "eager", precision)
                 figures = timed(captured(step) if mode == "graph" else step, arguments.seconds)
-                print(json.dumps({"name": "relabel32", "stack": stack, **figures}), flush=True)
+                print(json.dumps({"name": name, "stack": stack, **figures}), flush=True)
             except Exception as problem:  # PyTorch's errors of compiling and capturing have no common class.
                 failed = True
                 benchlib.progress(f"error: {stack} failed: {str(problem)[:500]}")
     sys.exit(1 if failed else 0)
+
+
+def add_timing_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--modes", default=",".join(MODES), metavar="MODE,..", help="modes to time [default: %(default)s]")
+    parser.add_argument("--precisions", default=",".join(PRECISIONS), metavar="NAME,..",
+                        help="precisions to time [default: %(default)s]")
+    parser.add_argument("--seconds", type=float, default=3.0, metavar="S",
+                        help="repeat each step for at least this long [default: %(default)s]")
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    benchlib.require("torch")
+    if arguments.check:
+        return check(arguments.check)
+    time_modes("relabel32", arguments, lambda compiled, precision: training_step(compiled, precision, arguments.dim))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 //! The option `--device`: where a command computes.
 
 use clap::Args;
+use trueshot::Error;
 use trueshot_cuda::{Device, DeviceChoice};
 
 use crate::messages::{hinted, say};
@@ -29,6 +30,23 @@ impl DeviceArgument {
     /// Whether a GPU that cannot do the work may be replaced by the CPU.
     pub fn is_auto(&self) -> bool {
         self.device == DeviceChoice::Auto
+    }
+
+    /// Starts a training on the GPU if there is one. With `auto`, a run that the GPU has no memory for is on the CPU.
+    pub fn start<T>(
+        &self,
+        device: Option<&Device>,
+        on_gpu: impl FnOnce(&Device) -> trueshot_vision::Result<T>,
+        on_cpu: impl FnOnce() -> trueshot_vision::Result<T>,
+    ) -> trueshot_vision::Result<T> {
+        let Some(device) = device else { return on_cpu() };
+        match on_gpu(device) {
+            Err(trueshot_vision::Error::Core(Error::Gpu { message, .. })) if self.is_auto() => {
+                say!("training on the CPU after all ({message})");
+                on_cpu()
+            }
+            other => other,
+        }
     }
 
     /// Refuses `--device cuda` for work that only the CPU can do.

@@ -4,7 +4,7 @@
 //
 //   c++ -O2 -std=c++17 -shared -fPIC -o libemulator.so emulator.cpp
 //
-// The library exports emulator_launch(name, grid x, grid y, threads, shared bytes, arguments) and
+// The library exports emulator_launch(name, grid x, grid y, grid z, threads, shared bytes, arguments) and
 // emulator_set_exact(exact).
 #include <algorithm>
 #include <cmath>
@@ -179,6 +179,11 @@ static float __uint_as_float(unsigned bits) {
   memcpy(&value, &bits, 4);
   return value;
 }
+static unsigned __float_as_uint(float value) {
+  unsigned bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a * b) >> 32); }
 static long long __float2ll_rn(float value) { return std::isfinite(value) ? llrintf(value) : INT64_MIN; }
 static float rsqrtf(float value) { return 1.f / sqrtf(value); }
@@ -190,6 +195,11 @@ static unsigned long long atomicAdd(unsigned long long* address, unsigned long l
 static unsigned atomicOr(unsigned* address, unsigned value) {
   const auto old = *address;
   *address |= value;
+  return old;
+}
+static unsigned atomicMax(unsigned* address, unsigned value) {
+  const auto old = *address;
+  *address = max(old, value);
   return old;
 }
 static unsigned pack_half2(float low, float high) {
@@ -305,6 +315,7 @@ template <class... A> static Launcher launcher(void (*kernel)(A...)) {
 }
 #define KERNEL(name) {#name, launcher(name)}
 #define RELABEL_KERNEL(name) {#name, launcher(relabel::name)}
+#define EFFICIENTNET_KERNEL(name) {#name, launcher(efficientnet::name)}
 static const std::map<std::string, Launcher>& kernels() {
   static const std::map<std::string, Launcher> all = {
       KERNEL(augment_images), KERNEL(pack_floats), KERNEL(pack_bytes), KERNEL(pool_batch), KERNEL(pool_running),
@@ -314,17 +325,40 @@ static const std::map<std::string, Launcher>& kernels() {
       KERNEL(first_statistics), KERNEL(first_forward), KERNEL(first_backward), KERNEL(collect_gradients),
       KERNEL(update_parameters), KERNEL(pack_filters), KERNEL(finish_step), KERNEL(prototype_means),
       KERNEL(prototype_medians), KERNEL(query_losses), KERNEL(prototype_gradients), KERNEL(median_gradients),
-      KERNEL(write_features), KERNEL(class_cosines), KERNEL(margin_losses), KERNEL(cosine_feature_gradients),
+      KERNEL(write_features), KERNEL(joint_begin), KERNEL(joint_prototypes), KERNEL(joint_query_losses),
+      KERNEL(joint_prototype_gradients), KERNEL(joint_feature_gradient), KERNEL(joint_feature_mean), KERNEL(joint_average),
+      KERNEL(class_cosines), KERNEL(margin_losses), KERNEL(cosine_feature_gradients),
       KERNEL(class_gradients), KERNEL(sum_squares), KERNEL(update_class_weights),
+      KERNEL(task_augment_images), KERNEL(task_pack_floats), KERNEL(task_clear), KERNEL(task_patch_moments),
+      KERNEL(task_first_statistics), KERNEL(task_first_forward), KERNEL(task_first_backward), KERNEL(task_pool_batch),
+      KERNEL(task_batch_norm_backward), KERNEL(task_sum_feature_gradients), KERNEL(task_convolution_forward_128),
+      KERNEL(task_convolution_forward_256), KERNEL(task_convolution_backward_128), KERNEL(task_convolution_backward_256),
+      KERNEL(task_convolution_128), KERNEL(task_convolution_256), KERNEL(task_convolution_added_128),
+      KERNEL(task_convolution_added_256), KERNEL(task_convolution_added_forward_128),
+      KERNEL(task_convolution_added_forward_256), KERNEL(task_convolution_added_backward_128),
+      KERNEL(task_convolution_added_backward_256), KERNEL(task_filter_gradient), KERNEL(task_filter_gradient_two),
+      KERNEL(begin_tasks), KERNEL(classify), KERNEL(adapt_parameters), KERNEL(query_gradients), KERNEL(add_task_gradients),
+      KERNEL(update_shared), KERNEL(finish_meta_step),
       KERNEL(tranfs_project), KERNEL(tranfs_layer), KERNEL(tranfs_layer_large), KERNEL(tranfs_attend),
       KERNEL(tranfs_attend_large), KERNEL(tranfs_attend_back_large), KERNEL(tranfs_layer_back_large), KERNEL(tranfs_prototypes),
       KERNEL(tranfs_losses), KERNEL(tranfs_losses_large), KERNEL(tranfs_clean_means), KERNEL(tranfs_layer_back), KERNEL(tranfs_attend_back), KERNEL(tranfs_class_means_back),
-      KERNEL(tranfs_gradients), KERNEL(tranfs_update), KERNEL(tranfs_begin), KERNEL(tranfs_direction), RELABEL_KERNEL(relabel_gram), RELABEL_KERNEL(relabel_features),
+      KERNEL(tranfs_gradients), KERNEL(tranfs_update), KERNEL(tranfs_begin), KERNEL(tranfs_direction),
+      KERNEL(tranfs_losses_joint), KERNEL(tranfs_losses_joint_large), KERNEL(tranfs_query_gradients),
+      KERNEL(tranfs_item_gradients), KERNEL(tranfs_gradients_joint), KERNEL(tranfs_update_joint),
+      RELABEL_KERNEL(relabel_gram), RELABEL_KERNEL(relabel_features),
       RELABEL_KERNEL(relabel_input), RELABEL_KERNEL(relabel_attend), RELABEL_KERNEL(relabel_mix),
       RELABEL_KERNEL(relabel_losses), RELABEL_KERNEL(relabel_output_backward),
       RELABEL_KERNEL(relabel_attend_backward_rows), RELABEL_KERNEL(relabel_attend_backward_columns),
       RELABEL_KERNEL(relabel_edges_backward), RELABEL_KERNEL(relabel_products), RELABEL_KERNEL(relabel_collect),
-      RELABEL_KERNEL(relabel_pack), RELABEL_KERNEL(relabel_update)};
+      RELABEL_KERNEL(relabel_pack), RELABEL_KERNEL(relabel_update), RELABEL_KERNEL(relabel_joint_features),
+      RELABEL_KERNEL(relabel_joint_losses), RELABEL_KERNEL(relabel_view_scales), RELABEL_KERNEL(relabel_queries_backward),
+      RELABEL_KERNEL(relabel_edge_features_backward), RELABEL_KERNEL(relabel_gram_backward),
+      RELABEL_KERNEL(relabel_rows_backward), RELABEL_KERNEL(relabel_joint_update),
+      EFFICIENTNET_KERNEL(efficientnet_stem), EFFICIENTNET_KERNEL(efficientnet_depthwise_3_1),
+      EFFICIENTNET_KERNEL(efficientnet_depthwise_3_2), EFFICIENTNET_KERNEL(efficientnet_depthwise_5_1),
+      EFFICIENTNET_KERNEL(efficientnet_depthwise_5_2), EFFICIENTNET_KERNEL(efficientnet_mean),
+      EFFICIENTNET_KERNEL(efficientnet_pointwise_32), EFFICIENTNET_KERNEL(efficientnet_pointwise_64),
+      EFFICIENTNET_KERNEL(efficientnet_pointwise_96), EFFICIENTNET_KERNEL(efficientnet_pointwise_128)};
   return all;
 }
 
@@ -358,7 +392,7 @@ static void run_block() {
   }
 }
 
-extern "C" int emulator_launch(const char* name, unsigned x, unsigned y, unsigned block, unsigned shared,
+extern "C" int emulator_launch(const char* name, unsigned x, unsigned y, unsigned z, unsigned block, unsigned shared,
                                const void* const* arguments) {
   const auto found = kernels().find(name);
   if (found == kernels().end() || shared > sizeof dynamic_shared || block > 1024) return 1;
@@ -366,12 +400,13 @@ extern "C" int emulator_launch(const char* name, unsigned x, unsigned y, unsigne
   threads = block;
   shared_len = shared;
   blockDim = {block, 1, 1};
-  gridDim = {x, y, 1};
+  gridDim = {x, y, z};
   while ((int)fibers.size() < threads) fibers.push_back({nullptr, (char*)aligned_alloc(64, STACK_LEN), false, nullptr, 0});
-  for (unsigned row = 0; row < y; row++)
-    for (unsigned column = 0; column < x; column++) {
-      blockIdx = {column, row, 0};
-      run_block();
-    }
+  for (unsigned layer = 0; layer < z; layer++)
+    for (unsigned row = 0; row < y; row++)
+      for (unsigned column = 0; column < x; column++) {
+        blockIdx = {column, row, layer};
+        run_block();
+      }
   return 0;
 }

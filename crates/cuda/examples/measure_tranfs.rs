@@ -1,17 +1,21 @@
 //! Measures training steps of TraNFS on GPU 0, and compares one step with the CPU.
 //!
 //!     cargo run --release -p trueshot-cuda --example measure_tranfs
+//!
+//! With the argument `joint`, it measures the head's part of a step in which a backbone computes the features: the losses, the
+//! gradients of parameters and features, and the update. The features are written once.
 
 mod support;
 
 use std::time::Instant;
 
 use trueshot_cuda::Device;
+use trueshot_cuda::joint::{BackboneUpdate, HeadTraining};
 use trueshot_cuda::tranfs::{
     EpisodeInput, Limits, PartInput, Query, StepInput, SupportItem, TranfsOptions, TranfsTraining,
 };
 use trueshot_nn::adamw::AdamWConfig;
-use trueshot_nn::head::{Episode, Head};
+use trueshot_nn::head::{Episode, Head, JointHead};
 use trueshot_nn::parameters::Role;
 use trueshot_nn::tranfs::{Config, Tranfs};
 
@@ -27,8 +31,8 @@ const ROWS: usize = 10_000;
 /// Steps that each figure is the median of.
 const REPEATS: usize = 400;
 
-fn step(random: &mut impl FnMut() -> f64) -> StepInput {
-    let mut row = || (random() * ROWS as f64) as u32;
+/// A step whose items have the rows that `row` gives.
+fn step(mut row: impl FnMut() -> u32) -> StepInput {
     let mut episode = || EpisodeInput {
         classes: WAYS,
         support: (0..(WAYS * SHOTS) as u32)
@@ -82,53 +86,63 @@ fn for_each_episode<'a>(part: &PartInput, row: &dyn Fn(u32) -> &'a [f32], job: i
     job(&episodes);
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let device = Device::open(0)?;
-    let mut random = random(3);
-    let features: Vec<f32> = (0..ROWS * DIM).map(|_| (random() - 0.5) as f32 * 0.1).collect();
-    let network = Tranfs::new(Config::new(DIM))?;
-    let parameters = network.initial(&mut random);
-    let limits = Limits { episodes: EPISODES, support: WAYS * SHOTS, queries: WAYS * QUERIES };
-    let options = TranfsOptions { optimiser: AdamWConfig::default(), clip: 0.0, limits };
-    let steps: Vec<StepInput> = (0..64).map(|_| step(&mut random)).collect();
-    let new =
-        || TranfsTraining::new(&device, &network, options.clone(), &parameters, device.upload(&features)?);
-
-    let mut training = new()?;
-    println!("{}: losses {:?}", device.name(), training.run(&steps[..1])?);
-    let (own, expected) = (training.gradient()?, cpu_gradient(&network, &parameters, &steps[0], &features));
-    for tensor in network.layout().tensors().iter().filter(|tensor| tensor.role == Role::Trained) {
-        let (own, expected) = (&own[tensor.range.clone()], &expected[tensor.range.clone()]);
-        let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
-        let difference = norm(&mut own.iter().zip(expected).map(|(a, b)| a - b));
-        let error = (difference / norm(&mut expected.iter().copied())).sqrt();
-        println!("{}: relative error against the CPU {error:.2e}", tensor.name);
-    }
+/// Prints the times of steps that `launch` starts without waiting.
+fn print_times(
+    name: &str,
+    device: &Device,
+    mut launch: impl FnMut() -> Result<(), trueshot_cuda::Error>,
+) -> Result<(), trueshot_cuda::Error> {
     let mut times = Vec::new();
-    training.run(&steps)?;
     for _ in 0..REPEATS {
         let start = Instant::now();
-        training.launch_again()?;
-        training.synchronise()?;
+        launch()?;
+        device.synchronise()?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
     times.sort_by(f64::total_cmp);
     let start = Instant::now();
     for _ in 0..REPEATS {
-        training.launch_again()?;
+        launch()?;
     }
-    training.synchronise()?;
+    device.synchronise()?;
     let pipelined = start.elapsed().as_secs_f64() * 1e3 / REPEATS as f64;
+    let (median, min) = (times[REPEATS / 2], times[0]);
+    println!(
+        "{{\"name\":\"{name}\",\"ms\":{median:.4},\"min_ms\":{min:.4},\"pipelined_ms\":{pipelined:.4}}}"
+    );
+    Ok(())
+}
+
+/// ‖own - expected‖ / ‖expected‖
+fn relative_error(own: &[f32], expected: &[f32]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    let difference = norm(&mut own.iter().zip(expected).map(|(a, b)| a - b));
+    (difference / norm(&mut expected.iter().copied())).sqrt()
+}
+
+fn measure_alone(device: &Device, network: &Tranfs, options: TranfsOptions) -> Outcome {
+    let mut random = random(3);
+    let features: Vec<f32> = (0..ROWS * DIM).map(|_| (random() - 0.5) as f32 * 0.1).collect();
+    let parameters = network.initial(&mut random);
+    let steps: Vec<StepInput> = (0..64).map(|_| step(|| (random() * ROWS as f64) as u32)).collect();
+    let new =
+        || TranfsTraining::new(device, network, options.clone(), &parameters, device.upload(&features)?);
+
+    let mut training = new()?;
+    println!("{}: losses {:?}", device.name(), training.run(&steps[..1])?);
+    let (own, expected) = (training.gradient()?, cpu_gradient(network, &parameters, &steps[0], &features));
+    for tensor in network.layout().tensors().iter().filter(|tensor| tensor.role == Role::Trained) {
+        let error = relative_error(&own[tensor.range.clone()], &expected[tensor.range.clone()]);
+        println!("{}: relative error against the CPU {error:.2e}", tensor.name);
+    }
+    training.run(&steps)?;
+    print_times("tranfs", device, || training.launch_again())?;
     let start = Instant::now();
     for _ in 0..6 {
         training.run(&steps)?;
     }
     let with_input = start.elapsed().as_secs_f64() * 1e3 / (6.0 * steps.len() as f64);
-    println!(
-        "{{\"name\":\"tranfs\",\"ms\":{:.4},\"min_ms\":{:.4},\"pipelined_ms\":{pipelined:.4},\"run_ms\":{with_input:.4}}}",
-        times[REPEATS / 2],
-        times[0]
-    );
+    println!("{{\"name\":\"tranfs with input\",\"ms\":{with_input:.4}}}");
     let run = || -> Result<Vec<f32>, trueshot_cuda::Error> {
         let mut training = new()?;
         training.run(&steps)?;
@@ -141,4 +155,73 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{kernel}: {microseconds:.1} us");
     }
     Ok(())
+}
+
+/// The CPU's gradient of the mean loss with respect to the rows of a step, which are numbered in order.
+fn cpu_feature_gradient(
+    network: &Tranfs,
+    parameters: &[f32],
+    step: &StepInput,
+    features: &[f32],
+) -> Vec<f32> {
+    let row = |row: u32| &features[row as usize * DIM..(row as usize + 1) * DIM];
+    let mut of_features = vec![0.0; features.len()];
+    for (part, of_part) in step.parts.iter().zip(of_features.chunks_exact_mut(features.len() / PARTS)) {
+        for_each_episode(part, &row, |episodes| {
+            let (seed, mut gradient) = (part.dropout_seed, vec![0.0; parameters.len()]);
+            network.losses_with_feature_gradient(parameters, episodes, seed, &mut gradient, of_part);
+        });
+    }
+    of_features.iter_mut().for_each(|value| *value /= EPISODES as f32);
+    of_features
+}
+
+fn measure_joint(device: &Device, network: &Tranfs, options: TranfsOptions) -> Outcome {
+    let rows = EPISODES * WAYS * (SHOTS + QUERIES);
+    let mut random = random(3);
+    let features: Vec<f32> = (0..rows * DIM).map(|_| (random() - 0.5) as f32 * 0.1).collect();
+    let parameters = network.initial(&mut random);
+    let mut training = TranfsTraining::joint(device, network, options, &parameters, rows)?;
+    training.write_features(&features)?;
+    let in_order = || {
+        let mut numbers = 0..;
+        step(|| numbers.next().expect("the numbers do not end"))
+    };
+    let steps: Vec<StepInput> = (0..64).map(|_| in_order()).collect();
+    let (overflow, squares) = (device.zeros(1)?, device.zeros(512)?);
+    let backbone = BackboneUpdate { overflow: overflow.at(0), squares: squares.at(0), square_count: 512 };
+
+    training.prepare(&steps)?;
+    let graph = device.capture(|| {
+        training.record_losses()?;
+        training.record_update(&backbone)
+    })?;
+    graph.launch()?;
+    println!("{}: losses {:?}", device.name(), training.finished_losses()?);
+    let own = training.feature_gradient().read()?;
+    let error = relative_error(&own, &cpu_feature_gradient(network, &parameters, &steps[0], &features));
+    println!("gradient of the features: relative error against the CPU {error:.2e}");
+    print_times("tranfs joint", device, || graph.launch())?;
+    let times = device.kernel_times(|| {
+        training.record_losses()?;
+        training.record_update(&backbone)
+    })?;
+    for (kernel, microseconds) in times {
+        println!("{kernel}: {microseconds:.1} us");
+    }
+    Ok(())
+}
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+fn main() -> Outcome {
+    let device = Device::open(0)?;
+    let network = Tranfs::new(Config::new(DIM))?;
+    let limits = Limits { episodes: EPISODES, support: WAYS * SHOTS, queries: WAYS * QUERIES };
+    let options = TranfsOptions { optimiser: AdamWConfig::default(), clip: 0.0, limits };
+    match std::env::args().nth(1).as_deref() {
+        None => measure_alone(&device, &network, options),
+        Some("joint") => measure_joint(&device, &network, options),
+        Some(other) => Err(format!("unknown argument {other}; the only one is \"joint\"").into()),
+    }
 }

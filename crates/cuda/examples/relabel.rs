@@ -2,7 +2,8 @@
 //!
 //!     cargo run --release -p trueshot-cuda --example relabel -- 640
 //!
-//! The argument is the length of a feature vector. With `--figures FILE` it measures nothing and writes parameters,
+//! The argument is the length of a feature vector. `--joint DIM` measures the head's part of a step together with a backbone,
+//! on 8 episodes of 5 classes with 5 items and 8 queries each, for both forms of the head. With `--figures FILE` it measures nothing and writes parameters,
 //! episodes, losses and gradients of the CPU to FILE, for `bench/peers/torch_relabel.py --check FILE`.
 
 mod support;
@@ -12,11 +13,13 @@ use std::time::Instant;
 
 use trueshot_cuda::Device;
 use trueshot_cuda::conv4::STEP_SLOTS;
+use trueshot_cuda::driver::KernelTimes;
+use trueshot_cuda::joint::{BackboneUpdate, HeadTraining};
 use trueshot_cuda::relabel::{
     EpisodeInput, EpisodeRows, FeatureSet, OptimiserOptions, PartInput, RelabelTraining, StepInput, StoredRow,
 };
 use trueshot_nn::head::{Episode, Head};
-use trueshot_nn::relabel::{Config, Relabel};
+use trueshot_nn::relabel::{Config, ItemView, Relabel};
 
 use support::random;
 
@@ -25,6 +28,8 @@ const WAYS: usize = 5;
 const SHOTS: usize = 5;
 const QUERIES: usize = 15;
 const ROWS: usize = 20_000;
+const JOINT_EPISODES: usize = 8;
+const JOINT_QUERIES: usize = 8;
 /// Steps that each figure is the median of.
 const REPEATS: usize = 400;
 
@@ -48,9 +53,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments[..] {
         [option, file] if option == "--figures" => Ok(std::fs::write(file, figures())?),
+        [option, dim] if option == "--joint" => measure_joint(dim.parse()?),
         [] => measure(640),
         [dim] => measure(dim.parse()?),
-        _ => Err("usage: relabel [DIM] or relabel --figures FILE".into()),
+        _ => Err("usage: relabel [DIM], relabel --joint DIM or relabel --figures FILE".into()),
     }
 }
 
@@ -152,27 +158,97 @@ fn measure(dim: usize) -> Result<(), Box<dyn std::error::Error>> {
     let (_, second) = run()?;
     let is_same = first.iter().zip(&second).all(|(a, b)| a.to_bits() == b.to_bits());
     println!("two runs have the same bits: {is_same}");
+    print_times("relabel32", &device, || training.launch_step())?;
+    print_kernels(training.kernel_times()?);
+    Ok(())
+}
+
+/// Measures and prints the time of a step, alone and in a row of steps.
+fn print_times(
+    name: &str,
+    device: &Device,
+    mut launch: impl FnMut() -> trueshot_cuda::Result<()>,
+) -> trueshot_cuda::Result<()> {
     let mut times = Vec::new();
     for _ in 0..REPEATS {
         let start = Instant::now();
-        training.launch_step()?;
-        training.synchronise()?;
+        launch()?;
+        device.synchronise()?;
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
     times.sort_by(f64::total_cmp);
     let start = Instant::now();
     for _ in 0..REPEATS {
-        training.launch_step()?;
+        launch()?;
     }
-    training.synchronise()?;
+    device.synchronise()?;
     let pipelined = start.elapsed().as_secs_f64() * 1e3 / REPEATS as f64;
     println!(
-        "{{\"name\":\"relabel32\",\"stack\":\"trueshot\",\"ms\":{:.4},\"min_ms\":{:.4},\"pipelined_ms\":{pipelined:.4}}}",
+        "{{\"name\":\"{name}\",\"stack\":\"trueshot\",\"ms\":{:.4},\"min_ms\":{:.4},\"pipelined_ms\":{pipelined:.4}}}",
         times[REPEATS / 2],
         times[0]
     );
-    for (kernel, microseconds) in training.kernel_times()? {
+    Ok(())
+}
+
+fn print_kernels(times: KernelTimes) {
+    for (kernel, microseconds) in times {
         println!("{kernel}: {microseconds:.1} us");
     }
+}
+
+/// The head's part of a step together with a backbone, and the step on fixed features that it is compared with.
+fn measure_joint(dim: usize) -> Result<(), Box<dyn std::error::Error>> {
+    let device = Device::open(0)?;
+    println!("{}", device.name());
+    let view = Config { centred: true, item_view: Some(ItemView::new(dim)), ..Config::default() };
+    for (name, config) in [("relations", Config::default()), ("item_view", view)] {
+        let network = Relabel::new(config);
+        let mut random = random(4);
+        let parameters = network.initial(&mut random);
+        let rows = JOINT_EPISODES * WAYS * (SHOTS + JOINT_QUERIES);
+        let values: Vec<f32> = (0..rows * dim).map(|_| (random() - 0.5).max(0.0) as f32).collect();
+        let steps: Vec<StepInput> = (0..STEP_SLOTS).map(|_| joint_step(&mut random)).collect();
+        let options = OptimiserOptions { clip: 1.0, ..OptimiserOptions::default() };
+
+        let features = [FeatureSet { values: &values, dim }];
+        let mut fixed = RelabelTraining::new(&device, &network, options, &parameters, &features)?;
+        let expected = fixed.run(&steps)?;
+        print_times(&format!("relabel8_{name}"), &device, || fixed.launch_step())?;
+
+        let mut training = RelabelTraining::joint(&device, &network, options, &parameters, rows, dim)?;
+        training.set_features(&values)?;
+        training.prepare(&steps)?;
+        let (overflow, squares) = (device.zeros::<u32>(1)?, device.zeros::<f64>(1)?);
+        let backbone = BackboneUpdate { overflow: overflow.at(0), squares: squares.at(0), square_count: 1 };
+        let graph = device.capture(|| {
+            training.record_losses()?;
+            training.record_update(&backbone)
+        })?;
+        for _ in &steps {
+            graph.launch()?;
+        }
+        let losses = training.finished_losses()?;
+        println!("losses {:?} .. {:?}", losses.first(), losses.last());
+        println!("the same losses as on fixed features: {}", losses == expected);
+        print_times(&format!("relabel8_{name}_joint"), &device, || graph.launch())?;
+        print_kernels(device.kernel_times(|| {
+            training.record_losses()?;
+            training.record_update(&backbone)
+        })?);
+    }
     Ok(())
+}
+
+/// One step on all rows of a features buffer, in their order.
+fn joint_step(random: &mut impl FnMut() -> f64) -> StepInput {
+    let mut episode = || EpisodeInput {
+        classes: WAYS,
+        given: labels(SHOTS),
+        truth: truth(random),
+        query_classes: labels(JOINT_QUERIES),
+        rows: EpisodeRows::InOrder,
+    };
+    let episodes = (0..JOINT_EPISODES).map(|_| episode()).collect();
+    StepInput { rate: 1e-4, parts: vec![PartInput { episodes, seed: 1 }] }
 }

@@ -102,16 +102,15 @@ DEVICE void apply_jitter(int kind, float value, float* planes, int pixels, int c
   }
 }
 
-extern "C" __global__ void __launch_bounds__(AUGMENT_THREADS)
-    augment_images(const u8* pixels, const SourceImage* sources, const ImageRequest* requests, float* scratch, uint2* out,
-                   const TrainingState* state, AugmentShape shape) {
+// Writes image number `image` of the plane `out`. `scratch` is the memory of its planes, or null.
+DEVICE void augment_image(const u8* pixels, const SourceImage* sources, ImageRequest request, float* scratch, uint2* out,
+                          int image, AugmentShape shape) {
   SHARED float partial[AUGMENT_THREADS / 32];
-  const int size = shape.size, area = size * size, channels = shape.channels, taps = shape.taps, image = blockIdx.x;
-  const ImageRequest request = requests[(long)step_slot(state) * shape.slot_len + image];
+  const int size = shape.size, area = size * size, channels = shape.channels, taps = shape.taps;
   const SourceImage source = sources[request.image];
   int* starts = (int*)dynamic_shared;                  // [2][size]: columns, rows
   float* weights = (float*)(starts + 2 * size);  // [2][size][taps]
-  float* planes = scratch ? scratch + (long)image * channels * area : weights + 2 * size * taps;
+  float* planes = scratch ? scratch : weights + 2 * size * taps;
   for (int i = threadIdx.x; i < 2 * size; i += AUGMENT_THREADS)
     resampling_weights(i % size, i < size ? request.width : request.height, size, taps, starts[i], weights + i * taps);
   __syncthreads();
@@ -146,15 +145,30 @@ extern "C" __global__ void __launch_bounds__(AUGMENT_THREADS)
   }
 }
 
+DEVICE float* augment_scratch(float* scratch, long image, AugmentShape shape) {
+  return scratch ? scratch + image * shape.channels * shape.size * shape.size : nullptr;
+}
+
+extern "C" __global__ void __launch_bounds__(AUGMENT_THREADS)
+    augment_images(const u8* pixels, const SourceImage* sources, const ImageRequest* requests, float* scratch, uint2* out,
+                   const TrainingState* state, AugmentShape shape) {
+  const int image = blockIdx.x;
+  const ImageRequest request = requests[(long)step_slot(state) * shape.slot_len + image];
+  augment_image(pixels, sources, request, augment_scratch(scratch, image, shape), out, image, shape);
+}
+
 // Images that are already prepared, [image][row][column][channel] f32, or bytes of the right size with their normalisation.
 // Grid: (ceil(size² / 256), images).
-extern "C" __global__ void __launch_bounds__(256) pack_floats(const float* images, uint2* out, AugmentShape shape) {
+DEVICE void pack_image(const float* images, uint2* out, AugmentShape shape) {
   const int area = shape.size * shape.size, i = blockIdx.x * 256 + threadIdx.x, y = i / shape.size;
   if (i >= area) return;
   const float* from = images + ((long)blockIdx.y * area + i) * shape.channels;
   const bool colour = shape.channels == 3;
   out[plane_position(blockIdx.y, y, i - y * shape.size, shape.size + 1)] =
       make_uint2(pack_half2(from[0], colour ? from[1] : 0.f), pack_half2(colour ? from[2] : 0.f, 1.f));
+}
+extern "C" __global__ void __launch_bounds__(256) pack_floats(const float* images, uint2* out, AugmentShape shape) {
+  pack_image(images, out, shape);
 }
 extern "C" __global__ void __launch_bounds__(256) pack_bytes(const u8* images, uint2* out, AugmentShape shape) {
   const int area = shape.size * shape.size, i = blockIdx.x * 256 + threadIdx.x, y = i / shape.size;

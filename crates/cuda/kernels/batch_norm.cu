@@ -74,9 +74,8 @@ DEVICE void pool_window(const uint4* z, const float* mean, const float* inverse_
 }
 
 // Training: statistics of the batch.
-extern "C" __global__ void __launch_bounds__(256)
-    pool_batch(const uint4* z, const i64* sums, const float* gamma, const float* beta, uint4* y, uint4* normalised,
-               PoolShape shape) {
+DEVICE void normalise_and_pool(const uint4* z, const i64* sums, const float* gamma, const float* beta, uint4* y,
+                               uint4* normalised, PoolShape shape) {
   SHARED float mean[CHANNELS], inverse_std[CHANNELS], scale[CHANNELS], shift[CHANNELS];
   if (threadIdx.x < CHANNELS) {
     const int c = threadIdx.x;
@@ -86,6 +85,11 @@ extern "C" __global__ void __launch_bounds__(256)
   }
   __syncthreads();
   pool_window<true>(z, mean, inverse_std, scale, shift, y, normalised, shape);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    pool_batch(const uint4* z, const i64* sums, const float* gamma, const float* beta, uint4* y, uint4* normalised,
+               PoolShape shape) {
+  normalise_and_pool(z, sums, gamma, beta, y, normalised, shape);
 }
 
 // Inference: `norm` is [mean - bias, 1 / std, gamma, beta], each [64].
@@ -98,9 +102,8 @@ extern "C" __global__ void __launch_bounds__(256) pool_running(const uint4* z, c
 
 // Backward: dz = gamma / std * (dy at the maximum - mean(dy) - x mean(dy x)). Here shape.windows = ceil(side / 2): the last
 // row and column of an odd side belong to no window, but to the statistics.
-extern "C" __global__ void __launch_bounds__(256)
-    batch_norm_backward(const uint4* z, const i64* sums, const i64* d_sums, const float* gamma, const float* beta,
-                        const uint4* dy, uint4* dz, PoolShape shape) {
+DEVICE void compute_norm_backward(const uint4* z, const i64* sums, const i64* d_sums, const float* gamma,
+                                  const float* beta, const uint4* dy, uint4* dz, PoolShape shape) {
   SHARED float mean[CHANNELS], inverse_std[CHANNELS], scale[CHANNELS], shift[CHANNELS], mean_dy[CHANNELS], mean_dyx[CHANNELS];
   if (threadIdx.x < CHANNELS) {
     const int c = threadIdx.x;
@@ -151,11 +154,16 @@ extern "C" __global__ void __launch_bounds__(256)
   if (below) dz[first + pitch * 8] = pack8(x[2]);
   if (below && right) dz[first + pitch * 8 + 8] = pack8(x[3]);
 }
+extern "C" __global__ void __launch_bounds__(256)
+    batch_norm_backward(const uint4* z, const i64* sums, const i64* d_sums, const float* gamma, const float* beta,
+                        const uint4* dy, uint4* dz, PoolShape shape) {
+  compute_norm_backward(z, sums, d_sums, gamma, beta, dy, dz, shape);
+}
 
 // Sums of dy and dy x of the last block, whose dy comes from the loss instead of a convolution. Grid: blocks of 256
 // threads, any number. Positions are those of the pooled plane.
-extern "C" __global__ void __launch_bounds__(256)
-    sum_feature_gradients(const uint4* normalised, const uint4* dy, i64* d_sums, int images, int side, Divider by_side) {
+DEVICE void add_feature_gradients(const uint4* normalised, const uint4* dy, i64* d_sums, int images, int side,
+                                  Divider by_side) {
   SHARED float scratch[8][2][CHANNELS];
   const int chunk = threadIdx.x & 7, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   float sums[8], products[8];
@@ -192,4 +200,8 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int w = 0; w < 8; w++) sum += scratch[w][threadIdx.x >> 6][threadIdx.x & 63];
     add_exactly(d_sums + threadIdx.x, sum);
   }
+}
+extern "C" __global__ void __launch_bounds__(256)
+    sum_feature_gradients(const uint4* normalised, const uint4* dy, i64* d_sums, int images, int side, Divider by_side) {
+  add_feature_gradients(normalised, dy, d_sums, images, side, by_side);
 }

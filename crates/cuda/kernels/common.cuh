@@ -140,6 +140,10 @@ DEVICE long plane_position(int image, int row, int column, int pitch) {
   return ((long)image * pitch + row) * pitch + column;
 }
 
+// Kernels of several networks at once (tasks.cu): each task has its memory at the same distance in bytes from that of the task
+// before, so one stride moves every pointer. blockIdx.z is the task.
+template <class T> DEVICE T* of_task(T* pointer, i64 stride) { return (T*)((u8*)pointer + (i64)blockIdx.z * stride); }
+
 // Inputs and results of steps are in rings of this many slots, which the host fills ahead and reads later.
 #define STEP_SLOTS 64
 
@@ -149,6 +153,10 @@ struct TrainingState {
   u32 updates;     // updates of the optimiser so far
   float scale;     // the loss and all gradients are multiplied by this, so that they do not underflow in f16
   u32 good_steps;  // updates since the scale changed
-  u32 overflow;    // 1 if a gradient of the current step is not finite
+  u32 overflow;    // not 0 if the current step must not update anything: GRADIENT_OVERFLOW and OTHER_SIZE
 };
+// A gradient of the current step is not finite.
+#define GRADIENT_OVERFLOW 1u
+// The launched graph was recorded for a step of another size.
+#define OTHER_SIZE 2u
 DEVICE int step_slot(const TrainingState* state) { return state->step % STEP_SLOTS; }

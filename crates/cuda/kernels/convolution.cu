@@ -12,7 +12,17 @@
 #pragma once
 #include "common.cuh"
 
-enum ConvolutionSums { FORWARD_SUMS, BACKWARD_SUMS, NO_SUMS };
+// The kinds that are ADDED add to what the output already holds, and sum up for the tangents of batch norm (tangent.cu).
+enum ConvolutionSums { FORWARD_SUMS, BACKWARD_SUMS, NO_SUMS, ADDED, ADDED_FORWARD_SUMS, ADDED_BACKWARD_SUMS };
+DEVICE constexpr bool is_added(int sums) { return sums >= ADDED; }
+DEVICE constexpr bool has_sums(int sums) { return sums != NO_SUMS && sums != ADDED; }
+
+// Planes that the sums also depend on.
+struct SumPlanes {
+  const uint4* first;    // BACKWARD_SUMS, ADDED_BACKWARD_SUMS: x, NaN where inactive; ADDED_FORWARD_SUMS: z
+  const uint4* tangent;  // ADDED_BACKWARD_SUMS: the tangent of x
+  const uint4* d;        // ADDED_BACKWARD_SUMS: dy
+};
 
 struct ConvolutionShape {
   int positions;   // images * pitch * pitch
@@ -39,21 +49,37 @@ DEVICE void load_tile(const uint4* input, u32 buffer, int tile, ConvolutionShape
 // Writes 16 channels (two chunks) of a position and adds them to the thread's sums.
 template <int SUMS>
 DEVICE void store_position(const float* even, const float* odd, int position, ConvolutionShape shape, int quad,
-                           uint4* output, const uint4* normalised, float* sums, float* products) {
+                           uint4* output, SumPlanes planes, float* sums, float* products) {
   u32 pairs[8];
+  if (!is_added(SUMS)) {
 #pragma unroll
-  for (int n = 0; n < 8; n++) pairs[n] = pack_half2(even[4 * n], odd[4 * n]);
+    for (int n = 0; n < 8; n++) pairs[n] = pack_half2(even[4 * n], odd[4 * n]);
+  }
   if (position >= shape.positions) return;
   uint4* to = output + (long)position * 8 + quad * 2;
+  if (is_added(SUMS)) {
+    float old[16];
+    unpack8(to[0], old);
+    unpack8(to[1], old + 8);
+#pragma unroll
+    for (int n = 0; n < 8; n++) pairs[n] = pack_half2(even[4 * n] + old[2 * n], odd[4 * n] + old[2 * n + 1]);
+  }
   to[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   to[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
-  if (SUMS == NO_SUMS) return;
+  if (!has_sums(SUMS)) return;
   const int row = divide(shape.pitch, position), column = position - row * (int)shape.pitch.divisor;
   if (column >= shape.side || remainder_of(shape.pitch, row) >= shape.side) return;
-  float x[16];
-  if (SUMS == BACKWARD_SUMS) {
-    unpack8(normalised[(long)position * 8 + quad * 2], x);
-    unpack8(normalised[(long)position * 8 + quad * 2 + 1], x + 8);
+  const long at = (long)position * 8 + quad * 2;
+  float x[16], tangent[16], d[16];
+  if (SUMS != FORWARD_SUMS) {
+    unpack8(planes.first[at], x);
+    unpack8(planes.first[at + 1], x + 8);
+  }
+  if (SUMS == ADDED_BACKWARD_SUMS) {
+    unpack8(planes.tangent[at], tangent);
+    unpack8(planes.tangent[at + 1], tangent + 8);
+    unpack8(planes.d[at], d);
+    unpack8(planes.d[at + 1], d + 8);
   }
 #pragma unroll
   for (int n = 0; n < 8; n++) {
@@ -63,14 +89,21 @@ DEVICE void store_position(const float* even, const float* odd, int position, Co
       sums[2 * n + 1] += value.y;
       products[2 * n] += value.x * value.x;
       products[2 * n + 1] += value.y * value.y;
+    } else if (SUMS == ADDED_FORWARD_SUMS) {
+      sums[2 * n] += value.x;
+      sums[2 * n + 1] += value.y;
+      products[2 * n] += value.x * x[2 * n];
+      products[2 * n + 1] += value.y * x[2 * n + 1];
     } else {
       if (x[2 * n] == x[2 * n]) {
         sums[2 * n] += value.x;
         products[2 * n] += value.x * x[2 * n];
+        if (SUMS == ADDED_BACKWARD_SUMS) products[2 * n] += d[2 * n] * tangent[2 * n];
       }
       if (x[2 * n + 1] == x[2 * n + 1]) {
         sums[2 * n + 1] += value.y;
         products[2 * n + 1] += value.y * x[2 * n + 1];
+        if (SUMS == ADDED_BACKWARD_SUMS) products[2 * n + 1] += d[2 * n + 1] * tangent[2 * n + 1];
       }
     }
   }
@@ -101,7 +134,7 @@ DEVICE void add_block_sums(float* sums, float* products, float* scratch, i64* to
 
 // With mma.sync. 8 warps; a warp computes 16 * M positions. Shared memory: filters, then two tile buffers.
 template <int M, int SUMS>
-DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i64* totals, const uint4* normalised,
+DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i64* totals, SumPlanes planes,
                      ConvolutionShape shape) {
   constexpr int ROWS = 128 * M;
   const u32 filter_rows = shared_address(dynamic_shared), buffers = filter_rows + FILTER_LEN * 2;
@@ -149,11 +182,11 @@ DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i6
 #pragma unroll
       for (int half = 0; half < 2; half++)
         store_position<SUMS>(z[m] + 2 * half, z[m] + 2 * half + 1,
-                             tile * ROWS + warp * 16 * M + m * 16 + half * 8 + group, shape, quad, output, normalised, sums,
+                             tile * ROWS + warp * 16 * M + m * 16 + half * 8 + group, shape, quad, output, planes, sums,
                              products);
     __syncthreads();
   }
-  if (SUMS != NO_SUMS) {
+  if (has_sums(SUMS)) {
     wait_for_copies<0>();
     __syncthreads();
     add_block_sums(sums, products, (float*)(dynamic_shared + FILTER_LEN * 2), totals);
@@ -164,7 +197,7 @@ DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i6
   extern "C" __global__ void __launch_bounds__(256, 1)                                                                   \
       name(const uint4* input, const uint4* filters, uint4* output, i64* totals, const uint4* normalised,               \
            ConvolutionShape shape) {                                                                                     \
-    convolve<M, SUMS>(input, filters, output, totals, normalised, shape);                                               \
+    convolve<M, SUMS>(input, filters, output, totals, SumPlanes{normalised, nullptr, nullptr}, shape);                  \
   }
 CONVOLUTION(convolution_forward_128, 1, FORWARD_SUMS)
 CONVOLUTION(convolution_forward_256, 2, FORWARD_SUMS)
@@ -193,7 +226,7 @@ DEVICE void wgmma_64x64x16(float* d, u64 a, u64 b) {
 }
 
 template <int SUMS>
-DEVICE void convolve_wgmma(const uint4* input, const uint4* filters, uint4* output, i64* totals, const uint4* normalised,
+DEVICE void convolve_wgmma(const uint4* input, const uint4* filters, uint4* output, i64* totals, SumPlanes planes,
                            ConvolutionShape shape) {
   constexpr int ROWS = 128;
   const u32 filter_rows = shared_address(dynamic_shared), buffer = filter_rows + FILTER_LEN * 2;
@@ -232,9 +265,9 @@ DEVICE void convolve_wgmma(const uint4* input, const uint4* filters, uint4* outp
     for (int half = 0; half < 2; half++)
       store_position<SUMS>(z + 2 * half, z + 2 * half + 1,
                            tile * ROWS + warpgroup * 64 + (warp & 3) * 16 + half * 8 + group, shape, quad, output,
-                           normalised, sums, products);
+                           planes, sums, products);
   }
-  if (SUMS != NO_SUMS) {
+  if (has_sums(SUMS)) {
     wait_for_copies<0>();
     __syncthreads();
     add_block_sums(sums, products, (float*)(dynamic_shared + FILTER_LEN * 2), totals);
@@ -245,7 +278,7 @@ DEVICE void convolve_wgmma(const uint4* input, const uint4* filters, uint4* outp
   extern "C" __global__ void __launch_bounds__(256, 2)                                                                   \
       name(const uint4* input, const uint4* filters, uint4* output, i64* totals, const uint4* normalised,               \
            ConvolutionShape shape) {                                                                                     \
-    convolve_wgmma<SUMS>(input, filters, output, totals, normalised, shape);                                            \
+    convolve_wgmma<SUMS>(input, filters, output, totals, SumPlanes{normalised, nullptr, nullptr}, shape);               \
   }
 CONVOLUTION_WGMMA(convolution_forward_wgmma, FORWARD_SUMS)
 CONVOLUTION_WGMMA(convolution_backward_wgmma, BACKWARD_SUMS)

@@ -14,9 +14,15 @@
 #define GRADIENT_ROWS 128
 #define GRADIENT_THREADS 384
 
-extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
-    filter_gradient(const uint4* input, const uint4* d_output, float* partials, int tiles_per_block,
-                    ConvolutionShape shape) {
+// Two planes whose product is summed.
+struct GradientPair {
+  const uint4 *input, *d_output;
+};
+
+// With TWO, the sum of the gradients of two pairs of planes.
+template <bool TWO>
+DEVICE void sum_filter_gradient(GradientPair pair, GradientPair second, float* partials, int tiles_per_block,
+                                ConvolutionShape shape) {
   const u32 buffers = shared_address(dynamic_shared);
   const int rows = GRADIENT_ROWS + 2 + 2 * shape.stride;
   const u32 buffer_len = (rows + GRADIENT_ROWS) * 128;
@@ -24,10 +30,13 @@ extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
   const int tap_row = warp >> 2, input_half = (warp >> 1) & 1, output_half = warp & 1;
   const int tiles = (shape.positions + GRADIENT_ROWS - 1) / GRADIENT_ROWS;
   const int first = blockIdx.x * tiles_per_block, end = min(tiles, first + tiles_per_block);
-  auto load = [&](int tile, int buffer) {
+  const int last = TWO ? 2 * end - first : end;
+  auto load = [&](int number, int buffer) {
+    const bool is_second = TWO && number >= end;
+    const int tile = is_second ? number - (end - first) : number;
     const u32 to = buffers + buffer * buffer_len;
-    load_tile<GRADIENT_ROWS, GRADIENT_THREADS>(input, to, tile, shape);
-    const uint4* from = d_output + (long)tile * GRADIENT_ROWS * 8;
+    load_tile<GRADIENT_ROWS, GRADIENT_THREADS>(is_second ? second.input : pair.input, to, tile, shape);
+    const uint4* from = (is_second ? second.d_output : pair.d_output) + (long)tile * GRADIENT_ROWS * 8;
     for (int i = threadIdx.x; i < GRADIENT_ROWS * 8; i += GRADIENT_THREADS)
       copy_async(to + rows * 128 + swizzled(i >> 3, i & 7), from + i);
   };
@@ -36,8 +45,8 @@ extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
   for (int i = 0; i < 96; i++) (&sums[0][0][0][0])[i] = 0.f;
   if (first < end) load(first, 0);
   commit_copies();
-  for (int tile = first, current = 0; tile < end; tile++, current ^= 1) {
-    if (tile + 1 < end) load(tile + 1, current ^ 1);
+  for (int tile = first, current = 0; tile < last; tile++, current ^= 1) {
+    if (tile + 1 < last) load(tile + 1, current ^ 1);
     commit_copies();
     wait_for_copies<1>();
     __syncthreads();
@@ -77,4 +86,10 @@ extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
           *(float2*)(partial + ((tap_row * 3 + column) * CHANNELS + ci) * CHANNELS + co) =
               make_float2(sums[column][m][n][2 * half], sums[column][m][n][2 * half + 1]);
         }
+}
+
+extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
+    filter_gradient(const uint4* input, const uint4* d_output, float* partials, int tiles_per_block,
+                    ConvolutionShape shape) {
+  sum_filter_gradient<false>({input, d_output}, {nullptr, nullptr}, partials, tiles_per_block, shape);
 }

@@ -88,7 +88,7 @@ template <int M> DEVICE void add_patch_products(const float sums[M][6][4], float
 }
 
 // Second moments of all patches. Here shape.windows = ceil(side / 2). Shared memory: 8 warps * 32 patches.
-extern "C" __global__ void __launch_bounds__(256, 2) patch_moments(const u32* image, i64* moments, FirstShape shape) {
+DEVICE void sum_patch_moments(const u32* image, i64* moments, FirstShape shape) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
   u8* patches = dynamic_shared + warp * (32 * PATCH_PITCH);
   const u32 address = shared_address(patches);
@@ -121,11 +121,14 @@ extern "C" __global__ void __launch_bounds__(256, 2) patch_moments(const u32* im
   __syncthreads();
   add_patch_products<3>(sums, (float*)dynamic_shared, moments);
 }
+extern "C" __global__ void __launch_bounds__(256, 2)
+    patch_moments(const u32* image, i64* moments, FirstShape shape) {
+  sum_patch_moments(image, moments, shape);
+}
 
 // Statistics of block 1 and `weighted` = weights * moments, [64][48] f32. One block of 1024 threads: 16 per channel.
-extern "C" __global__ void __launch_bounds__(1024)
-    first_statistics(const i64* moments, const float* weights, const float* gamma, const float* beta, float* norm,
-                     float* weighted, float count) {
+DEVICE void compute_first_statistics(const i64* moments, const float* weights, const float* gamma, const float* beta,
+                                     float* norm, float* weighted, float count) {
   SHARED float moment[PATCH_LEN * PATCH_LEN], weight[CHANNELS * PATCH_LEN];
   for (int i = threadIdx.x; i < PATCH_LEN * PATCH_LEN; i += 1024) moment[i] = (float)exact_sum(moments[i]);
   for (int i = threadIdx.x; i < CHANNELS * PATCH_LEN; i += 1024) weight[i] = weights[i];
@@ -153,10 +156,14 @@ extern "C" __global__ void __launch_bounds__(1024)
     norm[3 * CHANNELS + channel] = inverse_std;
   }
 }
+extern "C" __global__ void __launch_bounds__(1024)
+    first_statistics(const i64* moments, const float* weights, const float* gamma, const float* beta, float* norm,
+                     float* weighted, float count) {
+  compute_first_statistics(moments, weights, gamma, beta, norm, weighted, count);
+}
 
 // y = max over the window of relu(scale z + shift), a plane of side side / 2.
-extern "C" __global__ void __launch_bounds__(256, 1)
-    first_forward(const u32* image, const uint2* filters, const float* norm, uint4* y, FirstShape shape) {
+DEVICE void compute_first_forward(const u32* image, const uint2* filters, const float* norm, uint4* y, FirstShape shape) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
   u32 b[3][8][2];
   float scale[16], shift[16];
@@ -206,14 +213,17 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     to[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
   }
 }
+extern "C" __global__ void __launch_bounds__(256, 1)
+    first_forward(const u32* image, const uint2* filters, const float* norm, uint4* y, FirstShape shape) {
+  compute_first_forward(image, filters, norm, y, shape);
+}
 
 // d_patches[c][j] += dy[c] patch_j over the pixels that are the maximum of their window; [64][48] fixed point. The maxima
 // are found again from the image. Shared memory: filters, norm, then per warp 32 rows of dy and 32 patches.
 #define FIRST_BACKWARD_FILTERS (3 * 8 * 32 * 8)
 #define FIRST_BACKWARD_HEADER 8192
-extern "C" __global__ void __launch_bounds__(256, 1)
-    first_backward(const u32* image, const uint2* filters, const float* norm, const uint4* dy, i64* d_patches,
-                   FirstShape shape) {
+DEVICE void compute_first_backward(const u32* image, const uint2* filters, const float* norm, const uint4* dy,
+                                   i64* d_patches, FirstShape shape) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
   uint2* shared_filters = (uint2*)dynamic_shared;
   float* shared_norm = (float*)(dynamic_shared + FIRST_BACKWARD_FILTERS);
@@ -301,4 +311,9 @@ extern "C" __global__ void __launch_bounds__(256, 1)
   }
   __syncthreads();
   add_patch_products<4>(sums, (float*)(dynamic_shared + FIRST_BACKWARD_HEADER), d_patches);
+}
+extern "C" __global__ void __launch_bounds__(256, 1)
+    first_backward(const u32* image, const uint2* filters, const float* norm, const uint4* dy, i64* d_patches,
+                   FirstShape shape) {
+  compute_first_backward(image, filters, norm, dy, d_patches, shape);
 }

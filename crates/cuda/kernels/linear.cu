@@ -31,13 +31,14 @@ DEVICE void load_weights(uint4* w, const uint4* weights, int steps) {
 
 // y = x w + bias (null: none) for the first `rows` rows. A warp computes 8 rows and 16 outputs at a time; the weights are the left
 // factor of the matrix instruction, so that few rows suffice. `tile_steps`: ceil(inputs / 16) of the packed matrix, of which
-// `weights` may be a part. Contains no barrier.
-template <bool SHARED_X, bool SHARED_Y, bool AHEAD = true>
+// `weights` may be a part. WARPS: warps of the thread block, if known. Contains no barrier.
+template <bool SHARED_X, bool SHARED_Y, bool AHEAD = true, int WARPS = 0>
 SEPARATE void multiply(const float* x, int pitch, int rows, const uint4* weights, int tile_steps, int inputs, int outputs,
                        const float* bias, float* y, int y_pitch) {
   if (SHARED_X) ASSUME_SHARED(x);
   if (SHARED_Y) ASSUME_SHARED(y);
-  const int warp = threadIdx.x >> 5, warps = blockDim.x >> 5, lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
+  const int warp = threadIdx.x >> 5, warps = WARPS ? WARPS : blockDim.x >> 5;
+  const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
   const int steps = (inputs + 15) >> 4, row_tiles = (rows + ROW_TILE - 1) / ROW_TILE, tiles = (outputs + 7) >> 3;
   const int units = ((tiles + 1) >> 1) * row_tiles;
   if (warp >= units) return;

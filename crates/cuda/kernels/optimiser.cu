@@ -56,6 +56,21 @@ DEVICE float first_gradient(const NormSums& in, int channel, int part) {
   return (float)(in.norm[channel] * (direct - d_sum / count * patch_sum - d_times_x / count * x_patches));
 }
 
+// The sum of the partial gradients of one element, [tap][ci][co], of the filters of block 2 (0) to 4 (2). `first` is
+// partials.first, or that of another task.
+DEVICE float sum_partials(const float* first, const FilterPartials& partials, int block, int element) {
+  const int skipped = block == 0 ? 0 : block == 1 ? partials.counts[0] : partials.counts[0] + partials.counts[1];
+  const float* partial = first + (long)skipped * FILTER_LEN + element;
+  const int count = partials.counts[block];
+  float sums[4] = {0.f, 0.f, 0.f, 0.f};
+  int i = 0;
+  for (; i + 4 <= count; i += 4)
+#pragma unroll
+    for (int j = 0; j < 4; j++) sums[j] += partial[(long)(i + j) * FILTER_LEN];
+  for (; i < count; i++) sums[0] += partial[(long)i * FILTER_LEN];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 // Adds up one number per thread of a block; the sum is scratch[0].
 DEVICE void sum_in_shared(double* scratch) {
   __syncthreads();
@@ -63,6 +78,13 @@ DEVICE void sum_in_shared(double* scratch) {
     if (threadIdx.x < distance) scratch[threadIdx.x] += scratch[threadIdx.x + distance];
     __syncthreads();
   }
+}
+
+// The sum of the squares of all threads of a block, in thread 0. `scratch` holds UPDATE_THREADS doubles.
+DEVICE double sum_of_squares(double value, double* scratch) {
+  scratch[threadIdx.x] = value * value;
+  sum_in_shared(scratch);
+  return scratch[0];
 }
 
 // gradients[parameter] = gradient / loss scale, and the sum of squares of each thread block. Threads: first the filters of
@@ -76,16 +98,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
   float gradient = 0.f;
   if (index < first) {
     const int block = index / FILTER_LEN, element = index - block * FILTER_LEN;
-    const int skipped = block == 0 ? 0 : block == 1 ? partials.counts[0] : partials.counts[0] + partials.counts[1];
-    const float* partial = partials.first + (long)skipped * FILTER_LEN + element;
-    const int count = partials.counts[block];
-    float sums[4] = {0.f, 0.f, 0.f, 0.f};
-    int i = 0;
-    for (; i + 4 <= count; i += 4)
-#pragma unroll
-      for (int j = 0; j < 4; j++) sums[j] += partial[(long)(i + j) * FILTER_LEN];
-    for (; i < count; i++) sums[0] += partial[(long)i * FILTER_LEN];
-    gradient = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    gradient = sum_partials(partials.first, partials, block, element);
     const int tap = element >> 12, ci = (element >> 6) & 63, co = element & 63;
     at = block_start(layout, block + 1) + (co * CHANNELS + ci) * TAPS + tap;
   } else if (index < rest) {
@@ -100,13 +113,12 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     at = parts_start(layout, block + 1) + (is_beta ? BETA : GAMMA) + channel;
   }
   if (at >= 0) {
-    if (!is_finite(gradient)) atomicOr(&state->overflow, 1u);
+    if (!is_finite(gradient)) atomicOr(&state->overflow, GRADIENT_OVERFLOW);
     gradient /= state->scale;
     gradients[at] = gradient;
   }
-  scratch[threadIdx.x] = (double)gradient * gradient;
-  sum_in_shared(scratch);
-  if (threadIdx.x == 0) squares[blockIdx.x] = scratch[0];
+  const double square = sum_of_squares(gradient, scratch);
+  if (threadIdx.x == 0) squares[blockIdx.x] = square;
 }
 
 struct AdamW {
@@ -156,8 +168,9 @@ DEVICE void update_running(float* parameters, int parts, int channel, float mean
 // squares are those of gradients that are clipped together with these.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     update_parameters(float* parameters, float* first_moments, float* second_moments, const float* gradients,
-                      const double* squares, int square_count, const double* other_squares, int other_count, NormSums in, u16* forward, u16* backward, const float* rates,
-                      const TrainingState* state, AdamW options, Conv4Layout layout, int len) {
+                      const double* squares, int square_count, const double* other_squares, int other_count, NormSums in,
+                      u16* forward, u16* backward, const float* rates, const TrainingState* state,
+                      AdamW options, Conv4Layout layout, int len) {
   const int index = blockIdx.x * UPDATE_THREADS + threadIdx.x;
   if (index >= len || state->overflow) return;
   int block = 3;
@@ -222,13 +235,9 @@ extern "C" __global__ void __launch_bounds__(256)
 // scale is halved and the same step is repeated by the next launch. One block of 256 threads.
 #define GOOD_STEPS_BEFORE_GROWTH 1000
 #define LARGEST_SCALE 16777216.f
-extern "C" __global__ void __launch_bounds__(256)
-    finish_step(const float* losses, int queries, float* mean_losses, const float* parameters, uint2* filters, float* weights,
-                TrainingState* state, Conv4Layout layout) {
-  const u32 overflow = state->overflow;
-  if (!overflow) pack_first_filters(parameters, filters, weights, layout);
-  __syncthreads();
+DEVICE void end_step(const float* losses, int queries, float* mean_losses, TrainingState* state) {
   if (threadIdx.x >= 32) return;
+  const u32 overflow = state->overflow;
   float total = 0.f;
   for (int i = threadIdx.x; i < queries; i += 32) total += losses[i];
   for (int distance = 16; distance; distance >>= 1) total += __shfl_xor_sync(FULL_WARP, total, distance);
@@ -236,6 +245,7 @@ extern "C" __global__ void __launch_bounds__(256)
   mean_losses[step_slot(state)] = total / queries;
   if (overflow) {
     state->overflow = 0;
+    if (overflow & OTHER_SIZE) return;
     state->scale *= 0.5f;
     state->good_steps = 0;
     return;
@@ -246,4 +256,12 @@ extern "C" __global__ void __launch_bounds__(256)
     state->scale *= 2.f;
     state->good_steps = 0;
   }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    finish_step(const float* losses, int queries, float* mean_losses, const float* parameters, uint2* filters, float* weights,
+                TrainingState* state, Conv4Layout layout) {
+  if (!state->overflow) pack_first_filters(parameters, filters, weights, layout);
+  __syncthreads();
+  end_step(losses, queries, mean_losses, state);
 }

@@ -2,28 +2,22 @@
 // and relabel_mix, relabel_losses, relabel_output_backward, per layer relabel_attend_backward_rows and
 // relabel_attend_backward_columns, relabel_products, relabel_update. On the side queue: relabel_pack beside relabel_gram, and
 // relabel_edges_backward beside relabel_products.
+//
+// Together with a backbone, relabel_joint_features and relabel_joint_losses replace relabel_features and relabel_losses, and
+// relabel_joint_update replaces relabel_update; the gradient of the features is in relabel_joint.cu and
+// relabel_feature_gradient.cu.
 #pragma once
 #include "relabel_edges.cu"
+#include "relabel_feature_gradient.cu"
+#include "relabel_joint.cu"
 #include "relabel_layers.cu"
 #include "relabel_losses.cu"
 #include "relabel_optimiser.cu"
 
 namespace relabel {
 
-#define PHASE_KERNEL extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1)
-
-// Runs a phase on one episode per block, or on one tile per block.
-template <class Phase> DEVICE void on_episode(const Relabel& r, Phase phase) {
-  const u32* input = slot(r);
-  if (blockIdx.x < ((const Header*)input)->episodes) phase(input, episode(r, blockIdx.x));
-}
-template <class Phase> DEVICE void on_tile(const Relabel& r, Phase phase) {
-  Block b;
-  if (open_tile(r, slot(r), blockIdx.x, b)) phase(b);
-}
-
 PHASE_KERNEL relabel_features(Relabel r) {
-  on_episode(r, [&](const u32* input, const Episode& e) { features(r, input, e); });
+  on_episode(r, [&](const u32* input, const Episode& e) { features<false>(r, input, e, nullptr); });
 }
 PHASE_KERNEL relabel_input(Relabel r) {
   on_tile(r, [&](const Block& b) {
@@ -38,7 +32,15 @@ PHASE_KERNEL relabel_mix(Relabel r, int layer) {
   on_tile(r, [&](const Block& b) { mix(r, b, layer); });
 }
 PHASE_KERNEL relabel_losses(Relabel r) {
-  on_episode(r, [&](const u32* input, const Episode& e) { losses(r, input, e, blockIdx.x); });
+  on_episode(r, [&](const u32* input, const Episode& e) { losses<false>(r, input, e, blockIdx.x, nullptr); });
+}
+PHASE_KERNEL relabel_joint_features(Relabel r, Joint joint) {
+  on_episode(r, [&](const u32* input, const Episode& e) { features<true>(r, input, e, &joint); });
+}
+PHASE_KERNEL relabel_joint_losses(Relabel r, Joint joint) {
+  on_episode(r, [&](const u32* input, const Episode& e) {
+    losses<true>(r, input, e, blockIdx.x, joint.of_losses + e.first_scratch);
+  });
 }
 PHASE_KERNEL relabel_output_backward(Relabel r) {
   on_tile(r, [&](const Block& b) { output_backward(r, b); });

@@ -64,7 +64,7 @@ struct Episode {
   int dim;
   int batch_item;  // the number of items before this episode in its dropout batch
   u32 seed_low, seed_high;
-  int padding;
+  int first_weight;  // in the weights of rows, see Joint
 };
 // `count` items of an episode, from `first` on.
 struct alignas(16) Tile {
@@ -151,6 +151,40 @@ struct Relabel {
   float *outlier, *d_outlier, *logits, *d_logits;
   // Memory of the losses, [episodes][4] (gradients of prior and log_scale), [episodes][2], partial sums of tiles
   float *scratch, *d_prior, *losses, *partials;
+};
+
+// Buffers of training together with a backbone, which wants the gradient of the features. N = M + Q rows of an episode, D
+// columns; rows of all episodes are consecutive.
+struct Joint {
+  const float* features;  // [rows][D], which the backbone writes
+  float* d_features;      // [rows][D]
+  // One over the lengths: of items [items] and queries [queries] centred at the items' mean, where the head is centred; of the
+  // items that edge features compare, centred [M] and as they are [M] per episode.
+  float *space_scales, *query_scales, *edge_scales;
+  // [episodes][4]: 1 / mean distance (0: not comparable), mean of the cosines, 1 / their deviation, 1 if that is not the bound.
+  float* edge_statistics;
+  // Per episode, at first_scratch: weights of the prototypes [C][M], gradients of the distances of queries to them [C][Q].
+  float* of_losses;
+  // [class rows]: sums of those gradients over the queries.
+  float* class_totals;
+  // Gradients: of edge features 0, 1 and 4 [3][pairs], of the state features that depend on them [states][9].
+  float *d_pair_features, *d_state_features;
+  // Gradients through the queries: of the gram matrix plus its transpose [pairs], of products [M Q], of the squared lengths of
+  // queries [queries] and of their products with the mean [queries].
+  float *d_gram, *d_products, *d_squares, *d_query_means;
+  // What queries add to the gradient of centring: of the logarithms of the items' scales [items], of the products of items with
+  // their mean [items], of the mean's square [episodes].
+  float *d_log_scales, *d_with_mean, *d_mean_square;
+  // Of the item view, [items]: one over the length (0: no direction), and what the mean of all features is multiplied by.
+  float *view_scales, *view_offsets;
+  // Weights of rows: the gradient of row n is the sum over all rows k of weight(n, k) row(k), and what the item view adds.
+  // Per episode [N / 16][N / 8] tiles in the order of mma_tf32's first operand, see `row_weight_position`.
+  float* row_weights;
+  // Memory for gradients [4][pairs] that do not fit into shared memory.
+  float* pair_scratch;
+  int dim;
+  int state_weights, view_weights;  // offsets of parameters: of the input layer [19][W], of the item view's projection [D][V]
+  int pair_len;                     // floats of shared memory for gradients of pairs; 0: global memory
 };
 
 // ---- The current step
@@ -484,6 +518,18 @@ SEPARATE void layer_norm_backward(int x, int d, int into, int pitch, int rows, i
     partial[w] = d_scale;
     partial[width + w] = d_shift;
   }
+}
+
+#define PHASE_KERNEL extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1)
+
+// Runs a phase on one episode per block, or on one tile per block.
+template <class Phase> DEVICE void on_episode(const Relabel& r, Phase phase) {
+  const u32* input = slot(r);
+  if (blockIdx.x < ((const Header*)input)->episodes) phase(input, episode(r, blockIdx.x));
+}
+template <class Phase> DEVICE void on_tile(const Relabel& r, Phase phase) {
+  Block b;
+  if (open_tile(r, slot(r), blockIdx.x, b)) phase(b);
 }
 
 }  // namespace relabel

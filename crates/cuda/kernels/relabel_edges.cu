@@ -139,13 +139,17 @@ SEPARATE float mean_products(const float* gram, int items, float* with_mean) {
   return warp_sum(sum) * inverse_count;
 }
 
-// Moves gram and queries into the space that is centred at the mean of the items and scaled to unit length.
-DEVICE void centre(const Relabel& r, const Episode& e, float* gram, float* with_mean, float* scales) {
+// Moves gram and queries into the space that is centred at the mean of the items and scaled to unit length. JOINT, here and
+// below: keeps what the gradient of the features needs in `joint`.
+template <bool JOINT>
+DEVICE void centre(const Relabel& r, const Episode& e, float* gram, float* with_mean, float* scales, const Joint* joint) {
   const int items = e.items;
   const float mean_square = mean_products(gram, items, with_mean);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < items; i += RELABEL_THREADS)
+  for (int i = threadIdx.x; i < items; i += RELABEL_THREADS) {
     scales[i] = inverse_centred_length(gram[i * items + i], with_mean[i], mean_square);
+    if (JOINT) joint->space_scales[e.first_item + i] = scales[i];
+  }
   __syncthreads();
   float* products = r.products + e.first_product;
 #pragma unroll 1
@@ -161,6 +165,7 @@ DEVICE void centre(const Relabel& r, const Episode& e, float* gram, float* with_
       *product = (*product - with_mean[i] - mean + mean_square) * (scales[i] * scale);
     }
     r.squares[e.first_query + q] = scale > 0.f ? 1.f : 0.f;
+    if (JOINT) joint->query_scales[e.first_query + q] = scale;
   }
   each_element(items, items, [&](int i, int j) {
     float* product = gram + i * items + j;
@@ -170,8 +175,9 @@ DEVICE void centre(const Relabel& r, const Episode& e, float* gram, float* with_
 }
 
 // Writes the edge features [5][M][M] and whether the labels are the same [M][M]. `distances` is scratch memory [M][M].
+template <bool JOINT>
 DEVICE void pair_features(const Episode& e, const int* given, const float* gram, float* distances, float* with_mean,
-                          float* scales, float* planes) {
+                          float* scales, float* planes, const Joint* joint) {
   const int items = e.items, pairs = items * items;
   const float inverse_apart = fast_inverse(max(pairs - items, 1));
   const float mean_square = mean_products(gram, items, with_mean);
@@ -179,6 +185,8 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
   for (int i = threadIdx.x; i < items; i += RELABEL_THREADS) {
     scales[i] = inverse_centred_length(gram[i * items + i], with_mean[i], mean_square);
     scales[items + i] = inverse_centred_length(gram[i * items + i], 0.f, 0.f);
+    if (JOINT) joint->edge_scales[2 * e.first_item + i] = scales[i];
+    if (JOINT) joint->edge_scales[2 * e.first_item + items + i] = scales[items + i];
   }
   __syncthreads();
   Three sums = {};  // distances, raw cosines, squares
@@ -208,9 +216,17 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
     const float difference = planes[4 * pairs + i * items + j] - raw_mean;
     if (i != j) deviation += difference * difference;
   });
-  const float raw_scale = rsqrtf(fmaxf(block_sums({deviation, 0.f, 0.f}).x * inverse_apart, MIN_DEVIATION * MIN_DEVIATION));
+  const float variance = block_sums({deviation, 0.f, 0.f}).x * inverse_apart;
+  const float raw_scale = rsqrtf(fmaxf(variance, MIN_DEVIATION * MIN_DEVIATION));
   const bool comparable = mean > 1e-6f * squares;
   const float scale = comparable ? fast_inverse(mean) : 0.f, inverse_others = fast_inverse(items - 1);
+  if (JOINT && threadIdx.x == 0) {
+    float* statistics = joint->edge_statistics + blockIdx.x * 4;
+    statistics[0] = scale;
+    statistics[1] = raw_mean;
+    statistics[2] = raw_scale;
+    statistics[3] = variance > MIN_DEVIATION * MIN_DEVIATION ? 1.f : 0.f;
+  }
   each_element(items, items, [&](int i, int j) {
     const int p = i * items + j;
     const float distance = distances[p], *row = distances + i * items;
@@ -263,7 +279,7 @@ DEVICE void state_features(const Episode& e, const int* given, const int* counts
 }
 
 // Pair features and state features of an episode. Gram and products are moved into the centred space.
-DEVICE void features(const Relabel& r, const u32* input, const Episode& e) {
+template <bool JOINT> DEVICE void features(const Relabel& r, const u32* input, const Episode& e, const Joint* joint) {
   const int* given = (const int*)(input + r.layout.given) + e.first_item;
   const int* counts = (const int*)(input + r.layout.counts) + e.first_class;
   const int pairs = e.items * e.items;
@@ -284,12 +300,12 @@ DEVICE void features(const Relabel& r, const u32* input, const Episode& e) {
   }
   __syncthreads();
   if (r.centred) {
-    centre(r, e, gram, with_mean, scales);
+    centre<JOINT>(r, e, gram, with_mean, scales, joint);
     if (fits)
 #pragma unroll 1
       for (int p = threadIdx.x; p < pairs; p += RELABEL_THREADS) own[p] = gram[p];
   }
-  pair_features(e, labels, gram, distances, with_mean, scales, planes);
+  pair_features<JOINT>(e, labels, gram, distances, with_mean, scales, planes, joint);
   if (fits)
 #pragma unroll 1
     for (int i = threadIdx.x; i < PAIR_FEATURES * pairs; i += RELABEL_THREADS) out[i] = planes[i];

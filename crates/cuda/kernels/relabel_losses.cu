@@ -178,8 +178,10 @@ struct Losses {
   float items, queries, d_log_scale;
 };
 // Cross-entropies of the items, from each thread's part, and of the queries; gradients of the weights in `d_weights` and of
-// log_scale.
-DEVICE Losses cross_entropies(const Relabel& r, const Episode& e, const int* classes, LossMemory m, float item_part) {
+// log_scale. JOINT: writes weights and gradients of distances to `joint_out`.
+template <bool JOINT>
+DEVICE Losses cross_entropies(const Relabel& r, const Episode& e, const int* classes, LossMemory m, float item_part,
+                              float* joint_out) {
   const int count = e.classes * e.queries, items = e.items, queries = e.queries;
   query_distances(r, e, m);
   __syncthreads();
@@ -188,7 +190,16 @@ DEVICE Losses cross_entropies(const Relabel& r, const Episode& e, const int* cla
   for (int i = threadIdx.x; i < count; i += RELABEL_THREADS) sum += m.distances[i];
   const Three sums = block_sums({sum, item_part, 0.f});
   const float mean = sums.x * fast_inverse(max(count, 1));
+  if (JOINT) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < e.classes * items; i += RELABEL_THREADS) joint_out[i] = m.weights[i];
+  }
+  float* d_distances_out = joint_out + e.classes * items;
   if (mean <= 0.f) {
+    if (JOINT) {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < count; i += RELABEL_THREADS) d_distances_out[i] = 0.f;
+    }
 #pragma unroll 1
     for (int i = threadIdx.x; i < e.classes * items; i += RELABEL_THREADS) m.d_weights[i] = 0.f;
     __syncthreads();
@@ -222,6 +233,10 @@ DEVICE Losses cross_entropies(const Relabel& r, const Episode& e, const int* cla
   const Three of_queries = block_sums({loss, slope, 0.f});
   // The loss depends on the distances over their mean, so the gradient of the mean's logarithm is minus that of log_scale.
   const float through_mean = -of_queries.y * fast_inverse(mean * count);
+  if (JOINT) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += RELABEL_THREADS) d_distances_out[i] = m.d_distances[i] + through_mean;
+  }
   const float* products = r.products + e.first_product;
   // Eight threads per item and class.
 #pragma unroll 1
@@ -291,8 +306,9 @@ DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, co
   r.d_prior[index * 4 + 2] = d_prior.z;
 }
 
-// The losses of an episode and the gradients of its logits.
-DEVICE void losses(const Relabel& r, const u32* input, const Episode& e, int index) {
+// The losses of an episode and the gradients of its logits. JOINT: as in `cross_entropies`.
+template <bool JOINT>
+DEVICE void losses(const Relabel& r, const u32* input, const Episode& e, int index, float* joint_out) {
   const int* given = (const int*)(input + r.layout.given) + e.first_item;
   const int* counts = (const int*)(input + r.layout.counts) + e.first_class;
   const int* truths = (const int*)(input + r.layout.truths) + e.first_item;
@@ -300,7 +316,7 @@ DEVICE void losses(const Relabel& r, const u32* input, const Episode& e, int ind
   float* memory = r.scratch_len > 0 ? (float*)dynamic_shared : r.scratch + e.first_scratch;
   const LossMemory m = loss_memory(memory, e.items, e.classes, e.queries);
   posterior(r, e, given, counts, m);
-  const Losses found = cross_entropies(r, e, classes, m, item_loss(r, e, truths, m));
+  const Losses found = cross_entropies<JOINT>(r, e, classes, m, item_loss(r, e, truths, m), joint_out);
   posterior_backward(r, e, index, given, counts, m);
   if (threadIdx.x > 0) return;
   r.losses[index * 2] = found.items;

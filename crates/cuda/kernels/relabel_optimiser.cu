@@ -188,6 +188,13 @@ extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_pack(Rel
   if (at.backward != 0xffffffffu) o.packed[at.backward] = rounded;
 }
 
+// What the update depends on when the head is trained together with a backbone (`BackboneUpdate` in src/joint.rs).
+struct Backbone {
+  const u32* overflow;
+  const double* squares;
+  int square_count, padding;
+};
+
 // The factor that clips the gradient. Contains barriers.
 SEPARATE float clip_factor(const double* squares, int count, float clip) {
   double square = 0.0;
@@ -196,10 +203,34 @@ SEPARATE float clip_factor(const double* squares, int count, float clip) {
   const double norm = sqrt(block_sum(square));
   return norm > clip ? (float)(clip / norm) : 1.f;
 }
+// The same for the gradients of a head and its backbone.
+SEPARATE float joint_clip_factor(const double* squares, int count, const double* others, int other_count, float clip) {
+  double square = 0.0;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count; i += PARAMETER_THREADS) square += squares[i];
+#pragma unroll 1
+  for (int i = threadIdx.x; i < other_count; i += PARAMETER_THREADS) square += others[i];
+  const double norm = sqrt(block_sum(square));
+  return norm > clip ? (float)(clip / norm) : 1.f;
+}
+
+// The means of the losses over the episodes.
+DEVICE void write_losses(const Relabel& r, const Optimiser& o, int episodes) {
+  if (threadIdx.x >= 2) return;
+  double total = 0.0;
+#pragma unroll 8
+  for (int i = 0; i < episodes; i++) total += r.losses[i * 2 + threadIdx.x];
+  o.results[(r.state->step % STEP_SLOTS) * 2 + threadIdx.x] = (float)(total / episodes);
+}
 
 // AdamW, and the end of the step: the first block writes the losses, the last one to finish advances the
-// state. A step whose loss is not finite changes no parameter.
-extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(Relabel r, Optimiser o) {
+// state. A step whose loss is not finite changes no parameter. JOINT: gradients are collected before, and if a gradient of the
+// backbone overflowed, nothing happens but that losses are written.
+template <bool JOINT> DEVICE void update(const Relabel& r, const Optimiser& o, const Backbone& backbone) {
+  if (JOINT && *backbone.overflow) {
+    if (blockIdx.x == 0 && !(*backbone.overflow & OTHER_SIZE)) write_losses(r, o, header(r)->episodes);
+    return;
+  }
   const Header* step = header(r);
   const int index = blockIdx.x * PARAMETER_THREADS + threadIdx.x, episodes = step->episodes, lane = threadIdx.x & 31;
   const bool exists = index < o.len;
@@ -216,10 +247,14 @@ extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(R
   for (int i = lane; i < 2 * episodes; i += 32)
     if (!(fabsf(r.losses[i]) <= 3.402823466e38f)) infinite = 1.f;
   const bool keep = warp_max(infinite) > 0.f;
-  const float clip = o.clip > 0.f ? clip_factor(o.squares, o.square_count, o.clip) : 1.f;
+  float clip = 1.f;
+  if (JOINT && o.clip > 0.f)
+    clip = joint_clip_factor(o.squares, o.square_count, backbone.squares, backbone.square_count, o.clip);
+  else if (o.clip > 0.f)
+    clip = clip_factor(o.squares, o.square_count, o.clip);
   if (trained) {
     float gradient;
-    if (o.clip > 0.f) gradient = o.gradients[index];
+    if (JOINT || o.clip > 0.f) gradient = o.gradients[index];
     else o.gradients[index] = gradient = summed_gradient(r, o, source, step);
     if (!keep) {
       const float rate = step->rate, *corrections = r.state->corrections;
@@ -232,17 +267,20 @@ extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(R
       o.parameters[index] = parameter;
     }
   }
-  if (blockIdx.x == 0 && threadIdx.x < 2) {
-    double total = 0.0;
-#pragma unroll 8
-    for (int i = 0; i < episodes; i++) total += r.losses[i * 2 + threadIdx.x];
-    o.results[(r.state->step % STEP_SLOTS) * 2 + threadIdx.x] = (float)(total / episodes);
-  }
+  if (blockIdx.x == 0) write_losses(r, o, episodes);
   __syncthreads();
   if (threadIdx.x > 0 || atomicAdd(&r.state->finished_blocks, (u64)1) != (u64)gridDim.x - 1) return;
   r.state->finished_blocks = 0;
   r.state->step++;
   if (!keep) r.state->updates++;
+}
+
+extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(Relabel r, Optimiser o) {
+  update<false>(r, o, Backbone{nullptr, nullptr, 0, 0});
+}
+extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS)
+    relabel_joint_update(Relabel r, Optimiser o, Backbone backbone) {
+  update<true>(r, o, backbone);
 }
 
 }  // namespace relabel

@@ -16,6 +16,8 @@
 //   tranfs_layer_back L, and for every layer from the last: tranfs_attend_back, tranfs_layer_back; gradients of all activations
 //   tranfs_gradients    gradients of the parameters (tranfs_update.cu)
 //   tranfs_update       AdamW; the input of the next step
+// If a backbone computes the features in the same step, tranfs_losses, tranfs_gradients and tranfs_update are replaced by their
+// variants that end with _joint, and the gradient of the features is computed beside the backward pass (tranfs_joint.cu).
 // Most of the time is latency: a number that another multiprocessor wrote takes 700 cycles to arrive. So kernels start all their
 // loads as early as possible.
 // Sums over splits are added in a fixed order, so runs repeat to the bit.
@@ -58,6 +60,7 @@ struct TranfsState {
   u32 step;                        // finished steps
   u32 failed;                      // 1 after a loss that was not finite; nothing is updated from then on
   float keep, rate, second_scale, scale;  // of the current step
+  u32 evaluated;                   // joint training: the number of the step whose losses were computed last
 };
 
 struct Tranfs {
@@ -126,6 +129,14 @@ struct Tranfs {
   float* losses;                   // [E][3]: queries, clean, mislabelled
   float* step_losses;              // [STEP_SLOTS][3]
   TranfsState* state;
+};
+
+// What the kernels need in addition if a backbone is trained together with the head.
+struct TranfsJoint {
+  float* d_features;               // [feature_rows][D]: gradient of the mean loss over the episodes
+  float* mean_factors;             // [C][2]: factors a and b; the clean loss gives each correctly labelled item a t - b p
+  int packed_down_t;               // position of packed weights
+  int item_rows;                   // items of a thread block of tranfs_item_gradients
 };
 
 DEVICE const TranfsStep& step_of(const u32* input) { return *(const TranfsStep*)input; }

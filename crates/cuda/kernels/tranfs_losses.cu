@@ -149,20 +149,27 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_prototypes(Tra
 }
 
 // From the sums of a class (p.p, p.t, t.t, |p - t|²) to its p.p, 0, and the factors a and b of the clean loss, whose gradient is
-// a p - b t. Stores the loss of the class if `is_first`.
-DEVICE void clean_factors(const Tranfs& t, const TranfsEpisode& e, int number, float* factors, bool is_first) {
+// a p - b t. Stores the loss of the class if `is_first`. mean_factors (null: none) receives those of the class's correctly labelled
+// items (TranfsJoint).
+DEVICE void clean_factors(const Tranfs& t, const TranfsEpisode& e, int number, float* factors, bool is_first, float* mean_factors) {
   const float weight = t.clean_weight / max(e.classes, 1), square = factors[0], product = factors[1];
-  float a = 0.f, b = 0.f, loss = 0.f;
-  if (t.clean_counts[number] > 0) {
+  const int count = t.clean_counts[number];
+  float a = 0.f, b = 0.f, mean_a = 0.f, loss = 0.f;
+  if (count > 0) {
     const float norms = sqrtf(square * factors[2]);
     if (!t.cosine) {
-      a = b = 2.f * weight;
+      a = b = mean_a = 2.f * weight;
       loss = weight * factors[3];
     } else if (norms > 0.f) {
       a = weight * product / (norms * square);
       b = weight / norms;
+      mean_a = weight * product / (norms * factors[2]);
       loss = -weight * product / norms;
     }
+  }
+  if (mean_factors) {
+    mean_factors[number * 2] = mean_a / max(count, 1);
+    mean_factors[number * 2 + 1] = b / max(count, 1);
   }
   factors[2] = a;
   factors[3] = b;
@@ -240,8 +247,9 @@ DEVICE void mislabelled_sums(const Tranfs& t, const TranfsEpisode& e) {
 
 // Losses and gradients of prototypes and class states. Grid: (chunks + 1, episodes), 512 threads; the last block of an episode
 // computes the sums of "mislabelled". Shared memory: LOSS_SCRATCH words; if IN_SHARED, then for the most queries Q of an episode
-// [classes][4] factors, [Q][classes] gradients of logits and [Q] addresses.
-template <bool IN_SHARED> DEVICE void prototype_losses(const Tranfs& t) {
+// [classes][4] factors, [Q][classes] gradients of logits and [Q] addresses. JOINT: the first block of an episode also stores what
+// the gradient of the features needs, `mean_factors` and the first chunk's copy of `d_query_logits`.
+template <bool IN_SHARED, bool JOINT> DEVICE void prototype_losses(const Tranfs& t, const TranfsJoint& joint) {
   const u32* input = t.current;
   const TranfsEpisode e = episode_of(t, input, blockIdx.y);
   if ((int)blockIdx.y >= step_of(input).episodes) return;
@@ -273,13 +281,18 @@ template <bool IN_SHARED> DEVICE void prototype_losses(const Tranfs& t) {
   }
   __syncthreads();
   for (int c = LOSS_THREADS - 1 - threadIdx.x; c < e.classes; c += LOSS_THREADS)
-    clean_factors(t, e, e.first_class + c, factors + c * 4, chunk == 0);
+    clean_factors(t, e, e.first_class + c, factors + c * 4, chunk == 0, JOINT && chunk == 0 ? joint.mean_factors : 0);
   for (int query = threadIdx.x; query < e.queries; query += LOSS_THREADS) {
     const int own = input[t.query_classes_at + e.first_query + query];
     const float loss = query_loss(d_logits + (long)query * t.classes, factors, e.classes, own, 1.f / e.queries);
     if (chunk == 0) t.query_losses[e.first_query + query] = loss;
   }
   __syncthreads();
+  if (JOINT && IN_SHARED && chunk == 0)
+    for (int i = threadIdx.x; i < e.queries * e.classes; i += LOSS_THREADS) {
+      const long at = (long)(i / e.classes) * t.classes + i % e.classes;
+      t.d_query_logits[(long)e.first_query * t.classes + at] = d_logits[at];
+    }
   for (int c = warp; c < e.classes; c += LOSS_WARPS) {
     float total = 0.f;
     for (int query = lane; query < e.queries; query += 32) total += d_logits[(long)query * t.classes + c];
@@ -312,5 +325,9 @@ template <bool IN_SHARED> DEVICE void prototype_losses(const Tranfs& t) {
                                  (t.dim + 15) >> 4, columns, width, 0, out + (long)first * width, width);
   }
 }
-extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_losses(Tranfs t) { prototype_losses<true>(t); }
-extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_losses_large(Tranfs t) { prototype_losses<false>(t); }
+extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_losses(Tranfs t) {
+  prototype_losses<true, false>(t, TranfsJoint{});
+}
+extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_losses_large(Tranfs t) {
+  prototype_losses<false, false>(t, TranfsJoint{});
+}

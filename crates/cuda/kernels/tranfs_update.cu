@@ -130,8 +130,9 @@ template <class Value, class Done> DEVICE void column_sums(float* partial, int r
   done(lane, sum);
 }
 
-// Means of the losses over the episodes, and the factors for tranfs_update; ends the step. One warp.
-DEVICE void end_step(const Tranfs& t, const u32* input) {
+// Means of the losses over the episodes, and the factors for tranfs_update. One warp. Ends the step unless JOINT: then
+// tranfs_update_joint does, because the backbone decides whether the step counts.
+template <bool JOINT> DEVICE void end_step(const Tranfs& t, const u32* input) {
   const int lane = threadIdx.x & 31;
   const TranfsStep step = step_of(input);
   const u32 number = t.state->step;
@@ -152,14 +153,14 @@ DEVICE void end_step(const Tranfs& t, const u32* input) {
   t.state->rate = step.rate;
   t.state->second_scale = step.second_scale;
   t.state->scale = step.scale;
-  t.state->step = number + 1;
+  if (JOINT) t.state->evaluated = number;
+  else t.state->step = number + 1;
 }
 
 // Gradients of the loss, summed over the episodes, and the sum of squares of each thread block: tasks from number `first_task` on.
-// Grid: tasks, 256 threads.
-// Shared memory: GradientMemory.
-extern "C" __global__ void __launch_bounds__(TASK_THREADS)
-    tranfs_gradients(Tranfs t, const GradientTask* tasks, float* gradients, double* squares, int first_task) {
+// JOINT: the squares are those of the gradient of the mean loss. Grid: tasks, 256 threads. Shared memory: GradientMemory.
+template <bool JOINT>
+DEVICE void compute_gradients(const Tranfs& t, const GradientTask* tasks, float* gradients, double* squares, int first_task) {
   GradientMemory& memory = *(GradientMemory*)dynamic_shared;
   const u32* input = t.current;
   const TranfsStep& step = step_of(input);
@@ -252,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(TASK_THREADS)
         sum = warp_sum(sum);
         if (threadIdx.x == 0) store(task.start, sum);
       } else if (threadIdx.x < 64) {
-        end_step(t, input);
+        end_step<JOINT>(t, input);
       }
       break;
   }
@@ -264,7 +265,11 @@ extern "C" __global__ void __launch_bounds__(TASK_THREADS)
   if (threadIdx.x != 0) return;
 #pragma unroll
   for (int warp = 1; warp < TASK_THREADS / 32; warp++) square += memory.squares[warp];
-  squares[number] = square;
+  squares[number] = JOINT ? square * step.scale * step.scale : square;
+}
+extern "C" __global__ void __launch_bounds__(TASK_THREADS)
+    tranfs_gradients(Tranfs t, const GradientTask* tasks, float* gradients, double* squares, int first_task) {
+  compute_gradients<false>(t, tasks, gradients, squares, first_task);
 }
 
 // A tile of at most 16 rows and 64 columns of one tensor. Tensors without packed copies are handled as rows of 64.
@@ -282,9 +287,15 @@ struct HeadOptimiser {
   float beta1, beta2, epsilon, l2, clip;
   int squares;
 };
+// What the update depends on if a backbone is trained together with the head.
+struct TranfsBackbone {
+  const u32* overflow;            // not 0: nothing is updated, and the step is repeated
+  const double* squares;          // [square_count]: sums of squares of the backbone's gradients, of the mean loss
+  int square_count;
+};
 
-// The offset of one of this thread's parameters in its tensor; -1: there is none.
-DEVICE int offset_of(const UpdateTask& task, int turn) {
+// The parameter that this thread updates in turn `turn`, as its position in the tensor. -1 where the tile extends past the tensor.
+DEVICE int parameter_in_turn(const UpdateTask& task, int turn) {
   const int row = turn * (256 / UPDATE_COLUMNS) + threadIdx.x / UPDATE_COLUMNS, column = threadIdx.x % UPDATE_COLUMNS;
   const int input = task.first_input + row, output = task.first_output + column;
   const int offset = input * task.outputs + output;
@@ -309,20 +320,41 @@ DEVICE void pack_tile(const UpdateTask& task, const float* tile, uint4* packed) 
   }
 }
 
-// AdamW on the parameters of a task, and their packed copies; the input of the next step. Grid: tasks, 256 threads.
-extern "C" __global__ void __launch_bounds__(256)
-    tranfs_update(Tranfs t, const UpdateTask* tasks, float* first_moments, float* second_moments, const float* gradients,
-                  const double* squares, uint4* packed, HeadOptimiser options) {
+// The norm of the gradients of head and backbone. 256 threads, all of which receive it.
+DEVICE double joint_norm(const double* squares, int count, const TranfsBackbone& backbone) {
+  SHARED double of_warps[256 / 32];
+  double square = 0.0;
+  for (int i = threadIdx.x; i < count; i += 256) square += squares[i];
+  for (int i = threadIdx.x; i < backbone.square_count; i += 256) square += backbone.squares[i];
+#pragma unroll
+  for (int distance = 16; distance; distance >>= 1) square += __shfl_xor_sync(FULL_WARP, square, distance);
+  if ((threadIdx.x & 31) == 0) of_warps[threadIdx.x >> 5] = square;
+  __syncthreads();
+  double total = 0.0;
+#pragma unroll
+  for (int warp = 0; warp < 256 / 32; warp++) total += of_warps[warp];
+  return sqrt(total);
+}
+
+// AdamW on the parameters of a task, and their packed copies; the input of the next step. JOINT: ends the step, unless a gradient
+// of the backbone overflowed. Grid: tasks, 256 threads.
+template <bool JOINT>
+DEVICE void update_parameters_of(const Tranfs& t, const UpdateTask* tasks, float* first_moments, float* second_moments,
+                                 const float* gradients, const double* squares, uint4* packed, const HeadOptimiser& options,
+                                 const TranfsBackbone& backbone) {
   SHARED float tile[UPDATE_ROWS * UPDATE_PITCH];
   const UpdateTask task = tasks[blockIdx.x];
   const TranfsState state = *t.state;
-  const u32* next = t.inputs + (long)(state.step % STEP_SLOTS) * t.slot_len;
+  if (JOINT && *backbone.overflow) return;
+  const u32 finished = JOINT ? state.evaluated + 1 : state.step;
+  if (JOINT && blockIdx.x == 0 && threadIdx.x == 0) t.state->step = finished;
+  const u32* next = t.inputs + (long)(finished % STEP_SLOTS) * t.slot_len;
   for (int i = blockIdx.x * 256 + threadIdx.x; i < t.slot_len; i += gridDim.x * 256) t.current[i] = next[i];
   if (state.failed) return;
   float values[UPDATE_TURNS], first[UPDATE_TURNS], second[UPDATE_TURNS], gradient[UPDATE_TURNS];
 #pragma unroll
   for (int turn = 0; turn < UPDATE_TURNS; turn++) {
-    const int offset = offset_of(task, turn), index = task.start + max(offset, 0);
+    const int offset = parameter_in_turn(task, turn), index = task.start + max(offset, 0);
     values[turn] = t.parameters[index];
     first[turn] = first_moments[index];
     second[turn] = second_moments[index];
@@ -330,15 +362,20 @@ extern "C" __global__ void __launch_bounds__(256)
   }
   float scale = state.scale;
   if (options.clip > 0.f) {
-    double square = 0.0;
+    double norm;
+    if constexpr (JOINT) {
+      norm = joint_norm(squares, options.squares, backbone);
+    } else {
+      double square = 0.0;
 #pragma unroll 16
-    for (int i = 0; i < options.squares; i++) square += squares[i];
-    const double norm = sqrt(square) * scale;
+      for (int i = 0; i < options.squares; i++) square += squares[i];
+      norm = sqrt(square) * scale;
+    }
     if (norm > options.clip) scale *= (float)(options.clip / norm);
   }
 #pragma unroll
   for (int turn = 0; turn < UPDATE_TURNS; turn++) {
-    const int offset = offset_of(task, turn), index = task.start + offset;
+    const int offset = parameter_in_turn(task, turn), index = task.start + offset;
     const float g = gradient[turn] * scale + options.l2 * values[turn];
     const float m = options.beta1 * first[turn] + (1.f - options.beta1) * g;
     const float v = options.beta2 * second[turn] + (1.f - options.beta2) * g * g;
@@ -354,6 +391,11 @@ extern "C" __global__ void __launch_bounds__(256)
   __syncthreads();
   pack_tile(task, tile, packed);
 }
+extern "C" __global__ void __launch_bounds__(256)
+    tranfs_update(Tranfs t, const UpdateTask* tasks, float* first_moments, float* second_moments, const float* gradients,
+                  const double* squares, uint4* packed, HeadOptimiser options) {
+  update_parameters_of<false>(t, tasks, first_moments, second_moments, gradients, squares, packed, options, TranfsBackbone{});
+}
 
 // All packed copies and the input of the next step, after parameters or inputs were written. Grid and tasks as in tranfs_update.
 extern "C" __global__ void __launch_bounds__(256) tranfs_begin(Tranfs t, const UpdateTask* tasks, uint4* packed) {
@@ -364,7 +406,7 @@ extern "C" __global__ void __launch_bounds__(256) tranfs_begin(Tranfs t, const U
   if (task.forward < 0) return;
 #pragma unroll
   for (int turn = 0; turn < UPDATE_TURNS; turn++) {
-    const int offset = offset_of(task, turn);
+    const int offset = parameter_in_turn(task, turn);
     tile[(turn * (256 / UPDATE_COLUMNS) + threadIdx.x / UPDATE_COLUMNS) * UPDATE_PITCH + threadIdx.x % UPDATE_COLUMNS] =
         offset >= 0 ? t.parameters[task.start + offset] : 0.f;
   }

@@ -10,8 +10,8 @@
 
 mod embedding;
 mod images;
-mod network;
-mod optimiser;
+pub(crate) mod network;
+pub(crate) mod optimiser;
 mod prototypes;
 mod steps;
 
@@ -23,13 +23,16 @@ use crate::error::Result;
 use prototypes::PrototypeLoss;
 
 pub use embedding::Conv4Embedding;
-pub(crate) use images::ImageFeed;
 pub use images::{DeviceImages, ImageRequest, StepImages};
+pub(crate) use images::{ImageFeed, TaskImages};
+pub use prototypes::Prototypes;
+
+pub(crate) use images::ImageFeed;
 #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
 pub(crate) use network::Chunk;
 pub(crate) use network::Conv4Network;
 pub(crate) use optimiser::{Conv4Optimiser, OtherSquares, TrainingState};
-pub use prototypes::Prototypes;
+pub(crate) use prototypes::EpisodeShape;
 pub(crate) use steps::StepRunner;
 
 /// The number of steps that the device holds inputs and results of (`kernels/common.cuh`).
@@ -42,9 +45,9 @@ const INITIAL_SCALE: f32 = 16_384.0;
 pub(crate) const SMALLEST_SCALE: f32 = 1.0 / 1024.0;
 
 /// Values of a 3x3 filter bank 64 -> 64.
-const FILTER_LEN: usize = 9 * WIDTH * WIDTH;
+pub(crate) const FILTER_LEN: usize = 9 * WIDTH * WIDTH;
 /// Values of a patch of block 1 (`kernels/first_block.cu`).
-const PATCH_LEN: usize = 48;
+pub(crate) const PATCH_LEN: usize = 48;
 
 /// The sizes and options of a training run.
 #[derive(Debug, Clone)]
@@ -194,7 +197,7 @@ impl Conv4Training {
 
     /// Everything that later steps depend on.
     pub fn state(&self) -> Result<Conv4State> {
-        self.optimiser.state(&self.network)
+        self.optimiser.state(&self.network.parameters)
     }
 
     /// The features of the last step's images, `[image][64][side][side]`.
@@ -227,7 +230,8 @@ impl Conv4Training {
     /// # Panics
     /// If a length is not that of the layout.
     pub fn load(&mut self, state: &Conv4State) -> Result<()> {
-        self.optimiser.load(&mut self.network, state, self.done)
+        self.network.load(&state.parameters)?;
+        self.optimiser.load(state, self.done)
     }
 
     /// Runs steps and returns their losses.
@@ -295,7 +299,7 @@ impl Conv4Training {
         self.graph()?;
         let graph = self.graph.as_ref().expect("just recorded");
         let (first, target) = (self.done, self.done + count as u32);
-        self.done = self.optimiser.finish_steps(first, count, || graph.launch())?;
+        self.done = self.optimiser.finish_steps(first, count, |_| graph.launch())?;
         self.optimiser.losses(first, self.done, target)
     }
 

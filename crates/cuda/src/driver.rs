@@ -36,8 +36,8 @@ pub enum Queue {
 /// The size of a launch: thread blocks, threads per block, and dynamic shared memory per block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
-    /// Blocks in x and y.
-    pub blocks: (u32, u32),
+    /// Blocks in x, y and z.
+    pub blocks: (u32, u32, u32),
     /// Threads per block.
     pub threads: u32,
     /// Bytes of dynamic shared memory per block.
@@ -47,13 +47,19 @@ pub struct Grid {
 impl Grid {
     /// A grid of `blocks` blocks in a row, without dynamic shared memory.
     pub fn new(blocks: usize, threads: u32) -> Self {
-        Grid { blocks: (blocks as u32, 1), threads, shared: 0 }
+        Grid { blocks: (blocks as u32, 1, 1), threads, shared: 0 }
     }
 
     /// The same grid, `count` times in y.
     #[must_use]
     pub fn rows(self, count: usize) -> Self {
-        Grid { blocks: (self.blocks.0, count as u32), ..self }
+        Grid { blocks: (self.blocks.0, count as u32, self.blocks.2), ..self }
+    }
+
+    /// The same grid, `count` times in z: once per task.
+    #[must_use]
+    pub fn tasks(self, count: usize) -> Self {
+        Grid { blocks: (self.blocks.0, self.blocks.1, count as u32), ..self }
     }
 
     /// The same grid with `bytes` bytes of dynamic shared memory per block.
@@ -488,7 +494,7 @@ impl Cuda {
         let function = self.function(kernel, grid.shared)?;
         let mut pointers: Vec<*mut c_void> =
             arguments.iter().map(|argument| argument.bytes().as_ptr().cast_mut().cast()).collect();
-        let (blocks, threads) = ((grid.blocks.0, grid.blocks.1, 1), (grid.threads, 1, 1));
+        let (blocks, threads) = (grid.blocks, (grid.threads, 1, 1));
         let stream = self.queues[queue as usize];
         // SAFETY: the arguments are copied during the call. The kernels stay within their buffers.
         let mut launch = || {
@@ -650,9 +656,24 @@ pub struct Address<T> {
 }
 
 impl<T> Address<T> {
+    /// The address `bytes` bytes after this one, of values of another type.
+    pub(crate) fn offset<U>(self, bytes: usize) -> Address<U> {
+        Address { address: self.address + bytes as u64, element: PhantomData }
+    }
+
+    /// The address of memory inside a larger allocation, which must outlive its use.
+    pub(crate) fn new(address: u64) -> Self {
+        Address { address, element: PhantomData }
+    }
+
     /// The address, for structures that are passed to kernels.
     pub(crate) fn address(&self) -> u64 {
         self.address
+    }
+
+    /// The address of the element `count` elements later.
+    pub(crate) fn plus(&self, count: usize) -> Self {
+        Address::new(self.address + (count * size_of::<T>()) as u64)
     }
 }
 

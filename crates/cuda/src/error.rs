@@ -58,6 +58,9 @@ pub enum Error {
         /// KiB that the GPU has.
         limit: usize,
     },
+    /// A weight of a network is beyond the range of 16-bit floats.
+    #[error("a weight of the network is {0}, but 16-bit floats on the GPU end at 65504: use the CPU")]
+    WeightRange(String),
     /// The GPU stopped working during a run.
     #[error("the GPU stopped working: {0}")]
     Lost(String),

@@ -1,8 +1,15 @@
 //! A backbone and a head in training together on the GPU.
 //!
-//! [`HeadTraining`] is the interface of the heads. A step runs the backbone on the images of all episodes, writes the
-//! features to [`HeadTraining::features`], lets the head compute its losses and the gradient of the features, continues the
-//! backward pass through the backbone, and updates both with one optimiser.
+//! Start with [`JointTraining`]. [`HeadTraining`] is the interface of the heads. A step runs the backbone on the images of all
+//! episodes, writes the features to [`HeadTraining::features`], lets the head compute its losses and the gradient of the
+//! features, adds the loss of nearest prototypes on true labels, continues the backward pass through the backbone, and updates
+//! both with one optimiser. A running average of the parameters is kept beside them.
+
+mod inputs;
+mod training;
+
+pub use inputs::{JointEpisode, JointPart, JointStep};
+pub use training::{JointOptions, JointState, JointTraining};
 
 use crate::driver::{Address, Buffer};
 use crate::error::Result;
@@ -12,7 +19,7 @@ use crate::error::Result;
 pub struct BackboneUpdate {
     /// Not 0 if a gradient of the backbone overflowed: then nothing is updated, and the step is repeated with the same inputs.
     pub overflow: Address<u32>,
-    /// Sums of squares of the backbone's gradients, which count in the norm that is clipped.
+    /// Sums of squares of the backbone's gradients of the mean loss, which count in the norm that is clipped.
     pub squares: Address<f64>,
     /// The number of these sums.
     pub square_count: usize,
@@ -24,9 +31,9 @@ pub struct BackboneUpdate {
 /// support items of the second, and so on.
 pub trait HeadTraining {
     /// The episodes of one step.
-    type StepInput;
+    type StepInput: for<'a> From<&'a JointStep>;
     /// The terms of the loss of one step, each the mean over the episodes.
-    type StepLosses;
+    type StepLosses: Into<Vec<f32>>;
 
     /// The parameters.
     fn parameters(&self) -> &Buffer<f32>;
@@ -48,8 +55,8 @@ pub trait HeadTraining {
     /// Starts the kernels from the features to the losses, the gradients of the parameters and that of the features.
     fn record_losses(&self) -> Result<()>;
 
-    /// The sums of squares of the gradients of the parameters, after [`HeadTraining::record_losses`]; only valid if the head
-    /// was made with clipping.
+    /// The sums of squares of the gradients of the parameters, of the mean loss, after [`HeadTraining::record_losses`]; only
+    /// valid if the head was made with clipping.
     fn squares(&self) -> &Buffer<f64>;
 
     /// Starts the kernels that update the parameters and go on to the next step. They do nothing if
@@ -57,5 +64,28 @@ pub trait HeadTraining {
     fn record_update(&self, backbone: &BackboneUpdate) -> Result<()>;
 
     /// Waits for the device and returns the losses of the steps that were finished since the last call.
+    /// A loss that is not finite is the last that is returned, also if its step is not finished because of an overflow.
     fn finished_losses(&mut self) -> Result<Vec<Self::StepLosses>>;
+
+    /// Parameters and state of the optimiser.
+    fn weights(&self) -> Result<HeadWeights>;
+
+    /// Replaces parameters and state of the optimiser.
+    fn load_weights(&mut self, weights: &HeadWeights) -> Result<()>;
 }
+
+/// Parameters and state of the optimiser of a head.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct HeadWeights {
+    /// The parameters.
+    pub parameters: Vec<f32>,
+    /// Running means of the gradients.
+    pub first_moments: Vec<f32>,
+    /// Running means of the squared gradients.
+    pub second_moments: Vec<f32>,
+    /// The number of updates so far.
+    pub updates: u64,
+}
+
+#[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
+mod tests;

@@ -6,8 +6,11 @@
 //! - [`conv4::Conv4Training`] trains the backbone of the paper: one step is one CUDA graph, and parameters, images and the
 //!   state of the optimiser stay on the device.
 //! - [`negmargin::NegMarginTraining`] trains the same network with a cosine softmax over all classes.
-//! - [`tranfs::TranfsTraining`] trains the head TraNFS on features that stay on the device.
-//! - [`relabel::RelabelTraining`] trains the head Relabel in the same way, on features that stay on the device.
+//! - [`maml::MamlTraining`] trains MAML: a Conv4 with a classifier that is adapted to several tasks at once.
+//! - [`tranfs::TranfsTraining`] trains the head TraNFS on features that stay on the device, or together with a backbone
+//!   ([`joint::HeadTraining`]).
+//! - [`relabel::RelabelTraining`] trains the head Relabel in the same two ways.
+//! - [`efficientnet::EfficientNetEmbedding`] embeds photographs with EfficientNet-Lite0.
 //!
 //! The kernels are in `kernels/*.cu`, one file per concept, with shapes and layouts at the top of each.
 
@@ -15,9 +18,11 @@ mod choice;
 pub mod conv4;
 mod divider;
 pub mod driver;
+pub mod efficientnet;
 mod error;
 mod images;
 pub mod joint;
+pub mod maml;
 pub mod negmargin;
 pub mod relabel;
 #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]

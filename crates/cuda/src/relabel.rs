@@ -7,8 +7,11 @@
 //! Losses, gradients and updates are those of [`Head::losses`](trueshot_nn::head::Head::losses) and
 //! [`AdamW`](trueshot_nn::adamw::AdamW), with the same dropout masks for the same seeds. Products with weights round their
 //! inputs to TF32, so results differ in the fourth digit. Two runs on the same GPU agree to the bit.
+//!
+//! [`RelabelTraining::joint`] trains the head together with a backbone: see [`HeadTraining`](crate::joint::HeadTraining).
 
 mod input;
+mod joint;
 mod memory;
 
 pub use input::{EpisodeInput, EpisodeRows, FeatureSet, PartInput, StepInput, StoredRow};
@@ -21,7 +24,7 @@ use crate::conv4::STEP_SLOTS;
 use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value};
 use crate::error::Result;
 use input::{EncodedStep, StepSizes, StoredSet};
-use memory::{NetworkPlan, PersistentAddresses, Positions, State, StepMemory, check_shared};
+use memory::{JointAddresses, NetworkPlan, PersistentAddresses, Positions, State, StepMemory, check_shared};
 
 /// Threads of the kernels that work on tiles or episodes, of `relabel_edges_backward`, and of those that work on parameters.
 const THREADS: u32 = 1024;
@@ -102,6 +105,8 @@ struct Persistent {
     results: Buffer<f32>,
     state: Buffer<State>,
     features: Vec<(Buffer<f32>, usize)>,
+    /// The gradient of the first feature set, in training together with a backbone.
+    feature_gradient: Option<Buffer<f32>>,
     /// Rows that are given directly; grows.
     given_rows: Buffer<f32>,
 }
@@ -138,6 +143,22 @@ impl RelabelTraining {
         options: OptimiserOptions,
         parameters: &[f32],
         features: &[FeatureSet<'_>],
+    ) -> Result<Self> {
+        let mut stored = Vec::new();
+        for set in features {
+            let is_whole = set.dim > 0 && set.values.len().is_multiple_of(set.dim);
+            assert!(is_whole, "{} features in rows of {}", set.values.len(), set.dim);
+            stored.push((device.upload(set.values)?, set.dim));
+        }
+        Self::with_features(device, network, options, parameters, stored)
+    }
+
+    fn with_features(
+        device: &Device,
+        network: &Relabel,
+        options: OptimiserOptions,
+        parameters: &[f32],
+        features: Vec<(Buffer<f32>, usize)>,
     ) -> Result<Self> {
         let plan = NetworkPlan::new(network);
         let shared_limit = if device.has_wgmma() { HOPPER_SHARED_LEN } else { SHARED_LEN };
@@ -214,10 +235,7 @@ impl RelabelTraining {
     /// not consistent.
     pub fn run(&mut self, steps: &[StepInput]) -> Result<Vec<StepLosses>> {
         assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
-        let sets = self.persistent.stored_sets();
-        let encoded: Vec<EncodedStep> =
-            steps.iter().map(|step| EncodedStep::new(step, &sets, self.tile_states)).collect();
-        self.check_dims(&encoded);
+        let encoded = self.encode(steps);
         if encoded.iter().all(|step| step.given_rows.is_empty()) {
             return self.run_encoded(encoded);
         }
@@ -226,6 +244,16 @@ impl RelabelTraining {
             losses.extend(self.run_encoded(vec![step])?);
         }
         Ok(losses)
+    }
+
+    /// # Panics
+    /// If an episode is not consistent.
+    fn encode(&self, steps: &[StepInput]) -> Vec<EncodedStep> {
+        let sets = self.persistent.stored_sets();
+        let encoded: Vec<EncodedStep> =
+            steps.iter().map(|step| EncodedStep::new(step, &sets, self.tile_states)).collect();
+        self.check_dims(&encoded);
+        encoded
     }
 
     /// # Panics
@@ -240,11 +268,20 @@ impl RelabelTraining {
     }
 
     fn run_encoded(&mut self, mut steps: Vec<EncodedStep>) -> Result<Vec<StepLosses>> {
-        let sizes = steps.iter().fold(StepSizes::default(), |sizes, step| sizes.max(step.sizes));
-        self.reserve(sizes)?;
         for step in &mut steps {
             self.persistent.place_given_rows(&self.device, step)?;
         }
+        self.write_slots(&steps)?;
+        for _ in &steps {
+            self.launch_graph()?;
+        }
+        self.read_losses()
+    }
+
+    /// Writes steps into the slots after the last finished step. True if buffers were allocated anew.
+    fn write_slots(&mut self, steps: &[EncodedStep]) -> Result<bool> {
+        let sizes = steps.iter().fold(StepSizes::default(), |sizes, step| sizes.max(step.sizes));
+        let is_new = self.reserve(sizes)?;
         let memory = self.memory.as_mut().expect("just reserved");
         let len = memory.relabel.layout.slot_len as usize;
         let mut words = vec![0; len];
@@ -252,9 +289,11 @@ impl RelabelTraining {
             step.write(&memory.relabel.layout, &mut words);
             memory.slots.write((self.done as usize + offset) % STEP_SLOTS * len, &words)?;
         }
-        for _ in &steps {
-            self.launch_graph()?;
-        }
+        Ok(is_new)
+    }
+
+    /// The losses of the steps that were finished since the last call.
+    fn read_losses(&mut self) -> Result<Vec<StepLosses>> {
         let before = self.done;
         self.done = self.persistent.state.read()?[0].step;
         let results = self.persistent.results.read()?;
@@ -290,11 +329,11 @@ impl RelabelTraining {
         self.device.synchronise()
     }
 
-    /// Allocates larger buffers if a step of `sizes` needs them.
-    fn reserve(&mut self, sizes: StepSizes) -> Result<()> {
+    /// Allocates larger buffers if a step of `sizes` needs them. True if it did.
+    fn reserve(&mut self, sizes: StepSizes) -> Result<bool> {
         let held = self.memory.as_ref().map(|memory| memory.sizes);
         if held.is_some_and(|held| sizes.fits(held)) {
-            return Ok(());
+            return Ok(false);
         }
         (self.memory, self.graph) = (None, None);
         let sizes = held.map_or(sizes, |held| held.max(sizes.with_room()));
@@ -303,10 +342,11 @@ impl RelabelTraining {
             state: persistent.state.address(),
             parameters: persistent.parameters.address(),
             packed: persistent.packed.address(),
+            joint: persistent.joint_addresses(),
         };
         let limit = self.shared_limit;
         self.memory = Some(StepMemory::new(&self.device, &self.plan, sizes, addresses, STEP_SLOTS, limit)?);
-        Ok(())
+        Ok(true)
     }
 
     fn launch(&self, kernel: &'static str, grid: Grid, arguments: &[&dyn Argument]) -> Result<()> {
@@ -318,7 +358,7 @@ impl RelabelTraining {
         Grid::new(self.persistent.parameters.len().div_ceil(PARAMETER_THREADS as usize), PARAMETER_THREADS)
     }
 
-    fn optimiser(&self, product_sums: u64, sources: u64) -> DeviceOptimiser {
+    fn optimiser(&self, memory: &StepMemory) -> DeviceOptimiser {
         let OptimiserOptions { adamw, clip } = self.options;
         let persistent = &self.persistent;
         DeviceOptimiser {
@@ -335,8 +375,8 @@ impl RelabelTraining {
             first_moments: persistent.first_moments.address(),
             second_moments: persistent.second_moments.address(),
             gradients: persistent.gradients.address(),
-            product_sums,
-            sources,
+            product_sums: memory.product_sums.address(),
+            sources: memory.sources.address(),
             positions: persistent.positions.address(),
             squares: persistent.squares.address(),
             results: persistent.results.address(),
@@ -345,65 +385,96 @@ impl RelabelTraining {
 
     /// Starts all kernels of one step.
     fn record_step(&self) -> Result<()> {
-        let memory = self.memory.as_ref().expect("reserved before a step is recorded");
-        let StepSizes { episodes, tiles, gram_tiles, .. } = memory.sizes;
+        let memory = self.step_memory();
         let relabel = Value(memory.relabel);
-        let optimiser = Value(self.optimiser(memory.product_sums.address(), memory.sources.address()));
-        // The weights are packed beside the first kernel, which does not read them.
-        self.device.fork()?;
-        let parameters = self.parameter_grid();
-        let pack = Grid::new(parameters.blocks.0 as usize + 1, PARAMETER_THREADS);
-        self.device.launch(Queue::Side, "relabel_pack", pack, &[&relabel, &optimiser])?;
-        let dims = if self.device.has_wgmma() { HOPPER_GRAM_DIMS } else { GRAM_DIMS };
-        let gram = Grid::new(gram_tiles, THREADS).rows(episodes).shared(gram_shared_len(dims));
-        self.launch("relabel_gram", gram, &[&relabel, &Value(dims as i32)])?;
-        self.device.join()?;
-        self.record_tiles(memory)?;
+        let optimiser = Value(self.optimiser(memory));
+        self.record_gram(memory)?;
+        self.launch(
+            "relabel_features",
+            self.episode_grid(memory, memory.features_shared_len() as usize),
+            &[&relabel],
+        )?;
+        self.record_layers(memory)?;
+        let losses = self.episode_grid(memory, memory.relabel.scratch_len as usize);
+        self.launch("relabel_losses", losses, &[&relabel])?;
+        self.record_output_backward(memory)?;
+        for layer in (0..self.plan.config.layers).rev() {
+            self.tile_kernel(memory, "relabel_attend_backward_rows", layer)?;
+            self.tile_kernel(memory, "relabel_attend_backward_columns", layer)?;
+        }
         // Tiles need whole multiprocessors, so everything else waits for them.
         self.device.fork()?;
-        let grid = Grid::new(tiles, EDGE_THREADS).shared(self.plan.edges_shared_len());
-        self.device.launch(Queue::Side, "relabel_edges_backward", grid, &[&relabel])?;
-        let grid = Grid::new(memory.products.len(), PARAMETER_THREADS).shared(PRODUCTS_SHARED_LEN);
-        self.launch("relabel_products", grid, &[&relabel, &memory.products])?;
+        self.record_edges_backward(memory)?;
+        self.record_products(memory, Queue::Main)?;
         self.device.join()?;
         if self.options.clip > 0.0 {
-            self.launch("relabel_collect", parameters, &[&relabel, &optimiser])?;
+            self.launch("relabel_collect", self.parameter_grid(), &[&relabel, &optimiser])?;
         }
-        self.launch("relabel_update", parameters, &[&relabel, &optimiser])
+        self.launch("relabel_update", self.parameter_grid(), &[&relabel, &optimiser])
     }
 
-    /// Starts the kernels from the features of pairs to the gradients of states.
-    fn record_tiles(&self, memory: &StepMemory) -> Result<()> {
+    fn step_memory(&self) -> &StepMemory {
+        self.memory.as_ref().expect("reserved before a step is recorded")
+    }
+
+    /// One block per episode, with `shared` floats of shared memory.
+    fn episode_grid(&self, memory: &StepMemory, shared: usize) -> Grid {
+        Grid::new(memory.sizes.episodes, THREADS).shared(4 * shared)
+    }
+
+    fn tile_grid(memory: &StepMemory) -> Grid {
+        Grid::new(memory.sizes.tiles, THREADS).shared(4 * memory.relabel.shared.len as usize)
+    }
+
+    /// Starts a kernel of one layer.
+    fn tile_kernel(&self, memory: &StepMemory, kernel: &'static str, layer: usize) -> Result<()> {
+        self.launch(kernel, Self::tile_grid(memory), &[&Value(memory.relabel), &Value(layer as i32)])
+    }
+
+    /// Starts the inner products of rows. The weights are packed beside them, because they are not read here.
+    fn record_gram(&self, memory: &StepMemory) -> Result<()> {
         let relabel = Value(memory.relabel);
-        let layers = self.plan.config.layers as i32;
-        let episodes = |shared: i32| Grid::new(memory.sizes.episodes, THREADS).shared(4 * shared as usize);
-        let tiles = Grid::new(memory.sizes.tiles, THREADS).shared(4 * memory.relabel.shared.len as usize);
-        let tile_kernel = |kernel, layer: i32| self.launch(kernel, tiles, &[&relabel, &Value(layer)]);
-        self.launch("relabel_features", episodes(memory.features_shared_len()), &[&relabel])?;
-        self.launch("relabel_input", tiles, &[&relabel])?;
-        for layer in 0..layers {
-            tile_kernel("relabel_attend", layer)?;
-            tile_kernel("relabel_mix", layer)?;
-        }
-        self.launch("relabel_losses", episodes(memory.relabel.scratch_len), &[&relabel])?;
-        self.launch("relabel_output_backward", tiles, &[&relabel])?;
-        for layer in (0..layers).rev() {
-            tile_kernel("relabel_attend_backward_rows", layer)?;
-            tile_kernel("relabel_attend_backward_columns", layer)?;
+        self.device.fork()?;
+        let pack = Grid::new(self.parameter_grid().blocks.0 as usize + 1, PARAMETER_THREADS);
+        let optimiser = Value(self.optimiser(memory));
+        self.device.launch(Queue::Side, "relabel_pack", pack, &[&relabel, &optimiser])?;
+        let dims = if self.device.has_wgmma() { HOPPER_GRAM_DIMS } else { GRAM_DIMS };
+        let StepSizes { episodes, gram_tiles, .. } = memory.sizes;
+        let gram = Grid::new(gram_tiles, THREADS).rows(episodes).shared(gram_shared_len(dims));
+        self.launch("relabel_gram", gram, &[&relabel, &Value(dims as i32)])?;
+        self.device.join()
+    }
+
+    /// Starts the layers, from the features of pairs and states to the logits.
+    fn record_layers(&self, memory: &StepMemory) -> Result<()> {
+        self.launch("relabel_input", Self::tile_grid(memory), &[&Value(memory.relabel)])?;
+        for layer in 0..self.plan.config.layers {
+            self.tile_kernel(memory, "relabel_attend", layer)?;
+            self.tile_kernel(memory, "relabel_mix", layer)?;
         }
         Ok(())
+    }
+
+    fn record_output_backward(&self, memory: &StepMemory) -> Result<()> {
+        self.launch("relabel_output_backward", Self::tile_grid(memory), &[&Value(memory.relabel)])
+    }
+
+    /// Starts the gradient of the edge network's parameters, on the side queue.
+    fn record_edges_backward(&self, memory: &StepMemory) -> Result<()> {
+        let grid = Grid::new(memory.sizes.tiles, EDGE_THREADS).shared(self.plan.edges_shared_len());
+        self.device.launch(Queue::Side, "relabel_edges_backward", grid, &[&Value(memory.relabel)])
+    }
+
+    /// Starts the products that are gradients of weights.
+    fn record_products(&self, memory: &StepMemory, queue: Queue) -> Result<()> {
+        let grid = Grid::new(memory.products.len(), PARAMETER_THREADS).shared(PRODUCTS_SHARED_LEN);
+        self.device.launch(queue, "relabel_products", grid, &[&Value(memory.relabel), &memory.products])
     }
 }
 
 impl Persistent {
-    fn new(device: &Device, plan: &NetworkPlan, features: &[FeatureSet<'_>]) -> Result<Self> {
+    fn new(device: &Device, plan: &NetworkPlan, features: Vec<(Buffer<f32>, usize)>) -> Result<Self> {
         let len = plan.packing.positions.len();
-        let mut stored = Vec::new();
-        for set in features {
-            let is_whole = set.dim > 0 && set.values.len().is_multiple_of(set.dim);
-            assert!(is_whole, "{} features in rows of {}", set.values.len(), set.dim);
-            stored.push((device.upload(set.values)?, set.dim));
-        }
         Ok(Persistent {
             parameters: device.zeros(len)?,
             first_moments: device.zeros(len)?,
@@ -414,7 +485,8 @@ impl Persistent {
             squares: device.zeros(len.div_ceil(PARAMETER_THREADS as usize))?,
             results: device.zeros(2 * STEP_SLOTS)?,
             state: device.zeros(1)?,
-            features: stored,
+            features,
+            feature_gradient: None,
             given_rows: device.zeros(0)?,
         })
     }
@@ -426,6 +498,12 @@ impl Persistent {
             dim: *dim,
         };
         self.features.iter().map(set).collect()
+    }
+
+    fn joint_addresses(&self) -> Option<JointAddresses> {
+        let d_features = self.feature_gradient.as_ref()?.address();
+        let (features, dim) = &self.features[0];
+        Some(JointAddresses { features: features.address(), d_features, dim: *dim })
     }
 
     /// Copies rows that are given directly to the device.

@@ -3,12 +3,14 @@
 //! Start with [`TranfsTraining`]. The host passes the inputs of up to [`STEP_SLOTS`] steps at a time: row numbers, labels,
 //! dropout seeds and learning rates. The device runs one graph per step and keeps everything else:
 //! parameters, moments of the optimiser, activations and features. Episodes of a step may have any sizes up to the
-//! [`Limits`], because the kernels read the sizes from the input; so one graph serves all steps.
+//! [`Limits`], because the kernels read the sizes from the input; so one graph serves all steps. With
+//! [`TranfsTraining::joint`], a backbone computes the features of each step and receives their gradient.
 //!
 //! Numbers are f32, matrix products have TF32 inputs and f32 sums, and dropout masks are those of the CPU. All sums are added
 //! in a fixed order, so the same inputs give the same bits.
 
 mod input;
+mod joint;
 mod memory;
 mod tasks;
 
@@ -20,6 +22,7 @@ use trueshot_nn::tranfs::{ClassTokens, Config, Tranfs};
 pub use self::input::{EpisodeInput, Limits, PartInput, Query, StepInput, SupportItem};
 
 use self::input::{InputLayout, InputLimits};
+use self::joint::{BackboneArgument, JointArgument, JointBuffers};
 use self::memory::{Activations, Factors, KernelMemory, SharedMemory, Sizes, TranfsArgument, TranfsState};
 use self::tasks::{GradientTask, PackedPlaces, ParameterPlaces, UpdateTask};
 use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value};
@@ -79,6 +82,7 @@ pub struct TranfsTraining {
     update_tasks: Buffer<UpdateTask>,
     state: Buffer<TranfsState>,
     argument: TranfsArgument,
+    joint: Option<JointBuffers>,
     graph: Option<Graph>,
     /// Steps that the device has finished.
     done: u32,
@@ -102,10 +106,22 @@ impl TranfsTraining {
         parameters: &[f32],
         features: Buffer<f32>,
     ) -> Result<Self> {
+        Self::with_features(device, network, options, parameters, features, false)
+    }
+
+    /// [`TranfsTraining::new`] or, with `is_joint`, [`TranfsTraining::joint`].
+    fn with_features(
+        device: &Device,
+        network: &Tranfs,
+        options: TranfsOptions,
+        parameters: &[f32],
+        features: Buffer<f32>,
+        is_joint: bool,
+    ) -> Result<Self> {
         let (config, limits) = (network.config().clone(), options.limits);
         assert!(features.len().is_multiple_of(config.dim), "features of {} dimensions", config.dim);
         let layout = InputLayout::new(limits, config.classes);
-        let (places, packed_len) = PackedPlaces::new(&config);
+        let (places, down_t, packed_len) = PackedPlaces::new(&config, is_joint);
         let shared = SharedMemory::new(&config, limits);
         let activations = Activations::new(device, &config, limits, &shared)?;
         let len = network.layout().len();
@@ -130,6 +146,10 @@ impl TranfsTraining {
             activations: activations.addresses(),
             state: Buffer::address(&state),
         };
+        let joint = match is_joint {
+            true => Some(JointBuffers::new(device, &config, limits, features.len(), down_t)?),
+            false => None,
+        };
         let mut training = TranfsTraining {
             device: device.clone(),
             config,
@@ -148,9 +168,10 @@ impl TranfsTraining {
             activations,
             gradient_tasks,
             group_lens: task_groups.iter().map(Vec::len).collect(),
-            update_tasks: device.upload(&tasks::update_tasks(network, &places))?,
+            update_tasks: device.upload(&tasks::update_tasks(network, &places, down_t))?,
             state,
             argument,
+            joint,
             graph: None,
             done: 0,
             updates: 0,
@@ -199,7 +220,8 @@ impl TranfsTraining {
         self.first_moments.write(0, first_moments)?;
         self.second_moments.write(0, second_moments)?;
         self.updates = updates;
-        self.state.write(0, &[TranfsState { step: self.done, failed: 0, factors: [0.0; 4] }])?;
+        let state = TranfsState { step: self.done, failed: 0, factors: [0.0; 4], evaluated: self.done };
+        self.state.write(0, &[state])?;
         self.begin()
     }
 
@@ -230,16 +252,21 @@ impl TranfsTraining {
         for _ in steps {
             self.graph()?.launch()?;
         }
-        let losses = self.activations.step_losses.read()?;
-        let first = self.done as usize;
+        let first = self.done;
         self.done += steps.len() as u32;
-        let mut terms: Vec<[f32; 3]> = (first..first + steps.len())
-            .map(|step| step % STEP_SLOTS)
+        self.read_losses(first, self.done)
+    }
+
+    /// The losses of steps `first` to `end`, up to the first that is not finite; counts their updates.
+    fn read_losses(&mut self, first: u32, end: u32) -> Result<Vec<[f32; 3]>> {
+        let losses = self.activations.step_losses.read()?;
+        let mut terms: Vec<[f32; 3]> = (first..end)
+            .map(|step| step as usize % STEP_SLOTS)
             .map(|slot| std::array::from_fn(|term| losses[3 * slot + term]))
             .collect();
         let failed = terms.iter().position(|terms| terms.iter().any(|term| !term.is_finite()));
-        self.updates += failed.unwrap_or(steps.len()) as u64;
-        terms.truncate(failed.map_or(steps.len(), |step| step + 1));
+        self.updates += failed.unwrap_or(terms.len()) as u64;
+        terms.truncate(failed.map_or(terms.len(), |step| step + 1));
         Ok(terms)
     }
 
@@ -320,18 +347,25 @@ impl TranfsTraining {
         self.device.launch(Queue::Main, kernel, grid, arguments)
     }
 
-    /// Starts `count` gradient tasks from number `first` on.
-    fn record_gradients(&self, queue: Queue, first: usize, count: usize) -> Result<()> {
+    /// Starts `count` gradient tasks from number `first` on. `kernel`: `tranfs_gradients` or its joint variant.
+    fn record_gradients(&self, kernel: &'static str, queue: Queue, first: usize, count: usize) -> Result<()> {
         let argument = Value(self.argument);
         let first = Value(first as i32);
         let arguments: [&dyn Argument; 5] =
             [&argument, &self.gradient_tasks, &self.gradients, &self.squares, &first];
         let grid = Grid::new(count, 256).shared(self.shared.gradients);
-        self.device.launch(queue, "tranfs_gradients", grid, &arguments)
+        self.device.launch(queue, kernel, grid, &arguments)
     }
 
-    /// Starts all kernels of one step.
+    /// Starts all kernels of one step on features that are constant.
     fn record_step(&self) -> Result<()> {
+        self.record_losses_and_gradients(None)?;
+        self.record_parameter_update(None)
+    }
+
+    /// Starts the kernels from the features to the losses and the gradients of the parameters; with `joint` also to that of
+    /// the features.
+    fn record_losses_and_gradients(&self, joint: Option<JointArgument>) -> Result<()> {
         let argument = Value(self.argument);
         let (config, limits, shared) = (&self.config, self.options.limits, &self.shared);
         let chunks = self.argument.sizes.chunks as usize;
@@ -366,8 +400,14 @@ impl TranfsTraining {
         }
         let columns = |blocks| Grid::new(blocks, LOSS_THREADS).rows(limits.episodes);
         self.launch("tranfs_prototypes", columns(chunks).shared(shared.prototypes), &[&argument])?;
-        let losses = if shared.losses.fits { "tranfs_losses" } else { "tranfs_losses_large" };
-        self.launch(losses, columns(chunks + 1).shared(shared.losses.bytes), &[&argument])?;
+        let losses = columns(chunks + 1).shared(shared.losses.bytes);
+        if let Some(joint) = joint {
+            self.record_joint_losses(losses, joint)?;
+        } else {
+            let kernel = if shared.losses.fits { "tranfs_losses" } else { "tranfs_losses_large" };
+            self.launch(kernel, losses, &[&argument])?;
+        }
+        let gradients = if joint.is_some() { "tranfs_gradients_joint" } else { "tranfs_gradients" };
         let backward = ["tranfs_layer_back", "tranfs_layer_back_large"];
         run(rows, shared.rows_back, backward, config.layers)?;
         // The gradients of a layer's weights are computed beside the backward pass of the layers below.
@@ -377,7 +417,7 @@ impl TranfsTraining {
             run(heads, shared.attention_back, kernels, layer)?;
             if layer > 0 {
                 self.device.fork()?;
-                self.record_gradients(Queue::Side, first_task, count)?;
+                self.record_gradients(gradients, Queue::Side, first_task, count)?;
                 first_task += count;
             }
             run(rows, shared.rows_back, backward, layer)?;
@@ -385,8 +425,18 @@ impl TranfsTraining {
         if config.class_tokens == ClassTokens::ClassMean {
             self.launch("tranfs_class_means_back", Grid::new(limits.episodes, 256), &[&argument])?;
         }
-        self.record_gradients(Queue::Main, first_task, self.gradient_tasks.len() - first_task)?;
-        self.device.join()?;
+        if let Some(joint) = joint {
+            self.device.fork()?;
+            self.record_item_gradients(joint)?;
+        }
+        let count = self.gradient_tasks.len() - first_task;
+        self.record_gradients(gradients, Queue::Main, first_task, count)?;
+        self.device.join()
+    }
+
+    /// Starts the kernel that updates the parameters.
+    fn record_parameter_update(&self, backbone: Option<BackboneArgument>) -> Result<()> {
+        let argument = Value(self.argument);
         let AdamWConfig { beta1, beta2, epsilon, l2, .. } = self.options.optimiser;
         let optimiser = Value(HeadOptimiser {
             beta1: beta1 as f32,
@@ -396,7 +446,7 @@ impl TranfsTraining {
             clip: self.options.clip as f32,
             squares: self.squares.len() as i32,
         });
-        let arguments: [&dyn Argument; 8] = [
+        let mut arguments: Vec<&dyn Argument> = vec![
             &argument,
             &self.update_tasks,
             &self.first_moments,
@@ -406,7 +456,14 @@ impl TranfsTraining {
             &self.packed,
             &optimiser,
         ];
-        self.launch("tranfs_update", Grid::new(self.update_tasks.len(), 256), &arguments)
+        let grid = Grid::new(self.update_tasks.len(), 256);
+        match backbone.map(Value) {
+            None => self.launch("tranfs_update", grid, &arguments),
+            Some(backbone) => {
+                arguments.push(&backbone);
+                self.launch("tranfs_update_joint", grid, &arguments)
+            }
+        }
     }
 }
 

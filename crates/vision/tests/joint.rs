@@ -186,3 +186,79 @@ fn models_that_do_not_fit_are_refused() {
         assert!(message.contains(expected), "{message}");
     }
 }
+
+#[cfg(feature = "emulator")]
+mod on_the_gpu {
+    use super::*;
+    use trueshot_cuda::Device;
+
+    /// A run of two steps with few images.
+    fn small(models: (PathBuf, PathBuf)) -> JointConfiguration {
+        let mut configuration = configuration(models);
+        configuration.optimiser.clip = 1.0;
+        configuration.episodes.images_per_step = 24;
+        configuration.episodes.shots = vec![2, 3];
+        configuration.episodes.queries = 1;
+        configuration
+    }
+
+    fn relative_difference(a: &[f32], b: &[f32]) -> f64 {
+        let square = |value: f32| f64::from(value).powi(2);
+        let difference: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
+        (difference / b.iter().map(|&b| square(b)).sum::<f64>()).sqrt()
+    }
+
+    fn compare_with_the_cpu(kind: &str, folder: &Path, options: &impl HeadOptions) {
+        let configuration = small(starting_models(folder, options, dim()));
+        let on_gpu = || {
+            JointTrainee::on_gpu(configuration.clone(), datasets(folder), &Device::emulated(true)).unwrap()
+        };
+        let mut gpu = on_gpu();
+        let mut cpu = JointTrainee::new(configuration.clone(), datasets(folder)).unwrap();
+        assert_eq!(gpu.device().as_deref(), Some("emulator"));
+        let start = cpu.parameters().unwrap().into_owned();
+        let losses = gpu.steps(0, 2).unwrap();
+        for (step, gpu) in losses.iter().enumerate() {
+            let cpu = cpu.step(step as u64).unwrap();
+            assert_eq!(gpu.len(), cpu.len(), "{kind}: terms of the loss");
+            for (gpu, cpu) in gpu.iter().zip(&cpu) {
+                assert!((gpu - cpu).abs() < 0.03 * (0.1 + cpu), "{kind}, step {step}: {gpu} and {cpu}");
+            }
+        }
+        let (of_gpu, of_cpu) =
+            (gpu.parameters().unwrap().into_owned(), cpu.parameters().unwrap().into_owned());
+        let moved = relative_difference(&start, &of_cpu);
+        let apart = relative_difference(&of_gpu, &of_cpu);
+        assert!(apart < 0.3 * moved, "{kind}: {apart} apart after moving by {moved}");
+        // A run that is interrupted has the same bits, and a checkpoint of the GPU continues on the CPU.
+        let mut first = on_gpu();
+        first.step(0).unwrap();
+        let state = first.state().unwrap();
+        let mut second = on_gpu();
+        second.restore(&state).unwrap();
+        second.step(1).unwrap();
+        assert!(second.state().unwrap().to_bytes() == gpu.state().unwrap().to_bytes(), "{kind}: resumed");
+        cpu.restore(&state).unwrap();
+        assert!(cpu.step(1).unwrap().iter().all(|loss| loss.is_finite()));
+    }
+
+    #[test]
+    fn a_backbone_and_relabel_take_the_steps_of_the_cpu() {
+        let folder = folder();
+        compare_with_the_cpu("relabel", folder.path(), &relabel());
+    }
+
+    #[test]
+    fn a_backbone_and_tranfs_take_the_steps_of_the_cpu() {
+        let folder = folder();
+        let tranfs = TranfsOptions {
+            classes: 3,
+            layers: 1,
+            width: 16,
+            heads: 2,
+            feed_forward: 16,
+            ..Default::default()
+        };
+        compare_with_the_cpu("tranfs", folder.path(), &tranfs);
+    }
+}

@@ -193,8 +193,7 @@ impl ImageTraining<'_> {
         Ok(())
     }
 
-    /// The same for a network that can also be trained on a GPU. With `--device auto`, a run that the GPU has no memory for
-    /// is on the CPU. `count` is the number of parameters.
+    /// The same for a network that can also be trained on a GPU. `count` is the number of parameters.
     pub fn train_on_device<C: Clone + Serialize + Sync, T: Trainee>(
         self,
         run: &RunArguments,
@@ -206,16 +205,11 @@ impl ImageTraining<'_> {
         let (device, reason) = run.device.open()?;
         self.train(run, configuration, |datasets| {
             say_device("training", device.as_ref(), reason.as_deref());
-            let on_gpu =
-                device.as_ref().map(|device| on_gpu(configuration.clone(), datasets.clone(), device));
-            let trainee = match on_gpu {
-                Some(Err(Error::Core(trueshot::Error::Gpu { message, .. }))) if run.device.is_auto() => {
-                    say!("training on the CPU after all ({message})");
-                    on_cpu(configuration.clone(), datasets)?
-                }
-                Some(trainee) => trainee?,
-                None => on_cpu(configuration.clone(), datasets)?,
-            };
+            let trainee = run.device.start(
+                device.as_ref(),
+                |device| on_gpu(configuration.clone(), datasets.clone(), device),
+                || on_cpu(configuration.clone(), datasets.clone()),
+            )?;
             let count = count(&trainee)?;
             Ok((trainee, count))
         })

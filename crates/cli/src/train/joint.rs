@@ -76,7 +76,6 @@ struct EpisodeFlags {
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
-    run.device.require_cpu("a backbone and a head cannot be trained together on a GPU")?;
     let (drawings, photographs) = (JointConfiguration::drawings(), JointConfiguration::photographs());
     let configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
@@ -93,9 +92,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         parameters: "parameters",
         same_source_outliers: true,
     };
-    training.train(run, &configuration, |datasets| {
-        let trainee = JointTrainee::new(configuration.clone(), datasets)?;
-        let count = trainee.parameters()?.len();
-        Ok((trainee, count))
+    training.train_on_device(run, &configuration, JointTrainee::on_gpu, JointTrainee::new, |trainee| {
+        Ok(trainee.parameters()?.len())
     })
 }

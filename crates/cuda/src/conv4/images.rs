@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::Shape;
 
 use super::{STEP_SLOTS, TrainingState};
-use crate::driver::{Argument, Buffer, Device, Grid, Null, Queue, Value};
+use crate::driver::{Address, Argument, Buffer, Device, Grid, Null, Queue, Value};
 use crate::error::Result;
 
 /// Bytes of shared memory that every supported GPU has for one block.
@@ -38,7 +38,7 @@ pub enum StepImages {
 
 impl StepImages {
     /// The number of images.
-    pub(super) fn count(&self, shape: Shape) -> usize {
+    pub(crate) fn count(&self, shape: Shape) -> usize {
         match self {
             StepImages::Prepared(values) => values.len() / shape.pixels(),
             StepImages::Requests(requests) => requests.len(),
@@ -121,6 +121,19 @@ impl AugmentShape {
     }
 }
 
+/// Images of a group of tasks, each of which has its own memory (`kernels/tasks.cu`).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TaskImages {
+    /// The number of the group's first task in the step.
+    pub first_task: usize,
+    /// Tasks of the group.
+    pub tasks: usize,
+    /// Images of a task.
+    pub images: usize,
+    /// Bytes from the plane of a task to that of the next.
+    pub stride: u64,
+}
+
 /// Fills the input plane of a network, in each step with at most `capacity` images.
 pub(crate) struct ImageFeed {
     device: Device,
@@ -195,28 +208,77 @@ impl ImageFeed {
         plane: &Buffer<[u32; 2]>,
         state: &Buffer<TrainingState>,
     ) -> Result<()> {
-        match &self.source {
+        let shape = Value(self.augment_shape());
+        let (grid, source) = (self.grid(count), &self.source);
+        match source {
             Source::Prepared(images) => {
-                let Shape { size, channels } = self.shape;
-                let shape = AugmentShape {
-                    size: size as i32,
-                    channels: channels as i32,
-                    taps: 0,
-                    slot_len: 0,
-                    scale: [1.0; 3],
-                    shift: [0.0; 3],
-                };
-                let grid = Grid::new((size * size).div_ceil(256), 256).rows(count);
-                self.device.launch(Queue::Main, "pack_floats", grid, &[images, plane, &Value(shape)])
+                self.device.launch(Queue::Main, "pack_floats", grid, &[images, plane, &shape])
             }
             Source::DataSet { images, requests, scratch } => {
-                let shape = AugmentShape::new(self.shape, self.capacity, images);
-                let planes = if scratch.is_some() { 0 } else { self.shape.pixels() * size_of::<f32>() };
-                let grid = Grid::new(count, 512).shared(shape.shared_len() + planes);
                 let scratch: &dyn Argument = scratch.as_ref().map_or(&Null, |scratch| scratch);
                 let arguments: [&dyn Argument; 7] =
-                    [&images.pixels, &images.sources, requests, scratch, plane, state, &Value(shape)];
+                    [&images.pixels, &images.sources, requests, scratch, plane, state, &shape];
                 self.device.launch(Queue::Main, "augment_images", grid, &arguments)
+            }
+        }
+    }
+
+    /// Starts the kernel that fills the planes of a group of tasks; `plane` is that of its first task.
+    pub fn record_tasks(
+        &self,
+        group: TaskImages,
+        plane: Address<[u32; 2]>,
+        state: &Buffer<TrainingState>,
+    ) -> Result<()> {
+        let shape = Value(self.augment_shape());
+        let grid = self.grid(group.images).tasks(group.tasks);
+        let place = Value([group.first_task as i32, group.images as i32]);
+        let stride = Value(group.stride);
+        match &self.source {
+            Source::Prepared(images) => {
+                let arguments: [&dyn Argument; 5] = [images, &plane, &shape, &place, &stride];
+                self.device.launch(Queue::Main, "task_pack_floats", grid, &arguments)
+            }
+            Source::DataSet { images, requests, scratch } => {
+                let scratch: &dyn Argument = scratch.as_ref().map_or(&Null, |scratch| scratch);
+                let arguments: [&dyn Argument; 9] = [
+                    &images.pixels,
+                    &images.sources,
+                    requests,
+                    scratch,
+                    &plane,
+                    state,
+                    &shape,
+                    &place,
+                    &stride,
+                ];
+                self.device.launch(Queue::Main, "task_augment_images", grid, &arguments)
+            }
+        }
+    }
+
+    fn augment_shape(&self) -> AugmentShape {
+        let Shape { size, channels } = self.shape;
+        match &self.source {
+            Source::Prepared(_) => AugmentShape {
+                size: size as i32,
+                channels: channels as i32,
+                taps: 0,
+                slot_len: 0,
+                scale: [1.0; 3],
+                shift: [0.0; 3],
+            },
+            Source::DataSet { images, .. } => AugmentShape::new(self.shape, self.capacity, images),
+        }
+    }
+
+    /// The grid of the kernels for `count` images.
+    fn grid(&self, count: usize) -> Grid {
+        match &self.source {
+            Source::Prepared(_) => Grid::new(self.shape.size.pow(2).div_ceil(256), 256).rows(count),
+            Source::DataSet { scratch, .. } => {
+                let planes = if scratch.is_some() { 0 } else { self.shape.pixels() * size_of::<f32>() };
+                Grid::new(count, 512).shared(self.augment_shape().shared_len() + planes)
             }
         }
     }

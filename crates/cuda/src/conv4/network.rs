@@ -14,18 +14,40 @@ use crate::driver::{Argument, Buffer, Device, Grid, Null, Queue, Value};
 use crate::error::Result;
 
 /// Bytes of a patch in shared memory.
-const PATCH_PITCH: usize = 112;
+pub(crate) const PATCH_PITCH: usize = 112;
 /// Rows of a tile of the filter gradient, and its threads.
-const GRADIENT_ROWS: usize = 128;
-const GRADIENT_THREADS: u32 = 384;
+pub(crate) const GRADIENT_ROWS: usize = 128;
+pub(crate) const GRADIENT_THREADS: u32 = 384;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct ConvolutionShape {
+pub(crate) struct ConvolutionShape {
     pub positions: i32,
     pub side: i32,
     pub stride: i32,
     pub pitch: Divider,
+}
+
+impl PoolShape {
+    pub fn new(images: usize, side: usize, windows: usize) -> Self {
+        PoolShape {
+            side: side as i32,
+            windows: windows as i32,
+            divider: Divider::new(windows),
+            count: (images * side * side) as f32,
+        }
+    }
+}
+
+impl FirstShape {
+    pub fn new(images: usize, side: usize, windows: usize) -> Self {
+        FirstShape {
+            images: images as i32,
+            side: side as i32,
+            windows: windows as i32,
+            divider: Divider::new(windows),
+        }
+    }
 }
 
 impl ConvolutionShape {
@@ -37,7 +59,7 @@ impl ConvolutionShape {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct PoolShape {
+pub(crate) struct PoolShape {
     pub side: i32,
     pub windows: i32,
     pub divider: Divider,
@@ -46,7 +68,7 @@ pub(super) struct PoolShape {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct FirstShape {
+pub(crate) struct FirstShape {
     pub images: i32,
     pub side: i32,
     pub windows: i32,
@@ -55,24 +77,24 @@ pub(super) struct FirstShape {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-struct FilterPartials {
-    first: u64,
-    counts: [i32; 3],
-    padding: u32,
+pub(crate) struct FilterPartials {
+    pub first: u64,
+    pub counts: [i32; 3],
+    pub padding: u32,
 }
 
 /// What the optimiser reads about the norms of a step.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct NormSums {
-    sums: u64,
-    d_sums: u64,
-    moments: u64,
-    d_patches: u64,
-    norm: u64,
-    weighted: u64,
-    weights: u64,
-    counts: [f32; 4],
+pub(crate) struct NormSums {
+    pub sums: u64,
+    pub d_sums: u64,
+    pub moments: u64,
+    pub d_patches: u64,
+    pub norm: u64,
+    pub weighted: u64,
+    pub weights: u64,
+    pub counts: [f32; 4],
 }
 
 /// The 16-byte chunk of 8 channels that planes consist of.
@@ -99,8 +121,18 @@ const SUMS_LEN: usize = D_PATCHES + WIDTH * PATCH_LEN;
 const GRADIENT_ELEMENTS: usize = 3 * FILTER_LEN + WIDTH * (PATCH_LEN + 2) + 6 * WIDTH;
 
 /// The positions of a plane of `images` images.
-pub(super) fn plane_len(images: usize, side: usize) -> usize {
+pub(crate) fn plane_len(images: usize, side: usize) -> usize {
     images * (side + 1) * (side + 1)
+}
+
+/// Where gamma of a block (0 to 3) is in the parameters; beta follows.
+pub(crate) fn gamma_start(channels: usize, block: usize) -> usize {
+    let first = 9 * WIDTH * channels;
+    if block == 0 {
+        first + WIDTH
+    } else {
+        first + 5 * WIDTH + (block - 1) * (FILTER_LEN + 5 * WIDTH) + FILTER_LEN + WIDTH
+    }
 }
 
 /// A Conv4 on the device, with the memory of its training passes.
@@ -231,22 +263,11 @@ impl Pass<'_> {
     }
 
     fn first_shape(&self, windows: usize) -> FirstShape {
-        FirstShape {
-            images: self.images as i32,
-            side: self.network.shape.size as i32,
-            windows: windows as i32,
-            divider: Divider::new(windows),
-        }
+        FirstShape::new(self.images, self.network.shape.size, windows)
     }
 
-    /// Where gamma of a block is in the parameters; beta follows.
     fn gamma_start(&self, block: usize) -> usize {
-        let first = 9 * WIDTH * self.network.shape.channels;
-        if block == 0 {
-            first + WIDTH
-        } else {
-            first + 5 * WIDTH + (block - 1) * (FILTER_LEN + 5 * WIDTH) + FILTER_LEN + WIDTH
-        }
+        gamma_start(self.network.shape.channels, block)
     }
 
     /// From the input plane to the features.
@@ -303,12 +324,7 @@ impl Pass<'_> {
     }
 
     fn pool_shape(&self, side: usize, windows: usize) -> PoolShape {
-        PoolShape {
-            side: side as i32,
-            windows: windows as i32,
-            divider: Divider::new(windows),
-            count: (self.images * side * side) as f32,
-        }
+        PoolShape::new(self.images, side, windows)
     }
 
     /// From the gradient of the features to the sums that [`Pass::collect_gradients`] adds up.
@@ -446,6 +462,34 @@ pub(super) enum Sums {
     None,
 }
 
+/// How a convolution is split among thread blocks.
+pub(crate) struct ConvolutionTiles {
+    /// Positions of a tile: 128, or 256 for large planes without wgmma.
+    pub rows: usize,
+    /// The shape with the stride of the tiles.
+    pub shape: ConvolutionShape,
+    pub grid: Grid,
+}
+
+impl ConvolutionTiles {
+    /// The tiles of each of `tasks` convolutions that run at the same time.
+    pub fn new(device: &Device, shape: ConvolutionShape, tasks: usize) -> Self {
+        let sms = device.multiprocessors();
+        let positions = shape.positions as usize;
+        let pitch = shape.side as usize + 1;
+        let wgmma = device.has_wgmma();
+        let rows = if !wgmma && tasks * positions / 256 >= sms { 256 } else { 128 };
+        let stride = pitch.min(rows + 2);
+        let buffer = (rows + 2 + 2 * stride) * 128;
+        let buffers = if wgmma { 1 } else { 2 };
+        let shared = FILTER_LEN * 2 + buffers * buffer;
+        let per_sm = if wgmma && 2 * (shared + 1024) <= 227 << 10 { 2 } else { 1 };
+        let blocks = positions.div_ceil(rows).min((per_sm * sms / tasks).max(1));
+        let grid = Grid::new(blocks, 256).tasks(tasks).shared(shared);
+        ConvolutionTiles { rows, shape: ConvolutionShape { stride: stride as i32, ..shape }, grid }
+    }
+}
+
 /// Convolves with the fastest kernel for the shape and the device. The shape is the last argument of the kernel.
 pub(super) fn convolution(
     device: &Device,
@@ -453,18 +497,8 @@ pub(super) fn convolution(
     shape: ConvolutionShape,
     arguments: &[&dyn Argument],
 ) -> Result<()> {
-    let sms = device.multiprocessors();
-    let positions = shape.positions as usize;
-    let pitch = shape.side as usize + 1;
-    let wgmma = device.has_wgmma();
-    let rows = if !wgmma && positions / 256 >= sms { 256 } else { 128 };
-    let stride = pitch.min(rows + 2);
-    let buffer = (rows + 2 + 2 * stride) * 128;
-    let buffers = if wgmma { 1 } else { 2 };
-    let shared = FILTER_LEN * 2 + buffers * buffer;
-    let per_sm = if wgmma && 2 * (shared + 1024) <= 227 << 10 { 2 } else { 1 };
-    let grid = Grid::new(positions.div_ceil(rows).min(per_sm * sms), 256).shared(shared);
-    let kernel = match (sums, wgmma, rows) {
+    let ConvolutionTiles { rows, shape, grid } = ConvolutionTiles::new(device, shape, 1);
+    let kernel = match (sums, device.has_wgmma(), rows) {
         (Sums::Forward, true, _) => "convolution_forward_wgmma",
         (Sums::Backward, true, _) => "convolution_backward_wgmma",
         (Sums::None, true, _) => "convolution_wgmma",
@@ -475,11 +509,11 @@ pub(super) fn convolution(
         (Sums::None, false, 128) => "convolution_128",
         (Sums::None, false, _) => "convolution_256",
     };
-    let shape = Value(ConvolutionShape { stride: stride as i32, ..shape });
+    let shape = Value(shape);
     let arguments: Vec<&dyn Argument> = arguments.iter().copied().chain([&shape as &dyn Argument]).collect();
     device.launch(Queue::Main, kernel, grid, &arguments)
 }
 
-pub(super) fn pool_grid(shape: PoolShape) -> Grid {
+pub(crate) fn pool_grid(shape: PoolShape) -> Grid {
     Grid::new((shape.windows as usize).pow(2).div_ceil(32), 256)
 }

@@ -51,6 +51,11 @@ pub(crate) struct Conv4Optimiser {
 
 impl Conv4Optimiser {
     pub fn new(device: &Device, network: &Conv4Network, adamw: &AdamWConfig, clip: f64) -> Result<Self> {
+        Self::with_len(device, network.parameters.len(), adamw, clip)
+    }
+
+    /// The state of an optimiser of `len` parameters.
+    pub fn with_len(device: &Device, len: usize, adamw: &AdamWConfig, clip: f64) -> Result<Self> {
         let options = AdamWOptions {
             beta1: adamw.beta1 as f32,
             beta2: adamw.beta2 as f32,
@@ -59,7 +64,6 @@ impl Conv4Optimiser {
             l2: adamw.l2 as f32,
             clip: clip as f32,
         };
-        let len = network.parameters.len();
         Ok(Conv4Optimiser {
             device: device.clone(),
             options,
@@ -71,11 +75,16 @@ impl Conv4Optimiser {
         })
     }
 
+    /// Where kernels mark that the current step must not update anything.
+    pub fn overflow(&self) -> Address<u32> {
+        self.state.at(0).offset(std::mem::offset_of!(TrainingState, overflow))
+    }
+
     /// Everything that later steps depend on.
-    pub fn state(&self, network: &Conv4Network) -> Result<Conv4State> {
+    pub fn state(&self, parameters: &Buffer<f32>) -> Result<Conv4State> {
         let TrainingState { updates, scale, good_steps, .. } = self.state.read()?[0];
         Ok(Conv4State {
-            parameters: network.parameters.read()?,
+            parameters: parameters.read()?,
             first_moments: self.first_moments.read()?,
             second_moments: self.second_moments.read()?,
             updates: u64::from(updates),
@@ -84,12 +93,11 @@ impl Conv4Optimiser {
         })
     }
 
-    /// Replaces parameters and state; `step` steps are finished.
+    /// Replaces the state of the optimiser; `step` steps are finished.
     ///
     /// # Panics
-    /// If a length is not that of the layout.
-    pub fn load(&mut self, network: &mut Conv4Network, state: &Conv4State, step: u32) -> Result<()> {
-        network.load(&state.parameters)?;
+    /// If a length is not that of the parameters.
+    pub fn load(&mut self, state: &Conv4State, step: u32) -> Result<()> {
         self.first_moments.write(0, &state.first_moments)?;
         self.second_moments.write(0, &state.second_moments)?;
         let Conv4State { updates, scale, good_steps, .. } = *state;
@@ -128,6 +136,32 @@ impl Conv4Optimiser {
         self.device.launch(Queue::Main, "update_parameters", grid, &arguments)
     }
 
+    /// Starts the update of the parameters that the tasks of MAML share. The sum of the gradients has `squares`, sums of its
+    /// squares.
+    pub fn record_shared_update(
+        &self,
+        parameters: &Buffer<f32>,
+        gradients: &Buffer<f32>,
+        squares: &Buffer<f64>,
+        shape: &dyn Argument,
+    ) -> Result<()> {
+        let arguments: [&dyn Argument; 11] = [
+            parameters,
+            &self.first_moments,
+            &self.second_moments,
+            gradients,
+            squares,
+            &Value(squares.len() as i32),
+            &self.rates,
+            &self.state,
+            &Value(self.options),
+            shape,
+            &Value(parameters.len() as i32),
+        ];
+        let grid = Grid::new(parameters.len().div_ceil(256), 256);
+        self.device.launch(Queue::Main, "update_shared", grid, &arguments)
+    }
+
     /// Starts the kernel that ends the step: the mean of `losses`, the loss scale, and the number of the step.
     pub fn record_end(&self, network: &Conv4Network, losses: &Buffer<f32>, count: usize) -> Result<()> {
         let arguments: [&dyn Argument; 8] = [
@@ -143,18 +177,13 @@ impl Conv4Optimiser {
         self.device.launch(Queue::Main, "finish_step", Grid::new(1, 256), &arguments)
     }
 
-    /// Launches a step until `count` more steps than `done` are finished; steps that overflow are repeated. Returns the
-    /// number of finished steps, which is smaller if a step overflows with the smallest loss scale.
-    pub fn finish_steps(
-        &self,
-        done: u32,
-        count: usize,
-        mut launch: impl FnMut() -> Result<()>,
-    ) -> Result<u32> {
+    /// Calls `launch` with the numbers of `count` steps after the first `done`; steps that overflow are repeated. Returns
+    /// the number of finished steps, which is smaller than `done + count` if a step overflows with the smallest loss scale.
+    pub fn finish_steps(&self, done: u32, count: usize, launch: impl Fn(u32) -> Result<()>) -> Result<u32> {
         let (mut done, target) = (done, done + count as u32);
         while done < target {
-            for _ in done..target {
-                launch()?;
+            for step in done..target {
+                launch(step)?;
             }
             let state = self.state.read()?[0];
             done = state.step;

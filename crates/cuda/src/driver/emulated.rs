@@ -10,8 +10,15 @@ use std::sync::{Mutex, OnceLock};
 
 use super::{Argument, Grid};
 
-type LaunchFunction =
-    unsafe extern "C" fn(*const c_char, c_uint, c_uint, c_uint, c_uint, *const *const c_void) -> c_int;
+type LaunchFunction = unsafe extern "C" fn(
+    *const c_char,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    *const *const c_void,
+) -> c_int;
 
 /// The alignment of allocations.
 const ALIGNMENT: usize = 1024;
@@ -115,8 +122,8 @@ impl Emulator {
                     set_exact(c_int::from(self.exact));
                     let launch: libloading::Symbol<'_, LaunchFunction> =
                         self.library.get(b"emulator_launch").expect("the library has the function");
-                    let (x, y) = grid.blocks;
-                    launch(name.as_ptr(), x, y, grid.threads, grid.shared, pointers.as_ptr())
+                    let (x, y, z) = grid.blocks;
+                    launch(name.as_ptr(), x, y, z, grid.threads, grid.shared, pointers.as_ptr())
                 };
                 assert_eq!(status, 0, "the emulator does not know the kernel '{kernel}'");
             }

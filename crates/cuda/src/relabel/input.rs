@@ -50,6 +50,9 @@ pub struct EpisodeInput {
 pub enum EpisodeRows {
     /// Rows that are on the device, all of the same length.
     Stored(Vec<StoredRow>),
+    /// The next M + Q rows of the first feature set, in the order of the step's episodes: for features that a backbone
+    /// computes in the same step.
+    InOrder,
     /// The rows themselves, each of `dim` numbers. Steps with such rows run one by one.
     Given {
         /// The length of a row.
@@ -104,6 +107,7 @@ impl EpisodeInput {
             EpisodeRows::Stored(rows) => {
                 assert_eq!(rows.len(), items + queries, "one row per item and query")
             }
+            EpisodeRows::InOrder => {}
             EpisodeRows::Given { dim, values } => {
                 assert_eq!(values.len(), (items + queries) * dim, "one row per item and query")
             }
@@ -123,6 +127,8 @@ pub(super) struct StepSizes {
     pub queries: usize,
     /// Inner products of items and queries.
     pub products: usize,
+    /// Weights of rows in the gradient of the features.
+    pub row_weights: usize,
     /// Floats that the losses of all episodes need.
     pub scratch: usize,
     /// The largest M, C and scratch of an episode, and the most blocks of `relabel_gram`.
@@ -148,6 +154,7 @@ impl StepSizes {
             class_rows: merged(|s| s.class_rows),
             queries: merged(|s| s.queries),
             products: merged(|s| s.products),
+            row_weights: merged(|s| s.row_weights),
             scratch: merged(|s| s.scratch),
             largest_items: merged(|s| s.largest_items),
             largest_classes: merged(|s| s.largest_classes),
@@ -180,6 +187,7 @@ impl StepSizes {
             class_rows: more(self.class_rows),
             queries: more(self.queries),
             products: more(self.products),
+            row_weights: more(self.row_weights),
             scratch: more(self.scratch),
             ..self
         }
@@ -220,7 +228,7 @@ struct DeviceEpisode {
     batch_item: u32,
     seed_low: u32,
     seed_high: u32,
-    padding: u32,
+    first_weight: u32,
 }
 
 /// `Tile` in `kernels/relabel.cuh`.
@@ -306,6 +314,11 @@ fn loss_scratch_len(items: usize, classes: usize, queries: usize) -> usize {
     3 * items * (classes + 1) + 4 * items * classes + 2 * classes * queries + 2 * classes
 }
 
+/// Weights of `rows` rows in the gradient of the features, in whole tiles (`row_weight_position` in `kernels/relabel_joint.cu`).
+fn row_weights_len(rows: usize) -> usize {
+    rows.next_multiple_of(16) * rows.next_multiple_of(8)
+}
+
 impl EncodedStep {
     /// `tile_states`: the number of states that a tile should not exceed, unless one item has more.
     ///
@@ -358,7 +371,7 @@ impl EncodedStep {
         input.check();
         let (items, classes, queries) = (input.given.len(), input.classes, input.query_classes.len());
         let first_row = self.rows.len();
-        let dim = self.add_rows(&input.rows, sets);
+        let dim = self.add_rows(&input.rows, items + queries, sets);
         let sizes = &mut self.sizes;
         // As few tiles as possible, of about the same size.
         let per_tile = items.div_ceil(items.div_ceil((tile_states / classes).max(1)));
@@ -381,7 +394,7 @@ impl EncodedStep {
             batch_item: batch_item as u32,
             seed_low: seed as u32,
             seed_high: (seed >> 32) as u32,
-            padding: 0,
+            first_weight: sizes.row_weights as u32,
         };
         self.episodes.push(episode);
         for first in (0..items).step_by(per_tile) {
@@ -397,6 +410,7 @@ impl EncodedStep {
         sizes.class_rows += classes;
         sizes.queries += queries;
         sizes.products += items * queries;
+        sizes.row_weights += row_weights_len(items + queries);
         sizes.scratch += scratch;
         sizes.largest_items = sizes.largest_items.max(items);
         sizes.largest_classes = sizes.largest_classes.max(classes);
@@ -413,9 +427,9 @@ impl EncodedStep {
         self.query_classes.extend(&input.query_classes);
     }
 
-    /// Appends rows and returns their dimension. Rows that are given directly get their position in `given_rows` as
+    /// Appends the `count` rows of an episode and returns their dimension. Rows that are given directly get their position in `given_rows` as
     /// address, see [`EncodedStep::place_given_rows`].
-    fn add_rows(&mut self, rows: &EpisodeRows, sets: &[StoredSet]) -> usize {
+    fn add_rows(&mut self, rows: &EpisodeRows, count: usize, sets: &[StoredSet]) -> usize {
         match rows {
             EpisodeRows::Stored(rows) => {
                 let dim = rows.first().map_or(0, |row| sets[row.set as usize].dim);
@@ -427,6 +441,16 @@ impl EncodedStep {
                     let address = |index: u32| set.address + 4 * index as u64 * dim as u64;
                     let (own, other) = (address(row.row), address(row.other));
                     self.rows.push(DeviceRow { own, other, share: row.share, padding: 0 });
+                }
+                dim
+            }
+            EpisodeRows::InOrder => {
+                let StoredSet { address, rows, dim } = sets[0];
+                let first = self.rows.len();
+                assert!(first + count <= rows, "rows {first} to {} of {rows}", first + count);
+                for index in first..first + count {
+                    let own = address + 4 * (index * dim) as u64;
+                    self.rows.push(DeviceRow { own, other: own, share: 0.0, padding: 0 });
                 }
                 dim
             }

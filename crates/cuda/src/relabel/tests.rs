@@ -1,6 +1,8 @@
 //! Training steps on the emulated device against the CPU's losses, gradients and updates.
 
+mod joint;
 mod ten_steps;
+mod with_conv4;
 
 use trueshot_nn::adamw::AdamW;
 use trueshot_nn::head::{Episode, Head};
@@ -65,6 +67,28 @@ impl OwnedEpisode {
     }
 }
 
+/// Calls `body` with the episodes as the CPU takes them.
+fn with_episodes<R>(owned: &[OwnedEpisode], body: impl FnOnce(&[Episode<'_>]) -> R) -> R {
+    let rows: Vec<Vec<&[f32]>> =
+        owned.iter().map(|episode| episode.rows.iter().map(Vec::as_slice).collect()).collect();
+    let episodes: Vec<Episode<'_>> = owned
+        .iter()
+        .zip(&rows)
+        .map(|(owned, rows)| {
+            let (support, queries) = rows.split_at(owned.given.len());
+            Episode {
+                classes: owned.classes,
+                support,
+                given: &owned.given,
+                truth: &owned.truth,
+                queries,
+                query_classes: &owned.query_classes,
+            }
+        })
+        .collect();
+    body(&episodes)
+}
+
 /// The losses of parts of episodes on the CPU, and their gradient, both as means over the episodes.
 fn cpu_losses(
     network: &Relabel,
@@ -75,25 +99,10 @@ fn cpu_losses(
     let mut sums = vec![0.0; 2];
     let count: usize = parts.iter().map(|(episodes, _)| episodes.len()).sum();
     for (owned, seed) in parts {
-        let rows: Vec<Vec<&[f32]>> =
-            owned.iter().map(|episode| episode.rows.iter().map(Vec::as_slice).collect()).collect();
-        let episodes: Vec<Episode<'_>> = owned
-            .iter()
-            .zip(&rows)
-            .map(|(owned, rows)| {
-                let (support, queries) = rows.split_at(owned.given.len());
-                Episode {
-                    classes: owned.classes,
-                    support,
-                    given: &owned.given,
-                    truth: &owned.truth,
-                    queries,
-                    query_classes: &owned.query_classes,
-                }
-            })
-            .collect();
-        let losses = network.losses(parameters, &episodes, *seed, &mut gradient);
-        sums.iter_mut().zip(losses).for_each(|(sum, loss)| *sum += loss / count as f64);
+        with_episodes(owned, |episodes| {
+            let losses = network.losses(parameters, episodes, *seed, &mut gradient);
+            sums.iter_mut().zip(losses).for_each(|(sum, loss)| *sum += loss / count as f64);
+        });
     }
     gradient.iter_mut().for_each(|value| *value /= count as f32);
     (sums, gradient)

@@ -23,7 +23,7 @@ const PROJECTED_COLUMNS: usize = 320;
 /// Words of `GradientMemory` in `kernels/tranfs_update.cu`.
 const GRADIENT_MEMORY: usize = 3 * 2 * 32 * 72 + 4 * 512 + 64 + 256 + 2 * 256;
 /// Words of shared memory that a thread block may have on every supported GPU.
-const SHARED_WORDS: usize = 99 * 256;
+pub(super) const SHARED_WORDS: usize = 99 * 256;
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -86,6 +86,7 @@ pub(super) struct TranfsState {
     pub step: u32,
     pub failed: u32,
     pub factors: [f32; 4],
+    pub evaluated: u32,
 }
 
 /// Activations, their gradients, and partial sums; shapes are in `kernels/tranfs.cu`.
@@ -273,7 +274,7 @@ impl KernelMemory {
 }
 
 /// Words from one row of `width` numbers to the next (`pitch_of` in `kernels/linear.cu`).
-fn pitch_of(width: usize) -> usize {
+pub(super) fn pitch_of(width: usize) -> usize {
     width.next_multiple_of(16) + 4
 }
 

@@ -91,8 +91,9 @@ fn packed_len(inputs: usize, outputs: usize) -> usize {
 }
 
 impl PackedPlaces {
-    /// The positions, and the length of all packed weights.
-    pub fn new(config: &Config) -> (Self, usize) {
+    /// The positions, that of the transposed down-projection, and the length of all packed weights. There is no transposed
+    /// down-projection (-1) unless it is tied to the up-projection or `is_joint`.
+    pub fn new(config: &Config, is_joint: bool) -> (Self, i32, usize) {
         let Config { dim, width, feed_forward, layers, tied, .. } = *config;
         let mut end = 0;
         let mut add = |inputs: usize, outputs: usize| {
@@ -109,13 +110,18 @@ impl PackedPlaces {
         let transposed = shapes.map(|(inputs, outputs)| add(outputs, inputs) - layer);
         let layer_len = add(0, 0) - layer;
         let len = layer as usize + layers * layer_len as usize;
-        (PackedPlaces { down, up, up_t, layer, layer_len, weights, transposed }, len)
+        let (down_t, len) = match (tied, is_joint) {
+            (true, _) => (up_t, len),
+            (false, true) => (len as i32, len + packed_len(width, dim)),
+            (false, false) => (-1, len),
+        };
+        (PackedPlaces { down, up, up_t, layer, layer_len, weights, transposed }, down_t, len)
     }
 
     /// The positions of a tensor's copies, as it is and transposed; -1 if there is none.
-    fn of(&self, name: &str, tied: bool) -> (i32, i32) {
+    fn of(&self, name: &str, down_t: i32) -> (i32, i32) {
         match name {
-            "down.weight" => (self.down, if tied { self.up_t } else { -1 }),
+            "down.weight" => (self.down, down_t),
             "up.weight" => (self.up, self.up_t),
             _ => self.of_layer(name).unwrap_or((-1, -1)),
         }
@@ -142,12 +148,12 @@ pub(super) struct UpdateTask {
     transposed: i32,
 }
 
-/// The updates of all trained tensors, in tiles.
-pub(super) fn update_tasks(network: &Tranfs, packed: &PackedPlaces) -> Vec<UpdateTask> {
+/// The updates of all trained tensors, in tiles. `down_t`: the position of the packed transposed down-projection, or -1.
+pub(super) fn update_tasks(network: &Tranfs, packed: &PackedPlaces, down_t: i32) -> Vec<UpdateTask> {
     let mut tasks = Vec::new();
     for tensor in network.layout().tensors().iter().filter(|tensor| tensor.role == Role::Trained) {
         let len = tensor.range.len();
-        let (forward, transposed) = packed.of(&tensor.name, network.config().tied);
+        let (forward, transposed) = packed.of(&tensor.name, down_t);
         let (inputs, outputs) = match tensor.shape[..] {
             [inputs, outputs] if forward >= 0 => (inputs, outputs),
             _ => (len.div_ceil(UPDATE_COLUMNS), UPDATE_COLUMNS),

@@ -1,5 +1,6 @@
 //! Training steps on the emulated device against the CPU's losses and optimiser.
 
+mod joint;
 mod ten_steps;
 
 use trueshot_nn::adamw::AdamW;

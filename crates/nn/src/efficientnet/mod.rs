@@ -29,7 +29,7 @@ use crate::parameters::{ParameterLayout, Role};
 /// The length of an embedding.
 pub const FEATURES: usize = 1280;
 /// Output channels of the stem.
-const STEM: usize = 32;
+pub const STEM: usize = 32;
 /// The smallest image size: the last layer has one position then.
 pub const SMALLEST: usize = 32;
 /// The largest image size. Beyond it, the activations of a single image would take an unreasonable amount of memory.
@@ -62,28 +62,33 @@ const STAGES: [Stage; 7] = [
 
 /// The shape of an inverted bottleneck.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct BottleneckShape {
-    kernel: usize,
-    stride: usize,
+pub struct BottleneckShape {
+    /// Height and width of the depthwise filters: 3 or 5.
+    pub kernel: usize,
+    /// Stride of the depthwise convolution: 1 or 2.
+    pub stride: usize,
     /// Input channels.
-    input: usize,
+    pub input: usize,
     /// Channels between the two pointwise convolutions; those of the input if there is only the second.
-    inner: usize,
+    pub inner: usize,
     /// Output channels.
-    output: usize,
+    pub output: usize,
 }
 
 impl BottleneckShape {
-    fn expands(self) -> bool {
+    /// Whether there is a pointwise convolution before the depthwise one.
+    pub fn expands(self) -> bool {
         self.inner != self.input
     }
 
-    fn adds_input(self) -> bool {
+    /// Whether the input is added to the output.
+    pub fn adds_input(self) -> bool {
         self.stride == 1 && self.input == self.output
     }
 }
 
-fn bottlenecks() -> Vec<BottleneckShape> {
+/// The shapes of the sixteen bottlenecks, in their order.
+pub fn bottlenecks() -> Vec<BottleneckShape> {
     let mut input = STEM;
     let mut shapes = Vec::new();
     for stage in &STAGES {
@@ -117,7 +122,7 @@ pub fn layout() -> ParameterLayout {
 }
 
 /// The number of outputs in a row or column, and the padding at the top or left, with `SAME` padding.
-fn same_padding(side: usize, kernel: usize, stride: usize) -> (usize, usize) {
+pub fn same_padding(side: usize, kernel: usize, stride: usize) -> (usize, usize) {
     let outputs = side.div_ceil(stride);
     let margins = ((outputs - 1) * stride + kernel).saturating_sub(side);
     (outputs, margins / 2)

@@ -75,7 +75,7 @@ impl ImagePreparer {
 #[cfg(feature = "cuda")]
 impl ImagePreparer {
     /// The same images as requests for a GPU that holds this data set, followed by the others.
-    fn requests(&self, rows: &[(&Dataset, u32)], step: u64) -> Vec<trueshot_cuda::conv4::ImageRequest> {
+    pub fn requests(&self, rows: &[(&Dataset, u32)], step: u64) -> Vec<trueshot_cuda::conv4::ImageRequest> {
         let own_len = self.dataset.images().len() as u32;
         let request = |&(dataset, row): &(&Dataset, u32)| {
             let picture = &dataset.images()[row as usize];

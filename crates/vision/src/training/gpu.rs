@@ -6,10 +6,11 @@
 //! prepares those of every step, which are then copied.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use trueshot::Embeddings;
 use trueshot::tensors::Tensors;
-use trueshot::training::{Optimiser, SavedWeights, TrainingSession};
+use trueshot::training::{SavedWeights, TrainingSession};
 use trueshot_cuda::conv4::{
     Conv4Embedding, Conv4Options, Conv4State, Conv4Training, DeviceImages, ImageRequest, Prototypes,
     STEP_SLOTS, StepImages, StepInput,
@@ -25,8 +26,16 @@ use super::batches::{EpisodeBatch, LabelledBatch};
 use super::negmargin::NegMarginConfiguration;
 use super::{Aggregate, BackboneConfiguration, Datasets};
 use crate::dataset::Dataset;
-use crate::loader::{BatchSource, Loader};
 use crate::preprocess::Preprocessing;
+
+/// A network in training on a GPU.
+pub(super) struct GpuSession<T> {
+    training: T,
+    layout: ParameterLayout,
+    schedule: Schedule,
+    /// Why the images come with the steps; `None` if they are on the GPU.
+    pub warning: Option<String>,
+}
 
 /// Steps at once if the images come with the steps: the images of all of them are in memory.
 const STREAMED_STEPS: usize = 8;
@@ -36,26 +45,101 @@ pub(super) fn most_image_bytes(device: &Device) -> trueshot::Result<usize> {
     Ok(device.memory()?.0 / 4 * 3)
 }
 
-/// A loader of batches for a session that runs `steps` steps at once.
-pub(super) fn loader<M: BatchSource>(batches: M, steps: usize) -> Loader<M> {
-    let threads = rayon::current_num_threads().div_ceil(2);
-    Loader::new(batches, threads, (2 * steps).div_ceil(threads))
+impl GpuSession<Conv4Training> {
+    /// A backbone in training with the loss of nearest prototypes, which starts from `parameters`. The images are copied to the
+    /// GPU, unless they take more than `most_image_bytes`.
+    pub fn backbone(
+        device: &Device,
+        configuration: &BackboneConfiguration,
+        datasets: &Datasets,
+        shape: Shape,
+        parameters: &[f32],
+        most_image_bytes: usize,
+    ) -> trueshot::Result<Self> {
+        let BackboneConfiguration { episodes, optimiser, steps, .. } = configuration;
+        let options = Conv4Options {
+            shape,
+            classes: episodes.ways,
+            support: episodes.ways * episodes.shots,
+            queries: episodes.ways * episodes.queries,
+            prototypes: match episodes.aggregate {
+                Aggregate::Mean => Prototypes::Mean,
+                Aggregate::Median => Prototypes::Median,
+            },
+            optimiser: AdamWConfig { weight_decay: optimiser.weight_decay, ..Default::default() },
+            clip: optimiser.clip,
+        };
+        let (images, warning) =
+            upload_images(device, datasets, &configuration.preprocessing(), most_image_bytes)?;
+        let training = Conv4Training::new(device, options, parameters, images)?;
+        let (layout, schedule) = (layout(shape.channels), optimiser.schedule(*steps));
+        Ok(GpuSession { training, layout, schedule, warning })
+    }
 }
 
-/// Copies images to the GPU, unless they take more than `most_bytes`: then there are none, and a warning says so.
-fn upload_images<'a>(
+impl GpuSession<NegMarginTraining> {
+    /// NegMargin in training, which starts from `parameters` in the order of `layout`. The images are copied to the GPU, unless
+    /// they take more than `most_image_bytes`.
+    pub fn negmargin(
+        device: &Device,
+        configuration: &NegMarginConfiguration,
+        datasets: &Datasets,
+        layout: ParameterLayout,
+        parameters: &[f32],
+        most_image_bytes: usize,
+    ) -> trueshot::Result<Self> {
+        let NegMarginConfiguration { pictures, loss, optimiser, steps, .. } = configuration;
+        let preprocessing = pictures.preprocessing();
+        let options = NegMarginOptions {
+            shape: super::shape(&preprocessing),
+            images: loss.batch,
+            classes: datasets.train.labels().classes().len(),
+            scale: loss.scale,
+            margin: loss.margin,
+            optimiser: configuration.adam(),
+            clip: optimiser.clip,
+        };
+        let (images, warning) = upload_images(device, datasets, &preprocessing, most_image_bytes)?;
+        let training = NegMarginTraining::new(device, &options, parameters, images)?;
+        Ok(GpuSession { training, layout, schedule: optimiser.schedule(*steps), warning })
+    }
+}
+
+/// Copies the images to train on and the outliers to the GPU, unless they take more than `most_bytes`: then returns what
+/// the user should know about it.
+pub(super) fn upload_images(
     device: &Device,
-    datasets: impl Iterator<Item = &'a Dataset> + Clone,
+    datasets: &Datasets,
     preprocessing: &Preprocessing,
     most_bytes: usize,
 ) -> trueshot::Result<(Option<DeviceImages>, Option<String>)> {
-    let images = datasets.flat_map(Dataset::images);
-    let images = images.map(|image| (&image.pixels[..], image.width, image.height));
+    // Outliers may be images to train on.
+    let others = datasets.outliers.iter().filter(|&outliers| !Arc::ptr_eq(outliers, &datasets.train));
+    let all = datasets.train.images().iter().chain(others.flat_map(|outliers| outliers.images()));
+    let images = all.map(|image| (&image.pixels[..], image.width, image.height));
     let bytes: usize = images.clone().map(|(pixels, ..)| pixels.len()).sum();
     if bytes > most_bytes {
         return Ok((None, Some(streaming_warning(bytes, device.memory()?.0))));
     }
     Ok((Some(DeviceImages::upload(device, images, preprocessing.scale_and_shift(1.0))?), None))
+}
+
+/// The number of steps to run at once: fewer if the images come with the steps, because those of all steps are in memory.
+pub(super) fn steps_at_once(images_are_stored: bool) -> usize {
+    if images_are_stored { STEP_SLOTS } else { STREAMED_STEPS }
+}
+
+/// Adds the loss scale to the state of a run.
+pub(super) fn save_scale(state: &mut Tensors, scale: f32, good_steps: u32) {
+    state.set_note("loss_scale", scale.to_string());
+    state.set_note("loss_scale_steps", good_steps.to_string());
+}
+
+/// The loss scale in the state of a run, and the steps since it changed. A checkpoint of the CPU has none.
+pub(super) fn saved_scale(state: &Tensors) -> (f32, u32) {
+    let number = |key: &str| state.note(key).and_then(|text| text.parse::<f32>().ok());
+    let scale = number("loss_scale").unwrap_or(Conv4State::default().scale);
+    (scale, number("loss_scale_steps").map_or(0, |steps| steps as u32))
 }
 
 fn streaming_warning(needed: usize, free: usize) -> String {
@@ -66,61 +150,6 @@ fn streaming_warning(needed: usize, free: usize) -> String {
         mib(needed),
         mib(free)
     )
-}
-
-/// A Conv4 in training with the loss of nearest prototypes, starting from `parameters`. The images are copied to the GPU,
-/// unless they take more than `most_image_bytes`.
-pub(super) fn backbone_session(
-    device: &Device,
-    configuration: &BackboneConfiguration,
-    datasets: &Datasets,
-    shape: Shape,
-    parameters: &[f32],
-    most_image_bytes: usize,
-) -> trueshot::Result<GpuSession<Conv4Training>> {
-    let BackboneConfiguration { episodes, optimiser, steps, .. } = configuration;
-    let options = Conv4Options {
-        shape,
-        classes: episodes.ways,
-        support: episodes.ways * episodes.shots,
-        queries: episodes.ways * episodes.queries,
-        prototypes: match episodes.aggregate {
-            Aggregate::Mean => Prototypes::Mean,
-            Aggregate::Median => Prototypes::Median,
-        },
-        optimiser: AdamWConfig { weight_decay: optimiser.weight_decay, ..Default::default() },
-        clip: optimiser.clip,
-    };
-    let all = [&datasets.train].into_iter().chain(&datasets.outliers).map(|dataset| &**dataset);
-    let (images, warning) = upload_images(device, all, &configuration.preprocessing(), most_image_bytes)?;
-    let training = Conv4Training::new(device, options, parameters, images)?;
-    Ok(GpuSession::new(training, layout(shape.channels), (optimiser, *steps), warning))
-}
-
-/// NegMargin in training, starting from `parameters` in the order of `layout`. The images are copied to the GPU, unless they
-/// take more than `most_image_bytes`.
-pub(super) fn negmargin_session(
-    device: &Device,
-    configuration: &NegMarginConfiguration,
-    train: &Dataset,
-    layout: ParameterLayout,
-    parameters: &[f32],
-    most_image_bytes: usize,
-) -> trueshot::Result<GpuSession<NegMarginTraining>> {
-    let preprocessing = configuration.pictures.preprocessing();
-    let options = NegMarginOptions {
-        shape: super::shape(&preprocessing),
-        images: configuration.loss.batch,
-        classes: train.labels().classes().len(),
-        scale: configuration.loss.scale,
-        margin: configuration.loss.margin,
-        optimiser: configuration.adam(),
-        clip: configuration.optimiser.clip,
-    };
-    let (images, warning) = upload_images(device, [train].into_iter(), &preprocessing, most_image_bytes)?;
-    let training = NegMarginTraining::new(device, &options, parameters, images)?;
-    let schedule = (&configuration.optimiser, configuration.steps);
-    Ok(GpuSession::new(training, layout, schedule, warning))
 }
 
 /// Training of one kind of network on images, in the form that [`GpuSession`] needs.
@@ -211,26 +240,6 @@ impl GpuTraining for NegMarginTraining {
     }
 }
 
-/// A network in training on a GPU.
-pub(super) struct GpuSession<T> {
-    training: T,
-    layout: ParameterLayout,
-    schedule: Schedule,
-    /// Why the images come with the steps; `None` if they are on the GPU.
-    pub warning: Option<String>,
-}
-
-impl<T> GpuSession<T> {
-    fn new(
-        training: T,
-        layout: ParameterLayout,
-        (optimiser, steps): (&Optimiser, u64),
-        warning: Option<String>,
-    ) -> Self {
-        GpuSession { training, layout, schedule: optimiser.schedule(steps), warning }
-    }
-}
-
 impl<T: GpuTraining> TrainingSession for GpuSession<T> {
     type Batch = T::Batch;
 
@@ -239,7 +248,7 @@ impl<T: GpuTraining> TrainingSession for GpuSession<T> {
     }
 
     fn steps_at_once(&self) -> usize {
-        if self.warning.is_none() { STEP_SLOTS } else { STREAMED_STEPS }
+        steps_at_once(self.warning.is_none())
     }
 
     fn steps(&mut self, first: u64, batches: &[&T::Batch]) -> trueshot::Result<Vec<Vec<f64>>> {
@@ -270,22 +279,20 @@ impl<T: GpuTraining> TrainingSession for GpuSession<T> {
         let weights =
             SavedWeights { parameters, first: first_moments, second: second_moments, steps: updates };
         let mut state = weights.tensors(&self.layout);
-        state.set_note("loss_scale", scale.to_string());
-        state.set_note("loss_scale_steps", good_steps.to_string());
+        save_scale(&mut state, scale, good_steps);
         Ok(state)
     }
 
     fn load(&mut self, state: &Tensors) -> trueshot::Result<()> {
-        let number = |key: &str| state.note(key).and_then(|text| text.parse::<f32>().ok());
         let SavedWeights { parameters, first, second, steps } = SavedWeights::read(&self.layout, state)?;
-        // A checkpoint of the CPU has no loss scale.
+        let (scale, good_steps) = saved_scale(state);
         let state = Conv4State {
             parameters,
             first_moments: first,
             second_moments: second,
             updates: steps,
-            scale: number("loss_scale").unwrap_or(Conv4State::default().scale),
-            good_steps: number("loss_scale_steps").map_or(0, |steps| steps as u32),
+            scale,
+            good_steps,
         };
         self.training.load(&state).map_err(Into::into)
     }

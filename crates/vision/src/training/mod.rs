@@ -36,19 +36,13 @@ pub use configuration::{
 pub use datasets::Datasets;
 pub use loss::{Aggregate, EpisodeLabels, loss};
 
-use crate::backbone::{CONV4_ARCHITECTURE, write_preprocessing_notes};
+use crate::backbone::{Backbone, CONV4_ARCHITECTURE, write_preprocessing_notes};
+use crate::dataset::Dataset;
 use crate::error::Result;
-use crate::loader::{BatchSource, Loader};
+use crate::loader::Loader;
 use crate::preprocess::Preprocessing;
 use batches::{EpisodeBatch, EpisodeBatches, ImagePreparer};
-use validation::{embedder, validate_backbone};
-
-/// A GPU to train on; without the feature `cuda` there is none.
-#[cfg(feature = "cuda")]
-type Gpu = trueshot_cuda::Device;
-/// A GPU to train on; without the feature `cuda` there is none.
-#[cfg(not(feature = "cuda"))]
-type Gpu = std::convert::Infallible;
+use validation::{embed_dataset, validate_backbone};
 
 /// Threads of the pool for each thread that prepares images: a step does over ten times their work.
 const THREADS_PER_LOADER: usize = 8;
@@ -97,7 +91,8 @@ pub struct BackboneTrainee {
     datasets: Datasets,
     configuration: BackboneConfiguration,
     /// The GPU that trains and embeds; `None` on the CPU.
-    gpu: Option<Gpu>,
+    #[cfg(feature = "cuda")]
+    gpu: Option<trueshot_cuda::Device>,
     warning: Option<String>,
 }
 
@@ -118,7 +113,15 @@ impl BackboneTrainee {
             aggregate: configuration.episodes.aggregate,
         };
         let (session, loader) = (Box::new(session), loader(batches));
-        Ok(BackboneTrainee { session, loader, datasets, configuration, gpu: None, warning: None })
+        Ok(BackboneTrainee {
+            session,
+            loader,
+            datasets,
+            configuration,
+            #[cfg(feature = "cuda")]
+            gpu: None,
+            warning: None,
+        })
     }
 
     /// A trainee on a GPU, which holds all images to train on and all outliers if they fit into its memory.
@@ -144,10 +147,16 @@ impl BackboneTrainee {
         most_image_bytes: usize,
     ) -> Result<Self> {
         let (parameters, shape, mut batches) = prepare(&configuration, &datasets)?;
-        let session =
-            gpu::backbone_session(device, &configuration, &datasets, shape, &parameters, most_image_bytes)?;
+        let session = gpu::GpuSession::backbone(
+            device,
+            &configuration,
+            &datasets,
+            shape,
+            &parameters,
+            most_image_bytes,
+        )?;
         batches.on_gpu = session.warning.is_none();
-        let loader = gpu::loader(batches, session.steps_at_once());
+        let loader = gpu_loader(batches, session.steps_at_once());
         let (warning, gpu) = (session.warning.clone(), Some(device.clone()));
         Ok(BackboneTrainee { session: Box::new(session), loader, datasets, configuration, gpu, warning })
     }
@@ -183,13 +192,40 @@ fn prepare(
     Ok((parameters, shape, batches))
 }
 
+/// Embeds all images of a data set.
+type EmbedDataset = dyn Fn(&Dataset) -> trueshot::Result<trueshot::Embeddings>;
+
+/// A function that embeds data sets with a Conv4, on `device` if there is one.
+#[cfg(feature = "cuda")]
+fn dataset_embedder(
+    preprocessing: Preprocessing,
+    parameters: Vec<f32>,
+    device: Option<&trueshot_cuda::Device>,
+) -> Box<EmbedDataset> {
+    match device.cloned() {
+        Some(device) => {
+            Box::new(move |dataset| gpu::embed_dataset(dataset, &device, &preprocessing, &parameters))
+        }
+        None => cpu_embedder(preprocessing, &parameters),
+    }
+}
+
+/// A function that embeds data sets with a Conv4 on the CPU.
+fn cpu_embedder(preprocessing: Preprocessing, parameters: &[f32]) -> Box<EmbedDataset> {
+    let backbone = Backbone::from_parameters(preprocessing, parameters);
+    Box::new(move |dataset| embed_dataset(dataset, &backbone))
+}
+
 impl Trainee for BackboneTrainee {
     fn terms(&self) -> Vec<String> {
         vec!["queries".into()]
     }
 
     fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
-        Ok(self.steps(step, 1)?.remove(0))
+        let batch = self.loader.take(step);
+        let losses = self.session.step(step, &batch);
+        self.loader.give_back(step, batch);
+        losses
     }
 
     fn steps(&mut self, step: u64, limit: u64) -> trueshot::Result<Vec<Vec<f64>>> {
@@ -206,8 +242,12 @@ impl Trainee for BackboneTrainee {
             Aggregate::Median => "median",
         };
         let method = Registry::default().parse(method)?;
-        let parameters = self.parameters()?.into_owned();
-        let embed = embedder(self.configuration.preprocessing(), parameters, self.gpu.as_ref());
+        let (preprocessing, parameters) =
+            (self.configuration.preprocessing(), self.parameters()?.into_owned());
+        #[cfg(feature = "cuda")]
+        let embed = dataset_embedder(preprocessing, parameters, self.gpu.as_ref());
+        #[cfg(not(feature = "cuda"))]
+        let embed = cpu_embedder(preprocessing, &parameters);
         validate_backbone(&self.configuration.validator(), &self.datasets, &*embed, method)
     }
 
@@ -234,6 +274,22 @@ impl Trainee for BackboneTrainee {
     }
 }
 
+/// Runs as many steps as the session takes at once, at most `limit`.
+fn run_steps<S: crate::loader::BatchSource>(
+    session: &mut dyn TrainingSession<Batch = S::Batch>,
+    loader: &mut Loader<S>,
+    step: u64,
+    limit: u64,
+) -> trueshot::Result<Vec<Vec<f64>>> {
+    let count = limit.min(session.steps_at_once() as u64);
+    let batches: Vec<S::Batch> = (step..step + count).map(|step| loader.take(step)).collect();
+    let losses = session.steps(step, &batches.iter().collect::<Vec<_>>());
+    for (step, batch) in (step..).zip(batches) {
+        loader.give_back(step, batch);
+    }
+    losses
+}
+
 /// The file of a Conv4.
 fn backbone_file(
     configuration: &impl Serialize,
@@ -247,24 +303,15 @@ fn backbone_file(
     tensors
 }
 
-/// Runs as many steps as a session runs at once, at most `limit`, from number `first` on.
-fn run_steps<M: BatchSource>(
-    session: &mut dyn TrainingSession<Batch = M::Batch>,
-    loader: &mut Loader<M>,
-    first: u64,
-    limit: u64,
-) -> trueshot::Result<Vec<Vec<f64>>> {
-    let count = limit.min(session.steps_at_once() as u64);
-    let batches: Vec<M::Batch> = (first..first + count).map(|step| loader.take(step)).collect();
-    let losses = session.steps(first, &batches.iter().collect::<Vec<_>>());
-    for (step, batch) in (first..).zip(batches) {
-        loader.give_back(step, batch);
-    }
-    losses
+fn loader<M: crate::loader::BatchSource>(make: M) -> Loader<M> {
+    Loader::new(make, rayon::current_num_threads().div_ceil(THREADS_PER_LOADER), BATCHES_READY)
 }
 
-fn loader<M: BatchSource>(make: M) -> Loader<M> {
-    Loader::new(make, rayon::current_num_threads().div_ceil(THREADS_PER_LOADER), BATCHES_READY)
+/// A loader for a session on a GPU: it holds the batches of two calls ready.
+#[cfg(feature = "cuda")]
+fn gpu_loader<M: crate::loader::BatchSource>(make: M, steps_at_once: usize) -> Loader<M> {
+    let threads = rayon::current_num_threads().div_ceil(2);
+    Loader::new(make, threads, (2 * steps_at_once).div_ceil(threads))
 }
 
 fn shape(preprocessing: &Preprocessing) -> Shape {

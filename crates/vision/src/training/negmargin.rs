@@ -20,10 +20,12 @@ use trueshot_nn::parameters::{ParameterLayout, Role};
 
 use super::batches::{ImagePreparer, LabelledBatch, ShuffledBatches};
 use super::configuration::{self as shared, DataSettings, ImageSettings, MAX_IMAGES, ValidationSettings};
+#[cfg(not(feature = "cuda"))]
+use super::cpu_embedder;
+use super::validation::{Validator, validate_backbone};
+use super::{BackboneConfiguration, Datasets, backbone_file, initial_parameters, loader, run_steps};
 #[cfg(feature = "cuda")]
-use super::gpu;
-use super::validation::{Validator, embedder, validate_backbone};
-use super::{BackboneConfiguration, Datasets, Gpu, backbone_file, initial_parameters, loader, run_steps};
+use super::{dataset_embedder, gpu, gpu_loader};
 use crate::augment::Augmentation;
 use crate::error::Result;
 use crate::loader::Loader;
@@ -176,7 +178,8 @@ pub struct NegMarginTrainee {
     datasets: Datasets,
     configuration: NegMarginConfiguration,
     /// The GPU that trains and embeds; `None` on the CPU.
-    gpu: Option<Gpu>,
+    #[cfg(feature = "cuda")]
+    gpu: Option<trueshot_cuda::Device>,
     warning: Option<String>,
 }
 
@@ -201,6 +204,7 @@ impl NegMarginTrainee {
             loader: loader(batches),
             datasets,
             configuration,
+            #[cfg(feature = "cuda")]
             gpu: None,
             warning: None,
         })
@@ -229,13 +233,18 @@ impl NegMarginTrainee {
         most_image_bytes: usize,
     ) -> Result<Self> {
         let Prepared { layout, parameters, backbone_len, mut batches } = prepare(&configuration, &datasets)?;
-        let train = &datasets.train;
-        let session =
-            gpu::negmargin_session(device, &configuration, train, layout, &parameters, most_image_bytes)?;
+        let session = gpu::GpuSession::negmargin(
+            device,
+            &configuration,
+            &datasets,
+            layout,
+            &parameters,
+            most_image_bytes,
+        )?;
         batches.on_gpu = session.warning.is_none();
         Ok(NegMarginTrainee {
             backbone_len,
-            loader: gpu::loader(batches, session.steps_at_once()),
+            loader: gpu_loader(batches, session.steps_at_once()),
             datasets,
             configuration,
             gpu: Some(device.clone()),
@@ -303,8 +312,11 @@ impl Trainee for NegMarginTrainee {
     }
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
-        let preprocessing = self.configuration.pictures.preprocessing();
-        let embed = embedder(preprocessing, self.parameters()?, self.gpu.as_ref());
+        let (preprocessing, parameters) = (self.configuration.pictures.preprocessing(), self.parameters()?);
+        #[cfg(feature = "cuda")]
+        let embed = dataset_embedder(preprocessing, parameters, self.gpu.as_ref());
+        #[cfg(not(feature = "cuda"))]
+        let embed = cpu_embedder(preprocessing, &parameters);
         let method = Registry::default().parse("baseline++")?;
         validate_backbone(&self.configuration.validator(), &self.datasets, &*embed, method)
     }

@@ -8,10 +8,9 @@ use trueshot::method::NamedMethod;
 use trueshot::noise::Noise;
 use trueshot::training::Validation;
 
-use super::{Datasets, Gpu};
+use super::Datasets;
 use crate::backbone::Backbone;
 use crate::dataset::Dataset;
-use crate::preprocess::Preprocessing;
 
 /// Images that one thread embeds at once.
 const IMAGES_PER_CALL: usize = 16;
@@ -35,26 +34,6 @@ pub(super) fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot:
             },
         );
     Embeddings::from_rows(features, dim, dataset.class_names())
-}
-
-/// Embeds all images of a data set.
-type EmbedDataset = dyn Fn(&Dataset) -> trueshot::Result<Embeddings>;
-
-/// A Conv4 as a function that embeds data sets, on the GPU if one is given.
-#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there is no GPU without the feature"))]
-pub(super) fn embedder(
-    preprocessing: Preprocessing,
-    parameters: Vec<f32>,
-    gpu: Option<&Gpu>,
-) -> Box<EmbedDataset> {
-    #[cfg(feature = "cuda")]
-    if let Some(device) = gpu.cloned() {
-        return Box::new(move |dataset| {
-            super::gpu::embed_dataset(dataset, &device, &preprocessing, &parameters)
-        });
-    }
-    let backbone = Backbone::from_parameters(preprocessing, &parameters);
-    Box::new(move |dataset| embed_dataset(dataset, &backbone))
 }
 
 /// The accuracy of a method on the embeddings that `embed` computes; `None` if there is nothing to validate on.

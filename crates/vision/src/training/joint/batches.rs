@@ -16,8 +16,11 @@ pub(super) struct JointBatch {
     /// The labels of each episode.
     pub labels: Vec<EpisodeLabels>,
     /// The images of the first episode's support items, then of its queries, then those of the second episode, ..:
-    /// `[image][row][column][channel]`, normalised.
+    /// `[image][row][column][channel]`, normalised. Empty if a GPU prepares the images.
     pub images: Vec<f32>,
+    /// The images that a GPU prepares, numbered in the order training data, outliers.
+    #[cfg(feature = "cuda")]
+    pub requests: Vec<trueshot_cuda::conv4::ImageRequest>,
     /// Decides the dropout masks.
     pub dropout_seed: u64,
 }
@@ -30,6 +33,8 @@ pub(super) struct JointBatches {
     pub outliers: Option<Arc<Dataset>>,
     pub episodes: JointEpisodeSettings,
     pub seed: u64,
+    /// Whether a GPU prepares the images.
+    pub on_gpu: bool,
 }
 
 impl JointBatches {
@@ -90,7 +95,15 @@ impl BatchSource for JointBatches {
         let (dropout_seed, chosen) = (rng.number(), rng.below(self.episodes.shots.len()));
         let (rows, labels) = self.draw(step, chosen, sampler);
         let mut images = old.map(|batch| batch.images).unwrap_or_default();
-        self.preparer.prepare(&rows, step, scratch, &mut images);
-        JointBatch { labels, images, dropout_seed }
+        if !self.on_gpu {
+            self.preparer.prepare(&rows, step, scratch, &mut images);
+        }
+        JointBatch {
+            labels,
+            images,
+            #[cfg(feature = "cuda")]
+            requests: if self.on_gpu { self.preparer.requests(&rows, step) } else { Vec::new() },
+            dropout_seed,
+        }
     }
 }

@@ -10,6 +10,8 @@
 
 mod batches;
 mod configuration;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod session;
 
 use std::borrow::Cow;
@@ -27,7 +29,7 @@ use trueshot_nn::conv4;
 pub use configuration::{JointConfiguration, JointEpisodeSettings};
 
 use super::batches::ImagePreparer;
-use super::validation::{embed_dataset, validate_backbone};
+use super::validation::validate_backbone;
 use super::{Datasets, backbone_file};
 use crate::backbone::Backbone;
 use crate::error::{Error, Result};
@@ -45,6 +47,42 @@ pub struct JointTrainee {
     loader: Loader<JointBatches>,
     datasets: Datasets,
     configuration: JointConfiguration,
+    /// The GPU that trains and embeds; `None` on the CPU.
+    #[cfg(feature = "cuda")]
+    gpu: Option<trueshot_cuda::Device>,
+    warning: Option<String>,
+}
+
+/// What a trainee starts from.
+struct Start {
+    backbone: Vec<f32>,
+    head: Arc<dyn LearnedHead>,
+    of_head: Vec<f32>,
+    batches: JointBatches,
+}
+
+impl Start {
+    /// Checks a configuration and its data, and reads the models to start from.
+    fn new(configuration: &JointConfiguration, datasets: &Datasets) -> Result<Self> {
+        configuration.check()?;
+        let (backbone_path, head_path) = configuration.starting_files()?;
+        let backbone = starting_backbone(backbone_path, &configuration.pictures.preprocessing())?;
+        let shape = super::shape(&configuration.pictures.preprocessing());
+        let (head, of_head) = open_head(&Model::open(head_path)?, shape.features())?;
+        let (seed, pictures) = (configuration.seed, &configuration.pictures);
+        let batches = JointBatches {
+            preparer: ImagePreparer::new(datasets.train.clone(), pictures, &configuration.augmentation, seed),
+            outliers: datasets.outliers.clone(),
+            episodes: configuration.episodes.clone(),
+            seed,
+            on_gpu: false,
+        };
+        batches.check()?;
+        if let Some((rows, outliers)) = datasets.validation_labels() {
+            configuration.validator().check(rows, outliers)?;
+        }
+        Ok(Start { backbone, head, of_head, batches })
+    }
 }
 
 impl JointTrainee {
@@ -54,25 +92,11 @@ impl JointTrainee {
     /// If an option is outside its range, the backbone or the head cannot be read, the head does not fit the backbone, or
     /// the data has too few classes or images.
     pub fn new(configuration: JointConfiguration, datasets: Datasets) -> Result<Self> {
-        configuration.check()?;
-        let (backbone_path, head_path) = configuration.starting_files()?;
-        let backbone = starting_backbone(backbone_path, &configuration.pictures.preprocessing())?;
+        let Start { backbone, head, of_head, batches } = Start::new(&configuration, &datasets)?;
         let shape = super::shape(&configuration.pictures.preprocessing());
-        let (head, head_parameters) = open_head(&Model::open(head_path)?, shape.features())?;
-        let (seed, pictures) = (configuration.seed, &configuration.pictures);
-        let batches = JointBatches {
-            preparer: ImagePreparer::new(datasets.train.clone(), pictures, &configuration.augmentation, seed),
-            outliers: datasets.outliers.clone(),
-            episodes: configuration.episodes.clone(),
-            seed,
-        };
-        batches.check()?;
-        if let Some((rows, outliers)) = datasets.validation_labels() {
-            configuration.validator().check(rows, outliers)?;
-        }
         let layout = joint_layout(&conv4::layout(shape.channels), head.head().layout());
         let backbone_len = backbone.len();
-        let parameters = [backbone, head_parameters].concat();
+        let parameters = [backbone, of_head].concat();
         let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
         let session = CpuJointSession {
@@ -86,7 +110,48 @@ impl JointTrainee {
             pass: None,
         };
         let loader = super::loader(batches);
-        Ok(JointTrainee { session: Box::new(session), head, backbone_len, loader, datasets, configuration })
+        Ok(JointTrainee {
+            session: Box::new(session),
+            head,
+            backbone_len,
+            loader,
+            datasets,
+            configuration,
+            #[cfg(feature = "cuda")]
+            gpu: None,
+            warning: None,
+        })
+    }
+
+    /// A trainee on a GPU, which holds all images to train on and all outliers if they fit into its memory.
+    ///
+    /// # Errors
+    /// Those of [`JointTrainee::new`], and if the memory of the GPU does not suffice.
+    #[cfg(feature = "cuda")]
+    pub fn on_gpu(
+        configuration: JointConfiguration,
+        datasets: Datasets,
+        device: &trueshot_cuda::Device,
+    ) -> Result<Self> {
+        let most_image_bytes = super::gpu::most_image_bytes(device)?;
+        Self::on_gpu_with(configuration, datasets, device, most_image_bytes)
+    }
+
+    /// [`JointTrainee::on_gpu`] with a limit on the memory of the images.
+    #[cfg(feature = "cuda")]
+    fn on_gpu_with(
+        configuration: JointConfiguration,
+        datasets: Datasets,
+        device: &trueshot_cuda::Device,
+        most_image_bytes: usize,
+    ) -> Result<Self> {
+        let Start { backbone, head, of_head, mut batches } = Start::new(&configuration, &datasets)?;
+        let (session, warning) =
+            gpu::session(device, &configuration, &datasets, &backbone, (&*head, &of_head), most_image_bytes)?;
+        batches.on_gpu = warning.is_none();
+        let loader = super::gpu_loader(batches, session.steps_at_once());
+        let (backbone_len, gpu) = (backbone.len(), Some(device.clone()));
+        Ok(JointTrainee { session, head, backbone_len, loader, datasets, configuration, gpu, warning })
     }
 
     /// The average of the parameters: those of the backbone, then those of the head.
@@ -130,6 +195,10 @@ impl Trainee for JointTrainee {
         losses
     }
 
+    fn steps(&mut self, step: u64, limit: u64) -> trueshot::Result<Vec<Vec<f64>>> {
+        super::run_steps(&mut *self.session, &mut self.loader, step, limit)
+    }
+
     fn rate(&self, step: u64) -> f64 {
         self.session.rate(step)
     }
@@ -137,10 +206,13 @@ impl Trainee for JointTrainee {
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
         let parameters = self.parameters()?.into_owned();
         let (of_backbone, of_head) = parameters.split_at(self.backbone_len);
-        let backbone = Backbone::from_parameters(self.configuration.pictures.preprocessing(), of_backbone);
         let method = NamedMethod { label: "head".into(), method: self.head.method(of_head) };
-        let embed = |dataset: &crate::dataset::Dataset| embed_dataset(dataset, &backbone);
-        validate_backbone(&self.configuration.validator(), &self.datasets, &embed, method)
+        let preprocessing = self.configuration.pictures.preprocessing();
+        #[cfg(feature = "cuda")]
+        let embed = super::dataset_embedder(preprocessing, of_backbone.to_vec(), self.gpu.as_ref());
+        #[cfg(not(feature = "cuda"))]
+        let embed = super::cpu_embedder(preprocessing, of_backbone);
+        validate_backbone(&self.configuration.validator(), &self.datasets, &*embed, method)
     }
 
     fn state(&self) -> trueshot::Result<Tensors> {
@@ -157,5 +229,14 @@ impl Trainee for JointTrainee {
         let preprocessing = self.configuration.pictures.preprocessing();
         let backbone = backbone_file(&self.configuration, &preprocessing, of_backbone);
         Ok(model::joint_file(&backbone, &self.head.model(of_head)))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn device(&self) -> Option<String> {
+        self.gpu.as_ref().map(|gpu| gpu.name().to_string())
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.warning.iter().cloned().collect()
     }
 }

@@ -90,12 +90,9 @@ impl CpuJointSession {
         let head = self.head.head();
         let parameters = &self.weights.parameters[head_start..];
         let rows: Vec<&[f32]> = features.chunks_exact(dim).collect();
-        let parts =
-            (0..PARTS).map(|part| batch.labels.len() * part / PARTS..batch.labels.len() * (part + 1) / PARTS);
         let mut tasks = Vec::new();
         let (mut first_row, mut rest) = (0, d_features);
-        for (part, gradient) in parts.zip(&mut self.weights.gradients) {
-            let labels = &batch.labels[part];
+        for (labels, gradient) in parts(&batch.labels).zip(&mut self.weights.gradients) {
             let count: usize = labels.iter().map(EpisodeLabels::rows).sum();
             let (d_rows, after) = rest.split_at_mut(count * dim);
             tasks.push((labels, &rows[first_row..first_row + count], d_rows, &mut gradient[head_start..]));
@@ -107,7 +104,7 @@ impl CpuJointSession {
                 .zip(rows_of_episodes(labels))
                 .map(|(labels, own)| labels.episode(&rows[own]))
                 .collect();
-            let seed = batch.dropout_seed.wrapping_add(part as u64);
+            let seed = seed_of_part(batch.dropout_seed, part);
             isa.scope(|| head.losses_with_feature_gradient(parameters, &episodes, seed, gradient, d_rows))
         };
         let sums: Vec<Vec<f64>> = tasks.into_par_iter().enumerate().map(losses).collect();
@@ -133,11 +130,27 @@ impl CpuJointSession {
     }
 
     fn update_average(&mut self, step: u64) {
-        let keep = self.decay.min((1.0 + step as f64) / (AVERAGE_START + step as f64)) as f32;
+        let keep = kept_part(self.decay, step);
         for (average, &value) in self.average.iter_mut().zip(&self.weights.parameters) {
             *average = value + keep * (*average - value);
         }
     }
+}
+
+/// The part that the average of the parameters keeps in a step.
+pub(super) fn kept_part(decay: f64, step: u64) -> f32 {
+    decay.min((1.0 + step as f64) / (AVERAGE_START + step as f64)) as f32
+}
+
+/// The episodes of each part of a step.
+pub(super) fn parts(episodes: &[EpisodeLabels]) -> impl Iterator<Item = &[EpisodeLabels]> {
+    let count = episodes.len();
+    (0..PARTS).map(move |part| &episodes[count * part / PARTS..count * (part + 1) / PARTS])
+}
+
+/// The dropout seed of a part.
+pub(super) fn seed_of_part(dropout_seed: u64, part: usize) -> u64 {
+    dropout_seed.wrapping_add(part as u64)
 }
 
 /// Episodes of a part, the rows of their features, the gradients of these rows, and the gradient of the head.
@@ -294,7 +307,13 @@ mod tests {
                 }));
             }
         }
-        JointBatch { labels, images, dropout_seed: 5 }
+        JointBatch {
+            labels,
+            images,
+            #[cfg(feature = "cuda")]
+            requests: Vec::new(),
+            dropout_seed: 5,
+        }
     }
 
     /// The loss with the given parameters, and the gradient of the backbone and the head.

@@ -1,0 +1,153 @@
+//! Measures meta-steps of MAML on GPU 0: 4 tasks of 5-way 5-shot with 15 queries per class and 5 inner steps.
+//!
+//!     cargo run --release -p trueshot-cuda --example maml -- 84
+
+mod support;
+
+use std::time::Instant;
+
+use trueshot_cuda::Device;
+use trueshot_cuda::conv4::{DeviceImages, ImageRequest, StepImages, StepInput};
+use trueshot_cuda::maml::{MamlOptions, MamlTraining};
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::conv4::Shape;
+use trueshot_nn::maml::{Adaptation, GradientOrder, LabelledImages, MamlLearner, ModelSize, initial};
+
+use support::random;
+
+const WAYS: usize = 5;
+const SHOTS: usize = 5;
+const QUERIES: usize = 15;
+const IMAGES: usize = WAYS * (SHOTS + QUERIES);
+const TASKS: usize = 4;
+/// Steps that each figure is the mean of.
+const REPEATS: usize = 200;
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Failure> {
+    let size: usize = std::env::args().nth(1).map_or(Ok(84), |text| text.parse())?;
+    let device = Device::open(0)?;
+    println!("{}", device.name());
+    let model = ModelSize { shape: Shape { size, channels: 3 }, ways: WAYS };
+    for order in [GradientOrder::First, GradientOrder::Second] {
+        let options = MamlOptions {
+            size: model,
+            support: WAYS * SHOTS,
+            queries: WAYS * QUERIES,
+            tasks: TASKS,
+            adaptation: Adaptation { rate: 0.01, steps: 5 },
+            order,
+            optimiser: AdamWConfig::default(),
+            clip: 0.0,
+        };
+        compare_with_cpu(&device, &options)?;
+        measure(&device, &options)?;
+    }
+    Ok(())
+}
+
+/// Labels of the tasks of a step.
+fn labels() -> Vec<u32> {
+    let of_task = (0..WAYS * SHOTS).map(|i| i / SHOTS).chain((0..WAYS * QUERIES).map(|i| i / QUERIES));
+    of_task.map(|class| class as u32).collect::<Vec<u32>>().repeat(TASKS)
+}
+
+/// Prints how much the gradient differs from that of the CPU.
+fn compare_with_cpu(device: &Device, options: &MamlOptions) -> Result<(), Failure> {
+    let (mut random, labels, shape) = (random(3), labels(), options.size.shape);
+    let pixels = shape.pixels();
+    let images: Vec<f32> = (0..TASKS * IMAGES * pixels)
+        .map(|i| (3.4 * (random() - 0.5)) as f32 + 0.05 * labels[i / pixels] as f32)
+        .collect();
+    let parameters = initial(options.size, &mut random);
+    let mut training = MamlTraining::new(device, options.clone(), &parameters, None)?;
+    let input = StepInput { rate: 0.0, labels: labels.clone(), images: StepImages::Prepared(images.clone()) };
+    let losses = training.run(&[input])?;
+    let found = training.gradient()?;
+    let mut expected = vec![0.0; parameters.len()];
+    let mut learner = MamlLearner::new(options.size);
+    let mut loss = 0.0;
+    for task in 0..TASKS {
+        let images = &images[task * IMAGES * pixels..(task + 1) * IMAGES * pixels];
+        let labels = &labels[task * IMAGES..(task + 1) * IMAGES];
+        let set = |range: std::ops::Range<usize>| LabelledImages {
+            images: &images[range.start * pixels..range.end * pixels],
+            classes: &labels[range],
+        };
+        let (support, queries) = (set(0..options.support), set(options.support..IMAGES));
+        let MamlOptions { adaptation, order, .. } = *options;
+        loss += learner.meta_gradient(&parameters, support, queries, adaptation, order, &mut expected);
+    }
+    let norm =
+        |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+    let difference = norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
+    println!(
+        "{:?}: loss {:.5}, CPU {:.5}; gradient of norm {:.4}, relative error {:.2e}; loss scale {}",
+        options.order,
+        losses[0],
+        loss / TASKS as f64,
+        norm(&mut expected.iter().copied()),
+        difference / norm(&mut expected.iter().copied()),
+        training.state()?.scale
+    );
+    Ok(())
+}
+
+fn measure(device: &Device, options: &MamlOptions) -> Result<(), Failure> {
+    let (mut random, size) = (random(7), options.size.shape.size);
+    let count = 2000;
+    let pixels: Vec<Vec<u8>> = (0..count)
+        .map(|_| (0..options.size.shape.pixels()).map(|_| (random() * 256.0) as u8).collect())
+        .collect();
+    let parameters = initial(options.size, &mut random);
+    let steps: Vec<StepInput> = (0..64).map(|step| step_input(step, count, size)).collect();
+    let new = || -> Result<MamlTraining, Failure> {
+        let sources = pixels.iter().map(|pixels| (&pixels[..], size, size));
+        let images = DeviceImages::upload(device, sources, [[4.4, -2.1]; 3])?;
+        Ok(MamlTraining::new(device, options.clone(), &parameters, Some(images))?)
+    };
+    let run = || -> Result<(f64, Vec<f32>), Failure> {
+        let mut training = new()?;
+        let mut losses = training.run(&steps)?;
+        let start = Instant::now();
+        for _ in 0..REPEATS / 64 {
+            losses = training.run(&steps)?;
+        }
+        let time = start.elapsed().as_secs_f64() * 1e3 / ((REPEATS / 64) * 64) as f64;
+        println!("  last loss {:?}, loss scale {}", losses.last(), training.state()?.scale);
+        Ok((time, training.parameters()?))
+    };
+    let ((time, first), (_, second)) = (run()?, run()?);
+    println!("{{\"name\":\"maml{size} {:?}\",\"ms\":{time:.4}}}", options.order);
+    let same = first.iter().zip(&second).all(|(a, b)| a.to_bits() == b.to_bits());
+    println!("  two runs have the same bits: {same}");
+    let mut training = new()?;
+    training.run(&steps[..1])?;
+    let mut times: Vec<(&'static str, f64, usize)> = Vec::new();
+    for (name, time) in training.kernel_times()? {
+        match times.iter_mut().find(|(known, ..)| *known == name) {
+            Some((_, total, count)) => (*total, *count) = (*total + time, *count + 1),
+            None => times.push((name, time, 1)),
+        }
+    }
+    times.sort_by(|a, b| b.1.total_cmp(&a.1));
+    println!("  kernels: {:.3} ms", times.iter().map(|(_, time, _)| time).sum::<f64>() / 1e3);
+    for (name, time, count) in times {
+        println!("  {name:40} {count:4} x {:8.2} us = {:8.1} us", time / count as f64, time);
+    }
+    Ok(())
+}
+
+/// The images and labels of a step: changed images of the data set.
+fn step_input(step: u32, count: usize, size: usize) -> StepInput {
+    let request = |i: u32| ImageRequest {
+        image: (i * 31 + step * 7) % count as u32,
+        crop: [1, 2, size as u16 - 5, size as u16 - 4],
+        flip: i % 2,
+        jitters: 0b11_10_01_00,
+        values: [1.05, 0.95, 1.08, 0.3],
+    };
+    let requests = (0..(TASKS * IMAGES) as u32).map(request).collect();
+    StepInput { rate: 1e-3, labels: labels(), images: StepImages::Requests(requests) }
+}

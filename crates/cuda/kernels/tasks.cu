@@ -1,0 +1,138 @@
+// The kernels of Conv4 for several networks at once: every task of MAML has its own parameters, images and activations, and
+// all tasks run in the same launch. blockIdx.z is the task; `stride` is the distance in bytes between the memory of two tasks
+// (`of_task` in common.cuh). All other arguments and grids are those of the kernels without `task_` in their name.
+#pragma once
+#include "augment.cu"
+#include "batch_norm.cu"
+#include "filter_gradient.cu"
+#include "first_block.cu"
+
+// Where the images of a group of tasks are in a step: [task of the step][images of a task].
+struct TaskImages {
+  int first_task;  // of the group
+  int images;      // of a task
+};
+
+// Grid: (images of a task, 1, tasks).
+extern "C" __global__ void __launch_bounds__(AUGMENT_THREADS)
+    task_augment_images(const u8* pixels, const SourceImage* sources, const ImageRequest* requests, float* scratch,
+                        uint2* out, const TrainingState* state, AugmentShape shape, TaskImages tasks, i64 stride) {
+  const int image = blockIdx.x, number = (tasks.first_task + blockIdx.z) * tasks.images + image;
+  const ImageRequest request = requests[(long)step_slot(state) * shape.slot_len + number];
+  augment_image(pixels, sources, request, augment_scratch(scratch, number, shape), of_task(out, stride), image, shape);
+}
+
+// Grid: (ceil(size² / 256), images of a task, tasks).
+extern "C" __global__ void __launch_bounds__(256)
+    task_pack_floats(const float* images, uint2* out, AugmentShape shape, TaskImages tasks, i64 stride) {
+  const long first = (long)(tasks.first_task + blockIdx.z) * tasks.images;
+  pack_image(images + first * shape.size * shape.size * shape.channels, of_task(out, stride), shape);
+}
+
+// Zeros. Any grid, 256 threads.
+extern "C" __global__ void __launch_bounds__(256) task_clear(u64* words, int count, i64 stride) {
+  words = of_task(words, stride);
+  for (int i = blockIdx.x * 256 + threadIdx.x; i < count; i += gridDim.x * 256) words[i] = 0;
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2)
+    task_patch_moments(const u32* image, i64* moments, FirstShape shape, i64 stride) {
+  sum_patch_moments(of_task(image, stride), of_task(moments, stride), shape);
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+    task_first_statistics(const i64* moments, const float* weights, const float* gamma, const float* beta, float* norm,
+                          float* weighted, float count, i64 stride) {
+  compute_first_statistics(of_task(moments, stride), of_task(weights, stride), of_task(gamma, stride), of_task(beta, stride),
+                           of_task(norm, stride), of_task(weighted, stride), count);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1)
+    task_first_forward(const u32* image, const uint2* filters, const float* norm, uint4* y, FirstShape shape, i64 stride) {
+  compute_first_forward(of_task(image, stride), of_task(filters, stride), of_task(norm, stride), of_task(y, stride), shape);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1)
+    task_first_backward(const u32* image, const uint2* filters, const float* norm, const uint4* dy, i64* d_patches,
+                        FirstShape shape, i64 stride) {
+  compute_first_backward(of_task(image, stride), of_task(filters, stride), of_task(norm, stride), of_task(dy, stride),
+                         of_task(d_patches, stride), shape);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    task_pool_batch(const uint4* z, const i64* sums, const float* gamma, const float* beta, uint4* y, uint4* normalised,
+                    PoolShape shape, i64 stride) {
+  normalise_and_pool(of_task(z, stride), of_task(sums, stride), of_task(gamma, stride), of_task(beta, stride),
+                     of_task(y, stride), of_task(normalised, stride), shape);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    task_batch_norm_backward(const uint4* z, const i64* sums, const i64* d_sums, const float* gamma, const float* beta,
+                             const uint4* dy, uint4* dz, PoolShape shape, i64 stride) {
+  compute_norm_backward(of_task(z, stride), of_task(sums, stride), of_task(d_sums, stride), of_task(gamma, stride),
+                        of_task(beta, stride), of_task(dy, stride), of_task(dz, stride), shape);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    task_sum_feature_gradients(const uint4* normalised, const uint4* dy, i64* d_sums, int images, int side,
+                               Divider by_side, i64 stride) {
+  add_feature_gradients(of_task(normalised, stride), of_task(dy, stride), of_task(d_sums, stride), images, side, by_side);
+}
+
+DEVICE SumPlanes planes_of_task(SumPlanes planes, i64 stride) {
+  return {of_task(planes.first, stride), of_task(planes.tangent, stride), of_task(planes.d, stride)};
+}
+
+#define TASK_CONVOLUTION(name, M, SUMS)                                                                                  \
+  extern "C" __global__ void __launch_bounds__(256, 1)                                                                   \
+      name(const uint4* input, const uint4* filters, uint4* output, i64* totals, SumPlanes planes,                      \
+           ConvolutionShape shape, i64 stride) {                                                                         \
+    convolve<M, SUMS>(of_task(input, stride), of_task(filters, stride), of_task(output, stride),                        \
+                      of_task(totals, stride), planes_of_task(planes, stride), shape);                                  \
+  }
+TASK_CONVOLUTION(task_convolution_forward_128, 1, FORWARD_SUMS)
+TASK_CONVOLUTION(task_convolution_forward_256, 2, FORWARD_SUMS)
+TASK_CONVOLUTION(task_convolution_backward_128, 1, BACKWARD_SUMS)
+TASK_CONVOLUTION(task_convolution_backward_256, 2, BACKWARD_SUMS)
+TASK_CONVOLUTION(task_convolution_128, 1, NO_SUMS)
+TASK_CONVOLUTION(task_convolution_256, 2, NO_SUMS)
+TASK_CONVOLUTION(task_convolution_added_128, 1, ADDED)
+TASK_CONVOLUTION(task_convolution_added_256, 2, ADDED)
+TASK_CONVOLUTION(task_convolution_added_forward_128, 1, ADDED_FORWARD_SUMS)
+TASK_CONVOLUTION(task_convolution_added_forward_256, 2, ADDED_FORWARD_SUMS)
+TASK_CONVOLUTION(task_convolution_added_backward_128, 1, ADDED_BACKWARD_SUMS)
+TASK_CONVOLUTION(task_convolution_added_backward_256, 2, ADDED_BACKWARD_SUMS)
+
+#ifdef WGMMA
+#define TASK_CONVOLUTION_WGMMA(name, SUMS)                                                                               \
+  extern "C" __global__ void __launch_bounds__(256, 2)                                                                   \
+      name(const uint4* input, const uint4* filters, uint4* output, i64* totals, SumPlanes planes,                      \
+           ConvolutionShape shape, i64 stride) {                                                                         \
+    convolve_wgmma<SUMS>(of_task(input, stride), of_task(filters, stride), of_task(output, stride),                     \
+                         of_task(totals, stride), planes_of_task(planes, stride), shape);                               \
+  }
+TASK_CONVOLUTION_WGMMA(task_convolution_forward_wgmma, FORWARD_SUMS)
+TASK_CONVOLUTION_WGMMA(task_convolution_backward_wgmma, BACKWARD_SUMS)
+TASK_CONVOLUTION_WGMMA(task_convolution_wgmma, NO_SUMS)
+TASK_CONVOLUTION_WGMMA(task_convolution_added_wgmma, ADDED)
+TASK_CONVOLUTION_WGMMA(task_convolution_added_forward_wgmma, ADDED_FORWARD_SUMS)
+TASK_CONVOLUTION_WGMMA(task_convolution_added_backward_wgmma, ADDED_BACKWARD_SUMS)
+#endif
+
+DEVICE GradientPair pair_of_task(GradientPair pair, i64 stride) {
+  return {of_task(pair.input, stride), of_task(pair.d_output, stride)};
+}
+
+extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
+    task_filter_gradient(GradientPair pair, float* partials, int tiles_per_block, ConvolutionShape shape, i64 stride) {
+  sum_filter_gradient<false>(pair_of_task(pair, stride), {nullptr, nullptr}, of_task(partials, stride), tiles_per_block,
+                             shape);
+}
+
+// The sum of the gradients of two pairs.
+extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
+    task_filter_gradient_two(GradientPair pair, GradientPair second, float* partials, int tiles_per_block,
+                             ConvolutionShape shape, i64 stride) {
+  sum_filter_gradient<true>(pair_of_task(pair, stride), pair_of_task(second, stride), of_task(partials, stride),
+                            tiles_per_block, shape);
+}

@@ -1,0 +1,232 @@
+//! Embedding of photographs with EfficientNet-Lite0: [`EfficientNetEmbedding`].
+//!
+//! Images are bytes of the right size. Activations and weights are 16-bit floats and sums 32-bit floats; the first
+//! convolution and the mean at the end are computed in 32 bits. Batch norm is folded into the weights, as in
+//! [`trueshot_nn::efficientnet`]. An embedding depends on its own image only: neither on the other images of the batch, nor
+//! on its place in the batch, nor on the size of the batch.
+//!
+//! One graph embeds a batch. There is one graph per power of two; a batch in between is rounded up, and the images that
+//! are left from earlier batches are embedded with it.
+
+mod layers;
+#[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
+mod tests;
+
+use trueshot_nn::efficientnet::{FEATURES, LARGEST, SMALLEST, STEM, bottlenecks, layout};
+
+use crate::driver::{Buffer, Device, Graph, KernelTimes};
+use crate::error::Result;
+use layers::{Chunk, Depthwise, Pointwise, Stem, padded, record_mean};
+
+/// An EfficientNet-Lite0 that embeds batches of images on a GPU.
+pub struct EfficientNetEmbedding {
+    device: Device,
+    size: usize,
+    images: usize,
+    bytes: Buffer<u8>,
+    features: Buffer<f32>,
+    network: Network,
+    activations: Activations,
+    /// The graphs that were needed so far, with the number of images of each.
+    graphs: Vec<(usize, Graph)>,
+}
+
+struct Network {
+    stem: Stem,
+    bottlenecks: Vec<Bottleneck>,
+    head: Pointwise,
+}
+
+struct Bottleneck {
+    /// Height and width of the input.
+    side: usize,
+    expand: Option<Pointwise>,
+    depthwise: Depthwise,
+    project: Pointwise,
+    adds_input: bool,
+}
+
+/// The activations of a batch.
+struct Activations {
+    /// Input and output of the current bottleneck.
+    pixels: [Buffer<Chunk>; 2],
+    /// After the first pointwise convolution of a bottleneck, and after the last one of the network.
+    expanded: Buffer<Chunk>,
+    /// After the depthwise convolution.
+    filtered: Buffer<Chunk>,
+}
+
+impl EfficientNetEmbedding {
+    /// An embedder of batches of up to `images` images of height and width `size`, with `parameters` in the layout of
+    /// [`trueshot_nn::efficientnet::layout`]. `normalisation` is scale and shift per channel: `byte * scale + shift` is a
+    /// value that the network takes.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) if the batch does not fit, and
+    /// [`WeightRange`](crate::Error::WeightRange) if a weight does not fit into a 16-bit float.
+    ///
+    /// # Panics
+    /// If the size is not possible, or `parameters` has another length.
+    pub fn new(
+        device: &Device,
+        size: usize,
+        images: usize,
+        parameters: &[f32],
+        normalisation: [[f32; 2]; 3],
+    ) -> Result<Self> {
+        assert!((SMALLEST..=LARGEST).contains(&size) && images > 0, "{images} images of {size} px");
+        let network = Network::new(device, size, parameters, normalisation)?;
+        let activations = Activations::new(device, images, &network)?;
+        let bytes = device.zeros(images * size * size * 3)?;
+        let features = device.zeros(images * FEATURES)?;
+        let (device, graphs) = (device.clone(), Vec::new());
+        Ok(EfficientNetEmbedding { device, size, images, bytes, features, network, activations, graphs })
+    }
+
+    /// The most images of a batch.
+    pub fn max_batch(&self) -> usize {
+        self.images
+    }
+
+    /// The embeddings, `[image][1280]`, of images, `[image][row][column][3]`.
+    ///
+    /// # Panics
+    /// If there are more images than the embedder was made for, or a part of one.
+    pub fn embed(&mut self, images: &[u8]) -> Result<Vec<f32>> {
+        let pixels = self.size * self.size * 3;
+        let count = images.len() / pixels;
+        assert!(count <= self.images && images.len() == count * pixels, "{} bytes", images.len());
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        self.bytes.write(0, images)?;
+        self.launch(count)?;
+        let mut features = vec![0.0; count * FEATURES];
+        self.features.read_into(0, &mut features)?;
+        Ok(features)
+    }
+
+    /// Embeds `count` images that are on the device already, without waiting or copying. For measurements.
+    ///
+    /// # Panics
+    /// If there are more images than the embedder was made for.
+    pub fn launch(&mut self, count: usize) -> Result<()> {
+        assert!((1..=self.images).contains(&count), "{count} images");
+        let images = count.next_power_of_two().min(self.images);
+        if let Some((_, graph)) = self.graphs.iter().find(|(own, _)| *own == images) {
+            return graph.launch();
+        }
+        let graph = self.device.capture(|| self.record(images))?;
+        graph.launch()?;
+        self.graphs.push((images, graph));
+        Ok(())
+    }
+
+    /// Waits for the device.
+    pub fn synchronise(&self) -> Result<()> {
+        self.device.synchronise()
+    }
+
+    /// The times of all kernels for a batch of `count` images.
+    pub fn kernel_times(&self, count: usize) -> Result<KernelTimes> {
+        assert!((1..=self.images).contains(&count), "{count} images");
+        self.device.kernel_times(|| self.record(count))
+    }
+
+    /// Starts all kernels for one batch.
+    fn record(&self, images: usize) -> Result<()> {
+        let (device, Network { stem, bottlenecks, head }) = (&self.device, &self.network);
+        let Activations { pixels, expanded, filtered } = &self.activations;
+        let [mut input, mut output] = pixels.each_ref();
+        stem.record(device, images, &self.bytes, input)?;
+        for bottleneck in bottlenecks {
+            bottleneck.record(device, images, input, expanded, filtered, output)?;
+            std::mem::swap(&mut input, &mut output);
+        }
+        let positions = self.network.positions();
+        head.record(device, images * positions, input, None, expanded)?;
+        record_mean(device, images, positions, FEATURES, expanded, &self.features)
+    }
+}
+
+impl Network {
+    fn new(device: &Device, size: usize, parameters: &[f32], normalisation: [[f32; 2]; 3]) -> Result<Self> {
+        let layout = layout();
+        assert_eq!(parameters.len(), layout.len(), "parameters of this layout");
+        let mut tensors = layout.tensors().iter().map(|tensor| &parameters[tensor.range.clone()]);
+        let mut pair = || {
+            let [weights, bias] = [tensors.next(), tensors.next()];
+            (weights.expect("weights of a layer"), bias.expect("the bias of a layer"))
+        };
+        let (weights, bias) = pair();
+        let stem = Stem::new(device, size, weights, bias, normalisation)?;
+        let (mut side, mut own) = (stem.side, Vec::new());
+        for shape in bottlenecks() {
+            let expand = match shape.expands() {
+                false => None,
+                true => {
+                    let (weights, bias) = pair();
+                    Some(Pointwise::new(device, shape.input, weights, bias, true)?)
+                }
+            };
+            let (weights, bias) = pair();
+            let depthwise = Depthwise::new(device, shape.kernel, shape.stride, side, weights, bias)?;
+            let (weights, bias) = pair();
+            let project = Pointwise::new(device, shape.inner, weights, bias, false)?;
+            let outputs = depthwise.outputs;
+            own.push(Bottleneck { side, expand, depthwise, project, adds_input: shape.adds_input() });
+            side = outputs;
+        }
+        let (weights, bias) = pair();
+        let head = Pointwise::new(device, weights.len() / FEATURES, weights, bias, true)?;
+        Ok(Network { stem, bottlenecks: own, head })
+    }
+
+    /// The number of positions of the last bottleneck's output.
+    fn positions(&self) -> usize {
+        self.bottlenecks.last().map_or(0, |bottleneck| bottleneck.depthwise.outputs.pow(2))
+    }
+}
+
+impl Bottleneck {
+    fn record(
+        &self,
+        device: &Device,
+        images: usize,
+        input: &Buffer<Chunk>,
+        expanded: &Buffer<Chunk>,
+        filtered: &Buffer<Chunk>,
+        output: &Buffer<Chunk>,
+    ) -> Result<()> {
+        let (inputs, outputs) = (images * self.side.pow(2), images * self.depthwise.outputs.pow(2));
+        match &self.expand {
+            None => self.depthwise.record(device, images, input, filtered)?,
+            Some(expand) => {
+                expand.record(device, inputs, input, None, expanded)?;
+                self.depthwise.record(device, images, expanded, filtered)?;
+            }
+        }
+        self.project.record(device, outputs, filtered, self.adds_input.then_some(input), output)
+    }
+}
+
+impl Activations {
+    fn new(device: &Device, images: usize, network: &Network) -> Result<Self> {
+        let (mut pixels, mut expanded) = (network.stem.side.pow(2) * STEM, network.positions() * FEATURES);
+        let mut filtered = 0;
+        for (bottleneck, shape) in network.bottlenecks.iter().zip(bottlenecks()) {
+            let (inputs, outputs) = (bottleneck.side.pow(2), bottleneck.depthwise.outputs.pow(2));
+            pixels = pixels.max(outputs * padded(shape.output));
+            filtered = filtered.max(outputs * shape.inner);
+            if shape.expands() {
+                expanded = expanded.max(inputs * shape.inner);
+            }
+        }
+        let buffer = |values: usize| device.zeros(images * values / 8);
+        Ok(Activations {
+            pixels: [buffer(pixels)?, buffer(pixels)?],
+            expanded: buffer(expanded)?,
+            filtered: buffer(filtered)?,
+        })
+    }
+}

@@ -1,0 +1,309 @@
+//! The layers of EfficientNet-Lite0 on the device: weights in the order that the kernels read, and the launches.
+
+use bytemuck::{Pod, Zeroable};
+use half::f16;
+use trueshot_nn::efficientnet::{STEM, same_padding};
+
+use crate::Divider;
+use crate::driver::{Argument, Buffer, Device, Grid, Null, Queue, Value};
+use crate::error::{Error, Result};
+
+/// Eight channels as 16-bit floats.
+pub(super) type Chunk = [u16; 8];
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Adjacent outputs of a row that one thread computes (`STRIP`).
+const STRIP: usize = 4;
+/// Rows of a tile of a pointwise convolution (`TILE_ROWS`).
+const TILE_ROWS: usize = 128;
+/// Outputs of a pointwise convolution whose weights are permuted together.
+const GROUP: usize = 32;
+/// Blocks of a pointwise convolution per multiprocessor.
+const BLOCKS: usize = 2;
+
+/// Channels of an activation on the device: a multiple of 16, because a matrix instruction takes 16 inputs.
+pub(super) fn padded(channels: usize) -> usize {
+    channels.next_multiple_of(16)
+}
+
+/// The first convolution.
+pub(super) struct Stem {
+    weights: Buffer<f32>,
+    bias: Buffer<f32>,
+    size: usize,
+    /// Height and width of the output.
+    pub side: usize,
+    margin: usize,
+    normalisation: [[f32; 2]; 3],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct StemShape {
+    units: i32,
+    size: i32,
+    side: i32,
+    margin: i32,
+    by_strips: Divider,
+    by_side: Divider,
+    scale: [f32; 3],
+    shift: [f32; 3],
+}
+
+impl Stem {
+    /// `weights` is `[output][channel][row][column]`; `byte * scale + shift` is a normalised value.
+    pub fn new(
+        device: &Device,
+        size: usize,
+        weights: &[f32],
+        bias: &[f32],
+        normalisation: [[f32; 2]; 3],
+    ) -> Result<Self> {
+        let (side, margin) = same_padding(size, 3, 2);
+        let taps = (0..27).flat_map(|tap| (0..STEM).map(move |output| (output, tap % 3 * 9 + tap / 3)));
+        let weights: Vec<f32> = taps.map(|(output, tap)| weights[output * 27 + tap]).collect();
+        let (weights, bias) = (device.upload(&weights)?, device.upload(bias)?);
+        Ok(Stem { weights, bias, size, side, margin, normalisation })
+    }
+
+    /// From bytes, `[image][row][column][3]`, to activations of [`STEM`] channels.
+    pub fn record(
+        &self,
+        device: &Device,
+        images: usize,
+        bytes: &Buffer<u8>,
+        output: &Buffer<Chunk>,
+    ) -> Result<()> {
+        let strips = self.side.div_ceil(STRIP);
+        let units = images * self.side * strips * (STEM / 8);
+        let shape = StemShape {
+            units: units as i32,
+            size: self.size as i32,
+            side: self.side as i32,
+            margin: self.margin as i32,
+            by_strips: Divider::new(strips),
+            by_side: Divider::new(self.side),
+            scale: self.normalisation.map(|[scale, _]| scale),
+            shift: self.normalisation.map(|[_, shift]| shift),
+        };
+        let arguments: [&dyn Argument; 5] = [bytes, &self.weights, &self.bias, output, &Value(shape)];
+        device.launch(Queue::Main, "efficientnet_stem", grid_of(units), &arguments)
+    }
+}
+
+/// A depthwise convolution with ReLU6.
+pub(super) struct Depthwise {
+    /// `[tap][channel]`
+    weights: Buffer<Chunk>,
+    bias: Buffer<f32>,
+    kernel: &'static str,
+    channels: usize,
+    side: usize,
+    /// Height and width of the output.
+    pub outputs: usize,
+    margin: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct DepthwiseShape {
+    units: i32,
+    side: i32,
+    outputs: i32,
+    margin: i32,
+    by_chunks: Divider,
+    by_strips: Divider,
+    by_outputs: Divider,
+}
+
+impl Depthwise {
+    /// `weights` is `[channel][row][column]` with `kernel` rows and columns, for inputs of height and width `side`.
+    pub fn new(
+        device: &Device,
+        kernel: usize,
+        stride: usize,
+        side: usize,
+        weights: &[f32],
+        bias: &[f32],
+    ) -> Result<Self> {
+        let (outputs, margin) = same_padding(side, kernel, stride);
+        let (taps, channels) = (kernel * kernel, bias.len());
+        assert!(channels % 16 == 0, "{channels} channels");
+        let ordered: Vec<f32> = (0..taps)
+            .flat_map(|tap| (0..channels).map(move |channel| weights[channel * taps + tap]))
+            .collect();
+        let name = match (kernel, stride) {
+            (3, 1) => "efficientnet_depthwise_3_1",
+            (3, 2) => "efficientnet_depthwise_3_2",
+            (5, 1) => "efficientnet_depthwise_5_1",
+            (5, 2) => "efficientnet_depthwise_5_2",
+            other => unreachable!("kernel and stride {other:?}"),
+        };
+        let weights = upload_halves(device, &ordered)?;
+        Ok(Depthwise { weights, bias: device.upload(bias)?, kernel: name, channels, side, outputs, margin })
+    }
+
+    pub fn record(
+        &self,
+        device: &Device,
+        images: usize,
+        input: &Buffer<Chunk>,
+        output: &Buffer<Chunk>,
+    ) -> Result<()> {
+        let (strips, chunks) = (self.outputs.div_ceil(STRIP), self.channels / 8);
+        let units = images * self.outputs * strips * chunks;
+        let shape = DepthwiseShape {
+            units: units as i32,
+            side: self.side as i32,
+            outputs: self.outputs as i32,
+            margin: self.margin as i32,
+            by_chunks: Divider::new(chunks),
+            by_strips: Divider::new(strips),
+            by_outputs: Divider::new(self.outputs),
+        };
+        let arguments: [&dyn Argument; 5] = [input, &self.weights, &self.bias, output, &Value(shape)];
+        device.launch(Queue::Main, self.kernel, grid_of(units), &arguments)
+    }
+}
+
+/// A pointwise convolution.
+pub(super) struct Pointwise {
+    weights: Buffer<Chunk>,
+    bias: Buffer<f32>,
+    /// Padded.
+    inputs: usize,
+    /// Padded.
+    pub outputs: usize,
+    has_relu6: bool,
+    tiles: ColumnTiles,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct PointwiseShape {
+    rows: i32,
+    inputs: i32,
+    outputs: i32,
+    has_relu6: i32,
+}
+
+/// How the outputs of a pointwise convolution are divided among thread blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ColumnTiles {
+    kernel: &'static str,
+    columns: usize,
+    count: usize,
+}
+
+impl ColumnTiles {
+    /// The fewest tiles, since each reads all inputs, and of those the narrowest.
+    fn new(outputs: usize) -> Self {
+        let kernels = [
+            ("efficientnet_pointwise_32", 32),
+            ("efficientnet_pointwise_64", 64),
+            ("efficientnet_pointwise_96", 96),
+            ("efficientnet_pointwise_128", 128),
+        ];
+        let tiles = kernels.map(|(kernel, columns)| {
+            let count = outputs.div_ceil(columns);
+            ColumnTiles { kernel, columns, count }
+        });
+        tiles.into_iter().min_by_key(|tiles| (tiles.count, tiles.columns)).expect("there are kernels")
+    }
+
+    /// Outputs of all tiles together.
+    fn len(self) -> usize {
+        self.columns * self.count
+    }
+}
+
+impl Pointwise {
+    /// `weights` is `[output][input]`, and `inputs` the number of inputs.
+    pub fn new(
+        device: &Device,
+        inputs: usize,
+        weights: &[f32],
+        bias: &[f32],
+        has_relu6: bool,
+    ) -> Result<Self> {
+        let (own_outputs, tiles) = (bias.len(), ColumnTiles::new(padded(bias.len())));
+        let (padded_inputs, outputs) = (padded(inputs), padded(own_outputs));
+        let mut packed = vec![0.0; tiles.len() * padded_inputs];
+        for (row, packed) in packed.chunks_exact_mut(padded_inputs).enumerate() {
+            let output = output_of_row(row);
+            if output < own_outputs {
+                packed[..inputs].copy_from_slice(&weights[output * inputs..][..inputs]);
+            }
+        }
+        let mut bias = bias.to_vec();
+        bias.resize(tiles.len(), 0.0);
+        let (weights, bias) = (upload_halves(device, &packed)?, device.upload(&bias)?);
+        Ok(Pointwise { weights, bias, inputs: padded_inputs, outputs, has_relu6, tiles })
+    }
+
+    /// `rows` is the number of positions of all images.
+    pub fn record(
+        &self,
+        device: &Device,
+        rows: usize,
+        input: &Buffer<Chunk>,
+        residual: Option<&Buffer<Chunk>>,
+        output: &Buffer<Chunk>,
+    ) -> Result<()> {
+        let ColumnTiles { kernel, columns, count } = self.tiles;
+        let shape = PointwiseShape {
+            rows: rows as i32,
+            inputs: self.inputs as i32,
+            outputs: self.outputs as i32,
+            has_relu6: i32::from(self.has_relu6),
+        };
+        let blocks = (BLOCKS * device.multiprocessors()).div_ceil(count).min(rows.div_ceil(TILE_ROWS));
+        let grid = Grid::new(blocks, THREADS).rows(count).shared(2 * (TILE_ROWS + columns) * 128);
+        let residual: &dyn Argument = residual.map_or(&Null, |residual| residual);
+        let arguments: [&dyn Argument; 6] =
+            [input, &self.weights, &self.bias, residual, output, &Value(shape)];
+        device.launch(Queue::Main, kernel, grid, &arguments)
+    }
+}
+
+/// The mean over the positions of each image: `[image][position][channel]` to `[image][channel]` in f32.
+pub(super) fn record_mean(
+    device: &Device,
+    images: usize,
+    positions: usize,
+    channels: usize,
+    input: &Buffer<Chunk>,
+    output: &Buffer<f32>,
+) -> Result<()> {
+    let chunks = channels / 8;
+    let grid = Grid::new(chunks.div_ceil(32), 32).rows(images);
+    let arguments: [&dyn Argument; 4] = [input, output, &Value(positions as i32), &Value(chunks as i32)];
+    device.launch(Queue::Main, "efficientnet_mean", grid, &arguments)
+}
+
+/// The output whose weights are in a row of the packed weights of a pointwise convolution.
+fn output_of_row(row: usize) -> usize {
+    let (group, row) = (row / GROUP, row % GROUP);
+    let (fragment, thread, one) = (row / 8, row % 8 / 2, row % 2);
+    group * GROUP + 8 * thread + 2 * fragment + one
+}
+
+fn grid_of(units: usize) -> Grid {
+    Grid::new(units.div_ceil(THREADS as usize), THREADS)
+}
+
+/// Copies numbers to the device as 16-bit floats. Their number is a multiple of 8.
+fn upload_halves(device: &Device, values: &[f32]) -> Result<Buffer<Chunk>> {
+    let is_beyond = |value: &&f32| value.is_finite() && !f16::from_f32(**value).is_finite();
+    if let Some(value) = values.iter().find(is_beyond) {
+        return Err(Error::WeightRange(value.to_string()));
+    }
+    let chunks: Vec<Chunk> = values
+        .as_chunks()
+        .0
+        .iter()
+        .map(|chunk: &[f32; 8]| chunk.map(|value| f16::from_f32(value).to_bits()))
+        .collect();
+    device.upload(&chunks)
+}

@@ -1,0 +1,360 @@
+//! [`JointTraining`]: the steps of a backbone and a head on the device.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::conv4::Shape;
+
+use super::inputs::{JointStep, SlotLayout, StepSize};
+use super::{BackboneUpdate, HeadTraining, HeadWeights};
+use crate::conv4::{
+    Conv4Network, Conv4Optimiser, Conv4State, DeviceImages, EpisodeShape, ImageFeed, OtherSquares,
+    STEP_SLOTS, StepImages,
+};
+use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Null, Queue, Value};
+use crate::error::Result;
+
+/// The part of the mean of all features that a step replaces by the mean of its features.
+const MEAN_RATE: f32 = 0.01;
+
+/// The sizes and options of a training run.
+#[derive(Debug, Clone)]
+pub struct JointOptions {
+    /// Size and channels of the images.
+    pub shape: Shape,
+    /// The most images of a step.
+    pub images: usize,
+    /// The most episodes of a step.
+    pub episodes: usize,
+    /// The most classes of an episode.
+    pub classes: usize,
+    /// The weight of the loss of nearest prototypes.
+    pub prototype_weight: f64,
+    /// Hyperparameters of the optimiser.
+    pub optimiser: AdamWConfig,
+    /// The largest norm of the gradient of backbone and head; 0: no clipping. The head must have the same.
+    pub clip: f64,
+    /// The head's parameters that are the mean of all features.
+    pub feature_mean: Option<Range<usize>>,
+}
+
+/// Everything that later steps of a run depend on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JointState {
+    /// The backbone.
+    pub backbone: Conv4State,
+    /// The head.
+    pub head: HeadWeights,
+    /// The average of the parameters: those of the backbone, then those of the head.
+    pub average: Vec<f32>,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct JointShape {
+    dim: i32,
+    most_episodes: i32,
+    most_classes: i32,
+    slot_len: i32,
+}
+
+/// A backbone and a head in training on a GPU.
+pub struct JointTraining<H> {
+    device: Device,
+    options: JointOptions,
+    layout: SlotLayout,
+    backbone: Conv4Network,
+    feed: ImageFeed,
+    head: H,
+    optimiser: Conv4Optimiser,
+    slots: Buffer<u32>,
+    points: Buffer<f32>,
+    d_points: Buffer<f32>,
+    d_logits: Buffer<f32>,
+    losses: Buffer<f32>,
+    average: Buffer<f32>,
+    pub(super) graphs: HashMap<StepSize, Graph>,
+    /// Steps that the device has finished.
+    done: u32,
+}
+
+impl<H: HeadTraining> JointTraining<H> {
+    /// A training run of a backbone that starts from `parameters`, in the layout of [`trueshot_nn::conv4::layout`], and of
+    /// `head` as it is. Steps take their images from `images`, or bring prepared ones.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) if activations and images do not fit.
+    ///
+    /// # Panics
+    /// If the shape is not possible, `parameters` has another length, or the head has fewer rows than a step can have images.
+    pub fn new(
+        device: &Device,
+        options: JointOptions,
+        parameters: &[f32],
+        head: H,
+        images: Option<DeviceImages>,
+    ) -> Result<Self> {
+        let (rows, dim) = (options.images, options.shape.features());
+        assert!(head.features().len() >= rows * dim, "a head for {rows} rows of {dim} numbers");
+        let layout = SlotLayout { episodes: options.episodes, rows };
+        let backbone = Conv4Network::new(device, options.shape, rows)?;
+        let points =
+            if options.prototype_weight > 0.0 { options.episodes * options.classes * dim } else { 0 };
+        let mut training = JointTraining {
+            device: device.clone(),
+            layout,
+            feed: ImageFeed::new(device, options.shape, rows, images)?,
+            optimiser: Conv4Optimiser::new(device, &backbone, &options.optimiser, options.clip)?,
+            slots: device.zeros(STEP_SLOTS * layout.len())?,
+            points: device.zeros(points)?,
+            d_points: device.zeros(points)?,
+            d_logits: device.zeros(rows * options.classes)?,
+            losses: device.zeros(rows)?,
+            average: device.zeros(parameters.len() + head.parameters().len())?,
+            graphs: HashMap::new(),
+            backbone,
+            head,
+            options,
+            done: 0,
+        };
+        let head = training.head.weights()?;
+        let average = [parameters, &head.parameters].concat();
+        training.load(&JointState { backbone: Conv4State::new(parameters), head, average })?;
+        Ok(training)
+    }
+
+    /// The average of the parameters: those of the backbone, then those of the head.
+    pub fn average(&self) -> Result<Vec<f32>> {
+        self.average.read()
+    }
+
+    /// The gradient of the backbone's parameters in the last step.
+    pub fn backbone_gradient(&self) -> Result<Vec<f32>> {
+        self.backbone.gradients.read()
+    }
+
+    /// The head.
+    pub fn head(&self) -> &H {
+        &self.head
+    }
+
+    /// Everything that later steps depend on.
+    pub fn state(&self) -> Result<JointState> {
+        Ok(JointState {
+            backbone: self.optimiser.state(&self.backbone)?,
+            head: self.head.weights()?,
+            average: self.average.read()?,
+        })
+    }
+
+    /// Replaces parameters, the state of the optimiser and the average.
+    ///
+    /// # Panics
+    /// If a length is not that of the layout.
+    pub fn load(&mut self, state: &JointState) -> Result<()> {
+        self.optimiser.load(&mut self.backbone, &state.backbone, self.done)?;
+        self.head.load_weights(&state.head)?;
+        self.average.write(0, &state.average)
+    }
+
+    /// Runs steps and returns the terms of their losses: those of the head, then that of nearest prototypes if it has a
+    /// weight.
+    ///
+    /// # Errors
+    /// [`Lost`](crate::Error::Lost) if the GPU stopped working. Losses that are not finite are returned, and no later step is
+    /// run.
+    ///
+    /// # Panics
+    /// If there are more than [`STEP_SLOTS`] steps, or an input has the wrong length or is of another kind than the run.
+    pub fn run(&mut self, steps: &[JointStep]) -> Result<Vec<Vec<f32>>> {
+        assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
+        // There is memory for the prepared images of one step only.
+        let at_a_time = if self.feed.has_data_set() { STEP_SLOTS } else { 1 };
+        let mut losses = Vec::new();
+        for steps in steps.chunks(at_a_time) {
+            losses.extend(self.run_adjacent(steps)?);
+        }
+        Ok(losses)
+    }
+
+    fn run_adjacent(&mut self, steps: &[JointStep]) -> Result<Vec<Vec<f32>>> {
+        self.prepare(steps)?;
+        let sizes: Vec<StepSize> = steps.iter().map(JointStep::size).collect();
+        let first = self.done;
+        let graphs = &self.graphs;
+        let launch = |step: u32| graphs[&sizes[(step - first) as usize]].launch();
+        let target = first + steps.len() as u32;
+        self.done = self.optimiser.finish_steps(first, steps.len(), launch)?;
+        let mut of_head: Vec<Vec<f32>> = self.head.finished_losses()?.into_iter().map(Into::into).collect();
+        let of_prototypes = self.optimiser.losses(first, self.done, target)?;
+        // A step that failed is not finished for the head.
+        of_head.resize(of_prototypes.len(), Vec::new());
+        let terms = of_head.into_iter().zip(of_prototypes).map(|(mut terms, of_prototypes)| {
+            if self.options.prototype_weight > 0.0 || terms.is_empty() {
+                terms.push(of_prototypes);
+            }
+            terms
+        });
+        Ok(terms.collect())
+    }
+
+    /// Copies the inputs of the next steps to the device and records the graphs that they need.
+    pub(super) fn prepare(&mut self, steps: &[JointStep]) -> Result<()> {
+        let inputs: Vec<H::StepInput> = steps.iter().map(Into::into).collect();
+        if self.head.prepare(&inputs)? {
+            self.graphs.clear();
+        }
+        let first = self.done as usize % STEP_SLOTS;
+        let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));
+        for (slot, steps) in [(first, before_end), (0, after_end)] {
+            if !steps.is_empty() {
+                self.write_adjacent_slots(slot, steps)?;
+            }
+        }
+        for step in steps {
+            self.record_graph(step.size())?;
+        }
+        Ok(())
+    }
+
+    fn write_adjacent_slots(&mut self, slot: usize, steps: &[JointStep]) -> Result<()> {
+        let (mut words, mut rates) = (Vec::new(), Vec::new());
+        for step in steps {
+            let (images, expected) = (step.images.count(self.options.shape), step.size().images);
+            assert_eq!(images, expected, "one image per item and query");
+            words.extend(self.layout.encode(step, self.options.prototype_weight));
+            rates.push(step.rate as f32);
+        }
+        self.slots.write(slot * self.layout.len(), &words)?;
+        self.optimiser.rates.write(slot, &rates)?;
+        let images: Vec<&StepImages> = steps.iter().map(|step| &step.images).collect();
+        self.feed.write(slot, images.into_iter())
+    }
+
+    fn record_graph(&mut self, size: StepSize) -> Result<()> {
+        if !self.graphs.contains_key(&size) {
+            let graph = self.device.clone().capture(|| self.record_step(size))?;
+            self.graphs.insert(size, graph);
+        }
+        Ok(())
+    }
+
+    /// Launches the step that was run last again, on the inputs that the next slot has, and does not wait. For measurements:
+    /// after [`run`](Self::run) with [`STEP_SLOTS`] steps of one size, all slots are filled.
+    pub fn launch_step(&self) -> Result<()> {
+        self.graphs.values().next().expect("a step was run").launch()
+    }
+
+    /// The times of the kernels of a step of the size of `step`. The run cannot go on afterwards.
+    pub fn kernel_times(mut self, step: &JointStep) -> Result<KernelTimes> {
+        self.prepare(std::slice::from_ref(step))?;
+        self.device.clone().kernel_times(|| self.record_step(step.size()))
+    }
+
+    /// Waits for the device.
+    pub fn synchronise(&self) -> Result<()> {
+        self.device.synchronise()
+    }
+
+    fn launch(&self, kernel: &'static str, grid: Grid, arguments: &[&dyn Argument]) -> Result<()> {
+        self.device.launch(Queue::Main, kernel, grid, arguments)
+    }
+
+    fn shape(&self) -> JointShape {
+        JointShape {
+            dim: self.options.shape.features() as i32,
+            most_episodes: self.options.episodes as i32,
+            most_classes: self.options.classes as i32,
+            slot_len: self.layout.len() as i32,
+        }
+    }
+
+    /// Starts all kernels of one step.
+    fn record_step(&self, size: StepSize) -> Result<()> {
+        let state = &self.optimiser.state;
+        let pass = self.backbone.pass(size.images);
+        let sizes = [size.images, size.episodes, size.queries].map(|size| Value(size as i32));
+        let arguments: [&dyn Argument; 6] =
+            [&self.slots, state, &Value(self.shape()), &sizes[0], &sizes[1], &sizes[2]];
+        self.launch("joint_begin", Grid::new(1, 32), &arguments)?;
+        self.feed.record(size.images, &self.backbone.image, state)?;
+        pass.forward()?;
+        pass.write_features(self.head.features())?;
+        self.head.record_losses()?;
+        self.record_feature_gradient(size)?;
+        pass.backward()?;
+        pass.collect_gradients(state)?;
+        let squares = &self.backbone.squares;
+        self.head.record_update(&BackboneUpdate {
+            overflow: self.optimiser.overflow(),
+            squares: squares.at(0),
+            square_count: squares.len(),
+        })?;
+        let of_head = self.head.squares();
+        let others = OtherSquares { sums: of_head.at(0), count: of_head.len() };
+        self.optimiser.record_update(&self.backbone, &pass, Some(&others))?;
+        self.record_averages(size)?;
+        self.optimiser.record_end(&self.backbone, &self.losses, size.queries)
+    }
+
+    /// The loss of nearest prototypes, and the gradient of the features for the backbone.
+    fn record_feature_gradient(&self, size: StepSize) -> Result<()> {
+        let (features, state, slots, shape) =
+            (self.head.features(), &self.optimiser.state, &self.slots, Value(self.shape()));
+        let JointTraining { points, d_points, d_logits, losses, .. } = self;
+        let classes = self.options.classes;
+        let has_prototypes = self.options.prototype_weight > 0.0;
+        if has_prototypes {
+            let grid =
+                Grid::new(self.options.shape.features().div_ceil(128), 128).rows(size.episodes * classes);
+            self.launch("joint_prototypes", grid, &[features, slots, points, state, &shape])?;
+            let of_queries = Grid::new(size.images, 256).shared(9 * classes * size_of::<f32>());
+            let arguments: [&dyn Argument; 7] = [features, slots, points, d_logits, losses, state, &shape];
+            self.launch("joint_query_losses", of_queries, &arguments)?;
+            let arguments: [&dyn Argument; 7] = [features, slots, points, d_logits, d_points, state, &shape];
+            self.launch("joint_prototype_gradients", grid, &arguments)?;
+        }
+        let plane = EpisodeShape::of_features(self.options.shape);
+        let grid = Grid::new((plane.chunks as usize).div_ceil(64), 64).rows(size.images);
+        let points: &dyn Argument = if has_prototypes { points } else { &Null };
+        let arguments: [&dyn Argument; 10] = [
+            features,
+            self.head.feature_gradient(),
+            slots,
+            points,
+            d_points,
+            d_logits,
+            self.backbone.feature_gradient(),
+            state,
+            &shape,
+            &Value(plane),
+        ];
+        self.launch("joint_feature_gradient", grid, &arguments)
+    }
+
+    /// The mean of all features and the average of the parameters.
+    fn record_averages(&self, size: StepSize) -> Result<()> {
+        let (state, shape) = (&self.optimiser.state, Value(self.shape()));
+        let of_head = self.head.parameters();
+        if let Some(range) = &self.options.feature_mean {
+            let (rate, rows, mean) = (Value(MEAN_RATE), Value(size.images as i32), of_head.at(range.start));
+            let grid = Grid::new(range.len().div_ceil(32), 256);
+            let arguments: [&dyn Argument; 6] = [self.head.features(), &mean, &rate, &rows, state, &shape];
+            self.launch("joint_feature_mean", grid, &arguments)?;
+        }
+        let of_backbone = &self.backbone.parameters;
+        let arguments: [&dyn Argument; 8] = [
+            &self.average,
+            of_backbone,
+            &Value(of_backbone.len() as i32),
+            of_head,
+            &Value(self.average.len() as i32),
+            &self.slots,
+            state,
+            &shape,
+        ];
+        self.launch("joint_average", Grid::new(self.average.len().div_ceil(256), 256), &arguments)
+    }
+}

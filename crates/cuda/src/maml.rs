@@ -1,0 +1,294 @@
+//! MAML on the GPU: Conv4 with a linear classifier, whose parameters are trained so that a few steps of gradient descent on a
+//! support set adapt them to a task.
+//!
+//! Start with [`MamlTraining`]; its semantics are those of [`trueshot_nn::maml::MamlLearner`] with AdamW on the mean gradient
+//! of the tasks of a step. Up to [`TASKS_AT_ONCE`] tasks run in the same kernels, each with its own parameters, activations
+//! and gradients ([`memory`]); a step with more tasks runs them in groups, whose gradients are added in order. One step is one
+//! CUDA graph.
+//!
+//! Precision and overflow are those of [`Conv4Training`](crate::conv4::Conv4Training): the losses of support sets and queries
+//! are multiplied by the same loss scale, and if any gradient overflows, nothing is updated, the scale is halved and the step
+//! is repeated.
+
+mod memory;
+mod pass;
+
+use trueshot_nn::adamw::AdamWConfig;
+use trueshot_nn::maml::{Adaptation, GradientOrder, ModelSize, layout};
+
+use crate::conv4::optimiser::Conv4Optimiser;
+use crate::conv4::{Conv4State, DeviceImages, ImageFeed, STEP_SLOTS, StepInput, TaskImages};
+use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value};
+use crate::error::{Error, Result};
+use memory::{GroupMemory, GroupSize};
+use pass::{Group, element_count};
+
+/// The most tasks that run at once. More would take memory and hardly run faster.
+const TASKS_AT_ONCE: usize = 8;
+
+/// The sizes and options of a training run.
+#[derive(Debug, Clone)]
+pub struct MamlOptions {
+    /// The shape of the images and the number of classes.
+    pub size: ModelSize,
+    /// Support items of a task.
+    pub support: usize,
+    /// Queries of a task.
+    pub queries: usize,
+    /// Tasks of a step.
+    pub tasks: usize,
+    /// The gradient descent on the support sets.
+    pub adaptation: Adaptation,
+    /// Whether the gradient includes second derivatives.
+    pub order: GradientOrder,
+    /// Hyperparameters of the optimiser.
+    pub optimiser: AdamWConfig,
+    /// The largest norm of the gradient; 0: no clipping.
+    pub clip: f64,
+}
+
+impl MamlOptions {
+    /// Images of a task.
+    fn images(&self) -> usize {
+        self.support + self.queries
+    }
+
+    fn group_size(&self, tasks: usize) -> GroupSize {
+        let &MamlOptions { size, support, queries, adaptation, order, .. } = self;
+        GroupSize { model: size, support, queries, steps: adaptation.steps, order, tasks }
+    }
+}
+
+/// The memory of as many tasks as fit, at most `tasks`.
+fn largest_group(
+    device: &Device,
+    tasks: usize,
+    size: impl Fn(usize) -> GroupSize,
+) -> Result<(usize, GroupMemory)> {
+    let mut at_once = tasks.min(TASKS_AT_ONCE);
+    loop {
+        match GroupMemory::new(device, size(at_once)) {
+            Err(Error::OutOfMemory { .. }) if at_once > 1 => at_once = at_once.div_ceil(2),
+            other => return other.map(|memory| (at_once, memory)),
+        }
+    }
+}
+
+/// MAML in training on a GPU.
+pub struct MamlTraining {
+    device: Device,
+    options: MamlOptions,
+    memory: GroupMemory,
+    /// Tasks that run at once.
+    at_once: usize,
+    feed: ImageFeed,
+    /// `[slot][task][support + queries]`
+    labels: Buffer<u32>,
+    /// The loss of each query, `[task][queries]`.
+    losses: Buffer<f32>,
+    /// The parameters that every task starts from.
+    shared: Buffer<f32>,
+    /// The sum of the gradients of the tasks.
+    total: Buffer<f32>,
+    squares: Buffer<f64>,
+    optimiser: Conv4Optimiser,
+    graph: Option<Graph>,
+    /// Steps that the device has finished.
+    done: u32,
+}
+
+impl MamlTraining {
+    /// A training run that starts from `parameters`, in the layout of [`trueshot_nn::maml::layout`]. Steps take their images
+    /// from `images`, or bring prepared ones.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) if the activations of one task and the images do not fit.
+    ///
+    /// # Panics
+    /// If the shape is not possible, there are no steps, or `parameters` has another length.
+    pub fn new(
+        device: &Device,
+        options: MamlOptions,
+        parameters: &[f32],
+        images: Option<DeviceImages>,
+    ) -> Result<Self> {
+        let MamlOptions { size, tasks, queries, .. } = options;
+        assert!(size.shape.is_possible(), "{size:?}");
+        assert!(options.adaptation.steps > 0, "an adaptation has steps");
+        let images_of_step = tasks * options.images();
+        let feed = ImageFeed::new(device, size.shape, images_of_step, images)?;
+        let len = layout(size).len();
+        let (at_once, memory) = largest_group(device, tasks, |tasks| options.group_size(tasks))?;
+        let mut training = MamlTraining {
+            device: device.clone(),
+            memory,
+            at_once,
+            feed,
+            labels: device.zeros(STEP_SLOTS * images_of_step)?,
+            losses: device.zeros(tasks * queries)?,
+            shared: device.zeros(len)?,
+            total: device.zeros(len)?,
+            squares: device.zeros(element_count(size).div_ceil(256))?,
+            optimiser: Conv4Optimiser::with_len(device, len, &options.optimiser, options.clip)?,
+            options,
+            graph: None,
+            done: 0,
+        };
+        training.load(&Conv4State::new(parameters))?;
+        Ok(training)
+    }
+
+    /// The parameters that every task starts from.
+    pub fn parameters(&self) -> Result<Vec<f32>> {
+        self.shared.read()
+    }
+
+    /// The sum of the gradients of the last step's tasks.
+    pub fn gradient(&self) -> Result<Vec<f32>> {
+        self.total.read()
+    }
+
+    /// Everything that later steps depend on.
+    pub fn state(&self) -> Result<Conv4State> {
+        self.optimiser.state(&self.shared)
+    }
+
+    /// Replaces parameters and the state of the optimiser.
+    ///
+    /// # Panics
+    /// If a length is not that of the layout.
+    pub fn load(&mut self, state: &Conv4State) -> Result<()> {
+        assert_eq!(state.parameters.len(), self.shared.len(), "parameters of this layout");
+        self.shared.write(0, &state.parameters)?;
+        self.optimiser.load(state, self.done)
+    }
+
+    /// Runs steps and returns their losses. Labels and images of a step are those of its tasks one after the other, of each
+    /// the support items and then the queries.
+    ///
+    /// # Errors
+    /// [`Lost`](crate::Error::Lost) if the GPU stopped working. A loss that is not finite is returned, and no later step is run.
+    ///
+    /// # Panics
+    /// If there are more than [`STEP_SLOTS`] steps, or an input has the wrong length or is of another kind than the run.
+    pub fn run(&mut self, steps: &[StepInput]) -> Result<Vec<f32>> {
+        assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
+        // There is memory for the prepared images of one step only.
+        let at_a_time = if self.feed.has_data_set() { STEP_SLOTS } else { 1 };
+        let mut losses = Vec::new();
+        for steps in steps.chunks(at_a_time) {
+            self.write_slots(steps)?;
+            losses.extend(self.launch_steps(steps.len())?);
+        }
+        Ok(losses)
+    }
+
+    /// Launches the graph of one step on the inputs that its slot has, and does not wait. For measurements.
+    pub fn launch_step(&mut self) -> Result<()> {
+        self.graph()?.launch()
+    }
+
+    /// The times of the kernels of a step. The run cannot go on afterwards.
+    pub fn kernel_times(self) -> Result<KernelTimes> {
+        self.device.kernel_times(|| self.record_step())
+    }
+
+    /// Waits for the device.
+    pub fn synchronise(&self) -> Result<()> {
+        self.device.synchronise()
+    }
+
+    fn write_slots(&mut self, steps: &[StepInput]) -> Result<()> {
+        let images = self.options.tasks * self.options.images();
+        for (number, step) in steps.iter().enumerate() {
+            assert_eq!(step.labels.len(), images, "labels of the tasks of one step");
+            assert_eq!(step.images.count(self.options.size.shape), images, "images of the tasks of one step");
+            let slot = (self.done as usize + number) % STEP_SLOTS;
+            self.labels.write(slot * images, &step.labels)?;
+            self.optimiser.rates.write(slot, &[step.rate])?;
+            self.feed.write(slot, std::iter::once(&step.images))?;
+        }
+        Ok(())
+    }
+
+    /// Launches graphs until `count` more steps are finished.
+    fn launch_steps(&mut self, count: usize) -> Result<Vec<f32>> {
+        self.graph()?;
+        let graph = self.graph.as_ref().expect("just recorded");
+        let (first, target) = (self.done, self.done + count as u32);
+        self.done = self.optimiser.finish_steps(first, count, || graph.launch())?;
+        self.optimiser.losses(first, self.done, target)
+    }
+
+    fn graph(&mut self) -> Result<&Graph> {
+        if self.graph.is_none() {
+            self.graph = Some(self.device.clone().capture(|| self.record_step())?);
+        }
+        Ok(self.graph.as_ref().expect("just set"))
+    }
+
+    /// The groups of tasks of a step.
+    fn groups(&self) -> impl Iterator<Item = Group<'_>> {
+        let MamlOptions { size, tasks, .. } = self.options;
+        (0..tasks).step_by(self.at_once).map(move |first_task| Group {
+            device: &self.device,
+            memory: &self.memory,
+            size,
+            tasks: self.at_once.min(tasks - first_task),
+            first_task,
+            of_step: tasks,
+            labels: &self.labels,
+            state: &self.optimiser.state,
+        })
+    }
+
+    /// Starts all kernels of one step.
+    fn record_step(&self) -> Result<()> {
+        let Adaptation { rate, steps } = self.options.adaptation;
+        for group in self.groups() {
+            let images = TaskImages {
+                first_task: group.first_task,
+                tasks: group.tasks,
+                images: self.options.images(),
+                stride: self.memory.stride,
+            };
+            self.feed.record_tasks(images, self.memory.images, &self.optimiser.state)?;
+            group.begin(&self.shared)?;
+            group.moments(&self.memory.steps[0])?;
+            group.moments(&self.memory.queries)?;
+            for step in 0..steps {
+                group.adapt(step, rate)?;
+            }
+            group.query_gradients(&self.losses)?;
+            self.record_total(&group)?;
+        }
+        self.record_update()
+    }
+
+    /// Adds the gradients of a group.
+    fn record_total(&self, group: &Group<'_>) -> Result<()> {
+        let arguments: [&dyn Argument; 6] = [
+            &self.memory.gradients,
+            &self.total,
+            &self.squares,
+            &Value(group.tasks as i32),
+            &Value(group.shape(&self.memory.queries)),
+            &Value(self.memory.stride),
+        ];
+        self.device.launch(Queue::Main, "add_task_gradients", group.element_grid(), &arguments)
+    }
+
+    /// Updates the shared parameters and ends the step.
+    fn record_update(&self) -> Result<()> {
+        let group = self.groups().next().expect("a step has tasks");
+        let shape = Value(group.shape(&self.memory.queries));
+        self.optimiser.record_shared_update(&self.shared, &self.total, &self.squares, &shape)?;
+        let count = Value((self.options.tasks * self.options.queries) as i32);
+        let arguments: [&dyn Argument; 4] =
+            [&self.losses, &count, &self.optimiser.mean_losses, &self.optimiser.state];
+        self.device.launch(Queue::Main, "finish_meta_step", Grid::new(1, 32), &arguments)
+    }
+}
+
+#[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
+mod tests;

@@ -1,0 +1,287 @@
+//! The memory of a group of tasks on the device.
+//!
+//! All memory of a task is one contiguous piece, and that of the next task follows it at the same distance, so one number
+//! moves all pointers of a kernel to another task (`of_task` in `kernels/common.cuh`). Addresses here are those of the first
+//! task. [`Arena`] hands them out; [`GroupMemory`] says what there is.
+
+use bytemuck::Pod;
+use trueshot_nn::conv4::{BLOCKS, WIDTH, layout};
+use trueshot_nn::maml::{GradientOrder, ModelSize, layout as maml_layout};
+
+use super::pass::gradient_blocks;
+use crate::conv4::network::{Chunk, plane_len};
+use crate::conv4::{FILTER_LEN, PATCH_LEN};
+use crate::driver::{Address, Buffer, Device};
+use crate::error::Result;
+
+/// Hands out addresses one after the other.
+struct Arena {
+    next: u64,
+}
+
+/// The alignment of everything in an arena, which is enough for the widest loads.
+const ALIGNMENT: u64 = 1024;
+
+impl Arena {
+    /// `len` values with `before` and `after` more values around them, which kernels may read and which stay zero.
+    fn take_with_margin<T>(&mut self, len: usize, before: usize, after: usize) -> Address<T> {
+        let size = size_of::<T>() as u64;
+        let start = (self.next + before as u64 * size).next_multiple_of(ALIGNMENT);
+        self.next = (start + (len + after) as u64 * size).next_multiple_of(ALIGNMENT);
+        Address::new(start)
+    }
+
+    fn take<T>(&mut self, len: usize) -> Address<T> {
+        self.take_with_margin(len, 0, 0)
+    }
+
+    /// A plane of activations (`kernels/common.cuh`).
+    fn plane(&mut self, images: usize, side: usize) -> Address<Chunk> {
+        let margin = side + 2;
+        self.take_with_margin(plane_len(images, side) * 8, margin * 8, (2 * margin + 512) * 8)
+    }
+}
+
+/// The parameters of a task at one step of its adaptation, and the 16-bit copies of the filters.
+#[derive(Clone, Copy)]
+pub(super) struct Weights {
+    pub parameters: Address<f32>,
+    pub filters: Address<u16>,
+    pub transposed: Address<u16>,
+    pub first_filters: Address<[u32; 2]>,
+    pub first_weights: Address<f32>,
+}
+
+impl Weights {
+    fn new(arena: &mut Arena, size: ModelSize) -> Self {
+        Weights {
+            parameters: arena.take(maml_layout(size).len()),
+            filters: arena.take(3 * FILTER_LEN),
+            transposed: arena.take(3 * FILTER_LEN),
+            first_filters: arena.take(3 * 8 * 32),
+            first_weights: arena.take(WIDTH * PATCH_LEN),
+        }
+    }
+}
+
+/// The planes of block 2, 3 or 4: output of the convolution, output of the block, its value before gamma and beta, and
+/// gradients.
+#[derive(Clone, Copy)]
+pub(super) struct BlockPlanes {
+    pub z: Address<Chunk>,
+    pub dz: Address<Chunk>,
+    pub y: Address<Chunk>,
+    pub normalised: Address<Chunk>,
+    pub dy: Address<Chunk>,
+}
+
+impl BlockPlanes {
+    fn new(arena: &mut Arena, images: usize, side: usize) -> Self {
+        BlockPlanes {
+            z: arena.plane(images, side),
+            dz: arena.plane(images, side),
+            y: arena.plane(images, side / 2),
+            normalised: arena.plane(images, side / 2),
+            dy: arena.plane(images, side / 2),
+        }
+    }
+}
+
+/// Sums of a pass, which are zero before it.
+#[derive(Clone, Copy)]
+pub(super) struct Sums {
+    /// `[3][2][64]`: sums of blocks 2 to 4.
+    pub forward: Address<i64>,
+    /// `[3][2][64]`: sums of their gradients.
+    pub backward: Address<i64>,
+    /// `[64][48]`
+    pub d_patches: Address<i64>,
+}
+
+const SUMS_LEN: usize = 12 * WIDTH + WIDTH * PATCH_LEN;
+
+impl Sums {
+    fn new(arena: &mut Arena) -> Self {
+        let start = arena.take::<i64>(SUMS_LEN);
+        Sums { forward: start, backward: start.plus(6 * WIDTH), d_patches: start.plus(12 * WIDTH) }
+    }
+}
+
+/// Everything that a forward and a backward pass compute, except the sums.
+#[derive(Clone, Copy)]
+pub(super) struct Activations {
+    pub y1: Address<Chunk>,
+    pub dy1: Address<Chunk>,
+    pub blocks: [BlockPlanes; 3],
+    /// `[4][64]`
+    pub norm: Address<f32>,
+    /// `[64][48]`
+    pub weighted: Address<f32>,
+    /// `[images][ways]`
+    pub d_logits: Address<f32>,
+}
+
+impl Activations {
+    fn new(arena: &mut Arena, size: ModelSize, images: usize) -> Self {
+        let first_side = size.shape.side(1);
+        Activations {
+            y1: arena.plane(images, first_side),
+            dy1: arena.plane(images, first_side),
+            blocks: std::array::from_fn(|block| BlockPlanes::new(arena, images, size.shape.side(block + 1))),
+            norm: arena.take(4 * WIDTH),
+            weighted: arena.take(WIDTH * PATCH_LEN),
+            d_logits: arena.take(images * size.ways),
+        }
+    }
+}
+
+/// Images that are passed through the network together: the support set or the queries of a task.
+#[derive(Clone, Copy)]
+pub(super) struct ImageSet {
+    pub count: usize,
+    /// The number of the first image in the task.
+    pub first: usize,
+    pub plane: Address<[u32; 2]>,
+    /// `[48][48]`: moments of the patches.
+    pub moments: Address<i64>,
+}
+
+/// What one pass reads and writes.
+#[derive(Clone, Copy)]
+pub(super) struct PassMemory {
+    pub images: ImageSet,
+    pub weights: Weights,
+    pub activations: Activations,
+    pub sums: Sums,
+}
+
+/// The sizes that the memory depends on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GroupSize {
+    pub model: ModelSize,
+    pub support: usize,
+    pub queries: usize,
+    pub steps: usize,
+    pub order: GradientOrder,
+    /// Tasks that run at once.
+    pub tasks: usize,
+}
+
+/// The memory of a group of tasks.
+pub(super) struct GroupMemory {
+    buffer: Buffer<u8>,
+    /// Bytes from a task to the next.
+    pub stride: u64,
+    /// Tasks that there is memory for.
+    pub tasks: usize,
+    /// Support images, then queries.
+    pub images: Address<[u32; 2]>,
+    /// The passes over the support set, one per step of the adaptation.
+    pub steps: Vec<PassMemory>,
+    pub queries: PassMemory,
+    /// Partial gradients of filters of one pass.
+    pub partials: Address<f32>,
+    /// The gradient of the queries' loss, first with respect to the adapted and finally to the initial parameters.
+    pub gradients: Address<f32>,
+    /// The largest absolute value of the gradients: after the query pass, then after each step back.
+    pub maxima: Address<u32>,
+    /// What is set to zero at the start of a step: 64-bit words.
+    pub cleared: (Address<u64>, usize),
+}
+
+impl GroupMemory {
+    pub fn new(device: &Device, size: GroupSize) -> Result<Self> {
+        let mut measured = Arena { next: 0 };
+        Layout::new(&mut measured, device, size);
+        let stride = measured.next;
+        let buffer = device.zeros::<u8>(stride as usize * size.tasks)?;
+        let Layout { images, steps, queries, partials, gradients, maxima, cleared } =
+            Layout::new(&mut Arena { next: buffer.address() }, device, size);
+        let tasks = size.tasks;
+        Ok(GroupMemory {
+            buffer,
+            stride,
+            tasks,
+            images,
+            steps,
+            queries,
+            partials,
+            gradients,
+            maxima,
+            cleared,
+        })
+    }
+
+    /// A copy of values in the memory of a task.
+    pub fn read<T: Pod>(&self, task: usize, address: Address<T>, len: usize) -> Result<Vec<T>> {
+        let start = (address.address() - self.buffer.address()) as usize + task * self.stride as usize;
+        let mut values = vec![T::zeroed(); len];
+        self.buffer.read_into(start, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+}
+
+/// The addresses in the memory of the first task.
+struct Layout {
+    images: Address<[u32; 2]>,
+    steps: Vec<PassMemory>,
+    queries: PassMemory,
+    partials: Address<f32>,
+    gradients: Address<f32>,
+    maxima: Address<u32>,
+    cleared: (Address<u64>, usize),
+}
+
+impl Layout {
+    fn new(arena: &mut Arena, device: &Device, size: GroupSize) -> Self {
+        let GroupSize { model, support, queries, steps, order, tasks } = size;
+        let image_size = model.shape.size;
+        let cleared = arena.take::<u64>(0);
+        let moments: [Address<i64>; 2] = std::array::from_fn(|_| arena.take(PATCH_LEN * PATCH_LEN));
+        let sums: Vec<Sums> = (0..=steps).map(|_| Sums::new(arena)).collect();
+        let maxima = arena.take::<u32>(steps + 1);
+        let cleared_len = (arena.next - cleared.address()) as usize / size_of::<u64>();
+        let margin = 2 * (image_size + 2);
+        let plane = arena.take_with_margin(plane_len(support + queries, image_size), margin, margin + 512);
+        let supports = ImageSet { count: support, first: 0, plane, moments: moments[0] };
+        let query_plane = plane.plus(plane_len(support, image_size));
+        let query_set = ImageSet { count: queries, first: support, plane: query_plane, moments: moments[1] };
+        // Gradients through the steps need everything that these computed.
+        let (kept, weight_sets) = match order {
+            GradientOrder::First => (1, 2),
+            GradientOrder::Second => (steps, steps + 1),
+        };
+        let activations: Vec<Activations> =
+            (0..kept).map(|_| Activations::new(arena, model, support)).collect();
+        let weights: Vec<Weights> = (0..weight_sets).map(|_| Weights::new(arena, model)).collect();
+        let step = |step: usize| PassMemory {
+            images: supports,
+            weights: weights[step % weight_sets],
+            activations: activations[step % kept],
+            sums: sums[step],
+        };
+        let pass = PassMemory {
+            images: query_set,
+            weights: weights[steps % weight_sets],
+            activations: Activations::new(arena, model, queries),
+            sums: sums[steps],
+        };
+        let blocks = |images: usize| -> usize {
+            (0..BLOCKS - 1).map(|block| gradient_blocks(device, model.shape, images, block, tasks).0).sum()
+        };
+        Layout {
+            images: plane,
+            steps: (0..steps).map(step).collect(),
+            queries: pass,
+            partials: arena.take(blocks(support).max(blocks(queries)) * FILTER_LEN),
+            gradients: arena.take(maml_layout(model).len()),
+            maxima,
+            cleared: (cleared, cleared_len),
+        }
+    }
+}
+
+/// The number of parameters before the classifier.
+pub(super) fn conv4_len(size: ModelSize) -> usize {
+    layout(size.shape.channels).len()
+}

@@ -1,0 +1,497 @@
+//! Forward and backward passes of all tasks of a group at once, and the steps of their adaptation (`kernels/tasks.cu`,
+//! `kernels/maml.cu`).
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::conv4::{BLOCKS, Shape, WIDTH};
+use trueshot_nn::maml::ModelSize;
+
+use super::memory::{GroupMemory, PassMemory, Weights, conv4_len};
+use crate::Divider;
+use crate::conv4::network::{
+    Chunk, ConvolutionShape, ConvolutionTiles, FilterPartials, FirstShape, GRADIENT_ROWS, GRADIENT_THREADS,
+    NormSums, PATCH_PITCH, PoolShape, gamma_start, plane_len, pool_grid,
+};
+use crate::conv4::optimiser::TrainingState;
+use crate::conv4::{FILTER_LEN, PATCH_LEN};
+use crate::driver::{Address, Argument, Buffer, Device, Grid, Null, Queue, Value};
+use crate::error::Result;
+
+/// `MamlShape` of the kernels.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct MamlShape {
+    pub inputs: i32,
+    pub conv4_len: i32,
+    pub ways: i32,
+    pub chunks: i32,
+    pub side: i32,
+    pub by_side: Divider,
+    pub tasks: i32,
+    pub first_task: i32,
+    pub images: i32,
+    pub first_image: i32,
+    pub rows: i32,
+}
+
+/// `SumPlanes` of the kernels: addresses, 0 for none.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
+pub(super) struct SumPlanes {
+    pub first: u64,
+    pub tangent: u64,
+    pub d: u64,
+}
+
+/// `PackedFilters` of the kernels.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct PackedFilters {
+    pub forward: u64,
+    pub backward: u64,
+    pub first: u64,
+    pub first_weights: u64,
+}
+
+impl PackedFilters {
+    fn new(weights: &Weights) -> Self {
+        PackedFilters {
+            forward: weights.filters.address(),
+            backward: weights.transposed.address(),
+            first: weights.first_filters.address(),
+            first_weights: weights.first_weights.address(),
+        }
+    }
+}
+
+/// `PassGradients` of the kernels.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(super) struct PassGradients {
+    pub partials: FilterPartials,
+    pub sums: NormSums,
+    pub features: u64,
+    pub d_logits: u64,
+}
+
+/// Which sums a convolution adds up beside its output. The kinds that are added add to what the output holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ConvolutionKind {
+    Forward,
+    Backward,
+    Plain,
+    Added,
+    AddedForward,
+    AddedBackward,
+}
+
+impl ConvolutionKind {
+    /// The names of the kernels: with wgmma, with tiles of 128 rows, and with tiles of 256 rows.
+    fn kernels(self) -> [&'static str; 3] {
+        match self {
+            ConvolutionKind::Forward => [
+                "task_convolution_forward_wgmma",
+                "task_convolution_forward_128",
+                "task_convolution_forward_256",
+            ],
+            ConvolutionKind::Backward => [
+                "task_convolution_backward_wgmma",
+                "task_convolution_backward_128",
+                "task_convolution_backward_256",
+            ],
+            ConvolutionKind::Plain => {
+                ["task_convolution_wgmma", "task_convolution_128", "task_convolution_256"]
+            }
+            ConvolutionKind::Added => {
+                ["task_convolution_added_wgmma", "task_convolution_added_128", "task_convolution_added_256"]
+            }
+            ConvolutionKind::AddedForward => [
+                "task_convolution_added_forward_wgmma",
+                "task_convolution_added_forward_128",
+                "task_convolution_added_forward_256",
+            ],
+            ConvolutionKind::AddedBackward => [
+                "task_convolution_added_backward_wgmma",
+                "task_convolution_added_backward_128",
+                "task_convolution_added_backward_256",
+            ],
+        }
+    }
+}
+
+/// What a convolution reads and writes.
+pub(super) struct Convolution {
+    pub kind: ConvolutionKind,
+    pub input: Address<Chunk>,
+    pub filters: Address<u16>,
+    pub output: Address<Chunk>,
+    pub sums: Option<Address<i64>>,
+    pub planes: SumPlanes,
+}
+
+/// Thread blocks of the filter gradient of block 2 (0) to 4 (2) of one task, and the tiles of each.
+pub(super) fn gradient_blocks(
+    device: &Device,
+    shape: Shape,
+    images: usize,
+    block: usize,
+    tasks: usize,
+) -> (usize, usize) {
+    let tiles = plane_len(images, shape.side(block + 1)).div_ceil(GRADIENT_ROWS);
+    let blocks = (device.multiprocessors() / tasks).max(1);
+    let of_each = tiles.div_ceil(blocks).max(tiles.div_ceil(32).min(6));
+    (tiles.div_ceil(of_each), of_each)
+}
+
+/// The parameters that have a gradient, which are the threads of the kernels that update parameters.
+pub(super) fn element_count(size: ModelSize) -> usize {
+    3 * FILTER_LEN + WIDTH * (PATCH_LEN + 2) + 6 * WIDTH + (size.shape.features() + 1) * size.ways
+}
+
+/// A group of tasks that run at once.
+#[derive(Clone, Copy)]
+pub(super) struct Group<'a> {
+    pub device: &'a Device,
+    pub memory: &'a GroupMemory,
+    pub size: ModelSize,
+    /// Tasks of the group.
+    pub tasks: usize,
+    /// The number of its first task in the step.
+    pub first_task: usize,
+    /// Tasks of the step.
+    pub of_step: usize,
+    /// `[slot][task of the step][images]`
+    pub labels: &'a Buffer<u32>,
+    pub state: &'a Buffer<TrainingState>,
+}
+
+impl Group<'_> {
+    /// Launches a kernel for all tasks; the stride is its last argument.
+    pub fn launch(
+        &self,
+        queue: Queue,
+        kernel: &'static str,
+        grid: Grid,
+        arguments: &[&dyn Argument],
+    ) -> Result<()> {
+        let stride = Value(self.memory.stride);
+        let arguments: Vec<&dyn Argument> =
+            arguments.iter().copied().chain([&stride as &dyn Argument]).collect();
+        self.device.launch(queue, kernel, grid.tasks(self.tasks), &arguments)
+    }
+
+    /// Thread blocks per task so that all tasks together have `blocks`.
+    pub fn blocks_per_task(&self, blocks: usize) -> usize {
+        (blocks / self.tasks).max(1)
+    }
+
+    pub fn shape(&self, pass: &PassMemory) -> MamlShape {
+        let side = self.size.shape.side(BLOCKS);
+        MamlShape {
+            inputs: self.size.shape.channels as i32,
+            conv4_len: conv4_len(self.size) as i32,
+            ways: self.size.ways as i32,
+            chunks: (side * side * 8) as i32,
+            side: side as i32,
+            by_side: Divider::new(side),
+            tasks: self.of_step as i32,
+            first_task: self.first_task as i32,
+            images: (self.memory.steps[0].images.count + self.memory.queries.images.count) as i32,
+            first_image: pass.images.first as i32,
+            rows: pass.images.count as i32,
+        }
+    }
+
+    pub fn element_grid(&self) -> Grid {
+        Grid::new(element_count(self.size).div_ceil(256), 256)
+    }
+
+    /// Sets all sums to zero and the parameters of all tasks to the shared ones.
+    pub fn begin(&self, shared: &Buffer<f32>) -> Result<()> {
+        let (words, count) = self.memory.cleared;
+        let grid = Grid::new(count.div_ceil(1024), 256);
+        self.launch(Queue::Main, "task_clear", grid, &[&words, &Value(count as i32)])?;
+        let first = self.memory.steps.first().unwrap_or(&self.memory.queries);
+        let arguments: [&dyn Argument; 4] = [
+            shared,
+            &first.weights.parameters,
+            &Value(PackedFilters::new(&first.weights)),
+            &Value(self.shape(first)),
+        ];
+        self.launch(Queue::Main, "begin_tasks", self.element_grid(), &arguments)
+    }
+
+    /// The moments of the patches, which depend on the images alone.
+    pub fn moments(&self, pass: &PassMemory) -> Result<()> {
+        let size = self.size.shape.size;
+        let blocks = self.blocks_per_task(2 * self.device.multiprocessors());
+        let grid = Grid::new(blocks, 256).shared(8 * 32 * PATCH_PITCH);
+        let shape = FirstShape::new(pass.images.count, size, size.div_ceil(2));
+        let arguments: [&dyn Argument; 3] = [&pass.images.plane, &pass.images.moments, &Value(shape)];
+        self.launch(Queue::Main, "task_patch_moments", grid, &arguments)
+    }
+
+    pub fn convolve(&self, queue: Queue, images: usize, side: usize, given: &Convolution) -> Result<()> {
+        let shape = ConvolutionShape::new(images, side);
+        let ConvolutionTiles { rows, shape, grid } = ConvolutionTiles::new(self.device, shape, self.tasks);
+        let [wgmma, small, large] = given.kind.kernels();
+        let kernel = match (self.device.has_wgmma(), rows) {
+            (true, _) => wgmma,
+            (false, 128) => small,
+            (false, _) => large,
+        };
+        let sums: &dyn Argument = given.sums.as_ref().map_or(&Null, |sums| sums);
+        let Convolution { input, filters, output, planes, .. } = given;
+        let arguments: [&dyn Argument; 6] = [input, filters, output, sums, &Value(*planes), &Value(shape)];
+        self.launch(queue, kernel, grid, &arguments)
+    }
+
+    /// Gamma and beta of a block (0 to 3) in a vector of parameters.
+    pub fn norm_parameters(&self, parameters: Address<f32>, block: usize) -> (Address<f32>, Address<f32>) {
+        let start = gamma_start(self.size.shape.channels, block);
+        (parameters.plus(start), parameters.plus(start + WIDTH))
+    }
+
+    /// From the images to the features.
+    pub fn forward(&self, pass: &PassMemory) -> Result<()> {
+        let PassMemory { images, weights, activations, sums } = pass;
+        let (shape, count) = (self.size.shape, images.count);
+        let (gamma, beta) = self.norm_parameters(weights.parameters, 0);
+        let pixels = (count * shape.size * shape.size) as f32;
+        let arguments: [&dyn Argument; 7] = [
+            &images.moments,
+            &weights.first_weights,
+            &gamma,
+            &beta,
+            &activations.norm,
+            &activations.weighted,
+            &Value(pixels),
+        ];
+        self.launch(Queue::Main, "task_first_statistics", Grid::new(1, 1024), &arguments)?;
+        let first = FirstShape::new(count, shape.size, shape.size / 2);
+        let grid = Grid::new(self.blocks_per_task(self.device.multiprocessors()), 256);
+        let arguments: [&dyn Argument; 5] =
+            [&images.plane, &weights.first_filters, &activations.norm, &activations.y1, &Value(first)];
+        self.launch(Queue::Main, "task_first_forward", grid, &arguments)?;
+        let mut input = activations.y1;
+        for (index, block) in activations.blocks.iter().enumerate() {
+            let (side, sums) = (shape.side(index + 1), sums.forward.plus(index * 2 * WIDTH));
+            let convolution = Convolution {
+                kind: ConvolutionKind::Forward,
+                input,
+                filters: weights.filters.plus(index * FILTER_LEN),
+                output: block.z,
+                sums: Some(sums),
+                planes: SumPlanes::default(),
+            };
+            self.convolve(Queue::Main, count, side, &convolution)?;
+            let pool = PoolShape::new(count, side, side / 2);
+            let (gamma, beta) = self.norm_parameters(weights.parameters, index + 1);
+            let arguments: [&dyn Argument; 7] =
+                [&block.z, &sums, &gamma, &beta, &block.y, &block.normalised, &Value(pool)];
+            self.launch(Queue::Main, "task_pool_batch", pool_grid(pool).rows(count), &arguments)?;
+            input = block.y;
+        }
+        Ok(())
+    }
+
+    /// From the features to the losses and the gradients of logits and features.
+    pub fn classify(
+        &self,
+        pass: &PassMemory,
+        losses: Option<&Buffer<f32>>,
+        logits: Option<&Buffer<f32>>,
+    ) -> Result<()> {
+        let last = &pass.activations.blocks[2];
+        let or_null = |buffer: Option<&Buffer<f32>>| buffer.map_or(Address::new(0), |buffer| buffer.at(0));
+        let grid = Grid::new(pass.images.count, 256).shared(9 * self.size.ways * size_of::<f32>());
+        let arguments: [&dyn Argument; 9] = [
+            &last.y,
+            self.labels,
+            &pass.weights.parameters,
+            &pass.activations.d_logits,
+            &last.dy,
+            &or_null(losses),
+            &or_null(logits),
+            self.state,
+            &Value(self.shape(pass)),
+        ];
+        self.launch(Queue::Main, "classify", grid, &arguments)
+    }
+
+    /// From the gradient of the features to the sums that [`Group::gradients`] points to.
+    pub fn backward(&self, pass: &PassMemory) -> Result<()> {
+        let PassMemory { images, weights, activations, sums } = pass;
+        let (shape, count) = (self.size.shape, images.count);
+        let last = &activations.blocks[2];
+        let side = shape.side(BLOCKS);
+        let arguments: [&dyn Argument; 6] = [
+            &last.normalised,
+            &last.dy,
+            &sums.backward.plus(4 * WIDTH),
+            &Value(count as i32),
+            &Value(side as i32),
+            &Value(Divider::new(side)),
+        ];
+        let grid = Grid::new(self.feature_blocks(count), 256);
+        self.launch(Queue::Main, "task_sum_feature_gradients", grid, &arguments)?;
+        for index in (0..3).rev() {
+            let (block, side) = (&activations.blocks[index], shape.side(index + 1));
+            let pool = PoolShape::new(count, side, side.div_ceil(2));
+            let (gamma, beta) = self.norm_parameters(weights.parameters, index + 1);
+            let arguments: [&dyn Argument; 8] = [
+                &block.z,
+                &sums.forward.plus(index * 2 * WIDTH),
+                &sums.backward.plus(index * 2 * WIDTH),
+                &gamma,
+                &beta,
+                &block.dy,
+                &block.dz,
+                &Value(pool),
+            ];
+            self.launch(Queue::Main, "task_batch_norm_backward", pool_grid(pool).rows(count), &arguments)?;
+            self.device.fork()?;
+            let previous = index.checked_sub(1).map(|previous| &activations.blocks[previous]);
+            let input = previous.map_or(activations.y1, |block| block.y);
+            self.filter_gradient(count, index, [input, block.dz], None)?;
+            let convolution = Convolution {
+                kind: if index == 0 { ConvolutionKind::Plain } else { ConvolutionKind::Backward },
+                input: block.dz,
+                filters: weights.transposed.plus(index * FILTER_LEN),
+                output: previous.map_or(activations.dy1, |block| block.dy),
+                sums: previous.map(|_| sums.backward.plus((index - 1) * 2 * WIDTH)),
+                planes: SumPlanes {
+                    first: previous.map_or(0, |block| block.normalised.address()),
+                    ..SumPlanes::default()
+                },
+            };
+            self.convolve(Queue::Main, count, side, &convolution)?;
+        }
+        self.first_backward(pass, activations.dy1, sums.d_patches)?;
+        self.device.join()
+    }
+
+    /// Thread blocks of the sums over the pixels of the features.
+    pub fn feature_blocks(&self, images: usize) -> usize {
+        let pixels = images * self.size.shape.side(BLOCKS).pow(2);
+        pixels.div_ceil(128).min(self.blocks_per_task(self.device.multiprocessors()))
+    }
+
+    /// Sums of the gradient of block 1's output times the patches.
+    pub fn first_backward(
+        &self,
+        pass: &PassMemory,
+        dy1: Address<Chunk>,
+        d_patches: Address<i64>,
+    ) -> Result<()> {
+        let size = self.size.shape.size;
+        let shape = FirstShape::new(pass.images.count, size, size / 2);
+        let grid = Grid::new(self.blocks_per_task(self.device.multiprocessors()), 256)
+            .shared(8192 + 8 * 32 * (128 + PATCH_PITCH));
+        let arguments: [&dyn Argument; 6] = [
+            &pass.images.plane,
+            &pass.weights.first_filters,
+            &pass.activations.norm,
+            &dy1,
+            &d_patches,
+            &Value(shape),
+        ];
+        self.launch(Queue::Main, "task_first_backward", grid, &arguments)
+    }
+
+    /// Partial gradients of the filters of block 2 (0) to 4 (2), on the side queue: of one pair of input and gradient of the
+    /// output, or the sum of two.
+    pub fn filter_gradient(
+        &self,
+        images: usize,
+        index: usize,
+        pair: [Address<Chunk>; 2],
+        second: Option<[Address<Chunk>; 2]>,
+    ) -> Result<()> {
+        let shape = self.size.shape;
+        let side = shape.side(index + 1);
+        let stride = (side + 1).min(GRADIENT_ROWS + 2);
+        let convolution =
+            Value(ConvolutionShape { stride: stride as i32, ..ConvolutionShape::new(images, side) });
+        let blocks = |block| gradient_blocks(self.device, shape, images, block, self.memory.tasks);
+        let (count, tiles) = blocks(index);
+        let first: usize = (0..index).map(|earlier| blocks(earlier).0).sum();
+        let partials = self.memory.partials.plus(first * FILTER_LEN);
+        let shared = 2 * (2 * GRADIENT_ROWS + 2 + 2 * stride) * 128;
+        let grid = Grid::new(count, GRADIENT_THREADS).shared(shared);
+        let addresses = |pair: [Address<Chunk>; 2]| Value(pair.map(|address| address.address()));
+        let (first, tiles) = (addresses(pair), Value(tiles as i32));
+        match second {
+            None => {
+                let arguments: [&dyn Argument; 4] = [&first, &partials, &tiles, &convolution];
+                self.launch(Queue::Side, "task_filter_gradient", grid, &arguments)
+            }
+            Some(second) => {
+                let second = addresses(second);
+                let arguments: [&dyn Argument; 5] = [&first, &second, &partials, &tiles, &convolution];
+                self.launch(Queue::Side, "task_filter_gradient_two", grid, &arguments)
+            }
+        }
+    }
+
+    /// Where the gradients of a pass are.
+    pub fn gradients(&self, pass: &PassMemory) -> PassGradients {
+        let PassMemory { images, weights, activations, sums } = pass;
+        let shape = self.size.shape;
+        let blocks =
+            |block| gradient_blocks(self.device, shape, images.count, block, self.memory.tasks).0 as i32;
+        PassGradients {
+            partials: FilterPartials {
+                first: self.memory.partials.address(),
+                counts: std::array::from_fn(blocks),
+                padding: 0,
+            },
+            sums: NormSums {
+                sums: sums.forward.address(),
+                d_sums: sums.backward.address(),
+                moments: images.moments.address(),
+                d_patches: sums.d_patches.address(),
+                norm: activations.norm.address(),
+                weighted: activations.weighted.address(),
+                weights: weights.first_weights.address(),
+                counts: std::array::from_fn(|block| (images.count * shape.side(block).pow(2)) as f32),
+            },
+            features: activations.blocks[2].y.address(),
+            d_logits: activations.d_logits.address(),
+        }
+    }
+
+    /// Step `step` of the adaptation: `next - rate * gradient`.
+    pub fn adapt(&self, step: usize, rate: f32) -> Result<()> {
+        let pass = &self.memory.steps[step];
+        self.forward(pass)?;
+        self.classify(pass, None, None)?;
+        self.backward(pass)?;
+        let next = self.memory.steps.get(step + 1).unwrap_or(&self.memory.queries).weights;
+        let arguments: [&dyn Argument; 7] = [
+            &Value(self.gradients(pass)),
+            &pass.weights.parameters,
+            &next.parameters,
+            &Value(PackedFilters::new(&next)),
+            &Value(rate),
+            self.state,
+            &Value(self.shape(pass)),
+        ];
+        self.launch(Queue::Main, "adapt_parameters", self.element_grid(), &arguments)
+    }
+
+    /// The gradient of the queries' loss at the adapted parameters.
+    pub fn query_gradients(&self, losses: &Buffer<f32>) -> Result<()> {
+        let pass = &self.memory.queries;
+        self.forward(pass)?;
+        self.classify(pass, Some(losses), None)?;
+        self.backward(pass)?;
+        let arguments: [&dyn Argument; 5] = [
+            &Value(self.gradients(pass)),
+            &self.memory.gradients,
+            &self.memory.maxima,
+            self.state,
+            &Value(self.shape(pass)),
+        ];
+        self.launch(Queue::Main, "query_gradients", self.element_grid(), &arguments)
+    }
+}

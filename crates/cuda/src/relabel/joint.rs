@@ -1,0 +1,195 @@
+//! Relabel in training together with a backbone.
+//!
+//! The layers run as in training on fixed features. What the gradient of the features takes more runs beside them on the side
+//! queue as far as possible (`kernels/relabel_joint.cu`); two kernels remain after the last layer
+//! (`kernels/relabel_feature_gradient.cu`), and they run beside the gradients of the weights.
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::relabel::Relabel;
+
+use super::{EpisodeRows, NetworkPlan, OptimiserOptions, RelabelTraining, StepInput, StepLosses, StepMemory};
+use crate::conv4::STEP_SLOTS;
+use crate::driver::{Argument, Buffer, Device, Grid, Queue, Value};
+use crate::error::Result;
+use crate::joint::{BackboneUpdate, HeadTraining, HeadWeights};
+
+/// Threads of the kernels that are not launched per episode, and the columns of features of a block of `relabel_rows_backward`.
+const VIEW_THREADS: u32 = 256;
+const EDGE_INPUT_THREADS: u32 = 512;
+const ROWS_THREADS: u32 = 256;
+const ROWS_COLUMNS: usize = 64;
+
+/// `Backbone` in `kernels/relabel_optimiser.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct DeviceBackbone {
+    overflow: u64,
+    squares: u64,
+    square_count: i32,
+    padding: i32,
+}
+
+impl RelabelTraining {
+    /// A training run of `network` together with a backbone, which starts from `parameters`. A step has up to `rows` rows of
+    /// `dim` numbers, which the backbone writes to [`HeadTraining::features`]. The rows of all episodes are
+    /// [`EpisodeRows::InOrder`].
+    ///
+    /// # Errors
+    /// As [`RelabelTraining::new`].
+    ///
+    /// # Panics
+    /// If `parameters` has not the length of the network's layout, or the network has an item view of another dimension.
+    pub fn joint(
+        device: &Device,
+        network: &Relabel,
+        options: OptimiserOptions,
+        parameters: &[f32],
+        rows: usize,
+        dim: usize,
+    ) -> Result<Self> {
+        let view_dim = network.config().item_view.as_ref().map_or(dim, |view| view.dim);
+        assert_eq!(view_dim, dim, "the item view has rows of {view_dim} numbers");
+        let features = vec![(device.zeros(rows * dim)?, dim)];
+        let mut training = Self::with_features(device, network, options, parameters, features)?;
+        training.persistent.feature_gradient = Some(device.zeros(rows * dim)?);
+        Ok(training)
+    }
+
+    /// Sets the features of the next steps, `[row][dim]`, where no backbone computes them.
+    ///
+    /// # Panics
+    /// If there are more rows than the training run was made for.
+    pub fn set_features(&mut self, values: &[f32]) -> Result<()> {
+        self.persistent.features[0].0.write(0, values)
+    }
+
+    /// Starts what follows the losses on the side queue: the item view's scales, and the gradients of the products with queries.
+    fn record_queries_backward(&self, memory: &StepMemory) -> Result<()> {
+        let (relabel, joint) = (Value(memory.relabel), Value(memory.joint.expect("made by `joint`")));
+        let side = |kernel, grid| self.device.launch(Queue::Side, kernel, grid, &[&relabel, &joint]);
+        if self.plan.config.item_view.is_some() {
+            let warps = VIEW_THREADS as usize / 32;
+            let blocks = memory.sizes.largest_items.div_ceil(warps);
+            let grid = Grid::new(blocks, VIEW_THREADS).rows(memory.sizes.episodes);
+            side("relabel_view_scales", grid)?;
+        }
+        side("relabel_queries_backward", self.episode_grid(memory, 0))
+    }
+
+    /// Starts the backward pass of the layers, and beside its last kernel that of the edge network.
+    fn record_layers_backward(&self, memory: &StepMemory) -> Result<()> {
+        self.record_output_backward(memory)?;
+        for layer in (0..self.plan.config.layers).rev() {
+            self.tile_kernel(memory, "relabel_attend_backward_rows", layer)?;
+            if layer == 0 {
+                // All gradients of attention logits are there.
+                self.device.fork()?;
+                let shared = 4 * NetworkPlan::edges_len(&self.plan.config);
+                let grid = Grid::new(memory.sizes.tiles, EDGE_INPUT_THREADS).shared(shared);
+                let joint = Value(memory.joint.expect("made by `joint`"));
+                let arguments: [&dyn Argument; 2] = [&Value(memory.relabel), &joint];
+                self.device.launch(Queue::Side, "relabel_edge_features_backward", grid, &arguments)?;
+                self.record_edges_backward(memory)?;
+            }
+            self.tile_kernel(memory, "relabel_attend_backward_columns", layer)?;
+        }
+        self.device.join()
+    }
+}
+
+/// # Panics
+/// The methods panic if the run was not made by [`RelabelTraining::joint`].
+impl HeadTraining for RelabelTraining {
+    type StepInput = StepInput;
+    type StepLosses = StepLosses;
+
+    fn parameters(&self) -> &Buffer<f32> {
+        &self.persistent.parameters
+    }
+
+    fn features(&self) -> &Buffer<f32> {
+        &self.persistent.features[0].0
+    }
+
+    fn feature_gradient(&self) -> &Buffer<f32> {
+        self.persistent.feature_gradient.as_ref().expect("a training run made by `joint`")
+    }
+
+    /// See [`HeadTraining::prepare`]. Steps that were prepared before but are not finished are replaced.
+    fn prepare(&mut self, steps: &[StepInput]) -> Result<bool> {
+        assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
+        let mut episodes = steps.iter().flat_map(|step| &step.parts).flat_map(|part| &part.episodes);
+        assert!(
+            episodes.all(|episode| matches!(episode.rows, EpisodeRows::InOrder)),
+            "rows are those of the step, in their order"
+        );
+        let encoded = self.encode(steps);
+        self.write_slots(&encoded)
+    }
+
+    fn record_losses(&self) -> Result<()> {
+        let memory = self.step_memory();
+        let joint = memory.joint.expect("a training run made by `joint`");
+        let (relabel, joint_value) = (Value(memory.relabel), Value(joint));
+        let optimiser = Value(self.optimiser(memory));
+        let on_episodes = |kernel, shared: usize| {
+            self.launch(kernel, self.episode_grid(memory, shared), &[&relabel, &joint_value])
+        };
+        self.record_gram(memory)?;
+        on_episodes("relabel_joint_features", memory.features_shared_len() as usize)?;
+        self.record_layers(memory)?;
+        on_episodes("relabel_joint_losses", memory.relabel.scratch_len as usize)?;
+        self.device.fork()?;
+        self.record_queries_backward(memory)?;
+        self.record_layers_backward(memory)?;
+        self.device.fork()?;
+        self.record_products(memory, Queue::Side)?;
+        on_episodes("relabel_gram_backward", joint.pairs_shared_len(&memory.sizes))?;
+        let chunks = self.persistent.features[0].1.div_ceil(ROWS_COLUMNS);
+        let grid = Grid::new(chunks, ROWS_THREADS).rows(memory.sizes.episodes);
+        self.launch("relabel_rows_backward", grid, &[&relabel, &joint_value])?;
+        self.device.join()?;
+        self.launch("relabel_collect", self.parameter_grid(), &[&relabel, &optimiser])
+    }
+
+    fn squares(&self) -> &Buffer<f64> {
+        &self.persistent.squares
+    }
+
+    fn record_update(&self, backbone: &BackboneUpdate) -> Result<()> {
+        let memory = self.step_memory();
+        let backbone = Value(DeviceBackbone {
+            overflow: backbone.overflow.address(),
+            squares: backbone.squares.address(),
+            square_count: backbone.square_count as i32,
+            padding: 0,
+        });
+        let (relabel, optimiser) = (Value(memory.relabel), Value(self.optimiser(memory)));
+        self.launch("relabel_joint_update", self.parameter_grid(), &[&relabel, &optimiser, &backbone])
+    }
+
+    fn finished_losses(&mut self) -> Result<Vec<StepLosses>> {
+        let mut losses = self.read_losses()?;
+        // A step whose loss is not finite may be unfinished, because then the backbone's gradients are not finite either.
+        let slot = 2 * (self.done as usize % STEP_SLOTS);
+        let mut of_next = [0.0; 2];
+        self.persistent.results.read_into(slot, &mut of_next)?;
+        let [items, queries] = of_next;
+        if !(items + queries).is_finite() {
+            losses.push(StepLosses { items, queries });
+            self.persistent.results.write(slot, &[0.0; 2])?;
+        }
+        Ok(losses)
+    }
+
+    fn weights(&self) -> Result<HeadWeights> {
+        let (first_moments, second_moments) = self.moments()?;
+        let (parameters, updates) = (self.persistent.parameters.read()?, self.progress()?);
+        Ok(HeadWeights { parameters, first_moments, second_moments, updates })
+    }
+
+    fn load_weights(&mut self, weights: &HeadWeights) -> Result<()> {
+        let HeadWeights { parameters, first_moments, second_moments, updates } = weights;
+        self.load(parameters, first_moments, second_moments, *updates)
+    }
+}

@@ -1,0 +1,234 @@
+//! Where the gradient of every parameter comes from: tables of products and sums for `kernels/relabel_optimiser.cu`.
+
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::parameters::Tensor;
+use trueshot_nn::relabel::Config;
+
+use super::{DeviceRelabel, NetworkPlan, STATE_FEATURES};
+use crate::relabel::input::StepSizes;
+
+/// Rows and columns of a block of a weight's gradient.
+const PRODUCT_TILE: usize = 64;
+
+/// `Product` in `kernels/relabel_optimiser.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(in crate::relabel) struct Product {
+    x: u64,
+    d: u64,
+    out: u64,
+    bias: u64,
+    x_columns: i32,
+    x_pitch: i32,
+    d_columns: i32,
+    first_x: i32,
+    first_d: i32,
+    rows: i32,
+    part: i32,
+    parts: i32,
+}
+
+/// `Source` in `kernels/relabel_optimiser.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(in crate::relabel) struct Source {
+    kind: u32,
+    first: u32,
+    stride: u32,
+    count: u32,
+}
+
+/// The kinds of a [`Source`].
+const PARTS: u32 = 1;
+const TILES: u32 = 2;
+const EPISODES: u32 = 3;
+
+/// The rows that a gradient is summed over.
+#[derive(Debug, Clone, Copy)]
+enum Rows {
+    Items = 0,
+    States = 1,
+    Classes = 2,
+}
+
+impl Rows {
+    /// The number of parts that these rows are summed in, one thread block each. It does not depend on the sizes of steps, so
+    /// neither do the bits of a sum.
+    fn parts(self) -> usize {
+        match self {
+            Rows::Items => 4,
+            Rows::States => 12,
+            Rows::Classes => 2,
+        }
+    }
+}
+
+/// Where the gradient of every parameter comes from.
+pub(super) struct GradientPlan {
+    pub sources: Vec<Source>,
+    /// Products whose `out` and `bias` are positions in the sums.
+    products: Vec<Product>,
+    pub sums_len: usize,
+}
+
+/// The two factors of the gradient of a weight: addresses and columns.
+struct Factors {
+    x: u64,
+    x_pitch: usize,
+    d: u64,
+    rows: Rows,
+}
+
+/// Adds the gradient of a weight, given by name, of its bias, and the factors: address and pitch of x, address of d, rows.
+type AddProduct<'a> = dyn FnMut(&str, Option<&str>, (u64, usize), u64, Rows) + 'a;
+
+impl GradientPlan {
+    /// Sources of the parameters whose gradients are sums over tiles or episodes.
+    pub fn new(plan: &NetworkPlan) -> Self {
+        let none = Source { kind: 0, first: 0, stride: 0, count: 0 };
+        let (parameters, fields, width) = (&plan.parameters, &plan.fields, plan.config.width);
+        let mut sources = vec![none; parameters.len];
+        let mut tiles = |start: i32, len: usize, partial: i32| {
+            for (offset, source) in sources[start as usize..start as usize + len].iter_mut().enumerate() {
+                let first = partial as u32 + offset as u32;
+                *source = Source { kind: TILES, first, stride: fields.partial_len as u32, count: 0 };
+            }
+        };
+        tiles(fields.edges, NetworkPlan::edges_len(&plan.config), 0);
+        for layer in 0..plan.config.layers as i32 {
+            let start = fields.layer + layer * fields.layer_len;
+            let partial = fields.partial_layer + layer * fields.partial_layer_len;
+            tiles(start + fields.attention_norm, 2 * width, partial);
+            tiles(start + fields.mixing_norm, 2 * width, partial + 2 * width as i32);
+        }
+        tiles(fields.out_norm, 2 * width, fields.partial_out_norm);
+        tiles(fields.view_norm, 2 * fields.view_width as usize, fields.partial_view_norm);
+        for index in 0..3u32 {
+            sources[fields.prior as usize + index as usize] =
+                Source { kind: EPISODES, first: index, stride: 4, count: 0 };
+        }
+        sources[fields.log_scale as usize] = Source { kind: EPISODES, first: 3, stride: 4, count: 0 };
+        GradientPlan { sources, products: Vec::new(), sums_len: 0 }
+    }
+
+    /// Adds the gradients of all weights and of the biases beside them, in the order in which their factors are computed:
+    /// the output layer, the layers from the last, the input layer.
+    pub fn add_products(&mut self, plan: &NetworkPlan, r: &DeviceRelabel, sizes: &StepSizes) {
+        for layer in (0..plan.config.layers).rev() {
+            let mut add = |name: &str, bias: Option<&str>, x: (u64, usize), d: u64, rows: Rows| {
+                let weight = plan.parameters.tensor(&format!("{name}.weight"));
+                let bias = bias.map(|bias| plan.parameters.range(bias));
+                self.add_product(weight, bias, Factors { x: x.0, x_pitch: x.1, d, rows });
+            };
+            if layer + 1 == plan.config.layers {
+                let normed =
+                    r.normed + (4 * 2 * plan.config.layers * sizes.states * plan.config.width) as u64;
+                add("out", None, (normed, plan.config.width), r.d_logits, Rows::States);
+            }
+            Self::add_layer(plan, r, sizes, layer, &mut add);
+            if layer == 0 {
+                Self::add_input_layer(plan, r, &mut add);
+            }
+        }
+    }
+
+    fn add_input_layer(plan: &NetworkPlan, r: &DeviceRelabel, add: &mut AddProduct<'_>) {
+        let width = plan.config.width;
+        let start_bias = Some("start.features.bias");
+        add("start.features", start_bias, (r.state_features, STATE_FEATURES), r.d_start, Rows::States);
+        add("start.out", Some("start.out.bias"), (r.start_activated, width), r.d_states, Rows::States);
+        let Some(view) = &plan.config.item_view else { return };
+        add("item.projection", None, (r.view_rows, r.view_pitch as usize), r.d_projected, Rows::Items);
+        if r.view_target == 1 {
+            add("start.item", None, (r.view, view.width), r.d_view_hidden, Rows::Items);
+        } else {
+            let bias = Some("item.hidden.bias");
+            add("item.hidden", bias, (r.view, view.width), r.d_view_hidden, Rows::Items);
+            add("item.out", None, (r.view_activated, width), r.d_outlier, Rows::Items);
+        }
+    }
+
+    fn add_layer(
+        plan: &NetworkPlan,
+        r: &DeviceRelabel,
+        sizes: &StepSizes,
+        layer: usize,
+        add: &mut AddProduct<'_>,
+    ) {
+        let Config { width, hidden, .. } = plan.config;
+        let StepSizes { states, items, class_rows, .. } = *sizes;
+        let after =
+            |buffer: u64, index: usize, rows: usize, width: usize| buffer + (4 * index * rows * width) as u64;
+        let of_items = |buffer: u64, width: usize| after(buffer, layer, items, width);
+        let of_states = |buffer: u64, width: usize| after(buffer, layer, states, width);
+        let of_classes = |buffer: u64, width: usize| after(buffer, layer, class_rows, width);
+        let of_half = |buffer: u64, half: usize| after(buffer, 2 * layer + half, states, width);
+        let name = |part: &str| format!("layer{layer}.{part}");
+        let query_bias = name("attention.query.bias");
+        let pooled = (of_items(r.pooled, 2 * width), 2 * width);
+        let d_queries = of_items(r.d_queries, width);
+        add(&name("attention.query"), Some(&query_bias), pooled, d_queries, Rows::Items);
+        add(&name("attention.key"), None, pooled, of_items(r.d_keys, width), Rows::Items);
+        let normed = (of_half(r.normed, 0), width);
+        add(&name("attention.value"), None, normed, of_states(r.d_values, width), Rows::States);
+        let attended = (of_states(r.attended, width), width);
+        add(&name("attention.out"), None, attended, of_half(r.d_states, 1), Rows::States);
+        let normed = (of_half(r.normed, 1), width);
+        add(&name("mixing.state"), None, normed, of_states(r.d_hidden, hidden), Rows::States);
+        let pools = (of_items(r.pools, 2 * width), 2 * width);
+        add(&name("mixing.item"), None, pools, of_items(r.d_of_items, hidden), Rows::Items);
+        let (bias, means) = (name("mixing.class.bias"), (of_classes(r.class_means, width), width));
+        let d_of_classes = of_classes(r.d_of_classes, hidden);
+        add(&name("mixing.class"), Some(&bias), means, d_of_classes, Rows::Classes);
+        let activated = (of_states(r.activated, hidden), hidden);
+        add(&name("mixing.out"), None, activated, of_half(r.d_states, 2), Rows::States);
+    }
+
+    fn add_product(&mut self, weight: &Tensor, bias: Option<Range<usize>>, factors: Factors) {
+        let parts = factors.rows.parts();
+        let mut sums = |range: &Range<usize>| {
+            let first = self.sums_len;
+            self.sums_len += parts * range.len();
+            for (offset, source) in self.sources[range.clone()].iter_mut().enumerate() {
+                let (first, stride) = ((first + offset) as u32, range.len() as u32);
+                *source = Source { kind: PARTS, first, stride, count: parts as u32 };
+            }
+            first
+        };
+        let (first, first_bias) = (sums(&weight.range), bias.as_ref().map(&mut sums));
+        let (x_columns, d_columns) = (weight.shape[0], weight.shape[1]);
+        for part in 0..parts {
+            for first_x in (0..x_columns).step_by(PRODUCT_TILE) {
+                for first_d in (0..d_columns).step_by(PRODUCT_TILE) {
+                    let bias = first_bias.filter(|_| first_x == 0).map(|first| first + part * d_columns);
+                    self.products.push(Product {
+                        x: factors.x,
+                        d: factors.d,
+                        out: (first + part * weight.range.len()) as u64,
+                        bias: bias.map_or(u64::MAX, |bias| bias as u64),
+                        x_columns: x_columns as i32,
+                        x_pitch: factors.x_pitch as i32,
+                        d_columns: d_columns as i32,
+                        first_x: first_x as i32,
+                        first_d: first_d as i32,
+                        rows: factors.rows as i32,
+                        part: part as i32,
+                        parts: parts as i32,
+                    });
+                }
+            }
+        }
+    }
+
+    /// The products with addresses instead of positions.
+    pub fn placed_products(&self, sums: u64) -> Vec<Product> {
+        let place = |product: &Product| Product {
+            out: sums + 4 * product.out,
+            bias: if product.bias == u64::MAX { 0 } else { sums + 4 * product.bias },
+            ..*product
+        };
+        self.products.iter().map(place).collect()
+    }
+}

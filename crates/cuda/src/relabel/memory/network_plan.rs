@@ -1,0 +1,301 @@
+//! What does not depend on the sizes of steps: the network, where its parameters are, and their packed copies.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::head::Head;
+use trueshot_nn::parameters::{ParameterLayout, Tensor};
+use trueshot_nn::relabel::{Config, Relabel, ViewTarget};
+
+use super::{DeviceRelabel, PAIR_FEATURES, PackedLayer, STATE_FEATURES, SharedLayout, check_shared};
+use crate::error::Result;
+use crate::relabel::input::StepSizes;
+
+/// States of a tile. With 40, episodes of 5 classes with 5 items each have 4 tiles, so 32 episodes are one tile for each of an
+/// H200's multiprocessors.
+const TILE_STATES: [usize; 3] = [40, 32, 16];
+/// A position of a parameter that is not packed.
+const NOT_PACKED: u32 = u32::MAX;
+
+/// `Positions` in `kernels/relabel_optimiser.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(in crate::relabel) struct Positions {
+    forward: u32,
+    backward: u32,
+}
+
+/// The parameters of a network by name.
+pub(super) struct Parameters {
+    tensors: HashMap<String, Tensor>,
+    pub len: usize,
+}
+
+impl Parameters {
+    fn new(layout: &ParameterLayout) -> Self {
+        let tensors = layout.tensors().iter().map(|tensor| (tensor.name.clone(), tensor.clone()));
+        Parameters { tensors: tensors.collect(), len: layout.len() }
+    }
+
+    pub fn tensor(&self, name: &str) -> &Tensor {
+        self.tensors.get(name).unwrap_or_else(|| panic!("the network has a tensor '{name}'"))
+    }
+
+    pub fn range(&self, name: &str) -> Range<usize> {
+        self.tensor(name).range.clone()
+    }
+
+    pub fn start(&self, name: &str) -> i32 {
+        self.tensor(name).range.start as i32
+    }
+
+    /// The start of a tensor that not all networks have.
+    pub fn optional(&self, name: &str) -> i32 {
+        self.tensors.get(name).map_or(0, |tensor| tensor.range.start as i32)
+    }
+}
+
+/// The position of element (k, n) of a weight with `inputs` rows among its packed numbers: for 8 columns and 16 rows,
+/// every lane has its four numbers of two `mma_tf32` (`multiply` in `kernels/relabel.cuh`).
+fn packed_position(inputs: usize, k: usize, n: usize) -> usize {
+    let lane = n % 8 * 4 + k % 8 / 2;
+    (n / 8 * inputs.div_ceil(16) + k / 16) * 128 + lane * 4 + k % 16 / 8 * 2 + k % 2
+}
+
+/// The packed copies of weights: positions of every parameter.
+pub(in crate::relabel) struct Packing {
+    pub positions: Vec<Positions>,
+    pub len: usize,
+}
+
+impl Packing {
+    fn new(parameters: usize) -> Self {
+        let none = Positions { forward: NOT_PACKED, backward: NOT_PACKED };
+        Packing { positions: vec![none; parameters], len: 0 }
+    }
+
+    fn reserve(&mut self, inputs: usize, outputs: usize) -> usize {
+        let start = self.len;
+        self.len += inputs.div_ceil(16) * outputs.div_ceil(8) * 128;
+        start
+    }
+
+    /// Packs a weight of `outputs` columns and returns its offset.
+    fn forward(&mut self, weight: Range<usize>, outputs: usize) -> i32 {
+        let inputs = weight.len() / outputs;
+        let start = self.reserve(inputs, outputs);
+        for (element, parameter) in weight.enumerate() {
+            let position = start + packed_position(inputs, element / outputs, element % outputs);
+            self.positions[parameter].forward = position as u32;
+        }
+        start as i32
+    }
+
+    /// Packs the transposed weight and returns its offset.
+    fn backward(&mut self, weight: Range<usize>, outputs: usize) -> i32 {
+        let inputs = weight.len() / outputs;
+        let start = self.reserve(outputs, inputs);
+        for (element, parameter) in weight.enumerate() {
+            let position = start + packed_position(outputs, element % outputs, element / outputs);
+            self.positions[parameter].backward = position as u32;
+        }
+        start as i32
+    }
+
+    /// Packs the weights of a layer, forward and backward.
+    fn layer(
+        &mut self,
+        parameters: &Parameters,
+        layer: usize,
+        config: &Config,
+    ) -> (PackedLayer, PackedLayer) {
+        let (width, hidden) = (config.width, config.hidden);
+        let range = |name: &str| parameters.range(&format!("layer{layer}.{name}.weight"));
+        let mut both = |name: &str, outputs: usize| {
+            (self.forward(range(name), outputs), self.backward(range(name), outputs))
+        };
+        let (query, key) = (both("attention.query", width), both("attention.key", width));
+        let (value, out) = (both("attention.value", width), both("attention.out", width));
+        let (state, item) = (both("mixing.state", hidden), both("mixing.item", hidden));
+        let (of_class, mixed) = (both("mixing.class", hidden), both("mixing.out", width));
+        let of = |pick: fn((i32, i32)) -> i32| PackedLayer {
+            query: pick(query),
+            key: pick(key),
+            value: pick(value),
+            out: pick(out),
+            state: pick(state),
+            item: pick(item),
+            of_class: pick(of_class),
+            mixed: pick(mixed),
+        };
+        (of(|(forward, _)| forward), of(|(_, backward)| backward))
+    }
+}
+
+/// What does not depend on the sizes of the steps: the network, where its parameters are, and their packed copies.
+pub(in crate::relabel) struct NetworkPlan {
+    pub config: Config,
+    pub(super) parameters: Parameters,
+    pub packing: Packing,
+    /// The fields of the network, without sizes of steps and buffers.
+    pub(super) fields: DeviceRelabel,
+}
+
+fn view_target(config: &Config) -> i32 {
+    match config.item_view.as_ref().map(|view| view.target) {
+        None => 0,
+        Some(ViewTarget::States) => 1,
+        Some(ViewTarget::Outlier) => 2,
+    }
+}
+
+/// Floats from one row of `width` to the next in shared memory.
+fn pitch_of(width: usize) -> usize {
+    width.next_multiple_of(16) + 8
+}
+
+impl NetworkPlan {
+    pub fn new(network: &Relabel) -> Self {
+        let config = network.config().clone();
+        let parameters = Parameters::new(network.layout());
+        let mut packing = Packing::new(parameters.len);
+        let mut fields = Self::sizes(&config);
+        Self::add_offsets(&mut fields, &parameters, &config);
+        fields.packed_features = packing.forward(parameters.range("start.features.weight"), config.width);
+        fields.packed_start = packing.forward(parameters.range("start.out.weight"), config.width);
+        fields.packed_start_back = packing.backward(parameters.range("start.out.weight"), config.width);
+        if let Some(view) = &config.item_view {
+            let of_view = parameters.range(if fields.view_target == 1 {
+                "start.item.weight"
+            } else {
+                "item.hidden.weight"
+            });
+            fields.packed_view = packing.forward(parameters.range("item.projection.weight"), view.width);
+            fields.packed_item = packing.forward(of_view.clone(), config.width);
+            fields.packed_item_back = packing.backward(of_view, config.width);
+        }
+        for layer in 0..config.layers {
+            let start = packing.len;
+            let (forward, backward) = packing.layer(&parameters, layer, &config);
+            if layer == 0 {
+                (fields.forward, fields.backward) = (forward, backward);
+            }
+            fields.packed_layer_len = (packing.len - start) as i32;
+        }
+        NetworkPlan { config, parameters, packing, fields }
+    }
+
+    fn sizes(config: &Config) -> DeviceRelabel {
+        let view = config.item_view.as_ref();
+        let (view_width, view_dim) = view.map_or((0, 0), |view| (view.width, view.dim));
+        let dropout = view.map_or(0.0, |view| view.dropout);
+        let head_width = config.width / config.heads;
+        let is_padded = [config.width, config.hidden, view_width, view_dim].iter().any(|size| size % 16 != 0)
+            || !head_width.is_multiple_of(8);
+        DeviceRelabel {
+            width: config.width as i32,
+            layers: config.layers as i32,
+            heads: config.heads as i32,
+            hidden: config.hidden as i32,
+            edge_hidden: config.edge_hidden as i32,
+            view_width: view_width as i32,
+            view_dim: view_dim as i32,
+            view_pitch: view_dim.next_multiple_of(16) as i32,
+            view_target: view_target(config),
+            centred: i32::from(config.centred),
+            padded: i32::from(is_padded),
+            floor: config.floor as f32,
+            items_weight: config.items_weight as f32,
+            queries_weight: config.queries_weight as f32,
+            attention_scale: (head_width as f64).sqrt().recip() as f32,
+            dropout_scale: (1.0 / (1.0 - dropout)) as f32,
+            dropout_threshold: (dropout * (1u64 << 31) as f64) as u32,
+            ..DeviceRelabel::zeroed()
+        }
+    }
+
+    /// Offsets of the parameters, and of the partial sums of a tile: the edge network, then scale and shift of every norm.
+    fn add_offsets(fields: &mut DeviceRelabel, parameters: &Parameters, config: &Config) {
+        let start = parameters.start("layer0.attention.norm.scale");
+        let in_layer = |name: &str| parameters.start(&format!("layer0.{name}")) - start;
+        fields.edges = parameters.start("edges.hidden.weight");
+        fields.view_mean = parameters.optional("item.mean");
+        fields.view_norm = parameters.optional("item.norm.scale");
+        fields.view_bias = parameters.optional("item.hidden.bias");
+        fields.view_out = parameters.optional("item.out.weight");
+        fields.features_bias = parameters.start("start.features.bias");
+        fields.start_bias = parameters.start("start.out.bias");
+        fields.layer = start;
+        let last = format!("layer{}.attention.norm.scale", config.layers - 1);
+        let others = (config.layers - 1).max(1) as i32;
+        fields.layer_len = (parameters.start(&last) - start) / others;
+        fields.attention_norm = in_layer("attention.norm.scale");
+        fields.query_bias = in_layer("attention.query.bias");
+        fields.mixing_norm = in_layer("mixing.norm.scale");
+        fields.class_bias = in_layer("mixing.class.bias");
+        fields.out_norm = parameters.start("out.norm.scale");
+        fields.out = parameters.start("out.weight");
+        fields.prior = parameters.start("prior");
+        fields.log_scale = parameters.start("log_scale");
+        let width = config.width as i32;
+        fields.partial_layer = Self::edges_len(config) as i32;
+        fields.partial_layer_len = 4 * width;
+        fields.partial_out_norm = fields.partial_layer + config.layers as i32 * fields.partial_layer_len;
+        fields.partial_view_norm = fields.partial_out_norm + 2 * width;
+        fields.partial_len = fields.partial_view_norm + 2 * fields.view_width;
+    }
+
+    /// Parameters of the edge network.
+    pub fn edges_len(config: &Config) -> usize {
+        config.edge_hidden * (PAIR_FEATURES + 1 + config.layers * config.heads)
+    }
+
+    /// Bytes of shared memory of `relabel_edges_backward`: the weights and the sums of four groups of warps.
+    pub fn edges_shared_len(&self) -> usize {
+        4 * 5 * Self::edges_len(&self.config)
+    }
+
+    /// The shared memory of a tile.
+    pub(super) fn shared_layout(&self, sizes: &StepSizes) -> SharedLayout {
+        let Config { width, hidden, heads, .. } = self.config;
+        let view_width = self.fields.view_width as usize;
+        let [rows, items, classes] = [sizes.tile_states, sizes.tile_items, sizes.largest_classes]
+            .map(|count| count.next_multiple_of(16));
+        let mut end = 0;
+        let mut add = |len: usize| {
+            let start = end;
+            end += len;
+            start as i32
+        };
+        let [states, normed, values] = [(); 3].map(|()| add(rows * pitch_of(width)));
+        let of_hidden = add(rows * pitch_of(hidden.max(width)));
+        let (wide, narrow) = ((2 * width).max(hidden).max(view_width), width.max(view_width));
+        let items = [wide, wide, narrow].map(|width| add(items * pitch_of(width)));
+        let (classes, of_classes) = (add(classes * pitch_of(width)), add(classes * pitch_of(hidden)));
+        let attention = 2 * heads * sizes.tile_pairs;
+        let features = rows * pitch_of(STATE_FEATURES);
+        let extra = add(attention.max(features));
+        // The edge network runs before the rest, in the same memory.
+        let len = end.max(Self::edges_len(&self.config));
+        let (hidden, len) = (of_hidden, len as i32);
+        SharedLayout { states, normed, values, hidden, items, classes, of_classes, extra, len }
+    }
+
+    /// The number of states of a tile: the first of [`TILE_STATES`] that the shared memory suffices for.
+    ///
+    /// # Errors
+    /// If it does not suffice for the last.
+    pub fn tile_states(&self, limit: usize) -> Result<usize> {
+        let bytes = |states: usize| {
+            let (tile_states, tile_items, largest_classes, tile_pairs) = (states, states / 2, 2, 16 * states);
+            let sizes =
+                StepSizes { tile_states, tile_items, largest_classes, tile_pairs, ..StepSizes::default() };
+            4 * self.shared_layout(&sizes).len as usize
+        };
+        let [.., smallest] = TILE_STATES;
+        let states = TILE_STATES.into_iter().find(|&states| bytes(states) <= limit).unwrap_or(smallest);
+        check_shared("the network", bytes(states), limit)?;
+        Ok(states)
+    }
+}
