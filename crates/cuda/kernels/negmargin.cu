@@ -19,7 +19,7 @@
 #include "layer_norm.cu"
 #include "optimiser.cu"
 
-#define TILE_ROWS 16
+#define ITEM_TILE 16
 #define UNIT 32
 #define SPLIT 8  // warps of a block
 
@@ -54,10 +54,10 @@ DEVICE float sum_of_quad(float value) {
 // its numbers 2 i and 2 i + 1.
 extern "C" __global__ void __launch_bounds__(32 * SPLIT)
     class_cosines(const uint4* features, const float* weights, float* cosines, float* inverse_lengths, ClassShape shape) {
-  SHARED float dots[SPLIT][TILE_ROWS][TILE_ROWS + 1];
-  SHARED float image_squares[SPLIT][TILE_ROWS], class_squares[SPLIT][TILE_ROWS];
+  SHARED float dots[SPLIT][ITEM_TILE][ITEM_TILE + 1];
+  SHARED float image_squares[SPLIT][ITEM_TILE], class_squares[SPLIT][ITEM_TILE];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
-  const int first_image = blockIdx.y * TILE_ROWS, first_class = blockIdx.x * TILE_ROWS, units = unit_count(shape);
+  const int first_image = blockIdx.y * ITEM_TILE, first_class = blockIdx.x * ITEM_TILE, units = unit_count(shape);
   // Rows after the last are copies of the last, and are not written.
   int images[2];
   const float* rows[2];
@@ -164,9 +164,9 @@ DEVICE void store_tile(float (*tile)[UNIT + 1], const float (*acc)[4], int group
 extern "C" __global__ void __launch_bounds__(32 * SPLIT)
     cosine_feature_gradients(const uint4* features, const float* weights, const float* d_cosines, const float* projections,
                              const float* inverse_lengths, uint4* d_features, ClassShape shape) {
-  SHARED float tiles[SPLIT][TILE_ROWS][UNIT + 1];
+  SHARED float tiles[SPLIT][ITEM_TILE][UNIT + 1];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
-  const int unit = blockIdx.x, first_image = blockIdx.y * TILE_ROWS;
+  const int unit = blockIdx.x, first_image = blockIdx.y * ITEM_TILE;
   const long row_len = (long)unit_count(shape) * UNIT;
   const float* rows[2];
 #pragma unroll
@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT)
   __syncthreads();
   // A thread has a chunk of 8 channels of an image.
   const int row = threadIdx.x >> 2, image = first_image + row, chunk = threadIdx.x & 3;
-  if (row >= TILE_ROWS || image >= shape.images) return;
+  if (row >= ITEM_TILE || image >= shape.images) return;
   const long at = unit_position(shape, image, unit) + chunk;
   const float inverse = inverse_lengths[shape.pitch + image], along = projections[image] * inverse;
   float values[8], d[8];
@@ -215,11 +215,11 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT)
 extern "C" __global__ void __launch_bounds__(32 * SPLIT)
     class_gradients(const uint4* features, const float* weights, const float* cosines, const float* d_cosines,
                     const float* inverse_lengths, float* gradients, double* squares, TrainingState* state, ClassShape shape) {
-  SHARED float tiles[SPLIT][TILE_ROWS][UNIT + 1];
-  SHARED float projections[SPLIT][TILE_ROWS];
+  SHARED float tiles[SPLIT][ITEM_TILE][UNIT + 1];
+  SHARED float projections[SPLIT][ITEM_TILE];
   SHARED double scratch[32 * SPLIT];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
-  const int unit = blockIdx.x, first_class = blockIdx.y * TILE_ROWS;
+  const int unit = blockIdx.x, first_class = blockIdx.y * ITEM_TILE;
   float acc[4][4] = {}, projection[2] = {};
   for (int first = warp * 8; first < shape.images; first += SPLIT * 8) {
     u32 a[4];

@@ -24,10 +24,9 @@ use prototypes::PrototypeLoss;
 
 pub use embedding::Conv4Embedding;
 pub use images::{DeviceImages, ImageRequest, StepImages};
-pub(crate) use images::{ImageFeed, TaskImages};
 pub use prototypes::Prototypes;
 
-pub(crate) use images::ImageFeed;
+pub(crate) use images::{ImageFeed, TaskImages};
 #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
 pub(crate) use network::Chunk;
 pub(crate) use network::Conv4Network;

@@ -216,7 +216,7 @@ impl MamlTraining {
         self.graph()?;
         let graph = self.graph.as_ref().expect("just recorded");
         let (first, target) = (self.done, self.done + count as u32);
-        self.done = self.optimiser.finish_steps(first, count, || graph.launch())?;
+        self.done = self.optimiser.finish_steps(first, count, |_| graph.launch())?;
         self.optimiser.losses(first, self.done, target)
     }
 

@@ -260,7 +260,7 @@ impl NegMarginTraining {
 
     /// Everything that later steps depend on.
     pub fn state(&self) -> Result<Conv4State> {
-        let mut state = self.runner.optimiser.state(&self.network)?;
+        let mut state = self.runner.optimiser.state(&self.network.parameters)?;
         let CosineClassifier { weights, first_moments, second_moments, .. } = &self.classifier;
         state.parameters.extend(self.classifier.by_channel(weights)?);
         state.first_moments.extend(self.classifier.by_channel(first_moments)?);

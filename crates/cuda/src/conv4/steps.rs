@@ -53,7 +53,8 @@ impl StepRunner {
     /// # Panics
     /// If a length is not that of the layout.
     pub fn load(&mut self, network: &mut Conv4Network, state: &Conv4State) -> Result<()> {
-        self.optimiser.load(network, state, self.done)
+        network.load(&state.parameters)?;
+        self.optimiser.load(state, self.done)
     }
 
     /// Runs steps and returns their losses. A loss that is not finite is the last one.

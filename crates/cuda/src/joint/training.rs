@@ -143,7 +143,7 @@ impl<H: HeadTraining> JointTraining<H> {
     /// Everything that later steps depend on.
     pub fn state(&self) -> Result<JointState> {
         Ok(JointState {
-            backbone: self.optimiser.state(&self.backbone)?,
+            backbone: self.optimiser.state(&self.backbone.parameters)?,
             head: self.head.weights()?,
             average: self.average.read()?,
         })
@@ -154,7 +154,8 @@ impl<H: HeadTraining> JointTraining<H> {
     /// # Panics
     /// If a length is not that of the layout.
     pub fn load(&mut self, state: &JointState) -> Result<()> {
-        self.optimiser.load(&mut self.backbone, &state.backbone, self.done)?;
+        self.backbone.load(&state.backbone.parameters)?;
+        self.optimiser.load(&state.backbone, self.done)?;
         self.head.load_weights(&state.head)?;
         self.average.write(0, &state.average)
     }
