@@ -60,7 +60,7 @@ fn striped_images() -> tempfile::TempDir {
     for (class, number) in (0..4).flat_map(|class| (0..5).map(move |number| (class, number))) {
         let path = folder.path().join(format!("class{class}"));
         std::fs::create_dir_all(&path).unwrap();
-        let is_dark = |x: usize, y: usize| (x + number * y) / (class + 1) % 2 == 0;
+        let is_dark = |x: usize, y: usize| ((x + number * y) / (class + 1)).is_multiple_of(2);
         std::fs::write(path.join(format!("{number}.png")), Bitmap::from_fn(16, 16, is_dark).to_png())
             .unwrap();
     }
