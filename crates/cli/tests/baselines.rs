@@ -166,6 +166,15 @@ fn negmargin_goes_on_where_it_stopped() {
     refused_last(other, "loss.margin");
 }
 
+#[test]
+fn negmargin_is_trained_on_the_device_that_is_asked_for() {
+    let folder = TrainingFolder::new();
+    let expected = ["CUDA", "hint: use the CPU with --device cpu, or let --device auto choose"];
+    refused(folder.negmargin("m.safetensors", &["--device", "cuda:77"]), &expected);
+    let on_cpu = folder.negmargin("m.safetensors", &["--steps", "1", "--device", "cpu"]).assert().success();
+    assert!(text(&on_cpu.get_output().stderr).contains("training on the CPU\n"));
+}
+
 /// The last lines of a run that reads its data first.
 fn refused_last(mut command: Command, expected: &str) {
     let message = text(&command.assert().code(1).stdout("").get_output().stderr);

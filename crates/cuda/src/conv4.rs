@@ -18,7 +18,7 @@ mod steps;
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{Shape, WIDTH};
 
-use crate::driver::{Device, Graph, KernelTimes};
+use crate::driver::{Device, KernelTimes};
 use crate::error::Result;
 use prototypes::PrototypeLoss;
 
@@ -146,12 +146,8 @@ pub struct Conv4Training {
     device: Device,
     options: Conv4Options,
     network: Conv4Network,
-    feed: ImageFeed,
     loss: PrototypeLoss,
-    optimiser: Conv4Optimiser,
-    graph: Option<Graph>,
-    /// Steps that the device has finished.
-    done: u32,
+    runner: StepRunner,
 }
 
 impl Conv4Training {
@@ -170,15 +166,13 @@ impl Conv4Training {
         images: Option<DeviceImages>,
     ) -> Result<Self> {
         let network = Conv4Network::new(device, options.shape, options.images())?;
+        let optimiser = (&options.optimiser, options.clip);
         let mut training = Conv4Training {
             device: device.clone(),
-            feed: ImageFeed::new(device, options.shape, options.images(), images)?,
             loss: PrototypeLoss::new(device, &options)?,
-            optimiser: Conv4Optimiser::new(device, &network, &options.optimiser, options.clip)?,
+            runner: StepRunner::new(device, &network, options.images(), optimiser, images)?,
             network,
             options,
-            graph: None,
-            done: 0,
         };
         training.load(&Conv4State::new(parameters))?;
         Ok(training)
@@ -196,7 +190,7 @@ impl Conv4Training {
 
     /// Everything that later steps depend on.
     pub fn state(&self) -> Result<Conv4State> {
-        self.optimiser.state(&self.network.parameters)
+        self.runner.optimiser.state(&self.network.parameters)
     }
 
     /// The features of the last step's images, `[image][64][side][side]`.
@@ -213,8 +207,8 @@ impl Conv4Training {
     /// # Panics
     /// If the input has the wrong length.
     pub fn prepared_images(&mut self, step: &StepInput) -> Result<Vec<f32>> {
-        self.write_slots(std::slice::from_ref(step))?;
-        self.record_images()?;
+        self.runner.write(std::slice::from_ref(step))?;
+        self.runner.record_images(&self.network)?;
         let Shape { size, channels } = self.options.shape;
         let pitch = size + 1;
         let plane = self.network.image.read()?;
@@ -229,8 +223,7 @@ impl Conv4Training {
     /// # Panics
     /// If a length is not that of the layout.
     pub fn load(&mut self, state: &Conv4State) -> Result<()> {
-        self.network.load(&state.parameters)?;
-        self.optimiser.load(state, self.done)
+        self.runner.load(&mut self.network, state)
     }
 
     /// Runs steps and returns their losses.
@@ -241,89 +234,42 @@ impl Conv4Training {
     /// # Panics
     /// If there are more than [`STEP_SLOTS`] steps, or an input has the wrong length or is of another kind than the run.
     pub fn run(&mut self, steps: &[StepInput]) -> Result<Vec<f32>> {
-        assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
-        // There is memory for the prepared images of one step only.
-        let at_a_time = if self.feed.has_data_set() { STEP_SLOTS } else { 1 };
-        let mut losses = Vec::new();
-        for steps in steps.chunks(at_a_time) {
-            self.write_slots(steps)?;
-            losses.extend(self.launch_steps(steps.len())?);
-        }
-        Ok(losses)
+        let Conv4Training { network, loss, runner, options, .. } = self;
+        runner.run(steps, |runner| record_step(network, loss, runner, options))
     }
 
     /// Launches the graph of one step on the inputs that its slot has, and does not wait. For measurements.
     pub fn launch_step(&mut self) -> Result<()> {
-        self.graph()?.launch()
+        let Conv4Training { network, loss, runner, options, .. } = self;
+        runner.launch(|runner| record_step(network, loss, runner, options))
     }
 
     /// The times of the kernels of a step. The run cannot go on afterwards.
     pub fn kernel_times(self) -> Result<KernelTimes> {
-        self.device.kernel_times(|| self.record_step())
+        self.device.kernel_times(|| record_step(&self.network, &self.loss, &self.runner, &self.options))
     }
 
     /// Waits for the device.
     pub fn synchronise(&self) -> Result<()> {
         self.device.synchronise()
     }
+}
 
-    /// Copies the inputs of the next steps to their slots: one copy per kind, two where the ring ends.
-    fn write_slots(&mut self, steps: &[StepInput]) -> Result<()> {
-        let first = self.done as usize % STEP_SLOTS;
-        let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));
-        for (slot, steps) in [(first, before_end), (0, after_end)] {
-            if !steps.is_empty() {
-                self.write_adjacent_slots(slot, steps)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn write_adjacent_slots(&mut self, slot: usize, steps: &[StepInput]) -> Result<()> {
-        let images = self.options.images();
-        let (mut labels, mut rates) = (Vec::new(), Vec::new());
-        for step in steps {
-            assert_eq!(step.labels.len(), images, "labels of one episode");
-            assert_eq!(step.images.count(self.options.shape), images, "images of one episode");
-            labels.extend_from_slice(&step.labels);
-            rates.push(step.rate);
-        }
-        self.loss.labels.write(slot * images, &labels)?;
-        self.optimiser.rates.write(slot, &rates)?;
-        self.feed.write(slot, steps.iter().map(|step| &step.images))
-    }
-
-    /// Launches graphs until `count` more steps are finished.
-    fn launch_steps(&mut self, count: usize) -> Result<Vec<f32>> {
-        self.graph()?;
-        let graph = self.graph.as_ref().expect("just recorded");
-        let (first, target) = (self.done, self.done + count as u32);
-        self.done = self.optimiser.finish_steps(first, count, |_| graph.launch())?;
-        self.optimiser.losses(first, self.done, target)
-    }
-
-    fn graph(&mut self) -> Result<&Graph> {
-        if self.graph.is_none() {
-            self.graph = Some(self.device.clone().capture(|| self.record_step())?);
-        }
-        Ok(self.graph.as_ref().expect("just set"))
-    }
-
-    fn record_images(&self) -> Result<()> {
-        self.feed.record(self.options.images(), &self.network.image, &self.optimiser.state)
-    }
-
-    /// Starts all kernels of one step.
-    fn record_step(&self) -> Result<()> {
-        let pass = self.network.pass(self.options.images());
-        self.record_images()?;
-        pass.forward()?;
-        self.loss.record(&self.network, &self.optimiser.state)?;
-        pass.backward()?;
-        pass.collect_gradients(&self.optimiser.state)?;
-        self.optimiser.record_update(&self.network, &pass, None)?;
-        self.optimiser.record_end(&self.network, &self.loss.losses, self.options.queries)
-    }
+/// Starts all kernels of one step.
+fn record_step(
+    network: &Conv4Network,
+    loss: &PrototypeLoss,
+    runner: &StepRunner,
+    options: &Conv4Options,
+) -> Result<()> {
+    let (pass, optimiser) = (network.pass(options.images()), &runner.optimiser);
+    runner.record_images(network)?;
+    pass.forward()?;
+    loss.record(network, &runner.labels, &optimiser.state)?;
+    pass.backward()?;
+    pass.collect_gradients(&optimiser.state)?;
+    optimiser.record_update(network, &pass, None)?;
+    optimiser.record_end(network, &loss.losses, options.queries)
 }
 
 #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]

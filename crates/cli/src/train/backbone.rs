@@ -8,7 +8,6 @@ use trueshot_vision::training::{BackboneConfiguration, BackboneTrainee};
 
 use super::RunArguments;
 use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers};
-use crate::device_argument::say_device;
 
 /// Train a backbone, the network that embeds images
 ///
@@ -76,7 +75,6 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
     resolve_outliers(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
-    let (device, reason) = run.device.open()?;
     let training = ImageTraining {
         title: format!("Conv4 of {} px, {} episodes", configuration.pictures.size, configuration.steps),
         seed: configuration.seed,
@@ -87,14 +85,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         parameters: "parameters",
         same_source_outliers: false,
     };
-    training.train(run, &configuration, |datasets| {
-        say_device("training", device.as_ref(), reason.as_deref());
-        let trainee = run.device.start(
-            device.as_ref(),
-            |device| BackboneTrainee::on_gpu(configuration.clone(), datasets.clone(), device),
-            || BackboneTrainee::new(configuration.clone(), datasets.clone()),
-        )?;
-        let count = trainee.parameters()?.len();
-        Ok((trainee, count))
+    training.train_on_device(run, &configuration, BackboneTrainee::on_gpu, BackboneTrainee::new, |trainee| {
+        Ok(trainee.parameters()?.len())
     })
 }

@@ -8,12 +8,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use trueshot::noise::{NoiseKind, NoiseLevels};
 use trueshot::training::{Trainee, configuration};
+use trueshot_cuda::Device;
 use trueshot_vision::overlap::Overlap;
 use trueshot_vision::training::{self, Datasets, ValidationSettings};
 use trueshot_vision::{Collection, Dataset, Error};
 
 use super::heads::{OptimiserFlags, with_separators};
 use super::{RunArguments, TrainingRun};
+use crate::device_argument::say_device;
 use crate::images_argument::{FitArgument, ImageSelection, print_skipped};
 use crate::messages::{hinted, say};
 use crate::progress::ProgressDisplay;
@@ -189,6 +191,28 @@ impl ImageTraining<'_> {
         })?;
         run.print_outcome(&outcome, steps);
         Ok(())
+    }
+
+    /// The same for a network that can also be trained on a GPU. `count` is the number of parameters.
+    pub fn train_on_device<C: Clone + Serialize + Sync, T: Trainee>(
+        self,
+        run: &RunArguments,
+        configuration: &C,
+        on_gpu: impl FnOnce(C, Datasets, &Device) -> trueshot_vision::Result<T> + Send,
+        on_cpu: impl FnOnce(C, Datasets) -> trueshot_vision::Result<T> + Send,
+        count: impl FnOnce(&T) -> trueshot::Result<usize> + Send,
+    ) -> anyhow::Result<()> {
+        let (device, reason) = run.device.open()?;
+        self.train(run, configuration, |datasets| {
+            say_device("training", device.as_ref(), reason.as_deref());
+            let trainee = run.device.start(
+                device.as_ref(),
+                |device| on_gpu(configuration.clone(), datasets.clone(), device),
+                || on_cpu(configuration.clone(), datasets.clone()),
+            )?;
+            let count = count(&trainee)?;
+            Ok((trainee, count))
+        })
     }
 }
 

@@ -10,7 +10,6 @@ use trueshot_vision::training::joint::{JointConfiguration, JointTrainee};
 
 use super::RunArguments;
 use super::image_training::{ImageTraining, ImageTrainingFlags};
-use crate::device_argument::say_device;
 
 /// Train a backbone and a head (TraNFS or Relabel) together
 ///
@@ -80,7 +79,6 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let (drawings, photographs) = (JointConfiguration::drawings(), JointConfiguration::photographs());
     let configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
-    let (device, reason) = run.device.open()?;
     let training = ImageTraining {
         title: format!(
             "Conv4 of {} px and a head, {} steps",
@@ -94,14 +92,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         parameters: "parameters",
         same_source_outliers: true,
     };
-    training.train(run, &configuration, |datasets| {
-        say_device("training", device.as_ref(), reason.as_deref());
-        let trainee = run.device.start(
-            device.as_ref(),
-            |device| JointTrainee::on_gpu(configuration.clone(), datasets.clone(), device),
-            || JointTrainee::new(configuration.clone(), datasets.clone()),
-        )?;
-        let count = trainee.parameters()?.len();
-        Ok((trainee, count))
+    training.train_on_device(run, &configuration, JointTrainee::on_gpu, JointTrainee::new, |trainee| {
+        Ok(trainee.parameters()?.len())
     })
 }

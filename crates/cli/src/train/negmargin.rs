@@ -50,7 +50,6 @@ struct LossFlags {
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
-    run.device.require_cpu("NegMargin cannot be trained on a GPU")?;
     let (drawings, photographs) = (NegMarginConfiguration::drawings(), NegMarginConfiguration::photographs());
     let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
@@ -66,9 +65,11 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         parameters: "parameters of the backbone",
         same_source_outliers: false,
     };
-    training.train(run, &configuration, |datasets| {
-        let trainee = NegMarginTrainee::new(configuration.clone(), datasets)?;
-        let count = trainee.parameters()?.len();
-        Ok((trainee, count))
-    })
+    training.train_on_device(
+        run,
+        &configuration,
+        NegMarginTrainee::on_gpu,
+        NegMarginTrainee::new,
+        |trainee| Ok(trainee.parameters()?.len()),
+    )
 }

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::{BLOCKS, Shape};
 
 use super::network::Conv4Network;
-use super::{Conv4Options, STEP_SLOTS, TrainingState};
+use super::{Conv4Options, TrainingState};
 use crate::Divider;
 use crate::driver::{Argument, Buffer, Device, Grid, Queue, Value};
 use crate::error::Result;
@@ -73,8 +73,6 @@ impl Prototypes {
 pub(super) struct PrototypeLoss {
     device: Device,
     shape: EpisodeShape,
-    /// `[slot][support + queries]`
-    pub labels: Buffer<u32>,
     points: Buffer<f32>,
     d_points: Buffer<f32>,
     weights: Buffer<f32>,
@@ -94,7 +92,6 @@ impl PrototypeLoss {
         Ok(PrototypeLoss {
             device: device.clone(),
             shape: EpisodeShape::new(options),
-            labels: device.zeros(STEP_SLOTS * options.images())?,
             points: device.zeros((iterations + 1) * classes * features)?,
             d_points: device.zeros(classes * features)?,
             weights: device.zeros(iterations * support)?,
@@ -105,13 +102,18 @@ impl PrototypeLoss {
         })
     }
 
-    /// From the features of `network` to the losses and the gradient of the features.
-    pub fn record(&self, network: &Conv4Network, state: &Buffer<TrainingState>) -> Result<()> {
+    /// From the features of `network` and `labels`, `[slot][support + queries]`, to the losses and the gradient of the features.
+    pub fn record(
+        &self,
+        network: &Conv4Network,
+        labels: &Buffer<u32>,
+        state: &Buffer<TrainingState>,
+    ) -> Result<()> {
         let launch = |kernel, grid, arguments: &[&dyn Argument]| {
             self.device.launch(Queue::Main, kernel, grid, arguments)
         };
         let (features, d_features) = (network.features(), network.feature_gradient());
-        let PrototypeLoss { labels, points, weights, d_logits, losses, d_points, .. } = self;
+        let PrototypeLoss { points, weights, d_logits, losses, d_points, .. } = self;
         let EpisodeShape { chunks, side, iterations, .. } = self.shape;
         let (classes, queries) = (self.shape.classes as usize, self.shape.queries as usize);
         let value = Value(self.shape);

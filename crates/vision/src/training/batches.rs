@@ -213,11 +213,17 @@ impl BatchSource for TaskBatches {
 pub(super) struct ShuffledBatches {
     pub preparer: ImagePreparer,
     pub size: usize,
+    /// Whether a GPU prepares the images.
+    pub on_gpu: bool,
 }
 
 /// Images with their classes.
 pub(super) struct LabelledBatch {
+    /// `[image][row][column][channel]`, normalised. Empty if a GPU prepares the images.
     pub images: Vec<f32>,
+    /// The images that a GPU prepares.
+    #[cfg(feature = "cuda")]
+    pub requests: Vec<trueshot_cuda::conv4::ImageRequest>,
     pub classes: Vec<u32>,
 }
 
@@ -258,9 +264,16 @@ impl BatchSource for ShuffledBatches {
         let mut images = old.map(|batch| batch.images).unwrap_or_default();
         let dataset = &*self.preparer.dataset;
         let pictures: Vec<(&Dataset, u32)> = rows.iter().map(|&row| (dataset, row)).collect();
-        self.preparer.prepare(&pictures, step, scratch, &mut images);
+        if !self.on_gpu {
+            self.preparer.prepare(&pictures, step, scratch, &mut images);
+        }
         let labels = self.preparer.dataset.labels().labels();
-        LabelledBatch { images, classes: rows.iter().map(|&row| labels[row as usize]).collect() }
+        LabelledBatch {
+            images,
+            #[cfg(feature = "cuda")]
+            requests: if self.on_gpu { self.preparer.requests(&pictures, step) } else { Vec::new() },
+            classes: rows.iter().map(|&row| labels[row as usize]).collect(),
+        }
     }
 }
 
@@ -285,7 +298,7 @@ mod tests {
         let dataset = Dataset::load(&collection, &preprocessing, false, &()).unwrap();
         let preparer =
             ImagePreparer::new(Arc::new(dataset), &configuration.pictures, &configuration.augmentation, 5);
-        let batches = ShuffledBatches { preparer, size: 3 };
+        let batches = ShuffledBatches { preparer, size: 3, on_gpu: false };
         let mut scratch = batches.scratch();
         // Every image has one colour, which tells it from the others.
         let mut pass = |pass: u64| -> Vec<u32> {

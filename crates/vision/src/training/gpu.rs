@@ -1,7 +1,8 @@
-//! The training session of a backbone on a GPU: [`GpuBackboneSession`] passes episodes to [`Conv4Training`].
+//! Training sessions of networks on images on a GPU: [`GpuSession`] passes batches to the training of a backbone
+//! ([`Conv4Training`]) or of NegMargin ([`NegMarginTraining`]).
 //!
 //! All images to train on stay on the GPU. A batch holds the numbers of the images and how they are changed, drawn by the
-//! same generator as on the CPU, so both see the same episodes. If the images do not fit into the memory of the GPU, the CPU
+//! same generator as on the CPU, so both see the same batches. If the images do not fit into the memory of the GPU, the CPU
 //! prepares those of every step, which are then copied.
 
 use std::borrow::Cow;
@@ -10,24 +11,26 @@ use std::sync::Arc;
 use trueshot::Embeddings;
 use trueshot::tensors::Tensors;
 use trueshot::training::{SavedWeights, TrainingSession};
-use trueshot_cuda::Device;
 use trueshot_cuda::conv4::{
-    Conv4Embedding, Conv4Options, Conv4State, Conv4Training, DeviceImages, Prototypes, STEP_SLOTS,
-    StepImages, StepInput,
+    Conv4Embedding, Conv4Options, Conv4State, Conv4Training, DeviceImages, ImageRequest, Prototypes,
+    STEP_SLOTS, StepImages, StepInput,
 };
+use trueshot_cuda::negmargin::{NegMarginOptions, NegMarginTraining};
+use trueshot_cuda::{Device, Result as GpuResult};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{Shape, layout};
 use trueshot_nn::parameters::ParameterLayout;
 use trueshot_nn::schedule::Schedule;
 
-use super::batches::EpisodeBatch;
+use super::batches::{EpisodeBatch, LabelledBatch};
+use super::negmargin::NegMarginConfiguration;
 use super::{Aggregate, BackboneConfiguration, Datasets};
 use crate::dataset::Dataset;
 use crate::preprocess::Preprocessing;
 
-/// A Conv4 in training on a GPU, with the loss of nearest prototypes.
-pub(super) struct GpuBackboneSession {
-    training: Conv4Training,
+/// A network in training on a GPU.
+pub(super) struct GpuSession<T> {
+    training: T,
     layout: ParameterLayout,
     schedule: Schedule,
     /// Why the images come with the steps; `None` if they are on the GPU.
@@ -42,9 +45,10 @@ pub(super) fn most_image_bytes(device: &Device) -> trueshot::Result<usize> {
     Ok(device.memory()?.0 / 4 * 3)
 }
 
-impl GpuBackboneSession {
-    /// Starts from `parameters`. The images are copied to the GPU, unless they take more than `most_image_bytes`.
-    pub fn new(
+impl GpuSession<Conv4Training> {
+    /// A backbone in training with the loss of nearest prototypes, which starts from `parameters`. The images are copied to the
+    /// GPU, unless they take more than `most_image_bytes`.
+    pub fn backbone(
         device: &Device,
         configuration: &BackboneConfiguration,
         datasets: &Datasets,
@@ -68,12 +72,36 @@ impl GpuBackboneSession {
         let (images, warning) =
             upload_images(device, datasets, &configuration.preprocessing(), most_image_bytes)?;
         let training = Conv4Training::new(device, options, parameters, images)?;
-        Ok(GpuBackboneSession {
-            training,
-            layout: layout(shape.channels),
-            schedule: optimiser.schedule(*steps),
-            warning,
-        })
+        let (layout, schedule) = (layout(shape.channels), optimiser.schedule(*steps));
+        Ok(GpuSession { training, layout, schedule, warning })
+    }
+}
+
+impl GpuSession<NegMarginTraining> {
+    /// NegMargin in training, which starts from `parameters` in the order of `layout`. The images are copied to the GPU, unless
+    /// they take more than `most_image_bytes`.
+    pub fn negmargin(
+        device: &Device,
+        configuration: &NegMarginConfiguration,
+        datasets: &Datasets,
+        layout: ParameterLayout,
+        parameters: &[f32],
+        most_image_bytes: usize,
+    ) -> trueshot::Result<Self> {
+        let NegMarginConfiguration { pictures, loss, optimiser, steps, .. } = configuration;
+        let preprocessing = pictures.preprocessing();
+        let options = NegMarginOptions {
+            shape: super::shape(&preprocessing),
+            images: loss.batch,
+            classes: datasets.train.labels().classes().len(),
+            scale: loss.scale,
+            margin: loss.margin,
+            optimiser: configuration.adam(),
+            clip: optimiser.clip,
+        };
+        let (images, warning) = upload_images(device, datasets, &preprocessing, most_image_bytes)?;
+        let training = NegMarginTraining::new(device, &options, parameters, images)?;
+        Ok(GpuSession { training, layout, schedule: optimiser.schedule(*steps), warning })
     }
 }
 
@@ -124,10 +152,98 @@ fn streaming_warning(needed: usize, free: usize) -> String {
     )
 }
 
-impl TrainingSession for GpuBackboneSession {
+/// Training of one kind of network on images, in the form that [`GpuSession`] needs.
+pub(super) trait GpuTraining {
+    /// The input of one step, which the host draws.
+    type Batch;
+
+    /// The class of each image.
+    fn labels(batch: &Self::Batch) -> Vec<u32>;
+
+    /// The images as the CPU prepared them.
+    fn prepared(batch: &Self::Batch) -> &[f32];
+
+    /// The images that the GPU prepares.
+    fn requests(batch: &Self::Batch) -> &[ImageRequest];
+
+    /// Runs steps and returns their losses.
+    fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>>;
+
+    fn parameters(&self) -> GpuResult<Vec<f32>>;
+
+    fn state(&self) -> GpuResult<Conv4State>;
+
+    fn load(&mut self, state: &Conv4State) -> GpuResult<()>;
+}
+
+impl GpuTraining for Conv4Training {
     type Batch = EpisodeBatch;
 
-    fn step(&mut self, step: u64, batch: &EpisodeBatch) -> trueshot::Result<Vec<f64>> {
+    fn labels(batch: &EpisodeBatch) -> Vec<u32> {
+        batch.given.iter().chain(&batch.query_classes).copied().collect()
+    }
+
+    fn prepared(batch: &EpisodeBatch) -> &[f32] {
+        &batch.images
+    }
+
+    fn requests(batch: &EpisodeBatch) -> &[ImageRequest] {
+        &batch.requests
+    }
+
+    fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>> {
+        Conv4Training::run(self, steps)
+    }
+
+    fn parameters(&self) -> GpuResult<Vec<f32>> {
+        Conv4Training::parameters(self)
+    }
+
+    fn state(&self) -> GpuResult<Conv4State> {
+        Conv4Training::state(self)
+    }
+
+    fn load(&mut self, state: &Conv4State) -> GpuResult<()> {
+        Conv4Training::load(self, state)
+    }
+}
+
+impl GpuTraining for NegMarginTraining {
+    type Batch = LabelledBatch;
+
+    fn labels(batch: &LabelledBatch) -> Vec<u32> {
+        batch.classes.clone()
+    }
+
+    fn prepared(batch: &LabelledBatch) -> &[f32] {
+        &batch.images
+    }
+
+    fn requests(batch: &LabelledBatch) -> &[ImageRequest] {
+        &batch.requests
+    }
+
+    fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>> {
+        NegMarginTraining::run(self, steps)
+    }
+
+    fn parameters(&self) -> GpuResult<Vec<f32>> {
+        NegMarginTraining::parameters(self)
+    }
+
+    fn state(&self) -> GpuResult<Conv4State> {
+        NegMarginTraining::state(self)
+    }
+
+    fn load(&mut self, state: &Conv4State) -> GpuResult<()> {
+        NegMarginTraining::load(self, state)
+    }
+}
+
+impl<T: GpuTraining> TrainingSession for GpuSession<T> {
+    type Batch = T::Batch;
+
+    fn step(&mut self, step: u64, batch: &T::Batch) -> trueshot::Result<Vec<f64>> {
         Ok(self.steps(step, &[batch])?.remove(0))
     }
 
@@ -135,13 +251,13 @@ impl TrainingSession for GpuBackboneSession {
         steps_at_once(self.warning.is_none())
     }
 
-    fn steps(&mut self, first: u64, batches: &[&EpisodeBatch]) -> trueshot::Result<Vec<Vec<f64>>> {
-        let input = |(step, batch): (u64, &&EpisodeBatch)| StepInput {
+    fn steps(&mut self, first: u64, batches: &[&T::Batch]) -> trueshot::Result<Vec<Vec<f64>>> {
+        let input = |(step, batch): (u64, &&T::Batch)| StepInput {
             rate: self.schedule.at(step) as f32,
-            labels: batch.given.iter().chain(&batch.query_classes).copied().collect(),
+            labels: T::labels(batch),
             images: match self.warning {
-                None => StepImages::Requests(batch.requests.clone()),
-                Some(_) => StepImages::Prepared(batch.images.clone()),
+                None => StepImages::Requests(T::requests(batch).to_vec()),
+                Some(_) => StepImages::Prepared(T::prepared(batch).to_vec()),
             },
         };
         let inputs: Vec<StepInput> = (first..).zip(batches).map(input).collect();

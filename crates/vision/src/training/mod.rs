@@ -147,7 +147,7 @@ impl BackboneTrainee {
         most_image_bytes: usize,
     ) -> Result<Self> {
         let (parameters, shape, mut batches) = prepare(&configuration, &datasets)?;
-        let session = gpu::GpuBackboneSession::new(
+        let session = gpu::GpuSession::backbone(
             device,
             &configuration,
             &datasets,

@@ -16,15 +16,17 @@ use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{self, TrainingPass};
 use trueshot_nn::initialisation;
 use trueshot_nn::layers::cosine_margin::{Margin, cosine_margin};
-use trueshot_nn::parameters::Role;
+use trueshot_nn::parameters::{ParameterLayout, Role};
 
 use super::batches::{ImagePreparer, LabelledBatch, ShuffledBatches};
 use super::configuration::{self as shared, DataSettings, ImageSettings, MAX_IMAGES, ValidationSettings};
-use super::validation::{Validator, embed_dataset, validate_backbone};
-use super::{BackboneConfiguration, Datasets, backbone_file, initial_parameters, loader};
+#[cfg(not(feature = "cuda"))]
+use super::cpu_embedder;
+use super::validation::{Validator, validate_backbone};
+use super::{BackboneConfiguration, Datasets, backbone_file, initial_parameters, loader, run_steps};
+#[cfg(feature = "cuda")]
+use super::{dataset_embedder, gpu, gpu_loader};
 use crate::augment::Augmentation;
-use crate::backbone::Backbone;
-use crate::dataset::Dataset;
 use crate::error::Result;
 use crate::loader::Loader;
 
@@ -118,6 +120,11 @@ impl NegMarginConfiguration {
     fn validator(&self) -> Validator {
         self.validation.validator(&[])
     }
+
+    /// Adam: the weight decay is part of the gradient.
+    pub(super) fn adam(&self) -> AdamWConfig {
+        AdamWConfig { weight_decay: 0.0, l2: self.optimiser.weight_decay, ..Default::default() }
+    }
 }
 
 /// NegMargin in training on the CPU. The parameters are those of the Conv4, followed by one direction per class.
@@ -170,46 +177,79 @@ pub struct NegMarginTrainee {
     loader: Loader<ShuffledBatches>,
     datasets: Datasets,
     configuration: NegMarginConfiguration,
+    /// The GPU that trains and embeds; `None` on the CPU.
+    #[cfg(feature = "cuda")]
+    gpu: Option<trueshot_cuda::Device>,
+    warning: Option<String>,
 }
 
 impl NegMarginTrainee {
-    /// Sets everything up. Batches have no noise, so outliers are for validation only.
+    /// A trainee on the CPU. Batches have no noise, so outliers are for validation only.
+    ///
+    /// # Errors
+    /// If an option is outside its range, or the data has too few classes or images.
     pub fn new(configuration: NegMarginConfiguration, datasets: Datasets) -> Result<Self> {
-        configuration.check()?;
-        let train = Arc::clone(&datasets.train);
-        let (seed, batch) = (configuration.seed, configuration.loss.batch);
-        let (pictures, classes) = (train.images().len(), train.labels().classes().len());
-        require("classes to train on", classes, classes >= 2, "2 or more")?;
-        require("loss.batch", batch, batch <= pictures, &format!("2 to {pictures}, the number of images"))?;
-        if let Some((rows, outliers)) = datasets.validation_labels() {
-            configuration.validator().check(rows, outliers)?;
-        }
-        let preparer = ImagePreparer::new(train, &configuration.pictures, &configuration.augmentation, seed);
-        let shape = preparer.shape();
-        let mut layout = conv4::layout(shape.channels);
-        let mut parameters = initial_parameters(&configuration.from, seed, &layout, shape.channels)?;
-        let backbone_len = parameters.len();
-        let place = layout.add("directions", &[classes, shape.features()], Role::Trained);
-        let (mut directions, mut rng) = (vec![0.0; place.len()], Rng::new(seed, Purpose::Parameters, 1));
-        let bound = initialisation::xavier_bound(shape.features(), classes);
-        initialisation::fill_uniform(&mut directions, bound, &mut || rng.fraction());
-        parameters.extend(directions);
-        let l2 = configuration.optimiser.weight_decay;
-        let config = AdamWConfig { weight_decay: 0.0, l2, ..Default::default() };
+        let Prepared { layout, parameters, backbone_len, batches } = prepare(&configuration, &datasets)?;
+        let LossSettings { batch, scale, margin } = configuration.loss;
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
-        let LossSettings { scale, margin, .. } = configuration.loss;
         let session = CpuNegMarginSession {
-            weights: CpuWeights::new(layout, parameters, 1, config, optimiser, steps),
-            training: TrainingPass::new(shape, batch),
+            weights: CpuWeights::new(layout, parameters, 1, configuration.adam(), optimiser, steps),
+            training: TrainingPass::new(batches.preparer.shape(), batch),
             margin: Margin { scale, margin },
             backbone_len,
         };
         Ok(NegMarginTrainee {
             session: Box::new(session),
             backbone_len,
-            loader: loader(ShuffledBatches { preparer, size: batch }),
+            loader: loader(batches),
             datasets,
             configuration,
+            #[cfg(feature = "cuda")]
+            gpu: None,
+            warning: None,
+        })
+    }
+
+    /// A trainee on a GPU, which holds all images to train on if they fit into its memory.
+    ///
+    /// # Errors
+    /// Those of [`NegMarginTrainee::new`], and if the memory of the GPU does not suffice.
+    #[cfg(feature = "cuda")]
+    pub fn on_gpu(
+        configuration: NegMarginConfiguration,
+        datasets: Datasets,
+        device: &trueshot_cuda::Device,
+    ) -> Result<Self> {
+        let most_image_bytes = gpu::most_image_bytes(device)?;
+        Self::on_gpu_with(configuration, datasets, device, most_image_bytes)
+    }
+
+    /// [`NegMarginTrainee::on_gpu`] with a limit on the memory of the images.
+    #[cfg(feature = "cuda")]
+    pub(super) fn on_gpu_with(
+        configuration: NegMarginConfiguration,
+        datasets: Datasets,
+        device: &trueshot_cuda::Device,
+        most_image_bytes: usize,
+    ) -> Result<Self> {
+        let Prepared { layout, parameters, backbone_len, mut batches } = prepare(&configuration, &datasets)?;
+        let session = gpu::GpuSession::negmargin(
+            device,
+            &configuration,
+            &datasets,
+            layout,
+            &parameters,
+            most_image_bytes,
+        )?;
+        batches.on_gpu = session.warning.is_none();
+        Ok(NegMarginTrainee {
+            backbone_len,
+            loader: gpu_loader(batches, session.steps_at_once()),
+            datasets,
+            configuration,
+            gpu: Some(device.clone()),
+            warning: session.warning.clone(),
+            session: Box::new(session),
         })
     }
 
@@ -219,16 +259,52 @@ impl NegMarginTrainee {
     }
 }
 
+/// What a session starts from.
+struct Prepared {
+    /// Of the Conv4, followed by one direction per class.
+    layout: ParameterLayout,
+    parameters: Vec<f32>,
+    /// The number of parameters of the Conv4.
+    backbone_len: usize,
+    batches: ShuffledBatches,
+}
+
+/// Checks a configuration and its data, and draws the initial parameters.
+fn prepare(configuration: &NegMarginConfiguration, datasets: &Datasets) -> Result<Prepared> {
+    configuration.check()?;
+    let train = Arc::clone(&datasets.train);
+    let (seed, batch) = (configuration.seed, configuration.loss.batch);
+    let (pictures, classes) = (train.images().len(), train.labels().classes().len());
+    require("classes to train on", classes, classes >= 2, "2 or more")?;
+    require("loss.batch", batch, batch <= pictures, &format!("2 to {pictures}, the number of images"))?;
+    if let Some((rows, outliers)) = datasets.validation_labels() {
+        configuration.validator().check(rows, outliers)?;
+    }
+    let preparer = ImagePreparer::new(train, &configuration.pictures, &configuration.augmentation, seed);
+    let shape = preparer.shape();
+    let mut layout = conv4::layout(shape.channels);
+    let mut parameters = initial_parameters(&configuration.from, seed, &layout, shape.channels)?;
+    let backbone_len = parameters.len();
+    let place = layout.add("directions", &[classes, shape.features()], Role::Trained);
+    let (mut directions, mut rng) = (vec![0.0; place.len()], Rng::new(seed, Purpose::Parameters, 1));
+    let bound = initialisation::xavier_bound(shape.features(), classes);
+    initialisation::fill_uniform(&mut directions, bound, &mut || rng.fraction());
+    parameters.extend(directions);
+    let batches = ShuffledBatches { preparer, size: batch, on_gpu: false };
+    Ok(Prepared { layout, parameters, backbone_len, batches })
+}
+
 impl Trainee for NegMarginTrainee {
     fn terms(&self) -> Vec<String> {
         vec!["classes".into()]
     }
 
     fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
-        let batch = self.loader.take(step);
-        let losses = self.session.step(step, &batch);
-        self.loader.give_back(step, batch);
-        losses
+        Ok(self.steps(step, 1)?.remove(0))
+    }
+
+    fn steps(&mut self, step: u64, limit: u64) -> trueshot::Result<Vec<Vec<f64>>> {
+        run_steps(&mut *self.session, &mut self.loader, step, limit)
     }
 
     fn rate(&self, step: u64) -> f64 {
@@ -236,11 +312,13 @@ impl Trainee for NegMarginTrainee {
     }
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
-        let preprocessing = self.configuration.pictures.preprocessing();
-        let backbone = Backbone::from_parameters(preprocessing, &self.parameters()?);
+        let (preprocessing, parameters) = (self.configuration.pictures.preprocessing(), self.parameters()?);
+        #[cfg(feature = "cuda")]
+        let embed = dataset_embedder(preprocessing, parameters, self.gpu.as_ref());
+        #[cfg(not(feature = "cuda"))]
+        let embed = cpu_embedder(preprocessing, &parameters);
         let method = Registry::default().parse("baseline++")?;
-        let embed = |dataset: &Dataset| embed_dataset(dataset, &backbone);
-        validate_backbone(&self.configuration.validator(), &self.datasets, &embed, method)
+        validate_backbone(&self.configuration.validator(), &self.datasets, &*embed, method)
     }
 
     fn state(&self) -> trueshot::Result<Tensors> {
@@ -254,5 +332,13 @@ impl Trainee for NegMarginTrainee {
     fn model(&self) -> trueshot::Result<Tensors> {
         let preprocessing = self.configuration.pictures.preprocessing();
         Ok(backbone_file(&self.configuration, &preprocessing, &self.parameters()?))
+    }
+    #[cfg(feature = "cuda")]
+    fn device(&self) -> Option<String> {
+        self.gpu.as_ref().map(|gpu| gpu.name().to_string())
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.warning.iter().cloned().collect()
     }
 }

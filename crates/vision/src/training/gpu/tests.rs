@@ -3,6 +3,7 @@
 use trueshot::training::Trainee;
 use trueshot_cuda::Device;
 
+use super::super::negmargin::{NegMarginConfiguration, NegMarginTrainee};
 use super::super::{BackboneConfiguration, BackboneTrainee, Datasets};
 use crate::backbone::{Backbone, BackboneOptions};
 use crate::cache::CacheLocation;
@@ -51,6 +52,75 @@ fn a_backbone_whose_images_do_not_fit_into_the_gpu_trains_on_the_same_episodes()
         let gpu = trainee.steps(0, 1).unwrap()[0][0];
         assert!((gpu - cpu).abs() < 0.02 * (1.0 + cpu), "{gpu} on the GPU, {cpu} on the CPU");
     }
+}
+
+/// Four classes of five images, whose stripes have the width of the class.
+fn striped_images() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (class, number) in (0..4).flat_map(|class| (0..5).map(move |number| (class, number))) {
+        let path = folder.path().join(format!("class{class}"));
+        std::fs::create_dir_all(&path).unwrap();
+        let is_dark = |x: usize, y: usize| ((x + number * y) / (class + 1)).is_multiple_of(2);
+        std::fs::write(path.join(format!("{number}.png")), Bitmap::from_fn(16, 16, is_dark).to_png())
+            .unwrap();
+    }
+    folder
+}
+
+#[test]
+fn negmargin_trains_on_the_batches_of_the_cpu_and_continues_checkpoints_of_both() {
+    let mut configuration = NegMarginConfiguration::drawings();
+    configuration.pictures.size = 16;
+    configuration.pictures.augment = true;
+    configuration.steps = 4;
+    configuration.loss.batch = 6;
+    configuration.optimiser.clip = 1.0;
+    let validation = &mut configuration.validation;
+    (validation.ways, validation.shots, validation.queries, validation.episodes) = (3, 1, 1, 20);
+    let folder = striped_images();
+    let datasets = || {
+        let preprocessing = configuration.pictures.preprocessing();
+        let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
+        let load = |augmented: bool| Dataset::load(&collection, &preprocessing, augmented, &()).unwrap();
+        Datasets::new(load(true), Some(load(false)))
+    };
+    let on_cpu = || NegMarginTrainee::new(configuration.clone(), datasets()).unwrap();
+    let on_gpu = |most_bytes| {
+        NegMarginTrainee::on_gpu_with(configuration.clone(), datasets(), &device(), most_bytes).unwrap()
+    };
+    let close = |gpu: f64, cpu: f64| {
+        assert!((gpu - cpu).abs() < 0.02 * (1.0 + cpu), "{gpu} on the GPU, {cpu} on the CPU");
+    };
+    let (mut cpu, mut stored, mut streamed) = (on_cpu(), on_gpu(usize::MAX), on_gpu(0));
+    assert!(stored.warnings().is_empty());
+    assert!(streamed.warnings()[0].contains("MiB of GPU memory"), "{:?}", streamed.warnings());
+    assert_eq!(stored.device().as_deref(), Some("emulator"));
+    let first = cpu.step(0).unwrap()[0];
+    close(streamed.step(0).unwrap()[0], first);
+    let losses = stored.steps(0, 2).unwrap();
+    assert_eq!(losses.len(), 2, "several steps at once");
+    close(losses[0][0], first);
+
+    // From the GPU to another run on it, and to the CPU.
+    let state = stored.state().unwrap();
+    let (mut resumed, mut moved) = (on_gpu(usize::MAX), on_cpu());
+    resumed.restore(&state).unwrap();
+    moved.restore(&state).unwrap();
+    let next = stored.step(2).unwrap()[0];
+    assert_eq!(resumed.step(2).unwrap()[0], next);
+    assert!(resumed.state().unwrap().to_bytes() == stored.state().unwrap().to_bytes());
+    close(next, moved.step(2).unwrap()[0]);
+    // From the CPU to the GPU.
+    resumed.restore(&cpu.state().unwrap()).unwrap();
+    close(resumed.step(1).unwrap()[0], cpu.step(1).unwrap()[0]);
+    assert_eq!(resumed.parameters().unwrap().len(), cpu.parameters().unwrap().len());
+
+    let score = |trainee: &mut NegMarginTrainee| {
+        trainee.restore(&state).unwrap();
+        trainee.validate().unwrap().unwrap().score
+    };
+    let (gpu, cpu) = (score(&mut stored), score(&mut cpu));
+    assert!((gpu - cpu).abs() < 5.0, "{gpu} on the GPU, {cpu} on the CPU");
 }
 
 #[test]
