@@ -8,6 +8,7 @@
 #include "prototypes.cu"
 #include "tasks.cu"
 #include "maml.cu"
+#include "tangent.cu"
 #include "attention.cu"
 #include "tranfs.cu"
 #include "tranfs_losses.cu"

@@ -12,6 +12,7 @@
 
 mod memory;
 mod pass;
+mod tangent;
 
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::maml::{Adaptation, GradientOrder, ModelSize, layout};
@@ -260,6 +261,11 @@ impl MamlTraining {
                 group.adapt(step, rate)?;
             }
             group.query_gradients(&self.losses)?;
+            if self.options.order == GradientOrder::Second {
+                for step in (0..steps).rev() {
+                    group.propagate(step, rate)?;
+                }
+            }
             self.record_total(&group)?;
         }
         self.record_update()

@@ -53,7 +53,7 @@ pub(super) struct PackedFilters {
 }
 
 impl PackedFilters {
-    fn new(weights: &Weights) -> Self {
+    pub fn new(weights: &Weights) -> Self {
         PackedFilters {
             forward: weights.filters.address(),
             backward: weights.transposed.address(),

@@ -169,3 +169,28 @@ fn the_first_order_gradient_is_that_of_the_cpu() {
         compare(&format!("{size}"), &example, &training.gradient().unwrap(), &expected);
     }
 }
+
+/// The gradient of the last step, and the loss.
+fn gradient(example: &Example) -> (f32, Vec<f32>) {
+    let mut training = example.training();
+    let losses = training.run(&[example.input()]).unwrap();
+    (losses[0], training.gradient().unwrap())
+}
+
+#[test]
+fn the_second_order_gradient_is_that_of_the_cpu() {
+    for (size, channels, tasks) in [(16, 3, 1), (21, 1, 3)] {
+        let mut example = Example::new(size, channels, tasks, GradientOrder::Second);
+        let (_, expected) = example.cpu_gradient();
+        let (_, found) = gradient(&example);
+        compare(&format!("{size}"), &example, &found, &expected);
+        // What the second derivatives add.
+        example.options.order = GradientOrder::First;
+        let (_, expected_first) = example.cpu_gradient();
+        let (_, found_first) = gradient(&example);
+        let difference = |a: &[f32], b: &[f32]| -> Vec<f32> { a.iter().zip(b).map(|(a, b)| a - b).collect() };
+        let (own, cpu) = (difference(&found, &found_first), difference(&expected, &expected_first));
+        println!("{size}: the second derivatives add {:.4}", relative_error(&expected, &expected_first));
+        compare(&format!("{size} second derivatives"), &example, &own, &cpu);
+    }
+}
