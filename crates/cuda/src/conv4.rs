@@ -35,7 +35,7 @@ pub const GOOD_STEPS_BEFORE_GROWTH: u32 = 1000;
 /// The loss scale of a new run.
 const INITIAL_SCALE: f32 = 16_384.0;
 /// The loss scale at which a step that still overflows is given up: its loss or gradient is not finite.
-const SMALLEST_SCALE: f32 = 1.0 / 1024.0;
+pub(crate) const SMALLEST_SCALE: f32 = 1.0 / 1024.0;
 
 /// Values of a 3x3 filter bank 64 -> 64.
 pub(crate) const FILTER_LEN: usize = 9 * WIDTH * WIDTH;

@@ -4,7 +4,6 @@
 //! moves all pointers of a kernel to another task (`of_task` in `kernels/common.cuh`). Addresses here are those of the first
 //! task. [`Arena`] hands them out; [`GroupMemory`] says what there is.
 
-use bytemuck::Pod;
 use trueshot_nn::conv4::{BLOCKS, WIDTH, layout};
 use trueshot_nn::maml::{GradientOrder, ModelSize, layout as maml_layout};
 
@@ -169,7 +168,8 @@ pub(super) struct GroupSize {
 
 /// The memory of a group of tasks.
 pub(super) struct GroupMemory {
-    buffer: Buffer<u8>,
+    /// The memory that all addresses point to.
+    _buffer: Buffer<u8>,
     /// Bytes from a task to the next.
     pub stride: u64,
     /// Tasks that there is memory for.
@@ -202,7 +202,7 @@ impl GroupMemory {
             Layout::new(&mut Arena { next: buffer.address() }, device, size);
         let tasks = size.tasks;
         Ok(GroupMemory {
-            buffer,
+            _buffer: buffer,
             stride,
             tasks,
             images,
@@ -217,10 +217,11 @@ impl GroupMemory {
     }
 
     /// A copy of values in the memory of a task.
-    pub fn read<T: Pod>(&self, task: usize, address: Address<T>, len: usize) -> Result<Vec<T>> {
-        let start = (address.address() - self.buffer.address()) as usize + task * self.stride as usize;
+    #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
+    pub fn read<T: bytemuck::Pod>(&self, task: usize, address: Address<T>, len: usize) -> Result<Vec<T>> {
+        let start = (address.address() - self._buffer.address()) as usize + task * self.stride as usize;
         let mut values = vec![T::zeroed(); len];
-        self.buffer.read_into(start, bytemuck::cast_slice_mut(&mut values))?;
+        self._buffer.read_into(start, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }
 }

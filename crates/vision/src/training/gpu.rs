@@ -5,6 +5,7 @@
 //! prepares those of every step, which are then copied.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use trueshot::Embeddings;
 use trueshot::tensors::Tensors;
@@ -64,17 +65,8 @@ impl GpuBackboneSession {
             optimiser: AdamWConfig { weight_decay: optimiser.weight_decay, ..Default::default() },
             clip: optimiser.clip,
         };
-        let all = datasets.train.images().iter();
-        let all = all.chain(datasets.outliers.iter().flat_map(|outliers| outliers.images()));
-        let images = all.map(|image| (&image.pixels[..], image.width, image.height));
-        let bytes: usize = images.clone().map(|(pixels, ..)| pixels.len()).sum();
-        let (warning, images) = match bytes <= most_image_bytes {
-            true => {
-                let normalisation = configuration.preprocessing().scale_and_shift(1.0);
-                (None, Some(DeviceImages::upload(device, images, normalisation)?))
-            }
-            false => (Some(streaming_warning(bytes, device.memory()?.0)), None),
-        };
+        let TrainingImages { warning, images } =
+            TrainingImages::upload(device, datasets, &configuration.preprocessing(), most_image_bytes)?;
         let training = Conv4Training::new(device, options, parameters, images)?;
         Ok(GpuBackboneSession {
             training,
@@ -83,6 +75,48 @@ impl GpuBackboneSession {
             warning,
         })
     }
+}
+
+/// The images to train on.
+pub(super) struct TrainingImages {
+    /// Why the images come with the steps; `None` if they are on the GPU.
+    pub warning: Option<String>,
+    /// The images to train on, then the outliers.
+    pub images: Option<DeviceImages>,
+}
+
+impl TrainingImages {
+    /// Copies the images to the GPU, unless they take more than `most_bytes`.
+    pub fn upload(
+        device: &Device,
+        datasets: &Datasets,
+        preprocessing: &Preprocessing,
+        most_bytes: usize,
+    ) -> trueshot::Result<Self> {
+        let sets = [Some(&datasets.train), datasets.outliers.as_ref()];
+        let bytes = sets.iter().flatten().flat_map(|set| set.images()).map(|image| image.pixels.len()).sum();
+        match bytes <= most_bytes {
+            true => {
+                let images = upload_images(device, sets, preprocessing)?;
+                Ok(TrainingImages { warning: None, images: Some(images) })
+            }
+            false => {
+                let warning = streaming_warning(bytes, device.memory()?.0);
+                Ok(TrainingImages { warning: Some(warning), images: None })
+            }
+        }
+    }
+}
+
+/// Copies the images of data sets to the GPU, one set after the other.
+pub(super) fn upload_images(
+    device: &Device,
+    sets: [Option<&Arc<Dataset>>; 2],
+    preprocessing: &Preprocessing,
+) -> trueshot::Result<DeviceImages> {
+    let all = sets.into_iter().flatten().flat_map(|set| set.images());
+    let images = all.map(|image| (&image.pixels[..], image.width, image.height));
+    Ok(DeviceImages::upload(device, images, preprocessing.scale_and_shift(1.0))?)
 }
 
 fn streaming_warning(needed: usize, free: usize) -> String {
@@ -129,30 +163,37 @@ impl TrainingSession for GpuBackboneSession {
     }
 
     fn save(&self) -> trueshot::Result<Tensors> {
-        let Conv4State { parameters, first_moments, second_moments, updates, scale, good_steps } =
-            self.training.state()?;
-        let weights =
-            SavedWeights { parameters, first: first_moments, second: second_moments, steps: updates };
-        let mut state = weights.tensors(&self.layout);
-        state.set_note("loss_scale", scale.to_string());
-        state.set_note("loss_scale_steps", good_steps.to_string());
-        Ok(state)
+        Ok(state_tensors(self.training.state()?, &self.layout))
     }
 
     fn load(&mut self, state: &Tensors) -> trueshot::Result<()> {
-        let number = |key: &str| state.note(key).and_then(|text| text.parse::<f32>().ok());
-        let SavedWeights { parameters, first, second, steps } = SavedWeights::read(&self.layout, state)?;
-        // A checkpoint of the CPU has no loss scale.
-        let state = Conv4State {
-            parameters,
-            first_moments: first,
-            second_moments: second,
-            updates: steps,
-            scale: number("loss_scale").unwrap_or(Conv4State::default().scale),
-            good_steps: number("loss_scale_steps").map_or(0, |steps| steps as u32),
-        };
-        self.training.load(&state).map_err(Into::into)
+        self.training.load(&read_state(state, &self.layout)?).map_err(Into::into)
     }
+}
+
+/// The state of a run as tensors of a checkpoint.
+pub(super) fn state_tensors(state: Conv4State, layout: &ParameterLayout) -> Tensors {
+    let Conv4State { parameters, first_moments, second_moments, updates, scale, good_steps } = state;
+    let weights = SavedWeights { parameters, first: first_moments, second: second_moments, steps: updates };
+    let mut state = weights.tensors(layout);
+    state.set_note("loss_scale", scale.to_string());
+    state.set_note("loss_scale_steps", good_steps.to_string());
+    state
+}
+
+/// The state of a run from a checkpoint of a GPU or the CPU.
+pub(super) fn read_state(state: &Tensors, layout: &ParameterLayout) -> trueshot::Result<Conv4State> {
+    let number = |key: &str| state.note(key).and_then(|text| text.parse::<f32>().ok());
+    let SavedWeights { parameters, first, second, steps } = SavedWeights::read(layout, state)?;
+    // A checkpoint of the CPU has no loss scale.
+    Ok(Conv4State {
+        parameters,
+        first_moments: first,
+        second_moments: second,
+        updates: steps,
+        scale: number("loss_scale").unwrap_or(Conv4State::default().scale),
+        good_steps: number("loss_scale_steps").map_or(0, |steps| steps as u32),
+    })
 }
 
 /// Images that are embedded at once.
