@@ -160,6 +160,28 @@ extern "C" __global__ void __launch_bounds__(256)
   compute_norm_backward(z, sums, d_sums, gamma, beta, dy, dz, shape);
 }
 
+// Adds the sums of a block's threads, each of which has 8 channels, to the total.
+DEVICE void add_channel_sums(float* sums, float* products, float scratch[8][2][CHANNELS], i64* total, int chunk, int lane,
+                             int warp) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    for (int distance = 8; distance < 32; distance <<= 1) {
+      sums[i] += __shfl_xor_sync(FULL_WARP, sums[i], distance);
+      products[i] += __shfl_xor_sync(FULL_WARP, products[i], distance);
+    }
+    if (lane < 8) {
+      scratch[warp][0][chunk * 8 + i] = sums[i];
+      scratch[warp][1][chunk * 8 + i] = products[i];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < 2 * CHANNELS) {
+    float sum = 0.f;
+    for (int w = 0; w < 8; w++) sum += scratch[w][threadIdx.x >> 6][threadIdx.x & 63];
+    add_exactly(total + threadIdx.x, sum);
+  }
+}
+
 // Sums of dy and dy x of the last block, whose dy comes from the loss instead of a convolution. Grid: blocks of 256
 // threads, any number. Positions are those of the pooled plane.
 DEVICE void add_feature_gradients(const uint4* normalised, const uint4* dy, i64* d_sums, int images, int side,
@@ -183,23 +205,7 @@ DEVICE void add_feature_gradients(const uint4* normalised, const uint4* dy, i64*
         products[i] += d[i] * x[i];
       }
   }
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    for (int distance = 8; distance < 32; distance <<= 1) {
-      sums[i] += __shfl_xor_sync(FULL_WARP, sums[i], distance);
-      products[i] += __shfl_xor_sync(FULL_WARP, products[i], distance);
-    }
-    if (lane < 8) {
-      scratch[warp][0][chunk * 8 + i] = sums[i];
-      scratch[warp][1][chunk * 8 + i] = products[i];
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x < 2 * CHANNELS) {
-    float sum = 0.f;
-    for (int w = 0; w < 8; w++) sum += scratch[w][threadIdx.x >> 6][threadIdx.x & 63];
-    add_exactly(d_sums + threadIdx.x, sum);
-  }
+  add_channel_sums(sums, products, scratch, d_sums, chunk, lane, warp);
 }
 extern "C" __global__ void __launch_bounds__(256)
     sum_feature_gradients(const uint4* normalised, const uint4* dy, i64* d_sums, int images, int side, Divider by_side) {

@@ -9,6 +9,7 @@
 #include "negmargin.cu"
 #include "tasks.cu"
 #include "maml.cu"
+#include "tangent.cu"
 #include "attention.cu"
 #include "tranfs.cu"
 #include "tranfs_losses.cu"

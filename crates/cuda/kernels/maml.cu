@@ -211,12 +211,12 @@ DEVICE NormSums sums_of_task(NormSums in, i64 stride) {
 
 // sum over the rows of feature * d_logit.
 DEVICE float classifier_gradient(const uint4* features, const float* d_logits, int feature, int way, const MamlShape& shape) {
-  const u16* halves = (const u16*)features;
+  const u16* half = (const u16*)(features + feature_chunk(shape, 0, feature >> 3)) + (feature & 7);
+  const long image_len = plane_position(1, 0, 0, shape.side + 1) * CHANNELS;
   float sum = 0.f;
-  for (int row = 0; row < shape.rows; row++) {
-    const u16 half = halves[feature_chunk(shape, row, feature >> 3) * 8 + (feature & 7)];
-    sum += unpack_half2(half).x * d_logits[row * shape.ways + way];
-  }
+#pragma unroll 8
+  for (int row = 0; row < shape.rows; row++)
+    sum += unpack_half2(half[row * image_len]).x * d_logits[row * shape.ways + way];
   return sum;
 }
 DEVICE float bias_gradient(const float* d_logits, int way, const MamlShape& shape) {

@@ -61,7 +61,7 @@ DEVICE float first_gradient(const NormSums& in, int channel, int part) {
 DEVICE float sum_partials(const float* first, const FilterPartials& partials, int block, int element) {
   const int skipped = block == 0 ? 0 : block == 1 ? partials.counts[0] : partials.counts[0] + partials.counts[1];
   const float* partial = first + (long)skipped * FILTER_LEN + element;
-  const int count = partials.counts[block];
+  const int count = block == 0 ? partials.counts[0] : block == 1 ? partials.counts[1] : partials.counts[2];
   float sums[4] = {0.f, 0.f, 0.f, 0.f};
   int i = 0;
   for (; i + 4 <= count; i += 4)

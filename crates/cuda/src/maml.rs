@@ -1,7 +1,7 @@
 //! MAML on the GPU: Conv4 with a linear classifier, whose parameters are trained so that a few steps of gradient descent on a
 //! support set adapt them to a task.
 //!
-//! Start with [`MamlTraining`]; its semantics are those of [`trueshot_nn::maml::MamlLearner`] with AdamW on the mean gradient
+//! Start with [`MamlTraining`], or [`MamlEvaluation`] to adapt a network without training it. The semantics are those of [`trueshot_nn::maml::MamlLearner`] with AdamW on the mean gradient
 //! of the tasks of a step. Up to [`TASKS_AT_ONCE`] tasks run in the same kernels, each with its own parameters, activations
 //! and gradients ([`memory`]); a step with more tasks runs them in groups, whose gradients are added in order. One step is one
 //! CUDA graph.
@@ -10,16 +10,19 @@
 //! are multiplied by the same loss scale, and if any gradient overflows, nothing is updated, the scale is halved and the step
 //! is repeated.
 
+mod evaluation;
 mod memory;
 mod pass;
+mod tangent;
 
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::maml::{Adaptation, GradientOrder, ModelSize, layout};
 
 use crate::conv4::optimiser::Conv4Optimiser;
-use crate::conv4::{Conv4State, DeviceImages, ImageFeed, STEP_SLOTS, StepInput, TaskImages};
+use crate::conv4::{Conv4State, DeviceImages, ImageFeed, STEP_SLOTS, StepInput};
 use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value};
 use crate::error::{Error, Result};
+pub use evaluation::{EvaluationOptions, MamlEvaluation, MamlTask};
 use memory::{GroupMemory, GroupSize};
 use pass::{Group, element_count};
 
@@ -112,13 +115,24 @@ impl MamlTraining {
         parameters: &[f32],
         images: Option<DeviceImages>,
     ) -> Result<Self> {
+        Self::with_tasks_at_once(device, options, parameters, images, TASKS_AT_ONCE)
+    }
+
+    /// [`MamlTraining::new`] with another limit on the tasks that run at once.
+    fn with_tasks_at_once(
+        device: &Device,
+        options: MamlOptions,
+        parameters: &[f32],
+        images: Option<DeviceImages>,
+        limit: usize,
+    ) -> Result<Self> {
         let MamlOptions { size, tasks, queries, .. } = options;
         assert!(size.shape.is_possible(), "{size:?}");
         assert!(options.adaptation.steps > 0, "an adaptation has steps");
         let images_of_step = tasks * options.images();
         let feed = ImageFeed::new(device, size.shape, images_of_step, images)?;
         let len = layout(size).len();
-        let (at_once, memory) = largest_group(device, tasks, |tasks| options.group_size(tasks))?;
+        let (at_once, memory) = largest_group(device, tasks.min(limit), |tasks| options.group_size(tasks))?;
         let mut training = MamlTraining {
             device: device.clone(),
             memory,
@@ -246,20 +260,13 @@ impl MamlTraining {
     fn record_step(&self) -> Result<()> {
         let Adaptation { rate, steps } = self.options.adaptation;
         for group in self.groups() {
-            let images = TaskImages {
-                first_task: group.first_task,
-                tasks: group.tasks,
-                images: self.options.images(),
-                stride: self.memory.stride,
-            };
-            self.feed.record_tasks(images, self.memory.images, &self.optimiser.state)?;
-            group.begin(&self.shared)?;
-            group.moments(&self.memory.steps[0])?;
-            group.moments(&self.memory.queries)?;
-            for step in 0..steps {
-                group.adapt(step, rate)?;
-            }
+            group.adapt_all(&self.feed, &self.shared, self.options.adaptation)?;
             group.query_gradients(&self.losses)?;
+            if self.options.order == GradientOrder::Second {
+                for step in (0..steps).rev() {
+                    group.propagate(step, rate)?;
+                }
+            }
             self.record_total(&group)?;
         }
         self.record_update()

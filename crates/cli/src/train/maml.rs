@@ -2,12 +2,17 @@
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use trueshot::Error;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
+use trueshot_cuda::Device;
+use trueshot_vision::training::Datasets;
 use trueshot_vision::training::maml::{MamlConfiguration, MamlTrainee};
 
 use super::RunArguments;
 use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers};
+use crate::device_argument::say_device;
+use crate::messages::say;
 
 /// Train MAML, a network that adapts to a support set with a few steps of gradient descent
 ///
@@ -83,7 +88,6 @@ enum OrderArgument {
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
-    run.device.require_cpu("MAML cannot be trained on a GPU")?;
     let (mut drawings, mut photographs) = (MamlConfiguration::drawings(), MamlConfiguration::photographs());
     // The network has as many classes in validation as in training; who asks for some means both.
     if let Some(ways) = own.episodes.ways {
@@ -92,6 +96,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
     resolve_outliers(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
+    let (device, reason) = run.device.open()?;
     let (size, tasks, steps) =
         (configuration.pictures.size, configuration.episodes.per_step, configuration.steps);
     let training = ImageTraining {
@@ -105,8 +110,27 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         same_source_outliers: false,
     };
     training.train(run, &configuration, |datasets| {
-        let trainee = MamlTrainee::new(configuration.clone(), datasets)?;
+        say_device("training", device.as_ref(), reason.as_deref());
+        let trainee = start(run, &configuration, datasets, device.as_ref())?;
         let count = trainee.parameters()?.len();
         Ok((trainee, count))
     })
+}
+
+/// MAML on its device. With `--device auto`, a run that the GPU has no memory for is on the CPU.
+fn start(
+    run: &RunArguments,
+    configuration: &MamlConfiguration,
+    datasets: Datasets,
+    device: Option<&Device>,
+) -> trueshot_vision::Result<MamlTrainee> {
+    if let Some(device) = device {
+        match MamlTrainee::on_gpu(configuration.clone(), datasets.clone(), device) {
+            Err(trueshot_vision::Error::Core(Error::Gpu { message, .. })) if run.device.is_auto() => {
+                say!("training on the CPU after all ({message})");
+            }
+            other => return other,
+        }
+    }
+    MamlTrainee::new(configuration.clone(), datasets)
 }

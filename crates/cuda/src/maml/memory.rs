@@ -4,7 +4,6 @@
 //! moves all pointers of a kernel to another task (`of_task` in `kernels/common.cuh`). Addresses here are those of the first
 //! task. [`Arena`] hands them out; [`GroupMemory`] says what there is.
 
-use bytemuck::Pod;
 use trueshot_nn::conv4::{BLOCKS, WIDTH, layout};
 use trueshot_nn::maml::{GradientOrder, ModelSize, layout as maml_layout};
 
@@ -169,7 +168,8 @@ pub(super) struct GroupSize {
 
 /// The memory of a group of tasks.
 pub(super) struct GroupMemory {
-    buffer: Buffer<u8>,
+    /// The memory that all addresses point to.
+    _buffer: Buffer<u8>,
     /// Bytes from a task to the next.
     pub stride: u64,
     /// Tasks that there is memory for.
@@ -179,6 +179,9 @@ pub(super) struct GroupMemory {
     /// The passes over the support set, one per step of the adaptation.
     pub steps: Vec<PassMemory>,
     pub queries: PassMemory,
+    /// Tangents of the passes over the support set, whose weights are the direction; none for first-order gradients. The
+    /// steps share everything but the sums.
+    pub tangents: Vec<PassMemory>,
     /// Partial gradients of filters of one pass.
     pub partials: Address<f32>,
     /// The gradient of the queries' loss, first with respect to the adapted and finally to the initial parameters.
@@ -195,16 +198,17 @@ impl GroupMemory {
         Layout::new(&mut measured, device, size);
         let stride = measured.next;
         let buffer = device.zeros::<u8>(stride as usize * size.tasks)?;
-        let Layout { images, steps, queries, partials, gradients, maxima, cleared } =
+        let Layout { images, steps, queries, tangents, partials, gradients, maxima, cleared } =
             Layout::new(&mut Arena { next: buffer.address() }, device, size);
         let tasks = size.tasks;
         Ok(GroupMemory {
-            buffer,
+            _buffer: buffer,
             stride,
             tasks,
             images,
             steps,
             queries,
+            tangents,
             partials,
             gradients,
             maxima,
@@ -213,10 +217,11 @@ impl GroupMemory {
     }
 
     /// A copy of values in the memory of a task.
-    pub fn read<T: Pod>(&self, task: usize, address: Address<T>, len: usize) -> Result<Vec<T>> {
-        let start = (address.address() - self.buffer.address()) as usize + task * self.stride as usize;
+    #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
+    pub fn read<T: bytemuck::Pod>(&self, task: usize, address: Address<T>, len: usize) -> Result<Vec<T>> {
+        let start = (address.address() - self._buffer.address()) as usize + task * self.stride as usize;
         let mut values = vec![T::zeroed(); len];
-        self.buffer.read_into(start, bytemuck::cast_slice_mut(&mut values))?;
+        self._buffer.read_into(start, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }
 }
@@ -226,6 +231,7 @@ struct Layout {
     images: Address<[u32; 2]>,
     steps: Vec<PassMemory>,
     queries: PassMemory,
+    tangents: Vec<PassMemory>,
     partials: Address<f32>,
     gradients: Address<f32>,
     maxima: Address<u32>,
@@ -239,6 +245,8 @@ impl Layout {
         let cleared = arena.take::<u64>(0);
         let moments: [Address<i64>; 2] = std::array::from_fn(|_| arena.take(PATCH_LEN * PATCH_LEN));
         let sums: Vec<Sums> = (0..=steps).map(|_| Sums::new(arena)).collect();
+        let tangent_steps = if order == GradientOrder::Second { steps } else { 0 };
+        let tangent_sums: Vec<Sums> = (0..tangent_steps).map(|_| Sums::new(arena)).collect();
         let maxima = arena.take::<u32>(steps + 1);
         let cleared_len = (arena.next - cleared.address()) as usize / size_of::<u64>();
         let margin = 2 * (image_size + 2);
@@ -266,6 +274,15 @@ impl Layout {
             activations: Activations::new(arena, model, queries),
             sums: sums[steps],
         };
+        let tangents = match tangent_sums.is_empty() {
+            true => Vec::new(),
+            false => {
+                let (weights, activations) =
+                    (Weights::new(arena, model), Activations::new(arena, model, support));
+                let tangent = |sums| PassMemory { images: supports, weights, activations, sums };
+                tangent_sums.into_iter().map(tangent).collect()
+            }
+        };
         let blocks = |images: usize| -> usize {
             (0..BLOCKS - 1).map(|block| gradient_blocks(device, model.shape, images, block, tasks).0).sum()
         };
@@ -273,6 +290,7 @@ impl Layout {
             images: plane,
             steps: (0..steps).map(step).collect(),
             queries: pass,
+            tangents,
             partials: arena.take(blocks(support).max(blocks(queries)) * FILTER_LEN),
             gradients: arena.take(maml_layout(model).len()),
             maxima,

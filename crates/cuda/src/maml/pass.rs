@@ -3,7 +3,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::{BLOCKS, Shape, WIDTH};
-use trueshot_nn::maml::ModelSize;
+use trueshot_nn::maml::{Adaptation, ModelSize};
 
 use super::memory::{GroupMemory, PassMemory, Weights, conv4_len};
 use crate::Divider;
@@ -12,7 +12,7 @@ use crate::conv4::network::{
     NormSums, PATCH_PITCH, PoolShape, gamma_start, plane_len, pool_grid,
 };
 use crate::conv4::optimiser::TrainingState;
-use crate::conv4::{FILTER_LEN, PATCH_LEN};
+use crate::conv4::{FILTER_LEN, ImageFeed, PATCH_LEN, TaskImages};
 use crate::driver::{Address, Argument, Buffer, Device, Grid, Null, Queue, Value};
 use crate::error::Result;
 
@@ -53,7 +53,7 @@ pub(super) struct PackedFilters {
 }
 
 impl PackedFilters {
-    fn new(weights: &Weights) -> Self {
+    pub fn new(weights: &Weights) -> Self {
         PackedFilters {
             forward: weights.filters.address(),
             backward: weights.transposed.address(),
@@ -218,6 +218,26 @@ impl Group<'_> {
             &Value(self.shape(first)),
         ];
         self.launch(Queue::Main, "begin_tasks", self.element_grid(), &arguments)
+    }
+
+    /// Prepares the images of the tasks and adapts their parameters, from the shared ones.
+    pub fn adapt_all(
+        &self,
+        feed: &ImageFeed,
+        shared: &Buffer<f32>,
+        Adaptation { rate, steps }: Adaptation,
+    ) -> Result<()> {
+        let images = TaskImages {
+            first_task: self.first_task,
+            tasks: self.tasks,
+            images: self.memory.steps[0].images.count + self.memory.queries.images.count,
+            stride: self.memory.stride,
+        };
+        feed.record_tasks(images, self.memory.images, self.state)?;
+        self.begin(shared)?;
+        self.moments(&self.memory.steps[0])?;
+        self.moments(&self.memory.queries)?;
+        (0..steps).try_for_each(|step| self.adapt(step, rate))
     }
 
     /// The moments of the patches, which depend on the images alone.

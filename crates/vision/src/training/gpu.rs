@@ -70,7 +70,7 @@ impl GpuSession<Conv4Training> {
             clip: optimiser.clip,
         };
         let (images, warning) =
-            upload_images(device, datasets, &configuration.preprocessing(), most_image_bytes)?;
+            upload_training_images(device, datasets, &configuration.preprocessing(), most_image_bytes)?;
         let training = Conv4Training::new(device, options, parameters, images)?;
         let (layout, schedule) = (layout(shape.channels), optimiser.schedule(*steps));
         Ok(GpuSession { training, layout, schedule, warning })
@@ -99,7 +99,7 @@ impl GpuSession<NegMarginTraining> {
             optimiser: configuration.adam(),
             clip: optimiser.clip,
         };
-        let (images, warning) = upload_images(device, datasets, &preprocessing, most_image_bytes)?;
+        let (images, warning) = upload_training_images(device, datasets, &preprocessing, most_image_bytes)?;
         let training = NegMarginTraining::new(device, &options, parameters, images)?;
         Ok(GpuSession { training, layout, schedule: optimiser.schedule(*steps), warning })
     }
@@ -107,21 +107,32 @@ impl GpuSession<NegMarginTraining> {
 
 /// Copies the images to train on and the outliers to the GPU, unless they take more than `most_bytes`: then returns what
 /// the user should know about it.
-pub(super) fn upload_images(
+pub(super) fn upload_training_images(
     device: &Device,
     datasets: &Datasets,
     preprocessing: &Preprocessing,
     most_bytes: usize,
 ) -> trueshot::Result<(Option<DeviceImages>, Option<String>)> {
     // Outliers may be images to train on.
-    let others = datasets.outliers.iter().filter(|&outliers| !Arc::ptr_eq(outliers, &datasets.train));
-    let all = datasets.train.images().iter().chain(others.flat_map(|outliers| outliers.images()));
-    let images = all.map(|image| (&image.pixels[..], image.width, image.height));
-    let bytes: usize = images.clone().map(|(pixels, ..)| pixels.len()).sum();
-    if bytes > most_bytes {
-        return Ok((None, Some(streaming_warning(bytes, device.memory()?.0))));
+    let others = datasets.outliers.as_ref().filter(|&outliers| !Arc::ptr_eq(outliers, &datasets.train));
+    let sets = [Some(&datasets.train), others];
+    let bytes: usize =
+        sets.iter().flatten().flat_map(|set| set.images()).map(|image| image.pixels.len()).sum();
+    match bytes <= most_bytes {
+        true => Ok((Some(upload_images(device, sets, preprocessing)?), None)),
+        false => Ok((None, Some(streaming_warning(bytes, device.memory()?.0)))),
     }
-    Ok((Some(DeviceImages::upload(device, images, preprocessing.scale_and_shift(1.0))?), None))
+}
+
+/// Copies the images of data sets to the GPU, one set after the other.
+pub(super) fn upload_images(
+    device: &Device,
+    sets: [Option<&Arc<Dataset>>; 2],
+    preprocessing: &Preprocessing,
+) -> trueshot::Result<DeviceImages> {
+    let all = sets.into_iter().flatten().flat_map(|set| set.images());
+    let images = all.map(|image| (&image.pixels[..], image.width, image.height));
+    Ok(DeviceImages::upload(device, images, preprocessing.scale_and_shift(1.0))?)
 }
 
 /// The number of steps to run at once: fewer if the images come with the steps, because those of all steps are in memory.
@@ -274,28 +285,35 @@ impl<T: GpuTraining> TrainingSession for GpuSession<T> {
     }
 
     fn save(&self) -> trueshot::Result<Tensors> {
-        let Conv4State { parameters, first_moments, second_moments, updates, scale, good_steps } =
-            self.training.state()?;
-        let weights =
-            SavedWeights { parameters, first: first_moments, second: second_moments, steps: updates };
-        let mut state = weights.tensors(&self.layout);
-        save_scale(&mut state, scale, good_steps);
-        Ok(state)
+        Ok(state_tensors(self.training.state()?, &self.layout))
     }
 
     fn load(&mut self, state: &Tensors) -> trueshot::Result<()> {
-        let SavedWeights { parameters, first, second, steps } = SavedWeights::read(&self.layout, state)?;
-        let (scale, good_steps) = saved_scale(state);
-        let state = Conv4State {
-            parameters,
-            first_moments: first,
-            second_moments: second,
-            updates: steps,
-            scale,
-            good_steps,
-        };
-        self.training.load(&state).map_err(Into::into)
+        self.training.load(&read_state(state, &self.layout)?).map_err(Into::into)
     }
+}
+
+/// The state of a run as tensors of a checkpoint.
+pub(super) fn state_tensors(state: Conv4State, layout: &ParameterLayout) -> Tensors {
+    let Conv4State { parameters, first_moments, second_moments, updates, scale, good_steps } = state;
+    let weights = SavedWeights { parameters, first: first_moments, second: second_moments, steps: updates };
+    let mut state = weights.tensors(layout);
+    save_scale(&mut state, scale, good_steps);
+    state
+}
+
+/// The state of a run from a checkpoint of a GPU or the CPU.
+pub(super) fn read_state(state: &Tensors, layout: &ParameterLayout) -> trueshot::Result<Conv4State> {
+    let SavedWeights { parameters, first, second, steps } = SavedWeights::read(layout, state)?;
+    let (scale, good_steps) = saved_scale(state);
+    Ok(Conv4State {
+        parameters,
+        first_moments: first,
+        second_moments: second,
+        updates: steps,
+        scale,
+        good_steps,
+    })
 }
 
 /// Images that are embedded at once.

@@ -1,6 +1,10 @@
-//! Training of MAML: several tasks per step, each computed on one thread, with their gradients summed in order.
+//! Training of MAML: several tasks per step, each computed on one thread or all at once on a GPU, with their gradients
+//! summed in order.
 //!
 //! Validation adapts the network to episodes of images it never learnt from, as at test.
+
+#[cfg(feature = "cuda")]
+mod gpu;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -95,6 +99,19 @@ pub enum GradientOrderSetting {
     First,
     /// All of it.
     Second,
+}
+
+impl AdaptationSettings {
+    fn in_training(&self) -> maml::Adaptation {
+        maml::Adaptation { rate: self.inner_rate as f32, steps: self.inner_steps }
+    }
+
+    fn gradient_order(&self) -> GradientOrder {
+        match self.order {
+            GradientOrderSetting::First => GradientOrder::First,
+            GradientOrderSetting::Second => GradientOrder::Second,
+        }
+    }
 }
 
 /// Steps of adaptation are kept in memory, all of them.
@@ -234,59 +251,116 @@ impl CpuSession for CpuMamlSession {
 pub struct MamlTrainee {
     session: Box<dyn TrainingSession<Batch = [EpisodeBatch]>>,
     loader: Loader<TaskBatches>,
-    /// What to validate on, and its outliers.
-    validation: Option<(Embeddings, Option<Embeddings>)>,
+    validation: Option<ValidationData>,
     configuration: MamlConfiguration,
+    /// The name of the GPU that trains; `None` on the CPU.
+    device: Option<String>,
+    warning: Option<String>,
+}
+
+/// What the model is validated on.
+enum ValidationData {
+    /// Rows of pixels, and those of outliers.
+    Cpu(Embeddings, Option<Embeddings>),
+    /// Images on the GPU.
+    #[cfg(feature = "cuda")]
+    Gpu(Box<gpu::GpuValidation>),
 }
 
 impl MamlTrainee {
-    /// Sets everything up.
+    /// A trainee on the CPU.
+    ///
+    /// # Errors
+    /// If an option is outside its range, or the data has too few classes or images.
     pub fn new(configuration: MamlConfiguration, datasets: Datasets) -> Result<Self> {
-        configuration.check()?;
-        let MamlEpisodeSettings { per_step, ways, shots, queries, .. } = configuration.episodes;
-        let seed = configuration.seed;
-        let Datasets { train, outliers, validation, validation_outliers } = datasets;
-        let episodes = EpisodeBatches {
-            outliers,
-            preparer: ImagePreparer::new(train, &configuration.pictures, &configuration.augmentation, seed),
-            spec: EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed },
-            noises: shared::flatten_noise(&configuration.episodes.noise),
-            on_gpu: false,
-        };
-        episodes.check()?;
+        let (parameters, episodes) = prepare(&configuration, &datasets)?;
         let rows = |dataset: Option<Arc<Dataset>>| dataset.map(|dataset| dataset.rows(None)).transpose();
-        let (rows, outliers) = (rows(validation)?, rows(validation_outliers)?);
-        let validation = rows.map(|rows| (rows, outliers));
-        if let Some((rows, outliers)) = &validation {
-            configuration.validator().check(rows, outliers.as_ref())?;
-        }
-        let layout = maml::layout(configuration.size());
-        let parameters = match configuration.from.as_os_str().is_empty() {
-            true => {
-                let mut rng = Rng::new(seed, Purpose::Parameters, 0);
-                maml::initial(configuration.size(), &mut || rng.fraction())
-            }
-            false => {
-                let model = model::Model::open(&configuration.from)?;
-                model.expect_kind(KIND)?;
-                model.parameters(&layout)?
-            }
-        };
-        let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
+        let (rows, outliers) = (rows(datasets.validation)?, rows(datasets.validation_outliers)?);
+        let validation = rows.map(|rows| ValidationData::Cpu(rows, outliers));
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
+        let (layout, per_step) = (maml::layout(configuration.size()), configuration.episodes.per_step);
+        let config = adamw_config(&configuration);
         let session = CpuMamlSession {
             weights: CpuWeights::new(layout, parameters, per_step, config, optimiser, steps),
             learners: Mutex::default(),
             configuration: configuration.clone(),
         };
         let loader = loader(TaskBatches { episodes, per_step });
-        Ok(MamlTrainee { session: Box::new(session), loader, validation, configuration })
+        let (device, warning) = (None, None);
+        Ok(MamlTrainee { session: Box::new(session), loader, validation, configuration, device, warning })
+    }
+
+    /// A trainee on a GPU, which holds all images to train and validate on and all outliers if they fit into its memory.
+    ///
+    /// # Errors
+    /// Those of [`MamlTrainee::new`], and if the memory of the GPU does not suffice.
+    #[cfg(feature = "cuda")]
+    pub fn on_gpu(
+        configuration: MamlConfiguration,
+        datasets: Datasets,
+        device: &trueshot_cuda::Device,
+    ) -> Result<Self> {
+        Self::on_gpu_with(configuration, datasets, device, None)
+    }
+
+    /// [`MamlTrainee::on_gpu`] with a limit on the memory of the images to train on.
+    #[cfg(feature = "cuda")]
+    fn on_gpu_with(
+        configuration: MamlConfiguration,
+        datasets: Datasets,
+        device: &trueshot_cuda::Device,
+        most_image_bytes: Option<usize>,
+    ) -> Result<Self> {
+        let (parameters, mut episodes) = prepare(&configuration, &datasets)?;
+        let validation = gpu::GpuValidation::new(device, &configuration, &datasets)?;
+        let validation = validation.map(|validation| ValidationData::Gpu(Box::new(validation)));
+        let most_image_bytes = match most_image_bytes {
+            Some(most) => most,
+            None => super::gpu::most_image_bytes(device)?,
+        };
+        let session =
+            gpu::GpuMamlSession::new(device, &configuration, &datasets, &parameters, most_image_bytes)?;
+        episodes.on_gpu = session.warning.is_none();
+        let threads = rayon::current_num_threads().div_ceil(2);
+        let batches = TaskBatches { episodes, per_step: configuration.episodes.per_step };
+        let loader = Loader::new(batches, threads, (2 * session.steps_at_once()).div_ceil(threads));
+        let (device, warning) = (Some(device.name().to_string()), session.warning.clone());
+        Ok(MamlTrainee { session: Box::new(session), loader, validation, configuration, device, warning })
     }
 
     /// The current parameters.
     pub fn parameters(&self) -> trueshot::Result<Cow<'_, [f32]>> {
         self.session.parameters()
     }
+}
+
+fn adamw_config(configuration: &MamlConfiguration) -> AdamWConfig {
+    AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() }
+}
+
+/// Checks a configuration and its data, and returns initial parameters and the source of episodes.
+fn prepare(configuration: &MamlConfiguration, datasets: &Datasets) -> Result<(Vec<f32>, EpisodeBatches)> {
+    configuration.check()?;
+    let MamlEpisodeSettings { ways, shots, queries, .. } = configuration.episodes;
+    let (seed, train) = (configuration.seed, Arc::clone(&datasets.train));
+    let episodes = EpisodeBatches {
+        outliers: datasets.outliers.clone(),
+        preparer: ImagePreparer::new(train, &configuration.pictures, &configuration.augmentation, seed),
+        spec: EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed },
+        noises: shared::flatten_noise(&configuration.episodes.noise),
+        on_gpu: false,
+    };
+    episodes.check()?;
+    if let Some((rows, outliers)) = datasets.validation_labels() {
+        configuration.validator().check(rows, outliers)?;
+    }
+    if configuration.from.as_os_str().is_empty() {
+        let mut rng = Rng::new(seed, Purpose::Parameters, 0);
+        return Ok((maml::initial(configuration.size(), &mut || rng.fraction()), episodes));
+    }
+    let model = model::Model::open(&configuration.from)?;
+    model.expect_kind(KIND)?;
+    Ok((model.parameters(&maml::layout(configuration.size()))?, episodes))
 }
 
 fn task_gradient(
@@ -298,17 +372,12 @@ fn task_gradient(
 ) -> f64 {
     let pixels = configuration.size().shape.pixels();
     let (support, queries) = task.images.split_at(task.given.len() * pixels);
-    let AdaptationSettings { inner_rate, inner_steps, order, .. } = configuration.adaptation;
-    let order = match order {
-        GradientOrderSetting::First => GradientOrder::First,
-        GradientOrderSetting::Second => GradientOrder::Second,
-    };
     learner.meta_gradient(
         parameters,
         LabelledImages { images: support, classes: &task.given },
         LabelledImages { images: queries, classes: &task.query_classes },
-        maml::Adaptation { rate: inner_rate as f32, steps: inner_steps },
-        order,
+        configuration.adaptation.in_training(),
+        configuration.adaptation.gradient_order(),
         gradient,
     )
 }
@@ -325,12 +394,27 @@ impl Trainee for MamlTrainee {
         losses
     }
 
+    fn steps(&mut self, step: u64, limit: u64) -> trueshot::Result<Vec<Vec<f64>>> {
+        let count = limit.min(self.session.steps_at_once() as u64);
+        let tasks: Vec<Vec<EpisodeBatch>> = (step..step + count).map(|step| self.loader.take(step)).collect();
+        let losses = self.session.steps(step, &tasks.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        for (step, tasks) in (step..).zip(tasks) {
+            self.loader.give_back(step, tasks);
+        }
+        losses
+    }
+
     fn rate(&self, step: u64) -> f64 {
         self.session.rate(step)
     }
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
-        let Some((rows, outliers)) = &self.validation else { return Ok(None) };
+        #[cfg(feature = "cuda")]
+        if let Some(ValidationData::Gpu(validation)) = &mut self.validation {
+            return validation.validate(&self.session.parameters()?).map(Some);
+        }
+        #[cfg_attr(not(feature = "cuda"), allow(irrefutable_let_patterns))]
+        let Some(ValidationData::Cpu(rows, outliers)) = &self.validation else { return Ok(None) };
         let (preprocessing, config) =
             (self.configuration.pictures.preprocessing(), self.configuration.config());
         let method = Maml::new(preprocessing, config, self.parameters()?.into_owned(), PathBuf::from(KIND));
@@ -349,5 +433,13 @@ impl Trainee for MamlTrainee {
     fn model(&self) -> trueshot::Result<Tensors> {
         let preprocessing = self.configuration.pictures.preprocessing();
         Ok(model_file(&preprocessing, &self.configuration.config(), &self.parameters()?))
+    }
+
+    fn device(&self) -> Option<String> {
+        self.device.clone()
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.warning.iter().cloned().collect()
     }
 }

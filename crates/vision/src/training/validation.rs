@@ -48,6 +48,11 @@ pub(super) fn validate_backbone(
     judge.validate(&embed(dataset)?, outliers.as_ref(), method).map(Some)
 }
 
+/// What a noise setting is called in the results.
+pub(super) fn setting_name(noise: Noise) -> String {
+    if noise.level == 0.0 { "clean".into() } else { noise.to_string() }
+}
+
 /// What a model is judged by.
 pub(super) struct Validator {
     pub spec: EpisodeSpec,
@@ -81,8 +86,7 @@ impl Validator {
         let found = evaluate(&experiment, &())?;
         let figure = |setting: &SettingResult| {
             let noise = Noise { kind: setting.noise, level: setting.level };
-            let name = if noise.level == 0.0 { "clean".into() } else { noise.to_string() };
-            (name, setting.methods[0].accuracy.unwrap_or(0.0))
+            (setting_name(noise), setting.methods[0].accuracy.unwrap_or(0.0))
         };
         let figures: Vec<(String, f64)> = found.settings.iter().map(figure).collect();
         let score = figures.iter().map(|(_, accuracy)| accuracy).sum::<f64>() / figures.len() as f64;

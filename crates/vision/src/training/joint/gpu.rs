@@ -26,7 +26,7 @@ use super::JointConfiguration;
 use super::batches::JointBatch;
 use super::session::{joint_layout, kept_part, parts, seed_of_part};
 use crate::training::Datasets;
-use crate::training::gpu::{save_scale, saved_scale, steps_at_once, upload_images};
+use crate::training::gpu::{save_scale, saved_scale, steps_at_once, upload_training_images};
 
 /// A session with either head.
 pub(super) type BoxedSession = Box<dyn TrainingSession<Batch = JointBatch>>;
@@ -60,7 +60,7 @@ pub(super) fn session(
         feature_mean: head.head().feature_mean(),
     };
     let preprocessing = configuration.pictures.preprocessing();
-    let (images, warning) = upload_images(device, datasets, &preprocessing, most_image_bytes)?;
+    let (images, warning) = upload_training_images(device, datasets, &preprocessing, most_image_bytes)?;
     let common = Common {
         layout: joint_layout(&conv4::layout(shape.channels), head.head().layout()),
         backbone_len: backbone.len(),

@@ -1,0 +1,275 @@
+//! The way of the queries' gradient back through the steps of the adaptation: Hessian-vector products of the support sets'
+//! losses (`kernels/tangent.cu`).
+
+use bytemuck::{Pod, Zeroable};
+use trueshot_nn::conv4::{BLOCKS, WIDTH};
+
+use super::memory::PassMemory;
+use super::pass::{Convolution, ConvolutionKind, Group, PackedFilters, SumPlanes};
+use crate::Divider;
+use crate::conv4::FILTER_LEN;
+use crate::conv4::network::{FirstShape, PoolShape, pool_grid};
+use crate::driver::{Argument, Grid, Queue, Value};
+use crate::error::Result;
+
+/// `FirstNorm` of the kernels.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct FirstNorm {
+    norm: u64,
+    weighted: u64,
+    weights: u64,
+    filters: u64,
+}
+
+impl FirstNorm {
+    fn new(pass: &PassMemory) -> Self {
+        FirstNorm {
+            norm: pass.activations.norm.address(),
+            weighted: pass.activations.weighted.address(),
+            weights: pass.weights.first_weights.address(),
+            filters: pass.weights.first_filters.address(),
+        }
+    }
+}
+
+/// `NormTangentPlanes` of the kernels.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct NormTangentPlanes {
+    z: [u64; 2],
+    dy: [u64; 2],
+}
+
+/// `NormTangentSums` of the kernels.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct NormTangentSums {
+    sums: [u64; 2],
+    d_sums: [u64; 2],
+    gamma_and_beta: [u64; 2],
+    tangents: [u64; 2],
+}
+
+/// `ClassifierPlanes` of the kernels.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct ClassifierPlanes {
+    features: u64,
+    parameters: u64,
+    d_logits: u64,
+    d_features: u64,
+}
+
+impl ClassifierPlanes {
+    fn new(pass: &PassMemory) -> Self {
+        let last = &pass.activations.blocks[2];
+        ClassifierPlanes {
+            features: last.y.address(),
+            parameters: pass.weights.parameters.address(),
+            d_logits: pass.activations.d_logits.address(),
+            d_features: last.dy.address(),
+        }
+    }
+}
+
+/// Bytes of shared memory of `first_forward_tangent`.
+const FIRST_TANGENT_SHARED: usize = 2 * 3 * 8 * 32 * 8 + 3 * WIDTH * 4;
+
+impl Group<'_> {
+    /// Replaces the gradient v with respect to the parameters after step `step` by v - rate * H v, the gradient with respect
+    /// to those before it.
+    pub fn propagate(&self, step: usize, rate: f32) -> Result<()> {
+        let (pass, tangent) = (&self.memory.steps[step], &self.memory.tangents[step]);
+        let back = self.memory.steps.len() - 1 - step;
+        let (maximum, next) = (self.memory.maxima.plus(back), self.memory.maxima.plus(back + 1));
+        let arguments: [&dyn Argument; 5] = [
+            &self.memory.gradients,
+            &maximum,
+            &tangent.weights.parameters,
+            &Value(PackedFilters::new(&tangent.weights)),
+            &Value(self.shape(pass)),
+        ];
+        self.launch(Queue::Main, "pack_direction", self.element_grid(), &arguments)?;
+        self.direction_convolutions(pass, tangent)?;
+        self.forward_tangent(pass, tangent)?;
+        let grid = Grid::new(pass.images.count, 256).shared(9 * self.size.ways * size_of::<f32>());
+        let arguments: [&dyn Argument; 5] = [
+            &Value(ClassifierPlanes::new(pass)),
+            &Value(ClassifierPlanes::new(tangent)),
+            self.labels,
+            self.state,
+            &Value(self.shape(pass)),
+        ];
+        self.launch(Queue::Main, "classify_tangent", grid, &arguments)?;
+        self.backward_tangent(pass, tangent)?;
+        let arguments: [&dyn Argument; 8] = [
+            &Value(self.gradients(pass)),
+            &Value(self.gradients(tangent)),
+            &self.memory.gradients,
+            &maximum,
+            &next,
+            &Value(rate),
+            self.state,
+            &Value(self.shape(pass)),
+        ];
+        self.launch(Queue::Main, "propagate_gradients", self.element_grid(), &arguments)
+    }
+
+    /// The terms of the tangents that are convolutions with the filters of the direction. They depend on nothing else, so they
+    /// run on the side queue; the other terms are added later.
+    fn direction_convolutions(&self, pass: &PassMemory, tangent: &PassMemory) -> Result<()> {
+        let (activations, tangents) = (&pass.activations, &tangent.activations);
+        self.device.fork()?;
+        for index in 0..3_usize {
+            let previous = index.checked_sub(1);
+            let input = previous.map_or(activations.y1, |previous| activations.blocks[previous].y);
+            let d_input = previous.map_or(tangents.dy1, |previous| tangents.blocks[previous].dy);
+            let weights = &tangent.weights;
+            let terms = [
+                (input, weights.filters, tangents.blocks[index].z),
+                (activations.blocks[index].dz, weights.transposed, d_input),
+            ];
+            for (input, filters, output) in terms {
+                let convolution = Convolution {
+                    kind: ConvolutionKind::Plain,
+                    input,
+                    filters: filters.plus(index * FILTER_LEN),
+                    output,
+                    sums: None,
+                    planes: SumPlanes::default(),
+                };
+                let side = self.size.shape.side(index + 1);
+                self.convolve(Queue::Side, pass.images.count, side, &convolution)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn norm_sums(&self, pass: &PassMemory, tangent: &PassMemory, block: usize) -> NormTangentSums {
+        let at = (block - 1) * 2 * WIDTH;
+        let both = |of: &dyn Fn(&PassMemory) -> u64| [of(pass), of(tangent)];
+        let parameters = |pass: &PassMemory| {
+            let (gamma, beta) = self.norm_parameters(pass.weights.parameters, block);
+            [gamma.address(), beta.address()]
+        };
+        NormTangentSums {
+            sums: both(&|pass| pass.sums.forward.plus(at).address()),
+            d_sums: both(&|pass| pass.sums.backward.plus(at).address()),
+            gamma_and_beta: parameters(pass),
+            tangents: parameters(tangent),
+        }
+    }
+
+    fn norm_planes(pass: &PassMemory, tangent: &PassMemory, block: usize) -> NormTangentPlanes {
+        let (own, tangent) = (&pass.activations.blocks[block - 1], &tangent.activations.blocks[block - 1]);
+        NormTangentPlanes {
+            z: [own.z.address(), tangent.z.address()],
+            dy: [own.dy.address(), tangent.dy.address()],
+        }
+    }
+
+    fn forward_tangent(&self, pass: &PassMemory, tangent: &PassMemory) -> Result<()> {
+        let (shape, count) = (self.size.shape, pass.images.count);
+        let (gamma, _) = self.norm_parameters(pass.weights.parameters, 0);
+        let (t_gamma, t_beta) = self.norm_parameters(tangent.weights.parameters, 0);
+        let (first, t_first) = (Value(FirstNorm::new(pass)), Value(FirstNorm::new(tangent)));
+        let pixels = Value((count * shape.size * shape.size) as f32);
+        let arguments: [&dyn Argument; 7] =
+            [&pass.images.moments, &first, &t_first, &gamma, &t_gamma, &t_beta, &pixels];
+        self.launch(Queue::Main, "first_tangent_statistics", Grid::new(1, 1024), &arguments)?;
+        let grid = Grid::new(self.blocks_per_task(2 * self.device.multiprocessors()), 256)
+            .shared(FIRST_TANGENT_SHARED);
+        let windows = Value(FirstShape::new(count, shape.size, shape.size / 2));
+        let arguments: [&dyn Argument; 5] =
+            [&pass.images.plane, &first, &t_first, &tangent.activations.y1, &windows];
+        self.launch(Queue::Main, "first_forward_tangent", grid, &arguments)?;
+        self.device.join()?;
+        let mut input = tangent.activations.y1;
+        for (index, block) in tangent.activations.blocks.iter().enumerate() {
+            let side = shape.side(index + 1);
+            let convolution = Convolution {
+                kind: ConvolutionKind::AddedForward,
+                input,
+                filters: pass.weights.filters.plus(index * FILTER_LEN),
+                output: block.z,
+                sums: Some(tangent.sums.forward.plus(index * 2 * WIDTH)),
+                planes: SumPlanes {
+                    first: pass.activations.blocks[index].z.address(),
+                    ..SumPlanes::default()
+                },
+            };
+            self.convolve(Queue::Main, count, side, &convolution)?;
+            let pool = PoolShape::new(count, side, side / 2);
+            let arguments: [&dyn Argument; 5] = [
+                &Value(Self::norm_planes(pass, tangent, index + 1)),
+                &Value(self.norm_sums(pass, tangent, index + 1)),
+                &block.y,
+                &block.normalised,
+                &Value(pool),
+            ];
+            self.launch(Queue::Main, "pool_tangent", pool_grid(pool).rows(count), &arguments)?;
+            input = block.y;
+        }
+        Ok(())
+    }
+
+    fn backward_tangent(&self, pass: &PassMemory, tangent: &PassMemory) -> Result<()> {
+        let (shape, count) = (self.size.shape, pass.images.count);
+        let side = shape.side(BLOCKS);
+        let (last, t_last) = (&pass.activations.blocks[2], &tangent.activations.blocks[2]);
+        let arguments: [&dyn Argument; 8] = [
+            &last.normalised,
+            &t_last.normalised,
+            &last.dy,
+            &t_last.dy,
+            &tangent.sums.backward.plus(4 * WIDTH),
+            &Value(count as i32),
+            &Value(side as i32),
+            &Value(Divider::new(side)),
+        ];
+        let grid = Grid::new(self.feature_blocks(count), 256);
+        self.launch(Queue::Main, "sum_feature_tangents", grid, &arguments)?;
+        for index in (0..3).rev() {
+            self.block_backward_tangent(pass, tangent, index)?;
+        }
+        self.first_backward(pass, tangent.activations.dy1, tangent.sums.d_patches)?;
+        self.device.join()
+    }
+
+    /// Backward pass of the tangents of block 2 (0) to 4 (2).
+    fn block_backward_tangent(&self, pass: &PassMemory, tangent: &PassMemory, index: usize) -> Result<()> {
+        let (count, side) = (pass.images.count, self.size.shape.side(index + 1));
+        let (activations, tangents) = (&pass.activations, &tangent.activations);
+        let (block, t_block) = (&activations.blocks[index], &tangents.blocks[index]);
+        let pool = PoolShape::new(count, side, side.div_ceil(2));
+        let arguments: [&dyn Argument; 4] = [
+            &Value(Self::norm_planes(pass, tangent, index + 1)),
+            &Value(self.norm_sums(pass, tangent, index + 1)),
+            &t_block.dz,
+            &Value(pool),
+        ];
+        let grid = pool_grid(pool).rows(count);
+        self.launch(Queue::Main, "batch_norm_backward_tangent", grid, &arguments)?;
+        self.device.fork()?;
+        let previous = index.checked_sub(1);
+        let inputs = previous.map_or([activations.y1, tangents.y1], |previous| {
+            [activations.blocks[previous].y, tangents.blocks[previous].y]
+        });
+        self.filter_gradient(count, index, [inputs[1], block.dz], Some([inputs[0], t_block.dz]))?;
+        let planes = previous.map_or(SumPlanes::default(), |previous| SumPlanes {
+            first: activations.blocks[previous].normalised.address(),
+            tangent: tangents.blocks[previous].normalised.address(),
+            d: activations.blocks[previous].dy.address(),
+        });
+        let convolution = Convolution {
+            kind: if index == 0 { ConvolutionKind::Added } else { ConvolutionKind::AddedBackward },
+            input: t_block.dz,
+            filters: pass.weights.transposed.plus(index * FILTER_LEN),
+            output: previous.map_or(tangents.dy1, |previous| tangents.blocks[previous].dy),
+            sums: previous.map(|previous| tangent.sums.backward.plus(previous * 2 * WIDTH)),
+            planes,
+        };
+        self.convolve(Queue::Main, count, side, &convolution)
+    }
+}

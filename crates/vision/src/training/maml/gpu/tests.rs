@@ -1,0 +1,88 @@
+//! Training of MAML on the emulated device against the CPU.
+
+use trueshot::training::Trainee;
+use trueshot_cuda::Device;
+
+use super::super::{GradientOrderSetting, MamlConfiguration, MamlTrainee};
+use crate::dataset::Dataset;
+use crate::source::{Collection, SourceOptions};
+use crate::split::Split;
+use crate::training::Datasets;
+
+/// A few drawings of each of the classes of a split.
+fn drawings(split: &str, configuration: &MamlConfiguration) -> Dataset {
+    let mut collection = Collection::open("omniglot", SourceOptions::default()).unwrap();
+    collection.keep_split(&Split::omniglot(split).unwrap()).unwrap();
+    collection.keep_first(4);
+    let pictures = &configuration.pictures;
+    Dataset::load(&collection, &pictures.preprocessing(), pictures.augment, &()).unwrap()
+}
+
+fn configuration(order: GradientOrderSetting) -> MamlConfiguration {
+    let mut configuration = MamlConfiguration::drawings();
+    configuration.pictures.size = 16;
+    configuration.steps = 4;
+    configuration.episodes.per_step = 2;
+    (configuration.episodes.ways, configuration.episodes.shots, configuration.episodes.queries) = (2, 1, 1);
+    (configuration.adaptation.inner_steps, configuration.adaptation.test_steps) = (2, 1);
+    configuration.adaptation.order = order;
+    let validation = &mut configuration.validation;
+    (validation.ways, validation.shots, validation.queries, validation.episodes) = (2, 1, 2, 5);
+    configuration
+}
+
+#[test]
+fn a_step_has_the_episodes_and_nearly_the_loss_of_the_cpu_wherever_the_images_are() {
+    let configuration = configuration(GradientOrderSetting::Second);
+    let datasets = || Datasets::new(drawings("val", &configuration), None);
+    let on_gpu = |most_bytes| {
+        MamlTrainee::on_gpu_with(configuration.clone(), datasets(), &Device::emulated(true), most_bytes)
+            .unwrap()
+    };
+    let mut cpu = MamlTrainee::new(configuration.clone(), datasets()).unwrap();
+    let (mut stored, mut streamed) = (on_gpu(None), on_gpu(Some(0)));
+    assert!(stored.warnings().is_empty());
+    assert!(streamed.warnings()[0].contains("MiB of GPU memory"), "{:?}", streamed.warnings());
+    assert_eq!(streamed.device().as_deref(), Some("emulator"));
+    let cpu = cpu.step(0).unwrap()[0];
+    for trainee in [&mut stored, &mut streamed] {
+        let gpu = trainee.steps(0, 1).unwrap()[0][0];
+        assert!((gpu - cpu).abs() < 0.02 * (1.0 + cpu), "{gpu} on the GPU, {cpu} on the CPU");
+    }
+}
+
+#[test]
+fn a_resumed_run_has_the_same_bits_and_the_cpu_continues_it() {
+    let configuration = configuration(GradientOrderSetting::First);
+    let datasets = || Datasets::new(drawings("val", &configuration), None);
+    let on_gpu = || MamlTrainee::on_gpu(configuration.clone(), datasets(), &Device::emulated(true)).unwrap();
+    let mut whole = on_gpu();
+    whole.steps(0, 2).unwrap();
+    let checkpoint = whole.state().unwrap();
+    let losses = whole.steps(2, 1).unwrap();
+    let mut resumed = on_gpu();
+    resumed.restore(&checkpoint).unwrap();
+    assert_eq!(resumed.steps(2, 1).unwrap(), losses);
+    assert_eq!(resumed.parameters().unwrap(), whole.parameters().unwrap());
+    let mut cpu = MamlTrainee::new(configuration.clone(), datasets()).unwrap();
+    cpu.restore(&checkpoint).unwrap();
+    let (loss, expected) = (cpu.step(2).unwrap()[0], losses[0][0]);
+    assert!((loss - expected).abs() < 0.02 * (1.0 + loss), "{loss} on the CPU, {expected} on the GPU");
+    let mut back = on_gpu();
+    back.restore(&cpu.state().unwrap()).unwrap();
+    assert_eq!(back.parameters().unwrap(), cpu.parameters().unwrap());
+}
+
+#[test]
+fn validation_has_nearly_the_accuracy_of_the_cpu() {
+    let configuration = configuration(GradientOrderSetting::First);
+    let datasets = || Datasets::new(drawings("val", &configuration), Some(drawings("test", &configuration)));
+    let mut cpu = MamlTrainee::new(configuration.clone(), datasets()).unwrap();
+    let mut gpu = MamlTrainee::on_gpu(configuration.clone(), datasets(), &Device::emulated(true)).unwrap();
+    let (cpu, gpu) = (cpu.validate().unwrap().unwrap(), gpu.validate().unwrap().unwrap());
+    assert_eq!(gpu.figures.len(), cpu.figures.len());
+    assert_eq!(gpu.figures[0].0, cpu.figures[0].0);
+    // One of the 20 queries may be classified otherwise.
+    assert!((gpu.score - cpu.score).abs() < 5.1, "{} on the GPU, {} on the CPU", gpu.score, cpu.score);
+    assert!(cpu.score > 60.0, "the adaptation matters: {}", cpu.score);
+}
