@@ -568,6 +568,7 @@ impl From<trueshot_cuda::Error> for Error {
                  other programs may be using the GPU"
             }
             Gpu::TooLarge { .. } => "use the CPU, or a smaller network or episodes",
+            Gpu::WeightRange(_) => "use the CPU",
             Gpu::Lost(_) => "nvidia-smi shows whether the GPU works",
             _ => "use the CPU, or install the newest NVIDIA driver",
         };
