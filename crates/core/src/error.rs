@@ -387,7 +387,7 @@ pub enum Error {
         /// NaN or an infinity.
         value: f64,
     },
-    /// The GPU that a model is trained on failed.
+    /// The GPU that a model is trained on, or that embeds images, failed.
     #[error("{message}")]
     Gpu {
         /// What failed.

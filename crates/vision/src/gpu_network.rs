@@ -47,8 +47,9 @@ impl GpuNetwork {
         device: &Device,
         parameters: &Parameters,
         preprocessing: &Preprocessing,
-    ) -> Result<Self, GpuError> {
-        let (network, pixels) = (upload(device, parameters, preprocessing)?, preprocessing.input_len());
+    ) -> Result<Self, DeviceFailure> {
+        let network = upload(device, parameters, preprocessing).map_err(failure)?;
+        let pixels = preprocessing.input_len();
         Ok(Self::with_queue(parameters, preprocessing, move || Ok(network.into_closure(pixels))))
     }
 
@@ -77,10 +78,13 @@ fn conv4_shape(preprocessing: &Preprocessing) -> Shape {
 
 fn failure(error: GpuError) -> DeviceFailure {
     let message = error.to_string();
-    match trueshot::Error::from(error) {
-        trueshot::Error::Gpu { hint, .. } => DeviceFailure { message, hint },
-        other => DeviceFailure { message, hint: other.hint().unwrap_or_default() },
-    }
+    let hint = match error {
+        GpuError::OutOfMemory { .. } => {
+            "use the CPU or smaller images; other programs may be using the GPU".into()
+        }
+        error => trueshot::Error::from(error).hint().unwrap_or_default(),
+    };
+    DeviceFailure { message, hint }
 }
 
 /// A network in the memory of a GPU.
