@@ -115,7 +115,8 @@ fn what_cannot_be_used_is_refused_and_what_cannot_be_read_is_skipped() {
 #[test]
 fn every_command_that_embeds_takes_a_device_and_refuses_a_gpu_that_does_not_exist() {
     let photos = PhotoFolder::new();
-    photos.trueshot(&["fit", "photos", "-o", "c.safetensors", "--device", "cpu"]).assert().success();
+    let fit = ["fit", "photos", "-o", "c.safetensors", "--size", "32", "--device", "cpu"];
+    photos.trueshot(&fit).assert().success();
     let commands: [&[&str]; 4] = [
         &["audit", "photos"],
         &["fit", "photos", "-o", "d.safetensors"],
@@ -127,6 +128,6 @@ fn every_command_that_embeds_takes_a_device_and_refuses_a_gpu_that_does_not_exis
         refused(photos.trueshot(&[command, &["--device", "cuda:77"]].concat()), &expected);
     }
     for command in &commands[..3] {
-        photos.trueshot(&[command, &["--device", "cpu"][..]].concat()).assert().success();
+        photos.trueshot(&[command, &["--device", "cpu", "--size", "32"][..]].concat()).assert().success();
     }
 }

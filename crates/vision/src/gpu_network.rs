@@ -94,25 +94,29 @@ enum Uploaded {
 }
 
 impl Uploaded {
-    /// A function that embeds any number of images of `pixels` bytes.
-    fn into_closure(self, pixels: usize) -> EmbedBatch {
-        let in_parts =
-            move |images: &[u8], most: usize, embed: &mut dyn FnMut(&[u8]) -> Result<Vec<f32>, GpuError>| {
-                let parts = images.chunks(most * pixels).map(embed);
-                parts
-                    .collect::<Result<Vec<Vec<f32>>, GpuError>>()
-                    .map(|parts| parts.concat())
-                    .map_err(failure)
-            };
+    fn max_batch(&self) -> usize {
         match self {
-            Uploaded::Conv4(mut network) => {
-                Box::new(move |images| in_parts(images, BATCH, &mut |part| network.embed(part)))
-            }
-            Uploaded::EfficientNet(mut network) => {
-                let most = network.max_batch();
-                Box::new(move |images| in_parts(images, most, &mut |part| network.embed(part)))
-            }
+            Uploaded::Conv4(_) => BATCH,
+            Uploaded::EfficientNet(network) => network.max_batch(),
         }
+    }
+
+    fn embed(&mut self, images: &[u8]) -> Result<Vec<f32>, GpuError> {
+        match self {
+            Uploaded::Conv4(network) => network.embed(images),
+            Uploaded::EfficientNet(network) => network.embed(images),
+        }
+    }
+
+    /// A function that embeds any number of images of `pixels` bytes.
+    fn into_closure(mut self, pixels: usize) -> EmbedBatch {
+        Box::new(move |images| {
+            let mut rows = Vec::new();
+            for part in images.chunks(self.max_batch() * pixels) {
+                rows.extend(self.embed(part).map_err(failure)?);
+            }
+            Ok(rows)
+        })
     }
 }
 
