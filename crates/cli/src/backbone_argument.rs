@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use trueshot_vision::backbone::BackboneOptions;
+use trueshot_vision::backbone::{BackboneOptions, GPU_MIN_IMAGES};
 use trueshot_vision::cache::CacheLocation;
 use trueshot_vision::{Backbone, Collection, Embedder, Resampling};
 
+use crate::device_argument::DeviceArgument;
 use crate::images_argument::FitArgument;
 use crate::messages::{hinted, say};
 
@@ -54,6 +55,8 @@ pub struct BackboneArgument {
     /// Do not use the cache of embeddings
     #[arg(long, conflicts_with = "cache")]
     no_cache: bool,
+    #[command(flatten)]
+    device: DeviceArgument,
 }
 
 /// Interpolation for resizing.
@@ -66,29 +69,27 @@ enum ResamplingArgument {
 }
 
 impl BackboneArgument {
-    /// The backbone that is asked for, if one is.
-    pub fn open(&self) -> anyhow::Result<Option<Embedder>> {
-        Ok(self.find()?.map(|backbone| self.embedder(backbone)))
+    /// The backbone that is asked for, if one is. A GPU that is asked for and cannot be used is an error here.
+    pub fn find(&self) -> anyhow::Result<Option<Backbone>> {
+        let backbone =
+            self.backbone.as_ref().map(|given| Backbone::find(given, &self.options())).transpose()?;
+        backbone.as_ref().map_or(Ok(true), |backbone| self.may_use_gpu(backbone))?;
+        self.device.check()?;
+        Ok(backbone)
     }
 
-    /// The same without a cache.
-    pub fn find(&self) -> anyhow::Result<Option<Backbone>> {
-        let backbone = self.backbone.as_ref().map(|given| Backbone::find(given, &self.options()));
-        Ok(backbone.transpose()?)
+    /// Refuses `--device cuda` for work that only the CPU can do.
+    pub fn require_cpu(&self, what: &str) -> anyhow::Result<()> {
+        self.device.require_cpu(what)
     }
 
     /// The backbone for such images.
-    pub fn open_default(&self, collection: &Collection) -> anyhow::Result<Embedder> {
-        Ok(self.embedder(self.find_default(collection)?))
-    }
-
-    /// The same without a cache.
     pub fn find_default(&self, collection: &Collection) -> anyhow::Result<Backbone> {
         Ok(Backbone::default_for(collection, &self.options())?)
     }
 
     /// The backbone of that name, if it is built in.
-    pub fn open_named(&self, name: &str) -> anyhow::Result<Embedder> {
+    pub fn find_named(&self, name: &str) -> anyhow::Result<Backbone> {
         let built_in = ["efficientnet-lite0", "omniglot-conv4"];
         let name = if name.is_empty() { built_in[0] } else { name };
         anyhow::ensure!(
@@ -98,7 +99,7 @@ impl BackboneArgument {
                 "give the file of the backbone with --backbone"
             )
         );
-        Ok(self.embedder(Backbone::find(name, &self.options())?))
+        Ok(Backbone::find(name, &self.options())?)
     }
 
     /// Says why nothing was kept, if so.
@@ -108,8 +109,46 @@ impl BackboneArgument {
         }
     }
 
-    /// The backbone with its cache; warnings about it are printed.
-    pub fn embedder(&self, backbone: Backbone) -> Embedder {
+    /// The backbone with its cache, on the device that is asked for. With `--device auto` that is a GPU if there is one and
+    /// there are enough images, and the CPU takes over if the GPU fails.
+    pub fn embedder(&self, mut backbone: Backbone, images: usize) -> anyhow::Result<Embedder> {
+        if self.may_use_gpu(&backbone)? && !(self.device.is_auto() && images < GPU_MIN_IMAGES) {
+            if let Some(gpu) = self.device.find()? {
+                say!("embedding on the GPU: {}", gpu.name());
+                backbone.start_on_gpu(gpu)?;
+            }
+        }
+        Ok(self.with_cache(backbone))
+    }
+
+    /// The same for a server, which embeds for a long time: the GPU is opened at once, and with `--device auto` whenever
+    /// there is one.
+    pub fn server_embedder(&self, mut backbone: Backbone) -> anyhow::Result<Embedder> {
+        if self.may_use_gpu(&backbone)? {
+            if let (Some(device), _) = self.device.open()? {
+                match backbone.move_to_gpu(&device) {
+                    Ok(()) => say!("embedding on the GPU: {}", device.name()),
+                    Err(error) if self.device.is_auto() => say!("embedding on the CPU ({error})"),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(self.with_cache(backbone))
+    }
+
+    /// Whether the backbone can be on a GPU; if not, `--device cuda` is an error.
+    fn may_use_gpu(&self, backbone: &Backbone) -> anyhow::Result<bool> {
+        if !backbone.runs_on_gpu() {
+            let name = backbone.name();
+            self.device.require_cpu(&format!(
+                "{name} embeds on the CPU: only Conv4 and EfficientNet-Lite0 embed on a GPU"
+            ))?;
+        }
+        Ok(backbone.runs_on_gpu())
+    }
+
+    /// The backbone with its cache, where it is; warnings about it are printed.
+    pub fn with_cache(&self, backbone: Backbone) -> Embedder {
         if let Some(warning) = backbone.warning() {
             say!("warning: {warning}");
         }
@@ -118,7 +157,11 @@ impl BackboneArgument {
             Some(folder) => CacheLocation::Folder(folder.clone()),
             None => CacheLocation::Default,
         };
-        Embedder::new(backbone, &location)
+        let embedder = Embedder::new(backbone, &location);
+        match self.device.is_auto() {
+            true => embedder.with_cpu_fallback(|reason| say!("embedding on the CPU instead ({reason})")),
+            false => embedder,
+        }
     }
 
     fn options(&self) -> BackboneOptions {

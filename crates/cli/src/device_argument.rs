@@ -2,7 +2,7 @@
 
 use clap::Args;
 use trueshot::Error;
-use trueshot_cuda::{Device, DeviceChoice};
+use trueshot_cuda::{Device, DeviceChoice, FoundGpu};
 
 use crate::messages::{hinted, say};
 
@@ -25,6 +25,16 @@ impl DeviceArgument {
         let (device, reason) = self.open()?;
         say_device(doing, device.as_ref(), reason.as_deref());
         Ok(device)
+    }
+
+    /// Finds the device without opening it; `None` is the CPU.
+    pub fn find(&self) -> anyhow::Result<Option<FoundGpu>> {
+        Ok(self.device.find().map_err(unusable)?.0)
+    }
+
+    /// Refuses a GPU that was asked for and cannot be used, before anything else takes time.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.is_auto() { Ok(()) } else { self.find().map(drop) }
     }
 
     /// Whether a GPU that cannot do the work may be replaced by the CPU.
@@ -69,8 +79,10 @@ pub fn say_device(doing: &str, device: Option<&Device>, reason: Option<&str>) {
 
 /// Opens a device; `None` is the CPU. The second value says why `auto` is the CPU.
 pub fn open_device(choice: DeviceChoice) -> anyhow::Result<(Option<Device>, Option<String>)> {
-    let (device, reason) = choice.open().map_err(|error| {
-        hinted(error.to_string(), "use the CPU with --device cpu, or let --device auto choose")
-    })?;
+    let (device, reason) = choice.open().map_err(unusable)?;
     Ok((device, reason.map(|reason| reason.to_string())))
+}
+
+fn unusable(error: trueshot_cuda::Error) -> anyhow::Error {
+    hinted(error.to_string(), "use the CPU with --device cpu, or let --device auto choose")
 }

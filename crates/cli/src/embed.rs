@@ -6,10 +6,9 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use trueshot::embeddings::Precision;
 use trueshot_vision::embed::{EmbedReport, EmbedRequest, embed};
-use trueshot_vision::{Augmentation, Backbone, Collection, Embedder};
+use trueshot_vision::{Augmentation, Collection, Embedder};
 
 use crate::backbone_argument::BackboneArgument;
-use crate::device_argument::DeviceArgument;
 use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
 use crate::output::{check_writable, write_file};
@@ -66,8 +65,6 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     skipped: Option<PathBuf>,
     #[command(flatten)]
-    device: DeviceArgument,
-    #[command(flatten)]
     threads: Threads,
 }
 
@@ -79,12 +76,18 @@ enum PrecisionArgument {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output].into_iter().chain(&arguments.skipped))?;
+    if arguments.augment {
+        arguments.backbone.require_cpu("augmented copies are embedded on the CPU")?;
+    }
     arguments.threads.run(|| {
         // A backbone that cannot be opened is said before a large folder is looked through.
-        let given = arguments.backbone.find()?.map(|backbone| arguments.place(backbone)).transpose()?;
+        let given = arguments.backbone.find()?;
         let collection = arguments.pictures.open(&arguments.images)?;
-        let default = || arguments.place(arguments.backbone.find_default(&collection)?);
-        let embedder = arguments.backbone.embedder(given.map_or_else(default, Ok)?);
+        let backbone = given.map_or_else(|| arguments.backbone.find_default(&collection), Ok)?;
+        let embedder = match arguments.augment {
+            true => arguments.backbone.with_cache(backbone),
+            false => arguments.backbone.embedder(backbone, collection.entries().len())?,
+        };
         let start = Instant::now();
         let report = arguments.embed(&collection, &embedder)?;
         arguments.report_skipped(&collection, &report)?;
@@ -103,27 +106,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    /// The backbone on the device of `--device`, if it can be moved there; otherwise `--device cuda` is an error.
-    fn place(&self, mut backbone: Backbone) -> anyhow::Result<Backbone> {
-        if self.augment {
-            self.device.require_cpu("augmented copies are embedded on the CPU")?;
-            return Ok(backbone);
-        }
-        if !backbone.runs_on_gpu() {
-            let message = format!("{} embeds on the CPU: only a Conv4 embeds on a GPU", backbone.name());
-            self.device.require_cpu(&message)?;
-            return Ok(backbone);
-        }
-        if let (Some(device), _) = self.device.open()? {
-            match backbone.move_to_gpu(&device) {
-                Ok(()) => say!("embedding on the GPU: {}", device.name()),
-                Err(error) if self.device.is_auto() => say!("embedding on the CPU ({error})"),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(backbone)
-    }
-
     fn embed(&self, collection: &Collection, embedder: &Embedder) -> anyhow::Result<EmbedReport> {
         let augmentation = Augmentation::default();
         let request = EmbedRequest {

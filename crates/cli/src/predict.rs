@@ -9,9 +9,10 @@ use clap::{Args, ValueEnum};
 use trueshot::Embeddings;
 use trueshot::predictor::{Prediction, Predictor};
 use trueshot::report::{csv_field, visible, visible_lines};
+use trueshot_vision::backbone::GPU_MIN_IMAGES;
 use trueshot_vision::embedder::ImageInput;
 use trueshot_vision::source::{ImageFiles, images_below};
-use trueshot_vision::{Collection, Embedder, Skipped, SourceOptions};
+use trueshot_vision::{Backbone, Collection, Embedder, Skipped, SourceOptions};
 
 use crate::backbone_argument::BackboneArgument;
 use crate::fit::open_classifier;
@@ -84,6 +85,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             predictor: &predictor,
             out: BufWriter::new(out),
             is_terminal: arguments.output.is_none() && std::io::stdout().is_terminal(),
+            embedder: None,
             written: 0,
             failed: 0,
         };
@@ -106,6 +108,8 @@ struct PredictionWriter<'a> {
     predictor: &'a Predictor,
     out: BufWriter<Box<dyn Write>>,
     is_terminal: bool,
+    /// The embedder of the previous input.
+    embedder: Option<Embedder>,
     written: usize,
     failed: usize,
 }
@@ -142,13 +146,16 @@ impl PredictionWriter<'_> {
     }
 
     fn predict_images(&mut self, path: &Path) -> anyhow::Result<()> {
-        let embedder = self.embedder()?;
+        // A backbone that cannot be opened is said before a large folder is looked through.
+        let found = self.embedder.is_none().then(|| self.backbone()).transpose()?;
+        let embedder;
         if is_list_or_archive(path) {
             let collection = Collection::open(path, SourceOptions::default())?;
             self.report_skipped(collection.skipped());
             let entries = collection.entries().iter();
             let inputs: Vec<_> =
                 entries.map(|entry| (entry.item.clone(), ImageInput::Entry(&collection, entry))).collect();
+            embedder = self.embedder(found, inputs.len())?;
             self.predict_all(&embedder, &inputs)?;
         } else {
             let ImageFiles { files, skipped } = images_below(path)?;
@@ -159,9 +166,11 @@ impl PredictionWriter<'_> {
             self.report_skipped(&skipped);
             let inputs: Vec<_> =
                 files.iter().map(|(name, file)| (name.clone(), ImageInput::File(file))).collect();
+            embedder = self.embedder(found, inputs.len())?;
             self.predict_all(&embedder, &inputs)?;
         }
         self.arguments.backbone.report_cache_problem(&embedder);
+        self.embedder = Some(embedder);
         Ok(())
     }
 
@@ -212,16 +221,27 @@ impl PredictionWriter<'_> {
         Ok(())
     }
 
-    /// The embedder that is asked for, or the one that the classifier names, if that is built in.
-    fn embedder(&self) -> anyhow::Result<Embedder> {
+    /// The backbone that is asked for, or the one that the classifier names, if that is built in.
+    fn backbone(&self) -> anyhow::Result<Backbone> {
         let named = self.predictor.embedder().unwrap_or_default();
         let named = named.split(" (").next().unwrap_or_default();
-        let embedder = match self.arguments.backbone.open()? {
-            Some(embedder) => embedder,
-            None => self.arguments.backbone.open_named(named)?,
+        let backbone = match self.arguments.backbone.find()? {
+            Some(backbone) => backbone,
+            None => self.arguments.backbone.find_named(named)?,
         };
-        self.check(Some(embedder.backbone().name()))?;
-        Ok(embedder)
+        self.check(Some(backbone.name()))?;
+        Ok(backbone)
+    }
+
+    /// The embedder of the previous input, or a new one. One on the CPU is replaced if `images` are enough for a GPU.
+    fn embedder(&mut self, found: Option<Backbone>, images: usize) -> anyhow::Result<Embedder> {
+        let images = images.max(self.arguments.inputs.len());
+        let suffices = |own: &Embedder| own.backbone().device().is_some() || images < GPU_MIN_IMAGES;
+        if let Some(embedder) = self.embedder.take().filter(suffices) {
+            return Ok(embedder);
+        }
+        let backbone = found.map_or_else(|| self.backbone(), Ok)?;
+        self.arguments.backbone.embedder(backbone, images)
     }
 
     fn check(&self, embedder: Option<&str>) -> anyhow::Result<()> {

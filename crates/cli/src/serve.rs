@@ -102,10 +102,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         access: Access::new(arguments.allow_host.clone(), token.as_deref()),
         limits: arguments.limits.limits(),
     };
-    let embedder = match arguments.backbone.open()? {
-        Some(embedder) => embedder,
-        None => arguments.backbone.open_named(EFFICIENTNET_ARCHITECTURE)?,
-    };
+    let default = || arguments.backbone.find_named(EFFICIENTNET_ARCHITECTURE);
+    let backbone = arguments.backbone.find()?.map_or_else(default, Ok)?;
+    let embedder = arguments.backbone.server_embedder(backbone)?;
     let (app, unreadable) = App::new(embedder, settings).map_err(add_lock_hint)?;
     for problem in unreadable {
         say!("warning: {problem}");

@@ -56,9 +56,10 @@ impl SupportArgument {
 
     fn embed(&self) -> anyhow::Result<LabelledRows> {
         // A backbone that cannot be opened is said before a large folder is looked through.
-        let given = self.backbone.open()?;
+        let given = self.backbone.find()?;
         let collection = Collection::open(&self.support, SourceOptions::default())?;
-        let embedder = given.map_or_else(|| self.backbone.open_default(&collection), Ok)?;
+        let backbone = given.map_or_else(|| self.backbone.find_default(&collection), Ok)?;
+        let embedder = self.backbone.embedder(backbone, collection.entries().len())?;
         let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
         let embedded = embedder.embed_collection(&collection, &progress);
         progress.finish();

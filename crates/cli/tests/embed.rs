@@ -388,8 +388,8 @@ fn a_gpu_that_does_not_exist_or_cannot_embed_this_is_refused() {
     refused(with(&["--device", "cuda:77"]), &expected);
     let expected = ["augmented copies are embedded on the CPU", "hint: leave out --device"];
     refused(with(&["--device", "cuda", "--augment"]), &expected);
-    let built_in = ["embed", "pictures/val", "-o", "x.safetensors", "--device", "cuda"];
-    let expected = ["efficientnet-lite0", "only a Conv4 embeds on a GPU", "hint: leave out --device"];
+    let built_in = ["embed", "pictures/val", "-o", "x.safetensors", "--device", "cuda:77"];
+    let expected = ["CUDA", "hint: use the CPU with --device cpu, or let --device auto choose"];
     refused(folder.trueshot(&built_in), &expected);
     with(&["--device", "cpu"]).assert().success();
 }

@@ -111,3 +111,23 @@ fn what_cannot_be_used_is_refused_and_what_cannot_be_read_is_skipped() {
     let done = photos.trueshot(&["fit", "photos", "-m", "medain", "-o", "x.safetensors"]).assert().code(2);
     assert!(text(&done.get_output().stderr).contains("unknown method 'medain'"));
 }
+
+#[test]
+fn every_command_that_embeds_takes_a_device_and_refuses_a_gpu_that_does_not_exist() {
+    let photos = PhotoFolder::new();
+    let fit = ["fit", "photos", "-o", "c.safetensors", "--size", "32", "--device", "cpu"];
+    photos.trueshot(&fit).assert().success();
+    let commands: [&[&str]; 4] = [
+        &["audit", "photos"],
+        &["fit", "photos", "-o", "d.safetensors"],
+        &["predict", "c.safetensors", "photos"],
+        &["serve", "--port", "0", "--data-dir", "store"],
+    ];
+    for command in commands {
+        let expected = ["CUDA", "hint: use the CPU with --device cpu, or let --device auto choose"];
+        refused(photos.trueshot(&[command, &["--device", "cuda:77"]].concat()), &expected);
+    }
+    for command in &commands[..3] {
+        photos.trueshot(&[command, &["--device", "cpu", "--size", "32"][..]].concat()).assert().success();
+    }
+}

@@ -387,7 +387,7 @@ pub enum Error {
         /// NaN or an infinity.
         value: f64,
     },
-    /// The GPU that a model is trained on failed.
+    /// The GPU that a model is trained on, or that embeds images, failed.
     #[error("{message}")]
     Gpu {
         /// What failed.
@@ -568,6 +568,7 @@ impl From<trueshot_cuda::Error> for Error {
                  other programs may be using the GPU"
             }
             Gpu::TooLarge { .. } => "use the CPU, or a smaller network or episodes",
+            Gpu::WeightRange(_) => "use the CPU",
             Gpu::Lost(_) => "nvidia-smi shows whether the GPU works",
             _ => "use the CPU, or install the newest NVIDIA driver",
         };

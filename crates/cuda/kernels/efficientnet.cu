@@ -112,7 +112,7 @@ struct DepthwiseShape {
 };
 
 // A depthwise convolution of KERNEL x KERNEL taps and ReLU6.
-//   weights  [tap][channel] f16
+//   weights  [tap][channel] f32: rounded to f16, they would be the largest error of the network
 template <int KERNEL, int STRIDE>
 DEVICE void depthwise(const uint4* input, const uint4* weights, const uint4* bias, uint4* output, DepthwiseShape shape) {
   const int unit = blockIdx.x * 256 + threadIdx.x;
@@ -136,7 +136,7 @@ DEVICE void depthwise(const uint4* input, const uint4* weights, const uint4* bia
       packed[x] = first + x >= 0 && first + x < shape.side ? from[(long)x * chunks] : make_uint4(0, 0, 0, 0);
     float w[KERNEL][8];
 #pragma unroll
-    for (int tap = 0; tap < KERNEL; tap++) unpack8(weights[(tap_row * KERNEL + tap) * chunks + chunk], w[tap]);
+    for (int tap = 0; tap < KERNEL; tap++) load8(weights + ((tap_row * KERNEL + tap) * chunks + chunk) * 2, w[tap]);
 #pragma unroll
     for (int x = 0; x < SPAN; x++) {
       float values[8];

@@ -26,7 +26,46 @@ pub enum DeviceChoice {
     Cuda(usize),
 }
 
+/// A GPU that can be used but is not opened yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundGpu {
+    ordinal: usize,
+    name: String,
+}
+
+impl FoundGpu {
+    /// The name of the GPU, such as `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Opens the GPU, which takes some tenths of a second.
+    ///
+    /// # Errors
+    /// If the GPU cannot be used after all, for instance because its memory is full.
+    pub fn open(&self) -> Result<Device> {
+        Device::open(self.ordinal)
+    }
+}
+
 impl DeviceChoice {
+    /// Finds the device without opening it; `None` is the CPU. For [`DeviceChoice::Auto`] the second value says why no GPU is
+    /// used.
+    ///
+    /// # Errors
+    /// If a GPU was asked for and cannot be used.
+    pub fn find(self) -> Result<(Option<FoundGpu>, Option<Error>)> {
+        let find = |ordinal| Device::name_of(ordinal).map(|name| FoundGpu { ordinal, name });
+        match self {
+            DeviceChoice::Cpu => Ok((None, None)),
+            DeviceChoice::Cuda(ordinal) => Ok((Some(find(ordinal)?), None)),
+            DeviceChoice::Auto => match find(0) {
+                Ok(found) => Ok((Some(found), None)),
+                Err(reason) => Ok((None, Some(reason))),
+            },
+        }
+    }
+
     /// Opens the device; `None` is the CPU. For [`DeviceChoice::Auto`] the second value says why no GPU is used.
     ///
     /// # Errors
@@ -87,8 +126,10 @@ mod tests {
     #[test]
     fn without_a_driver_auto_is_the_cpu_and_a_gpu_that_was_asked_for_is_an_error() {
         if let Ok((None, reason)) = DeviceChoice::Auto.open() {
-            assert!(reason.unwrap().to_string().contains("CUDA"));
+            assert!(reason.as_ref().unwrap().to_string().contains("CUDA"));
             assert!(DeviceChoice::Cuda(0).open().is_err());
+            assert_eq!(DeviceChoice::Auto.find(), Ok((None, reason.clone())));
+            assert_eq!(DeviceChoice::Cuda(0).find().err(), reason);
         }
     }
 }

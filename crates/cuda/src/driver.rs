@@ -119,22 +119,18 @@ impl Device {
     /// # Errors
     /// If there is no driver, no such GPU, or the driver or the GPU is too old.
     pub fn open(ordinal: usize) -> Result<Self> {
-        // SAFETY: loads the driver library, whose initialisers are NVIDIA's.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::NoDriver);
-        }
-        match result::init() {
-            Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(Error::NoDevice),
-            other => other.map_err(|error| driver_error("initialising the driver", error))?,
-        }
-        check_version()?;
-        let count = result::device::get_count().map_err(|error| driver_error("counting the GPUs", error))?;
-        let count = usize::try_from(count).unwrap_or(0);
-        match count {
-            0 => Err(Error::NoDevice),
-            _ if ordinal >= count => Err(Error::NoSuchDevice { wanted: ordinal, count }),
-            _ => Ok(Device { backend: Arc::new(Backend::Cuda(Cuda::open(ordinal as i32)?)) }),
-        }
+        check_ordinal(ordinal)?;
+        Ok(Device { backend: Arc::new(Backend::Cuda(Cuda::open(ordinal as i32)?)) })
+    }
+
+    /// The name of GPU number `ordinal`, after the checks of [`Device::open`]. The GPU is not opened, which would take several
+    /// times as long.
+    ///
+    /// # Errors
+    /// If there is no driver, no such GPU, or the driver or the GPU is too old.
+    pub fn name_of(ordinal: usize) -> Result<String> {
+        check_ordinal(ordinal)?;
+        Ok(DeviceProperties::read(ordinal as i32)?.name)
     }
 
     /// A device whose kernels run on the CPU, from a library that is compiled from `emulator/emulator.cpp` with the C++
@@ -337,6 +333,56 @@ impl Device {
     }
 }
 
+/// Checks that there is a driver that is new enough, and a GPU number `ordinal`.
+fn check_ordinal(ordinal: usize) -> Result<()> {
+    // SAFETY: loads the driver library, whose initialisers are NVIDIA's.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::NoDriver);
+    }
+    match result::init() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(Error::NoDevice),
+        other => other.map_err(|error| driver_error("initialising the driver", error))?,
+    }
+    check_version()?;
+    let count = result::device::get_count().map_err(|error| driver_error("counting the GPUs", error))?;
+    let count = usize::try_from(count).unwrap_or(0);
+    match count {
+        0 => Err(Error::NoDevice),
+        _ if ordinal >= count => Err(Error::NoSuchDevice { wanted: ordinal, count }),
+        _ => Ok(()),
+    }
+}
+
+/// What is known of a GPU before it is opened.
+struct DeviceProperties {
+    device: sys::CUdevice,
+    name: String,
+    /// Major and minor number.
+    capability: (u32, u32),
+    multiprocessors: usize,
+}
+
+impl DeviceProperties {
+    /// Reads the properties, and refuses a GPU that is too old.
+    fn read(ordinal: i32) -> Result<Self> {
+        let failed = |error| driver_error("opening the GPU", error);
+        let device = result::device::get(ordinal).map_err(failed)?;
+        let name = result::device::get_name(device).map_err(failed)?;
+        // SAFETY: the device exists.
+        let attribute =
+            |attribute| unsafe { result::device::get_attribute(device, attribute) }.map_err(failed);
+        use sys::CUdevice_attribute as A;
+        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let capability = (major as u32, minor as u32);
+        match images::is_supported(capability.0) {
+            true => Ok(DeviceProperties { device, name, capability, multiprocessors }),
+            false => Err(Error::Unsupported { name, found: format!("{major}.{minor}") }),
+        }
+    }
+}
+
 /// Checks that the driver is new enough.
 fn check_version() -> Result<()> {
     let mut version = 0;
@@ -400,17 +446,10 @@ fn time_launches(stream: sys::CUstream, mut launch: impl FnMut() -> Result<()>) 
 impl Cuda {
     fn open(ordinal: i32) -> Result<Self> {
         let failed = |error| driver_error("opening the GPU", error);
-        let device = result::device::get(ordinal).map_err(failed)?;
-        let name = result::device::get_name(device).map_err(failed)?;
-        // SAFETY: the device exists.
-        let attribute =
-            |attribute| unsafe { result::device::get_attribute(device, attribute) }.map_err(failed);
-        use sys::CUdevice_attribute as A;
-        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
-        let Some(image) = images::for_capability(major as u32, minor as u32) else {
-            return Err(Error::Unsupported { name, found: format!("{major}.{minor}") });
+        let DeviceProperties { device, name, capability, multiprocessors } = DeviceProperties::read(ordinal)?;
+        let Some(image) = images::for_capability(capability.0, capability.1) else {
+            let found = format!("{}.{}", capability.0, capability.1);
+            return Err(Error::Unsupported { name, found });
         };
         let queue = || result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed);
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;

@@ -1,7 +1,7 @@
 //! Embedding of photographs with EfficientNet-Lite0: [`EfficientNetEmbedding`].
 //!
-//! Images are bytes of the right size. Activations and weights are 16-bit floats and sums 32-bit floats; the first
-//! convolution and the mean at the end are computed in 32 bits. Batch norm is folded into the weights, as in
+//! Images are bytes of the right size. Activations and the weights of pointwise convolutions are 16-bit floats; sums and all
+//! other weights are 32-bit floats. Batch norm is folded into the weights, as in
 //! [`trueshot_nn::efficientnet`]. An embedding depends on its own image only: neither on the other images of the batch, nor
 //! on its place in the batch, nor on the size of the batch.
 //!
@@ -63,7 +63,7 @@ impl EfficientNetEmbedding {
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::Error::OutOfMemory) if the batch does not fit, and
-    /// [`WeightRange`](crate::Error::WeightRange) if a weight does not fit into a 16-bit float.
+    /// [`WeightRange`](crate::Error::WeightRange) if a weight of a pointwise convolution does not fit into a 16-bit float.
     ///
     /// # Panics
     /// If the size is not possible, or `parameters` has another length.

@@ -24,12 +24,17 @@ const COMPILED: &[Compiled] = &[
 /// The portable form, which the driver compiles for all other architectures at the first start and then keeps.
 const PORTABLE: &[u8] = include_bytes!("../kernels/compiled/compute_80.lzma");
 
+/// Whether there is a module for GPUs with this major number of their compute capability.
+pub(crate) fn is_supported(major: u32) -> bool {
+    major >= 8
+}
+
 /// The module for a GPU of this compute capability; `None` if the GPU is too old.
 pub(crate) fn for_capability(major: u32, minor: u32) -> Option<Image> {
     let fits = |&&(own_major, own_minor, _, _): &&Compiled| own_major == major && own_minor <= minor;
     match COMPILED.iter().find(fits) {
         Some((_, _, has_wgmma, code)) => Some(Image { code: decompressed(code), has_wgmma: *has_wgmma }),
-        None if major >= 8 => Some(Image { code: decompressed(PORTABLE), has_wgmma: false }),
+        None if is_supported(major) => Some(Image { code: decompressed(PORTABLE), has_wgmma: false }),
         None => None,
     }
 }
@@ -58,7 +63,7 @@ mod tests {
         for (major, minor) in [(10, 0), (10, 3), (12, 0), (12, 1), (13, 0)] {
             assert_eq!(is_binary(major, minor), Some(false), "{major}.{minor} is compiled by the driver");
         }
-        assert!(for_capability(7, 5).is_none());
+        assert!(for_capability(7, 5).is_none() && !is_supported(7) && is_supported(8));
         assert!(for_capability(9, 0).unwrap().has_wgmma && !for_capability(8, 0).unwrap().has_wgmma);
     }
 }

@@ -29,7 +29,7 @@ pub mod relabel;
 mod testing;
 pub mod tranfs;
 
-pub use choice::DeviceChoice;
+pub use choice::{DeviceChoice, FoundGpu};
 pub use divider::Divider;
 pub use driver::Device;
 pub use error::{Error, Result};

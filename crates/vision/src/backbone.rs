@@ -6,6 +6,7 @@
 //! optionally `resampling`. [`network`](crate::network) is the interface that all networks implement.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use trueshot::model;
@@ -14,6 +15,7 @@ use trueshot_nn::Isa;
 use trueshot_nn::conv4::{self, Conv4Embedder, Shape};
 use trueshot_nn::efficientnet::{self, EfficientNetEmbedder};
 
+use crate::batch_queue::BatchQueue;
 use crate::built_in;
 use crate::decoded_image::Channels;
 use crate::error::{Error, Result};
@@ -61,6 +63,33 @@ impl BackboneOptions {
     }
 }
 
+/// The number of images from which on embedding on a GPU pays: opening a GPU takes as long as embedding some hundreds of
+/// images on the CPU. The number of images decides, and not how many of them are in the cache, so that the result does not
+/// depend on what was embedded before.
+pub const GPU_MIN_IMAGES: usize = 512;
+
+/// The parameters of a network of our own, which can run on the CPU and on a GPU.
+#[derive(Clone)]
+pub(crate) enum Parameters {
+    /// In the layout of [`conv4::layout`].
+    Conv4(Arc<[f32]>),
+    /// In the layout of [`efficientnet::layout`].
+    EfficientNet(Arc<[f32]>),
+}
+
+impl Parameters {
+    /// The network on the CPU.
+    fn network(&self, preprocessing: &Preprocessing) -> Box<dyn EmbeddingNetwork> {
+        let Preprocessing { size, channels, .. } = *preprocessing;
+        match self {
+            Parameters::Conv4(values) => {
+                Box::new(Conv4Embedder::new(Shape { size, channels: channels.count() }, values))
+            }
+            Parameters::EfficientNet(values) => Box::new(EfficientNetEmbedder::new(size, values)),
+        }
+    }
+}
+
 /// A network that embeds images, with its preprocessing.
 ///
 /// ```
@@ -80,8 +109,8 @@ pub struct Backbone {
     preprocessing: Preprocessing,
     name: String,
     warning: Option<String>,
-    /// The parameters, if the network is a Conv4.
-    conv4_parameters: Option<Vec<f32>>,
+    /// The parameters of a network of our own.
+    parameters: Option<Parameters>,
     /// The name of the GPU that embeds; `None` on the CPU.
     device: Option<String>,
 }
@@ -145,10 +174,9 @@ impl Backbone {
         if is_efficientnet {
             return Self::efficientnet(tensors, name, preprocessing);
         }
-        let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
-        let parameters = model::flat(&conv4::layout(shape.channels), tensors)?;
+        let parameters = model::flat(&conv4::layout(preprocessing.channels.count()), tensors)?;
         let name = format!("{name} ({CONV4_ARCHITECTURE}, {})", parameter_hash(&parameters));
-        Ok(Self::conv4(preprocessing, parameters, name))
+        Ok(Self::from_own(Parameters::Conv4(parameters.into()), preprocessing, name))
     }
 
     fn efficientnet(tensors: &Tensors, name: &str, preprocessing: Preprocessing) -> Result<Self> {
@@ -167,44 +195,81 @@ impl Backbone {
         let parameters = model::flat(&efficientnet::layout(), tensors)?;
         let name =
             format!("{name} ({EFFICIENTNET_ARCHITECTURE}, {size} px, {})", parameter_hash(&parameters));
-        let network = Box::new(EfficientNetEmbedder::new(size, &parameters));
-        Ok(Self::from_network(network, preprocessing, name))
+        Ok(Self::from_own(Parameters::EfficientNet(parameters.into()), preprocessing, name))
     }
 
     /// Takes parameters of a Conv4 in memory, for instance in the middle of training.
     pub fn from_parameters(preprocessing: Preprocessing, parameters: &[f32]) -> Self {
         let name = format!("{CONV4_ARCHITECTURE}, {}", parameter_hash(parameters));
-        Self::conv4(preprocessing, parameters.to_vec(), name)
+        Self::from_own(Parameters::Conv4(parameters.into()), preprocessing, name)
     }
 
-    fn conv4(preprocessing: Preprocessing, parameters: Vec<f32>, name: String) -> Self {
-        let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
-        let network = Box::new(Conv4Embedder::new(shape, &parameters));
-        Backbone { conv4_parameters: Some(parameters), ..Self::from_network(network, preprocessing, name) }
+    fn from_own(parameters: Parameters, preprocessing: Preprocessing, name: String) -> Self {
+        let network = parameters.network(&preprocessing);
+        Backbone { parameters: Some(parameters), ..Self::from_network(network, preprocessing, name) }
     }
 
-    /// Whether the network can be moved to a GPU: only a Conv4 can.
+    /// Whether the network can be moved to a GPU: Conv4 and EfficientNet-Lite0 can.
     pub fn runs_on_gpu(&self) -> bool {
-        self.conv4_parameters.is_some()
+        self.parameters.is_some()
     }
 
     /// Moves the network to a GPU, which takes images of bytes: values between two bytes are rounded. Embeddings differ from
     /// those of the CPU in the third digit, because activations are 16-bit floats.
     ///
     /// # Errors
-    /// If the network is not a Conv4, or does not fit into the memory of the GPU. The backbone stays on the CPU then.
+    /// If the network is neither a Conv4 nor an EfficientNet-Lite0, or does not fit into the memory of the GPU. The backbone
+    /// stays on the CPU then.
     #[cfg(feature = "cuda")]
     pub fn move_to_gpu(&mut self, device: &trueshot_cuda::Device) -> Result<()> {
-        let parameters = self.conv4_parameters.as_deref().ok_or_else(|| trueshot::Error::Gpu {
-            message: format!("{} cannot embed on a GPU: only a Conv4 can", self.name),
-            hint: "use the CPU".into(),
-            checkpoint: None,
-        })?;
-        let network = crate::gpu_network::GpuConv4::new(device, &self.preprocessing, parameters)
+        let parameters = self.movable_parameters()?;
+        let network = crate::gpu_network::GpuNetwork::new(device, parameters, &self.preprocessing)
             .map_err(trueshot::Error::from)?;
         self.network = Box::new(network);
         self.device = Some(device.name().into());
         Ok(())
+    }
+
+    /// The same for a GPU that is not open yet. It is opened by a thread in the background, so that images can be decoded
+    /// meanwhile. If that fails, the first call that embeds returns the error.
+    ///
+    /// # Errors
+    /// If the network is neither a Conv4 nor an EfficientNet-Lite0. The backbone stays on the CPU then.
+    #[cfg(feature = "cuda")]
+    pub fn start_on_gpu(&mut self, gpu: trueshot_cuda::FoundGpu) -> Result<()> {
+        let name = gpu.name().to_owned();
+        self.start_on_device(name, move || gpu.open())
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn start_on_device(
+        &mut self,
+        name: String,
+        open: impl FnOnce() -> trueshot_cuda::Result<trueshot_cuda::Device> + Send + 'static,
+    ) -> Result<()> {
+        let parameters = self.movable_parameters()?.clone();
+        let network = crate::gpu_network::GpuNetwork::start(parameters, &self.preprocessing, open);
+        self.network = Box::new(network);
+        self.device = Some(name);
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn movable_parameters(&self) -> Result<&Parameters> {
+        self.parameters.as_ref().ok_or_else(|| {
+            let message =
+                format!("{} cannot embed on a GPU: only Conv4 and EfficientNet-Lite0 can", self.name);
+            trueshot::Error::Gpu { message, hint: "use the CPU".into(), checkpoint: None }.into()
+        })
+    }
+
+    /// The same backbone on the CPU, if it is on a GPU.
+    pub(crate) fn on_cpu(&self) -> Option<Backbone> {
+        self.device.as_ref()?;
+        let parameters = self.parameters.clone()?;
+        let preprocessing = self.preprocessing.clone();
+        let backbone = Self::from_own(parameters, preprocessing, self.name.clone());
+        Some(Backbone { warning: self.warning.clone(), ..backbone })
     }
 
     /// Any network, with the preprocessing of its images. `name` identifies the network in files and in the cache, so two
@@ -260,8 +325,8 @@ impl Backbone {
         name: impl Into<String>,
     ) -> Self {
         assert_eq!(network.input_len(), preprocessing.input_len(), "values of an input image");
-        let (name, warning, conv4_parameters, device) = (name.into(), None, None, None);
-        Backbone { network, preprocessing, name, warning, conv4_parameters, device }
+        let (name, warning, parameters, device) = (name.into(), None, None, None);
+        Backbone { network, preprocessing, name, warning, parameters, device }
     }
 
     /// The name of the GPU that embeds; `None` on the CPU.
@@ -284,7 +349,8 @@ impl Backbone {
         self.warning.as_deref()
     }
 
-    /// All that an embedding depends on besides its image: two backbones that say the same give the same numbers.
+    /// All that an embedding depends on besides its image: two backbones that say the same give the same numbers. It contains
+    /// the name of the GPU or the instruction set of the CPU, whose arithmetic differs.
     pub fn identity(&self) -> String {
         let device = self.device.as_deref().unwrap_or(Isa::current().name());
         format!("{} {:?} {device}", self.name, self.preprocessing)
@@ -313,6 +379,11 @@ impl Backbone {
     /// Whether embedding an image takes longer than reading it.
     pub fn is_costly(&self) -> bool {
         self.network.is_costly()
+    }
+
+    /// The queue of a network on a GPU.
+    pub(crate) fn queue(&self) -> Option<&BatchQueue> {
+        self.network.queue()
     }
 
     /// A session of the network for one thread. It takes images that are normalised as [`Backbone::preprocessing`] says.

@@ -14,7 +14,7 @@ use trueshot::embeddings::{Precision, Writer};
 use crate::augment::{Augmentation, Augmenter};
 use crate::backbone::Backbone;
 use crate::decoded_image::DecodedImage;
-use crate::embedder::{EmbeddedImage, Embedder, ImageInput};
+use crate::embedder::{EmbeddedImage, Embedder, ImageInput, Window};
 use crate::error::{Error, Result, Skipped, Unreadable};
 use crate::network::EmbeddingSession;
 use crate::preprocess::Preprocessing;
@@ -26,6 +26,7 @@ const ROWS_PER_BLOCK: usize = 16;
 const BLOCKS_PER_THREAD: usize = 16;
 
 /// What to embed, with what, how.
+#[derive(Clone, Copy)]
 pub struct EmbedRequest<'a> {
     /// The images.
     pub collection: &'a Collection,
@@ -59,29 +60,31 @@ type EncodedRows = std::result::Result<Vec<u8>, Unreadable>;
 
 /// Embeds all images into a file that appears when it is complete. The progress counts the images.
 pub fn embed(request: &EmbedRequest<'_>, output: &Path, progress: &dyn Progress) -> Result<EmbedReport> {
-    let entries = request.collection.entries();
-    let mut writer = request.create_writer(output)?;
-    let mut report = EmbedReport { rows: 0, images: 0, from_cache: 0, skipped: Vec::new() };
-    let (window, mut done) = (request.window_len(), 0);
-    for window in entries.chunks(window) {
-        let rows = match request.copies {
-            None => request.rows(window, &mut report)?,
-            Some(_) => request.augmented_rows(window)?,
-        };
-        request.backbone().check_network()?;
-        for (entry, rows) in window.iter().zip(rows) {
-            request.write(&mut writer, entry, rows, &mut report)?;
-        }
-        done += window.len();
-        progress.check(done as u64, entries.len() as u64)?;
-    }
-    request.check_classes(&report)?;
-    report.rows = writer.rows();
-    writer.finish()?;
-    Ok(report)
+    request.embedder.with_fallback(|embedder| EmbedRequest { embedder, ..*request }.run(output, progress))
 }
 
 impl EmbedRequest<'_> {
+    fn run(&self, output: &Path, progress: &dyn Progress) -> Result<EmbedReport> {
+        let entries = self.collection.entries();
+        let mut writer = self.create_writer(output)?;
+        let mut report = EmbedReport { rows: 0, images: 0, from_cache: 0, skipped: Vec::new() };
+        let mut window = Window { progress, before: 0, total: entries.len() as u64 };
+        for entries in entries.chunks(self.window_len()) {
+            let rows = match self.copies {
+                None => self.rows(entries, window, &mut report)?,
+                Some(_) => self.augmented_rows(entries, window)?,
+            };
+            for (entry, rows) in entries.iter().zip(rows) {
+                self.write(&mut writer, entry, rows, &mut report)?;
+            }
+            window.before += entries.len() as u64;
+        }
+        self.check_classes(&report)?;
+        report.rows = writer.rows();
+        writer.finish()?;
+        Ok(report)
+    }
+
     fn copies(&self) -> usize {
         self.copies.map_or(1, |(copies, _)| copies)
     }
@@ -103,7 +106,12 @@ impl EmbedRequest<'_> {
     }
 
     /// The rows of images as they are.
-    fn rows(&self, entries: &[ImageEntry], report: &mut EmbedReport) -> Result<Vec<EncodedRows>> {
+    fn rows(
+        &self,
+        entries: &[ImageEntry],
+        window: Window<'_>,
+        report: &mut EmbedReport,
+    ) -> Result<Vec<EncodedRows>> {
         let given: Vec<ImageInput<'_>> =
             entries.iter().map(|entry| ImageInput::Entry(self.collection, entry)).collect();
         let mut encode = |image: EmbeddedImage| {
@@ -113,15 +121,17 @@ impl EmbedRequest<'_> {
                 Ok(row) => self.encode(&row).map(Ok),
             }
         };
-        self.embedder.embed_window(&given).into_iter().map(&mut encode).collect()
+        self.embedder.embed_window(&given, window)?.into_iter().map(&mut encode).collect()
     }
 
     /// The rows of images that are changed at random.
-    fn augmented_rows(&self, entries: &[ImageEntry]) -> Result<Vec<EncodedRows>> {
+    fn augmented_rows(&self, entries: &[ImageEntry], window: Window<'_>) -> Result<Vec<EncodedRows>> {
         let blocks: Vec<Vec<EncodedRows>> = entries
             .par_chunks(self.images_per_block())
             .map_init(|| AugmentWorker::new(self.backbone()), |worker, block| worker.embed(self, block))
             .collect::<Result<_>>()?;
+        self.backbone().check_network()?;
+        window.progress.check(window.before + entries.len() as u64, window.total)?;
         Ok(blocks.into_iter().flatten().collect())
     }
 

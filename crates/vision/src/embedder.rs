@@ -3,10 +3,11 @@
 //! This is what everything asks that wants embeddings of a few or of many images: files, parts of archives, bytes that
 //! came over a network. An image that cannot be read is an answer like the others, so one broken file among good
 //! ones costs nothing but itself. Rows depend on their images alone: neither threads nor neighbours nor the cache change
-//! a bit.
+//! a bit. A network on a GPU takes the images of all threads through one [queue](crate::batch_queue).
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use trueshot::progress::Progress;
 
 use bytes::Bytes;
@@ -14,6 +15,7 @@ use rayon::prelude::*;
 use trueshot::Embeddings;
 
 use crate::backbone::{Backbone, BackboneOptions};
+use crate::batch_queue::{BatchQueue, PendingRow};
 use crate::cache::{CacheLocation, ContentHash, EmbeddingCache};
 use crate::decoded_image::{DecodeLimits, DecodedImage};
 use crate::error::{Error, Result, Skipped, Unreadable};
@@ -23,6 +25,9 @@ use crate::source::{self, Collection, ImageContents, ImageEntry};
 
 /// Blocks of images that are in work before progress is told; for every thread.
 const BLOCKS_PER_THREAD: usize = 16;
+/// The same in images if they go through a queue, where threads tell the progress themselves: enough that threads seldom wait
+/// for the last images of others.
+const QUEUED_PER_THREAD: usize = 256;
 
 /// An image to embed.
 #[derive(Debug, Clone, Copy)]
@@ -87,11 +92,19 @@ pub struct EmbeddedCollection {
 /// ```
 pub struct Embedder {
     backbone: Backbone,
+    location: CacheLocation,
     cache: Option<EmbeddingCache>,
     limits: DecodeLimits,
     /// Working memory that no thread uses just now.
     idle: Mutex<Vec<EmbedWorker>>,
+    /// What is called when the GPU fails and the CPU takes over; `None` if it may not.
+    on_gpu_failure: Option<FailureNotice>,
+    /// What embeds on the CPU in the place of a GPU that has failed.
+    fallback: OnceLock<Box<Embedder>>,
 }
+
+/// Receives the reason why a GPU embeds nothing any more.
+type FailureNotice = Box<dyn Fn(&str) + Send + Sync>;
 
 /// One thread's working memory.
 struct EmbedWorker {
@@ -116,7 +129,37 @@ impl Embedder {
         let folder =
             location.folder().filter(|_| *location != CacheLocation::Default || backbone.is_costly());
         let cache = folder.map(|folder| EmbeddingCache::open(&folder, &backbone.identity(), backbone.dim()));
-        Embedder { backbone, cache, limits: DecodeLimits::default(), idle: Mutex::default() }
+        Embedder {
+            backbone,
+            location: location.clone(),
+            cache,
+            limits: DecodeLimits::default(),
+            idle: Mutex::default(),
+            on_gpu_failure: None,
+            fallback: OnceLock::new(),
+        }
+    }
+
+    /// Lets the CPU take over when the GPU fails, and calls `notice` with the reason. The call that fails starts again, so that
+    /// its rows are all of one kind, and later calls use the CPU.
+    pub fn with_cpu_fallback(self, notice: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Embedder { on_gpu_failure: Some(Box::new(notice)), ..self }
+    }
+
+    /// Does some work; if the GPU fails during it and the CPU may take over, again from the beginning on the CPU.
+    pub(crate) fn with_fallback<T>(&self, work: impl Fn(&Embedder) -> Result<T>) -> Result<T> {
+        if let Some(cpu) = self.fallback.get() {
+            return work(cpu);
+        }
+        let outcome = work(self);
+        let Err(Error::Core(trueshot::Error::Gpu { message, .. })) = &outcome else { return outcome };
+        let Some(notice) = &self.on_gpu_failure else { return outcome };
+        let Some(backbone) = self.backbone.on_cpu() else { return outcome };
+        let cpu = self.fallback.get_or_init(|| {
+            notice(message);
+            Box::new(Embedder::new(backbone, &self.location).with_decode_limits(self.limits))
+        });
+        work(cpu)
     }
 
     /// Refuses images that cost more, as a server should that takes them from strangers.
@@ -131,22 +174,26 @@ impl Embedder {
 
     /// Where embeddings are kept, if anywhere.
     pub fn cache(&self) -> Option<&EmbeddingCache> {
-        self.cache.as_ref()
+        let embedder = self.fallback.get().map_or(self, |cpu| cpu);
+        embedder.cache.as_ref()
     }
 
     /// Embeds images on all threads of the current pool. The progress counts the images.
     pub fn embed_images(&self, images: &[ImageInput<'_>], progress: &dyn Progress) -> Result<EmbeddedImages> {
-        let (window, total) = (self.window_len(), images.len() as u64);
+        self.with_fallback(|embedder| embedder.embed_windows(images, progress))
+    }
+
+    fn embed_windows(&self, images: &[ImageInput<'_>], progress: &dyn Progress) -> Result<EmbeddedImages> {
+        let total = images.len() as u64;
         let mut embedded =
             EmbeddedImages { rows: Vec::with_capacity(images.len()), from_cache: 0, hashes: Vec::new() };
-        for images in images.chunks(window) {
-            for image in self.embed_window(images) {
+        for images in images.chunks(self.window_len()) {
+            let window = Window { progress, before: embedded.rows.len() as u64, total };
+            for image in self.embed_window(images, window)? {
                 embedded.from_cache += usize::from(image.was_cached);
                 embedded.rows.push(image.row);
                 embedded.hashes.push(image.hash);
             }
-            self.backbone.check_network()?;
-            progress.check(embedded.rows.len() as u64, total)?;
         }
         if let Some(cache) = &self.cache {
             cache.flush();
@@ -194,19 +241,95 @@ impl Embedder {
         Ok(EmbeddedCollection { embeddings, entries, skipped, from_cache, hashes })
     }
 
-    /// Images that are in work at once.
+    /// Images of a window, which are in work at once.
     pub(crate) fn window_len(&self) -> usize {
-        self.backbone.batch_size() * BLOCKS_PER_THREAD * rayon::current_num_threads().max(1)
+        let per_thread = match self.backbone.queue() {
+            None => self.backbone.batch_size() * BLOCKS_PER_THREAD,
+            Some(_) => QUEUED_PER_THREAD,
+        };
+        per_thread * rayon::current_num_threads().max(1)
     }
 
-    /// Embeds some images on all threads.
-    pub(crate) fn embed_window(&self, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
-        let blocks = images.par_chunks(self.backbone.batch_size());
-        let rows: Vec<Vec<EmbeddedImage>> = blocks.map(|block| self.embed_block(block)).collect();
+    /// Embeds the images of a window on all threads.
+    ///
+    /// # Errors
+    /// If the network has failed, or the progress stops the work.
+    pub(crate) fn embed_window(
+        &self,
+        images: &[ImageInput<'_>],
+        window: Window<'_>,
+    ) -> Result<Vec<EmbeddedImage>> {
+        let rows = match self.backbone.queue() {
+            Some(queue) => self.embed_queued(queue, images, window)?,
+            None => {
+                let blocks = images.par_chunks(self.backbone.batch_size());
+                let rows: Vec<Vec<EmbeddedImage>> = blocks.map(|block| self.embed_block(block)).collect();
+                rows.into_iter().flatten().collect()
+            }
+        };
+        self.backbone.check_network()?;
         if let Some(cache) = &self.cache {
             cache.flush_if_large();
         }
-        rows.into_iter().flatten().collect()
+        window.progress.check(window.before + images.len() as u64, window.total)?;
+        Ok(rows)
+    }
+
+    /// Decodes images on all threads, which submit them to the queue of the network, and waits for the rows.
+    fn embed_queued(
+        &self,
+        queue: &BatchQueue,
+        images: &[ImageInput<'_>],
+        window: Window<'_>,
+    ) -> Result<Vec<EmbeddedImage>> {
+        let done = AtomicU64::new(window.before);
+        let submit = |given: &ImageInput<'_>| {
+            // After a failure of the GPU, the other images need not be decoded.
+            self.backbone.check_network()?;
+            let submitted = self.submit(queue, given);
+            window.progress.check(done.fetch_add(1, Ordering::Relaxed) + 1, window.total)?;
+            Ok(submitted)
+        };
+        // Single images, so that no thread has a share of images left when the others have none.
+        let submitted: Vec<SubmittedImage> =
+            images.par_iter().with_max_len(1).map(submit).collect::<Result<_>>()?;
+        let finish = |SubmittedImage { source, hash }: SubmittedImage| {
+            let (row, was_cached) = match source {
+                RowSource::Cache(row) => (Ok(row), true),
+                RowSource::Unreadable(reason) => (Err(reason), false),
+                RowSource::Network(key, row) => {
+                    (row.wait().and_then(|row| check_and_cache(&row, key, self)), false)
+                }
+            };
+            EmbeddedImage { row, was_cached, hash }
+        };
+        Ok(submitted.into_iter().map(finish).collect())
+    }
+
+    fn submit(&self, queue: &BatchQueue, given: &ImageInput<'_>) -> SubmittedImage {
+        let ReadImage { source, hash } = self.read(given);
+        let source = match source {
+            RowSource::Cache(row) => RowSource::Cache(row),
+            RowSource::Unreadable(reason) => RowSource::Unreadable(reason),
+            RowSource::Network(key, image) => RowSource::Network(key, queue.submit(image.pixels)),
+        };
+        SubmittedImage { source, hash }
+    }
+
+    /// Looks an image up, or decodes and resizes it.
+    fn read(&self, given: &ImageInput<'_>) -> ReadImage {
+        let mut hash = None;
+        let mut attempt = || {
+            let contents = self.read_contents(given)?;
+            let key = Embedder::content_hash(&contents);
+            hash = matches!(contents, ImageContents::File(_)).then_some(key);
+            match self.cache.as_ref().and_then(|cache| cache.get(&key)) {
+                Some(row) => Ok(RowSource::Cache(row)),
+                None => Ok(RowSource::Network(key, self.decode_and_resize(contents)?)),
+            }
+        };
+        let source = attempt().unwrap_or_else(RowSource::Unreadable);
+        ReadImage { source, hash }
     }
 
     /// The same for the images of one thread.
@@ -259,18 +382,40 @@ impl Embedder {
     }
 }
 
-/// Where the row of an image comes from.
-enum RowSource {
+/// The progress of the work that a window of images belongs to.
+#[derive(Clone, Copy)]
+pub(crate) struct Window<'a> {
+    pub progress: &'a dyn Progress,
+    /// Images of earlier windows.
+    pub before: u64,
+    /// Images of all windows.
+    pub total: u64,
+}
+
+/// Where the row of an image comes from; `T` is what the network makes it of.
+enum RowSource<T> {
     Cache(Vec<f32>),
-    Network(ContentHash),
+    Network(ContentHash, T),
     Unreadable(Unreadable),
+}
+
+/// An image, or its row, with the hash of its file.
+struct ReadImage {
+    source: RowSource<DecodedImage>,
+    hash: Option<ContentHash>,
+}
+
+/// An image whose row is being computed, with the hash of its file.
+struct SubmittedImage {
+    source: RowSource<PendingRow>,
+    hash: Option<ContentHash>,
 }
 
 impl EmbedWorker {
     fn embed(&mut self, embedder: &Embedder, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let backbone = &embedder.backbone;
         self.inputs.clear();
-        let sources: Vec<(RowSource, Option<ContentHash>)> =
+        let sources: Vec<(RowSource<()>, Option<ContentHash>)> =
             images.iter().map(|given| self.prepare(embedder, given)).collect();
         self.features.resize(self.inputs.len() / backbone.preprocessing().input_len() * backbone.dim(), 0.0);
         let outcome = self.session.embed(&self.inputs, &mut self.features);
@@ -279,7 +424,7 @@ impl EmbedWorker {
             let (row, was_cached) = match source {
                 RowSource::Cache(row) => (Ok(row), true),
                 RowSource::Unreadable(reason) => (Err(reason), false),
-                RowSource::Network(key) => {
+                RowSource::Network(key, ()) => {
                     let row = rows.next().expect("a row for every picture that was read");
                     (outcome.clone().and_then(|()| check_and_cache(row, key, embedder)), false)
                 }
@@ -290,23 +435,23 @@ impl EmbedWorker {
     }
 
     /// Looks an image up, or appends the input made of it; with the hash of its file.
-    fn prepare(&mut self, embedder: &Embedder, given: &ImageInput<'_>) -> (RowSource, Option<ContentHash>) {
-        let mut hash = None;
-        let mut attempt = || {
-            let contents = embedder.read_contents(given)?;
-            let key = Embedder::content_hash(&contents);
-            hash = matches!(contents, ImageContents::File(_)).then_some(key);
-            if let Some(row) = embedder.cache.as_ref().and_then(|cache| cache.get(&key)) {
-                return Ok(RowSource::Cache(row));
+    fn prepare(
+        &mut self,
+        embedder: &Embedder,
+        given: &ImageInput<'_>,
+    ) -> (RowSource<()>, Option<ContentHash>) {
+        let ReadImage { source, hash } = embedder.read(given);
+        let source = match source {
+            RowSource::Cache(row) => RowSource::Cache(row),
+            RowSource::Unreadable(reason) => RowSource::Unreadable(reason),
+            RowSource::Network(key, image) => {
+                let to = embedder.backbone.preprocessing();
+                let start = self.inputs.len();
+                self.inputs.resize(start + to.input_len(), 0.0);
+                to.normalise(&image, &mut self.inputs[start..]);
+                RowSource::Network(key, ())
             }
-            let to = embedder.backbone.preprocessing();
-            let image = embedder.decode_and_resize(contents)?;
-            let start = self.inputs.len();
-            self.inputs.resize(start + to.input_len(), 0.0);
-            to.normalise(&image, &mut self.inputs[start..]);
-            Ok(RowSource::Network(key))
         };
-        let source = attempt().unwrap_or_else(RowSource::Unreadable);
         (source, hash)
     }
 }
@@ -321,3 +466,6 @@ fn check_and_cache(row: &[f32], key: ContentHash, embedder: &Embedder) -> Embedd
     }
     Ok(row.to_vec())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,49 +1,163 @@
-//! Conv4 backbones on a GPU: [`GpuConv4`] implements [`EmbeddingNetwork`].
+//! Networks on a GPU: [`GpuNetwork`] implements [`EmbeddingNetwork`] for Conv4 and EfficientNet-Lite0.
+//!
+//! Images are bytes, which all threads submit to one [`BatchQueue`].
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use trueshot_cuda::conv4::Conv4Embedding;
+use trueshot_cuda::efficientnet::EfficientNetEmbedding;
 use trueshot_cuda::{Device, Error as GpuError};
 use trueshot_nn::conv4::Shape;
+use trueshot_nn::efficientnet;
 
+use crate::backbone::Parameters;
+use crate::batch_queue::{BatchQueue, BatchShape, DeviceFailure, EmbedBatch, PendingRow};
 use crate::error::Unreadable;
 use crate::network::{EmbeddingNetwork, EmbeddingSession};
 use crate::preprocess::Preprocessing;
 
-/// Images per call: the GPU is far faster than the threads that decode, so larger batches would only take memory.
+/// Images of a batch: the GPU is far faster than the threads that decode, so larger batches would only take memory.
 const BATCH: usize = 64;
 
-/// A Conv4 on a GPU, which all threads share.
-pub(crate) struct GpuConv4 {
-    shape: Shape,
+/// A network on a GPU, which all threads share.
+pub(crate) struct GpuNetwork {
+    queue: Arc<BatchQueue>,
     /// `byte * scale + shift` is a normalised value, per channel.
     normalisation: [[f32; 2]; 3],
-    gpu: Arc<Mutex<GpuState>>,
+    channels: usize,
+    is_costly: bool,
 }
 
-struct GpuState {
-    embedding: Conv4Embedding,
-    /// The first error, after which nothing is embedded.
-    failure: Option<GpuError>,
-}
+impl GpuNetwork {
+    /// Opens the GPU with `open` and uploads the network, on the thread of the queue.
+    pub fn start(
+        parameters: Parameters,
+        preprocessing: &Preprocessing,
+        open: impl FnOnce() -> Result<Device, GpuError> + Send + 'static,
+    ) -> Self {
+        let preprocessing = preprocessing.clone();
+        Self::with_queue(&parameters.clone(), &preprocessing.clone(), move || {
+            let uploaded = open().and_then(|device| upload(&device, &parameters, &preprocessing));
+            Ok(uploaded.map_err(failure)?.into_closure(preprocessing.input_len()))
+        })
+    }
 
-impl GpuConv4 {
-    pub fn new(device: &Device, preprocessing: &Preprocessing, parameters: &[f32]) -> Result<Self, GpuError> {
-        let shape = Shape { size: preprocessing.size, channels: preprocessing.channels.count() };
-        let scale_and_shift = preprocessing.scale_and_shift(1.0);
-        let embedding = Conv4Embedding::new(device, shape, BATCH, parameters, scale_and_shift)?;
-        let gpu = Arc::new(Mutex::new(GpuState { embedding, failure: None }));
-        Ok(GpuConv4 { shape, normalisation: preprocessing.scale_and_shift(255.0), gpu })
+    /// Uploads the network to an open GPU.
+    pub fn new(
+        device: &Device,
+        parameters: &Parameters,
+        preprocessing: &Preprocessing,
+    ) -> Result<Self, DeviceFailure> {
+        let network = upload(device, parameters, preprocessing).map_err(failure)?;
+        let pixels = preprocessing.input_len();
+        Ok(Self::with_queue(parameters, preprocessing, move || Ok(network.into_closure(pixels))))
+    }
+
+    fn with_queue(
+        parameters: &Parameters,
+        preprocessing: &Preprocessing,
+        open: impl FnOnce() -> Result<EmbedBatch, DeviceFailure> + Send + 'static,
+    ) -> Self {
+        let dim = match parameters {
+            Parameters::Conv4(_) => conv4_shape(preprocessing).features(),
+            Parameters::EfficientNet(_) => efficientnet::FEATURES,
+        };
+        let shape = BatchShape { image_len: preprocessing.input_len(), dim, batch: BATCH };
+        GpuNetwork {
+            queue: Arc::new(BatchQueue::start(shape, open)),
+            normalisation: preprocessing.scale_and_shift(255.0),
+            channels: preprocessing.channels.count(),
+            is_costly: matches!(parameters, Parameters::EfficientNet(_)),
+        }
     }
 }
 
-impl EmbeddingNetwork for GpuConv4 {
+fn conv4_shape(preprocessing: &Preprocessing) -> Shape {
+    Shape { size: preprocessing.size, channels: preprocessing.channels.count() }
+}
+
+fn failure(error: GpuError) -> DeviceFailure {
+    let message = error.to_string();
+    let hint = match error {
+        GpuError::OutOfMemory { .. } => {
+            "use the CPU or smaller images; other programs may be using the GPU".into()
+        }
+        error => trueshot::Error::from(error).hint().unwrap_or_default(),
+    };
+    DeviceFailure { message, hint }
+}
+
+/// A network in the memory of a GPU.
+enum Uploaded {
+    Conv4(Conv4Embedding),
+    EfficientNet(EfficientNetEmbedding),
+}
+
+impl Uploaded {
+    fn max_batch(&self) -> usize {
+        match self {
+            Uploaded::Conv4(_) => BATCH,
+            Uploaded::EfficientNet(network) => network.max_batch(),
+        }
+    }
+
+    fn embed(&mut self, images: &[u8]) -> Result<Vec<f32>, GpuError> {
+        match self {
+            Uploaded::Conv4(network) => network.embed(images),
+            Uploaded::EfficientNet(network) => network.embed(images),
+        }
+    }
+
+    /// A function that embeds any number of images of `pixels` bytes.
+    fn into_closure(mut self, pixels: usize) -> EmbedBatch {
+        Box::new(move |images| {
+            let mut rows = Vec::new();
+            for part in images.chunks(self.max_batch() * pixels) {
+                rows.extend(self.embed(part).map_err(failure)?);
+            }
+            Ok(rows)
+        })
+    }
+}
+
+/// Uploads a network. EfficientNet-Lite0 takes smaller batches if the memory of the GPU does not suffice.
+fn upload(
+    device: &Device,
+    parameters: &Parameters,
+    preprocessing: &Preprocessing,
+) -> Result<Uploaded, GpuError> {
+    match parameters {
+        Parameters::Conv4(parameters) => {
+            let shape = conv4_shape(preprocessing);
+            let normalisation = preprocessing.scale_and_shift(1.0);
+            Conv4Embedding::new(device, shape, BATCH, parameters, normalisation).map(Uploaded::Conv4)
+        }
+        Parameters::EfficientNet(parameters) => {
+            let (size, normalisation) = (preprocessing.size, preprocessing.scale_and_shift(255.0));
+            let new = |batch| EfficientNetEmbedding::new(device, size, batch, parameters, normalisation);
+            largest_batch(new).map(Uploaded::EfficientNet)
+        }
+    }
+}
+
+/// Calls `new` with [`BATCH`], and with half of it again and again while the memory does not suffice.
+fn largest_batch<T>(mut new: impl FnMut(usize) -> Result<T, GpuError>) -> Result<T, GpuError> {
+    let mut batch = BATCH;
+    loop {
+        match new(batch) {
+            Err(GpuError::OutOfMemory { .. }) if batch > 1 => batch /= 2,
+            outcome => return outcome,
+        }
+    }
+}
+
+impl EmbeddingNetwork for GpuNetwork {
     fn dim(&self) -> usize {
-        self.shape.features()
+        self.queue.shape().dim
     }
 
     fn input_len(&self) -> usize {
-        self.shape.pixels()
+        self.queue.shape().image_len
     }
 
     fn batch_size(&self) -> usize {
@@ -51,48 +165,45 @@ impl EmbeddingNetwork for GpuConv4 {
     }
 
     fn is_costly(&self) -> bool {
-        false
+        self.is_costly
     }
 
     fn session(&self) -> Box<dyn EmbeddingSession> {
-        let (shape, normalisation, gpu) = (self.shape, self.normalisation, self.gpu.clone());
-        Box::new(GpuConv4Session { shape, normalisation, gpu, bytes: Vec::new() })
+        let (queue, normalisation, channels) = (self.queue.clone(), self.normalisation, self.channels);
+        Box::new(GpuSession { queue, normalisation, channels })
+    }
+
+    fn queue(&self) -> Option<&BatchQueue> {
+        Some(&self.queue)
     }
 
     fn failure(&self) -> Option<trueshot::Error> {
-        let gpu = self.gpu.lock().unwrap_or_else(PoisonError::into_inner);
-        gpu.failure.clone().map(Into::into)
+        self.queue.failure().map(Into::into)
     }
 }
 
-/// One thread that embeds on the GPU.
-struct GpuConv4Session {
-    shape: Shape,
+/// One thread that embeds on the GPU and waits for the rows.
+struct GpuSession {
+    queue: Arc<BatchQueue>,
     normalisation: [[f32; 2]; 3],
-    gpu: Arc<Mutex<GpuState>>,
-    bytes: Vec<u8>,
+    channels: usize,
 }
 
-impl EmbeddingSession for GpuConv4Session {
+impl EmbeddingSession for GpuSession {
     fn embed(&mut self, images: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
-        let (pixels, dim) = (self.shape.pixels(), self.shape.features());
-        let channels = self.normalisation.iter().take(self.shape.channels).cycle();
+        let BatchShape { image_len, dim, .. } = self.queue.shape();
         let byte = |(&value, [scale, shift]): (&f32, &[f32; 2])| ((value - shift) / scale).round() as u8;
-        self.bytes.clear();
-        self.bytes.extend(images.iter().zip(channels).map(byte));
-        let mut gpu = self.gpu.lock().unwrap_or_else(PoisonError::into_inner);
-        for (images, out) in self.bytes.chunks(BATCH * pixels).zip(out.chunks_mut(BATCH * dim)) {
-            if let Some(failure) = &gpu.failure {
-                return Err(Unreadable::File(failure.to_string()));
-            }
-            match gpu.embedding.embed(images) {
-                Ok(features) => out.copy_from_slice(&features),
-                Err(error) => gpu.failure = Some(error),
-            }
+        let submit = |image: &[f32]| {
+            let channels = self.normalisation.iter().take(self.channels).cycle();
+            self.queue.submit(image.iter().zip(channels).map(byte).collect())
+        };
+        let pending: Vec<PendingRow> = images.chunks_exact(image_len).map(submit).collect();
+        for (pending, out) in pending.into_iter().zip(out.chunks_exact_mut(dim)) {
+            out.copy_from_slice(&pending.wait()?);
         }
-        match &gpu.failure {
-            None => Ok(()),
-            Some(failure) => Err(Unreadable::File(failure.to_string())),
-        }
+        Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,7 +24,7 @@
 //!   data set, made of [`drawing`]s.
 //! - Images: [`decoded_image`] decodes files within a [`memory_budget`]; [`resize`], [`preprocess`], [`augment`],
 //!   [`thumbnail`].
-//! - Embedding: [`backbone`], the interface of its networks ([`network`]), [`onnx`] models in worker processes, [`embedder`]
+//! - Embedding: [`backbone`], the interface of its networks ([`network`]), the queue to a GPU ([`batch_queue`]), [`onnx`] models in worker processes, [`embedder`]
 //!   (in memory), [`mod@embed`] (into a file), the [`cache`], and the [`built_in`] models. [`labelled`] holds embeddings with
 //!   their labels and images.
 //! - Training: [`training`], its [`dataset`]s and batch [`loader`], the [`overlap`] of training and validation, and the
@@ -32,6 +32,7 @@
 
 pub mod augment;
 pub mod backbone;
+pub mod batch_queue;
 pub mod built_in;
 pub mod cache;
 pub mod dataset;
@@ -58,6 +59,8 @@ pub mod resize;
 pub mod source;
 pub mod split;
 pub mod survey;
+#[cfg(test)]
+mod testing;
 pub mod thumbnail;
 pub mod training;
 mod webp_tables;

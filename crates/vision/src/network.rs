@@ -2,11 +2,13 @@
 //!
 //! A [`Backbone`](crate::Backbone) owns one network and its preprocessing. Threads share the network; each has its own
 //! session, which holds the memory it computes in and takes a whole batch per call. Conv4 and EfficientNet-Lite0
-//! implement the traits here, an ONNX model in [`onnx`](crate::onnx), and Conv4 on a GPU in `gpu_network`.
+//! implement the traits here, an ONNX model in [`onnx`](crate::onnx), and the networks on a GPU in `gpu_network`. A GPU
+//! takes images through one [`BatchQueue`], so that no thread waits for it.
 
 use trueshot_nn::conv4::{Conv4Embedder, Conv4Session};
 use trueshot_nn::efficientnet::{self, EfficientNetEmbedder, EfficientNetSession};
 
+use crate::batch_queue::BatchQueue;
 use crate::error::Unreadable;
 
 /// A network that turns normalised images into embeddings.
@@ -25,6 +27,12 @@ pub trait EmbeddingNetwork: Send + Sync {
 
     /// A session for one thread.
     fn session(&self) -> Box<dyn EmbeddingSession>;
+
+    /// The queue of a network that takes images as bytes from all threads: not normalised, and of the size and channels of
+    /// its preprocessing. `None` if every thread embeds its own images.
+    fn queue(&self) -> Option<&BatchQueue> {
+        None
+    }
 
     /// The error after which the network embeds nothing any more, such as a lost GPU. The whole work stops then, whereas an
     /// error of a session is about its images only.

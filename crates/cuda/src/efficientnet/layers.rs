@@ -19,8 +19,6 @@ const STRIP: usize = 4;
 const TILE_ROWS: usize = 128;
 /// Outputs of a pointwise convolution whose weights are permuted together.
 const GROUP: usize = 32;
-/// Blocks of a pointwise convolution per multiprocessor.
-const BLOCKS: usize = 2;
 
 /// Channels of an activation on the device: a multiple of 16, because a matrix instruction takes 16 inputs.
 pub(super) fn padded(channels: usize) -> usize {
@@ -95,7 +93,7 @@ impl Stem {
 /// A depthwise convolution with ReLU6.
 pub(super) struct Depthwise {
     /// `[tap][channel]`
-    weights: Buffer<Chunk>,
+    weights: Buffer<f32>,
     bias: Buffer<f32>,
     kernel: &'static str,
     channels: usize,
@@ -140,8 +138,8 @@ impl Depthwise {
             (5, 2) => "efficientnet_depthwise_5_2",
             other => unreachable!("kernel and stride {other:?}"),
         };
-        let weights = upload_halves(device, &ordered)?;
-        Ok(Depthwise { weights, bias: device.upload(bias)?, kernel: name, channels, side, outputs, margin })
+        let (weights, bias) = (device.upload(&ordered)?, device.upload(bias)?);
+        Ok(Depthwise { weights, bias, kernel: name, channels, side, outputs, margin })
     }
 
     pub fn record(
@@ -194,20 +192,22 @@ struct ColumnTiles {
     kernel: &'static str,
     columns: usize,
     count: usize,
+    /// Thread blocks per multiprocessor, as in the launch bounds of the kernel.
+    blocks: usize,
 }
 
 impl ColumnTiles {
     /// The fewest tiles, since each reads all inputs, and of those the narrowest.
     fn new(outputs: usize) -> Self {
         let kernels = [
-            ("efficientnet_pointwise_32", 32),
-            ("efficientnet_pointwise_64", 64),
-            ("efficientnet_pointwise_96", 96),
-            ("efficientnet_pointwise_128", 128),
+            ("efficientnet_pointwise_32", 32, 4),
+            ("efficientnet_pointwise_64", 64, 3),
+            ("efficientnet_pointwise_96", 96, 2),
+            ("efficientnet_pointwise_128", 128, 2),
         ];
-        let tiles = kernels.map(|(kernel, columns)| {
+        let tiles = kernels.map(|(kernel, columns, blocks)| {
             let count = outputs.div_ceil(columns);
-            ColumnTiles { kernel, columns, count }
+            ColumnTiles { kernel, columns, count, blocks }
         });
         tiles.into_iter().min_by_key(|tiles| (tiles.count, tiles.columns)).expect("there are kernels")
     }
@@ -251,14 +251,14 @@ impl Pointwise {
         residual: Option<&Buffer<Chunk>>,
         output: &Buffer<Chunk>,
     ) -> Result<()> {
-        let ColumnTiles { kernel, columns, count } = self.tiles;
+        let ColumnTiles { kernel, columns, count, blocks } = self.tiles;
         let shape = PointwiseShape {
             rows: rows as i32,
             inputs: self.inputs as i32,
             outputs: self.outputs as i32,
             has_relu6: i32::from(self.has_relu6),
         };
-        let blocks = (BLOCKS * device.multiprocessors()).div_ceil(count).min(rows.div_ceil(TILE_ROWS));
+        let blocks = (blocks * device.multiprocessors()).div_ceil(count).min(rows.div_ceil(TILE_ROWS));
         let grid = Grid::new(blocks, THREADS).rows(count).shared(2 * (TILE_ROWS + columns) * 128);
         let residual: &dyn Argument = residual.map_or(&Null, |residual| residual);
         let arguments: [&dyn Argument; 6] =

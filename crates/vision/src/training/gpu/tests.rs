@@ -124,7 +124,7 @@ fn negmargin_trains_on_the_batches_of_the_cpu_and_continues_checkpoints_of_both(
 }
 
 #[test]
-fn a_conv4_embeds_on_the_gpu_nearly_as_on_the_cpu_and_other_networks_are_refused() {
+fn a_conv4_embeds_on_the_gpu_nearly_as_on_the_cpu() {
     let find = |name: &str| Backbone::find(name, &BackboneOptions::default()).unwrap();
     let images = [3, 5, 9].map(|step| Bitmap::from_fn(28, 28, |x, y| (x + 2 * y) % step == 0).to_png());
     let embed = |backbone: Backbone| {
@@ -142,6 +142,4 @@ fn a_conv4_embeds_on_the_gpu_nearly_as_on_the_cpu_and_other_networks_are_refused
         let difference: Vec<f32> = gpu.iter().zip(cpu).map(|(gpu, cpu)| gpu - cpu).collect();
         assert!(norm(&difference) < 0.01 * norm(cpu), "{} of {}", norm(&difference), norm(cpu));
     }
-    let refused = find("efficientnet-lite0").move_to_gpu(&device()).unwrap_err().to_string();
-    assert!(refused.contains("only a Conv4 can"), "{refused}");
 }

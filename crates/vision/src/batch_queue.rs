@@ -1,0 +1,297 @@
+//! [`BatchQueue`]: many threads submit images, and one thread embeds them in batches on a device.
+//!
+//! A GPU embeds faster than all cores can decode, but only in batches, and only one batch at a time. Threads that decode
+//! therefore do not wait for it: they [submit](BatchQueue::submit) their images and go on, and the [`PendingRow`]s are waited
+//! for at the end. The queue starts a batch as soon as it is full, or when a thread waits for one of its rows.
+//!
+//! The device is opened by the thread of the queue, so images are decoded meanwhile. The number of images that wait is
+//! limited; a thread that submits one more waits.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::error::Unreadable;
+
+/// Bytes of images that may wait for the device.
+const MAX_WAITING_BYTES: usize = 256 << 20;
+
+/// Why a device embeds nothing any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceFailure {
+    /// What happened.
+    pub message: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+impl From<DeviceFailure> for trueshot::Error {
+    fn from(failure: DeviceFailure) -> Self {
+        let DeviceFailure { message, hint } = failure;
+        trueshot::Error::Gpu { message, hint, checkpoint: None }
+    }
+}
+
+/// Embeds a batch on a device: bytes of whole images to their rows, one behind the other.
+pub type EmbedBatch = Box<dyn FnMut(&[u8]) -> Result<Vec<f32>, DeviceFailure>>;
+
+/// The images that a queue takes, and the rows that it returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Bytes of an image.
+    pub image_len: usize,
+    /// Numbers of a row.
+    pub dim: usize,
+    /// The most images of a batch.
+    pub batch: usize,
+}
+
+/// Images on their way to a device that embeds them in batches.
+///
+/// ```
+/// use trueshot_vision::batch_queue::{BatchQueue, BatchShape, EmbedBatch};
+///
+/// let shape = BatchShape { image_len: 4, dim: 1, batch: 64 };
+/// // "Embeds" an image as its first byte.
+/// let queue = BatchQueue::start(shape, || {
+///     let embed: EmbedBatch = Box::new(|images| Ok(images.iter().step_by(4).map(|&byte| byte.into()).collect()));
+///     Ok(embed)
+/// });
+/// let rows: Vec<_> = (0..3).map(|value| queue.submit(vec![value; 4])).collect();
+/// assert_eq!(rows.into_iter().map(|row| row.wait().unwrap()).collect::<Vec<_>>(), [[0.0], [1.0], [2.0]]);
+/// ```
+pub struct BatchQueue {
+    shape: BatchShape,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    state: Mutex<QueueState>,
+    /// An image was submitted, or a row is waited for, or the queue ends.
+    submitted: Condvar,
+    /// A batch was taken from the queue or is done.
+    taken: Condvar,
+}
+
+#[derive(Default)]
+struct QueueState {
+    waiting: VecDeque<Request>,
+    /// Images that were submitted so far.
+    submitted: u64,
+    /// Images below this number are waited for.
+    urgent: u64,
+    failure: Option<DeviceFailure>,
+    is_closed: bool,
+}
+
+struct Request {
+    number: u64,
+    image: Vec<u8>,
+    row: Arc<Slot>,
+}
+
+/// Where the row of an image appears.
+type Slot = OnceLock<Result<Vec<f32>, Unreadable>>;
+
+/// A row that is being computed.
+pub struct PendingRow {
+    number: u64,
+    row: Arc<Slot>,
+    shared: Arc<Shared>,
+}
+
+impl BatchQueue {
+    /// Starts the thread of the queue, which calls `open` first.
+    ///
+    /// # Panics
+    /// If the system cannot start a thread.
+    pub fn start(
+        shape: BatchShape,
+        open: impl FnOnce() -> Result<EmbedBatch, DeviceFailure> + Send + 'static,
+    ) -> Self {
+        let shared =
+            Arc::new(Shared { state: Mutex::default(), submitted: Condvar::new(), taken: Condvar::new() });
+        let worker = Worker { shape, shared: Arc::clone(&shared) };
+        let thread = std::thread::Builder::new().name("trueshot-gpu".into());
+        let thread = thread.spawn(move || worker.run(open)).expect("a thread can be started");
+        BatchQueue { shape, shared, thread: Some(thread) }
+    }
+
+    /// The images and rows of the queue.
+    pub fn shape(&self) -> BatchShape {
+        self.shape
+    }
+
+    /// Appends an image. Waits while too many images are in the queue.
+    ///
+    /// # Panics
+    /// If the image has another length.
+    pub fn submit(&self, image: Vec<u8>) -> PendingRow {
+        assert_eq!(image.len(), self.shape.image_len, "bytes of an image");
+        let most = (MAX_WAITING_BYTES / self.shape.image_len).max(2 * self.shape.batch);
+        let row = Arc::new(Slot::new());
+        let mut state = self.shared.state();
+        while state.waiting.len() >= most && state.failure.is_none() {
+            state = self.shared.taken.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let number = state.submitted;
+        state.submitted += 1;
+        match &state.failure {
+            Some(failure) => drop(row.set(Err(failure.unreadable()))),
+            None => state.waiting.push_back(Request { number, image, row: Arc::clone(&row) }),
+        }
+        if state.waiting.len() >= self.shape.batch {
+            self.shared.submitted.notify_one();
+        }
+        drop(state);
+        PendingRow { number, row, shared: Arc::clone(&self.shared) }
+    }
+
+    /// Why nothing is embedded any more, if so.
+    pub fn failure(&self) -> Option<DeviceFailure> {
+        self.shared.state().failure.clone()
+    }
+}
+
+impl Drop for BatchQueue {
+    /// Ends the thread, after the batch that is being computed.
+    fn drop(&mut self) {
+        self.shared.state().is_closed = true;
+        self.shared.submitted.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // The thread does not panic: errors are in the state.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl PendingRow {
+    /// Waits for the row.
+    ///
+    /// # Errors
+    /// If the device has failed; [`BatchQueue::failure`] says so, too.
+    pub fn wait(self) -> Result<Vec<f32>, Unreadable> {
+        let mut state = self.shared.state();
+        if self.row.get().is_none() {
+            state.urgent = state.urgent.max(self.number + 1);
+            self.shared.submitted.notify_one();
+        }
+        while self.row.get().is_none() {
+            state = self.shared.taken.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        match Arc::try_unwrap(self.row) {
+            Ok(row) => row.into_inner().expect("the row has appeared"),
+            Err(shared) => shared.get().cloned().expect("the row has appeared"),
+        }
+    }
+}
+
+impl DeviceFailure {
+    fn unreadable(&self) -> Unreadable {
+        Unreadable::Network(self.message.clone())
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The thread of a queue.
+struct Worker {
+    shape: BatchShape,
+    shared: Arc<Shared>,
+}
+
+impl Worker {
+    fn run(&self, open: impl FnOnce() -> Result<EmbedBatch, DeviceFailure>) {
+        let mut opened = caught(open);
+        let mut images = Vec::new();
+        if let Err(failure) = &opened {
+            self.fail(failure.clone());
+        }
+        while let Some(batch) = self.next_batch() {
+            images.clear();
+            batch.iter().for_each(|request| images.extend_from_slice(&request.image));
+            let outcome = match &mut opened {
+                Ok(embed) => caught(|| embed(&images)),
+                Err(failure) => Err(failure.clone()),
+            };
+            let outcome = outcome.and_then(|rows| self.check_length(rows, batch.len()));
+            // The failure is in the state before a thread that waits for a row can look there.
+            if let Err(failure) = &outcome {
+                self.fail(failure.clone());
+                opened = Err(failure.clone());
+            }
+            self.answer(&batch, &outcome);
+        }
+        // A row may still be waited for.
+        self.fail(broken("the queue has ended".into()));
+    }
+
+    /// Waits for a batch; `None` at the end.
+    fn next_batch(&self) -> Option<Vec<Request>> {
+        let mut state = self.shared.state();
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            let is_urgent = state.waiting.front().is_some_and(|request| request.number < state.urgent);
+            if is_urgent || state.waiting.len() >= self.shape.batch {
+                break;
+            }
+            state = self.shared.submitted.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let count = state.waiting.len().min(self.shape.batch);
+        let batch = state.waiting.drain(..count).collect();
+        self.shared.taken.notify_all();
+        Some(batch)
+    }
+
+    fn check_length(&self, rows: Vec<f32>, images: usize) -> Result<Vec<f32>, DeviceFailure> {
+        match rows.len() == images * self.shape.dim {
+            true => Ok(rows),
+            false => Err(broken(format!("{} numbers for {images} images", rows.len()))),
+        }
+    }
+
+    fn answer(&self, batch: &[Request], outcome: &Result<Vec<f32>, DeviceFailure>) {
+        for (number, request) in batch.iter().enumerate() {
+            let row = match outcome {
+                Ok(rows) => Ok(rows[number * self.shape.dim..][..self.shape.dim].to_vec()),
+                Err(failure) => Err(failure.unreadable()),
+            };
+            // Each request is in one batch only, so its slot is empty.
+            let _ = request.row.set(row);
+        }
+        // With the lock, so that no thread is between its look at the slot and its waiting.
+        let _state = self.shared.state();
+        self.shared.taken.notify_all();
+    }
+
+    /// Answers all images that wait, and all that come later, with the failure.
+    fn fail(&self, failure: DeviceFailure) {
+        let mut state = self.shared.state();
+        let waiting: Vec<Request> = state.waiting.drain(..).collect();
+        state.failure = Some(failure.clone());
+        drop(state);
+        self.answer(&waiting, &Err(failure));
+    }
+}
+
+/// The outcome of `work`; a panic is a failure of the device.
+fn caught<T>(work: impl FnOnce() -> Result<T, DeviceFailure>) -> Result<T, DeviceFailure> {
+    let panicked = || Err(broken("a panic".into()));
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| panicked())
+}
+
+fn broken(what: String) -> DeviceFailure {
+    let hint = "use the CPU, and report this defect of trueshot".into();
+    DeviceFailure { message: format!("embedding on the GPU failed: {what}"), hint }
+}
+
+#[cfg(test)]
+mod tests;
