@@ -261,7 +261,7 @@ pub struct MamlTrainee {
 /// What the model is validated on.
 enum ValidationData {
     /// Rows of pixels, and those of outliers.
-    Cpu(Embeddings, Option<Embeddings>),
+    Cpu(Box<(Embeddings, Option<Embeddings>)>),
     /// Images on the GPU.
     #[cfg(feature = "cuda")]
     Gpu(Box<gpu::GpuValidation>),
@@ -276,7 +276,7 @@ impl MamlTrainee {
         let (parameters, episodes) = prepare(&configuration, &datasets)?;
         let rows = |dataset: Option<Arc<Dataset>>| dataset.map(|dataset| dataset.rows(None)).transpose();
         let (rows, outliers) = (rows(datasets.validation)?, rows(datasets.validation_outliers)?);
-        let validation = rows.map(|rows| ValidationData::Cpu(rows, outliers));
+        let validation = rows.map(|rows| ValidationData::Cpu(Box::new((rows, outliers))));
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
         let (layout, per_step) = (maml::layout(configuration.size()), configuration.episodes.per_step);
         let config = adamw_config(&configuration);
@@ -414,7 +414,8 @@ impl Trainee for MamlTrainee {
             return validation.validate(&self.session.parameters()?).map(Some);
         }
         #[cfg_attr(not(feature = "cuda"), allow(irrefutable_let_patterns))]
-        let Some(ValidationData::Cpu(rows, outliers)) = &self.validation else { return Ok(None) };
+        let Some(ValidationData::Cpu(data)) = &self.validation else { return Ok(None) };
+        let (rows, outliers) = &**data;
         let (preprocessing, config) =
             (self.configuration.pictures.preprocessing(), self.configuration.config());
         let method = Maml::new(preprocessing, config, self.parameters()?.into_owned(), PathBuf::from(KIND));
