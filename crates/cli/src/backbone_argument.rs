@@ -112,11 +112,13 @@ impl BackboneArgument {
     /// The backbone with its cache, on the device that is asked for. With `--device auto` that is a GPU if there is one and
     /// there are enough images, and the CPU takes over if the GPU fails.
     pub fn embedder(&self, mut backbone: Backbone, images: usize) -> anyhow::Result<Embedder> {
-        if self.may_use_gpu(&backbone)? && !(self.device.is_auto() && images < GPU_MIN_IMAGES) {
-            if let Some(gpu) = self.device.find()? {
-                say!("embedding on the GPU: {}", gpu.name());
-                backbone.start_on_gpu(gpu)?;
-            }
+        let pays = images >= GPU_MIN_IMAGES || !self.device.is_auto();
+        if self.may_use_gpu(&backbone)?
+            && pays
+            && let Some(gpu) = self.device.find()?
+        {
+            say!("embedding on the GPU: {}", gpu.name());
+            backbone.start_on_gpu(gpu)?;
         }
         Ok(self.with_cache(backbone))
     }
@@ -124,13 +126,13 @@ impl BackboneArgument {
     /// The same for a server, which embeds for a long time: the GPU is opened at once, and with `--device auto` whenever
     /// there is one.
     pub fn server_embedder(&self, mut backbone: Backbone) -> anyhow::Result<Embedder> {
-        if self.may_use_gpu(&backbone)? {
-            if let (Some(device), _) = self.device.open()? {
-                match backbone.move_to_gpu(&device) {
-                    Ok(()) => say!("embedding on the GPU: {}", device.name()),
-                    Err(error) if self.device.is_auto() => say!("embedding on the CPU ({error})"),
-                    Err(error) => return Err(error.into()),
-                }
+        if self.may_use_gpu(&backbone)?
+            && let (Some(device), _) = self.device.open()?
+        {
+            match backbone.move_to_gpu(&device) {
+                Ok(()) => say!("embedding on the GPU: {}", device.name()),
+                Err(error) if self.device.is_auto() => say!("embedding on the CPU ({error})"),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(self.with_cache(backbone))
